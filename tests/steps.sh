@@ -52,7 +52,7 @@ ahead() {
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Unpacks the program alone: the package would start a service.
+# Unpacks only the program, because the package would start a service.
 fetch_prometheus() {
     local work=$target/prometheus
     rm -rf "$work"
@@ -114,10 +114,10 @@ $logs/fetch.log"
     [[ -e /usr/include/rpcsvc/nis.x && -e /usr/include/rpcsvc/rex.x ]] && command -v rpcgen >/dev/null ||
         optional+=(rpcsvc-proto libnsl-dev libtirpc-dev)
     if ((${#optional[@]})); then
-        apt "${optional[@]}" || echo "going on without ${optional[*]}; what needs them is skipped"
+        apt "${optional[@]}" || echo "continuing without ${optional[*]}; checks that need them are skipped"
     fi
     if ! command -v prometheus >/dev/null; then
-        attended fetch_prometheus >"$logs/prometheus.log" 2>&1 || echo "going on without prometheus; what needs it is skipped"
+        attended fetch_prometheus >"$logs/prometheus.log" 2>&1 || echo "continuing without prometheus; checks that need it are skipped"
     fi
     verbs_packages
     if ((${#verbs_missing[@]})); then
@@ -164,7 +164,7 @@ step_tcp() { nextest tcp 900 'package(/^rpcrdma-(tests|blockstore)$/) & binary(i
 
 step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=100 SIM_SEEDS=500; }
 
-# Step vm runs the commands that need a device.
+# Runs the commands that need no device; step vm runs the others.
 step_documents() {
     nextest documents 1500 'binary(documents)'
     rm -rf "$target/documents" # release builds of everything
@@ -214,8 +214,8 @@ step_instructions() {
     fi
 }
 
-# Without a warning. It covers the language: the lint incompatible_msrv covers the standard library, and a test the
-# dependencies. tests/packages --release checks all published crates from their packages.
+# Builds with the minimum Rust version without a warning. This covers the language. The lint incompatible_msrv covers
+# the standard library, and a test the dependencies. tests/packages --release checks all published crates from their packages.
 step_oldest() {
     local oldest
     oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)

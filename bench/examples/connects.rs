@@ -1,4 +1,4 @@
-//! What connecting costs, and whom it holds up.
+//! Costs of connecting, and delays of other connections meanwhile.
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example connects -- \
@@ -7,20 +7,20 @@
 //!
 //! CONNECTIONS are made, 2000 by default.
 //!
-//! Four kinds make them one after the other, and print the time of each eighth: `polled` and `busy` those of one
-//! `LocalClient`, `threads` a `Client` each, with its thread and its memory, `endpoint` clients that share a thread.
-//! The server sleeps when it is idle; with `busy` it never does.
+//! Four kinds make connections one after the other, and print the time of each eighth: `polled` and `busy` use one
+//! `LocalClient`, `threads` a `Client` for each connection, with its own thread and memory, and `endpoint` clients that
+//! share a thread. The server sleeps when it is idle; with `busy` it never sleeps.
 //!
-//! `counted` and `timed` make BURST at a time, 16 by default, of a server that never sleeps. Both ends are on one
-//! thread, in simulated time, so that every run is alike. `counted` is for `valgrind --tool=callgrind
-//! --toggle-collect='*server_side*'`, or `'*client_side*'`. Count two runs: with 1,000 and 2,000 connections the
-//! difference is what the second thousand costs. `timed` tells the processor time of the server's turns. A call that
-//! comes during a turn waits until the turn ends.
+//! `counted` and `timed` make BURST connections at a time, 16 by default, to a server that never sleeps. Both ends are
+//! on one thread, in simulated time, so that every run is identical. `counted` is for `valgrind --tool=callgrind
+//! --toggle-collect='*server_side*'`, or `'*client_side*'`. Count two runs, with 1,000 and 2,000 connections: the
+//! difference is the cost of the second thousand. `timed` prints the processor time of the server's turns. A call that
+//! arrives during a turn waits until the turn ends.
 //!
-//! `witness` has a server in a process of its own, which never sleeps, and a connection that makes one call after the
-//! other: first alone, then while the others are being made. The client's work for these is done between two calls, so
-//! the round trips show what the server does for them. A round trip is set aside, and counted, if it took more than 20
-//! µs while another process had one of the two processors for more than 5 µs. `bench/measurements.md` has the figures.
+//! `witness` measures round trips of one connection, first alone, and then while other connections are made. The server
+//! is a process of its own, which never sleeps. The client works for the other connections between two calls, so the
+//! round trips show only the server's work for them. A round trip is excluded, and counted, if it took more than 20 µs
+//! while another process used one of the two processors for more than 5 µs. `bench/measurements.md` has the figures.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -37,18 +37,19 @@ use rpcrdma::server::{Server, ServerConfig};
 use rpcrdma::shard::{Shard, SimulatedTime};
 use rpcrdma::{Address, Config, IdlePolicy, Procedure, Services};
 
-/// Of the service.
+/// Program number of the service.
 const PROGRAM: u32 = 0x2000_0001;
-/// What a turn of both sides takes in simulated time.
+/// Simulated duration of a turn of both sides.
 const TURN: Duration = Duration::from_micros(1);
-/// Parts of a run that are timed.
+/// Number of timed parts of a run.
 const PARTS: usize = 8;
-/// How long the witness is alone.
+/// Duration of the witness' measurement without other connections.
 const ALONE: Duration = Duration::from_secs(1);
 
-/// Of round trips that take longer it is asked whether others had the processors, and of how long a wait for them.
+/// Round trips that take longer are checked for delays by other processes.
 const SLOW: Duration = Duration::from_micros(20);
-const WAIT: u64 = 5_000;
+/// Shortest wait for a processor, in nanoseconds, that excludes a slow round trip.
+const MIN_DELAY: u64 = 5_000;
 
 type Failure = Box<dyn Error>;
 
@@ -104,7 +105,7 @@ fn services() -> Services {
     services
 }
 
-/// Of a client, with little memory of its own.
+/// Configuration of a client with little memory.
 fn client_config(connections: usize, idle: IdlePolicy) -> ClientConfig {
     let mut shard = config(connections, idle);
     shard.memory = MemoryConfig {
@@ -158,7 +159,7 @@ fn turns(address: &Address, connections: usize, burst: usize, time_now: fn() -> 
     let mut client = LocalClient::open(fabric(&client.shard)?, client)?;
     client.simulate(&time);
     let mut turns = Vec::new();
-    storm(&mut client, address, (connections, burst), || {
+    connect_in_bursts(&mut client, address, (connections, burst), || {
         time.advance(TURN);
         let start = time_now();
         server_side(&mut server);
@@ -166,11 +167,11 @@ fn turns(address: &Address, connections: usize, burst: usize, time_now: fn() -> 
         Ok(())
     })?;
     println!("{connections} connections, processor time of the server {} us", turns.iter().sum::<u64>() / 1000);
-    show("turns of the server", &mut turns);
+    print_percentiles("turns of the server", &mut turns);
     Ok(())
 }
 
-/// Serves the process that has started this one, until that closes our standard input.
+/// Serves the parent process, until it closes this one's standard input.
 fn serve(connections: usize) -> Result<(), Failure> {
     let address: Address = format!("soft:connects-{}", std::os::unix::process::parent_id()).parse()?;
     let server = ServerConfig { shard: config(connections, IdlePolicy::Poll), ..ServerConfig::default() };
@@ -192,14 +193,14 @@ fn witness(address: &Address, connections: usize, burst: usize) -> Result<(), Fa
     let mut others = LocalClient::connect(address, client_config(connections, IdlePolicy::Poll))?;
     let (mut alone, start) = (RoundTrips::new(server.id()), Instant::now());
     while start.elapsed() < ALONE {
-        alone.take(&mut witness)?;
+        alone.measure(&mut witness)?;
         client_side(&mut others);
     }
-    let (mut stormy, start) = (RoundTrips::new(server.id()), Instant::now());
-    storm(&mut others, address, (connections, burst), || stormy.take(&mut witness))?;
+    let (mut loaded, start) = (RoundTrips::new(server.id()), Instant::now());
+    connect_in_bursts(&mut others, address, (connections, burst), || loaded.measure(&mut witness))?;
     let took = start.elapsed();
-    alone.show("alone");
-    stormy.show("in the storm");
+    alone.print("alone");
+    loaded.print("while connecting");
     println!(
         "{connections} connections in {:.3} s, {:.0} us each",
         took.as_secs_f64(),
@@ -210,8 +211,8 @@ fn witness(address: &Address, connections: usize, burst: usize) -> Result<(), Fa
     Ok(())
 }
 
-/// Makes connections, `burst` at a time. Calls `before` in front of each turn of the client.
-fn storm<F: Fabric>(
+/// Makes connections, `burst` at a time. Calls `before` ahead of each turn of the client.
+fn connect_in_bursts<F: Fabric>(
     client: &mut LocalClient<F>,
     address: &Address,
     (connections, burst): (usize, usize),
@@ -235,28 +236,28 @@ fn storm<F: Fabric>(
     Ok(())
 }
 
-/// That this thread has had, in nanoseconds: what others have meanwhile does not count.
+/// Processor time of this thread in nanoseconds, which excludes that of other threads.
 fn processor_time() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Round trips, in nanoseconds.
+/// Measured round trips, in nanoseconds.
 struct RoundTrips {
     times: Vec<u64>,
-    /// Those in which others had the processors.
-    set_aside: usize,
+    /// Number of round trips during which other processes used the processors.
+    excluded: usize,
     server: u32,
-    waited: u64,
+    run_delay: u64,
 }
 
 impl RoundTrips {
     fn new(server: u32) -> Self {
-        Self { times: Vec::new(), set_aside: 0, server, waited: waited(server) }
+        Self { times: Vec::new(), excluded: 0, server, run_delay: run_delay(server) }
     }
 
     /// Makes a call, and waits for its reply.
-    fn take(&mut self, witness: &mut LocalClient) -> Result<(), Failure> {
+    fn measure(&mut self, witness: &mut LocalClient) -> Result<(), Failure> {
         let start = Instant::now();
         let (connection, call) = (witness.first(), witness.prepare(0, 0)?);
         witness.start(connection, call, 0);
@@ -267,10 +268,10 @@ impl RoundTrips {
         ended.transpose()?;
         let took = start.elapsed();
         if took > SLOW {
-            let waited = waited(self.server);
-            let before = std::mem::replace(&mut self.waited, waited);
-            if waited > before + WAIT {
-                self.set_aside += 1;
+            let run_delay = run_delay(self.server);
+            let before = std::mem::replace(&mut self.run_delay, run_delay);
+            if run_delay > before + MIN_DELAY {
+                self.excluded += 1;
                 return Ok(());
             }
         }
@@ -278,23 +279,23 @@ impl RoundTrips {
         Ok(())
     }
 
-    fn show(mut self, when: &str) {
-        println!("{} round trips {when} in which others had a processor are set aside", self.set_aside);
-        show(&format!("round trips {when}"), &mut self.times);
+    fn print(mut self, when: &str) {
+        println!("{} round trips {when} are excluded, because other processes used a processor", self.excluded);
+        print_percentiles(&format!("round trips {when}"), &mut self.times);
     }
 }
 
-/// How long this process and the server were ready to run while others ran, in nanoseconds.
-fn waited(server: u32) -> u64 {
+/// Time that this process and the server have waited for a processor, in nanoseconds.
+fn run_delay(server: u32) -> u64 {
     let of = |process: &str| {
         let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
-        let told = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok());
-        told.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
+        let statistics = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok());
+        statistics.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
     };
     of("self") + of(&server.to_string())
 }
 
-fn show(what: &str, times: &mut [u64]) {
+fn print_percentiles(what: &str, times: &mut [u64]) {
     times.sort_unstable();
     let at =
         |part: f64| times.get((times.len() as f64 * part) as usize).or(times.last()).map_or(0.0, |&t| t as f64 / 1e3);

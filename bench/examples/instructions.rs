@@ -1,8 +1,9 @@
-//! What a call costs each side in instructions, without a doubt: both ends on one thread, each polled when it
-//! has something to do, so that no turn is idle. Time passes by turns, so that a slow host does no more for a call, and
-//! every run is alike; a look at the real clock, in every 16th turn, is not counted. For `valgrind --tool=callgrind
-//! --toggle-collect='*client_side*'`, or `'*server_side*'`; the difference of two numbers of calls leaves the
-//! start out. `bench/measurements.md` has the figures.
+//! Instructions of a call at each side.
+//!
+//! Both ends are on one thread, and each is polled only when it has work, so that no turn is idle. Time is simulated by
+//! turns, so that every run is identical, also on a slow host. The read of the real clock in every 16th turn is not
+//! counted. Run it with `valgrind --tool=callgrind --toggle-collect='*client_side*'`, or `'*server_side*'`. The
+//! difference of two runs with different numbers of calls excludes the start. `bench/measurements.md` has the figures.
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example instructions -- \
@@ -10,23 +11,22 @@
 //!     [write|read|deferred|task|add|typed] [v1|windowed|incremental] [verbs:HOST:PORT]
 //! ```
 //!
-//! The calls echo 64 bytes. With `write` and `read` as much travels in a Read or Write chunk, beside a call
-//! without arguments. With `deferred` the handler takes its calls, and answers them at once; with `task` they are put
-//! into a list, and answered in the same turn by the application's task, as a store does whose I/O has completed. With
-//! `add` a call has two numbers, and their sum comes back, read and written by hand; `typed` is the same by
-//! `rpcrdma::typed`. With
-//! `checked` messages are not decoded by their layout (`debug.decode_by_layout`).
+//! The calls echo 64 bytes. With `write` and `read`, 64 bytes travel in a Read or Write chunk, and the call has no
+//! inline arguments. With `deferred`, the handler defers its calls, and answers them at once. With `task`, the handler
+//! puts calls into a list, and the application's task answers them in the same turn, like a store whose I/O has
+//! completed. With `add`, a call has two numbers, and the reply has their sum, encoded and decoded by hand; `typed`
+//! uses `rpcrdma::typed` instead. With `checked`, messages are not decoded by their layout (`debug.decode_by_layout`).
 //!
-//! With `snapshots` there are so many connections, of which one makes the calls; all calls are timed; and after each
-//! EVERY calls the shard tells its statistics with all connections, as `ServerConfig::stats` has it do for each reader:
-//! `--toggle-collect='*server_snapshot*'` counts that alone.
+//! With `snapshots`, there are CONNECTIONS connections, of which one makes the calls, and all calls are timed. After
+//! each EVERY calls the shard takes a snapshot of its statistics with all connections, as for each reader of
+//! `ServerConfig::stats`. `--toggle-collect='*server_snapshot*'` counts the snapshots alone.
 //!
-//! With `active` the calls, without chunks, go to so many connections in turn. With as many as do not fit the caches
-//! this shows which memory each call fetches, and where:
-//! `valgrind --tool=callgrind --cache-sim=yes --D1=49152,12,64 --LL=1048576,16,64` has the misses of a second-level
+//! With `active`, the calls, without chunks, go to CONNECTIONS connections in turn. With more connections than fit the
+//! caches, this shows which memory each call fetches, and where:
+//! `valgrind --tool=callgrind --cache-sim=yes --D1=49152,12,64 --LL=1048576,16,64` reports the misses of a second-level
 //! cache of 1 MiB, by function and line.
 //!
-//! With an address of the verbs fabric both ends are on its device: `tests/vm/instructions` counts that.
+//! With an address of the verbs fabric, both ends use its device, which `tests/vm/instructions` counts.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -72,9 +72,9 @@ impl Signature for TypedAdd {
     type Results<'a> = i32;
 }
 
-/// What a turn of both sides takes.
+/// Simulated duration of a turn of both sides.
 const TURN: Duration = Duration::from_micros(1);
-/// Credits of each connection where there are many.
+/// Credits of each connection if there are many.
 const FEW_CREDITS: u32 = 8;
 
 #[inline(never)]
@@ -82,17 +82,17 @@ fn server_side<F: Fabric>(server: &mut Shard<F>) -> bool {
     server.poll_once()
 }
 
-/// What a reader of statistics costs the shard. The answer is taken apart by another thread.
+/// Takes a snapshot of the statistics, which is the shard's work for a reader of statistics.
 #[inline(never)]
 fn server_snapshot<F: Fabric>(server: &mut Shard<F>, connections: usize) -> ShardStats {
     server.stats_with_connections(connections)
 }
 
-/// More than one connection.
+/// Options of a run with several connections.
 #[derive(Clone, Copy)]
-struct Many {
+struct ManyConnections {
     connections: usize,
-    /// One of them makes the calls, and after so many a snapshot is taken of all; `None` if all make calls.
+    /// Number of calls of the first connection between two snapshots; `None` if all connections make calls.
     snapshot_every: Option<u64>,
 }
 
@@ -144,7 +144,7 @@ fn start<F: Fabric>(
     Ok(())
 }
 
-/// The same with a chunk.
+/// Starts `depth` calls with a chunk, as one batch.
 #[inline(never)]
 fn client_side_start_chunks<F: Fabric>(
     client: &mut LocalClient<F>,
@@ -162,7 +162,7 @@ fn client_side_start_chunks<F: Fabric>(
     Ok(())
 }
 
-/// Starts calls of ADD whose arguments are written by hand.
+/// Starts `depth` calls of ADD, whose arguments are encoded by hand.
 #[inline(never)]
 fn client_side_start_add<F: Fabric>(client: &mut LocalClient<F>, depth: u64) -> Result<(), Box<dyn Error>> {
     let connection = client.first();
@@ -176,7 +176,7 @@ fn client_side_start_add<F: Fabric>(client: &mut LocalClient<F>, depth: u64) -> 
     Ok(())
 }
 
-/// The same by types.
+/// Starts `depth` calls of ADD by `rpcrdma::typed`.
 #[inline(never)]
 fn client_side_start_typed<F: Fabric>(client: &mut LocalClient<F>, depth: u64) -> Result<(), Box<dyn Error>> {
     let connection = client.first();
@@ -188,7 +188,7 @@ fn client_side_start_typed<F: Fabric>(client: &mut LocalClient<F>, depth: u64) -
     Ok(())
 }
 
-/// One turn; returns how many calls ended well.
+/// Polls the client once; returns the number of calls that have succeeded.
 #[inline(never)]
 fn client_side_poll<F: Fabric>(client: &mut LocalClient<F>, expected: usize) -> u64 {
     let mut ended = 0;
@@ -200,7 +200,7 @@ fn client_side_poll<F: Fabric>(client: &mut LocalClient<F>, expected: usize) -> 
     ended
 }
 
-/// One turn of ADD: the sum is read by hand.
+/// Polls the client once, for calls of ADD whose sum is decoded by hand.
 #[inline(never)]
 fn client_side_poll_add<F: Fabric>(client: &mut LocalClient<F>) -> u64 {
     let mut ended = 0;
@@ -214,7 +214,7 @@ fn client_side_poll_add<F: Fabric>(client: &mut LocalClient<F>) -> u64 {
     ended
 }
 
-/// The same by types.
+/// Polls the client once, for calls of ADD by `rpcrdma::typed`.
 #[inline(never)]
 fn client_side_poll_typed<F: Fabric>(client: &mut LocalClient<F>) -> u64 {
     let mut ended = 0;
@@ -238,13 +238,13 @@ fn echo_deferred(mut call: DeferredCall) {
     call.answer(outcome);
 }
 
-/// Calls that were taken.
-type Taken = Rc<RefCell<Vec<DeferredCall>>>;
+/// Calls that wait for the task.
+type TakenCalls = Rc<RefCell<Vec<DeferredCall>>>;
 
-/// Answers what was taken.
-struct Answering(Taken);
+/// Task that answers the calls that wait for it.
+struct AnsweringTask(TakenCalls);
 
-impl ShardTask for Answering {
+impl ShardTask for AnsweringTask {
     fn poll(&mut self) -> bool {
         let mut taken = self.0.borrow_mut();
         let any = !taken.is_empty();
@@ -279,10 +279,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (calls, depth): (u64, u64) = (calls.parse()?, depth.parse()?);
     let (many, rest) = match rest {
         [word, every, connections, rest @ ..] if word == "snapshots" => {
-            (Some(Many { connections: connections.parse()?, snapshot_every: Some(every.parse()?) }), rest)
+            (Some(ManyConnections { connections: connections.parse()?, snapshot_every: Some(every.parse()?) }), rest)
         }
         [word, connections, rest @ ..] if word == "active" => {
-            (Some(Many { connections: connections.parse()?, snapshot_every: None }), rest)
+            (Some(ManyConnections { connections: connections.parse()?, snapshot_every: None }), rest)
         }
         _ => (None, rest),
     };
@@ -303,7 +303,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         None | Some("windowed") => CreditMode::V2Windowed,
         Some("incremental") => CreditMode::V2Incremental,
         Some("v1") => CreditMode::V1,
-        Some(other) => return Err(format!("{other}: wanted v1, windowed or incremental").into()),
+        Some(other) => return Err(format!("invalid credit mode {other}: expected v1, windowed or incremental").into()),
     };
     let idle = IdlePolicy::Poll;
     let mut server = Config {
@@ -312,8 +312,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         debug: DebugConfig { decode_by_layout, sample_latency: 0, ..DebugConfig::default() },
         ..Config::default()
     };
-    if let Some(Many { connections, snapshot_every }) = many {
-        // For snapshots all calls are timed. Connections have few credits, so that Receives are enough for all.
+    if let Some(ManyConnections { connections, snapshot_every }) = many {
+        // All calls are timed for snapshots. Connections have few credits, so that the receives suffice for all.
         server.debug.sample_latency = u32::from(snapshot_every.is_some());
         (server.limits.credits, server.limits.max_credits) = (FEW_CREDITS, FEW_CREDITS);
         server.memory.receives = server.memory.receives.max(2 * connections * FEW_CREDITS as usize);
@@ -336,16 +336,16 @@ fn main() -> Result<(), Box<dyn Error>> {
             };
             run((fabric(&server)?, server), (fabric(&client)?, client), &address, (calls, depth, many), procedure)
         }
-        other => Err(format!("{other}: not in this build").into()),
+        other => Err(format!("{other}: this build has no such fabric").into()),
     }
 }
 
-/// Makes the calls; each side's fabric and configuration.
+/// Makes the calls, between two sides with these fabrics and configurations.
 fn run<F: Fabric>(
     (server, config): (F, Config),
     (fabric, shard): (F, Config),
     address: &Address,
-    (calls, depth, many): (u64, u64, Option<Many>),
+    (calls, depth, many): (u64, u64, Option<ManyConnections>),
     procedure: u32,
 ) -> Result<(), Box<dyn Error>> {
     let listener = F::bind(address.fabric_address())?;
@@ -362,12 +362,12 @@ fn run<F: Fabric>(
     let time = SimulatedTime::new();
     server.simulate(&time);
     if procedure == BY_TASK {
-        // Without one, a turn has none to ask.
-        let taken = Taken::default();
+        // Other runs have no task, so that a turn does not poll one.
+        let taken = TakenCalls::default();
         let (give, mut services) = (Rc::clone(&taken), services.to_local());
         let take = Procedure::deferred(move |call| give.borrow_mut().push(call));
         services.add(PROGRAM, VERSION, BY_TASK, take);
-        server.run_application(Application { services, task: Some(Box::new(Answering(taken))) })?;
+        server.run_application(Application { services, task: Some(Box::new(AnsweringTask(taken))) })?;
     }
     server.listen(&listener)?;
     let echoes = matches!(procedure, ECHO | DEFERRED | BY_TASK);
@@ -419,8 +419,8 @@ fn run<F: Fabric>(
             && done / every > taken
         {
             taken += 1;
-            let told = server_snapshot(&mut server, connections.len()).peers.len();
-            assert_eq!(told, connections.len(), "all of them are told of");
+            let reported = server_snapshot(&mut server, connections.len()).peers.len();
+            assert_eq!(reported, connections.len(), "the snapshot has all connections");
         }
     }
     println!("{} calls, {turns} turns of each side, {taken} snapshots", calls / depth * depth);

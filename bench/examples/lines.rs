@@ -1,10 +1,10 @@
-//! What two threads take to carry the cache lines of a call and of its reply, without any call.
+//! Time to move the cache lines of a call and its reply between two threads, without any call.
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example lines
 //! ```
 //!
-//! It uses cores 0 and 1, which nothing else should use meanwhile. `bench/measurements.md` has the figures.
+//! The example uses cores 0 and 1, which must be otherwise idle. `bench/measurements.md` has the figures.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -17,21 +17,23 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 const CORES: [usize; 2] = [1, 0];
 /// Calls under way on each connection.
 const DEPTH: usize = 32;
-/// Cache lines of a call's record in the ring, as of its reply's: 144 bytes and 128, and a header of 16.
+/// Cache lines of the record of a call or a reply in the ring: 144 or 128 bytes, and a header of 16.
 const RECORD: usize = 3;
 /// Words of a cache line.
 const LINE: usize = 8;
 
 fn main() -> Result<(), Box<dyn Error>> {
     for connections in [1, 1000] {
-        println!("{connections} x {DEPTH}: {:.1} ns a call", bare_lines(connections)?);
+        println!("{connections} x {DEPTH}: {:.1} ns a call", time_per_call(connections)?);
     }
     Ok(())
 }
 
-/// Nanoseconds each. Each connection has memory of its own for [`DEPTH`] records each way, and for as many at each end
-/// that they are copied into. The connections take turns in an order that no hardware foresees.
-fn bare_lines(connections: usize) -> Result<f64, Box<dyn Error>> {
+/// Nanoseconds per call.
+///
+/// Each connection has its own memory for [`DEPTH`] records in each direction, and for as many copies at each end. The
+/// connections take turns in an order that hardware cannot predict.
+fn time_per_call(connections: usize) -> Result<f64, Box<dyn Error>> {
     let words = connections * DEPTH * RECORD * LINE;
     let memory = || (0..words).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
     let (calls, replies) = (memory(), memory());
@@ -51,7 +53,7 @@ fn bare_lines(connections: usize) -> Result<f64, Box<dyn Error>> {
         }
         into[at..].iter_mut().zip(record).for_each(|(to, word)| *to = word.load(Ordering::Relaxed));
     };
-    // Both are tried here: a thread that ended early would be waited for.
+    // Both cores are tried here, because the other thread would wait forever for a thread that ended early.
     pin(CORES[0])?;
     pin(CORES[1])?;
     std::thread::scope(|scope| {

@@ -1,16 +1,17 @@
-//! The yardstick for calls over RDMA: what this host's TCP does between two processes, each pinned to a core, whose
-//! sockets do not block and are polled.
+//! TCP baseline for calls over RDMA: round trips and bandwidth between two processes.
+//!
+//! Each process is pinned to a core, and polls its non-blocking socket.
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example tcp -- pingpong [-s BYTES] [-D SECONDS] [--rate N] [--sleep] [--cores …]
 //! cargo run --release -p rpcrdma-bench --example tcp -- stream [--both] [-s BYTES] [-t N] [-D SECONDS] [--cores …]
 //! ```
 //!
-//! `pingpong` sends a message and waits until all of it has come back: a round trip. With `--rate` it makes so many per
-//! second, and with `--sleep` the server sleeps in between: what that takes longer is a wake-up. In `stream` the server
-//! sends blocks without end, and the client receives them into a buffer of that size, or into so many in turn, as calls
-//! under way have memory each; with `--both` each does both. The options are those of `rpcperf`, and so are the fields
-//! of `--json`.
+//! `pingpong` sends a message and waits until the server has returned all of it: a round trip. With `--rate` it makes
+//! so many round trips per second, and with `--sleep` the server sleeps between them, so that the difference is the
+//! time of a wake-up. In `stream` the server sends blocks continuously, and the client receives them into one buffer of
+//! that size, or into several in turn, as each outstanding call has memory of its own; with `--both` each side does
+//! both. The options, and the fields of `--json`, are those of `rpcperf`.
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;
@@ -34,21 +35,21 @@ use values::{parse_positive, parse_size};
 #[path = "../src/clock.rs"]
 mod clock;
 #[path = "../src/failure.rs"]
-#[expect(dead_code, reason = "there are no limits to be missed here")]
+#[expect(dead_code, reason = "this example has no limits")]
 mod failure;
 #[path = "../src/pin.rs"]
-#[expect(dead_code, reason = "the server is always our own, and there is no third thread")]
+#[expect(dead_code, reason = "the server is always started here, and there is no third thread")]
 mod pin;
 #[path = "../src/samples.rs"]
-#[expect(dead_code, reason = "one run is one histogram here, and is not written as one")]
+#[expect(dead_code, reason = "this example neither adds nor serializes samples")]
 mod samples;
 #[path = "../src/cli/values.rs"]
-#[expect(dead_code, reason = "nothing here may be 0")]
+#[expect(dead_code, reason = "no option of this example may be 0")]
 mod values;
 
-/// How long the server may take to connect.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Of the time that is measured, what passes before it.
+/// Time limit for the server to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Duration of the warm-up, as a share of the measured time.
 const WARM_UP: f64 = 0.1;
 
 /// Measures TCP between two processes that poll
@@ -66,10 +67,10 @@ enum Command {
         /// Bytes of the message; K and M are 1024 and 1024²
         #[arg(short, long, value_name = "BYTES", default_value = "172", value_parser = parse_size)]
         size: usize,
-        /// So many round trips per second, evenly, instead of as many as there can be
+        /// Round trips per second, evenly spaced (default: as many as possible)
         #[arg(long, value_name = "N", value_parser = parse_positive)]
         rate: Option<f64>,
-        /// The server sleeps in poll(2) until a message comes
+        /// The server sleeps in poll(2) until a message arrives
         #[arg(long)]
         sleep: bool,
         #[command(flatten)]
@@ -89,7 +90,7 @@ enum Command {
         #[command(flatten)]
         common: Common,
     },
-    /// The other process
+    /// Serve the client that has started this process
     #[command(hide = true)]
     Serve {
         role: Role,
@@ -104,7 +105,7 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Common {
-    /// Measure for so long, after a tenth of it that does not count
+    /// Measure for this time, after a warm-up of a tenth of it
     #[arg(short = 'D', long, value_name = "SECONDS", default_value = "5", value_parser = parse_positive)]
     duration: f64,
     /// Cores to run on (default: the first two allowed)
@@ -120,7 +121,7 @@ struct Common {
 enum Role {
     /// Sends back what it receives
     Echo,
-    /// Does so, and sleeps until there is something
+    /// Sends back what it receives, and sleeps until there is something
     EchoAsleep,
     /// Sends
     Send,
@@ -146,12 +147,12 @@ fn main() -> ExitCode {
 /// One end of the connection.
 struct End {
     socket: TcpStream,
-    /// The other end is on the same core: whoever has nothing to do yields.
+    /// Both ends are on the same core, so an end without work yields.
     shared: bool,
 }
 
 impl End {
-    /// On this core.
+    /// Pins this thread to a core, and prepares the socket.
     fn new(socket: TcpStream, core: usize, shared: bool) -> Result<Self, Failure> {
         pin(core)?;
         let prepared = socket.set_nodelay(true).and_then(|()| socket.set_nonblocking(true));
@@ -159,22 +160,22 @@ impl End {
         Ok(Self { socket, shared })
     }
 
-    /// Sends what there is room for now; how many bytes.
+    /// Sends as much as the socket accepts now; returns the number of bytes.
     fn send(&mut self, data: &[u8]) -> io::Result<usize> {
         let sent = self.socket.write(data);
-        self.moved(sent)
+        self.check_moved(sent)
     }
 
-    /// Receives what has come; how many bytes.
+    /// Receives the data that has arrived; returns the number of bytes.
     ///
     /// # Errors
     /// [`ErrorKind::UnexpectedEof`] once the other end sends no more.
     fn receive(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let received = self.socket.read(room);
-        self.moved(received)
+        self.check_moved(received)
     }
 
-    fn moved(&self, moved: io::Result<usize>) -> io::Result<usize> {
+    fn check_moved(&self, moved: io::Result<usize>) -> io::Result<usize> {
         match moved {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
@@ -206,11 +207,11 @@ impl End {
 /// The size of a block, and how many of them have memory.
 type Layout = (usize, NonZeroUsize);
 
-/// Blocks in one direction, from, or into, memory of so many in turn.
+/// Blocks of one direction, which use the memory of several blocks in turn.
 struct Blocks {
     memory: Vec<u8>,
     size: usize,
-    /// Bytes of this memory that were moved.
+    /// Bytes of the memory that were moved in this pass.
     done: usize,
     /// Bytes of all blocks.
     bytes: u64,
@@ -222,7 +223,7 @@ impl Blocks {
     }
 
     /// Moves bytes of the present block.
-    fn go_on(&mut self, step: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> io::Result<()> {
+    fn advance(&mut self, step: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> io::Result<()> {
         let end = self.done - self.done % self.size + self.size;
         let moved = step(&mut self.memory[self.done..end])?;
         self.done = (self.done + moved) % self.memory.len();
@@ -231,11 +232,11 @@ impl Blocks {
     }
 }
 
-/// The other process; killed when dropped.
+/// The server process; killed when dropped.
 struct Server(Child);
 
 impl Server {
-    /// Starts it, and waits until it has connected.
+    /// Starts the server, and waits until it has connected.
     fn start(role: Role, placement: &Placement, (size, blocks): Layout) -> Result<(Self, End), Failure> {
         let failed = |what: &'static str| move |error: io::Error| Failure::run(what, error);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed("bind to 127.0.0.1"))?;
@@ -254,10 +255,10 @@ impl Server {
                 Err(error) => return Err(Failure::run("accept", error)),
             }
             if let Some(status) = server.0.try_wait().map_err(failed("waiting for the server"))? {
-                return Err(Failure::Run(format!("the server did not start ({status}); it said why above")));
+                return Err(Failure::Run(format!("the server did not start ({status}): its error is above")));
             }
-            if clock.ns() > PATIENCE.as_nanos() as u64 {
-                return Err(Failure::Run(format!("the server has not connected for {PATIENCE:?}")));
+            if clock.ns() > CONNECT_TIMEOUT.as_nanos() as u64 {
+                return Err(Failure::Run(format!("the server has not connected for {CONNECT_TIMEOUT:?}")));
             }
         }
     }
@@ -265,13 +266,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only if it is gone already.
+        // Both fail only if the process has exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The other process: it goes on until the client has gone.
+/// Runs the server process until the client has closed the connection.
 fn serve(role: Role, port: u16, (core, shared): (usize, bool), layout: Layout) -> Result<(), Failure> {
     let socket = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).map_err(|error| Failure::run("connect", error))?;
     let mut end = End::new(socket, core, shared)?;
@@ -295,16 +296,16 @@ fn serve_on(end: &mut End, role: Role, layout: Layout) -> io::Result<Infallible>
                 end.receive_all(&mut inward.memory)?;
                 end.send_all(&inward.memory)?;
             }
-            Role::Send => out.go_on(|block| end.send(block))?,
+            Role::Send => out.advance(|block| end.send(block))?,
             Role::Both => {
-                out.go_on(|block| end.send(block))?;
-                inward.go_on(|room| end.receive(room))?;
+                out.advance(|block| end.send(block))?;
+                inward.advance(|room| end.receive(room))?;
             }
         }
     }
 }
 
-/// How long it takes to warm up, and when all is over, in nanoseconds.
+/// Ends of the warm-up and of the measurement, in nanoseconds.
 fn window(common: &Common) -> (u64, u64) {
     let warm_up = common.duration * WARM_UP;
     ((warm_up * 1e9) as u64, ((warm_up + common.duration) * 1e9) as u64)
@@ -324,12 +325,12 @@ fn pingpong(size: usize, (rate, sleep): (Option<f64>, bool), common: &Common) ->
     let (clock, (from, until)) = (Clock::new(), window(common));
     let (mut begun, mut first) = (clock.ns(), None);
     while begun < until {
-        // What comes back is what was sent this time, and not before.
+        // The stamp proves that the returned data is that of this round trip.
         ping[size - 1] = ping[size - 1].wrapping_add(1);
         end.send_all(&ping).map_err(lost)?;
         end.receive_all(&mut pong).map_err(lost)?;
         if pong[size - 1] != ping[size - 1] {
-            return Err(Failure::Run("the server has sent back something else".to_owned()));
+            return Err(Failure::Run("the server has returned other data".to_owned()));
         }
         let now = clock.ns();
         if begun >= from {
@@ -342,7 +343,7 @@ fn pingpong(size: usize, (rate, sleep): (Option<f64>, bool), common: &Common) ->
             begun = clock.ns();
         }
     }
-    let short = || Failure::Usage(format!("-D {}: not one round trip was in it", common.duration));
+    let short = || Failure::Usage(format!("-D {}: too short for a round trip", common.duration));
     let (latency, first) = (samples.latency().ok_or_else(short)?, first.ok_or_else(short)?);
     let result = json!({
         "size": size, "iters": samples.count(), "seconds": (begun - first) as f64 / 1e9, "rtt_ns": latency,
@@ -366,21 +367,21 @@ fn stream(layout: Layout, both: bool, common: &Common) -> Result<(), Failure> {
     let (clock, (from, until)) = (Clock::new(), window(common));
     let mut begun = None;
     let ended = loop {
-        inward.go_on(|room| end.receive(room)).map_err(lost)?;
+        inward.advance(|room| end.receive(room)).map_err(lost)?;
         if both {
-            out.go_on(|block| end.send(block)).map_err(lost)?;
+            out.advance(|block| end.send(block)).map_err(lost)?;
         }
         let now = clock.ns();
         if now >= until {
             break now;
         }
         if begun.is_none() && now >= from {
-            // The buffers of the sockets hold at the end about what they hold now.
+            // The socket buffers hold about as much now as at the end, so their contents cancel out.
             begun = Some(now);
             (inward.bytes, out.bytes) = (0, 0);
         }
     };
-    let begun = begun.ok_or_else(|| Failure::Usage(format!("-D {}: nothing was in it", common.duration)))?;
+    let begun = begun.ok_or_else(|| Failure::Usage(format!("-D {}: too short for a measurement", common.duration)))?;
     let seconds = (ended - begun) as f64 / 1e9;
     let per_second = |bytes: u64| bytes as f64 / seconds;
     let mib = |bytes: u64| per_second(bytes) / (1 << 20) as f64;
@@ -397,7 +398,7 @@ fn stream(layout: Layout, both: bool, common: &Common) -> Result<(), Failure> {
     report("stream", &placement, &clock, common, (result, &text))
 }
 
-/// Writes a result where it was asked for.
+/// Writes a result to standard output, and to the file of `--json`.
 fn report(
     test: &str,
     placement: &Placement,
@@ -411,14 +412,14 @@ fn report(
     });
     let json = format!("{}\n", json!({ "schema": 1, "test_info": info, "results": [result] }));
     let table = format!("TCP {test}, {}\n{text}\n", placement.note);
-    let said = |text: &str| io::stdout().write_all(text.as_bytes()).map_err(|error| Failure::run("stdout", error));
+    let print = |text: &str| io::stdout().write_all(text.as_bytes()).map_err(|error| Failure::run("stdout", error));
     match &common.json {
-        None => said(&table),
-        Some(path) if path.as_os_str() == "-" => said(&json),
+        None => print(&table),
+        Some(path) if path.as_os_str() == "-" => print(&json),
         Some(path) => {
             let written = std::fs::write(path, json);
             written.map_err(|error| Failure::run(format!("--json {}", path.display()), error))?;
-            said(&table)
+            print(&table)
         }
     }
 }

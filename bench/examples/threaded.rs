@@ -1,12 +1,13 @@
-//! What a thread of the application executes to start a call by `Client::start`: made to be counted by callgrind, as
-//! the example `instructions` is, of which it is no part: a second kind of shard in one program changes what the
-//! compiler has inlined there.
+//! Instructions of an application's thread that starts calls by `Client::start`, for callgrind.
+//!
+//! This is not part of the example `instructions`, because a second kind of shard in one program changes what the
+//! compiler inlines there.
 //!
 //! ```sh
 //! valgrind --tool=callgrind --toggle-collect='*client_side*' target/release/examples/threaded CALLS DEPTH
 //! ```
 //!
-//! Both ends have threads of their own, whose turns are not alike and are not counted. The calls echo 64 bytes.
+//! Both ends have threads of their own, whose turns vary and are not counted. The calls echo 64 bytes.
 #![forbid(unsafe_code)]
 
 use std::error::Error;

@@ -92,9 +92,9 @@ pub(crate) struct ServeArgs {
     /// Idle policy
     #[arg(long, value_enum, default_value_t = Idle::Adaptive)]
     pub(crate) idle: Idle,
-    /// Serve one kind of tests only; for both, two threads share one core, so one of them must sleep
+    /// Serve one kind of test only; if both are served, two threads share one core, so one of them must sleep
     #[arg(long, value_enum)]
-    pub(crate) only: Option<Half>,
+    pub(crate) only: Option<TestKind>,
     /// Largest payload of read and write, in bytes; sizes the memory
     #[arg(short, long, value_name = "BYTES", default_value = "8M", value_parser = parse_size)]
     pub(crate) size: usize,
@@ -136,10 +136,10 @@ impl ServeArgs {
     }
 
     /// Arguments of the server that a test without an address starts: its kind of tests, defaults otherwise.
-    pub(crate) fn of_test(common: &CommonArgs, half: Half, call: Option<&CallArgs>) -> Result<Self, Failure> {
+    pub(crate) fn of_test(common: &CommonArgs, kind: TestKind, call: Option<&CallArgs>) -> Result<Self, Failure> {
         if common.json.is_some() {
             return Err(Failure::Usage(
-                "--json: without ADDRESS and --loopback this side serves, and has no results".to_owned(),
+                "--json: without ADDRESS and --loopback this side is a server, which has no results".to_owned(),
             ));
         }
         let nothing_given = Cli::try_parse_from(["rpcperf", "serve"]).map(|cli| cli.command);
@@ -149,20 +149,20 @@ impl ServeArgs {
         args.idle = common.idle;
         args.root.clone_from(&common.root);
         args.device = common.device.clone();
-        args.only = Some(half);
+        args.only = Some(kind);
         args.no_batch = common.no_batch;
         args.size = args.size.max(common.size.unwrap_or(0));
         args.qp = args.qp.max(common.qp);
         if let Some(call) = call {
-            (args.engine, args.form) = (call.engine.clone(), call.travel.form);
+            (args.engine, args.form) = (call.engine.clone(), call.wire_form.form);
         }
         Ok(args)
     }
 }
 
-/// Kinds of tests of a server.
+/// Kind of test that a server serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Half {
+pub(crate) enum TestKind {
     /// Calls: lat, rate, bw
     Calls,
     /// The bare fabric: raw-lat, raw-bw
@@ -326,13 +326,13 @@ impl DeviceArgs {
     pub(crate) fn check(&self, address: &Address) -> Result<(), Failure> {
         let is_device = !matches!(address, Address::Soft(_) | Address::Iwarp(_));
         if !is_device && (self.ib_dev.is_some() || self.gid_index.is_some()) {
-            return Err(Failure::Usage(format!("-d and -x choose an RDMA device, and {address} has none")));
+            return Err(Failure::Usage(format!("-d and -x select an RDMA device, which {address} does not use")));
         }
         self.path().check(address.scheme()).map_err(|error| Failure::Usage(format!("-S, -T or -m: {error}")))?;
         let socket = self.sndbuf.is_some() || self.rcvbuf.is_some() || self.busy_poll.is_some();
         if !matches!(address, Address::Iwarp(_)) && (socket || self.crc.is_some() || self.fpdu.is_some()) {
             let options = "--crc, --fpdu, --sndbuf, --rcvbuf and --busy-poll";
-            return Err(Failure::Usage(format!("{options} are about iwarp: addresses, and {address} is none")));
+            return Err(Failure::Usage(format!("{options} need an iwarp: address, not {address}")));
         }
         Ok(())
     }
@@ -389,7 +389,9 @@ pub(crate) enum RawOp {
     Write,
 }
 
-/// The given options of `A`, for a server's command line; without those of [`rpcrdma_config::ConfigArgs`].
+/// The given options of `A`, for a server's command line.
+///
+/// The options of [`rpcrdma_config::ConfigArgs`] are left out.
 pub(crate) fn given<A: Args>(matches: &ArgMatches) -> Vec<String> {
     let words = |arg: &Arg| -> Vec<String> {
         let (id, name) = (arg.get_id().as_str(), arg.get_long().unwrap_or_default());
@@ -431,7 +433,7 @@ impl CommonArgs {
         self.length_or(default_iters, None)
     }
 
-    /// As [`length`](Self::length), with a default of `seconds` that `-D` overrides.
+    /// Length of the measurement, which is `seconds` by default instead of a number of operations.
     pub(crate) fn length_or(&self, default_iters: u64, seconds: Option<f64>) -> Result<Length, Failure> {
         let Some(seconds) = self.duration.or(seconds) else {
             let counted = self.iters.unwrap_or(default_iters);
@@ -439,9 +441,7 @@ impl CommonArgs {
         };
         let margin = self.margin.unwrap_or_else(|| (seconds / 10.0).min(2.0));
         if margin * 2.0 >= seconds {
-            return Err(Failure::Usage(format!(
-                "-f {margin} at each end leaves nothing of -D {seconds}: the margin must be less than half"
-            )));
+            return Err(Failure::Usage(format!("-f {margin}: the margin must be less than half of -D {seconds}")));
         }
         Ok(Length::Time { total: (seconds * 1e9) as u64, margin: (margin * 1e9) as u64 })
     }
@@ -462,12 +462,12 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_holds_together() {
+    fn the_command_line_definition_is_valid() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn sizes() {
+    fn sizes_have_units_and_limits() {
         assert_eq!(parse_size("64"), Ok(64));
         assert_eq!(parse_size("64K"), Ok(65536));
         assert_eq!(parse_size("2M"), Ok(2 << 20));
@@ -484,7 +484,7 @@ mod tests {
         let all = ["rpcperf"].iter().chain(arguments);
         match Cli::try_parse_from(all).unwrap().command {
             Command::Lat(LatArgs { call, .. }) | Command::Rate(RateArgs { call, .. }) => {
-                format!("{:?} {:?} {}", call.op, call.common.sizes(call.travel.usual_size(64)), call.outstanding)
+                format!("{:?} {:?} {}", call.op, call.common.sizes(call.wire_form.usual_size(64)), call.outstanding)
             }
             Command::Bw(a) => {
                 format!("{:?} {:?} {}", a.call.op, a.call.common.sizes(a.usual_size()), a.call.outstanding)
@@ -496,7 +496,7 @@ mod tests {
                 let size = a.common.sizes(RawBwArgs::USUAL_SIZE);
                 format!("{:?} {size:?} {} {}", a.op, a.tx_depth, a.cq_mod)
             }
-            Command::Serve(_) => panic!("it measures nothing"),
+            Command::Serve(_) => panic!("`serve` measures nothing"),
         }
     }
 
@@ -512,8 +512,8 @@ mod tests {
             };
             let (test, options) = (words(cells[0]), words(cells[2].trim_matches('|').trim()));
             if !options.is_empty() {
-                let told: Vec<&str> = test.iter().chain(&options).copied().collect();
-                assert_eq!(measured(&told), measured(&test[..1]), "{row}");
+                let stated: Vec<&str> = test.iter().chain(&options).copied().collect();
+                assert_eq!(measured(&stated), measured(&test[..1]), "{row}");
                 held.push(test[0]);
             }
         }
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths() {
+    fn lengths_are_operations_or_a_time() {
         let length = |arguments: &[&str]| raw_lat(arguments).unwrap().common.length(1000);
         assert_eq!(length(&["-n", "500"]).unwrap(), Length::Operations { counted: 500, warm_up: 50 });
         assert_eq!(length(&["--warmup", "3"]).unwrap(), Length::Operations { counted: 1000, warm_up: 3 });
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn refused() {
+    fn invalid_arguments_are_refused() {
         for wrong in [
             &["-n", "5", "-n", "6"][..],
             &["-F", "-F"],

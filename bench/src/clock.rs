@@ -27,7 +27,7 @@ impl Clock {
         self.inner.delta_as_nanos(self.origin, self.inner.raw())
     }
 
-    /// A clock that stands at 0 and advances on request.
+    /// A mock clock that starts at 0 and advances on request.
     #[cfg(test)]
     pub(crate) fn given() -> (Self, Arc<quanta::Mock>) {
         let (inner, time) = quanta::Clock::mock();

@@ -28,7 +28,7 @@ const RATIOS: [(&str, &[&str], &str); 13] = [
     ("turns_per_call", &["turns"], "calls"),
     // Receives included.
     ("completions_per_call", &["completions"], "calls"),
-    // Those that moved message bytes, and those that found none.
+    // System calls that moved message bytes, and system calls that found none.
     ("system_calls_per_call", &["system_calls"], "calls"),
     ("empty_system_calls_per_call", &["empty_system_calls"], "calls"),
     // Messages with grants only, and grants in other messages.
@@ -81,7 +81,7 @@ impl Usage {
         let system_calls = match self.counted.get("system_calls") {
             0 => String::new(),
             _ => format!(
-                "; {} system calls, and {} that found nothing",
+                "; {} system calls, and {} without data",
                 number("system_calls_per_call"),
                 number("empty_system_calls_per_call")
             ),
@@ -100,7 +100,7 @@ impl Usage {
 /// Usage of one side's engine, warm-up included.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Usage {
-    /// By name, as [`RATIOS`] has them; `None` without calls, doorbells or signalled work requests.
+    /// The [`RATIOS`] by name; `None` without calls, doorbells or signalled work requests.
     #[serde(flatten)]
     pub(crate) ratios: BTreeMap<&'static str, Option<f64>>,
     /// The counters.
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn differences_and_ratios() {
+    fn ratios_are_of_differences() {
         let before = Counters::from([("work_requests", 10), ("calls", 5), ("doorbells", 1)]);
         let after = Counters::from([("work_requests", 50), ("calls", 25), ("doorbells", 11), ("grants_pure", 5)]);
         let usage = after.since(&before).usage();

@@ -3,7 +3,7 @@
 
 use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::host::DEFAULT_PORT;
-use rpcrdma::fabric::iwarp::{IwarpConfig, IwarpFabric};
+use rpcrdma::fabric::iwarp::{IwarpFabric, IwarpFabricConfig};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 #[cfg(feature = "verbs")]
 use rpcrdma::fabric::verbs::{VerbsConfig, VerbsFabric};
@@ -29,14 +29,15 @@ pub(crate) fn raw(address: &Address) -> Result<Address, Failure> {
     }
 }
 
-/// The same host, the next port.
+/// The address with the next port of its host.
 fn next_port(text: &str) -> Result<String, Failure> {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()),
         _ => (text, Some(DEFAULT_PORT)),
     };
     let next = port.and_then(|port: u16| port.checked_add(1));
-    let wrong = || Failure::Usage(format!("{text}: wanted a port from 1 to 65534, as raw tests take the next one"));
+    let wrong =
+        || Failure::Usage(format!("{text}: expected a port from 1 to 65534, because raw tests use the next one"));
     Ok(format!("{host}:{}", next.ok_or_else(wrong)?))
 }
 
@@ -49,10 +50,10 @@ pub(crate) fn open(address: &Address, idle: Idle, device: &DeviceArgs) -> Result
             SoftwareFabric::new(config).map(AnyFabric::Software)
         }
         Address::Iwarp(_) => {
-            let (mut config, defaults) = (Config::default(), IwarpConfig::default());
+            let (mut config, defaults) = (Config::default(), IwarpFabricConfig::default());
             config.iwarp = device.iwarp();
             (config.debug.fpdu_size, config.device.tos) = (device.fpdu.unwrap_or_default(), device.tos);
-            let config = IwarpConfig { max_message: defaults.max_message, ..config.iwarp() };
+            let config = IwarpFabricConfig { max_message: defaults.max_message, ..config.iwarp() };
             IwarpFabric::new(config).map(AnyFabric::Iwarp)
         }
         #[cfg(feature = "verbs")]
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms() {
+    fn invalid_addresses_are_usage_errors() {
         let address = parse("soft:a:b").unwrap();
         assert_eq!(address, Address::Soft(FabricAddress("a:b".into())));
         assert_eq!(raw(&address).unwrap().to_string(), "soft:a:b.raw");
@@ -109,7 +110,7 @@ mod tests {
 
     #[test]
     #[cfg(feature = "verbs")]
-    fn raw_tests_take_the_next_port() {
+    fn raw_tests_use_the_next_port() {
         for (calls, tests) in [
             ("verbs:host", "verbs:host:20050"),
             ("verbs:host:7", "verbs:host:8"),

@@ -63,7 +63,7 @@ pub(crate) struct Figures {
     /// Rate of the best slice.
     pub(crate) peak: Option<f64>,
     pub(crate) samples: Option<Samples>,
-    /// Why the measurement has left operations outstanding.
+    /// Why the measurement has abandoned outstanding operations.
     #[serde(default)]
     pub(crate) broken: Option<String>,
 }
@@ -116,11 +116,14 @@ mod tests {
             broken: None,
         };
         let sum = figures(3, 1.0, 3.0).sum(&figures(8, 2.0, 4.0));
-        let told = sum.measured(Test::Bandwidth, 10);
-        assert_eq!((told.iters, told.seconds, told.rps, told.bytes_per_s), (11, 2.0, Some(7.0), Some(70.0)));
-        assert_eq!((told.peak_bytes_per_s, told.peak_rps), (None, None));
-        let told = figures(3, 1.0, 3.0).measured(Test::Rate, 10);
-        assert_eq!((told.peak_rps, told.bytes_per_s), (Some(9.0), None));
+        let measured = sum.measured(Test::Bandwidth, 10);
+        assert_eq!(
+            (measured.iters, measured.seconds, measured.rps, measured.bytes_per_s),
+            (11, 2.0, Some(7.0), Some(70.0))
+        );
+        assert_eq!((measured.peak_bytes_per_s, measured.peak_rps), (None, None));
+        let measured = figures(3, 1.0, 3.0).measured(Test::Rate, 10);
+        assert_eq!((measured.peak_rps, measured.bytes_per_s), (Some(9.0), None));
         let text = serde_json::to_string(&sum).unwrap();
         assert_eq!(serde_json::from_str::<Figures>(&text).unwrap().operations, 11);
     }

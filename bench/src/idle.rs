@@ -11,7 +11,7 @@ use crate::cli::Idle;
 const SPINS: u32 = 20_000;
 /// Empty polls per poll of connection management, which needs system calls.
 const CONTROL_EVERY: u32 = 4096;
-/// The same where each empty poll yields the core, possibly for a whole time slice.
+/// Empty polls per poll of connection management if each of them yields the core, possibly for a time slice.
 const CONTROL_EVERY_YIELD: u32 = 64;
 /// Longest sleep. It bounds the cost of a lost wake-up.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);

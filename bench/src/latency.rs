@@ -9,7 +9,7 @@ use crate::figures::Figures;
 use crate::progress::Progress;
 use crate::samples::Samples;
 use crate::stop;
-use crate::target::{IDLE_POLLS, Length, Quiet, Target, unanswered};
+use crate::target::{IDLE_POLLS, Length, QuietTime, Target, unanswered};
 
 /// Measures round trips.
 ///
@@ -34,7 +34,7 @@ pub(crate) fn measure(
     // As in perftest, one clock reading ends an operation and starts the next, so each includes the loop's own time.
     let (mut now, mut last) = (origin, origin);
     let mut idle_polls = 0u32;
-    let mut quiet = Quiet::default();
+    let mut quiet = QuietTime::default();
     quiet.reset(origin);
     loop {
         if !free.is_empty() {
@@ -66,7 +66,7 @@ pub(crate) fn measure(
             idle_polls = idle_polls.wrapping_add(1);
             if interval_ns.is_some() || idle_polls.is_multiple_of(IDLE_POLLS) || stop::is_requested() {
                 now = clock.ns();
-                if free.len() < depth as usize && length.gives_up(quiet.look(now), now - origin) {
+                if free.len() < depth as usize && length.abandons(quiet.add_until(now), now - origin) {
                     break;
                 }
             }
@@ -111,17 +111,17 @@ mod tests {
     }
 
     #[test]
-    fn warm_up_is_done_but_does_not_count() {
+    fn warm_up_operations_are_not_counted() {
         for (depth, per_poll) in [(1, 1), (8, 3), (8, 8)] {
             let mut fake = Fake::new(depth, per_poll);
             let out = run(&mut fake, Length::Operations { counted: 1000, warm_up: 77 }, None).unwrap();
             assert_eq!((out.operations, fake.started), (1000, 1077));
-            assert!(fake.begun.is_empty(), "all that was begun is waited for");
+            assert!(fake.begun.is_empty(), "all operations have completed");
         }
     }
 
     #[test]
-    fn margins_do_not_count() {
+    fn operations_in_the_margins_are_not_counted() {
         let (mut fake, clock) = Fake::timed(4, 1);
         let time = Length::Time { total: 600_000, margin: 200_000 };
         let out = run_by(&clock, &mut fake, time, None).unwrap();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn open_loop_counts_from_the_time_due() {
+    fn an_open_loop_times_operations_from_their_due_time() {
         /// Stalls for 30 ms at its hundredth operation.
         struct Stall(Fake);
         impl Target for Stall {
@@ -166,8 +166,8 @@ mod tests {
     #[test]
     fn an_open_loop_sleeps_until_the_next_one_is_due() {
         /// Records the permitted sleeps.
-        struct Sleeper(Fake, Vec<Option<Duration>>);
-        impl Target for Sleeper {
+        struct Parker(Fake, Vec<Option<Duration>>);
+        impl Target for Parker {
             fn depth(&self) -> u32 {
                 self.0.depth()
             }
@@ -191,7 +191,7 @@ mod tests {
         }
         let length = Length::Operations { counted: 50, warm_up: 0 };
         for (depth, rate) in [(4, Some(10_000.0)), (1, Some(10_000.0)), (4, None)] {
-            let mut sleeper = Sleeper(Fake::new(depth, 1), Vec::new());
+            let mut sleeper = Parker(Fake::new(depth, 1), Vec::new());
             measure(&mut sleeper, &Clock::new(), length, rate, &mut Progress::new(String::new(), 0)).unwrap();
             assert_eq!(sleeper.1.is_empty(), rate.is_none());
             assert!(sleeper.1.iter().flatten().all(|next| *next <= Duration::from_micros(100)), "{:?}", sleeper.1);
@@ -211,8 +211,8 @@ mod tests {
             let left = fake.begun.len();
             assert_eq!(out.operations, fake.started - left as u64, "{out:?}");
             assert!(out.seconds < 600e-6, "{}", out.seconds);
-            let says = format!("the server stopped answering: outstanding operations: {left};");
-            assert!(out.broken.is_some_and(|why| why.starts_with(&says)), "{says}");
+            let expected = format!("the server stopped answering: outstanding operations: {left};");
+            assert!(out.broken.is_some_and(|why| why.starts_with(&expected)), "{expected}");
             let (mut none, clock) = Fake::timed(1, 1);
             none.stalls_at = 0;
             let none = run_by(&clock, &mut none, length, rate);

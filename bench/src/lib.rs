@@ -36,7 +36,7 @@ use std::process::ExitCode;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use rpcrdma_config::print_error;
 
-use cli::{BwArgs, Cli, Command, Half, LatArgs, RateArgs, RawBwArgs, RawLatArgs, ServeArgs};
+use cli::{BwArgs, Cli, Command, LatArgs, RateArgs, RawBwArgs, RawLatArgs, ServeArgs, TestKind};
 use failure::Failure;
 
 /// Definition of the command line, for its manual.
@@ -68,10 +68,10 @@ fn run_command(command: Command, given: &ArgMatches) -> Result<(), Failure> {
         Lat(LatArgs { call, .. }) | Rate(RateArgs { call, .. }) | Bw(BwArgs { call, .. })
             if !call.common.is_client() =>
         {
-            serve::run(&ServeArgs::of_test(&call.common, Half::Calls, Some(call))?)
+            serve::run(&ServeArgs::of_test(&call.common, TestKind::Calls, Some(call))?)
         }
         RawLat(RawLatArgs { common, .. }) | RawBw(RawBwArgs { common, .. }) if !common.is_client() => {
-            serve::run(&ServeArgs::of_test(common, Half::Raw, None)?)
+            serve::run(&ServeArgs::of_test(common, TestKind::Raw, None)?)
         }
         Lat(args) => rpc::latency(args, given),
         Rate(args) => rpc::rate(args, given),

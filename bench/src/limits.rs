@@ -60,7 +60,7 @@ mod tests {
     use crate::samples::Samples;
 
     #[test]
-    fn each_alone() {
+    fn each_limit_applies_separately() {
         let mut samples = Samples::new();
         (0..100).for_each(|i| samples.record(if i < 90 { 1000 } else { 9000 }));
         let own = Measured {

@@ -8,7 +8,7 @@ use crate::clock::Clock;
 /// Duration of one measurement.
 const SPAN_NS: u64 = 20_000_000;
 /// Bytes copied per clock reading, approximately.
-const BYTES_PER_LOOK: usize = 256 * 1024;
+const BYTES_PER_CLOCK_READ: usize = 256 * 1024;
 /// Alignment of both buffers, as in pools. Heap addresses are arbitrary. On some processors the offset of two addresses
 /// within a page changes the speed by up to a third.
 const PAGE: usize = 4096;
@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 pub(crate) fn bytes_per_second(clock: &Clock, size: usize) -> f64 {
     let (mut source, mut target) = (vec![0x5au8; size + PAGE], vec![0u8; size + PAGE]);
     let (source, target) = (page_aligned(&mut source, size), page_aligned(&mut target, size));
-    let copies = (BYTES_PER_LOOK / size.max(1)).max(1);
+    let copies = (BYTES_PER_CLOCK_READ / size.max(1)).max(1);
     let mut round = || {
         for _ in 0..copies {
             target.copy_from_slice(black_box(source));
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_a_rate() {
+    fn rates_are_positive() {
         let clock = Clock::new();
         for size in [1, 64, 1 << 20] {
             let rate = bytes_per_second(&clock, size);

@@ -31,17 +31,17 @@ pub(crate) struct Output {
     several_sizes: bool,
 }
 
-enum Json {
+enum JsonOutput {
     Stdout,
     File(PathBuf, ResultFile),
 }
 
-impl Json {
+impl JsonOutput {
     fn write(&mut self, report: &Report) -> Result<(), Failure> {
         let mut text = serde_json::to_string_pretty(report).map_err(|e| Failure::run("--json", e))?;
         text.push('\n');
         match self {
-            Self::Stdout => say(&text),
+            Self::Stdout => print_text(&text),
             Self::File(path, file) => write_result(file, text.as_bytes()).map_err(|e| failed("--json", path, e)),
         }
     }
@@ -49,10 +49,10 @@ impl Json {
 
 /// The report so far. It is written once, when the run ends, fails or is interrupted.
 #[derive(Clone, Default)]
-pub(crate) struct Pending(Arc<Mutex<(Option<Json>, Report)>>);
+pub(crate) struct Pending(Arc<Mutex<(Option<JsonOutput>, Report)>>);
 
 impl Pending {
-    fn update<T>(&self, run: impl FnOnce(&mut Option<Json>, &mut Report) -> T) -> T {
+    fn update<T>(&self, run: impl FnOnce(&mut Option<JsonOutput>, &mut Report) -> T) -> T {
         let (json, report) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         run(json, report)
     }
@@ -74,7 +74,9 @@ impl Pending {
 }
 
 impl Output {
-    /// Checks the paths for all `sizes`: a wrong one fails before a long run. From now on a signal completes the JSON.
+    /// Checks the paths for all `sizes`, so that a wrong one fails before a long run.
+    ///
+    /// From now on a signal completes the JSON.
     pub(crate) fn new(
         test: Test,
         direction: Direction,
@@ -90,16 +92,18 @@ impl Output {
         }
         let json = match json {
             None => None,
-            Some(path) if path.as_os_str() == "-" => Some(Json::Stdout),
-            Some(path) => Some(Json::File(path.to_owned(), open_result(path).map_err(|e| failed("--json", path, e))?)),
+            Some(path) if path.as_os_str() == "-" => Some(JsonOutput::Stdout),
+            Some(path) => {
+                Some(JsonOutput::File(path.to_owned(), open_result(path).map_err(|e| failed("--json", path, e))?))
+            }
         };
-        // The file of the JSON exists now: links to it lead to one file.
-        if let Some(Json::File(json, _)) = &json
+        // The JSON file exists now, so links to it can be recognized.
+        if let Some(JsonOutput::File(json, _)) = &json
             && let Some(path) = distributions().find(|path| is_same_file(json, path))
         {
             return Err(Failure::Usage(format!("--hgrm and --json write the same file, {}", path.display())));
         }
-        let tabular = !matches!(json, Some(Json::Stdout));
+        let tabular = !matches!(json, Some(JsonOutput::Stdout));
         let report = Report { schema: SCHEMA, ..Report::default() };
         let pending = Pending(Arc::new(Mutex::new((json, report))));
         let interrupted = pending.clone();
@@ -123,7 +127,7 @@ impl Output {
             return Ok(());
         }
         let directions = self.direction != Direction::Forward;
-        say(&format!("{}\n{}\n", table::banner(info), self.test.header(directions)))
+        print_text(&format!("{}\n{}\n", table::banner(info), self.test.header(directions)))
     }
 
     /// Whether there is an entry of this size.
@@ -134,8 +138,9 @@ impl Output {
     /// Adds a complete entry to the report, prints its rows, and writes its distribution.
     pub(crate) fn result(&self, entry: &Entry, samples: Option<&Samples>) -> Result<(), Failure> {
         self.pending.update(|_, report| report.results.push(entry.clone()));
-        let print = || self.test.rows(entry, self.direction).iter().try_for_each(|row| say(&format!("{row}\n")));
-        let printed = if self.tabular { print() } else { Ok(()) };
+        let print_rows =
+            || self.test.rows(entry, self.direction).iter().try_for_each(|row| print_text(&format!("{row}\n")));
+        let printed = if self.tabular { print_rows() } else { Ok(()) };
         let Some((path, samples)) = self.hgrm.as_deref().zip(samples) else { return printed };
         let path = distribution(path, entry.size, self.several_sizes);
         let mut text = Vec::new();
@@ -156,7 +161,7 @@ impl Output {
         self.pending.update(|_, report| {
             report.results.iter().flat_map(table::per_call).for_each(|line| text.extend([&line, "\n"]));
         });
-        say(&text)
+        print_text(&text)
     }
 }
 
@@ -179,14 +184,14 @@ fn check_writable(path: &Path) -> io::Result<()> {
     rights.map_err(io::Error::from)
 }
 
-/// True if both paths lead to one file. Devices are no files.
+/// True if both paths lead to one regular file. A device does not count.
 fn is_same_file(one: &Path, other: &Path) -> bool {
     let (Ok(one), Ok(other)) = (fs::metadata(one), fs::metadata(other)) else { return false };
     one.is_file() && (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
-/// Writes to standard output. A closed pipe is no failure: the exit code still reports the result.
-pub(crate) fn say(text: &str) -> Result<(), Failure> {
+/// Writes to standard output. A closed pipe is not a failure, because the exit code still reports the result.
+pub(crate) fn print_text(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::run("standard output", error)),

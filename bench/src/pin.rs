@@ -21,7 +21,9 @@ impl FromStr for Cores {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let core = |part: &str| {
-            part.trim().parse().map_err(|_| format!("{part:?} is not a core: wanted CLIENT or CLIENT,SERVER, e.g. 0,1"))
+            part.trim()
+                .parse()
+                .map_err(|_| format!("invalid core {part:?}: expected CLIENT or CLIENT,SERVER, such as 0,1"))
         };
         match text.split_once(',') {
             None => Ok(Self { client: core(text)?, server: None }),
@@ -47,21 +49,21 @@ pub(crate) struct Placement {
 
 impl Placement {
     /// The requested cores; by default the first allowed core for the client, the second for the server.
-    pub(crate) fn decide(asked: Option<Cores>) -> Result<Self, Failure> {
-        Self::among(allowed_cores()?, asked)
+    pub(crate) fn decide(requested: Option<Cores>) -> Result<Self, Failure> {
+        Self::among(allowed_cores()?, requested)
     }
 
-    fn among(allowed: Vec<usize>, asked: Option<Cores>) -> Result<Self, Failure> {
+    fn among(allowed: Vec<usize>, requested: Option<Cores>) -> Result<Self, Failure> {
         let Some(&first) = allowed.first() else {
             return Err(Failure::Run("sched_getaffinity: this process may run on no core".to_owned()));
         };
-        let named = asked.iter().flat_map(|c| [Some(c.client), c.server]).flatten();
-        reachable(&allowed, named)?;
-        let client = asked.map_or(first, |c| c.client);
+        let named = requested.iter().flat_map(|c| [Some(c.client), c.server]).flatten();
+        check_allowed(&allowed, named)?;
+        let client = requested.map_or(first, |c| c.client);
         let next = allowed.iter().copied().find(|&core| core != client).unwrap_or(client);
-        let server = asked.and_then(|c| c.server).unwrap_or(next);
+        let server = requested.and_then(|c| c.server).unwrap_or(next);
         let shared = client == server;
-        let by = if asked.is_some() { "as asked" } else { "by default" };
+        let by = if requested.is_some() { "as requested" } else { "by default" };
         let cores: CoreList = allowed.iter().copied().collect();
         let note = if shared {
             format!("client and server share core {client} ({by}; allowed {cores}) and yield to each other")
@@ -74,11 +76,11 @@ impl Placement {
 
 impl Placement {
     /// Adopts the core that the server reports.
-    pub(crate) fn server_says(&mut self, core: usize) {
+    pub(crate) fn adopt_server_core(&mut self, core: usize) {
         self.server = core;
         self.shared = core == self.client;
         let shared = if self.shared { ": they share it and yield to each other" } else { "" };
-        self.note = format!("client on core {}, server on core {core}, by its own word{shared}", self.client);
+        self.note = format!("client on core {}, server on core {core}, as it reports{shared}", self.client);
     }
 }
 
@@ -101,13 +103,13 @@ impl Placement {
     /// Cores of a server with these `given` cores; it avoids the client's core.
     pub(crate) fn decide_for_server(given: &[usize], client: Option<usize>) -> Result<Self, Failure> {
         let allowed = allowed_cores()?;
-        reachable(&allowed, given.iter().copied())?;
-        let asked = match (client, given.first()) {
+        check_allowed(&allowed, given.iter().copied())?;
+        let requested = match (client, given.first()) {
             (Some(client), server) => Some(Cores { client, server: server.copied() }),
             (None, Some(&first)) => Some(Cores { client: first, server: None }),
             (None, None) => None,
         };
-        Self::among(allowed, asked)
+        Self::among(allowed, requested)
     }
 
     /// Core of each thread of a server: the given cores in order, then the other cores except the client's. Shards
@@ -138,7 +140,7 @@ pub(crate) fn pin(core: usize) -> Result<(), Failure> {
 }
 
 /// Rejects cores outside this process' affinity.
-fn reachable(allowed: &[usize], mut named: impl Iterator<Item = usize>) -> Result<(), Failure> {
+fn check_allowed(allowed: &[usize], mut named: impl Iterator<Item = usize>) -> Result<(), Failure> {
     match named.find(|core| !allowed.contains(core)) {
         None => Ok(()),
         Some(core) => Err(Failure::Usage(format!(
@@ -159,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn defaults_are_the_first_two() {
+    fn defaults_are_the_first_two_allowed_cores() {
         let p = Placement::among(vec![2, 5, 7], None).unwrap();
         assert_eq!((p.client, p.server, p.shared), (2, 5, false));
         let p = Placement::among(vec![2, 5, 7], Some("5".parse().unwrap())).unwrap();
@@ -169,22 +171,22 @@ mod tests {
     }
 
     #[test]
-    fn the_server_knows_better() {
+    fn the_core_that_the_server_reports_replaces_the_assumed_one() {
         let mut p = Placement::among(vec![0, 1, 2], None).unwrap();
-        p.server_says(2);
+        p.adopt_server_core(2);
         assert_eq!((p.client, p.server, p.shared), (0, 2, false));
-        p.server_says(0);
+        p.adopt_server_core(0);
         assert!(p.shared && p.note.contains("share"), "{}", p.note);
     }
 
     #[test]
-    fn a_third_thread_disturbs_least() {
+    fn a_third_thread_gets_a_free_core_or_the_clients() {
         let third = |allowed| Placement::among(allowed, None).unwrap().third();
         assert_eq!((third(vec![2, 5, 7]), third(vec![2, 5]), third(vec![3])), (7, 2, 3));
     }
 
     #[test]
-    fn a_servers_threads_have_cores_in_turn() {
+    fn server_threads_get_given_cores_then_others() {
         let cores = |allowed: Vec<usize>, client, given: &[usize], shards, workers| {
             let placement = Placement::among(allowed, Some(Cores { client, server: given.first().copied() })).unwrap();
             let ServerCores { shards, workers } = placement.server_cores(given, shards, workers);
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_out_of_reach_is_explained() {
+    fn a_core_outside_the_affinity_is_explained() {
         let e = Placement::among(vec![0, 1, 2, 8], Some("0,4".parse().unwrap())).unwrap_err().to_string();
         assert!(e.contains("core 4") && e.contains("0-2,8") && e.contains("Cpus_allowed_list"), "{e}");
         assert!("0,x".parse::<Cores>().is_err() && "".parse::<Cores>().is_err());

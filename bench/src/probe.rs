@@ -18,8 +18,8 @@ const ROUNDS: u64 = 2001;
 /// Untimed round trips before them.
 const WARM_UP: u64 = 500;
 /// Time limit of all round trips.
-const PATIENCE_NS: u64 = 2_000_000_000;
-/// Stops the other side.
+const TIME_LIMIT_NS: u64 = 2_000_000_000;
+/// Value that stops the other side.
 const STOP: u64 = u64::MAX;
 
 /// Medians before and after a measurement, in nanoseconds; absent without a probe.
@@ -29,14 +29,14 @@ pub(crate) struct Probes {
     pub(crate) after: Option<u64>,
 }
 
-/// Two cache lines each: the processor often prefetches the neighbour line.
+/// A value on two cache lines of its own, because the processor often prefetches the neighbour line.
 #[repr(align(128))]
-struct Line(AtomicU64);
+struct CacheLine(AtomicU64);
 
 /// Median round trip in nanoseconds between this thread's core and `there`, with one line per direction. `None` if that
 /// core never answers.
 pub(crate) fn line_round_trip(clock: &Clock, there: usize) -> Option<u64> {
-    let (ping, pong) = (Line(AtomicU64::new(0)), Line(AtomicU64::new(0)));
+    let (ping, pong) = (CacheLine(AtomicU64::new(0)), CacheLine(AtomicU64::new(0)));
     thread::scope(|scope| {
         scope.spawn(|| echo(&ping, &pong, there));
         let median = time(clock, &ping, &pong);
@@ -45,7 +45,7 @@ pub(crate) fn line_round_trip(clock: &Clock, there: usize) -> Option<u64> {
     })
 }
 
-fn echo(ping: &Line, pong: &Line, core: usize) {
+fn echo(ping: &CacheLine, pong: &CacheLine, core: usize) {
     if pin::pin(core).is_err() {
         return; // `time` gives up after `PATIENCE_NS`
     }
@@ -63,16 +63,16 @@ fn echo(ping: &Line, pong: &Line, core: usize) {
     }
 }
 
-fn time(clock: &Clock, ping: &Line, pong: &Line) -> Option<u64> {
+fn time(clock: &Clock, ping: &CacheLine, pong: &CacheLine) -> Option<u64> {
     let mut times = Vec::with_capacity((WARM_UP + ROUNDS) as usize);
-    let give_up = clock.ns() + PATIENCE_NS;
+    let deadline = clock.ns() + TIME_LIMIT_NS;
     for round in 1..=WARM_UP + ROUNDS {
         let start = clock.ns();
         ping.0.store(round, Ordering::Release); // pairs with the Acquire load in `echo`
         let mut turns = 0u32;
         spin(|| {
             turns = turns.wrapping_add(1);
-            let late = turns.is_multiple_of(4096) && clock.ns() > give_up;
+            let late = turns.is_multiple_of(4096) && clock.ns() > deadline;
             // Pairs with the Release store in `echo`.
             (pong.0.load(Ordering::Acquire) == round || late).then_some(())
         });
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_even_on_one_core() {
+    fn a_probe_completes_even_on_one_core() {
         let core = rustix::thread::sched_getcpu();
         assert!(line_round_trip(&Clock::new(), core).is_some_and(|ns| ns > 0));
     }
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_is_not_there_does_not_answer() {
+    fn a_core_that_does_not_exist_gives_no_median() {
         assert_eq!(line_round_trip(&Clock::new(), rustix::thread::CpuSet::MAX_CPU - 1), None);
     }
 }

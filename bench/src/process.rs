@@ -15,7 +15,7 @@ use crate::failure::Failure;
 /// First word of a server's line on standard output, printed once it accepts clients.
 const READY: &str = "listening";
 /// Time limit for a line of the server.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LINE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Announces the listening server on standard output.
 pub(crate) fn announce(address: &str, note: &str) {
@@ -23,22 +23,26 @@ pub(crate) fn announce(address: &str, note: &str) {
     let _ = writeln!(std::io::stdout(), "{READY} on {address}, {note}");
 }
 
-/// Terminates this process with its parent, in any case of the parent's exit.
+/// Ends this process when its parent exits for any reason.
 pub(crate) fn follow(parent: u32) -> Result<(), Failure> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|e| Failure::run("prctl(PR_SET_PDEATHSIG)", e))?;
     // A parent that exited before the call never triggers the signal.
     let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    if now == Some(parent) { Ok(()) } else { Err(Failure::Run(format!("--parent {parent}: it is gone already"))) }
+    if now == Some(parent) {
+        Ok(())
+    } else {
+        Err(Failure::Run(format!("--parent {parent}: that process has exited already")))
+    }
 }
 
 /// Request for the counters on the server's standard input; the answer is one line of JSON.
-const ASK: &str = "counters";
+const COUNTER_REQUEST: &str = "counters";
 
 /// Answers requests for the counters until the parent closes the pipe.
 pub(crate) fn answer(mut counters: impl FnMut() -> Option<Counters>) {
     for line in std::io::stdin().lines().map_while(Result::ok) {
-        let answer = (line == ASK).then(&mut counters);
+        let answer = (line == COUNTER_REQUEST).then(&mut counters);
         let Ok(text) = serde_json::to_string(&answer.flatten()) else { return };
         let mut out = std::io::stdout();
         if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
@@ -87,16 +91,16 @@ impl ServerProcess {
             return Ok(());
         }
         let status = self.child.wait().map_err(|e| Failure::run("--loopback: waiting for the server", e))?;
-        Err(Failure::Run(format!("--loopback: the server did not start ({status}); it said why above")))
+        Err(Failure::Run(format!("--loopback: the server did not start ({status}): its error is above")))
     }
 
     /// Next line of the server; empty after its exit.
     fn line(&mut self) -> Result<String, Failure> {
         let mut poll = [PollFd::new(self.stdout.get_ref(), PollFlags::IN)];
-        let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        let ready = rustix::event::poll(&mut poll, Some(&patience)).map_err(|e| Failure::run("poll", e))?;
+        let timeout = Timespec { tv_sec: LINE_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+        let ready = rustix::event::poll(&mut poll, Some(&timeout)).map_err(|e| Failure::run("poll", e))?;
         if ready == 0 {
-            return Err(Failure::Run(format!("--loopback: nothing heard of the server for {PATIENCE:?}")));
+            return Err(Failure::Run(format!("--loopback: the server printed nothing for {LINE_TIMEOUT:?}")));
         }
         let mut line = String::new();
         let read = self.stdout.read_line(&mut line);
@@ -106,7 +110,7 @@ impl ServerProcess {
 
     /// Counters of the server's engine; `None` without an engine or after the server's exit.
     pub(crate) fn counters(&mut self) -> Option<Counters> {
-        writeln!(self.stdin.as_mut()?, "{ASK}").ok()?;
+        writeln!(self.stdin.as_mut()?, "{COUNTER_REQUEST}").ok()?;
         serde_json::from_str(&self.line().ok()?).ok()?
     }
 

@@ -28,12 +28,12 @@ use crate::report::TestInfo;
 use crate::suite::Suite;
 use crate::target::Length;
 
-use client::{RawTarget, Spec};
+use client::{RawSpec, RawTarget};
 pub(crate) use hello::Welcome;
 pub(crate) use server::RawServer;
 
 /// Arguments of a raw client, common to both commands.
-struct Plan<'a> {
+struct RawPlan<'a> {
     name: &'static str,
     common: &'a CommonArgs,
     /// All options of the command line.
@@ -51,7 +51,7 @@ struct Plan<'a> {
 /// Runs `raw-lat` as a client.
 pub(crate) fn latency(args: &RawLatArgs, given: &ArgMatches) -> Result<(), Failure> {
     let RawLatArgs { op, common, latency, tx_depth } = args;
-    run(&Plan {
+    run(&RawPlan {
         name: "raw-lat",
         common,
         given,
@@ -71,10 +71,10 @@ pub(crate) fn bandwidth(args: &RawBwArgs, given: &ArgMatches) -> Result<(), Fail
     let &RawBwArgs { op, ref common, tx_depth: depth, cq_mod, ref throughput } = args;
     let (test, limits, hgrm) = (Test::Bandwidth, throughput.limits(), None);
     let (sizes, length) = (common.sizes(RawBwArgs::USUAL_SIZE), common.length(5000)?);
-    run(&Plan { name: "raw-bw", common, given, op, depth, cq_mod, test, limits, hgrm, sizes, length })
+    run(&RawPlan { name: "raw-bw", common, given, op, depth, cq_mod, test, limits, hgrm, sizes, length })
 }
 
-fn run(plan: &Plan<'_>) -> Result<(), Failure> {
+fn run(plan: &RawPlan<'_>) -> Result<(), Failure> {
     let common = plan.common;
     let placement = Placement::decide(common.cores)?;
     let address = common.server_address();
@@ -85,7 +85,13 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
 }
 
 /// Starts the server of `--loopback`, and measures.
-fn start(plan: &Plan<'_>, address: &str, raw: &Address, placement: Placement, output: Output) -> Result<(), Failure> {
+fn start(
+    plan: &RawPlan<'_>,
+    address: &str,
+    raw: &Address,
+    placement: Placement,
+    output: Output,
+) -> Result<(), Failure> {
     let common = plan.common;
     common.device.check(raw)?;
     placement::warn(
@@ -108,7 +114,7 @@ fn start(plan: &Plan<'_>, address: &str, raw: &Address, placement: Placement, ou
 }
 
 fn measure(
-    plan: &Plan<'_>,
+    plan: &RawPlan<'_>,
     address: &str,
     raw: &Address,
     mut placement: Placement,
@@ -118,14 +124,14 @@ fn measure(
     let common = plan.common;
     let open = || fabrics::open(raw, common.idle, &common.device);
     let to = raw.fabric_address();
-    let probe_spec = Spec { qps: 1, ..plan.spec(1, 1) };
+    let probe_spec = RawSpec { qps: 1, ..plan.spec(1, 1) };
     let fabric = open()?;
     let capabilities = fabric.capabilities().clone();
     let sizes = plan.sizes_within(capabilities.max_message as usize)?;
     // A first connection queries the server before any measurement or output.
     let serving = RawTarget::connect(fabric, to, probe_spec, Idler::new(common.idle, true))?.server();
     if let Some(serving) = serving.filter(|_| server.is_none()) {
-        placement.server_says(serving.core as usize);
+        placement.adopt_server_core(serving.core as usize);
     }
     let fabric = (address, fabrics::name(raw), capabilities);
     let info = TestInfo {
@@ -143,9 +149,9 @@ fn measure(
     })
 }
 
-impl Plan<'_> {
-    fn spec(&self, size: usize, depth: u32) -> Spec {
-        Spec {
+impl RawPlan<'_> {
+    fn spec(&self, size: usize, depth: u32) -> RawSpec {
+        RawSpec {
             op: self.op,
             round_trips: matches!(self.test, Test::Latency { .. }),
             size,
@@ -164,8 +170,8 @@ impl Plan<'_> {
         let sizes: Vec<usize> = self.sizes.iter().copied().filter(|&size| size <= longest_message).collect();
         if sizes.is_empty() {
             return Err(Failure::Usage(format!(
-                "-s {}: the longest message that this fabric sends has {longest_message} bytes; larger payloads go by \
-                 --op read or write",
+                "-s {}: the longest message of this fabric has {longest_message} bytes; larger payloads need --op \
+                 read or write",
                 self.sizes[0]
             )));
         }
@@ -177,7 +183,7 @@ impl Plan<'_> {
             (Test::Latency { .. }, RawOp::Send) => "round trip: Send of the payload, answered by a Send of it",
             (Test::Latency { .. }, RawOp::Read) => "round trip: RDMA Read of the payload, from post to completion",
             (Test::Latency { .. }, RawOp::Write) => {
-                "round trip: RDMA Write of the payload and a Send of 8 bytes behind it, answered by a Send of 8 bytes"
+                "round trip: RDMA Write of the payload, then a Send of 8 bytes, answered by a Send of 8 bytes"
             }
             (Test::Rate | Test::Bandwidth, _) => "one direction, window kept full, counted at the completions",
         }

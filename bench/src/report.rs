@@ -171,12 +171,12 @@ pub(crate) struct Entry {
     pub(crate) size: usize,
     /// Outstanding operations in each direction, over all connections.
     pub(crate) outstanding: u32,
-    /// Of the client's calls; of the server's calls if only the server calls.
+    /// Figures of the client's calls, or of the server's calls if only the server calls.
     #[serde(flatten)]
     pub(crate) own: Measured,
-    /// Of the server's calls, if both sides call.
+    /// Figures of the server's calls, if both sides call.
     pub(crate) reverse: Option<Measured>,
-    /// Of both directions. Round trips cover all calls.
+    /// Figures of both directions together. Round trips cover all calls.
     pub(crate) sum: Option<Measured>,
     /// Bytes that one core copied per second between two hot buffers of this size, in the same run.
     pub(crate) memcpy_bytes_per_s: Option<f64>,

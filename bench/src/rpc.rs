@@ -4,7 +4,7 @@
 mod config;
 mod form;
 mod payload;
-mod place;
+mod procedure_runner;
 pub(crate) mod protocol;
 mod reverse;
 mod service;
@@ -32,7 +32,7 @@ use crate::fabrics;
 use crate::failure::Failure;
 use crate::figures::Test;
 use crate::limits::Limits;
-use crate::output::{Output, say};
+use crate::output::{Output, print_text};
 use crate::pin::{self, Placement, ServerCores};
 use crate::placement;
 use crate::process::ServerProcess;
@@ -41,12 +41,12 @@ use crate::suite::Suite;
 use crate::target::Length;
 
 use config::Load;
-use form::Travel;
-use place::{AtOnce, Deferred};
+use form::WireForm;
+use procedure_runner::{RunAtOnce, RunDeferred};
 use protocol::ServerInfo;
-use reverse::{Reverser, Run};
+use reverse::{ReverseControl, ReverseRun};
 use service::Program;
-use target::{RpcTarget, Spec};
+use target::{CallSpec, RpcTarget};
 
 /// Largest `-t` of a server.
 const MOST_OUTSTANDING: usize = 16_383;
@@ -91,8 +91,8 @@ impl CallServer {
         };
         // Reverse calls of a connection with all its credits: the engine's limit.
         let most = shard.debug.reverse_credits.min(shard.limits.credits / 4).max(1);
-        let (reverser, orders) = Reverser::new(most as usize);
-        let program = Program::new(&info, Some(reverser))?;
+        let (control, worker) = ReverseControl::new(most as usize);
+        let program = Program::new(&info, Some(control))?;
         shard.memory.arenas = vec![program.arena()];
         print_error!("rpcperf: {}", memory_line(&shard, cores.shards.len(), 0));
         let config = ServerConfig {
@@ -106,18 +106,18 @@ impl CallServer {
             ..ServerConfig::default()
         };
         let server = match args.engine.defer {
-            None => Server::start(first, program.services(&AtOnce { on_workers: info.workers > 0 }), &config),
+            None => Server::start(first, program.services(&RunAtOnce { on_workers: info.workers > 0 }), &config),
             Some(Defer(microseconds)) => {
                 let make = move |_: &ShardSetup<'_>| {
-                    let place = Deferred::by(Duration::from_micros(microseconds.into()));
-                    Ok(Application { services: program.services(&place), task: Some(Box::new(place)) })
+                    let runner = RunDeferred::by(Duration::from_micros(microseconds.into()));
+                    Ok(Application { services: program.services(&runner), task: Some(Box::new(runner)) })
                 };
                 Server::start_with(first, make, &config)
             }
         };
         let server = server.map_err(|e| Failure::run("serve", e))?;
         let server = Arc::new(server);
-        orders.carry_out(Arc::clone(&server))?;
+        worker.spawn(Arc::clone(&server))?;
         Ok(Self { server })
     }
 
@@ -139,7 +139,7 @@ fn workers(args: &ServeArgs, load: &Load, cores: &ServerCores) -> Option<WorkerC
 }
 
 /// A call client's test.
-struct Plan<'a> {
+struct CallPlan<'a> {
     name: &'static str,
     call: &'a CallArgs,
     /// All options of the command line.
@@ -154,14 +154,14 @@ struct Plan<'a> {
 /// Runs `lat` as a client.
 pub(crate) fn latency(args: &LatArgs, given: &ArgMatches) -> Result<(), Failure> {
     let LatArgs { call, latency } = args;
-    run(&Plan {
+    run(&CallPlan {
         name: "lat",
         call,
         given,
         test: Test::Latency { rate: latency.rate },
         limits: latency.limits(),
         hgrm: latency.hgrm.as_deref(),
-        default_size: call.travel.usual_size(64),
+        default_size: call.wire_form.usual_size(64),
         length: call.length(10_000)?,
     })
 }
@@ -169,24 +169,24 @@ pub(crate) fn latency(args: &LatArgs, given: &ArgMatches) -> Result<(), Failure>
 /// Runs `rate` as a client.
 pub(crate) fn rate(args: &RateArgs, given: &ArgMatches) -> Result<(), Failure> {
     let RateArgs { call, throughput } = args;
-    let (limits, default_size) = (throughput.limits(), call.travel.usual_size(64));
+    let (limits, default_size) = (throughput.limits(), call.wire_form.usual_size(64));
     let length = call.length(1_000_000)?;
-    run(&Plan { name: "rate", call, given, test: Test::Rate, limits, hgrm: None, default_size, length })
+    run(&CallPlan { name: "rate", call, given, test: Test::Rate, limits, hgrm: None, default_size, length })
 }
 
 /// Runs `bw` as a client.
 pub(crate) fn bandwidth(args: &BwArgs, given: &ArgMatches) -> Result<(), Failure> {
     let BwArgs { call, throughput } = args;
     if call.op == RpcOp::Null {
-        return Err(Failure::Usage("--op null carries no payload: there is no bandwidth of it; see rate".into()));
+        return Err(Failure::Usage("--op null carries no payload, so it has no bandwidth: use rate".into()));
     }
     let (limits, default_size, length) = (throughput.limits(), args.usual_size(), call.length(5000)?);
-    run(&Plan { name: "bw", call, given, test: Test::Bandwidth, limits, hgrm: None, default_size, length })
+    run(&CallPlan { name: "bw", call, given, test: Test::Bandwidth, limits, hgrm: None, default_size, length })
 }
 
-fn run(plan: &Plan<'_>) -> Result<(), Failure> {
-    let CallArgs { common, engine, travel, .. } = plan.call;
-    let direction = travel.direction();
+fn run(plan: &CallPlan<'_>) -> Result<(), Failure> {
+    let CallArgs { common, engine, wire_form, .. } = plan.call;
+    let direction = wire_form.direction();
     let placement = Placement::decide(common.cores)?;
     let text = common.server_address();
     let address = fabrics::parse(&text)?;
@@ -198,23 +198,23 @@ fn run(plan: &Plan<'_>) -> Result<(), Failure> {
         .then(|| placement.server_cores(&[placement.server], engine.shards as usize, engine.workers as usize));
     let ours = [placement.client].into_iter().chain(reverser).chain(servers.iter().flat_map(ServerCores::all));
     placement::warn(common.root.as_deref(), &address, ours);
-    let travel = plan.travels()?;
-    let sizes = plan.sizes(&travel)?;
+    let wire_form = plan.checked_wire_form()?;
+    let sizes = plan.sizes(&wire_form)?;
     let probing = Load { connections: 1, outstanding: 1, bulk: 0, message: 0, form: Form::Inline };
     let probing = config::shared(engine, &common.device, common.idle, !common.no_batch, &probing)?;
     let (probing, connect) = config::in_force(engine, &common.device, &probing)?;
     if engine.config.print_config {
-        let (_, config, connect) = plan.config(&travel, sizes[0], usize::MAX)?;
-        return say(&rpcrdma_config::to_toml(&config, &connect));
+        let (_, config, connect) = plan.config(&wire_form, sizes[0], usize::MAX)?;
+        return print_text(&rpcrdma_config::to_toml(&config, &connect));
     }
     let output = Output::new(plan.test, direction, common.json.as_deref(), plan.hgrm, &sizes)?;
     let pending = output.pending();
-    let prepared = Prepared { text, address, placement, probing, connect, travel, sizes, output };
+    let prepared = PreparedRun { text, address, placement, probing, connect, wire_form, sizes, output };
     pending.complete(measure(plan, prepared))
 }
 
 /// A run whose options were checked.
-struct Prepared {
+struct PreparedRun {
     /// The server's address, as given and parsed.
     text: String,
     address: Address,
@@ -222,15 +222,15 @@ struct Prepared {
     /// Configuration of a first connection.
     probing: Config,
     connect: ConnectConfig,
-    travel: Travel,
+    wire_form: WireForm,
     sizes: Vec<usize>,
     output: Output,
 }
 
-fn measure(plan: &Plan<'_>, prepared: Prepared) -> Result<(), Failure> {
+fn measure(plan: &CallPlan<'_>, prepared: PreparedRun) -> Result<(), Failure> {
     let common = &plan.call.common;
-    let direction = plan.call.travel.direction();
-    let Prepared { text, address, mut placement, probing, connect, travel, mut sizes, output } = prepared;
+    let direction = plan.call.wire_form.direction();
+    let PreparedRun { text, address, mut placement, probing, connect, wire_form, mut sizes, output } = prepared;
     let server = if common.loopback.is_some() { Some(plan.start_server(&text, &placement, &sizes)?) } else { None };
     // The server would inherit the affinity, so pinning follows its start.
     pin::pin(placement.client)?;
@@ -238,15 +238,15 @@ fn measure(plan: &Plan<'_>, prepared: Prepared) -> Result<(), Failure> {
     let (client, serving) = target::connect(&address, probing, connect, None)?;
     let device = rpcrdma::fabric::Fabric::capabilities(client.shard().fabric()).clone();
     drop(client);
-    plan.agree(&travel, &serving, &mut sizes)?;
+    plan.agree(&wire_form, &serving, &mut sizes)?;
     if server.is_none() {
-        placement.server_says(serving.core as usize);
+        placement.adopt_server_core(serving.core as usize);
     }
     if direction != Direction::Forward {
         placement.note = format!("{}; the server's calls are made on core {}", placement.note, placement.third());
     }
-    let specs: Vec<Spec> =
-        sizes.iter().map(|&size| plan.spec(&travel, size, &serving, &placement)).collect::<Result<_, _>>()?;
+    let specs: Vec<CallSpec> =
+        sizes.iter().map(|&size| plan.spec(&wire_form, size, &serving, &placement)).collect::<Result<_, _>>()?;
     let largest = specs.iter().max_by_key(|spec| spec.config.memory_bytes()).unwrap_or(&specs[0]);
     print_error!("rpcperf: {}", memory_line(&largest.config, 1, largest.active));
     let fabric = (fabrics::name(&address), device);
@@ -258,49 +258,46 @@ fn measure(plan: &Plan<'_>, prepared: Prepared) -> Result<(), Failure> {
     })
 }
 
-impl Plan<'_> {
+impl CallPlan<'_> {
     /// The requested form and protocol, checked against each other.
-    fn travels(&self) -> Result<Travel, Failure> {
-        let direction = self.call.travel.direction();
+    fn checked_wire_form(&self) -> Result<WireForm, Failure> {
+        let direction = self.call.wire_form.direction();
         if direction != Direction::Forward && self.call.common.qp != 1 {
-            return Err(Failure::Usage(format!(
-                "-q {}: --reverse and --both take place on one connection",
-                self.call.common.qp
-            )));
+            return Err(Failure::Usage(format!("-q {}: --reverse and --both use one connection", self.call.common.qp)));
         }
         // Half of a server's -t.
         let most = MOST_OUTSTANDING / 2;
         if direction != Direction::Forward && self.call.outstanding as usize > most {
             return Err(Failure::Usage(format!(
-                "-t {}: a server has at most {most} calls of its own under way (--reverse and --both)",
+                "-t {}: a server has at most {most} calls of its own outstanding (--reverse and --both)",
                 self.call.outstanding
             )));
         }
         let inline_threshold = self.call.engine.inline_threshold as usize & !3;
-        Travel::new(self.call.op, self.call.travel.form, direction, self.call.engine.scheme()?, inline_threshold)
+        WireForm::new(self.call.op, self.call.wire_form.form, direction, self.call.engine.scheme()?, inline_threshold)
     }
 
     /// Sizes of the operation: all of `-a` that fit, or an error for an `-s` that does not.
-    fn sizes(&self, travel: &Travel) -> Result<Vec<usize>, Failure> {
+    fn sizes(&self, wire_form: &WireForm) -> Result<Vec<usize>, Failure> {
         let common = &self.call.common;
         if self.call.op == RpcOp::Null {
             if common.all || common.size.is_some() {
-                return Err(Failure::Usage("--op null carries no payload: -s and -a say nothing there".into()));
+                return Err(Failure::Usage("--op null carries no payload, so -s and -a do not apply".into()));
             }
             return Ok(vec![0]);
         }
         let mut sizes = common.sizes(self.default_size);
-        retain(&mut sizes, |size| travel.carries(size), || travel.explain())?;
+        retain(&mut sizes, |size| wire_form.carries(size), || wire_form.explain())?;
         Ok(sizes)
     }
 
     /// Checks the plan against the server, and drops sizes beyond its memory.
-    fn agree(&self, travel: &Travel, serving: &ServerInfo, sizes: &mut Vec<usize>) -> Result<(), Failure> {
-        let agreed = config::agreed(travel.scheme, serving.scheme.into());
-        if agreed != travel.scheme {
-            // Calls would be made all the same, but not as was asked for.
+    fn agree(&self, wire_form: &WireForm, serving: &ServerInfo, sizes: &mut Vec<usize>) -> Result<(), Failure> {
+        let agreed = config::agreed(wire_form.scheme, serving.scheme.into());
+        if agreed != wire_form.scheme {
+            // Calls would work, but not in the requested mode.
             return Err(Failure::Usage(format!(
-                "with this server the two ends agree on {}: say so by --version and --credit-scheme, or start it with others",
+                "with this server the two ends agree on {}: set --version and --credit-scheme to it, or start the server with others",
                 config::scheme_name(agreed)
             )));
         }
@@ -311,13 +308,13 @@ impl Plan<'_> {
                 "--inline {inline_threshold}: the server's is {theirs}, and both ends must have the same"
             )));
         }
-        if travel.is_long() && serving.load().form != travel.form {
-            let form = travel.form.name();
+        if wire_form.is_long() && serving.load().form != wire_form.form {
+            let form = wire_form.form.name();
             return Err(Failure::Usage(format!(
-                "--form {form}: the server is not set up for it: start it with --form {form}"
+                "--form {form}: the server has no memory for it: start it with --form {form}"
             )));
         }
-        let largest = match travel.form {
+        let largest = match wire_form.form {
             Form::Inline => usize::MAX,
             Form::Chunk => serving.bulk as usize,
             Form::Continued | Form::Long => serving.message as usize,
@@ -331,11 +328,11 @@ impl Plan<'_> {
 
     fn start_server(&self, address: &str, placement: &Placement, sizes: &[usize]) -> Result<ServerProcess, Failure> {
         let common = &self.call.common;
-        let travel = self.travels()?;
-        let largest = if travel.form == Form::Inline { 1 } else { sizes.iter().copied().max().unwrap_or(1) };
-        // The engine gives a quarter of a server's credits to the reverse direction, and a server has credits for twice
-        // its calls.
-        let twice = if self.call.travel.direction() == Direction::Forward { 1 } else { 2 };
+        let wire_form = self.checked_wire_form()?;
+        let largest = if wire_form.form == Form::Inline { 1 } else { sizes.iter().copied().max().unwrap_or(1) };
+        // The engine gives a quarter of a server's credits to the reverse direction, and a server has twice as many
+        // credits as calls.
+        let twice = if self.call.wire_form.direction() == Direction::Forward { 1 } else { 2 };
         let mut arguments: Vec<String> = Vec::new();
         let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
         option("--only", "calls".to_owned());
@@ -345,7 +342,7 @@ impl Plan<'_> {
         option("--size", largest.to_string());
         option("--outstanding", (twice * self.call.outstanding as usize).to_string());
         option("--qp", common.qp.to_string());
-        option("--form", travel.form.name());
+        option("--form", wire_form.form.name());
         arguments.extend(common.no_batch.then(|| "--no-batch".to_owned()));
         arguments.extend(cli::given::<DeviceArgs>(self.given));
         arguments.extend(cli::given::<EngineArgs>(self.given));
@@ -354,12 +351,12 @@ impl Plan<'_> {
     }
 
     /// Load and configuration of the client's shard, for payloads of `size` bytes and at most `most` calls.
-    fn config(&self, travel: &Travel, size: usize, most: usize) -> Result<(Load, Config, ConnectConfig), Failure> {
+    fn config(&self, wire_form: &WireForm, size: usize, most: usize) -> Result<(Load, Config, ConnectConfig), Failure> {
         let common = &self.call.common;
-        let bulk = if travel.form == Form::Chunk { size } else { 0 };
-        let message = if travel.is_long() { size } else { 0 };
+        let bulk = if wire_form.form == Form::Chunk { size } else { 0 };
+        let message = if wire_form.is_long() { size } else { 0 };
         let (connections, outstanding) = (common.qp as usize, (self.call.outstanding as usize).min(most));
-        let load = Load { connections, outstanding, bulk, message, form: travel.form };
+        let load = Load { connections, outstanding, bulk, message, form: wire_form.form };
         let mut config = config::shared(&self.call.engine, &common.device, common.idle, !common.no_batch, &load)?;
         // Each connection has its own set.
         config.memory.bulk_buffers = if bulk > 0 { vec![(size, outstanding)] } else { load.exposed_messages() };
@@ -367,33 +364,39 @@ impl Plan<'_> {
         Ok((load, config, connect))
     }
 
-    fn spec(&self, travel: &Travel, size: usize, serving: &ServerInfo, placement: &Placement) -> Result<Spec, Failure> {
+    fn spec(
+        &self,
+        wire_form: &WireForm,
+        size: usize,
+        serving: &ServerInfo,
+        placement: &Placement,
+    ) -> Result<CallSpec, Failure> {
         let common = &self.call.common;
         let connections = common.qp as usize;
-        let chunks = travel.form == Form::Chunk || travel.is_long();
+        let chunks = wire_form.form == Form::Chunk || wire_form.is_long();
         let most = if chunks && size > 0 { serving.load().outstanding_with(size, connections) } else { usize::MAX };
         let active = self.call.engine.active.map_or(connections, |active| connections.min(active as usize));
-        let (load, config, connect) = self.config(travel, size, most)?;
+        let (load, config, connect) = self.config(wire_form, size, most)?;
         let (budget, all) = (config.memory.budget, config.memory_bytes());
         let left = budget.saturating_sub(all.saturating_sub(load.outstanding * size));
-        let afforded = if travel.form == Form::Chunk { left / (active * size.max(1)) } else { usize::MAX };
+        let afforded = if wire_form.form == Form::Chunk { left / (active * size.max(1)) } else { usize::MAX };
         if afforded == 0 {
             return Err(Failure::Usage(format!(
                 "-q {connections} -s {size}: a payload of each connection exceeds memory.budget, {budget} bytes: raise it by \
                  --set, or lower -q, --active or -s"
             )));
         }
-        // Fewer calls, unless all of their payloads fit.
+        // There are fewer calls unless all of their payloads fit.
         let (load, config, connect) = match load.outstanding <= afforded {
             true => (load, config, connect),
-            false => self.config(travel, size, most.min(afforded))?,
+            false => self.config(wire_form, size, most.min(afforded))?,
         };
         let outstanding = load.outstanding;
-        let called = self.call.travel.direction() != Direction::Forward;
+        let called = self.call.wire_form.direction() != Direction::Forward;
         let yields = placement.shared || (called && placement.third() == placement.client);
         let reverse = called.then(|| {
-            let run = Run {
-                shape: travel.shape(size),
+            let run = ReverseRun {
+                shape: wire_form.shape(size),
                 outstanding,
                 test: self.test,
                 length: self.length,
@@ -412,7 +415,7 @@ impl Plan<'_> {
             };
             (run, info)
         });
-        Ok(Spec { travel: *travel, size, connections, active, outstanding, yields, config, connect, reverse })
+        Ok(CallSpec { wire_form: *wire_form, size, connections, active, outstanding, yields, config, connect, reverse })
     }
 
     fn info(
@@ -421,18 +424,18 @@ impl Plan<'_> {
         (fabric, device): (&str, Capabilities),
         placement: &Placement,
         serving: &ServerInfo,
-        spec: &Spec,
+        spec: &CallSpec,
     ) -> TestInfo {
         let (common, config) = (&self.call.common, &spec.config);
         TestInfo {
             test: self.name.to_owned(),
-            method: method(self.call.op, spec.travel.form).to_owned(),
+            method: method(self.call.op, spec.wire_form.form).to_owned(),
             server_idle: Idle::from(serving.idle).name(),
             batching: config.debug.batch,
             engine: Some(EngineInfo {
                 protocol: config::scheme_name(config.wire.credit_mode),
-                form: spec.travel.form.name(),
-                direction: self.call.travel.direction().name(),
+                form: spec.wire_form.form.name(),
+                direction: self.call.wire_form.direction().name(),
                 credits: config.limits.credits,
                 server_credits: serving.credits,
                 inline_threshold: serving.inline_threshold,
@@ -467,7 +470,7 @@ fn method(op: RpcOp, form: Form) -> &'static str {
             "call with a Write chunk, RDMA Write of the payload by the server, reply, revocation of the chunk"
         }
         (RpcOp::Read, Form::Long) => {
-            "call with a Reply chunk, RDMA Write of the reply by the server, a message that says so, revocation of the chunk"
+            "call with a Reply chunk, RDMA Write of the reply by the server, a message that announces it, revocation of the chunk"
         }
         (RpcOp::Write, Form::Inline) => "call with the payload inline, reply",
         (RpcOp::Write, Form::Continued) => "call with the payload, continued in several messages, reply",
@@ -480,13 +483,13 @@ fn method(op: RpcOp, form: Form) -> &'static str {
     }
 }
 
-/// Keeps the acceptable sizes; fails if none remains.
+/// Keeps the usable sizes; fails if none remains.
 fn retain(
     sizes: &mut Vec<usize>,
-    will_do: impl Fn(usize) -> bool,
+    is_usable: impl Fn(usize) -> bool,
     why: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
     let first = sizes.first().copied().unwrap_or_default();
-    sizes.retain(|&size| will_do(size));
+    sizes.retain(|&size| is_usable(size));
     if sizes.is_empty() { Err(Failure::Usage(format!("-s {first}: {}", why()))) } else { Ok(()) }
 }

@@ -11,7 +11,7 @@ pub(crate) const DIGITS: u8 = 3;
 
 /// Round-trip times in nanoseconds. Creation allocates all memory; recording never allocates.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(from = "Told", into = "Told")]
+#[serde(from = "SerializedSamples", into = "SerializedSamples")]
 pub(crate) struct Samples {
     histogram: Histogram<u64>,
     min: u64,
@@ -84,7 +84,7 @@ impl Samples {
 
 /// Serialized [`Samples`].
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct SerializedSamples {
     /// Values and their counts.
     buckets: Vec<(u64, u64)>,
     min: u64,
@@ -92,7 +92,7 @@ struct Told {
     sum: u64,
 }
 
-impl From<Samples> for Told {
+impl From<Samples> for SerializedSamples {
     fn from(samples: Samples) -> Self {
         let recorded = samples.histogram.iter_recorded();
         let buckets = recorded.map(|it| (it.value_iterated_to(), it.count_at_value())).collect();
@@ -101,13 +101,13 @@ impl From<Samples> for Told {
     }
 }
 
-impl From<Told> for Samples {
-    fn from(told: Told) -> Self {
+impl From<SerializedSamples> for Samples {
+    fn from(serialized: SerializedSamples) -> Self {
         let mut samples = Self::new();
-        for (value, count) in told.buckets {
+        for (value, count) in serialized.buckets {
             samples.histogram.saturating_record_n(value, count);
         }
-        Self { min: told.min, max: told.max, sum: told.sum.into(), ..samples }
+        Self { min: serialized.min, max: serialized.max, sum: serialized.sum.into(), ..samples }
     }
 }
 
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn told_and_added() {
+    fn serialized_samples_can_be_added() {
         let mut samples = Samples::new();
         (0..1000u64).for_each(|n| samples.record(n * n));
         let text = serde_json::to_string(&samples).unwrap();

@@ -9,11 +9,11 @@ use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma_config::program;
 
-use crate::cli::{Half, Idle, Named, ServeArgs};
+use crate::cli::{Idle, Named, ServeArgs, TestKind};
 use crate::fabrics;
 use crate::failure::Failure;
 use crate::idle::Idler;
-use crate::output::say;
+use crate::output::print_text;
 use crate::pin::{self, Placement};
 use crate::placement;
 use crate::process;
@@ -27,28 +27,28 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     if args.only.is_none() && args.idle == Idle::Poll {
         return Err(Failure::Usage(
-            "--idle poll: calls and raw tests are served by two threads on one core, which cannot both poll without end; \
-             say --only calls or --only raw"
+            "--idle poll: calls and raw tests are served by two threads on one core, which cannot both poll all the time; \
+             use --only calls or --only raw"
                 .to_owned(),
         ));
     }
-    if args.only == Some(Half::Raw) && args.stats.is_some() {
-        return Err(Failure::Usage("--stats: there are none of raw tests; leave --only raw out".to_owned()));
+    if args.only == Some(TestKind::Raw) && args.stats.is_some() {
+        return Err(Failure::Usage("--stats: raw tests have no statistics; omit --only raw".to_owned()));
     }
     let addresses = args.addresses()?;
     addresses.iter().try_for_each(|address| args.device.check(address))?;
     let [address, others @ ..] = &addresses[..] else {
         return Err(Failure::Usage("--listen: no address".to_owned()));
     };
-    if !others.is_empty() && args.only != Some(Half::Calls) {
-        return Err(Failure::Usage("--listen: raw tests are served at one address; say --only calls".to_owned()));
+    if !others.is_empty() && args.only != Some(TestKind::Calls) {
+        return Err(Failure::Usage("--listen: raw tests are served at one address; use --only calls".to_owned()));
     }
     if args.engine.config.print_config {
         let (_, config, accept) = CallServer::config(args)?;
-        return say(&rpcrdma_config::to_toml(&config, &accept));
+        return print_text(&rpcrdma_config::to_toml(&config, &accept));
     }
     let (shards, workers) = (args.shards(), args.engine.workers as usize);
-    let threads = if args.only == Some(Half::Raw) { 1 } else { shards + workers };
+    let threads = if args.only == Some(TestKind::Raw) { 1 } else { shards + workers };
     if args.cores.len() > threads {
         let given = args.cores.len();
         return Err(Failure::Usage(format!(
@@ -63,11 +63,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         placement::warn(args.root.as_deref(), address, cores.all().take(threads));
     }
     let calls = match args.only {
-        Some(Half::Raw) => None,
+        Some(TestKind::Raw) => None,
         _ => Some(CallServer::start(args, &addresses, &cores)?),
     };
     let raw = match args.only {
-        Some(Half::Calls) => None,
+        Some(TestKind::Calls) => None,
         _ => Some(start_raw(fabrics::raw(address)?, args, core, placement.shared)?),
     };
     let what = match (&calls, &raw) {
@@ -86,22 +86,22 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 
 /// Starts raw tests on a separate thread; returns once it listens.
 fn start_raw(address: Address, args: &ServeArgs, core: usize, shared: bool) -> Result<(), Failure> {
-    let (say, said) = mpsc::channel();
+    let (started, outcome) = mpsc::channel();
     let (idle, device) = (args.idle, args.device.clone());
     let serve = move || {
         let listening = pin::pin(core).and_then(|()| listening(fabrics::open(&address, idle, &device)?, &address));
         match listening {
             Ok(fabric) => {
                 // The spawning thread waits for it.
-                let _ = say.send(Ok(()));
-                let says = Welcome { core: core as u32, idle: idle.into(), ..Welcome::default() };
-                RawServer::new(fabric, says, Idler::new(idle, shared)).run()
+                let _ = started.send(Ok(()));
+                let welcome = Welcome { core: core as u32, idle: idle.into(), ..Welcome::default() };
+                RawServer::new(fabric, welcome, Idler::new(idle, shared)).run()
             }
-            Err(failure) => drop(say.send(Err(failure))),
+            Err(failure) => drop(started.send(Err(failure))),
         }
     };
     program::spawn("raw", serve).map_err(|e| Failure::run("raw tests", e))?;
-    said.recv().unwrap_or_else(|_| Err(Failure::Run("the thread of raw tests ended".to_owned())))
+    outcome.recv().unwrap_or_else(|_| Err(Failure::Run("the thread of raw tests ended".to_owned())))
 }
 
 fn listening(mut fabric: AnyFabric, address: &Address) -> Result<AnyFabric, Failure> {

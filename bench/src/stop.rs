@@ -1,5 +1,7 @@
-//! SIGINT and SIGTERM. The first ends a measurement with its results so far. A signal at any other time, as while
-//! connecting, and the second signal end the process.
+//! SIGINT and SIGTERM.
+//!
+//! The first signal ends a measurement with its results so far. A second signal, or one outside of a measurement, such
+//! as while connecting, ends the process.
 //!
 //! A server handles no signals. Its client's request ends its measurement instead.
 #![forbid(unsafe_code)]
@@ -12,9 +14,9 @@ use signal_hook::iterator::Signals;
 
 use crate::failure::Failure;
 
-/// What the results of an interrupted run say.
+/// Error in the results of an interrupted run.
 pub(crate) const INTERRUPTED: &str = "interrupted by SIGINT or SIGTERM";
-/// What the results of a run say whose process a signal has ended.
+/// Error in the results of a run whose process a signal has ended.
 const ENDED: &str = "interrupted by SIGINT or SIGTERM outside of a measurement, or twice: the results are those before";
 /// Exit code of a process that a signal has ended.
 const EXIT: i32 = 1;

@@ -58,11 +58,11 @@ impl Suite {
             let outcome = self.one_size(size, &mut connect, &mut missed);
             let figures =
                 if self.output.has(size) { "the figures are those until then" } else { "there are no figures" };
-            // In this order: a signal that comes after the check ends the process.
+            // The order matters: a signal that arrives after the check of `is_requested` ends the process.
             stop::set_measuring(false);
             error = match outcome {
-                // A failure has no other cause: the run was too short for a figure, or the signal has reached a server
-                // of another process, too.
+                // The signal is the cause of any failure: the run was too short for a figure, or the signal also
+                // reached the server's process.
                 _ if stop::is_requested() => Some(format!("{size} bytes: {INTERRUPTED}: {figures}")),
                 outcome => outcome.err().map(|failure| self.explain(size, &failure)),
             };
@@ -74,7 +74,7 @@ impl Suite {
         if missed.is_empty() { Ok(()) } else { Err(Failure::Limit(missed)) }
     }
 
-    /// Measures one size, and reports its entry. An entry may precede a failure, too.
+    /// Measures one size, and reports its entry, even if an error follows.
     fn one_size<T: Target>(
         &mut self,
         size: usize,
@@ -98,7 +98,7 @@ impl Suite {
         };
         let theirs = match self.output.direction {
             Direction::Forward => None,
-            // A server that does not answer calls does not tell its figures.
+            // A server that does not answer calls would not report its figures.
             _ if own.as_ref().is_some_and(|own| own.broken.is_some()) => None,
             _ => match target.end_reverse() {
                 Err(_) if stop::is_requested() && own.is_some() => None,
@@ -125,7 +125,7 @@ impl Suite {
         }
         entry.limits_missed = self.limits.missed(&entry);
         let written = self.output.result(&entry, all.samples.as_ref());
-        // The error of an interrupted run is the signal.
+        // The error of an interrupted run is the signal, so this failure is only printed.
         if let (true, Err(failure)) = (stop::is_requested(), &written) {
             print_error!("rpcperf: {failure}");
         }

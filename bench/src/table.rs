@@ -10,7 +10,7 @@ use crate::counters::Usage;
 use crate::figures::Test;
 use crate::report::{Entry, Measured, TestInfo};
 
-/// The width of perftest's.
+/// Width of perftest's separator line.
 const DASHES: usize = 87;
 /// Longest key and value that share a line with another pair.
 const HALF: usize = 42;
@@ -205,7 +205,7 @@ mod tests {
     const LATENCIES: Test = Test::Latency { rate: None };
 
     #[test]
-    fn titles_begin_as_perftest_has_them() {
+    fn titles_begin_like_those_of_perftest() {
         let latency = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    \
                        t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]";
         assert!(LATENCIES.header(false).starts_with(latency));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn values_stand_beneath_their_titles() {
+    fn values_are_below_their_titles() {
         let mut samples = Samples::new();
         samples.record(12_340);
         let probe_rtt_ns = Probes { before: Some(110), after: Some(450) };

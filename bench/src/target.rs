@@ -15,9 +15,9 @@ pub(crate) const IDLE_POLLS: u32 = 16;
 /// Time for outstanding operations after the end of a timed measurement, and after each completion there.
 const GRACE: Duration = Duration::from_secs(5);
 /// Time without a completion in a counted measurement. A lost connection ends its operations sooner, with the cause.
-const GRACE_OF_COUNT: Duration = Duration::from_secs(60);
-/// Time after a signal without a completion before the outstanding operations are left.
-const GRACE_OF_SIGNAL: Duration = Duration::from_millis(100);
+const GRACE_COUNTED: Duration = Duration::from_secs(60);
+/// Time after a signal without a completion before the outstanding operations are abandoned.
+const GRACE_INTERRUPTED: Duration = Duration::from_millis(100);
 
 /// Runs operations: calls, or work requests of the bare fabric.
 ///
@@ -44,7 +44,7 @@ pub(crate) trait Target {
     fn start_reverse(&mut self) -> Result<(), Failure> {
         Err(Failure::Run("this side cannot be called".to_owned()))
     }
-    /// Waits for the figures of the other end. Once a signal has come, asks for those until then.
+    /// Waits for the figures of the other end. After a signal, requests the figures until then.
     fn end_reverse(&mut self) -> Result<Figures, Failure> {
         Err(Failure::Run("this side cannot be called".to_owned()))
     }
@@ -95,20 +95,20 @@ impl Length {
         }
     }
 
-    /// True if the outstanding operations are to be left. None has completed for `quiet_ns`.
-    pub(crate) fn gives_up(self, quiet_ns: u64, elapsed_ns: u64) -> bool {
+    /// True if the outstanding operations are abandoned, because none has completed for `quiet_ns`.
+    pub(crate) fn abandons(self, quiet_ns: u64, elapsed_ns: u64) -> bool {
         let (quiet_ns, grace) = match self {
-            _ if stop::is_requested() => (quiet_ns, GRACE_OF_SIGNAL),
-            Self::Operations { .. } => (quiet_ns, GRACE_OF_COUNT),
+            _ if stop::is_requested() => (quiet_ns, GRACE_INTERRUPTED),
+            Self::Operations { .. } => (quiet_ns, GRACE_COUNTED),
             Self::Time { total, .. } => (quiet_ns.min(elapsed_ns.saturating_sub(total)), GRACE),
         };
         quiet_ns >= grace.as_nanos() as u64
     }
 
-    /// Time without a completion after which outstanding operations are left.
+    /// Time without a completion after which outstanding operations are abandoned.
     fn grace(self) -> Duration {
         match self {
-            Self::Operations { .. } => GRACE_OF_COUNT,
+            Self::Operations { .. } => GRACE_COUNTED,
             Self::Time { .. } => GRACE,
         }
     }
@@ -122,32 +122,32 @@ impl Length {
     }
 }
 
-/// Time in which a side has waited for a completion, and polled.
+/// Time without a completion during which a side has polled.
 #[derive(Debug, Default)]
-pub(crate) struct Quiet {
+pub(crate) struct QuietTime {
     waited_ns: u64,
-    looked_ns: u64,
+    measured_ns: u64,
 }
 
-impl Quiet {
-    /// Most time between two looks that counts. More of it passes only while the process is stopped, and its server may
-    /// be stopped with it.
-    const LONGEST_LOOK: Duration = Duration::from_secs(2);
+impl QuietTime {
+    /// Longest interval that counts between two measurements. Longer ones occur only while the process is stopped, and
+    /// its server may be stopped with it.
+    const LONGEST_INTERVAL: Duration = Duration::from_secs(2);
 
-    /// Starts anew: an operation has started or completed.
+    /// Restarts the measurement, because an operation has started or completed.
     pub(crate) fn reset(&mut self, now_ns: u64) {
-        *self = Self { waited_ns: 0, looked_ns: now_ns };
+        *self = Self { waited_ns: 0, measured_ns: now_ns };
     }
 
-    /// Adds the time since the last look; returns the sum.
-    pub(crate) fn look(&mut self, now_ns: u64) -> u64 {
-        self.waited_ns += (now_ns - self.looked_ns).min(Self::LONGEST_LOOK.as_nanos() as u64);
-        self.looked_ns = now_ns;
+    /// Adds the time since the last measurement; returns the sum.
+    pub(crate) fn add_until(&mut self, now_ns: u64) -> u64 {
+        self.waited_ns += (now_ns - self.measured_ns).min(Self::LONGEST_INTERVAL.as_nanos() as u64);
+        self.measured_ns = now_ns;
         self.waited_ns
     }
 }
 
-/// Error of a measurement that has left operations outstanding.
+/// Error of a measurement that has abandoned outstanding operations.
 pub(crate) fn unanswered(target: &impl Target, length: Length, outstanding: usize) -> Option<String> {
     (outstanding > 0).then(|| {
         let (peer, grace) = (target.peer(), length.grace());
@@ -162,12 +162,12 @@ mod tests {
     #[test]
     fn the_time_in_which_a_process_was_stopped_does_not_count_as_waiting() {
         let (second, hour) = (1_000_000_000, 3_600_000_000_000);
-        let mut quiet = Quiet::default();
+        let mut quiet = QuietTime::default();
         quiet.reset(hour);
-        assert_eq!(quiet.look(hour + second), second);
-        assert_eq!(quiet.look(2 * hour), 3 * second);
+        assert_eq!(quiet.add_until(hour + second), second);
+        assert_eq!(quiet.add_until(2 * hour), 3 * second);
         quiet.reset(2 * hour + second);
-        assert_eq!(quiet.look(2 * hour + second), 0);
+        assert_eq!(quiet.add_until(2 * hour + second), 0);
     }
 }
 

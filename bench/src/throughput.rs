@@ -6,12 +6,12 @@ use crate::failure::Failure;
 use crate::figures::Figures;
 use crate::progress::Progress;
 use crate::stop;
-use crate::target::{IDLE_POLLS, Length, Quiet, Target, unanswered};
+use crate::target::{IDLE_POLLS, Length, QuietTime, Target, unanswered};
 
 /// Shortest slice of the peak rate.
 const SLICE_NS: u64 = 10_000_000;
 /// Operations per clock reading, unless a poll completes more.
-const LOOK_EVERY: u64 = 64;
+const CLOCK_READ_EVERY: u64 = 64;
 
 /// Keeps `depth` operations outstanding and counts completions.
 ///
@@ -26,13 +26,13 @@ pub(crate) fn measure(
     let depth = target.depth();
     let mut free: Vec<u32> = (0..depth).rev().collect();
     let mut done_now = Vec::with_capacity(depth as usize);
-    let (mut started, mut done, mut looked) = (0u64, 0u64, 0u64);
+    let (mut started, mut done, mut counted_at) = (0u64, 0u64, 0u64);
     let mut idle_polls = 0;
-    let mut meter = Meter::default();
-    let (mut elapsed, mut quiet) = (0, Quiet::default());
+    let mut meter = RateMeter::default();
+    let (mut elapsed, mut quiet) = (0, QuietTime::default());
     let origin = clock.ns();
     if length.counts(0, 0) {
-        meter.look(0, 0);
+        meter.record(0, 0);
     }
     loop {
         let allowed = may_start(length, started, done, elapsed).min(free.len() as u64);
@@ -50,22 +50,22 @@ pub(crate) fn measure(
         idle_polls += u32::from(done_now.is_empty());
         done += done_now.len() as u64;
         free.append(&mut done_now);
-        let edge = meter.first.is_none() || !length.goes_on(started, elapsed);
-        let leisure = edge || idle_polls >= IDLE_POLLS;
-        if done - looked >= LOOK_EVERY || (leisure && done > looked) {
-            (looked, idle_polls) = (done, 0);
+        let at_edge = meter.first.is_none() || !length.goes_on(started, elapsed);
+        let may_read_clock = at_edge || idle_polls >= IDLE_POLLS;
+        if done - counted_at >= CLOCK_READ_EVERY || (may_read_clock && done > counted_at) {
+            (counted_at, idle_polls) = (done, 0);
             let now = clock.ns();
             elapsed = now - origin;
             quiet.reset(elapsed);
             if length.counts(done, elapsed) {
-                meter.look(done, elapsed);
+                meter.record(done, elapsed);
             }
             progress.tick(now, length.share(done, elapsed), done);
         } else if idle_polls >= IDLE_POLLS || stop::is_requested() {
             // The last completion was at `elapsed`, or shortly before it.
             idle_polls = 0;
             let now = clock.ns() - origin;
-            if length.gives_up(quiet.look(now), now) {
+            if length.abandons(quiet.add_until(now), now) {
                 break;
             }
         }
@@ -94,15 +94,15 @@ fn may_start(length: Length, started: u64, done: u64, elapsed_ns: u64) -> u64 {
 
 /// Counts and times between the first clock reading and the last.
 #[derive(Default)]
-struct Meter {
+struct RateMeter {
     first: Option<(u64, u64)>,
     slice: (u64, u64),
     last: (u64, u64),
     peak: f64,
 }
 
-impl Meter {
-    fn look(&mut self, done: u64, ns: u64) {
+impl RateMeter {
+    fn record(&mut self, done: u64, ns: u64) {
         if self.first.is_none() {
             self.first = Some((done, ns));
             self.slice = (done, ns);
@@ -154,14 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn never_more_than_asked_for() {
+    fn no_more_operations_start_than_requested() {
         let mut fake = Fake::new(64, 64);
         assert_eq!(run(&mut fake, Length::Operations { counted: 5, warm_up: 0 }).unwrap().operations, 5);
         assert_eq!(fake.started, 5);
     }
 
     #[test]
-    fn time_ends_it() {
+    fn a_timed_run_ends_after_its_time() {
         let (mut fake, clock) = Fake::timed(8, 2);
         let length = Length::Time { total: 60_000_000, margin: 10_000_000 };
         let out = measure(&mut fake, &clock, length, &mut Progress::new(String::new(), 0)).unwrap();
@@ -182,21 +182,21 @@ mod tests {
             let out = measure(&mut fake, &clock, length, &mut Progress::new(String::new(), 0)).unwrap();
             let left = fake.begun.len();
             assert_eq!(out.operations, 500 - left as u64, "{out:?}");
-            let says = format!("the server stopped answering: outstanding operations: {left};");
+            let expected = format!("the server stopped answering: outstanding operations: {left};");
             let broken = out.broken.unwrap_or_default();
-            assert!(broken.starts_with(&says) && broken.ends_with(grace), "{broken}");
+            assert!(broken.starts_with(&expected) && broken.ends_with(grace), "{broken}");
         }
     }
 
     #[test]
     fn peak_is_of_the_best_slice() {
-        let mut meter = Meter::default();
+        let mut meter = RateMeter::default();
         for (done, ms) in [(0, 0), (100, 10), (400, 20), (500, 30), (505, 31)] {
-            meter.look(done, ms * 1_000_000);
+            meter.record(done, ms * 1_000_000);
         }
         let total = meter.total().unwrap();
         assert_eq!((total.operations, total.peak), (505, Some(30_000.0)));
         assert_eq!(total.seconds, 0.031);
-        assert!(Meter::default().total().is_none());
+        assert!(RateMeter::default().total().is_none());
     }
 }

@@ -25,13 +25,17 @@ use crate::fabric::{Fabric, FabricAddress, FabricError, FabricErrorKind};
 /// ```
 ///
 /// # Devices
-/// A server at a `verbs:` address uses the device that has the IP address. A client uses the device on the route to it.
-/// The GID is the one of that IP address. `verbs:DEVICE@HOST:PORT` and `verbs:DEVICE/GID@HOST:PORT` name the device,
-/// and the index of its GID. This is needed on InfiniBand with several devices, whose GIDs are no IP addresses; where
-/// several devices have routes to the server; and for servers that listen at all addresses (`0.0.0.0`).
+/// A server at a `verbs:` address uses the device that has the IP address. A client uses the device on the route to the
+/// address. The GID is the one of that IP address. `verbs:DEVICE@HOST:PORT` and `verbs:DEVICE/GID@HOST:PORT` name the
+/// device, and the index of its GID. This is needed
+///
+/// - on InfiniBand with several devices, because their GIDs are not IP addresses,
+/// - where several devices have routes to the server,
+/// - for servers that listen at all addresses (`0.0.0.0`).
+///
 /// [`device.name`](crate::config::DeviceConfig::name) and [`device.gid_index`](crate::config::DeviceConfig::gid_index)
-/// do the same for all addresses; opening an address that names another device fails. Each address of a
-/// [`Server`](crate::Server) may name its own device: a shard uses the device of the address that it serves.
+/// choose them for all addresses; opening an address that names another device fails. Each address of a
+/// [`Server`](crate::Server) may name its own device, because a shard uses the device of the address that it serves.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Address {
@@ -41,14 +45,14 @@ pub enum Address {
     /// RDMA over plain TCP: `HOST`, `HOST:PORT`, `[IPV6]:PORT`. The port is 20049 unless it is given.
     #[doc(hidden)]
     Iwarp(FabricAddress),
-    /// RDMA devices: `HOST`, `HOST:PORT`, `[IPV6]:PORT`, each with `DEVICE@` or `DEVICE/GID@` in front of it where the
-    /// device is named. The port is 20049 unless it is given.
+    /// RDMA devices: `HOST`, `HOST:PORT`, `[IPV6]:PORT`, with an optional `DEVICE@` or `DEVICE/GID@` in front. The port
+    /// is 20049 unless it is given.
     #[cfg(feature = "verbs")]
     #[doc(hidden)]
     Verbs(FabricAddress),
 }
 
-/// Forms of addresses in this build.
+/// Forms of addresses that this build accepts.
 const FORMS: &str = if cfg!(feature = "verbs") {
     "soft:NAME, soft:/path/to/socket, iwarp:HOST:PORT, iwarp:[IPV6]:PORT, verbs:HOST:PORT, verbs:[IPV6]:PORT or \
      verbs:DEVICE/GID@HOST:PORT"
@@ -56,12 +60,12 @@ const FORMS: &str = if cfg!(feature = "verbs") {
     "soft:NAME, soft:/path/to/socket, iwarp:HOST:PORT or iwarp:[IPV6]:PORT"
 };
 
-/// An invalid address: its text and its defect.
+/// A text is not a valid [`Address`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid address {text:?}: {detail}; expected {FORMS}")]
+#[error("invalid address `{}`: {detail}; expected {FORMS}", .text.escape_debug())]
 #[non_exhaustive]
 pub struct AddressError {
-    /// The text.
+    /// The invalid text.
     pub text: String,
     /// Its defect.
     pub detail: &'static str,
@@ -93,20 +97,20 @@ impl Address {
     ///
     /// # Errors
     /// The address is of another fabric than the device.
-    pub(crate) fn of_scheme(&self, scheme: &str) -> Result<&FabricAddress, FabricError> {
+    pub(crate) fn fabric_address_for(&self, scheme: &str) -> Result<&FabricAddress, FabricError> {
         if scheme.is_empty() || scheme == self.scheme() {
             return Ok(self.fabric_address());
         }
         Err(FabricError::new(
             FabricErrorKind::Address,
-            format_args!("address {self}: the client's device takes addresses `{scheme}:…`"),
+            format_args!("invalid address `{self}`: expected `{scheme}:…`, the fabric of the client's device"),
         ))
     }
 
     /// Device that the address names, if any.
     ///
     /// # Errors
-    /// The text before the `@` is no device.
+    /// The text before the `@` has neither form of a device.
     #[doc(hidden)]
     pub fn named_device(&self) -> Result<Option<NamedDevice>, FabricError> {
         match self {
@@ -115,10 +119,12 @@ impl Address {
         }
     }
 
-    /// Host and port; blocks while it resolves the host's name. `None` for a fabric that is not a network.
+    /// Host and port; blocks while it resolves the host's name.
+    ///
+    /// Returns `None` for a fabric that is not a network.
     ///
     /// # Errors
-    /// The name is not found, or the text behind the colon is no host.
+    /// The host name is unknown, or the text after the colon is not a host and port.
     pub fn socket_address(&self) -> Result<Option<SocketAddr>, FabricError> {
         match self {
             Self::Soft(_) => Ok(None),
@@ -126,7 +132,9 @@ impl Address {
         }
     }
 
-    /// An address of this fabric and device at another host and port. Unchanged if the fabric is not a network.
+    /// Replaces host and port; fabric and device stay.
+    ///
+    /// The address is unchanged if its fabric is not a network.
     #[must_use]
     pub fn with_socket_address(&self, at: SocketAddr) -> Self {
         match self {
@@ -143,7 +151,7 @@ impl Address {
     /// Opens a device for this address; takes milliseconds and allocates.
     ///
     /// # Errors
-    /// The failed call, its limit and the remedy; or a knob of another fabric.
+    /// The failed call, its limit and the remedy; or a knob that belongs to another fabric.
     #[doc(hidden)]
     pub fn open(&self, config: &Config) -> Result<AnyFabric, FabricError> {
         config.device.path().check(self.scheme())?;
@@ -169,7 +177,7 @@ impl Address {
         None
     }
 
-    /// Binds the address, for a shard to listen at.
+    /// Binds the address; a shard then listens at it.
     ///
     /// # Errors
     /// Those of [`Fabric::bind`].
@@ -191,13 +199,13 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let error = |detail| AddressError { text: text.into(), detail };
-        let (fabric, rest) = text.split_once(':').ok_or_else(|| error("it names no fabric"))?;
+        let (fabric, rest) = text.split_once(':').ok_or_else(|| error("the fabric is missing"))?;
         if rest.is_empty() {
-            return Err(error("nothing follows the colon"));
+            return Err(error("the part after the colon is empty"));
         }
         let begins_another = |part: &str| ["soft:", "iwarp:", "verbs:"].iter().any(|scheme| part.starts_with(scheme));
         if rest.split(',').skip(1).any(|part| begins_another(part.trim_start())) {
-            return Err(error("it is a list, and only a server takes several addresses"));
+            return Err(error("several addresses, which only a server accepts"));
         }
         let at_host = |devices| host::check(rest, devices).map_err(error).map(|()| FabricAddress(rest.into()));
         match fabric {
@@ -206,8 +214,8 @@ impl FromStr for Address {
             #[cfg(feature = "verbs")]
             "verbs" => at_host(true).map(Self::Verbs),
             #[cfg(not(feature = "verbs"))]
-            "verbs" => Err(error("this build has no verbs fabric: build it with `--features verbs`")),
-            _ => Err(error("the fabric is unknown")),
+            "verbs" => Err(error("the verbs fabric is not in this build: build with `--features verbs`")),
+            _ => Err(error("unknown fabric")),
         }
     }
 }
@@ -224,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_back_as_they_were_written() {
+    fn a_displayed_address_equals_the_parsed_text() {
         let address: Address = "soft:a,b".parse().unwrap();
         assert_eq!(address.to_string(), "soft:a,b", "a name may have a comma");
         let address: Address = "soft:a/b".parse().unwrap();
@@ -236,7 +244,7 @@ mod tests {
 
     #[test]
     #[cfg(feature = "verbs")]
-    fn hosts_and_ports_come_back_as_they_were_written() {
+    fn a_displayed_verbs_address_equals_the_parsed_text() {
         for text in ["verbs:10.0.0.1:20049", "verbs:[fd00::1]:7", "verbs:storage1", "verbs:mlx5_0/3@[fd00::1]:7"] {
             let address: Address = text.parse().unwrap();
             assert_eq!((address.scheme(), address.to_string().as_str()), ("verbs", text));
@@ -251,31 +259,33 @@ mod tests {
         let mut config = Config::default();
         config.device.name = Some("rxe0".into());
         let error = on("mlx5_0").open(&config).err().map(|error| error.to_string()).unwrap_or_default();
-        assert!(error.contains("it names mlx5_0, and `device` is rxe0"), "{error}");
+        assert!(error.contains("names mlx5_0, but `device` is rxe0"), "{error}");
         let soft = SoftwareFabric::new(Config::default().software()).unwrap();
-        let error = "verbs:storage1".parse::<Address>().unwrap().of_scheme(soft.capabilities().scheme).unwrap_err();
-        assert!(error.to_string().contains("takes addresses `soft:"), "{error}");
+        let error =
+            "verbs:storage1".parse::<Address>().unwrap().fabric_address_for(soft.capabilities().scheme).unwrap_err();
+        assert!(error.to_string().starts_with("invalid address `verbs:storage1`: expected `soft:…`"), "{error}");
     }
 
     #[test]
     fn knobs_of_other_fabrics_are_refused_at_open() {
         let opened = |text: &str, config: Config| text.parse::<Address>().unwrap().open(&config).err();
-        let says = |error: Option<FabricError>, knob: &str| error.is_some_and(|error| error.to_string().contains(knob));
+        let names =
+            |error: Option<FabricError>, knob: &str| error.is_some_and(|error| error.to_string().contains(knob));
         let (mut tos, mut mtu) = (Config::default(), Config::default());
         tos.device.tos = Some(8);
         mtu.device.path_mtu = Some(512);
-        assert!(says(opened("soft:knobs", tos.clone()), "tos = 8"));
+        assert!(names(opened("soft:knobs", tos.clone()), "tos = 8"));
         assert_eq!(opened("iwarp:127.0.0.1:0", tos), None);
-        assert!(says(opened("iwarp:127.0.0.1:0", mtu), "path_mtu = 512"));
+        assert!(names(opened("iwarp:127.0.0.1:0", mtu), "path_mtu = 512"));
     }
 
     #[test]
-    fn errors_of_addresses_name_the_cause() {
+    fn errors_of_invalid_addresses_name_the_cause() {
         for (text, why) in [
-            ("", "no fabric"),
-            ("soft", "no fabric"),
-            ("soft:", "follows"),
-            ("tcp:h:1", "unknown"),
+            ("", "fabric is missing"),
+            ("soft", "fabric is missing"),
+            ("soft:", "is empty"),
+            ("tcp:h:1", "unknown fabric"),
             ("iwarp:h:65536", "port"),
             ("iwarp:h:", "port"),
             ("iwarp:h:+1", "port"),
@@ -288,7 +298,7 @@ mod tests {
             #[cfg(feature = "verbs")]
             ("verbs:d/1@h:65536", "port"),
             #[cfg(not(feature = "verbs"))]
-            ("verbs:h:1", "no verbs"),
+            ("verbs:h:1", "not in this build"),
         ] {
             let error = text.parse::<Address>().unwrap_err().to_string();
             assert!(error.contains(why) && error.contains("soft:NAME"), "{error}");

@@ -10,7 +10,7 @@
 //! use rpcrdma::server::ServerConfig;
 //! use rpcrdma::{Address, LocalClient, Procedure, Refusal, Server, Services};
 //!
-//! /// Program numbers from 0x20000000 to 0x3fffffff are everybody's own (RFC 5531 §13).
+//! /// Program numbers from 0x20000000 to 0x3fffffff are for local use (RFC 5531 §13).
 //! const PROGRAM: u32 = 0x2000_0001;
 //! const VERSION: u32 = 1;
 //! const UPPERCASE: u32 = 1;
@@ -19,17 +19,17 @@
 //! // The software fabric needs no device; `verbs:HOST[:PORT]` is one, in builds with the feature `verbs`.
 //! let address: Address = format!("soft:uppercase-{}", std::process::id()).parse()?;
 //!
-//! // DDP-eligible arguments and results are declared: what may travel as chunks. Other calls are refused unrun.
+//! // DDP-eligible arguments and results, which may travel as chunks, are declared. Other calls are refused.
 //! let uppercase = Procedure::new(|call| {
 //!     let text = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
 //!     let mut result = call.result_writer(0)?;
 //!     result.put(&text.to_ascii_uppercase())?;
-//!     // The results that travel within the message: here, how long the text is.
+//!     // The other results travel inline: here the length of the text.
 //!     let len = (text.len() as u32).to_be_bytes();
 //!     call.reply_mut(4)?.copy_from_slice(&len);
 //!     Ok(())
 //! });
-//! // Uncounted: no length word of the text is among the inline arguments.
+//! // Uncounted, because the inline arguments have no length word of the text.
 //! let uppercase = uppercase.read_chunks(1, LONGEST).uncounted().write_chunks(1, LONGEST);
 //! let mut services = Services::new();
 //! services.add(PROGRAM, VERSION, UPPERCASE, uppercase);
@@ -38,7 +38,7 @@
 //! let mut client = LocalClient::connect(&address, ClientConfig::new(PROGRAM, VERSION))?;
 //! let connection = client.first();
 //! let text = b"one message, two chunks".repeat(1000);
-//! // Memory for chunks is the client's to give: the server reaches it for this call only.
+//! // The client allocates memory for chunks. The server can access it only during this call.
 //! let mut argument = client.alloc(connection, text.len())?;
 //! argument.copy_from_slice(&text);
 //! let call = ClientCall::new(UPPERCASE).read_chunk(0, argument).write_chunk(text.len() as u32);
@@ -77,7 +77,7 @@
 //!
 //! # Errors
 //!
-//! A call ends with a [`Reply`] or a [`CallError`], which tells whether the call was sent and may be sent again.
+//! A call ends with a [`Reply`] or a [`CallError`], which says whether the call was sent and may be retried.
 //! [`FailedCall`] returns the buffers of its chunks. A connection ends with a [`CloseReason`]. Errors gain variants in
 //! later versions. The cause of a refusal is in the server's log (crate `log`): install a logger.
 //!
@@ -86,7 +86,7 @@
 
 // docs.rs sets `docsrs`: an item then names its feature.
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// What `unreachable_pub` and `dead_code` find without the feature is reached with it.
+// Items that these lints find unused without the feature are used with it.
 #![cfg_attr(not(feature = "unstable-internals"), allow(unreachable_pub, dead_code))]
 
 pub mod client;
@@ -102,7 +102,7 @@ mod cross_thread;
 #[cfg(feature = "unstable-internals")]
 #[doc(hidden)]
 pub mod cross_thread;
-// One core's loop.
+// Event loop of one core.
 #[cfg(not(feature = "unstable-internals"))]
 mod shard;
 #[cfg(feature = "unstable-internals")]
@@ -114,8 +114,8 @@ mod start_error;
 
 /// Host authentication: keys, and the policy toward peers.
 ///
-/// [`PreSharedKey`](auth::PreSharedKey) is the mechanism that comes with the engine. Further mechanisms implement the
-/// traits of `rpcrdma_proto::auth`, which may change between releases.
+/// The engine has one mechanism, [`PreSharedKey`](auth::PreSharedKey). Further mechanisms implement the traits of
+/// `rpcrdma_proto::auth`, which may change between releases.
 pub mod auth {
     pub use rpcrdma_proto::auth::{AuthPolicy, KeyError, Mechanism, PreSharedKey};
 }

@@ -10,7 +10,8 @@ use crate::fabric::{FabricError, FabricErrorKind};
 
 /// A server, client or shard did not start.
 ///
-/// The text names the call or knob, the limit, and the remedy. [`source`](Error::source) has the system's reason.
+/// The text names the call or knob, the limit, and the remedy. [`source`](Error::source) has the cause, such as the
+/// system's error.
 #[derive(Debug)]
 pub struct StartError {
     kind: StartErrorKind,
@@ -20,7 +21,7 @@ pub struct StartError {
 /// A text, and the error that caused it.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
-struct Caused {
+struct CausedError {
     text: String,
     source: Box<dyn Error + Send + Sync>,
 }
@@ -31,7 +32,7 @@ struct Caused {
 pub enum StartErrorKind {
     /// A knob is out of range, or two declarations conflict.
     Config,
-    /// Not enough memory: none left, a limit, or no right.
+    /// Memory is exhausted, limited or not permitted.
     Memory,
     /// The address is in use, invalid or unreachable.
     Address,
@@ -46,11 +47,13 @@ pub enum StartErrorKind {
 }
 
 impl StartError {
+    /// Wraps an error.
     #[cold]
     pub(crate) fn of(kind: StartErrorKind, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { kind, error: error.into() }
     }
 
+    /// Error with a text.
     #[cold]
     pub(crate) fn new(kind: StartErrorKind, text: impl fmt::Display) -> Self {
         Self::of(kind, text.to_string())
@@ -62,23 +65,29 @@ impl StartError {
         Self::new(StartErrorKind::Config, text)
     }
 
-    /// Records the error that caused this one.
+    /// Error of an option with an invalid value; `expected` has its valid values.
     #[cold]
-    pub(crate) fn because(self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::of(self.kind, Caused { text: self.to_string(), source: source.into() })
+    pub(crate) fn invalid(option: &str, value: impl fmt::Display, expected: impl fmt::Display) -> Self {
+        Self::conflict(format_args!("invalid {option} `{value}`: expected {expected}"))
     }
 
-    /// Error of a thread that could not be started; `what` names it.
+    /// Adds the error that caused this one.
     #[cold]
-    pub(crate) fn no_thread(what: impl fmt::Display, source: io::Error) -> Self {
+    pub(crate) fn caused_by(self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::of(self.kind, CausedError { text: self.to_string(), source: source.into() })
+    }
+
+    /// Error of a thread that could not be started; `what` names the thread.
+    #[cold]
+    pub(crate) fn thread_not_started(what: impl fmt::Display, source: io::Error) -> Self {
         let text = format_args!("cannot start {what} ({})", thread_limits());
-        Self::new(StartErrorKind::System, text).because(source)
+        Self::new(StartErrorKind::System, text).caused_by(source)
     }
 
-    /// Adds the knobs that have asked for what is lacking.
+    /// Adds the knobs that determine the demand for the missing resource.
     #[cold]
     pub(crate) fn with_knobs(self, knobs: impl fmt::Display) -> Self {
-        Self::of(self.kind, Caused { text: format!("{self} ({knobs})"), source: Box::new(self) })
+        Self::of(self.kind, CausedError { text: format!("{self} ({knobs})"), source: Box::new(self) })
     }
 
     /// Category of this error.
@@ -86,13 +95,13 @@ impl StartError {
         self.kind
     }
 
-    /// Another listener has the address.
+    /// Whether another listener has the address.
     #[doc(hidden)]
     pub fn is_address_in_use(&self) -> bool {
-        self.shown::<FabricError>().is_some_and(|error| error.kind() == FabricErrorKind::AddressInUse)
+        self.inner::<FabricError>().is_some_and(|error| error.kind() == FabricErrorKind::AddressInUse)
     }
 
-    /// Number of the system's error that caused this one, if it is known. For the C interface.
+    /// Number (`errno`) of the system's error that caused this one, if it is known. For the C interface.
     #[doc(hidden)]
     pub fn os_error(&self) -> Option<i32> {
         let first: &(dyn Error + 'static) = &*self.error;
@@ -105,7 +114,7 @@ impl StartError {
     }
 
     /// The inner error, if it has this type.
-    pub(crate) fn shown<T: Error + 'static>(&self) -> Option<&T> {
+    pub(crate) fn inner<T: Error + 'static>(&self) -> Option<&T> {
         self.error.downcast_ref()
     }
 }
@@ -151,19 +160,19 @@ mod tests {
     use crate::shard::CloseReason;
 
     #[test]
-    fn the_number_of_the_system_error_is_known_behind_each_layer() {
+    fn os_error_is_found_behind_each_layer() {
         let (full, number) = (|| io::Error::from(Errno::MFILE), Errno::MFILE.raw_os_error());
         let fabric = || FabricError::failed("epoll_create", &full());
         assert!(fabric().to_string().contains(" (RLIMIT_NOFILE is "), "{}", fabric());
         assert_eq!(CloseReason::from(fabric()).os_error(), Some(number));
-        assert_eq!(StartError::from(fabric().of_setting("stats")).os_error(), Some(number));
-        assert_eq!(StartError::no_thread("a thread", full()).os_error(), Some(number));
+        assert_eq!(StartError::from(fabric().with_setting("stats")).os_error(), Some(number));
+        assert_eq!(StartError::thread_not_started("a thread", full()).os_error(), Some(number));
         assert_eq!(StartError::conflict("shards").os_error(), None);
         assert_eq!(StartError::from(fabric()).with_knobs("memory.receives").os_error(), Some(number));
     }
 
     #[test]
-    fn a_refusal_of_memory_is_of_that_kind_and_names_the_knob() {
+    fn an_error_of_refused_memory_has_kind_memory_and_names_the_knob() {
         let full = |errno: Errno| FabricError::failed("ibv_reg_mr", &errno.into());
         assert_eq!(StartError::from(full(Errno::NOMEM)).kind(), StartErrorKind::Memory);
         assert_eq!(StartError::from(full(Errno::NOBUFS)).kind(), StartErrorKind::Memory);

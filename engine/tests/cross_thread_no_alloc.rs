@@ -1,4 +1,4 @@
-//! The hand-off allocates nothing per call in the steady state.
+//! Calls and results move between threads without an allocation in the steady state.
 //!
 //! The file has only one test, because the counter covers the whole process.
 #![cfg(not(loom))]
@@ -13,10 +13,11 @@ use std::task::{Context, Poll, Waker};
 
 use rpcrdma::cross_thread::idle::IdlePolicy;
 use rpcrdma::cross_thread::mailbox::Mailbox;
-use rpcrdma::cross_thread::parker::{Sleeper, Wake};
+use rpcrdma::cross_thread::parker::{Parker, Wake};
 use rpcrdma::cross_thread::slot::{Completer, SlotTable};
 use rpcrdma::cross_thread::workers::{WorkerConfig, WorkerPool};
 
+/// The system's allocator, which counts allocations while `COUNTS` is set.
 struct Counting;
 
 static COUNTS: AtomicBool = AtomicBool::new(false);
@@ -41,22 +42,22 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static GLOBAL: Counting = Counting;
 
-/// An application thread calls. A shard passes the calls to a worker and completes them.
+/// An application thread makes calls. A shard passes them to a worker, and completes them.
 #[test]
 fn a_call_allocates_nothing_in_the_steady_state() {
     type Call = (u64, Completer<u64>);
     let config = WorkerConfig { idle: IdlePolicy::Event, ring_capacity: 16, ..WorkerConfig::default() };
     let pool = WorkerPool::new(&config, |n: u64| n + 1).unwrap();
-    let mut sleeper = Sleeper::new(Wake::Thread);
-    let mut mailbox = Mailbox::<Call>::new(sleeper.signal());
-    let mut port = pool.attach_shard(&sleeper.signal());
+    let mut parker = Parker::new(Wake::Thread);
+    let mut mailbox = Mailbox::<Call>::new(parker.signal());
+    let mut port = pool.attach_shard(&parker.signal());
     let mut sender = mailbox.connector().connect(16);
     let shard = std::thread::spawn(move || {
         let mut queue = VecDeque::with_capacity(64);
-        let mut known = false;
+        let mut had_sender = false;
         loop {
             let mut work = mailbox.poll(8, |(n, completer)| queue.push_back((completer, n)));
-            known |= mailbox.busy() > 0;
+            had_sender |= mailbox.busy() > 0;
             while let Some((completer, n)) = queue.pop_front() {
                 if let Err(back) = port.dispatch(completer, n) {
                     queue.push_front(back);
@@ -67,11 +68,11 @@ fn a_call_allocates_nothing_in_the_steady_state() {
                 Ok(n) => completer.complete(n),
                 Err(error) => panic!("{error}"),
             });
-            if work == 0 && known && mailbox.busy() == 0 && port.outstanding() == 0 {
+            if work == 0 && had_sender && mailbox.busy() == 0 && port.outstanding() == 0 {
                 break;
             }
             if work == 0 {
-                sleeper.sleep_unless(|| mailbox.has_work() || port.has_done(), None);
+                parker.sleep_unless(|| mailbox.has_work() || port.has_done(), None);
             }
         }
     });
@@ -93,13 +94,13 @@ fn a_call_allocates_nothing_in_the_steady_state() {
             assert_eq!(second, Ok(n + 11));
         }
     };
-    // Warms up each path and the threads' first-use allocations.
+    // The first calls use each path once, with the allocations that threads make at their first use.
     run(200);
     COUNTS.store(true, Ordering::Relaxed);
     run(5_000);
     COUNTS.store(false, Ordering::Relaxed);
     let allocations = ALLOCATIONS.load(Ordering::Relaxed);
-    // Check that the counter works.
+    // This allocation checks that the counter works.
     COUNTS.store(true, Ordering::Relaxed);
     drop(std::hint::black_box(Box::new(1)));
     COUNTS.store(false, Ordering::Relaxed);

@@ -18,7 +18,7 @@ use crate::host::{self, HugePool, MemoryLimits};
 use crate::map::{RawMap, sealed_memfd};
 use crate::report::ArenaReport;
 
-/// The number of an arena. It is unique in the process and never used again.
+/// The number of an arena, which is unique in the process and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ArenaId(NonZeroU32);
 
@@ -35,9 +35,9 @@ impl fmt::Display for ArenaId {
     }
 }
 
-/// Location of the bytes.
+/// The memory behind an arena.
 enum ArenaMemory {
-    /// Made by this crate.
+    /// A memfd of this crate.
     Made { map: RawMap, fd: OwnedFd },
     /// Mapped by the application.
     Given(GivenMemory),
@@ -56,7 +56,7 @@ struct SharedArena {
     id: ArenaId,
     memory: ArenaMemory,
     report: ArenaReport,
-    /// Ranges that pools live in, in order.
+    /// Ranges in use by pools, by offset.
     taken: Mutex<Vec<Range<usize>>>,
 }
 
@@ -69,25 +69,26 @@ impl Arena {
         if let Some(node) = config.node {
             let online = host::online_nodes();
             if !host::list_contains(&online, node) {
-                let which = format!("NUMA node {node}: no such node, online are {online}; see `numactl --hardware`");
+                let which =
+                    format!("NUMA node {node}: no such node, online nodes are {online}; see `numactl --hardware`");
                 return Err(MemError::invalid(format!("mbind of {} bytes to {which}", config.bytes)));
             }
         }
         let (fd, map, report) = obtain(config)?;
-        Ok(Self::of(ArenaMemory::Made { map, fd }, report))
+        Ok(Self::with_memory(ArenaMemory::Made { map, fd }, report))
     }
 
     /// An arena of memory that the application has mapped.
-    pub(crate) fn over(memory: GivenMemory, name: &'static str) -> Self {
+    pub(crate) fn from_external(memory: GivenMemory, name: &'static str) -> Self {
         let (bytes, pages, node, advice) = (memory.len, None, None, None);
         let report = ArenaReport { name, bytes, pages, node, prefaulted: false, locked: false, advice };
-        Self::of(ArenaMemory::Given(memory), report)
+        Self::with_memory(ArenaMemory::Given(memory), report)
     }
 
-    fn of(memory: ArenaMemory, report: ArenaReport) -> Self {
-        static BEFORE: AtomicU32 = AtomicU32::new(0);
+    fn with_memory(memory: ArenaMemory, report: ArenaReport) -> Self {
+        static EARLIER: AtomicU32 = AtomicU32::new(0);
         // Relaxed: only uniqueness counts.
-        let id = ArenaId(NonZeroU32::MIN.saturating_add(BEFORE.fetch_add(1, Ordering::Relaxed)));
+        let id = ArenaId(NonZeroU32::MIN.saturating_add(EARLIER.fetch_add(1, Ordering::Relaxed)));
         log::debug!("{report}");
         Self(Arc::new(SharedArena { id, memory, report, taken: Mutex::new(Vec::new()) }))
     }
@@ -134,8 +135,8 @@ impl Arena {
         }
     }
 
-    /// Takes the first free range of `bytes` bytes, aligned to `align`; returns its offset. Cold.
-    pub(crate) fn take(&self, bytes: usize, align: usize) -> Result<usize, MemError> {
+    /// Takes the first free range of `bytes` bytes, aligned to `align`, and returns its offset.
+    pub(crate) fn take_range(&self, bytes: usize, align: usize) -> Result<usize, MemError> {
         let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut at, mut longest) = (0usize, 0);
         for index in 0..=taken.len() {
@@ -152,8 +153,8 @@ impl Arena {
         Err(MemErrorCause::ArenaFull { arena: self.0.id.get(), needed: bytes, free: longest, len: self.len() }.into())
     }
 
-    /// Returns a range of [`take`](Self::take). Cold.
-    pub(crate) fn give_back(&self, offset: usize) {
+    /// Frees the range that [`take_range`](Self::take_range) has returned.
+    pub(crate) fn free_range(&self, offset: usize) {
         let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.retain(|range| range.start != offset);
     }
@@ -165,11 +166,11 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// Memory that was made here.
-type Made = (OwnedFd, RawMap, ArenaReport);
+/// A mapped memfd, with the report of its pages.
+type MappedMemfd = (OwnedFd, RawMap, ArenaReport);
 
 /// Tries page sizes, the largest first, until one is available.
-fn obtain(config: &ArenaConfig) -> Result<Made, MemError> {
+fn obtain(config: &ArenaConfig) -> Result<MappedMemfd, MemError> {
     let mut advice: Option<String> = None;
     if let PagePolicy::Require(page) = config.pages {
         return try_pages(config, page);
@@ -183,7 +184,7 @@ fn obtain(config: &ArenaConfig) -> Result<Made, MemError> {
             Err(error) => error,
         };
         match *error.0 {
-            // Of two sizes of reserved pages the smaller is the easier to get: its advice stands.
+            // The smaller of two reserved page sizes is easier to get, so its advice replaces that of the larger.
             MemErrorCause::HugePages { pool, .. } => {
                 advice = Some(format!("for {page} pages, {}", pool.shortage(config.bytes)));
             }
@@ -200,8 +201,8 @@ fn obtain(config: &ArenaConfig) -> Result<Made, MemError> {
     Ok((fd, map, ArenaReport { advice, ..report }))
 }
 
-/// One attempt: the whole arena in this page size.
-fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<Made, MemError> {
+/// Makes the whole arena in pages of one size, or fails.
+fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<MappedMemfd, MemError> {
     let &ArenaConfig { node, prefault, lock, name, .. } = config;
     let Some(bytes) = config.bytes.checked_next_multiple_of(page.bytes()) else {
         return Err(MemError::system("mmap", config.bytes, io::ErrorKind::OutOfMemory.into()));
@@ -214,13 +215,13 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<Made, MemError> {
         MemError::from(MemErrorCause::HugePages { call, bytes, pool: HugePool::read(page, node), source })
     };
     let fd = sealed_memfd(name, bytes, page).map_err(|error| match *error.0 {
-        // A kernel without this page size fails here. A limit of the process holds for any page size.
+        // A kernel without this page size fails here. A limit of the process holds for any page size: it is reported.
         MemErrorCause::System { call, source, .. } if page.is_hugetlb() && host::exceeded_limit(&source).is_none() => {
             no_pages(call, source)
         }
         other => other.into(),
     })?;
-    // Descriptors of hugetlb memory need no pages; only the mapping shows whether there are any.
+    // A hugetlb descriptor needs no pages, so only the mapping shows whether any are free.
     let map = RawMap::shared(fd.as_fd(), bytes).map_err(|source| match page.is_hugetlb() {
         true => no_pages("mmap", source),
         false => MemError::system("mmap", bytes, source),
@@ -240,7 +241,7 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<Made, MemError> {
             true => no_pages(call, source),
             false => MemErrorCause::Populate { call, bytes, node, available: host::available_memory(), source }.into(),
         })?;
-        // The kernel promises nothing: check the result.
+        // The advice does not bind the kernel, so the result is checked.
         if page == PageSize::Transparent {
             match host::huge_shmem_bytes(map.base().addr().get()) {
                 0 => return Err(MemErrorCause::Transparent { bytes, setting: host::shmem_enabled() }.into()),
@@ -261,14 +262,14 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<Made, MemError> {
 fn bind(map: &RawMap, node: u32) -> Result<(), MemError> {
     let online = host::online_nodes();
     match map.bind(node) {
-        // A host of one node binds nothing, so a kernel or container without mbind does no harm.
+        // On a host with one node, a kernel or container without mbind does no harm.
         Err(_) if online == node.to_string() => Ok(()),
         Err(source) => Err(MemErrorCause::Bind { bytes: map.len(), node, online, source }.into()),
         Ok(()) => Ok(()),
     }
 }
 
-/// Allocates all pages. Kernels before 5.14 cannot do it through the mapping; there, through the file.
+/// Allocates all pages: through the mapping, or through the file on kernels before 5.14.
 fn populate(map: &RawMap, fd: BorrowedFd<'_>) -> Result<(), (&'static str, io::Error)> {
     match map.populate() {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {

@@ -1,6 +1,6 @@
 #![forbid(unsafe_code)]
 //! Available memory of the host, its control groups and its reserved pages. It is checked before an allocation, because
-//! the kernel answers too much by killing a process.
+//! the kernel kills a process when memory runs out.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::config::{ArenaConfig, PagePolicy, PageSize};
 use crate::error::{MemError, MemErrorCause};
 use crate::host::{HugePool, available_memory};
 
-/// Available memory at one point in time. [Set aside](Self::set_aside) one arena after the other: this checks that all
+/// Available memory at one point in time. [Set aside](Self::set_aside) one arena after the other, which checks that all
 /// fit before the first is created.
 ///
 /// Other processes allocate too, and the kernel's count is an estimate. An arena that fits here may still fail; one
@@ -24,7 +24,7 @@ pub struct AvailableMemory {
 }
 
 impl AvailableMemory {
-    /// Queries the kernel. `node`: the node for reserved pages.
+    /// Queries the kernel. Reserved pages are those of `node`, or of all nodes.
     pub fn now(node: Option<u32>) -> Self {
         let (ordinary, group) = ordinary(available_memory(), Path::new("/"));
         let huge = [PageSize::Huge1G, PageSize::Huge2M].map(|page| HugePool::read(page, node));
@@ -65,15 +65,15 @@ impl AvailableMemory {
         Ok(())
     }
 
-    /// The bound of ordinary memory, and the remedy.
+    /// What bounds ordinary memory, and the remedy.
     fn limit(&self) -> String {
         match &self.group {
-            None => "MemAvailable of /proc/meminfo; ask for less, or end what takes the most: \
+            None => "MemAvailable of /proc/meminfo; request less, or end the largest processes: \
                             `ps -e --sort=-rss -o pid,rss,comm | head`"
                 .to_owned(),
             Some(file) => {
                 let file = file.display();
-                format!("{file} less what is used; ask for less, or raise it: `echo BYTES | sudo tee {file}`")
+                format!("{file} minus memory in use; request less, or raise the limit: `echo BYTES | sudo tee {file}`")
             }
         }
     }
@@ -111,7 +111,7 @@ const V2: GroupFiles = GroupFiles {
 impl GroupFiles {
     /// The remaining allowance of the group in `directory`, and the file of its limit. `None` without a limit.
     fn room(&self, directory: &Path) -> Option<(u64, PathBuf)> {
-        // Version 2 has the word `max` for no limit.
+        // In version 2 the word `max` means no limit.
         let number = |name| fs::read_to_string(directory.join(name)).ok()?.trim().parse::<u64>().ok();
         let (limit, used) = (number(self.limit)?, number(self.used)?);
         let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
@@ -122,7 +122,7 @@ impl GroupFiles {
     }
 }
 
-/// The directories of the groups that this process is in, with those around them.
+/// The directories of the groups that this process is in, with their ancestors.
 fn groups(root: &Path) -> Vec<(PathBuf, &'static GroupFiles)> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut groups = Vec::new();
@@ -134,8 +134,8 @@ fn groups(root: &Path) -> Vec<(PathBuf, &'static GroupFiles)> {
             _ if controllers.split(',').any(|name| name == "memory") => ("sys/fs/cgroup/memory", &V1),
             _ => continue,
         };
-        // In a container the path may be the host's, with its own group mounted at the top. So a missing file proves
-        // nothing.
+        // In a container the path may be the host's, with the container's own group mounted at the top. A missing file
+        // therefore proves nothing.
         let around = Path::new(path.trim_start_matches('/')).ancestors();
         groups.extend(around.map(|path| (root.join(mounted).join(path), files)));
     }
@@ -148,7 +148,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// Files of an imaginary kernel.
+    /// A directory with the files of a simulated kernel.
     fn kernel(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowest_group_counts_less_its_unreclaimable_memory() {
+    fn the_lowest_limit_minus_unreclaimable_usage_is_available() {
         let root = kernel(&[
             ("proc/self/cgroup", "0::/a/b\n"),
             ("sys/fs/cgroup/a/b/memory.max", "max\n"),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_has_other_names_and_containers_other_paths() {
+    fn version_1_groups_of_containers_are_read() {
         let root = kernel(&[
             ("proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/docker/1234\n0::/\n"),
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "2000\n"),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_limits_forbid_nothing() {
+    fn unknown_limits_allow_any_size() {
         let root = kernel(&[]);
         assert_eq!(bounded_by(root.path(), 0), (u64::MAX, None));
     }
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn arenas_are_set_aside_one_after_the_other_in_the_pages_that_they_would_get() {
+    fn each_arena_is_set_aside_in_the_pages_that_it_would_get() {
         let mut host = host(512, GIB);
         for _ in 0..2 {
             host.set_aside(&arena(GIB, PagePolicy::Auto)).unwrap();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn required_pages_are_held_against_those_that_are_free() {
+    fn required_pages_beyond_the_free_ones_are_refused() {
         let require = PagePolicy::Require(PageSize::Huge2M);
         let mut host = host(3, GIB);
         assert_eq!((host.bytes(require), host.bytes(PagePolicy::Auto)), (6 << 20, GIB));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arena_that_the_host_cannot_hold_is_refused_before_it_is_made() {
+    fn an_arena_larger_than_memory_is_refused_before_its_creation() {
         let bytes = usize::try_from(available_memory()).unwrap().saturating_mul(2);
         for pages in [PagePolicy::Small, PagePolicy::NoHugetlb] {
             let error = crate::Arena::new(&arena(bytes as u64, pages)).unwrap_err();

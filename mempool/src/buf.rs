@@ -14,7 +14,7 @@ use crate::core::{BufHeader, release, state};
 use crate::sync::{AtomicU32, Ordering, fence};
 
 /// A part of a buffer: `start + len` is at most the capacity. It is one word, so that a [`Handle`] is two and travels
-/// in registers. Written to memory in halves and copied as a whole, it would stall the core each time.
+/// in registers. Two separate halves, stored one by one and loaded together, would stall the core each time.
 #[derive(Clone, Copy)]
 struct BufWindow(u64);
 
@@ -45,7 +45,7 @@ struct Handle {
 impl Handle {
     #[inline]
     fn header(&self) -> &BufHeader {
-        // SAFETY: the buffer is out, so its core lives, and with it this.
+        // SAFETY: the buffer is out, so its core lives, and with it the header.
         unsafe { self.header.as_ref() }
     }
 
@@ -54,7 +54,7 @@ impl Handle {
         &self.header().state
     }
 
-    /// The buffer with one holder again. The caller gives up its handle, which was the last.
+    /// Turns the last handle into a [`Buf`]. The caller gives up its copy.
     #[inline]
     fn into_buf(self) -> Buf {
         self.state().store(state::HELD, Ordering::Relaxed);
@@ -75,13 +75,13 @@ impl Handle {
     }
 }
 
-/// Getters of all four types. They return the buffer's place, not its contents.
-macro_rules! place {
+/// Getters of all four types. They return the buffer's location, not its contents.
+macro_rules! location_getters {
     ($name:ident) => {
         impl $name {
             /// Bytes of the window.
             #[inline]
-            #[expect(clippy::len_without_is_empty, reason = "says how much memory, not whether there is a content")]
+            #[expect(clippy::len_without_is_empty, reason = "the length of memory, whatever its content")]
             pub fn len(&self) -> usize {
                 self.handle.window.len()
             }
@@ -151,12 +151,12 @@ pub struct Frozen {
 /// A buffer lent to the device for one-sided transfers. No reference to its bytes exists, so the device may read and
 /// write them. Bytes can be copied in and out, as the software device does. Offsets count from the start of the window.
 ///
-/// It stays on the pool's thread, and so its clones are counted without atomic operations. The last clone
-/// either [`reclaim`](Self::reclaim)s it, or returns it to its pool by being dropped.
+/// It stays on the pool's thread, so its clones are counted without atomic operations. The last clone either
+/// [`reclaim`](Self::reclaim)s the buffer, or returns it to its pool when dropped.
 pub struct Lent {
     handle: Handle,
-    /// Keeps it from being `Send` and `Sync`, which the clone count rests on.
-    _here: PhantomData<*mut ()>,
+    /// Keeps the type from being `Send` and `Sync`, because clones are counted without atomic operations.
+    _not_send: PhantomData<*mut ()>,
 }
 
 /// A buffer owned by the device until its transfer ends.
@@ -168,10 +168,10 @@ pub struct Posted {
     handle: Handle,
 }
 
-place!(Buf);
-place!(Frozen);
-place!(Lent);
-place!(Posted);
+location_getters!(Buf);
+location_getters!(Frozen);
+location_getters!(Lent);
+location_getters!(Posted);
 
 // SAFETY: a `Buf` is the only access to its bytes, and returning it works from any thread.
 unsafe impl Send for Buf {}
@@ -209,7 +209,7 @@ impl Buf {
     pub fn set_window(&mut self, start: usize, len: usize) {
         let capacity = self.capacity();
         if start > capacity || len > capacity - start {
-            no_window(start, len, capacity);
+            panic_out_of_bounds(start, len, capacity);
         }
         self.handle.window = BufWindow::new(start as u32, len as u32);
     }
@@ -236,25 +236,26 @@ impl Buf {
         unsafe { slice::from_raw_parts_mut(self.handle.header().data.as_ptr(), self.capacity()) }
     }
 
-    /// Makes it immutable and shareable.
+    /// Makes the buffer immutable and shareable.
     #[inline]
     pub fn freeze(self) -> Frozen {
         let handle = self.into_handle();
-        // Relaxed: clones reach other threads by ways that synchronise.
+        // Relaxed: whatever passes a clone to another thread synchronises.
         handle.state().store(state::FROZEN | 1, Ordering::Relaxed);
         Frozen { handle }
     }
 
-    /// Lends it to the device. On any thread but the one that owns its living pool, the buffer comes back as the error.
+    /// Lends the buffer to the device. Returns it as the error on any thread but the owner of its pool, and after the
+    /// pool's end.
     #[inline]
     #[doc(hidden)]
     pub fn lend(self) -> Result<Lent, Self> {
-        if !self.handle.header().is_mine() {
+        if !self.handle.header().is_on_owner_thread() {
             return Err(self);
         }
         let handle = self.into_handle();
         handle.state().store(state::LENT | 1, Ordering::Relaxed);
-        Ok(Lent { handle, _here: PhantomData })
+        Ok(Lent { handle, _not_send: PhantomData })
     }
 
     /// Makes the device the owner of the buffer.
@@ -294,7 +295,7 @@ impl Drop for Buf {
 }
 
 impl Frozen {
-    /// A further share, of `len` bytes of the window from `start` on. Nothing is copied.
+    /// A clone that covers `len` bytes of the window from `start` on. Nothing is copied.
     ///
     /// # Panics
     /// If `start + len` exceeds the window.
@@ -307,19 +308,20 @@ impl Frozen {
         part
     }
 
-    /// These bytes, with an owner. `owner` is dropped with the last clone or part of the result, on any thread: nothing
-    /// reads the bytes on its behalf any more. Their buffer goes next, so their memory is still there. Allocates.
+    /// Attaches an owner to the bytes. `owner` is dropped with the last clone or part of the result, on any thread;
+    /// from then on nothing reads the bytes on its behalf. The buffer is released after it, so the memory is still
+    /// valid during the drop. Allocates.
     pub fn with_owner(self, owner: impl Send + Sync + 'static) -> Self {
         let (header, window) = (self.handle.header().owned(), self.handle.window);
         let owned = NonNull::from(Box::leak(Box::new(Owned { header, _owner: Box::new(owner), _bytes: self })));
         Self { handle: Handle { header: owned.cast(), window } }
     }
 
-    /// Whether it has an owner, which is dropped with the last clone.
+    /// Whether the bytes have an owner, which is dropped with the last clone.
     #[inline]
     #[doc(hidden)]
     pub fn has_owner(&self) -> bool {
-        // Relaxed: it does not change while clones live.
+        // Relaxed: this does not change while clones live.
         is_owned(self.handle.state().load(Ordering::Relaxed))
     }
 }
@@ -329,7 +331,7 @@ impl Frozen {
 struct Owned {
     /// The first field: the clones have its address.
     header: BufHeader,
-    /// It is dropped before the bytes: its drop may use their memory, which stays mapped meanwhile.
+    /// Dropped before the bytes, because its drop may use their memory, which stays mapped meanwhile.
     _owner: Box<dyn Any + Send + Sync>,
     _bytes: Frozen,
 }
@@ -419,12 +421,12 @@ impl Lent {
 impl Clone for Lent {
     #[inline]
     fn clone(&self) -> Self {
-        // Loads and stores of one thread: no read-modify-write is needed.
+        // One thread counts all clones, so no read-modify-write is needed.
         let state = self.handle.state();
         let before = state.load(Ordering::Relaxed);
         check_count(before);
         state.store(before + 1, Ordering::Relaxed);
-        Self { handle: self.handle, _here: PhantomData }
+        Self { handle: self.handle, _not_send: PhantomData }
     }
 }
 
@@ -465,7 +467,7 @@ impl Drop for Posted {
 /// `header` is that of [`Frozen::with_owner`], and the caller's was the last handle.
 #[cold]
 unsafe fn drop_owned(header: NonNull<BufHeader>) {
-    // SAFETY: it is the first field of an `Owned`, which `with_owner` leaked; the pointer is to all of it.
+    // SAFETY: the header is the first field of an `Owned`, which `with_owner` leaked; the pointer is to all of it.
     drop(unsafe { Box::from_raw(header.cast::<Owned>().as_ptr()) });
 }
 
@@ -475,7 +477,8 @@ fn is_owned(state: u32) -> bool {
     state & !state::COUNT == state::OWNED
 }
 
-/// A count that could wrap would free a buffer in use. Half of the range leaves room for all threads at once.
+/// Aborts before the count wraps, which would free a buffer in use. Half of the range leaves room for all threads at
+/// once.
 #[inline]
 fn check_count(before: u32) {
     #[cold]
@@ -487,11 +490,11 @@ fn check_count(before: u32) {
     }
 }
 
-/// Out of line with its message, off the path of successful calls.
+/// Panics out of line, off the path of successful calls.
 #[cold]
 #[inline(never)]
-fn no_window(start: usize, len: usize, capacity: usize) -> ! {
-    panic!("window {start}+{len} in a buffer of {capacity} bytes");
+fn panic_out_of_bounds(start: usize, len: usize, capacity: usize) -> ! {
+    panic!("window {start}+{len} exceeds the buffer of {capacity} bytes");
 }
 
 #[cfg(all(test, not(loom)))]

@@ -5,9 +5,9 @@ use crate::error::MemError;
 
 /// Buffers start at multiples of this, a cache line.
 pub(crate) const LINE: usize = 64;
-/// Size classes of a pool: few, because the search for one that fits is linear.
+/// Most size classes of a pool. They are few, because the search for one that fits is linear.
 const MAX_CLASSES: usize = 64;
-/// Buffers of a pool: their indices are 32 bits long, and some values are marks of the list of remote frees.
+/// Most buffers of a pool. Their indices have 32 bits, and some values are marks of the list of remote frees.
 const MAX_BUFFERS: usize = u32::MAX as usize >> 1;
 
 /// Sizes and places of the buffers of one class. Offsets count from the start of the pool's range in the arena.
@@ -17,7 +17,7 @@ pub(crate) struct ClassLayout {
     pub(crate) size: usize,
     /// Number of buffers.
     pub(crate) count: usize,
-    /// From one buffer to the next.
+    /// Bytes from the start of one buffer to the next.
     pub(crate) stride: usize,
     /// Offset of the first buffer.
     pub(crate) offset: usize,
@@ -25,22 +25,23 @@ pub(crate) struct ClassLayout {
     pub(crate) first: u32,
 }
 
-/// Distance of two neighbours. From 512 bytes up it is an odd number of cache lines. The first lines of the buffers,
-/// with the headers, then spread over all sets of the cache. At a multiple of 4096 they would all fall into one.
+/// Distance of neighbouring buffers of `size` bytes. From 512 bytes up it is an odd number of cache lines, so that the
+/// first lines of the buffers, with the headers, spread over all sets of the cache. At a multiple of 4096 they would
+/// all fall into one.
 pub(crate) fn stride(size: usize) -> usize {
     let lines = size.div_ceil(LINE);
     LINE.saturating_mul(if size < 512 { lines } else { lines | 1 })
 }
 
 /// Lays the classes out, smallest first, and returns them with the bytes that they take. `stride` is the distance of
-/// two neighbours of a size.
+/// neighbouring buffers of a size.
 pub(crate) fn lay_out(
     classes: &[Class],
     stride: impl Fn(usize) -> usize,
 ) -> Result<(Vec<ClassLayout>, usize), MemError> {
-    let invalid = |why: String| Err(MemError::invalid(format!("size classes: {why}")));
+    let invalid = |why: String| Err(MemError::invalid(format!("invalid size classes: {why}")));
     if classes.is_empty() || classes.len() > MAX_CLASSES {
-        return invalid(format!("{} classes given, from 1 to {MAX_CLASSES} allowed", classes.len()));
+        return invalid(format!("{} classes: expected 1 to {MAX_CLASSES}", classes.len()));
     }
     let mut sorted = classes.to_vec();
     sorted.sort_by_key(|class| class.size);
@@ -48,12 +49,12 @@ pub(crate) fn lay_out(
     for Class { size, count } in sorted {
         if size == 0 || count == 0 || size > u32::MAX as usize {
             return invalid(format!(
-                "{count} buffers of {size} bytes; neither may be 0, nor a size exceed {}",
+                "{count} buffers of {size} bytes: neither may be 0, and the size may not exceed {}",
                 u32::MAX
             ));
         }
         if layouts.last().is_some_and(|last: &ClassLayout| last.size == size) {
-            return invalid(format!("size {size} given twice"));
+            return invalid(format!("two classes of {size} bytes"));
         }
         if count > MAX_BUFFERS - first {
             return invalid(format!("more than {MAX_BUFFERS} buffers"));
@@ -107,7 +108,7 @@ mod tests {
             (vec![], "0 classes"),
             (vec![c(0, 1)], "0 bytes"),
             (vec![c(64, 0)], "0 buffers"),
-            (vec![c(64, 1), c(64, 2)], "twice"),
+            (vec![c(64, 1), c(64, 2)], "two classes of 64 bytes"),
             (vec![c(64, MAX_BUFFERS + 1)], "more than"),
             (vec![c(usize::MAX, 1)], "exceed"),
             (vec![c(64, 1); 65], "65 classes"),

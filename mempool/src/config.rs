@@ -64,7 +64,7 @@ pub enum PagePolicy {
     NoHugetlb,
     /// This size or an error.
     Require(PageSize),
-    /// 4 KiB pages, without asking for more.
+    /// 4 KiB pages only.
     Small,
 }
 

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "shared bookkeeping of a pool, freed with the last buffer")]
-//! Shared state of a pool and its buffers. It has free lists, buffer states and returns.
+//! Shared state of a pool and its buffers: free lists, buffer states and remote frees.
 //!
-//! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every buffer that is out. It
-//! is not counted per allocation. While the pool lives, the core lives. A dropped pool leaves the number of outstanding
-//! buffers in its [`IndexStack`], and the last of them frees the core.
+//! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every buffer that is out.
+//! Allocations count no reference, because the core lives as long as the pool. A dropped pool leaves the number of
+//! outstanding buffers in its [`IndexStack`], and the last of them frees the core.
 
 use std::cell::{Cell, OnceCell};
 use std::ptr::NonNull;
@@ -16,7 +16,7 @@ use crate::stats::{ClassCensus, ClassStats};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// No thread has this number: it marks a pool without an owner.
-pub(crate) const NOBODY: u64 = u64::MAX;
+pub(crate) const NO_OWNER: u64 = u64::MAX;
 
 /// The holder of a buffer (high bits) and its clones (low bits). Allocation and return do not touch the word: 0 is a
 /// free buffer as well as a held one.
@@ -61,7 +61,7 @@ pub(crate) struct BufHeader {
 impl BufHeader {
     #[inline]
     fn core(&self) -> &Core {
-        // SAFETY: the core owns this, so it lives as long.
+        // SAFETY: the core owns the header, so it lives as long.
         unsafe { self.core.as_ref() }
     }
 
@@ -73,7 +73,7 @@ impl BufHeader {
 
     /// True on the thread that owns the living pool, and nowhere else.
     #[inline]
-    pub(crate) fn is_mine(&self) -> bool {
+    pub(crate) fn is_on_owner_thread(&self) -> bool {
         // Relaxed: a thread sees its own stores, and no other thread's number is its own.
         self.core().owner.load(Ordering::Relaxed) == current_thread()
     }
@@ -104,7 +104,7 @@ pub(crate) struct ClassList {
 }
 
 impl ClassList {
-    /// With room for all its buffers, and none of them. `larger`: buffers of larger classes.
+    /// An empty list with room for all buffers of the class. `larger` is the number of buffers of larger classes.
     fn new(layout: &ClassLayout, larger: usize) -> Self {
         Self {
             layout: *layout,
@@ -144,7 +144,7 @@ impl ClassList {
         self.free.get()
     }
 
-    /// Starts the low-water mark anew.
+    /// Resets the low-water mark to the current level.
     pub(crate) fn reset_low_water(&self) {
         self.low_water.set(self.free.get());
     }
@@ -158,16 +158,16 @@ impl ClassList {
 
 /// The state that a pool shares with its buffers; see the module documentation.
 pub(crate) struct Core {
-    /// The owner's number; [`NOBODY`] once the pool was dropped, and while it moves to another thread. Only the owner
-    /// finds its own number here, or after its end, and that of a pool that was leaked, a thread that has the number
-    /// now.
+    /// The owner's number, or [`NO_OWNER`] once the pool was dropped and while it moves to another thread. Only the
+    /// owner finds its own number here. When the owner of a leaked pool has ended, a new thread may get its number, and
+    /// is then the owner.
     owner: AtomicU64,
     pub(crate) arena: Arena,
     /// Offset of the pool's range in the arena.
     offset: usize,
     /// Smallest size first. Their free lists may only be touched on the owner thread.
     pub(crate) classes: Box<[ClassList]>,
-    /// The buffers, class by class. Filled once the core has its place, which they point to.
+    /// The buffers, class by class. Filled once the core has its final address, because they point to it.
     headers: OnceCell<Box<[BufHeader]>>,
     pub(crate) leaked: AtomicU64,
     /// Buffers that other threads returned.
@@ -175,7 +175,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// Owned by this thread, all buffers free. `offset`: a range of the arena that is this pool's.
+    /// A core owned by this thread, with all buffers free. `offset` is the start of the pool's range in the arena.
     pub(crate) fn new(arena: Arena, offset: usize, layouts: &[ClassLayout]) -> NonNull<Self> {
         let count: usize = layouts.iter().map(|class| class.count).sum();
         let larger = |class: &ClassLayout| count - class.first as usize - class.count;
@@ -217,7 +217,7 @@ impl Core {
         })
     }
 
-    /// Sets the owner: this thread, or nobody. Only the thread that has the pool calls it.
+    /// Sets the owner to this thread, or to none. Only the thread that has the pool calls this.
     pub(crate) fn set_owner(&self, owner: u64) {
         // Relaxed: a thread that gave the pool up sees its own store, and any later owner got the pool from it.
         self.owner.store(owner, Ordering::Relaxed);
@@ -246,7 +246,7 @@ impl Core {
         census
     }
 
-    /// Takes in buffers that other threads returned. Owner thread only.
+    /// Moves the buffers that other threads returned to the free lists. Owner thread only.
     #[inline]
     pub(crate) fn drain(&self) -> usize {
         if !self.remote_free.has_any() {
@@ -265,7 +265,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        self.arena.give_back(self.offset);
+        self.arena.free_range(self.offset);
     }
 }
 
@@ -275,9 +275,9 @@ impl Drop for Core {
 /// `header` is that of a buffer that is out, and that the caller gives up with this call.
 #[inline]
 pub(crate) unsafe fn release(header: NonNull<BufHeader>) {
-    // SAFETY: the buffer is out, so the core, which owns this, lives until it is returned, below.
+    // SAFETY: the buffer is out, so the core, which owns the header, lives until the buffer is returned, below.
     let this = unsafe { header.as_ref() };
-    if this.is_mine() {
+    if this.is_on_owner_thread() {
         this.class().push(header);
     } else {
         // SAFETY: the caller gives up a buffer that is out.
@@ -292,7 +292,7 @@ pub(crate) unsafe fn release(header: NonNull<BufHeader>) {
 #[cold]
 #[inline(never)]
 unsafe fn release_remote(header: NonNull<BufHeader>) {
-    // SAFETY: the buffer is out, so the core, which owns this, lives until the push.
+    // SAFETY: the buffer is out, so the core, which owns the header, lives until the push.
     let BufHeader { core, index, next, .. } = unsafe { header.as_ref() };
     let core = *core;
     // SAFETY: the buffer is out, so its core lives until the push.
@@ -302,7 +302,7 @@ unsafe fn release_remote(header: NonNull<BufHeader>) {
     }
 }
 
-/// Ends the pool's own use of the core. The last buffer out, or this call, frees it.
+/// Ends the pool's own use of the core. This call frees the core if no buffer is out; otherwise the last buffer does.
 ///
 /// # Safety
 /// Called once, by the pool, on the owner thread, as the last thing that it does with `core`.
@@ -311,7 +311,7 @@ pub(crate) unsafe fn abandon(core: NonNull<Core>) {
     let this = unsafe { core.as_ref() };
     let out = this.classes.iter().map(|class| class.layout.count - class.free()).sum();
     // From now on no thread finds its own number here; other threads never did.
-    this.set_owner(NOBODY);
+    this.set_owner(NO_OWNER);
     if this.remote_free.close(out, |index| this.link(index)) {
         // SAFETY: no buffer is out, and the pool gives its pointer up.
         drop(unsafe { Box::from_raw(core.as_ptr()) });

@@ -19,9 +19,9 @@ impl MemError {
         MemErrorCause::Invalid(why.into()).into()
     }
 
-    /// A request of no bytes.
+    /// A request for zero bytes.
     pub(crate) fn empty() -> Self {
-        Self::invalid("an arena of 0 bytes was asked for; give ArenaConfig::bytes a size")
+        Self::invalid("invalid arena of 0 bytes: set ArenaConfig::bytes")
     }
 
     /// A failure to allocate or map memory.
@@ -29,7 +29,7 @@ impl MemError {
         MemErrorCause::System { call, bytes, limits: MemoryLimits::read(), source }.into()
     }
 
-    /// The request itself is invalid: no host has such memory.
+    /// Whether the request itself is invalid: no host has such memory.
     #[doc(hidden)]
     pub fn is_invalid(&self) -> bool {
         matches!(&*self.0, MemErrorCause::Invalid(_))
@@ -81,14 +81,16 @@ pub(crate) enum MemErrorCause {
     Bind {
         bytes: usize,
         node: u32,
-        /// The nodes there are, in the kernel's list form.
+        /// The online nodes, in the kernel's list form.
         online: String,
         source: io::Error,
     },
     /// The pages could not be allocated ahead of use.
     #[error(
         "{call} of {bytes} bytes failed; the host has {} bytes available{}; \
-         see `free -m`, `numactl --hardware` and the limit of the control group", crate::host::shown(*.available), asked_node(*.node)
+         see `free -m`, `numactl --hardware` and the limit of the control group",
+        crate::host::bytes_text(*.available),
+        requested_node(*.node)
     )]
     Populate {
         call: &'static str,
@@ -103,7 +105,7 @@ pub(crate) enum MemErrorCause {
     Short {
         bytes: u64,
         available: u64,
-        /// Their bound, and the remedy.
+        /// What bounds the available bytes, and the remedy.
         limit: String,
     },
     /// Memory could not be allocated or mapped.
@@ -114,8 +116,8 @@ pub(crate) enum MemErrorCause {
     Invalid(String),
     /// The size classes do not fit into the arena.
     #[error(
-        "size classes need {needed} bytes, arena {arena} has {free} of {len} left in one piece; \
-         set ArenaConfig::bytes to at least {needed}, or to 0 to take what is needed"
+        "size classes of {needed} bytes exceed the {free} contiguous free bytes of arena {arena} ({len} bytes); \
+         set ArenaConfig::bytes to at least {needed}, or to 0 for the size of the classes"
     )]
     ArenaFull {
         arena: u32,
@@ -126,26 +128,27 @@ pub(crate) enum MemErrorCause {
     },
 }
 
-fn asked_node(node: Option<u32>) -> String {
-    node.map_or(String::new(), |node| format!(", NUMA node {node} was asked for"))
+fn requested_node(node: Option<u32>) -> String {
+    node.map_or(String::new(), |node| format!(", NUMA node {node} was requested"))
 }
 
-/// Buffers not returned when their pool was closed. Their memory stays valid until the last is dropped.
+/// Buffers outstanding when their pool was closed. Their memory stays valid until the last is dropped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub struct Leak {
-    /// The classes that miss buffers.
+    /// The classes with outstanding buffers.
     pub classes: Vec<ClassCensus>,
 }
 
 impl fmt::Display for Leak {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("pool closed while buffers are out: ")?;
+        f.write_str("pool closed with outstanding buffers: ")?;
         for (i, class) in self.classes.iter().enumerate() {
             let ClassCensus { size, count, held, frozen, lent, posted, leaked, .. } = class;
             write!(
                 f,
-                "{}{} of {count} of {size} bytes ({held} held, {frozen} frozen, {lent} lent, {posted} posted, {leaked} leaked)",
+                "{}{} of {count} buffers of {size} bytes \
+                 ({held} held, {frozen} frozen, {lent} lent, {posted} posted, {leaked} leaked)",
                 if i == 0 { "" } else { "; " },
                 class.outstanding(),
             )?;

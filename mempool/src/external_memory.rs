@@ -1,4 +1,4 @@
-#![expect(unsafe_code, reason = "takes the word of whoever has mapped memory")]
+#![expect(unsafe_code, reason = "relies on the application's statements about its mapping")]
 //! Memory that the application has mapped itself.
 
 use std::any::Any;
@@ -44,16 +44,17 @@ unsafe impl Send for GivenMemory {}
 unsafe impl Sync for GivenMemory {}
 
 impl GivenMemory {
-    /// `len` bytes from `base` on, a multiple of 4096. `owner` is dropped with the last handle of their arena and the
-    /// last buffer in it; devices and calls have finished with them by then. `owner` unmaps them, if necessary.
+    /// Wraps the `len` bytes from `base` on, which is a multiple of 4096. `owner` is dropped with the last handle of
+    /// the arena and the last buffer in it; devices and calls have finished with the memory by then. The drop of
+    /// `owner` unmaps the memory, if necessary.
     ///
     /// # Errors
-    /// There are no bytes, they do not start at a page, or they exceed the address space.
+    /// `len` is 0, `base` is not aligned to a page, or the range exceeds the address space.
     ///
     /// # Safety
     /// From now on until `owner` is dropped:
     /// 1. All of it is mapped, readable and writable, and every byte is initialized (an anonymous mapping is all
-    ///    zeroes). No access to it can be a SIGBUS: a file behind it stays as long, and whole.
+    ///    zeroes). No access to it may raise SIGBUS: a file behind it keeps its length, and gets no holes.
     /// 2. The same pages stay there: no `mmap`, `mremap` or `munmap` over it, no `MADV_DONTNEED`, no hole punched.
     ///    Devices go by the pages that they were registered with.
     /// 3. Memory in a [pool](crate::Pool) belongs to its buffers. No other reference to it is used. No other party,
@@ -65,23 +66,23 @@ impl GivenMemory {
         }
         if !address.is_multiple_of(PageSize::Small.bytes()) {
             return Err(MemError::invalid(format!(
-                "memory at {address:#x} was given for an arena: it must start at a multiple of 4096, as mappings do"
+                "invalid memory for an arena at {address:#x}: expected a multiple of 4096"
             )));
         }
         if len > isize::MAX as usize || address.checked_add(len).is_none() {
             return Err(MemError::invalid(format!(
-                "{len} bytes from {address:#x} were given for an arena: they exceed the address space"
+                "invalid memory for an arena: {len} bytes at {address:#x} exceed the address space"
             )));
         }
         Ok(Self { base, len, _owner: Box::new(owner) })
     }
 
-    /// An arena of this memory.
+    /// Makes an arena of this memory.
     ///
     /// Shards whose configuration includes it send from it, and read into it. It is never exposed to peers. `name` is
     /// for messages.
     pub fn into_arena(self, name: &'static str) -> Arena {
-        Arena::over(self, name)
+        Arena::from_external(self, name)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::config::PageSize;
 pub(crate) const SHMEM_REMEDY: &str =
     "allow them: `echo advise | sudo tee /sys/kernel/mm/transparent_hugepage/shmem_enabled`";
 /// The command that frees huge pages.
-pub(crate) const COMPACT_REMEDY: &str = "make room: `echo 1 | sudo tee /proc/sys/vm/compact_memory`";
+pub(crate) const COMPACT_REMEDY: &str = "compact memory: `echo 1 | sudo tee /proc/sys/vm/compact_memory`";
 /// The commands that raise the limit of locked memory.
 pub(crate) const MEMLOCK_REMEDY: &str = "raise it: `sudo prlimit --pid $$ --memlock=unlimited:unlimited` in the shell \
      that starts the program, `LimitMEMLOCK=infinity` in its systemd unit, or `sudo setcap cap_ipc_lock+ep PROGRAM`";
@@ -25,12 +25,12 @@ pub(crate) struct HugePool {
     pub(crate) node: Option<u32>,
     /// Pages reserved.
     pub(crate) total: u64,
-    /// Unused pages of these.
+    /// Reserved pages that are not in use.
     pub(crate) free: u64,
 }
 
 impl HugePool {
-    /// Reads it from sysfs; zeroes if the kernel has no pages of this size.
+    /// Reads the counts from sysfs. They are 0 if the kernel has no pages of this size.
     pub(crate) fn read(page: PageSize, node: Option<u32>) -> Self {
         let mut pool = Self { page, node, total: 0, free: 0 };
         let count = |file| text(&format!("{}/{file}", pool.directory())).trim().parse().unwrap_or(0);
@@ -51,12 +51,12 @@ impl HugePool {
         self.free * self.page.bytes() as u64
     }
 
-    /// Pages for so many bytes.
+    /// Pages for `bytes` bytes.
     pub(crate) fn needed(&self, bytes: usize) -> u64 {
         bytes.div_ceil(self.page.bytes()) as u64
     }
 
-    /// The pages that are needed for so many bytes and those that are free, and the command that reserves enough.
+    /// The pages that `bytes` bytes need and those that are free, and the command that reserves enough.
     pub(crate) fn shortage(&self, bytes: usize) -> String {
         let (needed, free) = (self.needed(bytes), self.free);
         let on_node = self.node.map_or(String::new(), |node| format!(" on NUMA node {node}"));
@@ -90,7 +90,7 @@ pub struct MemoryLimits {
 }
 
 impl MemoryLimits {
-    /// Asks the kernel.
+    /// Queries the kernel.
     pub fn read() -> Self {
         let memlock = getrlimit(Resource::Memlock);
         let cap_ipc_lock = rustix::thread::capabilities(None)
@@ -119,17 +119,17 @@ impl fmt::Display for MemoryLimits {
             limit(self.address_space),
             limit(self.open_files),
             limit(self.file_size),
-            shown(self.available),
+            bytes_text(self.available),
         )
     }
 }
 
-/// A limit in a text.
+/// Formats a limit.
 fn limit(limit: Option<u64>) -> String {
     limit.map_or("unlimited".to_owned(), |limit| limit.to_string())
 }
 
-/// A file of the kernel; empty if it cannot be read.
+/// Contents of a file of the kernel; empty if it cannot be read.
 fn text(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
@@ -150,11 +150,11 @@ fn errno(error: &io::Error) -> Option<Errno> {
 }
 
 /// The limit that a failed system call has reached: its name, its value, and the command that raises it. `None` if the
-/// error does not tell of one.
+/// error is not about a limit.
 pub fn exceeded_limit(error: &io::Error) -> Option<String> {
     match errno(error)? {
         Errno::MFILE => {
-            // Without a limit the kernel's own, `fs.nr_open`, has been reached.
+            // A process without a limit has reached that of the kernel, `fs.nr_open`.
             let files = limit(getrlimit(Resource::Nofile).current);
             Some(format!("RLIMIT_NOFILE is {files}; `ulimit -n 65536` raises it"))
         }
@@ -166,7 +166,7 @@ pub fn exceeded_limit(error: &io::Error) -> Option<String> {
     }
 }
 
-/// The limits on threads: their names and values. A thread that does not start has mostly reached one of them.
+/// The limits on threads: their names and values. Usually, one of them is reached when a thread cannot start.
 pub fn thread_limits() -> String {
     let [threads, memory] = [Resource::Nproc, Resource::As].map(|resource| limit(getrlimit(resource).current));
     format!(
@@ -178,13 +178,11 @@ pub fn thread_limits() -> String {
 /// The remedy of a failed call.
 pub(crate) fn remedy(error: &io::Error) -> &'static str {
     match errno(error) {
-        Some(Errno::FBIG) => {
-            "memory to share is a file to the kernel: lift the limit of file sizes, `ulimit -f unlimited`"
-        }
+        Some(Errno::FBIG) => "shared memory counts as a file: lift the limit of file sizes, `ulimit -f unlimited`",
         Some(Errno::MFILE) => "raise the limit of open files: `ulimit -n 65536`",
         Some(Errno::NFILE) => "raise the host's limit of open files: `sudo sysctl fs.file-max=1000000`",
         Some(Errno::NOMEM) => {
-            "ask for less, lift `ulimit -v`, or allow more mappings: `sudo sysctl vm.max_map_count=262144`"
+            "request less, lift `ulimit -v`, or allow more mappings: `sudo sysctl vm.max_map_count=262144`"
         }
         Some(Errno::NOSYS | Errno::PERM | Errno::ACCESS) => {
             "the kernel or the container's filter forbids it: see `dmesg` and the seccomp profile"
@@ -198,8 +196,8 @@ pub(crate) fn available_memory() -> u64 {
     bytes_of(text("/proc/meminfo").lines(), "MemAvailable:")
 }
 
-/// Available bytes in a text. A process without a free descriptor cannot ask for them.
-pub(crate) fn shown(available: u64) -> String {
+/// Formats the available bytes. A process without a free descriptor cannot read them.
+pub(crate) fn bytes_text(available: u64) -> String {
     if available == 0 { "an unknown number of".to_owned() } else { available.to_string() }
 }
 
@@ -249,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn this_host_answers() {
+    fn limits_of_this_host_are_read() {
         assert!(available_memory() > 1 << 20);
         assert_ne!(shmem_enabled(), "");
         let limits = MemoryLimits::read();

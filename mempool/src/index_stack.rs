@@ -29,12 +29,12 @@ impl Default for IndexStack {
 }
 
 impl IndexStack {
-    /// Ends a list of indices. Valid indices are less than the one before it.
+    /// Ends a list of indices. Valid indices are less than `NIL - 1`, which marks a closed stack.
     pub const NIL: u32 = u32::MAX;
 
-    /// Returns an index, from any thread. All that this thread did to the item happens before the owner takes it.
+    /// Returns an index, from any thread. This thread's accesses to the item happen before the owner takes the index.
     ///
-    /// True if it was the last item and the owner has ended: the caller frees everything. Otherwise, all items may be
+    /// True if this was the last item and the owner has ended: the caller frees everything. Otherwise, all items may be
     /// freed already: touch none from here on.
     #[inline]
     #[must_use]
@@ -45,7 +45,7 @@ impl IndexStack {
             // Relaxed: published by the exchange below.
             link.store(head, Ordering::Relaxed);
             // Release pairs with the swap in `take` and `close`. Later pushes read-modify-write the head, so they
-            // extend this release. The owner reads only the newest, and synchronises with all.
+            // extend this release: the owner reads only the newest head, and synchronises with all pushes.
             match self.head.compare_exchange_weak(head, index, Ordering::Release, Ordering::Acquire) {
                 Ok(_) => return false,
                 Err(now) => head = now,
@@ -75,9 +75,9 @@ impl IndexStack {
         std::iter::successors(next(first), move |&index| next(link(index).load(Ordering::Relaxed)))
     }
 
-    /// Closes the stack. Owner only, once, as its last call. `out` items are out, those that wait here included.
+    /// Closes the stack. Owner only, once, as its last call. `out` items are out, including those that wait here.
     ///
-    /// True if all of them are back by now: the caller frees everything. Otherwise the last [`push`](Self::push)
+    /// True if all of them have been returned: the caller frees everything. Otherwise the last [`push`](Self::push)
     /// returns true.
     #[must_use]
     pub fn close<'a>(&self, out: usize, link: impl Fn(u32) -> &'a AtomicU32) -> bool {
@@ -89,9 +89,9 @@ impl IndexStack {
         self.count_down(waiting + 1)
     }
 
-    /// Subtracts so many returned items of a closed stack; true if none is left.
+    /// Subtracts returned items of a closed stack; true if none is left.
     fn count_down(&self, returned: usize) -> bool {
-        // AcqRel: each returner publishes its last accesses, and the last one takes all of them in before it frees.
+        // AcqRel: each returner publishes its accesses, and the last returner sees all of them before it frees.
         self.remaining.fetch_sub(returned, Ordering::AcqRel) == returned
     }
 }

@@ -1,10 +1,10 @@
-//! Hugepage arenas, per-core buffer pools, and buffers whose owner is a type.
+//! Hugepage arenas, per-core buffer pools, and buffers whose type states their owner.
 //!
 //! The memory layer of an RPC-over-RDMA engine. It is independent of NICs: devices register an [`Arena`] by address.
 //!
 //! 1. An [`Arena`] is one sealed memfd, mapped once and prefaulted. It uses hugetlb pages where the host has them, on
 //!    the configured NUMA node. Its [`ArenaReport`] states in one line the pages obtained and how to get larger ones.
-//!    Or it is memory that the application has mapped itself ([`GivenMemory`]).
+//!    An arena can also be memory that the application has mapped itself ([`GivenMemory`]).
 //! 2. A [`Pool`] cuts (part of) an arena into buffers of a few size classes. It belongs to the thread that made it:
 //!    allocating and freeing there uses no atomic operation and never calls the global allocator. Buffers dropped by
 //!    other threads return through a lock-free list; [`Pool::drain_remote`] takes them in once per turn.

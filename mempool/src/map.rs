@@ -93,7 +93,7 @@ impl RawMap {
         const WORD: usize = libc::c_ulong::BITS as usize;
         let mut mask = vec![0 as libc::c_ulong; node as usize / WORD + 1];
         mask[node as usize / WORD] |= 1 << (node as usize % WORD);
-        // The kernel reads one bit less than requested.
+        // The kernel reads one bit less than this number.
         let bits = mask.len() * WORD + 1;
         self.request(|base, len| {
             // SAFETY: changes the place of pages, not their contents; the mask lives across the call and has `bits - 1`
@@ -131,7 +131,7 @@ impl Drop for RawMap {
             // SAFETY: this is the memory of `shared`, and each holder of a pointer into it keeps this value alive.
             return unsafe { dealloc(self.base.as_ptr(), layout) };
         }
-        // SAFETY: the range is ours, whole, and each holder of a pointer into it keeps this value alive.
+        // SAFETY: this is the whole range of our mapping, and each holder of a pointer into it keeps this value alive.
         let result = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(result.is_ok(), "munmap of our own mapping");
     }

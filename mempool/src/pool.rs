@@ -9,7 +9,7 @@ use crate::arena::Arena;
 use crate::buf::Buf;
 use crate::classes::{LINE, lay_out, stride};
 use crate::config::{Class, PoolConfig};
-use crate::core::{ClassList, Core, NOBODY, abandon};
+use crate::core::{ClassList, Core, NO_OWNER, abandon};
 use crate::current_thread;
 use crate::error::{Leak, MemError};
 use crate::stats::{Census, PoolStats};
@@ -20,7 +20,7 @@ use crate::sync::Ordering;
 /// The pool belongs to the thread that created it and cannot leave it. Its buffers can: drop them on any thread. A pool
 /// may be dropped while buffers are in use; the last of them unmaps the memory. [`close`](Self::close) reports them.
 pub struct Pool {
-    /// A raw pointer also keeps the pool from being `Send` or `Sync`. All of its owner-only access rests on that.
+    /// A raw pointer also keeps the pool from being `Send` or `Sync`, which owner-only access relies on.
     core: NonNull<Core>,
     /// Requests that no class could ever hold.
     oversize: Cell<u64>,
@@ -34,33 +34,33 @@ impl Pool {
 
     /// A pool in a free range of an arena, beside others. The range is free again after the pool and all its buffers.
     pub fn in_arena(arena: Arena, classes: &[Class]) -> Result<Self, MemError> {
-        Self::laid_out(arena, classes, stride, LINE)
+        Self::with_layout(arena, classes, stride, LINE)
     }
 
-    /// A pool of pages in a free range of an arena. Its buffers have one size and no gaps, each at a multiple of the
-    /// size in the arena. So a buffer's page of the application's memory is known ([`Buf::base_offset`]), and pages of
-    /// 4096 bytes suit O_DIRECT. Their first lines share the sets of the cache. Without need of such places,
-    /// [classes](Self::in_arena) are faster.
+    /// A pool of pages in a free range of an arena. Its buffers have one size, no gaps, and each begins at a multiple
+    /// of the size in the arena. So a buffer's page of the application's memory is known ([`Buf::base_offset`]), and
+    /// pages of 4096 bytes suit O_DIRECT. For other uses [classes](Self::in_arena) are faster, because the first lines
+    /// of pages share few sets of the cache.
     ///
     /// # Errors
     /// No such range exists; or the size is 0 or not a multiple of 64, or the count is 0.
     pub fn of_pages(arena: Arena, pages: Class) -> Result<Self, MemError> {
         if !pages.size.is_multiple_of(LINE) {
-            let why = format!("size classes: pages of {} bytes: a multiple of {LINE} is wanted", pages.size);
+            let why = format!("invalid size classes: pages of {} bytes: expected a multiple of {LINE}", pages.size);
             return Err(MemError::invalid(why));
         }
-        Self::laid_out(arena, &[pages], |size| size, pages.size)
+        Self::with_layout(arena, &[pages], |size| size, pages.size)
     }
 
-    /// A pool in a range of the arena at a multiple of `align`. `stride` is the distance of two buffers of a size.
-    fn laid_out(
+    /// A pool in a range of the arena at a multiple of `align`. `stride` is the distance of neighbouring buffers.
+    fn with_layout(
         arena: Arena,
         classes: &[Class],
         stride: impl Fn(usize) -> usize,
         align: usize,
     ) -> Result<Self, MemError> {
         let (layouts, bytes) = lay_out(classes, stride)?;
-        let offset = arena.take(bytes, align)?;
+        let offset = arena.take_range(bytes, align)?;
         Ok(Self { core: Core::new(arena, offset, &layouts), oversize: Cell::new(0) })
     }
 
@@ -94,13 +94,13 @@ impl Pool {
     }
 
     /// Allocates a buffer of `len` bytes from the smallest class available. The bytes are those of its last use. `None`
-    /// when all are out.
+    /// when all fitting buffers are out.
     #[inline]
     pub fn alloc(&self, len: usize) -> Option<Buf> {
         self.alloc_within(len, usize::MAX)
     }
 
-    /// Allocates `len` bytes from classes of at most `longest` bytes. Longer buffers are spared.
+    /// Allocates `len` bytes from classes of at most `longest` bytes.
     #[inline]
     pub fn alloc_within(&self, len: usize, longest: usize) -> Option<Buf> {
         for class in self.classes_within(len, longest) {
@@ -118,15 +118,14 @@ impl Pool {
         self.oversize.set(self.oversize.get() + u64::from(self.first_class(len).is_none()));
     }
 
-    /// Allocates buffers, as [`alloc`](Self::alloc), until none is left. It looks up the class once.
+    /// Allocates buffers as [`alloc`](Self::alloc) does, until none is left, but looks up the class once.
     #[inline]
     pub fn alloc_many(&self, len: usize) -> impl Iterator<Item = Buf> + '_ {
         let classes = self.classes_within(len, usize::MAX);
         classes.flat_map(move |class| std::iter::from_fn(move || Self::alloc_from(class, len)))
     }
 
-    /// Allocates from the smallest fitting class, if `enough` accepts its room. The room is that of
-    /// [`first_room`](Self::first_room).
+    /// Allocates from the smallest fitting class, if `enough` accepts the numbers of [`first_room`](Self::first_room).
     #[inline]
     pub fn alloc_if(&self, len: usize, enough: impl FnOnce(usize, usize) -> bool) -> Option<Buf> {
         let class = self.first_class(len).filter(|class| class.free() > 0 && enough(class.free(), class.fitting))?;
@@ -135,11 +134,10 @@ impl Pool {
 
     /// Gives the pool up, before it moves to another thread that [adopts](Self::adopt) it.
     ///
-    /// From now on buffers return as from other threads, also on this one. For code that moves the pool, which safe
-    /// code cannot.
+    /// From now on buffers return as if from other threads, also on this one. Only unsafe code can move a pool.
     #[doc(hidden)]
     pub fn disown(&self) {
-        self.core().set_owner(NOBODY);
+        self.core().set_owner(NO_OWNER);
     }
 
     /// Makes this thread the owner of a pool that was [given up](Self::disown).
@@ -160,8 +158,8 @@ impl Pool {
         self.core().remote_free.has_any()
     }
 
-    /// Takes in the buffers that other threads dropped; returns how many. Once per turn; one relaxed load
-    /// when there are none.
+    /// Moves the buffers that other threads dropped to the free lists, and returns their number. Called once per turn;
+    /// it costs one relaxed load when there are none.
     #[inline]
     pub fn drain_remote(&self) -> usize {
         self.core().drain()
@@ -191,13 +189,13 @@ impl Pool {
 
     /// Free buffers of the smallest fitting class, and the total of [`room`](Self::room).
     ///
-    /// [`alloc`](Self::alloc) takes from this class first. This is fast.
+    /// [`alloc`](Self::alloc) takes from this class first. Faster than [`room`](Self::room).
     #[inline]
     pub fn first_room(&self, len: usize) -> (usize, usize) {
         self.first_class(len).map_or((0, 0), |class| (class.free(), class.fitting))
     }
 
-    /// Starts the low-water marks anew.
+    /// Resets the low-water marks to the current levels.
     pub fn reset_low_water(&self) {
         self.core().classes.iter().for_each(ClassList::reset_low_water);
     }
@@ -209,7 +207,7 @@ impl Pool {
     }
 
     /// Buffers of `len` to `longest` bytes in active use. Each is a [`Buf`] or a [`Lent`](crate::Lent).
-    /// [`Frozen`](crate::Frozen) ones do not count: their readers may keep them. Walks them all.
+    /// [`Frozen`](crate::Frozen) ones do not count, because their readers may keep them. Walks all of these buffers.
     pub fn busy_within(&self, len: usize, longest: usize) -> usize {
         let censuses = self.classes_within(len, longest).map(|class| self.core().census(class));
         censuses.map(|census| census.held + census.lent).sum()
@@ -231,7 +229,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: once, by the pool, which cannot be on another thread than its owner's.
+        // SAFETY: called once, by the pool, which cannot be on another thread than its owner's.
         unsafe { abandon(self.core) };
     }
 }

@@ -4,14 +4,14 @@
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Prefetches the first `LINES` cache lines of a value, or fewer. Any pointer is valid: none is followed. Only a hint:
-/// it does nothing on processors without a known instruction.
+/// Prefetches the first `LINES` cache lines of a value, or fewer. Any pointer is valid, because it is not dereferenced.
+/// On processors without a known instruction this does nothing.
 #[inline]
 pub fn prefetch<const LINES: usize, T>(value: *const T) {
     for line in 0..LINES.min(size_of::<T>().div_ceil(LINE)) {
         let _at = value.cast::<i8>().wrapping_add(line * LINE);
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: it is a hint: no address is wrong for it, and it changes only the caches.
+        // SAFETY: a prefetch is a hint: any address is valid, and only the caches change.
         unsafe {
             std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(_at);
         }

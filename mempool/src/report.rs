@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::config::PageSize;
 
-/// The pages obtained, and how to get larger ones. `Display` makes one line of it.
+/// The pages obtained, and how to get larger ones. `Display` writes one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArenaReport {
     /// [`ArenaConfig::name`](crate::ArenaConfig::name).

@@ -51,7 +51,7 @@ impl PeerRings {
     /// Line `n`, modulo 64, of the page at the mapping's start. The peer may store anything into it.
     #[inline]
     pub fn line(&self, n: usize) -> &Line {
-        // SAFETY: `new` has found so many bytes there. Mappings start at a page, and this one lives as long as `self`.
+        // SAFETY: `new` found that many bytes there. Mappings start at a page, and this one lives as long as `self`.
         // The words are as in `PeerRing::word`.
         let lines = unsafe { self.lines.as_ref() };
         &lines[n % LINES]
@@ -114,7 +114,7 @@ impl<'a> PeerRing<'a> {
     #[inline(always)]
     pub fn word(&self, position: u64) -> &'a AtomicU64 {
         let offset = position as usize & self.place.mask & !7;
-        // SAFETY: the offset is a multiple of 8 below the ring's length, which is one, too.
+        // SAFETY: the offset is a multiple of 8 below the ring's length, which is also a multiple of 8.
         let word = unsafe { self.place.base.add(offset) }.cast::<AtomicU64>();
         // SAFETY: in bounds and aligned; any bits are valid. Shared memory is only ever accessed atomically or by
         // copies, which may tear but not break it. The mapping lives for 'a.
@@ -127,11 +127,11 @@ impl<'a> PeerRing<'a> {
     pub fn read(&self, position: u64, to: &mut [u8]) -> bool {
         let at = position as usize & self.place.mask;
         if at + to.len() > self.place.mask + 1 {
-            return self.read_around(at, to);
+            return self.read_wrapping(at, to);
         }
         // SAFETY: `at` is below the ring's length.
         let from = unsafe { self.place.base.add(at) };
-        // SAFETY: so many bytes follow in the ring, checked above; no Rust slice lies in an unreferenced mapping.
+        // SAFETY: that many bytes follow in the ring, checked above; no Rust slice lies in an unreferenced mapping.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         true
     }
@@ -142,19 +142,19 @@ impl<'a> PeerRing<'a> {
     pub fn write(&self, position: u64, from: &[u8]) -> bool {
         let at = position as usize & self.place.mask;
         if at + from.len() > self.place.mask + 1 {
-            return self.write_around(at, from);
+            return self.write_wrapping(at, from);
         }
         // SAFETY: `at` is below the ring's length.
         let to = unsafe { self.place.base.add(at) };
-        // SAFETY: so many bytes follow in the ring, checked above; no reference to them exists, so `from`
+        // SAFETY: that many bytes follow in the ring, checked above; no reference to them exists, so `from`
         // lies elsewhere.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) };
         true
     }
 
-    /// Reads over the ring's end. Behind it nothing is unwound: callers hold no buffer for that.
+    /// Reads across the ring's end, out of line because this is rare.
     #[inline(never)]
-    fn read_around(self, at: usize, to: &mut [u8]) -> bool {
+    fn read_wrapping(self, at: usize, to: &mut [u8]) -> bool {
         if to.len() > self.place.mask + 1 {
             return false;
         }
@@ -163,7 +163,7 @@ impl<'a> PeerRing<'a> {
     }
 
     #[inline(never)]
-    fn write_around(self, at: usize, from: &[u8]) -> bool {
+    fn write_wrapping(self, at: usize, from: &[u8]) -> bool {
         if from.len() > self.place.mask + 1 {
             return false;
         }
@@ -212,7 +212,7 @@ mod tests {
             assert_eq!(back, [1; 8], "{position}");
             ring.word(position).store(0, Relaxed);
         }
-        // Over the end, and all the way around.
+        // Across the end, and a whole round.
         assert!(ring.write(4096 * 5 + 4090, &[2; 20]));
         let mut back = [0; 4096];
         assert!(ring.read(4090, &mut back));

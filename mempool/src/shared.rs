@@ -23,13 +23,13 @@ pub type Line = [AtomicU64; 8];
 
 /// A memfd of another process, mapped readable and writable.
 ///
-/// All copies check their bounds once and return false, having done nothing, when out of them.
+/// Copies check their bounds, and return false without copying anything if they exceed them.
 #[derive(Debug)]
 pub struct PeerMapping {
     /// First byte of `map`, stored here to save an indirection.
     base: NonNull<u8>,
     len: usize,
-    /// Unmaps.
+    /// Unmaps the memory when dropped.
     _map: RawMap,
 }
 
@@ -39,30 +39,30 @@ unsafe impl Send for PeerMapping {}
 
 impl PeerMapping {
     /// Maps memory of another process. The file must be a memfd of at most `max_len` bytes. It must be sealed against
-    /// shrinking: access behind the end of a file is a SIGBUS. Its pages must not be hugetlb. A process can punch holes
-    /// into such memory and take the pages back. Our next access would be a SIGBUS.
+    /// shrinking, because an access beyond the end of a file raises SIGBUS. Its pages must not be hugetlb, because a
+    /// process can punch holes into such memory and take the pages back: our next access would raise SIGBUS.
     pub fn map(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let kind = rustix::fs::fstatfs(&fd).map_err(|e| refused(format_args!("fstatfs: {e}")))?;
         if kind.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {
             return Err(refused(
-                "it is in hugetlb pages, whose owner can take them back under us; the owner must make its arena with \
+                "its pages are hugetlb, which their owner can take back during use; the owner must make its arena with \
                  PagePolicy::NoHugetlb, or run as the same user",
             ));
         }
         Self::map_trusted(fd, max_len)
     }
 
-    /// Maps memory of a trusted process, hugetlb pages included. The other rules are those of [`map`](Self::map). The
-    /// process has the same user or root, and could kill this one anyway.
+    /// Maps memory of a trusted process, hugetlb pages included. The other rules are those of [`map`](Self::map). A
+    /// trusted process runs as the same user or as root, and could kill this one anyway.
     pub fn map_trusted(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let seals = rustix::fs::fcntl_get_seals(&fd)
-            .map_err(|e| refused(format_args!("fcntl(F_GET_SEALS): {e}; it is no memfd")))?;
+            .map_err(|e| refused(format_args!("fcntl(F_GET_SEALS): {e}; not a memfd")))?;
         if !seals.contains(SealFlags::SHRINK) {
             return Err(refused(format_args!("it can be truncated: its seals {seals:?} lack F_SEAL_SHRINK")));
         }
         let size = rustix::fs::fstat(&fd).map_err(|e| refused(format_args!("fstat: {e}")))?.st_size;
         let Some(len) = usize::try_from(size).ok().filter(|len| (1..=max_len).contains(len)) else {
-            return Err(refused(format_args!("it has {size} bytes; from 1 to {max_len} are allowed")));
+            return Err(refused(format_args!("it has {size} bytes: expected 1 to {max_len}")));
         };
         Self::whole(fd.as_fd(), len).map_err(|error| match error.is_denied() {
             true => refused(format_args!(
@@ -84,7 +84,7 @@ impl PeerMapping {
         self.len
     }
 
-    /// The address of `len` bytes at `offset`, if they are all in here.
+    /// The address of `len` bytes at `offset`, if the mapping has them all.
     #[inline]
     pub(crate) fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         if offset.checked_add(len)? > self.len {
@@ -99,8 +99,7 @@ impl PeerMapping {
     #[must_use = "false means that nothing was copied"]
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> bool {
         let Some(src) = self.at(offset, dst.len()) else { return false };
-        // SAFETY: `src` is valid for `dst.len()` bytes (`at`), and no Rust slice lies in an unreferenced mapping of
-        // ours.
+        // SAFETY: `src` is valid for `dst.len()` bytes (`at`), and no Rust slice lies in an unreferenced mapping.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
         true
     }
@@ -151,7 +150,7 @@ impl PeerMapping {
     }
 }
 
-/// A descriptor of another process is not safe to map.
+/// The error for a descriptor of another process that is not safe to map.
 fn refused(why: impl std::fmt::Display) -> MemError {
     MemError::invalid(format!("memory of another process refused: {why}"))
 }

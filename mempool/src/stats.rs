@@ -29,7 +29,7 @@ pub struct ClassStats {
     /// On the free list.
     #[cfg_attr(feature = "serde", serde(rename = "buffers_free"))]
     pub free: usize,
-    /// Not on it.
+    /// Not on the free list.
     #[cfg_attr(feature = "serde", serde(rename = "buffers_used"))]
     pub outstanding: usize,
     /// Fewest free since the start or the last [`Pool::reset_low_water`](crate::Pool::reset_low_water).
@@ -52,7 +52,7 @@ pub struct Census {
 pub struct ClassCensus {
     /// Capacity of its buffers, in bytes.
     pub size: usize,
-    /// Buffers there are; the sum of all below.
+    /// Number of buffers: the sum of all counts below.
     pub count: usize,
     /// On the free list.
     pub free: usize,

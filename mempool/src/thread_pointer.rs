@@ -6,7 +6,7 @@
 #[inline]
 pub fn current() -> u64 {
     let pointer: u64;
-    // SAFETY: the psABI has the thread pointer there, for reading.
+    // SAFETY: by the psABI, this word holds the thread pointer, and may be read.
     unsafe { std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(pure, readonly, nostack, preserves_flags)) };
     pointer
 }

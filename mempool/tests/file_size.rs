@@ -1,4 +1,4 @@
-//! Too small a limit of file sizes. In a test binary of its own, because the limit is the whole process's.
+//! Too small a limit of file sizes. The test has its own binary, because the limit applies to the whole process.
 #![cfg(not(loom))]
 
 use rpcrdma_mempool::{ArenaConfig, MemError, PagePolicy, SharedMapping, exceeded_limit};
@@ -7,9 +7,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const LIMIT: u64 = 1 << 20;
 
-/// Exceeding the limit by a call of the kernel's would end this process by SIGXFSZ.
+/// A system call that exceeds the limit would end this process by SIGXFSZ.
 #[test]
-fn memory_beyond_rlimit_fsize_is_an_error_that_names_it() {
+fn memory_beyond_rlimit_fsize_is_an_error_that_names_the_limit() {
     let hard = getrlimit(Resource::Fsize).maximum;
     setrlimit(Resource::Fsize, Rlimit { current: Some(LIMIT), maximum: hard }).unwrap();
     let arena = |pages| ArenaConfig { bytes: 4 << 20, pages, ..ArenaConfig::default() }.build().map(drop);
@@ -23,7 +23,7 @@ fn memory_beyond_rlimit_fsize_is_an_error_that_names_it() {
     refused(arena(PagePolicy::Small));
     refused(arena(PagePolicy::default()));
     refused(SharedMapping::create(4 << 20, "ring").map(drop));
-    // Up to the limit there is memory.
+    // Memory up to the limit is allocated.
     drop(SharedMapping::create(LIMIT as usize, "ring").unwrap());
     ArenaConfig { bytes: LIMIT as usize, pages: PagePolicy::Small, ..ArenaConfig::default() }.build().unwrap();
 

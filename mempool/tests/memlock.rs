@@ -1,4 +1,4 @@
-//! Too small a limit of locked memory. In a test binary of its own, because the limit is the whole process's.
+//! Too small a limit of locked memory. The test has its own binary, because the limit applies to the whole process.
 #![cfg(not(loom))]
 
 use std::thread;
@@ -18,7 +18,7 @@ fn the_error_names_limit_and_remedy() {
     let hard = getrlimit(Resource::Memlock).maximum;
     let soft = hard.map_or(LIMIT, |hard| hard.min(LIMIT));
     setrlimit(Resource::Memlock, Rlimit { current: Some(soft), maximum: hard }).unwrap();
-    // Capabilities are a thread's own: this one goes without the one that lifts the limit.
+    // Capabilities belong to a thread: this one drops the capability that lifts the limit.
     let error = thread::spawn(|| {
         let mut sets = capabilities(None).unwrap();
         sets.effective.remove(CapabilitySet::IPC_LOCK);

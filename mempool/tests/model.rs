@@ -1,4 +1,4 @@
-//! Random histories of a pool against a model: every buffer is in exactly one place, keeps its bytes while in use, and
+//! Random histories of a pool against a model: every buffer has exactly one holder, keeps its bytes while in use, and
 //! all counts balance at the end.
 #![cfg(not(loom))]
 #![cfg_attr(not(loom), expect(unsafe_code, reason = "the end of a transfer"))]
@@ -16,8 +16,8 @@ const CLASSES: [(usize, usize); 3] = [(64, 4), (200, 3), (4096, 2)];
 enum Step {
     Alloc(usize),
     Drop(usize),
-    /// Dropped by another thread.
-    DropFar(usize),
+    /// Drop by another thread.
+    DropRemote(usize),
     Freeze(usize),
     Lend(usize),
     Clone(usize),
@@ -34,7 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => prop_oneof![0..300usize, 0..5000usize].prop_map(Step::Alloc),
         3 => n.clone().prop_map(Step::Drop),
-        3 => n.clone().prop_map(Step::DropFar),
+        3 => n.clone().prop_map(Step::DropRemote),
         2 => n.clone().prop_map(Step::Freeze),
         2 => n.clone().prop_map(Step::Lend),
         2 => n.clone().prop_map(Step::Clone),
@@ -54,7 +54,7 @@ enum Held {
     Posted(Posted),
 }
 
-/// A handle, where its buffer is, and the byte that fills its window.
+/// A handle, the offset of its buffer, and the byte that fills its window.
 struct Entry {
     held: Held,
     place: usize,
@@ -88,36 +88,36 @@ impl Entry {
     }
 }
 
-/// Drops received buffers, and answers when done.
-struct Far {
-    send: mpsc::Sender<Option<Held2>>,
+/// A thread that drops the buffers it receives, and reports each drop.
+struct RemoteThread {
+    send: mpsc::Sender<Option<Sendable>>,
     done: mpsc::Receiver<()>,
     thread: thread::JoinHandle<()>,
 }
 
-/// Memory that may leave the thread.
-enum Held2 {
+/// A handle that may leave the thread.
+enum Sendable {
     Buf(Buf),
     Frozen(Frozen),
 }
 
-impl Far {
+impl RemoteThread {
     fn new() -> Self {
         let (send, receive) = mpsc::channel();
-        let (tell, done) = mpsc::channel();
+        let (report, done) = mpsc::channel();
         let thread = thread::spawn(move || {
             while let Ok(Some(held)) = receive.recv() {
                 match held {
-                    Held2::Buf(buf) => drop(buf),
-                    Held2::Frozen(frozen) => drop(frozen),
+                    Sendable::Buf(buf) => drop(buf),
+                    Sendable::Frozen(frozen) => drop(frozen),
                 }
-                tell.send(()).unwrap();
+                report.send(()).unwrap();
             }
         });
         Self { send, done, thread }
     }
 
-    fn drop(&self, held: Held2) {
+    fn drop(&self, held: Sendable) {
         self.send.send(Some(held)).unwrap();
         self.done.recv().unwrap();
     }
@@ -125,7 +125,7 @@ impl Far {
 
 struct Model {
     pool: Pool,
-    far: Far,
+    remote_thread: RemoteThread,
     entries: Vec<Entry>,
     /// Per class: free, waiting on the remote list, fewest free.
     free: [usize; 3],
@@ -142,7 +142,7 @@ impl Model {
         let all = CLASSES.map(|(_, count)| count);
         Self {
             pool: Pool::new(&PoolConfig { classes, arena }).unwrap(),
-            far: Far::new(),
+            remote_thread: RemoteThread::new(),
             entries: Vec::new(),
             free: all,
             remote: [0; 3],
@@ -171,7 +171,7 @@ impl Model {
             self.next_byte = self.next_byte.wrapping_add(1);
             buf.fill(self.next_byte);
             let entry = Entry::new(Held::Buf(buf), class, self.next_byte);
-            assert_eq!(self.clones(entry.place), 0, "a buffer is given out once");
+            assert_eq!(self.clones(entry.place), 0, "a buffer is allocated once");
             self.entries.push(entry);
         }
     }
@@ -192,7 +192,7 @@ impl Model {
                 return;
             }
             Step::Drop(n)
-            | Step::DropFar(n)
+            | Step::DropRemote(n)
             | Step::Freeze(n)
             | Step::Lend(n)
             | Step::Clone(n)
@@ -209,17 +209,17 @@ impl Model {
         let last = self.clones(place) == 0;
         let held = match (step, held) {
             (Step::Drop(_), Held::Buf(_) | Held::Frozen(_) | Held::Lent(_)) => {
-                // Not bound by the pattern: dropped with the tuple, on the way out.
+                // The pattern does not bind the handle, so it is dropped with the tuple on return.
                 self.free[class] += usize::from(last);
                 return;
             }
-            (Step::DropFar(_), Held::Buf(buf)) => {
-                self.far.drop(Held2::Buf(buf));
+            (Step::DropRemote(_), Held::Buf(buf)) => {
+                self.remote_thread.drop(Sendable::Buf(buf));
                 self.remote[class] += 1;
                 return;
             }
-            (Step::DropFar(_), Held::Frozen(frozen)) => {
-                self.far.drop(Held2::Frozen(frozen));
+            (Step::DropRemote(_), Held::Frozen(frozen)) => {
+                self.remote_thread.drop(Sendable::Frozen(frozen));
                 self.remote[class] += usize::from(last);
                 return;
             }
@@ -284,7 +284,7 @@ impl Model {
         out
     }
 
-    /// Ends the pool with buffers out; then ends the buffers.
+    /// Ends the pool with outstanding buffers, and then drops the buffers.
     fn finish(self) {
         let out = self.out();
         let census = self.pool.census();
@@ -305,8 +305,8 @@ impl Model {
         for (i, entry) in self.entries.into_iter().enumerate() {
             entry.check();
             match entry.held {
-                Held::Buf(buf) if i % 2 == 0 => self.far.drop(Held2::Buf(buf)),
-                Held::Frozen(frozen) if i % 2 == 0 => self.far.drop(Held2::Frozen(frozen)),
+                Held::Buf(buf) if i % 2 == 0 => self.remote_thread.drop(Sendable::Buf(buf)),
+                Held::Frozen(frozen) if i % 2 == 0 => self.remote_thread.drop(Sendable::Frozen(frozen)),
                 // SAFETY: there is no device.
                 Held::Posted(posted) => drop(unsafe { posted.complete() }),
                 held => drop(held),
@@ -317,8 +317,8 @@ impl Model {
             !maps.lines().any(|line| line.starts_with(&start) && line.contains("memfd:model")),
             "the last buffer unmaps the arena"
         );
-        self.far.send.send(None).unwrap();
-        self.far.thread.join().unwrap();
+        self.remote_thread.send.send(None).unwrap();
+        self.remote_thread.thread.join().unwrap();
     }
 }
 

@@ -13,17 +13,17 @@ thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: all is left to the system's allocator.
+// SAFETY: all calls are forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.set(CALLS.get() + 1);
-        // SAFETY: as for this function.
+        // SAFETY: the caller keeps the contract of this function, which is the same.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         CALLS.set(CALLS.get() + 1);
-        // SAFETY: as for this function.
+        // SAFETY: the caller keeps the contract of this function, which is the same.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -39,7 +39,7 @@ fn calls(f: impl FnOnce()) -> u64 {
 }
 
 #[test]
-fn the_path_of_a_buffer_does_not_allocate() {
+fn using_buffers_does_not_allocate() {
     assert_ne!(calls(|| drop(std::hint::black_box(Box::new([1u8; 100])))), 0, "the counter counts");
 
     let classes = vec![Class { size: 64, count: 8 }, Class { size: 4096, count: 8 }];
@@ -64,7 +64,7 @@ fn the_path_of_a_buffer_does_not_allocate() {
     };
     assert_eq!(calls(path), 0);
 
-    // The way home from another thread.
+    // The return from another thread.
     let other = std::thread::spawn(move || {
         let bufs: [_; 8] = receive.recv().unwrap();
         calls(|| drop(bufs))

@@ -1,4 +1,4 @@
-// A condition that a test program needs: else it says which, and the library's last failure, and ends.
+// CHECK: unless a condition holds, it prints the condition and the library's last failure, and ends the program.
 
 #ifndef TEST_CHECK_H
 #define TEST_CHECK_H

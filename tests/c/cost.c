@@ -1,4 +1,4 @@
-// What calls cost through C: both ends on one thread, polled in turn. engine/capi/examples/cost.rs is the same in Rust.
+// Instructions of calls in C, for comparison with engine/capi/examples/cost.rs in Rust. One thread polls both ends.
 //
 //   valgrind --tool=callgrind --toggle-collect='*server_side_poll*' cost CALLS [write|read|config]
 //
@@ -88,7 +88,7 @@ __attribute__((noinline)) static void config_side_set(void) {
     CHECK(!rpcrdma_config_set(config, "memory.receives", "4096"));
 }
 
-// What a program sets before.
+// Sets the knobs that a program sets before.
 static void set_others(void) {
     static const char *const others[][2] = {
         {"prefault", "false"},         {"limits.credits", "16"},     {"limits.max_calls", "64"},

@@ -1,5 +1,5 @@
-// A host program of its own habits: it loads the library by dlopen, blocks signals, ignores SIGPIPE, has no standard
-// input and output, forks, and unloads the library.
+// A host program that loads the library by dlopen, blocks signals, ignores SIGPIPE, has no standard input and output,
+// forks, and unloads the library.
 //
 //   host LIBRARY
 #define _GNU_SOURCE
@@ -59,16 +59,16 @@ static void use(const char *path) {
     CHECK(client);
     static const rpcrdma_request request = {.size = sizeof request, .procedure = 1};
     CHECK(!L.rpcrdma_client_call(client, &request, NULL));
-    // Nothing printed goes to a peer.
+    // The standard descriptors are /dev/null, so that nothing that is printed goes to a peer.
     for (int fd = 0; fd < 3; fd++)
         CHECK(!isatty(fd) && lseek(fd, 0, SEEK_CUR) == 0);
-    // A child has the handles, and no threads behind them.
+    // A child has the handles, but not the threads behind them.
     pid_t child = fork();
     if (!child)
         _exit(L.rpcrdma_client_call(client, NULL, NULL) != -EPERM || L.rpcrdma_free(server) != -EPERM);
     int status;
     CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
-    // The server ends first: the client's connection breaks without a SIGPIPE.
+    // The server ends first, and the client's connection breaks without a SIGPIPE.
     CHECK(!L.rpcrdma_server_drain(server, 1000));
     rpcrdma_reply *reply = NULL;
     CHECK(L.rpcrdma_client_call(client, &request, &reply) < 0 && *L.rpcrdma_error());

@@ -1,4 +1,4 @@
-// A client of engine/capi/examples/kv_server.c that asks for a value inline by an empty Write chunk (RFC 8166 §4.3.2.3).
+// A client of kv_server that asks for a value inline by an empty Write chunk (RFC 8166 §4.3.2.3).
 //
 //   kv_inline PORT
 #include <rpcrdma.h>
@@ -14,8 +14,8 @@ enum { PROGRAM = 0x20004b56, VERSION = 1, KV_GET = 1, KV_PUT = 2, XID = 0x1234, 
 #define KEY 3, 0x6b657900
 #define VALUE 5, 0x76616c75, 0x65000000
 
-// Calls with these arguments on a connection of its own. With `chunk`, the call and the answer have an empty Write
-// chunk. `results` gets the words of the results; their number is returned.
+// Makes a call on a new connection. With `chunk`, the call and the answer have an empty Write chunk. `results` gets the
+// words of the results, and their number is returned.
 static size_t call(int port, uint32_t procedure, int chunk, const uint32_t *args, size_t count, uint32_t *results) {
     const uint32_t header[] = {XID, 1, 4, 0, 0}, empty[] = {1, 0}, ends[] = {0, 0};
     const uint32_t rpc[] = {XID, 0, 2, PROGRAM, VERSION, procedure, 0, 0, 0, 0}, accepted[] = {XID, 1, 0, 0, 0, 0};
@@ -50,6 +50,6 @@ int main(int argc, char **argv) {
     int port = atoi(argv[1]);
     CHECK(call(port, KV_PUT, 0, entry, 5, results) == 0);
     CHECK(call(port, KV_GET, 1, key, 2, results) == 4 && !memcmp(results, found, sizeof found));
-    printf("an empty Write chunk comes back, and the value is inline\n");
+    printf("an empty Write chunk is returned, and the value is inline\n");
     return 0;
 }

@@ -1,4 +1,4 @@
-// A store lends its blocks to replies, and overwrites a block in place once `release` says that no reply has it.
+// A store lends its blocks to replies, and overwrites a block in place once `release` reports that no reply uses it.
 //
 //   lent ADDRESS ADDRESS
 #define _GNU_SOURCE
@@ -18,9 +18,9 @@ enum { PROGRAM = 0x20000001, READ = 1, WRITE = 2, BLOCK = 64 << 10, BLOCKS = 4, 
 static struct block {
     unsigned char *data;
     pthread_mutex_t lock;
-    // Replies that have the block.
+    // Replies that use the block.
     int readers;
-    // A call that awaits their end to fill the block with this value.
+    // A call that will fill the block with `value` once no reply uses it.
     rpcrdma_call *writer;
     int value;
 } blocks[BLOCKS];
@@ -34,13 +34,13 @@ static void release_arena(void *context) {
     arenas++;
 }
 
-// Fills a block that nobody reads.
+// Fills a block that no reply uses.
 static void fill(struct block *block, rpcrdma_call *writer) {
     memset(block->data, block->value, BLOCK);
     CHECK(!rpcrdma_call_answer(writer, 0));
 }
 
-// The arena is there yet, also for its last part.
+// The arena's own release comes after those of all parts.
 static void release(void *context) {
     struct block *block = context;
     CHECK(!arenas);
@@ -64,7 +64,7 @@ static struct block *block_of(const void *args, size_t len, int *value) {
     return &blocks[words[0]];
 }
 
-// Lends the whole block, or nothing of it if the call has another value than 0, and says what it is full of.
+// Lends the whole block, or 0 bytes of it if the call's value is not 0. The results have the block's value.
 static void read_block(void *context, rpcrdma_call *call, const void *args, size_t len) {
     int value;
     struct block *block = block_of(args, len, &value);
@@ -189,13 +189,13 @@ static void run(const char *address, int is_polled) {
     }
     while (free_slots < DEPTH)
         turn(client, polled, done, &free_slots);
-    // The memory is free without a further call.
+    // All parts are released without a further call.
     while (released < lent)
         turn(client, polled, NULL, NULL);
     CHECK(reads_done == lent && writes_done == CALLS / 4 && reads_done == 3 * writes_done);
     CHECK(writes_waited > 0 && !refused);
 
-    // A part that does not fit is free at once. The client offers a longer chunk then.
+    // A part that does not fit into the chunk is released at once. Then the client offers a longer chunk.
     free_slots = 0;
     start(client, READ, 0, 0, BLOCK / 2);
     while (!free_slots)
@@ -208,7 +208,7 @@ static void run(const char *address, int is_polled) {
         turn(client, polled, done, &free_slots);
     CHECK(reads_done == 3 * writes_done + 2 && refused == 1);
 
-    // A client ends amid its reads.
+    // A client is freed while it reads.
     for (int i = 0; i < LEFT; i++)
         start(client, READ, (uint32_t)(i % BLOCKS), 0, BLOCK);
     for (int i = 0; i < 3; i++)
@@ -219,7 +219,7 @@ static void run(const char *address, int is_polled) {
         turn(client, polled, NULL, NULL);
     CHECK(!rpcrdma_free(client));
 
-    // A part outlives its server, and has the arena.
+    // A part outlives its server, and keeps the arena.
     rpcrdma_buffer *part = rpcrdma_arena_part(arena, BLOCK, 1, release, &blocks[1]);
     CHECK(part && ++lent && ++blocks[1].readers);
     CHECK(!rpcrdma_arena_part(arena, 0, (size_t)BLOCKS * BLOCK + 1, release, &blocks[0]) && ++lent);

@@ -67,7 +67,7 @@ static void hold(void *context, rpcrdma_call *call, const void *args, size_t len
     pthread_mutex_unlock(&S.lock);
 }
 
-// Answers at the end, after the client's time-out.
+// Keeps a call that `tear_down` answers, after the client's time-out.
 static void forget(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)context, (void)args, (void)len;
     pthread_mutex_lock(&S.lock);
@@ -137,7 +137,7 @@ static int elsewhere(void *(*function)(void *)) {
     return (int)(intptr_t)result;
 }
 
-// Makes a call.
+// Makes a blocking call.
 static int call(rpcrdma_request request) {
     return rpcrdma_client_call(S.client, &request, NULL);
 }
@@ -146,13 +146,13 @@ static int start(rpcrdma_request request) {
     return rpcrdma_local_client_start(S.local_client, &request, NULL);
 }
 
-// Makes a call with a Read chunk, or with a Write chunk.
+// Makes a call with a Read chunk.
 static int call_reads(rpcrdma_buffer *buffer, size_t position) {
     rpcrdma_read_chunk chunk = {.position = position, .buffer = buffer, .len = 4};
     return call(REQUEST(.procedure = 1, .read_chunks = &chunk, .read_count = 1));
 }
 
-// A call that is invalid leaves the buffer to its caller.
+// An invalid call leaves the buffer with its caller, which frees it.
 static int call_reads_own(rpcrdma_buffer *buffer, size_t position) {
     int result = call_reads(buffer, position);
     CHECK(!rpcrdma_free(buffer));
@@ -164,7 +164,7 @@ static int call_writes(rpcrdma_buffer *buffer) {
     return call(REQUEST(.procedure = 1, .write_chunks = &chunk, .write_count = 1));
 }
 
-// Answers a call once more, while a later one may have its place. That one is unharmed.
+// Answers a call again, while a later call may have its slot. The later call is not affected.
 static int answer_again(void) {
     CHECK(!start(REQUEST(.procedure = 4)));
     for (int held = 0; !held;) {
@@ -179,7 +179,7 @@ static int answer_again(void) {
     return result;
 }
 
-// A call that does not start leaves its buffers: the first of two is still there.
+// A call that does not start leaves its buffers: the first of two is still valid.
 static int keeps_buffers(rpcrdma_buffer *second) {
     rpcrdma_read_chunk chunks[] = {{.buffer = S.buffer}, {.position = 64, .buffer = second}};
     int result = call(REQUEST(.procedure = 1, .read_chunks = chunks, .read_count = 2));
@@ -187,7 +187,7 @@ static int keeps_buffers(rpcrdma_buffer *second) {
     return result;
 }
 
-// A buffer in two chunks, or more chunks than a call has: the call does not start, and the buffer is still there.
+// A buffer in two chunks, or more chunks than a call has: the call does not start, and the buffer is still valid.
 static int shares_buffer(size_t reads) {
     rpcrdma_read_chunk chunks[5];
     for (size_t i = 0; i < 5; i++)
@@ -199,7 +199,7 @@ static int shares_buffer(size_t reads) {
     return result;
 }
 
-// A window of 0 bytes is possible, and no chunk. The buffer is as long as before then.
+// A window of 0 bytes is possible, but cannot be a chunk. The buffer keeps its length.
 static int calls_with_empty_window(void) {
     size_t len;
     rpcrdma_buffer *buffer = rpcrdma_alloc(S.client, 64);
@@ -209,7 +209,7 @@ static int calls_with_empty_window(void) {
     return result;
 }
 
-// Polls within itself: the ends of other calls wait.
+// Polls within the report: the ends of other calls wait.
 static void done(void *context, const rpcrdma_completion *completion) {
     rpcrdma_reply *reply = completion->reply;
     CHECK(!completion->error && !S.in_done);
@@ -232,7 +232,7 @@ static void done(void *context, const rpcrdma_completion *completion) {
     ++*(int *)context;
 }
 
-// Of a server with one shard.
+// The shard of a call. The server has one shard.
 static uint32_t shard_of(rpcrdma_call *call) {
     rpcrdma_call_info info = {.shard = 1};
     CHECK(!rpcrdma_call_header(call, &info, sizeof info));
@@ -251,7 +251,7 @@ static int sizes_of(rpcrdma_call *call) {
     return rpcrdma_call_header(call, &older, sizeof older.xid) || older.xid != newer.info.xid || older.program != 1;
 }
 
-// The next failure overwrites the text, and frees nothing.
+// The next failure overwrites the text in place.
 static int text_stays(void) {
     rpcrdma_free(S.call);
     const char *text = rpcrdma_error();
@@ -261,7 +261,7 @@ static int text_stays(void) {
     return text == rpcrdma_error() && strcmp(before, text);
 }
 
-// A server with this knob: why it did not start.
+// Starts a server with a knob, and returns the code of the failure.
 static int start_server(const char *address, const char *name, const char *value) {
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "prefault", "false") && !rpcrdma_config_set(config, name, value));
@@ -282,13 +282,13 @@ static int start_local_server(const char *name, const char *value) {
     return code;
 }
 
-// Why a client did not connect.
+// Returns the code of a connect that fails.
 static int connect_to(const char *address) {
     CHECK(!rpcrdma_client_connect(address, PROGRAM, 1, S.config));
     return -errno;
 }
 
-// A core that this host does not have.
+// Connects with a core that this host does not have.
 static int connect_on_core(void) {
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
@@ -308,7 +308,7 @@ static int connect_pinned(void) {
     return code;
 }
 
-// An arena that a configuration has already.
+// Adds an arena twice to a configuration.
 static int arena_twice(void) {
     CHECK(!rpcrdma_config_set(S.config2, "prefault", "false"));
     CHECK(!rpcrdma_config_arena(S.config2, S.arena) && !rpcrdma_config_arena(S.config2, S.arena));
@@ -341,7 +341,7 @@ static void set_up(void) {
     CHECK(S.client = rpcrdma_client_connect(ADDRESS, PROGRAM, 1, S.config));
     CHECK(S.local_client = rpcrdma_local_client_connect(ADDRESS, PROGRAM, 1, S.config));
     CHECK(S.buffer = rpcrdma_alloc(S.client, 64));
-    // A call that stays unanswered, with a Write chunk; then one that is answered.
+    // The first call has a Write chunk, and stays unanswered. The second one is answered.
     rpcrdma_write_chunk chunk = {.len = 64};
     CHECK(!start(REQUEST(.procedure = 2, .token = 1, .write_chunks = &chunk, .write_count = 1)));
     for (int kept = 0; !kept;) {

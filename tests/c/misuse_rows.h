@@ -1,6 +1,6 @@
 // Wrong use of each function: ROW(function, number, result, is_certain, expression).
 //
-// A certain misuse ends the process in the checked build. `tests/c/run` checks that no function is without a row.
+// A certain misuse ends the process in the checked build. `tests/c/run` checks that each function has a row.
 
 ROW(rpcrdma_version, 1, 0, 0, rpcrdma_version() == NULL)
 ROW(rpcrdma_error, 1, 0, 0, rpcrdma_error() == NULL)
@@ -94,7 +94,7 @@ ROW(rpcrdma_services_add, 18, -EINVAL, 0,
 ROW(rpcrdma_services_add, 19, -EEXIST, 0, rpcrdma_services_add(S.services, PROGRAM, 1, TABLE + 1, 1, sizeof *TABLE))
 ROW(rpcrdma_services_add, 20, -EEXIST, 0,
     rpcrdma_services_add(S.services2, 1, 1, (rpcrdma_procedure[]){TABLE[0], TABLE[0]}, 2, sizeof *TABLE))
-// The first of the two was added.
+// The first of the two procedures was added.
 ROW(rpcrdma_services_add, 28, -EEXIST, 0, rpcrdma_services_add(S.services2, 1, 1, TABLE, 1, sizeof *TABLE))
 ROW(rpcrdma_services_add, 21, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .read_chunks = 1}))
 ROW(rpcrdma_services_add, 22, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .max_read = 1}))

@@ -1,7 +1,7 @@
 // Reads and writes a file of an NFSv4.0 server (RFC 7530). The data travels in chunks (RFC 8267).
 //
 //   nfs_client ADDRESS get PATH >FILE    PATH begins at the server's root
-//   nfs_client ADDRESS put PATH <FILE    the file is there already
+//   nfs_client ADDRESS put PATH <FILE    the file exists
 //
 // Prints the client's statistics to standard error.
 #define _GNU_SOURCE
@@ -22,8 +22,8 @@ enum { OP_LOOKUP = 15, OP_PUTROOTFH = 24, OP_READ = 25, OP_WRITE = 38 };
 enum { FILE_SYNC = 2 };
 // Bytes of a READ or WRITE, of a path, and of the arguments before the data.
 enum { BLOCK = 128 << 10, PATH_MAX_LEN = 512, ARGS_MAX = PATH_MAX_LEN * 9 + 100 };
-// Milliseconds for a call.
-enum { PATIENCE = 60000 };
+// Time-out of a call in milliseconds.
+enum { TIMEOUT = 60000 };
 
 static rpcrdma_client *client;
 
@@ -33,7 +33,7 @@ struct compound {
     uint32_t operations;
 };
 
-// Begins one with the last operation's anonymous stateid and offset; the rest of its arguments follows.
+// Begins a COMPOUND, up to the stateid and offset of the last operation. The caller appends its other arguments.
 static void begin(struct compound *to, const char *path, uint32_t operation, uint64_t offset) {
     unsigned char *at = xdr_put_u32(xdr_put_u32(to->args, 0), 0); // no tag; minor version 0
     unsigned char *count = at;
@@ -53,7 +53,7 @@ static void begin(struct compound *to, const char *path, uint32_t operation, uin
     xdr_put_u32(count, ++to->operations);
 }
 
-// Makes a COMPOUND's call, with a Read chunk behind its arguments and a Write chunk, of `data` and `room` bytes.
+// Calls COMPOUND, with a Read chunk of `len` bytes after the arguments, and a Write chunk of `room` bytes.
 static rpcrdma_reply *call(const struct compound *compound, const void *data, size_t len, size_t room) {
     size_t args_len = (size_t)(compound->end - compound->args);
     rpcrdma_read_chunk read = {.position = args_len, .data = data, .len = len};
@@ -61,7 +61,7 @@ static rpcrdma_reply *call(const struct compound *compound, const void *data, si
     rpcrdma_request request = {.size = sizeof request, .procedure = PROC_COMPOUND,
                                .args = compound->args, .args_len = args_len,
                                .read_chunks = &read, .read_count = len > 0,
-                               .write_chunks = &write, .write_count = room > 0, .timeout = PATIENCE};
+                               .write_chunks = &write, .write_count = room > 0, .timeout = TIMEOUT};
     rpcrdma_reply *reply;
     if (rpcrdma_client_call(client, &request, &reply))
         die("call", rpcrdma_error());

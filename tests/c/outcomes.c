@@ -1,4 +1,4 @@
-// How calls end, as the handler, the client and a server's own threads see it.
+// The ends of calls at the handler, the client, and the threads of a server.
 //
 //   outcomes ADDRESS ADDRESS
 #define _GNU_SOURCE
@@ -15,7 +15,7 @@
 
 enum { PROGRAM = 0x20000001, ROOM = 16 };
 enum { STATUS = 1, FAIL, KEEP, GIVE, END, END_ON_WORKER, HOLD, CREDENTIAL };
-// How FAIL fails.
+// Failures of FAIL.
 enum { OWN_CODE, CODE_OF_FUNCTION, OWN_CODE_WITHOUT_CHUNK, CODE_WITHOUT_CHUNK };
 
 static rpcrdma_server *server, *other;
@@ -27,7 +27,7 @@ static _Atomic(rpcrdma_buffer *) kept;
 static _Atomic(rpcrdma_call *) held;
 
 enum { SHARDS = 2, MOST = 64 };
-// The open connections of each shard, which alone uses them, and the name of their peer.
+// The open connections of each shard, and the name of their peer. Only the shard uses them.
 static struct of_shard {
     uint64_t open[MOST];
     int count;
@@ -35,18 +35,18 @@ static struct of_shard {
 } of_shards[SHARDS];
 static atomic_int begun, ended;
 
-// The place of a connection among the open ones.
-static int place_of(const struct of_shard *shard, uint64_t connection) {
+// The index of a connection among the open ones.
+static int index_of(const struct of_shard *shard, uint64_t connection) {
     int at = 0;
     while (at < shard->count && shard->open[at] != connection)
         at++;
     return at;
 }
 
-static void hear(void *context, const rpcrdma_peer_event *event) {
+static void record_peer(void *context, const rpcrdma_peer_event *event) {
     CHECK(context == of_shards && event->shard < SHARDS && event->peer);
     struct of_shard *shard = &of_shards[event->shard];
-    int at = place_of(shard, event->connection);
+    int at = index_of(shard, event->connection);
     if (event->reason) {
         CHECK(at < shard->count && *event->reason);
         shard->open[at] = shard->open[--shard->count];
@@ -59,13 +59,13 @@ static void hear(void *context, const rpcrdma_peer_event *event) {
     }
 }
 
-// The hook has heard of a call's connection.
-static void is_heard_of(rpcrdma_call *call) {
+// Checks that the hook was called for a call's connection.
+static void check_connection_reported(rpcrdma_call *call) {
     rpcrdma_call_info info;
     char peer[64];
     CHECK(!rpcrdma_call_header(call, &info, sizeof info) && info.shard < SHARDS);
     struct of_shard *shard = &of_shards[info.shard];
-    CHECK(place_of(shard, info.connection) < shard->count);
+    CHECK(index_of(shard, info.connection) < shard->count);
     CHECK(rpcrdma_call_peer(call, peer, sizeof peer) >= 0 && !strcmp(peer, shard->peer));
 }
 
@@ -78,11 +78,11 @@ static int number(const void *args, size_t len) {
 
 static int status(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
     (void)context, (void)results, (void)results_len;
-    is_heard_of(call);
+    check_connection_reported(call);
     return number(args, len);
 }
 
-// A function fails. Then the handler returns a code of its own, or the function's.
+// Lets a function fail, and returns a code of its own, or the function's.
 static int fail(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
     (void)context, (void)results, (void)results_len;
     size_t room = 0;
@@ -116,7 +116,7 @@ static int give(void *context, rpcrdma_call *call, const void *args, size_t len,
     return lent = rpcrdma_call_result(call, 0, kept);
 }
 
-// A server is not ended by its own threads, and goes on. Those of another end it.
+// A server's own threads cannot end it, and it continues. They can end another server.
 static int end(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
     (void)context, (void)args, (void)len, (void)results, (void)results_len;
     CHECK(rpcrdma_free(server) == -EDEADLK);
@@ -156,7 +156,7 @@ static const rpcrdma_procedure TABLE[] = {
     {.number = CREDENTIAL, .handler = credential},
 };
 
-// Makes a call, and returns its code; its status in `status`.
+// Makes a call, and returns its code. `status` gets the status of the reply.
 static int call(rpcrdma_client *client, rpcrdma_request request, int *status) {
     rpcrdma_reply *reply = NULL;
     int code = rpcrdma_client_call(client, &request, &reply);
@@ -186,7 +186,7 @@ static void statuses(rpcrdma_client *client, const char *address, rpcrdma_config
     CHECK(!rpcrdma_free(other));
 }
 
-// A handler's code, if it is not of the function that failed, says nothing of that.
+// A handler's code that is not the failed function's does not have the meaning of that failure.
 static void own_codes(rpcrdma_client *client) {
     rpcrdma_write_chunk chunk = {.len = ROOM};
     int how = OWN_CODE, is;
@@ -203,7 +203,7 @@ static void own_codes(rpcrdma_client *client) {
     CHECK(call(client, request, &is) == -EREMOTEIO && is == RPCRDMA_GARBAGE_ARGS);
 }
 
-// A Read chunk that was taken is a result on its own shard, and no other.
+// A Read chunk that was taken can be a result on its own shard only.
 static void results_of_shards(rpcrdma_client *clients[2]) {
     rpcrdma_read_chunk data = {.data = "0123456789abcdef", .len = ROOM};
     rpcrdma_write_chunk room = {.len = ROOM};
@@ -222,7 +222,7 @@ static void *drain(void *unused) {
     return NULL;
 }
 
-// A server that drains has not run the call.
+// A server that drains answers EBUSY, and does not run the call.
 static void busy(rpcrdma_client *client, const char *address, rpcrdma_config *config) {
     rpcrdma_local_client *holder = rpcrdma_local_client_connect(address, PROGRAM, 1, config);
     CHECK(holder && !rpcrdma_local_client_start(holder, &REQUEST(.procedure = HOLD), NULL));
@@ -235,7 +235,7 @@ static void busy(rpcrdma_client *client, const char *address, rpcrdma_config *co
         code = call(client, REQUEST(.procedure = STATUS, .args = &none, .args_len = sizeof none), &is);
     while (!code);
     CHECK(code == -EBUSY && is == -EBUSY);
-    // Its handlers use the handle until it has ended.
+    // Handlers use the server's handle until it has ended.
     rpcrdma_client *back = rpcrdma_server_call_back(server, held, PROGRAM, 1, NULL);
     CHECK(back);
     // The client takes no calls.
@@ -251,8 +251,8 @@ static void start_again(void *context, const rpcrdma_completion *completion) {
     CHECK(!rpcrdma_local_client_start(again, &REQUEST(.procedure = HOLD), NULL));
 }
 
-// A client with this many calls, of which all but the first have ended.
-static void refused_at_once(const char *address, int calls, int procedure) {
+// Makes a client that starts several calls, of which all but the first end at once.
+static void start_beyond_max_calls(const char *address, int calls, int procedure) {
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
     CHECK(!rpcrdma_config_set(config, "limits.max_calls", "1"));
@@ -263,14 +263,14 @@ static void refused_at_once(const char *address, int calls, int procedure) {
     CHECK(!rpcrdma_free(config));
 }
 
-// A completion may end its client, and make the next one, perhaps in its place: that one's ends are for its own poll.
+// Frees the client and makes another one, perhaps in the same slot, whose ends are for its own polls.
 static void replace(void *address, const rpcrdma_completion *completion) {
     CHECK(completion->error == -EAGAIN && !replaced++ && !rpcrdma_free(again));
-    refused_at_once(address, 3, STATUS);
+    start_beyond_max_calls(address, 3, STATUS);
     stale = completion->reply;
 }
 
-// Nor is the handle of its reply that of the next one's.
+// Checks that the reply's handle of the freed client is invalid now.
 static void replaced_once(void *context, const rpcrdma_completion *completion) {
     (void)context, (void)completion;
     if (stale)
@@ -278,17 +278,17 @@ static void replaced_once(void *context, const rpcrdma_completion *completion) {
     stale = NULL;
 }
 
-static void replaces(char *address) {
-    refused_at_once(address, 3, STATUS);
-    // Without a function, the ends are left.
+static void client_is_replaced_in_callback(char *address) {
+    start_beyond_max_calls(address, 3, STATUS);
+    // A poll without a function leaves the ends for the next one.
     CHECK(rpcrdma_local_client_poll(again, NULL, NULL) >= 0);
     CHECK(rpcrdma_local_client_poll(again, replace, address) == 1 && replaced == 1);
     CHECK(rpcrdma_local_client_poll(again, replaced_once, NULL) == 1 && !stale && !rpcrdma_free(again));
 }
 
-// A call that a completion starts, and that ends at once, is the next poll's.
-static void ends_at_once(const char *address) {
-    refused_at_once(address, 2, HOLD);
+// A call that a completion starts and that ends at once is reported by the next poll.
+static void call_started_in_callback_waits_for_next_poll(const char *address) {
+    start_beyond_max_calls(address, 2, HOLD);
     int ends = 0;
     for (int polls = 1; polls < 4; polls++)
         CHECK(rpcrdma_local_client_poll(again, start_again, &ends) == 1 && ends == polls);
@@ -313,7 +313,7 @@ static int descriptor(void *context, unsigned shard) {
     return *(int *)context;
 }
 
-// Each client has a credential of its own: servers that keep replies tell them apart by it.
+// Each client has a credential of its own, by which duplicate request caches tell clients apart.
 static void credentials(const char *address) {
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
@@ -332,14 +332,14 @@ static void credentials(const char *address) {
     CHECK(!rpcrdma_free(config));
 }
 
-// The log has one line about the descriptor of a file, which is always readable.
+// The log has one line about the descriptor of a file, which a shard cannot sleep on.
 static void task_of_file(const char *address, rpcrdma_config *config) {
     char path[] = "/tmp/rpcrdma-outcomes-XXXXXX";
     int fd = mkstemp(path);
     CHECK(fd >= 0 && !unlink(path));
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, TABLE, 1, sizeof *TABLE));
-    CHECK(!rpcrdma_services_peers(services, hear, of_shards));
+    CHECK(!rpcrdma_services_peers(services, record_peer, of_shards));
     CHECK(!rpcrdma_services_task(services, no_work, descriptor, &fd));
     rpcrdma_server *with_task = rpcrdma_server_start(address, services, config);
     rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
@@ -352,7 +352,7 @@ static void task_of_file(const char *address, rpcrdma_config *config) {
     CHECK(begun == 1 && ended == 1);
 }
 
-// The statistics of a server have its connections.
+// The statistics of a server list its connections.
 static void has_peers(void) {
     static char stats[64 << 10];
     int len = rpcrdma_stats(server, NULL, 0);
@@ -360,7 +360,7 @@ static void has_peers(void) {
     CHECK(rpcrdma_stats(server, stats, sizeof stats) > 0 && strstr(stats, "\"peers\":[{\"slot\":"));
 }
 
-// Knobs of a file, also those that only this interface has.
+// Loads knobs from a file, including those that only the C interface has.
 static void load(rpcrdma_config *config) {
     static const char text[] = "[server]\nshards = 2\nworkers = 1\n[poll]\ncontrol_interval = \"1s\"\n";
     char path[] = "/tmp/rpcrdma-outcomes-XXXXXX";
@@ -381,7 +381,7 @@ int main(int argc, char **argv) {
     load(config);
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, TABLE, sizeof TABLE / sizeof *TABLE, sizeof *TABLE));
-    CHECK(!rpcrdma_services_peers(services, hear, of_shards));
+    CHECK(!rpcrdma_services_peers(services, record_peer, of_shards));
     CHECK(server = rpcrdma_server_start(addresses, services, config));
     rpcrdma_client *clients[2];
     for (int shard = 0; shard < 2; shard++)
@@ -394,8 +394,8 @@ int main(int argc, char **argv) {
     snprintf(addresses, sizeof addresses, "soft:outcomes-%d", (int)getpid());
     CHECK(other = rpcrdma_server_start(addresses, services, config));
     CHECK(!call(clients[0], REQUEST(.procedure = END_ON_WORKER), NULL) && !other);
-    replaces(argv[1]);
-    ends_at_once(argv[1]);
+    client_is_replaced_in_callback(argv[1]);
+    call_started_in_callback_waits_for_next_poll(argv[1]);
     credentials(argv[1]);
     busy(clients[0], argv[1], config);
     CHECK(begun > 10 && ended == begun);

@@ -13,7 +13,7 @@
 
 #include "check.h"
 
-// A port of 127.0.0.1 that nobody uses.
+// An unused port of 127.0.0.1.
 static inline int free_port(void) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof at;
@@ -41,7 +41,7 @@ static inline uint32_t raw_crc32c(const unsigned char *bytes, size_t len) {
     return ~crc;
 }
 
-// Connects, with the CRC that the server asks for in `*crc`.
+// Connects to a server. `*crc` gets whether the server requires CRCs.
 static inline int raw_connect(int port, int *crc) {
     struct sockaddr_in to = {
         .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};

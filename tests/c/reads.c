@@ -16,9 +16,9 @@ enum { PROGRAM = 0x20000001, PAGE = 64 << 10, PAGES = 24, CALLS = 3 * PAGES, KEP
 
 static unsigned char *memory;
 static int released;
-// Chunks in the memory, and elsewhere.
+// Chunks in the application's memory, and in the library's.
 static int inside, outside;
-// The chunks that the handler has taken, at most KEPT of them, and the first bytes that they must keep.
+// The chunks that the handler has taken, at most KEPT of them, and their first bytes, which must not change.
 static rpcrdma_buffer *kept[KEPT];
 static unsigned char first[KEPT];
 static int count;
@@ -117,7 +117,7 @@ static void run(const char *address, int is_polled) {
         CHECK(!polled || rpcrdma_local_server_poll(polled) >= 0);
         CHECK((established = rpcrdma_local_client_is_established(client)) >= 0);
     }
-    // Without a free page, the library's memory has the chunk.
+    // While no page is free, chunks arrive in the library's memory.
     for (int i = 0; i < KEPT; i++)
         call(client, polled, i);
     CHECK(inside == PAGES && outside == KEPT - PAGES);
@@ -133,7 +133,7 @@ static void run(const char *address, int is_polled) {
 
 static rpcrdma_server *caller;
 
-// Calls the client back, with a chunk for each byte of the arguments, full of it.
+// Calls the client back, with a chunk for each byte of the arguments, which is filled with that byte.
 static int call_back(void *context, rpcrdma_call *call, const void *args, size_t args_len, void *results,
                      size_t *results_len) {
     (void)context, (void)results, (void)results_len;
@@ -154,8 +154,8 @@ static int call_back(void *context, rpcrdma_call *call, const void *args, size_t
     return 0;
 }
 
-// `calls` is a multiple of 4, as XDR wants it.
-static void called_back(rpcrdma_local_client *client, int calls) {
+// Makes a call that the server answers by `calls` calls back. Their number is a multiple of 4, as XDR requires.
+static void make_call_backs(rpcrdma_local_client *client, int calls) {
     unsigned char bytes[KEPT];
     for (int i = 0; i < calls; i++)
         bytes[i] = (unsigned char)(i + 1);
@@ -165,7 +165,7 @@ static void called_back(rpcrdma_local_client *client, int calls) {
         CHECK(rpcrdma_local_client_poll(client, done, &is_done) >= 0);
 }
 
-// A client's end gives the memory back, and the next client has all of it.
+// The end of a client returns the memory, and the next client can use all of it.
 static void run_callbacks(const char *address) {
     enum { CLIENTS = 3 };
     rpcrdma_services *services = services_with_memory(), *of_server = rpcrdma_services_new();
@@ -179,10 +179,10 @@ static void run_callbacks(const char *address) {
         rpcrdma_local_client *client = rpcrdma_local_client_connect(address, PROGRAM, 1, of_client);
         CHECK(client);
         inside = outside = count = 0;
-        called_back(client, KEPT);
+        make_call_backs(client, KEPT);
         CHECK(inside == PAGES && outside == KEPT - PAGES);
         free_kept();
-        called_back(client, PAGES);
+        make_call_backs(client, PAGES);
         CHECK(inside == 2 * PAGES && outside == KEPT - PAGES);
         CHECK(!rpcrdma_free(client) && !released);
     }

@@ -1,4 +1,4 @@
-// Results that a handler does not write, or that are not XDR, and Write chunks without bytes or without memory.
+// Results that a handler does not write, results that are not XDR, and Write chunks without bytes or memory.
 //
 //   results ADDRESS ADDRESS
 #define _GNU_SOURCE
@@ -13,7 +13,7 @@
 
 enum { PROGRAM = 0x20000001, ROOM = 16, LONG = 4096 };
 enum { ANSWER = 1, DEFERRED, TWO_CHUNKS, OWN_MEMORY };
-// What the handler of ANSWER and DEFERRED does, in the order of TABLE_OF_CASES.
+// Behaviours of the handlers of ANSWER and DEFERRED.
 enum {
     IGNORE_TOO_LONG,
     IGNORE_TOO_LONG_ROOM,
@@ -45,7 +45,7 @@ static void keep_line(void *context, int level, const char *line) {
     pthread_mutex_unlock(&lock);
 }
 
-// Whether the log has this text. The server writes it before it answers.
+// Whether the log contains this text. The server writes the log before it answers.
 static int has_logged(const char *text) {
     pthread_mutex_lock(&lock);
     int has = strstr(log_text, text) != NULL;
@@ -53,7 +53,7 @@ static int has_logged(const char *text) {
     return has;
 }
 
-// Fails as the case says, and ignores it: returns the status of the handler.
+// Provokes the failure of a case, ignores it, and returns the status of the handler.
 static int act(int which, rpcrdma_call *call) {
     static const char bytes[LONG];
     void *memory;
@@ -79,7 +79,7 @@ static int act(int which, rpcrdma_call *call) {
         CHECK(!rpcrdma_call_reply_with(call, bytes, 8));
         return 0;
     case IGNORE_LONG_CHUNK:
-        // The client calls again with a longer chunk.
+        // The client retransmits the call with a longer chunk.
         memory = rpcrdma_call_write_chunk(call, 0, &room);
         CHECK(memory && (room == ROOM || room == ROOM + 1));
         memset(memory, 7, room);
@@ -159,7 +159,7 @@ static int two_chunks(void *context, rpcrdma_call *call, const void *args, size_
     return 0;
 }
 
-// The Write chunk is offered, and its memory is the handler's. So the data does not belong inline, and no code says so.
+// The caller offers the Write chunk, whose memory is the handler's: the code is not ENOENT, which asks for inline data.
 static int own_memory(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
                       size_t *results_len) {
     (void)results, (void)results_len;
@@ -169,12 +169,12 @@ static int own_memory(void *context, rpcrdma_call *call, const void *args, size_
     CHECK(!rpcrdma_call_write_chunk(call, 0, NULL) && errno == EINVAL);
     CHECK(rpcrdma_call_write_chunk_filled(call, 0, 0) == -EINVAL);
     CHECK(strstr(rpcrdma_error(), has_result ? "given by rpcrdma_call_result" : "RPCRDMA_OWN_RESULTS"));
-    // Without it, the data belongs inline.
+    // The caller does not offer chunk 1, so its data belongs inline.
     CHECK(!rpcrdma_call_write_chunk(call, 1, NULL) && errno == ENOENT);
     return has_result ? 0 : rpcrdma_call_write_chunk_filled(call, 0, ROOM);
 }
 
-// Calls, and returns the code; `*status` is that of the reply, and `*len` the bytes of its results.
+// Makes a call, and returns its code. `*status` gets the status of the reply, and `*len` the bytes of its results.
 static int call(rpcrdma_client *client, rpcrdma_request request, int *status, size_t *len) {
     rpcrdma_reply *reply = NULL;
     int code = rpcrdma_client_call(client, &request, &reply);
@@ -187,7 +187,7 @@ static int call(rpcrdma_client *client, rpcrdma_request request, int *status, si
 }
 
 static void run_cases(rpcrdma_client *client, uint32_t procedure) {
-    // Whether each case has results; -1: its Write chunk is too short.
+    // Whether each case has results; -1: its Write chunk is too short at first.
     static const int has_results[CASES] = {[RECOVER] = 1,           [RECOVER_CHUNK] = 1,
                                            [IGNORE_LONG_CHUNK] = -1, [RECOVER_MISSING_CHUNK] = 1,
                                            [RETURN_LENGTH] = 1,      [NOTHING_IN_MISSING_CHUNK] = 1};
@@ -206,7 +206,7 @@ static void run_cases(rpcrdma_client *client, uint32_t procedure) {
         else if (has_results[which] > 0)
             CHECK(!code && len == 8);
         else if (has_results[which] < 0)
-            // It was too short once.
+            // The retransmitted call has a chunk that is long enough.
             CHECK(!code && len == 8);
         else
             CHECK(code == -EREMOTEIO && status == RPCRDMA_SYSTEM_ERR);

@@ -10,7 +10,7 @@
 
 enum { SHARDS = 2, CALLS = 20, PROGRAM = 0x20000001 };
 
-// Each shard uses its own.
+// One element for each shard, which alone uses it.
 static struct {
     pthread_t thread;
     int has_run, calls;
@@ -53,7 +53,7 @@ int main(int argc, char **argv) {
             CHECK(!rpcrdma_client_call(client, &REQUEST(.procedure = 1), NULL));
         CHECK(!rpcrdma_free(client));
     }
-    // Its threads have ended.
+    // After the drain, the threads of the server have ended.
     CHECK(!rpcrdma_server_drain(server, 10000));
     CHECK(of[0].calls > 0 && of[1].calls > 0 && !pthread_equal(of[0].thread, of[1].thread));
     CHECK(!rpcrdma_free(services) && !rpcrdma_free(config));

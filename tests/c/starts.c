@@ -1,4 +1,4 @@
-// Calls and connections that do not start: codes, texts, and what stays with the caller.
+// Calls and connections that do not start: codes, texts, and the buffers that stay with the caller.
 //
 //   starts ADDRESS ADDRESS
 #define _GNU_SOURCE
@@ -42,7 +42,7 @@ static rpcrdma_config *new_config(void) {
     return config;
 }
 
-// The call does not start, and its buffers, if there are any, are as before.
+// Checks that a call does not start, and leaves its buffers unchanged.
 static void refuses(rpcrdma_local_client *client, rpcrdma_request request, int code, const char *text) {
     uint32_t xid = 7;
     CHECK(rpcrdma_local_client_start(client, &request, &xid) == code && xid == 7);
@@ -79,7 +79,7 @@ static void calls_without_memory(rpcrdma_local_client *client) {
     CHECK(last);
     request.max_reply = BULK / 2;
     refuses(client, request, -ENOBUFS, "memory.bulk_buffers");
-    // No length is cut off.
+    // A length beyond 32 bits is refused, not truncated.
     rpcrdma_write_chunk endless[] = {{.buffer = room}, {.len = (size_t)1 << 33}};
     request.write_chunks = endless, request.write_count = 2, request.max_reply = 0;
     refuses(client, request, -EMSGSIZE, "8589934592");
@@ -93,7 +93,7 @@ static void calls_without_memory(rpcrdma_local_client *client) {
     read.position = 0, request.flags = RPCRDMA_ONE_WAY;
     refuses(client, request, -EINVAL, "with chunks");
     request.flags = 0;
-    // With memory, it starts: the buffers end, and the poll reports only its end.
+    // With enough memory the call starts: the handles of its buffers end, and the poll reports only this call.
     request.write_count = 1, request.max_reply = 0;
     int ended = 0;
     CHECK(!rpcrdma_local_client_start(client, &request, NULL));
@@ -105,7 +105,7 @@ static void calls_without_memory(rpcrdma_local_client *client) {
     CHECK(ended == 1 && !rpcrdma_free(last));
 }
 
-// A blocking call that is invalid leaves its buffers, with and without a place for the reply.
+// An invalid blocking call leaves its buffers with the caller, with or without a pointer for the reply.
 static void calls_with_invalid_chunks(const char *address, rpcrdma_config *config) {
     rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
     CHECK(client);
@@ -134,7 +134,7 @@ static void calls_with_invalid_chunks(const char *address, rpcrdma_config *confi
         data = rpcrdma_buffer_data(room, &len);
         CHECK(data && !strcmp(data, "write") && len == 128);
     }
-    // They are as good as before, and end with a call that starts.
+    // The buffers are still usable, and their handles end with a call that starts.
     read.position = 0;
     CHECK(!rpcrdma_client_call(client, &valid, NULL));
     CHECK(!rpcrdma_buffer_data(sent, NULL) && errno == EBADF && !rpcrdma_buffer_data(room, NULL) && errno == EBADF);
@@ -182,7 +182,7 @@ static void connects(const char *address, const char *knob, const char *value, i
     CHECK(!rpcrdma_free(config));
 }
 
-// A listener whose connections nobody answers.
+// Connects to a listener that never answers, and to addresses without a listener.
 static void connects_without_answer(void) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof at;
@@ -199,12 +199,12 @@ static void connects_without_answer(void) {
     connects("soft:starts-nobody", NULL, NULL, ECONNREFUSED);
 }
 
-// A text has the knob of C, and neither that of Rust nor an option of a command line.
+// Whether a text names the knob of C, and neither that of Rust nor a command-line option.
 static int names_knob(const char *text) {
     return strstr(text, "wire.host_key") && !strstr(text, "wire.host_auth") && !strstr(text, "--");
 }
 
-// Why a server that requires a host key has closed the connection.
+// The close reason names the knob if a server requires a host key.
 static void closes_without_key(const char *address) {
     rpcrdma_config *config = new_config();
     rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
@@ -222,7 +222,7 @@ static void closes_without_key(const char *address) {
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(config));
 }
 
-// A server that requires a host key.
+// Connects to a server that requires a host key.
 static void connects_without_key(const char *address, rpcrdma_services *services) {
     rpcrdma_config *config = new_config();
     CHECK(!rpcrdma_config_set(config, "wire.host_key", "blue:000102030405060708090a0b0c0d0e0f"));
@@ -236,7 +236,7 @@ static void connects_without_key(const char *address, rpcrdma_services *services
     closes_without_key(address);
     rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
     CHECK(client);
-    // The client with another key has found that out, and the server's log names the key, too.
+    // The server's log names the key of the client that connected with another one.
     do
         CHECK(!rpcrdma_client_call(client, &REQUEST(.procedure = 1), NULL));
     while (!unproven);
@@ -268,7 +268,7 @@ static void calls_without_key(const char *address, rpcrdma_services *services) {
     CHECK(!rpcrdma_free(config) && !rpcrdma_free(keyed));
 }
 
-// A client of version 1 does not learn of the key: its calls end, and are not executed.
+// A client of version 1 connects to a server that requires a key, and its calls fail without being executed.
 static void calls_of_version_1_without_key(const char *address, rpcrdma_services *services) {
     rpcrdma_config *config = new_config(), *keyed = new_config();
     CHECK(!rpcrdma_config_set(config, "wire.credit_mode", "v1"));
@@ -295,7 +295,7 @@ static void starts_below_the_limit_of_file_sizes(const char *address, rpcrdma_se
     CHECK(!setrlimit(RLIMIT_FSIZE, &before));
 }
 
-// Sets the limit of descriptors to `more` than those up to the first free one.
+// Lets the process open at most `more` further descriptors.
 static void allow_descriptors(int more) {
     struct rlimit limit;
     int first = dup(0);
@@ -304,7 +304,7 @@ static void allow_descriptors(int more) {
     CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
 }
 
-// A start has failed because the process had no descriptor left, and says so.
+// Whether a start has failed for lack of descriptors, and its text says so.
 static int lacks_descriptors(void) {
     const char *text = rpcrdma_error();
     int says_so = errno == EMFILE && strstr(text, "RLIMIT_NOFILE is ") && strstr(text, "`ulimit -n 65536`");
@@ -313,7 +313,7 @@ static int lacks_descriptors(void) {
     return says_so;
 }
 
-// Servers and clients without the descriptors that they need, at each of the calls that make one.
+// Starts servers and clients without enough descriptors, so that each call that opens one fails.
 static void starts_without_descriptors(const char *address, rpcrdma_services *services) {
     struct rlimit before;
     CHECK(!getrlimit(RLIMIT_NOFILE, &before));
@@ -329,7 +329,7 @@ static void starts_without_descriptors(const char *address, rpcrdma_services *se
         CHECK(!setrlimit(RLIMIT_NOFILE, &before));
     }
     CHECK(failures > 2);
-    // A client's own. With some more, the server lacks descriptors for the connection.
+    // The client itself lacks descriptors. With more of them, the server would lack some for the connection.
     for (int more = 0; more < 3; more++) {
         allow_descriptors(more);
         CHECK(!rpcrdma_client_connect(address, PROGRAM, 1, config) && lacks_descriptors());
@@ -339,7 +339,7 @@ static void starts_without_descriptors(const char *address, rpcrdma_services *se
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
 }
 
-// Under valgrind or a sanitizer, whose own memory is below a limit of address space, too.
+// Whether valgrind or a sanitizer runs, whose own memory would count against a limit of address space.
 static int is_watched(void) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     return 1;
@@ -357,13 +357,13 @@ static size_t mapped(void) {
     return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-// Lets the process map so many bytes more.
+// Lets the process map at most `more` further bytes.
 static void allow_memory(size_t more, const struct rlimit *before) {
     const struct rlimit limit = {.rlim_cur = mapped() + more, .rlim_max = before->rlim_max};
     CHECK(!setrlimit(RLIMIT_AS, &limit));
 }
 
-// A start has failed for lack of memory, or of a thread, and says so.
+// Whether a start has failed with this code, and its text names both limits.
 static int lacks(int code, const char *limit, const char *other) {
     const char *text = rpcrdma_error();
     int says_so = errno == code && strstr(text, limit) && strstr(text, other);
@@ -372,14 +372,14 @@ static int lacks(int code, const char *limit, const char *other) {
     return says_so;
 }
 
-// Servers and clients below a limit of address space: no thread, no buffers, no rings.
+// Starts servers and clients below a limit of address space: threads, buffers and rings are refused.
 static void starts_without_memory(const char *address, rpcrdma_services *services) {
     struct rlimit before;
     CHECK(!getrlimit(RLIMIT_AS, &before));
     rpcrdma_config *config = new_config();
     rpcrdma_server *server = rpcrdma_server_start(address, services, config);
     CHECK(server);
-    // The heap has room: only mappings fail. Without arenas of threads it is one.
+    // The heap keeps free memory, so that only mappings fail. All threads share one heap.
     enum { BLOCKS = 256, BLOCK = 1 << 16 };
     void *blocks[BLOCKS];
     CHECK(mallopt(M_ARENA_MAX, 1) && mallopt(M_MMAP_THRESHOLD, 1 << 30) && mallopt(M_TRIM_THRESHOLD, 1 << 30));
@@ -393,13 +393,13 @@ static void starts_without_memory(const char *address, rpcrdma_services *service
     CHECK(!rpcrdma_client_connect(address, PROGRAM, 1, config) && lacks(EAGAIN, "RLIMIT_NPROC is ", "RLIMIT_AS is "));
     CHECK(!rpcrdma_local_server_start("soft:starts-memory", services, config));
     CHECK(lacks(ENOMEM, "RLIMIT_AS is ", "memory.receives"));
-    // The buffers, then what the connection has beside them.
+    // With rising limits, first the buffers are refused, and then the rings of the connection.
     int no_buffers = 0, no_rings = 0;
     for (size_t more = 1 << 20; !no_rings && more < 1 << 25; more += 1 << 17) {
         allow_memory(more, &before);
         rpcrdma_local_client *client = rpcrdma_local_client_connect(address, PROGRAM, 1, config);
         if (strncmp(address, "soft:", 5) && client) {
-            // Its sockets are memory of the kernel.
+            // The sockets of the connection are memory of the kernel, so there are no rings to refuse.
             CHECK(!rpcrdma_free(client));
             no_rings = 1;
             continue;
@@ -410,7 +410,7 @@ static void starts_without_memory(const char *address, rpcrdma_services *service
         CHECK(!no_rings || strstr(rpcrdma_error(), "wire.receive_size"));
     }
     CHECK(no_buffers && no_rings && !setrlimit(RLIMIT_AS, &before));
-    // Chunk memory of both kinds of clients.
+    // Both kinds of clients are refused chunk memory.
     for (int is_polled = 0; is_polled < 2; is_polled++) {
         rpcrdma_config *large = new_config();
         CHECK(!rpcrdma_config_set(large, "memory.bulk_buffers", "[[67108864, 1]]"));
@@ -461,7 +461,7 @@ static void connects_without_receives(const char *address, rpcrdma_services *ser
     enum { MOST = 256 };
     rpcrdma_config *config = new_config(), *few = new_config();
     CHECK(!rpcrdma_config_set(few, "memory.receives", "256") && !rpcrdma_config_set(few, "limits.credits", "64"));
-    // Nobody makes room for others.
+    // No connection is evicted for others.
     CHECK(!rpcrdma_config_set(few, "accept.evict_after", "1h"));
     rpcrdma_server *server = rpcrdma_server_start(address, services, few);
     CHECK(server);
@@ -492,7 +492,7 @@ int main(int argc, char **argv) {
     rpcrdma_config *config = new_config();
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, table, 1, sizeof *table));
-    // First: the C library keeps the stacks of threads that have ended.
+    // This comes first, because the C library keeps the stacks of threads that have ended.
     if (!is_watched())
         starts_without_memory(argv[2], services);
     rpcrdma_server *server = rpcrdma_server_start(argv[1], services, NULL);

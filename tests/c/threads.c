@@ -1,4 +1,4 @@
-// Polled servers and clients that go from one thread to another, and polled servers that call their clients back.
+// Polled servers and clients that move from one thread to another, and polled servers that call their clients back.
 //
 //   threads ADDRESS ADDRESS
 #define _GNU_SOURCE
@@ -33,7 +33,7 @@ static int bulk_echo(void *context, rpcrdma_call *call, const void *args, size_t
 
 static void keep(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)args, (void)len;
-    // The server is in use by its poll.
+    // The poll uses the server, so handlers cannot.
     CHECK(!rpcrdma_local_server_call_back(*(rpcrdma_local_server **)context, call, BACK, 1, NULL) && errno == EBUSY);
     CHECK(rpcrdma_detach(*(rpcrdma_local_server **)context) == -EBUSY);
     caller = call;
@@ -116,7 +116,7 @@ static void make_calls(rpcrdma_local_client *client) {
     }
 }
 
-// On another thread: both ends belong to it only once it attaches them.
+// Uses both ends on another thread, which must attach them first.
 static void *use(void *client) {
     CHECK(rpcrdma_local_client_poll(client, NULL, NULL) == -EPERM && rpcrdma_local_server_poll(server) == -EPERM);
     CHECK(!rpcrdma_attach(client) && !rpcrdma_attach(server) && !rpcrdma_attach(server));
@@ -147,11 +147,11 @@ static void moves(char *address) {
     start(address);
     rpcrdma_local_client *client = begin(address);
     make_calls(client);
-    // A buffer and a reply's memory that stay with this thread.
+    // A buffer of the client stays with this thread.
     rpcrdma_buffer *kept = rpcrdma_alloc(client, 64);
     CHECK(kept);
     run_elsewhere(attach_foreign, client);
-    // Nobody detaches a client that reports.
+    // A client that is reporting cannot be detached.
     uint32_t number = 7;
     caller = (rpcrdma_call *)&server;
     CHECK(!rpcrdma_local_client_start(
@@ -162,13 +162,13 @@ static void moves(char *address) {
     CHECK(!rpcrdma_detach(client) && !rpcrdma_detach(server));
     CHECK(rpcrdma_local_client_poll(client, NULL, NULL) == -EPERM && rpcrdma_detach(client) == -EPERM);
     run_elsewhere(use, client);
-    // Its thread has ended. A buffer returns from this one, which then has both.
+    // The other thread has ended. This thread returns a buffer, and then attaches both ends.
     CHECK(!rpcrdma_free(kept));
     CHECK(rpcrdma_local_client_poll(client, NULL, NULL) == -EPERM);
     CHECK(!rpcrdma_attach(client) && !rpcrdma_attach(server));
     make_calls(client);
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(server));
-    // Both end here, though another thread made them, and has ended.
+    // Another thread, which has ended, made both ends. They can be freed here.
     client = run_elsewhere(begin_elsewhere, address);
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(server));
 }
@@ -214,11 +214,11 @@ static void calls_back(const char *address) {
         CHECK(rpcrdma_local_server_poll(server) >= 0 && rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
         CHECK(rpcrdma_client_poll(back, NULL, NULL) == 0 && rpcrdma_client_poll(back, back_done, &ended) >= 0);
     }
-    // It would wait for itself.
+    // A blocking call here would wait for its own thread.
     CHECK(rpcrdma_client_call(back, &REQUEST(.procedure = ECHO), NULL) == -EDEADLK);
     CHECK(strstr(rpcrdma_error(), "rpcrdma_client_start"));
     CHECK(!rpcrdma_alloc(back, 64) && errno == EDEADLK && rpcrdma_stats(back, NULL, 0) == -EDEADLK);
-    // Another thread may wait.
+    // Another thread may make a blocking call.
     caller = (rpcrdma_call *)&server;
     pthread_t thread;
     CHECK(!pthread_create(&thread, NULL, call_elsewhere, back));
@@ -229,7 +229,7 @@ static void calls_back(const char *address) {
     CHECK(!rpcrdma_client_start(back, &REQUEST(.procedure = ECHO, .args = &ended, .args_len = 4)));
     CHECK(!rpcrdma_free(server) && rpcrdma_client_poll(back, lost, &ended) == 1 && ended == 5);
     CHECK(rpcrdma_client_start(back, &REQUEST(.procedure = ECHO)) == -ENOTCONN);
-    // No thread runs the connection any more: nothing would wait for itself.
+    // No thread runs the connection any more, so the code is not EDEADLK.
     CHECK(rpcrdma_client_call(back, &REQUEST(.procedure = ECHO), NULL) == -ENOTCONN);
     CHECK(strstr(rpcrdma_error(), "server of this client was freed") && strstr(rpcrdma_error(), "free the client"));
     CHECK(!rpcrdma_alloc(back, 64) && errno == ENOTCONN && rpcrdma_stats(back, NULL, 0) > 0);

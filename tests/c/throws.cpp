@@ -1,4 +1,4 @@
-// An exception leaves a callback: the process ends, as it must not pass through the library.
+// An exception that leaves a callback ends the process, because it must not pass through the library.
 //
 //   throws done|handler|task|release|peers ADDRESS
 #include <cstdio>

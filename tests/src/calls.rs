@@ -9,8 +9,8 @@ use rpcrdma::client::{CallId, Client, ClientCall, Connection, Done, LocalClient,
 use rpcrdma::fabric::Fabric;
 use rpcrdma::{Address, Buf, CallError, CallResult};
 
-use crate::balance::{eventually, settles};
 use crate::data::pattern;
+use crate::leaks::{eventually, wait_until};
 use crate::services::ECHO;
 
 /// Results of a call, or its error.
@@ -83,15 +83,15 @@ pub trait Calls {
     /// Polls until `count` calls have ended. Returns their tokens and outcomes in the order of completion.
     fn ends(&mut self, count: usize) -> Vec<(u64, Outcome)>;
 
-    /// Polls until `count` calls have ended. Returns their tokens and outcomes in the order of the tokens.
+    /// Polls until `count` calls have ended. Returns their tokens and outcomes, sorted by token.
     fn sorted_ends(&mut self, count: usize) -> Vec<(u64, Outcome)> {
         let mut ends = self.ends(count);
         ends.sort_by_key(|(token, _)| *token);
         ends
     }
 
-    /// Keeps up to `depth` calls outstanding until `count` have ended, and checks each. `call` makes the call of a token,
-    /// unless there is no buffer.
+    /// Keeps up to `depth` calls outstanding until `count` have ended, and checks each. `call` makes the call of a
+    /// token, or returns `None` if there is no buffer.
     fn keep_busy(
         &mut self,
         depth: u64,
@@ -168,7 +168,7 @@ impl<F: Fabric> Calls for LocalClient<F> {
         // The time-out bounds each completion, not their total.
         while ended < count {
             let before = ended;
-            let goes_on = settles(|| {
+            let progressed = wait_until(|| {
                 for _ in 0..1000 {
                     while started < count
                         && started - ended < depth
@@ -191,13 +191,13 @@ impl<F: Fabric> Calls for LocalClient<F> {
                 }
                 ended > before
             });
-            assert!(goes_on, "{ended} of {count} calls have ended");
+            assert!(progressed, "{ended} of {count} calls have ended");
         }
     }
 
     #[track_caller]
     fn poll_until(&mut self, mut holds: impl FnMut(&mut Self) -> bool) {
-        assert!(settles(|| {
+        assert!(wait_until(|| {
             self.poll(drop);
             holds(self)
         }));
@@ -205,7 +205,7 @@ impl<F: Fabric> Calls for LocalClient<F> {
 
     #[track_caller]
     fn quiet_until(&mut self, mut holds: impl FnMut(&mut Self) -> bool) {
-        assert!(settles(|| {
+        assert!(wait_until(|| {
             self.poll(|done| panic!("{done:?}"));
             holds(self)
         }));
@@ -214,7 +214,7 @@ impl<F: Fabric> Calls for LocalClient<F> {
     #[track_caller]
     fn each_end(&mut self, count: usize, mut check: impl FnMut(Done)) {
         let mut ended = 0;
-        let all = settles(|| {
+        let all = wait_until(|| {
             self.poll(|done| {
                 check(done);
                 ended += 1;
@@ -304,7 +304,7 @@ pub fn connect_polling<F: Fabric>(
     address: &Address,
     mut turn: impl FnMut(),
 ) -> Connection {
-    let connection = client.begin_connect(address).expect("it begins");
+    let connection = client.begin_connect(address).expect("a connect request");
     client.quiet_until(|client| {
         turn();
         client.is_established(connection)
@@ -312,15 +312,15 @@ pub fn connect_polling<F: Fabric>(
     connection
 }
 
-/// Makes a call that needs nothing of its server but a reply.
-pub fn plain<F: Fabric>(client: &mut LocalClient<F>) -> Outcome {
+/// Makes a short inline call.
+pub fn inline_call<F: Fabric>(client: &mut LocalClient<F>) -> Outcome {
     client.run(ECHO, &[0; 4])
 }
 
-/// Checks that the next calls are answered by [`RawPeer::behave`](crate::RawPeer::behave).
+/// Checks that the next calls are answered by [`RawPeer::answer_all_calls`](crate::RawPeer::answer_all_calls).
 #[track_caller]
-pub fn goes_on<F: Fabric>(client: &mut LocalClient<F>, calls: usize) {
+pub fn assert_answered<F: Fabric>(client: &mut LocalClient<F>, calls: usize) {
     for n in 0..calls {
-        assert_eq!(plain(client), Ok(b"fine".to_vec()), "call {n}");
+        assert_eq!(inline_call(client), Ok(b"fine".to_vec()), "call {n}");
     }
 }

@@ -79,9 +79,9 @@ pub const COMMANDS: &[&str] = &[
     "tools/xdrgen/README.md",
 ];
 
-/// Place of a block's commands.
+/// Where a block's commands run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Runner {
     /// This host.
     Host,
     /// The virtual machine, which has the device `rxe0`.
@@ -90,22 +90,22 @@ pub enum Place {
     SoftIwarp,
     /// The virtual machine, in the network namespace of another host without a device.
     Server,
-    /// No place, for the reason in the document.
-    Nowhere,
+    /// Nowhere, for the reason in the document.
+    NotRun,
 }
 
 impl Block {
-    /// Place of its commands; `None` if it has none.
+    /// Where its commands run; `None` if the block has no commands.
     ///
     /// # Panics
     /// If the fence is invalid.
-    pub fn place(&self) -> Option<Place> {
+    pub fn runner(&self) -> Option<Runner> {
         let place = match self.info.strip_prefix("sh")?.trim_start() {
-            "" => Place::Host,
-            "vm" => Place::Machine,
-            "vm siw" => Place::SoftIwarp,
-            "vm server" => Place::Server,
-            reason if reason.strip_prefix("not run: ").is_some_and(|reason| reason.len() > 10) => Place::Nowhere,
+            "" => Runner::Host,
+            "vm" => Runner::Machine,
+            "vm siw" => Runner::SoftIwarp,
+            "vm server" => Runner::Server,
+            reason if reason.strip_prefix("not run: ").is_some_and(|reason| reason.len() > 10) => Runner::NotRun,
             _ => panic!("line {}: a block of commands is not marked {:?}", self.line, self.info),
         };
         Some(place)

@@ -8,7 +8,7 @@ use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::shard::{Shard, SimulatedTime};
 use rpcrdma::{Address, Config, Services};
 
-use crate::place;
+use crate::test_fabric;
 use crate::world::OfClient;
 
 /// A shard with these services that listens on an open device.
@@ -20,7 +20,7 @@ pub fn polled_server<F: Fabric>(fabric: F, listener: &F::Listener, config: Confi
 
 /// A client without a connection.
 pub fn polled_client(address: &Address, config: impl OfClient) -> LocalClient {
-    LocalClient::open(place::open(address), config.of_client()).expect("a client")
+    LocalClient::open(test_fabric::open(address), config.of_client()).expect("a client")
 }
 
 /// A client without a connection, in simulated time.

@@ -42,6 +42,6 @@ pub use crate::assert_matches;
 pub use crate::*;
 
 /// All credit modes.
-pub const SCHEMES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
+pub const CREDIT_MODES: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 /// The credit modes of version 2.
-pub const SCHEMES_2: [CreditMode; 2] = [CreditMode::V2Windowed, CreditMode::V2Incremental];
+pub const V2_CREDIT_MODES: [CreditMode; 2] = [CreditMode::V2Windowed, CreditMode::V2Incremental];

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::data::data_of;
 use crate::lists::Lists;
-use crate::place;
 use crate::services::{ECHO, PROGRAM, VERSION};
+use crate::test_fabric;
 use rpcrdma::fabric::any::AnyFabric;
 use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::fabric::{
@@ -33,13 +33,13 @@ const RECEIVE: usize = 8192;
 const RECEIVES: usize = 128;
 /// XID of the calls of raw clients, unless a test needs another.
 pub const XID: u32 = 0x0102_0304;
-/// Bytes of the RPC header of such a call: the offset of its arguments.
+/// Bytes of an RPC call header with `AUTH_NONE`: the offset of the arguments.
 pub const ARGS_AT: u32 = 40;
 /// Bytes of an RPC call header with `AUTH_NONE`.
 pub const RPC_CALL: usize = ARGS_AT as usize;
 /// Bytes of an RPC reply header with `AUTH_NONE`.
 pub const RPC_REPLY: usize = 24;
-/// Bytes of an exposed buffer, unless more are needed.
+/// Bytes of an exposed buffer, unless the test needs more.
 const EXPOSED: usize = 1 << 16;
 
 /// Content of [room](RawPeer::room) that nobody has written.
@@ -116,7 +116,7 @@ impl Message {
         self.view().has_chunks()
     }
 
-    /// The body that the type stands for.
+    /// The body, by the type of the header.
     pub fn body(&self) -> ViewBody<'_> {
         self.view().body()
     }
@@ -151,7 +151,7 @@ impl Message {
         self.view().reply_chunk()
     }
 
-    /// True for the only error of version 1 to this XID: XID, version, credits, ERROR, ERR_CHUNK.
+    /// True if this is ERR_CHUNK with this XID: XID, version, credits, ERROR, ERR_CHUNK.
     pub fn is_err_chunk(&self, xid: u32) -> bool {
         let words = be(&[xid, 1, self.credit(), 4, 2]);
         self.bytes == words && self.credit() != 0
@@ -196,7 +196,7 @@ pub struct RawPeer<F: Fabric = AnyFabric> {
     /// Posted signalled work requests.
     signalled: usize,
     /// Posts no receives.
-    deaf: bool,
+    without_receives: bool,
     up: bool,
     over: Option<String>,
     /// Protocol version of its headers.
@@ -205,10 +205,10 @@ pub struct RawPeer<F: Fabric = AnyFabric> {
     /// word of version 1.
     pub credit: u32,
     /// Messages that increments have granted to the other side so far. A client's first message needs no grant.
-    told: u32,
+    granted_total: u32,
     /// Headers are windowed: they carry the count of received messages.
     pub windowed: bool,
-    /// Code points of its headers.
+    /// Revision that determines the code points of its headers.
     pub revision: Revision,
     /// Properties of its CONNPROP.
     pub offers: Properties<'static>,
@@ -248,7 +248,7 @@ impl RawPeer {
     /// Connects as a client that offers windowed credits; panics if the server refuses.
     pub fn connect(address: &Address) -> Self {
         let mut peer = Self::connect_silently(address);
-        peer.introduce();
+        peer.exchange_properties();
         peer
     }
 
@@ -257,25 +257,25 @@ impl RawPeer {
         let mut peer = Self::connect_silently(address);
         peer.version = version;
         if version == Version::V2 {
-            peer.introduce();
+            peer.exchange_properties();
         }
         peer
     }
 
     /// Connects as a client with this credit mode; panics if the server refuses.
-    pub fn connect_in(address: &Address, scheme: CreditMode) -> Self {
-        Self::connect_with(address, scheme, Revision::Ietf00)
+    pub fn connect_in(address: &Address, mode: CreditMode) -> Self {
+        Self::connect_with(address, mode, Revision::Ietf00)
     }
 
     /// Connects as a client with this credit mode and these code points; panics if the server refuses.
-    pub fn connect_with(address: &Address, scheme: CreditMode, revision: Revision) -> Self {
+    pub fn connect_with(address: &Address, mode: CreditMode, revision: Revision) -> Self {
         let mut peer = Self::connect_silently(address);
         peer.revision = revision;
-        match scheme {
+        match mode {
             CreditMode::V1 => peer.version = Version::V1,
-            _ => drop(peer.introduce()),
+            _ => drop(peer.exchange_properties()),
         }
-        assert_eq!(peer.windowed, scheme == CreditMode::V2Windowed);
+        assert_eq!(peer.windowed, mode == CreditMode::V2Windowed);
         peer
     }
 
@@ -283,12 +283,12 @@ impl RawPeer {
     pub fn connect_offering(address: &Address, change: impl FnOnce(&mut Properties<'static>)) -> Self {
         let mut peer = Self::connect_silently(address);
         change(&mut peer.offers);
-        peer.introduce();
+        peer.exchange_properties();
         peer
     }
 
     /// Connects as a client of version 1 with private data; panics if the server refuses.
-    pub fn connect_saying(address: &Address, private_data: &[u8]) -> Self {
+    pub fn connect_with_private_data(address: &Address, private_data: &[u8]) -> Self {
         let mut peer = Self::try_connect(address, private_data).expect("a connection");
         peer.version = Version::V1;
         peer
@@ -315,22 +315,22 @@ impl RawPeer {
     /// # Errors
     /// Cause of the failure.
     pub fn begin(address: &Address, private_data: &[u8]) -> Result<Self, String> {
-        Self::begin_on(place::open(address), address, private_data)
+        Self::begin_on(test_fabric::open(address), address, private_data)
     }
 
     /// Connects as a client without posted receives, so the server retries its Sends without limit; panics if the
     /// server refuses.
-    pub fn connect_deaf(address: &Address) -> Self {
-        let (mut fabric, messages, exposed) = equip(place::open(address));
+    pub fn connect_without_receives(address: &Address) -> Self {
+        let (mut fabric, messages, exposed) = equip(test_fabric::open(address));
         let qp = fabric.connect(address.fabric_address(), &params(b"")).expect("a connect request");
-        let mut peer = Self { deaf: true, ..Self::bare(fabric, messages, exposed, qp, 0) };
+        let mut peer = Self { without_receives: true, ..Self::bare(fabric, messages, exposed, qp, 0) };
         peer.establish().expect("a connection");
         peer
     }
 }
 
 impl<F: Fabric> RawPeer<F> {
-    /// As [`begin`](RawPeer::begin), on an open device.
+    /// Starts to connect as a client on an open device, and returns at once.
     ///
     /// # Errors
     /// Cause of the failure.
@@ -341,7 +341,7 @@ impl<F: Fabric> RawPeer<F> {
         Ok(Self::bare(fabric, messages, exposed, qp, 0))
     }
 
-    fn bare(fabric: F, messages: Pool, exposed: Pool, qp: QpId, told: u32) -> Self {
+    fn bare(fabric: F, messages: Pool, exposed: Pool, qp: QpId, granted_total: u32) -> Self {
         Self {
             fabric,
             messages,
@@ -352,12 +352,12 @@ impl<F: Fabric> RawPeer<F> {
             failures: Vec::new(),
             completed: 0,
             signalled: 0,
-            deaf: false,
+            without_receives: false,
             up: false,
             over: None,
             version: Version::V2,
             credit: 64,
-            told,
+            granted_total,
             windowed: false,
             revision: Revision::Ietf00,
             offers: Properties { receive_size: RECEIVE as u32, windowed_credits: true, ..Properties::default() },
@@ -366,18 +366,18 @@ impl<F: Fabric> RawPeer<F> {
     }
 
     /// Exchanges properties with a server; returns its message.
-    pub fn introduce(&mut self) -> Message {
+    pub fn exchange_properties(&mut self) -> Message {
         self.send_properties();
         let answer = self.receive().expect("the server's properties");
-        self.take_properties(&answer.bytes);
+        self.apply_properties(&answer.bytes);
         answer
     }
 
     /// Exchanges properties with a client; returns its message.
-    pub fn welcome(&mut self) -> Message {
+    pub fn answer_properties(&mut self) -> Message {
         let hello = self.receive().expect("the client's properties");
         self.send_properties();
-        self.take_properties(&hello.bytes);
+        self.apply_properties(&hello.bytes);
         hello
     }
 
@@ -400,7 +400,7 @@ impl<F: Fabric> RawPeer<F> {
     }
 
     /// The credit mode of the connection.
-    pub fn scheme(&self) -> CreditMode {
+    pub fn credit_mode(&self) -> CreditMode {
         match (self.version, self.windowed) {
             (Version::V1, _) => CreditMode::V1,
             (Version::V2, false) => CreditMode::V2Incremental,
@@ -409,7 +409,7 @@ impl<F: Fabric> RawPeer<F> {
     }
 
     /// Applies the other side's CONNPROP.
-    pub fn take_properties(&mut self, message: &[u8]) {
+    pub fn apply_properties(&mut self, message: &[u8]) {
         let view = View::check(message, self.revision).expect("a header");
         let ViewBody::Connprop(set) = view.body() else { panic!("no CONNPROP: {view}") };
         let properties = Properties::from_set(&set, self.revision).expect("properties");
@@ -417,7 +417,7 @@ impl<F: Fabric> RawPeer<F> {
     }
 
     fn refill(&mut self, count: usize) {
-        if !self.deaf {
+        if !self.without_receives {
             post_receives(&mut self.fabric, &self.messages, count);
         }
     }
@@ -430,7 +430,7 @@ impl<F: Fabric> RawPeer<F> {
                 return Err(reason.clone());
             }
             if start.elapsed() > PATIENCE {
-                return Err("nothing was heard".into());
+                return Err("no answer within the time limit".into());
             }
             std::thread::yield_now();
         }
@@ -512,7 +512,7 @@ impl<F: Fabric> RawPeer<F> {
             if self.over.is_some() {
                 return None;
             }
-            assert!(start.elapsed() < PATIENCE, "neither a message nor the end of the connection");
+            assert!(start.elapsed() < PATIENCE, "no message arrived, and the connection did not close");
             self.turn();
             std::thread::yield_now();
         }
@@ -528,7 +528,7 @@ impl<F: Fabric> RawPeer<F> {
     pub fn wait_until_over_or_failed(&mut self) {
         let start = Instant::now();
         while !self.is_over() && self.failures.is_empty() {
-            assert!(start.elapsed() < PATIENCE, "the work request went through");
+            assert!(start.elapsed() < PATIENCE, "the work request succeeded");
             self.turn();
         }
     }
@@ -548,7 +548,7 @@ impl<F: Fabric> RawPeer<F> {
         let mut buf = self.messages.alloc(bytes.len()).expect("a buffer");
         buf.copy_from_slice(bytes);
         if let (false, Some(newly)) = (self.windowed, newly_granted(bytes)) {
-            self.told = self.told.wrapping_add(newly);
+            self.granted_total = self.granted_total.wrapping_add(newly);
         }
         self.post(false, WorkRequest::Send { buf, invalidate, fence: false });
     }
@@ -584,7 +584,7 @@ impl<F: Fabric> RawPeer<F> {
         let dst = self.exposed.alloc(len)?.lend().ok()?;
         let start = Instant::now();
         self.post(true, WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote });
-        // It completes after all earlier signalled requests.
+        // The Read completes after all earlier signalled requests.
         while self.completed < self.signalled && self.failures.is_empty() && !self.is_over() {
             assert!(start.elapsed() < PATIENCE, "the Read neither completes nor fails");
             self.turn();
@@ -618,7 +618,7 @@ impl<F: Fabric> RawPeer<F> {
     /// Credit word of version 2 with increments, as a correct peer sends it now: new grants, below the outstanding
     /// limit. An error grants nothing.
     pub fn increment(&self, error: bool) -> u32 {
-        let left = self.told.wrapping_sub(self.received) as i32;
+        let left = self.granted_total.wrapping_sub(self.received) as i32;
         let newly = if error { 0 } else { (self.credit as i32 - left).clamp(0, 0xFFFF) };
         let most = (left + newly).max(self.credit as i32) as u32;
         most << 16 | newly as u32
@@ -638,20 +638,20 @@ impl<F: Fabric> RawPeer<F> {
         bytes
     }
 
-    /// Sends a message as a correct peer sends it now.
-    pub fn say(&mut self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) {
+    /// Sends a message with this body, as a correct peer sends it now.
+    pub fn send_body(&mut self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) {
         let bytes = self.message(xid, flags, body, payload);
         self.send(&bytes);
     }
 
     /// Sends an RPC message in a MSG without flags.
     pub fn msg<'a>(&mut self, xid: u32, chunks: impl Into<Chunks<'a>>, payload: &[u8]) {
-        self.say(xid, Flags::NONE, Body::Msg(chunks.into()), payload);
+        self.send_body(xid, Flags::NONE, Body::Msg(chunks.into()), payload);
     }
 
     /// Sends a NOMSG with these chunks.
     pub fn nomsg<'a>(&mut self, xid: u32, chunks: impl Into<Chunks<'a>>) {
-        self.say(xid, Flags::NONE, Body::Nomsg(chunks.into()), b"");
+        self.send_body(xid, Flags::NONE, Body::Nomsg(chunks.into()), b"");
     }
 
     /// Sends an RPC message in a Position Zero Read chunk, with XID [`XID`]. Returns the memory of the chunk.
@@ -664,7 +664,7 @@ impl<F: Fabric> RawPeer<F> {
 
     /// Sends a part of an RPC message without chunks.
     pub fn part(&mut self, xid: u32, flags: Flags, payload: &[u8]) {
-        self.say(xid, flags, Body::Msg(Chunks::NONE), payload);
+        self.send_body(xid, flags, Body::Msg(Chunks::NONE), payload);
     }
 
     /// Sends an operation on characteristics.
@@ -672,12 +672,12 @@ impl<F: Fabric> RawPeer<F> {
         let mut optinfo = vec![0; operation.encoded_len()];
         operation.emit(&mut optinfo).expect("as long as it says");
         let body = Body::Optional { opttype: operation.code().code(), optinfo: &optinfo };
-        self.say(xid, Flags::NONE, body, b"");
+        self.send_body(xid, Flags::NONE, body, b"");
     }
 
-    /// Sends a bare grant.
+    /// Sends a pure grant.
     pub fn grant(&mut self) {
-        self.say(0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
+        self.send_body(0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
     }
 
     /// Sends a call of the standard program, with XID [`XID`].
@@ -710,7 +710,7 @@ impl<F: Fabric> RawPeer<F> {
     #[track_caller]
     pub fn answer(&mut self) -> Message {
         loop {
-            let message = self.receive().expect("the connection goes on");
+            let message = self.receive().expect("the connection closed");
             let grant = message.htype() == HeaderType::Nomsg && message.xid() == 0;
             if !grant && message.htype() != HeaderType::Connprop {
                 return message;
@@ -724,7 +724,11 @@ impl<F: Fabric> RawPeer<F> {
         let mut parts = vec![self.answer()];
         while parts[parts.len() - 1].more() {
             let part = self.answer();
-            assert_eq!((part.xid(), part.htype()), (parts[0].xid(), parts[0].htype()), "nothing comes between");
+            assert_eq!(
+                (part.xid(), part.htype()),
+                (parts[0].xid(), parts[0].htype()),
+                "another message arrived between two parts"
+            );
             parts.push(part);
         }
         for part in &parts[..parts.len() - 1] {
@@ -733,19 +737,19 @@ impl<F: Fabric> RawPeer<F> {
         (parts.iter().flat_map(|part| part.payload().to_vec()).collect(), parts)
     }
 
-    /// Waits for an error; returns its XID, too.
+    /// Waits for an error. Returns its XID and the error.
     #[track_caller]
     pub fn error(&mut self) -> (u32, ErrorBody) {
         self.answer().error()
     }
 
-    /// Waits for the refusal of a defective call: BAD_XDR, or the only error of version 1.
+    /// Waits for the refusal of a defective call: BAD_XDR, or ERR_CHUNK in version 1.
     #[track_caller]
     pub fn bad_xdr(&mut self, what: &str) {
         self.refusal(ErrorBody::BadXdr, what);
     }
 
-    /// Waits for this error, or for the only one of version 1.
+    /// Waits for this error, or for ERR_CHUNK in version 1.
     #[track_caller]
     pub fn refusal(&mut self, error: ErrorBody, what: &str) {
         match self.version {
@@ -754,7 +758,7 @@ impl<F: Fabric> RawPeer<F> {
         }
     }
 
-    /// Waits for the only error of version 1.
+    /// Waits for ERR_CHUNK, the only error of version 1 to a call.
     #[track_caller]
     pub fn err_chunk(&mut self, what: &str) {
         let answer = self.answer();
@@ -770,10 +774,10 @@ impl<F: Fabric> RawPeer<F> {
     }
 
     /// Prepares a server for a client of this credit mode.
-    pub fn welcome_in(&mut self, scheme: CreditMode) {
-        match scheme {
+    pub fn answer_properties_in(&mut self, mode: CreditMode) {
+        match mode {
             CreditMode::V1 => self.version = Version::V1,
-            _ => drop(self.welcome()),
+            _ => drop(self.answer_properties()),
         }
     }
 
@@ -783,11 +787,11 @@ impl<F: Fabric> RawPeer<F> {
         self.next_message().expect("a call")
     }
 
-    /// Takes `count` messages other than bare grants, and checks that no more arrive.
+    /// Takes `count` messages other than pure grants, and checks that no more arrive.
     #[track_caller]
     pub fn expect_only(&mut self, count: usize) -> Vec<Message> {
         let messages: Vec<_> = (0..count).map(|_| self.next_call()).collect();
-        let more = self.linger();
+        let more = self.poll_for_messages();
         assert!(more.is_empty(), "beyond {count} messages: {}", more[0]);
         messages
     }
@@ -805,23 +809,18 @@ impl<F: Fabric> RawPeer<F> {
 
     /// Answers a call with an error.
     pub fn refuse(&mut self, xid: u32, error: ErrorBody) {
-        self.say(xid, Flags::RESPONSE, Body::Error(error), b"");
+        self.send_body(xid, Flags::RESPONSE, Body::Error(error), b"");
     }
 
     /// Answers each call correctly until the client disconnects.
-    pub fn behave(&mut self) {
+    pub fn answer_all_calls(&mut self) {
         while let Some(call) = self.next_message() {
             self.reply(call.xid(), b"fine");
         }
     }
 
-    /// Takes messages until the client disconnects.
-    pub fn idle(&mut self) {
-        while self.receive().is_some() {}
-    }
-
     /// Processes events for a while, and returns the messages that have arrived, without grants.
-    pub fn linger(&mut self) -> Vec<Message> {
+    pub fn poll_for_messages(&mut self) -> Vec<Message> {
         for _ in 0..300 {
             self.turn();
             std::thread::yield_now();
@@ -844,7 +843,7 @@ impl<F: Fabric> RawPeer<F> {
         self.expose(&vec![UNTOUCHED; len], Access::REMOTE_WRITE)
     }
 
-    /// Leaves without a disconnect, like a process that exits.
+    /// Drops the connection without a disconnect, like a process that exits.
     pub fn vanish(self) {}
 
     /// True if its device checks window bounds.
@@ -853,7 +852,7 @@ impl<F: Fabric> RawPeer<F> {
     }
 
     /// Disconnects.
-    pub fn leave(mut self) {
+    pub fn disconnect(mut self) {
         self.fabric.disconnect(self.qp);
     }
 }
@@ -881,13 +880,13 @@ pub struct RawListener<F: Fabric = AnyFabric> {
 impl RawListener {
     /// Listens at `address`.
     pub fn bind(address: &Address) -> Self {
-        Self::bind_on(place::open(address), address, address.bind().expect("a free address"))
+        Self::bind_on(test_fabric::open(address), address, address.bind().expect("a free address"))
     }
 
     /// Accepts the next connection, in this credit mode, and continues to listen.
-    pub fn accept_in(&mut self, scheme: CreditMode) -> RawPeer {
+    pub fn accept_in(&mut self, mode: CreditMode) -> RawPeer {
         let mut peer = self.accept_next();
-        peer.welcome_in(scheme);
+        peer.answer_properties_in(mode);
         peer
     }
 
@@ -897,7 +896,7 @@ impl RawListener {
         loop {
             if let Some((qp, private_data)) = self.take_request() {
                 self.fabric.unlisten();
-                let (mut fabric, messages, exposed) = equip(place::open(&self.address));
+                let (mut fabric, messages, exposed) = equip(test_fabric::open(&self.address));
                 fabric.listen(&self.listener).expect("listening");
                 let fabric = std::mem::replace(&mut self.fabric, fabric);
                 let messages = std::mem::replace(&mut self.messages, messages);
@@ -907,7 +906,7 @@ impl RawListener {
                 peer.establish().expect("established");
                 return peer;
             }
-            assert!(start.elapsed() < PATIENCE, "nobody connects");
+            assert!(start.elapsed() < PATIENCE, "no connect request arrived within the time limit");
             std::thread::yield_now();
         }
     }
@@ -925,7 +924,7 @@ impl<F: Fabric> RawListener<F> {
     /// Accepts the first connection and exchanges properties; accepts no second one.
     pub fn accept(self) -> RawPeer<F> {
         let mut peer = self.accept_silently();
-        peer.welcome();
+        peer.answer_properties();
         peer
     }
 
@@ -941,12 +940,12 @@ impl<F: Fabric> RawListener<F> {
                 }
                 Err(still) => listener = still,
             }
-            assert!(start.elapsed() < PATIENCE, "nobody connects");
+            assert!(start.elapsed() < PATIENCE, "no connect request arrived within the time limit");
             std::thread::yield_now();
         }
     }
 
-    /// Accepts the first pending connection, as [`RawPeer::begin`] does at the other side.
+    /// Accepts the first pending connection, and returns before it is established.
     ///
     /// # Errors
     /// The listener, if no request is pending.
@@ -967,7 +966,7 @@ impl<F: Fabric> RawListener<F> {
         self.fabric.poll_control(&mut events);
         events.into_iter().find_map(|event| match event {
             ControlEvent::ConnectRequest { request, private_data, .. } => {
-                // Receives are posted first: the client may send right after the answer.
+                // Receives are posted first, because the client may send right after the accept.
                 post_receives(&mut self.fabric, &self.messages, RECEIVES);
                 let qp = self.fabric.accept(request, &params(&self.private_data)).ok()?;
                 Some((qp, private_data))

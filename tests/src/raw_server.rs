@@ -9,19 +9,19 @@ use rpcrdma::{Address, CreditMode};
 use crate::raw::{Message, RawListener, RawPeer};
 use crate::world::{OfClient, World};
 
-/// Place of a raw server: an address, or the name of a world of its own.
-pub trait Place {
-    /// The address, with its world if that is new.
+/// Where a raw server listens: at an address, or in a new world with this name.
+pub trait ServerPlace {
+    /// The address, and its world if that is new.
     fn address(self) -> (Address, Option<World>);
 }
 
-impl Place for &Address {
+impl ServerPlace for &Address {
     fn address(self) -> (Address, Option<World>) {
         (self.clone(), None)
     }
 }
 
-impl Place for &'static str {
+impl ServerPlace for &'static str {
     fn address(self) -> (Address, Option<World>) {
         let world = World::new(self);
         (world.address(), Some(world))
@@ -29,7 +29,7 @@ impl Place for &'static str {
 }
 
 /// A thread that accepts connections and follows a script. After the script of a single connection it
-/// [behaves](RawPeer::behave). The drop waits for the end of the thread, so drop clients first.
+/// [answers all calls](RawPeer::answer_all_calls). The drop waits for the end of the thread, so drop clients first.
 pub struct RawServer<T: Send + 'static = ()> {
     thread: Option<JoinHandle<()>>,
     result: Receiver<T>,
@@ -39,52 +39,52 @@ pub struct RawServer<T: Send + 'static = ()> {
 
 impl<T: Send + 'static> RawServer<T> {
     /// A server that has exchanged properties with its only client.
-    pub fn start(place: impl Place, script: impl FnOnce(&mut RawPeer) -> T + Send + 'static) -> Self {
-        Self::run(place, move |listener, tell| {
+    pub fn start(place: impl ServerPlace, script: impl FnOnce(&mut RawPeer) -> T + Send + 'static) -> Self {
+        Self::run(place, move |listener, report| {
             let mut peer = listener.accept();
-            tell(script(&mut peer));
-            peer.behave();
+            report(script(&mut peer));
+            peer.answer_all_calls();
         })
     }
 
     /// A server of one client that has sent nothing yet.
-    pub fn start_silently(place: impl Place, script: impl FnOnce(&mut RawPeer) -> T + Send + 'static) -> Self {
-        Self::run(place, move |listener, tell| {
+    pub fn start_silently(place: impl ServerPlace, script: impl FnOnce(&mut RawPeer) -> T + Send + 'static) -> Self {
+        Self::run(place, move |listener, report| {
             let mut peer = listener.accept_silently();
-            tell(script(&mut peer));
-            peer.behave();
+            report(script(&mut peer));
+            peer.answer_all_calls();
         })
     }
 
     /// A server of one client with this credit mode. In version 2 they have exchanged properties.
     pub fn start_in(
-        scheme: CreditMode,
-        place: impl Place,
+        mode: CreditMode,
+        place: impl ServerPlace,
         script: impl FnOnce(&mut RawPeer) -> T + Send + 'static,
     ) -> Self {
         Self::start_silently(place, move |peer| {
-            peer.welcome_in(scheme);
+            peer.answer_properties_in(mode);
             script(peer)
         })
     }
 
     /// A server that accepts connections itself.
-    pub fn listen(place: impl Place, script: impl FnOnce(RawListener) -> T + Send + 'static) -> Self {
-        Self::run(place, move |listener, tell| tell(script(listener)))
+    pub fn listen(place: impl ServerPlace, script: impl FnOnce(RawListener) -> T + Send + 'static) -> Self {
+        Self::run(place, move |listener, report| report(script(listener)))
     }
 
-    fn run(place: impl Place, script: impl FnOnce(RawListener, &dyn Fn(T)) + Send + 'static) -> Self {
+    fn run(place: impl ServerPlace, script: impl FnOnce(RawListener, &dyn Fn(T)) + Send + 'static) -> Self {
         let (address, world) = place.address();
-        let (tell, result) = mpsc::channel();
+        let (sender, result) = mpsc::channel();
         let (ready, is_ready) = mpsc::channel();
         let at = address.clone();
         let thread = std::thread::spawn(move || {
             let listener = RawListener::bind(&at);
             ready.send(()).expect("the test waits");
-            // The test may not ask for it.
-            script(listener, &|result| drop(tell.send(result)));
+            // The test may have dropped the receiver.
+            script(listener, &|result| drop(sender.send(result)));
         });
-        is_ready.recv().expect("it listens");
+        is_ready.recv().expect("the server listens");
         Self { thread: Some(thread), result, address, _world: world }
     }
 
@@ -109,27 +109,27 @@ impl RawServer {
     /// A server that passes each message of its client to the test, and answers whole calls without results. `begin`
     /// accepts the connection.
     pub fn recording(
-        place: impl Place,
+        place: impl ServerPlace,
         begin: impl FnOnce(RawListener) -> RawPeer + Send + 'static,
     ) -> (Self, Receiver<Message>) {
-        let (tell, told) = mpsc::channel();
+        let (sender, messages) = mpsc::channel();
         let server = Self::listen(place, move |listener| {
             let mut peer = begin(listener);
             while let Some(message) = peer.next_message() {
                 let (xid, more) = (message.xid(), message.more());
-                tell.send(message).expect("the test listens");
+                sender.send(message).expect("the test listens");
                 if !more {
                     peer.reply(xid, b"");
                 }
             }
         });
-        (server, told)
+        (server, messages)
     }
 }
 
 impl<T: Send + 'static> Drop for RawServer<T> {
     fn drop(&mut self) {
-        // A failed test leaves its script alone, which may wait for the test.
+        // The script of a failed test may wait for the test, so its thread is not joined.
         if !std::thread::panicking()
             && let Some(thread) = self.thread.take()
         {

@@ -14,14 +14,14 @@ use crate::world::{OfServer, World, small, small_client};
 pub const HELLO: u32 = 100;
 
 /// The standard services, and [`HELLO`].
-pub fn telling_services() -> (Services, Receiver<Caller>) {
-    let (tell, told) = channel();
-    let tell = Mutex::new(tell);
+pub fn services_with_hello() -> (Services, Receiver<Caller>) {
+    let (sender, callers) = channel();
+    let sender = Mutex::new(sender);
     let hello = Procedure::new(move |call| {
-        let told = tell.lock().map(|tell| tell.send(call.info().caller()));
-        told.is_ok().then_some(()).ok_or(Refusal::SystemError)
+        let sent = sender.lock().map(|sender| sender.send(call.info().caller()));
+        sent.is_ok().then_some(()).ok_or(Refusal::SystemError)
     });
-    (standard_and([(HELLO, hello)]), told)
+    (standard_and([(HELLO, hello)]), callers)
 }
 
 /// A client that serves the standard program.
@@ -30,32 +30,32 @@ pub fn serving_client(shard: Config) -> ClientConfig {
 }
 
 /// The server's handle to call a client, which says hello.
-pub fn call_back(world: &World, forward: &mut Client, told: &Receiver<Caller>) -> Client {
+pub fn call_back(world: &World, forward: &mut Client, callers: &Receiver<Caller>) -> Client {
     forward.call(ClientCall::new(HELLO)).expect("a reply");
-    called_back(world, told)
+    called_back(world, callers)
 }
 
 /// The server's handle to call a client that has said hello.
-pub fn called_back(world: &World, told: &Receiver<Caller>) -> Client {
-    let caller = told.recv().expect("the caller");
+pub fn called_back(world: &World, callers: &Receiver<Caller>) -> Client {
+    let caller = callers.recv().expect("the caller");
     world.server().call_back(caller, small_client(small())).expect("of this server")
 }
 
 /// A world with a server, a client with services, and the server's handle to call it.
 pub fn both_ways(name: &'static str, server: Config, client: Config) -> (World, Client, Client) {
-    both_ways_with(name, server, telling_services(), client)
+    both_ways_with(name, server, services_with_hello(), client)
 }
 
-/// A world with a server of these [services](telling_services), a client with services, and the server's handle to call
-/// it.
+/// A world with a server of these [services](services_with_hello), a client with services, and the server's handle to
+/// call it.
 pub fn both_ways_with(
     name: &'static str,
     server: impl OfServer,
-    (services, told): (Services, Receiver<Caller>),
+    (services, callers): (Services, Receiver<Caller>),
     client: Config,
 ) -> (World, Client, Client) {
     let (world, address) = World::serving(name, server, services);
     let mut forward = Client::connect(&address, serving_client(client)).expect("a connection");
-    let reverse = call_back(&world, &mut forward, &told);
+    let reverse = call_back(&world, &mut forward, &callers);
     (world, forward, reverse)
 }

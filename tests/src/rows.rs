@@ -34,19 +34,19 @@ pub fn for_each<T: Debug>(rows: impl IntoIterator<Item = T>, mut test: impl FnMu
 
 /// Runs a test in each credit mode, with a raw client of a new server of the standard services. The connection is
 /// alive before the test, and after it unless the test has ended it.
-pub fn with_raw(name: &'static str, schemes: impl IntoIterator<Item = CreditMode>, test: impl FnMut(&mut RawPeer)) {
-    with_raw_of(name, schemes, &standard_services(), test);
+pub fn with_raw(name: &'static str, modes: impl IntoIterator<Item = CreditMode>, test: impl FnMut(&mut RawPeer)) {
+    with_raw_of(name, modes, &standard_services(), test);
 }
 
-/// Runs a test in each credit mode, as [`with_raw`] does, with a server of these services.
+/// Runs a test like [`with_raw`], with a server of these services.
 pub fn with_raw_of(
     name: &'static str,
-    schemes: impl IntoIterator<Item = CreditMode>,
+    modes: impl IntoIterator<Item = CreditMode>,
     services: &Services,
     mut test: impl FnMut(&mut RawPeer),
 ) {
-    for_each(schemes, |scheme| {
-        let (_world, mut client) = World::raw_with(name, scheme, services.clone());
+    for_each(modes, |mode| {
+        let (_world, mut client) = World::raw_with(name, mode, services.clone());
         client.ping();
         test(&mut client);
         if !client.is_over() {
@@ -66,7 +66,7 @@ pub fn pairs<A: Clone, B: Clone>(
 
 /// Checks that a text has all of these parts.
 #[track_caller]
-pub fn says(text: impl Display, parts: &[&str]) {
+pub fn assert_contains(text: impl Display, parts: &[&str]) {
     let text = text.to_string();
     for part in parts {
         assert!(text.contains(part), "{text:?} lacks {part:?}");
@@ -84,7 +84,7 @@ macro_rules! assert_matches {
     ($value:expr, $pattern:pat) => {
         match $value {
             $pattern => {}
-            other => panic!("{other:?} is no {}", stringify!($pattern)),
+            other => panic!("{other:?} does not match {}", stringify!($pattern)),
         }
     };
 }

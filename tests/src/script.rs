@@ -4,7 +4,7 @@ use rpcrdma::CreditMode;
 use rpcrdma::wire::{ErrorBody, HeaderType, Revision, Version};
 
 use crate::raw::{RawListener, RawPeer, be};
-use crate::raw_server::{Place, RawServer};
+use crate::raw_server::{RawServer, ServerPlace};
 
 /// A step of a scripted server, mostly on its latest connection.
 #[derive(Clone, Copy, Debug)]
@@ -19,17 +19,17 @@ pub enum Step {
     ErrVers([u32; 3]),
     /// Answers the latest message with this error.
     Refuse(ErrorBody),
-    /// Sends a bare grant.
+    /// Sends a pure grant.
     Grant,
     /// Answers each call of version 1 until the client disconnects.
-    BehaveIn1,
+    AnswerV1,
     /// Answers each call of version 2 until the client disconnects.
-    BehaveIn2,
+    AnswerV2,
     /// Waits until the client closes the connection.
     UntilOver,
     /// Disconnects.
-    Leave,
-    /// Leaves without a disconnect.
+    Disconnect,
+    /// Drops the connection without a disconnect.
     Vanish,
 }
 
@@ -58,17 +58,17 @@ impl Scripted {
                 assert_eq!((hello.version(), hello.htype()), (Version::V2, HeaderType::Connprop));
                 self.xid = hello.xid();
             }
-            Step::Serve(scheme) => {
+            Step::Serve(mode) => {
                 let peer = self.accept();
-                peer.welcome_in(scheme);
+                peer.answer_properties_in(mode);
                 let xid = peer.next_call().xid();
                 peer.reply(xid, b"fine");
             }
-            // The layout of all versions has no flags.
+            // ERR_VERS has the layout that all versions share, which has no flags.
             Step::ErrVers([vers, low, high]) => self.peer().send(&be(&[xid, vers, 0x0020_0020, 4, 1, low, high])),
             Step::Refuse(error) => self.peer().refuse(xid, error),
             Step::Grant => self.peer().grant(),
-            Step::BehaveIn1 => {
+            Step::AnswerV1 => {
                 let peer = self.peer();
                 peer.version = Version::V1;
                 while let Some(call) = peer.next_message() {
@@ -76,13 +76,13 @@ impl Scripted {
                     peer.reply(call.xid(), b"fine");
                 }
             }
-            Step::BehaveIn2 => {
+            Step::AnswerV2 => {
                 let peer = self.peer();
                 while let Some(message) = peer.receive() {
                     match message.htype() {
                         HeaderType::Connprop => {
                             peer.send_properties();
-                            peer.take_properties(&message);
+                            peer.apply_properties(&message);
                         }
                         HeaderType::Msg => peer.reply(message.xid(), b"fine"),
                         _ => {}
@@ -90,7 +90,7 @@ impl Scripted {
                 }
             }
             Step::UntilOver => drop(self.peer().wait_until_over()),
-            Step::Leave => self.peer.take().expect("a connection").leave(),
+            Step::Disconnect => self.peer.take().expect("a connection").disconnect(),
             Step::Vanish => self.peer.take().expect("a connection").vanish(),
         }
     }
@@ -98,7 +98,7 @@ impl Scripted {
 
 impl RawServer {
     /// A server of this revision that takes these steps. A failure names the step.
-    pub fn script(place: impl Place, revision: Revision, steps: &[Step]) -> Self {
+    pub fn script(place: impl ServerPlace, revision: Revision, steps: &[Step]) -> Self {
         let steps = steps.to_vec();
         Self::listen(place, move |mut listener| {
             listener.revision = revision;

@@ -20,7 +20,8 @@ pub const VERSION: u32 = 3;
 pub const ECHO: u32 = 1;
 /// Arguments: seed. Read chunks: the pattern of seed, seed + 1, and so on. Results: the length of each.
 pub const STORE: u32 = 2;
-/// Arguments: seed, then the length of each result. Write chunks: as [`STORE`]. Results: the capacity of each.
+/// Arguments: seed, then the length of each result. Write chunks: the pattern of seed, seed + 1, and so on. Results:
+/// the capacity of each.
 pub const LOAD: u32 = 3;
 /// Copies Read chunk n into Write chunk n.
 pub const MIRROR: u32 = 4;
@@ -28,7 +29,7 @@ pub const MIRROR: u32 = 4;
 pub const REFUSE: u32 = 5;
 /// Results: flavor and body of the caller's credential.
 pub const CREDENTIAL: u32 = 6;
-/// As [`ECHO`], on a worker if there is one, after a sleep. The first word is its microseconds.
+/// Returns its arguments after a sleep, on a worker if there is one. The first word is the sleep in microseconds.
 pub const WORKER_ECHO: u32 = 7;
 /// Panics, on a worker if there is one.
 pub const PANIC: u32 = 8;

@@ -11,7 +11,7 @@ use rpcrdma::shard::{Shard, SimulatedTime};
 use rpcrdma::stats::ShardStats;
 use rpcrdma::{Address, Services};
 
-use crate::balance::{settles, shard_leak};
+use crate::leaks::{shard_leak, wait_until};
 use crate::world::OfServer;
 
 /// Polls within which a shard reads its clock and runs due timers.
@@ -20,12 +20,12 @@ const TURNS: usize = 64;
 const CONNECTIONS: usize = 1000;
 
 /// Work for the server's thread.
-type Ask = Box<dyn FnOnce(&mut Shard<AnyFabric>, &SimulatedTime) + Send>;
+type Work = Box<dyn FnOnce(&mut Shard<AnyFabric>, &SimulatedTime) + Send>;
 
 /// A server with one shard, on its own thread. Only [`pass`](Self::pass) advances its clock. At the drop it must hold
 /// no memory.
 pub struct TimedServer {
-    asks: Option<Sender<Ask>>,
+    work_queue: Option<Sender<Work>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -34,7 +34,7 @@ impl TimedServer {
     pub fn start(address: &Address, config: impl OfServer, services: Services) -> Self {
         let ServerConfig { shard: config, accept, .. } = config.of_server();
         let listener = address.bind().expect("a free address");
-        let (asks, asked) = channel();
+        let (work_queue, queued) = channel();
         let address = address.clone();
         let thread = std::thread::spawn(move || {
             let fabric = address.open(&config).expect("a device");
@@ -42,15 +42,15 @@ impl TimedServer {
             let time = SimulatedTime::new();
             shard.simulate(&time);
             shard.listen(&listener).expect("listening");
-            run(&mut shard, &time, &asked);
+            run(&mut shard, &time, &queued);
             shard.abort();
         });
-        Self { asks: Some(asks), thread: Some(thread) }
+        Self { work_queue: Some(work_queue), thread: Some(thread) }
     }
 
-    /// Advances the clock. The server has run all due timers at the return.
+    /// Advances the clock. When this returns, the server has run all timers that became due.
     pub fn pass(&self, time: Duration) {
-        self.ask(move |shard, now| {
+        self.execute(move |shard, now| {
             now.advance(time);
             (0..TURNS).for_each(|_| _ = turn(shard));
         });
@@ -58,28 +58,28 @@ impl TimedServer {
 
     /// Statistics of the server, with all connections.
     pub fn stats(&self) -> ShardStats {
-        self.ask(|shard, _| shard.stats_with_connections(CONNECTIONS))
+        self.execute(|shard, _| shard.stats_with_connections(CONNECTIONS))
     }
 
-    fn ask<T: Send + 'static>(
+    fn execute<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Shard<AnyFabric>, &SimulatedTime) -> T + Send + 'static,
     ) -> T {
-        let (tell, told) = channel();
-        let ask: Ask = Box::new(move |shard: &mut Shard<AnyFabric>, time: &SimulatedTime| {
-            // The caller waits for it.
-            let _ = tell.send(work(shard, time));
+        let (reply, answer) = channel();
+        let item: Work = Box::new(move |shard: &mut Shard<AnyFabric>, time: &SimulatedTime| {
+            // The caller waits for the reply.
+            let _ = reply.send(work(shard, time));
         });
-        self.asks.as_ref().expect("it is there until it is dropped").send(ask).expect("the server runs");
-        told.recv().expect("the server runs")
+        self.work_queue.as_ref().expect("present until the drop").send(item).expect("the server runs");
+        answer.recv().expect("the server runs")
     }
 }
 
 /// Serves until the drop of all senders.
-fn run(shard: &mut Shard<AnyFabric>, time: &SimulatedTime, asked: &Receiver<Ask>) {
+fn run(shard: &mut Shard<AnyFabric>, time: &SimulatedTime, queued: &Receiver<Work>) {
     loop {
-        match asked.try_recv() {
-            Ok(ask) => ask(shard, time),
+        match queued.try_recv() {
+            Ok(work) => work(shard, time),
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => return,
         }
@@ -100,13 +100,13 @@ impl Drop for TimedServer {
         let failed = std::thread::panicking();
         if !failed {
             let mut leak = None;
-            let clean = settles(|| {
+            let clean = wait_until(|| {
                 leak = shard_leak(&self.stats());
                 leak.is_none()
             });
             assert!(clean, "{leak:?}");
         }
-        self.asks = None;
+        self.work_queue = None;
         let ended = self.thread.take().map(JoinHandle::join);
         assert!(failed || ended.is_some_and(|ended| ended.is_ok()), "the server has panicked");
     }

@@ -47,7 +47,7 @@ impl Blobs {
         let name = call.args().name.to_vec();
         let data = self.found(&name, |data, _| data.map(<[u8]>::to_vec));
         let Some(data) = data else {
-            // What was written for a success is not sent.
+            // The data written for a success is not sent.
             call.data().expect("a writer").put(b"left").expect("room for 4 bytes");
             return call.send(&Found::Missing(self.found(b"", |_, count| count)));
         };
@@ -105,7 +105,7 @@ impl typed_v1::Server for Arc<Blobs> {
     }
 
     fn note_later(&self, call: Deferred<typed_v1::NoteLater>) {
-        // The call ends when it is dropped. One with a reply would get SYSTEM_ERR.
+        // A one-way call ends when it is dropped. A call with a reply would get SYSTEM_ERR.
         self.notes.lock().expect("no panic").push(call.args());
     }
 

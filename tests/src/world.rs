@@ -12,15 +12,15 @@ use rpcrdma::stats::ShardStats;
 use rpcrdma::{Address, CallError, CallResult, Config, CreditMode, FailedCall, Server, Services};
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
 
-use crate::balance::{open_descriptors, settles, shard_leak};
 use crate::data::{pattern, patterned};
-use crate::held::{HELD, Held};
-use crate::place;
+use crate::held_calls::{HELD, HeldCalls};
+use crate::leaks::{open_descriptors, shard_leak, wait_until};
 use crate::raw::RawPeer;
 use crate::services::{ECHO, LOAD, MIRROR, PROGRAM, STORE, VERSION, services_of, standard_and, standard_services};
+use crate::test_fabric;
 use crate::timed::TimedServer;
 
-/// Worlds run one at a time: the process' descriptors are counted, and two cores serve one world well.
+/// Worlds run one at a time, because each counts the descriptors of the process.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// The drain of a server, on a thread.
@@ -36,11 +36,11 @@ pub struct World {
 }
 
 impl World {
-    /// Waits for its turn. Messages and addresses contain `name`.
+    /// Waits until no other world exists. Messages and addresses contain `name`.
     pub fn new(name: &'static str) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        place::print_logs();
-        place::warm_up();
+        test_fabric::print_logs();
+        test_fabric::warm_up();
         Self { name, descriptors: open_descriptors(), servers: Vec::new(), _turn: turn }
     }
 
@@ -59,8 +59,8 @@ impl World {
     }
 
     /// A world with a server of the standard services and of [`HELD`], whose calls the test holds.
-    pub fn holding(name: &'static str, config: impl OfServer) -> (Self, Address, Held) {
-        let held = Held::default();
+    pub fn holding(name: &'static str, config: impl OfServer) -> (Self, Address, HeldCalls) {
+        let held = HeldCalls::default();
         let (world, address) = Self::serving(name, config, standard_and([(HELD, held.procedure())]));
         (world, address, held)
     }
@@ -100,35 +100,35 @@ impl World {
     }
 
     /// A world with a server of the standard services in this credit mode, and its raw client.
-    pub fn raw(name: &'static str, scheme: CreditMode) -> (Self, RawPeer) {
-        let (world, address) = Self::standard(name, scheme);
-        (world, RawPeer::connect_in(&address, scheme))
+    pub fn raw(name: &'static str, mode: CreditMode) -> (Self, RawPeer) {
+        let (world, address) = Self::standard(name, mode);
+        (world, RawPeer::connect_in(&address, mode))
     }
 
     /// A world with a server of the standard services in this credit mode, its address, and a raw client.
-    pub fn raw_at(name: &'static str, scheme: CreditMode) -> (Self, Address, RawPeer) {
-        let (world, address) = Self::standard(name, scheme);
-        let client = RawPeer::connect_in(&address, scheme);
+    pub fn raw_at(name: &'static str, mode: CreditMode) -> (Self, Address, RawPeer) {
+        let (world, address) = Self::standard(name, mode);
+        let client = RawPeer::connect_in(&address, mode);
         (world, address, client)
     }
 
     /// A world with a server of these services in this credit mode, and its raw client.
-    pub fn raw_with(name: &'static str, scheme: CreditMode, services: Services) -> (Self, RawPeer) {
-        let (world, address) = Self::serving(name, scheme, services);
-        (world, RawPeer::connect_in(&address, scheme))
+    pub fn raw_with(name: &'static str, mode: CreditMode, services: Services) -> (Self, RawPeer) {
+        let (world, address) = Self::serving(name, mode, services);
+        (world, RawPeer::connect_in(&address, mode))
     }
 
     /// A world with a server of the standard services in this credit mode, and a client that must remain
-    /// [unharmed].
-    pub fn witnessed(name: &'static str, scheme: CreditMode) -> (Self, Address, LocalClient) {
-        let (world, address) = Self::standard(name, scheme);
-        let witness = world.client(&address, scheme);
+    /// [served](assert_served).
+    pub fn witnessed(name: &'static str, mode: CreditMode) -> (Self, Address, LocalClient) {
+        let (world, address) = Self::standard(name, mode);
+        let witness = world.client(&address, mode);
         (world, address, witness)
     }
 
     /// A unique address.
     pub fn address(&self) -> Address {
-        place::new_address(self.name)
+        test_fabric::new_address(self.name)
     }
 
     /// Starts a server of the standard services.
@@ -201,14 +201,14 @@ impl World {
     }
 
     /// Waits until the latest server has no connections and holds no memory.
-    pub fn server_balances(&self) {
-        balances(self.name, self.server());
+    pub fn assert_server_clean(&self) {
+        assert_clean(self.name, self.server());
     }
 }
 
-fn balances(name: &str, server: &Server) {
+fn assert_clean(name: &str, server: &Server) {
     let mut leaks = Vec::new();
-    let clean = settles(|| {
+    let clean = wait_until(|| {
         leaks = server.stats().iter().filter_map(shard_leak).collect();
         leaks.is_empty()
     });
@@ -221,11 +221,11 @@ impl Drop for World {
             return;
         }
         for server in &self.servers {
-            balances(self.name, server);
+            assert_clean(self.name, server);
         }
         self.servers.clear();
         let mut now = Vec::new();
-        let same = settles(|| {
+        let same = wait_until(|| {
             now = open_descriptors();
             now == self.descriptors
         });
@@ -258,13 +258,13 @@ pub fn scarce(bulk: usize, long: usize) -> Config {
 }
 
 /// A [small] shard with a credit mode.
-pub fn in_mode(scheme: CreditMode) -> Config {
-    small().with(|c| c.wire.credit_mode = scheme)
+pub fn in_mode(mode: CreditMode) -> Config {
+    small().with(|c| c.wire.credit_mode = mode)
 }
 
 /// A [small] shard in a credit mode whose connections have so many credits, under any load.
-pub fn few_credits(scheme: CreditMode, credits: u32) -> Config {
-    in_mode(scheme).with(|c| (c.limits.credits, c.limits.max_credits) = (credits, credits))
+pub fn few_credits(mode: CreditMode, credits: u32) -> Config {
+    in_mode(mode).with(|c| (c.limits.credits, c.limits.max_credits) = (credits, credits))
 }
 
 /// An application's own memory, which an engine may use if it is given the arena.
@@ -413,10 +413,10 @@ pub fn store<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) 
     }
     let mut reply = client.call(call)?;
     let expected: Vec<u32> = lens.iter().map(|&len| len as u32).collect();
-    assert_eq!(reply.results(), words(&expected), "what the server says it has read");
+    assert_eq!(reply.results(), words(&expected), "the lengths that the server has read");
     let mut back = 0;
     for (n, buf) in reply.take_sent().enumerate() {
-        assert!(patterned(seed + n as u32, &buf) && buf.len() == lens[n], "memory that comes home changed");
+        assert!(patterned(seed + n as u32, &buf) && buf.len() == lens[n], "the returned memory has changed");
         back += 1;
     }
     assert_eq!(back, lens.len());
@@ -470,9 +470,9 @@ pub fn mirror<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize])
 }
 
 /// Checks that a client is served while others misbehave.
-pub fn unharmed<F: Fabric>(witness: &mut LocalClient<F>) {
+pub fn assert_served<F: Fabric>(witness: &mut LocalClient<F>) {
     for seed in 0..5 {
-        echo(witness, &[seed as u8; 50]).expect("the witness is unharmed");
-        mirror(witness, seed, &[777]).expect("the witness is unharmed");
+        echo(witness, &[seed as u8; 50]).expect("the witness is served");
+        mirror(witness, seed, &[777]).expect("the witness is served");
     }
 }

@@ -192,14 +192,14 @@ fn a_warm_engine_allocates_nothing() {
 }
 
 fn allocates_nothing() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
+    for mode in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         for (remote_invalidate, batch, signal_every) in [(true, true, 16), (false, false, 1)] {
             let mut world = World::new("alloc");
             // A growing credit limit needs larger tables. So it starts with the most credits, and with Receives for
             // them.
             let (max_credits, receives) = (small().limits.credits, 16 * small().limits.credits as usize);
             let shard = small().with(|c| {
-                c.wire.credit_mode = scheme;
+                c.wire.credit_mode = mode;
                 c.debug.remote_invalidate = remote_invalidate;
                 c.debug.batch = batch;
                 c.debug.signal_every = signal_every;
@@ -223,7 +223,7 @@ fn allocates_nothing() {
             calls(&mut client, 1000, MOST);
             COUNTS.store(false, Ordering::Relaxed);
             let count = ALLOCATIONS.swap(0, Ordering::Relaxed);
-            assert_eq!(count, 0, "allocations in 2200 calls, {scheme:?}, batch {batch}");
+            assert_eq!(count, 0, "allocations in 2200 calls, {mode:?}, batch {batch}");
         }
     }
 }

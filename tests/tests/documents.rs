@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rpcrdma_tests::document::{Place, blocks};
+use rpcrdma_tests::document::{Runner, blocks};
 use rpcrdma_tests::source::{read, root};
 use rustix::process::{Pid, Signal, kill_process_group};
 
@@ -126,12 +126,12 @@ fn missing<'a>(expected: &'a str, printed: &str) -> Option<&'a str> {
 fn run(document: &str) {
     let machine = std::env::var_os("RPCRDMA_VM").is_some();
     let here = |place| match place {
-        Place::Host => !machine,
-        Place::Machine | Place::Server | Place::SoftIwarp => machine,
-        Place::Nowhere => false,
+        Runner::Host => !machine,
+        Runner::Machine | Runner::Server | Runner::SoftIwarp => machine,
+        Runner::NotRun => false,
     };
     let blocks = blocks(&read(document));
-    if !blocks.iter().any(|block| block.place().is_some_and(here)) {
+    if !blocks.iter().any(|block| block.runner().is_some_and(here)) {
         return;
     }
     let (clone, logs) = (clone(), tempfile::tempdir().expect("a directory"));
@@ -141,16 +141,16 @@ fn run(document: &str) {
     let mut outputs: Vec<(usize, PathBuf, String)> = Vec::new();
     let mut last = None;
     for block in &blocks {
-        if let Some(place) = block.place() {
+        if let Some(place) = block.runner() {
             last = None;
-            if place == Place::SoftIwarp && machine && siw {
+            if place == Runner::SoftIwarp && machine && siw {
                 println!("not run: {document}:{}: there is no driver siw", block.line);
             } else if here(place) {
                 let own = logs.join(block.line.to_string());
                 fs::create_dir(&own).expect("a directory");
                 let (file, output) = (own.join("script"), own.join("output"));
                 fs::write(&file, script(&block.text, &own)).expect("written");
-                let by = if place == Place::Server { "ip netns exec server bash" } else { "source" };
+                let by = if place == Runner::Server { "ip netns exec server bash" } else { "source" };
                 let (file, shown) = (file.display(), output.display());
                 main.push_str(&format!("echo '{document}:{}'\n{by} {file} >{shown} 2>&1\n", block.line));
                 last = Some(output);
@@ -230,7 +230,7 @@ documents! {
 }
 
 #[test]
-fn lines_are_compared_but_for_their_numbers() {
+fn output_lines_are_compared_without_their_numbers() {
     let printed = "a 12.5 us\nb   1.39M calls\nc xyz\n";
     assert_eq!(missing("a 7 us\n…\nb 400k calls\nc x…\n", printed), None);
     assert_eq!(missing("c x\n", printed), Some("c x"));

@@ -20,50 +20,50 @@ use rustix::process::Uid;
 /// Most lines of one kind within a test. There may be several shards, and more than one interval.
 const FEW: usize = 100;
 
-static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-struct Listener;
+struct LineCollector;
 
-impl Log for Listener {
+impl Log for LineCollector {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.level() <= log::max_level()
     }
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            HEARD.lock().unwrap_or_else(PoisonError::into_inner).push(record.args().to_string());
+            LINES.lock().unwrap_or_else(PoisonError::into_inner).push(record.args().to_string());
         }
     }
 
     fn flush(&self) {}
 }
 
-/// Lines since the last call.
-fn heard() -> Vec<String> {
-    // The other test may have been first.
-    let _ = log::set_logger(&Listener);
+/// Takes the lines since the last call. Installs the collector, and collects warnings from now on.
+fn take_warnings() -> Vec<String> {
+    // Fails if another test has installed it.
+    let _ = log::set_logger(&LineCollector);
     log::set_max_level(LevelFilter::Warn);
-    taken()
+    take_lines()
 }
 
-fn taken() -> Vec<String> {
-    std::mem::take(&mut HEARD.lock().unwrap_or_else(PoisonError::into_inner))
+fn take_lines() -> Vec<String> {
+    std::mem::take(&mut LINES.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Checks that single lines and sums account for `count` events in few lines.
 fn assert_few(lines: &[String], count: usize) {
     let (sums, single): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.contains(" more: "));
     let of = |line: &str| line.split(' ').next().and_then(|number| number.parse::<usize>().ok());
-    let told: usize = sums.iter().filter_map(|line| of(line)).sum();
+    let summed: usize = sums.iter().filter_map(|line| of(line)).sum();
     assert!(lines.len() < FEW, "{} lines: {:?}", lines.len(), &lines[..FEW]);
-    assert_eq!(told + single.len(), count, "{lines:?}");
+    assert_eq!(summed + single.len(), count, "{lines:?}");
 }
 
 #[test]
 fn repeated_violations_log_a_bounded_number_of_lines() {
     const PEERS: usize = 3 * FEW;
     let mut world = World::new("faults-flood");
-    heard();
+    take_warnings();
     let address = world.serve(small_server());
     for _ in 0..PEERS {
         let mut peer = RawPeer::connect(&address);
@@ -78,30 +78,30 @@ fn repeated_violations_log_a_bounded_number_of_lines() {
     assert!(faults >= PEERS as u64, "{faults} faults of {PEERS} peers");
     // The server logs outstanding sums when it stops, at the latest.
     drop(world.take_server());
-    assert_few(&heard(), faults as usize);
+    assert_few(&take_warnings(), faults as usize);
 }
 
 /// The hook panics for each peer that connects.
 #[test]
-fn a_hook_that_panics_fills_no_log() {
+fn a_panicking_peer_hook_logs_a_bounded_number_of_lines() {
     const PEERS: usize = 3 * FEW;
     let mut world = World::new("hook-flood");
-    heard();
+    take_warnings();
     let peers = Some(rpcrdma::server::PeerHook::new(|_| panic!("of {}", "old age")));
     let address = world.serve(rpcrdma::server::ServerConfig { peers, ..small_server() });
     for _ in 0..PEERS {
-        RawPeer::connect(&address).leave();
+        RawPeer::connect(&address).disconnect();
     }
     drop(world.take_server());
-    let lines = heard();
+    let lines = take_warnings();
     assert!(lines.len() < FEW && lines.iter().any(|line| line.contains("of old age")), "{} lines", lines.len());
 }
 
 /// Any user can connect to an abstract name. Another user floods it with refused connections while calls are served.
 #[test]
-fn another_user_of_the_host_stops_nobody_and_fills_no_log() {
-    const KNOCKS: usize = 3000;
-    if place::on_device() {
+fn refused_connects_of_another_user_affect_no_client_and_are_rate_limited_in_the_log() {
+    const CONNECTS: usize = 3000;
+    if test_fabric::on_device() {
         return;
     }
     if !rustix::process::geteuid().is_root() {
@@ -109,65 +109,65 @@ fn another_user_of_the_host_stops_nobody_and_fills_no_log() {
         return;
     }
     let mut world = World::new("strangers");
-    heard();
+    take_warnings();
     let address = world.serve(small_server());
     let mut client = world.client(&address, small());
     let name = address.to_string().replace("soft:", "rpcrdma/0/");
-    let knocks = AtomicUsize::new(0);
+    let connects = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let nobody = Uid::from_raw(65534);
             // Affects this thread alone.
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("root may");
             let to = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name");
-            while knocks.load(Ordering::Relaxed) < KNOCKS {
+            while connects.load(Ordering::Relaxed) < CONNECTS {
                 let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
                 let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
                 match rustix::net::connect(socket.expect("a socket"), &to) {
-                    Ok(()) => _ = knocks.fetch_add(1, Ordering::Relaxed),
+                    Ok(()) => _ = connects.fetch_add(1, Ordering::Relaxed),
                     // The queue is full.
                     Err(_) => std::thread::yield_now(),
                 }
             }
         });
-        while knocks.load(Ordering::Relaxed) < KNOCKS {
+        while connects.load(Ordering::Relaxed) < CONNECTS {
             let call = client.prepare(ECHO, 4).expect("a buffer");
             client.call(call).expect("a reply");
         }
     });
     let refused = || world.server().stats().iter().map(|shard| shard.fabric.requests_refused).sum::<u64>() as usize;
-    assert!(settles(|| refused() == KNOCKS), "{} of {KNOCKS} were refused", refused());
+    assert!(wait_until(|| refused() == CONNECTS), "{} of {CONNECTS} were refused", refused());
     drop(client);
     drop(world.take_server());
-    assert_few(&heard(), KNOCKS);
+    assert_few(&take_warnings(), CONNECTS);
 }
 
-/// A future that owns its call until it panics.
-async fn dies_of_old_age(_call: DeferredCall) {
+/// A handler whose future panics while it owns its call.
+async fn panic_with_call(_call: DeferredCall) {
     panic!("of {}", "old age")
 }
 
 /// The caller gets the cause. The server logs it at level info.
 #[test]
-fn a_refused_call_is_named_at_level_info() {
+fn a_refused_call_is_logged_at_level_info() {
     let mut world = World::new("refused");
     let address = world.serve(small_server());
     let mut client = world.client(&address, small());
     echo(&mut client, b"in whose place the next one is").expect("it is served");
-    heard();
+    take_warnings();
     log::set_max_level(LevelFilter::Info);
     let call = client.prepare(99, 0).expect("a buffer");
     client.call(call).expect_err("there is no such procedure");
-    let lines = taken();
+    let lines = take_lines();
     let what = format!("refused procedure 99 of program 0x{PROGRAM:x}, version {VERSION}: PROC_UNAVAIL");
     assert!(lines.iter().any(|line| line.ends_with(&what)), "{lines:?}");
 }
 
-/// One procedure fails all the time. The failure of another one, for the same cause, is logged all the same.
+/// One procedure fails each time. A failure of another procedure for the same cause is still logged.
 #[test]
-fn a_noisy_procedure_hides_no_other() {
+fn failures_of_one_procedure_do_not_hide_those_of_another_in_the_log() {
     let mut world = World::new("noisy");
-    heard();
+    take_warnings();
     let mut services = standard_services();
     for procedure in [20, 21] {
         services.add(PROGRAM, VERSION, procedure, Procedure::new(|_| Err(Refusal::SystemError)));
@@ -180,11 +180,11 @@ fn a_noisy_procedure_hides_no_other() {
     }
     let call = client.prepare(21, 0).expect("a buffer");
     client.call(call).expect_err("it fails");
-    let lines = heard();
+    let lines = take_warnings();
     assert!(lines.len() < FEW && lines.iter().any(|line| line.contains("SYSTEM_ERR to procedure 21 ")), "{lines:?}");
 }
 
-/// A client that leaves amid its calls has the right to, and its server says nothing of it above level info.
+/// A client may disconnect during its calls, so the server logs that at level info at most.
 #[test]
 fn a_client_dropped_during_calls_causes_no_warning() {
     let mut world = World::new("leaves-amid");
@@ -198,7 +198,7 @@ fn a_client_dropped_during_calls_causes_no_warning() {
         Procedure::deferred(take).uncounted().read_chunks(1, 1 << 20).write_chunks(1, 1 << 20),
     );
     let address = world.serve_with(small_server(), services);
-    heard();
+    take_warnings();
     for round in 0..40 {
         let mut client = world.client(&address, small());
         let first = client.first();
@@ -218,24 +218,24 @@ fn a_client_dropped_during_calls_causes_no_warning() {
         if round % 4 < 2 {
             // The call of the procedure that holds calls has arrived.
             let mut taken = None;
-            assert!(settles(|| {
+            assert!(wait_until(|| {
                 client.poll(|_| answers += 1);
                 taken = held.try_recv().ok();
                 taken.is_some()
             }));
             drop(client);
-            // Its answer comes too late.
+            // The answer comes after the disconnect.
             taken.expect("a call").answer(Ok(()));
         } else {
             drop(client);
         }
     }
-    assert!(settles(|| {
+    assert!(wait_until(|| {
         held.try_iter().for_each(|call| call.answer(Ok(())));
         world.server().stats()[0].connections == 0
     }));
     drop(world.take_server());
-    assert_eq!(heard(), [""; 0]);
+    assert_eq!(take_warnings(), [""; 0]);
 }
 
 /// A server that answers nothing of one procedure: the log names it, waiting calls fail with the cause, and only a new
@@ -243,14 +243,14 @@ fn a_client_dropped_during_calls_causes_no_warning() {
 #[test]
 fn calls_without_an_answer_are_logged_and_end_their_connection() {
     const CREDITS: u32 = 4;
-    for (max_abandoned, scheme) in [(32, CreditMode::V1), (32, CreditMode::V2Windowed), (2, CreditMode::V2Windowed)] {
+    for (max_abandoned, mode) in [(32, CreditMode::V1), (32, CreditMode::V2Windowed), (2, CreditMode::V2Windowed)] {
         let mut world = World::new("withheld");
         let (hold, held) = std::sync::mpsc::channel();
         let mut services = standard_services();
         services.add(PROGRAM, VERSION, 20, Procedure::deferred(move |call: DeferredCall| _ = hold.send(call)));
         let shard = small().with(|c| {
             (c.limits.credits, c.limits.max_credits) = (CREDITS, CREDITS);
-            c.wire.credit_mode = scheme;
+            c.wire.credit_mode = mode;
         });
         let address = world.serve_with(of_shard(shard.clone()), services);
         let config = small_client(shard).with(|c| {
@@ -261,7 +261,7 @@ fn calls_without_an_answer_are_logged_and_end_their_connection() {
         let mut client = world.client(&address, config);
         let first = client.first();
         echo(&mut client, b"before").expect("a reply");
-        heard();
+        take_warnings();
         // The peer's credits, and calls that wait for one.
         let mut ended = Vec::new();
         for token in 0..u64::from(2 * CREDITS) {
@@ -269,9 +269,9 @@ fn calls_without_an_answer_are_logged_and_end_their_connection() {
             client.start(first, call, token);
         }
         let mut lines = Vec::new();
-        assert!(settles(|| {
+        assert!(wait_until(|| {
             client.poll(|done| ended.push(done.result.map(drop).map_err(CallError::from)));
-            lines.append(&mut heard());
+            lines.append(&mut take_warnings());
             ended.len() == 2 * CREDITS as usize
         }));
         let unsent: Vec<_> = ended.iter().filter(|end| **end != Err(CallError::TimedOut { sent: true })).collect();
@@ -280,13 +280,13 @@ fn calls_without_an_answer_are_logged_and_end_their_connection() {
             let Err(CallError::NoCredits { unanswered, .. }) = end else { panic!("{ended:?}") };
             assert!((1..=CREDITS as usize).contains(unanswered), "{ended:?}");
         }
-        // This one waits for a credit, and gets one by the new connection.
+        // This call waits for a credit, which the new connection provides.
         let call = client.prepare(ECHO, 0).expect("a buffer");
         client.start(first, call, 99);
         let mut answered = false;
-        assert!(settles(|| {
+        assert!(wait_until(|| {
             client.poll(|done| answered |= done.token == 99 && done.result.is_ok());
-            lines.append(&mut heard());
+            lines.append(&mut take_warnings());
             answered
         }));
         assert!(client.is_established(first));
@@ -315,12 +315,12 @@ fn too_many_abandoned_calls_end_their_connection_while_credits_are_left() {
     let mut client = world.client(&address, config);
     let first = client.first();
     echo(&mut client, b"before").expect("a reply");
-    heard();
+    take_warnings();
     for token in 0..2 {
         let call = client.prepare(20, 0).expect("a buffer").timeout(Duration::from_millis(1));
         client.start(first, call, token);
     }
-    assert!(settles(|| {
+    assert!(wait_until(|| {
         client.poll(|done| assert!(done.result.is_err()));
         client.close_reason(first).is_some()
     }));
@@ -348,14 +348,14 @@ fn a_blocked_shard_is_logged_with_the_procedure() {
         services.add(PROGRAM, VERSION, 21, Procedure::asynchronous(of_future));
         let address = world.serve_with(of_shard(small().with(|c| c.poll.idle = idle)), services);
         let mut client = world.client(&address, small());
-        heard();
+        take_warnings();
         for procedure in [20, 21] {
             let call = client.prepare(procedure, 0).expect("a buffer");
             client.call(call).expect("a reply");
             let mut lines = Vec::new();
             let name = format!("procedure {procedure} of program 0x20000001, version 3");
-            let logged = settles(|| {
-                lines.append(&mut heard());
+            let logged = wait_until(|| {
+                lines.append(&mut take_warnings());
                 lines.iter().any(|line| line.starts_with("shard was blocked for 1.") && line.contains(&name))
             });
             assert!(logged, "{lines:?}");
@@ -369,11 +369,11 @@ fn a_blocked_shard_is_logged_with_the_procedure() {
         Ok(rpcrdma::service::Application { services: standard_services().to_local(), task: Some(Box::new(task)) })
     };
     let server = rpcrdma::Server::start_with(&address, make, &small_server()).expect("a server");
-    heard();
+    take_warnings();
     starts.store(true, Ordering::SeqCst);
     let mut lines = Vec::new();
-    assert!(settles(|| {
-        lines.append(&mut heard());
+    assert!(wait_until(|| {
+        lines.append(&mut take_warnings());
         lines.iter().any(|line| line.starts_with("shard was blocked for 1.") && line.contains("by its task"))
     }));
     drop(server);
@@ -383,7 +383,7 @@ fn of_shard(shard: rpcrdma::Config) -> rpcrdma::server::ServerConfig {
     rpcrdma::server::ServerConfig { shard, ..small_server() }
 }
 
-/// A task that blocks once, when it is told to.
+/// A task that blocks its shard once, when the flag is set.
 struct Blocker(Arc<std::sync::atomic::AtomicBool>);
 
 impl rpcrdma::service::ShardTask for Blocker {
@@ -396,12 +396,12 @@ impl rpcrdma::service::ShardTask for Blocker {
     }
 }
 
-/// Such calls run each time: nothing tells a retransmission from a new call.
+/// Without an identity, a retransmission cannot be distinguished from a new call, so each runs.
 #[test]
-fn callers_without_an_identity_are_named_and_fill_no_log() {
+fn callers_without_an_identity_are_logged_at_a_limited_rate() {
     const CALLS: usize = 3 * FEW;
     let mut world = World::new("nobody");
-    heard();
+    take_warnings();
     let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, 20, Procedure::new(|_| Ok(())).cached(cache, by_credential));
@@ -413,7 +413,7 @@ fn callers_without_an_identity_are_named_and_fill_no_log() {
     }
     drop(client);
     drop(world.take_server());
-    let lines = heard();
+    let lines = take_warnings();
     assert!(
         lines[0].contains("procedure 20 of program 0x20000001, version 3 is cached, but its caller has no identity"),
         "{lines:?}"
@@ -423,10 +423,10 @@ fn callers_without_an_identity_are_named_and_fill_no_log() {
 
 /// The peer learns only of a system error. The log has the cause, once per kind instead of per call.
 #[test]
-fn system_errors_have_their_cause_in_the_log_and_fill_none() {
+fn system_errors_are_logged_with_their_cause_at_a_limited_rate() {
     const CALLS: usize = 3 * FEW;
     let mut world = World::new("system-errors");
-    heard();
+    take_warnings();
     let workers = Some(rpcrdma::server::WorkerConfig { count: 1, ..Default::default() });
     let config = rpcrdma::server::ServerConfig { workers, ..small_server() };
     let mut services = services_of(&config);
@@ -439,7 +439,7 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
         .add(PROGRAM, VERSION, 27, Procedure::new(|call| call.reply_mut(8 << 20).map(drop).map_err(Refusal::from)))
         .add(PROGRAM, VERSION, 24, Procedure::new(|_| Ok(())).write_chunks(4, 1 << 20))
         .add(PROGRAM, VERSION, 25, Procedure::deferred(|_| panic!("of {}", "old age")))
-        .add(PROGRAM, VERSION, 26, Procedure::asynchronous(dies_of_old_age));
+        .add(PROGRAM, VERSION, 26, Procedure::asynchronous(panic_with_call));
     let address = world.serve_with(config, services);
     let mut client = world.client(&address, small());
     let system_error = Err(CallError::Refused(Refusal::SystemError));
@@ -456,21 +456,21 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error, "{procedure}");
         assert_eq!(failed(&world), before + 1, "{procedure}");
         let line = format!(": SYSTEM_ERR to procedure {procedure} of program 0x20000001, version 3: ");
-        let lines = heard();
-        let told = lines.iter().filter(|heard| heard.contains(&line) && heard.contains(cause)).count();
-        assert_eq!((told, lines.len()), (1, 1), "{lines:?}");
+        let lines = take_warnings();
+        let matching = lines.iter().filter(|text| text.contains(&line) && text.contains(cause)).count();
+        assert_eq!((matching, lines.len()), (1, 1), "{lines:?}");
     }
     for procedure in [25, 26] {
         let call = client.prepare(procedure, 0).expect("a buffer");
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error, "{procedure}");
-        let lines = heard();
+        let lines = take_warnings();
         let answered = format!(": SYSTEM_ERR to procedure {procedure} of program 0x20000001, version 3: ");
         assert_eq!(lines.len(), 2, "{lines:?}");
         let name = format!("procedure {procedure} of program 0x20000001, version 3");
         let panicked = format!(": deferred handler of {name} panicked: of old age");
         let (panics, drops): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.ends_with(&panicked));
         let [panic, drop] = [&panics[..], &drops].map(|lines| lines.first().expect("both lines").as_str());
-        assert!(drop.contains(&answered) && drop.ends_with("was dropped unanswered"), "{lines:?}");
+        assert!(drop.contains(&answered) && drop.ends_with("was dropped without an answer"), "{lines:?}");
         let peer = |line: &str| line.split(": ").next().map(str::to_owned);
         assert_eq!(peer(panic), peer(drop), "both name the peer");
     }
@@ -504,12 +504,12 @@ fn system_errors_have_their_cause_in_the_log_and_fill_none() {
     }
     drop((client, other, peer));
     drop(world.take_server());
-    let (undeclared, lines): (Vec<_>, Vec<_>) = heard().into_iter().partition(|line| line.contains("declar"));
+    let (undeclared, lines): (Vec<_>, Vec<_>) = take_warnings().into_iter().partition(|line| line.contains("declar"));
     assert!(undeclared[0].contains("Procedure::read_chunks"), "{undeclared:?}");
     assert_few(&undeclared, CALLS);
     let (of_memory, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.contains("ERR_SYSTEM"));
     assert!(of_memory.len() == 1 && of_memory[0].contains(&Knob::BULK_BUFFERS.to_string()), "{of_memory:?}");
     assert!(of_memory[0].contains("2 buffers of at least 1048576 bytes"), "{of_memory:?}");
     drop(world.take_server());
-    assert_few(&[others, heard()].concat(), CALLS);
+    assert_few(&[others, take_warnings()].concat(), CALLS);
 }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use clap::Parser;
 use rpcrdma::fabric::testing::loopback_address;
-use rpcrdma_tools::command::Ended;
+use rpcrdma_tools::command::ExitStatus;
 use rpcrdma_tools::tune;
 use rustix::thread::CpuSet;
 use serde_json::Value;
@@ -46,7 +46,7 @@ fn tuned(program: &Path, folder: &Path, mut seconds: f64, arguments: &str) -> Va
                 seconds *= 2.0;
             }
             ended => {
-                assert_eq!(ended.unwrap_or_else(|error| panic!("{arguments}: {error}")), Ended::Well);
+                assert_eq!(ended.unwrap_or_else(|error| panic!("{arguments}: {error}")), ExitStatus::Success);
                 return serde_json::from_str(&fs::read_to_string(&result).expect("the result")).expect("JSON");
             }
         }
@@ -55,7 +55,7 @@ fn tuned(program: &Path, folder: &Path, mut seconds: f64, arguments: &str) -> Va
 
 /// The script reports four times the rate of the others if one Send in 4 is signalled, whatever `rpcperf` has measured.
 #[test]
-fn the_knob_that_is_bad_on_purpose_is_found() {
+fn tune_finds_a_deliberately_bad_knob() {
     let folder = tempfile::tempdir().expect("a directory");
     let program = folder.path().join("rpcperf");
     let text = format!(
@@ -90,7 +90,7 @@ fn cores() -> String {
 /// Each aim finds its figure in the output of `rpcperf`, and each knob is an option of `rpcperf`. The one candidate is
 /// reported as impossible, so that nothing is compared.
 #[test]
-fn every_aim_has_a_figure() {
+fn every_aim_is_measured() {
     let folder = tempfile::tempdir().expect("a directory");
     for (arguments, of) in [
         (

@@ -20,7 +20,7 @@ fn yardstick(args: &[&str]) -> Value {
 }
 
 #[test]
-fn the_yardstick_has_figures() {
+fn the_yardstick_reports_its_figures() {
     let positive = |figure: &Value| figure.as_f64().is_some_and(|figure| figure > 0.0);
     let round_trips = yardstick(&["pingpong"]);
     assert_eq!(round_trips["size"], 172);
@@ -40,6 +40,6 @@ fn the_yardstick_has_figures() {
 }
 
 #[test]
-fn a_thread_starts_calls_to_be_counted() {
+fn the_threaded_program_counts_the_calls_of_its_thread() {
     assert_eq!(output(env!("CARGO_BIN_EXE_threaded"), &["64", "8"]), "64 calls of a thread\n");
 }

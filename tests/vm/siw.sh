@@ -21,7 +21,7 @@ unharmed() {
     await eval '(($(theirs) == 0))'
     # When a link has just come up, the other end's address is briefly unresolved.
     await reachable
-    "${enter[@]}" "$RPCRDMA" ping -q -c 3 -i 0 $at >/run/ping 2>&1 || fail "$1: not served any more: $(</run/ping)"
+    "${enter[@]}" "$RPCRDMA" ping -q -c 3 -i 0 $at >/run/ping 2>&1 || fail "$1: not served: $(</run/ping)"
     echo "- $1: ok"
 }
 
@@ -41,6 +41,6 @@ lost() {
     await bash -c "! kill -0 $client 2>/dev/null"
     wait "$client" || status=$?
     ((status == 1)) || fail "$1: exit status $status of a client: $(</run/busy)"
-    grep -q '^nfs3c: ' /run/busy || fail "$1: the client does not say why it ends: $(</run/busy)"
+    grep -q '^nfs3c: ' /run/busy || fail "$1: the client does not print the cause: $(</run/busy)"
     echo "- $1: $(tail -n 1 /run/busy)"
 }

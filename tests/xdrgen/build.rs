@@ -1,6 +1,6 @@
-//! Compiles `every.x`, the files of this repository and of rpcsvc-proto, and random ones, with a table of their types.
+//! Compiles specifications of this directory, of this repository and of rpcsvc-proto, and random ones.
 //!
-//! `XDRGEN_SCHEMAS` is the number of random files, 8 by default.
+//! Writes a table of their types. `XDRGEN_SCHEMAS` is the number of random specifications, 8 by default.
 
 mod random;
 
@@ -10,7 +10,7 @@ use std::{env, fs};
 
 use xdrgen::{Options, Source, generate, parse};
 
-/// Files of this repository, and the names of their modules.
+/// Names of the modules of this repository's files, and their paths.
 const OURS: [(&str, &str); 9] = [
     ("every", "every.x"),
     ("circular", "circular.x"),
@@ -29,7 +29,7 @@ fn main() {
         println!("cargo::rerun-if-changed=/usr/include/rpcsvc");
         let others = dir.flatten().map(|entry| entry.path());
         let others = others.filter(|path| path.extension().is_some_and(|extension| extension == "x"));
-        // Its types are those of nis.x, which it includes in C only.
+        // nis_callback.x needs types of nis.x, but includes only its C header.
         let others = others.filter(|path| !path.ends_with("nis_callback.x"));
         paths
             .extend(others.map(|path| (path.file_stem().and_then(|stem| stem.to_str()).expect("a name").into(), path)));
@@ -49,7 +49,7 @@ fn main() {
     fs::write(out, code).expect("written");
 }
 
-/// A file and what it includes.
+/// The text of a file, with the files that it includes.
 fn text(path: &Path) -> String {
     println!("cargo::rerun-if-changed={}", path.display());
     let file = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -63,13 +63,13 @@ fn text(path: &Path) -> String {
 /// The placement file of a file, if any.
 fn placement(path: &Path) -> Option<String> {
     let path = path.with_extension("placement.toml");
-    // While a file is missing that Cargo watches, it runs this program each time.
+    // A missing file is not watched, because Cargo would then run this program each time.
     let text = fs::read_to_string(&path).ok()?;
     println!("cargo::rerun-if-changed={}", path.display());
     Some(text)
 }
 
-/// The module of a file.
+/// Generates the module of a file, with a table of its types.
 fn module(name: &str, text: &str, placement: Option<String>) -> String {
     let source = Source { name: name.into(), text: text.into() };
     let placement = placement.map(|text| Source { name: name.into(), text });
@@ -82,9 +82,9 @@ fn module(name: &str, text: &str, placement: Option<String>) -> String {
     for (index, line) in items.filter(|(_, line)| !line.starts_with("pub type ")) {
         let rust = line.split([' ', '<', '(', ';']).nth(2).expect("a name");
         let life = if line.contains("<'a>") { "<'_>" } else { "" };
-        let _ = writeln!(types, "({index}, |bytes| crate::again::<{rust}{life}>(bytes)),");
+        let _ = writeln!(types, "({index}, |bytes| crate::round_trip::<{rust}{life}>(bytes)),");
     }
     format!(
-        "/// `{name}.x`\npub mod {name} {{\n{code}\n/// Types.\npub const TYPES: &[crate::Case] = &[{types}];\n}}\n"
+        "/// `{name}.x`\npub mod {name} {{\n{code}\n/// Types.\npub const TYPES: &[crate::TypeCase] = &[{types}];\n}}\n"
     )
 }

@@ -1,26 +1,26 @@
-//! Random specifications, which both compilers accept.
+//! Random specifications, which both xdrgen and rpcgen accept.
 
 use std::fmt::Write as _;
 
 use fastrand::Rng;
 
-/// Longest values of one type, in bytes, so that nested arrays stay short.
-const LONGEST: usize = 600;
+/// Limit of a type's values, in bytes, so that nested arrays stay short.
+const MAX_VALUE_BYTES: usize = 600;
 
-/// A type that later ones may use.
-struct Known {
+/// A type that later definitions may use.
+struct KnownType {
     name: String,
-    /// Bytes of a value, about.
+    /// Approximate bytes of a value.
     bytes: usize,
 }
 
 struct Writer {
     rng: Rng,
-    known: Vec<Known>,
+    known: Vec<KnownType>,
     text: String,
 }
 
-/// A specification; the same for the same seed.
+/// Generates a specification, which depends only on the seed.
 pub(crate) fn specification(seed: u64) -> String {
     let mut writer = Writer { rng: Rng::with_seed(seed), known: Vec::new(), text: String::new() };
     for index in 0..writer.rng.usize(4..10) {
@@ -35,7 +35,7 @@ pub(crate) fn specification(seed: u64) -> String {
 }
 
 impl Writer {
-    /// A type by name, and its bytes. Without `bool`: the C code of rpcgen for its arrays does not compile.
+    /// The name of a type, and its bytes. It is never `bool`, because rpcgen's code for arrays of it does not compile.
     fn base(&mut self) -> (String, usize) {
         let basic = [("int", 4), ("unsigned int", 4), ("hyper", 8), ("unsigned hyper", 8), ("double", 8)];
         match self.rng.choice(&self.known) {
@@ -47,11 +47,11 @@ impl Writer {
         }
     }
 
-    /// A declaration, and its bytes.
+    /// A declaration, and the bytes of its values.
     fn declaration(&mut self, name: &str) -> (String, usize) {
         let len = self.rng.usize(1..9);
         let (base, bytes) = self.base();
-        let fits = bytes * len <= LONGEST;
+        let fits = bytes * len <= MAX_VALUE_BYTES;
         match self.rng.u32(0..9) {
             0 => (format!("opaque {name}[{len}]"), len + 3),
             1 => (format!("opaque {name}<{len}>"), len + 7),
@@ -64,9 +64,9 @@ impl Writer {
         }
     }
 
-    fn know(&mut self, name: String, bytes: usize) {
-        if bytes <= LONGEST {
-            self.known.push(Known { name, bytes });
+    fn add_known(&mut self, name: String, bytes: usize) {
+        if bytes <= MAX_VALUE_BYTES {
+            self.known.push(KnownType { name, bytes });
         }
     }
 
@@ -74,13 +74,13 @@ impl Writer {
         let first = self.rng.i32(-5..5);
         let values: Vec<_> = (0..self.rng.i32(1..5)).map(|n| format!("E{index}_{n} = {}", first + 3 * n)).collect();
         let _ = writeln!(self.text, "enum e{index} {{ {} }};", values.join(", "));
-        self.know(format!("e{index}"), 4);
+        self.add_known(format!("e{index}"), 4);
     }
 
     fn typedef(&mut self, index: usize) {
         let (declaration, bytes) = self.declaration(&format!("t{index}"));
         let _ = writeln!(self.text, "typedef {declaration};");
-        self.know(format!("t{index}"), bytes);
+        self.add_known(format!("t{index}"), bytes);
     }
 
     fn structure(&mut self, index: usize) {
@@ -90,14 +90,14 @@ impl Writer {
             let _ = write!(fields, " {declaration};");
             sum += bytes;
         }
-        // A list.
+        // Every fourth structure is an element of a list.
         if self.rng.u32(..4) == 0 {
             let _ = write!(fields, " s{index} *next;");
             let _ = writeln!(self.text, "struct s{index} {{{fields} }};\ntypedef s{index} *l{index};");
-            return self.know(format!("l{index}"), 4 * sum);
+            return self.add_known(format!("l{index}"), 4 * sum);
         }
         let _ = writeln!(self.text, "struct s{index} {{{fields} }};");
-        self.know(format!("s{index}"), sum);
+        self.add_known(format!("s{index}"), sum);
     }
 
     fn union(&mut self, index: usize) {
@@ -118,6 +118,6 @@ impl Writer {
         }
         let switch = ["int", "unsigned int"][self.rng.usize(..2)];
         let _ = writeln!(self.text, "union u{index} switch ({switch} which) {{{arms} }};");
-        self.know(format!("u{index}"), 4 + most);
+        self.add_known(format!("u{index}"), 4 + most);
     }
 }

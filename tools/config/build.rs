@@ -1,22 +1,22 @@
-//! The commit, for `--version` of the programs.
+//! Records the commit for `--version` of the programs.
 
 use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-env-changed=RPCRDMA_COMMIT");
     println!("cargo::rerun-if-changed=build.rs");
-    let given = std::env::var("RPCRDMA_COMMIT").ok().or_else(|| match std::env::var("PROFILE").as_deref() {
-        Ok("release") => commit(),
-        // Else each commit would rebuild all programs and their tests.
+    let commit = std::env::var("RPCRDMA_COMMIT").ok().or_else(|| match std::env::var("PROFILE").as_deref() {
+        Ok("release") => head_commit(),
+        // Otherwise each commit would rebuild all programs and their tests.
         _ => Some("not recorded in a debug build".to_owned()),
     });
-    println!("cargo::rustc-env=RPCRDMA_COMMIT={}", given.as_deref().unwrap_or("unknown"));
+    println!("cargo::rustc-env=RPCRDMA_COMMIT={}", commit.as_deref().unwrap_or("unknown"));
 }
 
-/// The commit of this clone; none in a copy without its history, even inside another repository.
-fn commit() -> Option<String> {
+/// Returns the commit of this clone. A copy without history has none, even inside another repository.
+fn head_commit() -> Option<String> {
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
-    // Changes with each commit and checkout, also in a worktree.
+    // This file changes with each commit and checkout, also in a worktree.
     println!("cargo::rerun-if-changed={}", git(&["rev-parse", "--git-path", "logs/HEAD"])?);
     git(&["rev-parse", "HEAD"])
 }

@@ -1,9 +1,9 @@
-//! Arguments and results of calls, by the definitions of their programs.
+//! Decodes arguments and results of calls by the definitions of their programs.
 
+mod decoder;
 #[cfg(test)]
 mod tests;
 mod text;
-mod walk;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -18,22 +18,22 @@ use xdrgen::{CompileError, Source};
 
 use crate::message::Flow;
 use crate::payload::{Rpc, RpcHeader};
-use walk::{Chunks, Walk};
+use decoder::{BodyDecoder, Chunks};
 
-/// Calls that await their reply, at most. A capture without replies must not fill the memory.
-const CALLS: usize = 1 << 16;
+/// Most calls that await their reply, because a capture without replies must not exhaust memory.
+const MAX_CALLS: usize = 1 << 16;
 
-/// File name, definitions and placement of the programs that are built in.
+/// File name, definitions and placement of each built-in program.
 const BUILT_IN: [(&str, &str, Option<&str>); 3] = [
     ("nfs3.x", include_str!("../xdr/nfs3.x"), Some(include_str!("../xdr/nfs3.placement.toml"))),
     ("mount.x", include_str!("../xdr/mount.x"), None),
     ("rpcbind.x", include_str!("../xdr/rpcbind.x"), None),
 ];
 
-/// Program, version and procedure.
+/// Numbers of program, version and procedure.
 type Number = [u32; 3];
 
-/// Caller and server. `None` without a capture.
+/// Addresses of caller and server; `None` for messages that are not of a capture.
 type Ends = Option<(SocketAddr, SocketAddr)>;
 
 /// Known programs, and the calls that await their reply.
@@ -43,24 +43,24 @@ pub(crate) struct Bodies {
     calls: HashMap<(Ends, u32), Number>,
 }
 
-/// Arguments or results.
+/// Decoded arguments or results.
 #[derive(Debug)]
 pub(crate) struct Body {
     procedure: String,
     /// `arguments` or `results`.
     kind: &'static str,
     value: Value,
-    /// Reason and place of what could not be decoded.
+    /// Why and where decoding stopped.
     error: Option<String>,
-    /// The message is malformed.
-    pub(crate) is_bad: bool,
+    /// Whether the body is malformed, rather than continued in another message.
+    pub(crate) is_malformed: bool,
 }
 
 impl Bodies {
-    /// Knows the programs of `files`, then those that are built in.
+    /// Loads the programs of `files`, then the built-in ones.
     ///
     /// # Errors
-    /// The name of a file that is unreadable or malformed, and the reason.
+    /// A file is unreadable or malformed. Returns its name and the reason.
     pub(crate) fn new(files: &[impl AsRef<Path>]) -> Result<Self, (String, String)> {
         let mut schemas = Vec::new();
         for file in files {
@@ -72,7 +72,8 @@ impl Bodies {
         }
         schemas.extend(BUILT_IN.map(|(name, xdr, placement)| {
             let source = |text: &str| Source { name: name.to_owned(), text: text.to_owned() };
-            xdrgen::parse(&source(xdr), placement.map(source).as_ref()).expect("tests decode with them")
+            xdrgen::parse(&source(xdr), placement.map(source).as_ref())
+                .expect("tests decode with the built-in programs")
         }));
         Ok(Self { schemas, calls: HashMap::new() })
     }
@@ -83,25 +84,25 @@ impl Bodies {
     pub(crate) fn of(&mut self, view: &View<'_>, rpc: Option<&Rpc<'_>>, flow: Option<&Flow>) -> Option<Body> {
         let ends = flow.map(Flow::ends);
         if let Some(Rpc { header: RpcHeader::Call(call), body }) = rpc {
-            // A protected body has another form (RFC 2203 section 5.3.2).
+            // RPCSEC_GSS may encrypt the body or add a checksum (RFC 2203 §5.3.2).
             if Flavor::from_code(call.credential.flavor) == Some(Flavor::Gss) {
                 self.calls.remove(&(ends, view.xid()));
                 return None;
             }
             let number = [call.program, call.version, call.procedure];
-            if self.calls.len() == CALLS {
+            if self.calls.len() == MAX_CALLS {
                 self.calls.clear();
             }
             self.calls.insert((ends, view.xid()), number);
             let (schema, procedure) = self.find(number)?;
-            let walk = Walk::new(schema, view.payload(), *body, Chunks::of_call(view));
-            return Some(Body::decode(procedure, "arguments", walk, &procedure.arguments, view));
+            let decoder = BodyDecoder::new(schema, view.payload(), *body, Chunks::of_call(view));
+            return Some(Body::decode(procedure, "arguments", decoder, &procedure.arguments, view));
         }
         if rpc.is_none() && view.htype() != HeaderType::Nomsg {
             return None;
         }
         if view.reads().next().is_some() {
-            // A long call: its program is in the chunk.
+            // The RPC header of a long call is in the chunk, so its program is unknown.
             self.calls.remove(&(ends, view.xid()));
             return None;
         }
@@ -109,14 +110,14 @@ impl Bodies {
         let (schema, procedure) = self.find(number)?;
         match rpc {
             Some(Rpc { header: RpcHeader::Reply(reply), body }) if is_success(&reply.body) => {
-                let walk = Walk::new(schema, view.payload(), *body, Chunks::of_reply(view));
-                Some(Body::decode(procedure, "results", walk, slice::from_ref(&procedure.results), view))
+                let decoder = BodyDecoder::new(schema, view.payload(), *body, Chunks::of_reply(view));
+                Some(Body::decode(procedure, "results", decoder, slice::from_ref(&procedure.results), view))
             }
             Some(_) => None,
             None => {
                 let value = json!({"bytes": view.reply_chunk()?.total_length(), "chunk": "reply"});
                 let procedure = procedure.name.text.clone();
-                Some(Body { procedure, kind: "results", value, error: None, is_bad: false })
+                Some(Body { procedure, kind: "results", value, error: None, is_malformed: false })
             }
         }
     }
@@ -136,22 +137,32 @@ fn is_success(reply: &ReplyBody<'_>) -> bool {
 }
 
 impl Body {
-    fn decode(procedure: &Procedure, kind: &'static str, walk: Walk<'_, '_>, types: &[Type], view: &View<'_>) -> Self {
+    fn decode(
+        procedure: &Procedure,
+        kind: &'static str,
+        decoder: BodyDecoder<'_, '_>,
+        types: &[Type],
+        view: &View<'_>,
+    ) -> Self {
         let is_continued = view.flags().contains(Flags::MORE);
-        let (value, mut error) = walk.all(types);
+        let (value, mut error) = decoder.all(types);
         if let Some(error) = &mut error
             && view.writes().next().is_some()
             && procedure.placement.results.is_none()
         {
-            error.push_str(
-                "; a Write chunk is of an eligible result, which the placement file beside the .x file names",
-            );
+            error.push_str("; a result in a Write chunk must be eligible in the placement file beside the .x file");
         }
         let error = if is_continued { Some("continued in the next message".to_owned()) } else { error };
-        Self { procedure: procedure.name.text.clone(), kind, value, is_bad: error.is_some() && !is_continued, error }
+        Self {
+            procedure: procedure.name.text.clone(),
+            kind,
+            value,
+            is_malformed: error.is_some() && !is_continued,
+            error,
+        }
     }
 
-    /// As a JSON object.
+    /// Returns the body as a JSON object.
     pub(crate) fn json(self) -> Value {
         let Self { procedure, kind, value, error, .. } = self;
         json!({"procedure": procedure, kind: value, "error": error})

@@ -1,4 +1,4 @@
-//! Packets of a capture file, pcap or pcapng.
+//! Reads the packets of a capture file, pcap or pcapng.
 
 use std::fmt::Write as _;
 use std::io::Read;
@@ -21,15 +21,15 @@ const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 /// Type of the obsolete Packet Block of pcapng.
 const PACKET_BLOCK: u32 = 2;
 
-/// Initial size of the read buffer, and the longest supported record.
+/// Initial and largest size of the read buffer. The largest is the longest supported record.
 const BUFFER: usize = 1 << 20;
 const LARGEST_BUFFER: usize = 1 << 28;
 
 /// Byte order of the current pcapng section, once one has begun.
 type Order = Option<fn([u8; 4]) -> u32>;
 
-/// Whether the next block claims to be shorter than its own frame, its type and two lengths. The parser subtracts them
-/// without a check.
+/// Whether the next block claims to be shorter than its type and two lengths. The parser would subtract these without a
+/// check.
 fn is_too_short(data: &[u8], order: Order) -> bool {
     let (Some(order), Some(kind), Some(length)) = (order, data.get(..4), data.get(4..8)) else {
         return false;
@@ -43,7 +43,7 @@ pub fn is_capture(head: &[u8]) -> bool {
     head.first_chunk().is_some_and(|magic| MAGICS.contains(magic))
 }
 
-/// Whether a capture that consists of `file` ends within its header, which is the first block of pcapng.
+/// Whether the capture `file` ends within its header, which in pcapng is the first block.
 pub fn ends_in_header(file: &[u8]) -> bool {
     let Some(rest) = file.strip_prefix(&SECTION_HEADER) else { return file.len() < 24 };
     let (Some(length), Some(magic)) = (rest.first_chunk(), rest.get(4..8)) else { return true };
@@ -59,21 +59,21 @@ pub struct Packet<'a> {
     pub frame: u64,
     /// Type of its first header.
     pub link: Linktype,
-    /// The captured part of it.
+    /// The captured bytes.
     pub bytes: &'a [u8],
-    /// Its length before the capture, in bytes.
+    /// Its length on the link, in bytes.
     pub length: usize,
-    /// Interface of pcapng: `interface 1 (eth0)`. Empty in pcap, which has one interface.
+    /// Its interface in pcapng, such as `interface 1 (eth0)`. Empty in pcap, which has one interface.
     pub interface: &'a str,
 }
 
 impl<'a> Packet<'a> {
-    /// A packet that was captured as a whole, at an interface without a name.
+    /// Creates a packet that was captured as a whole, at an interface without a name.
     pub fn new(frame: u64, link: Linktype, bytes: &'a [u8]) -> Self {
         Self { frame, link, bytes, length: bytes.len(), interface: "" }
     }
 
-    /// Whether bytes at its end were not captured.
+    /// Whether bytes at its end are missing.
     pub fn is_cut_short(&self) -> bool {
         self.length > self.bytes.len()
     }
@@ -83,8 +83,8 @@ impl<'a> Packet<'a> {
 struct Interface {
     link: Linktype,
     name: String,
-    /// Most bytes that are captured of a packet.
-    most: usize,
+    /// At most this many bytes of each packet are captured.
+    snap_len: usize,
 }
 
 impl Interface {
@@ -96,50 +96,51 @@ impl Interface {
         if section > 1 {
             let _ = write!(name, " of section {section}");
         }
-        // Zero is no limit.
-        let most = if block.snaplen == 0 { usize::MAX } else { block.snaplen as usize };
-        Self { link: block.linktype, name, most }
+        // 0 means no limit.
+        let snap_len = if block.snaplen == 0 { usize::MAX } else { block.snaplen as usize };
+        Self { link: block.linktype, name, snap_len }
     }
 }
 
-/// A packet in a block.
-struct Found<'a> {
+/// The packet of a block.
+struct CapturedBytes<'a> {
     interface: usize,
     bytes: &'a [u8],
-    /// Before the capture, in bytes.
+    /// Length on the link, in bytes.
     length: u32,
 }
 
-/// The packet of a Packet Block, which Enhanced Packet Blocks have replaced; `None` if its body is too short for it.
-fn obsolete<'a>(body: &'a [u8], order: fn([u8; 4]) -> u32) -> Option<Found<'a>> {
+/// Returns the packet of a Packet Block, the obsolete form of an Enhanced Packet Block; `None` if the body is too
+/// short.
+fn packet_of_obsolete_block<'a>(body: &'a [u8], order: fn([u8; 4]) -> u32) -> Option<CapturedBytes<'a>> {
     let word = |at: usize| body.get(at..)?.first_chunk().map(|word| order(*word));
     let &[high, low] = body.first_chunk()?;
     // The number of the interface has two bytes.
     let interface = order([high, low, high, low]) & 0xFFFF;
     let bytes = body.get(20..)?.get(..word(12)? as usize)?;
-    Some(Found { interface: interface as usize, bytes, length: word(16)? })
+    Some(CapturedBytes { interface: interface as usize, bytes, length: word(16)? })
 }
 
-/// A capture file that cannot be read to its end.
+/// Error of a capture file that cannot be read to its end.
 #[derive(Debug, Error)]
 pub enum CaptureError {
     /// The file ends within a record.
     #[error("capture is cut off after {frames} packets")]
     CutOff {
-        /// Complete packets before it.
+        /// Number of complete packets before the error.
         frames: u64,
     },
-    /// Any other fault.
+    /// The file is malformed or cannot be read.
     #[error("not a readable capture: {reason} after {frames} packets")]
     Bad {
-        /// Complete packets before it.
+        /// Number of complete packets before the error.
         frames: u64,
         /// The parser's message.
         reason: String,
     },
 }
 
-/// Reads a capture and passes on its packets in order. Returns their number.
+/// Reads a capture and calls `packet` with its packets in order. Returns their number.
 pub fn read<R: Read + Send, E: From<CaptureError>>(
     source: R,
     mut packet: impl FnMut(Packet<'_>) -> Result<(), E>,
@@ -149,20 +150,21 @@ pub fn read<R: Read + Send, E: From<CaptureError>>(
     let mut sections = 0;
     let mut order: Order = None;
     let mut capacity = BUFFER;
-    let mut reader = create_reader(capacity, source).map_err(|error| bad(&error, 0))?;
+    let mut reader = create_reader(capacity, source).map_err(|error| parser_error(&error, 0))?;
     loop {
         if is_too_short(reader.data(), order) {
-            return Err(faulty("a block shorter than its frame".to_owned(), frame).into());
+            return Err(malformed("a block shorter than its frame".to_owned(), frame).into());
         }
         match reader.next() {
             Ok((length, block)) => {
                 let found = match &block {
                     PcapBlockOwned::LegacyHeader(header) => {
-                        interfaces = vec![Interface { link: header.network, name: String::new(), most: usize::MAX }];
+                        interfaces =
+                            vec![Interface { link: header.network, name: String::new(), snap_len: usize::MAX }];
                         None
                     }
                     PcapBlockOwned::Legacy(record) => {
-                        Some(Found { interface: 0, bytes: record.data, length: record.origlen })
+                        Some(CapturedBytes { interface: 0, bytes: record.data, length: record.origlen })
                     }
                     PcapBlockOwned::NG(Block::SectionHeader(section)) => {
                         order = Some(if section.big_endian() { u32::from_be_bytes } else { u32::from_le_bytes });
@@ -177,28 +179,31 @@ pub fn read<R: Read + Send, E: From<CaptureError>>(
                     PcapBlockOwned::NG(Block::EnhancedPacket(record)) => {
                         let captured = record.data.get(..record.caplen as usize);
                         let bytes = captured.unwrap_or(record.data);
-                        Some(Found { interface: record.if_id as usize, bytes, length: record.origlen })
+                        Some(CapturedBytes { interface: record.if_id as usize, bytes, length: record.origlen })
                     }
                     PcapBlockOwned::NG(Block::SimplePacket(record)) => {
                         // The block does not state the captured length, and its data ends with padding.
-                        let most = interfaces.first().map_or(usize::MAX, |interface| interface.most);
-                        let captured = record.data.get(..most.min(record.origlen as usize));
+                        let snap_len = interfaces.first().map_or(usize::MAX, |interface| interface.snap_len);
+                        let captured = record.data.get(..snap_len.min(record.origlen as usize));
                         let bytes = captured.unwrap_or(record.data);
-                        Some(Found { interface: 0, bytes, length: record.origlen })
+                        Some(CapturedBytes { interface: 0, bytes, length: record.origlen })
                     }
                     PcapBlockOwned::NG(Block::Unknown(block)) => match order {
                         Some(order) if order(block.block_type.to_le_bytes()) == PACKET_BLOCK => {
                             let reason = "a Packet Block that is too short for its packet";
-                            Some(obsolete(block.data, order).ok_or_else(|| faulty(reason.to_owned(), frame))?)
+                            Some(
+                                packet_of_obsolete_block(block.data, order)
+                                    .ok_or_else(|| malformed(reason.to_owned(), frame))?,
+                            )
                         }
                         _ => None,
                     },
                     PcapBlockOwned::NG(_) => None,
                 };
-                if let Some(Found { interface, bytes, length }) = found {
+                if let Some(CapturedBytes { interface, bytes, length }) = found {
                     let Some(Interface { link, name, .. }) = interfaces.get(interface) else {
                         let reason = format!("a packet of interface {interface}, which no block before it describes,");
-                        return Err(faulty(reason, frame).into());
+                        return Err(malformed(reason, frame).into());
                     };
                     frame += 1;
                     packet(Packet { frame, link: *link, bytes, length: length as usize, interface: name })?;
@@ -207,30 +212,30 @@ pub fn read<R: Read + Send, E: From<CaptureError>>(
             }
             Err(PcapError::Eof) => return Ok(frame),
             Err(PcapError::Incomplete(_)) => {
-                reader.refill().map_err(|error| bad(&error, frame))?;
+                reader.refill().map_err(|error| parser_error(&error, frame))?;
             }
-            // Only a record that fills the buffer gets a larger one, whatever its stated length.
+            // The buffer grows only when a record has filled it, because its stated length may be wrong.
             Err(PcapError::BufferTooSmall) => {
                 if reader.data().len() < capacity {
-                    reader.refill().map_err(|error| bad(&error, frame))?;
+                    reader.refill().map_err(|error| parser_error(&error, frame))?;
                 } else if capacity < LARGEST_BUFFER {
                     capacity *= 2;
                     reader.grow(capacity);
                 } else {
-                    return Err(bad(&PcapError::BufferTooSmall, frame).into());
+                    return Err(parser_error(&PcapError::BufferTooSmall, frame).into());
                 }
             }
             Err(PcapError::UnexpectedEof) => return Err(CaptureError::CutOff { frames: frame }.into()),
-            Err(error) => return Err(bad(&error, frame).into()),
+            Err(error) => return Err(parser_error(&error, frame).into()),
         }
     }
 }
 
-fn faulty(reason: String, frames: u64) -> CaptureError {
+fn malformed(reason: String, frames: u64) -> CaptureError {
     CaptureError::Bad { frames, reason }
 }
 
-fn bad(error: &PcapError<&[u8]>, frames: u64) -> CaptureError {
+fn parser_error(error: &PcapError<&[u8]>, frames: u64) -> CaptureError {
     let reason = match error {
         PcapError::HeaderNotRecognized => "unknown header".to_owned(),
         PcapError::ReadError => "read error".to_owned(),
@@ -238,5 +243,5 @@ fn bad(error: &PcapError<&[u8]>, frames: u64) -> CaptureError {
         PcapError::NomError(_, kind) | PcapError::OwnedNomError(_, kind) => format!("bad record ({kind:?})"),
         other => format!("{other:?}"),
     };
-    faulty(reason, frames)
+    malformed(reason, frames)
 }

@@ -17,7 +17,7 @@ use crate::{command, decode, doctor, ping, topo};
 #[derive(Parser)]
 #[command(name = "rpcrdma", version, long_version = VERSION.as_str(), propagate_version = true)]
 #[command(after_help = "\
-Exit status: 0 all well, 1 something failed, 2 wrong usage; of doctor 0 fine, 1 warnings, 2 errors, 3 wrong usage.")]
+Exit status: 0 success, 1 failure, 2 wrong usage; of doctor 0 fine, 1 warnings, 2 errors, 3 wrong usage.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -38,11 +38,11 @@ enum Command {
 }
 
 /// Exit statuses of a command that failed to run, and of wrong usage.
-const USUAL: (u8, u8) = (1, 2);
-/// The same for doctor, whose 1 and 2 report its findings.
-const DOCTOR: (u8, u8) = (3, 3);
+const DEFAULT_STATUSES: (u8, u8) = (1, 2);
+/// [`DEFAULT_STATUSES`] for doctor, whose statuses 1 and 2 report its findings.
+const DOCTOR_STATUSES: (u8, u8) = (3, 3);
 
-/// Definition of the command line, for its manual.
+/// Returns the definition of the command line, for its manual pages.
 pub fn command_line() -> clap::Command {
     Cli::command()
 }
@@ -54,22 +54,22 @@ pub fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let is_doctor = std::env::args_os().nth(1).is_some_and(|word| word == "doctor");
-            let wrong = if is_doctor { DOCTOR.1 } else { USUAL.1 };
-            // With a closed standard error only the exit status remains.
+            let wrong = if is_doctor { DOCTOR_STATUSES.1 } else { DEFAULT_STATUSES.1 };
+            // If standard error is closed, only the exit status reports the error.
             let _ = error.print();
             return if error.use_stderr() { ExitCode::from(wrong) } else { ExitCode::SUCCESS };
         }
     };
     match cli.command {
-        Command::Decode(args) => command::exit(decode::run(&args), USUAL.0),
-        Command::Doctor(args) => command::exit(doctor::run(&args), DOCTOR.0),
+        Command::Decode(args) => command::exit(decode::run(&args), DEFAULT_STATUSES.0),
+        Command::Doctor(args) => command::exit(doctor::run(&args), DOCTOR_STATUSES.0),
         #[cfg(feature = "prometheus")]
-        Command::Exporter(args) => command::exit(exporter::run(&args), USUAL.0),
-        Command::Ping(args) => command::exit(ping::run(&args), USUAL.0),
+        Command::Exporter(args) => command::exit(exporter::run(&args), DEFAULT_STATUSES.0),
+        Command::Ping(args) => command::exit(ping::run(&args), DEFAULT_STATUSES.0),
         #[cfg(feature = "top")]
-        Command::Top(args) => command::exit(top::run(&args), USUAL.0),
-        Command::Topo(args) => command::exit(topo::run(&args), USUAL.0),
+        Command::Top(args) => command::exit(top::run(&args), DEFAULT_STATUSES.0),
+        Command::Topo(args) => command::exit(topo::run(&args), DEFAULT_STATUSES.0),
         #[cfg(feature = "tune")]
-        Command::Tune(args) => command::exit(tune::run(&args), USUAL.0),
+        Command::Tune(args) => command::exit(tune::run(&args), DEFAULT_STATUSES.0),
     }
 }

@@ -1,4 +1,4 @@
-//! Outcome and exit status of a subcommand.
+//! Result and exit status of a subcommand.
 
 use std::io;
 use std::process::ExitCode;
@@ -9,70 +9,72 @@ use rpcrdma_config::program::describe;
 use thiserror::Error;
 
 /// Result of a command's `run`.
-pub type Outcome = Result<Ended, CommandError>;
+pub type Outcome = Result<ExitStatus, CommandError>;
 
-/// Outcome of a completed command.
+/// Exit status of a command that ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// Success: exit status 0.
-    Well,
-    /// The output lists failures or possible improvements: exit status 1.
-    WithFailures,
+pub enum ExitStatus {
+    /// Exit status 0.
+    Success,
+    /// The output lists failures or warnings: exit status 1.
+    Failures,
     /// The output lists errors: exit status 2.
-    WithErrors,
+    Errors,
 }
 
-/// A command that failed to run: printed on standard error, with an exit status of [`exit`].
+/// Error of a command that could not run, which [`exit`] prints.
 #[derive(Debug, Error)]
 pub enum CommandError {
-    /// Unreadable or malformed input.
+    /// The input is unreadable or malformed.
     #[error("{name}: {reason}")]
     Input {
-        /// The file, or a name for it.
+        /// The file, or a description of the input.
         name: String,
-        /// The fault.
+        /// What is wrong with it.
         reason: String,
     },
-    /// Incompatible arguments.
+    /// Arguments are incompatible.
     #[error("{0}")]
     Usage(String),
-    /// Any other failure.
+    /// The command failed for another reason.
     #[error("{0}")]
     Failed(String),
-    /// Failed output.
+    /// Standard output could not be written.
     #[error("standard output: {}", describe(.0))]
     Output(#[from] io::Error),
 }
 
-/// Longest duration argument, which is that of the configuration.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+/// Longest duration argument, which is also the longest time in the configuration.
+const MAX_DURATION: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A duration argument: seconds, with a fraction, up to 24 h.
+/// Parses a duration argument: seconds, with a fraction, up to 24 h.
 ///
 /// # Errors
-/// It is not a duration, or longer.
+/// The text is not a duration, or it is longer.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
-    let value: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    let value: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
     let duration = Duration::try_from_secs_f64(value).map_err(|error| error.to_string())?;
-    if duration > LONGEST { Err("more than 86400 seconds (24 h)".to_owned()) } else { Ok(duration) }
+    if duration > MAX_DURATION { Err("expected at most 86400 seconds (24 h)".to_owned()) } else { Ok(duration) }
 }
 
-/// A time limit: [`seconds`] that are not 0.
+/// Parses a time limit, which is a duration other than 0.
 ///
 /// # Errors
-/// It is 0, or none of those.
+/// It is 0, or [`seconds`] fails.
 pub(crate) fn time_limit(text: &str) -> Result<Duration, String> {
     seconds(text)
-        .and_then(|limit| if limit.is_zero() { Err("wanted more than 0 seconds".to_owned()) } else { Ok(limit) })
+        .and_then(|limit| if limit.is_zero() { Err("expected more than 0 seconds".to_owned()) } else { Ok(limit) })
 }
 
-/// The exit status of an outcome: `failed` if the command failed to run, 2 after wrong usage. A reader of the output
-/// that exits early is no failure, and causes no message.
+/// Prints the error of an outcome, if any, and returns the exit code.
+///
+/// The code is `failed` if the command could not run, and 2 after wrong usage. A reader of the output that exits early
+/// is not an error.
 pub fn exit(outcome: Outcome, failed: u8) -> ExitCode {
     match outcome {
-        Ok(Ended::Well) => ExitCode::SUCCESS,
-        Ok(Ended::WithFailures) => ExitCode::FAILURE,
-        Ok(Ended::WithErrors) => ExitCode::from(2),
+        Ok(ExitStatus::Success) => ExitCode::SUCCESS,
+        Ok(ExitStatus::Failures) => ExitCode::FAILURE,
+        Ok(ExitStatus::Errors) => ExitCode::from(2),
         Err(CommandError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             print_error!("rpcrdma: {error}");

@@ -1,4 +1,4 @@
-//! `rpcrdma decode`: messages of a capture or in hex.
+//! `rpcrdma decode`: decodes messages of a capture or in hex.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,21 +12,25 @@ use rpcrdma_config::print_error;
 
 use crate::body::Bodies;
 use crate::capture::{self, CaptureError};
-use crate::command::{CommandError, Ended, Outcome};
-use crate::iwarp::{self, Found};
+use crate::command::{CommandError, ExitStatus, Outcome};
+use crate::iwarp::{self, CaptureEvent};
 use crate::json;
 use crate::message::Message;
 use crate::network::{self, Datagram};
 use crate::payload::{Rpc, RpcHeader};
 use crate::roce;
 
-/// Bytes that are read first. They suffice to identify the input. The parser needs the first block of a capture at
-/// once, even from a pipe that delivers in pieces.
+/// Bytes that are read first.
+///
+/// They suffice to identify the input. The parser needs the first block of a capture at once, even from a pipe that
+/// delivers in pieces.
 const HEAD: u64 = 4096;
 
-/// Longest line of hex text, in bytes. No endpoint of this engine receives a message of more than 1 MiB
-/// (`debug.max_receive_size`), which leaves 6 characters for each byte, such as `0x00: `.
-const LONGEST_LINE: usize = 6 << 20;
+/// Longest line of hex text, in bytes.
+///
+/// No endpoint of this engine receives a message of more than 1 MiB (`debug.max_receive_size`), which leaves 6
+/// characters for each byte, such as `0x00: `.
+const MAX_LINE: usize = 6 << 20;
 
 /// Decode RPC-over-RDMA messages from a capture or from hex
 ///
@@ -38,10 +42,10 @@ const LONGEST_LINE: usize = 6 << 20;
 /// An iWARP connection may use any port, but the capture must contain its start. A Terminate, by which one end reports
 /// an error of the other, is printed on standard error.
 ///
-/// Each message gives one line. So does a message that cannot be decoded; the exit status is then 1.
+/// Each message is printed as one line, also a message that cannot be decoded; the exit status is then 1.
 ///
-/// Standard error tells which parts of a capture were passed over, and why: packets that are missing, cut short or
-/// malformed, IP fragments, messages that the end of the capture cuts. The exit status is then 1, too, except for
+/// Standard error reports which parts of a capture were skipped, and why: packets that are missing, cut short or
+/// malformed, IP fragments, messages that the end of the capture cuts. The exit status is then also 1, except for
 /// retransmitted packets.
 ///
 /// Arguments and results are printed by field name, if their program is known: NFS version 3, MOUNT, rpcbind, and those
@@ -55,7 +59,7 @@ Examples:
   rpcrdma decode --json nfs.pcap | jq 'select(.error != null)'
   echo 00000001 00000001 00000020 00000000 00000000 00000000 00000000 | rpcrdma decode
 
-Exit status: 0 every message was decoded, 1 some were not, bytes were skipped or cut short, or the input is bad,
+Exit status: 0 every message was decoded; 1 some were not, parts were skipped or cut short, or the input is unreadable;
 2 wrong usage.")]
 pub struct Args {
     /// Capture or hex text; `-` is standard input
@@ -74,7 +78,7 @@ pub struct Args {
     /// Definitions of a program in RPC language (RFC 5531), such as prot.x
     ///
     /// A file prot.placement.toml beside it names the results that travel in Write chunks. May be repeated; the first
-    /// file with a program counts.
+    /// file that defines a program is used.
     #[arg(long, value_name = "FILE")]
     pub xdr: Vec<PathBuf>,
 
@@ -87,7 +91,7 @@ pub struct Args {
 
 fn revision_parser() -> impl TypedValueParser<Value = Revision> {
     PossibleValuesParser::new(Revision::ALL.iter().map(|revision| revision.name()))
-        .try_map(|name| Revision::from_name(&name).ok_or("no such revision"))
+        .try_map(|name| Revision::from_name(&name).ok_or("unknown revision"))
 }
 
 /// Runs the command.
@@ -101,7 +105,7 @@ pub fn run(args: &Args) -> Outcome {
     };
     let mut head = Vec::new();
     source.by_ref().take(HEAD).read_to_end(&mut head).map_err(|error| input_error(error.to_string()))?;
-    if let Some(reason) = unreadable(&head) {
+    if let Some(reason) = undecodable_input(&head) {
         return Err(input_error(reason));
     }
     let is_capture = capture::is_capture(&head);
@@ -116,18 +120,18 @@ pub fn run(args: &Args) -> Outcome {
         result => result?,
     }
     decoder.output.flush()?;
-    Ok(if decoder.failures == 0 { Ended::Well } else { Ended::WithFailures })
+    Ok(if decoder.failures == 0 { ExitStatus::Success } else { ExitStatus::Failures })
 }
 
-/// Why an input that starts with `head` cannot be decoded: it is empty, compressed, or ends too early.
-fn unreadable(head: &[u8]) -> Option<String> {
+/// Returns why an input that starts with `head` cannot be decoded: it is empty, compressed, or ends too early.
+fn undecodable_input(head: &[u8]) -> Option<String> {
     const COMPRESSED: [(&[u8], &str); 4] =
         [(b"\x1f\x8b", "gzip"), (b"BZh", "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x28\xb5\x2f\xfd", "zstd")];
     let advice = "check that the capture has run and was closed";
     if head.is_empty() {
-        return Some(format!("empty, so there is no message: {advice}"));
+        return Some(format!("empty input: {advice}"));
     }
-    // A shorter head is the whole input.
+    // A head shorter than `HEAD` is the whole input.
     if (head.len() as u64) < HEAD && capture::is_capture(head) && capture::ends_in_header(head) {
         return Some(format!("the capture ends within its header: {advice}"));
     }
@@ -141,7 +145,7 @@ impl From<CaptureError> for CommandError {
     }
 }
 
-/// Decodes messages and prints them. Faults of the input are [`CommandError::Failed`].
+/// Decodes messages and prints them. Errors of the input are [`CommandError::Failed`].
 struct Decoder<'a, W> {
     args: &'a Args,
     bodies: Bodies,
@@ -160,27 +164,29 @@ impl<'a, W: Write> Decoder<'a, W> {
         let (mut sends, mut cut_short, mut fragments): (u64, u64, u64) = (0, 0, 0);
         let mut unsupported: BTreeMap<(String, String), u64> = BTreeMap::new();
         let packets = capture::read(source, |packet| {
-            if let Some(link) = network::unsupported(packet.link) {
+            if let Some(link) = network::unsupported_link(packet.link) {
                 *unsupported.entry((packet.interface.to_owned(), link)).or_default() += 1;
             }
             let datagram = Datagram::of(&packet);
             fragments += u64::from(datagram.is_some_and(|datagram| datagram.is_fragment));
             let is_cut_short = packet.is_cut_short() || datagram.is_some_and(|datagram| datagram.is_cut_short);
-            let cut_before = roce.truncated();
-            let of_roce = roce.packet(&packet).map(Found::Send);
-            cut_short += u64::from(is_cut_short || roce.truncated() > cut_before);
-            for found in of_roce.into_iter().chain(iwarp.packet(&packet)) {
-                match found {
-                    Found::Send(send) => {
+            let truncated_before = roce.truncated();
+            let roce_send = roce.packet(&packet).map(CaptureEvent::Send);
+            cut_short += u64::from(is_cut_short || roce.truncated() > truncated_before);
+            for event in roce_send.into_iter().chain(iwarp.packet(&packet)) {
+                match event {
+                    CaptureEvent::Send(send) => {
                         sends += 1;
                         self.message(&send.bytes, Some(&send))?;
                     }
-                    Found::Terminate { frame, direction, terminate } => {
+                    CaptureEvent::Terminate { frame, direction, terminate } => {
                         print_error!("rpcrdma: frame {frame}: {direction}: Terminate: {terminate}");
                     }
-                    Found::Unreadable { frame, direction, reason } => {
+                    CaptureEvent::Unreadable { frame, direction, reason } => {
                         self.failures += 1;
-                        print_error!("rpcrdma: frame {frame}: {direction}: {reason}; what follows is passed over");
+                        print_error!(
+                            "rpcrdma: frame {frame}: {direction}: {reason}; the rest of this direction is skipped"
+                        );
                     }
                 }
             }
@@ -190,29 +196,27 @@ impl<'a, W: Write> Decoder<'a, W> {
             print_error!("rpcrdma: {cut_short} packets are cut short: capture whole packets (tcpdump -s 0)");
         }
         if fragments > 0 {
-            print_error!("rpcrdma: {fragments} IP fragments passed over, because datagrams are not reassembled");
+            print_error!("rpcrdma: {fragments} IP fragments skipped, because datagrams are not reassembled");
         }
-        if roce.repeated() > 0 {
-            print_error!("rpcrdma: {} retransmitted packets passed over", roce.repeated());
+        if roce.retransmitted() > 0 {
+            print_error!("rpcrdma: {} retransmitted packets skipped", roce.retransmitted());
         }
         if roce.unfinished() > 0 {
             let count = roce.unfinished();
-            print_error!("rpcrdma: {count} Sends have packets that the capture misses");
+            print_error!("rpcrdma: {count} Sends are incomplete, because the capture misses packets");
         }
         if roce.unplaced() > 0 {
             let count = roce.unplaced();
-            print_error!(
-                "rpcrdma: {count} packets of Sends passed over, because the capture misses packets before them"
-            );
+            print_error!("rpcrdma: {count} packets of Sends skipped, because the capture misses packets before them");
         }
         if roce.malformed() > 0 {
-            print_error!("rpcrdma: {} RoCEv2 packets passed over: too short for their headers", roce.malformed());
+            print_error!("rpcrdma: {} RoCEv2 packets skipped: too short for their headers", roce.malformed());
         }
         if iwarp.broken() > 0 {
             let count = iwarp.broken();
             print_error!(
-                "rpcrdma: {count} directions of iWARP connections have bytes that the capture misses, and what follows is \
-                 passed over: capture whole packets (tcpdump -s 0 -B 65536)"
+                "rpcrdma: {count} directions of iWARP connections have bytes that the capture misses, so the rest is \
+                 skipped: capture whole packets (tcpdump -s 0 -B 65536)"
             );
         }
         if iwarp.unfinished() > 0 {
@@ -225,7 +229,7 @@ impl<'a, W: Write> Decoder<'a, W> {
         for ((interface, link), count) in &unsupported {
             let of = if interface.is_empty() { String::new() } else { format!(" of {interface}") };
             print_error!(
-                "rpcrdma: {count} packets{of} passed over: link type {link}; capture at an interface with Ethernet, Linux \
+                "rpcrdma: {count} packets{of} skipped: link type {link}; capture at an interface with Ethernet, Linux \
                  cooked or raw IP packets"
             );
         }
@@ -235,12 +239,12 @@ impl<'a, W: Write> Decoder<'a, W> {
         if skipped > 0 {
             self.failures += skipped;
             print_error!(
-                "rpcrdma: the decoded messages are incomplete: parts of the capture were cut short or passed over"
+                "rpcrdma: the decoded messages are incomplete: parts of the capture were cut short or skipped"
             );
         }
         match sends {
             0 => Err(CommandError::Failed(format!(
-                "no Send of RoCEv2, nor of an iWARP connection with its beginning, in {packets} packets"
+                "no RoCEv2 Send and no iWARP connection with its start in {packets} packets"
             ))),
             _ => Ok(()),
         }
@@ -249,18 +253,16 @@ impl<'a, W: Write> Decoder<'a, W> {
     fn lines(&mut self, mut source: impl BufRead) -> Result<(), CommandError> {
         let failed = |error: io::Error| CommandError::Failed(error.to_string());
         let mut line = Vec::new();
-        while source.by_ref().take(LONGEST_LINE as u64 + 1).read_until(b'\n', &mut line).map_err(failed)? > 0 {
-            let is_too_long = line.len() > LONGEST_LINE && line.last() != Some(&b'\n');
+        while source.by_ref().take(MAX_LINE as u64 + 1).read_until(b'\n', &mut line).map_err(failed)? > 0 {
+            let is_too_long = line.len() > MAX_LINE && line.last() != Some(&b'\n');
             if is_too_long {
                 source.skip_until(b'\n').map_err(failed)?;
             }
             let text = line.trim_ascii();
             if text.starts_with(b"#") {
-                // A comment of any length.
+                // A comment may have any length.
             } else if is_too_long {
-                let detail = format!(
-                    "a line exceeds {LONGEST_LINE} bytes, which no message needs: hex text has one message per line"
-                );
+                let detail = format!("line exceeds {MAX_LINE} bytes: hex text has one message per line");
                 self.failure("bad_hex", &detail, None)?;
             } else if !text.is_empty() {
                 match parse_hex(text) {
@@ -280,7 +282,7 @@ impl<'a, W: Write> Decoder<'a, W> {
         };
         let rpc = Rpc::of(&view);
         let body = self.bodies.of(&view, rpc.as_ref(), send.map(|send| &send.flow));
-        self.failures += u64::from(body.as_ref().is_some_and(|body| body.is_bad));
+        self.failures += u64::from(body.as_ref().is_some_and(|body| body.is_malformed));
         if self.args.json {
             return self.object(json::message(&view, rpc.as_ref(), body), send);
         }
@@ -327,7 +329,7 @@ impl<'a, W: Write> Decoder<'a, W> {
     }
 }
 
-/// A summary of an RPC header.
+/// Returns a summary of an RPC header.
 fn rpc_text(header: &RpcHeader<'_>) -> String {
     match header {
         RpcHeader::Call(call) => {
@@ -342,7 +344,7 @@ fn rpc_text(header: &RpcHeader<'_>) -> String {
     }
 }
 
-/// The bytes of a line of hex digits. Blanks and `:` separate, `0x` may start a group.
+/// Parses a line of hex digits. Blanks and `:` separate groups, which may start with `0x`.
 fn parse_hex(line: &[u8]) -> Result<Vec<u8>, String> {
     let mut digits = Vec::with_capacity(line.len());
     for group in line.split(|byte| byte.is_ascii_whitespace() || *byte == b':') {
@@ -354,6 +356,6 @@ fn parse_hex(line: &[u8]) -> Result<Vec<u8>, String> {
     }
     match digits.as_chunks() {
         (pairs, []) => Ok(pairs.iter().map(|[high, low]| high << 4 | low).collect()),
-        _ => Err(format!("{} hex digits, an even number is needed", digits.len())),
+        _ => Err(format!("expected an even number of hex digits, found {}", digits.len())),
     }
 }

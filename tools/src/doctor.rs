@@ -1,4 +1,4 @@
-//! `rpcrdma doctor`: checks a machine for a server, with commands as fixes.
+//! `rpcrdma doctor`: checks a machine for a server, and prints commands that fix it.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -7,21 +7,22 @@ use rpcrdma_host::check::Area;
 use rpcrdma_host::{CoreList, Finding, Status};
 use serde_json::json;
 
-use crate::command::{Ended, Outcome};
+use crate::command::{ExitStatus, Outcome};
 use crate::target::{Machine, Target};
 
 /// Check this host for what slows or stops a server
 ///
 /// Each check prints the observed and the wanted state, the reason, and a command that fixes it. Nothing is changed,
-/// and no privilege is needed: an invisible state is "unknown", which is no failure.
+/// and no privilege is needed: a state that cannot be read is "unknown", which is not a failure.
 ///
-/// Without an address, checks what concerns any server: cores, memory, containers, the installed C library. With one,
-/// checks its fabric as well. For verbs: the RDMA device with the address, or on the route to it. For iwarp: interface
-/// and sockets. For soft: descriptors. A disturbance of the cores in --cores is a warning; without --cores, a note.
+/// Without an address, the checks apply to any server: cores, memory, containers, the installed C library. An address
+/// adds the checks of its fabric. For verbs: the RDMA device with the address, or on the route to it. For iwarp:
+/// interface and sockets. For soft: descriptors. A disturbance of the cores in --cores is a warning; without --cores, a
+/// note.
 ///
-/// Commands last until the next boot. Those that start with `ulimit`, `taskset` and `prlimit` last for their shell.
-/// Lines that start with # need manual work. Statuses, best first: ok, unknown, note (may not matter here), warning
-/// (slower, or for fewer), error (will not work).
+/// Changes by the commands last until the next boot; those by `ulimit`, `taskset` and `prlimit` apply to their shell.
+/// Lines that start with # describe manual work. Statuses, best first: ok, unknown, note (may not matter here), warning
+/// (slower, or fewer connections), error (will not work).
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -29,16 +30,16 @@ Examples:
   rpcrdma doctor verbs:10.0.0.1 --cores 2-5        # for shards on four cores, at an RDMA device
   rpcrdma doctor iwarp:0.0.0.0 --json | jq '.checks[] | select(.status == \"warning\") | .fix'
 
-Exit status: 0 fine (ok, unknown and note), 1 warnings, 2 errors, 3 wrong usage or nothing could be looked at.")]
+Exit status: 0 fine (ok, unknown and note), 1 warnings, 2 errors, 3 wrong usage or unreadable --root.")]
 pub struct Args {
     /// Address of the server: soft:NAME, iwarp:HOST, verbs:HOST
     pub address: Option<Target>,
 
-    /// Cores reserved for it, e.g. 2,4-7
-    #[arg(long, value_name = "LIST", value_parser = some_cores)]
+    /// Cores reserved for the server, e.g. 2,4-7
+    #[arg(long, value_name = "LIST", value_parser = parse_cores)]
     pub cores: Option<CoreList>,
 
-    /// Print wanted state and reason of ok and unknown checks, too
+    /// Print wanted state and reason also for ok and unknown checks
     #[arg(short, long)]
     pub all: bool,
 
@@ -54,15 +55,15 @@ pub struct Args {
     pub machine: Machine,
 }
 
-fn some_cores(text: &str) -> Result<CoreList, String> {
+fn parse_cores(text: &str) -> Result<CoreList, String> {
     let cores: CoreList = text.parse()?;
-    if cores.is_empty() { Err("no core".to_owned()) } else { Ok(cores) }
+    if cores.is_empty() { Err("expected at least one core".to_owned()) } else { Ok(cores) }
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome {
-    let scene = args.machine.scene(args.address.as_ref(), args.cores.clone())?;
-    let findings = scene.examine();
+    let context = args.machine.context(args.address.as_ref(), args.cores.clone())?;
+    let findings = context.run_checks();
     let text = if args.json { as_json(args, &findings) } else { as_text(args, &findings) };
     match io::stdout().lock().write_all(text.as_bytes()) {
         // A reader that exits early still needs the exit status.
@@ -70,9 +71,9 @@ pub fn run(args: &Args) -> Outcome {
         _ => {}
     }
     Ok(match worst(&findings) {
-        Status::Error => Ended::WithErrors,
-        Status::Warning => Ended::WithFailures,
-        Status::Ok | Status::Unknown | Status::Note => Ended::Well,
+        Status::Error => ExitStatus::Errors,
+        Status::Warning => ExitStatus::Failures,
+        Status::Ok | Status::Unknown | Status::Note => ExitStatus::Success,
     })
 }
 
@@ -89,9 +90,9 @@ fn as_json(args: &Args, findings: &[Finding]) -> String {
 fn as_text(args: &Args, findings: &[Finding]) -> String {
     let mut text = String::new();
     let mut area: Option<Area> = None;
-    for Finding { name, status, observed, wanted, why, fix, area: of } in findings {
-        if area.replace(*of) != Some(*of) {
-            let _ = writeln!(text, "{of}");
+    for Finding { name, status, observed, wanted, why, fix, area: of_finding } in findings {
+        if area.replace(*of_finding) != Some(*of_finding) {
+            let _ = writeln!(text, "{of_finding}");
         }
         let _ = writeln!(text, "  {status:<7}  {name}: {observed}");
         if args.all || *status > Status::Unknown {

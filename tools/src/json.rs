@@ -1,4 +1,4 @@
-//! Headers as JSON objects, one line each.
+//! Converts messages to JSON objects, one per line.
 
 use rpcrdma::wire::optional::OperationCode;
 use rpcrdma::wire::properties::PropertyId;
@@ -10,7 +10,7 @@ use crate::body::Body;
 use crate::message::{Flow, Message};
 use crate::payload::{Rpc, RpcHeader};
 
-/// A decoded message.
+/// Returns the object of a decoded message.
 pub(crate) fn message(view: &View<'_>, rpc: Option<&Rpc<'_>>, rpc_body: Option<Body>) -> Map<String, Value> {
     let body = view.body();
     let reads: Vec<Value> = view
@@ -44,12 +44,12 @@ pub(crate) fn message(view: &View<'_>, rpc: Option<&Rpc<'_>>, rpc_body: Option<B
     object
 }
 
-/// A message that cannot be decoded.
+/// Returns the object of a message that cannot be decoded.
 pub(crate) fn failure(kind: &str, detail: &str) -> Map<String, Value> {
     Map::from_iter([("error_kind".to_owned(), kind.into()), ("detail".to_owned(), detail.into())])
 }
 
-/// Adds the location of a message.
+/// Adds the location of a captured message.
 pub(crate) fn add_send(object: &mut Map<String, Value>, send: &Message) {
     let (source, destination) = match send.flow {
         Flow::QueuePair { source, destination, .. } => (source, destination),

@@ -1,6 +1,6 @@
-//! The parts of the `rpcrdma` command.
+//! Implementation of the `rpcrdma` command.
 //!
-//! Each subcommand has its own file with its arguments and its `run`.
+//! Each subcommand has a file with its arguments and its `run` function.
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stderr)]
 
@@ -12,8 +12,6 @@ pub mod decode;
 pub mod doctor;
 #[cfg(feature = "prometheus")]
 pub mod exporter;
-#[cfg(any(feature = "prometheus", feature = "top"))]
-mod feed;
 pub mod iwarp;
 mod json;
 pub mod message;
@@ -21,6 +19,8 @@ mod network;
 mod payload;
 pub mod ping;
 pub mod roce;
+#[cfg(any(feature = "prometheus", feature = "top"))]
+mod stats_socket;
 pub mod target;
 pub mod tcp;
 #[cfg(feature = "top")]

@@ -1,4 +1,4 @@
-//! Messages of a capture, and their locations.
+//! Messages of a capture, and the connections that carry them.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +8,7 @@ use crate::tcp::Direction;
 /// One direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flow {
-    /// Of a RoCEv2 queue pair.
+    /// A RoCEv2 queue pair.
     QueuePair {
         /// Sender.
         source: IpAddr,
@@ -17,12 +17,12 @@ pub enum Flow {
         /// The receiver's queue pair number.
         number: u32,
     },
-    /// Of an iWARP connection over TCP.
+    /// An iWARP connection over TCP.
     Stream(Direction),
 }
 
 impl Flow {
-    /// Sender and receiver. A queue pair has no port: its number is that of one end.
+    /// Returns sender and receiver. Their port is 0 for a queue pair, whose number identifies only one end.
     pub(crate) fn ends(&self) -> (SocketAddr, SocketAddr) {
         match *self {
             Self::QueuePair { source, destination, .. } => {
@@ -33,7 +33,7 @@ impl Flow {
     }
 }
 
-/// `source > destination`, with the queue pair or the ports.
+/// Formats as `source > destination`, with the queue pair or the ports.
 impl fmt::Display for Flow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -43,17 +43,17 @@ impl fmt::Display for Flow {
     }
 }
 
-/// The message of a Send, as received.
+/// A message from a Send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Number of the packet that completed it.
     pub frame: u64,
     /// Its direction.
     pub flow: Flow,
-    /// The invalidated remote key.
+    /// The remote key that it invalidates.
     pub invalidate: Option<u32>,
     /// Immediate data.
     pub immediate: Option<u32>,
-    /// The message.
+    /// Its bytes.
     pub bytes: Vec<u8>,
 }

@@ -1,4 +1,4 @@
-//! IP datagrams in Ethernet (with VLAN), Linux cooked or raw packets.
+//! Finds IP datagrams in Ethernet (with VLAN), Linux cooked or raw packets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,7 +6,7 @@ use pcap_parser::Linktype;
 
 use crate::capture::Packet;
 
-/// The supported protocols above IP.
+/// Protocol numbers in IP headers.
 pub(crate) const TCP: u8 = 6;
 pub(crate) const UDP: u8 = 17;
 
@@ -17,16 +17,16 @@ pub(crate) struct Datagram<'a> {
     pub(crate) destination: IpAddr,
     /// Protocol of its payload.
     pub(crate) protocol: u8,
-    /// The captured part of it.
+    /// The captured bytes of the payload.
     pub(crate) payload: &'a [u8],
-    /// The payload is a part of the datagram's.
+    /// Whether this is only a fragment of a datagram.
     pub(crate) is_fragment: bool,
-    /// Its header states more bytes than were captured.
+    /// Whether the header states more bytes than were captured.
     pub(crate) is_cut_short: bool,
 }
 
 impl<'a> Datagram<'a> {
-    /// Finds the datagram of a packet; `None` for other packets.
+    /// Returns the datagram of a packet, or `None` for other packets.
     pub(crate) fn of(packet: &Packet<'a>) -> Option<Self> {
         let (ether_type, network) = match packet.link {
             Linktype::ETHERNET => (be16(packet.bytes, 12)?, packet.bytes.get(14..)?),
@@ -39,7 +39,7 @@ impl<'a> Datagram<'a> {
             },
             _ => return None,
         };
-        match untagged(ether_type, network)? {
+        match skip_vlan_tags(ether_type, network)? {
             (0x0800, ip) => ipv4(ip),
             (0x86DD, ip) => ipv6(ip),
             _ => None,
@@ -48,8 +48,8 @@ impl<'a> Datagram<'a> {
 }
 
 /// Skips VLAN tags.
-fn untagged(mut ether_type: u16, mut network: &[u8]) -> Option<(u16, &[u8])> {
-    // IEEE 802.1Q, 802.1ad, and 802.1ad before its standard.
+fn skip_vlan_tags(mut ether_type: u16, mut network: &[u8]) -> Option<(u16, &[u8])> {
+    // The types are those of IEEE 802.1Q, of 802.1ad, and of devices from before 802.1ad.
     while matches!(ether_type, 0x8100 | 0x88A8 | 0x9100) {
         ether_type = be16(network, 2)?;
         network = network.get(4..)?;
@@ -60,11 +60,11 @@ fn untagged(mut ether_type: u16, mut network: &[u8]) -> Option<(u16, &[u8])> {
 fn ipv4(ip: &[u8]) -> Option<Datagram<'_>> {
     let header: &[u8; 20] = ip.first_chunk()?;
     let header_len = usize::from(header[0] & 0xF) * 4;
-    // More Fragments, and the offset.
+    // The mask has the flag More Fragments and the fragment offset.
     let is_fragment = be16(header, 6)? & 0x3FFF != 0;
     let len = usize::from(be16(header, 2)?);
     let address = |at: usize| Some(IpAddr::V4(Ipv4Addr::from(*header.get(at..)?.first_chunk::<4>()?)));
-    let payload = without_padding(ip, len).get(header_len..)?;
+    let payload = trim_padding(ip, len).get(header_len..)?;
     Some(Datagram {
         source: address(12)?,
         destination: address(16)?,
@@ -80,7 +80,7 @@ fn ipv6(ip: &[u8]) -> Option<Datagram<'_>> {
     let header: &[u8; HEADER] = ip.first_chunk()?;
     let address = |at: usize| Some(IpAddr::V6(Ipv6Addr::from(*header.get(at..)?.first_chunk::<16>()?)));
     let len = usize::from(be16(header, 4)?);
-    let (protocol, payload, is_fragment) = without_extensions(header[6], without_padding(&ip[HEADER..], len))?;
+    let (protocol, payload, is_fragment) = skip_extensions(header[6], trim_padding(&ip[HEADER..], len))?;
     Some(Datagram {
         source: address(8)?,
         destination: address(24)?,
@@ -91,9 +91,9 @@ fn ipv6(ip: &[u8]) -> Option<Datagram<'_>> {
     })
 }
 
-/// Skips the extension headers of IPv6 (RFC 8200 §4) up to that of a fragment. Returns the next protocol, the bytes
-/// from its header on, and whether they are a fragment. `None` for headers that are cut off.
-fn without_extensions(mut next: u8, mut bytes: &[u8]) -> Option<(u8, &[u8], bool)> {
+/// Skips the extension headers of IPv6 (RFC 8200 §4) up to a fragment header. Returns the next protocol, the bytes from
+/// its header on, and whether they are a fragment; `None` if the headers are cut off.
+fn skip_extensions(mut next: u8, mut bytes: &[u8]) -> Option<(u8, &[u8], bool)> {
     const HOP_BY_HOP: u8 = 0;
     const ROUTING: u8 = 43;
     const FRAGMENT: u8 = 44;
@@ -102,9 +102,9 @@ fn without_extensions(mut next: u8, mut bytes: &[u8]) -> Option<(u8, &[u8], bool
     loop {
         let len = match next {
             HOP_BY_HOP | ROUTING | DESTINATION => 8 * (usize::from(*bytes.get(1)?) + 1),
-            // In units of 4 bytes (RFC 4302 §2.2).
+            // The length is in units of 4 bytes (RFC 4302 §2.2).
             AUTHENTICATION => 4 * (usize::from(*bytes.get(1)?) + 2),
-            // Offset 0, and no more fragments: a whole datagram (RFC 6946).
+            // With offset 0 and no more fragments, this is a whole datagram (RFC 6946).
             FRAGMENT if be16(bytes, 2)? & 0xFFF9 == 0 => 8,
             FRAGMENT => return Some((*bytes.first()?, bytes.get(8..)?, true)),
             _ => return Some((next, bytes, false)),
@@ -114,8 +114,8 @@ fn without_extensions(mut next: u8, mut bytes: &[u8]) -> Option<(u8, &[u8], bool
     }
 }
 
-/// Name of a link type whose packets are not decoded; `None` for a supported one.
-pub(crate) fn unsupported(link: Linktype) -> Option<String> {
+/// Returns the name of an unsupported link type, or `None` for a supported one.
+pub(crate) fn unsupported_link(link: Linktype) -> Option<String> {
     let name = match link {
         Linktype::ETHERNET
         | Linktype::LINUX_SLL
@@ -133,9 +133,11 @@ pub(crate) fn unsupported(link: Linktype) -> Option<String> {
     Some(format!("{name} (number {})", link.0))
 }
 
-/// Removes the link's padding of a short packet. The length is zero in packets that the host's own adapter has not
-/// segmented yet. Such a packet can exceed the length field.
-fn without_padding(bytes: &[u8], len: usize) -> &[u8] {
+/// Removes the padding that the link adds to a short packet.
+///
+/// `len` is 0 in a packet that the host's own adapter has not segmented yet, because such a packet may exceed the
+/// length field.
+fn trim_padding(bytes: &[u8], len: usize) -> &[u8] {
     if len == 0 { bytes } else { bytes.get(..len).unwrap_or(bytes) }
 }
 
@@ -147,7 +149,7 @@ pub(crate) fn be16(bytes: &[u8], at: usize) -> Option<u16> {
 mod tests {
     use super::*;
 
-    /// A UDP datagram in IPv6 with these extension headers, the first of which has type `first`.
+    /// Returns a UDP datagram in IPv6 with these extension headers, the first of which has type `first`.
     fn packet(tags: &[u16], first: u8, extensions: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 12];
         tags.iter().for_each(|tag| bytes.extend([tag.to_be_bytes(), [0, 7]].concat()));
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_and_extension_headers_are_skipped() {
+    fn vlan_tags_and_extension_headers_are_skipped() {
         const OPTIONS: [u8; 16] = [UDP, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         for tags in [&[][..], &[0x8100], &[0x9100], &[0x88A8, 0x8100], &[0x9100, 0x9100, 0x8100]] {
             assert_eq!(datagram(&packet(tags, UDP, &[])), Some((UDP, 8)), "{tags:x?}");
@@ -182,12 +184,12 @@ mod tests {
         }
         let chain = [&[44, 0, 0, 0, 0, 0, 0, 0], &[60, 0, 0, 0, 0, 0, 0, 1], &OPTIONS[..]].concat();
         assert_eq!(datagram(&packet(&[], 0, &chain)), Some((UDP, 8)));
-        // Cut anywhere within the headers, there is none.
+        // A packet that is cut within the headers has no datagram.
         let whole = packet(&[0x9100], 0, &chain);
         let headers = whole.len() - 8;
         assert!((0..headers).all(|end| datagram(&whole[..end]).is_none_or(|found| found.1 == 0)));
         assert_eq!(datagram(&whole[..headers + 1]), Some((UDP, 1)));
-        // A length beyond the packet.
+        // An extension header may state a length beyond the packet.
         assert_eq!(datagram(&packet(&[], 0, &[UDP, 255, 0, 0, 0, 0, 0, 0])), None);
     }
 
@@ -200,17 +202,17 @@ mod tests {
             let padded = [&ip[..], &[0; 6]].concat();
             assert_eq!([is_cut(&ip[..ip.len() - 1]), is_cut(ip), is_cut(&padded)], [true, false, false], "{ip:?}");
         }
-        // The host's adapter has not segmented it yet.
+        // The length is 0 until the host's adapter has segmented the packet.
         ipv4[3] = 0;
         assert!(!is_cut(&ipv4));
     }
 
     #[test]
     fn unsupported_link_types_have_a_name_and_a_number() {
-        assert_eq!(unsupported(Linktype::ETHERNET), None);
-        assert_eq!(unsupported(Linktype(0)).as_deref(), Some("NULL (number 0)"));
-        assert_eq!(unsupported(Linktype(197)).as_deref(), Some("ERF (number 197)"));
-        assert_eq!(unsupported(Linktype(247)).as_deref(), Some("INFINIBAND (number 247)"));
-        assert_eq!(unsupported(Linktype(9999)).as_deref(), Some("number 9999"));
+        assert_eq!(unsupported_link(Linktype::ETHERNET), None);
+        assert_eq!(unsupported_link(Linktype(0)).as_deref(), Some("NULL (number 0)"));
+        assert_eq!(unsupported_link(Linktype(197)).as_deref(), Some("ERF (number 197)"));
+        assert_eq!(unsupported_link(Linktype(247)).as_deref(), Some("INFINIBAND (number 247)"));
+        assert_eq!(unsupported_link(Linktype(9999)).as_deref(), Some("number 9999"));
     }
 }

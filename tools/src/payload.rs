@@ -1,4 +1,4 @@
-//! Payloads of messages.
+//! RPC headers in the payloads of messages.
 
 use rpcrdma::wire::View;
 use rpcrdma::wire::rpc::{self, CallHeader, MessageType, ReplyHeader};
@@ -9,7 +9,7 @@ pub(crate) enum RpcHeader<'a> {
     Reply(ReplyHeader<'a>),
 }
 
-/// An RPC message.
+/// An RPC message in a payload.
 pub(crate) struct Rpc<'a> {
     pub(crate) header: RpcHeader<'a>,
     /// Offset of the arguments or results in the message.
@@ -17,8 +17,10 @@ pub(crate) struct Rpc<'a> {
 }
 
 impl<'a> Rpc<'a> {
-    /// The RPC message, if the payload starts with one. Later parts of a continued message have none, so the header's
-    /// XID must equal the transport's.
+    /// Returns the RPC message, if the payload starts with one.
+    ///
+    /// Later parts of a continued message start with arbitrary data, so the XID must equal that of the transport
+    /// header.
     pub(crate) fn of(view: &View<'a>) -> Option<Self> {
         let (xid, message_type) = rpc::peek(view.payload())?;
         if xid != view.xid() {

@@ -1,4 +1,4 @@
-//! `rpcrdma ping`: NULL calls to a server, with round-trip times.
+//! `rpcrdma ping`: makes NULL calls to a server and measures round-trip times.
 
 mod report;
 
@@ -15,24 +15,24 @@ use rpcrdma_config::{HOST_KEY_ID, HostKeyArgs};
 use rpcrdma_rpcbind::{self as rpcbind, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::command::{CommandError, Ended, Outcome, seconds, time_limit};
+use crate::command::{CommandError, ExitStatus, Outcome, seconds, time_limit};
 use report::Report;
 
-/// Program and version called unless others are named: NFS version 3.
+/// Default program and version: NFS version 3.
 const NFS: (u32, u32) = (100_003, 3);
-/// Procedure 0 of every program: no arguments, no results (RFC 5531 §12.1).
+/// Procedure 0 of every program, without arguments and results (RFC 5531 §12.1).
 const NULL: u32 = 0;
-/// Announced length of results that makes a call offer a Reply chunk, in either version; bytes.
+/// Expected length of results, in bytes, for which a call offers a Reply chunk in either protocol version.
 const LONG_REPLY: usize = 16 << 10;
 /// Longest sleep between two checks for signals.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time for which a call polls for its reply before it sleeps.
 const SPIN: Duration = Duration::from_micros(100);
 
 /// Call a server's NULL procedure and print its protocol version, credits and round-trip times
 ///
-/// Makes one call after another on one connection. Each is timed from before it is written until its reply was read.
-/// The first call, which is not timed, offers a Reply chunk. It shows whether the server uses it, and whether it
+/// Makes one call after another on one connection. Each is timed from before it is encoded until its reply has been
+/// read. The first call is not timed: it offers a Reply chunk, which shows whether the server uses the chunk and
 /// invalidates its handle.
 ///
 /// A lost connection is reopened. Without a count, calls continue until SIGINT (Ctrl-C) or SIGTERM.
@@ -47,7 +47,7 @@ Examples:
 
 Exit status: 0 every call was answered, 1 some were not or there was no connection, 2 wrong usage.")]
 pub struct Args {
-    /// Address of the server: iwarp:HOST or iwarp:HOST:PORT, verbs: alike (in builds with the feature verbs), soft:NAME
+    /// Address of the server: soft:NAME, iwarp:HOST[:PORT], verbs:HOST[:PORT] (in builds with the feature verbs)
     pub address: Address,
 
     /// Program number, decimal or 0x…
@@ -58,7 +58,7 @@ pub struct Args {
     #[arg(default_value_t = NFS.1, value_parser = number, value_name = "VERSION")]
     pub program_version: u32,
 
-    /// Get the port from rpcbind at the server's host, in place of that in ADDRESS
+    /// Get the port from rpcbind on the server's host instead of ADDRESS
     #[arg(long)]
     pub rpcbind: bool,
 
@@ -82,7 +82,7 @@ pub struct Args {
     #[arg(long)]
     pub no_invalidate: bool,
 
-    /// Make no first call with a Reply chunk
+    /// Omit the first call, which offers a Reply chunk
     #[arg(long)]
     pub no_chunk: bool,
 
@@ -90,15 +90,15 @@ pub struct Args {
     #[arg(long, value_name = "never|if-asked|always")]
     pub crc: Option<Crc>,
 
-    /// iWARP: FPDUs within a TCP segment, or as long as the format allows (default: auto, by the server)
+    /// iWARP: FPDUs that fit a TCP segment, or as long as the format allows (default: auto, by the server)
     #[arg(long, value_name = "auto|segment|longest")]
     pub fpdu: Option<FpduSize>,
 
-    /// The host key, if the server requires one
+    /// Host key, if the server requires one
     #[command(flatten)]
     pub host_key: HostKeyArgs,
 
-    /// Print no line for each call
+    /// Do not print a line per call
     #[arg(short, long)]
     pub quiet: bool,
 
@@ -122,7 +122,7 @@ fn number(text: &str) -> Result<u32, String> {
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome {
     if (args.crc.is_some() || args.fpdu.is_some()) && !matches!(args.address, Address::Iwarp(_)) {
-        let text = format!("--crc and --fpdu are about iwarp: addresses, and {} is none", args.address);
+        let text = format!("--crc and --fpdu need an iwarp: address, not {}", args.address);
         return Err(CommandError::Usage(text));
     }
     let address = locate(args)?;
@@ -130,19 +130,19 @@ pub fn run(args: &Args) -> Outcome {
     let policy = args.host_key.policy(HOST_KEY_ID);
     config.shard.wire.host_auth = policy.map_err(|error| CommandError::Failed(format!("{error:#}")))?;
     let mut client = LocalClient::connect(&address, config).map_err(failed)?;
-    // From here on there are results, which a signal ends. Until then it ends the process.
+    // From here on a signal ends the calls, and results are printed. Before, it ends the process.
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
     let mut report = Report::new(args, &address);
-    report.connected(&client);
+    report.record_terms(&client);
     if !args.no_chunk
         && let Some(used) = offer_chunk(&mut client, args, &stop)
     {
-        report.offered(used);
+        report.record_chunk(used);
     }
-    report.connected(&client);
+    report.record_terms(&client);
     let mut out = io::stdout().lock();
     let lines = !args.json && !args.quiet;
     if !args.json {
@@ -152,17 +152,17 @@ pub fn run(args: &Args) -> Outcome {
         let begun = Instant::now();
         let Some(outcome) = call(&mut client, args, None, &stop) else { break };
         let outcome = outcome.map(|()| begun.elapsed());
-        report.connected(&client);
-        report.call(&outcome);
+        report.record_terms(&client);
+        report.record_call(&outcome);
         if lines {
             writeln!(out, "{}", report.line(&outcome))?;
         }
-        // Closed for good, as after a restart of the server that requires a host key now.
+        // The client does not reconnect, for example because the restarted server now requires a host key.
         if client.close_reason(client.first()).is_some() {
             break;
         }
         if args.count.is_none_or(|count| report.calls < count) {
-            idle(&mut client, begun + args.interval, &stop);
+            wait_until(&mut client, begun + args.interval, &stop);
         }
     }
     report.stats = Some(client.stats());
@@ -171,28 +171,28 @@ pub fn run(args: &Args) -> Outcome {
     } else {
         write!(out, "{}", report.summary())?;
     }
-    Ok(if report.all_answered() { Ended::Well } else { Ended::WithFailures })
+    Ok(if report.all_answered() { ExitStatus::Success } else { ExitStatus::Failures })
 }
 
 fn failed(error: impl std::error::Error) -> CommandError {
     CommandError::Failed(error.to_string())
 }
 
-/// The server's address, by rpcbind if requested.
+/// Returns the server's address, with the port from rpcbind if requested.
 fn locate(args: &Args) -> Result<Address, CommandError> {
     let Args { address, program, program_version, timeout, .. } = args;
     if !args.rpcbind {
         return Ok(address.clone());
     }
     let Some(host) = address.socket_address().map_err(failed)? else {
-        return Err(CommandError::Failed(format!("{address}: only networks have an rpcbind")));
+        return Err(CommandError::Failed(format!("--rpcbind applies only to network addresses, not to {address}")));
     };
     rpcbind::locate(host.ip(), Transport::Rdma, *program, *program_version, *timeout)
         .map(|found| address.with_socket_address(found))
         .map_err(failed)
 }
 
-/// A small shard for one call at a time.
+/// Returns the configuration of a small shard for one call at a time.
 fn config(args: &Args) -> ClientConfig {
     let shard = Config {
         wire: WireConfig {
@@ -200,7 +200,7 @@ fn config(args: &Args) -> ClientConfig {
             ..WireConfig::default()
         },
         memory: MemoryConfig {
-            // Enough for 128 credits, so that they do not limit the server's grant.
+            // These suffice for 128 credits, so that they do not limit the server's grant.
             receives: 1280,
             small_buffers: 64,
             message_buffers: 64,
@@ -219,12 +219,12 @@ fn config(args: &Args) -> ClientConfig {
         ..Config::default()
     };
     let config = ClientConfig::new(args.program, args.program_version);
-    // Reconnects to a server that returns.
+    // The client reconnects to a restarted server.
     let connect = ConnectConfig { timeout: args.timeout, reconnect_attempts: u32::MAX, ..ConnectConfig::default() };
     ClientConfig { shard, connect, ..config }
 }
 
-/// Makes a NULL call that expects a reply of up to this many bytes. Returns `None` if a signal ends the wait for it.
+/// Makes a NULL call that expects a reply of up to `longest_reply` bytes. Returns `None` if a signal ends the wait.
 fn call(
     client: &mut LocalClient,
     args: &Args,
@@ -238,14 +238,14 @@ fn call(
     let call = longest_reply.into_iter().fold(call, ClientCall::expect_reply);
     let begun = Instant::now();
     client.start(client.first(), call, 0);
-    let mut ended = None;
+    let mut outcome = None;
     while !stop.load(Ordering::Relaxed) {
-        client.poll(|done| ended = Some(done.result.map(drop).map_err(CallError::from)));
-        if ended.is_some() {
-            return ended;
+        client.poll(|done| outcome = Some(done.result.map(drop).map_err(CallError::from)));
+        if outcome.is_some() {
+            return outcome;
         }
         if begun.elapsed() >= SPIN {
-            client.wait(LOOK);
+            client.wait(CHECK_INTERVAL);
         }
     }
     None
@@ -258,15 +258,15 @@ fn offer_chunk(client: &mut LocalClient, args: &Args, stop: &AtomicBool) -> Opti
     Some(outcome.map(|()| client.stats().messages.long_received > before))
 }
 
-/// Waits, and regularly polls the connection and checks for signals.
-fn idle(client: &mut LocalClient, until: Instant, stop: &AtomicBool) {
+/// Waits, polling the connection and checking for signals.
+fn wait_until(client: &mut LocalClient, until: Instant, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let left = until.saturating_duration_since(Instant::now());
         client.poll(|_| ());
         if left.is_zero() {
             return;
         }
-        client.wait(left.min(LOOK));
+        client.wait(left.min(CHECK_INTERVAL));
     }
 }
 
@@ -276,18 +276,18 @@ mod tests {
 
     use super::*;
 
-    /// CRC and FPDUs of the fabric by these options.
-    fn iwarp(options: &[&str]) -> (Crc, FpduSize) {
+    /// Returns the fabric's CRC and FPDU settings for these options.
+    fn iwarp_settings(options: &[&str]) -> (Crc, FpduSize) {
         let command = <Args as clap::Args>::augment_args(Command::new("ping"));
         let matches = command.get_matches_from([&["ping", "iwarp:x"], options].concat());
         let fabric = config(&Args::from_arg_matches(&matches).expect("all of them")).shard.iwarp();
         (fabric.crc, fabric.fpdu_size)
     }
 
-    /// A ping's messages fit any FPDU, so the packets would not show the option.
+    /// The messages of ping fit any FPDU, so its packets do not show the option.
     #[test]
-    fn options_about_iwarp_come_to_the_fabric() {
-        assert_eq!(iwarp(&[]), (Crc::IfAsked, FpduSize::Auto));
-        assert_eq!(iwarp(&["--crc", "never", "--fpdu", "segment"]), (Crc::Never, FpduSize::Segment));
+    fn iwarp_options_configure_the_fabric() {
+        assert_eq!(iwarp_settings(&[]), (Crc::IfAsked, FpduSize::Auto));
+        assert_eq!(iwarp_settings(&["--crc", "never", "--fpdu", "segment"]), (Crc::Never, FpduSize::Segment));
     }
 }

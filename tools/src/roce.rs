@@ -1,8 +1,9 @@
-//! Sends of RoCEv2 packets: UDP port 4791, then InfiniBand's transport headers.
+//! Reassembles Sends from RoCEv2 packets: UDP port 4791, then InfiniBand's transport headers.
 //!
 //! [`Reassembler::packet`] takes packets as captured and returns each Send once, complete, without padding and
-//! checksum. The sequence number (PSN) identifies retransmitted packets. A missing packet loses only its own Send:
-//! [`Reassembler::unfinished`] counts the Sends that began, [`Reassembler::unplaced`] the packets behind a missing one.
+//! checksum. The packet sequence number (PSN) identifies retransmitted packets. A missing packet loses only its own
+//! Send: [`Reassembler::unfinished`] counts incomplete Sends, and [`Reassembler::unplaced`] counts packets after a
+//! missing one.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -16,40 +17,42 @@ pub const UDP_PORT: u16 = 4791;
 const BTH_LEN: usize = 12;
 const ICRC_LEN: usize = 4;
 const PSN_MASK: u32 = 0xFF_FFFF;
-/// Remembered sequence numbers per queue pair; more than any sender has in flight.
-const REMEMBERED: usize = 4096;
-/// Incomplete Sends per queue pair; more than retransmission can leave open.
-const OPEN: usize = 64;
+/// Remembered sequence numbers per queue pair, which are more than any sender has in flight.
+const MAX_REMEMBERED: usize = 4096;
+/// Most incomplete Sends per queue pair, which are more than retransmission can leave open.
+const MAX_OPEN: usize = 64;
 
 /// Reassembles Sends, per direction of each queue pair.
 #[derive(Debug, Default)]
 pub struct Reassembler {
-    flows: HashMap<Flow, Progress>,
+    flows: HashMap<Flow, FlowState>,
     truncated: u64,
     malformed: u64,
-    repeated: u64,
+    retransmitted: u64,
     dropped: u64,
     unplaced: u64,
 }
 
-/// State of one direction.
+/// State of one direction of a queue pair.
 #[derive(Debug, Default)]
-struct Progress {
+struct FlowState {
     /// Incomplete Sends, by the sequence number of their next packet.
     open: HashMap<u32, Vec<u8>>,
-    /// The most recent sequence numbers, and whether their packets have found their place.
+    /// The most recent sequence numbers, each with whether its packet was added to a Send.
     recent: HashMap<u32, bool>,
+    /// The keys of `recent`, the oldest first.
     order: VecDeque<u32>,
 }
 
-impl Progress {
-    /// Records whether a packet has found its place. Returns whether one is forgotten that never has.
+impl FlowState {
+    /// Records whether a packet was added to a Send. Returns true if the oldest entry is dropped and its packet was
+    /// not.
     fn record(&mut self, psn: u32, is_placed: bool) -> bool {
         if self.recent.insert(psn, is_placed).is_some() {
             return false;
         }
         self.order.push_back(psn);
-        self.order.len() > REMEMBERED
+        self.order.len() > MAX_REMEMBERED
             && self.order.pop_front().and_then(|oldest| self.recent.remove(&oldest)) == Some(false)
     }
 }
@@ -62,8 +65,8 @@ enum Extension {
     Invalidate,
 }
 
-/// Sends of the reliable connected service, by opcode: whether the packet is the first of its Send, and the last. Other
-/// packets (Writes, Reads, acknowledgements, other services) carry no messages.
+/// Decodes opcodes of Sends of the reliable connected service: whether the packet is the first of its Send, and the
+/// last. Other packets (Writes, Reads, acknowledgements, other services) carry no messages.
 const fn send_opcode(opcode: u8) -> Option<(bool, bool, Extension)> {
     Some(match opcode {
         0x00 => (true, false, Extension::None),
@@ -79,7 +82,7 @@ const fn send_opcode(opcode: u8) -> Option<(bool, bool, Extension)> {
 }
 
 impl Reassembler {
-    /// Takes a packet. Returns the Send that it completes, if any.
+    /// Reads a packet. Returns the Send that it completes, if any.
     pub fn packet(&mut self, packet: &Packet<'_>) -> Option<Message> {
         let Datagram { source, destination, protocol, payload: udp, is_fragment, .. } = Datagram::of(packet)?;
         if is_fragment || protocol != UDP || be16(udp, 2)? != UDP_PORT {
@@ -98,7 +101,7 @@ impl Reassembler {
         let padding = usize::from(flags >> 4 & 3);
         let number = u32::from_be_bytes([0, q0, q1, q2]);
         let psn = u32::from_be_bytes([0, p0, p1, p2]);
-        let Some((word, payload)) = without_framing(rest, padding, extension) else {
+        let Some((word, payload)) = split_payload(rest, padding, extension) else {
             self.malformed += 1;
             return None;
         };
@@ -113,61 +116,64 @@ impl Reassembler {
         })
     }
 
-    /// Adds a packet to its Send, and returns the complete one. A packet counts as used only once it has found its
-    /// place. The receiver refuses one that arrives too early, and its retransmission must find the place.
+    /// Adds a packet to its Send, and returns the Send if it is complete.
+    ///
+    /// A packet counts as received only if it was added. The receiver refuses one that arrives too early, so its
+    /// retransmission must still be added.
     fn place(&mut self, flow: Flow, psn: u32, (begins, ends): (bool, bool), payload: &[u8]) -> Option<Vec<u8>> {
-        let progress = self.flows.entry(flow).or_default();
-        if progress.recent.get(&psn) == Some(&true) {
-            self.repeated += 1;
+        let state = self.flows.entry(flow).or_default();
+        if state.recent.get(&psn) == Some(&true) {
+            self.retransmitted += 1;
             return None;
         }
-        let bytes = if begins { Some(Vec::new()) } else { progress.open.remove(&psn) };
-        self.unplaced += u64::from(progress.record(psn, bytes.is_some()));
+        let bytes = if begins { Some(Vec::new()) } else { state.open.remove(&psn) };
+        self.unplaced += u64::from(state.record(psn, bytes.is_some()));
         let mut bytes = bytes?;
         bytes.extend_from_slice(payload);
         if ends {
             return Some(bytes);
         }
-        if progress.open.len() == OPEN {
-            self.dropped += progress.open.len() as u64;
-            progress.open.clear();
+        if state.open.len() == MAX_OPEN {
+            self.dropped += state.open.len() as u64;
+            state.open.clear();
         }
-        // The sequence numbers may have come round since.
-        let earlier = progress.open.insert((psn + 1) & PSN_MASK, bytes);
+        // An open Send may have the same sequence number from before a wrap.
+        let earlier = state.open.insert((psn + 1) & PSN_MASK, bytes);
         self.dropped += u64::from(earlier.is_some());
         None
     }
 
-    /// Sends that began and are incomplete so far.
+    /// Number of Sends that are incomplete so far.
     pub fn unfinished(&self) -> u64 {
-        let open: usize = self.flows.values().map(|progress| progress.open.len()).sum();
+        let open: usize = self.flows.values().map(|state| state.open.len()).sum();
         self.dropped + open as u64
     }
 
-    /// Packets of Sends that were passed over so far, as packets before them are missing.
+    /// Number of packets of Sends that were skipped so far, because packets before them are missing.
     pub fn unplaced(&self) -> u64 {
-        let recent = self.flows.values().flat_map(|progress| progress.recent.values());
+        let recent = self.flows.values().flat_map(|state| state.recent.values());
         self.unplaced + recent.filter(|is_placed| !**is_placed).count() as u64
     }
 
-    /// Retransmitted packets of Sends.
-    pub const fn repeated(&self) -> u64 {
-        self.repeated
+    /// Number of retransmitted packets of Sends.
+    pub const fn retransmitted(&self) -> u64 {
+        self.retransmitted
     }
 
-    /// RoCEv2 packets that were captured in part, and skipped.
+    /// Number of RoCEv2 packets that were skipped because they were captured only in part.
     pub const fn truncated(&self) -> u64 {
         self.truncated
     }
 
-    /// RoCEv2 packets that are shorter than their headers state, and skipped.
+    /// Number of RoCEv2 packets that were skipped because they are shorter than their headers.
     pub const fn malformed(&self) -> u64 {
         self.malformed
     }
 }
 
-/// The word of the extended header, and the payload. `None` if the bytes behind the base header are too few.
-fn without_framing(bytes: &[u8], padding: usize, extension: Extension) -> Option<(Option<u32>, &[u8])> {
+/// Removes extended header, padding and checksum. Returns the header's word and the payload, or `None` if the bytes
+/// after the base header are too few.
+fn split_payload(bytes: &[u8], padding: usize, extension: Extension) -> Option<(Option<u32>, &[u8])> {
     let bytes = bytes.get(..bytes.len().checked_sub(ICRC_LEN + padding)?)?;
     match extension {
         Extension::None => Some((None, bytes)),

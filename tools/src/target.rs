@@ -1,4 +1,4 @@
-//! Common arguments of `doctor` and `topo`: an address and a machine.
+//! Arguments of both `doctor` and `topo`: an address and a machine.
 
 use std::error::Error;
 use std::net::IpAddr;
@@ -7,18 +7,18 @@ use std::str::FromStr;
 
 use rpcrdma::Address;
 use rpcrdma::fabric::{FabricAddress, host};
-use rpcrdma_host::{CoreList, Fabric, Question, Scene, Tree};
+use rpcrdma_host::{CheckContext, CoreList, Fabric, PlannedServer, Tree};
 
 use crate::command::CommandError;
 
-/// An address of any fabric, including those that this build does not drive.
+/// An address of any fabric, including fabrics that this build does not support.
 #[derive(Clone, Debug)]
 pub struct Target {
     text: String,
     fabric: Option<Fabric>,
     /// The RDMA device in the address.
     device: Option<String>,
-    /// With the host to look up, if there is one.
+    /// The address with its host, if there is one.
     address: Address,
 }
 
@@ -29,7 +29,7 @@ impl FromStr for Target {
         let (named, address) = match text.strip_prefix("verbs:") {
             Some(rest) => {
                 let (named, at) = host::split_device(&FabricAddress(rest.to_owned()))?;
-                // Host and port of devices have the syntax of TCP's.
+                // Host and port of a verbs address have the syntax of an iwarp address.
                 (named, format!("iwarp:{}", at.0).parse()?)
             }
             None => (None, text.parse()?),
@@ -41,7 +41,7 @@ impl FromStr for Target {
 }
 
 impl Target {
-    /// As given.
+    /// The address as it was given.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
@@ -55,24 +55,28 @@ impl Target {
 /// The machine to check.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Machine {
-    /// A directory with proc, sys and dev to read instead of this machine's
+    /// Directory with proc, sys and dev to read instead of this machine's
     #[arg(long, value_name = "DIRECTORY", default_value = "/")]
     root: PathBuf,
 }
 
 impl Machine {
-    /// The machine, seen from this address and these cores.
-    pub(crate) fn scene(&self, target: Option<&Target>, cores: Option<CoreList>) -> Result<Scene, CommandError> {
+    /// Reads the machine, for checks of a server with this address and these cores.
+    pub(crate) fn context(
+        &self,
+        target: Option<&Target>,
+        cores: Option<CoreList>,
+    ) -> Result<CheckContext, CommandError> {
         let name = self.root.display().to_string();
         let error = |reason| CommandError::Input { name, reason };
         match self.root.metadata() {
             Err(cause) => return Err(error(cause.to_string())),
-            Ok(root) if !root.is_dir() => return Err(error("no directory".to_owned())),
+            Ok(root) if !root.is_dir() => return Err(error("not a directory".to_owned())),
             Ok(_) => {}
         }
         let ip = target.map(Target::ip).transpose()?.flatten();
         let device = target.and_then(|target| target.device.clone());
-        let question = Question { fabric: target.and_then(|target| target.fabric), ip, device, cores };
-        Ok(Scene::new(Tree::new(&self.root), question))
+        let server = PlannedServer { fabric: target.and_then(|target| target.fabric), ip, device, cores };
+        Ok(CheckContext::new(Tree::new(&self.root), server))
     }
 }

@@ -1,8 +1,8 @@
-//! TCP streams of packets: each end's bytes, in order, once.
+//! Reassembles TCP streams: the bytes of each end, in order and without duplicates.
 //!
-//! No existing crate fits. Those that reassemble streams (`protolens`) also parse the protocols above. The reassemblers
-//! of stacks such as `smoltcp` track positions and hold no bytes. The need is small: a sequence number, and a map of
-//! early segments.
+//! No existing crate fits: those that reassemble streams (`protolens`) also parse the protocols above, and the
+//! reassemblers of stacks such as `smoltcp` track positions but hold no bytes. The code needs only a sequence number
+//! and a map of early segments.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -11,8 +11,8 @@ use std::net::SocketAddr;
 use crate::capture::Packet;
 use crate::network::{Datagram, TCP, be16};
 
-/// Most early bytes of one direction: more than any window that Linux offers by default.
-const EARLY: usize = 1 << 26;
+/// Most early bytes of one direction, which exceed any window that Linux offers by default.
+const MAX_EARLY: usize = 1 << 26;
 
 const HEADER: usize = 20;
 const SYN: u8 = 0x02;
@@ -26,7 +26,7 @@ pub struct Direction {
     pub destination: SocketAddr,
 }
 
-/// `source > destination`.
+/// Formats as `source > destination`.
 impl fmt::Display for Direction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} > {}", self.source, self.destination)
@@ -46,76 +46,77 @@ impl Direction {
 pub struct Piece {
     /// Their direction.
     pub direction: Direction,
-    /// They are the first that the sender sent, or the first that were captured.
+    /// Whether they are the first bytes that were sent, or the first that were captured.
     pub begins: bool,
-    /// An earlier connection with the same ports lacks bytes in this direction.
+    /// Whether an earlier connection with the same ports lacks bytes in this direction.
     pub follows_gap: bool,
-    /// The bytes; none at a mere beginning.
+    /// The bytes. Empty if the packet only begins the direction.
     pub bytes: Vec<u8>,
 }
 
-/// All directions of all connections.
+/// Reassembles all directions of all connections.
 #[derive(Debug, Default)]
 pub struct Streams(HashMap<Direction, Stream>);
 
+/// State of one direction.
 #[derive(Debug)]
 struct Stream {
     /// Sequence number of the first byte.
     first: u32,
-    /// Position of the next byte. Its last 32 bits are the sequence number.
+    /// Position of the next byte. Its low 32 bits are the sequence number.
     next: u64,
     /// Early segments, by position.
     early: BTreeMap<u64, Vec<u8>>,
     early_bytes: usize,
-    /// Too many early bytes: a segment before them is lost for good.
+    /// Whether there were too many early bytes, so that an earlier segment must be missing from the capture.
     is_broken: bool,
 }
 
 impl Stream {
     fn new(first: u32) -> Self {
-        // Leaves room for segments older than the first byte.
+        // Positions below the first byte remain valid for older segments.
         let next = u64::from(first) + (1 << 32);
         Self { first, next, early: BTreeMap::new(), early_bytes: 0, is_broken: false }
     }
 
-    /// The position of a sequence number, within half the number space of the next byte.
-    fn place(&self, sequence: u32) -> u64 {
+    /// Returns the position of a sequence number, which is within 2 GiB of the next byte.
+    fn position(&self, sequence: u32) -> u64 {
         let distance = sequence.wrapping_sub(self.next as u32).cast_signed();
         self.next.wrapping_add_signed(distance.into())
     }
 
-    /// Takes a segment, and returns the bytes that are next in order.
+    /// Adds a segment. Returns the bytes that are next in order.
     fn segment(&mut self, sequence: u32, payload: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        // An empty segment may follow a FIN, which has a sequence number itself.
+        // The sequence number of an empty segment is off by one after a FIN, which takes a number itself.
         if self.is_broken || payload.is_empty() {
             return out;
         }
-        let place = self.place(sequence);
-        if place > self.next {
-            let known = self.early.entry(place).or_default();
+        let position = self.position(sequence);
+        if position > self.next {
+            let known = self.early.entry(position).or_default();
             if known.len() < payload.len() {
                 self.early_bytes += payload.len() - known.len();
                 *known = payload.to_vec();
             }
-            if self.early_bytes > EARLY {
+            if self.early_bytes > MAX_EARLY {
                 self.is_broken = true;
                 self.early = BTreeMap::new();
             }
             return out;
         }
-        self.append(place, payload, &mut out);
+        self.append(position, payload, &mut out);
         while let Some(first) = self.early.first_entry().filter(|first| *first.key() <= self.next) {
-            let (place, bytes) = first.remove_entry();
+            let (position, bytes) = first.remove_entry();
             self.early_bytes -= bytes.len();
-            self.append(place, &bytes, &mut out);
+            self.append(position, &bytes, &mut out);
         }
         out
     }
 
     /// Appends the new bytes of a segment that starts at or before the next position.
-    fn append(&mut self, place: u64, bytes: &[u8], out: &mut Vec<u8>) {
-        let known = usize::try_from(self.next - place).unwrap_or(usize::MAX);
+    fn append(&mut self, position: u64, bytes: &[u8], out: &mut Vec<u8>) {
+        let known = usize::try_from(self.next - position).unwrap_or(usize::MAX);
         let new = bytes.get(known..).unwrap_or(&[]);
         out.extend_from_slice(new);
         self.next += new.len() as u64;
@@ -123,7 +124,7 @@ impl Stream {
 }
 
 impl Streams {
-    /// Takes a packet. Returns the next bytes of its direction, if any are new.
+    /// Reads a packet. Returns the next bytes of its direction, if any are new.
     pub fn packet(&mut self, packet: &Packet<'_>) -> Option<Piece> {
         let datagram = Datagram::of(packet).filter(|datagram| datagram.protocol == TCP && !datagram.is_fragment)?;
         let header: &[u8; HEADER] = datagram.payload.first_chunk()?;
@@ -133,7 +134,7 @@ impl Streams {
             source: (datagram.source, be16(header, 0)?).into(),
             destination: (datagram.destination, be16(header, 2)?).into(),
         };
-        // A SYN has a sequence number itself. A retransmitted one begins no stream.
+        // A SYN takes a sequence number itself. A retransmitted SYN begins no stream.
         let is_syn = header[13] & SYN != 0;
         let first = sequence.wrapping_add(is_syn.into());
         let begins = self.0.get(&direction).is_none_or(|stream| is_syn && stream.first != first);

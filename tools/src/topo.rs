@@ -1,25 +1,25 @@
-//! `rpcrdma topo`: nodes, cores and devices, and proposed cores for threads.
+//! `rpcrdma topo`: shows NUMA nodes, cores and devices, and proposes cores for threads.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
 use rpcrdma_host::devices::{Device, devices};
-use rpcrdma_host::plan::{Plan, Wish};
+use rpcrdma_host::plan::{Plan, PlanRequest};
 use rpcrdma_host::topology::{Cache, Core};
 use rpcrdma_host::{CoreList, Topology, Tree};
 use serde_json::{Value, json};
 
-use crate::command::{CommandError, Ended, Outcome};
+use crate::command::{CommandError, ExitStatus, Outcome};
 use crate::target::{Machine, Target};
 
-/// Most threads; no machine has as many cores.
-const MOST: i64 = 8192;
+/// Highest number of threads or cores, because no machine has more cores.
+const MAX_N: i64 = 8192;
 
 /// Show nodes, cores and devices, and propose cores for shards and workers
 ///
 /// With --cores, or --shards and --workers, prints the proposed cores, the reasons, command lines of rpcperf and nfs3d,
-/// and the configuration in Rust. It prefers cores of the device's node, then isolated ones, and takes core 0 last. No
-/// two shards share a physical core, and workers avoid the shards' cores.
+/// and the configuration in Rust. Cores of the device's node are preferred, then isolated ones, and core 0 comes last.
+/// No two shards share a physical core, and workers avoid the shards' cores.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -27,7 +27,7 @@ Examples:
   rpcrdma topo verbs:10.0.0.1 --cores 8            # a quarter of them for workers
   rpcrdma topo --device nvme0 --shards 4 --workers 2 --json
 
-Exit status: 0 done, 1 there are not as many cores, or no such device, 2 wrong usage.")]
+Exit status: 0 success; 1 too few cores, or no such device; 2 wrong usage.")]
 pub struct Args {
     /// Listening address of the server, whose device determines the node [default: the first RDMA device]
     pub address: Option<Target>,
@@ -37,15 +37,15 @@ pub struct Args {
     pub device: Option<String>,
 
     /// Shards to place
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MOST), conflicts_with = "cores")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_N), conflicts_with = "cores")]
     pub shards: Option<u16>,
 
     /// Workers to place
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=MOST), requires = "shards")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=MAX_N), requires = "shards")]
     pub workers: Option<u16>,
 
     /// Cores to divide among shards and workers
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MOST))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=MAX_N))]
     pub cores: Option<u16>,
 
     /// Print one JSON object and nothing else
@@ -61,20 +61,20 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Outcome {
-    let scene = args.machine.scene(args.address.as_ref(), None)?;
-    let (topology, devices) = (scene.topology(), devices(scene.tree()));
+    let context = args.machine.context(args.address.as_ref(), None)?;
+    let (topology, devices) = (context.topology(), devices(context.tree()));
     let device = match &args.device {
-        None => scene.nearest(&devices),
-        Some(name) => Some(named(&devices, name, scene.tree())?),
+        None => context.nearest(&devices),
+        Some(name) => Some(named(&devices, name, context.tree())?),
     };
-    let wish = match (args.cores, args.shards) {
-        (Some(cores), _) => Some(Wish::Cores(cores.into())),
+    let request = match (args.cores, args.shards) {
+        (Some(cores), _) => Some(PlanRequest::Cores(cores.into())),
         (None, Some(shards)) => {
-            Some(Wish::Threads { shards: shards.into(), workers: args.workers.unwrap_or(0).into() })
+            Some(PlanRequest::Threads { shards: shards.into(), workers: args.workers.unwrap_or(0).into() })
         }
         (None, None) => None,
     };
-    let plan = wish.map(|wish| Plan::propose(topology, device, wish)).transpose();
+    let plan = request.map(|request| Plan::propose(topology, device, request)).transpose();
     let plan = plan.map_err(|error| CommandError::Failed(error.to_string()))?;
     let address = args.address.as_ref().map_or("soft:server", Target::text);
     let text = if args.json {
@@ -87,14 +87,14 @@ pub fn run(args: &Args) -> Outcome {
         machine_text(topology, &devices) + &plan.unwrap_or_default()
     };
     io::stdout().lock().write_all(text.as_bytes())?;
-    Ok(Ended::Well)
+    Ok(ExitStatus::Success)
 }
 
 fn named<'a>(devices: &'a [Device], name: &str, tree: &Tree) -> Result<&'a Device, CommandError> {
     devices.iter().find(|device| device.name == name).ok_or_else(|| {
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         let (names, root) = (names.join(", "), tree.root().display());
-        CommandError::Failed(format!("--device {name}: no such device at {root}; there are: {names}"))
+        CommandError::Failed(format!("unknown --device `{name}`: devices below {root} are {names}"))
     })
 }
 
@@ -137,17 +137,17 @@ fn machine_text(topology: &Topology, devices: &[Device]) -> String {
         let distances: Vec<String> = node.distances.iter().map(ToString::to_string).collect();
         let _ = write!(text, "node {}: cores {}{memory}", node.id, node.cores);
         let _ = writeln!(text, ", distances {}", distances.join(" "));
-        place(&mut text, topology, devices, Some(node.id));
+        write_node(&mut text, topology, devices, Some(node.id));
     }
-    let elsewhere = topology.cores.iter().any(|core| core.node.is_none());
-    if elsewhere || devices.iter().any(|device| device.node.is_none()) {
-        text.push_str("of no node\n");
-        place(&mut text, topology, devices, None);
+    let has_cores_without_node = topology.cores.iter().any(|core| core.node.is_none());
+    if has_cores_without_node || devices.iter().any(|device| device.node.is_none()) {
+        text.push_str("without a node\n");
+        write_node(&mut text, topology, devices, None);
     }
     let denied = topology.online().without(&topology.allowed());
     let isolated: CoreList = topology.cores.iter().filter(|core| core.isolated).map(|core| core.id).collect();
     for (what, cores) in
-        [("isolated", &isolated), ("offline", &topology.offline), ("not allowed to this process", &denied)]
+        [("isolated", &isolated), ("offline", &topology.offline), ("unavailable to this process", &denied)]
     {
         let cores = if cores.is_empty() { "none".to_owned() } else { cores.to_string() };
         let _ = writeln!(text, "{what}: {cores}");
@@ -155,8 +155,8 @@ fn machine_text(topology: &Topology, devices: &[Device]) -> String {
     text
 }
 
-/// A node's devices, and a line for each physical core.
-fn place(text: &mut String, topology: &Topology, devices: &[Device], node: Option<usize>) {
+/// Writes a node's devices, and a line for each physical core.
+fn write_node(text: &mut String, topology: &Topology, devices: &[Device], node: Option<usize>) {
     for Device { kind, name, bus, interfaces, addresses, .. } in devices.iter().filter(|device| device.node == node) {
         let kind = format!("{kind:?}").to_lowercase();
         let addresses = addresses.iter().map(ToString::to_string);
@@ -166,13 +166,13 @@ fn place(text: &mut String, topology: &Topology, devices: &[Device], node: Optio
     }
     let first_thread = |core: &&Core| core.node == node && core.siblings.iter().next() == Some(core.id);
     for core in topology.cores.iter().filter(first_thread) {
-        let caches: Vec<String> = core.caches.iter().map(|cache| shown(cache, core)).collect();
+        let caches: Vec<String> = core.caches.iter().map(|cache| cache_text(cache, core)).collect();
         let _ = writeln!(text, "  core {}: {}", core.siblings, caches.join(", "));
     }
 }
 
-/// `L2 1024K`, `L3 32768K of 0-7`
-fn shown(cache: &Cache, core: &Core) -> String {
+/// Describes a cache: `L2 1024K`, `L3 32768K of 0-7`.
+fn cache_text(cache: &Cache, core: &Core) -> String {
     let kind = match cache.kind.as_str() {
         "Data" => "d",
         "Instruction" => "i",

@@ -1,18 +1,18 @@
-//! Numbers for narrow columns: six characters at most.
+//! Formats numbers for narrow columns, in at most six characters.
 
 use std::time::Duration;
 
-/// A count or a rate: three digits and a unit.
+/// Formats a count or a rate with three digits and a unit.
 pub(crate) fn count(value: f64) -> String {
     scaled(value, &["", "k", "M", "G", "T", "P", "E"], 1000.0)
 }
 
-/// Bytes, in units of 1024.
+/// Formats a number of bytes, in units of 1024.
 pub(crate) fn bytes(value: f64) -> String {
     scaled(value, &["", "K", "M", "G", "T", "P", "E"], 1024.0)
 }
 
-/// Nanoseconds, as a time.
+/// Formats nanoseconds as a time.
 pub(crate) fn time(nanoseconds: f64) -> String {
     match nanoseconds {
         short if short < 1e9 => scaled(short, &["ns", "µs", "ms"], 1000.0),
@@ -20,7 +20,7 @@ pub(crate) fn time(nanoseconds: f64) -> String {
     }
 }
 
-/// Nanoseconds of a longer time: its two largest units.
+/// Formats nanoseconds of a longer time, in its two largest units.
 pub(crate) fn span(nanoseconds: u64) -> String {
     let seconds = Duration::from_nanos(nanoseconds).as_secs();
     match seconds {
@@ -32,7 +32,7 @@ pub(crate) fn span(nanoseconds: u64) -> String {
     }
 }
 
-/// A fraction as a percentage.
+/// Formats a fraction as a percentage.
 pub(crate) fn percent(part: f64) -> String {
     let percent = part * 100.0;
     let digits = usize::from(percent > 0.0 && percent < 9.95);
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_three_digits_and_fit() {
+    fn numbers_have_three_digits_and_at_most_six_characters() {
         for (value, text) in [
             (0.0, "0"),
             (7.0, "7"),

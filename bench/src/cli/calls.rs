@@ -19,7 +19,7 @@ pub(crate) struct CallArgs {
     #[arg(long, value_enum, default_value_t = RpcOp::Echo)]
     pub(crate) op: RpcOp,
     #[command(flatten)]
-    pub(crate) travel: TravelArgs,
+    pub(crate) wire_form: FormArgs,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
     #[command(flatten)]
@@ -67,7 +67,7 @@ buffers stay in a core's cache, as perftest's single buffer does";
 impl BwArgs {
     /// Payload without `-s`, in bytes.
     pub(crate) fn usual_size(&self) -> usize {
-        self.call.travel.usual_size(match (self.call.op, self.call.travel.form) {
+        self.call.wire_form.usual_size(match (self.call.op, self.call.wire_form.form) {
             (RpcOp::Echo, _) | (_, Some(Form::Inline)) => 2048,
             _ => 65536,
         })
@@ -83,13 +83,13 @@ impl CallArgs {
     /// Length of the measurement. Both directions run for a time by default, so that each is measured under the other's
     /// load.
     pub(crate) fn length(&self, default_iters: u64) -> Result<Length, Failure> {
-        self.common.length_or(default_iters, self.travel.both.then_some(2.0))
+        self.common.length_or(default_iters, self.wire_form.both.then_some(2.0))
     }
 }
 
-/// Form and direction of calls.
+/// Arguments of the form and direction of calls.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct TravelArgs {
+pub(crate) struct FormArgs {
     /// Form of the payload, in calls and replies (default: inline; of read and write, chunk)
     #[arg(long, value_enum)]
     pub(crate) form: Option<Form>,
@@ -101,7 +101,7 @@ pub(crate) struct TravelArgs {
     pub(crate) both: bool,
 }
 
-impl TravelArgs {
+impl FormArgs {
     /// The default payload size: `usual`, or 64 KiB for the forms of long messages.
     pub(crate) fn usual_size(&self, usual: usize) -> usize {
         if matches!(self.form, Some(Form::Continued | Form::Long)) { 64 << 10 } else { usual }
@@ -123,7 +123,7 @@ pub(crate) enum Direction {
     Forward,
     /// The server calls the client.
     Reverse,
-    /// Both at once.
+    /// Client and server call each other concurrently.
     Both,
 }
 
@@ -176,7 +176,7 @@ pub(crate) struct EngineArgs {
     /// One signalled Send per N Sends
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     pub(crate) signal_every: u32,
-    /// Alignment of chunks in the server's memory, in bytes: as much as O_DIRECT requires
+    /// Alignment of chunks in the server's memory, in bytes, for example as O_DIRECT requires
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     pub(crate) chunk_align: usize,
     /// Buffers of 512 bytes per shard (default: 1024, and as many as may be sent at a time)
@@ -242,7 +242,7 @@ impl FromStr for Defer {
             return Ok(Self(0));
         }
         let microseconds = text.parse().ok().filter(|us| (1..=1_000_000).contains(us));
-        microseconds.map(Self).ok_or_else(|| "wanted `poll`, or from 1 to 1000000 microseconds".to_owned())
+        microseconds.map(Self).ok_or_else(|| "expected `poll`, or 1 to 1000000 microseconds".to_owned())
     }
 }
 
@@ -257,9 +257,9 @@ impl FromStr for BufferClass {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (size, count) = text.split_once(':').ok_or("wanted BYTES:N, e.g. 64K:32")?;
+        let (size, count) = text.split_once(':').ok_or("expected BYTES:N, such as 64K:32")?;
         let count = count.parse().ok().filter(|count| (1..=1 << 20).contains(count));
-        Ok(Self { size: parse_size(size)?, count: count.ok_or("wanted 1 to 1048576 buffers behind the colon")? })
+        Ok(Self { size: parse_size(size)?, count: count.ok_or("expected 1 to 1048576 buffers after the colon")? })
     }
 }
 

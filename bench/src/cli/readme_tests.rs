@@ -12,7 +12,8 @@ const CALLS: &[&str] = &["lat", "rate", "bw", "serve"];
 /// Options of cargo and of the example `tcp`.
 const OTHERS: &[&str] = &["--features", "--sleep"];
 /// Options whose defaults another test compares with the README's table of tests.
-const TIMED: &[(&str, &[&str])] = &[("op", TESTS), ("outstanding", CALLS), ("tx_depth", TESTS), ("cq_mod", TESTS)];
+const IN_TEST_TABLE: &[(&str, &[&str])] =
+    &[("op", TESTS), ("outstanding", CALLS), ("tx_depth", TESTS), ("cq_mod", TESTS)];
 
 fn program() -> Command {
     let mut program = Cli::command();
@@ -38,8 +39,8 @@ fn default(arg: &Arg) -> Option<String> {
         return Some(format!("`{}`", value.to_string_lossy()));
     }
     let help = arg.get_help()?.to_string();
-    let (_, told) = help.split_once("(default: ")?;
-    Some(told.split_once(')')?.0.to_owned())
+    let (_, rest) = help.split_once("(default: ")?;
+    Some(rest.split_once(')')?.0.to_owned())
 }
 
 /// Code in the README: lines of blocks, and spans.
@@ -56,10 +57,10 @@ fn code() -> (Vec<&'static str>, Vec<&'static str>) {
 }
 
 #[test]
-fn the_defaults_in_the_readme_are_those_of_the_program() {
+fn defaults_in_the_readme_match_the_program() {
     let program = program();
     let (_, table) = README.split_once("| option | of | default |\n| --- | --- | --- |\n").expect("the table");
-    let mut told = BTreeSet::new();
+    let mut stated = BTreeSet::new();
     for row in table.lines().take_while(|line| line.starts_with('|')) {
         let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
         let [name, of, value] = cells[..] else { panic!("{row}") };
@@ -74,26 +75,29 @@ fn the_defaults_in_the_readme_are_those_of_the_program() {
             let arg = option(command(&program, of), name.trim_matches('`'));
             let arg = arg.unwrap_or_else(|| panic!("{row}: {of} has no such option"));
             assert_eq!(default(arg).as_deref(), Some(value), "{row}: the default of {of} (left)");
-            told.insert((*of, arg.get_id().to_string()));
+            stated.insert((*of, arg.get_id().to_string()));
             found += 1;
         }
         assert!(found > 0, "{row}");
     }
-    assert!(told.len() > 50, "only {} defaults are told", told.len());
+    assert!(stated.len() > 50, "only {} defaults are stated", stated.len());
     // The README states all defaults.
     for of in TESTS.iter().chain(&["serve"]) {
         for arg in command(&program, of).get_arguments() {
             let id = arg.get_id().as_str();
-            let timed = TIMED.iter().any(|(timed, by)| *timed == id && by.contains(of) && *of != "serve");
+            let timed = IN_TEST_TABLE.iter().any(|(timed, by)| *timed == id && by.contains(of) && *of != "serve");
             if !arg.get_default_values().is_empty() && arg.get_action().takes_values() && !timed {
-                assert!(told.contains(&(*of, id.to_owned())), "the README says nothing of {id} of {of}");
+                assert!(
+                    stated.contains(&(*of, id.to_owned())),
+                    "the README does not state the default of {id} of {of}"
+                );
             }
         }
     }
 }
 
 #[test]
-fn the_options_in_the_readme_exist_and_so_do_their_values() {
+fn options_and_values_in_the_readme_exist() {
     let program = program();
     let commands: Vec<&Command> = program.get_subcommands().collect();
     let (mut options, mut values) = (0, 0);
@@ -122,7 +126,7 @@ fn the_options_in_the_readme_exist_and_so_do_their_values() {
 }
 
 #[test]
-fn the_commands_in_the_readme_are_understood() {
+fn commands_in_the_readme_are_valid() {
     let mut understood = 0;
     for line in code().0 {
         let line = line.split('#').next().unwrap_or(line).split(" | ").next().unwrap_or(line).trim();

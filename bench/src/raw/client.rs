@@ -24,12 +24,12 @@ const POLL_BATCH: usize = 64;
 const REFILL_AT: usize = 16;
 /// Time limit for establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of the Send behind a Write, and of its answer.
+/// Bytes of the Send after a Write, and of its answer.
 const NOTIFICATION: usize = 8;
 
 /// One size of one raw test.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Spec {
+pub(crate) struct RawSpec {
     pub(crate) op: RawOp,
     /// Measures round trips instead of bandwidth.
     pub(crate) round_trips: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Spec {
     pub(crate) batch: bool,
 }
 
-impl Spec {
+impl RawSpec {
     /// Halves the depth until its memory is within the limit.
     pub(crate) fn with_affordable_depth(mut self) -> Self {
         while self.depth > 1 && self.memory().is_none_or(|bytes| bytes > MOST_MEMORY / 2) {
@@ -59,7 +59,7 @@ impl Spec {
         self.hello().memory()?.checked_mul(self.qps as usize)
     }
 
-    /// The peer answers a Send with its echo, and a Write with the answer to the Send behind it.
+    /// Whether the peer answers: a Send with its echo, and a Write with the answer to the Send after it.
     fn is_answered(&self) -> bool {
         self.round_trips && self.op != RawOp::Read
     }
@@ -84,7 +84,7 @@ impl Spec {
 /// Connections to a raw server.
 pub(crate) struct RawTarget<F: Fabric> {
     fabric: F,
-    spec: Spec,
+    spec: RawSpec,
     hello: Hello,
     messages: Pool,
     links: Vec<Link>,
@@ -95,7 +95,7 @@ pub(crate) struct RawTarget<F: Fabric> {
     idler: Idler,
     completions: Vec<Completion>,
     events: Vec<ControlEvent>,
-    // Declared last, so dropped last: the buffers lent above return to it.
+    // Declared last, so that it is dropped last: the buffers lent above return to it.
     _local: Option<Pool>,
 }
 
@@ -115,7 +115,12 @@ struct Link {
 
 impl<F: Fabric> RawTarget<F> {
     /// Connects, and waits for the welcome of each connection.
-    pub(crate) fn connect(mut fabric: F, address: &FabricAddress, spec: Spec, idler: Idler) -> Result<Self, Failure> {
+    pub(crate) fn connect(
+        mut fabric: F,
+        address: &FabricAddress,
+        spec: RawSpec,
+        idler: Idler,
+    ) -> Result<Self, Failure> {
         let hello = spec.hello();
         let qps = spec.qps as usize;
         let messages = registered_pool(&mut fabric, hello.buffer_bytes(), hello.buffers() * qps, Access::LOCAL)?;
@@ -191,12 +196,12 @@ impl<F: Fabric> RawTarget<F> {
     }
 
     fn wait_until_welcome(&mut self) -> Result<(), Failure> {
-        let give_up = Instant::now() + CONNECT_TIMEOUT;
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
         let mut arrived = Vec::new();
         while self.links.iter().any(|link| link.welcome.is_none()) {
-            if Instant::now() > give_up {
+            if Instant::now() > deadline {
                 return Err(Failure::Run(format!(
-                    "no connection after {CONNECT_TIMEOUT:?}: does a server of this rpcperf listen there?"
+                    "no connection after {CONNECT_TIMEOUT:?}: check that a server of this rpcperf listens there"
                 )));
             }
             self.control()?;
@@ -205,16 +210,16 @@ impl<F: Fabric> RawTarget<F> {
             }
             arrived.append(&mut self.completions);
             for completion in arrived.drain(..) {
-                self.welcomed(completion)?;
+                self.process_welcome(completion)?;
             }
         }
         Ok(())
     }
 
-    fn welcomed(&mut self, completion: Completion) -> Result<(), Failure> {
+    fn process_welcome(&mut self, completion: Completion) -> Result<(), Failure> {
         check(&completion)?;
         let link = link_of(&mut self.links, &self.by_slot, completion.qp)?;
-        let buf = completion.buf.ok_or_else(|| Failure::Run("a Receive came without its buffer".into()))?;
+        let buf = completion.buf.ok_or_else(|| Failure::Run("a Receive completed without its buffer".into()))?;
         let welcome = Welcome::decode(&buf).map_err(Failure::Run)?;
         link.remote = RemoteMemory { rkey: welcome.rkey, address: welcome.address };
         link.welcome = Some(welcome);
@@ -284,7 +289,7 @@ impl<F: Fabric> Target for RawTarget<F> {
         if self.links[index].chain.is_empty() {
             self.gathered.push(index);
         }
-        // Without batches each request is posted alone. The newest stays, so that `flush` knows the last one.
+        // Without batches each request is posted alone. The newest one is kept, so that `flush` can signal it.
         if !spec.batch && !self.links[index].chain.is_empty() {
             self.post(index)?;
         }
@@ -292,7 +297,7 @@ impl<F: Fabric> Target for RawTarget<F> {
         link.tokens.push_back(token);
         link.begun += 1;
         let signalled = if spec.is_answered() {
-            // Only frees memory and queue entries.
+            // This completion only frees memory and queue entries.
             link.begun.is_multiple_of(u64::from(SIGNAL_EVERY))
         } else {
             spec.round_trips || link.begun.is_multiple_of(u64::from(spec.cq_mod))
@@ -386,8 +391,8 @@ impl<F: Fabric> Drop for RawTarget<F> {
     }
 }
 
-/// Send queue entries for all outstanding operations. A Write with the Send behind it takes two.
-fn send_queue_depth(spec: &Spec) -> u32 {
+/// Send queue entries for all outstanding operations. A Write with the Send after it takes two.
+fn send_queue_depth(spec: &RawSpec) -> u32 {
     let per_operation = if spec.op == RawOp::Write && spec.round_trips { 2 } else { 1 };
     (spec.depth + SIGNAL_EVERY) * per_operation + SIGNAL_EVERY
 }
@@ -397,7 +402,7 @@ fn link_of<'a>(links: &'a mut [Link], by_slot: &[usize], qp: QpId) -> Result<&'a
     links
         .get_mut(index)
         .filter(|link| link.qp == qp)
-        .ok_or_else(|| Failure::Run(format!("the fabric speaks of {qp:?}, which was never connected")))
+        .ok_or_else(|| Failure::Run(format!("the fabric reported {qp:?}, which was never connected")))
 }
 
 fn check(completion: &Completion) -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! Handshake of the raw tests: the server learns only the client's needs.
+//! Handshake of the raw tests: the client's requirements, and the server's answer.
 #![forbid(unsafe_code)]
 
 use rpcrdma::xdr::{self, Decode, Decoder, Encode};
@@ -18,7 +18,7 @@ pub(crate) const SPARE_RECEIVES: usize = 32;
 /// Sends per signalled Send, if no operation waits for the completion.
 pub(crate) const SIGNAL_EVERY: u32 = 16;
 
-/// A message behind its first bytes.
+/// Encodes a message after its first bytes.
 fn encode(head: &[u8], body: &impl Encode) -> Vec<u8> {
     // A vector has room for any message.
     [head, &xdr::encode(body).unwrap_or_default()].concat()
@@ -34,7 +34,10 @@ impl Hello {
         let mut from = Decoder::new(data);
         let short = |error| format!("a message of {} bytes is too short, or malformed: {error}", data.len());
         if from.fixed::<4>("magic").map_err(short)? != *MAGIC {
-            return Err("this is a server of rpcperf raw tests, and the request is for something else".into());
+            return Err(
+                "the request is not for rpcperf raw tests, which this server serves: something else was asked for"
+                    .into(),
+            );
         }
         match from.u32("version").map_err(short)? {
             VERSION => Decode::decode(&mut from).map_err(short),
@@ -69,7 +72,7 @@ impl Welcome {
     }
 
     pub(crate) fn decode(data: &[u8]) -> Result<Self, String> {
-        let body = data.strip_prefix(MAGIC).ok_or("the server's first message is none of rpcperf's")?;
+        let body = data.strip_prefix(MAGIC).ok_or("the server's first message is not one of rpcperf")?;
         Decode::decode(&mut Decoder::new(body)).map_err(|error| error.to_string())
     }
 }
@@ -82,7 +85,7 @@ mod tests {
     const HELLO: Hello = Hello { message: 65536, echo: true, depth: 128, exposed: 1 << 33, batch: false };
 
     #[test]
-    fn there_and_back() {
+    fn messages_decode_to_their_originals() {
         let mut bytes = HELLO.encode();
         bytes.resize(56, 0);
         assert_eq!(Hello::decode(&bytes), Ok(HELLO));
@@ -92,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_hellos_get_a_reason() {
+    fn invalid_messages_are_refused_with_a_reason() {
         let bytes = HELLO.encode();
         for n in 0..bytes.len() {
             assert!(Hello::decode(&bytes[..n]).is_err());

@@ -20,8 +20,9 @@ pub(crate) fn registered_pool<F: Fabric>(
     Ok(pool)
 }
 
-/// Allocates from a pool that cannot run out by its size.
+/// Allocates from a pool that is large enough for all outstanding work.
 pub(crate) fn alloc(pool: &Pool, len: usize) -> Result<Buf, Failure> {
-    pool.alloc(len)
-        .ok_or_else(|| Failure::Run(format!("no buffer of {len} bytes is free: more work is out than was allowed")))
+    pool.alloc(len).ok_or_else(|| {
+        Failure::Run(format!("no buffer of {len} bytes is free: more work is outstanding than was allowed"))
+    })
 }

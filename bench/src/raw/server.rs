@@ -23,9 +23,9 @@ const CONTROL_EVERY: u32 = 1 << 16;
 /// Serves raw tests on one listening fabric.
 pub(crate) struct RawServer<F: Fabric> {
     fabric: F,
-    says: Welcome,
+    welcome_message: Welcome,
     /// By slot of the queue pair.
-    peers: Vec<Option<Peer>>,
+    peers: Vec<Option<RawPeer>>,
     /// Peers with work in this turn, each once.
     touched: Vec<usize>,
     idler: Idler,
@@ -35,7 +35,7 @@ pub(crate) struct RawServer<F: Fabric> {
 }
 
 /// One connection.
-struct Peer {
+struct RawPeer {
     qp: QpId,
     name: String,
     hello: Hello,
@@ -45,7 +45,7 @@ struct Peer {
     /// Buffers to post as receives.
     idle: Vec<Buf>,
     sends: u32,
-    touched: bool,
+    is_touched: bool,
 }
 
 /// Memory for the client's Reads and Writes.
@@ -55,11 +55,11 @@ struct Exposed {
 }
 
 impl<F: Fabric> RawServer<F> {
-    /// Serves connections to `fabric`. Clients receive `says`.
-    pub(crate) fn new(fabric: F, says: Welcome, idler: Idler) -> Self {
+    /// Serves connections to `fabric`. Clients receive `welcome_message`.
+    pub(crate) fn new(fabric: F, welcome_message: Welcome, idler: Idler) -> Self {
         Self {
             fabric,
-            says,
+            welcome_message,
             peers: Vec::new(),
             touched: Vec::new(),
             idler,
@@ -85,7 +85,7 @@ impl<F: Fabric> RawServer<F> {
     pub(crate) fn turn(&mut self) {
         self.turns = self.turns.wrapping_add(1);
         let mut completions = std::mem::take(&mut self.completions);
-        let look = if self.fabric.poll_cq(&mut completions, POLL_BATCH) == 0 {
+        let is_control_due = if self.fabric.poll_cq(&mut completions, POLL_BATCH) == 0 {
             self.idler.empty(&mut self.fabric)
         } else {
             self.idler.busy();
@@ -98,7 +98,7 @@ impl<F: Fabric> RawServer<F> {
         while let Some(slot) = self.touched.pop() {
             self.post(slot);
         }
-        if look {
+        if is_control_due {
             self.control();
         }
     }
@@ -127,7 +127,7 @@ impl<F: Fabric> RawServer<F> {
         }
         if !peer.hello.batch {
             self.post(slot);
-        } else if !std::mem::replace(&mut peer.touched, true) {
+        } else if !std::mem::replace(&mut peer.is_touched, true) {
             self.touched.push(slot);
         }
     }
@@ -135,7 +135,7 @@ impl<F: Fabric> RawServer<F> {
     /// Posts the gathered work requests and receives of a peer.
     fn post(&mut self, slot: usize) {
         let Some(peer) = self.peers.get_mut(slot).and_then(Option::as_mut) else { return };
-        peer.touched = false;
+        peer.is_touched = false;
         if peer.idle.len() >= if peer.hello.batch { REFILL_AT } else { 1 } {
             self.fabric.post_recv(Some(peer.qp), &mut peer.idle);
         }
@@ -197,7 +197,7 @@ impl<F: Fabric> RawServer<F> {
                 return Err(error.to_string());
             }
         };
-        let mut peer = Peer {
+        let mut peer = RawPeer {
             qp,
             name: name.to_owned(),
             hello,
@@ -206,9 +206,9 @@ impl<F: Fabric> RawServer<F> {
             chain: Vec::with_capacity(hello.buffers()),
             idle: Vec::with_capacity(hello.buffers()),
             sends: 0,
-            touched: false,
+            is_touched: false,
         };
-        let Peer { idle, messages, .. } = &mut peer;
+        let RawPeer { idle, messages, .. } = &mut peer;
         idle.extend((0..hello.receives()).map_while(|_| messages.alloc(hello.buffer_bytes())));
         self.fabric.post_recv(Some(qp), &mut peer.idle);
         let slot = qp.slot as usize;
@@ -233,7 +233,9 @@ impl<F: Fabric> RawServer<F> {
         }
     }
 
-    /// The arena serves no other peer, as some fabrics let a peer access all of it.
+    /// Allocates memory for one peer.
+    ///
+    /// The arena is for this peer only, because some fabrics let a peer access all of it.
     fn expose(&mut self, bytes: usize) -> Result<Exposed, Failure> {
         let pool = registered_pool(&mut self.fabric, bytes, 1, Access::REMOTE)?;
         let memory = super::memory::alloc(&pool, bytes)?.lend();
@@ -248,7 +250,7 @@ impl<F: Fabric> RawServer<F> {
             return;
         };
         let slot = qp.slot as usize;
-        let mut welcome = self.says;
+        let mut welcome = self.welcome_message;
         if let Some(exposed) = &peer.exposed {
             let window: WindowId = match self.fabric.alloc_window(qp) {
                 Ok(window) => window,
@@ -285,7 +287,7 @@ impl<F: Fabric> RawServer<F> {
             print_error!("rpcperf: {}: {why}", peer.name);
         }
         self.fabric.destroy_qp(peer.qp);
-        let Peer { messages, exposed, chain, idle, .. } = peer;
+        let RawPeer { messages, exposed, chain, idle, .. } = peer;
         drop((chain, idle));
         self.release(messages, exposed);
     }
@@ -301,7 +303,7 @@ impl<F: Fabric> RawServer<F> {
     }
 }
 
-impl Peer {
+impl RawPeer {
     fn send(&mut self, buf: Buf) {
         self.sends = self.sends.wrapping_add(1);
         let signalled = self.sends.is_multiple_of(SIGNAL_EVERY);

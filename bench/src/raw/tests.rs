@@ -10,23 +10,23 @@ use crate::idle::Idler;
 
 const GOOD: Hello = Hello { message: 64, echo: true, depth: 4, exposed: 4096, batch: true };
 
-struct Pair {
+struct TestPair {
     server: RawServer<SoftwareFabric>,
     client: SoftwareFabric,
     address: FabricAddress,
 }
 
-fn pair(name: &str) -> Pair {
+fn pair(name: &str) -> TestPair {
     let address = FabricAddress(format!("rpcperf-raw-{name}-{}", std::process::id()));
     let mut fabric = SoftwareFabric::new(SoftwareConfig::default()).unwrap();
     let listener = SoftwareFabric::bind(&address).unwrap();
     fabric.listen(&listener).unwrap();
-    let says = Welcome::default();
-    let server = RawServer::new(fabric, says, Idler::new(Idle::Poll, false));
-    Pair { server, client: SoftwareFabric::new(SoftwareConfig::default()).unwrap(), address }
+    let welcome = Welcome::default();
+    let server = RawServer::new(fabric, welcome, Idler::new(Idle::Poll, false));
+    TestPair { server, client: SoftwareFabric::new(SoftwareConfig::default()).unwrap(), address }
 }
 
-impl Pair {
+impl TestPair {
     fn connect(&mut self, private_data: Vec<u8>) -> ControlEvent {
         let params = ConnectParams { private_data, own_receive_queue: Some(8), ..ConnectParams::default() };
         self.client.connect(&self.address, &params).unwrap();
@@ -72,7 +72,7 @@ fn unsupported_tests_are_refused_with_a_reason() {
 }
 
 #[test]
-fn a_client_that_leaves_gives_its_memory_back() {
+fn memory_of_a_client_that_leaves_is_freed() {
     let mut pair = pair("leaves");
     let ControlEvent::Established { qp: first, .. } = pair.connect(GOOD.encode()) else { panic!("refused") };
     let ControlEvent::Established { qp: second, .. } = pair.connect(GOOD.encode()) else { panic!("refused") };
@@ -80,7 +80,7 @@ fn a_client_that_leaves_gives_its_memory_back() {
     // The client has posted no receive, not even for the server's first message.
     pair.client.destroy_qp(first);
     pair.serve();
-    assert_eq!(pair.server.connections(), 1, "the other one lives");
+    assert_eq!(pair.server.connections(), 1, "the other connection stays");
     pair.client.destroy_qp(second);
     pair.serve();
     assert_eq!(pair.server.connections(), 0);

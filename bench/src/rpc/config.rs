@@ -13,7 +13,7 @@ use crate::failure::Failure;
 /// Memory limit for buffers of one size, and for one of them per connection. Further calls wait.
 const MOST_PER_SIZE: usize = 32 << 20;
 const MOST_FOR_CONNECTIONS: usize = 128 << 20;
-/// Receives of a shard beyond those promised.
+/// Receives of a shard beyond those that connections reserve.
 const SPARE_RECEIVES: usize = 256;
 /// A connection gets at most 1/`SHARE` of the remaining receives.
 const SHARE: usize = 8;
@@ -22,8 +22,8 @@ const SHARE: usize = 8;
 const FEWEST_REVERSE: u32 = 8;
 /// Bytes beyond the payload in a buffer: the headers of an RPC message, and room in front of it.
 const SLACK: usize = 1024;
-/// Coarsest chunk alignment of the engine.
-const COARSEST: usize = 4096;
+/// Largest chunk alignment of the engine.
+const LARGEST_ALIGNMENT: usize = 4096;
 
 /// Load that a side is sized for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,8 +109,8 @@ pub(crate) fn shared(
     let reverse_credits = (load.outstanding as u32).max(FEWEST_REVERSE);
     let one = credits as usize + 1 + reverse_credits as usize;
     let mut config = Config::default();
-    // Longest shift of a chunk's start. The engine rejects an alignment beyond `COARSEST`.
-    let slack = args.chunk_align.saturating_sub(config.memory.chunk_align).min(COARSEST);
+    // Longest shift of a chunk's start. The engine rejects an alignment beyond `LARGEST_ALIGNMENT`.
+    let slack = args.chunk_align.saturating_sub(config.memory.chunk_align).min(LARGEST_ALIGNMENT);
     let sends = load.connections * (2 * load.outstanding + args.signal_every as usize);
 
     let memory = &mut config.memory;
@@ -158,7 +158,7 @@ pub(crate) fn shared(
     Ok(config)
 }
 
-/// Knobs that only an option of rpcperf sets: both ends, raw tests and reports depend on it.
+/// Knobs that only options of rpcperf set, because both ends, raw tests and reports depend on them.
 const BY_OPTION: [(&str, &str); 5] = [
     ("poll.core", "--cores"),
     ("poll.idle", "--idle"),
@@ -209,7 +209,7 @@ pub(crate) fn of_server(args: &EngineArgs, mut config: Config) -> Config {
     config
 }
 
-/// Mode that two ends with these preferences negotiate: the lesser one.
+/// Mode that two ends with these preferences negotiate, which is the lower one.
 pub(crate) fn agreed(one: CreditMode, other: CreditMode) -> CreditMode {
     match (one, other) {
         (CreditMode::V1, _) | (_, CreditMode::V1) => CreditMode::V1,
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lesser_is_agreed_on() {
+    fn two_ends_agree_on_the_lower_mode() {
         let all = [CreditMode::V1, CreditMode::V2Incremental, CreditMode::V2Windowed];
         for (n, &one) in all.iter().enumerate() {
             for (m, &other) in all.iter().enumerate() {

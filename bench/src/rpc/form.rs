@@ -15,7 +15,7 @@ use crate::failure::Failure;
 
 /// One operation in one form, under one protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Travel {
+pub(crate) struct WireForm {
     pub(crate) op: RpcOp,
     /// Form of the payload; inline for `null`, which has none.
     pub(crate) form: Form,
@@ -24,7 +24,7 @@ pub(crate) struct Travel {
     pub(crate) inline_threshold: usize,
 }
 
-impl Travel {
+impl WireForm {
     /// The requested `form`, or the operation's default.
     pub(crate) fn new(
         op: RpcOp,
@@ -34,21 +34,21 @@ impl Travel {
         inline_threshold: usize,
     ) -> Result<Self, Failure> {
         let usual = if op.is_bulk() { Form::Chunk } else { Form::Inline };
-        let travel = Self { op, form: form.unwrap_or(usual), scheme, inline_threshold };
-        let name = travel.form.name();
-        let refused = match (op, travel.form, scheme) {
+        let wire_form = Self { op, form: form.unwrap_or(usual), scheme, inline_threshold };
+        let name = wire_form.form.name();
+        let refused = match (op, wire_form.form, scheme) {
             (RpcOp::Null, ..) if form.is_some() => "--op null carries no payload".to_owned(),
             (RpcOp::Echo, Form::Chunk, _) => {
-                "nothing of an echo may travel apart from its message; see --op read and write".to_owned()
+                "the payload of an echo cannot travel in a chunk; use --op read and write".to_owned()
             }
             (_, Form::Continued, CreditMode::V1) => {
-                "version 1 has one message for a call or a reply; see --version 2".to_owned()
+                "version 1 has one message for a call or a reply; use --version 2".to_owned()
             }
             (_, Form::Chunk | Form::Long, CreditMode::V1) if direction != Direction::Forward => {
-                "version 1 has no chunks in the reverse direction (RFC 8167 section 5.3); see --form inline and --version 2"
+                "version 1 has no chunks in the reverse direction (RFC 8167 section 5.3); use --form inline or --version 2"
                     .to_owned()
             }
-            _ => return Ok(travel),
+            _ => return Ok(wire_form),
         };
         Err(Failure::Usage(format!("--form {name}: {refused}")))
     }
@@ -94,17 +94,17 @@ impl Travel {
         }
     }
 
-    /// Explains the sizes that this form carries.
+    /// Explains which sizes this form carries.
     pub(crate) fn explain(&self) -> String {
         let (op, threshold, room) = (self.op.name(), self.threshold(), self.room());
         let headers = self.messages(0).into_iter();
         match self.form {
-            Form::Chunk => "it may be any".to_owned(),
+            Form::Chunk => "any size is possible".to_owned(),
             Form::Inline => {
                 let longest = room.saturating_sub(headers.max().unwrap_or(0)) & !3;
                 format!(
                     "--op {op} travels inline, and within the inline threshold of {threshold} bytes there is room for {longest} \
-                     beside the headers; larger payloads go by --form continued, chunk or long, or with a larger --inline"
+                     beside the headers; larger payloads need --form continued, chunk or long, or a larger --inline"
                 )
             }
             Form::Continued | Form::Long => {
@@ -112,7 +112,7 @@ impl Travel {
                 let longest = room.saturating_sub(least) & !3;
                 format!(
                     "within the inline threshold of {threshold} bytes up to {longest} travel inline, in whatever form was \
-                     asked for; take more, or a smaller --inline"
+                     requested; use a larger -s, or a smaller --inline"
                 )
             }
         }
@@ -155,7 +155,7 @@ impl Travel {
             let Some(each) = each else { continue };
             if count < calls * each || (each == 0 && count > 0) {
                 return Err(Failure::Run(format!(
-                    "--form {}: in {calls} calls there were {count} {what}, and each call should have had {each}: they did \
+                    "--form {}: {calls} calls had {count} {what}, and each call should have had {each}: they did \
                      not travel in this form",
                     self.form.name()
                 )));
@@ -182,8 +182,8 @@ fn call_header_len() -> usize {
 mod tests {
     use super::*;
 
-    fn travel(op: RpcOp, form: Option<Form>, direction: Direction, scheme: CreditMode) -> Result<Travel, Failure> {
-        Travel::new(op, form, direction, scheme, 4096)
+    fn wire_form(op: RpcOp, form: Option<Form>, direction: Direction, scheme: CreditMode) -> Result<WireForm, Failure> {
+        WireForm::new(op, form, direction, scheme, 4096)
     }
 
     #[test]
@@ -196,17 +196,17 @@ mod tests {
             (RpcOp::Read, Form::Chunk, Reverse, CreditMode::V1, "RFC 8167"),
             (RpcOp::Echo, Form::Long, Both, CreditMode::V1, "RFC 8167"),
         ] {
-            let error = travel(op, Some(form), direction, scheme).unwrap_err();
+            let error = wire_form(op, Some(form), direction, scheme).unwrap_err();
             assert!(matches!(&error, Failure::Usage(text) if text.contains(said)), "{error}");
         }
-        assert_eq!(travel(RpcOp::Read, None, Forward, CreditMode::V1).unwrap().form, Form::Chunk);
-        assert_eq!(travel(RpcOp::Null, None, Both, CreditMode::V1).unwrap().form, Form::Inline);
+        assert_eq!(wire_form(RpcOp::Read, None, Forward, CreditMode::V1).unwrap().form, Form::Chunk);
+        assert_eq!(wire_form(RpcOp::Null, None, Both, CreditMode::V1).unwrap().form, Form::Inline);
     }
 
     #[test]
-    fn each_form_has_its_sizes() {
+    fn each_form_carries_the_sizes_that_it_explains() {
         for (op, least) in [(RpcOp::Echo, 24), (RpcOp::Read, 28), (RpcOp::Write, 44)] {
-            let of = |form| travel(op, Some(form), Direction::Forward, CreditMode::V2Windowed).unwrap();
+            let of = |form| wire_form(op, Some(form), Direction::Forward, CreditMode::V2Windowed).unwrap();
             let (within, continued) = (of(Form::Inline), of(Form::Continued));
             let longest = (1..4096).rev().find(|&size| within.carries(size)).unwrap();
             assert!(within.explain().contains(&format!("room for {longest} ")), "{}", within.explain());
@@ -215,13 +215,13 @@ mod tests {
             assert_eq!(shortest - 1, (within.room() - least) & !3);
             assert!(of(Form::Long).carries(shortest) && !of(Form::Long).carries(shortest - 1));
         }
-        let version_1 = Travel::new(RpcOp::Read, Some(Form::Inline), Direction::Forward, CreditMode::V1, 5000);
+        let version_1 = WireForm::new(RpcOp::Read, Some(Form::Inline), Direction::Forward, CreditMode::V1, 5000);
         assert_eq!(version_1.unwrap().threshold(), 4096);
     }
 
     #[test]
-    fn the_counters_must_agree() {
-        let of = |op, form| travel(op, Some(form), Direction::Forward, CreditMode::V2Windowed).unwrap();
+    fn counters_that_contradict_the_form_are_an_error() {
+        let of = |op, form| wire_form(op, Some(form), Direction::Forward, CreditMode::V2Windowed).unwrap();
         let none = Counters::default();
         let continued = of(RpcOp::Read, Form::Continued);
         assert!(continued.verify(&none, 64 << 10, 1).is_err());

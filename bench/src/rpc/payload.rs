@@ -90,7 +90,7 @@ impl Shape {
         }
     }
 
-    /// Checks a reply against its call, and takes the chunk's memory back.
+    /// Checks a reply against its call, and takes the chunk's memory.
     #[inline(always)]
     pub(crate) fn is_right(&self, payload: &mut Payload, reply: &mut Reply) -> bool {
         match self.op {
@@ -110,12 +110,12 @@ impl Shape {
     }
 
     fn is_right_read(&self, payload: &mut Payload, reply: &mut Reply) -> bool {
-        let is_right = |came: &[u8]| came.len() == self.size && ends_as_pattern(came);
+        let is_right = |received: &[u8]| received.len() == self.size && ends_as_pattern(received);
         if self.form == Form::Chunk {
             payload.chunk = reply.take_chunks().next();
             return decode(reply.results()) == Ok(self.size as u32) && payload.chunk.as_deref().is_some_and(is_right);
         }
-        decode(reply.results()).is_ok_and(|protocol::Payload(came)| is_right(came))
+        decode(reply.results()).is_ok_and(|protocol::Payload(received)| is_right(received))
     }
 }
 

@@ -30,9 +30,9 @@ use crate::progress::Progress;
 use crate::stop;
 use crate::target::{Length, Target};
 
-/// Order for a measurement towards a client.
+/// A requested measurement of calls to a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Run {
+pub(crate) struct ReverseRun {
     /// Payload and its form.
     pub(crate) shape: Shape,
     /// Outstanding calls.
@@ -50,7 +50,7 @@ pub(crate) struct Run {
 /// Outcome of a run, sent to the client.
 pub(crate) type Outcome = Result<Figures, String>;
 
-enum State {
+enum ReverseState {
     /// No run yet.
     Idle,
     /// A run towards this client.
@@ -59,82 +59,82 @@ enum State {
     Done(Vec<u8>),
 }
 
-/// The procedures' side: accepts orders and returns outcomes.
+/// The procedures' end: requests runs, and returns their outcomes.
 #[derive(Clone)]
-pub(crate) struct Reverser {
-    state: Arc<Mutex<State>>,
-    runs: Sender<(Caller, Run)>,
+pub(crate) struct ReverseControl {
+    state: Arc<Mutex<ReverseState>>,
+    runs: Sender<(Caller, ReverseRun)>,
     /// Limit of outstanding calls.
     most: usize,
 }
 
-/// Orders, for the thread that runs them.
-pub(crate) struct Orders {
-    state: Arc<Mutex<State>>,
-    runs: Receiver<(Caller, Run)>,
+/// The thread's end: makes the requested runs.
+pub(crate) struct ReverseWorker {
+    state: Arc<Mutex<ReverseState>>,
+    runs: Receiver<(Caller, ReverseRun)>,
 }
 
-impl Reverser {
-    /// Both ends. A run has at most `most` outstanding calls.
-    pub(crate) fn new(most: usize) -> (Self, Orders) {
+impl ReverseControl {
+    /// Makes both ends. A run has at most `most` outstanding calls.
+    pub(crate) fn new(most: usize) -> (Self, ReverseWorker) {
         let (send, runs) = channel();
-        let state = Arc::new(Mutex::new(State::Idle));
-        (Self { state: Arc::clone(&state), runs: send, most }, Orders { state, runs })
+        let state = Arc::new(Mutex::new(ReverseState::Idle));
+        (Self { state: Arc::clone(&state), runs: send, most }, ReverseWorker { state, runs })
     }
 
-    /// Passes an order on. Returns the outstanding calls of its run; 0 while another runs.
+    /// Requests a run. Returns the number of its outstanding calls; 0 while another run is in progress.
     pub(crate) fn start(&self, caller: Caller, run: &[u8]) -> Result<u32, Refusal> {
-        let run: Run = serde_json::from_slice(run).map_err(|_| Refusal::GarbageArguments)?;
-        let run = Run { outstanding: run.outstanding.clamp(1, self.most), ..run };
+        let run: ReverseRun = serde_json::from_slice(run).map_err(|_| Refusal::GarbageArguments)?;
+        let run = ReverseRun { outstanding: run.outstanding.clamp(1, self.most), ..run };
         let outstanding = run.outstanding as u32;
         let mut state = locked(&self.state);
-        if matches!(*state, State::Running(_)) {
+        if matches!(*state, ReverseState::Running(_)) {
             return Ok(0);
         }
         stop::set_requested(false);
         self.runs.send((caller, run)).map_err(|_| Refusal::SystemError)?;
-        *state = State::Running(caller);
+        *state = ReverseState::Running(caller);
         Ok(outstanding)
     }
 
     /// Ends the run towards this client early, if there is one.
     pub(crate) fn stop(&self, caller: Caller) {
         let state = locked(&self.state);
-        // Under the lock: the request reaches no later run.
-        if matches!(*state, State::Running(of) if of == caller) {
+        // The lock is held, so that the request cannot reach a later run.
+        if matches!(*state, ReverseState::Running(of) if of == caller) {
             stop::set_requested(true);
         }
     }
 
-    /// Answers with a page of the last outcome.
-    pub(crate) fn tell(&self, at: usize, answer: Answer<'_, rpcperf_v5::Outcome>) -> Result<Sent, Refusal> {
+    /// Sends a page of the last outcome.
+    pub(crate) fn send_outcome(&self, at: usize, answer: Answer<'_, rpcperf_v5::Outcome>) -> Result<Sent, Refusal> {
         let state = locked(&self.state);
-        let State::Done(outcome) = &*state else { return answer.send(&OutcomePage::default()) };
+        let ReverseState::Done(outcome) = &*state else { return answer.send(&OutcomePage::default()) };
         let rest = outcome.get(at..).unwrap_or_default();
         let text = &rest[..rest.len().min(OUTCOME_PAGE as usize)];
         answer.send(&OutcomePage { len: outcome.len() as u32, text })
     }
 }
 
-impl Orders {
-    /// Runs the orders on a thread until the process exits.
-    pub(crate) fn carry_out(self, server: Arc<Server>) -> Result<(), Failure> {
+impl ReverseWorker {
+    /// Makes the requested runs on a thread until the process exits.
+    pub(crate) fn spawn(self, server: Arc<Server>) -> Result<(), Failure> {
         let work = move || {
             let clock = Clock::new();
             for (caller, run) in &self.runs {
                 let outcome: Outcome = measure(&server, caller, &run, &clock).map_err(|failure| failure.to_string());
-                *locked(&self.state) = State::Done(serde_json::to_vec(&outcome).unwrap_or_default());
+                *locked(&self.state) = ReverseState::Done(serde_json::to_vec(&outcome).unwrap_or_default());
             }
         };
         program::spawn("reverse", work).map_err(|e| Failure::run("calls of the server", e))
     }
 }
 
-fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn locked(state: &Mutex<ReverseState>) -> MutexGuard<'_, ReverseState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn measure(server: &Server, caller: Caller, run: &Run, clock: &Clock) -> Result<Figures, Failure> {
+fn measure(server: &Server, caller: Caller, run: &ReverseRun, clock: &Clock) -> Result<Figures, Failure> {
     pin::pin(run.core)?;
     let config = ClientConfig::new(rpcperf_v5::PROGRAM, rpcperf_v5::VERSION);
     let client = server.call_back(caller, config);
@@ -147,16 +147,16 @@ fn measure(server: &Server, caller: Caller, run: &Run, clock: &Clock) -> Result<
 struct ReverseTarget {
     client: Client,
     shape: Shape,
-    lanes: Vec<Payload>,
+    slots: Vec<Payload>,
     under_way: Vec<(u32, Pending)>,
     stamp: u32,
     idle: Idle,
 }
 
 impl ReverseTarget {
-    fn new(mut client: Client, run: &Run) -> Result<Self, Failure> {
+    fn new(mut client: Client, run: &ReverseRun) -> Result<Self, Failure> {
         let shape = run.shape;
-        let mut lanes = Vec::with_capacity(run.outstanding);
+        let mut slots = Vec::with_capacity(run.outstanding);
         for _ in 0..run.outstanding {
             let sent = shape.sends_chunk().then(|| client.alloc(shape.size)).transpose();
             let mut sent: Option<Buf> = sent.map_err(|error| {
@@ -165,23 +165,23 @@ impl ReverseTarget {
             if let Some(buf) = &mut sent {
                 service::fill(buf);
             }
-            lanes.push(Payload { chunk: sent, expected: 0 });
+            slots.push(Payload { chunk: sent, expected: 0 });
         }
         let idle = Idle::new(run.idle.policy()).yield_every(u32::from(run.yields));
-        Ok(Self { client, shape, lanes, under_way: Vec::with_capacity(run.outstanding), stamp: 0, idle })
+        Ok(Self { client, shape, slots, under_way: Vec::with_capacity(run.outstanding), stamp: 0, idle })
     }
 
     fn ended(&mut self, token: u32, result: CallResult, done: &mut Vec<u32>) -> Result<(), Failure> {
         let mut reply = result.map_err(|end| failed(&end.error))?;
-        let lane = &mut self.lanes[token as usize];
-        if !self.shape.is_right(lane, &mut reply) {
+        let slot = &mut self.slots[token as usize];
+        if !self.shape.is_right(slot, &mut reply) {
             return Err(wrong(self.shape.op, reply.results()));
         }
         if !self.shape.sends_chunk()
-            && let Some(mut came) = lane.chunk.take()
+            && let Some(mut received) = slot.chunk.take()
         {
             // The buffer returns to the shard. Its old bytes must not pass for data of its next call.
-            service::stamp(&mut came, 0);
+            service::stamp(&mut received, 0);
         }
         done.push(token);
         Ok(())
@@ -190,7 +190,7 @@ impl ReverseTarget {
 
 impl Target for ReverseTarget {
     fn depth(&self) -> u32 {
-        self.lanes.len() as u32
+        self.slots.len() as u32
     }
 
     fn peer(&self) -> &'static str {
@@ -199,16 +199,16 @@ impl Target for ReverseTarget {
 
     fn start(&mut self, token: u32) -> Result<(), Failure> {
         let shape = self.shape;
-        let lane = &mut self.lanes[token as usize];
+        let slot = &mut self.slots[token as usize];
         self.stamp = self.stamp.wrapping_add(1);
         let mut args = vec![0; shape.args()];
-        lane.expected = shape.write_args(&mut args, self.stamp);
+        slot.expected = shape.write_args(&mut args, self.stamp);
         let mut call = ClientCall::new(shape.procedure()).args(args).expect_reply(shape.results());
         if shape.receives_chunk() {
             call = call.write_chunk(shape.size as u32);
         }
-        if let Some(mut sent) = lane.chunk.take() {
-            lane.expected = service::stamp(&mut sent, self.stamp);
+        if let Some(mut sent) = slot.chunk.take() {
+            slot.expected = service::stamp(&mut sent, self.stamp);
             call = call.read_chunk(4, sent);
         }
         let pending = self.client.start(call).map_err(|refused| failed(&refused.error))?;

@@ -8,12 +8,12 @@ use rpcrdma::typed::{Answer, CallInfo, Sent, Signature};
 use rpcrdma::{CreditMode, Procedure, Refusal, ServerCall, Services};
 
 use super::config::Load;
-use super::place::Place;
+use super::procedure_runner::ProcedureRunner;
 use super::protocol::rpcperf_v5::{
     self, Outcome, PROGRAM, Read, ReadMessage, StartReverse, StopReverse, VERSION, Write, WriteMessage,
 };
 use super::protocol::{BulkPayload, CreditScheme, IdlePolicy, Payload, PayloadForm, Received, Run, ServerInfo};
-use super::reverse::Reverser;
+use super::reverse::ReverseControl;
 use crate::cli::{Defer, Form, Idle};
 use crate::failure::Failure;
 
@@ -21,7 +21,7 @@ use crate::failure::Failure;
 pub(crate) const NULL: u32 = 0;
 /// Returns the arguments as results, up to [`SMALL`] bytes.
 pub(crate) const ECHO_SMALL: u32 = 1;
-/// As [`ECHO_SMALL`], up to the message length.
+/// Returns the arguments as results, up to the message length.
 pub(crate) const ECHO: u32 = 2;
 /// Results up to this size use small buffers.
 pub(crate) const SMALL: usize = 256;
@@ -51,7 +51,7 @@ same! {
 }
 
 impl ServerInfo {
-    /// A description with this load; the rest is zero.
+    /// A description of a server for this load; the other fields are zero.
     pub(crate) fn of(load: &Load) -> Self {
         Self {
             connections: load.connections as u32,
@@ -74,22 +74,22 @@ impl ServerInfo {
         }
     }
 
-    /// The same, with the delay before the shard's task runs procedures; `None`: no deferral.
+    /// Sets the delay before the shard's task runs procedures; `None`: no deferral.
     pub(crate) fn with_defer(self, defer: Option<Defer>) -> Self {
         Self { defer: defer.map_or(0, |Defer(microseconds)| microseconds.saturating_add(1)), ..self }
     }
 
-    /// That delay, in microseconds.
+    /// The delay before the shard's task runs procedures, in microseconds.
     pub(crate) fn deferred_us(&self) -> Option<u32> {
         self.defer.checked_sub(1)
     }
 }
 
-/// Parts of one side's program.
+/// The procedures of one side, and their data.
 #[derive(Clone)]
 pub(crate) struct Program {
     info: ServerInfo,
-    reverser: Option<Reverser>,
+    reverse: Option<ReverseControl>,
     /// Source of the data of READ.
     content: Arc<Frozen>,
     arena: Arena,
@@ -97,11 +97,11 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// The program of a side that describes itself as `info`. With a `reverser` it calls clients on request.
-    pub(crate) fn new(info: &ServerInfo, reverser: Option<Reverser>) -> Result<Self, Failure> {
+    /// The program of a side that describes itself as `info`. With `reverse` it calls clients on request.
+    pub(crate) fn new(info: &ServerInfo, reverse: Option<ReverseControl>) -> Result<Self, Failure> {
         let longest = (info.inline_threshold as usize).max(info.message as usize + 4);
         let (arena, content) = content((info.bulk as usize).max(longest))?;
-        Ok(Self { info: *info, reverser, content: Arc::new(content), arena, longest })
+        Ok(Self { info: *info, reverse, content: Arc::new(content), arena, longest })
     }
 
     /// Memory of the data of READ, for the configuration.
@@ -109,22 +109,22 @@ impl Program {
         self.arena.clone()
     }
 
-    /// The procedures, run at `place`. Their memory is that of the load, not the protocol's most.
-    pub(crate) fn services<P: Place>(&self, place: &P) -> Services<P::Sharing> {
+    /// The procedures, run by `runner`. Their memory is sized for the load, not for the protocol's limits.
+    pub(crate) fn services<P: ProcedureRunner>(&self, runner: &P) -> Services<P::Sharing> {
         let program = Arc::new(self.clone());
         let typed = || {
             let program = Arc::clone(&program);
-            place.procedure(move |call| rpcperf_v5::run(&*program, call))
+            runner.procedure(move |call| rpcperf_v5::run(&*program, call))
         };
         let mut services = Services::new();
         let mut add = |number, procedure: Procedure<P::Sharing>| {
             services.add(PROGRAM, VERSION, number, procedure);
         };
-        add(NULL, place.procedure(|_| Ok(())));
-        add(ECHO_SMALL, place.procedure(echo).max_reply(SMALL));
-        add(ECHO, place.procedure(echo).max_reply(self.longest));
+        add(NULL, runner.procedure(|_| Ok(())));
+        add(ECHO_SMALL, runner.procedure(echo).max_reply(SMALL));
+        add(ECHO, runner.procedure(echo).max_reply(self.longest));
         add(rpcperf_v5::Info::NUMBER, typed());
-        if self.reverser.is_some() {
+        if self.reverse.is_some() {
             add(StartReverse::NUMBER, typed());
             add(StopReverse::NUMBER, typed());
             add(Outcome::NUMBER, typed().max_reply(Outcome::BINDING.max_reply));
@@ -179,22 +179,22 @@ impl rpcperf_v5::Server for Program {
         run: Run<'_>,
         answer: Answer<'_, StartReverse>,
     ) -> Result<Sent, Refusal> {
-        let reverser = self.reverser.as_ref().ok_or(Refusal::ProcedureUnavailable)?;
-        answer.send(&reverser.start(info.caller(), run.0)?)
+        let reverse = self.reverse.as_ref().ok_or(Refusal::ProcedureUnavailable)?;
+        answer.send(&reverse.start(info.caller(), run.0)?)
     }
 
     fn stop_reverse(&self, info: CallInfo<'_>, answer: Answer<'_, StopReverse>) -> Result<Sent, Refusal> {
-        self.reverser.as_ref().ok_or(Refusal::ProcedureUnavailable)?.stop(info.caller());
+        self.reverse.as_ref().ok_or(Refusal::ProcedureUnavailable)?.stop(info.caller());
         answer.send(&())
     }
 
     fn outcome(&self, _: CallInfo<'_>, at: u32, answer: Answer<'_, Outcome>) -> Result<Sent, Refusal> {
-        self.reverser.as_ref().ok_or(Refusal::ProcedureUnavailable)?.tell(at as usize, answer)
+        self.reverse.as_ref().ok_or(Refusal::ProcedureUnavailable)?.send_outcome(at as usize, answer)
     }
 }
 
 impl Received {
-    /// What tells a sender that `data` arrived.
+    /// The result that proves to a sender that `data` arrived.
     fn of(data: &[u8]) -> Self {
         Self { len: data.len() as u32, tail: tail(data) }
     }
@@ -256,13 +256,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_load_there_and_back() {
+    fn a_load_survives_its_encoding() {
         let load = Load { connections: 4, outstanding: 16, bulk: 1 << 20, message: 70_000, form: Form::Continued };
         assert_eq!(ServerInfo::of(&load).load(), load);
     }
 
     #[test]
-    fn a_delay_there_and_back() {
+    fn a_delay_survives_its_encoding() {
         for defer in [None, Some(0), Some(700)] {
             assert_eq!(ServerInfo::default().with_defer(defer.map(Defer)).deferred_us(), defer);
         }

@@ -12,12 +12,12 @@ use rpcrdma::wire::ErrorBody;
 use rpcrdma::xdr::Bulk;
 use rpcrdma::{Address, CallError, Config, Services};
 
-use super::form::Travel;
+use super::form::WireForm;
 use super::payload::{Payload, Shape};
-use super::place::AtOnce;
+use super::procedure_runner::RunAtOnce;
 use super::protocol::rpcperf_v5::{self, PROGRAM, Read, StartReverse, StopReverse, VERSION, Write};
 use super::protocol::{self, BulkPayload, ServerInfo};
-use super::reverse::{Outcome, Run};
+use super::reverse::{Outcome, ReverseRun};
 use super::service::{self, Program};
 use crate::cli::{Form, Named, RpcOp};
 use crate::counters::Counters;
@@ -29,19 +29,19 @@ use crate::target::Target;
 /// Longest sleep. It bounds the cost of a lost wake-up.
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// Time limit for calls outside the measurement.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// What the client does while the server calls it.
-const ASKING: &str = "asking the server for calls of its own";
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Action of the client, for errors while the server calls it.
+const ASKING: &str = "requesting calls from the server";
 /// Payload bytes from which a chunk takes longer than the call around it.
 const BULK: usize = 16 << 10;
 /// Polls per clock reading while this side only serves the server's calls.
-const TURNS_PER_LOOK: u32 = 256;
+const TURNS_PER_CLOCK_READ: u32 = 256;
 
 /// One size of one call test.
 #[derive(Clone, Debug)]
-pub(crate) struct Spec {
+pub(crate) struct CallSpec {
     /// Operation and form of the payload.
-    pub(crate) travel: Travel,
+    pub(crate) wire_form: WireForm,
     /// Payload in bytes.
     pub(crate) size: usize,
     /// Connections.
@@ -52,19 +52,19 @@ pub(crate) struct Spec {
     pub(crate) outstanding: usize,
     /// Both sides share a core.
     pub(crate) yields: bool,
-    /// Of the client's shard.
+    /// Configuration of the client's shard.
     pub(crate) config: Config,
     pub(crate) connect: ConnectConfig,
     /// The server's calls, and the description of this side for them.
-    pub(crate) reverse: Option<(Run, ServerInfo)>,
+    pub(crate) reverse: Option<(ReverseRun, ServerInfo)>,
 }
 
 /// Connections to a call server.
 pub(crate) struct RpcTarget {
     client: LocalClient,
-    travel: Travel,
+    wire_form: WireForm,
     shape: Shape,
-    kind: Kind,
+    kind: Preparation,
     /// Payloads are long enough to flush each call at once: the server works on it while the next is prepared.
     bulk: bool,
     /// Bytes of inline arguments.
@@ -72,16 +72,16 @@ pub(crate) struct RpcTarget {
     /// Bytes of inline results, for `expect_reply`.
     results: usize,
     procedure: u32,
-    lanes: Vec<Lane>,
+    slots: Vec<CallSlot>,
     stamp: u32,
     idle: Idle,
     longest_sleep: Duration,
-    reverse: Option<Run>,
+    reverse: Option<ReverseRun>,
 }
 
 /// Preparation of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum Preparation {
     /// Arguments and results in one message.
     Plain,
     /// The payload in a chunk.
@@ -91,7 +91,7 @@ enum Kind {
 }
 
 /// Slot of one outstanding call.
-struct Lane {
+struct CallSlot {
     connection: Connection,
     payload: Payload,
 }
@@ -108,10 +108,10 @@ pub(crate) fn connect(
     let services = services.map(Arc::new);
     let config = ClientConfig { shard: config, connect, services, ..ClientConfig::new(PROGRAM, VERSION) };
     let mut client = LocalClient::connect(address, config).map_err(|e| Failure::run("connect", e))?;
-    let info = ask::<rpcperf_v5::Info>(&mut client, &()).and_then(|reply| reply.results());
+    let info = query::<rpcperf_v5::Info>(&mut client, &()).and_then(|reply| reply.results());
     let info = info.map_err(|error| {
         Failure::Run(format!(
-            "asking {address} who it is, by {}: {error}; is it an rpcperf, with the same --version and --credit-scheme?",
+            "querying {address}, by {}: {error}: check that it is an rpcperf with the same --version and --credit-scheme",
             super::config::scheme_name(scheme)
         ))
     })?;
@@ -119,20 +119,20 @@ pub(crate) fn connect(
 }
 
 /// Makes a call outside the measurement.
-fn ask<P: Signature>(client: &mut LocalClient, args: &P::Args<'_>) -> Result<Response<P>, Error> {
+fn query<P: Signature>(client: &mut LocalClient, args: &P::Args<'_>) -> Result<Response<P>, Error> {
     let connection = client.first();
-    typed::call(&mut (client, connection), Request::new().timeout(PATIENCE), args)
+    typed::call(&mut (client, connection), Request::new().timeout(CALL_TIMEOUT), args)
 }
 
 impl RpcTarget {
     /// Opens all connections and allocates all payloads.
-    pub(crate) fn connect(address: &Address, spec: &Spec) -> Result<Self, Failure> {
+    pub(crate) fn connect(address: &Address, spec: &CallSpec) -> Result<Self, Failure> {
         let mut config = spec.config.clone();
         let mut services = None;
         if let Some((_, info)) = &spec.reverse {
             let program = Program::new(info, None)?;
             config.memory.arenas.push(program.arena());
-            services = Some(program.services(&AtOnce { on_workers: false }));
+            services = Some(program.services(&RunAtOnce { on_workers: false }));
         }
         let (mut client, _) = connect(address, config, spec.connect.clone(), services)?;
         let mut connections = vec![client.first()];
@@ -144,8 +144,8 @@ impl RpcTarget {
             connections.push(more?);
         }
         connections.truncate(spec.active);
-        let shape = spec.travel.shape(spec.size);
-        let mut lanes = Vec::with_capacity(spec.active * spec.outstanding);
+        let shape = spec.wire_form.shape(spec.size);
+        let mut slots = Vec::with_capacity(spec.active * spec.outstanding);
         for token in 0..spec.active * spec.outstanding {
             // Neighbouring tokens use different connections.
             let connection = connections[token % connections.len()];
@@ -158,23 +158,23 @@ impl RpcTarget {
             } else {
                 None
             };
-            lanes.push(Lane { connection, payload: Payload { chunk, expected: 0 } });
+            slots.push(CallSlot { connection, payload: Payload { chunk, expected: 0 } });
         }
         let kind = match (shape.op, shape.form) {
-            (RpcOp::Null, _) | (RpcOp::Echo, Form::Inline) => Kind::Plain,
-            (_, Form::Chunk) => Kind::Chunk,
-            _ => Kind::Message,
+            (RpcOp::Null, _) | (RpcOp::Echo, Form::Inline) => Preparation::Plain,
+            (_, Form::Chunk) => Preparation::Chunk,
+            _ => Preparation::Message,
         };
         Ok(Self {
             client,
-            travel: spec.travel,
+            wire_form: spec.wire_form,
             shape,
             kind,
-            bulk: kind == Kind::Chunk && spec.size >= BULK,
+            bulk: kind == Preparation::Chunk && spec.size >= BULK,
             args: shape.args(),
             results: shape.results(),
             procedure: shape.procedure(),
-            lanes,
+            slots,
             stamp: 0,
             longest_sleep: LONGEST_SLEEP,
             idle: Idle::new(spec.config.poll.idle).yield_every(u32::from(spec.yields)),
@@ -187,7 +187,7 @@ impl RpcTarget {
     fn prepare_plain(&mut self, token: u32) -> Result<ClientCall, CallError> {
         let mut call = self.client.prepare(self.procedure, self.args)?;
         self.stamp = self.stamp.wrapping_add(1);
-        self.lanes[token as usize].payload.expected = service::stamp(call.args_mut(), self.stamp);
+        self.slots[token as usize].payload.expected = service::stamp(call.args_mut(), self.stamp);
         Ok(call)
     }
 
@@ -195,7 +195,7 @@ impl RpcTarget {
     fn prepare_message(&mut self, token: u32) -> Result<ClientCall, CallError> {
         let mut call = self.client.prepare(self.procedure, self.args)?;
         self.stamp = self.stamp.wrapping_add(1);
-        self.lanes[token as usize].payload.expected = self.shape.write_args(call.args_mut(), self.stamp);
+        self.slots[token as usize].payload.expected = self.shape.write_args(call.args_mut(), self.stamp);
         call = call.expect_reply(self.results);
         Ok(call)
     }
@@ -203,15 +203,15 @@ impl RpcTarget {
     /// Prepares a call with a stamped payload in a chunk.
     fn prepare_chunk(&mut self, token: u32) -> Result<ClientCall, Error> {
         self.stamp = self.stamp.wrapping_add(1);
-        let lane = &mut self.lanes[token as usize];
-        let mut payload = lane.payload.chunk.take().expect("a lane has one call at a time");
-        let (len, to) = (payload.len(), &mut (&mut self.client, lane.connection));
+        let slot = &mut self.slots[token as usize];
+        let mut payload = slot.payload.chunk.take().expect("a slot has one call at a time");
+        let (len, to) = (payload.len(), &mut (&mut self.client, slot.connection));
         if self.shape.receives_chunk() {
             // Old bytes must not pass for received data.
             service::stamp(&mut payload, 0);
             Request::<Read>::new().room_in(payload).into_call(to, &(len as u32))
         } else {
-            lane.payload.expected = service::stamp(&mut payload, self.stamp);
+            slot.payload.expected = service::stamp(&mut payload, self.stamp);
             Request::<Write>::new().lend(payload).into_call(to, &BulkPayload(Bulk::placed(len)))
         }
     }
@@ -233,7 +233,7 @@ impl RpcTarget {
     fn serve(&mut self, time: Duration) {
         let begin = Instant::now();
         while begin.elapsed() < time {
-            for _ in 0..TURNS_PER_LOOK {
+            for _ in 0..TURNS_PER_CLOCK_READ {
                 if self.client.poll(|_| {}) {
                     self.idle.reset();
                 } else if self.idle() {
@@ -246,7 +246,7 @@ impl RpcTarget {
     /// Adds the close reason of a closed connection to a failure.
     #[cold]
     fn with_reason(&self, failure: Failure) -> Failure {
-        let reason = self.lanes.iter().find_map(|lane| self.client.close_reason(lane.connection));
+        let reason = self.slots.iter().find_map(|slot| self.client.close_reason(slot.connection));
         match (failure, reason) {
             (Failure::Run(text), Some(reason)) => Failure::Run(format!("{text}: {reason}")),
             (failure, _) => failure,
@@ -257,7 +257,7 @@ impl RpcTarget {
     fn outcome(&mut self) -> Result<Option<Vec<u8>>, Error> {
         let mut text: Vec<u8> = Vec::new();
         loop {
-            let reply = ask::<rpcperf_v5::Outcome>(&mut self.client, &(text.len() as u32))?;
+            let reply = query::<rpcperf_v5::Outcome>(&mut self.client, &(text.len() as u32))?;
             let page = reply.results()?;
             text.extend_from_slice(page.text);
             if text.len() >= page.len as usize || page.text.is_empty() {
@@ -271,7 +271,7 @@ impl RpcTarget {
 pub(super) fn wrong(op: RpcOp, results: &[u8]) -> Failure {
     let first = &results[..results.len().min(16)];
     Failure::Run(format!(
-        "the server answered something else than {} asks for: {} bytes of results, {first:02x?} …",
+        "the server's answer does not match {}: {} bytes of results, {first:02x?} …",
         op.name(),
         results.len()
     ))
@@ -290,20 +290,20 @@ pub(super) fn failed(error: &CallError) -> Failure {
 
 impl Target for RpcTarget {
     fn depth(&self) -> u32 {
-        self.lanes.len() as u32
+        self.slots.len() as u32
     }
 
     #[inline]
     fn start(&mut self, token: u32) -> Result<(), Failure> {
         let call = match self.kind {
-            Kind::Plain => self.prepare_plain(token).map_err(|error| failed(&error)),
-            Kind::Chunk => self.prepare_chunk(token).map_err(|error| match error {
+            Preparation::Plain => self.prepare_plain(token).map_err(|error| failed(&error)),
+            Preparation::Chunk => self.prepare_chunk(token).map_err(|error| match error {
                 Error::Call(call) => failed(&call.error),
                 other => Failure::run("a call", other),
             }),
-            Kind::Message => self.prepare_message(token).map_err(|error| failed(&error)),
+            Preparation::Message => self.prepare_message(token).map_err(|error| failed(&error)),
         }?;
-        let connection = self.lanes[token as usize].connection;
+        let connection = self.slots[token as usize].connection;
         // The next poll reports a call that fails to start, like any other failed call.
         self.client.start(connection, call, u64::from(token));
         if self.bulk {
@@ -320,13 +320,13 @@ impl Target for RpcTarget {
 
     #[inline]
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
-        let Self { client, lanes, shape, .. } = self;
+        let Self { client, slots, shape, .. } = self;
         let mut failure = None;
         let busy = client.poll(|mut ended| {
             let token = ended.token as u32;
             match &mut ended.result {
                 Ok(reply) => {
-                    if shape.is_right(&mut lanes[token as usize].payload, reply) {
+                    if shape.is_right(&mut slots[token as usize].payload, reply) {
                         done.push(token);
                     } else {
                         failure = Some(wrong(shape.op, reply.results()));
@@ -351,48 +351,48 @@ impl Target for RpcTarget {
         Some(Counters::now(&[self.client.stats()]))
     }
     fn start_reverse(&mut self) -> Result<(), Failure> {
-        let run = self.reverse.as_ref().ok_or_else(|| Failure::Run("there is no such run".to_owned()))?;
+        let run = self.reverse.as_ref().ok_or_else(|| Failure::Run("this run has no calls in reverse".to_owned()))?;
         let text = serde_json::to_vec(run).map_err(|e| Failure::run("the server's run", e))?;
         let wanted = run.outstanding as u32;
-        let reply = ask::<StartReverse>(&mut self.client, &protocol::Run(&text));
+        let reply = query::<StartReverse>(&mut self.client, &protocol::Run(&text));
         match reply.and_then(|reply| reply.results()).map_err(|error| Failure::run(ASKING, error))? {
-            0 => Err(Failure::Run("the server calls another client already".to_owned())),
+            0 => Err(Failure::Run("the server already calls another client".to_owned())),
             most if most >= wanted => Ok(()),
             most => Err(Failure::Run(format!(
-                "the server has {most} calls of its own under way at a time, and not {wanted}: start it with -t {}, \
-                 half of which are for them, and without --credits",
+                "the server has at most {most} outstanding calls of its own, and {wanted} were requested: start it with -t {}, \
+                 half of which are for its own calls, and without --credits",
                 2 * wanted
             ))),
         }
     }
 
     fn end_reverse(&mut self) -> Result<Figures, Failure> {
-        let mut patience = Duration::from_millis(1);
+        let mut interval = Duration::from_millis(1);
         let mut stopped: Option<Instant> = None;
         let text = loop {
             match stopped {
                 // Once its last calls are answered, the server reports its figures until now.
                 None if stop::is_requested() => {
-                    let reply = ask::<StopReverse>(&mut self.client, &()).and_then(|reply| reply.results());
+                    let reply = query::<StopReverse>(&mut self.client, &()).and_then(|reply| reply.results());
                     reply.map_err(|error| Failure::run(ASKING, error))?;
-                    (stopped, patience) = (Some(Instant::now()), Duration::from_millis(1));
+                    (stopped, interval) = (Some(Instant::now()), Duration::from_millis(1));
                 }
-                Some(since) if since.elapsed() > PATIENCE => return Err(Failure::Run(INTERRUPTED.into())),
+                Some(since) if since.elapsed() > CALL_TIMEOUT => return Err(Failure::Run(INTERRUPTED.into())),
                 _ => {}
             }
-            self.serve(patience);
+            self.serve(interval);
             if let Some(text) = self.outcome().map_err(|error| Failure::run(ASKING, error))? {
                 break text;
             }
             // Each query takes time from the measurement.
-            patience = (2 * patience).min(Duration::from_millis(100));
+            interval = (2 * interval).min(Duration::from_millis(100));
         };
         let outcome: Outcome =
-            serde_json::from_slice(&text).map_err(|e| Failure::run("what the server says of its calls", e))?;
+            serde_json::from_slice(&text).map_err(|e| Failure::run("the server's report of its calls", e))?;
         outcome.map_err(|why| Failure::Run(format!("the server's calls: {why}")))
     }
 
     fn verify(&self, counted: &Counters, operations: u64) -> Result<(), Failure> {
-        self.travel.verify(counted, self.shape.size, operations)
+        self.wire_form.verify(counted, self.shape.size, operations)
     }
 }

@@ -1,4 +1,4 @@
-//! Runs that fail: the exit code, the JSON or the text says why.
+//! Failed runs: exit code, JSON and error text.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -32,7 +32,7 @@ fn a_signal_while_a_run_connects_ends_it_and_completes_the_json() {
                 .stderr(Stdio::null())
                 .spawn()
                 .expect("the program starts");
-            // Nobody answers this connection.
+            // This connection is never answered.
             let _connection = listener.accept().expect("a client");
             send(signal, child.id());
             assert_eq!(child.wait().expect("our child").code(), Some(1), "{test} {signal}");
@@ -58,7 +58,7 @@ fn a_run_without_a_server_completes_the_json() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_a_failure_and_a_closed_pipe_is_none() {
+fn full_standard_output_is_a_failure_but_a_closed_pipe_is_not() {
     let full = || std::fs::File::options().write(true).open("/dev/full").expect("it exists");
     let closed = || std::io::pipe().expect("a pipe").1;
     for arguments in [
@@ -84,7 +84,7 @@ fn output_that_cannot_be_written_is_a_failure_and_a_closed_pipe_is_none() {
 }
 
 #[test]
-fn the_json_says_that_the_table_was_not_written() {
+fn the_json_reports_that_the_table_was_not_written() {
     let file = scratch("beside.json");
     let _cores = crate::alone();
     let output = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
@@ -98,7 +98,7 @@ fn the_json_says_that_the_table_was_not_written() {
 }
 
 #[test]
-fn a_standard_error_that_is_full_changes_no_exit_status() {
+fn full_standard_error_does_not_change_the_exit_code() {
     let nobody = format!("soft:nobody-{}", std::process::id());
     for (arguments, code) in
         [(&["lat", "--loopback", "-n", "100"][..], 0), (&["lat", &nobody], 1), (&["lat", "x:y"], 2)]
@@ -130,7 +130,7 @@ fn send(signal: &str, process: u32) {
     assert!(kill.success());
 }
 
-/// Stops the server of a client that measures, and sends the client a signal if there is one. Returns the report.
+/// Stops the server of a measuring client, sends the client a signal if one is given, and returns the report.
 fn with_a_stopped_server(address: &str, arguments: &[&str], signal: Option<&str>) -> Value {
     let _cores = crate::alone();
     let (server, _) = Server::start(&["--listen", address, "--idle", "event"]);
@@ -163,14 +163,14 @@ fn with_a_stopped_server(address: &str, arguments: &[&str], signal: Option<&str>
     }
     let status = client.wait().expect("our child");
     drop(ended);
-    watchdog.join().expect("it kills at most one process");
+    watchdog.join().expect("the watchdog ends");
     assert_eq!(status.code(), Some(1), "{arguments:?} {signal:?}: {status}");
     assert!(lines.any(|line| line.contains("----")), "{arguments:?} {signal:?}: the table ends");
     report(&file)
 }
 
 #[test]
-fn a_server_that_is_stopped_bounds_a_run_which_reports_what_it_has_measured() {
+fn a_run_with_a_stopped_server_ends_and_reports_its_results_so_far() {
     let soft = &format!("soft:rpcperf-stopped-{}", std::process::id());
     let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
     let iwarp = &format!("iwarp:127.0.0.1:{port}");
@@ -188,8 +188,8 @@ fn a_server_that_is_stopped_bounds_a_run_which_reports_what_it_has_measured() {
         let length = if signal.is_some() { for_long } else { for_time };
         let arguments = [arguments, &length].concat();
         let report = with_a_stopped_server(address, &arguments, signal);
-        let says = signal.map_or("the server stopped answering", |_| "interrupted by SIGINT");
-        assert!(report["error"].as_str().is_some_and(|error| error.contains(says)), "{arguments:?}: {report}");
+        let expected = signal.map_or("the server stopped answering", |_| "interrupted by SIGINT");
+        assert!(report["error"].as_str().is_some_and(|error| error.contains(expected)), "{arguments:?}: {report}");
         assert_eq!(report["results"].as_array().map(Vec::len), Some(1), "{arguments:?}: {report}");
         assert!(report["results"][0]["iters"].as_u64() > Some(0), "{arguments:?}: {report}");
     }
@@ -201,11 +201,11 @@ fn files_of_results_are_checked_before_a_run() {
     let file = scratch("results");
     let path = file.to_str().expect("text");
     let (directory, name) = path.rsplit_once('/').expect("an absolute path");
-    // A link to a file that is not there yet.
+    // A link to a file that does not exist yet.
     let link = scratch("results-link");
     std::os::unix::fs::symlink(&file, &link).expect("a link");
     let to_file = link.to_str().expect("text");
-    for (test, arguments, code, says) in [
+    for (test, arguments, code, expected) in [
         ("lat", &["--hgrm", "/nonexistent/x"][..], 1, "--hgrm /nonexistent/x: No such file"),
         ("raw-lat", &["-a", "--hgrm", "/nonexistent/x"], 1, "--hgrm /nonexistent/x.2: No such file"),
         ("lat", &["--hgrm", directory], 1, ": Is a directory"),
@@ -217,7 +217,7 @@ fn files_of_results_are_checked_before_a_run() {
         let output = rpcperf(&[&[test, &nobody], arguments].concat());
         let errors = String::from_utf8(output.stderr).expect("text");
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {errors}");
-        assert!(errors.contains(says), "{arguments:?}: {errors}");
+        assert!(errors.contains(expected), "{arguments:?}: {errors}");
         assert!(!file.exists(), "{arguments:?}");
     }
     std::fs::remove_file(&link).expect("it is there");

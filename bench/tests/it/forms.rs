@@ -15,7 +15,7 @@ fn by_call(result: &Value, side: &str, count: &str) -> f64 {
 }
 
 #[test]
-fn every_form_of_every_operation_in_every_protocol() {
+fn every_form_works_for_every_operation_and_protocol() {
     for protocol in PROTOCOLS {
         for (op, form, size) in [
             ("echo", "inline", "1K"),
@@ -59,7 +59,7 @@ fn every_form_of_every_operation_in_every_protocol() {
 }
 
 #[test]
-fn rates_and_bandwidths_of_every_form() {
+fn every_form_has_rates_and_bandwidths() {
     for form in ["inline", "continued", "chunk", "long"] {
         let report = json(&["bw", "--loopback", "--form", form, "-n", "300", "-q", "2"]);
         let result = only_result(&report);
@@ -74,7 +74,7 @@ fn rates_and_bandwidths_of_every_form() {
 }
 
 #[test]
-fn all_sizes_that_a_form_has() {
+fn all_sizes_of_a_form_are_measured() {
     for (form, first, last) in [("inline", 2, 2048), ("continued", 4096, 1 << 20), ("long", 4096, 1 << 20)] {
         let report = json(&["lat", "--loopback", "--op", "read", "--form", form, "-a", "-n", "5"]);
         let sizes: Vec<u64> =
@@ -114,7 +114,7 @@ fn the_server_calls_the_client() {
 }
 
 #[test]
-fn both_directions_at_once_on_one_connection() {
+fn both_directions_run_concurrently_on_one_connection() {
     for protocol in PROTOCOLS {
         for (test, op, figure) in [("lat", "echo", "rtt_ns"), ("rate", "echo", "rps"), ("bw", "read", "bytes_per_s")] {
             let form = if test == "bw" { ["--form", "inline"] } else { ["-t", "4"] };
@@ -152,7 +152,7 @@ fn the_table_has_a_line_for_each_direction() {
 
 #[test]
 fn impossible_options_are_refused_and_explained() {
-    for (wrong, said) in [
+    for (wrong, expected) in [
         (&["lat", "--form", "long", "--op", "null"][..], "no payload"),
         (&["lat", "--form", "chunk"], "read and write"),
         (&["lat", "--form", "sideways"], "continued"),
@@ -171,7 +171,7 @@ fn impossible_options_are_refused_and_explained() {
         let output = rpcperf(&[wrong, &["--loopback"]].concat());
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{wrong:?}: {stderr}");
-        assert!(stderr.contains(said), "{wrong:?}: {stderr}");
+        assert!(stderr.contains(expected), "{wrong:?}: {stderr}");
     }
     // `raw-lat` has no calls, so it has none of these options.
     for option in [&["--reverse"][..], &["--both"], &["--form", "inline"]] {
@@ -183,8 +183,8 @@ fn impossible_options_are_refused_and_explained() {
 fn help_names_forms_and_directions() {
     for test in ["lat", "rate", "bw"] {
         let help = succeeds(&[test, "--help"]);
-        for said in ["--form", "inline", "continued", "chunk", "long", "--reverse", "--both"] {
-            assert!(help.contains(said), "{test}: {said}");
+        for option in ["--form", "inline", "continued", "chunk", "long", "--reverse", "--both"] {
+            assert!(help.contains(option), "{test}: {option}");
         }
     }
     assert!(succeeds(&["serve", "--help"]).contains("--form"));

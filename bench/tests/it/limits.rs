@@ -1,4 +1,4 @@
-//! Limits of the process: errors name them, and nothing else is blamed.
+//! Limits of the process, which error texts name.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -28,15 +28,15 @@ impl Server {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("bash");
         let mut ready = String::new();
         BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut ready).expect("text");
-        let (says, log) = mpsc::channel();
+        let (lines, log) = mpsc::channel();
         let stderr = BufReader::new(child.stderr.take().expect("piped"));
-        std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| says.send(line)));
-        assert!(!ready.is_empty(), "it listens; it says {:?}", log.recv());
+        std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
+        assert!(!ready.is_empty(), "the server did not start: {:?}", log.recv());
         Self { child, log }
     }
 
-    /// Waits for a line that contains all these words.
-    fn says(&self, words: &[&str]) -> String {
+    /// Waits for a line of the log that contains all these words.
+    fn wait_for_line(&self, words: &[&str]) -> String {
         loop {
             let line = self.log.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|e| panic!("{words:?}: {e}"));
             if words.iter().all(|word| line.contains(word)) {
@@ -45,7 +45,7 @@ impl Server {
         }
     }
 
-    /// Ends it; the rest of its log.
+    /// Ends the server, and returns the rest of its log.
     fn stop(mut self) -> Vec<String> {
         let _ =
             rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), rustix::process::Signal::TERM);
@@ -72,7 +72,7 @@ fn the_software_fabric_names_rlimit_nofile_at_both_ends() {
         "{}",
         text(&client)
     );
-    let line = server.says(&["connect request refused"]);
+    let line = server.wait_for_line(&["connect request refused"]);
     assert!(line.contains("RLIMIT_NOFILE is 48; `ulimit -n"), "{line}");
     drop(server.stop());
 
@@ -83,28 +83,28 @@ fn the_software_fabric_names_rlimit_nofile_at_both_ends() {
     drop(server.stop());
 }
 
-/// Connections to an iWARP server, more than it has descriptors, each of which asks for its answer.
-fn strangers(at: &str) -> Vec<TcpStream> {
+/// Opens more connections to an iWARP server than it has descriptors, each with a request.
+fn open_connections(at: &str) -> Vec<TcpStream> {
     let request = [b"MPA ID Req Frame", &[0x40, 1, 0, 0][..]].concat();
     let connect = |_| {
-        let mut stranger = TcpStream::connect(at).expect("the backlog has room");
-        stranger.write_all(&request).expect("written");
-        stranger
+        let mut connection = TcpStream::connect(at).expect("the backlog has room");
+        connection.write_all(&request).expect("written");
+        connection
     };
     (0..40).map(connect).collect()
 }
 
 #[test]
-fn an_iwarp_listener_without_descriptors_pauses_and_goes_on() {
+fn an_iwarp_listener_without_descriptors_pauses_and_resumes() {
     let _cores = crate::alone();
     let at = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").to_string();
     let server = Server::start("ulimit -n 20", &[&format!("iwarp:{at}")]);
-    let strangers = strangers(&at);
-    let line = server.says(&["accept"]);
+    let connections = open_connections(&at);
+    let line = server.wait_for_line(&["accept"]);
     assert!(line.contains("RLIMIT_NOFILE is 20; `ulimit -n"), "{line}");
-    // Time for many failures.
+    // This leaves time for many failures.
     std::thread::sleep(Duration::from_secs(1));
-    drop(strangers);
+    drop(connections);
     let rate = ["rate", &format!("iwarp:{at}"), "-q", "1", "-t", "1", "-D", "0.1"];
     let client = limited("true", &rate).output().expect("bash");
     assert!(client.status.success(), "{}", text(&client));
@@ -120,31 +120,31 @@ fn an_iwarp_listener_without_descriptors_pauses_and_goes_on() {
 
 /// Connections of peers leave no descriptor for readers of the statistics.
 #[test]
-fn a_statistics_socket_without_descriptors_pauses_and_goes_on() {
+fn a_statistics_socket_without_descriptors_pauses_and_resumes() {
     let _cores = crate::alone();
     let at = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").to_string();
     let path = crate::scratch("stats");
     let server = Server::start("ulimit -n 20", &[&format!("iwarp:{at}"), "--stats", path.to_str().expect("a path")]);
-    let strangers = strangers(&at);
-    server.says(&["iWARP", "accept"]);
+    let connections = open_connections(&at);
+    server.wait_for_line(&["iWARP", "accept"]);
     let mut reader = UnixStream::connect(&path).expect("it listens");
-    let line = server.says(&["statistics socket: accept"]);
+    let line = server.wait_for_line(&["statistics socket: accept"]);
     assert!(line.contains("RLIMIT_NOFILE is 20; `ulimit -n 65536` raises it"), "{line}");
-    drop(strangers);
+    drop(connections);
     let mut snapshot = String::new();
     reader.read_to_string(&mut snapshot).expect("it ends well");
     assert!(snapshot.ends_with("}\n"), "{snapshot}");
     drop(server.stop());
 }
 
-/// The library makes its memory as files, which the kernel would answer with a deadly signal.
+/// The library's memory is files to the kernel, which would end the process by a signal beyond the limit.
 #[test]
-fn memory_beyond_rlimit_fsize_is_an_error_that_names_it() {
+fn memory_beyond_rlimit_fsize_is_an_error_that_names_the_limit() {
     let address = format!("soft:small-files-{}", std::process::id());
     for arguments in [&["serve", "--listen", &address][..], &["lat", "--loopback", "-n", "1"]] {
         let refused = limited("ulimit -f 1024", arguments).output().expect("bash");
-        let said = text(&refused);
-        assert_eq!(refused.status.code(), Some(1), "{said}");
-        assert!(said.contains("RLIMIT_FSIZE is 1048576") && said.contains("`ulimit -f unlimited`"), "{said}");
+        let stderr = text(&refused);
+        assert_eq!(refused.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains("RLIMIT_FSIZE is 1048576") && stderr.contains("`ulimit -f unlimited`"), "{stderr}");
     }
 }

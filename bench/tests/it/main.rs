@@ -1,4 +1,4 @@
-//! `rpcperf` from outside: exit codes and parseable output. No figure is judged.
+//! Runs of the program `rpcperf`: exit codes and parseable output. No figure is checked.
 
 mod ends;
 mod forms;
@@ -24,9 +24,10 @@ fn rpcperf(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_rpcperf")).args(arguments).output().expect("the program starts")
 }
 
-/// As `rpcperf`, for runs that must succeed; returns standard output.
+/// Runs the program, which must succeed, and returns standard output.
 ///
-/// A busy host may complete too little in a short `-D`. The program then requests a longer one, which this supplies.
+/// A busy host may complete too little in a short `-D`. Then the program requests a longer one, and the run is
+/// repeated.
 fn succeeds(arguments: &[&str]) -> String {
     let mut arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
     loop {
@@ -81,19 +82,22 @@ fn the_configuration_in_force_is_printed() {
     // The server of a loopback client ignores the client's knobs.
     succeeds(&["lat", "--loopback", "-n", "10", "--set", "connect.negotiation=3s"]);
     let refused = rpcperf(&["lat", "--loopback", "--set", "poll.idle=event"]);
-    let said = String::from_utf8_lossy(&refused.stderr);
+    let stderr = String::from_utf8_lossy(&refused.stderr);
     assert!(
-        refused.status.code() == Some(2) && said.contains("--set poll.idle: rpcperf sets it by --idle only"),
-        "{said}"
+        refused.status.code() == Some(2) && stderr.contains("--set poll.idle: rpcperf sets it by --idle only"),
+        "{stderr}"
     );
     let refused = rpcperf(&["serve", "--set", "limits.credits=3", "--print-config"]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(refused.status.code() == Some(2) && said.contains("--set: limits.credits is 3: 4 to 32767"), "{said}");
+    let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        refused.status.code() == Some(2) && stderr.contains("--set: invalid limits.credits `3`: expected 4 to 32767"),
+        "{stderr}"
+    );
     std::fs::remove_file(&file).expect("it is there");
 }
 
 #[test]
-fn memory_is_announced_and_keeps_to_a_budget() {
+fn memory_is_printed_and_stays_within_the_budget() {
     let bytes = |arguments: &[&str]| {
         let printed = succeeds(&[&["serve", "--print-config"], arguments].concat());
         let budget = printed.lines().find(|line| line.starts_with("budget = ")).expect("a budget");
@@ -113,7 +117,10 @@ fn memory_is_announced_and_keeps_to_a_budget() {
     assert_eq!(errors.matches("rpcperf: memory: ").count(), 2, "of both ends: {errors}");
     let refused = rpcperf(&["serve", "-q", "16384", "-t", "256"]);
     let errors = String::from_utf8_lossy(&refused.stderr);
-    assert!(refused.status.code() == Some(2) && errors.contains("memory.budget is 1073741824: at least "), "{errors}");
+    assert!(
+        refused.status.code() == Some(2) && errors.contains("invalid memory.budget `1073741824`: expected at least "),
+        "{errors}"
+    );
 }
 
 #[test]
@@ -160,7 +167,7 @@ fn usage_errors_exit_with_2() {
 }
 
 #[test]
-fn the_policies_of_the_other_programs_work_here() {
+fn the_idle_policy_yield_works() {
     for test in ["lat", "raw-lat"] {
         succeeds(&[test, "--loopback", "-n", "10", "--idle", "yield"]);
     }
@@ -181,7 +188,7 @@ fn help_exits_with_0() {
 }
 
 #[test]
-fn nobody_there_is_a_failure() {
+fn an_address_without_a_server_is_a_failure() {
     for test in ["lat", "bw", "raw-lat"] {
         let output = rpcperf(&[test, "soft:rpcperf-nobody-listens-here"]);
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -202,7 +209,7 @@ fn only_result(report: &Value) -> &Value {
 }
 
 #[test]
-fn calls_of_every_operation_in_every_protocol() {
+fn every_operation_works_in_every_protocol() {
     for protocol in [&["--version", "2"][..], &["--credit-scheme", "incremental"], &["--version", "1"]] {
         for (op, size) in [("null", 0), ("echo", 64), ("read", 64), ("write", 64)] {
             let report = json(&[&["lat", "--loopback", "--op", op, "-n", "200"], protocol].concat());
@@ -256,7 +263,7 @@ fn calls_of_all_sizes() {
 }
 
 #[test]
-fn the_longest_echo_is_named_and_works() {
+fn the_error_names_the_longest_echo_which_works() {
     for protocol in [&["--version", "2"][..], &["--credit-scheme", "incremental"], &["--version", "1"]] {
         let run = |size: &str| rpcperf(&[&["lat", "--loopback", "-n", "20", "-s", size], protocol].concat());
         let stderr = String::from_utf8(run("4096").stderr).unwrap();
@@ -332,8 +339,8 @@ fn round_trips_of_every_operation() {
         assert!(at("min") <= at("mean") && at("mean") <= at("max"));
         let info = &report["test_info"];
         assert_eq!((&info["op"], &info["fabric"], &info["loopback"]), (&op.into(), &fabric.into(), &true.into()));
-        for said in ["method", "pinning", "clock", "idle", "kernel", "rpcperf_version", "client_core"] {
-            assert!(!info[said].is_null(), "{said} in {info}");
+        for field in ["method", "pinning", "clock", "idle", "kernel", "rpcperf_version", "client_core"] {
+            assert!(!info[field].is_null(), "{field} in {info}");
         }
     }
 }
@@ -353,7 +360,7 @@ fn bandwidth_of_every_operation() {
 }
 
 #[test]
-fn all_sizes_in_one_array() {
+fn raw_tests_of_all_sizes_are_in_one_array() {
     for (op, largest) in [("send", None), ("read", Some(8 << 20))] {
         let report = json(&["raw-lat", "--loopback", "--op", op, "-a", "-n", "20"]);
         let sizes: Vec<u64> =
@@ -439,7 +446,7 @@ fn json_file_and_table() {
 }
 
 #[test]
-fn hgrm_parses_back() {
+fn the_hgrm_file_can_be_parsed() {
     let path = scratch("out.hgrm");
     succeeds(&["raw-lat", "--loopback", "-n", "500", "-s", "16", "--hgrm", path.to_str().unwrap()]);
     let text = std::fs::read_to_string(&path).unwrap();
@@ -484,14 +491,14 @@ fn eventually<T>(mut happened: impl FnMut() -> Option<T>) -> T {
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    panic!("it did not happen within 20 s");
+    panic!("the event did not occur within 20 s");
 }
 
 /// A server; dropping it kills it, also after a failed test.
 struct Server(std::process::Child);
 
 impl Server {
-    /// Starts it, and waits for its listening line.
+    /// Starts the server, and waits for its listening line.
     fn start(arguments: &[&str]) -> (Self, String) {
         let mut serve = Command::new(env!("CARGO_BIN_EXE_rpcperf"));
         let mut server = Self(serve.arg("serve").args(arguments).stdout(Stdio::piped()).spawn().unwrap());
@@ -519,7 +526,7 @@ fn one_server_serves_many_clients() {
         json(&["raw-bw", &address, "-n", "100", "--op", "read", "-q", "4"]);
         let lat = json(&["lat", &address, "-n", "100"]);
         assert_eq!(lat["test_info"]["server_idle"], "adaptive");
-        assert!(only_result(&lat)["server"].is_null(), "a server that is not ours keeps its counters");
+        assert!(only_result(&lat)["server"].is_null(), "only a server that this run has started reports its counters");
         json(&["bw", &address, "-n", "100", "--op", "write", "-q", "4", "-s", "8M"]);
         json(&["rate", &address, "-n", "100", "-q", "3"]);
         // Both ends negotiate version and credits.
@@ -530,7 +537,7 @@ fn one_server_serves_many_clients() {
         json(&["lat", &address, "-n", "100", "--op", "read", "--form", "inline"]);
     }
     // Inconsistent options fail with an explanation, and the server survives.
-    for (wrong, code, said) in [
+    for (wrong, code, expected) in [
         (&["lat", &address, "--inline", "8192"][..], 2, "--inline"),
         (&["bw", &address, "-s", "16M"], 2, "larger -s"),
         (&["bw", &address, "--form", "long"], 2, "start it with --form long"),
@@ -540,7 +547,7 @@ fn one_server_serves_many_clients() {
         let output = rpcperf(wrong);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{wrong:?}: {stderr}");
-        assert!(stderr.contains(said), "{wrong:?}: {stderr}");
+        assert!(stderr.contains(expected), "{wrong:?}: {stderr}");
     }
     json(&["lat", &address, "-n", "100"]);
     let output = rpcperf(&["serve", "--listen", &address]);
@@ -558,8 +565,9 @@ fn a_server_listens_at_several_addresses() {
     }
 }
 
-/// Sends a signal to a run that has printed its titles; returns its exit code, what it prints behind the titles, and
-/// its JSON.
+/// Sends a signal to a run that has printed its titles.
+///
+/// Returns its exit code, the lines that it prints after the titles, and its JSON.
 fn interrupted(arguments: &[&str], signal: &str, name: &str) -> (Option<i32>, Vec<String>, Value) {
     let _cores = alone();
     let file = scratch(name);
@@ -585,7 +593,7 @@ fn interrupted(arguments: &[&str], signal: &str, name: &str) -> (Option<i32>, Ve
 }
 
 #[test]
-fn an_interrupted_run_reports_what_it_has_measured() {
+fn an_interrupted_run_reports_its_results_so_far() {
     for (arguments, signal, directions) in [
         (&["lat", "-D", "60", "-f", "0"][..], "-INT", &[][..]),
         (&["rate", "-D", "60", "-f", "0"], "-TERM", &[]),

@@ -15,7 +15,7 @@ fn two_cores() -> Option<(usize, usize)> {
     let mut allowed = (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core));
     let two = allowed.next().zip(allowed.next());
     if two.is_none() {
-        println!("not run: it takes two cores");
+        println!("not run: the test needs two cores");
     }
     two
 }
@@ -31,10 +31,10 @@ fn machine() -> TempDir {
 }
 
 /// The cores that the warning names.
-fn told(stderr: &str) -> Option<&str> {
+fn warned_cores(stderr: &str) -> Option<&str> {
     let mut lines = stderr.lines().filter_map(|line| line.strip_prefix("rpcperf: placement: "));
     let line = lines.next()?;
-    assert_eq!(lines.next(), None, "once for both ends: {stderr}");
+    assert_eq!(lines.next(), None, "there is one warning for both ends: {stderr}");
     line.split_once("--cores ")?.1.split_once('`').map(|(cores, _)| cores)
 }
 
@@ -52,7 +52,7 @@ fn a_test_reports_the_pinning_of_both_ends() {
         let output = rpcperf(&[arguments, &["-n", "20", "--warmup", "0", "--root", root]].concat());
         let stderr = String::from_utf8(output.stderr).expect("text");
         assert!(output.status.success(), "{arguments:?}: {stderr}");
-        told(&stderr).map(str::to_owned)
+        warned_cores(&stderr).map(str::to_owned)
     };
     let of_two = Some(pair((first, second)));
     for test in ["lat", "raw-lat"] {
@@ -78,16 +78,16 @@ fn a_server_reports_the_pinning_of_its_threads() {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .expect("it starts");
+            .expect("the server starts");
         // The server is listening, so all its output is written.
         let mut line = String::new();
         BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         server.kill().expect("killed");
         let mut stderr = String::new();
         server.stderr.take().expect("a pipe").read_to_string(&mut stderr).expect("text");
-        server.wait().expect("it ends");
+        server.wait().expect("the server ends");
         assert!(line.starts_with("listening"), "{line}{stderr}");
-        told(&stderr).map(str::to_owned)
+        warned_cores(&stderr).map(str::to_owned)
     };
     let second_core = second.to_string();
     let swapped = format!("{second},{first}");

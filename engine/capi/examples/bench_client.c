@@ -3,8 +3,8 @@
 //   bench_client [-a ADDRESS] [-o echo|read|write] [-s BYTES] [-t CALLS] [-D SECONDS] [-l] [-c KNOB=VALUE]...
 //
 // -t calls are outstanding. `echo` carries the payload both ways, within messages; `read` and `write` use a chunk.
-// -s, -t and -D are as for `rpcperf rate`. -l measures also the round trip of each call: it reads the clock at each
-// end. `taskset` pins it. The server may need `rpcperf serve -s BYTES -t CALLS`, too.
+// -s, -t and -D are as for `rpcperf rate`. -l also measures the round trip of each call, and reads the clock at the
+// end of each. `taskset` pins the process. The server may need `rpcperf serve -s BYTES -t CALLS`, too.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -27,20 +27,20 @@ static const char OPTIONS[] = "a:o:s:t:D:lc:";
 // Most bytes of ECHO_SMALL, and of a message.
 enum { SMALL = 256, MAX_MESSAGE = 3840 };
 
-// Calls for each look at the clock, unless the client has nothing to do.
-enum { LOOK_EVERY = 64 };
-// Empty polls until another thread may have the core.
-enum { PATIENCE = 256 };
+// Calls between two reads of the clock, unless the client has nothing to do.
+enum { SAMPLE_EVERY = 64 };
+// Empty polls before the thread yields the core.
+enum { POLLS_BEFORE_YIELD = 256 };
 // Histogram of nanoseconds: 32 steps for each power of two.
 enum { STEPS = 32, BUCKETS = 60 * STEPS };
 
-// What a look at the clock found.
-struct look {
+// A time, and the number of calls that had ended then.
+struct sample {
     uint64_t time, calls;
 };
 
-// A call under way, or that may start.
-struct lane {
+// A slot for a call: under way, or free.
+struct slot {
     uint64_t started;
     uint32_t number;
     rpcrdma_buffer *buffer;
@@ -50,16 +50,16 @@ struct bench {
     rpcrdma_local_client *client;
     uint32_t procedure, size, depth, sequence;
     uint64_t calls;
-    // The measurement lies between the times. It is longer if no call ended in it.
+    // Begin and end of the measurement, which is longer if no call has ended between them.
     uint64_t from, until;
-    struct look first, last, now;
-    int measures_latency, is_over;
+    struct sample first, last, now;
+    int measures_latency, has_ended;
     rpcrdma_request request;
     rpcrdma_read_chunk read;
     rpcrdma_write_chunk write;
-    // Of the calls, by token.
-    struct lane *lanes;
-    // Tokens of the calls that may start.
+    // By token of the call.
+    struct slot *slots;
+    // Tokens of the free slots.
     uint32_t *free, free_count;
     uint64_t histogram[BUCKETS], timed;
     unsigned char args[MAX_MESSAGE];
@@ -72,15 +72,15 @@ static uint64_t now(void) {
     return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
 }
 
-static void look(struct bench *bench) {
-    bench->now = (struct look){now(), bench->calls};
+static void take_sample(struct bench *bench) {
+    bench->now = (struct sample){now(), bench->calls};
     if (bench->now.time < bench->from)
         return;
     if (!bench->first.time)
         bench->first = bench->last = bench->now;
     else if (bench->now.time < bench->until || bench->last.calls == bench->first.calls)
         bench->last = bench->now;
-    bench->is_over = bench->now.time >= bench->until && bench->last.calls > bench->first.calls;
+    bench->has_ended = bench->now.time >= bench->until && bench->last.calls > bench->first.calls;
 }
 
 static size_t bucket_of(uint64_t value) {
@@ -92,7 +92,7 @@ static size_t bucket_of(uint64_t value) {
     return shift * STEPS + value;
 }
 
-// Microseconds below which `part` of all calls ended.
+// The latency that `part` of all calls did not exceed, in microseconds.
 static double percentile(const struct bench *bench, double part) {
     uint64_t left = (uint64_t)((double)bench->timed * part);
     size_t bucket = 0;
@@ -104,14 +104,14 @@ static double percentile(const struct bench *bench, double part) {
     return (double)((uint64_t)(bucket - shift * STEPS) << shift) / 1e3;
 }
 
-// What all calls have in common.
+// The request of all calls, but for its token, number and buffer.
 static rpcrdma_request request_of(struct bench *bench) {
     if (bench->procedure <= ECHO)
         return (rpcrdma_request){
             .size = sizeof(rpcrdma_request), .procedure = bench->procedure,
             .args = bench->args, .args_len = xdr_padded(bench->size)};
     xdr_put_u32(bench->args, bench->size);
-    bench->read.position = 4; // Behind its length.
+    bench->read.position = 4; // after the length
     return (rpcrdma_request){.size = sizeof(rpcrdma_request),
                              .procedure = bench->procedure,
                              .args = bench->args,
@@ -124,15 +124,15 @@ static rpcrdma_request request_of(struct bench *bench) {
 
 // Starts a call with the next number in its first bytes, or with a chunk.
 static void start(struct bench *bench, uint32_t token) {
-    struct lane *lane = &bench->lanes[token];
+    struct slot *slot = &bench->slots[token];
     bench->request.token = token;
     if (bench->procedure <= ECHO) {
-        lane->number = ++bench->sequence;
-        memcpy(bench->args, &lane->number, sizeof lane->number);
+        slot->number = ++bench->sequence;
+        memcpy(bench->args, &slot->number, sizeof slot->number);
     } else
-        bench->read.buffer = bench->write.buffer = lane->buffer;
+        bench->read.buffer = bench->write.buffer = slot->buffer;
     if (bench->measures_latency)
-        lane->started = bench->now.time;
+        slot->started = bench->now.time;
     if (rpcrdma_local_client_start(bench->client, &bench->request, NULL))
         die("start", rpcrdma_error());
 }
@@ -140,7 +140,7 @@ static void start(struct bench *bench, uint32_t token) {
 // Whether the reply belongs to the call.
 static int is_answer(const struct bench *bench, uint32_t token, const unsigned char *results, size_t len) {
     if (bench->procedure <= ECHO)
-        return len == xdr_padded(bench->size) && !memcmp(results, &bench->lanes[token].number, sizeof bench->sequence);
+        return len == xdr_padded(bench->size) && !memcmp(results, &bench->slots[token].number, sizeof bench->sequence);
     struct xdr from = {results, len};
     uint32_t moved;
     return xdr_u32(&from, &moved) == 0 && moved == bench->size;
@@ -152,20 +152,20 @@ static void done(void *context, const rpcrdma_completion *completion) {
     if (completion->error)
         die("call", rpcrdma_error());
     if (!is_answer(bench, token, completion->results, completion->results_len))
-        die("call", "the reply is another call's");
+        die("call", "the reply belongs to another call");
     bench->free[bench->free_count++] = token;
     bench->calls++;
     if (bench->measures_latency) {
-        look(bench);
+        take_sample(bench);
         if (bench->last.calls == bench->calls) {
-            bench->histogram[bucket_of(bench->now.time - bench->lanes[token].started)]++;
+            bench->histogram[bucket_of(bench->now.time - bench->slots[token].started)]++;
             bench->timed++;
         }
-    } else if (bench->calls - bench->now.calls >= LOOK_EVERY)
-        look(bench);
-    // The buffer of the chunk serves the next call.
+    } else if (bench->calls - bench->now.calls >= SAMPLE_EVERY)
+        take_sample(bench);
+    // The next call reuses the buffer of the chunk.
     if (bench->procedure > ECHO &&
-        !(bench->lanes[token].buffer = bench->procedure == READ ? rpcrdma_reply_take_write_chunk(completion->reply, 0)
+        !(bench->slots[token].buffer = bench->procedure == READ ? rpcrdma_reply_take_write_chunk(completion->reply, 0)
                                                                 : rpcrdma_reply_take_read_chunk(completion->reply, 0)))
         die("buffer", rpcrdma_error());
 }
@@ -211,11 +211,11 @@ int main(int argc, char **argv) {
     else if (strcmp(operation, "write") == 0)
         bench.procedure = WRITE;
     else
-        die(operation, "wanted echo, read or write");
+        die(operation, "expected echo, read or write");
     if (bench.procedure <= ECHO && bench.size > MAX_MESSAGE)
         die("-s", "echo carries at most 3840 bytes");
 
-    // As rpcperf sizes a client with one connection.
+    // The same sizes as those of a client of rpcperf with one connection.
     set_number(config, "memory.receives", bench.depth <= 256 ? 1024 : 4 * bench.depth);
     set_number(config, "limits.credits", bench.depth < 32 ? 64 : 2 * bench.depth > 32767 ? 32767 : 2 * bench.depth);
     set_number(config, "limits.max_calls", bench.depth);
@@ -226,7 +226,7 @@ int main(int argc, char **argv) {
         snprintf(classes, sizeof classes, "[[%u, %u]]", bench.size, bench.depth);
         set(config, "memory.bulk_buffers", classes);
     }
-    // The user's knobs are the last.
+    // The user's knobs are set last, so that they replace these.
     optind = 1;
     for (int option; (option = getopt(argc, argv, OPTIONS)) != -1;)
         if (option == 'c')
@@ -235,24 +235,24 @@ int main(int argc, char **argv) {
     if (!bench.client)
         die(address, rpcrdma_error());
     rpcrdma_free(config);
-    bench.lanes = calloc(bench.depth, sizeof *bench.lanes);
+    bench.slots = calloc(bench.depth, sizeof *bench.slots);
     bench.free = calloc(bench.depth, sizeof *bench.free);
-    if (!bench.lanes || !bench.free)
+    if (!bench.slots || !bench.free)
         die("calloc", strerror(errno));
 
     bench.request = request_of(&bench);
-    look(&bench);
-    // A tenth is warm-up.
+    take_sample(&bench);
+    // The first tenth is a warm-up.
     bench.from = bench.now.time + seconds * 100000000;
     bench.until = bench.now.time + seconds * 1000000000;
-    bench.first = bench.last = (struct look){0};
+    bench.first = bench.last = (struct sample){0};
     for (uint32_t token = 0; token < bench.depth; token++) {
         bench.free[bench.free_count++] = token;
-        if (bench.procedure > ECHO && !(bench.lanes[token].buffer = rpcrdma_alloc(bench.client, bench.size)))
+        if (bench.procedure > ECHO && !(bench.slots[token].buffer = rpcrdma_alloc(bench.client, bench.size)))
             die("buffer", rpcrdma_error());
     }
-    for (unsigned int empty = 0; !bench.is_over || bench.free_count < bench.depth;) {
-        while (bench.free_count && !bench.is_over)
+    for (unsigned int empty = 0; !bench.has_ended || bench.free_count < bench.depth;) {
+        while (bench.free_count && !bench.has_ended)
             start(&bench, bench.free[--bench.free_count]);
         int busy = rpcrdma_local_client_poll(bench.client, done, &bench);
         if (busy < 0)
@@ -262,8 +262,8 @@ int main(int argc, char **argv) {
             continue;
         }
         if (!bench.measures_latency && bench.calls != bench.now.calls)
-            look(&bench);
-        if (++empty % PATIENCE == 0)
+            take_sample(&bench);
+        if (++empty % POLLS_BEFORE_YIELD == 0)
             sched_yield();
     }
     double seconds_counted = (double)(bench.last.time - bench.first.time) / 1e9;
@@ -274,10 +274,10 @@ int main(int argc, char **argv) {
         printf(", p50 %.2f us, p99 %.2f us", percentile(&bench, 0.5), percentile(&bench, 0.99));
     printf("\n");
     for (uint32_t token = 0; token < bench.depth; token++)
-        rpcrdma_free(bench.lanes[token].buffer);
+        rpcrdma_free(bench.slots[token].buffer);
     if (rpcrdma_free(bench.client))
         die("end", rpcrdma_error());
-    free(bench.lanes);
+    free(bench.slots);
     free(bench.free);
     return 0;
 }

@@ -12,10 +12,10 @@
 
 #include "example.h"
 
-// Operations that the kernel has at a time.
+// Operations that the kernel runs at a time.
 enum { ENTRIES = 256 };
 
-// An operation, and the call that it is for. The call keeps the memory, even if its client is killed.
+// An operation and its call. The call keeps the memory, even if its client is killed.
 struct job {
     struct job *next;
     rpcrdma_call *call;
@@ -30,7 +30,7 @@ static struct io_uring ring;
 static struct job *waiting, **last = &waiting;
 static unsigned int under_way;
 
-// Queues a copy of the job. Returns -1 without memory.
+// Queues a copy of the job. Returns 0, or -1 if there is no memory.
 static int queue_job(struct job with) {
     struct job *job = malloc(sizeof *job);
     if (!job)
@@ -41,7 +41,7 @@ static int queue_job(struct job with) {
     return 0;
 }
 
-// Gives waiting jobs to the kernel, with one system call. Returns whether there were any.
+// Submits waiting jobs to the kernel, with one system call. Returns whether there were any.
 static int start_jobs(int file) {
     while (waiting && under_way < ENTRIES) {
         struct io_uring_sqe *sqe = io_uring_get_sqe(&ring);
@@ -70,7 +70,7 @@ static int start_jobs(int file) {
     return 1;
 }
 
-// Passes what the kernel has done to `end`, with a number of errno.h or 0. Returns whether there was any.
+// Passes each finished job to `end`, with a code of errno.h or 0. Returns whether there were any.
 static int end_jobs(void (*end)(const struct job *job, int error)) {
     struct io_uring_cqe *cqe;
     int any = 0;
@@ -82,12 +82,12 @@ static int end_jobs(void (*end)(const struct job *job, int error)) {
         if (moved > 0)
             job->done += (size_t)moved;
         if (moved == -EINTR || moved == -EAGAIN || (moved > 0 && job->done < job->len)) {
-            // The rest.
+            // The rest is queued again.
             *last = job;
             last = &job->next;
             continue;
         }
-        // Nothing was moved if the file was truncated.
+        // A job that moved no bytes is one beyond the end of a truncated file.
         end(job, moved < 0 ? -moved : job->done < job->len ? EIO : 0);
         free(job);
     }

@@ -27,8 +27,8 @@ enum { INFO = 1, READ, WRITE, FLUSH };
 enum { OK, OUT_OF_RANGE, TOO_LONG, READ_ONLY, NO_SPACE, IO_ERROR };
 // Bytes of a block, and of one within a reply.
 enum { BLOCK_MAX = 1 << 20, INLINE_MAX = 4032 };
-// Milliseconds that a drain takes at most.
-enum { PATIENCE = 10000 };
+// The longest drain, in milliseconds.
+enum { DRAIN_TIMEOUT = 10000 };
 
 static int file;
 static uint64_t size;
@@ -53,11 +53,11 @@ static void answer_status(rpcrdma_call *call, uint32_t status) {
 }
 
 static void answer_write(rpcrdma_call *call, size_t len) {
-    // Not stable before FLUSH.
+    // 0: the data is not stable before FLUSH.
     answer_words(call, (uint32_t[]){OK, (uint32_t)len, 0}, 3);
 }
 
-// The data is in its place.
+// Answers a READ whose data is in place.
 static void answer_read(rpcrdma_call *call, uint64_t offset, size_t len, int is_inline) {
     int error = is_inline ? 0 : rpcrdma_call_write_chunk_filled(call, 0, len);
     unsigned char *results = error ? NULL : rpcrdma_call_reply(call, 12 + (is_inline ? xdr_padded(len) : 0));
@@ -132,7 +132,7 @@ static void read_block(void *context, rpcrdma_call *call, const void *at, size_t
     size_t len = count < room ? count : room;
     len = len < size - offset ? len : (size_t)(size - offset);
     if (is_inline) {
-        // Behind status, eof and length.
+        // The data follows status, eof and length.
         unsigned char *results = rpcrdma_call_reply(call, 12 + xdr_padded(len));
         if (!results) {
             answer(call, -EMSGSIZE);
@@ -158,7 +158,7 @@ static void write_block(void *context, rpcrdma_call *call, const void *at, size_
     }
     size_t chunk_len, position;
     const unsigned char *data = rpcrdma_call_read_chunk(call, 0, &chunk_len, &position);
-    // A Read chunk is the data if it starts behind offset and length.
+    // A Read chunk is the data if it is at byte 12, after offset and length.
     if (data ? chunk_len != len || position != 12 : !(data = xdr_bytes(&args, len)))
         data = NULL;
     if (!data || args.left)
@@ -167,7 +167,7 @@ static void write_block(void *context, rpcrdma_call *call, const void *at, size_
         answer_status(call, OUT_OF_RANGE);
     else if (len == 0)
         answer_write(call, 0);
-    else // The kernel only reads it.
+    else // The kernel only reads this memory.
         queue((struct job){.call = call, .kind = WRITE_JOB,
                            .memory = (unsigned char *)(uintptr_t)data, .offset = offset, .len = len});
 }
@@ -217,7 +217,7 @@ int main(int argc, char **argv) {
         return 77;
     }
 
-    // The signals wait for sigwait: all threads inherit the mask.
+    // All threads inherit the mask, so that only sigwait gets the signals.
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGINT);
@@ -233,7 +233,7 @@ int main(int argc, char **argv) {
     if (rpcrdma_services_add(services, PROGRAM, VERSION, table, sizeof table / sizeof *table, sizeof *table) ||
         rpcrdma_services_task(services, poll_jobs, descriptor, NULL))
         die("services", rpcrdma_error());
-    // One ring, and so one shard.
+    // There is one ring, so there is one shard.
     set(config, "server.shards", "1");
     rpcrdma_server *server = rpcrdma_server_start(address, services, config);
     if (!server)
@@ -245,7 +245,7 @@ int main(int argc, char **argv) {
     int signal;
     sigwait(&signals, &signal);
 
-    int left = rpcrdma_server_drain(server, PATIENCE);
+    int left = rpcrdma_server_drain(server, DRAIN_TIMEOUT);
     if (left)
         fprintf(stderr, "block_server: drain: %s\n", rpcrdma_error());
     // The thread of the shard has ended. The kernel may still use memory of calls that were cut off.

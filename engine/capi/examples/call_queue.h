@@ -1,4 +1,4 @@
-// Deferred calls of a server, on their way to a pool of threads.
+// A queue of deferred calls, from a server to a pool of threads.
 
 #ifndef EXAMPLE_CALL_QUEUE_H
 #define EXAMPLE_CALL_QUEUE_H

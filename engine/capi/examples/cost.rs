@@ -1,4 +1,6 @@
-//! What calls cost through Rust, as `tests/c/cost.c` does it through C: both ends on one thread, polled in turn.
+//! Instructions of calls in Rust, for comparison with `tests/c/cost.c` in C.
+//!
+//! One thread polls both ends in turn.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -11,7 +13,7 @@ const PROGRAM: u32 = 0x2000_0001;
 const BULK: usize = 4096;
 static DATA: [u8; BULK] = [7; BULK];
 
-/// Bytes that the compiler does not know.
+/// Returns bytes whose values the compiler does not know.
 fn bytes(len: usize) -> &'static [u8] {
     &std::hint::black_box(&DATA)[..len]
 }

@@ -1,4 +1,4 @@
-// What every example needs: failures, and knobs from options.
+// Functions of all examples: failures, and knobs from options.
 
 #ifndef EXAMPLE_EXAMPLE_H
 #define EXAMPLE_EXAMPLE_H
@@ -20,22 +20,22 @@ static inline void set(rpcrdma_config *config, const char *name, const char *val
         die("configuration", rpcrdma_error());
 }
 
-// `KNOB=VALUE`, an option's argument.
+// Sets the knob that an option's argument names: `KNOB=VALUE`.
 static inline void set_knob(rpcrdma_config *config, char *argument) {
     char *value = strchr(argument, '=');
     if (!value)
-        die(argument, "wanted KNOB=VALUE");
+        die(argument, "expected KNOB=VALUE");
     *value = '\0';
     set(config, argument, value + 1);
 }
 
-// A whole number, an option's argument.
+// Parses a whole number, an option's argument.
 static inline unsigned long number(const char *argument, unsigned long least, unsigned long most) {
     char *end;
     errno = 0;
     unsigned long value = strtoul(argument, &end, 10);
     if (errno || end == argument || *end || value < least || value > most) {
-        fprintf(stderr, "%s: %s: wanted %lu to %lu\n", program_invocation_short_name, argument, least, most);
+        fprintf(stderr, "%s: %s: expected %lu to %lu\n", program_invocation_short_name, argument, least, most);
         exit(1);
     }
     return value;

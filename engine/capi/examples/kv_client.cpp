@@ -2,9 +2,10 @@
 //
 //   kv_client ADDRESS fill SEED      puts values, and verifies them
 //   kv_client ADDRESS verify SEED    verifies the values
-//   kv_client ADDRESS forever SEED   puts values until it or the server ends; prints `begun` after the first ones
+//   kv_client ADDRESS forever SEED   puts values until it or the server ends; prints `begun` after the first values
 //
-// Protocol: tests/embed/kv.x. Keys and values are those of its client, kv-client: each verifies what the other puts.
+// Protocol: tests/embed/kv.x. Keys and values are those of the client kv-client: each client verifies the values of the
+// other.
 
 #include <cstdio>
 #include <cstdlib>
@@ -22,10 +23,10 @@ namespace {
 constexpr std::uint32_t PROGRAM = 0x20004b56, VERSION = 1;
 constexpr std::uint32_t GET = 1, PUT = 2, DELETE = 3, LIST = 4;
 constexpr std::uint32_t MAX_VALUE = 262144;
-// Longest value in the message of its PUT, in bytes.
+// Longest value that travels in the message of its PUT, in bytes.
 constexpr std::size_t MAX_INLINE = 256;
-// Milliseconds.
-constexpr int PATIENCE = 30000;
+// Time-out of a call in milliseconds.
+constexpr int TIMEOUT = 30000;
 // Clients of one process, and keys of each.
 constexpr std::uint32_t CLIENTS = 6, KEYS = 40;
 
@@ -90,7 +91,7 @@ public:
         if (!results.word())
             return results.end(), std::nullopt;
         std::uint32_t len = results.word();
-        // Only its length is in the message if the value is in the chunk.
+        // If the value is in the chunk, only its length is in the message.
         if (len == 0 || !results.at_end())
             return results.bytes(len);
         rpcrdma::Buffer value = reply.take_write_chunk(0);
@@ -126,7 +127,7 @@ private:
         return config;
     }
     rpcrdma::Reply call(rpcrdma::Request request) {
-        request.timeout = PATIENCE;
+        request.timeout = TIMEOUT;
         return client_.call(request);
     }
     rpcrdma::Client client_;
@@ -165,7 +166,7 @@ void verify(Store &store, std::uint32_t seed, std::uint32_t client) {
             names.push_back(name(seed, client, key));
         }
         if (store.get(name(seed, client, key)) != expected)
-            throw std::runtime_error("another value: " + name(seed, client, key));
+            throw std::runtime_error("wrong value: " + name(seed, client, key));
     }
     if (store.list(std::to_string(seed) + "/" + std::to_string(client) + "/") != names)
         throw std::runtime_error("the list has other names");

@@ -29,7 +29,7 @@ enum { MAX_KEY = 1024, MAX_VALUE = 262144, MAX_NAMES = 1024 };
 enum { MAX_PAGE = 2048, MAX_INLINE = 2048 };
 enum { MAX_THREADS = 64 };
 
-// The procedures. Each returns what rpcrdma_call_answer takes.
+// The procedures. Each returns the status for rpcrdma_call_answer.
 
 static int answer_word(rpcrdma_call *call, uint32_t word) {
     unsigned char results[4];
@@ -123,7 +123,7 @@ static int list(rpcrdma_call *call, struct xdr args) {
     uint32_t count = 0, more = 0;
     int found;
     pthread_rwlock_rdlock(&store_lock);
-    // `prefix` is the first name of all that have it; names up to `after` are left out.
+    // Names with the prefix begin where the prefix itself would be. Names up to `after` are left out.
     for (size_t at = search(prefix, prefix_len, &found); at < entries; at++) {
         const struct entry *entry = store[at];
         if (entry->key_len < prefix_len || memcmp(entry->bytes, prefix, prefix_len) != 0)
@@ -170,7 +170,7 @@ static void *work(void *context) {
     return NULL;
 }
 
-// The server's loop: polls while there is work, and else sleeps in epoll.
+// The server's loop polls while there is work, and otherwise sleeps in epoll.
 
 static void watch(int epoll, int fd) {
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
@@ -192,7 +192,7 @@ static void serve(rpcrdma_local_server *server, int stop) {
             break;
         if (busy && ++turns % 64)
             continue;
-        // With work, epoll only looks at the other descriptors.
+        // While there is work, epoll only checks the other descriptors, without sleeping.
         int timeout = busy ? 0 : rpcrdma_arm(server, 1000);
         struct epoll_event events[2];
         int count = epoll_wait(epoll, events, 2, timeout > 0 ? timeout : 0);
@@ -231,7 +231,7 @@ int main(int argc, char **argv) {
             die("usage", "kv_server [-a ADDRESS] [-t THREADS] [-s KNOB=VALUE]...");
     }
 
-    // Signals go to the loop: all threads inherit the mask.
+    // All threads inherit the mask, so that only the loop gets signals.
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGINT);
@@ -263,7 +263,7 @@ int main(int argc, char **argv) {
     fflush(stdout);
     serve(server, stop);
 
-    // Calls of closed connections may still be queued: answered, they end.
+    // Calls of closed connections may still be queued. They must be answered before the server ends.
     call_queue_close();
     for (int i = 0; i < threads; i++)
         pthread_join(pool[i], NULL);

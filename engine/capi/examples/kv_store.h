@@ -37,7 +37,7 @@ static size_t search(const unsigned char *key, uint32_t len, int *found) {
     return low;
 }
 
-// Takes the entry, also after a failure.
+// Inserts an entry, and frees it after a failure.
 static int insert(struct entry *entry) {
     int found;
     size_t at = search(entry->bytes, entry->key_len, &found);

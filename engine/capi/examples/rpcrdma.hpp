@@ -1,4 +1,4 @@
-// RAII wrappers of rpcrdma.h. Handles end with their owners, and failures are exceptions.
+// RAII wrappers of rpcrdma.h. Handles are freed with their owners, and failures are exceptions.
 
 #ifndef RPCRDMA_HPP
 #define RPCRDMA_HPP
@@ -14,7 +14,7 @@
 
 namespace rpcrdma {
 
-// A function of the library has failed: its text, and its negative code (0 of those that return a pointer).
+// Failure of a function of the library: its text, and its negative code, or 0 if it returns a pointer.
 struct Error : std::runtime_error {
     explicit Error(int code = 0) : std::runtime_error(rpcrdma_error()), code(code) {}
     int code;
@@ -28,7 +28,7 @@ struct Free {
 };
 template <class T> using Handle = std::unique_ptr<T, Free>;
 
-// Knobs, by the names of tuning.md.
+// Knobs, named as in tuning.md.
 struct Config {
     Handle<rpcrdma_config> handle{check(rpcrdma_config_new())};
 
@@ -69,7 +69,7 @@ struct Request {
     std::uint32_t procedure;
     std::string args;
     int timeout = 0; // Milliseconds; 0: none.
-    std::vector<rpcrdma_read_chunk> read_chunks = {}; // Of data that outlives the call.
+    std::vector<rpcrdma_read_chunk> read_chunks = {}; // Their data outlives the call.
     std::vector<rpcrdma_write_chunk> write_chunks = {};
 };
 

@@ -37,7 +37,7 @@ static inline const unsigned char *xdr_bytes(struct xdr *from, size_t len) {
     return at;
 }
 
-// Returns 0, or -1 without four bytes.
+// Returns 0, or -1 if fewer than four bytes are left.
 static inline int xdr_u32(struct xdr *from, uint32_t *value) {
     const unsigned char *at = xdr_bytes(from, 4);
     if (!at)

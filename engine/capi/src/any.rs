@@ -1,41 +1,41 @@
 #![expect(unsafe_code, reason = "a handle is a pointer that callers in C hold")]
-//! Handles of servers and clients, where a function takes any of them.
+//! Handles for functions that take any kind of server or client.
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use rpcrdma::Server;
 
-use crate::failure::Failure;
-use crate::handle::{Kind, Lent, foreign, lend, mark_of, share};
+use crate::failure::ApiFailure;
+use crate::handle::{HandleKind, LentHandle, lend, mark_of, share, wrong_kind};
 use crate::types::{rpcrdma_client, rpcrdma_local_client, rpcrdma_local_server, rpcrdma_server};
 
 /// A server or a client.
-pub(crate) enum Any<'a> {
+pub(crate) enum AnyEndpoint<'a> {
     Server(Arc<Server>),
-    LocalServer(Lent<'a, rpcrdma_local_server>),
-    Client(Lent<'a, rpcrdma_client>),
-    LocalClient(Lent<'a, rpcrdma_local_client>),
+    LocalServer(LentHandle<'a, rpcrdma_local_server>),
+    Client(LentHandle<'a, rpcrdma_client>),
+    LocalClient(LentHandle<'a, rpcrdma_local_client>),
 }
 
-/// The value of a handle of either kind.
+/// Lends the value of a server's or client's handle.
 ///
 /// # Errors
-/// As [`lend`].
+/// See [`lend`].
 ///
 /// # Safety
-/// As [`lend`] and [`share`].
-pub(crate) unsafe fn any<'a>(handle: *mut c_void) -> Result<Any<'a>, Failure> {
-    // SAFETY: the caller's promise.
+/// See [`lend`] and [`share`].
+pub(crate) unsafe fn lend_any<'a>(handle: *mut c_void) -> Result<AnyEndpoint<'a>, ApiFailure> {
+    // SAFETY: the caller guarantees it.
     match unsafe { mark_of(handle) }? {
         // SAFETY: it is of this kind.
-        rpcrdma_server::MARK => unsafe { share(handle.cast::<rpcrdma_server>()) }?.get().map(Any::Server),
+        rpcrdma_server::MARK => unsafe { share(handle.cast::<rpcrdma_server>()) }?.get().map(AnyEndpoint::Server),
         // SAFETY: it is of this kind.
-        rpcrdma_local_server::MARK => unsafe { lend(handle.cast()) }.map(Any::LocalServer),
+        rpcrdma_local_server::MARK => unsafe { lend(handle.cast()) }.map(AnyEndpoint::LocalServer),
         // SAFETY: it is of this kind.
-        rpcrdma_client::MARK => unsafe { lend(handle.cast()) }.map(Any::Client),
+        rpcrdma_client::MARK => unsafe { lend(handle.cast()) }.map(AnyEndpoint::Client),
         // SAFETY: it is of this kind.
-        rpcrdma_local_client::MARK => unsafe { lend(handle.cast()) }.map(Any::LocalClient),
-        _ => Err(foreign()),
+        rpcrdma_local_client::MARK => unsafe { lend(handle.cast()) }.map(AnyEndpoint::LocalClient),
+        _ => Err(wrong_kind()),
     }
 }

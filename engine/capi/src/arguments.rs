@@ -1,60 +1,60 @@
 #![expect(unsafe_code, reason = "arguments from C are pointers")]
-//! Arguments of the interface: texts, and places for results.
+//! Arguments of the interface: strings, arrays, and pointers for results.
 
 use std::ffi::{CStr, c_char, c_int};
 
 use rpcrdma::Address;
 use rustix::io::Errno;
 
-use crate::failure::Failure;
+use crate::failure::ApiFailure;
 use crate::services::rpcrdma_procedure;
 
-/// A text.
+/// Reads a string.
 ///
 /// # Safety
 /// `pointer` is null, or ends with a zero byte and lives as long as the result.
-pub(crate) unsafe fn text<'a>(name: &'static str, pointer: *const c_char) -> Result<&'a str, Failure> {
+pub(crate) unsafe fn text<'a>(name: &'static str, pointer: *const c_char) -> Result<&'a str, ApiFailure> {
     if pointer.is_null() {
-        return Err(null(name));
+        return Err(null_argument(name));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let text = unsafe { CStr::from_ptr(pointer) };
-    text.to_str().map_err(|_| Failure::argument(format_args!("{name} is not UTF-8")))
+    text.to_str().map_err(|_| ApiFailure::argument(format_args!("{name} is not UTF-8")))
 }
 
-/// The argument of this name is null.
+/// The failure of a call whose argument `name` is null.
 #[cold]
 #[inline(never)]
-pub(crate) fn null(name: &'static str) -> Failure {
-    Failure::argument(format_args!("{name} is NULL"))
+pub(crate) fn null_argument(name: &'static str) -> ApiFailure {
+    ApiFailure::argument(format_args!("{name} is NULL"))
 }
 
-/// Items of an array; none if there are none.
+/// Reads the items of an array. The pointer may be null if `count` is 0.
 ///
 /// # Errors
-/// It is null, not aligned, or longer than any memory.
+/// The array is null, not aligned, or longer than any memory.
 ///
 /// # Safety
 /// `pointer` is null, or has `count` items that live as long as the result.
 #[inline]
-pub(crate) unsafe fn array<'a, T>(name: &'static str, pointer: *const T, count: usize) -> Result<&'a [T], Failure> {
+pub(crate) unsafe fn array<'a, T>(name: &'static str, pointer: *const T, count: usize) -> Result<&'a [T], ApiFailure> {
     if count == 0 {
         return Ok(&[]);
     }
     if pointer.is_null() {
-        return Err(null(name));
+        return Err(null_argument(name));
     }
     if count > isize::MAX as usize / size_of::<T>() || !pointer.is_aligned() {
-        return Err(no_array(name, count));
+        return Err(invalid_array(name, count));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
 #[cold]
 #[inline(never)]
-fn no_array(name: &'static str, count: usize) -> Failure {
-    Failure::argument(format_args!("{name} is not aligned, or cannot have {count} items"))
+fn invalid_array(name: &'static str, count: usize) -> ApiFailure {
+    ApiFailure::argument(format_args!("{name} is not aligned, or {count} items exceed the address space"))
 }
 
 /// Stores a result, if the caller wants it.
@@ -64,13 +64,14 @@ fn no_array(name: &'static str, count: usize) -> Failure {
 #[inline(always)]
 pub(crate) unsafe fn store<T>(place: *mut T, value: T) {
     if !place.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { place.write(value) }
     }
 }
 
-/// Stores a struct, if the caller wants it, of which the caller's version has `size` bytes: fields that it does not
-/// have are left out, and those that only it has are 0.
+/// Stores a struct of which the caller's version has `size` bytes, if the caller wants it.
+///
+/// Fields that the caller's version lacks are left out, and fields that only the caller's version has are 0.
 ///
 /// # Safety
 /// `place` is null, or has `size` writable bytes.
@@ -79,34 +80,39 @@ pub(crate) unsafe fn store_sized<T>(place: *mut T, value: T, size: usize) {
         return;
     }
     let (place, common) = (place.cast::<u8>(), size.min(size_of::<T>()));
-    // SAFETY: the caller's promise; a new value is in other memory.
+    // SAFETY: the caller guarantees it; `value` is in other memory.
     unsafe { std::ptr::copy_nonoverlapping((&raw const value).cast(), place, common) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let rest = unsafe { place.add(common) };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { rest.write_bytes(0, size - common) };
 }
 
-/// Copies a text with its zero byte into `room` bytes, cut off if they are fewer. Returns the length of the whole.
+/// Copies a text and a zero byte into `room` bytes, and returns the text's whole length.
+///
+/// A longer text is cut off.
 ///
 /// # Safety
 /// `place` is null, or has `room` writable bytes.
-pub(crate) unsafe fn copy(text: &str, place: *mut c_char, room: usize) -> Result<c_int, Failure> {
-    let whole = c_int::try_from(text.len()).map_err(|_| Failure::new(Errno::OVERFLOW, "the text is too long"))?;
+pub(crate) unsafe fn copy_text(text: &str, place: *mut c_char, room: usize) -> Result<c_int, ApiFailure> {
+    let whole = c_int::try_from(text.len()).map_err(|_| ApiFailure::new(Errno::OVERFLOW, "the text is too long"))?;
     if place.is_null() || room == 0 {
         return Ok(whole);
     }
     let len = text.len().min(room - 1);
-    // SAFETY: the caller's promise, for `len` bytes of it.
+    // SAFETY: the caller guarantees `room` bytes, and `len` is less.
     unsafe { place.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), len) };
-    // SAFETY: it is within the `room`.
+    // SAFETY: `len` is less than `room`.
     let end = unsafe { place.add(len) };
-    // SAFETY: the caller's promise, for one byte more.
+    // SAFETY: the caller guarantees `room` bytes, and `len` is less.
     unsafe { end.write(0) };
     Ok(whole)
 }
 
-/// Entries of a table of `size` bytes each: of this version of the interface, an earlier or a later one.
+/// Copies the entries of a table of procedures, each of which has `size` bytes.
+///
+/// # Errors
+/// The table is empty, or `size` is not that of this version of the interface.
 ///
 /// # Safety
 /// `pointer` is null, or has `count` entries of `size` bytes.
@@ -114,35 +120,35 @@ pub(crate) unsafe fn table(
     pointer: *const rpcrdma_procedure,
     count: usize,
     size: usize,
-) -> Result<Vec<rpcrdma_procedure>, Failure> {
+) -> Result<Vec<rpcrdma_procedure>, ApiFailure> {
     if pointer.is_null() || count == 0 {
-        return Err(Failure::argument("the table has no procedures"));
+        return Err(ApiFailure::argument("the table has no procedures"));
     }
     if size != size_of::<rpcrdma_procedure>() {
-        return Err(Failure::argument(format_args!(
-            "size is {size}, and this library's rpcrdma_procedure has {} bytes: sizeof *table",
+        return Err(ApiFailure::argument(format_args!(
+            "size is {size}: expected sizeof *table, {} bytes",
             size_of::<rpcrdma_procedure>()
         )));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     Ok(unsafe { array("table", pointer, count) }?.to_vec())
 }
 
-/// An address.
+/// Parses an address.
 ///
 /// # Safety
-/// As [`text`].
-pub(crate) unsafe fn address(pointer: *const c_char) -> Result<Address, Failure> {
-    // SAFETY: the caller's promise.
-    unsafe { text("address", pointer) }?.parse().map_err(Failure::argument)
+/// See [`text`].
+pub(crate) unsafe fn address(pointer: *const c_char) -> Result<Address, ApiFailure> {
+    // SAFETY: the caller guarantees it.
+    unsafe { text("address", pointer) }?.parse().map_err(ApiFailure::argument)
 }
 
-/// Addresses, separated by commas.
+/// Parses addresses that are separated by commas.
 ///
 /// # Safety
-/// As [`text`].
-pub(crate) unsafe fn addresses(pointer: *const c_char) -> Result<Vec<Address>, Failure> {
-    // SAFETY: the caller's promise.
+/// See [`text`].
+pub(crate) unsafe fn addresses(pointer: *const c_char) -> Result<Vec<Address>, ApiFailure> {
+    // SAFETY: the caller guarantees it.
     let text = unsafe { text("address", pointer) }?;
-    text.split(',').map(|one| one.parse().map_err(Failure::argument)).collect()
+    text.split(',').map(|one| one.parse().map_err(ApiFailure::argument)).collect()
 }

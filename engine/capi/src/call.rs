@@ -10,63 +10,69 @@ use rpcrdma::service::DeferredCall;
 use rpcrdma::{Refusal, ServerCall};
 use rustix::io::Errno;
 
-use crate::failure::Failure;
+use crate::failure::ApiFailure;
 use crate::handle::Borrowed;
 use crate::services::refusal;
 
-/// A call, and the functions that have failed for it.
-pub(crate) struct Call {
-    of: Of,
-    /// `None` for most calls: one word to check for each.
+/// A call at the server, and the failures of functions that write its results.
+pub(crate) struct ServedCall {
+    form: CallHandling,
+    /// `None` for most calls, so that each call checks only one word.
     failures: Option<Box<Failures>>,
 }
 
-enum Of {
-    Now(Borrowed<ServerCall>),
-    Later(DeferredCall),
+enum CallHandling {
+    Handled(Borrowed<ServerCall>),
+    Deferred(DeferredCall),
 }
 
-/// The functions that have failed for a call.
+/// The failures of functions that write results of a call.
 #[derive(Default)]
 struct Failures {
-    /// The last one: its code, and the refusal that it stands for.
+    /// Code of the last failure, and the refusal with that meaning.
     last: Option<(Errno, Refusal)>,
-    /// Results that a function could not write, and that none has written since.
-    missing: Vec<(Part, Refusal)>,
+    /// Parts of the results that a function failed to write, and that none has written since.
+    missing: Vec<(ResultPart, Refusal)>,
 }
 
 /// A part of the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum ResultPart {
     /// The inline results.
     Inline,
     /// The data of the Write chunk with this index.
     Chunk(usize),
 }
 
-impl Call {
-    /// A call that its handler answers by its result.
-    pub(crate) fn now(call: Borrowed<ServerCall>) -> Self {
-        Self { of: Of::Now(call), failures: None }
+impl ServedCall {
+    /// Wraps a call that its handler answers by its return value.
+    pub(crate) fn handled(call: Borrowed<ServerCall>) -> Self {
+        Self { form: CallHandling::Handled(call), failures: None }
     }
 
-    /// A call that is answered later.
-    pub(crate) fn later(call: DeferredCall) -> Self {
-        Self { of: Of::Later(call), failures: None }
+    /// Wraps a call that is answered later.
+    pub(crate) fn deferred(call: DeferredCall) -> Self {
+        Self { form: CallHandling::Deferred(call), failures: None }
     }
 
-    /// Keeps the refusal that a failure stands for.
+    /// Records a failure with its refusal, and returns it for the caller.
     #[cold]
-    pub(crate) fn fail(&mut self, code: Errno, error: impl Display + Into<Refusal>) -> Failure {
-        let failure = Failure::new(code, &error);
+    pub(crate) fn fail(&mut self, code: Errno, error: impl Display + Into<Refusal>) -> ApiFailure {
+        let failure = ApiFailure::new(code, &error);
         self.failures.get_or_insert_default().last = Some((code, error.into()));
         failure
     }
 
-    /// As [`fail`](Self::fail), for a function that did not write a part of the results: unless a later one
-    /// [writes](Self::wrote) it, the call has no results.
+    /// Records a failure to write a part of the results.
+    ///
+    /// The call is refused unless a later function [writes](Self::record_written) that part.
     #[cold]
-    pub(crate) fn fail_to_write(&mut self, part: Part, code: Errno, error: impl Display + Into<Refusal>) -> Failure {
+    pub(crate) fn fail_to_write(
+        &mut self,
+        part: ResultPart,
+        code: Errno,
+        error: impl Display + Into<Refusal>,
+    ) -> ApiFailure {
         let failure = self.fail(code, error);
         if let Some(Failures { last: Some((_, refusal)), missing }) = self.failures.as_deref_mut() {
             missing.retain(|(known, _)| *known != part);
@@ -75,7 +81,7 @@ impl Call {
         failure
     }
 
-    /// As [`fail_to_write`](Self::fail_to_write), for `len` bytes of a Write chunk: without any, nothing is missing.
+    /// Records a failure to fill `len` bytes of a Write chunk. With 0 bytes, no result is missing.
     ///
     /// ENOENT tells the handler that the data belongs inline, so it is the code only if the caller does not offer the
     /// chunk.
@@ -86,29 +92,30 @@ impl Call {
         len: usize,
         if_offered: Errno,
         error: impl Display + Into<Refusal>,
-    ) -> Failure {
-        let code = if self.offers(index) { if_offered } else { Errno::NOENT };
+    ) -> ApiFailure {
+        let code = if self.offers_chunk(index) { if_offered } else { Errno::NOENT };
         match len {
             0 => self.fail(code, error),
-            _ => self.fail_to_write(Part::Chunk(index), code, error),
+            _ => self.fail_to_write(ResultPart::Chunk(index), code, error),
         }
     }
 
-    /// A function has written a part of the results. Inline results also have the data of Write chunks that the caller
-    /// does not offer.
+    /// Records that a function has written a part of the results.
+    ///
+    /// Inline results include the data of Write chunks that the caller does not offer.
     #[inline]
-    pub(crate) fn wrote(&mut self, part: Part) {
+    pub(crate) fn record_written(&mut self, part: ResultPart) {
         if self.failures.is_some() {
-            self.is_no_longer_missing(part);
+            self.remove_missing(part);
         }
     }
 
     #[cold]
-    fn is_no_longer_missing(&mut self, part: Part) {
+    fn remove_missing(&mut self, part: ResultPart) {
         let Some(failures) = self.failures.as_mut() else { return };
         let mut missing = std::mem::take(&mut failures.missing);
         missing.retain(|(known, _)| match *known {
-            Part::Chunk(index) if part == Part::Inline => self.offers(index),
+            ResultPart::Chunk(index) if part == ResultPart::Inline => self.offers_chunk(index),
             known => known != part,
         });
         if let Some(failures) = self.failures.as_mut() {
@@ -116,37 +123,39 @@ impl Call {
         }
     }
 
-    /// Whether the caller offers a Write chunk of this index, for data that is not inline.
-    pub(crate) fn offers(&self, index: usize) -> bool {
+    /// Whether the caller offers a Write chunk of this index.
+    pub(crate) fn offers_chunk(&self, index: usize) -> bool {
         self.write_chunk_capacity(index).is_some()
     }
 
-    /// What a handler's result means. A negative one that is not a failure's is the handler's own.
+    /// Translates a handler's return value.
+    ///
+    /// A negative value that is not the code of the last failure is the handler's own.
     #[inline]
     pub(crate) fn outcome(&self, status: c_int) -> Result<(), Refusal> {
         match (status, &self.failures) {
             (0, None) => Ok(()),
-            (_, failures) => refused(status, failures.as_deref()),
+            (_, failures) => outcome_after_failures(status, failures.as_deref()),
         }
     }
 
-    /// Answers it, if it is one for later.
+    /// Answers a deferred call.
     pub(crate) fn answer(self, status: c_int) {
         let outcome = self.outcome(status);
-        if let Of::Later(call) = self.of {
+        if let CallHandling::Deferred(call) = self.form {
             call.answer(outcome);
         }
     }
 
-    /// Whether nobody awaits the reply.
+    /// Whether this is a deferred call whose connection has closed.
     pub(crate) fn is_disconnected(&self) -> bool {
-        matches!(&self.of, Of::Later(call) if call.is_disconnected())
+        matches!(&self.form, CallHandling::Deferred(call) if call.is_disconnected())
     }
 }
 
-/// The outcome of a call with this status, some functions for which have failed.
+/// Translates a handler's return value if it is not 0, or if functions have failed for the call.
 #[cold]
-fn refused(status: c_int, failures: Option<&Failures>) -> Result<(), Refusal> {
+fn outcome_after_failures(status: c_int, failures: Option<&Failures>) -> Result<(), Refusal> {
     let last = failures.and_then(|failures| failures.last);
     match (status, last) {
         (0, _) => match failures.and_then(|failures| failures.missing.first()) {
@@ -158,23 +167,23 @@ fn refused(status: c_int, failures: Option<&Failures>) -> Result<(), Refusal> {
     }
 }
 
-/// Inline results of this many bytes are no whole number of XDR units.
-pub(crate) struct Unaligned(pub(crate) usize);
+/// Inline results whose length is not a multiple of the XDR unit.
+pub(crate) struct UnalignedResults(pub(crate) usize);
 
-impl Display for Unaligned {
+impl Display for UnalignedResults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "results of {} bytes: XDR data is a multiple of 4 bytes long, padded with zeroes", self.0)
     }
 }
 
-impl From<Unaligned> for Refusal {
-    fn from(Unaligned(len): Unaligned) -> Self {
+impl From<UnalignedResults> for Refusal {
+    fn from(UnalignedResults(len): UnalignedResults) -> Self {
         Self::of_unaligned_results(len)
     }
 }
 
-/// A function that was to write results has refused its arguments.
-pub(crate) struct BadArgument(pub(crate) Failure);
+/// An argument that a function for writing results has refused.
+pub(crate) struct BadArgument(pub(crate) ApiFailure);
 
 impl Display for BadArgument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -188,24 +197,24 @@ impl From<BadArgument> for Refusal {
     }
 }
 
-impl Deref for Call {
+impl Deref for ServedCall {
     type Target = ServerCall;
 
     #[inline]
     fn deref(&self) -> &ServerCall {
-        match &self.of {
-            Of::Now(call) => call,
-            Of::Later(call) => call,
+        match &self.form {
+            CallHandling::Handled(call) => call,
+            CallHandling::Deferred(call) => call,
         }
     }
 }
 
-impl DerefMut for Call {
+impl DerefMut for ServedCall {
     #[inline]
     fn deref_mut(&mut self) -> &mut ServerCall {
-        match &mut self.of {
-            Of::Now(call) => call,
-            Of::Later(call) => call,
+        match &mut self.form {
+            CallHandling::Handled(call) => call,
+            CallHandling::Deferred(call) => call,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Failures: a code for the caller, and a text for the thread.
+//! Failures of functions: a code for the caller, and a text for the thread.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -15,55 +15,57 @@ use rustix::io::Errno;
 use crate::names::in_c;
 use crate::process::{self, set_errno};
 
-/// A failed call into the library. Boxed: results of functions stay in registers.
-pub(crate) struct Failure(Box<(Errno, String)>);
+/// Failure of a function of the interface.
+///
+/// It is boxed, so that the results of functions stay in registers.
+pub(crate) struct ApiFailure(Box<(Errno, String)>);
 
-impl Failure {
+impl ApiFailure {
     #[cold]
     #[inline(never)]
     pub(crate) fn new(code: Errno, text: impl Display) -> Self {
         Self(Box::new((code, in_c(text.to_string()))))
     }
 
-    /// As [`new`](Self::new), with a text whose names of Rust are those that the caller wrote.
+    /// A failure whose text is kept as it is: its names of Rust are the caller's own words.
     #[cold]
-    pub(crate) fn as_is(code: Errno, text: String) -> Self {
+    pub(crate) fn untranslated(code: Errno, text: String) -> Self {
         Self(Box::new((code, text)))
     }
 
-    /// An argument is wrong.
+    /// A failure with EINVAL.
     #[cold]
     #[inline(never)]
     pub(crate) fn argument(text: impl Display) -> Self {
         Self::new(Errno::INVAL, text)
     }
 
-    /// Puts its subject in front of the text.
+    /// Puts the subject of the failure in front of its text.
     #[cold]
-    pub(crate) fn of(self, what: impl Display) -> Self {
+    pub(crate) fn with_subject(self, what: impl Display) -> Self {
         let (code, text) = *self.0;
-        Self::as_is(code, format!("{what}: {text}"))
+        Self::untranslated(code, format!("{what}: {text}"))
     }
 
-    /// Its code.
+    /// The code.
     pub(crate) fn code(&self) -> Errno {
         self.0.0
     }
 
-    /// Its text.
+    /// The text.
     pub(crate) fn text(&self) -> &str {
         &self.0.1
     }
 
-    /// The code, negative; the text becomes the thread's, and the code its errno.
+    /// Makes text and code the thread's last failure and errno. Returns the negative code.
     #[cold]
     #[inline(never)]
     pub(crate) fn report(self) -> c_int {
         let (code, text) = *self.0;
         let text = text.replace('\0', " ");
-        let len = (0..LONGEST.min(text.len() + 1)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-        // A buffer of the thread: its address outlives the text.
-        LAST.with_borrow_mut(|last| {
+        let len = (0..TEXT_SIZE.min(text.len() + 1)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        // The address of the thread's buffer stays valid when the next failure overwrites the text.
+        LAST_TEXT.with_borrow_mut(|last| {
             last[..len].copy_from_slice(&text.as_bytes()[..len]);
             last[len] = 0;
         });
@@ -72,8 +74,7 @@ impl Failure {
     }
 }
 
-/// For failures that the text alone explains.
-impl From<StartError> for Failure {
+impl From<StartError> for ApiFailure {
     fn from(error: StartError) -> Self {
         let code = match error.kind() {
             StartErrorKind::Config | StartErrorKind::Core => Errno::INVAL,
@@ -83,11 +84,11 @@ impl From<StartError> for Failure {
             StartErrorKind::Device => Errno::NODEV,
             _ => Errno::IO,
         };
-        Self::new(limit_of_process(error.os_error()).unwrap_or(code), chain(&error))
+        Self::new(resource_limit_code(error.os_error()).unwrap_or(code), text_with_causes(&error))
     }
 }
 
-impl From<ConnectError> for Failure {
+impl From<ConnectError> for ApiFailure {
     fn from(error: ConnectError) -> Self {
         let code = match &error {
             ConnectError::Start(_) => match error {
@@ -96,18 +97,18 @@ impl From<ConnectError> for Failure {
             },
             ConnectError::TimedOut { .. } => Errno::TIMEDOUT,
             ConnectError::NotAuthenticated { reason, .. } | ConnectError::Refused { reason, .. } => {
-                code_of_refused(reason)
+                connect_error_code(reason)
             }
-            ConnectError::Fabric(error) => code_of_refused(&error.clone().into()),
+            ConnectError::Fabric(error) => connect_error_code(&error.clone().into()),
             _ => Errno::IO,
         };
-        Self::new(code, chain(&error))
+        Self::new(code, text_with_causes(&error))
     }
 }
 
-/// The code of a connection that was not established.
-fn code_of_refused(reason: &CloseReason) -> Errno {
-    let limit = limit_of_process(reason.os_error());
+/// The code for a connection that was not established.
+fn connect_error_code(reason: &CloseReason) -> Errno {
+    let limit = resource_limit_code(reason.os_error());
     limit.unwrap_or_else(|| match reason.kind() {
         _ if reason.is_bad_address() => Errno::INVAL,
         _ if reason.is_unreachable() => Errno::CONNREFUSED,
@@ -120,14 +121,14 @@ fn code_of_refused(reason: &CloseReason) -> Errno {
     })
 }
 
-impl From<CallError> for Failure {
+impl From<CallError> for ApiFailure {
     fn from(error: CallError) -> Self {
-        Self::new(code_of(&error), error)
+        Self::new(call_error_code(&error), error)
     }
 }
 
-/// The code of a failed call.
-pub(crate) fn code_of(error: &CallError) -> Errno {
+/// The code for a failed call.
+pub(crate) fn call_error_code(error: &CallError) -> Errno {
     match error {
         CallError::TimedOut { .. } | CallError::NoCredits { .. } => Errno::TIMEDOUT,
         CallError::Cancelled { .. } => Errno::CANCELED,
@@ -136,9 +137,9 @@ pub(crate) fn code_of(error: &CallError) -> Errno {
         CallError::Closed => Errno::NOTCONN,
         CallError::TooManyCalls { .. } => Errno::AGAIN,
         CallError::NoMemory { .. } | CallError::NoReplyBuffer { .. } => Errno::NOBUFS,
-        // EAGAIN is that of `TooManyCalls`.
+        // EAGAIN stands for `TooManyCalls`.
         CallError::OutOfMemory { os_error, .. } => {
-            limit_of_process(*os_error).filter(|code| *code != Errno::AGAIN).unwrap_or(Errno::NOMEM)
+            resource_limit_code(*os_error).filter(|code| *code != Errno::AGAIN).unwrap_or(Errno::NOMEM)
         }
         CallError::TooLong { .. } => Errno::MSGSIZE,
         CallError::NoReverse => Errno::OPNOTSUPP,
@@ -150,9 +151,10 @@ pub(crate) fn code_of(error: &CallError) -> Errno {
     }
 }
 
-/// The system's error of this number, if it tells of a limit that the caller can raise. A system call without memory
-/// for a socket has another code than one without memory for a mapping: callers get one for both.
-fn limit_of_process(os_error: Option<i32>) -> Option<Errno> {
+/// The system's error of this number, if it is about a limit that the caller can raise.
+///
+/// ENOBUFS, for lack of memory for a socket, becomes ENOMEM, the code for lack of memory for a mapping.
+fn resource_limit_code(os_error: Option<i32>) -> Option<Errno> {
     let limits = [Errno::AGAIN, Errno::FBIG, Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOSPC];
     match os_error.map(Errno::from_raw_os_error)? {
         Errno::NOBUFS => Some(Errno::NOMEM),
@@ -160,8 +162,8 @@ fn limit_of_process(os_error: Option<i32>) -> Option<Errno> {
     }
 }
 
-/// An error with its causes.
-fn chain(error: &dyn Error) -> String {
+/// The text of an error with those of its causes.
+fn text_with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {
@@ -174,61 +176,61 @@ fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// Bytes of the longest text, with the zero byte at its end.
-const LONGEST: usize = 1024;
+/// Bytes of the longest text, including its zero byte.
+const TEXT_SIZE: usize = 1024;
 
 thread_local! {
     /// Text of the thread's last failure.
-    static LAST: RefCell<[u8; LONGEST]> = const { RefCell::new([0; LONGEST]) };
+    static LAST_TEXT: RefCell<[u8; TEXT_SIZE]> = const { RefCell::new([0; TEXT_SIZE]) };
 }
 
-/// The thread's last failure; empty before the first. The next one overwrites it.
+/// Text of the thread's last failure, empty before the first. The next failure overwrites it.
 pub(crate) fn last() -> *const c_char {
-    LAST.with(|last| last.as_ptr().cast_const().cast())
+    LAST_TEXT.with(|last| last.as_ptr().cast_const().cast())
 }
 
-/// What a function of the interface returns.
-pub(crate) trait Outcome: Sized {
-    /// After a failure with this code, which is negative.
+/// Return type of a function of the interface.
+pub(crate) trait ReturnValue: Sized {
+    /// The return value after a failure with this negative code.
     fn failed(code: c_int) -> Self;
 }
 
-impl Outcome for c_int {
+impl ReturnValue for c_int {
     fn failed(code: c_int) -> Self {
         code
     }
 }
 
-impl<T> Outcome for *mut T {
+impl<T> ReturnValue for *mut T {
     fn failed(_: c_int) -> Self {
         null_mut()
     }
 }
 
-impl<T> Outcome for *const T {
+impl<T> ReturnValue for *const T {
     fn failed(_: c_int) -> Self {
         std::ptr::null()
     }
 }
 
-/// The body of a function of the interface: reports its failure, and ends an unwinding.
+/// Runs the body of a function of the interface, reports its failure, and stops unwinding.
 #[inline(always)]
-pub(crate) fn entry<T: Outcome>(name: &'static str, body: impl FnOnce() -> Result<T, Failure>) -> T {
-    match catch_unwind(AssertUnwindSafe(|| process::check().and_then(|()| body()))) {
+pub(crate) fn entry<T: ReturnValue>(name: &'static str, body: impl FnOnce() -> Result<T, ApiFailure>) -> T {
+    match catch_unwind(AssertUnwindSafe(|| process::check_not_forked().and_then(|()| body()))) {
         Ok(Ok(value)) => value,
         Ok(Err(failure)) => T::failed(failure.report()),
         Err(panic) => T::failed(panicked(name, &*panic)),
     }
 }
 
-/// The panic hook has printed its place.
+/// Reports a panic, whose place the panic hook has printed.
 #[cold]
 #[inline(never)]
 fn panicked(name: &str, panic: &(dyn std::any::Any + Send)) -> c_int {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     let text = format!("{name}: panic: {}", text.unwrap_or("without a text"));
     log::error!("{text}");
-    Failure::new(Errno::IO, text).report()
+    ApiFailure::new(Errno::IO, text).report()
 }
 
 #[cfg(test)]
@@ -237,15 +239,15 @@ mod tests {
 
     #[test]
     fn a_lack_of_memory_threads_or_descriptors_has_the_code_of_the_system_call() {
-        let code = |errno: Errno| limit_of_process(Some(errno.raw_os_error()));
+        let code = |errno: Errno| resource_limit_code(Some(errno.raw_os_error()));
         for errno in [Errno::AGAIN, Errno::NOMEM, Errno::FBIG, Errno::MFILE, Errno::NFILE, Errno::NOSPC] {
             assert_eq!(code(errno), Some(errno));
         }
         assert_eq!(code(Errno::NOBUFS), Some(Errno::NOMEM));
-        let of_call = |os_error| code_of(&CallError::OutOfMemory { answered: false, os_error });
+        let of_call = |os_error| call_error_code(&CallError::OutOfMemory { answered: false, os_error });
         let number = |errno: Errno| Some(errno.raw_os_error());
         assert_eq!([of_call(None), of_call(number(Errno::AGAIN))], [Errno::NOMEM; 2]);
         assert_eq!(of_call(number(Errno::MFILE)), Errno::MFILE);
-        assert_eq!((code(Errno::CONNREFUSED), limit_of_process(None)), (None, None));
+        assert_eq!((code(Errno::CONNREFUSED), resource_limit_code(None)), (None, None));
     }
 }

@@ -1,29 +1,31 @@
-//! The C interface of `rpcrdma`: `rpcrdma.h` has its functions.
+//! The C interface of `rpcrdma`, which `rpcrdma.h` declares.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `interface` | the functions, by subject |
-//! | `types` | the opaque types, and what each stands for |
-//! | `handle`, `any` | handles, and checks of their use |
-//! | `failure`, `process` | codes, texts, the end of an unwinding; standard descriptors, children of fork |
-//! | `names` | names in texts, which are C's |
-//! | `arguments` | texts, and places for results |
-//! | `config`, `services`, `hosted`, `call`, `calling`, `memory` | what the handles stand for |
-//! | `reads`, `ended`, `polled`, `log` | likewise |
-//! | `request` | calls of clients, as C describes them |
-//! | `peers` | what an application hears of connections |
+//! | `types` | the opaque types, and their values |
+//! | `handle`, `any` | handles, and the detection of misuse |
+//! | `failure` | codes and texts of failures; panics stop there |
+//! | `process` | standard descriptors, children of fork |
+//! | `names` | translation of Rust names in texts to C names |
+//! | `arguments` | strings, arrays, and pointers for results |
+//! | `config`, `services`, `call`, `memory` | values of handles: knobs, procedures, calls at the server, buffers |
+//! | `threaded_server`, `threaded_client`, `polled` | values of handles: servers and clients |
+//! | `ended_call` | values of handles: replies |
+//! | `read_places` | memory of the application for Read chunks |
+//! | `log` | the log, passed to a function |
+//! | `request` | calls of clients, described by `rpcrdma_request` |
+//! | `peers` | reports of connections to the application |
 
 #![expect(non_camel_case_types, reason = "names of C")]
 
 mod any;
 mod arguments;
 mod call;
-mod calling;
 mod config;
-mod ended;
+mod ended_call;
 mod failure;
 mod handle;
-mod hosted;
 mod interface;
 mod log;
 mod memory;
@@ -31,9 +33,11 @@ mod names;
 mod peers;
 mod polled;
 mod process;
-mod reads;
+mod read_places;
 mod request;
 mod services;
+mod threaded_client;
+mod threaded_server;
 mod types;
 
 pub use interface::*;

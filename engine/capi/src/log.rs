@@ -7,18 +7,18 @@ use std::sync::OnceLock;
 use log::{LevelFilter, Log, Metadata, Record};
 use rustix::io::Errno;
 
-use crate::failure::Failure;
+use crate::failure::ApiFailure;
 use crate::names::in_c;
 
 type Function = unsafe extern "C-unwind" fn(context: *mut c_void, level: c_int, line: *const c_char);
 
-/// Where lines go.
-pub(crate) struct Sink {
+/// The function that gets the lines.
+pub(crate) struct LogSink {
     function: Function,
     context: *mut c_void,
 }
 
-impl Sink {
+impl LogSink {
     /// # Safety
     /// Any thread may call `function` with `context`.
     pub(crate) unsafe fn new(function: Function, context: *mut c_void) -> Self {
@@ -26,12 +26,12 @@ impl Sink {
     }
 }
 
-// SAFETY: any thread may call the function.
-unsafe impl Send for Sink {}
-// SAFETY: as above, at once.
-unsafe impl Sync for Sink {}
+// SAFETY: the caller of `new` guarantees that any thread may call the function.
+unsafe impl Send for LogSink {}
+// SAFETY: any thread may call the function, also at the same time as others.
+unsafe impl Sync for LogSink {}
 
-impl Log for Sink {
+impl Log for LogSink {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.level() <= log::max_level()
     }
@@ -40,7 +40,7 @@ impl Log for Sink {
         if self.enabled(record.metadata()) {
             let line = in_c(record.args().to_string()).replace('\0', " ");
             let line = CString::new(line).unwrap_or_default();
-            // SAFETY: promised to `new`.
+            // SAFETY: the caller of `new` guarantees it.
             unsafe { (self.function)(self.context, record.level() as c_int, line.as_ptr()) }
         }
     }
@@ -48,22 +48,22 @@ impl Log for Sink {
     fn flush(&self) {}
 }
 
-/// The sink, once it is the log of the process.
-static SINK: OnceLock<Sink> = OnceLock::new();
+/// The log of the process, once installed.
+static LOG_SINK: OnceLock<LogSink> = OnceLock::new();
 
-/// Makes it the log of the process.
-pub(crate) fn install(sink: Sink, most: c_int) -> Result<(), Failure> {
+/// Makes `sink` the log of the process.
+pub(crate) fn install(sink: LogSink, most: c_int) -> Result<(), ApiFailure> {
     let most = match most {
         0 => LevelFilter::Off,
         1 => LevelFilter::Error,
         2 => LevelFilter::Warn,
         3 => LevelFilter::Info,
         4 => LevelFilter::Debug,
-        _ => return Err(Failure::argument(format_args!("most is {most}: 0 (no lines) to 4 (debug)"))),
+        _ => return Err(ApiFailure::argument(format_args!("most is {most}: 0 (no lines) to 4 (debug)"))),
     };
-    SINK.set(sink).map_err(|_| Failure::new(Errno::BUSY, "rpcrdma_log was called before"))?;
-    let sink = SINK.get().ok_or_else(|| Failure::new(Errno::BUSY, "no log"))?;
-    log::set_logger(sink).map_err(|error| Failure::new(Errno::BUSY, error))?;
+    LOG_SINK.set(sink).map_err(|_| ApiFailure::new(Errno::BUSY, "rpcrdma_log was called before"))?;
+    let sink = LOG_SINK.get().ok_or_else(|| ApiFailure::new(Errno::BUSY, "no log"))?;
+    log::set_logger(sink).map_err(|error| ApiFailure::new(Errno::BUSY, error))?;
     log::set_max_level(most);
     Ok(())
 }

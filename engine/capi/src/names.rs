@@ -1,11 +1,13 @@
-//! Names in texts of the engine, which are Rust's, and their counterparts in C.
+//! Translation of Rust names in texts of the engine to names of the C interface.
 #![forbid(unsafe_code)]
 
-/// Names of Rust, and what a program in C has instead. Longer names come before their beginnings.
+/// Names of Rust, and their counterparts in C. A longer name comes before its own beginning.
 const NAMES: &[(&str, &str)] = &[
     ("`read_chunks` needs", "`max_read` needs"),
     ("`write_chunks` needs", "`max_write` needs"),
     ("Procedure::max_reply", "max_reply of rpcrdma_procedure"),
+    ("ClientConfig::credential, or another function of Procedure::cached or typed::Cache", "client.auth_sys"),
+    ("Procedure::cached", "RPCRDMA_CACHED"),
     ("Procedure::read_chunks", "read_chunks and max_read of rpcrdma_procedure"),
     ("Procedure::write_chunks", "write_chunks and max_write of rpcrdma_procedure"),
     ("Procedure::results_from_handler", "RPCRDMA_OWN_RESULTS"),
@@ -14,7 +16,6 @@ const NAMES: &[(&str, &str)] = &[
     ("Procedure::one_way", "RPCRDMA_ONE_WAY"),
     ("Procedure::place_reads_in", "reads_into of rpcrdma_procedure"),
     ("Procedure::uncounted", "RPCRDMA_UNCOUNTED"),
-    ("ClientConfig::credential, or another function of Procedure::cached or typed::Cache", "client.auth_sys"),
     ("ServerCall::set_result", "rpcrdma_call_result"),
     ("ServerConfig::workers", "server.workers"),
     ("ServerConfig::stats", "server.stats"),
@@ -23,6 +24,8 @@ const NAMES: &[(&str, &str)] = &[
     ("ServerConfig::serves", "the addresses of rpcrdma_server_start"),
     ("WorkerConfig::count", "server.workers"),
     ("WorkerConfig::cores", "server.cores"),
+    ("WorkerConfig::ring_capacity", "ring capacity of the workers"),
+    ("ConnectParams::windows", "windows of the connection"),
     ("ClientCall::timeout", "timeout of rpcrdma_request"),
     ("ClientConfig::services", "rpcrdma_config_callbacks"),
     ("ClientConfig::program", "program of the connect"),
@@ -46,11 +49,11 @@ const NAMES: &[(&str, &str)] = &[
     ("wire.host_auth, or `--host-key FILE`", "wire.host_key"),
     ("wire.host_auth", "wire.host_key"),
     ("openssl rand -out FILE 32", "openssl rand -hex 32"),
-    ("build it with `--features verbs`", "build it with `engine/capi/install --features=verbs`"),
+    ("build with `--features verbs`", "build with `engine/capi/install --features=verbs`"),
     ("memory.arenas", "rpcrdma_config_arena"),
 ];
 
-/// The text with names of C.
+/// Replaces the names of Rust in a text.
 #[cold]
 pub(crate) fn in_c(text: String) -> String {
     let known = NAMES.iter().filter(|(rust, _)| text.contains(rust));
@@ -65,14 +68,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_name_what_a_program_in_c_has() {
+    fn rust_names_in_texts_are_replaced_by_c_names() {
         let text = "no reply (Procedure::max_reply); use ServerCall::set_result (memory.arenas)";
         let c = "no reply (max_reply of rpcrdma_procedure); use rpcrdma_call_result (rpcrdma_config_arena)";
         assert_eq!(in_c(text.to_owned()), c);
         assert_eq!(in_c("`read_chunks` needs buffers".to_owned()), "`max_read` needs buffers");
     }
 
-    /// The texts between double quotes of a source file, without those of its tests.
+    /// The string literals of a source file, without those of its tests.
     fn literals(source: &str) -> Vec<String> {
         let source = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
         let lines = source.lines().filter(|line| !line.trim_start().starts_with("//"));
@@ -80,8 +83,8 @@ mod tests {
         source.split('"').skip(1).step_by(2).map(str::to_owned).collect()
     }
 
-    /// Whether a text has what a program in C lacks: a path of Rust or an option of a command line.
-    fn is_of_rust(text: &str) -> bool {
+    /// Whether a text names a path of Rust or a command-line option, which a program in C lacks.
+    fn has_rust_name(text: &str) -> bool {
         has_path(text) || has_option(text)
     }
 
@@ -95,7 +98,7 @@ mod tests {
         })
     }
 
-    /// Whether a text has an option such as `--host-key FILE`, without a command in front of it between the backticks.
+    /// Whether a text has an option such as `--host-key FILE` without its command in the same backticks.
     fn has_option(text: &str) -> bool {
         text.split('`').enumerate().any(|(index, part)| {
             let is_code = index % 2 == 1;
@@ -125,9 +128,9 @@ mod tests {
                 check(&path, found, seen);
             } else if path.extension().is_some_and(|end| end == "rs") && !path.ends_with("tests.rs") {
                 let literals = literals(&fs::read_to_string(&path).expect("a source file"));
-                for text in literals.into_iter().filter(|text| is_of_rust(text)) {
+                for text in literals.into_iter().filter(|text| has_rust_name(text)) {
                     *seen += 1;
-                    if is_of_rust(&in_c(text.clone())) {
+                    if has_rust_name(&in_c(text.clone())) {
                         found.push(format!("{}: {text}", path.display()));
                     }
                 }
@@ -139,7 +142,7 @@ mod tests {
     fn no_text_of_the_engine_names_an_item_of_rust_or_an_option() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         if !root.join("engine/proto").is_dir() {
-            // The package of this crate alone.
+            // This is the published package, without the sources of the engine.
             return;
         }
         let (mut found, mut seen) = (Vec::new(), 0);

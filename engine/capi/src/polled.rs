@@ -1,4 +1,4 @@
-//! Clients and servers that their thread polls.
+//! Clients and servers that the application polls.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -12,48 +12,48 @@ use rpcrdma::{CallError, FailedCall};
 use rpcrdma_mempool::current_thread;
 use rustix::io::Errno;
 
-use crate::calling::{CallingClient, ENDED};
-use crate::failure::{Failure, code_of};
-use crate::handle::Numbers;
+use crate::failure::{ApiFailure, call_error_code};
+use crate::handle::TemporaryTags;
+use crate::threaded_client::{ENDED, ThreadedClient};
 
-/// A client with one connection.
-pub(crate) struct Polled {
+/// A polled client with one connection.
+pub(crate) struct PolledClient {
     pub(crate) client: LocalClient,
-    /// Functions get the calls of a batch.
+    /// Whether a poll is reporting the ends of calls.
     is_reporting: bool,
-    /// Room of the next batch.
+    /// Empty list for the next batch.
     spare: Vec<Done>,
-    /// Tells it from another one in the same place.
+    /// Tells the client from a later one in the same slot.
     id: u64,
-    /// Those of its replies, with the other handles of its thread.
-    numbers: Numbers,
+    /// Tags of its replies, which it shares with the other temporary handles of its thread.
+    tags: TemporaryTags,
 }
 
-impl Polled {
+impl PolledClient {
     pub(crate) fn new(client: LocalClient) -> Self {
         static CREATED: AtomicU64 = AtomicU64::new(0);
         // Relaxed: only the number counts.
         let id = CREATED.fetch_add(1, Ordering::Relaxed);
-        Self { client, is_reporting: false, spare: Vec::new(), id, numbers: Numbers::of_thread() }
+        Self { client, is_reporting: false, spare: Vec::new(), id, tags: TemporaryTags::of_thread() }
     }
 
-    /// Gives up what belongs to this thread.
+    /// Releases state that belongs to this thread.
     ///
     /// # Errors
-    /// EBUSY: it reports the end of a call.
-    pub(crate) fn leave_thread(&mut self) -> Result<(), Failure> {
+    /// EBUSY: a poll is reporting the ends of calls.
+    pub(crate) fn leave_thread(&mut self) -> Result<(), ApiFailure> {
         if self.is_reporting {
-            return Err(Failure::new(Errno::BUSY, "rpcrdma_local_client: a poll reports the ends of calls now"));
+            return Err(ApiFailure::new(Errno::BUSY, "rpcrdma_local_client: a poll reports the ends of calls now"));
         }
         self.client.shard().leave_thread();
-        self.numbers = Numbers::of_nobody();
+        self.tags = TemporaryTags::of_no_thread();
         Ok(())
     }
 
-    /// Belongs to this thread from now on.
+    /// Makes the client belong to this thread.
     pub(crate) fn enter_thread(&mut self) {
         self.client.shard().enter_thread();
-        self.numbers = Numbers::of_thread();
+        self.tags = TemporaryTags::of_thread();
     }
 
     #[inline]
@@ -61,10 +61,12 @@ impl Polled {
         self.client.first()
     }
 
-    /// Whether calls have ended that this poll reports, while the client is free. Those that end meanwhile are the next
-    /// poll's, and none are that of a poll by a function that gets a call: the poll ends, and the stack stays bounded.
+    /// Whether this poll has ends of calls to report.
+    ///
+    /// The client is not in use while they are reported. Calls that end meanwhile are left to the next poll. A poll
+    /// within a report reports nothing, so that each poll ends and the stack stays bounded.
     #[inline]
-    pub(crate) fn is_to_report(&mut self) -> bool {
+    pub(crate) fn has_ends_to_report(&mut self) -> bool {
         !self.client.shard_mut().done().is_empty() && !self.is_reporting
     }
 
@@ -73,33 +75,33 @@ impl Polled {
         self.is_reporting = true;
     }
 
-    /// The call that has ended, if it is the only one.
+    /// Takes the call that has ended, if it is the only one.
     #[inline]
-    pub(crate) fn only_ended(&mut self) -> Option<Done> {
+    pub(crate) fn take_only_ended(&mut self) -> Option<Done> {
         let done = self.client.shard_mut().done();
         if done.len() == 1 { done.pop() } else { None }
     }
 
-    /// All calls that have ended; [`reuse`](Self::reuse) gets the batch back.
+    /// Takes all calls that have ended. [`reuse_batch`](Self::reuse_batch) returns the list.
     #[inline]
-    pub(crate) fn ended(&mut self) -> Vec<Done> {
+    pub(crate) fn take_ended(&mut self) -> Vec<Done> {
         std::mem::replace(self.client.shard_mut().done(), std::mem::take(&mut self.spare))
     }
 
     #[inline]
-    pub(crate) fn reported(&mut self) {
+    pub(crate) fn end_report(&mut self) {
         self.is_reporting = false;
     }
 
-    /// Keeps the room of a batch.
-    pub(crate) fn reuse(&mut self, batch: Vec<Done>) {
+    /// Returns the empty list of a batch, for the next one.
+    pub(crate) fn reuse_batch(&mut self, batch: Vec<Done>) {
         self.spare = batch;
     }
 
-    /// Number of a report.
+    /// Tag of the next report's reply.
     #[inline]
-    pub(crate) fn number(&self) -> u16 {
-        self.numbers.next()
+    pub(crate) fn next_tag(&self) -> u16 {
+        self.tags.next()
     }
 
     #[inline]
@@ -107,19 +109,22 @@ impl Polled {
         self.id
     }
 
-    /// As [`LocalClient::arm`]; calls that are being reported are work, too.
+    /// Arms the client for a sleep. Calls that are being reported count as work.
+    ///
+    /// See [`LocalClient::arm`].
     pub(crate) fn arm(&mut self, longest: Duration) -> Option<Duration> {
         self.client.arm(longest).filter(|_| !self.is_reporting)
     }
 
-    /// Takes the end of a call whose start has failed just now, for lack of memory or as an invalid call: nothing
-    /// reports it. Ends for other causes are left to be reported.
+    /// Takes the end of a call that has just failed to start, for lack of memory or as an invalid call.
+    ///
+    /// No poll reports that end. Ends for other causes are left for the poll.
     #[cold]
     #[inline(never)]
-    pub(crate) fn not_started(&mut self) -> Option<FailedCall> {
+    pub(crate) fn take_failed_start(&mut self) -> Option<FailedCall> {
         let is_returned = |done: &mut Done| match &done.result {
             Err(FailedCall { error: CallError::OutOfMemory { answered: false, .. }, .. }) => true,
-            Err(failed) => matches!(code_of(&failed.error), Errno::NOBUFS | Errno::MSGSIZE | Errno::INVAL),
+            Err(failed) => matches!(call_error_code(&failed.error), Errno::NOBUFS | Errno::MSGSIZE | Errno::INVAL),
             Ok(_) => false,
         };
         self.client.shard_mut().done().pop_if(is_returned)?.result.err()
@@ -130,16 +135,18 @@ impl Polled {
     }
 }
 
-/// A server, and what makes clients for calls to its clients.
+/// A polled server.
 pub(crate) struct PolledServer {
     pub(crate) server: LocalServer,
-    /// Made by the first [`call_back`](Self::call_back).
+    /// Makes clients for calls to the server's clients. Created by the first [`call_back`](Self::call_back).
     call_backs: Option<CallBacks>,
-    /// The thread that polls it. Dropped last: what ends before may still run handlers on that thread.
+    /// The thread that polls the server. It is dropped last, because the end of the other fields may run handlers.
     thread: PollingThread,
 }
 
-/// The thread that polls a server, for the server's clients, which must not block it. Its drop tells them of the end.
+/// The thread that polls a server, which the server's clients must not block.
+///
+/// When dropped, it stores [`ENDED`] for these clients.
 struct PollingThread(Arc<AtomicU64>);
 
 impl Drop for PollingThread {
@@ -153,19 +160,19 @@ impl PolledServer {
         Self { server, call_backs: None, thread: PollingThread(Arc::new(AtomicU64::new(current_thread()))) }
     }
 
-    /// A client for calls to a caller. `None` for a caller of another server.
-    pub(crate) fn call_back(&mut self, caller: Caller, config: ClientConfig) -> Option<CallingClient> {
+    /// Makes a client for calls to a caller. `None` for a caller of another server.
+    pub(crate) fn call_back(&mut self, caller: Caller, config: ClientConfig) -> Option<ThreadedClient> {
         let call_backs = self.call_backs.get_or_insert_with(|| self.server.call_backs());
-        Some(CallingClient::of_polled(call_backs.client(caller, config)?, Arc::clone(&self.thread.0)))
+        Some(ThreadedClient::of_polled(call_backs.client(caller, config)?, Arc::clone(&self.thread.0)))
     }
 
-    /// Gives up what belongs to this thread.
+    /// Releases state that belongs to this thread.
     pub(crate) fn leave_thread(&mut self) {
         self.server.shard().leave_thread();
         self.thread.0.store(0, Ordering::Relaxed);
     }
 
-    /// Belongs to this thread from now on.
+    /// Makes the server belong to this thread.
     pub(crate) fn enter_thread(&mut self) {
         self.server.shard().enter_thread();
         self.thread.0.store(current_thread(), Ordering::Relaxed);

@@ -17,32 +17,44 @@ use rpcrdma::{Arena, Procedure, Refusal, ServerCall, Services};
 use rustix::fs::{FileType, fstat};
 use rustix::io::Errno;
 
-use crate::call::{Call, Part};
-use crate::failure::Failure;
-use crate::handle::{Borrowed, Numbers, during, hold, share};
+use crate::call::{ResultPart, ServedCall};
+use crate::failure::ApiFailure;
+use crate::handle::{Borrowed, TemporaryTags, new_handle, share, with_temporary_handle};
 use crate::peers::{self, rpcrdma_peer_hook};
-use crate::reads::Places;
+use crate::read_places::ReadPlaces;
 use crate::types::{rpcrdma_arena, rpcrdma_call};
 
-/// Answers a call at once: writes its results, and returns 0.
+/// Runs a call, and answers it with its return value.
 ///
-/// `args` are the inline arguments, in place. `results` has room for `max_reply` bytes of inline results, which are not
-/// initialized. `*results_len` is 0: the handler writes them all, and their number there, which is a multiple of 4 as
-/// XDR requires: the handler pads with zeroes. With another number the caller gets SYSTEM_ERR. Or it uses
-/// `rpcrdma_call_reply`.
+/// No exception of C++ may leave the handler: the process would end.
 ///
-/// It runs on a shard, or on a worker, and several threads may run it at once. The call is valid until it returns.
-/// Another result refuses the call: an `RPCRDMA_` status, or the negative code of the last function that has failed to
-/// write results of this call, which the caller gets as follows:
+/// # Parameters
+/// - `context`: `context` of the procedure.
+/// - `call`: the call.
+/// - `args`, `args_len`: the inline arguments, in place.
+/// - `results`: room for at least `max_reply` bytes of inline results, which are not initialized.
+/// - `results_len`: 0 at the call. The handler writes all inline results at `results`, and stores their number of bytes
+///   here. It is a multiple of 4, as XDR requires, so the handler pads with zeroes: with another number, the caller
+///   gets SYSTEM_ERR. A handler that uses `rpcrdma_call_reply` leaves it 0.
 ///
-/// - -EMSGSIZE of a Write chunk of the caller that is shorter than the result, which `max_write` allows: an error of
-///   the transport, by which a client of version 2 sends the call again with a longer chunk; in version 1 the call
-///   fails with EPROTO;
-/// - -ENOENT of a Write chunk that the procedure declares, and the caller does not offer: GARBAGE_ARGS;
-/// - any other negative code, also one of no such function: SYSTEM_ERR, and the log has the cause, or the code.
+/// # Ownership
+/// The call, its arguments and the room for results are valid until the handler returns.
 ///
-/// So is 0 if a function that writes results has failed for this call, and none has written that part of them since.
-/// Other numbers are SYSTEM_ERR, and the log has the number. No exception of C++ may leave it: the process ends.
+/// # Threads
+/// It runs on a shard, or on a worker with `RPCRDMA_ON_WORKERS`. Several threads may run it at once.
+///
+/// # Returns
+/// - 0: the results are complete. But if a function that writes results has failed for this call, and none has written
+///   that part of the results since, 0 has the effect of that function's code.
+/// - an `RPCRDMA_` status: refuses the call with it.
+/// - -EMSGSIZE, as the code of the last function that failed to write results of this call, because a Write chunk of
+///   the caller is shorter than the result, and `max_write` allows the result: an error of the transport, by which a
+///   client of version 2 retransmits the call with a longer chunk. In version 1 the call fails with EPROTO.
+/// - -ENOENT, as the code of that function, because the procedure declares a Write chunk that the caller does not
+///   offer: GARBAGE_ARGS.
+/// - any other negative code, including one that no such function returned: SYSTEM_ERR, and the log has the cause, or
+///   the code.
+/// - any other number: SYSTEM_ERR, and the log has the number.
 pub type rpcrdma_handler = Option<
     unsafe extern "C-unwind" fn(
         context: *mut c_void,
@@ -54,82 +66,111 @@ pub type rpcrdma_handler = Option<
     ) -> c_int,
 >;
 
-/// Takes a call, to be answered by `rpcrdma_call_answer`, now or later, on any thread. `args` are the inline arguments,
-/// in place until then.
+/// Takes a call that `rpcrdma_call_answer` answers, now or later.
 ///
-/// It runs on a shard and must not block.
+/// # Parameters
+/// - `context`: `context` of the procedure.
+/// - `call`: the call.
+/// - `args`, `args_len`: the inline arguments, in place.
+///
+/// # Ownership
+/// The call is the application's, with its arguments, until `rpcrdma_call_answer`.
+///
+/// # Threads
+/// It runs on a shard, and must not block. Any thread may answer the call.
 pub type rpcrdma_deferred_handler = Option<
     unsafe extern "C-unwind" fn(context: *mut c_void, call: *mut rpcrdma_call, args: *const c_void, args_len: usize),
 >;
 
-/// The procedure runs on workers (`server.workers`): its handler may block.
+/// The procedure runs on workers (`server.workers`), so its handler may block.
 pub const RPCRDMA_ON_WORKERS: u32 = 1;
+/// Calls of the procedure have a duplicate request cache.
+///
 /// A call that is retransmitted to the same server does not run again. A new process has nothing of the old one's
-/// cache. A client is a credential, as of `client.auth_sys`, on a host: each client of this library has its own stamp.
-/// Calls without a credential run again. Without Write chunks. The cache has the default sizes of
-/// `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
+/// cache. The cache tells clients apart by credential, as `client.auth_sys` sets it, and host: each client of this
+/// library has a stamp of its own. Calls without a credential run again. A cached procedure has no Write chunks. The
+/// cache has the default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
 pub const RPCRDMA_CACHED: u32 = 2;
-/// Calls have no reply, and end once they are sent: nothing tells whether one has run. Procedure and request both need
-/// the flag: without it in the request, the call ends by its time-out alone.
+/// Calls have no reply, and end once they are sent.
+///
+/// Nothing tells whether such a call has run. The procedure and the request both need the flag: without it in the
+/// request, the call ends only by its time-out.
 pub const RPCRDMA_ONE_WAY: u32 = 4;
-/// Write chunks get memory of the application (`rpcrdma_call_result`), and none of the library's.
+/// Write chunks are filled from the application's memory (`rpcrdma_call_result`), not the library's.
 pub const RPCRDMA_OWN_RESULTS: u32 = 8;
-/// Reduced arguments have no length among the inline arguments. Without this flag, the library compares the length in
-/// front of each Read chunk's position with the chunk, and refuses other calls with GARBAGE_ARGS.
+/// Reduced arguments have no length among the inline arguments.
+///
+/// Without this flag, the library compares the length in front of each Read chunk's position with the chunk, and
+/// refuses a call with GARBAGE_ARGS if they differ.
 pub const RPCRDMA_UNCOUNTED: u32 = 16;
 
-/// A procedure of a table: `{.number = 1, .handler = get, .max_reply = 16}`.
+/// A procedure of a table.
 ///
-/// It has a handler, or a deferred one. All else may be 0.
+/// For example `{.number = 1, .handler = get, .max_reply = 16}`. A procedure has either a handler or a deferred
+/// handler. All other fields may be 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_procedure {
     /// Procedure number.
     pub number: u32,
-    /// `RPCRDMA_ON_WORKERS` and others, or 0.
+    /// `RPCRDMA_ON_WORKERS` and other flags of procedures, or 0.
     pub flags: u32,
-    /// Answers at once.
+    /// Answers a call by its return value.
     pub handler: rpcrdma_handler,
-    /// Answers later.
+    /// Answers a call later.
     pub deferred: rpcrdma_deferred_handler,
-    /// First argument of both. Any thread may use it.
+    /// First argument of the handler. Any thread may use it.
     pub context: *mut c_void,
-    /// Bytes of inline results that there is at least room for, at most 1 GiB; 0: 256.
+    /// Least room for inline results, in bytes: at most 1 GiB; 0 means 256.
     pub max_reply: usize,
-    /// Most Read chunks of a call, at most 4: eligible arguments (RFC 8166 §6).
+    /// Most Read chunks of a call, at most 4. They are its eligible arguments (RFC 8166 §6).
     pub read_chunks: u32,
-    /// Most Write chunks of a call, at most 4: eligible results.
+    /// Most Write chunks of a call, at most 4. They are its eligible results.
     pub write_chunks: u32,
-    /// Most bytes of a Read chunk: at most 1 GiB, and with `reads_into` 4 GiB less 1.
+    /// Most bytes of a Read chunk: at most 1 GiB, or with `reads_into` 4 GiB less 1.
     pub max_read: usize,
-    /// Most bytes of a Write chunk: at most 1 GiB, and with `RPCRDMA_OWN_RESULTS` 4 GiB less 1.
+    /// Most bytes of a Write chunk: at most 1 GiB, or with `RPCRDMA_OWN_RESULTS` 4 GiB less 1.
     pub max_write: usize,
-    /// Memory that Read chunks arrive in, or NULL for the library's. It has a place for each `max_read` bytes, rounded
-    /// up to 4096. A place is free again once its chunk's call is answered, and the buffer freed that took the chunk.
-    /// While none is free, chunks arrive in the library's memory.
+    /// Memory for the data of Read chunks, or NULL for the library's.
+    ///
+    /// It is divided into places of `max_read` bytes, rounded up to 4096. A place is free again once the call of its
+    /// chunk is answered, and the buffer that took the chunk is freed. While no place is free, chunks arrive in the
+    /// library's memory.
     pub reads_into: *mut rpcrdma_arena,
 }
 
-/// Does work on a shard's thread, in each of its turns, without blocking. Not 0 if there was any.
+/// Does work on a shard's thread, in each turn of the shard.
+///
+/// It must not block.
+///
+/// # Parameters
+/// - `context`: the argument of `rpcrdma_services_task`.
+/// - `shard`: the number of the shard.
+///
+/// # Returns
+/// - 0: there was no work.
+/// - any other number: there was work.
 pub type rpcrdma_task = Option<unsafe extern "C-unwind" fn(context: *mut c_void, shard: c_uint) -> c_int>;
 
-/// The client of a cached call: its host, which stays the same when it connects again. `None` without a credential.
-fn client_of(call: &ServerCall) -> Option<Client> {
+/// The client of a cached call, identified by its host, so that it keeps its entries when it reconnects.
+///
+/// `None` without a credential.
+fn cache_client(call: &ServerCall) -> Option<Client> {
     let (flavor, _) = call.info().credential();
     if flavor == 0 { None } else { by_host(call).or_else(|| by_address(call)) }
 }
 
-/// A pointer that functions of C get back.
+/// A pointer that is passed to functions of the application.
 #[derive(Clone, Copy)]
-pub(crate) struct Context(*mut c_void);
+pub(crate) struct CallbackContext(*mut c_void);
 
-// SAFETY: the interface says that functions with it run on any thread.
-unsafe impl Send for Context {}
-// SAFETY: as above, at once.
-unsafe impl Sync for Context {}
+// SAFETY: the interface says that functions get it on any thread.
+unsafe impl Send for CallbackContext {}
+// SAFETY: the interface says that several threads may use it at once.
+unsafe impl Sync for CallbackContext {}
 
-impl Context {
-    /// The whole of it, which closures then capture.
+impl CallbackContext {
+    /// The pointer. Closures that call this capture the whole struct, which is `Send`.
     pub(crate) fn get(&self) -> *mut c_void {
         self.0
     }
@@ -137,17 +178,17 @@ impl Context {
 
 /// Bytes of the longest buffer of `memory.bulk_buffers` and `memory.long_buffers`.
 const LONGEST_BUFFER: usize = 1 << 30;
-/// Most bytes of a chunk: its length is an XDR integer.
+/// Most bytes of a chunk, whose length is an XDR unsigned integer.
 const LONGEST_CHUNK: usize = u32::MAX as usize;
 
-/// A version of a program, as errors name it.
+/// A version of a program, for error texts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Program {
+pub(crate) struct ProgramVersion {
     pub(crate) program: u32,
     pub(crate) version: u32,
 }
 
-impl fmt::Display for Program {
+impl fmt::Display for ProgramVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { program, version } = *self;
         // Registered numbers are decimal, as in the texts of the engine.
@@ -158,47 +199,48 @@ impl fmt::Display for Program {
     }
 }
 
-/// A procedure, as errors name it.
+/// A procedure of a program, for error texts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Name {
-    of: Program,
+pub(crate) struct ProcedureId {
+    of: ProgramVersion,
     number: u32,
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for ProcedureId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "procedure {} of {}", self.number, self.of)
     }
 }
 
-/// Procedures, a task of each shard, and what hears of connections.
+/// Value of a services handle: procedures, the task of each shard, and the peer hook.
 #[derive(Default)]
-pub(crate) struct Table {
+pub(crate) struct ServiceTable {
     services: Services,
-    known: HashSet<Name>,
-    /// The first one that runs on workers.
-    on_workers: Option<Name>,
+    known: HashSet<ProcedureId>,
+    /// The first procedure that runs on workers.
+    on_workers: Option<ProcedureId>,
     cache: Option<Arc<DuplicateRequestCache>>,
-    task: Option<Task>,
+    task: Option<TaskFunctions>,
     peers: Option<PeerHook>,
-    /// Where Read chunks arrive.
+    /// Memory for Read chunks.
     arenas: Vec<Arena>,
 }
 
+/// The functions of `rpcrdma_services_task`.
 #[derive(Clone, Copy)]
-struct Task {
+struct TaskFunctions {
     poll: unsafe extern "C-unwind" fn(*mut c_void, c_uint) -> c_int,
     descriptor: rpcrdma_task,
-    context: Context,
+    context: CallbackContext,
 }
 
-impl Table {
+impl ServiceTable {
     pub(crate) fn services(&self) -> Services {
         self.services.clone()
     }
 
     /// A procedure that runs on workers.
-    pub(crate) fn on_workers(&self) -> Option<Name> {
+    pub(crate) fn on_workers(&self) -> Option<ProcedureId> {
         self.on_workers
     }
 
@@ -218,13 +260,14 @@ impl Table {
     /// Adds a procedure.
     ///
     /// # Errors
-    /// EEXIST: it was added before. EINVAL, EBADF or EBUSY: its declaration, or its arena. The text names it.
-    pub(crate) fn add(&mut self, program: Program, of: &rpcrdma_procedure) -> Result<(), Failure> {
-        let name = Name { of: program, number: of.number };
+    /// EEXIST: the procedure was added before. EINVAL, EBADF or EBUSY: its declaration or its arena is invalid. The
+    /// text names the procedure.
+    pub(crate) fn add(&mut self, program: ProgramVersion, of: &rpcrdma_procedure) -> Result<(), ApiFailure> {
+        let name = ProcedureId { of: program, number: of.number };
         if self.known.contains(&name) {
-            return Err(Failure::new(Errno::EXIST, "it was added before").of(name));
+            return Err(ApiFailure::new(Errno::EXIST, "it was added before").with_subject(name));
         }
-        let procedure = self.procedure(of).map_err(|failure| failure.of(name))?;
+        let procedure = self.procedure(of).map_err(|failure| failure.with_subject(name))?;
         self.services.add(program.program, program.version, of.number, procedure);
         if of.flags & RPCRDMA_ON_WORKERS != 0 {
             self.on_workers.get_or_insert(name);
@@ -233,41 +276,41 @@ impl Table {
         Ok(())
     }
 
-    /// The procedure of an entry.
-    fn procedure(&mut self, of: &rpcrdma_procedure) -> Result<Procedure, Failure> {
+    /// Makes the procedure of an entry.
+    fn procedure(&mut self, of: &rpcrdma_procedure) -> Result<Procedure, ApiFailure> {
         let number = of.number;
-        let wrong = |text: &str| Err(Failure::argument(text));
-        let context = Context(of.context);
+        let wrong = |text: &str| Err(ApiFailure::argument(text));
+        let context = CallbackContext(of.context);
         let procedure: Procedure = match (of.handler, of.deferred) {
             (Some(handler), None) => Procedure::new(move |call| {
                 let (args, mut writer) = call.args_and_writer();
                 let (args, args_len, results) = (args.as_ptr().cast(), args.len(), writer.as_mut_ptr().cast());
-                // SAFETY: the handle that has it lives as long as the closure runs, which borrows the call.
-                let call = Call::now(unsafe { Borrowed::new(call) });
+                // SAFETY: the handle with the call ends within the closure, which borrows the call.
+                let call = ServedCall::handled(unsafe { Borrowed::new(call) });
                 let run = |call| {
                     let mut len = 0;
-                    // SAFETY: the table's author promises that it may be called.
+                    // SAFETY: the caller of `rpcrdma_services_add` guarantees that the handler may be called.
                     let status = unsafe { handler(context.get(), call, args, args_len, results, &raw mut len) };
                     (status, len)
                 };
-                during(Numbers::next_of_thread(), call, run, |(status, len), call| {
+                with_temporary_handle(TemporaryTags::next_of_thread(), call, run, |(status, len), call| {
                     if status == 0 && len > 0 {
-                        written(call, len)?;
+                        count_results(call, len)?;
                     }
                     call.outcome(status)
                 })
             }),
             (None, Some(deferred)) => Procedure::deferred(move |call| {
                 let (args, len) = (call.args().as_ptr().cast(), call.args().len());
-                let handle = hold(Call::later(call));
-                // SAFETY: as above.
+                let handle = new_handle(ServedCall::deferred(call));
+                // SAFETY: the caller of `rpcrdma_services_add` guarantees that the handler may be called.
                 unsafe { deferred(context.get(), handle, args, len) }
             }),
             (None, None) => return wrong("it has no handler"),
             (Some(_), Some(_)) => return wrong("it has a handler and a deferred handler"),
         };
         if number > MAX_PROCEDURE {
-            return wrong(&format!("the highest number is {MAX_PROCEDURE}"));
+            return wrong(&format!("number exceeds {MAX_PROCEDURE}"));
         }
         for (field, count) in [("read_chunks", of.read_chunks), ("write_chunks", of.write_chunks)] {
             if count as usize > MAX_CHUNKS {
@@ -277,14 +320,19 @@ impl Table {
         let has = |flag: u32| of.flags & flag != 0;
         let unknown = of.flags & !(2 * RPCRDMA_UNCOUNTED - 1);
         if unknown != 0 {
-            return wrong(&format!("flags has {unknown:#x}, which is no flag of a procedure"));
+            return wrong(&format!(
+                "flags has {unknown:#x}: expected flags of procedures (RPCRDMA_ON_WORKERS and others)"
+            ));
         }
         if (of.read_chunks > 0) != (of.max_read > 0) {
-            return wrong(&format!("read_chunks is {}, and max_read {}: both or none", of.read_chunks, of.max_read));
+            return wrong(&format!(
+                "read_chunks is {}, and max_read {}: set both or none",
+                of.read_chunks, of.max_read
+            ));
         }
         if (of.write_chunks > 0) != (of.max_write > 0) && !has(RPCRDMA_OWN_RESULTS) {
             return wrong(&format!(
-                "write_chunks is {}, and max_write {}: both or none",
+                "write_chunks is {}, and max_write {}: set both or none",
                 of.write_chunks, of.max_write
             ));
         }
@@ -310,7 +358,7 @@ impl Table {
                 return wrong("a cached procedure has no Write chunks");
             }
             let new = || Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
-            procedure = procedure.cached(Arc::clone(self.cache.get_or_insert_with(new)), client_of);
+            procedure = procedure.cached(Arc::clone(self.cache.get_or_insert_with(new)), cache_client);
         }
         if has(RPCRDMA_ON_WORKERS) {
             if of.deferred.is_some() {
@@ -318,16 +366,16 @@ impl Table {
             }
             procedure = procedure.on_workers();
         }
-        // Last: a refused entry leaves the arena as it was.
+        // This is the last check, so that a refused entry leaves the arena as it was.
         if !of.reads_into.is_null() {
             if of.read_chunks == 0 {
                 return wrong("reads_into without read_chunks");
             }
-            // SAFETY: the table's author promises that it is an arena.
+            // SAFETY: the caller of `rpcrdma_services_add` guarantees that the handle came from this library.
             let adopted = unsafe { share(of.reads_into) }?;
-            let places = Places::new(adopted.arena.clone(), of.max_read)?;
+            let places = ReadPlaces::new(adopted.arena.clone(), of.max_read)?;
             self.arenas.push(adopted.for_reads()?);
-            procedure = procedure.place_reads_in(move |_, _, _| places.choose());
+            procedure = procedure.place_reads_in(move |_, _, _| places.allocate());
         }
         Ok(procedure)
     }
@@ -338,17 +386,17 @@ impl Table {
         poll: rpcrdma_task,
         descriptor: rpcrdma_task,
         context: *mut c_void,
-    ) -> Result<(), Failure> {
-        let poll = poll.ok_or_else(|| Failure::argument("the task has no function"))?;
-        self.task = Some(Task { poll, descriptor, context: Context(context) });
+    ) -> Result<(), ApiFailure> {
+        let poll = poll.ok_or_else(|| ApiFailure::argument("the task has no function"))?;
+        self.task = Some(TaskFunctions { poll, descriptor, context: CallbackContext(context) });
         Ok(())
     }
 
-    /// Tells this function of connections.
-    pub(crate) fn set_peers(&mut self, hook: rpcrdma_peer_hook, context: *mut c_void) -> Result<(), Failure> {
-        let hook = hook.ok_or_else(|| Failure::argument("hook is NULL"))?;
-        // SAFETY: its author promises that it may be called on any shard.
-        self.peers = Some(unsafe { peers::hook(hook, Context(context)) });
+    /// Sets the peer hook.
+    pub(crate) fn set_peers(&mut self, hook: rpcrdma_peer_hook, context: *mut c_void) -> Result<(), ApiFailure> {
+        let hook = hook.ok_or_else(|| ApiFailure::argument("hook is NULL"))?;
+        // SAFETY: the caller of `rpcrdma_services_peers` guarantees that the hook may be called on any thread.
+        self.peers = Some(unsafe { peers::peer_hook(hook, CallbackContext(context)) });
         Ok(())
     }
 
@@ -356,18 +404,18 @@ impl Table {
         self.peers.clone()
     }
 
-    /// What each shard runs, if it has a task.
+    /// Makes the application of each shard, if the services have a task.
     pub(crate) fn application(&self) -> Option<impl Fn(&ShardSetup<'_>) -> Application + Send + Sync + 'static> {
         let (task, services) = (self.task?, self.services.clone());
         Some(move |setup: &ShardSetup<'_>| {
-            let task = OfShard { task, shard: setup.index as c_uint, was_told: Cell::new(false) };
+            let task = ShardTaskInstance { task, shard: setup.index as c_uint, has_logged: Cell::new(false) };
             Application { services: services.to_local(), task: Some(Box::new(task)) }
         })
     }
 }
 
-/// Refuses sizes that no server can have, whatever its configuration is.
-fn check_sizes(of: &rpcrdma_procedure) -> Result<(), Failure> {
+/// Refuses sizes that no configuration permits.
+fn check_sizes(of: &rpcrdma_procedure) -> Result<(), ApiFailure> {
     let has = |flag: u32| of.flags & flag != 0;
     let chunk = |is_own: bool| match is_own {
         true => (LONGEST_CHUNK, "the protocol has no longer chunks"),
@@ -381,67 +429,68 @@ fn check_sizes(of: &rpcrdma_procedure) -> Result<(), Failure> {
     ];
     match sizes.into_iter().find(|(_, size, (most, _))| size > most) {
         Some((field, size, (most, why))) => {
-            Err(Failure::argument(format_args!("{field} is {size}: at most {most} bytes, as {why}")))
+            Err(ApiFailure::argument(format_args!("{field} is {size}: at most {most} bytes, as {why}")))
         }
         None => Ok(()),
     }
 }
 
-struct OfShard {
-    task: Task,
+/// The task of one shard.
+struct ShardTaskInstance {
+    task: TaskFunctions,
     shard: c_uint,
-    /// The log has a line about its descriptor.
-    was_told: Cell<bool>,
+    /// Whether the log already has a line about an unusable descriptor.
+    has_logged: Cell<bool>,
 }
 
-impl OfShard {
-    /// Whether its shard can sleep on this descriptor. A file is always readable.
+impl ShardTaskInstance {
+    /// Whether the shard can sleep on this descriptor. A file cannot be used, because it is always readable.
     fn is_usable(&self, fd: BorrowedFd<'_>) -> bool {
         let why = match fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode)) {
-            Ok(FileType::RegularFile | FileType::Directory) => "it is a file's".to_owned(),
+            Ok(FileType::RegularFile | FileType::Directory) => "it is a file or a directory".to_owned(),
             Ok(_) => return true,
             Err(error) => error.to_string(),
         };
-        if !self.was_told.replace(true) {
+        if !self.has_logged.replace(true) {
             log::error!("descriptor of the task of shard {}: {why}: the shard sleeps without it", self.shard);
         }
         false
     }
 }
 
-impl ShardTask for OfShard {
+impl ShardTask for ShardTaskInstance {
     fn poll(&mut self) -> bool {
-        // SAFETY: its author promises that it may be called on any shard.
+        // SAFETY: the caller of `rpcrdma_services_task` guarantees that `poll` may be called on any thread.
         unsafe { (self.task.poll)(self.task.context.get(), self.shard) != 0 }
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         let descriptor = self.task.descriptor?;
-        // SAFETY: as above.
+        // SAFETY: the caller of `rpcrdma_services_task` guarantees that `descriptor` may be called on any thread.
         let fd = unsafe { descriptor(self.task.context.get(), self.shard) };
-        // SAFETY: the interface says that it stays open while the server lives.
+        // SAFETY: the interface says that the descriptor stays open while the server lives.
         let fd = (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) });
         fd.filter(|fd| self.is_usable(*fd))
     }
 }
 
-/// Counts inline results that a handler has written in their place.
-fn written(call: &mut Call, len: usize) -> Result<(), Refusal> {
+/// Adds the `len` bytes of inline results that a handler has written in place to the reply.
+fn count_results(call: &mut ServedCall, len: usize) -> Result<(), Refusal> {
     if !len.is_multiple_of(4) {
         return Err(Refusal::of_unaligned_results(len));
     }
     let mut writer = call.reply_writer();
     if len > writer.room() {
-        // Fails, and says why.
+        // This fails with the cause.
         return Ok(writer.put_zeroes(len)?);
     }
-    // SAFETY: the handler's author promises that it has written them.
+    // SAFETY: the handler says that it has written these bytes.
     unsafe { writer.advance(len) };
-    call.wrote(Part::Inline);
+    call.record_written(ResultPart::Inline);
     Ok(())
 }
 
-/// The refusal that a status stands for.
+/// The refusal of a status.
 pub(crate) fn refusal(status: c_int) -> Refusal {
     match status {
         RPCRDMA_PROG_UNAVAIL => Refusal::ProgramUnavailable,
@@ -456,7 +505,7 @@ pub(crate) fn refusal(status: c_int) -> Refusal {
     }
 }
 
-/// The status of a refusal, if it has one.
+/// The status of a refusal. `None` if it has none.
 pub(crate) fn status(refusal: Refusal) -> Option<c_int> {
     Some(match refusal {
         Refusal::ProgramUnavailable => RPCRDMA_PROG_UNAVAIL,
@@ -469,19 +518,23 @@ pub(crate) fn status(refusal: Refusal) -> Option<c_int> {
     })
 }
 
-/// `PROG_UNAVAIL` of RFC 5531 §9.
+/// `PROG_UNAVAIL` of RFC 5531 §9: the server does not have the program.
 pub const RPCRDMA_PROG_UNAVAIL: c_int = 1;
 /// `PROG_MISMATCH`: the server has other versions of the program. Only in replies.
 pub const RPCRDMA_PROG_MISMATCH: c_int = 2;
-/// `PROC_UNAVAIL`.
+/// `PROC_UNAVAIL`: the program does not have the procedure.
 pub const RPCRDMA_PROC_UNAVAIL: c_int = 3;
 /// `GARBAGE_ARGS`: the arguments cannot be decoded.
 pub const RPCRDMA_GARBAGE_ARGS: c_int = 4;
 /// `SYSTEM_ERR`: the server has failed.
 pub const RPCRDMA_SYSTEM_ERR: c_int = 5;
-/// No reply, for procedures of `RPCRDMA_ONE_WAY`. From others it is `SYSTEM_ERR`.
+/// The call has no reply; for procedures with `RPCRDMA_ONE_WAY`.
+///
+/// Other procedures refuse the call with `SYSTEM_ERR`.
 pub const RPCRDMA_NO_REPLY: c_int = 6;
-/// `AUTH_ERROR`: add the `auth_stat` of RFC 5531 §9, 0 to 255. A larger sum is SYSTEM_ERR.
+/// `AUTH_ERROR`: add the `auth_stat` of RFC 5531 §9, 0 to 255.
+///
+/// A larger sum is `SYSTEM_ERR`.
 pub const RPCRDMA_AUTH_ERROR: c_int = 256;
 
 #[cfg(test)]
@@ -489,9 +542,9 @@ mod tests {
     use std::ptr;
 
     use super::*;
-    use crate::memory::Adopted;
+    use crate::memory::AdoptedArena;
 
-    const PROGRAM: Program = Program { program: 0x2000_0001, version: 3 };
+    const PROGRAM: ProgramVersion = ProgramVersion { program: 0x2000_0001, version: 3 };
 
     extern "C-unwind" fn nothing(
         _: *mut c_void,
@@ -520,24 +573,24 @@ mod tests {
         }
     }
 
-    /// An arena of one page, which stays.
-    fn adopted() -> Adopted {
+    /// An arena of one page, which is never freed.
+    fn adopted() -> AdoptedArena {
         #[repr(align(4096))]
-        struct Page([u8; 4096]);
-        let page = Box::leak(Box::new(Page([0; 4096])));
-        // SAFETY: the page stays as long as the process, and nobody else has it.
-        unsafe { Adopted::new(page.0.as_mut_ptr().cast(), 4096, None) }.ok().expect("a page")
+        struct AlignedPage([u8; 4096]);
+        let page = Box::leak(Box::new(AlignedPage([0; 4096])));
+        // SAFETY: the page is never freed, and nobody else uses it.
+        unsafe { AdoptedArena::new(page.0.as_mut_ptr().cast(), 4096, None) }.ok().expect("a page")
     }
 
     /// Code and text of a refused entry.
     fn refused(entry: rpcrdma_procedure) -> (Errno, String) {
-        let failure = Table::default().add(PROGRAM, &entry).expect_err("an invalid entry");
+        let failure = ServiceTable::default().add(PROGRAM, &entry).expect_err("an invalid entry");
         (failure.code(), failure.text().to_owned())
     }
 
     #[test]
     fn a_refused_procedure_is_named_with_its_program_and_version() {
-        let arena: *mut rpcrdma_arena = hold(adopted());
+        let arena: *mut rpcrdma_arena = new_handle(adopted());
         let entries: [fn(*mut rpcrdma_arena) -> rpcrdma_procedure; 10] = [
             |_| rpcrdma_procedure { handler: None, ..entry() },
             |_| rpcrdma_procedure { flags: 1 << 31, ..entry() },
@@ -555,20 +608,20 @@ mod tests {
             assert_eq!(code, Errno::INVAL, "{text}");
             assert!(text.starts_with("procedure 7 of program 0x20000001, version 3: "), "{text}");
         }
-        let mut table = Table::default();
+        let mut table = ServiceTable::default();
         assert!(table.add(PROGRAM, &entry()).is_ok());
         let twice = table.add(PROGRAM, &entry()).expect_err("it was added before");
         assert_eq!(twice.code(), Errno::EXIST);
         assert_eq!(twice.text(), "procedure 7 of program 0x20000001, version 3: it was added before");
-        let nfs = Program { program: 100003, version: 3 };
-        assert_eq!(Name { of: nfs, number: 6 }.to_string(), "procedure 6 of program 100003, version 3");
-        // SAFETY: it came from `hold`.
+        let nfs = ProgramVersion { program: 100003, version: 3 };
+        assert_eq!(ProcedureId { of: nfs, number: 6 }.to_string(), "procedure 6 of program 100003, version 3");
+        // SAFETY: it came from `new_handle`.
         assert!(unsafe { crate::handle::take(arena) }.is_ok());
     }
 
     #[test]
     fn sizes_that_no_configuration_permits_are_refused_at_once() {
-        let arena: *mut rpcrdma_arena = hold(adopted());
+        let arena: *mut rpcrdma_arena = new_handle(adopted());
         let (buffer, chunk) = (LONGEST_BUFFER + 1, LONGEST_CHUNK + 1);
         let reads = |max_read| rpcrdma_procedure { read_chunks: 1, max_read, ..entry() };
         let writes = |max_write| rpcrdma_procedure { write_chunks: 1, max_write, ..entry() };
@@ -586,11 +639,11 @@ mod tests {
         }
         let own = rpcrdma_procedure { flags: RPCRDMA_OWN_RESULTS, ..writes(LONGEST_CHUNK) };
         for possible in [reads(LONGEST_BUFFER), writes(LONGEST_BUFFER), own] {
-            assert!(Table::default().add(PROGRAM, &possible).is_ok());
+            assert!(ServiceTable::default().add(PROGRAM, &possible).is_ok());
         }
-        // SAFETY: it came from `hold`.
+        // SAFETY: it came from `new_handle`.
         assert!(unsafe { crate::handle::take(arena) }.is_ok());
-        // The limit is that of the knobs.
+        // The limit is the same as that of the knobs.
         for (size, is_possible) in [(LONGEST_BUFFER, true), (LONGEST_BUFFER + 1, false)] {
             let mut config = rpcrdma::Config::default();
             config.memory.bulk_buffers = vec![(size, 1)];

@@ -1,22 +1,22 @@
-//! Runs the examples as users do.
+//! Runs the examples, as users do.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The output of a successful program.
+/// Runs a program, which must succeed, and returns its output.
 fn output(program: &str, args: &[&str]) -> String {
-    let output = Command::new(program).args(args).output().expect("it runs");
-    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{program} {args:?}: {}: {said}{errors}", output.status);
-    said.into_owned()
+    let output = Command::new(program).args(args).output().expect("the program starts");
+    let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{program} {args:?}: {}: {printed}{errors}", output.status);
+    printed.into_owned()
 }
 
 /// Name, program, start of the last output line.
 const EXAMPLES: &[(&str, &str, &str)] = &[
     ("async_client", env!("CARGO_BIN_EXE_async_client"), "16 blocks read at once"),
     ("bulk", env!("CARGO_BIN_EXE_bulk"), "8 blocks of 1048576 bytes written and read"),
-    ("callback", env!("CARGO_BIN_EXE_callback"), "the client was told of value 3"),
+    ("callback", env!("CARGO_BIN_EXE_callback"), "the client received value 3"),
     ("deferred", env!("CARGO_BIN_EXE_deferred"), "answered in the order [3, 2, 1, 0]"),
     ("hello", env!("CARGO_BIN_EXE_hello"), "hello, world"),
     ("host_auth", env!("CARGO_BIN_EXE_host_auth"), "no key: refused: "),
@@ -30,22 +30,22 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
 const LIMITS: (usize, usize) = (10, 150);
 
 #[test]
-fn each_example_ends_well_and_prints_its_result() {
+fn each_example_succeeds_and_prints_its_result() {
     for (name, program, last) in EXAMPLES {
-        let said = output(program, &[]);
-        assert!(said.lines().last().is_some_and(|line| line.starts_with(last)), "{name}: {said}");
+        let printed = output(program, &[]);
+        assert!(printed.lines().last().is_some_and(|line| line.starts_with(last)), "{name}: {printed}");
     }
 }
 
 #[test]
-fn examples_run_at_the_address_that_they_are_given() {
+fn examples_use_the_address_in_their_argument() {
     for (name, program, last) in EXAMPLES {
         if ["iwarp", "raw_protocol"].contains(name) {
             continue;
         }
         let address = format!("iwarp:{}", rpcrdma::fabric::testing::loopback_address().0);
-        let said = output(program, &[&address]);
-        assert!(said.lines().last().is_some_and(|line| line.starts_with(last)), "{name}: {said}");
+        let printed = output(program, &[&address]);
+        assert!(printed.lines().last().is_some_and(|line| line.starts_with(last)), "{name}: {printed}");
     }
 }
 
@@ -55,7 +55,7 @@ fn examples_are_few_and_short() {
     let entries = directory.read_dir().expect("the examples");
     let sources: BTreeSet<PathBuf> = entries.map(|entry| entry.expect("a directory entry").path()).collect();
     let names = EXAMPLES.iter().map(|(name, ..)| directory.join(format!("{name}.rs"))).collect();
-    assert_eq!(sources, names, "what is there, and what is run");
+    assert_eq!(sources, names, "source files, and examples that run here");
     let (examples, lines) = LIMITS;
     assert!(sources.len() <= examples, "{} examples, limit {examples}", sources.len());
     for path in sources {

@@ -1,5 +1,5 @@
-//! Distribution of connections among the fabrics that share an address. The fabric with the fewest gets each one,
-//! whichever has accepted it.
+//! Distribution of connections among the fabrics that share an address. Each connection goes to the fabric with the
+//! fewest, whichever fabric has accepted it.
 
 #![forbid(unsafe_code)]
 
@@ -53,10 +53,10 @@ impl<T> BalancerMember<T> {
         Self { balancer: Arc::clone(balancer), own }
     }
 
-    /// Assigns a connection that this fabric has accepted, and returns it if it stays here. Each fabric has at most
-    /// `most` connections handed over.
+    /// Assigns a connection that this fabric has accepted, and returns it if this fabric keeps it. At most `most`
+    /// handed-over connections wait for a fabric.
     pub(crate) fn assign(&self, request: T, most: usize) -> Option<Accepted<T>> {
-        // The lock is held until it is counted: of two that choose at a time, the second sees the first.
+        // The lock is held until the connection is counted, so that a concurrent call sees the new count.
         let all = lock(&self.balancer.0);
         let others = all.iter().filter(|load| lock(&load.handed_over).len() < most);
         let fewest = others.min_by_key(|load| (Arc::strong_count(&load.connections), !Arc::ptr_eq(load, &self.own)));

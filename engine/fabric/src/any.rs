@@ -1,4 +1,4 @@
-//! Whichever fabric an address names, chosen when it is opened.
+//! The fabric that an address names, chosen when it is opened.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::{
 };
 
 /// One of the fabrics of this build. Addresses have the form of that fabric, without the word before the colon. Only
-/// [`bind`](Fabric::bind), which cannot know the fabric, needs that too.
+/// [`bind`](Fabric::bind) needs that word, because it has no fabric yet.
 pub enum AnyFabric {
     /// Shared memory.
     Software(SoftwareFabric),
@@ -41,7 +41,7 @@ pub enum AnyListener {
     Verbs(VerbsListener),
 }
 
-/// Does the same with whichever it is.
+/// Evaluates an expression with the inner fabric.
 macro_rules! each {
     ($self:expr, $fabric:ident => $what:expr) => {
         match $self {
@@ -58,7 +58,7 @@ impl Fabric for AnyFabric {
 
     /// Binds an address that begins with its fabric: `soft:NAME`, `iwarp:HOST:PORT`, `verbs:HOST:PORT`.
     fn bind(address: &FabricAddress) -> Result<AnyListener, FabricError> {
-        let unknown = || FabricError::address(&address.0, "it names no fabric of this build");
+        let unknown = || FabricError::address(&address.0, "this build has no such fabric");
         let (fabric, rest) = address.0.split_once(':').ok_or_else(unknown)?;
         let rest = FabricAddress(rest.to_owned());
         match fabric {

@@ -1,4 +1,4 @@
-//! A lone message from a poll.
+//! A single message from a poll.
 
 #![forbid(unsafe_code)]
 
@@ -11,7 +11,7 @@ pub struct Arrival {
     pub qp: QpId,
     /// The message.
     pub buf: ReceivedBuf,
-    /// The key of ours that it revoked.
+    /// The key of ours that the message revoked.
     pub invalidated: Option<u32>,
 }
 
@@ -28,12 +28,12 @@ impl From<Arrival> for Completion {
 pub enum Found {
     /// One message, and nothing else. It was not appended.
     Message(Arrival),
-    /// So many completions were appended.
+    /// The number of completions that were appended.
     Completions(usize),
 }
 
 impl Found {
-    /// The result of a poll that has appended `count` completions. A lone message is removed from them again.
+    /// The result of a poll that has appended `count` completions. A single message is removed from `out` again.
     #[inline]
     pub(crate) fn of_last(out: &mut Vec<Completion>, count: usize) -> Self {
         match out.pop_if(|last| count == 1 && last.status.is_ok() && last.buf.is_some()) {

@@ -4,15 +4,15 @@
 
 use rpcrdma_mempool::ArenaId;
 
-use crate::keys::Keys;
+use crate::window_keys::WindowKeys;
 use crate::{Access, Capabilities, ConnectParams, FabricError, QpId, Source, WorkRequest};
 
-/// Memory that a work request may not name.
+/// The defect of a work request that names unregistered memory.
 pub(crate) const FOREIGN: &str = "memory that is not registered with this fabric";
-/// Bytes that are not the buffer's.
+/// The defect of a work request that exceeds its buffer.
 const BOUNDS: &str = "bytes outside of the buffer";
 
-/// Most windows per side and queue pair: a steering tag has 16 bits of index to spare.
+/// Most windows per side and queue pair, because a steering tag has 16 bits for an index.
 pub(crate) const MAX_WINDOWS: usize = 1 << 16;
 
 /// Checks a field of a fabric's configuration; `rule` states the allowed values.
@@ -46,13 +46,13 @@ impl Source {
 impl WorkRequest {
     /// Checks a new request as the driver of a device does.
     ///
-    /// `permits` tells whether an arena is registered with these rights. A bind or an invalidation counts as posted in
-    /// `keys`, which are those of the queue pair.
+    /// `permits` states whether an arena is registered with these rights. A bind or an invalidation counts as posted in
+    /// `keys`, the windows of the queue pair.
     #[inline]
     pub(crate) fn check<T>(
         &self,
         qp: QpId,
-        keys: &mut Keys<T>,
+        keys: &mut WindowKeys<T>,
         max_message: usize,
         permits: impl Fn(ArenaId, Access) -> bool,
     ) -> Result<(), &'static str> {
@@ -60,7 +60,7 @@ impl WorkRequest {
         let known = |arena| require(permits(arena, Access::LOCAL), FOREIGN);
         match self {
             Self::Send { buf, .. } => {
-                require(buf.len() <= max_message, "a message longer than max_message of the two sides")?;
+                require(buf.len() <= max_message, "a message longer than the negotiated max_message")?;
                 known(buf.arena())
             }
             Self::Write { src, offset, len, .. } => {
@@ -92,7 +92,7 @@ impl Capabilities {
             ("windows", params.windows as usize, MAX_WINDOWS),
         ] {
             if got > most {
-                return Err(FabricError::misuse(format!("{what}: {got}; at most {most}")));
+                return Err(FabricError::misuse(format!("{what}: {got} exceeds {most}")));
             }
         }
         Ok(())

@@ -23,7 +23,7 @@ pub enum DeviceEvent {
     Failed,
     /// The device was removed: all connections end.
     Removed,
-    /// The lost device has returned. Service continues.
+    /// The lost device has returned, and service continues.
     Returned,
 }
 
@@ -32,9 +32,9 @@ impl fmt::Display for DeviceEvent {
         match self {
             Self::PortDown { port } => write!(f, "port {port} is down"),
             Self::PortUp { port } => write!(f, "port {port} is up"),
-            Self::Failed => f.write_str("the device is beyond use"),
+            Self::Failed => f.write_str("the device has failed"),
             Self::Removed => f.write_str("the device was removed"),
-            Self::Returned => f.write_str("the device is there again"),
+            Self::Returned => f.write_str("the device has returned"),
         }
     }
 }

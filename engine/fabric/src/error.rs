@@ -32,7 +32,7 @@ pub enum FabricErrorKind {
     Address,
     /// Another listener has the address.
     AddressInUse,
-    /// Nobody listens at the address.
+    /// The address has no listener.
     Unreachable,
     /// The peer, or its host, did not answer in time.
     TimedOut,
@@ -56,13 +56,13 @@ impl FabricError {
         Self { kind, errno: None, text: text.to_string().into() }
     }
 
-    /// A failed system call, with the limit that it has reached.
+    /// A failed system call, with the limit that the process has reached.
     #[cold]
     #[doc(hidden)]
     pub fn failed(call: impl fmt::Display, error: &io::Error) -> Self {
         let limit = exceeded_limit(error).or_else(|| match Errno::from_io_error(error)? {
-            Errno::NOSPC => Some("sockets that may be watched: sysctl fs.epoll.max_user_watches".to_owned()),
-            Errno::NOBUFS | Errno::NOMEM => Some("memory of the kernel: sysctl net.ipv4.tcp_mem for TCP".to_owned()),
+            Errno::NOSPC => Some("limit of watched sockets: sysctl fs.epoll.max_user_watches".to_owned()),
+            Errno::NOBUFS | Errno::NOMEM => Some("kernel memory: sysctl net.ipv4.tcp_mem for TCP".to_owned()),
             _ => None,
         });
         let limit = limit.map_or(String::new(), |limit| format!(" ({limit})"));
@@ -71,7 +71,7 @@ impl FabricError {
 
     /// Puts the name of the setting that failed in front of the text.
     #[doc(hidden)]
-    pub fn of_setting(self, what: &str) -> Self {
+    pub fn with_setting(self, what: &str) -> Self {
         Self { text: format!("{what}: {}", self.text).into(), ..self }
     }
 
@@ -92,7 +92,7 @@ impl FabricError {
         self.errno.map(Errno::raw_os_error)
     }
 
-    /// The system has no memory for it, or a limit of the process on memory is reached.
+    /// Whether the system has no memory left, or the process has reached a limit on memory.
     #[doc(hidden)]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self.errno, Some(Errno::NOMEM | Errno::NOBUFS))
@@ -108,7 +108,7 @@ impl FabricError {
         self.kind == FabricErrorKind::Unreachable
     }
 
-    /// An address of another form, with the defect.
+    /// An invalid address, with the defect.
     pub(crate) fn address(address: impl AsRef<str>, detail: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::Address, format_args!("address {:?}: {detail}", address.as_ref()))
     }
@@ -120,7 +120,7 @@ impl FabricError {
 
     /// No listener at the address. `detail`: the failed call, and the remedy.
     pub(crate) fn unreachable(address: impl AsRef<str>, detail: impl fmt::Display) -> Self {
-        Self::new(FabricErrorKind::Unreachable, format_args!("nobody listens at {:?}: {detail}", address.as_ref()))
+        Self::new(FabricErrorKind::Unreachable, format_args!("no listener at {:?}: {detail}", address.as_ref()))
     }
 
     /// A peer that did not answer within the time-out `knob`.
@@ -128,7 +128,7 @@ impl FabricError {
         Self::new(FabricErrorKind::TimedOut, format_args!("peer did not answer within {knob}"))
     }
 
-    /// A failed call with its size. `detail`: the error, the limit, and the command that fixes it.
+    /// A failed call. `detail`: the error, the limit, and the command that fixes it.
     pub(crate) fn system(call: impl fmt::Display, detail: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::System, format_args!("{call}: {detail}"))
     }
@@ -158,7 +158,7 @@ impl FabricError {
     #[cfg(feature = "verbs")]
     pub(crate) fn iwarp(device: impl fmt::Display) -> Self {
         let text = format_args!(
-            "{device} is an iWARP device: its devices have no memory windows, which the verbs fabric needs \
+            "{device} is an iWARP device: these have no memory windows, which the verbs fabric needs \
              (addresses `iwarp:HOST:PORT` reach iWARP devices over plain TCP)"
         );
         Self::new(FabricErrorKind::Unsupported, text)
@@ -167,15 +167,15 @@ impl FabricError {
     /// Memory mapped by the application cannot be exposed on the software fabric, since peers must map it.
     pub(crate) fn not_exposable(arena: ArenaId) -> Self {
         let text = format_args!(
-            "arena {arena} was mapped by the application, and peers of the software fabric must map it (use \
+            "arena {arena} is external memory, which peers of the software fabric cannot map (use \
              `ArenaConfig::build`, or register it with `Access::LOCAL`)"
         );
         Self::new(FabricErrorKind::Unsupported, text)
     }
 
-    /// A queue pair has as many windows as it may have.
+    /// A queue pair has reached its limit of windows.
     pub(crate) fn all_windows(qp: QpId, limit: u32) -> Self {
-        Self::misuse(format_args!("{qp:?} has all the {limit} windows of its ConnectParams"))
+        Self::misuse(format_args!("{qp:?} has reached its limit of {limit} windows (ConnectParams::windows)"))
     }
 
     /// A window is still bound to the memory.
@@ -185,7 +185,7 @@ impl FabricError {
     }
 }
 
-/// Error of a call, with the limit that it has reached.
+/// Error of a system call, with the limit that the process has reached.
 pub(crate) fn failed(call: &str, error: impl Into<io::Error>) -> FabricError {
     FabricError::failed(call, &error.into())
 }

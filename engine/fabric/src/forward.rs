@@ -2,8 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-/// Writes these methods of [`Fabric`](crate::Fabric) as calls of the inner fabric. `$each!(self, fabric => …)` leads to
-/// it.
+/// Writes these methods of [`Fabric`](crate::Fabric) as calls of the inner fabric, which `$each!(self, fabric => …)`
+/// names.
 macro_rules! forward {
     ($each:ident($this:ident): $(
         $(#[$attribute:meta])*
@@ -18,7 +18,7 @@ macro_rules! forward {
     };
 }
 
-/// Writes the methods that the fabrics over sockets share. Their parts are `capabilities`, `common`, `table` and
+/// Writes the methods that the fabrics over sockets share. These have the fields `capabilities`, `common`, `table` and
 /// `connections`.
 macro_rules! over_sockets {
     () => {
@@ -60,15 +60,15 @@ macro_rules! over_sockets {
         }
 
         fn waker(&self) -> Waker {
-            self.connections.sockets.sleeper.waker()
+            self.connections.sockets.epoll_set.waker()
         }
 
         fn descriptor(&self) -> BorrowedFd<'_> {
-            self.connections.sockets.sleeper.descriptor()
+            self.connections.sockets.epoll_set.descriptor()
         }
 
         fn longest_wait(&self) -> Option<Duration> {
-            $crate::sleeper::shorter(self.busy_limit(), self.connections.longest_wait())
+            $crate::epoll_set::shorter(self.busy_limit(), self.connections.longest_wait())
         }
     };
 }

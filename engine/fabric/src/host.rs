@@ -27,7 +27,7 @@ impl fmt::Display for NamedDevice {
     }
 }
 
-/// The host of an address, as shares of hosts count it: an IPv6 host owns its network of 64 bits.
+/// The host of an address, for quotas per host: an IPv6 host has its whole /64 network.
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
@@ -44,7 +44,7 @@ pub fn split_device(address: &FabricAddress) -> Result<(Option<NamedDevice>, Fab
     let (device, rest) = device_and_rest(&address.0).map_err(|detail| {
         FabricError::address(
             &address.0,
-            format!("{detail}; wanted DEVICE@HOST:PORT or DEVICE/GID@HOST:PORT, such as mlx5_0/3@10.0.0.1:20049"),
+            format!("{detail}; expected DEVICE@HOST:PORT or DEVICE/GID@HOST:PORT, such as mlx5_0/3@10.0.0.1:20049"),
         )
     })?;
     Ok((device, FabricAddress(rest.to_owned())))
@@ -54,9 +54,9 @@ fn device_and_rest(text: &str) -> Result<(Option<NamedDevice>, &str), &'static s
     let Some((device, rest)) = text.split_once('@') else { return Ok((None, text)) };
     let (name, gid) = device.split_once('/').map_or((device, None), |(name, gid)| (name, Some(gid)));
     if name.is_empty() {
-        return Err("no device is named in front of the @");
+        return Err("no device before the @");
     }
-    let gid_index = gid.map(number).transpose().map_err(|_| "the index of the GID is no number")?;
+    let gid_index = gid.map(number).transpose().map_err(|_| "the GID index is not a number")?;
     Ok((Some(NamedDevice { name: name.to_owned(), gid_index }), rest))
 }
 
@@ -79,15 +79,15 @@ fn number<T: FromStr>(text: &str) -> Result<T, ()> {
 pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
     let text = address.0.as_str();
     let (host, port) = split(text).map_err(|detail| FabricError::address(text, detail))?;
-    // Another attempt may find it.
+    // The kind is `Unreachable`, because another attempt may find the name.
     let mut found = (host, port).to_socket_addrs().map_err(|e| {
-        let wanted = "wanted HOST:PORT, 10.0.0.1:20049 or [fd00::1]:20049";
-        let detail = format_args!("address {text:?}: looking up {host:?}: {e}; {wanted}");
+        let expected = "expected HOST:PORT, such as 10.0.0.1:20049 or [fd00::1]:20049";
+        let detail = format_args!("address {text:?}: looking up {host:?}: {e}; {expected}");
         FabricError::new(FabricErrorKind::Unreachable, detail)
     })?;
     let found = found.next().ok_or_else(|| FabricError::address(text, format_args!("{host:?} has no address")))?;
     if matches!(found.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local()) {
-        let detail = "it is link-local, which names no host for certain; give the interface a global or a unique local \
+        let detail = "a link-local address does not identify a host; give the interface a global or a unique local \
                       address (ip addr add fd00::1/64 dev NETDEV), and use that";
         return Err(FabricError::address(text, detail));
     }
@@ -96,33 +96,33 @@ pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
 
 fn split(text: &str) -> Result<(&str, u16), &'static str> {
     if text.contains('@') {
-        return Err("only addresses of verbs: name an RDMA device, in front of an @");
+        return Err("only addresses of verbs: name an RDMA device, before an @");
     }
     if text.contains(char::is_whitespace) {
-        return Err("it contains a space");
+        return Err("unexpected space");
     }
     let (host, rest) = match text.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').ok_or("a bracket is not closed")?,
-        None if text.matches(':').count() > 1 => return Err("IPv6 addresses stand in brackets: [fd00::1]:20049"),
+        Some(rest) => rest.split_once(']').ok_or("the bracket is not closed")?,
+        None if text.matches(':').count() > 1 => return Err("IPv6 addresses need brackets: [fd00::1]:20049"),
         None => text.split_at(text.find(':').unwrap_or(text.len())),
     };
     if host.is_empty() {
         return Err("the host is missing");
     }
     match rest.strip_prefix(':') {
-        Some(port) => Ok((host, number(port).map_err(|()| "the port is no number from 0 to 65535")?)),
+        Some(port) => Ok((host, number(port).map_err(|()| "the port is not a number from 0 to 65535")?)),
         None if rest.is_empty() => Ok((host, DEFAULT_PORT)),
-        None => Err("something follows the bracket that is no :PORT"),
+        None => Err("expected :PORT after the bracket"),
     }
 }
 
 /// Error of a port that this user may not bind.
 pub(crate) fn privileged_port(address: &str, error: impl fmt::Display) -> FabricError {
-    let remedy = "ports below 1024 need CAP_NET_BIND_SERVICE; take a higher one, such as";
+    let remedy = "ports below 1024 need CAP_NET_BIND_SERVICE; use a higher one, such as";
     FabricError::address(address, format!("{error}: {remedy} {DEFAULT_PORT}"))
 }
 
-/// The local address on the route to that one; itself, if local.
+/// The local address on the route to `to`, which is `to` itself if that is local.
 #[cfg(feature = "verbs")]
 pub(crate) fn local_address(to: SocketAddr) -> std::io::Result<IpAddr> {
     let any: IpAddr = match to {
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_is_one_whatever_its_address() {
+    fn addresses_of_one_host_have_one_network() {
         let of = |address: &str| network(address.parse().expect("an address"));
         assert_eq!(of("2001:db8::1:2:3:4"), of("2001:db8::"));
         assert_ne!(of("2001:db8::"), of("2001:db8:0:1::"));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn forms() {
+    fn valid_addresses_are_resolved() {
         for (text, wanted) in [
             ("10.0.0.1", "10.0.0.1:20049"),
             ("10.0.0.1:7", "10.0.0.1:7"),
@@ -167,19 +167,19 @@ mod tests {
         for (text, why) in [
             ("", "missing"),
             (":7", "missing"),
-            ("10.0.0.1:", "no number"),
-            ("10.0.0.1:65536", "no number"),
-            ("10.0.0.1:+7", "no number"),
-            ("10.0.0.1:-7", "no number"),
-            ("[fd00::1]:", "no number"),
-            ("[fd00::1]:+7", "no number"),
+            ("10.0.0.1:", "not a number"),
+            ("10.0.0.1:65536", "not a number"),
+            ("10.0.0.1:+7", "not a number"),
+            ("10.0.0.1:-7", "not a number"),
+            ("[fd00::1]:", "not a number"),
+            ("[fd00::1]:+7", "not a number"),
             ("[]:7", "missing"),
             ("10.0.0.1: 7", "space"),
             (" 10.0.0.1:7", "space"),
             ("10.0.0.1:7 ", "space"),
             ("fd00::1", "brackets"),
             ("[fd00::1", "not closed"),
-            ("[fd00::1]7", "follows"),
+            ("[fd00::1]7", "after the bracket"),
             ("[fe80::1]:7", "link-local"),
             ("rxe0@10.0.0.1", "only addresses of verbs:"),
         ] {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_named_in_front() {
+    fn devices_are_split_from_addresses() {
         let split = |text: &str| split_device(&FabricAddress(text.into()));
         for (text, name, gid_index, rest) in
             [("mlx5_0@10.0.0.1:7", "mlx5_0", None, "10.0.0.1:7"), ("rxe0/12@[fd00::1]", "rxe0", Some(12), "[fd00::1]")]
@@ -204,9 +204,9 @@ mod tests {
         for (text, why) in [
             ("@10.0.0.1", "no device"),
             ("/1@10.0.0.1", "no device"),
-            ("rxe0/@10.0.0.1", "no number"),
-            ("rxe0/first@10.0.0.1", "no number"),
-            ("rxe0/+1@10.0.0.1", "no number"),
+            ("rxe0/@10.0.0.1", "not a number"),
+            ("rxe0/first@10.0.0.1", "not a number"),
+            ("rxe0/+1@10.0.0.1", "not a number"),
         ] {
             let error = split(text).expect_err(text).to_string();
             assert!(error.contains(why) && error.contains("DEVICE/GID@HOST:PORT"), "{text}: {error}");
@@ -218,7 +218,7 @@ mod tests {
 
     #[cfg(feature = "verbs")]
     #[test]
-    fn the_way_to_this_host_begins_here() {
+    fn the_local_address_of_a_route_to_this_host_is_loopback() {
         let local = local_address("127.0.0.1:9".parse().expect("an address")).expect("a route");
         assert_eq!(local.to_string(), "127.0.0.1");
     }

@@ -2,20 +2,20 @@
 //!
 //! A [`Fabric`] is one shard's device: its completion queue, its shared receive queue, its queue pairs and its
 //! connection manager. One thread owns and drives it. Semantics are those of reliable connected queue pairs (InfiniBand
-//! Architecture 1.2.1 chapter 9; RFC 5040). They are in order per queue pair, with a Write visible before the Send
-//! behind it. Reads are unordered with later Sends unless fenced. Errors are receiver-not-ready, length and rights. An
-//! error flushes the queue pair.
+//! Architecture 1.2.1 chapter 9; RFC 5040). Requests of a queue pair take effect in order, and a Write is visible
+//! before the Send behind it. Reads are unordered with later Sends unless fenced. Errors are receiver-not-ready, length
+//! and rights. An error flushes the queue pair.
 //!
 //! # Ownership of memory
 //! 1. Memory given to the fabric is *moved* into it. It is a [`Buf`] in [`Fabric::post_recv`] or [`WorkRequest::Send`],
-//!    a clone of a [`Lent`] or [`Frozen`] in the others. Safe code cannot reach the bytes meanwhile.
-//! 2. A posted [`Buf`] comes back in its [`Completion`], as a [`ReceivedBuf`] with the arrived data. A sent one returns
-//!    to its pool by itself, once the device has finished with it.
-//! 3. [`Lent`] memory is usable again when every clone is gone. The fabric drops its clones at the completion of the
+//!    and a clone of a [`Lent`] or [`Frozen`] in other requests. Safe code cannot reach the bytes meanwhile.
+//! 2. A buffer posted as a Receive returns in its [`Completion`], as a [`ReceivedBuf`] with the arrived data. A sent
+//!    buffer returns to its pool by itself, once the device has finished with it.
+//! 3. [`Lent`] memory is usable again when every clone is dropped. The fabric drops its clones at the completion of the
 //!    Read or Write. For a bound window it drops them at the proof of revocation. The proof is the completion of a
-//!    [`WorkRequest::LocalInvalidate`], a Receive completion whose `invalidated` names it, or the destruction of the
+//!    [`WorkRequest::LocalInvalidate`], a Receive completion whose `invalidated` has the key, or the destruction of the
 //!    queue pair.
-//! 4. Flushed work requests keep to the same rules: the completion comes first, the memory after it.
+//! 4. The same rules hold for flushed work requests: the completion comes first, and the memory is returned after it.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -27,23 +27,23 @@
 //! | `error` | failures of a fabric or its environment |
 //! | `forward` | methods that wrappers of fabrics, or fabrics over sockets, share |
 //! | `checks` | checks of work requests, common to all fabrics |
-//! | `arrival` | a lone message from a poll |
+//! | `arrival` | a single message from a poll |
 //! | `received`, `receives` | buffers with received data; a queue of posted ones |
 //! | `registrations` | registered arenas of the fabrics over sockets |
 //! | [`host`] | `HOST:PORT` addresses |
-//! | `keys` | the keys of memory windows |
-//! | `table` | queue pairs, by slot and generation |
+//! | `window_keys` | the keys of memory windows |
+//! | `qp_table` | queue pairs, by slot and generation |
 //! | [`socket_file`] | files that Unix sockets are bound to |
 //! | `connection_manager` | dialing, accepting and handshakes of the fabrics over sockets |
-//! | `sleeper` | the descriptors of a fabric, and a waker |
+//! | `epoll_set` | the watched descriptors of a fabric, and a waker |
 //! | [`path`] | packet parameters: traffic class, service level, path MTU |
-//! | `units` | times and sizes as configuration files have them |
-//! | `stall_timer` | waiting times for the peer |
+//! | `units` | times and sizes in configuration files |
+//! | `stall_timer` | time without progress of the peer |
 //! | `accept_balancer` | distribution of connections among fabrics that share an address |
-//! | `reaper` | slow destruction, on threads of its own |
-//! | [`log_limit`] | log lines that peers can cause, within bounds |
+//! | `reaper` | slow destruction, on separate threads |
+//! | [`log_limit`] | rate limit of log lines that peers can cause |
 
-// docs.rs sets `docsrs`: an item then names its feature.
+// docs.rs sets `docsrs`, so that items show their feature.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 /// A struct with the default of each field.
@@ -70,31 +70,31 @@ mod arrival;
 mod checks;
 mod connection_manager;
 mod device_event;
+mod epoll_set;
 mod error;
 mod forward;
 pub mod host;
 pub mod iwarp;
-mod keys;
 pub mod log_limit;
 pub mod path;
+mod qp_table;
 mod reaper;
 mod received;
 mod receives;
 mod registrations;
-mod sleeper;
 pub mod socket_file;
 pub mod software;
 mod stall_timer;
-mod table;
 #[cfg(any(test, feature = "testing"))]
 #[path = "../tests/harness/mod.rs"]
 pub mod testing;
-// Configuration files of this crate and its users.
+// For the configuration files of this crate and its users.
 #[cfg(feature = "units")]
 #[doc(hidden)]
 pub mod units;
 #[cfg(feature = "verbs")]
 pub mod verbs;
+mod window_keys;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -118,7 +118,7 @@ pub struct QpId {
 }
 
 impl QpId {
-    /// Names no queue pair.
+    /// The identifier of no queue pair.
     pub const NONE: Self = Self { slot: u32::MAX, generation: 0 };
 }
 
@@ -166,11 +166,12 @@ with_defaults! {
         /// Whether a peer can reach all memory exposed on its connection, whatever its windows. Such memory must come
         /// from an arena that serves no other peer.
         pub exposure_needs_own_arena: bool = false,
-        /// The bounds of a window are checked at each access. Otherwise a peer reaches the whole arena of any bound
-        /// window of its connection, while it is bound.
+        /// Whether the bounds of a window are checked at each access. Otherwise a peer reaches the whole arena of any
+        /// window of its connection, while the window is bound.
         pub checks_window_bounds: bool = true,
-        /// Whether success proves that a Send or Write reached the peer's memory. A refusal by the peer then fails its
-        /// request. Otherwise success means that it left this side (RFC 5040 §5.5), and a refusal ends the connection.
+        /// Whether success proves that a Send or Write reached the peer's memory. A refusal by the peer then fails the
+        /// request. Otherwise success means that the data left this side (RFC 5040 §5.5), and a refusal ends the
+        /// connection.
         pub acknowledges: bool = true,
     }
 }
@@ -212,7 +213,7 @@ pub struct RemoteMemory {
 /// A memory window of one queue pair; see [`Fabric::alloc_window`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WindowId {
-    /// The queue pair that it belongs to.
+    /// The queue pair that the window belongs to.
     pub qp: QpId,
     /// Index among the windows of that queue pair.
     pub index: u32,
@@ -227,7 +228,7 @@ pub enum Source {
     Frozen(Frozen),
 }
 
-/// Bytes between a queue pair and its peer, from [`Fabric::flow`]. Headers may count.
+/// Bytes between a queue pair and its peer, from [`Fabric::flow`]. They may include headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Flow {
     /// Bytes moved so far, both directions together. It never decreases.
@@ -283,7 +284,7 @@ pub enum WorkRequest {
         /// The rights of the peer.
         access: Access,
     },
-    /// Revokes a bound window. Never post it for a window that the peer has invalidated.
+    /// Revokes a bound window. Do not post this for a window that the peer has invalidated.
     LocalInvalidate {
         /// The window.
         window: WindowId,
@@ -315,7 +316,7 @@ impl WorkRequest {
 /// A work request with its completion options.
 #[derive(Debug)]
 pub struct Posting {
-    /// Comes back in the completion.
+    /// The value that the completion returns.
     pub wr_id: u64,
     /// If false, only a failure of the request produces a completion.
     pub signalled: bool,
@@ -324,8 +325,8 @@ pub struct Posting {
 }
 
 impl Posting {
-    /// Returns the memory of a request that has succeeded. Most are Sends, whose buffers need no check of other memory.
-    // Always: a call would copy the request.
+    /// Returns the memory of a request that has succeeded. Most are Sends, which have the fast branch.
+    // Always inlined, because a call would copy the request.
     #[inline(always)]
     pub(crate) fn finish(self) {
         match self.wr {
@@ -364,11 +365,11 @@ pub enum Status {
     Success,
     /// A message exceeded its Receive.
     LocalLength,
-    /// The queue pair could not carry it out.
+    /// The queue pair could not execute the request.
     LocalQpOperation,
     /// A local key, bound or right was wrong.
     LocalProtection,
-    /// The queue pair went to error before it was done.
+    /// The queue pair went to error before the request completed.
     Flushed,
     /// A window could not be bound.
     WindowBind,
@@ -376,7 +377,7 @@ pub enum Status {
     RemoteInvalidRequest,
     /// The peer's key, bound or right refused a Read or Write.
     RemoteAccess,
-    /// The peer could not carry it out.
+    /// The peer could not execute the request.
     RemoteOperation,
     /// The peer does not answer.
     RetryExceeded,
@@ -384,9 +385,9 @@ pub enum Status {
     PortDown,
     /// The peer had no Receive posted for longer than its retries allow.
     RnrRetryExceeded,
-    /// The device is beyond use.
+    /// The device has failed.
     Fatal,
-    /// A code that this engine does not know; kept for the log.
+    /// A code that this engine does not know, for the log.
     Other(u32),
 }
 
@@ -408,8 +409,8 @@ pub struct Completion {
     pub opcode: Opcode,
     /// The status. On failure only `wr_id`, `qp` and `status` are valid.
     pub status: Status,
-    /// For [`Opcode::Recv`]: the message, `buf.len()` bytes of it. Also present when a Receive has failed or
-    /// is flushed, and empty then.
+    /// For [`Opcode::Recv`]: the message of `buf.len()` bytes. When a Receive has failed or was flushed, the buffer is
+    /// present and empty.
     pub buf: Option<ReceivedBuf>,
     /// For [`Opcode::Recv`]: our key that the peer's Send With Invalidate revoked.
     pub invalidated: Option<u32>,
@@ -423,7 +424,7 @@ impl Completion {
 
     /// Moves ready completions to `out`, up to `end` in total.
     #[cold]
-    pub(crate) fn hand_out(ready: &mut VecDeque<Self>, out: &mut Vec<Self>, end: usize) {
+    pub(crate) fn drain_ready(ready: &mut VecDeque<Self>, out: &mut Vec<Self>, end: usize) {
         let n = ready.len().min(end.saturating_sub(out.len()));
         out.extend(ready.drain(..n));
     }
@@ -441,12 +442,12 @@ with_defaults! {
         pub own_receive_queue: Option<u32> = None,
         /// Windows that may be bound at a time.
         pub windows: u32 = 256,
-        /// Retries of the *peer* while we have no Receive posted. It is 0 to 6, or 7 for unlimited, within the limits
-        /// of the peer's fabric. Over TCP its messages wait here, until `retry_timeout` at most.
+        /// Retries of the *peer* while we have no Receive posted: 0 to 6, or 7 for unlimited, within the limits of the
+        /// peer's fabric. Over TCP its messages wait at this side, for `retry_timeout` at most.
         pub rnr_retry: u8 = 0,
         /// RDMA Reads that we may have outstanding.
         pub initiator_depth: u16 = 16,
-        /// RDMA Reads of the peer that we serve at a time.
+        /// RDMA Reads of the peer that we serve concurrently.
         pub responder_resources: u16 = 16,
     }
 }
@@ -460,32 +461,32 @@ pub struct RequestId(pub u64);
 pub enum ControlEvent {
     /// A peer requests a connection; accept or reject it.
     ConnectRequest {
-        /// For the answer.
+        /// The request to accept or reject.
         request: RequestId,
         /// The peer's private data.
         private_data: Vec<u8>,
         /// The peer: address and port, or process and user.
         peer: String,
     },
-    /// Both directions may be used.
+    /// The connection is established, and both directions may be used.
     Established {
         /// The queue pair.
         qp: QpId,
         /// The acceptor's private data (empty at the acceptor).
         private_data: Vec<u8>,
     },
-    /// The peer refused.
+    /// The peer rejected the connect request.
     Rejected {
         /// The queue pair that was being connected. Destroy it.
         qp: QpId,
         /// The peer's private data.
         private_data: Vec<u8>,
     },
-    /// It could not be connected.
+    /// The connection could not be established.
     ConnectFailed {
         /// The queue pair that was being connected. Destroy it.
         qp: QpId,
-        /// Why.
+        /// The cause.
         error: FabricError,
     },
     /// The connection ended, by either side or by failure. Everything posted has been or will now be flushed. Destroy
@@ -498,7 +499,7 @@ pub enum ControlEvent {
         /// The cause in words, for a log.
         reason: String,
     },
-    /// Something happened to the device. Connections that end for it have their own events.
+    /// An event of the device. Connections that end because of it have their own events.
     Device(DeviceEvent),
 }
 
@@ -506,17 +507,17 @@ pub enum ControlEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Disconnect {
-    /// The peer has closed it, or its process has ended.
+    /// The peer has closed the connection, or its process has ended.
     Peer,
-    /// This side has closed it.
+    /// This side has closed the connection.
     Local,
     /// The peer violated the fabric's protocol or its access rights.
     Violation,
-    /// The peer refused a request without naming it. If the peer misstated its memory, that is the peer's fault.
+    /// The peer refused a request without naming it. The peer is at fault if it misstated its memory.
     Refused,
-    /// The device, or the way to the peer, has failed.
+    /// The device, or the path to the peer, has failed.
     Failure,
-    /// The device of this side was removed, or is beyond use.
+    /// The device of this side was removed or has failed.
     Device,
     /// The peer did not answer while the local port was down.
     PortDown,
@@ -556,7 +557,7 @@ pub struct FabricStats {
     pub access_refused: u64,
     /// Times that a peer broke the fabric's own rules.
     pub peer_violations: u64,
-    /// Connect requests refused without the owner. Causes are strangers, malformed ones, and too many at a time.
+    /// Connect requests that the fabric itself refused: from other users, malformed, or too many at a time.
     #[cfg_attr(feature = "serde", serde(rename = "connect_requests_refused"))]
     pub requests_refused: u64,
     /// System calls that moved bytes of messages; 0 where messages need none.
@@ -569,11 +570,11 @@ pub struct FabricStats {
     pub device_failures: u64,
 }
 
-/// One shard's RDMA device. The module documentation has the ownership of memory.
+/// One shard's RDMA device. The module documentation has the rules of memory ownership.
 ///
 /// In each turn, call [`poll_cq`](Self::poll_cq), and [`post_send`](Self::post_send) at most once per queue pair. Call
-/// [`post_recv`](Self::post_recv) in chains, and [`poll_control`](Self::poll_control) now and then. Before sleeping:
-/// [`arm`](Self::arm), one more empty `poll_cq`, then [`wait`](Self::wait).
+/// [`post_recv`](Self::post_recv) in chains, and [`poll_control`](Self::poll_control) at intervals. To sleep, call
+/// [`arm`](Self::arm), then `poll_cq` once more, and [`wait`](Self::wait) if that found nothing.
 pub trait Fabric: Sized {
     /// A bound address. Several shards' fabrics may share it. Each connect request then goes to the fabric with the
     /// fewest connections, whichever polls it first.
@@ -584,49 +585,49 @@ pub trait Fabric: Sized {
     /// Counters.
     fn stats(&self) -> FabricStats;
 
-    /// Makes an arena's memory usable in work requests. Registering it twice is [`FabricErrorKind::Misuse`]; on the
-    /// software fabric, memory [that was given](rpcrdma_mempool::GivenMemory) is for this side's work requests only
-    /// ([`FabricErrorKind::Unsupported`]).
+    /// Makes an arena's memory usable in work requests. Registering it twice is [`FabricErrorKind::Misuse`]. On the
+    /// software fabric, [external memory](rpcrdma_mempool::GivenMemory) is for this side's work requests only: with
+    /// remote rights it is [`FabricErrorKind::Unsupported`].
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError>;
     /// Undoes [`register`](Self::register).
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError>;
 
     /// Binds an address.
     fn bind(address: &FabricAddress) -> Result<Self::Listener, FabricError>;
-    /// Takes connect requests from a bound address from now on.
+    /// Starts to take connect requests from a bound address.
     fn listen(&mut self, listener: &Self::Listener) -> Result<(), FabricError>;
-    /// Stops taking connect requests; established connections live on.
+    /// Stops taking connect requests; established connections stay.
     fn unlisten(&mut self);
-    /// Starts to connect; [`ControlEvent`]s report the outcome. Nothing can be sent before `Established`.
+    /// Starts to connect; a [`ControlEvent`] reports the outcome. Nothing can be sent before `Established`.
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError>;
-    /// Answers a connect request; `Established` follows, or `Disconnected`.
+    /// Accepts a connect request; `Established` follows, or `Disconnected`.
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError>;
-    /// Answers a connect request.
+    /// Rejects a connect request.
     fn reject(&mut self, request: RequestId, private_data: &[u8]);
-    /// Ends the connection in order. Earlier requests are carried out if the peer permits; the rest is flushed.
+    /// Ends the connection in order. Earlier requests are executed if the peer permits; the rest is flushed.
     fn disconnect(&mut self, qp: QpId);
     /// Flushes posted requests, then destroys the queue pair and returns its memory.
     fn destroy_qp(&mut self, qp: QpId);
-    /// Drives connection management and appends its events. It makes system calls: call it at intervals, not each turn.
+    /// Drives connection management and appends its events. Makes system calls, so call it at intervals, not each turn.
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>);
 
-    /// Makes a free window.
+    /// Allocates a free window.
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError>;
     /// The key of this free window's next [`WorkRequest::Bind`].
     fn next_rkey(&self, window: WindowId) -> u32;
-    /// The address by which the peer names byte `offset` of this memory.
+    /// The address of byte `offset` of this memory for the peer.
     fn remote_address(&self, mem: &Lent, offset: usize) -> u64;
 
-    /// Posts a chain of Receives to the shared or a private queue. Takes from the front of `bufs` as many as the queue
-    /// holds; returns their number. Each buffer receives up to its capacity. Stops at unregistered memory.
+    /// Posts a chain of Receives to the shared or a private queue. Takes as many from the front of `bufs` as the queue
+    /// has room for, and returns their number. Each buffer receives up to its capacity. Stops at unregistered memory.
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize;
-    /// Makes the shared queue use present Receives before later ones. Receives of another size replace them by this.
+    /// Makes the shared queue use present Receives before later ones, so that Receives of another size replace them.
     /// Queues that are used in posting order need nothing.
     fn fence_receives(&mut self) {}
     /// Posts a chain, in order, with one doorbell. Removes posted requests from the front of `chain`.
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError>;
-    /// Posts a Send or Write with immediate data, for tests. This protocol does not use it; a test can imitate a peer
-    /// that does. False where the fabric does not support or accept it.
+    /// Posts a Send or Write with immediate data, for tests. This protocol does not use immediate data, but a test can
+    /// imitate a peer that does. False where the fabric does not support or accept it.
     #[doc(hidden)]
     fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
         let _ = (qp, posting, immediate);
@@ -637,8 +638,8 @@ pub trait Fabric: Sized {
     fn holds_sends(&mut self, _qp: QpId) -> bool {
         true
     }
-    /// Byte progress of a queue pair: distinguishes slow peers from stopped ones. `None` where the device does not
-    /// report it. Call it at intervals, not for each message.
+    /// Byte progress of a queue pair, which distinguishes slow peers from stopped ones. `None` where the device does
+    /// not report it. Call it at intervals, not for each message.
     fn flow(&mut self, _qp: QpId) -> Option<Flow> {
         None
     }
@@ -646,10 +647,11 @@ pub trait Fabric: Sized {
     fn round_trip(&mut self, _qp: QpId) -> Option<Duration> {
         None
     }
-    /// Appends up to `max` completions; returns how many. Never blocks. Makes system calls where nothing else reports
-    /// news. Over TCP these are a bounded few per turn; idle connections are polled only in every 16th turn.
+    /// Appends up to `max` completions and returns their number. Never blocks. Makes system calls only where nothing
+    /// else reports arrivals. Over TCP these are a bounded number per turn, and for idle connections only in every 16th
+    /// turn.
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize;
-    /// Polls as [`poll_cq`](Self::poll_cq) does, but returns a lone message, the common case of a conversation.
+    /// Polls as [`poll_cq`](Self::poll_cq) does, but returns a single message, the common case of a conversation.
     #[inline]
     fn poll_message(&mut self, out: &mut Vec<Completion>, max: usize) -> Found {
         let count = self.poll_cq(out, max);
@@ -658,16 +660,16 @@ pub trait Fabric: Sized {
 
     /// Makes completions and control events wake the next [`wait`](Self::wait).
     fn arm(&mut self);
-    /// Sleeps until a completion, a control event, the waker or the time-out. False if there is surely no control
-    /// event: [`poll_control`](Self::poll_control) can wait until it is due.
+    /// Sleeps until a completion, a control event, the waker or the time-out. False if there is no control event, so
+    /// that [`poll_control`](Self::poll_control) can wait until its interval has passed.
     fn wait(&mut self, timeout: Option<Duration>) -> bool;
     /// Wakes [`wait`](Self::wait) from another thread.
     fn waker(&self) -> Waker;
     /// The descriptor of [`wait`](Self::wait), for an external event loop. While the device is [armed](Self::arm) it is
     /// readable when a wait would return at once.
     fn descriptor(&self) -> BorrowedFd<'_>;
-    /// Longest sleep on the descriptor of an armed device; `None` if unlimited. A [`wait`](Self::wait) observes it by
-    /// itself.
+    /// Longest sleep on the descriptor of an armed device; `None` if unlimited. [`wait`](Self::wait) observes this
+    /// limit itself.
     fn longest_wait(&self) -> Option<Duration>;
 }
 
@@ -683,13 +685,13 @@ impl Waker {
 
     /// Ends the current or the next wait. A system call.
     pub fn wake(&self) {
-        // The counter of an eventfd can only refuse when it is already far from zero: the sleeper wakes
+        // The write can only fail while the counter of the eventfd is at its maximum, and then the sleeper wakes
         // anyway.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 }
 
-/// Locks a mutex of this crate. Nothing that is done under one can panic half done.
+/// Locks a mutex of this crate. No code that holds one can panic halfway.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

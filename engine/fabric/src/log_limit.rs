@@ -1,4 +1,4 @@
-//! Log lines that peers can cause, kept within bounds.
+//! Rate limit of log lines that peers can cause.
 
 #![forbid(unsafe_code)]
 
@@ -11,27 +11,28 @@ use log::Level;
 
 use crate::error::failed;
 
-/// Lines of one kind that are written in one interval.
+/// Most lines of one kind that are written in one interval.
 pub const LINES: u32 = 8;
 /// Nanoseconds of an interval: 10 seconds.
 pub const INTERVAL: u64 = 10_000_000_000;
-/// Subjects whose lines are limited apart at a time. Those of further ones share the limit of their cause.
+/// Most subjects with their own limits at a time. Further subjects share the limit of their cause.
 pub const MAX_SUBJECTS: usize = 64;
 
 /// A rate-limited log for lines that peers can cause.
 ///
 /// The first [`LINES`] of each kind in an [`INTERVAL`] are written. The others are counted, and one line reports the
 /// count after the interval. A kind is a cause and an optional subject. The cause is a text of the program, such as
-/// `"connect requests refused"`, so there are few causes. The subject, such as a procedure, has lines of its own, so
-/// that one with many does not hide another. Peers must not choose subjects; if they do, [`MAX_SUBJECTS`] bounds them.
+/// `"connect requests refused"`, so there are few causes. Each subject, such as a procedure, has its own limit, so
+/// that a subject with many lines does not hide another. Peers should not be able to choose subjects; if they are,
+/// [`MAX_SUBJECTS`] bounds them.
 ///
 /// Time is an argument, in nanoseconds of one monotonic clock. Nothing here is shared or locked.
 #[derive(Debug)]
 pub struct LogLimit<S: Subject = Infallible> {
     target: &'static str,
-    kinds: Vec<Kind<S>>,
+    kinds: Vec<LogKind<S>>,
     /// Counted lines not yet reported.
-    held: u64,
+    suppressed: u64,
 }
 
 /// A subject of log lines.
@@ -39,92 +40,99 @@ pub trait Subject: Copy + Eq + Display {}
 
 impl<S: Copy + Eq + Display> Subject for S {}
 
+/// The count of one kind of lines.
 #[derive(Debug)]
-struct Kind<S> {
+struct LogKind<S> {
     level: Level,
-    what: &'static str,
-    of: Option<S>,
-    /// When the interval began.
+    cause: &'static str,
+    subject: Option<S>,
+    /// Start of the interval.
     since: u64,
     written: u32,
-    held: u64,
+    suppressed: u64,
 }
 
 impl<S: Subject> LogLimit<S> {
     /// Creates a limit for lines with this target, such as `module_path!()`.
     pub fn new(target: &'static str) -> Self {
-        Self { target, kinds: Vec::new(), held: 0 }
+        Self { target, kinds: Vec::new(), suppressed: 0 }
     }
 
-    /// Writes or counts a line. `what` is its kind, in words that fit behind "17 more: ".
+    /// Writes or counts a line. `cause` is its kind, in words that fit behind "17 more: ".
     #[cold]
-    pub fn log(&mut self, now: u64, level: Level, what: &'static str, line: Arguments<'_>) {
-        self.log_of(now, level, (what, None), line);
+    pub fn log(&mut self, now: u64, level: Level, cause: &'static str, line: Arguments<'_>) {
+        self.log_subject(now, level, (cause, None), line);
     }
 
     /// Writes or counts a line of a kind that has a subject.
     #[cold]
     #[inline(never)]
-    pub fn log_of(&mut self, now: u64, level: Level, (what, of): (&'static str, Option<S>), line: Arguments<'_>) {
-        let at = self.place(now, level, what, of);
+    pub fn log_subject(
+        &mut self,
+        now: u64,
+        level: Level,
+        (cause, subject): (&'static str, Option<S>),
+        line: Arguments<'_>,
+    ) {
+        let at = self.index(now, level, cause, subject);
         let kind = &mut self.kinds[at];
         if now.saturating_sub(kind.since) >= INTERVAL {
-            self.held -= kind.sum_up(self.target);
+            self.suppressed -= kind.report_suppressed(self.target);
             (kind.since, kind.written) = (now, 0);
         }
         if kind.written < LINES {
             kind.written += 1;
             log::log!(target: self.target, level, "{line}");
         } else {
-            kind.held += 1;
-            self.held += 1;
+            kind.suppressed += 1;
+            self.suppressed += 1;
         }
     }
 
-    /// Index of a kind; created if missing.
-    fn place(&mut self, now: u64, level: Level, what: &'static str, of: Option<S>) -> usize {
-        if let Some(at) = self.kinds.iter().position(|kind| kind.what == what && kind.of == of) {
+    /// Index of a kind, which is created if missing.
+    fn index(&mut self, now: u64, level: Level, cause: &'static str, subject: Option<S>) -> usize {
+        if let Some(at) = self.kinds.iter().position(|kind| kind.cause == cause && kind.subject == subject) {
             return at;
         }
-        if of.is_some() && self.subjects() >= MAX_SUBJECTS {
-            self.sum_up(now);
-            self.kinds.retain(|kind| kind.of.is_none() || now.saturating_sub(kind.since) < INTERVAL);
+        if subject.is_some() && self.subjects() >= MAX_SUBJECTS {
+            self.report_suppressed(now);
+            self.kinds.retain(|kind| kind.subject.is_none() || now.saturating_sub(kind.since) < INTERVAL);
             if self.subjects() >= MAX_SUBJECTS {
-                return self.place(now, level, what, None);
+                return self.index(now, level, cause, None);
             }
         }
-        self.kinds.push(Kind { level, what, of, since: now, written: 0, held: 0 });
+        self.kinds.push(LogKind { level, cause, subject, since: now, written: 0, suppressed: 0 });
         self.kinds.len() - 1
     }
 
     fn subjects(&self) -> usize {
-        self.kinds.iter().filter(|kind| kind.of.is_some()).count()
+        self.kinds.iter().filter(|kind| kind.subject.is_some()).count()
     }
 
     /// Writes or counts a warning; see [`log`](Self::log).
     #[cold]
-    pub fn warn(&mut self, now: u64, what: &'static str, line: Arguments<'_>) {
-        self.log(now, Level::Warn, what, line);
+    pub fn warn(&mut self, now: u64, cause: &'static str, line: Arguments<'_>) {
+        self.log(now, Level::Warn, cause, line);
     }
 
     /// Writes or counts an error; see [`log`](Self::log).
     #[cold]
-    pub fn error(&mut self, now: u64, what: &'static str, line: Arguments<'_>) {
-        self.log(now, Level::Error, what, line);
+    pub fn error(&mut self, now: u64, cause: &'static str, line: Arguments<'_>) {
+        self.log(now, Level::Error, cause, line);
     }
 
-    /// Whether counted lines are unreported, so [`sum_up`](Self::sum_up) has work later.
+    /// Whether counted lines wait for [`report_suppressed`](Self::report_suppressed).
     #[inline]
-    pub fn holds_any(&self) -> bool {
-        self.held != 0
+    pub fn has_suppressed(&self) -> bool {
+        self.suppressed != 0
     }
 
     /// Reports counted lines of kinds whose interval has ended. Call it at intervals.
     #[cold]
-    pub fn sum_up(&mut self, now: u64) {
+    pub fn report_suppressed(&mut self, now: u64) {
         for kind in &mut self.kinds {
             if now.saturating_sub(kind.since) >= INTERVAL {
-                self.held -= kind.sum_up(self.target);
+                self.suppressed -= kind.report_suppressed(self.target);
             }
         }
     }
@@ -134,7 +142,7 @@ impl<S: Subject> LogLimit<S> {
 #[derive(Debug)]
 pub struct ClockedLog {
     limit: LogLimit,
-    made: Instant,
+    created: Instant,
 }
 
 impl Default for ClockedLog {
@@ -146,17 +154,17 @@ impl Default for ClockedLog {
 impl ClockedLog {
     /// Creates a limit for lines with this target, such as `module_path!()`.
     pub fn new(target: &'static str) -> Self {
-        Self { limit: LogLimit::new(target), made: Instant::now() }
+        Self { limit: LogLimit::new(target), created: Instant::now() }
     }
 
     /// Writes or counts a warning; see [`LogLimit::log`].
     #[cold]
-    pub fn warn(&mut self, what: &'static str, line: Arguments<'_>) {
-        self.limit.warn(self.now(), what, line);
+    pub fn warn(&mut self, cause: &'static str, line: Arguments<'_>) {
+        self.limit.warn(self.now(), cause, line);
     }
 
     /// Writes or counts a line about a listener that pauses because accept has failed. The line names the limit that
-    /// the process has reached, which mostly is that of open files.
+    /// the process has reached, which usually is that of open files.
     #[cold]
     #[inline(never)]
     pub fn accept_failed(&mut self, listener: &str, error: impl Into<io::Error>) {
@@ -165,38 +173,38 @@ impl ClockedLog {
         self.warn("failures of accept", line);
     }
 
-    /// Reports counted lines of kinds whose interval has ended; see [`LogLimit::sum_up`].
+    /// Reports counted lines of kinds whose interval has ended; see [`LogLimit::report_suppressed`].
     #[inline]
-    pub fn sum_up(&mut self) {
-        if self.limit.holds_any() {
-            self.limit.sum_up(self.now());
+    pub fn report_suppressed(&mut self) {
+        if self.limit.has_suppressed() {
+            self.limit.report_suppressed(self.now());
         }
     }
 
     fn now(&self) -> u64 {
-        self.made.elapsed().as_nanos() as u64
+        self.created.elapsed().as_nanos() as u64
     }
 }
 
 impl<S: Subject> Drop for LogLimit<S> {
     fn drop(&mut self) {
         for kind in &mut self.kinds {
-            kind.sum_up(self.target);
+            kind.report_suppressed(self.target);
         }
     }
 }
 
-impl<S: Subject> Kind<S> {
-    /// Reports all counted lines in one; returns their number.
-    fn sum_up(&mut self, target: &str) -> u64 {
-        let held = std::mem::take(&mut self.held);
-        if held != 0 {
-            match self.of {
-                Some(of) => log::log!(target: target, self.level, "{held} more: {}: {of}", self.what),
-                None => log::log!(target: target, self.level, "{held} more: {}", self.what),
+impl<S: Subject> LogKind<S> {
+    /// Reports all counted lines in one line, and returns their number.
+    fn report_suppressed(&mut self, target: &str) -> u64 {
+        let suppressed = std::mem::take(&mut self.suppressed);
+        if suppressed != 0 {
+            match self.subject {
+                Some(subject) => log::log!(target: target, self.level, "{suppressed} more: {}: {subject}", self.cause),
+                None => log::log!(target: target, self.level, "{suppressed} more: {}", self.cause),
             }
         }
-        held
+        suppressed
     }
 }
 
@@ -230,7 +238,7 @@ pub(crate) mod tests {
 
     /// Lines written by this thread since the last call.
     pub(crate) fn logged() -> Vec<String> {
-        // Another test may have been first with the same.
+        // Another test may have set the same logger already.
         let _ = log::set_logger(&Listener);
         log::set_max_level(log::LevelFilter::Warn);
         LOGGED.take()
@@ -239,7 +247,7 @@ pub(crate) mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn a_flood_of_lines_is_a_few_and_a_number() {
+    fn many_lines_are_limited_and_counted() {
         logged();
         let mut limit = LogLimit::<u32>::new(module_path!());
         for n in 0..1000 {
@@ -248,19 +256,19 @@ pub(crate) mod tests {
         let lines = logged();
         assert_eq!(lines.len(), LINES as usize, "{lines:?}");
         assert_eq!((lines[0].as_str(), lines[7].as_str()), ("WARN storm 0", "WARN storm 7"));
-        assert!(limit.holds_any());
-        limit.sum_up(15 * SECOND - 1);
+        assert!(limit.has_suppressed());
+        limit.report_suppressed(15 * SECOND - 1);
         assert_eq!(logged(), [""; 0], "the interval is not over");
-        limit.sum_up(15 * SECOND);
+        limit.report_suppressed(15 * SECOND);
         assert_eq!(logged(), ["WARN 992 more: storms"]);
-        assert!(!limit.holds_any());
-        limit.sum_up(30 * SECOND);
+        assert!(!limit.has_suppressed());
+        limit.report_suppressed(30 * SECOND);
         drop(limit);
-        assert_eq!(logged(), [""; 0], "it is reported once");
+        assert_eq!(logged(), [""; 0], "the count is reported once");
     }
 
     #[test]
-    fn each_kind_of_line_has_its_own_share() {
+    fn each_kind_of_line_has_its_own_limit() {
         logged();
         let mut limit = LogLimit::<u32>::new(module_path!());
         for n in 0..100 {
@@ -273,16 +281,16 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_subject_with_many_lines_does_not_hide_those_of_another() {
+    fn a_subject_with_many_lines_does_not_hide_another() {
         logged();
         let mut limit = LogLimit::new(module_path!());
         for n in 0..100 {
-            limit.log_of(n, Level::Warn, ("storms", Some(1)), format_args!("storm {n}"));
+            limit.log_subject(n, Level::Warn, ("storms", Some(1)), format_args!("storm {n}"));
         }
-        limit.log_of(100, Level::Warn, ("storms", Some(2)), format_args!("another"));
+        limit.log_subject(100, Level::Warn, ("storms", Some(2)), format_args!("another"));
         let lines = logged();
         assert_eq!((lines.len(), lines[LINES as usize].as_str()), (LINES as usize + 1, "WARN another"));
-        limit.sum_up(INTERVAL);
+        limit.report_suppressed(INTERVAL);
         assert_eq!(logged(), ["WARN 92 more: storms: 1"]);
     }
 
@@ -291,18 +299,18 @@ pub(crate) mod tests {
         logged();
         let mut limit = LogLimit::new(module_path!());
         for subject in 0..10_000 {
-            limit.log_of(subject, Level::Warn, ("storms", Some(subject)), format_args!("a storm"));
+            limit.log_subject(subject, Level::Warn, ("storms", Some(subject)), format_args!("a storm"));
         }
         assert_eq!(limit.kinds.len(), MAX_SUBJECTS + 1);
         assert_eq!(logged().len(), MAX_SUBJECTS + LINES as usize);
-        limit.log_of(3 * INTERVAL, Level::Warn, ("storms", Some(77_777)), format_args!("a late storm"));
-        assert_eq!(limit.subjects(), 1, "subjects of the past were dropped");
+        limit.log_subject(3 * INTERVAL, Level::Warn, ("storms", Some(77_777)), format_args!("a late storm"));
+        assert_eq!(limit.subjects(), 1, "old subjects were dropped");
         let more = 10_000 - MAX_SUBJECTS - LINES as usize;
         assert_eq!(logged(), [format!("WARN {more} more: storms"), "WARN a late storm".into()]);
     }
 
     #[test]
-    fn the_next_interval_begins_with_the_sum_of_the_last() {
+    fn the_next_interval_begins_with_the_count_of_the_last() {
         logged();
         let mut limit = LogLimit::<u32>::new(module_path!());
         for n in 0..20 {

@@ -1,4 +1,4 @@
-//! Packet options of connections: traffic class, service level and path MTU. It has their ranges and the fabrics that
+//! Packet options of connections: traffic class, service level and path MTU, with their ranges and the fabrics that
 //! support them.
 
 #![forbid(unsafe_code)]
@@ -23,7 +23,7 @@ pub struct PathConfig {
     pub path_mtu: Option<u32>,
 }
 
-/// A value that no fabric has.
+/// A value that no fabric supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfRange {
     /// The field.
@@ -35,7 +35,7 @@ pub struct OutOfRange {
 }
 
 impl PathConfig {
-    /// The first of the values that is out of its range.
+    /// The first value that is out of its range.
     pub fn out_of_range(&self) -> Option<OutOfRange> {
         let level = self.service_level.filter(|&level| level > 15);
         let mtu = self.path_mtu.filter(|mtu| !MTUS.contains(mtu));
@@ -47,19 +47,19 @@ impl PathConfig {
     /// Checks that the fabric of this address scheme supports the options.
     ///
     /// # Errors
-    /// Names the knob that it cannot do, or that is out of its range.
+    /// Names the knob that the fabric does not support, or that is out of its range.
     pub fn check(&self, scheme: &str) -> Result<(), FabricError> {
         if let Some(OutOfRange { knob, value, wanted }) = self.out_of_range() {
             return Err(FabricError::misuse(format!("{knob} = {value}: {wanted}")));
         }
         let has_ip = scheme == VERBS || scheme == IwarpFabric::SCHEME;
-        for (knob, value, is_had, of) in [
+        for (knob, value, is_supported, by) in [
             ("tos", self.tos.map(u32::from), has_ip, "verbs: and iwarp:"),
             ("service_level", self.service_level.map(u32::from), scheme == VERBS, "verbs:"),
             ("path_mtu", self.path_mtu, scheme == VERBS, "verbs:"),
         ] {
-            if let Some(value) = value.filter(|_| !is_had) {
-                let detail = format!("{knob} = {value}: {scheme}: addresses do not have it, only {of} ones do");
+            if let Some(value) = value.filter(|_| !is_supported) {
+                let detail = format!("{knob} = {value}: not supported by {scheme}: addresses, only by {by}");
                 return Err(FabricError::misuse(detail));
             }
         }
@@ -84,9 +84,9 @@ mod tests {
             (mtu, "path_mtu", &["soft", "iwarp"]),
         ] {
             for scheme in ["soft", "iwarp", "verbs"] {
-                let said = path.check(scheme).map_err(|error| error.to_string());
-                assert_eq!(said.is_err(), by.contains(&scheme), "{knob} {scheme}: {said:?}");
-                assert!(said.err().is_none_or(|said| said.contains(knob)), "{knob} {scheme}");
+                let result = path.check(scheme).map_err(|error| error.to_string());
+                assert_eq!(result.is_err(), by.contains(&scheme), "{knob} {scheme}: {result:?}");
+                assert!(result.err().is_none_or(|result| result.contains(knob)), "{knob} {scheme}");
             }
         }
         assert_eq!(NONE.check("soft"), Ok(()));
@@ -100,8 +100,8 @@ mod tests {
             (PathConfig { path_mtu: Some(1500), ..NONE }, "path_mtu = 1500"),
             (PathConfig { path_mtu: Some(8192), ..NONE }, "path_mtu = 8192"),
         ] {
-            let said = path.check(VERBS).map_err(|error| error.to_string());
-            assert!(said.as_ref().is_err_and(|said| said.contains(knob)), "{said:?}");
+            let result = path.check(VERBS).map_err(|error| error.to_string());
+            assert!(result.as_ref().is_err_and(|result| result.contains(knob)), "{result:?}");
         }
         for mtu in MTUS {
             assert_eq!(

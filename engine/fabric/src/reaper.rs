@@ -8,41 +8,41 @@ use std::thread::Builder;
 
 use crate::lock;
 
-/// Bytes of stack of such a thread, which does nothing but drop.
+/// Bytes of stack of a thread, which only drops values.
 const STACK: usize = 128 << 10;
 
-/// Threads that drop values. Each value has its own thread while there are fewer than `threads`. So a slow one delays
-/// no other. A thread ends when no value waits.
+/// Threads that drop values. Each value gets its own thread while there are fewer than `threads`, so that a slow drop
+/// delays no other. A thread ends when no value waits.
 #[derive(Debug)]
 pub(super) struct Reaper<T> {
     name: &'static str,
     /// Most threads.
     threads: usize,
-    /// Values that may wait before there are too many.
-    most: usize,
-    state: Mutex<State<T>>,
+    /// Number of waiting values at which the reaper is full.
+    max_waiting: usize,
+    state: Mutex<ReaperState<T>>,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct ReaperState<T> {
     waiting: VecDeque<T>,
     threads: usize,
 }
 
 impl<T: Send + 'static> Reaper<T> {
-    pub(super) const fn new(name: &'static str, threads: usize, most: usize) -> Self {
-        Self { name, threads, most, state: Mutex::new(State { waiting: VecDeque::new(), threads: 0 }) }
+    pub(super) const fn new(name: &'static str, threads: usize, max_waiting: usize) -> Self {
+        Self { name, threads, max_waiting, state: Mutex::new(ReaperState { waiting: VecDeque::new(), threads: 0 }) }
     }
 
     /// Whether the backlog forbids starting more work that needs destruction.
     pub(super) fn is_full(&self) -> bool {
-        lock(&self.state).waiting.len() >= self.most
+        lock(&self.state).waiting.len() >= self.max_waiting
     }
 
-    /// Drops it, some time.
-    pub(super) fn dispose(&'static self, gone: T) {
+    /// Drops a value on another thread, later.
+    pub(super) fn dispose(&'static self, value: T) {
         let mut state = lock(&self.state);
-        state.waiting.push_back(gone);
+        state.waiting.push_back(value);
         if state.threads == self.threads {
             return;
         }
@@ -52,11 +52,11 @@ impl<T: Send + 'static> Reaper<T> {
         if thread.spawn(|| self.reap()).is_err() {
             let mut state = lock(&self.state);
             state.threads -= 1;
-            // Then the others do it, or, if there are none, we.
+            // The other threads drop the value, or this one if there are none.
             if state.threads == 0 {
-                let gone = state.waiting.pop_back();
+                let value = state.waiting.pop_back();
                 drop(state);
-                drop(gone);
+                drop(value);
             }
         }
     }
@@ -64,9 +64,9 @@ impl<T: Send + 'static> Reaper<T> {
     /// Drops values until none waits.
     fn reap(&self) {
         let mut state = lock(&self.state);
-        while let Some(gone) = state.waiting.pop_front() {
+        while let Some(value) = state.waiting.pop_front() {
             drop(state);
-            drop(gone);
+            drop(value);
             state = lock(&self.state);
         }
         state.threads -= 1;
@@ -80,10 +80,10 @@ mod tests {
 
     use super::*;
 
-    /// Reports its drop; it may wait for something before.
-    struct Thing(u32, Sender<u32>, Option<Receiver<()>>);
+    /// A value that reports its drop, and may wait for a signal before.
+    struct SlowDrop(u32, Sender<u32>, Option<Receiver<()>>);
 
-    impl Drop for Thing {
+    impl Drop for SlowDrop {
         fn drop(&mut self) {
             if let Some(wait) = &self.2 {
                 let _ = wait.recv();
@@ -92,49 +92,49 @@ mod tests {
         }
     }
 
-    /// Bounds hangs, measures nothing.
-    fn next(is_gone: &Receiver<u32>) -> u32 {
-        is_gone.recv_timeout(Duration::from_secs(20)).expect("it is dropped")
+    /// The next reported drop. The time-out only bounds a hang.
+    fn next(drops: &Receiver<u32>) -> u32 {
+        drops.recv_timeout(Duration::from_secs(20)).expect("a drop")
     }
 
     #[test]
-    fn one_that_takes_long_delays_no_other() {
-        static REAPER: Reaper<Thing> = Reaper::new("test-reaper", 3, 8);
+    fn a_slow_drop_delays_no_other() {
+        static REAPER: Reaper<SlowDrop> = Reaper::new("test-reaper", 3, 8);
         let reaper = &REAPER;
-        let (gone, is_gone) = channel();
+        let (report, drops) = channel();
         let (release, wait) = channel();
         let (release_2, wait_2) = channel();
-        reaper.dispose(Thing(1, gone.clone(), Some(wait)));
-        reaper.dispose(Thing(2, gone.clone(), Some(wait_2)));
+        reaper.dispose(SlowDrop(1, report.clone(), Some(wait)));
+        reaper.dispose(SlowDrop(2, report.clone(), Some(wait_2)));
         for n in 10..100 {
-            reaper.dispose(Thing(n, gone.clone(), None));
+            reaper.dispose(SlowDrop(n, report.clone(), None));
         }
-        let mut rest: Vec<u32> = (10..100).map(|_| next(&is_gone)).collect();
+        let mut rest: Vec<u32> = (10..100).map(|_| next(&drops)).collect();
         rest.sort_unstable();
         assert_eq!(rest, (10..100).collect::<Vec<_>>());
         drop((release, release_2));
-        let mut slow = [next(&is_gone), next(&is_gone)];
+        let mut slow = [next(&drops), next(&drops)];
         slow.sort_unstable();
         assert_eq!(slow, [1, 2]);
         assert!(lock(&reaper.state).threads <= 3);
     }
 
     #[test]
-    fn a_long_queue_is_logged() {
-        static REAPER: Reaper<Thing> = Reaper::new("test-reaper", 1, 4);
+    fn the_reaper_is_full_while_many_values_wait() {
+        static REAPER: Reaper<SlowDrop> = Reaper::new("test-reaper", 1, 4);
         let reaper = &REAPER;
-        let (gone, is_gone) = channel();
+        let (report, drops) = channel();
         let (release, wait) = channel();
-        reaper.dispose(Thing(0, gone.clone(), Some(wait)));
+        reaper.dispose(SlowDrop(0, report.clone(), Some(wait)));
         // The thread may have taken the first one, or not yet.
         for n in 1..4 {
             assert!(!reaper.is_full(), "{n}");
-            reaper.dispose(Thing(n, gone.clone(), None));
+            reaper.dispose(SlowDrop(n, report.clone(), None));
         }
-        reaper.dispose(Thing(4, gone.clone(), None));
+        reaper.dispose(SlowDrop(4, report.clone(), None));
         assert!(reaper.is_full());
         drop(release);
-        let order: Vec<u32> = (0..5).map(|_| next(&is_gone)).collect();
+        let order: Vec<u32> = (0..5).map(|_| next(&drops)).collect();
         assert_eq!(order, [0, 1, 2, 3, 4]);
         assert!(!reaper.is_full());
     }

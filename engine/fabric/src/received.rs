@@ -6,13 +6,13 @@ use std::ops::Deref;
 
 use rpcrdma_mempool::{ArenaId, Buf};
 
-/// A buffer that something has arrived in. It reads as the received bytes, and nothing extends it: the bytes behind may
-/// be another peer's, from an earlier use.
+/// A buffer with received data. It dereferences to the received bytes and cannot be extended, because the bytes behind
+/// may be another peer's, from an earlier use.
 #[derive(Debug)]
 pub struct ReceivedBuf(Buf);
 
 impl ReceivedBuf {
-    /// A buffer whose first `len` bytes have arrived, within its room. With 0 it is a flushed Receive.
+    /// A buffer whose first `len` bytes have arrived, limited to its capacity. With 0 it is a flushed Receive.
     #[inline]
     pub fn new(mut buf: Buf, len: usize) -> Self {
         buf.set_window(0, len.min(buf.capacity()));
@@ -42,12 +42,12 @@ impl ReceivedBuf {
         self.0.capacity()
     }
 
-    /// The arena that it lies in.
+    /// The arena that the buffer lies in.
     pub fn arena(&self) -> ArenaId {
         self.0.arena()
     }
 
-    /// Releases the buffer for another use, once its data was read.
+    /// Releases the buffer for another use, once its data has been read.
     #[inline]
     pub fn into_buf(self) -> Buf {
         self.0
@@ -79,16 +79,16 @@ mod tests {
         assert_eq!((received.len(), received.get(..4), received.capacity()), (3, None, 256));
         let flushed = ReceivedBuf::new(received.into_buf(), 0);
         assert!(flushed.is_empty());
-        // A length beyond the buffer is cut.
+        // A length beyond the buffer is limited to its capacity.
         let all = ReceivedBuf::new(flushed.into_buf(), 1000);
         assert_eq!(all.len(), 256);
         // An unfilled buffer is not a message.
-        let buf = ReceivedBuf::filled(all.into_buf(), 257, |_| true).expect_err("it is too short");
-        let buf = ReceivedBuf::filled(buf, 200, |_| false).expect_err("nothing came");
+        let buf = ReceivedBuf::filled(all.into_buf(), 257, |_| true).expect_err("the buffer is too short");
+        let buf = ReceivedBuf::filled(buf, 200, |_| false).expect_err("nothing arrived");
         let filled = ReceivedBuf::filled(buf, 2, |to| {
             to.copy_from_slice(b"ab");
             true
         });
-        assert_eq!(&*filled.expect("all of it came"), b"ab");
+        assert_eq!(&*filled.expect("all of it arrived"), b"ab");
     }
 }

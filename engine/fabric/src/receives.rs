@@ -1,4 +1,4 @@
-//! A receive queue in this process's memory, and its Receives' ends.
+//! A receive queue in this process's memory, and completions of failed Receives.
 
 #![forbid(unsafe_code)]
 
@@ -9,14 +9,14 @@ use rpcrdma_mempool::{ArenaId, Buf};
 use crate::{Completion, Opcode, QpId, ReceivedBuf, Status};
 
 impl Completion {
-    /// A Receive without a message, or with one that it could not take.
+    /// The completion of a Receive without a message, or whose message did not fit.
     pub(crate) fn failed_receive(qp: QpId, status: Status, buf: Buf) -> Self {
         let buf = Some(ReceivedBuf::new(buf, 0));
         Self { wr_id: 0, qp, opcode: Opcode::Recv, status, buf, invalidated: None }
     }
 }
 
-/// Posted receives. The last one is the warmest, and is used first.
+/// Posted receives. The last one posted is warmest in the cache, and is used first.
 #[derive(Debug)]
 pub(crate) struct Receives {
     bufs: Vec<Buf>,
@@ -37,13 +37,13 @@ impl Receives {
         self.bufs.is_empty() && self.behind.is_empty()
     }
 
-    /// Takes the next one.
+    /// Takes the next receive.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Buf> {
         self.bufs.pop().or_else(|| self.pop_behind())
     }
 
-    /// Takes the first one behind a fence, which ends by that.
+    /// Takes the first receive behind a fence, which ends the fence.
     #[cold]
     fn pop_behind(&mut self) -> Option<Buf> {
         self.fenced = false;
@@ -63,19 +63,19 @@ impl Receives {
         if self.fenced { self.behind.extend(bufs) } else { self.bufs.extend(bufs) }
     }
 
-    /// Posts the first of `bufs`, of known arenas, while there is room; returns their number. A queue pair that is
-    /// `over` flushes them instead.
+    /// Posts the first of `bufs` while there is room and their arenas are registered, and returns their number. If the
+    /// queue pair `ended`, they are flushed instead.
     #[inline]
     pub(crate) fn post_known(
         &mut self,
         bufs: &mut Vec<Buf>,
         known: impl Fn(ArenaId) -> bool,
-        over: Option<QpId>,
+        ended: Option<QpId>,
         ready: &mut VecDeque<Completion>,
     ) -> usize {
         let room = bufs.len().min(self.room());
         let n = bufs[..room].iter().take_while(|buf| known(buf.arena())).count();
-        match over {
+        match ended {
             None if n == bufs.len() && !self.fenced => self.bufs.append(bufs),
             None => self.post(bufs.drain(..n)),
             Some(qp) => ready.extend(bufs.drain(..n).map(|buf| Completion::failed_receive(qp, Status::Flushed, buf))),
@@ -85,7 +85,7 @@ impl Receives {
 
     /// Makes present receives precede later ones.
     pub(crate) fn fence(&mut self) {
-        // The older ones lie on top, and are used first.
+        // The older receives are now last in `bufs`, and are used first.
         self.behind.append(&mut self.bufs);
         std::mem::swap(&mut self.bufs, &mut self.behind);
         self.fenced = true;

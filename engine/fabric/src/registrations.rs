@@ -8,12 +8,12 @@ use crate::{Access, FabricError};
 
 /// Registered arenas, with the rights that peers may get.
 ///
-/// `T` is what else the fabric keeps of each.
+/// `T` is the fabric's own record of each arena.
 #[derive(Debug)]
 pub(crate) struct Registrations<T> {
-    /// The first registered arena: a shard's own, with nearly all messages.
+    /// The first registered arena. It is the shard's own, and holds nearly all messages.
     first: Option<ArenaId>,
-    /// Sorted by arena: each connection may add one.
+    /// Sorted by arena, because each connection may add one.
     list: Vec<(ArenaId, Access, T)>,
 }
 
@@ -24,7 +24,7 @@ impl<T> Default for Registrations<T> {
 }
 
 impl<T> Registrations<T> {
-    /// Registers an arena. `make` makes what the fabric keeps of it.
+    /// Registers an arena. `make` creates the fabric's record of it.
     pub(crate) fn add(
         &mut self,
         arena: ArenaId,
@@ -32,7 +32,7 @@ impl<T> Registrations<T> {
         make: impl FnOnce() -> Result<T, FabricError>,
     ) -> Result<(), FabricError> {
         let Err(at) = self.find(arena) else {
-            return Err(FabricError::misuse(format!("{arena:?} is registered already")));
+            return Err(FabricError::misuse(format!("arena {arena} is registered already")));
         };
         self.list.insert(at, (arena, access, make()?));
         self.first.get_or_insert(arena);
@@ -40,7 +40,7 @@ impl<T> Registrations<T> {
     }
 
     pub(crate) fn remove(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        let at = self.find(arena).map_err(|_| FabricError::misuse(format!("{arena:?} is not registered")))?;
+        let at = self.find(arena).map_err(|_| FabricError::misuse(format!("arena {arena} is not registered")))?;
         self.list.remove(at);
         self.first.take_if(|first| *first == arena);
         Ok(())
@@ -71,7 +71,7 @@ impl<T> Registrations<T> {
         self.find(arena).ok().map(|at| &self.list[at].2)
     }
 
-    /// Place of the arena, or the place to insert it.
+    /// Index of the arena, or the index to insert it at.
     #[inline]
     fn find(&self, arena: ArenaId) -> Result<usize, usize> {
         self.list.binary_search_by_key(&arena, |(known, ..)| *known)

@@ -1,4 +1,4 @@
-//! Socket files of mode 0600. They replace those of dead processes and are removed at the end.
+//! Socket files of mode 0600. A new file replaces that of a dead process, and is removed when its listener ends.
 
 mod bind_lock;
 
@@ -24,28 +24,28 @@ pub struct SocketFile {
 impl SocketFile {
     /// Binds a Unix socket to a file of mode 0600 and listens. `backlog` is the kernel's queue of connections.
     ///
-    /// Meanwhile a lock file `.NAME.rpcrdma-lock` exists beside it. So one of several processes that find the file of a
-    /// dead one replaces it.
+    /// Meanwhile a lock file `.NAME.rpcrdma-lock` exists beside it, so that only one of several processes replaces the
+    /// file of a dead process.
     ///
     /// # Errors
     /// Names the path and the owner if another process listens there, if the file is not a socket, or if the lock file
-    /// is another user's and cannot be removed. Otherwise it names the failed call.
+    /// is another user's and cannot be removed. Otherwise the error names the failed call.
     pub fn listen(socket: BorrowedFd<'_>, path: &Path, backlog: i32) -> Result<Self, FabricError> {
         let name = path.display().to_string();
-        let too_long = |_| FabricError::address(&name, "too long: names of Unix sockets end at 107 bytes");
-        let place = SocketAddrUnix::new(path).map_err(too_long)?;
+        let too_long = |_| FabricError::address(&name, "too long: names of Unix sockets have at most 107 bytes");
+        let socket_address = SocketAddrUnix::new(path).map_err(too_long)?;
         let _lock = BindLock::acquire(&name, path)?;
         // The file gets the mode of its socket. No path is used that another user could redirect.
         rustix::fs::fchmod(socket, Mode::RUSR | Mode::WUSR).map_err(|e| failed(&format!("fchmod 0600 {name}"), e))?;
-        let mut bound = rustix::net::bind(socket, &place);
-        if bound == Err(Errno::ADDRINUSE) && is_stale(path, &place)? {
-            let whose = found(path).unwrap_or_default();
+        let mut bound = rustix::net::bind(socket, &socket_address);
+        if bound == Err(Errno::ADDRINUSE) && is_stale(path, &socket_address)? {
+            let whose = kind_and_owner(path).unwrap_or_default();
             std::fs::remove_file(path).map_err(|e| failed(&format!("unlink {name}, {whose}"), e))?;
-            bound = rustix::net::bind(socket, &place);
+            bound = rustix::net::bind(socket, &socket_address);
         }
         bound.map_err(|e| file_error(&name, path, e))?;
         let inode = std::fs::symlink_metadata(path).map_err(|e| failed(&format!("stat {name}"), e))?.ino();
-        // Listening before the lock ends: else the next process would take this file for a stale one.
+        // Listen before the lock ends, because the next process would otherwise take this file for a stale one.
         rustix::net::listen(socket, backlog).map_err(|e| bind_error(&name, e))?;
         Ok(Self { path: path.into(), inode })
     }
@@ -64,7 +64,7 @@ impl Drop for SocketFile {
 pub(crate) fn bind_error(name: &str, error: Errno) -> FabricError {
     match error {
         Errno::ADDRINUSE => {
-            FabricError::in_use(name, "another server is alive there; stop it (ss -xlp shows it) or take another name")
+            FabricError::in_use(name, "another server listens there; stop it (ss -xlp shows it) or choose another name")
         }
         _ => FabricError::address(name, format!("bind: {error}")),
     }
@@ -72,16 +72,21 @@ pub(crate) fn bind_error(name: &str, error: Errno) -> FabricError {
 
 /// Error of a socket file that cannot be bound, with the owner of the present file.
 fn file_error(name: &str, path: &Path, error: Errno) -> FabricError {
-    let Some(found) = found(path).filter(|_| error == Errno::ADDRINUSE) else { return bind_error(name, error) };
-    if no_socket(path).is_some() {
-        return FabricError::address(name, format!("there is {found}, no socket; remove it, or take another name"));
+    let Some(found) = kind_and_owner(path).filter(|_| error == Errno::ADDRINUSE) else {
+        return bind_error(name, error);
+    };
+    if other_kind(path).is_some() {
+        return FabricError::address(
+            name,
+            format!("there is {found}, not a socket; remove it, or choose another name"),
+        );
     }
-    let remedy = "stop it, else remove the file; or take another name";
+    let remedy = "stop it, else remove the file; or choose another name";
     FabricError::in_use(name, format!("there is {found}; if its server is alive (ss -xlp shows it), {remedy}"))
 }
 
-/// The non-socket at a path; `None` for a socket or nothing.
-pub(crate) fn no_socket(path: &Path) -> Option<&'static str> {
+/// The kind of file at a path; `None` for a socket or no file.
+pub(crate) fn other_kind(path: &Path) -> Option<&'static str> {
     let kind = std::fs::symlink_metadata(path).ok()?.file_type();
     match kind {
         _ if kind.is_socket() => None,
@@ -93,14 +98,14 @@ pub(crate) fn no_socket(path: &Path) -> Option<&'static str> {
 }
 
 /// Whether the file is a socket without a listener. The kernel checks for a listener before the socket type.
-fn is_stale(path: &Path, place: &SocketAddrUnix) -> Result<bool, FabricError> {
+fn is_stale(path: &Path, socket_address: &SocketAddrUnix) -> Result<bool, FabricError> {
     if !std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket()) {
         return Ok(false);
     }
-    Ok(rustix::net::connect(new_socket()?, place) == Err(Errno::CONNREFUSED))
+    Ok(rustix::net::connect(new_socket()?, socket_address) == Err(Errno::CONNREFUSED))
 }
 
-/// A Unix socket of datagrams in order, which never blocks.
+/// A non-blocking Unix socket of ordered datagrams (SOCK_SEQPACKET).
 pub(crate) fn new_socket() -> Result<OwnedFd, FabricError> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
@@ -108,7 +113,7 @@ pub(crate) fn new_socket() -> Result<OwnedFd, FabricError> {
 }
 
 /// The kind and owner of a file: `a plain file of user 65534`. `None` without a file.
-fn found(path: &Path) -> Option<String> {
+fn kind_and_owner(path: &Path) -> Option<String> {
     let owner = std::fs::symlink_metadata(path).ok()?.uid();
-    Some(format!("{} of user {owner}", no_socket(path).unwrap_or("a socket")))
+    Some(format!("{} of user {owner}", other_kind(path).unwrap_or("a socket")))
 }

@@ -1,17 +1,17 @@
-//! Time that something has waited for the peer without progress.
+//! Time for which the peer has made no progress.
 
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
-/// A wait for the peer's progress, identified by a changing `P`.
+/// A wait for the peer's progress, which shows as a changed `P`.
 #[derive(Debug)]
 pub(crate) struct StallTimer<P>(Option<Wait<P>>);
 
 #[derive(Debug)]
 struct Wait<P> {
     progress: P,
-    /// Start of the standstill and the last check; `None` before the first.
+    /// Start of the standstill and time of the last check; `None` before the first check.
     checks: Option<(Instant, Instant)>,
 }
 
@@ -22,7 +22,7 @@ impl<P> Default for StallTimer<P> {
 }
 
 impl<P: PartialEq> StallTimer<P> {
-    /// Whether something waits.
+    /// Whether a wait is running.
     #[inline]
     pub(crate) fn is_running(&self) -> bool {
         self.0.is_some()
@@ -38,8 +38,8 @@ impl<P: PartialEq> StallTimer<P> {
         self.0 = None;
     }
 
-    /// Returns the time without progress. A gap between checks of more than a quarter of `limit` does not count: the
-    /// delay was ours.
+    /// Returns the time without progress. A gap between checks that is longer than one second and than a quarter of
+    /// `limit` does not count, because this side caused the delay.
     pub(crate) fn check(&mut self, progress: P, now: Instant, limit: Duration) -> Duration {
         let longest_gap = (limit / 4).max(Duration::from_secs(1));
         let checks = self.0.as_ref().filter(|wait| wait.progress == progress).and_then(|wait| wait.checks);
@@ -61,14 +61,14 @@ mod tests {
         let after = |seconds| start + Duration::from_secs(seconds);
         stall.start(1);
         assert!(stall.is_running());
-        assert_eq!(stall.check(1, after(3), LIMIT), Duration::ZERO, "from the first check on");
+        assert_eq!(stall.check(1, after(3), LIMIT), Duration::ZERO, "time counts from the first check");
         assert_eq!(stall.check(1, after(8), LIMIT), Duration::from_secs(5));
         assert_eq!(stall.check(1, after(18), LIMIT), Duration::from_secs(15));
-        assert_eq!(stall.check(2, after(20), LIMIT), Duration::ZERO, "it has moved");
+        assert_eq!(stall.check(2, after(20), LIMIT), Duration::ZERO, "progress");
         assert_eq!(stall.check(2, after(21), LIMIT), Duration::from_secs(1));
         stall.stop();
         assert!(!stall.is_running());
-        assert_eq!(stall.check(2, after(22), LIMIT), Duration::ZERO, "another one");
+        assert_eq!(stall.check(2, after(22), LIMIT), Duration::ZERO, "another wait");
     }
 
     #[test]
@@ -76,8 +76,12 @@ mod tests {
         let (mut stall, start) = (StallTimer::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(stall.check(1, start, LIMIT), Duration::ZERO);
-        assert_eq!(stall.check(1, after(10), LIMIT), Duration::from_secs(10), "a quarter of the limit does");
+        assert_eq!(stall.check(1, after(10), LIMIT), Duration::from_secs(10), "a gap of a quarter of the limit counts");
         assert_eq!(stall.check(1, after(21), LIMIT), Duration::ZERO);
-        assert_eq!(stall.check(1, after(22), Duration::from_millis(1)), Duration::from_secs(1), "a second does");
+        assert_eq!(
+            stall.check(1, after(22), Duration::from_millis(1)),
+            Duration::from_secs(1),
+            "a gap of a second counts"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Times and sizes as configuration files have them: `"10s"`, `"64KiB"`, or a number of bytes.
+//! Times and sizes in configuration files: `"10s"`, `"64KiB"`, or a number of bytes.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ const NEVER: &str = "never";
 
 /// A time as text.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "wanted a time such as \"10s\" or \"5ms\"")]
+#[serde(untagged, expecting = "expected a time such as \"10s\" or \"5ms\"")]
 enum Time {
     Text(String),
 }
@@ -20,7 +20,7 @@ impl Time {
         let Self::Text(text) = self;
         match &text[..] {
             NEVER => Ok(Duration::MAX),
-            _ => humantime::parse_duration(&text).map_err(|_| E::custom("wanted a time such as \"10s\" or \"5ms\"")),
+            _ => humantime::parse_duration(&text).map_err(|_| E::custom("expected a time such as \"10s\" or \"5ms\"")),
         }
     }
 }
@@ -38,11 +38,11 @@ fn size_text(bytes: u64) -> String {
 }
 
 /// Expected form of a size.
-const WANTED_SIZE: &str = "wanted a size such as \"64KiB\", or a number of bytes";
+const EXPECTED_SIZE: &str = "expected a size such as \"64KiB\", or a number of bytes";
 
 /// A number of bytes, or a text such as `64KiB`.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "wanted a size such as \"64KiB\", or a number of bytes")]
+#[serde(untagged, expecting = "expected a size such as \"64KiB\", or a number of bytes")]
 enum Size {
     Bytes(u64),
     Text(String),
@@ -54,10 +54,10 @@ impl Size {
             Self::Bytes(bytes) => bytes,
             Self::Text(text) => {
                 let size = text.parse::<bytesize::ByteSize>();
-                size.map_err(|_| E::custom(WANTED_SIZE))?.as_u64()
+                size.map_err(|_| E::custom(EXPECTED_SIZE))?.as_u64()
             }
         };
-        T::try_from(bytes).map_err(|_| E::custom(WANTED_SIZE))
+        T::try_from(bytes).map_err(|_| E::custom(EXPECTED_SIZE))
     }
 }
 
@@ -74,7 +74,7 @@ pub mod duration {
     }
 }
 
-/// A time that may be left to others.
+/// An optional time.
 pub mod some_duration {
     use super::*;
 
@@ -114,7 +114,7 @@ pub mod bytes {
     }
 }
 
-/// A number of bytes that may be left to others.
+/// An optional number of bytes.
 pub mod some_bytes {
     use super::*;
 

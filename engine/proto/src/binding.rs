@@ -20,7 +20,7 @@ use crate::wire::xdr::{Decoder, padded};
 /// The DDP-eligible items of a procedure's arguments or results: those that may travel as chunks (RFC 8166 §6.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Eligible {
-    /// Their number.
+    /// Number of items.
     pub count: usize,
     /// Most bytes of each, without XDR round-up.
     pub max_len: usize,
@@ -57,43 +57,43 @@ pub struct Binding {
 /// A call that its binding does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindingError {
-    /// RPCSEC_GSS protects the call: then nothing may be reduced (RFC 8166 §8.2.2).
+    /// RPCSEC_GSS protects the call, so that nothing may be reduced (RFC 8166 §8.2.2).
     #[error("the call has reduced items, which its RPCSEC_GSS credential forbids")]
     ReductionOff,
     /// More Read chunks than eligible arguments.
     #[error("the call has {found} Read chunks, its procedure allows {max} (eligible arguments)")]
     TooManyArguments {
-        /// In the call.
+        /// Chunks in the call.
         found: usize,
-        /// In the binding.
+        /// Maximum of the binding.
         max: usize,
     },
     /// More Write chunks than eligible results.
     #[error("the call has {found} Write chunks, its procedure allows {max} (eligible results)")]
     TooManyResults {
-        /// In the call.
+        /// Chunks in the call.
         found: usize,
-        /// In the binding.
+        /// Maximum of the binding.
         max: usize,
         /// Bytes of an unreduced reply.
         reply_len: usize,
     },
     /// A Read chunk longer than an eligible argument can be.
-    #[error("reduced argument {index} has {len} bytes, at most {max} are allowed")]
+    #[error("reduced argument {index} of {len} bytes exceeds {max}")]
     ArgumentTooLong {
-        /// Counted from 0.
+        /// Index of the argument, from 0.
         index: usize,
-        /// Its bytes.
+        /// Bytes of the argument.
         len: usize,
-        /// In the binding.
+        /// Maximum of the binding.
         max: usize,
     },
     /// More arguments inline than the procedure has.
-    #[error("{len} bytes of inline arguments, at most {max} are allowed")]
+    #[error("inline arguments of {len} bytes exceed {max}")]
     CallTooLong {
-        /// In the call.
+        /// Bytes in the call.
         len: usize,
-        /// In the binding.
+        /// Maximum of the binding.
         max: usize,
     },
 }
@@ -105,7 +105,7 @@ impl BindingError {
         match *self {
             BindingError::ReductionOff | BindingError::ArgumentTooLong { .. } => Some(ErrorBody::BadXdr),
             BindingError::TooManyArguments { max, .. } => Some(ErrorBody::ReadChunks { max: max as u32 }),
-            // Without any, the requester gets the needed length of a Reply chunk instead.
+            // If no result is eligible, the requester gets the needed length of a Reply chunk instead.
             BindingError::TooManyResults { max: 0, reply_len, .. } => {
                 Some(ErrorBody::ReplyResource { length_needed: reply_len.min(u32::MAX as usize) as u32 })
             }
@@ -137,8 +137,8 @@ impl Binding {
 
     /// Bytes of the argument in a Read chunk of `chunk` bytes. The chunk may include the XDR round-up; the count in the
     /// message does not (RFC 8166 §3.4.5.2). `word` is the one in front of the chunk, if any. `None` if it differs from
-    /// the count of these bytes, or exceeds the argument's maximum: such arguments are garbage. Of
-    /// [uncounted](Self::uncounted) arguments all bytes count that one can have.
+    /// the count of these bytes, or exceeds the argument's maximum: such arguments are garbage. An
+    /// [uncounted](Self::uncounted) argument has all bytes of the chunk, up to its maximum.
     #[doc(hidden)]
     pub const fn argument_len(&self, chunk: usize, word: Option<u32>) -> Option<usize> {
         let max_len = self.arguments.max_len;
@@ -163,23 +163,23 @@ impl Binding {
         self
     }
 
-    /// Most bytes of inline arguments when `reduced` eligible ones travel apart.
+    /// Most bytes of inline arguments when `reduced` eligible ones travel as chunks.
     #[doc(hidden)]
     pub const fn call_len(&self, reduced: usize) -> usize {
-        self.max_call.saturating_add(left_in(&self.arguments, reduced))
+        self.max_call.saturating_add(unreduced_len(&self.arguments, reduced))
     }
 
-    /// Most bytes of inline results when `reduced` eligible ones travel apart. A requester needs that room beside the
-    /// RPC reply header (RFC 8166 §6.2).
+    /// Most bytes of inline results when `reduced` eligible ones travel as chunks. A requester needs that room beside
+    /// the RPC reply header (RFC 8166 §6.2).
     #[doc(hidden)]
     pub const fn reply_len(&self, reduced: usize) -> usize {
-        self.max_reply.saturating_add(left_in(&self.results, reduced))
+        self.max_reply.saturating_add(unreduced_len(&self.results, reduced))
     }
 
     /// Checks a call: a requester before sending, a responder before reading.
     ///
     /// `inline_len` is the bytes of arguments in the message. `reads` has the bytes of each Read chunk but one at
-    /// position zero, `writes` those of each Write chunk. An empty Write chunk has its place and asks for its result
+    /// position zero, `writes` those of each Write chunk. An empty Write chunk counts, and asks for its result
     /// inline. A Write chunk may have more room than the result can need. `reduction` is the result of
     /// [`reduction_allowed`].
     ///
@@ -218,7 +218,7 @@ impl Binding {
 }
 
 /// Bytes of the eligible items that stay in the message.
-const fn left_in(items: &Eligible, reduced: usize) -> usize {
+const fn unreduced_len(items: &Eligible, reduced: usize) -> usize {
     items.count.saturating_sub(reduced).saturating_mul(padded(items.max_len))
 }
 

@@ -42,13 +42,13 @@ use crate::wire::ErrorBody;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
-    /// Its time-out has expired.
+    /// The call's time-out has expired.
     #[error("call timed out ({})", sent_text(*.sent))]
     TimedOut {
-        /// It was sent: the server may have executed it.
+        /// Whether the call was sent, so that the server may have executed it.
         sent: bool,
     },
-    /// Its time-out has expired while unanswered calls held all credits.
+    /// The call's time-out has expired while unanswered calls held all credits.
     ///
     /// A call whose caller has given up keeps its credit until the server answers it or the connection ends; see
     /// `limits.max_abandoned`.
@@ -63,16 +63,16 @@ pub enum CallError {
         /// Time since the first of them was abandoned. `None` if callers wait for all of them.
         oldest: Option<Duration>,
     },
-    /// The caller cancelled it.
+    /// The caller cancelled the call.
     #[error("call cancelled ({})", sent_text(*.sent))]
     Cancelled {
-        /// It was sent: the server may have executed it.
+        /// Whether the call was sent, so that the server may have executed it.
         sent: bool,
     },
-    /// The connection ended first. `close_reason` of the client has the cause, unless it reconnects.
+    /// The connection ended before the reply arrived. `close_reason` of the client has the cause, unless it reconnects.
     #[error("connection lost ({})", sent_text(*.sent))]
     ConnectionLost {
-        /// It was sent: the server may have executed it.
+        /// Whether the call was sent, so that the server may have executed it.
         sent: bool,
     },
     /// A host key is missing or wrong. `close_reason` of the client says at which side.
@@ -102,7 +102,7 @@ pub enum CallError {
     /// The memory is requested with the first chunk, and again with each call until it is granted.
     #[error("the system refuses memory for the connection's chunks: {} (the log has the bytes)", remedy(*.os_error))]
     OutOfMemory {
-        /// The server answered: the call may have run.
+        /// Whether the server answered, so that the call may have run.
         answered: bool,
         /// Number of the system's error, if it is known.
         os_error: Option<i32>,
@@ -114,12 +114,12 @@ pub enum CallError {
     TooLong {
         /// Bytes of the message with its headers, or of the chunk.
         needed: usize,
-        /// Longest one.
+        /// Longest permitted message or chunk.
         limit: usize,
-        /// The knob that bounds it.
+        /// The knob of this limit.
         knob: Knob,
     },
-    /// The call cannot be formed. Its text has the cause.
+    /// The call cannot be formed, for the cause in the text.
     #[error(transparent)]
     Invalid(#[from] InvalidCall),
     /// The peer takes no calls in the reverse direction.
@@ -130,7 +130,7 @@ pub enum CallError {
     NoReplyBuffer {
         /// Bytes of the reply, or of its part in one chunk.
         needed: usize,
-        /// The knob that bounds it.
+        /// The knob of this limit.
         knob: Knob,
     },
     /// The reply is malformed, or does not fit the call.
@@ -171,7 +171,7 @@ pub enum Fault {
 }
 
 impl CallError {
-    /// Its row in the table above: progress, whether it may be sent again as it is, and the party at fault.
+    /// The row of the error in the table of [`CallError`]: progress, whether a retry is safe, and the party at fault.
     const fn row(&self) -> (Sent, bool, Fault) {
         use Sent::{Answered, No, Unanswered};
         match self {
@@ -201,8 +201,8 @@ impl CallError {
 
     /// Whether a retry is safe, and may succeed later.
     ///
-    /// The server has not executed the call. The table above has the conditions. An idempotent call may also be sent
-    /// again where the server may have executed it.
+    /// If so, the server has not executed the call. The table of [`CallError`] has the conditions. An idempotent call
+    /// may also be sent again where the server may have executed it.
     pub const fn may_retry(&self) -> bool {
         self.row().1
     }
@@ -275,20 +275,22 @@ pub enum Defect {
     /// The header of the call, or of its reply, does not fit one message.
     #[error("chunk list of {needed} bytes exceeds {limit} (wire.receive_size of both ends): use fewer chunks")]
     HeaderTooLong { needed: usize, limit: usize },
-    #[error("memory of others: chunks are from `alloc` of this connection, calls from `prepare` of this client")]
+    #[error("foreign memory: chunks must be from `alloc` of this connection, calls from `prepare` of this client")]
     ForeignMemory,
     #[error(
-        "handler would block the shard that it waits for (Client::start, Client::alloc_async; on a server also Procedure::on_workers)"
+        "the handler would block the shard that it waits for (Client::start, Client::alloc_async; on a server also \
+         Procedure::on_workers)"
     )]
     OwnShard,
     #[error(
-        "procedure is of another program or version than the client (ClientConfig::program, ClientConfig::version)"
+        "the procedure is of another program or version than the client (ClientConfig::program, ClientConfig::version)"
     )]
     OtherProgram,
     #[error("chunk of 0 bytes")]
     EmptyChunk,
     #[error(
-        "Read chunk at byte {0} of the arguments: not a multiple of 4, within the chunk before it, or beyond their end"
+        "Read chunk at byte {0} of the arguments: expected a multiple of 4, behind the chunk before it and up to their \
+         end"
     )]
     Position(u32),
     /// Version 1 counts its credits by replies, and a chunk must be revoked when it was used.
@@ -310,8 +312,8 @@ fn hint(error: &ErrorBody) -> &'static str {
              exceeds wire.reassemble_up_to of the peer)"
         }
         ErrorBody::ReadChunks { max: 0 } => {
-            " (the call exceeds wire.reassemble_up_to of the peer, which takes only messages up to it; or its procedure \
-             takes no Read chunks: Procedure::read_chunks)"
+            " (the call exceeds wire.reassemble_up_to of the peer, which takes only messages up to it; or its \
+             procedure takes no Read chunks: Procedure::read_chunks)"
         }
         ErrorBody::WriteChunks { .. } => {
             " (not executed: its procedure takes fewer Write chunks, see Procedure::write_chunks)"
@@ -352,7 +354,7 @@ fn abandoned_text(oldest: Option<Duration>) -> String {
 mod tests {
     use super::*;
 
-    /// One of each, with its row in the table of [`CallError`].
+    /// One error of each kind, with its row in the table of [`CallError`].
     fn all() -> Vec<(CallError, Sent, bool, Fault)> {
         use CallError::{
             Cancelled, Closed, ConnectionLost, Invalid, MalformedReply, NoCredits, NoMemory, NoReplyBuffer, NoReverse,
@@ -391,25 +393,25 @@ mod tests {
     fn every_error_has_its_row_in_the_table() {
         for (error, sent, may_retry, fault) in all() {
             assert_eq!((error.sent(), error.may_retry(), error.fault()), (sent, may_retry, fault), "{error:?}");
-            assert!(!may_retry || sent == Sent::No, "{error:?}: what may have run is not run again unasked");
+            assert!(!may_retry || sent == Sent::No, "{error:?}: a call that may have run must not be retried");
         }
         // The table has a row for each, in that order.
         let rows = include_str!("call_error.rs").lines().filter_map(|line| line.strip_prefix("/// | `"));
         let rows: Vec<Vec<&str>> = rows.map(|row| row.split(" | ").collect()).collect();
         let mut all = all();
-        // One row has both.
+        // One row has both transport errors.
         all.retain(|(error, ..)| !matches!(error, CallError::Transport(ErrorBody::Unknown(_))));
         assert_eq!(rows.len(), all.len());
         for (row, (error, sent, may_retry, fault)) in rows.iter().zip(all) {
             let name = format!("{error:?}");
             let name = name.split([' ', '(']).next().unwrap();
             assert!(row[0].starts_with(name), "{row:?}: {name}");
-            let told = match sent {
+            let progress = match sent {
                 Sent::No => "no",
                 Sent::Unanswered => "unanswered",
                 Sent::Answered => "answered",
             };
-            assert_eq!(row[1], told, "{row:?}");
+            assert_eq!(row[1], progress, "{row:?}");
             assert_eq!(row[2].starts_with("yes"), may_retry, "{row:?}");
             assert!(row[3].starts_with(&format!("{fault:?}").to_lowercase()), "{row:?}");
         }
@@ -417,13 +419,13 @@ mod tests {
 
     #[test]
     fn texts_name_the_value_the_limit_and_the_knob() {
-        let says = |error: CallError, text: &str| assert_eq!(error.to_string(), text);
+        let assert_text = |error: CallError, text: &str| assert_eq!(error.to_string(), text);
         let error = ErrorBody::WriteResource { chunk_index: 1, length_needed: 70_000 };
         let text = "transport error ERR_WRITE_RESOURCE(Write chunk 0 needs 70000 bytes) (limit of this side: \
                     memory.bulk_buffers)";
-        // On the wire it is 1.
-        says(CallError::Transport(error), text);
-        says(CallError::TimedOut { sent: false }, "call timed out (not sent)");
+        // The index of the chunk is 1 on the wire.
+        assert_text(CallError::Transport(error), text);
+        assert_text(CallError::TimedOut { sent: false }, "call timed out (not sent)");
         let too_many = CallError::TooManyCalls { limit: 8 }.to_string();
         assert!(too_many.starts_with("8 calls") && too_many.contains("limits.max_calls"), "{too_many}");
         let closed = CallError::Closed.to_string();
@@ -437,10 +439,10 @@ mod tests {
         {
             let text = "call timed out (not sent): all credits are in use by 4 unanswered calls";
             let knobs = " (limits.max_abandoned, limits.credits of the server)";
-            says(CallError::NoCredits { unanswered: 4, oldest }, &[text, abandoned, knobs].concat());
+            assert_text(CallError::NoCredits { unanswered: 4, oldest }, &[text, abandoned, knobs].concat());
         }
-        says(Defect::EmptyChunk.into(), "chunk of 0 bytes");
-        says(
+        assert_text(Defect::EmptyChunk.into(), "chunk of 0 bytes");
+        assert_text(
             Defect::ChunkSegments { segments: 17, limit: 16 }.into(),
             "chunk of 17 segments exceeds 16 (segment size RSSIZ of the peer): shorten the chunk",
         );

@@ -27,7 +27,7 @@ impl CallId {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum OutboundState {
     Free,
     /// Waits for a credit.
     Queued,
@@ -38,27 +38,27 @@ enum State {
 }
 
 #[derive(Clone, Debug)]
-struct Slot {
+struct OutboundSlot {
     xid: u32,
-    state: State,
-    /// [`TRIED`], and its age in calls of [`age`](CallTable::age): one store for a new call.
+    state: OutboundState,
+    /// [`TRIED`], and the age in calls of [`age`](CallTable::age), so that a new call needs one store for both.
     marks: u8,
-    /// The caller's name for it, as [`age`](CallTable::age) returns it.
+    /// The caller's name for the call, as [`age`](CallTable::age) returns it.
     name: u16,
-    /// The caller's own number for the call. Of a free slot: the next free one, or [`LAST`].
+    /// The caller's own number for the call. Of a free slot: the next free one, or [`NO_SLOT`].
     token: u64,
-    /// Of an abandoned call: when it was abandoned.
+    /// The deadline, or the time at which the call was abandoned.
     deadline: u64,
 }
 
-/// Sent before, on a lost connection or refused; possibly executed.
+/// The call was sent before, on a lost connection or with a retryable error. It may have been executed.
 const TRIED: u8 = 0x80;
 /// No slot has this number.
-const LAST: u64 = u64::MAX;
+const NO_SLOT: u64 = u64::MAX;
 /// Age of a call that is reported, in calls of [`CallTable::age`].
 const OLD: u8 = 2;
 
-impl Slot {
+impl OutboundSlot {
     fn was_tried(&self) -> bool {
         self.marks & TRIED != 0
     }
@@ -66,8 +66,8 @@ impl Slot {
 
 /// The meaning of a reply's XID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Match {
-    /// A call that waited for it; the caller's token.
+pub(super) enum ReplyMatch {
+    /// The call that waited for the reply, and the caller's token.
     Call(CallId, u64),
     /// An abandoned call; its slot is free now.
     Late(CallId),
@@ -78,14 +78,14 @@ pub(super) enum Match {
 /// The calls of this side, in a fixed number of slots.
 #[derive(Clone, Debug)]
 pub struct CallTable {
-    slots: Vec<Slot>,
-    /// The first free slot, or [`LAST`]: the last freed one.
+    slots: Vec<OutboundSlot>,
+    /// The first free slot, or [`NO_SLOT`]: the last freed one.
     free: u64,
     /// Slots in use: calls, and abandoned ones with an outstanding reply.
     pub(super) used: usize,
     mask: u32,
     /// Calls that wait for a credit, oldest first. May name calls that have ended.
-    waiting: VecDeque<CallId>,
+    queue: VecDeque<CallId>,
     /// Whether no more calls are accepted.
     closed: bool,
     /// Abandoned calls without an answer, and late answers so far.
@@ -94,12 +94,12 @@ pub struct CallTable {
     /// A lower bound of deadlines, among scanned slots while a scan is under way.
     earliest: u64,
     /// The next slot to scan for a deadline; 0 between scans.
-    looked_at: usize,
-    /// Slot at which [any](Self::any) found its last call.
-    any_from: usize,
-    /// Slots scanned by both.
+    scan_next: usize,
+    /// Slot at which [`any_call`](Self::any_call) found its last call.
+    last_found: usize,
+    /// Slots scanned by [`expired`](Self::expired) and [`any_call`](Self::any_call).
     #[cfg(test)]
-    looks: std::cell::Cell<usize>,
+    scanned: std::cell::Cell<usize>,
 }
 
 impl CallTable {
@@ -107,12 +107,12 @@ impl CallTable {
     /// successive connections use different ones.
     pub(super) fn new(capacity: usize, seed: u32) -> Self {
         let size = capacity.clamp(1, 1 << 16).next_power_of_two() as u32;
-        let slot = |i: u32| Slot {
+        let slot = |i: u32| OutboundSlot {
             xid: (seed & !(size - 1)) | i,
-            state: State::Free,
+            state: OutboundState::Free,
             marks: 0,
             name: 0,
-            token: if i + 1 < size { u64::from(i + 1) } else { LAST },
+            token: if i + 1 < size { u64::from(i + 1) } else { NO_SLOT },
             deadline: u64::MAX,
         };
         Self {
@@ -120,38 +120,38 @@ impl CallTable {
             free: 0,
             used: 0,
             mask: size - 1,
-            waiting: VecDeque::with_capacity(capacity + 1),
+            queue: VecDeque::with_capacity(capacity + 1),
             // Without slots no call can start.
             closed: capacity == 0,
             abandoned: 0,
             late: 0,
             earliest: u64::MAX,
-            looked_at: 0,
-            any_from: 0,
+            scan_next: 0,
+            last_found: 0,
             #[cfg(test)]
-            looks: Default::default(),
+            scanned: Default::default(),
         }
     }
 
-    /// Address that most messages need, for prefetching: the first slots are used most.
+    /// Address of the first slots, for prefetching: most messages use them.
     #[inline]
-    pub fn first_place(&self) -> *const u8 {
+    pub fn hot_address(&self) -> *const u8 {
         self.slots.as_ptr().cast()
     }
 
     /// Starts a call that is `sent` now, or waits for a credit. `deadline` in nanoseconds, `u64::MAX` for none.
     ///
     /// # Errors
-    /// No more are taken, or all slots are in use.
+    /// The table accepts no more calls, or all slots are in use.
     #[inline(always)]
     pub(super) fn start(&mut self, token: u64, deadline: u64, name: u16, sent: bool) -> Result<CallId, CallError> {
         if self.closed {
-            return Err(self.refusal());
+            return Err(self.start_error());
         }
-        let state = if sent { State::Sent } else { State::Queued };
-        let Some(call) = self.insert_as(state, token, deadline, name) else { return Err(self.refusal()) };
+        let state = if sent { OutboundState::Sent } else { OutboundState::Queued };
+        let Some(call) = self.insert(state, token, deadline, name) else { return Err(self.start_error()) };
         if !sent {
-            self.wait(call);
+            self.enqueue(call);
         }
         Ok(call)
     }
@@ -163,7 +163,9 @@ impl CallTable {
         if self.is_empty() {
             return old;
         }
-        for slot in self.slots.iter_mut().filter(|slot| matches!(slot.state, State::Sent | State::Abandoned)) {
+        for slot in
+            self.slots.iter_mut().filter(|slot| matches!(slot.state, OutboundState::Sent | OutboundState::Abandoned))
+        {
             if slot.marks & !TRIED < OLD {
                 slot.marks += 1;
                 if slot.marks & !TRIED == OLD {
@@ -177,8 +179,8 @@ impl CallTable {
     /// Whether the peer leaves too many calls unanswered: `most` of them are abandoned, or abandoned ones hold all
     /// `credits`. Then returns the number of late answers so far, which wraps.
     ///
-    /// Whether a call waits at the moment does not matter: a caller that makes one call after the other, each with a
-    /// time-out, has none between two of them.
+    /// No call need wait for a credit at the moment: a caller that makes one call after the other, each with a
+    /// time-out, has no call between two of them.
     pub fn withheld_answers(&self, most: usize, credits: &Credits) -> Option<u32> {
         let hold_all = || credits.available() == 0 && self.unanswered().0 == self.abandoned;
         (self.abandoned > 0 && (self.abandoned >= most || hold_all())).then_some(self.late)
@@ -196,72 +198,72 @@ impl CallTable {
 
     /// Calls that were sent and have no answer, and when the first of the abandoned ones was abandoned.
     fn unanswered(&self) -> (usize, Option<u64>) {
-        let sent = self.slots.iter().filter(|slot| slot.state == State::Sent).count();
-        let abandoned = self.slots.iter().filter(|slot| slot.state == State::Abandoned);
+        let sent = self.slots.iter().filter(|slot| slot.state == OutboundState::Sent).count();
+        let abandoned = self.slots.iter().filter(|slot| slot.state == OutboundState::Abandoned);
         let since = abandoned.map(|slot| slot.deadline).min();
         (sent + self.abandoned, since)
     }
 
-    /// Ends a call for its caller, at this time. Returns its token, and whether it was ever sent; `None` if it has
-    /// ended before. The answer to a sent one may still arrive, as [`Match::Late`].
+    /// Abandons a call at the time `now`. Returns its token, and whether it was ever sent; `None` if it has
+    /// ended before. The answer to a sent one may still arrive, as [`ReplyMatch::Late`].
     pub(super) fn abandon(&mut self, call: CallId, now: u64) -> Option<(u64, bool)> {
-        let slot = self.live(call)?;
-        if slot.state != State::Sent {
+        let slot = self.live_slot(call)?;
+        if slot.state != OutboundState::Sent {
             return self.remove(call);
         }
-        (slot.state, slot.deadline) = (State::Abandoned, now);
+        (slot.state, slot.deadline) = (OutboundState::Abandoned, now);
         let token = slot.token;
         self.abandoned += 1;
         Some((token, true))
     }
 
-    /// Why a call did not start.
+    /// The error of a call that did not start.
     #[cold]
-    pub fn refusal(&self) -> CallError {
+    pub fn start_error(&self) -> CallError {
         if self.closed { CallError::Closed } else { CallError::TooManyCalls { limit: self.capacity() } }
     }
 
     /// Queues a call for a credit. Ended calls leave the queue even if a peer grants nothing.
     #[inline]
-    fn wait(&mut self, call: CallId) {
-        if self.waiting.len() >= 2 * self.capacity() {
-            let mut waiting = std::mem::take(&mut self.waiting);
-            waiting.retain(|&call| self.is_waiting(call));
-            self.waiting = waiting;
+    fn enqueue(&mut self, call: CallId) {
+        if self.queue.len() >= 2 * self.capacity() {
+            let mut queue = std::mem::take(&mut self.queue);
+            queue.retain(|&call| self.is_waiting(call));
+            self.queue = queue;
         }
-        self.waiting.push_back(call);
+        self.queue.push_back(call);
     }
 
     /// Makes a call wait for a credit again. False if it has ended meanwhile.
-    pub(super) fn wait_again(&mut self, call: CallId) -> bool {
+    pub(super) fn requeue(&mut self, call: CallId) -> bool {
         let live = self.is_waiting(call);
         if live {
-            self.wait(call);
+            self.enqueue(call);
         }
         live
     }
 
     /// Whether no call waits for a credit.
     #[inline]
-    pub(super) fn none_waits(&self) -> bool {
-        self.waiting.is_empty()
+    pub(super) fn has_empty_queue(&self) -> bool {
+        self.queue.is_empty()
     }
 
     /// Entries in the queue of waiting calls, including ended ones.
     #[cfg(test)]
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting.len()
+    pub(super) fn queue_len(&self) -> usize {
+        self.queue.len()
     }
 
     /// Calls that wait to be sent, oldest first.
     pub fn queued(&self) -> Vec<CallId> {
-        self.waiting.iter().copied().filter(|&call| self.is_waiting(call)).collect()
+        self.queue.iter().copied().filter(|&call| self.is_waiting(call)).collect()
     }
 
     /// Takes the next waiting call, to be sent now.
     #[inline]
     pub(super) fn send_next(&mut self) -> Option<CallId> {
-        while let Some(call) = self.waiting.pop_front() {
+        while let Some(call) = self.queue.pop_front() {
             if self.mark_sent(call) {
                 return Some(call);
             }
@@ -272,13 +274,13 @@ impl CallTable {
     /// Accepts no more calls, and sends none.
     pub(super) fn stop(&mut self) {
         self.closed = true;
-        self.waiting.clear();
+        self.queue.clear();
     }
 
     /// Takes a slot for a new call; `None` when all are in use.
     #[inline(always)]
-    fn insert_as(&mut self, state: State, token: u64, deadline: u64, name: u16) -> Option<CallId> {
-        // `LAST` has no slot.
+    fn insert(&mut self, state: OutboundState, token: u64, deadline: u64, name: u16) -> Option<CallId> {
+        // `NO_SLOT` has no slot.
         let slot = self.slots.get_mut(self.free as usize)?;
         self.free = slot.token;
         self.used += 1;
@@ -296,41 +298,41 @@ impl CallTable {
     fn release(&mut self, xid: u32) -> u64 {
         let index = xid & self.mask;
         let slot = &mut self.slots[index as usize];
-        slot.state = State::Free;
+        slot.state = OutboundState::Free;
         self.used -= 1;
         std::mem::replace(&mut slot.token, std::mem::replace(&mut self.free, u64::from(index)))
     }
 
-    /// The state of the call with this XID; [`State::Free`] if there is none.
+    /// The state of the call with this XID; [`OutboundState::Free`] if there is none.
     #[inline]
-    fn state(&self, xid: u32) -> State {
+    fn state(&self, xid: u32) -> OutboundState {
         let slot = &self.slots[(xid & self.mask) as usize];
-        if slot.xid == xid { slot.state } else { State::Free }
+        if slot.xid == xid { slot.state } else { OutboundState::Free }
     }
 
-    fn live(&mut self, call: CallId) -> Option<&mut Slot> {
-        let live = matches!(self.state(call.0), State::Queued | State::Sent);
+    fn live_slot(&mut self, call: CallId) -> Option<&mut OutboundSlot> {
+        let live = matches!(self.state(call.0), OutboundState::Queued | OutboundState::Sent);
         live.then(|| &mut self.slots[(call.0 & self.mask) as usize])
     }
 
     /// Marks a waiting call as sent. False if it has ended meanwhile.
     #[inline]
     fn mark_sent(&mut self, call: CallId) -> bool {
-        self.live(call).map(|slot| slot.state = State::Sent).is_some()
+        self.live_slot(call).map(|slot| slot.state = OutboundState::Sent).is_some()
     }
 
     /// The meaning of an answer's XID. Ends the call that it answers.
     #[inline(always)]
-    pub(super) fn answered(&mut self, xid: u32) -> Match {
+    pub(super) fn answered(&mut self, xid: u32) -> ReplyMatch {
         match self.state(xid) {
-            State::Sent => Match::Call(CallId(xid), self.release(xid)),
-            State::Abandoned => {
+            OutboundState::Sent => ReplyMatch::Call(CallId(xid), self.release(xid)),
+            OutboundState::Abandoned => {
                 self.release(xid);
                 self.abandoned -= 1;
                 self.late = self.late.wrapping_add(1);
-                Match::Late(CallId(xid))
+                ReplyMatch::Late(CallId(xid))
             }
-            State::Free | State::Queued => Match::Unknown,
+            OutboundState::Free | OutboundState::Queued => ReplyMatch::Unknown,
         }
     }
 
@@ -339,20 +341,20 @@ impl CallTable {
         self.is_sent(call.0)
     }
 
-    /// Whether the answer to this XID is awaited.
+    /// Whether the call with this XID was sent, and neither answered nor abandoned.
     pub(super) fn is_sent(&self, xid: u32) -> bool {
-        self.state(xid) == State::Sent
+        self.state(xid) == OutboundState::Sent
     }
 
     /// Whether the answer to a sent call is outstanding. This includes abandoned calls.
-    pub fn is_owed(&self, call: CallId) -> bool {
-        matches!(self.state(call.0), State::Sent | State::Abandoned)
+    pub fn is_outstanding(&self, call: CallId) -> bool {
+        matches!(self.state(call.0), OutboundState::Sent | OutboundState::Abandoned)
     }
 
     /// Marks a call for a retry after an error; it keeps its slot. Returns the call and its token.
     pub(super) fn retryable(&mut self, xid: u32) -> Option<(CallId, u64)> {
         let slot = self.is_sent(xid).then(|| &mut self.slots[(xid & self.mask) as usize])?;
-        (slot.state, slot.marks) = (State::Queued, TRIED);
+        (slot.state, slot.marks) = (OutboundState::Queued, TRIED);
         Some((CallId(xid), slot.token))
     }
 
@@ -363,33 +365,33 @@ impl CallTable {
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
             match slot.state {
-                State::Free => {}
-                State::Abandoned => _ = self.release(index as u32),
-                State::Queued | State::Sent => {
-                    let tried = slot.state == State::Sent || slot.was_tried();
+                OutboundState::Free => {}
+                OutboundState::Abandoned => _ = self.release(index as u32),
+                OutboundState::Queued | OutboundState::Sent => {
+                    let tried = slot.state == OutboundState::Sent || slot.was_tried();
                     slot.marks = if tried { TRIED } else { 0 };
-                    slot.state = State::Queued;
+                    slot.state = OutboundState::Queued;
                     calls.push((CallId(slot.xid), tried));
                 }
             }
         }
         self.abandoned = 0;
-        self.waiting.clear();
-        self.waiting.extend(calls.iter().map(|&(call, _)| call));
+        self.queue.clear();
+        self.queue.extend(calls.iter().map(|&(call, _)| call));
         calls
     }
 
     /// Whether a call waits to be sent.
     pub fn is_waiting(&self, call: CallId) -> bool {
-        self.state(call.0) == State::Queued
+        self.state(call.0) == OutboundState::Queued
     }
 
     /// Ends a call, whose reply will not arrive. Returns its token, and whether it was ever sent; `None` if it has
     /// ended before.
     #[inline]
     pub(super) fn remove(&mut self, call: CallId) -> Option<(u64, bool)> {
-        let slot = self.live(call)?;
-        let sent = slot.state == State::Sent || slot.was_tried();
+        let slot = self.live_slot(call)?;
+        let sent = slot.state == OutboundState::Sent || slot.was_tried();
         Some((self.release(call.0), sent))
     }
 
@@ -413,46 +415,46 @@ impl CallTable {
     /// No deadline is earlier than this; `u64::MAX` for none. It may be early, never late.
     #[inline]
     pub fn next_deadline(&self) -> u64 {
-        if self.looked_at == 0 { self.earliest } else { 0 }
+        if self.scan_next == 0 { self.earliest } else { 0 }
     }
 
     /// The next call whose deadline is not after `now`, if any. Call again until `None`, and end each call before the
     /// next: together they scan each slot once.
     pub(super) fn expired(&mut self, now: u64) -> Option<CallId> {
-        if self.looked_at == 0 {
+        if self.scan_next == 0 {
             if now < self.earliest {
                 return None;
             }
             self.earliest = u64::MAX;
         }
-        while let Some(slot) = self.slots.get(self.looked_at) {
-            self.looked_at += 1;
+        while let Some(slot) = self.slots.get(self.scan_next) {
+            self.scan_next += 1;
             #[cfg(test)]
-            self.looks.set(self.looks.get() + 1);
-            if matches!(slot.state, State::Queued | State::Sent) {
+            self.scanned.set(self.scanned.get() + 1);
+            if matches!(slot.state, OutboundState::Queued | OutboundState::Sent) {
                 if slot.deadline <= now {
                     return Some(CallId(slot.xid));
                 }
                 self.earliest = self.earliest.min(slot.deadline);
             }
         }
-        self.looked_at = 0;
+        self.scan_next = 0;
         None
     }
 
     /// Any call still in the table. If each is ended before the next, together they scan each slot once.
-    pub(super) fn any(&mut self) -> Option<CallId> {
-        let (before, from) = self.slots.split_at(self.any_from);
-        let live = |slot: &Slot| {
+    pub(super) fn any_call(&mut self) -> Option<CallId> {
+        let (before, from) = self.slots.split_at(self.last_found);
+        let live = |slot: &OutboundSlot| {
             #[cfg(test)]
-            self.looks.set(self.looks.get() + 1);
-            matches!(slot.state, State::Queued | State::Sent)
+            self.scanned.set(self.scanned.get() + 1);
+            matches!(slot.state, OutboundState::Queued | OutboundState::Sent)
         };
         let at = match from.iter().position(live) {
-            Some(at) => self.any_from + at,
+            Some(at) => self.last_found + at,
             None => before.iter().position(live)?,
         };
-        self.any_from = at;
+        self.last_found = at;
         Some(CallId(self.slots[at].xid))
     }
 }

@@ -12,17 +12,17 @@ with_defaults! {
     /// Default: a version 2 client with fallback, 32 calls, and no calls served.
     #[derive(Clone, Debug)]
     pub struct ConnConfig {
-        /// The version and credit scheme that this end prefers. [`CreditMode::V1`]: version 1 only.
-        pub scheme: CreditMode = CreditMode::V2Windowed,
+        /// The version and credit mode that this end prefers. [`CreditMode::V1`]: version 1 only.
+        pub credit_mode: CreditMode = CreditMode::V2Windowed,
         /// Whether to fall back to version 1 with a peer that lacks version 2.
         pub version_1: bool = true,
         /// Code points of version 2.
         pub revision: Revision = Revision::default(),
-        /// Whether this end has accepted the connection: the peer sends first.
+        /// Whether this end accepted the connection, so that the peer sends first.
         pub server: bool = false,
         /// Whether this end answers calls of the peer.
-        pub takes_calls: bool = false,
-        /// The initial credit limit: Receives, without the one for a pure grant.
+        pub accepts_calls: bool = false,
+        /// The initial credit limit, in Receives. The Receive for a pure grant is not counted.
         pub credits: u32 = 32,
         /// Version 1 Receives for reverse-direction calls (client) or their replies (server).
         pub reverse_credits: u32 = 0,
@@ -30,9 +30,10 @@ with_defaults! {
         pub max_calls: usize = 32,
         /// Calls in the reverse direction that this client accepts.
         pub reverse: ReverseSupport = ReverseSupport::None,
-        /// Whether pure grants wait for half the credit limit and a carrier. If not, each message is reported at once.
+        /// Whether a pure grant waits until half the credit limit is unreported, because another message may carry the
+        /// credits before. Otherwise each message is reported at once.
         pub coalesce_grants: bool = true,
-        /// Start of XIDs: differs from connection to connection.
+        /// Start of the XIDs. It should differ from connection to connection.
         pub xid_seed: u32 = 0,
         /// Bytes of each Receive, announced as the Receive Buffer Size.
         pub receive_size: usize = 4096,
@@ -64,34 +65,35 @@ with_defaults! {
 }
 
 impl ConnConfig {
-    /// Receives to reserve for such a connection, in either version.
+    /// Receives to reserve for a connection with this configuration, in either version.
     pub fn reserve(&self) -> u32 {
-        self.credits + 1 + if self.takes_calls && self.max_calls > 0 { self.reverse_credits } else { 0 }
+        self.credits + 1 + if self.accepts_calls && self.max_calls > 0 { self.reverse_credits } else { 0 }
     }
 
     /// Whether changes of characteristics are offered. The older revision has no continuation: a waiting message could
     /// not be sent after the peer reduced its Receives.
-    pub(super) fn optional(&self) -> bool {
-        self.optional_operations && self.scheme != CreditMode::V1 && self.revision == Revision::Ietf00
+    pub(super) fn offers_changes(&self) -> bool {
+        self.optional_operations && self.credit_mode != CreditMode::V1 && self.revision == Revision::Ietf00
     }
 
     /// The lowest and the highest version of this end.
     pub(super) fn versions(&self) -> (Version, Version) {
         let low = if self.version_1 { Version::V1 } else { Version::V2 };
-        match self.scheme {
+        match self.credit_mode {
             CreditMode::V1 => (Version::V1, Version::V1),
             CreditMode::V2Windowed | CreditMode::V2Incremental => (low, Version::V2),
         }
     }
 
     pub(super) fn new_credits(&self, version: Version) -> Credits {
-        let (taken, made) =
+        let (inbound, outbound) =
             if self.server { (self.credits, self.reverse_credits) } else { (self.reverse_credits, self.credits) };
         match version {
-            Version::V1 => {
-                Credits::version_1(if self.takes_calls { taken } else { 0 }, if self.max_calls > 0 { made } else { 0 })
-            }
-            // Windowed only when both ends have offered it.
+            Version::V1 => Credits::version_1(
+                if self.accepts_calls { inbound } else { 0 },
+                if self.max_calls > 0 { outbound } else { 0 },
+            ),
+            // The windowed mode starts only after both ends have offered it.
             Version::V2 => Credits::new(CreditMode::V2Incremental, self.server, self.credits, self.coalesce_grants),
         }
     }

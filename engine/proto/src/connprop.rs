@@ -1,4 +1,4 @@
-//! CONNPROP: an end's properties and host authentication messages, before all else.
+//! CONNPROP, which carries an end's properties and host authentication before all other messages.
 
 use super::{ConnConfig, CreditWords, negotiate};
 use crate::auth::{HostAuth, Role};
@@ -9,7 +9,7 @@ use crate::wire::{Flags, HeaderType, Version};
 /// Room for this side's properties, without the authentication message.
 const PROPERTIES_LEN: usize = 512;
 
-/// The properties of both ends on their way, and the peer's identity.
+/// State of the CONNPROP exchange, and the authentication of the peer.
 #[derive(Debug)]
 pub(super) struct Connprop {
     /// Whether a CONNPROP of this side was sent or queued.
@@ -21,7 +21,7 @@ pub(super) struct Connprop {
     /// The unsent rest of a CONNPROP in parts.
     rest: Vec<u8>,
     pub(super) auth: HostAuth,
-    /// Its message for the next CONNPROP.
+    /// The authentication message for the next CONNPROP.
     pub(super) message: Option<Vec<u8>>,
 }
 

@@ -1,6 +1,6 @@
 //! Counters of a connection.
 
-use super::Rejected;
+use super::RejectReason;
 
 /// Declares the counters, one row per counter with its name in statistics.
 macro_rules! counters {
@@ -58,14 +58,14 @@ counters! {
 }
 
 impl Counters {
-    pub(super) fn reject(&mut self, why: &Rejected) {
+    pub(super) fn count_rejection(&mut self, why: &RejectReason) {
         *match why {
-            Rejected::TooShort => &mut self.rejected_short,
-            Rejected::Answered(_) => &mut self.rejected_answered,
-            Rejected::Dropped(_) => &mut self.rejected_dropped,
-            Rejected::Late => &mut self.rejected_late,
-            Rejected::UnknownXid => &mut self.rejected_unknown_xid,
-            Rejected::Unexpected => &mut self.rejected_unexpected,
+            RejectReason::TooShort => &mut self.rejected_short,
+            RejectReason::Answered(_) => &mut self.rejected_answered,
+            RejectReason::Dropped(_) => &mut self.rejected_dropped,
+            RejectReason::Late => &mut self.rejected_late,
+            RejectReason::UnknownXid => &mut self.rejected_unknown_xid,
+            RejectReason::Unexpected => &mut self.rejected_unexpected,
         } += 1;
     }
 

@@ -1,8 +1,8 @@
 //! Flow control: three credit modes with exact counts.
 //!
 //! All three are one rule seen from two ends. A *sender* has sent `sent` messages and may continue up to `limit`. A
-//! *receiver* has received `received` messages and has announced a limit, `told_limit`. It reserves Receives for it.
-//! The modes differ in the encoding of the limit:
+//! *receiver* has received `received` messages and has announced `announced_limit`, for which it reserves Receives. The
+//! modes differ in the encoding of the limit:
 //!
 //! | mode | `rdma_credit` | resulting limit |
 //! |---|---|---|
@@ -36,25 +36,25 @@ pub const MAX_CREDITS: u32 = 0x7FFF;
 
 /// Most consecutive pure grants for a single message. Without a bound, two idle peers would answer each other's grants
 /// without end.
-const THANKS: u8 = 4;
+const MAX_CONSECUTIVE_GRANTS: u8 = 4;
 
 /// Credits for replies alone, while the peer has calls to answer. The peer grants them beyond its limit; this side
 /// keeps them back when it calls.
-pub(super) const FOR_REPLIES: u32 = 2;
+pub(super) const REPLY_CREDITS: u32 = 2;
 
 /// The two credit words of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CreditWords {
     /// `rdma_credit`.
     pub credit: u32,
-    /// The windowed scheme's count of messages received.
+    /// The count of messages received, in windowed mode.
     pub received: Option<u32>,
 }
 
 /// Both directions of one connection's flow control. Counters wrap at 2^32.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Credits {
-    scheme: CreditMode,
+    credit_mode: CreditMode,
     /// Messages that count against the peer's limit: version 1 counts calls only.
     sent: u32,
     /// Limit of `sent`.
@@ -65,16 +65,16 @@ pub struct Credits {
     acknowledged: u32,
     /// Counted messages of the peer: all in version 2, calls in version 1.
     received: u32,
-    /// The limit announced to the peer, which it may know.
-    told_limit: u32,
-    /// Incremental: the part of that limit in no message so far. A client keeps a Receive for its server's first
-    /// message, and announces it in its own.
-    untold: u32,
+    /// The limit announced to the peer, which may not have received it yet.
+    announced_limit: u32,
+    /// Incremental: the part of `announced_limit` that no message has announced so far. A client keeps a Receive for
+    /// its server's first message, and announces it in its own first message.
+    unannounced: u32,
     /// The credit limit that this side offers: Receives, within [`MIN_CREDITS`] and [`MAX_CREDITS`]. Version
     /// 1: calls of the peer that it takes.
     credit_limit: u32,
     /// Version 1: Receives for replies to this side's calls.
-    made: u32,
+    reply_receives: u32,
     /// Version 1 requester: calls answered, or known to remain unanswered.
     answered: u32,
     /// `received` when the peer last got a full report.
@@ -82,76 +82,76 @@ pub struct Credits {
     /// `received` as last reported to the peer, plus one per pure grant since.
     reported_payload: u32,
     /// Consecutive pure grants since either end's last other message.
-    thanks: u8,
+    consecutive_grants: u8,
     /// Incremental: messages that the peer surely had received at its last grant.
-    reached: u32,
+    received_by_peer: u32,
     /// Payload-bearing messages after which a pure grant is due.
     grant_after: u32,
-    /// Grants wait for half the credit limit.
+    /// Whether pure grants wait until half the credit limit is unreported.
     coalesce: bool,
 }
 
 impl Credits {
     /// A new connection, at its client or at its server. `credit_limit` is clamped to its bounds; without
     /// `coalesce` each message is reported at once.
-    pub fn new(scheme: CreditMode, server: bool, credit_limit: u32, coalesce: bool) -> Self {
+    pub fn new(credit_mode: CreditMode, server: bool, credit_limit: u32, coalesce: bool) -> Self {
         let credit_limit = credit_limit.clamp(MIN_CREDITS, MAX_CREDITS);
         // Only a client has a credit without a grant.
-        let limit = u32::from(!server || scheme == CreditMode::V1);
+        let limit = u32::from(!server || credit_mode == CreditMode::V1);
         Self {
-            scheme,
+            credit_mode,
             sent: 0,
             limit,
             granted: limit,
             acknowledged: 0,
             received: 0,
-            told_limit: 1,
-            untold: u32::from(!server && scheme == CreditMode::V2Incremental),
+            announced_limit: 1,
+            unannounced: u32::from(!server && credit_mode == CreditMode::V2Incremental),
             credit_limit,
-            made: credit_limit,
+            reply_receives: credit_limit,
             answered: 0,
             reported: 0,
             reported_payload: 0,
-            thanks: 0,
-            reached: 0,
+            consecutive_grants: 0,
+            received_by_peer: 0,
             grant_after: if coalesce { credit_limit / 2 } else { 1 },
             coalesce,
         }
     }
 
-    /// A version 1 connection, with separate counts per direction (RFC 8167 §4.1). `taken` is the peer's concurrent
-    /// calls, `made` this side's. Either may be 0.
-    pub fn version_1(taken: u32, made: u32) -> Self {
+    /// A version 1 connection, with separate counts per direction (RFC 8167 §4.1): concurrent calls of the peer, which
+    /// are `inbound`, and of this side. Either may be 0.
+    pub fn version_1(inbound: u32, outbound: u32) -> Self {
         Self {
-            credit_limit: taken.min(MAX_CREDITS),
-            made: made.min(MAX_CREDITS),
+            credit_limit: inbound.min(MAX_CREDITS),
+            reply_receives: outbound.min(MAX_CREDITS),
             ..Self::new(CreditMode::V1, true, 0, false)
         }
     }
 
     /// The credit mode of this side's messages.
     #[inline]
-    pub fn scheme(&self) -> CreditMode {
-        self.scheme
+    pub fn credit_mode(&self) -> CreditMode {
+        self.credit_mode
     }
 
     /// Whether this side's headers are windowed.
     #[inline]
     pub fn is_windowed(&self) -> bool {
-        self.scheme == CreditMode::V2Windowed
+        self.credit_mode == CreditMode::V2Windowed
     }
 
     /// Bytes of this mode's header with these chunks, with or without payload.
     #[inline]
     pub fn header_len(&self, chunks: &ChunkCounts) -> usize {
-        let version = if self.scheme == CreditMode::V1 { Version::V1 } else { Version::V2 };
+        let version = if self.credit_mode == CreditMode::V1 { Version::V1 } else { Version::V2 };
         wire::msg_len(version, self.is_windowed()) + chunks.encoded_len()
     }
 
-    /// From the next message on, this side's headers are windowed. Counts and limits mean the same in both
-    /// schemes of version 2.
-    pub fn go_windowed(&mut self) {
-        self.scheme = CreditMode::V2Windowed;
+    /// Makes this side's headers windowed from the next message on. Counts and limits mean the same in both modes of
+    /// version 2.
+    pub fn switch_to_windowed(&mut self) {
+        self.credit_mode = CreditMode::V2Windowed;
     }
 
     /// The credit limit: concurrent messages of the peer (version 1: calls).
@@ -167,52 +167,54 @@ impl Credits {
         2 * self.credit_limit
     }
 
-    /// Receives beyond the [`reserve`](Self::reserve) for tolerated calls; wanted while enough are left.
+    /// Receives beyond the [`reserve`](Self::reserve) for tolerated calls, to be posted while enough buffers are left.
     pub fn overcommit(&self) -> u32 {
-        if self.scheme == CreditMode::V1 { self.tolerated() - self.credit_limit } else { 0 }
+        if self.credit_mode == CreditMode::V1 { self.tolerated() - self.credit_limit } else { 0 }
     }
 
     /// Receives to reserve for these credits, plus one (version 2: pure grant), with `taken` calls of the peer in
     /// progress.
     pub fn reserve(&self, taken: u32) -> u32 {
-        match self.scheme {
-            CreditMode::V1 => self.credit_limit + self.made + 1,
-            CreditMode::V2Windowed | CreditMode::V2Incremental => self.claimed(taken) + 1,
+        match self.credit_mode {
+            CreditMode::V1 => self.credit_limit + self.reply_receives + 1,
+            CreditMode::V2Windowed | CreditMode::V2Incremental => self.claimed_receives(taken) + 1,
         }
     }
 
     /// Version 2: Receives that the peer's messages and calls may hold. When the credit limit shrinks, announced
     /// credits stay valid, and calls in progress keep their Receives.
-    fn claimed(&self, taken: u32) -> u32 {
-        self.credit_limit.max(self.left() + taken)
+    fn claimed_receives(&self, taken: u32) -> u32 {
+        self.credit_limit.max(self.peer_credits() + taken)
     }
 
     /// Messages that the peer may still send by the announced limit.
     #[inline]
-    fn left(&self) -> u32 {
-        (self.told_limit.wrapping_sub(self.received) as i32).max(0) as u32
+    fn peer_credits(&self) -> u32 {
+        (self.announced_limit.wrapping_sub(self.received) as i32).max(0) as u32
     }
 
-    /// Version 2: Receives of the [`reserve`](Self::reserve) not needed while `taken` calls are in progress and `room`
-    /// applies.
-    pub fn spared(&self, taken: u32, room: u32) -> u32 {
-        self.claimed(taken) - room.min(self.credit_limit).max(self.left())
+    /// Version 2: Receives of the [`reserve`](Self::reserve) not needed while `taken` calls are in progress and
+    /// `window` applies.
+    pub fn spared(&self, taken: u32, window: u32) -> u32 {
+        self.claimed_receives(taken) - window.min(self.credit_limit).max(self.peer_credits())
     }
 
-    /// Version 2: messages to grant beyond received ones, with `taken` of `slots` in use. While this side has `called`,
-    /// the grant has a few more for the replies. Started messages must end, even if the peer's calls exceed a reduced
-    /// credit limit. So there is one for a reply, and one for the rest of a message that is `half` sent. A second one
-    /// for a reply would remain unused, and admit one call more.
+    /// Version 2: messages that the peer may send beyond those received, with `taken` of `slots` in use.
+    ///
+    /// While this side has `called`, the window has a few more credits for the replies. Messages that have begun must
+    /// be completed, even if the peer's calls exceed a reduced credit limit. So the window has at least one credit
+    /// while a reply is expected, or a message of the peer is `half` received. It has no second one, because that would
+    /// admit another call.
     #[inline]
-    pub(super) fn room_beside(&self, taken: u32, slots: u32, called: bool, half: bool) -> u32 {
-        let for_replies = if called { FOR_REPLIES } else { 0 };
+    pub(super) fn grant_window(&self, taken: u32, slots: u32, called: bool, half: bool) -> u32 {
+        let for_replies = if called { REPLY_CREDITS } else { 0 };
         let least = u32::from((called || half) && taken < slots);
         self.credit_limit.min((self.credit_limit + for_replies).saturating_sub(taken).max(least))
     }
 
     /// Version 2: credits that the peer has used and not received back.
     pub fn used(&self) -> u32 {
-        self.credit_limit.saturating_sub(self.left())
+        self.credit_limit.saturating_sub(self.peer_credits())
     }
 
     /// Offers more Receives from now on, or fewer, within [`MIN_CREDITS`] and [`MAX_CREDITS`]. Credits already granted
@@ -220,7 +222,7 @@ impl Credits {
     pub fn set_credit_limit(&mut self, credit_limit: u32) {
         let credit_limit = credit_limit.clamp(MIN_CREDITS, MAX_CREDITS);
         self.credit_limit =
-            if self.scheme == CreditMode::V1 { self.credit_limit.max(credit_limit) } else { credit_limit };
+            if self.credit_mode == CreditMode::V1 { self.credit_limit.max(credit_limit) } else { credit_limit };
         self.grant_after = if self.coalesce { self.credit_limit / 2 } else { 1 };
     }
 
@@ -234,89 +236,89 @@ impl Credits {
     /// one more, so none is sent until its Receive is `replenished`.
     #[inline]
     pub fn may_send(&self, counted: bool, replenished: bool) -> bool {
-        match self.scheme {
+        match self.credit_mode {
             CreditMode::V1 => replenished && (!counted || self.available() > 0),
             CreditMode::V2Windowed | CreditMode::V2Incremental => self.available() > 0,
         }
     }
 
-    /// Counts a sent message. `counted` is false for version 1 replies and errors, which their call paid for. Announces
-    /// the limit of received messages plus credits, if there is `room` and Receives are in reserve. Otherwise it
-    /// repeats the earlier limit.
+    /// Counts a sent message, and returns its credit words. `counted` is false for version 1 replies and errors, which
+    /// use the credit of their call. The words announce a `window` of messages beyond those received. Without a window,
+    /// because Receives are lacking, they repeat the earlier limit.
     #[inline]
-    pub fn on_send(&mut self, counted: bool, room: Option<u32>) -> CreditWords {
+    pub fn on_send(&mut self, counted: bool, window: Option<u32>) -> CreditWords {
         self.sent = self.sent.wrapping_add(u32::from(counted));
-        if self.scheme == CreditMode::V1 {
+        if self.credit_mode == CreditMode::V1 {
             // A call requests credits, a reply grants them.
-            let credit = if counted { self.made } else { self.credit_limit };
+            let credit = if counted { self.reply_receives } else { self.credit_limit };
             return CreditWords { credit, received: None };
         }
-        self.thanks = 0;
-        self.tell(room)
+        self.consecutive_grants = 0;
+        self.announce(window)
     }
 
-    /// The same of a pure grant of version 2.
+    /// Counts a sent pure grant of version 2, and returns its credit words.
     #[cold]
-    pub fn on_send_grant(&mut self, room: Option<u32>) -> CreditWords {
+    pub fn on_send_grant(&mut self, window: Option<u32>) -> CreditWords {
         self.sent = self.sent.wrapping_add(1);
-        self.thanks = self.thanks.saturating_add(1);
-        self.tell(room)
+        self.consecutive_grants = self.consecutive_grants.saturating_add(1);
+        self.announce(window)
     }
 
     #[inline]
-    fn tell(&mut self, room: Option<u32>) -> CreditWords {
-        // Credits announced by earlier messages. This one announces all of them.
-        let before = self.told_limit.wrapping_sub(std::mem::take(&mut self.untold));
-        if let Some(room) = room {
-            self.raise_limit(room);
+    fn announce(&mut self, window: Option<u32>) -> CreditWords {
+        // The limit that earlier messages have announced. This message announces the rest.
+        let before = self.announced_limit.wrapping_sub(std::mem::take(&mut self.unannounced));
+        if let Some(window) = window {
+            self.raise_limit(window);
         }
         self.words(before)
     }
 
-    /// As [`on_send`](Self::on_send) in the windowed mode, while there is room. Returns the current credits and the
-    /// count of received messages.
+    /// Counts a sent message in the windowed mode, like [`on_send`](Self::on_send) with a window. Returns the current
+    /// credits and the count of received messages.
     #[inline(always)]
-    pub fn on_send_windowed(&mut self, room: u32) -> (u32, u32) {
-        // First: most callers know by then that the room is the credit limit.
-        self.raise_limit(room);
+    pub fn on_send_windowed(&mut self, window: u32) -> (u32, u32) {
+        // This comes first, because most callers know here that the window is the credit limit.
+        self.raise_limit(window);
         self.sent = self.sent.wrapping_add(1);
-        self.thanks = 0;
-        (self.told_limit.wrapping_sub(self.received), self.received)
+        self.consecutive_grants = 0;
+        (self.announced_limit.wrapping_sub(self.received), self.received)
     }
 
-    /// Raises the announced limit to `room` beyond received messages; never lowers it.
+    /// Raises the announced limit to `window` beyond received messages; never lowers it.
     #[inline]
-    fn raise_limit(&mut self, room: u32) {
-        // While the announced limit is below the room, announce more.
-        if room >= self.credit_limit {
+    fn raise_limit(&mut self, window: u32) {
+        // Only a full window is a full report, after which no pure grant is due.
+        if window >= self.credit_limit {
             self.reported = self.received;
         }
         self.reported_payload = self.received;
-        let limit = self.received.wrapping_add(room);
-        if (limit.wrapping_sub(self.told_limit) as i32) > 0 {
-            self.told_limit = limit;
+        let limit = self.received.wrapping_add(window);
+        if (limit.wrapping_sub(self.announced_limit) as i32) > 0 {
+            self.announced_limit = limit;
         }
     }
 
     /// The credit words of a header; `before` is the limit announced earlier.
     #[inline]
     fn words(&self, before: u32) -> CreditWords {
-        if self.scheme == CreditMode::V2Windowed {
-            let left = self.told_limit.wrapping_sub(self.received) as i32;
+        if self.credit_mode == CreditMode::V2Windowed {
+            let left = self.announced_limit.wrapping_sub(self.received) as i32;
             if left < 0 {
-                // The one message beyond the limit has arrived. Report one less, so that the sum stays true.
-                return CreditWords { credit: 0, received: Some(self.told_limit) };
+                // The one message beyond the limit has arrived. Report one message less, so that the sum is the limit.
+                return CreditWords { credit: 0, received: Some(self.announced_limit) };
             }
             CreditWords { credit: left as u32, received: Some(self.received) }
         } else {
-            let newly = self.told_limit.wrapping_sub(before);
+            let newly = self.announced_limit.wrapping_sub(before);
             // Announced credits stay valid: a lower limit is announced as it becomes true.
-            CreditWords { credit: (self.credit_limit.max(self.left()) << 16) | newly, received: None }
+            CreditWords { credit: (self.credit_limit.max(self.peer_credits()) << 16) | newly, received: None }
         }
     }
 
-    /// Processes a message's credit words; counts it in version 2. `payload` is false for pure grants. In version 1
-    /// these are the messages that answer calls of this side; only they carry its credits.
+    /// Processes a message's credit words, and counts the message in version 2. `payload` is false for pure grants. In
+    /// version 1, the message must answer a call of this side, because only such messages grant credits.
     ///
     /// # Errors
     /// The peer exceeded its limit or acknowledged an unsent message. The connection must end.
@@ -329,10 +331,10 @@ impl Credits {
 
     /// Processes the credit word of a message without a count of received messages.
     fn on_receive_uncounted(&mut self, credit: u32, payload: bool) -> Result<(), PeerFault> {
-        if self.scheme == CreditMode::V1 {
-            // A grant of 0 would be a deadlock (RFC 8166 §3.3.1): read it as 1, as deployed peers do. Outstanding calls
-            // beyond the Receives for their replies are useless too.
-            self.limit = self.answered.wrapping_add(credit.clamp(1, self.made.max(1)));
+        if self.credit_mode == CreditMode::V1 {
+            // A grant of 0 would be a deadlock (RFC 8166 §3.3.1), so it counts as 1, as with deployed peers.
+            // Outstanding calls beyond the Receives for their replies would be useless, too.
+            self.limit = self.answered.wrapping_add(credit.clamp(1, self.reply_receives.max(1)));
             return Ok(());
         }
         self.count(payload)?;
@@ -343,12 +345,12 @@ impl Credits {
     #[inline]
     fn on_windowed(&mut self, acknowledged: u32, credit: u32) -> Result<(), PeerFault> {
         self.acknowledge(acknowledged)?;
-        let window = if credit > MAX_CREDITS { narrowed(credit)? } else { credit };
+        let window = if credit > MAX_CREDITS { clamp_window(credit)? } else { credit };
         self.limit = acknowledged.wrapping_add(window);
         Ok(())
     }
 
-    /// Notes the count of messages that the peer has received.
+    /// Records the count of messages that the peer has received.
     #[inline]
     fn acknowledge(&mut self, acknowledged: u32) -> Result<(), PeerFault> {
         let outstanding = self.sent.wrapping_sub(self.acknowledged);
@@ -363,18 +365,19 @@ impl Credits {
     /// §4.3.1.1).
     fn on_increment(&mut self, credit: u32) -> Result<(), PeerFault> {
         let (newly, most) = (credit & 0xFFFF, credit >> 16);
-        // Negative by one behind a grant beyond the limit.
+        // It is -1 after a pure grant beyond the limit.
         let left = self.granted.wrapping_sub(self.sent) as i32;
-        // A peer could not keep a promise of more than 2^16; beyond it the sum would wrap.
+        // No peer can reserve more than 2^16 Receives. Beyond that, the sum would wrap.
         if left + newly as i32 > 2 * MAX_CREDITS as i32 {
             return Err(PeerFault::GrantedTooMuch { available: left.max(0) as u32, newly });
         }
         self.granted = self.granted.wrapping_add(newly);
         if newly > 0 {
-            // No more may be outstanding than its current limit.
-            self.reached = self.granted.wrapping_sub(most);
+            // At most `most` messages may be outstanding, so the peer has received the others.
+            self.received_by_peer = self.granted.wrapping_sub(most);
         }
-        // Of its grant, only this limit is usable until it raises it; 0 would be a deadlock.
+        // Until the peer raises its limit of outstanding messages, no more are usable. A limit of 0 would be a
+        // deadlock.
         let usable = (left + newly as i32).min(most.max(1) as i32);
         self.limit = self.sent.wrapping_add(usable as u32);
         Ok(())
@@ -397,7 +400,7 @@ impl Credits {
     /// As [`on_receive`](Self::on_receive).
     #[cold]
     pub fn count_unreadable(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
-        if self.scheme == CreditMode::V1 {
+        if self.credit_mode == CreditMode::V1 {
             return Ok(());
         }
         self.count(true)?;
@@ -408,11 +411,11 @@ impl Credits {
     #[inline]
     fn count(&mut self, payload: bool) -> Result<(), PeerFault> {
         self.received = self.received.wrapping_add(1);
-        if (self.received.wrapping_sub(self.told_limit) as i32) > 1 {
+        if (self.received.wrapping_sub(self.announced_limit) as i32) > 1 {
             return Err(self.exceeded());
         }
         match payload {
-            true => self.thanks = 0,
+            true => self.consecutive_grants = 0,
             false => self.reported_payload = self.reported_payload.wrapping_add(1),
         }
         Ok(())
@@ -421,7 +424,7 @@ impl Credits {
     #[cold]
     #[inline(never)]
     fn exceeded(&self) -> PeerFault {
-        PeerFault::CreditsExceeded { received: self.received, limit: self.told_limit }
+        PeerFault::CreditsExceeded { received: self.received, limit: self.announced_limit }
     }
 
     #[cold]
@@ -437,16 +440,16 @@ impl Credits {
 
     /// Whether a received message is not yet reported to the peer.
     #[inline]
-    pub fn wants_report(&self) -> bool {
+    pub fn has_unreported(&self) -> bool {
         self.unreported_payload() > 0
     }
 
-    /// As above, without pure grants.
+    /// Received messages, other than pure grants, that are not yet reported to the peer.
     fn unreported_payload(&self) -> u32 {
         self.received.wrapping_sub(self.reported_payload)
     }
 
-    /// Messages sent so far, modulo 2^32: names the last one.
+    /// Number of messages sent so far, modulo 2^32. It identifies the last one.
     pub fn sent(&self) -> u32 {
         self.sent
     }
@@ -454,9 +457,9 @@ impl Credits {
     /// Whether the peer surely received this side's first `sent` messages (version 2). It counts them, or its grants
     /// imply them.
     pub fn is_received(&self, sent: u32) -> bool {
-        let received = match self.scheme {
+        let received = match self.credit_mode {
             CreditMode::V2Windowed => self.acknowledged,
-            CreditMode::V2Incremental => self.reached,
+            CreditMode::V2Incremental => self.received_by_peer,
             CreditMode::V1 => return false,
         };
         received.wrapping_sub(sent) as i32 >= 0
@@ -469,31 +472,32 @@ impl Credits {
 
     /// Version 1: frees the credit of a call that ended.
     pub fn on_answered(&mut self) {
-        if self.scheme == CreditMode::V1 {
+        if self.credit_mode == CreditMode::V1 {
             self.answered = self.answered.wrapping_add(1);
             self.limit = self.limit.wrapping_add(1);
         }
     }
 
-    /// Whether a pure grant is due and allowed, without another carrier. `room` as in [`on_send`](Self::on_send).
+    /// Whether a pure grant is due and allowed, if no other message carries the credits. `window` as in
+    /// [`on_send`](Self::on_send).
     #[inline]
-    pub fn wants_grant(&self, room: Option<u32>) -> bool {
-        let Some(room) = room else { return false };
-        let left = self.told_limit.wrapping_sub(self.received) as i32;
-        // Pure grants use credits too and must be reported in the end. One is never answered with one, or two idle
-        // peers would alternate without end.
-        let low = match room >= self.credit_limit {
+    pub fn is_grant_due(&self, window: Option<u32>) -> bool {
+        let Some(window) = window else { return false };
+        let left = self.announced_limit.wrapping_sub(self.received) as i32;
+        // Pure grants use credits, too, and must be reported eventually. But a single pure grant causes no other one,
+        // because two idle peers would then alternate for ever.
+        let low = match window >= self.credit_limit {
             true => self.received != self.reported && left <= (self.credit_limit / 2) as i32,
-            false => self.wants_crowded(room, left),
+            false => self.is_small_grant_due(window, left),
         };
-        (low || self.unreported_payload() >= self.grant_after) && self.may_grant() && self.scheme != CreditMode::V1
+        (low || self.unreported_payload() >= self.grant_after) && self.may_grant() && self.credit_mode != CreditMode::V1
     }
 
-    /// As above, without room for the whole credit limit. Only a peer without credits needs a grant, or one that has
-    /// used its one grant beyond the limit.
+    /// Whether a pure grant is due while the window is smaller than the credit limit. Only a peer without credits needs
+    /// one, or a peer that has used its one grant beyond the limit.
     #[cold]
-    fn wants_crowded(&self, room: u32, left: i32) -> bool {
-        left < 0 || (left == 0 && (room > 1 || (room == 1 && self.thanks < THANKS)))
+    fn is_small_grant_due(&self, window: u32, left: i32) -> bool {
+        left < 0 || (left == 0 && (window > 1 || (window == 1 && self.consecutive_grants < MAX_CONSECUTIVE_GRANTS)))
     }
 
     /// Whether a pure grant may be sent. It may exceed the limit by one.
@@ -502,22 +506,22 @@ impl Credits {
         (self.limit.wrapping_sub(self.sent) as i32) >= 0
     }
 
-    /// Starts the counters elsewhere, to test wrap-around.
+    /// Starts the counters at other values, to test wrap-around.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, mine: u32, theirs: u32) {
-        let Self { sent, limit, granted, acknowledged, reached, answered, .. } = self;
-        for count in [sent, limit, granted, acknowledged, reached, answered] {
+        let Self { sent, limit, granted, acknowledged, received_by_peer, answered, .. } = self;
+        for count in [sent, limit, granted, acknowledged, received_by_peer, answered] {
             *count = count.wrapping_add(mine);
         }
-        for count in [&mut self.received, &mut self.told_limit, &mut self.reported, &mut self.reported_payload] {
+        for count in [&mut self.received, &mut self.announced_limit, &mut self.reported, &mut self.reported_payload] {
             *count = count.wrapping_add(theirs);
         }
     }
 }
 
-/// The usable part of a window beyond [`MAX_CREDITS`]. One beyond the range of increments is a fault.
+/// The usable part of a window beyond [`MAX_CREDITS`]. A window beyond the range of increments is a fault.
 #[cold]
-fn narrowed(credit: u32) -> Result<u32, PeerFault> {
+fn clamp_window(credit: u32) -> Result<u32, PeerFault> {
     let fault = PeerFault::GrantedTooMuch { available: 0, newly: credit };
     if credit > 2 * MAX_CREDITS { Err(fault) } else { Ok(MAX_CREDITS) }
 }

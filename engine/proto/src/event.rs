@@ -2,32 +2,32 @@
 
 #[cfg(doc)]
 use super::Connection;
-use super::{CallError, CallId, InboundId, PeerFault, Rejected, exchange};
+use super::{CallError, CallId, InboundId, PeerFault, RejectReason, exchange};
 use crate::wire::ErrorBody;
 
-/// The call or reply that is complete with a received message.
+/// The call or reply that a received message completes.
 ///
-/// Its header is the one that the owner has decoded, or else [`Connection::header`]. That of a message in parts is the
-/// header of the last part.
+/// Its header is the one that the owner has decoded, or else [`Connection::header`]. A message in parts has the header
+/// of its last part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Received {
+pub enum ReceivedMessage {
     /// A call of the peer: end it by [`Connection::reply`], [`Connection::reply_error`] or [`Connection::forget`].
     Call {
-        /// This side's name for it.
+        /// This side's identifier of the call.
         id: InboundId,
     },
     /// A call of this side was answered; it has left the table.
     Reply {
         /// The call.
         call: CallId,
-        /// The caller's own name for it.
+        /// The caller's token.
         token: u64,
     },
-    /// Neither. The message may have [events](Connection::poll_event).
+    /// Neither a call nor a reply is complete. The message may have [events](Connection::poll_event).
     Nothing,
 }
 
-/// A consequence of a received message. Complete calls and replies are [`Received`] instead.
+/// A consequence of a received message. Complete calls and replies are [`ReceivedMessage`] instead.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
     /// The peer violated a rule: the connection must end.
@@ -36,18 +36,20 @@ pub enum Event {
     Failed {
         /// The call.
         call: CallId,
-        /// The caller's own name for it.
+        /// The caller's token.
         token: u64,
         /// The error.
         error: CallError,
     },
-    /// A call of this side got an error that more resources may cure, or the peer's shortage or drain. It stays in the
-    /// table. Use [`Connection::resend`] or [`Connection::give_up`]. If the error concerns the length of its results,
-    /// the call was executed.
+    /// A call of this side got a transport error that a retry may avoid: a chunk was too short, or the peer lacks
+    /// memory or drains.
+    ///
+    /// The call stays in the table until [`Connection::retransmit`] or [`Connection::remove_call`]. If the error
+    /// concerns the length of its results, the call was executed.
     Retryable {
         /// The call.
         call: CallId,
-        /// The caller's own name for it.
+        /// The caller's token.
         token: u64,
         /// The error.
         error: ErrorBody,
@@ -66,11 +68,11 @@ pub enum Event {
         payload: Option<usize>,
     },
     /// The version and the [terms](Connection::terms) are negotiated: a client may call.
-    Settled,
-    /// A characteristic of the connection. The terms may have changed.
-    Changed(exchange::Event),
-    /// Dropped, or answered with an error that is queued already.
-    Rejected(Rejected),
+    Negotiated,
+    /// An event of the characteristics exchange. The terms may have changed.
+    Changed(exchange::CharacteristicEvent),
+    /// The message was dropped, or answered with an error that is already queued.
+    Rejected(RejectReason),
 }
 
 /// A message that may be sent now. [`Connection::write_header`] writes its header.
@@ -82,12 +84,12 @@ pub enum Outgoing {
     Reply(InboundId),
     /// The next part of the continued message.
     Continue,
-    /// An error, properties or an operation: a header only. It keeps its place until it is written.
+    /// An error, properties or an operation, which is a header only. It stays in the queue until it is written.
     Control {
         /// Most bytes of the message.
         room: usize,
     },
-    /// A pure grant: a header only. It keeps its place until it is written, unless another message grants before.
+    /// A pure grant, which is a header only. It stays due until it is written, or another message carries the credits.
     Grant {
         /// Whether the peer needs it. Otherwise it is a keep-alive.
         due: bool,

@@ -2,31 +2,36 @@
 //! below).
 //!
 //! One [`Exchange`] per end of a connection whose peer offered [`PropertyId::OptionalType`]. It starts with the
-//! CONNPROP values ([`advertised`](Exchange::advertised)) and states all values of this end once (INITXCH). From then
-//! on:
+//! CONNPROP values ([`adopt_connprop`](Exchange::adopt_connprop)) and states all values of this end once (INITXCH).
+//! From then on:
 //!
 //! | this end | on the wire | the peer's end |
 //! | --- | --- | --- |
-//! | [`request`](Exchange::request) | REQXCH → | [`Event::Requested`], then [`answer`](Exchange::answer) |
-//! | [`Event::Answer`] | ← RESPXCH: done, rejected, pending | |
-//! | [`Event::Peer`] | ← UPDXCH | [`update`](Exchange::update) |
-//! | [`Event::Peer`], [`Event::Answer`] | ← UPDXCH that ends a pending request | [`settle`](Exchange::settle) |
+//! | [`request`](Exchange::request) | REQXCH → | event [`Requested`], then [`answer`](Exchange::answer) |
+//! | event [`Answer`] | ← RESPXCH: done, rejected, pending | |
+//! | event [`Peer`] | ← UPDXCH | [`update`](Exchange::update) |
+//! | events [`Peer`], [`Answer`] | ← UPDXCH that ends a pending request | [`resolve`](Exchange::resolve) |
+//!
+//! [`Requested`]: CharacteristicEvent::Requested
+//! [`Answer`]: CharacteristicEvent::Answer
+//! [`Peer`]: CharacteristicEvent::Peer
 //!
 //! The owner gives each OPTIONAL message to [`handle`](Exchange::handle) and each error about one to
 //! [`failed`](Exchange::failed). It takes the [events](Exchange::poll_event) after each and sends the output of
 //! [`poll_transmit`](Exchange::poll_transmit).
 //!
-//! Decisions where the text is silent. One request at a time per end, because nothing ties an update to its request (XC
-//! §4.4). A second request of the peer is rejected, wholly or for the pending values, as XC §3 permits. An update of a
-//! value declared constant is accepted, because the peer knows its own state. A repeated INITXCH counts as updates.
-//! Memory is bounded: at most six characteristics are ever remembered of a message, and few answers wait to be sent.
+//! The document leaves some cases open, which are decided as follows. There is one request at a time per end, because
+//! nothing ties an update to its request (XC §4.4). A second request of the peer is rejected, wholly or for the pending
+//! values, as XC §3 permits. An update of a value declared constant is accepted, because the peer knows its own state.
+//! A repeated INITXCH counts as updates. Memory is bounded: at most six characteristics are ever remembered of a
+//! message, and few answers wait to be sent.
 #![forbid(unsafe_code)]
 
 mod characteristic;
 mod error;
-mod message;
 #[cfg(test)]
 mod model;
+mod operation;
 #[cfg(test)]
 mod tests;
 
@@ -41,8 +46,8 @@ use crate::wire::{ErrorBody, Flags, Revision};
 pub use characteristic::Characteristic;
 use characteristic::{COUNT, IdSet};
 pub use error::{ChangeError, ExchangeError};
-use message::Message;
-pub use message::Outgoing;
+pub use operation::EncodedOperation;
+use operation::QueuedOperation;
 
 /// Most properties in one request of the peer, known or not. Its answer then takes less than 150 bytes.
 pub const MAX_REQUESTED: usize = 256;
@@ -54,17 +59,17 @@ pub type List = ArrayVec<Characteristic, COUNT>;
 
 /// An event for the owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum CharacteristicEvent {
     /// A value of the peer's changed to this.
     Peer(Characteristic),
     /// The peer requests these values. Decide by [`Exchange::answer`], now or later.
     Requested(List),
-    /// The outcome of a value that this end requested. After [`Outcome::Pending`] a second answer follows.
+    /// The outcome of a value that this end requested. After [`ChangeOutcome::Pending`] a second answer follows.
     Answer {
-        /// As it was requested.
+        /// The value that was requested.
         wanted: Characteristic,
         /// The outcome.
-        outcome: Outcome,
+        outcome: ChangeOutcome,
     },
     /// The peer does not support these operations; its values stay.
     Unsupported,
@@ -72,8 +77,8 @@ pub enum Event {
 
 /// The outcome of a requested value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The peer has it.
+pub enum ChangeOutcome {
+    /// The peer has adopted the value.
     Done,
     /// The peer keeps its value.
     Rejected,
@@ -86,20 +91,20 @@ pub enum Outcome {
 /// This end's decision about a value that the peer requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Already in effect before the answer: the peer relies on it at once.
+    /// Already in effect before the answer, because the peer relies on it at once.
     Done,
     /// Rejected.
     Rejected,
-    /// Perhaps later: [`Exchange::settle`] ends it.
+    /// Undecided until [`Exchange::resolve`].
     Pending,
 }
 
-/// A request of the peer's that the owner has not decided.
+/// A request of the peer that the owner has not decided.
 #[derive(Clone, Debug)]
 struct PeerRequest {
     xid: u32,
     count: usize,
-    /// With their positions in the request; the other positions are rejected.
+    /// Undecided values, with their positions in the request. All other positions are rejected.
     open: ArrayVec<(usize, Characteristic), COUNT>,
 }
 
@@ -110,7 +115,7 @@ struct PendingRequest {
     before: Characteristic,
 }
 
-/// One end's part; see the module page.
+/// One end of the exchange; see the module page.
 #[derive(Clone, Debug, Default)]
 pub struct Exchange {
     revision: Revision,
@@ -119,15 +124,15 @@ pub struct Exchange {
     peer: Properties<'static>,
     peer_constant: IdSet,
     peer_stated: IdSet,
-    /// This end's requests without an answer.
+    /// This end's request without an answer.
     request: Option<(u32, List)>,
-    /// This end's requests answered with pending.
-    awaited: ArrayVec<PendingRequest, COUNT>,
-    asked: Option<PeerRequest>,
-    /// Whether this end answered "pending" to the peer.
-    owed: IdSet,
-    queue: VecDeque<Message>,
-    events: VecDeque<Event>,
+    /// Values that this end requested, and the peer answered with pending.
+    pending_requests: ArrayVec<PendingRequest, COUNT>,
+    peer_request: Option<PeerRequest>,
+    /// Properties that the peer requested, and this end answered with pending.
+    answered_pending: IdSet,
+    queue: VecDeque<QueuedOperation>,
+    events: VecDeque<CharacteristicEvent>,
     supported: bool,
     unexpected: u64,
 }
@@ -140,14 +145,14 @@ impl Exchange {
             revision,
             local: Properties { windowed_credits: false, optional_type: false, host_auth: None, ..*local },
             local_constant: constant.iter().copied().collect(),
-            queue: VecDeque::from([Message::Initial]),
+            queue: VecDeque::from([QueuedOperation::Initial]),
             supported: true,
             ..Self::default()
         }
     }
 
-    /// Adopts the values of the peer's CONNPROP, without events: the owner has seen it.
-    pub fn advertised(&mut self, properties: &PropertySet<'_>) {
+    /// Adopts the values of the peer's CONNPROP, without events, because the owner has processed it.
+    pub fn adopt_connprop(&mut self, properties: &PropertySet<'_>) {
         for property in properties.iter() {
             if let Ok(Some(value)) = Characteristic::read(&property, self.revision) {
                 value.store(&mut self.peer);
@@ -169,10 +174,10 @@ impl Exchange {
     /// This end's pending request for a value.
     pub fn wanted(&self, id: PropertyId) -> Option<Characteristic> {
         let requested = self.request.iter().flat_map(|(_, wanted)| wanted).copied();
-        requested.chain(self.awaited.iter().map(|awaited| awaited.wanted)).find(|wanted| wanted.id() == id)
+        requested.chain(self.pending_requests.iter().map(|request| request.wanted)).find(|wanted| wanted.id() == id)
     }
 
-    /// Harmless protocol violations of the peer. Examples: changing a constant value, ending a request that was not
+    /// Harmless protocol violations of the peer, such as a changed constant value, or the end of a request that was not
     /// pending.
     pub const fn unexpected(&self) -> u64 {
         self.unexpected
@@ -194,17 +199,17 @@ impl Exchange {
             };
             let wanted = wanted.ok_or(ExchangeError::NotRequested(xid))?;
             let answer = Operation::parse(code, optinfo).ok().filter(|_| response);
-            return self.answered(wanted, answer);
+            return self.handle_response(wanted, answer);
         }
         if response {
             return Err(ExchangeError::WrongFlag(code));
         }
         match Operation::parse(code, optinfo)? {
-            Operation::Initial { start, constant } => self.stated(&start, &constant),
-            Operation::Request { want } => self.asked(xid, &want),
+            Operation::Initial { start, constant } => self.handle_initial(&start, &constant),
+            Operation::Request { want } => self.handle_request(xid, &want),
             Operation::Update { now, clears_pending } => {
                 if let Some(value) = Characteristic::read(&now, self.revision)? {
-                    self.updated(value, clears_pending);
+                    self.handle_update(value, clears_pending);
                 }
                 Ok(())
             }
@@ -217,17 +222,17 @@ impl Exchange {
         let request = self.request.take_if(|(expected, _)| *expected == xid);
         let ours = request.is_some() || (xid == 0 && *error == ErrorBody::InvalHtype);
         for wanted in request.into_iter().flat_map(|(_, wanted)| wanted) {
-            self.events.push_back(Event::Answer { wanted, outcome: Outcome::Rejected });
+            self.events.push_back(CharacteristicEvent::Answer { wanted, outcome: ChangeOutcome::Rejected });
         }
         if ours && *error == ErrorBody::InvalHtype && std::mem::replace(&mut self.supported, false) {
             self.queue.clear();
-            self.events.push_back(Event::Unsupported);
+            self.events.push_back(CharacteristicEvent::Unsupported);
         }
         ours
     }
 
     /// INITXCH (XC §4.1).
-    fn stated(&mut self, start: &PropertySet<'_>, constant: &Subset<'_>) -> Result<(), ExchangeError> {
+    fn handle_initial(&mut self, start: &PropertySet<'_>, constant: &Subset<'_>) -> Result<(), ExchangeError> {
         if constant.iter().any(|position| position >= start.len()) {
             return Err(ExchangeError::SubsetTooLong("optixch_nochg"));
         }
@@ -236,7 +241,7 @@ impl Exchange {
         for (position, property) in start.iter().enumerate() {
             let Some(value) = Characteristic::read(&property, self.revision)? else { continue };
             let id = value.id();
-            let changed = value.replaced_in(&mut self.peer);
+            let changed = value.replace_in(&mut self.peer);
             self.unexpected += u64::from(changed && self.peer_constant.contains(&id));
             self.peer_stated.insert(id);
             if constant.contains(position) {
@@ -244,21 +249,21 @@ impl Exchange {
             }
         }
         for now in Characteristic::all(&self.peer) {
-            if now.kept_in(&earlier) != now {
-                self.events.push_back(Event::Peer(now));
+            if now.value_in(&earlier) != now {
+                self.events.push_back(CharacteristicEvent::Peer(now));
             }
         }
         Ok(())
     }
 
     /// REQXCH (XC §4.2).
-    fn asked(&mut self, xid: u32, want: &PropertySet<'_>) -> Result<(), ExchangeError> {
+    fn handle_request(&mut self, xid: u32, want: &PropertySet<'_>) -> Result<(), ExchangeError> {
         let count = want.len();
         if count > MAX_REQUESTED {
             return Err(ExchangeError::TooManyProperties(count));
         }
-        let busy = self.asked.is_some();
-        let answers = self.queue.iter().filter(|message| matches!(message, Message::Answer { .. })).count();
+        let busy = self.peer_request.is_some();
+        let answers = self.queue.iter().filter(|message| matches!(message, QueuedOperation::Answer { .. })).count();
         if answers + usize::from(busy) >= MAX_ANSWERS {
             return Err(ExchangeError::TooManyRequests);
         }
@@ -268,24 +273,24 @@ impl Exchange {
             let Some(value) = Characteristic::read(&property, self.revision)? else { continue };
             let id = value.id();
             let again = !seen.insert(id);
-            if !(again || busy || self.local_constant.contains(&id) || self.owed.contains(&id)) {
+            if !(again || busy || self.local_constant.contains(&id) || self.answered_pending.contains(&id)) {
                 open.push((position, value));
             }
         }
         if open.is_empty() {
             let (done, pending) = Default::default();
-            self.queue.push_back(Message::Answer { xid, count, done, pending });
+            self.queue.push_back(QueuedOperation::Answer { xid, count, done, pending });
         } else {
-            self.events.push_back(Event::Requested(open.iter().map(|(_, value)| *value).collect()));
-            self.asked = Some(PeerRequest { xid, count, open });
+            self.events.push_back(CharacteristicEvent::Requested(open.iter().map(|(_, value)| *value).collect()));
+            self.peer_request = Some(PeerRequest { xid, count, open });
         }
         Ok(())
     }
 
     /// RESPXCH (XC §4.3). `answer` is its readable part.
-    fn answered(&mut self, wanted: List, answer: Option<Operation<'_>>) -> Result<(), ExchangeError> {
+    fn handle_response(&mut self, wanted: List, answer: Option<Operation<'_>>) -> Result<(), ExchangeError> {
         let subsets = match answer {
-            Some(Operation::Respond { done, rejected, pending }) if partition(&wanted, done, rejected, pending) => {
+            Some(Operation::Respond { done, rejected, pending }) if is_partition(&wanted, done, rejected, pending) => {
                 Some((done, pending))
             }
             _ => None,
@@ -293,59 +298,59 @@ impl Exchange {
         let (done, pending) = subsets.unwrap_or_default();
         for (position, wanted) in wanted.into_iter().enumerate() {
             let outcome = if done.contains(position) {
-                self.believe(wanted);
-                Outcome::Done
+                self.adopt(wanted);
+                ChangeOutcome::Done
             } else if pending.contains(position) {
-                self.awaited.push(PendingRequest { wanted, before: wanted.kept_in(&self.peer) });
-                Outcome::Pending
+                self.pending_requests.push(PendingRequest { wanted, before: wanted.value_in(&self.peer) });
+                ChangeOutcome::Pending
             } else {
-                Outcome::Rejected
+                ChangeOutcome::Rejected
             };
-            self.events.push_back(Event::Answer { wanted, outcome });
+            self.events.push_back(CharacteristicEvent::Answer { wanted, outcome });
         }
         subsets.map(|_| ()).ok_or(ExchangeError::BadAnswer)
     }
 
     /// UPDXCH (XC §4.4).
-    fn updated(&mut self, now: Characteristic, clears_pending: bool) {
+    fn handle_update(&mut self, now: Characteristic, clears_pending: bool) {
         let id = now.id();
-        let promised = self.peer_constant.contains(&id) || !self.peer_stated.contains(&id);
-        let changed = self.believe(now);
-        self.unexpected += u64::from(promised && changed);
+        let is_constant = self.peer_constant.contains(&id) || !self.peer_stated.contains(&id);
+        let changed = self.adopt(now);
+        self.unexpected += u64::from(is_constant && changed);
         if !clears_pending {
             return;
         }
-        let Some(index) = self.awaited.iter().position(|awaited| awaited.wanted.id() == id) else {
+        let Some(index) = self.pending_requests.iter().position(|request| request.wanted.id() == id) else {
             self.unexpected += 1;
             return;
         };
-        let PendingRequest { wanted, before } = self.awaited.remove(index);
+        let PendingRequest { wanted, before } = self.pending_requests.remove(index);
         let outcome = match now {
-            _ if now == wanted => Outcome::Done,
-            _ if now == before => Outcome::Rejected,
-            _ => Outcome::Partial(now),
+            _ if now == wanted => ChangeOutcome::Done,
+            _ if now == before => ChangeOutcome::Rejected,
+            _ => ChangeOutcome::Partial(now),
         };
-        self.events.push_back(Event::Answer { wanted, outcome });
+        self.events.push_back(CharacteristicEvent::Answer { wanted, outcome });
     }
 
     /// Adopts a value of the peer; true if it is new.
-    fn believe(&mut self, value: Characteristic) -> bool {
-        let changed = value.replaced_in(&mut self.peer);
+    fn adopt(&mut self, value: Characteristic) -> bool {
+        let changed = value.replace_in(&mut self.peer);
         if changed {
-            self.events.push_back(Event::Peer(value));
+            self.events.push_back(CharacteristicEvent::Peer(value));
         }
         changed
     }
 
     /// The next event of the last input, oldest first. Empty the queue after each input.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<CharacteristicEvent> {
         self.events.pop_front()
     }
 
     // ---- commands
 
     /// Requests these values from the peer. The XID is unique among this end's requests. Each yields one
-    /// [`Event::Answer`].
+    /// [`CharacteristicEvent::Answer`].
     ///
     /// # Errors
     /// Nothing was requested.
@@ -368,21 +373,21 @@ impl Exchange {
             if self.peer_constant.contains(&id) || !self.peer_stated.contains(&id) {
                 return Err(ChangeError::Constant(id));
             }
-            if self.awaited.iter().any(|awaited| awaited.wanted.id() == id) {
+            if self.pending_requests.iter().any(|request| request.wanted.id() == id) {
                 return Err(ChangeError::Pending(id));
             }
         }
         // At most one of each kind: duplicates were rejected.
         let wanted: List = wanted.iter().copied().collect();
-        self.queue.push_back(Message::Request { xid, wanted: wanted.clone() });
+        self.queue.push_back(QueuedOperation::Request { xid, wanted: wanted.clone() });
         self.request = Some((xid, wanted));
         Ok(())
     }
 
-    /// Decides a request of the peer, an [`Requested`](Event::Requested) event. [`Verdict::Done`] must be true already. False
-    /// without a request.
+    /// Decides a request of the peer, an [`Requested`](CharacteristicEvent::Requested) event. A value with
+    /// [`Verdict::Done`] must already be in effect. False without a request.
     pub fn answer(&mut self, mut decide: impl FnMut(Characteristic) -> Verdict) -> bool {
-        let Some(PeerRequest { xid, count, open }) = self.asked.take() else { return false };
+        let Some(PeerRequest { xid, count, open }) = self.peer_request.take() else { return false };
         let (mut done, mut pending) = (ArrayVec::new(), ArrayVec::new());
         for (position, value) in open {
             match decide(value) {
@@ -391,27 +396,28 @@ impl Exchange {
                     done.push(position);
                 }
                 Verdict::Pending => {
-                    self.owed.insert(value.id());
+                    self.answered_pending.insert(value.id());
                     pending.push(position);
                 }
                 Verdict::Rejected => {}
             }
         }
-        self.queue.push_back(Message::Answer { xid, count, done, pending });
+        self.queue.push_back(QueuedOperation::Answer { xid, count, done, pending });
         true
     }
 
     /// Announces a new value of this end, unless already announced. It replaces an unsent update of the same value.
     ///
-    /// A shrinking promise (smaller Receives, fewer segments, no more reverse calls, no more remote invalidation) is
-    /// announced first. It is kept until the peer has read it, since messages under way may rely on it. A growing
-    /// promise must hold before it is announced (XC §3.1). For values about this end's sends the order is reversed.
+    /// A reduction (smaller Receives, fewer segments, no more reverse calls, no more remote invalidation) is announced
+    /// first. It takes effect when the peer has read it, because messages under way may rely on the old value. An
+    /// increase must be in effect before it is announced (XC §3.1). For values about this end's sends the order is
+    /// reversed.
     ///
     /// # Errors
     /// The change was not announced.
     pub fn update(&mut self, now: Characteristic) -> Result<(), ChangeError> {
         let id = self.may_change(now)?;
-        if now.replaced_in(&mut self.local) {
+        if now.replace_in(&mut self.local) {
             self.queue_update(id, now, false);
         }
         Ok(())
@@ -422,9 +428,9 @@ impl Exchange {
     ///
     /// # Errors
     /// The change was not announced.
-    pub fn settle(&mut self, now: Characteristic) -> Result<(), ChangeError> {
+    pub fn resolve(&mut self, now: Characteristic) -> Result<(), ChangeError> {
         let id = self.may_change(now)?;
-        if !self.owed.remove(&id) {
+        if !self.answered_pending.remove(&id) {
             return Err(ChangeError::NotPending(id));
         }
         now.store(&mut self.local);
@@ -446,16 +452,16 @@ impl Exchange {
     }
 
     fn queue_update(&mut self, id: PropertyId, now: Characteristic, clears_pending: bool) {
-        let update = Message::Update { now, clears_pending };
-        // Not across an answer, which may have another value.
+        let update = QueuedOperation::Update { now, clears_pending };
+        // An update is not replaced across an answer, which may have another value.
         let unsent = self
             .queue
             .iter_mut()
             .rev()
-            .take_while(|message| !matches!(message, Message::Answer { .. }))
-            .find(|message| matches!(message, Message::Update { now, .. } if now.id() == id));
+            .take_while(|message| !matches!(message, QueuedOperation::Answer { .. }))
+            .find(|message| matches!(message, QueuedOperation::Update { now, .. } if now.id() == id));
         match unsent {
-            Some(unsent @ Message::Update { clears_pending: false, .. }) => *unsent = update,
+            Some(unsent @ QueuedOperation::Update { clears_pending: false, .. }) => *unsent = update,
             _ => self.queue.push_back(update),
         }
     }
@@ -468,14 +474,14 @@ impl Exchange {
     }
 
     /// The next operation to send. It counts as sent: call only when a message may be sent.
-    pub fn poll_transmit(&mut self) -> Option<Outgoing> {
+    pub fn poll_transmit(&mut self) -> Option<EncodedOperation> {
         let message = self.queue.pop_front()?;
         message.encode(self.revision, &self.local, &self.local_constant)
     }
 }
 
 /// Whether each requested property, and no other, is in exactly one subset.
-fn partition(wanted: &List, done: Subset<'_>, rejected: Subset<'_>, pending: Subset<'_>) -> bool {
+fn is_partition(wanted: &List, done: Subset<'_>, rejected: Subset<'_>, pending: Subset<'_>) -> bool {
     let subsets = [done, rejected, pending];
     let inside = |subset: &Subset<'_>| subset.iter().all(|position| position < wanted.len());
     let once = |at: usize| subsets.iter().filter(|subset| subset.contains(at)).count() == 1;

@@ -11,15 +11,15 @@ use crate::wire::{ErrorBody, NoSpace, WireErrorKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerFault {
-    /// It sent more messages than it was granted.
+    /// The peer sent more messages than were granted.
     #[error("peer exceeded its credits: message {received}, limit {limit}")]
     CreditsExceeded {
-        /// The message's number.
+        /// Number of the message.
         received: u32,
         /// The granted limit.
         limit: u32,
     },
-    /// It has more calls in progress than granted.
+    /// The peer has more calls in progress than were granted.
     #[error("peer has more than {limit} calls in progress")]
     TooManyCalls {
         /// Concurrent calls that this side accepts.
@@ -28,37 +28,37 @@ pub enum PeerFault {
     /// The connection uses windowed credits, and a header lacks the count.
     #[error("peer omitted the count of received messages (windowed credits)")]
     CreditWordMissing,
-    /// It acknowledged unsent messages.
+    /// The peer acknowledged unsent messages.
     #[error("peer acknowledged {acknowledged} messages of {sent} sent")]
     AcknowledgedTooMuch {
-        /// Its claim.
+        /// Messages that it acknowledged.
         acknowledged: u32,
-        /// The actual count.
+        /// Messages that were sent.
         sent: u32,
     },
-    /// Its increments exceed the largest credit limit.
-    #[error("peer granted {newly} credits on top of {available}, beyond the range")]
+    /// The peer's increments exceed the largest credit limit.
+    #[error("peer granted {newly} credits in addition to {available}, which exceeds the valid range")]
     GrantedTooMuch {
-        /// Unused before.
+        /// Credits that were unused before.
         available: u32,
-        /// Added by this message.
+        /// Credits that this message adds.
         newly: u32,
     },
-    /// It supports no version of this end.
-    #[error("peer supports versions {low} to {high}, this side none of them (wire.credit_mode, wire.version_1)")]
+    /// The peer supports no version of this end.
+    #[error("peer supports only versions {low} to {high} (wire.credit_mode, wire.version_1)")]
     NoCommonVersion {
-        /// Its lowest.
+        /// Lowest version of the peer.
         low: u32,
-        /// Its highest.
+        /// Highest version of the peer.
         high: u32,
     },
-    /// It changed the protocol version in the middle of the connection.
+    /// The peer changed the protocol version in the middle of the connection.
     #[error("peer changed to protocol version {0}")]
     VersionChanged(u32),
     /// The peer failed to authenticate, as policy requires.
     #[error(transparent)]
     NotAuthenticated(#[from] AuthError),
-    /// It sends unsolicited messages.
+    /// The peer exceeds the rate of unsolicited messages.
     #[error("peer sent more than {per_second} unsolicited messages in a second (limits.max_unsolicited_per_second)")]
     Unsolicited {
         /// The tolerated rate.
@@ -69,12 +69,12 @@ pub enum PeerFault {
 /// Reason why a message was dropped or rejected while the connection continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Rejected {
+pub enum RejectReason {
     /// Shorter than a fixed header: dropped silently (RFC 8166 §4.5).
     TooShort,
     /// Answered with the protocol's error.
     Answered(ErrorBody),
-    /// An unusable message without an answer: an error, or from a responder.
+    /// An unusable message that is not answered, because it is an error or comes from a responder.
     Dropped(WireErrorKind),
     /// A reply whose call has ended, by deadline or cancellation.
     Late,
@@ -170,7 +170,7 @@ pub enum Refusal {
     #[error("system error at the server (its log says which)")]
     Failed {
         /// The cause.
-        what: Failing,
+        what: HandlerFailure,
         /// Bytes of the result.
         needed: u32,
         /// Limit in bytes.
@@ -185,15 +185,15 @@ pub enum Refusal {
     Authentication(u32),
 }
 
-/// Reason why a handler has no results.
+/// Cause of a handler's failure, for the log.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failing {
+pub enum HandlerFailure {
     /// The inline results exceed the declared length.
     Reply,
     /// A length in typed results exceeds its bound.
     Bound,
-    /// The switch of a default arm is another arm's.
+    /// A union's `Default` arm has the switch of another arm.
     Switch,
     /// The result exceeds the length declared for a Write chunk.
     Undeclared,
@@ -217,10 +217,10 @@ pub enum Failing {
 impl From<NoSpace> for Refusal {
     fn from(lack: NoSpace) -> Self {
         let what = match lack.lack() {
-            Lack::Bound => Failing::Bound,
-            Lack::Placed => Failing::Unwritten,
-            Lack::Switch => Failing::Switch,
-            _ => Failing::Reply,
+            Lack::Bound => HandlerFailure::Bound,
+            Lack::Placed => HandlerFailure::Unwritten,
+            Lack::Switch => HandlerFailure::Switch,
+            _ => HandlerFailure::Reply,
         };
         Self::failed(what, lack.needed, lack.available)
     }
@@ -230,7 +230,7 @@ impl Refusal {
     /// A system error with its cause.
     #[doc(hidden)]
     #[cold]
-    pub fn failed(what: Failing, needed: usize, limit: usize) -> Self {
+    pub fn failed(what: HandlerFailure, needed: usize, limit: usize) -> Self {
         let [needed, limit] = [needed, limit].map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
         Self::Failed { what, needed, limit }
     }
@@ -239,21 +239,21 @@ impl Refusal {
     #[doc(hidden)]
     #[cold]
     pub fn of_unaligned_results(len: usize) -> Self {
-        Self::failed(Failing::Unaligned, len, 4)
+        Self::failed(HandlerFailure::Unaligned, len, 4)
     }
 
     /// A system error: a handler in C ignored that a function did not write its results.
     #[doc(hidden)]
     #[cold]
     pub fn of_ignored_failure() -> Self {
-        Self::failed(Failing::Ignored, 0, 0)
+        Self::failed(HandlerFailure::Ignored, 0, 0)
     }
 
     /// A system error: a handler in C returned a code without a meaning.
     #[doc(hidden)]
     #[cold]
     pub fn of_unknown_code(code: i32) -> Self {
-        Self::Failed { what: Failing::Code, needed: code.cast_unsigned(), limit: 0 }
+        Self::Failed { what: HandlerFailure::Code, needed: code.cast_unsigned(), limit: 0 }
     }
 
     /// The log text of a system error.
@@ -267,28 +267,36 @@ impl Refusal {
             _ => bytes.to_string(),
         });
         match what {
-            Failing::Reply => format!(
+            HandlerFailure::Reply => format!(
                 "inline results of at least {needed} bytes exceed {limit} (Procedure::max_reply, or max_reply and \
                  max_inline_result in the placement file; or the caller offers a Write chunk)"
             ),
-            Failing::Switch => "result is the `Default` arm with a switch of another arm".to_owned(),
-            Failing::Bound => format!("length {needed} in the results exceeds {limit}, the bound in the `.x` file"),
-            Failing::Unwritten => format!("result names {needed} placed bytes, {limit} were written (Bulk::placed)"),
-            Failing::Undeclared => {
+            HandlerFailure::Switch => "result is the `Default` arm with a switch of another arm".to_owned(),
+            HandlerFailure::Bound => {
+                format!("length {needed} in the results exceeds {limit}, the bound in the `.x` file")
+            }
+            HandlerFailure::Unwritten => {
+                format!("result names {needed} placed bytes, {limit} were written (Bulk::placed)")
+            }
+            HandlerFailure::Undeclared => {
                 format!("result of {needed} bytes exceeds {limit} (Procedure::write_chunks, or its bound)")
             }
-            Failing::NoChunk => format!("result in undeclared Write chunk {needed} (Procedure::write_chunks)"),
-            Failing::Shared => "Write chunk written after ServerCall::set_result gave it other memory".to_owned(),
-            Failing::NoMemory => {
+            HandlerFailure::NoChunk => format!("result in undeclared Write chunk {needed} (Procedure::write_chunks)"),
+            HandlerFailure::Shared => {
+                "Write chunk written after ServerCall::set_result gave it other memory".to_owned()
+            }
+            HandlerFailure::NoMemory => {
                 "no pool memory for a Write chunk (Procedure::results_from_handler: use ServerCall::set_result)"
                     .to_owned()
             }
-            Failing::Unaligned => format!("inline results of {needed} bytes are not a multiple of 4, as XDR requires"),
-            Failing::Code => format!(
-                "handler returned {code}, which is neither 0, nor an `RPCRDMA_` status, nor the code of a function that \
-                 failed to write results of this call"
+            HandlerFailure::Unaligned => {
+                format!("inline results of {needed} bytes are not a multiple of 4, as XDR requires")
+            }
+            HandlerFailure::Code => format!(
+                "handler returned {code}, which is neither 0, nor an `RPCRDMA_` status, nor the code of a function \
+                 that failed to write results of this call"
             ),
-            Failing::Ignored => {
+            HandlerFailure::Ignored => {
                 "a function that was to write the results refused its arguments (rpcrdma_error tells the handler why)"
                     .to_owned()
             }

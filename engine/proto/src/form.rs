@@ -4,7 +4,7 @@
 use super::{CallError, Knob};
 
 /// Minimum bytes of a message's last part. These are two words, of which the previous part may take one.
-pub const LEAST_LAST_PART: usize = 8;
+pub const MIN_LAST_PART: usize = 8;
 
 /// Limits that decide the form of a message, for one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct FormLimits {
     pub send_inline_threshold: usize,
     /// Longest message, header included, that the peer will send.
     pub receive_inline_threshold: usize,
-    /// Whether messages may be continued: in version 2 only, not its predecessor.
+    /// Whether messages may be continued. Only the newer revision of version 2 permits it.
     pub continuation: bool,
     /// Longest RPC message to continue instead of using a chunk, in bytes. It applies where both are possible.
     pub continue_up_to: usize,
@@ -58,7 +58,7 @@ pub struct CallLengths {
     pub reply: usize,
 }
 
-/// The requester's choice.
+/// Chooses the form of a call, and its offer for the reply.
 ///
 /// # Errors
 /// [`CallError::TooLong`] when no form can carry the call, or none its reply.
@@ -99,16 +99,18 @@ pub enum ReplyForm {
     ReplyChunk,
     /// In several messages.
     Continued,
-    /// None: the requester must offer more.
+    /// No form is possible: the requester must offer more.
     TooLong,
 }
 
-/// The responder's choice. `header` is the length of the transport header with the returned Write chunks. `reply` is
+/// Chooses the form of a reply.
+///
+/// `header` is the length of the transport header with the returned Write chunks. `reply` is
 /// that of the reduced RPC message, `room` that of an offered Reply chunk.
 pub fn choose_reply(limits: &FormLimits, header: usize, reply: usize, room: Option<u64>) -> ReplyForm {
     if header + reply <= limits.send_inline_threshold {
         ReplyForm::Inline
-    } else if header + LEAST_LAST_PART > limits.send_inline_threshold {
+    } else if header + MIN_LAST_PART > limits.send_inline_threshold {
         ReplyForm::TooLong
     } else if room.is_some_and(|room| reply as u64 <= room) {
         // A large enough Reply chunk leaves no choice (version 2 §4.5.4).
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_chunk_is_offered_when_the_reply_might_not_come_otherwise() {
+    fn a_reply_chunk_is_offered_when_no_other_form_can_carry_the_reply() {
         assert_eq!(call(&V2, 100, 4056), Ok((CallForm::Inline, false)));
         assert_eq!(call(&V2, 100, 4057), Ok((CallForm::Inline, false)), "it can be continued");
         assert_eq!(call(&V2, 100, 16385), Ok((CallForm::Inline, true)));
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_goes_inline_else_into_its_chunk_else_in_parts() {
+    fn a_reply_is_inline_or_else_in_its_chunk_or_else_in_parts() {
         assert_eq!(choose_reply(&V2, 40, 4056, Some(1 << 20)), ReplyForm::Inline);
         assert_eq!(choose_reply(&V2, 40, 4057, Some(4057)), ReplyForm::ReplyChunk);
         assert_eq!(choose_reply(&V2, 40, 4057, Some(4056)), ReplyForm::Continued);

@@ -1,6 +1,8 @@
-//! Served calls of the peer.
+//! The peer's calls that this side serves.
 
-/// A call of the peer, until it is answered. Stale ones never name a newer call; the default names none.
+/// Identifier of a peer's call until it is answered.
+///
+/// A stale identifier never names a newer call. The default names none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct InboundId {
     index: u32,
@@ -14,18 +16,18 @@ impl InboundId {
     }
 }
 
-/// Data for the answer.
+/// Slot of a call: the data for its answer.
 #[derive(Clone, Copy, Debug)]
-struct Inbound {
+struct InboundSlot {
     xid: u32,
     /// Generation of the current call, or of the next.
     generation: u32,
-    /// Of a free slot: the next free one, or [`LAST`]. Else [`SERVED`] or [`WITH_CHUNKS`].
+    /// Of a free slot: the next free one, or [`NO_SLOT`]. Else [`SERVED`] or [`WITH_CHUNKS`].
     next: u32,
 }
 
 /// No slot has these numbers.
-const LAST: u32 = u32::MAX;
+const NO_SLOT: u32 = u32::MAX;
 const SERVED: u32 = u32::MAX - 1;
 /// A served call that has a chunk list.
 const WITH_CHUNKS: u32 = u32::MAX - 2;
@@ -34,33 +36,33 @@ const WITH_CHUNKS: u32 = u32::MAX - 2;
 /// list, last freed first.
 #[derive(Debug)]
 pub struct InboundTable {
-    slots: Vec<Inbound>,
-    /// The first free slot, or [`LAST`].
+    slots: Vec<InboundSlot>,
+    /// The first free slot, or [`NO_SLOT`].
     free: u32,
     /// Slots of calls that are served.
     served: usize,
-    /// Those with chunk lists.
+    /// Served calls with chunk lists.
     with_chunks: usize,
 }
 
 impl InboundTable {
     /// A table for `calls` concurrent calls.
     pub(super) fn new(calls: usize) -> Self {
-        let mut table = Self { slots: Vec::new(), free: LAST, served: 0, with_chunks: 0 };
-        table.fit(calls);
+        let mut table = Self { slots: Vec::new(), free: NO_SLOT, served: 0, with_chunks: 0 };
+        table.grow_to(calls);
         table
     }
 
-    /// Address that most messages need, for prefetching: the first slots are used most.
+    /// Address of the first slots, for prefetching: most messages use them.
     #[inline]
-    pub fn first_place(&self) -> *const u8 {
+    pub fn hot_address(&self) -> *const u8 {
         self.slots.as_ptr().cast()
     }
 
     #[inline(always)]
     pub(super) fn insert(&mut self, xid: u32, has_chunks: bool) -> Option<InboundId> {
         let index = self.free;
-        // `LAST` has no slot.
+        // `NO_SLOT` has no slot.
         let slot = self.slots.get_mut(index as usize)?;
         self.free = slot.next;
         (slot.xid, slot.next) = (xid, if has_chunks { WITH_CHUNKS } else { SERVED });
@@ -75,7 +77,7 @@ impl InboundTable {
         Some(slot.xid)
     }
 
-    /// Takes out a call, and returns its XID.
+    /// Removes a call, and returns its XID.
     #[inline(always)]
     pub(super) fn remove(&mut self, id: InboundId) -> Option<u32> {
         let slot = self.slots.get_mut(id.index as usize)?;
@@ -91,20 +93,20 @@ impl InboundTable {
     }
 
     /// Whether the peer sent this call twice, and both are in service.
-    pub fn is_double(&self, id: InboundId) -> bool {
+    pub fn is_duplicate(&self, id: InboundId) -> bool {
         let Some(xid) = self.xid(id) else { return false };
-        let served = |slot: &&Inbound| matches!(slot.next, SERVED | WITH_CHUNKS);
+        let served = |slot: &&InboundSlot| matches!(slot.next, SERVED | WITH_CHUNKS);
         self.slots.iter().filter(served).filter(|slot| slot.xid == xid).count() > 1
     }
 
     /// Grows to `calls` concurrent calls. It never shrinks.
-    pub(super) fn fit(&mut self, calls: usize) {
+    pub(super) fn grow_to(&mut self, calls: usize) {
         let capacity = 2 * calls;
         let old = self.slots.len();
         if capacity > old {
             // New slots are used first, the lowest before the others.
             let next = |slot| if slot == capacity { self.free } else { slot as u32 };
-            self.slots.extend((old + 1..=capacity).map(|slot| Inbound { xid: 0, generation: 1, next: next(slot) }));
+            self.slots.extend((old + 1..=capacity).map(|slot| InboundSlot { xid: 0, generation: 1, next: next(slot) }));
             self.free = old as u32;
         }
     }
@@ -115,7 +117,7 @@ impl InboundTable {
         self.served
     }
 
-    /// Those of them that came with chunk lists.
+    /// Unanswered calls that came with chunk lists.
     pub fn with_chunks(&self) -> usize {
         self.with_chunks
     }
@@ -137,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_answered_once_and_a_stale_name_is_unknown() {
+    fn a_call_is_answered_once_and_a_stale_identifier_is_unknown() {
         let mut table = InboundTable::new(1);
         let first = table.insert(7, false).unwrap();
         assert!(table.insert(9, false).is_some() && table.insert(8, false).is_none());
@@ -150,25 +152,25 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_made_twice_is_seen_while_both_are_served() {
+    fn a_duplicate_call_is_detected_while_both_are_served() {
         let mut table = InboundTable::new(3);
         let (first, other) = (table.insert(7, false).unwrap(), table.insert(8, false).unwrap());
-        assert!(!table.is_double(first));
+        assert!(!table.is_duplicate(first));
         let second = table.insert(7, false).unwrap();
-        assert!(table.is_double(first) && table.is_double(second) && !table.is_double(other));
+        assert!(table.is_duplicate(first) && table.is_duplicate(second) && !table.is_duplicate(other));
         table.remove(first);
-        assert!(!table.is_double(first) && !table.is_double(second));
+        assert!(!table.is_duplicate(first) && !table.is_duplicate(second));
     }
 
     #[test]
     fn a_larger_table_keeps_its_entries() {
         let mut table = InboundTable::new(1);
         let first = table.insert(7, false).unwrap();
-        table.fit(2);
+        table.grow_to(2);
         let more = [8, 9, 10].map(|xid| table.insert(xid, false).unwrap());
         assert!(table.insert(11, false).is_none());
         assert_eq!([first, more[0], more[2]].map(|id| table.xid(id).unwrap()), [7, 8, 10]);
-        table.fit(1);
+        table.grow_to(1);
         assert_eq!((table.capacity(), table.len()), (4, 4));
     }
 
@@ -177,7 +179,7 @@ mod tests {
         let mut table = InboundTable::new(1);
         let plain = table.insert(1, false).unwrap();
         let chunked = table.insert(1, true).unwrap();
-        assert!(table.is_double(plain) && table.is_double(chunked));
+        assert!(table.is_duplicate(plain) && table.is_duplicate(chunked));
         assert_eq!((table.len(), table.with_chunks()), (2, 1));
         assert_eq!((table.remove(plain), table.with_chunks()), (Some(1), 1));
         assert_eq!((table.remove(chunked), table.with_chunks()), (Some(1), 0));

@@ -1,7 +1,7 @@
 //! Layouts of the peer's headers, for fast-path decoding.
 
 use super::ConnConfig;
-use super::incoming::{Incoming, Lists};
+use super::decoded_header::{DecodedHeader, DecodedLists};
 use crate::wire::{Head, HeadLayout};
 
 /// Layouts of the peer's headers. They decode most headers without a check of the whole message.
@@ -33,11 +33,10 @@ impl HeaderLayouts {
         self.decoder = layout.filter(|_| self.by_layout);
     }
 
-    /// Whether a plain message is a reply. It has a windowed header, in one piece and without chunks, as most have.
-    /// `None` for any other message.
+    /// Whether a plain message is a reply; `None` if the message is not plain.
     ///
-    /// [`Head::of_windowed`] is the header of a plain message: an owner with a function for each direction need not
-    /// [decode](Self::decode) it.
+    /// A plain message is in one piece, without chunks, and has a windowed header. [`Head::of_windowed`] reads that
+    /// header, so that an owner with a function for each direction need not [decode](Self::decode) it.
     #[inline]
     pub fn plain_direction(&self, message: &[u8]) -> Option<bool> {
         if self.decoder == Some(HeadLayout::V2Windowed) { Head::windowed_direction(message) } else { None }
@@ -45,8 +44,11 @@ impl HeaderLayouts {
 
     /// Decodes a header of the expected layout. `None` for one that must be checked as a whole.
     #[inline(always)]
-    pub fn decode(&self, message: &[u8]) -> Option<Incoming> {
+    pub fn decode(&self, message: &[u8]) -> Option<DecodedHeader> {
         let (head, chunks) = self.decoder?.read(message)?;
-        Some(Incoming { head, lists: if chunks.are_absent() { Lists::None } else { Lists::Single(chunks) } })
+        Some(DecodedHeader {
+            head,
+            lists: if chunks.are_absent() { DecodedLists::None } else { DecodedLists::Single(chunks) },
+        })
     }
 }

@@ -1,29 +1,30 @@
-//! One connection's rules, without I/O: no device, no clock, no thread.
+//! The protocol of one connection, without I/O, clock or threads.
 //!
 //! A [`Connection`] is a state machine. Its owner moves the bytes, keeps the memory and knows the time:
 //!
 //! - *Input.* Pass each message to [`handle_message`](Connection::handle_message), in arrival order, with its header if
 //!   that can be [decoded by its layout](HeaderLayouts::decode). It returns a complete call or reply. After
-//!   [`Received::Nothing`] take the [`Event`]s of [`poll_event`](Connection::poll_event).
+//!   [`ReceivedMessage::Nothing`] take the [`Event`]s of [`poll_event`](Connection::poll_event).
 //! - *Time.* Call [`handle_timeout`](Connection::handle_timeout) until `None` once
-//!   [`next_deadline`](CallTable::next_deadline) has passed, and [`pass_time`](Connection::pass_time) now and then.
+//!   [`next_deadline`](CallTable::next_deadline) has passed, and [`advance_time`](Connection::advance_time) at
+//!   intervals.
 //! - *Commands*, in any order: [`start_call`](Connection::start_call), [`cancel`](Connection::cancel),
 //!   [`reply`](Connection::reply), [`reply_error`](Connection::reply_error) and others.
 //! - *Output.* While [`has_output`](Connection::has_output), call [`poll_transmit`](Connection::poll_transmit) until
 //!   `None`. [`write_header`](Connection::write_header) writes the header of each message in front of its payload.
 //!
 //! Messages arrive whole, in order and once, or the connection ends. The owner keeps the
-//! [reserve](Status::reserve) of Receives posted, and states by
+//! [reserve](ConnectionStatus::reserve) of Receives posted, and states by
 //! [`set_receives_ready`](Connection::set_receives_ready) whether it does so for all its connections.
 //!
-//! A connection that ends fails its calls by [`lost`](Connection::lost), until `None`. Or
+//! A connection that ends fails its calls by [`fail_next_call`](Connection::fail_next_call), until `None`. Or
 //! [`interrupt`](Connection::interrupt) keeps them for [`restart`](Connection::restart) on a new connection. Calls of
 //! the peer end with it in either case.
 //!
 //! ```
-//! use rpcrdma_proto::{CallError, ConnConfig, Connection, Event, Form, Outgoing, Received};
+//! use rpcrdma_proto::{CallError, ConnConfig, Connection, Event, Form, Outgoing, ReceivedMessage};
 //!
-//! /// All messages that may go out now. Calls and replies have this payload.
+//! /// Writes all messages that may be sent now. Calls and replies have this payload.
 //! fn transmit(end: &mut Connection, payload: &[u8]) -> Vec<Vec<u8>> {
 //!     let mut messages = Vec::new();
 //!     while let Some(out) = end.poll_transmit() {
@@ -38,34 +39,34 @@
 //!     messages
 //! }
 //!
-//! /// The call or reply that is complete with a message.
-//! fn receive(end: &mut Connection, message: &[u8]) -> Received {
+//! /// Processes a message, and returns the call or reply that it completes.
+//! fn receive(end: &mut Connection, message: &[u8]) -> ReceivedMessage {
 //!     let header = end.layouts().decode(message);
 //!     end.handle_message(message, header.as_ref())
 //! }
 //!
 //! let mut client = Connection::new(ConnConfig::default());
-//! let config = ConnConfig { server: true, takes_calls: true, max_calls: 0, ..ConnConfig::default() };
+//! let config = ConnConfig { server: true, accepts_calls: true, max_calls: 0, ..ConnConfig::default() };
 //! let mut server = Connection::new(config);
 //!
-//! // The first messages introduce the ends to each other; then the call goes out.
+//! // The first messages exchange properties. Then the client sends the call.
 //! let (call, _) = client.start_call(7, u64::MAX, 0, false).expect("a slot");
 //! let mut answered = None;
 //! while answered.is_none() {
 //!     for message in transmit(&mut client, b"a call  ") {
-//!         if let Received::Call { id } = receive(&mut server, &message) {
+//!         if let ReceivedMessage::Call { id } = receive(&mut server, &message) {
 //!             assert!(message.ends_with(b"a call  "));
 //!             server.reply(id, false);
 //!         }
 //!         assert_eq!(server.poll_event(), None);
 //!     }
 //!     for message in transmit(&mut server, b"a reply ") {
-//!         if let Received::Reply { call, token } = receive(&mut client, &message) {
+//!         if let ReceivedMessage::Reply { call, token } = receive(&mut client, &message) {
 //!             assert!(message.ends_with(b"a reply "));
 //!             answered = Some((call, token));
 //!         }
 //!         while let Some(event) = client.poll_event() {
-//!             assert_eq!(event, Event::Settled);
+//!             assert_eq!(event, Event::Negotiated);
 //!         }
 //!     }
 //! }
@@ -77,7 +78,7 @@
 //! assert_eq!(client.lost(), Some((call, 8, CallError::ConnectionLost { sent: false })));
 //! ```
 //!
-//! Either end may call and serve, as [`ConnConfig::max_calls`] and [`ConnConfig::takes_calls`] permit. The connection
+//! Either end may call and serve, as [`ConnConfig::max_calls`] and [`ConnConfig::accepts_calls`] permit. The connection
 //! names calls ([`CallId`]) and served calls ([`InboundId`]); the owner keeps their buffers and exposed memory beside
 //! those names.
 //!
@@ -85,7 +86,7 @@
 //! | --- | --- |
 //! | `config` | configuration of a connection |
 //! | `event` | events and outgoing messages |
-//! | `incoming` | a decoded header |
+//! | `decoded_header` | a decoded header |
 //! | `connection` | the state machine: input, commands, output, changes of characteristics |
 //! | `negotiate` | version, terms and authentication as negotiated |
 //! | `connprop` | CONNPROP: properties and host authentication |
@@ -94,7 +95,7 @@
 //! | `calls`, `inbound` | the calls of this side, and those of the peer |
 //! | `layouts` | layouts of the peer's headers |
 //! | `outbox` | outgoing messages other than calls |
-//! | `sequence` | incoming continued messages |
+//! | `reassembly` | incoming continued messages |
 //! | `unsolicited` | limit of a peer's unsolicited messages |
 //! | `form` | form of a message |
 //! | `limits` | limits of chunks and segments of a call |
@@ -105,7 +106,7 @@
 //! | [`binding`] | data items of a procedure for direct placement |
 //! | [`wire`] | bytes to headers and back |
 
-/// A struct with the default of each field.
+/// Declares a struct with a default for each field.
 macro_rules! with_defaults {
     (
         $(#[$meta:meta])* pub struct $name:ident$(<$life:lifetime>)? {
@@ -132,17 +133,17 @@ mod connection;
 mod connprop;
 mod counters;
 mod credits;
+mod decoded_header;
 mod event;
 pub mod exchange;
 mod fault;
 mod form;
 mod inbound;
-mod incoming;
 mod layouts;
 mod limits;
 mod negotiate;
 mod outbox;
-mod sequence;
+mod reassembly;
 #[cfg(test)]
 mod tests;
 mod unsolicited;
@@ -153,16 +154,16 @@ pub use call_error::Defect;
 pub use call_error::{CallError, Fault, InvalidCall, Sent};
 pub use calls::{CallId, CallTable};
 pub use config::ConnConfig;
-pub use connection::{Changes, Connection, Form, Status};
+pub use connection::{CharacteristicChanges, Connection, ConnectionStatus, Form};
 pub use counters::Counters;
 pub use credits::{CreditMode, CreditWords, Credits, MAX_CREDITS, MIN_CREDITS};
-pub use event::{Event, Outgoing, Received};
+pub use decoded_header::{DecodedHeader, DecodedLists};
+pub use event::{Event, Outgoing, ReceivedMessage};
 #[doc(hidden)]
-pub use fault::Failing;
-pub use fault::{Knob, PeerFault, Refusal, Rejected};
-pub use form::{CallForm, CallLengths, CallPlan, FormLimits, LEAST_LAST_PART, ReplyForm, choose_call, choose_reply};
+pub use fault::HandlerFailure;
+pub use fault::{Knob, PeerFault, Refusal, RejectReason};
+pub use form::{CallForm, CallLengths, CallPlan, FormLimits, MIN_LAST_PART, ReplyForm, choose_call, choose_reply};
 pub use inbound::{InboundId, InboundTable};
-pub use incoming::{Incoming, Lists};
 pub use layouts::HeaderLayouts;
-pub use limits::{LIMITS, MAX_CHUNKS, MAX_READ_SEGMENTS, MAX_SEGMENTS, MAX_WRITE_SEGMENTS};
-pub use negotiate::{FIRST_MESSAGE_LEN, Phase, Session, Terms, connect_data};
+pub use limits::{CHUNK_LIMITS, MAX_CHUNKS, MAX_READ_SEGMENTS, MAX_SEGMENTS, MAX_WRITE_SEGMENTS};
+pub use negotiate::{ConnectionTerms, FIRST_MESSAGE_LEN, Phase, Session, connect_data};

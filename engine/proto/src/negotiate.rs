@@ -21,7 +21,7 @@ pub enum Phase {
     /// Not negotiated. A client has sent its CONNPROP, or will; a server waits for a message.
     Hello,
     /// The version is negotiated, permanently.
-    Settled,
+    Negotiated,
 }
 
 /// The negotiated state of a connection.
@@ -31,32 +31,32 @@ pub struct Session {
     phase: Phase,
     server: bool,
     /// Whether a client has received a message of version 2 other than ERR_VERS.
-    pub(super) heard_version_2: bool,
+    pub(super) received_version_2: bool,
     /// Whether a client may call.
     open: bool,
     /// Whether calls of the peer are served: configured, and the peer authenticated.
     pub(super) serves: bool,
     /// Terms of this side's messages, as negotiated so far.
-    pub(super) terms: Terms,
+    pub(super) terms: ConnectionTerms,
     /// The server's error about a client's first message, other than ERR_VERS.
     first_error: Option<ErrorBody>,
     pub(super) connprop: Box<Connprop>,
 }
 
 impl Session {
-    /// It starts with the version that the configuration prefers.
+    /// Starts with the version that the configuration prefers.
     pub(super) fn new(config: &ConnConfig) -> Self {
-        let (version, terms) = match config.scheme {
-            CreditMode::V1 => (Version::V1, Terms::version_1(config)),
+        let (version, terms) = match config.credit_mode {
+            CreditMode::V1 => (Version::V1, ConnectionTerms::version_1(config)),
             CreditMode::V2Windowed | CreditMode::V2Incremental => {
-                (Version::V2, Terms::from_properties(config, &Properties::default()))
+                (Version::V2, ConnectionTerms::from_properties(config, &Properties::default()))
             }
         };
         let mut session = Self {
             version,
             phase: Phase::Hello,
             server: config.server,
-            heard_version_2: false,
+            received_version_2: false,
             open: false,
             serves: false,
             terms,
@@ -64,15 +64,14 @@ impl Session {
             connprop: Box::new(Connprop::new(config)),
         };
         if version == Version::V1 {
-            // Version 1 has nothing to agree on, and cannot authenticate. A failure stays in `auth`, where the owner
-            // checks.
+            // Version 1 negotiates nothing, and cannot authenticate. The owner finds a failure in `auth`.
             let _ = session.connprop.auth.receive(None);
             if !config.server {
-                session.settle();
-                session.open = session.auth().may_go_on();
+                session.finish_negotiation();
+                session.open = session.auth().permits_calls();
             }
         }
-        session.serves = config.takes_calls && session.auth().may_go_on();
+        session.serves = config.accepts_calls && session.auth().permits_calls();
         session
     }
 
@@ -99,12 +98,12 @@ impl Session {
 
     /// Whether version and authentication let this side call.
     pub fn may_call(&self) -> bool {
-        self.phase == Phase::Settled && self.auth().may_go_on() && (self.open || self.server)
+        self.phase == Phase::Negotiated && self.auth().permits_calls() && (self.open || self.server)
     }
 
-    /// Whether a client has received a message of version 2 other than ERR_VERS: its server speaks that version.
-    pub fn has_heard_version_2(&self) -> bool {
-        self.heard_version_2
+    /// Whether a client has received a message of version 2 other than ERR_VERS: its server supports that version.
+    pub fn has_received_version_2(&self) -> bool {
+        self.received_version_2
     }
 
     /// The server's error about a client's first message, other than ERR_VERS, if no other message followed.
@@ -112,30 +111,30 @@ impl Session {
         self.first_error.filter(|_| self.phase == Phase::Hello)
     }
 
-    /// Settles on the present version, permanently.
-    pub(super) fn settle(&mut self) {
-        self.phase = Phase::Settled;
+    /// Makes the present version permanent.
+    pub(super) fn finish_negotiation(&mut self) {
+        self.phase = Phase::Negotiated;
     }
 
-    /// Settles on version 1, permanently.
-    pub(super) fn go_version_1(&mut self, config: &ConnConfig) {
-        self.settle();
+    /// Selects version 1 permanently.
+    pub(super) fn fall_back_to_version_1(&mut self, config: &ConnConfig) {
+        self.finish_negotiation();
         (self.version, self.open) = (Version::V1, !config.server);
-        self.terms = Terms::version_1(config);
+        self.terms = ConnectionTerms::version_1(config);
     }
 
-    /// Handles the body of a version 2 message: any but an error settles the version.
-    pub(super) fn heard(&mut self, body: &ViewBody<'_>) {
+    /// Handles the body of a version 2 message. Any body except an error makes the version permanent.
+    pub(super) fn handle_body(&mut self, body: &ViewBody<'_>) {
         match body {
             ViewBody::Error(error) if self.phase == Phase::Hello => self.first_error = Some(*error),
             ViewBody::Error(_) => {}
-            _ => self.settle(),
+            _ => self.finish_negotiation(),
         }
     }
 
-    /// Opens a client's session if negotiation and authentication are complete now. True once.
+    /// Opens a client's session if negotiation and authentication are complete. Returns true once.
     pub(super) fn open_client(&mut self) -> bool {
-        let complete = self.phase == Phase::Settled && !self.auth().in_progress() && self.auth().may_go_on();
+        let complete = self.phase == Phase::Negotiated && !self.auth().in_progress() && self.auth().permits_calls();
         let opens = complete && !self.open && !self.server;
         self.open |= opens;
         opens
@@ -148,14 +147,14 @@ impl Session {
             Err(error) => (config.server.then(Vec::new), Err(error)),
         };
         self.connprop.message = answer.or(self.connprop.message.take());
-        self.serves = config.takes_calls && self.auth().may_go_on();
+        self.serves = config.accepts_calls && self.auth().permits_calls();
         result
     }
 }
 
 /// The terms of a connection: limits of either side's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct ConnectionTerms {
     /// Protocol version.
     pub version: Version,
     /// Longest message to send, in bytes: own limit or the peer's Receives.
@@ -178,12 +177,12 @@ pub struct Terms {
     pub offers_invalidation: bool,
 }
 
-impl Terms {
+impl ConnectionTerms {
     /// The terms of version 2 from the peer's CONNPROP, or its defaults without one.
     pub(super) fn from_properties(config: &ConnConfig, peer: &Properties<'_>) -> Self {
         Self {
             version: Version::V2,
-            // A peer whose Receives are too small even for a first message is at fault itself.
+            // Receives that are too small even for a first message are the peer's fault.
             send_inline_threshold: config.longest_send.min((peer.receive_size as usize).max(FIRST_MESSAGE_LEN)),
             receive_inline_threshold: config.receive_size.min((peer.send_size as usize).max(FIRST_MESSAGE_LEN)),
             segment_size: peer.segment_size.max(1),
@@ -217,11 +216,11 @@ impl Terms {
         // RFC 8166 §3.3.2: without private data, both thresholds are 1024 bytes.
         let peer = config.private_data.unwrap_or_default();
         // Announced sizes of both directions are multiples of 1024.
-        let said = (config.receive_size & !1023).min(private_data::MAX_INLINE_THRESHOLD as usize);
+        let own_size = (config.receive_size & !1023).min(private_data::MAX_INLINE_THRESHOLD as usize);
         Self {
             version: Version::V1,
-            send_inline_threshold: said.min(peer.receive_size as usize),
-            receive_inline_threshold: said.min(peer.send_size as usize),
+            send_inline_threshold: own_size.min(peer.receive_size as usize),
+            receive_inline_threshold: own_size.min(peer.send_size as usize),
             segment_size: u32::MAX,
             segment_count: 16,
             reverse: ReverseSupport::Inline,
@@ -249,7 +248,7 @@ impl Terms {
 
 /// This side's properties.
 pub(super) fn properties(config: &ConnConfig) -> Properties<'static> {
-    let optional_type = config.optional();
+    let optional_type = config.offers_changes();
     Properties {
         send_size: config.longest_send as u32,
         receive_size: config.receive_size as u32,
@@ -257,7 +256,7 @@ pub(super) fn properties(config: &ConnConfig) -> Properties<'static> {
         segment_count: config.segment_count,
         reverse_support: config.reverse,
         host_auth: None,
-        windowed_credits: config.scheme == CreditMode::V2Windowed,
+        windowed_credits: config.credit_mode == CreditMode::V2Windowed,
         optional_type,
         // Without the operations, each call states its own invalidation handle.
         remote_invalidation: optional_type && config.remote_invalidation,
@@ -268,7 +267,7 @@ pub(super) fn properties(config: &ConnConfig) -> Properties<'static> {
 pub fn connect_data(receive_size: usize, remote_invalidation: bool) -> [u8; private_data::LEN] {
     let data = PrivateData { remote_invalidation, send_size: receive_size as u32, receive_size: receive_size as u32 };
     let mut bytes = [0; private_data::LEN];
-    // As long as the message is.
+    // The buffer has the length of the message.
     let _ = data.emit(&mut bytes);
     bytes
 }

@@ -10,7 +10,7 @@ const MIN_ERRORS: usize = 4;
 
 /// A message that waits to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Queued {
+pub(super) enum QueuedMessage {
     /// The reply to a peer's call.
     Reply(InboundId),
     /// The rest of a continued message: it holds all others back.
@@ -29,9 +29,9 @@ pub(super) enum Queued {
 #[derive(Debug)]
 pub(super) struct Outbox {
     /// Oldest first. Version 1 sends them without a credit.
-    queue: VecDeque<Queued>,
+    queue: VecDeque<QueuedMessage>,
     /// Messages that have left the queue. The number wraps.
-    pub(super) gone: u32,
+    pub(super) dequeued: u32,
     /// Queued errors; each occupies a served call's place until sent.
     pub(super) errors: usize,
     /// A pure grant to send as a keep-alive, unless another message grants before.
@@ -42,7 +42,7 @@ impl Outbox {
     /// A queue with room for the answers to `calls` calls.
     pub(super) fn new(calls: usize) -> Self {
         let queue = VecDeque::with_capacity(2 * calls.max(MIN_ERRORS));
-        Self { queue, gone: 0, errors: 0, keep_alive: false }
+        Self { queue, dequeued: 0, errors: 0, keep_alive: false }
     }
 
     #[inline]
@@ -50,36 +50,36 @@ impl Outbox {
         self.queue.is_empty()
     }
 
-    /// Messages that wait.
+    /// Number of messages that wait.
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
 
-    pub(super) fn contains(&self, message: Queued) -> bool {
+    pub(super) fn contains(&self, message: QueuedMessage) -> bool {
         self.queue.contains(&message)
     }
 
     /// The next message to send.
     #[inline]
-    pub(super) fn front(&self) -> Option<Queued> {
+    pub(super) fn front(&self) -> Option<QueuedMessage> {
         self.queue.front().copied()
     }
 
-    /// Adds a message behind all others. Not for errors.
+    /// Adds a message behind all others. Errors need [`push_error`](Self::push_error).
     #[cold]
-    pub(super) fn push(&mut self, message: Queued) {
+    pub(super) fn push(&mut self, message: QueuedMessage) {
         self.queue.push_back(message);
     }
 
-    /// Adds a message before all others. Not for errors.
-    pub(super) fn push_first(&mut self, message: Queued) {
+    /// Adds a message other than an error before all others.
+    pub(super) fn push_first(&mut self, message: QueuedMessage) {
         self.queue.push_front(message);
     }
 
-    /// Queues an error, at most one per served call of `calls`. A correct peer never reaches this bound, since it gets
-    /// no further Receives before.
+    /// Queues an error, unless as many as `calls` are queued. A correct peer never reaches this bound, because it runs
+    /// out of credits before.
     #[cold]
-    pub(super) fn push_error(&mut self, message: Queued, calls: usize) {
+    pub(super) fn push_error(&mut self, message: QueuedMessage, calls: usize) {
         if self.errors < calls.max(MIN_ERRORS) {
             self.errors += 1;
             self.queue.push_back(message);
@@ -89,26 +89,27 @@ impl Outbox {
     /// Removes the next message, which is sent now.
     pub(super) fn pop(&mut self) {
         if let Some(message) = self.queue.pop_front() {
-            self.errors -= usize::from(matches!(message, Queued::Error { .. } | Queued::WrongVersion { .. }));
-            self.gone = self.gone.wrapping_add(1);
+            self.errors -=
+                usize::from(matches!(message, QueuedMessage::Error { .. } | QueuedMessage::WrongVersion { .. }));
+            self.dequeued = self.dequeued.wrapping_add(1);
         }
     }
 
     /// Holds all messages back until the next part of the continued message. Repeated calls change nothing.
-    pub(super) fn hold(&mut self) {
-        if self.front() != Some(Queued::Continue) {
-            self.queue.push_front(Queued::Continue);
-            // The message itself has left the queue, and is not complete.
-            self.gone = self.gone.wrapping_sub(1);
+    pub(super) fn hold_others(&mut self) {
+        if self.front() != Some(QueuedMessage::Continue) {
+            self.queue.push_front(QueuedMessage::Continue);
+            // The message has left the queue, but is not complete: it does not count as sent yet.
+            self.dequeued = self.dequeued.wrapping_sub(1);
         }
     }
 
-    /// Removes a message that is not sent. Not for errors.
-    pub(super) fn remove(&mut self, message: Queued) {
+    /// Removes a message other than an error, which is then not sent.
+    pub(super) fn remove(&mut self, message: QueuedMessage) {
         self.queue.retain(|queued| *queued != message);
     }
 
-    /// Clears it at the connection's end.
+    /// Clears the queue when the connection ends.
     pub(super) fn clear(&mut self) {
         self.queue.clear();
         self.errors = 0;
@@ -119,7 +120,7 @@ impl Outbox {
 mod tests {
     use super::*;
 
-    const ERROR: Queued = Queued::Error { xid: 1, error: ErrorBody::System };
+    const ERROR: QueuedMessage = QueuedMessage::Error { xid: 1, error: ErrorBody::System };
 
     #[test]
     fn errors_are_counted_while_they_wait() {
@@ -128,32 +129,32 @@ mod tests {
         assert_eq!((outbox.len(), outbox.errors), (MIN_ERRORS, MIN_ERRORS), "no more than there is room for");
         assert_eq!(outbox.front(), Some(ERROR));
         outbox.pop();
-        assert_eq!((outbox.errors, outbox.gone), (MIN_ERRORS - 1, 1));
+        assert_eq!((outbox.errors, outbox.dequeued), (MIN_ERRORS - 1, 1));
         outbox.clear();
         assert_eq!((outbox.errors, outbox.is_empty()), (0, true));
     }
 
     #[test]
-    fn messages_go_out_in_order() {
+    fn messages_are_sent_in_order() {
         let mut outbox = Outbox::new(2);
-        outbox.push(Queued::Optional);
-        outbox.push_first(Queued::Connprop);
-        assert!(outbox.contains(Queued::Connprop) && outbox.front() == Some(Queued::Connprop));
-        outbox.remove(Queued::Connprop);
-        assert_eq!(outbox.front(), Some(Queued::Optional));
+        outbox.push(QueuedMessage::Optional);
+        outbox.push_first(QueuedMessage::Connprop);
+        assert!(outbox.contains(QueuedMessage::Connprop) && outbox.front() == Some(QueuedMessage::Connprop));
+        outbox.remove(QueuedMessage::Connprop);
+        assert_eq!(outbox.front(), Some(QueuedMessage::Optional));
         outbox.pop();
         outbox.pop();
-        assert_eq!((outbox.is_empty(), outbox.gone), (true, 1));
+        assert_eq!((outbox.is_empty(), outbox.dequeued), (true, 1));
     }
 
     #[test]
     fn a_continued_message_holds_others_back_until_its_next_part() {
         let mut outbox = Outbox::new(2);
-        outbox.push(Queued::Optional);
-        outbox.hold();
-        outbox.hold();
-        assert_eq!((outbox.front(), outbox.len()), (Some(Queued::Continue), 2));
+        outbox.push(QueuedMessage::Optional);
+        outbox.hold_others();
+        outbox.hold_others();
+        assert_eq!((outbox.front(), outbox.len()), (Some(QueuedMessage::Continue), 2));
         outbox.pop();
-        assert_eq!((outbox.front(), outbox.len(), outbox.gone), (Some(Queued::Optional), 1, 0));
+        assert_eq!((outbox.front(), outbox.len(), outbox.dequeued), (Some(QueuedMessage::Optional), 1, 0));
     }
 }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::*;
-use crate::auth::{AuthPolicy, Handshake, MAX_OPENING, Mechanism, Role, Step};
+use crate::auth::{AuthHandshake, AuthPolicy, AuthStep, MAX_OPENING, Mechanism, Role};
 use crate::wire::private_data::PrivateData;
 use crate::wire::{Body, Chunks, ErrorBody, Flags, Header, HeaderType, ReadSegment, Revision, Version, View, ViewBody};
 
@@ -28,9 +28,9 @@ struct Pair {
 
 const CREDITS: u32 = 8;
 
-/// The first that a message means. [`Connection::poll_event`] has further events.
+/// The first result of a message. [`Connection::poll_event`] has further events.
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+enum Handled {
     Call(InboundId),
     /// The reply to the call with this token.
     Reply(u64),
@@ -38,26 +38,26 @@ enum Outcome {
     Nothing,
 }
 
-/// Handles a message. Decodes every other one by its layout, because both ways must agree.
-fn take(connection: &mut Connection, message: &[u8]) -> Result<Outcome, PeerFault> {
+/// Handles a message. Every other message is decoded by its layout, because both ways must agree.
+fn handle(connection: &mut Connection, message: &[u8]) -> Result<Handled, PeerFault> {
     while connection.poll_event().is_some() {}
     connection.decode_by_layout(connection.counters().received.is_multiple_of(2));
     let header = connection.layouts().decode(message);
     Ok(match connection.handle_message(message, header.as_ref()) {
-        Received::Call { id } => Outcome::Call(id),
-        Received::Reply { token, .. } => Outcome::Reply(token),
-        Received::Nothing => match connection.poll_event() {
+        ReceivedMessage::Call { id } => Handled::Call(id),
+        ReceivedMessage::Reply { token, .. } => Handled::Reply(token),
+        ReceivedMessage::Nothing => match connection.poll_event() {
             Some(Event::Fault(fault)) => return Err(fault),
-            event => event.map_or(Outcome::Nothing, Outcome::Event),
+            event => event.map_or(Handled::Nothing, Handled::Event),
         },
     })
 }
 
-pub(crate) fn config(scheme: CreditMode, server: bool) -> ConnConfig {
+pub(crate) fn config(credit_mode: CreditMode, server: bool) -> ConnConfig {
     ConnConfig {
-        scheme,
+        credit_mode,
         server,
-        takes_calls: server,
+        accepts_calls: server,
         credits: CREDITS,
         max_calls: if server { 0 } else { 32 },
         xid_seed: 0xFFFF_FFF0,
@@ -67,18 +67,18 @@ pub(crate) fn config(scheme: CreditMode, server: bool) -> ConnConfig {
 
 impl Pair {
     /// A joined pair after version negotiation.
-    fn new(scheme: CreditMode) -> Self {
-        let mut pair = Self::strangers(config(scheme, false), config(scheme, true));
-        if scheme != CreditMode::V1 {
-            pair.turn();
+    fn new(credit_mode: CreditMode) -> Self {
+        let mut pair = Self::before_negotiation(config(credit_mode, false), config(credit_mode, true));
+        if credit_mode != CreditMode::V1 {
+            pair.round_trip();
             pair.largest_flight = 0;
         }
-        assert_eq!(pair.client.session().phase(), Phase::Settled);
+        assert_eq!(pair.client.session().phase(), Phase::Negotiated);
         pair
     }
 
     /// A joined pair before version negotiation.
-    fn strangers(client: ConnConfig, server: ConnConfig) -> Self {
+    fn before_negotiation(client: ConnConfig, server: ConnConfig) -> Self {
         Self {
             client: Connection::new(client),
             server: Connection::new(server),
@@ -108,9 +108,9 @@ impl Pair {
 
     fn deliver_to_server(&mut self) {
         while let Some(message) = self.to_server.pop_front() {
-            match take(&mut self.server, &message).unwrap() {
-                Outcome::Call(id) => self.served.push_back(id),
-                Outcome::Nothing => {}
+            match handle(&mut self.server, &message).unwrap() {
+                Handled::Call(id) => self.served.push_back(id),
+                Handled::Nothing => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -118,14 +118,14 @@ impl Pair {
 
     fn deliver_to_client(&mut self) {
         while let Some(message) = self.to_client.pop_front() {
-            match take(&mut self.client, &message).unwrap() {
-                Outcome::Reply(token) => self.answered.push(token),
-                Outcome::Event(Event::Failed { token, error, .. }) => self.failed.push((token, error)),
-                Outcome::Event(Event::Retryable { call, token, error }) => {
-                    self.client.give_up(call);
+            match handle(&mut self.client, &message).unwrap() {
+                Handled::Reply(token) => self.answered.push(token),
+                Handled::Event(Event::Failed { token, error, .. }) => self.failed.push((token, error)),
+                Handled::Event(Event::Retryable { call, token, error }) => {
+                    self.client.remove_call(call);
                     self.failed.push((token, CallError::Transport(error)));
                 }
-                Outcome::Nothing | Outcome::Event(Event::Late { .. } | Event::Settled) => {}
+                Handled::Nothing | Handled::Event(Event::Late { .. } | Event::Negotiated) => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -139,7 +139,7 @@ impl Pair {
     }
 
     /// One exchange in each direction.
-    fn turn(&mut self) {
+    fn round_trip(&mut self) {
         let calls = Self::transmit(&mut self.client, &mut self.to_server);
         self.deliver_to_server();
         self.answer(usize::MAX);
@@ -152,34 +152,34 @@ impl Pair {
 const ALL: [CreditMode; 3] = [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1];
 
 #[test]
-fn many_calls_get_through_in_every_scheme_within_the_credit_limit() {
-    for scheme in ALL {
-        let mut pair = Pair::new(scheme);
+fn many_calls_complete_within_the_credit_limit_in_every_credit_mode() {
+    for credit_mode in ALL {
+        let mut pair = Pair::new(credit_mode);
         for token in 0..32 {
             pair.client.start_call(token, u64::MAX, 0, false).unwrap();
         }
         let limit = pair.client.config().max_calls;
         assert_eq!(pair.client.start_call(99, u64::MAX, 0, false), Err(CallError::TooManyCalls { limit }));
         let turns = (0..20).take_while(|_| {
-            pair.turn();
+            pair.round_trip();
             pair.answered.len() < 32
         });
-        assert!(turns.count() < 10, "{scheme:?}");
-        assert_eq!(pair.answered, (0..32).collect::<Vec<_>>(), "{scheme:?}");
-        assert_eq!(pair.largest_flight as u32, CREDITS, "{scheme:?}: the credits were used, and no more");
+        assert!(turns.count() < 10, "{credit_mode:?}");
+        assert_eq!(pair.answered, (0..32).collect::<Vec<_>>(), "{credit_mode:?}");
+        assert_eq!(pair.largest_flight as u32, CREDITS, "{credit_mode:?}: the credits were used, and no more");
         assert!(pair.client.status().is_idle && pair.server.status().is_idle);
     }
 }
 
 #[test]
-fn the_first_message_goes_alone() {
-    for scheme in ALL {
-        let mut pair = Pair::strangers(config(scheme, false), config(scheme, true));
+fn a_client_sends_one_message_before_the_first_answer() {
+    for credit_mode in ALL {
+        let mut pair = Pair::before_negotiation(config(credit_mode, false), config(credit_mode, true));
         for token in 0..4 {
             pair.client.start_call(token, u64::MAX, 0, false).unwrap();
         }
         Pair::transmit(&mut pair.client, &mut pair.to_server);
-        assert_eq!(pair.to_server.len(), 1, "{scheme:?}");
+        assert_eq!(pair.to_server.len(), 1, "{credit_mode:?}");
     }
 }
 
@@ -193,113 +193,113 @@ fn to_client(credit: u32, flags: Flags, body: Body<'_>) -> Vec<u8> {
 
 #[test]
 fn an_error_grants_nothing() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let mut pair = Pair::strangers(config(scheme, false), config(scheme, true));
+    for credit_mode in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+        let mut pair = Pair::before_negotiation(config(credit_mode, false), config(credit_mode, true));
         for token in 0..4 {
             pair.client.start_call(token, u64::MAX, 0, false).unwrap();
         }
         Pair::transmit(&mut pair.client, &mut pair.to_server);
         for error in [ErrorBody::BadXdr, ErrorBody::InvalHtype, ErrorBody::System] {
             let bytes = to_client(64, Flags::RESPONSE, Body::Error(error));
-            take(&mut pair.client, &bytes).unwrap();
-            assert_eq!(pair.client.credits().available(), 0, "{scheme:?} {error:?}");
-            assert!(!pair.client.session().is_open() && pair.client.poll_transmit().is_none(), "{scheme:?}");
+            handle(&mut pair.client, &bytes).unwrap();
+            assert_eq!(pair.client.credits().available(), 0, "{credit_mode:?} {error:?}");
+            assert!(!pair.client.session().is_open() && pair.client.poll_transmit().is_none(), "{credit_mode:?}");
         }
         // Any other message grants its credits.
         let bytes = to_client(3 << 16 | 3, Flags::NONE, Body::Nomsg(Chunks::NONE));
         assert!(matches!(
-            take(&mut pair.client, &bytes),
-            Ok(Outcome::Event(Event::Rejected(_) | Event::Settled) | Outcome::Call(_))
+            handle(&mut pair.client, &bytes),
+            Ok(Handled::Event(Event::Rejected(_) | Event::Negotiated) | Handled::Call(_))
         ));
-        assert_eq!(pair.client.credits().available(), 3, "{scheme:?}");
+        assert_eq!(pair.client.credits().available(), 3, "{credit_mode:?}");
     }
 }
 
 #[test]
 fn the_credit_word_of_an_error_is_ignored() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let mut pair = Pair::new(scheme);
+    for credit_mode in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+        let mut pair = Pair::new(credit_mode);
         for (connection, credit) in [(&mut pair.client, 0), (&mut pair.server, 1000)] {
             let before = connection.credits().available();
-            let windowed = connection.credits().scheme() == CreditMode::V2Windowed;
+            let windowed = connection.credits().credit_mode() == CreditMode::V2Windowed;
             let body = Body::Error(ErrorBody::System);
             let header = Header { xid: 7, credit, received: windowed.then_some(1), flags: Flags::RESPONSE, body };
             let mut bytes = vec![0; header.encoded_len(Version::V2, Revision::Ietf00)];
             header.emit(&mut bytes, Version::V2, Revision::Ietf00).unwrap();
-            assert!(matches!(take(connection, &bytes), Ok(Outcome::Event(Event::Rejected(_)))), "{scheme:?}");
-            assert_eq!(connection.credits().available(), before, "{scheme:?}");
+            assert!(matches!(handle(connection, &bytes), Ok(Handled::Event(Event::Rejected(_)))), "{credit_mode:?}");
+            assert_eq!(connection.credits().available(), before, "{credit_mode:?}");
         }
     }
 }
 
 #[test]
-fn grants_ride_on_replies_and_need_no_messages_of_their_own() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let mut pair = Pair::new(scheme);
+fn replies_carry_grants_without_pure_grants() {
+    for credit_mode in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+        let mut pair = Pair::new(credit_mode);
         let before = pair.server.counters().grants_piggybacked;
         for token in 0..1000 {
             pair.client.start_call(token, u64::MAX, 0, false).unwrap();
-            pair.turn();
+            pair.round_trip();
         }
         assert_eq!(pair.answered.len(), 1000);
-        assert_eq!(pair.server.counters().grants_pure, 0, "{scheme:?}");
-        assert_eq!(pair.client.counters().grants_pure, 0, "{scheme:?}");
-        assert_eq!(pair.server.counters().grants_piggybacked - before, 1000, "{scheme:?}");
+        assert_eq!(pair.server.counters().grants_pure, 0, "{credit_mode:?}");
+        assert_eq!(pair.client.counters().grants_pure, 0, "{credit_mode:?}");
+        assert_eq!(pair.server.counters().grants_piggybacked - before, 1000, "{credit_mode:?}");
     }
 }
 
 #[test]
-fn a_silent_server_grants_receives_left_by_calls_under_way() {
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let mut pair = Pair::new(scheme);
+fn a_server_that_does_not_reply_grants_the_remaining_receives() {
+    for credit_mode in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+        let mut pair = Pair::new(credit_mode);
         for token in 0..32 {
             pair.client.start_call(token, u64::MAX, 0, false).unwrap();
         }
-        // The first reply grants credits. The server answers nothing afterwards.
-        pair.turn();
+        // The first reply grants credits. The server answers no call afterwards.
+        pair.round_trip();
         for _ in 0..10 {
             Pair::transmit(&mut pair.client, &mut pair.to_server);
             pair.deliver_to_server();
             Pair::transmit(&mut pair.server, &mut pair.to_client);
             pair.deliver_to_client();
         }
-        assert_eq!(pair.served.len() as u32, CREDITS, "{scheme:?}: each has a Receive that it was promised");
+        assert_eq!(pair.served.len() as u32, CREDITS, "{credit_mode:?}: each call uses an announced Receive");
         for _ in 0..10 {
             pair.answer(3);
-            pair.turn();
+            pair.round_trip();
         }
-        assert_eq!(pair.answered.len(), 32, "{scheme:?}");
+        assert_eq!(pair.answered.len(), 32, "{credit_mode:?}");
     }
 }
 
 /// Errors carry no credits in version 2. A server that refuses every call must therefore send pure grants.
 #[test]
-fn a_server_that_refuses_everything_keeps_granting() {
-    for scheme in ALL {
-        let mut pair = Pair::new(scheme);
+fn a_server_that_refuses_every_call_sends_pure_grants() {
+    for credit_mode in ALL {
+        let mut pair = Pair::new(credit_mode);
         for token in 0..100 {
             pair.client.start_call(token, u64::MAX, 0, false).unwrap();
             Pair::transmit(&mut pair.client, &mut pair.to_server);
-            let Some(call) = pair.to_server.pop_front() else { panic!("{scheme:?}: no credit for {token}") };
-            let Ok(Outcome::Call(id)) = take(&mut pair.server, &call) else { panic!() };
+            let Some(call) = pair.to_server.pop_front() else { panic!("{credit_mode:?}: no credit for {token}") };
+            let Ok(Handled::Call(id)) = handle(&mut pair.server, &call) else { panic!() };
             pair.server.reply_error(id, ErrorBody::System);
             // The server transmits only after a received message.
             Pair::transmit(&mut pair.server, &mut pair.to_client);
             pair.deliver_to_client();
         }
-        assert_eq!(pair.failed.len(), 100, "{scheme:?}");
+        assert_eq!(pair.failed.len(), 100, "{credit_mode:?}");
     }
 }
 
 /// The peer grants nothing, and the caller retries without limit.
 #[test]
-fn calls_that_end_while_they_wait_for_a_credit_leave_nothing_behind() {
+fn the_queue_stays_bounded_when_waiting_calls_time_out() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
     for now in 1..10_000 {
         while pair.client.start_call(now, now, 0, false).is_ok() {}
         Pair::transmit(&mut pair.client, &mut pair.to_server);
         while pair.client.handle_timeout(now).is_some() {}
-        assert!(pair.client.calls().waiting() <= 2 * pair.client.calls().capacity(), "{now}");
+        assert!(pair.client.calls().queue_len() <= 2 * pair.client.calls().capacity(), "{now}");
     }
 }
 
@@ -308,14 +308,14 @@ fn calls_that_end_while_they_wait_for_a_credit_leave_nothing_behind() {
 struct Longest;
 
 impl Mechanism for Longest {
-    fn begin(&self, _: Role) -> Box<dyn Handshake> {
+    fn begin(&self, _: Role) -> Box<dyn AuthHandshake> {
         Box::new(self.clone())
     }
 }
 
-impl Handshake for Longest {
-    fn step(&mut self, _: Option<&[u8]>) -> Step {
-        Step::Continue(vec![0; MAX_OPENING])
+impl AuthHandshake for Longest {
+    fn step(&mut self, _: Option<&[u8]>) -> AuthStep {
+        AuthStep::Continue(vec![0; MAX_OPENING])
     }
 }
 
@@ -338,9 +338,9 @@ fn the_first_message_has_at_most_1024_bytes_with_the_longest_opening() {
 fn a_stale_answer_cannot_answer_a_newer_call() {
     let mut server = Connection::new(config(CreditMode::V1, true));
     let call = words(&[9, 1, 1, 0, 0, 0, 0]);
-    let Ok(Outcome::Call(first)) = take(&mut server, &call) else { panic!() };
+    let Ok(Handled::Call(first)) = handle(&mut server, &call) else { panic!() };
     server.forget(first);
-    let Ok(Outcome::Call(second)) = take(&mut server, &call) else { panic!() };
+    let Ok(Handled::Call(second)) = handle(&mut server, &call) else { panic!() };
     assert_eq!(first.index(), second.index());
     server.reply(first, false);
     let mut buf = [0; 64];
@@ -353,12 +353,12 @@ fn words(words: &[u32]) -> Vec<u8> {
 }
 
 /// A client with version 2, incremental credits, and one outstanding call.
-fn settled_client() -> (Connection, CallId) {
+fn negotiated_client() -> (Connection, CallId) {
     let mut client = Connection::new(config(CreditMode::V2Incremental, false));
     let mut buf = [0; 512];
     let hello = client.poll_transmit().unwrap();
     client.write_header(hello, &Form::INLINE, &mut buf, 512).unwrap();
-    take(&mut client, &words(&[0, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
+    handle(&mut client, &words(&[0, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
     let call = client.start_call(1, u64::MAX, 0, false).unwrap().0;
     assert_eq!(client.poll_transmit(), Some(Outgoing::Call(call)));
     client.write_header(Outgoing::Call(call), &Form::INLINE, &mut buf, 512).unwrap();
@@ -376,15 +376,15 @@ fn part(xid: u32, flags: Flags) -> Vec<u8> {
 
 #[test]
 fn a_reply_that_is_broken_off_ends_its_call() {
-    // By another reply, and by an unreadable message.
+    // The reply is broken off by another reply, and by an unreadable message.
     let unreadable = words(&[3, 2, 0, 77, 1, 0, 0, 0, 0]);
     for other in [part(3, Flags::NONE), unreadable] {
-        let (mut client, call) = settled_client();
+        let (mut client, call) = negotiated_client();
         assert!(matches!(
-            take(&mut client, &part(call.xid(), Flags::MORE)),
-            Ok(Outcome::Event(Event::Part { first: true, payload: Some(36) }))
+            handle(&mut client, &part(call.xid(), Flags::MORE)),
+            Ok(Handled::Event(Event::Part { first: true, payload: Some(36) }))
         ));
-        assert!(matches!(take(&mut client, &other), Ok(Outcome::Event(Event::Rejected(_)))));
+        assert!(matches!(handle(&mut client, &other), Ok(Handled::Event(Event::Rejected(_)))));
         assert!(matches!(client.poll_event(), Some(Event::Failed { token: 1, .. })));
         assert!(client.poll_event().is_none(), "it ends once");
         assert_eq!(client.calls().used, 0);
@@ -393,14 +393,14 @@ fn a_reply_that_is_broken_off_ends_its_call() {
 
 #[test]
 fn a_reply_without_memory_for_its_parts_fails_with_that_error() {
-    let (mut client, call) = settled_client();
-    take(&mut client, &part(call.xid(), Flags::MORE)).unwrap();
+    let (mut client, call) = negotiated_client();
+    handle(&mut client, &part(call.xid(), Flags::MORE)).unwrap();
     client.drop_parts();
-    let event = take(&mut client, &part(call.xid(), Flags::NONE)).unwrap();
+    let event = handle(&mut client, &part(call.xid(), Flags::NONE)).unwrap();
     assert!(
         matches!(
             event,
-            Outcome::Event(Event::Failed {
+            Handled::Event(Event::Failed {
                 token: 1,
                 error: CallError::NoReplyBuffer { knob: Knob::LONG_BUFFERS, .. },
                 ..
@@ -412,20 +412,20 @@ fn a_reply_without_memory_for_its_parts_fails_with_that_error() {
 
 #[test]
 fn calls_sent_on_an_earlier_connection_count_as_sent() {
-    let (mut client, call) = settled_client();
+    let (mut client, call) = negotiated_client();
     assert_eq!(client.interrupt(), [(call, true)]);
     assert_eq!(client.cancel(call, 0), Some((1, CallError::Cancelled { sent: true })));
 }
 
 #[test]
-fn a_header_that_is_not_written_is_the_next_one_again() {
+fn a_message_stays_next_until_its_header_is_written() {
     let mut client = Connection::new(config(CreditMode::V2Windowed, false));
     let hello = client.poll_transmit();
     assert!(matches!(hello, Some(Outgoing::Control { .. })));
     assert_eq!(client.poll_transmit(), hello);
 
     let mut server = Connection::new(config(CreditMode::V2Windowed, true));
-    take(&mut server, &words(&[9, 2, 1, 77, 0])).unwrap();
+    handle(&mut server, &words(&[9, 2, 1, 77, 0])).unwrap();
     let error = server.poll_transmit().unwrap();
     assert_eq!((error, server.poll_transmit()), (Outgoing::Control { room: Outgoing::SHORT }, Some(error)));
     let mut buf = [0; Outgoing::SHORT];
@@ -438,7 +438,7 @@ fn a_header_that_is_not_written_is_the_next_one_again() {
 #[test]
 fn a_message_in_parts_holds_back_others_until_its_last_part() {
     for no_memory in [false, true] {
-        let (mut client, _) = settled_client();
+        let (mut client, _) = negotiated_client();
         let (call, now) = client.start_call(2, u64::MAX, 0, true).unwrap();
         assert!(now);
         let mut buf = [0; 512];
@@ -466,15 +466,15 @@ fn thresholds_of_version_1_come_from_private_data() {
 }
 
 #[test]
-fn a_keep_alive_leaves_the_message_beyond_the_limit_to_grants() {
-    let (mut client, _) = settled_client();
+fn a_keep_alive_does_not_use_the_message_beyond_the_limit() {
+    let (mut client, _) = negotiated_client();
     for token in 2..=8 {
         let call = client.start_call(token, u64::MAX, 0, false).unwrap().0;
         assert_eq!(client.poll_transmit(), Some(Outgoing::Call(call)));
         client.write_header(Outgoing::Call(call), &Form::INLINE, &mut [0; 512], 512).unwrap();
     }
     assert_eq!(client.credits().available(), 0);
-    client.keep_alive();
+    client.request_keep_alive();
     assert_eq!(client.poll_transmit(), None);
 }
 
@@ -486,13 +486,13 @@ fn version_1_calls_up_to_twice_the_credit_limit_are_served_and_more_are_a_fault(
     let receives = server.status().reserve + server.credits().overcommit();
     assert!(receives > 2 * CREDITS, "Receives are kept for {receives} messages");
     let mut served = VecDeque::new();
-    let call = |server: &mut Connection| match take(server, &words(&[9, 1, 1, 0, 0, 0, 0])) {
-        Ok(Outcome::Call(id)) => Ok(id),
+    let call = |server: &mut Connection| match handle(server, &words(&[9, 1, 1, 0, 0, 0, 0])) {
+        Ok(Handled::Call(id)) => Ok(id),
         Ok(event) => panic!("{event:?}"),
         Err(fault) => Err(fault),
     };
     for _ in 0..2 * CREDITS {
-        served.push_back(call(&mut server).expect("a call that is tolerated"));
+        served.push_back(call(&mut server).expect("a tolerated call"));
     }
     // Each answer frees a slot for one more call.
     for _ in 0..3 * CREDITS {
@@ -501,9 +501,9 @@ fn version_1_calls_up_to_twice_the_credit_limit_are_served_and_more_are_a_fault(
         let mut link = VecDeque::new();
         Pair::transmit(&mut server, &mut link);
         let reply = link.pop_front().expect("a reply");
-        assert_eq!(reply[8..12], CREDITS.to_be_bytes(), "no more is granted than ever");
-        served.push_back(call(&mut server).expect("a call that is tolerated"));
+        assert_eq!(reply[8..12], CREDITS.to_be_bytes(), "the grant stays the same");
+        served.push_back(call(&mut server).expect("a tolerated call"));
     }
-    served.push_back(call(&mut server).expect("one more: a count is compared when it is exceeded"));
+    served.push_back(call(&mut server).expect("the one call that may exceed the limit"));
     assert_eq!(call(&mut server), Err(PeerFault::TooManyCalls { limit: 2 * CREDITS + 1 }));
 }

@@ -6,7 +6,7 @@
 #[derive(Debug)]
 pub(super) struct UnsolicitedLimit {
     per_second: u32,
-    left: u32,
+    remaining: u32,
     /// Time of the last refill.
     refilled: u64,
     /// Pure grants received.
@@ -16,13 +16,13 @@ pub(super) struct UnsolicitedLimit {
 impl UnsolicitedLimit {
     /// A budget of `per_second`, and the same as a burst.
     pub(super) fn new(per_second: u32) -> Self {
-        Self { per_second, left: per_second, refilled: 0, grants: 0 }
+        Self { per_second, remaining: per_second, refilled: 0, grants: 0 }
     }
 
     /// Counts an unusable message. Returns the rate per second if the budget is exceeded.
     pub(super) fn count(&mut self) -> Option<u32> {
-        let exceeded = self.left == 0;
-        self.left = self.left.saturating_sub(1);
+        let exceeded = self.remaining == 0;
+        self.remaining = self.remaining.saturating_sub(1);
         exceeded.then_some(self.per_second)
     }
 
@@ -39,13 +39,13 @@ impl UnsolicitedLimit {
     }
 
     /// Refills the budget up to the time `now`.
-    pub(super) fn pass_time(&mut self, now: u64) {
+    pub(super) fn advance_time(&mut self, now: u64) {
         const SECOND: u128 = 1_000_000_000;
         let elapsed = u128::from(now.saturating_sub(self.refilled));
         let more = (elapsed * u128::from(self.per_second) / SECOND).min(u128::from(self.per_second)) as u32;
         // The fraction below one stays for the next time.
         if more > 0 {
-            self.left = self.left.saturating_add(more).min(self.per_second);
+            self.remaining = self.remaining.saturating_add(more).min(self.per_second);
             self.refilled = now;
         }
     }
@@ -56,26 +56,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_budget_is_for_each_second_and_never_more() {
+    fn an_unused_budget_does_not_exceed_one_second() {
         let mut budget = UnsolicitedLimit::new(10);
         assert!((0..10).all(|_| budget.count().is_none()));
         // First steps of a tenth of a second, then a long one.
         for tenth in 1..50 {
-            budget.pass_time(tenth * 100_000_000);
+            budget.advance_time(tenth * 100_000_000);
             assert_eq!(budget.count(), None);
         }
         // An unused budget does not accumulate.
-        budget.pass_time(u64::MAX / 2);
-        budget.pass_time(u64::MAX);
+        budget.advance_time(u64::MAX / 2);
+        budget.advance_time(u64::MAX);
         assert!((0..10).all(|_| budget.count().is_none()));
         assert_eq!(budget.count(), Some(10));
     }
 
     #[test]
-    fn looks_in_a_row_lose_no_time() {
+    fn frequent_refills_lose_no_time() {
         let mut budget = UnsolicitedLimit::new(1);
         for now in (0..=3_000_000_000).step_by(100_000_000) {
-            budget.pass_time(now);
+            budget.advance_time(now);
             if now % 1_000_000_000 == 0 {
                 assert_eq!(budget.count(), None);
             }

@@ -10,8 +10,8 @@ use crate::wire::NoSpace;
 
 /// A call to start, on any kind of client; `Send`.
 ///
-/// [`ClientCall::new`] owns its arguments; the client copies them into the message.
-/// [`LocalClient::prepare`](super::LocalClient::prepare) makes a call in the memory that it is sent from, so that its
+/// A call by [`ClientCall::new`] owns its arguments, which the client copies into the message.
+/// [`LocalClient::prepare`](super::LocalClient::prepare) makes a call in the memory that it is sent from, so its
 /// arguments are not copied.
 ///
 /// ```
@@ -28,11 +28,11 @@ use crate::wire::NoSpace;
 #[must_use]
 #[derive(Debug)]
 pub struct ClientCall {
-    /// The RPC message, in the memory that it is sent from. `None`: `memory` has the arguments, if there are any.
+    /// The RPC message, in the memory that it is sent from. If `None`, `memory` has the arguments, if there are any.
     pub(super) message: Option<Buf>,
     /// Offset of the arguments; 0 without a message.
     pub(super) args_at: usize,
-    /// Bytes written, from the message's start. The rest of the memory holds data of other messages.
+    /// Bytes written, from the start of the message. The rest of the memory holds data of other messages.
     filled: usize,
     pub(super) memory: ChunkMemory,
     pub(super) procedure: u32,
@@ -57,15 +57,15 @@ impl ClientCall {
         }
     }
 
-    /// A call in the memory that it is sent from: the header is there, and room for the arguments at `args_at`.
+    /// A call in the memory that it is sent from, with its header, and room for the arguments at `args_at`.
     #[inline]
-    pub(super) fn placed(procedure: u32, message: Buf, args_at: usize) -> Self {
+    pub(super) fn in_message(procedure: u32, message: Buf, args_at: usize) -> Self {
         Self { message: Some(message), args_at, filled: args_at, ..Self::new(procedure) }
     }
 
-    /// Sets the XDR encoded arguments, without those in chunks.
+    /// Sets the XDR-encoded arguments, without those in chunks.
     ///
-    /// A prepared call frees the memory that it was prepared in.
+    /// The memory of a prepared call is freed.
     pub fn args(mut self, args: impl Into<Vec<u8>>) -> Self {
         let memory = self.memory.get_or_new();
         memory.move_reads(self.args_at, 0);
@@ -76,11 +76,11 @@ impl ClientCall {
 
     /// Arguments of the call.
     ///
-    /// Those of a prepared call have its length, and are zero where unwritten; [`put_args`](Self::put_args) avoids the
-    /// clearing.
+    /// A prepared call has arguments of the length that it was prepared for. They are zero where nothing was written;
+    /// [`put_args`](Self::put_args) avoids the clearing.
     #[inline]
     pub fn args_mut(&mut self) -> &mut [u8] {
-        self.fill();
+        self.clear_unwritten();
         self.args_room()
     }
 
@@ -89,7 +89,7 @@ impl ClientCall {
     /// A prepared call sends zeroes for unwritten bytes.
     ///
     /// # Errors
-    /// A prepared call has no room for all of them; it writes none.
+    /// A prepared call has no room for all of the arguments; none is written.
     #[inline]
     pub fn put_args(&mut self, args: &[u8]) -> Result<(), NoSpace> {
         let Some(message) = &mut self.message else {
@@ -104,7 +104,8 @@ impl ClientCall {
         Ok(())
     }
 
-    /// Memory of all arguments, uninitialized: to be written, then [marked](Self::args_written).
+    /// Memory of all arguments, uninitialized. The caller writes it, then calls
+    /// [`set_args_written`](Self::set_args_written).
     #[inline]
     pub(crate) fn args_room(&mut self) -> &mut [u8] {
         match &mut self.message {
@@ -115,13 +116,13 @@ impl ClientCall {
 
     /// Marks the first `len` bytes of the arguments as written. The rest, if any, is cleared later.
     #[inline]
-    pub(crate) fn args_written(&mut self, len: usize) {
+    pub(crate) fn set_args_written(&mut self, len: usize) {
         self.filled = self.args_at + len;
     }
 
-    /// Clears the unwritten rest.
+    /// Clears the unwritten rest of the message.
     #[inline]
-    pub(super) fn fill(&mut self) {
+    pub(super) fn clear_unwritten(&mut self) {
         if let Some(message) = &mut self.message
             && let Some(rest @ [_, ..]) = message.get_mut(self.filled..)
         {
@@ -130,9 +131,11 @@ impl ClientCall {
         }
     }
 
-    /// Changes its memory. Taken apart, the call stays in registers: an unwinding drop would need it in one piece.
+    /// Changes the chunk memory of the call.
+    ///
+    /// The call is taken apart, so that it stays in registers: an unwinding drop would need it as one value in memory.
     #[inline(always)]
-    fn with(self, change: impl FnOnce(&mut CallBuffers)) -> Self {
+    fn with_buffers(self, change: impl FnOnce(&mut CallBuffers)) -> Self {
         let Self { message, mut memory, .. } = self;
         change(memory.get_or_new());
         Self { message, memory, ..self }
@@ -140,22 +143,22 @@ impl ClientCall {
 
     /// Adds a Read chunk: an argument from a buffer's window.
     ///
-    /// It is the argument at byte `at` of the arguments (a multiple of 4), without XDR round-up. The buffer must be of
-    /// the client's own `alloc`.
+    /// It is the argument at byte `at` of the arguments (a multiple of 4), without XDR round-up. The buffer must come
+    /// from the client's own `alloc`.
     #[doc(alias("chunk list", "read list"))]
     #[inline]
     pub fn read_chunk(self, at: usize, data: Buf) -> Self {
-        // One that no argument has is refused at the start.
+        // A position that no argument can have is refused at the start of the call.
         let position = u32::try_from(self.args_at.saturating_add(at)).unwrap_or(u32::MAX);
-        self.with(|memory| memory.too_many |= memory.send.try_push((position, data)).is_err())
+        self.with_buffers(|memory| memory.too_many |= memory.send.try_push((position, data)).is_err())
     }
 
     /// Offers a Write chunk of `len` bytes for the next result.
     ///
-    /// The client allocates it at the start of the call, which fails without memory.
+    /// The client allocates the chunk at the start of the call, which fails without memory.
     #[doc(alias("chunk list", "write list", "reply chunk"))]
     pub fn write_chunk(self, len: u32) -> Self {
-        self.with(|memory| match memory.results() {
+        self.with_buffers(|memory| match memory.results() {
             index @ ..MAX_CHUNKS => memory.wanted.push((index, len)),
             _ => memory.too_many = true,
         })
@@ -163,10 +166,10 @@ impl ClientCall {
 
     /// Offers a buffer's window as a Write chunk for the next result.
     ///
-    /// The buffer must be of the client's own `alloc`.
+    /// The buffer must come from the client's own `alloc`.
     #[inline]
     pub fn write_chunk_into(self, room: Buf) -> Self {
-        self.with(|memory| match memory.results() {
+        self.with_buffers(|memory| match memory.results() {
             ..MAX_CHUNKS => memory.receive.push(room),
             _ => memory.too_many = true,
         })
@@ -174,24 +177,26 @@ impl ClientCall {
 
     /// Reserves room for results of up to `bytes` bytes.
     ///
-    /// Needed for results that exceed one message.
+    /// It is needed for results that exceed one message.
     #[inline]
     pub fn expect_reply(mut self, bytes: usize) -> Self {
-        // No message of the protocol is longer; sums with it do not overflow.
+        // No message of the protocol is longer, and sums with this limit do not overflow.
         self.max_reply = bytes.min(u32::MAX as usize);
         self
     }
 
-    /// Makes it a [one-way](crate::Procedure::one_way) call, without a reply.
+    /// Makes the call [one-way](crate::Procedure::one_way), without a reply.
     ///
-    /// It completes once sent; whether it ran is unknown. Version 2 only, and without chunks.
+    /// It completes once sent, and its caller does not learn whether it ran. Version 2 only, and without chunks.
     #[inline]
     pub fn one_way(mut self) -> Self {
         self.one_way = true;
         self
     }
 
-    /// Sets a time-out from the start: [`CallError::TimedOut`](crate::CallError::TimedOut). Default none.
+    /// Sets the time-out of the call, measured from its start. Default: none.
+    ///
+    /// The call then fails with [`CallError::TimedOut`](crate::CallError::TimedOut).
     #[inline]
     pub fn timeout(mut self, time: Duration) -> Self {
         self.timeout = Some(time);

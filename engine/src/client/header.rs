@@ -1,9 +1,11 @@
-//! RPC header of a client's calls: constant but for two words.
+//! RPC header of a client's calls, which is constant except for two words.
 
 use crate::wire::NoSpace;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, AuthSys, CallHeader, MAX_AUTH_LEN, OpaqueAuth, accepted_reply_room};
 
-/// RPC credential of the caller: flavor, and at most 400 bytes. See RFC 5531 §8.2.
+/// RPC credential of the caller: flavor and body (RFC 5531 §8.2).
+///
+/// The body has at most 400 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credential {
     flavor: u32,
@@ -16,10 +18,10 @@ impl Credential {
         Self::default()
     }
 
-    /// `AUTH_SYS` (RFC 5531 §14.1), at most 16 groups.
+    /// `AUTH_SYS` (RFC 5531 §14.1), with at most 16 groups.
     ///
     /// # Errors
-    /// The name or the groups are too long.
+    /// The machine name is too long, or there are too many groups.
     pub fn sys(machine: &str, uid: u32, gid: u32, gids: &[u32]) -> Result<Self, NoSpace> {
         Self::stamped(AuthSys::new(0, machine.as_bytes(), uid, gid), gids)
     }
@@ -33,7 +35,7 @@ impl Credential {
         Ok(Self { flavor: AuthSys::FLAVOR, body })
     }
 
-    /// A credential of any flavor, as it is on the wire.
+    /// A credential of any flavor; `body` is sent unchanged.
     pub fn opaque(flavor: u32, body: Vec<u8>) -> Self {
         Self { flavor, body }
     }
@@ -43,11 +45,11 @@ impl Credential {
     }
 }
 
-/// The header, encoded once.
+/// The RPC header of a client's calls, encoded once.
 #[derive(Clone, Debug)]
-pub(super) struct Template {
+pub(super) struct HeaderTemplate {
     header: Vec<u8>,
-    /// Of the header. Short, so that the compiler knows the sums with it to fit a buffer's window.
+    /// Length of the header. It is a `u16`, so that the compiler knows that sums with it fit a buffer's window.
     len: u16,
     /// Bytes that the verifier of a reply may have.
     verifier_room: usize,
@@ -58,7 +60,7 @@ const AUTH_NONE_LEN: usize = 40;
 /// Offset of the procedure number.
 const PROCEDURE_AT: usize = 20;
 
-impl Template {
+impl HeaderTemplate {
     pub(super) fn new(program: u32, version: u32, credential: &Credential) -> Self {
         let header = CallHeader {
             xid: 0,
@@ -69,7 +71,7 @@ impl Template {
             verifier: OpaqueAuth::NONE,
         };
         let mut bytes = vec![0; header.encoded_len()];
-        // The length is the header's own.
+        // The buffer has the length of the header.
         let written = header.emit(&mut bytes).unwrap_or(0);
         debug_assert_eq!(written, bytes.len());
         let verifier_room = accepted_reply_room(credential.flavor) - ACCEPTED_REPLY_LEN;
@@ -90,9 +92,9 @@ impl Template {
 
     /// Writes a header with a credential.
     ///
-    /// It is separate because the compiler otherwise merges both copies into one of unknown length.
+    /// It is a separate function, because the compiler otherwise merges both copies into one of unknown length.
     #[inline(never)]
-    fn write_named(&self, out: &mut [u8]) {
+    fn write_with_credential(&self, out: &mut [u8]) {
         out[..self.header.len()].copy_from_slice(&self.header);
     }
 
@@ -100,9 +102,9 @@ impl Template {
     #[inline]
     pub(super) fn write(&self, out: &mut [u8], procedure: u32) {
         match (out.first_chunk_mut::<AUTH_NONE_LEN>(), self.header.first_chunk()) {
-            // The usual length, known beforehand, is copied without a call.
+            // A header of the usual length, which is constant, is copied without a function call.
             (Some(out), Some(template)) if self.header.len() == AUTH_NONE_LEN => *out = *template,
-            _ => self.write_named(out),
+            _ => self.write_with_credential(out),
         }
         if let Some(word) = out.get_mut(PROCEDURE_AT..).and_then(<[u8]>::first_chunk_mut) {
             *word = procedure.to_be_bytes();
@@ -115,9 +117,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_reads_back() {
+    fn a_written_header_is_parsed_back() {
         let credential = Credential::sys("host", 1, 2, &[3, 4]).unwrap();
-        let template = Template::new(7, 8, &credential);
+        let template = HeaderTemplate::new(7, 8, &credential);
         let mut bytes = vec![0xFF; template.len() + 4];
         template.write(&mut bytes, 9);
         let (header, args) = CallHeader::parse(&bytes).unwrap();

@@ -1,4 +1,4 @@
-//! A client that its caller polls: without a thread or ring between the caller and the device.
+//! A client that its caller polls, without a thread or ring between the caller and the device.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,7 +8,7 @@ use rpcrdma_mempool::{ArenaId, Buf};
 use rustix::fd::{AsFd, BorrowedFd};
 
 use super::call::ClientCall;
-use super::header::Template;
+use super::header::HeaderTemplate;
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
 use crate::config::{Config, HEADROOM_CALL};
@@ -16,7 +16,7 @@ use crate::cross_thread::idle::Idle;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
 #[cfg(feature = "unstable-internals")]
-use crate::proto::exchange::{ChangeError, Characteristic, Event};
+use crate::proto::exchange::{ChangeError, Characteristic, CharacteristicEvent};
 use crate::proto::{self, CallError, CallId, Defect};
 use crate::shard::{
     CallBuffers, CallRequest, CallResult, ChunkMemory, CloseCause, CloseReason, CompletionTarget, ConnRef, Done,
@@ -31,7 +31,7 @@ pub struct Connection(ConnRef);
 
 /// Negotiated limits of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms(proto::Terms);
+pub struct Terms(proto::ConnectionTerms);
 
 impl Terms {
     /// Version of RPC-over-RDMA, 1 or 2.
@@ -50,18 +50,19 @@ impl Terms {
     }
 }
 
-/// Most close reasons of closed connections to keep.
+/// Maximum number of closed connections whose close reasons are kept.
 const MAX_REASONS: usize = 1024;
 
 /// Token of a blocking call.
 const BLOCKING: u64 = u64::MAX;
-/// Empty turns between two yields of the core while a call is waited for.
+/// Empty turns between two yields of the core while the caller waits for a call.
 const YIELD_EVERY: u32 = 256;
 
 /// A client on the caller's own thread; not `Send`.
 ///
-/// Nothing happens unless it is polled. Poll it at least 20 times a second, or sleep by [`arm`](Self::arm). Rarer polls
-/// report time-outs and losses late, and servers end connections that answer no RDMA Read in time.
+/// The client makes progress only while it is polled. Poll it at least 20 times a second, or sleep by
+/// [`arm`](Self::arm). Rarer polls report time-outs and losses late, and servers close connections that do not answer
+/// RDMA Reads in time.
 ///
 /// ```no_run
 /// use rpcrdma::client::{ClientCall, ClientConfig, LocalClient};
@@ -76,18 +77,18 @@ pub struct LocalClient<F: Fabric = AnyFabric> {
     shard: Shard<F>,
     /// The first connection; `NONE` before there is one.
     first: ConnRef,
-    /// The last closed connections, and their reasons.
+    /// The most recently closed connections, with their close reasons.
     closed: VecDeque<(ConnRef, CloseReason)>,
-    template: Template,
+    template: HeaderTemplate,
     config: ClientConfig,
-    /// Whether calls with chunks are checked against a binding. The configuration does not change.
+    /// Whether calls with chunks are checked against a binding. It is constant, because the configuration is.
     limits_chunks: bool,
-    /// Memory of prepared calls.
+    /// Arena of prepared calls.
     arena: ArenaId,
 }
 
 impl LocalClient<AnyFabric> {
-    /// Makes a shard on this thread; blocks until connected.
+    /// Creates a shard on this thread; blocks until connected.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -96,7 +97,7 @@ impl LocalClient<AnyFabric> {
         Self::with_fabric(address.open(&config.shard)?, address, config)
     }
 
-    /// Makes a shard on this thread, and [begins](Self::begin_connect) to connect, without blocking.
+    /// Creates a shard on this thread, and [starts](Self::begin_connect) to connect, without blocking.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -109,20 +110,20 @@ impl LocalClient<AnyFabric> {
 }
 
 impl<F: Fabric> LocalClient<F> {
-    /// Opens a client on a given device, not connected yet; allocates.
+    /// Opens an unconnected client on a device; allocates.
     ///
     /// # Errors
     /// See [`StartError`].
     #[doc(hidden)]
     pub fn open(fabric: F, config: ClientConfig) -> Result<Self, StartError> {
-        let template = Template::new(config.program, config.version, &config.credential);
+        let template = HeaderTemplate::new(config.program, config.version, &config.credential);
         let shard = config.open_shard(fabric)?;
         let limits_chunks = config.limits_chunks();
         let (closed, arena) = (VecDeque::new(), shard.arena().id());
         Ok(Self { shard, first: ConnRef::NONE, closed, template, config, limits_chunks, arena })
     }
 
-    /// Connects through a given device; blocks until connected.
+    /// Connects through a device; blocks until connected.
     ///
     /// Crate `rpcrdma-fabric` has the devices and their configuration.
     ///
@@ -142,12 +143,12 @@ impl<F: Fabric> LocalClient<F> {
     /// See [`ConnectError`].
     pub fn begin_connect(&mut self, address: &Address) -> Result<Connection, ConnectError> {
         self.config.check().map_err(StartError::from)?;
-        let fabric_address = address.of_scheme(self.shard.fabric().capabilities().scheme)?;
+        let fabric_address = address.fabric_address_for(self.shard.fabric().capabilities().scheme)?;
         let conn = self.shard.connect(fabric_address)?;
         Ok(self.adopt(conn))
     }
 
-    /// Makes one more connection; blocks until connected.
+    /// Adds a connection; blocks until connected.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -172,14 +173,16 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Starts to close a connection, without blocking.
     ///
-    /// It accepts no more calls, but for those made while it serves calls of its server. After the current ones it has
-    /// a [reason](Self::close_reason).
+    /// New calls fail, except while the connection serves calls of its server. It has a
+    /// [close reason](Self::close_reason) once the calls under way have ended.
     pub fn begin_close(&mut self, connection: Connection) {
         self.shard.close(connection.0);
     }
 
-    /// Why a connection is closed; `None` while it is open. Of [unknown kind](crate::CloseReasonKind::Unknown) once a
-    /// thousand others have closed since.
+    /// Why a connection is closed; `None` while it is open.
+    ///
+    /// The reason is of [unknown kind](crate::CloseReasonKind::Unknown) once a thousand other connections have closed
+    /// later.
     pub fn close_reason(&self, connection: Connection) -> Option<&CloseReason> {
         let kept = self.closed.iter().rev().find(|(closed, _)| *closed == connection.0);
         match kept {
@@ -189,11 +192,11 @@ impl<F: Fabric> LocalClient<F> {
         }
     }
 
-    /// One turn, for an owner that takes the [ended calls](Shard::done) itself. True if there was work.
+    /// Runs one turn, for an owner that takes the [ended calls](Shard::done) itself. Returns true if there was work.
     #[doc(hidden)]
     #[inline]
     pub fn turn(&mut self) -> bool {
-        // Started calls are posted before any wait.
+        // Started calls are posted before the turn, so that they do not wait for it.
         self.shard.flush();
         let busy = self.shard.poll_once();
         if !self.shard.notices().is_empty() {
@@ -214,7 +217,7 @@ impl<F: Fabric> LocalClient<F> {
         }
     }
 
-    /// Configuration of the shard, as it is in force.
+    /// Effective configuration of the shard.
     pub fn config(&self) -> &Config {
         self.shard.config()
     }
@@ -268,56 +271,57 @@ impl<F: Fabric> LocalClient<F> {
     /// A call [created without a client](ClientCall::new) gets that memory when it starts.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] while the pool has no buffer for it: poll, and try again;
-    /// [`CallError::TooLong`] when it never has.
+    /// [`CallError::NoMemory`] while the pool has no free buffer for it: poll, and retry. [`CallError::TooLong`] if no
+    /// buffer is long enough.
     #[inline(always)]
     pub fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<ClientCall, CallError> {
-        // Read once: with the memory written in between, the compiler takes it for another length.
+        // The length is read once, because the compiler assumes that writing the memory may change it.
         let args_at = self.template.len();
         let mut message = self.shard.alloc((HEADROOM_CALL + args_at).saturating_add(args_len))?;
         message.set_window(HEADROOM_CALL, args_at + args_len);
         self.template.write(&mut message, procedure);
-        Ok(ClientCall::placed(procedure, message, args_at))
+        Ok(ClientCall::in_message(procedure, message, args_at))
     }
 
-    /// Whether its calls are of this program and version.
+    /// Whether the client's calls are of this program and version.
     #[inline]
-    pub(crate) fn is_of(&self, program: u32, version: u32) -> bool {
+    pub(crate) fn is_for_program(&self, program: u32, version: u32) -> bool {
         (self.config.program, self.config.version) == (program, version)
     }
 
     /// Allocates memory for a chunk of a connection's call; does not block.
     ///
     /// Only that connection's peer ever gets access to it. It holds zeroes, or data of earlier calls on this
-    /// connection. A length of 0 gives a buffer without bytes, and a call with such a chunk is
+    /// connection. A length of 0 gives an empty buffer, and a call with such a chunk is
     /// [`Invalid`](CallError::Invalid).
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such
-    /// buffer left, [`CallError::TooLong`] when it never has, [`CallError::OutOfMemory`] when the system refuses the
-    /// memory.
+    /// [`CallError::NoMemory`] if all sufficiently long buffers of
+    /// [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) are in use, [`CallError::TooLong`] if none is
+    /// long enough, [`CallError::OutOfMemory`] if the system refuses the memory.
     pub fn alloc(&mut self, connection: Connection, len: usize) -> Result<Buf, CallError> {
         self.shard.alloc_exposed(connection.0, len)
     }
 
-    /// Starts a call; [`poll`](Self::poll) reports its end with `token`, once. `None` if it has ended already.
+    /// Starts a call; [`poll`](Self::poll) reports its end with `token`, once.
     ///
-    /// A call that another client [prepared](Self::prepare) does not start: [`CallError::Invalid`].
+    /// Returns `None` if the call has ended already. A call that another client [prepared](Self::prepare) fails with
+    /// [`CallError::Invalid`].
     #[inline(always)]
     pub fn start(&mut self, connection: Connection, mut call: ClientCall, token: u64) -> Option<CallId> {
-        call.fill();
+        call.clear_unwritten();
         let ClientCall { message, args_at, mut memory, procedure, one_way, max_reply, timeout, .. } = call;
         let Some(message) = message else {
-            return self.start_owned(connection, procedure, memory, (one_way, max_reply, timeout), token);
+            return self.start_with_copied_args(connection, procedure, memory, (one_way, max_reply, timeout), token);
         };
         if message.arena() != self.arena {
-            return self.fail(token, Defect::ForeignMemory.into(), memory);
+            return self.fail_call(token, Defect::ForeignMemory.into(), memory);
         }
         if let Some(chunks) = memory.get_mut()
             && (self.limits_chunks || chunks.is_unfinished())
             && let Err(error) = self.complete_chunks(connection, procedure, message.len() - args_at, chunks)
         {
-            return self.fail(token, error, memory);
+            return self.fail_call(token, error, memory);
         }
         let conn = connection.0;
         let target = CompletionTarget::Polled;
@@ -329,14 +333,15 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.start_call(conn, request)
     }
 
+    /// Ends a call with an error before its start.
     #[cold]
-    fn fail(&mut self, token: u64, error: CallError, memory: ChunkMemory) -> Option<CallId> {
+    fn fail_call(&mut self, token: u64, error: CallError, memory: ChunkMemory) -> Option<CallId> {
         self.shard.fail_call(CompletionTarget::Polled, token, FailedCall::new(error, memory))
     }
 
-    /// Starts a call whose arguments have to be copied.
+    /// Starts a call whose arguments have to be copied into the message.
     #[inline(never)]
-    fn start_owned(
+    fn start_with_copied_args(
         &mut self,
         connection: Connection,
         procedure: u32,
@@ -347,7 +352,7 @@ impl<F: Fabric> LocalClient<F> {
         let args = memory.take_args();
         match self.prepare(procedure, args.len()) {
             Ok(mut call) => {
-                // The message has room for them.
+                // The message has room for the arguments.
                 let _ = call.put_args(&args);
                 if let Some(memory) = memory.get_mut() {
                     memory.move_reads(0, call.args_at);
@@ -356,7 +361,7 @@ impl<F: Fabric> LocalClient<F> {
                     (memory.unless_empty(), one_way, max_reply, timeout);
                 self.start(connection, call, token)
             }
-            Err(error) => self.fail(token, error, memory),
+            Err(error) => self.fail_call(token, error, memory),
         }
     }
 
@@ -379,10 +384,10 @@ impl<F: Fabric> LocalClient<F> {
     /// statistics socket differ.
     ///
     /// Receives of another size than [`wire.receive_size`](crate::config::WireConfig::receive_size) get a new pool,
-    /// freed after use: this takes as long as making a pool of `memory.receives` of them.
+    /// which is freed after its use. Creating it takes as long as creating a pool of `memory.receives` such receives.
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// The cause; nothing has changed.
     pub fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeError> {
         self.shard.change_receive_size(bytes)
     }
@@ -391,9 +396,8 @@ impl<F: Fabric> LocalClient<F> {
     #[cfg(feature = "unstable-internals")]
     ///
     /// # Errors
-    /// Nothing has changed: [`ChangeError::Unsupported`] with a peer that does not know of such changes,
-    /// [`ChangeError::Constant`] if [`debug.remote_invalidate`](crate::config::DebugConfig::remote_invalidate) is
-    /// off.
+    /// [`ChangeError::Unsupported`] if the peer does not support such changes, [`ChangeError::Constant`] if
+    /// [`debug.remote_invalidate`](crate::config::DebugConfig::remote_invalidate) is off. Nothing has changed then.
     pub fn set_remote_invalidation(&mut self, connection: Connection, yes: bool) -> Result<(), ChangeError> {
         self.shard.set_remote_invalidation(connection.0, yes)
     }
@@ -409,7 +413,7 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Takes the last 256 events about characteristics, oldest first.
     #[cfg(feature = "unstable-internals")]
-    pub fn take_changes(&mut self) -> Vec<(Connection, Event)> {
+    pub fn take_changes(&mut self) -> Vec<(Connection, CharacteristicEvent)> {
         self.shard.take_changes().map(|(conn, event)| (Connection(conn), event)).collect()
     }
 
@@ -418,26 +422,32 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.terms(connection.0).map(Terms)
     }
 
-    /// Messages that a connection may send now, by its granted credits. In version 1, calls. `None` while not
-    /// established.
+    /// Messages (in version 1: calls) that a connection may send now.
+    ///
+    /// These are the credits that the peer has granted. Returns `None` while the connection is not established.
     pub fn credits(&self, connection: Connection) -> Option<u32> {
         self.shard.credits(connection.0)
     }
 
-    /// Posts started calls now, instead of in the next [`poll`](Self::poll). Useful before other work.
+    /// Posts started calls now, instead of in the next [`poll`](Self::poll).
+    ///
+    /// This is useful before other work.
     #[inline]
     #[doc(alias("ring doorbell", "doorbell"))]
     pub fn flush(&mut self) {
         self.shard.flush();
     }
 
-    /// Cancels a call: it ends with [`CallError::Cancelled`] if still under way. Its memory returns when the server can
-    /// no longer reach it.
+    /// Cancels a call, which ends with [`CallError::Cancelled`] if still under way.
+    ///
+    /// Its memory returns to its pool once the server can no longer reach it.
     pub fn cancel(&mut self, connection: Connection, call: CallId) {
         self.shard.cancel_call(connection.0, call);
     }
 
-    /// Turns the shard once; `on_done` gets ended calls; never blocks. True if there was work.
+    /// Runs one turn of the shard, and passes ended calls on.
+    ///
+    /// Each ended call goes to `on_done`. Never blocks. Returns true if there was work.
     #[inline]
     #[doc(alias("completion queue", "poll_cq"))]
     pub fn poll(&mut self, mut on_done: impl FnMut(Done)) -> bool {
@@ -453,22 +463,23 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Blocks until there may be work, for at most `longest`.
     ///
-    /// The next [`poll`](Self::poll) reports the work.
+    /// The next [`poll`](Self::poll) does the work.
     pub fn wait(&mut self, longest: Duration) {
         if self.shard.done().is_empty() {
             self.shard.sleep(longest);
         }
     }
 
-    /// Prepares to sleep in an external event loop; turns the shard once.
+    /// Prepares to sleep in an external event loop, after one turn.
     ///
-    /// Returns how long to sleep, at most `longest`; `None` if that turn found work, for the next [`poll`](Self::poll).
+    /// Returns how long to sleep, at most `longest`; `None` if that turn found work: call [`poll`](Self::poll) then.
     /// Later events make the [descriptor](AsFd) readable. Follow each `arm` by a [`disarm`](Self::disarm). No wake-up
-    /// is lost: this arms before it checks, and others publish work before they check whether it is armed.
+    /// is lost, because the client arms before it checks for work, and other threads publish work before they check
+    /// whether it is armed.
     #[must_use]
     #[doc(alias("epoll", "req_notify_cq"))]
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
-        let timeout = self.shard.arm_elsewhere(longest)?;
+        let timeout = self.shard.arm_for_descriptor(longest)?;
         self.shard.done().is_empty().then_some(timeout)
     }
 
@@ -477,7 +488,9 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.disarm();
     }
 
-    /// Calls, and blocks until the call ends. The next [`poll`](Self::poll) reports other calls that ended meanwhile.
+    /// Makes a call, and blocks until it ends.
+    ///
+    /// The next [`poll`](Self::poll) reports other calls that ended meanwhile.
     ///
     /// # Errors
     /// The failure of a call without a reply.
@@ -485,7 +498,7 @@ impl<F: Fabric> LocalClient<F> {
         self.call_on(self.first(), call)
     }
 
-    /// Calls on this connection, and blocks until the call ends; see [`call`](Self::call).
+    /// Makes a call on this connection, and blocks until it ends.
     ///
     /// # Errors
     /// The failure of a call without a reply.
@@ -494,7 +507,7 @@ impl<F: Fabric> LocalClient<F> {
         let mut idle = Idle::new(self.config.shard.poll.idle).yield_every(YIELD_EVERY);
         loop {
             let busy = self.turn();
-            // Others stay for the next poll.
+            // Other ended calls stay for the next poll.
             let done = self.shard.done();
             if let Some(own) = done.iter().position(|done| done.token == BLOCKING) {
                 return done.remove(own).result;

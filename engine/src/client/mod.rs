@@ -1,7 +1,14 @@
 //! Clients, calls and their configuration.
 //!
-//! The caller polls a [`LocalClient`], on its own thread. A [`Client`] uses a shard on a separate thread, blocking or
-//! as a `Future`. An [`Endpoint`] is such a thread with any number of connections.
+//! The caller polls a [`LocalClient`], on its own thread. A [`Client`] uses a shard on a separate thread, by blocking
+//! calls or futures. An [`Endpoint`] is a shard's thread with any number of connections.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `local` | `LocalClient`, which its caller polls |
+//! | `threaded` | `Endpoint`, the thread of a shard, and `Client`, a connection through it |
+//! | `call` | `ClientCall`, a call before its start |
+//! | `header` | credentials, and the RPC header of a client's calls |
 
 mod call;
 mod header;
@@ -50,11 +57,13 @@ pub struct ClientConfig {
     pub version: u32,
     /// Credential of all calls. Default: `AUTH_NONE`.
     pub credential: Credential,
-    /// Services for calls from the server (reverse direction, RFC 8167). They run on the client's shard, even
-    /// procedures for workers. Default: none.
+    /// Services for calls from the server (reverse direction, RFC 8167). Default: none.
+    ///
+    /// They run on the client's shard, even procedures for workers.
     pub services: Option<Arc<Services>>,
-    /// Upper-layer bindings: calls that break them are not sent. `None`: only the server checks. RPCSEC_GSS integrity
-    /// and privacy are heeded in any case.
+    /// Upper-layer bindings; calls that violate them are not sent. `None`: only the server checks.
+    ///
+    /// Calls with chunks are never sent with RPCSEC_GSS integrity or privacy, even without bindings.
     pub bindings: Option<Arc<Bindings>>,
     /// Rules for connecting and reconnecting.
     pub connect: ConnectConfig,
@@ -76,10 +85,10 @@ impl ClientConfig {
         }
     }
 
-    /// Checks settings that a shard alone cannot check.
+    /// Checks the settings that a shard by itself cannot check.
     fn check(&self) -> Result<(), ConfigError> {
         self.connect.validate()?;
-        let wanted = "at least 1 where a client has services: what version 1 grants is never 0 (RFC 8166 §3.3.1)";
+        let wanted = "at least 1, because the client has services, and version 1 never grants 0 (RFC 8166 §3.3.1)";
         match (&self.services, self.shard.debug.reverse_credits) {
             (Some(_), 0) => Err(ConfigError::new("debug.reverse_credits", 0, wanted)),
             _ => Ok(()),
@@ -102,7 +111,7 @@ impl ClientConfig {
         reduction_allowed(credential.flavor, credential.body)
     }
 
-    /// Checks a call with chunks against the binding, and sets the most bytes of inline results that it leaves.
+    /// Checks a call with chunks against the binding, and sets the maximum bytes of its inline results.
     fn check_chunks(&self, procedure: u32, inline_len: usize, memory: &mut CallBuffers) -> Result<(), CallError> {
         if memory.too_many {
             return Err(Defect::TooManyChunks { limit: MAX_CHUNKS }.into());
@@ -113,11 +122,11 @@ impl ClientConfig {
         match self.bindings.as_ref().map(|all| all.get(self.program, self.version, procedure)) {
             Some(Some(binding)) => {
                 binding.check_call(inline_len, &reads, &writes, reduction)?;
-                // If each result uses the Write chunk offered for it.
+                // The limit holds if each result uses the Write chunk offered for it.
                 memory.most_results = (!writes.is_empty()).then(|| binding.reply_len(writes.len()));
                 Ok(())
             }
-            // Bindings name all that may be reduced.
+            // Bindings name all items that may be reduced.
             bindings if (bindings.is_some() || !reduction) && !(reads.is_empty() && writes.is_empty()) => {
                 Err(BindingError::ReductionOff.into())
             }
@@ -137,21 +146,21 @@ pub enum ConnectError {
     #[error(transparent)]
     Fabric(#[from] FabricError),
     /// The server did not accept the connection.
-    #[error("{address} did not connect: {reason}")]
+    #[error("cannot connect to {address}: {reason}")]
     Refused {
         /// Address of the server.
         address: String,
         /// Reason of the close.
         reason: CloseReason,
     },
-    /// A host key is missing or wrong, at either side.
+    /// A host key is missing or wrong, at either end.
     ///
     /// No call was executed, and a retry fails in the same way.
     #[error("{address}: {reason}; no call was executed, and a retry fails in the same way")]
     NotAuthenticated {
         /// Address of the server.
         address: String,
-        /// The missing or wrong key, and its side.
+        /// The missing or wrong key, and the end that lacks it.
         reason: CloseReason,
     },
     /// The server did not answer in time.
@@ -159,7 +168,7 @@ pub enum ConnectError {
     TimedOut {
         /// Address of the server.
         address: String,
-        /// Time waited.
+        /// The expired time-out.
         timeout: std::time::Duration,
     },
 }

@@ -1,5 +1,4 @@
-//! A client's shard on its own thread, and the connections made through it. Any number of application threads call
-//! through them.
+//! A client's shard on its own thread, and its connections, which any number of application threads may use.
 
 use std::fmt;
 use std::pin::Pin;
@@ -9,17 +8,17 @@ use std::task::{Context, Poll};
 use rpcrdma_mempool::Buf;
 
 use super::call::ClientCall;
-use super::header::Template;
+use super::header::HeaderTemplate;
 use super::{ClientConfig, ConnectError};
 use crate::address::Address;
 use crate::cross_thread::block_on::block_on;
 use crate::cross_thread::idle::IdlePolicy;
 use crate::cross_thread::mailbox::{SendError, Sender};
-use crate::cross_thread::slot::{Completer, Disconnected, SlotTable, Ticket, oneshot};
+use crate::cross_thread::slot::{Completer, Disconnected, ResultTicket, SlotTable, oneshot};
 use crate::proto::CallError;
 use crate::shard::{
     CallResult, CloseCause, CloseReason, ClosedBecause, Command, ConnRef, ConnectRequest, FailedCall, LocalClose,
-    Message, OwnedConn, RemoteCall, ShardHandle, ShardThread, check, spawn,
+    OwnedConn, RemoteCall, RemoteMessage, ShardHandle, ShardThread, check, spawn,
 };
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
@@ -28,12 +27,12 @@ use crate::stats::ShardStats;
 ///
 /// Cheap to clone; all clones are the same endpoint.
 ///
-/// All connections share its device, its buffers and its [`Config`](crate::Config): `memory.receives` bounds their
-/// number (at least three each), while `limits.max_calls` applies to each [`Client`]. Memory for chunks is each
-/// connection's own.
+/// All connections share the endpoint's device, buffers and [`Config`](crate::Config). `memory.receives` bounds the
+/// number of connections, each of which takes at least three receives. `limits.max_calls` applies to each [`Client`].
+/// Each connection has its own memory for chunks.
 ///
-/// The thread ends with the last clone and the last client. That drop blocks for some milliseconds: within a runtime,
-/// drop where blocking is allowed.
+/// The thread ends when the last clone and the last client are dropped. That drop blocks for some milliseconds, so
+/// within a runtime it must happen where blocking is allowed.
 ///
 /// ```
 /// use rpcrdma::client::{ClientCall, ClientConfig, Endpoint};
@@ -72,15 +71,15 @@ pub struct Endpoint {
 /// State that all clients of a shard share.
 struct EndpointState {
     shard: ShardHandle,
-    /// Scheme of its device's addresses.
+    /// Scheme of the addresses of the shard's device; empty if the shard does not connect.
     scheme: &'static str,
-    template: Template,
+    template: HeaderTemplate,
     config: ClientConfig,
 }
 
 impl EndpointState {
     fn new(shard: ShardHandle, scheme: &'static str, config: ClientConfig) -> Arc<Self> {
-        let template = Template::new(config.program, config.version, &config.credential);
+        let template = HeaderTemplate::new(config.program, config.version, &config.credential);
         Arc::new(Self { shard, scheme, template, config })
     }
 }
@@ -94,8 +93,8 @@ impl fmt::Debug for Endpoint {
 impl Endpoint {
     /// Starts the thread; blocks until device and memory are ready.
     ///
-    /// Takes milliseconds, and a second for gigabytes of memory. The endpoint connects to addresses of this one's
-    /// fabric.
+    /// It takes milliseconds, or a second for gigabytes of memory. The endpoint connects to addresses of the same
+    /// fabric as `address`.
     ///
     /// # Errors
     /// [`ConnectError::Start`].
@@ -105,8 +104,8 @@ impl Endpoint {
 
     /// Starts the thread, as a future of any runtime; see [`start`](Self::start).
     ///
-    /// The new thread opens the device and makes the memory. Dropped before it is ready, the future leaves nothing
-    /// behind.
+    /// The new thread opens the device and allocates the memory. If the future is dropped before it is ready, all of
+    /// this is undone.
     ///
     /// # Errors
     /// [`ConnectError::Start`].
@@ -134,11 +133,13 @@ impl Endpoint {
     /// # Panics
     /// On the endpoint's own thread, as in a handler. Await [`connect_async`](Self::connect_async) there.
     pub fn connect(&self, address: &Address) -> Result<Client, ConnectError> {
-        self.shared.shard.thread().must_not_wait();
+        self.shared.shard.thread().assert_may_block();
         block_on(self.connect_async(address))
     }
 
-    /// Connects, as a future of any runtime. Dropped early, it leaves nothing behind.
+    /// Connects, as a future of any runtime.
+    ///
+    /// If the future is dropped before it is ready, the connection is closed.
     ///
     /// # Errors
     /// Those of [`connect`](Self::connect).
@@ -149,7 +150,7 @@ impl Endpoint {
         let (shared, address) = (Arc::clone(&self.shared), address.clone());
         async move {
             let timeout = shared.config.connect.timeout;
-            let to = address.of_scheme(shared.scheme)?.clone();
+            let to = address.fabric_address_for(shared.scheme)?.clone();
             let (opened, completer) = oneshot();
             let closed = Arc::default();
             shared.shard.send(Command::Connect(ConnectRequest {
@@ -171,9 +172,11 @@ impl Endpoint {
         }
     }
 
-    /// Statistics of the shard; blocks for its answer; `None` once stopped.
+    /// Statistics of the shard; blocks for its answer.
+    ///
+    /// Returns `None` once the shard has stopped.
     pub fn stats(&self) -> Option<ShardStats> {
-        self.shared.shard.ask_now(|answer| Command::Stats(0, answer)).ok()
+        self.shared.shard.request_blocking(|answer| Command::Stats(0, answer)).ok()
     }
 }
 
@@ -183,10 +186,10 @@ impl Endpoint {
 ///
 /// Calls block ([`call`](Self::call)) or are futures of any runtime ([`start`](Self::start)). Connecting and allocating
 /// have both forms, too ([`connect_async`](Self::connect_async), [`alloc_async`](Self::alloc_async)). The shard owns
-/// the client's memory: the call of a dropped future continues to its end, and no buffer is freed that the device may
-/// still use.
+/// the client's memory, so the call of a dropped future continues to its end, and no buffer is freed that the device
+/// may still use.
 ///
-/// The connection, and calls under way, end with the last clone. [`connect`](Self::connect) starts a thread, with
+/// Dropping the last clone ends the connection, and calls under way. [`connect`](Self::connect) starts a thread, with
 /// device and memory, for one connection; an [`Endpoint`] has many connections on one thread.
 ///
 /// ```
@@ -214,16 +217,16 @@ pub struct Client {
 /// State that all clones of a client share.
 struct ConnectionState {
     conn: ConnRef,
-    /// Ends the connection with its last client. Before the shard, which may stop then.
+    /// Its drop closes the connection. It is declared before the shard, which may stop when it is dropped.
     _owned: Option<OwnedConn>,
     closed: Arc<ClosedBecause>,
     shared: Arc<EndpointState>,
 }
 
-/// A call under way: wait for it, await it, or drop it.
+/// A call under way. Wait for it, await it, or drop it.
 #[derive(Debug)]
 pub struct Pending {
-    ticket: Ticket<CallResult>,
+    ticket: ResultTicket<CallResult>,
     idle: IdlePolicy,
     shard: ShardThread,
 }
@@ -235,9 +238,9 @@ impl Pending {
     /// The failure of a call without a reply.
     ///
     /// # Panics
-    /// On the thread of the client's shard, where a call does not end meanwhile. Await it there.
+    /// On the thread of the client's shard, because the call cannot end while that thread waits. Await it there.
     pub fn join(&mut self) -> CallResult {
-        self.shard.must_not_wait();
+        self.shard.assert_may_block();
         outcome_of(self.ticket.wait_with(self.idle, None).unwrap_or(Err(Disconnected)))
     }
 
@@ -247,7 +250,7 @@ impl Pending {
     }
 }
 
-/// The outcome in a call's slot; an error if the shard has stopped, whose memory is gone.
+/// The outcome of a call, from its slot. If the shard has stopped, this is an error, without the call's buffers.
 fn outcome_of(outcome: Result<CallResult, Disconnected>) -> CallResult {
     outcome.unwrap_or_else(|Disconnected| Err(CallError::ConnectionLost { sent: true }.into()))
 }
@@ -285,7 +288,9 @@ impl Client {
         block_on(Self::connect_async(address, config))
     }
 
-    /// Starts an [`Endpoint`] with one connection, as a future of any runtime. Dropped early, it leaves nothing behind.
+    /// Starts an [`Endpoint`] with one connection, as a future of any runtime.
+    ///
+    /// If the future is dropped before it is ready, all of this is undone.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -300,7 +305,7 @@ impl Client {
     /// A client in the reverse direction, on a connection that a server's shard accepted.
     pub(crate) fn reverse(shard: ShardHandle, conn: ConnRef, config: ClientConfig) -> Self {
         let closed = Arc::default();
-        // A stopped shard is detected as closed.
+        // If the shard has stopped, `close_reason` finds its ring closed.
         shard.send(Command::Watch(conn, Arc::clone(&closed)));
         let shared = EndpointState::new(shard, "", config);
         Self::of(Arc::new(ConnectionState { conn, _owned: None, closed, shared }))
@@ -317,18 +322,18 @@ impl Client {
 
     /// Allocates memory for a chunk; blocks for the shard's answer.
     ///
-    /// Only this connection's server ever gets access to it. It does not wait for a free buffer:
-    /// [`alloc_async`](Self::alloc_async) does. A length of 0 gives a buffer without bytes, and a call with such a
-    /// chunk is [`Invalid`](CallError::Invalid).
+    /// Only this connection's server ever gets access to it. The function does not wait for a free buffer, as
+    /// [`alloc_async`](Self::alloc_async) does. A length of 0 gives an empty buffer, and a call with such a chunk is
+    /// [`Invalid`](CallError::Invalid).
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) has no such
-    /// buffer left, [`CallError::TooLong`] when it never has; [`CallError::Closed`]; [`CallError::Invalid`] as for
-    /// [`call`](Self::call).
+    /// [`CallError::NoMemory`] if all sufficiently long buffers of
+    /// [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) are in use, [`CallError::TooLong`] if none is
+    /// long enough; [`CallError::Closed`]; [`CallError::Invalid`] as for [`call`](Self::call).
     pub fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
-        self.connection.shared.shard.thread().may_wait()?;
+        self.connection.shared.shard.thread().check_may_block()?;
         let idle = self.connection.shared.config.shard.poll.idle;
-        match self.ask_alloc(len, Command::Alloc).wait_with(idle, None) {
+        match self.request_buffer(len, Command::Alloc).wait_with(idle, None) {
             Some(Ok(answer)) => answer,
             Some(Err(_)) | None => Err(CallError::Closed),
         }
@@ -336,30 +341,34 @@ impl Client {
 
     /// Allocates chunk memory, as a future; see [`alloc`](Self::alloc).
     ///
-    /// It waits until a buffer is free. Waiters for buffers of one size are served as their requests reach the shard,
-    /// also across a reconnect. Other sizes and other connections do not wait for them. The wait ends with the
-    /// connection. Dropping the future ends the wait, and returns its buffer.
+    /// It waits until a buffer is free. Requests for buffers of one size are served in the order in which they reach
+    /// the shard, also across a reconnect. Requests of other sizes and of other connections do not wait for them. The
+    /// wait ends with the connection. Dropping the future ends the wait, and returns its buffer.
     ///
     /// # Errors
-    /// [`CallError::TooLong`], at once, when [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) never
-    /// has such a buffer; [`CallError::Closed`] when the connection ends.
+    /// [`CallError::TooLong`], at once, if no buffer of
+    /// [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) is long enough; [`CallError::Closed`] when
+    /// the connection ends.
     pub fn alloc_async(&mut self, len: usize) -> impl Future<Output = Result<Buf, CallError>> + Send + use<> {
-        let answer = self.ask_alloc(len, Command::AllocLater);
+        let answer = self.request_buffer(len, Command::AllocLater);
         async move { answer.await.unwrap_or(Err(CallError::Closed)) }
     }
 
-    fn ask_alloc(
+    /// Requests a chunk buffer from the shard.
+    fn request_buffer(
         &mut self,
         len: usize,
-        ask: impl FnOnce(ConnRef, usize, Completer<Result<Buf, CallError>>) -> Command,
-    ) -> Ticket<Result<Buf, CallError>> {
+        command: impl FnOnce(ConnRef, usize, Completer<Result<Buf, CallError>>) -> Command,
+    ) -> ResultTicket<Result<Buf, CallError>> {
         let (answer, completer) = oneshot();
-        // A command that is not sent ends the ticket.
-        self.send(ask(self.connection.conn, len, completer));
+        // An unsent command is dropped with its completer, which ends the ticket.
+        self.send(command(self.connection.conn, len, completer));
         answer
     }
 
-    /// Sends a command to the shard, by a new ring when this client's is full. Gives it back if the shard has stopped.
+    /// Sends a command to the shard, by a new ring if this client's ring is full.
+    ///
+    /// Returns the command if the shard has stopped.
     fn send(&mut self, command: Command) -> Option<Command> {
         match self.sender.send(command) {
             Ok(()) => None,
@@ -370,8 +379,8 @@ impl Client {
         }
     }
 
-    /// Whether its calls are of this program and version.
-    pub(crate) fn is_of(&self, program: u32, version: u32) -> bool {
+    /// Whether the client's calls are of this program and version.
+    pub(crate) fn is_for_program(&self, program: u32, version: u32) -> bool {
         let ClientConfig { program: own, version: own_version, .. } = self.connection.shared.config;
         (own, own_version) == (program, version)
     }
@@ -379,9 +388,9 @@ impl Client {
     /// Starts a call; does not block.
     ///
     /// # Errors
-    /// [`CallError::TooManyCalls`] when this client has as many calls under way as
-    /// [`limits.max_calls`](crate::config::LimitsConfig::max_calls); [`CallError::Closed`] when the shard has stopped;
-    /// [`CallError::Invalid`].
+    /// [`CallError::TooManyCalls`] if this client has as many calls under way as
+    /// [`limits.max_calls`](crate::config::LimitsConfig::max_calls) allows; [`CallError::Closed`] if the shard has
+    /// stopped; [`CallError::Invalid`].
     pub fn start(&mut self, mut call: ClientCall) -> Result<Pending, FailedCall> {
         let EndpointState { template, config, .. } = &*self.connection.shared;
         let header = template.len();
@@ -395,7 +404,7 @@ impl Client {
         let Some((ticket, completer)) = self.slots.acquire() else {
             return Err(FailedCall::new(CallError::TooManyCalls { limit: config.shard.limits.max_calls }, call.memory));
         };
-        let message = Message::write(header + inline_len, |out| {
+        let message = RemoteMessage::write(header + inline_len, |out| {
             template.write(out, call.procedure);
             out[header..].copy_from_slice(call.args_mut());
         });
@@ -416,25 +425,26 @@ impl Client {
         Ok(Pending { ticket, idle, shard: self.connection.shared.shard.thread() })
     }
 
-    /// Calls, and blocks until the call ends.
+    /// Makes a call, and blocks until it ends.
     ///
     /// # Errors
     /// The failure of a call without a reply. [`CallError::Invalid`] in a handler that runs on the client's shard: use
     /// [`start`](Self::start) there.
     pub fn call(&mut self, call: ClientCall) -> CallResult {
-        if let Err(defect) = self.connection.shared.shard.thread().may_wait() {
+        if let Err(defect) = self.connection.shared.shard.thread().check_may_block() {
             return Err(FailedCall::new(defect.into(), call.memory));
         }
         self.start(call)?.join()
     }
 
-    /// Whether the connection is closed for good; false while reconnecting.
+    /// Whether the connection is closed permanently; false while reconnecting.
     pub fn is_closed(&self) -> bool {
         self.close_reason().is_some()
     }
 
-    /// Why the connection is closed; `None` while open or reconnecting. Set before the calls [end with
-    /// it](CallError::ConnectionLost).
+    /// Why the connection is closed; `None` while open or reconnecting.
+    ///
+    /// It is set before the calls of the connection [end](CallError::ConnectionLost).
     pub fn close_reason(&self) -> Option<&CloseReason> {
         let closed = &self.connection.closed;
         if closed.get().is_none() && self.sender.is_closed() {
@@ -443,18 +453,20 @@ impl Client {
         closed.get()
     }
 
-    /// Whether the calling thread is the client's shard: it would wait for itself.
+    /// Whether the calling thread is the client's shard, so that a blocking call would wait for itself.
     #[doc(hidden)]
     pub fn is_on_own_shard(&self) -> bool {
-        self.connection.shared.shard.thread().may_wait().is_err()
+        self.connection.shared.shard.thread().check_may_block().is_err()
     }
 
-    /// Statistics of the client's shard; blocks; `None` once it stopped.
+    /// Statistics of the client's shard; blocks for its answer.
+    ///
+    /// Returns `None` once the shard has stopped.
     pub fn stats(&self) -> Option<ShardStats> {
-        self.connection.shared.shard.ask_now(|answer| Command::Stats(0, answer)).ok()
+        self.connection.shared.shard.request_blocking(|answer| Command::Stats(0, answer)).ok()
     }
 
-    /// Takes no more calls; the connection closes after those under way.
+    /// Closes the connection after the calls under way; new calls fail.
     pub fn close(&self) {
         self.connection.shared.shard.send(Command::Close(self.connection.conn));
     }

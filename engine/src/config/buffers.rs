@@ -1,64 +1,76 @@
-//! Buffers of a shard: sizes, knobs, and memory of the host.
+//! Buffers of a shard: their sizes and numbers, the knobs behind them, and the host memory that they need.
 
 use rpcrdma_mempool::{ArenaConfig, AvailableMemory, Class, PoolConfig};
 
 use super::{Config, ConfigError, DebugConfig, MOST_BUFFERS, MemoryConfig, RECEIVE_MARGIN};
-use crate::proto::{CallError, Knob, LIMITS};
+use crate::proto::{CHUNK_LIMITS, CallError, Knob};
 use crate::start_error::{StartError, StartErrorKind};
-use crate::wire::{self, ChunkCounts, Limits, Version};
+use crate::wire::{self, ChunkCounts, ChunkLimits, Version};
 
 /// Bytes in front of a message for a transport header without chunks.
 pub(crate) const HEADROOM_PLAIN: usize = 64;
-/// Bytes in front of an own call for a header with up to three chunks of one segment each. A call with more chunks is
-/// moved to a longer buffer.
+/// Bytes in front of an own call for a header with up to three chunks of one segment each.
+///
+/// A call with more chunks is moved to a longer buffer.
 pub(crate) const HEADROOM_CALL: usize = 128;
-/// Bytes in front of an own call for a header with the most chunks, of one segment each.
-pub(crate) const HEADROOM_CHUNKS: usize = headroom_for(&Limits { segments: 1, ..LIMITS }.call());
-/// Bytes in front of a reply for the longest transport header that it can have.
-pub(crate) const HEADROOM_REPLY: usize = headroom_for(&LIMITS.reply());
+/// Bytes in front of an own call for a header with the maximum number of chunks, of one segment each.
+pub(crate) const HEADROOM_CHUNKS: usize = headroom_for(&ChunkLimits { segments: 1, ..CHUNK_LIMITS }.call());
+/// Bytes in front of a reply for the longest possible transport header.
+pub(crate) const HEADROOM_REPLY: usize = headroom_for(&CHUNK_LIMITS.reply());
 /// Alignment of the pool's buffers.
 pub(crate) const BUFFER_ALIGN: usize = 64;
 /// Size class of buffers for short messages, headroom included.
 pub(crate) const SMALL_BUFFER: usize = 512;
 
-/// Bytes of an outstanding call, about.
+/// Approximate bytes of an outstanding call.
 const CALL_BYTES: usize = 100;
 
-/// Bytes of a buffer in its arena.
+/// Bytes that a buffer of this size takes in its arena.
 fn padded(size: usize) -> usize {
     Class { size, count: 1 }.bytes()
 }
 
-/// Room for the longest header with such lists, in whole cache lines.
+/// Bytes for the longest header with these chunk lists, in whole cache lines.
 pub(crate) const fn headroom_for(counts: &ChunkCounts) -> usize {
     (wire::msg_len(Version::V2, true) + counts.encoded_len()).next_multiple_of(64)
 }
 
-/// A number of buffers that the budget determines unless it is set.
-struct Count<'a> {
+/// A number of buffers, which the budget determines unless it is set.
+struct BufferCount<'a> {
     count: &'a mut usize,
-    /// Bytes of each.
+    /// Bytes of each buffer.
     bytes: usize,
-    /// Default, which is also its weight.
+    /// Default number, which is also the weight in the budget.
     usual: usize,
     least: usize,
     most: usize,
 }
 
-impl Count<'_> {
+impl BufferCount<'_> {
     /// Bytes of `count` buffers.
     fn bytes(&self, count: usize) -> u128 {
         self.bytes.saturating_mul(count) as u128
     }
 }
 
-/// The numbers of a list of size classes. Its largest class gets four fifths of the bytes of the default list.
-fn classes<'a>(list: &'a mut [(usize, usize)], usual: &[(usize, usize)]) -> impl Iterator<Item = Count<'a>> + use<'a> {
+/// The numbers of buffers of a list of size classes.
+///
+/// The largest class has four fifths of the weight of the default list.
+fn class_counts<'a>(
+    list: &'a mut [(usize, usize)],
+    usual: &[(usize, usize)],
+) -> impl Iterator<Item = BufferCount<'a>> + use<'a> {
     let share = usual.iter().map(|(size, count)| size * count).sum::<usize>() / 5;
     let (largest, others) = (list.iter().map(|class| class.0).max(), list.len().saturating_sub(1).max(1));
     list.iter_mut().map(move |(size, count)| {
         let share = if Some(*size) == largest { 4 * share } else { share / others };
-        Count { count, bytes: padded(*size), usual: (share / (*size).max(1)).max(1), least: 1, most: MOST_BUFFERS }
+        BufferCount {
+            count,
+            bytes: padded(*size),
+            usual: (share / (*size).max(1)).max(1),
+            least: 1,
+            most: MOST_BUFFERS,
+        }
     })
 }
 
@@ -66,7 +78,7 @@ impl Config {
     /// The configuration with the numbers of buffers that its budget determines.
     ///
     /// # Errors
-    /// The budget is too small: it names the least.
+    /// The budget is too small. The error names the smallest sufficient budget.
     #[doc(hidden)]
     pub fn sized(&self) -> Result<Self, ConfigError> {
         let mut sized = self.clone();
@@ -80,32 +92,32 @@ impl Config {
         let least = credits.max(self.limits.max_credits as usize).max(2 * RECEIVE_MARGIN);
         let MemoryConfig { receives, small_buffers, message_buffers, bulk_buffers, long_buffers, .. } =
             &mut sized.memory;
-        // One of them holds the longest message.
+        // The largest class holds the longest message, unless the number of its buffers is set.
         if let Some((size, 0)) = long_buffers.iter_mut().max_by_key(|class| class.0) {
             *size = (*size).max(self.wire.reassemble_up_to);
         }
-        let of = |count, bytes, usual, least, most| Count { count, bytes, usual, least, most };
+        let of = |count, bytes, usual, least, most| BufferCount { count, bytes, usual, least, most };
         let all = [
             of(receives, padded(self.wire.receive_size), usual.receives, least, 1 << 20),
             of(small_buffers, padded(SMALL_BUFFER), usual.small_buffers, 16, MOST_BUFFERS),
             of(message_buffers, message_bytes, usual.message_buffers, 1, MOST_BUFFERS),
         ];
-        let all = all.into_iter().chain(classes(bulk_buffers, &usual.bulk_buffers));
-        let all = all.chain(classes(long_buffers, &usual.long_buffers));
+        let all = all.into_iter().chain(class_counts(bulk_buffers, &usual.bulk_buffers));
+        let all = all.chain(class_counts(long_buffers, &usual.long_buffers));
         let (mut derived, set): (Vec<_>, Vec<_>) = all.partition(|count| *count.count == 0);
         let mut taken: u128 = set.iter().map(|count| count.bytes(*count.count)).sum();
         let least = taken + derived.iter().map(|count| count.bytes(count.least)).sum::<u128>();
         if least > budget {
-            let wanted = format!("at least {least} bytes, as the other knobs of this group, limits and wire have it");
+            let wanted = format!("at least {least} bytes for the values of memory, limits and wire");
             return Err(ConfigError::new("memory.budget", budget, wanted));
         }
-        // A number that would be less than its least becomes its least, and the others share the remaining bytes.
+        // A number that would be below its minimum is set to the minimum, and the other ones share the remaining bytes.
         loop {
             let weight: u128 = derived.iter().map(|count| count.bytes(count.usual)).sum();
             let left = budget - taken;
             let short = derived.iter().position(|count| count.usual as u128 * left < count.least as u128 * weight);
             let Some(short) = short else {
-                for Count { count, usual, most, .. } in derived {
+                for BufferCount { count, usual, most, .. } in derived {
                     *count = usize::try_from(usual as u128 * left / weight.max(1)).unwrap_or(most).min(most);
                 }
                 return Ok(sized);
@@ -116,13 +128,13 @@ impl Config {
         }
     }
 
-    /// Bytes of a shard's memory, with the chunks of one connection at clients.
+    /// Bytes of a shard's memory, including the chunks of one connection at clients.
     #[doc(hidden)]
     pub fn memory_bytes(&self) -> usize {
         self.buffers(true).iter().flat_map(|(_, classes)| classes).map(Class::bytes).sum()
     }
 
-    /// Bytes that each knob costs, and of which memory.
+    /// Bytes that each knob costs, with the memory that they are part of.
     #[doc(hidden)]
     pub fn costs(&self) -> Vec<(&'static str, usize, &'static str)> {
         let (limits, DebugConfig { reverse_credits, sample_latency, .. }) = (&self.limits, &self.debug);
@@ -152,14 +164,16 @@ impl Config {
         costs
     }
 
-    /// Sizes of the buffers that each of `message_buffers` stands for.
+    /// Sizes of the buffers that one of `message_buffers` consists of.
     fn message_sizes(&self) -> Vec<usize> {
         let (size, longest) = (self.wire.receive_size, self.longest_message());
         let longer = (longest > size).then_some(longest + HEADROOM_REPLY);
         [size, size + HEADROOM_REPLY].into_iter().chain(longer).collect()
     }
 
-    /// The buffers of a shard, by the knob that asks for them; `serves`: some of them for the peers' calls.
+    /// The buffers of a shard, by the knob that determines them.
+    ///
+    /// Buffers for chunks are included if the shard `serves` calls of peers.
     fn buffers(&self, serves: bool) -> [(Knob, Vec<Class>); 5] {
         let class = |size, count| Class { size, count };
         let all = |classes: &[(usize, usize)]| classes.iter().map(|&(size, count)| class(size, count)).collect();
@@ -173,12 +187,12 @@ impl Config {
         ]
     }
 
-    /// The buffers of a shard; `serves`: some of them for the peers' calls.
+    /// The buffers of a shard, which may serve calls of peers.
     pub(crate) fn shard_buffers(&self, serves: bool) -> ShardBuffers {
         ShardBuffers { by_knob: self.buffers(serves), longest_reply: self.longest_message() + HEADROOM_REPLY }
     }
 
-    /// The pool of a shard: buffers of one size are one class, whatever they are for.
+    /// The pool of a shard, which may serve calls of peers. Buffers of equal size are one class.
     pub(crate) fn pool(&self, serves: bool) -> PoolConfig {
         let mut classes: Vec<_> = self.buffers(serves).into_iter().flat_map(|(_, classes)| classes).collect();
         classes.sort_by_key(|class| class.size);
@@ -196,7 +210,7 @@ impl Config {
         PoolConfig { classes, arena: self.arena() }
     }
 
-    /// Arena of a pool, without its bytes.
+    /// Configuration of a pool's arena, without its size.
     pub(crate) fn arena(&self) -> ArenaConfig {
         let MemoryConfig { pages, numa_node: node, .. } = self.memory;
         ArenaConfig { bytes: 0, pages, prefault: self.debug.prefault, node, ..ArenaConfig::default() }
@@ -207,9 +221,9 @@ impl Config {
         self.pool(serves).classes.last().map_or(0, |class| class.size)
     }
 
-    /// Error of a missing buffer: none is so long, or none is free.
+    /// Error of a missing buffer: none is long enough, or none is free.
     #[cold]
-    fn lacks(buffers: &[(Knob, Vec<Class>)], needed: usize, last: Knob) -> CallError {
+    fn missing_buffer(buffers: &[(Knob, Vec<Class>)], needed: usize, last: Knob) -> CallError {
         match Self::knob_of(buffers, needed) {
             Some(knob) => CallError::NoMemory { needed, knob },
             None => {
@@ -219,8 +233,9 @@ impl Config {
         }
     }
 
-    /// Knob of the smallest buffers that hold so many bytes. Among equal sizes that is the knob of bulk data, for which
-    /// most buffers are needed.
+    /// Knob of the smallest buffers that hold the `needed` bytes.
+    ///
+    /// Among equal sizes that is `memory.bulk_buffers`, because bulk data needs most buffers.
     fn knob_of(buffers: &[(Knob, Vec<Class>)], needed: usize) -> Option<Knob> {
         let of_all = buffers.iter().flat_map(|(knob, classes)| classes.iter().map(|class| (class.size, *knob)));
         of_all
@@ -231,11 +246,13 @@ impl Config {
 
     /// Error of a missing buffer in the exposed memory of one peer.
     #[cold]
-    pub(crate) fn lacks_exposed_buffer(&self, needed: usize) -> CallError {
-        Self::lacks(&[(Knob::BULK_BUFFERS, self.exposed_pool().classes)], needed, Knob::BULK_BUFFERS)
+    pub(crate) fn missing_exposed_buffer(&self, needed: usize) -> CallError {
+        Self::missing_buffer(&[(Knob::BULK_BUFFERS, self.exposed_pool().classes)], needed, Knob::BULK_BUFFERS)
     }
 
-    /// Checks the host's memory for so many shards like this, with exposed memory of one connection at clients.
+    /// Checks that the host has memory for this number of shards.
+    ///
+    /// At clients this includes the exposed memory of one connection per shard.
     pub(crate) fn check_memory(&self, serves: bool, shards: usize) -> Result<(), StartError> {
         let mut pools = vec![self.pool(serves)];
         if !serves && !self.memory.bulk_buffers.is_empty() {
@@ -243,11 +260,11 @@ impl Config {
         }
         let mut available = AvailableMemory::now(self.memory.numa_node);
         let free = available.bytes(self.memory.pages);
-        let mut fit = || {
+        let mut set_aside = || {
             let arenas = pools.iter().map(PoolConfig::own_arena).collect::<Result<Vec<_>, _>>()?;
             (0..shards).try_for_each(|_| arenas.iter().try_for_each(|arena| available.set_aside(arena)))
         };
-        fit().map_err(|source| {
+        set_aside().map_err(|source| {
             let (knob, knob_bytes) = self.largest();
             let bytes: usize = pools.iter().flat_map(|pool| &pool.classes).map(Class::bytes).sum();
             let (of, each) = match shards {
@@ -258,19 +275,19 @@ impl Config {
                 "buffers{of} exceed the {free} bytes of memory that are available: {bytes} bytes{each}, of which \
                  {knob_bytes} ({knob})"
             );
-            StartError::new(StartErrorKind::Memory, text).because(source)
+            StartError::new(StartErrorKind::Memory, text).caused_by(source)
         })
     }
 
-    /// The knob that asks for most of a shard's memory, and its bytes.
+    /// The knob that determines most of a shard's memory, and its bytes.
     fn largest(&self) -> (Knob, usize) {
         let bytes = |(knob, classes): (Knob, Vec<Class>)| (knob, classes.iter().map(Class::bytes).sum());
         self.buffers(true).into_iter().map(bytes).max_by_key(|of| of.1).unwrap_or((Knob::RECEIVES, 0))
     }
 
-    /// Adds to an error about a shard's pool the knob behind it.
+    /// Adds the responsible knob to an error of a shard's pool.
     #[cold]
-    pub(crate) fn name_knob_of_memory(&self, error: StartError) -> StartError {
+    pub(crate) fn add_memory_knob(&self, error: StartError) -> StartError {
         match error.kind() {
             StartErrorKind::Memory => {
                 let (knob, bytes) = self.largest();
@@ -282,7 +299,7 @@ impl Config {
     }
 }
 
-/// The buffers of a shard, by the knob that asks for them.
+/// The buffers of a shard, by the knob that determines them.
 #[derive(Debug)]
 pub(crate) struct ShardBuffers {
     by_knob: [(Knob, Vec<Class>); 5],
@@ -291,7 +308,7 @@ pub(crate) struct ShardBuffers {
 }
 
 impl ShardBuffers {
-    /// Knob of the buffers that hold so many bytes, or would have to.
+    /// Knob of the buffers that hold the `needed` bytes, or `memory.bulk_buffers` if none does.
     #[cold]
     pub(crate) fn knob_of(&self, needed: usize) -> Knob {
         Config::knob_of(&self.by_knob, needed).unwrap_or(Knob::BULK_BUFFERS)
@@ -299,11 +316,11 @@ impl ShardBuffers {
 
     /// Error of a missing buffer.
     #[cold]
-    pub(crate) fn lacks(&self, needed: usize) -> CallError {
-        Config::lacks(&self.by_knob, needed, Knob::LONG_BUFFERS)
+    pub(crate) fn missing_buffer(&self, needed: usize) -> CallError {
+        Config::missing_buffer(&self.by_knob, needed, Knob::LONG_BUFFERS)
     }
 
-    /// Bytes of the longest buffer that a reply of `len` bytes, its headers included, may have.
+    /// Bytes of the longest buffer that a reply of `len` bytes, including its headers, may take.
     #[inline]
     pub(crate) fn longest_for_reply(&self, len: usize) -> usize {
         if len <= self.longest_reply { self.longest_reply } else { usize::MAX }

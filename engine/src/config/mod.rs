@@ -2,9 +2,9 @@
 //!
 //! `tuning.md` describes when to change them.
 //!
-//! [`Config`] is of every shard, [`AcceptConfig`] of servers, [`ConnectConfig`] of clients. One group for each subject;
-//! the page of a group lists the effects of wrong values. Knobs are written as `memory.receives` in errors, in
-//! documents and in configuration files.
+//! [`Config`] applies to every shard, [`AcceptConfig`] to servers, [`ConnectConfig`] to clients. There is one group for
+//! each subject; the page of a group lists the effects of wrong values. Errors, documents and configuration files write
+//! a knob as `memory.receives`.
 //!
 //! ```
 //! use rpcrdma::Config;
@@ -25,7 +25,7 @@ use std::borrow::Cow;
 use std::fmt::Display;
 
 use crate::cross_thread::idle::IdlePolicy;
-use crate::fabric::iwarp::IwarpConfig as IwarpFabricConfig;
+use crate::fabric::iwarp::IwarpFabricConfig;
 use crate::fabric::software::SoftwareConfig;
 #[cfg(feature = "verbs")]
 use crate::fabric::verbs::VerbsConfig;
@@ -50,32 +50,32 @@ pub use groups::{
 pub struct Config {
     /// Receives and buffers.
     pub memory: MemoryConfig,
-    /// Limits against peers.
+    /// Limits on what one connection may use.
     pub limits: LimitsConfig,
     /// Time-outs of connections that are open.
     pub timeouts: TimeoutConfig,
     /// Protocol version, form of messages, authentication of hosts.
     pub wire: WireConfig,
-    /// RDMA device, and marks of its packets.
+    /// RDMA device, and path attributes of its packets.
     pub device: DeviceConfig,
     /// Sockets, CRCs and time-outs of the iWARP fabric; ignored by others.
     pub iwarp: IwarpConfig,
-    /// Loop of the shard.
+    /// Polling loop of the shard.
     pub poll: PollConfig,
     /// Switches of single optimizations, and corner cases.
     pub debug: DebugConfig,
 }
 
-/// A configuration that cannot work: knob, value and range.
+/// An invalid configuration: knob, value and range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{knob} is {value}: {wanted}")]
+#[error("invalid {knob} `{value}`: expected {wanted}")]
 #[non_exhaustive]
 pub struct ConfigError {
-    /// The knob, as `memory.receives`.
+    /// The knob, such as `memory.receives`.
     pub knob: &'static str,
-    /// Its value.
+    /// The invalid value.
     pub value: String,
-    /// Its range, and the knobs that this follows from.
+    /// The valid range, and the knobs that determine it.
     pub wanted: Cow<'static, str>,
 }
 
@@ -93,20 +93,20 @@ impl From<ConfigError> for StartError {
 }
 
 impl StartError {
-    /// Knob, value and range of a refused configuration.
+    /// Knob, value and range of an invalid configuration.
     pub fn config(&self) -> Option<&ConfigError> {
-        self.shown()
+        self.inner()
     }
 }
 
 impl Config {
-    /// Configuration of the software fabric for such a shard.
+    /// Configuration of the software fabric for a shard with this configuration.
     #[doc(hidden)]
     pub fn software(&self) -> SoftwareConfig {
         let (max_message, defaults) = (self.longest_message(), SoftwareConfig::default());
         SoftwareConfig {
             max_message,
-            // It holds two of the longest at least.
+            // The ring holds at least two of the longest messages.
             ring_bytes: defaults.ring_bytes.max((2 * max_message).next_power_of_two()),
             shared_receives: self.shared_receives(),
             may_sleep: self.poll.idle != IdlePolicy::Poll,
@@ -117,7 +117,7 @@ impl Config {
         }
     }
 
-    /// Configuration of the iWARP fabric for such a shard.
+    /// Configuration of the iWARP fabric for a shard with this configuration.
     #[doc(hidden)]
     pub fn iwarp(&self) -> IwarpFabricConfig {
         let IwarpConfig { crc, send_buffer, receive_buffer, busy_poll, retry_timeout, keep_alive } = self.iwarp;
@@ -140,7 +140,7 @@ impl Config {
         }
     }
 
-    /// Configuration of the verbs fabric for such a shard.
+    /// Configuration of the verbs fabric for a shard with this configuration.
     #[cfg(feature = "verbs")]
     pub fn verbs(&self) -> VerbsConfig {
         VerbsConfig {
@@ -153,12 +153,12 @@ impl Config {
         }
     }
 
-    /// Receives that the fabric holds: those of the shard, and as many as it posts in advance.
+    /// Receives that the fabric holds: those of `memory.receives`, and the margin posted in advance.
     fn shared_receives(&self) -> usize {
         self.sized().map_or(self.memory.receives, |sized| sized.memory.receives) + RECEIVE_MARGIN
     }
 
-    /// Checks all values, and that none contradicts another.
+    /// Checks that all values are valid, and that none contradicts another.
     ///
     /// # Errors
     /// Names the knob, its value and its range.
@@ -180,10 +180,11 @@ impl Config {
     }
 }
 
-/// Receives that a shard keeps posted beyond those promised to connections: as many as one turn may consume, and as
-/// many again before more are posted.
+/// Receives that a shard keeps posted beyond those reserved for connections.
+///
+/// One turn may consume half of them; the other half is the reserve until more are posted.
 pub(crate) const RECEIVE_MARGIN: usize = 128;
-/// Unpromised Receives below which a shard posts more.
+/// Unreserved Receives below which a shard posts more.
 pub(crate) const RECEIVE_LOW_WATER: usize = 64;
-/// Completions that one turn takes.
+/// Maximum number of completions that one turn takes.
 pub(crate) const POLL_BATCH: usize = 64;

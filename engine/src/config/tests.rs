@@ -12,13 +12,13 @@ fn the_defaults_are_in_range() {
 }
 
 #[test]
-fn as_many_size_classes_as_are_allowed_make_a_pool() {
+fn the_maximum_number_of_size_classes_makes_a_pool() {
     let mut config = Config::default();
     config.memory.bulk_buffers = (1..=29).map(|n| (n * 1000, 1)).collect();
     config.memory.long_buffers = (1..=29).map(|n| (n * 1001, 1)).collect();
     config.debug.optional_operations = true;
-    config.validate().expect("at most so many");
-    config.pool(true).own_arena().expect("the pool takes them");
+    config.validate().expect("the number is allowed");
+    config.pool(true).own_arena().expect("the pool takes the classes");
 }
 
 fn required() -> AuthPolicy {
@@ -29,101 +29,146 @@ fn required() -> AuthPolicy {
 type Change = fn(&mut Config);
 
 #[test]
-fn each_knob_is_refused_by_name_value_and_range() {
+fn an_invalid_knob_is_refused_by_name_value_and_range() {
     let cases: &[(Change, &str)] = &[
-        (|c| c.memory.receives = 10, "memory.receives is 10: 256 to 1048576"),
-        (|c| c.memory.receives = 2 << 20, "memory.receives is 2097152: 256 to 1048576"),
-        (|c| c.memory.small_buffers = 15, "memory.small_buffers is 15: 16 to 16777216"),
-        (|c| c.memory.message_buffers = 0, "memory.message_buffers is 0: 1 to 16777216"),
-        (|c| c.memory.bulk_buffers = vec![(0, 1)], "memory.bulk_buffers is 1 of 0 bytes: 1 to 1073741824 bytes and"),
-        (|c| c.memory.long_buffers = vec![(64, 0)], "memory.long_buffers is 0 of 64 bytes: 1 to 1073741824 bytes and"),
-        (|c| c.memory.long_buffers = vec![(64, 1); 30], "memory.long_buffers is 30 size classes: at most 29 of them"),
+        (|c| c.memory.receives = 10, "invalid memory.receives `10`: expected 256 to 1048576"),
+        (|c| c.memory.receives = 2 << 20, "invalid memory.receives `2097152`: expected 256 to 1048576"),
+        (|c| c.memory.small_buffers = 15, "invalid memory.small_buffers `15`: expected 16 to 16777216"),
+        (|c| c.memory.message_buffers = 0, "invalid memory.message_buffers `0`: expected 1 to 16777216"),
+        (
+            |c| c.memory.bulk_buffers = vec![(0, 1)],
+            "invalid memory.bulk_buffers `1 of 0 bytes`: expected 1 to 1073741824 bytes and",
+        ),
+        (
+            |c| c.memory.long_buffers = vec![(64, 0)],
+            "invalid memory.long_buffers `0 of 64 bytes`: expected 1 to 1073741824 bytes and",
+        ),
+        (
+            |c| c.memory.long_buffers = vec![(64, 1); 30],
+            "invalid memory.long_buffers `30 size classes`: expected at most 29",
+        ),
         (
             |c| c.memory.bulk_buffers = vec![(1 << 30, 1 << 16), (1 << 30, 1 << 24)],
-            "memory.bulk_buffers is 18084767253659648 bytes in all: at most 140737488355328, the address space",
+            "invalid memory.bulk_buffers `18084767253659648 bytes in all`: expected at most 140737488355328, the address space",
         ),
         (
             |c| c.memory.long_buffers = vec![(1 << 30, 1 << 24)],
-            "memory.long_buffers is 18014398509481984 bytes in all: at most 140737488355328, the address space",
+            "invalid memory.long_buffers `18014398509481984 bytes in all`: expected at most 140737488355328, the address space",
         ),
-        (|c| c.memory = MemoryConfig::within((1 << 47) + 1), "memory.budget is 140737488355329: 0 to 140737488355328"),
-        (|c| c.memory.numa_node = Some(1024), "memory.numa_node is 1024: 0 to 1023"),
-        (|c| c.poll.core = Some(1024), "poll.core is 1024: 0 to 1023"),
-        (|c| c.device.gid_index = Some(256), "device.gid_index is 256: 0 to 255"),
-        (|c| c.memory.chunk_align = 96, "memory.chunk_align is 96: a power of two, 64 to 4096 bytes"),
-        (|c| c.limits.credits = 3, "limits.credits is 3: 4 to 32767"),
-        (|c| c.limits.max_credits = 40_000, "limits.max_credits is 40000: 4 to 32767"),
+        (
+            |c| c.memory = MemoryConfig::within((1 << 47) + 1),
+            "invalid memory.budget `140737488355329`: expected 0 to 140737488355328",
+        ),
+        (|c| c.memory.numa_node = Some(1024), "invalid memory.numa_node `1024`: expected 0 to 1023"),
+        (|c| c.poll.core = Some(1024), "invalid poll.core `1024`: expected 0 to 1023"),
+        (|c| c.device.gid_index = Some(256), "invalid device.gid_index `256`: expected 0 to 255"),
+        (|c| c.memory.chunk_align = 96, "invalid memory.chunk_align `96`: expected a power of two, 64 to 4096 bytes"),
+        (|c| c.limits.credits = 3, "invalid limits.credits `3`: expected 4 to 32767"),
+        (|c| c.limits.max_credits = 40_000, "invalid limits.max_credits `40000`: expected 4 to 32767"),
         (
             |c| (c.limits.credits, c.limits.max_credits) = (4000, 4096),
-            "limits.credits is 4000: 4 to 3967, as memory.receives is 4096, 129 in reserve",
+            "invalid limits.credits `4000`: expected 4 to 3967, because memory.receives is 4096, with 129 in reserve",
         ),
         (
             |c| (c.limits.credits, c.limits.max_credits) = (64, 32),
-            "limits.max_credits is 32: at least limits.credits, which is 64",
+            "invalid limits.max_credits `32`: expected at least limits.credits, which is 64",
         ),
-        (|c| c.limits.max_credits = 4097, "limits.max_credits is 4097: 4 to 4096, as memory.receives is 4096"),
-        (|c| c.debug.reverse_credits = 32768, "debug.reverse_credits is 32768: 0 to 32767"),
-        (|c| c.limits.max_calls = 0, "limits.max_calls is 0: 1 to 65536"),
-        (|c| c.limits.max_abandoned = 0, "limits.max_abandoned is 0: at least 1"),
-        (|c| c.limits.max_deferred = 0, "limits.max_deferred is 0: at least 1"),
-        (|c| c.limits.max_reads = Some(0), "limits.max_reads is 0: at least 1, or unset for no limit"),
-        (|c| c.limits.max_read_bytes = Some(0), "limits.max_read_bytes is 0: at least 1"),
-        (|c| c.limits.max_write_bytes = Some(0), "limits.max_write_bytes is 0: at least 1"),
-        (|c| c.limits.min_rate = 0, "limits.min_rate is 0: at least 1 byte per second"),
-        (|c| c.timeouts.progress = Duration::ZERO, "timeouts.progress is 0s: more than 0 s"),
-        (|c| c.wire.receive_size = 1000, "wire.receive_size is 1000: 1024 to 1048576 bytes, a multiple of 4"),
-        (|c| c.wire.receive_size = 4098, "wire.receive_size is 4098: 1024 to 1048576 bytes, a multiple of 4"),
-        (|c| c.wire.receive_size = 2048, "wire.receive_size is 2048: 4096 to 1048576 bytes in version 2"),
+        (
+            |c| c.limits.max_credits = 4097,
+            "invalid limits.max_credits `4097`: expected 4 to 4096, because memory.receives is 4096",
+        ),
+        (|c| c.debug.reverse_credits = 32768, "invalid debug.reverse_credits `32768`: expected 0 to 32767"),
+        (|c| c.limits.max_calls = 0, "invalid limits.max_calls `0`: expected 1 to 65536"),
+        (|c| c.limits.max_abandoned = 0, "invalid limits.max_abandoned `0`: expected at least 1"),
+        (|c| c.limits.max_deferred = 0, "invalid limits.max_deferred `0`: expected at least 1"),
+        (|c| c.limits.max_reads = Some(0), "invalid limits.max_reads `0`: expected at least 1, or unset for no limit"),
+        (|c| c.limits.max_read_bytes = Some(0), "invalid limits.max_read_bytes `0`: expected at least 1"),
+        (|c| c.limits.max_write_bytes = Some(0), "invalid limits.max_write_bytes `0`: expected at least 1"),
+        (|c| c.limits.min_rate = 0, "invalid limits.min_rate `0`: expected at least 1 byte per second"),
+        (|c| c.timeouts.progress = Duration::ZERO, "invalid timeouts.progress `0s`: expected more than 0 s"),
+        (
+            |c| c.wire.receive_size = 1000,
+            "invalid wire.receive_size `1000`: expected 1024 to 1048576 bytes, a multiple of 4",
+        ),
+        (
+            |c| c.wire.receive_size = 4098,
+            "invalid wire.receive_size `4098`: expected 1024 to 1048576 bytes, a multiple of 4",
+        ),
+        (
+            |c| c.wire.receive_size = 2048,
+            "invalid wire.receive_size `2048`: expected 4096 to 1048576 bytes in version 2",
+        ),
         (
             |c| c.debug.max_receive_size = 2 << 20,
-            "debug.max_receive_size is 2097152: 0 to 1048576 bytes, a multiple of 4",
+            "invalid debug.max_receive_size `2097152`: expected 0 to 1048576 bytes, a multiple of 4",
         ),
         (
             |c| c.debug.max_receive_size = 4092,
-            "debug.max_receive_size is 4092: 0, or at least wire.receive_size, which is 4096",
+            "invalid debug.max_receive_size `4092`: expected 0, or at least wire.receive_size, which is 4096",
         ),
         (
             |c| (c.wire.credit_mode, c.wire.version_1) = (CreditMode::V1, false),
-            "wire.credit_mode is v1: a mode of version 2, or wire.version_1 true, which is false",
+            "invalid wire.credit_mode `v1`: expected a mode of version 2, or wire.version_1 true, which is false",
         ),
         (
             |c| (c.wire.credit_mode, c.wire.host_auth) = (CreditMode::V1, required()),
-            "wire.credit_mode is v1: a mode of version 2, as wire.host_auth is required",
+            "invalid wire.credit_mode `v1`: expected a mode of version 2, because wire.host_auth is required",
         ),
         (
             |c| (c.debug.resize_on_request, c.debug.optional_operations) = (true, false),
-            "debug.resize_on_request is true: false, or debug.optional_operations true, which is false",
+            "invalid debug.resize_on_request `true`: expected false, or debug.optional_operations true, which is false",
         ),
         (
             |c| (c.debug.resize_on_request, c.wire.credit_mode) = (true, CreditMode::V1),
-            "debug.resize_on_request is true: false, as wire.credit_mode is v1",
+            "invalid debug.resize_on_request `true`: expected false, because wire.credit_mode is v1",
         ),
-        (|c| c.wire.reassemble_up_to = 2 << 30, "wire.reassemble_up_to is 2147483648: at most 1073741824 bytes"),
-        (|c| c.device.name = Some(String::new()), "device.name is empty: the name of a device, or unset"),
-        (|c| c.device.service_level = Some(16), "device.service_level is 16: 0 to 15"),
-        (|c| c.device.path_mtu = Some(1500), "device.path_mtu is 1500: 256, 512, 1024, 2048 or 4096 bytes"),
-        (|c| c.debug.read_depth = 0, "debug.read_depth is 0: 1 to 16383"),
-        (|c| c.debug.max_handshakes = 0, "debug.max_handshakes is 0: at least 1"),
-        (|c| c.iwarp.send_buffer = Some(0), "iwarp.send_buffer is 0: 1 to 2147483647"),
-        (|c| c.iwarp.receive_buffer = Some(4 << 30), "iwarp.receive_buffer is 4294967296: 1 to 2147483647"),
-        (|c| c.iwarp.retry_timeout = Duration::from_micros(1), "iwarp.retry_timeout is 1µs: 1 ms to 24 h"),
-        (|c| c.iwarp.keep_alive = Duration::ZERO, "iwarp.keep_alive is 0ns: 1 s to 32767 s"),
-        (|c| c.debug.handshake_timeout = Duration::ZERO, "debug.handshake_timeout is 0ns: more than 0 s"),
-        (|c| c.debug.linger = Duration::MAX, "debug.linger is 18446744073709551615.999999999s: more than 0 s"),
-        (|c| c.poll.control_interval = Duration::ZERO, "poll.control_interval is 0ns: more than 0 s, at most 24 h"),
-        (|c| c.debug.signal_every = 0, "debug.signal_every is 0: at least 1"),
-        (|c| c.debug.sample_latency = 3, "debug.sample_latency is 3: 0 or a power of two"),
+        (
+            |c| c.wire.reassemble_up_to = 2 << 30,
+            "invalid wire.reassemble_up_to `2147483648`: expected at most 1073741824 bytes",
+        ),
+        (|c| c.device.name = Some(String::new()), "invalid device.name ``: expected the name of a device, or unset"),
+        (|c| c.device.service_level = Some(16), "invalid device.service_level `16`: expected 0 to 15"),
+        (
+            |c| c.device.path_mtu = Some(1500),
+            "invalid device.path_mtu `1500`: expected 256, 512, 1024, 2048 or 4096 bytes",
+        ),
+        (|c| c.debug.read_depth = 0, "invalid debug.read_depth `0`: expected 1 to 16383"),
+        (|c| c.debug.max_handshakes = 0, "invalid debug.max_handshakes `0`: expected at least 1"),
+        (|c| c.iwarp.send_buffer = Some(0), "invalid iwarp.send_buffer `0`: expected 1 to 2147483647"),
+        (
+            |c| c.iwarp.receive_buffer = Some(4 << 30),
+            "invalid iwarp.receive_buffer `4294967296`: expected 1 to 2147483647",
+        ),
+        (
+            |c| c.iwarp.retry_timeout = Duration::from_micros(1),
+            "invalid iwarp.retry_timeout `1µs`: expected 1 ms to 24 h",
+        ),
+        (|c| c.iwarp.keep_alive = Duration::ZERO, "invalid iwarp.keep_alive `0ns`: expected 1 s to 32767 s"),
+        (
+            |c| c.debug.handshake_timeout = Duration::ZERO,
+            "invalid debug.handshake_timeout `0ns`: expected more than 0 s",
+        ),
+        (
+            |c| c.debug.linger = Duration::MAX,
+            "invalid debug.linger `18446744073709551615.999999999s`: expected more than 0 s",
+        ),
+        (
+            |c| c.poll.control_interval = Duration::ZERO,
+            "invalid poll.control_interval `0ns`: expected more than 0 s, at most 24 h",
+        ),
+        (|c| c.debug.signal_every = 0, "invalid debug.signal_every `0`: expected at least 1"),
+        (|c| c.debug.sample_latency = 3, "invalid debug.sample_latency `3`: expected 0 or a power of two"),
     ];
     for (change, wanted) in cases {
         let mut config = Config::default();
         change(&mut config);
-        let said = config.validate().expect_err(wanted).to_string();
-        assert!(said.starts_with(wanted), "{said}, not {wanted}");
+        let error = config.validate().expect_err(wanted).to_string();
+        assert!(error.starts_with(wanted), "{error}, not {wanted}");
     }
 }
 
 #[test]
-fn a_size_of_two_knobs_is_called_by_that_of_bulk_data() {
+fn a_buffer_size_of_two_knobs_is_attributed_to_bulk_buffers() {
     let config = Config::default();
     let knob = |serves, needed| config.shard_buffers(serves).knob_of(needed).to_string();
     assert_eq!(knob(true, 1 << 20), "`memory.bulk_buffers`", "both have it");
@@ -132,7 +177,7 @@ fn a_size_of_two_knobs_is_called_by_that_of_bulk_data() {
 }
 
 #[test]
-fn the_waits_before_a_connection_is_made_again_grow() {
+fn reconnect_backoff_must_not_decrease_and_is_at_most_a_day() {
     let refused = |first: u64, longest: u64| {
         let backoff = (Duration::from_millis(first), Duration::from_millis(longest));
         ConnectConfig { reconnect_backoff: backoff, ..ConnectConfig::default() }
@@ -142,23 +187,27 @@ fn the_waits_before_a_connection_is_made_again_grow() {
     assert_eq!(refused(5, 5), Ok(()));
     assert_eq!(refused(0, 5), Ok(()));
     let day = 24 * 60 * 60 * 1000;
-    assert_eq!(refused(1, day + 1), Err("connect.reconnect_backoff is 1ms and 86400.001s: at most 24 h".into()));
-    let wanted = "connect.reconnect_backoff is 6ms and 5ms: the first wait, and the longest, not less than it";
+    assert_eq!(
+        refused(1, day + 1),
+        Err("invalid connect.reconnect_backoff `1ms and 86400.001s`: expected at most 24 h".into())
+    );
+    let wanted =
+        "invalid connect.reconnect_backoff `6ms and 5ms`: expected a first wait that does not exceed the longest";
     assert_eq!(refused(6, 5), Err(wanted.into()));
 }
 
 #[test]
-fn time_outs_of_one_role_are_checked() {
+fn time_outs_of_accept_and_connect_are_checked() {
     let accept = AcceptConfig { setup: Duration::ZERO, ..AcceptConfig::default() };
     let negotiation = ConnectConfig { negotiation: Duration::MAX, ..ConnectConfig::default() };
     let timeout = ConnectConfig { timeout: Duration::ZERO, ..ConnectConfig::default() };
-    let refused = |result: Result<(), ConfigError>| result.expect_err("it cannot work").to_string();
-    assert_eq!(refused(accept.validate()), "accept.setup is 0ns: more than 0 s, at most 24 h");
+    let refused = |result: Result<(), ConfigError>| result.expect_err("the value is out of range").to_string();
+    assert_eq!(refused(accept.validate()), "invalid accept.setup `0ns`: expected more than 0 s, at most 24 h");
     assert_eq!(
         refused(negotiation.validate()),
-        "connect.negotiation is 18446744073709551615.999999999s: more than 0 s, at most 24 h"
+        "invalid connect.negotiation `18446744073709551615.999999999s`: expected more than 0 s, at most 24 h"
     );
-    assert_eq!(refused(timeout.validate()), "connect.timeout is 0ns: more than 0 s, at most 24 h");
+    assert_eq!(refused(timeout.validate()), "invalid connect.timeout `0ns`: expected more than 0 s, at most 24 h");
 }
 
 /// A configuration whose numbers of buffers follow from this budget.
@@ -184,12 +233,12 @@ fn a_budget_determines_all_numbers_in_the_proportions_of_the_defaults() {
         let (sized, most) = (config.sized().expect("the budget suffices"), 8 << 30);
         assert!(sized.memory_bytes() <= budget, "{:?}", sized.memory);
         assert!(sized.memory_bytes() > budget / 2 || budget == most, "{:?}", sized.memory);
-        assert_eq!(numbers(&sized.sized().expect("it keeps to it")), numbers(&sized));
+        assert_eq!(numbers(&sized.sized().expect("all numbers are set")), numbers(&sized));
     }
 }
 
 #[test]
-fn a_budget_leaves_what_is_set_and_serves_credits_and_message_sizes() {
+fn a_budget_keeps_set_numbers_and_suffices_for_credits_and_message_sizes() {
     let mut config = within(128 << 20);
     config.memory.bulk_buffers = vec![(16 << 10, 0), (1 << 20, 64)];
     (config.limits.credits, config.limits.max_credits) = (4000, 8000);
@@ -201,12 +250,12 @@ fn a_budget_leaves_what_is_set_and_serves_credits_and_message_sizes() {
     assert_eq!(sized.memory.long_buffers.iter().map(|class| class.0).max(), Some(3 << 20));
     assert!(sized.memory_bytes() <= 128 << 20, "{:?}", sized.memory);
     config.memory.bulk_buffers = vec![(1 << 20, 128)];
-    let error = config.validate().expect_err("they exceed it").to_string();
-    assert!(error.starts_with("memory.budget is 134217728: at least 1"), "{error}");
+    let error = config.validate().expect_err("the buffers exceed the budget").to_string();
+    assert!(error.starts_with("invalid memory.budget `134217728`: expected at least 1"), "{error}");
 }
 
 #[test]
-fn costs_name_knobs_and_sum_up() {
+fn costs_of_the_knobs_of_buffers_add_up_to_the_budget() {
     let config = Config::default();
     let costs = config.costs();
     let of = |knob: &str| costs.iter().find(|cost| cost.0 == knob).map_or(0, |cost| cost.1);

@@ -5,19 +5,19 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use super::parker::{Sleeper, Wake};
+use super::parker::{Parker, Wake};
 
 /// Blocks this thread until the future is ready.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let mut sleeper = Sleeper::new(Wake::Thread);
-    let waker = Waker::from(sleeper.signal());
+    let mut parker = Parker::new(Wake::Thread);
+    let waker = Waker::from(parker.signal());
     let mut future = pin!(future);
     loop {
-        // Before the poll, so that no wake-up is lost.
-        sleeper.arm();
+        // It arms before the poll, so that no wake-up is lost.
+        parker.arm();
         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(value) => return value,
-            Poll::Pending => sleeper.park(None),
+            Poll::Pending => parker.park(None),
         }
     }
 }

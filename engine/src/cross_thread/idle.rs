@@ -5,8 +5,8 @@ use rpcrdma_mempool::sync::{hint, thread};
 
 /// Empty polls between two yields of the core, unless [`Idle::yield_every`] overrides it.
 ///
-/// A yield costs about a dozen polls when no other thread wants the core. It keeps threads from starving each other
-/// when they outnumber the cores: hence one every few dozen polls.
+/// A yield keeps threads from starving each other when they outnumber the cores. It costs about as much as a dozen polls
+/// when no other thread wants the core, so a thread yields only once in a few dozen polls.
 pub const YIELD_EVERY: u32 = 32;
 
 /// Empty polls that [`IdlePolicy::Adaptive`] makes by default before it sleeps: some tens of microseconds.
@@ -17,7 +17,9 @@ pub const DEFAULT_SPIN: u32 = 2_000;
 #[non_exhaustive]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum IdlePolicy {
-    /// Never sleeps: lowest latency, one core always busy. It still yields the core now and then.
+    /// Never sleeps: lowest latency, one core always busy.
+    ///
+    /// The thread still yields the core now and then.
     Poll,
     /// Polls for a while, then sleeps until notified.
     Adaptive {
@@ -32,7 +34,7 @@ pub enum IdlePolicy {
         /// Empty polls before it sleeps.
         times: u32,
     },
-    /// Sleeps at the first empty poll: each message then costs a wake-up.
+    /// Sleeps at the first empty poll, so each message costs a wake-up.
     Event,
 }
 
@@ -42,7 +44,7 @@ impl Default for IdlePolicy {
     }
 }
 
-/// Next step; see [`Idle::after_empty_poll`].
+/// Step of a polling thread after an empty poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdleStep {
     /// Poll again at once, after a `spin_loop` hint.
@@ -61,7 +63,7 @@ pub enum IdleStep {
 pub struct Idle {
     policy: IdlePolicy,
     yield_every: u32,
-    /// Empty polls since the last work; halves instead of overflowing.
+    /// Empty polls since the last work; halved where it would overflow.
     empty: u32,
 }
 
@@ -83,10 +85,12 @@ impl Idle {
         self.empty = 0;
     }
 
-    /// Next step after an empty poll. The count survives a sleep: a spurious wake-up sleeps again at once.
+    /// Counts an empty poll, and returns the next step.
+    ///
+    /// A sleep does not reset the count, so the thread sleeps again at once after a spurious wake-up.
     #[inline]
     pub fn after_empty_poll(&mut self) -> IdleStep {
-        // Halving keeps the count far above any spin limit, and the yields continue.
+        // Halving keeps the count above any sensible spin limit, and the yields continue.
         self.empty = self.empty.checked_add(1).unwrap_or(u32::MAX / 2);
         let sleep = match self.policy {
             IdlePolicy::Poll => false,
@@ -104,7 +108,7 @@ impl Idle {
         }
     }
 
-    /// Takes the step of [`after_empty_poll`](Self::after_empty_poll); sleeps by `sleep`.
+    /// Takes the step of [`after_empty_poll`](Self::after_empty_poll); `sleep` sleeps.
     #[inline]
     pub fn pass(&mut self, sleep: impl FnOnce()) {
         match self.after_empty_poll() {
@@ -132,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn poll_still_yields_when_the_count_is_full() {
+    fn poll_still_yields_after_the_count_overflows() {
         let mut idle = Idle::new(IdlePolicy::Poll);
         idle.empty = u32::MAX - 1;
         let late = steps(idle, 200);
@@ -141,12 +145,12 @@ mod tests {
     }
 
     #[test]
-    fn zero_yields_never() {
+    fn yield_every_zero_never_yields() {
         assert!(steps(Idle::new(IdlePolicy::Poll).yield_every(0), 500).iter().all(|s| *s == IdleStep::Spin));
     }
 
     #[test]
-    fn adaptive_sleeps_after_its_spins_and_again_after_a_false_wake() {
+    fn adaptive_sleeps_after_its_spins_and_again_after_a_spurious_wake_up() {
         let mut idle = Idle::new(IdlePolicy::Adaptive { spin: 3 });
         let got: Vec<_> = (0..5).map(|_| idle.after_empty_poll()).collect();
         use IdleStep::{Sleep, Spin};
@@ -156,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn event_sleeps_at_once() {
+    fn event_sleeps_at_once_and_yield_after_its_yields() {
         assert_eq!(steps(Idle::new(IdlePolicy::Event), 2), [IdleStep::Sleep; 2]);
         let expected = [IdleStep::Yield, IdleStep::Yield, IdleStep::Sleep, IdleStep::Sleep];
         assert_eq!(steps(Idle::new(IdlePolicy::Yield { times: 2 }), 4), expected);

@@ -1,13 +1,13 @@
-//! Messages of many application threads to one shard: a ring for each sender.
+//! Commands of many application threads to one shard, with a ring for each sender.
 //!
 //! The shard polls busy rings only, so a turn costs nothing for idle senders. The receiving end of an idle ring waits
-//! in a slot that it shares with its sender. A sender that finds the end in the slot passes it to the shard, by a
-//! lock-free queue. The shard then polls the ring in each turn. After a number of empty polls it puts the end back into
-//! the slot, if it polls many other rings. A new ring is idle.
+//! in a slot that it shares with its sender. A sender that finds the receiving end in the slot passes it to the shard
+//! by a lock-free queue. The shard then polls the ring in each turn. After a number of empty polls it puts the
+//! receiving end back into the slot, if it polls many other rings. A new ring is idle.
 //!
-//! SYNC POINT idle: the sender publishes an item, or its end; then a fence; then it checks the slot. The shard puts the
-//! receiving end into the slot; then a fence; then it checks the ring once more. One of them sees the other's write, so
-//! no item waits in an unpolled ring.
+//! SYNC POINT idle: the sender publishes an item, or closes the ring; then a fence; then it checks the slot. The shard
+//! puts the receiving end into the slot; then a fence; then it checks the ring once more. One of them sees the other's
+//! write, so no item waits in an unpolled ring.
 #![forbid(unsafe_code)]
 
 use rpcrdma_mempool::sync::{Arc, Ordering, fence};
@@ -16,21 +16,22 @@ use super::parker::Signal;
 use super::return_queue::{AtomicSlot, Link, Linked, ReturnHandle, ReturnQueue};
 use super::ring_sender::RingSender;
 pub use super::ring_sender::SendError;
-use super::spsc::{Consumer, ring};
+use super::spsc::{SpscConsumer, ring};
 
-/// Most items taken from one ring at a time.
+/// Maximum number of items taken from one ring at a time.
 const QUANTUM: usize = 16;
-/// Up to this many rings are polled even when idle, because a poll costs a few nanoseconds, and a round trip through
-/// the slot some hundred.
-const FEW: usize = if cfg!(loom) { 0 } else { 16 };
-/// Empty polls in a row after which a ring is idle.
-const QUIET: u32 = if cfg!(loom) { 1 } else { 64 };
+/// Number of rings that are polled even when idle.
+///
+/// A poll costs a few nanoseconds, whereas a round trip through the slot costs a few hundred.
+const ALWAYS_POLLED: usize = if cfg!(loom) { 0 } else { 16 };
+/// Consecutive empty polls after which a ring is idle.
+const IDLE_AFTER: u32 = if cfg!(loom) { 1 } else { 64 };
 
 /// The receiving end of one sender's ring.
 struct SenderRing<T: Send> {
-    items: Consumer<T>,
-    /// Empty polls in a row.
-    quiet: u32,
+    items: SpscConsumer<T>,
+    /// Consecutive empty polls.
+    empty_polls: u32,
     idle_slot: Arc<AtomicSlot<Self>>,
     link: Link<Self>,
 }
@@ -43,10 +44,10 @@ impl<T: Send> Linked for SenderRing<T> {
 
 /// The shard's end: the rings of all senders.
 ///
-/// Dropping it closes every ring: it drops their items, and later sends fail with [`SendError::Closed`].
+/// Dropping the mailbox closes every ring and drops its items. Later sends fail with [`SendError::Closed`].
 pub struct Mailbox<T: Send> {
     /// Polled rings.
-    #[expect(clippy::vec_box, reason = "the boxes go to their senders, and return")]
+    #[expect(clippy::vec_box, reason = "the boxes move to the slots of their senders, and back")]
     busy: Vec<Box<SenderRing<T>>>,
     /// The ring to poll first.
     next: usize,
@@ -56,38 +57,39 @@ pub struct Mailbox<T: Send> {
 }
 
 impl<T: Send> Mailbox<T> {
-    /// An inbox without senders; `signal` wakes the thread that will poll it.
+    /// A mailbox without senders; `signal` wakes the thread that polls it.
     pub fn new(signal: Signal) -> Self {
         Self { busy: Vec::new(), next: 0, activated: ReturnQueue::new(), signal }
     }
 
-    /// A connector for other threads.
+    /// A connector, by which other threads create senders.
     pub fn connector(&self) -> Connector<T> {
         Connector { activated: self.activated.handle(), signal: self.signal.clone() }
     }
 
-    /// Passes up to `max` items to `take`, from the senders in turn; returns their number. Forgets closed senders.
+    /// Passes up to `max` items to `take`, from the senders in turn; returns their number. Frees the rings of senders
+    /// that were dropped.
     #[inline]
     pub fn poll(&mut self, max: usize, mut take: impl FnMut(T)) -> usize {
         if !self.activated.is_empty() {
             self.busy.extend(self.activated.drain());
         }
         let mut taken = 0;
-        // Consecutive rings with fewer items than requested; all of them, when nothing is left.
+        // Consecutive rings with fewer items than requested. Nothing is left once these are all rings.
         let mut drained = 0;
         while taken < max && drained < self.busy.len() {
             if self.next >= self.busy.len() {
                 self.next = 0;
             }
-            let many = self.busy.len() > FEW;
+            let many = self.busy.len() > ALWAYS_POLLED;
             let ring = &mut self.busy[self.next];
             let quantum = QUANTUM.min(max - taken);
             let count = ring.items.drain(quantum).map(&mut take).count();
             if count > 0 {
-                ring.quiet = 0;
+                ring.empty_polls = 0;
             } else {
-                ring.quiet += u32::from(many);
-                if (many && ring.quiet >= QUIET) || ring.items.is_closed() {
+                ring.empty_polls += u32::from(many);
+                if (many && ring.empty_polls >= IDLE_AFTER) || ring.items.is_closed() {
                     self.make_idle(self.next);
                     continue;
                 }
@@ -106,18 +108,18 @@ impl<T: Send> Mailbox<T> {
         if ring.items.is_closed() {
             return;
         }
-        ring.quiet = 0;
+        ring.empty_polls = 0;
         let (slot, view) = (Arc::clone(&ring.idle_slot), ring.items.view());
         slot.put(ring);
         // SYNC POINT idle: with the fence in `RingSender::send` and `close`, before the check in `Sender::activate`.
         fence(Ordering::SeqCst);
         if view.has_changed() {
-            // Otherwise the sender passes the ring to the shard.
+            // If the slot is empty, the sender has taken the ring and passes it to the shard.
             self.busy.extend(slot.take());
         }
     }
 
-    /// Whether a poll would find items, or a new or closed sender: the check before sleeping.
+    /// Whether a poll would find items, or a new or closed sender. Check it before sleeping.
     pub fn has_work(&self) -> bool {
         !self.activated.is_empty() || self.busy.iter().any(|ring| !ring.items.is_empty() || ring.items.is_closed())
     }
@@ -141,14 +143,15 @@ impl<T: Send> Clone for Connector<T> {
 }
 
 impl<T: Send> Connector<T> {
-    /// Creates a sender, with a ring of `capacity` items; allocates. It is closed if the shard is gone.
+    /// Creates a sender, with a ring of `capacity` items; allocates. The sender is closed if the shard has stopped.
     pub fn connect(&self, capacity: usize) -> Sender<T> {
         let (producer, items) = ring(capacity);
         let idle_slot = Arc::new(AtomicSlot::new());
-        // A cycle, which ends with the sender: it takes the ring out, or the shard has the ring and drops it.
+        // The ring and its slot own each other until the sender is dropped: it takes the ring out of the slot, or the
+        // shard has the ring and drops it.
         idle_slot.put(Box::new(SenderRing {
             items,
-            quiet: 0,
+            empty_polls: 0,
             idle_slot: Arc::clone(&idle_slot),
             link: Link::default(),
         }));
@@ -164,7 +167,7 @@ pub struct Sender<T: Send> {
 }
 
 impl<T: Send> Sender<T> {
-    /// Sends, and wakes a sleeping receiver. The receiver takes an accepted item, or drops it at its end.
+    /// Sends an item, and wakes a sleeping receiver. The receiver takes an accepted item, or drops it with its mailbox.
     #[inline]
     pub fn send(&mut self, item: T) -> Result<(), SendError<T>> {
         self.ring.send(item)?;
@@ -172,10 +175,10 @@ impl<T: Send> Sender<T> {
         if self.idle_slot.is_empty() { Ok(()) } else { self.activate() }
     }
 
-    /// Passes the receiving end to the shard. Returns the newest item if the shard is gone.
+    /// Passes the receiving end to the shard. Returns the newest item if the shard has stopped.
     #[cold]
     fn activate(&mut self) -> Result<(), SendError<T>> {
-        // The shard may have taken the end back.
+        // The shard may have taken the receiving end back.
         let Some(ring) = self.idle_slot.take() else { return Ok(()) };
         match self.activated.push(ring) {
             Ok(()) => {
@@ -183,15 +186,15 @@ impl<T: Send> Sender<T> {
                 Ok(())
             }
             Err(mut ring) => {
-                // Its items stay in the ring.
+                // Closing the receiving end first leaves its items in the ring.
                 ring.items.close();
                 drop(ring);
-                self.ring.take_back().map_or(Ok(()), |item| Err(SendError::Closed(item)))
+                self.ring.reclaim_newest().map_or(Ok(()), |item| Err(SendError::Closed(item)))
             }
         }
     }
 
-    /// True once the receiver is gone.
+    /// Whether the receiver has been dropped.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.ring.producer.is_closed() || self.activated.is_closed()
@@ -201,7 +204,7 @@ impl<T: Send> Sender<T> {
 impl<T: Send> Drop for Sender<T> {
     fn drop(&mut self) {
         self.ring.close();
-        // The shard may be gone.
+        // An error means that the shard has stopped.
         let _ = self.activate();
     }
 }

@@ -7,9 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Runs application code, and catches its panic.
 ///
 /// # Errors
-/// Text of the panic.
+/// The text of the panic.
 #[inline(always)]
-pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Box<str>> {
+pub(crate) fn catch_panic<T>(run: impl FnOnce() -> T) -> Result<T, Box<str>> {
     // The application is responsible for the state that it borrows.
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| text(&*panic))
 }

@@ -26,24 +26,24 @@ use std::sync::{Mutex, MutexGuard};
 
 use crate::fabric::Waker;
 
-/// Way to wake a sleeping thread.
+/// Where a polling thread sleeps, and so how it is woken.
 #[derive(Clone, Debug)]
 pub enum Wake {
-    /// It sleeps in [`Sleeper::park`].
+    /// The thread sleeps in [`Parker::park`].
     Thread,
-    /// It sleeps in [`Fabric::wait`](crate::fabric::Fabric::wait).
+    /// The thread sleeps in [`Fabric::wait`](crate::fabric::Fabric::wait).
     Fabric(Waker),
 }
 
 struct SleepState {
     sleeping: CachePadded<AtomicBool>,
     wake: Wake,
-    /// For [`Wake::Thread`]: the last thread that called [`Sleeper::arm`].
+    /// With [`Wake::Thread`], the last thread that called [`Parker::arm`].
     thread: Mutex<Option<Thread>>,
 }
 
 impl SleepState {
-    /// The sleeping thread. Poisoning does not matter, because the value is replaced whole.
+    /// The sleeping thread. Poisoning of the lock is ignored, because the value is replaced as a whole.
     fn thread(&self) -> MutexGuard<'_, Option<Thread>> {
         self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -51,31 +51,33 @@ impl SleepState {
 
 /// The sleeping side, one per polling thread.
 ///
-/// A shard, between two turns:
+/// A shard uses it between two turns:
 /// ```text
-/// sleeper.arm();
+/// parker.arm();
 /// if nothing in the inbox, the ports, the timers { fabric.arm(); if poll_cq is empty { fabric.wait(..) } }
-/// sleeper.disarm();
+/// parker.disarm();
 /// ```
 /// A thread without a fabric uses [`sleep_unless`](Self::sleep_unless).
-pub struct Sleeper {
+pub struct Parker {
     shared: Arc<SleepState>,
 }
 
-impl Sleeper {
-    /// A sleeper that is awake.
+impl Parker {
+    /// A parker that is not armed.
     pub fn new(wake: Wake) -> Self {
         let sleeping = CachePadded::new(AtomicBool::new(false));
         Self { shared: Arc::new(SleepState { sleeping, wake, thread: Mutex::new(None) }) }
     }
 
-    /// A signal for other threads.
+    /// A signal by which other threads wake this one.
     pub fn signal(&self) -> Signal {
         Signal { shared: Arc::clone(&self.shared) }
     }
 
-    /// Announces a sleep of this thread. Then check all sources of work again, and sleep only if they are empty. Follow
-    /// each `arm` by [`park`](Self::park) or [`disarm`](Self::disarm).
+    /// Announces a sleep of this thread.
+    ///
+    /// The caller then checks all sources of work again, and sleeps only if they are empty. Each `arm` is followed by
+    /// [`park`](Self::park) or [`disarm`](Self::disarm).
     pub fn arm(&mut self) {
         if matches!(self.shared.wake, Wake::Thread) {
             let me = thread::current();
@@ -84,7 +86,7 @@ impl Sleeper {
                 *known = Some(me);
             }
         }
-        // A swap, so that it follows the write of a late notifier of the last sleep.
+        // It is a swap, so that it follows the write of a late notifier of the last sleep.
         self.shared.sleeping.swap(true, Ordering::Relaxed);
         // SYNC POINT sleep: with the fence in `Signal::notify`.
         fence(Ordering::SeqCst);
@@ -96,8 +98,9 @@ impl Sleeper {
         self.shared.sleeping.store(false, Ordering::Relaxed);
     }
 
-    /// Sleeps until notified, or for at most `timeout`; then disarms. Only after [`arm`](Self::arm). Returns at once
-    /// for [`Wake::Fabric`]: that sleep is the fabric's.
+    /// Sleeps until notified, or for at most `timeout`; then disarms.
+    ///
+    /// Call [`arm`](Self::arm) first. With [`Wake::Fabric`] it returns at once, because the thread sleeps in its fabric.
     pub fn park(&mut self, timeout: Option<Duration>) {
         if matches!(self.shared.wake, Wake::Thread) {
             let deadline = timeout.map(|timeout| Instant::now() + timeout);
@@ -107,7 +110,7 @@ impl Sleeper {
         self.disarm();
     }
 
-    /// Arms, and sleeps unless `ready` finds work.
+    /// Arms, and sleeps unless `ready` returns true because it has found work.
     pub fn sleep_unless(&mut self, ready: impl FnOnce() -> bool, timeout: Option<Duration>) {
         self.arm();
         if ready() {
@@ -118,17 +121,19 @@ impl Sleeper {
     }
 }
 
-/// The notifying side, for any thread; cheap to clone.
+/// The notifying side of a [`Parker`], for any thread; cheap to clone.
 #[derive(Clone)]
 pub struct Signal {
     shared: Arc<SleepState>,
 }
 
 impl Signal {
-    /// Notifies the sleeper of a published item. Costs a fence and a load while it is awake, one system call per sleep.
+    /// Notifies the parker's thread of a published item.
+    ///
+    /// It costs a fence and a load while that thread is awake, and one system call per sleep.
     #[inline]
     pub fn notify(&self) {
-        // SYNC POINT sleep: with the fence in `Sleeper::arm`.
+        // SYNC POINT sleep: with the fence in `Parker::arm`.
         fence(Ordering::SeqCst);
         if self.shared.sleeping.load(Ordering::Relaxed) {
             self.wake();
@@ -137,14 +142,14 @@ impl Signal {
 
     #[cold]
     fn wake(&self) {
-        // One of several notifiers wakes. SYNC POINT wake: with the load in `Sleeper::park`.
+        // Only one of several notifiers wakes the thread. SYNC POINT wake: with the load in `Parker::park`.
         if !self.shared.sleeping.swap(false, Ordering::AcqRel) {
             return;
         }
         match &self.shared.wake {
             Wake::Fabric(waker) => waker.wake(),
             Wake::Thread => {
-                // The lock is released before the wake-up.
+                // The thread is cloned, so that the lock is released before the wake-up.
                 let thread = self.shared.thread().clone();
                 if let Some(thread) = thread {
                     thread.unpark();
@@ -166,7 +171,7 @@ impl From<Signal> for std::task::Waker {
     }
 }
 
-/// Parks the calling thread; may return spuriously. False once the deadline has passed.
+/// Parks the calling thread; may return spuriously. Returns false once the deadline has passed.
 pub(super) fn park_thread(deadline: Option<Instant>) -> bool {
     #[cfg(not(loom))]
     if let Some(deadline) = deadline {
@@ -174,7 +179,7 @@ pub(super) fn park_thread(deadline: Option<Instant>) -> bool {
         std::thread::park_timeout(left);
         return !left.is_zero();
     }
-    // Models have no clock, so no deadline passes.
+    // Models have no clock, so no deadline passes in them.
     let _ = deadline;
     thread::park();
     true

@@ -11,7 +11,7 @@ use crate::start_error::{StartError, StartErrorKind};
 
 /// The cores that this process may use, ascending.
 ///
-/// Read once: pinning a thread by [`pin_current_thread`] does not narrow it for its child threads.
+/// They are read once, so pinning a thread by [`pin_current_thread`] does not restrict the threads that it starts.
 pub fn allowed_cores() -> &'static [usize] {
     static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
     ALLOWED.get_or_init(|| {
@@ -37,8 +37,8 @@ fn refused(core: usize, reason: impl Display) -> StartError {
     StartError::new(
         StartErrorKind::Core,
         format_args!(
-            "sched_setaffinity of this thread to core {core}: {reason} (allowed to this process: {allowed}); see that the \
-             core is online: `cat /sys/devices/system/cpu/online`"
+            "sched_setaffinity of this thread to core {core}: {reason} (allowed to this process: {allowed}); check that \
+             the core is online: `cat /sys/devices/system/cpu/online`"
         ),
     )
 }
@@ -59,7 +59,7 @@ pub(super) fn check_core(core: usize) -> Result<(), StartError> {
     ))
 }
 
-/// `[0, 1, 2, 5]` as `0-2,5`.
+/// Formats cores as `taskset` reads them: `[0, 1, 2, 5]` as `0-2,5`.
 fn as_list(cores: &[usize]) -> String {
     let mut list = String::new();
     for run in cores.chunk_by(|a, b| a + 1 == *b) {
@@ -76,14 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_written_as_taskset_reads_them() {
+    fn core_lists_are_formatted_as_taskset_reads_them() {
         assert_eq!(as_list(&[]), "");
         assert_eq!(as_list(&[3]), "3");
         assert_eq!(as_list(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
     }
 
     #[test]
-    fn a_pinned_thread_stays_and_its_children_may_go_elsewhere() {
+    fn a_pinned_thread_stays_and_threads_that_it_starts_may_use_other_cores() {
         let cores = allowed_cores();
         std::thread::spawn(move || {
             pin_current_thread(cores[0]).unwrap();
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_allowed_cores_and_the_command() {
+    fn error_of_a_refused_core_names_the_allowed_cores_and_the_command() {
         let error = pin_current_thread(CpuSet::MAX_CPU + 7).unwrap_err();
         let text = error.to_string();
         assert!(text.contains(&format!("core {}", CpuSet::MAX_CPU + 7)), "{text}");

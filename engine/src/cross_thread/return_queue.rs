@@ -1,7 +1,7 @@
 //! Queue of boxes that any thread returns and one thread takes.
 //!
-//! It is an intrusive list (Treiber's stack): returning a box allocates nothing, never waits, and there is room for all
-//! boxes. The owner takes the whole list with one exchange, so it follows no link that another thread may change.
+//! It is an intrusive list (Treiber's stack), so returning a box allocates nothing, never waits and never fails for
+//! lack of room. The owner takes the whole list with one exchange, so it follows no link that another thread may change.
 #![expect(unsafe_code, reason = "links between returned boxes, and a slot for one box")]
 
 use std::ptr::{NonNull, null_mut};
@@ -24,15 +24,16 @@ impl<T> Default for Link<T> {
     }
 }
 
-/// A type with a link, which is always the same one.
+/// A type whose boxes can be in a [`ReturnQueue`].
 pub(crate) trait Linked: Send + Sized {
+    /// The link of this value, which is the same one in every call.
     fn link(&mut self) -> &mut Link<Self>;
 }
 
-/// The box that was returned last; null if there is none, [`closed`] once the queue is closed.
+/// Pointer to the box that was returned last; null if there is none, [`closed`] once the queue is closed.
 struct QueueHead<T>(CachePadded<AtomicPtr<T>>);
 
-/// Head of a closed queue. No box has this address, which is below the first page.
+/// Head of a closed queue. No box has this address, because it is in the first page.
 fn closed<T>() -> *mut T {
     NonNull::dangling().as_ptr()
 }
@@ -64,10 +65,10 @@ impl<T: Linked> ReturnHandle<T> {
         let mut last = self.head.0.load(Ordering::Relaxed);
         loop {
             if last == closed() {
-                // SAFETY: it came from the box, and no other thread has seen it.
+                // SAFETY: the pointer came from the box, and no other thread has seen it.
                 return Err(unsafe { Box::from_raw(new) });
             }
-            // SAFETY: it came from the box, and no other thread has seen it.
+            // SAFETY: the pointer came from the box, and no other thread has seen it.
             let item = unsafe { &mut *new };
             item.link().0 = last;
             // SYNC POINT return: with the exchange in `ReturnQueue::take`.
@@ -79,7 +80,7 @@ impl<T: Linked> ReturnHandle<T> {
     }
 }
 
-/// The taking end. Its drop closes the queue.
+/// The taking end of the queue. Dropping it closes the queue.
 pub(crate) struct ReturnQueue<T: Linked> {
     head: Arc<QueueHead<T>>,
 }
@@ -90,12 +91,12 @@ impl<T: Linked> ReturnQueue<T> {
         Self { head: Arc::new(QueueHead(CachePadded::new(AtomicPtr::new(null_mut())))) }
     }
 
-    /// A returning end.
+    /// A handle that returns boxes to this queue.
     pub(crate) fn handle(&self) -> ReturnHandle<T> {
         ReturnHandle { head: Arc::clone(&self.head) }
     }
 
-    /// Whether there is nothing to take.
+    /// Whether the queue has no box.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.head.0.load(Ordering::Relaxed).is_null()
@@ -107,7 +108,7 @@ impl<T: Linked> ReturnQueue<T> {
         if self.is_empty() { Drained { first: null_mut() } } else { self.take(null_mut()) }
     }
 
-    /// Closes the queue to later boxes, and takes those in it.
+    /// Closes the queue to later boxes, and takes the boxes in it.
     pub(crate) fn close(&mut self) -> Drained<T> {
         self.take(closed())
     }
@@ -141,7 +142,7 @@ pub(crate) struct Drained<T: Linked> {
 }
 
 impl<T: Linked> Drained<T> {
-    /// Whether none is left.
+    /// Whether no box is left.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.first.is_null()
@@ -156,7 +157,7 @@ impl<T: Linked> Iterator for Drained<T> {
         if self.is_empty() {
             return None;
         }
-        // SAFETY: it was a box, and is in no other list.
+        // SAFETY: the pointer came from a box, which is in no other list.
         let mut item = unsafe { Box::from_raw(self.first) };
         self.first = std::mem::take(item.link()).0;
         Some(item)
@@ -169,7 +170,7 @@ impl<T: Linked> Drop for Drained<T> {
     }
 }
 
-/// A slot for one box, which the first taker gets.
+/// A slot for one box, which the first thread to take it gets.
 pub(crate) struct AtomicSlot<T: Send>(AtomicPtr<T>);
 
 impl<T: Send> AtomicSlot<T> {
@@ -178,7 +179,7 @@ impl<T: Send> AtomicSlot<T> {
         Self(AtomicPtr::new(null_mut()))
     }
 
-    /// Whether there is nothing to take.
+    /// Whether the slot has no box.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.load(Ordering::Relaxed).is_null()

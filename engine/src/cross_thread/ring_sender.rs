@@ -1,19 +1,19 @@
-//! Producer of a ring, with the signal of the receiving thread.
+//! SpscProducer of a ring, with the signal of the receiving thread.
 #![forbid(unsafe_code)]
 
 use rpcrdma_mempool::sync::thread;
 
 use super::parker::Signal;
-use super::spsc::Producer;
+use super::spsc::SpscProducer;
 
-/// Reason why an item was not sent; returns the item.
+/// Reason why an item was not sent, with the item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError<T> {
-    /// The receiver has not kept up: try again later.
+    /// The receiver has not kept up: retry later.
     #[error("the ring is full")]
     Full(T),
-    /// The receiver is gone for good.
-    #[error("the receiver is gone")]
+    /// The receiver has been dropped.
+    #[error("the receiver has been dropped")]
     Closed(T),
 }
 
@@ -28,36 +28,39 @@ impl<T> SendError<T> {
 
 /// A producer that wakes the receiving thread.
 pub(super) struct RingSender<T> {
-    pub(super) producer: Producer<T>,
+    pub(super) producer: SpscProducer<T>,
     pub(super) signal: Signal,
 }
 
 impl<T> RingSender<T> {
     /// A sender that wakes the receiver by `signal`.
-    pub(super) fn new(producer: Producer<T>, signal: Signal) -> Self {
+    pub(super) fn new(producer: SpscProducer<T>, signal: Signal) -> Self {
         Self { producer, signal }
     }
 
-    /// Sends, and wakes a sleeping receiver; a `SeqCst` fence follows the item. The receiver takes an accepted item, or
-    /// drops it at its end.
+    /// Sends an item, and wakes a sleeping receiver. A `SeqCst` fence follows the item.
+    ///
+    /// The receiver takes an accepted item, or drops it when it is dropped itself.
     #[inline]
     pub(super) fn send(&mut self, item: T) -> Result<(), SendError<T>> {
         if self.producer.is_closed() {
             return Err(SendError::Closed(item));
         }
         self.producer.push(item).map_err(SendError::Full)?;
-        // Its fence is also the one that `Producer::is_closed` requires.
+        // The fence of `notify` is also the one that `SpscProducer::is_closed` requires.
         self.signal.notify();
         if self.producer.is_closed() {
-            // This item is the newest.
-            return self.take_back().map_or(Ok(()), |item| Err(SendError::Closed(item)));
+            // The newest item is the one just pushed.
+            return self.reclaim_newest().map_or(Ok(()), |item| Err(SendError::Closed(item)));
         }
         Ok(())
     }
 
-    /// Waits for the receiver's end, which is near; returns the newest of the items that it left.
+    /// Takes the items that the receiver left in the ring, and returns the newest of them.
+    ///
+    /// Waits until the receiver has been dropped; it has closed the ring already, so this takes little time.
     #[cold]
-    pub(super) fn take_back(&mut self) -> Option<T> {
+    pub(super) fn reclaim_newest(&mut self) -> Option<T> {
         while !self.producer.is_abandoned() {
             thread::yield_now();
         }
@@ -66,11 +69,11 @@ impl<T> RingSender<T> {
 
     /// Closes the ring, and wakes the receiver; a `SeqCst` fence follows the close.
     pub(super) fn close(&mut self) {
-        // Close before the notification: a woken receiver has to see it.
+        // The ring closes before the notification, because a woken receiver has to see that it is closed.
         self.producer.close();
         self.signal.notify();
         if self.producer.is_closed() {
-            drop(self.take_back());
+            drop(self.reclaim_newest());
         }
     }
 }

@@ -1,34 +1,35 @@
 //! Slots for results of calls, for blocking threads or futures.
 //!
-//! A table is allocated once. A call takes a slot and returns it, without allocation.
+//! The table is allocated once. A call takes a slot from it and returns the slot, without allocation.
 //!
-//! A slot in use has two ends: the [`Ticket`] waits, the [`Completer`] completes. They are moved and never cloned. So
-//! no end of an earlier use reaches a slot in use, and a slot needs no generation.
+//! A slot in use has two ends: the [`ResultTicket`] waits, the [`Completer`] completes. They are moved and never cloned.
+//! So no end of an earlier use reaches a slot in use, and a slot needs no generation.
 //!
 //! # Field-access protocol
-//! `state` is a set of bits; a use starts with none (*pending*). DONE, LEFT and GONE are set once per use, so an
-//! addition sets them: one instruction, where a fetching `or` is a loop.
+//! `state` is a set of bits; a use starts with none (*pending*). DONE, COMPLETER_GONE and TICKET_GONE are set once per
+//! use, so an addition sets them: it is one instruction, whereas `fetch_or` is a loop.
 //!
 //! | bit | set by | meaning |
 //! | --- | --- | --- |
 //! | `WAITER` | ticket (and cleared) | a waiter is in the `waiter` cell |
 //! | `DONE` | completer | the result is in the `value` cell |
-//! | `LEFT` | completer, after DONE | it has moved the waiter out, and does not touch the slot again |
-//! | `GONE` | ticket | it does not touch the slot again (*abandoned* without DONE) |
+//! | `COMPLETER_GONE` | completer, after DONE | it has moved the waiter out, and does not touch the slot again |
+//! | `TICKET_GONE` | ticket | it does not touch the slot again (*abandoned* without DONE) |
 //!
-//! 1. `value` belongs to the completer until it sets DONE. Then it belongs to the ticket, unless GONE was set before:
-//!    then it stays the completer's.
+//! 1. `value` belongs to the completer until it sets DONE. Then it belongs to the ticket, unless TICKET_GONE was set
+//!    before DONE: in that case it stays the completer's.
 //! 2. `waiter` belongs to the ticket while WAITER is clear, and to no end while it is set. It belongs to the completer
-//!    once that sets DONE, or sees GONE, while WAITER is set.
-//! 3. The last end returns the slot, once, with both cells empty. The completer returns it if it finds GONE. The ticket
-//!    returns it if DONE was set without WAITER, as the completer has finished then. When DONE met WAITER, both have
-//!    work left: the completer sets LEFT, the ticket GONE, and the second one returns the slot.
+//!    once that sets DONE, or sees TICKET_GONE, while WAITER is set.
+//! 3. The last end returns the slot, once, with both cells empty. The completer returns it if it finds TICKET_GONE. The
+//!    ticket returns it if DONE was set without WAITER, because the completer has finished then. If WAITER was set when
+//!    DONE was, both ends have work left: the completer sets COMPLETER_GONE, the ticket sets TICKET_GONE, and the
+//!    second one returns the slot.
 //! 4. No end touches a slot, or the table, after the step that lets the other end return the slot.
 //! 5. The table is freed once its owner is gone and all slots are returned (`returned` counts them).
 //!
 //! SYNC POINTS: *result*: the completer's DONE (Release) with the ticket's load (Acquire). *waiter*: the ticket's
-//! WAITER (Release) with the completer's DONE (Acquire). *end of use*: LEFT and GONE, both AcqRel. *return*: the push
-//! onto `returned` with the owner's take (see [`IndexStack`]).
+//! WAITER (Release) with the completer's DONE (Acquire). *end of use*: COMPLETER_GONE and TICKET_GONE, both AcqRel.
+//! *return*: the push onto `returned` with the owner's take (see [`IndexStack`]).
 #![expect(unsafe_code, reason = "cells change hands between threads, by the protocol above")]
 
 use std::future::Future;
@@ -49,21 +50,21 @@ use super::parker::park_thread;
 
 const WAITER: u32 = 1;
 const DONE: u32 = 2;
-const LEFT: u32 = 4;
-const GONE: u32 = 8;
+const COMPLETER_GONE: u32 = 4;
+const TICKET_GONE: u32 = 8;
 
-/// The call was dropped without a result, because the shard stopped or the call was abandoned on its way.
+/// The call was dropped without a result, because its shard has stopped or has discarded it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the call was dropped without a result: the shard has stopped")]
 pub struct Disconnected;
 
-/// The waiting task or thread.
-enum Waiter {
+/// The task or thread that waits for a result.
+enum ResultWaiter {
     Task(Waker),
     Thread(Thread),
 }
 
-impl Waiter {
+impl ResultWaiter {
     fn wake(self) {
         match self {
             Self::Task(waker) => waker.wake(),
@@ -72,33 +73,35 @@ impl Waiter {
     }
 }
 
-struct Slot<T> {
+/// Slot for the result of one call, with its waiter.
+struct ResultSlot<T> {
     state: AtomicU32,
     /// Next slot of the list that contains the free slot.
     next: AtomicU32,
     value: UnsafeCell<MaybeUninit<Result<T, Disconnected>>>,
-    waiter: UnsafeCell<Option<Waiter>>,
+    waiter: UnsafeCell<Option<ResultWaiter>>,
 }
 
-struct Slots<T> {
-    slots: Box<[CachePadded<Slot<T>>]>,
-    /// Slots returned since the last take. Once the owner is gone, it counts those not yet returned.
+/// The slots of a table, shared by its owner and the ends of all slots in use.
+struct SharedSlots<T> {
+    slots: Box<[CachePadded<ResultSlot<T>>]>,
+    /// Slots returned since the owner last took them. Once the owner is gone, it counts the slots not yet returned.
     returned: IndexStack,
     /// Read at each use and written at the end, so that models detect a use that races with the end.
     #[cfg(loom)]
     life: UnsafeCell<()>,
 }
 
-impl<T> Slots<T> {
-    /// The link of a free slot.
+impl<T> SharedSlots<T> {
+    /// Link of a free slot to the next one.
     fn link(&self, index: u32) -> &AtomicU32 {
         &self.slots[index as usize].next
     }
 }
 
-/// Slots for outstanding calls, held by the thread that starts calls.
+/// Slots for outstanding calls, owned by the thread that starts calls.
 pub struct SlotTable<T> {
-    table: NonNull<Slots<T>>,
+    table: NonNull<SharedSlots<T>>,
     /// Head of the owner's own list of free slots.
     free: u32,
 }
@@ -108,17 +111,18 @@ pub struct SlotTable<T> {
 unsafe impl<T: Send> Send for SlotTable<T> {}
 
 impl<T> SlotTable<T> {
-    /// A table for `capacity` outstanding calls, at least 1. Each takes about `size_of::<T>() + 64` bytes, in whole
-    /// pairs of cache lines against false sharing.
+    /// A table for `capacity` outstanding calls, at least 1.
+    ///
+    /// Each slot takes about `size_of::<T>() + 64` bytes, in whole pairs of cache lines against false sharing.
     pub fn new(capacity: u32) -> Self {
         let capacity = capacity.clamp(1, IndexStack::NIL - 2);
-        let slot = |index: u32| Slot {
+        let slot = |index: u32| ResultSlot {
             state: AtomicU32::new(0),
             next: AtomicU32::new(if index + 1 < capacity { index + 1 } else { IndexStack::NIL }),
             value: UnsafeCell::new(MaybeUninit::uninit()),
             waiter: UnsafeCell::new(None),
         };
-        let table = Box::new(Slots {
+        let table = Box::new(SharedSlots {
             slots: (0..capacity).map(|index| CachePadded::new(slot(index))).collect(),
             returned: IndexStack::default(),
             #[cfg(loom)]
@@ -129,11 +133,11 @@ impl<T> SlotTable<T> {
 
     /// Takes a slot for one call; `None` while all are in use.
     #[inline]
-    pub fn acquire(&mut self) -> Option<(Ticket<T>, Completer<T>)> {
+    pub fn acquire(&mut self) -> Option<(ResultTicket<T>, Completer<T>)> {
         let table = self.table();
         let mut index = self.free;
         if index == IndexStack::NIL {
-            // SYNC POINT return: earlier users have finished with these slots. NIL again if none was returned.
+            // SYNC POINT return: earlier users have finished with these slots. It is NIL again if none was returned.
             index = table.returned.take();
             if index == IndexStack::NIL {
                 return None;
@@ -141,22 +145,22 @@ impl<T> SlotTable<T> {
         }
         let slot = &table.slots[index as usize];
         let next = slot.next.load(Ordering::Relaxed);
-        // The ring or lock that moves the ends to other threads orders this.
+        // The ring or lock that moves the ends to other threads orders this store.
         slot.state.store(0, Ordering::Relaxed);
         self.free = next;
-        let end = End { table: self.table, index };
-        Some((Ticket { end: Some(end) }, Completer { end }))
+        let end = SlotEnd { table: self.table, index };
+        Some((ResultTicket { end: Some(end) }, Completer { end }))
     }
 
-    fn table(&self) -> &Slots<T> {
+    fn table(&self) -> &SharedSlots<T> {
         // SAFETY: rule 5, the owner has a share in the table.
         unsafe { self.table.as_ref() }
     }
 }
 
 /// Creates a ticket and a completer with a slot of their own, for rare requests; allocates.
-pub(crate) fn oneshot<T>() -> (Ticket<T>, Completer<T>) {
-    SlotTable::new(1).acquire().expect("its slot is free")
+pub(crate) fn oneshot<T>() -> (ResultTicket<T>, Completer<T>) {
+    SlotTable::new(1).acquire().expect("the only slot is free")
 }
 
 impl<T> Drop for SlotTable<T> {
@@ -169,34 +173,34 @@ impl<T> Drop for SlotTable<T> {
     }
 }
 
-/// Frees a table whose owner has ended, and whose slots are all returned.
-fn free<T>(table: NonNull<Slots<T>>) {
-    // SAFETY: it came from `Box::leak` in `new`, and `returned` lets one caller get here, once no share is left. Free
-    // slots have empty cells (rule 3).
+/// Frees a table whose owner is gone, and whose slots are all returned.
+fn free<T>(table: NonNull<SharedSlots<T>>) {
+    // SAFETY: the pointer came from `Box::leak` in `new`, and `returned` lets one caller get here, once no share is
+    // left. Free slots have empty cells (rule 3).
     let table = unsafe { Box::from_raw(table.as_ptr()) };
     #[cfg(loom)]
     table.life.with_mut(|_| ());
     drop(table);
 }
 
-/// Reference to a slot, of either end.
+/// Reference to a slot, as a ticket or a completer holds it.
 #[derive(Debug)]
-struct End<T> {
-    table: NonNull<Slots<T>>,
+struct SlotEnd<T> {
+    table: NonNull<SharedSlots<T>>,
     index: u32,
 }
 
-impl<T> Clone for End<T> {
+impl<T> Clone for SlotEnd<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for End<T> {}
+impl<T> Copy for SlotEnd<T> {}
 
-impl<T> End<T> {
+impl<T> SlotEnd<T> {
     #[inline]
-    fn table(&self) -> &Slots<T> {
+    fn table(&self) -> &SharedSlots<T> {
         // SAFETY: rules 4 and 5: an end is used only until its slot is returned, and the table lives until then.
         let table = unsafe { self.table.as_ref() };
         #[cfg(loom)]
@@ -205,11 +209,11 @@ impl<T> End<T> {
     }
 
     #[inline]
-    fn slot(&self) -> &Slot<T> {
+    fn slot(&self) -> &ResultSlot<T> {
         &self.table().slots[self.index as usize]
     }
 
-    /// Empties the value cell.
+    /// Moves the result out of the value cell.
     ///
     /// # Safety
     /// The cell is the caller's (rule 1) and full.
@@ -225,7 +229,7 @@ impl<T> End<T> {
     ///
     /// # Safety
     /// The cell is the caller's (rule 2).
-    unsafe fn swap_waiter(&self, waiter: Option<Waiter>) -> Option<Waiter> {
+    unsafe fn swap_waiter(&self, waiter: Option<ResultWaiter>) -> Option<ResultWaiter> {
         self.slot().waiter.with_mut(|cell| {
             // SAFETY: the caller owns the cell, which always has a valid `Option`.
             unsafe { cell.replace(waiter) }
@@ -244,23 +248,23 @@ impl<T> End<T> {
 
 /// The waiting end of a call.
 ///
-/// [Poll](Self::try_take) it, [block](Self::wait) on it, or `.await` it. Dropped before the result, it abandons the
-/// call: the shard drops the result.
+/// [Poll](Self::try_take) it, [block](Self::wait) on it, or `.await` it. A ticket that is dropped before the result
+/// arrives abandons the call, whose result is then dropped by the shard.
 ///
 /// # Panics
 /// If the future is polled after it was ready.
 #[derive(Debug)]
 #[must_use = "dropping a ticket abandons its call"]
-pub struct Ticket<T> {
+pub struct ResultTicket<T> {
     /// `None` once the result was taken.
-    end: Option<End<T>>,
+    end: Option<SlotEnd<T>>,
 }
 
 // SAFETY: see `SlotTable`; a ticket has the rights of rules 1 and 2 on any thread.
-unsafe impl<T: Send> Send for Ticket<T> {}
+unsafe impl<T: Send> Send for ResultTicket<T> {}
 
-impl<T> Ticket<T> {
-    /// Takes the result, if there is one; once.
+impl<T> ResultTicket<T> {
+    /// Takes the result, if it has arrived and was not taken before.
     #[inline]
     pub fn try_take(&mut self) -> Option<Result<T, Disconnected>> {
         let end = self.end?;
@@ -273,8 +277,9 @@ impl<T> Ticket<T> {
         Some(take(end, state))
     }
 
-    /// Waits for the result: polls, then sleeps. `None` once the deadline has passed, or if the result was taken. May
-    /// be called again.
+    /// Waits for the result: polls, then sleeps.
+    ///
+    /// Returns `None` once the deadline has passed, or if the result was taken before. It may be called again.
     pub fn wait(&mut self, deadline: Option<Instant>) -> Option<Result<T, Disconnected>> {
         self.wait_with(IdlePolicy::default(), deadline)
     }
@@ -296,7 +301,7 @@ impl<T> Ticket<T> {
                     thread::yield_now();
                     deadline.is_none_or(|deadline| Instant::now() < deadline)
                 }
-                IdleStep::Sleep => !register(end, Waiter::Thread(thread::current())) || park_thread(deadline),
+                IdleStep::Sleep => !register(end, ResultWaiter::Thread(thread::current())) || park_thread(deadline),
             };
             if !in_time {
                 return self.try_take();
@@ -305,30 +310,30 @@ impl<T> Ticket<T> {
     }
 }
 
-impl<T> Future for Ticket<T> {
+impl<T> Future for ResultTicket<T> {
     type Output = Result<T, Disconnected>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(result) = self.try_take() {
             return Poll::Ready(result);
         }
-        let end = self.end.expect("a ticket is not polled after it was ready");
-        if register(end, Waiter::Task(cx.waker().clone())) {
+        let end = self.end.expect("the ticket is not polled after it was ready");
+        if register(end, ResultWaiter::Task(cx.waker().clone())) {
             return Poll::Pending;
         }
         self.try_take().map_or(Poll::Pending, Poll::Ready)
     }
 }
 
-impl<T> Drop for Ticket<T> {
+impl<T> Drop for ResultTicket<T> {
     fn drop(&mut self) {
         let Some(end) = self.end else { return };
         let state = &end.slot().state;
         let mut seen = state.load(Ordering::Acquire);
         while seen & DONE == 0 {
-            // Until DONE only this end changes the state. SYNC POINT end of use: orders this end's accesses before the
-            // return of the slot, and the end of the table.
-            match state.compare_exchange_weak(seen, seen | GONE, Ordering::AcqRel, Ordering::Acquire) {
+            // Until DONE is set, only this end changes the state. SYNC POINT end of use: orders this end's accesses
+            // before the return of the slot, and the end of the table.
+            match state.compare_exchange_weak(seen, seen | TICKET_GONE, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
                 Err(now) => seen = now,
             }
@@ -337,25 +342,25 @@ impl<T> Drop for Ticket<T> {
     }
 }
 
-/// Takes the result, and leaves the slot. `state` has DONE, loaded with Acquire.
+/// Takes the result, and ends the ticket's use of the slot. `state` has DONE, loaded with Acquire.
 #[inline]
-fn take<T>(end: End<T>, state: u32) -> Result<T, Disconnected> {
-    // SAFETY: rule 1, DONE is set and GONE is not, so the cell is the ticket's and full.
+fn take<T>(end: SlotEnd<T>, state: u32) -> Result<T, Disconnected> {
+    // SAFETY: rule 1, DONE is set and TICKET_GONE is not, so the cell is the ticket's and full.
     let value = unsafe { end.take_value() };
     // Rule 3: without WAITER the completer had finished when it set DONE.
-    let has_left = state & WAITER == 0 || state & LEFT != 0;
-    if has_left || end.slot().state.fetch_add(GONE, Ordering::AcqRel) & LEFT != 0 {
-        // SYNC POINT end of use: the completer has left.
+    let completer_gone = state & WAITER == 0 || state & COMPLETER_GONE != 0;
+    if completer_gone || end.slot().state.fetch_add(TICKET_GONE, Ordering::AcqRel) & COMPLETER_GONE != 0 {
+        // SYNC POINT end of use: the completer does not touch the slot again.
         end.release();
     }
     value
 }
 
-/// Stores the waiter; false if the result exists already.
-fn register<T>(end: End<T>, waiter: Waiter) -> bool {
+/// Stores the waiter in the slot; returns false if the result exists already.
+fn register<T>(end: SlotEnd<T>, waiter: ResultWaiter) -> bool {
     let state = &end.slot().state;
     let mut seen = state.load(Ordering::Relaxed);
-    // An earlier waiter is in the cell: reclaim the cell first.
+    // If an earlier waiter is in the cell, the ticket takes the cell back first.
     while seen == WAITER {
         match state.compare_exchange_weak(WAITER, 0, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => seen = 0,
@@ -376,18 +381,20 @@ fn register<T>(end: End<T>, waiter: Waiter) -> bool {
     false
 }
 
-/// The completing end of a call. Dropped unused, it completes the call with [`Disconnected`].
+/// The completing end of a call.
+///
+/// A completer that is dropped unused completes the call with [`Disconnected`].
 #[derive(Debug)]
-#[must_use = "dropping a completer loses its call"]
+#[must_use = "dropping a completer ends its call without a result"]
 pub struct Completer<T> {
-    end: End<T>,
+    end: SlotEnd<T>,
 }
 
 // SAFETY: see `SlotTable`; a completer has the rights of rules 1 and 2 on any thread.
 unsafe impl<T: Send> Send for Completer<T> {}
 
 impl<T> Completer<T> {
-    /// Ends the call with a result, and wakes its waiter. Drops the result if the ticket is gone.
+    /// Completes the call with a result, and wakes its waiter. Drops the result if the ticket is gone.
     #[inline]
     pub fn complete(self, value: T) {
         let end = self.end;
@@ -397,7 +404,7 @@ impl<T> Completer<T> {
 
     /// Whether the ticket is gone, so that no waiter needs the result.
     pub(crate) fn is_abandoned(&self) -> bool {
-        self.end.slot().state.load(Ordering::Relaxed) & GONE != 0
+        self.end.slot().state.load(Ordering::Relaxed) & TICKET_GONE != 0
     }
 }
 
@@ -407,38 +414,41 @@ impl<T> Drop for Completer<T> {
     }
 }
 
+/// Stores the result in the slot, and ends the completer's use of it.
 #[inline]
-fn finish<T>(end: End<T>, value: Result<T, Disconnected>) {
+fn finish<T>(end: SlotEnd<T>, value: Result<T, Disconnected>) {
     end.slot().value.with_mut(|cell| {
-        // SAFETY: rule 1, DONE is not set: only this function sets it, once for each completer. So the cell is the
-        // completer's, and it is empty: no value is lost.
+        // SAFETY: rule 1, DONE is not set, because only this function sets it, once for each completer. So the cell is
+        // the completer's, and it is empty, so no value is lost.
         unsafe { cell.cast::<Result<T, Disconnected>>().write(value) }
     });
     // SYNC POINTS result and waiter.
     let before = end.slot().state.fetch_add(DONE, Ordering::AcqRel);
-    // Without WAITER and GONE the slot is the ticket's (rule 4).
+    // If neither WAITER nor TICKET_GONE was set, the slot is the ticket's from here on (rule 4).
     if before != 0 {
-        finish_slowly(end, before);
+        finish_with_waiter_or_abandoned(end, before);
     }
 }
 
+/// Wakes the waiter, or returns the slot of an abandoned call; `before` is the state before DONE was set.
 #[cold]
-fn finish_slowly<T>(end: End<T>, before: u32) {
+fn finish_with_waiter_or_abandoned<T>(end: SlotEnd<T>, before: u32) {
     let waiter = if before & WAITER != 0 {
-        // SAFETY: rule 2, DONE met WAITER, or WAITER was set when the ticket went.
+        // SAFETY: rule 2, WAITER was set when DONE was, or when the ticket set TICKET_GONE.
         unsafe { end.swap_waiter(None) }
     } else {
         None
     };
-    if before & GONE != 0 {
-        // SAFETY: rule 1, GONE came before DONE, so the cell is still ours, and `finish` has filled it.
+    if before & TICKET_GONE != 0 {
+        // SAFETY: rule 1, TICKET_GONE was set before DONE, so the cell is still the completer's, and `finish` has
+        // filled it.
         let value = unsafe { end.take_value() };
         end.release();
         drop((value, waiter));
         return;
     }
     // SYNC POINT end of use.
-    if end.slot().state.fetch_add(LEFT, Ordering::AcqRel) & GONE != 0 {
+    if end.slot().state.fetch_add(COMPLETER_GONE, Ordering::AcqRel) & TICKET_GONE != 0 {
         end.release();
     }
     if let Some(waiter) = waiter {

@@ -7,9 +7,9 @@
 //!    only when the cached one means "full" or "empty". So a busy ring rarely moves a cache line beside the slots.
 //! 3. Only the producer touches slots in `tail..head + capacity`, only the consumer those in `head..tail`. Storing
 //!    `tail` (Release) passes slots to the consumer, storing `head` (Release) passes them back.
-//! 4. The ends are not `Clone`, and their methods take `&mut self`: the types enforce rules 2 and 3.
-//! 5. A consumer that ends sets CLOSING, takes the items that it finds, and sets GONE last. From GONE on the producer
-//!    has both roles. The ring drops the remaining items when both are gone.
+//! 4. The ends are not `Clone`, and their methods take `&mut self`, so the types enforce rules 2 and 3.
+//! 5. A consumer that closes the ring sets CLOSING, takes the items that it finds, and sets GONE when it is dropped.
+//!    From GONE on the producer has both roles. The ring drops the remaining items when both ends are gone.
 #![expect(unsafe_code, reason = "slots are written by one thread and read by another, by the protocol above")]
 
 use std::mem::MaybeUninit;
@@ -18,18 +18,18 @@ use crossbeam_utils::CachePadded;
 use rpcrdma_mempool::sync::cell::UnsafeCell;
 use rpcrdma_mempool::sync::{Arc, AtomicBool, AtomicU8, AtomicUsize, Ordering, fence};
 
-/// The consumer accepts items.
+/// State of the consumer: it accepts items.
 const OPEN: u8 = 0;
-/// The consumer is ending: items pushed from now on may stay in the ring.
+/// State of the consumer: it has closed the ring, and items pushed from now on may stay there.
 const CLOSING: u8 = 1;
-/// The consumer does not touch the ring again.
+/// State of the consumer: it was dropped, and does not touch the ring again.
 const GONE: u8 = 2;
 
-/// Two slots reach every branch in models.
+/// Capacity in models: two slots reach every branch.
 const LOOM_CAPACITY: usize = 2;
 
 struct RingState<T> {
-    /// Written once, at the end, so it need not share the line of a position.
+    /// State of the consumer. It is written only at the end, so it needs no cache line of its own.
     consumer: AtomicU8,
     producer_gone: AtomicBool,
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
@@ -38,7 +38,7 @@ struct RingState<T> {
 }
 
 // SAFETY: only the slots are shared, mutable and not atomic. Rules 1 to 5 give each slot to one thread at a time, with
-// a Release/Acquire pair at each change of hands. Items move between threads, hence `T: Send`.
+// a Release/Acquire pair at each transfer. Items move between threads, hence `T: Send`.
 unsafe impl<T: Send> Sync for RingState<T> {}
 
 impl<T> RingState<T> {
@@ -62,7 +62,7 @@ impl<T> RingState<T> {
 
 impl<T> Drop for RingState<T> {
     fn drop(&mut self) {
-        // Both ends are gone; the reference count orders their last accesses before these.
+        // Both ends are gone. The reference count orders their last accesses before the ones here.
         let tail = self.tail.load(Ordering::Relaxed);
         let mut head = self.head.load(Ordering::Relaxed);
         while head != tail {
@@ -75,11 +75,11 @@ impl<T> Drop for RingState<T> {
 
 /// Creates a ring for `capacity` items, rounded up to a power of two.
 ///
-/// It takes `capacity * size_of::<T>()` bytes and three cache lines.
+/// The ring takes `capacity * size_of::<T>()` bytes and three cache lines.
 ///
 /// # Panics
 /// If the bytes exceed the address space.
-pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
+pub fn ring<T>(capacity: usize) -> (SpscProducer<T>, SpscConsumer<T>) {
     let capacity = if cfg!(loom) { capacity.min(LOOM_CAPACITY) } else { capacity };
     let capacity = capacity.max(1).next_power_of_two();
     let shared = Arc::new(RingState {
@@ -89,12 +89,12 @@ pub fn ring<T>(capacity: usize) -> (Producer<T>, Consumer<T>) {
         head: CachePadded::new(AtomicUsize::new(0)),
         tail: CachePadded::new(AtomicUsize::new(0)),
     });
-    let producer = Producer { shared: Arc::clone(&shared), tail: 0, head: 0 };
-    (producer, Consumer { shared, head: 0, tail: 0, closed: false })
+    let producer = SpscProducer { shared: Arc::clone(&shared), tail: 0, head: 0 };
+    (producer, SpscConsumer { shared, head: 0, tail: 0, closed: false })
 }
 
 /// The producing end. Dropping it closes the ring.
-pub struct Producer<T> {
+pub struct SpscProducer<T> {
     shared: Arc<RingState<T>>,
     /// Next slot to fill: `shared.tail`.
     tail: usize,
@@ -102,10 +102,10 @@ pub struct Producer<T> {
     head: usize,
 }
 
-impl<T> Producer<T> {
+impl<T> SpscProducer<T> {
     /// Pushes an item; returns it if the ring is full.
     ///
-    /// A ring without a consumer accepts items too: see [`is_closed`](Self::is_closed), [`reclaim`](Self::reclaim).
+    /// A ring without a consumer accepts items, too: see [`is_closed`](Self::is_closed) and [`reclaim`](Self::reclaim).
     #[inline]
     pub fn push(&mut self, item: T) -> Result<(), T> {
         if self.tail.wrapping_sub(self.head) == self.shared.slots.len() && !self.refresh() {
@@ -117,46 +117,46 @@ impl<T> Producer<T> {
             unsafe { slot.cast::<T>().write(item) }
         });
         self.tail = self.tail.wrapping_add(1);
-        // SYNC POINT items: with the Acquire in `Consumer::refresh`.
+        // SYNC POINT items: with the Acquire in `SpscConsumer::refresh`.
         self.shared.tail.store(self.tail, Ordering::Release);
         Ok(())
     }
 
-    /// Reloads the consumer's position; true if there is room.
+    /// Reloads the consumer's position; returns whether there is room.
     #[cold]
     fn refresh(&mut self) -> bool {
-        // SYNC POINT room: with the Release in `Consumer::release`.
+        // SYNC POINT room: with the Release in `SpscConsumer::release`.
         self.head = self.shared.head.load(Ordering::Acquire);
         self.tail.wrapping_sub(self.head) != self.shared.slots.len()
     }
 
-    /// Most items in the ring.
+    /// Number of items that the ring holds.
     pub fn capacity(&self) -> usize {
         self.shared.slots.len()
     }
 
     /// Whether the consumer has closed the ring. [`reclaim`](Self::reclaim) returns the items that it left.
     ///
-    /// Called after a push *and* a `SeqCst` fence (SYNC POINT closing), this ensures that the item is either taken or
+    /// If the producer calls it after a push *and* a `SeqCst` fence (SYNC POINT closing), the item is either taken or
     /// reclaimed: either the consumer's last check finds the item, or this returns true.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.shared.consumer.load(Ordering::Relaxed) != OPEN
     }
 
-    /// Whether the consumer has ended, so that [`reclaim`](Self::reclaim) returns all remaining items.
+    /// Whether the consumer was dropped, so that [`reclaim`](Self::reclaim) returns all remaining items.
     pub fn is_abandoned(&self) -> bool {
         // SYNC POINT leftovers: with the Release in `CloseGuard::drop`.
         self.shared.consumer.load(Ordering::Acquire) == GONE
     }
 
-    /// Closes the ring after the pushed items, as a drop does: for owners that notify the consumer afterwards.
+    /// Closes the ring after the pushed items, as a drop does. For owners that notify the consumer afterwards.
     pub(super) fn close(&mut self) {
-        // SYNC POINT last word: with the Acquire in `Consumer::is_closed`.
+        // SYNC POINT end of items: with the Acquire in `SpscConsumer::is_closed`.
         self.shared.producer_gone.store(true, Ordering::Release);
     }
 
-    /// Takes the oldest item that the consumer left; `None` while the consumer exists.
+    /// Takes the oldest item that the consumer left; returns `None` while the consumer exists.
     #[cold]
     pub fn reclaim(&mut self) -> Option<T> {
         if !self.is_abandoned() {
@@ -166,7 +166,7 @@ impl<T> Producer<T> {
         if self.head == self.tail {
             return None;
         }
-        // SAFETY: the slot is full (rule 1), and ours without a consumer (rule 5); `head` moves on below.
+        // SAFETY: the slot is full (rule 1), and ours without a consumer (rule 5); `head` advances below.
         let item = unsafe { self.shared.take(self.head) };
         self.head = self.head.wrapping_add(1);
         self.shared.head.store(self.head, Ordering::Relaxed);
@@ -174,7 +174,7 @@ impl<T> Producer<T> {
     }
 }
 
-impl<T> Drop for Producer<T> {
+impl<T> Drop for SpscProducer<T> {
     fn drop(&mut self) {
         self.close();
     }
@@ -182,19 +182,19 @@ impl<T> Drop for Producer<T> {
 
 /// The consuming end.
 ///
-/// Dropping it closes the ring and drops its items; after [`close`](Self::close) it leaves them to
-/// [`Producer::reclaim`], or to the drop of the producer.
-pub struct Consumer<T> {
+/// Dropping it closes the ring and drops its items. After [`close`](Self::close) the drop instead leaves the items to
+/// [`SpscProducer::reclaim`], or to the drop of the producer.
+pub struct SpscConsumer<T> {
     shared: Arc<RingState<T>>,
     /// Next slot to take.
     head: usize,
     /// Last loaded value of `shared.tail`.
     tail: usize,
-    /// `close` was called.
+    /// Whether `close` was called.
     closed: bool,
 }
 
-impl<T> Consumer<T> {
+impl<T> SpscConsumer<T> {
     /// Takes the oldest item.
     #[inline]
     pub fn pop(&mut self) -> Option<T> {
@@ -206,8 +206,9 @@ impl<T> Consumer<T> {
         Some(item)
     }
 
-    /// Takes up to `max` items, oldest first. The drop of the iterator returns their slots to the producer; items not
-    /// taken stay in the ring.
+    /// Takes up to `max` items, oldest first.
+    ///
+    /// The drop of the iterator returns their slots to the producer. Items that were not taken stay in the ring.
     #[inline]
     pub fn drain(&mut self, max: usize) -> Drain<'_, T> {
         if self.tail.wrapping_sub(self.head) < max {
@@ -217,32 +218,33 @@ impl<T> Consumer<T> {
         Drain { ring: self, left }
     }
 
-    /// Moves the item at `head` out; `release` returns its slot. Only for `head != tail`.
+    /// Moves the item at `head` out, where there must be one; `release` returns its slot.
     #[inline]
     fn take(&mut self) -> T {
         debug_assert_ne!(self.head, self.tail, "callers check first");
         // SAFETY: `head` is less than the published `tail`, so the slot is full and ours (rule 3). The Acquire load in
-        // `refresh` orders the producer's write before this read. `head` moves on.
+        // `refresh` orders the producer's write before this read. `head` advances.
         let item = unsafe { self.shared.take(self.head) };
         self.head = self.head.wrapping_add(1);
         item
     }
 
+    /// Returns the slots of the items taken so far to the producer.
     #[inline]
     fn release(&mut self) {
-        // SYNC POINT room: with the Acquire in `Producer::refresh`.
+        // SYNC POINT room: with the Acquire in `SpscProducer::refresh`.
         self.shared.head.store(self.head, Ordering::Release);
     }
 
-    /// Reloads the producer's position; true if there is an item.
+    /// Reloads the producer's position; returns whether there is an item.
     #[inline]
     fn refresh(&mut self) -> bool {
-        // SYNC POINT items: with the Release in `Producer::push`.
+        // SYNC POINT items: with the Release in `SpscProducer::push`.
         self.tail = self.shared.tail.load(Ordering::Acquire);
         self.head != self.tail
     }
 
-    /// Whether the ring has no item now. The producer may add some meanwhile.
+    /// Whether the ring has no item now. The producer may add items at any time.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.shared.tail.load(Ordering::Relaxed) == self.head
@@ -251,23 +253,24 @@ impl<T> Consumer<T> {
     /// Whether the producer is gone, and all items are taken.
     #[inline]
     pub fn is_closed(&self) -> bool {
-        // SYNC POINT last word: with the Release in `Producer::close`, which follows its last items.
+        // SYNC POINT end of items: with the Release in `SpscProducer::close`, which follows its last items.
         self.shared.producer_gone.load(Ordering::Acquire) && self.is_empty()
     }
 
-    /// A view of the ring that does not need this end.
+    /// A view of the ring that is independent of this end.
     pub(super) fn view(&self) -> RingView<T> {
         RingView { shared: Arc::clone(&self.shared), head: self.head }
     }
 
-    /// Announces the end to the producer. Items found after this call may still be taken; the drop leaves the rest to
-    /// the producer.
+    /// Closes the ring to the producer.
+    ///
+    /// Items found after this call may still be taken. The drop leaves the rest to the producer.
     #[cold]
     pub fn close(&mut self) {
         self.closed = true;
         self.shared.consumer.store(CLOSING, Ordering::Relaxed);
-        // SYNC POINT closing: with the fence of a producer between its push and `is_closed`. Either it sees CLOSING, or
-        // the check that follows here sees its item.
+        // SYNC POINT closing: with the fence of a producer between its push and `is_closed`. Either the producer sees
+        // CLOSING, or the consumer's next check sees the producer's item.
         fence(Ordering::SeqCst);
     }
 }
@@ -279,7 +282,7 @@ pub(super) struct RingView<T> {
 }
 
 impl<T> RingView<T> {
-    /// Whether items have arrived since then, or the producer is gone.
+    /// Whether items have arrived since the view was made, or the producer is gone.
     pub(super) fn has_changed(&self) -> bool {
         self.shared.tail.load(Ordering::Relaxed) != self.head || self.shared.producer_gone.load(Ordering::Relaxed)
     }
@@ -290,12 +293,12 @@ struct CloseGuard<'a>(&'a AtomicU8);
 
 impl Drop for CloseGuard<'_> {
     fn drop(&mut self) {
-        // SYNC POINT leftovers: with the Acquire in `Producer::is_abandoned`.
+        // SYNC POINT leftovers: with the Acquire in `SpscProducer::is_abandoned`.
         self.0.store(GONE, Ordering::Release);
     }
 }
 
-impl<T> Drop for Consumer<T> {
+impl<T> Drop for SpscConsumer<T> {
     fn drop(&mut self) {
         let shared = Arc::clone(&self.shared);
         let _guard = CloseGuard(&shared.consumer);
@@ -306,9 +309,9 @@ impl<T> Drop for Consumer<T> {
     }
 }
 
-/// A batch of items; see [`Consumer::drain`].
+/// Iterator over a batch of items; see [`SpscConsumer::drain`].
 pub struct Drain<'a, T> {
-    ring: &'a mut Consumer<T>,
+    ring: &'a mut SpscConsumer<T>,
     left: usize,
 }
 

@@ -1,10 +1,10 @@
-//! A pool of worker threads for jobs too long for a shard.
+//! A pool of worker threads for jobs that would block a shard too long.
 //!
-//! Each shard has two rings with each worker: jobs, and results. Shards share nothing. A worker serves its shards in
-//! turn, one job each.
+//! Each shard has two rings with each worker: one for jobs, one for results. Shards share nothing. A worker serves its
+//! shards in turn, one job each.
 //!
-//! A job has a *key*: the shard's data to continue the call, whatever the outcome. Each dispatched job returns exactly
-//! once by [`ShardPort::collect`]: with its result, or with the reason for its lack.
+//! A job has a *key*: the shard's data to continue the call, whatever the outcome. [`ShardPort::collect`] returns each
+//! dispatched job exactly once, with its result or with the reason why there is none.
 #![forbid(unsafe_code)]
 
 use std::thread::{Builder, JoinHandle};
@@ -12,17 +12,17 @@ use std::thread::{Builder, JoinHandle};
 use rpcrdma_mempool::sync::{Arc, AtomicBool, Ordering};
 
 use super::idle::{Idle, IdlePolicy};
-use super::panics::caught;
-use super::parker::{Signal, Sleeper, Wake};
+use super::panics::catch_panic;
+use super::parker::{Parker, Signal, Wake};
 use super::pin::{check_core, pin_current_thread};
 use super::return_queue::{Link, Linked, ReturnHandle, ReturnQueue};
 use super::ring_sender::{RingSender, SendError};
-use super::spsc::{Consumer, Producer, ring};
+use super::spsc::{SpscConsumer, SpscProducer, ring};
 use crate::start_error::StartError;
 
-/// Most threads.
+/// Maximum number of threads.
 const MAX_COUNT: usize = 1024;
-/// Most outstanding jobs of one shard at one worker.
+/// Maximum number of outstanding jobs of one shard at one worker.
 const MAX_RING: usize = 1 << 16;
 
 /// Worker threads: number, cores, rings, idle policy.
@@ -30,12 +30,12 @@ const MAX_RING: usize = 1 << 16;
 pub struct WorkerConfig {
     /// Number of threads, 1 to 1024.
     pub count: usize,
-    /// The cores of the threads: exactly one for each. `None`: the system places them.
+    /// The cores of the threads, exactly one for each. With `None` the system places them.
     pub cores: Option<Vec<usize>>,
     /// Outstanding jobs of one shard at one worker, 1 to 65536.
     ///
-    /// Rounded up to a power of two. Further calls wait at the shard. Memory for each pair: this many keys and jobs,
-    /// and as many keys and results.
+    /// The number is rounded up to a power of two. Further calls wait at the shard. Each pair of shard and worker has
+    /// memory for this many keys and jobs, and for as many keys and results.
     pub ring_capacity: usize,
     /// Idle policy of the workers.
     pub idle: IdlePolicy,
@@ -51,10 +51,10 @@ impl Default for WorkerConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// The job panicked, with this text. The worker continues.
+    /// The job panicked with this text. The worker continues.
     #[error("the job panicked: {0}")]
     Panicked(String),
-    /// The pool ended before a worker took the job.
+    /// The pool was stopped before a worker took the job.
     #[error("the worker pool has stopped")]
     Stopped,
 }
@@ -64,7 +64,7 @@ pub type JobResult<D> = Result<D, JobError>;
 
 /// A worker's ends of the rings of one shard.
 struct ShardRings<K, J, D> {
-    jobs: Consumer<(K, J)>,
+    jobs: SpscConsumer<(K, J)>,
     done: RingSender<(K, JobResult<D>)>,
     link: Link<Self>,
 }
@@ -79,11 +79,12 @@ impl<K, J, D> ShardRings<K, J, D> {
     /// Runs the next job; false if there is none.
     fn run_next(&mut self, run: &impl Fn(J) -> D) -> bool {
         let Some((key, job)) = self.jobs.pop() else { return false };
-        // The job is consumed in either case: no partial state is visible, unless `run` shares it.
-        let result = caught(|| run(job)).map_err(|panic| JobError::Panicked(panic.into()));
+        // A panic consumes the job, too, so no partial state is visible unless `run` shares it.
+        let result = catch_panic(|| run(job)).map_err(|panic| JobError::Panicked(panic.into()));
         let sent = self.done.send((key, result));
-        // Never full: the port has at most as many outstanding jobs as this ring has slots. If closed, no shard waits.
-        debug_assert!(!matches!(sent, Err(SendError::Full(_))), "a result met a full ring");
+        // The ring is never full, because the port has at most as many outstanding jobs as the ring has slots. If the
+        // ring is closed, no shard waits for the result.
+        debug_assert!(!matches!(sent, Err(SendError::Full(_))), "the ring of results is full");
         true
     }
 }
@@ -97,7 +98,9 @@ struct Worker<K, J, D> {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The worker threads. Dropping the pool runs all dispatched jobs, then joins the threads.
+/// The worker threads.
+///
+/// Dropping the pool runs all dispatched jobs, then joins the threads.
 pub struct WorkerPool<K, J, D> {
     workers: Vec<Worker<K, J, D>>,
     stop: Arc<AtomicBool>,
@@ -111,7 +114,7 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
         let run = Arc::new(run);
         let mut pool = Self::empty(config.ring_capacity);
         for worker in 0..config.count {
-            let (mut state, sleeper) = pool.add(&run);
+            let (mut state, parker) = pool.add(&run);
             let core = config.cores.as_ref().map(|cores| cores[worker]);
             let idle = Idle::new(config.idle);
             let (started, start) = std::sync::mpsc::sync_channel(1);
@@ -120,27 +123,27 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
                 .spawn(move || {
                     let pinned = core.map_or(Ok(()), pin_current_thread);
                     let is_pinned = pinned.is_ok();
-                    // The pool waits for this.
+                    // The pool waits for this message.
                     let _ = started.send(pinned);
                     if is_pinned {
-                        state.work(sleeper, idle);
+                        state.work(parker, idle);
                     }
                 })
                 .map_err(|source| {
-                    StartError::no_thread(
+                    StartError::thread_not_started(
                         format_args!("worker {worker} of {} (`WorkerConfig::count`)", config.count),
                         source,
                     )
                 })?;
             pool.workers[worker].thread = Some(thread);
             if let Ok(Err(source)) = start.recv() {
-                return Err(unpinned(worker, source));
+                return Err(not_pinned(worker, source));
             }
         }
         Ok(pool)
     }
 
-    /// Workers without threads: the caller runs their [turns](WorkerState::turn).
+    /// Creates workers without threads; the caller runs their [turns](WorkerState::turn).
     pub(crate) fn without_threads<F: Fn(J) -> D>(
         count: usize,
         ring_capacity: usize,
@@ -161,20 +164,20 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
     }
 
     /// Adds a worker without a thread.
-    fn add<F: Fn(J) -> D>(&mut self, run: &Arc<F>) -> (WorkerState<K, J, D, F>, Sleeper) {
-        let (sleeper, new) = (Sleeper::new(Wake::Thread), ReturnQueue::new());
-        self.workers.push(Worker { shards: new.handle(), signal: sleeper.signal(), thread: None });
-        (WorkerState { shards: Vec::new(), new, stop: Arc::clone(&self.stop), run: Arc::clone(run) }, sleeper)
+    fn add<F: Fn(J) -> D>(&mut self, run: &Arc<F>) -> (WorkerState<K, J, D, F>, Parker) {
+        let (parker, new) = (Parker::new(Wake::Thread), ReturnQueue::new());
+        self.workers.push(Worker { shards: new.handle(), signal: parker.signal(), thread: None });
+        (WorkerState { shards: Vec::new(), new, stop: Arc::clone(&self.stop), run: Arc::clone(run) }, parker)
     }
 
-    /// Creates rings with each worker for one shard; `shard` wakes that shard for results.
+    /// Creates rings with each worker for one shard, which `shard` wakes when a result arrives.
     pub fn attach_shard(&self, shard: &Signal) -> ShardPort<K, J, D> {
         let pairs = self.workers.iter().map(|worker| {
             let (jobs, jobs_out) = ring(self.ring_capacity);
             let (done_in, done) = ring(self.ring_capacity);
             let done_in = RingSender::new(done_in, shard.clone());
             let rings = Box::new(ShardRings { jobs: jobs_out, done: done_in, link: Link::default() });
-            // A worker refuses them only after its end, but it outlives the pool. Then the rings close.
+            // A worker normally outlives the pool. One that has ended refuses the rings, which then close.
             drop(worker.shards.push(rings));
             RingPair { jobs, signal: worker.signal.clone(), done, outstanding: 0 }
         });
@@ -189,13 +192,14 @@ impl<K, J, D> WorkerPool<K, J, D> {
         self.workers.iter().filter_map(|worker| worker.thread.as_ref()).any(|thread| thread.thread().id() == own)
     }
 
-    /// Lets the threads finish their jobs and end, while `patience` returns true. Returns the number of threads still
-    /// running, which end after their current job.
-    pub fn finish(mut self, mut patience: impl FnMut() -> bool) -> usize {
+    /// Waits for the threads to finish their jobs and end, while `keep_waiting` returns true.
+    ///
+    /// Returns the number of threads that still run. They end after their current job.
+    pub fn finish(mut self, mut keep_waiting: impl FnMut() -> bool) -> usize {
         self.signal_stop();
         let busy = |worker: &Worker<K, J, D>| worker.thread.as_ref().is_some_and(|thread| !thread.is_finished());
-        while self.workers.iter().any(busy) && patience() {}
-        // These are detached, not joined.
+        while self.workers.iter().any(busy) && keep_waiting() {}
+        // Removing a busy worker detaches its thread, so the drop of the pool does not join it.
         self.workers.extract_if(.., |worker| busy(worker)).count()
     }
 
@@ -211,44 +215,44 @@ impl<K, J, D> Drop for WorkerPool<K, J, D> {
         self.signal_stop();
         for worker in &mut self.workers {
             if let Some(thread) = worker.thread.take() {
-                // A worker catches the panics of its jobs; any other is ignored here.
+                // A worker catches the panics of its jobs. Any other panic has been printed, and is ignored here.
                 let _ = thread.join();
             }
         }
     }
 }
 
-fn unpinned(worker: usize, source: StartError) -> StartError {
-    StartError::new(source.kind(), format_args!("cannot pin worker {worker}")).because(source)
+fn not_pinned(worker: usize, source: StartError) -> StartError {
+    StartError::new(source.kind(), format_args!("cannot pin worker {worker}")).caused_by(source)
 }
 
 /// Checks the configuration before any thread starts.
 fn check(config: &WorkerConfig) -> Result<(), StartError> {
     let count = config.count;
     if count == 0 {
-        return Err(StartError::conflict(
-            "0 workers (WorkerConfig::count is at least 1, or ServerConfig::workers is None)",
-        ));
+        let expected = format_args!("1 to {MAX_COUNT}, or `None` for `ServerConfig::workers`");
+        return Err(StartError::invalid("WorkerConfig::count", count, expected));
     }
-    for (knob, value, limit) in [("count", count, MAX_COUNT), ("ring_capacity", config.ring_capacity, MAX_RING)] {
+    for (knob, value, limit) in
+        [("WorkerConfig::count", count, MAX_COUNT), ("WorkerConfig::ring_capacity", config.ring_capacity, MAX_RING)]
+    {
         if !(1..=limit).contains(&value) {
-            return Err(StartError::conflict(format_args!("WorkerConfig::{knob} is {value}: 1 to {limit}")));
+            return Err(StartError::invalid(knob, value, format_args!("1 to {limit}")));
         }
     }
     let Some(cores) = &config.cores else { return Ok(()) };
     if cores.len() != count {
-        return Err(StartError::conflict(format_args!(
-            "`WorkerConfig::count` is {count}, `WorkerConfig::cores` names {} cores: as many cores as workers, or `None`",
-            cores.len()
-        )));
+        let given = format_args!("{} cores", cores.len());
+        let expected = format_args!("{count}, one for each worker (`WorkerConfig::count`), or `None`");
+        return Err(StartError::invalid("WorkerConfig::cores", given, expected));
     }
     for (worker, &core) in cores.iter().enumerate() {
-        check_core(core).map_err(|source| unpinned(worker, source))?;
+        check_core(core).map_err(|source| not_pinned(worker, source))?;
     }
     Ok(())
 }
 
-/// State of a worker.
+/// State of a worker, on its thread.
 pub(crate) struct WorkerState<K: Send, J: Send, D: Send, F> {
     shards: Vec<ShardRings<K, J, D>>,
     /// Rings of new shards.
@@ -258,27 +262,27 @@ pub(crate) struct WorkerState<K: Send, J: Send, D: Send, F> {
 }
 
 impl<K: Send, J: Send, D: Send, F: Fn(J) -> D> WorkerState<K, J, D, F> {
-    fn work(&mut self, mut sleeper: Sleeper, mut idle: Idle) {
+    fn work(&mut self, mut parker: Parker, mut idle: Idle) {
         loop {
-            // Read before the rings: this round then sees all jobs dispatched before the stop.
+            // The flag is read before the rings, so this turn sees all jobs dispatched before the stop.
             let stop = self.stop.load(Ordering::Acquire);
             if self.turn() {
                 idle.reset();
             } else if stop {
                 break;
             } else {
-                idle.pass(|| sleeper.sleep_unless(|| self.has_work(), None));
+                idle.pass(|| parker.sleep_unless(|| self.has_work(), None));
             }
         }
         self.shards.extend(self.new.close().map(|rings| *rings));
         for mut rings in self.shards.drain(..) {
-            // Jobs that arrive now and are not found here stay in the ring: `JobError::Stopped`.
+            // Jobs that arrive after these last runs stay in the ring, and end as `JobError::Stopped`.
             rings.jobs.close();
             while rings.run_next(&*self.run) {}
         }
     }
 
-    /// Runs one job from each shard that has any; true if there was one.
+    /// Runs one job of each shard that has any; returns true if any ran.
     pub(crate) fn turn(&mut self) -> bool {
         if !self.new.is_empty() {
             self.shards.extend(self.new.drain().map(|rings| *rings));
@@ -301,14 +305,16 @@ impl<K: Send, J: Send, D: Send, F: Fn(J) -> D> WorkerState<K, J, D, F> {
 
 /// A shard's ends of the rings to and from one worker.
 struct RingPair<K, J, D> {
-    jobs: Producer<(K, J)>,
+    jobs: SpscProducer<(K, J)>,
     signal: Signal,
-    done: Consumer<(K, JobResult<D>)>,
+    done: SpscConsumer<(K, JobResult<D>)>,
     /// Jobs dispatched and not collected; at most the size of a ring, so results always fit.
     outstanding: usize,
 }
 
-/// A shard's end of the pool. It may be dropped at any time: jobs still run, and their results are dropped.
+/// A shard's end of the pool.
+///
+/// It may be dropped at any time: dispatched jobs still run, and their results are dropped.
 pub struct ShardPort<K, J, D> {
     pairs: Vec<RingPair<K, J, D>>,
     next_dispatch: usize,
@@ -316,8 +322,10 @@ pub struct ShardPort<K, J, D> {
 }
 
 impl<K, J, D> ShardPort<K, J, D> {
-    /// Dispatches a job to the worker with the fewest jobs of this shard, round robin among equals. Returns it when
-    /// every worker is full, or the pool has stopped: retry after a collect.
+    /// Dispatches a job to the worker with the fewest jobs of this shard, round robin among equals.
+    ///
+    /// # Errors
+    /// Returns the job when the rings of all workers are full, or the pool has stopped: retry after a collect.
     #[inline]
     pub fn dispatch(&mut self, key: K, job: J) -> Result<(), (K, J)> {
         let in_turn = (self.next_dispatch..self.pairs.len()).chain(0..self.next_dispatch);
@@ -350,7 +358,7 @@ impl<K, J, D> ShardPort<K, J, D> {
                 take(key, result);
             }
             if taken == before && pair.done.is_closed() {
-                // The worker has ended: the jobs that it left have no result.
+                // The worker has ended, so the jobs that it left have no result.
                 while taken < max
                     && let Some((key, _)) = pair.jobs.reclaim()
                 {
@@ -363,7 +371,7 @@ impl<K, J, D> ShardPort<K, J, D> {
         taken
     }
 
-    /// Whether [`collect`](Self::collect) would find results: the check before sleeping.
+    /// Whether [`collect`](Self::collect) would find results. Check it before sleeping.
     pub fn has_done(&self) -> bool {
         self.pairs.iter().any(|pair| pair.outstanding != 0 && (!pair.done.is_empty() || pair.done.is_closed()))
     }

@@ -1,4 +1,4 @@
-//! A server polled by its caller, without its own thread.
+//! A server that its caller polls, without a thread of its own.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::stats::ShardStats;
 /// A server polled on the caller's own thread; not `Send`.
 ///
 /// A caller that never sleeps calls [`poll`](Self::poll) between its other work, at least 20 times a second. Rarer
-/// polls accept clients late, and notice time-outs and losses late. A caller that sleeps in its own epoll adds the
-/// server's [descriptor](AsFd) to it:
+/// polls accept clients late, and detect time-outs and losses late. A caller that sleeps in its own epoll adds the
+/// server's [descriptor](AsFd) to the epoll:
 ///
 /// ```no_run
 /// # fn epoll_wait(_: std::time::Duration) {}
@@ -30,7 +30,7 @@ use crate::stats::ShardStats;
 /// loop {
 ///     while server.poll() {}
 ///     if let Some(longest) = server.arm(Duration::from_secs(1)) {
-///         // Whatever comes from now on makes the descriptor readable.
+///         // Every event from now on makes the descriptor readable.
 ///         epoll_wait(longest);
 ///     }
 ///     server.disarm();
@@ -40,8 +40,8 @@ use crate::stats::ShardStats;
 #[must_use = "dropped at once, it stops"]
 pub struct LocalServer {
     shard: Shard<AnyFabric>,
-    // Declared behind the shard, which sends jobs to them.
-    #[expect(dead_code, reason = "held for its end, which joins the threads")]
+    // Declared after the shard, which sends jobs to the workers until it is dropped.
+    #[expect(dead_code, reason = "held because its drop joins the threads")]
     workers: Option<Workers>,
 }
 
@@ -58,11 +58,11 @@ impl LocalServer {
     /// [`ServerConfig::workers`]. A worker that finishes wakes a caller that sleeps on the descriptor. Dropping the
     /// server blocks until its workers have finished their queue.
     ///
-    /// Of the configuration, `shard`, `accept`, `workers` and `peers` apply. The rest is refused, because it is for a
-    /// [`Server`](super::Server) with threads, as is `shard.poll.core`.
+    /// The fields `shard`, `accept`, `workers` and `peers` of the configuration apply. The other fields, and
+    /// `shard.poll.core`, are refused if set, because they are for a [`Server`](super::Server) with threads.
     ///
     /// The log does not report a handler that blocks the thread for more than a second ("shard was blocked"), as it
-    /// does for a [`Server`](super::Server): a caller may also poll rarely.
+    /// does for a [`Server`](super::Server), because it cannot distinguish that from a caller that polls rarely.
     ///
     /// # Errors
     /// The failed call, the exceeded limit, and the remedy.
@@ -78,8 +78,7 @@ impl LocalServer {
 
     /// Serves an address by services of this thread; see [`start`](Self::start).
     ///
-    /// Their handlers share the thread's state.
-    /// `make` gets the shard's memory and waker.
+    /// Their handlers share the state of the thread. `make` gets the shard's memory and waker.
     ///
     /// # Errors
     /// Those of [`start`](Self::start). [`ServerConfig::workers`] is refused, because local services stay on this
@@ -100,13 +99,15 @@ impl LocalServer {
     /// Listens at one more address of the same fabric.
     ///
     /// # Errors
-    /// Those of [`start`](Self::start). On RDMA devices it fails, because a shard has one address there:
-    /// [`Server`](super::Server) has shards for several.
+    /// Those of [`start`](Self::start). On RDMA devices it always fails, because a shard has one address there. A
+    /// [`Server`](super::Server) has shards for several addresses.
     pub fn listen(&mut self, address: &Address) -> Result<(), StartError> {
         Ok(self.shard.listen(&address.bind()?)?)
     }
 
-    /// Turns the shard once, with bounded work; never blocks. True if there was work.
+    /// Runs one turn of the shard, with bounded work; never blocks.
+    ///
+    /// Returns true if there was work.
     #[inline]
     pub fn poll(&mut self) -> bool {
         let busy = self.shard.poll_once();
@@ -116,14 +117,14 @@ impl LocalServer {
         busy
     }
 
-    /// Prepares to sleep in an external event loop; turns the shard once.
+    /// Prepares to sleep in an external event loop, after one turn.
     ///
-    /// It works like [`LocalClient::arm`](crate::LocalClient::arm); the [waker](ShardSetup::waker), too, makes the
-    /// descriptor readable.
+    /// It works like [`LocalClient::arm`](crate::LocalClient::arm). The [waker](ShardSetup::waker) makes the descriptor
+    /// readable, too.
     #[must_use]
     #[doc(alias("epoll", "req_notify_cq"))]
     pub fn arm(&mut self, longest: Duration) -> Option<Duration> {
-        self.shard.arm_elsewhere(longest)
+        self.shard.arm_for_descriptor(longest)
     }
 
     /// Ends the sleep that [`arm`](Self::arm) prepared.
@@ -138,8 +139,8 @@ impl LocalServer {
 
     /// Starts to drain, without blocking: refuses new connections and calls.
     ///
-    /// Each connection closes once its calls are answered, and those that were on the way refused, as
-    /// [`Server::drain`](super::Server::drain) does.
+    /// Each connection closes once its calls are answered, and calls that were on the way are refused. See
+    /// [`Server::drain`](super::Server::drain).
     pub fn begin_drain(&mut self) {
         self.shard.drain();
     }
@@ -155,9 +156,9 @@ impl LocalServer {
         &self.shard
     }
 
-    /// Makes clients for calls to this server's clients, on the connections that they called on. For the C interface.
+    /// Creates clients for reverse-direction calls to this server's clients. For the C interface.
     ///
-    /// Such a client does not notice that a blocking call on the server's own thread never ends.
+    /// Such a client does not detect a blocking call on the server's own thread, which never ends.
     #[doc(hidden)]
     pub fn call_backs(&mut self) -> CallBacks {
         let reverse_credits = self.shard.config().debug.reverse_credits;
@@ -171,7 +172,7 @@ impl LocalServer {
 
     /// Statistics of the shard, with up to `most` connections.
     ///
-    /// Those are the connections in the lowest slots.
+    /// These are the connections in the lowest slots.
     pub fn stats_with_connections(&mut self, most: usize) -> ShardStats {
         self.shard.stats_with_connections(most)
     }

@@ -1,5 +1,11 @@
 //! Servers: shards and workers that run [`Services`].
 //!
+//! Files beside this one, which has [`Server`], its configuration and its drain:
+//!
+//! - `local`: [`LocalServer`], which its caller polls
+//! - `placement`: which shard serves which address
+//! - `stats_socket`: statistics on a Unix socket
+//!
 //! [`Server`] starts the threads of its shards; [`LocalServer`] is one shard on the caller's thread ([Choosing an
 //! API](crate#choosing-an-api)).
 //!
@@ -10,8 +16,8 @@
 //! | deferred replies | [`Procedure::deferred`](crate::Procedure::deferred), [`Procedure::asynchronous`](crate::Procedure::asynchronous) |
 //! | state that is not `Send` | [`LocalServices`], by `start_with` |
 //!
-//! `poll` runs one turn of a shard. `wait` sleeps until there is work. `arm` and `disarm` hand the descriptor to an
-//! external event loop instead.
+//! `poll` runs one turn of a shard. `wait` sleeps until there is work. With `arm` and `disarm` an external event loop
+//! sleeps on the shard's descriptor instead.
 
 mod local;
 mod placement;
@@ -55,34 +61,36 @@ use stats_socket::{ShardSource, StatsSocket};
 /// ```
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Configuration of each shard. `cores`, where given, replaces `poll.core`.
+    /// Configuration of each shard. `cores`, if given, replaces `poll.core`.
     pub shard: Config,
     /// Rules for accepting and evicting connections.
     pub accept: AcceptConfig,
-    /// Shards, each a thread with its own device, pool and connections. At least 1, and one for each address.
+    /// Number of shards: threads with a device, pool and connections each.
+    ///
+    /// At least 1, and one for each address.
     pub shards: usize,
-    /// The cores of the shards: exactly one for each. `None`: the system places them.
+    /// The cores of the shards, exactly one for each. With `None` the system places them.
     pub cores: Option<Vec<usize>>,
     /// Address of each shard, by index; 0 is the start address.
     ///
-    /// Further indices are `more_addresses`. One entry for each shard, and each address at least once. `None`: if
-    /// `cores` are given and the NUMA node of an address' device is known, the shards on that node serve it; other
-    /// shards take addresses in turn. A shard serves one address, as it has one device.
+    /// Index 1 is the first of `more_addresses`. There is one entry for each shard, and each address occurs at least
+    /// once. With `None`, shards on the NUMA node of an address' device serve it, if `cores` are given and the node is
+    /// known; other shards take addresses in turn. A shard serves one address, because it has one device.
     pub serves: Option<Vec<usize>>,
     /// Further addresses, beside the start address. Default: none.
     pub more_addresses: Vec<Address>,
-    /// Threads for procedures that run on workers. `None`: no such procedure.
+    /// Threads for procedures that run on workers. With `None` there is no such procedure.
     pub workers: Option<WorkerConfig>,
-    /// Hook for connections of peers: established, closed.
+    /// Hook for established and closed connections of peers.
     ///
-    /// Dropping the server reports all closes. After a [drain](Server::drain) that timed out, the rest follows when the
-    /// stuck handlers return.
+    /// Dropping the server reports all closes. After a [drain](Server::drain) that timed out, the remaining closes are
+    /// reported when the stuck handlers return.
     pub peers: Option<PeerHook>,
     /// Unix socket (mode 0600) that serves statistics as JSON.
     ///
     /// Each reader gets one snapshot, and the end of the stream. A file that an earlier server left is replaced. The
-    /// directory should be writable by the server's user only: elsewhere, others can take the name first. Default:
-    /// none.
+    /// directory should be writable by the server's user only, because in other directories another user can take the
+    /// name first. Default: none.
     #[cfg(feature = "stats")]
     pub stats: Option<PathBuf>,
 }
@@ -106,7 +114,7 @@ impl Default for ServerConfig {
 
 impl ServerConfig {
     /// Checks the configuration and binds its addresses; returns the address that each shard serves.
-    fn bind<S: Sharing>(&self, first: &Address, services: &Services<S>) -> Result<Vec<Place>, StartError> {
+    fn bind<S: Sharing>(&self, first: &Address, services: &Services<S>) -> Result<Vec<BoundAddress>, StartError> {
         let addresses: Vec<_> = std::iter::once(first).chain(&self.more_addresses).cloned().collect();
         self.accept.validate()?;
         let (shards, cores) = (self.shards, self.cores.as_ref().map(Vec::len));
@@ -134,7 +142,7 @@ impl ServerConfig {
         self.cores.as_ref().map_or(self.shard.poll.core, |cores| cores.get(index).copied())
     }
 
-    /// Opens a device for an address on the calling thread, equips its shard by `equip`, and listens.
+    /// Opens a shard for an address on the calling thread, sets it up by `equip`, and listens.
     fn open_shard(
         &self,
         address: &Address,
@@ -195,15 +203,15 @@ impl ServerConfig {
 pub struct Server {
     shards: Vec<ShardHandle>,
     reverse_credits: u32,
-    // Declared after the shards, which send jobs to them.
+    // Declared after the shards, which send jobs to the workers until they are dropped.
     workers: Option<Arc<Workers>>,
-    // Declared after these, which it reports to the end.
+    // Declared after shards and workers, whose statistics it serves until they are dropped.
     #[cfg(feature = "stats")]
-    #[expect(dead_code, reason = "held for its end, which removes the socket")]
+    #[expect(dead_code, reason = "held because its drop removes the socket")]
     stats: Option<StatsSocket>,
 }
 
-/// Adds to a refusal by the system which shard has met it.
+/// Adds the index of the shard to an error of the system.
 #[cold]
 fn name_shard(error: StartError, index: usize, count: usize) -> StartError {
     match error.kind() {
@@ -223,27 +231,27 @@ impl fmt::Debug for Server {
 impl Server {
     /// Starts the shards; blocks until they serve, some milliseconds.
     ///
-    /// Each shard serves one address: that of [`ServerConfig::serves`]; or, with [`ServerConfig::cores`], one whose
-    /// device is on the NUMA node of its core; or, of `n` addresses, shard `i` serves the one at `i % n`. Addresses may
-    /// be of several devices and fabrics. The log names the choice where nodes are known, and warns of a device that no
-    /// core is near to.
+    /// Each shard serves one address: the one that [`ServerConfig::serves`] gives it; else, with
+    /// [`ServerConfig::cores`], one whose device is on the NUMA node of its core; else, of `n` addresses, shard `i`
+    /// serves address `i % n`. Addresses may be of several devices and fabrics. The log names the choice where NUMA
+    /// nodes are known, and warns if no shard that serves an address is on the node of its device.
     ///
     /// # Errors
     /// The configuration contradicts itself, the host lacks a resource, or a call failed. The text names the knob or
     /// call, the limit, and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
-        let places = config.bind(address, &services)?;
+        let addresses = config.bind(address, &services)?;
         let services = Arc::new(services);
         let workers = start_workers(config, &services)?.map(Arc::new);
         let attached = workers.clone();
         let equip = move |shard: &mut Shard<AnyFabric>, _| serve(shard, &services, attached.as_deref());
-        Self::start_shards(&places, config, workers, equip)
+        Self::start_shards(&addresses, config, workers, equip)
     }
 
     /// Starts the shards with services that `make` creates for each; see [`start`](Self::start).
     ///
-    /// `make` runs on the shard's thread. Its services share state there without a lock. The shard polls its
-    /// [task](crate::service::ShardTask).
+    /// `make` runs on the thread of each shard, where its services share state without a lock. The shard polls the
+    /// [task](crate::service::ShardTask) that `make` returns.
     ///
     /// # Errors
     /// Those of [`start`](Self::start). [`ServerConfig::workers`] is refused, because such services stay on their
@@ -256,43 +264,43 @@ impl Server {
         if config.workers.is_some() {
             return Err(workers_conflict());
         }
-        let places = config.bind(address, &LocalServices::new())?;
+        let addresses = config.bind(address, &LocalServices::new())?;
         let equip = move |shard: &mut Shard<AnyFabric>, index: usize| {
             let application = make(&shard.setup(index)).map_err(|source| {
                 let text = format_args!("application of shard {index} failed to start");
-                StartError::new(StartErrorKind::Application, text).because(source)
+                StartError::new(StartErrorKind::Application, text).caused_by(source)
             })?;
             shard.run_application(application)
         };
-        Self::start_shards(&places, config, None, equip)
+        Self::start_shards(&addresses, config, None, equip)
     }
 
     /// Starts the shards; `equip` runs on the thread of each.
     fn start_shards(
-        places: &[Place],
+        addresses: &[BoundAddress],
         config: &ServerConfig,
         workers: Option<Arc<Workers>>,
         equip: impl Fn(&mut Shard<AnyFabric>, usize) -> Result<(), StartError> + Send + Sync + 'static,
     ) -> Result<Self, StartError> {
-        // Before any peer can connect.
+        // The socket is bound first, so that a failure precedes all connections of peers.
         #[cfg(feature = "stats")]
         let socket = config.stats.as_deref().map(StatsSocket::bind).transpose()?;
         let equip = Arc::new(equip);
         let mut shards = Vec::new();
-        for (index, (address, listener)) in places.iter().cloned().enumerate() {
+        for (index, (address, listener)) in addresses.iter().cloned().enumerate() {
             let (mut own, equip) = (config.clone(), Arc::clone(&equip));
             own.shard.poll.core = config.core(index);
             let core = own.shard.poll.core;
             let make = move || own.open_shard(&address, &listener, index, |shard| equip(shard, index));
             let shard = block_on(spawn(format!("rpcrdma-shard{index}"), core, make));
-            shards.push(shard.map_err(|error| name_shard(error, index, places.len()))?);
+            shards.push(shard.map_err(|error| name_shard(error, index, addresses.len()))?);
         }
         #[cfg(feature = "stats")]
         let stats = {
-            let source = |(index, (shard, (address, _))): (usize, (&ShardHandle, &Place))| {
+            let source = |(index, (shard, (address, _))): (usize, (&ShardHandle, &BoundAddress))| {
                 ShardSource::new(index as u32, address, config.core(index), shard.share())
             };
-            let sources = shards.iter().zip(places).enumerate().map(source).collect();
+            let sources = shards.iter().zip(addresses).enumerate().map(source).collect();
             socket.map(|socket| StatsSocket::start(socket, sources)).transpose()?
         };
         Ok(Self {
@@ -304,38 +312,38 @@ impl Server {
         })
     }
 
-    /// A client for calls to a connected client (RFC 8167).
+    /// A client for reverse-direction calls to a connected client (RFC 8167).
     ///
-    /// Its calls go in the reverse direction, on the connection that `caller` called on. Of `config` all but `shard`
-    /// applies. At most [`debug.reverse_credits`](crate::config::DebugConfig::reverse_credits) calls are under way.
-    /// Every call fails once the connection is closed. A handler on that connection's shard cannot block for such a
-    /// call: it [starts](Client::start) one, is [deferred](crate::Procedure::deferred), or runs [on
+    /// Its calls use the connection that `caller` called on. All fields of `config` but `shard` apply. At most
+    /// [`debug.reverse_credits`](crate::config::DebugConfig::reverse_credits) calls are under way. Every call fails
+    /// once the connection is closed. A handler on that connection's shard cannot block for such a call. It must
+    /// [start](Client::start) the call without waiting, be [deferred](crate::Procedure::deferred), or run [on
     /// workers](crate::Procedure::on_workers).
     ///
-    /// In version 1 a client cannot announce that it takes calls: the upper layer must agree on it (RFC 8167 §6). In
-    /// version 2 each call is checked against the client's properties.
+    /// In version 1 a client cannot announce that it accepts calls, so the upper layers must agree on it (RFC 8167 §6).
+    /// In version 2 each call is checked against the client's properties.
     ///
-    /// `None` for a caller of another server.
+    /// Returns `None` for a caller of another server.
     #[must_use]
     #[doc(alias("backchannel", "reverse direction"))]
     pub fn call_back(&self, caller: Caller, config: ClientConfig) -> Option<Client> {
         self.call_backs().client(caller, config)
     }
 
-    /// Makes such clients, also while the server ends. For the C interface.
+    /// Creates clients for reverse-direction calls, also while the server stops. For the C interface.
     #[doc(hidden)]
     pub fn call_backs(&self) -> CallBacks {
         let shards = self.shards.iter().map(ShardHandle::share).collect();
         CallBacks { shards, reverse_credits: self.reverse_credits }
     }
 
-    /// Whether the calling thread is one of its shards: it would wait for itself.
+    /// Whether the calling thread is one of its shards, so that a blocking call would wait for itself.
     #[doc(hidden)]
     pub fn is_on_own_shard(&self) -> bool {
-        self.shards.iter().any(|shard| shard.thread().may_wait().is_err())
+        self.shards.iter().any(|shard| shard.thread().check_may_block().is_err())
     }
 
-    /// Whether the calling thread is one of its shards, or a worker: its end waits for that.
+    /// Whether the calling thread is one of its shards or workers, for which the drop of the server waits.
     #[doc(hidden)]
     pub fn is_on_own_thread(&self) -> bool {
         self.is_on_own_shard() || self.workers.as_ref().is_some_and(|workers| workers.is_on_own_thread())
@@ -348,9 +356,9 @@ impl Server {
 
     /// Statistics of each shard, with up to `most` connections of each.
     ///
-    /// Those are the connections in the lowest slots. Blocks until all shards have answered.
+    /// These are the connections in the lowest slots. Blocks until all shards have answered.
     pub fn stats_with_connections(&self, most: usize) -> Vec<ShardStats> {
-        let ask = |shard: &ShardHandle| shard.ask_now(|answer| Command::Stats(most, answer)).ok();
+        let ask = |shard: &ShardHandle| shard.request_blocking(|answer| Command::Stats(most, answer)).ok();
         self.shards.iter().filter_map(ask).collect()
     }
 
@@ -359,9 +367,9 @@ impl Server {
     /// See [`LocalClient::change_receive_size`](crate::LocalClient::change_receive_size).
     ///
     /// # Errors
-    /// Of the first shard that fails; shards before it have begun.
+    /// The error of the first shard that fails. Shards with a lower index have started the change.
     pub fn change_receive_size(&self, bytes: usize) -> Result<(), ResizeError> {
-        let ask = |shard: &ShardHandle| shard.ask_now(|answer| Command::Resize(bytes, answer));
+        let ask = |shard: &ShardHandle| shard.request_blocking(|answer| Command::Resize(bytes, answer));
         self.shards.iter().try_for_each(|shard| ask(shard).unwrap_or(Err(ResizeCause::Stopped.into())))
     }
 
@@ -369,24 +377,25 @@ impl Server {
     ///
     /// Its clients can be [called back](Self::call_back) while they wait for the answer to a call.
     ///
-    /// It refuses new connections. Shortly before `timeout` it closes the rest. New calls do not run: version 2 answers
-    /// them with ERR_SYSTEM. A connection stays open until none has arrived on it for one
-    /// [`poll.control_interval`](crate::config::PollConfig::control_interval), or for three round trips and 200 ms, of
-    /// up to a second in all, where that is longer and the device knows it (iWARP). If calls keep arriving it stays ten
-    /// times as long. Later calls are lost; their clients cannot know whether they ran.
+    /// The server refuses new connections. New calls do not run; in version 2 they are answered with ERR_SYSTEM. A
+    /// connection closes when no new call has arrived on it for one
+    /// [`poll.control_interval`](crate::config::PollConfig::control_interval). Over iWARP, where the device knows the
+    /// round-trip time, this is three round trips and 200 ms if that is longer, but at most a second. If calls keep
+    /// arriving, the connection stays open for ten times as long. Later calls are lost, and their clients cannot know
+    /// whether they ran. Shortly before `timeout` the server closes the remaining connections.
     ///
-    /// It returns in time even if a handler does not. The result is the statistics of each shard, as
-    /// [`stats`](Self::stats).
+    /// The function returns in time even if a handler does not. It returns the statistics of each shard, as
+    /// [`stats`](Self::stats) does.
     ///
     /// # Errors
-    /// Calls were cut off, or handlers still run.
+    /// Calls were interrupted, or handlers still run.
     #[doc(alias = "graceful shutdown")]
     pub fn drain(mut self, timeout: Duration) -> Result<Vec<ShardStats>, Undrained> {
         let (soon, end) = (step_until(timeout - (timeout / 10).min(ABORT_TIME)), step_until(timeout));
         self.shards.iter().for_each(|shard| shard.send(Command::Drain));
         while !self.shards.iter().all(ShardHandle::has_stopped) && soon() {}
         let undrained = self.shards.iter().filter(|shard| !shard.has_stopped()).count();
-        // Calls in progress are not awaited.
+        // A stopping shard does not wait for its calls in progress.
         self.shards.iter().for_each(|shard| shard.send(Command::Stop));
         while !self.shards.iter().all(ShardHandle::has_stopped) && end() {}
         let (stopped, stuck): (Vec<_>, Vec<_>) = self.shards.drain(..).partition(ShardHandle::has_stopped);
@@ -400,14 +409,14 @@ impl Server {
             0 => Ok(stats),
             _ => {
                 let unanswered = interrupted.iter().map(|shard| shard.calls).sum();
-                let untaken = interrupted.iter().map(|shard| shard.untaken).sum();
-                Err(Undrained { timeout, shards: undrained, unanswered, untaken, stuck_shards, stuck_workers })
+                let unreceived = interrupted.iter().map(|shard| shard.undelivered).sum();
+                Err(Undrained { timeout, shards: undrained, unanswered, unreceived, stuck_shards, stuck_workers })
             }
         }
     }
 }
 
-/// Makes clients for calls to a server's clients.
+/// Creates clients for reverse-direction calls to a server's clients.
 #[doc(hidden)]
 pub struct CallBacks {
     shards: Vec<ShardHandle>,
@@ -425,10 +434,10 @@ impl CallBacks {
 
 /// Error of workers for services that stay on their shards.
 fn workers_conflict() -> StartError {
-    StartError::conflict("`ServerConfig::workers` is set, and services of `start_with` stay on their shards")
+    StartError::conflict("`ServerConfig::workers` is set, but services of `start_with` stay on their shards")
 }
 
-/// Starts the threads for the procedures that are declared to run on workers.
+/// Starts the threads for procedures on workers.
 fn start_workers(config: &ServerConfig, services: &Arc<Services>) -> Result<Option<Workers>, StartError> {
     config.workers.as_ref().map(|config| Workers::new(config, worker_of(Arc::clone(services)))).transpose()
 }
@@ -442,9 +451,9 @@ fn serve(shard: &mut Shard<AnyFabric>, services: &Services, workers: Option<&Wor
 }
 
 /// Address and listener of a shard.
-type Place = (Address, AnyListener);
+type BoundAddress = (Address, AnyListener);
 
-/// Remainder of a [drain](Server::drain) after its time-out.
+/// Error of a [drain](Server::drain) that timed out, with the unfinished work.
 ///
 /// The text counts shards, calls, connections with unreceived replies, and workers. The thread of a handler that does
 /// not return stays until it does, with all its resources.
@@ -453,13 +462,13 @@ pub struct Undrained {
     timeout: Duration,
     /// Shards whose connections were aborted.
     shards: usize,
-    /// Calls on them without an answer, without those of shards in a handler.
+    /// Unanswered calls on these shards, except on shards that are in a handler.
     unanswered: usize,
-    /// Connections on them whose peers had not received all replies.
-    untaken: usize,
-    /// Of these shards, those in a handler that does not return.
+    /// Connections on these shards whose peers had not received all replies.
+    unreceived: usize,
+    /// Shards that are in a handler that does not return.
     stuck_shards: usize,
-    /// Workers in such a handler, or with jobs left.
+    /// Workers that are in a handler that does not return, or have jobs left.
     stuck_workers: usize,
 }
 
@@ -467,14 +476,14 @@ impl Error for Undrained {}
 
 impl fmt::Display for Undrained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { timeout, shards, unanswered, untaken, stuck_shards, stuck_workers } = self;
+        let Self { timeout, shards, unanswered, unreceived, stuck_shards, stuck_workers } = self;
         let s = |count: &usize| if *count == 1 { "" } else { "s" };
         write!(f, "drain timed out after {timeout:?}")?;
         let mut before = ": ";
         for (what, count, of, then) in [
             ("connections open on ", shards, "shard", ""),
             ("", unanswered, "call", " not answered"),
-            ("replies not received on ", untaken, "connection", ""),
+            ("replies not received on ", unreceived, "connection", ""),
             ("handlers running on ", stuck_shards, "shard", ""),
             ("handlers running on ", stuck_workers, "worker", ""),
         ] {
@@ -490,7 +499,7 @@ impl fmt::Display for Undrained {
 /// Part of a drain's time that is reserved for aborting unfinished work.
 const ABORT_TIME: Duration = Duration::from_secs(1);
 
-/// A function that waits one step, and returns false once the time has expired.
+/// Returns a function that waits one step, and returns false once `time` has expired.
 fn step_until(time: Duration) -> impl Fn() -> bool {
     let end = Instant::now().checked_add(time);
     move || {

@@ -1,4 +1,4 @@
-//! Which shards serve which of a server's addresses.
+//! Placement of shards: which shard serves which address of a server.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::start_error::StartError;
 const CPUS: &str = "/sys/devices/system/cpu";
 
 impl ServerConfig {
-    /// Index of each shard's address: by [`ServerConfig::serves`], or else by NUMA node.
+    /// Index of each shard's address, by [`ServerConfig::serves`] or else by NUMA node.
     ///
     /// # Errors
     /// `serves` has no entry for a shard, names an unknown address, or omits one.
@@ -23,8 +23,8 @@ impl ServerConfig {
             let (count, shards) = (addresses.len(), self.shards);
             return fits.then(|| serves.clone()).ok_or_else(|| {
                 StartError::conflict(format_args!(
-                    "`ServerConfig::serves` is {serves:?}, for {shards} shards and {count} addresses: the place of an \
-                     address, counted from 0, for each shard, and each address at least once, or `None`"
+                    "invalid `ServerConfig::serves` {serves:?} for {shards} shards and {count} addresses: expected the \
+                     index of an address, from 0, for each shard, with each address at least once; or `None`"
                 ))
             });
         }
@@ -40,9 +40,10 @@ impl ServerConfig {
     }
 }
 
-/// Assigns an address to each shard, by the known nodes of devices and shards. A shard gets an address of its own node,
-/// or else the address with the fewest shards. An address without shards takes one from the address with the most.
-/// There are at most as many addresses as shards.
+/// Assigns an address to each shard, by the known nodes of devices and shards.
+///
+/// A shard gets an address of its own node, or else the address with the fewest shards. An address without shards takes
+/// one from the address with the most. There are at most as many addresses as shards.
 fn by_node(addresses: &[Option<u32>], shards: &[Option<u32>]) -> Vec<usize> {
     let mut counts = vec![0; addresses.len()];
     let mut serves = vec![None; shards.len()];
@@ -54,15 +55,15 @@ fn by_node(addresses: &[Option<u32>], shards: &[Option<u32>]) -> Vec<usize> {
         *place = fewest(&counts, |_| true);
         place.iter().for_each(|&address| counts[address] += 1);
     }
-    while let Some(bare) = counts.iter().position(|&count| count == 0) {
+    while let Some(unserved) = counts.iter().position(|&count| count == 0) {
         let Some(most) = (0..counts.len()).max_by_key(|&address| counts[address]).filter(|&most| counts[most] > 1)
         else {
             break;
         };
         let last = serves.iter().rposition(|&address| address == Some(most));
-        last.into_iter().for_each(|shard| serves[shard] = Some(bare));
+        last.into_iter().for_each(|shard| serves[shard] = Some(unserved));
         counts[most] -= 1;
-        counts[bare] += 1;
+        counts[unserved] += 1;
     }
     serves.into_iter().map(Option::unwrap_or_default).collect()
 }
@@ -86,18 +87,18 @@ fn log_placement(addresses: &[Address], devices: &[Option<u32>], cores: &[Option
     for (index, (address, node)) in addresses.iter().zip(devices).enumerate() {
         let Some(node) = node else { continue };
         let shards: Vec<_> = (0..serves.len()).filter(|&shard| serves[shard] == index).collect();
-        log::info!("{address}: its device is on node {node}, shards {shards:?} serve it");
+        log::info!("{address}: its device is on NUMA node {node}, and shards {shards:?} serve it");
     }
     for index in without_near_shard(devices, cores, serves) {
         let (address, node) = (&addresses[index], devices[index].unwrap_or_default());
         log::warn!(
-            "{address}: its device is on node {node}, and none of the shards that serve it: give `ServerConfig::cores` \
-             cores of that node"
+            "{address}: its device is on NUMA node {node}, but none of the shards that serve it is: add cores of that \
+             node to `ServerConfig::cores`"
         );
     }
 }
 
-/// NUMA node of a core, by the kernel's description of processors, if known.
+/// NUMA node of a core, if the kernel's description of processors has it.
 fn node_of(cpus: &Path, core: usize) -> Option<u32> {
     let entries = fs::read_dir(cpus.join(format!("cpu{core}"))).ok()?;
     entries.flatten().find_map(|entry| entry.file_name().to_str()?.strip_prefix("node")?.parse().ok())
@@ -112,7 +113,7 @@ mod tests {
     #[test]
     fn without_nodes_shards_serve_the_addresses_in_turn() {
         assert_eq!(by_node(&[UNKNOWN; 3], &[UNKNOWN; 5]), [0, 1, 2, 0, 1]);
-        // Nor does it help to know half of it.
+        // Knowing only the nodes of the devices, or only those of the shards, changes nothing.
         assert_eq!(by_node(&[Some(0), Some(1)], &[UNKNOWN; 3]), [0, 1, 0]);
         assert_eq!(by_node(&[UNKNOWN; 2], &[Some(0), Some(1), Some(1)]), [0, 1, 0]);
         assert_eq!(by_node(&[UNKNOWN], &[Some(0), Some(1)]), [0, 0]);
@@ -124,25 +125,25 @@ mod tests {
         let (devices, cores) = ([Some(1), Some(0)], [Some(0), Some(0), Some(1), Some(1)]);
         assert_eq!(by_node(&devices, &cores), [1, 1, 0, 0]);
         assert!(without_near_shard(&devices, &cores, &[1, 1, 0, 0]).is_empty());
-        // Two devices of one node share its shards; a device of unknown node gets one of another.
+        // Two devices of one node share its shards. A device of unknown node gets a shard of another node.
         let devices = [Some(0), Some(0), UNKNOWN];
         assert_eq!(by_node(&devices, &[Some(0), Some(1), Some(0), Some(1)]), [0, 2, 1, 0]);
     }
 
     #[test]
     fn a_node_without_cores_has_its_address_served_by_others() {
-        // By a shard that has no address on its own node.
+        // A shard without an address on its own node serves the address.
         let (devices, cores) = ([Some(0), Some(1)], [Some(0), Some(2), Some(0)]);
         assert_eq!(by_node(&devices, &cores), [0, 1, 0]);
         assert_eq!(without_near_shard(&devices, &cores, &[0, 1, 0]), [1]);
-        // By one that is taken from the address with most.
+        // A shard that is taken from the address with most shards serves the address.
         let cores = [Some(0); 3];
         assert_eq!(by_node(&devices, &cores), [0, 0, 1]);
         assert_eq!(without_near_shard(&devices, &cores, &[0, 0, 1]), [1]);
     }
 
     #[test]
-    fn each_address_has_a_shard_however_few_there_are() {
+    fn each_address_is_served_even_by_the_minimum_number_of_shards() {
         for nodes in [[0, 0, 0], [0, 0, 1], [1, 0, 0], [2, 2, 2]] {
             let cores = nodes.map(Some);
             let serves = by_node(&[Some(0), Some(1), UNKNOWN], &cores);
@@ -160,15 +161,15 @@ mod tests {
     }
 
     #[test]
-    fn configured_placement_is_used_or_refused() {
+    fn a_configured_placement_is_used_if_valid_and_refused_otherwise() {
         let addresses: Vec<Address> = ["soft:a", "soft:b"].iter().map(|text| text.parse().expect("one")).collect();
         let placed = |serves: &[usize]| {
             let config = ServerConfig { shards: 3, serves: Some(serves.to_vec()), ..ServerConfig::default() };
             config.placement(&addresses)
         };
-        assert_eq!(placed(&[1, 1, 0]).expect("each has one"), [1, 1, 0]);
+        assert_eq!(placed(&[1, 1, 0]).expect("each address has a shard"), [1, 1, 0]);
         for wrong in [&[0, 1][..], &[0, 1, 2], &[0, 0, 0]] {
-            let error = placed(wrong).expect_err("not so").to_string();
+            let error = placed(wrong).expect_err("the placement is invalid").to_string();
             assert!(error.contains("`ServerConfig::serves`") && error.contains(&format!("{wrong:?}")), "{error}");
         }
         let config = ServerConfig { shards: 3, ..ServerConfig::default() };

@@ -1,9 +1,9 @@
 //! Statistics on a Unix socket: each reader gets one snapshot in JSON, and the end of the stream.
 //!
 //! One thread serves all readers, and queries the shards as [`Server::stats`](super::Server::stats) does. It sleeps
-//! without readers. Their cost is bounded: [`MAX_READERS`] at a time, each for [`READER_TIMEOUT`]. Readers within
-//! [`SNAPSHOT_INTERVAL`] of each other share a snapshot, which limits the requests to shards. Their input is ignored.
-//! Only failures of accept are logged.
+//! while there are no readers. The cost of readers is bounded: there are [`MAX_READERS`] at a time, each for
+//! [`READER_TIMEOUT`]. Readers within [`SNAPSHOT_INTERVAL`] of each other share a snapshot, which limits the requests to
+//! shards. Their input is ignored. Only failures of accept are logged.
 
 use std::io::{ErrorKind, PipeWriter, Read, Write};
 use std::net::Shutdown;
@@ -18,7 +18,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::address::Address;
-use crate::cross_thread::slot::Ticket;
+use crate::cross_thread::slot::ResultTicket;
 use crate::fabric::FabricError;
 use crate::fabric::log_limit::ClockedLog;
 use crate::fabric::socket_file::SocketFile;
@@ -26,28 +26,30 @@ use crate::shard::{Command, ShardHandle};
 use crate::start_error::StartError;
 use crate::stats::{ShardSnapshot, ShardStats, Snapshot};
 
-/// The setting, as errors name it.
+/// Name of the setting in errors.
 const SETTING: &str = "`ServerConfig::stats`";
-/// Time-out of a shard's answer: a shard in a handler is left out.
+/// Time-out of a shard's answer. The snapshot has no statistics of a shard that stays in a handler for longer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// Most connections of all shards in a snapshot.
+/// Maximum number of connections of all shards in a snapshot.
 const MAX_CONNECTIONS: usize = 512;
 
-/// Most readers at a time; one more replaces the slowest.
+/// Maximum number of readers at a time. A further one replaces the oldest that has its snapshot.
 const MAX_READERS: usize = 16;
-/// Time-out of a reader.
+/// Time within which a reader must read its snapshot.
 const READER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Least time between two snapshots.
 const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(100);
 /// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// A socket without its thread. The file is dropped first: while it exists, the socket listens.
+/// A bound socket, before its thread starts.
+///
+/// The file is dropped before the socket, because the socket must listen while the file exists.
 pub(super) type BoundSocket = (SocketFile, OwnedFd);
 
-/// The thread that serves the socket. Its drop ends it, and removes the file.
+/// The thread that serves the socket. Dropping it ends the thread, and removes the file.
 pub(super) struct StatsSocket {
-    /// Closed, it ends the thread.
+    /// The thread ends when this pipe is closed.
     stop: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
@@ -59,24 +61,27 @@ impl StatsSocket {
     /// The system refused the socket, or its path is in use.
     pub(super) fn bind(path: &Path) -> Result<BoundSocket, FabricError> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .map_err(|error| FabricError::failed("socket(AF_UNIX, SOCK_STREAM)", &error.into()).of_setting(SETTING))?;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|error| {
+                FabricError::failed("socket(AF_UNIX, SOCK_STREAM)", &error.into()).with_setting(SETTING)
+            })?;
         let file = SocketFile::listen(socket.as_fd(), path, MAX_READERS as i32);
-        Ok((file.map_err(|error| error.of_setting(SETTING))?, socket))
+        Ok((file.map_err(|error| error.with_setting(SETTING))?, socket))
     }
 
     /// Serves snapshots of these shards.
     pub(super) fn start(bound: BoundSocket, mut shards: Vec<ShardSource>) -> Result<Self, StartError> {
         let (stopped, stop) =
-            std::io::pipe().map_err(|error| FabricError::failed("pipe", &error).of_setting(SETTING))?;
+            std::io::pipe().map_err(|error| FabricError::failed("pipe", &error).with_setting(SETTING))?;
         let ((file, socket), started) = (bound, Instant::now());
         let thread = Builder::new().name("rpcrdma-stats".to_owned()).spawn(move || {
             let mut readers = StatsReaders::new(socket.into());
             while readers.turn(&stopped, || snapshot(started, &mut shards)) {}
-            // Before the socket: while the file exists, the socket listens.
+            // The file is dropped before the socket, because the socket must listen while the file exists.
             drop(file);
         });
-        let thread = thread.map_err(|error| StartError::no_thread("the thread of `ServerConfig::stats`", error))?;
+        let thread =
+            thread.map_err(|error| StartError::thread_not_started("the thread of `ServerConfig::stats`", error))?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
@@ -85,66 +90,68 @@ impl Drop for StatsSocket {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic has been printed.
+            // A panic of the thread has been printed.
             let _ = thread.join();
         }
     }
 }
 
-/// A shard, and its constant properties.
+/// A shard to query, with its constant properties.
 pub(super) struct ShardSource {
-    known: ShardSnapshot,
+    /// The constant properties of the shard, without statistics.
+    constant: ShardSnapshot,
     shard: ShardHandle,
-    /// The unanswered question.
-    asked: Option<Ticket<ShardStats>>,
+    /// The unanswered query, if any.
+    query: Option<ResultTicket<ShardStats>>,
 }
 
 impl ShardSource {
     pub(super) fn new(index: u32, address: &Address, core: Option<usize>, shard: ShardHandle) -> Self {
-        let known = ShardSnapshot { shard: index, address: address.to_string(), core, stats: None };
-        Self { known, shard, asked: None }
+        let constant = ShardSnapshot { shard: index, address: address.to_string(), core, stats: None };
+        Self { constant, shard, query: None }
     }
 
     /// Queries the shard, unless an earlier query is pending.
-    fn ask(&mut self, connections: usize) {
-        // A late answer is too old for the next reader.
-        self.asked.take_if(|asked| asked.try_take().is_some());
-        self.asked.get_or_insert_with(|| self.shard.ask(|answer| Command::Stats(connections, answer)));
+    fn start_query(&mut self, connections: usize) {
+        // An answer that arrived after its time-out is too old for the next reader.
+        self.query.take_if(|query| query.try_take().is_some());
+        self.query.get_or_insert_with(|| self.shard.request(|answer| Command::Stats(connections, answer)));
     }
 
-    /// The shard, with its answer if that arrives in time.
-    fn answer(&mut self, until: Instant) -> ShardSnapshot {
-        let answer = self.asked.as_mut().and_then(|asked| asked.wait(Some(until)));
+    /// Snapshot of the shard, with statistics if its answer arrives in time.
+    fn finish_query(&mut self, until: Instant) -> ShardSnapshot {
+        let answer = self.query.as_mut().and_then(|query| query.wait(Some(until)));
         if answer.is_some() {
-            self.asked = None;
+            self.query = None;
         }
-        ShardSnapshot { stats: answer.and_then(Result::ok), ..self.known.clone() }
+        ShardSnapshot { stats: answer.and_then(Result::ok), ..self.constant.clone() }
     }
 }
 
-/// A snapshot of these shards in JSON.
+/// Takes a snapshot of these shards, in JSON.
 fn snapshot(started: Instant, shards: &mut [ShardSource]) -> Vec<u8> {
     let connections = MAX_CONNECTIONS / shards.len().max(1);
-    shards.iter_mut().for_each(|shard| shard.ask(connections));
+    shards.iter_mut().for_each(|shard| shard.start_query(connections));
     let uptime = started.elapsed().as_nanos() as u64;
     let until = Instant::now() + ANSWER_TIMEOUT;
-    let shards = shards.iter_mut().map(|shard| shard.answer(until)).collect();
-    // JSON has numbers and strings.
+    let shards = shards.iter_mut().map(|shard| shard.finish_query(until)).collect();
+    // Serializing numbers and strings does not fail.
     let mut json = serde_json::to_vec(&Snapshot::new(uptime, shards)).unwrap_or_default();
     json.push(b'\n');
     json
 }
 
+/// A connected reader.
 struct StatsReader {
     stream: UnixStream,
-    /// Deadline.
+    /// Deadline of the reader.
     until: Instant,
-    /// Snapshot, if taken, and the bytes written.
+    /// Its snapshot, and the bytes written of it; `None` while the reader waits for a snapshot.
     answer: Option<(Arc<[u8]>, usize)>,
 }
 
 impl StatsReader {
-    /// Writes as much as the socket accepts; false once all is written, or the reader has closed.
+    /// Writes as much as the socket accepts. Returns false once all is written, or the reader has closed.
     fn write(&mut self) -> bool {
         let Some((answer, written)) = &mut self.answer else { return true };
         loop {
@@ -162,7 +169,7 @@ impl StatsReader {
         false
     }
 
-    /// Shuts its input down, and drains the rest: unread input would be an error to the reader.
+    /// Shuts the reader's input down, and drains it, because unread input would be an error to the reader.
     fn drain_input(&mut self) {
         let _ = self.stream.shutdown(Shutdown::Read);
         while self.stream.read(&mut [0; 4096]).is_ok_and(|bytes| bytes > 0) {}
@@ -185,7 +192,7 @@ impl StatsReaders {
         Self { listener, readers: Vec::new(), next: Instant::now(), log: ClockedLog::new("rpcrdma::stats") }
     }
 
-    /// Waits for events, and handles them, with snapshots of `take`; false once `stopped` is readable or closed.
+    /// Waits for events, and handles them; `take` takes a snapshot. Returns false once `stopped` is readable or closed.
     fn turn(&mut self, stopped: &impl AsFd, take: impl FnOnce() -> Vec<u8>) -> bool {
         let waits = self.readers.iter().any(|reader| reader.answer.is_none());
         let wake = self.readers.iter().map(|reader| reader.until).chain(waits.then_some(self.next)).min();
@@ -198,11 +205,11 @@ impl StatsReaders {
             PollFd::new(&reader.stream, events)
         }));
         let timeout = wake.map(|wake| {
-            // Rounded up: the clock of poll is coarser.
+            // The time-out is rounded up, because the clock of poll is coarser.
             let left = wake.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
         });
-        // A signal is a spurious wake-up.
+        // An error is a signal, which causes a spurious wake-up.
         let _ = poll(&mut polled, timeout.as_ref());
         let seen: Vec<_> = polled.iter().map(PollFd::revents).collect();
         if !seen[0].is_empty() {
@@ -210,9 +217,9 @@ impl StatsReaders {
         }
         let now = Instant::now();
         let gone = PollFlags::HUP | PollFlags::ERR;
-        let mut of_readers = seen[2..].iter();
+        let mut reader_events = seen[2..].iter();
         self.readers.retain_mut(|reader| {
-            let gone = of_readers.next().is_some_and(|seen| seen.intersects(gone));
+            let gone = reader_events.next().is_some_and(|seen| seen.intersects(gone));
             !gone && now < reader.until && reader.write()
         });
         if seen[1].contains(PollFlags::IN) {
@@ -222,11 +229,12 @@ impl StatsReaders {
         true
     }
 
-    /// Whether there is room for one more, or a reader to replace.
+    /// Whether there is room for a further reader, or a reader to replace.
     fn has_room(&self) -> bool {
         self.readers.len() < MAX_READERS || self.readers.iter().any(|reader| reader.answer.is_some())
     }
 
+    /// Accepts a reader, which may replace a slow one.
     fn accept(&mut self, now: Instant) {
         let stream = match self.listener.accept() {
             Ok((stream, _)) => stream,
@@ -234,7 +242,7 @@ impl StatsReaders {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return,
             Err(error) => {
                 self.log.accept_failed("statistics socket", error);
-                // Mostly too many open files: some will be closed.
+                // The usual cause is too many open files, some of which will be closed.
                 std::thread::sleep(ACCEPT_PAUSE);
                 return;
             }
@@ -250,7 +258,7 @@ impl StatsReaders {
         self.readers.push(StatsReader { stream, until: now + READER_TIMEOUT, answer: None });
     }
 
-    /// Gives waiting readers a snapshot, if one is due.
+    /// Takes a snapshot for the waiting readers, if one is due.
     fn answer(&mut self, now: Instant, take: impl FnOnce() -> Vec<u8>) {
         if now < self.next || self.readers.iter().all(|reader| reader.answer.is_some()) {
             return;
@@ -270,11 +278,12 @@ mod tests {
 
     use super::*;
 
-    /// More than a socket buffers for a reader that does not read.
+    /// Bytes that a socket cannot buffer for a reader that does not read.
     const LONG: usize = 4 << 20;
 
-    /// Serves snapshots of `bytes` bytes, each filled with its number, while `run` runs. Returns the number of
-    /// snapshots.
+    /// Serves snapshots of `bytes` bytes, each filled with its number, while `run` runs.
+    ///
+    /// Returns the number of snapshots.
     fn serving(bytes: usize, run: impl FnOnce(&(dyn Fn() -> UnixStream + Sync))) -> usize {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("stats");
@@ -299,7 +308,7 @@ mod tests {
 
     fn all_of(mut stream: UnixStream) -> Vec<u8> {
         let mut all = Vec::new();
-        stream.read_to_end(&mut all).expect("it ends well");
+        stream.read_to_end(&mut all).expect("the stream ends without an error");
         all
     }
 
@@ -308,7 +317,11 @@ mod tests {
         serving(LONG, |connect| {
             let (first, second) = (all_of(connect()), all_of(connect()));
             assert_eq!((first.len(), second.len()), (LONG, LONG));
-            assert_eq!((first[LONG - 1], second[LONG - 1]), (1, 2), "a reader gets what was taken after it came");
+            assert_eq!(
+                (first[LONG - 1], second[LONG - 1]),
+                (1, 2),
+                "each snapshot was taken after its reader connected"
+            );
         });
     }
 
@@ -316,34 +329,34 @@ mod tests {
     fn input_of_readers_is_ignored() {
         serving(100, |connect| {
             for bytes in [1, 3000, 100_000] {
-                let mut talks = connect();
-                // It may have been answered before it speaks.
-                let spoke = talks.write_all(&vec![b'x'; bytes]).map_err(|error| error.kind());
-                assert!(matches!(spoke, Ok(()) | Err(ErrorKind::BrokenPipe)), "{spoke:?}");
-                assert_eq!(all_of(talks).len(), 100, "{bytes} bytes said");
+                let mut reader = connect();
+                // The reader may have been answered before it writes.
+                let written = reader.write_all(&vec![b'x'; bytes]).map_err(|error| error.kind());
+                assert!(matches!(written, Ok(()) | Err(ErrorKind::BrokenPipe)), "{written:?}");
+                assert_eq!(all_of(reader).len(), 100, "{bytes} bytes written");
             }
-            let closes = connect();
-            closes.shutdown(Shutdown::Write).expect("shutdown");
-            assert_eq!(all_of(closes).len(), 100);
+            let reader = connect();
+            reader.shutdown(Shutdown::Write).expect("shutdown");
+            assert_eq!(all_of(reader).len(), 100);
             drop(connect());
             assert_eq!(all_of(connect()).len(), 100);
         });
     }
 
     #[test]
-    fn idle_readers_make_room_for_others() {
+    fn readers_that_do_not_read_are_replaced_by_new_ones() {
         serving(LONG, |connect| {
-            let deaf: Vec<_> = (0..5 * MAX_READERS).map(|_| connect()).collect();
+            let stuck: Vec<_> = (0..5 * MAX_READERS).map(|_| connect()).collect();
             for _ in 0..3 {
                 assert_eq!(all_of(connect()).len(), LONG);
             }
-            let cut = deaf.into_iter().map(all_of).filter(|all| all.len() < LONG).count();
-            assert!(cut >= 4 * MAX_READERS, "{cut} made room");
+            let replaced = stuck.into_iter().map(all_of).filter(|all| all.len() < LONG).count();
+            assert!(replaced >= 4 * MAX_READERS, "{replaced} readers were replaced");
         });
     }
 
     #[test]
-    fn many_at_once_share_few_snapshots() {
+    fn many_simultaneous_readers_share_few_snapshots() {
         const READERS: usize = 200;
         let begun = Instant::now();
         let taken = serving(1000, |connect| {

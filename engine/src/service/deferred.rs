@@ -1,37 +1,38 @@
-//! Deferred calls: their handler takes them, and answers them later, on any thread.
+//! Deferred calls, which their handler takes and answers later, on any thread.
 //!
-//! Answered calls are in a queue that the shard checks in each turn while any call is deferred. Adding one wakes the
-//! shard, which costs a fence and a load while it is awake. Only the shard knows whether the connection is still open,
-//! so a call of a closed connection returns to the shard and is dropped there.
+//! Answered calls are in a queue that the shard checks in each turn while any call is deferred. Adding a call wakes the
+//! shard, which costs a fence and a load while the shard is awake. Only the shard knows whether the connection is still
+//! open, so a call of a closed connection returns to the shard, too, and is dropped there.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::call::{Answered, Call, OwnedCall, Ready, ServerCall};
+use super::call::{Answered, OwnedCall, Ready, ServedCall, ServerCall};
 use crate::cross_thread::parker::Signal;
 use crate::cross_thread::return_queue::{ReturnHandle, ReturnQueue};
 use crate::proto::Refusal;
 
-/// Connection that deferred calls came from.
-pub(crate) struct Origin {
+/// Connection that deferred calls arrived on.
+pub(crate) struct DeferredOrigin {
     /// Name of the peer in log lines.
     peer: Box<str>,
     /// Returns calls to their shard.
     shard: ReturnHandle<OwnedCall>,
     /// Wakes the shard.
     signal: Signal,
-    is_over: AtomicBool,
-    /// Owner of the quotas of its calls.
+    /// Whether the connection is closed.
+    is_closed: AtomicBool,
+    /// Owner of the quotas that its calls count against.
     owner: Arc<str>,
 }
 
-impl Origin {
+impl DeferredOrigin {
     /// Marks the connection as closed.
-    pub(crate) fn end(&self) {
-        // Relaxed: orders no other data.
-        self.is_over.store(true, Ordering::Relaxed);
+    pub(crate) fn set_closed(&self) {
+        // The flag orders no other data, so it can be relaxed.
+        self.is_closed.store(true, Ordering::Relaxed);
     }
 
     /// Name of the peer in log lines.
@@ -40,8 +41,8 @@ impl Origin {
     }
 
     /// Whether the connection is closed.
-    pub(crate) fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Relaxed)
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Relaxed)
     }
 }
 
@@ -58,37 +59,37 @@ impl DeferredReturnQueue {
         Self { returned: ReturnQueue::new(), signal }
     }
 
-    /// Creates the origin of the calls of one more connection, to this peer. They count against the quotas of `owner`.
-    pub(crate) fn origin(&self, owner: &Arc<str>, peer: Box<str>) -> Arc<Origin> {
+    /// Creates the origin of the calls of a connection to this peer. They count against the quotas of `owner`.
+    pub(crate) fn origin(&self, owner: &Arc<str>, peer: Box<str>) -> Arc<DeferredOrigin> {
         let (shard, signal, owner) = (self.returned.handle(), self.signal.clone(), Arc::clone(owner));
-        Arc::new(Origin { peer, shard, signal, is_over: AtomicBool::new(false), owner })
+        Arc::new(DeferredOrigin { peer, shard, signal, is_closed: AtomicBool::new(false), owner })
     }
 
     /// Takes all returned calls, oldest first.
-    pub(crate) fn take(&mut self) -> impl Iterator<Item = Call<Answered>> + use<> {
-        self.returned.drain().map(Call::in_memory)
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = ServedCall<Answered>> + use<> {
+        self.returned.drain().map(ServedCall::in_memory)
     }
 }
 
 /// A call taken by its handler, for a later reply; `Send`.
 ///
-/// It is answered on the shard's thread, as by a [task](super::ShardTask), or on any other thread. It derefs to the
-/// [`ServerCall`], and keeps its arguments, chunks and result memory until it is answered or dropped.
-/// [`limits.max_deferred`](crate::config::LimitsConfig::max_deferred) bounds their number for a connection.
+/// It is answered on the shard's thread, such as by a [task](super::ShardTask), or on any other thread. It dereferences
+/// to the [`ServerCall`], and keeps the call's arguments, chunks and result memory until it is answered or dropped.
+/// [`limits.max_deferred`](crate::config::LimitsConfig::max_deferred) bounds the deferred calls of a connection.
 ///
 /// A dropped call is answered with SYSTEM_ERR. [`ShardStats::get`](crate::stats::ShardStats::get)`("calls_dropped")`
 /// counts such calls.
-#[must_use = "answer it; dropped, its caller gets SYSTEM_ERR"]
+#[must_use = "answer the call; if it is dropped, its caller gets SYSTEM_ERR"]
 #[doc(alias = "asynchronous reply")]
 pub struct DeferredCall {
     /// `None` once answered.
-    call: Option<Call<Ready>>,
-    origin: Arc<Origin>,
+    call: Option<ServedCall<Ready>>,
+    origin: Arc<DeferredOrigin>,
 }
 
 impl DeferredCall {
     #[inline]
-    pub(crate) fn new(call: Call<Ready>, origin: &Arc<Origin>) -> Self {
+    pub(crate) fn new(call: ServedCall<Ready>, origin: &Arc<DeferredOrigin>) -> Self {
         Self { call: Some(call), origin: Arc::clone(origin) }
     }
 
@@ -102,41 +103,43 @@ impl DeferredCall {
 
     /// Ends the call by `answer`, unless it has ended, and returns it to its shard.
     #[inline]
-    fn end(&mut self, answer: impl FnOnce(Call<Ready>) -> Call<Answered>) {
+    fn end(&mut self, answer: impl FnOnce(ServedCall<Ready>) -> ServedCall<Answered>) {
         let Some(call) = self.call.take() else { return };
-        // A stopped shard needs no reply.
+        // A shard that has stopped refuses the call, which is then dropped.
         if self.origin.shard.push(answer(call).into_memory()).is_ok() {
             self.origin.signal.notify();
         }
     }
 
-    /// Whether the connection is closed, so that nobody awaits the reply.
+    /// Whether the connection is closed: no caller waits for the reply.
     ///
-    /// Check it before long work. Answer or drop such a call at once: it still counts for its host.
+    /// Check it before long work. Answer or drop such a call at once, because it still counts against the quota of its
+    /// host.
     ///
-    /// It stays false when only the caller gives up, such as by a time-out: the protocol does not report that.
+    /// It stays false if the caller abandons the call, such as by a time-out, because the protocol does not report
+    /// that.
     pub fn is_disconnected(&self) -> bool {
-        self.origin.is_over()
+        self.origin.is_closed()
     }
 
     /// Drops a call that has not begun, if its connection is closed.
     ///
-    /// Otherwise returns it. A dropped [cached](super::Procedure::cached) call counts as not run, so that its
-    /// retransmission runs. For calls that waited in a queue of the application.
+    /// Otherwise it returns the call. A [cached](super::Procedure::cached) call that is dropped counts as not run, so
+    /// that its retransmission runs. Use it for calls that waited in a queue of the application.
     #[must_use]
     pub fn skip_if_disconnected(mut self) -> Option<Self> {
         if !self.is_disconnected() {
             return Some(self);
         }
-        self.end(Call::skipped);
+        self.end(ServedCall::skipped);
         None
     }
 
     /// Owner of the quotas that the call counts against.
     ///
     /// It is the caller's host, or its process on a fabric without addresses. All connections of a host have the same
-    /// one, whatever their credentials. An IPv6 host owns its network of 64 bits. For quotas of the application, such
-    /// as of its threads.
+    /// owner, whatever their credentials. All addresses of an IPv6 network of 64 bits count as one host. The
+    /// application may use it for its own quotas, such as of its threads.
     pub fn quota_owner(&self) -> &Arc<str> {
         &self.origin.owner
     }
@@ -145,7 +148,7 @@ impl DeferredCall {
 impl Drop for DeferredCall {
     #[inline]
     fn drop(&mut self) {
-        self.end(Call::dropped);
+        self.end(ServedCall::dropped);
     }
 }
 

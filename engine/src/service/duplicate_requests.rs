@@ -1,15 +1,15 @@
 //! Duplicate request cache (DRC): retransmitted calls do not run twice.
 //!
 //! A client that reconnects retransmits unanswered calls, with the same XIDs. A procedure that must not run twice
-//! (append, rename, remove) declares a cache by [`Procedure::cached`](super::Procedure::cached). Its shard looks calls
+//! (append, rename, remove) declares a cache by [`Procedure::cached`](super::Procedure::cached). The shard looks calls
 //! up before they run, on the shard or on workers. A retransmission has the client, XID, procedure, credential and
-//! arguments of the first call. One cache serves all shards and workers, as a new connection may be on another shard.
-//! It has parts, each with a lock that is held for a lookup only.
+//! arguments of the original call. One cache serves all shards and workers, because a new connection may be on another
+//! shard. The cache has parts, each with a lock that is held for a lookup only.
 //!
-//! Limits: the cache does not survive a restart of the server. It is bounded, so that a reply may be evicted early: the
-//! oldest one of the host that holds most. A host with many calls therefore evicts its own replies, whatever the
-//! connections and credentials that it uses. The cache keeps inline results only. Procedures with results in Write
-//! chunks are reads, and may run twice.
+//! Limits: the cache does not survive a restart of the server. It is bounded, so a reply may be evicted early. The
+//! evicted reply is the oldest one of the host that holds most, so a host with many calls evicts its own replies,
+//! whatever connections and credentials it uses. The cache keeps inline results only, because procedures with results
+//! in Write chunks are reads, which may run twice.
 #![forbid(unsafe_code)]
 
 mod part;
@@ -27,32 +27,34 @@ use sha2::{Digest, Sha256};
 use self::part::{CacheEntry, CachePart};
 use super::ServerCall;
 use crate::fabric::host::network;
-use crate::stats::{Metric, Numbers, fields};
+use crate::stats::{HasMetrics, Metric, fields};
 use crate::wire::rpc::OpaqueAuth;
 
-/// Bytes of each argument that the key's checksum covers by default.
+/// Default bytes of each argument that the checksum of the key covers.
 pub(super) const CHECKSUMMED: usize = 256;
 
 /// Limits of a [`DuplicateRequestCache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DuplicateRequestCacheConfig {
-    /// Most calls, running or finished; about 170 bytes each.
+    /// Maximum number of calls, running or finished; about 170 bytes each.
     ///
-    /// The running calls of one host take about half of what those of others leave, at most. One call more evicts the
-    /// oldest finished one of the host that has most calls.
+    /// The running calls of one host take at most about half of the entries that running calls of other hosts leave.
+    /// When all entries are taken, a new call evicts the oldest finished call of the host that has most calls.
     pub entries: usize,
-    /// Most bytes of replies.
+    /// Maximum bytes of all replies together.
     ///
-    /// A reply beyond them evicts those of the host that has most bytes, oldest first, but is not kept if it alone is
-    /// longer than those of each other host. From 4096 `entries` on, a reply of more than a sixteenth is not kept.
+    /// When they are exceeded, a new reply evicts replies of the host that holds most bytes, oldest first. It is not
+    /// kept if it is itself longer than the replies of each other host together. The bytes are divided among the parts
+    /// of the cache, one for each 256 `entries` and at most 16, and a reply longer than its part is not kept: with 4096
+    /// `entries` or more, a reply longer than a sixteenth of `bytes`.
     pub bytes: usize,
     /// Lifetime of a finished call.
     ///
-    /// A client retransmits within its own time-out, some minutes at most; an XID used later is another call.
+    /// A client retransmits within its own time-out, some minutes at most. A later call with the same XID is a new one.
     pub keep: Duration,
 }
 
-/// 4096 calls, 16 MiB of replies, and 120 s as Linux's NFS server.
+/// 4096 calls, 16 MiB of replies, and the 120 s of Linux's NFS server.
 impl Default for DuplicateRequestCacheConfig {
     fn default() -> Self {
         Self { entries: 4096, bytes: 16 << 20, keep: Duration::from_secs(120) }
@@ -61,9 +63,9 @@ impl Default for DuplicateRequestCacheConfig {
 
 /// Identity of a caller, stable across reconnects.
 ///
-/// Different clients must have different ones: an identifier of the upper layer, or the name that [host
-/// authentication](crate::auth) proved; not the connection. Users of one client need no different ones: the cache
-/// compares the credentials of calls, too.
+/// Different clients must have different identities, such as an identifier of the upper layer, or the name that [host
+/// authentication](crate::auth) proved. A connection does not identify a client. Users of one client may share its
+/// identity, because the cache compares the credentials of calls, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client([u8; 32]);
 
@@ -76,7 +78,7 @@ impl Client {
         Client(id)
     }
 
-    /// Client with a name of any length; a digest is kept.
+    /// Client with a name of any length (kept as a digest).
     pub fn named(name: &[u8]) -> Self {
         Client(Sha256::digest(name).into())
     }
@@ -84,15 +86,16 @@ impl Client {
 
 /// Identifies the client by its [authenticated host](super::CallInfo::peer_identity).
 ///
-/// All users of a host are then one client: right if the host numbers its calls. A user gets no reply of another one.
+/// All users of a host are then one client, which is right if the host numbers its calls. No user gets the reply of
+/// another one.
 pub fn by_host(call: &ServerCall) -> Option<Client> {
     call.info().peer_identity().map(|name| Client::named(name.as_bytes()))
 }
 
 /// Identifies the client by the unauthenticated address of its host. For `nfs3d` and the C interface.
 ///
-/// An IPv6 host owns its network of 64 bits. Without addresses, all callers are one client. Right if each host numbers
-/// its calls.
+/// An IPv6 network of 64 bits counts as one host. On a fabric without addresses, all callers are one client. This is
+/// right if each host numbers its calls.
 #[doc(hidden)]
 pub fn by_address(call: &ServerCall) -> Option<Client> {
     let bits = |host| match network(host) {
@@ -106,14 +109,14 @@ pub fn by_address(call: &ServerCall) -> Option<Client> {
 
 /// Identifies the client by its credential; `None` for AUTH_NONE.
 ///
-/// Right where a credential names a caller on a host, as AUTH_SYS with machine name and stamp does.
-/// [`Credential::sys`](crate::client::Credential::sys) stamps 0: its machine names must differ then.
+/// This is right where a credential names a caller on a host, as AUTH_SYS with machine name and stamp does.
+/// [`Credential::sys`](crate::client::Credential::sys) uses the stamp 0, so its machine names must differ.
 pub fn by_credential(call: &ServerCall) -> Option<Client> {
     let (flavor, body) = call.info().credential();
     (flavor != 0).then(|| Client::named(&[&flavor.to_be_bytes()[..], body].concat()))
 }
 
-/// Key of a call: equal for a retransmission.
+/// Key of a call, which is equal for a retransmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallKey {
     client: Client,
@@ -126,7 +129,7 @@ pub(crate) struct CallKey {
 }
 
 impl Hash for CallKey {
-    /// Hashes the fields that tell calls apart. Each call is hashed several times.
+    /// Hashes only the fields that distinguish calls, because each call is hashed several times.
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write(&self.client.0);
         state.write_u32(self.xid);
@@ -138,21 +141,21 @@ impl Hash for CallKey {
 #[derive(Debug)]
 #[must_use = "a retransmitted call must not run"]
 pub(crate) enum Lookup {
-    /// A new call: run it, then [finish](CacheReservation::finish) the reservation.
+    /// The call is new. Run it, then [finish](CacheReservation::finish) the reservation.
     New(CacheReservation),
     /// The original call is running.
     ///
-    /// Its reply goes to its own connection, which may be closed: wait until it [has
+    /// Its reply is sent on its own connection, which may be closed. Wait until it [has
     /// finished](DuplicateRequestCache::is_running), and look up again.
     InProgress,
-    /// The call ran: send this reply.
+    /// The call has run. Send this reply.
     Done(CachedReply),
-    /// The call ran, or began to, but its reply is gone.
+    /// The call has run, or began to run, but its reply was not kept.
     ///
-    /// It was too long, alone or beside those of other hosts, or its handler never gave one. The call must not run
-    /// again.
+    /// The reply was too long, by itself or beside those of other hosts, or its handler never gave one. The call must
+    /// not run again.
     Lost,
-    /// Every entry, or every one of the host's share, is in progress. The call must not run.
+    /// All entries, or all of the host's share, are calls in progress. The call must not run.
     Full,
     /// The caller has no identity, so the call runs each time.
     Unidentified,
@@ -204,19 +207,19 @@ fields! {
         hits: u64 = Counter "Calls answered from the cache",
         misses: u64 = Counter "New calls",
         early: u64 = Counter "Retransmissions of a running call",
-        lost: u64 = Counter "Retransmissions whose reply was gone",
-        full: u64 = Counter "New calls without room",
+        lost: u64 = Counter "Retransmissions whose reply was not kept",
+        full: u64 = Counter "New calls refused because the cache was full",
         evictions: u64 = Counter "Finished calls evicted for others",
         expired: u64 = Counter "Finished calls that expired",
-        entries: u64 = Gauge "Calls held, in progress and finished",
-        bytes: u64 = Gauge "Bytes of replies held",
+        entries: u64 = Gauge "Calls in the cache, in progress and finished",
+        bytes: u64 = Gauge "Bytes of cached replies",
     }
 }
 
 impl DuplicateRequestCacheStats {
     /// All counters and gauges, always in the same order.
     pub fn metrics(&self) -> impl Iterator<Item = Metric> + '_ {
-        self.numbers()
+        self.own_metrics()
     }
 
     /// Value of the [`Metric`] with this name, if it exists.
@@ -247,7 +250,7 @@ pub struct DuplicateRequestCache {
 impl DuplicateRequestCache {
     /// An empty cache, of at least one entry; allocates as it fills.
     pub fn new(config: DuplicateRequestCacheConfig) -> Self {
-        // Few parts: each holds its share of calls, and about as much of each client's, for any keys.
+        // The parts are few, so that each holds about its share of all calls, and of each client's, for any keys.
         let parts = (config.entries / 256).clamp(1, 16);
         Self {
             parts: (0..parts).map(|_| Mutex::default()).collect(),
@@ -262,8 +265,9 @@ impl DuplicateRequestCache {
 
     /// Key of a served call, with `checksummed` bytes of each argument.
     ///
-    /// A call that reuses an XID soon does not get the old reply, and a call of another user on the same client never
-    /// does. Inline arguments, without the RPC header, are one argument; each Read chunk is another.
+    /// The checksum keeps a new call that reuses an XID, and a call of another user on the same client, from getting
+    /// the cached reply. The inline arguments, without the RPC header, count as one argument, and each Read chunk as
+    /// another one.
     pub(super) fn key(&self, client: Client, call: &ServerCall, checksummed: usize) -> CallKey {
         let info = call.info();
         let chunks = (0..call.read_chunks()).map(|n| call.read_chunk(n).unwrap_or_default());
@@ -274,7 +278,8 @@ impl DuplicateRequestCache {
 
     /// Hash of a whole credential, and of `checksummed` bytes of each argument.
     ///
-    /// Its random key keeps a peer from choosing a credential or arguments with the checksum of another user's call.
+    /// The hash has a random key, so a peer cannot choose a credential or arguments with the checksum of another user's
+    /// call.
     fn checksum<'a>(
         &self,
         (flavor, body): (u32, &[u8]),
@@ -292,7 +297,9 @@ impl DuplicateRequestCache {
         hasher.finish()
     }
 
-    /// Looks a call up, and adds it if new. It then counts against the quota of `owner`, and may evict a finished call.
+    /// Looks a call up, and adds it if it is new.
+    ///
+    /// A new call counts against the quota of `owner`, and may evict a finished call.
     pub(crate) fn begin(self: &Arc<Self>, key: CallKey, owner: &str) -> Lookup {
         let host = self.hasher.hash_one(owner);
         let part = &mut *self.part(&key);
@@ -302,7 +309,7 @@ impl DuplicateRequestCache {
             Some(CallState::Finished(Some(reply))) => (&mut part.stats.hits, Lookup::Done(reply)),
             Some(CallState::Finished(None)) => (&mut part.stats.lost, Lookup::Lost),
             None if part.start(key, host, self.limits.entries) => {
-                let reservation = CacheReservation { cache: Arc::clone(self), key, is_over: false };
+                let reservation = CacheReservation { cache: Arc::clone(self), key, is_released: false };
                 (&mut part.stats.misses, Lookup::New(reservation))
             }
             None => (&mut part.stats.full, Lookup::Full),
@@ -349,39 +356,40 @@ impl DuplicateRequestCache {
     }
 }
 
-/// Locks a part. Poisoning is ignored, because a panic leaves no inconsistent state.
+/// Locks a part of the cache. Poisoning is ignored, because a panic leaves no inconsistent state.
 fn lock(part: &Mutex<CachePart>) -> MutexGuard<'_, CachePart> {
     part.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A running call, to be finished or forgotten.
+/// Entry of a running call, to be finished or forgotten.
 ///
-/// Dropping it, as when its handler panics, finishes the call without a reply: its effects are unknown.
+/// Dropping it, as when the handler panics, finishes the call without a reply, because its effects are unknown.
 #[derive(Debug)]
-#[must_use = "finish or forget it; dropped, its reply counts as lost"]
+#[must_use = "finish or forget it; if it is dropped, the reply of the call counts as lost"]
 pub(crate) struct CacheReservation {
     cache: Arc<DuplicateRequestCache>,
     key: CallKey,
-    is_over: bool,
+    /// Whether the call was finished or forgotten.
+    is_released: bool,
 }
 
 impl CacheReservation {
-    /// Stores the reply of the call; call it before sending.
+    /// Stores the reply of the call, before it is sent.
     pub(crate) fn finish(mut self, verifier: OpaqueAuth<'_>, reply: &[u8]) {
-        self.is_over = true;
+        self.is_released = true;
         self.cache.finish(&self.key, Some((verifier, reply)));
     }
 
-    /// Removes a call that did nothing: a retransmission runs.
+    /// Removes a call that did nothing, so that a retransmission runs.
     pub(crate) fn forget(mut self) {
-        self.is_over = true;
+        self.is_released = true;
         self.cache.part(&self.key).forget(&self.key);
     }
 }
 
 impl Drop for CacheReservation {
     fn drop(&mut self) {
-        if !self.is_over {
+        if !self.is_released {
             self.cache.finish(&self.key, None);
         }
     }

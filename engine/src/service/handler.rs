@@ -12,27 +12,27 @@ use crate::proto::Refusal;
 /// A future that answers a call, on its shard's thread.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Threads that run the handlers: any ([`Threads`]), or one shard's ([`Local`]).
+/// Threads that may run the handlers: any ([`Threads`]), or one shard's ([`Local`]).
 pub trait Sharing: sealed::Handlers {}
 
 /// Handlers for all shards and workers of a server.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Threads;
 
-/// Handlers for one shard's thread: they share state without a lock.
+/// Handlers for one shard's thread, which share state without a lock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Local;
 
 impl Sharing for Threads {}
 impl Sharing for Local {}
 
-/// Handler stored as `H`: `Send` and `Sync` for shared services.
+/// Handler that can be stored as `H`; for shared services it is `Send` and `Sync`.
 pub trait Held<H> {
     /// Stores the handler.
     fn hold(self) -> H;
 }
 
-/// Asynchronous handler, stored as `H`.
+/// Asynchronous handler that can be stored as `H`.
 pub trait Asynchronous<H> {
     /// Stores the handler.
     fn begin(self) -> H;
@@ -51,12 +51,12 @@ mod sealed {
         type Defer: Clone + Deref<Target: Fn(DeferredCall) -> Option<Task>>;
         /// Chooses the target memory of a Read chunk.
         type Place: Clone + Deref<Target: Fn(&ServerCall, usize, usize) -> Option<Buf>>;
-        /// Runs `run`, and sends no reply.
-        fn silent(run: Self::Run) -> Self::Run;
+        /// A handler that runs `run`, and sends no reply.
+        fn without_reply(run: Self::Run) -> Self::Run;
     }
 }
 
-/// Stores closures with these bounds.
+/// Implements the storage of closures with these bounds.
 macro_rules! handlers {
     ($sharing:ty: $run:ident, $defer:ident, $place:ident $(, $bound:ident)*) => {
         type $run = dyn Fn(&mut ServerCall) -> Result<(), Refusal> $(+ $bound)*;
@@ -68,7 +68,7 @@ macro_rules! handlers {
             type Defer = Arc<$defer>;
             type Place = Arc<$place>;
 
-            fn silent(run: Self::Run) -> Self::Run {
+            fn without_reply(run: Self::Run) -> Self::Run {
                 // A one-way call has no answer, whatever its handler returns.
                 Arc::new(move |call: &mut ServerCall| {
                     let _ = run(call);
@@ -110,18 +110,19 @@ macro_rules! handlers {
 handlers!(Threads: SharedRun, SharedDefer, SharedPlace, Send, Sync);
 handlers!(Local: Run, Defer, Place);
 
+/// Handler of a procedure.
 #[derive(Clone)]
 pub(super) enum Handler<S: Sharing> {
-    /// No handler: the reply has no results.
+    /// No handler; the reply has no results.
     Null,
-    /// Answers when it returns.
+    /// The call is answered when the handler returns.
     Run(S::Run),
-    /// Takes the call, and answers it later, perhaps in a future.
+    /// The handler takes the call, and answers it later, perhaps in a future.
     Defer(S::Defer),
 }
 
 impl Handler<Threads> {
-    /// Converts it to a handler of one shard.
+    /// Converts the handler to one of a single shard.
     pub(super) fn to_local(&self) -> Handler<Local> {
         match self {
             Self::Null => Handler::Null,

@@ -1,16 +1,16 @@
-//! Services of a server: programs, versions, procedures, and which arguments and results may travel as chunks.
+//! Procedures and their tables: handlers, bindings, programs and versions.
 
 use std::fmt;
 use std::sync::Arc;
 
 use rpcrdma_mempool::Buf;
 
-use super::call::{Answered, Call, MAX_CHUNKS, Ready, ServerCall};
+use super::call::{Answered, MAX_CHUNKS, Ready, ServedCall, ServerCall};
 use super::deferred::DeferredCall;
 use super::duplicate_requests::{CHECKSUMMED, CallKey, Client, DuplicateRequestCache, Lookup};
 use super::handler::{Asynchronous, Handler, Held, Local, Sharing, Task, Threads};
 use crate::binding::Binding;
-use crate::cross_thread::panics::caught;
+use crate::cross_thread::panics::catch_panic;
 use crate::proto::Refusal;
 use crate::start_error::StartError;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, ProgramNumber};
@@ -32,26 +32,27 @@ use crate::wire::rpc::{ACCEPTED_REPLY_LEN, ProgramNumber};
 #[derive(Clone)]
 pub struct Procedure<S: Sharing = Threads> {
     handler: Handler<S>,
-    /// Whether it runs on a worker thread, so that its handler may block and compute. Otherwise it runs on the shard
+    /// Whether the handler runs on a worker thread, so that it may block and compute. Otherwise it runs on the shard
     /// that received the call, which does nothing else meanwhile.
     pub(crate) on_workers: bool,
     pub(crate) binding: Binding,
-    /// Whether the handler gives the memory of results in Write chunks. Otherwise it writes them to the shard's pool.
+    /// Whether the handler provides the memory of results in Write chunks. Otherwise it writes them to the shard's
+    /// pool.
     pub(crate) results_from_handler: bool,
-    /// Chooses the target memory of Read chunks; without it, the shard's pool.
+    /// Chooses the target memory of Read chunks; `None` for the shard's pool.
     pub(crate) read_target: Option<S::Place>,
-    pub(crate) cached: Option<Cached>,
+    pub(crate) cached: Option<ProcedureCache>,
     /// Whether its calls have no reply.
-    pub(crate) silent: bool,
-    /// Whether it always runs on the shard, and is not cached.
-    pub(crate) plain: bool,
-    /// Bytes of the RPC message of a reply: the longest results or refusal.
+    pub(crate) is_one_way: bool,
+    /// Whether its calls always run at once on the shard, and are not cached.
+    runs_here: bool,
+    /// Bytes of the RPC message of the longest reply, with results or a refusal.
     pub(crate) reply_room: usize,
 }
 
 /// The duplicate request cache of a procedure, with the function that identifies callers.
 #[derive(Clone)]
-pub(crate) struct Cached {
+pub(crate) struct ProcedureCache {
     cache: Arc<DuplicateRequestCache>,
     client: Arc<Identify>,
     /// Bytes that the key covers of each argument.
@@ -61,7 +62,7 @@ pub(crate) struct Cached {
 /// Identifies the caller of a call.
 type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
 
-impl Cached {
+impl ProcedureCache {
     pub(crate) fn new(
         cache: Arc<DuplicateRequestCache>,
         client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
@@ -69,12 +70,13 @@ impl Cached {
         Self { cache, client: Arc::new(client), checksummed: CHECKSUMMED }
     }
 
-    /// Looks a call up. `None` if it is new: its entry of the cache is stored in the call, which counts against the
-    /// quota of `owner`.
+    /// Looks a call up in the cache.
+    ///
+    /// Returns `None` for a new call, which then holds its entry of the cache and counts against the quota of `owner`.
     ///
     /// # Errors
-    /// Text of the panic of the application's function that identifies callers.
-    pub(crate) fn look_up(&self, call: &mut Call<Ready>, owner: &str) -> Result<Option<Lookup>, Box<str>> {
+    /// The application's function that identifies callers panicked, with this text.
+    pub(crate) fn look_up(&self, call: &mut ServedCall<Ready>, owner: &str) -> Result<Option<Lookup>, Box<str>> {
         let Some(key) = self.key(call.view())? else { return Ok(Some(Lookup::Unidentified)) };
         Ok(match self.cache.begin(key, owner) {
             Lookup::New(reservation) => {
@@ -85,13 +87,13 @@ impl Cached {
         })
     }
 
-    /// Whether the original of this retransmitted call still runs.
-    pub(crate) fn is_running(&self, call: &Call<Ready>) -> bool {
+    /// Whether the original call of this retransmission is still running.
+    pub(crate) fn is_running(&self, call: &ServedCall<Ready>) -> bool {
         matches!(self.key(call.view()), Ok(Some(key)) if self.cache.is_running(&key))
     }
 
     fn key(&self, call: &ServerCall) -> Result<Option<CallKey>, Box<str>> {
-        let client = caught(|| (self.client)(call))?;
+        let client = catch_panic(|| (self.client)(call))?;
         Ok(client.map(|client| self.cache.key(client, call, self.checksummed)))
     }
 }
@@ -108,14 +110,14 @@ impl<S: Sharing> fmt::Debug for Procedure<S> {
 impl Procedure {
     /// Runs the procedure on workers.
     ///
-    /// A call whose connection closes before a worker takes it does not run: nobody awaits its reply. This includes
-    /// [one-way](Self::one_way) calls, and all queued calls at the end of the server.
+    /// A call whose connection closes before a worker takes it does not run, because no caller waits for its reply.
+    /// This includes [one-way](Self::one_way) calls, and all queued calls when the server stops.
     pub fn on_workers(mut self) -> Self {
         self.on_workers = true;
         self
     }
 
-    /// Converts it to a procedure of one shard.
+    /// Converts the procedure to one of a single shard.
     fn to_local(&self) -> Procedure<Local> {
         Procedure {
             handler: self.handler.to_local(),
@@ -124,8 +126,8 @@ impl Procedure {
             results_from_handler: self.results_from_handler,
             read_target: self.read_target.clone().map(|choose| choose as _),
             cached: self.cached.clone(),
-            silent: self.silent,
-            plain: self.plain,
+            is_one_way: self.is_one_way,
+            runs_here: self.runs_here,
             reply_room: self.reply_room,
         }
     }
@@ -140,31 +142,34 @@ impl<S: Sharing> Procedure<S> {
             results_from_handler: false,
             read_target: None,
             cached: None,
-            silent: false,
-            plain: true,
+            is_one_way: false,
+            runs_here: true,
             reply_room: REFUSAL_LEN,
         }
     }
 
-    /// A procedure on the shard: inline only, replies up to 256 bytes.
+    /// A procedure without chunks that runs on the shard.
     ///
-    /// Handlers of [`Services`] are `Send` and `Sync`, as all shards and workers run them. Those of [`LocalServices`]
-    /// run on one thread and may share state by `Rc` and `Cell`. `Held` and `Asynchronous` in signatures state this.
+    /// Its replies have up to 256 bytes, see [`max_reply`](Self::max_reply).
+    ///
+    /// Handlers of [`Services`] are `Send` and `Sync`, because all shards and workers run them. Handlers of
+    /// [`LocalServices`] run on one thread and may share state by `Rc` and `Cell`. The bounds `Held` and `Asynchronous`
+    /// express this.
     pub fn new(handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Held<S::Run>) -> Self {
         Self::of(Handler::Run(handler.hold()))
     }
 
     /// A procedure whose handler answers [later](DeferredCall::answer), from any thread.
     ///
-    /// For servers that submit I/O. The handler runs on the shard, and must not block.
+    /// It is for servers that submit I/O. The handler runs on the shard, and must not block.
     pub fn deferred(handler: impl Fn(DeferredCall) + Held<S::Defer>) -> Self {
         Self::of(Handler::Defer(handler.hold()))
     }
 
     /// A procedure whose handler is a future, polled by the shard.
     ///
-    /// Any thread may wake it; it needs no runtime. It [answers](DeferredCall::answer) its call, and may go on after
-    /// that. It is dropped when the connection closes.
+    /// Any thread may wake the future; it needs no runtime. It [answers](DeferredCall::answer) its call, and may
+    /// continue after that. It is dropped when the connection closes.
     pub fn asynchronous<T, H>(handler: H) -> Self
     where
         T: Future<Output = ()> + 'static,
@@ -173,28 +178,28 @@ impl<S: Sharing> Procedure<S> {
         Self::of(Handler::Defer(handler.begin()))
     }
 
-    /// Does not answer calls: callers make [one-way](crate::client::ClientCall::one_way) calls.
+    /// Sends no replies; callers make [one-way](crate::client::ClientCall::one_way) calls.
     ///
     /// The result of a handler is discarded. A [deferred](Self::deferred) call ends when it is dropped.
     pub fn one_way(mut self) -> Self {
-        self.silent = true;
+        self.is_one_way = true;
         if let Handler::Run(run) = self.handler {
-            self.handler = Handler::Run(S::silent(run));
+            self.handler = Handler::Run(S::without_reply(run));
         }
         self
     }
 
     /// Reads Read chunks into memory that `choose` returns.
     ///
-    /// `choose` gets the call with its inline arguments, the index of the chunk, and the chunk's bytes, an XDR round-up
-    /// included. The window of the buffer is the target; it may be longer than the chunk. With `None` the chunk is read
-    /// into memory of the shard's pool. The handler gets the chunk by [`ServerCall::read_chunk`] or
-    /// [`take_read_chunk`](ServerCall::take_read_chunk).
+    /// `choose` gets the call with its inline arguments, the index of the chunk, and the length of the chunk including
+    /// an XDR round-up. The window of the returned buffer is the target; it may be longer than the chunk. If `choose`
+    /// returns `None`, the chunk is read into memory of the shard's pool. The handler gets the chunk by
+    /// [`ServerCall::read_chunk`] or [`take_read_chunk`](ServerCall::take_read_chunk).
     ///
-    /// The buffer must be of a pool made on the shard's thread, in its own arena or in one of
+    /// The buffer must be of a pool made on the shard's thread, in the pool's own arena or in one of
     /// [`memory.arenas`](crate::config::MemoryConfig::arenas). A call with an unsuitable or too short buffer is
-    /// answered with SYSTEM_ERR, and none of its chunks is read. The log says why.
-    /// [`ShardStats::get`](crate::stats::ShardStats::get)`("read_targets_refused")` counts them.
+    /// answered with SYSTEM_ERR, and none of its chunks is read. The log names the cause, and
+    /// [`ShardStats::get`](crate::stats::ShardStats::get)`("read_targets_refused")` counts such buffers.
     ///
     /// `choose` runs on the shard and must not block. It runs again for a call that has waited for memory.
     #[doc(alias("direct data placement", "zero copy"))]
@@ -221,34 +226,35 @@ impl<S: Sharing> Procedure<S> {
 
     /// Runs each call once, even if it is retransmitted.
     ///
-    /// A retransmission has the client, XID, procedure, credential and arguments of the first call. Where each message
-    /// has its own credential, as with RPCSEC_GSS, no call is recognized.
+    /// A retransmission has the client, XID, procedure, credential and arguments of the original call. Where each
+    /// message has its own credential, as with RPCSEC_GSS, no retransmission is recognized.
     ///
-    /// A retransmitted call gets the reply of the first one, once that has run. It gets SYSTEM_ERR if that reply is no
-    /// longer cached, or was lost with a handler that panicked. While the cache is full of calls that run, a new call
+    /// A retransmission gets the reply of the original call, once that has run. It gets SYSTEM_ERR if that reply is no
+    /// longer cached, or was lost because the handler panicked. While the cache is full of running calls, a new call
     /// gets ERR_SYSTEM in version 2; in version 1 its connection is closed, so that the client retransmits. `client`
     /// identifies the caller: [`by_host`](super::duplicate_requests::by_host),
     /// [`by_credential`](super::duplicate_requests::by_credential), or a function of the upper layer. A call without an
     /// identity (`None`) runs each time.
     ///
-    /// A handler that refuses with anything but [`Refusal::SystemError`] must have done nothing: a retransmission runs
-    /// again.
+    /// A handler that refuses a call with anything but [`Refusal::SystemError`] must not have changed anything, because
+    /// a retransmission runs again.
     ///
-    /// Results must be inline: those in Write chunks are not kept. [`Services::add`] refuses such a procedure.
+    /// Results must be inline, because those in Write chunks are not kept. [`Services::add`] panics for a procedure
+    /// with Write chunks.
     #[doc(alias("drc", "exactly once"))]
     pub fn cached(
         mut self,
         cache: Arc<DuplicateRequestCache>,
         client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
     ) -> Self {
-        self.cached = Some(Cached::new(cache, client));
+        self.cached = Some(ProcedureCache::new(cache, client));
         self
     }
 
     /// Bytes of each argument that identify a retransmission; default 256.
     ///
-    /// They tell it from another call with the same XID and lengths. Inline arguments are one argument; each Read chunk
-    /// is another. Call this after [`cached`](Self::cached).
+    /// They distinguish it from another call with the same XID and lengths. The inline arguments count as one argument,
+    /// and each Read chunk as another one. Call this after [`cached`](Self::cached).
     pub fn checksummed(mut self, bytes: usize) -> Self {
         if let Some(cached) = &mut self.cached {
             cached.checksummed = bytes;
@@ -256,83 +262,84 @@ impl<S: Sharing> Procedure<S> {
         self
     }
 
-    /// Runs a call that runs on the shard; otherwise returns it.
+    /// Runs a call whose procedure always runs at once on the shard; otherwise returns the call.
     #[inline(always)]
-    pub(crate) fn run_here(&self, call: Call<Ready>) -> Result<Call<Answered>, Call<Ready>> {
-        if self.plain { Ok(self.run(call)) } else { Err(call) }
+    pub(crate) fn run_here(&self, call: ServedCall<Ready>) -> Result<ServedCall<Answered>, ServedCall<Ready>> {
+        if self.runs_here { Ok(self.run(call)) } else { Err(call) }
     }
 
-    /// Runs a call, on a shard or a worker. A panic costs this call only.
+    /// Runs a call, on a shard or a worker. A panic of the handler ends only this call.
     #[inline(always)]
-    pub(crate) fn run(&self, mut call: Call<Ready>) -> Call<Answered> {
+    pub(crate) fn run(&self, mut call: ServedCall<Ready>) -> ServedCall<Answered> {
         let Handler::Run(run) = &self.handler else { return call.answered(Ok(())) };
-        match caught(|| run(call.view_mut())) {
+        match catch_panic(|| run(call.view_mut())) {
             Ok(Ok(())) => call.answered(Ok(())),
             Ok(Err(refusal)) => call.refused(refusal),
             Err(panic) => call.panicked(panic),
         }
     }
 
-    /// Memory for a Read chunk of `len` bytes; `None` for the shard's pool.
+    /// Chooses memory for a Read chunk of `len` bytes; `None` stands for the shard's pool.
     ///
     /// # Errors
-    /// Text of the panic of `choose`.
+    /// The `place_reads_in` callback panicked, with this text.
     pub(crate) fn choose_read_target(
         &self,
-        call: &Call<Ready>,
+        call: &ServedCall<Ready>,
         chunk: usize,
         len: usize,
     ) -> Result<Option<Buf>, Box<str>> {
         let Some(choose) = &self.read_target else { return Ok(None) };
-        caught(|| choose(call.view(), chunk, len))
+        catch_panic(|| choose(call.view(), chunk, len))
     }
 
-    /// Whether its handler takes calls, to answer them later.
-    pub(crate) fn takes_calls(&self) -> bool {
+    /// Whether its handler takes calls, and answers them later.
+    pub(crate) fn is_deferred(&self) -> bool {
         matches!(self.handler, Handler::Defer(_))
     }
 
-    /// Passes a call to the handler; returns its future, if any. If the handler panics, the call is dropped and
-    /// answered as such; `panicked` gets the text.
-    pub(crate) fn take(&self, call: DeferredCall, panicked: impl FnOnce(Box<str>)) -> Option<Task> {
+    /// Passes a call to its deferred handler; returns the handler's future, if any.
+    ///
+    /// If the handler panics, the call is answered as a dropped one, and `panicked` gets the text.
+    pub(crate) fn defer(&self, call: DeferredCall, panicked: impl FnOnce(Box<str>)) -> Option<Task> {
         let Handler::Defer(take) = &self.handler else { return None };
-        caught(|| take(call)).unwrap_or_else(|panic| {
+        catch_panic(|| take(call)).unwrap_or_else(|panic| {
             panicked(panic);
             None
         })
     }
 
-    /// DDP-eligible arguments (Read chunks): number, and bytes of each.
+    /// DDP-eligible arguments (Read chunks): number, and maximum bytes of each.
     ///
-    /// A call with more is refused by a transport error, and nothing of it is read.
+    /// A call that exceeds them is refused by a transport error, and none of its chunks is read.
     pub fn read_chunks(mut self, count: usize, max_len: usize) -> Self {
         self.binding = self.binding.arguments(count.min(MAX_CHUNKS), max_len);
         self
     }
 
-    /// DDP-eligible arguments have no length word in front; see [`Binding::uncounted`].
+    /// Declares that no length word precedes DDP-eligible arguments; see [`Binding::uncounted`].
     ///
-    /// Without this, the inline arguments hold the length word of each: 4 bytes, as for `opaque<>`.
+    /// Without this, the inline arguments hold a length word of 4 bytes for each of them, as for `opaque<>`.
     pub fn uncounted(mut self) -> Self {
         self.binding = self.binding.uncounted();
         self
     }
 
-    /// DDP-eligible results (Write chunks): number, and bytes of each.
+    /// DDP-eligible results (Write chunks): number, and maximum bytes of each.
     ///
-    /// Room beyond `max_len` that a caller offers stays unused.
+    /// If a caller offers more room than `max_len`, the rest stays unused.
     pub fn write_chunks(mut self, count: usize, max_len: usize) -> Self {
         self.binding = self.binding.results(count.min(MAX_CHUNKS), max_len);
         self
     }
 
-    /// Results in Write chunks are in memory of the handler.
+    /// Declares that the handler provides the memory of results in Write chunks.
     pub fn results_from_handler(mut self) -> Self {
         self.results_from_handler = true;
         self
     }
 
-    /// Most bytes of inline results: room in the buffer of each reply.
+    /// Maximum bytes of inline results; each reply's buffer has the room.
     pub fn max_reply(mut self, bytes: usize) -> Self {
         self.binding.max_reply = bytes;
         self
@@ -354,6 +361,7 @@ impl fmt::Display for ProcedureName {
     }
 }
 
+/// Procedures of one version of a program.
 #[derive(Clone, Debug)]
 struct ServiceVersion {
     program: u32,
@@ -364,7 +372,7 @@ struct ServiceVersion {
 
 /// Programs, versions and procedures of a server; `Send` and `Sync`.
 ///
-/// Procedure 0 of each version answers by itself (RFC 5531 §12.1), unless given.
+/// Procedure 0 of each version is answered by the engine (RFC 5531 §12.1), unless it is added.
 ///
 /// ```
 /// use rpcrdma::{Procedure, Services};
@@ -427,7 +435,7 @@ impl<S: Sharing> Services<S> {
         Self::default()
     }
 
-    /// Checks each declaration by `check`.
+    /// Checks each procedure by `check`, which returns the defect.
     fn check(&self, check: impl Fn(&Procedure<S>) -> Option<String>) -> Result<(), StartError> {
         let refused = self.procedures().find_map(|(name, entry)| {
             let cause = check(&self.entries[entry])?;
@@ -453,12 +461,14 @@ impl<S: Sharing> Services<S> {
 
     /// Checks that no procedure runs on workers, for a server without them.
     pub(crate) fn check_placement(&self) -> Result<(), StartError> {
-        let cause = "`Procedure::on_workers`, or `run` in the placement file, needs `ServerConfig::workers`, and the server has none";
+        let cause = "`Procedure::on_workers`, or `run` in the placement file, needs `ServerConfig::workers`, which is \
+                     `None`";
         self.check(|entry| entry.on_workers.then(|| cause.into()))
     }
 
-    /// Checks that no procedure needs a longer buffer than the longest. Replies need `headroom` beside their bytes.
-    /// `possible` is the length that no configuration exceeds.
+    /// Checks that no procedure needs a longer buffer than the longest.
+    ///
+    /// Replies need `headroom` beside their bytes. No configuration can have longer buffers than `possible` bytes.
     pub(crate) fn check_buffers(&self, longest: usize, possible: usize, headroom: usize) -> Result<(), StartError> {
         self.check(|entry| {
             let Binding { arguments, results, .. } = entry.binding;
@@ -470,12 +480,12 @@ impl<S: Sharing> Services<S> {
             let (declared, needed) = needs.into_iter().find(|&(_, needed)| needed > longest)?;
             let knob = if declared == "max_reply" { "long_buffers" } else { "bulk_buffers" };
             let remedy = match needed <= possible {
-                true => format!("add some of {needed} bytes to `memory.{knob}`"),
-                false => format!("`memory.{knob}` has buffers of at most {possible} bytes: declare fewer"),
+                true => format!("add buffers of {needed} bytes to `memory.{knob}`"),
+                false => format!("declare fewer bytes, because buffers of `memory.{knob}` have at most {possible}"),
             };
             Some(format!(
-                "`{declared}` needs buffers of {needed} bytes, headers included, and the longest have {longest}: \
-                 {remedy}"
+                "`{declared}` needs buffers of {needed} bytes, including headers, which exceeds the longest buffer of \
+                 {longest} bytes: {remedy}"
             ))
         })
     }
@@ -483,21 +493,21 @@ impl<S: Sharing> Services<S> {
     /// Adds or replaces a procedure.
     ///
     /// # Panics
-    /// The number exceeds [`MAX_PROCEDURE`]; a [cached](Procedure::cached) procedure has results in Write chunks; a
-    /// procedure that takes its calls is to run [on workers](Procedure::on_workers).
+    /// If the number exceeds [`MAX_PROCEDURE`], if a [cached](Procedure::cached) procedure has results in Write chunks,
+    /// or if a [deferred](Procedure::deferred) procedure runs [on workers](Procedure::on_workers).
     pub fn add(&mut self, program: u32, version: u32, procedure: u32, mut entry: Procedure<S>) -> &mut Self {
         let name = ProcedureName { program, version, procedure };
-        assert!(procedure <= MAX_PROCEDURE, "{name}: the highest number is {MAX_PROCEDURE}");
+        assert!(procedure <= MAX_PROCEDURE, "{name}: the number exceeds {MAX_PROCEDURE}");
         assert!(
             entry.cached.is_none() || entry.binding.results.count == 0,
-            "{name} runs once, and results in Write chunks are not kept"
+            "{name}: `Procedure::cached` excludes `write_chunks`, because results in Write chunks are not kept"
         );
         assert!(
-            !entry.takes_calls() || !entry.on_workers,
-            "{name} takes its calls, which it does on the shard, and is to run on workers"
+            !entry.is_deferred() || !entry.on_workers,
+            "{name}: a deferred handler runs on the shard, which excludes `Procedure::on_workers`"
         );
         entry.reply_room = ACCEPTED_REPLY_LEN.saturating_add(entry.binding.max_reply).max(REFUSAL_LEN);
-        entry.plain = !entry.on_workers && entry.cached.is_none() && !entry.takes_calls();
+        entry.runs_here = !entry.on_workers && entry.cached.is_none() && !entry.is_deferred();
         let at = self.versions.iter().position(|v| v.program == program && v.version == version);
         let at = at.unwrap_or_else(|| {
             self.entries.push(Procedure::of(Handler::Null));
@@ -514,11 +524,12 @@ impl<S: Sharing> Services<S> {
         self
     }
 
+    /// The procedure with this index.
     pub(crate) fn entry(&self, index: usize) -> &Procedure<S> {
         &self.entries[index]
     }
 
-    /// The entry of a procedure, or its refusal (RFC 5531 §9).
+    /// Index of a procedure's entry, or the refusal of its calls (RFC 5531 §9).
     pub(crate) fn find(&self, program: u32, version: u32, procedure: u32) -> Result<usize, Refusal> {
         let versions = || self.versions.iter().filter(move |known| known.program == program);
         if let Some(known) = versions().find(|known| known.version == version) {
@@ -538,7 +549,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bound_procedure_declares_nothing_twice() {
+    fn a_binding_equals_the_declarations_one_by_one() {
         let write = Binding::inline(88, 136).arguments(1, 1 << 20);
         assert_eq!(*LocalProcedure::new(|_| Ok(())).with_binding(write).binding(), write);
         let step_by_step = LocalProcedure::new(|_| Ok(())).read_chunks(1, 1 << 20).max_reply(136);
@@ -560,15 +571,15 @@ mod tests {
         ];
         for (number, procedure) in refused {
             let add = || _ = Services::new().add(0x2000_0001, 3, number, procedure());
-            let text = caught(add).expect_err("an invalid declaration");
+            let text = catch_panic(add).expect_err("an invalid declaration");
             let name = format!("procedure {number} of program 0x20000001, version 3");
             assert!(text.starts_with(&name), "{text}");
         }
     }
 
     #[test]
-    fn a_declaration_beyond_any_buffer_is_told_that_no_knob_helps() {
-        let says = |procedure: Procedure| {
+    fn error_of_a_declaration_beyond_any_buffer_suggests_no_knob() {
+        let error_of = |procedure: Procedure| {
             let mut services = Services::new();
             services.add(0x2000_0001, 3, 7, procedure);
             services.check_buffers(1 << 20, 1 << 30, 64).expect_err("it is longer than 1 MiB").to_string()
@@ -579,14 +590,15 @@ mod tests {
             (new().write_chunks(1, longest + 1), "memory.bulk_buffers"),
             (new().max_reply(longest), "memory.long_buffers"),
         ] {
-            let (text, end) =
-                (says(procedure), format!("`{knob}` has buffers of at most {longest} bytes: declare fewer"));
+            let end = format!("declare fewer bytes, because buffers of `{knob}` have at most {longest}");
+            let text = error_of(procedure);
             assert!(
                 text.starts_with("procedure 7 of program 0x20000001, version 3: ") && text.ends_with(&end),
                 "{text}"
             );
         }
-        assert!(says(new().read_chunks(1, longest)).ends_with("add some of 1073741824 bytes to `memory.bulk_buffers`"));
+        let text = error_of(new().read_chunks(1, longest));
+        assert!(text.ends_with("add buffers of 1073741824 bytes to `memory.bulk_buffers`"), "{text}");
     }
 
     #[test]
@@ -595,7 +607,7 @@ mod tests {
         services.add(100, 2, 5, Procedure::new(|_| Ok(())));
         services.add(100, 4, 1, Procedure::new(|_| Ok(())));
         assert!(services.find(100, 2, 5).is_ok());
-        assert!(services.find(100, 2, 0).is_ok(), "procedure 0 answers");
+        assert!(services.find(100, 2, 0).is_ok(), "procedure 0 is answered by the engine");
         assert_eq!(services.find(100, 2, 4), Err(Refusal::ProcedureUnavailable));
         assert_eq!(services.find(100, 2, u32::MAX), Err(Refusal::ProcedureUnavailable));
         assert_eq!(services.find(100, 3, 5), Err(Refusal::ProgramMismatch { low: 2, high: 4 }));

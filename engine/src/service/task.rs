@@ -12,19 +12,22 @@ use super::procedure::LocalServices;
 ///
 /// It submits I/O, checks for completions, and answers deferred calls.
 pub trait ShardTask {
-    /// Does a bounded amount of work, without blocking; true if any.
+    /// Does a bounded amount of work, without blocking.
     ///
-    /// Called once per turn, after the handlers of that turn's calls; its replies go out in the same turn. The shard
-    /// sleeps, by its [`IdlePolicy`](crate::IdlePolicy), when neither it nor the task has found work for a while.
+    /// Returns true if there was any.
     ///
-    /// A task that panics, here or in [`descriptor`](Self::descriptor), is logged and dropped, with the calls that it
-    /// holds; the shard goes on, even if that drop panics.
+    /// The shard calls it once per turn, after the handlers of that turn's calls, and sends its replies in the same
+    /// turn. The shard sleeps, by its [`IdlePolicy`](crate::IdlePolicy), when neither it nor the task has found work
+    /// for a while.
+    ///
+    /// If the task panics, here or in [`descriptor`](Self::descriptor), the panic is logged, and the task is dropped
+    /// with the calls that it holds. The shard continues, even if that drop panics.
     fn poll(&mut self) -> bool;
 
     /// A descriptor, readable while there is work, for a sleeping shard.
     ///
-    /// Such as an io_uring, an epoll, or an eventfd. Requested before each sleep, after a last [`poll`](Self::poll).
-    /// Without one, [`ShardSetup::waker`] must wake the shard.
+    /// It may be an io_uring, an epoll, or an eventfd. The shard requests it before each sleep, after a last
+    /// [`poll`](Self::poll). Without a descriptor, [`ShardSetup::waker`] must wake the shard.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -36,13 +39,13 @@ pub trait ShardTask {
 pub struct ShardSetup<'a> {
     /// Index of the shard in its server, from 0.
     pub index: usize,
-    /// Memory of calls and results, for registration elsewhere, as with io_uring.
+    /// Memory of calls and results, to be registered with io_uring, too.
     pub arena: &'a Arena,
     /// Wakes the shard for a turn, from any thread.
     pub waker: Waker,
 }
 
-/// Services and task of one shard; need not be [`Send`].
+/// Services and task of one shard, which need not be [`Send`].
 #[derive(Default)]
 pub struct Application {
     /// Services of the shard.

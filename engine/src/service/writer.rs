@@ -1,27 +1,27 @@
-#![expect(unsafe_code, reason = "trusts callers about bytes that others wrote")]
-//! Writers of results, in the memory that is sent. Only written bytes are sent: the rest is data of other calls.
+#![expect(unsafe_code, reason = "trusts callers about bytes that devices or system calls wrote")]
+//! Writers of results, in the memory that is sent. Only written bytes are sent; the rest is data of other calls.
 
 use std::io;
 use std::os::fd::AsFd;
 
 use rustix::io::{Errno, pread};
 
-use crate::proto::{Failing, Refusal};
+use crate::proto::{HandlerFailure, Refusal};
 
-/// Writes a result from its start; its length is that written.
+/// Writes a result from its start. The written bytes are the result.
 ///
-/// Nothing else is sent, and nothing is cleared in advance.
+/// No other byte is sent, and the memory is not cleared in advance.
 /// [`ServerCall::result_writer`](super::ServerCall::result_writer) writes a Write chunk,
 /// [`reply_writer`](super::ServerCall::reply_writer) inline results.
 ///
-/// [`io::Write::write`] writes as much as fits.
+/// [`io::Write::write`] writes as many bytes as there is room for.
 #[derive(Debug)]
 pub struct ResultWriter<'a> {
     room: &'a mut [u8],
     len: &'a mut usize,
-    /// Set when the address of `room` is exposed, if the memory could otherwise be exchanged.
+    /// Set when the address of `room` is passed on, so that the memory must stay; `None` where it stays anyway.
     is_exposed: Option<&'a mut bool>,
-    /// Index of the Write chunk, and most bytes that the procedure declares for it.
+    /// Index of the Write chunk, and the maximum bytes that the procedure declares for it.
     chunk: Option<(u32, u32)>,
 }
 
@@ -35,17 +35,17 @@ pub struct ResultWriter<'a> {
 pub struct ResultTooLong {
     pub(super) needed: usize,
     pub(super) room: usize,
-    /// Index of the Write chunk, and most bytes that the procedure declares for it.
+    /// Index of the Write chunk, and the maximum bytes that the procedure declares for it.
     pub(super) chunk: Option<(u32, u32)>,
 }
 
 impl ResultTooLong {
-    /// Bytes of the result, those refused included.
+    /// Bytes of the result, including the refused ones.
     pub fn needed(&self) -> usize {
         self.needed
     }
 
-    /// The limit, and where it is.
+    /// The limit, and the declaration or chunk that sets it.
     fn limit(&self) -> String {
         match self.chunk {
             None => format!("{} (Procedure::max_reply)", self.room),
@@ -58,22 +58,22 @@ impl ResultTooLong {
 impl From<ResultTooLong> for Refusal {
     fn from(ResultTooLong { needed, room, chunk }: ResultTooLong) -> Self {
         match chunk {
-            None => Self::failed(Failing::Reply, needed, room),
+            None => Self::failed(HandlerFailure::Reply, needed, room),
             Some((index, declared)) if needed <= declared as usize => Self::ShortChunk { index, needed: needed as u32 },
-            Some((_, declared)) => Self::failed(Failing::Undeclared, needed, declared as usize),
+            Some((_, declared)) => Self::failed(HandlerFailure::Undeclared, needed, declared as usize),
         }
     }
 }
 
 impl<'a> ResultWriter<'a> {
-    /// Starts at the beginning.
+    /// A writer that starts at the beginning of `room`.
     #[inline]
     pub(crate) fn new(room: &'a mut [u8], len: &'a mut usize) -> Self {
         *len = 0;
         Self { room, len, is_exposed: None, chunk: None }
     }
 
-    /// Starts in a Write chunk, of this index and this declared length. Sets `is_exposed` when its address is exposed.
+    /// A writer of a Write chunk with this index and declared length. Sets `is_exposed` when the address is passed on.
     #[inline]
     pub(super) fn of_chunk(
         room: &'a mut [u8],
@@ -96,7 +96,7 @@ impl<'a> ResultWriter<'a> {
         self.room.len() - *self.len
     }
 
-    /// The next `len` bytes, uninitialized.
+    /// The next `len` bytes of room, uninitialized.
     #[inline]
     fn next(&mut self, len: usize) -> Result<&mut [u8], ResultTooLong> {
         let (needed, room, chunk) = (self.len.saturating_add(len), self.room.len(), self.chunk);
@@ -107,7 +107,7 @@ impl<'a> ResultWriter<'a> {
     /// Writes these bytes.
     ///
     /// # Errors
-    /// There is no room for all of them: none is written.
+    /// There is no room for all of them; none is written.
     #[inline]
     pub fn put(&mut self, bytes: &[u8]) -> Result<(), ResultTooLong> {
         self.next(bytes.len())?.copy_from_slice(bytes);
@@ -118,7 +118,7 @@ impl<'a> ResultWriter<'a> {
     /// Writes zeroes, such as an XDR round-up.
     ///
     /// # Errors
-    /// There is no room for all of them: none is written.
+    /// There is no room for all of them; none is written.
     pub fn put_zeroes(&mut self, len: usize) -> Result<(), ResultTooLong> {
         self.next(len)?.fill(0);
         *self.len += len;
@@ -127,10 +127,10 @@ impl<'a> ResultWriter<'a> {
 
     /// Address of the next byte, for a device or system call.
     ///
-    /// Others write up to [`room`](Self::room) bytes there, and [`advance`](Self::advance) counts them. The memory is
-    /// uninitialized. It stays in place until the call is answered or dropped, so for as long as a
+    /// The device or system call writes up to [`room`](Self::room) bytes there, and [`advance`](Self::advance) counts
+    /// them. The memory is uninitialized. It stays in place until the call is answered or dropped, so for as long as a
     /// [`DeferredCall`](super::DeferredCall) is kept, even if [other memory](super::ServerCall::set_result) is sent in
-    /// its place. Nobody may touch its bytes during a method of the call that returns them.
+    /// its place. The memory must not be accessed during a method of the call that returns its bytes.
     #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         if let Some(is_exposed) = &mut self.is_exposed {
@@ -142,23 +142,23 @@ impl<'a> ResultWriter<'a> {
     /// Counts `len` bytes as written, through [`as_mut_ptr`](Self::as_mut_ptr).
     ///
     /// # Safety
-    /// The next `len` bytes were written for this call, completely, and nobody writes there any more: otherwise data of
+    /// All of the next `len` bytes were written for this call, and no write to them is outstanding: otherwise data of
     /// other calls is sent to the caller.
     ///
     /// # Panics
-    /// `len` exceeds the room.
+    /// If `len` exceeds the room.
     #[inline]
     pub unsafe fn advance(&mut self, len: usize) {
-        assert!(len <= self.room(), "{len} bytes where there is room for {}", self.room());
+        assert!(len <= self.room(), "{len} bytes exceed the room of {} bytes", self.room());
         *self.len += len;
     }
 
-    /// Reads from a file into the result; blocks; returns the bytes.
+    /// Reads from a file into the result, and returns the length.
     ///
-    /// It reads from byte `offset`, at most `most` bytes, the room, or the rest of the file.
+    /// It reads from byte `offset`, up to `most` bytes, the room, or the end of the file.
     ///
     /// # Errors
-    /// `pread` failed: nothing is written.
+    /// `pread` failed; nothing is written.
     pub fn read_from(&mut self, file: impl AsFd, offset: u64, most: usize) -> io::Result<usize> {
         // The kernel refuses a range that exceeds the largest file, although no file has bytes there.
         let before_limit = usize::try_from((i64::MAX as u64).saturating_sub(offset)).unwrap_or(usize::MAX);
@@ -212,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_written_by_others_count_after_advance() {
+    fn bytes_written_through_the_pointer_count_after_advance() {
         let (mut room, mut len) = ([0xAA; 16], 0);
         let at = room.as_ptr();
         let mut writer = ResultWriter::new(&mut room, &mut len);
         writer.put(b"abc").unwrap();
         assert_eq!(writer.as_mut_ptr().cast_const(), at.wrapping_add(3));
         writer.next(2).unwrap().fill(7);
-        // SAFETY: they were just written.
+        // SAFETY: the two bytes were just written.
         unsafe { writer.advance(2) };
         assert_eq!((writer.written(), writer.room()), (5, 11));
     }
@@ -235,12 +235,12 @@ mod tests {
         assert_eq!(refused(64, 10), Refusal::ShortChunk { index: 2, needed: 20 });
         assert_eq!(refused(64, 54), Refusal::ShortChunk { index: 2, needed: 64 });
         let beyond = refused(64, 55);
-        assert_eq!(beyond, Refusal::failed(Failing::Undeclared, 65, 64));
+        assert_eq!(beyond, Refusal::failed(HandlerFailure::Undeclared, 65, 64));
         assert_eq!(beyond.cause(), "result of 65 bytes exceeds 64 (Procedure::write_chunks, or its bound)");
-        // The caller has room for the declared length.
-        let undeclared = Refusal::failed(Failing::NoChunk, 1, 0);
+        // In this case the caller has room for the declared length.
+        let undeclared = Refusal::failed(HandlerFailure::NoChunk, 1, 0);
         assert_eq!(undeclared.cause(), "result in undeclared Write chunk 1 (Procedure::write_chunks)");
-        assert_eq!(refused(16, 7), Refusal::failed(Failing::Undeclared, 17, 16));
+        assert_eq!(refused(16, 7), Refusal::failed(HandlerFailure::Undeclared, 17, 16));
         let (mut room, mut len) = ([0; 16], 0);
         let inline = ResultWriter::new(&mut room, &mut len).put(&[0; 17]).unwrap_err();
         assert_eq!(inline.to_string(), "result of 17 bytes exceeds 16 (Procedure::max_reply)");
@@ -253,17 +253,17 @@ mod tests {
     }
 
     #[test]
-    fn a_file_counts_as_far_as_it_goes() {
+    fn a_file_is_read_up_to_its_end() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"0123456789").unwrap();
         let (mut room, mut len) = ([0xAA; 16], 0);
         let mut writer = ResultWriter::new(&mut room, &mut len);
         assert_eq!(writer.read_from(&file, 2, 3).unwrap(), 3);
-        assert_eq!(writer.read_from(&file, 7, 100).unwrap(), 3, "to its end");
+        assert_eq!(writer.read_from(&file, 7, 100).unwrap(), 3, "the read ends with the file");
         for offset in [i64::MAX as u64 - 1, i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX - 1] {
             assert_eq!(writer.read_from(&file, offset, 4).unwrap(), 0, "the file does not reach {offset}");
         }
-        assert_eq!(writer.read_from(&file, 0, 100).unwrap(), 10, "as there is room for");
+        assert_eq!(writer.read_from(&file, 0, 100).unwrap(), 10, "the read is limited by the room");
         assert_eq!((&room, len), (b"2347890123456789", 16));
         let (write_only, mut len) = (std::fs::File::options().write(true).open("/dev/null").unwrap(), 0);
         let mut writer = ResultWriter::new(&mut room, &mut len);

@@ -1,14 +1,14 @@
 //! Changes of characteristics while calls run (xcharext-02), by peers and by this end.
 //!
-//! The shared receive queue serves every connection, so every receive in it must be as large as any peer may rely on
+//! The shared receive queue serves every connection, so every Receive in it must be as large as any peer may rely on
 //! (§3.1):
-//! - *growing*: the shard posts larger receives. Messages consume the older ones first. When the last of them is gone,
-//!   the shard announces the size to the peers.
-//! - *shrinking*: the shard announces the size to the peers. When each is known to have read it, the shard posts
-//!   smaller receives.
+//! - *growing*: the shard posts larger Receives. Messages consume the older ones first. When the last older one is
+//!   consumed, the shard announces the new size to the peers.
+//! - *shrinking*: the shard announces the new size to the peers. When every peer is known to have received it, the
+//!   shard posts smaller Receives.
 //!
-//! A peer of version 1, or without these operations, keeps its first promise: it blocks shrinking until it disconnects,
-//! and does not use growing.
+//! A peer of version 1, or without these operations, relies on the first size that was announced to it: it blocks
+//! shrinking until it disconnects, and does not use larger Receives.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -16,24 +16,28 @@ use std::mem;
 use rpcrdma_mempool::{Class, MemError, Pool, PoolConfig};
 
 use super::connection::{Conn, ConnRef};
-use super::context::Context;
+use super::context::ShardContext;
 use super::memory::SizedPool;
 use crate::config::Config;
 use crate::fabric::{Access, Fabric, FabricError};
-use crate::proto::exchange::{Characteristic, Event};
+use crate::proto::exchange::{Characteristic, CharacteristicEvent};
 
-/// Smallest receives of version 2 without negotiation (its §4.3.2): a new peer may send messages of this size.
-pub(super) const LEAST: usize = 4096;
+/// Smallest Receives of version 2: a new peer may send messages of this size before negotiation (§4.3.2).
+pub(super) const MIN_RECEIVE_SIZE: usize = 4096;
 /// Events kept for the application.
 const MOST_EVENTS: usize = 256;
 
-/// The receive size cannot change. The text names the reason.
+/// Error of a change of the receive size.
+///
+/// The text names the cause.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct ResizeError(#[from] ResizeCause);
 
 impl ResizeError {
-    /// Whether an earlier change is still in progress: try again later.
+    /// Whether an earlier change is still in progress.
+    ///
+    /// A later attempt may then succeed.
     pub fn is_busy(&self) -> bool {
         matches!(self.0, ResizeCause::Busy { .. })
     }
@@ -43,12 +47,12 @@ impl ResizeError {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ResizeCause {
     /// The size is out of range.
-    #[error("receives of {wanted} bytes: 4096 to {most}, a multiple of 4 (debug.max_receive_size)")]
+    #[error("invalid receive size {wanted}: expected a multiple of 4 from 4096 to {most} (debug.max_receive_size)")]
     Bounds { wanted: usize, most: usize },
     /// An earlier change, to this size, is still in progress.
-    #[error("receive size is changing to {to} bytes")]
+    #[error("receive size is already changing to {to} bytes")]
     Busy { to: usize },
-    /// No memory for the receives.
+    /// There is no memory for the Receives.
     #[error(transparent)]
     Memory(#[from] MemError),
     /// The device rejected the memory.
@@ -64,27 +68,27 @@ pub(crate) enum ResizeCause {
 enum Progress {
     #[default]
     Done,
-    /// The older receives are used up when this many receives have been consumed.
+    /// The older Receives are consumed once this many Receives have been consumed.
     Growing(u64),
-    /// Peers have to read the smaller limit.
+    /// The peers have to receive the smaller limit.
     Shrinking,
 }
 
 /// Changes of characteristics.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
+pub(super) struct CharacteristicChanges {
     /// Events of peers' characteristics, for the application.
-    pub(super) events: VecDeque<(ConnRef, Event)>,
+    pub(super) events: VecDeque<(ConnRef, CharacteristicEvent)>,
     /// Progress of the last change of the receive size.
     progress: Progress,
     /// Receive size requested by a peer.
     requested: Option<usize>,
 }
 
-impl Changes {
+impl CharacteristicChanges {
     /// Records an event of a connection. A requested receive size, if allowed, is granted when possible.
-    pub(super) fn add(&mut self, config: &Config, conn: &Conn, event: Event) {
-        if let Event::Requested(wanted) = &event
+    pub(super) fn add(&mut self, config: &Config, conn: &Conn, event: CharacteristicEvent) {
+        if let CharacteristicEvent::Requested(wanted) = &event
             && config.debug.resize_on_request
         {
             for value in wanted {
@@ -93,11 +97,11 @@ impl Changes {
                 }
             }
         }
-        self.keep((ConnRef(conn.origin()), event));
+        self.push_event((ConnRef(conn.origin()), event));
     }
 
     /// Adds an event; drops the oldest of too many.
-    fn keep(&mut self, change: (ConnRef, Event)) {
+    fn push_event(&mut self, change: (ConnRef, CharacteristicEvent)) {
         if self.events.len() == MOST_EVENTS {
             self.events.pop_front();
         }
@@ -105,7 +109,7 @@ impl Changes {
     }
 
     /// Adopts the terms of a connection, which its last message may have changed.
-    pub(super) fn adopt_terms<F: Fabric>(&self, cx: &mut Context<F>, conn: &mut Conn) {
+    pub(super) fn adopt_terms<F: Fabric>(&self, cx: &mut ShardContext<F>, conn: &mut Conn) {
         // The peer may have an earlier value, sent before changes were possible.
         let size = Characteristic::ReceiveSize(cx.memory.sizes.announced as u32);
         let _ = conn.proto.changes().announce(size, false);
@@ -116,7 +120,7 @@ impl Changes {
     }
 
     /// Whether a change of the receive size has work for the control plane.
-    fn is_busy<F: Fabric>(&self, cx: &Context<F>) -> bool {
+    fn is_busy<F: Fabric>(&self, cx: &ShardContext<F>) -> bool {
         self.progress != Progress::Done || self.requested.is_some() || !cx.memory.sizes.retired.is_empty()
     }
 
@@ -124,9 +128,9 @@ impl Changes {
     ///
     /// # Errors
     /// Nothing has changed.
-    pub(super) fn resize<F: Fabric>(&mut self, cx: &mut Context<F>, bytes: usize) -> Result<(), ResizeCause> {
+    pub(super) fn resize<F: Fabric>(&mut self, cx: &mut ShardContext<F>, bytes: usize) -> Result<(), ResizeCause> {
         let (most, announced) = (cx.config.longest_message(), cx.memory.sizes.announced);
-        if !(LEAST..=most).contains(&bytes) || !bytes.is_multiple_of(4) {
+        if !(MIN_RECEIVE_SIZE..=most).contains(&bytes) || !bytes.is_multiple_of(4) {
             return Err(ResizeCause::Bounds { wanted: bytes, most });
         }
         match self.progress {
@@ -146,8 +150,8 @@ impl Changes {
         Ok(())
     }
 
-    /// Continues a change of size, in the control plane: no connection is lent then.
-    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
+    /// Continues a change of size, in the control plane, where no connection is lent.
+    pub(super) fn control<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         if !self.is_busy(cx) {
             return;
         }
@@ -164,14 +168,14 @@ impl Changes {
             && let Some(bytes) = self.requested.take()
         {
             if let Err(error) = self.resize(cx, bytes) {
-                let line = format_args!("a peer asks for Receives of {bytes} bytes: {error}");
-                cx.warn("unavailable sizes of Receives", line);
+                let line = format_args!("receive size of {bytes} bytes, requested by a peer: {error}");
+                cx.warn("failed changes of the receive size", line);
             }
             if self.progress == Progress::Done {
                 announce(cx, true);
             }
         }
-        // Memory of sizes that are not used any more.
+        // Memory of sizes that are not used any more is freed.
         let is_unused = |sized: &mut SizedPool| {
             sized.pool.drain_remote();
             sized.pool.stats().classes.iter().all(|class| class.outstanding == 0)
@@ -179,21 +183,21 @@ impl Changes {
         let unused: Vec<_> = cx.memory.sizes.retired.extract_if(.., is_unused).collect();
         for sized in unused {
             if let Err(error) = cx.fabric.deregister(sized.pool.arena().id()) {
-                let line = format_args!("memory of receives of {} bytes: {error}", sized.size);
-                cx.error("memory that is not given back", line);
+                let line = format_args!("memory of Receives of {} bytes cannot be deregistered: {error}", sized.size);
+                cx.error("failures to deregister memory", line);
             }
         }
     }
 
     /// Posts smaller receives once no peer relies on larger ones.
-    fn shrink<F: Fabric>(&mut self, cx: &mut Context<F>) {
+    fn shrink<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         let size = cx.memory.sizes.announced;
-        if !cx.conns.iter_mut().all(|conn| conn.proto.changes().promised_receive() <= size) {
+        if !cx.conns.iter_mut().all(|conn| conn.proto.changes().guaranteed_receive_size() <= size) {
             return;
         }
         if let Err(error) = switch_to(cx, size) {
-            let line = format_args!("receives of {size} bytes: {error}; larger receives stay");
-            cx.warn("unavailable sizes of Receives", line);
+            let line = format_args!("receive size of {size} bytes: {error}; larger Receives stay in use");
+            cx.warn("failed changes of the receive size", line);
         }
         self.progress = Progress::Done;
         announce(cx, true);
@@ -201,7 +205,7 @@ impl Changes {
 }
 
 /// Switches to receives of this size, and drops those not posted yet.
-fn switch_to<F: Fabric>(cx: &mut Context<F>, bytes: usize) -> Result<(), ResizeCause> {
+fn switch_to<F: Fabric>(cx: &mut ShardContext<F>, bytes: usize) -> Result<(), ResizeCause> {
     let sizes = &mut cx.memory.sizes;
     let next = match sizes.retired.iter().position(|sized| sized.size == bytes) {
         _ if bytes == cx.config.wire.receive_size => None,
@@ -214,7 +218,7 @@ fn switch_to<F: Fabric>(cx: &mut Context<F>, bytes: usize) -> Result<(), ResizeC
             Some(SizedPool { size: bytes, pool })
         }
     };
-    // Buffers of another size are freed instead of posted.
+    // Buffers of another capacity will be freed instead of posted.
     sizes.capacity = match &next {
         Some(sized) => sized.pool.stats().classes.first().map_or(bytes, |class| class.size),
         None => sizes.configured_capacity,
@@ -225,11 +229,11 @@ fn switch_to<F: Fabric>(cx: &mut Context<F>, bytes: usize) -> Result<(), ResizeC
     Ok(())
 }
 
-/// Announces the size to each peer; `settled`: as the answer to its request.
-fn announce<F: Fabric>(cx: &mut Context<F>, settled: bool) {
+/// Announces the size to each peer; `settled` marks it as the answer to a pending request.
+fn announce<F: Fabric>(cx: &mut ShardContext<F>, settled: bool) {
     let size = cx.memory.sizes.announced;
     for conn in cx.conns.iter_mut() {
-        // A peer without the operations keeps its first promise.
+        // The announcement fails for a peer without these operations, which relies on the first size.
         let _ = conn.proto.changes().announce(Characteristic::ReceiveSize(size as u32), settled);
         conn.refresh();
         cx.ready.add(conn);
@@ -241,12 +245,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_too_many_changes_the_oldest_go() {
-        let mut changes = Changes::default();
+    fn the_oldest_of_too_many_events_are_dropped() {
+        let mut changes = CharacteristicChanges::default();
         for bytes in 0..=MOST_EVENTS as u32 {
-            changes.keep((ConnRef::NONE, Event::Peer(Characteristic::ReceiveSize(bytes))));
+            changes.push_event((ConnRef::NONE, CharacteristicEvent::Peer(Characteristic::ReceiveSize(bytes))));
         }
-        let first = Event::Peer(Characteristic::ReceiveSize(1));
+        let first = CharacteristicEvent::Peer(Characteristic::ReceiveSize(1));
         assert_eq!((changes.events.len(), changes.events.front().map(|(_, event)| event)), (MOST_EVENTS, Some(&first)));
     }
 }

@@ -1,4 +1,4 @@
-//! Periodic checks of connections, in parts: a check of all at once would delay their messages.
+//! Periodic checks of connections, in parts, because a check of all at once would delay their messages.
 //!
 //! # Obligations
 //!
@@ -10,8 +10,8 @@
 //! The limits of busy connections grow while Receives are plentiful, and shrink to an equal share when they get short.
 //! A keep-alive is a pure grant; in version 1 it is an RDMA Write of no bytes, which the peer's device acknowledges.
 //!
-//! A waiting peer is not visible here: a fast receiver replenishes each message at once. So the limit of a busy
-//! connection grows while more than three quarters of the shard's Receives are not promised: they are posted anyway.
+//! A waiting peer is not visible here, because a fast receiver replenishes each message at once. So the limit of a busy
+//! connection grows while more than three quarters of the shard's Receives are unreserved: they are posted anyway.
 //!
 //! # Calls without an answer
 //!
@@ -22,11 +22,11 @@ use std::mem;
 
 use log::Level;
 
-use super::admission::receives::moment;
+use super::admission::receive_budget::moment;
 use super::clock::nanoseconds;
 use super::connection::close_reason::LocalClose;
 use super::connection::{Conn, Stage};
-use super::context::Context;
+use super::context::ShardContext;
 use super::obligations::{Interval, PeerObligations};
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::Fabric;
@@ -51,7 +51,7 @@ const UNANSWERED_INTERVAL: u64 = 1_000_000_000;
 /// Number of connections up to which the unanswered calls of all are checked at once.
 const FEW: usize = 64;
 
-/// By place in the table, modulo the number of parts: the nanoseconds since the last check of a part that is due.
+/// For each part that is due, the nanoseconds since its last check. A connection's part is its slot modulo [`PARTS`].
 type Due = [Option<u64>; PARTS];
 
 /// Schedule of a periodic check, part by part.
@@ -59,14 +59,14 @@ type Due = [Option<u64>; PARTS];
 struct Rounds {
     /// Time of each part's last check, in nanoseconds.
     checked: [u64; PARTS],
-    /// Next part, and its time.
+    /// Next part, and the time of its check in nanoseconds.
     part: usize,
     due: u64,
 }
 
 impl Rounds {
-    /// Starts the checks that are due, if each part is due after `every` nanoseconds. After a pause several are due, at
-    /// most all, each once.
+    /// Starts the checks that are due. Each part is due every `every` nanoseconds; after a pause several parts are due,
+    /// each once.
     fn begin(&mut self, now: u64, every: u64) -> Due {
         let (mut due, step) = ([None; PARTS], (every / PARTS as u64).max(1));
         let Some(late) = now.checked_sub(self.due) else { return due };
@@ -86,11 +86,11 @@ pub(super) struct ObligationChecks {
     rounds: Rounds,
     /// Time when all parts are due.
     all_due: u64,
-    /// Parts checked since the last obligation or work. After all of them, no check needs to interrupt a sleep.
+    /// Parts checked since the last obligation or work. Once all were checked, no check needs to interrupt a sleep.
     quiet: usize,
     /// Whether the last checks followed a pause.
     paused: bool,
-    /// The shard's work until then, as [`work_of`] counts it.
+    /// The shard's work at the last call of [`next`](Self::next), as [`work_of`] counts it.
     work: u64,
 }
 
@@ -103,8 +103,8 @@ fn work_of(stats: &ShardStats) -> u64 {
 impl ObligationChecks {
     /// Starts the checks that are due, each part every `every` nanoseconds.
     ///
-    /// While this side was suspended, no peer could make progress, and messages may be unread: that time does not
-    /// count. For repeated pauses, at most the time of two checks counts.
+    /// The time of a pause does not count, because peers cannot make progress while this side is suspended, and their
+    /// messages may be unread. For repeated pauses, at most the time of two checks counts.
     fn begin(&mut self, now: u64, every: u64) -> Due {
         let is_pause = now.saturating_sub(self.rounds.due) > every.saturating_mul(2);
         let was_paused = mem::replace(&mut self.paused, is_pause);
@@ -115,7 +115,7 @@ impl ObligationChecks {
         due
     }
 
-    /// Time when a sleeping shard must check all parts, in nanoseconds. `work`: its work so far.
+    /// Time when a sleeping shard must check all parts, in nanoseconds. `work` is the shard's work so far.
     fn next(&mut self, work: u64) -> u64 {
         if mem::replace(&mut self.work, work) != work {
             self.quiet = 0;
@@ -123,8 +123,8 @@ impl ObligationChecks {
         if self.quiet < PARTS { self.all_due } else { u64::MAX }
     }
 
-    /// Part of step 5 of a turn: closes the connections whose peers are late.
-    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
+    /// Closes the connections whose peers are late; part of step 5 of a turn.
+    pub(super) fn control<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         let now = cx.clock.read();
         if now >= self.rounds.due {
             self.end_stalled(cx, now);
@@ -133,37 +133,37 @@ impl ObligationChecks {
     }
 
     /// Limits a sleep to the next check of all connections: peers may owe something for work since the last check.
-    pub(super) fn before_sleep<F: Fabric>(&mut self, cx: &mut Context<F>) {
+    pub(super) fn before_sleep<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         cx.schedule.wake_by(self.next(work_of(&cx.stats)));
     }
 
     /// Checks the due connections, and closes those whose peers are late.
-    fn end_stalled<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
+    fn end_stalled<F: Fabric>(&mut self, cx: &mut ShardContext<F>, now: u64) {
         let timeout = nanoseconds(cx.config.timeouts.progress);
         let every = (timeout / CHECKS).max(nanoseconds(cx.config.poll.control_interval)).max(1);
         let due = self.begin(now, every);
-        cx.with_those(
+        cx.with_slots(
             |slot| due[slot % PARTS].is_some(),
             |cx, conn| {
                 let nanos = due[conn.qp().slot as usize % PARTS].unwrap_or(0);
                 if !self.check(cx, conn, nanos, timeout) && conn.obligations.awaits_sends() {
-                    // The last Sends may be unsignaled, so completion is requested. It is requested at once: later work
-                    // requests follow later Reads, whose bytes do not count.
+                    // The last Sends may be unsignaled, so their completion is requested. This happens now, because a
+                    // later request would follow later Reads, whose bytes do not count.
                     cx.request_completion(conn);
                 }
             },
         );
     }
 
-    /// Checks one connection; true if it closes.
-    fn check<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, nanos: u64, timeout: u64) -> bool {
+    /// Checks one connection; returns true if it closes.
+    fn check<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, nanos: u64, timeout: u64) -> bool {
         if matches!(conn.stage(), Stage::Connecting | Stage::Reconnecting) {
             return false;
         }
         let (in_device, flow) = (cx.fabric.holds_sends(conn.qp()), cx.fabric.flow(conn.qp()));
         let owed = owed(conn, in_device, cx.config.limits.max_abandoned);
         let rest = if owed.half_sent.is_some() { cx.config.wire.reassemble_up_to as u64 } else { 0 };
-        // If the device reports bytes, those not yet posted may come first; otherwise all known ones.
+        // If the device reports bytes, only those not posted yet are unseen; otherwise all known ones are.
         let unseen = rest
             + match flow {
                 Some(_) => SLACK + conn.sends.unposted(),
@@ -179,30 +179,33 @@ impl ObligationChecks {
         }
         cx.stats.peers_stalled += 1;
         let why = LocalClose::ProgressTimeout(why);
-        let peer = conn.who();
-        cx.warn("connections ended for what their peers owe", format_args!("{peer}: connection ended: {why}"));
+        let peer = conn.log_name();
+        cx.warn(
+            "connections ended because their peers made no progress",
+            format_args!("{peer}: connection ended: {why}"),
+        );
         conn.end_for(why);
         true
     }
 }
 
-/// What the peer owes. `in_device`: the device holds memory of this connection.
+/// What the peer owes. `in_device` means that the device holds memory of this connection.
 fn owed(conn: &Conn, in_device: bool, max_abandoned: usize) -> PeerObligations {
-    // A busy peer may delay work that costs this side nothing.
+    // A busy peer may delay completions while they hold no memory of this side.
     let status = conn.proto.status();
     let holds = in_device || !conn.sends.is_empty() || status.has_replies;
     let (sends, completed) = conn.sends.numbers();
-    let (fetches, fetched) = conn.served.fetches();
+    let (read_calls, read_calls_done) = conn.served.read_calls();
     PeerObligations {
         sends,
         completed: if holds { completed } else { sends },
         written: conn.sends.written_so_far(),
-        fetches,
-        fetched,
+        read_calls,
+        read_calls_done,
         replies: status.queued,
         granted: status.sent,
         waiting: if status.queued == status.sent { 0 } else { conn.served.waiting_bytes() },
-        half_sent: status.half_received,
+        half_sent: status.partial_message,
         withheld: conn.proto.calls().withheld_answers(max_abandoned, conn.proto.credits()),
     }
 }
@@ -216,8 +219,8 @@ pub(super) struct CreditLimits {
 }
 
 impl CreditLimits {
-    /// Whether to check all connections for keep-alive. Many new connections, which hasten the control plane, cause no
-    /// extra checks.
+    /// Whether to check all connections for keep-alive now. Many new connections, which make the control plane run more
+    /// often, cause no extra checks.
     fn take_keep_alive(&mut self, now: u64, every: u64) -> bool {
         let due = every != 0 && now >= self.keep_alive_due;
         if due {
@@ -226,8 +229,8 @@ impl CreditLimits {
         due
     }
 
-    /// Part of step 5 of a turn: adapts credit limits, and sends keep-alives.
-    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
+    /// Adapts credit limits, and sends keep-alives; part of step 5 of a turn.
+    pub(super) fn control<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         let now = cx.clock.read();
         cx.resume_grants();
         let due = self.rounds.begin(now, INTERVALS * nanoseconds(cx.config.poll.control_interval));
@@ -240,11 +243,11 @@ impl CreditLimits {
             return;
         }
         let open = cx.conns.iter().count();
-        cx.with_those(
+        cx.with_slots(
             |slot| keep_alive || due[slot % PARTS].is_some(),
             |cx, conn| {
                 if due[conn.qp().slot as usize % PARTS].is_some() {
-                    conn.pass_time(now);
+                    conn.advance_time(now);
                     fit_limit(cx, conn, open);
                 }
                 if keep_alive && conn.stage() == Stage::Open {
@@ -257,37 +260,37 @@ impl CreditLimits {
 }
 
 /// Adapts the credit limit of one of `open` connections.
-fn fit_limit<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, open: usize) {
+fn fit_limit<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, open: usize) {
     let received = conn.usage.count_received(conn.proto.counters().received);
     let total = cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN);
-    let free = cx.memory.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
+    let free = cx.memory.receives.reservable().saturating_sub(RECEIVE_MARGIN);
     let credits = conn.proto.credits().credit_limit();
     let wanted = if free < total / 8 {
         credits.min((total / open.max(1)).saturating_sub(2) as u32)
     } else if received >= TURNOVERS * u64::from(credits) && free > total / 4 * 3 {
         let most = cx.config.limits.max_credits.saturating_sub(credits);
-        credits + cx.memory.receives.take_reserve(credits.min((free / 4) as u32).min(most))
+        credits + cx.memory.receives.take_surplus(credits.min((free / 4) as u32).min(most))
     } else {
         credits
     };
     let wanted = wanted.max(MIN_CREDITS);
-    // Version 1 without reverse calls has none.
+    // A version 1 client without reverse calls grants no credits.
     if wanted != credits && credits != 0 && conn.stage() == Stage::Open {
         conn.proto.set_credit_limit(wanted);
         conn.fit();
     }
-    cx.rebalance(conn);
+    cx.update_reservation(conn);
 }
 
-fn send_keep_alive<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, now: u64, every: u64) {
+fn send_keep_alive<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, now: u64, every: u64) {
     if !conn.usage.needs_keep_alive(conn.proto.counters().sent, now, every) {
         return;
     }
     if conn.proto.terms().version == Version::V2 {
-        conn.proto.keep_alive();
+        conn.proto.request_keep_alive();
         cx.ready.add(conn);
     } else if !conn.sends.awaits_end() {
-        cx.write_nothing(conn);
+        cx.write_empty(conn);
     }
 }
 
@@ -312,19 +315,19 @@ impl UnansweredCalls {
         Some(part)
     }
 
-    /// Logs calls without an answer, by procedure. Part of a control-plane run.
-    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>) {
+    /// Logs calls without an answer, by procedure; part of a control-plane run.
+    pub(super) fn control<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         let now = cx.clock.read();
         let parts = if cx.conns.slots().len() <= FEW { PARTS } else { 1 };
         for _ in 0..parts {
             let Some(part) = self.take_due(now) else { return };
-            cx.with_those(|slot| slot % PARTS == part, report_unanswered);
+            cx.with_slots(|slot| slot % PARTS == part, report_unanswered);
         }
     }
 }
 
 /// Ages the calls on one connection, and logs those without an answer.
-fn report_unanswered<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn) {
+fn report_unanswered<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn) {
     let mut old = conn.proto.age_calls();
     old.sort_unstable();
     for calls in old.chunk_by(|one, next| one == next) {
@@ -335,13 +338,13 @@ fn report_unanswered<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn) {
 /// Logs the calls of one procedure. Its number is known modulo 2^16, and its program is the one called last on the
 /// connection, because storing both with each call would slow down all calls.
 #[cold]
-fn log_unanswered<F: Fabric>(cx: &mut Context<F>, conn: &Conn, procedure: u16, calls: usize) {
+fn log_unanswered<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn, procedure: u16, calls: usize) {
     let (program, version) = conn.calls.program;
     let name = ProcedureName { program, version, procedure: procedure.into() };
     let line = format_args!(
         "{}: {calls} calls of {name} (the program called last on this connection) have had no answer for a second; \
          unanswered calls hold credits (ClientCall::timeout, limits.max_abandoned)",
-        conn.who()
+        conn.log_name()
     );
     cx.log_of(Level::Warn, "calls without an answer for a second", Some(name), line);
 }
@@ -354,62 +357,66 @@ mod tests {
     const EVERY: u64 = 10 * PARTS as u64;
 
     #[test]
-    fn windows_are_fitted_now_and_then_those_of_one_part_of_the_connections_after_the_other() {
+    fn each_part_is_due_once_per_interval_and_after_a_pause_all_are() {
         let mut rounds = Rounds::default();
         let mut at = |now| {
             let due = rounds.begin(now, EVERY);
             (0..2 * PARTS).filter(|&slot| due[slot % PARTS].is_some()).collect::<Vec<_>>()
         };
-        assert_eq!(at(1_000_000).len(), 32, "all of them at first");
-        assert!(at(1_000_000).is_empty() && at(1_000_009).is_empty(), "however often they are asked for");
+        assert_eq!(at(1_000_000).len(), 32, "all at first");
+        assert!(at(1_000_000).is_empty() && at(1_000_009).is_empty(), "none is due again at once");
         let turns: Vec<_> = (1..=PARTS as u64).map(|n| at(1_000_000 + 10 * n)).collect();
         assert_eq!((&turns[0][..], &turns[15][..]), (&[0, 16][..], &[15, 31][..]));
         assert!(at(1_000_169).is_empty());
-        assert_eq!(at(1_000_170 + 2 * 10), [0, 1, 2, 16, 17, 18], "those that were left out meanwhile, too");
+        assert_eq!(at(1_000_170 + 2 * 10), [0, 1, 2, 16, 17, 18], "also those that were missed");
         assert_eq!(at(1_000_170 + 3 * 10), [3, 19]);
-        assert_eq!(at(2_000_000).len(), 32, "each no more than once");
+        assert_eq!(at(2_000_000).len(), 32, "each once");
     }
 
     #[test]
-    fn it_is_looked_which_are_quiet_once_for_each_moment_however_often_control_is() {
+    fn keep_alive_is_due_once_per_moment() {
         let mut limits = CreditLimits::default();
-        let looks =
+        let due =
             |limits: &mut CreditLimits, every| (800..1600).filter(|&now| limits.take_keep_alive(now, every)).count();
-        assert_eq!((looks(&mut limits, 0), looks(&mut limits, 800)), (0, 8), "at 800, 900 and so on");
+        assert_eq!((due(&mut limits, 0), due(&mut limits, 800)), (0, 8), "at 800, 900 and so on");
     }
 
     #[test]
-    fn time_in_which_nobody_looked_is_held_against_nobody() {
+    fn a_pause_does_not_count_as_delay_of_a_peer() {
         let mut checks = ObligationChecks::default();
-        assert_eq!(checks.begin(10_000, EVERY), [Some(0); PARTS], "behind a pause all are due");
-        assert_eq!(checks.begin(20_000, EVERY), [Some(2 * EVERY); PARTS], "it is away again");
+        assert_eq!(checks.begin(10_000, EVERY), [Some(0); PARTS], "after a pause all are due");
+        assert_eq!(
+            checks.begin(20_000, EVERY),
+            [Some(2 * EVERY); PARTS],
+            "the second pause in a row counts as two checks"
+        );
         assert_eq!(checks.begin(checks.rounds.due, EVERY)[0], Some(10));
         assert_eq!(checks.begin(u64::MAX, EVERY), [Some(0); PARTS]);
     }
 
     #[test]
-    fn the_parts_take_turns() {
+    fn parts_are_checked_in_turn() {
         let mut checks = ObligationChecks::default();
         checks.begin(10_000, EVERY);
         for part in 0..PARTS {
             let turn = checks.begin(checks.rounds.due, EVERY);
-            let looked: Vec<_> = (0..PARTS).filter(|&other| turn[other].is_some()).collect();
-            assert_eq!((looked, turn[part]), (vec![part], Some(10 + 10 * part as u64)));
+            let checked: Vec<_> = (0..PARTS).filter(|&other| turn[other].is_some()).collect();
+            assert_eq!((checked, turn[part]), (vec![part], Some(10 + 10 * part as u64)));
         }
         let turn = checks.begin(checks.rounds.due + 20, EVERY);
-        assert_eq!(turn.iter().filter(|part| part.is_some()).count(), 3, "it is late by two");
+        assert_eq!(turn.iter().filter(|part| part.is_some()).count(), 3, "two intervals late");
         assert_eq!(turn[..3], [Some(EVERY + 20), Some(EVERY + 10), Some(EVERY)]);
     }
 
     #[test]
-    fn a_wake_up_checks_all_unless_nothing_was_owed_or_done() {
+    fn all_parts_are_checked_after_a_sleep_unless_nothing_was_owed_or_done() {
         let mut checks = ObligationChecks::default();
         checks.begin(10_000, EVERY);
-        assert_eq!(checks.next(0), u64::MAX, "nothing was found to be owed");
-        assert_eq!(checks.next(1), 10_000 + EVERY, "what was done since may have left something");
+        assert_eq!(checks.next(0), u64::MAX, "no obligation was found");
+        assert_eq!(checks.next(1), 10_000 + EVERY, "the work since then may have caused an obligation");
         assert_eq!(checks.begin(checks.all_due, EVERY), [Some(EVERY); PARTS]);
         assert_eq!(checks.next(1), u64::MAX);
-        // This part has a debt.
+        // This part has an obligation.
         checks.begin(checks.rounds.due, EVERY);
         checks.quiet = 0;
         assert_eq!(checks.next(1), checks.rounds.due + EVERY - 10);

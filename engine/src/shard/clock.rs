@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 /// Turns between two clock readings.
 const TURNS: u32 = 16;
-/// The same while idle, of a shard that its owner polls, perhaps rarely.
+/// Idle turns between two clock readings, of a shard that its owner polls, perhaps rarely.
 const IDLE_TURNS: u32 = 2;
 
-/// Simulated time, for all shards of a thread that [use it](super::Shard::simulate). Clones share it.
+/// Simulated time for the shards of a thread.
+///
+/// Shards [use it](super::Shard::simulate) instead of the real time. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct SimulatedTime(Rc<Cell<u64>>);
 
@@ -43,49 +45,57 @@ pub(super) struct Clock {
     now: u64,
     /// Turns to the next reading.
     left: u32,
-    /// The most of them after an idle turn.
+    /// Most turns to the next reading after an idle turn.
     idle: u32,
-    /// The last reading at the start of a turn, or around a sleep, of a shard on its own thread.
-    turned: u64,
-    /// The longest time between two such readings.
+    /// The last measurement: at the start of a turn, or before or after a sleep.
+    measured_at: u64,
+    /// The longest time between two measurements, without sleeps.
     longest: u64,
 }
 
 impl Clock {
     pub(super) fn real() -> Self {
-        Self { began: Instant::now(), simulated: None, now: 0, left: TURNS, idle: IDLE_TURNS, turned: 0, longest: 0 }
+        Self {
+            began: Instant::now(),
+            simulated: None,
+            now: 0,
+            left: TURNS,
+            idle: IDLE_TURNS,
+            measured_at: 0,
+            longest: 0,
+        }
     }
 
     pub(super) fn simulated(time: &SimulatedTime) -> Self {
-        Self { simulated: Some(time.clone()), now: time.now(), turned: time.now(), ..Self::real() }
+        Self { simulated: Some(time.clone()), now: time.now(), measured_at: time.now(), ..Self::real() }
     }
 
-    /// For a shard on its own thread: turns follow each other closely, so that idle ones need not read the clock.
+    /// Reads the clock less often in idle turns, because those of a shard on its own thread follow each other closely.
     pub(super) fn spin(&mut self) {
         self.idle = TURNS;
-        self.woke();
+        self.end_sleep();
     }
 
     /// Reads the time at the start of a turn or of a sleep, and measures the turns before it.
     #[inline]
     pub(super) fn measure(&mut self) {
         let now = self.read();
-        self.longest = self.longest.max(now.saturating_sub(self.turned));
-        self.turned = now;
+        self.longest = self.longest.max(now.saturating_sub(self.measured_at));
+        self.measured_at = now;
     }
 
-    /// Ends a sleep, whose time is no turn's.
-    pub(super) fn woke(&mut self) {
-        self.turned = self.read();
+    /// Ends a sleep, whose time does not count as a turn's.
+    pub(super) fn end_sleep(&mut self) {
+        self.measured_at = self.read();
     }
 
     /// Time of the last measurement.
     pub(super) fn measured(&self) -> u64 {
-        self.turned
+        self.measured_at
     }
 
-    /// Nanoseconds for which turns stood still since the last call, if it was a second or more. `None` for a shard that
-    /// its owner polls, perhaps rarely.
+    /// Longest time without a turn since the last call, in nanoseconds, if it was a second or more. `None` for a shard
+    /// that its owner polls, perhaps rarely.
     pub(super) fn take_blocked(&mut self) -> Option<u64> {
         let longest = std::mem::take(&mut self.longest);
         (self.idle == TURNS && longest >= BLOCKED).then_some(longest)
@@ -93,7 +103,7 @@ impl Clock {
 
     /// Starts a turn; reads the clock in some of them.
     #[inline]
-    pub(super) fn turn(&mut self) {
+    pub(super) fn begin_turn(&mut self) {
         self.left -= 1;
         if self.left == 0 {
             self.left = TURNS;
@@ -103,13 +113,13 @@ impl Clock {
 
     /// Ends a turn without work.
     #[inline]
-    pub(super) fn idled(&mut self) {
+    pub(super) fn end_idle_turn(&mut self) {
         self.left = self.left.min(self.idle);
     }
 
-    /// The time of the last reading, at most some turns ago.
+    /// The time of the last reading, which was at most [`TURNS`] turns ago.
     #[inline]
-    pub(super) fn of_turn(&self) -> u64 {
+    pub(super) fn last_read(&self) -> u64 {
         self.now
     }
 
@@ -125,7 +135,7 @@ impl Clock {
 
     /// A deadline from now; `u64::MAX` without a duration.
     #[inline]
-    pub(super) fn after(&mut self, time: Option<Duration>) -> u64 {
+    pub(super) fn deadline_after(&mut self, time: Option<Duration>) -> u64 {
         match time {
             None => u64::MAX,
             Some(time) => self.read().saturating_add(nanoseconds(time)),
@@ -141,7 +151,7 @@ pub(super) fn nanoseconds(time: Duration) -> u64 {
 /// Divisor of the control-plane interval while a connection is being set up: at most seven extra runs for each.
 const HASTE: u64 = 128;
 
-/// Times are in nanoseconds since the shard's creation.
+/// Schedule of the control plane and of timers, in nanoseconds since the shard's creation.
 #[derive(Debug)]
 pub(super) struct Schedule {
     /// Next control-plane run.
@@ -165,8 +175,8 @@ impl Schedule {
         self.control_due = 0;
     }
 
-    /// Hastens the control plane for a new connection. It runs in the next turn, and then more often for about one
-    /// `interval`: more work for this and other connections follows soon.
+    /// Runs the control plane in the next turn, and then more often for about one `interval`, because a new connection
+    /// causes more work for it soon.
     pub(super) fn hasten(&mut self, interval: Duration) {
         self.control_due = 0;
         self.pace = nanoseconds(interval) / HASTE;
@@ -178,10 +188,10 @@ impl Schedule {
         now >= self.control_due
     }
 
-    /// Whether it runs now; if so, schedules the next run `interval` later. After [`hasten`](Self::hasten) the next run
-    /// is sooner, and the interval doubles after each run.
+    /// Whether the control plane runs now; if so, schedules its next run `interval` later. After
+    /// [`hasten`](Self::hasten) the next run is sooner, and the interval doubles after each run.
     #[inline]
-    pub(super) fn control_is_due(&mut self, now: u64, interval: Duration) -> bool {
+    pub(super) fn take_control_due(&mut self, now: u64, interval: Duration) -> bool {
         let due = self.is_control_due(now);
         if due {
             let pace = self.pace.min(nanoseconds(interval));
@@ -191,7 +201,7 @@ impl Schedule {
         due
     }
 
-    /// Clears the timers at a run: users set them again.
+    /// Clears the timers at the start of a run, in which their users set them again.
     pub(super) fn begin(&mut self) {
         self.next = u64::MAX;
     }
@@ -206,20 +216,20 @@ impl Schedule {
         if self.control_due == 0 { 0 } else { self.next }
     }
 
-    /// Records the end of a sleep until `next`; `control`: the device has control events.
-    pub(super) fn woken(&mut self, control: bool, next: u64) {
+    /// Ends a sleep that lasted until `next` at most. `control` means that the device has control events.
+    pub(super) fn end_sleep(&mut self, control: bool, next: u64) {
         self.control_due = if control { 0 } else { self.control_due.min(next) };
     }
 }
 
-/// Sampling of calls, at irregular distances to cover patterns of calls.
+/// Sampling of calls at irregular distances, so that alternating calls are all sampled.
 #[derive(Debug)]
 pub(super) struct Sampler {
     /// Calls until the next sample.
     until: u64,
     /// Average distance; 0 for no samples.
     every: u64,
-    /// State of a xorshift generator; the same in each run.
+    /// State of a xorshift generator, with the same seed in each run.
     state: u64,
 }
 
@@ -233,7 +243,7 @@ impl Sampler {
 
     /// Whether the next call is timed.
     #[inline]
-    pub(super) fn takes(&mut self) -> bool {
+    pub(super) fn should_sample(&mut self) -> bool {
         self.until -= 1;
         self.until == 0 && self.draw()
     }
@@ -265,22 +275,22 @@ mod tests {
             (0..32)
                 .filter(|_| {
                     time.advance(Duration::from_secs(1));
-                    clock.turn();
+                    clock.begin_turn();
                     if !busy {
-                        clock.idled();
+                        clock.end_idle_turn();
                     }
-                    clock.of_turn() == time.now()
+                    clock.last_read() == time.now()
                 })
                 .count()
         };
         assert_eq!([readings(true, false), readings(false, true), readings(true, true)], [2; 3]);
-        assert_eq!(readings(false, false), 15, "each second turn after the first");
+        assert_eq!(readings(false, false), 15, "every second turn after the first");
     }
 
     #[test]
     fn time_without_turns_is_reported_once_and_sleep_does_not_count() {
         let time = SimulatedTime::new();
-        let turns = |clock: &mut Clock| (0..TURNS).for_each(|_| clock.turn());
+        let turns = |clock: &mut Clock| (0..TURNS).for_each(|_| clock.begin_turn());
         let mut polled = Clock::simulated(&time);
         time.advance(Duration::from_secs(5));
         turns(&mut polled);
@@ -291,69 +301,72 @@ mod tests {
         turns(&mut clock);
         assert_eq!(clock.take_blocked(), None);
         time.advance(Duration::from_secs(3));
-        // A handler that ends reads the clock for its reply.
+        // A handler that returns reads the clock for its reply, which is no measurement.
         clock.read();
         turns(&mut clock);
         assert_eq!((clock.take_blocked(), clock.take_blocked()), (Some(3_000_000_000), None));
         time.advance(Duration::from_secs(2));
         clock.measure();
         time.advance(Duration::from_secs(7));
-        clock.woke();
+        clock.end_sleep();
         turns(&mut clock);
         assert_eq!(clock.take_blocked(), Some(2_000_000_000), "the turn before the sleep");
     }
 
     #[test]
-    fn control_is_looked_at_at_intervals_or_at_once() {
+    fn control_plane_runs_at_intervals_or_on_request() {
         let mut schedule = Schedule::default();
         let interval = Duration::from_nanos(10);
-        assert!(schedule.control_is_due(5, interval), "at first");
-        assert!(!schedule.control_is_due(14, interval));
-        assert!(schedule.control_is_due(15, interval));
+        assert!(schedule.take_control_due(5, interval), "at first");
+        assert!(!schedule.take_control_due(14, interval));
+        assert!(schedule.take_control_due(15, interval));
         schedule.control_now();
-        assert!(schedule.control_is_due(16, interval), "as it was asked for");
-        schedule.woken(false, 20);
-        assert!(!schedule.control_is_due(19, interval) && schedule.control_is_due(20, interval), "no later than asked");
-        schedule.woken(true, u64::MAX);
-        assert!(schedule.control_is_due(20, interval), "the device has events");
+        assert!(schedule.take_control_due(16, interval), "on request");
+        schedule.end_sleep(false, 20);
+        assert!(
+            !schedule.take_control_due(19, interval) && schedule.take_control_due(20, interval),
+            "no later than the end of the sleep"
+        );
+        schedule.end_sleep(true, u64::MAX);
+        assert!(schedule.take_control_due(20, interval), "the device has events");
     }
 
     #[test]
-    fn while_connections_are_made_looks_are_frequent_and_then_as_rare_as_before() {
+    fn control_plane_runs_more_often_after_hasten_and_then_as_before() {
         let interval = Duration::from_micros(1280);
-        let looks = |schedule: &mut Schedule, from: u64, to: u64| {
-            (from..to).step_by(1000).filter(|&now| schedule.control_is_due(now, interval)).count()
+        let runs = |schedule: &mut Schedule, from: u64, to: u64| {
+            (from..to).step_by(1000).filter(|&now| schedule.take_control_due(now, interval)).count()
         };
         let mut schedule = Schedule::default();
-        assert_eq!(looks(&mut schedule, 0, 12_800_000), 10, "one each interval");
+        assert_eq!(runs(&mut schedule, 0, 12_800_000), 10, "one per interval");
         schedule.hasten(interval);
-        assert!(schedule.control_is_due(12_800_000, interval), "at once");
-        assert!(!schedule.control_is_due(12_809_000, interval) && schedule.control_is_due(12_810_000, interval));
-        assert_eq!(looks(&mut schedule, 12_811_000, 14_080_000), 6, "each after twice as long");
-        assert_eq!(looks(&mut schedule, 14_080_000, 26_880_000), 10, "one each interval");
+        assert!(schedule.take_control_due(12_800_000, interval), "at once");
+        assert!(!schedule.take_control_due(12_809_000, interval) && schedule.take_control_due(12_810_000, interval));
+        assert_eq!(runs(&mut schedule, 12_811_000, 14_080_000), 6, "each interval is twice the last");
+        assert_eq!(runs(&mut schedule, 14_080_000, 26_880_000), 10, "one per interval");
     }
 
     #[test]
-    fn the_earliest_time_counts_until_control_is_looked_at() {
+    fn the_earliest_timer_counts_until_the_control_plane_runs() {
         let mut schedule = Schedule::default();
-        assert_eq!(schedule.next(), 0, "the first look");
-        assert!(schedule.control_is_due(0, Duration::from_nanos(1)));
+        assert_eq!(schedule.next(), 0, "the first run");
+        assert!(schedule.take_control_due(0, Duration::from_nanos(1)));
         assert_eq!(schedule.next(), u64::MAX);
         schedule.wake_by(30);
         schedule.wake_by(20);
         schedule.wake_by(40);
         assert_eq!(schedule.next(), 20);
         schedule.control_now();
-        assert_eq!(schedule.next(), 0, "nobody sleeps through what is due at once");
-        assert!(schedule.control_is_due(5, Duration::from_nanos(1)));
+        assert_eq!(schedule.next(), 0, "a requested run prevents sleep");
+        assert!(schedule.take_control_due(5, Duration::from_nanos(1)));
         schedule.begin();
         assert_eq!(schedule.next(), u64::MAX);
     }
 
     #[test]
-    fn one_of_so_many_is_taken_in_the_mean_and_none_by_its_place() {
+    fn samples_have_the_configured_mean_distance_and_no_pattern() {
         let mut sampler = Sampler::new(64);
-        let taken: Vec<u32> = (0..64_000).filter(|_| sampler.takes()).collect();
+        let taken: Vec<u32> = (0..64_000).filter(|_| sampler.should_sample()).collect();
         assert!((900..1100).contains(&taken.len()), "{}", taken.len());
         for pattern in [2, 3, 64] {
             let of_first = taken.iter().filter(|&&call| call % pattern == 0).count();
@@ -363,8 +376,8 @@ mod tests {
     }
 
     #[test]
-    fn all_or_none() {
+    fn sampling_of_all_or_no_calls() {
         let (mut all, mut none) = (Sampler::new(1), Sampler::new(0));
-        assert!((0..1000).all(|_| all.takes()) && !(0..1000).any(|_| none.takes()));
+        assert!((0..1000).all(|_| all.should_sample()) && !(0..1000).any(|_| none.should_sample()));
     }
 }

@@ -1,7 +1,7 @@
-//! Shared state of a shard's parts: device, memory, clock, connections, statistics. It has no policy about calls.
+//! Shared state of a shard's parts: device, memory, clock, connections, statistics.
 //!
-//! The table has the connections by queue pair and by owner's name, which is the first queue pair of a connection. A
-//! list has those with messages to send.
+//! It has no policy about calls. The table finds a connection by its queue pair, or by its owner's name, which is the
+//! connection's first queue pair. A list has the connections with messages to send.
 
 use std::fmt::Arguments;
 use std::mem;
@@ -13,8 +13,8 @@ use super::clock::{Clock, Sampler, Schedule, nanoseconds};
 use super::connection::close_reason::{CloseCause, LocalClose};
 use super::connection::{Conn, ConnRef, Stage};
 use super::continued_messages::Assemblies;
-use super::memory::{Memory, push};
-use super::peer_events::Peers;
+use super::memory::{ShardMemory, push};
+use super::peer_events::PeerReporter;
 use crate::config::{AcceptConfig, Config, ConnectConfig};
 use crate::fabric::log_limit::LogLimit;
 use crate::fabric::{Access, Fabric, PostError, QpId};
@@ -23,24 +23,24 @@ use crate::service::ProcedureName;
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
 
-/// Longest chain with a counter of its own.
+/// Longest chain of work requests that is counted by its length.
 const MAX_BATCH: usize = 256;
 
 /// Prefetch distance, in places of the table.
 const AHEAD: usize = 16;
 
-pub(super) struct Context<F: Fabric> {
+pub(super) struct ShardContext<F: Fabric> {
     pub(super) config: Config,
     pub(super) accept: AcceptConfig,
     pub(super) connect: ConnectConfig,
     /// The device.
     pub(super) fabric: F,
     pub(super) clock: Clock,
-    pub(super) memory: Memory,
+    pub(super) memory: ShardMemory,
     pub(super) conns: ConnTable,
-    pub(super) peers: Peers,
+    pub(super) peers: PeerReporter,
     pub(super) ready: ReadyList,
-    /// Places of connections without a buffer for their messages.
+    /// Slots of connections that lack a buffer for a message.
     parked_for_buffer: Vec<u32>,
     /// Incoming continued messages, on all connections.
     pub(super) assemblies: Assemblies,
@@ -53,16 +53,16 @@ pub(super) struct Context<F: Fabric> {
     batches: Box<[u64; MAX_BATCH + 1]>,
 }
 
-impl<F: Fabric> Context<F> {
-    /// Allocates the memory of a configuration; `serves`: part of it for peers' calls.
+impl<F: Fabric> ShardContext<F> {
+    /// Opens the device with the memory of a configuration; `serves` includes memory for peers' calls.
     ///
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
     pub(super) fn open(mut fabric: F, config: Config, serves: bool) -> Result<Self, StartError> {
         let mut config = config.sized()?;
         config.debug.remote_invalidate &= fabric.capabilities().remote_invalidate;
-        let memory = Memory::new(&config, serves)?;
-        let refused = |error: crate::fabric::FabricError| config.name_knob_of_memory(error.into());
+        let memory = ShardMemory::new(&config, serves)?;
+        let refused = |error: crate::fabric::FabricError| config.add_memory_knob(error.into());
         fabric.register(memory.pool.arena(), Access::LOCAL).map_err(refused)?;
         for arena in &config.memory.arenas {
             fabric.register(arena, Access::LOCAL)?;
@@ -74,7 +74,7 @@ impl<F: Fabric> Context<F> {
             clock: Clock::real(),
             memory,
             conns: ConnTable::default(),
-            peers: Peers::default(),
+            peers: PeerReporter::default(),
             ready: ReadyList::default(),
             parked_for_buffer: Vec::new(),
             assemblies: Assemblies::default(),
@@ -87,27 +87,27 @@ impl<F: Fabric> Context<F> {
         })
     }
 
-    /// Nanoseconds to wait before the next attempt.
+    /// Nanoseconds to wait before the next attempt, after this number of attempts.
     pub(super) fn backoff(&self, attempts: u32) -> u64 {
         let (first, longest) = self.connect.reconnect_backoff;
         nanoseconds(first.saturating_mul(1 << attempts.min(20)).min(longest))
     }
 
-    /// Sets a timer for the next control-plane interval: something has to be tried again.
+    /// Sets a timer one control-plane interval from now, to retry something.
     pub(super) fn retry_soon(&mut self) {
-        let soon = self.clock.after(Some(self.config.poll.control_interval));
+        let soon = self.clock.deadline_after(Some(self.config.poll.control_interval));
         self.schedule.wake_by(soon);
     }
 
     /// Applies a function to each connection with a queue pair.
     #[inline]
     pub(super) fn with_each(&mut self, mut work: impl FnMut(&mut Self, &mut Conn)) {
-        self.with_those(|_| true, &mut work);
+        self.with_slots(|_| true, &mut work);
     }
 
     /// Applies a function to each connection in certain places of the table.
     #[inline]
-    pub(super) fn with_those(&mut self, which: impl Fn(usize) -> bool, mut work: impl FnMut(&mut Self, &mut Conn)) {
+    pub(super) fn with_slots(&mut self, which: impl Fn(usize) -> bool, mut work: impl FnMut(&mut Self, &mut Conn)) {
         for slot in self.conns.slots().filter(|&slot| which(slot)) {
             if let Some(next) = self.conns.peek((slot + AHEAD) as u32) {
                 next.prefetch_all();
@@ -118,7 +118,7 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Lends a connection outside the table, and returns it: its user cannot lose it.
+    /// Lends a connection that was taken from the table to `work`, then returns it to the table.
     #[inline(always)]
     pub(super) fn with_conn<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);
@@ -143,14 +143,14 @@ impl<F: Fabric> Context<F> {
         let qp = conn.qp();
         let (posted, result) = conn.sends.post(|chain| self.fabric.post_send(qp, chain));
         if let Err(error) = result {
-            self.not_posted(conn, error);
+            self.handle_post_error(conn, error);
         }
         self.batches[posted.min(MAX_BATCH)] += 1;
     }
 
     /// Handles a chain that was posted in part.
     #[cold]
-    fn not_posted(&mut self, conn: &mut Conn, error: PostError) {
+    fn handle_post_error(&mut self, conn: &mut Conn, error: PostError) {
         match error {
             // The next turn posts the rest.
             PostError::QueueFull => self.ready.add(conn),
@@ -166,17 +166,17 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Handles a counted message that cannot be sent: the counts are wrong, so the connection closes.
+    /// Ends a connection whose message was counted as sent and cannot be sent, because its credits are now wrong.
     #[cold]
-    pub(super) fn unsendable(&mut self, conn: &mut Conn, what: &'static str) {
+    pub(super) fn end_unsendable(&mut self, conn: &mut Conn, what: &'static str) {
         if !conn.has_ended() {
-            let line = format_args!("{}: connection ended: {what} could not be sent", conn.who());
-            self.error("connections that ended as something could not be sent", line);
+            let line = format_args!("{}: connection ended: {what} could not be sent", conn.log_name());
+            self.error("connections ended because a message could not be sent", line);
             conn.end_for(LocalClose::Unsendable(what));
         }
     }
 
-    /// Posts receives, as one chain, up to the promised number and the margin.
+    /// Posts Receives, as one chain, up to the reserved number and the margin.
     #[inline(never)]
     pub(super) fn refill(&mut self) {
         let spared = if self.memory.receives.suffice() { 0 } else { self.spared() };
@@ -188,40 +188,39 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Resumes delayed grants and replies, if there are any: receives were added, or fewer are promised.
+    /// Resumes delayed grants and replies, after Receives were added or fewer are reserved.
     pub(super) fn resume_grants(&mut self) {
         if mem::take(&mut self.memory.receives.ran_short) {
             self.conns.iter_mut().for_each(|conn| self.ready.add(conn));
         }
     }
 
-    /// Tells a connection whether Receives suffice for all peers after it grants one more message. It is not in the
-    /// table now.
+    /// Sets on a lent connection whether Receives suffice for all peers after it grants one more message.
     #[inline]
     pub(super) fn check_receives(&mut self, conn: &mut Conn) {
         let ready = self.memory.receives.suffice() || self.suffices_without_spares(conn);
         conn.proto.set_receives_ready(ready);
     }
 
-    /// Whether Receives suffice without the full reserve of each connection: calls may keep their buffers for long.
+    /// Whether Receives suffice without the full reservation of each connection, because calls may keep buffers long.
     #[cold]
     fn suffices_without_spares(&mut self, conn: &mut Conn) -> bool {
         let own = conn.proto.status().spared;
         let is_counted = self.memory.receives.spared.0 == self.stats.turns;
-        let mut others = self.spared().saturating_sub(if is_counted { conn.promise.spared } else { 0 });
+        let mut others = self.spared().saturating_sub(if is_counted { conn.receive_reservation.spared } else { 0 });
         if !self.memory.receives.suffice_without(others + own) {
-            // Calls may have arrived meanwhile.
+            // Calls may have arrived since the last count.
             others = self.count_spared();
         }
         let suffice = self.memory.receives.suffice_without(others + own);
         self.memory.receives.ran_short |= !suffice;
-        // The Receives granted now are needed.
-        conn.promise.spared = if suffice { own.saturating_sub(2) } else { own };
-        self.memory.receives.spared = (self.stats.turns, others + conn.promise.spared);
+        // The Receives that the connection may grant now are needed.
+        conn.receive_reservation.spared = if suffice { own.saturating_sub(2) } else { own };
+        self.memory.receives.spared = (self.stats.turns, others + conn.receive_reservation.spared);
         suffice
     }
 
-    /// Receives that connections in the table do not need, as of this turn.
+    /// Reserved Receives that connections in the table do not need, counted in this turn.
     fn spared(&mut self) -> u32 {
         match self.memory.receives.spared {
             (turn, spared) if turn == self.stats.turns => spared,
@@ -229,23 +228,23 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Counts the Receives that connections in the table do not need now. It runs once per turn, as it takes long with
-    /// many connections.
+    /// Counts the reserved Receives that connections in the table do not need now. This usually runs once per turn,
+    /// because it takes long with many connections.
     #[cold]
     pub(super) fn count_spared(&mut self) -> u32 {
         let mut all = 0;
         for conn in self.conns.iter_mut() {
-            conn.promise.spared = conn.proto.status().spared;
-            all += conn.promise.spared;
+            conn.receive_reservation.spared = conn.proto.status().spared;
+            all += conn.receive_reservation.spared;
         }
         self.memory.receives.spared = (self.stats.turns, all);
         all
     }
 
-    /// Updates the promise of Receives to a connection.
-    pub(super) fn rebalance(&mut self, conn: &mut Conn) {
+    /// Updates the Receives reserved for a connection.
+    pub(super) fn update_reservation(&mut self, conn: &mut Conn) {
         let (receives, overcommit) = (conn.proto.status().reserve, conn.proto.credits().overcommit());
-        self.memory.receives.promise(&mut conn.promise, receives, overcommit);
+        self.memory.receives.reserve(&mut conn.receive_reservation, receives, overcommit);
     }
 
     /// Marks a connection that lacks a buffer for its messages. It retries after a turn with work, which may free
@@ -266,7 +265,7 @@ impl<F: Fabric> Context<F> {
     #[cold]
     pub(super) fn retry_parked(&mut self) {
         for slot in mem::take(&mut self.parked_for_buffer) {
-            // Another connection in this place has nothing to send.
+            // Another connection in this slot does no harm: it has nothing to send.
             if let Some(conn) = self.conns.take_slot(slot as usize) {
                 self.with_conn(conn, |cx, conn| cx.ready.add(conn));
             }
@@ -281,14 +280,14 @@ impl<F: Fabric> Context<F> {
     /// Requests completions of a connection's unsignaled replies.
     pub(super) fn request_completion(&mut self, conn: &mut Conn) {
         if conn.sends.has_unsignalled() {
-            self.write_nothing(conn);
+            self.write_empty(conn);
         }
     }
 
     /// Requests completion of all Sends, and checks the peer's device, by an [empty
     /// Write](super::send_queue::SendQueue::push_empty_write).
-    pub(super) fn write_nothing(&mut self, conn: &mut Conn) {
-        // Retried soon without a buffer.
+    pub(super) fn write_empty(&mut self, conn: &mut Conn) {
+        // Without a buffer, the caller's next periodic check retries.
         let Some(Ok(nothing)) = self.memory.pool.alloc(0).map(Buf::lend) else { return };
         conn.sends.push_empty_write(nothing);
         self.ready.add(conn);
@@ -297,7 +296,7 @@ impl<F: Fabric> Context<F> {
     /// The time in nanoseconds, if this call is sampled.
     #[inline]
     pub(super) fn sample(&mut self) -> Option<u64> {
-        if self.sampler.takes() { self.begin_sample() } else { None }
+        if self.sampler.should_sample() { self.begin_sample() } else { None }
     }
 
     #[inline(never)]
@@ -307,7 +306,7 @@ impl<F: Fabric> Context<F> {
 
     /// Records a call that started at this time and has ended.
     #[inline]
-    pub(super) fn timed(&mut self, started: Option<u64>) {
+    pub(super) fn record_sampled(&mut self, started: Option<u64>) {
         if let Some(started) = started {
             self.record(started);
         }
@@ -338,7 +337,7 @@ impl<F: Fabric> Context<F> {
     /// that only the peer has named: this bounds the number of limits.
     #[cold]
     pub(super) fn log_of(&mut self, level: Level, what: &'static str, of: Option<ProcedureName>, line: Arguments<'_>) {
-        self.log.log_of(self.clock.read(), level, (what, of), line);
+        self.log.log_subject(self.clock.read(), level, (what, of), line);
     }
 
     /// The connection with this name, if calls may start on it.
@@ -366,7 +365,7 @@ impl<F: Fabric> Context<F> {
             pool.drain_remote();
             pool.alloc(len)
         });
-        buf.ok_or_else(|| self.config.lacks_exposed_buffer(len))
+        buf.ok_or_else(|| self.config.missing_exposed_buffer(len))
     }
 
     fn bulk_pool(&mut self, exposed: bool) -> Result<Pool, StartError> {
@@ -401,11 +400,12 @@ impl<F: Fabric> Context<F> {
     }
 }
 
-/// Connections are boxed wherever they are.
+/// A connection, boxed in every list.
 type BoxedConn = Box<Conn>;
 
-/// Table of connections. A connection is lent to one user at a time, by
-/// [`Context::with_conn`], and is then outside the table.
+/// Table of connections.
+///
+/// A connection is lent to one user at a time, by [`ShardContext::with_conn`], and is then outside the table.
 #[derive(Default)]
 pub(super) struct ConnTable {
     /// By the slot of the queue pair.
@@ -414,7 +414,7 @@ pub(super) struct ConnTable {
     reconnecting: Vec<BoxedConn>,
     /// First and current queue pairs of reconnected connections.
     aliases: Vec<(QpId, QpId)>,
-    /// Connections returned closed, which have to be ended.
+    /// Connections that were returned closed, and have to be ended.
     closed: Vec<BoxedConn>,
 }
 
@@ -466,7 +466,7 @@ impl ConnTable {
         self.take(now)
     }
 
-    /// Returns a lent connection. False if it is closed: it is lent no more, and has to be [ended](Self::take_closed).
+    /// Returns a lent connection. False if it is closed, and has to be [ended](Self::take_closed).
     #[inline(always)]
     pub(super) fn restore(&mut self, conn: BoxedConn) -> bool {
         if conn.has_ended() {
@@ -480,7 +480,7 @@ impl ConnTable {
 
     #[cold]
     fn keep_closed(&mut self, conn: BoxedConn) -> bool {
-        // The table has no other place for a reconnecting connection.
+        // A reconnecting connection has no slot, because it has no queue pair.
         if conn.stage() == Stage::Reconnecting {
             self.park(conn);
             return true;
@@ -500,10 +500,10 @@ impl ConnTable {
         mem::take(&mut self.closed)
     }
 
-    /// Keeps a connection without a queue pair until it reconnects. It is marked as closed, so that its user returns it
-    /// to this list.
+    /// Keeps a connection without a queue pair until it reconnects. Its close reason is set, so that
+    /// [`restore`](Self::restore) returns it to this list.
     pub(super) fn park(&mut self, conn: BoxedConn) {
-        debug_assert!(conn.has_ended(), "it would be put where it has no place");
+        debug_assert!(conn.has_ended(), "a parked connection has a close reason");
         self.reconnecting.push(conn);
     }
 
@@ -560,12 +560,12 @@ impl ConnTable {
     }
 }
 
-/// Slots of the queue pairs of ready connections.
+/// List of the connections with messages to send, by the slots of their queue pairs.
 #[derive(Debug, Default)]
 pub(super) struct ReadyList {
     /// Connections of this turn.
     slots: Vec<u32>,
-    /// Connections of the previous turn, which are sending.
+    /// Emptied list of an earlier turn, for reuse.
     taken: Vec<u32>,
 }
 
@@ -589,7 +589,7 @@ impl ReadyList {
         if self.slots.len() == 1 { self.slots.pop() } else { None }
     }
 
-    /// Takes all. [`reuse`](Self::reuse) returns the list for reuse.
+    /// Takes all connections. The caller returns the list to [`reuse`](Self::reuse).
     #[inline]
     pub(super) fn take_all(&mut self) -> Vec<u32> {
         mem::replace(&mut self.slots, mem::take(&mut self.taken))
@@ -615,7 +615,7 @@ mod tests {
         let mut cx = context(small());
         let qp = open_conn(0, true).qp();
         cx.conns.insert(open_conn(0, true));
-        assert!(cx.schedule.control_is_due(0, std::time::Duration::from_secs(1)));
+        assert!(cx.schedule.take_control_due(0, std::time::Duration::from_secs(1)));
         cx.with_each(|_, _| {});
         assert!(cx.schedule.next() > 0 && !cx.conns.has_closed());
         cx.with_each(|_, conn| conn.end_for(LocalClose::Requested));
@@ -635,7 +635,7 @@ mod tests {
         cx.post_chain(&mut conn);
         let mut stats = cx.stats.clone();
         cx.record_batches(&mut stats);
-        assert_eq!((stats.batch.len(), stats.batch.max()), (1, 3), "an empty chain is none");
+        assert_eq!((stats.batch.len(), stats.batch.max()), (1, 3), "an empty chain does not count");
         assert_eq!(cx.fabric.take_sent().len(), 3);
     }
 
@@ -648,11 +648,11 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_lent_once_and_a_stale_name_leads_nowhere() {
+    fn a_connection_is_lent_once_and_a_stale_name_finds_none() {
         let mut table = ConnTable::default();
         table.insert(conn(qp(3, 1)));
         assert!(table.take(qp(3, 0)).is_none() && table.take(qp(4, 1)).is_none());
-        let lent = table.take(qp(3, 1)).expect("it is there");
+        let lent = table.take(qp(3, 1)).expect("in the table");
         assert!(table.take(qp(3, 1)).is_none() && table.take_slot(3).is_none() && table.is_empty());
         table.restore(lent);
         assert!(table.get(ConnRef(qp(3, 1))).is_some() && table.get_mut(qp(3, 2)).is_none());
@@ -660,10 +660,10 @@ mod tests {
     }
 
     #[test]
-    fn one_that_comes_back_as_over_is_lent_no_more() {
+    fn a_connection_returned_closed_is_not_lent_again() {
         let mut table = ConnTable::default();
         table.insert(conn(qp(0, 7)));
-        let mut lent = table.take(qp(0, 7)).expect("it is there");
+        let mut lent = table.take(qp(0, 7)).expect("in the table");
         lent.end_for(LocalClose::Requested);
         assert!(!table.restore(lent));
         assert!(table.take(qp(0, 7)).is_none() && table.get(ConnRef(qp(0, 7))).is_none());
@@ -673,19 +673,19 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_connection_stays_when_it_is_made_again() {
+    fn a_connection_keeps_its_name_after_reconnecting() {
         let mut table = ConnTable::default();
         let name = qp(0, 0);
         table.insert(conn(name));
         for again in [qp(5, 0), qp(0, 1)] {
             let mut lost = table.take_ref(ConnRef(name)).expect("by its name");
             lost.end_for(LocalClose::Requested);
-            lost.go(Stage::Reconnecting);
+            lost.enter(Stage::Reconnecting);
             lost.detach_qp();
             table.park(lost);
             assert!(!table.reconnecting.is_empty() && !table.is_empty() && table.get(ConnRef(name)).is_none());
             let parked = table.take_ref(ConnRef(name)).expect("by its name, while it has no queue pair");
-            assert!(table.restore(parked), "it is not over");
+            assert!(table.restore(parked), "it is parked, and not closed");
             let mut made = table.take_parked().pop().expect("one");
             made.attach_qp(again, ConnConfig::default());
             table.insert(made);
@@ -712,7 +712,7 @@ mod tests {
         other.set_ready(false);
         ready.add(&mut other);
         ready.reuse(all);
-        assert_eq!(ready.take_all(), [5], "what came meanwhile");
-        assert!(ready.is_empty(), "what was given back is not in it again");
+        assert_eq!(ready.take_all(), [5], "added after take_all");
+        assert!(ready.is_empty(), "the reused list is empty");
     }
 }

@@ -1,11 +1,11 @@
 //! Continued messages, which travel in parts (version 2 §4.5.2): how they are sent, and how received ones are
 //! reassembled.
 //!
-//! Reassembly uses at most half of the long buffers of each size. Of the last eighth, each host may use one buffer. For
-//! one more, the shard drops the slowest message of the host with the most. If no host has more than one, it drops a
-//! message that has taken [long](LONG).
+//! Reassembly uses at most half of the long buffers of each size. Of the last eighth, each host may use one buffer. If
+//! a host needs one more, the shard drops the slowest message of the host with the most messages. If no host has more
+//! than one, the shard drops a message that has taken [long](LONG).
 //!
-//! The users of such buffers are listed, so that messages of peers cause no scan of all connections.
+//! A list has the messages in long buffers, so that messages of peers cause no scan of all connections.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use rpcrdma_mempool::Buf;
 
 use super::admission::quota::{QuotaOwner, is_scarce_for_hosts};
 use super::connection::{Conn, Continuation, MessageOwner};
-use super::context::{ConnTable, Context};
+use super::context::{ConnTable, ShardContext};
 use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
 use crate::fabric::{Fabric, QpId};
 use crate::proto::{Form, Outgoing};
@@ -24,9 +24,9 @@ const LEAST_CONTINUED: usize = SMALL_BUFFER - HEADROOM_PLAIN;
 /// Nanoseconds after which the only message of a host yields to a host without one.
 const LONG: u64 = 100_000_000;
 
-/// A message in a long buffer.
+/// An incoming continued message in a long buffer.
 #[derive(Clone, Copy, Debug)]
-struct Holder {
+struct Assembly {
     qp: QpId,
     owner: QuotaOwner,
     /// Size of its buffer, in bytes.
@@ -38,7 +38,7 @@ struct Holder {
     began: u64,
 }
 
-impl Holder {
+impl Assembly {
     /// Average rate, bytes per second.
     fn rate(&self, now: u64) -> u64 {
         (self.len as u64).saturating_mul(1_000_000_000) / now.saturating_sub(self.began).max(1)
@@ -51,67 +51,67 @@ pub(super) struct Assemblies {
     /// Number of messages so far.
     begun: u64,
     /// Messages in long buffers, and some that have ended since the last [`refresh`](Self::refresh).
-    long: Vec<Holder>,
+    long: Vec<Assembly>,
 }
 
 impl Assemblies {
     /// Updates the progress of the messages of connections in the table, and forgets all others.
     fn refresh(&mut self, conns: &ConnTable) {
-        self.long.retain_mut(|holder| {
-            let conn = conns.peek(holder.qp.slot).filter(|conn| conn.qp() == holder.qp);
+        self.long.retain_mut(|assembly| {
+            let conn = conns.peek(assembly.qp.slot).filter(|conn| conn.qp() == assembly.qp);
             let buf =
-                conn.filter(|conn| conn.assembling.age == holder.age).and_then(|conn| conn.assembling.buf.as_ref());
-            buf.inspect(|buf| (holder.capacity, holder.len) = (buf.capacity(), buf.len())).is_some()
+                conn.filter(|conn| conn.assembling.age == assembly.age).and_then(|conn| conn.assembling.buf.as_ref());
+            buf.inspect(|buf| (assembly.capacity, assembly.len) = (buf.capacity(), buf.len())).is_some()
         });
     }
 
     /// Stores the parts of a connection's message in `buf`. Buffers of at most `short` bytes are not listed.
-    fn hold(&mut self, conn: &mut Conn, buf: Buf, short: usize) {
+    fn store(&mut self, conn: &mut Conn, buf: Buf, short: usize) {
         let (age, began) = (conn.assembling.age, conn.assembling.began);
-        if buf.capacity() > short && !self.long.iter().any(|holder| holder.age == age) {
+        if buf.capacity() > short && !self.long.iter().any(|assembly| assembly.age == age) {
             let (qp, owner) = (conn.qp(), conn.quota_owner());
-            self.long.push(Holder { qp, owner, capacity: buf.capacity(), len: buf.len(), age, began });
+            self.long.push(Assembly { qp, owner, capacity: buf.capacity(), len: buf.len(), age, began });
         }
         conn.assembling.buf = Some(buf);
     }
 
     /// Whether this owner may take one more buffer of at least `size` bytes. `count` such buffers exist, `free` are
     /// free.
-    fn may_have(&self, size: usize, (free, count): (usize, usize), owner: QuotaOwner) -> bool {
-        // At most the buffers in use serve reassembly.
+    fn may_take(&self, size: usize, (free, count): (usize, usize), owner: QuotaOwner) -> bool {
+        // If more than half are free, reassembly uses less than half.
         if free * 2 > count {
             return true;
         }
-        let held = || self.long.iter().filter(|holder| holder.capacity >= size);
-        let is_first = || held().all(|holder| holder.owner != owner);
+        let held = || self.long.iter().filter(|assembly| assembly.capacity >= size);
+        let is_first = || held().all(|assembly| assembly.owner != owner);
         held().count() < count / 2 && (!is_scarce_for_hosts(free, count) || is_first())
     }
 
-    /// Picks the message to drop for the message `age` of this owner, which needs a buffer of at least `size` bytes.
-    /// That is an earlier message of this owner, if no owner has more. Otherwise it is one of the owner with the most.
-    /// If each owner has one, it is one that has taken long.
-    fn makes_room(&self, size: usize, age: u64, owner: QuotaOwner, now: u64) -> Option<QpId> {
-        let holders = || self.long.iter().filter(|holder| holder.capacity >= size);
+    /// Chooses the message to drop for the message `age` of this owner, which needs a buffer of at least `size` bytes.
+    /// If no owner has more messages than this one, it is an earlier message of this owner. Otherwise it is a message
+    /// of the owner with the most. If no owner has more than one, it is a message that has taken long.
+    fn choose_dropped(&self, size: usize, age: u64, owner: QuotaOwner, now: u64) -> Option<QpId> {
+        let in_size = || self.long.iter().filter(|assembly| assembly.capacity >= size);
         let mut counts: HashMap<QuotaOwner, usize> = HashMap::new();
-        holders().for_each(|holder| *counts.entry(holder.owner).or_default() += 1);
+        in_size().for_each(|assembly| *counts.entry(assembly.owner).or_default() += 1);
         let most = counts.values().copied().max()?;
         let count = |owner: &QuotaOwner| counts.get(owner).copied().unwrap_or(0);
-        let makes_room = |holder: &&Holder| match (holder.owner == owner, count(&owner) == most) {
-            (own, true) => own && holder.age < age,
+        let may_drop = |assembly: &&Assembly| match (assembly.owner == owner, count(&owner) == most) {
+            (own, true) => own && assembly.age < age,
             (own, false) => {
-                let takes_long = || !own && now.saturating_sub(holder.began) >= LONG;
-                if most > 1 { count(&holder.owner) == most } else { takes_long() }
+                let takes_long = || !own && now.saturating_sub(assembly.began) >= LONG;
+                if most > 1 { count(&assembly.owner) == most } else { takes_long() }
             }
         };
-        holders().filter(makes_room).min_by_key(|holder| (holder.rate(now), holder.age)).map(|holder| holder.qp)
+        in_size().filter(may_drop).min_by_key(|assembly| (assembly.rate(now), assembly.age)).map(|assembly| assembly.qp)
     }
 }
 
 /// Handles the payload of a part other than the last, if it is needed.
 #[cold]
-pub(super) fn receive_part<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, first: bool, payload: Option<&[u8]>) {
+pub(super) fn receive_part<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, first: bool, payload: Option<&[u8]>) {
     if first {
-        conn.assembling.give_up();
+        conn.assembling.discard();
     }
     let Some(part) = payload else { return };
     if first {
@@ -122,21 +122,21 @@ pub(super) fn receive_part<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, firs
                 buf.set_window(0, 0);
                 conn.assembling.buf = Some(buf);
             }
-            // Otherwise the last part would pass as the whole message.
+            // The later parts are dropped, too; otherwise the last one would be taken for the whole message.
             None => conn.proto.drop_parts(),
         }
     }
     assemble(cx, conn, part);
 }
 
-/// Handles the last part: returns the message. `None` without memory for it.
+/// Handles the last part, and returns the whole message. `None` without memory for it.
 #[cold]
-pub(super) fn assemble_last<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, part: &[u8]) -> Option<Buf> {
+pub(super) fn assemble_last<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, part: &[u8]) -> Option<Buf> {
     assemble(cx, conn, part);
     conn.assembling.buf.take()
 }
 
-fn assemble<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, part: &[u8]) {
+fn assemble<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, part: &[u8]) {
     let Some(mut buf) = conn.assembling.buf.take() else { return };
     let (len, needed) = (buf.len(), buf.len() + part.len());
     if needed > buf.capacity() {
@@ -148,12 +148,12 @@ fn assemble<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, part: &[u8]) {
     }
     buf.set_window(0, needed);
     buf[len..].copy_from_slice(part);
-    cx.assemblies.hold(conn, buf, cx.memory.sizes.configured_capacity);
+    cx.assemblies.store(conn, buf, cx.memory.sizes.configured_capacity);
 }
 
-/// Allocates a buffer for `len` bytes of parts, or preferably for `roomy` bytes. `conn` is not in the table, and has no
-/// such buffer.
-fn alloc<F: Fabric>(cx: &mut Context<F>, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
+/// Allocates a buffer for `len` bytes of parts, or preferably for `roomy` bytes. `conn` is lent, so it is not in the
+/// table, and has no buffer of that length.
+fn alloc<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
     let owner = conn.quota_owner();
     let buf = alloc_in_part(cx, owner, roomy).or_else(|| alloc_in_part(cx, owner, len)).or_else(|| {
         drop_slowest(cx, conn, len);
@@ -164,41 +164,41 @@ fn alloc<F: Fabric>(cx: &mut Context<F>, conn: &Conn, len: usize, roomy: usize) 
 }
 
 /// Allocates a buffer of at least `len` bytes, of a size with room for continued messages.
-fn alloc_in_part<F: Fabric>(cx: &mut Context<F>, owner: QuotaOwner, len: usize) -> Option<Buf> {
-    let Context { memory, conns, assemblies, .. } = cx;
+fn alloc_in_part<F: Fabric>(cx: &mut ShardContext<F>, owner: QuotaOwner, len: usize) -> Option<Buf> {
+    let ShardContext { memory, conns, assemblies, .. } = cx;
     assemblies.refresh(conns);
     let is_short = |size: usize| size <= memory.sizes.configured_capacity;
-    let may_have = |&size: &usize| is_short(size) || assemblies.may_have(size, memory.pool.room(size), owner);
-    let longest = memory.pool.sizes().filter(|&size| size >= len).take_while(may_have).last()?;
+    let may_take = |&size: &usize| is_short(size) || assemblies.may_take(size, memory.pool.room(size), owner);
+    let longest = memory.pool.sizes().filter(|&size| size >= len).take_while(may_take).last()?;
     memory.pool.alloc_within(len, longest.min(memory.longest_for(len)))
 }
 
-/// Drops the message that [makes room](Assemblies::makes_room). The shard ignores its later parts, and answers it with
-/// an error.
-fn drop_slowest<F: Fabric>(cx: &mut Context<F>, conn: &Conn, len: usize) {
+/// Drops the [chosen](Assemblies::choose_dropped) message. The shard ignores its later parts, and answers it with an
+/// error.
+fn drop_slowest<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn, len: usize) {
     let now = cx.clock.read();
-    let slowest = cx.assemblies.makes_room(len, conn.assembling.age, conn.quota_owner(), now);
+    let slowest = cx.assemblies.choose_dropped(len, conn.assembling.age, conn.quota_owner(), now);
     let Some(other) = slowest.and_then(|qp| cx.conns.get_mut(qp)) else { return };
-    other.assembling.give_up();
+    other.assembling.discard();
     other.proto.drop_parts();
     cx.stats.pool_empty += 1;
-    let (loser, winner) = (other.who(), conn.who());
+    let (dropped, winner) = (other.log_name(), conn.log_name());
     let line = format_args!(
-        "{loser}: message in parts dropped in favour of {winner}, as such messages have half of the buffers \
+        "{dropped}: message in parts dropped in favour of {winner}: such messages may use half of the buffers \
          (memory.long_buffers)"
     );
-    cx.warn("messages in parts that made room for others", line);
+    cx.warn("messages in parts dropped in favour of others", line);
 }
 
 pub(super) enum NextPart {
     Sent,
-    /// No memory: retry later.
+    /// There is no memory, so it is retried later.
     NoMemory,
-    /// The last part: the message's owner sends it.
+    /// The last part remains, which the message's owner sends.
     Last(Continuation),
 }
 
-impl<F: Fabric> Context<F> {
+impl<F: Fabric> ShardContext<F> {
     /// Sends the first part of a message that is too long for one.
     #[cold]
     pub(super) fn start_continuation(&mut self, conn: &mut Conn, continuation: Continuation) {
@@ -212,8 +212,8 @@ impl<F: Fabric> Context<F> {
         if let MessageOwner::Call(call, Some(index)) = continuation.owner
             && !conn.exposes(call, index)
         {
-            // Answered before it was complete: its exposed memory is the caller's again. The rest still has to be sent:
-            // otherwise the peer would take the next message for it.
+            // The peer answered before the message was complete, so its exposed memory is the caller's again. The rest
+            // has to be sent nevertheless, because otherwise the peer would take the next message for it.
             continuation.owner = MessageOwner::Call(call, None);
             continuation.last_header = conn.proto.credits().header_len(&ChunkCounts::default());
         }
@@ -226,15 +226,15 @@ impl<F: Fabric> Context<F> {
         }
     }
 
-    /// Sends a part other than the last. False without memory.
+    /// Sends a part other than the last. Returns false without memory.
     fn transmit_part(&mut self, conn: &mut Conn, mut continuation: Continuation) -> bool {
         let (limit, left) = (conn.proto.terms().send_inline_threshold, continuation.rest.len());
         // The last part is never empty, and parts end at XDR words.
         let room = (limit - conn.proto.credits().header_len(&ChunkCounts::default())) & !3;
         let longest = if room < left { room } else { (left / 2) & !3 };
         if longest == 0 {
-            // The peer has reduced its receive size: nothing fits after the last header.
-            self.unsendable(conn, "the rest of a message");
+            // The peer has reduced its receive size, so that no payload fits behind the last header.
+            self.end_unsendable(conn, "the rest of a message");
             conn.continuation = Some(continuation);
             return true;
         }
@@ -251,7 +251,7 @@ impl<F: Fabric> Context<F> {
                     buf.set_window(start, end - start);
                     conn.sends.push_send(buf, None, self.config.debug.signal_every);
                 }
-                None => self.unsendable(conn, "a part of a message"),
+                None => self.end_unsendable(conn, "a part of a message"),
             }
             let start = continuation.rest.start();
             continuation.rest.set_window(start + take, left - take);
@@ -261,15 +261,15 @@ impl<F: Fabric> Context<F> {
         if sent {
             self.ready.add(conn);
         } else {
-            // It still goes before other messages.
+            // The rest still precedes all other messages.
             conn.proto.write_header(out, &Form::PART, &mut [], 0);
             self.park_for_buffer(conn);
         }
         sent
     }
 
-    /// Allocates a buffer for a part of `longest` bytes, or of fewer without memory: messages that wait behind this one
-    /// may hold all other buffers.
+    /// Allocates a buffer for a part of `longest` bytes, or for a shorter part if there is none, because messages that
+    /// wait behind this one may hold all longer buffers.
     fn alloc_continuation(&mut self, longest: usize) -> Option<(Buf, usize)> {
         let mut take = longest;
         loop {
@@ -302,55 +302,58 @@ mod tests {
     }
 
     #[test]
-    fn long_buffers_are_counted_from_where_they_are_taken_to_where_they_go() {
+    fn long_buffers_are_counted_from_allocation_to_release() {
         let (pool, mut all, mut table) = (pool([4, 4]), Assemblies::default(), ConnTable::default());
         let (one, other) = (QuotaOwner::Connection(qp(7)), QuotaOwner::Connection(qp(0)));
         for (slot, len, short) in [(7, 64, 0), (5, 64, 0), (6, 64, 64), (3, 128, 0)] {
             let mut conn = open_conn(slot, true);
             all.begun += 1;
             conn.assembling.age = all.begun;
-            all.hold(&mut conn, pool.alloc(len).expect("a buffer"), short);
+            all.store(&mut conn, pool.alloc(len).expect("a buffer"), short);
             table.insert(conn);
         }
         all.refresh(&table);
-        assert!(!all.may_have(64, (0, 6), other) && all.may_have(64, (2, 8), other), "three have some: half of six");
-        assert!(!all.may_have(64, (1, 8), one) && all.may_have(64, (1, 8), other), "one of the last eighth for each");
-        assert!(all.may_have(128, (0, 4), other) && !all.may_have(128, (0, 2), other), "one has a longer one");
-        assert!(all.may_have(64, (4, 6), one), "most are free");
-        assert_eq!(all.makes_room(65, 5, other, LONG), Some(qp(3)), "the only one that has so much");
+        assert!(!all.may_take(64, (0, 6), other) && all.may_take(64, (2, 8), other), "three messages hold half of six");
+        assert!(
+            !all.may_take(64, (1, 8), one) && all.may_take(64, (1, 8), other),
+            "each owner gets one of the last eighth"
+        );
+        assert!(
+            all.may_take(128, (0, 4), other) && !all.may_take(128, (0, 2), other),
+            "one message has a longer buffer"
+        );
+        assert!(all.may_take(64, (4, 6), one), "most are free");
+        assert_eq!(all.choose_dropped(65, 5, other, LONG), Some(qp(3)), "the only message in a buffer of this size");
         for slot in [7, 6, 5] {
-            table.get_mut(qp(slot)).expect("it is there").assembling.give_up();
+            table.get_mut(qp(slot)).expect("in the table").assembling.discard();
         }
         all.refresh(&table);
-        assert!(!all.may_have(64, (0, 2), other) && all.may_have(64, (0, 4), other));
+        assert!(!all.may_take(64, (0, 2), other) && all.may_take(64, (0, 4), other));
         drop(table.take(qp(3)));
         all.refresh(&table);
         assert!(all.long.is_empty());
-        assert_eq!(all.makes_room(64, 5, other, LONG), None);
+        assert_eq!(all.choose_dropped(64, 5, other, LONG), None);
     }
 
-    /// A host that begins ever more messages makes room for itself and for others.
+    /// Messages of a host that begins ever more of them are dropped for its own new ones and for those of other hosts.
     #[test]
-    fn the_host_that_has_most_makes_room() {
+    fn the_slowest_message_of_the_host_with_the_most_is_dropped() {
         let (greedy, modest) = (QuotaOwner::Host([10, 0, 0, 1].into()), QuotaOwner::Host([10, 0, 0, 2].into()));
         let newcomer = QuotaOwner::Host([10, 0, 0, 3].into());
-        let held = |slot, owner, len, began| Holder { qp: qp(slot), owner, capacity: 64, len, age: slot.into(), began };
+        let held =
+            |slot, owner, len, began| Assembly { qp: qp(slot), owner, capacity: 64, len, age: slot.into(), began };
         // The modest host's message is the oldest and the slowest.
         let long = vec![held(1, modest, 1, 0), held(2, greedy, 64, 5), held(3, greedy, 2, 5)];
         let (mut all, now, age) = (Assemblies { begun: 4, long }, 100, 4);
-        assert_eq!(
-            all.makes_room(64, age, greedy, now),
-            Some(qp(3)),
-            "the other host's stays, and who is nearly through"
-        );
-        assert_eq!(all.makes_room(64, age, modest, now), Some(qp(3)));
-        assert_eq!(all.makes_room(64, age, newcomer, now), Some(qp(3)));
-        // Its oldest message has to yield to its later ones, so it is dropped itself.
-        assert_eq!(all.makes_room(64, 1, greedy, now), None);
-        assert_eq!(all.makes_room(64, age, newcomer, LONG), Some(qp(3)), "whoever else takes long");
+        assert_eq!(all.choose_dropped(64, age, greedy, now), Some(qp(3)), "not the other host's, nor the faster one");
+        assert_eq!(all.choose_dropped(64, age, modest, now), Some(qp(3)));
+        assert_eq!(all.choose_dropped(64, age, newcomer, now), Some(qp(3)));
+        // For a host's oldest message no other is dropped, because its later messages have precedence.
+        assert_eq!(all.choose_dropped(64, 1, greedy, now), None);
+        assert_eq!(all.choose_dropped(64, age, newcomer, LONG), Some(qp(3)), "even though another host's takes long");
         all.long.remove(1);
-        assert_eq!(all.makes_room(64, age, newcomer, now), None, "nobody who has one, and has just begun it");
-        assert_eq!(all.makes_room(64, age, newcomer, LONG), Some(qp(1)), "but who takes long");
-        assert_eq!(all.makes_room(64, age, greedy, LONG), Some(qp(3)), "as many as any other: one of its own");
+        assert_eq!(all.choose_dropped(64, age, newcomer, now), None, "no host has more than one, and none takes long");
+        assert_eq!(all.choose_dropped(64, age, newcomer, LONG), Some(qp(1)), "one that takes long");
+        assert_eq!(all.choose_dropped(64, age, greedy, LONG), Some(qp(3)), "no host has more, so one of its own");
     }
 }

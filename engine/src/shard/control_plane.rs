@@ -11,14 +11,14 @@ use log::Level;
 use super::clock::nanoseconds;
 use super::connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
 use super::connection::{Conn, ConnRef, Continuation, Fallback, MessageOwner, ReconnectState, Stage};
-use super::context::Context;
+use super::context::ShardContext;
 use super::{Notice, Shard, characteristics};
 use crate::auth::AuthPolicy;
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{
     ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, FabricErrorKind, QpId, RequestId,
 };
-use crate::proto::{ConnConfig, Connection, CreditMode, LIMITS, MIN_CREDITS, PeerFault, connect_data};
+use crate::proto::{CHUNK_LIMITS, ConnConfig, Connection, CreditMode, MIN_CREDITS, PeerFault, connect_data};
 use crate::wire::Version;
 use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
@@ -27,33 +27,33 @@ use crate::wire::properties::ReverseSupport;
 const MOST_WINDOWS: usize = 1 << 16;
 /// Divisor of a connection's share of the free receives.
 const SHARE: usize = 8;
-/// Messages of a peer before any grant: one, and a pure grant.
-const UNTOLD: usize = 2;
-/// Time for connect requests in a turn, in nanoseconds. One accept takes longer; it is enough for several refusals.
-const ANSWERS: u64 = 25_000;
-/// Divisor of a long turn's time, for the next turn.
-const ANSWERS_OF_TURN: u64 = 16;
+/// Messages that a peer may send before any grant: its first one, and a pure grant.
+const UNGRANTED: usize = 2;
+/// Time for connect requests in a turn, in nanoseconds. It suffices for several refusals; one accept takes longer.
+const REQUEST_TIME: u64 = 25_000;
+/// Divisor of the last turn's length for the time of connect requests, if that is longer.
+const REQUEST_PART_OF_TURN: u64 = 16;
 
-/// Round trips without a message after which a connection of a draining shard closes. After an error for one call a
-/// peer may send another: it arrives one round trip after the error was sent. The others cover lost packets.
+/// Round trips without a message after which a connection of a draining shard closes. A peer may send another call when
+/// it gets an error, and this call arrives one round trip after the error. The other round trips cover lost packets.
 const ROUND_TRIPS: u32 = 3;
-/// Time that TCP takes for a lost packet besides: its least retransmission time-out.
+/// TCP's least retransmission time-out, which a lost packet takes in addition.
 const RETRANSMISSION: Duration = Duration::from_millis(200);
-/// Round trip of a peer whose packets may be lost.
+/// Round trip from which a peer counts as distant, so that packets may be lost.
 const DISTANT: Duration = Duration::from_millis(2);
-/// Longest such silence.
+/// Longest [`silence`].
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
 
-/// A connect request: its name, private data, and peer.
-type Request = (RequestId, Vec<u8>, String);
+/// A connect request: its identifier, private data, and peer.
+type QueuedRequest = (RequestId, Vec<u8>, String);
 
 /// A connection in setup: a client that waits for the answer to its first message, or an accepted connection that waits
 /// for its first message.
 #[derive(Debug)]
-struct Setup {
+struct PendingSetup {
     qp: QpId,
     negotiates: bool,
-    /// Time at which it is late, in nanoseconds.
+    /// Deadline of the setup, in nanoseconds.
     deadline: u64,
 }
 
@@ -62,19 +62,19 @@ pub(super) struct Lifecycle {
     /// Events of connections that were not taken yet.
     pub(super) notices: Vec<Notice>,
     /// Connections in setup.
-    setups: Vec<Setup>,
-    /// Connect requests. A turn limits the time for them, as served calls wait meanwhile.
-    requests: VecDeque<Request>,
-    /// Time at which a turn ran out of time for them, in nanoseconds.
+    setups: Vec<PendingSetup>,
+    /// Connect requests. A turn spends limited time on them, because served calls wait meanwhile.
+    requests: VecDeque<QueuedRequest>,
+    /// Time at which a turn interrupted connect requests, in nanoseconds.
     interrupted: Option<u64>,
     /// Connections closed by their peers: they end in the next control-plane run.
     pub(super) disconnected: Vec<(QpId, CloseReason)>,
     /// Connecting and reconnecting have stopped.
     pub(super) draining: bool,
     /// Time of the last eviction for another host, in nanoseconds.
-    pub(super) ended_for_others: Option<u64>,
-    /// First XID of the next connection. Random at first: a duplicate request cache, also of another shard or process,
-    /// takes the same call of the same client with the same XID for a retransmission.
+    pub(super) last_eviction_for_others: Option<u64>,
+    /// First XID of the next connection. It starts at random, because a duplicate request cache takes an equal call of
+    /// a client with an equal XID for a retransmission, even from another shard or process.
     pub(super) seed: u32,
 }
 
@@ -89,9 +89,9 @@ impl Lifecycle {
         self.seed
     }
 
-    /// Adds a connection in setup; `negotiates`: a client.
+    /// Adds a connection in setup; `negotiates` for a client.
     pub(super) fn begin_setup(&mut self, qp: QpId, negotiates: bool, deadline: u64) {
-        self.setups.push(Setup { qp, negotiates, deadline });
+        self.setups.push(PendingSetup { qp, negotiates, deadline });
     }
 
     /// Removes a connection that is set up or closed.
@@ -99,14 +99,14 @@ impl Lifecycle {
         self.setups.retain(|setup| setup.qp != qp);
     }
 
-    /// Deadline for requests in a turn that starts with them now, in nanoseconds. If handlers make turns long, it is a
-    /// part of the last turn's length: otherwise each request would wait for a turn.
+    /// Deadline for the connect requests of a turn that starts with them now, in nanoseconds. If handlers make turns
+    /// long, requests get a part of the last turn's length; otherwise each request would wait for one turn.
     fn request_deadline(&mut self, now: u64) -> u64 {
         let turn = self.interrupted.take().map_or(0, |then| now.saturating_sub(then));
-        now.saturating_add(ANSWERS.max(turn / ANSWERS_OF_TURN))
+        now.saturating_add(REQUEST_TIME.max(turn / REQUEST_PART_OF_TURN))
     }
 
-    /// Reason of a connection that ends in the next control-plane run, if any.
+    /// Close reason of a connection that ends in the next control-plane run, if any.
     fn disconnect_reason(&self, qp: QpId) -> Option<&CloseReason> {
         self.disconnected.iter().find_map(|(id, reason)| (*id == qp).then_some(reason))
     }
@@ -126,7 +126,7 @@ impl<F: Fabric> Shard<F> {
     /// # Errors
     /// Those of [`Fabric::connect`], or receives are short.
     pub fn connect(&mut self, address: &FabricAddress) -> Result<ConnRef, FabricError> {
-        let credits = self.share()?;
+        let credits = self.receive_share()?;
         let params = self.params();
         let qp = self.cx.fabric.connect(address, &params).map_err(name_knob_of_memory)?;
         let config = self.conn_config(credits, false, None, false);
@@ -137,12 +137,12 @@ impl<F: Fabric> Shard<F> {
         Ok(ConnRef(qp))
     }
 
-    /// Whether calls may start on it.
+    /// Whether calls may start on a connection.
     pub fn is_established(&self, conn: ConnRef) -> bool {
         self.cx.conns.get(conn).is_some_and(|conn| conn.stage() == Stage::Open)
     }
 
-    /// Whether it is still open or closing.
+    /// Whether a connection exists, in any stage.
     pub(crate) fn has(&self, conn: ConnRef) -> bool {
         self.cx.conns.has(conn)
     }
@@ -157,7 +157,9 @@ impl<F: Fabric> Shard<F> {
         self.cx.conns.is_empty()
     }
 
-    /// Drains the shard: closes each connection once its calls have ended, and its peer has been silent for a moment.
+    /// Drains the shard.
+    ///
+    /// Each connection closes once its calls have ended, and its peer has been silent for a moment.
     pub fn drain(&mut self) {
         self.stop(start_drain);
     }
@@ -167,64 +169,65 @@ impl<F: Fabric> Shard<F> {
         self.stop(|_, conn| conn.end_for(LocalClose::Requested));
     }
 
-    /// Stops to accept, connect and reconnect, and applies a function to each connection.
-    fn stop(&mut self, each: impl FnMut(&mut Context<F>, &mut Conn)) {
+    /// Stops accepting, connecting and reconnecting, and applies a function to each connection.
+    fn stop(&mut self, each: impl FnMut(&mut ShardContext<F>, &mut Conn)) {
         self.life.draining = true;
         self.cx.fabric.unlisten();
         self.cx.with_each(each);
         for conn in self.cx.conns.take_parked() {
-            self.cx.with_conn(conn, |_, conn| conn.go(Stage::Closing));
+            self.cx.with_conn(conn, |_, conn| conn.enter(Stage::Closing));
         }
         self.end_closed();
     }
 
     pub(super) fn params(&self) -> ConnectParams {
-        // A Send for each outstanding message, and as many binds, Reads and Writes. Work that does not fit waits: a
-        // slot costs the device some hundred bytes per connection.
+        // The send queue has room for a Send for each outstanding message, and as many Binds, Reads and Writes. Work
+        // that does not fit waits, because each slot costs the device some hundred bytes per connection.
         let (capabilities, limits) = (self.cx.fabric.capabilities(), &self.cx.config.limits);
         let under_way = limits.max_credits.max(limits.max_calls as u32);
         let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
         let read_depth = capabilities.max_read_depth.min(16);
-        // One for each buffer that a connection may expose. Calls are no bound: an answered call keeps its windows
-        // until their revocation, and another may have its place by then.
+        // One window for each buffer that a connection may expose. The number of calls is no bound, because an answered
+        // call keeps its windows until their revocation, when another call may use its slot already.
         let windows: usize = self.cx.config.memory.bulk_buffers.iter().map(|&(_, count)| count).sum();
         ConnectParams {
             send_queue_depth,
             initiator_depth: read_depth,
             responder_resources: read_depth,
             windows: windows.clamp(1, MOST_WINDOWS) as u32,
-            // Receives are shared: a greedy peer must not cost a well-behaved one its connection.
+            // Receives are shared, so another peer's excess must not end this connection.
             rnr_retry: 7,
-            // Ignored by version 2; thresholds for version 1 (RFC 8797).
+            // Version 1 reads its inline thresholds from it (RFC 8797); version 2 ignores it.
             private_data: connect_data(self.cx.memory.sizes.announced, self.cx.config.debug.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
     }
 
-    /// Receives for one more connection: the configured number, limited to its share of the free ones.
+    /// Receives for one more connection: the configured number, limited to a share of the unreserved ones.
     ///
     /// # Errors
-    /// Too few are free, or memory for the promised ones is short.
-    pub(super) fn share(&mut self) -> Result<u32, FabricError> {
-        if !self.cx.memory.receives.exceed_by(UNTOLD) {
+    /// Too few are unreserved, or buffers for the reserved ones are missing.
+    pub(super) fn receive_share(&mut self) -> Result<u32, FabricError> {
+        if !self.cx.memory.receives.exceed_by(UNGRANTED) {
             self.cx.refill();
         }
-        let has_any = self.cx.memory.receives.exceed_by(UNTOLD) || {
+        let has_buffers = self.cx.memory.receives.exceed_by(UNGRANTED) || {
             let spared = self.cx.count_spared();
             self.cx.memory.receives.suffice_without(spared)
         };
-        if !has_any {
+        if !has_buffers {
             return Err(no_receives(
-                "all that there are buffers for are promised to others; raise `memory.message_buffers`, or hold fewer"
+                "other connections have reserved all that have buffers; raise `memory.message_buffers`, or return \
+                 buffers sooner"
                     .into(),
             ));
         }
         let limit = self.cx.config.memory.receives;
-        let left = self.cx.memory.receives.unpromised().saturating_sub(RECEIVE_MARGIN);
+        let left = self.cx.memory.receives.reservable().saturating_sub(RECEIVE_MARGIN);
         let most = (left / SHARE).max(MIN_CREDITS as usize).min(left.saturating_sub(1)) as u32;
         if most < MIN_CREDITS {
             let remedy = "raise `memory.receives`, or lower `limits.credits`";
-            return Err(no_receives(format!("all {limit} of this shard are promised to others; {remedy}")));
+            return Err(no_receives(format!("other connections have reserved all {limit} of this shard; {remedy}")));
         }
         Ok(self.cx.config.limits.credits.min(most))
     }
@@ -240,16 +243,16 @@ impl<F: Fabric> Shard<F> {
         let config = &self.cx.config;
         let serves = self.responder.serves();
         let largest = config.memory.bulk_buffers.iter().map(|&(size, _)| size).max().unwrap_or(0);
-        // A small share leaves little for the reverse direction.
+        // If the share is small, the reverse direction gets a quarter of it.
         let reverse_credits = config.debug.reverse_credits.min(credits / 4);
         let reverse_calls = reverse_credits as usize;
         ConnConfig {
-            scheme: if version_1_only { CreditMode::V1 } else { config.wire.credit_mode },
-            // Version 1 cannot authenticate: a server answers it with its range of versions.
+            credit_mode: if version_1_only { CreditMode::V1 } else { config.wire.credit_mode },
+            // Version 1 cannot authenticate, so such a server answers it with its range of versions.
             version_1: config.wire.version_1 && !(server && matches!(config.wire.host_auth, AuthPolicy::Required(_))),
             revision: config.debug.revision,
             server,
-            takes_calls: serves,
+            accepts_calls: serves,
             credits,
             reverse_credits,
             max_calls: if server { reverse_calls } else { config.limits.max_calls },
@@ -259,9 +262,12 @@ impl<F: Fabric> Shard<F> {
             receive_size: self.cx.memory.sizes.announced,
             longest_send: config.longest_message(),
             optional_operations: config.debug.optional_operations,
-            receive_sizes: config.debug.resize_on_request.then(|| (characteristics::LEAST, config.longest_message())),
+            receive_sizes: config
+                .debug
+                .resize_on_request
+                .then(|| (characteristics::MIN_RECEIVE_SIZE, config.longest_message())),
             segment_size: largest.max(1 << 20) as u32,
-            segment_count: LIMITS.call().segments() as u32,
+            segment_count: CHUNK_LIMITS.call().segments() as u32,
             continue_up_to: config.debug.continue_up_to,
             reassemble_up_to: config.wire.reassemble_up_to,
             remote_invalidation: config.debug.remote_invalidate,
@@ -274,7 +280,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Adds a connection with a queue pair to the table.
     pub(super) fn insert(&mut self, mut conn: Box<Conn>) {
-        self.cx.rebalance(&mut conn);
+        self.cx.update_reservation(&mut conn);
         let (qp, failure) = (conn.qp(), conn.proto.session().auth().failure());
         self.cx.conns.insert(conn);
         self.cx.stats.connections_made += 1;
@@ -284,12 +290,12 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Step 5 of a turn.
+    /// Runs the control plane: step 5 of a turn.
     #[inline(never)]
     pub(super) fn control(&mut self) {
         for (qp, reason) in std::mem::take(&mut self.life.disconnected) {
             self.with(qp, |shard, conn| {
-                // A failed request counts the fault itself.
+                // A failed work request has counted the fault already.
                 shard.cx.stats.peer_faults += u64::from(is_refusal(&reason) && !conn.has_ended());
                 conn.end_for(reason);
             });
@@ -300,14 +306,14 @@ impl<F: Fabric> Shard<F> {
         if self.life.draining {
             self.cx.with_each(recheck_drain);
         }
-        self.cx.log.sum_up(self.cx.clock.read());
+        self.cx.log.report_suppressed(self.cx.clock.read());
         self.changes.control(&mut self.cx);
         self.credit_limits.control(&mut self.cx);
         self.obligation_checks.control(&mut self.cx);
         self.check_setups();
         self.responder.control(&mut self.cx, self.task.is_some());
         for conn in self.cross_thread.late_connects(&mut self.cx.clock, &mut self.cx.schedule) {
-            // The end is reported as usual.
+            // The connection's close event answers the waiting thread.
             self.end_now(conn, LocalClose::ConnectTimeout);
         }
         self.requester.retransmit_delayed(&mut self.cx);
@@ -316,36 +322,36 @@ impl<F: Fabric> Shard<F> {
         self.end_closed();
     }
 
-    /// Handles control-plane events, and answers connect requests for a limited time, but at least one: the device may
-    /// have more behind each. Calls wait meanwhile.
+    /// Handles control-plane events, and answers at least one connect request, and others for a limited time, because
+    /// calls wait meanwhile. The device may report more requests after each answer.
     fn answer_requests(&mut self) {
-        self.control_events();
+        self.poll_control_events();
         let begun = self.cx.clock.read();
         let end = self.life.request_deadline(begun);
         while let Some((request, private_data, peer)) = self.life.requests.pop_front() {
-            self.requested(request, &private_data, &peer);
+            self.answer_request(request, &private_data, &peer);
             let now = self.cx.clock.read();
             if now >= end {
                 self.life.interrupted = Some(now);
                 return self.cx.schedule.control_now();
             }
             if self.life.requests.is_empty() {
-                self.control_events();
+                self.poll_control_events();
             }
         }
     }
 
-    fn control_events(&mut self) {
+    fn poll_control_events(&mut self) {
         let mut events = std::mem::take(&mut self.events);
         self.cx.fabric.poll_control(&mut events);
         for event in events.drain(..) {
-            self.control_event(event);
+            self.handle_control_event(event);
         }
         self.events = events;
     }
 
-    /// Reason of the control plane for the end of a connection, after a poll. Many may end at once: one poll covers all
-    /// that it reports.
+    /// Close reason that the control plane has for a connection, polled if it is not known yet. One poll serves all
+    /// connections that end at the same time.
     pub(super) fn disconnect_reason(&mut self, qp: QpId) -> Option<CloseReason> {
         let known = self.life.disconnect_reason(qp).cloned();
         let reason = known.or_else(|| reason_in(&self.events, qp)).or_else(|| {
@@ -357,20 +363,20 @@ impl<F: Fabric> Shard<F> {
         reason
     }
 
-    fn control_event(&mut self, event: ControlEvent) {
+    fn handle_control_event(&mut self, event: ControlEvent) {
         match event {
             ControlEvent::ConnectRequest { request, private_data, peer } => {
                 self.life.requests.push_back((request, private_data, peer));
                 self.cx.schedule.control_now();
             }
-            ControlEvent::Established { qp, private_data } => self.established(qp, &private_data),
+            ControlEvent::Established { qp, private_data } => self.handle_established(qp, &private_data),
             ControlEvent::Rejected { qp, private_data } => {
                 self.close_now(qp, CloseCause::Rejected { said: private_data });
             }
             ControlEvent::ConnectFailed { qp, error } => self.close_now(qp, error),
             ControlEvent::Disconnected { qp, cause, reason } => {
-                // A failed request has more detail. It may have arrived since this turn's completions, so the shard
-                // handles the next ones first.
+                // A failed work request has more detail. Its completion may have arrived since this turn's completions
+                // were polled, so the shard handles the next ones before it ends the connection.
                 self.life.disconnected.push((qp, CloseCause::Disconnected { cause, detail: reason }.into()));
                 self.cx.schedule.control_now();
             }
@@ -381,22 +387,22 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    fn established(&mut self, qp: QpId, private_data: &[u8]) {
+    fn handle_established(&mut self, qp: QpId, private_data: &[u8]) {
         self.with(qp, |shard, conn| {
             if conn.stage() != Stage::Connecting {
                 return;
             }
-            // A message may have arrived before this event.
+            // A message may have arrived before this event, and its answer may wait.
             shard.cx.ready.add(conn);
             if conn.proto.config().server {
-                return shard.accept_established(conn);
+                return shard.open_accepted(conn);
             }
             conn.proto.set_private_data(PrivateData::parse(private_data));
             if conn.proto.session().is_open() {
                 return shard.open_client(conn);
             }
-            conn.go(Stage::Negotiating);
-            let deadline = shard.cx.clock.after(Some(shard.cx.connect.negotiation));
+            conn.enter(Stage::Negotiating);
+            let deadline = shard.cx.clock.deadline_after(Some(shard.cx.connect.negotiation));
             shard.cx.schedule.wake_by(deadline);
             shard.life.begin_setup(qp, true, deadline);
         });
@@ -406,11 +412,12 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn open_client(&mut self, conn: &mut Conn) {
         self.life.end_setup(conn.qp());
         if matches!(conn.stage(), Stage::Connecting | Stage::Negotiating) {
-            conn.go(Stage::Open);
+            conn.enter(Stage::Open);
             conn.refresh();
             if conn.was_refused_version_2() {
-                let who = conn.who();
-                let line = format_args!("{who}: falls back to version 1: version error (wire.credit_mode)");
+                let peer = conn.log_name();
+                let line =
+                    format_args!("{peer}: falls back to version 1: the server sent a version error (wire.credit_mode)");
                 self.cx.warn("fallbacks to version 1", line);
             } else if conn.proto.terms().version == Version::V2 {
                 conn.reconnect.spoke_version_2 = true;
@@ -424,15 +431,15 @@ impl<F: Fabric> Shard<F> {
         conn.refresh();
     }
 
-    /// Opens clients that have negotiated, and closes connections whose setup is late.
+    /// Opens clients that have negotiated, and closes connections whose setup has timed out.
     fn check_setups(&mut self) {
         if self.life.setups.is_empty() {
             return;
         }
         let (now, conns) = (self.cx.clock.read(), &mut self.cx.conns);
-        // The first message to a client may be of another kind than the answer.
+        // The server's first message may be another one than the answer, and does not open the client by itself.
         let mut is_open = |qp| conns.get_mut(qp).is_some_and(|conn| conn.proto.session().is_open());
-        let is_due = |setup: &&Setup| setup.deadline <= now || setup.negotiates && is_open(setup.qp);
+        let is_due = |setup: &&PendingSetup| setup.deadline <= now || setup.negotiates && is_open(setup.qp);
         let due: Vec<QpId> = self.life.setups.iter().filter(is_due).map(|setup| setup.qp).collect();
         for qp in due {
             self.with(qp, |shard, conn| {
@@ -458,14 +465,14 @@ impl<F: Fabric> Shard<F> {
         self.with(qp, |_, conn| conn.end_for(reason));
     }
 
-    /// Closes a connection now, by its owner's name, in any state; it does not reconnect.
+    /// Closes a connection now, by its owner's name, in any stage; it does not reconnect.
     pub(super) fn end_now(&mut self, conn: ConnRef, reason: LocalClose) {
         self.with_ref(conn, |_, conn| {
             conn.reconnect.address = None;
             if conn.stage() == Stage::Reconnecting {
-                // It has the reason of its loss already.
+                // It has the reason for its loss already.
                 conn.replace_close_reason(reason);
-                conn.go(Stage::Closing);
+                conn.enter(Stage::Closing);
             }
             conn.end_for(reason);
         });
@@ -478,26 +485,26 @@ impl<F: Fabric> Shard<F> {
             return self.begin_reconnect(conn, attempts);
         }
         let closed = conn.take_close_reason().unwrap_or(LocalClose::Requested.into());
-        // A server closes the connection of a refused client after a message that says so.
+        // A server closes the connection of an unauthenticated client after a message that names the cause.
         let reason =
             conn.proto.session().auth().failure().map_or(closed, |error| PeerFault::NotAuthenticated(error).into());
         let origin = conn.origin();
         self.cross_thread.publish_reason(ConnRef(origin), &reason);
         self.release_qp(&mut conn);
-        self.requester.connection_lost(&mut self.cx, &mut conn, reason.kind());
+        self.requester.end_connection_calls(&mut self.cx, &mut conn, reason.kind());
         conn.report_ended(&reason);
         log::debug!("{origin:?} closed: {reason}");
         if let Some(accepted) = &conn.accepted {
-            let (host, left) = (accepted.host(), reason.kind() == CloseReasonKind::Peer);
-            if let Some(id) = conn.proto.session().auth().claimed().filter(|_| left) {
+            let (host, closed_by_peer) = (accepted.host(), reason.kind() == CloseReasonKind::Peer);
+            if let Some(id) = conn.proto.session().auth().claimed().filter(|_| closed_by_peer) {
                 self.cx.warn(
-                    "clients that left amid host authentication",
+                    "clients that disconnected during host authentication",
                     format_args!(
-                        "{host}: connection ended by the client, which did not prove that it has the key `{id}`: \
-                         compare the keys of both hosts (wire.host_auth, or `--host-key FILE`)"
+                        "{host}: client disconnected and did not prove that it has the key `{id}`: compare the keys of \
+                         both hosts (wire.host_auth, or `--host-key FILE`)"
                     ),
                 );
-            } else if let Some(what) = reason.0.for_the_log() {
+            } else if let Some(what) = reason.0.log_category() {
                 self.cx.warn(what, format_args!("{host}: connection ended: {reason}"));
             }
         }
@@ -510,9 +517,9 @@ impl<F: Fabric> Shard<F> {
         if conn.qp() == ConnRef::NONE.0 {
             return;
         }
-        self.responder.connection_lost(&mut self.cx, conn);
+        self.responder.end_connection_calls(&mut self.cx, conn);
         self.life.end_setup(conn.qp());
-        // The device releases its memory here: only then may other code use it.
+        // The device releases the connection's memory here, so other code may use it only afterwards.
         self.cx.fabric.destroy_qp(conn.detach_qp());
         if let Some(Continuation { owner, rest, whole, .. }) = conn.continuation.take() {
             match owner {
@@ -522,40 +529,40 @@ impl<F: Fabric> Shard<F> {
         }
         self.responder.replies.drop_released(conn);
         self.cx.stats.messages.add(conn.proto.counters());
-        self.cx.memory.receives.promise(&mut conn.promise, 0, 0);
+        self.cx.memory.receives.reserve(&mut conn.receive_reservation, 0, 0);
         self.cx.resume_grants();
     }
 
-    /// Whether a draining connection without calls stays open for messages in flight. These are the rest of a message,
-    /// or calls when the shard drains, as the peer gets an error for each. Messages after the close are lost, and the
-    /// peer cannot know whether they ran. The time starts once the peer has received the replies: its next call is
-    /// behind them.
-    pub(super) fn lingers(&mut self, conn: &mut Conn) -> bool {
-        // Replies may be in memory that the fabric still sends. A slow peer takes long for them, but a close waits only
-        // for a moment. `timeouts.progress` ends a connection whose peer receives nothing.
+    /// Whether a draining connection without calls stays open for messages in flight: the rest of a continued message
+    /// or, when the shard drains, calls, because the peer gets an error for each. Calls after the close are lost, and
+    /// the peer cannot know whether they ran. The time starts once the peer has received the replies, because it may
+    /// send its next call after them.
+    pub(super) fn must_linger(&mut self, conn: &mut Conn) -> bool {
+        // The fabric may still send replies, which takes long if the peer is slow, and closing the queue pair waits
+        // only briefly for them. `timeouts.progress` ends the connection of a peer that receives nothing.
         let awaits = conn.holds_sends(&mut self.cx.fabric);
         let now = self.cx.clock.read();
         if awaits {
-            // The device completes unsignaled Sends with a later one.
+            // The device reports unsignaled Sends with a later signaled request.
             self.cx.request_completion(conn);
             self.cx.retry_soon();
         }
-        // Version 1 has no such error: its clients retransmit.
-        let tells = conn.accepted.is_some() && conn.proto.terms().version != Version::V1;
-        let silence = match self.life.draining && tells {
+        // Version 1 has no error for calls of a draining server; its clients retransmit.
+        let sends_errors = conn.accepted.is_some() && conn.proto.terms().version != Version::V1;
+        let silence = match self.life.draining && sends_errors {
             true => {
                 let round_trip = self.cx.fabric.round_trip(conn.qp());
                 nanoseconds(silence(self.cx.config.poll.control_interval, round_trip))
             }
             false => 0,
         };
-        let untaken = awaits || silence > 0 && conn.is_in_transit(&mut self.cx.fabric);
-        let until = conn.lingers_until(now, silence, untaken);
+        let undelivered = awaits || silence > 0 && conn.is_in_transit(&mut self.cx.fabric);
+        let until = conn.drain_deadline(now, silence, undelivered);
         self.cx.schedule.wake_by(until);
         awaits || now < until
     }
 
-    /// Whether a connection that has ended reconnects: returns its reconnects since it was last useful.
+    /// Reconnects of an ended connection since it was last useful; `None` if it does not reconnect.
     fn attempts_before_reconnect(&mut self, conn: &Conn) -> Option<u32> {
         let is_permanent = conn.close_reason().is_some_and(CloseReason::is_permanent);
         if self.life.draining || conn.reconnect.address.is_none() || is_permanent {
@@ -578,10 +585,10 @@ impl<F: Fabric> Shard<F> {
     fn begin_reconnect(&mut self, mut conn: Box<Conn>, attempts: u32) {
         let fallback = conn.mark_lost(attempts, &self.cx.config.wire);
         if let Some(reason) = conn.close_reason() {
-            let line = format_args!("{}: reconnecting: {reason}", conn.who());
-            self.cx.log_of(Level::Info, "connections lost, to be made again", None, line);
+            let line = format_args!("{}: reconnecting: {reason}", conn.log_name());
+            self.cx.log_of(Level::Info, "connections lost that reconnect", None, line);
             if fallback == Some(Fallback::Unanswered) {
-                let line = format_args!("{}: falls back to version 1 for one connection: {reason}", conn.who());
+                let line = format_args!("{}: falls back to version 1 for one connection: {reason}", conn.log_name());
                 self.cx.warn("fallbacks to version 1", line);
             }
         }
@@ -589,7 +596,7 @@ impl<F: Fabric> Shard<F> {
         self.release_qp(&mut conn);
         self.requester.interrupt(&mut self.cx, &mut conn);
         conn.forget_device();
-        conn.go(Stage::Reconnecting);
+        conn.enter(Stage::Reconnecting);
         let retry_at = if fallback.is_some() { 0 } else { self.cx.clock.read() + self.cx.backoff(attempts) };
         self.wait_to_reconnect(conn, attempts + 1, retry_at);
     }
@@ -621,7 +628,7 @@ impl<F: Fabric> Shard<F> {
                         let retry_at = now + self.cx.backoff(attempts + 1);
                         self.wait_to_reconnect(conn, attempts + 1, retry_at);
                     } else {
-                        self.with_conn(conn, |_, conn| conn.go(Stage::Closing));
+                        self.with_conn(conn, |_, conn| conn.enter(Stage::Closing));
                     }
                 }
             }
@@ -630,7 +637,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Starts to connect a queue pair to the server of a lost connection; returns it, and the credits for it.
     fn reconnect_qp(&mut self, conn: &Conn) -> Result<(QpId, u32), FabricError> {
-        let credits = self.share()?;
+        let credits = self.receive_share()?;
         let misuse = || FabricError::new(FabricErrorKind::Misuse, "misuse: servers do not reconnect");
         let address = conn.reconnect.address.as_ref().ok_or_else(misuse)?;
         let params = self.params();
@@ -638,21 +645,21 @@ impl<F: Fabric> Shard<F> {
     }
 }
 
-/// Time without a message of a peer after which no message of it is in flight; at least `least`.
+/// Time without a message after which no message of a peer is assumed in flight; at least `least`.
 pub(super) fn silence(least: Duration, round_trip: Option<Duration>) -> Duration {
     let distant = round_trip.filter(|time| *time >= DISTANT);
     let time = distant.map_or(Duration::ZERO, |time| time.saturating_mul(ROUND_TRIPS).saturating_add(RETRANSMISSION));
     least.max(time.min(LONGEST_SILENCE))
 }
 
-fn start_drain<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn) {
+fn start_drain<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn) {
     conn.drain();
     cx.ready.add(conn);
 }
 
-/// Closes a draining connection that was silent for long enough. Of another one it learns which replies were received,
-/// for `Undrained`.
-fn recheck_drain<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn) {
+/// Lets the next turn close a draining connection if it was silent for long enough. Otherwise the completion that is
+/// requested here tells which replies the peer has received, for `Undrained`.
+fn recheck_drain<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn) {
     if conn.stage() == Stage::Draining {
         cx.request_completion(conn);
         cx.ready.add(conn);
@@ -669,16 +676,16 @@ fn reason_in(events: &[ControlEvent], qp: QpId) -> Option<CloseReason> {
     })
 }
 
-/// Whether the peer rejected something, without a failed request.
+/// Whether the peer refused a request, without a failed work request.
 fn is_refusal(reason: &CloseReason) -> bool {
     matches!(reason.0, CloseCause::Disconnected { cause: Disconnect::Refused, .. })
 }
 
-/// Adds the knobs of a connection's own memory to a refusal of it.
+/// Adds the knobs of a connection's own memory to an out-of-memory error.
 #[cold]
 fn name_knob_of_memory(error: FabricError) -> FabricError {
     match error.is_out_of_memory() {
-        true => error.of_setting("memory of a connection (wire.receive_size, debug.max_receive_size)"),
+        true => error.with_setting("memory of a connection (wire.receive_size, debug.max_receive_size)"),
         false => error,
     }
 }
@@ -696,35 +703,35 @@ mod tests {
     }
 
     #[test]
-    fn shards_of_a_process_have_xids_of_their_own() {
+    fn shards_of_a_process_start_with_different_xids() {
         let xids: std::collections::BTreeSet<_> = (0..8).map(|_| Lifecycle::new().next_seed()).collect();
         assert_eq!(xids.len(), 8);
     }
 
     #[test]
-    fn negotiating_and_arriving_connections_are_known_by_name() {
+    fn setups_end_by_queue_pair_once() {
         let mut life = Lifecycle::new();
         (0..3).for_each(|slot| life.begin_setup(qp(slot), slot < 2, 7));
         life.end_setup(qp(1));
         let left = |life: &Lifecycle| life.setups.iter().map(|setup| setup.qp).collect::<Vec<_>>();
         assert_eq!(left(&life), [qp(0), qp(2)]);
         [1, 2].into_iter().for_each(|slot| life.end_setup(qp(slot)));
-        assert_eq!(left(&life), [qp(0)], "who is gone is gone once");
+        assert_eq!(left(&life), [qp(0)], "ending it again changes nothing");
     }
 
     #[test]
-    fn connect_requests_have_a_part_of_a_long_turn_and_else_a_short_time() {
+    fn connect_requests_get_25_us_or_a_sixteenth_of_a_long_turn() {
         let mut life = Lifecycle::new();
         assert_eq!(life.request_deadline(64_000_000), 64_025_000, "the first");
         life.interrupted = Some(64_100_000);
         assert_eq!(life.request_deadline(64_200_000), 64_225_000, "a short turn");
         life.interrupted = Some(64_300_000);
         assert_eq!(life.request_deadline(128_300_000), 132_300_000, "a long one");
-        assert_eq!(life.request_deadline(900_000_000), 900_025_000, "nothing waited");
+        assert_eq!(life.request_deadline(900_000_000), 900_025_000, "no request waited");
     }
 
     #[test]
-    fn a_connection_that_ends_has_its_own_reason() {
+    fn a_disconnected_connection_has_its_own_close_reason() {
         let mut life = Lifecycle::new();
         life.disconnected.push((qp(1), LocalClose::Stopped.into()));
         assert!(life.disconnect_reason(qp(0)).is_none());
@@ -734,7 +741,7 @@ mod tests {
     }
 
     #[test]
-    fn notices_come_in_order() {
+    fn notices_keep_their_order() {
         let mut life = Lifecycle::new();
         life.notices.push(Notice::Open(ConnRef::NONE));
         life.notices.push(Notice::Closed { conn: ConnRef::NONE, reason: LocalClose::Requested.into() });
@@ -758,6 +765,6 @@ mod tests {
             .map(|round_trip| silence(Duration::from_millis(10), round_trip.map(Duration::from_millis)).as_millis());
         assert_eq!(silences, [10, 10, 209, 500, 1000]);
         let rare = Duration::from_secs(2);
-        assert_eq!(silence(rare, Some(rare)), rare, "it is not looked more often");
+        assert_eq!(silence(rare, Some(rare)), rare, "not less than the control interval");
     }
 }

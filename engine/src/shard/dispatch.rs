@@ -4,29 +4,29 @@ use super::Shard;
 use super::connection::{Conn, Stage};
 use super::continued_messages::receive_part;
 use crate::fabric::{Fabric, ReceivedBuf};
-use crate::proto::{CallError, Event, Knob, Lists, PeerFault, Received, Rejected};
+use crate::proto::{CallError, DecodedLists, Event, Knob, PeerFault, ReceivedMessage, RejectReason};
 use crate::wire::{ErrorBody, Head};
 
 impl<F: Fabric> Shard<F> {
     /// Passes a message to the connection, then to the engine of the call or reply.
     ///
-    /// Each kind has a function of its own, which keeps its state in registers.
+    /// Each kind of message has its own function, so that its state stays in registers.
     #[inline(never)]
-    pub(super) fn received(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
+    pub(super) fn dispatch_message(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
         match conn.proto.layouts().plain_direction(&message) {
-            Some(false) => self.received_call(conn, message),
-            Some(true) => self.received_reply(conn, message, invalidated),
-            None => self.received_other(conn, message, invalidated),
+            Some(false) => self.dispatch_call(conn, message),
+            Some(true) => self.dispatch_reply(conn, message, invalidated),
+            None => self.dispatch_other(conn, message, invalidated),
         }
     }
 
     #[inline(never)]
-    fn received_call(&mut self, conn: &mut Conn, message: ReceivedBuf) {
-        if self.is_unexpected(conn) {
+    fn dispatch_call(&mut self, conn: &mut Conn, message: ReceivedBuf) {
+        if self.must_ignore(conn) {
             return;
         }
         let head = Head::of_windowed(&message, false);
-        let Received::Call { id } = conn.proto.handle_message(&message, Some(&head.into())) else {
+        let ReceivedMessage::Call { id } = conn.proto.handle_message(&message, Some(&head.into())) else {
             return self.handle_events(conn, message, None);
         };
         let call = self.responder.take_call(&mut self.cx, conn, id, &head);
@@ -34,83 +34,85 @@ impl<F: Fabric> Shard<F> {
     }
 
     #[inline(never)]
-    fn received_reply(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
-        if self.is_unexpected(conn) {
+    fn dispatch_reply(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
+        if self.must_ignore(conn) {
             return;
         }
         let header = Head::of_windowed(&message, true).into();
-        let Received::Reply { call, token } = conn.proto.handle_message(&message, Some(&header)) else {
+        let ReceivedMessage::Reply { call, token } = conn.proto.handle_message(&message, Some(&header)) else {
             return self.handle_events(conn, message, invalidated);
         };
-        let read = conn.read_reply(call, &header, &message);
-        self.requester.replied(&mut self.cx, conn, (call, token), read, message, invalidated);
+        let read = conn.decode_reply(call, &header, &message);
+        self.requester.handle_reply(&mut self.cx, conn, (call, token), read, message, invalidated);
     }
 
     /// Handles a message with chunks, or without credit words, in a known layout.
     #[inline(never)]
-    fn received_other(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
+    fn dispatch_other(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
         let Some(header) = conn.proto.layouts().decode(&message) else {
-            return self.received_unusual(conn, message, invalidated);
+            return self.dispatch_checked(conn, message, invalidated);
         };
-        if self.is_unexpected(conn) {
+        if self.must_ignore(conn) {
             return;
         }
         let received = conn.proto.handle_message(&message, Some(&header));
         let cx = &mut self.cx;
         match received {
-            Received::Call { id } => {
+            ReceivedMessage::Call { id } => {
                 let call = self.responder.take_call(cx, conn, id, &header.head);
                 self.responder.accept_decoded(cx, conn, call, &header, message);
             }
-            Received::Reply { call, token } => {
-                let read = conn.read_reply(call, &header, &message);
-                self.requester.replied(cx, conn, (call, token), read, message, invalidated);
+            ReceivedMessage::Reply { call, token } => {
+                let read = conn.decode_reply(call, &header, &message);
+                self.requester.handle_reply(cx, conn, (call, token), read, message, invalidated);
             }
-            Received::Nothing => self.handle_events(conn, message, invalidated),
+            ReceivedMessage::Nothing => self.handle_events(conn, message, invalidated),
         }
     }
 
-    /// Handles a message whose header is checked as a whole, such as the first one.
+    /// Handles a message without a known layout, such as the first one, whose header is checked as a whole.
     #[inline(never)]
-    fn received_unusual(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
-        if self.is_unexpected(conn) {
+    fn dispatch_checked(&mut self, conn: &mut Conn, message: ReceivedBuf, invalidated: Option<u32>) {
+        if self.must_ignore(conn) {
             return;
         }
         if conn.proto.counters().received == 0 {
-            self.widen(conn);
+            self.raise_credit_limit(conn);
         }
         let received = conn.proto.handle_message(&message, None);
         let header = *conn.proto.header();
         let cx = &mut self.cx;
         match (received, &header.lists) {
-            (Received::Call { id }, Lists::Checked(checked)) => {
+            (ReceivedMessage::Call { id }, DecodedLists::Checked(checked)) => {
                 let call = self.responder.take_call(cx, conn, id, &header.head);
                 self.responder.accept_checked(cx, conn, call, checked, message);
             }
-            (Received::Reply { call, token }, Lists::Checked(checked)) if conn.assembling.is_under_way() => {
-                self.requester.replied_in_parts(cx, conn, (call, token), &checked.view(&message), invalidated);
+            (ReceivedMessage::Reply { call, token }, DecodedLists::Checked(checked))
+                if conn.assembling.is_under_way() =>
+            {
+                self.requester.handle_reply_in_parts(cx, conn, (call, token), &checked.view(&message), invalidated);
             }
-            (Received::Reply { call, token }, _) => {
-                let read = conn.read_reply(call, &header, &message);
-                self.requester.replied(cx, conn, (call, token), read, message, invalidated);
+            (ReceivedMessage::Reply { call, token }, _) => {
+                let read = conn.decode_reply(call, &header, &message);
+                self.requester.handle_reply(cx, conn, (call, token), read, message, invalidated);
             }
             _ => self.handle_events(conn, message, invalidated),
         }
     }
 
-    /// Whether a message is not to be read: before the connection is open, or after.
+    /// Whether a message has to be ignored, because the connection is not open yet, or closing.
     #[inline]
-    fn is_unexpected(&mut self, conn: &mut Conn) -> bool {
-        matches!(conn.stage(), Stage::Connecting | Stage::Closing) && !self.is_expected(conn)
+    fn must_ignore(&mut self, conn: &mut Conn) -> bool {
+        matches!(conn.stage(), Stage::Connecting | Stage::Closing) && !self.may_accept(conn)
     }
 
-    /// Whether to accept a message before or after the connection is open.
+    /// Whether to accept a message in this stage; establishes an accepted connection.
     #[cold]
-    fn is_expected(&mut self, conn: &mut Conn) -> bool {
+    fn may_accept(&mut self, conn: &mut Conn) -> bool {
         if conn.stage() == Stage::Connecting && conn.proto.config().server {
-            // For the sender the connection is established. The device may report that here after the message, and
-            // the upper layer may call the client back.
-            self.accept_established(conn);
+            // The client has sent a message, so the connection is established, even if the device reports that only
+            // later. The upper layer may call the client back from now on.
+            self.open_accepted(conn);
         }
         conn.stage() != Stage::Closing
     }
@@ -119,15 +121,15 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     fn handle_events(&mut self, conn: &mut Conn, message: ReceivedBuf, mut invalidated: Option<u32>) {
         if let (Stage::Draining, Some(error)) = (conn.stage(), conn.proto.session().auth().failure()) {
-            // A refused client waits for the close. One that goes on could delay it.
+            // A client that failed to authenticate has to wait for the close, and must not delay it by messages.
             conn.end_for(PeerFault::NotAuthenticated(error));
         }
         while let Some(event) = conn.proto.poll_event() {
-            // The first event is that of the message itself.
+            // The first event is that of the message itself, so it gets the invalidated handle.
             self.handle_event(conn, event, &message, invalidated.take());
         }
-        if conn.proto.status().half_received.is_none() {
-            conn.assembling.give_up();
+        if conn.proto.status().partial_message.is_none() {
+            conn.assembling.discard();
         }
         self.changes.adopt_terms(&mut self.cx, conn);
     }
@@ -136,32 +138,32 @@ impl<F: Fabric> Shard<F> {
     fn handle_event(&mut self, conn: &mut Conn, event: Event, message: &[u8], invalidated: Option<u32>) {
         let cx = &mut self.cx;
         match event {
-            Event::Fault(fault) => self.fault(conn, fault),
+            Event::Fault(fault) => self.handle_fault(conn, fault),
             Event::Part { first, payload } => {
                 receive_part(cx, conn, first, payload.map(|at| message.get(at..).unwrap_or_default()));
             }
-            Event::Settled => self.open_client(conn),
+            Event::Negotiated => self.open_client(conn),
             Event::Changed(change) => self.changes.add(&cx.config, conn, change),
             Event::Failed { call, token, error } => {
                 let error = match error {
-                    // Only the shard knows whether it has such buffers at all.
+                    // Only the shard knows whether its pool has such buffers at all.
                     CallError::NoReplyBuffer { needed, knob: Knob::LONG_BUFFERS } => {
                         cx.memory.lacks_buffer(needed).of_reply()
                     }
                     other => other,
                 };
-                self.requester.failed(cx, conn, call, token, error, invalidated);
+                self.requester.handle_failure(cx, conn, call, token, error, invalidated);
             }
             Event::Retryable { call, token, error } => {
-                self.requester.retry(cx, conn, call, token, error, invalidated);
+                self.requester.handle_refusal(cx, conn, call, token, error, invalidated);
             }
-            Event::Late { call } => self.requester.late(cx, conn, call, invalidated),
-            Event::Rejected(Rejected::Answered(ErrorBody::System)) => cx.warn(
+            Event::Late { call } => self.requester.handle_late_reply(cx, conn, call, invalidated),
+            Event::Rejected(RejectReason::Answered(ErrorBody::System)) => cx.warn(
                 "messages answered with ERR_SYSTEM",
                 format_args!(
                     "{}: ERR_SYSTEM to a call: too long, no buffer for its parts, or the peer is not authenticated yet \
                      (wire.reassemble_up_to, memory.long_buffers, wire.host_auth)",
-                    conn.who()
+                    conn.log_name()
                 ),
             ),
             Event::Rejected(_) => {}
@@ -169,13 +171,16 @@ impl<F: Fabric> Shard<F> {
     }
 
     #[cold]
-    fn fault(&mut self, conn: &mut Conn, fault: PeerFault) {
+    fn handle_fault(&mut self, conn: &mut Conn, fault: PeerFault) {
         self.cx.stats.peer_faults += 1;
-        self.cx.warn("faults of peers", format_args!("{}: connection ended: {fault}", conn.who()));
+        self.cx.warn(
+            "connections ended for faults of their peers",
+            format_args!("{}: connection ended: {fault}", conn.log_name()),
+        );
         let refused = matches!(fault, PeerFault::NotAuthenticated(_)) && conn.proto.config().server;
         let status = conn.proto.status();
         if refused && conn.stage() == Stage::Open && status.queued == status.sent {
-            // The client has granted a message: it learns why before the connection closes.
+            // The client has granted a message, so the server sends it the cause before the connection closes.
             return conn.drain();
         }
         conn.end_for(fault);
@@ -193,10 +198,10 @@ mod tests {
         let mut shard = Shard::open(NoDevice::default(), small(), None).expect("memory");
         let mut conn = new_conn(0, true);
         if stage != Stage::Connecting {
-            conn.go(stage);
+            conn.enter(stage);
         }
         let buf = shard.alloc(100).expect("a buffer");
-        shard.received(&mut conn, received(buf, &message(1, &call(7, 0))), None);
+        shard.dispatch_message(&mut conn, received(buf, &message(1, &call(7, 0))), None);
         (shard, conn)
     }
 
@@ -209,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_after_the_end_are_not_read() {
+    fn messages_of_a_closing_connection_are_ignored() {
         let (mut shard, conn) = first_message(Stage::Closing);
         assert_eq!(conn.stage(), Stage::Closing);
         assert_eq!(conn.proto.counters().received, 0);

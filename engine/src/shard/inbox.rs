@@ -1,5 +1,4 @@
-//! What a shard does for others beside its connections: commands of other threads, threads that wait for chunk memory,
-//! and the application's task.
+//! Commands of other threads, waits of other threads for chunk memory, and the application's task.
 
 use std::cmp::Reverse;
 use std::mem;
@@ -13,13 +12,13 @@ use super::characteristics::ResizeError;
 use super::clock::{Clock, Schedule, nanoseconds};
 use super::connection::ConnRef;
 use super::connection::close_reason::{CloseCause, CloseReason, ClosedBecause, LocalClose};
-use super::context::{ConnTable, Context};
+use super::context::{ConnTable, ShardContext};
 use super::requester::{CallRequest, CallResult, ChunkMemory, CompletionTarget, FailedCall, procedure_of};
 use super::{Notice, Shard};
 use crate::config::{HEADROOM_CALL, POLL_BATCH};
 use crate::cross_thread::mailbox::{Connector, Mailbox};
-use crate::cross_thread::panics::caught;
-use crate::cross_thread::parker::Sleeper;
+use crate::cross_thread::panics::catch_panic;
+use crate::cross_thread::parker::Parker;
 use crate::cross_thread::slot::Completer;
 use crate::fabric::{Fabric, FabricAddress};
 use crate::proto::CallError;
@@ -32,12 +31,12 @@ const CLOSE_POLLS: u32 = 256;
 /// An RPC message from another thread; short ones fit the ring's slot.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "the large one is the one that is frequent")]
-pub(crate) enum Message {
+pub(crate) enum RemoteMessage {
     Short([u8; 232], u16),
     Long(Vec<u8>),
 }
 
-impl Message {
+impl RemoteMessage {
     /// A message of `len` bytes, written by `fill`.
     #[inline]
     pub(crate) fn write(len: usize, fill: impl FnOnce(&mut [u8])) -> Self {
@@ -64,7 +63,7 @@ impl Message {
 #[derive(Debug)]
 pub(crate) struct RemoteCall {
     pub(crate) conn: ConnRef,
-    pub(crate) message: Message,
+    pub(crate) message: RemoteMessage,
     pub(crate) memory: ChunkMemory,
     pub(crate) one_way: bool,
     /// Most bytes of inline results in the reply.
@@ -78,7 +77,7 @@ pub(crate) struct ConnectRequest {
     pub(crate) address: FabricAddress,
     /// Time-out.
     pub(crate) timeout: Duration,
-    /// Receives the close reason.
+    /// Slot for the close reason.
     pub(crate) closed: Arc<ClosedBecause>,
     pub(crate) completer: Completer<Result<OwnedConn, CloseReason>>,
 }
@@ -90,7 +89,7 @@ pub(crate) struct OwnedConn {
 }
 
 impl OwnedConn {
-    /// Name of the connection in the shard.
+    /// The connection's name in the shard.
     pub(crate) fn conn(&self) -> ConnRef {
         self.conn
     }
@@ -98,13 +97,13 @@ impl OwnedConn {
 
 impl Drop for OwnedConn {
     fn drop(&mut self) {
-        tell(&self.connector, Command::Abort(self.conn));
+        send_command(&self.connector, Command::Abort(self.conn));
     }
 }
 
 /// Sends a command to a shard, which may have stopped.
-pub(super) fn tell(connector: &Connector<Command>, command: Command) {
-    // A stopped shard needs no command.
+pub(super) fn send_command(connector: &Connector<Command>, command: Command) {
+    // A stopped shard takes no commands.
     let _ = connector.connect(1).send(command);
 }
 
@@ -112,7 +111,7 @@ pub(super) fn tell(connector: &Connector<Command>, command: Command) {
 pub(crate) enum Command {
     Call(RemoteCall),
     Connect(ConnectRequest),
-    /// Stores the connection's close reason there.
+    /// Stores the close reason of this connection in the slot.
     Watch(ConnRef, Arc<ClosedBecause>),
     /// Allocates chunk memory of this many bytes.
     Alloc(ConnRef, usize, Completer<Result<Buf, CallError>>),
@@ -122,9 +121,9 @@ pub(crate) enum Command {
     Stats(usize, Completer<ShardStats>),
     /// Sets the receive size, in bytes.
     Resize(usize, Completer<Result<(), ResizeError>>),
-    /// Closes it after its calls.
+    /// Closes the connection after its calls.
     Close(ConnRef),
-    /// Closes it now.
+    /// Closes the connection now.
     Abort(ConnRef),
     /// Drains the shard, then stops it.
     Drain,
@@ -134,32 +133,32 @@ pub(crate) enum Command {
 
 /// The shard's state for other threads.
 pub(super) struct CrossThreadState {
-    pub(super) sleeper: Sleeper,
+    pub(super) sleeper: Parker,
     inbox: Option<Mailbox<Command>>,
     /// Connections of clients on other threads.
     clients: Vec<ClientConn>,
-    /// Connections to close, and the polls of the inbox left before that.
+    /// Connections to close, and the number of polls of the inbox before that.
     closing: Vec<(ConnRef, u32)>,
-    /// The shard's thread has to end.
+    /// Whether the shard's thread has to end.
     pub(super) stopped: bool,
 }
 
 /// Connection of a client on another thread.
 struct ClientConn {
     conn: ConnRef,
-    /// The client reads its close reason there.
+    /// Slot from which the client reads its close reason.
     closed: Weak<ClosedBecause>,
-    /// While a thread waits for it: the deadline in nanoseconds, and the answer.
+    /// While a thread waits for the connection: the deadline in nanoseconds, and the answer.
     connecting: Option<(u64, Completer<Result<OwnedConn, CloseReason>>)>,
 }
 
 impl CrossThreadState {
     /// State of a shard that sleeps in its fabric.
-    pub(super) fn new(sleeper: Sleeper) -> Self {
+    pub(super) fn new(sleeper: Parker) -> Self {
         Self { sleeper, inbox: None, clients: Vec::new(), closing: Vec::new(), stopped: false }
     }
 
-    /// A sender to the inbox, which opens with the first one.
+    /// A sender to the inbox, which is created with the first sender.
     pub(super) fn connector(&mut self) -> Connector<Command> {
         let signal = self.sleeper.signal();
         self.inbox.get_or_insert_with(|| Mailbox::new(signal)).connector()
@@ -180,7 +179,7 @@ impl CrossThreadState {
             };
             let client = self.clients.iter_mut().find(|client| client.conn == conn && client.connecting.is_some());
             let Some((_, completer)) = client.and_then(|client| client.connecting.take()) else { continue };
-            // If the requester is gone, dropping the connection closes it.
+            // If the requester does not wait any more, dropping the `OwnedConn` closes the connection.
             completer.complete(match closed {
                 Some(reason) => Err(reason),
                 None => Ok(OwnedConn { conn, connector: self.connector() }),
@@ -197,7 +196,7 @@ impl CrossThreadState {
         late.into_iter().map(|(conn, _)| conn).collect()
     }
 
-    /// Adds the connection of a client on another thread, and forgets those of clients that are gone.
+    /// Adds the connection of a client on another thread, and forgets those of clients that do not exist any more.
     fn add_client(&mut self, client: ClientConn) {
         self.clients.retain(|client| client.closed.strong_count() > 0 || client.connecting.is_some());
         self.clients.push(client);
@@ -226,9 +225,9 @@ impl CrossThreadState {
 
 impl<F: Fabric> Shard<F> {
     /// Runs commands of other threads. Returns their number.
-    pub(super) fn inbox(&mut self) -> usize {
+    pub(super) fn poll_inbox(&mut self) -> usize {
         let Some(mut inbox) = self.cross_thread.inbox.take() else { return 0 };
-        let mut count = inbox.poll(POLL_BATCH, |command| self.command(command));
+        let mut count = inbox.poll(POLL_BATCH, |command| self.run_command(command));
         if !self.cross_thread.closing.is_empty() {
             count += self.close_after_calls(&mut inbox);
         }
@@ -236,12 +235,12 @@ impl<F: Fabric> Shard<F> {
         count
     }
 
-    /// Closes connections once the inbox has no earlier command. Rings polled before may hold calls from before the
-    /// close.
+    /// Closes connections once the inbox has no earlier command. A ring that was polled before the close command may
+    /// hold calls that precede it.
     #[cold]
     fn close_after_calls(&mut self, inbox: &mut Mailbox<Command>) -> usize {
         let closing = mem::take(&mut self.cross_thread.closing);
-        let count = inbox.poll(POLL_BATCH, |command| self.command(command));
+        let count = inbox.poll(POLL_BATCH, |command| self.run_command(command));
         for (conn, polls) in closing {
             match polls.checked_sub(1) {
                 Some(left) if count == POLL_BATCH => self.cross_thread.closing.push((conn, left)),
@@ -252,11 +251,11 @@ impl<F: Fabric> Shard<F> {
     }
 
     #[inline]
-    fn command(&mut self, command: Command) {
-        // The answer to a dead thread is dropped.
+    fn run_command(&mut self, command: Command) {
+        // If the requesting thread has ended, the answer is dropped.
         match command {
-            Command::Call(call) => self.remote_call(call),
-            Command::Connect(request) => self.remote_connect(request),
+            Command::Call(call) => self.start_remote_call(call),
+            Command::Connect(request) => self.start_remote_connect(request),
             Command::Watch(conn, closed) => self.cross_thread.watch(&self.cx.conns, conn, &closed),
             Command::Alloc(conn, len, answer) => answer.complete(self.alloc_exposed(conn, len)),
             Command::AllocLater(conn, len, answer) => self.allocs.wait(&mut self.cx, conn, len, answer),
@@ -273,11 +272,11 @@ impl<F: Fabric> Shard<F> {
     }
 
     #[cold]
-    fn remote_connect(&mut self, request: ConnectRequest) {
+    fn start_remote_connect(&mut self, request: ConnectRequest) {
         let ConnectRequest { address, timeout, closed, completer } = request;
         match self.connect(&address) {
             Ok(conn) => {
-                let deadline = self.cx.clock.after(Some(timeout));
+                let deadline = self.cx.clock.deadline_after(Some(timeout));
                 self.cx.schedule.wake_by(deadline);
                 let (closed, connecting) = (Arc::downgrade(&closed), Some((deadline, completer)));
                 self.cross_thread.add_client(ClientConn { conn, closed, connecting });
@@ -287,7 +286,7 @@ impl<F: Fabric> Shard<F> {
     }
 
     #[inline]
-    fn remote_call(&mut self, call: RemoteCall) {
+    fn start_remote_call(&mut self, call: RemoteCall) {
         let RemoteCall { conn, message, mut memory, one_way, max_reply, timeout, completer } = call;
         let bytes = message.bytes();
         let allocated = memory.get_mut().map_or(Ok(()), |chunks| chunks.allocate(|len| self.alloc_exposed(conn, len)));
@@ -310,11 +309,11 @@ impl<F: Fabric> Shard<F> {
     }
 }
 
-/// Answers a waiter. Dropped, it reports that the shard has stopped.
+/// Answer to a waiter. Dropping it reports that the shard has stopped.
 type Answer = Completer<Result<Buf, CallError>>;
 
 /// A thread that waits for chunk memory.
-struct Waiter {
+struct AllocWaiter {
     conn: ConnRef,
     /// Bytes of the smallest buffers that hold the request.
     size: usize,
@@ -322,32 +321,31 @@ struct Waiter {
     answer: Answer,
 }
 
-/// Client threads that wait for chunk memory. Each connection has memory of its own, so no connection waits for
-/// another.
+/// Client threads that wait for chunk memory. Each connection has its own memory, so no connection waits for another.
 ///
 /// Waiters are served in order for each connection and size of buffer. A wait ends when a buffer is free, the waiter
 /// abandons it, or the connection closes.
 #[derive(Default)]
 pub(super) struct AllocQueue {
-    /// By connection. Those for longer buffers come first, as shorter requests may use them; then in order of arrival.
-    waiters: Vec<Waiter>,
+    /// By connection, then longer buffers first, because shorter requests may use them, then by arrival.
+    waiters: Vec<AllocWaiter>,
     /// Time of the next removal of abandoned waits, in nanoseconds.
     sweep_at: u64,
 }
 
 impl AllocQueue {
-    /// Memory freed by other threads wakes nobody: the shard polls.
+    /// Whether no thread waits. Otherwise the shard polls, because memory that other threads free does not wake it.
     pub(super) fn is_empty(&self) -> bool {
         self.waiters.is_empty()
     }
 
     /// Queues a wait. An impossible length fails at once.
-    fn wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: ConnRef, len: usize, answer: Answer) {
+    fn wait<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: ConnRef, len: usize, answer: Answer) {
         let sizes = cx.config.memory.bulk_buffers.iter().map(|&(size, _)| size);
         let Some(size) = sizes.filter(|&size| size >= len).min() else {
-            return answer.complete(Err(cx.config.lacks_exposed_buffer(len)));
+            return answer.complete(Err(cx.config.missing_exposed_buffer(len)));
         };
-        // Behind other waiters it waits for this turn's end: they may want the same buffer.
+        // If others wait already, `poll` decides later in this turn, because they may want the same buffer.
         if !self.waiters.iter().any(|waiter| waiter.conn == conn) {
             match cx.alloc_exposed(conn, len) {
                 Err(CallError::NoMemory { .. }) => {}
@@ -355,26 +353,26 @@ impl AllocQueue {
                 result => return answer.complete(result),
             }
         }
-        let place = |waiter: &Waiter| (waiter.conn.0.slot, waiter.conn.0.generation, Reverse(waiter.size));
-        let waiter = Waiter { conn, size, len, answer };
+        let place = |waiter: &AllocWaiter| (waiter.conn.0.slot, waiter.conn.0.generation, Reverse(waiter.size));
+        let waiter = AllocWaiter { conn, size, len, answer };
         let at = self.waiters.partition_point(|other| place(other) <= place(&waiter));
         self.waiters.insert(at, waiter);
     }
 
     /// Answers waiters with memory, and those of closed connections. Returns their number.
-    pub(super) fn poll<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+    pub(super) fn poll<F: Fabric>(&mut self, cx: &mut ShardContext<F>) -> usize {
         if self.is_empty() {
             return 0;
         }
-        let now = cx.clock.of_turn();
+        let now = cx.clock.last_read();
         if now >= self.sweep_at {
             self.waiters.retain(|waiter| !waiter.answer.is_abandoned());
             self.sweep_at = now.saturating_add(nanoseconds(cx.config.poll.control_interval));
         }
         let (mut at, mut answered, mut blocked) = (0, 0, None);
-        while let Some(&Waiter { conn, size, len, .. }) = self.waiters.get(at) {
-            // No overtaking.
-            let result = if blocked == Some((conn, size)) { None } else { alloc_again(cx, conn, len) };
+        while let Some(&AllocWaiter { conn, size, len, .. }) = self.waiters.get(at) {
+            // A waiter does not overtake earlier ones for the same size.
+            let result = if blocked == Some((conn, size)) { None } else { retry_alloc(cx, conn, len) };
             if let Some(result) = result {
                 self.waiters.remove(at).answer.complete(result);
                 answered += 1;
@@ -387,9 +385,9 @@ impl AllocQueue {
 }
 
 /// Retries for a waiter; `None` without memory.
-fn alloc_again<F: Fabric>(cx: &mut Context<F>, conn: ConnRef, len: usize) -> Option<Result<Buf, CallError>> {
+fn retry_alloc<F: Fabric>(cx: &mut ShardContext<F>, conn: ConnRef, len: usize) -> Option<Result<Buf, CallError>> {
     match cx.conns.get(conn) {
-        // Failures are not counted here.
+        // Failed retries are not counted.
         Some(of) if of.calls.exposed_pool().is_some() => of.calls.try_alloc(len).map(Ok),
         None if cx.conns.has(conn) => None,
         _ => match cx.alloc_exposed(conn, len) {
@@ -401,54 +399,54 @@ fn alloc_again<F: Fabric>(cx: &mut Context<F>, conn: ConnRef, len: usize) -> Opt
 
 /// The application's task: polled by the shard, and dropped when it panics.
 #[derive(Default)]
-pub(super) struct OwnTask(pub(super) Option<Box<dyn ShardTask>>);
+pub(super) struct ApplicationTask(pub(super) Option<Box<dyn ShardTask>>);
 
-impl OwnTask {
-    /// Whether there is one.
+impl ApplicationTask {
+    /// Whether there is a task.
     #[inline]
     pub(super) fn is_some(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Polls it; true after work.
-    pub(super) fn poll<F: Fabric>(&mut self, cx: &mut Context<F>) -> bool {
+    /// Polls the task; returns true after work.
+    pub(super) fn poll<F: Fabric>(&mut self, cx: &mut ShardContext<F>) -> bool {
         let Some(task) = &mut self.0 else { return false };
-        caught(|| task.poll()).unwrap_or_else(|panic| {
-            self.lose(cx, &panic);
+        catch_panic(|| task.poll()).unwrap_or_else(|panic| {
+            self.drop_panicked(cx, &panic);
             true
         })
     }
 
-    /// Its descriptor.
+    /// The task's descriptor.
     ///
     /// # Errors
-    /// Text of its panic, for [`lose`](Self::lose).
+    /// Text of its panic, for [`drop_panicked`](Self::drop_panicked).
     pub(super) fn descriptor(&self) -> Result<Option<BorrowedFd<'_>>, Box<str>> {
-        self.0.as_ref().map_or(Ok(None), |task| caught(|| task.descriptor()))
+        self.0.as_ref().map_or(Ok(None), |task| catch_panic(|| task.descriptor()))
     }
 
-    /// Drops it after a panic with this text.
-    pub(super) fn lose<F: Fabric>(&mut self, cx: &mut Context<F>, panic: &str) {
+    /// Drops the task after a panic with this text.
+    pub(super) fn drop_panicked<F: Fabric>(&mut self, cx: &mut ShardContext<F>, panic: &str) {
         let again = match self.end() {
             Ok(()) => String::new(),
-            Err(panic) => format!("; and once more when it was dropped: {panic}"),
+            Err(panic) => format!("; its drop panicked, too: {panic}"),
         };
-        let line = format_args!("task of a shard panicked, and was dropped: {panic}{again}");
-        cx.error("tasks that panicked", line);
+        let line = format_args!("application task of a shard panicked and was dropped: {panic}{again}");
+        cx.error("application tasks that panicked", line);
     }
 
-    /// Drops it, which runs the application's code.
+    /// Drops the task, which runs the application's code.
     ///
     /// # Errors
     /// Text of its panic.
     fn end(&mut self) -> Result<(), Box<str>> {
-        self.0.take().map_or(Ok(()), |task| caught(|| drop(task)))
+        self.0.take().map_or(Ok(()), |task| catch_panic(|| drop(task)))
     }
 }
 
-impl Drop for OwnTask {
+impl Drop for ApplicationTask {
     fn drop(&mut self) {
-        // The shard ends anyway: the panic has been printed.
+        // The shard ends anyway, and the panic has been printed.
         let _ = self.end();
     }
 }
@@ -456,11 +454,11 @@ impl Drop for OwnTask {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cross_thread::slot::{Ticket, oneshot};
+    use crate::cross_thread::slot::{ResultTicket, oneshot};
     use crate::shard::SimulatedTime;
     use crate::shard::testing::{NoDevice, open_conn, small};
 
-    type Wait = Ticket<Result<Buf, CallError>>;
+    type Wait = ResultTicket<Result<Buf, CallError>>;
 
     /// A shard with a connection that has a buffer of each of two sizes.
     fn shard() -> (Shard<NoDevice>, ConnRef, SimulatedTime) {

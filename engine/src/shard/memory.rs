@@ -2,7 +2,7 @@
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Pool};
 
-use super::admission::receives::ReceiveBudget;
+use super::admission::receive_budget::ReceiveBudget;
 use crate::config::{BUFFER_ALIGN, Config, HEADROOM_CHUNKS, ShardBuffers};
 use crate::proto::{CallError, Knob};
 use crate::start_error::StartError;
@@ -41,7 +41,7 @@ pub(super) struct ReceiveSizes {
     pub(super) posted: u64,
     /// Buffer bytes of a new Receive.
     pub(super) capacity: usize,
-    /// Buffer bytes of a Receive of the configured size: longer buffers have other uses, too.
+    /// Buffer bytes of a Receive of the configured size. Longer buffers have other uses, too.
     pub(super) configured_capacity: usize,
 }
 
@@ -53,7 +53,7 @@ impl ReceiveSizes {
 }
 
 /// Memory of a shard. It has no policy about calls.
-pub(super) struct Memory {
+pub(super) struct ShardMemory {
     buffers: ShardBuffers,
     /// Alignment of chunks in the pool.
     chunk_align: usize,
@@ -61,7 +61,7 @@ pub(super) struct Memory {
     arenas: Vec<ArenaId>,
     pub(super) pool: Pool,
     pub(super) receives: ReceiveBudget,
-    /// Buffers of a Receive's size that Receives which are not needed leave to calls.
+    /// Buffers of a Receive's size that are left to calls, unless Receives need them.
     left_to_calls: usize,
     pub(super) sizes: ReceiveSizes,
     /// Buffer sizes that calls wait for, ascending.
@@ -70,15 +70,15 @@ pub(super) struct Memory {
     pub(super) failures: u64,
 }
 
-impl Memory {
-    /// Allocates the memory of a configuration; `serves`: part of it for peers' calls.
+impl ShardMemory {
+    /// Allocates the memory of a configuration; `serves` includes memory for peers' calls.
     ///
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
     pub(super) fn new(config: &Config, serves: bool) -> Result<Self, StartError> {
         let (classes, announced) = (config.pool(serves), config.wire.receive_size);
         let capacity = classes.classes.iter().map(|class| class.size).find(|&size| size >= announced).unwrap_or(0);
-        let pool = Pool::new(&classes).map_err(|error| config.name_knob_of_memory(error.into()))?;
+        let pool = Pool::new(&classes).map_err(|error| config.add_memory_knob(error.into()))?;
         log::debug!("shard pool: {}", pool.arena().report());
         let (filled, configured_capacity) = (announced, capacity);
         Ok(Self {
@@ -94,8 +94,8 @@ impl Memory {
         })
     }
 
-    /// Takes buffers for Receives, up to the promised number and the margin; `spared` promised ones are not needed.
-    /// Those that are not needed leave longer buffers, and half of `message_buffers`, to calls.
+    /// Takes buffers for Receives, up to the reserved number and the margin; `spared` of the reserved ones are not
+    /// needed. Receives that are not needed leave longer buffers, and half of `message_buffers`, to calls.
     #[inline]
     pub(super) fn take_receives(&mut self, spared: u32) {
         self.sizes.pools().for_each(|pool| _ = pool.drain_remote());
@@ -114,7 +114,7 @@ impl Memory {
             self.receives.add(buf);
         }
         drop(bufs);
-        self.receives.count_reserve(pool.first_room(size).0);
+        self.receives.count_surplus(pool.first_room(size).0);
     }
 
     /// Allocates a pool buffer for `len` bytes; counts failures.
@@ -137,7 +137,7 @@ impl Memory {
     /// Reason for the lack of a pool buffer for `len` bytes.
     #[cold]
     pub(super) fn lacks_buffer(&self, len: usize) -> CallError {
-        self.buffers.lacks(len)
+        self.buffers.missing_buffer(len)
     }
 
     /// The knob for pool buffers of `len` bytes, or for longer ones.
@@ -150,8 +150,8 @@ impl Memory {
         self.buffers.longest_for_reply(len)
     }
 
-    /// The longest buffer for a reply of `len` bytes. A reply that fits a message leaves the longer ones to bulk data:
-    /// otherwise users with many unanswered calls would hold all of them.
+    /// The longest buffer for a reply of `len` bytes. A reply that fits a message leaves longer buffers to bulk data,
+    /// because otherwise users with many unanswered calls would hold all of them.
     #[inline(always)]
     pub(super) fn longest_for_reply(&self, len: usize) -> usize {
         self.buffers.longest_for_reply(len).min(self.longest_for(len))
@@ -181,14 +181,14 @@ impl Memory {
 
     /// Whether any size is reserved.
     #[inline(always)]
-    pub(super) fn awaits_some(&self) -> bool {
+    pub(super) fn has_awaited_sizes(&self) -> bool {
         !self.awaited.is_empty()
     }
 
     /// The longest buffer for `len` bytes that no call waits for.
     #[inline(always)]
     pub(super) fn longest_for(&self, len: usize) -> usize {
-        if self.awaits_some() { self.longest_not_awaited(len) } else { usize::MAX }
+        if self.has_awaited_sizes() { self.longest_not_awaited(len) } else { usize::MAX }
     }
 
     #[cold]
@@ -197,14 +197,14 @@ impl Memory {
         self.awaited.iter().find(|&&size| size > own).map_or(usize::MAX, |&size| size - 1)
     }
 
-    /// Of `count` buffers that hold `len` bytes, the number that calls share: those that are no Receives.
+    /// Of `count` buffers that hold `len` bytes, the number that are not Receives, and so are shared by calls.
     #[inline]
     pub(super) fn unposted(&self, len: usize, count: usize) -> usize {
         let posted = if len <= self.sizes.configured_capacity { self.receives.held() } else { 0 };
         count.saturating_sub(posted)
     }
 
-    /// Bytes of a chunk's buffer for `len` bytes, with room for alignment if the pool has such buffers.
+    /// Bytes of the buffer for a chunk of `len` bytes, with room for alignment if the pool has such buffers.
     #[inline]
     pub(super) fn chunk_room(&self, len: usize) -> usize {
         if self.chunk_align > BUFFER_ALIGN { self.aligned_room(len) } else { len }
@@ -225,8 +225,8 @@ impl Memory {
         }
     }
 
-    /// The window starts at an aligned byte within the buffer, so that the buffers still spread over the sets of the
-    /// cache.
+    /// Allocates a buffer whose window starts at an aligned byte. The buffers themselves are not aligned, so that they
+    /// spread over the sets of the cache.
     #[inline(never)]
     fn alloc_aligned(&self, len: usize) -> Option<Buf> {
         let (align, room) = (self.chunk_align, self.aligned_room(len));
@@ -238,7 +238,7 @@ impl Memory {
     }
 
     /// Whether the fabric has registered this memory, for work requests of this side.
-    pub(super) fn knows(&self, arena: ArenaId) -> bool {
+    pub(super) fn is_registered(&self, arena: ArenaId) -> bool {
         arena == self.pool.arena().id() || self.arenas.contains(&arena)
     }
 
@@ -256,7 +256,7 @@ impl Memory {
     }
 
     /// Returns a message with the usual headroom for a header with chunks; copies it if it has less.
-    pub(super) fn roomy(&mut self, message: Buf) -> Option<Buf> {
+    pub(super) fn with_headroom(&mut self, message: Buf) -> Option<Buf> {
         if message.start() >= HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
     }
 }
@@ -264,11 +264,11 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shard::admission::receives::Promise;
+    use crate::shard::admission::receive_budget::ReceiveReservation;
     use crate::shard::testing::{context, small};
 
     /// The free buffers of a Receive's size, and those of the next size.
-    fn free(memory: &Memory) -> [usize; 2] {
+    fn free(memory: &ShardMemory) -> [usize; 2] {
         let size = memory.sizes.filled;
         let own = memory.pool.first_room(size).0;
         [own, memory.pool.first_room(size + 1).0]
@@ -278,14 +278,14 @@ mod tests {
     #[test]
     fn receives_that_are_not_needed_leave_buffers_to_calls() {
         let mut memory = context(small()).memory;
-        let mut promise = Promise::default();
-        memory.receives.promise(&mut promise, 250, 0);
+        let mut reservation = ReceiveReservation::default();
+        memory.receives.reserve(&mut reservation, 250, 0);
         let [own, longer] = free(&memory);
         let calls: Vec<_> = memory.pool.alloc_many(memory.sizes.filled).take(own - 100).collect();
         let before = memory.receives.held();
         memory.take_receives(250);
         assert_eq!((memory.receives.held() - before, free(&memory)), (100 - 32, [32, longer]));
-        // All promised ones are needed, so that they take even longer buffers.
+        // If all reserved Receives are needed, they take even longer buffers.
         memory.take_receives(0);
         assert_eq!(memory.receives.held(), 250);
         let [own, rest] = free(&memory);
@@ -294,17 +294,17 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_is_aligned_where_any_buffer_lets_it_be() {
+    fn a_chunk_is_aligned_if_any_buffer_has_room_for_that() {
         let mut config = small();
         (config.memory.chunk_align, config.memory.bulk_buffers) = (4096, vec![(1 << 17, 2)]);
         let memory = context(config.clone()).memory;
         let rooms = [(100, 100 + 4032), (1 << 16, (1 << 16) + 4032), (1 << 17, 1 << 17)];
         rooms.into_iter().for_each(|(len, room)| assert_eq!(memory.chunk_room(len), room));
-        let first = memory.alloc_chunk(1 << 16).expect("of the longer buffers");
+        let first = memory.alloc_chunk(1 << 16).expect("one of the longer buffers");
         assert!(first.address().is_multiple_of(4096) && first.capacity() == 1 << 17);
-        assert_eq!(memory.alloc_chunk(1 << 17).expect("the other").start(), 0, "none is long enough to align it");
+        assert_eq!(memory.alloc_chunk(1 << 17).expect("the other").start(), 0, "no buffer has room to align it");
         let _second = memory.alloc_chunk(1 << 16).expect("the other");
-        assert!(memory.alloc_chunk(1 << 16).is_none(), "those that would not be aligned are no second choice");
+        assert!(memory.alloc_chunk(1 << 16).is_none(), "shorter buffers cannot align it, and are not used");
         config.memory.chunk_align = 64;
         assert_eq!(context(config).memory.chunk_room(100), 100);
     }

@@ -55,16 +55,16 @@ use std::sync::Arc;
 use rpcrdma_mempool::{Arena, Buf, Pool};
 
 use crate::config::{AcceptConfig, Config, ConnectConfig, HEADROOM_PLAIN, LONGEST_BUFFER, POLL_BATCH, RECEIVE_MARGIN};
-use crate::cross_thread::parker::{Signal, Sleeper, Wake};
+use crate::cross_thread::parker::{Parker, Signal, Wake};
 use crate::fabric::{Completion, ControlEvent, Fabric, QpId};
-use crate::proto::exchange::{ChangeError, Characteristic, Event};
-use crate::proto::{CallError, CallId, Terms};
+use crate::proto::exchange::{ChangeError, Characteristic, CharacteristicEvent};
+use crate::proto::{CallError, CallId, ConnectionTerms};
 use crate::service::{Application, LocalServices, Services, ShardSetup, Sharing};
 use crate::start_error::StartError;
 use crate::stats::{ConnectionStats, ShardStats};
 use crate::wire::Version;
 
-use characteristics::Changes;
+use characteristics::CharacteristicChanges;
 pub(crate) use characteristics::ResizeCause;
 pub use characteristics::ResizeError;
 use checks::{CreditLimits, ObligationChecks, UnansweredCalls};
@@ -74,10 +74,10 @@ pub use connection::ConnRef;
 pub(crate) use connection::close_reason::ClosedBecause;
 pub use connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
 use connection::{Conn, Stage};
-use context::Context;
+use context::ShardContext;
 use control_plane::Lifecycle;
-use inbox::{AllocQueue, CrossThreadState, OwnTask};
-pub(crate) use inbox::{Command, ConnectRequest, Message, OwnedConn, RemoteCall};
+use inbox::{AllocQueue, ApplicationTask, CrossThreadState};
+pub(crate) use inbox::{Command, ConnectRequest, OwnedConn, RemoteCall, RemoteMessage};
 pub use peer_events::{Peer, PeerEvent, PeerHook};
 use requester::Requester;
 pub(crate) use requester::{CallBuffers, CallRequest, ChunkMemory, CompletionTarget};
@@ -87,7 +87,7 @@ pub use responder::SimulatedWorkers;
 pub(crate) use responder::{Workers, worker_of};
 pub(crate) use thread::{InterruptedWork, ShardHandle, ShardThread, spawn};
 
-/// Checks a configuration and its services for this many shards, before any is created.
+/// Checks a configuration and its services for this number of shards, before any is created.
 ///
 /// # Errors
 /// The knob or procedure, and the conflicting value.
@@ -119,19 +119,19 @@ pub enum Notice {
     },
 }
 
-/// Event loop of one core; see the module page.
+/// Event loop of one core.
 pub struct Shard<F: Fabric> {
-    cx: Context<F>,
+    cx: ShardContext<F>,
     requester: Requester,
     responder: Responder,
     life: Lifecycle,
     obligation_checks: ObligationChecks,
     credit_limits: CreditLimits,
     unanswered: UnansweredCalls,
-    changes: Changes,
+    changes: CharacteristicChanges,
     cross_thread: CrossThreadState,
     allocs: AllocQueue,
-    task: OwnTask,
+    task: ApplicationTask,
     /// Completions and events of the device, in reused lists.
     completions: Vec<Completion>,
     events: Vec<ControlEvent>,
@@ -158,15 +158,15 @@ impl<F: Fabric> Shard<F> {
         self
     }
 
-    /// Creates a shard on this thread, with services whose handlers share its state.
+    /// Creates a shard on this thread, with services that share its state.
     ///
     /// # Errors
     /// The knob, limit or call that failed, and the remedy.
     pub fn open_local(fabric: F, config: Config, services: Option<LocalServices>) -> Result<Self, StartError> {
         check(&config, services.as_ref(), 1)?;
-        let cx = Context::open(fabric, config, services.is_some())?;
+        let cx = ShardContext::open(fabric, config, services.is_some())?;
         let most_pending = cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN);
-        let cross_thread = CrossThreadState::new(Sleeper::new(Wake::Fabric(cx.fabric.waker())));
+        let cross_thread = CrossThreadState::new(Parker::new(Wake::Fabric(cx.fabric.waker())));
         let mut shard = Self {
             cx,
             requester: Requester::new(),
@@ -175,10 +175,10 @@ impl<F: Fabric> Shard<F> {
             obligation_checks: ObligationChecks::default(),
             credit_limits: CreditLimits::default(),
             unanswered: UnansweredCalls::default(),
-            changes: Changes::default(),
+            changes: CharacteristicChanges::default(),
             cross_thread,
             allocs: AllocQueue::default(),
-            task: OwnTask::default(),
+            task: ApplicationTask::default(),
             completions: Vec::with_capacity(POLL_BATCH),
             events: Vec::new(),
         };
@@ -195,13 +195,15 @@ impl<F: Fabric> Shard<F> {
         ShardSetup { index, arena: self.arena(), waker: self.signal().into() }
     }
 
-    /// Runs an application: its services and its task. Call it before the first connection.
+    /// Sets the services and the task of an application.
+    ///
+    /// Call this before the first connection.
     ///
     /// # Errors
     /// A procedure needs longer buffers than configured, or workers that do not exist.
     pub fn run_application(&mut self, application: Application) -> Result<(), StartError> {
         self.serve(application.services)?;
-        self.task = OwnTask(application.task);
+        self.task = ApplicationTask(application.task);
         Ok(())
     }
 
@@ -233,11 +235,13 @@ impl<F: Fabric> Shard<F> {
         self.use_workers(&workers.pool);
     }
 
-    /// Uses simulated time and fixed XIDs: behaviour depends only on its calls and its fabric. Call it before the first
-    /// connection.
+    /// Uses simulated time and fixed XIDs.
+    ///
+    /// The shard's behaviour then depends only on the calls of its methods and on its fabric. Call this before the
+    /// first connection.
     pub fn simulate(&mut self, time: &SimulatedTime) {
         self.cx.clock = Clock::simulated(time);
-        // XIDs derive from the number of connections only.
+        // XIDs then derive from the number of connections only.
         self.life.seed = 1;
     }
 
@@ -261,19 +265,19 @@ impl<F: Fabric> Shard<F> {
         self.cx.memory.pool.arena()
     }
 
-    /// Ended calls not taken yet, oldest first.
+    /// Ended calls that were not taken yet, oldest first.
     #[inline]
     pub fn done(&mut self) -> &mut Vec<Done> {
         self.requester.done()
     }
 
-    /// Events of connections not taken yet.
+    /// Events of connections that were not taken yet.
     #[inline]
     pub fn notices(&mut self) -> &mut Vec<Notice> {
         &mut self.life.notices
     }
 
-    /// Starts a call. Its target gets the outcome exactly once, also for an error here.
+    /// Starts a call. Its target gets the outcome exactly once, even if the call fails here.
     #[inline]
     pub(crate) fn start_call(&mut self, conn: ConnRef, request: CallRequest) -> Option<CallId> {
         self.requester.start(&mut self.cx, conn, request, false)
@@ -315,7 +319,9 @@ impl<F: Fabric> Shard<F> {
         self.stats_with_connections(0)
     }
 
-    /// Statistics so far, with at most `connections` in [`ShardStats::peers`]: those of the lowest slots.
+    /// Statistics so far, with those of some connections.
+    ///
+    /// [`ShardStats::peers`] has at most `connections` entries, for the lowest slots.
     pub fn stats_with_connections(&mut self, connections: usize) -> ShardStats {
         let now = self.cx.clock.read();
         let mut stats = self.cx.stats.clone();
@@ -349,13 +355,13 @@ impl<F: Fabric> Shard<F> {
         Some(self.with_conn(conn, work))
     }
 
-    /// Lends the connection with this owner's name, together with the shard. `None` without one, or while it is lent.
+    /// Lends the connection with this name, together with the shard. `None` without one, or while it is lent.
     fn with_ref<T>(&mut self, conn: ConnRef, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.cx.conns.take_ref(conn)?;
         Some(self.with_conn(conn, work))
     }
 
-    /// Lends a connection outside the table, and returns it: its user cannot lose it. A closed connection ends then.
+    /// Lends a connection that was taken from the table to `work`, then returns it, or ends it if it is closed.
     #[inline(always)]
     fn with_conn<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);
@@ -389,13 +395,14 @@ impl<F: Fabric> Shard<F> {
             .chain(exposed)
     }
 
-    /// Gives up what belongs to this thread, before the shard moves to another one. For the C interface, which moves
-    /// shards as Rust cannot.
+    /// Releases the pools from this thread, before the shard leaves it.
+    ///
+    /// For the C interface, which moves shards between threads as Rust cannot.
     pub fn leave_thread(&self) {
         self.pools().for_each(Pool::disown);
     }
 
-    /// Takes over, on this thread, what another one [gave up](Self::leave_thread).
+    /// Takes over, on this thread, the pools that another one [released](Self::leave_thread).
     pub fn enter_thread(&self) {
         self.pools().for_each(Pool::adopt);
     }
@@ -408,7 +415,7 @@ impl<F: Fabric> Shard<F> {
     /// Allocates a pool buffer for a call of `len` bytes; counts failures.
     ///
     /// # Errors
-    /// Out of buffers, or too long.
+    /// No buffer is free, or none is so long.
     #[inline]
     pub(crate) fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
         self.cx.memory.alloc_for_call(len)
@@ -454,17 +461,18 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Takes the events about characteristics, oldest first; at most the last 256.
-    pub fn take_changes(&mut self) -> impl Iterator<Item = (ConnRef, Event)> + '_ {
+    pub fn take_changes(&mut self) -> impl Iterator<Item = (ConnRef, CharacteristicEvent)> + '_ {
         self.changes.events.drain(..)
     }
 
     /// Negotiated limits of a connection; `None` while not established.
-    pub fn terms(&self, conn: ConnRef) -> Option<Terms> {
+    pub fn terms(&self, conn: ConnRef) -> Option<ConnectionTerms> {
         self.cx.open_conn(conn).map(|conn| *conn.proto.terms())
     }
 
-    /// Messages (version 1: calls) that a connection may send now, by its granted credits; `None` while not
-    /// established.
+    /// Messages (version 1: calls) that a connection has credits for.
+    ///
+    /// `None` while the connection is not established.
     pub fn credits(&self, conn: ConnRef) -> Option<u32> {
         self.cx.open_conn(conn).map(|conn| conn.proto.credits().available())
     }
@@ -473,7 +481,7 @@ impl<F: Fabric> Shard<F> {
 /// Statistics of one connection.
 fn connection_stats(conn: &Conn, now: u64) -> ConnectionStats {
     let (proto, name) = (&conn.proto, conn.origin());
-    let (since, heard) = conn.accepted.as_ref().map_or((now, now), |accepted| accepted.times());
+    let (since, last_useful) = conn.accepted.as_ref().map_or((now, now), |accepted| accepted.times());
     ConnectionStats {
         slot: name.slot,
         generation: name.generation,
@@ -486,12 +494,12 @@ fn connection_stats(conn: &Conn, now: u64) -> ConnectionStats {
         },
         credits_granted: proto.credits().credit_limit().into(),
         credits_used: proto.status().credits_used.into(),
-        receives_promised: conn.promise.receives().into(),
+        receives_promised: conn.receive_reservation.receives().into(),
         calls_under_way: proto.inbound().len() as u64,
         received: proto.counters().received,
         useful: proto.status().useful_messages,
         sent: proto.counters().sent,
         age: now.saturating_sub(since),
-        silent: now.saturating_sub(heard),
+        silent: now.saturating_sub(last_useful),
     }
 }

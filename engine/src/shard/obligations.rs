@@ -1,4 +1,4 @@
-//! Deadlines of what a peer owes.
+//! Deadlines of a peer's obligations.
 //!
 //! A peer has to receive its messages, answer RDMA Reads, grant credits for its replies, finish a message that it has
 //! begun, and answer calls that this side has abandoned. Until then it holds memory or credits of the shard.
@@ -8,34 +8,34 @@
 //! bytes in front of the obligation count: other traffic does not extend the deadline without limit. If the device does
 //! not report progress, the time of those bytes is granted in advance.
 //!
-//! A granted reply extends the deadline as much as a whole receive. Otherwise short replies would disconnect a peer with
-//! few credits that grants slowly but steadily. The replies before the last one are bounded, and so is that time.
+//! A granted reply extends the deadline as much as a whole receive. Otherwise short replies would disconnect a peer
+//! with few credits that grants slowly but steadily. The number of replies is bounded, and so is that time.
 //!
-//! The message path reads no clock for it. Periodic checks of the connections time each obligation that has not moved.
+//! The message path reads no clock for this. Periodic checks of the connections time each obligation without progress.
 
 use crate::fabric::Flow;
 
-/// Failures of a stalled peer: it does not receive messages, does not answer RDMA Reads, does not do either for equally
-/// long, grants no credits, does not finish a message, or does not answer calls that this side has abandoned.
+/// Descriptions of a stalled peer, by obligation: receive messages, answer RDMA Reads, either of both if they wait
+/// equally long, grant credits, finish a message, and answer calls that this side has abandoned.
 const SENDS: &str = "peer receives too slowly, or nothing";
 const READS: &str = "peer answers RDMA Reads too slowly, or not at all";
-const SENDS_OR_READS: &str = "peer receives, or answers RDMA Reads, too slowly or not at all";
+const SENDS_OR_READS: &str = "peer receives or answers RDMA Reads too slowly, or not at all";
 const GRANT: &str = "peer grants too few credits, or none, for replies or for the rest of a message";
 const MESSAGE: &str = "peer sends the rest of a message too slowly, or not at all";
 const ANSWERS: &str = "peer does not answer calls that their callers abandoned and that hold its credits \
                        (limits.max_abandoned)";
 
-/// Counters of what a peer owes. Each changes when its item moves.
+/// Counters of a peer's obligations. Each changes with the obligation's progress.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PeerObligations {
     /// Sends so far, and those completed.
     pub(super) sends: u32,
     pub(super) completed: u32,
-    /// Bytes of the RDMA Writes before them.
+    /// Bytes of the RDMA Writes before these Sends.
     pub(super) written: u64,
-    /// Calls with posted RDMA Reads so far, and those completed.
-    pub(super) fetches: u32,
-    pub(super) fetched: u32,
+    /// Numbers of calls so far whose RDMA Reads were posted, and completed.
+    pub(super) read_calls: u32,
+    pub(super) read_calls_done: u32,
     /// Replies that had to wait for a grant so far, and those granted.
     pub(super) replies: u32,
     pub(super) granted: u32,
@@ -47,11 +47,11 @@ pub(super) struct PeerObligations {
     pub(super) withheld: Option<u32>,
 }
 
-/// What happened to a connection since its last check.
+/// Progress of a connection since its last check, and the limits that apply.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Interval {
     pub(super) nanos: u64,
-    /// Bytes that the device reports, if it does.
+    /// Bytes that the device reports; `None` if it does not report them.
     pub(super) flow: Option<Flow>,
     /// Unreported bytes that may have to move first.
     pub(super) unseen: u64,
@@ -83,7 +83,7 @@ struct ObligationTimer {
 }
 
 impl ObligationTimer {
-    /// Checks it: returns the time waited, less the time of moved bytes.
+    /// Returns the time waited for the obligation `of`, less the time of moved bytes. Restarts with a new obligation.
     fn check(&mut self, of: Option<u32>, elapsed: &Elapsed) -> u64 {
         if of.is_none() || of != self.of {
             *self = Self { of, nanos: 0, extension: elapsed.queued };
@@ -91,7 +91,7 @@ impl ObligationTimer {
         }
         self.nanos = self.nanos.saturating_add(elapsed.nanos).saturating_sub(elapsed.granted);
         let Some(moved) = elapsed.moved else { return self.nanos.saturating_sub(self.extension) };
-        // The other direction may move bytes meanwhile. Its surplus does not reduce what is left.
+        // Bytes of the other direction may move meanwhile. A surplus does not reduce the rest of the extension.
         let used = moved.min(self.extension).min(self.nanos);
         self.extension -= used;
         self.nanos -= used;
@@ -99,8 +99,8 @@ impl ObligationTimer {
     }
 }
 
-/// Timer of items in a sequence: of the last item of the previous check. With the newest item, a peer that completes
-/// one now and then would never be late.
+/// Timer of items in a sequence. It times the item that was the last one when it started, because a peer that completes
+/// single items slowly must be found late, too.
 #[derive(Clone, Copy, Debug, Default)]
 struct SequenceTimer {
     mark: u32,
@@ -113,7 +113,7 @@ impl SequenceTimer {
         done.wrapping_sub(self.mark).cast_signed() >= 0
     }
 
-    /// Compares the totals of all and of completed items.
+    /// Returns the time waited for the awaited item, given the numbers of all items and of completed ones.
     fn check(&mut self, all: u32, done: u32, elapsed: &Elapsed) -> u64 {
         if self.is_done(done) || all == done {
             self.mark = all;
@@ -130,7 +130,7 @@ pub(super) struct ObligationTimers {
     replies: SequenceTimer,
     message: ObligationTimer,
     answers: ObligationTimer,
-    /// Moved bytes.
+    /// Bytes that the device has moved.
     moved: u64,
     /// Granted replies.
     granted: u32,
@@ -139,7 +139,7 @@ pub(super) struct ObligationTimers {
 }
 
 impl ObligationTimers {
-    /// Checks all: returns the longest wait, and the peer's failure.
+    /// Checks all obligations; returns the longest wait, and the description of a peer that stalls so.
     pub(super) fn check(&mut self, owed: PeerObligations, interval: &Interval) -> (u64, &'static str) {
         let time = |bytes: u64| {
             let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(interval.min_rate.max(1));
@@ -153,21 +153,21 @@ impl ObligationTimers {
         if self.sends.is_done(owed.completed) {
             self.written = owed.written;
         }
-        // The last reply follows the bytes and grants of the others.
+        // The last reply has to wait for the bytes and grants of the others.
         let newly = owed.granted.wrapping_sub(std::mem::replace(&mut self.granted, owed.granted)).cast_signed();
         let granted = time(interval.receive).saturating_mul(newly.max(0) as u64);
         let of_replies = Elapsed { queued: queued.saturating_add(time(owed.waiting)), granted, ..elapsed };
-        // An answer may be short, so bytes do not extend its deadline.
+        // An answer may be short, so moved bytes do not extend its deadline.
         let of_answers = Elapsed { moved: None, queued: 0, ..elapsed };
         let waits = [
             (self.sends.check(owed.sends, owed.completed, &elapsed), SENDS),
-            (self.reads.check(owed.fetches, owed.fetched, &elapsed), READS),
+            (self.reads.check(owed.read_calls, owed.read_calls_done, &elapsed), READS),
             (self.replies.check(owed.replies, owed.granted, &of_replies), GRANT),
             (self.message.check(owed.half_sent, &elapsed), MESSAGE),
             (self.answers.check(owed.withheld, &of_answers), ANSWERS),
         ];
         match waits.into_iter().rev().max_by_key(|wait| wait.0).unwrap_or((0, SENDS)) {
-            // Each may have to wait for the other.
+            // Sends and Reads may wait for each other, so both are named.
             (waited, SENDS) if waited > 0 && waited == waits[1].0 => (waited, SENDS_OR_READS),
             longest => longest,
         }
@@ -189,62 +189,62 @@ impl ObligationTimers {
 mod tests {
     use super::*;
 
-    /// Bytes take a nanosecond each.
+    /// Rate at which a byte takes a nanosecond.
     const RATE: u64 = 1_000_000_000;
 
     fn sent(sends: u32, completed: u32) -> PeerObligations {
         PeerObligations { sends, completed, ..PeerObligations::default() }
     }
 
-    /// A check on a device that reports no bytes. A receive has 3 bytes.
-    fn look(timers: &mut ObligationTimers, owed: PeerObligations, nanos: u64) -> (u64, &'static str) {
+    /// Checks on a device that reports no bytes. A Receive has 3 bytes.
+    fn check(timers: &mut ObligationTimers, owed: PeerObligations, nanos: u64) -> (u64, &'static str) {
         timers.check(owed, &Interval { nanos, flow: None, unseen: 0, receive: 3, min_rate: RATE })
     }
 
-    /// A check where `moved` bytes have moved, and `queued` bytes are left to move.
-    fn look_at(timers: &mut ObligationTimers, owed: PeerObligations, nanos: u64, moved: u64, queued: u64) -> u64 {
+    /// Checks on a device that has moved `moved` bytes in all, and still has `queued` bytes.
+    fn check_flow(timers: &mut ObligationTimers, owed: PeerObligations, nanos: u64, moved: u64, queued: u64) -> u64 {
         let flow = Some(Flow { moved, queued });
         timers.check(owed, &Interval { nanos, flow, unseen: 0, receive: 0, min_rate: RATE }).0
     }
 
     #[test]
-    fn a_stuck_send_is_late_whatever_follows_it() {
+    fn a_stuck_send_is_late_even_if_others_follow() {
         let mut timers = ObligationTimers::default();
-        assert_eq!(look(&mut timers, sent(5, 0), 10).0, 0, "it is seen for the first time");
-        assert_eq!(look(&mut timers, sent(9, 4), 10).0, 10, "the fifth has not left");
-        assert_eq!(look(&mut timers, sent(9, 5), 10).0, 0, "now it has, and the ninth is awaited");
-        assert_eq!(look(&mut timers, sent(90, 8), 10).0, 10, "one now and then is not enough");
-        assert_eq!(look(&mut timers, sent(90, 90), 10).0, 0);
+        assert_eq!(check(&mut timers, sent(5, 0), 10).0, 0, "the first check only starts the timer");
+        assert_eq!(check(&mut timers, sent(9, 4), 10).0, 10, "the fifth has not completed");
+        assert_eq!(check(&mut timers, sent(9, 5), 10).0, 0, "the fifth has completed, and the ninth is awaited");
+        assert_eq!(check(&mut timers, sent(90, 8), 10).0, 10, "slow completions are not enough");
+        assert_eq!(check(&mut timers, sent(90, 90), 10).0, 0);
         assert!(!timers.is_any_owed());
-        assert_eq!(look(&mut timers, sent(90, 90), 1000).0, 0, "nothing is owed");
+        assert_eq!(check(&mut timers, sent(90, 90), 1000).0, 0, "nothing is owed");
     }
 
     #[test]
     fn numbers_of_sends_may_wrap() {
         let mut timers = ObligationTimers::default();
         timers.sends.mark = u32::MAX;
-        look(&mut timers, sent(u32::MAX, u32::MAX), 1);
-        look(&mut timers, sent(3, u32::MAX), 1);
-        assert_eq!(look(&mut timers, sent(4, 1), 7).0, 7);
-        assert_eq!(look(&mut timers, sent(4, 3), 7).0, 0);
+        check(&mut timers, sent(u32::MAX, u32::MAX), 1);
+        check(&mut timers, sent(3, u32::MAX), 1);
+        assert_eq!(check(&mut timers, sent(4, 1), 7).0, 7);
+        assert_eq!(check(&mut timers, sent(4, 3), 7).0, 0);
     }
 
     #[test]
-    fn grants_ends_of_messages_and_reads_are_owed_too() {
+    fn grants_rests_of_messages_and_reads_have_deadlines() {
         let mut timers = ObligationTimers::default();
         let owed = PeerObligations { replies: 3, granted: 2, half_sent: Some(1), ..PeerObligations::default() };
-        look(&mut timers, owed, 1);
-        assert_eq!(look(&mut timers, owed, 5).0, 5);
-        assert_eq!(look(&mut timers, PeerObligations { granted: 3, ..owed }, 5), (10, MESSAGE));
+        check(&mut timers, owed, 1);
+        assert_eq!(check(&mut timers, owed, 5).0, 5);
+        assert_eq!(check(&mut timers, PeerObligations { granted: 3, ..owed }, 5), (10, MESSAGE));
         assert_eq!(
-            look(&mut timers, PeerObligations { half_sent: Some(2), ..PeerObligations::default() }, 5).0,
+            check(&mut timers, PeerObligations { half_sent: Some(2), ..PeerObligations::default() }, 5).0,
             0,
             "another message"
         );
-        let reads = |fetched| PeerObligations { fetches: 3, fetched, ..PeerObligations::default() };
-        look(&mut timers, reads(0), 1);
-        assert_eq!(look(&mut timers, reads(2), 5), (5, READS), "the third is awaited");
-        assert_eq!(look(&mut timers, reads(3), 5).0, 0);
+        let reads = |read_calls_done| PeerObligations { read_calls: 3, read_calls_done, ..PeerObligations::default() };
+        check(&mut timers, reads(0), 1);
+        assert_eq!(check(&mut timers, reads(2), 5), (5, READS), "the third is awaited");
+        assert_eq!(check(&mut timers, reads(3), 5).0, 0);
         assert!(!timers.is_any_owed());
     }
 
@@ -252,25 +252,25 @@ mod tests {
     fn an_answer_to_an_abandoned_call_restarts_the_wait_and_bytes_do_not() {
         let mut timers = ObligationTimers::default();
         let owed = |late| PeerObligations { withheld: Some(late), ..PeerObligations::default() };
-        look_at(&mut timers, owed(7), 1, 0, 1000);
-        assert_eq!(look_at(&mut timers, owed(7), 5, 500, 1000), 5);
-        assert_eq!(look(&mut timers, owed(7), 5), (10, ANSWERS));
+        check_flow(&mut timers, owed(7), 1, 0, 1000);
+        assert_eq!(check_flow(&mut timers, owed(7), 5, 500, 1000), 5);
+        assert_eq!(check(&mut timers, owed(7), 5), (10, ANSWERS));
         assert!(timers.is_any_owed());
-        assert_eq!(look(&mut timers, owed(8), 5).0, 0, "one was answered");
-        assert_eq!(look(&mut timers, PeerObligations::default(), 5).0, 0);
+        assert_eq!(check(&mut timers, owed(8), 5).0, 0, "one was answered");
+        assert_eq!(check(&mut timers, PeerObligations::default(), 5).0, 0);
         assert!(!timers.is_any_owed());
     }
 
     #[test]
-    fn a_grant_now_and_then_is_not_enough() {
+    fn grants_below_the_least_rate_make_a_peer_late() {
         let mut timers = ObligationTimers::default();
         let replies = |replies, granted| PeerObligations { replies, granted, ..PeerObligations::default() };
-        look(&mut timers, replies(40, 0), 1);
-        assert_eq!(look(&mut timers, replies(41, 1), 5), (2, GRANT), "another one waits");
-        assert_eq!(look(&mut timers, replies(42, 2), 5), (4, GRANT), "it is slower than the least rate");
-        assert_eq!(look(&mut timers, replies(42, 2), 5), (9, GRANT));
-        assert_eq!(look(&mut timers, replies(50, 40), 5).0, 0, "all of those that were there have gone");
-        assert_eq!(look(&mut timers, replies(50, 50), 5).0, 0);
+        check(&mut timers, replies(40, 0), 1);
+        assert_eq!(check(&mut timers, replies(41, 1), 5), (2, GRANT), "another reply waits");
+        assert_eq!(check(&mut timers, replies(42, 2), 5), (4, GRANT), "slower than the least rate");
+        assert_eq!(check(&mut timers, replies(42, 2), 5), (9, GRANT));
+        assert_eq!(check(&mut timers, replies(50, 40), 5).0, 0, "all replies of the first check are granted");
+        assert_eq!(check(&mut timers, replies(50, 50), 5).0, 0);
         assert!(!timers.is_any_owed());
     }
 
@@ -282,65 +282,69 @@ mod tests {
             granted: granted.wrapping_sub(10),
             ..PeerObligations::default()
         };
-        look(&mut timers, waits(0), 1);
-        // Two receives in the time of two; surplus pay is lost.
-        let late: Vec<_> = (1..=15).map(|n| look(&mut timers, waits(2 * n), 6).0).collect();
+        check(&mut timers, waits(0), 1);
+        // Each check grants two replies in the time of two Receives.
+        let late: Vec<_> = (1..=15).map(|n| check(&mut timers, waits(2 * n), 6).0).collect();
         assert_eq!(late, [0; 15]);
-        assert_eq!(look(&mut timers, waits(39), 6).0, 0, "nine at once");
-        assert_eq!(look(&mut timers, waits(38), 6).0, 6, "the rest of one waits again");
+        assert_eq!(check(&mut timers, waits(39), 6).0, 0, "nine grants at once");
+        assert_eq!(check(&mut timers, waits(38), 6).0, 6, "the last reply waits again");
     }
 
     #[test]
-    fn replies_that_stand_before_the_last_are_paid_for() {
+    fn bytes_of_earlier_replies_extend_the_deadline_of_the_last() {
         let owed = PeerObligations { replies: 40, waiting: 150, ..PeerObligations::default() };
         let mut timers = ObligationTimers::default();
-        look_at(&mut timers, owed, 100, 0, 0);
-        let waited = [100, 200, 300].map(|moved| look_at(&mut timers, owed, 100, moved, 0));
+        check_flow(&mut timers, owed, 100, 0, 0);
+        let waited = [100, 200, 300].map(|moved| check_flow(&mut timers, owed, 100, moved, 0));
         assert_eq!(waited, [0, 50, 150]);
     }
 
     #[test]
-    fn of_sends_and_reads_that_wait_equally_neither_is_the_cause() {
+    fn sends_and_reads_that_wait_equally_are_both_named() {
         let mut timers = ObligationTimers::default();
-        let owed = PeerObligations { sends: 1, fetches: 1, ..PeerObligations::default() };
-        look(&mut timers, owed, 1);
-        assert_eq!(look(&mut timers, owed, 5), (5, SENDS_OR_READS), "one of them stands behind the other");
-        assert_eq!(look(&mut timers, PeerObligations { completed: 1, ..owed }, 5), (10, READS), "the Send has left");
-        assert_eq!(look(&mut timers, PeerObligations { fetched: 1, ..owed }, 5).1, SENDS);
+        let owed = PeerObligations { sends: 1, read_calls: 1, ..PeerObligations::default() };
+        check(&mut timers, owed, 1);
+        assert_eq!(check(&mut timers, owed, 5), (5, SENDS_OR_READS), "each may wait for the other");
+        assert_eq!(
+            check(&mut timers, PeerObligations { completed: 1, ..owed }, 5),
+            (10, READS),
+            "the Send has completed"
+        );
+        assert_eq!(check(&mut timers, PeerObligations { read_calls_done: 1, ..owed }, 5).1, SENDS);
     }
 
     #[test]
-    fn bytes_that_move_pay_for_the_time_that_they_take() {
+    fn moved_bytes_extend_the_deadline_by_their_time() {
         let (mut timers, owed) = (ObligationTimers::default(), sent(1, 0));
-        look_at(&mut timers, owed, 1, 500, 800);
-        assert_eq!(look_at(&mut timers, owed, 100, 600, 700), 0, "as fast as it must be");
-        assert_eq!(look_at(&mut timers, owed, 100, 640, 660), 60, "too slow");
-        assert_eq!(look_at(&mut timers, owed, 100, 900, 400), 0, "the bytes of the past are paid for, too");
-        assert_eq!(look_at(&mut timers, owed, 100, 900, 400), 100, "none of those to come");
+        check_flow(&mut timers, owed, 1, 500, 800);
+        assert_eq!(check_flow(&mut timers, owed, 100, 600, 700), 0, "at the least rate");
+        assert_eq!(check_flow(&mut timers, owed, 100, 640, 660), 60, "too slow");
+        assert_eq!(check_flow(&mut timers, owed, 100, 900, 400), 0, "a later surplus makes up for an earlier lag");
+        assert_eq!(check_flow(&mut timers, owed, 100, 900, 400), 100, "without further bytes the time counts");
     }
 
     #[test]
     fn a_timer_counts_only_earlier_bytes() {
         let (mut timers, owed) = (ObligationTimers::default(), sent(1, 0));
-        look_at(&mut timers, owed, 1, 0, 80);
-        assert_eq!(look_at(&mut timers, owed, 100, 1000, 80), 10, "80 bytes, and an eighth for headers");
-        assert_eq!(look_at(&mut timers, owed, 100, 2000, 80), 110, "it sends anything but what it owes");
+        check_flow(&mut timers, owed, 1, 0, 80);
+        assert_eq!(check_flow(&mut timers, owed, 100, 1000, 80), 10, "80 bytes, and an eighth for headers");
+        assert_eq!(check_flow(&mut timers, owed, 100, 2000, 80), 110, "bytes behind the obligation do not count");
     }
 
     #[test]
-    fn bytes_that_nothing_was_to_be_paid_for_take_nothing_from_the_rest() {
+    fn surplus_bytes_do_not_use_up_the_extension() {
         let (mut timers, owed) = (ObligationTimers::default(), sent(1, 0));
-        look_at(&mut timers, owed, 1, 0, 800);
-        // Both directions move twice as much as they must: 900 pays for 9 checks.
-        let waited: Vec<_> = (1..=10).map(|look| look_at(&mut timers, owed, 100, 400 * look, 0)).collect();
+        check_flow(&mut timers, owed, 1, 0, 800);
+        // Twice the necessary bytes move in each direction. The extension of 900 covers 9 checks.
+        let waited: Vec<_> = (1..=10).map(|n| check_flow(&mut timers, owed, 100, 400 * n, 0)).collect();
         assert_eq!(waited, [[0; 9].as_slice(), &[100]].concat());
     }
 
     #[test]
-    fn without_reported_timers_the_time_is_granted_in_advance() {
+    fn without_reported_bytes_their_time_is_granted_in_advance() {
         let (mut timers, owed) =
-            (ObligationTimers::default(), PeerObligations { fetches: 1, ..PeerObligations::default() });
+            (ObligationTimers::default(), PeerObligations { read_calls: 1, ..PeerObligations::default() });
         timers.check(owed, &Interval { nanos: 1, flow: None, unseen: 300, receive: 0, min_rate: RATE });
-        assert_eq!([250, 50, 20].map(|nanos| look(&mut timers, owed, nanos).0), [0, 0, 20]);
+        assert_eq!([250, 50, 20].map(|nanos| check(&mut timers, owed, nanos).0), [0, 0, 20]);
     }
 }

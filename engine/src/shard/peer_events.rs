@@ -1,6 +1,6 @@
 //! The peers of accepted connections, and reports of them to the upper layer.
 //!
-//! With these reports it releases the state of a peer: leases, locks, open files.
+//! The upper layer needs these reports to release the state of a peer, such as leases, locks and open files.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,7 @@ use log::Level;
 
 use super::clock::nanoseconds;
 use super::connection::close_reason::{CloseReason, LocalClose};
-use crate::cross_thread::panics::caught;
+use crate::cross_thread::panics::catch_panic;
 use crate::fabric::QpId;
 use crate::fabric::host::network;
 use crate::fabric::log_limit::LogLimit;
@@ -26,7 +26,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Its connection, as in [`CallInfo::caller`](crate::service::CallInfo::caller).
+    /// The peer's connection, as in [`CallInfo::caller`](crate::service::CallInfo::caller).
     pub fn caller(&self) -> Caller {
         self.caller
     }
@@ -62,7 +62,7 @@ pub enum PeerEvent<'a> {
 
 /// Called with each [`PeerEvent`] of a server; must not block.
 ///
-/// Panics are caught and logged.
+/// Panics are catch_panic and logged.
 ///
 /// It runs on the thread of the connection's shard. If that shard has stopped while workers ran calls of the
 /// connection, the last worker's thread reports the end.
@@ -71,7 +71,7 @@ pub struct PeerHook(Arc<Hook>);
 
 struct Hook {
     hook: Box<dyn Fn(PeerEvent<'_>) + Send + Sync>,
-    /// Limits log lines: peers may connect often.
+    /// Limit of log lines, because peers may connect often.
     log: Mutex<LogLimit>,
     began: Instant,
 }
@@ -84,7 +84,7 @@ impl PeerHook {
     }
 
     fn call(&self, event: PeerEvent<'_>) {
-        if let Err(panic) = caught(|| (self.0.hook)(event)) {
+        if let Err(panic) = catch_panic(|| (self.0.hook)(event)) {
             let mut log = self.0.log.lock().unwrap_or_else(PoisonError::into_inner);
             let line = format_args!("peer hook panicked: {event:?}: {panic}");
             log.log(nanoseconds(self.0.began.elapsed()), Level::Error, "panics of the peer hook", line);
@@ -98,20 +98,20 @@ impl fmt::Debug for PeerHook {
     }
 }
 
-/// Receiver of events.
+/// Reports events of accepted connections to the peer hook, if there is one.
 #[derive(Debug, Default)]
-pub(super) struct Peers {
+pub(super) struct PeerReporter {
     hook: Option<PeerHook>,
     shard: u32,
 }
 
-impl Peers {
+impl PeerReporter {
     /// Reports the connections of a server's shard to this hook.
     pub(super) fn set_hook(&mut self, hook: PeerHook, shard: u32) {
         (self.hook, self.shard) = (Some(hook), shard);
     }
 
-    /// Reports an established connection; returns the guard that reports its end, if there is a hook.
+    /// Reports an established connection; returns the guard that reports its close, if there is a hook.
     pub(super) fn established(
         &self,
         qp: QpId,
@@ -121,17 +121,17 @@ impl Peers {
         let hook = self.hook.clone()?;
         let peer = Peer { caller: Caller { shard: self.shard, qp }, host, identity };
         hook.call(PeerEvent::Established(&peer));
-        Some(CloseReport(Arc::new(Owed { hook, peer, end: OnceLock::new() })))
+        Some(CloseReport(Arc::new(PendingClose { hook, peer, end: OnceLock::new() })))
     }
 }
 
 /// Guard that reports a [`PeerEvent::Ended`] to the upper layer. The connection has one, and so has each of its calls
-/// at a worker. The last drop reports: each end of a connection or shard is reported.
+/// with a worker. The last drop reports the close, so that it is never missed.
 #[derive(Clone, Debug)]
-pub(super) struct CloseReport(Arc<Owed>);
+pub(super) struct CloseReport(Arc<PendingClose>);
 
 #[derive(Debug)]
-struct Owed {
+struct PendingClose {
     hook: PeerHook,
     peer: Peer,
     /// Authenticated name of the peer, and the close reason.
@@ -141,14 +141,14 @@ struct Owed {
 impl CloseReport {
     /// Sets the close reason. Workers may still have calls of the connection.
     pub(super) fn end(self, identity: Option<Arc<str>>, reason: CloseReason) {
-        // Each connection ends once.
+        // Each connection closes once.
         let _ = self.0.end.set((identity, reason));
     }
 }
 
-impl Drop for Owed {
+impl Drop for PendingClose {
     fn drop(&mut self) {
-        // A shard whose thread has panicked ends no connection: they are dropped with it.
+        // If a shard's thread panics, its connections are dropped without a close reason.
         let known = self.end.take();
         let (identity, reason) = known.unwrap_or_else(|| (self.peer.identity.take(), LocalClose::Stopped.into()));
         self.peer.identity = identity;
@@ -162,7 +162,7 @@ pub(super) struct PeerInfo {
     host: Box<str>,
     /// Name of the owner of its quotas: its host or network or, without addresses, its process.
     pub(super) owner: Box<str>,
-    /// Accepted at, in nanoseconds.
+    /// Time of the accept, in nanoseconds.
     since: u64,
     /// Whether its first message has not arrived yet.
     pub(super) is_new: bool,
@@ -180,17 +180,17 @@ impl PeerInfo {
         Self { host, owner, since: now, is_new: true, useful: 0, last_useful: now }
     }
 
-    /// An address without a port, or the fabric's name of the peer.
+    /// The peer's address without a port, or the fabric's name of the peer.
     pub(super) fn host(&self) -> &str {
         &self.host
     }
 
-    /// Nanoseconds since its last useful message, given the current number of useful messages.
+    /// Nanoseconds since the last useful message, given the current number of useful messages.
     pub(super) fn silence(&self, useful: u64, now: u64) -> u64 {
         if useful == self.useful { now.saturating_sub(self.last_useful) } else { 0 }
     }
 
-    /// Times of its acceptance and of its last useful message, in nanoseconds.
+    /// Times of the accept and of the last useful message, in nanoseconds.
     pub(super) fn times(&self) -> (u64, u64) {
         (self.since, self.last_useful)
     }
@@ -214,17 +214,17 @@ mod tests {
 
     /// Reported events, as text.
     #[derive(Clone, Default)]
-    struct Told(Arc<Mutex<Vec<String>>>);
+    struct RecordedEvents(Arc<Mutex<Vec<String>>>);
 
-    impl Told {
+    impl RecordedEvents {
         fn hook(&self) -> PeerHook {
-            let told = self.clone();
+            let events = self.clone();
             PeerHook::new(move |event| {
                 let text = match event {
-                    PeerEvent::Established(peer) => format!("{} is there", peer.caller().qp.slot),
+                    PeerEvent::Established(peer) => format!("{} established", peer.caller().qp.slot),
                     PeerEvent::Ended(peer, reason) => format!("{}: {reason}", peer.caller().qp.slot),
                 };
-                told.0.lock().unwrap().push(text);
+                events.0.lock().unwrap().push(text);
             })
         }
 
@@ -237,62 +237,62 @@ mod tests {
     fn accepted(slot: u32) -> Box<Conn> {
         let mut conn = open_conn(slot, true);
         let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        conn.was_accepted(PeerInfo::new(&at.to_string(), 0), Some(at.ip()));
+        conn.set_accepted(PeerInfo::new(&at.to_string(), 0), Some(at.ip()));
         conn
     }
 
-    fn peers(told: &Told) -> Peers {
-        let mut peers = Peers::default();
-        peers.set_hook(told.hook(), 0);
+    fn peers(events: &RecordedEvents) -> PeerReporter {
+        let mut peers = PeerReporter::default();
+        peers.set_hook(events.hook(), 0);
         peers
     }
 
     #[test]
     fn each_connection_and_its_end_are_reported_once() {
-        let told = Told::default();
-        let peers = peers(&told);
+        let events = RecordedEvents::default();
+        let peers = peers(&events);
         let mut conn = accepted(3);
         conn.report_ended(&LocalClose::Requested.into());
-        assert!(told.take().is_empty(), "nobody knows of it");
+        assert!(events.take().is_empty(), "its start was not reported");
         conn.report_established(&peers);
         conn.report_established(&peers);
-        assert_eq!(told.take(), ["3 is there"]);
+        assert_eq!(events.take(), ["3 established"]);
         conn.report_ended(&LocalClose::Displaced.into());
-        assert_eq!(told.take(), [format!("3: {}", LocalClose::Displaced)]);
+        assert_eq!(events.take(), [format!("3: {}", LocalClose::Displaced)]);
         conn.report_ended(&LocalClose::Requested.into());
         drop(conn);
-        assert!(told.take().is_empty(), "it is over once");
+        assert!(events.take().is_empty(), "the close is reported once");
     }
 
     #[test]
-    fn an_end_is_reported_after_the_last_call_at_workers() {
-        let told = Told::default();
-        let peers = peers(&told);
+    fn a_close_is_reported_after_the_last_call_with_workers() {
+        let events = RecordedEvents::default();
+        let peers = peers(&events);
         let mut conn = accepted(3);
         conn.report_established(&peers);
         let calls = [conn.close_report.clone(), conn.close_report.clone()];
         conn.report_ended(&LocalClose::Requested.into());
         drop((conn, peers));
-        assert_eq!(told.take(), ["3 is there"], "calls of it run, or will");
+        assert_eq!(events.take(), ["3 established"], "workers have calls of it");
         let [one, other] = calls;
         drop(one);
-        assert!(told.take().is_empty());
+        assert!(events.take().is_empty());
         std::thread::spawn(move || drop(other)).join().unwrap();
-        assert_eq!(told.take(), [format!("3: {}", LocalClose::Requested)]);
+        assert_eq!(events.take(), [format!("3: {}", LocalClose::Requested)]);
     }
 
     #[test]
     fn open_connections_are_reported_closed_with_their_shard() {
-        let told = Told::default();
-        let peers = peers(&told);
+        let events = RecordedEvents::default();
+        let peers = peers(&events);
         let mut conn = accepted(7);
         conn.report_established(&peers);
         drop((conn, peers));
-        assert_eq!(told.take(), ["7 is there".to_owned(), format!("7: {}", LocalClose::Stopped)]);
+        assert_eq!(events.take(), ["7 established".to_owned(), format!("7: {}", LocalClose::Stopped)]);
     }
 
     #[test]
-    fn a_network_is_one_host() {
+    fn addresses_of_one_ipv6_network_are_one_host() {
         let owner = |peer| PeerInfo::new(peer, 0).owner;
         assert_eq!(owner("[2001:db8::1]:1"), owner("[2001:db8::2:2]:1"));
         assert_eq!(owner("[::ffff:192.0.2.1]:1"), owner("192.0.2.1:2"));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_port_of_a_peer_is_not_its_host() {
+    fn the_port_of_a_peer_is_not_part_of_its_host() {
         let host = |peer| PeerInfo::new(peer, 0).host;
         assert_eq!(host("10.1.2.3:4711"), host("10.1.2.3:4712"));
         assert_ne!(host("10.1.2.3:4711"), host("10.1.2.4:4711"));
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn an_accepted_connection_is_silent_since_its_last_useful_message() {
+    fn silence_counts_from_the_last_useful_message() {
         let mut peer = PeerInfo::new("x", 5);
         peer.record_useful(0, 100);
         assert_eq!(peer.last_useful, 5);

@@ -12,7 +12,7 @@ use crate::proto::{Form, Outgoing};
 const FAR_AHEAD: usize = 3;
 const AHEAD: usize = 1;
 
-/// Number of connections up to which nothing is prefetched: they stay in the caches.
+/// Number of connections up to which nothing is prefetched, because their state stays in the caches.
 const FEW: usize = 16;
 
 /// Most messages of one connection in one turn.
@@ -26,29 +26,29 @@ impl<F: Fabric> Shard<F> {
     /// A failure ends only its connection; the later steps run for all others.
     #[inline]
     pub fn poll_once(&mut self) -> bool {
-        self.cx.clock.turn();
+        self.cx.clock.begin_turn();
         self.cx.stats.turns += 1;
-        // 1. Completions: messages, finished Reads, revocations, failures.
-        let mut found = self.completions();
-        // 2. Commands of other threads.
-        if self.has_others() {
-            found += self.hear_others();
+        // 1. Completions: messages, completed RDMA Reads, revocations, failures.
+        let mut found = self.poll_completions();
+        // 2. Commands of other threads, waits for memory, the application's task, pending calls.
+        if self.has_external_sources() {
+            found += self.poll_external_sources();
         }
-        if self.has_more_to_do() {
+        if self.has_more_work() {
             return self.finish_turn(found);
         }
         self.end_turn(found != 0)
     }
 
-    /// Whether anything has to be polled in each turn.
+    /// Whether anything besides the device has to be polled in each turn.
     #[inline]
-    fn has_others(&self) -> bool {
+    fn has_external_sources(&self) -> bool {
         self.cross_thread.has_inbox() || self.task.is_some() || self.responder.has_pending_calls()
     }
 
     #[inline(never)]
-    fn hear_others(&mut self) -> usize {
-        self.inbox()
+    fn poll_external_sources(&mut self) -> usize {
+        self.poll_inbox()
             + self.allocs.poll(&mut self.cx)
             + usize::from(self.task.poll(&mut self.cx))
             + self.responder.collect(&mut self.cx)
@@ -56,8 +56,8 @@ impl<F: Fabric> Shard<F> {
 
     /// Whether steps 3 to 6 have work. In most turns they have none.
     #[inline]
-    fn has_more_to_do(&self) -> bool {
-        let now = self.cx.clock.of_turn();
+    fn has_more_work(&self) -> bool {
+        let now = self.cx.clock.last_read();
         !self.cx.ready.is_empty()
             || now >= self.requester.next_deadline()
             || self.cx.schedule.is_control_due(now)
@@ -67,10 +67,10 @@ impl<F: Fabric> Shard<F> {
             || self.cx.has_parked_for_buffer()
     }
 
-    /// Steps 3 to 6 of a turn; `found` counts its work so far.
+    /// Runs steps 3 to 6 of a turn; `found` counts its work so far.
     #[inline(never)]
     fn finish_turn(&mut self, mut found: usize) -> bool {
-        let now = self.cx.clock.of_turn();
+        let now = self.cx.clock.last_read();
         // 3. Timers.
         if now >= self.requester.next_deadline() {
             self.requester.expire(&mut self.cx, now);
@@ -81,10 +81,10 @@ impl<F: Fabric> Shard<F> {
             self.transmit();
         }
         // 5. Control plane.
-        if self.cx.schedule.control_is_due(now, self.cx.config.poll.control_interval) {
+        if self.cx.schedule.take_control_due(now, self.cx.config.poll.control_interval) {
             self.control();
         }
-        // 6. Post receives, free buffers.
+        // 6. Post Receives and free buffers.
         if self.cx.memory.receives.is_low() {
             self.cx.refill();
         }
@@ -102,12 +102,14 @@ impl<F: Fabric> Shard<F> {
     fn end_turn(&mut self, busy: bool) -> bool {
         if !busy {
             self.cx.stats.idle_turns += 1;
-            self.cx.clock.idled();
+            self.cx.clock.end_idle_turn();
         }
         busy
     }
 
-    /// Posts started calls now, instead of in the next turn: one chain and one doorbell for each connection.
+    /// Posts started calls now, instead of in the next turn.
+    ///
+    /// Each connection gets one chain and one doorbell.
     #[inline]
     pub fn flush(&mut self) {
         if !self.cx.ready.is_empty() {
@@ -116,21 +118,21 @@ impl<F: Fabric> Shard<F> {
     }
 
     #[inline]
-    fn completions(&mut self) -> usize {
+    fn poll_completions(&mut self) -> usize {
         match self.cx.fabric.poll_message(&mut self.completions, POLL_BATCH) {
             Found::Completions(0) => 0,
             Found::Message(Arrival { qp, buf, invalidated }) => {
                 self.cx.stats.completions += 1;
-                self.cx.memory.receives.completed();
+                self.cx.memory.receives.count_completed();
                 self.with(qp, |shard, conn| {
-                    shard.received(conn, buf, invalidated);
-                    shard.settle(conn, true);
+                    shard.dispatch_message(conn, buf, invalidated);
+                    shard.schedule_output(conn, true);
                 });
                 1
             }
             Found::Completions(count) => {
                 self.cx.stats.completions += count as u64;
-                self.many_completions(count == 1);
+                self.handle_completions(count == 1);
                 count
             }
         }
@@ -139,42 +141,42 @@ impl<F: Fabric> Shard<F> {
     #[inline]
     fn count_receive(&mut self, completion: &Completion) {
         if completion.buf.is_some() {
-            self.cx.memory.receives.completed();
+            self.cx.memory.receives.count_completed();
         }
     }
 
     /// Handles completions other than a single message.
     #[inline(never)]
-    fn many_completions(&mut self, only_one: bool) {
+    fn handle_completions(&mut self, only_one: bool) {
         let many = self.cx.conns.slots().len() > FEW;
         let mut completions = std::mem::take(&mut self.completions);
         let mut rest = completions.drain(..);
         while let Some(first) = rest.next() {
             if many {
-                self.look_ahead(rest.as_slice());
+                self.prefetch_next(rest.as_slice());
             }
             self.count_receive(&first);
             // A late completion has no connection. Consecutive completions are often of one connection, which is lent
             // once.
             self.with(first.qp, |shard, conn| {
-                shard.completed(conn, first);
+                shard.handle_completion(conn, first);
                 while !conn.has_ended()
                     && rest.as_slice().first().is_some_and(|next| next.qp == conn.qp())
                     && let Some(next) = rest.next()
                 {
                     shard.count_receive(&next);
-                    shard.completed(conn, next);
+                    shard.handle_completion(conn, next);
                 }
-                shard.settle(conn, only_one);
+                shard.schedule_output(conn, only_one);
             });
         }
         drop(rest);
         self.completions = completions;
     }
 
-    /// Prefetches the connections of the next completions: with many connections, they are in no cache.
+    /// Prefetches the connections of the next completions, because many connections do not fit the caches.
     #[inline(never)]
-    fn look_ahead(&self, rest: &[Completion]) {
+    fn prefetch_next(&self, rest: &[Completion]) {
         let ahead = |by: usize| rest.get(by).and_then(|next| self.cx.conns.peek(next.qp.slot));
         if let Some(conn) = ahead(FAR_AHEAD) {
             conn.prefetch();
@@ -184,13 +186,13 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Schedules a connection after its completions of this turn. It sends in step 4, or at once if `only_one`: the
-    /// turn had no other completion.
+    /// Schedules the output of a connection after its completions of this turn. The connection sends in step 4, or at
+    /// once if `only_one`, which means that the turn had no other completion.
     #[inline(always)]
-    fn settle(&mut self, conn: &mut Conn, only_one: bool) {
+    fn schedule_output(&mut self, conn: &mut Conn, only_one: bool) {
         self.cx.check_receives(conn);
-        let asks = conn.proto.has_output() || conn.stage() == Stage::Draining;
-        if asks || (!only_one && !conn.sends.is_empty()) {
+        let has_output = conn.proto.has_output() || conn.stage() == Stage::Draining;
+        if has_output || (!only_one && !conn.sends.is_empty()) {
             self.cx.ready.add(conn);
         } else if !conn.sends.is_empty() && !conn.is_ready() {
             self.cx.post_chain(conn);
@@ -198,28 +200,28 @@ impl<F: Fabric> Shard<F> {
     }
 
     #[inline(always)]
-    fn completed(&mut self, conn: &mut Conn, completion: Completion) {
+    fn handle_completion(&mut self, conn: &mut Conn, completion: Completion) {
         let Completion { wr_id, opcode, status, buf, invalidated, .. } = completion;
         if !status.is_ok() {
-            let reason = self.why(conn.qp(), opcode, status);
+            let reason = self.failure_reason(conn.qp(), opcode, status);
             conn.end_for(reason);
             return;
         }
         if let Some(message) = buf {
-            return self.received(conn, message, invalidated);
+            return self.dispatch_message(conn, message, invalidated);
         }
         match opcode {
             Opcode::Read => {
                 self.responder.reads_completed(&mut self.cx, conn, wr_id as usize);
-                if conn.served.is_gated() {
+                if conn.served.awaits_completions() {
                     self.responder.resume(&mut self.cx, conn);
                 }
             }
-            Opcode::LocalInvalidate => self.requester.revoked(&mut self.cx, conn, wr_id as u32),
-            // Only Writes that stand for Sends are signaled.
+            Opcode::LocalInvalidate => self.requester.handle_revoked(&mut self.cx, conn, wr_id as u32),
+            // Only empty Writes are signaled; they are numbered like Sends.
             Opcode::Send | Opcode::Write => {
                 conn.sends.send_completed(wr_id);
-                if conn.served.is_gated() {
+                if conn.served.awaits_completions() {
                     self.responder.resume(&mut self.cx, conn);
                 }
             }
@@ -227,9 +229,9 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Cause of a failed work request. A flushed one results from an event in the control plane.
+    /// Close reason for a failed work request. A flushed request results from an event of the control plane.
     #[cold]
-    fn why(&mut self, qp: QpId, opcode: Opcode, status: Status) -> CloseReason {
+    fn failure_reason(&mut self, qp: QpId, opcode: Opcode, status: Status) -> CloseReason {
         self.cx.stats.peer_faults += u64::from(is_peer_fault(status));
         if status == Status::Flushed
             && let Some(reason) = self.disconnect_reason(qp)
@@ -266,7 +268,7 @@ impl<F: Fabric> Shard<F> {
             }
             shard.cx.post_chain(conn);
             if conn.stage() == Stage::Closing && conn.sends.is_empty() {
-                // The device reports the disconnect's completion.
+                // The control plane then learns from the device that the connection is closed.
                 shard.cx.fabric.disconnect(conn.qp());
                 shard.cx.schedule.control_now();
             }
@@ -280,17 +282,17 @@ impl<F: Fabric> Shard<F> {
         let mut more = true;
         for _ in 0..TRANSMIT_BATCH {
             if conn.is_backlogged(self.cx.config.debug.signal_every) {
-                // It continues after a completion.
+                // Sending continues after a completion.
                 more = false;
                 break;
             }
-            // Sending changes it.
+            // Each sent message may grant credits, so the Receives are checked again.
             self.cx.check_receives(conn);
             let Some(out) = conn.proto.poll_transmit() else {
                 more = false;
                 break;
             };
-            // A due grant may share a message of the next turn: a client's next call.
+            // A due grant waits for the next turn, where a message such as the client's next call may carry it.
             if out == (Outgoing::Grant { due: true })
                 && self.cx.config.debug.coalesce_grants
                 && !conn.has_waited_to_grant()
@@ -323,8 +325,8 @@ impl<F: Fabric> Shard<F> {
             self.cx.ready.add(conn);
         }
         let drained = conn.stage() == Stage::Draining && conn.proto.status().is_idle && conn.is_idle();
-        if drained && !self.lingers(conn) {
-            conn.go(Stage::Closing);
+        if drained && !self.must_linger(conn) {
+            conn.enter(Stage::Closing);
         }
     }
 
@@ -342,7 +344,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Sends a message of a header only. False without a buffer: it stays queued.
+    /// Sends a message that is only a header. Returns false without a buffer; the message then stays queued.
     fn transmit_header(&mut self, conn: &mut Conn, out: Outgoing) -> bool {
         let end = if let Outgoing::Control { room } = out { room } else { Outgoing::SHORT };
         let Some(mut buf) = self.cx.memory.alloc(end) else {
@@ -354,7 +356,7 @@ impl<F: Fabric> Shard<F> {
                 buf.set_window(start, end - start);
                 conn.sends.push_send(buf, None, self.cx.config.debug.signal_every);
             }
-            None => self.cx.unsendable(conn, "a control message"),
+            None => self.cx.end_unsendable(conn, "a control message"),
         }
         true
     }
@@ -365,20 +367,21 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::proto::Received;
+    use crate::proto::ReceivedMessage;
     use crate::shard::SimulatedTime;
     use crate::shard::testing::{NoDevice, call, message, open_conn, received, small};
     use crate::wire::ErrorBody;
 
-    /// A shard with connections that have no buffer after its first turns, and the users of the buffers.
+    /// A shard whose connection lacks a buffer after the first turns, and all buffers of its pool.
     fn starved() -> (Shard<NoDevice>, SimulatedTime, Vec<rpcrdma_mempool::Buf>) {
         let time = SimulatedTime::new();
         let mut shard = Shard::open(NoDevice::default(), small(), None).expect("memory");
         shard.simulate(&time);
         let mut conn = open_conn(0, true);
         let buf = shard.alloc(100).expect("a buffer");
-        let Received::Call { id } = conn.proto.handle_message(&received(buf, &message(1, &call(7, 0))), None) else {
-            panic!("it is a call");
+        let ReceivedMessage::Call { id } = conn.proto.handle_message(&received(buf, &message(1, &call(7, 0))), None)
+        else {
+            panic!("not decoded as a call");
         };
         conn.proto.reply_error(id, ErrorBody::System);
         shard.cx.ready.add(&mut conn);
@@ -393,11 +396,11 @@ mod tests {
     fn a_connection_without_a_buffer_does_not_keep_the_shard_awake() {
         let (mut shard, time, held) = starved();
         let interval = shard.config().poll.control_interval;
-        assert!((0..64).all(|_| !shard.poll_once()), "there is nothing to do");
-        assert_eq!(shard.arm(interval * 9), Some(interval), "it looks again");
+        assert!((0..64).all(|_| !shard.poll_once()), "the shard is idle");
+        assert_eq!(shard.arm(interval * 9), Some(interval), "it retries at the next interval");
         shard.disarm();
         drop(held);
-        assert!((0..64).all(|_| !shard.poll_once()), "nothing says that buffers came home");
+        assert!((0..64).all(|_| !shard.poll_once()), "freed buffers alone do not wake it");
         time.advance(interval);
         for _ in 0..64 {
             shard.poll_once();
@@ -416,11 +419,11 @@ mod tests {
     }
 
     #[test]
-    fn connect_requests_are_answered_for_a_short_time_or_a_part_of_a_long_turn() {
+    fn connect_requests_get_25_us_per_turn_or_a_sixteenth_of_a_long_turn() {
         let time = SimulatedTime::new();
-        let takes = Some((time.clone(), Duration::from_micros(10)));
+        let reject_time = Some((time.clone(), Duration::from_micros(10)));
         let mut device = NoDevice::default();
-        (device.asks, device.takes) = (20, takes);
+        (device.connect_requests, device.reject_time) = (20, reject_time);
         let mut shard = Shard::open(device, small(), None).expect("memory");
         shard.simulate(&time);
         let mut answered = |turn: Duration| {
@@ -429,9 +432,9 @@ mod tests {
             shard.poll_once();
             shard.cx.fabric.rejected - before
         };
-        assert_eq!(answered(Duration::ZERO), 3, "25 µs are over with the third");
+        assert_eq!(answered(Duration::ZERO), 3, "the third exceeds 25 µs");
         assert_eq!(answered(Duration::from_micros(10)), 3);
-        assert_eq!(answered(Duration::from_micros(800)), 5, "a sixteenth of what the turn has taken");
+        assert_eq!(answered(Duration::from_micros(800)), 5, "a sixteenth of the last turn");
         assert_eq!(answered(Duration::ZERO), 3);
     }
 }

@@ -1,4 +1,4 @@
-//! Send queue of a connection: this turn's work requests, signaling, completed Sends.
+//! Send queue of a connection: work requests of this turn, signaling, completed Sends.
 //!
 //! One Send in several is signaled. As Sends complete in order, its completion covers those before it.
 
@@ -17,13 +17,13 @@ pub(super) struct SendQueue {
     sends: u32,
     signalled: u32,
     left: u32,
-    /// Whether somebody awaits the completion of the next Send.
+    /// Whether the next Send is signaled in any case.
     next_is_awaited: bool,
-    /// The last Send that follows RDMA Writes.
+    /// Number of the last Send that follows RDMA Writes.
     writer: u32,
     /// Bytes of RDMA Writes queued so far.
     written: u64,
-    /// Sends that follow counted RDMA Writes, and the bytes of these.
+    /// Numbers of the Sends that follow counted RDMA Writes, and the bytes of these Writes.
     writes: VecDeque<(u32, usize)>,
 }
 
@@ -41,7 +41,7 @@ impl SendQueue {
         }
     }
 
-    /// Start of this turn's work requests.
+    /// Address of the queued work requests, for a prefetch.
     #[inline]
     pub(super) fn next_place(&self) -> *const Posting {
         self.chain.as_ptr()
@@ -53,13 +53,13 @@ impl SendQueue {
         push(&mut self.chain, || Posting { wr_id: 0, signalled: false, wr });
     }
 
-    /// Queues a work request other than a Send, named by its kind.
+    /// Queues a work request other than a Send, with an identifier for its completion.
     #[inline(always)]
     pub(super) fn push_named(&mut self, wr_id: u64, signalled: bool, wr: impl FnOnce() -> WorkRequest) {
         push(&mut self.chain, || Posting { wr_id, signalled, wr: wr() });
     }
 
-    /// Signals the next Send: its completion returns memory that somebody awaits.
+    /// Signals the next Send, whose completion returns memory that is awaited.
     pub(super) fn await_next(&mut self) {
         self.next_is_awaited = true;
     }
@@ -67,7 +67,7 @@ impl SendQueue {
     /// Queues a Send; one in `signal_every` is signaled.
     #[inline(never)]
     pub(super) fn push_send(&mut self, buf: Buf, invalidate: Option<u32>, signal_every: u32) {
-        // Before all else, so that a Send takes no stack.
+        // This check comes first, so that the fast path needs no stack.
         if self.chain.len() == self.chain.capacity() {
             return self.grow_and_push_send(buf, invalidate, signal_every);
         }
@@ -88,8 +88,8 @@ impl SendQueue {
         self.push_send(buf, invalidate, signal_every);
     }
 
-    /// Queues a signaled RDMA Write of no bytes: the peer's device acknowledges it without a receive or a valid key.
-    /// Its completion completes all Sends before it, or the connection ends.
+    /// Queues a signaled RDMA Write of no bytes, which the peer's device acknowledges without a Receive or a valid key.
+    /// Its completion completes all Sends before it; if it fails, the connection ends.
     pub(super) fn push_empty_write(&mut self, nothing: Lent) {
         self.sends = self.sends.wrapping_add(1);
         self.signalled = self.sends;
@@ -136,7 +136,7 @@ impl SendQueue {
     /// Records RDMA Writes of this many bytes, queued for the next Send. With `count`, [`written`](Self::written)
     /// includes them.
     #[inline]
-    pub(super) fn note_writes(&mut self, bytes: usize, count: bool) {
+    pub(super) fn record_writes(&mut self, bytes: usize, count: bool) {
         self.written += bytes as u64;
         if bytes > 0 {
             self.writer = self.sends.wrapping_add(1);
@@ -163,17 +163,17 @@ impl SendQueue {
 
     #[cold]
     fn forget_written(&mut self) {
-        // Numbers wrap: those after the completed one are less than half the range away.
+        // Numbers wrap, and outstanding ones are less than half their range after the last completed one.
         let left = self.left;
         self.writes.retain(|&(send, _)| send.wrapping_sub(left).cast_signed() > 0);
     }
 
-    /// Whether Sends follow the last signaled one: no completion reports them.
+    /// Whether Sends follow the last signaled one, so that no completion will report them.
     pub(super) fn has_unsignalled(&self) -> bool {
         self.sends != self.signalled
     }
 
-    /// Whether a completion is outstanding.
+    /// Whether a signaled Send is outstanding.
     pub(super) fn awaits_end(&self) -> bool {
         self.left != self.signalled
     }
@@ -219,7 +219,7 @@ mod tests {
         pool.alloc(8).expect("a buffer")
     }
 
-    /// Names of the signaled work requests.
+    /// Identifiers of the signaled work requests.
     fn signalled(queue: &mut SendQueue) -> Vec<u64> {
         let mut names = Vec::new();
         let (count, result) = queue.post(|chain| {
@@ -231,15 +231,14 @@ mod tests {
     }
 
     #[test]
-    fn one_send_in_some_is_signalled_and_speaks_for_those_before_it() {
+    fn one_send_in_several_is_signaled_and_completes_those_before_it() {
         let (pool, mut queue) = (pool(), SendQueue { sends: u32::MAX - 2, ..SendQueue::new() });
         queue.forget_device();
         for _ in 0..7 {
             queue.push_send(buf(&pool), None, 4);
         }
         assert_eq!(queue.under_way(), 7);
-        // Numbers wrap.
-        assert_eq!(signalled(&mut queue), [1]);
+        assert_eq!(signalled(&mut queue), [1], "the fourth, as numbers wrap");
         assert!(queue.has_unsignalled() && queue.awaits_end());
         queue.send_completed(1);
         assert!(queue.has_unsignalled() && !queue.awaits_end());
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn an_awaited_send_is_signalled() {
+    fn an_awaited_send_is_signaled() {
         let (pool, mut queue) = (pool(), SendQueue::new());
         for awaited in [false, true, false] {
             if awaited {
@@ -260,11 +259,11 @@ mod tests {
     }
 
     #[test]
-    fn a_write_of_nothing_asks_for_all_that_was_sent() {
+    fn an_empty_write_completes_all_earlier_sends() {
         let (pool, mut queue) = (pool(), SendQueue::new());
         queue.push_send(buf(&pool), None, 16);
         assert!(queue.has_unsignalled() && !queue.awaits_end());
-        queue.push_empty_write(buf(&pool).lend().expect("its own thread"));
+        queue.push_empty_write(buf(&pool).lend().expect("the pool's own thread"));
         assert!(!queue.has_unsignalled() && queue.awaits_end());
         assert_eq!(signalled(&mut queue), [2]);
         queue.send_completed(2);
@@ -275,12 +274,12 @@ mod tests {
     fn written_bytes_count_until_the_next_send_completes() {
         let (pool, mut queue) = (pool(), SendQueue { sends: u32::MAX - 1, ..SendQueue::new() });
         for bytes in [0, 10, 200, 3000] {
-            queue.note_writes(bytes, true);
+            queue.record_writes(bytes, true);
             queue.push_send(buf(&pool), None, 16);
         }
         assert_eq!((queue.written(), queue.written_so_far()), (3210, 3210));
         queue.send_completed(u64::from(u32::MAX));
-        assert_eq!(queue.written(), 3210, "the first has written nothing");
+        assert_eq!(queue.written(), 3210, "no Write precedes the first Send");
         queue.send_completed(1);
         assert_eq!(queue.written(), 3000, "numbers wrap");
         queue.forget_device();
@@ -288,9 +287,9 @@ mod tests {
     }
 
     #[test]
-    fn other_requests_are_no_sends_and_refused_ones_stay() {
+    fn other_work_requests_do_not_count_as_sends_and_unposted_ones_stay_queued() {
         let (pool, mut queue) = (pool(), SendQueue::new());
-        let lent = buf(&pool).lend().expect("its own thread");
+        let lent = buf(&pool).lend().expect("the pool's own thread");
         let remote = RemoteMemory { rkey: 1, address: 2 };
         let read = || WorkRequest::Read { dst: lent.clone(), offset: 0, len: 8, remote };
         queue.push_send(buf(&pool), None, 16);

@@ -1,4 +1,4 @@
-//! A shard's parts without a device, for tests: it records posted work, and completes none.
+//! A shard's parts without a device, for tests.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -10,34 +10,42 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent, PagePolicy};
 
 use super::SimulatedTime;
 use super::connection::{Conn, Stage};
-use super::context::Context;
+use super::context::ShardContext;
 use crate::config::{Config, LimitsConfig, MemoryConfig};
 use crate::fabric::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricErrorKind,
     FabricStats, PostError, Posting, QpId, ReceivedBuf, RequestId, Waker, WindowId, WorkRequest,
 };
-use crate::proto::{ConnConfig, Connection, CreditMode, Incoming, Received};
+use crate::proto::{ConnConfig, Connection, CreditMode, DecodedHeader, ReceivedMessage};
 
-/// A device that does nothing.
+/// A device that records posted work requests, and completes none.
 pub(super) struct NoDevice {
-    /// Never readable.
+    /// A descriptor that is never readable.
     never: OwnedFd,
     capabilities: Capabilities,
     /// All posted work requests, in order.
     pub(super) posted: Vec<Posting>,
     windows: u32,
     /// Connect requests to report, one in each poll.
-    pub(super) asks: usize,
-    /// Number of rejected requests. Each advances the time as in `takes`.
+    pub(super) connect_requests: usize,
+    /// Number of rejected requests. Each advances the time by the duration in `reject_time`.
     pub(super) rejected: usize,
-    pub(super) takes: Option<(SimulatedTime, Duration)>,
+    pub(super) reject_time: Option<(SimulatedTime, Duration)>,
 }
 
 impl Default for NoDevice {
     fn default() -> Self {
         let never = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("a descriptor");
         let capabilities = Capabilities::default();
-        Self { never, capabilities, posted: Vec::new(), windows: 0, asks: 0, rejected: 0, takes: None }
+        Self {
+            never,
+            capabilities,
+            posted: Vec::new(),
+            windows: 0,
+            connect_requests: 0,
+            rejected: 0,
+            reject_time: None,
+        }
     }
 }
 
@@ -80,8 +88,8 @@ impl Fabric for NoDevice {
 
     fn reject(&mut self, _: RequestId, _: &[u8]) {
         self.rejected += 1;
-        if let Some((time, takes)) = &self.takes {
-            time.advance(*takes);
+        if let Some((time, reject_time)) = &self.reject_time {
+            time.advance(*reject_time);
         }
     }
 
@@ -90,8 +98,8 @@ impl Fabric for NoDevice {
     fn destroy_qp(&mut self, _: QpId) {}
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
-        let Some(left) = self.asks.checked_sub(1) else { return };
-        self.asks = left;
+        let Some(left) = self.connect_requests.checked_sub(1) else { return };
+        self.connect_requests = left;
         let request = RequestId(left as u64);
         events.push(ControlEvent::ConnectRequest { request, private_data: Vec::new(), peer: "x".into() });
     }
@@ -131,7 +139,7 @@ impl Fabric for NoDevice {
     }
 
     fn waker(&self) -> Waker {
-        // Nobody sleeps here, so any writable file suffices.
+        // No test sleeps here, so any writable file suffices.
         let file = File::options().write(true).open("/dev/null").expect("the null device");
         Waker::new(Arc::new(file.into()))
     }
@@ -157,9 +165,9 @@ impl NoDevice {
 }
 
 /// Shared state of a shard's parts, with little memory.
-pub(super) fn context(mut config: Config) -> Context<NoDevice> {
+pub(super) fn context(mut config: Config) -> ShardContext<NoDevice> {
     (config.memory.pages, config.debug.prefault) = (PagePolicy::Small, false);
-    let mut cx = Context::open(NoDevice::default(), config, true).expect("memory");
+    let mut cx = ShardContext::open(NoDevice::default(), config, true).expect("memory");
     cx.refill();
     cx
 }
@@ -183,7 +191,7 @@ pub(super) fn small() -> Config {
 /// An open version 1 connection.
 pub(super) fn open_conn(slot: u32, server: bool) -> Box<Conn> {
     let mut conn = new_conn(slot, server);
-    conn.go(Stage::Open);
+    conn.enter(Stage::Open);
     conn.refresh();
     conn
 }
@@ -191,9 +199,9 @@ pub(super) fn open_conn(slot: u32, server: bool) -> Box<Conn> {
 /// A version 1 connection, not established yet.
 pub(super) fn new_conn(slot: u32, server: bool) -> Box<Conn> {
     let config = ConnConfig {
-        scheme: CreditMode::V1,
+        credit_mode: CreditMode::V1,
         server,
-        takes_calls: server,
+        accepts_calls: server,
         credits: 16,
         max_calls: if server { 0 } else { 16 },
         ..ConnConfig::default()
@@ -207,8 +215,8 @@ pub(super) fn received(mut buf: Buf, bytes: &[u8]) -> ReceivedBuf {
     ReceivedBuf::new(buf, bytes.len())
 }
 
-/// Lets the protocol handle a message; returns what is complete with it, and its header.
-pub(super) fn handle(conn: &mut Conn, message: &[u8]) -> (Received, Incoming) {
+/// Lets the protocol handle a message; returns the call or reply that it completes, and its header.
+pub(super) fn handle(conn: &mut Conn, message: &[u8]) -> (ReceivedMessage, DecodedHeader) {
     let header = conn.proto.layouts().decode(message);
     let received = conn.proto.handle_message(message, header.as_ref());
     (received, header.unwrap_or(*conn.proto.header()))

@@ -7,12 +7,12 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::Shard;
-use super::inbox::{Command, tell};
+use super::inbox::{Command, send_command};
 use crate::cross_thread::block_on::block_on;
 use crate::cross_thread::idle::Idle;
 use crate::cross_thread::mailbox::Connector;
 use crate::cross_thread::pin::pin_current_thread;
-use crate::cross_thread::slot::{Completer, Disconnected, Ticket, oneshot};
+use crate::cross_thread::slot::{Completer, Disconnected, ResultTicket, oneshot};
 use crate::fabric::Fabric;
 use crate::proto::Defect;
 use crate::start_error::{StartError, StartErrorKind};
@@ -28,7 +28,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 const MEMORY_WAIT_SLEEP: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// Of a shard's thread: its own.
+    /// Identifier of the current thread if it is a shard's.
     static SHARD: Cell<Option<ThreadId>> = const { Cell::new(None) };
 }
 
@@ -37,27 +37,27 @@ thread_local! {
 pub(crate) struct ShardThread(ThreadId);
 
 impl ShardThread {
-    /// For a wait that only this shard can end.
+    /// Checks that this thread may block for an answer of the shard.
     ///
     /// # Errors
-    /// Its thread is the current one, as in a handler: it would wait for itself.
+    /// The current thread is the shard's own, as in a handler, so it would wait for itself.
     #[inline]
-    pub(crate) fn may_wait(self) -> Result<(), Defect> {
+    pub(crate) fn check_may_block(self) -> Result<(), Defect> {
         if SHARD.get() == Some(self.0) { Err(Defect::OwnShard) } else { Ok(()) }
     }
 
-    /// For a wait that only this shard can end.
+    /// Asserts that this thread may block for an answer of the shard.
     ///
     /// # Panics
-    /// Its thread is the current one.
+    /// The current thread is the shard's own.
     #[inline]
-    pub(crate) fn must_not_wait(self) {
-        self.may_wait().unwrap_or_else(|defect| panic!("{defect}"));
+    pub(crate) fn assert_may_block(self) {
+        self.check_may_block().unwrap_or_else(|defect| panic!("{defect}"));
     }
 }
 
-/// Starts a shard on a thread. `make` runs on that thread after pinning, so that memory is local. A shard whose starter
-/// has given up stops itself.
+/// Starts a shard on a thread. `make` runs on that thread after pinning, so that memory is local. If the caller drops
+/// the future, the shard stops.
 pub(crate) async fn spawn<F: Fabric>(
     name: String,
     core: Option<usize>,
@@ -69,16 +69,16 @@ pub(crate) async fn spawn<F: Fabric>(
         let made = core.map_or(Ok(()), pin_current_thread);
         match made.and_then(|()| make()) {
             Ok(mut shard) => {
-                // Without its starter it is dropped, and stops the shard.
+                // If nobody waits for this handle any more, it is dropped here, which stops the shard.
                 start.complete(Ok(shard.handle(true)));
-                let interrupted = shard.turn_until_stopped();
+                let interrupted = shard.run_until_stopped();
                 return Some((shard.stats(), interrupted));
             }
             Err(error) => start.complete(Err(error)),
         }
         None
     });
-    let thread = thread.map_err(|error| StartError::no_thread("the thread of a shard", error))?;
+    let thread = thread.map_err(|error| StartError::thread_not_started("the thread of a shard", error))?;
     let panicked = |_| {
         StartError::new(StartErrorKind::Application, "thread of a shard panicked at its start (see standard error)")
     };
@@ -87,24 +87,24 @@ pub(crate) async fn spawn<F: Fabric>(
     Ok(shard)
 }
 
-/// What a stopped shard cut off.
+/// Work that a stopped shard interrupted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct InterruptedWork {
     /// Calls of peers without an answer.
     pub(crate) calls: usize,
     /// Connections whose peers had not received all replies.
-    pub(crate) untaken: usize,
+    pub(crate) undelivered: usize,
 }
 
 /// Results of a stopped shard.
-type Last = (ShardStats, InterruptedWork);
+type StoppedShard = (ShardStats, InterruptedWork);
 
-/// Handle of a shard's thread. Dropping that of its owner stops the shard.
+/// Handle of a shard's thread. Dropping the owner's handle stops the shard.
 pub(crate) struct ShardHandle {
     connector: Connector<Command>,
     id: ShardThread,
     is_owner: bool,
-    thread: Option<JoinHandle<Option<Last>>>,
+    thread: Option<JoinHandle<Option<StoppedShard>>>,
 }
 
 impl ShardHandle {
@@ -124,25 +124,25 @@ impl ShardHandle {
         self.id
     }
 
-    /// Sends a request. Its answer is lost if the shard has stopped.
-    pub(crate) fn ask<T>(&self, command: impl FnOnce(Completer<T>) -> Command) -> Ticket<T> {
+    /// Sends a request, and returns a ticket for its answer. The answer is lost if the shard has stopped.
+    pub(crate) fn request<T>(&self, command: impl FnOnce(Completer<T>) -> Command) -> ResultTicket<T> {
         let (answer, completer) = oneshot();
         self.send(command(completer));
         answer
     }
 
-    /// Sends a request, and blocks for its answer.
+    /// Sends a request, and blocks until it is answered.
     ///
     /// # Panics
     /// On the shard's own thread.
-    pub(crate) fn ask_now<T>(&self, command: impl FnOnce(Completer<T>) -> Command) -> Result<T, Disconnected> {
-        self.id.must_not_wait();
-        block_on(self.ask(command))
+    pub(crate) fn request_blocking<T>(&self, command: impl FnOnce(Completer<T>) -> Command) -> Result<T, Disconnected> {
+        self.id.assert_may_block();
+        block_on(self.request(command))
     }
 
     /// Sends a command; the shard may have stopped.
     pub(crate) fn send(&self, command: Command) {
-        tell(&self.connector, command);
+        send_command(&self.connector, command);
     }
 
     /// Whether the shard has stopped.
@@ -151,7 +151,7 @@ impl ShardHandle {
     }
 
     /// Joins its thread; returns the shard's results.
-    pub(crate) fn join(&mut self) -> Option<Last> {
+    pub(crate) fn join(&mut self) -> Option<StoppedShard> {
         // A panic has been printed already.
         self.thread.take()?.join().ok()?
     }
@@ -166,8 +166,8 @@ impl Drop for ShardHandle {
     fn drop(&mut self) {
         if self.is_owner {
             self.send(Command::Stop);
-            // Its own thread ends after the current handler.
-            if self.id.may_wait().is_ok() {
+            // On the shard's own thread this does not wait: the thread ends after the current handler.
+            if self.id.check_may_block().is_ok() {
                 self.join();
             }
         }
@@ -186,12 +186,12 @@ impl<F: Fabric> Shard<F> {
     }
 
     /// Polls until stopped.
-    fn turn_until_stopped(&mut self) -> InterruptedWork {
+    fn run_until_stopped(&mut self) -> InterruptedWork {
         let mut idle = Idle::new(self.cx.config.poll.idle).yield_every(YIELD_EVERY);
         self.cx.clock.spin();
         while !self.cross_thread.stopped {
             let busy = self.poll_once();
-            // Before the sleep: the last connection ends a drain.
+            // This comes before the sleep, because the close of the last connection ends a drain.
             if !self.life.notices.is_empty() {
                 self.cross_thread.report(self.life.notices.drain(..));
                 self.cross_thread.stopped |= self.life.draining && self.is_drained();
@@ -206,30 +206,30 @@ impl<F: Fabric> Shard<F> {
         for conn in self.cx.conns.iter() {
             interrupted.calls += conn.proto.inbound().len();
             let fabric = &mut self.cx.fabric;
-            interrupted.untaken += usize::from(conn.holds_sends(fabric) || conn.is_in_transit(fabric));
+            interrupted.undelivered += usize::from(conn.holds_sends(fabric) || conn.is_in_transit(fabric));
         }
         self.abort();
         interrupted
     }
 
-    /// Sleeps until there may be work. Checks for work once more after arming.
+    /// Sleeps until there may be work.
     pub(crate) fn sleep(&mut self, longest: Duration) {
         if let Some(timeout) = self.arm(longest) {
             self.cx.clock.measure();
             let slept = self.wait_with_task(timeout);
             self.wait(if slept { Duration::ZERO } else { timeout });
-            self.cx.clock.woke();
+            self.cx.clock.end_sleep();
         }
         self.cross_thread.sleeper.disarm();
     }
 
-    /// Arms, and checks for work once more. Returns how long to sleep, or `None` after work. Later events make the
+    /// Arms the wake-ups, then polls once more. Returns the time to sleep, or `None` after work. Later events make the
     /// fabric's descriptor readable.
     pub(crate) fn arm(&mut self, longest: Duration) -> Option<Duration> {
         self.cross_thread.sleeper.arm();
         self.cx.fabric.arm();
         let notices = self.life.notices.len();
-        // The turn does not report control-plane work: a close may be the last of a drain. A ready connection needs
+        // The turn does not report control-plane work, and a close may be the last of a drain. A ready connection needs
         // another turn.
         if self.poll_once() || self.life.notices.len() != notices || !self.cx.ready.is_empty() {
             return None;
@@ -245,15 +245,15 @@ impl<F: Fabric> Shard<F> {
         })
     }
 
-    /// Arms for a sleep on the fabric's descriptor. Returns how long to sleep, or `None` after work.
-    pub(crate) fn arm_elsewhere(&mut self, longest: Duration) -> Option<Duration> {
+    /// Arms for a sleep on the fabric's descriptor. Returns the time to sleep, or `None` after work.
+    pub(crate) fn arm_for_descriptor(&mut self, longest: Duration) -> Option<Duration> {
         let timeout = self.arm(longest)?;
         let fabric = self.cx.fabric.longest_wait();
         let timeout = fabric.map_or(timeout, |longest| longest.min(timeout));
         (!timeout.is_zero()).then_some(timeout)
     }
 
-    /// Ends a sleep elsewhere.
+    /// Ends a sleep that [`arm_for_descriptor`](Self::arm_for_descriptor) began.
     pub(crate) fn disarm(&mut self) {
         self.wait(Duration::ZERO);
         self.cross_thread.sleeper.disarm();
@@ -266,7 +266,7 @@ impl<F: Fabric> Shard<F> {
             Ok(None) => return false,
             Err(panic) => {
                 // The task's calls end with it.
-                self.task.lose(&mut self.cx, &panic);
+                self.task.drop_panicked(&mut self.cx, &panic);
                 return true;
             }
         };
@@ -274,12 +274,12 @@ impl<F: Fabric> Shard<F> {
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let fabric = self.cx.fabric.descriptor();
         let mut both = [fabric, task].map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
-        // An error is a signal, which only shortens the sleep.
+        // An error means a signal, which only shortens the sleep.
         let _ = rustix::event::poll(&mut both, Some(&timeout));
         true
     }
 
-    /// The next timer.
+    /// Time of the next timer, in nanoseconds.
     fn next_due(&self) -> u64 {
         self.requester.next_deadline().min(self.cx.schedule.next())
     }
@@ -287,11 +287,11 @@ impl<F: Fabric> Shard<F> {
     fn wait(&mut self, timeout: Duration) {
         let next = self.next_due();
         let control = self.cx.fabric.wait(Some(timeout));
-        // Not needed without timers: turns read the clock.
+        // Without timers this is not needed, because turns read the clock.
         if control || next != u64::MAX {
             self.cx.clock.read();
         }
-        self.cx.schedule.woken(control, next);
+        self.cx.schedule.end_sleep(control, next);
     }
 }
 
@@ -311,9 +311,9 @@ mod tests {
         let qp = conn.qp();
         shard.cx.conns.insert(conn);
         shard.life.draining = true;
-        // It ends in the first control-plane run.
+        // The connection ends in the first control-plane run.
         shard.life.disconnected.push((qp, LocalClose::Requested.into()));
-        shard.turn_until_stopped();
+        shard.run_until_stopped();
         assert_eq!((shard.cx.stats.turns, shard.cx.stats.sleeps), (1, 0));
     }
 }

@@ -1,6 +1,6 @@
 //! Statistics of shards: counters, gauges, histograms.
 //!
-//! The shard counts; readers get copies.
+//! The shard counts, and readers get copies.
 //!
 //! A server with [`ServerConfig::stats`](crate::server::ServerConfig::stats) serves a snapshot in JSON on a Unix
 //! socket. `rpcrdma top` shows it, `rpcrdma exporter` converts it for Prometheus, `nc -U PATH` prints it.
@@ -29,9 +29,9 @@ pub use {
     rpcrdma_mempool::{ClassStats, PoolStats},
 };
 
-/// A struct whose fields are public to this repository's programs, and otherwise to this crate.
+/// Declares a struct whose fields are public to the programs of this repository, and otherwise to this crate.
 ///
-/// `= Counter "help"` makes a field a [`Metric`] of its name; the help text documents it.
+/// `= Counter "help"` makes a field a [`Metric`] with the field's name. The help text is also its documentation.
 macro_rules! fields {
     ($(#[$meta:meta])* struct $name:ident {
         $($(#[$of_field:meta])* $field:ident: $type:ty $(= $kind:ident $help:literal)?,)*
@@ -43,8 +43,8 @@ macro_rules! fields {
         $(#[$meta])*
         pub struct $name { $($(#[doc = $help])? $(#[$of_field])* pub(crate) $field: $type,)* }
 
-        impl $crate::stats::Numbers for $name {
-            const NUMBERS: &[$crate::stats::Number<Self>] = &[
+        impl $crate::stats::HasMetrics for $name {
+            const OWN_METRICS: &[$crate::stats::MetricSpec<Self>] = &[
                 $($(($crate::stats::MetricKind::$kind, stringify!($field), $help, |of| of.$field),)?)*
             ];
         }
@@ -53,61 +53,61 @@ macro_rules! fields {
 
 pub(crate) use fields;
 
-/// Longest time in histograms, nanoseconds.
+/// Longest time in histograms of latencies, nanoseconds.
 pub(crate) const MINUTE: u64 = 60_000_000_000;
 
 fields! {
     /// Statistics of one shard since its start.
     ///
-    /// Reading changes nothing, so several may read; the activity between two readings is their difference. Times are
-    /// nanoseconds.
+    /// Reading changes nothing, so several readers do not disturb each other. The activity between two readings is
+    /// their difference. Times are nanoseconds.
     #[derive(Clone, Debug, Default)]
     #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
     #[non_exhaustive]
     struct ShardStats {
         turns: u64 = Counter "Turns of the shard's loop",
-        idle_turns: u64 = Counter "Turns that found nothing to do",
-        sleeps: u64 = Counter "Times that the shard slept",
+        idle_turns: u64 = Counter "Turns of the shard's loop without work",
+        sleeps: u64 = Counter "Sleeps of the shard",
         completions: u64 = Counter "Completions",
         calls: u64 = Counter "Calls served and answered",
         calls_failed: u64 = Counter "Calls that were refused, or ended without a reply",
         /// See [`DeferredCall`](crate::service::DeferredCall).
-        calls_dropped: u64 = Counter "Calls that handlers took and dropped",
-        /// Version 1: the server drains, or has no memory for them. Their connections end.
-        calls_shed: u64 = Counter "Calls that were left to be sent again",
-        calls_retransmitted: u64 = Counter "Calls of the server's own that were sent again",
+        calls_dropped: u64 = Counter "Deferred calls dropped without an answer",
+        /// In version 1, when the server drains or has no memory for them. Their connections end.
+        calls_shed: u64 = Counter "Calls dropped for the client to retransmit",
+        calls_retransmitted: u64 = Counter "Own calls retransmitted",
         /// See [`place_reads_in`](crate::Procedure::place_reads_in).
-        read_targets_refused: u64 = Counter "Places for Read chunks that could not be used",
-        /// One call may count twice: for its share, and then for a buffer.
-        memory_waits: u64 = Counter "Times that calls had to wait for memory",
-        write_waits: u64 = Counter "Replies that had to wait for RDMA Writes of their connection",
-        read_waits: u64 = Counter "Calls that had to wait for RDMA Reads of their connection",
-        pool_empty: u64 = Counter "Times that the pool had no buffer, and a call could not wait",
-        backpressure: u64 = Counter "Calls that a full worker ring, or max_deferred, held back",
-        connections_made: u64 = Counter "Connections since the start",
-        connections_refused: u64 = Counter "Connect requests without Receives for them",
+        read_targets_refused: u64 = Counter "Unusable target buffers of Read chunks",
+        /// One call may count twice: once for its quota, then for a buffer.
+        memory_waits: u64 = Counter "Waits of calls for memory",
+        write_waits: u64 = Counter "Replies that waited for RDMA Writes of their connection",
+        read_waits: u64 = Counter "Calls that waited for RDMA Reads of their connection",
+        pool_empty: u64 = Counter "Buffer allocations that failed because the pool was empty",
+        backpressure: u64 = Counter "Calls delayed by full worker rings or max_deferred",
+        connections_made: u64 = Counter "Connections established",
+        connections_refused: u64 = Counter "Connect requests refused for lack of Receives",
         connections_expired: u64 = Counter "Connections not set up in time",
-        connections_evicted: u64 = Counter "Connections that made room for others",
-        peer_faults: u64 = Counter "Connections ended as the peer broke a rule",
-        peers_stalled: u64 = Counter "Connections ended as the peer owed something",
-        windows_revoked_by_peers: u64 = Counter "Windows that peers revoked with their replies",
-        windows_revoked_here: u64 = Counter "Windows that this side had to revoke",
+        connections_evicted: u64 = Counter "Connections evicted while Receives were scarce",
+        peer_faults: u64 = Counter "Connections ended by a protocol violation of the peer",
+        peers_stalled: u64 = Counter "Connections ended because the peer stalled",
+        windows_revoked_by_peers: u64 = Counter "Memory windows invalidated by peers with their replies",
+        windows_revoked_here: u64 = Counter "Memory windows invalidated by this side",
         connections: u64 = Gauge "Connections now",
         credits_granted: u64 = Gauge "Credit limits of all connections",
-        credits_used: u64 = Gauge "Of these, those in use",
-        receives_posted: u64 = Gauge "Receives that the device has",
-        receives_promised: u64 = Gauge "Receives promised to connections",
-        /// Near 0, messages soon lack receives.
-        receives_lowest: u64 = Gauge "The fewest Receives that the device had",
+        credits_used: u64 = Gauge "Credits in use on all connections",
+        receives_posted: u64 = Gauge "Receives posted to the device",
+        receives_promised: u64 = Gauge "Receives reserved for connections",
+        /// Near 0, messages soon lack Receives.
+        receives_lowest: u64 = Gauge "Low-water mark of posted Receives",
         worker_queue_depth: u64 = Gauge "Calls with the workers, or waiting for them",
         calls_waiting: u64 = Gauge "Calls that wait for memory, or for RDMA Reads",
-        exposed_buffers: u64 = Gauge "Buffers that peers may reach",
-        /// Nanoseconds that the first of the waiting calls has waited; 0 if none waits.
+        exposed_buffers: u64 = Gauge "Buffers exposed to peers",
+        /// Nanoseconds that the oldest waiting call has waited; 0 if none waits.
         longest_wait: u64,
-        /// Least bytes of each posted Receive, as announced to peers.
+        /// Bytes of the smallest posted Receive, as announced to peers.
         #[cfg_attr(feature = "stats", serde(rename = "receive_size_bytes"))]
         receive_size: usize,
-        /// Bytes of each Receive posted from now on: another size while it changes.
+        /// Bytes of each Receive posted from now on. It differs from `receive_size` while the size changes.
         #[cfg_attr(feature = "stats", serde(rename = "receive_size_posted_bytes"))]
         receive_size_posted: usize,
         /// Posts, doorbells and events of the device.
@@ -125,11 +125,11 @@ fields! {
         /// Pool of the shard, with low-water marks since the start.
         #[cfg_attr(feature = "stats", serde(flatten))]
         pool: PoolStats,
-        /// Refused calls of peers, of all procedures and of none.
+        /// Refused calls of peers, including calls to unknown procedures.
         refusals: Refusals,
         /// Procedures that were called.
         procedures: Vec<ProcedureStats>,
-        /// Connections, as far as [asked for](crate::Server::stats_with_connections).
+        /// The [requested](crate::Server::stats_with_connections) connections.
         peers: Vec<ConnectionStats>,
     }
 }
@@ -154,9 +154,9 @@ fields! {
         version: u32,
         /// Credit limit: messages (version 1: calls) that the peer may have outstanding.
         credits_granted: u64,
-        /// Used credits that are not granted again. Version 1: calls under way.
+        /// Used credits that are not granted again; in version 1, calls under way.
         credits_used: u64,
-        /// Receives kept for it.
+        /// Receives reserved for the connection.
         receives_promised: u64,
         /// Unanswered calls of the peer.
         calls_under_way: u64,
@@ -168,9 +168,9 @@ fields! {
         /// Messages sent.
         #[cfg_attr(feature = "stats", serde(rename = "messages_sent"))]
         sent: u64,
-        /// Nanoseconds since it was accepted; 0 for an outgoing connection.
+        /// Nanoseconds since the connection was accepted; 0 for an outgoing connection.
         age: u64,
-        /// Nanoseconds since a useful message, checked now and then; 0 for an outgoing connection.
+        /// Nanoseconds since the last useful message, updated at intervals; 0 for an outgoing connection.
         silent: u64,
     }
 }
@@ -178,8 +178,8 @@ fields! {
 fields! {
     /// Outcomes of the calls of one procedure, on one shard.
     ///
-    /// Calls are those timed, one of [`debug.sample_latency`](crate::config::DebugConfig::sample_latency) on average:
-    /// with 1 there, all of them. All refusals count.
+    /// Only timed calls count, on average one of [`debug.sample_latency`](crate::config::DebugConfig::sample_latency);
+    /// with 1 there, all calls are timed. Refusals always count.
     #[derive(Clone, Debug, Default)]
     #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
     #[non_exhaustive]
@@ -192,10 +192,10 @@ fields! {
         procedure: u32,
         /// Timed calls that have ended.
         calls: u64,
-        /// Bytes of their arguments: inline, and in Read chunks with XDR round-up.
+        /// Bytes of the arguments of timed calls: inline, and in Read chunks with XDR round-up.
         #[cfg_attr(feature = "stats", serde(rename = "argument_bytes"))]
         bytes_in: u64,
-        /// Bytes of their results: inline or in a Reply chunk, and in Write chunks.
+        /// Bytes of the results of timed calls: inline or in a Reply chunk, and in Write chunks.
         #[cfg_attr(feature = "stats", serde(rename = "result_bytes"))]
         bytes_out: u64,
         /// Nanoseconds from arrival to the post of the reply.
@@ -206,7 +206,7 @@ fields! {
 }
 
 fields! {
-    /// Refused calls, by their answer.
+    /// Refused calls, by the answer that they got.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
     #[non_exhaustive]
@@ -230,7 +230,7 @@ fields! {
 impl ShardStats {
     /// Latencies of sampled calls, nanoseconds.
     ///
-    /// From start to end at a client, from arrival to reply at a server.
+    /// They are measured from start to end at a client, and from arrival to reply at a server.
     pub fn latency(&self) -> &Histogram<u64> {
         &self.latency
     }
@@ -240,12 +240,12 @@ impl ShardStats {
         &self.batch
     }
 
-    /// One entry per procedure called, in no order.
+    /// One entry per procedure called, in no particular order.
     pub fn procedures(&self) -> &[ProcedureStats] {
         &self.procedures
     }
 
-    /// The connections asked for ([`Server::stats_with_connections`](crate::Server::stats_with_connections)).
+    /// The connections requested by [`Server::stats_with_connections`](crate::Server::stats_with_connections).
     pub fn connections(&self) -> &[ConnectionStats] {
         &self.peers
     }
@@ -254,7 +254,7 @@ impl ShardStats {
 impl ConnectionStats {
     /// Address of the peer, without port.
     ///
-    /// Process and user on the software fabric; empty for an outgoing connection.
+    /// On the software fabric it names process and user. It is empty for an outgoing connection.
     pub fn peer(&self) -> &str {
         &self.peer
     }
@@ -282,7 +282,7 @@ impl ProcedureStats {
     }
 }
 
-/// A [`Histogram`] of values from 1 to `MOST`, to so many digits; empty at first.
+/// A [`Histogram`] of values from 1 to `MOST`, with `DIGITS` significant digits; empty at first.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 #[doc(hidden)]
@@ -311,7 +311,7 @@ impl<const MOST: u64, const DIGITS: u8> DerefMut for Values<MOST, DIGITS> {
     }
 }
 
-/// One number of a shard, with its Prometheus name and help text.
+/// One number of a shard, with its name and help text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metric {
@@ -321,11 +321,11 @@ pub struct Metric {
     pub help: &'static str,
     /// Counter or gauge.
     pub kind: MetricKind,
-    /// Value, in the unit that the name ends with. A plain number otherwise.
+    /// Value, in the unit of the name; otherwise a count.
     pub value: u64,
 }
 
-/// Direction of a [`Metric`].
+/// Kind of a [`Metric`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
     /// Grows until the server stops.
@@ -334,27 +334,30 @@ pub enum MetricKind {
     Gauge,
 }
 
-/// Kind, name, help text and source of a metric.
-pub(crate) type Number<T> = (MetricKind, &'static str, &'static str, fn(&T) -> u64);
+/// Kind, name, help text and getter of a metric.
+pub(crate) type MetricSpec<T> = (MetricKind, &'static str, &'static str, fn(&T) -> u64);
 
-/// Statistics whose numbers are metrics; the macro `fields` implements it.
-pub(crate) trait Numbers: Sized + 'static {
-    const NUMBERS: &'static [Number<Self>];
+/// Statistics with metrics among their fields; the macro `fields` implements it.
+pub(crate) trait HasMetrics: Sized + 'static {
+    const OWN_METRICS: &'static [MetricSpec<Self>];
 
-    fn numbers(&self) -> impl Iterator<Item = Metric> {
-        metrics(self, Self::NUMBERS)
+    /// The fields that are metrics.
+    fn own_metrics(&self) -> impl Iterator<Item = Metric> {
+        metrics(self, Self::OWN_METRICS)
     }
 }
 
-fn metrics<T>(stats: &T, table: &'static [Number<T>]) -> impl Iterator<Item = Metric> {
+/// Reads the metrics of a table.
+fn metrics<T>(stats: &T, table: &'static [MetricSpec<T>]) -> impl Iterator<Item = Metric> {
     table.iter().map(|&(kind, name, help, of)| Metric { name, help, kind, value: of(stats) })
 }
 
 impl ShardStats {
     /// All counters and gauges, always in the same order.
     pub fn metrics(&self) -> impl Iterator<Item = Metric> + '_ {
-        let below = metrics(&self.messages, MESSAGES).chain(metrics(&self.fabric, FABRIC)).chain(metrics(self, OTHERS));
-        self.numbers().chain(below)
+        let nested =
+            metrics(&self.messages, MESSAGES).chain(metrics(&self.fabric, FABRIC)).chain(metrics(self, OTHERS));
+        self.own_metrics().chain(nested)
     }
 
     /// Value of the [`Metric`] with this name, if it exists.
@@ -363,7 +366,8 @@ impl ShardStats {
     }
 }
 
-const MESSAGES: &[Number<Counters>] = &[
+/// Metrics of [`ShardStats::messages`].
+const MESSAGES: &[MetricSpec<Counters>] = &[
     (MetricKind::Counter, "messages_received", "Messages received", |of| of.received),
     (MetricKind::Counter, "messages_sent", "Messages sent", |of| of.sent),
     (MetricKind::Counter, "messages_rejected_short", "Messages shorter than a fixed header", |of| of.rejected_short),
@@ -372,57 +376,55 @@ const MESSAGES: &[Number<Counters>] = &[
     }),
     (MetricKind::Counter, "messages_rejected_dropped", "Malformed messages to a requester", |of| of.rejected_dropped),
     (MetricKind::Counter, "messages_rejected_late", "Replies to calls that had ended", |of| of.rejected_late),
-    (MetricKind::Counter, "messages_rejected_unknown_xid", "Replies to calls that were never made", |of| {
-        of.rejected_unknown_xid
-    }),
-    (MetricKind::Counter, "messages_rejected_unexpected", "Messages that do not belong in their direction", |of| {
+    (MetricKind::Counter, "messages_rejected_unknown_xid", "Replies with an unknown XID", |of| of.rejected_unknown_xid),
+    (MetricKind::Counter, "messages_rejected_unexpected", "Messages that are invalid in their direction", |of| {
         of.rejected_unexpected
     }),
-    (MetricKind::Counter, "grants_piggybacked", "Messages that granted credits beside their payload", |of| {
-        of.grants_piggybacked
-    }),
-    (MetricKind::Counter, "grants_pure", "Messages that did nothing but grant credits", |of| of.grants_pure),
-    (MetricKind::Counter, "continued_messages_received", "Messages received that another part follows", |of| {
+    (MetricKind::Counter, "grants_piggybacked", "Credit grants sent with a payload", |of| of.grants_piggybacked),
+    (MetricKind::Counter, "grants_pure", "Credit grants sent without a payload", |of| of.grants_pure),
+    (MetricKind::Counter, "continued_messages_received", "Messages received with MORE set (continued)", |of| {
         of.continued_received
     }),
-    (MetricKind::Counter, "continued_messages_sent", "Messages sent that another part follows", |of| of.continued_sent),
+    (MetricKind::Counter, "continued_messages_sent", "Messages sent with MORE set (continued)", |of| of.continued_sent),
     (MetricKind::Counter, "chunked_messages_received", "Calls and replies received with chunks", |of| {
         of.chunked_received
     }),
     (MetricKind::Counter, "chunked_messages_sent", "Calls and replies sent with chunks", |of| of.chunked_sent),
-    (MetricKind::Counter, "long_messages_received", "Calls and replies received in a chunk", |of| of.long_received),
-    (MetricKind::Counter, "long_messages_sent", "Calls and replies sent in a chunk", |of| of.long_sent),
+    (MetricKind::Counter, "long_messages_received", "Long calls and replies received (in a chunk)", |of| {
+        of.long_received
+    }),
+    (MetricKind::Counter, "long_messages_sent", "Long calls and replies sent (in a chunk)", |of| of.long_sent),
 ];
 
-const FABRIC: &[Number<FabricStats>] = &[
+/// Metrics of [`ShardStats::fabric`].
+const FABRIC: &[MetricSpec<FabricStats>] = &[
     (MetricKind::Counter, "work_requests", "Work requests posted", |of| of.posts),
-    (MetricKind::Counter, "work_requests_signalled", "Work requests that asked for a completion", |of| of.signalled),
-    (MetricKind::Counter, "doorbells", "Times that the device was told of work", |of| of.doorbells),
+    (MetricKind::Counter, "work_requests_signalled", "Signaled work requests posted", |of| of.signalled),
+    (MetricKind::Counter, "doorbells", "Doorbell writes", |of| of.doorbells),
     (MetricKind::Counter, "receives", "Receives posted", |of| of.recv_posts),
-    (MetricKind::Counter, "receiver_not_ready", "Messages that met no Receive", |of| of.receiver_not_ready),
-    (MetricKind::Counter, "access_refused", "RDMA operations that a key, bound or right refused", |of| {
+    (MetricKind::Counter, "receiver_not_ready", "Receiver-not-ready (RNR) events", |of| of.receiver_not_ready),
+    (MetricKind::Counter, "access_refused", "RDMA operations refused by key, bounds or access rights", |of| {
         of.access_refused
     }),
-    (MetricKind::Counter, "peer_violations", "Times that a peer broke the fabric's rules", |of| of.peer_violations),
-    (MetricKind::Counter, "connect_requests_refused", "Connect requests that the fabric refused", |of| {
+    (MetricKind::Counter, "peer_violations", "Violations of the fabric's protocol by peers", |of| of.peer_violations),
+    (MetricKind::Counter, "connect_requests_refused", "Connect requests refused by the fabric", |of| {
         of.requests_refused
     }),
-    (MetricKind::Counter, "system_calls", "System calls that moved bytes of messages", |of| of.system_calls),
-    (MetricKind::Counter, "empty_system_calls", "System calls that looked for such bytes in vain", |of| {
-        of.empty_system_calls
+    (MetricKind::Counter, "system_calls", "System calls that sent, received or found message bytes", |of| {
+        of.system_calls
     }),
-    (MetricKind::Counter, "port_downs", "Times that the device's port went down", |of| of.port_downs),
-    (MetricKind::Counter, "device_failures", "Times that the device was removed, or beyond use", |of| {
-        of.device_failures
-    }),
+    (MetricKind::Counter, "empty_system_calls", "System calls that found no message bytes", |of| of.empty_system_calls),
+    (MetricKind::Counter, "port_downs", "Port-down events of the device", |of| of.port_downs),
+    (MetricKind::Counter, "device_failures", "Removals and fatal errors of the device", |of| of.device_failures),
 ];
 
-const OTHERS: &[Number<ShardStats>] = &[
+/// Metrics of [`ShardStats`] that are not fields of their own name.
+const OTHERS: &[MetricSpec<ShardStats>] = &[
     (MetricKind::Counter, "pool_oversize", "Requests for buffers longer than the largest size class", |of| {
         of.pool.oversize
     }),
-    (MetricKind::Counter, "buffers_leaked", "Buffers lost", |of| of.pool.leaked),
-    (MetricKind::Gauge, "receive_size_bytes", "Least size of each posted Receive", |of| of.receive_size as u64),
+    (MetricKind::Counter, "buffers_leaked", "Buffers leaked", |of| of.pool.leaked),
+    (MetricKind::Gauge, "receive_size_bytes", "Size of the smallest posted Receive", |of| of.receive_size as u64),
     (MetricKind::Gauge, "receive_size_posted_bytes", "Size of each Receive posted from now on", |of| {
         of.receive_size_posted as u64
     }),
@@ -440,7 +442,7 @@ mod tests {
     fn json_has_every_metric_under_its_name() {
         let json = serde_json::to_value(ShardStats::default()).expect("JSON");
         let numbers = json.as_object().expect("an object").iter().filter(|(_, value)| value.is_u64());
-        // Prometheus has it in seconds.
+        // The exporter converts `longest_wait` to seconds, so it is not among the metrics.
         let numbers = numbers.map(|(name, _)| name.clone()).filter(|name| name != "longest_wait");
         let values: BTreeMap<String, u64> = numbers.zip(1..).collect();
         let stats: ShardStats =

@@ -4,39 +4,43 @@ use serde::{Deserialize, Serialize};
 
 use super::ShardStats;
 
-/// Format of snapshots. It changes where a field is removed or gets another meaning, not with new fields: readers skip
-/// unknown fields, and take missing ones for 0.
+/// Format number of snapshots.
+///
+/// It changes when a field is removed or gets another meaning. New fields do not change it, because readers skip
+/// unknown fields and read missing ones as 0.
 pub const FORMAT: u32 = 2;
 
-/// A server at one moment, as one JSON object for each reader of
-/// [`ServerConfig::stats`](crate::server::ServerConfig::stats). Numbers have the names of [`ShardStats::metrics`]. A
-/// histogram is an object of its quantiles and its `buckets`. Times are nanoseconds.
+/// Statistics of a server at one moment.
+///
+/// Each reader of [`ServerConfig::stats`](crate::server::ServerConfig::stats) gets one as a JSON object. Numbers have
+/// the names of [`ShardStats::metrics`]. A histogram is an object of its quantiles and its `buckets`. Times are
+/// nanoseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct Snapshot {
     /// Format number.
     pub format: u32,
-    /// The server's process.
+    /// Process identifier of the server.
     pub pid: u32,
-    /// Since the server was started.
+    /// Nanoseconds since the start of the server.
     pub uptime: u64,
-    /// Its shards.
+    /// The shards of the server.
     pub shards: Vec<ShardSnapshot>,
 }
 
-/// One of its shards.
+/// Statistics of one shard in a [`Snapshot`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct ShardSnapshot {
-    /// Its number.
+    /// Index of the shard.
     pub shard: u32,
-    /// Address that it serves.
+    /// Address that the shard serves.
     pub address: String,
-    /// Core that it is pinned to, if any.
+    /// Core that the shard is pinned to, if any.
     pub core: Option<usize>,
-    /// Statistics; `None` (`null`) if it did not answer in time, as when it is in a handler or has stopped.
+    /// Statistics; `None` (`null`) if the shard did not answer in time, because it is in a handler or has stopped.
     pub stats: Option<ShardStats>,
 }
 

@@ -1,4 +1,4 @@
-//! Answers of typed procedures, at once or later: results in the memory sent.
+//! Answers of typed procedures, at once or deferred, encoded into the memory that is sent.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,7 +7,7 @@ use rpcrdma_mempool::Frozen;
 use rpcrdma_xdr::{Bulk, Encode, Encoder, NoSpace, Place, Placed};
 
 use super::{Signature, decode, longest_reply, run_in};
-use crate::proto::{Failing, Refusal};
+use crate::proto::{HandlerFailure, Refusal};
 use crate::service::{CallInfo, DeferredCall, ResultRoom, ResultWriter, Results};
 
 /// Proof that a handler has encoded its results.
@@ -16,8 +16,8 @@ pub struct Sent(());
 
 /// Memory of a call's results, while its handler runs.
 ///
-/// A handler [sends](Self::send) results. The data of the first eligible item may be [written](Self::data) or
-/// [lent](Self::lend) before; the results then name it by [`Bulk::placed`].
+/// A handler [sends](Self::send) results. It may [write](Self::data) or [lend](Self::lend) the data of the first
+/// eligible item before; the results then name the data by [`Bulk::placed`].
 pub struct Answer<'a, P> {
     out: ResultRoom<'a>,
     /// Bytes written at [`Signature::HEAD`] for the first eligible item.
@@ -33,11 +33,12 @@ impl<'a, P: Signature> Answer<'a, P> {
     /// Encodes the results. The engine sends them after the handler.
     ///
     /// # Errors
-    /// The results exceed what the procedure declares, or an item the caller's Write chunk. Return the refusal.
+    /// The results exceed the procedure's declaration, or an item exceeds the caller's Write chunk. The handler returns
+    /// this refusal.
     #[inline]
     pub fn send(mut self, results: &P::Results<'_>) -> Result<Sent, Refusal> {
         let ResultRoom { inline, len, results: chunks, .. } = self.out.reborrow();
-        // Not the rest of the buffer: the caller has room for what the procedure declares.
+        // The buffer may be longer, but the caller has room only for what the procedure declares.
         let declared = inline.len().min(longest_reply::<P>(true));
         let room = &mut inline[..declared];
         if !chunks.is_empty() || *self.inline_data > 0 {
@@ -52,9 +53,9 @@ impl<'a, P: Signature> Answer<'a, P> {
 
     /// Writer of the first eligible result, in the memory sent.
     ///
-    /// That is a Write chunk, or the reply. Its room is what the caller accepts; in the reply, without the longest
-    /// other results, and 0 if unbounded ones come before. The results name the bytes written by [`Bulk::placed`]. A
-    /// second writer starts again.
+    /// The memory is a Write chunk, or the reply. Its room is what the caller accepts; in the reply, less the longest
+    /// other results, or 0 if unbounded results come before. The results name the written bytes by [`Bulk::placed`]. A
+    /// second writer starts from the beginning.
     ///
     /// # Errors
     /// The procedure has no such result, or the call holds [lent](Self::lend) memory.
@@ -62,7 +63,7 @@ impl<'a, P: Signature> Answer<'a, P> {
         Answer::<P>::new(self.out.reborrow(), self.inline_data).into_data()
     }
 
-    /// Writer of the first eligible result, for as long as the memory is borrowed.
+    /// Writer of the first eligible result, which borrows the memory for as long as this answer does.
     fn into_data(self) -> Result<ResultWriter<'a>, Refusal> {
         let Self { out: ResultRoom { inline, results, room, .. }, inline_data, .. } = self;
         *inline_data = 0;
@@ -70,9 +71,9 @@ impl<'a, P: Signature> Answer<'a, P> {
             return Ok(results.into_writer(0)?);
         }
         if P::BINDING.results.count == 0 {
-            return Err(Refusal::failed(Failing::NoChunk, 0, 0));
+            return Err(Refusal::failed(HandlerFailure::NoChunk, 0, 0));
         }
-        // Whole words: the padding follows.
+        // The room has whole words, because padding follows the data.
         let most = (room.saturating_sub(P::BINDING.max_reply) & !3).min(P::MAX_INLINE_RESULT);
         let room = inline.get_mut(P::HEAD..).unwrap_or_default();
         let most = most.min(room.len());
@@ -81,7 +82,7 @@ impl<'a, P: Signature> Answer<'a, P> {
 
     /// Sends the service's own memory as the first eligible result, as [`set_result`](crate::ServerCall::set_result).
     ///
-    /// Without a Write chunk it is copied into the reply.
+    /// Without a Write chunk the data is copied into the reply.
     ///
     /// # Errors
     /// The chunk or the reply is too short.
@@ -104,8 +105,8 @@ impl<P: Signature> fmt::Debug for Answer<'_, P> {
 
 /// A call that its handler answers later, from any thread; `Send`.
 ///
-/// Its arguments and result memory are the call's, and stay in place until it is answered or dropped.
-#[must_use = "answer it; dropped, its caller gets SYSTEM_ERR"]
+/// The arguments and the memory for results stay in place until the call is answered or dropped.
+#[must_use = "answer the call; if it is dropped, its caller gets SYSTEM_ERR"]
 pub struct Deferred<P> {
     call: DeferredCall,
     /// Bytes written at [`Signature::HEAD`] for the first eligible item.
@@ -113,7 +114,7 @@ pub struct Deferred<P> {
     of: PhantomData<fn(P)>,
 }
 
-/// Passes a call to a handler that answers it later. Garbage arguments are answered here.
+/// Passes a call to a handler that answers it later. A call with garbage arguments is refused here.
 #[doc(hidden)]
 pub fn take<P: Signature>(call: DeferredCall, handler: impl FnOnce(Deferred<P>)) {
     if let Some(call) = Deferred::new(call) {
@@ -121,7 +122,7 @@ pub fn take<P: Signature>(call: DeferredCall, handler: impl FnOnce(Deferred<P>))
     }
 }
 
-/// Passes a call to a handler that is a future. Garbage arguments are answered here.
+/// Passes a call to a handler that is a future. A call with garbage arguments is refused here.
 #[doc(hidden)]
 pub fn begin<P: Signature, F: Future<Output = ()>>(
     call: DeferredCall,
@@ -136,7 +137,7 @@ pub fn begin<P: Signature, F: Future<Output = ()>>(
 }
 
 impl<P: Signature> Deferred<P> {
-    /// `None` for garbage arguments, which it answers.
+    /// Checks the arguments. Refuses a call with garbage arguments, and returns `None`.
     fn new(call: DeferredCall) -> Option<Self> {
         if decode::<P::Args<'_>>(call.incoming()).is_err() {
             call.answer(Err(Refusal::GarbageArguments));
@@ -150,7 +151,7 @@ impl<P: Signature> Deferred<P> {
         self.call.info()
     }
 
-    /// Its arguments, in the memory that they arrived in. Decodes them anew.
+    /// Its arguments, in the memory that they arrived in. Each call of this function decodes them.
     pub fn args(&self) -> P::Args<'_> {
         decode(self.call.incoming()).expect("checked before the handler got the call")
     }
@@ -160,7 +161,7 @@ impl<P: Signature> Deferred<P> {
         self.call.is_disconnected()
     }
 
-    /// Memory of its results.
+    /// Memory of the results.
     fn answer(&mut self) -> Answer<'_, P> {
         Answer::new(self.call.split(P::BINDING.results.count > 0).2, &mut self.inline_data)
     }
@@ -181,7 +182,7 @@ impl<P: Signature> Deferred<P> {
         self.answer().lend(bytes)
     }
 
-    /// Answers the call. The caller gets SYSTEM_ERR for results that exceed what the procedure declares.
+    /// Answers the call. If the results exceed the procedure's declaration, the caller gets SYSTEM_ERR.
     pub fn send(mut self, results: &P::Results<'_>) {
         let outcome = self.answer().send(results).map(|_| ());
         self.call.answer(outcome);
@@ -213,7 +214,7 @@ impl<P: Signature> fmt::Debug for Deferred<P> {
     }
 }
 
-/// Encodes results whose eligible items may be outside of the reply. Returns the bytes of the reply.
+/// Encodes results whose eligible items may be outside the reply. Returns the bytes of the reply.
 #[inline(never)]
 fn encode_placed<P: Signature>(
     room: &mut [u8],
@@ -237,7 +238,7 @@ fn encode_placed<P: Signature>(
 /// Places eligible results in Write chunks, or in the reply.
 struct ResultPlacement<'a> {
     chunks: Results<'a>,
-    /// Where inline data of the first item was written.
+    /// Offset at which inline data of the first item was written.
     head: usize,
     inline_data: usize,
     /// Items placed so far.
@@ -252,7 +253,7 @@ impl Place for ResultPlacement<'_> {
         let len = bulk.len();
         let no_space = NoSpace::placed(len, 0);
         let mut unwritten = |written| {
-            self.refusal = Some(Refusal::failed(Failing::Unwritten, len, written));
+            self.refusal = Some(Refusal::failed(HandlerFailure::Unwritten, len, written));
             no_space
         };
         match (self.chunks.has(item), bulk.is_placed()) {

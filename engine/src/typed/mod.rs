@@ -8,7 +8,7 @@
 //!
 //! | | server | client |
 //! |---|---|---|
-//! | bulk argument | [`Bulk::bytes`](crate::xdr::Bulk::bytes), in the memory it arrived in | [`Request::lend`] |
+//! | bulk argument | [`Bulk::bytes`](crate::xdr::Bulk::bytes), in the memory that it arrived in | [`Request::lend`] |
 //! | bulk result | [`Answer::data`], [`Answer::lend`], or bytes | [`Request::room`], [`Request::room_in`] |
 
 mod answer;
@@ -26,7 +26,7 @@ use crate::binding::Binding;
 use crate::proto::Refusal;
 pub use crate::service::CallInfo;
 use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential};
-use crate::service::{Cached, Procedure, ServerCall, Sharing};
+use crate::service::{Procedure, ProcedureCache, ServerCall, Sharing};
 
 /// A procedure of a program version, as generated.
 pub trait Signature: 'static {
@@ -40,10 +40,10 @@ pub trait Signature: 'static {
     const NAME: &'static str;
     /// Upper-layer binding.
     const BINDING: Binding;
-    /// Most bytes of results in front of the first eligible one, its length word included.
+    /// Maximum bytes of results in front of the first eligible one, including its length word.
     #[doc(hidden)]
     const HEAD: usize;
-    /// Most bytes of eligible results in a reply without Write chunk.
+    /// Maximum bytes of eligible results in a reply without Write chunk.
     #[doc(hidden)]
     const MAX_INLINE_RESULT: usize;
     /// Whether calls have no reply, as those of [`Procedure::one_way`].
@@ -55,8 +55,9 @@ pub trait Signature: 'static {
     type Results<'a>: Decode<'a> + Encode;
 }
 
-/// Decodes all arguments of a call, or all results of a reply: inline and in chunks. Without chunks, decoders of bulk
-/// items are those of opaque data.
+/// Decodes all arguments of a call, or all results of a reply, inline and in chunks.
+///
+/// Without chunks, bulk items are decoded like other opaque data.
 #[inline(always)]
 fn decode<'a, T: Decode<'a>>((inline, chunks): (&'a [u8], Option<&'a impl Received>)) -> Result<T, BadXdr> {
     match chunks {
@@ -76,7 +77,7 @@ fn decode_with_chunks<'a, T: Decode<'a>>(inline: &'a [u8], chunks: &'a dyn Recei
 /// Runs a handler that answers at once.
 ///
 /// # Errors
-/// The handler's refusal, or GARBAGE_ARGS: then the handler has not run.
+/// The handler's refusal, or GARBAGE_ARGS if the arguments are invalid and the handler has not run.
 #[inline]
 pub fn run<P: Signature>(
     call: &mut ServerCall,
@@ -103,16 +104,16 @@ pub fn bound<P: Signature, S: Sharing>(procedure: Procedure<S>) -> Procedure<S> 
     if P::ONE_WAY { procedure.one_way() } else { procedure }
 }
 
-/// Most bytes of inline results, with or without the eligible ones; each of those may have padding.
+/// Maximum bytes of inline results, with or without the eligible ones, each of which may have padding.
 const fn longest_reply<P: Signature>(with_eligible: bool) -> usize {
     let count = P::BINDING.results.count;
     let eligible = if with_eligible && count > 0 { padded(P::MAX_INLINE_RESULT) + 4 * (count - 1) } else { 0 };
     P::BINDING.max_reply.saturating_add(eligible)
 }
 
-/// Duplicate request cache of a program, and how it identifies callers.
+/// Duplicate request cache of a program, with the function that identifies callers.
 #[derive(Clone)]
-pub struct Cache(Cached);
+pub struct Cache(ProcedureCache);
 
 impl Cache {
     /// Uses this cache; `client` identifies callers, as for [`Procedure::cached`].
@@ -120,7 +121,7 @@ impl Cache {
         replies: Arc<DuplicateRequestCache>,
         client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
     ) -> Self {
-        Self(Cached::new(replies, client))
+        Self(ProcedureCache::new(replies, client))
     }
 
     /// Makes a procedure run each call once.
@@ -131,9 +132,9 @@ impl Cache {
     }
 }
 
-/// A cache of its own, which tells callers [by credential](by_credential).
+/// A new cache, which identifies callers [by credential](by_credential).
 ///
-/// A caller with AUTH_NONE has no identity: its calls run each time, and the log says so.
+/// A caller with AUTH_NONE has no identity, so its calls run each time, and the log reports it.
 impl Default for Cache {
     fn default() -> Self {
         Self::new(Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default())), by_credential)

@@ -25,9 +25,7 @@ pub enum Error {
     /// The server refused it (RFC 5531 §9): accept and reject status.
     #[error("{}", CallError::Refused(*.0))]
     Refused(Refusal),
-    /// The arguments exceed a bound of the protocol.
-    ///
-    /// Or they do not name the buffers [lent](Request::lend).
+    /// The arguments exceed a bound, or do not match the lent buffers.
     #[error("arguments: {0}")]
     Encode(NoSpace),
     /// The results are not of the procedure's type.
@@ -44,11 +42,11 @@ impl From<FailedCall> for Error {
     }
 }
 
-/// Way to a server: a [`Client`], or a connection of a [`LocalClient`].
+/// Connection to a server: a [`Client`], or a connection of a [`LocalClient`].
 pub trait Transport {
-    /// Whether its calls are of this program and version.
+    /// Whether the client's calls are of this program and version.
     #[doc(hidden)]
-    fn is_of(&self, program: u32, version: u32) -> bool;
+    fn is_for_program(&self, program: u32, version: u32) -> bool;
 
     /// A call with memory for `args_len` bytes of arguments.
     #[doc(hidden)]
@@ -62,8 +60,8 @@ pub trait Transport {
 }
 
 impl Transport for Client {
-    fn is_of(&self, program: u32, version: u32) -> bool {
-        self.is_of(program, version)
+    fn is_for_program(&self, program: u32, version: u32) -> bool {
+        self.is_for_program(program, version)
     }
 
     fn prepare(&mut self, procedure: u32, args_len: usize) -> Result<ClientCall, CallError> {
@@ -77,8 +75,8 @@ impl Transport for Client {
 
 impl<F: Fabric> Transport for (&mut LocalClient<F>, Connection) {
     #[inline]
-    fn is_of(&self, program: u32, version: u32) -> bool {
-        self.0.is_of(program, version)
+    fn is_for_program(&self, program: u32, version: u32) -> bool {
+        self.0.is_for_program(program, version)
     }
 
     #[inline]
@@ -92,12 +90,12 @@ impl<F: Fabric> Transport for (&mut LocalClient<F>, Connection) {
     }
 }
 
-/// A call's buffers of eligible items, and its time-out.
+/// Buffers for the eligible items of a call, and its time-out.
 ///
 /// Without buffers, eligible arguments and results travel within the messages.
 #[must_use]
 pub struct Request<P> {
-    /// `None` costs a call without buffers no instructions.
+    /// `None` for a call without buffers, which then costs no instructions.
     buffers: Option<Buffers>,
     timeout: Option<Duration>,
     of: PhantomData<fn(P)>,
@@ -110,6 +108,7 @@ struct Buffers {
     rooms: ArrayVec<Room, MAX_CHUNKS>,
 }
 
+/// Room for an eligible result: a chunk of this length to allocate, or a buffer.
 #[derive(Debug)]
 enum Room {
     Bytes(u32),
@@ -131,7 +130,7 @@ impl<P: Signature> Request<P> {
 
     /// Lends a buffer's window as the next eligible argument: a Read chunk.
     ///
-    /// The arguments name it by [`Bulk::placed`], with its length. The buffer must be of the client's own `alloc`.
+    /// The arguments name it by [`Bulk::placed`], with its length. The buffer must come from the client's own `alloc`.
     /// Buffers beyond [`MAX_CHUNKS`], and empty ones, return to their pool.
     pub fn lend(mut self, data: Buf) -> Self {
         let _ = self.buffers.get_or_insert_default().lent.try_push(data);
@@ -140,9 +139,9 @@ impl<P: Signature> Request<P> {
 
     /// Offers a Write chunk of `len` bytes for the next eligible result.
     ///
-    /// `len` is not 0. If the result is longer, in version 2 the client retransmits the call with a longer chunk, and
-    /// the handler [runs again](Refusal::ShortChunk); in version 1 the call fails. For a procedure that must not run
-    /// twice, offer its longest result.
+    /// `len` must not be 0. If the result is longer, the client in version 2 retransmits the call with a longer chunk,
+    /// and the handler [runs again](Refusal::ShortChunk); in version 1 the call fails. For a procedure that must not
+    /// run twice, offer room for its longest result.
     pub fn room(mut self, len: u32) -> Self {
         let _ = self.buffers.get_or_insert_default().rooms.try_push(Room::Bytes(len));
         self
@@ -156,23 +155,24 @@ impl<P: Signature> Request<P> {
         self
     }
 
-    /// Sets a time-out from the start; default none.
+    /// Sets the time-out of the call, measured from its start. Default: none.
     pub fn timeout(mut self, time: Duration) -> Self {
         self.timeout = Some(time);
         self
     }
 
-    /// Encodes a call, to be started by any client.
+    /// Encodes the call, which any client can then start.
     ///
-    /// It [expects](ClientCall::expect_reply) the longest reply: one that may exceed a message takes a buffer of
-    /// [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers) for each call under way.
+    /// The call [expects](ClientCall::expect_reply) the longest reply of the procedure. If that may exceed a message,
+    /// each call under way takes a buffer of
+    /// [`memory.bulk_buffers`](crate::config::MemoryConfig::bulk_buffers).
     ///
     /// # Errors
     /// [`Error::Encode`]; [`Error::Call`] without memory for the arguments, or with a client of another program or
     /// version.
     #[inline]
     pub fn into_call<T: Transport>(self, transport: &mut T, args: &P::Args<'_>) -> Result<ClientCall, Error> {
-        let prepared = match transport.is_of(P::PROGRAM, P::VERSION) {
+        let prepared = match transport.is_for_program(P::PROGRAM, P::VERSION) {
             true => transport.prepare(P::NUMBER, args.encoded_len()),
             false => Err(Defect::OtherProgram.into()),
         };
@@ -184,7 +184,7 @@ impl<P: Signature> Request<P> {
             let mut to = Encoder::new(call.args_room());
             args.encode(&mut to).map_err(Error::Encode)?;
             let len = to.len();
-            call.args_written(len);
+            call.set_args_written(len);
             return Ok(call);
         };
         encode_lent(call, buffers, args).map_err(Error::Encode)
@@ -209,9 +209,9 @@ fn encode_lent(
     let mut to = Encoder::placing(call.args_room(), &mut placement);
     args.encode(&mut to)?;
     let written = to.len();
-    call.args_written(written);
+    call.set_args_written(written);
     if let Some(&unused) = placement.lens.get(placement.positions.len()) {
-        // A buffer that no argument names.
+        // The arguments do not name this buffer.
         return Err(NoSpace::placed(0, unused));
     }
     // Empty data has no chunk (RFC 8166 §3.4.4).
@@ -227,7 +227,7 @@ fn encode_lent(
 struct ArgumentPlacement {
     /// Bytes of the lent buffers.
     lens: ArrayVec<usize, MAX_CHUNKS>,
-    /// Positions of those used.
+    /// Positions of the buffers used so far.
     positions: ArrayVec<usize, MAX_CHUNKS>,
 }
 
@@ -244,10 +244,10 @@ impl Place for ArgumentPlacement {
     }
 }
 
-/// Makes a call; blocks until its end.
+/// Makes a call; blocks until it ends.
 ///
 /// # Errors
-/// Any of [`Error`] but [`Error::Decode`].
+/// Any [`Error`] except [`Error::Decode`].
 #[inline]
 pub fn call<P: Signature, T: Transport>(
     transport: &mut T,
@@ -265,12 +265,12 @@ pub struct Response<P> {
 }
 
 impl<P: Signature> Response<P> {
-    /// The reply of a call that was made by [`Request::into_call`].
+    /// The reply of a call that [`Request::into_call`] has encoded.
     pub fn of(reply: Reply) -> Self {
         Self { reply, of: PhantomData }
     }
 
-    /// Its results, in the memory that they arrived in.
+    /// Decodes its results, in the memory that they arrived in.
     ///
     /// # Errors
     /// [`Error::Decode`].

@@ -5,16 +5,16 @@ use std::marker::PhantomData;
 
 use crate::{BadXdr, Decode, Decoder, Encode, Encoder, NoSpace, encode};
 
-/// Most values of a recursive type inside each other.
+/// Maximum nesting depth of values of a recursive type.
 ///
-/// Decoding refuses more, so that no message exhausts the stack.
+/// Decoding rejects more, so that no message exhausts the stack.
 pub const MAX_DEPTH: usize = 64;
 
 /// A value inside one of its own type, such as a branch of a tree: a view of its encoding.
 ///
 /// The view takes the place of a `Box`: nothing is allocated when a message is decoded, nothing is dropped, and a
-/// value is encoded without recursion. [`get`](Self::get) decodes one level. At most [`MAX_DEPTH`] such values are
-/// inside each other.
+/// value is encoded without recursion. [`get`](Self::get) decodes one level. At most [`MAX_DEPTH`] such values may
+/// be nested.
 pub struct Boxed<'a, T> {
     /// Checked bytes of the value.
     bytes: &'a [u8],
@@ -33,8 +33,8 @@ impl<'a, T: Decode<'a>> Boxed<'a, T> {
     /// Encodes `value` into `memory`, and returns the view of it. The former content of `memory` is lost.
     ///
     /// # Errors
-    /// A length in `value` exceeds its bound in the protocol, or it has more than [`MAX_DEPTH`] values inside each
-    /// other. The content of `memory` is then unspecified.
+    /// A length in `value` exceeds its bound in the protocol, or its nesting exceeds [`MAX_DEPTH`]. The content of
+    /// `memory` is then unspecified.
     pub fn new(value: &T, memory: &'a mut Vec<u8>) -> Result<Self, NoSpace>
     where
         T: Encode,

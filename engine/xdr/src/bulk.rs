@@ -6,11 +6,11 @@ use crate::NoSpace;
 
 /// `opaque<>` that may travel as a chunk (RFC 8166 §6.1).
 ///
-/// A receiver reads its [`bytes`](Self::bytes), whichever way they came. A sender encodes bytes, or data that is
-/// [placed](Self::placed) already.
+/// A receiver reads its [`bytes`](Self::bytes), whether they came in the message or in a chunk. A sender encodes bytes,
+/// or data that is already [placed](Self::placed).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Bulk<'a> {
-    /// `None`: placed.
+    /// `None` if the data is placed.
     bytes: Option<&'a [u8]>,
     len: usize,
 }
@@ -28,19 +28,19 @@ impl<'a> Bulk<'a> {
         self.bytes.unwrap_or_default()
     }
 
-    /// Its length in bytes.
+    /// Length of the data in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the data has no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether its data is in memory of the engine.
+    /// Whether the data is in memory of the engine.
     #[must_use]
     pub const fn is_placed(&self) -> bool {
         self.bytes.is_none()
@@ -75,7 +75,7 @@ impl fmt::Debug for Bulk<'_> {
     }
 }
 
-/// Chunks that arrived with a message.
+/// The chunks that arrived with a message.
 pub trait Received: fmt::Debug {
     /// Data of an eligible item, or `None` if it is in the message.
     ///
@@ -83,26 +83,26 @@ pub trait Received: fmt::Debug {
     /// offset of its data in the unreduced message (RFC 8166 §3.4.5), `len` its length word.
     fn item(&self, item: usize, used: usize, position: usize, len: usize) -> Option<&[u8]>;
 
-    /// Whether there are no further chunks than the `used` ones.
+    /// Whether `used` chunks are all that arrived.
     fn is_complete(&self, used: usize) -> bool;
 }
 
-/// Way of an item that is encoded.
+/// Where the data of an eligible item is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placed {
     /// In a chunk: only its length is in the message.
     Apart,
     /// In the message.
     Inline,
-    /// In the message's memory already, from this byte on.
+    /// Already in the memory of the message, from this byte on.
     At(usize),
 }
 
-/// Decides the way of eligible items.
+/// Decides where the data of eligible items is encoded.
 pub trait Place {
     /// Places eligible item `item`. `position` is the offset of its data in the unreduced message.
     ///
     /// # Errors
-    /// No room, in the message or in the chunk.
+    /// The message or the chunk has no room.
     fn place(&mut self, item: usize, bulk: &Bulk<'_>, position: usize) -> Result<Placed, NoSpace>;
 }

@@ -1,4 +1,4 @@
-//! Reading.
+//! The decoder.
 
 use thiserror::Error;
 
@@ -22,7 +22,7 @@ pub struct Decoder<'a> {
     bytes: &'a [u8],
     at: usize,
     is_strict: bool,
-    /// Values of recursive types around the present one.
+    /// Nesting depth of the present value in values of recursive types.
     depth: u8,
     /// Items that arrived in chunks.
     received: Option<&'a dyn Received>,
@@ -31,7 +31,7 @@ pub struct Decoder<'a> {
     /// Chunks used.
     chunks: usize,
     /// Bytes of items in chunks, with round-up.
-    apart: usize,
+    chunk_bytes: usize,
 }
 
 impl<'a> Decoder<'a> {
@@ -44,7 +44,7 @@ impl<'a> Decoder<'a> {
     /// A cursor at byte `at`. Errors count from the start of `bytes`.
     #[must_use]
     pub const fn starting_at(bytes: &'a [u8], at: usize) -> Self {
-        Self { bytes, at, is_strict: false, depth: 0, received: None, item: 0, chunks: 0, apart: 0 }
+        Self { bytes, at, is_strict: false, depth: 0, received: None, item: 0, chunks: 0, chunk_bytes: 0 }
     }
 
     /// A cursor over a message whose DDP-eligible items may have arrived in chunks.
@@ -53,7 +53,7 @@ impl<'a> Decoder<'a> {
         Self { received: Some(received), ..Self::new(bytes) }
     }
 
-    /// Refuses padding that is not zero, so that encoding gives the same bytes again.
+    /// Rejects padding that is not zero, so that encoding the value yields the same bytes.
     #[must_use]
     pub fn strict(self) -> Self {
         Self { is_strict: true, ..self }
@@ -80,7 +80,7 @@ impl<'a> Decoder<'a> {
     /// Checks that all bytes were read, and all chunks used.
     ///
     /// # Errors
-    /// There are more.
+    /// Bytes or chunks are left.
     #[inline]
     pub fn end(&self) -> Result<(), BadXdr> {
         let what = match self.received {
@@ -94,7 +94,7 @@ impl<'a> Decoder<'a> {
     /// The next `len` bytes, without padding.
     ///
     /// # Errors
-    /// There are fewer.
+    /// Fewer bytes are left.
     #[inline]
     pub fn bytes(&mut self, len: usize, what: &'static str) -> Result<&'a [u8], BadXdr> {
         let bad = BadXdr { what, at: self.at };
@@ -202,7 +202,7 @@ impl<'a> Decoder<'a> {
         let at = self.at;
         let Some(received) = self.received else { return self.opaque(max, what).map(Bulk::from) };
         let len = self.u32(what)? as usize;
-        let chunk = received.item(self.item, self.chunks, self.at + self.apart, len);
+        let chunk = received.item(self.item, self.chunks, self.at + self.chunk_bytes, len);
         self.item += 1;
         let Some(bytes) = chunk else {
             self.at = at;
@@ -212,19 +212,19 @@ impl<'a> Decoder<'a> {
             return Err(BadXdr { what, at });
         }
         self.chunks += 1;
-        self.apart += crate::padded(len);
+        self.chunk_bytes += crate::padded(len);
         Ok(Bulk::from(bytes))
     }
 
-    /// The bytes of a `T` inside another one, checked.
+    /// Checks a `T` inside a value of its own type, and returns its bytes.
     ///
     /// # Errors
-    /// They are no `T`, or more than [`MAX_DEPTH`] are inside each other.
+    /// The bytes are not a valid `T`, or the nesting exceeds [`MAX_DEPTH`].
     #[inline(never)]
     pub(crate) fn nested<T: Decode<'a>>(&mut self) -> Result<&'a [u8], BadXdr> {
         let at = self.at;
         if usize::from(self.depth) == MAX_DEPTH {
-            return Err(BadXdr { what: "nesting of values, too deep", at });
+            return Err(BadXdr { what: "nesting depth", at });
         }
         self.depth += 1;
         T::decode(self)?;
@@ -243,7 +243,7 @@ impl<'a> Decoder<'a> {
         Ok(self.bytes(len, what)?.as_chunks().0)
     }
 
-    /// Error of a value that is none of its type's, in the word before.
+    /// The error of an undefined value in the word that was read last.
     #[cold]
     #[must_use]
     pub fn unknown(&self, what: &'static str) -> BadXdr {

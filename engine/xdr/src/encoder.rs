@@ -1,4 +1,4 @@
-//! Writing.
+//! The encoder.
 
 use std::fmt;
 
@@ -26,9 +26,9 @@ pub enum Lack {
     Space,
     /// A length within the bound of its type.
     Bound,
-    /// As many bytes in a buffer or chunk as placed data has.
+    /// A buffer or chunk of the length of the placed data.
     Placed,
-    /// A switch of the default arm's own.
+    /// A switch value of the default arm.
     Switch,
     /// Levels of a recursive type.
     Depth,
@@ -47,13 +47,13 @@ impl NoSpace {
         Self { needed: len, available: bound, what: Lack::Bound }
     }
 
-    /// Placed data is not where its way begins.
+    /// Placed data does not match its buffer or chunk.
     #[must_use]
     pub const fn placed(len: usize, available: usize) -> Self {
         Self { needed: len, available, what: Lack::Placed }
     }
 
-    /// The switch of a union's default arm is another arm's.
+    /// A union's default arm has the switch value of another arm.
     #[must_use]
     pub const fn switch() -> Self {
         Self { needed: 4, available: 0, what: Lack::Switch }
@@ -76,14 +76,14 @@ impl NoSpace {
         match what {
             Lack::Space => format!("needs {needed} bytes of space, found {available}"),
             Lack::Bound => format!("length {needed} exceeds {available}, the bound in the `.x` file"),
-            Lack::Depth => format!("more than {available} values of a recursive type inside each other"),
+            Lack::Depth => format!("values of a recursive type are nested more than {available} deep"),
             Lack::Switch => "`Default` with a switch of another arm".to_owned(),
             Lack::Placed if *available == 0 => format!("`Bulk::placed` of {needed} bytes without a buffer or chunk"),
             Lack::Placed if *needed == 0 => {
                 format!("buffer of {available} bytes is lent, and no argument names it by `Bulk::placed`")
             }
             Lack::Placed => {
-                format!("`Bulk::placed` of {needed} bytes for a buffer of {available}: each has the other's length")
+                format!("`Bulk::placed` of {needed} bytes for a buffer of {available}: the lengths must be equal")
             }
         }
     }
@@ -93,19 +93,19 @@ impl NoSpace {
 pub struct Encoder<'b> {
     out: &'b mut [u8],
     at: usize,
-    /// Decides the way of eligible items; without it they are inline.
+    /// Decides where eligible items are encoded. Without it they are inline.
     place: Option<&'b mut dyn Place>,
     /// Index of the next eligible item.
     item: usize,
     /// Bytes of items in chunks, with round-up.
-    apart: usize,
+    chunk_bytes: usize,
 }
 
 impl<'b> Encoder<'b> {
     /// A cursor at the first byte of `out`.
     #[must_use]
     pub const fn new(out: &'b mut [u8]) -> Self {
-        Self { out, at: 0, place: None, item: 0, apart: 0 }
+        Self { out, at: 0, place: None, item: 0, chunk_bytes: 0 }
     }
 
     /// A cursor over a message whose DDP-eligible items may travel as chunks.
@@ -136,7 +136,7 @@ impl<'b> Encoder<'b> {
     /// Raw bytes, not padded.
     ///
     /// # Errors
-    /// No room.
+    /// There is no room.
     #[inline]
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), NoSpace> {
         let end = self.at + bytes.len();
@@ -150,7 +150,7 @@ impl<'b> Encoder<'b> {
     /// `unsigned int`.
     ///
     /// # Errors
-    /// No room.
+    /// There is no room.
     #[inline]
     pub fn u32(&mut self, word: u32) -> Result<(), NoSpace> {
         self.bytes(&word.to_be_bytes())
@@ -159,7 +159,7 @@ impl<'b> Encoder<'b> {
     /// Writes several words with one length check.
     ///
     /// # Errors
-    /// No room.
+    /// There is no room.
     #[inline(always)]
     pub fn words<const N: usize>(&mut self, words: [u32; N]) -> Result<(), NoSpace> {
         let (at, available) = (self.at, self.out.len());
@@ -173,7 +173,7 @@ impl<'b> Encoder<'b> {
     /// `unsigned hyper`.
     ///
     /// # Errors
-    /// No room.
+    /// There is no room.
     #[inline]
     pub fn u64(&mut self, word: u64) -> Result<(), NoSpace> {
         self.bytes(&word.to_be_bytes())
@@ -182,7 +182,7 @@ impl<'b> Encoder<'b> {
     /// `bool`.
     ///
     /// # Errors
-    /// No room.
+    /// There is no room.
     #[inline]
     pub fn bool(&mut self, value: bool) -> Result<(), NoSpace> {
         self.u32(value.into())
@@ -191,7 +191,7 @@ impl<'b> Encoder<'b> {
     /// `opaque[N]`: the bytes, and zero padding.
     ///
     /// # Errors
-    /// No room.
+    /// There is no room.
     #[inline]
     pub fn fixed(&mut self, bytes: &[u8]) -> Result<(), NoSpace> {
         self.bytes(bytes)?;
@@ -206,7 +206,7 @@ impl<'b> Encoder<'b> {
     /// A length or count, at most `max`.
     ///
     /// # Errors
-    /// It exceeds `max` or 2³² - 1, or there is no room.
+    /// The count exceeds `max` or 2³² - 1, or there is no room.
     #[inline]
     pub fn count(&mut self, count: usize, max: usize) -> Result<(), NoSpace> {
         match u32::try_from(count) {
@@ -218,7 +218,7 @@ impl<'b> Encoder<'b> {
     /// `opaque<max>` or `string<max>`: length, bytes, zero padding.
     ///
     /// # Errors
-    /// More than `max` bytes, or no room.
+    /// There are more than `max` bytes, or there is no room.
     #[inline]
     pub fn opaque(&mut self, bytes: &[u8], max: usize) -> Result<(), NoSpace> {
         self.count(bytes.len(), max)?;
@@ -228,17 +228,18 @@ impl<'b> Encoder<'b> {
     /// `opaque<max>` that may travel as a chunk. Its length is in the message either way.
     ///
     /// # Errors
-    /// More than `max` bytes, or no room in the message or chunk. Placed data in a message that places none.
+    /// There are more than `max` bytes, or the message or chunk has no room. Or the data is placed, but the message has
+    /// no place for it.
     pub fn bulk(&mut self, bulk: &Bulk<'_>, max: usize) -> Result<(), NoSpace> {
         self.count(bulk.len(), max)?;
-        let position = self.at + self.apart;
+        let position = self.at + self.chunk_bytes;
         let placed = match &mut self.place {
             Some(place) => place.place(self.item, bulk, position)?,
             None => Placed::Inline,
         };
         self.item += 1;
         match placed {
-            Placed::Apart => self.apart += padded(bulk.len()),
+            Placed::Apart => self.chunk_bytes += padded(bulk.len()),
             Placed::Inline if bulk.is_placed() && !bulk.is_empty() => return Err(NoSpace::placed(bulk.len(), 0)),
             Placed::Inline => self.fixed(bulk.bytes())?,
             Placed::At(from) => {

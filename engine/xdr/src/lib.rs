@@ -37,7 +37,7 @@ pub trait Decode<'a>: Sized {
     /// Reads the value.
     ///
     /// # Errors
-    /// The bytes are no such value. The decoder's position is then unspecified.
+    /// The bytes are not a valid value. The decoder's position is then unspecified.
     fn decode(from: &mut Decoder<'a>) -> Result<Self, BadXdr>;
 }
 
@@ -59,10 +59,10 @@ pub const fn padded(len: usize) -> usize {
     (len + 3) & !3
 }
 
-/// Decodes a value that takes all the bytes.
+/// Decodes a value from all of `bytes`.
 ///
 /// # Errors
-/// The bytes are no such value, or more than one.
+/// The bytes are not a valid value, or some are left over.
 #[inline]
 pub fn decode<'a, T: Decode<'a>>(bytes: &'a [u8]) -> Result<T, BadXdr> {
     let mut from = Decoder::new(bytes);

@@ -16,7 +16,7 @@ pub type List<'a, T> = Sequence<'a, T, true>;
 
 /// An [`Array`], or a [`List`] whose elements follow pointers.
 ///
-/// Its elements are values, or encoded: one of the two is empty.
+/// The elements are either values or encoded; the other of the two is empty.
 pub struct Sequence<'a, T, const LINKED: bool> {
     elements: &'a [T],
     /// Checked bytes of `count` elements, with the pointers in front of them.
@@ -59,7 +59,7 @@ impl<'a, T, const LINKED: bool> Sequence<'a, T, LINKED> {
         self.elements.len() + self.count
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -97,11 +97,11 @@ impl<'a, T: Decode<'a>> Array<'a, T> {
     /// Reads an array of at most `max` elements.
     ///
     /// # Errors
-    /// There are more, or one is no `T`.
+    /// There are more elements, or one is not a valid `T`.
     pub fn decode(from: &mut Decoder<'a>, max: usize, what: &'static str) -> Result<Self, BadXdr> {
         let bad = BadXdr { what, at: from.at() };
         let count = from.u32(what)? as usize;
-        // An element takes a word at least: a count of more needs no loop to be refused.
+        // Each element takes at least a word, so a larger count is invalid without decoding.
         if count > max || count > from.rest().len() / 4 {
             return Err(bad);
         }
@@ -117,7 +117,7 @@ impl<T: Encode> Array<'_, T> {
     /// Writes at most `max` elements.
     ///
     /// # Errors
-    /// There are more, or no room.
+    /// There are more elements, or there is no room.
     pub fn encode(&self, to: &mut Encoder<'_>, max: usize) -> Result<(), NoSpace> {
         to.count(self.len(), max)?;
         self.encode_elements(to)
@@ -138,7 +138,7 @@ impl<'a, T: Decode<'a>> Decode<'a> for List<'a, T> {
 
 impl<T: Encode> Encode for List<'_, T> {
     fn encoded_len(&self) -> usize {
-        // The method of both kinds.
+        // This is the inherent method, which arrays have, too.
         self.encoded_len()
     }
 
@@ -193,7 +193,7 @@ impl<'a, T: Decode<'a> + Clone, const LINKED: bool> Iterator for Iter<'a, T, LIN
 
 /// Builds a [`List`] element by element, in one allocation.
 ///
-/// For elements whose parts do not live as long as the list.
+/// It is for elements whose parts do not live as long as the list.
 #[derive(Debug, Default)]
 pub struct ListBuilder {
     bytes: Vec<u8>,
@@ -207,13 +207,13 @@ impl ListBuilder {
         Self { bytes: Vec::with_capacity(bytes), count: 0 }
     }
 
-    /// Bytes of its elements.
+    /// Bytes of the elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether it has no elements.
+    /// Whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()

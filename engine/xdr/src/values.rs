@@ -68,7 +68,7 @@ impl<'a, T: Decode<'a>, const N: usize> Decode<'a> for [T; N] {
             Some(_) => None,
         });
         match bad {
-            None => Ok(elements.map(|element| element.expect("one error would be kept"))),
+            None => Ok(elements.map(|element| element.expect("an error would be in `bad`"))),
             Some(error) => Err(error),
         }
     }
@@ -105,7 +105,7 @@ impl<const N: usize> Encode for [u8; N] {
 }
 
 /// The arguments of one procedure, in order (RFC 5531 §12).
-macro_rules! several {
+macro_rules! tuples {
     ($($($name:ident $at:tt)*;)*) => {
         $(
             impl<'a, $($name: Decode<'a>),*> Decode<'a> for ($($name,)*) {
@@ -132,7 +132,7 @@ macro_rules! several {
         )*
     };
 }
-several! {
+tuples! {
     ; A 0 B 1; A 0 B 1 C 2; A 0 B 1 C 2 D 3; A 0 B 1 C 2 D 3 E 4; A 0 B 1 C 2 D 3 E 4 F 5;
     A 0 B 1 C 2 D 3 E 4 F 5 G 6; A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7; A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8;
     A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9; A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10;

@@ -11,7 +11,7 @@ fn config(bytes: usize, pages: PagePolicy) -> ArenaConfig {
 fn map_of(arena: &Arena) -> &RawMap {
     match &arena.0.memory {
         ArenaMemory::Made { map, .. } => map,
-        ArenaMemory::Given(_) => panic!("it was made here"),
+        ArenaMemory::Given(_) => panic!("the arena is a memfd"),
     }
 }
 
@@ -20,7 +20,7 @@ fn small_pages_always_work() {
     let arena = Arena::new(&config(5000, PagePolicy::Small)).unwrap();
     assert_eq!(arena.len(), 8192);
     assert_eq!(arena.report().pages, Some(PageSize::Small));
-    assert_eq!(arena.report().advice, None, "nothing better was asked for");
+    assert_eq!(arena.report().advice, None, "no larger pages were requested");
     assert_eq!(arena.report().to_string(), "arena arena-test: 8 KiB in 4 KiB pages, any NUMA node, prefaulted");
     let other = Arena::new(&config(1, PagePolicy::Small)).unwrap();
     assert_ne!(arena.id(), other.id());
@@ -50,7 +50,7 @@ fn auto_reports_its_pages_and_a_remedy() {
     assert!(!line.contains('\n'), "{line}");
     match report.pages.unwrap() {
         PageSize::Huge2M => {
-            // Others may have some, too.
+            // Other processes may use some, too.
             let pool = HugePool::read(PageSize::Huge2M, None);
             assert!(pool.total - pool.free >= 4, "{line}");
         }
@@ -67,7 +67,7 @@ fn auto_reports_its_pages_and_a_remedy() {
 }
 
 #[test]
-fn memory_for_strangers_is_never_hugetlb() {
+fn no_hugetlb_never_uses_hugetlb_pages() {
     let arena = Arena::new(&config(8 << 20, PagePolicy::NoHugetlb)).unwrap();
     let line = arena.report().to_string();
     assert!(!arena.report().pages.unwrap().is_hugetlb() && !line.contains("nr_hugepages"), "{line}");
@@ -84,9 +84,9 @@ fn auto_does_not_waste_large_pages_on_small_arenas() {
     assert_eq!(arena.report().advice, None);
 }
 
-/// Half of the host's memory in reserved pages: no host has that much free.
+/// Requires 1000 pages more than are free.
 #[test]
-fn pages_that_are_not_there_are_an_error_with_a_remedy() {
+fn missing_pages_are_an_error_with_a_remedy() {
     for page in [PageSize::Huge2M, PageSize::Huge1G] {
         let bytes = ((HugePool::read(page, None).free + 1000) as usize) * page.bytes();
         let error = Arena::new(&config(bytes, PagePolicy::Require(page))).unwrap_err();
@@ -105,7 +105,7 @@ fn pages_that_are_not_there_are_an_error_with_a_remedy() {
 }
 
 #[test]
-fn transparent_pages_are_got_or_refused_never_pretended() {
+fn required_transparent_pages_are_allocated_or_an_error() {
     match Arena::new(&config(8 << 20, PagePolicy::Require(PageSize::Transparent))) {
         Ok(arena) => assert!(host::huge_shmem_bytes(arena.base_address()) > 0),
         Err(error) if matches!(*error.0, MemErrorCause::Transparent { .. }) => {
@@ -116,7 +116,7 @@ fn transparent_pages_are_got_or_refused_never_pretended() {
 }
 
 #[test]
-fn node_zero_is_there_and_node_4000_is_not() {
+fn nodes_that_are_not_online_are_an_error() {
     let on = |node| ArenaConfig { node: Some(node), ..config(64 << 10, PagePolicy::Small) };
     let arena = Arena::new(&on(0)).unwrap();
     assert_eq!(arena.report().node, Some(0));
@@ -130,7 +130,7 @@ fn binding_reaches_the_kernel() {
     let arena = Arena::new(&config(64 << 10, PagePolicy::Small)).unwrap();
     if let Err(error) = map_of(&arena).bind(0) {
         assert_eq!(host::online_nodes(), "0", "{error}");
-        eprintln!("mbind is not to be had here: {error}");
+        eprintln!("mbind is not available here: {error}");
         return;
     }
     let start = format!("{:x} ", arena.base_address());
@@ -142,7 +142,7 @@ fn binding_reaches_the_kernel() {
 }
 
 #[test]
-fn prefault_allocates_and_its_absence_does_not() {
+fn only_prefault_allocates_pages_ahead_of_use() {
     let allocated = |arena: &Arena| rustix::fs::fstat(arena.fd().unwrap()).unwrap().st_blocks as usize * 512;
     let eager = Arena::new(&config(1 << 20, PagePolicy::Small)).unwrap();
     assert_eq!(allocated(&eager), 1 << 20);
@@ -164,20 +164,17 @@ fn impossible_sizes_are_errors() {
 }
 
 #[test]
-fn ranges_are_taken_first_fit_and_given_back() {
+fn ranges_are_taken_first_fit_and_freed() {
     let arena = Arena::new(&config(4096, PagePolicy::Small)).unwrap();
-    assert_eq!([100, 200, 300].map(|bytes| arena.take(bytes, 1).unwrap()), [0, 100, 300]);
-    arena.give_back(100);
-    assert_eq!(arena.take(150, 1).unwrap(), 100);
-    assert_eq!(arena.take(50, 1).unwrap(), 250);
-    assert_eq!(arena.take(1, 1).unwrap(), 600);
-    assert!(
-        matches!(arena.take(4096, 1), Err(error) if matches!(*error.0, MemErrorCause::ArenaFull { free: 3495, .. }))
-    );
-    assert_eq!(arena.take(1024, 1024).unwrap(), 1024, "601 is no multiple");
-    assert_eq!(arena.take(300, 64).unwrap(), 640, "what is in front of it is free yet");
-    assert!(
-        matches!(arena.take(2049, 1024), Err(error) if matches!(*error.0, MemErrorCause::ArenaFull { free: 2048, .. })),
-        "only from 2048 on"
-    );
+    assert_eq!([100, 200, 300].map(|bytes| arena.take_range(bytes, 1).unwrap()), [0, 100, 300]);
+    arena.free_range(100);
+    assert_eq!(arena.take_range(150, 1).unwrap(), 100);
+    assert_eq!(arena.take_range(50, 1).unwrap(), 250);
+    assert_eq!(arena.take_range(1, 1).unwrap(), 600);
+    let full = arena.take_range(4096, 1).unwrap_err();
+    assert!(matches!(*full.0, MemErrorCause::ArenaFull { free: 3495, .. }), "{full}");
+    assert_eq!(arena.take_range(1024, 1024).unwrap(), 1024, "601 is not a multiple of 1024");
+    assert_eq!(arena.take_range(300, 64).unwrap(), 640, "the gap in front of it is still free");
+    let full = arena.take_range(2049, 1024).unwrap_err();
+    assert!(matches!(*full.0, MemErrorCause::ArenaFull { free: 2048, .. }), "only from 2048 on: {full}");
 }

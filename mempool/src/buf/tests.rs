@@ -37,7 +37,7 @@ fn the_window_moves_within_the_capacity() {
 }
 
 #[test]
-fn a_window_behind_the_capacity_is_the_callers_bug() {
+fn a_window_beyond_the_capacity_panics() {
     for (start, len) in [(0, 257), (257, 0), (200, 57), (usize::MAX, 2), (2, usize::MAX)] {
         let moved = thread::spawn(move || {
             let pool = pool(&[(256, 1)]);
@@ -48,7 +48,7 @@ fn a_window_behind_the_capacity_is_the_callers_bug() {
 }
 
 #[test]
-fn buffers_are_aligned_and_apart() {
+fn buffers_are_aligned_and_do_not_overlap() {
     let pool = pool(&[(100, 8), (4096, 8)]);
     let bufs: Vec<_> = (0..16).map(|i| pool.alloc(if i < 8 { 100 } else { 4096 }).unwrap()).collect();
     let mut places: Vec<_> = bufs.iter().map(|buf| (buf.base_offset(), buf.capacity())).collect();
@@ -59,7 +59,7 @@ fn buffers_are_aligned_and_apart() {
 }
 
 #[test]
-fn frozen_is_shared_between_threads_and_comes_home_once() {
+fn frozen_is_shared_between_threads_and_returns_once() {
     let pool = pool(&[(64, 1)]);
     let frozen = filled(&pool, b"shared").freeze();
     assert_eq!(pool.census().classes[0].frozen, 1);
@@ -117,7 +117,7 @@ fn lent_is_reclaimed_by_its_only_clone() {
 }
 
 #[test]
-fn lending_is_for_the_owner_thread_and_a_living_pool() {
+fn lending_fails_on_other_threads_and_after_the_pools_end() {
     let pool = pool(&[(64, 2)]);
     let (far, near) = (filled(&pool, b"far"), filled(&pool, b"near"));
     let far = thread::spawn(move || {
@@ -135,7 +135,7 @@ fn lending_is_for_the_owner_thread_and_a_living_pool() {
 }
 
 #[test]
-fn posted_is_completed_or_lost() {
+fn a_posted_buffer_is_completed_or_leaked() {
     let pool = pool(&[(64, 2)]);
     let posted = filled(&pool, b"recv").post();
     assert_eq!(pool.census().classes[0].posted, 1);
@@ -149,11 +149,11 @@ fn posted_is_completed_or_lost() {
     assert_eq!(pool.stats().leaked, 1);
     let leak = pool.close().unwrap_err();
     assert_eq!(leak.classes[0].leaked, 1);
-    assert!(leak.to_string().contains("1 of 2 of 64 bytes"), "{leak}");
+    assert!(leak.to_string().contains("1 of 2 buffers of 64 bytes"), "{leak}");
 }
 
 #[test]
-fn one_copy_between_a_peers_memory_and_lent_memory() {
+fn bytes_are_copied_between_shared_and_lent_memory() {
     let pool = pool(&[(64, 1)]);
     let ring = SharedMapping::create(4096, "ring").unwrap();
     let lent = pool.alloc(8).unwrap().lend().unwrap();
@@ -179,21 +179,23 @@ fn an_owner_is_dropped_with_the_last_clone() {
     let part = owned.part(1, 3);
     assert!(part.has_owner() && !whole.has_owner());
     drop(owned);
-    assert_eq!((&*part, Arc::strong_count(&owner)), (&b"345"[..], 2), "a part has it");
-    // The other share of the bytes has no part in it.
+    assert_eq!((&*part, Arc::strong_count(&owner)), (&b"345"[..], 2), "the part keeps the owner");
+    // A clone without the owner does not keep it.
     thread::spawn(move || drop(part)).join().unwrap();
     assert_eq!((&*whole, Arc::strong_count(&owner)), (&b"0123456789"[..], 1));
 
-    // The bytes go behind their owner.
-    struct Noted(&'static str, Arc<Mutex<String>>);
-    impl Drop for Noted {
+    // The owner is dropped before the bytes, which may have an owner of their own.
+    struct RecordsDrop(&'static str, Arc<Mutex<String>>);
+    impl Drop for RecordsDrop {
         fn drop(&mut self) {
             self.1.lock().unwrap().push_str(self.0);
         }
     }
-    let gone = Arc::new(Mutex::new(String::new()));
-    drop(whole.with_owner(Noted("last", Arc::clone(&gone))).with_owner(Noted("first ", Arc::clone(&gone))));
-    assert_eq!(*gone.lock().unwrap(), "first last");
+    let drops = Arc::new(Mutex::new(String::new()));
+    drop(
+        whole.with_owner(RecordsDrop("last", Arc::clone(&drops))).with_owner(RecordsDrop("first ", Arc::clone(&drops))),
+    );
+    assert_eq!(*drops.lock().unwrap(), "first last");
     assert_eq!(pool.close(), Ok(()));
 }
 

@@ -5,11 +5,11 @@ use std::io;
 use super::*;
 use crate::config::PageSize;
 
-fn says(error: MemErrorCause, parts: &[&str]) {
+fn assert_text(error: MemErrorCause, parts: &[&str]) {
     let error = MemError::from(error);
-    // As programs print it: with the system's error.
+    // Programs print the error with its source, the system's error.
     let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
-    assert!(source.is_empty() || !error.to_string().contains(&source[2..]), "said twice: {error}");
+    assert!(source.is_empty() || !error.to_string().contains(&source[2..]), "the text repeats its source: {error}");
     let text = format!("{error}{source}");
     for part in parts {
         assert!(text.contains(part), "{text:?} lacks {part:?}");
@@ -39,7 +39,7 @@ fn hugepages() {
         pool: HugePool { page, node, total: 100, free: 12 },
         source: no_memory(),
     };
-    says(
+    assert_text(
         error(PageSize::Huge2M, None),
         &[
             "mmap of 1073741824 bytes in 2 MiB hugetlb pages failed",
@@ -48,7 +48,7 @@ fn hugepages() {
             "`echo 600 | sudo tee /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages`",
         ],
     );
-    says(
+    assert_text(
         error(PageSize::Huge1G, Some(1)),
         &[
             "1 pages are needed, 12 are free on NUMA node 1",
@@ -60,7 +60,7 @@ fn hugepages() {
 
 #[test]
 fn transparent() {
-    says(
+    assert_text(
         MemErrorCause::Transparent { bytes: 4096, setting: "never".into() },
         &[
             "madvise(MADV_HUGEPAGE) of 4096 bytes",
@@ -72,7 +72,7 @@ fn transparent() {
 
 #[test]
 fn memlock() {
-    says(
+    assert_text(
         MemErrorCause::Lock { bytes: 16 << 20, limits: LIMITS, source: no_memory() },
         &[
             "mlock of 16777216 bytes failed",
@@ -84,12 +84,12 @@ fn memlock() {
         ],
     );
     let limits = MemoryLimits { cap_ipc_lock: true, ..LIMITS };
-    says(MemErrorCause::Lock { bytes: 1, limits, source: no_memory() }, &["CAP_IPC_LOCK is present"]);
+    assert_text(MemErrorCause::Lock { bytes: 1, limits, source: no_memory() }, &["CAP_IPC_LOCK is present"]);
 }
 
 #[test]
 fn numa() {
-    says(
+    assert_text(
         MemErrorCause::Bind { bytes: 4096, node: 1, online: "0-1".into(), source: rustix::io::Errno::PERM.into() },
         &["mbind of 4096 bytes to NUMA node 1 failed", "not permitted", "0-1", "--cap-add SYS_NICE"],
     );
@@ -97,7 +97,7 @@ fn numa() {
 
 #[test]
 fn populate() {
-    says(
+    assert_text(
         MemErrorCause::Populate {
             call: "madvise(MADV_POPULATE_WRITE)",
             bytes: 4096,
@@ -107,7 +107,7 @@ fn populate() {
         },
         &[
             "madvise(MADV_POPULATE_WRITE) of 4096 bytes failed",
-            "the host has 77 bytes available, NUMA node 1 was asked for",
+            "the host has 77 bytes available, NUMA node 1 was requested",
             "`free -m`",
         ],
     );
@@ -121,26 +121,26 @@ fn system_calls() {
         limits: LIMITS,
         source: errno.into(),
     };
-    says(
+    assert_text(
         error(rustix::io::Errno::MFILE),
         &["memfd_create of 4096 bytes failed", "RLIMIT_NOFILE is 1024", "`ulimit -n 65536`"],
     );
-    says(error(rustix::io::Errno::NFILE), &["sysctl fs.file-max"]);
-    says(error(rustix::io::Errno::FBIG), &["RLIMIT_FSIZE is 1048576", "`ulimit -f unlimited`"]);
-    says(
+    assert_text(error(rustix::io::Errno::NFILE), &["sysctl fs.file-max"]);
+    assert_text(error(rustix::io::Errno::FBIG), &["RLIMIT_FSIZE is 1048576", "`ulimit -f unlimited`"]);
+    assert_text(
         error(rustix::io::Errno::NOMEM),
         &["RLIMIT_AS is 1099511627776", "123456 bytes of memory", "ulimit -v", "vm.max_map_count"],
     );
-    says(error(rustix::io::Errno::NOSYS), &["seccomp"]);
-    says(error(rustix::io::Errno::IO), &["dmesg"]);
+    assert_text(error(rustix::io::Errno::NOSYS), &["seccomp"]);
+    assert_text(error(rustix::io::Errno::IO), &["dmesg"]);
 }
 
 #[test]
-fn callers_mistakes() {
-    says(*MemError::empty().0, &["0 bytes", "ArenaConfig::bytes"]);
-    says(
+fn invalid_requests() {
+    assert_text(*MemError::empty().0, &["0 bytes", "ArenaConfig::bytes"]);
+    assert_text(
         MemErrorCause::ArenaFull { arena: 3, needed: 500, free: 400, len: 4096 },
-        &["need 500 bytes", "arena 3 has 400 of 4096", "at least 500"],
+        &["of 500 bytes", "400 contiguous free bytes of arena 3 (4096 bytes)", "at least 500"],
     );
 }
 
@@ -151,7 +151,8 @@ fn leaks_name_class_and_count() {
     let leak = Leak { classes: vec![class, ClassCensus { size: 64, count: 1, lent: 1, ..Default::default() }] };
     assert_eq!(
         leak.to_string(),
-        "pool closed while buffers are out: 6 of 16 of 4096 bytes (1 held, 2 frozen, 0 lent, 1 posted, 2 leaked); \
-         1 of 1 of 64 bytes (0 held, 0 frozen, 1 lent, 0 posted, 0 leaked)"
+        "pool closed with outstanding buffers: \
+         6 of 16 buffers of 4096 bytes (1 held, 2 frozen, 0 lent, 1 posted, 2 leaked); \
+         1 of 1 buffers of 64 bytes (0 held, 0 frozen, 1 lent, 0 posted, 0 leaked)"
     );
 }

@@ -14,7 +14,7 @@ const PAGE: usize = 4096;
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    over: Arc<AtomicBool>,
+    dropped: Arc<AtomicBool>,
     unmap: fn(NonNull<u8>, usize),
 }
 
@@ -25,7 +25,7 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::SeqCst);
+        self.dropped.store(true, Ordering::SeqCst);
         (self.unmap)(self.base, self.len);
     }
 }
@@ -38,48 +38,48 @@ fn anonymous(len: usize) -> Mapping {
     let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, rights, MapFlags::PRIVATE) }.unwrap();
     // SAFETY: no pointer into it exists any more.
     let unmap = |base: NonNull<u8>, len| unsafe { munmap(base.as_ptr().cast(), len) }.unwrap();
-    Mapping { base: NonNull::new(base.cast()).unwrap(), len, over: Arc::default(), unmap }
+    Mapping { base: NonNull::new(base.cast()).unwrap(), len, dropped: Arc::default(), unmap }
 }
 
 #[cfg(miri)]
 fn anonymous(len: usize) -> Mapping {
     use std::alloc::{Layout, alloc_zeroed, dealloc};
-    // SAFETY: it is not of zero bytes.
+    // SAFETY: callers request at least one page.
     let base = unsafe { alloc_zeroed(Layout::from_size_align(len, PAGE).unwrap()) };
     // SAFETY: no pointer into it exists any more.
     let unmap = |base: NonNull<u8>, len| unsafe { dealloc(base.as_ptr(), Layout::from_size_align(len, PAGE).unwrap()) };
-    Mapping { base: NonNull::new(base).unwrap(), len, over: Arc::default(), unmap }
+    Mapping { base: NonNull::new(base).unwrap(), len, dropped: Arc::default(), unmap }
 }
 
 fn arena(mapping: Mapping) -> Arena {
     let (base, len) = (mapping.base, mapping.len);
-    // SAFETY: it is mapped until `mapping` is dropped, and not shared.
-    Arena::over(unsafe { GivenMemory::new(base, len, mapping) }.unwrap(), "given")
+    // SAFETY: the memory is mapped until `mapping` is dropped, and not shared.
+    Arena::from_external(unsafe { GivenMemory::new(base, len, mapping) }.unwrap(), "given")
 }
 
 #[test]
-fn the_last_buffer_gives_it_back() {
+fn the_owner_is_dropped_with_the_last_buffer() {
     let mapping = anonymous(4 * PAGE);
-    let (base, over) = (mapping.base.addr().get(), Arc::clone(&mapping.over));
+    let (base, dropped) = (mapping.base.addr().get(), Arc::clone(&mapping.dropped));
     let arena = arena(mapping);
     assert_eq!((arena.base_address(), arena.len()), (base, 4 * PAGE));
     assert_eq!(arena.report().to_string(), "arena given: 16 KiB that the application has mapped");
-    assert!(arena.fd().is_none(), "peers are not shown it");
+    assert!(arena.fd().is_none(), "peers cannot map it");
     let pool = Pool::of_pages(arena, Class { size: PAGE, count: 4 }).unwrap();
     let mut page = pool.alloc(10).unwrap();
     page.copy_from_slice(b"0123456789");
     let (kept, other) = (page.freeze(), pool.alloc(PAGE).unwrap());
     drop(pool);
     thread::spawn(move || drop(other)).join().unwrap();
-    assert!(!over.load(Ordering::SeqCst), "one is out");
+    assert!(!dropped.load(Ordering::SeqCst), "one buffer is out");
     let clone = kept.clone();
     drop(kept);
     thread::spawn(move || assert_eq!(*clone, *b"0123456789")).join().unwrap();
-    assert!(over.load(Ordering::SeqCst), "that was the last one");
+    assert!(dropped.load(Ordering::SeqCst), "that was the last buffer");
 }
 
 #[test]
-fn pages_lie_at_their_number_beside_other_pools() {
+fn pages_lie_at_multiples_of_their_size_beside_other_pools() {
     let arena = arena(anonymous(8 * PAGE));
     let odd = Pool::in_arena(arena.clone(), &[Class { size: 100, count: 3 }]).unwrap();
     let pool = Pool::of_pages(arena.clone(), Class { size: PAGE, count: 7 }).unwrap();
@@ -88,9 +88,8 @@ fn pages_lie_at_their_number_beside_other_pools() {
     numbers.sort_unstable();
     assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7], "the first page has the other pool's buffers");
     assert!(pages.iter().all(|page| page.address().is_multiple_of(PAGE)));
-    assert!(
-        matches!(Pool::of_pages(arena.clone(), Class { size: PAGE, count: 1 }), Err(error) if matches!(*error.0, MemErrorCause::ArenaFull { .. }))
-    );
+    let full = Pool::of_pages(arena.clone(), Class { size: PAGE, count: 1 }).unwrap_err();
+    assert!(matches!(*full.0, MemErrorCause::ArenaFull { .. }), "{full}");
     drop(odd);
     assert!(Pool::of_pages(arena.clone(), Class { size: PAGE, count: 1 }).is_ok());
     for (size, count, word) in [(0, 1, "0 bytes"), (100, 1, "multiple of 64"), (64, 0, "0 buffers")] {
@@ -100,35 +99,35 @@ fn pages_lie_at_their_number_beside_other_pools() {
 }
 
 #[test]
-fn a_range_that_is_no_mapping_is_refused() {
+fn invalid_ranges_are_refused() {
     let mapping = anonymous(PAGE);
     let base = mapping.base;
-    // SAFETY: it is not shared, and not used.
+    // SAFETY: the memory is not shared, and not used.
     let empty = unsafe { GivenMemory::new(base, 0, ()) };
     let inside = NonNull::new(base.as_ptr().wrapping_add(64)).unwrap();
-    // SAFETY: as above.
+    // SAFETY: the memory is not shared, and not used.
     let odd = unsafe { GivenMemory::new(inside, 64, ()) };
     assert!(empty.unwrap_err().to_string().contains("0 bytes"));
     let error = odd.unwrap_err().to_string();
-    assert!(error.contains(&format!("memory at {:#x} was given", base.addr().get() + 64)), "{error}");
-    // SAFETY: as above.
+    assert!(error.contains(&format!("memory for an arena at {:#x}", base.addr().get() + 64)), "{error}");
+    // SAFETY: the memory is not shared, and not used.
     let endless = unsafe { GivenMemory::new(base, usize::MAX - (PAGE - 1), ()) };
     let error = endless.unwrap_err().to_string();
     assert!(error.contains("exceed the address space"), "{error}");
 }
 
-/// For any pages of an application's memfd: bytes written to a buffer are in the file.
+/// Bytes written to a buffer are in the application's memfd, whatever its pages are.
 #[test]
 #[cfg_attr(miri, ignore = "Miri has no memfds")]
-fn a_memfd_of_the_application_is_as_good() {
+fn a_memfd_of_the_application_works_as_an_arena() {
     for pages in [PagePolicy::Small, PagePolicy::Auto] {
         let config = ArenaConfig { bytes: 2 << 20, pages, name: "theirs", ..ArenaConfig::default() };
         let theirs = Arena::new(&config).unwrap();
         eprintln!("{}", theirs.report());
         let base = theirs.base();
-        // SAFETY: it is mapped until its arena is dropped, and nobody takes a pool of that one.
+        // SAFETY: the memory is mapped until its first arena is dropped, which has no pool.
         let ours = unsafe { GivenMemory::new(base, theirs.len(), theirs.clone()) }.unwrap();
-        let pool = Pool::of_pages(Arena::over(ours, "ours"), Class { size: PAGE, count: 512 }).unwrap();
+        let pool = Pool::of_pages(Arena::from_external(ours, "ours"), Class { size: PAGE, count: 512 }).unwrap();
         let mut page = pool.alloc(3).unwrap();
         page.copy_from_slice(b"abc");
         let (mut read, at) = ([0; 3], page.base_offset() as u64);

@@ -21,17 +21,17 @@ impl Shared {
 
     fn touch(&self, index: u32) {
         #[expect(unsafe_code, reason = "the access that loom watches")]
-        // SAFETY: whoever has the buffer is alone with it; that is what these tests prove.
+        // SAFETY: an index has one holder, which has exclusive access; that is what these tests prove.
         self.bytes[index as usize].with_mut(|byte| unsafe { *byte += 1 });
     }
 
-    /// As in the pool: the holder of the last buffer may touch all memory.
+    /// Frees everything, as in the pool: the holder of the last buffer may touch all memory.
     fn free(&self) {
         (0..self.bytes.len() as u32).for_each(|index| self.touch(index));
         assert_eq!(self.freed.fetch_add(1, Ordering::Relaxed), 0, "freed twice");
     }
 
-    fn give_back(&self, index: u32) {
+    fn return_index(&self, index: u32) {
         self.touch(index);
         if self.stack.push(index, &self.links[index as usize]) {
             self.free();
@@ -44,12 +44,12 @@ impl Shared {
 }
 
 #[test]
-fn loom_returned_buffers_go_out_again() {
+fn loom_each_returned_buffer_is_taken_once() {
     loom::model(|| {
         let shared = Shared::new(3);
         let returners = [[0, 1].as_slice(), &[2]].map(|indices| {
             let shared = shared.clone();
-            thread::spawn(move || indices.iter().for_each(|&index| shared.give_back(index)))
+            thread::spawn(move || indices.iter().for_each(|&index| shared.return_index(index)))
         });
         let mut seen: Vec<_> = shared.take().collect();
         seen.iter().for_each(|&index| shared.touch(index));
@@ -61,20 +61,20 @@ fn loom_returned_buffers_go_out_again() {
 }
 
 #[test]
-fn loom_a_buffer_goes_round_while_others_return() {
+fn loom_a_buffer_is_reused_while_others_return() {
     loom::model(|| {
         let shared = Shared::new(2);
         let first = {
             let shared = shared.clone();
-            thread::spawn(move || shared.give_back(0))
+            thread::spawn(move || shared.return_index(0))
         };
         // Reused as soon as it is returned, and then returned by another thread.
         let again = shared.take().last();
         let second = again.map(|index| {
             let shared = shared.clone();
-            thread::spawn(move || shared.give_back(index))
+            thread::spawn(move || shared.return_index(index))
         });
-        shared.give_back(1);
+        shared.return_index(1);
         first.join().unwrap();
         second.into_iter().for_each(|second| second.join().unwrap());
         let mut seen: Vec<_> = shared.take().collect();
@@ -84,12 +84,12 @@ fn loom_a_buffer_goes_round_while_others_return() {
 }
 
 #[test]
-fn loom_the_last_one_frees_when_the_pool_goes_first_or_last() {
+fn loom_the_last_return_or_the_pools_end_frees_once() {
     loom::model(|| {
         let shared = Shared::new(3);
         let returners = [0, 1].map(|index| {
             let shared = shared.clone();
-            thread::spawn(move || shared.give_back(index))
+            thread::spawn(move || shared.return_index(index))
         });
         // Buffer 2 is on the owner's free list.
         shared.touch(2);

@@ -11,12 +11,12 @@ fn arena() -> Arena {
 
 /// The pool's range is free again: its core was freed, once.
 fn assert_freed(arena: &Arena) {
-    let offset = arena.take(arena.len(), 1).expect("the range came back");
-    arena.give_back(offset);
+    let offset = arena.take_range(arena.len(), 1).expect("the range is free");
+    arena.free_range(offset);
 }
 
 #[test]
-fn loom_a_pool_dropped_while_its_buffers_return() {
+fn loom_a_pool_is_dropped_while_its_buffers_return() {
     let arena = arena();
     // Without a bound this takes minutes; the list alone is explored without one.
     let mut model = loom::model::Builder::new();
@@ -34,7 +34,7 @@ fn loom_a_pool_dropped_while_its_buffers_return() {
 }
 
 #[test]
-fn loom_a_shared_buffer_comes_home_once_all_have_read_it() {
+fn loom_a_shared_buffer_returns_once_all_have_read_it() {
     let arena = arena();
     loom::model(move || {
         let pool = Pool::in_arena(arena.clone(), &[Class { size: 64, count: 1 }]).unwrap();
@@ -88,7 +88,7 @@ fn loom_an_owner_is_dropped_once_all_have_read() {
     // SAFETY: the cell is accessed while a clone lives, or by `drop`; that is what this test proves.
     unsafe impl Send for Writes {}
     #[expect(unsafe_code, reason = "the access that loom watches")]
-    // SAFETY: as above.
+    // SAFETY: the cell is accessed while a clone lives, or by `drop`; that is what this test proves.
     unsafe impl Sync for Writes {}
     impl Drop for Writes {
         fn drop(&mut self) {

@@ -13,7 +13,7 @@ fn pool(classes: &[(usize, usize)]) -> Pool {
 }
 
 #[test]
-fn many_come_from_the_classes_that_one_would_come_from() {
+fn alloc_many_uses_the_classes_of_alloc() {
     let pool = pool(&[(4096, 1), (64, 2), (1024, 1)]);
     let bufs: Vec<_> = pool.alloc_many(65).collect();
     assert_eq!(bufs.iter().map(|buf| (buf.len(), buf.capacity())).collect::<Vec<_>>(), [(65, 1024), (65, 4096)]);
@@ -22,7 +22,7 @@ fn many_come_from_the_classes_that_one_would_come_from() {
     assert_eq!(
         pool.alloc_many(1).take(3).map(|buf| buf.capacity()).collect::<Vec<_>>(),
         [64, 64, 64],
-        "each goes home"
+        "each returns before the next allocation"
     );
     let mut bufs = pool.alloc_many(1);
     let held: Vec<_> = bufs.by_ref().take(3).collect();
@@ -50,12 +50,12 @@ fn frozen_buffers_are_not_busy() {
     assert_eq!((pool.busy_within(1, usize::MAX), pool.busy_within(65, 4096), pool.busy_within(1, 64)), (4, 3, 1));
     let lent = bufs.pop().unwrap().lend().unwrap();
     let frozen = bufs.pop().unwrap().freeze();
-    assert_eq!(pool.busy_within(65, 4096), 2, "one that a device may be working with, and one that is being filled");
+    assert_eq!(pool.busy_within(65, 4096), 2, "one lent to the device and one held");
     drop((short, lent, frozen));
 }
 
 #[test]
-fn the_smallest_class_that_fits_and_then_larger_ones() {
+fn alloc_uses_the_smallest_fitting_class_and_then_larger_ones() {
     let pool = pool(&[(4096, 1), (64, 2), (1024, 1)]);
     let mut bufs = Vec::new();
     while let Some(buf) = pool.alloc(50) {
@@ -73,7 +73,7 @@ fn the_smallest_class_that_fits_and_then_larger_ones() {
     assert!(pool.alloc_if(65, |free, count| (free, count) != (1, 2)).is_none());
     let last = pool.alloc_if(65, |free, count| (free, count) == (1, 2)).unwrap();
     assert_eq!((last.len(), last.capacity()), (65, 1024));
-    // It is for those to whom the smallest class is enough.
+    // `alloc_if` never uses a larger class.
     assert!(pool.alloc_if(65, |_, _| true).is_none());
     assert!(pool.alloc_if(4097, |_, _| true).is_none());
     drop(last);
@@ -87,17 +87,17 @@ fn the_smallest_class_that_fits_and_then_larger_ones() {
 }
 
 #[test]
-fn the_last_buffer_freed_is_the_first_out() {
+fn the_last_freed_buffer_is_allocated_first() {
     let pool = pool(&[(64, 8)]);
     let (first, second) = (pool.alloc(1).unwrap(), pool.alloc(1).unwrap());
-    assert!(first.offset() < second.offset(), "a fresh pool goes upwards");
+    assert!(first.offset() < second.offset(), "a new pool allocates upwards");
     let offset = first.offset();
     drop(first);
     assert_eq!(pool.alloc(1).unwrap().offset(), offset);
 }
 
 #[test]
-fn buffers_come_home_from_other_threads() {
+fn buffers_return_from_other_threads() {
     let pool = pool(&[(64, 3), (256, 2)]);
     let bufs = [pool.alloc(64).unwrap(), pool.alloc(200).unwrap(), pool.alloc(64).unwrap()];
     thread::spawn(move || drop(bufs)).join().unwrap();
@@ -118,8 +118,8 @@ fn memory_outlives_the_pool_until_the_last_buffer_is_gone() {
     here.copy_from_slice(b"here");
     drop(here);
     assert!(
-        matches!(arena.take(arena.len(), 1), Err(error) if matches!(*error.0, MemErrorCause::ArenaFull { .. })),
-        "one buffer is still out"
+        matches!(arena.take_range(arena.len(), 1), Err(error) if matches!(*error.0, MemErrorCause::ArenaFull { .. })),
+        "a buffer is still out"
     );
     thread::spawn(move || {
         there.copy_from_slice(b"gone");
@@ -127,7 +127,7 @@ fn memory_outlives_the_pool_until_the_last_buffer_is_gone() {
     })
     .join()
     .unwrap();
-    arena.take(arena.len(), 1).expect("the last buffer gave the range back");
+    arena.take_range(arena.len(), 1).expect("the last buffer freed the range");
 }
 
 #[test]
@@ -149,20 +149,20 @@ fn several_pools_share_an_arena() {
     assert_eq!(again.alloc(1).unwrap().offset(), 4096);
 }
 
-/// A pool that goes to another thread, as only unsafe code can do it.
+/// A pool that moves to another thread, which only unsafe code can do.
 struct Moved(Pool);
 
 #[expect(unsafe_code, reason = "moves a pool as the C interface does")]
-// SAFETY: its thread has given it up, and does not use it any more.
+// SAFETY: the pool's thread has disowned it, and does not use it any more.
 unsafe impl Send for Moved {}
 
-/// Buffers return to the pool from both threads, and those of its new thread at once.
+/// Buffers return to the pool from both threads, and from its new thread at once.
 #[test]
-fn a_pool_that_changes_its_thread_gets_all_its_buffers_back() {
+fn a_pool_that_changes_its_thread_gets_all_buffers_back() {
     let pool = pool(&[(64, 4)]);
     let (mut stays, goes) = (vec![pool.alloc(8).unwrap(), pool.alloc(8).unwrap()], pool.alloc(8).unwrap());
     pool.disown();
-    // No longer on the free list of this thread.
+    // The buffer goes to the list of remote frees.
     drop(stays.pop());
     assert!(pool.has_remote());
     let moved = Moved(pool);
@@ -170,10 +170,10 @@ fn a_pool_that_changes_its_thread_gets_all_its_buffers_back() {
         let moved = moved;
         moved.0.adopt();
         drop(goes);
-        assert_eq!(moved.0.room(8), (2, 4), "of its own thread");
+        assert_eq!(moved.0.room(8), (2, 4), "the buffer of its new thread has returned");
         assert_eq!((moved.0.drain_remote(), moved.0.room(8)), (1, (3, 4)));
         let lent = moved.0.alloc(8).unwrap().lend();
-        assert!(lent.is_ok(), "the thread owns it");
+        assert!(lent.is_ok(), "the thread owns the pool");
         drop(lent);
         moved.0.disown();
         moved

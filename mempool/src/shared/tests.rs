@@ -82,11 +82,11 @@ fn memory_that_could_shrink_is_refused() {
     assert!(refusal(memfd(4096, SealFlags::empty())).contains("F_SEAL_SHRINK"));
     assert!(refusal(memfd(4096, SealFlags::GROW | SealFlags::SEAL)).contains("F_SEAL_SHRINK"));
     let file = std::fs::File::open("/proc/self/exe").unwrap();
-    assert!(refusal(file.into()).contains("no memfd"));
+    assert!(refusal(file.into()).contains("not a memfd"));
 }
 
 #[test]
-fn memory_too_long_or_empty_is_refused() {
+fn too_long_or_empty_memory_is_refused() {
     for bytes in [0, (1 << 20) + 1, 1 << 50] {
         let text = refusal(memfd(bytes, SealFlags::SHRINK));
         assert!(text.contains(&format!("{bytes} bytes")) && text.contains("1048576"), "{text}");
@@ -95,7 +95,7 @@ fn memory_too_long_or_empty_is_refused() {
 }
 
 #[test]
-fn memory_that_is_read_only_is_refused() {
+fn read_only_memory_is_refused() {
     let text = refusal(memfd(4096, SealFlags::SHRINK | SealFlags::WRITE));
     assert!(text.contains("open for writing"), "{text}");
 }
@@ -112,7 +112,7 @@ fn pages_that_the_peer_can_take_back_are_refused() {
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
     let again = fd.try_clone().unwrap();
     assert!(refusal(fd).contains("hugetlb"));
-    // As trusted memory it is mapped if a page is free, and an error otherwise.
+    // Trusted memory is mapped if a page is free, and an error otherwise.
     match PeerMapping::map_trusted(again, 2 << 20) {
         Ok(map) => assert_eq!(map.len(), 2 << 20),
         Err(error) => assert!(matches!(*error.0, MemErrorCause::System { call: "mmap", .. }), "{error}"),

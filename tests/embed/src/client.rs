@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// # Errors
 /// As [`Endpoint::start`].
 pub async fn endpoint(address: &Address) -> Result<Endpoint> {
-    // Few, as each connection has its own buffers for values.
+    // There are few of them, because each connection has its own buffers for values.
     let mut config = ClientConfig::new(PROGRAM, VERSION);
     config.shard.memory.bulk_buffers = vec![(16 << 10, 8), (MAX_VALUE as usize, 4)];
     Ok(Endpoint::start_async(address, config).await?)

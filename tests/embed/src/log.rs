@@ -23,7 +23,7 @@ const NONE: u32 = u32::MAX;
 
 /// Position of a value.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct ValuePosition {
     pub(crate) log: usize,
     pub(crate) at: u64,
     pub(crate) len: u32,
@@ -33,7 +33,7 @@ pub(crate) struct Place {
 #[derive(Debug)]
 struct Entry {
     sequence: u64,
-    place: Option<Place>,
+    place: Option<ValuePosition>,
 }
 
 pub(crate) struct Store {
@@ -104,7 +104,7 @@ impl Store {
             reader.read_exact(&mut front[HEAD..])?;
             reader.seek_relative(i64::from(value_len.unwrap_or(0)))?;
             self.sequence.fetch_max(sequence + 1, Ordering::Relaxed);
-            self.written(log, end, &Record { front, sequence, value_len });
+            self.index_record(log, end, &Record { front, sequence, value_len });
             end = record_end;
         }
         reader.rewind()?;
@@ -126,7 +126,7 @@ impl Store {
     }
 
     /// Position of a key's value.
-    pub(crate) fn find(&self, key: &[u8]) -> Option<Place> {
+    pub(crate) fn find(&self, key: &[u8]) -> Option<ValuePosition> {
         self.index().get(key)?.place
     }
 
@@ -161,8 +161,8 @@ impl Store {
     }
 
     /// Enters a record at byte `at` of a log into the index.
-    pub(crate) fn written(&self, log: usize, at: u64, record: &Record) {
-        let place = record.value_len.map(|len| Place { log, at: at + record.front.len() as u64, len });
+    pub(crate) fn index_record(&self, log: usize, at: u64, record: &Record) {
+        let place = record.value_len.map(|len| ValuePosition { log, at: at + record.front.len() as u64, len });
         let new = Entry { sequence: record.sequence, place };
         let mut index = self.index();
         match index.get_mut(record.key()) {
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_torn_log_is_read_up_to_the_tear() {
+    fn a_torn_log_is_replayed_up_to_its_last_whole_record() {
         let directory = std::env::temp_dir().join(format!("kv-log-{}", std::process::id()));
         let store = Store::open(&directory, 2).unwrap();
         let mut at = [0, 0];
@@ -189,7 +189,7 @@ mod tests {
             let bytes = [&record.front, value.unwrap_or_default()].concat();
             assert_eq!(bytes.len() as u64, record.len());
             store.logs()[log].write_all_at(&bytes, at[log]).unwrap();
-            store.written(log, at[log], &record);
+            store.index_record(log, at[log], &record);
             at[log] += record.len();
         };
         put(0, b"a/1", Some(b"one"));
@@ -200,7 +200,7 @@ mod tests {
         let torn = store.record(b"torn", Some(100));
         store.logs()[0].write_all_at(&torn.front, at[0]).unwrap();
         for store in [&store, &Store::open(&directory, 1).unwrap(), &Store::open(&directory, 2).unwrap()] {
-            let Place { log, at, len } = store.find(b"a/1").expect("it was put");
+            let ValuePosition { log, at, len } = store.find(b"a/1").expect("it was put");
             assert_eq!((log, len), (1, 5));
             let mut value = [0; 5];
             store.logs()[log].read_exact_at(&mut value, at).unwrap();

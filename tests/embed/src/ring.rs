@@ -1,5 +1,5 @@
 //! An io_uring, and the memory that the kernel uses until completion.
-#![expect(unsafe_code, reason = "the kernel is told of memory by its address, and taken at its word")]
+#![expect(unsafe_code, reason = "the kernel gets memory by its address, and its completions are trusted")]
 
 use std::fs::File;
 use std::io;

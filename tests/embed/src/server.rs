@@ -144,14 +144,14 @@ impl Disk {
         while let Some((job, moved)) = self.ring.completed() {
             busy = true;
             match job {
-                Job::Read(get) => self.was_read(get, moved),
-                Job::Write(batch) => self.were_written(batch, moved),
+                Job::Read(get) => self.complete_read(get, moved),
+                Job::Write(batch) => self.complete_write(batch, moved),
             }
         }
         busy
     }
 
-    fn was_read(&mut self, get: Get, moved: io::Result<usize>) {
+    fn complete_read(&mut self, get: Get, moved: io::Result<usize>) {
         match moved {
             Ok(_) if get.is_whole() => get.call.send(&Some(KvValue(Bulk::placed(get.len)))),
             Ok(0) => get.call.refuse(failed("a log is shorter than it was")),
@@ -160,12 +160,12 @@ impl Disk {
         }
     }
 
-    fn were_written(&mut self, batch: Batch, moved: io::Result<usize>) {
+    fn complete_write(&mut self, batch: Batch, moved: io::Result<usize>) {
         self.writing = false;
         let why = match moved {
             Ok(moved) if moved as u64 == batch.len() => {
                 for Put { record, call } in batch.puts {
-                    self.store.written(self.index, self.end, &record);
+                    self.store.index_record(self.index, self.end, &record);
                     self.end += record.len();
                     match call {
                         Change::Put(call) => call.send(&()),

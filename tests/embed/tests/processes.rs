@@ -19,12 +19,12 @@ impl Drop for Server {
 }
 
 /// Store of one test, and its address.
-struct Place {
+struct TestStore {
     address: String,
     directory: PathBuf,
 }
 
-impl Place {
+impl TestStore {
     fn new(test: &str) -> Self {
         let name = format!("kv-{test}-{}", std::process::id());
         let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&name);
@@ -40,8 +40,8 @@ impl Place {
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         if line != "ready\n" {
             let status = child.wait().expect("it has ended");
-            assert_eq!(status.code(), Some(77), "the server says why");
-            println!("not run: the server says that there can be no io_uring");
+            assert_eq!(status.code(), Some(77), "the server failed; its output has the cause");
+            println!("not run: io_uring is not available");
             return None;
         }
         let input = child.stdin.take();
@@ -58,7 +58,7 @@ impl Place {
     fn run(&self, what: &str, seeds: &[u32]) {
         let clients: Vec<_> = seeds.iter().map(|&seed| self.client(what, seed)).collect();
         for mut client in clients {
-            assert!(client.wait().expect("it ends").success(), "it says why");
+            assert!(client.wait().expect("it ends").success(), "the client failed; its output has the cause");
         }
     }
 
@@ -72,7 +72,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestStore {
     fn drop(&mut self) {
         // The directory of a failed test stays for inspection.
         if !std::thread::panicking() {
@@ -83,43 +83,43 @@ impl Drop for Place {
 
 #[test]
 fn concurrent_clients_read_their_own_values() {
-    let place = Place::new("many");
-    let Some(_server) = place.serve() else { return };
-    place.run("fill", &[1, 2, 3]);
-    place.run("verify", &[3, 1, 2]);
+    let store = TestStore::new("many");
+    let Some(_server) = store.serve() else { return };
+    store.run("fill", &[1, 2, 3]);
+    store.run("verify", &[3, 1, 2]);
 }
 
 #[test]
-fn a_client_that_is_killed_harms_nobody() {
-    let place = Place::new("killed");
-    let Some(_server) = place.serve() else { return };
-    place.run("fill", &[1]);
+fn a_killed_client_affects_no_other_client() {
+    let store = TestStore::new("killed");
+    let Some(_server) = store.serve() else { return };
+    store.run("fill", &[1]);
     for _ in 0..3 {
-        let mut client = place.busy_client(9);
-        let mut others = [place.client("fill", 2), place.client("verify", 1)];
+        let mut client = store.busy_client(9);
+        let mut others = [store.client("fill", 2), store.client("verify", 1)];
         client.kill().expect("it runs");
         client.wait().expect("it ends");
         assert!(others.iter_mut().all(|other| other.wait().expect("it ends").success()));
     }
-    place.run("verify", &[1, 2]);
+    store.run("verify", &[1, 2]);
 }
 
 #[test]
-fn answered_values_survive_the_server() {
-    let place = Place::new("again");
-    let Some(mut server) = place.serve() else { return };
-    place.run("fill", &[1]);
+fn answered_values_survive_restarts_and_kills_of_the_server() {
+    let store = TestStore::new("again");
+    let Some(mut server) = store.serve() else { return };
+    store.run("fill", &[1]);
     // The server exits cleanly.
     drop(server.input.take());
     assert!(server.child.wait().expect("it ends").success());
-    let Some(mut server) = place.serve() else { return };
-    place.run("verify", &[1]);
-    place.run("fill", &[2]);
+    let Some(mut server) = store.serve() else { return };
+    store.run("verify", &[1]);
+    store.run("fill", &[2]);
     // The server is killed while it serves, and its client fails.
-    let mut client = place.busy_client(9);
+    let mut client = store.busy_client(9);
     server.child.kill().expect("it runs");
     assert!(!client.wait().expect("it ends").success());
     drop(server);
-    let Some(_server) = place.serve() else { return };
-    place.run("verify", &[1, 2]);
+    let Some(_server) = store.serve() else { return };
+    store.run("verify", &[1, 2]);
 }

@@ -7,16 +7,16 @@ use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use rpcrdma::proto::auth::{AuthError, AuthPolicy, Handshake, Mechanism, Role, Step};
+use rpcrdma::proto::auth::{AuthError, AuthHandshake, AuthPolicy, AuthStep, Mechanism, Role};
 use rpcrdma::proto::exchange::{self, Characteristic};
-use rpcrdma::proto::{CallId, ConnConfig, Connection, CreditMode, Event, Form, InboundId, Outgoing, Received};
+use rpcrdma::proto::{CallId, ConnConfig, Connection, CreditMode, Event, Form, InboundId, Outgoing, ReceivedMessage};
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma::wire::{
     Body, Chunks, ERR_VERS_LEN, ErrorBody, Flags, Header, ReadSegment, Revision, Segment, Version, View, WriteList,
 };
 
 pub fn run(data: &[u8]) {
-    Story::new(Input(data)).run();
+    Scenario::new(Input(data)).run();
 }
 
 /// The bytes that select the events.
@@ -57,22 +57,22 @@ struct Knock;
 struct Door(Role, u8);
 
 impl Mechanism for Knock {
-    fn begin(&self, role: Role) -> Box<dyn Handshake> {
+    fn begin(&self, role: Role) -> Box<dyn AuthHandshake> {
         Box::new(Door(role, 0))
     }
 }
 
-impl Handshake for Door {
-    fn step(&mut self, message: Option<&[u8]>) -> Step {
+impl AuthHandshake for Door {
+    fn step(&mut self, message: Option<&[u8]>) -> AuthStep {
         self.1 += 1;
         let peer = || "peer".to_owned();
         match (self.0, self.1, message) {
-            (Role::Client, 1, None) => Step::Continue(vec![1]),
+            (Role::Client, 1, None) => AuthStep::Continue(vec![1]),
             // Longer than the longest first message.
-            (Role::Server, 1, Some([1])) => Step::Continue(vec![2; 3000]),
-            (Role::Client, 2, Some([2, ..])) => Step::Done { peer: peer(), last: Some(vec![3]) },
-            (Role::Server, 2, Some([3])) => Step::Done { peer: peer(), last: None },
-            _ => Step::Failed(AuthError::Malformed),
+            (Role::Server, 1, Some([1])) => AuthStep::Continue(vec![2; 3000]),
+            (Role::Client, 2, Some([2, ..])) => AuthStep::Done { peer: peer(), last: Some(vec![3]) },
+            (Role::Server, 2, Some([3])) => AuthStep::Done { peer: peer(), last: None },
+            _ => AuthStep::Failed(AuthError::Malformed),
         }
     }
 }
@@ -81,11 +81,11 @@ fn config(input: &mut Input<'_>, server: bool, revision: Revision) -> ConnConfig
     let (kind, more) = (input.byte(), input.byte());
     let both = more & 1 != 0;
     ConnConfig {
-        scheme: [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1][usize::from(kind & 3).min(2)],
+        credit_mode: [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1][usize::from(kind & 3).min(2)],
         version_1: kind & 4 != 0,
         revision,
         server,
-        takes_calls: server || both,
+        accepts_calls: server || both,
         credits: 4 + u32::from(kind >> 6),
         reverse_credits: if both { 1 + u32::from(more >> 6) } else { 0 },
         max_calls: if !server || both { 8 } else { 0 },
@@ -127,7 +127,7 @@ struct Twins {
 }
 
 fn same<T: PartialEq + Debug>(fast: T, slow: T) -> T {
-    assert_eq!(fast, slow, "decoded by its layout it is something else");
+    assert_eq!(fast, slow, "the layout decoder and the complete decoder differ");
     slow
 }
 
@@ -154,12 +154,12 @@ impl Twins {
         });
         same(self.fast.terms(), self.slow.terms());
         match received {
-            Received::Call { id } => {
+            ReceivedMessage::Call { id } => {
                 self.served.push(id);
                 assert!(self.served.len() <= self.slow.inbound().capacity());
             }
-            Received::Reply { call, token } => self.ended(call, token),
-            Received::Nothing => {}
+            ReceivedMessage::Reply { call, token } => self.ended(call, token),
+            ReceivedMessage::Nothing => {}
         }
         while let Some(event) = self.both(Connection::poll_event) {
             self.happened(event);
@@ -176,7 +176,7 @@ impl Twins {
                 self.faulty = true;
             }
             Event::Late { call } => assert!(self.calls.iter().all(|(other, _)| *other != call)),
-            Event::Changed(exchange::Event::Requested(wanted)) => assert!(!wanted.is_empty()),
+            Event::Changed(exchange::CharacteristicEvent::Requested(wanted)) => assert!(!wanted.is_empty()),
             _ => {}
         }
     }
@@ -201,7 +201,7 @@ impl Twins {
             return;
         }
         let id = self.served.swap_remove(usize::from(which >> 3) % self.served.len());
-        let _ = self.both(|end| end.inbound().is_double(id));
+        let _ = self.both(|end| end.inbound().is_duplicate(id));
         match which & 7 {
             0 => self.both(|end| end.reply_error(id, ErrorBody::System)),
             1 => self.both(|end| end.reply_error(id, ErrorBody::ReplyResource { length_needed: 9000 })),
@@ -215,7 +215,7 @@ impl Twins {
         let most = 4 * (self.slow.inbound().capacity() + self.slow.calls().capacity()) + 100;
         self.both(|end| end.set_receives_ready(receives_ready));
         for sent in 0.. {
-            assert!(sent < most, "it has more and more to say");
+            assert!(sent < most, "the output never ends");
             let has_output = self.both(|end| end.has_output());
             let Some(what) = self.both(Connection::poll_transmit) else { return };
             assert!(has_output, "{what:?}");
@@ -300,7 +300,7 @@ impl Twins {
 
     /// Closes the connection: every call ends.
     fn lost(&mut self) {
-        while let Some((call, token, _)) = self.both(Connection::lost) {
+        while let Some((call, token, _)) = self.both(Connection::fail_next_call) {
             self.ended(call, token);
         }
         assert!(self.calls.is_empty(), "calls that never ended: {:?}", self.calls);
@@ -309,7 +309,7 @@ impl Twins {
 }
 
 /// The events of one input.
-struct Story<'a> {
+struct Scenario<'a> {
     input: Input<'a>,
     end: Twins,
     peer: Twins,
@@ -317,7 +317,7 @@ struct Story<'a> {
     now: u64,
 }
 
-impl<'a> Story<'a> {
+impl<'a> Scenario<'a> {
     fn new(mut input: Input<'a>) -> Self {
         let start = input.byte();
         let server = start & 1 != 0;
@@ -439,9 +439,9 @@ impl<'a> Story<'a> {
             {
                 // A queued call is not queued twice.
             }
-            0 => _ = self.end.both(|end| end.resend(call)),
+            0 => _ = self.end.both(|end| end.retransmit(call)),
             1 if self.end.both(|end| end.calls().is_waiting(call)) => {
-                assert_eq!(self.end.both(|end| end.give_up(call)), Some(token));
+                assert_eq!(self.end.both(|end| end.remove_call(call)), Some(token));
                 self.end.ended(call, token);
             }
             _ => {
@@ -455,7 +455,7 @@ impl<'a> Story<'a> {
     fn other(&mut self, with: u8) -> bool {
         let end = &mut self.end;
         match with {
-            0 | 1 => end.both(Connection::keep_alive),
+            0 | 1 => end.both(Connection::request_keep_alive),
             2 | 3 => {
                 let credits = u32::from(self.input.byte() & 31);
                 end.both(|end| end.set_credit_limit(credits));
@@ -473,7 +473,7 @@ impl<'a> Story<'a> {
             7 => {
                 let bytes = 256 * u32::from(self.input.byte());
                 let now = Characteristic::ReceiveSize(bytes);
-                let _ = end.both(|end| (end.changes().announce(now, false), end.changes().promised_receive()));
+                let _ = end.both(|end| (end.changes().announce(now, false), end.changes().guaranteed_receive_size()));
             }
             8 => {
                 let bytes = 256 * u32::from(self.input.byte());

@@ -1,7 +1,7 @@
-//! An iWARP connection without a socket, with an arbitrary peer; see `story`.
+//! An iWARP connection without a socket, with an arbitrary peer; see `run_scenario`.
 
-use rpcrdma::fabric::iwarp::fuzz::story;
+use rpcrdma::fabric::iwarp::fuzz::run_scenario;
 
 pub fn run(data: &[u8]) {
-    story(data);
+    run_scenario(data);
 }

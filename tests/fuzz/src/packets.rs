@@ -3,7 +3,7 @@
 use pcap_parser::Linktype;
 use rpcrdma::wire::{Revision, View};
 use rpcrdma_tools::capture::Packet;
-use rpcrdma_tools::iwarp::{self, Found};
+use rpcrdma_tools::iwarp::{self, CaptureEvent};
 use rpcrdma_tools::roce;
 
 const LINKS: [Linktype; 6] =
@@ -21,15 +21,15 @@ pub fn run(data: &[u8]) {
         rest = behind;
         frame += 1;
         let packet = Packet::new(frame, link, bytes);
-        for found in roce.packet(&packet).map(Found::Send).into_iter().chain(iwarp.packet(&packet)) {
+        for found in roce.packet(&packet).map(CaptureEvent::Send).into_iter().chain(iwarp.packet(&packet)) {
             let message = match found {
-                Found::Send(message) => message,
-                Found::Terminate { frame: at, terminate, .. } => {
+                CaptureEvent::Send(message) => message,
+                CaptureEvent::Terminate { frame: at, terminate, .. } => {
                     assert_eq!(at, frame);
                     assert!(!terminate.to_string().is_empty());
                     continue;
                 }
-                Found::Unreadable { frame: at, reason, .. } => {
+                CaptureEvent::Unreadable { frame: at, reason, .. } => {
                     assert_eq!(at, frame);
                     assert!(!reason.is_empty());
                     continue;
@@ -41,6 +41,6 @@ pub fn run(data: &[u8]) {
             let _ = View::check(&message.bytes, Revision::Ietf00).map(|view| view.to_string());
         }
     }
-    assert!(roce.unfinished() + roce.repeated() + roce.truncated() <= frame);
+    assert!(roce.unfinished() + roce.retransmitted() + roce.truncated() <= frame);
     assert!(iwarp.broken() <= frame);
 }

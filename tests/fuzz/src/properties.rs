@@ -2,7 +2,7 @@
 //!
 //! Parsed properties are emitted again. An end that changes its characteristics survives any peer.
 
-use rpcrdma::proto::exchange::{Characteristic, Event, Exchange, Verdict};
+use rpcrdma::proto::exchange::{Characteristic, CharacteristicEvent, Exchange, Verdict};
 use rpcrdma::wire::optional::{Operation, OperationCode};
 use rpcrdma::wire::properties::{Properties, PropertyId, PropertySet};
 use rpcrdma::wire::{ErrorBody, Flags, Revision, invariants};
@@ -28,7 +28,7 @@ fn exchange(mut input: &[u8], revision: Revision) {
         match step & 7 {
             0 => _ = end.request(xid, &[Characteristic::ReceiveSize(8192), Characteristic::SegmentCount(4)]),
             1 => _ = end.update(Characteristic::ReceiveSize(u32::from(*len) * 64)),
-            2 => _ = end.settle(Characteristic::ReceiveSize(u32::from(*len) * 64)),
+            2 => _ = end.resolve(Characteristic::ReceiveSize(u32::from(*len) * 64)),
             3 => {
                 let verdicts = [Verdict::Done, Verdict::Rejected, Verdict::Pending];
                 let mut turn = usize::from(*len);
@@ -43,7 +43,7 @@ fn exchange(mut input: &[u8], revision: Revision) {
             }
             5 => {
                 if let Ok(set) = PropertySet::parse(bytes, revision) {
-                    end.advertised(&set);
+                    end.adopt_connprop(&set);
                 }
             }
             _ => {
@@ -53,7 +53,7 @@ fn exchange(mut input: &[u8], revision: Revision) {
             }
         }
         while let Some(event) = end.poll_event() {
-            if let Event::Requested(wanted) = event {
+            if let CharacteristicEvent::Requested(wanted) = event {
                 assert!(!wanted.is_empty());
             }
         }

@@ -18,7 +18,7 @@ use rpcrdma::fabric::{
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
 /// State for all inputs.
-struct Town {
+struct Fixture {
     fabric: SoftwareFabric,
     peer: Peer,
     pool: Pool,
@@ -36,7 +36,7 @@ fn pool() -> Pool {
     Pool::new(&PoolConfig { classes: vec![Class { size: MAX_MESSAGE, count: BUFFERS }], arena }).expect("pool")
 }
 
-impl Town {
+impl Fixture {
     fn new() -> Self {
         let config = SoftwareConfig { max_message: MAX_MESSAGE, shared_receives: 8, ..SoftwareConfig::default() };
         let mut fabric = SoftwareFabric::new(config).expect("open");
@@ -49,15 +49,15 @@ impl Town {
 }
 
 thread_local! {
-    static TOWN: RefCell<Town> = RefCell::new(Town::new());
+    static FIXTURE: RefCell<Fixture> = RefCell::new(Fixture::new());
 }
 
 pub fn run(data: &[u8]) {
-    TOWN.with(|town| Story::new(&mut town.borrow_mut(), data).run());
+    FIXTURE.with(|fixture| Scenario::new(&mut fixture.borrow_mut(), data).run());
 }
 
-struct Story<'t, 'd> {
-    town: &'t mut Town,
+struct Scenario<'t, 'd> {
+    fixture: &'t mut Fixture,
     input: &'d [u8],
     qp: QpId,
     windows: Vec<WindowId>,
@@ -71,8 +71,8 @@ struct Story<'t, 'd> {
     over: bool,
 }
 
-impl<'t, 'd> Story<'t, 'd> {
-    fn new(town: &'t mut Town, data: &'d [u8]) -> Self {
+impl<'t, 'd> Scenario<'t, 'd> {
+    fn new(fixture: &'t mut Fixture, data: &'d [u8]) -> Self {
         let (&mode, input) = data.split_first().unwrap_or((&0, &[]));
         let params = ConnectParams {
             send_queue_depth: 8,
@@ -81,12 +81,12 @@ impl<'t, 'd> Story<'t, 'd> {
             rnr_retry: if mode & 2 != 0 { 0 } else { 7 },
             ..ConnectParams::default()
         };
-        let Town { fabric, peer, exposed, .. } = town;
+        let Fixture { fabric, peer, exposed, .. } = fixture;
         let violations = fabric.stats().peer_violations;
         let qp = peer.join(fabric, exposed.arena().id(), &params);
         let windows = (0..WINDOWS).map(|_| fabric.alloc_window(qp).expect("a window")).collect();
         let (honest, done) = (Some(VecDeque::new()), Vec::new());
-        Self { town, input, qp, windows, posted: Vec::new(), next: 0, honest, done, violations, over: false }
+        Self { fixture, input, qp, windows, posted: Vec::new(), next: 0, honest, done, violations, over: false }
     }
 
     fn byte(&mut self) -> u8 {
@@ -118,11 +118,11 @@ impl<'t, 'd> Story<'t, 'd> {
             0..=2 => self.poll(1 + usize::from(with)),
             3 => {
                 let own = with & 1 != 0;
-                let mut bufs: Vec<Buf> = (0..=with >> 2).map_while(|_| self.town.pool.alloc(RECEIVE)).collect();
+                let mut bufs: Vec<Buf> = (0..=with >> 2).map_while(|_| self.fixture.pool.alloc(RECEIVE)).collect();
                 for place in bufs.iter_mut().flat_map(|buf| buf.full_mut().as_chunks_mut().0) {
-                    *place = self.town.mark;
+                    *place = self.fixture.mark;
                 }
-                let _ = self.town.fabric.post_recv(own.then_some(self.qp), &mut bufs);
+                let _ = self.fixture.fabric.post_recv(own.then_some(self.qp), &mut bufs);
             }
             4 | 5 => self.peer_sends(with),
             6 => self.poke(with),
@@ -132,15 +132,15 @@ impl<'t, 'd> Story<'t, 'd> {
                 let at = 8 * usize::from(self.byte()) * if with & 4 != 0 { 8 } else { 1 };
                 let (low, high) = (u64::from(self.word()), u64::from(self.byte()));
                 self.spoil(part);
-                let _ = self.town.peer.poke(part, at, &(low | high << 32).to_ne_bytes());
+                let _ = self.fixture.peer.poke(part, at, &(low | high << 32).to_ne_bytes());
             }
             8 => {
                 // Reports progress, or refuses a message.
                 let (head, refusal) = (64 * u64::from(self.byte()), u64::from(with >> 2));
-                let at = self.town.peer.report();
+                let at = self.fixture.peer.report();
                 self.honest = None;
-                assert!(self.town.peer.poke(Part::Rings, at, &head.to_ne_bytes()));
-                assert!(self.town.peer.poke(Part::Rings, at + 8, &refusal.to_ne_bytes()));
+                assert!(self.fixture.peer.poke(Part::Rings, at, &head.to_ne_bytes()));
+                assert!(self.fixture.peer.poke(Part::Rings, at + 8, &refusal.to_ne_bytes()));
             }
             9 | 10 => self.send(with),
             11 => self.reach(with),
@@ -149,15 +149,15 @@ impl<'t, 'd> Story<'t, 'd> {
                 let window = self.windows[usize::from(with) % self.windows.len()];
                 self.post(WorkRequest::LocalInvalidate { window }, with & 4 != 0);
             }
-            14 if with == 0 => self.town.fabric.arm(),
-            14 if with == 1 => self.town.fabric.disconnect(self.qp),
+            14 if with == 0 => self.fixture.fabric.arm(),
+            14 if with == 1 => self.fixture.fabric.disconnect(self.qp),
             14 if with == 2 => {
                 let len = self.word() & 0xFFF;
                 self.spoil(Part::Rings);
-                self.town.peer.announce(len);
+                self.fixture.peer.announce(len);
             }
             _ => {
-                self.town.fabric.poll_control(&mut Vec::new());
+                self.fixture.fabric.poll_control(&mut Vec::new());
                 self.poll(64);
             }
         }
@@ -176,7 +176,7 @@ impl<'t, 'd> Story<'t, 'd> {
         let len = usize::from(self.byte() & 63);
         let bytes = self.bytes(len);
         self.spoil(part);
-        let _ = self.town.peer.poke(part, at % self.town.peer.len(part), bytes);
+        let _ = self.fixture.peer.poke(part, at % self.fixture.peer.len(part), bytes);
     }
 
     fn peer_sends(&mut self, with: u8) {
@@ -184,14 +184,14 @@ impl<'t, 'd> Story<'t, 'd> {
         let invalidate = if with & 12 == 4 {
             let window = self.windows[usize::from(with) % self.windows.len()];
             // The bound key, if one is bound.
-            Some(self.town.fabric.next_rkey(window).wrapping_sub(u32::from(with & 16 == 0)))
+            Some(self.fixture.fabric.next_rkey(window).wrapping_sub(u32::from(with & 16 == 0)))
         } else {
             None
         };
         let mut payload = vec![with; len.min(MAX_MESSAGE)];
         let front = self.bytes(len.min(4));
         payload[..front.len()].copy_from_slice(front);
-        let sent = self.town.peer.send(&payload, invalidate, 0);
+        let sent = self.fixture.peer.send(&payload, invalidate, 0);
         match &mut self.honest {
             // Invalidating an unbound key breaks the rules.
             Some(_) if invalidate.is_some() => self.honest = None,
@@ -203,13 +203,13 @@ impl<'t, 'd> Story<'t, 'd> {
     fn post(&mut self, wr: WorkRequest, signalled: bool) {
         self.next += 1;
         let mut chain = vec![Posting { wr_id: self.next, signalled, wr }];
-        if self.town.fabric.post_send(self.qp, &mut chain).is_ok() && chain.is_empty() && signalled {
+        if self.fixture.fabric.post_send(self.qp, &mut chain).is_ok() && chain.is_empty() && signalled {
             self.posted.push(self.next);
         }
     }
 
     fn send(&mut self, with: u8) {
-        let Some(mut buf) = self.town.pool.alloc(MAX_MESSAGE) else { return };
+        let Some(mut buf) = self.fixture.pool.alloc(MAX_MESSAGE) else { return };
         let len = usize::from(self.byte()) << (with & 3);
         buf.set_window(0, len.min(MAX_MESSAGE));
         let invalidate = (with & 4 != 0).then_some(7);
@@ -218,7 +218,7 @@ impl<'t, 'd> Story<'t, 'd> {
 
     /// An RDMA Read or Write.
     fn reach(&mut self, with: u8) {
-        let Some(buf) = self.town.pool.alloc(MAX_MESSAGE) else { return };
+        let Some(buf) = self.fixture.pool.alloc(MAX_MESSAGE) else { return };
         let remote = RemoteMemory { rkey: self.word(), address: u64::from(self.word()) };
         let len = usize::from(self.byte()) << (with & 3);
         let wr = match with >> 2 & 3 {
@@ -236,7 +236,7 @@ impl<'t, 'd> Story<'t, 'd> {
     }
 
     fn expose(&mut self, with: u8) {
-        let mem: Lent = match self.town.exposed.alloc(MAX_MESSAGE).map(Buf::lend) {
+        let mem: Lent = match self.fixture.exposed.alloc(MAX_MESSAGE).map(Buf::lend) {
             Some(Ok(mem)) => mem,
             _ => return,
         };
@@ -248,7 +248,7 @@ impl<'t, 'd> Story<'t, 'd> {
 
     fn poll(&mut self, most: usize) {
         let mut done = std::mem::take(&mut self.done);
-        let new = self.town.fabric.poll_cq(&mut done, most);
+        let new = self.fixture.fabric.poll_cq(&mut done, most);
         assert!(new <= most && new == done.len());
         for completion in done.drain(..) {
             self.completed(completion);
@@ -275,7 +275,7 @@ impl<'t, 'd> Story<'t, 'd> {
             return;
         }
         assert!(buf.len() <= MAX_MESSAGE);
-        assert!(buf.windows(8).all(|bytes| bytes != self.town.mark), "bytes that the peer has not sent");
+        assert!(buf.windows(8).all(|bytes| bytes != self.fixture.mark), "bytes that the peer has not sent");
         if let Some(queue) = &mut self.honest {
             let sent = queue.pop_front().expect("a message that was not sent");
             assert_eq!(sent[..], buf[..]);
@@ -285,12 +285,12 @@ impl<'t, 'd> Story<'t, 'd> {
     /// Checks that all resources are returned.
     fn end(mut self) {
         if self.honest.is_some() && !self.over {
-            assert_eq!(self.town.fabric.stats().peer_violations, self.violations, "of an honest peer");
+            assert_eq!(self.fixture.fabric.stats().peer_violations, self.violations, "of an honest peer");
         }
-        self.town.fabric.destroy_qp(self.qp);
+        self.fixture.fabric.destroy_qp(self.qp);
         loop {
             self.poll(64);
-            if self.done.is_empty() && self.town.fabric.poll_cq(&mut self.done, 64) == 0 {
+            if self.done.is_empty() && self.fixture.fabric.poll_cq(&mut self.done, 64) == 0 {
                 break;
             }
             for completion in std::mem::take(&mut self.done) {
@@ -299,13 +299,13 @@ impl<'t, 'd> Story<'t, 'd> {
         }
         assert!(self.posted.is_empty(), "never reported: {:?}", self.posted);
         let mut events = Vec::new();
-        self.town.fabric.poll_control(&mut events);
+        self.fixture.fabric.poll_control(&mut events);
         assert!(!events.iter().any(|event| matches!(event, ControlEvent::Established { .. })));
         // Frees memory that the peer claims to copy from: no socket shows that the peer is alive.
-        self.town.fabric.poll_control(&mut events);
+        self.fixture.fabric.poll_control(&mut events);
         let free = |pool: &Pool| pool.stats().classes[0].free;
-        assert_eq!(free(&self.town.exposed), BUFFERS, "exposed memory is not home");
+        assert_eq!(free(&self.fixture.exposed), BUFFERS, "exposed memory was not returned");
         // The shared queue keeps its receives.
-        assert!(free(&self.town.pool) + 8 >= BUFFERS, "buffers are lost");
+        assert!(free(&self.fixture.pool) + 8 >= BUFFERS, "buffers are lost");
     }
 }

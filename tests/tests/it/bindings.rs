@@ -4,12 +4,12 @@ use rpcrdma::binding::{Binding, Bindings};
 use rpcrdma::proto::binding::BindingError;
 use rpcrdma_tests::prelude::*;
 
-fn bound(bindings: &[(u32, Binding)], scheme: CreditMode) -> ClientConfig {
+fn bound(bindings: &[(u32, Binding)], mode: CreditMode) -> ClientConfig {
     let mut all = Bindings::new();
     for &(procedure, binding) in bindings {
         all.add(PROGRAM, VERSION, procedure, binding);
     }
-    ClientConfig { bindings: Some(Arc::new(all)), ..scheme.of_client() }
+    ClientConfig { bindings: Some(Arc::new(all)), ..mode.of_client() }
 }
 
 /// A call with four bytes of arguments, Read chunks of `sent` bytes and Write chunks of `room` bytes.
@@ -19,19 +19,19 @@ fn chunked(client: &mut LocalClient, procedure: u32, sent: &[usize], room: &[usi
 
 #[test]
 fn a_client_refuses_to_reduce_ineligible_items() {
-    for_each(SCHEMES, |scheme| {
+    for_each(CREDIT_MODES, |mode| {
         let table = [
             (ECHO, Binding::inline(100, 100)),
             (STORE, Binding::inline(100, 100).arguments(1, 500)),
             (LOAD, Binding::inline(100, 100).results(1, 500)),
         ];
-        let (world, mut client) = World::pair("binding", scheme, bound(&table, scheme));
+        let (world, mut client) = World::pair("binding", mode, bound(&table, mode));
         let too_many = |found, max| BindingError::TooManyArguments { found, max };
         for (procedure, sent, error) in [
             (ECHO, &[8][..], too_many(1, 0)),
             (STORE, &[8, 8], too_many(2, 1)),
             (STORE, &[501], BindingError::ArgumentTooLong { index: 0, len: 501, max: 500 }),
-            // The table has no reducible item of MIRROR.
+            // The bindings have no reducible item of MIRROR.
             (MIRROR, &[8], BindingError::ReductionOff),
         ] {
             assert_eq!(chunked(&mut client, procedure, sent, &[]), Err(Defect::Binding(error).into()));
@@ -41,17 +41,17 @@ fn a_client_refuses_to_reduce_ineligible_items() {
             let Err(CallError::Invalid(call)) = &end else { panic!("{end:?}") };
             assert!(matches!(call.defect(), Defect::Binding(BindingError::TooManyResults { .. })));
         }
-        assert_eq!(world.stats().calls, 0, "nothing of that was sent");
+        assert_eq!(world.stats().calls, 0, "a refused call was sent");
         echo(&mut client, b"four").expect("an echo");
-        store(&mut client, 1, &[500]).expect("what may be reduced");
+        store(&mut client, 1, &[500]).expect("an eligible item");
         assert_eq!(client.stats().exposed_buffers, 0);
     });
 }
 
 #[test]
-fn a_result_that_missed_its_write_chunk_ends_the_call() {
-    for_each(SCHEMES, |scheme| {
-        let server = RawServer::start_in(scheme, "missed", move |peer| {
+fn a_reduced_result_sent_inline_ends_the_call() {
+    for_each(CREDIT_MODES, |mode| {
+        let server = RawServer::start_in(mode, "missed", move |peer| {
             for (inline, length) in [(4 + 504, 0), (4, 504)] {
                 let call = peer.next_call();
                 let room = call.write_chunks()[0][0];
@@ -60,7 +60,7 @@ fn a_result_that_missed_its_write_chunk_ends_the_call() {
                 peer.reply_with(call.xid(), &used, &reply_bytes(call.xid(), &vec![0; inline]), None);
             }
         });
-        let mut client = server.client(bound(&[(LOAD, Binding::inline(100, 4).results(1, 504))], scheme));
+        let mut client = server.client(bound(&[(LOAD, Binding::inline(100, 4).results(1, 504))], mode));
         let error = chunked(&mut client, LOAD, &[], &[504]).expect_err("the item is inline");
         assert!(matches!(error, CallError::MalformedReply(_)), "{error}");
         assert_eq!(chunked(&mut client, LOAD, &[], &[504]), Ok(vec![0; 4]));
@@ -91,8 +91,8 @@ fn nfs() -> Services {
 }
 
 #[test]
-fn nfs3_counts_stay_in_the_message_and_bytes_go_to_the_chunk() {
-    with_raw_of("nfs3", SCHEMES, &nfs(), |client| {
+fn nfs3_read_counts_stay_inline_and_data_goes_to_the_write_chunk() {
+    with_raw_of("nfs3", CREDIT_MODES, &nfs(), |client| {
         // The length word stays inline, without the data. The failure arm of the union has no reducible item.
         for (arg, written, results) in [(0, FILE, be(&[0, 0, FILE as u32, 1, FILE as u32])), (1, 0, be(&[2, 0]))] {
             let (room, memory) = client.room(8192);
@@ -107,10 +107,10 @@ fn nfs3_counts_stay_in_the_message_and_bytes_go_to_the_chunk() {
     });
 }
 
-/// The count before an item marks its end, for any maximum of the procedure, any segments of the chunk, and any form of
-/// the call.
+/// The count before an item determines its length. This holds for any maximum of the procedure, any segments of the
+/// chunk, and any form of the call.
 #[test]
-fn read_chunks_lose_their_padding_by_the_count_in_front() {
+fn read_chunk_padding_is_removed_by_the_preceding_count() {
     let join = |call: &mut ServerCall| {
         let parts: Vec<_> = (0..call.read_chunks()).filter_map(|n| call.read_chunk(n)).collect();
         let joined = parts.join(&b'|');
@@ -118,7 +118,7 @@ fn read_chunks_lose_their_padding_by_the_count_in_front() {
     };
     let procedure = || Procedure::new(join).read_chunks(2, 1 << 20);
     let services = standard_and([(20, procedure()), (21, procedure().uncounted())]);
-    with_raw_of("without-padding", SCHEMES, &services, |client| {
+    with_raw_of("without-padding", CREDIT_MODES, &services, |client| {
         let (first, _one) = client.expose(b"fiveB\x01\x02\x03", Access::REMOTE_READ);
         let (second, _two) = client.expose(b"sixsix\x04\x05", Access::REMOTE_READ);
         let read = |position, target| ReadSegment { position: ARGS_AT + position, target };
@@ -153,7 +153,7 @@ fn read_chunks_lose_their_padding_by_the_count_in_front() {
 /// The exact replies of RFC 5531 §9.
 #[test]
 fn refusals_return_write_chunks_unused() {
-    with_raw("refused-chunks", SCHEMES, |client| {
+    with_raw("refused-chunks", CREDIT_MODES, |client| {
         let ((one, memory), (two, _other)) = (client.room(600), client.room(8));
         let lists = Lists::new().write(one.cut(&[300, 300])).write([two]);
         let mismatch = AcceptStat::ProgMismatch { low: VERSION, high: 5 };
@@ -180,8 +180,8 @@ fn refusals_return_write_chunks_unused() {
 /// Puts an item into the Write chunk with its index, if there is one.
 type ToChunk = fn(&mut ServerCall, usize, &[u8]) -> bool;
 
-/// Writes the results: an opaque of each length, in its Write chunk if there is one, else inline. The handlers know
-/// nothing of empty chunks; they differ in the function that tells them whether there is a chunk.
+/// Writes the results: an opaque of each length, in its Write chunk if there is one, else inline. The handlers do not
+/// know about empty chunks. They differ in the function that reports whether there is a chunk.
 fn items(call: &mut ServerCall, lens: [usize; 2], to_chunk: ToChunk) -> Result<(), Refusal> {
     let mut inline = Vec::new();
     for (n, len) in lens.into_iter().enumerate() {
@@ -204,7 +204,7 @@ fn by_capacity(call: &mut ServerCall, n: usize, item: &[u8]) -> bool {
 }
 
 #[test]
-fn an_empty_write_chunk_brings_its_result_inline() {
+fn a_result_of_an_empty_write_chunk_is_sent_inline() {
     let by_writer =
         |call: &mut ServerCall, n, item: &[u8]| call.result_writer(n).map(|mut to| to.put(item).expect("room")).is_ok();
     let by_own_memory = |call: &mut ServerCall, n, item: &[u8]| {
@@ -216,7 +216,7 @@ fn an_empty_write_chunk_brings_its_result_inline() {
         let run = Procedure::new(move |call| items(call, [5, 100], to_chunk));
         run.write_chunks(2, 100).read_chunks(2, 100).uncounted()
     };
-    // Two that have no inline form of their result.
+    // These two procedures have no inline form of their result.
     let needs_chunk = Procedure::new(|call| Ok(call.result_writer(0)?.put(b"data")?));
     let returns = Procedure::new(|call| {
         let argument = call.take_read_chunk(0).expect("an argument");
@@ -229,13 +229,13 @@ fn an_empty_write_chunk_brings_its_result_inline() {
         (23, needs_chunk.write_chunks(1, 100)),
         (24, returns.write_chunks(1, 100).read_chunks(1, 100).uncounted()),
     ]);
-    with_raw_of("empty-write", SCHEMES, &services, |client| {
+    with_raw_of("empty-write", CREDIT_MODES, &services, |client| {
         let (room, memory) = client.room(100);
         let (first, _first) = client.expose(&[1; 5], Access::REMOTE_READ);
         let (second, _second) = client.expose(&[2; 100], Access::REMOTE_READ);
         let argument = Lists::new().read(ARGS_AT, [first]);
         let arguments = argument.clone().read(ARGS_AT + 8, [second]);
-        // First the second item alone in its chunk, then both inline.
+        // At first only the second item has a chunk; then both items are inline.
         let inline = [be(&[5]), vec![1, 1, 1, 1, 1, 0, 0, 0], be(&[100])].concat();
         for (counts, segments, results) in
             [([0, 1], &[room][..], inline.clone()), ([0, 0], &[], [&inline[..], &[2; 100]].concat())]
@@ -262,7 +262,7 @@ fn an_inline_result_of_an_empty_write_chunk_may_be_long() {
     let run = Procedure::new(|call| items(call, [LEN, 4], by_capacity));
     let mut services = services_for(8192);
     services.add(PROGRAM, VERSION, 20, run.write_chunks(2, LEN).max_reply(8192));
-    with_raw_of("empty-write-long", SCHEMES, &services, |client| {
+    with_raw_of("empty-write-long", CREDIT_MODES, &services, |client| {
         let whole = reply_bytes(XID, &[be(&[LEN as u32]), vec![1; LEN], be(&[4]), vec![2; 4]].concat());
         let (room, memory) = client.room(whole.len());
         let empty = Lists::new().write([]).write([]);
@@ -317,7 +317,7 @@ fn client_reduces(credential: &[u8]) -> bool {
     let credential = Credential::opaque(GSS, credential.to_vec());
     let mut client = server.client(ClientConfig { credential, ..small_client(small()) });
     let results = [chunked(&mut client, STORE, &[8], &[]), chunked(&mut client, LOAD, &[], &[8])];
-    plain(&mut client).expect("inline it is like any other");
+    inline_call(&mut client).expect("an inline call");
     drop((client, server));
     let sent: Vec<bool> = calls.try_iter().map(|call| call.has_chunks()).collect();
     if results.iter().all(Result::is_ok) {
@@ -326,15 +326,15 @@ fn client_reduces(credential: &[u8]) -> bool {
     }
     let refused = Err(Defect::Binding(BindingError::ReductionOff).into());
     assert_eq!(results, [refused.clone(), refused]);
-    assert_eq!(sent, [false], "no message of a call that was refused");
+    assert_eq!(sent, [false], "a refused call was sent");
     false
 }
 
 #[test]
-fn gss_integrity_privacy_and_control_messages_switch_reduction_off() {
+fn gss_integrity_privacy_and_control_messages_disable_reduction() {
     // Procedure, service, and whether items may be reduced.
     let cases = [(DATA, 1, true), (DATA, 2, false), (DATA, 3, false), (1, 1, false), (2, 1, false), (3, 1, false)];
-    with_raw("gss-services", SCHEMES, |client| {
+    with_raw("gss-services", CREDIT_MODES, |client| {
         for_each(cases.into_iter().chain([(DATA, 9, false)]), |(procedure, service, allowed)| {
             server_takes(client, &gss(procedure, service), allowed);
         });
@@ -347,7 +347,7 @@ fn gss_integrity_privacy_and_control_messages_switch_reduction_off() {
 /// A long call is no reduction, so any credential allows it.
 #[test]
 fn gss_messages_may_be_long() {
-    with_raw_of("gss-long", SCHEMES, &services_for(8192), |client| {
+    with_raw_of("gss-long", CREDIT_MODES, &services_for(8192), |client| {
         let (whole, _call) = client.expose(&call_of(&gss(DATA, 3), ECHO, &[5; 6000]), Access::REMOTE_READ);
         let (room, memory) = client.room(6024);
         client.nomsg(XID, &Lists::new().read(0, [whole]).reply([room]));

@@ -13,19 +13,19 @@ fn refused(refusal: Refusal) -> Outcome {
 }
 
 #[test]
-fn a_message_of_any_length_passes() {
-    for_each(HEADERS, |(scheme, header)| {
-        let (_world, mut client) = World::pair("longest", scheme, scheme);
+fn messages_of_any_length_are_delivered() {
+    for_each(HEADERS, |(mode, header)| {
+        let (_world, mut client) = World::pair("longest", mode, mode);
         for len in (0..70).chain([127, 128, 400, 401, 511, 512, 513, 1000]) {
             echo(&mut client, &data_of(len as u32, len)).unwrap();
         }
-        // In one message; then continued, or long.
+        // The first length fits one message. The second call is continued, or long in version 1.
         let longest = 4096 - header - RPC_CALL;
         for len in [longest, longest + 1] {
             assert_eq!(client.run(REFUSE, &vec![0; len]), refused(Refusal::GarbageArguments), "{len}");
         }
         let longest = (4096 - header - RPC_REPLY) as u32;
-        for (len, fits) in [(longest, true), (longest + 1, scheme != CreditMode::V1)] {
+        for (len, fits) in [(longest, true), (longest + 1, mode != CreditMode::V1)] {
             // The call expected a shorter reply; version 1 has one error for all cases.
             let too_long = Err(CallError::Transport(ErrorBody::BadXdr));
             let expected = if fits { Ok(data_of(len, len as usize)) } else { too_long };
@@ -36,7 +36,7 @@ fn a_message_of_any_length_passes() {
 }
 
 #[test]
-fn a_reply_in_parts_that_no_buffer_holds_is_not_mistaken_for_its_last_part() {
+fn the_last_part_of_a_reply_without_a_buffer_is_not_taken_for_the_reply() {
     let long = |len| Procedure::new(move |call| Ok(call.reply_mut(len).map(drop)?)).max_reply(len);
     let services = standard_and([(20, long(6000)), (21, long(10_000))]);
     // The first part fits a message buffer. The second, possibly the last, does not fit behind it.
@@ -94,7 +94,7 @@ fn the_server_sees_the_credential() {
     }
 }
 
-/// The number of the error differs between the revisions.
+/// The error code differs between the revisions.
 #[test]
 fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
     for_each([Revision::Ietf00, Revision::Cel09], |revision| {
@@ -123,7 +123,7 @@ fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
 }
 
 #[test]
-fn a_connection_of_another_client_is_closed_here() {
+fn a_connection_of_another_client_counts_as_closed() {
     let (world, address) = World::standard("foreign", small());
     let (mut one, mut other) = (world.client(&address, small()), world.client(&address, small()));
     let second = other.add_connection(&address).unwrap();
@@ -147,18 +147,18 @@ fn a_server_recovers_from_a_shortage_of_memory() {
 }
 
 fn unstarted(address: &Address, config: ServerConfig) -> String {
-    Server::start(address, standard_services(), &config).expect_err("it cannot start").to_string()
+    Server::start(address, standard_services(), &config).expect_err("the start fails").to_string()
 }
 
 #[test]
-fn a_busy_address_and_wrong_addresses_are_explained() {
+fn errors_of_busy_and_invalid_addresses_name_the_cause() {
     let (world, address) = World::standard("addresses", small());
     let nowhere = world.address();
     for error in [
         LocalClient::connect(&nowhere, small_client(small())).err().unwrap(),
         Client::connect(&nowhere, small_client(small())).err().unwrap(),
     ] {
-        assert!(error.to_string().contains("nobody listens"), "{error}");
+        assert!(error.to_string().contains("no listener"), "{error}");
     }
     let long = format!("soft:{}", "n".repeat(200));
     let cases = [
@@ -169,7 +169,7 @@ fn a_busy_address_and_wrong_addresses_are_explained() {
         (&long, "address"),
     ];
     for_each(cases, |(name, part)| {
-        says(unstarted(&name.parse().unwrap(), small_server()), &[part]);
+        assert_contains(unstarted(&name.parse().unwrap(), small_server()), &[part]);
         let connects = part != "address" || LocalClient::connect(&name.parse().unwrap(), small_client(small())).is_ok();
         assert_eq!(connects, part != "address");
     });
@@ -177,7 +177,7 @@ fn a_busy_address_and_wrong_addresses_are_explained() {
 }
 
 #[test]
-fn configurations_that_cannot_work_are_explained() {
+fn errors_of_invalid_configurations_name_the_cause() {
     let world = World::new("config");
     let address = world.address();
     let workers = |count, cores| ServerConfig {
@@ -188,7 +188,11 @@ fn configurations_that_cannot_work_are_explained() {
     for (config, start, part) in [
         (cores(2, vec![0]), "", ""),
         (cores(1, vec![0, 0]), "`ServerConfig::shards` is 1, `ServerConfig::cores` names 2 cores", ""),
-        (workers(1, Some(vec![0, 0])), "`WorkerConfig::count` is 1, `WorkerConfig::cores` names 2 cores", ""),
+        (
+            workers(1, Some(vec![0, 0])),
+            "invalid WorkerConfig::cores `2 cores`: expected 1, one for each worker (`WorkerConfig::count`)",
+            "",
+        ),
         (workers(0, None), "", ""),
         (ServerConfig { shards: 0, ..small_server() }, "", ""),
         (cores(1, vec![100_000]), "", "100000"),
@@ -204,12 +208,12 @@ fn configurations_that_cannot_work_are_explained() {
         LocalServer::start_with(&address, |_| standard_services().to_local(), &long).err(),
     ] {
         let error = error.expect("it cannot start").to_string();
-        assert!(error.starts_with("accept.setup is "), "{error}");
+        assert!(error.starts_with("invalid accept.setup `"), "{error}");
     }
 }
 
 #[test]
-fn a_panic_costs_its_own_call_only() {
+fn a_panic_fails_only_its_own_call() {
     fn panics(_: &mut ServerCall) -> Result<(), Refusal> {
         panic!("as the test wants")
     }
@@ -233,7 +237,7 @@ fn a_panic_costs_its_own_call_only() {
 }
 
 #[test]
-fn lengths_and_positions_that_no_message_has_are_refused() {
+fn impossible_lengths_and_positions_are_refused() {
     let (_world, mut client) = World::pair("no-such-length", small(), small());
     for length in [usize::MAX, usize::MAX - 3, u32::MAX as usize] {
         let call = ClientCall::new(ECHO).args(*b"four").expect_reply(length);

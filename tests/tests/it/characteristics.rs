@@ -1,11 +1,11 @@
 //! Characteristics that change on a live connection (xcharext-02).
 
-use rpcrdma::proto::exchange::{ChangeError, Characteristic, Event, Outcome as ChangeOutcome};
+use rpcrdma::proto::exchange::{ChangeError, ChangeOutcome, Characteristic, CharacteristicEvent};
 use rpcrdma::wire::optional::OperationCode;
 use rpcrdma::wire::properties::PropertySet;
 use rpcrdma_tests::prelude::*;
 
-/// Like [`ECHO`], with arguments of up to [`LONGEST`] bytes.
+/// Returns its arguments of up to [`LONGEST`] bytes.
 const LONG_ECHO: u32 = 41;
 const LONGEST: usize = 20_000;
 const MOST: usize = 16_384;
@@ -47,7 +47,7 @@ fn offer_changes(offers: &mut Properties<'static>) {
 
 fn welcome(peer: &mut RawPeer) {
     offer_changes(&mut peer.offers);
-    peer.welcome();
+    peer.answer_properties();
     assert_eq!(next_operation(peer).2, OperationCode::Initial);
 }
 
@@ -76,10 +76,10 @@ fn next_operation(peer: &mut RawPeer) -> Update {
     operation_of(&message).unwrap_or_else(|| panic!("no operation: {message}"))
 }
 
-/// The next message other than a bare grant.
+/// The next message other than a pure grant.
 fn next_message(peer: &mut RawPeer) -> Message {
     loop {
-        let message = peer.receive().expect("the connection lives on");
+        let message = peer.receive().expect("the connection closed");
         if message.htype() != HeaderType::Nomsg || message.has_chunks() {
             return message;
         }
@@ -122,7 +122,7 @@ fn ping(peer: &mut RawPeer, xid: u32, len: usize) -> Vec<Update> {
 }
 
 #[test]
-fn characteristics_that_are_not_known_are_passed_over_or_rejected() {
+fn unknown_characteristics_are_ignored_or_rejected() {
     let (_world, mut peer) = introduced("unknown");
     let now = Property { which: 0x4321, data: b"some" };
     peer.operation(0, Operation::Update { now, clears_pending: false });
@@ -134,9 +134,9 @@ fn characteristics_that_are_not_known_are_passed_over_or_rejected() {
     // Values above and below the limits.
     let [most, least] = [1 << 20, 100u32].map(u32::to_be_bytes);
     assert_eq!(request(&mut peer, 4, &[(SEND, &most), (SEND, &least)]), [vec![], vec![0, 1], vec![]]);
-    // Data of a known one that is too short for its type.
+    // The data of a known characteristic is too short for its type.
     let optinfo = &be(&[RECEIVE, 2, 0, 0]);
-    peer.say(XID, Flags::NONE, Body::Optional { opttype: OperationCode::Update.code(), optinfo }, b"");
+    peer.send_body(XID, Flags::NONE, Body::Optional { opttype: OperationCode::Update.code(), optinfo }, b"");
     assert_eq!(next_message(&mut peer).error(), (XID, ErrorBody::BadXdr));
     ping(&mut peer, 3, 3000);
 }
@@ -147,13 +147,13 @@ fn a_pending_change_ends_with_an_update_that_clears_it() {
     for (n, size) in [8192u32, 16384, 4096].into_iter().enumerate() {
         let xid = 1000 * (n as u32 + 1);
         assert_eq!(request(&mut peer, xid, &[(RECEIVE, &size.to_be_bytes())]), [vec![], vec![], vec![0]]);
-        // Messages consume Receives and the server replaces them. Smaller ones follow only after this peer has read the
+        // Messages consume Receives, which the server replaces. It posts smaller ones only after this peer has read the
         // announcement.
         let (grows, mut pings, mut beside) = (n < 2, 0, Vec::new());
         if !grows {
             assert_eq!(next_update(&mut peer, &mut beside), (size, false));
         }
-        let seen = settles(|| {
+        let seen = wait_until(|| {
             pings += 1;
             beside.extend(ping(&mut peer, xid + pings, 4));
             let stats = world.stats();
@@ -164,13 +164,13 @@ fn a_pending_change_ends_with_an_update_that_clears_it() {
         assert_eq!(ping(&mut peer, xid + 900, 100), []);
     }
     let answer = request(&mut peer, 4000, &[(RECEIVE, &4096u32.to_be_bytes())]);
-    assert_eq!(answer, [vec![0], vec![], vec![]], "it has that size");
+    assert_eq!(answer, [vec![0], vec![], vec![]], "the Receives have that size already");
 }
 
 /// Makes calls until a requested change has this outcome; returns all events.
-fn change_ends(client: &mut LocalClient, wanted: Characteristic, expected: ChangeOutcome) -> Vec<Event> {
+fn change_ends(client: &mut LocalClient, wanted: Characteristic, expected: ChangeOutcome) -> Vec<CharacteristicEvent> {
     let mut events = Vec::new();
-    assert!(settles(|| {
+    assert!(wait_until(|| {
         echo(client, &[1; 3000]).expect("a reply");
         events.extend(client.take_changes().into_iter().map(|(_, event)| event));
         last_outcome(&events, wanted) == Some(expected)
@@ -178,9 +178,9 @@ fn change_ends(client: &mut LocalClient, wanted: Characteristic, expected: Chang
     events
 }
 
-fn last_outcome(events: &[Event], of: Characteristic) -> Option<ChangeOutcome> {
+fn last_outcome(events: &[CharacteristicEvent], of: Characteristic) -> Option<ChangeOutcome> {
     events.iter().rev().find_map(|event| match event {
-        Event::Answer { wanted, outcome } if *wanted == of => Some(*outcome),
+        CharacteristicEvent::Answer { wanted, outcome } if *wanted == of => Some(*outcome),
         _ => None,
     })
 }
@@ -199,9 +199,9 @@ fn characteristics_are_requested_answered_and_updated() {
     assert!(matches!(refused, Err(ChangeError::Busy | ChangeError::Constant(_))));
     let events = change_ends(&mut client, wanted[2], ChangeOutcome::Done);
     assert_eq!([0, 1].map(|n| last_outcome(&events, wanted[n])), [Some(ChangeOutcome::Done); 2]);
-    let pending = Event::Answer { wanted: wanted[2], outcome: ChangeOutcome::Pending };
+    let pending = CharacteristicEvent::Answer { wanted: wanted[2], outcome: ChangeOutcome::Pending };
     assert!(
-        [pending, Event::Peer(Characteristic::SendSize(2048))].iter().all(|one| events.contains(one)),
+        [pending, CharacteristicEvent::Peer(Characteristic::SendSize(2048))].iter().all(|one| events.contains(one)),
         "{events:?}"
     );
     let terms = client.terms(first).expect("an open connection");
@@ -217,7 +217,7 @@ fn characteristics_are_requested_answered_and_updated() {
 }
 
 #[test]
-fn ends_that_do_not_offer_changes_make_none() {
+fn changes_require_support_at_both_ends() {
     let without = config().with(|c| (c.debug.optional_operations, c.debug.resize_on_request) = (false, false));
     let old = config().with(|c| (c.wire.credit_mode, c.debug.resize_on_request) = (CreditMode::V1, false));
     for (server, client) in [(&without, &config()), (&config(), &without), (&old, &config()), (&config(), &old)] {
@@ -230,7 +230,7 @@ fn ends_that_do_not_offer_changes_make_none() {
         assert_eq!(client.request_change(first, &wanted), Err(ChangeError::Unsupported));
         // The connection keeps its negotiated sizes until it closes.
         world.server().change_receive_size(8192).expect("it grows");
-        assert!(settles(|| {
+        assert!(wait_until(|| {
             echo(&mut client, b"use one up").expect("a reply");
             world.stats().receive_size == 8192
         }));
@@ -241,7 +241,7 @@ fn ends_that_do_not_offer_changes_make_none() {
         world.server().change_receive_size(4096).expect("it shrinks");
         (0..10).for_each(|_| mirror(&mut client, 3, &[5000]).expect("nothing is lost"));
         drop(client);
-        assert!(settles(|| world.stats().receive_size_posted == 4096));
+        assert!(wait_until(|| world.stats().receive_size_posted == 4096));
     }
 }
 
@@ -290,7 +290,7 @@ fn announced_characteristics_take_effect_at_once() {
 /// A call that waits for a credit keeps the form it had when it started. If that form becomes invalid, this call alone
 /// ends.
 #[test]
-fn a_call_that_waits_while_segments_get_shorter_ends_alone() {
+fn a_waiting_call_made_invalid_by_shorter_segments_fails_alone() {
     let server = RawServer::start_silently("shorter", |peer| {
         peer.credit = 1;
         welcome(peer);
@@ -331,8 +331,8 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
     // The client's side: a call with one chunk posts a Bind and a Send, and an invalidation of its own if the server
     // does none.
     let (world, address) = serving("invalidation-2", config());
-    for_each(pairs(SCHEMES_2, [true, false]), |(scheme, offered)| {
-        let config = config().with(|c| (c.wire.credit_mode, c.debug.remote_invalidate) = (scheme, offered));
+    for_each(pairs(V2_CREDIT_MODES, [true, false]), |(mode, offered)| {
+        let config = config().with(|c| (c.wire.credit_mode, c.debug.remote_invalidate) = (mode, offered));
         let mut client = world.client(&address, config);
         for round in 0..if offered { 6 } else { 1 } {
             let on = offered && round % 2 == 0;
@@ -350,9 +350,9 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
 }
 
 /// Makes calls of all lengths while both ends grow and shrink their Receives.
-fn resize_under_load(scheme: CreditMode) {
+fn resize_under_load(mode: CreditMode) {
     const SIZES: [usize; 8] = [8192, 4096, 16384, 12288, 16384, 4096, 5000, 4096];
-    let shard = config().with(|c| c.wire.credit_mode = scheme);
+    let shard = config().with(|c| c.wire.credit_mode = mode);
     let (world, address) = serving("resize", shard.clone());
     let is_resized = AtomicBool::new(false);
     let call_and_resize = |seed| {
@@ -389,7 +389,7 @@ fn resize_under_load(scheme: CreditMode) {
         let mut last = 4096;
         for size in SIZES {
             let stats = || world.stats();
-            assert!(settles(|| (stats().receive_size, stats().receive_size_posted) == (last, last)), "{last}");
+            assert!(wait_until(|| (stats().receive_size, stats().receive_size_posted) == (last, last)), "{last}");
             world.server().change_receive_size(size).expect("a size that is configured");
             last = size;
         }
@@ -397,7 +397,7 @@ fn resize_under_load(scheme: CreditMode) {
     });
     assert_eq!(world.stats().peer_faults, 0);
     // The pool frees memory of unused sizes. The configured size has no class of its own.
-    assert!(settles(|| {
+    assert!(wait_until(|| {
         let stats = world.stats();
         stats.receive_size_posted == 4096 && stats.pool.classes.iter().all(|class| class.size != 8192)
     }));
@@ -405,5 +405,5 @@ fn resize_under_load(scheme: CreditMode) {
 
 #[test]
 fn receives_grow_and_shrink_under_load_without_a_lost_message() {
-    for_each(SCHEMES_2, resize_under_load);
+    for_each(V2_CREDIT_MODES, resize_under_load);
 }

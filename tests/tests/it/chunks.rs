@@ -24,7 +24,7 @@ fn chunks_of_odd_lengths_arrive_whole() {
 }
 
 #[test]
-fn chunks_start_where_a_device_wants_them() {
+fn chunks_are_aligned_to_chunk_align() {
     const FLIP: u32 = 600;
     let flipped = |data: &[u8]| data.iter().map(|byte| !byte).collect::<Vec<_>>();
     for_each([64, 512, 4096], |align| {
@@ -54,7 +54,7 @@ fn chunks_start_where_a_device_wants_them() {
 fn a_call_reuses_a_slot_before_its_memory_is_revoked() {
     let config = small().with(|c| (c.limits.max_calls, c.debug.remote_invalidate) = (1, false));
     let (_world, mut client) = World::pair("successor", small(), config);
-    // Each answered call frees a slot.
+    // Each answered call frees its slot before its memory is revoked.
     let call = |client: &mut LocalClient, _| Some(client.chunked(MIRROR, b"", &[40; MAX_CHUNKS], &[40; MAX_CHUNKS]));
     let mut served = 0;
     while served < 20 {
@@ -69,7 +69,7 @@ fn a_call_reuses_a_slot_before_its_memory_is_revoked() {
 }
 
 #[test]
-fn short_and_unused_results_leave_the_rest_alone() {
+fn chunks_of_short_and_missing_results_have_the_written_length() {
     let (_world, mut client) = World::pair("short", small(), small());
     load(&mut client, 1, &[(5000, 1), (5000, 0), (100, 100), (64, 63)]).unwrap();
     load(&mut client, 2, &[(10, 0)]).unwrap();
@@ -78,11 +78,11 @@ fn short_and_unused_results_leave_the_rest_alone() {
     let call = client.chunked(MIRROR, b"", &[], &[100, 100]);
     let mut reply = client.call(call).unwrap();
     assert_eq!((reply.chunk(0), reply.chunk(1), reply.chunk(2)), (Some(&[][..]), Some(&[][..]), None));
-    assert_eq!(reply.take_chunks().count(), 2, "the memory comes home all the same");
+    assert_eq!(reply.take_chunks().count(), 2, "the memory of unused chunks is returned");
 }
 
 #[test]
-fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
+fn chunks_beyond_the_declaration_are_refused_without_closing_the_connection() {
     let declared = Procedure::new(|_| Ok(())).read_chunks(2, 1000).uncounted().write_chunks(1, 1000);
     let services = standard_and([(20, declared)]);
     let (world, mut client) = World::pair_with("declared-chunks", small(), services, small());
@@ -106,14 +106,18 @@ fn more_than_a_procedure_declared_is_refused_and_the_connection_lives_on() {
         echo(&mut client, b"the connection lives on").unwrap();
     });
     let again = client.stats().calls_retransmitted;
-    assert_eq!(again, 1 + 1 + 2, "the Write chunk is tried once more, with a larger Reply chunk");
+    assert_eq!(
+        again,
+        1 + 1 + 2,
+        "the call with a Write chunk is retransmitted twice: its second Reply chunk is larger"
+    );
     drop(client);
     assert_eq!(world.stats().calls_failed, 4 + again);
 }
 
 /// A written result exceeds either the caller's chunk, which the caller may enlarge, or the procedure's declaration.
 #[test]
-fn a_result_over_its_chunk_names_the_bound() {
+fn a_result_beyond_its_chunk_is_retransmitted_and_one_beyond_its_declaration_fails() {
     let written = |call: &mut ServerCall| {
         let len = u32::from_be_bytes(call.args()[..4].try_into().map_err(|_| Refusal::GarbageArguments)?);
         let mut writer = call.result_writer(0)?;
@@ -134,7 +138,7 @@ fn a_result_over_its_chunk_names_the_bound() {
 }
 
 #[test]
-fn positions_that_cannot_be_end_their_call_alone() {
+fn invalid_positions_fail_only_their_call() {
     let (_world, mut client) = World::pair("positions", small(), small());
     // Not a multiple of 4, behind the arguments, within another chunk, before another chunk.
     for_each([&[3][..], &[8], &[1 << 20], &[4, 4 + 68], &[4, 4 + 60], &[4, 0]], |positions| {
@@ -155,7 +159,7 @@ fn positions_that_cannot_be_end_their_call_alone() {
 }
 
 #[test]
-fn memory_of_others_is_refused() {
+fn memory_of_other_connections_and_clients_is_refused() {
     let (world, address) = World::standard("foreign-memory", small());
     let mut client = world.client(&address, small());
     let first = client.first();
@@ -178,7 +182,7 @@ fn memory_of_others_is_refused() {
 }
 
 #[test]
-fn results_of_the_handlers_own_memory_are_shared() {
+fn memory_of_the_handler_is_shared_by_several_results() {
     let mut world = World::new("shared");
     let pool = own_pool(1 << 16, 2);
     let mut data = pool.alloc(60_001).unwrap();
@@ -204,9 +208,9 @@ fn results_of_the_handlers_own_memory_are_shared() {
         assert_eq!(client.run_call(|client| client.chunked(20, b"", &[], room)).map(drop), outcome);
     }
     drop(client);
-    world.server_balances();
+    world.assert_server_clean();
     *shared.lock().unwrap() = None;
-    assert!(settles(|| {
+    assert!(wait_until(|| {
         pool.drain_remote();
         pool.stats().classes[0].outstanding == 0
     }));
@@ -218,7 +222,7 @@ fn a_result_without_a_chunk_is_an_error() {
     let page = pool.alloc(4096).expect("a buffer").freeze();
     let why = |result: Result<rpcrdma::service::ResultWriter<'_>, NoResult>| result.map(drop).expect_err("no result");
     let own = move |call: &mut ServerCall| {
-        assert!(why(call.result_writer(0)).to_string().starts_with("no pool memory"));
+        assert!(why(call.result_writer(0)).to_string().contains("has no pool memory"));
         let none = "no Write chunk 1: not offered, or not declared (Procedure::write_chunks)";
         assert_eq!(why(call.result_writer(1)).to_string(), none);
         let too_small = call.set_result(0, page.clone()).expect_err("a byte is missing");
@@ -241,7 +245,7 @@ fn a_result_without_a_chunk_is_an_error() {
         (32, Procedure::new(undeclared)),
     ]);
     let (_world, mut client) = World::pair_with("nowhere", small(), services, small());
-    // The second has sent that memory already; the third is the service's error, not the caller's.
+    // The second handler has sent that memory already. The third call fails by an error of the service.
     let refused = Err(CallError::Refused(Refusal::SystemError));
     let cases: [(u32, &[usize], &[usize], _); 3] =
         [(30, &[], &[4095], Ok(Vec::new())), (31, &[100], &[4096], refused.clone()), (32, &[], &[], refused)];
@@ -252,7 +256,7 @@ fn a_result_without_a_chunk_is_an_error() {
 
 /// The fabric would refuse to send this memory, and close the connection. The server refuses the call instead.
 #[test]
-fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
+fn a_result_in_unregistered_memory_fails_only_its_call() {
     let mut world = World::new("foreign");
     let pool = own_pool(4096, 1);
     let shared = Mutex::new(Some(pool.alloc(4096).unwrap().freeze()));
@@ -263,18 +267,18 @@ fn a_result_in_memory_that_the_server_was_not_given_costs_its_call() {
     let services = standard_and([(20, Procedure::new(handler).write_chunks(1, 4096).results_from_handler())]);
     let address = world.serve_with(small(), services);
     let mut client = world.client(&address, small());
-    // The second call finds the same connection alive, and the handler without memory.
+    // The second call uses the same connection, and its handler has no memory left.
     for refusal in [Refusal::SystemError, Refusal::GarbageArguments] {
         assert_eq!(client.run_call(|client| client.chunked(20, b"", &[], &[4096])), Err(CallError::Refused(refusal)));
     }
     drop(client);
-    world.server_balances();
+    world.assert_server_clean();
     pool.drain_remote();
     assert_eq!(pool.stats().classes[0].outstanding, 0);
 }
 
 #[test]
-fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
+fn the_late_reply_releases_the_memory_of_an_abandoned_call() {
     for_each(pairs([true, false], [true, false]), |(remote_invalidate, by_deadline)| {
         let gate = Gate::default();
         let waits = gate.clone();
@@ -285,7 +289,7 @@ fn memory_of_a_call_that_was_given_up_comes_home_with_the_late_reply() {
         let services = standard_and([(20, bulk(Procedure::new(handler), 1, 1 << 20).on_workers())]);
         let config = small().with(|c| c.debug.remote_invalidate = remote_invalidate);
         let (_world, mut client) = World::pair_with("late", small().with_workers(2), services, config);
-        let _opens = gate.opens();
+        let _opens = gate.open_on_drop();
         let mut call = client.chunked(20, b"", &[5000], &[5000]);
         if by_deadline {
             call = call.timeout(Duration::from_millis(2));

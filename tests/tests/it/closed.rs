@@ -1,9 +1,9 @@
 //! Calls of closed connections that handlers and workers still have.
-//! A host connects, calls, leaves and comes again. Others must not notice.
+//! A host connects, calls, disconnects and reconnects. Other hosts must not be affected.
 
 use rpcrdma_tests::prelude::*;
 
-use super::parked::add_held;
+use super::unanswered_calls::add_held;
 
 /// Host that reconnects. The others are at 127.0.0.1.
 const GREEDY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -11,31 +11,31 @@ const GREEDY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const CALLS: u64 = 32;
 
 /// One more connection of the greedy host, with its calls under way.
-fn greedy(address: &Address, procedure: u32) -> (Cable, LocalClient) {
-    let cable = Cable::new(address, GREEDY);
-    let mut client = LocalClient::connect(cable.address(), small_client(small())).expect("a connection");
+fn greedy(address: &Address, procedure: u32) -> (TcpProxy, LocalClient) {
+    let proxy = TcpProxy::new(address, GREEDY);
+    let mut client = LocalClient::connect(proxy.address(), small_client(small())).expect("a connection");
     (0..CALLS).for_each(|n| _ = client.send(procedure, b"", n));
-    (cable, client)
+    (proxy, client)
 }
 
 #[test]
 fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
-    let (mut world, held, mut services) = (World::new("reconnects"), Held::default(), standard_services());
+    let (mut world, held, mut services) = (World::new("reconnects"), HeldCalls::default(), standard_services());
     add_held(&mut services, &held);
-    let address = place::tcp_address();
+    let address = test_fabric::tcp_address();
     world.serve_at(&address, small(), services);
     let mut victim = world.client(&address, small());
     echo(&mut victim, b"four").expect("it is served");
     let most = small().memory.receives / 2;
     while world.stats().backpressure == 0 {
         let before = held.len();
-        let (_cable, mut client) = greedy(&address, HELD);
+        let (_proxy, mut client) = greedy(&address, HELD);
         client.quiet_until(|_| held.len() > before || world.stats().backpressure > 0);
         assert!(held.len() <= most, "{} calls are held", held.len());
     }
-    assert!(settles(|| world.stats().connections == 1), "only the victim is left");
+    assert!(wait_until(|| world.stats().connections == 1), "only the victim is left");
     let before = held.len();
-    echo(&mut victim, b"four").expect("it is served as before");
+    echo(&mut victim, b"four").expect("it is served");
     let mut other = world.client(&address, small());
     for client in [&mut victim, &mut other] {
         client.send(HELD, b"", 0);
@@ -45,11 +45,11 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
     }
     // The greedy host waits for its own calls.
     let waited = world.stats().backpressure;
-    let (_cable, mut client) = greedy(&address, HELD);
+    let (_proxy, mut client) = greedy(&address, HELD);
     client.poll_until(|_| world.stats().backpressure >= waited + CALLS / 2);
-    assert_eq!(held.len(), before, "it has its share");
+    assert_eq!(held.len(), before, "the host uses its share");
     let mut answered = 0;
-    assert!(settles(|| {
+    assert!(wait_until(|| {
         held.answer_all();
         client.poll(|done| answered += u64::from(done.result.is_ok()));
         answered == CALLS
@@ -59,7 +59,7 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
 /// A server with one worker, which waits at this gate.
 fn serve_gated(world: &mut World, gate: &Gate) -> Address {
     let services = standard_and([(GATED, gate.procedure().on_workers().max_reply(0))]);
-    let address = place::tcp_address();
+    let address = test_fabric::tcp_address();
     world.serve_at(&address, small().with_workers(1), services);
     address
 }
@@ -70,30 +70,30 @@ fn workers_skip_the_calls_of_closed_connections() {
     let address = serve_gated(&mut world, &gate);
     let mut victim = world.client(&address, small());
     for connection in 1..=3 {
-        let (_cable, mut client) = greedy(&address, GATED);
-        // The worker has one of the first connection's: it skips those that it finds closed.
-        client.poll_until(|_| world.stats().worker_queue_depth == connection * CALLS && gate.came() == 1);
+        let (_proxy, mut client) = greedy(&address, GATED);
+        // The worker runs a call of the first connection. It skips calls whose connections have closed.
+        client.poll_until(|_| world.stats().worker_queue_depth == connection * CALLS && gate.arrivals() == 1);
     }
-    assert!(settles(|| world.stats().connections == 1 && gate.came() == 1), "a worker runs one of them");
+    assert!(wait_until(|| world.stats().connections == 1 && gate.arrivals() == 1), "a worker runs one of them");
     victim.send(GATED, b"", 0);
     victim.poll_until(|_| world.stats().worker_queue_depth == 3 * CALLS + 1);
     gate.open();
     assert!(victim.end_of(0).is_ok());
-    assert_eq!(gate.came(), 2, "nobody awaits the others");
+    assert_eq!(gate.arrivals(), 2, "a call of a closed connection ran");
 }
 
 #[test]
-fn the_end_of_a_server_does_not_wait_for_queued_calls() {
+fn dropping_a_server_does_not_wait_for_queued_calls() {
     let (mut world, gate) = (World::new("queued"), Gate::default());
     let address = serve_gated(&mut world, &gate);
     let mut client = world.client(&address, small());
     (0..CALLS).for_each(|n| _ = client.send(GATED, b"", n));
-    client.poll_until(|_| world.stats().worker_queue_depth == CALLS && gate.came() == 1);
+    client.poll_until(|_| world.stats().worker_queue_depth == CALLS && gate.arrivals() == 1);
     let server = world.take_server();
     std::thread::scope(|scope| {
         scope.spawn(|| drop(server));
         client.each_end(CALLS as usize, |done| assert!(done.result.is_err()));
         gate.open();
     });
-    assert_eq!(gate.came(), 1, "the others were cut off");
+    assert_eq!(gate.arrivals(), 1, "a queued call ran");
 }

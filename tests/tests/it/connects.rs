@@ -27,9 +27,9 @@ fn time_for(connections: u32, shard: &Config) -> Duration {
 }
 
 #[test]
-fn a_busy_server_finds_the_next_connection_long_before_its_next_look_is_due() {
+fn a_busy_server_accepts_within_a_tenth_of_the_control_interval() {
     // A device has its own timing, which is not simulated.
-    if place::on_device() {
+    if test_fabric::on_device() {
         return;
     }
     let shard = small().with(|c| (c.limits.credits, c.memory.receives) = (4, 4096));
@@ -51,21 +51,21 @@ fn connections_spread_evenly_over_the_shards_of_a_server() {
         (1..4 * of_each).for_each(|_| _ = client.add_connection(&address).expect("a connection"));
         assert_eq!(held(), [of_each; 4]);
         drop(client);
-        assert!(settles(|| held() == [0; 4]));
+        assert!(wait_until(|| held() == [0; 4]));
     }
 }
 
 #[test]
 fn close_reasons_of_the_last_connections_are_kept() {
     // Each connection is slow on a device.
-    if place::on_device() {
+    if test_fabric::on_device() {
         return;
     }
     let (world, address) = World::standard("reasons", small_server());
     let mut client = world.client(&address, small());
     let nowhere = world.address();
     let first = client.first();
-    // This connection closes early: the reasons of a thousand others displace its own.
+    // This connection closes early, so the reasons of a thousand others displace its own.
     let lost = client.begin_connect(&address).expect("it begins");
     client.begin_close(lost);
     client.poll_until(|client| client.close_reason(lost).is_some());
@@ -106,7 +106,7 @@ fn a_closing_connection_finishes_its_calls_and_refuses_new_ones() {
 
 /// Listens on the fabric of this run and on the software fabric at the same time.
 #[test]
-fn one_server_has_addresses_of_several_fabrics() {
+fn one_server_listens_on_several_fabrics() {
     let world = World::new("addresses");
     let second = format!("soft:addresses-{}", std::process::id()).parse().expect("an address");
     let addresses = [world.address(), second];
@@ -116,7 +116,7 @@ fn one_server_has_addresses_of_several_fabrics() {
         let config = ServerConfig { shards, more_addresses, ..shard.clone().of_server() };
         Server::start(&addresses[0], standard_services(), &config)
     };
-    let refused = start(1).expect_err("it cannot be");
+    let refused = start(1).expect_err("more addresses than shards");
     assert!(refused.to_string().starts_with("2 addresses exceed 1 shards (ServerConfig::shards)"), "{refused}");
     let server = start(3).expect("a server");
     let held = || -> Vec<u64> { server.stats().iter().map(|stats| stats.connections).collect() };

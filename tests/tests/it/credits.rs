@@ -16,14 +16,14 @@ fn with_increment(xid: u32, most: u32, newly: u32, flags: Flags, body: Body<'_>,
 
 #[test]
 fn a_server_sends_no_more_than_its_client_has_granted() {
-    for_each(SCHEMES_2, |scheme| {
-        let (_world, address) = World::standard("as-granted", scheme);
+    for_each(V2_CREDIT_MODES, |mode| {
+        let (_world, address) = World::standard("as-granted", mode);
         let mut peer = RawPeer::connect_silently(&address);
         peer.credit = 4;
-        peer.introduce();
-        assert_eq!(peer.windowed, scheme == CreditMode::V2Windowed);
+        peer.exchange_properties();
+        assert_eq!(peer.windowed, mode == CreditMode::V2Windowed);
         (1..=10).for_each(|xid| peer.call_as(xid, ECHO, Chunks::NONE, b"four"));
-        // Four and no fifth: the server has no credit beyond the grant.
+        // The server sends exactly four answers, because it has no credit beyond the grant.
         let mut answers = Vec::new();
         for count in [4, 4, 2] {
             answers.extend(peer.expect_only(count));
@@ -36,7 +36,7 @@ fn a_server_sends_no_more_than_its_client_has_granted() {
 }
 
 #[test]
-fn a_server_obeys_a_high_half_that_is_lowered() {
+fn a_server_obeys_a_lowered_limit_of_outstanding_messages() {
     let config = small().with(|c| c.debug.continue_up_to = 64 << 10);
     let (_world, _, mut client) = long_world("lowered", CreditMode::V2Incremental, config);
     client.ping();
@@ -67,8 +67,8 @@ fn a_server_obeys_a_high_half_that_is_lowered() {
 /// A receiver must ignore the credits of an error. An error therefore carries the current limit and grants nothing new,
 /// or the count would be lost.
 #[test]
-fn errors_carry_the_grant_and_nothing_new() {
-    with_raw("grant-of-errors", SCHEMES_2, |client| {
+fn errors_carry_the_limit_and_no_new_credits() {
+    with_raw("grant-of-errors", V2_CREDIT_MODES, |client| {
         let is_windowed = client.windowed;
         let granted = |message: &Message| match is_windowed {
             false => (message.credit() >> 16, message.credit() & 0xFFFF),
@@ -95,35 +95,35 @@ fn burst(client: &mut LocalClient, depth: u64, calls: u64) {
 
 #[test]
 fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
-    for_each(SCHEMES_2, |scheme| {
+    for_each(V2_CREDIT_MODES, |mode| {
         let world = World::new("credit-limits");
         let shard = small().with(|c| {
             (c.limits.credits, c.limits.max_credits) = (8, 64);
             (c.debug.reverse_credits, c.memory.receives) = (0, 1024);
         });
         // The server reviews each credit limit once in that time.
-        let looks = 8 * shard.poll.control_interval;
+        let review_interval = 8 * shard.poll.control_interval;
         let (address, server) = world.serve_timed(shard);
         let promised = || server.stats().receives_promised;
         let new_client = || {
-            let mut client = world.client(&address, in_mode(scheme).with(|c| c.limits.credits = 64));
+            let mut client = world.client(&address, in_mode(mode).with(|c| c.limits.credits = 64));
             echo(&mut client, b"four").unwrap();
             client
         };
         let mut busy = new_client();
         assert_eq!(promised(), 9);
-        let grown = settles(|| {
+        let grown = wait_until(|| {
             burst(&mut busy, 64, 2000);
-            server.pass(looks);
+            server.pass(review_interval);
             promised() == 65
         });
         assert!(grown, "{} Receives are promised", promised());
-        // More connections leave the shard few Receives to promise. Connections with little use return most of theirs.
+        // More connections leave the shard few unreserved Receives. Connections with little use return most of theirs.
         let others: Vec<_> = (0..OTHERS).map(|_| new_client()).collect();
-        let shrunk = settles(|| {
-            // A call now and then delivers a lower grant.
+        let shrunk = wait_until(|| {
+            // An occasional call delivers a lower grant.
             burst(&mut busy, 1, 20);
-            server.pass(looks);
+            server.pass(review_interval);
             promised() <= 9 * (OTHERS + 1)
         });
         assert!(shrunk, "{} Receives are promised", promised());
@@ -134,9 +134,9 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
 
 #[test]
 fn a_pure_grant_keeps_a_quiet_connection_alive() {
-    for_each(SCHEMES_2, |scheme| {
+    for_each(V2_CREDIT_MODES, |mode| {
         let (world, address, server) = World::timed("keep-alive", small().with(|c| c.timeouts.keep_alive = KEEP_ALIVE));
-        let mut client = world.client(&address, scheme);
+        let mut client = world.client(&address, mode);
         echo(&mut client, b"four").unwrap();
         let before = client.stats().messages.received;
         // More grants than the client has credit for. It acknowledges them now and then; acknowledgments are not
@@ -157,14 +157,14 @@ fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
     let mut client = world.client(&address, CreditMode::V1);
     echo(&mut client, b"four").unwrap();
     let before = server.stats();
-    // More than the send queue holds, so they must complete.
+    // There are more requests than the send queue holds, so they must complete.
     client.quiet_until(|_| {
         server.pass(2 * KEEP_ALIVE);
         server.stats().fabric.posts >= before.fabric.posts + 300
     });
     let now = server.stats();
-    assert_eq!(now.messages.sent, before.messages.sent, "nothing that takes a Receive");
-    assert!(now.completions > before.completions + 290, "each is heard of before the next");
+    assert_eq!(now.messages.sent, before.messages.sent, "a message was sent");
+    assert!(now.completions > before.completions + 290, "a keep-alive request did not complete");
     echo(&mut client, b"four").unwrap();
 }
 
@@ -172,10 +172,10 @@ fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
 /// Receives than it promised. They suffice for the clients that wait for replies. Other clients are answered meanwhile,
 /// as often as they call.
 #[test]
-fn clients_are_answered_while_calls_of_others_have_the_buffers() {
+fn clients_are_answered_while_calls_of_others_hold_most_buffers() {
     const CLIENTS: usize = 20;
     const CALLS: u64 = 64;
-    for_each(SCHEMES, |scheme| {
+    for_each(CREDIT_MODES, |mode| {
         let gate = Gate::default();
         let services = standard_and([(GATED, gate.procedure().max_reply(0).on_workers())]);
         let shard = small().with(|c| {
@@ -183,9 +183,9 @@ fn clients_are_answered_while_calls_of_others_have_the_buffers() {
             (c.memory.receives, c.memory.message_buffers, c.memory.small_buffers) = (512, 16, 2000);
         });
         let (world, address) = World::serving("busy", shard.with_workers(2), services);
-        let _opens = gate.opens();
+        let _opens = gate.open_on_drop();
         let new_client = |_| {
-            let mut client = world.client(&address, in_mode(scheme).with(|c| c.limits.credits = 64));
+            let mut client = world.client(&address, in_mode(mode).with(|c| c.limits.credits = 64));
             // The first reply grants a client its credits.
             echo(&mut client, b"four").unwrap();
             client
@@ -196,7 +196,7 @@ fn clients_are_answered_while_calls_of_others_have_the_buffers() {
         }
         let mut ended = 0;
         let mut poll_until = |goal: &dyn Fn(u64) -> bool| {
-            let done = settles(|| {
+            let done = wait_until(|| {
                 for client in &mut clients {
                     client.poll(|done| ended += done.result.map(|_| 1).unwrap());
                 }

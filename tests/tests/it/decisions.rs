@@ -13,13 +13,13 @@ fn impatient(revision: Revision, attempts: u32, negotiation: Duration) -> Client
 
 #[test]
 fn an_error_to_the_first_message_does_not_lead_to_version_1() {
-    use Step::{Accept, BehaveIn2, Hello, Refuse, UntilOver};
+    use Step::{Accept, AnswerV2, Hello, Refuse, UntilOver};
     let errors = [ErrorBody::BadXdr, ErrorBody::System, ErrorBody::InvalFlag, ErrorBody::Unknown(99)];
     for_each([Revision::Ietf00, Revision::Cel09], |revision| {
-        let steps = [Hello, Refuse(ErrorBody::BadXdr), UntilOver, Accept, BehaveIn2];
+        let steps = [Hello, Refuse(ErrorBody::BadXdr), UntilOver, Accept, AnswerV2];
         let server = RawServer::script("first-error", revision, &steps);
         let mut client = server.client(impatient(revision, 3, Duration::from_secs(1)));
-        goes_on(&mut client, 1);
+        assert_answered(&mut client, 1);
         assert_eq!(client.terms(client.first()).map(|terms| terms.version()), Some(2));
         drop((client, server));
         // Without reconnects the cause is named.
@@ -31,7 +31,7 @@ fn an_error_to_the_first_message_does_not_lead_to_version_1() {
                 (Revision::Cel09, ErrorBody::InvalFlag) => ErrorBody::InvalHtype,
                 _ => error,
             };
-            says(refused, &[&format!("answered the first message with {name}")]);
+            assert_contains(refused, &[&format!("answered the first message with {name}")]);
         });
     });
 }
@@ -51,7 +51,7 @@ fn properties_with_a_default_are_lenient() {
     assert_eq!(lengths(&mut client, 1024 - 36 - 24 + 4).iter().max(), Some(&1024));
     // BRS of 3 and more is the default. A server that reads it makes inline calls only.
     [3, 7].into_iter().for_each(|level| send_first(5, level, Flags::NONE).ping());
-    // The XID of a CONNPROP belongs to nobody, so RESPONSE has no meaning.
+    // The XID of a CONNPROP belongs to neither direction, so RESPONSE has no meaning.
     let mut client = send_first(2, 2048, Flags::RESPONSE);
     assert_eq!(lengths(&mut client, 2048 - 36 - 24), [2048]);
     client.ping();
@@ -82,10 +82,10 @@ fn a_repeated_property_gets_bad_xdr() {
 
 #[test]
 fn bytes_after_a_header_without_payload_get_bad_xdr_in_version_2() {
-    with_raw("trailing", SCHEMES, |client| {
+    with_raw("trailing", CREDIT_MODES, |client| {
         let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"four");
         let (whole, _memory) = client.expose(&call, Access::REMOTE_READ);
-        client.say(XID, Flags::NONE, Body::Nomsg(Lists::new().read(0, [whole]).chunks()), &[0; 4]);
+        client.send_body(XID, Flags::NONE, Body::Nomsg(Lists::new().read(0, [whole]).chunks()), &[0; 4]);
         if client.version == Version::V1 {
             return assert_eq!(client.answer().payload(), reply_bytes(XID, b"four"));
         }
@@ -104,7 +104,7 @@ fn bytes_after_a_header_without_payload_get_bad_xdr_in_version_2() {
 
 #[test]
 fn only_handles_of_its_chunks_are_invalidated_for_a_call() {
-    with_raw("other-handle", SCHEMES_2, |client| {
+    with_raw("other-handle", V2_CREDIT_MODES, |client| {
         let ((other, other_memory), (write, _memory)) = (client.room(64), client.room(64));
         let (reply, _reply) = client.room(64);
         let mut ask = |handle, procedure, lists: Lists, args: &[u32]| {
@@ -137,9 +137,9 @@ fn a_continued_call_without_chunks_invalidates_nothing() {
     });
 }
 
-/// The limit of reassembled messages is no limit of a message that its sender never ends.
+/// The limit of reassembled messages does not end a message that its sender never completes.
 #[test]
-fn a_reply_that_never_ends_ends_the_connection() {
+fn an_endless_reply_ends_the_connection() {
     let server = RawServer::start("endless-reply", |peer| {
         let xid = peer.next_call().xid();
         while !peer.is_over() {
@@ -155,11 +155,14 @@ fn a_reply_that_never_ends_ends_the_connection() {
     let mut client = server.client(small().with(|c| {
         c.wire.reassemble_up_to = 16 << 10;
         c.timeouts.progress = Duration::from_millis(200);
-        // The bytes of the message pay for little time.
+        // At this rate, the bytes of the message extend the deadline by little.
         c.limits.min_rate = 1 << 30;
     }));
-    assert_eq!(plain(&mut client), Err(CallError::ConnectionLost { sent: true }));
-    says(client.close_reason(client.first()).expect("it has ended"), &["peer sends the rest of a message too slowly"]);
+    assert_eq!(inline_call(&mut client), Err(CallError::ConnectionLost { sent: true }));
+    assert_contains(
+        client.close_reason(client.first()).expect("it has ended"),
+        &["peer sends the rest of a message too slowly"],
+    );
 }
 
 /// Policies of host authentication, with whether it is required.
@@ -188,7 +191,7 @@ fn a_malformed_authentication_message_ends_the_connection_where_it_is_required()
             let mut peer = RawPeer::connect_silently(&address);
             let error = send_malformed_properties(&mut peer, case);
             if required {
-                // An end without an error: a CONNPROP with an empty message refuses the client.
+                // The connection ends without an error. A CONNPROP with an empty message refuses the client.
                 while let Some(last) = peer.receive() {
                     assert_eq!(last.properties().host_auth, Some(&[][..]));
                 }
@@ -222,7 +225,7 @@ fn a_client_that_requires_authentication_ends_the_connection_after_malformed_pro
             assert!(matches!(reason, ConnectError::NotAuthenticated { .. }), "{reason}");
             assert!(reason.to_string().contains(&AuthError::Missing.to_string()), "{reason}");
         } else {
-            goes_on(&mut server.client(config), 1);
+            assert_answered(&mut server.client(config), 1);
         }
     });
 }
@@ -230,7 +233,7 @@ fn a_client_that_requires_authentication_ends_the_connection_after_malformed_pro
 /// Like an inline call, a long one may have arguments of any length: whether they are valid is for their program.
 #[test]
 fn a_long_call_may_have_a_length_that_is_not_a_multiple_of_4() {
-    with_raw("odd-long", SCHEMES, |client| {
+    with_raw("odd-long", CREDIT_MODES, |client| {
         let _memory = client.long(&call_bytes(XID, PROGRAM, VERSION, ECHO, b"seven b"));
         assert_eq!(client.answer().payload(), reply_bytes(XID, b"seven b"));
     });
@@ -238,14 +241,14 @@ fn a_long_call_may_have_a_length_that_is_not_a_multiple_of_4() {
 
 /// RSSIZ bounds what this side sends; longer segments of a peer need nothing but their length.
 #[test]
-fn a_segment_longer_than_rssiz_is_taken() {
-    for_each(SCHEMES_2, |scheme| {
+fn a_segment_longer_than_rssiz_is_accepted() {
+    for_each(V2_CREDIT_MODES, |mode| {
         // A procedure may take longer chunks than the longest of `bulk_buffers`, which RSSIZ announces.
         let most = 2 << 20;
-        let config = in_mode(scheme).with(|c| c.memory.long_buffers.push((most, 1)));
+        let config = in_mode(mode).with(|c| c.memory.long_buffers.push((most, 1)));
         let (_world, address) = World::serving("long-segment", config, services_with(4096, most, false));
         let mut client = RawPeer::connect_silently(&address);
-        let longest = client.introduce().properties().segment_size;
+        let longest = client.exchange_properties().properties().segment_size;
         let (room, memory) = client.room(20_000);
         let long = Lists::new().write([Segment { length: longest + 1, ..room }]);
         let answer = client.ask(LOAD, &long, &be(&[3, 20_000]));
@@ -257,10 +260,10 @@ fn a_segment_longer_than_rssiz_is_taken() {
     });
 }
 
-/// A part may have any length; a message has an XID at least.
+/// A part may have any length, but a message has at least an XID.
 #[test]
 fn parts_may_be_short_and_messages_without_an_xid_get_bad_xdr() {
-    with_raw("no-xid", SCHEMES, |client| {
+    with_raw("no-xid", CREDIT_MODES, |client| {
         for len in 0..4 {
             client.msg(XID, Chunks::NONE, &be(&[XID])[..len]);
             client.bad_xdr(&format!("{len} bytes: a message without an XID"));

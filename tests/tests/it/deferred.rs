@@ -4,7 +4,7 @@ use rpcrdma_tests::prelude::*;
 
 const POLICIES: [IdlePolicy; 2] = [IdlePolicy::Poll, IdlePolicy::Event];
 
-const WAYS: [Way; 3] = [Way::Deferred, Way::Thread, Way::Future];
+const ANSWER_MODES: [AnswerMode; 3] = [AnswerMode::Deferred, AnswerMode::Thread, AnswerMode::Future];
 
 /// The error of a server that refuses a call because of its own state.
 fn system_error() -> Outcome {
@@ -12,11 +12,11 @@ fn system_error() -> Outcome {
 }
 
 #[test]
-fn calls_of_all_forms_may_be_answered_later() {
-    for_each(pairs(pairs(WAYS, POLICIES), SCHEMES), |((way, idle), scheme)| {
-        let services = services_by(4096, 1 << 20, |handler| way.procedure(handler), |procedure| procedure);
-        let config = in_mode(scheme).with(|c| c.poll.idle = idle);
-        let (world, mut client) = World::pair_with("later", config, services, scheme);
+fn calls_of_all_forms_may_be_deferred() {
+    for_each(pairs(pairs(ANSWER_MODES, POLICIES), CREDIT_MODES), |((answer_mode, idle), mode)| {
+        let services = services_by(4096, 1 << 20, |handler| answer_mode.procedure(handler), |procedure| procedure);
+        let config = in_mode(mode).with(|c| c.poll.idle = idle);
+        let (world, mut client) = World::pair_with("later", config, services, mode);
         [0, 4, 100, 3000].iter().for_each(|&len| echo(&mut client, &vec![7; len]).expect("an echo"));
         store(&mut client, 5, &[1000, 70_000]).expect("a reply");
         load(&mut client, 9, &[(5000, 5000), (70_000, 60_000)]).expect("a reply");
@@ -25,7 +25,7 @@ fn calls_of_all_forms_may_be_answered_later() {
         let call = client.prepared(REPLY, &be(&[4400])).expect_reply(4400);
         assert_eq!(client.outcome(call), Ok(data_of(4400, 4400)));
         let call = client.prepared(ECHO, &[3; 6000]).expect_reply(4096);
-        assert_eq!(client.outcome(call), system_error(), "no room for it");
+        assert_eq!(client.outcome(call), system_error(), "the results exceed the reply buffer");
         assert_eq!(client.run(REFUSE, &[0; 4]), Err(CallError::Refused(Refusal::GarbageArguments)));
         assert_eq!(client.run(PANIC, b""), system_error());
         echo(&mut client, b"goes on").expect("an echo");
@@ -36,7 +36,7 @@ fn calls_of_all_forms_may_be_answered_later() {
 /// Answers race with each other for the queue to the shard, and with the shard that drains it. One call in five is
 /// dropped.
 #[test]
-fn calls_answered_by_many_threads_end_once() {
+fn calls_answered_by_many_threads_complete_exactly_once() {
     const CALLS: u64 = 400;
     let is_dropped = |token: u64| (token as u8).is_multiple_of(5);
     for_each(POLICIES, |idle| {
@@ -73,16 +73,16 @@ fn calls_answered_by_many_threads_end_once() {
         let dropped = 2 * (0..CALLS).filter(|&token| is_dropped(token)).count() as u64;
         let stats = world.stats();
         assert_eq!((stats.calls_dropped, stats.calls), (dropped, 2 * CALLS));
-        // The dropped server releases its sender, so the threads end.
-        world.server_balances();
+        // The dropped server drops the sender of its procedure, so the threads end.
+        world.assert_server_clean();
         drop(world.take_server());
         threads.into_iter().for_each(|thread| thread.join().expect("it ends well"));
     });
 }
 
 /// A client with more than the single initial credit of version 1.
-fn new_client(world: &World, address: &Address, scheme: CreditMode) -> LocalClient {
-    let mut client = world.client(address, scheme);
+fn new_client(world: &World, address: &Address, mode: CreditMode) -> LocalClient {
+    let mut client = world.client(address, mode);
     echo(&mut client, b"hello").expect("an echo");
     client
 }
@@ -90,7 +90,7 @@ fn new_client(world: &World, address: &Address, scheme: CreditMode) -> LocalClie
 /// A call that waited in a queue until its connection closed has not run: a retransmission runs.
 #[test]
 fn a_skipped_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
-    let (cache, held) = (request_cache(64), Held::default());
+    let (cache, held) = (request_cache(64), HeldCalls::default());
     let services = standard_and([(HELD, run_once(held.procedure(), &cache))]);
     let (_world, address) = World::serving("skipped", small(), services);
     let [mut gone, mut peer] = [0; 2].map(|_| RawPeer::connect(&address));
@@ -98,9 +98,9 @@ fn a_skipped_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
     let waiting = held.next_call();
     let owner = Arc::clone(waiting.quota_owner());
     gone.vanish();
-    assert!(settles(|| waiting.is_disconnected()), "the server knows that it has gone");
+    assert!(wait_until(|| waiting.is_disconnected()), "the server notices the disconnect");
     assert!(waiting.skip_if_disconnected().is_none());
-    assert!(settles(|| cache.stats().entries == 0), "nothing is left of it");
+    assert!(wait_until(|| cache.stats().entries == 0), "the call is still in the cache");
     peer.call_as(1, HELD, Chunks::NONE, b"");
     let again = held.next_call();
     assert_eq!(*again.quota_owner(), owner, "another connection of the same host");
@@ -111,19 +111,19 @@ fn a_skipped_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
 
 #[test]
 fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
-    for_each(SCHEMES, |scheme| {
-        let (mut world, address, held) = World::holding("drained", scheme);
-        let mut client = new_client(&world, &address, scheme);
+    for_each(CREDIT_MODES, |mode| {
+        let (mut world, address, held) = World::holding("drained", mode);
+        let mut client = new_client(&world, &address, mode);
         client.send(HELD, b"", 7);
         let call = held.next_call();
         let draining = world.drain(Duration::from_secs(20));
         // A draining server refuses new calls. Version 1 cannot announce a drain, so there the server refuses
         // connections.
-        let refuses = |client: &mut _| match scheme {
+        let refuses = |client: &mut _| match mode {
             CreditMode::V1 => LocalClient::connect(&address, small_client(small())).is_err(),
             _ => echo(client, b"one more").is_err(),
         };
-        assert!(settles(|| refuses(&mut client)));
+        assert!(wait_until(|| refuses(&mut client)));
         assert!(!draining.is_finished());
         answer(call, b"last");
         assert_eq!(client.end(), (7, Ok(b"last".to_vec())));
@@ -132,14 +132,14 @@ fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
         drop((client, world));
 
         // A drain does not wait forever for an answer. The call may be answered after the server has ended.
-        let (mut world, address, held) = World::holding("undrained", scheme);
-        let mut client = new_client(&world, &address, scheme);
+        let (mut world, address, held) = World::holding("undrained", mode);
+        let mut client = new_client(&world, &address, mode);
         client.send(HELD, b"", 8);
         let call = held.next_call();
         let undrained = world.take_server().drain(Duration::from_millis(50)).expect_err("a call was left");
         assert!(undrained.to_string().contains("connections open on 1 shard"), "{undrained}");
         // A slow device may need longer than the drain's time-out.
-        assert!(settles(|| call.is_disconnected()));
+        assert!(wait_until(|| call.is_disconnected()));
         call.answer(Ok(()));
         assert_eq!(client.end(), (8, Err(CallError::ConnectionLost { sent: true })));
     });
@@ -147,12 +147,12 @@ fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
 
 #[test]
 fn a_deferred_reply_is_cached_and_its_call_runs_once() {
-    for_each([CreditMode::V2Windowed, CreditMode::V1], |scheme| {
-        let held = Held::default();
+    for_each([CreditMode::V2Windowed, CreditMode::V1], |mode| {
+        let held = HeldCalls::default();
         let services = standard_and([(HELD, run_once(held.procedure(), &request_cache(16)))]);
-        let (_world, address) = World::serving("once-later", scheme, services);
+        let (_world, address) = World::serving("once-later", mode, services);
         // The same call on two connections. The first closes before the answer.
-        let [first, mut second] = [0; 2].map(|_| RawPeer::connect_in(&address, scheme));
+        let [first, mut second] = [0; 2].map(|_| RawPeer::connect_in(&address, mode));
         let call = |mut peer: RawPeer| {
             peer.call_as(99, HELD, Chunks::NONE, b"");
             peer
@@ -161,8 +161,8 @@ fn a_deferred_reply_is_cached_and_its_call_runs_once() {
         let taken = held.next_call();
         first.vanish();
         second = call(second);
-        assert!(settles(|| taken.is_disconnected()));
-        assert!(held.is_empty(), "it runs twice");
+        assert!(wait_until(|| taken.is_disconnected()));
+        assert!(held.is_empty(), "the call ran twice");
         answer(taken, b"once");
         assert_eq!(second.receive().expect("a reply").payload(), reply_bytes(99, b"once"));
         // The progress of a dropped call is unknown, so it does not run again.
@@ -178,8 +178,8 @@ fn a_deferred_reply_is_cached_and_its_call_runs_once() {
 }
 
 #[test]
-fn a_future_is_dropped_with_its_connection_and_may_go_on_behind_its_answer() {
-    for_each(SCHEMES, |scheme| {
+fn a_future_may_outlive_its_answer_and_is_dropped_with_its_connection() {
+    for_each(CREDIT_MODES, |mode| {
         // The future holds a part of it until it is dropped.
         let alive = Arc::new(());
         let wakers: Arc<Mutex<Vec<Waker>>> = Arc::default();
@@ -201,8 +201,8 @@ fn a_future_is_dropped_with_its_connection_and_may_go_on_behind_its_answer() {
             }
         };
         let services = standard_and([(HELD, Procedure::asynchronous(for_ever))]);
-        let (world, address) = World::serving("futures", scheme, services);
-        let [mut client, mut other] = [0; 2].map(|_| new_client(&world, &address, scheme));
+        let (world, address) = World::serving("futures", mode, services);
+        let [mut client, mut other] = [0; 2].map(|_| new_client(&world, &address, mode));
         let none = Arc::strong_count(&alive);
         let futures = || Arc::strong_count(&alive) - none;
         client.run(HELD, b"four").expect("a reply, though the future goes on");
@@ -214,18 +214,18 @@ fn a_future_is_dropped_with_its_connection_and_may_go_on_behind_its_answer() {
         });
         assert_eq!(futures(), 3);
         drop(client);
-        assert!(settles(|| futures() == 1));
+        assert!(wait_until(|| futures() == 1));
         // The future of the other connection still exists. Wakers of dropped futures stay valid.
         wakers.lock().expect("a list").iter().for_each(Waker::wake_by_ref);
         echo(&mut other, b"goes on").expect("an echo");
         assert_eq!(futures(), 1);
         drop(other);
-        assert!(settles(|| futures() == 0));
+        assert!(wait_until(|| futures() == 0));
     });
 }
 
 #[test]
-#[should_panic(expected = "is to run on workers")]
+#[should_panic(expected = "runs on the shard, which excludes `Procedure::on_workers`")]
 fn deferred_procedures_do_not_run_on_workers() {
     Services::new().add(1, 1, 1, Procedure::deferred(drop).on_workers());
 }
@@ -233,16 +233,16 @@ fn deferred_procedures_do_not_run_on_workers() {
 /// Unanswered calls hold their memory. A call that waits for memory gets it once they are answered.
 #[test]
 fn a_waiting_call_gets_freed_buffers() {
-    for_each(SCHEMES, |scheme| {
-        let held = Held::default();
+    for_each(CREDIT_MODES, |mode| {
+        let held = HeldCalls::default();
         let services = standard_and([(HELD, held.procedure().write_chunks(1, 1 << 20))]);
-        let (world, address, server) = World::timed_with("memory-later", scheme, services);
-        let mut clients = [0; 8].map(|_| new_client(&world, &address, scheme));
+        let (world, address, server) = World::timed_with("memory-later", mode, services);
+        let mut clients = [0; 8].map(|_| new_client(&world, &address, mode));
         for (token, client) in (0..).zip(&mut clients) {
             client.send_call(token, |client| client.chunked(HELD, b"", &[], &[1 << 20]));
         }
         // The buffers cover only some of the calls; the others run as these are answered.
-        let all = settles(|| !held.is_empty() && held.len() as u64 + server.stats().memory_waits >= 8);
+        let all = wait_until(|| !held.is_empty() && held.len() as u64 + server.stats().memory_waits >= 8);
         assert!(all && (1..8).contains(&held.len()), "{} were taken", held.len());
         // Longer than the time-out of peers that owe progress.
         (0..12).for_each(|_| server.pass(Duration::from_millis(100)));

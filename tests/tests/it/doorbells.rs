@@ -11,7 +11,7 @@ const ROUNDS: u64 = 100;
 
 /// Work of both ends in these rounds. Earlier rounds build up credit.
 fn rounds<F: Fabric>(config: &Config, at: &Address, bind: &FabricAddress, open: impl Fn() -> F) -> [Since; 2] {
-    let scheme = config.wire.credit_mode;
+    let mode = config.wire.credit_mode;
     let listener = F::bind(bind).expect("a free address");
     let mut server = polled_server(open(), &listener, config.clone(), standard_services());
     let mut client = LocalClient::open(open(), small_client(config.clone())).expect("a shard");
@@ -27,7 +27,7 @@ fn rounds<F: Fabric>(config: &Config, at: &Address, bind: &FabricAddress, open: 
             while ended < AT_A_TIME {
                 server.poll_once();
                 client.poll(|done| {
-                    assert!(done.result.is_ok(), "{scheme:?}: {:?}", done.result.err());
+                    assert!(done.result.is_ok(), "{mode:?}: {:?}", done.result.err());
                     ended += 1;
                 });
             }
@@ -63,9 +63,9 @@ impl Since {
 #[test]
 fn with_32_calls_outstanding_doorbells_are_batched_and_few_sends_are_signaled() {
     let _world = World::new("doorbells");
-    for scheme in [CreditMode::V1, CreditMode::V2Windowed, CreditMode::V2Incremental] {
-        let config = in_mode(scheme);
-        let name = FabricAddress(format!("doorbells-{}-{scheme:?}", std::process::id()));
+    for mode in [CreditMode::V1, CreditMode::V2Windowed, CreditMode::V2Incremental] {
+        let config = in_mode(mode);
+        let name = FabricAddress(format!("doorbells-{}-{mode:?}", std::process::id()));
         let host = loopback_address();
         let address = |scheme: &str, at: &FabricAddress| format!("{scheme}:{}", at.0).parse().expect("an address");
         let open = || SoftwareFabric::new(config.software()).expect("a fabric");
@@ -76,13 +76,13 @@ fn with_32_calls_outstanding_doorbells_are_batched_and_few_sends_are_signaled() 
             ["client", "server", "client over TCP", "server over TCP"].iter().zip(software.iter().chain(&tcp))
         {
             let Since { posts, doorbells, signalled, .. } = done;
-            assert!(*posts >= ROUNDS * AT_A_TIME, "{scheme:?}, {side}: {done:?}");
-            assert!(*posts >= 4 * doorbells && *posts >= 8 * signalled, "{scheme:?}, {side}: {done:?}");
+            assert!(*posts >= ROUNDS * AT_A_TIME, "{mode:?}, {side}: {done:?}");
+            assert!(*posts >= 4 * doorbells && *posts >= 8 * signalled, "{mode:?}, {side}: {done:?}");
         }
         // The output of a turn leaves in one write and arrives in one read.
         for done in &tcp {
-            assert!(done.posts >= 4 * done.system_calls, "{scheme:?}, over TCP: {done:?}");
-            assert!(done.system_calls >= 2 * ROUNDS, "{scheme:?}, over TCP: {done:?}");
+            assert!(done.posts >= 4 * done.system_calls, "{mode:?}, over TCP: {done:?}");
+            assert!(done.system_calls >= 2 * ROUNDS, "{mode:?}, over TCP: {done:?}");
         }
     }
 }

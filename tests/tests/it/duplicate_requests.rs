@@ -1,4 +1,4 @@
-//! Retransmitted calls of procedures that run once.
+//! The duplicate request cache: retransmitted calls of procedures that run once.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -8,13 +8,13 @@ use rpcrdma_tests::prelude::*;
 /// Results: the number of earlier runs, then the arguments. On the shard, and on a worker.
 const COUNT: u32 = 50;
 const WORKER_COUNT: u32 = 51;
-/// Waits at the gate; results as [`COUNT`]. On a worker.
+/// Waits at the gate, on a worker. Results: the number of earlier runs, then the arguments.
 const WAIT: u32 = 52;
 /// Panics, on the shard and on a worker.
 const SHARD_PANIC: u32 = 53;
 const WORKER_PANIC: u32 = 54;
 /// Refuses 1 with GARBAGE_ARGS, uses an undeclared Write chunk for 3, and refuses all else with SYSTEM_ERR.
-const CHOOSY: u32 = 55;
+const REFUSES: u32 = 55;
 /// A call without a reply.
 const SILENT: u32 = 56;
 /// Runs once for callers with a credential.
@@ -23,7 +23,7 @@ const PERSONAL: u32 = 57;
 const GARBAGE_ARGS: u32 = 4;
 const SYSTEM_ERR: u32 = 5;
 
-struct Scene {
+struct Fixture {
     world: World,
     address: Address,
     cache: Arc<DuplicateRequestCache>,
@@ -31,7 +31,7 @@ struct Scene {
     gate: Gate,
 }
 
-/// A handler that counts its runs before it goes on with the number of earlier ones.
+/// A handler that counts its runs, and passes the number of earlier runs to `then`.
 fn counting(
     ran: &Arc<AtomicU32>,
     then: impl Fn(&mut ServerCall, u32) -> Result<(), Refusal> + Clone + Send + Sync + 'static,
@@ -48,13 +48,13 @@ fn counts(call: &mut ServerCall, before: u32) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn scene(name: &'static str, entries: usize) -> Scene {
+fn fixture(name: &'static str, entries: usize) -> Fixture {
     let world = World::new(name);
     let address = world.address();
-    scene_at(world, address, entries, small())
+    fixture_at(world, address, entries, small())
 }
 
-fn scene_at(mut world: World, address: Address, entries: usize, shard: Config) -> Scene {
+fn fixture_at(mut world: World, address: Address, entries: usize, shard: Config) -> Fixture {
     let (cache, ran) = (request_cache(entries), Arc::new(AtomicU32::new(0)));
     let gate = Gate::default();
     let waits_at = gate.clone();
@@ -64,7 +64,7 @@ fn scene_at(mut world: World, address: Address, entries: usize, shard: Config) -
         counts(call, 0)
     });
     let panics = || counting(&ran, |_, _| panic!("as the test wants"));
-    let choosy = counting(&ran, |call, _| match call.args() {
+    let refuses = counting(&ran, |call, _| match call.args() {
         [0, 0, 0, 1] => Err(Refusal::GarbageArguments),
         [0, 0, 0, 3] => Ok(call.result_writer(0).map(|_| ())?),
         _ => Err(Refusal::SystemError),
@@ -75,16 +75,16 @@ fn scene_at(mut world: World, address: Address, entries: usize, shard: Config) -
         (WAIT, once(waits.on_workers())),
         (SHARD_PANIC, once(panics())),
         (WORKER_PANIC, once(panics().on_workers())),
-        (CHOOSY, once(choosy)),
+        (REFUSES, once(refuses)),
         (SILENT, once(counting(&ran, |_, _| Ok(())).one_way())),
         (PERSONAL, counting(&ran, counts).cached(Arc::clone(&cache), by_credential)),
     ]);
     let config = ServerConfig { shards: 2, ..shard.with_workers(2) };
     world.serve_at(&address, config, services);
-    Scene { world, address, cache, ran, gate }
+    Fixture { world, address, cache, ran, gate }
 }
 
-impl Scene {
+impl Fixture {
     fn ran(&self) -> u32 {
         self.ran.load(Ordering::Relaxed)
     }
@@ -117,40 +117,40 @@ fn counted(xid: u32, n: u32, args: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_call_that_comes_twice_runs_once_and_is_answered_twice() {
-    let scene = scene("twice", 64);
+fn a_retransmitted_call_runs_once_and_is_answered_each_time() {
+    let fixture = fixture("twice", 64);
     for_each([Version::V1, Version::V2], |version| {
         // Two connections, possibly of two shards.
-        let mut peers = [0; 2].map(|_| RawPeer::connect_as(&scene.address, version));
+        let mut peers = [0; 2].map(|_| RawPeer::connect_as(&fixture.address, version));
         for (n, procedure) in [COUNT, WORKER_COUNT].into_iter().enumerate() {
             // In version 2 the second reply is long.
             let args = if version == Version::V2 { vec![5; 4 + 3000 * n] } else { b"same".to_vec() };
-            let before = scene.ran();
+            let before = fixture.ran();
             let xid = 100 + n as u32 + 10 * version.code();
             for round in 0..3 {
                 for peer in &mut peers {
                     assert_eq!(call(peer, xid, procedure, &args), counted(xid, before, &args), "round {round}");
                 }
             }
-            assert_eq!(scene.ran(), before + 1);
+            assert_eq!(fixture.ran(), before + 1);
             // Other arguments or another XID make another call.
             assert_eq!(call(&mut peers[0], xid, procedure, b"more"), counted(xid, before + 1, b"more"));
             let other = xid + 1000;
             assert_eq!(call(&mut peers[1], other, procedure, &args), counted(other, before + 2, &args));
         }
     });
-    let stats = scene.cache.stats();
+    let stats = fixture.cache.stats();
     assert_eq!((stats.misses, stats.hits, stats.lost), (12, 20, 0));
 }
 
 /// Users of one client get no replies of each other, even to calls with the same XID and arguments.
 #[test]
 fn a_call_with_another_credential_is_another_call() {
-    let scene = scene("users", 64);
-    let mut peer = RawPeer::connect(&scene.address);
+    let fixture = fixture("users", 64);
+    let mut peer = RawPeer::connect(&fixture.address);
     let user = |body| OpaqueAuth { flavor: 1, body };
     for (xid, procedure) in [(1, COUNT), (2, WORKER_COUNT)] {
-        let before = scene.ran();
+        let before = fixture.ran();
         for round in 0..2 {
             for (n, user) in (0..).zip([OpaqueAuth::NONE, user(&[0; 40]), user(&[1; 40])]) {
                 let call = call_bytes_as(user, xid, PROGRAM, VERSION, procedure, b"same");
@@ -159,7 +159,7 @@ fn a_call_with_another_credential_is_another_call() {
             }
         }
     }
-    let stats = scene.cache.stats();
+    let stats = fixture.cache.stats();
     assert_eq!((stats.misses, stats.hits), (6, 6));
 }
 
@@ -169,120 +169,120 @@ fn a_call_retransmitted_with_more_reply_room_runs_once() {
     let shard = small().with(|c| c.debug.revision = Revision::Cel09);
     let world = World::new("room");
     let address = world.address();
-    let scene = scene_at(world, address, 64, shard.clone());
-    let mut client = scene.world.client(&scene.address, shard);
+    let fixture = fixture_at(world, address, 64, shard.clone());
+    let mut client = fixture.world.client(&fixture.address, shard);
     let expected = [&[0; 4][..], &[9; 10_000]].concat();
     assert_eq!(client.run(COUNT, &[9; 10_000]), Ok(expected), "at the second attempt");
     assert_eq!(client.stats().calls_retransmitted, 1);
-    assert_eq!((scene.ran(), scene.cache.stats().hits), (1, 1));
+    assert_eq!((fixture.ran(), fixture.cache.stats().hits), (1, 1));
 }
 
 #[test]
 fn a_call_retransmitted_while_it_runs_is_answered_once_per_connection() {
     for_each([false, true], |first_is_lost| {
-        let scene = scene("in-progress", 64);
-        let mut peers = vec![RawPeer::connect(&scene.address), RawPeer::connect(&scene.address)];
+        let fixture = fixture("in-progress", 64);
+        let mut peers = vec![RawPeer::connect(&fixture.address), RawPeer::connect(&fixture.address)];
         send(&mut peers[0], 1, WAIT, b"slow");
-        assert!(settles(|| scene.gate.came() == 1), "it runs");
+        assert!(wait_until(|| fixture.gate.arrivals() == 1), "it runs");
         for peer in &mut peers {
             send(peer, 1, WAIT, b"slow");
             // Later calls are answered meanwhile.
             assert_eq!(call(peer, 2, COUNT, b"quick"), counted(2, 1, b"quick"));
         }
-        assert_eq!(scene.cache.stats().early, 2);
+        assert_eq!(fixture.cache.stats().early, 2);
         if first_is_lost {
             peers.remove(0).vanish();
         }
-        scene.gate.open();
+        fixture.gate.open();
         for peer in &mut peers {
             assert_eq!(next_reply(peer), counted(1, 0, b"slow"));
             assert_eq!(call(peer, 2, COUNT, b"quick"), counted(2, 1, b"quick"), "and no second time");
         }
-        assert_eq!(scene.ran(), 2);
+        assert_eq!(fixture.ran(), 2);
     });
 }
 
 /// Hosts have shares of the cache, whatever their connections, and whatever clients their calls name.
 #[test]
 fn a_host_with_many_calls_evicts_no_reply_to_another_host() {
-    let scene = scene_at(World::new("hosts"), place::tcp_address(), 8, small());
-    let mut victim = RawPeer::connect(&scene.address);
+    let fixture = fixture_at(World::new("hosts"), test_fabric::tcp_address(), 8, small());
+    let mut victim = RawPeer::connect(&fixture.address);
     let first = call(&mut victim, 1, COUNT, b"");
     assert_eq!(first, counted(1, 0, b""));
     for connection in 0..2 {
-        let cable = Cable::new(&scene.address, Ipv4Addr::new(127, 0, 0, 2));
-        let mut greedy = RawPeer::connect(cable.address());
+        let proxy = TcpProxy::new(&fixture.address, Ipv4Addr::new(127, 0, 0, 2));
+        let mut greedy = RawPeer::connect(proxy.address());
         for n in 0..20 {
             let xid = 100 + 20 * connection + n;
             assert_eq!(call(&mut greedy, xid, COUNT, b""), counted(xid, xid - 99, b""));
         }
     }
-    assert_eq!(scene.cache.stats().evictions, 33);
-    assert_eq!(call(&mut RawPeer::connect(&scene.address), 1, COUNT, b""), first, "on another connection");
-    assert_eq!(scene.ran(), 41);
+    assert_eq!(fixture.cache.stats().evictions, 33);
+    assert_eq!(call(&mut RawPeer::connect(&fixture.address), 1, COUNT, b""), first, "on another connection");
+    assert_eq!(fixture.ran(), 41);
 }
 
 #[test]
-fn a_cache_full_of_running_calls_takes_no_more() {
-    let scene = scene("full", 1);
-    let mut peer = RawPeer::connect(&scene.address);
+fn a_cache_full_of_running_calls_refuses_new_ones() {
+    let fixture = fixture("full", 1);
+    let mut peer = RawPeer::connect(&fixture.address);
     send(&mut peer, 1, WAIT, b"");
-    assert!(settles(|| scene.gate.came() == 1), "it runs");
+    assert!(wait_until(|| fixture.gate.arrivals() == 1), "it runs");
     send(&mut peer, 2, COUNT, b"");
     assert_eq!(peer.receive().expect("an answer").error(), (2, ErrorBody::System));
-    assert_eq!(scene.ran(), 1);
-    scene.gate.open();
+    assert_eq!(fixture.ran(), 1);
+    fixture.gate.open();
     assert_eq!(next_reply(&mut peer), counted(1, 0, b""));
     assert_eq!(call(&mut peer, 2, COUNT, b""), counted(2, 1, b""));
 }
 
 #[test]
 fn a_call_whose_handler_panicked_runs_once() {
-    let scene = scene("panic", 64);
-    let mut peer = RawPeer::connect(&scene.address);
+    let fixture = fixture("panic", 64);
+    let mut peer = RawPeer::connect(&fixture.address);
     for (xid, procedure) in [(1, SHARD_PANIC), (2, WORKER_PANIC)] {
         assert_eq!([0; 3].map(|_| status(&mut peer, xid, procedure, b"")), [SYSTEM_ERR; 3]);
-        assert_eq!(scene.ran(), xid);
+        assert_eq!(fixture.ran(), xid);
     }
-    assert_eq!(scene.cache.stats().lost, 4, "two of each were asked for again");
+    assert_eq!(fixture.cache.stats().lost, 4, "two retransmissions of each call");
 }
 
 #[test]
-fn a_refusal_is_remembered_only_if_something_may_have_been_done() {
-    let scene = scene("refusals", 64);
-    let mut peer = RawPeer::connect(&scene.address);
+fn a_refusal_is_cached_only_if_the_call_may_have_had_effects() {
+    let fixture = fixture("refusals", 64);
+    let mut peer = RawPeer::connect(&fixture.address);
     // Garbage arguments have changed nothing, so the call may run again.
     for (args, stat, runs) in [(1, GARBAGE_ARGS, [1, 2, 3]), (2, SYSTEM_ERR, [4; 3]), (3, SYSTEM_ERR, [5; 3])] {
         for runs in runs {
-            assert_eq!(status(&mut peer, args, CHOOSY, &be(&[args])), stat, "{args}");
-            assert_eq!(scene.ran(), runs, "{args}");
+            assert_eq!(status(&mut peer, args, REFUSES, &be(&[args])), stat, "{args}");
+            assert_eq!(fixture.ran(), runs, "{args}");
         }
     }
 }
 
 #[test]
-fn calls_without_a_reply_are_remembered_and_calls_of_nobody_are_not() {
-    let scene = scene("silent", 64);
-    let mut peer = RawPeer::connect(&scene.address);
+fn one_way_calls_are_cached_and_calls_without_an_identity_are_not() {
+    let fixture = fixture("silent", 64);
+    let mut peer = RawPeer::connect(&fixture.address);
     (0..3).for_each(|_| send(&mut peer, 1, SILENT, b""));
     assert_eq!(call(&mut peer, 2, COUNT, b""), counted(2, 1, b""), "nothing else is answered");
-    // AUTH_NONE is nobody.
-    let before = scene.cache.stats().misses;
+    // A caller with AUTH_NONE has no identity.
+    let before = fixture.cache.stats().misses;
     (2..5).for_each(|n| assert_eq!(call(&mut peer, 1, PERSONAL, b""), counted(1, n, b"")));
-    assert_eq!(scene.cache.stats().misses, before);
+    assert_eq!(fixture.cache.stats().misses, before);
 }
 
 #[test]
-fn results_in_write_chunks_and_running_once_exclude_each_other() {
+fn a_cached_procedure_may_not_declare_write_chunks() {
     let chunks: Procedure = Procedure::new(|_| Ok(())).cached(request_cache(8), by_host).write_chunks(1, 4096);
     let declare = || _ = Services::new().add(PROGRAM, VERSION, 1, chunks);
     let message = catch_unwind(AssertUnwindSafe(declare)).expect_err("it is refused");
-    says(message.downcast_ref::<String>().expect("a message"), &["Write chunks are not kept"]);
+    assert_contains(message.downcast_ref::<String>().expect("a message"), &["Write chunks are not kept"]);
 }
 
 /// A cache may identify clients by host, which stays the same when the port changes.
 #[test]
-fn a_callers_host_is_known_where_there_are_addresses() {
+fn handlers_see_the_callers_host_on_fabrics_with_addresses() {
     let host = Procedure::new(|call| {
         let host = call.info().peer_host().map_or_else(String::new, |host| host.to_string());
         call.reply_mut(host.len())?.copy_from_slice(host.as_bytes());
@@ -305,12 +305,12 @@ fn a_callers_host_is_known_where_there_are_addresses() {
 /// A WRITE with data in a Read chunk is another call if its data differs, even with the XID and lengths of an earlier
 /// one.
 #[test]
-fn other_data_in_a_read_chunk_makes_another_call() {
-    for_each(SCHEMES, |scheme| {
+fn a_call_with_other_data_in_its_read_chunk_is_another_call() {
+    for_each(CREDIT_MODES, |mode| {
         let store = counting(&Arc::default(), counts).read_chunks(1, 4096);
         let once = run_once(store, &request_cache(64));
         let services = standard_and([(70, once.clone()), (71, once.checksummed(0))]);
-        let (_world, mut peer) = World::raw_with("data", scheme, services);
+        let (_world, mut peer) = World::raw_with("data", mode, services);
         let mut data = [7; 1000];
         let mut write = |procedure, data: &[u8]| {
             let (target, _exposed) = peer.expose(data, Access::REMOTE_READ);
@@ -318,10 +318,10 @@ fn other_data_in_a_read_chunk_makes_another_call() {
             let answer = peer.ask(procedure, &lists, &be(&[data.len() as u32]));
             u32::from_be_bytes(answer.payload()[24..28].try_into().expect("a word"))
         };
-        assert_eq!([write(70, &data), write(70, &data)], [0, 0], "it has come again");
+        assert_eq!([write(70, &data), write(70, &data)], [0, 0], "the call is retransmitted");
         data[200] = 8;
         assert_eq!([write(70, &data), write(70, &data)], [1, 1], "other data");
-        assert_eq!(write(70, &data[..999]), 2, "less of it");
+        assert_eq!(write(70, &data[..999]), 2, "shorter data");
         // A procedure may compare lengths only.
         assert_eq!([write(71, &data), write(71, &[9; 1000]), write(71, &data[..999])], [3, 3, 4]);
     });

@@ -1,4 +1,4 @@
-//! Errors of users: one for each cause, with the knob and the limit.
+//! Errors of misconfiguration and misuse: each names its cause, the knob and the limit.
 
 use rpcrdma::{StartError, StartErrorKind};
 use rpcrdma_tests::prelude::*;
@@ -10,33 +10,36 @@ fn one(procedure: Procedure) -> Services {
     services
 }
 
-fn nothing() -> Procedure {
+fn empty_procedure() -> Procedure {
     Procedure::new(|_| Ok(()))
 }
 
 #[track_caller]
 fn refused(world: &World, services: Services, config: impl OfServer) -> StartError {
-    Server::start(&world.address(), services, &config.of_server()).expect_err("it contradicts itself")
+    Server::start(&world.address(), services, &config.of_server()).expect_err("an invalid configuration")
 }
 
 /// Errors of both kinds of clients that connect with this configuration.
 fn unconnected(address: &Address, config: &ClientConfig) -> [String; 2] {
-    let local = LocalClient::connect(address, config.clone()).map(drop).expect_err("it contradicts itself");
-    let threaded = Client::connect(address, config.clone()).map(drop).expect_err("it contradicts itself");
+    let local = LocalClient::connect(address, config.clone()).map(drop).expect_err("an invalid configuration");
+    let threaded = Client::connect(address, config.clone()).map(drop).expect_err("an invalid configuration");
     [local.to_string(), threaded.to_string()]
 }
 
 #[test]
 fn a_procedure_on_workers_needs_workers() {
     let mut world = World::new("no-workers");
-    let error = refused(&world, one(nothing().on_workers()), small());
+    let error = refused(&world, one(empty_procedure().on_workers()), small());
     assert_eq!(error.kind(), StartErrorKind::Config, "{error}");
     let text = error.to_string();
     assert!(text.starts_with("procedure 7 of program 0x20000001, version 3: "), "{text}");
     assert!(text.contains("`Procedure::on_workers`") && text.contains("`ServerConfig::workers`"), "{text}");
-    drop(Server::start(&world.address(), one(nothing().on_workers()), &small().with_workers(1)).expect("workers"));
+    drop(
+        Server::start(&world.address(), one(empty_procedure().on_workers()), &small().with_workers(1))
+            .expect("workers"),
+    );
     // Services of one shard need workers for such procedures, too.
-    let local = || one(nothing().on_workers()).to_local();
+    let local = || one(empty_procedure().on_workers()).to_local();
     let error = LocalServer::start_with(&world.address(), |_| local(), &small_server()).expect_err("it has no workers");
     assert_eq!(error.to_string(), text);
     let make = move |_: &ShardSetup<'_>| Ok(Application { services: local(), task: None });
@@ -44,7 +47,7 @@ fn a_procedure_on_workers_needs_workers() {
     assert_eq!(error.to_string(), text);
     // A client runs all procedures on its shard. This is documented, and lets a server share the handlers.
     let address = world.serve(small());
-    let services = Some(Arc::new(one(nothing().on_workers())));
+    let services = Some(Arc::new(one(empty_procedure().on_workers())));
     drop(LocalClient::connect(&address, ClientConfig { services, ..small_client(small()) }).expect("a client"));
 }
 
@@ -53,12 +56,12 @@ fn a_declaration_larger_than_any_buffer_is_refused() {
     let (mut world, address) = World::standard("declared", small());
     let memory = small().memory;
     let longest = memory.bulk_buffers.iter().chain(&memory.long_buffers).map(|class| class.0).max().unwrap();
-    let add = format!("add some of {} bytes to `memory.long_buffers`", longest + 64 + 24);
+    let add = format!("add buffers of {} bytes to `memory.long_buffers`", longest + 64 + 24);
     for (procedure, declared, knob, end) in [
-        (nothing().read_chunks(1, longest + 1), "read_chunks", "`memory.bulk_buffers`", ""),
-        (nothing().write_chunks(2, longest + 1), "write_chunks", "`memory.bulk_buffers`", ""),
-        (nothing().max_reply(longest), "max_reply", "`memory.long_buffers`", &add),
-        (nothing().max_reply(usize::MAX), "max_reply", "`memory.long_buffers`", ""),
+        (empty_procedure().read_chunks(1, longest + 1), "read_chunks", "`memory.bulk_buffers`", ""),
+        (empty_procedure().write_chunks(2, longest + 1), "write_chunks", "`memory.bulk_buffers`", ""),
+        (empty_procedure().max_reply(longest), "max_reply", "`memory.long_buffers`", &add),
+        (empty_procedure().max_reply(usize::MAX), "max_reply", "`memory.long_buffers`", ""),
     ] {
         let error = refused(&world, one(procedure.clone()), small());
         let text = error.to_string();
@@ -71,8 +74,8 @@ fn a_declaration_larger_than_any_buffer_is_refused() {
         assert!(unconnected(&address, &config)[0].contains(declared));
     }
     for procedure in [
-        nothing().read_chunks(4, longest).write_chunks(4, longest).max_reply(longest - 200),
-        nothing().write_chunks(1, 4 * longest).results_from_handler(),
+        empty_procedure().read_chunks(4, longest).write_chunks(4, longest).max_reply(longest - 200),
+        empty_procedure().write_chunks(1, 4 * longest).results_from_handler(),
     ] {
         world.serve_with(small_server(), one(procedure));
     }
@@ -84,7 +87,7 @@ fn more_memory_than_the_host_has_is_refused() {
     let (world, address) = World::standard("memory", small());
     let available = usize::try_from(rpcrdma_mempool::MemoryLimits::read().available).unwrap();
     let most = small().with(|c| c.memory.bulk_buffers = vec![(1 << 20, (available >> 20) + 1024)]);
-    let error = refused(&world, one(nothing()), most.clone());
+    let error = refused(&world, one(empty_procedure()), most.clone());
     let text = chain(&error);
     assert_eq!(error.kind(), StartErrorKind::Memory, "{text}");
     assert!(text.starts_with("buffers exceed") && text.contains("`memory.bulk_buffers`"), "{text}");
@@ -95,19 +98,19 @@ fn more_memory_than_the_host_has_is_refused() {
     }
     // One shard could have this memory; eight cannot.
     let half = small().with(|c| c.memory.message_buffers = available / 4 / 3 / 4096);
-    let text = refused(&world, one(nothing()), ServerConfig { shards: 8, ..half.of_server() }).to_string();
+    let text = refused(&world, one(empty_procedure()), ServerConfig { shards: 8, ..half.of_server() }).to_string();
     assert!(text.starts_with("buffers of 8 shards") && text.contains("`memory.message_buffers`"), "{text}");
 }
 
 #[test]
-fn the_knob_that_is_named_is_the_one_that_was_set() {
+fn errors_name_the_knob_that_was_set() {
     let (mut world, address) = World::standard("knobs", small());
     for receive_size in [0, 2 << 20] {
         let config = small().with(|c| c.wire.receive_size = receive_size);
-        let server = refused(&world, one(nothing()), config.clone());
+        let server = refused(&world, one(empty_procedure()), config.clone());
         assert_eq!(server.config().map(|error| error.knob), Some("wire.receive_size"));
         for text in unconnected(&address, &small_client(config)).into_iter().chain([server.to_string()]) {
-            assert!(text.starts_with(&format!("wire.receive_size is {receive_size}: ")), "{text}");
+            assert!(text.starts_with(&format!("invalid wire.receive_size `{receive_size}`: expected ")), "{text}");
         }
     }
     // The fabric supports the maximum of the knob.
@@ -150,13 +153,13 @@ fn too_long_differs_from_no_free_buffer() {
     assert_eq!(error, CallError::TooLong { needed: 1, limit: 0, knob: Knob::BULK_BUFFERS });
 }
 
-/// Otherwise its caller would wait forever.
+/// A caller that waits for a reply would otherwise wait forever.
 #[test]
-fn no_reply_of_an_ordinary_procedure_is_a_system_error() {
-    for_each([CreditMode::V2Windowed, CreditMode::V1], |scheme| {
+fn no_reply_from_a_two_way_procedure_is_a_system_error() {
+    for_each([CreditMode::V2Windowed, CreditMode::V1], |mode| {
         let mute = || Procedure::new(|_| Err(Refusal::NoReply));
         let services = standard_and([(20, mute()), (21, mute().on_workers())]);
-        let (_world, mut client) = World::pair_with("no-reply", small().with_workers(1), services, scheme);
+        let (_world, mut client) = World::pair_with("no-reply", small().with_workers(1), services, mode);
         for procedure in [20, 21] {
             let call = client.prepare(procedure, 0).unwrap().timeout(Duration::from_secs(20));
             assert_eq!(client.outcome(call).map(drop), Err(CallError::Refused(Refusal::SystemError)));
@@ -166,8 +169,8 @@ fn no_reply_of_an_ordinary_procedure_is_a_system_error() {
 }
 
 #[test]
-fn a_file_that_is_no_socket_is_not_address_in_use() {
-    if place::on_device() {
+fn a_file_that_is_not_a_socket_is_not_reported_as_in_use() {
+    if test_fabric::on_device() {
         return;
     }
     // Excludes other tests until the directory is gone, as they count descriptors.
@@ -176,16 +179,16 @@ fn a_file_that_is_no_socket_is_not_address_in_use() {
     let path = directory.path().join("server");
     std::fs::write(&path, "a file of somebody's").unwrap();
     let address = format!("soft:{}", path.display()).parse().unwrap();
-    let error = Server::start(&address, one(nothing()), &small_server()).err().unwrap().to_string();
-    let parts = ["there is a plain file of user", ", no socket; remove it"];
+    let error = Server::start(&address, one(empty_procedure()), &small_server()).err().unwrap().to_string();
+    let parts = ["there is a plain file of user", ", not a socket; remove it"];
     assert!(parts.iter().all(|part| error.contains(part)) && !error.contains("in use"), "{error}");
     let [error, _] = unconnected(&address, &small_client(small()));
-    assert!(error.contains("there is a plain file, no socket"), "{error}");
+    assert!(error.contains("there is a plain file, not a socket"), "{error}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file of somebody's");
 }
 
 #[test]
-fn errors_repeat_no_cause() {
+fn error_texts_do_not_contain_their_source() {
     let io = || std::io::Error::from(std::io::ErrorKind::NotFound);
     let world = World::new("texts");
     let shard = small().with(|c| c.memory.bulk_buffers = vec![(1 << 20, 1 << 30)]);
@@ -195,9 +198,9 @@ fn errors_repeat_no_cause() {
         Box::new(rpcrdma_rpcbind::stream::StreamError::from(io())),
         Box::new(CloseReason::from(rpcrdma::proto::PeerFault::NotAuthenticated(AuthError::WrongProof))),
         Box::new(CallError::from(rpcrdma::proto::binding::BindingError::ReductionOff)),
-        Box::new(refused(&world, one(nothing()), shard)),
-        Box::new(refused(&world, one(nothing()), ServerConfig { workers, ..small_server() })),
-        Box::new(refused(&world, one(nothing().on_workers()), small())),
+        Box::new(refused(&world, one(empty_procedure()), shard)),
+        Box::new(refused(&world, one(empty_procedure()), ServerConfig { workers, ..small_server() })),
+        Box::new(refused(&world, one(empty_procedure().on_workers()), small())),
         Box::new(Server::start_with(&world.address(), make, &small_server()).expect_err("it is refused")),
     ];
     for error in errors {

@@ -69,7 +69,7 @@ fn a_reply_that_cannot_be_sent_ends_the_connection() {
         let mut server = polled_server(fabric, &listener, config, standard_services());
         let mut peer = RawPeer::begin(&address, b"").expect("a connect request");
         let mut until = |peer: &mut RawPeer, holds: &dyn Fn(&mut RawPeer, &ShardStats) -> bool| {
-            assert!(settles(|| {
+            assert!(wait_until(|| {
                 server.poll_once();
                 peer.turn();
                 holds(peer, &server.stats())

@@ -1,4 +1,4 @@
-//! Clients that hold memory or Receives, beside a witness that must not notice.
+//! Clients that hold memory or Receives, beside a witness that must be served.
 //! They take no replies, leave messages unfinished, or stay silent.
 
 use rpcrdma::fabric::{ConnectParams, ControlEvent, Fabric};
@@ -6,11 +6,11 @@ use rpcrdma_tests::prelude::*;
 
 /// Number of peers; fewer on devices, whose emulated machine has less memory.
 fn many() -> u32 {
-    if place::on_device() { 12 } else { 24 }
+    if test_fabric::on_device() { 12 } else { 24 }
 }
 
-/// Time-out of peers that owe progress. Tests advance it in eighths, and the server checks after each. A working peer
-/// takes its messages in between, however slow the host.
+/// Time-out of peers that make no progress. Tests advance it in eighths, and the server checks after each. A working
+/// peer takes its messages in between, however slow the host is.
 const PROGRESS: Duration = Duration::from_millis(200);
 
 /// Requests all it may, inline and by chunks, takes no reply, and finally leaves a call unfinished.
@@ -20,7 +20,7 @@ fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
     peer.credit = if peer.windowed || peer.version == Version::V1 { 30_000 } else { 500 };
     // Replies that nearly fill a message take a longer path.
     (2..60).for_each(|xid| peer.call_as(xid, REPLY, Chunks::NONE, &be(&[if xid % 2 == 0 { 4000 } else { 3000 }])));
-    echo(witness, b"meanwhile").expect("the witness is unharmed");
+    echo(witness, b"meanwhile").expect("the witness is served");
     (60..90).for_each(|xid| peer.call_as(xid, LOAD, &Lists::new().write([segment]), &be(&[0, 60_000])));
     if peer.version == Version::V2 {
         // Longer than a Receive: the call needs a long buffer after its first part.
@@ -32,7 +32,7 @@ fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
 
 /// Checks that others get every resource that the hoarders request.
 fn is_served(witness: &mut LocalClient, continues: bool) {
-    unharmed(witness);
+    assert_served(witness);
     for seed in 0..3 {
         mirror(witness, seed, &[60_000]).expect("bulk memory is left");
         load(witness, seed, &[(60_000, 60_000), (500_000, 500_000)]).expect("bulk memory is left");
@@ -44,52 +44,52 @@ fn is_served(witness: &mut LocalClient, continues: bool) {
 
 #[test]
 fn many_clients_that_never_read_take_no_memory_from_others() {
-    for_each(SCHEMES, |scheme| {
-        let (world, address) = World::standard("hoard", in_mode(scheme).with(|c| c.memory.receives = 4096));
-        let mut witness = world.client(&address, scheme);
+    for_each(CREDIT_MODES, |mode| {
+        let (world, address) = World::standard("hoard", in_mode(mode).with(|c| c.memory.receives = 4096));
+        let mut witness = world.client(&address, mode);
         let mut peers = Vec::new();
         for n in 0..many() {
-            let mut peer = RawPeer::connect_in(&address, scheme);
+            let mut peer = RawPeer::connect_in(&address, mode);
             peer.ping();
             hoard(&mut peer, &mut witness);
             peers.push(peer);
             if n % 4 == 3 {
-                is_served(&mut witness, scheme != CreditMode::V1);
+                is_served(&mut witness, mode != CreditMode::V1);
             }
         }
-        assert_eq!(world.stats().connections, u64::from(many()) + 1, "none has come to an end by another way");
-        is_served(&mut witness, scheme != CreditMode::V1);
+        assert_eq!(world.stats().connections, u64::from(many()) + 1, "a connection ended for another reason");
+        is_served(&mut witness, mode != CreditMode::V1);
     });
 }
 
 #[test]
-fn a_client_that_never_reads_is_ended() {
-    for_each(SCHEMES, |scheme| {
+fn a_client_that_never_reads_is_disconnected() {
+    for_each(CREDIT_MODES, |mode| {
         // A device without progress reports grants time in proportion to the queued bytes. This rate makes that time
         // short.
-        let shard = in_mode(scheme).with(|c| (c.timeouts.progress, c.limits.min_rate) = (PROGRESS, 1 << 30));
+        let shard = in_mode(mode).with(|c| (c.timeouts.progress, c.limits.min_rate) = (PROGRESS, 1 << 30));
         let (world, address, server) = World::timed("deadline", shard);
-        let mut witness = world.client(&address, scheme);
-        let mut peer = RawPeer::connect_in(&address, scheme);
+        let mut witness = world.client(&address, mode);
+        let mut peer = RawPeer::connect_in(&address, mode);
         peer.ping();
         hoard(&mut peer, &mut witness);
-        if place::on_device() && scheme == CreditMode::V1 {
+        if test_fabric::on_device() && mode == CreditMode::V1 {
             // The peer's device takes the replies by itself.
             return;
         }
-        let ended = settles(|| {
-            echo(&mut witness, b"time passes").expect("the witness is unharmed");
+        let ended = wait_until(|| {
+            echo(&mut witness, b"time passes").expect("the witness is served");
             server.pass(PROGRESS / 8);
             server.stats().peers_stalled == 1
         });
-        assert!(ended && settles(|| server.stats().connections == 1), "it goes on for ever");
-        is_served(&mut witness, scheme != CreditMode::V1);
-        assert_eq!(server.stats().peers_stalled, 1, "another one was ended, too");
+        assert!(ended && wait_until(|| server.stats().connections == 1), "the peer is not disconnected");
+        is_served(&mut witness, mode != CreditMode::V1);
+        assert_eq!(server.stats().peers_stalled, 1, "another peer was disconnected, too");
     });
 }
 
 #[test]
-fn a_client_that_owes_progress_is_ended() {
+fn a_client_without_progress_is_disconnected() {
     type Case = (&'static str, fn(&Address) -> RawPeer);
     let cases: [Case; 2] = [
         ("the rest of a message", |address| {
@@ -100,7 +100,7 @@ fn a_client_that_owes_progress_is_ended() {
             peer
         }),
         ("a grant for its replies", |address| {
-            let mut peer = ungranting(address);
+            let mut peer = connect_without_grants(address);
             (1..20).for_each(|xid| peer.call_as(xid, ECHO, Chunks::NONE, b""));
             peer
         }),
@@ -109,23 +109,23 @@ fn a_client_that_owes_progress_is_ended() {
         let (world, address, server) = World::timed("owes", small().with(|c| c.timeouts.progress = PROGRESS));
         let mut witness = world.client(&address, small());
         let mut peer = owing(&address);
-        let ended = settles(|| {
+        let ended = wait_until(|| {
             peer.turn();
-            echo(&mut witness, b"meanwhile").expect("the witness is unharmed");
+            echo(&mut witness, b"meanwhile").expect("the witness is served");
             server.pass(PROGRESS / 8);
             peer.is_over()
         });
-        assert!(ended, "it may go on for ever");
+        assert!(ended, "the peer is not disconnected");
         assert_eq!(server.stats().peers_stalled, 1);
-        unharmed(&mut witness);
+        assert_served(&mut witness);
     });
 }
 
 /// A peer that grants one credit, for the server's properties.
-fn ungranting(address: &Address) -> RawPeer {
+fn connect_without_grants(address: &Address) -> RawPeer {
     let mut peer = RawPeer::connect_silently(address);
     peer.credit = 1;
-    peer.introduce();
+    peer.exchange_properties();
     peer.credit = 0;
     peer
 }
@@ -137,25 +137,25 @@ fn clients_that_grant_nothing_leave_buffers_to_others() {
     let (world, address) = World::standard("ungranted", shard);
     let mut witness = world.client(&address, small());
     let _peers = [0; 10].map(|_| {
-        let mut peer = ungranting(&address);
+        let mut peer = connect_without_grants(&address);
         (1..15).for_each(|xid| peer.call_as(xid, ECHO, Chunks::NONE, &[7; 3000]));
         echo(&mut witness, &[7; 3000]).expect("buffers are left");
         peer
     });
     let stats = world.stats();
-    assert_eq!((stats.connections, stats.peers_stalled), (11, 0), "some were ended for the buffers that they had");
+    assert_eq!((stats.connections, stats.peers_stalled), (11, 0), "a peer was disconnected");
 }
 
 /// Only signaled Sends complete. The missing completions of the others do not count against the peer.
 #[test]
-fn a_client_that_is_quiet_is_not_ended() {
+fn an_idle_client_is_not_disconnected() {
     let shard = small().with(|c| (c.timeouts.progress, c.poll.idle) = (PROGRESS, IdlePolicy::Poll));
     let (world, address, server) = World::timed("quiet", shard.clone());
     let time = SimulatedTime::new();
     let mut quiet = simulated_client(&address, shard, &time);
     quiet.add_connection(&address).expect("a connection");
     let mut busy = world.client(&address, small());
-    unharmed(&mut quiet);
+    assert_served(&mut quiet);
     for _ in 0..5 * 8 {
         echo(&mut busy, b"time passes").expect("an echo");
         time.advance(PROGRESS / 8);
@@ -163,23 +163,23 @@ fn a_client_that_is_quiet_is_not_ended() {
         (0..64).for_each(|_| _ = quiet.poll(|_| {}));
         server.pass(PROGRESS / 8);
     }
-    unharmed(&mut quiet);
+    assert_served(&mut quiet);
     assert_eq!((server.stats().peers_stalled, quiet.stats().peers_stalled), (0, 0));
 }
 
 /// Silent connections of one process, which reconnect whenever they are closed.
-struct Crowd {
+struct SilentPeers {
     fabric: AnyFabric,
     address: Address,
     ended: usize,
 }
 
-impl Crowd {
+impl SilentPeers {
     fn new(address: &Address) -> Self {
-        Self { fabric: place::open(address), address: address.clone(), ended: 0 }
+        Self { fabric: test_fabric::open(address), address: address.clone(), ended: 0 }
     }
 
-    fn knock(&mut self, times: usize) {
+    fn connect(&mut self, times: usize) {
         for _ in 0..times {
             let params = ConnectParams::default();
             self.fabric.connect(self.address.fabric_address(), &params).expect("a connect request");
@@ -187,7 +187,7 @@ impl Crowd {
     }
 
     /// Handles the events of the connections, and reconnects those that were closed. Returns their number so far.
-    fn knock_again(&mut self) -> usize {
+    fn reconnect_closed(&mut self) -> usize {
         let (mut events, mut completions) = (Vec::new(), Vec::new());
         // The fabric reports a disconnect only after the completions before it are polled.
         self.fabric.poll_cq(&mut completions, 64);
@@ -201,7 +201,7 @@ impl Crowd {
             };
             self.fabric.destroy_qp(qp);
             self.ended += 1;
-            self.knock(1);
+            self.connect(1);
         }
         self.ended
     }
@@ -211,33 +211,33 @@ impl Crowd {
 fn silent_connections_do_not_block_new_ones() {
     let (world, address) = World::standard("knock", small());
     let mut witness = world.client(&address, small());
-    let mut crowd = Crowd::new(&address);
-    crowd.knock(200);
+    let mut silent = SilentPeers::new(&address);
+    silent.connect(200);
     for round in 0..20 {
         // A few silent peers connect between any two newcomers.
-        assert!(settles(|| crowd.knock_again() > 20 * round));
+        assert!(wait_until(|| silent.reconnect_closed() > 20 * round));
         let mut newcomer = eventually(|| {
-            crowd.knock_again();
+            silent.reconnect_closed();
             LocalClient::connect(&address, small_client(small())).ok()
         });
-        unharmed(&mut newcomer);
-        unharmed(&mut witness);
+        assert_served(&mut newcomer);
+        assert_served(&mut witness);
     }
     // A fast host refused most of them, as no connection had been silent for 10 ms.
-    assert!(settles(|| {
-        crowd.knock_again();
+    assert!(wait_until(|| {
+        silent.reconnect_closed();
         world.stats().connections_evicted > 100
     }));
-    unharmed(&mut witness);
+    assert_served(&mut witness);
     assert!(world.stats().connections < 110, "{}", world.stats().connections);
 }
 
 #[test]
-fn connections_that_fell_silent_lock_nobody_out() {
-    let silent_after = Duration::from_millis(if place::on_device() { 1000 } else { 100 });
+fn silent_connections_are_evicted_for_new_ones() {
+    let silent_after = Duration::from_millis(if test_fabric::on_device() { 1000 } else { 100 });
     let (world, address) = World::standard("silent", small_server().with(|c| c.accept.evict_after = silent_after));
     let mut witness = world.client(&address, small());
-    let mut not_silent = || echo(&mut witness, b"not silent").expect("the witness is unharmed");
+    let mut not_silent = || echo(&mut witness, b"not silent").expect("the witness is served");
     let _peers: Vec<_> = (0..107)
         .map(|_| {
             // A peer that connects before the others' credits shrink has to retry.
@@ -246,7 +246,7 @@ fn connections_that_fell_silent_lock_nobody_out() {
                 RawPeer::try_connect(&address, b"").ok()
             });
             // One served call makes each peer hold its Receives.
-            peer.introduce();
+            peer.exchange_properties();
             peer.ping();
             peer
         })
@@ -273,19 +273,19 @@ fn a_connection_not_set_up_in_time_is_closed() {
         let mut witness = world.client(&address, small());
         let mut peer = RawPeer::connect_silently(&address);
         // The server has established the connection, too.
-        assert!(settles(|| server.stats().peers.iter().filter(|peer| peer.stage == "open").count() == 2));
+        assert!(wait_until(|| server.stats().peers.iter().filter(|peer| peer.stage == "open").count() == 2));
         for _ in 0..3 {
             server.pass(setup_timeout);
             echo(&mut witness, b"time passes").expect("an echo");
         }
         if version_1 {
-            peer.introduce();
+            peer.exchange_properties();
             peer.ping();
         } else {
             peer.wait_until_over();
         }
         assert_eq!(server.stats().connections_expired, u64::from(!version_1));
-        unharmed(&mut witness);
+        assert_served(&mut witness);
     }
 }
 
@@ -299,7 +299,7 @@ fn round(peer: &mut RawPeer, messages: &[Vec<u8>]) {
 }
 
 #[test]
-fn messages_of_no_use_end_their_connection() {
+fn too_many_unsolicited_messages_end_their_connection() {
     let world = World::new("useless");
     type Make = fn(&RawPeer) -> Vec<u8>;
     type Case = (&'static str, [CreditMode; 2], Make);
@@ -314,13 +314,13 @@ fn messages_of_no_use_end_their_connection() {
         }),
         ("an error about nothing", BOTH, |peer| peer.message(9, Flags::RESPONSE, Body::Error(ErrorBody::BadXdr), b"")),
     ];
-    for_each(kinds, |(_, schemes, make)| {
-        for scheme in schemes {
+    for_each(kinds, |(_, modes, make)| {
+        for mode in modes {
             // No time passes that would renew the budget.
-            let config = in_mode(scheme).with(|c| c.limits.max_unsolicited_per_second = 20);
+            let config = in_mode(mode).with(|c| c.limits.max_unsolicited_per_second = 20);
             let (address, server) = world.serve_timed(config);
-            let mut witness = world.client(&address, scheme);
-            let mut peer = RawPeer::connect_in(&address, scheme);
+            let mut witness = world.client(&address, mode);
+            let mut peer = RawPeer::connect_in(&address, mode);
             let mut rounds = 0;
             // The peer breaks no other rule: each reply returns the credit for a message.
             while !peer.is_over() && rounds < 40 {
@@ -328,15 +328,15 @@ fn messages_of_no_use_end_their_connection() {
                 round(&mut peer, &[message]);
                 rounds += 1;
             }
-            assert!(peer.is_over() && rounds > 18, "{scheme:?}: {rounds} were put up with");
-            assert!(settles(|| server.stats().peer_faults == 1), "it was not counted");
-            unharmed(&mut witness);
+            assert!(peer.is_over() && rounds > 18, "{mode:?}: {rounds} rounds were tolerated");
+            assert!(wait_until(|| server.stats().peer_faults == 1), "the fault was not counted");
+            assert_served(&mut witness);
         }
     });
 }
 
 #[test]
-fn grants_that_nothing_asked_for_end_their_connection() {
+fn too_many_unsolicited_grants_end_their_connection() {
     let (world, address, server) = World::timed("grants", small().with(|c| c.limits.max_unsolicited_per_second = 20));
     let mut witness = world.client(&address, small());
     let mut peer = RawPeer::connect(&address);
@@ -346,8 +346,8 @@ fn grants_that_nothing_asked_for_end_their_connection() {
         peer.is_over()
     };
     // One grant per reply is allowed.
-    assert!(!(0..200).any(|_| grants(1)), "it was ended for its thanks");
-    assert!((0..5000).any(|_| grants(4)), "rounds of grants were put up with");
-    assert!(settles(|| server.stats().peer_faults == 1), "it was not counted");
-    unharmed(&mut witness);
+    assert!(!(0..200).any(|_| grants(1)), "one grant per reply ended the connection");
+    assert!((0..5000).any(|_| grants(4)), "rounds of unsolicited grants were tolerated");
+    assert!(wait_until(|| server.stats().peer_faults == 1), "the fault was not counted");
+    assert_served(&mut witness);
 }

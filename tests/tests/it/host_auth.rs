@@ -1,7 +1,7 @@
 //! Host authentication in CONNPROP, and policies for unauthenticated peers.
 
 use rpcrdma::Sent;
-use rpcrdma::proto::auth::{Handshake, Mechanism, Role, Step};
+use rpcrdma::proto::auth::{AuthHandshake, AuthStep, Mechanism, Role};
 use rpcrdma_tests::prelude::*;
 
 /// Results: the authenticated name of the caller's host, or nothing.
@@ -56,7 +56,7 @@ fn refusal(result: Result<LocalClient, ConnectError>) -> String {
     match result {
         Err(error @ ConnectError::NotAuthenticated { .. }) => error.to_string(),
         Err(other) => panic!("{other}"),
-        Ok(_) => panic!("it was let in"),
+        Ok(_) => panic!("the server accepted the client"),
     }
 }
 
@@ -82,53 +82,53 @@ impl Saying {
 }
 
 impl Mechanism for Words {
-    fn begin(&self, role: Role) -> Box<dyn Handshake> {
+    fn begin(&self, role: Role) -> Box<dyn AuthHandshake> {
         Box::new(Saying { of: *self, role, at: 0 })
     }
 }
 
-impl Handshake for Saying {
-    fn step(&mut self, message: Option<&[u8]>) -> Step {
+impl AuthHandshake for Saying {
+    fn step(&mut self, message: Option<&[u8]>) -> AuthStep {
         let words = self.of.words;
         let mut last = None;
         if let Some(message) = message {
             if !message.ends_with(words[self.at].as_bytes()) {
-                return Step::Failed(AuthError::WrongProof);
+                return AuthStep::Failed(AuthError::WrongProof);
             }
             last = (self.role == Role::Server).then(|| self.message());
             self.at += 1;
         }
         match (self.at == words.len(), self.role) {
-            (true, Role::Server) => Step::Done { peer: "a client of words".into(), last },
-            (true, Role::Client) => Step::Done { peer: "a server of words".into(), last: None },
-            (false, _) => Step::Continue(last.unwrap_or_else(|| self.message())),
+            (true, Role::Server) => AuthStep::Done { peer: "a client of words".into(), last },
+            (true, Role::Client) => AuthStep::Done { peer: "a server of words".into(), last: None },
+            (false, _) => AuthStep::Continue(last.unwrap_or_else(|| self.message())),
         }
     }
 }
 
 #[test]
-fn host_authentication_takes_several_messages() {
+fn host_authentication_may_take_several_messages() {
     let mut world = World::new("several-messages");
-    for (scheme, len) in
+    for (mode, len) in
         [(CreditMode::V2Windowed, 3), (CreditMode::V2Windowed, 15_000), (CreditMode::V2Incremental, 10_001)]
     {
         let policy = AuthPolicy::Required(Arc::new(Words { words: &["one", "two", "three", "four"], len }));
-        let config = with(policy).with(|c| c.wire.credit_mode = scheme);
+        let config = with(policy).with(|c| c.wire.credit_mode = mode);
         let address = serve(&mut world, config.clone());
         let mut client = world.client(&address, config);
-        assert_eq!(who(&mut client), ["a client of words"; 2], "{scheme:?}, {len} bytes");
+        assert_eq!(who(&mut client), ["a client of words"; 2], "{mode:?}, {len} bytes");
         // The client sends four messages; each but the first takes as many parts as it needs.
         let parts = 1 + 3 * (len as u64).div_ceil(4096);
         let received = world.stats().messages.received;
         assert!(received >= parts + 2, "{received} messages came, {parts} were expected for {len} bytes");
         for seed in 0..20 {
-            mirror(&mut client, seed, &[5000]).expect("an authenticated client works as any other");
+            mirror(&mut client, seed, &[5000]).expect("an authenticated client is served");
         }
     }
 }
 
 #[test]
-fn both_hosts_know_each_other_by_the_key_that_they_share() {
+fn a_shared_key_authenticates_the_client_by_its_name() {
     let keys = PreSharedKey::new("blue", "blue".repeat(8).as_bytes());
     let keys = keys.and_then(|keys| keys.and("red", "red".repeat(8).as_bytes())).expect("two keys");
     let (world, address) = serving("psk", AuthPolicy::Required(Arc::new(keys)));
@@ -137,17 +137,17 @@ fn both_hosts_know_each_other_by_the_key_that_they_share() {
         assert_eq!(who(&mut client), [name; 2]);
         drop(client);
         // The server reuses the boxes of served calls for any later connection.
-        world.server_balances();
+        world.assert_server_clean();
     }
     let stats = world.stats();
     assert_eq!(stats.peer_faults, 0);
     let stranger = LocalClient::connect(&address, small_client(with(required("green"))));
     assert!(refusal(stranger).contains(&AuthError::KeyRefused.to_string()));
-    assert!(settles(|| world.stats().peer_faults == 1), "the fault is counted");
+    assert!(wait_until(|| world.stats().peer_faults == 1), "the fault is counted");
 }
 
 #[test]
-fn a_wrong_key_ends_the_connection_at_the_end_that_finds_out() {
+fn a_wrong_key_ends_the_connection_at_the_end_that_detects_it() {
     let impostor = Arc::new(PreSharedKey::new("blue", &[9; 32]).expect("a key"));
     let (_world, address) = serving("wrong-key", AuthPolicy::Optional(impostor));
     for policy in [required("blue"), AuthPolicy::Optional(key("blue"))] {
@@ -157,7 +157,7 @@ fn a_wrong_key_ends_the_connection_at_the_end_that_finds_out() {
 }
 
 #[test]
-fn policy_decides_about_an_unauthenticated_peer() {
+fn the_policies_of_both_ends_decide_about_unauthenticated_peers() {
     let mut world = World::new("policy");
     let (off, optional, required) = (AuthPolicy::Off, AuthPolicy::Optional(key("blue")), required("blue"));
     let missing = AuthError::Missing.to_string();
@@ -180,7 +180,7 @@ fn policy_decides_about_an_unauthenticated_peer() {
             Err("client") => assert!(refusal(result).contains(&missing)),
             Err(_) => {
                 assert!(refusal(result).contains(&AuthError::KeyRequired.to_string()));
-                assert!(settles(|| world.stats().peer_faults == 1));
+                assert!(wait_until(|| world.stats().peer_faults == 1));
             }
         }
     }
@@ -191,7 +191,7 @@ fn policy_decides_about_an_unauthenticated_peer() {
     let address = serve(&mut world, with(required.clone()));
     let mut client = world.client(&address, old(&off));
     for _ in 0..5 {
-        let error = echo(&mut client, b"let me in").expect_err("version 1 cannot authenticate");
+        let error = echo(&mut client, b"refused").expect_err("version 1 cannot authenticate");
         assert_eq!(error, CallError::Transport(ErrorBody::Vers { low: 2, high: 2 }));
         assert_eq!(error.sent(), Sent::Answered);
     }
@@ -207,7 +207,10 @@ fn policy_decides_about_an_unauthenticated_peer() {
     for reason in
         [connected.expect_err("a contradiction").to_string(), started.expect_err("a contradiction").to_string()]
     {
-        assert!(reason.contains("wire.credit_mode is v1") && reason.contains("wire.host_auth is required"), "{reason}");
+        assert!(
+            reason.contains("invalid wire.credit_mode `v1`") && reason.contains("wire.host_auth is required"),
+            "{reason}"
+        );
     }
 }
 
@@ -226,7 +229,7 @@ fn calls_before_the_end_of_authentication_are_refused() {
     let opening = [&[1, 1, 4][..], b"blue", &[5; 32]].concat();
     peer.send(&connprop(&peer, &opening));
     let challenge = peer.receive().expect("a CONNPROP");
-    assert!(challenge.len() <= 1024, "a client that has not been heard has Receives of unknown size");
+    assert!(challenge.len() <= 1024, "the size of the client's Receives is not negotiated yet");
     let properties = challenge.properties();
     assert_eq!(properties.host_auth.map(<[u8]>::len), Some(65), "message 2");
     peer.windowed = properties.windowed_credits;
@@ -242,13 +245,13 @@ fn calls_before_the_end_of_authentication_are_refused() {
 }
 
 #[test]
-fn a_client_without_the_key_learns_it_at_its_first_attempt() {
+fn a_client_without_the_key_is_refused_at_its_first_attempt() {
     let (world, address) = serving("no-key", required("blue"));
     let mut config = small_client(with(AuthPolicy::Off));
     config.connect.reconnect_attempts = 10;
-    says(refusal(LocalClient::connect(&address, config.clone())), &[&AuthError::KeyRequired.to_string()]);
+    assert_contains(refusal(LocalClient::connect(&address, config.clone())), &[&AuthError::KeyRequired.to_string()]);
     assert_eq!(world.stats().peer_faults, 1, "one attempt, without a fallback to version 1");
-    let Err(error) = Client::connect(&address, config) else { panic!("it was let in") };
+    let Err(error) = Client::connect(&address, config) else { panic!("the server accepted the client") };
     assert!(matches!(error, ConnectError::NotAuthenticated { .. }), "{error}");
     assert_eq!(world.stats().peer_faults, 2);
 }
@@ -268,5 +271,5 @@ fn calls_of_a_client_without_the_key_of_a_restarted_server_are_not_executed() {
     world.serve_at(&address, with(required("blue")), standard_services());
     assert_eq!(client.end(), (7, Err(CallError::NotAuthenticated)));
     assert_eq!(client.close_reason(first).map(|reason| reason.kind()), Some(CloseReasonKind::NotAuthenticated));
-    assert_eq!(world.stats().peer_faults, 1, "it was refused once");
+    assert_eq!(world.stats().peer_faults, 1, "the client was refused once");
 }

@@ -1,10 +1,10 @@
-//! Clients that break rules, beside a witness that must not notice.
+//! Clients that break rules, beside a witness that must be served.
 
 use rpcrdma_tests::prelude::*;
 
-/// The server's reaction to a message.
+/// What a server does after a message.
 #[derive(Debug)]
-enum Fate {
+enum Reaction {
     /// A transport error under the message's XID.
     Error(ErrorBody),
     /// No answer.
@@ -16,9 +16,9 @@ enum Fate {
 #[test]
 fn malformed_messages_get_the_errors_of_the_protocol() {
     use ErrorBody::{BadXdr, InvalFlag, InvalHtype, ReadChunks, Segments, WriteChunks};
-    use Fate::{End, Error, Silence};
+    use Reaction::{End, Error, Silence};
     const GOOD: Segment = Segment { handle: 1, length: 64, offset: 0 };
-    const SEGMENTS: Fate = Error(Segments { max: 16 });
+    const SEGMENTS: Reaction = Error(Segments { max: 16 });
     const MAX: u32 = u32::MAX;
     const fn with(length: u32, offset: u64) -> Segment {
         Segment { length, offset, ..GOOD }
@@ -54,7 +54,7 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
         be(&[&[XID], words].concat())
     }
     type Make = fn(&RawPeer) -> Vec<u8>;
-    let cases: [(&str, Fate, Make); 44] = [
+    let cases: [(&str, Reaction, Make); 44] = [
         ("one byte", Silence, |_| vec![1]),
         ("15 bytes", Silence, |_| vec![0; 15]),
         ("cut off behind the common words", Error(BadXdr), |_| raw(&[2, 9, 0])),
@@ -107,25 +107,25 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
         ("a Read of memory that is not there", End, |p| reads(p, &[(44, GOOD)])),
     ];
     let (world, address, mut witness) = World::witnessed("malformed", CreditMode::V2Windowed);
-    for_each(cases, |(_, fate, make)| {
+    for_each(cases, |(_, reaction, make)| {
         let mut peer = RawPeer::connect(&address);
         peer.ping();
         let faults = world.stats().peer_faults;
         peer.send(&make(&peer));
-        match fate {
+        match reaction {
             Error(expected) => assert_eq!(peer.error(), (XID, expected)),
             Silence => {}
             End => {
                 peer.wait_until_over();
-                assert!(settles(|| world.stats().peer_faults == faults + 1), "no fault was counted");
+                assert!(wait_until(|| world.stats().peer_faults == faults + 1), "no fault was counted");
             }
         }
         // Messages stay in order: an answer would precede this reply.
-        if !matches!(fate, End) {
+        if !matches!(reaction, End) {
             peer.ping();
         }
         peer.vanish();
-        unharmed(&mut witness);
+        assert_served(&mut witness);
     });
     let (messages, faults) = (world.stats().messages, world.stats().peer_faults);
     assert_eq!(faults, 6);
@@ -135,12 +135,12 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
 }
 
 #[test]
-fn random_messages_break_nothing() {
-    for_each(SCHEMES, |scheme| {
-        let (world, address, mut witness) = World::witnessed("random", scheme);
-        let mut random = Random::new(scheme as u64 + 7);
+fn random_messages_affect_no_other_client() {
+    for_each(CREDIT_MODES, |mode| {
+        let (world, address, mut witness) = World::witnessed("random", mode);
+        let mut random = Random::new(mode as u64 + 7);
         for _ in 0..40 {
-            let mut peer = RawPeer::connect_in(&address, scheme);
+            let mut peer = RawPeer::connect_in(&address, mode);
             for _ in 0..20 {
                 // A valid message with changed words, a truncated one, or noise.
                 let call = call_bytes(9, PROGRAM, VERSION, 1 + random.below(6) as u32, &[0; 40]);
@@ -165,32 +165,32 @@ fn random_messages_break_nothing() {
                     break;
                 }
             }
-            if random.once_in(2) { peer.vanish() } else { peer.leave() }
+            if random.once_in(2) { peer.vanish() } else { peer.disconnect() }
         }
-        unharmed(&mut witness);
+        assert_served(&mut witness);
         drop(witness);
-        world.server_balances();
+        world.assert_server_clean();
     });
 }
 
 #[test]
 fn a_client_that_ignores_its_credits_loses_its_connection() {
-    for_each(SCHEMES, |scheme| {
-        let (world, address, mut witness) = World::witnessed("credits", scheme);
+    for_each(CREDIT_MODES, |mode| {
+        let (world, address, mut witness) = World::witnessed("credits", mode);
         for _ in 0..5 {
-            let mut peer = RawPeer::connect_in(&address, scheme);
-            if scheme != CreditMode::V1 {
-                // With credit for its replies, a fast server would keep granting.
+            let mut peer = RawPeer::connect_in(&address, mode);
+            if mode != CreditMode::V1 {
+                // A fast server that has credit for its replies would keep granting.
                 peer.credit = 0;
             }
             (1..1000).for_each(|xid| peer.call_as(xid, ECHO, Chunks::NONE, b"now"));
-            unharmed(&mut witness);
+            assert_served(&mut witness);
             // Version 1 counts outstanding calls, so an excess depends on the speed of the replies.
-            if scheme == CreditMode::V1 { peer.vanish() } else { drop(peer.wait_until_over()) }
+            if mode == CreditMode::V1 { peer.vanish() } else { drop(peer.wait_until_over()) }
         }
-        unharmed(&mut witness);
+        assert_served(&mut witness);
         let faults = world.stats().peer_faults;
-        assert!(faults == 5 || (scheme == CreditMode::V1 && faults < 5), "{faults} faults");
+        assert!(faults == 5 || (mode == CreditMode::V1 && faults < 5), "{faults} faults");
     });
 }
 
@@ -235,14 +235,14 @@ fn memory_that_was_not_offered_is_not_touched() {
             peer.wait_until_over();
             assert_eq!(contents(&memory, 1000), data);
             faults += 1;
-            unharmed(&mut witness);
+            assert_served(&mut witness);
         }
     }
-    assert!(settles(|| world.stats().peer_faults == faults), "{} of {faults}", world.stats().peer_faults);
+    assert!(wait_until(|| world.stats().peer_faults == faults), "{} of {faults}", world.stats().peer_faults);
 }
 
 #[test]
-fn another_version_is_answered_in_the_layout_that_all_versions_share() {
+fn err_vers_has_the_layout_common_to_all_versions() {
     let only_2 = small().with(|c| c.wire.version_1 = false);
     let cases = [(small(), 0, 1, 2), (small(), 3, 1, 2), (in_mode(CreditMode::V1), 2, 1, 1), (only_2, 1, 2, 2)];
     for (config, version, low, high) in cases {
@@ -266,8 +266,8 @@ fn a_violation_is_recorded_when_the_disconnect_arrives_in_the_same_turn() {
         peer.ping();
         peer.nomsg(XID, &Lists::new().read(0, [segment(64)]));
         peer.wait_until_over();
-        assert!(settles(|| world.stats().connections == 0));
-        assert_eq!(world.stats().peer_faults, count, "its Read of what is not there");
+        assert!(wait_until(|| world.stats().connections == 0));
+        assert_eq!(world.stats().peer_faults, count, "its Read of memory that is not exposed");
         peer.vanish();
     }
 }

@@ -1,10 +1,10 @@
 //! Clients that misuse their queue pair.
 //! An RDMA device sends all of it on the wire.
 
-use rpcrdma_tests::place::{on_device, over_tcp};
 use rpcrdma_tests::prelude::*;
+use rpcrdma_tests::test_fabric::{on_device, over_tcp};
 
-/// Names no memory.
+/// An address without exposed memory.
 const NOWHERE: RemoteMemory = RemoteMemory { rkey: 0, address: 0 };
 
 fn connections(world: &World) -> u64 {
@@ -32,44 +32,44 @@ fn immediate_data_is_never_a_call() {
             0 => peer.send_immediate(&peer.message(2, Flags::NONE, Body::Msg(Chunks::NONE), &call)),
             _ => peer.write_immediate(b"", NOWHERE),
         };
-        // Neither the software fabric's rings nor iWARP have such a message.
+        // Neither the software fabric nor iWARP has immediate data.
         assert_eq!(posted, on_device() && !over_tcp());
         if posted {
             let said = peer.receive();
             assert!(said.is_none(), "it was answered: {said:x?}");
             faults += 1;
         }
-        unharmed(&mut witness);
+        assert_served(&mut witness);
     }
-    assert!(settles(|| world.stats().peer_faults == faults), "of {faults} faults");
+    assert!(wait_until(|| world.stats().peer_faults == faults), "of {faults} faults");
     drop(witness);
-    world.server_balances();
+    world.assert_server_clean();
 }
 
 /// Without Receives the client makes the server's device retry without end. The server's own retry limit closes the
 /// connection. The software fabric's rings need no Receive.
 #[test]
-fn a_client_without_receives_is_given_up() {
+fn a_client_without_receives_is_disconnected() {
     let (world, address, mut witness) = World::witnessed("no-receives", CreditMode::V1);
-    let mut deaf = [0; 4].map(|_| RawPeer::connect_deaf(&address));
-    for peer in &mut deaf {
+    let mut peers = [0; 4].map(|_| RawPeer::connect_without_receives(&address));
+    for peer in &mut peers {
         peer.version = Version::V1;
         (1..9).for_each(|xid| peer.call_as(xid, ECHO, Chunks::NONE, b"silence"));
     }
-    unharmed(&mut witness);
-    for mut peer in deaf {
+    assert_served(&mut witness);
+    for mut peer in peers {
         // Data left in a socket holds no memory of the server.
         if on_device() && !over_tcp() {
             peer.wait_until_over();
         }
-        unharmed(&mut witness);
+        assert_served(&mut witness);
     }
-    assert!(settles(|| connections(&world) == 1), "{} connections", connections(&world));
+    assert!(wait_until(|| connections(&world) == 1), "{} connections", connections(&world));
 }
 
 /// Connection requests abandoned at any moment, silently or with a disconnect, and some left half open.
 #[test]
-fn connects_that_never_complete_harm_nobody() {
+fn incomplete_connects_affect_no_other_client() {
     let (world, address, mut witness) = World::witnessed("half-open", CreditMode::V2Windowed);
     let mut random = Random::new(11);
     for n in 0..24 {
@@ -81,9 +81,9 @@ fn connects_that_never_complete_harm_nobody() {
         if n % 2 == 0 {
             peer.vanish()
         } else {
-            peer.leave()
+            peer.disconnect()
         }
-        unharmed(&mut witness);
+        assert_served(&mut witness);
     }
     let mut held: Vec<RawPeer> = Vec::new();
     // On a busy host the server establishes some connections first.
@@ -99,18 +99,18 @@ fn connects_that_never_complete_harm_nobody() {
             std::thread::sleep(Duration::from_millis(20));
         }
         held.push(peer);
-        unharmed(&mut witness);
+        assert_served(&mut witness);
     }
     assert!(held.iter().any(|peer| !peer.is_up()), "none is half open");
-    served(&address).leave();
+    served(&address).disconnect();
     drop(held);
-    assert!(settles(|| connections(&world) == 1), "{} connections", connections(&world));
-    served(&address).leave();
+    assert!(wait_until(|| connections(&world) == 1), "{} connections", connections(&world));
+    served(&address).disconnect();
 }
 
-/// Devices number their keys in sequence: the server's keys are close to a client's own.
+/// Devices number their keys in sequence, so the server's keys are close to the client's own keys.
 #[test]
-fn keys_that_were_not_given_open_nothing() {
+fn guessed_keys_give_no_access() {
     let (_world, address, mut witness) = World::witnessed("guesses", CreditMode::V2Windowed);
     let mut peer = served(&address);
     let (own, _memory) = peer.expose(&[7; 64], Access::REMOTE);
@@ -121,14 +121,14 @@ fn keys_that_were_not_given_open_nothing() {
     for_each(pairs(close.chain(others), 0..3), |(remote, access)| {
         let mut peer = served(&address);
         match access {
-            0 => assert_eq!(peer.read(remote, 64), None, "it can be read"),
+            0 => assert_eq!(peer.read(remote, 64), None, "the memory can be read"),
             1 => {
                 peer.write(&[1; 64], remote);
                 peer.wait_until_over_or_failed();
             }
             _ => peer.send_invalidating(&be(&[1, 2, 3]), Some(remote.rkey)),
         }
-        unharmed(&mut witness);
+        assert_served(&mut witness);
     });
     peer.ping();
 }

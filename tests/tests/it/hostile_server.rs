@@ -9,12 +9,12 @@ fn with_memory(client: &mut LocalClient) -> Outcome {
     client.call(call).map(|reply| reply.chunk(0).unwrap_or_default().to_vec()).map_err(CallError::from)
 }
 
-/// What becomes of a call, and of its connection.
+/// The expected end of a call and of its connection.
 #[derive(Clone, Copy, Debug)]
-enum Then {
-    /// A transport error; the connection goes on.
+enum Expected {
+    /// The call ends with a transport error, and the connection stays open.
     Transport,
-    /// The reply is malformed; the connection goes on.
+    /// The call ends because its reply is malformed, and the connection stays open.
     Malformed,
     /// The connection is lost.
     Lost,
@@ -23,7 +23,7 @@ enum Then {
 /// Some replies exist only in version 2, and some are written by hand in version 1, whose replies have no direction.
 #[test]
 fn bad_replies_end_their_call_with_a_cause() {
-    use Then::{Lost, Malformed, Transport};
+    use Expected::{Lost, Malformed, Transport};
     type Script = fn(&mut RawPeer, &Message);
     const LONG: Segment = Segment { handle: 0, length: 501, offset: 0 };
     const HUGE: Segment = Segment { length: u32::MAX, ..LONG };
@@ -39,7 +39,7 @@ fn bad_replies_end_their_call_with_a_cause() {
     fn words(peer: &mut RawPeer, call: &Message, words: &[u32]) {
         peer.send(&be(&[&[call.xid(), 1, 9], words].concat()));
     }
-    let cases: [(&str, &[CreditMode], Then, Script); 19] = [
+    let cases: [(&str, &[CreditMode], Expected, Script); 19] = [
         ("a transport error", TWO, Transport, |peer, call| peer.refuse(call.xid(), ErrorBody::System)),
         ("no RPC message", BOTH, Malformed, |peer, call| payload(peer, call, b"")),
         ("half an RPC header", BOTH, Malformed, |peer, call| payload(peer, call, &reply_bytes(call.xid(), b"")[..13])),
@@ -58,7 +58,7 @@ fn bad_replies_end_their_call_with_a_cause() {
             with(peer, call, &Lists::new().reply([LONG]))
         }),
         ("a long reply without room for it", BOTH, Malformed, |peer, call| {
-            peer.say(call.xid(), Flags::RESPONSE, Body::Nomsg(Lists::new().reply([LONG]).chunks()), b"");
+            peer.send_body(call.xid(), Flags::RESPONSE, Body::Nomsg(Lists::new().reply([LONG]).chunks()), b"");
         }),
         ("NOMSG without chunks", ONE, Malformed, |peer, call| words(peer, call, &[1, 0, 0, 0])),
         ("a boolean of 2", ONE, Malformed, |peer, call| words(peer, call, &[0, 0, 2, 0])),
@@ -80,28 +80,29 @@ fn bad_replies_end_their_call_with_a_cause() {
             peer.received -= 1000;
         }),
     ];
-    for_each(pairs(cases, [false, true]), |((_, schemes, then, script), memory)| {
-        for &scheme in schemes {
-            let server = RawServer::start_in(scheme, "bad-replies", move |peer| {
+    for_each(pairs(cases, [false, true]), |((_, modes, expected, script), memory)| {
+        for &mode in modes {
+            let server = RawServer::start_in(mode, "bad-replies", move |peer| {
                 let call = peer.next_call();
                 script(peer, &call);
             });
-            let mut client = server.client(scheme);
-            let error = if memory { with_memory(&mut client) } else { plain(&mut client) }.expect_err("a bad reply");
-            let (is_right, next) = match then {
+            let mut client = server.client(mode);
+            let error =
+                if memory { with_memory(&mut client) } else { inline_call(&mut client) }.expect_err("a bad reply");
+            let (is_right, next) = match expected {
                 Transport => (error == CallError::Transport(ErrorBody::System), Ok(b"fine".to_vec())),
                 Malformed => (matches!(error, CallError::MalformedReply(_)), Ok(b"fine".to_vec())),
                 Lost => (error == CallError::ConnectionLost { sent: true }, Err(CallError::Closed)),
             };
-            assert!(is_right, "{scheme:?}: {error}");
+            assert!(is_right, "{mode:?}: {error}");
             assert_eq!(client.stats().exposed_buffers, 0, "the memory returns with the end of the call");
-            assert_eq!(plain(&mut client), next, "{scheme:?}");
+            assert_eq!(inline_call(&mut client), next, "{mode:?}");
         }
     });
 }
 
 #[test]
-fn replies_to_nobody_and_messages_of_no_use_are_dropped() {
+fn unsolicited_replies_and_messages_are_dropped() {
     let server = RawServer::start("nobody", |peer| {
         let call = peer.next_call().xid();
         for xid in [0xDEAD_BEEF, call ^ 0x8000_0000, call.wrapping_add(1)] {
@@ -114,21 +115,21 @@ fn replies_to_nobody_and_messages_of_no_use_are_dropped() {
         (0..2).for_each(|_| peer.reply(call, b"twice"));
     });
     let mut client = server.client(small());
-    goes_on(&mut client, 20);
+    assert_answered(&mut client, 20);
     let messages = client.stats().messages;
     assert_eq!((messages.rejected_unknown_xid, messages.rejected_unexpected, messages.rejected_short), (6, 1, 1));
 }
 
 #[test]
-fn a_server_that_never_answers_costs_no_more_than_deadlines() {
+fn calls_to_a_silent_server_end_at_their_deadlines() {
     let server = RawServer::start("silent", |peer| {
         // Credit for all later calls.
         let call = peer.next_call();
         peer.reply(call.xid(), b"fine");
-        peer.idle();
+        peer.wait_until_over();
     });
     let mut client = server.client(small().with(|c| c.limits.max_calls = 8));
-    goes_on(&mut client, 1);
+    assert_answered(&mut client, 1);
     client.launch_each(0..10, |client, _| {
         client.chunked(MIRROR, &[0; 4], &[], &[100]).timeout(Duration::from_millis(20))
     });
@@ -137,12 +138,12 @@ fn a_server_that_never_answers_costs_no_more_than_deadlines() {
             if token < 8 { CallError::TimedOut { sent: true } } else { CallError::TooManyCalls { limit: 8 } };
         assert_eq!(end, Err(expected), "{token}");
     }
-    assert_eq!(plain(&mut client), Err(CallError::TooManyCalls { limit: 8 }), "the server may still write");
+    assert_eq!(inline_call(&mut client), Err(CallError::TooManyCalls { limit: 8 }), "the server may still write");
     assert_eq!(client.stats().exposed_buffers, 8);
 }
 
 #[test]
-fn a_server_reaches_offered_memory_only() {
+fn a_server_accesses_offered_memory_only_during_the_call() {
     let (said, says) = channel();
     let (ended, has_ended) = channel();
     let server = RawServer::start("grab", move |peer| {
@@ -160,8 +161,8 @@ fn a_server_reaches_offered_memory_only() {
     let mut client = server.client(small());
     assert_eq!(with_memory(&mut client), Ok(vec![3; 500]));
     ended.send(()).expect("the server waits");
-    assert!(says.recv().expect("the server speaks"), "it read what was offered");
-    let error = plain(&mut client).expect_err("the server breaks its connection with the stale key");
+    assert!(says.recv().expect("the server speaks"), "the offered memory was not readable");
+    let error = inline_call(&mut client).expect_err("the stale key ends the connection");
     assert!(matches!(error, CallError::ConnectionLost { sent: true }), "{error}");
     assert!(says.recv().expect("the server speaks"), "a stale key is refused");
 }
@@ -176,7 +177,7 @@ fn a_server_that_floods_its_client_loses_the_connection() {
         peer.wait_until_over();
     });
     let mut client = server.client(small());
-    let error = plain(&mut client).expect_err("no reply of its own comes");
+    let error = inline_call(&mut client).expect_err("the connection closes");
     assert!(matches!(error, CallError::ConnectionLost { sent: true }), "{error}");
     assert_eq!(client.stats().peer_faults, 1);
 }

@@ -45,7 +45,7 @@ fn busy_client(address: &Address) {
 }
 
 #[test]
-fn clients_killed_at_random_harm_nobody() {
+fn clients_killed_at_random_affect_no_other_client() {
     // `tests/README.md` describes longer runs.
     let kills = std::env::var("KILLS").map_or(25, |n| n.parse().expect("a number"));
     // Memory for all outstanding calls of three clients, so that the server never refuses the witness.
@@ -74,7 +74,7 @@ fn clients_killed_at_random_harm_nobody() {
     }
     drop(children);
     drop(witness);
-    world.server_balances();
+    world.assert_server_clean();
     let stats = world.server().stats();
     // The last child may die before it connects.
     assert!(stats[0].connections_made > kills, "{}", stats[0].connections_made);
@@ -93,7 +93,7 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
         let (mut ends, mut under_way) = (Vec::new(), 0);
         let turns = random.below(3000);
         let mut server = Some(server);
-        let over = settles(|| {
+        let over = wait_until(|| {
             for turn in 0..turns + 1000 {
                 if turn == turns
                     && let Some(server) = server.take()
@@ -114,7 +114,7 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                     assert!(served_or_lost(&done.result), "{:?}", done.result);
                     let chunk =
                         |reply: &rpcrdma::Reply| patterned(done.token as u32, reply.chunk(0).unwrap_or_default());
-                    assert!(done.result.as_ref().ok().is_none_or(chunk), "what was acknowledged is there");
+                    assert!(done.result.as_ref().ok().is_none_or(chunk), "the reply has other data");
                 });
             }
             server.is_none() && !client.is_established(first) && under_way == 0
@@ -125,6 +125,6 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
         // A flushed completion is no cause. A device may report nothing better.
         let cause = client.close_reason(first).map(CloseReason::cause);
         let flushed = matches!(cause, Some(CloseCause::Device { status: Status::Flushed, .. }));
-        assert!(cause.is_some() && (!flushed || place::on_device() && !place::over_tcp()), "{cause:?}");
+        assert!(cause.is_some() && (!flushed || test_fabric::on_device() && !test_fabric::over_tcp()), "{cause:?}");
     }
 }

@@ -3,13 +3,13 @@
 use rpcrdma_tests::prelude::*;
 
 #[test]
-fn a_connection_without_receives_for_its_first_messages_is_not_begun() {
+fn a_connect_without_receives_for_its_first_messages_is_refused() {
     let (world, address) = World::standard("dry", small());
     let mut client = world.client(&address, small());
     let held: Vec<_> = std::iter::from_fn(|| client.prepare(ECHO, 600).ok()).collect();
     // A peer may send two messages before its first grant. Receives promised to others remain theirs.
     let refused = (0..10).find_map(|_| client.begin_connect(&address).err());
-    says(refused.expect("Receives run out"), &["message_buffers"]);
+    assert_contains(refused.expect("Receives run out"), &["message_buffers"]);
     let stats = client.stats();
     assert!(stats.receives_promised < stats.receives_posted + 2 * u64::from(small().limits.credits), "{stats:?}");
     drop(held);
@@ -23,7 +23,7 @@ fn ends_without_a_common_version_report_it() {
     for _ in 0..5 {
         let error = echo(&mut client, b"whoever understands this").unwrap_err();
         assert_eq!(error, CallError::Transport(ErrorBody::Vers { low: 2, high: 2 }));
-        says(error, &["not executed", "wire.version_1"]);
+        assert_contains(error, &["not executed", "wire.version_1"]);
     }
 }
 
@@ -46,7 +46,7 @@ fn a_sleeping_server_wakes_up() {
             let mut client = world.client(&address, small().with(|c| c.poll.idle = client_idle));
             for _ in 0..5 {
                 echo(&mut client, b"good morning").unwrap();
-                assert!(idle == IdlePolicy::Poll || sleeps(world.stats().sleeps), "it does not sleep");
+                assert!(idle == IdlePolicy::Poll || sleeps(world.stats().sleeps), "the shard does not sleep");
                 client.run(WORKER_ECHO, &[0; 4]).unwrap();
             }
             mirror(&mut client, 5, &[100_000]).unwrap();
@@ -56,11 +56,11 @@ fn a_sleeping_server_wakes_up() {
 
 #[test]
 fn a_drain_finishes_running_calls_and_refuses_new_ones() {
-    // Version 1 has no error for a drain, see below.
-    for_each(SCHEMES_2, |scheme| {
+    // Version 1 has no error for a drain: see `a_drain_leaves_new_calls_of_version_1_unanswered`.
+    for_each(V2_CREDIT_MODES, |mode| {
         let gate = Gate::default();
-        let (mut world, address) = World::serving("drain", scheme.with_workers(4), gate.services(true));
-        let mut client = world.client(&address, scheme);
+        let (mut world, address) = World::serving("drain", mode.with_workers(4), gate.services(true));
+        let mut client = world.client(&address, mode);
         // Before the first reply there is credit for one call only.
         echo(&mut client, b"hello").unwrap();
         client.launch_each(0..4, |client, _| client.chunked(GATED, b"", &[], &[1 << 20]));
@@ -70,7 +70,7 @@ fn a_drain_finishes_running_calls_and_refuses_new_ones() {
         let is_refusal = |end: Result<(), CallError>| {
             matches!(end, Err(CallError::Transport(ErrorBody::System | ErrorBody::BadXdr)))
         };
-        assert!(settles(|| echo(&mut client, b"one more").is_err()));
+        assert!(wait_until(|| echo(&mut client, b"one more").is_err()));
         (0..100).for_each(|_| assert!(is_refusal(echo(&mut client, b"one more"))));
         assert!(is_refusal(store(&mut client, 1, &[64])), "with a chunk");
         assert!(!drained.is_finished(), "four calls are under way");
@@ -92,46 +92,46 @@ fn a_drain_finishes_running_calls_and_refuses_new_ones() {
 fn a_drain_leaves_new_calls_of_version_1_unanswered() {
     let gate = Gate::default();
     let (mut world, address) = World::serving("drain-v1", CreditMode::V1.with_workers(4), gate.services(true));
-    let _opens = gate.opens();
+    let _opens = gate.open_on_drop();
     let mut peer = RawPeer::connect_as(&address, Version::V1);
     peer.call_as(1, ECHO, Chunks::NONE, b"");
     assert!(peer.receive().is_some(), "it is served");
     peer.call_as(2, GATED, Chunks::NONE, b"");
-    assert!(settles(|| gate.came() > 0));
+    assert!(wait_until(|| gate.arrivals() > 0));
     let drained = world.drain(Duration::from_secs(20));
-    assert!(settles(|| RawPeer::try_connect(&address, &[]).is_err()), "it takes new connections");
+    assert!(wait_until(|| RawPeer::try_connect(&address, &[]).is_err()), "the server accepts new connections");
     (3..5).for_each(|xid| peer.call_as(xid, ECHO, Chunks::NONE, b""));
     // Earlier messages have arrived once that call is answered.
     gate.open();
     let answered: Vec<_> = std::iter::from_fn(|| peer.receive()).map(|message| message.xid()).collect();
-    assert_eq!(answered, [2], "what it had begun, and nothing else");
+    assert_eq!(answered, [2], "only the running call is answered");
     let stats = drained.join().expect("no panic").expect("nothing is left");
     assert_eq!(stats[0].calls_failed, 0);
     // On a device the calls may arrive after the disconnect.
-    assert!(place::on_device() || stats[0].calls_shed == 2, "{}", stats[0].calls_shed);
+    assert!(test_fabric::on_device() || stats[0].calls_shed == 2, "{}", stats[0].calls_shed);
 }
 
 #[test]
-fn a_drain_returns_in_time_whatever_a_handler_does() {
+fn a_drain_returns_at_its_time_out_while_a_handler_blocks() {
     let on_workers = "connections open on 1 shard, 1 call not answered, handlers running on 1 worker";
     let on_shard = "connections open on 1 shard, handlers running on 1 shard";
     // A tenth of the time is for disconnects, which a busy host or a device may delay. Stuck handlers are never cut
     // off.
-    let long = if place::on_device() { 5.0 } else { 2.0 };
+    let long = if test_fabric::on_device() { 5.0 } else { 2.0 };
     for (config, left, seconds) in [(small().with_workers(2), on_workers, long), (small_server(), on_shard, 0.3)] {
         let gate = Gate::default();
         let services = gate.services(config.workers.is_some());
         let (mut world, mut client) = World::pair_with("drain-timeout", config, services, small());
         echo(&mut client, b"hello").unwrap();
         client.begin(GATED, b"", 1);
-        client.poll_until(|_| gate.came() > 0);
+        client.poll_until(|_| gate.arrivals() > 0);
         // An unbounded drain would wait forever: the gate opens only after it returns.
         let drain = world.drain(Duration::from_secs_f64(seconds));
-        let returns = settles(|| drain.is_finished());
+        let returns = wait_until(|| drain.is_finished());
         gate.open();
         let undrained = drain.join().expect("no panic").expect_err("a call was left").to_string();
         assert_eq!(undrained, format!("drain timed out after {:?}: {left}", Duration::from_secs_f64(seconds)));
-        assert!(returns, "it waits for a handler");
+        assert!(returns, "the drain waits for a handler");
         // A stuck shard answers its call before it notices the stop.
         let (_, end) = client.end();
         let lost = Err(CallError::ConnectionLost { sent: true });
@@ -140,7 +140,7 @@ fn a_drain_returns_in_time_whatever_a_handler_does() {
 }
 
 #[test]
-fn a_server_comes_back_at_the_same_address() {
+fn a_server_can_restart_at_the_same_address() {
     let (mut world, address) = World::standard("restart", small());
     let file = std::env::temp_dir().join(format!("rpcrdma-it-{}", std::process::id()));
     let path: Address = format!("soft:{}", file.display()).parse().unwrap();
@@ -149,8 +149,8 @@ fn a_server_comes_back_at_the_same_address() {
         let mut client = world.client(address, small());
         echo(&mut client, b"before").unwrap();
         drop(world.take_server());
-        assert!(settles(|| echo(&mut client, b"after").is_err()));
-        assert!(client.add_connection(address).is_err(), "nobody is there");
+        assert!(wait_until(|| echo(&mut client, b"after").is_err()));
+        assert!(client.add_connection(address).is_err(), "the server has ended");
         world.serve_at(address, small(), standard_services());
         let again = client.add_connection(address).unwrap();
         let call = client.prepared(ECHO, b"again");

@@ -8,7 +8,7 @@ use rpcrdma_tests::prelude::*;
 
 /// Runs a test in each credit mode, with a raw client of a server of long replies.
 fn with_long(name: &'static str, test: impl FnMut(&mut RawPeer)) {
-    with_raw_of(name, SCHEMES, &services_for(16 << 10), test);
+    with_raw_of(name, CREDIT_MODES, &services_for(16 << 10), test);
 }
 
 #[test]
@@ -49,16 +49,16 @@ fn a_nomsg_without_its_payload_chunk_is_refused() {
         }
     });
     // A reply without its payload chunk is malformed, too.
-    for_each(SCHEMES, |scheme| {
-        let server = RawServer::start_in(scheme, "no-payload-2", move |peer| {
+    for_each(CREDIT_MODES, |mode| {
+        let server = RawServer::start_in(mode, "no-payload-2", move |peer| {
             for used in [false, true] {
                 let call = peer.next_call();
                 let empty = room_of(&call).part(0, 0);
-                // With the XID of a pure grant it would be one.
+                // A NOMSG without chunks is a reply because of its XID: a pure grant has XID 0.
                 long_reply(peer, call.xid(), used.then_some(empty));
             }
         });
-        let mut client = server.client(scheme);
+        let mut client = server.client(mode);
         for _ in 0..2 {
             assert_matches!(with_room(&mut client).expect_err("no reply"), CallError::MalformedReply(_));
             assert_eq!(client.stats().exposed_buffers, 0);
@@ -78,7 +78,7 @@ fn long_reply(peer: &mut RawPeer, xid: u32, used: Option<Segment>) {
         (Version::V1, None) => Lists::new().reply([]),
         (Version::V2, None) => Lists::new(),
     };
-    peer.say(xid, Flags::RESPONSE, Body::Nomsg(lists.chunks()), b"");
+    peer.send_body(xid, Flags::RESPONSE, Body::Nomsg(lists.chunks()), b"");
 }
 
 /// Writes a long reply into a call's Reply chunk, and sends its header.
@@ -94,20 +94,20 @@ fn with_room(client: &mut LocalClient) -> Outcome {
 }
 
 /// A configuration without continued messages.
-fn uncontinued(scheme: CreditMode) -> Config {
-    in_mode(scheme).with(|c| c.debug.continue_up_to = 0)
+fn uncontinued(mode: CreditMode) -> Config {
+    in_mode(mode).with(|c| c.debug.continue_up_to = 0)
 }
 
 #[test]
 fn a_long_reply_with_two_different_xids_ends_its_call() {
-    for_each(SCHEMES, |scheme| {
-        let server = RawServer::start_in(scheme, "long-reply-xids", move |peer| {
+    for_each(CREDIT_MODES, |mode| {
+        let server = RawServer::start_in(mode, "long-reply-xids", move |peer| {
             for wrong in [1, 0] {
                 let call = peer.next_call();
                 reply_long(peer, &call, &reply_bytes(call.xid() ^ wrong, &[9; 12_000]));
             }
         });
-        let mut client = server.client(uncontinued(scheme));
+        let mut client = server.client(uncontinued(mode));
         assert_matches!(with_room(&mut client).expect_err("another XID"), CallError::MalformedReply(_));
         assert_eq!(with_room(&mut client), Ok(vec![9; 12_000]));
         assert_eq!(client.stats().exposed_buffers, 0);
@@ -129,15 +129,15 @@ fn memories_with(bytes: &[u8], at: u64) -> Vec<File> {
 /// The server writes into the Reply chunk after its reply. This is possible on a fabric whose peer itself enforces the
 /// windows.
 #[test]
-fn a_reply_that_its_server_changes_afterwards_stays_as_it_was() {
-    if place::on_device() {
+fn later_writes_of_the_server_do_not_change_a_reply() {
+    if test_fabric::on_device() {
         return;
     }
     let random = data_of(std::process::id(), 8000);
-    for_each(SCHEMES, |scheme| {
+    for_each(CREDIT_MODES, |mode| {
         let ((read, is_read), (changed, is_changed)) = (channel(), channel());
         let results = random.clone();
-        let server = RawServer::start_in(scheme, "changed-reply", move |peer| {
+        let server = RawServer::start_in(mode, "changed-reply", move |peer| {
             let call = peer.next_call();
             let (room, message) = (room_of(&call), reply_bytes(call.xid(), &results));
             peer.write(&message, remote(room));
@@ -151,23 +151,23 @@ fn a_reply_that_its_server_changes_afterwards_stays_as_it_was() {
             }
             changed.send(()).expect("the client waits");
         });
-        let mut client = server.client(uncontinued(scheme));
+        let mut client = server.client(uncontinued(mode));
         let call = client.prepared(ECHO, &[0; 4]).expect_reply(20_000);
         let reply = client.call(call).expect("a reply");
         assert!(reply.results() == random);
         read.send(()).expect("the server waits");
         is_changed.recv().expect("the server has changed it");
-        assert!(reply.results() == random, "the server has changed what the client had");
+        assert!(reply.results() == random, "the server has changed the reply of the client");
     });
 }
 
 /// A raw server's view of a long call with `args` bytes of arguments and a Read chunk behind them: its header, and the
 /// RPC message, read from the Read list's segments.
-fn long_call(scheme: CreditMode, segment_size: u32, args: usize, chunk: &[usize]) -> (Message, Vec<u8>) {
+fn long_call(mode: CreditMode, segment_size: u32, args: usize, chunk: &[usize]) -> (Message, Vec<u8>) {
     let (tell, told) = channel();
     let server = RawServer::start_silently("long-calls", move |peer| {
         peer.offers = Properties { segment_size, ..peer.offers };
-        peer.welcome_in(scheme);
+        peer.answer_properties_in(mode);
         let call = peer.next_call();
         let whole: Vec<_> = call.reads().filter(|read| read.position == 0).collect();
         let message = whole.iter().flat_map(|read| peer.fetch(read.target).expect("it is offered")).collect();
@@ -175,7 +175,7 @@ fn long_call(scheme: CreditMode, segment_size: u32, args: usize, chunk: &[usize]
         tell.send((call, message)).expect("the test listens");
         peer.reply(xid, b"");
     });
-    let mut client = server.client(uncontinued(scheme));
+    let mut client = server.client(uncontinued(mode));
     let call = client.chunked(STORE, &data_of(3, args), chunk, &[]);
     client.call(call).expect("a reply");
     assert_eq!(client.stats().exposed_buffers, 0);
@@ -201,8 +201,8 @@ fn version_1_sends_oversize_messages_as_long_messages() {
 fn a_long_call_has_position_0_in_every_segment() {
     let reads = |call: &Message| call.reads().map(|read| (read.position, read.target.length)).collect::<Vec<_>>();
     let at = ARGS_AT + 20_000;
-    for_each(SCHEMES_2, |scheme| {
-        let (call, message) = long_call(scheme, 4096, 20_000, &[5000]);
+    for_each(V2_CREDIT_MODES, |mode| {
+        let (call, message) = long_call(mode, 4096, 20_000, &[5000]);
         assert_eq!(reads(&call), [(0, 4096), (0, 4096), (0, 4096), (0, 4096), (0, 3656), (at, 4096), (at, 904)]);
         assert!(call.htype() == HeaderType::Nomsg && !call.flags().contains(Flags::RESPONSE));
         assert!(message.len() == at as usize && patterned(3, &message[ARGS_AT as usize..]));
@@ -239,7 +239,7 @@ fn a_reply_is_reduced_before_it_goes_into_the_reply_chunk() {
         Ok(())
     });
     let services = standard_and([(20, both.write_chunks(1, 4000).max_reply(20_000))]);
-    with_raw_of("reduced-first", SCHEMES, &services, |client| {
+    with_raw_of("reduced-first", CREDIT_MODES, &services, |client| {
         let ((write, item), (room, rest)) = (client.room(3000), client.room(9000));
         // The shorter replies fit inline without the item.
         for (args, long) in [(1u8, false), (30, client.version == Version::V1), (80, true)] {
@@ -260,7 +260,7 @@ fn a_reply_is_reduced_before_it_goes_into_the_reply_chunk() {
 }
 
 #[test]
-fn a_reply_chunk_comes_back_used_and_unused() {
+fn replies_return_used_and_unused_reply_chunks() {
     with_long("comes-back", |client| {
         let segments = client.room(9000).0.cut(&[5000, 4000]);
         // Used, not needed, not needed by a refusal, without segments.

@@ -7,12 +7,12 @@ const CALLS: u64 = 24;
 const LEN: usize = 50_000;
 
 /// A server with memory for two such chunks.
-fn poor(scheme: CreditMode) -> Config {
-    scarce(2, 2).with(|c| c.wire.credit_mode = scheme)
+fn poor(mode: CreditMode) -> Config {
+    scarce(2, 2).with(|c| c.wire.credit_mode = mode)
 }
 
-fn rich(scheme: CreditMode) -> Config {
-    in_mode(scheme).with(|c| c.memory.bulk_buffers = vec![(64 << 10, 2 * CALLS as usize)])
+fn rich(mode: CreditMode) -> Config {
+    in_mode(mode).with(|c| c.memory.bulk_buffers = vec![(64 << 10, 2 * CALLS as usize)])
 }
 
 /// Makes [`CALLS`] calls with a chunk each, all at once. Returns their tokens in the order of completion.
@@ -23,7 +23,7 @@ fn all_at_once(client: &mut LocalClient, procedure: u32) -> Vec<u64> {
     });
     let mut ended = Vec::new();
     client.each_end(CALLS as usize, |done| {
-        let reply = done.result.expect("there is memory for it, sooner or later");
+        let reply = done.result.expect("a reply once memory is free");
         assert!(procedure == STORE || patterned(done.token as u32, reply.chunk(0).expect("a chunk")));
         ended.push(done.token);
     });
@@ -31,9 +31,9 @@ fn all_at_once(client: &mut LocalClient, procedure: u32) -> Vec<u64> {
 }
 
 #[test]
-fn more_calls_than_buffers_are_all_served_in_their_order() {
-    for_each(SCHEMES, |scheme| {
-        let (world, mut client) = World::pair("waiting", poor(scheme), rich(scheme));
+fn more_calls_than_buffers_are_all_served_in_order() {
+    for_each(CREDIT_MODES, |mode| {
+        let (world, mut client) = World::pair("waiting", poor(mode), rich(mode));
         for procedure in [STORE, LOAD] {
             let ended = all_at_once(&mut client, procedure);
             assert!(ended.is_sorted(), "{ended:?}");
@@ -46,14 +46,14 @@ fn more_calls_than_buffers_are_all_served_in_their_order() {
 
 /// The calls wait in promised Receives, so any number of them may wait.
 #[test]
-fn calls_of_many_connections_wait_and_none_is_refused_for_the_others() {
-    for_each(SCHEMES, |scheme| {
-        let shard = poor(scheme).with(|c| c.memory.message_buffers = 4);
+fn waiting_calls_of_many_connections_are_all_served() {
+    for_each(CREDIT_MODES, |mode| {
+        let shard = poor(mode).with(|c| c.memory.message_buffers = 4);
         let (world, address) = World::standard("all-wait", shard);
-        let mut clients = [0; 4].map(|_| world.client(&address, rich(scheme)));
+        let mut clients = [0; 4].map(|_| world.client(&address, rich(mode)));
         let mut ended = [0; 4];
         clients.iter_mut().for_each(|client| (0..CALLS).for_each(|token| store(client, token)));
-        let all = settles(|| {
+        let all = wait_until(|| {
             for (client, ended) in clients.iter_mut().zip(&mut ended) {
                 client.poll(|done| *ended += u64::from(done.result.is_ok()));
             }
@@ -80,7 +80,7 @@ fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
     const CREDITS: u32 = 8;
     let (shard, gate) = (few_credits(CreditMode::V1, CREDITS), Gate::default());
     let (world, address) = World::serving("twice-the-credits", shard.with_workers(1), gate.services(true));
-    let _opens = gate.opens();
+    let _opens = gate.open_on_drop();
     let mut client = RawPeer::connect_in(&address, CreditMode::V1);
     client.ping();
     for round in 0..3 {
@@ -95,5 +95,5 @@ fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
     // The first call does not end, so no other is answered.
     (0..2 * CREDITS + 2).for_each(|xid| client.call_as(xid, GATED, Chunks::NONE, b""));
     drop(client.wait_until_over());
-    assert!(settles(|| world.stats().peer_faults == 1));
+    assert!(wait_until(|| world.stats().peer_faults == 1));
 }

@@ -26,23 +26,23 @@ fn the_first_message_is_a_connprop_of_at_most_1024_bytes() {
         let server = RawServer::listen("first-message", move |mut listener| {
             listener.revision = revision;
             let mut peer = listener.accept_next();
-            let hello = peer.welcome();
+            let hello = peer.answer_properties();
             assert!(hello.len() <= 1024, "{} bytes", hello.len());
             assert_eq!((hello.version(), hello.htype()), (Version::V2, HeaderType::Connprop));
             assert_eq!(hello.flags(), Flags::NONE);
-            peer.behave();
+            peer.answer_all_calls();
         });
         let config = small().with(|c| (c.debug.revision, c.wire.host_auth) = (revision, policy));
-        goes_on(&mut server.client(config), 1);
+        assert_answered(&mut server.client(config), 1);
     });
 }
 
 #[test]
-fn both_ends_send_connprop_and_obey_the_other() {
+fn each_end_sends_connprop_and_obeys_that_of_the_other() {
     let (_world, address) = serving_large("obeyed");
     let mut client = RawPeer::connect_silently(&address);
     // The server's properties precede all else, in a message that fits the Receives of a peer that has not read it.
-    let answer = client.introduce();
+    let answer = client.exchange_properties();
     let said = answer.properties();
     assert_eq!((said.receive_size, said.send_size, answer.len() <= 1024), (8192, 8192, true));
     client.ping();
@@ -93,7 +93,7 @@ fn thresholds_follow_the_properties_in_each_direction() {
     for_each(cases, |((receive_size, send_size), longest)| {
         let says = move |peer: &mut RawPeer| {
             peer.offers = Properties { receive_size, send_size, ..peer.offers };
-            peer.welcome();
+            peer.answer_properties();
         };
         assert_thresholds(40, says, longest);
     });
@@ -126,25 +126,25 @@ fn properties_left_out_keep_their_defaults() {
 }
 
 #[test]
-fn flag_4_goes_to_peers_only_that_offered_it() {
+fn flag_4_is_sent_only_to_peers_that_offered_it() {
     for_each([false, true], |offered| {
         let (world, address) = serving_large("flag-4");
         let mut client = RawPeer::connect_offering(&address, |offers| offers.windowed_credits = offered);
         (0..3).for_each(|_| assert_eq!(client.ask(ECHO, Chunks::NONE, b"any!").received().is_some(), offered));
         let server = RawServer::start_silently(&world.address(), move |peer| {
             peer.offers.windowed_credits = offered;
-            assert_eq!(peer.welcome().received(), None, "nothing was offered yet");
+            assert_eq!(peer.answer_properties().received(), None, "the property was not offered yet");
             while let Some(message) = peer.receive() {
                 assert_eq!(message.received().is_some(), offered);
                 peer.reply(message.xid(), b"fine");
             }
         });
-        goes_on(&mut server.client(small()), 3);
+        assert_answered(&mut server.client(small()), 3);
     });
 }
 
 #[test]
-fn a_server_stays_with_the_version_of_the_first_message() {
+fn a_server_keeps_the_version_of_the_first_message() {
     let (_world, address) = World::standard("stays", small());
     for_each([(Version::V1, Version::V2), (Version::V2, Version::V1)], |(first, other)| {
         let mut peer = RawPeer::connect_as(&address, first);
@@ -160,7 +160,7 @@ fn a_server_stays_with_the_version_of_the_first_message() {
 
 #[test]
 fn the_answer_to_the_first_message_selects_the_version() {
-    use Step::{Accept, BehaveIn1, BehaveIn2, ErrVers, Grant, Hello, Leave, Refuse, Serve, UntilOver, Vanish};
+    use Step::{Accept, AnswerV1, AnswerV2, Disconnect, ErrVers, Grant, Hello, Refuse, Serve, UntilOver, Vanish};
     const ONE: [u32; 3] = [2, 1, 1];
     const LOST: CreditMode = CreditMode::V2Windowed;
     fn plain() -> ClientConfig {
@@ -181,24 +181,29 @@ fn the_answer_to_the_first_message_selects_the_version() {
     }
     type Case = (&'static str, fn() -> ClientConfig, u32, &'static [Step]);
     let cases: [Case; 9] = [
-        ("ERR_VERS", plain, 1, &[Hello, ErrVers(ONE), BehaveIn1]),
-        ("ERR_VERS, with increments", incremental, 1, &[Hello, ErrVers(ONE), BehaveIn1]),
-        ("ERR_VERS with the version of its sender", plain, 1, &[Hello, ErrVers([1, 1, 1]), BehaveIn1]),
-        ("ERR_VERS so, with increments", incremental, 1, &[Hello, ErrVers([1, 1, 1]), BehaveIn1]),
-        ("a loss after ERR_VERS", again, 1, &[Hello, ErrVers(ONE), Leave, Accept, BehaveIn1]),
+        ("ERR_VERS", plain, 1, &[Hello, ErrVers(ONE), AnswerV1]),
+        ("ERR_VERS, with increments", incremental, 1, &[Hello, ErrVers(ONE), AnswerV1]),
+        ("ERR_VERS with the version of its sender", plain, 1, &[Hello, ErrVers([1, 1, 1]), AnswerV1]),
+        (
+            "ERR_VERS with the version of its sender, with increments",
+            incremental,
+            1,
+            &[Hello, ErrVers([1, 1, 1]), AnswerV1],
+        ),
+        ("a loss after ERR_VERS", again, 1, &[Hello, ErrVers(ONE), Disconnect, Accept, AnswerV1]),
         // A message may have been lost, so the next connection tries version 2 again.
-        ("no answer", impatient, 2, &[Hello, UntilOver, Serve(CreditMode::V1), Leave, Accept, BehaveIn2]),
+        ("no answer", impatient, 2, &[Hello, UntilOver, Serve(CreditMode::V1), Disconnect, Accept, AnswerV2]),
         // An eviction during the negotiation; then a server that is known to speak version 2 is silent.
-        ("silence", impatient, 2, &[Hello, Vanish, Serve(LOST), Leave, Accept, UntilOver, Accept, BehaveIn2]),
+        ("silence", impatient, 2, &[Hello, Vanish, Serve(LOST), Disconnect, Accept, UntilOver, Accept, AnswerV2]),
         // Servers of version 1 may close the connection instead. Neither reconnect counts as an attempt.
-        ("two losses", plain, 1, &[Hello, Vanish, Hello, Vanish, Accept, BehaveIn1]),
-        // The server goes on after its error, so the client does, with the defaults.
-        ("an error and a message", patient, 2, &[Hello, Refuse(ErrorBody::BadXdr), Grant, BehaveIn2]),
+        ("two losses", plain, 1, &[Hello, Vanish, Hello, Vanish, Accept, AnswerV1]),
+        // The server continues after its error, so the client continues, too, with the defaults.
+        ("an error and a message", patient, 2, &[Hello, Refuse(ErrorBody::BadXdr), Grant, AnswerV2]),
     ];
     for_each(cases, |(_, config, version, steps)| {
         let server = RawServer::script("first-answer", Revision::Ietf00, steps);
         let mut client = server.client(config());
-        goes_on(&mut client, 3);
+        assert_answered(&mut client, 3);
         assert_eq!(client.terms(client.first()).map(|terms| terms.version()), Some(version));
     });
     // A client with version 2 only gets an error.
@@ -209,7 +214,7 @@ fn the_answer_to_the_first_message_selects_the_version() {
 
 /// The version word of the error is the client's, or the server's own.
 #[test]
-fn err_vers_without_a_version_of_ours_names_its_range() {
+fn the_error_for_an_unsupported_version_names_the_peers_range() {
     // The error, and whether the client has version 1. A server with the client's own version contradicts itself.
     let cases = [([2, 0, 0], true), ([2, 1, 1], false), ([2, 2, 2], false), ([2, 3, 4], true), ([9, 5, 9], true)];
     for_each(pairs([Revision::Ietf00, Revision::Cel09], cases), |(revision, (err_vers, version_1))| {
@@ -217,15 +222,14 @@ fn err_vers_without_a_version_of_ours_names_its_range() {
         let config = small_client(small().with(|c| (c.debug.revision, c.wire.version_1) = (revision, version_1)));
         let refused = LocalClient::connect(server.address(), config.with(|c| c.connect.reconnect_attempts = 9));
         let [_, low, high] = err_vers;
-        let none = if low == 2 { "" } else { ", this side none of them" };
-        says(refused.expect_err("refused"), &[&format!("peer supports versions {low} to {high}{none}")]);
+        assert_contains(refused.expect_err("refused"), &[&format!("peer supports only versions {low} to {high}")]);
     });
 }
 
 /// The older revision has no continued messages. A client that continued without properties receives them while a call
 /// waits that was built for the defaults.
 #[test]
-fn a_call_that_waits_and_is_too_long_by_then_ends_alone() {
+fn a_waiting_call_made_too_long_by_the_properties_fails_alone() {
     let (started, has_started) = channel();
     let server = RawServer::start_silently("too-long-by-then", move |peer| {
         peer.revision = Revision::Cel09;
@@ -273,7 +277,7 @@ fn segments(size: u32, count: u32, chunks: &[ChunksOf<'_>]) -> Vec<Result<Vec<Ve
     let (server, calls) = RawServer::recording("segments", move |listener| {
         let mut peer = listener.accept_silently();
         peer.offers = Properties { segment_size: size, segment_count: count, ..peer.offers };
-        peer.welcome();
+        peer.answer_properties();
         peer
     });
     let mut client = server.client(small());
@@ -283,7 +287,7 @@ fn segments(size: u32, count: u32, chunks: &[ChunksOf<'_>]) -> Vec<Result<Vec<Ve
     });
     let seen = seen.collect();
     drop((client, server));
-    assert!(calls.try_recv().is_err(), "nothing was sent of a call that was refused");
+    assert!(calls.try_recv().is_err(), "a refused call was sent");
     seen
 }
 

@@ -5,10 +5,10 @@ use rpcrdma_tests::prelude::*;
 const NOTE: u32 = 60;
 
 #[test]
-fn calls_without_a_reply_run_in_order_and_cost_no_credits() {
-    for_each(SCHEMES_2, |scheme| {
+fn one_way_calls_run_in_order_and_take_no_credits() {
+    for_each(V2_CREDIT_MODES, |mode| {
         let (services, told) = noting();
-        let (_world, mut client) = World::pair_with("one-way", small_server(), services, scheme);
+        let (_world, mut client) = World::pair_with("one-way", small_server(), services, mode);
         // Every hundredth call is continued, though a call with a reply would use chunks for that length.
         let args = |n: u64| match n % 200 {
             99 => vec![n as u8; 6000],
@@ -40,7 +40,7 @@ fn noting() -> (Services, Receiver<Vec<u8>>) {
 }
 
 #[test]
-fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
+fn one_way_calls_may_be_as_long_as_reassemble_up_to() {
     let (services, told) = noting();
     let config =
         || small().with(|c| (c.wire.reassemble_up_to, c.memory.long_buffers) = (100_000, vec![(128 << 10, 8)]));
@@ -54,7 +54,7 @@ fn a_call_without_a_reply_is_as_long_as_parts_can_be_put_together() {
 }
 
 #[test]
-fn version_1_and_chunks_have_no_calls_without_a_reply() {
+fn one_way_calls_are_refused_in_version_1_and_with_chunks() {
     let (services, told) = noting();
     let (world, address) = World::serving("one-way-not", small_server(), services);
     let mut client = world.client(&address, CreditMode::V1);

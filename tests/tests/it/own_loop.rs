@@ -79,7 +79,7 @@ fn handlers_and_the_task_of_a_shard_share_state() {
 
 /// The shard does not sleep while its task reports work, even work without effect.
 #[test]
-fn the_work_of_a_task_keeps_its_shard_awake() {
+fn a_shard_does_not_sleep_while_its_task_has_work() {
     const TURNS: usize = 1000;
     /// Reports work in its first turns. Counts turns, and attempts to sleep between those.
     #[derive(Clone, Default)]
@@ -101,8 +101,8 @@ fn the_work_of_a_task_keeps_its_shard_awake() {
     let config = small().with(|c| c.poll.idle = IdlePolicy::Event);
     let (_, server) = world.serve_tasks(config, move |_| (standard_services().to_local(), task.clone()));
     // The shard sleeps once the task has no work.
-    assert!(settles(|| working.0[0].load(Ordering::SeqCst) >= TURNS && server.stats()[0].sleeps > 0));
-    assert_eq!(working.0[1].load(Ordering::SeqCst), 0, "it was slept meanwhile");
+    assert!(wait_until(|| working.0[0].load(Ordering::SeqCst) >= TURNS && server.stats()[0].sleeps > 0));
+    assert_eq!(working.0[1].load(Ordering::SeqCst), 0, "the shard slept while its task had work");
     drop(server);
 }
 
@@ -185,7 +185,7 @@ fn a_server_is_polled_in_a_loop_of_its_caller() {
         assert_eq!((stats.calls, stats.connections_made), (200 * connections, connections));
         assert_eq!(stats.sleeps > 0, idle == IdlePolicy::Event);
         server.begin_drain();
-        assert!(settles(|| {
+        assert!(wait_until(|| {
             server.poll();
             server.is_drained()
         }));
@@ -201,7 +201,7 @@ fn pair_in_one_loop(world: &World, queue: &Queue) -> (LocalServer, LocalClient) 
     (server, client)
 }
 
-/// A client that leaves amid its calls has the right to, and its server says nothing of it above level info.
+/// A client may disconnect during its calls, so the server logs that at level info at most.
 #[test]
 fn a_client_dropped_during_calls_causes_no_warning() {
     let world = World::new("leaves-amid");
@@ -210,16 +210,16 @@ fn a_client_dropped_during_calls_causes_no_warning() {
         let (mut server, mut client) = pair_in_one_loop(&world, &queue);
         client.send_call(0, |client| client.chunked(BY_TASK, &[0; 4], &[60_000], &[60_000]));
         client.launch_each(1..8, |client, _| client.prepared(ECHO, &[0; 4]));
-        let lines = place::warnings_of(|| {
+        let lines = test_fabric::warnings_of(|| {
             client.flush();
             for _ in 0..turns {
                 server.poll();
                 client.poll(|_| {});
             }
             drop(client);
-            assert!(settles(|| {
+            assert!(wait_until(|| {
                 server.poll();
-                // Its answer comes too late.
+                // The answer comes after the disconnect.
                 answer_all(&queue);
                 server.stats().connections == 0
             }));
@@ -244,12 +244,12 @@ fn a_drained_loop_does_not_sleep() {
 }
 
 #[test]
-fn a_client_that_goes_on_to_call_does_not_keep_a_server_from_draining() {
+fn a_client_that_keeps_calling_does_not_prevent_a_drain() {
     let world = World::new("drain-caller");
     let (mut server, mut client) = pair_in_one_loop(&world, &Queue::default());
     server.begin_drain();
     let mut under_way = 0;
-    assert!(settles(|| {
+    assert!(wait_until(|| {
         while under_way < 4
             && let Ok(call) = client.prepare(ECHO, 0)
         {
@@ -310,7 +310,7 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
         client.disarm();
     }
     caller.join().expect("it ends well");
-    assert!(slept > 0, "it never slept");
+    assert!(slept > 0, "the loop never slept");
 }
 
 /// A procedure whose calls a task or a future holds.
@@ -357,7 +357,7 @@ impl ShardTask for Task {
 }
 
 #[test]
-fn a_task_that_panics_is_dropped_with_its_calls_and_the_shard_goes_on() {
+fn a_task_that_panics_is_dropped_with_its_calls_and_the_shard_continues() {
     // In its poll, in its descriptor, in its drop.
     let cases = [(true, false, false), (true, false, true), (false, true, false), (false, true, true)];
     for_each(cases, |(in_poll, in_descriptor, bomb)| {
@@ -373,7 +373,7 @@ fn a_task_that_panics_is_dropped_with_its_calls_and_the_shard_goes_on() {
         });
         let mut client = world.client(&address, small());
         for _ in 0..4 {
-            // Its first call is dropped with it. Then the task no longer exists.
+            // The first call is dropped with the task. The later calls find no task.
             client.send(TAKEN, &[WAIT], 0);
             assert_eq!(end(&mut client), SYSTEM_ERR);
             assert_eq!(bombs.load(Ordering::SeqCst), usize::from(bomb));
@@ -408,7 +408,7 @@ impl Future for Panicking {
 }
 
 #[test]
-fn futures_that_panic_where_they_are_dropped_cost_nobody_else() {
+fn futures_that_panic_when_dropped_affect_no_other_call() {
     let (bombs, polled) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (count, polls) = (Arc::clone(&bombs), Arc::clone(&polled));
     let begin = move |call| Panicking { call: Some(call), polled: Arc::clone(&polls), _bomb: Bomb(Arc::clone(&count)) };
@@ -426,9 +426,9 @@ fn futures_that_panic_where_they_are_dropped_cost_nobody_else() {
     // Three futures end with their connection. Those of another connection last until the shard ends.
     (0..3).for_each(|token| _ = client.send(TAKEN, &[WAIT], token));
     (0..2).for_each(|token| _ = other.send(TAKEN, &[WAIT], token));
-    assert!(settles(|| polled.load(Ordering::SeqCst) == 7));
+    assert!(wait_until(|| polled.load(Ordering::SeqCst) == 7));
     drop(client);
-    assert!(settles(|| bombs.load(Ordering::SeqCst) == 5));
+    assert!(wait_until(|| bombs.load(Ordering::SeqCst) == 5));
     echo(&mut other, b"goes on").expect("an echo");
     // The shard drops the last futures one by one, as two panics at once would abort the process.
     drop(world.take_server());

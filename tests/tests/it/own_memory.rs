@@ -49,7 +49,7 @@ impl Mapping {
 
     /// A shared mapping of a file of `bytes` bytes.
     fn of_file(file: &File, bytes: usize) -> rustix::io::Result<Self> {
-        // SAFETY: as above.
+        // SAFETY: without MAP_FIXED the mapping overlaps no other.
         let base = unsafe { mmap(null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) };
         Ok(Self::new(base?, bytes))
     }
@@ -84,7 +84,7 @@ fn any_shard_sends_memory_mapped_by_the_application() {
 }
 
 #[test]
-fn hugetlb_pages_are_sent_from() {
+fn results_are_sent_from_hugetlb_pages() {
     let world = World::new("hugetlb");
     match Mapping::anonymous(LEN, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
         Ok(mapping) => sends_from(world, mapping.into_arena(), |page| pattern(7, page)),
@@ -94,7 +94,7 @@ fn hugetlb_pages_are_sent_from() {
 
 /// The data was written to the file, and no buffer holds a copy.
 #[test]
-fn a_memfd_is_sent_from() {
+fn results_are_sent_from_a_memfd() {
     let world = World::new("memfd");
     let mut file = File::from(memfd_create("own", MemfdFlags::CLOEXEC).expect("a memfd"));
     let page = data_of(7, PAGE);
@@ -124,12 +124,12 @@ fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fil
         client.each_end(1, |done| assert!(patterned(7, done.result.expect("a page").chunk(0).expect("a chunk"))));
     }
     let served = world.server().stats();
-    assert!(place::on_device() || served.iter().all(|shard| shard.calls > 0), "{served:?}");
+    assert!(test_fabric::on_device() || served.iter().all(|shard| shard.calls > 0), "{served:?}");
     drop((clients, pool));
-    assert!(!unmapped.load(Ordering::SeqCst), "the server has it yet");
-    world.server_balances();
+    assert!(!unmapped.load(Ordering::SeqCst), "the server still uses the memory");
+    world.assert_server_clean();
     drop(world.take_server());
-    assert!(unmapped.load(Ordering::SeqCst), "it went with the server");
+    assert!(unmapped.load(Ordering::SeqCst), "the memory is still mapped");
 }
 
 /// The application has dropped its arena and its pool. The call keeps its memory until it has been sent.
@@ -154,7 +154,7 @@ fn a_call_keeps_the_memory_that_it_sends() {
     let pool = Pool::of_pages(arena, Class { size: PAGE, count: 1 }).unwrap();
     let mut page = pool.alloc(PAGE).unwrap();
     pattern(3, &mut page);
-    // Its owner hears that it was sent, though nothing follows on the connection.
+    // The owner is released once the page was sent, even if no further call follows on the connection.
     let owner = Arc::new(());
     let page: Frozen = page.freeze().with_owner(Arc::clone(&owner));
     drop(pool);
@@ -164,7 +164,7 @@ fn a_call_keeps_the_memory_that_it_sends() {
     client.each_end(1, |done| assert!(patterned(3, done.result.expect("a page").chunk(0).expect("a chunk"))));
     client.poll_until(|_| Arc::strong_count(&owner) == 1);
     drop((client, held));
-    world.server_balances();
+    world.assert_server_clean();
     drop(world.take_server());
     assert!(unmapped.load(Ordering::SeqCst));
 }
@@ -174,10 +174,10 @@ fn a_call_keeps_the_memory_that_it_sends() {
 fn memory_that_peers_cannot_map_is_not_registered_for_them() {
     let _world = World::new("not-shown");
     let (arena, _) = own_arena(PAGE);
-    let mut fabric = place::open(&place::new_address("not-shown"));
+    let mut fabric = test_fabric::open(&test_fabric::new_address("not-shown"));
     let shown = fabric.register(&arena, Access::REMOTE_READ);
-    if place::on_device() {
-        return assert_eq!(shown, Ok(()), "a device goes by the pages");
+    if test_fabric::on_device() {
+        return assert_eq!(shown, Ok(()), "a device registers any pages");
     }
     assert_eq!(shown.as_ref().map_err(FabricError::kind), Err(FabricErrorKind::Unsupported));
     assert!(shown.unwrap_err().to_string().contains("`ArenaConfig::build`"), "the remedy");

@@ -18,15 +18,15 @@ fn long_services() -> Services {
     standard_and([(LONG, long.max_reply(64 << 10).write_chunks(1, 1 << 16))])
 }
 
-pub(super) fn long_world(name: &'static str, scheme: CreditMode, shard: Config) -> (World, Address, RawPeer) {
-    let (world, address) = World::serving(name, shard.with(|c| c.wire.credit_mode = scheme), long_services());
-    let client = RawPeer::connect_in(&address, scheme);
+pub(super) fn long_world(name: &'static str, mode: CreditMode, shard: Config) -> (World, Address, RawPeer) {
+    let (world, address) = World::serving(name, shard.with(|c| c.wire.credit_mode = mode), long_services());
+    let client = RawPeer::connect_in(&address, mode);
     (world, address, client)
 }
 
 /// Runs a test in each credit mode of version 2, with a raw client of [`LONG`].
 fn with_long(name: &'static str, test: impl FnMut(&mut RawPeer)) {
-    with_raw_of(name, SCHEMES_2, &long_services(), test);
+    with_raw_of(name, V2_CREDIT_MODES, &long_services(), test);
 }
 
 /// Sends a call in parts of these lengths, and the rest with chunks in the last part.
@@ -56,11 +56,11 @@ fn whole(client: &mut RawPeer, xid: u32) -> (Vec<u8>, Vec<Message>) {
 fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
     const SHORT: u32 = 71;
     const LENGTH: usize = 48_000;
-    for_each(SCHEMES_2, |scheme| {
+    for_each(V2_CREDIT_MODES, |mode| {
         let world = World::new("short-of-parts");
         let address = world.address();
         // The long reply takes one long buffer. Its parts can use one more, one bulk buffer and one message buffer.
-        let config = in_mode(scheme).with(|c| {
+        let config = in_mode(mode).with(|c| {
             (c.memory.message_buffers, c.memory.small_buffers) = (1, 32);
             (c.memory.long_buffers, c.memory.bulk_buffers) = (vec![(64 << 10, 2)], vec![(1 << 20, 1)]);
         });
@@ -69,8 +69,8 @@ fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
         let short = Procedure::new(|_| Ok(())).max_reply(4300);
         let services = standard_and([(LONG, long.max_reply(LENGTH)), (SHORT, short)]);
         let listener = address.bind().expect("a free address");
-        let mut server = polled_server(place::open(&address), &listener, config, services);
-        let patient = in_mode(scheme).with(|c| c.debug.continue_up_to = 64 << 10);
+        let mut server = polled_server(test_fabric::open(&address), &listener, config, services);
+        let patient = in_mode(mode).with(|c| c.debug.continue_up_to = 64 << 10);
         let mut client = polled_client(&address, patient);
         connect_polling(&mut client, &address, || _ = server.poll_once());
         for token in 0..6 {
@@ -80,7 +80,7 @@ fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
             server.poll_once();
         }
         let mut ended = Vec::new();
-        assert!(settles(|| {
+        assert!(wait_until(|| {
             server.poll_once();
             client.poll(|done| ended.push((done.token, done.result.map(|reply| reply.results().len()).ok())));
             ended.len() == 6
@@ -92,7 +92,7 @@ fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
 }
 
 #[test]
-fn parts_of_a_continued_message_go_out_in_order_and_together() {
+fn parts_of_a_continued_message_are_sent_in_order_and_uninterrupted() {
     // A server sends two long replies and a short one.
     with_long("parts-out", |client| {
         let args = data_of(1, 10_000);
@@ -108,7 +108,7 @@ fn parts_of_a_continued_message_go_out_in_order_and_together() {
         }
     });
     // A client sends such calls.
-    for_each(SCHEMES_2, |scheme| {
+    for_each(V2_CREDIT_MODES, |mode| {
         const LENS: [usize; 3] = [10_000, 9_000, 8];
         let server = RawServer::start("parts-out-2", move |peer| {
             for_each(LENS, |len| {
@@ -120,7 +120,7 @@ fn parts_of_a_continued_message_go_out_in_order_and_together() {
                 peer.reply(xid, b"");
             });
         });
-        let mut client = server.client(in_mode(scheme).with(|c| c.debug.continue_up_to = 16 << 10));
+        let mut client = server.client(in_mode(mode).with(|c| c.debug.continue_up_to = 16 << 10));
         for len in LENS {
             client.begin(ECHO, &data_of(len as u32, len), len as u64);
         }
@@ -140,20 +140,20 @@ fn begin(client: &mut RawPeer, xid: u32) -> Vec<u8> {
 fn drain_within(world: &mut World, address: &Address, client: &mut RawPeer) -> (Vec<u8>, Draining) {
     client.ping();
     let rest = begin(client, 41);
-    assert!(settles(|| world.stats().messages.continued_received == 1), "the first part arrives");
+    assert!(wait_until(|| world.stats().messages.continued_received == 1), "the first part arrives");
     let drained = world.drain(Duration::from_secs(20));
-    assert!(settles(|| RawPeer::try_connect(address, &[]).is_err()), "it takes new connections");
+    assert!(wait_until(|| RawPeer::try_connect(address, &[]).is_err()), "the server accepts new connections");
     (rest, drained)
 }
 
-/// Without an error the client would not know whether its call ran. Then the drain listens for as long as after any
-/// other message, however late the rest arrived.
+/// Without an error the client would not know whether its call ran. After the late rest, the drain waits for further
+/// messages for as long as after any other message.
 #[test]
 fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
-    for_each(SCHEMES_2, |scheme| {
+    for_each(V2_CREDIT_MODES, |mode| {
         let interval = Duration::from_millis(30);
         let config = small().with(|c| c.poll.control_interval = interval);
-        let (mut world, address, mut client) = long_world("drain-rest", scheme, config);
+        let (mut world, address, mut client) = long_world("drain-rest", mode, config);
         let (rest, drained) = drain_within(&mut world, &address, &mut client);
         // Longer than a drain waits for calls, or listens to a client that continues to call.
         std::thread::sleep(12 * interval);
@@ -171,7 +171,7 @@ fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
 
 #[test]
 fn a_part_with_another_xid_or_type_gets_inval_flag() {
-    with_raw("not-the-next", SCHEMES_2, |client| {
+    with_raw("not-the-next", V2_CREDIT_MODES, |client| {
         let long = Lists::new().read(0, [segment(64)]);
         let others: [(u32, Flags, Body<'_>); 5] = [
             // The first part of another message, and all of another.
@@ -183,7 +183,7 @@ fn a_part_with_another_xid_or_type_gets_inval_flag() {
         ];
         for_each(others, |(xid, flags, body)| {
             begin(client, 41);
-            client.say(xid, flags, body, if body.htype() == HeaderType::Msg { &[0; 40] } else { b"" });
+            client.send_body(xid, flags, body, if body.htype() == HeaderType::Msg { &[0; 40] } else { b"" });
             assert_eq!(client.error(), (41, ErrorBody::InvalFlag));
             if !flags.contains(Flags::RESPONSE) {
                 assert_eq!(client.error(), (xid, ErrorBody::InvalFlag));
@@ -213,16 +213,16 @@ fn a_continued_message_has_its_chunks_in_the_last_part() {
 }
 
 #[test]
-fn credits_that_run_out_within_a_message_hold_back_its_rest() {
-    for_each(SCHEMES_2, |scheme| {
-        let config = in_mode(scheme).with(|c| c.debug.continue_up_to = 64 << 10);
+fn the_rest_of_a_continued_message_waits_for_credits() {
+    for_each(V2_CREDIT_MODES, |mode| {
+        let config = in_mode(mode).with(|c| c.debug.continue_up_to = 64 << 10);
         let server = RawServer::start_silently("held-back", move |peer| {
             // The client's first message uses the initial credit; the answer grants two more.
             peer.credit = 2;
-            peer.welcome();
+            peer.answer_properties();
             let mut parts = vec![peer.next_call(), peer.next_call()];
             for granted in [1, 1, 20] {
-                assert!(peer.linger().is_empty(), "a part without a credit");
+                assert!(peer.poll_for_messages().is_empty(), "a part without a credit");
                 peer.credit = granted;
                 peer.grant();
                 parts.push(peer.next_call());
@@ -251,7 +251,7 @@ fn credits_that_run_out_within_a_message_hold_back_its_rest() {
 }
 
 #[test]
-fn a_message_in_many_parts_is_put_together() {
+fn a_message_in_many_parts_is_reassembled() {
     with_long("put-together", |client| {
         let args = data_of(2, 7000);
         let message = call_bytes(XID, PROGRAM, VERSION, LONG, &args);
@@ -277,21 +277,21 @@ fn a_message_in_many_parts_is_put_together() {
             peer.part(xid, flags, &whole[n..=n]);
         }
     });
-    assert_eq!(plain(&mut server.client(small())), Ok(results.to_vec()));
+    assert_eq!(inline_call(&mut server.client(small())), Ok(results.to_vec()));
 }
 
 #[test]
 fn continued_messages_of_a_peer_are_bounded() {
-    for_each(SCHEMES_2, |scheme| {
-        let limit = in_mode(scheme).with(|c| c.wire.reassemble_up_to = 16 << 10);
-        let (world, address, mut client) = long_world("bounded", scheme, limit.clone());
+    for_each(V2_CREDIT_MODES, |mode| {
+        let limit = in_mode(mode).with(|c| c.wire.reassemble_up_to = 16 << 10);
+        let (world, address, mut client) = long_world("bounded", mode, limit.clone());
         let mut witness = world.client(&address, small());
         client.ping();
         for _ in 0..5 {
             send_in_parts(&mut client, XID, &[0; 40_000], [4000; 10], Chunks::NONE);
             assert_eq!(client.error(), (XID, ErrorBody::System));
             client.ping();
-            unharmed(&mut witness);
+            assert_served(&mut witness);
         }
         drop((client, witness, world));
         let server = RawServer::start("bounded-2", move |peer| {
@@ -300,13 +300,13 @@ fn continued_messages_of_a_peer_are_bounded() {
             peer.reply_with(xid, Chunks::NONE, b"", None);
         });
         let mut client = server.client(limit);
-        assert!(matches!(plain(&mut client), Err(CallError::MalformedReply(_))));
-        goes_on(&mut client, 1);
+        assert!(matches!(inline_call(&mut client), Err(CallError::MalformedReply(_))));
+        assert_answered(&mut client, 1);
     });
 }
 
 #[test]
-fn a_reply_that_its_chunks_cannot_take_is_continued() {
+fn a_reply_too_long_for_its_reply_chunk_is_continued() {
     with_long("continued", |client| {
         let (room, memory) = client.room(100);
         for offered in [&[room][..], &[]] {
@@ -322,7 +322,7 @@ fn a_reply_that_its_chunks_cannot_take_is_continued() {
 
 /// The server abandons its replies, or mixes them. Only the calls that they name end.
 #[test]
-fn replies_that_are_mixed_end_their_calls_alone() {
+fn interleaved_replies_end_only_their_calls() {
     let server = RawServer::start("mixed-replies", |peer| {
         let xids = [0; 3].map(|_| peer.next_call().xid());
         peer.part(xids[0], Flags::RESPONSE.with(Flags::MORE), &reply_bytes(xids[0], b"half"));
@@ -334,5 +334,5 @@ fn replies_that_are_mixed_end_their_calls_alone() {
     let ends = client.sorted_ends(3);
     assert!(ends[..2].iter().all(|end| matches!(end.1, Err(CallError::MalformedReply(_)))), "{ends:?}");
     assert_eq!(ends[2].1, Ok(b"fine".to_vec()));
-    goes_on(&mut client, 1);
+    assert_answered(&mut client, 1);
 }

@@ -3,9 +3,9 @@
 use rpcrdma::server::{PeerEvent, PeerHook};
 use rpcrdma_tests::prelude::*;
 
-/// What happened to a peer.
+/// A logged event of a peer.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Told {
+enum LoggedEvent {
     Established,
     /// Start and end of a call.
     Begins,
@@ -15,27 +15,27 @@ enum Told {
     /// The server closed it.
     Stopped,
 }
-use Told::{Begins, Ends, Established, Left, Stopped};
+use LoggedEvent::{Begins, Ends, Established, Left, Stopped};
 
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<(Told, Caller)>>>);
+struct Log(Arc<Mutex<Vec<(LoggedEvent, Caller)>>>);
 
 impl Log {
-    fn add(&self, told: Told, caller: Caller) {
-        self.0.lock().expect("no panic").push((told, caller));
+    fn add(&self, event: LoggedEvent, caller: Caller) {
+        self.0.lock().expect("no panic").push((event, caller));
     }
 
-    fn all(&self) -> Vec<(Told, Caller)> {
+    fn all(&self) -> Vec<(LoggedEvent, Caller)> {
         self.0.lock().expect("no panic").clone()
     }
 
-    fn wait_for(&self, count: usize) -> Vec<(Told, Caller)> {
-        assert!(settles(|| self.all().len() >= count), "{:?}", self.all());
+    fn wait_for(&self, count: usize) -> Vec<(LoggedEvent, Caller)> {
+        assert!(wait_until(|| self.all().len() >= count), "{:?}", self.all());
         self.all()
     }
 
-    fn count(&self, of: (Told, Caller)) -> usize {
-        self.all().iter().filter(|&&told| told == of).count()
+    fn count(&self, of: (LoggedEvent, Caller)) -> usize {
+        self.all().iter().filter(|&&event| event == of).count()
     }
 
     fn hook(&self) -> PeerHook {
@@ -85,7 +85,7 @@ fn the_peer_hook_gets_the_close_reason_of_a_client() {
     let (_, second) = log.wait_for(5)[3];
     other.poll(drop);
     drop(other);
-    let expected = [Established, Begins, Ends].map(|told| (told, first)).into_iter();
+    let expected = [Established, Begins, Ends].map(|event| (event, first)).into_iter();
     let expected = expected.chain([(Established, second), (Left, first), (Left, second)]);
     assert!(second != first && log.wait_for(6).into_iter().eq(expected), "each once: {:?}", log.all());
 }
@@ -99,13 +99,13 @@ fn the_peer_hook_runs_after_workers_finish_a_vanished_clients_calls() {
     // The connection is established, each of two workers runs a call, and a third call waits.
     let (_, caller) = log.wait_for(1 + RUNNING)[0];
     child.kill();
-    assert!(settles(|| world.stats().connections == 0));
+    assert!(wait_until(|| world.stats().connections == 0));
     for _ in 0..RUNNING {
-        assert_eq!(log.count((Left, caller)), 0, "calls of it run");
+        assert_eq!(log.count((Left, caller)), 0, "the hook ran before its calls ended");
         open.send(()).expect("it is there");
     }
-    let told = log.wait_for(2 + 2 * RUNNING);
-    assert_eq!((told.last(), log.count((Ends, caller))), (Some(&(Left, caller)), RUNNING), "the third did not run");
+    let events = log.wait_for(2 + 2 * RUNNING);
+    assert_eq!((events.last(), log.count((Ends, caller))), (Some(&(Left, caller)), RUNNING), "the waiting call ran");
 }
 
 /// The last holder of a connection's calls reports its end, as no shard exists any more. Either the rings to the
@@ -136,7 +136,7 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
         assert_eq!(log.count((Stopped, busy)), 0, "calls of it run: {:?}", log.all());
         (0..RUNNING).for_each(|_| open.send(()).expect("it is there"));
         gone.join().expect("no panic");
-        let counts = [(Ends, busy), (Stopped, busy), (Stopped, idle)].map(|told| log.count(told));
+        let counts = [(Ends, busy), (Stopped, busy), (Stopped, idle)].map(|event| log.count(event));
         assert_eq!(counts, [1 + RUNNING, 1, 1], "{:?}", log.all());
         assert_eq!(log.all().last(), Some(&(Stopped, busy)));
     });
@@ -171,7 +171,7 @@ fn a_local_server_runs_the_peer_hook() {
         let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
         echo(&mut client, b"polled").expect("an echo");
     });
-    assert!(settles(|| {
+    assert!(wait_until(|| {
         while server.poll() {}
         log.all().len() == 2
     }));

@@ -7,8 +7,8 @@ use rpcrdma_tests::prelude::*;
 const CALL_HEADERS: usize = 28 + RPC_CALL;
 const REPLY_HEADERS: usize = 28 + RPC_REPLY;
 
-/// What a server sees of a call with so many bytes of arguments and expected results: its length, its type, and whether
-/// it has a Reply chunk.
+/// Makes a call with so many bytes of arguments and expected results. Returns the length of its message, its type, and
+/// whether it has a Reply chunk, as the server receives it.
 pub(super) fn seen(
     client: &mut LocalClient,
     calls: &Receiver<Message>,
@@ -72,7 +72,7 @@ fn assert_thresholds_of_calls(private_data: Vec<u8>, call: usize, reply_len: usi
 #[test]
 fn without_private_data_both_thresholds_are_1024() {
     let (world, address) = serving("no-private-data", version_1(8192));
-    let mut client = assert_longest_reply(RawPeer::connect_saying(&address, b""), 1024);
+    let mut client = assert_longest_reply(RawPeer::connect_with_private_data(&address, b""), 1024);
     // The server takes calls of this size and larger ones.
     for len in [1024, 8192] {
         assert_eq!(client.ask(STORE, Chunks::NONE, &vec![0; len - CALL_HEADERS]).htype(), HeaderType::Msg);
@@ -84,35 +84,35 @@ fn without_private_data_both_thresholds_are_1024() {
 #[test]
 fn private_data_sets_the_thresholds_of_each_direction() {
     let (world, address) = serving("thresholds-v1", version_1(8192));
-    let client = assert_longest_reply(RawPeer::connect_saying(&address, &said(2048, 3072, false)), 3072);
+    let client = assert_longest_reply(RawPeer::connect_with_private_data(&address, &said(2048, 3072, false)), 3072);
     let expected = PrivateData { remote_invalidation: true, send_size: 8192, receive_size: 8192 };
     assert_eq!(PrivateData::parse(&client.private_data), Some(expected));
     drop(client);
     // The server does not exceed its own send size.
-    assert_longest_reply(RawPeer::connect_saying(&address, &said(2048, 65536, false)), 8192);
+    assert_longest_reply(RawPeer::connect_with_private_data(&address, &said(2048, 65536, false)), 8192);
     drop(world);
     assert_thresholds_of_calls(said(3072, 2048, false), 2048, 3072);
     assert_thresholds_of_calls(said(65536, 65536, false), 8192, 8192);
 }
 
 #[test]
-fn private_data_of_others_is_as_none() {
+fn unknown_private_data_is_ignored() {
     let (world, address) = serving("others-data", version_1(8192));
     let good = said(8192, 8192, true);
     let newer = [&good[..4], &[2], &good[5..]].concat();
     let other = [&[good[0] ^ 1], &good[1..]].concat();
     for data in [vec![0xA5; 40], good[..7].to_vec(), newer, other] {
-        assert_longest_reply(RawPeer::connect_saying(&address, &data), 1024);
+        assert_longest_reply(RawPeer::connect_with_private_data(&address, &data), 1024);
     }
     // Foreign data may precede the private data.
     let behind = [&[7; 5][..], &said(2048, 2048, false), &[0; 9]].concat();
-    assert_longest_reply(RawPeer::connect_saying(&address, &behind), 2048);
+    assert_longest_reply(RawPeer::connect_with_private_data(&address, &behind), 2048);
     drop(world);
     assert_thresholds_of_calls(vec![0xF6; 30], 1024, 1024);
 }
 
 #[test]
-fn settings_may_change_with_a_reconnection() {
+fn thresholds_may_change_with_a_reconnection() {
     let (tell, told) = channel();
     let server = RawServer::listen("resettled", move |mut listener| {
         for private_data in [said(4096, 4096, true), Vec::new(), said(2048, 2048, false)] {
@@ -129,7 +129,7 @@ fn settings_may_change_with_a_reconnection() {
         let mut peer = listener.accept_in(CreditMode::V1);
         let call = peer.next_call();
         peer.reply(call.xid(), b"");
-        peer.idle();
+        peer.wait_until_over();
     });
     let mut client = server.client(reconnecting(version_1(4096), 1000).with(|c| c.connect.retransmit = true));
     for receive_size in [4096, 1024, 2048] {
@@ -188,7 +188,7 @@ fn invalidated(client: &mut RawPeer) -> Vec<(Vec<u32>, Option<u32>)> {
 #[test]
 fn version_1_invalidates_the_only_handle_of_the_call_that_it_answers() {
     let (world, address) = serving("invalidates-v1", version_1(4096));
-    let mut client = RawPeer::connect_saying(&address, &said(4096, 4096, true));
+    let mut client = RawPeer::connect_with_private_data(&address, &said(4096, 4096, true));
     for (handles, invalidated) in invalidated(&mut client) {
         // The only handle, or none.
         assert_eq!(invalidated, if let [only] = handles[..] { Some(only) } else { None }, "of {handles:x?}");
@@ -207,7 +207,7 @@ fn version_1_invalidates_the_only_handle_of_the_call_that_it_answers() {
             let empty = Lists::new().write([]).write([]);
             peer.reply_with(call.xid(), &empty, &reply_bytes(call.xid(), b""), Some(handles[which]));
         }
-        peer.idle();
+        peer.wait_until_over();
     });
     let mut client = server.client(version_1(4096));
     for _ in 0..4 {
@@ -229,7 +229,7 @@ fn version_1_invalidates_only_if_both_ends_agree() {
     for_each(cases, |(remote_invalidate, data)| {
         let config = version_1(4096).with(|c| c.debug.remote_invalidate = remote_invalidate);
         let (_world, address) = serving("both-say", config);
-        let mut client = RawPeer::connect_saying(&address, &data);
+        let mut client = RawPeer::connect_with_private_data(&address, &data);
         let own = PrivateData::parse(&client.private_data).expect("the server's private data");
         assert_eq!(own.remote_invalidation, remote_invalidate);
         for (handles, invalidated) in invalidated(&mut client) {

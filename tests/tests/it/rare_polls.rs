@@ -42,7 +42,7 @@ impl Ends {
 #[test]
 fn a_read_chunk_is_read() {
     // A device works between polls, for times that are not simulated.
-    if place::on_device() {
+    if test_fabric::on_device() {
         return;
     }
     let world = World::new("rare-reads");
@@ -55,7 +55,7 @@ fn a_read_chunk_is_read() {
 
 #[test]
 fn a_time_out_is_reported_by_the_second_poll_at_the_latest() {
-    if place::on_device() {
+    if test_fabric::on_device() {
         return;
     }
     let world = World::new("rare-time-out");
@@ -74,7 +74,7 @@ fn a_time_out_is_reported_by_the_second_poll_at_the_latest() {
 
 #[test]
 fn a_lost_connection_is_noticed() {
-    if place::on_device() {
+    if test_fabric::on_device() {
         return;
     }
     let world = World::new("rare-loss");

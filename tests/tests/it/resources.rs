@@ -19,13 +19,13 @@ fn services() -> Services {
     services
 }
 
-fn with(scheme: CreditMode, revision: Revision) -> Config {
-    in_mode(scheme).with(|c| c.debug.revision = revision)
+fn with(mode: CreditMode, revision: Revision) -> Config {
+    in_mode(mode).with(|c| c.debug.revision = revision)
 }
 
 #[test]
 fn too_short_a_write_chunk_gets_write_resource_with_index_and_length() {
-    with_raw_of("short-chunk", SCHEMES, &services(), |client| {
+    with_raw_of("short-chunk", CREDIT_MODES, &services(), |client| {
         let (room, untouched) = client.room(6000);
         // First the second chunk is short. Then both are, and the error names the first.
         for (lens, chunk_index, length_needed) in [([8, 4999], 2, NEEDED as u32), ([7, 10], 1, 8)] {
@@ -53,14 +53,14 @@ fn two(client: &mut LocalClient, room: [usize; 2]) -> Result<(), CallError> {
 
 #[test]
 fn write_resource_makes_the_client_retransmit_with_more_room() {
-    for_each(SCHEMES, |scheme| {
-        let (_world, mut client) = World::pair_with("more-room", scheme, services(), scheme);
+    for_each(CREDIT_MODES, |mode| {
+        let (_world, mut client) = World::pair_with("more-room", mode, services(), mode);
         assert_eq!(two(&mut client, [8, NEEDED]), Ok(()));
         assert_eq!(client.stats().calls_retransmitted, 0);
         for_each([([8, 100], 1), ([4, NEEDED], 1), ([1, 1], 2)], |(room, attempts)| {
             let before = client.stats().calls_retransmitted;
             let result = two(&mut client, room);
-            if scheme == CreditMode::V1 {
+            if mode == CreditMode::V1 {
                 // Version 1 has one error for all cases, without the needed length.
                 assert!(matches!(result, Err(CallError::Transport(_))), "{result:?}");
             } else {
@@ -80,9 +80,9 @@ fn too_short_a_reply_chunk_gets_reply_resource_with_the_length() {
         (CreditMode::V2Incremental, Revision::Cel09),
         (CreditMode::V1, Revision::Ietf00),
     ];
-    for_each(modes, |(scheme, revision)| {
-        let (_world, address) = World::serving("short-reply-chunk", with(scheme, revision), services());
-        let mut client = RawPeer::connect_with(&address, scheme, revision);
+    for_each(modes, |(mode, revision)| {
+        let (_world, address) = World::serving("short-reply-chunk", with(mode, revision), services());
+        let mut client = RawPeer::connect_with(&address, mode, revision);
         let (room, memory) = client.room(6023);
         for lists in [Lists::new().reply([room]), Lists::new().reply([]), Lists::new()] {
             client.call(REPLY, &lists, &be(&[6000]));
@@ -95,8 +95,8 @@ fn too_short_a_reply_chunk_gets_reply_resource_with_the_length() {
 
 #[test]
 fn reply_resource_makes_the_client_retransmit_with_more_room() {
-    for_each(SCHEMES_2, |scheme| {
-        let config = with(scheme, Revision::Cel09);
+    for_each(V2_CREDIT_MODES, |mode| {
+        let config = with(mode, Revision::Cel09);
         let (_world, mut client) = World::pair_with("more-reply-room", config.clone(), services(), config);
         // The last call declares no reply length.
         for (expected, again) in [(Some(10_000), 0), (Some(4500), 1), (None, 1)] {
@@ -128,7 +128,7 @@ fn fetched(peer: &mut RawPeer, call: &Message) -> Vec<u8> {
     call.reads().flat_map(|read| peer.fetch(read.target).expect("it is offered")).collect()
 }
 
-/// What a server sees of a call: its type, its Read and its Write chunks, and the bytes of its Reply chunk.
+/// Form of a call at the server: type, number of Read chunks and of Write chunks, and bytes of the Reply chunk.
 type Form = (HeaderType, usize, usize, Option<u64>);
 /// Attempts of a call, with the errors that answer them; an attempt without an error is answered.
 type Attempts = &'static [(Form, Option<ErrorBody>)];
@@ -182,7 +182,7 @@ fn resource_errors_make_the_client_retransmit_in_another_form_or_end_the_call() 
             ],
         ),
     ];
-    for_each(pairs(SCHEMES_2, CASES), |(scheme, (_, make, calls))| {
+    for_each(pairs(V2_CREDIT_MODES, CASES), |(mode, (_, make, calls))| {
         let server = RawServer::start("attempts", move |peer| {
             for_each(calls, |attempts| {
                 let mut xids = Vec::new();
@@ -204,7 +204,7 @@ fn resource_errors_make_the_client_retransmit_in_another_form_or_end_the_call() 
                 assert!(xids.iter().all(|xid| *xid == xids[0]), "each attempt is the same call");
             });
         });
-        let mut client = server.client(in_mode(scheme).with(|c| c.debug.continue_up_to = 0));
+        let mut client = server.client(in_mode(mode).with(|c| c.debug.continue_up_to = 0));
         for attempts in calls {
             let call = make(&mut client);
             let end =
@@ -212,7 +212,7 @@ fn resource_errors_make_the_client_retransmit_in_another_form_or_end_the_call() 
             assert_eq!(client.outcome(call), end);
             assert_eq!(client.stats().exposed_buffers, 0);
         }
-        goes_on(&mut client, 1);
+        assert_answered(&mut client, 1);
     });
 }
 
@@ -228,17 +228,17 @@ fn reply_room_is_remembered_across_a_reconnect() {
         let call = peer.next_call();
         assert_eq!((call.xid(), call.reply_chunk().map(|chunk| chunk.total_length())), (xid, Some(9000)));
         peer.reply(xid, b"fine");
-        peer.idle();
+        peer.wait_until_over();
     });
     let mut client = server.client(reconnecting(small(), 1000).with(|c| c.connect.retransmit = true));
-    goes_on(&mut client, 1);
+    assert_answered(&mut client, 1);
 }
 
 #[test]
 fn read_chunks_error_makes_the_client_send_a_long_call() {
-    // Also where the whole call would be continued.
+    // The second value of `continue_up_to` would allow to continue the whole call.
     let cases = pairs([(CreditMode::V2Windowed, 0), (CreditMode::V2Incremental, 1)], [0, 60 << 10]);
-    for_each(cases, |((scheme, max), continue_up_to)| {
+    for_each(cases, |((mode, max), continue_up_to)| {
         let server = RawServer::start("whole", move |peer| {
             let call = peer.next_call();
             assert_eq!(call.reads().count(), 2);
@@ -251,7 +251,7 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
             assert!(fetched(peer, &again) == expected);
             peer.reply(call.xid(), b"");
         });
-        let mut client = server.client(in_mode(scheme).with(|c| c.debug.continue_up_to = continue_up_to));
+        let mut client = server.client(in_mode(mode).with(|c| c.debug.continue_up_to = continue_up_to));
         let mut call = client.prepared(STORE, &be(&[5001, 7, 0xAAAA]));
         for (at, len) in [(4, 5001), (4 + 5004 + 4, 7)] {
             call = call.read_chunk(at, client.pattern_buf(len as u32, len));
@@ -263,7 +263,7 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
 
 /// The server did not run the call, and this side lacks a buffer for the call, not for its reply.
 #[test]
-fn a_call_without_a_buffer_for_its_long_form_says_so() {
+fn the_error_of_a_call_without_a_buffer_for_its_long_form_names_the_limit() {
     let server = RawServer::start("no-whole", |peer| {
         let xid = peer.next_call().xid();
         peer.refuse(xid, ErrorBody::ReadChunks { max: 0 });
@@ -277,6 +277,6 @@ fn a_call_without_a_buffer_for_its_long_form_says_so() {
     assert!(matches!(error, CallError::TooLong { needed: 80_048.., limit: 65_536, .. }), "{error}");
     assert_eq!(error.sent(), rpcrdma::Sent::No);
     assert!(error.to_string().starts_with("message or chunk of "), "{error}");
-    goes_on(&mut client, 1);
+    assert_answered(&mut client, 1);
     assert_eq!(client.stats().exposed_buffers, 0);
 }

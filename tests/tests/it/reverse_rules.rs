@@ -14,12 +14,12 @@ struct Called {
 }
 
 impl Called {
-    fn new(name: &'static str, scheme: CreditMode) -> Self {
-        Self::by(name, in_mode(scheme), |address| RawPeer::connect_in(address, scheme))
+    fn new(name: &'static str, mode: CreditMode) -> Self {
+        Self::by(name, in_mode(mode), |address| RawPeer::connect_in(address, mode))
     }
 
     fn by(name: &'static str, server: Config, connect: impl FnOnce(&Address) -> RawPeer) -> Self {
-        let (services, told) = telling_services();
+        let (services, told) = services_with_hello();
         let (world, address) = World::serving(name, server, services);
         let mut raw = connect(&address);
         let reverse = allowed(&mut raw, &told, &world);
@@ -55,8 +55,8 @@ fn ends(mut pending: Pending, expected: Outcome) {
 
 /// Runs the script of a raw server against a client with services.
 fn against_client(name: &'static str, config: Config, script: impl FnOnce(&mut RawPeer) + Send + 'static) {
-    let scheme = config.wire.credit_mode;
-    let mut server = RawServer::start_in(scheme, name, script);
+    let mode = config.wire.credit_mode;
+    let mut server = RawServer::start_in(mode, name, script);
     let _client = Client::connect(server.address(), serving_client(config)).expect("a connection");
     server.join();
 }
@@ -73,8 +73,8 @@ fn serves(peer: &mut RawPeer, args: &[u8]) {
 
 #[test]
 fn reverse_messages_have_version_xid_and_type_of_their_own() {
-    for_each(SCHEMES, |scheme| {
-        let mut called = Called::new("reverse-call", scheme);
+    for_each(CREDIT_MODES, |mode| {
+        let mut called = Called::new("reverse-call", mode);
         let pending = called.start();
         let call = called.raw.answer();
         assert_eq!((call.version(), call.htype()), (called.raw.version, HeaderType::Msg));
@@ -82,12 +82,12 @@ fn reverse_messages_have_version_xid_and_type_of_their_own() {
         assert_eq!(call.payload(), call_bytes(call.xid(), PROGRAM, VERSION, ECHO, b"four"));
         called.answer(call.xid(), pending, b"good");
         drop(called);
-        against_client("reverse-reply", in_mode(scheme), move |peer| {
+        against_client("reverse-reply", in_mode(mode), move |peer| {
             for xid in [XID, 5, u32::MAX] {
                 peer.call_as(xid, ECHO, Chunks::NONE, b"four");
                 let answer = peer.next_call();
                 assert_eq!((answer.version(), answer.xid()), (peer.version, xid));
-                assert_eq!(answer.flags().contains(Flags::RESPONSE), scheme != CreditMode::V1);
+                assert_eq!(answer.flags().contains(Flags::RESPONSE), mode != CreditMode::V1);
                 assert_eq!(answer.payload(), reply_bytes(xid, b"four"));
             }
         });
@@ -95,9 +95,9 @@ fn reverse_messages_have_version_xid_and_type_of_their_own() {
 }
 
 #[test]
-fn both_directions_use_one_xid_at_once() {
-    for_each(SCHEMES, |scheme| {
-        let mut called = Called::new("one-xid", scheme);
+fn both_directions_may_use_the_same_xid_at_once() {
+    for_each(CREDIT_MODES, |mode| {
+        let mut called = Called::new("one-xid", mode);
         for _ in 0..5 {
             let pending = called.start();
             let xid = called.next_call();
@@ -113,15 +113,15 @@ fn both_directions_use_one_xid_at_once() {
 /// In version 2 a flag alone selects the owner of an XID.
 #[test]
 fn the_response_flag_selects_the_xid_space() {
-    for_each(SCHEMES_2, |scheme| {
-        let mut called = Called::new("whose", scheme);
+    for_each(V2_CREDIT_MODES, |mode| {
+        let mut called = Called::new("whose", mode);
         let pending = called.start();
         let xid = called.next_call();
         // A reply under the XID without the flag does not answer the server's call. Nor does a reply with the flag and
         // another XID.
         called.raw.part(xid, Flags::NONE, &reply_bytes(xid, b"nobody's"));
         called.raw.part(!xid, Flags::RESPONSE, &reply_bytes(!xid, b"nobody's"));
-        // An answer of the server has the flag, also an error: the XID is the client's.
+        // Each answer of the server has the flag, also an error, because the XID is the client's.
         let answer = called.raw.ask(STORE, &Lists::new().read(2, [segment(8)]), &[0; 4]);
         assert_eq!(answer.error(), (XID, ErrorBody::BadXdr));
         assert!(answer.flags().contains(Flags::RESPONSE));
@@ -138,7 +138,7 @@ fn called_v1(name: &'static str, reverse_credits: u32) -> Called {
 }
 
 #[test]
-fn version_1_counts_the_directions_apart() {
+fn version_1_counts_credits_per_direction() {
     let mut called = called_v1("apart", 2);
     let pending = [called.start(), called.start()];
     // One credit exists before the first reply. Credits in calls of the other direction apply to that direction.
@@ -156,7 +156,7 @@ fn version_1_counts_the_directions_apart() {
 }
 
 #[test]
-fn version_1_ignores_credits_of_no_known_direction() {
+fn version_1_ignores_credits_of_messages_without_a_direction() {
     let mut called = called_v1("no-direction", 8);
     let [one, two, three] = [0; 3].map(|_| called.start());
     let first = called.next_call();
@@ -179,10 +179,10 @@ fn version_1_ignores_credits_of_no_known_direction() {
 }
 
 #[test]
-fn reverse_calls_keep_to_the_thresholds_of_the_connection() {
+fn reverse_calls_obey_the_thresholds_of_the_connection() {
     // The client's receive size limits a server's calls, as it limits its replies.
     let mut called = Called::by("reverse-terms", in_mode(CreditMode::V1), |address| {
-        RawPeer::connect_saying(address, &said(2048, 2048, false))
+        RawPeer::connect_with_private_data(address, &said(2048, 2048, false))
     });
     let longest = 2048 - 28 - ARGS_AT as usize;
     let pending = called.reverse.begin(ECHO, &vec![0; longest]);
@@ -208,9 +208,9 @@ fn reverse_calls_keep_to_the_thresholds_of_the_connection() {
 }
 
 #[test]
-fn chunks_in_a_reverse_call_get_err_chunk_where_there_are_none() {
-    for_each(pairs(SCHEMES, [ReverseSupport::Inline, ReverseSupport::General]), |(scheme, reverse)| {
-        against_client("reverse-chunks", in_mode(scheme).with(|c| c.debug.reverse = reverse), move |peer| {
+fn chunks_in_a_reverse_call_are_refused_where_unsupported() {
+    for_each(pairs(CREDIT_MODES, [ReverseSupport::Inline, ReverseSupport::General]), |(mode, reverse)| {
+        against_client("reverse-chunks", in_mode(mode).with(|c| c.debug.reverse = reverse), move |peer| {
             for _ in 0..3 {
                 let (read, _memory) = peer.source(0, 64);
                 peer.call(STORE, &Lists::new().read(ARGS_AT + 4, [read]), &be(&[0]));
@@ -269,9 +269,9 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
 
 /// If the client takes no chunks, the error names the kind that was offered.
 #[test]
-fn read_chunks_is_no_answer_where_none_was_offered() {
-    for_each(SCHEMES_2, |scheme| {
-        let config = in_mode(scheme).with(|c| c.debug.reverse = ReverseSupport::Inline);
+fn the_error_for_chunks_of_a_reverse_call_names_the_offered_kind() {
+    for_each(V2_CREDIT_MODES, |mode| {
+        let config = in_mode(mode).with(|c| c.debug.reverse = ReverseSupport::Inline);
         against_client("none-offered", config, |peer| {
             let none = ErrorBody::ReplyResource { length_needed: 0 };
             let write = Lists::new().write([segment(64)]);
@@ -288,8 +288,8 @@ fn read_chunks_is_no_answer_where_none_was_offered() {
 
 #[test]
 fn a_client_invalidates_handles_of_a_reverse_call() {
-    for_each(SCHEMES_2, |scheme| {
-        against_client("reverse-invalidates", in_mode(scheme), |peer| {
+    for_each(V2_CREDIT_MODES, |mode| {
+        against_client("reverse-invalidates", in_mode(mode), |peer| {
             for offer in [true, false, true] {
                 let (write, memory) = peer.room(64);
                 let lists = Lists::new().offer(if offer { write.handle } else { 0 }).write([write]);
@@ -304,11 +304,11 @@ fn a_client_invalidates_handles_of_a_reverse_call() {
 #[test]
 fn no_reverse_call_before_the_upper_layer_allows_it() {
     // The application allows reverse calls per connection. Until then the client receives nothing but replies.
-    for_each(SCHEMES, |scheme| {
-        let (services, told) = telling_services();
-        let shard = in_mode(scheme).with(|c| c.timeouts.keep_alive = Duration::from_millis(1));
+    for_each(CREDIT_MODES, |mode| {
+        let (services, told) = services_with_hello();
+        let shard = in_mode(mode).with(|c| c.timeouts.keep_alive = Duration::from_millis(1));
         let (world, address) = World::serving("not-yet-ready", shard, services);
-        let connect = || RawPeer::connect_in(&address, scheme);
+        let connect = || RawPeer::connect_in(&address, mode);
         let pings = |client: &mut RawPeer| (0..50).for_each(|_| client.ping());
         let (mut ready, mut other) = (connect(), connect());
         [&mut ready, &mut other].into_iter().for_each(pings);
@@ -324,17 +324,17 @@ fn no_reverse_call_before_the_upper_layer_allows_it() {
 }
 
 #[test]
-fn a_client_that_serves_keeps_its_connection_up() {
-    for_each(SCHEMES, |scheme| {
+fn a_client_with_services_reconnects_without_calls_of_its_own() {
+    for_each(CREDIT_MODES, |mode| {
         let mut server = RawServer::listen("kept-up", move |mut listener| {
             for leaves in [false, true, false] {
                 // The client has no calls of its own: it reconnects so that servers can call it.
-                let mut peer = listener.accept_in(scheme);
+                let mut peer = listener.accept_in(mode);
                 serves(&mut peer, b"there?");
-                if leaves { peer.leave() } else { peer.vanish() }
+                if leaves { peer.disconnect() } else { peer.vanish() }
             }
         });
-        let config = reconnecting(serving_client(in_mode(scheme)), 10_000);
+        let config = reconnecting(serving_client(in_mode(mode)), 10_000);
         let _client = Client::connect(server.address(), config).expect("a connection");
         server.join();
     });
@@ -342,18 +342,18 @@ fn a_client_that_serves_keeps_its_connection_up() {
 
 #[test]
 fn a_reverse_call_can_be_retried_after_a_reconnect() {
-    for_each(SCHEMES, |scheme| {
-        let mut called = Called::new("come-back", scheme);
+    for_each(CREDIT_MODES, |mode| {
+        let mut called = Called::new("come-back", mode);
         let pending = called.start();
         called.next_call();
         let Called { raw, mut reverse, told, world, address } = called;
         raw.vanish();
         // The call ends, and its error reports that it may have run.
         ends(pending, Err(CallError::ConnectionLost { sent: true }));
-        assert!(reverse.call(ClientCall::new(ECHO)).is_err(), "nothing leads there");
+        assert!(reverse.call(ClientCall::new(ECHO)).is_err(), "the connection has ended");
         drop(reverse);
         // The client reconnects. Its new connection needs its own permission.
-        let mut raw = RawPeer::connect_in(&address, scheme);
+        let mut raw = RawPeer::connect_in(&address, mode);
         (0..50).for_each(|_| raw.ping());
         let reverse = allowed(&mut raw, &told, &world);
         let mut called = Called { raw, reverse, told, world, address };
@@ -365,8 +365,8 @@ fn a_reverse_call_can_be_retried_after_a_reconnect() {
 
 #[test]
 fn reverse_calls_of_the_older_revision() {
-    for_each(SCHEMES_2, |scheme| {
-        let config = in_mode(scheme).with(|c| c.debug.revision = Revision::Cel09);
+    for_each(V2_CREDIT_MODES, |mode| {
+        let config = in_mode(mode).with(|c| c.debug.revision = Revision::Cel09);
         let (_world, mut forward, mut reverse) = both_ways("older", config.clone(), config);
         for n in 0..50 {
             for client in [&mut forward, &mut reverse] {
@@ -380,10 +380,10 @@ fn reverse_calls_of_the_older_revision() {
 
 /// A client with services is the responder of its server's calls.
 #[test]
-fn a_client_answers_its_servers_defects_as_a_server_does() {
-    for_each(SCHEMES, |scheme| {
-        let mut server = RawServer::start_in(scheme, "reverse-defects", move |peer| {
-            if scheme == CreditMode::V1 {
+fn a_client_answers_defective_reverse_calls_as_a_server_does() {
+    for_each(CREDIT_MODES, |mode| {
+        let mut server = RawServer::start_in(mode, "reverse-defects", move |peer| {
+            if mode == CreditMode::V1 {
                 // A client of version 1 speaks first.
                 let xid = peer.next_call().xid();
                 peer.reply(xid, b"");
@@ -393,7 +393,7 @@ fn a_client_answers_its_servers_defects_as_a_server_does() {
             let plain =
                 |peer: &RawPeer, payload: &[u8]| peer.message(XID, Flags::NONE, Body::Msg(Chunks::NONE), payload);
             let mut defects = vec![(plain(peer, &call), ErrorBody::BadXdr)];
-            if scheme != CreditMode::V1 {
+            if mode != CreditMode::V1 {
                 defects.push((plain(peer, &[0; 3]), ErrorBody::BadXdr));
                 let mut operation = peer.message(XID, Flags::NONE, Body::Optional { opttype: 1, optinfo: &[] }, b"");
                 operation.truncate(operation.len() - 4);
@@ -410,8 +410,8 @@ fn a_client_answers_its_servers_defects_as_a_server_does() {
             let answer = peer.answer();
             assert_eq!((answer.payload(), answer.invalidated), (&reply_bytes(XID, b"four")[..], None));
         });
-        let mut client = Client::connect(server.address(), serving_client(in_mode(scheme))).expect("a connection");
-        if scheme == CreditMode::V1 {
+        let mut client = Client::connect(server.address(), serving_client(in_mode(mode))).expect("a connection");
+        if mode == CreditMode::V1 {
             client.run(ECHO, b"four").expect("a reply");
         }
         server.join();
@@ -427,14 +427,14 @@ fn a_client_with_services_has_reverse_credits() {
         Client::connect(&world.address(), config()).expect_err("refused"),
         LocalClient::connect(&world.address(), config()).expect_err("refused"),
     ] {
-        assert!(refused.to_string().contains("reverse_credits is 0"), "{refused}");
+        assert!(refused.to_string().contains("invalid debug.reverse_credits `0`"), "{refused}");
     }
 }
 
 #[test]
 fn both_directions_at_once_in_each_version() {
-    for_each(SCHEMES, |scheme| {
-        let (_world, mut forward, mut reverse) = both_ways("both-ways", in_mode(scheme), in_mode(scheme));
+    for_each(CREDIT_MODES, |mode| {
+        let (_world, mut forward, mut reverse) = both_ways("both-ways", in_mode(mode), in_mode(mode));
         let echoes = |client: &mut Client, numbers: &mut dyn Iterator<Item = u32>| {
             numbers.for_each(|n| assert_eq!(client.run(ECHO, &be(&[n])), Ok(be(&[n]))));
         };
@@ -448,7 +448,7 @@ fn both_directions_at_once_in_each_version() {
 }
 
 #[test]
-fn reverse_calls_keep_to_the_level_of_the_client() {
+fn reverse_calls_obey_the_support_level_of_the_client() {
     let levels = [
         (ReverseSupport::None, Err(CallError::NoReverse), Err(CallError::NoReverse)),
         (ReverseSupport::Inline, Ok(()), Err(Defect::NoChunks.into())),
@@ -462,7 +462,7 @@ fn reverse_calls_keep_to_the_level_of_the_client() {
         assert_eq!(outcome_of(reverse.call(call)).map(drop), chunks);
     });
     // A client without services is not called.
-    let (services, told) = telling_services();
+    let (services, told) = services_with_hello();
     let (world, address) = World::serving("reverse-none", small_server(), services);
     let mut forward = Client::connect(&address, small_client(small())).unwrap();
     let mut reverse = call_back(&world, &mut forward, &told);
@@ -472,9 +472,9 @@ fn reverse_calls_keep_to_the_level_of_the_client() {
 
 /// A handler that blocks for a reverse call would wait for its own shard.
 #[test]
-fn a_handler_does_not_block_its_own_shard() {
+fn a_handler_may_not_block_on_its_own_shard() {
     const BACK: u32 = 101;
-    let (mut services, told) = telling_services();
+    let (mut services, told) = services_with_hello();
     let reverse: Arc<Mutex<Option<Client>>> = Arc::default();
     let held = Arc::clone(&reverse);
     let back = Procedure::new(move |call| {
@@ -504,20 +504,20 @@ fn a_handler_does_not_block_its_own_shard() {
     assert_eq!(reverse.run(ECHO, b"four"), Ok(b"four".to_vec()));
 }
 
-/// Otherwise a restart would fail the calls whose handlers call back.
+/// A restart would otherwise fail the calls whose handlers call back.
 #[test]
 fn a_draining_server_calls_back_while_it_serves_calls() {
-    for_each(SCHEMES, |scheme| {
-        let ((mut services, told), held) = (telling_services(), Held::default());
+    for_each(CREDIT_MODES, |mode| {
+        let ((mut services, told), held) = (services_with_hello(), HeldCalls::default());
         services.add(PROGRAM, VERSION, HELD, held.procedure());
-        let (mut world, address) = World::serving("reverse-drain", scheme, services);
-        let mut forward = Client::connect(&address, serving_client(in_mode(scheme))).expect("a connection");
+        let (mut world, address) = World::serving("reverse-drain", mode, services);
+        let mut forward = Client::connect(&address, serving_client(in_mode(mode))).expect("a connection");
         let mut reverse = call_back(&world, &mut forward, &told);
         let mut pending = forward.begin(HELD, b"");
         let call = held.next_call();
         let draining = world.drain(Duration::from_secs(20));
         // A draining server refuses connections.
-        assert!(settles(|| LocalClient::connect(&address, scheme.of_client()).is_err()));
+        assert!(wait_until(|| LocalClient::connect(&address, mode.of_client()).is_err()));
         assert_eq!(reverse.run(ECHO, b"four"), Ok(b"four".to_vec()));
         call.answer(Ok(()));
         pending.join().expect("a reply");
@@ -537,13 +537,13 @@ fn reverse_calls_end_with_the_connection() {
 }
 
 #[test]
-fn a_late_callback_gets_an_error() {
-    let (services, told) = telling_services();
+fn a_callback_after_the_disconnect_gets_an_error() {
+    let (services, told) = services_with_hello();
     let (world, address) = World::serving("reverse-late", small_server(), services);
     let mut forward = Client::connect(&address, serving_client(small())).unwrap();
     forward.call(ClientCall::new(HELLO)).unwrap();
     drop(forward);
-    assert!(settles(|| world.stats().connections == 0));
+    assert!(wait_until(|| world.stats().connections == 0));
     let mut reverse = called_back(&world, &told);
     assert_eq!(reverse.run(ECHO, b"four"), Err(CallError::Closed));
     assert_eq!(reverse.close_reason().map(CloseReason::kind), Some(CloseReasonKind::Unknown));

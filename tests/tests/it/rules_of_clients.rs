@@ -5,9 +5,9 @@ use rpcrdma_tests::prelude::*;
 
 #[test]
 fn calls_offer_items_without_padding_at_their_positions() {
-    for_each(SCHEMES, |scheme| {
-        let (server, says) = RawServer::recording("calls", move |mut listener| listener.accept_in(scheme));
-        let mut client = server.client(scheme);
+    for_each(CREDIT_MODES, |mode| {
+        let (server, says) = RawServer::recording("calls", move |mut listener| listener.accept_in(mode));
+        let mut client = server.client(mode);
         // Arguments: a word, 501 bytes and their padding, a word, 7 bytes.
         let mut call = client.chunked(MIRROR, &be(&[501, 7]), &[], &[503, 1]);
         for (at, len) in [(4, 501), (4 + 504 + 4, 7)] {
@@ -15,7 +15,7 @@ fn calls_offer_items_without_padding_at_their_positions() {
         }
         client.call(call).expect("a reply");
         let call = says.recv().expect("the server speaks");
-        let (flags, version) = match scheme {
+        let (flags, version) = match mode {
             CreditMode::V2Windowed => (Flags::RECEIVED, Version::V2),
             CreditMode::V2Incremental => (Flags::NONE, Version::V2),
             CreditMode::V1 => (Flags::NONE, Version::V1),
@@ -34,7 +34,7 @@ fn calls_offer_items_without_padding_at_their_positions() {
         assert_eq!(lens, [[503], [1]]);
         let handles: Vec<_> =
             reads.iter().map(|read| read.target).chain(writes.concat()).map(|segment| segment.handle).collect();
-        match scheme {
+        match mode {
             CreditMode::V1 => assert_eq!(call.inv_handle(), 0),
             _ => assert!(handles.contains(&call.inv_handle()), "{:#x} of {handles:x?}", call.inv_handle()),
         }
@@ -66,7 +66,7 @@ fn clients_do_not_answer_unusable_messages() {
             &[stranger, 1, 9, 4, 1, 1],
             &[stranger, 1, 9, 4, 2],
             &[stranger, 1, 9, 0, 1, 0],
-            // Undecodable errors belong to no call, either: unknown codes, whatever follows them.
+            // Errors with unknown codes belong to no call either, whatever follows the code.
             &[xid, 1, 9, 4, 77],
             &[xid, 1, 9, 4, 77, 0, 0],
             &[xid, 1, 9, 4, 0, 1, 1],
@@ -86,9 +86,9 @@ fn clients_do_not_answer_unusable_messages() {
         }
     });
     let mut client = server.client(CreditMode::V1);
-    goes_on(&mut client, 1);
-    (0..2).for_each(|_| assert!(matches!(plain(&mut client), Err(CallError::MalformedReply(_)))));
-    goes_on(&mut client, 5);
+    assert_answered(&mut client, 1);
+    (0..2).for_each(|_| assert!(matches!(inline_call(&mut client), Err(CallError::MalformedReply(_)))));
+    assert_answered(&mut client, 5);
 }
 
 /// Covers properties in one message and in parts. The server gets an error, and the client continues at once without
@@ -103,7 +103,7 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
         ("a boolean of 2", &[2, 1, 2, 4, 8192, 1, 0xFFFF_FF02, 4, 2], 100),
         ("a number of three bytes, in parts", &[2, 2, 4, 8192, 1, 3, 0], 12),
     ];
-    for_each(pairs(SCHEMES_2, cases), |(scheme, (_, words, len))| {
+    for_each(pairs(V2_CREDIT_MODES, cases), |(mode, (_, words, len))| {
         let server = RawServer::start_silently("bad-properties", move |peer| {
             assert_eq!(peer.receive().expect("the client's properties").htype(), HeaderType::Connprop);
             let body = be(words);
@@ -125,10 +125,10 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
             assert_eq!((errors, calls), (vec![(XID, ErrorBody::BadXdr)], 2));
         });
         // No time-out ends the negotiation within the test.
-        let config = scheme.of_client().with(|c| {
+        let config = mode.of_client().with(|c| {
             (c.shard.wire.version_1, c.connect.negotiation) = (false, Duration::from_secs(600));
         });
-        goes_on(&mut server.client(config), 2);
+        assert_answered(&mut server.client(config), 2);
     });
 }
 
@@ -151,10 +151,10 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
         (&[4097, 0, 0], None),
         (&[4096, 4096, 1808, 1], None),
     ];
-    for_each(SCHEMES_2, |scheme| {
+    for_each(V2_CREDIT_MODES, |mode| {
         let server = RawServer::start_silently("gaps", |peer| {
             peer.offers = Properties { segment_size: 4096, ..peer.offers };
-            peer.welcome();
+            peer.answer_properties();
             for (reply_chunk, (lengths, _)) in [false, true].into_iter().flat_map(|n| CASES.map(|case| (n, case))) {
                 let call = peer.next_call();
                 let (xid, room) = (call.xid(), call.reply_chunk());
@@ -166,13 +166,13 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
                 let used: Vec<Segment> = used.collect();
                 if reply_chunk {
                     peer.write(&reply_bytes(xid, b""), remote(of(0)));
-                    peer.say(xid, Flags::RESPONSE, Body::Nomsg(Lists::new().reply(used).chunks()), b"");
+                    peer.send_body(xid, Flags::RESPONSE, Body::Nomsg(Lists::new().reply(used).chunks()), b"");
                 } else {
                     peer.reply_with(xid, &Lists::new().write(used), &reply_bytes(xid, b""), None);
                 }
             }
         });
-        let mut client = server.client(in_mode(scheme).with(|c| c.debug.continue_up_to = 0));
+        let mut client = server.client(in_mode(mode).with(|c| c.debug.continue_up_to = 0));
         let malformed = |error| matches!(error, CallError::MalformedReply(_));
         for_each(CASES, |(_, expected)| {
             let call = client.chunked(MIRROR, b"", &[], &[10_000]);

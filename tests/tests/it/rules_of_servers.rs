@@ -5,7 +5,7 @@ use rpcrdma_tests::prelude::*;
 
 #[test]
 fn replies_repeat_xid_and_version_and_have_no_read_list() {
-    with_raw("replies", SCHEMES, |client| {
+    with_raw("replies", CREDIT_MODES, |client| {
         let ((from, _from), (to, _to)) = (client.source(0, 64), client.room(64));
         let (read, write) = (Lists::new().read(ARGS_AT + 4, [from]), Lists::new().write([to]));
         let both = read.clone().write([to]);
@@ -21,7 +21,7 @@ fn replies_repeat_xid_and_version_and_have_no_read_list() {
             let _row = row(procedure);
             let answer = client.ask(procedure, chunks, args);
             assert_eq!((answer.xid(), answer.version()), (XID, client.version));
-            let (flags, granted) = match client.scheme() {
+            let (flags, granted) = match client.credit_mode() {
                 CreditMode::V2Windowed => (Flags::RESPONSE.with(Flags::RECEIVED), answer.credit()),
                 CreditMode::V2Incremental => (Flags::RESPONSE, answer.credit() >> 16),
                 CreditMode::V1 => (Flags::NONE, answer.credit()),
@@ -36,7 +36,7 @@ fn replies_repeat_xid_and_version_and_have_no_read_list() {
 /// RFC 5531 §9.
 #[test]
 fn another_version_of_rpc_is_answered_with_the_range() {
-    with_raw("rpcvers", SCHEMES, |client| {
+    with_raw("rpcvers", CREDIT_MODES, |client| {
         for_each([0, 1, 3, u32::MAX], |rpcvers| {
             client.msg(XID, Chunks::NONE, &with_word(&call_bytes(XID, PROGRAM, VERSION, ECHO, b""), 8, rpcvers));
             // REPLY, MSG_DENIED, RPC_MISMATCH, from 2 to 2.
@@ -46,8 +46,8 @@ fn another_version_of_rpc_is_answered_with_the_range() {
 }
 
 #[test]
-fn write_chunks_come_back_with_their_segments_and_true_lengths() {
-    with_raw("written", SCHEMES, |client| {
+fn write_chunks_are_returned_with_their_segments_and_true_lengths() {
+    with_raw("written", CREDIT_MODES, |client| {
         let ((all, memory), (other, untouched)) = (client.room(1000), client.room(100));
         let segments = all.cut(&[300, 400, 300]);
         // 501 bytes, which XDR would pad to 504, and none.
@@ -66,7 +66,7 @@ fn write_chunks_come_back_with_their_segments_and_true_lengths() {
 fn read_chunks_beyond_those_of_the_procedure_are_refused_with_their_number() {
     const TWO: u32 = 20;
     let services = standard_and([(TWO, Procedure::new(|_| Ok(())).read_chunks(2, 64).uncounted())]);
-    with_raw_of("read-chunks", SCHEMES_2, &services, |client| {
+    with_raw_of("read-chunks", V2_CREDIT_MODES, &services, |client| {
         let (target, _memory) = client.expose(&[0; 64], Access::REMOTE_READ);
         let list = [0, 64, 128].map(|at| ReadSegment { position: ARGS_AT + at, target });
         for (procedure, max) in [(TWO, 2), (ECHO, 0)] {
@@ -79,7 +79,7 @@ fn read_chunks_beyond_those_of_the_procedure_are_refused_with_their_number() {
 
 #[test]
 fn pure_grants_have_xid_0_no_chunks_and_no_flag() {
-    with_raw("grants", SCHEMES_2, |client| {
+    with_raw("grants", V2_CREDIT_MODES, |client| {
         // Each message consumes a Receive and gets no answer. A grant is due after half the credits.
         for _ in 0..small().limits.credits - 1 {
             client.part(XID, Flags::RESPONSE, &reply_bytes(XID, b""));
@@ -93,7 +93,7 @@ fn pure_grants_have_xid_0_no_chunks_and_no_flag() {
 
 #[test]
 fn an_operation_that_is_not_supported_gets_inval_htype() {
-    with_raw("operations", SCHEMES_2, |client| {
+    with_raw("operations", V2_CREDIT_MODES, |client| {
         let operation = |client: &RawPeer, opttype, optinfo: &[u8]| {
             client.message(XID, Flags::NONE, Body::Optional { opttype, optinfo }, b"")
         };
@@ -149,18 +149,18 @@ fn unknown_flags_of_a_connprop_get_inval_flag() {
         (Revision::Ietf00, 2, ErrorBody::InvalFlag, [0x80, 0x8000_0000]),
         (Revision::Cel09, 1, ErrorBody::InvalHtype, [0x80, 2]),
     ];
-    for_each(pairs(revisions, SCHEMES_2), |((revision, which, error, flags), scheme)| {
-        let config = in_mode(scheme).with(|c| c.debug.revision = revision);
+    for_each(pairs(revisions, V2_CREDIT_MODES), |((revision, which, error, flags), mode)| {
+        let config = in_mode(mode).with(|c| c.debug.revision = revision);
         let (_world, address) = World::standard("connprop-flags", config);
         for flag in flags {
-            let mut client = RawPeer::connect_with(&address, scheme, revision);
+            let mut client = RawPeer::connect_with(&address, mode, revision);
             let mut bytes = client.connprop(Flags::NONE, &[(which, size)]);
             let said = u32::from_be_bytes(bytes[16..20].try_into().expect("a word"));
             bytes = with_word(&bytes, 16, said | flag);
             client.send(&bytes);
             let answer = client.answer();
             assert_eq!(answer.error(), (XID, error), "{flag:#x}");
-            assert!(answer.flags().contains(Flags::RESPONSE), "as each error");
+            assert!(answer.flags().contains(Flags::RESPONSE), "each error has RESPONSE");
             client.ping();
         }
         // The received count before both ends have offered it.
@@ -171,10 +171,10 @@ fn unknown_flags_of_a_connprop_get_inval_flag() {
     });
 }
 
-/// Whatever else is wrong with the RPC header, and in a long call, too.
+/// The error is the same if other fields of the RPC header are invalid, too, and in a long call.
 #[test]
 fn differing_xids_get_bad_xdr_or_err_chunk() {
-    with_raw("two-xids", SCHEMES, |client| {
+    with_raw("two-xids", CREDIT_MODES, |client| {
         let good = call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"four");
         // Message type, RPC version, program, length of the credential.
         let wrong = [(4, 7), (8, 3), (12, 1), (28, 1000)].map(|(at, word)| with_word(&good, at, word));
@@ -189,16 +189,16 @@ fn differing_xids_get_bad_xdr_or_err_chunk() {
 }
 
 #[test]
-fn more_where_it_has_no_meaning_gets_inval_flag() {
+fn the_more_flag_outside_of_msg_gets_inval_flag() {
     with_raw("more", [CreditMode::V2Windowed], |client| {
         let write = Lists::new().write([segment(8)]);
         let optional = Body::Optional { opttype: 1, optinfo: b"" };
         for body in [Body::Nomsg(Chunks::NONE), Body::Nomsg(write.chunks()), optional] {
-            client.say(XID, Flags::MORE, body, b"");
+            client.send_body(XID, Flags::MORE, body, b"");
             assert_eq!(client.error(), (XID, ErrorBody::InvalFlag), "{body:?}");
         }
         // Errors are never answered.
-        client.say(XID, Flags::MORE, Body::Error(ErrorBody::System), b"");
+        client.send_body(XID, Flags::MORE, Body::Error(ErrorBody::System), b"");
     });
 }
 
@@ -207,8 +207,8 @@ fn a_call_that_the_transport_refuses_is_not_run() {
     let gate = Gate::default();
     gate.open();
     let services = standard_and([(20, gate.procedure().read_chunks(1, 500).write_chunks(1, 500))]);
-    with_raw_of("not-run", SCHEMES, &services, |client| {
-        let before = gate.came();
+    with_raw_of("not-run", CREDIT_MODES, &services, |client| {
+        let before = gate.arrivals();
         let read = |at, length| ReadSegment { position: ARGS_AT + at, target: segment(length) };
         let lists: [&[ReadSegment]; 6] = [
             &[read(2, 8)],
@@ -223,9 +223,9 @@ fn a_call_that_the_transport_refuses_is_not_run() {
         assert_eq!(client.ask(20, &two, &[0; 8]).error().0, XID);
         client.msg(XID, Chunks::NONE, &call_bytes(XID + 1, PROGRAM, VERSION, 20, &[0; 8]));
         assert_eq!(client.error(), (XID, ErrorBody::BadXdr));
-        assert_eq!(gate.came(), before);
+        assert_eq!(gate.arrivals(), before);
         client.ask(20, Chunks::NONE, &[0; 8]);
-        assert_eq!(gate.came(), before + 1, "a good call is run");
+        assert_eq!(gate.arrivals(), before + 1, "a good call is run");
     });
 }
 
@@ -290,13 +290,13 @@ fn version_1_errors_repeat_xid_and_version_with_err_chunk() {
         client.send(&bytes);
         client.err_chunk(what);
         client.ping();
-        unharmed(&mut witness);
+        assert_served(&mut witness);
     });
     assert_eq!(world.stats().peer_faults, 0);
 }
 
 #[test]
-fn version_1_servers_drop_done_and_error_in_silence() {
+fn version_1_servers_drop_done_and_error_silently() {
     with_raw("dropped", [CreditMode::V1], |client| {
         for words in [&[XID, 1, 9, 3, 0, 0, 0][..], &[XID, 1, 9, 4, 2, 0, 0], &[XID, 1, 9, 4, 1, 1, 1]] {
             client.send(&be(words));
@@ -323,17 +323,17 @@ fn version_1_drops_messages_shorter_than_28_bytes() {
             client.ping();
             sent += 1;
         }
-        unharmed(&mut witness);
+        assert_served(&mut witness);
     }
     assert_eq!(world.stats().messages.rejected_short, sent);
 }
 
-/// Order alone distinguishes calls for a server: it runs and answers each.
+/// A server distinguishes calls by their order alone, so it runs and answers each.
 #[test]
 fn calls_that_share_an_xid_are_all_answered() {
-    for_each(SCHEMES, |scheme| {
-        let (_world, address) = World::standard("shared-xid", scheme.with_workers(1));
-        let mut client = RawPeer::connect_in(&address, scheme);
+    for_each(CREDIT_MODES, |mode| {
+        let (_world, address) = World::standard("shared-xid", mode.with_workers(1));
+        let mut client = RawPeer::connect_in(&address, mode);
         client.ping();
         for procedure in [ECHO, WORKER_ECHO] {
             (0..10).for_each(|n| client.call(procedure, Chunks::NONE, &be(&[n])));
@@ -348,7 +348,7 @@ fn calls_that_share_an_xid_are_all_answered() {
 /// (§10).
 #[test]
 fn the_null_procedure_asks_for_no_authentication() {
-    with_raw("null", SCHEMES, |client| {
+    with_raw("null", CREDIT_MODES, |client| {
         for (flavor, body) in [(0, &b""[..]), (1, b"malformed..."), (6, &[7; 20]), (0x1234_5678, &[0; 400])] {
             let call = call_bytes_as(OpaqueAuth { flavor, body }, XID, PROGRAM, VERSION, 0, b"");
             client.msg(XID, Chunks::NONE, &call);
@@ -359,8 +359,8 @@ fn the_null_procedure_asks_for_no_authentication() {
 
 /// A Position Zero Read chunk would be a second RPC message.
 #[test]
-fn a_call_behind_its_header_has_no_position_zero_read_chunk() {
-    with_raw("twice", SCHEMES, |client| {
+fn an_inline_call_with_a_position_zero_read_chunk_is_refused() {
+    with_raw("twice", CREDIT_MODES, |client| {
         let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"four");
         let (whole, _memory) = client.expose(&call, Access::REMOTE_READ);
         for procedure in [ECHO, STORE] {

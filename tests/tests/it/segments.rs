@@ -17,7 +17,7 @@ fn cut(whole: Segment, count: usize) -> Vec<Segment> {
 /// Segment counts of a call's chunks.
 #[derive(Clone, Debug, Default)]
 struct Counts<'a> {
-    /// Of the Position Zero Read chunk; 0 for none.
+    /// Segments of the Position Zero Read chunk; 0 for none.
     zero: usize,
     reads: &'a [usize],
     writes: &'a [usize],
@@ -36,7 +36,7 @@ impl Counts<'_> {
 struct Offer {
     lists: Lists,
     writes: Vec<Vec<Segment>>,
-    /// Of the Write chunks.
+    /// Memory of the Write chunks.
     results: Vec<Lent>,
     _others: Vec<Lent>,
 }
@@ -116,7 +116,7 @@ fn is_refused(client: &mut RawPeer, counts: &Counts<'_>, max: u32) {
 
 #[test]
 fn replies_return_as_many_segments_as_their_calls_may_offer() {
-    with_raw("returned", SCHEMES, |client| {
+    with_raw("returned", CREDIT_MODES, |client| {
         for_each([(13, 16), (14, 16), (15, 15), (16, 14), (16, 16)], |(write, reply)| {
             let counts = Counts { writes: &[write], reply: Some(reply), ..Counts::default() };
             is_served(client, &counts);
@@ -135,7 +135,7 @@ fn replies_return_as_many_segments_as_their_calls_may_offer() {
 fn a_long_reply_returns_as_many_segments_as_its_call_may_offer() {
     let long = Procedure::new(|call| Ok(call.reply_mut(3000).map(|results| pattern(7, results))?));
     let services = standard_and([(90, long.max_reply(4096).write_chunks(MAX_CHUNKS, CHUNK))]);
-    with_raw_of("long-returned", SCHEMES, &services, |client| {
+    with_raw_of("long-returned", CREDIT_MODES, &services, |client| {
         let writes: &[usize] = if client.version == Version::V1 { &[14] } else { &[16; MAX_CHUNKS] };
         let offer = Offer::new(client, &Counts { writes, ..Counts::default() }, b"");
         let (room, memory) = client.room(3200);
@@ -147,8 +147,8 @@ fn a_long_reply_returns_as_many_segments_as_its_call_may_offer() {
 }
 
 #[test]
-fn sixteen_segments_are_taken_in_any_chunk_of_a_call() {
-    with_raw("sixteen", SCHEMES, |client| {
+fn sixteen_segments_are_accepted_in_any_chunk_of_a_call() {
+    with_raw("sixteen", CREDIT_MODES, |client| {
         for counts in [
             Counts { zero: 16, reads: &[16], writes: &[16], reply: Some(16) },
             Counts { zero: 8, reads: &[9], ..Counts::default() },
@@ -164,8 +164,8 @@ fn sixteen_segments_are_taken_in_any_chunk_of_a_call() {
 }
 
 #[test]
-fn seventeen_segments_in_any_chunk_are_refused_with_the_number_that_is_taken() {
-    with_raw("seventeen", SCHEMES, |client| {
+fn seventeen_segments_in_any_chunk_are_refused_with_the_limit() {
+    with_raw("seventeen", CREDIT_MODES, |client| {
         for counts in [
             Counts { zero: 17, ..Counts::default() },
             Counts { zero: 16, reads: &[17], ..Counts::default() },
@@ -181,10 +181,10 @@ fn seventeen_segments_in_any_chunk_are_refused_with_the_number_that_is_taken() {
 
 #[test]
 fn a_server_announces_the_segment_count_of_its_largest_header() {
-    for_each(SCHEMES_2, |scheme| {
-        let (_world, address) = World::standard("told", scheme);
+    for_each(V2_CREDIT_MODES, |mode| {
+        let (_world, address) = World::standard("told", mode);
         let mut client = RawPeer::connect_silently(&address);
-        assert_eq!(client.introduce().properties().segment_count as usize, IN_HEADER);
+        assert_eq!(client.exchange_properties().properties().segment_count as usize, IN_HEADER);
         let all = [16; MAX_CHUNKS];
         let counts = Counts { zero: 16, reads: &all, writes: &all, reply: Some(16) };
         assert_eq!(counts.all(), IN_HEADER);
@@ -193,35 +193,35 @@ fn a_server_announces_the_segment_count_of_its_largest_header() {
 }
 
 #[test]
-fn lists_that_the_callers_receives_have_no_room_for_are_refused_before_the_call_runs() {
-    for_each(SCHEMES, |scheme| {
+fn lists_too_long_for_the_callers_receives_are_refused_before_the_call_runs() {
+    for_each(CREDIT_MODES, |mode| {
         let gate = Gate::default();
         gate.open();
         let services = standard_and([(LOAD, gate.procedure().write_chunks(MAX_CHUNKS, CHUNK))]);
-        let (_world, address) = World::serving("no-room", scheme, services);
+        let (_world, address) = World::serving("no-room", mode, services);
         // Version 1 without private data has Receives of 1024 bytes.
-        let mut client = match scheme {
-            CreditMode::V1 => RawPeer::connect_in(&address, scheme),
+        let mut client = match mode {
+            CreditMode::V1 => RawPeer::connect_in(&address, mode),
             _ => RawPeer::connect_offering(&address, |offers| offers.receive_size = 1024),
         };
         let counts = Counts { writes: &[16; MAX_CHUNKS], reply: Some(16), ..Counts::default() };
         // 1024 bytes hold a refusal of 64 bytes with four Write chunks and a Reply chunk, each of 11 segments.
         is_refused(&mut client, &counts, 11);
-        assert_eq!(gate.came(), 0);
+        assert_eq!(gate.arrivals(), 0);
         let counts = Counts { writes: &[11; MAX_CHUNKS], reply: Some(11), ..Counts::default() };
         let (_offer, answer) = exchange(&mut client, &counts);
-        assert_eq!((answer.payload(), gate.came()), (&reply_bytes(XID, b"")[..], 1));
+        assert_eq!((answer.payload(), gate.arrivals()), (&reply_bytes(XID, b"")[..], 1));
         assert!(answer.len() <= 1024);
     });
 }
 
 #[test]
-fn a_reply_that_fits_no_more_is_an_error_and_the_calls_behind_it_are_answered() {
-    for_each(SCHEMES_2, |scheme| {
+fn a_reply_that_no_longer_fits_is_an_error_and_later_calls_are_answered() {
+    for_each(V2_CREDIT_MODES, |mode| {
         let gate = Gate::default();
         let services = standard_and([(GATED, gate.procedure().write_chunks(MAX_CHUNKS, CHUNK).on_workers())]);
-        let (_world, address) = World::serving("fits-no-more", scheme.with_workers(1), services);
-        let _opens = gate.opens();
+        let (_world, address) = World::serving("fits-no-more", mode.with_workers(1), services);
+        let _opens = gate.open_on_drop();
         let mut client = RawPeer::connect_offering(&address, |offers| offers.optional_type = true);
         client.receive().expect("the initial set");
         let offer = Offer::new(&mut client, &Counts { writes: &[16; MAX_CHUNKS], ..Counts::default() }, b"");
@@ -245,11 +245,11 @@ fn reply_room_excludes_the_chunk_lists() {
     let services = standard_and([(92, full.max_reply(8192).write_chunks(MAX_CHUNKS, CHUNK))]);
     // Without the count of received messages the header is 4 bytes shorter than its maximum.
     let modes = [(CreditMode::V2Windowed, 4096), (CreditMode::V2Incremental, 4092), (CreditMode::V1, 1024)];
-    for_each(modes, |(scheme, longest)| {
+    for_each(modes, |(mode, longest)| {
         // Without continuation a reply is one message.
-        let config = in_mode(scheme).with(|c| c.debug.revision = Revision::Cel09);
+        let config = in_mode(mode).with(|c| c.debug.revision = Revision::Cel09);
         let (_world, address) = World::serving("room", config, services.clone());
-        let mut client = RawPeer::connect_with(&address, scheme, Revision::Cel09);
+        let mut client = RawPeer::connect_with(&address, mode, Revision::Cel09);
         for_each(pairs([&[][..], &[1], &[3, 0, 2], &[1, 1, 1, 1]], [None, Some(0), Some(2)]), |(writes, reply)| {
             let offer = Offer::new(&mut client, &Counts { writes, ..Counts::default() }, b"");
             let lists = offer.lists.clone();
@@ -275,7 +275,7 @@ fn mixed(random: &mut Random, mut chunks: Vec<Vec<ReadSegment>>) -> Vec<ReadSegm
 #[test]
 fn the_segments_of_read_chunks_may_stand_in_any_order() {
     let seed = 0x5E65;
-    with_raw("mixed", SCHEMES, |client| {
+    with_raw("mixed", CREDIT_MODES, |client| {
         let mut random = Random::new(seed);
         let message = call_bytes(XID, PROGRAM, VERSION, STORE, &be(&[0]));
         for_each(0..8, |_| {
@@ -316,14 +316,14 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
 
 /// A client's call with `args` bytes of arguments and eight chunks of 16 segments each. Returns the payload that a raw
 /// server received.
-fn call_of_many(scheme: CreditMode, args: usize, offers: Properties<'static>) -> Outcome {
+fn call_of_many(mode: CreditMode, args: usize, offers: Properties<'static>) -> Outcome {
     let (server, parts) = RawServer::recording("of-many", move |listener| {
         let mut peer = listener.accept_silently();
         peer.offers = offers;
-        peer.welcome();
+        peer.answer_properties();
         peer
     });
-    let mut client = server.client(scheme);
+    let mut client = server.client(mode);
     let call = client.chunked(STORE, &data_of(3, args), &[64 << 10; MAX_CHUNKS], &[64 << 10; MAX_CHUNKS]);
     client.outcome(call)?;
     assert_eq!(client.stats().exposed_buffers, 0);
@@ -335,26 +335,26 @@ fn call_of_many(scheme: CreditMode, args: usize, offers: Properties<'static>) ->
 }
 
 #[test]
-fn a_call_of_ours_may_have_as_many_segments_as_its_peer_takes() {
-    for_each(SCHEMES_2, |scheme| {
+fn a_call_may_have_as_many_segments_as_its_server_announces() {
+    for_each(V2_CREDIT_MODES, |mode| {
         let offers = Properties {
             receive_size: 4096,
             segment_size: 4096,
             segment_count: 128,
-            windowed_credits: scheme == CreditMode::V2Windowed,
+            windowed_credits: mode == CreditMode::V2Windowed,
             ..Properties::default()
         };
         // In one message, and in two: the last one has the lists, of 2592 bytes.
         for args in [400, 1400, 3000] {
-            let payload = call_of_many(scheme, args, offers).expect("it is answered");
+            let payload = call_of_many(mode, args, offers).expect("it is answered");
             assert_eq!(payload[ARGS_AT as usize..], data_of(3, args));
         }
-        let fewer = call_of_many(scheme, 4, Properties { segment_count: 127, ..offers });
+        let fewer = call_of_many(mode, 4, Properties { segment_count: 127, ..offers });
         assert_eq!(fewer, Err(Defect::HeaderSegments { segments: 128, limit: 127 }.into()));
         for (offers, longest) in
             [(Properties { receive_size: 2048, ..offers }, 2040), (Properties { send_size: 1024, ..offers }, 1016)]
         {
-            let small = call_of_many(scheme, 4, offers);
+            let small = call_of_many(mode, 4, offers);
             let Err(CallError::Invalid(call)) = &small else { panic!("{small:?}") };
             assert!(matches!(call.defect(), Defect::HeaderTooLong { limit, .. } if limit == longest), "{small:?}");
         }

@@ -1,12 +1,12 @@
-//! Peers that owe RDMA Reads or grants and are slow, or stop.
+//! Peers that answer RDMA Reads, or grant credits, slowly or not at all.
 //! The test advances the server's clock.
 
-use rpcrdma::fabric::iwarp::wire::{self as iwarp, Opcode, Place, fpdu_len};
+use rpcrdma::fabric::iwarp::wire::{self as iwarp, PayloadPlace, RdmapOpcode, fpdu_len};
 use rpcrdma_tests::prelude::*;
 
-/// Time-out of peers that owe progress. A server checks at each eighth of it.
+/// Time-out of peers that make no progress. A server checks at each eighth of it.
 const PROGRESS: Duration = Duration::from_millis(200);
-const LOOK: Duration = Duration::from_millis(25);
+const CHECK_INTERVAL: Duration = Duration::from_millis(25);
 /// Bytes that the minimum rate moves between two checks.
 const LEAST: usize = 1000;
 /// Hosts of the slow peer and of another one.
@@ -20,12 +20,12 @@ const SEED: u32 = 7;
 const POSITION: u32 = 44;
 
 fn config() -> Config {
-    let least_rate = LEAST as u64 * (1000 / LOOK.as_millis() as u64);
+    let least_rate = LEAST as u64 * (1000 / CHECK_INTERVAL.as_millis() as u64);
     small().with(|c| (c.timeouts.progress, c.limits.min_rate) = (PROGRESS, least_rate))
 }
 
 fn serve(config: Config) -> (Address, TimedServer) {
-    let address = place::tcp_address();
+    let address = test_fabric::tcp_address();
     let server = TimedServer::start(&address, config, services_with(4096, 32 << 10, false));
     (address, server)
 }
@@ -39,32 +39,32 @@ fn send_call(peer: &mut RawPeer, xid: u32, whole: Segment, segments: usize) {
     peer.call_as(xid, STORE, &Lists::new().read(POSITION, chunk), &be(&[SEED]));
 }
 
-/// A peer of version 1 and its cable, which moves nothing from now on. The server has `calls` calls of the peer, each
+/// A peer of version 1 and its proxy, which moves nothing from now on. The server has `calls` calls of the peer, each
 /// with a Read chunk of `segments` segments. Or the cause of a refusal.
-fn try_reads(server: &Address, from: Ipv4Addr, calls: u32, segments: usize) -> Result<(Cable, RawPeer), String> {
-    let cable = Cable::new(server, from);
-    let mut peer = RawPeer::try_connect(cable.address(), b"")?;
+fn try_reads(server: &Address, from: Ipv4Addr, calls: u32, segments: usize) -> Result<(TcpProxy, RawPeer), String> {
+    let proxy = TcpProxy::new(server, from);
+    let mut peer = RawPeer::try_connect(proxy.address(), b"")?;
     peer.version = Version::V1;
     peer.ping();
-    cable.hold();
+    proxy.hold();
     let whole = expose(&mut peer);
     (2..2 + calls).for_each(|xid| send_call(&mut peer, xid, whole, segments));
     // The calls are far shorter than one chunk.
-    cable.pass(CHUNK);
-    Ok((cable, peer))
+    proxy.pass(CHUNK);
+    Ok((proxy, peer))
 }
 
-/// Advances the server's clock by one check, while the cable moves `bytes` bytes.
-fn pass(server: &TimedServer, (cable, peer): &mut (Cable, RawPeer), bytes: usize) {
+/// Advances the server's clock by one check, while the proxy moves `bytes` bytes.
+fn pass(server: &TimedServer, (proxy, peer): &mut (TcpProxy, RawPeer), bytes: usize) {
     // Not every turn polls an idle connection.
     (0..64).for_each(|_| peer.turn());
-    cable.pass(bytes);
-    server.pass(LOOK);
+    proxy.pass(bytes);
+    server.pass(CHECK_INTERVAL);
 }
 
 /// The peer delivers all requested bytes slightly above the minimum rate.
 #[test]
-fn a_peer_that_answers_reads_at_the_least_rate_is_not_ended() {
+fn a_peer_that_answers_reads_at_min_rate_is_not_disconnected() {
     // A few work requests, and so many that the device has not even received most of them.
     for_each([(4, 1), (24, 15)], |(calls, segments)| {
         let _world = World::new("least-rate");
@@ -73,45 +73,49 @@ fn a_peer_that_answers_reads_at_the_least_rate_is_not_ended() {
             c.memory.bulk_buffers = vec![(32 << 10, 4 * 24)];
         }));
         let mut slow = try_reads(&address, SLOW, calls, segments).expect("a connection");
-        let mut looks = 0;
+        let mut checks = 0;
         while server.stats().calls < 1 + u64::from(calls) {
             pass(&server, &mut slow, LEAST + LEAST / 4);
-            assert!(!slow.1.is_over(), "ended after {looks} looks");
-            looks += 1;
+            assert!(!slow.1.is_over(), "ended after {checks} checks");
+            checks += 1;
         }
-        assert!(looks > 40, "all of it came in {looks} looks: the cable is not slow");
+        assert!(checks > 40, "all of it came in {checks} checks: the proxy is not slow");
         assert_eq!(server.stats().peers_stalled, 0);
     });
 }
 
 #[test]
-fn a_peer_that_answers_reads_more_slowly_is_ended() {
+fn a_peer_that_answers_reads_below_min_rate_is_disconnected() {
     // An RDMA Write of no bytes shows that a peer is alive, and nothing more.
-    let segment = iwarp::Segment { opcode: Opcode::Write, last: true, place: Place::Tagged { stag: 0, offset: 0 } };
+    let segment = iwarp::SegmentHeader {
+        opcode: RdmapOpcode::Write,
+        last: true,
+        place: PayloadPlace::Tagged { stag: 0, offset: 0 },
+    };
     let mut nothing = segment.encode(0).to_vec();
     nothing.resize(fpdu_len(nothing.len() - 2), 0);
     // Calls, bytes that are delivered between two checks, and bytes that are sent beside them.
-    for_each([(4, LEAST / 3, &[][..], 100), (16, 0, &nothing[..], 20)], |(calls, bytes, beside, looks)| {
+    for_each([(4, LEAST / 3, &[][..], 100), (16, 0, &nothing[..], 20)], |(calls, bytes, beside, checks)| {
         let _world = World::new("too-slow");
         let (address, server) = serve(config());
         let mut slow = try_reads(&address, SLOW, calls, 1).expect("a connection");
-        let ended = (0..looks).any(|_| {
+        let ended = (0..checks).any(|_| {
             pass(&server, &mut slow, bytes);
             slow.0.inject(beside);
             server.stats().peers_stalled == 1
         });
-        assert!(ended, "it holds memory for ever");
+        assert!(ended, "the peer is not disconnected");
     });
 }
 
 /// A call that waits for memory owes nothing, so no time-out closes its connection. The client has few credits and many
 /// calls, and polls once a second. Short replies are few bytes, but the client takes all of them.
 #[test]
-fn a_client_that_takes_some_replies_each_second_is_not_ended() {
+fn a_client_that_takes_some_replies_each_second_is_not_disconnected() {
     const CALLS: u64 = 64;
-    for_each(SCHEMES, |scheme| {
+    for_each(CREDIT_MODES, |mode| {
         let (world, address, server) = World::timed("some-replies", small());
-        let config = in_mode(scheme).with(|c| (c.limits.credits, c.limits.max_credits) = (4, 4));
+        let config = in_mode(mode).with(|c| (c.limits.credits, c.limits.max_credits) = (4, 4));
         let mut client = world.client(&address, config);
         echo(&mut client, b"four").expect("an answer");
         client.launch_each(0..CALLS, |client, _| client.prepared(ECHO, &[0; 4]));
@@ -120,7 +124,7 @@ fn a_client_that_takes_some_replies_each_second_is_not_ended() {
         while ended < CALLS && seconds < 2 * CALLS {
             server.pass(Duration::from_secs(1));
             client.poll(|done| {
-                done.result.expect("nobody ends the connection");
+                done.result.expect("the connection stays open");
                 ended += 1;
             });
             client.flush();
@@ -130,10 +134,10 @@ fn a_client_that_takes_some_replies_each_second_is_not_ended() {
     });
 }
 
-/// A host that is never idle locks no other host out: a busy connection is evicted for it, but no sooner than a second
-/// after the last, by the clock of the whole server.
+/// A host whose connections are never idle does not exclude other hosts. A busy connection is evicted for each of them,
+/// at most once per second of the clock that all shards of the server share.
 #[test]
-fn busy_connections_end_for_other_hosts_one_in_a_second() {
+fn busy_connections_are_evicted_for_other_hosts_once_per_second() {
     let _world = World::new("one-a-second");
     let shard = config().with(|c| (c.memory.receives, c.timeouts.progress) = (256, Duration::MAX));
     let (address, server) = serve(shard);
@@ -143,7 +147,7 @@ fn busy_connections_end_for_other_hosts_one_in_a_second() {
         all
     };
     let slow = connect_all(SLOW, 1);
-    assert_eq!(server.stats().connections_evicted, 0, "a host makes no room for itself");
+    assert_eq!(server.stats().connections_evicted, 0, "a connection of the same host was evicted");
     let mut others = Vec::new();
     // The last one comes less than a second after the one before.
     for (millis, evicted) in [(1000, 1), (999, 1), (1, 2)] {
@@ -153,24 +157,24 @@ fn busy_connections_end_for_other_hosts_one_in_a_second() {
     }
     let stats = server.stats();
     let known = (stats.connections + stats.connections_evicted) as usize;
-    assert_eq!((known, stats.peers_stalled), (slow.len() + others.len(), 0), "each ended for room, if at all");
+    assert_eq!((known, stats.peers_stalled), (slow.len() + others.len(), 0), "a connection ended for another reason");
 }
 
 #[test]
-fn a_host_leaves_bulk_memory_to_others_however_many_connections_it_has() {
+fn a_host_with_many_connections_leaves_bulk_memory_to_others() {
     let _world = World::new("bulk-left");
     let (address, server) = serve(config().with(|c| {
         (c.memory.bulk_buffers, c.memory.long_buffers) = (vec![(32 << 10, 16)], vec![(32 << 10, 8)]);
         c.timeouts.progress = Duration::MAX;
     }));
     let slow = [0; 12].map(|_| try_reads(&address, SLOW, 8, 1).expect("a connection"));
-    server.pass(LOOK);
-    let cable = Cable::new(&address, OTHER);
-    let mut peer = RawPeer::connect_as(cable.address(), Version::V1);
+    server.pass(CHECK_INTERVAL);
+    let proxy = TcpProxy::new(&address, OTHER);
+    let mut peer = RawPeer::connect_as(proxy.address(), Version::V1);
     for xid in 1..4 {
         let whole = expose(&mut peer);
         send_call(&mut peer, xid, whole, 1);
-        // It does not wait for memory.
+        // The call does not wait for memory.
         let _row = row(xid);
         let reply = eventually(|| {
             peer.turn();
@@ -180,39 +184,39 @@ fn a_host_leaves_bulk_memory_to_others_however_many_connections_it_has() {
         assert_eq!(reply.bytes[reply.bytes.len() - 4..], be(&[CHUNK as u32]));
     }
     let stats = server.stats();
-    assert_eq!((stats.peers_stalled, stats.connections), (0, slow.len() as u64 + 1), "all of them are there");
+    assert_eq!((stats.peers_stalled, stats.connections), (0, slow.len() as u64 + 1), "a connection has closed");
 }
 
-/// The socket takes little, and the cable moves nothing for longer than a closing connection lingers.
+/// The socket takes little, and the proxy moves nothing for longer than a closing connection lingers.
 #[test]
-fn a_drain_waits_for_replies_that_a_slow_peer_takes() {
+fn a_drain_waits_for_replies_to_a_slow_peer() {
     let _world = World::new("slow-drain");
     const RESULT: usize = 1 << 20;
     let shard = small().with(|c| c.iwarp.send_buffer = Some(4096));
     let linger = shard.debug.linger;
-    let address = place::tcp_address();
+    let address = test_fabric::tcp_address();
     let config = ServerConfig { shard, ..ServerConfig::default() };
     let server = Server::start(&address, standard_services(), &config).expect("a server");
-    let cable = Cable::new(&address, SLOW);
+    let proxy = TcpProxy::new(&address, SLOW);
     let (connected, held) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
-            let mut client = LocalClient::connect(cable.address(), small_client(small())).expect("a connection");
+            let mut client = LocalClient::connect(proxy.address(), small_client(small())).expect("a connection");
             connected.wait();
             held.wait();
             load(&mut client, SEED, &[(RESULT, RESULT)])
         });
         connected.wait();
-        cable.hold();
+        proxy.hold();
         held.wait();
-        assert!(settles(|| {
-            cable.pass(1000);
+        assert!(wait_until(|| {
+            proxy.pass(1000);
             server.stats()[0].calls == 1
         }));
         let drained = scope.spawn(|| server.drain(Duration::from_secs(30)));
         std::thread::sleep(linger + linger / 5);
         while !client.is_finished() {
-            cable.pass(64 << 10);
+            proxy.pass(64 << 10);
         }
         assert_eq!(client.join().expect("no panic"), Ok(()));
         drained.join().expect("no panic").expect("nothing was cut off");

@@ -4,8 +4,8 @@
 use rpcrdma::wire::NoSpace;
 use rpcrdma_tests::prelude::*;
 
-use super::landing::{PAGES, page_of};
 use super::own_memory::{PAGE, own_arena};
+use super::read_targets::{PAGES, page_of};
 
 /// The content of all of the server's memory from one client. No other client may see it.
 const SECRET: u8 = 0xA5;
@@ -51,7 +51,7 @@ const INLINE: [(Handler, usize); 5] = [
     ),
 ];
 
-/// The same for a result in a Write chunk: it has what was written last, from the start.
+/// Handlers that leave parts of a result in a Write chunk unwritten. The last writer starts again at byte 0.
 const DIRECT: [(Handler, usize); 2] = [
     (
         |call, len| {
@@ -84,8 +84,8 @@ fn spill(call: &mut ServerCall) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Where a sloppy handler runs.
-const WAYS: [Way; 4] = [Way::Shard, Way::Workers, Way::Thread, Way::Future];
+/// How the sloppy procedures are answered.
+const ANSWER_MODES: [AnswerMode; 4] = [AnswerMode::Shard, AnswerMode::Workers, AnswerMode::Thread, AnswerMode::Future];
 
 /// A procedure that leaves results unwritten.
 #[derive(Clone)]
@@ -105,19 +105,19 @@ impl Sloppy {
     }
 }
 
-/// The sloppy procedures. For each way: inline ones by length, then those with chunks.
+/// The sloppy procedures. For each answer mode, inline ones come first, by length, then those with chunks.
 fn sloppy() -> Vec<Sloppy> {
     let inline = INLINE.iter().flat_map(|one| LENGTHS.map(|len| (one, len, false)));
     let direct = DIRECT.iter().flat_map(|one| CHUNKS.map(|len| (one, len, true)));
     let all: Vec<_> = inline.chain(direct).collect();
     /// A handler with the bytes that it writes, the length of the results, and whether they go into a chunk.
     type Answer<'a> = (&'a (Handler, usize), usize, bool);
-    let make = |(number, (way, (&(handler, ones), len, chunk))): (u32, (Way, Answer<'_>))| {
-        let procedure = way.procedure(move |call| handler(call, len));
+    let make = |(number, (answer_mode, (&(handler, ones), len, chunk))): (u32, (AnswerMode, Answer<'_>))| {
+        let procedure = answer_mode.procedure(move |call| handler(call, len));
         let procedure = if chunk { procedure.write_chunks(1, 1 << 20) } else { procedure.max_reply(len) };
         Sloppy { number, procedure, len, ones, chunk }
     };
-    (SLOPPY..).zip(pairs(WAYS, all)).map(make).collect()
+    (SLOPPY..).zip(pairs(ANSWER_MODES, all)).map(make).collect()
 }
 
 fn services() -> Services {
@@ -132,7 +132,7 @@ fn services() -> Services {
     services
 }
 
-/// A call with the secret in all that it sends, and in all that it receives.
+/// A call that sends and receives nothing but the secret.
 fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> ClientCall {
     let (procedure, _) = SPILLS.into_iter().find(|&(_, room)| args <= room).expect("not too long");
     let call = client.prepared(procedure, &vec![SECRET; args]).expect_reply(args);
@@ -166,9 +166,9 @@ fn expected(len: usize, ones: usize) -> Vec<u8> {
 }
 
 /// A server of these services, and two clients.
-fn two_clients(name: &'static str, scheme: CreditMode, services: Services) -> (World, Address, [LocalClient; 2]) {
-    let (world, address) = World::serving(name, scheme.with_workers(1), services);
-    let clients = [0; 2].map(|_| world.client(&address, scheme));
+fn two_clients(name: &'static str, mode: CreditMode, services: Services) -> (World, Address, [LocalClient; 2]) {
+    let (world, address) = World::serving(name, mode.with_workers(1), services);
+    let clients = [0; 2].map(|_| world.client(&address, mode));
     (world, address, clients)
 }
 
@@ -179,13 +179,13 @@ fn room(client: &mut LocalClient, len: usize) -> Buf {
 }
 
 #[test]
-fn results_that_nobody_wrote_are_zero() {
-    for_each(SCHEMES, |scheme| {
-        let (_world, _, [mut victim, mut other]) = two_clients("unwritten-results", scheme, services());
+fn unwritten_results_are_zero() {
+    for_each(CREDIT_MODES, |mode| {
+        let (_world, _, [mut victim, mut other]) = two_clients("unwritten-results", mode, services());
         // In the other modes the forms of replies differ, but not the threads of handlers.
-        let ways = if scheme == CreditMode::V2Windowed { WAYS.len() } else { 1 };
+        let answer_modes = if mode == CreditMode::V2Windowed { ANSWER_MODES.len() } else { 1 };
         let all = sloppy();
-        let count = ways * all.len() / WAYS.len();
+        let count = answer_modes * all.len() / ANSWER_MODES.len();
         for one in all.into_iter().take(count) {
             let _row = row((one.number, one.len));
             fill_with_secrets(&mut victim, one.len);
@@ -197,7 +197,7 @@ fn results_that_nobody_wrote_are_zero() {
                 let mut chunk = reply.take_chunks().next().unwrap();
                 assert!(chunk[..] == one.expected());
                 chunk.set_window(0, one.len + 100);
-                assert!(filled(UNTOUCHED, &chunk[one.len..]), "behind the result");
+                assert!(filled(UNTOUCHED, &chunk[one.len..]), "bytes after the result were written");
             } else {
                 assert_eq!(other.outcome(call.expect_reply(one.len)), Ok(one.expected()));
             }
@@ -207,7 +207,7 @@ fn results_that_nobody_wrote_are_zero() {
 
 /// A refused or dropped call sends neither its written results nor earlier content.
 #[test]
-fn results_that_are_given_up_are_not_sent() {
+fn results_of_refused_and_dropped_calls_are_not_sent() {
     const GIVEN_UP: u32 = 400;
     const LEN: usize = 3000;
     fn begin(call: &mut ServerCall) {
@@ -225,15 +225,17 @@ fn results_that_are_given_up_are_not_sent() {
         begin(call);
         panic!("as the test wants");
     }
-    let mut all: Vec<_> = WAYS.map(|way| way.procedure(refuse)).into();
-    all.extend([Way::Deferred, Way::Thread, Way::Future].map(|way| way.procedure(panics)));
-    for_each(SCHEMES, |scheme| {
+    let mut all: Vec<_> = ANSWER_MODES.map(|answer_mode| answer_mode.procedure(refuse)).into();
+    all.extend(
+        [AnswerMode::Deferred, AnswerMode::Thread, AnswerMode::Future].map(|answer_mode| answer_mode.procedure(panics)),
+    );
+    for_each(CREDIT_MODES, |mode| {
         let mut services = services();
         for (number, procedure) in (GIVEN_UP..).zip(all.clone()) {
             services.add(PROGRAM, VERSION, number, procedure.max_reply(LEN).write_chunks(1, 1 << 16));
         }
-        let (_world, address, [mut victim, mut other]) = two_clients("unwritten-given-up", scheme, services);
-        let mut peer = RawPeer::connect_in(&address, scheme);
+        let (_world, address, [mut victim, mut other]) = two_clients("unwritten-given-up", mode, services);
+        let mut peer = RawPeer::connect_in(&address, mode);
         for_each(GIVEN_UP..GIVEN_UP + all.len() as u32, |number| {
             fill_with_secrets(&mut victim, LEN);
             peer.call_as(number, number, Chunks::NONE, &[]);
@@ -243,7 +245,7 @@ fn results_that_are_given_up_are_not_sent() {
             let mut failed = other.call(call).unwrap_err();
             assert_eq!(failed.error, CallError::Refused(Refusal::SystemError));
             let room = failed.returned.take_chunks().next().expect("it comes back");
-            assert!(filled(UNTOUCHED, &room), "nothing was written there");
+            assert!(filled(UNTOUCHED, &room), "the chunk was written");
         });
     });
 }
@@ -252,7 +254,7 @@ fn results_that_are_given_up_are_not_sent() {
 #[test]
 fn chunks_contain_no_bytes_of_earlier_calls() {
     const STORED: u32 = 400;
-    for_each(SCHEMES, |scheme| {
+    for_each(CREDIT_MODES, |mode| {
         let mut world = World::new("unwritten-landing");
         let (arena, _) = own_arena(PAGES * PAGE);
         let own = arena.clone();
@@ -262,9 +264,9 @@ fn chunks_contain_no_bytes_of_earlier_calls() {
         };
         let stored = Procedure::new(mirror).read_chunks(1, PAGE).uncounted().write_chunks(1, PAGE);
         let stored = stored.results_from_handler().place_reads_in(move |_, _, _| page_of(&own));
-        let shard = in_mode(scheme).with(|c| c.memory.arenas = vec![arena]);
+        let shard = in_mode(mode).with(|c| c.memory.arenas = vec![arena]);
         let address = world.serve_with(shard, standard_and([(STORED, stored)]));
-        let [mut victim, mut other] = [0; 2].map(|_| world.client(&address, scheme));
+        let [mut victim, mut other] = [0; 2].map(|_| world.client(&address, mode));
         let store = |client: &mut LocalClient, byte: u8, len: usize| {
             let mut data = client.alloc(client.first(), len).unwrap();
             data.fill(byte);
@@ -285,7 +287,7 @@ fn chunks_contain_no_bytes_of_earlier_calls() {
 
 /// Both replies are clean, and the cache keeps nothing beyond the results.
 #[test]
-fn replies_that_are_kept_have_nothing_of_others() {
+fn cached_replies_contain_no_bytes_of_other_calls() {
     let cache = request_cache(64);
     let mut services = services();
     let kept: Vec<_> = (400..).zip(pairs(INLINE, [100, 3000])).collect();
@@ -310,10 +312,10 @@ fn replies_that_are_kept_have_nothing_of_others() {
 /// A client of two servers. Neither server sees data that the client exchanged with the other.
 #[test]
 fn unwritten_bytes_of_a_clients_buffer_are_zero() {
-    for_each(SCHEMES, |scheme| {
+    for_each(CREDIT_MODES, |mode| {
         let mut world = World::new("unwritten-arguments");
-        let [one, other] = [0; 2].map(|_| world.serve_with(scheme.with_workers(1), services()));
-        let mut client = world.client(&one, scheme);
+        let [one, other] = [0; 2].map(|_| world.serve_with(mode.with_workers(1), services()));
+        let mut client = world.client(&one, mode);
         let second = client.add_connection(&other).unwrap();
         for_each(pairs([100, 3000, 3900, 20_000], [0, 5]), |(len, ones)| {
             fill_with_secrets(&mut client, len);
@@ -339,10 +341,10 @@ fn unwritten_bytes_of_a_clients_buffer_are_zero() {
 }
 
 #[test]
-fn reverse_replies_that_nobody_wrote_are_zero() {
+fn unwritten_reverse_replies_are_zero() {
     let mut world = World::new("unwritten-reverse");
     let one = world.serve_with(small().with_workers(1), services());
-    let (telling, told) = telling_services();
+    let (telling, told) = services_with_hello();
     let other = world.serve_with(small(), telling);
     // The client has no workers, so their procedures run on its shard, too.
     let config = ClientConfig { services: Some(Arc::new(services())), ..small_client(small()) };

@@ -19,7 +19,7 @@ fn place() -> (TempDir, PathBuf) {
 }
 
 /// A server with a statistics socket that times each call.
-fn telling(path: &Path) -> ServerConfig {
+fn server_config(path: &Path) -> ServerConfig {
     ServerConfig {
         shard: small().with(|c| c.debug.sample_latency = 1),
         stats: Some(path.to_owned()),
@@ -40,7 +40,7 @@ fn snapshot(path: &Path) -> Snapshot {
 /// A snapshot with answers of all shards. Others may lack a busy shard.
 fn answered(path: &Path) -> Snapshot {
     let mut last = None;
-    let all = settles(|| last.insert(snapshot(path)).shards.iter().all(|shard| shard.stats.is_some()));
+    let all = wait_until(|| last.insert(snapshot(path)).shards.iter().all(|shard| shard.stats.is_some()));
     assert!(all, "a shard does not answer");
     last.expect("it was asked")
 }
@@ -53,7 +53,7 @@ fn shard(snapshot: &Snapshot) -> &ShardStats {
 fn a_reader_gets_the_servers_counters() {
     const CALLS: u64 = 50;
     let (_directory, path) = place();
-    let (world, address) = World::standard("told", ServerConfig { shards: 2, ..telling(&path) });
+    let (world, address) = World::standard("stats", ServerConfig { shards: 2, ..server_config(&path) });
     assert_eq!(std::fs::metadata(&path).expect("a file").permissions().mode() & 0o777, 0o600);
     let mut client = world.client(&address, small());
     for _ in 0..CALLS {
@@ -66,14 +66,16 @@ fn a_reader_gets_the_servers_counters() {
     let [one, other] = [0, 1].map(|n| first.shards[n].stats.as_ref().expect("it answers"));
     let serves = if one.connections > 0 { one } else { other };
     assert_eq!((serves.calls, serves.connections, one.connections + other.connections), (CALLS, 1, 1));
-    let told = world.server().stats();
-    let told = told.iter().find(|stats| stats.connections > 0).expect("a connection");
+    let by_server = world.server().stats();
+    let by_server = by_server.iter().find(|stats| stats.connections > 0).expect("a connection");
     // The socket reports the values of `Server::stats`, latencies within 1 %.
-    assert_eq!((serves.latency.len(), told.latency.len()), (CALLS, CALLS));
-    assert!(serves.latency.max() >= told.latency.max() && serves.latency.min() <= told.latency.min() * 101 / 100);
-    assert_eq!(serves.batch.len(), told.batch.len());
-    assert_eq!((serves.messages, serves.pool.classes.len()), (told.messages, told.pool.classes.len()));
-    assert_eq!(serves.receives_lowest, told.receives_lowest);
+    assert_eq!((serves.latency.len(), by_server.latency.len()), (CALLS, CALLS));
+    assert!(
+        serves.latency.max() >= by_server.latency.max() && serves.latency.min() <= by_server.latency.min() * 101 / 100
+    );
+    assert_eq!(serves.batch.len(), by_server.batch.len());
+    assert_eq!((serves.messages, serves.pool.classes.len()), (by_server.messages, by_server.pool.classes.len()));
+    assert_eq!(serves.receives_lowest, by_server.receives_lowest);
     assert!(serves.receives_lowest > 0 && serves.receives_lowest <= serves.receives_posted, "{serves:?}");
     let [procedure] = &serves.procedures[..] else { panic!("{:?}", serves.procedures) };
     assert_eq!((procedure.program, procedure.procedure, procedure.calls), (PROGRAM, ECHO, CALLS));
@@ -86,14 +88,14 @@ fn a_reader_gets_the_servers_counters() {
     assert!(second.uptime > first.uptime);
     assert_eq!(shard(&second).calls + second.shards[1].stats.as_ref().expect("it answers").calls, CALLS);
     drop(client);
-    world.server_balances();
+    world.assert_server_clean();
 }
 
 #[test]
 fn a_snapshot_lists_some_connections_and_counts_all() {
     const CONNECTIONS: usize = 4;
     let (_directory, path) = place();
-    let (world, address) = World::standard("told-peers", telling(&path));
+    let (world, address) = World::standard("stats-peers", server_config(&path));
     let _clients: Vec<_> = (0..CONNECTIONS).map(|_| world.client(&address, small())).collect();
     let stats = world.server().stats_with_connections(3);
     assert_eq!((stats[0].peers.len(), stats[0].connections), (3, CONNECTIONS as u64));
@@ -102,9 +104,9 @@ fn a_snapshot_lists_some_connections_and_counts_all() {
 }
 
 #[test]
-fn readers_change_nothing_that_others_see() {
+fn readers_do_not_affect_the_statistics() {
     let (_directory, path) = place();
-    let (_world, mut client) = World::pair("told-many", telling(&path), small());
+    let (_world, mut client) = World::pair("stats-many", server_config(&path), small());
     for _ in 0..20 {
         echo(&mut client, &[1]).expect("an echo");
     }
@@ -113,8 +115,8 @@ fn readers_change_nothing_that_others_see() {
             scope.spawn(|| assert_eq!(shard(&answered(&path)).calls, 20));
         }
         // These readers read nothing, and some close before the data arrives.
-        let deaf: Vec<_> = (0..40).map(|_| UnixStream::connect(&path).expect("it listens")).collect();
-        drop(deaf);
+        let sockets: Vec<_> = (0..40).map(|_| UnixStream::connect(&path).expect("it listens")).collect();
+        drop(sockets);
     });
     for _ in 0..10 {
         echo(&mut client, &[1]).expect("an echo");
@@ -126,26 +128,26 @@ fn readers_change_nothing_that_others_see() {
 }
 
 #[test]
-fn a_shard_that_is_in_a_handler_is_left_out_until_it_answers() {
+fn a_shard_blocked_by_a_handler_is_omitted_until_it_answers() {
     let (_directory, path) = place();
     let gate = Gate::default();
-    let (_world, mut client) = World::pair_with("told-stuck", telling(&path), gate.services(false), small());
-    let _opens = gate.opens();
+    let (_world, mut client) = World::pair_with("stats-stuck", server_config(&path), gate.services(false), small());
+    let _opens = gate.open_on_drop();
     client.begin(GATED, b"", 0);
     client.poll_until(|_| snapshot(&path).shards[0].stats.is_none());
     // Another reader meanwhile sends the shard no request.
     assert!(snapshot(&path).shards[0].stats.is_none());
     gate.open();
     let _ = client.end();
-    assert_eq!(shard(&answered(&path)).calls, 1, "and what it says is of now");
+    assert_eq!(shard(&answered(&path)).calls, 1, "the counters are current");
 }
 
 fn start(world: &World, path: &Path) -> Result<Server, StartError> {
-    Server::start(&world.address(), standard_services(), &telling(path))
+    Server::start(&world.address(), standard_services(), &server_config(path))
 }
 
 fn refused(world: &World, path: &Path, says: &[&str]) {
-    let error = start(world, path).expect_err("it cannot be had");
+    let error = start(world, path).expect_err("the start fails");
     assert!(error.to_string().starts_with("`ServerConfig::stats`: "), "{error:?}");
     let text = error.to_string();
     for part in says.iter().copied().chain(["`ServerConfig::stats`", path.to_str().expect("UTF-8")]) {
@@ -154,15 +156,15 @@ fn refused(world: &World, path: &Path, says: &[&str]) {
 }
 
 #[test]
-fn the_file_is_replaced_if_nobody_listens_and_removed_at_the_end() {
-    let world = World::new("told-path");
+fn the_socket_is_replaced_if_nobody_listens_and_removed_at_the_end() {
+    let world = World::new("stats-path");
     let (_directory, path) = place();
     drop(UnixListener::bind(&path).expect("a socket"));
-    assert!(path.exists(), "what a server that was killed leaves behind");
-    let server = start(&world, &path).expect("it takes its place");
+    assert!(path.exists(), "the socket of a killed server");
+    let server = start(&world, &path).expect("the server replaces the socket");
     assert_eq!(snapshot(&path).format, FORMAT);
     refused(&world, &path, &["in use", "stop it"]);
-    assert_eq!(snapshot(&path).format, FORMAT, "the first one goes on");
+    assert_eq!(snapshot(&path).format, FORMAT, "the first server continues");
     server.drain(Duration::from_secs(10)).expect("there is nothing to do");
     assert!(!path.exists());
     // A socket that has replaced the server's is not removed.
@@ -174,8 +176,8 @@ fn the_file_is_replaced_if_nobody_listens_and_removed_at_the_end() {
 }
 
 #[test]
-fn a_file_that_is_no_socket_is_not_removed() {
-    let world = World::new("told-refused");
+fn a_file_that_is_not_a_socket_is_not_removed() {
+    let world = World::new("stats-refused");
     let (directory, path) = place();
     std::fs::write(&path, "precious").expect("a file");
     refused(&world, &path, &["a plain file", "remove it"]);
@@ -188,12 +190,12 @@ fn a_file_that_is_no_socket_is_not_removed() {
 
 /// Any reader of a directory can lock it. Files of other users must not block the server.
 #[test]
-fn another_user_keeps_no_server_from_telling() {
+fn file_locks_of_another_user_do_not_block_the_stats_socket() {
     if !rustix::process::geteuid().is_root() {
         println!("not run: only root can be another user");
         return;
     }
-    let world = World::new("told-locked");
+    let world = World::new("stats-locked");
     let (directory, path) = place();
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o1777)).expect("chmod");
     let locked = std::thread::scope(|scope| {
@@ -202,9 +204,9 @@ fn another_user_keeps_no_server_from_telling() {
             // Affects this thread only.
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("root may");
             let own = directory.path().join(".stats.rpcrdma-lock");
-            std::fs::write(&own, "").expect("all may");
+            std::fs::write(&own, "").expect("any user may");
             [directory.path(), &own].map(|path| {
-                let file = std::fs::File::open(path).expect("all may");
+                let file = std::fs::File::open(path).expect("any user may");
                 rustix::fs::flock(&file, FlockOperation::LockExclusive).expect("it is free");
                 file
             })
@@ -214,7 +216,7 @@ fn another_user_keeps_no_server_from_telling() {
     let server = start(&world, &path).expect("a server");
     assert_eq!(snapshot(&path).format, FORMAT);
     drop((server, locked));
-    assert_eq!(std::fs::read_dir(directory.path()).expect("it is there").count(), 0, "nothing is left behind");
+    assert_eq!(std::fs::read_dir(directory.path()).expect("it is there").count(), 0, "a file is left");
 }
 
 /// Defers its calls and answers after [`WHILE`].
@@ -226,7 +228,7 @@ fn services() -> Services {
         std::thread::sleep(WHILE);
         Ok(call.reply_writer().put(b"late")?)
     };
-    standard_and([(LATER, Way::Thread.procedure(later))])
+    standard_and([(LATER, AnswerMode::Thread.procedure(later))])
 }
 
 fn counted(world: &World) -> Vec<ProcedureStats> {
@@ -237,7 +239,7 @@ fn counted(world: &World) -> Vec<ProcedureStats> {
 fn of(counted: &[ProcedureStats], procedure: u32) -> (u64, u64, u64) {
     let of = counted.iter().find(|of| (of.program, of.version, of.procedure) == (PROGRAM, VERSION, procedure));
     of.map_or((0, 0, 0), |of| {
-        assert_eq!(of.calls, of.latency.len(), "each that is counted was timed");
+        assert_eq!(of.calls, of.latency.len(), "each counted call was timed");
         (of.calls, of.bytes_in, of.bytes_out)
     })
 }
@@ -248,7 +250,7 @@ fn error_of(client: &mut LocalClient, procedure: u32, args: &[u8]) -> CallError 
 }
 
 #[test]
-fn all_calls_are_counted_by_procedure_where_all_are_timed() {
+fn procedures_count_all_calls_if_each_call_is_timed() {
     let (world, mut client) =
         World::pair_with("procedures", small().with(|c| c.debug.sample_latency = 1), services(), small());
     for _ in 0..10 {
@@ -289,14 +291,14 @@ fn refusals_are_counted_by_accept_status() {
         let call = client.chunked(REFUSE, &be(&[0]), &[100], &[]);
         assert_eq!(client.outcome(call).map(drop), Err(CallError::Refused(Refusal::GarbageArguments)));
         let stats = world.stats();
-        let told = |of: &Refusals| {
+        let counts = |of: &Refusals| {
             let Refusals { unavailable, garbage_arguments, system_errors, authentication, transport, .. } = *of;
             [unavailable, garbage_arguments, system_errors, authentication, transport]
         };
         let of = |procedure| stats.procedures.iter().find(|of| of.procedure == procedure).expect("it was refused");
-        assert_eq!(told(&of(REFUSE).refusals), [1, 4, 2, 1, 1]);
-        assert_eq!(told(&of(PANIC).refusals), [0, 0, 1, 0, 0]);
-        assert_eq!(told(&stats.refusals), [2, 4, 3, 1, 1]);
+        assert_eq!(counts(&of(REFUSE).refusals), [1, 4, 2, 1, 1]);
+        assert_eq!(counts(&of(PANIC).refusals), [0, 0, 1, 0, 0]);
+        assert_eq!(counts(&stats.refusals), [2, 4, 3, 1, 1]);
         assert_eq!(stats.procedures.len(), 2);
         assert_eq!(stats.calls_failed, 11);
         if sample_latency == 0 {

@@ -16,7 +16,7 @@ fn connect(address: &Address, config: Config) -> Client {
 }
 
 #[test]
-fn blocking_calls_futures_and_polls() {
+fn blocking_calls_futures_and_polls_return_the_same_replies() {
     let (_world, address) = World::standard("client", workers());
     for_each([IdlePolicy::Poll, IdlePolicy::default(), IdlePolicy::Event], |idle| {
         let mut client = connect(&address, small().with(|c| c.poll.idle = idle));
@@ -37,7 +37,7 @@ fn blocking_calls_futures_and_polls() {
 }
 
 #[test]
-fn futures_that_are_dropped_harm_nobody() {
+fn dropped_futures_affect_no_other_call() {
     let (_world, address) = World::standard("dropped", workers());
     let mut client = connect(&address, small());
     for round in 0..20 {
@@ -47,11 +47,11 @@ fn futures_that_are_dropped_harm_nobody() {
         }
     }
     // Dropped calls end by themselves.
-    assert!(settles(|| client.call(ClientCall::new(ECHO)).is_ok()));
+    assert!(wait_until(|| client.call(ClientCall::new(ECHO)).is_ok()));
 }
 
 #[test]
-fn chunks_through_the_ring() {
+fn a_client_with_a_thread_sends_and_receives_chunks() {
     let (_world, address) = World::standard("client-chunks", small_server());
     let mut client = connect(&address, small());
     for seed in 0..50 {
@@ -65,7 +65,7 @@ fn chunks_through_the_ring() {
         assert_eq!(outcome_of(client.call(call)), Ok(be(&[10_001])));
     }
     drop(client.start(ClientCall::new(LOAD).args(be(&[1, 9])).write_chunk(1 << 20)).unwrap());
-    assert!(settles(|| client.stats().unwrap().exposed_buffers == 0), "an abandoned call holds memory");
+    assert!(wait_until(|| client.stats().unwrap().exposed_buffers == 0), "an abandoned call holds memory");
     let failed = client.call(ClientCall::new(LOAD).args([0; 8]).write_chunk(1 << 30)).unwrap_err();
     assert_eq!(failed.error, CallError::TooLong { needed: 1 << 30, limit: 1 << 20, knob: Knob::BULK_BUFFERS });
 }
@@ -102,10 +102,10 @@ fn many_threads_share_one_connection() {
 }
 
 #[test]
-fn deadlines_limits_and_the_end() {
+fn calls_end_at_deadlines_limits_and_the_close() {
     let (gate, shut) = (Gate::default(), Gate::default());
     let (mut world, address) = World::serving("client-limits", workers(), gate.services(true));
-    let _open = (gate.opens(), shut.opens());
+    let _open = (gate.open_on_drop(), shut.open_on_drop());
     let mut client = connect(&address, small().with(|c| c.limits.max_calls = 4));
     let failed = client.call(ClientCall::new(GATED).timeout(Duration::from_millis(1))).unwrap_err();
     assert_eq!(failed.error, CallError::TimedOut { sent: true });
@@ -120,14 +120,14 @@ fn deadlines_limits_and_the_end() {
     }
     drop(last);
     client.close();
-    assert!(settles(|| client.run(ECHO, b"") == Err(CallError::Closed)));
+    assert!(wait_until(|| client.run(ECHO, b"") == Err(CallError::Closed)));
 
     let address = world.serve_with(workers(), shut.services(true));
     let mut orphan = connect(&address, small());
     let mut pending = orphan.begin(GATED, b"");
     drop(orphan);
     let end = outcome_of(pending.join());
-    assert!(matches!(end, Err(CallError::ConnectionLost { .. })), "{end:?}: its client is gone");
+    assert!(matches!(end, Err(CallError::ConnectionLost { .. })), "{end:?}: its client was dropped");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_lost_server_ends_the_calls_of_all_threads_with_a_reason() {
     let pending = [0; 20].map(|_| client.begin(HELD, b""));
     let waiter = std::thread::spawn(move || (other.run(HELD, b""), other));
     client.run(ECHO, b"").expect("an echo");
-    assert!(settles(|| held.len() == pending.len() + 1), "all calls are at the server");
+    assert!(wait_until(|| held.len() == pending.len() + 1), "all calls are at the server");
     assert_eq!(client.close_reason(), None);
     drop(world.take_server());
     let (waited, other) = waiter.join().expect("no panic");
@@ -177,9 +177,9 @@ fn end_of<T>(future: &mut Pin<Box<impl Future<Output = T>>>) -> T {
     })
 }
 
-/// A reply that nobody takes does not keep its receive: the server's next replies would find none.
+/// A reply that is not collected releases its Receive. Otherwise the server's next replies would find none.
 #[test]
-fn calls_that_nobody_joins_take_no_receives() {
+fn replies_that_are_not_collected_hold_no_receives() {
     let server = small_server().with(|c| c.shard.timeouts.progress = Duration::from_secs(1));
     let (_world, address) = World::standard("unjoined", server);
     let config = small().with(|c| (c.limits.max_calls, c.memory.small_buffers) = (4096, 4096));
@@ -202,7 +202,7 @@ fn futures_of_memory_wait_for_a_free_buffer_in_order() {
     let mut context = Context::from_waker(Waker::noop());
     let (mut first, mut second) = (Box::pin(client.alloc_async(1)), Box::pin(client.alloc_async(1)));
     let refused = client.alloc(1).map(drop);
-    assert_eq!(refused, Err(CallError::NoMemory { needed: 1, knob: Knob::BULK_BUFFERS }), "this does not wait");
+    assert_eq!(refused, Err(CallError::NoMemory { needed: 1, knob: Knob::BULK_BUFFERS }), "`alloc` does not wait");
     assert!(first.as_mut().poll(&mut context).is_pending() && second.as_mut().poll(&mut context).is_pending());
     let given_up = client.alloc_async(1);
     let last = Box::pin(client.alloc_async(1));
@@ -250,7 +250,7 @@ fn begun<T>(future: impl Future<Output = T>) -> bool {
 }
 
 #[test]
-fn connections_share_a_thread_and_end_by_themselves() {
+fn connections_share_a_thread_and_close_independently() {
     const CONNECTIONS: usize = 40;
     let (world, address) = World::standard("endpoint", roomy());
     let endpoint = Endpoint::start(&address, shared()).expect("a thread");
@@ -283,8 +283,8 @@ fn connections_share_a_thread_and_end_by_themselves() {
         assert!(served_or_lost(&end), "{end:?}");
     }
     stays.into_iter().for_each(|mut pending| assert_eq!(outcome_of(pending.join()), Ok(vec![7])));
-    assert!(settles(|| connections(&endpoint) == CONNECTIONS as u64 / 2), "{}", connections(&endpoint));
-    assert!(settles(|| world.stats().connections == CONNECTIONS as u64 / 2));
+    assert!(wait_until(|| connections(&endpoint) == CONNECTIONS as u64 / 2), "{}", connections(&endpoint));
+    assert!(wait_until(|| world.stats().connections == CONNECTIONS as u64 / 2));
     // The endpoint reuses the slots of closed connections.
     clients.extend((0..CONNECTIONS / 2).map(|_| endpoint.connect(&address).expect("a connection")));
     clients.iter_mut().for_each(|client| assert_eq!(client.run(ECHO, &[9]), Ok(vec![9])));
@@ -326,7 +326,7 @@ fn futures_and_blocking_calls_are_equivalent() {
 }
 
 #[test]
-fn more_is_asked_for_than_a_ring_holds() {
+fn requests_beyond_the_ring_capacity_are_all_served() {
     let (_world, address) = World::standard("endpoint-ring", workers());
     let config =
         small_client(small().with(|c| (c.limits.max_calls, c.memory.bulk_buffers) = (2, vec![(64 << 10, 100)])));
@@ -337,7 +337,7 @@ fn more_is_asked_for_than_a_ring_holds() {
     // Requests reach the shard by several rings, and so in any order.
     let mut answered = |count: usize| {
         let mut buffers = Vec::new();
-        let all = settles(|| {
+        let all = wait_until(|| {
             let ready = take_ready(&mut asked, &mut Context::from_waker(Waker::noop()));
             buffers.extend(ready.into_iter().map(|answer| answer.expect("a buffer")));
             buffers.len() >= count
@@ -352,7 +352,7 @@ fn more_is_asked_for_than_a_ring_holds() {
 }
 
 #[test]
-fn an_abandoned_connect_leaves_nothing() {
+fn abandoned_connects_leave_no_resources() {
     let (world, address) = World::standard("endpoint-dropped", roomy());
     let services = Arc::new(Services::new());
     let config = || ClientConfig { services: Some(Arc::clone(&services)), ..shared() };
@@ -360,7 +360,7 @@ fn an_abandoned_connect_leaves_nothing() {
         begun(Endpoint::start_async(&address, config()));
         begun(Client::connect_async(&address, config()));
     }
-    assert!(settles(|| Arc::strong_count(&services) == 1), "threads that nobody waited for have ended");
+    assert!(wait_until(|| Arc::strong_count(&services) == 1), "threads that nobody waited for have ended");
     let endpoint = Endpoint::start(&address, shared()).expect("a thread");
     for _ in 0..50 {
         begun(endpoint.connect_async(&address));
@@ -369,15 +369,15 @@ fn an_abandoned_connect_leaves_nothing() {
     for _ in 0..10 {
         begun(client.alloc_async(1000));
     }
-    assert!(settles(|| connections(&endpoint) == 1), "{}", connections(&endpoint));
-    assert!(settles(|| world.stats().connections == 1));
-    assert!(settles(|| endpoint.stats().unwrap().exposed_buffers == 0));
+    assert!(wait_until(|| connections(&endpoint) == 1), "{}", connections(&endpoint));
+    assert!(wait_until(|| world.stats().connections == 1));
+    assert!(wait_until(|| endpoint.stats().unwrap().exposed_buffers == 0));
 }
 
 #[test]
-fn a_silent_server_is_given_up_by_the_shard() {
+fn a_connect_to_a_silent_server_times_out() {
     // A device has its own time-outs for a silent server.
-    if place::on_device() {
+    if test_fabric::on_device() {
         return;
     }
     let mut world = World::new("endpoint-silent");

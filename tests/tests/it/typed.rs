@@ -1,4 +1,4 @@
-//! Typed services: a bulk item is the same to handlers and callers, whichever way it travels.
+//! Typed services: handlers and callers see the same bulk item, inline or in a chunk.
 
 use rpcrdma::binding::Binding;
 use rpcrdma::service::MAX_PROCEDURE;
@@ -45,14 +45,14 @@ fn configs() -> [ClientConfig; 2] {
     })
 }
 
-/// Ways of a client's room for a result.
+/// Where a client receives a result.
 #[derive(Clone, Copy, Debug)]
 enum Room {
-    /// None: it comes in the message, or in a Reply chunk.
+    /// In the message, or in a Reply chunk.
     Inline,
-    /// A Write chunk of the client's choice.
+    /// In a Write chunk that the client allocates.
     Chunk,
-    /// A Write chunk in a buffer of the caller, shorter than the data may be.
+    /// In a Write chunk in a buffer of the caller, which may be shorter than the data.
     Buf,
 }
 
@@ -75,7 +75,7 @@ where
 }
 
 #[test]
-fn bulk_items_are_the_same_by_every_way() {
+fn bulk_items_are_equal_inline_and_in_chunks() {
     with_clients("typed", |of| {
         for_each(LENS.into_iter().enumerate(), |(n, len)| {
             let (name, data) = (vec![b'n'; n], data_of(n as u32, len));
@@ -125,11 +125,11 @@ fn several_bulk_items_keep_their_order() {
 }
 
 #[test]
-fn an_empty_write_chunk_of_a_typed_result_brings_it_inline() {
+fn a_typed_result_of_an_empty_write_chunk_is_sent_inline() {
     let [one, two] = [[be(&[100]), vec![1; 100]].concat(), [be(&[5]), vec![2; 5], vec![0; 3]].concat()];
-    for_each(SCHEMES, |scheme| {
-        let (_world, address) = World::serving("typed-empty-write", scheme.of_server().with_workers(1), services().0);
-        let mut client = RawPeer::connect_in(&address, scheme);
+    for_each(CREDIT_MODES, |mode| {
+        let (_world, address) = World::serving("typed-empty-write", mode.of_server().with_workers(1), services().0);
+        let mut client = RawPeer::connect_in(&address, mode);
         let (room, memory) = client.room(100);
         let call = call_bytes(XID, PROGRAM, VERSION, typed_v1::Swap::NUMBER, &[&one[..], &two].concat());
         for (counts, segments, second) in [([0, 1], &[room][..], be(&[100])), ([0, 0], &[], one.clone())] {
@@ -155,22 +155,22 @@ fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
         // A client of another program is not used.
         let refused = typed_names::Client((&mut *of.0.0, of.0.1)).send(&1).expect_err("another version");
         assert!(matches!(refused, Error::Call(failed) if failed.error == Defect::OtherProgram.into()));
-        // Not sent: a name longer than its bound, and a buffer that no argument names.
+        // These calls are not sent: the name exceeds its bound, or no argument uses the buffer.
         assert!(matches!(of.store(&blob(&[0; 65], b"data")), Err(Error::Encode(_))));
         let request = Request::new().lend(lent(of.0.0, &[0; 64]));
         assert!(matches!(of.store_with(&blob(b"n", b"data"), request), Err(Error::Encode(_))));
-        // Arguments that are none do not reach the handler: too few, too many, a name too long.
+        // Undecodable arguments do not reach the handler: too few, too many, or a name that is too long.
         let name = [be(&[65]), vec![0; 68 + 8]].concat();
         let (store, add) = ((Store::NUMBER, vec![0; 8]), (typed_v1::Add::NUMBER, vec![0; 12]));
         for (procedure, args) in [store, add, (FetchLater::NUMBER, name.clone()), (FetchAsync::NUMBER, name)] {
             assert_eq!(of.0.0.run(procedure, &args), Err(CallError::Refused(Refusal::GarbageArguments)), "{procedure}");
         }
-        // A chunk where no item is.
+        // A chunk at a position without an item.
         let misplaced = ClientCall::new(Store::NUMBER).args(be(&[0, 64, 0])).read_chunk(0, lent(of.0.0, &[0; 64]));
         assert!(of.0.call(misplaced).is_err());
         let reply = of.0.call(ClientCall::new(typed_v1::Add::NUMBER).args(vec![0; 8])).expect("a reply");
         assert!(matches!(Response::<Fetch>::of(reply).results(), Err(Error::Decode(_))));
-        // The engine's own.
+        // An error of the engine.
         of.0.0.begin_close(of.0.1);
         assert!(matches!(of.add(&(1, 2)), Err(Error::Call(_))));
     });
@@ -188,7 +188,7 @@ fn a_deferred_call_reports_that_its_connection_has_closed() {
     let call: Deferred<FetchLater> = held.recv().expect("a call");
     assert!(!call.is_disconnected());
     drop(client);
-    assert!(settles(|| call.is_disconnected()));
+    assert!(wait_until(|| call.is_disconnected()));
 }
 
 /// The buffer of a reply is longer than what is declared. Without this bound, version 1 would lack a Reply chunk for
@@ -255,9 +255,9 @@ fn one_way_procedures_run_and_have_no_reply() {
         configs().map(|config| typed_v1::Client(Client::connect(&address, config).expect("a connection")));
     let responses = [v2.note(&1).expect("sent").into_reply(), v2.note_later(&2).expect("sent").into_reply()];
     assert!(responses.iter().all(|reply| reply.results().is_empty()));
-    // Its reply arrives behind the calls.
+    // The reply to this call arrives after the one-way calls were received.
     assert_eq!(value(v2.add(&(1, 2))), 3);
-    assert!(settles(|| blobs.notes.lock().expect("no panic").len() == 2));
+    assert!(wait_until(|| blobs.notes.lock().expect("no panic").len() == 2));
     let mut notes = blobs.notes.lock().expect("no panic").clone();
     notes.sort_unstable();
     assert_eq!(notes, [1, 2]);
@@ -284,10 +284,10 @@ fn store_and_fetch(of: &mut typed_v1::Client<Client>, data: &[u8], chunks: bool)
 }
 
 #[test]
-fn a_server_calls_its_client_by_the_same_types() {
+fn a_server_calls_its_client_with_the_same_types() {
     let mut world = World::new("typed-reverse");
     for_each(configs(), |config| {
-        let (telling, told) = telling_services();
+        let (telling, told) = services_with_hello();
         let address = world.serve_with(small_server(), telling);
         // The client serves the program, and its server calls it.
         let forward = ClientConfig { services: Some(Arc::new(services().0)), ..small_client(config.shard.clone()) };
@@ -308,7 +308,7 @@ fn a_server_calls_its_client_by_the_same_types() {
 }
 
 #[test]
-fn procedures_may_have_the_names_of_the_languages_traits() {
+fn procedures_may_be_named_like_traits_of_the_language() {
     let mut world = World::new("typed-names");
     let cache = Cache::default();
     let mut on_shards = Services::new();

@@ -10,11 +10,11 @@ const FLAVOR: u32 = 77;
 /// Arguments: bytes of the verifier and of the results. Results: that many bytes, and 100 in the first Write chunk.
 const SIGN: u32 = 60;
 const WORKER_SIGN: u32 = 61;
-/// As [`SIGN`], with a buffer for at most [`SHORT`] bytes of results.
+/// [`SIGN`] with a buffer for at most [`SHORT`] bytes of results.
 const SHORT_SIGN: u32 = 62;
-/// As [`SIGN`], with a duplicate request cache.
+/// [`SIGN`] with a duplicate request cache.
 const SIGN_ONCE: u32 = 63;
-/// As [`SIGN`], then a refusal.
+/// Sets the verifier like [`SIGN`], then refuses the call.
 const SIGN_AND_REFUSE: u32 = 64;
 const SHORT: usize = 400;
 const LONGEST: usize = 20_000;
@@ -52,14 +52,14 @@ fn services(cache: &Arc<DuplicateRequestCache>) -> Services {
     ])
 }
 
-fn serving(name: &'static str, scheme: CreditMode) -> (World, Address, Arc<DuplicateRequestCache>) {
+fn serving(name: &'static str, mode: CreditMode) -> (World, Address, Arc<DuplicateRequestCache>) {
     let cache = request_cache(64);
-    let (world, address) = World::serving(name, scheme.with_workers(1), services(&cache));
+    let (world, address) = World::serving(name, mode.with_workers(1), services(&cache));
     (world, address, cache)
 }
 
-fn signing(scheme: CreditMode, credential: Credential) -> ClientConfig {
-    ClientConfig { credential, ..small_client(in_mode(scheme)) }
+fn signing(mode: CreditMode, credential: Credential) -> ClientConfig {
+    ClientConfig { credential, ..small_client(in_mode(mode)) }
 }
 
 fn assert_signed(result: CallResult, verifier: usize, results: usize, what: &str) {
@@ -78,10 +78,10 @@ fn call(client: &mut LocalClient, procedure: u32, verifier: usize, results: usiz
 }
 
 #[test]
-fn there_is_room_for_a_verifier_in_every_form_of_a_reply() {
-    for scheme in SCHEMES {
-        let (_world, address, _) = serving("verifiers", scheme);
-        let config = signing(scheme, Credential::opaque(FLAVOR, vec![1; 20]));
+fn replies_of_every_form_have_room_for_a_verifier() {
+    for mode in CREDIT_MODES {
+        let (_world, address, _) = serving("verifiers", mode);
+        let config = signing(mode, Credential::opaque(FLAVOR, vec![1; 20]));
         let mut client = LocalClient::connect(&address, config.clone()).unwrap();
         // Lengths around the limit of one message, without and with the longest verifier. Then replies in parts, or in
         // a Reply chunk.
@@ -92,7 +92,7 @@ fn there_is_room_for_a_verifier_in_every_form_of_a_reply() {
                     if procedure == SHORT_SIGN && results > SHORT {
                         continue;
                     }
-                    let what = format!("{scheme:?}, procedure {procedure}");
+                    let what = format!("{mode:?}, procedure {procedure}");
                     let result = call(&mut client, procedure, verifier, results, chunk);
                     if chunk && let Ok(reply) = &result {
                         assert_eq!(reply.chunk(0), Some(&[8; 100][..]), "{what}");
@@ -102,7 +102,7 @@ fn there_is_room_for_a_verifier_in_every_form_of_a_reply() {
             }
         }
         let stats = client.stats();
-        assert_eq!((stats.calls_retransmitted, stats.calls_failed), (0, 0), "{scheme:?}: none had to be made again");
+        assert_eq!((stats.calls_retransmitted, stats.calls_failed), (0, 0), "{mode:?}: no call was retransmitted");
         drop(client);
         let mut client = Client::connect(&address, config).unwrap();
         for results in [8, 3900, LONGEST] {
@@ -113,10 +113,10 @@ fn there_is_room_for_a_verifier_in_every_form_of_a_reply() {
         assert_eq!(client.stats().map(|stats| stats.calls_retransmitted), Some(0));
         drop(client);
         // A client without reserved room gets the verifiers that fit.
-        let mut client = LocalClient::connect(&address, signing(scheme, Credential::none())).unwrap();
+        let mut client = LocalClient::connect(&address, signing(mode, Credential::none())).unwrap();
         assert_signed(call(&mut client, SIGN, 37, 8, false), 37, 8, "AUTH_NONE");
         let echo = client.prepared(ECHO, b"");
-        assert_eq!(client.call(echo).unwrap().verifier(), (0, &[][..]), "the next call's has none");
+        assert_eq!(client.call(echo).unwrap().verifier(), (0, &[][..]), "the next reply has no verifier");
     }
 }
 
@@ -131,7 +131,7 @@ fn signed(xid: u32, verifier: usize, stat: AcceptStat, results: usize) -> Vec<u8
 }
 
 #[test]
-fn refusals_and_replies_that_are_kept_have_their_verifier() {
+fn refusals_and_cached_replies_have_their_verifier() {
     let (_world, address, cache) = serving("kept-verifiers", CreditMode::V2Windowed);
     let mut peer = RawPeer::connect(&address);
     let mut ask = |xid, procedure, verifier: usize, results: usize| {

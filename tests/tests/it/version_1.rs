@@ -19,7 +19,7 @@ fn with_calls(name: &'static str, calls: u64, script: impl FnOnce(&mut Requester
     assert!(client.ends(calls as usize).iter().all(|(_, end)| end.is_ok()));
 }
 
-/// A client with more calls than credits, as its server sees it.
+/// The unanswered calls of a client with more calls than credits, at its server.
 struct Requester<'a> {
     peer: &'a mut RawPeer,
     /// Received, unanswered calls.
@@ -93,11 +93,11 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
 fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
     let shard = few_credits(CreditMode::V1, 4).with(|c| (c.limits.max_credits, c.memory.receives) = (64, 1024));
     // The server reviews each credit limit once in that time.
-    let looks = 8 * shard.poll.control_interval;
+    let review_interval = 8 * shard.poll.control_interval;
     let (_world, address, server) = World::timed("v1-receives", shard);
     let mut client = RawPeer::connect_in(&address, CreditMode::V1);
     let (mut open, mut granted) = (0, 1);
-    let grown = settles(|| {
+    let grown = wait_until(|| {
         for _ in 0..500 {
             while open < granted {
                 client.call(ECHO, Chunks::NONE, b"four");
@@ -107,7 +107,7 @@ fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
             assert!((4..=64).contains(&granted), "{granted} granted");
             open -= 1;
         }
-        server.pass(looks);
+        server.pass(review_interval);
         granted >= 16
     });
     assert!(grown, "no more than {granted} are granted");
@@ -119,9 +119,9 @@ fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
 /// Each item goes into its own chunk with its own length, whether or not it would fit inline. The message does not
 /// contain it.
 #[test]
-fn a_result_with_a_write_chunk_goes_there_however_short_it_is() {
+fn results_go_into_their_write_chunks_even_if_short() {
     const ROOM: u32 = 5000;
-    with_raw("short-results", SCHEMES, |client| {
+    with_raw("short-results", CREDIT_MODES, |client| {
         let (room, memory) = client.room(3 * ROOM as usize);
         let segments = room.cut(&[ROOM; 3]);
         let mut before = contents(&memory, 3 * ROOM as usize);
@@ -145,7 +145,7 @@ fn a_result_with_a_write_chunk_goes_there_however_short_it_is() {
 
 /// Arguments: a count, the item, a count, the item, a word.
 #[test]
-fn read_chunks_are_taken_with_and_without_their_padding() {
+fn read_chunks_are_accepted_with_and_without_their_padding() {
     let check = |call: &mut ServerCall| {
         let word = |n: usize| call.args().get(4 * n..4 * n + 4).ok_or(Refusal::GarbageArguments);
         let mut at = 4;
@@ -164,7 +164,7 @@ fn read_chunks_are_taken_with_and_without_their_padding() {
     // One procedure takes items far longer than these, and one takes the item of 501 bytes exactly.
     let takes = |longest| Procedure::new(check).read_chunks(2, longest);
     let services = standard_and([(20, takes(1 << 20)), (21, takes(501))]);
-    with_raw_of("short-arguments", SCHEMES, &services, |client| {
+    with_raw_of("short-arguments", CREDIT_MODES, &services, |client| {
         let lens = [1, 2, 3, 4, 5, 6, 7, 8, 501, 4095].map(|len| (20, len));
         for_each(lens.into_iter().chain([(21, 501)]), |(procedure, len): (u32, u32)| {
             let whole = padded(len as usize) as u32;
@@ -190,8 +190,8 @@ fn read_chunks_are_taken_with_and_without_their_padding() {
     });
 }
 
-/// ERR_CHUNK reports that the same call would fail in the same way (RFC 8267 §6.4.2), also before a disconnect (§6.7.2).
-/// The call ends without retransmission.
+/// ERR_CHUNK reports that the same call would fail in the same way (RFC 8267 §6.4.2), also before a disconnect
+/// (§6.7.2). The call ends without retransmission.
 #[test]
 fn err_chunk_ends_its_call_without_retransmission() {
     type Form = fn(&mut LocalClient) -> ClientCall;
@@ -211,7 +211,7 @@ fn err_chunk_ends_its_call_without_retransmission() {
                 peer = listener.accept_in(CreditMode::V1);
             }
             while let Some(call) = peer.next_message() {
-                assert_ne!(call.xid(), refused, "a call that was refused comes again");
+                assert_ne!(call.xid(), refused, "a refused call was retransmitted");
                 peer.reply(call.xid(), b"fine");
             }
         });
@@ -221,7 +221,7 @@ fn err_chunk_ends_its_call_without_retransmission() {
         let call = form(&mut client);
         assert_matches!(client.outcome(call), Err(CallError::Transport(_)));
         assert_eq!(client.stats().exposed_buffers, 0);
-        goes_on(&mut client, 1);
+        assert_answered(&mut client, 1);
         assert!(disconnects || client.stats().calls_retransmitted == 0);
     });
 }

@@ -18,13 +18,13 @@ const WOKEN: u32 = 600;
 type Asleep = Arc<AtomicBool>;
 
 /// A task that reports when its shard sleeps.
-struct Telling {
+struct SleepReporter {
     asleep: Asleep,
     work: Box<dyn FnMut() -> bool>,
     descriptor: Option<OwnedFd>,
 }
 
-impl ShardTask for Telling {
+impl ShardTask for SleepReporter {
     fn poll(&mut self) -> bool {
         self.asleep.store(false, Ordering::SeqCst);
         (self.work)()
@@ -37,7 +37,7 @@ impl ShardTask for Telling {
     }
 }
 
-impl Telling {
+impl SleepReporter {
     fn new(asleep: &Asleep, work: impl FnMut() -> bool + 'static) -> Self {
         Self { asleep: Arc::clone(asleep), work: Box::new(work), descriptor: None }
     }
@@ -46,7 +46,7 @@ impl Telling {
 /// A server with one shard, which sleeps whenever it can.
 fn sleeper(
     world: &World,
-    make: impl Fn(&ShardSetup<'_>) -> (LocalServices, Telling) + Send + Sync + 'static,
+    make: impl Fn(&ShardSetup<'_>) -> (LocalServices, SleepReporter) + Send + Sync + 'static,
 ) -> (Address, Server) {
     world.serve_tasks(small().with(|c| c.poll.idle = IdlePolicy::Event), make)
 }
@@ -55,16 +55,16 @@ fn sleeper(
 fn wake_each<T>(asleep: &Asleep, items: &Receiver<T>, mut wake: impl FnMut(T)) {
     for (round, item) in items.iter().take(ROUNDS).enumerate() {
         // Otherwise the shard is asleep, or about to be.
-        assert!(round % 4 == 0 || settles(|| asleep.load(Ordering::SeqCst)), "it does not sleep");
+        assert!(round % 4 == 0 || wait_until(|| asleep.load(Ordering::SeqCst)), "the shard does not sleep");
         wake(item);
     }
 }
 
-/// Makes [`ROUNDS`] calls in sequence, within [`IN_TIME`], while a thread wakes the shard for each item that its services
-/// send.
+/// Makes [`ROUNDS`] calls in sequence, within [`IN_TIME`], while a thread wakes the shard for each item that its
+/// services send.
 fn calls_are_woken<T: Send + 'static>(
     name: &'static str,
-    make: impl Fn(&Asleep, &Sender<T>) -> (LocalServices, Telling) + Send + Sync + 'static,
+    make: impl Fn(&Asleep, &Sender<T>) -> (LocalServices, SleepReporter) + Send + Sync + 'static,
     wake: impl FnMut(T) + Send + 'static,
 ) {
     let (world, asleep, (hold, held)) = (World::new(name), Asleep::default(), channel());
@@ -98,20 +98,20 @@ fn a_shard_that_sleeps_wakes_for_its_task() {
             taken.send(call).expect("the task is there");
             // The shard is awake, whatever the flag was before.
             is_asleep.store(false, Ordering::SeqCst);
-            hold.send(()).expect("the test hears it");
+            hold.send(()).expect("the test listens");
         };
         let may_answer = may.try_clone().expect("one more");
         let work = move || {
             let may = rustix::io::read(&may_answer, &mut [0; 8]).is_ok();
             may && calls.try_iter().map(|call| call.answer(Ok(()))).count() > 0
         };
-        let task = Telling { descriptor: Some(may), ..Telling::new(asleep, work) };
+        let task = SleepReporter { descriptor: Some(may), ..SleepReporter::new(asleep, work) };
         (local_and(WOKEN, Procedure::deferred(take)), task)
     };
     let mut may: Option<OwnedFd> = None;
     calls_are_woken("wakes", make, move |()| {
         let may = may.get_or_insert_with(|| told.recv().expect("it is made"));
-        rustix::io::write(may, &1u64.to_ne_bytes()).expect("it is told");
+        rustix::io::write(may, &1u64.to_ne_bytes()).expect("the eventfd is writable");
     });
 }
 
@@ -129,7 +129,7 @@ fn any_thread_wakes_a_shard_for_its_task() {
             counted.fetch_add(usize::from(any), Ordering::SeqCst);
             any
         };
-        (standard_services().to_local(), Telling::new(&shard_sleeps, work))
+        (standard_services().to_local(), SleepReporter::new(&shard_sleeps, work))
     });
     let waker = told.recv().expect("it is made");
     let (round, rounds) = channel();
@@ -138,7 +138,7 @@ fn any_thread_wakes_a_shard_for_its_task() {
     wake_each(&asleep, &rounds, |n| {
         work.store(true, Ordering::SeqCst);
         waker.wake_by_ref();
-        assert!(settles(|| worked.load(Ordering::SeqCst) == n), "round {n}");
+        assert!(wait_until(|| worked.load(Ordering::SeqCst) == n), "round {n}");
         assert!(start.elapsed() < IN_TIME, "{n} of {ROUNDS} rounds in {:?}", start.elapsed());
     });
     drop(server);
@@ -152,7 +152,7 @@ fn an_answer_wakes_a_sleeping_shard() {
             is_asleep.store(false, Ordering::SeqCst);
             hold.send(call).expect("somebody answers it");
         };
-        (local_and(WOKEN, Procedure::deferred(take)), Telling::new(asleep, || false))
+        (local_and(WOKEN, Procedure::deferred(take)), SleepReporter::new(asleep, || false))
     };
     calls_are_woken("answer-wakes", make, |call| call.answer(Ok(())));
 }
@@ -176,7 +176,7 @@ fn a_woken_future_wakes_its_shard() {
                 call.answer(Ok(()));
             }
         };
-        (local_and(WOKEN, Procedure::asynchronous(begin)), Telling::new(asleep, || false))
+        (local_and(WOKEN, Procedure::asynchronous(begin)), SleepReporter::new(asleep, || false))
     };
     calls_are_woken("future-wakes", make, |(ready, waker)| {
         ready.store(true, Ordering::SeqCst);

@@ -34,12 +34,12 @@ fn strings(array: &str) -> Vec<&str> {
 fn packages() -> Option<Vec<Value>> {
     let all: Option<Vec<_>> = WORKSPACES.iter().map(|workspace| packages_of(workspace)).collect();
     if all.is_none() {
-        println!("not run: the manifests of the dependencies cannot be had");
+        println!("not run: the manifests of the dependencies are unavailable");
     }
     Some(all?.into_iter().flatten().collect())
 }
 
-/// The same for one workspace.
+/// All crates of one workspace for this platform, with all features.
 fn packages_of(workspace: &str) -> Option<Vec<Value>> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let metadata = |offline: &[&str]| {
@@ -96,7 +96,7 @@ fn one(words: &mut Words<'_>, allowed: &[&str]) -> bool {
 }
 
 #[test]
-fn expressions_are_met_or_not() {
+fn licence_expressions_are_evaluated() {
     let allowed = ["MIT", "Apache-2.0"];
     for met in ["MIT", "MIT/GPL-3.0", "GPL-3.0 OR MIT", "(MIT OR GPL-3.0) AND Apache-2.0", "MIT AND Apache-2.0"] {
         assert!(is_met(met, &allowed), "{met}");
@@ -107,7 +107,7 @@ fn expressions_are_met_or_not() {
 }
 
 #[test]
-fn licences_are_those_that_are_allowed() {
+fn deny_toml_allows_all_licences_and_no_unused_ones() {
     let Some(packages) = packages() else { return };
     let deny = read("deny.toml");
     let allowed = strings(value(&deny, "allow"));
@@ -127,11 +127,11 @@ fn licences_are_those_that_are_allowed() {
     }
     assert!(refused.is_empty(), "deny.toml does not allow: {refused:#?}");
     let unused: Vec<_> = allowed.iter().chain(&also).filter(|&&name| !used.iter().any(|word| word == name)).collect();
-    assert!(unused.is_empty(), "deny.toml allows what nobody has: {unused:?}");
+    assert!(unused.is_empty(), "deny.toml allows licences that no package has: {unused:?}");
 }
 
 #[test]
-fn all_that_is_not_ours_comes_from_crates_io() {
+fn all_dependencies_come_from_crates_io() {
     for workspace in WORKSPACES {
         let lock = read(Path::new(workspace).join("Cargo.lock"));
         let from: Vec<_> = lock.lines().filter_map(|line| line.strip_prefix("source = ")).collect();
@@ -142,7 +142,7 @@ fn all_that_is_not_ours_comes_from_crates_io() {
 }
 
 #[test]
-fn no_lock_file_is_forgotten() {
+fn every_lock_file_is_checked() {
     let found = files("", "Cargo.lock");
     let mut known = WORKSPACES.map(|workspace| Path::new(workspace).join("Cargo.lock"));
     known.sort();
@@ -150,7 +150,7 @@ fn no_lock_file_is_forgotten() {
 }
 
 #[test]
-fn nothing_asks_for_a_newer_rust_than_we_do() {
+fn no_dependency_requires_a_newer_rust() {
     let Some(packages) = packages() else { return };
     let version = |text: &str| -> Vec<u32> { text.split('.').map(|n| n.parse().expect("a number")).collect() };
     let manifest = read("Cargo.toml");
@@ -160,6 +160,6 @@ fn nothing_asks_for_a_newer_rust_than_we_do() {
         .filter_map(|package| Some((package["name"].as_str()?, package["rust_version"].as_str()?)))
         .filter(|(_, wanted)| version(wanted) > version(&format!("{oldest}.0")))
         .collect();
-    assert!(newer.is_empty(), "Rust {oldest} is claimed; these want more: {newer:?}");
+    assert!(newer.is_empty(), "Rust {oldest} is the minimum; these require a newer one: {newer:?}");
     assert!(read("README.md").contains(&format!("Rust {oldest} or later")), "README.md");
 }

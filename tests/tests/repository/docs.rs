@@ -6,7 +6,7 @@ use rpcrdma::service::duplicate_requests::DuplicateRequestCacheStats;
 use rpcrdma::stats::ShardStats;
 use rpcrdma::wire::properties::PropertyId;
 use rpcrdma::wire::{ErrorBody, HeaderType, Revision, Version};
-use rpcrdma_tests::document::{COMMANDS, Place, blocks, rows, section};
+use rpcrdma_tests::document::{COMMANDS, Runner, blocks, rows, section};
 use rpcrdma_tests::source::{code, files, is_test, read, root, test_names, words};
 
 /// Structs whose fields are options. `tuning.md` has a section for each, with a table of its fields.
@@ -46,7 +46,7 @@ fn number(text: &str) -> u32 {
         Some(hex) => u32::from_str_radix(hex, 16),
         None => text.parse(),
     }
-    .unwrap_or_else(|_| panic!("{text:?} is no number"))
+    .unwrap_or_else(|_| panic!("invalid number {text:?}"))
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn tuning_names_every_debug_knob_in_one_paragraph() {
 
 /// Each row maps a symptom to a counter and a knob. It equals the first line of the test that provokes it.
 #[test]
-fn every_symptom_of_the_decision_list_is_provoked() {
+fn every_symptom_in_tuning_has_a_test() {
     let listed = rows(&section(&read("tuning.md"), "### When calls are slow"));
     let listed: Vec<String> = listed
         .into_iter()
@@ -120,9 +120,9 @@ fn variants(file: &str, name: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_error_of_a_call_and_of_a_start_is_explained() {
+fn every_error_of_a_call_and_of_a_start_is_documented() {
     let rows = rows(&section(&read("engine/README.md"), "## Errors"));
-    let told: BTreeSet<String> = rows.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
+    let documented: BTreeSet<String> = rows.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
     let mut there = BTreeSet::new();
     for (name, file) in
         [("CallError", "engine/proto/src/call_error.rs"), ("StartErrorKind", "engine/src/start_error.rs")]
@@ -130,7 +130,7 @@ fn every_error_of_a_call_and_of_a_start_is_explained() {
         there.extend(variants(file, name).into_iter().map(|variant| format!("{name}::{variant}")));
     }
     assert!(there.len() >= 20, "{there:?}");
-    assert_eq!(told, there, "the table of errors in engine/README.md (left) and the variants (right)");
+    assert_eq!(documented, there, "the table of errors in engine/README.md (left) and the variants (right)");
 }
 
 /// Methods behind `unstable-internals` that `engine/PROTOCOL.md` names as such.
@@ -155,7 +155,7 @@ fn public_names_in_documents_exist() {
     let members: BTreeSet<String> = items.iter().map(|item| last(item.1, 2)).collect();
     let mut seen = 0;
     for document in files(".", ".md") {
-        // It has names of before, too.
+        // The change log also has names of earlier versions.
         if document.ends_with("CHANGELOG.md") {
             continue;
         }
@@ -278,9 +278,9 @@ fn the_header_types_are_those_of_the_codec() {
 }
 
 #[test]
-fn each_proof_of_a_rule_names_a_test() {
+fn engine_rules_name_existing_tests() {
     let tests = test_names();
-    assert!(tests.contains("each_proof_of_a_rule_names_a_test"), "{} tests were found", tests.len());
+    assert!(tests.contains("engine_rules_name_existing_tests"), "{} tests were found", tests.len());
     let rows = rows(&section(&read("engine/REQUIREMENTS.md"), "## Tests of engine-specific rules"));
     assert!(rows.len() >= 25, "only {} rules have a proof", rows.len());
     for row in rows {
@@ -293,7 +293,7 @@ fn each_proof_of_a_rule_names_a_test() {
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn links_have_existing_targets() {
     let mut seen = 0;
     for document in files(".", ".md") {
         let document = document.trim_start_matches("./");
@@ -321,7 +321,7 @@ fn links_lead_somewhere() {
 
 /// `tests/documents.rs` runs each block of commands, or the block gives a reason.
 #[test]
-fn commands_are_run_or_give_a_reason() {
+fn commands_in_documents_are_run_or_give_a_reason() {
     let mut documents = vec!["README.md".to_owned()];
     documents.extend(["tools", "deploy"].iter().flat_map(|folder| files(folder, ".md")));
     let (mut run, mut shown) = (0, 0);
@@ -331,13 +331,13 @@ fn commands_are_run_or_give_a_reason() {
         for block in blocks(&read(document)) {
             let kind = block.info.split(' ').next().expect("a word");
             assert!(matches!(kind, "sh" | "text" | "rust"), "{document}:{}: what is {kind:?}?", block.line);
-            let place = block.place();
-            run += usize::from(place.is_some_and(|place| place != Place::Nowhere));
+            let place = block.runner();
+            run += usize::from(place.is_some_and(|place| place != Runner::NotRun));
             if block.info == "text output" {
                 assert!(commands, "{document}:{}: no commands print this", block.line);
                 shown += 1;
             }
-            commands = place.is_some_and(|place| place != Place::Nowhere);
+            commands = place.is_some_and(|place| place != Runner::NotRun);
         }
     }
     assert!(run > 20 && shown > 5, "{run} blocks are run, and {shown} outputs compared");
@@ -352,7 +352,7 @@ fn anchor(line: &str) -> Option<String> {
 
 /// The steps of a call name functions that exist in the files of their rows.
 #[test]
-fn the_way_of_a_call_is_through_functions_that_there_are() {
+fn call_tables_name_existing_functions() {
     let readme = read("engine/README.md");
     let ways = ["## One inline call", "## One bulk call"].map(|heading| rows(&section(&readme, heading)));
     for way in &ways {
@@ -386,7 +386,7 @@ fn the_way_of_a_call_is_through_functions_that_there_are() {
 const PAGES: &[&str] =
     &["engine/proto/src/lib.rs", "engine/proto/src/wire/mod.rs", "engine/fabric/src/lib.rs", "engine/src/shard/mod.rs"];
 
-/// Such a table lists each file beside the module, tests excluded, and no other.
+/// A table of files lists each file beside its module, tests excluded, and no other.
 #[test]
 fn tables_of_files_are_complete() {
     let with_table = |path: &String| read(path).lines().any(|line| line.starts_with("//! | file | "));
@@ -425,7 +425,7 @@ fn tables_of_files_are_complete() {
 
 /// Files that documents name without a link exist.
 #[test]
-fn files_that_are_named_are_there() {
+fn files_named_in_documents_exist() {
     let mut seen = 0;
     for document in [
         "README.md",

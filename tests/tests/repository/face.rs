@@ -54,19 +54,19 @@ struct Entry<'a> {
 }
 
 /// Items reachable from the root of the first crate, by path.
-struct Face<'a> {
+struct PublicApi<'a> {
     crates: &'a [Crate],
     entries: BTreeMap<String, Entry<'a>>,
     seen: BTreeSet<(usize, String)>,
 }
 
-impl<'a> Face<'a> {
+impl<'a> PublicApi<'a> {
     fn of(crates: &'a [Crate]) -> Self {
-        let mut face = Self { crates, entries: BTreeMap::new(), seen: BTreeSet::new() };
+        let mut api = Self { crates, entries: BTreeMap::new(), seen: BTreeSet::new() };
         let first = &crates[0];
         let items = &Crate::inner(first.item(&first.json["root"]).expect("a root")).1["items"];
-        face.walk_all(0, items, "");
-        face
+        api.walk_all(0, items, "");
+        api
     }
 
     fn walk_all(&mut self, of: usize, items: &'a Value, path: &str) {
@@ -76,7 +76,7 @@ impl<'a> Face<'a> {
     }
 
     /// The description of an item of another crate.
-    fn elsewhere(&self, of: usize, id: &Value) -> Option<(usize, &'a Value)> {
+    fn in_other_crate(&self, of: usize, id: &Value) -> Option<(usize, &'a Value)> {
         let crates: &'a [Crate] = self.crates;
         let path = crates[of].json["paths"].get(id.to_string())?.get("path")?;
         let name = path.as_array()?.first()?.as_str()?.replace('_', "-");
@@ -96,12 +96,12 @@ impl<'a> Face<'a> {
             }
             return;
         }
-        // A crate of its own, which its own page describes.
+        // The types of rpcrdma-xdr are described in that crate.
         if inner["source"] == "rpcrdma_xdr" {
             return;
         }
         let target = crates[of].item(&inner["id"]).map(|item| (of, item));
-        let (of, item) = target.or_else(|| self.elsewhere(of, &inner["id"])).expect("what is exported is ours");
+        let (of, item) = target.or_else(|| self.in_other_crate(of, &inner["id"])).expect("what is exported is ours");
         self.add(of, item, &join(path, inner["name"].as_str().expect("a name")));
     }
 
@@ -166,7 +166,7 @@ impl<'a> Face<'a> {
             let path = &self.crates[entry.of].json["paths"][id.to_string()]["path"][0];
             let ours = path.as_str().is_none_or(|name| CRATES.contains(&&*name.replace('_', "-")));
             let here = self.seen.contains(&(entry.of, id.to_string()));
-            let there = || self.elsewhere(entry.of, id).is_some_and(|(of, item)| self.is_seen(of, item));
+            let there = || self.in_other_crate(entry.of, id).is_some_and(|(of, item)| self.is_seen(of, item));
             !ours || here || there()
         };
         types.iter().filter(|one| !named(one)).map(|one| one["path"].to_string()).collect()
@@ -251,17 +251,17 @@ fn crates() -> Vec<Crate> {
 #[test]
 fn the_public_api_is_as_listed() {
     let crates = crates();
-    let face = Face::of(&crates);
+    let api = PublicApi::of(&crates);
     let mut list = String::new();
-    for (path, entry) in &face.entries {
+    for (path, entry) in &api.entries {
         let declared = match entry.kind {
             "function" | "struct_field" => format!(": {}", declaration(entry)),
             _ => String::new(),
         };
         list.push_str(&format!("{} {path}{declared}\n", entry.kind.trim_start_matches("struct_")));
     }
-    let fields = face.entries.values().filter(|entry| is_member(entry.kind)).count();
-    let items = face.entries.len() - fields;
+    let fields = api.entries.values().filter(|entry| is_member(entry.kind)).count();
+    let items = api.entries.len() - fields;
     println!("{items} items, {fields} fields and variants");
     if std::env::var_os("FACE").is_some_and(|value| value == "write") {
         std::fs::write(root().join(LIST), &list).expect("it is written");
@@ -282,9 +282,9 @@ fn the_public_api_is_as_listed() {
 #[test]
 fn public_items_have_short_first_lines_debug_and_error_traits() {
     let crates = crates();
-    let face = Face::of(&crates);
+    let api = PublicApi::of(&crates);
     let mut wrong = Vec::new();
-    for (path, entry) in &face.entries {
+    for (path, entry) in &api.entries {
         let docs = entry.item["docs"].as_str().unwrap_or_default();
         let first = docs.split("\n\n").next().unwrap_or_default().replace('\n', " ");
         let sentence = first.split(". ").next().unwrap_or_default();
@@ -292,11 +292,11 @@ fn public_items_have_short_first_lines_debug_and_error_traits() {
         if words == 0 || words > 12 {
             wrong.push(format!("{path}: {words} words in its first line: {sentence}"));
         }
-        for one in face.unnameable(entry) {
+        for one in api.unnameable(entry) {
             wrong.push(format!("{path}: {one} cannot be named by users of the crate"));
         }
         if matches!(entry.kind, "struct" | "enum") {
-            let traits = face.traits(entry);
+            let traits = api.traits(entry);
             let error = path.ends_with("Error") || traits.contains("Error");
             for (wanted, needed) in [("Debug", true), ("Error", error), ("Send", error), ("Sync", error)] {
                 if needed && !traits.contains(wanted) {
@@ -305,5 +305,5 @@ fn public_items_have_short_first_lines_debug_and_error_traits() {
             }
         }
     }
-    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), face.entries.len(), wrong.join("\n"));
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), api.entries.len(), wrong.join("\n"));
 }

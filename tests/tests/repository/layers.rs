@@ -264,7 +264,7 @@ fn arrows(path: &str, code: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn arrows_point_down() {
+fn modules_use_only_lower_layers() {
     let mut wrong = Vec::new();
     let mut used = vec![BTreeSet::new(); LAYERS.len()];
     for path in engine() {
@@ -322,7 +322,7 @@ fn layers_name_only_their_crates() {
 }
 
 #[test]
-fn pure_layers_know_no_clock_thread_or_atomic() {
+fn pure_layers_use_no_clock_thread_or_atomic() {
     let mut wrong = Vec::new();
     let mut seen = 0;
     for path in engine() {

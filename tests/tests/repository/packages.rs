@@ -89,7 +89,7 @@ fn an_example_builds_nothing_else_after_the_benchmark() {
 
 /// `test = false` saves a program without tests, and would hide the tests of others.
 #[test]
-fn targets_that_are_not_tested_have_no_tests() {
+fn untested_targets_have_no_tests() {
     let (packages, _) = workspace();
     let targets = packages.iter().flat_map(|package| package["targets"].as_array().expect("a list"));
     let untested = targets.filter(|target| {

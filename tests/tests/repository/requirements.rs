@@ -84,7 +84,7 @@ fn done_requirements_name_existing_tests() {
 }
 
 #[test]
-fn no_requirement_stands_twice() {
+fn requirements_are_unique() {
     let mut seen = BTreeSet::new();
     for Requirement { places, what, .. } in requirements().1 {
         assert!(seen.insert((places, what.clone())), "twice: {what}");

@@ -1,4 +1,4 @@
-//! A simulated client shard: makes calls (`desk.rs`) and serves its servers' calls.
+//! A simulated client shard: makes calls (`call_checker.rs`) and serves its servers' calls.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use rpcrdma::shard::SimulatedTime;
 use rpcrdma::wire::properties::ReverseSupport;
 use rpcrdma_tests::{ECHO, With, shard_leak, small_client};
 
-use crate::desk::{Desk, Link, Seat};
+use crate::call_checker::{CallChecker, CheckerContext, Link};
+use crate::deferred_calls::DeferredCalls;
 use crate::device::{Device, device};
 use crate::forms::Terms;
 use crate::host::receives;
 use crate::journal::Journal;
-use crate::later::Later;
 use crate::plan::{self, Plan};
 use crate::probe::Loss;
 use crate::service::{Runs, services};
@@ -25,7 +25,7 @@ const RECONNECTS: usize = 6;
 
 pub(crate) struct Caller {
     client: LocalClient<Device>,
-    pub(crate) desk: Desk,
+    pub(crate) checker: CallChecker,
     plan: Rc<Plan>,
     index: usize,
     /// Addresses of the groups and of the hostile server.
@@ -53,7 +53,7 @@ impl Caller {
         addresses: &Rc<Addresses>,
         journal: &Journal,
         time: &SimulatedTime,
-        (runs, later): (&Runs, &Later),
+        (runs, later): (&Runs, &DeferredCalls),
     ) -> Self {
         let journal = journal.of(&format!("client{index}"));
         let plan::Caller { config, connect, software, chaos, links, late, habits, .. } = &plan.callers[index];
@@ -66,10 +66,10 @@ impl Caller {
         let client = ClientConfig { services, connect: connect.clone(), ..small_client(shard) };
         let mut client = LocalClient::open(fabric, client).expect("a client");
         client.simulate(time);
-        let seat = Seat { plan, journal, time, runs, who: index as u32, habits: habits.clone() };
+        let context = CheckerContext { plan, journal, time, runs, who: index as u32, habits: habits.clone() };
         let mut caller = Self {
             client,
-            desk: Desk::new(seat, connect),
+            checker: CallChecker::new(context, connect),
             plan: Rc::clone(plan),
             index,
             addresses: Rc::clone(addresses),
@@ -84,7 +84,7 @@ impl Caller {
         caller
     }
 
-    fn me(&self) -> &plan::Caller {
+    fn own_plan(&self) -> &plan::Caller {
         &self.plan.callers[self.index]
     }
 
@@ -92,10 +92,10 @@ impl Caller {
         let address = group.map_or(&self.addresses.hostile, |group| &self.addresses.groups[group]);
         match self.client.begin_connect(address) {
             Ok(connection) => {
-                let config = &self.me().config;
+                let config = &self.own_plan().config;
                 let room = config.limits.max_calls.next_power_of_two();
-                let terms = Terms::forward(&self.plan, self.me(), group);
-                self.desk.links.push(Link {
+                let terms = Terms::forward(&self.plan, self.own_plan(), group);
+                self.checker.links.push(Link {
                     connection,
                     group,
                     terms,
@@ -103,17 +103,17 @@ impl Caller {
                     closing: false,
                     over: false,
                     opened: false,
-                    proved: true,
+                    has_succeeded: true,
                     room,
                     under_way: 0,
-                    given_up: 0,
+                    abandoned: 0,
                 });
             }
             Err(error) => {
                 let error = error.to_string();
                 let full = error.contains("receives for a connection");
-                assert!(full || group.is_none(), "{}: {error}", self.desk.journal.who());
-                self.desk.journal.count("connections not begun", 1);
+                assert!(full || group.is_none(), "{}: {error}", self.checker.journal.who());
+                self.checker.journal.count("connections not begun", 1);
             }
         }
     }
@@ -125,9 +125,9 @@ impl Caller {
         } else {
             std::mem::take(&mut self.late.0).into_iter().for_each(|group| self.connect(group));
         }
-        self.desk.work(&mut self.client);
+        self.checker.work(&mut self.client);
         self.hoard();
-        let Desk { links, random, .. } = &mut self.desk;
+        let CallChecker { links, random, .. } = &mut self.checker;
         let lost = links.iter().filter(|link| link.over && !link.closing).count();
         if lost > self.reconnects && self.reconnects < RECONNECTS && random.once_in(10) {
             self.reconnects += 1;
@@ -142,10 +142,10 @@ impl Caller {
     fn hoard(&mut self) {
         if self.hoarding == 0 {
             self.hoard.clear();
-            let every = self.me().hoard;
-            if self.desk.random.once_in(every) {
-                self.hoarding = self.desk.random.below(600);
-                self.desk.journal.count("times that a client took all buffers", 1);
+            let every = self.own_plan().hoard;
+            if self.checker.random.once_in(every) {
+                self.hoarding = self.checker.random.below(600);
+                self.checker.journal.count("times that a client took all buffers", 1);
             }
             return;
         }
@@ -155,38 +155,38 @@ impl Caller {
         }
         let (promised, receives) = self.client.shard().fabric().promises();
         let few = promised > 0 && receives < promised + 64;
-        self.desk.journal.count("turns with few Receives", u64::from(few));
+        self.checker.journal.count("turns with few Receives", u64::from(few));
     }
 
     /// Stops hoarding buffers.
-    pub(crate) fn calm_down(&mut self) {
+    pub(crate) fn stop_hoarding(&mut self) {
         self.hoard.clear();
     }
 
     /// Calls not yet made.
     pub(crate) fn remaining(&self) -> usize {
         // Without a connection it can make none.
-        let none = self.desk.links.iter().all(|link| link.over) && self.reconnects >= RECONNECTS;
-        if none { 0 } else { self.desk.remaining() }
+        let none = self.checker.links.iter().all(|link| link.over) && self.reconnects >= RECONNECTS;
+        if none { 0 } else { self.checker.remaining() }
     }
 
     pub(crate) fn turn(&mut self) {
         let mut ended = Vec::new();
         self.client.poll(|done| ended.push(done));
-        for link in &mut self.desk.links {
+        for link in &mut self.checker.links {
             link.opened |= self.client.is_established(link.connection);
         }
         for done in ended {
-            self.desk.ended(&mut self.client, done);
+            self.checker.ended(&mut self.client, done);
         }
-        for index in 0..self.desk.links.len() {
-            self.look_after(index);
+        for index in 0..self.checker.links.len() {
+            self.check_closed(index);
         }
     }
 
     /// Checks that a closed connection has no calls left.
-    fn look_after(&mut self, index: usize) {
-        let link = &mut self.desk.links[index];
+    fn check_closed(&mut self, index: usize) {
+        let link = &mut self.checker.links[index];
         if link.over {
             return;
         }
@@ -194,31 +194,31 @@ impl Caller {
         link.over = true;
         // Addresses differ from run to run.
         let reason = reason.to_string().split('"').step_by(2).collect::<String>();
-        self.desk.journal.note(format_args!("link {index} is over: {reason}"));
-        assert_eq!(link.under_way, 0, "{}: a connection is over, its calls are not", self.desk.journal.who());
+        self.checker.journal.note(format_args!("link {index} is over: {reason}"));
+        assert_eq!(link.under_way, 0, "{}: a connection is over, its calls are not", self.checker.journal.who());
     }
 
     /// No memory is kept or exposed, by the engine's count and by the probe's.
     pub(crate) fn is_quiet(&mut self) -> bool {
-        self.desk.release(usize::MAX);
+        self.checker.release(usize::MAX);
         self.client.shard().fabric().windows() == 0 && self.client.stats().exposed_buffers == 0
     }
 
     /// Calls once on every open connection, some at a time. Returns true when all have been called.
     pub(crate) fn ping(&mut self) -> bool {
-        self.desk.ping(&mut self.client)
+        self.checker.ping(&mut self.client)
     }
 
     /// Closes every connection in order.
     pub(crate) fn close(&mut self) {
-        for link in &mut self.desk.links {
+        for link in &mut self.checker.links {
             link.closing = true;
             self.client.begin_close(link.connection);
         }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.desk.links.iter().all(|link| link.over)
+        self.checker.links.iter().all(|link| link.over)
     }
 
     /// By group: connections that others ended, once established or before.
@@ -229,21 +229,21 @@ impl Caller {
     }
 
     /// Closes the shard at once, with calls in flight. Every call still completes.
-    pub(crate) fn die(self) {
-        let Self { client, mut desk, .. } = self;
-        desk.journal.note(format_args!("dies"));
-        desk.journal.count("clients that died", 1);
-        desk.die(client.close(Duration::ZERO));
+    pub(crate) fn close_now(self) {
+        let Self { client, mut checker, .. } = self;
+        checker.journal.note(format_args!("dies"));
+        checker.journal.count("clients that died", 1);
+        checker.check_all_ended(client.close(Duration::ZERO));
     }
 
     /// Checks that all memory, windows and counters are back to their initial state.
-    pub(crate) fn check_balance(&mut self, calm: bool) {
-        self.desk.release(usize::MAX);
-        self.desk.check_claims();
-        let journal = &self.desk.journal;
+    pub(crate) fn check_leaks(&mut self, calm: bool) {
+        self.checker.release(usize::MAX);
+        self.checker.check_claims();
+        let journal = &self.checker.journal;
         let who = journal.who();
         let stats = self.client.stats();
-        let hostile = self.desk.links.iter().any(|link| link.hostile);
+        let hostile = self.checker.links.iter().any(|link| link.hostile);
         assert_eq!(shard_leak(&stats), None, "{who}");
         // A hostile server may send more messages than there are Receives while the application holds the buffers.
         if !hostile {
@@ -257,8 +257,8 @@ impl Caller {
         }
         let messages = stats.messages;
         if !hostile {
-            assert_eq!(probe.given_up(), 0, "{who}: it ended connections that were in order");
-            let unknown = messages.rejected_unknown_xid.saturating_sub(self.desk.told);
+            assert_eq!(probe.destroyed_unclosed(), 0, "{who}: it ended connections that were in order");
+            let unknown = messages.rejected_unknown_xid.saturating_sub(self.checker.one_way_sent);
             let odd = messages.rejected_short + messages.rejected_dropped + unknown + messages.rejected_unexpected;
             assert_eq!(odd, 0, "{who}: {messages:?}");
         }
@@ -274,6 +274,6 @@ impl Caller {
     pub(crate) fn waits_for(&mut self) -> String {
         let receives = receives(&self.client.stats());
         let windows = self.client.shard().fabric().windows();
-        format!("{}: {}, {windows} windows, {receives}", self.desk.journal.who(), self.desk.waits_for())
+        format!("{}: {}, {windows} windows, {receives}", self.checker.journal.who(), self.checker.waits_for())
     }
 }

@@ -1,10 +1,10 @@
 //! Characteristics that shards change, or ask peers to change, while calls run.
 
 use rpcrdma::client::LocalClient;
-use rpcrdma::proto::exchange::{ChangeError, Characteristic, Event, Outcome};
+use rpcrdma::proto::exchange::{ChangeError, ChangeOutcome, Characteristic, CharacteristicEvent};
 use rpcrdma_tests::Random;
 
-use crate::desk::Link;
+use crate::call_checker::Link;
 use crate::device::Device;
 use crate::journal::Journal;
 
@@ -12,7 +12,7 @@ use crate::journal::Journal;
 const LEAST: usize = 4096;
 
 /// Changes a characteristic, or asks a peer to change one.
-pub(crate) fn make(client: &mut LocalClient<Device>, links: &[Link], random: &mut Random, journal: &Journal) {
+pub(crate) fn make_change(client: &mut LocalClient<Device>, links: &[Link], random: &mut Random, journal: &Journal) {
     if random.once_in(2) {
         return resize(client, random, journal);
     }
@@ -73,15 +73,15 @@ fn resize(client: &mut LocalClient<Device>, random: &mut Random, journal: &Journ
 }
 
 /// Counts the peers' changes and their answers to requests.
-pub(crate) fn hear(client: &mut LocalClient<Device>, journal: &Journal) {
+pub(crate) fn count_events(client: &mut LocalClient<Device>, journal: &Journal) {
     for (connection, event) in client.take_changes() {
         journal.note(format_args!("{connection:?}: {event:?}"));
         let what = match event {
-            Event::Peer(Characteristic::ReceiveSize(_)) => "peers' Receives of another size",
-            Event::Answer { outcome: Outcome::Done, .. } => "changes that are made",
-            Event::Answer { outcome: Outcome::Pending, .. } => "changes that are pending",
-            Event::Answer { outcome: Outcome::Rejected, .. } => "changes that are rejected",
-            Event::Answer { outcome: Outcome::Partial(_), .. } => "changes of another kind",
+            CharacteristicEvent::Peer(Characteristic::ReceiveSize(_)) => "peers' Receives of another size",
+            CharacteristicEvent::Answer { outcome: ChangeOutcome::Done, .. } => "changes that are made",
+            CharacteristicEvent::Answer { outcome: ChangeOutcome::Pending, .. } => "changes that are pending",
+            CharacteristicEvent::Answer { outcome: ChangeOutcome::Rejected, .. } => "changes that are rejected",
+            CharacteristicEvent::Answer { outcome: ChangeOutcome::Partial(_), .. } => "changes of another kind",
             _ => continue,
         };
         journal.count(what, 1);

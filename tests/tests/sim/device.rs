@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::fd::BorrowedFd;
 
 use rpcrdma::fabric::iwarp::memory::{MemoryFabric, MemoryListener};
-use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpConfig};
+use rpcrdma::fabric::iwarp::{Crc, FpduSize, IwarpFabricConfig};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric, SoftwareListener};
 use rpcrdma::fabric::testing::chaos::{Chaos, ChaosConfig};
 use rpcrdma::fabric::{
@@ -61,17 +61,17 @@ impl Kind {
     }
 
     /// A device without chaos. Of its own time limits only `linger` matters.
-    pub(crate) fn bare(self, linger: Duration, iwarp: IwarpConfig, seed: u64) -> Medium {
+    pub(crate) fn bare(self, linger: Duration, iwarp: IwarpFabricConfig, seed: u64) -> Medium {
         let (handshake_timeout, retry_timeout) = (HOUR, HOUR);
         let config = SoftwareConfig { linger, handshake_timeout, retry_timeout, ..SoftwareConfig::default() };
         self.open(&config, iwarp, seed)
     }
 
-    fn open(self, software: &SoftwareConfig, iwarp: IwarpConfig, seed: u64) -> Medium {
+    fn open(self, software: &SoftwareConfig, iwarp: IwarpFabricConfig, seed: u64) -> Medium {
         match self {
             Self::Software => Medium::Software(SoftwareFabric::new(software.clone()).expect("a device")),
             Self::Endpoint(crc, fpdu_size) => {
-                let config = IwarpConfig { crc, fpdu_size, ..iwarp };
+                let config = IwarpFabricConfig { crc, fpdu_size, ..iwarp };
                 Medium::Endpoint(MemoryFabric::new(config, seed).expect("a device"))
             }
         }

@@ -4,7 +4,7 @@ use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::{ERR_VERS_LEN, ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind};
 
 /// Exceeds any honest credit value. Beyond it, counters would wrap.
-const PLENTY: u32 = 1 << 20;
+const MAX_CREDIT: u32 = 1 << 20;
 
 /// Credits of one connection according to its headers. Counters wrap.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(crate) struct Flow {
     /// As a server: it takes version 1, and not only version 2.
     pub(crate) takes_version_1: bool,
     /// A readable message was sent or received.
-    settled: bool,
+    negotiated: bool,
     /// Whether the peer's first CONNPROP offers windowed credits; `None` before it.
     offer: Option<bool>,
     /// Sent messages; in version 1, sent calls.
@@ -73,7 +73,7 @@ impl Flow {
             serves,
             version,
             takes_version_1,
-            settled: false,
+            negotiated: false,
             offer: None,
             ours,
             theirs,
@@ -88,15 +88,15 @@ impl Flow {
     /// The broken rule.
     pub(crate) fn send(&mut self, message: &[u8], revision: Revision) -> Result<(), String> {
         if is_err_vers(message, revision) {
-            // It is outside the credits of version 2, as the message that it answers.
+            // ERR_VERS and the message that it answers are outside the credits of version 2.
             return Ok(());
         }
         let view = View::check(message, revision);
         let view = view.map_err(|e| {
             let start = &message[..message.len().min(80)];
-            format!("it sends what cannot be read: {e:?}: {start:02x?}")
+            format!("it sends a malformed message: {e:?}: {start:02x?}")
         })?;
-        if self.hostile || (!self.server && self.ours.count == 0 && !self.settled) {
+        if self.hostile || (!self.server && self.ours.count == 0 && !self.negotiated) {
             // A client whose version was rejected starts in version 1. The version that a hostile peer settles on is
             // not visible here.
             self.version = view.version();
@@ -115,28 +115,28 @@ impl Flow {
         if let Some(received) = view.received()
             && (received.wrapping_sub(self.theirs.count) as i32) > 0
         {
-            return Err(format!("it says that {received} have come, of {}", self.theirs.count));
+            return Err(format!("it reports {received} received messages, of {}", self.theirs.count));
         }
         // An error grants nothing (version 2 §6.4.3).
         if view.htype() == HeaderType::Error {
             return Ok(());
         }
-        let told = match view.received() {
+        let granted = match view.received() {
             Some(received) => received.wrapping_add(view.credit()),
             None => self.theirs.limit.wrapping_add(view.credit() & 0xFFFF),
         };
-        if (told.wrapping_sub(self.theirs.limit) as i32) < 0 {
-            return Err(format!("it takes back what it granted: {told} after {}", self.theirs.limit));
+        if (granted.wrapping_sub(self.theirs.limit) as i32) < 0 {
+            return Err(format!("it reduces its grant: {granted} after {}", self.theirs.limit));
         }
         let most = view.credit() >> 16;
-        if view.received().is_none() && (told.wrapping_sub(self.theirs.count) as i32).max(1) > most as i32 {
-            return Err(format!("it says that {most} may be outstanding: {told} of {}", self.theirs.count));
+        if view.received().is_none() && (granted.wrapping_sub(self.theirs.count) as i32).max(1) > most as i32 {
+            return Err(format!("it says that {most} may be outstanding: {granted} of {}", self.theirs.count));
         }
-        self.theirs.limit = told;
+        self.theirs.limit = granted;
         Ok(())
     }
 
-    /// The same in version 1, where only calls count.
+    /// Counts a sent message of version 1, where only calls count.
     fn send_1(&mut self, view: &View<'_>) -> Result<(), String> {
         if kind(view, self.server) == Kind::Reply {
             self.replied = self.replied.wrapping_add(1);
@@ -152,7 +152,7 @@ impl Flow {
 
     /// Counts a received message.
     pub(crate) fn receive(&mut self, message: &[u8], revision: Revision) {
-        let first = !std::mem::replace(&mut self.settled, true);
+        let first = !std::mem::replace(&mut self.negotiated, true);
         if !self.server && is_err_vers(message, revision) {
             self.refused(first);
             return;
@@ -162,7 +162,7 @@ impl Flow {
         let version = view.as_ref().map_or_else(WireError::version, |view| Some(view.version()));
         let short = view.as_ref().is_err_and(WireError::is_too_short);
         if first && self.server && self.takes_version_1 && version == Some(Version::V1) && !short {
-            *self = Self { settled: true, ..Self::new(true, self.hostile, self.serves, Version::V1) };
+            *self = Self { negotiated: true, ..Self::new(true, self.hostile, self.serves, Version::V1) };
         }
         // An unreadable message still grants credits.
         let increment = match &view {
@@ -172,8 +172,8 @@ impl Flow {
         // Without the peer's offer, counts of messages are not negotiated and cannot be read.
         let view = view.ok().filter(|view| self.offer == Some(true) || view.received().is_none());
         let Some(view) = view else {
-            // It consumes a Receive. A server may still wait for a readable message.
-            self.settled = !(first && self.server && self.version == Version::V2);
+            // The message consumes a Receive. A server may still wait for a readable message.
+            self.negotiated = !(first && self.server && self.version == Version::V2);
             if self.version == Version::V2 {
                 self.theirs.add();
                 let newly = increment.map_or(0, |credit| credit & 0xFFFF);
@@ -182,7 +182,7 @@ impl Flow {
             return;
         };
         if view.version() != self.version {
-            self.settled = !first;
+            self.negotiated = !first;
             if self.version == Version::V2 {
                 self.theirs.add();
             }
@@ -199,8 +199,8 @@ impl Flow {
         let limit = match view.received() {
             _ if view.htype() == HeaderType::Error => return,
             // The count exceeds the sent messages.
-            Some(received) if self.ours.count.wrapping_sub(received) > PLENTY => return,
-            Some(received) => received.wrapping_add(view.credit().min(PLENTY)),
+            Some(received) if self.ours.count.wrapping_sub(received) > MAX_CREDIT => return,
+            Some(received) => received.wrapping_add(view.credit().min(MAX_CREDIT)),
             None => self.ours.limit.wrapping_add(view.credit() & 0xFFFF),
         };
         // Honest peers never reduce a grant. Of hostile ones, an earlier message of the same poll may still be
@@ -214,7 +214,7 @@ impl Flow {
         match kind(view, !self.server) {
             Kind::Reply => {
                 self.answered = self.answered.wrapping_add(1);
-                self.ours.limit = self.answered.wrapping_add(view.credit().clamp(1, PLENTY));
+                self.ours.limit = self.answered.wrapping_add(view.credit().clamp(1, MAX_CREDIT));
             }
             _ => self.theirs.add(),
         }
@@ -223,15 +223,15 @@ impl Flow {
     /// The peer rejects the attempted version. A client restarts in version 1.
     fn refused(&mut self, first: bool) {
         if first {
-            *self = Self { settled: true, ..Self::new(false, self.hostile, self.serves, Version::V1) };
+            *self = Self { negotiated: true, ..Self::new(false, self.hostile, self.serves, Version::V1) };
         } else if self.version == Version::V2 {
             self.theirs.add();
         }
     }
 
     /// The version, once negotiated.
-    pub(crate) fn settled(&self) -> Option<Version> {
-        self.settled.then_some(self.version)
+    pub(crate) fn negotiated(&self) -> Option<Version> {
+        self.negotiated.then_some(self.version)
     }
 
     /// Messages sent, and received; version 2.

@@ -11,7 +11,7 @@ use rpcrdma_tests::*;
 
 use crate::device::Device;
 use crate::plan::{Caller, PATIENT, Plan, pick};
-use crate::probe::Place;
+use crate::probe::BufferId;
 use crate::service::{FLAT, GIVE, GROW, MIX, NOTE, Name, ONCE, PANICS, TELL, filler};
 
 /// A call and its expected reply.
@@ -31,7 +31,7 @@ pub(crate) struct Shape {
     results: Vec<u8>,
     chunks: Vec<(u32, usize)>,
     /// Whether it succeeds in version 1, and in version 2.
-    succeeds: [Says; 2],
+    succeeds: [Success; 2],
     /// Accepts the errors that it may fail with.
     error: fn(&CallError) -> bool,
     /// Its executions are counted.
@@ -40,7 +40,7 @@ pub(crate) struct Shape {
 
 /// Whether a call succeeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Says {
+pub(crate) enum Success {
     Yes,
     No,
     /// Depends on state not visible here.
@@ -166,7 +166,7 @@ impl Shape {
         &self,
         client: &mut LocalClient<Device>,
         connection: Connection,
-    ) -> Result<(ClientCall, Vec<Place>), CallError> {
+    ) -> Result<(ClientCall, Vec<BufferId>), CallError> {
         let mut call = client.prepare(self.procedure, self.args.len())?;
         call.args_mut().copy_from_slice(&self.args);
         if let Some(bytes) = self.announced {
@@ -197,9 +197,9 @@ impl Shape {
 
     /// Whether it may succeed, and whether it may fail, on its own on such a connection.
     pub(crate) fn may(&self, terms: &Terms) -> (bool, bool) {
-        let says = self.succeeds.iter().zip(terms.versions).filter(|(_, possible)| *possible);
-        let has = |what: Says| says.clone().any(|(&says, _)| says == what || says == Says::Either);
-        (has(Says::Yes), has(Says::No))
+        let known = self.succeeds.iter().zip(terms.versions).filter(|(_, possible)| *possible);
+        let has = |what: Success| known.clone().any(|(&known, _)| known == what || known == Success::Either);
+        (has(Success::Yes), has(Success::No))
     }
 
     /// Whether it may fail with this error on its own.
@@ -237,7 +237,7 @@ impl Shape {
         let sent: Vec<_> = reply.take_sent().collect();
         // A call retransmitted as one long message does not return its Read chunks.
         if sent.len() != self.sends.len() && self.procedure != FLAT {
-            return Err(format!("{} of {} Read chunks came home", sent.len(), self.sends.len()));
+            return Err(format!("{} of {} Read chunks were returned", sent.len(), self.sends.len()));
         }
         for (n, (buf, &(_, seed, len))) in sent.iter().zip(&self.sends).enumerate() {
             if buf.len() != len || !patterned(seed, buf) {
@@ -259,17 +259,17 @@ fn plain(procedure: u32, args: Vec<u8>, results: Vec<u8>) -> Shape {
         one_way: false,
         results,
         chunks: Vec::new(),
-        succeeds: [Says::Yes; 2],
+        succeeds: [Success::Yes; 2],
         error: no_form,
         noted: false,
     }
 }
 
 fn failing(procedure: u32, args: Vec<u8>, error: fn(&CallError) -> bool) -> Shape {
-    Shape { succeeds: [Says::No; 2], error, ..plain(procedure, args, Vec::new()) }
+    Shape { succeeds: [Success::No; 2], error, ..plain(procedure, args, Vec::new()) }
 }
 
-/// This direction cannot carry it.
+/// No form of the call is valid in this direction.
 fn no_form(error: &CallError) -> bool {
     match error {
         CallError::Invalid(call) => matches!(call.defect(), Defect::NoChunks | Defect::NotOneWay),
@@ -277,8 +277,8 @@ fn no_form(error: &CallError) -> bool {
     }
 }
 
-/// The peer's transport has refused it for good, or it could never have been sent.
-fn not_so(error: &CallError) -> bool {
+/// The peer's transport refuses the call whenever it is sent, or the call cannot be sent.
+fn refused_by_transport(error: &CallError) -> bool {
     use ErrorBody::{BadXdr, ReadChunks, ReplyResource, WriteResource};
     let known = |e: &ErrorBody| matches!(e, BadXdr | ReadChunks { .. } | ReplyResource { .. } | WriteResource { .. });
     no_form(error) || matches!(error, CallError::Transport(body) if known(body))
@@ -351,39 +351,40 @@ impl Draw<'_> {
     }
 
     /// Whether call and reply fit without chunks, in version 1 and in version 2.
-    fn without_chunks(&self, call: usize, reply: usize) -> [Says; 2] {
+    fn without_chunks(&self, call: usize, reply: usize) -> [Success; 2] {
         let longest = (CALL + call).max(REPLY_HEADER + reply);
         let fits = |least: usize, most: usize| match longest {
-            _ if longest <= least => Says::Yes,
-            _ if longest <= most => Says::Either,
-            _ => Says::No,
+            _ if longest <= least => Success::Yes,
+            _ if longest <= most => Success::Either,
+            _ => Success::No,
         };
         let Terms { inline_threshold, most, .. } = *self.terms;
         let said = |bytes: usize| (bytes & !1023).max(1024) - HEADERS[0];
         // A header with windowed credits is 4 bytes longer.
-        let two = if self.continues() { Says::Yes } else { fits(inline_threshold - HEADERS[1], most - HEADERS[1] + 4) };
+        let two =
+            if self.continues() { Success::Yes } else { fits(inline_threshold - HEADERS[1], most - HEADERS[1] + 4) };
         [fits(said(inline_threshold), said(most)), two]
     }
 
     /// Whether any server answers such a call; `chunks`: it has chunks.
-    fn carried(&self, call: usize, reply: usize, chunks: bool) -> [Says; 2] {
+    fn carried(&self, call: usize, reply: usize, chunks: bool) -> [Success; 2] {
         if !self.terms.reverse {
-            return [Says::Yes; 2];
+            return [Success::Yes; 2];
         }
         let [one, two] = match chunks {
-            true => [Says::No; 2],
+            true => [Success::No; 2],
             false => self.without_chunks(call, reply),
         };
-        [one, if self.plan.reverse == ReverseSupport::General { Says::Yes } else { two }]
+        [one, if self.plan.reverse == ReverseSupport::General { Success::Yes } else { two }]
     }
 }
 
 /// Combines two conditions; both must hold.
-fn both(a: [Says; 2], b: [Says; 2]) -> [Says; 2] {
-    let one = |a: Says, b: Says| match (a, b) {
-        (Says::No, _) | (_, Says::No) => Says::No,
-        (Says::Yes, Says::Yes) => Says::Yes,
-        _ => Says::Either,
+fn both(a: [Success; 2], b: [Success; 2]) -> [Success; 2] {
+    let one = |a: Success, b: Success| match (a, b) {
+        (Success::No, _) | (_, Success::No) => Success::No,
+        (Success::Yes, Success::Yes) => Success::Yes,
+        _ => Success::Either,
     };
     [one(a[0], b[0]), one(a[1], b[1])]
 }
@@ -497,13 +498,18 @@ fn give(draw: &mut Draw<'_>) -> Shape {
     let [one, two] = draw.without_chunks(args.len(), len);
     let general = !draw.terms.reverse || draw.plan.reverse == ReverseSupport::General;
     // It is retransmitted with the Reply chunk that its reply needs.
-    let resent = if general { Says::Yes } else { two };
+    let resent = if general { Success::Yes } else { two };
     let plain_size = if enough { draw.carried(args.len(), len, false) } else { [one, resent] };
     // A Reply chunk may be larger than requested, and so take slightly more than announced.
     let [one, two] = both(plain_size, draw.carried(args.len(), announced.unwrap_or(0), false));
-    let one = if one == Says::No && announced.is_some() { Says::Either } else { one };
+    let one = if one == Success::No && announced.is_some() { Success::Either } else { one };
     // A refused call has executed by then.
-    Shape { announced, succeeds: [one, two], error: not_so, ..plain(GIVE, args, patterned_bytes(seed, len)) }
+    Shape {
+        announced,
+        succeeds: [one, two],
+        error: refused_by_transport,
+        ..plain(GIVE, args, patterned_bytes(seed, len))
+    }
 }
 
 fn tell(draw: &mut Draw<'_>) -> Shape {
@@ -511,7 +517,7 @@ fn tell(draw: &mut Draw<'_>) -> Shape {
     let mut args = words(draw.name());
     args.extend(patterned_bytes(draw.name.1, len));
     let [_, two] = draw.without_chunks(args.len(), 0);
-    Shape { noted: true, one_way: true, succeeds: [Says::No, two], ..plain(TELL, args, Vec::new()) }
+    Shape { noted: true, one_way: true, succeeds: [Success::No, two], ..plain(TELL, args, Vec::new()) }
 }
 
 fn flat(draw: &mut Draw<'_>) -> Shape {
@@ -522,9 +528,9 @@ fn flat(draw: &mut Draw<'_>) -> Shape {
     let sends = draw.sends(seed, &lens, args.len());
     let filling = draw.random.below(most);
     args.extend(patterned_bytes(filler(seed), filling));
-    let succeeds = both(draw.carried(args.len(), 16, true), [Says::No, Says::Yes]);
+    let succeeds = both(draw.carried(args.len(), 16, true), [Success::No, Success::Yes]);
     let results = patterned_bytes(seed, 4 * lens.len());
-    Shape { noted: true, sends, succeeds, error: not_so, ..plain(FLAT, args, results) }
+    Shape { noted: true, sends, succeeds, error: refused_by_transport, ..plain(FLAT, args, results) }
 }
 
 fn grow(draw: &mut Draw<'_>) -> Shape {
@@ -545,10 +551,10 @@ fn grow(draw: &mut Draw<'_>) -> Shape {
     let mut args = words(draw.name().into_iter().chain([seed as usize]).chain(list(&wanted)));
     args.extend(patterned_bytes(filler(seed), filling.saturating_sub(args.len())));
     let chunks = wanted.iter().enumerate().map(|(n, &len)| (seed + n as u32, len)).collect();
-    let enough = [if cut { Says::No } else { Says::Yes }, if left { Says::Yes } else { Says::Either }];
+    let enough = [if cut { Success::No } else { Success::Yes }, if left { Success::Yes } else { Success::Either }];
     let succeeds = both(draw.carried(args.len(), 8, true), enough);
     let results = patterned_bytes(seed, 8);
-    Shape { noted: true, rooms, chunks, succeeds, error: not_so, ..plain(GROW, args, results) }
+    Shape { noted: true, rooms, chunks, succeeds, error: refused_by_transport, ..plain(GROW, args, results) }
 }
 
 /// Write chunks for a procedure that uses none.
@@ -556,9 +562,9 @@ fn unreduced(draw: &mut Draw<'_>) -> Shape {
     let (seed, len) = (draw.seed(), draw.length());
     let rooms = draw.lens();
     let args = words(draw.name().into_iter().chain([seed as usize, len]));
-    let succeeds = both(draw.carried(args.len(), len, true), [Says::No, Says::Yes]);
+    let succeeds = both(draw.carried(args.len(), len, true), [Success::No, Success::Yes]);
     let results = patterned_bytes(seed, len);
-    Shape { noted: true, rooms, succeeds, error: not_so, ..plain(GIVE, args, results) }
+    Shape { noted: true, rooms, succeeds, error: refused_by_transport, ..plain(GIVE, args, results) }
 }
 
 fn refused(draw: &mut Draw<'_>) -> Shape {

@@ -1,4 +1,4 @@
-//! Server shards of one address: they serve and make reverse calls (`desk.rs`).
+//! Server shards of one address: they serve and make reverse calls (`call_checker.rs`).
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use rpcrdma::shard::{ConnRef, Notice, SimulatedTime, SimulatedWorkers};
 use rpcrdma::stats::ShardStats;
 use rpcrdma_tests::{shard_leak, small_client};
 
-use crate::desk::{Desk, Link, Seat};
+use crate::call_checker::{CallChecker, CheckerContext, Link};
 use crate::device::{Device, MediumListener, device};
 use crate::forms::Terms;
 use crate::journal::Journal;
@@ -21,15 +21,15 @@ const FIRST_NAME: u32 = 1000;
 
 pub(crate) struct Host {
     client: LocalClient<Device>,
-    pub(crate) desk: Desk,
+    pub(crate) checker: CallChecker,
     plan: Rc<Plan>,
     pub(crate) group: usize,
-    /// Connections, in the order of the desk's links.
+    /// Connections, in the order of the checker's links.
     conns: Vec<ConnRef>,
     /// It accepts no more connections. Another shard has taken its place.
     pub(crate) retired: bool,
     /// Connections that it ended itself, and whose loss is allowed.
-    forgiven: u64,
+    allowed_losses: u64,
 }
 
 impl Host {
@@ -57,22 +57,22 @@ impl Host {
         }
         client.shard_mut().listen(listener).expect("listening");
         let who = FIRST_NAME + generation;
-        let seat = Seat { plan, journal, time, runs, who, habits: habits.clone() };
-        let (desk, plan) = (Desk::new(seat, connect), Rc::clone(plan));
-        Self { client, desk, plan, group, conns: Vec::new(), retired: false, forgiven: 0 }
+        let context = CheckerContext { plan, journal, time, runs, who, habits: habits.clone() };
+        let (checker, plan) = (CallChecker::new(context, connect), Rc::clone(plan));
+        Self { client, checker, plan, group, conns: Vec::new(), retired: false, allowed_losses: 0 }
     }
 
     /// A turn that also makes reverse calls.
     pub(crate) fn work(&mut self) {
         if !self.retired {
-            self.desk.work(&mut self.client);
+            self.checker.work(&mut self.client);
         }
         self.turn();
     }
 
     /// A turn without new calls that drops a reply. Clients' calls may wait for its memory.
     pub(crate) fn rest(&mut self) {
-        self.desk.release(1);
+        self.checker.release(1);
         self.turn();
     }
 
@@ -83,25 +83,25 @@ impl Host {
             match notice {
                 Notice::Open(conn) => self.opened(conn),
                 Notice::Closed { conn, reason } => {
-                    self.desk.journal.note(format_args!("{conn:?} is over: {reason}"));
+                    self.checker.journal.note(format_args!("{conn:?} is over: {reason}"));
                     let link = self.conns.iter().position(|&known| known == conn);
                     if let Some(link) = link {
-                        self.desk.links[link].over = true;
+                        self.checker.links[link].over = true;
                     }
                 }
             }
         }
         let ended = std::mem::take(self.client.shard_mut().done());
         for done in ended {
-            self.desk.ended(&mut self.client, done);
+            self.checker.ended(&mut self.client, done);
         }
     }
 
     fn opened(&mut self, conn: ConnRef) {
-        self.desk.journal.note(format_args!("{conn:?} is open"));
+        self.checker.journal.note(format_args!("{conn:?} is open"));
         let config = &self.plan.groups[self.group].config;
         self.conns.push(conn);
-        self.desk.links.push(Link {
+        self.checker.links.push(Link {
             connection: self.client.adopt(conn),
             group: Some(self.group),
             terms: Terms::back(&self.plan, config),
@@ -109,34 +109,34 @@ impl Host {
             closing: false,
             over: false,
             opened: true,
-            proved: false,
+            has_succeeded: false,
             // The smallest share that the lowest credit limit leaves to this direction.
             room: config.debug.reverse_credits.min(1) as usize,
             under_way: 0,
-            given_up: 0,
+            abandoned: 0,
         });
     }
 
     /// Refuses new calls and completes those in flight.
     pub(crate) fn drain(&mut self) {
-        self.desk.journal.note(format_args!("drains"));
-        self.desk.journal.count("servers drained", 1);
+        self.checker.journal.note(format_args!("drains"));
+        self.checker.journal.count("servers drained", 1);
         self.retire();
         self.client.shard_mut().drain();
     }
 
     /// Closes at once.
     pub(crate) fn abort(&mut self) {
-        self.desk.journal.note(format_args!("aborts"));
-        self.desk.journal.count("servers aborted", 1);
+        self.checker.journal.note(format_args!("aborts"));
+        self.checker.journal.count("servers aborted", 1);
         self.retire();
         self.client.shard_mut().abort();
     }
 
     fn retire(&mut self) {
         self.retired = true;
-        self.desk.links.iter_mut().for_each(|link| link.closing = true);
-        self.forgiven += self.client.stats().connections;
+        self.checker.links.iter_mut().for_each(|link| link.closing = true);
+        self.allowed_losses += self.client.stats().connections;
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -151,7 +151,9 @@ impl Host {
     /// Connections that clients may lose because of this shard.
     pub(crate) fn may_lose(&mut self) -> u64 {
         // Includes version 1 connections for whose calls it had no memory.
-        self.forgiven + self.client.shard().fabric().inner().broken().len() as u64 + self.client.stats().calls_shed
+        self.allowed_losses
+            + self.client.shard().fabric().inner().broken().len() as u64
+            + self.client.stats().calls_shed
     }
 
     /// Lower bound of the calls that found no memory.
@@ -160,11 +162,11 @@ impl Host {
     }
 
     /// Checks that all memory, windows and counters are back to their initial state.
-    pub(crate) fn check_balance(&mut self, calm: bool, hostile: bool) {
-        self.desk.release(usize::MAX);
-        let journal = self.desk.journal.clone();
+    pub(crate) fn check_leaks(&mut self, calm: bool, hostile: bool) {
+        self.checker.release(usize::MAX);
+        let journal = self.checker.journal.clone();
         let who = journal.who();
-        assert_eq!(self.desk.under_way(), 0, "{who}: {}", self.desk.waits_for());
+        assert_eq!(self.checker.under_way(), 0, "{who}: {}", self.checker.waits_for());
         let stats = self.client.stats();
         assert_eq!(shard_leak(&stats), None, "{who}");
         assert_eq!(stats.fabric.receiver_not_ready, 0, "{who}: a message met no Receive");
@@ -177,9 +179,9 @@ impl Host {
         let messages = stats.messages;
         if !hostile {
             if !self.retired {
-                assert_eq!(probe.given_up(), 0, "{who}: it ended connections that were in order");
+                assert_eq!(probe.destroyed_unclosed(), 0, "{who}: it ended connections that were in order");
             }
-            let unknown = messages.rejected_unknown_xid.saturating_sub(self.desk.told);
+            let unknown = messages.rejected_unknown_xid.saturating_sub(self.checker.one_way_sent);
             let odd = messages.rejected_short + messages.rejected_dropped + unknown + messages.rejected_unexpected;
             assert_eq!(odd, 0, "{who}: {messages:?}");
         }
@@ -197,19 +199,19 @@ impl Host {
     /// Describes what the server is waiting for.
     pub(crate) fn waits_for(&mut self) -> String {
         let stats = self.client.stats();
-        format!("{}: {}, {}", self.desk.journal.who(), self.desk.waits_for(), receives(&stats))
+        format!("{}: {}, {}", self.checker.journal.who(), self.checker.waits_for(), receives(&stats))
     }
 
     /// No memory is exposed to clients.
     pub(crate) fn is_quiet(&mut self) -> bool {
-        self.desk.release(usize::MAX);
+        self.checker.release(usize::MAX);
         self.client.shard().fabric().windows() == 0 && self.client.stats().exposed_buffers == 0
     }
 
     /// Calls every client once, some at a time. Returns true when all have been called.
     pub(crate) fn ping(&mut self) -> bool {
         let calls = !self.retired && self.plan.reverse != rpcrdma::wire::properties::ReverseSupport::None;
-        !calls || self.desk.ping(&mut self.client)
+        !calls || self.checker.ping(&mut self.client)
     }
 }
 

@@ -3,7 +3,7 @@
 //! Their own connections may end in any way. No other peer may be affected.
 
 use rpcrdma::Address;
-use rpcrdma::fabric::iwarp::IwarpConfig;
+use rpcrdma::fabric::iwarp::IwarpFabricConfig;
 use rpcrdma::fabric::{Access, RemoteMemory};
 use rpcrdma::wire::properties::{Properties, ReverseSupport};
 use rpcrdma::wire::{
@@ -20,14 +20,14 @@ type RawPeer = rpcrdma_tests::RawPeer<Medium>;
 type RawListener = rpcrdma_tests::RawListener<Medium>;
 
 /// Connections that one opens, one after the other.
-const LIVES: usize = 6;
+const MOST_CONNECTIONS: usize = 6;
 /// Most buffers that one exposes.
 const EXPOSURES: usize = 12;
 /// Most messages that are remembered for replay.
-const MEMORY: usize = 16;
+const MOST_REMEMBERED: usize = 16;
 
 /// State of either kind.
-struct Mind {
+struct Behaviour {
     kind: Kind,
     /// Seed of its devices.
     seed: u64,
@@ -44,7 +44,7 @@ struct Mind {
     offers: bool,
 }
 
-impl Mind {
+impl Behaviour {
     fn new(plan: &Plan, index: usize, journal: Journal) -> Self {
         Self {
             kind: plan.kind,
@@ -62,16 +62,16 @@ impl Mind {
     }
 
     /// A device for one life.
-    fn device(&self, lives: usize) -> Medium {
-        self.kind.bare(HOUR, IwarpConfig::default(), self.seed | lives as u64)
+    fn device(&self, connections_left: usize) -> Medium {
+        self.kind.bare(HOUR, IwarpFabricConfig::default(), self.seed | connections_left as u64)
     }
 
-    fn listen(&self, address: &Address, lives: usize) -> State {
-        State::Listening(Box::new(RawListener::bind_on(self.device(lives), address, listener(address))))
+    fn listen(&self, address: &Address, connections_left: usize) -> State {
+        State::Listening(Box::new(RawListener::bind_on(self.device(connections_left), address, listener(address))))
     }
 
     /// An extreme or random number.
-    fn odd(&mut self) -> u32 {
+    fn odd_number(&mut self) -> u32 {
         match self.random.below(6) {
             0 => 0,
             1 => u32::MAX,
@@ -82,7 +82,7 @@ impl Mind {
     }
 
     fn segment(&mut self) -> Segment {
-        Segment { handle: self.odd(), length: self.odd(), offset: u64::from(self.odd()) }
+        Segment { handle: self.odd_number(), length: self.odd_number(), offset: u64::from(self.odd_number()) }
     }
 
     /// A mostly correct message with the given fields.
@@ -91,9 +91,9 @@ impl Mind {
         let credit = match honest {
             true if self.version == Version::V2 && !peer.windowed => peer.increment(matches!(body, Body::Error(_))),
             true => 20,
-            false => self.odd(),
+            false => self.odd_number(),
         };
-        let received = if self.random.once_in(12) { self.odd() } else { peer.received };
+        let received = if self.random.once_in(12) { self.odd_number() } else { peer.received };
         let received = (peer.windowed && self.version == Version::V2).then_some(received);
         let header = Header { xid, credit, received, flags, body };
         let mut bytes = vec![0; header.encoded_len(self.version, self.revision)];
@@ -105,9 +105,9 @@ impl Mind {
     }
 
     /// Sends a CONNPROP, correct or slightly wrong.
-    fn introduce(&mut self, peer: &mut RawPeer) {
+    fn send_connprop(&mut self, peer: &mut RawPeer) {
         let odd = self.random.once_in(4);
-        let mut value = |usual: u32| if odd && self.random.once_in(2) { self.odd() } else { usual };
+        let mut value = |usual: u32| if odd && self.random.once_in(2) { self.odd_number() } else { usual };
         let properties = Properties {
             send_size: value(8192),
             receive_size: value(8192),
@@ -122,13 +122,13 @@ impl Mind {
         self.version = Version::V2;
         let bytes = self.message(peer, 7, Flags::NONE, Body::Connprop(set), &[]);
         self.offers = properties.windowed_credits;
-        let bytes = if self.random.once_in(10) { self.spoil(bytes) } else { bytes };
+        let bytes = if self.random.once_in(10) { self.corrupt(bytes) } else { bytes };
         self.send(peer, "properties", &bytes);
         self.journal.count("hostile introductions", 1);
     }
 
     /// Usually honours the peer's properties.
-    fn heed(&mut self, peer: &mut RawPeer, message: &[u8]) {
+    fn apply_properties(&mut self, peer: &mut RawPeer, message: &[u8]) {
         let Ok(view) = View::check(message, self.revision) else { return };
         if let ViewBody::Connprop(set) = view.body() {
             let peers = Properties::from_set(&set, self.revision).is_ok_and(|peer| peer.windowed_credits);
@@ -142,25 +142,25 @@ impl Mind {
         let more = flags.with(Flags::MORE);
         let what = self.random.below(8);
         let (one, two) = message.split_at((message.len() / 2) & !3);
-        let mut say = |mind: &mut Self, xid, flags, payload: &[u8]| {
-            let bytes = mind.message(peer, xid, flags, Body::Msg(Chunks::NONE), payload);
-            mind.send(peer, "a part", &bytes);
+        let mut send_part = |behaviour: &mut Self, xid, flags, payload: &[u8]| {
+            let bytes = behaviour.message(peer, xid, flags, Body::Msg(Chunks::NONE), payload);
+            behaviour.send(peer, "a part", &bytes);
         };
         self.journal.count("hostile messages in parts", 1);
-        say(self, xid, more, one);
+        send_part(self, xid, more, one);
         match what {
             // Correct.
-            0 | 1 => say(self, xid, flags, two),
+            0 | 1 => send_part(self, xid, flags, two),
             // Another message in between.
             2 => {
                 let other = call_bytes(xid + 1, PROGRAM, VERSION, ECHO, b"in between");
-                say(self, xid + 1, Flags::NONE, &other);
+                send_part(self, xid + 1, Flags::NONE, &other);
             }
-            3 => say(self, xid ^ 5, more, two),
+            3 => send_part(self, xid ^ 5, more, two),
             // Without an end.
-            4 => (0..4 + self.random.below(20)).for_each(|_| say(self, xid, more, &[9; 4000])),
+            4 => (0..4 + self.random.below(20)).for_each(|_| send_part(self, xid, more, &[9; 4000])),
             // The other direction, noise, or another type.
-            5 => say(self, xid, Flags::NONE.with(if response { Flags::NONE } else { Flags::RESPONSE }), two),
+            5 => send_part(self, xid, Flags::NONE.with(if response { Flags::NONE } else { Flags::RESPONSE }), two),
             6 => {
                 let noise = self.noise();
                 self.send(peer, "noise between parts", &noise);
@@ -180,7 +180,7 @@ impl Mind {
     }
 
     /// Corrupts a message.
-    fn spoil(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
+    fn corrupt(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
         match self.random.below(4) {
             0 => {
                 let len = self.random.below(bytes.len() + 1);
@@ -217,7 +217,7 @@ impl Mind {
     fn send(&mut self, peer: &mut RawPeer, what: &'static str, bytes: &[u8]) {
         self.journal.note(format_args!("{what}: {} bytes", bytes.len()));
         self.journal.count("hostile messages", 1);
-        if self.remembered.len() < MEMORY {
+        if self.remembered.len() < MOST_REMEMBERED {
             self.remembered.push(bytes.to_vec());
         }
         peer.send(bytes);
@@ -225,7 +225,7 @@ impl Mind {
 
     /// Draws any error.
     fn error(&mut self) -> ErrorBody {
-        let n = self.odd();
+        let n = self.odd_number();
         pick(
             &mut self.random,
             &[
@@ -247,51 +247,57 @@ impl Mind {
 }
 
 pub(crate) struct HostileClient {
-    mind: Mind,
+    behaviour: Behaviour,
     address: Address,
     peer: Option<RawPeer>,
-    introduced: bool,
-    lives: usize,
+    sent_connprop: bool,
+    connections_left: usize,
 }
 
 impl HostileClient {
     /// It connects in its first turn.
     pub(crate) fn new(plan: &Plan, index: usize, address: Address, journal: Journal) -> Self {
-        Self { mind: Mind::new(plan, index, journal), address, peer: None, introduced: false, lives: LIVES }
+        Self {
+            behaviour: Behaviour::new(plan, index, journal),
+            address,
+            peer: None,
+            sent_connprop: false,
+            connections_left: MOST_CONNECTIONS,
+        }
     }
 
     pub(crate) fn turn(&mut self) {
         let Some(mut peer) = self.peer.take() else {
-            if self.lives > 0 && self.mind.random.once_in(10) {
-                self.lives -= 1;
-                self.mind.exposed.clear();
-                self.peer = RawPeer::begin_on(self.mind.device(self.lives), &self.address, b"").ok();
-                self.introduced = false;
-                self.mind.version = if self.mind.random.once_in(4) { Version::V1 } else { Version::V2 };
-                self.mind.journal.note(format_args!("connects: {}", self.peer.is_some()));
+            if self.connections_left > 0 && self.behaviour.random.once_in(10) {
+                self.connections_left -= 1;
+                self.behaviour.exposed.clear();
+                self.peer = RawPeer::begin_on(self.behaviour.device(self.connections_left), &self.address, b"").ok();
+                self.sent_connprop = false;
+                self.behaviour.version = if self.behaviour.random.once_in(4) { Version::V1 } else { Version::V2 };
+                self.behaviour.journal.note(format_args!("connects: {}", self.peer.is_some()));
             }
             return;
         };
         // Occasionally it polls nothing.
-        if !self.mind.random.once_in(3) {
+        if !self.behaviour.random.once_in(3) {
             peer.turn();
         }
-        if peer.is_up() && !self.introduced {
-            self.introduced = true;
-            if self.mind.version == Version::V2 && !self.mind.random.once_in(4) {
-                self.mind.introduce(&mut peer);
+        if peer.is_up() && !self.sent_connprop {
+            self.sent_connprop = true;
+            if self.behaviour.version == Version::V2 && !self.behaviour.random.once_in(4) {
+                self.behaviour.send_connprop(&mut peer);
             }
         }
         while let Some(message) = peer.take_message() {
-            self.mind.heed(&mut peer, &message.bytes);
-            if self.mind.remembered.len() < MEMORY {
-                self.mind.remembered.push(message.bytes);
+            self.behaviour.apply_properties(&mut peer, &message.bytes);
+            if self.behaviour.remembered.len() < MOST_REMEMBERED {
+                self.behaviour.remembered.push(message.bytes);
             }
         }
-        if peer.is_over() && self.mind.random.once_in(3) {
+        if peer.is_over() && self.behaviour.random.once_in(3) {
             return;
         }
-        if peer.is_up() && self.mind.random.once_in(3) && !self.act(&mut peer) {
+        if peer.is_up() && self.behaviour.random.once_in(3) && !self.act(&mut peer) {
             return;
         }
         self.peer = Some(peer);
@@ -299,120 +305,121 @@ impl HostileClient {
 
     /// Performs a random action. Returns false once the connection is gone.
     fn act(&mut self, peer: &mut RawPeer) -> bool {
-        let mind = &mut self.mind;
-        let what = mind.random.below(26);
+        let behaviour = &mut self.behaviour;
+        let what = behaviour.random.below(26);
         match what {
             20 | 21 => {
-                mind.xid += 1;
-                let mut args = vec![0; 12 + mind.random.below(6000)];
+                behaviour.xid += 1;
+                let mut args = vec![0; 12 + behaviour.random.below(6000)];
                 pattern(3, &mut args);
-                let call = call_bytes(mind.xid, PROGRAM, VERSION, ECHO, &args);
-                mind.parts(peer, mind.xid, false, &call);
+                let call = call_bytes(behaviour.xid, PROGRAM, VERSION, ECHO, &args);
+                behaviour.parts(peer, behaviour.xid, false, &call);
             }
-            22 => mind.introduce(peer),
+            22 => behaviour.send_connprop(peer),
             23 => {
-                mind.version = if mind.version == Version::V1 { Version::V2 } else { Version::V1 };
-                let mut bytes = mind.call(peer, Chunks::NONE, ECHO, b"another version!");
-                if mind.random.once_in(2) {
-                    bytes[7] = mind.random.below(5) as u8;
+                behaviour.version = if behaviour.version == Version::V1 { Version::V2 } else { Version::V1 };
+                let mut bytes = behaviour.call(peer, Chunks::NONE, ECHO, b"another version!");
+                if behaviour.random.once_in(2) {
+                    bytes[7] = behaviour.random.below(5) as u8;
                 }
-                mind.send(peer, "another version", &bytes);
+                behaviour.send(peer, "another version", &bytes);
             }
             24 => {
-                let segments = [mind.segment(), mind.segment()];
-                let count = mind.random.below(3);
+                let segments = [behaviour.segment(), behaviour.segment()];
+                let count = behaviour.random.below(3);
                 let chunks = Chunks { reply: Some(&segments[..count]), ..Chunks::NONE };
-                let bytes = mind.call(peer, chunks, REPLY, &2000u32.to_be_bytes());
-                mind.send(peer, "a call with a Reply chunk of anything", &bytes);
+                let bytes = behaviour.call(peer, chunks, REPLY, &2000u32.to_be_bytes());
+                behaviour.send(peer, "a call with a Reply chunk of anything", &bytes);
             }
             25 => {
-                mind.xid += 1;
-                let call = call_bytes(mind.xid, PROGRAM, VERSION, ECHO, b"a long call, or not");
-                let target = mind.expose(peer, &call, Access::REMOTE_READ);
-                let odd = mind.random.once_in(3);
-                let target = target.filter(|_| !odd).unwrap_or_else(|| mind.segment());
+                behaviour.xid += 1;
+                let call = call_bytes(behaviour.xid, PROGRAM, VERSION, ECHO, b"a long call, or not");
+                let target = behaviour.expose(peer, &call, Access::REMOTE_READ);
+                let odd = behaviour.random.once_in(3);
+                let target = target.filter(|_| !odd).unwrap_or_else(|| behaviour.segment());
                 let reads = [ReadSegment { position: 0, target }, ReadSegment { position: 44, target }];
-                let count = mind.random.below(3);
+                let count = behaviour.random.below(3);
                 let body = Body::Nomsg(Chunks { reads: &reads[..count], ..Chunks::NONE });
-                let bytes = mind.message(peer, mind.xid, Flags::NONE, body, &[]);
-                mind.send(peer, "a long call", &bytes);
+                let bytes = behaviour.message(peer, behaviour.xid, Flags::NONE, body, &[]);
+                behaviour.send(peer, "a long call", &bytes);
             }
             0..=4 => {
-                let bytes = mind.call(peer, Chunks::NONE, ECHO, b"as it should be!");
-                mind.send(peer, "a call", &bytes);
+                let bytes = behaviour.call(peer, Chunks::NONE, ECHO, b"as it should be!");
+                behaviour.send(peer, "a call", &bytes);
             }
             5 => {
-                let bytes = mind.noise();
-                mind.send(peer, "noise", &bytes);
+                let bytes = behaviour.noise();
+                behaviour.send(peer, "noise", &bytes);
             }
             6 | 7 => {
-                let bytes = mind.call(peer, Chunks::NONE, ECHO, b"not as it should be!");
-                let bytes = mind.spoil(bytes);
-                mind.send(peer, "a spoilt call", &bytes);
+                let bytes = behaviour.call(peer, Chunks::NONE, ECHO, b"not as it should be!");
+                let bytes = behaviour.corrupt(bytes);
+                behaviour.send(peer, "a spoilt call", &bytes);
             }
-            8 if !mind.remembered.is_empty() => {
-                let bytes = mind.remembered[mind.random.below(mind.remembered.len())].clone();
-                mind.send(peer, "once more", &bytes);
+            8 if !behaviour.remembered.is_empty() => {
+                let bytes = behaviour.remembered[behaviour.random.below(behaviour.remembered.len())].clone();
+                behaviour.send(peer, "once more", &bytes);
             }
             9 => {
-                let reads = [ReadSegment { position: 44, target: mind.segment() }];
-                let bytes = mind.call(peer, Chunks { reads: &reads, ..Chunks::NONE }, STORE, &1u32.to_be_bytes());
-                mind.send(peer, "a call with a Read chunk of anything", &bytes);
+                let reads = [ReadSegment { position: 44, target: behaviour.segment() }];
+                let bytes = behaviour.call(peer, Chunks { reads: &reads, ..Chunks::NONE }, STORE, &1u32.to_be_bytes());
+                behaviour.send(peer, "a call with a Read chunk of anything", &bytes);
             }
             10 => {
-                let segments = [mind.segment(), mind.segment()];
+                let segments = [behaviour.segment(), behaviour.segment()];
                 let writes = WriteList { counts: &[2], segments: &segments };
-                let bytes = mind.call(peer, Chunks { writes, ..Chunks::NONE }, LOAD, &[0, 0, 0, 1, 0, 0, 2, 0]);
-                mind.send(peer, "a call with a Write chunk of anything", &bytes);
+                let bytes = behaviour.call(peer, Chunks { writes, ..Chunks::NONE }, LOAD, &[0, 0, 0, 1, 0, 0, 2, 0]);
+                behaviour.send(peer, "a call with a Write chunk of anything", &bytes);
             }
             11 | 12 => {
-                let mut data = vec![0; 1 + mind.random.below(2000)];
+                let mut data = vec![0; 1 + behaviour.random.below(2000)];
                 pattern(1, &mut data);
                 // Sometimes with the wrong access right.
-                let access = pick(&mut mind.random, &[Access::REMOTE_READ, Access::REMOTE_READ, Access::REMOTE_WRITE]);
-                if let Some(target) = mind.expose(peer, &data, access) {
+                let access =
+                    pick(&mut behaviour.random, &[Access::REMOTE_READ, Access::REMOTE_READ, Access::REMOTE_WRITE]);
+                if let Some(target) = behaviour.expose(peer, &data, access) {
                     let reads = [ReadSegment { position: 44, target }];
-                    let inv_handle = if mind.random.once_in(2) { target.handle } else { 0 };
+                    let inv_handle = if behaviour.random.once_in(2) { target.handle } else { 0 };
                     let chunks = Chunks { inv_handle, reads: &reads, ..Chunks::NONE };
-                    let bytes = mind.call(peer, chunks, STORE, &1u32.to_be_bytes());
-                    mind.send(peer, "a call with a Read chunk", &bytes);
+                    let bytes = behaviour.call(peer, chunks, STORE, &1u32.to_be_bytes());
+                    behaviour.send(peer, "a call with a Read chunk", &bytes);
                 }
             }
             13 => {
-                for _ in 0..10 + mind.random.below(60) {
-                    let bytes = mind.call(peer, Chunks::NONE, ECHO, b"again and again.");
+                for _ in 0..10 + behaviour.random.below(60) {
+                    let bytes = behaviour.call(peer, Chunks::NONE, ECHO, b"again and again.");
                     peer.send(&bytes);
                 }
-                mind.journal.note(format_args!("calls beyond its credits"));
+                behaviour.journal.note(format_args!("calls beyond its credits"));
             }
             14 => {
-                let (error, xid) = (mind.error(), mind.odd());
-                let bytes = mind.message(peer, xid, Flags::RESPONSE, Body::Error(error), &[]);
-                mind.send(peer, "an error", &bytes);
+                let (error, xid) = (behaviour.error(), behaviour.odd_number());
+                let bytes = behaviour.message(peer, xid, Flags::RESPONSE, Body::Error(error), &[]);
+                behaviour.send(peer, "an error", &bytes);
             }
             15 => {
-                let xid = mind.odd();
+                let xid = behaviour.odd_number();
                 let bytes =
-                    mind.message(peer, xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"what?"));
-                mind.send(peer, "a reply", &bytes);
+                    behaviour.message(peer, xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"what?"));
+                behaviour.send(peer, "a reply", &bytes);
             }
             16 => {
-                let (key, bytes) = (mind.odd(), mind.call(peer, Chunks::NONE, ECHO, b"invalidates."));
-                mind.journal.note(format_args!("invalidates what it does not know"));
+                let (key, bytes) = (behaviour.odd_number(), behaviour.call(peer, Chunks::NONE, ECHO, b"invalidates."));
+                behaviour.journal.note(format_args!("invalidates what it does not know"));
                 peer.send_invalidating(&bytes, Some(key));
             }
             17 => {
-                let bytes = mind.message(peer, 0, Flags::NONE, Body::Nomsg(Chunks::NONE), &[]);
-                mind.send(peer, "a grant", &bytes);
+                let bytes = behaviour.message(peer, 0, Flags::NONE, Body::Nomsg(Chunks::NONE), &[]);
+                behaviour.send(peer, "a grant", &bytes);
             }
             18 => {
-                let remote = RemoteMemory { rkey: mind.odd(), address: u64::from(mind.odd()) };
-                mind.journal.note(format_args!("writes anywhere"));
+                let remote = RemoteMemory { rkey: behaviour.odd_number(), address: u64::from(behaviour.odd_number()) };
+                behaviour.journal.note(format_args!("writes anywhere"));
                 peer.write(b"anything", remote);
             }
             _ => {
-                mind.journal.note(format_args!("vanishes"));
-                return !mind.random.once_in(2);
+                behaviour.journal.note(format_args!("vanishes"));
+                return !behaviour.random.once_in(2);
             }
         }
         true
@@ -420,10 +427,10 @@ impl HostileClient {
 }
 
 pub(crate) struct HostileServer {
-    mind: Mind,
+    behaviour: Behaviour,
     address: Address,
     state: State,
-    lives: usize,
+    connections_left: usize,
     /// Client memory that it was once given.
     known: Vec<Segment>,
 }
@@ -436,23 +443,23 @@ enum State {
 
 impl HostileServer {
     pub(crate) fn new(plan: &Plan, address: Address, journal: Journal) -> Self {
-        let mind = Mind::new(plan, 50, journal);
-        let state = mind.listen(&address, LIVES);
-        Self { mind, address, state, lives: LIVES, known: Vec::new() }
+        let behaviour = Behaviour::new(plan, 50, journal);
+        let state = behaviour.listen(&address, MOST_CONNECTIONS);
+        Self { behaviour, address, state, connections_left: MOST_CONNECTIONS, known: Vec::new() }
     }
 
     pub(crate) fn turn(&mut self) {
         self.state = match std::mem::replace(&mut self.state, State::Away) {
-            State::Away if self.lives > 0 && self.mind.random.once_in(10) => {
-                self.lives -= 1;
-                self.mind.listen(&self.address, self.lives)
+            State::Away if self.connections_left > 0 && self.behaviour.random.once_in(10) => {
+                self.connections_left -= 1;
+                self.behaviour.listen(&self.address, self.connections_left)
             }
             State::Away => State::Away,
             State::Listening(listener) => match listener.try_accept() {
                 Ok(peer) => {
-                    self.mind.journal.note(format_args!("accepts"));
-                    (self.known, self.mind.exposed) = (Vec::new(), Vec::new());
-                    self.mind.version = Version::V2;
+                    self.behaviour.journal.note(format_args!("accepts"));
+                    (self.known, self.behaviour.exposed) = (Vec::new(), Vec::new());
+                    self.behaviour.version = Version::V2;
                     State::Up(Box::new(peer))
                 }
                 Err(listener) => State::Listening(listener),
@@ -463,8 +470,8 @@ impl HostileServer {
                 while let Some(message) = peer.take_message() {
                     there = there && self.answer(&mut peer, &message.bytes);
                 }
-                if there && self.mind.random.once_in(8) {
-                    self.meddle(&mut peer);
+                if there && self.behaviour.random.once_in(8) {
+                    self.write_known_memory(&mut peer);
                 }
                 if there { State::Up(peer) } else { State::Away }
             }
@@ -473,27 +480,27 @@ impl HostileServer {
 
     /// Answers a call in a random way. Returns false once the connection is gone.
     fn answer(&mut self, peer: &mut RawPeer, call: &[u8]) -> bool {
-        let mind = &mut self.mind;
-        let Ok(view) = View::check(call, mind.revision) else { return true };
+        let behaviour = &mut self.behaviour;
+        let Ok(view) = View::check(call, behaviour.revision) else { return true };
         let xid = view.xid();
-        mind.heed(peer, call);
-        mind.version = view.version();
+        behaviour.apply_properties(peer, call);
+        behaviour.version = view.version();
         if matches!(view.body(), ViewBody::Connprop(_)) {
-            match mind.random.below(8) {
+            match behaviour.random.below(8) {
                 0 => {}
                 1 => {
-                    let error = mind.error();
-                    let bytes = mind.message(peer, xid, Flags::RESPONSE, Body::Error(error), &[]);
-                    mind.send(peer, "an error to properties", &bytes);
+                    let error = behaviour.error();
+                    let bytes = behaviour.message(peer, xid, Flags::RESPONSE, Body::Error(error), &[]);
+                    behaviour.send(peer, "an error to properties", &bytes);
                 }
                 2 => {
-                    let range = ErrorBody::Vers { low: mind.random.below(3) as u32, high: 1 };
-                    let bytes = mind.message(peer, xid, Flags::NONE, Body::Error(range), &[]);
-                    mind.send(peer, "versions", &bytes);
+                    let range = ErrorBody::Vers { low: behaviour.random.below(3) as u32, high: 1 };
+                    let bytes = behaviour.message(peer, xid, Flags::NONE, Body::Error(range), &[]);
+                    behaviour.send(peer, "versions", &bytes);
                 }
-                _ => mind.introduce(peer),
+                _ => behaviour.send_connprop(peer),
             }
-            mind.heed(peer, call);
+            behaviour.apply_properties(peer, call);
             return true;
         }
         let writes: Vec<Segment> = view.writes().flat_map(|chunk| chunk.segments()).collect();
@@ -502,13 +509,13 @@ impl HostileServer {
         let counts = vec![1; writes.len()];
         let list = Chunks { writes: WriteList { counts: &counts, segments: &writes }, ..Chunks::NONE };
         let results = reply_bytes(xid, b"whatever it is");
-        let good = mind.message(peer, xid, Flags::RESPONSE, Body::Msg(list), &results);
-        match mind.random.below(25) {
+        let good = behaviour.message(peer, xid, Flags::RESPONSE, Body::Msg(list), &results);
+        match behaviour.random.below(25) {
             20 | 21 => {
-                let mut results = vec![0; mind.random.below(9000)];
+                let mut results = vec![0; behaviour.random.below(9000)];
                 pattern(5, &mut results);
                 let reply = reply_bytes(xid, &results);
-                mind.parts(peer, xid, true, &reply);
+                behaviour.parts(peer, xid, true, &reply);
             }
             22 | 23 => {
                 // A long reply into the offered Reply chunk, or into none.
@@ -517,57 +524,57 @@ impl HostileServer {
                     let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
                     peer.write(&results, remote);
                 }
-                let honest = mind.random.once_in(2);
-                let said = if honest { results.len() as u32 } else { mind.odd() };
+                let honest = behaviour.random.once_in(2);
+                let said = if honest { results.len() as u32 } else { behaviour.odd_number() };
                 let mut room: Vec<_> = room.iter().map(|s| Segment { length: said, ..*s }).collect();
                 if room.is_empty() {
-                    room.push(mind.segment());
+                    room.push(behaviour.segment());
                 }
                 let chunks = Chunks { reply: Some(&room), ..Chunks::NONE };
-                let nomsg = if mind.random.once_in(4) { Body::Msg(chunks) } else { Body::Nomsg(chunks) };
-                let payload = if mind.random.once_in(4) { &results[..] } else { &[] };
-                let bytes = mind.message(peer, xid, Flags::RESPONSE, nomsg, payload);
-                mind.journal.count("hostile long replies", 1);
-                mind.send(peer, "a long reply", &bytes);
+                let nomsg = if behaviour.random.once_in(4) { Body::Msg(chunks) } else { Body::Nomsg(chunks) };
+                let payload = if behaviour.random.once_in(4) { &results[..] } else { &[] };
+                let bytes = behaviour.message(peer, xid, Flags::RESPONSE, nomsg, payload);
+                behaviour.journal.count("hostile long replies", 1);
+                behaviour.send(peer, "a long reply", &bytes);
             }
-            24 => mind.introduce(peer),
+            24 => behaviour.send_connprop(peer),
             // Correct.
             0..=3 if view.inv_handle() != 0 => {
-                mind.journal.note(format_args!("a reply that invalidates what was offered"));
+                behaviour.journal.note(format_args!("a reply that invalidates what was offered"));
                 peer.send_invalidating(&good, Some(view.inv_handle()));
             }
-            0..=5 => mind.send(peer, "a reply", &good),
+            0..=5 => behaviour.send(peer, "a reply", &good),
             6 => {
-                mind.send(peer, "a reply", &good);
-                mind.send(peer, "the same reply", &good);
+                behaviour.send(peer, "a reply", &good);
+                behaviour.send(peer, "the same reply", &good);
             }
-            7 => mind.journal.note(format_args!("says nothing")),
+            7 => behaviour.journal.note(format_args!("says nothing")),
             8 => {
-                let error = mind.error();
-                let bytes = mind.message(peer, xid, Flags::RESPONSE, Body::Error(error), &[]);
-                mind.send(peer, "an error", &bytes);
+                let error = behaviour.error();
+                let bytes = behaviour.message(peer, xid, Flags::RESPONSE, Body::Error(error), &[]);
+                behaviour.send(peer, "an error", &bytes);
             }
             9 | 10 => {
-                let bytes = mind.spoil(good);
-                mind.send(peer, "a spoilt reply", &bytes);
+                let bytes = behaviour.corrupt(good);
+                behaviour.send(peer, "a spoilt reply", &bytes);
             }
             11 => {
                 let segments: Vec<_> = writes.iter().map(|s| Segment { length: s.length + 1, ..*s }).collect();
                 let writes = WriteList { counts: &counts, segments: &segments };
                 let body = Body::Msg(Chunks { writes, ..Chunks::NONE });
-                let bytes = mind.message(peer, xid, Flags::RESPONSE, body, &results);
-                mind.send(peer, "a reply that has written too much", &bytes);
+                let bytes = behaviour.message(peer, xid, Flags::RESPONSE, body, &results);
+                behaviour.send(peer, "a reply that has written too much", &bytes);
             }
             12 => {
-                let reads = [ReadSegment { position: 0, target: mind.segment() }];
+                let reads = [ReadSegment { position: 0, target: behaviour.segment() }];
                 let body = Body::Msg(Chunks { reads: &reads, ..Chunks::NONE });
-                let bytes = mind.message(peer, xid, Flags::RESPONSE, body, &results);
-                mind.send(peer, "a reply with a Read list", &bytes);
+                let bytes = behaviour.message(peer, xid, Flags::RESPONSE, body, &results);
+                behaviour.send(peer, "a reply with a Read list", &bytes);
             }
             13 if !self.known.is_empty() => {
                 // A current or an old key.
-                let key = self.known[mind.random.below(self.known.len())].handle;
-                mind.journal.note(format_args!("a reply that invalidates"));
+                let key = self.known[behaviour.random.below(self.known.len())].handle;
+                behaviour.journal.note(format_args!("a reply that invalidates"));
                 peer.send_invalidating(&good, Some(key));
             }
             14..=16 => {
@@ -576,24 +583,24 @@ impl HostileServer {
                     let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
                     peer.write(&bytes, remote);
                 }
-                mind.send(peer, "a reply with results", &good);
+                behaviour.send(peer, "a reply with results", &good);
             }
             17 => {
-                for n in 0..10 + mind.random.below(30) as u32 {
-                    let odd = mind.odd();
+                for n in 0..10 + behaviour.random.below(30) as u32 {
+                    let odd = behaviour.odd_number();
                     let bytes = reply_bytes(odd, b"nobody asked");
                     let flags = if n % 2 == 0 { Flags::RESPONSE } else { Flags::NONE };
-                    let bytes = mind.message(peer, odd, flags, Body::Msg(Chunks::NONE), &bytes);
+                    let bytes = behaviour.message(peer, odd, flags, Body::Msg(Chunks::NONE), &bytes);
                     peer.send(&bytes);
                 }
-                mind.journal.note(format_args!("replies that nobody asked for"));
+                behaviour.journal.note(format_args!("replies that nobody asked for"));
             }
             18 => {
-                let bytes = mind.noise();
-                mind.send(peer, "noise", &bytes);
+                let bytes = behaviour.noise();
+                behaviour.send(peer, "noise", &bytes);
             }
             _ => {
-                mind.journal.note(format_args!("vanishes"));
+                behaviour.journal.note(format_args!("vanishes"));
                 return false;
             }
         }
@@ -601,17 +608,17 @@ impl HostileServer {
     }
 
     /// Writes to client memory that it was once given.
-    fn meddle(&mut self, peer: &mut RawPeer) {
+    fn write_known_memory(&mut self, peer: &mut RawPeer) {
         if self.known.is_empty() {
             return;
         }
         // Sometimes the most recent.
-        let last = if self.mind.random.once_in(2) { 4 } else { self.known.len() };
-        let at = self.known.len() - 1 - self.mind.random.below(last.min(self.known.len()));
+        let last = if self.behaviour.random.once_in(2) { 4 } else { self.known.len() };
+        let at = self.known.len() - 1 - self.behaviour.random.below(last.min(self.known.len()));
         let segment = self.known[at];
         let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
-        self.mind.journal.note(format_args!("writes to what it once was given"));
-        self.mind.journal.count("hostile writes", 1);
+        self.behaviour.journal.note(format_args!("writes to what it once was given"));
+        self.behaviour.journal.count("hostile writes", 1);
         peer.write(&vec![0xBA; (segment.length as usize).min(100)], remote);
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!  caller.rs  a client     host.rs  a server: both serve (service.rs) and call     hostile.rs  breaks rules at random
-//!    desk.rs    makes calls (forms.rs) and checks each completion; makes changes (changes.rs)             │ RawPeer
+//!    call_checker.rs  makes calls (forms.rs), checks each completion, makes changes (changes.rs)        │ RawPeer
 //!      │ LocalClient
 //!    probe.rs   records exposed memory, promises (flow.rs, sizes.rs), sent messages (census.rs), events (journal.rs)
 //!      │
@@ -22,18 +22,18 @@
 //! Environment variables: `SIM_SEEDS` (number of seeds, 1500), `SIM_FIRST` (first seed, 0), `SIM_SEED` (this seed
 //! only), `SIM_TRACE` (print its events).
 
+mod call_checker;
 mod caller;
 mod census;
 mod changes;
 mod conduct;
-mod desk;
+mod deferred_calls;
 mod device;
 mod flow;
 mod forms;
 mod host;
 mod hostile;
 mod journal;
-mod later;
 mod plan;
 mod probe;
 mod service;
@@ -149,7 +149,7 @@ fn run(seed: u64) -> Tally {
     let outcome = world::run(seed, true, trace);
     // The layout decoder and the item decoder must agree on every message.
     let checked = world::run(seed, false, trace);
-    assert_eq!(outcome.digest, checked.digest, "how messages are decoded makes a difference");
+    assert_eq!(outcome.digest, checked.digest, "the two decoders produce different runs");
     let mut tally = outcome.tally;
     let (events, digest) = outcome.digest;
     tally.extend([("events", events), ("digest of all", digest)]);
@@ -214,15 +214,15 @@ fn seeds() {
 }
 
 #[test]
-fn one_seed_is_one_schedule() {
+fn a_seed_determines_the_schedule() {
     let _turn = turn();
     let mut digests = Vec::new();
     for seed in 0..40 {
         let digest = world::run(seed, true, false).digest;
-        assert_eq!(world::run(seed, true, false).digest, digest, "seed {seed} went two ways");
+        assert_eq!(world::run(seed, true, false).digest, digest, "two runs of seed {seed} differ");
         digests.push(digest);
     }
     digests.sort_unstable();
     digests.dedup();
-    assert_eq!(digests.len(), 40, "two seeds are one");
+    assert_eq!(digests.len(), 40, "two seeds have the same schedule");
 }

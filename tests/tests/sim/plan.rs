@@ -116,11 +116,11 @@ impl Plan {
         // The first numbers of neighbouring seeds are correlated.
         (0..8).for_each(|_| _ = random.draw());
         let r = &mut random;
-        let scheme =
+        let mode =
             pick(r, &[CreditMode::V2Windowed, CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1]);
         let restart = if r.once_in(5) { 150 + r.below(600) } else { 0 };
         let shape = Shape {
-            scheme,
+            mode,
             decode_by_layout,
             mixed: r.once_in(3),
             revision: if r.once_in(6) { Revision::Cel09 } else { Revision::Ietf00 },
@@ -244,7 +244,7 @@ fn habits(r: &mut Random, calls: usize, most: usize) -> Habits {
 
 /// Settings that all shards of a run share.
 struct Shape {
-    scheme: CreditMode,
+    mode: CreditMode,
     decode_by_layout: bool,
     /// Shards choose their own credit modes.
     mixed: bool,
@@ -267,8 +267,8 @@ impl Shape {
     fn config(&self, r: &mut Random, hostile: bool) -> (Config, ConnectConfig, SoftwareConfig) {
         let tight = r.once_in(4);
         let any = pick(r, &[CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1]);
-        let scheme = if self.mixed { any } else { self.scheme };
-        let receive_size = match scheme {
+        let mode = if self.mixed { any } else { self.mode };
+        let receive_size = match mode {
             CreditMode::V1 => pick(r, &[1024, 1536, 2048, 4096]),
             _ => pick(r, &[4096, 4096, 4096, 5000, 8192]),
         };
@@ -281,11 +281,11 @@ impl Shape {
         let max_receive_size = if self.resizing { pick(r, &[0, 8192, 12_288, 16_384]) } else { 0 };
         let longest_message = max_receive_size.max(receive_size);
         let (mut config, mut connect) = (Config::default(), ConnectConfig::default());
-        config.wire.credit_mode = scheme;
+        config.wire.credit_mode = mode;
         config.debug.max_receive_size = max_receive_size;
         let resizes = r.once_in(2);
         config.debug.optional_operations = !r.once_in(5);
-        config.debug.resize_on_request = resizes && config.debug.optional_operations && scheme != CreditMode::V1;
+        config.debug.resize_on_request = resizes && config.debug.optional_operations && mode != CreditMode::V1;
         config.wire.host_auth = self.host_auth(r);
         config.debug.revision = self.revision;
         config.wire.receive_size = receive_size;
@@ -333,7 +333,7 @@ impl Shape {
             // The older draft has no authentication.
             None => AuthPolicy::Off,
             _ if self.revision == Revision::Cel09 => AuthPolicy::Off,
-            Some(true) if !self.mixed && self.scheme != CreditMode::V1 => AuthPolicy::Required(key()),
+            Some(true) if !self.mixed && self.mode != CreditMode::V1 => AuthPolicy::Required(key()),
             Some(_) if r.once_in(3) => AuthPolicy::Off,
             Some(_) => AuthPolicy::Optional(key()),
         }
@@ -342,7 +342,7 @@ impl Shape {
     /// Number of a server's reverse calls. In version 1 other participants decide whether its clients take any.
     fn reverse_calls(&self, r: &mut Random) -> usize {
         let some = 5 + r.below(40);
-        let one = self.mixed || self.breaking || self.reconnecting || self.scheme == CreditMode::V1;
+        let one = self.mixed || self.breaking || self.reconnecting || self.mode == CreditMode::V1;
         match self.reverse {
             ReverseSupport::None if one => 0,
             ReverseSupport::None => 5,

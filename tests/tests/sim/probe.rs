@@ -23,11 +23,11 @@ use crate::journal::Journal;
 use crate::sizes::{Sizes, Smallest};
 
 /// A buffer, independent of its window.
-pub(crate) type Place = (ArenaId, usize);
+pub(crate) type BufferId = (ArenaId, usize);
 
 /// The probe's account of a queue pair.
 #[derive(Debug)]
-struct Seen {
+struct QpRecord {
     qp: QpId,
     /// Posted requests without a proof of completion.
     posted: VecDeque<Request>,
@@ -76,7 +76,7 @@ struct Request {
 struct Bound {
     window: WindowId,
     rkey: u32,
-    place: Place,
+    place: BufferId,
 }
 
 #[derive(Debug)]
@@ -98,7 +98,7 @@ pub(crate) struct Probe<F> {
     groups: Vec<FabricAddress>,
     /// Address of the hostile server.
     hostile: Option<FabricAddress>,
-    seen: Vec<Seen>,
+    seen: Vec<QpRecord>,
     /// Receives posted to the inner fabric.
     receives: u32,
     /// Private data of connect requests.
@@ -107,7 +107,7 @@ pub(crate) struct Probe<F> {
     ends: u64,
     lost: Vec<(QpId, usize, bool)>,
     /// Established connections that this side destroyed without a close.
-    given_up: u64,
+    destroyed_unclosed: u64,
 }
 
 impl<F: Fabric + Smallest> Probe<F> {
@@ -138,7 +138,7 @@ impl<F: Fabric + Smallest> Probe<F> {
             receives: 0,
             requests: Vec::new(),
             ends: 0,
-            given_up: 0,
+            destroyed_unclosed: 0,
         }
     }
 
@@ -160,12 +160,12 @@ impl<F: Fabric + Smallest> Probe<F> {
     }
 
     /// Established connections that this side destroyed without a close.
-    pub(crate) fn given_up(&self) -> u64 {
-        self.given_up
+    pub(crate) fn destroyed_unclosed(&self) -> u64 {
+        self.destroyed_unclosed
     }
 
     /// Whether a peer may reach this memory.
-    pub(crate) fn exposes(&self, place: Place) -> bool {
+    pub(crate) fn exposes(&self, place: BufferId) -> bool {
         self.seen.iter().any(|seen| seen.bound.iter().any(|bound| bound.place == place))
     }
 
@@ -174,14 +174,14 @@ impl<F: Fabric + Smallest> Probe<F> {
         self.seen.iter().map(|seen| seen.bound.len()).sum()
     }
 
-    fn see(&mut self, qp: QpId) -> Option<&mut Seen> {
+    fn record_of(&mut self, qp: QpId) -> Option<&mut QpRecord> {
         self.seen.iter_mut().find(|seen| seen.qp == qp)
     }
 
     fn add(&mut self, qp: QpId, server: bool, hostile: bool, group: Option<usize>, sizes: Sizes) {
         let mut flow = Flow::new(server, hostile, self.serves, self.version);
         flow.takes_version_1 = self.takes_version_1;
-        self.seen.push(Seen {
+        self.seen.push(QpRecord {
             qp,
             posted: VecDeque::new(),
             bound: Vec::new(),
@@ -196,26 +196,26 @@ impl<F: Fabric + Smallest> Probe<F> {
     }
 
     /// Removes a connection, and records the side that ended it.
-    fn close_books(&mut self, qp: QpId) {
+    fn remove_qp(&mut self, qp: QpId) {
         let Some(at) = self.seen.iter().position(|seen| seen.qp == qp) else { return };
-        let Seen { up, end, group, .. } = self.seen.remove(at);
+        let QpRecord { up, end, group, .. } = self.seen.remove(at);
         self.ends += 1;
         match (end, group) {
-            (None, _) => self.given_up += u64::from(up),
+            (None, _) => self.destroyed_unclosed += u64::from(up),
             (Some(End::Other), Some(group)) => self.lost.push((qp, group, up)),
             _ => {}
         }
     }
 
     /// Records that the device reports the end of a connection.
-    fn over(&mut self, qp: QpId, end: End) {
-        if let Some(seen) = self.see(qp) {
+    fn record_end(&mut self, qp: QpId, end: End) {
+        if let Some(seen) = self.record_of(qp) {
             seen.end.get_or_insert(end);
         }
     }
 
     /// The records for a request, made before it is posted.
-    fn look(&self, posting: &Posting) -> (Request, Option<Bound>, Option<Vec<u8>>) {
+    fn describe_request(&self, posting: &Posting) -> (Request, Option<Bound>, Option<Vec<u8>>) {
         let (opcode, window, mut bound, mut message) = match &posting.wr {
             WorkRequest::Send { buf, .. } => (Opcode::Send, None, None, Some(buf.to_vec())),
             WorkRequest::Write { .. } => (Opcode::Write, None, None, None),
@@ -241,7 +241,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         }
         let revision = self.revision;
         let who = self.journal.clone();
-        let Some(seen) = self.see(qp) else { panic!("{}: a post to nobody", who.who()) };
+        let Some(seen) = self.record_of(qp) else { panic!("{}: a post to nobody", who.who()) };
         if seen.failed {
             return;
         }
@@ -249,12 +249,12 @@ impl<F: Fabric + Smallest> Probe<F> {
             let known = seen.bound.iter().any(|bound| bound.window == window);
             assert!(known, "{}: it revokes a window that nobody may use", who.who());
         }
-        let told = message.map_or(Ok(()), |message| {
+        let checked = message.map_or(Ok(()), |message| {
             seen.census.take(&message, revision, &who);
             seen.flow.send(&message, revision)?;
             seen.sizes.send(&message, revision, seen.flow.sent())
         });
-        if let Err(wrong) = told {
+        if let Err(wrong) = checked {
             panic!("{} {qp:?}: {wrong}", who.who());
         }
         seen.bound.extend(bound);
@@ -269,8 +269,8 @@ impl<F: Fabric + Smallest> Probe<F> {
     /// Every Receive holds any message that a peer may send.
     fn check_sizes(&mut self) {
         let Some(least) = self.inner.smallest_receive() else { return };
-        for Seen { qp, flow, sizes, .. } in &self.seen {
-            let promised = sizes.promised(flow.settled());
+        for QpRecord { qp, flow, sizes, .. } in &self.seen {
+            let promised = sizes.promised(flow.negotiated());
             let who = self.journal.who();
             assert!(promised <= least, "{who} {qp:?}: {promised} bytes may come, a Receive has {least}");
         }
@@ -281,7 +281,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         self.check_sizes();
         let (promised, _) = self.promises();
         let who = self.journal.who();
-        for Seen { qp, flow, .. } in &self.seen {
+        for QpRecord { qp, flow, .. } in &self.seen {
             let may_come = flow.promised();
             assert!(may_come <= self.most, "{who} {qp:?}: {may_come} messages with {} credits", self.most);
         }
@@ -299,7 +299,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         self.receives -= u32::from(buf.is_some());
         let revision = self.revision;
         // A completion without one is late, of a destroyed queue pair.
-        let Some(seen) = self.see(*qp) else { return };
+        let Some(seen) = self.record_of(*qp) else { return };
         if !status.is_ok() {
             seen.failed = true;
             seen.end.get_or_insert(End::Other);
@@ -386,7 +386,7 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
 
     fn disconnect(&mut self, qp: QpId) {
         self.journal.note(format_args!("{qp:?} disconnect"));
-        self.over(qp, End::Own);
+        self.record_end(qp, End::Own);
         self.inner.disconnect(qp);
     }
 
@@ -401,7 +401,7 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
     fn destroy_qp(&mut self, qp: QpId) {
         self.journal.note(format_args!("{qp:?} destroy"));
         self.inner.destroy_qp(qp);
-        self.close_books(qp);
+        self.remove_qp(qp);
     }
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
@@ -416,25 +416,25 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
                 }
                 ControlEvent::Established { qp, private_data } => {
                     self.journal.note(format_args!("{qp:?} is up"));
-                    if let Some(seen) = self.see(*qp) {
+                    if let Some(seen) = self.record_of(*qp) {
                         seen.up = true;
                         if !private_data.is_empty() {
-                            seen.sizes.heard_from(private_data);
+                            seen.sizes.set_peer_private_data(private_data);
                         }
                     }
                 }
                 ControlEvent::Rejected { qp, private_data } => {
                     self.journal.note(format_args!("{qp:?} is rejected"));
                     let full = private_data == b"no receives left";
-                    self.over(*qp, if full { End::Full } else { End::Other });
+                    self.record_end(*qp, if full { End::Full } else { End::Other });
                 }
                 ControlEvent::ConnectFailed { qp, .. } => {
                     self.journal.note(format_args!("{qp:?} failed"));
-                    self.over(*qp, End::Other);
+                    self.record_end(*qp, End::Other);
                 }
                 ControlEvent::Disconnected { qp, .. } => {
                     self.journal.note(format_args!("{qp:?} is over"));
-                    self.over(*qp, End::Other);
+                    self.record_end(*qp, End::Other);
                 }
                 ControlEvent::Device(event) => self.journal.note(format_args!("{event}")),
             }
@@ -465,15 +465,15 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
     }
 
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        let mut looks: Vec<_> = chain.iter().map(|posting| self.look(posting)).collect();
+        let mut requests: Vec<_> = chain.iter().map(|posting| self.describe_request(posting)).collect();
         let count = chain.len();
         let result = self.inner.post_send(qp, chain);
         if let Err(PostError::NotConnected) = result {
-            self.over(qp, End::Other);
+            self.record_end(qp, End::Other);
         }
-        looks.truncate(count - chain.len());
-        for look in looks {
-            self.post(qp, look);
+        requests.truncate(count - chain.len());
+        for request in requests {
+            self.post(qp, request);
         }
         if result.is_err() {
             self.journal.note(format_args!("{qp:?} {} left: {result:?}", chain.len()));

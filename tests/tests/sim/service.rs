@@ -11,7 +11,7 @@ use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, Duplic
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{PROGRAM, VERSION, filled, pattern, patterned, put_pattern, services_with};
 
-use crate::later::Later;
+use crate::deferred_calls::DeferredCalls;
 use crate::plan::Plan;
 
 /// Returns its arguments. They start with a [`Name`], as do those of the following procedures.
@@ -32,7 +32,7 @@ pub(crate) const GIVE: u32 = 25;
 
 pub(crate) const PANICS: u32 = 26;
 
-/// As [`NOTE`], executed once however often the call is retransmitted.
+/// [`NOTE`], executed once however often the call is retransmitted.
 pub(crate) const ONCE: u32 = 27;
 
 /// The caller, and the call's number there.
@@ -57,7 +57,7 @@ pub(crate) fn filler(seed: u32) -> u32 {
     seed ^ 0x00FF_0000
 }
 
-pub(crate) fn services(plan: &Plan, runs: &Runs, later: &Later) -> Services {
+pub(crate) fn services(plan: &Plan, runs: &Runs, later: &DeferredCalls) -> Services {
     let longest = plan.longest_message;
     // The declared maximum covers any chunk.
     let chunk = plan.longest_chunk.max(longest);
@@ -74,7 +74,7 @@ pub(crate) fn services(plan: &Plan, runs: &Runs, later: &Later) -> Services {
         if is_later(procedure) { later.procedure(work) } else { Procedure::new(work) }
     };
     add(NOTE, recorded(NOTE, note).max_reply(longest));
-    let told = runs.clone();
+    let one_way_runs = runs.clone();
     add(
         TELL,
         Procedure::new(move |call| {
@@ -82,7 +82,7 @@ pub(crate) fn services(plan: &Plan, runs: &Runs, later: &Later) -> Services {
                 && let Ok(name) = words.name()
                 && patterned(name.1, words.rest())
             {
-                told.add(name);
+                one_way_runs.add(name);
             }
             Ok(())
         })

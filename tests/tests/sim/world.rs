@@ -10,13 +10,13 @@ use rpcrdma::wire::Revision;
 use rpcrdma::{Address, CreditMode, Services};
 use rpcrdma_tests::Random;
 
+use crate::call_checker::CallChecker;
 use crate::caller::{Addresses, Caller};
-use crate::desk::Desk;
+use crate::deferred_calls::DeferredCalls;
 use crate::device::{Kind, MediumListener, listener};
 use crate::host::Host;
 use crate::hostile::{HostileClient, HostileServer};
 use crate::journal::{Journal, Tally};
-use crate::later::Later;
 use crate::plan::{Ending, Plan};
 use crate::service::{Runs, services};
 
@@ -37,7 +37,7 @@ pub(crate) struct Outcome {
 pub(crate) fn run(seed: u64, decode_by_layout: bool, trace: bool) -> Outcome {
     let mut world = World::new(Plan::of(seed, decode_by_layout), trace);
     world.work();
-    world.settle();
+    world.check_idle_state();
     world.end();
     Outcome { digest: world.journal.digest(), tally: world.journal.tally() }
 }
@@ -60,11 +60,11 @@ struct World {
     services: Vec<Arc<Services>>,
     workers: Vec<SimulatedWorkers>,
     /// Deferred calls: by group, and the clients' last.
-    later: Vec<Later>,
+    later: Vec<DeferredCalls>,
     /// Desks of closed servers.
-    old_desks: Vec<Desk>,
-    /// Of closed servers, by group.
-    forgiven: Vec<u64>,
+    old_checkers: Vec<CallChecker>,
+    /// Sums over closed servers, by group.
+    allowed_losses: Vec<u64>,
     pool_empty: Vec<u64>,
     drained: Vec<bool>,
     lost: Vec<u64>,
@@ -87,7 +87,7 @@ impl World {
         let plan = Rc::new(plan);
         let groups = plan.groups.len();
         let runs = Runs::default();
-        let later = (0..=groups).map(|_| Later::default()).collect::<Vec<_>>();
+        let later = (0..=groups).map(|_| DeferredCalls::default()).collect::<Vec<_>>();
         let services: Vec<_> =
             plan.groups.iter().zip(&later).map(|(_, later)| Arc::new(services(&plan, &runs, later))).collect();
         let workers = plan.groups.iter().zip(&services);
@@ -111,8 +111,8 @@ impl World {
             services,
             workers,
             later,
-            old_desks: Vec::new(),
-            forgiven: vec![0; groups],
+            old_checkers: Vec::new(),
+            allowed_losses: vec![0; groups],
             pool_empty: vec![0; groups],
             drained: vec![false; groups],
             lost: vec![0; groups],
@@ -136,12 +136,12 @@ impl World {
         }
         let count = |what, times| world.journal.count(what, times);
         for config in plan.groups.iter().map(|group| &group.config) {
-            let scheme = match config.wire.credit_mode {
+            let mode = match config.wire.credit_mode {
                 CreditMode::V2Windowed => "servers of version 2, windowed",
                 CreditMode::V2Incremental => "servers of version 2, incremental",
                 CreditMode::V1 => "servers of version 1",
             };
-            count(scheme, 1);
+            count(mode, 1);
         }
         count("runs with the older code points", u64::from(plan.revision == Revision::Cel09));
         count(plan.kind.name(), 1);
@@ -210,23 +210,23 @@ impl World {
                 server.turn();
             }
         }
-        self.bury();
+        self.close_retired_hosts();
     }
 
     /// Closes retired servers whose last connection has ended.
-    fn bury(&mut self) {
+    fn close_retired_hosts(&mut self) {
         let mut index = 0;
         while index < self.hosts.len() {
             if self.hosts[index].retired && self.hosts[index].is_closed() && self.random.once_in(30) {
                 let host = self.hosts.swap_remove(index);
-                self.close_books(host);
+                self.close_host(host);
             } else {
                 index += 1;
             }
         }
     }
 
-    fn close_books(&mut self, mut host: Host) {
+    fn close_host(&mut self, mut host: Host) {
         let group = host.group;
         // Late completions and the workers' calls are still outstanding.
         for turn in 0.. {
@@ -238,10 +238,10 @@ impl World {
             assert!(turn < 10_000, "calls stay with the workers: {}", host.waits_for());
             (0..self.plan.groups[group].workers).for_each(|worker| _ = self.workers[group].turn(worker));
         }
-        host.check_balance(self.plan.calm(), !self.plan.hostile_clients.is_empty());
-        self.forgiven[group] += host.may_lose();
+        host.check_leaks(self.plan.calm(), !self.plan.hostile_clients.is_empty());
+        self.allowed_losses[group] += host.may_lose();
         self.pool_empty[group] += host.pool_empty();
-        self.old_desks.push(host.desk);
+        self.old_checkers.push(host.checker);
     }
 
     /// Runs rounds until a condition holds.
@@ -265,20 +265,20 @@ impl World {
             }
             self.round(true);
             if self.plan.restart != 0 && self.random.once_in(self.plan.restart) {
-                self.upset();
+                self.restart_one();
             }
         }
-        self.callers.iter_mut().for_each(Caller::calm_down);
+        self.callers.iter_mut().for_each(Caller::stop_hoarding);
         self.until("calls do not end", World::is_idle);
     }
 
     /// A client dies, or a server shard is replaced.
-    fn upset(&mut self) {
+    fn restart_one(&mut self) {
         if self.random.once_in(4) && self.callers.len() > 1 {
             let at = self.random.below(self.callers.len());
             let caller = self.callers.swap_remove(at);
-            self.settle_accounts(&caller);
-            caller.die();
+            self.count_losses(&caller);
+            caller.close_now();
             return;
         }
         let at = self.random.below(self.hosts.len());
@@ -296,17 +296,17 @@ impl World {
         self.open_host(group);
     }
 
-    fn settle_accounts(&mut self, caller: &Caller) {
+    fn count_losses(&mut self, caller: &Caller) {
         for group in 0..self.plan.groups.len() {
             let loss = caller.losses()[group];
             self.lost[group] += loss.lost;
             self.missed[group] += loss.missed;
-            self.turned_away[group] += caller.desk.turned_away[group];
+            self.turned_away[group] += caller.checker.turned_away[group];
         }
     }
 
     /// Checks that completed calls leave nothing behind, and that every connection takes one more call.
-    fn settle(&mut self) {
+    fn check_idle_state(&mut self) {
         self.hostile_clients.clear();
         self.hostile_server = None;
         self.until("memory stays exposed", |world| {
@@ -323,8 +323,8 @@ impl World {
 
     /// No call is outstanding.
     fn is_idle(&mut self) -> bool {
-        let callers = self.callers.iter().map(|caller| &caller.desk);
-        callers.chain(self.hosts.iter().map(|host| &host.desk)).all(|desk| desk.under_way() == 0)
+        let callers = self.callers.iter().map(|caller| &caller.checker);
+        callers.chain(self.hosts.iter().map(|host| &host.checker)).all(|checker| checker.under_way() == 0)
     }
 
     /// Closes everything. Checks that all memory is free and every lost connection has a cause.
@@ -352,18 +352,21 @@ impl World {
             self.callers.iter_mut().for_each(Caller::turn);
         }
         for mut caller in std::mem::take(&mut self.callers) {
-            caller.check_balance(self.plan.calm());
-            self.settle_accounts(&caller);
+            caller.check_leaks(self.plan.calm());
+            self.count_losses(&caller);
         }
         for host in std::mem::take(&mut self.hosts) {
-            self.close_books(host);
+            self.close_host(host);
         }
-        self.old_desks.iter_mut().for_each(Desk::check_claims);
+        self.old_checkers.iter_mut().for_each(CallChecker::check_claims);
         for group in 0..self.plan.groups.len() {
             // A closed server promised nothing to waiting connections.
             let missed = if self.drained[group] { 0 } else { self.missed[group] };
-            let (lost, forgiven) = (self.lost[group] + missed, self.forgiven[group]);
-            assert!(lost <= forgiven, "group {group}: {lost} connections were lost, {forgiven} were broken");
+            let (lost, allowed_losses) = (self.lost[group] + missed, self.allowed_losses[group]);
+            assert!(
+                lost <= allowed_losses,
+                "group {group}: {lost} connections were lost, {allowed_losses} were broken"
+            );
             let (away, empty) = (self.turned_away[group], self.pool_empty[group]);
             let drained = self.drained[group];
             assert!(drained || away <= empty, "group {group}: {away} calls turned away, {empty} times no memory");

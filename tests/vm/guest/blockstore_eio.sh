@@ -32,10 +32,10 @@ serve() {
 quit() {
     kill -TERM "$server"
     wait "$server" || fail "the server ended with $?: $(</run/errors)"
-    grep -q '^drained; .* 0 refused' /run/store || fail "it ended otherwise: $(</run/store)"
+    grep -q '^drained; .* 0 refused' /run/store || fail "unexpected end of the server: $(</run/store)"
     # The emulated processors may leave the server's thread without its core for a second.
     ! grep -v -E '^memory: [0-9]|^WARN: shard was blocked|^[a-z]*: Input/output error \(os error 5\)$' /run/errors ||
-        fail "the server had more to say"
+        fail "the server logged more lines"
 }
 client() { "$BLOCKSTORE" "$1" "$2" $at --block 4K "${@:3}"; }
 # served SOURCE [OPTION…]: the store starts with the contents of this file.
@@ -50,7 +50,7 @@ broken() {
     "$@" >/run/said 2>&1 || status=$?
     ((status == 1)) || fail "$*: exit status $status: $(</run/said)"
     grep -q "$where: input/output error at the server$" /run/said || fail "$*: $(</run/said)"
-    (($(complaints "$call") > before)) || fail "$*: the server does not say why: $(</run/errors)"
+    (($(complaints "$call") > before)) || fail "$*: the server logged no cause: $(</run/errors)"
     echo "- $(</run/said)"
 }
 
@@ -83,7 +83,7 @@ served /run/before
 echo "-$sectors" >$disk/badblocks
 { cat /run/before; tail -c +$((good + 1)) /run/old; } >/run/both
 served /run/both
-client copy /run/new >/run/said 2>&1 || fail "copy to a disk that is well again: $(</run/said)"
+client copy /run/new >/run/said 2>&1 || fail "copy to a repaired disk: $(</run/said)"
 served /run/new
 quit
 
@@ -98,7 +98,7 @@ broken fdatasync FLUSH client copy /run/old
 head -c $good /run/old >/run/before
 served /run/before
 echo "-$sectors" >$disk/badblocks
-client copy /run/new >/run/said 2>&1 || fail "copy to a disk that is well again: $(</run/said)"
+client copy /run/new >/run/said 2>&1 || fail "copy to a repaired disk: $(</run/said)"
 echo 3 >/proc/sys/vm/drop_caches
 served /run/new
 quit

@@ -20,7 +20,7 @@ look() {
 # fires NAME…: these checks report a warning or an error.
 fires() {
     local name
-    for name; do grep -Eq "^  (warning|error) +$name: " /run/report || fail "$name says nothing: $(</run/report)"; done
+    for name; do grep -Eq "^  (warning|error) +$name: " /run/report || fail "check $name reports nothing: $(</run/report)"; done
 }
 
 # follow: runs the commands of all warnings and errors.

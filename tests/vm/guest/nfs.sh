@@ -17,9 +17,9 @@ round() {
         fail "$1: not over $DEVICE: $(rdma resource show cm_id)"
     cp /run/file /mnt/file
     umount /mnt
-    [[ $(sha256sum </srv/nfs/file) == "$sum" ]] || fail "$1: the server has another file than was written"
+    [[ $(sha256sum </srv/nfs/file) == "$sum" ]] || fail "$1: the server's file differs from the written one"
     "${mount[@]}"
-    [[ $(sha256sum </mnt/file) == "$sum" ]] || fail "$1: another file was read than the server has"
+    [[ $(sha256sum </mnt/file) == "$sum" ]] || fail "$1: the read file differs from the server's"
     # The 15th figure after the word rdma: bytes that replies returned in chunks.
     grep '^[[:space:]]*xprt:' /proc/self/mountstats
     awk '$1 == "xprt:" && $2 == "rdma" { rdma = $17 } END { exit !(rdma >= 3000001) }' /proc/self/mountstats ||

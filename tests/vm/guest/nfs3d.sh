@@ -8,10 +8,10 @@ nfs
 echo "- a file, and its bytes by RDMA"
 head -c 3000001 /dev/urandom >/run/file
 cp /run/file /mnt/file
-cmp /run/file $export/file || fail "the server has another file than was written"
+cmp /run/file $export/file || fail "the server's file differs from the written one"
 umount /mnt
 nfs
-cmp /run/file /mnt/file || fail "another file was read than the server has"
+cmp /run/file /mnt/file || fail "the read file differs from the server's"
 (($(xprt /mnt 15) >= 3000001)) || fail "the file did not come by RDMA: $(grep xprt: /proc/self/mountstats)"
 
 echo "- all lengths, which differ in form: inline, with a chunk, with one that is no multiple of 4 bytes long"
@@ -22,8 +22,8 @@ done
 umount /mnt
 nfs
 for len in $(ls /mnt/lengths); do
-    cmp <(head -c "$len" /run/file) /mnt/lengths/$len || fail "a file of $len bytes is read as another"
-    cmp <(head -c "$len" /run/file) $export/lengths/$len || fail "a file of $len bytes was written as another"
+    cmp <(head -c "$len" /run/file) /mnt/lengths/$len || fail "a file of $len bytes: the read data differs"
+    cmp <(head -c "$len" /run/file) $export/lengths/$len || fail "a file of $len bytes: the written data differs"
 done
 
 umount /mnt

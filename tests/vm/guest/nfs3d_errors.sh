@@ -21,7 +21,7 @@ echo "- a full disk"
 refuses 'No space left' dd if=/dev/zero of=/mnt/full bs=1M count=40 conv=fsync status=none
 rm /mnt/full
 head -c 10000000 /dev/zero >/mnt/half
-[[ $(stat -c %s $export/half) == 10000000 ]] || fail "there is no room where there was a full disk"
+[[ $(stat -c %s $export/half) == 10000000 ]] || fail "freed space cannot be used"
 rm /mnt/half
 
 echo "- users"
@@ -30,7 +30,7 @@ install -m 600 -o 1000 -g 1000 /dev/null /mnt/home/mine
 as() { setpriv --reuid "$1" --regid "$1" --clear-groups "${@:2}"; }
 as 1000 bash -c 'echo text >/mnt/home/mine; echo more >/mnt/home/new; umask 377; echo read-only >/mnt/home/sealed'
 [[ $(stat -c '%u:%g %a' $export/home/new) == '1000:1000 644' ]] || fail "$(stat $export/home/new)"
-[[ $(cat $export/home/sealed) == read-only ]] || fail "a file that its maker may not write was not written by him"
+[[ $(cat $export/home/sealed) == read-only ]] || fail "the owner cannot write to his new read-only file"
 refuses 'Permission denied' as 1001 cat /mnt/home/mine
 refuses 'Permission denied' as 1001 touch /mnt/home/theirs
 refuses 'Operation not permitted' as 1001 chmod 666 /mnt/home/new
@@ -60,7 +60,7 @@ rm -r $export/dir
 echo y >$export/other
 refuses 'Stale file handle' cat /proc/self/fd/5
 exec 5<&-
-[[ $(cat /mnt/other) == y ]] || fail "what others make is not seen"
+[[ $(cat /mnt/other) == y ]] || fail "a file of another client is not visible"
 
 echo "- two mounts see each other's work"
 nfs /mnt2 actimeo=0
@@ -100,5 +100,5 @@ quit
 mkdir -p /srv/overlay
 "$nfs3d" /srv/overlay --listen soft:/run/overlay --mount-port 0 --key /run/overlay.key >/run/overlaid 2>&1 &
 await grep -q '^listening' /run/overlaid
-grep -q '/srv/overlay: on overlayfs' /run/overlaid || fail "no word of the overlay: $(cat /run/overlaid)"
+grep -q '/srv/overlay: on overlayfs' /run/overlaid || fail "no warning about the overlay: $(cat /run/overlaid)"
 kill -TERM $!

@@ -20,7 +20,7 @@ parts() {
 same() {
     cmp <(tail -c +$(($1 + 1)) /run/file | head -c "$2") \
         <(dd if=/mnt/file iflag=skip_bytes,count_bytes,direct skip="$1" count="$2" bs=1M status=none) ||
-        fail "$2 bytes at $1 are others"
+        fail "$2 bytes at $1 differ"
 }
 change() {
     dd if=/run/file of="$1" iflag=skip_bytes,count_bytes oflag=seek_bytes conv=notrunc \
@@ -32,7 +32,7 @@ umount /mnt
 nfs
 cp /run/file /run/expected
 parts change /run/expected
-cmp /run/expected /mnt/file || fail "a file that was changed in places is another"
+cmp /run/expected /mnt/file || fail "a file with changed parts differs"
 
 echo "- a tree in and out"
 mkdir -p /run/tree/src
@@ -44,8 +44,8 @@ cp -a /run/tree /mnt/tree
 umount /mnt
 nfs
 cp -a /mnt/tree /run/back
-diff <(sums /run/tree) <(sums /run/back) || fail "the tree came back another"
-diff <(sums /run/tree) <(sums $export/tree) || fail "the server has another tree"
+diff <(sums /run/tree) <(sums /run/back) || fail "the copied tree differs"
+diff <(sums /run/tree) <(sums $export/tree) || fail "the tree on the server differs"
 (cd /run/tree && find . -printf '%p %y %m %s %T@\n' | grep -v ' d ' | sort) >/run/list1
 (cd /mnt/tree && find . -printf '%p %y %m %s %T@\n' | grep -v ' d ' | sort) >/run/list2
 diff /run/list1 /run/list2 || fail "modes, sizes or times differ"
@@ -69,7 +69,7 @@ mknod null c 1 3
 long=$(printf 'n%.0s' $(seq 255))
 echo long >"$long"
 [[ $(cat "$long") == long && -e $export/names/$long ]] || fail "a name of 255 bytes"
-! touch "${long}n" 2>/run/error || fail "a name of 256 bytes was taken"
+! touch "${long}n" 2>/run/error || fail "a name of 256 bytes was accepted"
 grep -q 'File name too long' /run/error || fail "$(cat /run/error)"
 mkdir -p a/b/c
 ! rmdir a 2>/run/error || fail "rmdir of a directory with something in it"

@@ -26,7 +26,7 @@ nfs
 odd=(4097 5001 8190 9999 4097 12345 20003 30001) even=(4096 8192 12000 16384)
 for len in "${odd[@]}" "${even[@]}"; do
     cmp <(dd if=/mnt/file iflag=count_bytes,direct count="$len" bs="$len" status=none) <(head -c "$len" $export/file) ||
-        fail "$len bytes are read as others"
+        fail "$len bytes: the read data differs"
 done
 umount /mnt
 captured "$capture" $across

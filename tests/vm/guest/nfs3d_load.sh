@@ -56,7 +56,7 @@ ln -s storm /mnt/way && [[ $(ls /mnt2/way | wc -l) == $(ls $export/storm | wc -l
 
 echo "- remounted"
 mount -o remount,ro /mnt
-! touch /mnt/x 2>/run/error || fail "written to what was remounted read-only"
+! touch /mnt/x 2>/run/error || fail "a write to a read-only mount succeeded"
 mount -o remount,rw /mnt
 touch /mnt/x
 
@@ -74,12 +74,12 @@ load=$!
 size() { stat -c %s $export/endless 2>/dev/null || echo 0; }
 longer() { (($(size) > $1)); }
 await longer 0
-! umount /mnt2 2>/run/error || fail "unmounted while it was written to"
+! umount /mnt2 2>/run/error || fail "umount succeeded during writes"
 grep -q busy /run/error || fail "$(cat /run/error)"
 umount -l /mnt2
 await longer "$(size)"
 touch /run/stop
-wait $load || fail "what wrote when its mount was let go"
+wait $load || fail "the writer failed after the unmount"
 [[ $(size) == $(($(</run/blocks) * 65536)) ]] || fail "$(</run/blocks) blocks were written: $(stat $export/endless)"
 rm /mnt/endless
 umount /mnt
@@ -90,12 +90,12 @@ nfs
 head -c 200001 /dev/urandom >/run/file
 for len in 0 1 200 500 600 700 708 709 800 1000 1024 4096 200001; do
     head -c $len /run/file >/mnt/short-$len
-    cmp <(head -c $len /run/file) $export/short-$len || fail "$len bytes were written as others"
+    cmp <(head -c $len /run/file) $export/short-$len || fail "$len bytes: the written data differs"
 done
 umount /mnt
 nfs
 for len in 0 1 200 500 600 700 708 709 800 1000 1024 4096 200001; do
-    cmp <(head -c $len /run/file) /mnt/short-$len || fail "$len bytes are read as others"
+    cmp <(head -c $len /run/file) /mnt/short-$len || fail "$len bytes: the read data differs"
 done
 # Long names make calls long, long listings replies, long links both.
 long=$(printf 'n%.0s' {1..255})

@@ -46,7 +46,7 @@ for round in 1 2; do
     wait "$server" 2>/dev/null || true
     sleep 1
     serve
-    echo "- killed and started again"
+    echo "- killed and restarted"
 done
 touch /run/enough
 wait $first || fail "the first copy failed"
@@ -57,8 +57,8 @@ wait $names || fail "renaming and removing failed: $(cat /run/trouble)"
 (($(wc -l </run/trouble) <= 2)) || fail "$(cat /run/trouble)"
 cat /run/trouble
 
-cmp /run/file $export/copy || fail "the first copy is another file"
-cmp /run/file $export/copy2 || fail "the second copy is another file"
+cmp /run/file $export/copy || fail "the first copy differs"
+cmp /run/file $export/copy2 || fail "the second copy differs"
 rounds=$(</run/rounds)
 echo "- $rounds rounds of names"
 for ((i = 1; i <= rounds; i++)); do

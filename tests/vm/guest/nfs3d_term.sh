@@ -29,13 +29,13 @@ for ((round = 1; round <= rounds; round++)); do
     kill -TERM "$server"
     wait "$server" || fail "round $round: the server ended with $?: $(cat /run/nfs3d)"
     grep -q '^drained; ' /run/nfs3d || fail "round $round: $(cat /run/nfs3d)"
-    left=$(sed -n 's/^drained; .* \([0-9]*\) left to be sent again$/\1/p' /run/nfs3d)
+    left=$(sed -n 's/^drained; .* \([0-9]*\) left for retransmission$/\1/p' /run/nfs3d)
     put_off=$((put_off + left))
     serve
     kill -0 $load || fail "round $round: fio: $(cat /run/fio)"
 done
 touch /run/enough
 wait $load || fail "fio: $(cat /run/fio)"
-echo "- $rounds times ended and started again, $put_off calls sent again, $(</run/passes) passes of fio"
+echo "- $rounds restarts, $put_off calls retransmitted, $(</run/passes) passes of fio"
 umount /mnt
 quit

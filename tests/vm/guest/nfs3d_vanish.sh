@@ -46,8 +46,8 @@ sleep 1
 written() { stat -c '%s %y' $export/copy-*; }
 written >/run/written
 await eval '[[ $(holds) == "$(</run/before)" ]]'
-echo "- noticed after $((SECONDS - cut)) s, and all given back"
-written | cmp - /run/written || fail "written to by a client that is gone"
+echo "- detected after $((SECONDS - cut)) s; all resources are freed"
+written | cmp - /run/written || fail "a disconnected client has written"
 for copy in "${copies[@]}"; do kill -0 "$copy" || fail "a copy has ended"; done
 before=$(answers)
 served() { (($(answers) > before)); }
@@ -61,16 +61,16 @@ for i in 1 2 3 4; do
     sha256sum <$export/copy-$i | cmp - /run/sum ||
         fail "copy $i is $(stat -c %s $export/copy-$i) bytes, and not 5 times the file"
 done
-echo "- the mount goes on after $((SECONDS - cut)) s"
+echo "- the mount continues after $((SECONDS - cut)) s"
 
 # A client with no outstanding calls is detected, too.
 [[ $(connections) -gt $(head -n 1 /run/before) ]] || fail "no connection of the client"
 cut_off
 cut=$SECONDS
 await eval '[[ $(holds) == "$(</run/before)" ]]'
-echo "- missed after $((SECONDS - cut)) s of quiet"
+echo "- detected after $((SECONDS - cut)) s without calls"
 mend
-rm /mnt/copy-1 || fail "the quiet mount does not go on"
+rm /mnt/copy-1 || fail "the idle mount does not continue"
 umount /mnt
 kill -INT $other
 wait $other || fail "calls of the other client failed: $(tail /run/other)"

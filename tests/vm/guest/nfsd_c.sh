@@ -16,14 +16,14 @@ mkdir -p /srv/nfs/a/b
 echo "- READ: a Write chunk for each block"
 cp /run/file /srv/nfs/a/b/read
 nfs_client get a/b/read >/run/nfsd-back
-cmp /run/file /run/nfsd-back || fail "another file came back"
+cmp /run/file /run/nfsd-back || fail "the file that was read back differs"
 at_least $stats chunked_messages_received 5
 is $stats calls_failed 0
 
 echo "- WRITE: a Read chunk for each block"
 : >/srv/nfs/a/b/written
 nfs_client put a/b/written </run/file
-cmp /run/file /srv/nfs/a/b/written || fail "the server has another file"
+cmp /run/file /srv/nfs/a/b/written || fail "the server's file differs"
 at_least $stats chunked_messages_sent 5
 is $stats calls_failed 0
 

@@ -19,7 +19,7 @@ for version in 2 1; do
         sleep 0.5
     done
     # The server blocks this write until the delegation is returned.
-    timeout 40 bash -c 'echo after >>/srv/nfs/callback/file' || fail "nothing was given back: $(cat $said)"
+    timeout 40 bash -c 'echo after >>/srv/nfs/callback/file' || fail "the delegation was not returned: $(cat $said)"
     wait $client || fail "the client ended with $?: $(cat $said)"
     cat $said
     # Both ends end up with version 1, whichever version the client starts with.

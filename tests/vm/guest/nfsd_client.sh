@@ -17,18 +17,18 @@ for len in 0 1 3 511 512 513 4097 65535 262143 262144 262147 1048579; do
     head -c "$len" /run/file >/run/lengths/$len
 done
 nfs3c --block 262144 put /run/lengths/* lengths
-diff -r /run/lengths /srv/nfs/lengths || fail "files arrived as others"
+diff -r /run/lengths /srv/nfs/lengths || fail "the written files differ"
 nfs3c --block 262144 sum lengths
-diff <(sort /run/out) <(cd /run/lengths && sha256sum ./* | sort) || fail "files are read as others"
+diff <(sort /run/out) <(cd /run/lengths && sha256sum ./* | sort) || fail "the read files differ"
 
 # forms OPTION…: a file in both directions, 77 calls each way.
 forms() {
     nfs3c --block 65536 --depth 64 "$@" put /run/file big
-    cmp /run/file /srv/nfs/big || fail "the server has another file"
+    cmp /run/file /srv/nfs/big || fail "the server's file differs"
     at_least $stats calls_with_chunks 77
     cp $stats /run/put
     nfs3c --block 65536 --depth 64 "$@" get big /run/nfsd-back
-    cmp /run/file /run/nfsd-back || fail "another file came back"
+    cmp /run/file /run/nfsd-back || fail "the file that was read back differs"
     at_least $stats replies_with_chunks 77
     for side in /run/put $stats; do
         is $side rdma_version 1
@@ -45,7 +45,7 @@ for side in /run/put $stats; do
     at_least $side invalidated_by_server 77
     is $side invalidated_here 0
 done
-echo "- the same without leave to invalidate"
+echo "- 64 calls at once, without remote invalidation"
 forms --no-invalidate
 for side in /run/put $stats; do
     is $side invalidated_by_server 0
@@ -62,10 +62,10 @@ fi
 echo "- messages too long for one Send: a Position Zero Read chunk there, a Reply chunk back"
 head -c 200003 /run/file >/run/part
 nfs3c --inline 20000 --block 20000 --depth 4 put /run/part part
-cmp /run/part /srv/nfs/part || fail "long calls: the server has another file"
+cmp /run/part /srv/nfs/part || fail "long calls: the server's file differs"
 is $stats calls_in_chunks 10
 nfs3c --inline 20000 --block 20000 --depth 4 --no-invalidate get part /run/nfsd-back
-cmp /run/part /run/nfsd-back || fail "long replies: another file came back"
+cmp /run/part /run/nfsd-back || fail "long replies: the file that was read back differs"
 is $stats replies_in_chunks 10
 
 echo "- a tree: names that need several Reply chunks, links, sums"

@@ -9,7 +9,7 @@ said=/run/ping
 # ping OPTION…: must succeed. Its output is in $said.
 ping() { "${enter[@]}" "$RPCRDMA" ping --json -c 20 -i 0 "$@" >$said || fail "ping $*: $(cat $said)"; }
 
-echo "- begins in version 2, is answered with ERR_VERS, and goes on in version 1 on the same connection"
+echo "- begins in version 2, is answered with ERR_VERS, and continues in version 1 on the same connection"
 ping $at
 is $said rdma_version 1
 is $said connections 1
@@ -35,7 +35,7 @@ ping --rdma-version 1 $at
 is $said rdma_version 1
 is $said credits 64
 
-echo "- a server that goes away and comes back"
+echo "- a server that ends and restarts"
 "${enter[@]}" "$RPCRDMA" ping -i 0.1 -W 2 $at >/run/pings 2>&1 &
 pinging=$!
 await grep -q '^reply 3 ' /run/pings
@@ -45,7 +45,7 @@ await grep -q '^call ' /run/pings
 lost=$(wc -l </run/pings)
 await bash -c "tail -n +$lost /run/pings | grep -q ^reply"
 kill -INT $pinging
-wait $pinging && fail "no call is said to have failed: $(cat /run/pings)"
+wait $pinging && fail "no call was reported as failed: $(cat /run/pings)"
 grep -q 'connections begun: \([2-9]\|1[0-9]\)' /run/pings || fail "$(cat /run/pings)"
 
 echo "- IPv6, and other programs and versions"

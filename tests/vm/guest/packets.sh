@@ -98,8 +98,8 @@ shown both
 expect "DSCP of a server that has its own" "$(classes both 10.0.0.1)" 8
 expect "DSCP of its client" "$(classes both 10.0.0.2)" 26
 expect "longest packet with a path MTU of 256" "$(longest both)" "$(long 256)"
-fails "longer packets than the server takes" 'path_mtu here is 512, asked for were 1024' -- "$rpcperf" lat $at
-grep -q 'it asks for a path MTU of 1024, and path_mtu here is 512' /run/own || fail "the server says nothing: $(</run/own)"
+fails "longer packets than the server takes" 'path MTU 1024 exceeds `path_mtu` 512 of this side' -- "$rpcperf" lat $at
+grep -q 'path MTU 1024 exceeds `path_mtu` 512 of this side' /run/own || fail "the server reports nothing: $(</run/own)"
 fails "a knob that iWARP does not have" 'path_mtu = 512: iwarp: addresses do not have it' -- \
     bash -c '"$0" lat iwarp:10.0.0.1:20051 -m 512 || exit 1' "$rpcperf"
 

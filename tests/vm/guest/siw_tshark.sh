@@ -114,9 +114,9 @@ client() {
     local nfs3c=("${enter[@]}" "$NFS3C" --block 8192)
     "${nfs3c[@]}" $at /srv/nfs put /run/file /run/small . || fail "put"
     "${nfs3c[@]}" $at /srv/nfs get file /run/back || fail "get"
-    cmp /run/file /run/back || fail "another file came back"
+    cmp /run/file /run/back || fail "the file that was read back differs"
     "${nfs3c[@]}" --rdma-version 1 --no-invalidate $at /srv/nfs get file /run/back || fail "get"
-    cmp /run/file /run/back || fail "another file came back"
+    cmp /run/file /run/back || fail "the file that was read back differs"
 }
 capture client client
 sound client

@@ -12,7 +12,7 @@ serve server $at --only calls
 "$RPCRDMA" ping -c 3 -i 0 $at 0x20525046 5 >/dev/null || fail "no answer by rxe0 beside siw0"
 fails "siw0 by name" "${refusal[@]}" -- "$rpcperf" lat $at -d siw0
 fails "the address of siw0's interface, beside rxe0" 'no active port has the address 10.1.0.1' \
-    'siw0 port 1 (iWARP, which is not for `verbs:`' -- "$rpcperf" lat verbs:10.1.0.1:20049
+    'siw0 port 1 (iWARP, not supported by `verbs:`' -- "$rpcperf" lat verbs:10.1.0.1:20049
 kill "$server"
 wait "$server" || true
 

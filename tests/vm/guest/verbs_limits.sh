@@ -14,11 +14,11 @@ fails "port in use, of raw tests" 'in use' -- $rpcperf serve --listen verbs:10.0
 fails "an address of no device" '127.0.0.1' 'rxe0 port 1' 'GID 1 10.0.0.1 RoCE v2 v0' -- \
     $rpcperf serve --listen verbs:127.0.0.1
 fails "nobody listens" 'nobody listens' '10.0.0.1:999' -- $rpcperf lat verbs:10.0.0.1:999
-fails "a device that is not there" 'none is called "mlx5_0"' 'rxe0 port 1' -- $rpcperf lat $at -d mlx5_0
-fails "a GID that is not there" 'the port has none' 'GID 1 10.0.0.1 RoCE v2 v0' -- $rpcperf lat $at -d rxe0 -x 9
+fails "a device that is not there" 'no device named "mlx5_0"' 'rxe0 port 1' -- $rpcperf lat $at -d mlx5_0
+fails "a GID that is not there" 'the port has no GID' 'GID 1 10.0.0.1 RoCE v2 v0' -- $rpcperf lat $at -d rxe0 -x 9
 fails "a link-local GID" 'link-local' 'GID 1 10.0.0.1 RoCE v2 v0' -- $rpcperf lat $at -x 0
-fails "a GID of another family" 'fd00::1, which is of another family' -- $rpcperf raw-lat $at -d rxe0 -x 2
-fails "a GID of another address" 'listening at 10.0.0.1 with the GID of fd00::1' -- \
+fails "a GID of another family" 'the address family differs from that of the chosen GID fd00::1' -- $rpcperf raw-lat $at -d rxe0 -x 2
+fails "a GID of another address" 'listen address 10.0.0.1 differs from the address fd00::1 of the GID' -- \
     $rpcperf serve --listen verbs:10.0.0.1:20059 -d rxe0 -x 2 --only raw
 $rpcperf lat $at -n 20 -d rxe0 -x 1 | grep -q 'GID 1 10.0.0.1 RoCE v2 v0, MTU 1024' ||
     fail "device and GID are not shown"

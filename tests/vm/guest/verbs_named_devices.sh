@@ -69,19 +69,19 @@ reached 1 verbs:rxe1/$index@10.0.0.2:20050 rxe1 10.0.0.2
     fail "device and GID are not shown"
 over
 
-fails "another device than -d" 'it names rxe1, and `device` is rxe0' -- \
+fails "another device than -d" 'names rxe1, but `device` is rxe0' -- \
     "$rpcperf" serve --listen verbs:rxe1@10.0.0.2:20049 -d rxe0 --only calls
-fails "another GID than -x" 'it names GID 2 of rxe0, and `gid_index` is 1' -- \
+fails "another GID than -x" 'names GID 2 of rxe0, but `gid_index` is 1' -- \
     "$rpcperf" lat 'verbs:rxe0/2@[fd00::1]:20049' -x 1
 fails "a device without the address" 'no active port has the address 10.0.0.2' -- \
     "$rpcperf" serve --listen verbs:10.0.0.1:20049,verbs:rxe0@10.0.0.2:20050 --only calls
-fails "a GID of another address" 'listening at 10.0.0.1 with the GID of fd00::1' -- \
+fails "a GID of another address" 'listen address 10.0.0.1 differs from the address fd00::1 of the GID' -- \
     "$rpcperf" serve --listen verbs:rxe0/2@10.0.0.1:20049 --only calls
-fails "a device that is not there" 'none is called "mlx5_0"' 'rxe1 port 1' -- "$rpcperf" lat verbs:mlx5_0@10.0.0.1
+fails "a device that is not there" 'no device named "mlx5_0"' 'rxe1 port 1' -- "$rpcperf" lat verbs:mlx5_0@10.0.0.1
 ended=2 fails "a device of TCP" 'only addresses of verbs:' -- "$rpcperf" lat iwarp:rxe0@10.0.0.1
 status=0
 "$RPCRDMA" doctor verbs:rxe7@10.0.0.1 >/run/said || status=$?
-((status == 2)) && grep -q 'none of rxe0, rxe1 is called rxe7' /run/said || fail "doctor: $status: $(</run/said)"
+((status == 2)) && grep -q 'no device rxe7, only rxe0, rxe1' /run/said || fail "doctor: $status: $(</run/said)"
 
 mkdir -p /srv/named
 "$NFS3D" /srv/named --listen verbs:rxe0@10.0.0.1:20049,verbs:rxe1/$index@10.0.0.2:20049 --mount-port 20148 \

@@ -1,12 +1,12 @@
-//! Generated types of several files, and a table of them.
+//! Generated types of several files, and a table of the types.
 
 use rpcrdma_xdr::{BadXdr, Decode, Encode, decode, encode};
 
-/// Decodes a value, and encodes it again.
-pub type Again = fn(&[u8]) -> Result<Vec<u8>, BadXdr>;
+/// Function that decodes a value and encodes it again.
+pub type RoundTrip = fn(&[u8]) -> Result<Vec<u8>, BadXdr>;
 
-/// Index of a type in its schema, and its code.
-pub type Case = (usize, Again);
+/// Index of a type in its schema, and its function.
+pub type TypeCase = (usize, RoundTrip);
 
 /// A file and its types.
 #[derive(Clone, Copy, Debug)]
@@ -15,13 +15,13 @@ pub struct File {
     pub name: &'static str,
     /// Content.
     pub text: &'static str,
-    /// Types with code of their own.
-    pub types: &'static [Case],
+    /// Types, without aliases.
+    pub types: &'static [TypeCase],
 }
 
-fn again<'a, T: Decode<'a> + Encode>(bytes: &'a [u8]) -> Result<Vec<u8>, BadXdr> {
+fn round_trip<'a, T: Decode<'a> + Encode>(bytes: &'a [u8]) -> Result<Vec<u8>, BadXdr> {
     let value: T = decode(bytes)?;
-    Ok(encode(&value).expect("it was decoded within its bounds"))
+    Ok(encode(&value).expect("a decoded value is within its bounds"))
 }
 
 include!(concat!(env!("OUT_DIR"), "/files.rs"));

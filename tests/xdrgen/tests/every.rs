@@ -1,4 +1,4 @@
-//! Generated types in use: names, bounds, unions, lists and eligible items.
+//! Tests of generated types: names, bounds, unions, lists, recursion and eligible items.
 
 use rpcrdma_xdr::{
     BadXdr, Boxed, Bulk, Decode, Decoder, Encode, Encoder, MAX_DEPTH, NoSpace, Place, Placed, Received, decode, encode,
@@ -6,8 +6,8 @@ use rpcrdma_xdr::{
 use rpcrdma_xdrgen_tests::circular::{Branch, Node, Own, Repeated};
 use rpcrdma_xdrgen_tests::every::*;
 
-/// Encodes a value, and checks that its bytes are `words`, and that they are this value.
-fn is<'a, T: Decode<'a> + Encode + PartialEq + std::fmt::Debug>(value: &T, words: &'a [[u8; 4]]) {
+/// Checks that a value is encoded as `words`, and that these decode to the value.
+fn assert_encoding<'a, T: Decode<'a> + Encode + PartialEq + std::fmt::Debug>(value: &T, words: &'a [[u8; 4]]) {
     assert_eq!(encode(value).expect("within bounds"), words.as_flattened(), "{value:?}");
     assert_eq!(decode::<T>(words.as_flattened()).as_ref(), Ok(value));
 }
@@ -17,7 +17,7 @@ const fn word(word: u32) -> [u8; 4] {
 }
 
 #[test]
-fn names_are_those_of_rust() {
+fn generated_names_follow_the_conventions_of_rust() {
     let to = Numbers { small: -1, large: 2, wide: -3, wider: 4, single: 1.0, precise: -2.0 };
     let words = Words {
         r#type: 1,
@@ -31,12 +31,12 @@ fn names_are_those_of_rust() {
     };
     let numbers = [!0, 2, !0, !2, 0, 4, 0x3F80_0000, 0xC000_0000, 0].map(word);
     let front = [1, 2, 1, 1, 5, 6].map(word);
-    is(&words, &[&front[..], &numbers, &[word(0), word(3_u32.wrapping_neg())]].concat());
+    assert_encoding(&words, &[&front[..], &numbers, &[word(0), word(3_u32.wrapping_neg())]].concat());
 
     let (first, second) = (SomeThing { a_b: 1, a_b_: 2 }, SomeThing_ { result: [3; 8] });
-    is(&first, &[word(1), word(2)]);
-    is(&second, &[[3; 4]; 2]);
-    is(&Option_ { some: 7 }, &[word(7)]);
+    assert_encoding(&first, &[word(1), word(2)]);
+    assert_encoding(&second, &[[3; 4]; 2]);
+    assert_encoding(&Option_ { some: 7 }, &[word(7)]);
     assert_eq!((BOUND, HEX), (5, 16));
     assert_eq!([Status4::Bad as i32, Status4::Worse as i32, Status4::Other as i32], [10020, 10021, 7]);
     assert_eq!(Color::Negative.name(), "COLOR_NEGATIVE");
@@ -53,7 +53,7 @@ fn views_live_as_long_as_the_message() {
 }
 
 #[test]
-fn bounds_of_typedefs_hold_wherever_they_are_used() {
+fn bounds_of_typedefs_hold_for_all_uses() {
     let long = [b'x'; 33];
     let fits = |items: &Items<'_>| encode(items).is_ok();
     assert!(fits(&Items { called: Name(&long[..32]), token: Cookie(&long[..5]), ..Items::default() }));
@@ -77,17 +77,17 @@ fn bounds_of_typedefs_hold_wherever_they_are_used() {
 
 #[test]
 fn unions_have_the_variants_of_their_cases() {
-    is(&ByEnum::Worse, &[word(10021)]);
-    is(&ByEnum::Default(Status4::Other, Name(b"abcd")), &[word(7), word(4), *b"abcd"]);
-    is(&AllOfEnum::Green([1; 8]), &[word(1), [1; 4], [1; 4]]);
-    is(&ByInt::Bound(true), &[word(5), word(1)]);
-    is(&ByInt::CaseMinus2, &[word(2_u32.wrapping_neg())]);
-    is(&ByInt::Default(-7, 9), &[word(7_u32.wrapping_neg()), word(9)]);
-    is(&ByBool::False(3), &[word(0), word(3)]);
-    is::<MaybeHandle>(&Some([2; 8]), &[word(1), [2; 4], [2; 4]]);
-    is::<MaybeHandle>(&None, &[word(0)]);
+    assert_encoding(&ByEnum::Worse, &[word(10021)]);
+    assert_encoding(&ByEnum::Default(Status4::Other, Name(b"abcd")), &[word(7), word(4), *b"abcd"]);
+    assert_encoding(&AllOfEnum::Green([1; 8]), &[word(1), [1; 4], [1; 4]]);
+    assert_encoding(&ByInt::Bound(true), &[word(5), word(1)]);
+    assert_encoding(&ByInt::CaseMinus2, &[word(2_u32.wrapping_neg())]);
+    assert_encoding(&ByInt::Default(-7, 9), &[word(7_u32.wrapping_neg()), word(9)]);
+    assert_encoding(&ByBool::False(3), &[word(0), word(3)]);
+    assert_encoding::<MaybeHandle>(&Some([2; 8]), &[word(1), [2; 4], [2; 4]]);
+    assert_encoding::<MaybeHandle>(&None, &[word(0)]);
 
-    // The switch of a default arm is none of the cases.
+    // The discriminant of a default arm must not be one of the cases.
     let refused = Err(NoSpace::switch());
     assert_eq!(encode(&ByEnum::Default(Status4::Bad, Name(b"abcd"))), refused);
     assert_eq!(encode(&ByInt::Default(-2, 9)), refused);
@@ -106,7 +106,7 @@ fn lists_have_no_pointers() {
     let directory: Directory<'_> = decode(&bytes).expect("a directory");
     assert!(directory.entries.iter().eq(entries) && directory.eof);
     assert_eq!(bytes.len(), 2 * (4 + 4 + 4 + 36) + 4 + 4);
-    is(&Chains::default(), &[word(0), word(0)]);
+    assert_encoding(&Chains::default(), &[word(0), word(0)]);
 }
 
 #[test]
@@ -114,13 +114,13 @@ fn recursive_values_are_views_with_a_limited_depth() {
     let deepest = |depth: usize| {
         let mut words = Vec::new();
         (0..depth).for_each(|level| words.extend([word(level as u32), word(1)]));
-        // The last one, and the right branches of all.
+        // The innermost tree, and the right branches of all levels.
         words.extend([[0; 4]; 3]);
         words.extend(vec![[0; 4]; depth]);
         words
     };
     let words = deepest(MAX_DEPTH);
-    let mut tree: Tree<'_> = decode(words.as_flattened()).expect("as many levels as allowed");
+    let mut tree: Tree<'_> = decode(words.as_flattened()).expect("the deepest allowed nesting");
     assert_eq!(encode(&tree).expect("within bounds"), words.as_flattened());
     for level in 0..MAX_DEPTH {
         assert_eq!((tree.value as usize, tree.right), (level, None));
@@ -131,7 +131,7 @@ fn recursive_values_are_views_with_a_limited_depth() {
     for depth in [MAX_DEPTH + 1, 1_000_000] {
         let words = deepest(depth);
         let error = decode::<Tree<'_>>(words.as_flattened()).expect_err("too deep");
-        assert_eq!(error.what, "nesting of values, too deep");
+        assert_eq!(error.what, "nesting depth");
     }
 }
 
@@ -149,7 +149,7 @@ fn recursive_values_are_made_from_the_leaves() {
 
     let mut leaf = Vec::new();
     let leaf = Boxed::new(&Forest { id: 7, ..Forest::default() }, &mut leaf).expect("a tree");
-    is(&Forest { id: 1, trees: Forests([leaf; 2][..].into()) }, &[1, 2, 7, 0, 7, 0].map(word));
+    assert_encoding(&Forest { id: 1, trees: Forests([leaf; 2][..].into()) }, &[1, 2, 7, 0, 7, 0].map(word));
     assert!(encode(&Forest { id: 1, trees: Forests([leaf; 4][..].into()) }).is_err());
     assert_eq!(format!("{leaf:?}"), "Forest { id: 7, trees: Forests([]) }");
 }
@@ -159,10 +159,10 @@ fn typedefs_and_optional_data_may_contain_themselves() {
     let (mut memory, mut inner) = (Vec::new(), Vec::new());
     let last = Followed(Some(None));
     let last = Boxed::new(&last, &mut memory).expect("within the limit");
-    is(&Followed(Some(Some(last))), &[1, 1, 1, 0].map(word));
+    assert_encoding(&Followed(Some(Some(last))), &[1, 1, 1, 0].map(word));
     assert_eq!(encode(&Followed::default()).expect("within bounds"), word(0));
     let none = Boxed::new(&Repeated(None), &mut inner).expect("within the limit");
-    is(&Repeated(Some([none; 3][..].into())), &[1, 3, 0, 0, 0].map(word));
+    assert_encoding(&Repeated(Some([none; 3][..].into())), &[1, 3, 0, 0, 0].map(word));
     assert!(encode(&Repeated(Some([none; 4][..].into()))).is_err());
 
     let words: Vec<_> = [1; 5].into_iter().chain([0]).map(word).collect();
@@ -174,11 +174,11 @@ fn typedefs_and_optional_data_may_contain_themselves() {
     assert_eq!(branch, None::<Node<'_>>);
     for depth in [MAX_DEPTH + 1, 1_000_000] {
         let error = decode::<Own<'_>>(vec![word(1); depth].as_flattened()).expect_err("too deep");
-        assert_eq!(error.what, "nesting of values, too deep");
+        assert_eq!(error.what, "nesting depth");
     }
 }
 
-/// One chunk, with the second eligible item.
+/// One chunk, with an item of this content at this position.
 #[derive(Debug)]
 struct Chunk(&'static [u8], usize);
 
@@ -192,7 +192,7 @@ impl Received for Chunk {
     }
 }
 
-/// Places items that are not inline.
+/// Places items that are not inline in chunks, and records their positions.
 struct Apart(Vec<usize>);
 
 impl Place for Apart {
@@ -206,9 +206,9 @@ impl Place for Apart {
 }
 
 #[test]
-fn eligible_items_travel_in_the_message_or_apart() {
+fn eligible_items_travel_in_the_message_or_in_chunks() {
     let inline = Bulky { before: 1, data: b"data".as_slice().into(), between: 2, target: b"target".as_slice().into() };
-    is(&inline, &[word(1), word(4), *b"data", word(2), word(6), *b"targ", *b"et\0\0"]);
+    assert_encoding(&inline, &[word(1), word(4), *b"data", word(2), word(6), *b"targ", *b"et\0\0"]);
     assert!(encode(&Bulky { data: (&[0; 4097][..]).into(), ..inline }).is_err());
 
     let reduced = Bulky { target: Bulk::placed(6), ..inline };

@@ -1,4 +1,4 @@
-//! The same bytes as rpcgen: each type of each file decodes random values and encodes them again, in Rust and in C.
+//! Comparison with rpcgen: each type decodes random values and encodes them again, in Rust and in C.
 
 use std::fmt::Write as _;
 use std::fs::{self, File as Opened};
@@ -9,14 +9,16 @@ use rpcrdma_xdrgen_tests::{FILES, File};
 use xdrgen::schema::{Arm, Field, Form, Schema, Type, TypeId, Union};
 use xdrgen::{Source, parse};
 
-/// Values of each type.
+/// Number of values of each type.
 const VALUES: usize = 10_000;
-/// Values of each type of a random file.
+/// Number of values of each type of a random file.
 const FEWER_VALUES: usize = 200;
-/// Random files that are compared with C; a comparison costs about a second.
+/// Number of random files that are compared with C. A comparison takes about a second.
 const COMPARED: usize = 8;
-/// Files whose C code by rpcgen does not compile. libtirpc declares the types of the first one itself. C has no
-/// typedefs like those of the other one, and rpcgen writes invalid code for a union with an array of itself.
+/// Files for which rpcgen generates C code that does not compile.
+///
+/// libtirpc itself declares the types of `rpcbind`. `circular` has typedefs that are impossible in C, and a union with
+/// an array of itself, for which rpcgen generates invalid code.
 const NOT_IN_C: [&str; 2] = ["rpcbind", "circular"];
 
 #[test]
@@ -33,12 +35,12 @@ fn rust_and_c_encode_each_value_of_each_type_the_same() {
         let is_narrow = ["char", "short"].iter().any(|ty| file.text.contains(ty));
         let mut random = Random { schema: &schema, rng: fastrand::Rng::with_seed(1), is_narrow, depth: 0 };
         let mut values = Vec::new();
-        for (index, again) in file.types {
+        for (index, round_trip) in file.types {
             let name = &schema.types[*index].name.text;
             for _ in 0..if is_random { FEWER_VALUES } else { VALUES } {
                 let mut bytes = Vec::new();
                 random.named(TypeId(*index), &mut bytes);
-                assert_eq!(again(&bytes).as_ref(), Ok(&bytes), "{name} of {}", file.name);
+                assert_eq!(round_trip(&bytes).as_ref(), Ok(&bytes), "{name} of {}", file.name);
                 values.push((*index, bytes));
             }
         }
@@ -49,7 +51,7 @@ fn rust_and_c_encode_each_value_of_each_type_the_same() {
     }
 }
 
-/// What is not installed.
+/// Name of a needed program or library that is not installed.
 fn missing() -> Option<&'static str> {
     let runs = |program: &str| Command::new(program).arg("--version").output().is_ok();
     match () {
@@ -60,13 +62,13 @@ fn missing() -> Option<&'static str> {
     }
 }
 
-/// Encoded random values, written by the rules of RFC 4506 alone.
+/// Generates encoded random values, by the rules of RFC 4506 alone.
 struct Random<'s> {
     schema: &'s Schema,
     rng: fastrand::Rng,
     /// The file has C types narrower than a word.
     is_narrow: bool,
-    /// Values of recursive types around the present one.
+    /// Number of values of recursive types around the current value.
     depth: usize,
 }
 
@@ -75,7 +77,7 @@ impl Random<'_> {
         to.extend_from_slice(&word.to_be_bytes());
     }
 
-    /// Whether a value of a recursive type ends here.
+    /// True if the nesting of recursive values must end here.
     fn is_deep(&self, ty: &Type) -> bool {
         matches!(ty, Type::Boxed(_)) && self.depth >= 6
     }
@@ -86,7 +88,7 @@ impl Random<'_> {
     }
 
     fn bytes(&mut self, len: u32, to: &mut Vec<u8>) {
-        // Text of C has no zero bytes.
+        // Strings of C cannot contain zero bytes.
         to.extend((0..len).map(|_| self.rng.u8(1..)));
         to.resize(to.len().next_multiple_of(4), 0);
     }
@@ -109,7 +111,7 @@ impl Random<'_> {
         let cases = |arm: &Arm| arm.cases.iter().map(|case| case.value as u32).collect::<Vec<_>>();
         let word = u32::from_be_bytes(to[at..].try_into().expect("a word"));
         let mut arm = union.arms.iter().find(|arm| cases(arm).contains(&word));
-        // A random number is seldom a case, and must be one without a default arm.
+        // A random number is rarely a case, but a union without a default arm needs one.
         if arm.is_none() && (union.default.is_none() || self.rng.bool()) {
             arm = self.rng.choice(&union.arms);
             let case = arm.and_then(|arm| self.rng.choice(cases(arm))).expect("a union has cases");
@@ -170,20 +172,20 @@ impl Random<'_> {
     }
 }
 
-/// Passes values through the code of rpcgen.
+/// Decodes and encodes values by rpcgen's code, and compares the results.
 fn compare(file: &File, schema: &Schema, values: &[(usize, Vec<u8>)]) {
     let (dir, name) = (tempfile::tempdir().expect("a directory"), file.name);
     let path = |name: &str| dir.path().join(name);
     let mut program = format!("#include \"{name}.h\"\n{HEAD}");
     let mut input = Vec::new();
     let mut expected = Vec::new();
-    for (index, again) in values {
-        // The struct of C has the pointer to the next element.
+    for (index, encoded) in values {
+        // In C, the structure of a list also has the pointer to the next element.
         let end: &[u8] = match schema.types[*index].form {
             Form::Struct { is_list: true, .. } => &[0; 4],
             _ => &[],
         };
-        let bytes = [again, end].concat();
+        let bytes = [encoded, end].concat();
         input.extend([*index as u32, bytes.len() as u32].map(u32::to_ne_bytes).as_flattened());
         input.extend(&bytes);
         expected.extend((bytes.len() as u32).to_ne_bytes());
@@ -191,11 +193,11 @@ fn compare(file: &File, schema: &Schema, values: &[(usize, Vec<u8>)]) {
     }
     for (index, _) in file.types {
         let ty = &schema.types[*index].name.text;
-        let _ = writeln!(program, "case {index}: return again((xdrproc_t)xdr_{ty}, sizeof({ty}));");
+        let _ = writeln!(program, "case {index}: return round_trip((xdrproc_t)xdr_{ty}, sizeof({ty}));");
     }
     program += TAIL;
     fs::write(path("main.c"), program).expect("written");
-    // rpcgen takes no continued lines, which nis.x has.
+    // nis.x has continued lines, which rpcgen does not accept.
     fs::write(path(&format!("{name}.x")), file.text.replace("\\\n", " ")).expect("written");
     fs::write(path("input"), input).expect("written");
     let build = format!(
@@ -210,11 +212,11 @@ fn compare(file: &File, schema: &Schema, values: &[(usize, Vec<u8>)]) {
     if output.stdout != expected {
         let at = output.stdout.iter().zip(&expected).take_while(|(c, rust)| c == rust).count();
         let mut end = 0;
-        let is_it = |(_, bytes): &&(usize, Vec<u8>)| {
+        let is_mismatch = |(_, bytes): &&(usize, Vec<u8>)| {
             end += 4 + bytes.len();
             end > at
         };
-        let (index, bytes) = values.iter().find(is_it).expect("one of the values");
+        let (index, bytes) = values.iter().find(is_mismatch).expect("one of the values");
         panic!("{name}: C differs in {}, {bytes:02x?}", schema.types[*index].name.text);
     }
 }
@@ -228,7 +230,7 @@ const HEAD: &str = r#"
 static char in[1 << 20], out[1 << 20];
 static u_int len;
 
-static int again(xdrproc_t proc, size_t size) {
+static int round_trip(xdrproc_t proc, size_t size) {
     XDR from, to;
     void *value = calloc(1, size);
     xdrmem_create(&from, in, len, XDR_DECODE);
@@ -243,11 +245,11 @@ static int again(xdrproc_t proc, size_t size) {
     return 0;
 }
 
-static int code_again(u_int type) {
+static int round_trip_type(u_int type) {
     switch (type) {
 "#;
 
-/// Its end.
+/// End of the C program.
 const TAIL: &str = r#"
     }
     return 3;
@@ -257,7 +259,7 @@ int main(void) {
     u_int type;
     while (fread(&type, sizeof(type), 1, stdin) == 1) {
         if (fread(&len, sizeof(len), 1, stdin) != 1 || len > sizeof(in) || fread(in, 1, len, stdin) != len) return 4;
-        int failed = code_again(type);
+        int failed = round_trip_type(type);
         if (failed) {
             fprintf(stderr, "type %u: %d\n", type, failed);
             return failed;

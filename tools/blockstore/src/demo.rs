@@ -1,4 +1,4 @@
-//! Server in a second process: copies a file, reads it back, compares.
+//! Demonstration with a server in a second process: copies a file, reads it back, and compares it.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -14,55 +14,55 @@ use rpcrdma_config::program::{READY, say};
 use rustix::process::{Pid, Signal};
 
 use crate::client::BlockClient;
-use crate::{Io, Shape, report, size};
+use crate::{CallOptions, Io, report, size};
 
 #[derive(Debug, Args)]
 pub(crate) struct Demo {
-    /// Size of the file in bytes.
+    /// Size of the file, in bytes.
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
     size: u64,
-    /// Directory of the temporary file and store; needs twice the size. Default: that of the system.
+    /// Directory of the temporary file and store, which need twice the size. Default: the system's temporary directory.
     #[arg(long, value_name = "PATH")]
     dir: Option<PathBuf>,
     #[command(flatten)]
-    shape: Shape,
-    /// Seed of the contents, and of the order of reads.
+    calls: CallOptions,
+    /// Seed of the contents and of the order of reads.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// As for `serve`.
+    /// Cores of the server's shards, see `serve`.
     #[arg(long, value_name = "LIST")]
     cores: Option<String>,
-    /// As for `serve`.
+    /// I/O engine of the server, see `serve`.
     #[arg(long, value_enum, default_value_t = Io::Auto)]
     io: Io,
-    /// As for `serve`.
+    /// Worker threads of the server, see `serve`.
     #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
 }
 
 pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
-    let Demo { size, shape: Shape { block, depth }, .. } = *options;
+    let Demo { size, calls: CallOptions { block, depth }, .. } = *options;
     say(&format!(
-        "{size} bytes in blocks of {block}, {depth} calls under way; software fabric: shared memory, no network"
+        "{size} bytes in blocks of {block}, {depth} outstanding calls; software fabric (shared memory, no network)"
     ));
     let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
     let dir = tempfile::Builder::new().prefix("blockstore-").tempdir_in(&parent);
-    let dir = dir.with_context(|| format!("a directory in {}", parent.display()))?;
+    let dir = dir.with_context(|| format!("cannot create a directory in {} (--dir)", parent.display()))?;
     let source = pseudo_random(dir.path().join("source"), size, options.seed)?;
     let address: Address = format!("soft:blockstore-{}", std::process::id()).parse()?;
     let mut arguments =
         vec!["--size".into(), options.size.to_string(), "--workers".into(), options.workers.to_string()];
-    let io = options.io.to_possible_value().context("its name")?;
+    let io = options.io.to_possible_value().context("--io has no name")?;
     arguments.extend(["--io".to_owned(), io.get_name().to_owned()]);
     if let Some(cores) = &options.cores {
         arguments.extend(["--cores".to_owned(), cores.clone()]);
     }
     let server = ServerProcess::start(&address, &dir.path().join("store"), &arguments)?;
-    // Both processes have the files open. Without names, nothing is left behind.
-    dir.close().context("the temporary directory")?;
+    // Both processes have the files open, so their names can be removed. Nothing is left behind, whatever happens.
+    dir.close().context("cannot remove the temporary directory")?;
 
     let mut client = BlockClient::connect(&address, block, depth.into(), AuthPolicy::Off)?;
-    ensure!(client.info().size == size, "the store holds {} bytes", client.info().size);
+    ensure!(client.info().size == size, "the store has {} bytes, expected {size}", client.info().size);
     report("copied", &client.copy(&source, size)?, &address);
     say(&format!("flushed in {:.3} s", client.flush()?.as_secs_f64()));
     let (figures, sum) = client.verify(&source, size, options.seed)?;
@@ -87,37 +87,38 @@ pub(crate) fn pseudo_random(path: PathBuf, size: u64, seed: u64) -> anyhow::Resu
         }
         Ok::<_, std::io::Error>(file)
     };
-    write().with_context(|| format!("{}: writing {size} bytes (see `df {0}`)", path.display()))
+    write().with_context(|| format!("{}: cannot write {size} bytes (see `df {0}`)", path.display()))
 }
 
 /// Stops this process when its parent ends.
-pub(crate) fn stop_with(parent: u32) -> anyhow::Result<()> {
+pub(crate) fn stop_with_parent(parent: u32) -> anyhow::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).context("prctl(PR_SET_PDEATHSIG)")?;
-    // If the parent ended before the call, no signal comes.
+    // No signal is sent if the parent ended before the call.
     let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    ensure!(now == Some(parent), "process {parent}, which started this one, is gone already");
+    ensure!(now == Some(parent), "the parent process {parent} has already ended");
     Ok(())
 }
 
-/// Child server; killed on drop.
+/// A server in a child process, which is killed on drop.
 pub(crate) struct ServerProcess {
     child: Child,
-    /// Its output; held open, so that the pipe does not close.
-    says: BufReader<ChildStdout>,
+    /// Standard output, held open so that the pipe does not close.
+    stdout: BufReader<ChildStdout>,
 }
 
 impl ServerProcess {
     /// Starts a server, and waits until it listens.
     pub(crate) fn start(address: &Address, store: &Path, arguments: &[String]) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("our own executable")?;
+        let program = std::env::current_exe().context("cannot find this program's executable")?;
         let mut command = Command::new(program);
         command.args(["serve", "--parent", &std::process::id().to_string(), "--listen", &address.to_string()]);
         command.arg("--file").arg(store).args(arguments);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("the server's process")?;
-        let says = child.stdout.take().context("the server's output")?;
-        let mut this = Self { child, says: BufReader::new(says) };
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start the server")?;
+        let stdout = child.stdout.take().context("the server's output")?;
+        let mut this = Self { child, stdout: BufReader::new(stdout) };
         let ready = this.line()?;
-        ensure!(ready.starts_with(READY), "the server did not start; it said why above");
+        ensure!(ready.starts_with(READY), "the server did not start: see its error above");
         say(&format!("server: {ready}"));
         Ok(this)
     }
@@ -129,11 +130,11 @@ impl ServerProcess {
 
     fn line(&mut self) -> anyhow::Result<String> {
         let mut line = String::new();
-        self.says.read_line(&mut line).context("the server's output")?;
+        self.stdout.read_line(&mut line).context("the server's output")?;
         Ok(line.trim_end().to_owned())
     }
 
-    /// Stops it, and waits for its end.
+    /// Stops the server, and waits for its end.
     pub(crate) fn stop(mut self) -> anyhow::Result<()> {
         rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).context("kill")?;
         say(&format!("server: {}", self.line()?));
@@ -145,7 +146,7 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Both calls fail only if the server has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,6 @@
-//! The file of the store on one shard's io_uring. Jobs wait for room in the ring, use O_DIRECT where possible, and are
-//! resubmitted after short transfers.
+//! I/O on the store's file by the io_uring of one shard.
+//!
+//! Jobs wait for room in the ring, use O_DIRECT where possible, and are resubmitted after short transfers.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -18,53 +19,61 @@ use crate::protocol::Status;
 use crate::store::{self, Store};
 use crate::sys::{Job, Ring};
 
-/// Indexes of the files in the ring.
+/// Index of the buffered file in the ring.
 const FILE: u32 = 0;
+/// Index of the file with O_DIRECT in the ring.
 const DIRECT: u32 = 1;
 
-/// Outcome of a job.
+/// Callback for a completed job.
 type Finish = fn(&Store, Job, Result<(), Status>);
 
-/// Handle for the handlers of one shard.
+/// The disk as the handlers of one shard see it.
 #[derive(Clone)]
-pub(crate) struct Disk(Weak<RefCell<Inner>>);
+pub(crate) struct Disk(Weak<RefCell<DiskState>>);
 
 impl Disk {
-    /// A ring of `entries` jobs over a store, and its task. `finish` gets each completed job.
-    pub(crate) fn open(store: &Arc<Store>, arena: &Arena, entries: u32, finish: Finish) -> io::Result<(Self, Turn)> {
+    /// Creates a ring of `entries` jobs for a store, and its task. `finish` is called with each completed job.
+    pub(crate) fn open(
+        store: &Arc<Store>,
+        arena: &Arena,
+        entries: u32,
+        finish: Finish,
+    ) -> io::Result<(Self, DiskTask)> {
         let mut files = vec![store.file().as_fd()];
         files.extend(store.direct().map(|direct| direct.file.as_fd()));
         let mut ring = Ring::new(entries, &files)?;
         if let Err(error) = ring.register(arena) {
             let bytes = arena.len();
-            print_error!("{bytes} bytes are not registered with the io_uring ({error}; see `ulimit -l`): slower");
+            print_error!(
+                "{bytes} bytes are not registered with the io_uring ({error}; see `ulimit -l`): I/O is slower"
+            );
         }
         let descriptor = ring.descriptor().try_clone_to_owned()?;
         let store = Arc::clone(store);
-        let (waiting, held) = (VecDeque::new(), VecDeque::new());
-        let inner = Inner { store, ring, waiting, held, waits: false, finish, no_direct: false };
-        let inner = Rc::new(RefCell::new(inner));
-        Ok((Self(Rc::downgrade(&inner)), Turn { inner, descriptor }))
+        let (waiting, gated) = (VecDeque::new(), VecDeque::new());
+        let state = DiskState { store, ring, waiting, gated, has_priority: false, finish, no_direct: false };
+        let state = Rc::new(RefCell::new(state));
+        Ok((Self(Rc::downgrade(&state)), DiskTask { state, descriptor }))
     }
 
-    /// Queues a job. Without a task, its call is dropped, and so answered.
+    /// Queues a job. If the task has ended, the job is dropped, which also answers its call.
     pub(crate) fn start(&self, job: Job) {
-        if let Some(inner) = self.0.upgrade() {
-            inner.borrow_mut().waiting.push_back(job);
+        if let Some(state) = self.0.upgrade() {
+            state.borrow_mut().waiting.push_back(job);
         }
     }
 }
 
-/// Task of the shard.
-pub(crate) struct Turn {
-    inner: Rc<RefCell<Inner>>,
-    /// The ring's.
+/// The shard's task, which submits and completes jobs.
+pub(crate) struct DiskTask {
+    state: Rc<RefCell<DiskState>>,
+    /// Duplicate of the ring's descriptor.
     descriptor: OwnedFd,
 }
 
-impl ShardTask for Turn {
+impl ShardTask for DiskTask {
     fn poll(&mut self) -> bool {
-        self.inner.borrow_mut().turn()
+        self.state.borrow_mut().run()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -72,24 +81,24 @@ impl ShardTask for Turn {
     }
 }
 
-struct Inner {
+struct DiskState {
     store: Arc<Store>,
     ring: Ring,
     /// Jobs that wait for room in the ring.
     waiting: VecDeque<Job>,
-    /// Writes that wait for the gate, in order.
-    held: VecDeque<Job>,
-    /// The first one has priority at the gate.
-    waits: bool,
+    /// Writes that wait for the gate, oldest first.
+    gated: VecDeque<Job>,
+    /// The first gated write has priority at the gate.
+    has_priority: bool,
     finish: Finish,
-    /// O_DIRECT failed despite its announced alignment.
+    /// O_DIRECT is not used any more, because it failed in spite of the right alignment.
     no_direct: bool,
 }
 
-impl Inner {
-    /// Submits jobs with one system call, and ends completed ones.
-    fn turn(&mut self) -> bool {
-        let mut busy = self.start_held();
+impl DiskState {
+    /// Submits jobs with one system call, and completes finished ones. Returns true if there was work.
+    fn run(&mut self) -> bool {
+        let mut busy = self.start_gated();
         while let Some(job) = self.waiting.pop_front() {
             match self.admit(job) {
                 Ok(()) => busy = true,
@@ -100,24 +109,24 @@ impl Inner {
             }
         }
         match self.ring.submit() {
-            Ok(any) => busy |= any,
+            Ok(submitted) => busy |= submitted,
             Err(error) => panic!("io_uring_enter: {error}"),
         }
         while let Some((job, moved)) = self.ring.take_completed() {
             busy = true;
-            self.ended(job, moved);
+            self.complete(job, moved);
         }
-        // Held writes wait for other shards, which do not wake this one.
-        busy || !self.held.is_empty()
+        // Gated writes wait for other shards, which do not wake this one. It must therefore not sleep.
+        busy || !self.gated.is_empty()
     }
 
-    /// Starts the writes that the gate admits.
-    fn start_held(&mut self) -> bool {
+    /// Starts the writes that the gate admits. Returns true if there were any.
+    fn start_gated(&mut self) -> bool {
         let mut any = false;
-        while let Some(job) = self.held.pop_front() {
-            let direct = self.goes_direct(&job);
+        while let Some(job) = self.gated.pop_front() {
+            let direct = self.uses_direct(&job);
             if let Err(job) = self.start_write(job, direct) {
-                self.held.push_front(job);
+                self.gated.push_front(job);
                 return any;
             }
             any = true;
@@ -127,33 +136,33 @@ impl Inner {
 
     /// Submits a job, or queues it for the gate. Returns it if the ring is full.
     fn admit(&mut self, job: Job) -> Result<(), Job> {
-        let direct = self.goes_direct(&job);
+        let direct = self.uses_direct(&job);
         if !job.is_write() {
             return self.ring.start(job, if direct { DIRECT } else { FILE });
         }
-        let job = match self.held.is_empty() {
+        let job = match self.gated.is_empty() {
             true => self.start_write(job, direct),
             false => Err(job),
         };
         if let Err(job) = job {
-            self.held.push_back(job);
+            self.gated.push_back(job);
         }
         Ok(())
     }
 
-    /// Starts a write if gate and ring admit it.
+    /// Starts a write if the gate and the ring admit it. Returns it otherwise.
     fn start_write(&mut self, job: Job, direct: bool) -> Result<(), Job> {
         let gate = &self.store.gate;
         if direct {
-            gate.no_longer_waits(&mut self.waits);
+            gate.clear_waiting(&mut self.has_priority);
         }
         if !gate.enter(direct) {
             if !direct {
-                gate.waits(&mut self.waits);
+                gate.set_waiting(&mut self.has_priority);
             }
             return Err(job);
         }
-        gate.no_longer_waits(&mut self.waits);
+        gate.clear_waiting(&mut self.has_priority);
         let started = self.ring.start(job, if direct { DIRECT } else { FILE });
         if started.is_err() {
             gate.leave(direct);
@@ -161,25 +170,25 @@ impl Inner {
         started
     }
 
-    /// True if the rest of a job uses O_DIRECT: data in a message is rarely aligned.
-    fn goes_direct(&self, job: &Job) -> bool {
-        let direct = self.store.direct().filter(|_| !self.no_direct && job.left() > 0);
-        direct.is_some_and(|direct| direct.takes(job.memory(), job.at(), job.left()))
+    /// True if the rest of a job can use O_DIRECT. Data in a message is rarely aligned for it.
+    fn uses_direct(&self, job: &Job) -> bool {
+        let direct = self.store.direct().filter(|_| !self.no_direct && job.remaining() > 0);
+        direct.is_some_and(|direct| direct.accepts(job.memory(), job.file_offset(), job.remaining()))
     }
 
-    fn ended(&mut self, job: Job, moved: Result<usize, Errno>) {
-        let (name, went_direct) = (job.name(), job.file() == DIRECT);
+    fn complete(&mut self, job: Job, moved: Result<usize, Errno>) {
+        let (name, was_direct) = (job.system_call(), job.file() == DIRECT);
         if job.is_write() {
-            self.store.gate.leave(went_direct);
+            self.store.gate.leave(was_direct);
         }
         let outcome = match moved {
-            Ok(_) if job.left() == 0 => Ok(()),
-            // The file was truncated.
+            Ok(_) if job.remaining() == 0 => Ok(()),
+            // No bytes were moved, because the file was truncated.
             Ok(0) => Err(store::status(name, &io::ErrorKind::UnexpectedEof.into())),
             Ok(_) | Err(Errno::INTR | Errno::AGAIN) => return self.waiting.push_back(job),
-            Err(Errno::INVAL) if went_direct => {
+            Err(Errno::INVAL) if was_direct => {
                 if !std::mem::replace(&mut self.no_direct, true) {
-                    print_error!("O_DIRECT is refused although all is aligned: buffered I/O from now on");
+                    print_error!("O_DIRECT fails although the data is aligned: using buffered I/O from now on");
                 }
                 return self.waiting.push_back(job);
             }
@@ -189,11 +198,11 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for DiskState {
     fn drop(&mut self) {
-        // Other shards continue.
+        // The gate must not keep the entries of this shard, because other shards continue.
         let gate = &self.store.gate;
-        gate.no_longer_waits(&mut self.waits);
+        gate.clear_waiting(&mut self.has_priority);
         self.ring.wait_for_all(|job| {
             if job.is_write() {
                 gate.leave(job.file() == DIRECT);

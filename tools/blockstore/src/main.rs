@@ -12,12 +12,12 @@
 //! |---|---|
 //! | `protocol` | the protocol, generated from `blockstore.x` |
 //! | `store` | the file: with O_DIRECT and buffered, or mapped |
-//! | `disk` | a shard's io_uring: queue, O_DIRECT, short transfers |
-//! | `sys` | ring, memory of calls in the kernel, mapping; the only unsafe code |
-//! | `server` | procedures, and their threads |
+//! | `disk` | I/O of a shard: queue, O_DIRECT, short transfers |
+//! | `sys` | io_uring with the memory of calls, mapping; the only unsafe code |
+//! | `server` | procedures, and the threads that run them |
 //! | `client` | concurrent calls in reused buffers |
-//! | `demo` | server in a second process, copy, verification |
-//! | `compare` | speed, beside `fio` on the same file |
+//! | `demo` | a demonstration with a server in a second process |
+//! | `compare` | comparison with `fio` on the same file |
 #![deny(unsafe_code)]
 #![warn(clippy::print_stderr)]
 
@@ -47,7 +47,7 @@ use rpcrdma_config::{BUDGET, ConfigArgs, HostKeyArgs, Idle, memory_line, print_e
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use client::{BlockClient, Figures};
+use client::{BlockClient, TransferStats};
 use store::{BLOCK_MAX, Store};
 
 /// Usual page size, in bytes.
@@ -76,13 +76,13 @@ enum Io {
     Auto,
     /// io_uring.
     Uring,
-    /// A mapping (system calls on tmpfs) and worker threads.
+    /// Reads from a mapping (on tmpfs by system calls), and worker threads.
     Threads,
 }
 
 #[derive(Debug, Args)]
 struct Serve {
-    /// Served file.
+    /// File to serve.
     #[arg(long, value_name = "PATH")]
     file: PathBuf,
     /// Create the file, or grow it to this size: bytes, or with K, M, G, T (1024 each).
@@ -97,13 +97,14 @@ struct Serve {
     /// I/O engine.
     #[arg(long, value_enum, default_value_t = Io::Auto)]
     io: Io,
-    /// Without io_uring: threads for WRITE and FLUSH, which may block. 0: the shards do them, and block all clients.
+    /// Threads for WRITE and FLUSH without io_uring, which may block. With 0, the shards run them, and block all
+    /// clients meanwhile.
     #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
-    /// With io_uring: use the page cache.
+    /// Use the page cache, also with io_uring.
     #[arg(long)]
     buffered: bool,
-    /// With io_uring: outstanding blocks of one shard; further ones wait.
+    /// Limit of outstanding blocks per shard with io_uring. Further blocks wait.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4096))]
     ring: u32,
     /// Idle policy of the shards.
@@ -116,7 +117,7 @@ struct Serve {
     #[arg(long, value_name = "PATH")]
     stats: Option<PathBuf>,
     #[command(flatten)]
-    trust: HostKeyArgs,
+    host_key: HostKeyArgs,
     /// Stop when the process that started this one ends.
     #[arg(long, hide = true)]
     parent: Option<u32>,
@@ -131,20 +132,21 @@ struct Transfer {
     /// Address of the store: verbs:HOST:PORT, iwarp:HOST:PORT, soft:NAME.
     address: Address,
     #[command(flatten)]
-    shape: Shape,
+    calls: CallOptions,
     #[command(flatten)]
-    trust: HostKeyArgs,
+    host_key: HostKeyArgs,
 }
 
 /// ID of a block store's host key.
 const HOST_KEY_ID: &str = "blockstore";
 
+/// Options of the client's calls.
 #[derive(Clone, Copy, Debug, Args)]
-struct Shape {
+struct CallOptions {
     /// Bytes per call.
     #[arg(long, value_name = "BYTES", default_value = "64K", value_parser = block)]
     block: usize,
-    /// Outstanding calls.
+    /// Limit of outstanding calls.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
     depth: u16,
 }
@@ -190,14 +192,14 @@ fn main() -> ExitCode {
 fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     rpcrdma_host::logger::start();
     let (first, shards) = program::shards(&options.listen, &options.cores)?;
-    // Signals from now on are handled below.
+    // From here on, signals wait for the loop at the end of this function.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
     if let Some(parent) = options.parent {
-        demo::stop_with(parent)?;
+        demo::stop_with_parent(parent)?;
     }
     let uring = uses_uring(options.io)?;
     if options.config.print_config {
-        // Most devices need no coarser alignment for O_DIRECT.
+        // The file is not opened, so the page size stands for its alignment. Few devices need a coarser one.
         let (shard, accept) = config(options, matches, if uring && !options.buffered { PAGE } else { 1 })?;
         print!("{}", rpcrdma_config::to_toml(&shard, &accept));
         return Ok(());
@@ -209,18 +211,18 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
         store.map().with_context(|| format!("{shown}"))?;
     } else if !options.buffered {
         match store.open_direct() {
-            // A block that starts within a page needs another segment of the device.
-            Ok(()) => align = store.direct().map_or(1, |direct| direct.align.max(PAGE)),
-            Err(error) => print_error!("{shown}: no O_DIRECT here ({error:#}): buffered I/O"),
+            // Blocks start at a page, because a block that starts within a page takes one more segment of the device.
+            Ok(()) => align = store.direct().map_or(1, |direct| direct.memory_align.max(PAGE)),
+            Err(error) => print_error!("{shown}: no O_DIRECT here ({error:#}): using buffered I/O"),
         }
     }
     let (shard, accept) = config(options, matches, align)?;
     let mut config = ServerConfig { shard, accept, stats: options.stats.clone(), ..shards };
     print_error!("{}", memory_line(&config.shard, config.shards, 0));
     let store = Arc::new(store);
-    let (server, how) = if uring {
+    let (server, engine) = if uring {
         let (own, entries) = (Arc::clone(&store), options.ring);
-        let make = move |setup: &ShardSetup<'_>| server::on_ring(&own, setup, entries);
+        let make = move |setup: &ShardSetup<'_>| server::uring_application(&own, setup, entries);
         let direct = store.direct().map_or("", |_| ", O_DIRECT");
         (Server::start_with(first, make, &config)?, format!("io_uring{direct}"))
     } else {
@@ -230,7 +232,7 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     };
     let access = if store.is_writable() { "writable" } else { "read-only" };
     say(&format!(
-        "{READY} on {}: {shown}, {} bytes, {access}; {} shard(s), {how}",
+        "{READY} on {}: {shown}, {} bytes, {access}; {} shard(s), {engine}",
         options.listen.iter().map(Address::to_string).collect::<Vec<_>>().join(", "),
         store.size(),
         config.shards,
@@ -242,11 +244,11 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Buffers for outstanding blocks, which start at multiples of `align`.
+/// Configuration, with buffers for outstanding blocks that start at multiples of `align`.
 fn config(options: &Serve, matches: &ArgMatches, align: usize) -> anyhow::Result<(Config, AcceptConfig)> {
     let bulk_buffers = vec![(4096 + align, 256), ((64 << 10) + align, 256), (BLOCK_MAX + align, 64)];
     let shard = Config {
-        wire: WireConfig { host_auth: options.trust.policy(HOST_KEY_ID)?, ..WireConfig::default() },
+        wire: WireConfig { host_auth: options.host_key.policy(HOST_KEY_ID)?, ..WireConfig::default() },
         memory: MemoryConfig {
             budget: BUDGET,
             bulk_buffers,
@@ -260,21 +262,19 @@ fn config(options: &Serve, matches: &ArgMatches, align: usize) -> anyhow::Result
     Ok(options.config.load()?.apply(&shard, &AcceptConfig::default(), &given)?)
 }
 
-/// Hints for a host without io_uring.
-const MAY_FORBID: &str = "see `sysctl kernel.io_uring_disabled`, `ulimit -l`, and seccomp";
+/// Where to look if io_uring does not work.
+const URING_HINTS: &str = "see `sysctl kernel.io_uring_disabled`, `ulimit -l`, and seccomp";
 
-/// True if io_uring moves the blocks. Reports why not.
+/// True if io_uring is used. If it does not work, `Io::Auto` prints why.
 fn uses_uring(io: Io) -> anyhow::Result<bool> {
     let file = File::open("/dev/null").context("/dev/null")?;
-    // A ring like those of the shards.
+    // Tests with a ring like those of the shards.
     match (io, sys::Ring::new(1, &[file.as_fd()])) {
         (Io::Threads, _) => Ok(false),
         (_, Ok(_)) => Ok(true),
-        (Io::Uring, Err(error)) => bail!("io_uring: {error} ({MAY_FORBID})"),
+        (Io::Uring, Err(error)) => bail!("io_uring: {error} ({URING_HINTS})"),
         (Io::Auto, Err(error)) => {
-            print_error!(
-                "no io_uring here ({error}; {MAY_FORBID}): blocks are read by the shards, and written by workers"
-            );
+            print_error!("no io_uring here ({error}; {URING_HINTS}): shards read the blocks, and workers write them");
             Ok(false)
         }
     }
@@ -288,29 +288,30 @@ fn open_source(path: &Path) -> anyhow::Result<(File, u64)> {
 
 fn copy(options: &Transfer) -> anyhow::Result<()> {
     let (source, size) = open_source(&options.source)?;
-    let Shape { block, depth } = options.shape;
-    let mut client = BlockClient::connect(&options.address, block, depth.into(), options.trust.policy(HOST_KEY_ID)?)?;
+    let CallOptions { block, depth } = options.calls;
+    let mut client =
+        BlockClient::connect(&options.address, block, depth.into(), options.host_key.policy(HOST_KEY_ID)?)?;
     report("copied", &client.copy(&source, size)?, &options.address);
     say(&format!("flushed in {:.3} s", client.flush()?.as_secs_f64()));
     Ok(())
 }
 
 fn verify(options: &Verify) -> anyhow::Result<()> {
-    let Transfer { source, address, shape: Shape { block, depth }, trust } = &options.transfer;
+    let Transfer { source, address, calls: CallOptions { block, depth }, host_key } = &options.transfer;
     let (source, size) = open_source(source)?;
-    let mut client = BlockClient::connect(address, *block, usize::from(*depth), trust.policy(HOST_KEY_ID)?)?;
+    let mut client = BlockClient::connect(address, *block, usize::from(*depth), host_key.policy(HOST_KEY_ID)?)?;
     let (figures, sum) = client.verify(&source, size, options.seed)?;
     report("verified", &figures, address);
     say(&format!("crc32 {sum:08x}, equal to the source's"));
     Ok(())
 }
 
-/// Prints bytes, time, speed and fabric.
-fn report(what: &str, figures: &Figures, address: &Address) {
-    let Figures { bytes, time, retried } = figures;
-    let retried = if *retried > 0 { format!(", {retried} calls made again") } else { String::new() };
+/// Prints the bytes, time, rate and fabric of a transfer.
+fn report(what: &str, stats: &TransferStats, address: &Address) {
+    let TransferStats { bytes, time, retried } = stats;
+    let retried = if *retried > 0 { format!(", {retried} calls retried") } else { String::new() };
     let seconds = time.as_secs_f64();
-    let speed = *bytes as f64 / 1e6 / seconds;
+    let rate = *bytes as f64 / 1e6 / seconds;
     let fabric = if matches!(address, Address::Soft(_)) { "software fabric" } else { address.scheme() };
-    say(&format!("{what} {bytes} bytes in {seconds:.3} s: {speed:.0} MB/s{retried} ({fabric})"));
+    say(&format!("{what} {bytes} bytes in {seconds:.3} s: {rate:.0} MB/s{retried} ({fabric})"));
 }

@@ -1,6 +1,6 @@
-//! The protocol, as compiled from `blockstore.x`.
+//! The protocol, generated from `blockstore.x`.
 #![forbid(unsafe_code)]
-#![expect(dead_code, unreachable_pub, reason = "generated for any user")]
+#![expect(dead_code, unreachable_pub, reason = "the generated code has items that this program does not use")]
 
 include!(concat!(env!("OUT_DIR"), "/blockstore.rs"));
 

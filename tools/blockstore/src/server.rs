@@ -1,4 +1,4 @@
-//! The server: procedures, their threads, and chunks.
+//! The server: its procedures, and the threads that run them.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -16,25 +16,28 @@ use crate::protocol::{self, ReadArgs, ReadData, ReadResult, Status, WriteArgs, W
 use crate::store::{BLOCK_MAX, Store};
 use crate::sys::{Call, Job};
 
-/// The block store on one shard, with an io_uring of `entries` blocks. Handlers queue their calls. The shard's task
-/// answers them once the kernel has moved the blocks between file and registered memory. Nothing blocks or copies.
-pub(crate) fn on_ring(
+/// Creates the block store of one shard, with an io_uring of `entries` blocks.
+///
+/// Handlers queue their calls. The shard's task answers a call once the kernel has moved its block between the file and
+/// registered memory. The shard neither blocks nor copies.
+pub(crate) fn uring_application(
     store: &Arc<Store>,
     setup: &ShardSetup<'_>,
     entries: u32,
 ) -> Result<Application, Box<dyn Error + Send + Sync>> {
-    let (disk, turn) = Disk::open(store, setup.arena, entries, finish)?;
+    let (disk, task) = Disk::open(store, setup.arena, entries, finish)?;
     let mut services = LocalServices::new();
-    blockstore_v1::add_local(&mut services, &Rc::new(OnRing { store: Arc::clone(store), disk }));
-    Ok(Application { services, task: Some(Box::new(turn)) })
+    blockstore_v1::add_local(&mut services, &Rc::new(RingServer { store: Arc::clone(store), disk }));
+    Ok(Application { services, task: Some(Box::new(task)) })
 }
 
-struct OnRing {
+/// Procedures that use the shard's io_uring.
+struct RingServer {
     store: Arc<Store>,
     disk: Disk,
 }
 
-impl blockstore_v1::Server for OnRing {
+impl blockstore_v1::Server for RingServer {
     fn info(&self, _: CallInfo<'_>, answer: Answer<'_, Info>) -> Result<Sent, Refusal> {
         info(&self.store, (), answer)
     }
@@ -45,7 +48,7 @@ impl blockstore_v1::Server for OnRing {
             Ok(data) => data.room(),
             Err(refusal) => return call.refuse(refusal),
         };
-        match self.store.may_read(offset, count, room) {
+        match self.store.check_read(offset, count, room) {
             Ok(len @ 1..) => self.disk.start(Job::new(Call::Read(call), offset, len)),
             outcome => call.send(&read_result(&self.store, offset, outcome)),
         }
@@ -54,7 +57,7 @@ impl blockstore_v1::Server for OnRing {
     fn write(&self, call: Deferred<Write>) {
         let WriteArgs { offset, data } = call.args();
         let len = data.len();
-        match self.store.may_write(offset, len) {
+        match self.store.check_write(offset, len) {
             Ok(()) if len > 0 => self.disk.start(Job::new(Call::Write(call), offset, len)),
             outcome => call.send(&write_result(len, outcome)),
         }
@@ -77,10 +80,10 @@ fn finish(store: &Store, job: Job, outcome: Result<(), Status>) {
     }
 }
 
-/// The procedures over a mapped store, without io_uring.
+/// Creates the procedures of a mapped store, without io_uring.
 ///
-/// READ runs on the shard: it copies from memory, mostly within microseconds. WRITE and FLUSH may block, and run on
-/// workers. A store larger than the memory would need READ there, too.
+/// READ runs on the shard, because it copies from memory, which mostly takes microseconds. WRITE and FLUSH may block,
+/// so they run on workers. For a store larger than the host's memory, READ should run there, too.
 pub(crate) fn services(store: &Arc<Store>, workers: bool) -> Services {
     let mut services = Services::new();
     add::<Info>(&mut services, store, false, info);
@@ -112,7 +115,7 @@ fn info(store: &Store, (): (), answer: Answer<'_, Info>) -> Result<Sent, Refusal
     answer.send(&Ok(info).into())
 }
 
-/// Result of a READ of so many bytes, which are in place.
+/// Result of a READ whose bytes have been placed.
 fn read_result(store: &Store, offset: u64, outcome: Result<usize, Status>) -> ReadResult<'static> {
     let eof = |len| offset + len as u64 == store.size();
     outcome.map(|len| ReadData { eof: eof(len), data: Bulk::placed(len) }).into()

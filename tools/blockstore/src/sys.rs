@@ -1,4 +1,4 @@
-#![expect(unsafe_code, reason = "maps a file, and has the kernel read and write the memory of calls")]
+#![expect(unsafe_code, reason = "maps a file, and lets the kernel read and write the memory of calls")]
 //! Memory shared with the kernel: the mapping of a file, and the io_uring between a file and the memory of calls.
 
 use std::fs::File;
@@ -22,14 +22,14 @@ use crate::protocol::blockstore_v1::{Flush, Read, Write};
 pub(crate) fn map(file: &File, offset: u64, len: u64) -> io::Result<Mmap> {
     let mut options = MmapOptions::new();
     options.offset(offset).len(len as usize);
-    // SAFETY: what a mapping shows must not change while a reference to it lives. In this process the file is
-    // open in one place, the `Store`, which writes to a stripe only while it holds the stripe's lock for
-    // itself, and references live only under the same lock. Other processes are kept out by the file's
-    // lock as far as they ask for it; see `Store` for others.
+    // SAFETY: the bytes of a mapping must not change while a reference to them exists. In this process only the
+    // `Store` has the file open. It writes to a stripe only while it holds the stripe's lock exclusively, and
+    // references exist only under the same lock. The file's lock keeps out other processes that respect it;
+    // `Store` documents what the others can cause.
     unsafe { options.map(file) }
 }
 
-/// A call, by its operation.
+/// A deferred call.
 #[derive(Debug)]
 pub(crate) enum Call {
     /// Read the file into the result.
@@ -40,7 +40,7 @@ pub(crate) enum Call {
     Flush(Deferred<Flush>),
 }
 
-/// A call, and its memory: a chunk's or a message's, at any address.
+/// A call with its memory, which is of a chunk or a message, at any address.
 #[derive(Debug)]
 pub(crate) struct Job {
     call: Call,
@@ -51,15 +51,15 @@ pub(crate) struct Job {
     len: usize,
     /// Bytes moved by the kernel, to or from the call's memory.
     done: usize,
-    /// Index of the file of its last submission.
+    /// Index of the file at the last submission.
     file: u32,
 }
 
 impl Job {
-    /// A job of `len` bytes.
+    /// Creates a job of `len` bytes.
     ///
     /// # Panics
-    /// The call has less memory.
+    /// If the call has less memory.
     pub(crate) fn new(mut call: Call, offset: u64, len: usize) -> Self {
         let (memory, room) = match &mut call {
             Call::Read(call) => call.data().map_or((ptr::null_mut(), 0), |mut data| (data.as_mut_ptr(), data.room())),
@@ -69,7 +69,7 @@ impl Job {
             }
             Call::Flush(_) => (ptr::null_mut(), 0),
         };
-        assert!(len <= room, "{len} bytes of a call that has {room}");
+        assert!(len <= room, "a job of {len} bytes exceeds the {room} bytes of its call");
         Self { call, memory, offset, len, done: 0, file: 0 }
     }
 
@@ -77,8 +77,8 @@ impl Job {
         matches!(self.call, Call::Write(_))
     }
 
-    /// Its system call.
-    pub(crate) fn name(&self) -> &'static str {
+    /// Name of the job's system call.
+    pub(crate) fn system_call(&self) -> &'static str {
         match self.call {
             Call::Read(_) => "read",
             Call::Write(_) => "write",
@@ -86,33 +86,33 @@ impl Job {
         }
     }
 
-    /// Offset of the rest in the file.
-    pub(crate) fn at(&self) -> u64 {
+    /// Offset in the file of the remaining bytes.
+    pub(crate) fn file_offset(&self) -> u64 {
         self.offset + self.done as u64
     }
 
-    /// Index of the file of its last submission.
+    /// Index of the file at the last submission.
     pub(crate) fn file(&self) -> u32 {
         self.file
     }
 
-    /// Bytes of the rest.
-    pub(crate) fn left(&self) -> usize {
+    /// Number of remaining bytes.
+    pub(crate) fn remaining(&self) -> usize {
         self.len - self.done
     }
 
-    /// Memory of the rest.
+    /// Memory of the remaining bytes.
     pub(crate) fn memory(&self) -> *mut u8 {
         self.memory.wrapping_add(self.done)
     }
 
-    /// The call, with the bytes read as its data, its offset and length.
+    /// Returns the call with its offset and length. The bytes that were read become the data of its result.
     pub(crate) fn into_call(mut self) -> (Call, u64, usize) {
         if let Call::Read(call) = &mut self.call
             && let Ok(mut data) = call.data()
         {
-            // SAFETY: the kernel has said of each of these bytes that it has written it, from the start of the
-            // result on; and as the job is not in a ring, it writes no more.
+            // SAFETY: the kernel has reported that it wrote each of these bytes, from the start of the result on.
+            // It writes no more, because the job is not in a ring.
             unsafe { data.advance(self.done) };
         }
         (self.call, self.offset, self.len)
@@ -120,26 +120,27 @@ impl Job {
 }
 
 /// Longest registered buffer.
-const PIECE: usize = 1 << 30;
+const MAX_REGISTERED: usize = 1 << 30;
 
-/// An io_uring of one shard. It owns submitted jobs until the kernel is done with their memory.
+/// The io_uring of one shard, which owns submitted jobs until the kernel no longer uses their memory.
 pub(crate) struct Ring {
     ring: IoUring,
-    /// Registered memory, in pieces.
+    /// Registered memory, as buffers of [`MAX_REGISTERED`] bytes.
     registered: Option<Arena>,
-    /// By token.
+    /// Submitted jobs by slot.
     jobs: Vec<Option<Job>>,
+    /// Free slots.
     free: Vec<usize>,
 }
 
 impl Ring {
-    /// A ring of `entries` jobs over these files, by index.
+    /// Creates a ring of `entries` jobs for these files, which jobs name by index.
     pub(crate) fn new(entries: u32, files: &[BorrowedFd<'_>]) -> io::Result<Self> {
         let mut builder = IoUring::builder();
         // Completions run in the shard's own system calls, without interrupts (Linux 6.0). IORING_SETUP_DEFER_TASKRUN
         // would not wake sleepers on the descriptor.
-        let lean = builder.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().build(entries);
-        let ring = match lean {
+        let optimized = builder.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().build(entries);
+        let ring = match optimized {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => IoUring::new(entries),
             other => other,
         }?;
@@ -147,7 +148,7 @@ impl Ring {
         if !files.is_empty() {
             ring.submitter().register_files(&files)?;
         }
-        // A filter may allow the creation of a ring but not its use: fail now.
+        // A filter may allow the creation of a ring but not its use, which this call finds out.
         ring.submit()?;
         let jobs = (0..entries).map(|_| None).collect();
         Ok(Self { ring, registered: None, jobs, free: (0..entries as usize).rev().collect() })
@@ -156,49 +157,52 @@ impl Ring {
     /// Registers memory, which saves a page look-up per job.
     pub(crate) fn register(&mut self, arena: &Arena) -> io::Result<()> {
         let (base, len) = (arena.base_address(), arena.len());
-        let pieces = (0..len).step_by(PIECE).map(|at| libc::iovec {
+        let buffers = (0..len).step_by(MAX_REGISTERED).map(|at| libc::iovec {
             iov_base: ptr::with_exposed_provenance_mut(base + at),
-            iov_len: PIECE.min(len - at),
+            iov_len: MAX_REGISTERED.min(len - at),
         });
-        let pieces: Vec<_> = pieces.collect();
-        // SAFETY: the arena stays mapped for as long as there is a handle to it, and one is kept beside the ring.
-        unsafe { self.ring.submitter().register_buffers(&pieces) }?;
+        let buffers: Vec<_> = buffers.collect();
+        // SAFETY: the arena stays mapped while there is a handle to it, and `registered` holds one beside the ring.
+        unsafe { self.ring.submitter().register_buffers(&buffers) }?;
         self.registered = Some(arena.clone());
         Ok(())
     }
 
-    /// Readable after a completion.
+    /// The ring's descriptor, which is readable after a completion.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
     }
 
-    /// The registered buffer that holds all of these bytes.
-    fn piece(&self, memory: *mut u8, len: usize) -> Option<u16> {
+    /// Index of the registered buffer that holds all of these bytes.
+    fn registered_buffer(&self, memory: *mut u8, len: usize) -> Option<u16> {
         let arena = self.registered.as_ref()?;
         let first = memory.addr().checked_sub(arena.base_address())?;
         let last = first + len.checked_sub(1)?;
-        (last < arena.len() && first / PIECE == last / PIECE).then_some((first / PIECE) as u16)
+        (last < arena.len() && first / MAX_REGISTERED == last / MAX_REGISTERED)
+            .then_some((first / MAX_REGISTERED) as u16)
     }
 
     /// Queues a job for the next [`submit`](Self::submit). Returns it if the ring is full.
     pub(crate) fn start(&mut self, mut job: Job, file: u32) -> Result<(), Job> {
         let Some(&slot) = self.free.last() else { return Err(job) };
-        let (memory, len, at) = (job.memory(), job.left() as u32, job.at());
-        let entry = match (&job.call, self.piece(memory, job.left())) {
-            (Call::Read(_), Some(piece)) => opcode::ReadFixed::new(Fixed(file), memory, len, piece).offset(at).build(),
+        let (memory, len, at) = (job.memory(), job.remaining() as u32, job.file_offset());
+        let entry = match (&job.call, self.registered_buffer(memory, job.remaining())) {
+            (Call::Read(_), Some(buffer)) => {
+                opcode::ReadFixed::new(Fixed(file), memory, len, buffer).offset(at).build()
+            }
             (Call::Read(_), None) => opcode::Read::new(Fixed(file), memory, len).offset(at).build(),
-            (Call::Write(_), Some(piece)) => {
-                opcode::WriteFixed::new(Fixed(file), memory, len, piece).offset(at).build()
+            (Call::Write(_), Some(buffer)) => {
+                opcode::WriteFixed::new(Fixed(file), memory, len, buffer).offset(at).build()
             }
             (Call::Write(_), None) => opcode::Write::new(Fixed(file), memory, len).offset(at).build(),
             (Call::Flush(_), _) => opcode::Fsync::new(Fixed(file)).flags(FsyncFlags::DATASYNC).build(),
         };
         let entry = entry.user_data(slot as u64);
         let mut queue = self.ring.submission();
-        // SAFETY: the `len` bytes at `memory` are the call's, as `Job::new` has checked. They are in a buffer of
-        // the pool, which is where it is however the call, or its box, is moved, and which is the call's until
-        // that is answered or dropped. The call is kept in `jobs`, where nobody touches it, until the kernel has
-        // said that it is done with it, also when the connection or the server ends: see `drop`.
+        // SAFETY: the `len` bytes at `memory` belong to the call, as `Job::new` has checked. They are in a buffer of
+        // the pool, whose address does not change when the call or its box moves, and which belongs to the call
+        // until the call is answered or dropped. The call stays in `jobs`, where nothing touches it, until the
+        // kernel has reported its completion, also when the connection or the server ends: see `drop`.
         if unsafe { queue.push(&entry) }.is_err() {
             return Err(job);
         }
@@ -209,7 +213,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Submits queued jobs, and runs deferred completions. True if there were any.
+    /// Submits queued jobs, and runs deferred completions. Returns true if there were any.
     pub(crate) fn submit(&mut self) -> io::Result<bool> {
         let queue = self.ring.submission();
         if queue.is_empty() && !queue.taskrun() && !queue.cq_overflow() {
@@ -218,12 +222,12 @@ impl Ring {
         drop(queue);
         match self.ring.submit() {
             Ok(_) => Ok(true),
-            Err(error) if passes(&error) => Ok(true),
+            Err(error) if is_transient(&error) => Ok(true),
             Err(error) => Err(error),
         }
     }
 
-    /// A completed job, and its moved bytes.
+    /// Returns a completed job, and the number of bytes that were moved.
     pub(crate) fn take_completed(&mut self) -> Option<(Job, Result<usize, Errno>)> {
         loop {
             let completed = self.ring.completion().next()?;
@@ -231,7 +235,7 @@ impl Ring {
             let Some(mut job) = self.jobs.get_mut(slot).and_then(Option::take) else { continue };
             self.free.push(slot);
             let moved = match usize::try_from(completed.result()) {
-                Ok(moved) => Ok(moved.min(job.left())),
+                Ok(moved) => Ok(moved.min(job.remaining())),
                 Err(_) => Err(Errno::from_raw_os_error(-completed.result())),
             };
             job.done += moved.unwrap_or(0);
@@ -239,26 +243,26 @@ impl Ring {
         }
     }
 
-    /// Outstanding jobs.
-    pub(crate) fn under_way(&self) -> usize {
+    /// Number of outstanding jobs.
+    pub(crate) fn outstanding(&self) -> usize {
         self.jobs.len() - self.free.len()
     }
 }
 
 /// True for transient errors.
-fn passes(error: &io::Error) -> bool {
+fn is_transient(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY))
 }
 
 impl Ring {
-    /// Waits until the kernel is done with the memory of all jobs. `ended` gets each.
-    pub(crate) fn wait_for_all(&mut self, mut ended: impl FnMut(&Job)) {
-        while self.under_way() > 0 {
+    /// Waits until the kernel no longer uses the memory of any job. `complete` is called with each job.
+    pub(crate) fn wait_for_all(&mut self, mut complete: impl FnMut(&Job)) {
+        while self.outstanding() > 0 {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
-                Err(error) if passes(&error) => std::thread::sleep(Duration::from_millis(1)),
+                Err(error) if is_transient(&error) => std::thread::sleep(Duration::from_millis(1)),
                 Err(error) => {
-                    print_error!("io_uring_enter: {error}: {} blocks are never given back", self.under_way());
+                    print_error!("io_uring_enter: {error}: the memory of {} blocks is leaked", self.outstanding());
                     self.jobs.drain(..).flatten().for_each(mem::forget);
                     self.free.clear();
                     mem::forget(self.registered.take());
@@ -266,7 +270,7 @@ impl Ring {
                 }
             }
             while let Some((job, _)) = self.take_completed() {
-                ended(&job);
+                complete(&job);
             }
         }
     }

@@ -1,9 +1,9 @@
-//! The io_uring of a shard that ends before the kernel has finished its work.
+//! The io_uring of a shard that ends while the kernel still uses its memory.
 #![deny(unsafe_code)]
 
 #[path = "../src/protocol.rs"]
 mod protocol;
-#[expect(dead_code, reason = "what is tested here is the ring")]
+#[expect(dead_code, reason = "this test uses only the ring")]
 #[path = "../src/sys.rs"]
 mod sys;
 
@@ -27,48 +27,49 @@ use sys::{Call, Job, Ring};
 
 const LEN: usize = 4096;
 
-/// A shard's ring; whoever listens hears of each job that the kernel has been given, and, as the channel ends, of the
-/// ring's own end.
-struct Turn {
+/// Task with a shard's ring.
+///
+/// The channel reports the number of outstanding jobs after each submission. It is disconnected when the ring ends.
+struct RingTask {
     ring: Rc<RefCell<Ring>>,
-    given: mpsc::Sender<usize>,
+    submitted: mpsc::Sender<usize>,
 }
 
-impl ShardTask for Turn {
+impl ShardTask for RingTask {
     fn poll(&mut self) -> bool {
         let mut ring = self.ring.borrow_mut();
-        let any = ring.submit().expect("io_uring_enter");
-        if any && ring.under_way() > 0 {
-            self.given.send(ring.under_way()).expect("the test listens");
+        let is_busy = ring.submit().expect("io_uring_enter");
+        if is_busy && ring.outstanding() > 0 {
+            self.submitted.send(ring.outstanding()).expect("the test listens");
         }
         while let Some((job, moved)) = ring.take_completed() {
             drop((job, moved));
         }
-        any
+        is_busy
     }
 }
 
 /// Queues each READ in the ring.
-struct OnRing(Weak<RefCell<Ring>>);
+struct RingServer(Weak<RefCell<Ring>>);
 
-impl blockstore_v1::Server for OnRing {
+impl blockstore_v1::Server for RingServer {
     fn read(&self, call: Deferred<blockstore_v1::Read>) {
-        let ring = self.0.upgrade().expect("the shard's task has it");
+        let ring = self.0.upgrade().expect("the shard's task owns the ring");
         assert!(ring.borrow_mut().start(Job::new(Call::Read(call), 0, LEN), 0).is_ok(), "there is room");
     }
 }
 
 #[test]
-fn a_ring_outlives_its_shard_until_the_kernel_is_done_with_its_memory() {
+fn a_ring_lives_until_the_kernel_no_longer_uses_its_memory() {
     for registered in [true, false] {
-        outlive(registered);
+        check_end_with_outstanding_read(registered);
     }
 }
 
-/// A call reads from a pipe that nobody writes to, and the server is told to end.
-fn outlive(registered: bool) {
+/// Ends a server while one of its calls reads from an empty pipe.
+fn check_end_with_outstanding_read(registered: bool) {
     let (file, mut writer) = std::io::pipe().expect("a pipe");
-    let (given, taken) = mpsc::channel();
+    let (submitted, submissions) = mpsc::channel();
     let (mut left, file) = (file.try_clone().expect("a descriptor"), Arc::new(file));
     let address: Address =
         format!("soft:blockstore-ring-{}-{registered}", std::process::id()).parse().expect("an address");
@@ -80,14 +81,14 @@ fn outlive(registered: bool) {
         }
         let ring = Rc::new(RefCell::new(ring));
         let mut services = LocalServices::new();
-        blockstore_v1::add_local(&mut services, &Rc::new(OnRing(Rc::downgrade(&ring))));
-        Ok(Application { services, task: Some(Box::new(Turn { ring, given: given.clone() })) })
+        blockstore_v1::add_local(&mut services, &Rc::new(RingServer(Rc::downgrade(&ring))));
+        Ok(Application { services, task: Some(Box::new(RingTask { ring, submitted: submitted.clone() })) })
     };
     let server = match Server::start_with(&address, make, &ServerConfig::default()) {
         Ok(server) => server,
         Err(error) => return println!("not run: {error}"),
     };
-    let (over, ended) = mpsc::channel();
+    let (end, ended) = mpsc::channel();
     let client = std::thread::spawn(move || {
         let mut client = LocalClient::connect(&address, ClientConfig::new(PROGRAM, VERSION)).expect("it connects");
         let first = client.first();
@@ -95,24 +96,23 @@ fn outlive(registered: bool) {
         let request = Request::<blockstore_v1::Read>::new().room_in(room);
         let args = ReadArgs { offset: 0, count: LEN as u32 };
         let call = request.into_call(&mut (&mut client, first), &args).expect("a buffer");
-        over.send(client.call(call).map(drop)).expect("the test listens");
+        end.send(client.call(call).map(drop)).expect("the test listens");
     });
-    assert_eq!(taken.recv(), Ok(1), "the kernel has the read");
+    assert_eq!(submissions.recv(), Ok(1), "the read is submitted");
 
-    let undrained =
-        server.drain(Duration::from_millis(100)).expect_err("there is a call that does not end").to_string();
-    // Its shard is there for as long as the kernel may write to its memory.
+    let undrained = server.drain(Duration::from_millis(100)).expect_err("a call that does not end").to_string();
+    // The shard exists as long as the kernel may write to its memory.
     assert!(undrained.contains("handlers running on 1 shard"), "{undrained}");
     assert!(
         matches!(ended.recv(), Ok(Err(FailedCall { error: CallError::ConnectionLost { .. }, .. }))),
-        "the caller is told at once"
+        "the call fails at once"
     );
     client.join().expect("no panic");
-    assert_eq!(taken.try_recv(), Err(mpsc::TryRecvError::Empty), "the ring is there");
+    assert_eq!(submissions.try_recv(), Err(mpsc::TryRecvError::Empty), "the ring still exists");
 
     writer.write_all(&[7; LEN]).expect("the pipe has room");
-    assert_eq!(taken.recv(), Err(mpsc::RecvError), "then it ends");
-    // What was written went to the memory of the call that it was read for.
+    assert_eq!(submissions.recv(), Err(mpsc::RecvError), "the ring ends after the read");
+    // The kernel has moved the written bytes to the memory of the call.
     ioctl_fionbio(&left, true).expect("a descriptor");
     assert_eq!(left.read(&mut [0]).map_err(|error| error.kind()), Err(std::io::ErrorKind::WouldBlock));
 }

@@ -1,4 +1,4 @@
-//! The option `--host-key`: authentication of hosts by a pre-shared key in a file.
+//! The option `--host-key`, which authenticates hosts by a pre-shared key in a file.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 
 use crate::secret_file;
 
-/// ID of a key whose program has no other.
+/// Default ID of the host key.
 pub const HOST_KEY_ID: &str = "rpcrdma";
 
 /// Options of programs that authenticate hosts.
@@ -16,17 +16,17 @@ pub const HOST_KEY_ID: &str = "rpcrdma";
 pub struct HostKeyArgs {
     /// Pre-shared key of both hosts, in a file (`umask 077; openssl rand -out FILE 32` creates one)
     ///
-    /// Peers without it are refused. It does not encrypt. A file that other users may read or replace is refused
-    /// (`chmod 600 FILE`).
+    /// Peers without the key are refused. Traffic is not encrypted. A file that other users may read or replace is
+    /// refused (`chmod 600 FILE`).
     #[arg(long, value_name = "FILE")]
     pub host_key: Option<PathBuf>,
-    /// ID of the host key, the same at both hosts [default: rpcrdma, of a block store blockstore]
+    /// ID of the host key, the same on both hosts [default: rpcrdma, or blockstore for a block store]
     #[arg(long, value_name = "ID", requires = "host_key")]
     pub host_key_id: Option<String>,
 }
 
 impl HostKeyArgs {
-    /// The policy: without a key peers need not authenticate. `id` is the program's default ID.
+    /// Returns the policy. Without a key, peers need not authenticate. `id` is the program's default ID.
     ///
     /// # Errors
     /// The file cannot be read, other users may read or replace it, or it holds no key.
@@ -69,7 +69,7 @@ mod tests {
                 format!("{real} has mode {mode:04o}, so that other users could {harm} the key: chmod 600 {real}");
             assert!(error.starts_with("--host-key ") && error.ends_with(&expected), "{error}");
         }
-        // Root reads as the owner also what belongs to it alone.
+        // The owner alone may read the file.
         assert!(matches!(with_mode(0o400), Ok(AuthPolicy::Required(_))));
         assert!(matches!(HostKeyArgs::default().policy(HOST_KEY_ID), Ok(AuthPolicy::Off)));
     }

@@ -3,7 +3,7 @@
 //! Precedence, lowest first: the program's defaults, `--config FILE` (TOML), the environment
 //! (`RPCRDMA_MEMORY_RECEIVES=8192`), the program's own options, `--set memory.receives=8192`. Options that size buffers
 //! set defaults. `--print-config` prints every knob in force, as a file for `--config`. Times are written as `"10s"`,
-//! sizes as `"64KiB"` or a number of bytes. `"unset"` is no value.
+//! sizes as `"64KiB"` or a number of bytes. `"unset"` stands for no value.
 //!
 //! ```toml
 //! [memory]
@@ -18,7 +18,7 @@
 //! ```
 //!
 //! A program flattens [`ConfigArgs`] into its options, loads the [`Settings`], and applies them to its defaults.
-//! [`program`] has what the `main` functions share, [`secret_file`] the files of their keys.
+//! [`program`] has the common parts of the `main` functions, [`secret_file`] handles the files of their keys.
 #![warn(clippy::print_stderr)]
 
 #[cfg(feature = "clap")]
@@ -48,24 +48,24 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Value of a knob without one.
+/// Text for a knob without a value.
 const UNSET: &str = "unset";
-/// Its form in files, for errors.
+/// Form of [`UNSET`] in files, for errors.
 const UNSET_FORM: &str = "(in a file: \"unset\")";
 /// Longest name or value in an error, in characters.
-const SHOWN: usize = 64;
-/// Most bytes of a file.
-const LONGEST: u64 = 4 << 20;
+const MAX_SHOWN: usize = 64;
+/// Longest configuration file, in bytes.
+const MAX_FILE: u64 = 4 << 20;
 
-/// Knobs of a server or of a client.
+/// The group of knobs that only servers, or only clients, have.
 pub trait Role: Serialize + DeserializeOwned {
     /// Name of the group.
     const GROUP: &str;
 
-    /// Checks ranges.
+    /// Checks the ranges of the knobs.
     ///
     /// # Errors
-    /// Names the knob and its bounds.
+    /// A knob is out of range. The error names the knob and its bounds.
     fn validate(&self) -> Result<(), ConfigError>;
 }
 
@@ -85,7 +85,7 @@ impl Role for ConnectConfig {
     }
 }
 
-/// True for a knob of the other role.
+/// Whether a knob belongs to the other role.
 fn is_of_other_role<R: Role>(knob: &str) -> bool {
     let group = knob.split('.').next().unwrap_or_default();
     group != R::GROUP && [ConnectConfig::GROUP, AcceptConfig::GROUP].contains(&group)
@@ -95,13 +95,13 @@ fn is_of_other_role<R: Role>(knob: &str) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Idle {
-    /// Poll always; for dedicated cores, which are always busy
+    /// Poll always; for dedicated cores, which it keeps busy
     Poll,
     /// Poll for a while, then sleep
     Adaptive,
     /// Yield the core for a while, then sleep; for cores shared with clients
     Yield,
-    /// Sleep at once; each call pays for a wake-up
+    /// Sleep at once; each call costs a wake-up
     Event,
 }
 
@@ -109,8 +109,8 @@ impl Idle {
     /// Empty polls of [`Idle::Yield`] before it sleeps.
     pub const YIELDS: u32 = 16;
 
-    /// The policy of this name.
-    fn named(name: &str) -> Option<Self> {
+    /// Returns the policy with this name.
+    fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "poll" => Self::Poll,
             "adaptive" => Self::Adaptive,
@@ -120,7 +120,7 @@ impl Idle {
         })
     }
 
-    /// The policy with its default number of polls.
+    /// Returns the policy with its default number of polls.
     pub fn policy(self) -> IdlePolicy {
         match self {
             Self::Poll => IdlePolicy::Poll,
@@ -131,21 +131,22 @@ impl Idle {
     }
 }
 
-/// A knob with the readings of its text; the first valid one counts.
+/// A knob and its value. A text may be read as several values, the first valid of which is used.
 #[derive(Clone, Debug)]
 struct Setting {
     /// The file, the variable, or `--set`.
     source: String,
+    /// Whether the source is `--set`.
     is_argument: bool,
     knob: String,
     values: Vec<Value>,
 }
 
-/// Settings of file, environment and `--set`, lowest precedence first.
+/// Settings from file, environment and `--set`, lowest precedence first.
 #[derive(Clone, Debug, Default)]
 pub struct Settings(Vec<Setting>);
 
-/// Error in a configuration: source, knob, value.
+/// Error in a configuration. It names source, knob and value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingError {
@@ -160,19 +161,19 @@ pub enum SettingError {
         errno: Option<i32>,
     },
     /// The argument of `--set` has no value.
-    #[error("--set {0}: wanted GROUP.KNOB=VALUE, such as memory.receives=8192")]
+    #[error("invalid --set `{0}`: expected GROUP.KNOB=VALUE, such as memory.receives=8192")]
     NoValue(String),
-    /// Unknown knob.
-    #[error("{source_}: no knob {knob}: {known}")]
+    /// There is no such knob.
+    #[error("{source_}: unknown knob `{knob}`: {known}")]
     Unknown {
         /// Its source.
         source_: String,
         /// Its name.
         knob: String,
-        /// Known knobs.
+        /// The known knobs or groups.
         known: String,
     },
-    /// A knob of an earlier version.
+    /// The knob was renamed or removed in an earlier version.
     #[error("{source_}: knob {knob} {became}")]
     Replaced {
         /// Its source.
@@ -182,8 +183,8 @@ pub enum SettingError {
         /// Its new name, or why it was removed.
         became: String,
     },
-    /// Wrong type of value.
-    #[error("{source_}: {knob} = {value}: {why}")]
+    /// The value has the wrong type.
+    #[error("{source_}: invalid {knob} `{value}`: {why}")]
     Value {
         /// Its source.
         source_: String,
@@ -191,49 +192,49 @@ pub enum SettingError {
         knob: String,
         /// Its value.
         value: String,
-        /// Wanted value.
+        /// The expected form, and the default.
         why: String,
     },
-    /// The value is out of range, or the configuration cannot work.
+    /// The value is out of range, or knobs conflict.
     #[error("{source_}: {error}")]
     Refused {
-        /// Last source of the knob.
+        /// The last source that set the knob.
         source_: String,
-        /// Knob, value and range.
+        /// The knob, its value and range.
         error: ConfigError,
     },
 }
 
-/// The knobs of a file.
-fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
-    let bad = |why: String| SettingError::File { path: path.to_owned(), why, errno: None };
+/// Reads the knobs of a file.
+fn read_file(path: &Path) -> Result<Vec<Setting>, SettingError> {
+    let invalid = |why: String| SettingError::File { path: path.to_owned(), why, errno: None };
     let unreadable = |error: std::io::Error| SettingError::File {
         path: path.to_owned(),
         why: error.to_string(),
         errno: error.raw_os_error(),
     };
-    // One byte more tells a longer file from one of the limit. Pipes and devices have no length.
+    // One byte more than the limit is read to detect a longer file, because pipes and devices have no length.
     let mut bytes = Vec::new();
     let opened = File::open(path).map_err(unreadable)?;
     let length = opened.metadata().map_err(unreadable)?.len();
-    opened.take(LONGEST + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    if bytes.len() as u64 > LONGEST {
-        let size = if length > LONGEST { length.to_string() } else { format!("more than {LONGEST}") };
-        return Err(bad(format!("a file of {size} bytes; a configuration has at most {LONGEST}")));
+    opened.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > MAX_FILE {
+        let size = if length > MAX_FILE { length.to_string() } else { format!("more than {MAX_FILE}") };
+        return Err(invalid(format!("file of {size} bytes exceeds limit {MAX_FILE}")));
     }
     let text = String::from_utf8(bytes).map_err(|error| {
         let line = error.as_bytes()[..error.utf8_error().valid_up_to()].split(|&byte| byte == b'\n').count();
-        bad(format!("line {line}: not UTF-8"))
+        invalid(format!("line {line}: not UTF-8"))
     })?;
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or_default();
-        let (line, why) = (before.matches('\n').count(), short(error.message(), 4 * SHOWN));
+        let (line, why) = (before.matches('\n').count(), shorten(error.message(), 4 * MAX_SHOWN));
         let unset = text.lines().nth(line).is_some_and(|line| line.contains(UNSET));
         let hint = if unset { format!(" {UNSET_FORM}") } else { String::new() };
-        bad(format!("line {}: {why}{hint}", line + 1))
+        invalid(format!("line {}: {why}{hint}", line + 1))
     })?;
     if !table.values().all(is_finite) {
-        return Err(bad("`nan` and `inf` are no values of any knob".to_owned()));
+        return Err(invalid("no knob accepts `nan` or `inf`".to_owned()));
     }
     let mut all = Vec::new();
     for (group, knobs) in table {
@@ -241,8 +242,8 @@ fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
         let Ok(Value::Object(knobs)) = serde_json::to_value(knobs) else {
             return Err(SettingError::Unknown {
                 source_: source,
-                knob: short(&group, SHOWN),
-                known: no_group(std::iter::empty()),
+                knob: shorten(&group, MAX_SHOWN),
+                known: group_hint(std::iter::empty()),
             });
         };
         for (knob, value) in knobs {
@@ -253,21 +254,21 @@ fn file(path: &Path) -> Result<Vec<Setting>, SettingError> {
     Ok(all)
 }
 
-/// The text; if too long, its beginning and length.
-fn short(text: &str, chars: usize) -> String {
+/// Returns the text, or if it is too long, its beginning and length.
+fn shorten(text: &str, chars: usize) -> String {
     match text.char_indices().nth(chars) {
         Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
         None => text.to_owned(),
     }
 }
 
-/// A value in TOML.
+/// Returns a value in TOML.
 fn to_text(value: &Value) -> String {
     let value = if value.is_null() { &Value::from(UNSET) } else { value };
     toml::Value::try_from(value).map_or_else(|error| error.to_string(), |value| value.to_string())
 }
 
-/// True if JSON, in which configurations are merged, can hold the value.
+/// Whether JSON, in which configurations are merged, can represent the value.
 fn is_finite(value: &toml::Value) -> bool {
     match value {
         toml::Value::Float(number) => number.is_finite(),
@@ -277,28 +278,28 @@ fn is_finite(value: &toml::Value) -> bool {
     }
 }
 
-/// Readings of a variable or argument: TOML, then a string without quotes.
-fn values(text: &str) -> Vec<Value> {
+/// Returns the values that the text of a variable or argument may have: as TOML, then as a string without quotes.
+fn parse_values(text: &str) -> Vec<Value> {
     let table: Option<toml::Table> = format!("value = {text}").parse().ok();
-    // Lines that follow it would be lost.
+    // Further lines would be ignored, so they make the text invalid TOML.
     let value = table.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value")).filter(is_finite);
     let value = value.and_then(|value| serde_json::to_value(value).ok());
     value.into_iter().chain([Value::String(text.to_owned())]).collect()
 }
 
-/// Hint for a knob without a group, and these groups.
-fn no_group<'a>(groups: impl Iterator<Item = &'a str>) -> String {
+/// Returns a hint for a knob without a valid group, with these groups.
+fn group_hint<'a>(groups: impl Iterator<Item = &'a str>) -> String {
     let names = groups.collect::<Vec<_>>().join(", ");
-    format!("knobs are in groups, as memory.receives{}{names}", if names.is_empty() { "" } else { ": " })
+    format!("knobs are in groups, such as memory.receives{}{names}", if names.is_empty() { "" } else { ": " })
 }
 
-/// The groups of [`Config`] by name: their knobs, and their replacement.
+/// Defines how the groups of [`Config`] are read and replaced by name.
 macro_rules! groups {
     ($($group:ident),*) => {
         /// Names of the groups that every configuration has.
         const SHARED: &[&str] = &[$(stringify!($group)),*];
 
-        /// The knobs of a group. `None` if there is no such group.
+        /// Returns the knobs of a group, or `None` if there is no such group.
         fn knobs_of<R: Role>(config: &Config, role: &R, group: &str) -> Option<Map<String, Value>> {
             let knobs = match group {
                 $(stringify!($group) => serde_json::to_value(&config.$group),)*
@@ -311,7 +312,7 @@ macro_rules! groups {
             }
         }
 
-        /// Replaces the knobs of a group. An error changes nothing.
+        /// Replaces the knobs of a group. On an error nothing has changed.
         fn set_knobs<R: Role>(
             config: &mut Config,
             role: &mut R,
@@ -329,13 +330,13 @@ macro_rules! groups {
 
 groups!(memory, limits, timeouts, wire, device, iwarp, poll, debug);
 
-/// All groups with all knobs.
+/// Returns all groups with all their knobs.
 fn groups_of<R: Role>(config: &Config, role: &R) -> Map<String, Value> {
     let knobs = |group: &str| Some((group.to_owned(), Value::Object(knobs_of(config, role, group)?)));
     SHARED.iter().copied().chain([R::GROUP]).filter_map(knobs).collect()
 }
 
-/// All knobs of this name, as `group.knob`.
+/// Returns all knobs of this name, as `group.knob`.
 pub fn knobs_named(name: &str) -> Vec<String> {
     static ALL: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
         let mut groups = groups_of(&Config::default(), &ConnectConfig::default());
@@ -353,67 +354,67 @@ impl Settings {
     /// Reads a file.
     ///
     /// # Errors
-    /// It cannot be read, has more than 4 MiB, or is no TOML of groups.
+    /// The file cannot be read, exceeds 4 MiB, or is not TOML with a table per group.
     pub fn read(&mut self, path: &Path) -> Result<(), SettingError> {
-        self.0.extend(file(path)?);
+        self.0.extend(read_file(path)?);
         Ok(())
     }
 
-    /// Sets a knob, `group.knob`, as `text` says. `source` is for errors. It is checked when all are applied.
+    /// Sets the knob `group.knob` to the value in `text`. [`apply`](Self::apply) checks it. `source` is for errors.
     pub fn set(&mut self, source: &str, knob: &str, text: &str) {
-        let (source, knob, values) = (source.to_owned(), knob.to_owned(), values(text));
+        let (source, knob, values) = (source.to_owned(), knob.to_owned(), parse_values(text));
         self.0.push(Setting { source, is_argument: false, knob, values });
     }
 
-    /// Takes out a knob that is not the library's: its last value as text, lists with commas.
+    /// Removes a knob of the program and returns its last value as text. Elements of a list are separated by commas.
     pub fn take(&mut self, knob: &str) -> Option<String> {
         let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let found = self.0.iter().rfind(|setting| setting.knob == knob)?.values.last()?;
-        let taken = match found {
+        let last = self.0.iter().rfind(|setting| setting.knob == knob)?.values.last()?;
+        let value = match last {
             Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join(","),
             other => text(other),
         };
         self.0.retain(|setting| setting.knob != knob);
-        Some(taken)
+        Some(value)
     }
 
-    /// Applies them to a program's defaults, and checks the result.
+    /// Applies the settings to a program's defaults, and checks the result.
     ///
-    /// `options` are the knobs that options of the program have set. They override file and environment, which may
-    /// hold groups of the other role, too.
+    /// `options` are the knobs that options of the program have set in the defaults. They override file and
+    /// environment, which may contain the group of the other role, too.
     ///
     /// # Errors
-    /// Source, knob and value.
+    /// A knob is unknown, a value is invalid, or knobs conflict.
     pub fn apply<R: Role>(&self, config: &Config, role: &R, options: &[&str]) -> Result<(Config, R), SettingError> {
-        let (mut made, mut made_role) = (config.clone(), read_again(role)?);
+        let (mut made, mut made_role) = (config.clone(), copy_role(role)?);
         let mut sources: BTreeMap<&str, String> = options.iter().map(|&knob| (knob, "options".to_owned())).collect();
-        let for_others = |setting: &&Setting| !setting.is_argument && is_of_other_role::<R>(&setting.knob);
-        for setting in self.0.iter().filter(|setting| !for_others(setting)) {
-            let own = !setting.is_argument && options.contains(&setting.knob.as_str());
-            if own {
-                // Checked only.
-                setting.apply(&mut made.clone(), &mut read_again(&made_role)?, (config, role))?;
+        let is_for_other_role = |setting: &&Setting| !setting.is_argument && is_of_other_role::<R>(&setting.knob);
+        for setting in self.0.iter().filter(|setting| !is_for_other_role(setting)) {
+            let is_overridden = !setting.is_argument && options.contains(&setting.knob.as_str());
+            if is_overridden {
+                // The setting is checked, but has no effect.
+                setting.apply(&mut made.clone(), &mut copy_role(&made_role)?, (config, role))?;
             } else {
                 setting.apply(&mut made, &mut made_role, (config, role))?;
                 sources.insert(&setting.knob, setting.source.clone());
             }
         }
-        // Files cannot hold these.
+        // Files cannot contain these knobs.
         made.memory.arenas.clone_from(&config.memory.arenas);
         made.wire.host_auth.clone_from(&config.wire.host_auth);
         let source_of = |knob: &str| sources.get(knob).map_or("defaults", String::as_str).to_owned();
         let refused = |error: ConfigError| SettingError::Refused { source_: source_of(error.knob), error };
-        keep_to_budget(&mut made, config, |knob| sources.contains_key(knob)).map_err(refused)?;
+        apply_budget(&mut made, config, |knob| sources.contains_key(knob)).map_err(refused)?;
         let (made, made_role) = validated(made, made_role, source_of)?;
         Ok((made.sized().map_err(refused)?, made_role))
     }
 
-    /// Sets a knob as [`set`](Self::set) does, and applies it to a configuration that has the settings before it.
+    /// Sets a knob and applies it to a configuration that already has all earlier settings.
     ///
-    /// It costs the same whatever was set before. On an error nothing has changed.
+    /// The cost does not grow with the number of earlier settings. On an error nothing has changed.
     ///
     /// # Errors
-    /// As [`apply`](Self::apply).
+    /// Those of [`apply`](Self::apply).
     pub fn set_applied<R: Role + Clone + Default>(
         &mut self,
         source: &str,
@@ -421,13 +422,13 @@ impl Settings {
         text: &str,
         (config, role): (&mut Config, &mut R),
     ) -> Result<(), SettingError> {
-        let (source, knob, values) = (source.to_owned(), knob.to_owned(), values(text));
+        let (source, knob, values) = (source.to_owned(), knob.to_owned(), parse_values(text));
         let setting = Setting { source, is_argument: false, knob, values };
-        let (mut made, mut made_role, usual) = (config.clone(), role.clone(), Config::default());
-        setting.apply(&mut made, &mut made_role, (&usual, &R::default()))?;
+        let (mut made, mut made_role, defaults) = (config.clone(), role.clone(), Config::default());
+        setting.apply(&mut made, &mut made_role, (&defaults, &R::default()))?;
         let is_set = |knob: &str| knob == setting.knob || self.0.iter().any(|earlier| earlier.knob == knob);
         let refused = |error| SettingError::Refused { source_: setting.source.clone(), error };
-        keep_to_budget(&mut made, &usual, is_set).map_err(refused)?;
+        apply_budget(&mut made, &defaults, is_set).map_err(refused)?;
         (*config, *role) = validated(made, made_role, |_| setting.source.clone())?;
         self.0.retain(|earlier| earlier.knob != setting.knob);
         self.0.push(setting);
@@ -435,30 +436,31 @@ impl Settings {
     }
 }
 
-/// Leaves numbers of buffers that are not set to the budget. If the defaults have none, these are all numbers. The
-/// defaults of a program count as its needs: it has fewer buffers than these, beside its receives, if they exceed the
-/// budget.
-fn keep_to_budget(config: &mut Config, defaults: &Config, is_set: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
-    let (mut needs, all) = (config.memory.clone(), defaults.memory.budget == 0);
+/// Resets the numbers of buffers to 0 that no setting determines, so that the budget determines them.
+///
+/// If the defaults have no budget, this applies to all numbers. Otherwise the defaults are what the program needs: only
+/// if the needs exceed the budget does the program get fewer buffers than it needs, but as many receives.
+fn apply_budget(config: &mut Config, defaults: &Config, is_set: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
+    let (mut needs, is_all) = (config.memory.clone(), defaults.memory.budget == 0);
     if needs.budget == 0 && numbers(&mut config.memory).any(|(_, number)| *number == 0) {
-        // An earlier budget may have determined these.
-        let (memory, usual) = (&mut config.memory, &defaults.memory);
-        restore(&mut memory.receives, &usual.receives, is_set("memory.receives"));
-        restore(&mut memory.small_buffers, &usual.small_buffers, is_set("memory.small_buffers"));
-        restore(&mut memory.message_buffers, &usual.message_buffers, is_set("memory.message_buffers"));
-        restore(&mut memory.bulk_buffers, &usual.bulk_buffers, is_set("memory.bulk_buffers"));
-        restore(&mut memory.long_buffers, &usual.long_buffers, is_set("memory.long_buffers"));
+        // An earlier budget may have set these numbers to 0.
+        let (memory, defaults) = (&mut config.memory, &defaults.memory);
+        restore(&mut memory.receives, &defaults.receives, is_set("memory.receives"));
+        restore(&mut memory.small_buffers, &defaults.small_buffers, is_set("memory.small_buffers"));
+        restore(&mut memory.message_buffers, &defaults.message_buffers, is_set("memory.message_buffers"));
+        restore(&mut memory.bulk_buffers, &defaults.bulk_buffers, is_set("memory.bulk_buffers"));
+        restore(&mut memory.long_buffers, &defaults.long_buffers, is_set("memory.long_buffers"));
     }
-    if needs.budget == 0 || !all && config.memory_bytes() <= needs.budget {
+    if needs.budget == 0 || !is_all && config.memory_bytes() <= needs.budget {
         return Ok(());
     }
-    let derived = |knob: &str| (all || knob != "memory.receives") && !is_set(knob);
-    numbers(&mut config.memory).filter(|(knob, _)| derived(knob)).for_each(|(_, number)| *number = 0);
-    if all {
+    let is_derived = |knob: &str| (is_all || knob != "memory.receives") && !is_set(knob);
+    numbers(&mut config.memory).filter(|(knob, _)| is_derived(knob)).for_each(|(_, number)| *number = 0);
+    if is_all {
         return Ok(());
     }
     loop {
-        // What gets as much as is needed leaves the rest to the others.
+        // A number whose need is met is fixed at the need, so that the rest of the budget goes to the others.
         let (mut sized, mut is_met) = (config.sized()?.memory, false);
         let each = numbers(&mut config.memory).zip(numbers(&mut sized)).zip(numbers(&mut needs));
         for (((_, number), (_, sized)), (_, need)) in each {
@@ -473,14 +475,14 @@ fn keep_to_budget(config: &mut Config, defaults: &Config, is_set: impl Fn(&str) 
     }
 }
 
-/// Gives a knob its default again, unless it is set.
-fn restore<T: Clone>(knob: &mut T, usual: &T, is_set: bool) {
+/// Resets a knob to its default, unless it is set.
+fn restore<T: Clone>(knob: &mut T, default: &T, is_set: bool) {
     if !is_set {
-        knob.clone_from(usual);
+        knob.clone_from(default);
     }
 }
 
-/// The numbers that a budget may determine, with their knobs.
+/// Returns the numbers of buffers that a budget may determine, with their knobs.
 fn numbers(memory: &mut MemoryConfig) -> impl Iterator<Item = (&'static str, &mut usize)> {
     let MemoryConfig { receives, small_buffers, message_buffers, bulk_buffers, long_buffers, .. } = memory;
     [
@@ -493,8 +495,8 @@ fn numbers(memory: &mut MemoryConfig) -> impl Iterator<Item = (&'static str, &mu
     .chain(long_buffers.iter_mut().map(|(_, number)| ("memory.long_buffers", number)))
 }
 
-/// A copy of a role's knobs.
-fn read_again<R: Role>(role: &R) -> Result<R, SettingError> {
+/// Copies a role's knobs. `R` need not be `Clone`.
+fn copy_role<R: Role>(role: &R) -> Result<R, SettingError> {
     let copy = serde_json::to_value(role).and_then(serde_json::from_value);
     copy.map_err(|error| SettingError::Value {
         source_: "defaults".into(),
@@ -504,7 +506,7 @@ fn read_again<R: Role>(role: &R) -> Result<R, SettingError> {
     })
 }
 
-/// A configuration, if it can work. `source_of` names the source of a knob.
+/// Checks a configuration and returns it. `source_of` returns the source of a knob.
 fn validated<R: Role>(
     config: Config,
     role: R,
@@ -522,45 +524,45 @@ fn validated<R: Role>(
 }
 
 impl Setting {
-    /// Sets the knob in a configuration. `defaults` are for errors.
+    /// Sets the knob in a configuration. `defaults` are used in errors.
     fn apply<R: Role>(&self, config: &mut Config, role: &mut R, defaults: (&Config, &R)) -> Result<(), SettingError> {
         let unknown = |known| {
-            let (source_, knob) = (self.source.clone(), short(&self.knob, SHOWN));
+            let (source_, knob) = (self.source.clone(), shorten(&self.knob, MAX_SHOWN));
             SettingError::Unknown { source_, knob, known }
         };
-        let outside = || {
-            // Files may have the group of the other role, too.
+        let unknown_group = || {
+            // Files and environment may also have the group of the other role.
             let groups = groups_of(defaults.0, defaults.1);
             let roles = [AcceptConfig::GROUP, ConnectConfig::GROUP];
             let others = roles.into_iter().filter(|role| *role != R::GROUP && !self.is_argument);
-            unknown(no_group(groups.keys().map(String::as_str).chain(others)))
+            unknown(group_hint(groups.keys().map(String::as_str).chain(others)))
         };
         if let Some(became) = replaced::replacement(&self.knob) {
             return Err(SettingError::Replaced { source_: self.source.clone(), knob: self.knob.clone(), became });
         }
-        let (group, name) = self.knob.split_once('.').ok_or_else(outside)?;
-        let mut knobs = knobs_of(config, role, group).ok_or_else(outside)?;
+        let (group, name) = self.knob.split_once('.').ok_or_else(unknown_group)?;
+        let mut knobs = knobs_of(config, role, group).ok_or_else(unknown_group)?;
         if !knobs.contains_key(name) {
             let names: Vec<_> = knobs.keys().map(String::as_str).collect();
             return Err(unknown(format!("{group} has {}", names.join(", "))));
         }
         let mut why = String::new();
         for value in &self.values {
-            let value = if value == UNSET { Value::Null } else { with_fields(&self.knob, value) };
+            let value = if value == UNSET { Value::Null } else { with_default_polls(&self.knob, value) };
             knobs.insert(name.to_owned(), value);
             match set_knobs(config, role, group, &knobs) {
                 Ok(()) => return Ok(()),
-                // The first error is about the written type.
+                // The first value is the one in TOML, so its error is about the type that was written.
                 Err(error) if why.is_empty() => why = error.to_string(),
                 Err(_) => {}
             }
         }
         let default = knobs_of(defaults.0, defaults.1, group).and_then(|mut knobs| knobs.remove(name));
-        let beyond = self.beyond_type(config, role, knobs.clone());
+        let overflow = self.check_overflow(config, role, knobs.clone());
         knobs.insert(name.to_owned(), Value::Null);
-        let optional = set_knobs(config, role, group, &knobs).is_ok();
-        let mut why = wanted(&why, &default.unwrap_or_default(), optional);
-        match beyond {
+        let is_optional = set_knobs(config, role, group, &knobs).is_ok();
+        let mut why = expected_form(&why, &default.unwrap_or_default(), is_optional);
+        match overflow {
             Some(Ok(most)) if !why.contains(", 0 to ") => {
                 why = why.replacen("a whole number", &format!("a whole number, 0 to {most}"), 1);
             }
@@ -571,15 +573,15 @@ impl Setting {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         });
-        let value = short(&value, SHOWN);
+        let value = shorten(&value, MAX_SHOWN);
         Err(SettingError::Value { source_: self.source.clone(), knob: self.knob.clone(), value, why })
     }
 }
 
 impl Setting {
-    /// For a whole number that the knob's type does not hold: the error with the range of the knob, or else the highest
-    /// number of the type. `None` for any other value. `knobs` are those of the group.
-    fn beyond_type<R: Role>(
+    /// Explains a whole number that the knob's type cannot represent. Returns the error with the knob's range, or the
+    /// highest number of the type if the knob has no range; `None` for any other value. `knobs` are those of the group.
+    fn check_overflow<R: Role>(
         &self,
         config: &Config,
         role: &R,
@@ -591,9 +593,9 @@ impl Setting {
             return None;
         }
         let (group, name) = self.knob.split_once('.')?;
-        // TOML has numbers up to that of i64.
+        // The highest number in TOML is that of i64.
         let highest = [i64::MAX as u64, u32::MAX.into(), u16::MAX.into(), u8::MAX.into()];
-        let (mut config, mut role) = (config.clone(), read_again(role).ok()?);
+        let (mut config, mut role) = (config.clone(), copy_role(role).ok()?);
         let most = highest.into_iter().find(|most| {
             knobs.insert(name.to_owned(), Value::from(*most));
             set_knobs(&mut config, &mut role, group, &knobs).is_ok()
@@ -605,7 +607,7 @@ impl Setting {
         let refused = config.validate().and_then(|()| role.validate()).err();
         Some(match refused.filter(|error| error.knob == self.knob) {
             Some(mut error) => {
-                error.value = short(&text, SHOWN);
+                error.value = shorten(&text, MAX_SHOWN);
                 Err(error)
             }
             None => Ok(most),
@@ -613,32 +615,34 @@ impl Setting {
     }
 }
 
-/// The value; the plain name of an idle policy gets its default number of polls.
-fn with_fields(knob: &str, value: &Value) -> Value {
+/// Returns the value, with the default number of polls added to the mere name of an idle policy.
+fn with_default_polls(knob: &str, value: &Value) -> Value {
     let name = value.as_str().filter(|_| knob == "poll.idle");
-    let idle = name.and_then(Idle::named);
+    let idle = name.and_then(Idle::from_name);
     idle.and_then(|idle| serde_json::to_value(idle.policy()).ok()).unwrap_or_else(|| value.clone())
 }
 
-/// Form and default of a knob, from the error about a value.
-fn wanted(why: &str, default: &Value, optional: bool) -> String {
+/// Returns the expected form of a knob and its default, from the error about a value.
+fn expected_form(why: &str, default: &Value, is_optional: bool) -> String {
     let expected = why.rsplit_once(", expected ").map_or("", |(_, expected)| expected);
-    let form = match expected {
-        _ if why.starts_with("wanted ") => why.trim_start_matches("wanted "),
-        choices if choices.contains('`') => choices,
-        "u8" => "a whole number, 0 to 255",
-        "u16" => "a whole number, 0 to 65535",
-        "u32" | "u64" | "usize" => "a whole number",
-        "a boolean" => "true or false",
-        "a string" => "text in quotes",
+    // Errors of times and sizes consist of the form.
+    let stated = ["wanted ", "expected "].iter().find_map(|start| why.strip_prefix(*start));
+    let form = match (stated, expected) {
+        (Some(form), _) => form,
+        (None, choices) if choices.contains('`') => choices,
+        (None, "u8") => "a whole number, 0 to 255",
+        (None, "u16") => "a whole number, 0 to 65535",
+        (None, "u32" | "u64" | "usize") => "a whole number",
+        (None, "a boolean") => "true or false",
+        (None, "a string") => "text in quotes",
         _ if default.as_array().is_some_and(Vec::is_empty) => "a list such as [[\"64KiB\", 32]]",
         _ => "a value like the default",
     };
-    let unset = if optional { format!(", or {UNSET} {UNSET_FORM}") } else { String::new() };
-    format!("wanted {form}{unset}; default {}", to_text(default))
+    let unset = if is_optional { format!(", or {UNSET} {UNSET_FORM}") } else { String::new() };
+    format!("expected {form}{unset}; default {}", to_text(default))
 }
 
-/// The configuration as a file that `--config` takes, with every knob, and with the memory that it costs.
+/// Returns the configuration as a file for `--config`, with every knob and the memory that it takes.
 pub fn to_toml<R: Role>(config: &Config, role: &R) -> String {
     let mut text = String::from("# Knobs without a number of bytes take no memory.\n");
     let costs = config.costs();
@@ -653,9 +657,9 @@ pub fn to_toml<R: Role>(config: &Config, role: &R) -> String {
     text
 }
 
-/// A line about the memory that this many such shards are about to take.
+/// Returns a line about the memory that this many shards will take.
 ///
-/// Each of a client's `connections` has chunks of its own; a server has 0 of them.
+/// Each of a client's `connections` has its own chunk memory. For a server, `connections` is 0.
 pub fn memory_line(config: &Config, shards: usize, connections: usize) -> String {
     let MemoryConfig { budget, bulk_buffers, .. } = &config.memory;
     let exposed: usize = bulk_buffers.iter().map(|(size, count)| size.saturating_mul(*count)).sum();
@@ -664,5 +668,5 @@ pub fn memory_line(config: &Config, shards: usize, connections: usize) -> String
     format!("memory: {total} bytes for {shards} shard(s) (memory.budget of each: {budget})")
 }
 
-/// Budget of a shard of the programs.
+/// Default memory budget of a program's shard, in bytes.
 pub const BUDGET: usize = 1 << 30;

@@ -1,4 +1,4 @@
-//! Start, version, output and end of programs, alike in all of them.
+//! Start, version, output and exit of programs, common to all of them.
 
 use std::error::Error;
 use std::fmt;
@@ -18,7 +18,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use signal_hook::consts::SIGXFSZ;
 
-/// First word on standard output once clients may connect.
+/// First word on standard output once clients can connect.
 pub const READY: &str = "listening";
 /// Time limit of a drain.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -32,16 +32,16 @@ pub static VERSION: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Prepares the process. The first call of each program.
+/// Prepares the process. Each program calls it first.
 ///
-/// A write beyond RLIMIT_FSIZE (`ulimit -f`) then fails with EFBIG, where SIGXFSZ would end the process without a word.
-/// The programs that it starts do not inherit this.
+/// Afterwards a write beyond RLIMIT_FSIZE (`ulimit -f`) fails with EFBIG, while SIGXFSZ would end the process without a
+/// message. Child processes do not inherit this.
 pub fn start() {
-    // A handler ends with exec, unlike an ignored signal. This signal may always have one.
+    // Unlike an ignored signal, a handler is reset by exec. Registering one for this signal cannot fail.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
-/// The text of an error with its sources, and the limit of the process that a system call has reached.
+/// Returns the text of an error with its sources, and the process limit that a system call has reached.
 pub fn describe(error: &(dyn Error + 'static)) -> String {
     let chain = || std::iter::successors(Some(error), |&error| error.source());
     let text = chain().map(ToString::to_string).collect::<Vec<_>>().join(": ");
@@ -50,55 +50,57 @@ pub fn describe(error: &(dyn Error + 'static)) -> String {
         exceeded_limit(errno.as_ref().or_else(|| error.downcast_ref())?)
     });
     match limit {
-        // The library's errors name their limits.
+        // Errors of the library already name the limit.
         Some(limit) if !text.contains("RLIMIT_") => format!("{text} ({limit})"),
         _ => text,
     }
 }
 
-/// Starts a thread. An error names the limits on threads.
+/// Starts a thread.
 ///
 /// # Errors
-/// The system denies the thread.
+/// The system refuses the thread. The error names the limits on threads.
 pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
     thread.map(drop).map_err(|error| no_thread(name, &error))
 }
 
-/// The error of a thread that did not start, with the limits on threads.
+/// Returns the error for a thread that could not be started, with the limits on threads.
 pub fn no_thread(name: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot start thread `{name}`: {error} ({})", thread_limits()))
 }
 
-/// Prints a line, even without a reader.
+/// Prints a line on standard output. Ignores errors, such as a reader that has exited.
 pub fn say(line: &str) {
     let mut out = io::stdout();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// The file of a result. One that is new is removed with this handle, unless it has got its result.
+/// File for a result. A new file is removed on drop, unless the result was written.
 #[derive(Debug)]
 pub struct ResultFile {
     path: PathBuf,
     file: File,
+    /// Whether drop removes the file.
     is_to_remove: bool,
 }
 
 impl Drop for ResultFile {
     fn drop(&mut self) {
-        let place = |file: Metadata| (file.dev(), file.ino());
-        // Behind links, and unless another program has put its file there.
+        let identity = |file: Metadata| (file.dev(), file.ino());
+        // The path may be a link, and another program may have replaced the file, which then stays.
         if self.is_to_remove
             && let Ok(path) = self.path.canonicalize()
-            && path.metadata().ok().map(place) == self.file.metadata().ok().map(place)
+            && path.metadata().ok().map(identity) == self.file.metadata().ok().map(identity)
         {
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// Opens a file for a result before the run, so that a wrong path fails at once. What the file holds stays until
-/// [`write_result`].
+/// Opens a file for a result before the run, so that a wrong path fails at once.
+///
+/// The file keeps its content until [`write_result`].
 ///
 /// # Errors
 /// Those of the system call.
@@ -108,9 +110,9 @@ pub fn open_result(path: &Path) -> io::Result<ResultFile> {
     Ok(ResultFile { path: path.to_owned(), file, is_to_remove })
 }
 
-/// Replaces the content of a file that [`open_result`] has opened; writes to a pipe or a device.
+/// Replaces the content of a file from [`open_result`], or writes to a pipe or device.
 ///
-/// A full disk does not leave a part of the text in place of the old content, nor an empty new file.
+/// If the disk is full, an old file keeps its content and a new file is removed.
 ///
 /// # Errors
 /// Those of the system calls.
@@ -133,8 +135,9 @@ fn replace(file: &mut File, text: &[u8]) -> io::Result<()> {
     file.set_len(len)
 }
 
-/// Prints a line on standard error, as `eprintln!` does, which would end the program if standard error cannot take it,
-/// such as a log on a full disk.
+/// Prints a line on standard error and ignores errors.
+///
+/// `eprintln!` would panic if the write fails, such as to a log on a full disk.
 #[macro_export]
 macro_rules! print_error {
     ($($text:tt)*) => { $crate::program::print_error(format_args!($($text)*)) };
@@ -145,7 +148,7 @@ pub fn print_error(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Exit code of a program. Prints its error on standard error, behind `prefix`.
+/// Returns the exit code of a program. Prints an error on standard error, after `prefix`.
 pub fn exit(prefix: &str, outcome: anyhow::Result<()>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -156,30 +159,32 @@ pub fn exit(prefix: &str, outcome: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// First address of a server, and its shards: one per core, or per address without `cores`.
+/// Returns a server's first address and its configuration, with one shard per core.
+///
+/// Without `cores` there is one shard per address.
 ///
 /// # Errors
-/// No address, or an address without a core.
+/// There is no address, or there are fewer cores than addresses.
 pub fn shards<'a>(listen: &'a [Address], cores: &[usize]) -> anyhow::Result<(&'a Address, ServerConfig)> {
     let (first, others) = listen.split_first().context("--listen: no address")?;
     let (count, addresses) = (cores.len(), listen.len());
-    let few = format!("--cores: {count} cores for the {addresses} addresses of --listen");
-    anyhow::ensure!(count == 0 || count >= addresses, few);
+    let too_few = format!("--cores: {count} cores for the {addresses} addresses of --listen");
+    anyhow::ensure!(count == 0 || count >= addresses, too_few);
     let shards = if count == 0 { addresses } else { count };
     let (cores, more_addresses) = ((count > 0).then(|| cores.to_vec()), others.to_vec());
     Ok((first, ServerConfig { shards, cores, more_addresses, ..ServerConfig::default() }))
 }
 
-/// Drains a server for at most 10 seconds. Returns a line about its calls.
+/// Drains a server for at most 10 seconds. Returns a line with the numbers of its calls.
 pub fn drain(server: Server) -> String {
     let before = server.stats();
     let (drained, stats) = match server.drain(DRAIN) {
         Ok(stats) => ("drained".to_owned(), stats),
-        Err(left) => (left.to_string(), before),
+        Err(error) => (error.to_string(), before),
     };
     let sum = |name| stats.iter().filter_map(|shard| shard.get(name)).sum::<u64>();
-    let (calls, failed, put_off) = (sum("calls"), sum("calls_failed"), sum("calls_shed"));
-    format!("{drained}; {calls} calls served, {failed} refused, {put_off} left to be sent again")
+    let (calls, failed, shed) = (sum("calls"), sum("calls_failed"), sum("calls_shed"));
+    format!("{drained}; {calls} calls served, {failed} refused, {shed} left for retransmission")
 }
 
 #[cfg(test)]
@@ -189,25 +194,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_name_the_limit_that_was_reached_once() {
-        let files = |error: anyhow::Error| describe(error.as_ref());
-        let text = files(anyhow::Error::from(Errno::MFILE).context("open"));
+    fn errors_name_an_exceeded_limit_once() {
+        let text_of = |error: anyhow::Error| describe(error.as_ref());
+        let text = text_of(anyhow::Error::from(Errno::MFILE).context("open"));
         assert!(text.starts_with("open: ") && text.contains("(RLIMIT_NOFILE is "), "{text}");
         let error: io::Result<()> = Err(Errno::MFILE.into());
-        let text = files(error.context("dup; RLIMIT_NOFILE is 7").unwrap_err());
+        let text = text_of(error.context("dup; RLIMIT_NOFILE is 7").unwrap_err());
         assert_eq!(text.matches("RLIMIT_NOFILE").count(), 1, "{text}");
-        assert_eq!(files(Errno::NOENT.into()), Errno::NOENT.to_string());
+        assert_eq!(text_of(Errno::NOENT.into()), Errno::NOENT.to_string());
         let text = no_thread("worker", &Errno::AGAIN.into()).to_string();
         assert!(text.contains("thread `worker`") && text.contains("RLIMIT_NPROC is "), "{text}");
     }
 
     #[test]
-    fn writes_beyond_the_limit_of_file_sizes_are_errors() {
+    fn writes_beyond_the_file_size_limit_are_errors() {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         start();
         let hard = getrlimit(Resource::Fsize).maximum;
         let file = tempfile::tempfile().expect("a file");
-        // Other tests of this process write nothing.
+        // The limit applies to the whole process, whose other tests write no large file.
         setrlimit(Resource::Fsize, Rlimit { current: Some(1 << 30), maximum: hard }).expect("below the hard limit");
         let error = file.set_len((1 << 30) + 1).expect_err("beyond the limit");
         let text = describe(&error);
@@ -216,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_replaces_the_old_one_if_there_is_room() {
+    fn a_result_replaces_the_old_one_unless_the_disk_is_full() {
         use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
         use std::os::unix::fs::FileExt;
         let content = |file: &File| {
@@ -232,7 +237,7 @@ mod tests {
             replace(&mut file, new).unwrap();
             assert!(content(&file) == new);
         }
-        // This file has no room for more, like one on a full disk.
+        // A sealed file cannot grow, like a file on a full disk.
         let mut file = file();
         file.write_all_at(&old, 0).unwrap();
         fcntl_add_seals(&file, SealFlags::GROW).unwrap();
@@ -241,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_without_its_result_is_removed_and_an_old_one_stays() {
+    fn a_new_file_without_a_result_is_removed_and_an_old_one_stays() {
         let directory = tempfile::tempdir().unwrap();
         let [new, link, old] = ["new", "link", "old"].map(|name| directory.path().join(name));
         std::os::unix::fs::symlink(&new, &link).unwrap();

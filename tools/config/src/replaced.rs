@@ -1,4 +1,4 @@
-//! Names of knobs in earlier versions.
+//! Knobs that were renamed or removed.
 
 /// Knobs that moved to the group `debug`, by their former group.
 const DEBUG: [(&str, &[&str]); 5] = [
@@ -19,21 +19,21 @@ const DEBUG: [(&str, &[&str]); 5] = [
     ("memory", &["prefault"]),
     ("iwarp", &["fpdu_size", "handshake_timeout", "linger", "max_handshakes", "read_depth"]),
 ];
-/// Knobs that were removed, and what determines their value.
+/// Knobs that were removed, and the knob that determines their value.
 const REMOVED: [(&str, &str); 3] = [
     ("iwarp.max_message", "wire.receive_size"),
     ("iwarp.shared_receives", "memory.receives"),
     ("iwarp.tos", "device.tos"),
 ];
 
-/// What became of a knob of an earlier version.
+/// Returns how a knob of an earlier version was renamed or removed.
 pub(crate) fn replacement(knob: &str) -> Option<String> {
     let removed = REMOVED.iter().find(|removed| removed.0 == knob);
     let (group, name) = knob.split_once('.')?;
     let moved = DEBUG.iter().any(|(old, names)| *old == group && names.contains(&name));
     removed
-        .map(|(_, by)| format!("was removed, as its value follows from {by}"))
-        .or_else(|| moved.then(|| format!("is debug.{name} now")))
+        .map(|(_, by)| format!("was removed, because {by} determines its value"))
+        .or_else(|| moved.then(|| format!("was renamed to debug.{name}")))
 }
 
 #[cfg(test)]
@@ -53,7 +53,7 @@ mod tests {
         for (old, by) in REMOVED {
             let (group, name) = by.split_once('.').expect("a group");
             assert!(knobs_named(name).contains(&format!("{group}.{name}")), "{by}");
-            assert!(replacement(old).is_some_and(|text| text.ends_with(by)), "{old}");
+            assert!(replacement(old).is_some_and(|text| text.contains(by)), "{old}");
         }
         assert_eq!(replacement("poll.idle"), None);
     }

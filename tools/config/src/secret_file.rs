@@ -1,4 +1,4 @@
-//! Files with keys, which no other user may read or replace.
+//! Files with secret keys, which no other user may read or replace.
 
 use std::ffi::OsString;
 use std::fs::{File, Metadata, OpenOptions};
@@ -9,43 +9,45 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use rustix::fs::OFlags;
 
-/// Permission to read, of the group and of others.
+/// Read permission of the group and of others.
 const OTHERS_READ: u32 = 0o044;
-/// Permission to write, of the group and of others.
+/// Write permission of the group and of others.
 const OTHERS_WRITE: u32 = 0o022;
 /// Sticky bit of a directory: only the owner of a file may remove or rename it.
 const STICKY: u32 = 0o1000;
-/// Most symbolic links on the path of a key, as of any path on Linux.
-const LINKS: usize = 40;
-/// Most bytes of a key that are read.
-const LONGEST: u64 = 4096;
+/// Most symbolic links on the path of a key, which is Linux's limit for any path.
+const MAX_LINKS: usize = 40;
+/// At most this many bytes of a key are read.
+const MAX_LEN: u64 = 4096;
 
 /// Reads a key.
 ///
 /// # Errors
-/// The file cannot be read, or is no regular file. A user other than root and the user of this process owns or may
-/// write the file or a directory on its path, which may be sticky, or owns a symbolic link in a sticky directory. Or
-/// such a user may read the file; only root's file may be readable to its group, so that a service can get a key that
-/// it may not change.
+/// - The file cannot be read, or is not a regular file.
+/// - A user other than root and the user of this process owns the file, or may write it.
+/// - Such a user owns a directory on its path, or may write one that is not sticky, or owns a symbolic link in a sticky
+///   directory.
+/// - Such a user may read the file. A file of root may be readable to its group, so that a service can use a key
+///   without the permission to change it.
 pub fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let (real, file) = open(path)?;
-    file.take(LONGEST).read_to_end(&mut bytes).with_context(|| real.display().to_string())?;
+    file.take(MAX_LEN).read_to_end(&mut bytes).with_context(|| real.display().to_string())?;
     Ok(bytes)
 }
 
-/// Checks a file that has a key beside other text.
+/// Checks a file that contains a key among other text.
 ///
 /// # Errors
-/// As [`read`].
+/// Those of [`read`].
 pub fn check(path: &Path) -> anyhow::Result<()> {
     open(path).map(drop)
 }
 
-/// Opens the file of a key, and checks it. Returns its path without symbolic links, too.
+/// Opens and checks the file of a key. Returns it with its path without symbolic links.
 fn open(path: &Path) -> anyhow::Result<(PathBuf, File)> {
     let real = resolve(path)?;
-    // A FIFO without a writer would block. A link cannot be there now, unless another user has just created it.
+    // Opening a FIFO without a writer would block. The resolved path has no link, unless one was created meanwhile.
     let flags = OFlags::NONBLOCK.union(OFlags::NOFOLLOW).bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(&real);
     let file = file.with_context(|| real.display().to_string())?;
@@ -55,7 +57,7 @@ fn open(path: &Path) -> anyhow::Result<(PathBuf, File)> {
     Ok((real, file))
 }
 
-/// Creates the file of a key, of mode 0600 whatever the umask; `None` if it exists.
+/// Creates the file of a key with mode 0600, whatever the umask. Returns `None` if it exists.
 ///
 /// # Errors
 /// The file cannot be created, or a directory or symbolic link on its path is refused as by [`read`].
@@ -71,7 +73,7 @@ pub fn create(path: &Path) -> anyhow::Result<Option<File>> {
     }
 }
 
-/// Follows the symbolic links of a path, whose last name may be of no file. Checks each link and directory.
+/// Resolves the symbolic links of a path, and checks each link and directory. The last component need not exist.
 fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
     let context = |path: &Path| path.display().to_string();
     let named = std::path::absolute(path).with_context(|| context(path))?;
@@ -79,7 +81,7 @@ fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
     let (mut real, mut links, mut others_write) = (PathBuf::new(), 0, false);
     while let Some(name) = names.pop() {
         if name == ".." {
-            // The directory above was checked. The next name needs its mode.
+            // The parent was checked before, but its mode is needed for the next component.
             real.pop();
         } else {
             real.push(&name);
@@ -93,7 +95,7 @@ fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
                 check_owner(&real, &stat)?;
             }
             links += 1;
-            ensure!(links <= LINKS, "{} leads through more than {LINKS} symbolic links", path.display());
+            ensure!(links <= MAX_LINKS, "{} leads through more than {MAX_LINKS} symbolic links", path.display());
             let target = real.read_link().with_context(|| context(&real))?;
             names.append(&mut reversed(&target));
             real.pop();
@@ -104,12 +106,12 @@ fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
     Ok(real)
 }
 
-/// Names of a path, the last one first.
+/// Returns the components of a path, the last one first.
 fn reversed(path: &Path) -> Vec<OsString> {
     path.components().rev().filter(|part| *part != Component::CurDir).map(|part| part.as_os_str().into()).collect()
 }
 
-/// Checks that no other user may replace files of a directory. Returns whether others may create some.
+/// Checks that no other user may replace files in a directory. Returns whether others may create files there.
 fn check_directory(path: &Path, stat: &Metadata) -> anyhow::Result<bool> {
     check_owner(path, stat)?;
     let (shown, mode) = (path.display(), stat.mode() & 0o7777);
@@ -125,9 +127,9 @@ fn check_file(path: &Path, stat: &Metadata) -> anyhow::Result<()> {
     check_owner(path, stat)?;
     let (shown, mode) = (path.display(), stat.mode() & 0o7777);
     // A service that does not run as root reads root's file as a member of its group, or by an access control list,
-    // whose mask is shown in place of the group's permissions.
-    let group_reads = stat.uid() != rustix::process::geteuid().as_raw();
-    let readable = if group_reads { OTHERS_READ & 0o007 } else { OTHERS_READ };
+    // whose mask stat reports instead of the group's permissions.
+    let group_may_read = stat.uid() != rustix::process::geteuid().as_raw();
+    let readable = if group_may_read { OTHERS_READ & 0o007 } else { OTHERS_READ };
     let harm = match (mode & readable != 0, mode & OTHERS_WRITE != 0) {
         (_, true) => "replace",
         (true, false) => "read",

@@ -1,4 +1,4 @@
-//! The sources of a configuration, their precedence, and what they refuse.
+//! Sources of a configuration, their precedence, and errors.
 
 use std::io::Write;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn file(text: &str) -> tempfile::NamedTempFile {
     file
 }
 
-/// What a server with these sources is configured as.
+/// Returns the configuration of a server with these sources.
 fn resolve(text: &str, variables: &[(&str, &str)], set: &[&str], options: &[&str]) -> Result<Config, SettingError> {
     let file = file(text);
     let path = file.path().to_str().expect("a path");
@@ -35,11 +35,11 @@ fn resolve(text: &str, variables: &[(&str, &str)], set: &[&str], options: &[&str
 }
 
 fn refused(text: &str, variables: &[(&str, &str)], set: &[&str]) -> String {
-    resolve(text, variables, set, &[]).expect_err("it cannot be").to_string()
+    resolve(text, variables, set, &[]).expect_err("it is invalid").to_string()
 }
 
 #[test]
-fn the_command_line_overrides_the_environment_and_that_the_file() {
+fn the_command_line_overrides_the_environment_which_overrides_the_file() {
     let text = "[memory]\nreceives = 1000\nsmall_buffers = 1000\nmessage_buffers = 1000\n";
     let variables = [("RPCRDMA_MEMORY_SMALL_BUFFERS", "2000"), ("RPCRDMA_MEMORY_MESSAGE_BUFFERS", "2000")];
     let config = resolve(text, &variables, &["memory.message_buffers=3000"], &[]).expect("a configuration");
@@ -49,7 +49,7 @@ fn the_command_line_overrides_the_environment_and_that_the_file() {
 }
 
 #[test]
-fn options_of_the_program_override_all_but_set() {
+fn options_of_the_program_override_all_sources_but_set() {
     let text = "[limits]\ncredits = 8\nmax_credits = 8\n";
     let variables = [("RPCRDMA_LIMITS_CREDITS", "16")];
     let options = ["limits.credits", "limits.max_credits"];
@@ -58,7 +58,7 @@ fn options_of_the_program_override_all_but_set() {
 }
 
 #[test]
-fn the_heading_covers_these_options_only() {
+fn the_heading_covers_only_configuration_options() {
     let command = <Program as clap::CommandFactory>::command();
     let heading =
         |name| command.get_arguments().find(|option| option.get_id() == name).and_then(clap::Arg::get_help_heading);
@@ -69,7 +69,7 @@ fn the_heading_covers_these_options_only() {
 }
 
 #[test]
-fn values_have_the_forms_of_people() {
+fn values_are_parsed_in_their_readable_forms() {
     let set = [
         "poll.idle=event",
         "timeouts.progress=never",
@@ -129,13 +129,13 @@ fn the_printed_configuration_has_every_knob_and_reads_back() {
 }
 
 #[test]
-fn a_budget_determines_what_is_not_set() {
+fn a_budget_determines_numbers_that_are_not_set() {
     let config = resolve("[memory]\nbudget = \"64MiB\"\nmessage_buffers = 100\n", &[], &[], &[]).expect("it suffices");
     assert!(config.memory.receives > 4096 && config.memory.message_buffers == 100, "{:?}", config.memory);
     assert!((48 << 20..=64 << 20).contains(&config.memory_bytes()), "{}", config.memory_bytes());
     let said = refused("[memory]\nbudget = \"1MiB\"\n", &[], &[]);
-    assert!(said.contains(".tmp") && said.contains(": memory.budget is 1048576: at least "), "{said}");
-    // A program's own sizes are needs, which the budget only limits.
+    assert!(said.contains(".tmp") && said.contains(": invalid memory.budget `1048576`: expected at least "), "{said}");
+    // The defaults of a program are its needs, which the budget only limits.
     let program = |set: &str| {
         let mut needs = Config::default();
         (needs.memory.budget, needs.memory.bulk_buffers) = (64 << 20, vec![(1 << 20, 100)]);
@@ -149,17 +149,17 @@ fn a_budget_determines_what_is_not_set() {
     let memory = program("memory.budget=4GiB").expect("it suffices");
     assert_eq!((memory.receives, memory.bulk_buffers), (4096, vec![(1 << 20, 100)]));
     let said = program("memory.receives=65536").expect_err("they exceed it").to_string();
-    assert!(said.contains("memory.budget is 67108864: at least 2"), "{said}");
+    assert!(said.contains("invalid memory.budget `67108864`: expected at least 2"), "{said}");
 }
 
 #[test]
-fn a_former_name_is_an_error_with_the_present_one() {
+fn a_renamed_knob_is_an_error_with_its_new_name() {
     let said = refused("[poll]\nbatch = false\n", &[], &[]);
-    assert!(said.ends_with(": knob poll.batch is debug.batch now"), "{said}");
+    assert!(said.ends_with(": knob poll.batch was renamed to debug.batch"), "{said}");
     let said = refused("", &[("RPCRDMA_WIRE_REVISION", "cel09")], &[]);
-    assert_eq!(said, "RPCRDMA_WIRE_REVISION: knob wire.revision is debug.revision now");
+    assert_eq!(said, "RPCRDMA_WIRE_REVISION: knob wire.revision was renamed to debug.revision");
     let said = refused("", &[], &["iwarp.tos=3"]);
-    assert_eq!(said, "--set: knob iwarp.tos was removed, as its value follows from device.tos");
+    assert_eq!(said, "--set: knob iwarp.tos was removed, because device.tos determines its value");
     assert!(!resolve("", &[], &["debug.batch=false"], &[]).expect("its name").debug.batch);
 }
 
@@ -176,9 +176,9 @@ fn servers_and_clients_share_a_file_and_the_environment() {
     assert_eq!((accept.setup.as_secs(), accept.evict_after.as_secs()), (7, 8));
     assert_eq!((connect.reconnect_attempts, connect.timeout.as_secs()), (3, 9));
     assert_eq!((server.limits.credits, client.limits.credits), (99, 99));
-    // Who types it means this program.
+    // An argument of the program is meant for its own role.
     let said = refused("", &[], &["connect.timeout=9s"]);
-    assert!(said.starts_with("--set: no knob connect.timeout: knobs are in groups"), "{said}");
+    assert!(said.starts_with("--set: unknown knob `connect.timeout`: knobs are in groups"), "{said}");
     let set = vec!["connect.timeout=9s".to_owned(), "limits.credits=5".to_owned()];
     let args = ConfigArgs { set, ..ConfigArgs::default() };
     assert_eq!(args.arguments::<AcceptConfig>(), ["--set=limits.credits=5"]);
@@ -187,12 +187,12 @@ fn servers_and_clients_share_a_file_and_the_environment() {
 #[test]
 fn an_error_names_source_knob_and_value() {
     let said = refused("[memory]\nreceive = 10\n", &[], &[]);
-    assert!(said.contains(": no knob memory.receive: memory has budget, receives, small_buffers"), "{said}");
+    assert!(said.contains(": unknown knob `memory.receive`: memory has budget, receives, small_buffers"), "{said}");
     let said = refused("", &[("RPCRDMA_LIMITS_CREDIT", "10")], &[]);
-    assert!(said.starts_with("RPCRDMA_LIMITS_CREDIT: no knob limits.credit: limits has credits"), "{said}");
+    assert!(said.starts_with("RPCRDMA_LIMITS_CREDIT: unknown knob `limits.credit`: limits has credits"), "{said}");
     let said = refused("", &[], &["receives=10"]);
     assert!(
-        said.starts_with("--set: no knob receives: knobs are in groups, as memory.receives: memory, lim"),
+        said.starts_with("--set: unknown knob `receives`: knobs are in groups, such as memory.receives: memory, lim"),
         "{said}"
     );
     let said = refused("[accepts]\nsetup = \"1s\"\n", &[], &[]);
@@ -201,29 +201,37 @@ fn an_error_names_source_knob_and_value() {
     assert!(said.contains(", accept") && !said.contains("connect"), "{said}");
     for (knob, value) in [("timeouts.keep_alive", "30"), ("iwarp.busy_poll", "50")] {
         let said = refused("", &[], &[&format!("{knob}={value}")]);
-        assert!(said.starts_with(&format!("--set: {knob} = {value}: wanted a time such as \"10s\"")), "{said}");
+        assert!(
+            said.starts_with(&format!("--set: invalid {knob} `{value}`: expected a time such as \"10s\"")),
+            "{said}"
+        );
     }
     let said = refused("", &[], &["accept.setup=soon"]);
-    assert!(said.starts_with("--set: accept.setup = soon: wanted a time such as \"10s\" or \"5ms\""), "{said}");
+    assert!(
+        said.starts_with("--set: invalid accept.setup `soon`: expected a time such as \"10s\" or \"5ms\""),
+        "{said}"
+    );
     let said = refused("", &[("RPCRDMA_WIRE_RECEIVE_SIZE", "-1k")], &[]);
     assert!(
-        said.starts_with("RPCRDMA_WIRE_RECEIVE_SIZE: wire.receive_size = -1k: wanted a size such as \"64KiB\""),
+        said.starts_with(
+            "RPCRDMA_WIRE_RECEIVE_SIZE: invalid wire.receive_size `-1k`: expected a size such as \"64KiB\""
+        ),
         "{said}"
     );
     let said = refused("", &[], &["limits.max_reads=nan"]);
-    assert!(said.starts_with("--set: limits.max_reads = nan: "), "{said}");
+    assert!(said.starts_with("--set: invalid limits.max_reads `nan`: "), "{said}");
     let said = refused("[limits]\nmax_reads = inf\n", &[], &[]);
-    assert!(said.ends_with(": `nan` and `inf` are no values of any knob"), "{said}");
+    assert!(said.ends_with(": no knob accepts `nan` or `inf`"), "{said}");
     let said = refused("", &[], &["memory.receives"]);
-    assert!(said.contains("wanted GROUP.KNOB=VALUE"), "{said}");
+    assert!(said.contains("expected GROUP.KNOB=VALUE"), "{said}");
     let said = refused("receives = 3\n", &[], &[]);
-    assert!(said.contains("no knob receives: knobs are in groups"), "{said}");
+    assert!(said.contains("unknown knob `receives`: knobs are in groups"), "{said}");
     let said = refused("[memory\n", &[], &[]);
     assert!(said.starts_with("--config ") && said.contains(": line 1: "), "{said}");
 }
 
 #[test]
-fn knobs_of_others_are_taken_out() {
+fn knobs_of_the_program_can_be_taken_before_settings_are_applied() {
     let file = file("[server]\nshards = 2\ncores = [0, 2]\nstats = \"/run/stats\"\n[limits]\ncredits = 8\n");
     let mut settings = Settings::default();
     settings.read(file.path()).expect("a file");
@@ -235,7 +243,7 @@ fn knobs_of_others_are_taken_out() {
 }
 
 #[test]
-fn lines_after_a_value_are_refused() {
+fn a_value_of_several_lines_is_refused() {
     let error = refused("", &[], &["limits.credits=8\n[limits]\nmax_calls = 1"]);
     assert!(error.contains("limits.credits"), "{error}");
 }
@@ -243,41 +251,41 @@ fn lines_after_a_value_are_refused() {
 #[test]
 fn a_value_out_of_range_names_its_last_source() {
     let text = "[limits]\ncredits = 100\n[memory]\nreceives = 10\n";
-    assert!(refused(text, &[], &[]).ends_with(": memory.receives is 10: 256 to 1048576"));
+    assert!(refused(text, &[], &[]).ends_with(": invalid memory.receives `10`: expected 256 to 1048576"));
     let said = refused(text, &[("RPCRDMA_MEMORY_RECEIVES", "20")], &[]);
-    assert_eq!(said, "RPCRDMA_MEMORY_RECEIVES: memory.receives is 20: 256 to 1048576");
+    assert_eq!(said, "RPCRDMA_MEMORY_RECEIVES: invalid memory.receives `20`: expected 256 to 1048576");
     assert_eq!(
         refused(text, &[("RPCRDMA_MEMORY_RECEIVES", "20")], &["memory.receives=2M"]),
-        "--set: memory.receives = 2M: wanted a whole number; default 4096"
+        "--set: invalid memory.receives `2M`: expected a whole number; default 4096"
     );
 }
 
 #[test]
-fn a_value_of_another_form_gets_the_form_and_the_default() {
-    for (set, wanted) in [
-        ("memory.receives=unset", "wanted a whole number; default 4096"),
-        ("limits.max_reads=many", "wanted a whole number, or unset (in a file: \"unset\"); default \"unset\""),
-        ("device.service_level=300", "device.service_level is 300: 0 to 15"),
-        ("limits.credits=-1", "limits.credits is -1: 4 to 32767"),
-        ("wire.receive_size=-1", "wire.receive_size is -1: 1024 to 1048576 bytes, a multiple of 4"),
-        ("limits.credits=5000000000", "limits.credits is 5000000000: 4 to 32767"),
-        ("limits.max_deferred=4294967296", "wanted a whole number, 0 to 4294967295; default 1024"),
-        ("device.tos=256", "wanted a whole number, 0 to 255, or unset (in a file: \"unset\"); default"),
-        ("debug.prefault=maybe", "wanted true or false; default true"),
-        ("iwarp.crc=often", "wanted one of `"),
-        ("memory.bulk_buffers=[[1]]", "wanted a value like the default; default [[\"64KiB\", 32], [\"1MiB\", 8]]"),
-        ("memory.bulk_buffers=[[\"x\", 1]]", "wanted a size such as \"64KiB\", or a number of bytes; default"),
+fn errors_about_values_state_the_form_and_the_default() {
+    for (set, expected) in [
+        ("memory.receives=unset", "expected a whole number; default 4096"),
+        ("limits.max_reads=many", "expected a whole number, or unset (in a file: \"unset\"); default \"unset\""),
+        ("device.service_level=300", "invalid device.service_level `300`: expected 0 to 15"),
+        ("limits.credits=-1", "invalid limits.credits `-1`: expected 4 to 32767"),
+        ("wire.receive_size=-1", "invalid wire.receive_size `-1`: expected 1024 to 1048576 bytes, a multiple of 4"),
+        ("limits.credits=5000000000", "invalid limits.credits `5000000000`: expected 4 to 32767"),
+        ("limits.max_deferred=4294967296", "expected a whole number, 0 to 4294967295; default 1024"),
+        ("device.tos=256", "expected a whole number, 0 to 255, or unset (in a file: \"unset\"); default"),
+        ("debug.prefault=maybe", "expected true or false; default true"),
+        ("iwarp.crc=often", "expected one of `"),
+        ("memory.bulk_buffers=[[1]]", "expected a value like the default; default [[\"64KiB\", 32], [\"1MiB\", 8]]"),
+        ("memory.bulk_buffers=[[\"x\", 1]]", "expected a size such as \"64KiB\", or a number of bytes; default"),
         ("limits.max_reads=0", "at least 1, or unset for no limit (in a file: \"unset\")"),
     ] {
         let said = refused("", &[], &[set]);
-        assert!(said.contains(wanted), "{said}");
+        assert!(said.contains(expected), "{said}");
     }
     let said = refused("[limits]\nmax_reads = unset\n", &[], &[]);
     assert!(said.contains(": line 2: ") && said.ends_with(" (in a file: \"unset\")"), "{said}");
 }
 
 #[test]
-fn long_texts_are_cut_and_bytes_that_are_no_text_are_refused() {
+fn errors_shorten_long_values_and_invalid_utf_8_is_refused() {
     let long = "x".repeat(1 << 20);
     let (value, knob) = (format!("memory.receives={long}"), format!("memory.{long}=1"));
     for set in [&value, &knob, &long] {
@@ -292,16 +300,16 @@ fn long_texts_are_cut_and_bytes_that_are_no_text_are_refused() {
     let value = std::ffi::OsString::from_vec(vec![b'1', 0xFF]);
     let variables = [("RPCRDMA_MEMORY_RECEIVES".into(), value.clone()), ("RPCRDMA_FABRIC".into(), value)];
     let said = ConfigArgs::default().load_with(variables.into_iter()).expect_err("no text").to_string();
-    assert_eq!(said, "RPCRDMA_MEMORY_RECEIVES: memory.receives = 1\u{FFFD}: wanted text in UTF-8");
+    assert_eq!(said, "RPCRDMA_MEMORY_RECEIVES: invalid memory.receives `1\u{FFFD}`: expected text in UTF-8");
 }
 
 #[test]
-fn a_file_beyond_the_limit_is_refused_with_its_size() {
+fn a_file_that_exceeds_the_limit_is_refused_with_its_size() {
     let long = file("");
     long.as_file().set_len(5 << 20).expect("a sparse file");
     for (path, size) in [(long.path(), "5242880"), (Path::new("/dev/zero"), "more than 4194304")] {
         let said = Settings::default().read(path).expect_err("too long").to_string();
         let path = path.display();
-        assert_eq!(said, format!("--config {path}: a file of {size} bytes; a configuration has at most 4194304"));
+        assert_eq!(said, format!("--config {path}: file of {size} bytes exceeds limit 4194304"));
     }
 }

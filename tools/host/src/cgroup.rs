@@ -9,23 +9,23 @@ pub(crate) enum Version {
     V2,
 }
 
-/// A controller's groups for this process.
+/// The control groups of this process that a controller manages.
 #[derive(Clone, Debug)]
 pub(crate) struct Groups {
     pub(crate) version: Version,
-    /// Their directories, from its own group up to the topmost visible one.
+    /// Their directories, from the process's own group up to the topmost visible one.
     pub(crate) directories: Vec<String>,
 }
 
 /// Mount point of one version of groups, or of one controller.
 struct Mount {
-    /// The group mounted there: in a container its own, if it is not `/`.
+    /// The group mounted there. In a container this is the container's group, unless it is `/`.
     root: String,
     point: String,
 }
 
 impl Groups {
-    /// The groups of a controller; `None` if it is not mounted. If both versions are mounted, version 1 has it.
+    /// Returns the groups of a controller, or `None` if it is not mounted. Version 1 is used if both are mounted.
     pub(crate) fn of(tree: &Tree, controller: &str) -> Option<Self> {
         let mounts = tree.text("/proc/self/mountinfo").ok()?;
         let groups = tree.text("/proc/self/cgroup").ok()?;
@@ -36,8 +36,8 @@ impl Groups {
                 wanted(controllers).then(|| path.to_owned())
             })
         };
-        let first = mount(&mounts, "cgroup", |options| options.split(',').any(|word| word == controller));
-        if let Some(mount) = first {
+        let v1 = mount(&mounts, "cgroup", |options| options.split(',').any(|word| word == controller));
+        if let Some(mount) = v1 {
             let path = path(&|controllers| controllers.split(',').any(|word| word == controller))?;
             return Some(Self { version: Version::V1, directories: mount.directories(&path) });
         }
@@ -66,10 +66,10 @@ fn mount(mounts: &str, fstype: &str, wanted: impl Fn(&str) -> bool) -> Option<Mo
 }
 
 impl Mount {
-    /// From the group at this path upwards.
+    /// Returns the directories from the group at this path upwards.
     fn directories(&self, path: &str) -> Vec<String> {
         let below = path.strip_prefix(self.root.as_str()).unwrap_or(path).trim_matches('/');
-        // A group outside the container's view.
+        // The group is not visible in the container.
         let below = if below.split('/').any(|step| step == "..") { "" } else { below };
         let mut directories = vec![self.point.clone()];
         for step in below.split('/').filter(|step| !step.is_empty()) {
@@ -85,11 +85,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_are_found_upwards() {
+    fn directories_lead_from_the_own_group_to_the_topmost() {
         let mount = |root: &str| Mount { root: root.to_owned(), point: "/m".to_owned() };
         assert_eq!(mount("/").directories("/a/b"), ["/m/a/b", "/m/a", "/m"]);
         assert_eq!(mount("/").directories("/"), ["/m"]);
-        // A container without a namespace: it gets the host's path, but sees only its own group.
+        // Without a namespace of its own, a container gets the host's path, but sees only its own group.
         assert_eq!(mount("/docker/x").directories("/docker/x/y"), ["/m/y", "/m"]);
         assert_eq!(mount("/").directories("/../../a"), ["/m"]);
     }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::scene::{Fabric, Scene};
-use crate::tree::Unseen;
+use crate::context::{CheckContext, Fabric};
+use crate::tree::ReadError;
 
 /// Severity of a finding, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -13,13 +13,13 @@ use crate::tree::Unseen;
 pub enum Status {
     /// As wanted.
     Ok,
-    /// The deciding state is invisible: no failure by itself.
+    /// The checked state cannot be read, which is no failure by itself.
     Unknown,
-    /// Not as wanted, but possibly irrelevant to the question.
+    /// Not as wanted, but possibly irrelevant to the planned server.
     Note,
-    /// It works, with worse latency, throughput or fewer connections.
+    /// The server works, but with higher latency, lower throughput or fewer connections.
     Warning,
-    /// It will not work.
+    /// The server will not work.
     Error,
 }
 
@@ -46,14 +46,14 @@ pub enum Area {
     Library,
 }
 
-/// One word.
+/// The area in one word.
 impl fmt::Display for Area {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&format!("{self:?}").to_lowercase())
     }
 }
 
-/// Result of a check's function.
+/// What a check found, without the fields that are constant per check.
 #[derive(Clone, Debug)]
 pub(crate) struct Verdict {
     status: Status,
@@ -70,27 +70,29 @@ impl Verdict {
         Self { status, observed: observed.into(), fix: Some(fix.into()) }
     }
 
-    /// As wanted if `is_good`, or else a fault with a fix.
-    pub(crate) fn if_good(is_good: bool, observed: impl Into<String>, status: Status, fix: impl Into<String>) -> Self {
-        if is_good { Self::ok(observed) } else { Self::fault(status, observed, fix) }
+    /// As wanted if `is_ok`, or else a fault with a fix.
+    pub(crate) fn ok_if(is_ok: bool, observed: impl Into<String>, status: Status, fix: impl Into<String>) -> Self {
+        if is_ok { Self::ok(observed) } else { Self::fault(status, observed, fix) }
     }
 
-    /// The state is invisible; with a command that may show it.
+    /// The state cannot be read. `fix` is a command that may show it.
     pub(crate) fn unknown(observed: impl Into<String>, fix: impl Into<String>) -> Self {
         Self::fault(Status::Unknown, observed, fix)
     }
 }
 
-/// Checks one aspect of a machine, as a function of the scene's files and the question.
+/// A check of one aspect of a machine.
+///
+/// Its result depends only on the machine's files and the planned server.
 #[derive(Clone, Copy, Debug)]
 pub struct Check {
     pub(crate) name: &'static str,
     pub(crate) area: Area,
-    /// The fabrics that it matters for; none: for every question.
+    /// The fabrics to which it applies. Empty: it applies to every server.
     pub(crate) fabrics: &'static [Fabric],
     pub(crate) wanted: &'static str,
     pub(crate) why: &'static str,
-    pub(crate) look: fn(&Scene) -> Result<Verdict, Unseen>,
+    pub(crate) inspect: fn(&CheckContext) -> Result<Verdict, ReadError>,
 }
 
 impl Check {
@@ -104,15 +106,15 @@ impl Check {
         self.area
     }
 
-    /// Whether it is relevant to the question.
-    pub fn concerns(&self, scene: &Scene) -> bool {
-        self.fabrics.is_empty() || scene.question().fabric.is_some_and(|fabric| self.fabrics.contains(&fabric))
+    /// Whether the check is relevant to the planned server.
+    pub fn applies_to(&self, context: &CheckContext) -> bool {
+        self.fabrics.is_empty() || context.server().fabric.is_some_and(|fabric| self.fabrics.contains(&fabric))
     }
 
     /// Runs the check.
-    pub fn run(&self, scene: &Scene) -> Finding {
-        let unseen = |unseen: Unseen| Verdict { status: Status::Unknown, observed: unseen.to_string(), fix: None };
-        let Verdict { status, observed, fix } = (self.look)(scene).unwrap_or_else(unseen);
+    pub fn run(&self, context: &CheckContext) -> Finding {
+        let unknown = |error: ReadError| Verdict { status: Status::Unknown, observed: error.to_string(), fix: None };
+        let Verdict { status, observed, fix } = (self.inspect)(context).unwrap_or_else(unknown);
         Finding { name: self.name, status, observed, wanted: self.wanted, why: self.why, fix, area: self.area }
     }
 }
@@ -124,13 +126,13 @@ pub struct Finding {
     pub name: &'static str,
     /// Its severity.
     pub status: Status,
-    /// The observed state; if invisible, the reason.
+    /// The observed state, or why it cannot be read.
     pub observed: String,
     /// The wanted state.
     pub wanted: &'static str,
-    /// The reason to want it.
+    /// Why that state is wanted.
     pub why: &'static str,
-    /// Lines for a shell. Comments there describe manual work.
+    /// Shell commands that fix it. Comments describe manual work.
     pub fix: Option<String>,
     /// Its subject.
     #[serde(skip)]

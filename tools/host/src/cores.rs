@@ -6,15 +6,15 @@ use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-/// Linux has no core of this number or above (`CONFIG_NR_CPUS`).
-const MOST: usize = 8192;
+/// Linux has fewer cores than this (`CONFIG_NR_CPUS`).
+const MAX_CORES: usize = 8192;
 
-/// Core numbers, in the kernel's notation: `0-3,8`.
+/// Set of core numbers, in the kernel's notation: `0-3,8`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CoreList(BTreeSet<usize>);
 
 impl CoreList {
-    /// In ascending order.
+    /// Iterates over the cores in ascending order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = usize> + '_ {
         self.0.iter().copied()
     }
@@ -49,7 +49,7 @@ impl CoreList {
         Self(self.0.union(&other.0).copied().collect())
     }
 
-    /// From a hexadecimal mask, with a comma between words of 32 bits; `None` if malformed.
+    /// Parses a hexadecimal mask with a comma between words of 32 bits. Returns `None` if it is malformed.
     pub(crate) fn of_mask(mask: &str) -> Option<Self> {
         let mut cores = BTreeSet::new();
         for (word, digits) in mask.trim().rsplit(',').enumerate() {
@@ -59,7 +59,7 @@ impl CoreList {
         Some(Self(cores))
     }
 
-    /// As such a mask.
+    /// Returns the set as a hexadecimal mask, the inverse of [`of_mask`](Self::of_mask).
     pub(crate) fn mask(&self) -> String {
         let words = self.iter().next_back().map_or(1, |last| last / 32 + 1);
         let word = |word: usize| {
@@ -83,10 +83,14 @@ impl FromStr for CoreList {
         let mut cores = BTreeSet::new();
         for part in text.trim().split(',').filter(|part| !part.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let number = |text: &str| text.trim().parse().ok().filter(|core: &usize| *core < MOST);
+            let number = |text: &str| text.trim().parse().ok().filter(|core: &usize| *core < MAX_CORES);
             match (number(first), number(last)) {
                 (Some(first), Some(last)) if first <= last => cores.extend(first..=last),
-                _ => return Err(format!("{part:?} is no core: wanted numbers below {MOST} and ranges, e.g. 2,4-7")),
+                _ => {
+                    return Err(format!(
+                        "invalid core `{part}`: expected numbers below {MAX_CORES} and ranges, e.g. 2,4-7"
+                    ));
+                }
             }
         }
         Ok(Self(cores))
@@ -119,17 +123,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_come_back_as_the_kernel_writes_them() {
+    fn lists_are_printed_in_the_notation_of_the_kernel() {
         for text in ["", "0", "0-3,8", "1,3,5-6", "0-1,64-65"] {
             assert_eq!(text.parse::<CoreList>().unwrap().to_string(), text);
         }
         for text in ["a", "3-1", "1-", "-1", "0-99999999999", "8192", "1;2"] {
-            assert!(text.parse::<CoreList>().unwrap_err().contains("is no core"), "{text}");
+            assert!(text.parse::<CoreList>().unwrap_err().contains("invalid core"), "{text}");
         }
     }
 
     #[test]
-    fn masks_are_lists_too() {
+    fn masks_convert_to_lists_and_back() {
         for (mask, list) in [("0000000f", "0-3"), ("00000001,80000000", "31-32"), ("00000000", "")] {
             let cores = CoreList::of_mask(mask).unwrap();
             assert_eq!(cores.to_string(), list);

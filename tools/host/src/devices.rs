@@ -11,7 +11,7 @@ pub(crate) const RDMA: &str = "/sys/class/infiniband";
 /// Network interfaces in sysfs.
 pub(crate) const NET: &str = "/sys/class/net";
 
-/// An entry of a port's GID table: an address of connections.
+/// An entry of a port's GID table, which is a source address of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gid {
     pub(crate) index: usize,
@@ -23,12 +23,12 @@ pub(crate) struct Gid {
 }
 
 impl Gid {
-    /// As an IP address.
+    /// Returns the GID as an IP address.
     pub(crate) fn ip(&self) -> IpAddr {
         self.address.to_ipv4_mapped().map_or(IpAddr::V6(self.address), IpAddr::V4)
     }
 
-    /// Derived from the card's own number, and valid on one link only.
+    /// Whether the GID is derived from the card's MAC address and valid on one link only.
     pub(crate) fn is_link_local(&self) -> bool {
         self.address.segments()[0] & 0xffc0 == 0xfe80
     }
@@ -53,26 +53,26 @@ impl Port {
         all
     }
 
-    /// Whether its link layer is Ethernet, not InfiniBand.
+    /// Whether the link layer is Ethernet rather than InfiniBand.
     pub(crate) fn is_ethernet(&self, tree: &Tree) -> bool {
         tree.line(&format!("{}/link_layer", self.path)).is_ok_and(|layer| layer == "Ethernet")
     }
 }
 
-/// An RDMA device, from its files.
+/// An RDMA device, as described by its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rdma {
     pub(crate) name: String,
     /// `/sys/class/infiniband/NAME`.
     pub(crate) path: String,
-    /// It is an iWARP device, in hardware or soft-iWARP.
+    /// Whether this is an iWARP device, in hardware or soft-iWARP.
     pub(crate) is_iwarp: bool,
     pub(crate) node: Option<usize>,
     pub(crate) ports: Vec<Port>,
 }
 
 impl Rdma {
-    /// All of the machine.
+    /// Reads all RDMA devices of the machine.
     pub(crate) fn all(tree: &Tree) -> Vec<Self> {
         let names = tree.names(RDMA).unwrap_or_default();
         names.into_iter().map(|name| Self::read(tree, name)).collect()
@@ -89,7 +89,7 @@ impl Rdma {
         Self { node: node(tree, &path), is_iwarp, ports, path, name }
     }
 
-    /// The file that identifies an iWARP device.
+    /// Path of the file that identifies an iWARP device.
     pub(crate) fn node_type(&self) -> String {
         node_type(&self.path)
     }
@@ -113,7 +113,7 @@ fn node_type(device: &str) -> String {
     format!("{device}/node_type")
 }
 
-/// The entries in use.
+/// Reads the GID table entries in use.
 fn gids(tree: &Tree, port: &str) -> Vec<Gid> {
     let gid = |index| {
         let text = tree.line(&format!("{port}/gids/{index}")).ok()?;
@@ -142,7 +142,7 @@ pub enum Kind {
     Nvme,
 }
 
-/// A device with a location in the machine.
+/// A device and its location in the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Device {
     /// Its kind.

@@ -1,6 +1,6 @@
 //! A program's log on standard error.
 //!
-//! `RUST_LOG` sets the lowest level (`error`, `warn`, `info`, `debug`, `trace`; by default `warn`).
+//! `RUST_LOG` sets the lowest logged level (`error`, `warn`, `info`, `debug`, `trace`; `warn` by default).
 
 use std::io::Write;
 

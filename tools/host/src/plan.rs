@@ -1,4 +1,4 @@
-//! Shards and workers on cores.
+//! Placement of shards and workers on cores.
 
 use std::fmt::Write as _;
 
@@ -9,9 +9,9 @@ use crate::cores::CoreList;
 use crate::devices::Device;
 use crate::topology::{Core, Topology};
 
-/// Threads to place.
+/// The threads to place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum PlanRequest {
     /// Numbers of shards and workers.
     Threads {
         /// Threads that poll.
@@ -19,20 +19,20 @@ pub enum Wish {
         /// Threads for blocking or computing work.
         workers: usize,
     },
-    /// Number of cores, a quarter of them for workers.
+    /// A number of cores, a quarter of which is for workers.
     Cores(usize),
 }
 
-/// A wish that cannot be placed.
+/// A [`PlanRequest`] that cannot be placed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PlanError {
     /// Too many shards.
     #[error(
-        "{shards} shards want as many physical cores, and this process may use {physical} (cores {allowed}): ask for \
-         {physical} at most, or widen its affinity and cpuset (`rpcrdma doctor --cores LIST` says how)"
+        "{shards} shards need one physical core each, but this process may use only {physical} (cores {allowed}): \
+         request at most {physical}, or extend its affinity and cpuset (`rpcrdma doctor --cores LIST` shows how)"
     )]
     Shards {
-        /// The wish.
+        /// Requested shards.
         shards: usize,
         /// Available physical cores.
         physical: usize,
@@ -41,23 +41,23 @@ pub enum PlanError {
     },
     /// Too many threads.
     #[error(
-        "{threads} threads want as many cores, and this process may use {most} (cores {allowed}): ask for {most} at most, \
-         or widen its affinity and cpuset (`rpcrdma doctor --cores LIST` says how)"
+        "{threads} threads need one core each, but this process may use only {most} (cores {allowed}): request at most \
+         {most}, or extend its affinity and cpuset (`rpcrdma doctor --cores LIST` shows how)"
     )]
     Threads {
-        /// The wish.
+        /// Requested shards and workers.
         threads: usize,
-        /// Available cores.
+        /// Number of available cores.
         most: usize,
-        /// The available cores.
+        /// Available logical cores.
         allowed: CoreList,
     },
-    /// No shard.
-    #[error("a server has one shard at least")]
+    /// The request has no shard.
+    #[error("a server needs at least one shard")]
     None,
 }
 
-/// A core for each shard and each worker.
+/// Assignment of a core to each shard and each worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
     shards: Vec<usize>,
@@ -67,23 +67,23 @@ pub struct Plan {
     why: Vec<String>,
 }
 
-/// A physical core: its available threads, the preferred one first.
+/// A physical core with its available threads, the preferred one first.
 struct Physical<'a> {
     threads: Vec<&'a Core>,
     distance: u32,
 }
 
 impl Physical<'_> {
-    fn isolated(&self) -> bool {
+    fn is_isolated(&self) -> bool {
         self.threads[0].isolated
     }
 
-    fn has_zero(&self) -> bool {
+    fn has_core_0(&self) -> bool {
         self.threads.iter().any(|core| core.siblings.contains(0))
     }
 }
 
-/// The available physical cores, the best first: near, isolated, not core 0.
+/// Returns the available physical cores in order of preference: near, isolated, not core 0.
 fn physical(topology: &Topology, near: Option<usize>) -> Vec<Physical<'_>> {
     let mut all: Vec<Physical<'_>> = Vec::new();
     for core in topology.cores.iter().filter(|core| core.allowed) {
@@ -98,29 +98,31 @@ fn physical(topology: &Topology, near: Option<usize>) -> Vec<Physical<'_>> {
     for physical in &mut all {
         physical.threads.sort_by_key(|core| (!core.isolated, core.id));
     }
-    all.sort_by_key(|physical| (physical.distance, !physical.isolated(), physical.has_zero(), physical.threads[0].id));
+    all.sort_by_key(|physical| {
+        (physical.distance, !physical.is_isolated(), physical.has_core_0(), physical.threads[0].id)
+    });
     all
 }
 
-/// Without a device: the node with most isolated cores, or else with most cores.
-fn roomiest(topology: &Topology) -> Option<usize> {
+/// Returns the node with the most isolated cores, or else with the most cores. It is preferred if there is no device.
+fn largest_node(topology: &Topology) -> Option<usize> {
     let usable = |id: usize, isolated: bool| {
         let cores = topology.cores.iter().filter(|core| core.allowed && core.node == Some(id));
         cores.filter(|core| core.isolated || !isolated).count()
     };
-    // The first of equal ones.
+    // `max_by_key` returns the last of equal elements, and the first node is wanted.
     let nodes = topology.nodes.iter().rev();
     nodes.max_by_key(|node| (usable(node.id, true), usable(node.id, false))).map(|node| node.id)
 }
 
-impl Wish {
-    /// Numbers of shards and workers, on a machine with so many physical cores.
+impl PlanRequest {
+    /// Returns the numbers of shards and workers on a machine with `physical` physical cores.
     fn threads(self, physical: usize) -> (usize, usize) {
         match self {
             Self::Threads { shards, workers } => (shards, workers),
             Self::Cores(cores) => {
                 let workers = cores / 4;
-                // Leaves a physical core for the workers, if there is more than one.
+                // Leaves one physical core to the workers, if there is more than one core.
                 let most = physical.saturating_sub(usize::from(workers > 0)).max(1);
                 let shards = (cores - workers).min(most);
                 (shards, cores - shards)
@@ -130,16 +132,18 @@ impl Wish {
 }
 
 impl Plan {
-    /// Places threads on cores of the device's node first, then on isolated ones, and on core 0 last. No two shards
-    /// share a physical core. Workers avoid the shards' cores as long as others are free.
+    /// Places threads on cores.
+    ///
+    /// Cores of the device's node are preferred, then isolated ones, and core 0 comes last. No two shards share a
+    /// physical core. Workers avoid the shards' cores as long as others are free.
     ///
     /// # Errors
-    /// There are too few cores.
-    pub fn propose(topology: &Topology, device: Option<&Device>, wish: Wish) -> Result<Self, PlanError> {
-        let of_device = device.and_then(|device| device.node);
-        let near = of_device.or_else(|| roomiest(topology));
+    /// The process may use too few cores, or the request has no shard.
+    pub fn propose(topology: &Topology, device: Option<&Device>, request: PlanRequest) -> Result<Self, PlanError> {
+        let device_node = device.and_then(|device| device.node);
+        let near = device_node.or_else(|| largest_node(topology));
         let physical = physical(topology, near);
-        let (shards, workers) = wish.threads(physical.len());
+        let (shards, workers) = request.threads(physical.len());
         let allowed = topology.allowed();
         if shards == 0 {
             return Err(PlanError::None);
@@ -150,19 +154,19 @@ impl Plan {
         if shards.saturating_add(workers) > allowed.len() {
             return Err(PlanError::Threads { threads: shards.saturating_add(workers), most: allowed.len(), allowed });
         }
-        let (polled, rest) = physical.split_at(shards);
+        let (of_shards, others) = physical.split_at(shards);
         let thread = |nth: usize| move |physical: &Physical<'_>| physical.threads.get(nth).map(|core| core.id);
         let most = physical.iter().map(|physical| physical.threads.len()).max().unwrap_or(1);
-        // First threads of the free physical cores, then second ones, and those beside shards last.
-        let apart = (0..most).flat_map(|nth| rest.iter().filter_map(thread(nth)));
-        let beside = (1..most).flat_map(|nth| polled.iter().filter_map(thread(nth)));
+        // Workers get first the free physical cores, then the second threads of these, and last the siblings of shards.
+        let free = (0..most).flat_map(|nth| others.iter().filter_map(thread(nth)));
+        let siblings = (1..most).flat_map(|nth| of_shards.iter().filter_map(thread(nth)));
         let mut plan = Self {
-            shards: polled.iter().filter_map(thread(0)).collect(),
-            workers: apart.chain(beside).take(workers).collect(),
+            shards: of_shards.iter().filter_map(thread(0)).collect(),
+            workers: free.chain(siblings).take(workers).collect(),
             node: None,
             why: Vec::new(),
         };
-        let nodes: Vec<Option<usize>> = polled.iter().map(|physical| physical.threads[0].node).collect();
+        let nodes: Vec<Option<usize>> = of_shards.iter().map(|physical| physical.threads[0].node).collect();
         plan.node = nodes[0].filter(|_| topology.nodes.len() > 1 && nodes.iter().all(|node| *node == nodes[0]));
         plan.why = plan.reasons(topology, device, near);
         Ok(plan)
@@ -178,7 +182,7 @@ impl Plan {
         &self.workers
     }
 
-    /// The reasons, a sentence each.
+    /// The reasons for the choice, one sentence each.
     pub fn why(&self) -> &[String] {
         &self.why
     }
@@ -188,16 +192,16 @@ impl Plan {
         let shards = CoreList::from_iter(self.shards.iter().copied());
         let all = shards.with(&self.workers.iter().copied().collect());
         if topology.nodes.is_empty() {
-            why.push("the kernel tells of no NUMA nodes: all cores are alike".to_owned());
+            why.push("the kernel reports no NUMA nodes, so all cores are equivalent".to_owned());
         } else if let Some(near) = near {
             why.push(match device {
                 Some(device) if device.node.is_some() => {
-                    format!("{} is of node {near}: its cores come first", device.name)
+                    format!("{} is on node {near}, whose cores are preferred", device.name)
                 }
                 Some(device) => {
-                    format!("{} is of no node: those of the roomiest, {near}, come first", device.name)
+                    format!("{} has no NUMA node: the cores of the largest node, {near}, are preferred", device.name)
                 }
-                None => format!("there is no device to be near to: the cores of the roomiest node, {near}, come first"),
+                None => format!("there is no device: the cores of the largest node, {near}, are preferred"),
             });
             let far: CoreList = all
                 .iter()
@@ -205,47 +209,54 @@ impl Plan {
                 .collect();
             if !far.is_empty() {
                 why.push(format!(
-                    "node {near} has no more, and each access from other nodes crosses the link between them: {far}"
+                    "node {near} has no more cores, and memory accesses from cores {far} cross the link between nodes"
                 ));
             }
         }
-        let bare = all.iter().filter(|&id| topology.core(id).is_some_and(|core| !core.isolated)).collect::<CoreList>();
-        why.push(match (bare.is_empty(), bare == all) {
-            (true, _) => "all of them are isolated".to_owned(),
+        let not_isolated =
+            all.iter().filter(|&id| topology.core(id).is_some_and(|core| !core.isolated)).collect::<CoreList>();
+        why.push(match (not_isolated.is_empty(), not_isolated == all) {
+            (true, _) => "all cores are isolated".to_owned(),
             (_, true) => format!(
-                "none is isolated, others' threads run there, too: rpcrdma doctor --cores {shards} says what to do"
+                "no core is isolated, so other threads run there, too: rpcrdma doctor --cores {shards} shows the remedy"
             ),
-            _ => format!("not isolated, as the others are: {bare}"),
+            _ => format!("not isolated, unlike the other cores: {not_isolated}"),
         });
-        let idle: CoreList = shards
+        let siblings: CoreList = shards
             .iter()
             .filter_map(|id| topology.core(id))
             .flat_map(|core| core.siblings.iter().collect::<Vec<_>>())
             .collect();
-        let (idle, beside) = (idle.without(&all), idle.without(&shards).common(&all));
+        let (idle, shared) = (siblings.without(&all), siblings.without(&shards).common(&all));
         if !idle.is_empty() {
-            why.push(format!("other threads of the shards' cores, to be left idle: {idle}"));
+            why.push(format!("sibling threads of the shards' cores, to be left idle: {idle}"));
         }
-        if !beside.is_empty() {
-            why.push(format!("there are no more physical cores: workers on {beside} share theirs with a shard"));
+        if !shared.is_empty() {
+            why.push(format!("no physical core is left: the workers on {shared} share one with a shard"));
         }
         why.push(match (all.contains(0), topology.online().without(&all).is_empty()) {
-            (false, _) => "core 0, where the kernel puts most of its own, is left to it".to_owned(),
-            (true, true) => "core 0 is among them, and nothing is left for the rest of the system: one core less is faster".to_owned(),
-            (true, false) => "core 0 is among them, as there is no other one so near: interrupts and the kernel's own work meet there".to_owned(),
+            (false, _) => "core 0 is left to the kernel, which runs most of its own work there".to_owned(),
+            (true, true) => {
+                "core 0 is used, and no core is left for the rest of the system: one core fewer is faster".to_owned()
+            }
+            (true, false) => {
+                "core 0 is used, because no other core is as near: it also serves interrupts and the kernel's own work"
+                    .to_owned()
+            }
         });
         if !topology.offline.is_empty() {
             why.push(format!("offline: {}", topology.offline));
         }
         let denied = topology.online().without(&topology.allowed());
         if !denied.is_empty() {
-            why.push(format!("not this process's to use, by its affinity or its cpuset: {denied}"));
+            why.push(format!("excluded by this process's affinity or cpuset: {denied}"));
         }
         why
     }
 
-    /// Complete command lines for a server at this address. `rpcperf` pins shards and workers. `nfs3d` pins its shards
-    /// and leaves its workers to the scheduler.
+    /// Returns complete command lines for a server at this address.
+    ///
+    /// `rpcperf` pins shards and workers. `nfs3d` pins its shards and leaves its workers to the scheduler.
     pub fn commands(&self, address: &str) -> Vec<String> {
         let list =
             |cores: &mut dyn Iterator<Item = &usize>| cores.map(ToString::to_string).collect::<Vec<_>>().join(",");
@@ -261,7 +272,7 @@ impl Plan {
         ]
     }
 
-    /// The same in Rust, with names of `rpcrdma` and `rpcrdma::server`.
+    /// Returns the plan as Rust code, with names of `rpcrdma` and `rpcrdma::server`.
     pub fn configuration(&self) -> String {
         let mut text = String::from("let mut shard = Config::default();\nshard.poll.idle = IdlePolicy::Poll;\n");
         if let Some(node) = self.node {

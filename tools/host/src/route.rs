@@ -4,22 +4,22 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::tree::Tree;
 
-/// Flags of a route (route(8)): usable, rejecting.
+/// Flags of a route (route(8)): it is usable, or rejects packets.
 const UP: u32 = 0x1;
 const REJECT: u32 = 0x200;
 
-/// The interface that packets to this address leave by.
+/// Returns the interface through which packets to this address leave.
 pub(crate) fn interface(tree: &Tree, to: IpAddr) -> Option<String> {
     match to {
         _ if to.is_loopback() => Some("lo".to_owned()),
         IpAddr::V4(to) => by_v4(&tree.text("/proc/net/route").ok()?, to),
-        IpAddr::V6(to) => own_v6(&tree.text("/proc/net/if_inet6").unwrap_or_default(), to)
+        IpAddr::V6(to) => local_v6(&tree.text("/proc/net/if_inet6").unwrap_or_default(), to)
             .or_else(|| by_v6(&tree.text("/proc/net/ipv6_route").ok()?, to)),
     }
 }
 
-/// The most specific of the lines `Iface Destination Gateway Flags RefCnt Use Metric Mask …`, and among these the one
-/// with the lowest metric.
+/// Returns the interface of the most specific route, or among equally specific ones, of the lowest metric. Lines of the
+/// table are `Iface Destination Gateway Flags RefCnt Use Metric Mask …`.
 fn by_v4(table: &str, to: Ipv4Addr) -> Option<String> {
     // The table has addresses in this machine's byte order.
     let to = u32::from_ne_bytes(to.octets());
@@ -28,15 +28,15 @@ fn by_v4(table: &str, to: Ipv4Addr) -> Option<String> {
         let number = |at: usize| u32::from_str_radix(words.get(at)?, 16).ok();
         let (destination, flags, mask) = (number(1)?, number(3)?, number(7)?);
         let metric: u32 = words.get(6)?.parse().ok()?;
-        let fits = to & mask == destination && flags & UP != 0 && flags & REJECT == 0;
-        fits.then(|| (std::cmp::Reverse(mask.count_ones()), metric, words[0].to_owned()))
+        let matches = to & mask == destination && flags & UP != 0 && flags & REJECT == 0;
+        matches.then(|| (std::cmp::Reverse(mask.count_ones()), metric, words[0].to_owned()))
     });
-    // The first of equal ones counts.
+    // Of equal routes, the kernel uses the first, as `min_by_key` does.
     routes.min_by_key(|(mask, metric, _)| (*mask, *metric)).map(|(_, _, name)| name)
 }
 
-/// A local address: `address index prefix scope flags name`.
-fn own_v6(table: &str, to: Ipv6Addr) -> Option<String> {
+/// Returns the interface that has this local address. Lines are `address index prefix scope flags name`.
+fn local_v6(table: &str, to: Ipv6Addr) -> Option<String> {
     table.lines().find_map(|line| {
         let mut words = line.split_whitespace();
         let address = u128::from_str_radix(words.next()?, 16).ok()?;
@@ -44,7 +44,7 @@ fn own_v6(table: &str, to: Ipv6Addr) -> Option<String> {
     })
 }
 
-/// `destination prefix source prefix gateway metric count use flags name`
+/// Like [`by_v4`], for lines of `destination prefix source prefix gateway metric count use flags name`.
 fn by_v6(table: &str, to: Ipv6Addr) -> Option<String> {
     let routes = table.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -52,8 +52,8 @@ fn by_v6(table: &str, to: Ipv6Addr) -> Option<String> {
         let destination = u128::from_str_radix(words.first()?, 16).ok()?;
         let (prefix, metric, flags) = (number(1)?, number(5)?, number(8)?);
         let differs = (destination ^ to.to_bits()).checked_shr(128_u32.checked_sub(prefix)?).unwrap_or(0);
-        let fits = differs == 0 && flags & UP != 0 && flags & REJECT == 0;
-        fits.then(|| Some((std::cmp::Reverse(prefix), metric, words.get(9).map(ToString::to_string)?)))?
+        let matches = differs == 0 && flags & UP != 0 && flags & REJECT == 0;
+        matches.then(|| Some((std::cmp::Reverse(prefix), metric, words.get(9).map(ToString::to_string)?)))?
     });
     routes.min_by_key(|(prefix, metric, _)| (*prefix, *metric)).map(|(_, _, name)| name)
 }
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_closest_route_counts() {
+    fn the_most_specific_usable_route_is_chosen() {
         let table = format!(
             "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n\
              eth0 00000000 {gateway} 0003 0 0 100 00000000\nv0 {net} 00000000 0001 0 0 0 {mask}\n\
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_version_6_too() {
+    fn ipv6_routes_and_local_addresses_are_found() {
         let zero = "0".repeat(32);
         let net = format!("fd{}", "0".repeat(30));
         let table = format!(
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(by("fd00::7").as_deref(), Some("v0"));
         assert_eq!(by("2001:db8::1").as_deref(), Some("eth0"));
         let own = "fd000000000000000000000000000001 02 40 00 80 v0\n";
-        assert_eq!(own_v6(own, "fd00::1".parse().unwrap()).as_deref(), Some("v0"));
-        assert_eq!(own_v6(own, "fd00::2".parse().unwrap()), None);
+        assert_eq!(local_v6(own, "fd00::1".parse().unwrap()).as_deref(), Some("v0"));
+        assert_eq!(local_v6(own, "fd00::2".parse().unwrap()), None);
     }
 }

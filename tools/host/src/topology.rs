@@ -1,11 +1,11 @@
-//! Nodes, cores, their siblings and caches.
+//! NUMA nodes, cores, their siblings and caches.
 
 use serde::Serialize;
 
 use crate::cgroup::{Groups, Version};
 use crate::cores::CoreList;
 use crate::process::Process;
-use crate::tree::{Tree, Unseen, field, if_there};
+use crate::tree::{ReadError, Tree, field, if_exists};
 
 /// Cores in sysfs.
 pub(crate) const CPU: &str = "/sys/devices/system/cpu";
@@ -15,11 +15,11 @@ pub(crate) const NODE: &str = "/sys/devices/system/node";
 /// A cache, as one core sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cache {
-    /// Level 1 is closest to the core.
+    /// Its level, where 1 is closest to the core.
     pub level: u32,
     /// `Data`, `Instruction` or `Unified`.
     pub kind: String,
-    /// In the kernel's notation: `32K`.
+    /// Its size in the kernel's notation: `32K`.
     pub size: String,
     /// The cores that share it.
     pub shared: CoreList,
@@ -32,15 +32,15 @@ pub struct Core {
     pub id: usize,
     /// NUMA node, if any.
     pub node: Option<usize>,
-    /// Socket.
+    /// Number of the socket.
     pub package: Option<usize>,
-    /// The threads of the same physical core, including itself.
+    /// The threads of the same physical core, including this one.
     pub siblings: CoreList,
-    /// The closest first.
+    /// Its caches, the closest first.
     pub caches: Vec<Cache>,
-    /// The scheduler places no threads there by itself.
+    /// Whether the scheduler places no threads there by itself.
     pub isolated: bool,
-    /// This process may run there.
+    /// Whether this process may run there.
     pub allowed: bool,
 }
 
@@ -53,33 +53,35 @@ pub struct Node {
     pub cores: CoreList,
     /// Memory in KiB.
     pub memory_kib: Option<u64>,
-    /// Distances to each node in order; 10 is to itself. Empty if unknown.
+    /// Distances to all nodes in order, where 10 is the distance to itself. Empty if unknown.
     pub distances: Vec<u32>,
 }
 
-/// The cores of a machine. Invisible parts count as absent.
+/// The NUMA nodes and cores of a machine.
+///
+/// Parts that cannot be read count as absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Topology {
-    /// Empty on a kernel without NUMA.
+    /// The NUMA nodes; empty on a kernel without NUMA.
     pub nodes: Vec<Node>,
     /// The online cores, in order.
     pub cores: Vec<Core>,
-    /// Possible cores that are offline.
+    /// The cores that are present but offline.
     pub offline: CoreList,
 }
 
-/// A list of cores in a file; the kernel has several notations for an empty one.
-pub(crate) fn list(tree: &Tree, path: &str) -> Result<CoreList, Unseen> {
+/// Reads a list of cores from a file. The kernel has several notations for an empty list.
+pub(crate) fn list(tree: &Tree, path: &str) -> Result<CoreList, ReadError> {
     match tree.line(path)?.as_str() {
         "(null)" => Ok(CoreList::default()),
-        line => line.parse().map_err(|reason: String| Unseen::new(path, reason)),
+        line => line.parse().map_err(|reason: String| ReadError::new(path, reason)),
     }
 }
 
-/// The cores that the process's cpusets allow; an error if none is visible.
-pub(crate) fn cpuset(tree: &Tree) -> Result<CoreList, Unseen> {
-    let groups =
-        Groups::of(tree, "cpuset").ok_or_else(|| Unseen::new("/sys/fs/cgroup", "no cpuset controller is mounted"))?;
+/// Reads the cores that the process's cpusets allow. It is an error if no cpuset can be read.
+pub(crate) fn cpuset(tree: &Tree) -> Result<CoreList, ReadError> {
+    let groups = Groups::of(tree, "cpuset")
+        .ok_or_else(|| ReadError::new("/sys/fs/cgroup", "no cpuset controller is mounted"))?;
     let names: &[&str] = match groups.version {
         Version::V1 => &["cpuset.effective_cpus", "cpuset.cpus"],
         Version::V2 => &["cpuset.cpus.effective"],
@@ -88,15 +90,15 @@ pub(crate) fn cpuset(tree: &Tree) -> Result<CoreList, Unseen> {
     let files =
         groups.directories.iter().flat_map(|directory| names.iter().map(move |name| format!("{directory}/{name}")));
     for file in files {
-        if let Some(cores) = if_there(list(tree, &file))?.filter(|cores| !cores.is_empty()) {
+        if let Some(cores) = if_exists(list(tree, &file))?.filter(|cores| !cores.is_empty()) {
             return Ok(cores);
         }
     }
-    Err(Unseen::new(groups.top(), "says nothing of cores"))
+    Err(ReadError::new(groups.top(), "lists no cores"))
 }
 
-/// Cores that the scheduler avoids, by the kernel's command line or by a cpuset partition.
-pub(crate) fn isolated(tree: &Tree) -> Result<CoreList, Unseen> {
+/// Reads the cores that the scheduler avoids because of the kernel's command line or a cpuset partition.
+pub(crate) fn isolated(tree: &Tree) -> Result<CoreList, ReadError> {
     let by_boot = list(tree, &format!("{CPU}/isolated"));
     let groups = Groups::of(tree, "cpuset").filter(|groups| groups.version == Version::V2);
     let mut by_partition = CoreList::default();
@@ -111,7 +113,7 @@ pub(crate) fn isolated(tree: &Tree) -> Result<CoreList, Unseen> {
 }
 
 impl Topology {
-    /// Reads the topology.
+    /// Reads the topology of a machine.
     pub fn read(tree: &Tree) -> Self {
         let online = online(tree);
         let allowed = Process::read(tree).allowed().unwrap_or_else(|_| online.clone());
@@ -142,27 +144,27 @@ impl Topology {
         self.cores.iter().filter(|core| core.allowed).map(|core| core.id).collect()
     }
 
-    /// An online core.
+    /// Returns an online core.
     pub fn core(&self, id: usize) -> Option<&Core> {
         self.cores.iter().find(|core| core.id == id)
     }
 
-    /// Distance between two nodes; 10 is to itself. If unknown, 20 between any two.
+    /// Distance between two nodes, where 10 is the distance of a node to itself. Unknown distances count as 20.
     pub fn distance(&self, from: usize, to: usize) -> u32 {
-        let place = self.nodes.iter().position(|node| node.id == to);
-        let told = self.nodes.iter().find(|node| node.id == from).zip(place);
-        let told = told.and_then(|(node, place)| node.distances.get(place).copied());
-        told.unwrap_or(if from == to { 10 } else { 20 })
+        let column = self.nodes.iter().position(|node| node.id == to);
+        let row = self.nodes.iter().find(|node| node.id == from);
+        let distance = row.zip(column).and_then(|(row, column)| row.distances.get(column).copied());
+        distance.unwrap_or(if from == to { 10 } else { 20 })
     }
 }
 
 fn online(tree: &Tree) -> CoreList {
-    let told = list(tree, &format!("{CPU}/online")).or_else(|_| Ok(tree.numbered(CPU, "cpu")?.into_iter().collect()));
-    let cpuinfo = |_: Unseen| {
+    let listed = list(tree, &format!("{CPU}/online")).or_else(|_| Ok(tree.numbered(CPU, "cpu")?.into_iter().collect()));
+    let cpuinfo = |_: ReadError| {
         let text = tree.text("/proc/cpuinfo").unwrap_or_default();
         text.lines().filter_map(|line| field(line, "processor")?.parse().ok()).collect()
     };
-    told.unwrap_or_else(cpuinfo)
+    listed.unwrap_or_else(cpuinfo)
 }
 
 fn siblings(tree: &Tree, id: usize) -> CoreList {

@@ -6,31 +6,32 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Most bytes read of one file.
-const LONGEST: u64 = 4 << 20;
+/// At most this many bytes of a file are read.
+const MAX_LEN: u64 = 4 << 20;
 
-/// A directory with `proc`, `sys` and `dev`: `/`, or a substitute. Paths are those of the machine, starting at `/`.
+/// A directory with `proc`, `sys` and `dev`: `/`, or a substitute.
 ///
-/// Files may appear, disappear and change their permissions at any time, so each access has its own result.
+/// Paths are those of the machine and start at `/`. Files may appear, disappear and change their permissions at any
+/// time, so each access has its own result.
 #[derive(Clone, Debug)]
 pub struct Tree {
     root: PathBuf,
 }
 
-/// Error of a file of `/proc` whose process is gone (errno(3)). The standard library has no kind for it.
+/// `errno` for a file of `/proc` whose process has ended. The standard library has no `ErrorKind` for it.
 const ESRCH: i32 = 3;
 
-/// Something invisible, with the reason.
+/// A path that cannot be read, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{path}: {reason}")]
-pub struct Unseen {
+pub struct ReadError {
     path: String,
     reason: String,
-    /// The file does not exist. For many files this means that there is no limit.
+    /// Whether the file does not exist. For many files this means that there is no limit.
     absent: bool,
 }
 
-impl Unseen {
+impl ReadError {
     pub(crate) fn new(path: impl Into<String>, reason: impl ToString) -> Self {
         Self { path: path.into(), reason: reason.to_string(), absent: false }
     }
@@ -38,7 +39,7 @@ impl Unseen {
     fn of(path: &str, error: &io::Error) -> Self {
         let absent = error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH);
         let reason = match error.kind() {
-            _ if absent => "not there".to_owned(),
+            _ if absent => "does not exist".to_owned(),
             io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
             _ => error.to_string(),
         };
@@ -46,18 +47,18 @@ impl Unseen {
     }
 }
 
-/// The contents; `None` if the file does not exist.
+/// Returns the contents, or `None` if the file does not exist.
 ///
 /// # Errors
-/// It exists but is unreadable. Taking that for "none" would report an unchecked machine as good.
-pub(crate) fn if_there<T>(read: Result<T, Unseen>) -> Result<Option<T>, Unseen> {
+/// The file exists but cannot be read. If that counted as absent, a machine would pass a check without being checked.
+pub(crate) fn if_exists<T>(read: Result<T, ReadError>) -> Result<Option<T>, ReadError> {
     match read {
-        Err(unseen) if unseen.absent => Ok(None),
+        Err(error) if error.absent => Ok(None),
         read => read.map(Some),
     }
 }
 
-/// This machine.
+/// The tree of this machine.
 impl Default for Tree {
     fn default() -> Self {
         Self::new("/")
@@ -65,12 +66,12 @@ impl Default for Tree {
 }
 
 impl Tree {
-    /// The tree below this directory.
+    /// Creates the tree below this directory.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Its directory.
+    /// The root directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -79,29 +80,29 @@ impl Tree {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// Contents of a file.
-    pub(crate) fn text(&self, path: &str) -> Result<String, Unseen> {
+    /// Reads a file.
+    pub(crate) fn text(&self, path: &str) -> Result<String, ReadError> {
         let mut bytes = Vec::new();
-        let read = File::open(self.at(path)).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
-        read.map_err(|error| Unseen::of(path, &error))?;
+        let read = File::open(self.at(path)).and_then(|file| file.take(MAX_LEN).read_to_end(&mut bytes));
+        read.map_err(|error| ReadError::of(path, &error))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Contents of a file with one line.
-    pub(crate) fn line(&self, path: &str) -> Result<String, Unseen> {
+    /// Reads a file with one line.
+    pub(crate) fn line(&self, path: &str) -> Result<String, ReadError> {
         Ok(self.text(path)?.trim().to_owned())
     }
 
-    /// The number in a file.
-    pub(crate) fn number<T: std::str::FromStr>(&self, path: &str) -> Result<T, Unseen> {
+    /// Reads a file with one number.
+    pub(crate) fn number<T: std::str::FromStr>(&self, path: &str) -> Result<T, ReadError> {
         let line = self.line(path)?;
-        line.parse().map_err(|_| Unseen::new(path, format!("{line:?} is no number of that kind")))
+        line.parse().map_err(|_| ReadError::new(path, format!("expected a number, found {line:?}")))
     }
 
-    /// The names in a directory, in the order of the numbers at their ends.
-    pub(crate) fn names(&self, path: &str) -> Result<Vec<String>, Unseen> {
-        let entries = fs::read_dir(self.at(path)).map_err(|error| Unseen::of(path, &error))?;
-        // Skips unreadable entries: they may just have disappeared.
+    /// Lists the names in a directory, ordered by the numbers at their ends.
+    pub(crate) fn names(&self, path: &str) -> Result<Vec<String>, ReadError> {
+        let entries = fs::read_dir(self.at(path)).map_err(|error| ReadError::of(path, &error))?;
+        // An unreadable entry may just have disappeared, so it is skipped.
         let mut names: Vec<_> =
             entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         names.sort_by_cached_key(|name| {
@@ -111,8 +112,8 @@ impl Tree {
         Ok(names)
     }
 
-    /// The numbers N of the entries `prefixN` of a directory, in order.
-    pub(crate) fn numbered(&self, path: &str, prefix: &str) -> Result<Vec<usize>, Unseen> {
+    /// Lists the numbers N of the entries `prefixN` of a directory, in order.
+    pub(crate) fn numbered(&self, path: &str, prefix: &str) -> Result<Vec<usize>, ReadError> {
         let names = self.names(path)?;
         Ok(names.iter().filter_map(|name| name.strip_prefix(prefix)?.parse().ok()).collect())
     }
@@ -127,24 +128,24 @@ impl Tree {
         self.at(path).is_dir()
     }
 
-    /// Owner and mode of a file.
-    pub(crate) fn metadata(&self, path: &str) -> Result<Metadata, Unseen> {
-        fs::metadata(self.at(path)).map_err(|error| Unseen::of(path, &error))
+    /// Returns the metadata of a file, for its owner and mode.
+    pub(crate) fn metadata(&self, path: &str) -> Result<Metadata, ReadError> {
+        fs::metadata(self.at(path)).map_err(|error| ReadError::of(path, &error))
     }
 
-    /// The last component of a symbolic link's target.
+    /// Returns the last component of a symbolic link's target.
     pub(crate) fn link(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.at(path)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())
     }
 }
 
-/// The value after the first `name:` of a text, as in files of `/proc`.
+/// Returns the value after the first `name:` of a text, as in files of `/proc`.
 pub fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim()))
 }
 
-/// The word in brackets, which is the current choice: `madvise` of `always [madvise] never`.
+/// Returns the word in brackets, which marks the current choice: `madvise` of `always [madvise] never`.
 pub fn selected(line: &str) -> Option<&str> {
     Some(line.split_once('[')?.1.split_once(']')?.0)
 }

@@ -1,6 +1,6 @@
 //! Manual pages and shell completions of the packaged programs, from the definitions of their command lines.
 //!
-//! A crate of its own, so that the programs do not depend on the generators.
+//! This is a separate crate so that the programs do not depend on the generators.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -11,7 +11,7 @@ use clap::Command;
 use clap_complete::Shell;
 use clap_mangen::Man;
 
-/// The programs, each with the section of its pages.
+/// Returns the programs, each with the manual section of its pages.
 pub fn programs() -> [(Command, &'static str); 3] {
     [
         (rpcrdma_tools::cli::command_line(), "1"),
@@ -35,7 +35,7 @@ pub fn write(directory: &Path) -> io::Result<()> {
             clap_complete::generate_to(shell, &mut program.clone(), &name, completions)?;
         }
         let source = format!("{name} {}", program.get_version().unwrap_or_default());
-        // The long version names a commit: the pages are the same in all builds of a version.
+        // The long version names a commit, but the pages must be identical in all builds of a version.
         let mut program = program.long_version(None).disable_help_subcommand(true);
         program.build();
         write_pages(program, section, &source, &man)?;
@@ -51,7 +51,7 @@ fn write_pages(command: Command, section: &str, source: &str, directory: &Path) 
     let page = Man::new(command).section(section).source(source);
     let mut text = Vec::new();
     page.render(&mut text)?;
-    // What follows the options: examples and exit statuses.
+    // The text after the options has examples and exit statuses.
     let text = String::from_utf8_lossy(&text).replace("\n.SH EXTRA\n", "\n.SH NOTES\n");
     fs::write(directory.join(page.get_filename()), text)
 }

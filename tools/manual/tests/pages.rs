@@ -1,4 +1,4 @@
-//! Each command has a page that groff formats without warnings, and completions.
+//! Each command has a manual page that groff formats without warnings, and each program has completions.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,7 @@ fn names(directory: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("text")).collect()
 }
 
-/// Names of the pages of a command and its subcommands.
+/// Returns the names of the pages of a command and its subcommands.
 fn pages(command: &clap::Command, before: &str, section: &str) -> Vec<String> {
     let name = format!("{before}{}", command.get_name());
     let below = command.get_subcommands().flat_map(|command| pages(command, &format!("{name}-"), section));
@@ -34,7 +34,7 @@ fn every_command_has_a_page_and_every_program_completions() {
     for words in [".TH rpcrdma-doctor 1", "\"rpcrdma 0", "\\-\\-cores", ".SH NOTES", "Exit status"] {
         assert!(page.contains(words), "{words}: {page}");
     }
-    assert!(!page.contains("commit"), "it would change with each commit: {page}");
+    assert!(!page.contains("commit"), "a page would change with each commit: {page}");
 }
 
 #[test]
@@ -43,10 +43,10 @@ fn groff_formats_the_pages_without_a_warning() {
     rpcrdma_manual::write(directory.path()).expect("it can be written");
     let man = directory.path().join("man");
     let paths: Vec<_> = names(&man).into_iter().map(|name| man.join(name)).collect();
-    // The pages are UTF-8; -z: no output but warnings.
+    // The pages are UTF-8, and -z suppresses all output except warnings.
     let groff = Command::new("groff").args(["-Kutf8", "-Tutf8", "-man", "-ww", "-z"]).args(&paths).output();
     let Ok(output) = groff else {
-        println!("not run: there is no groff");
+        println!("not run: groff is missing");
         return;
     };
     let warnings = String::from_utf8_lossy(&output.stderr);

@@ -52,21 +52,21 @@ pub(crate) fn fattr(stat: &Stat) -> Fattr3 {
 }
 
 /// Attributes by which a client detects changes by others.
-pub(crate) fn before(stat: &Stat) -> WccAttr {
+pub(crate) fn wcc_attr(stat: &Stat) -> WccAttr {
     WccAttr { size: stat.st_size as u64, mtime: time(stat.st_mtime, stat.st_mtime_nsec), ctime: ctime(stat) }
 }
 
-/// Current attributes of a file, if readable.
-pub(crate) fn now(node: &Node) -> PostOpAttr {
+/// Current attributes of a file, if the server can read them.
+pub(crate) fn post_op_attr(node: &Node) -> PostOpAttr {
     node.stat().ok().as_ref().map(fattr)
 }
 
-/// Attributes before an operation, and now.
-pub(crate) fn wcc(before: PreOpAttr, node: &Node) -> WccData {
-    WccData { before, after: now(node) }
+/// Attributes before an operation and now.
+pub(crate) fn wcc_data(before: PreOpAttr, node: &Node) -> WccData {
+    WccData { before, after: post_op_attr(node) }
 }
 
-/// Attributes to set, as checked as is possible without a file.
+/// Attributes to set, with all checks that do not depend on the file.
 #[derive(Clone, Default)]
 pub(crate) struct NewAttributes {
     /// Permission bits.
@@ -75,18 +75,19 @@ pub(crate) struct NewAttributes {
     pub(crate) gid: Option<Gid>,
     /// Bytes.
     pub(crate) size: Option<u64>,
-    /// Times, beside those that a new size sets.
+    /// Times, except those that a new size sets by itself.
     pub(crate) times: Option<Timestamps>,
 }
 
-/// The privileges that a change of times takes, for a user that does not own the file.
+/// Privilege needed to change times of a file that the user does not own.
 #[derive(PartialEq, Eq)]
-enum TimesBy {
-    /// The owner's: a time is the client's.
+enum TimesPrivilege {
+    /// Only the owner may, because the client chooses a time.
     Owner,
-    /// Write permission, which the kernel checks: both times become the present.
+    /// Both times become the present, for which the kernel requires write permission.
     Writer,
-    /// Write permission (RFC 1813 §3.3.2), which the kernel does not accept: one of the times becomes the present.
+    /// One of the times becomes the present. RFC 1813 §3.3.2 requires write permission, but the kernel requires the
+    /// owner.
     WriterAsOwner,
 }
 
@@ -117,47 +118,47 @@ impl NewAttributes {
         self.mode.unwrap_or(Mode::empty())
     }
 
-    /// Sets the attributes, all or none if failures are foreseeable (RFC 1813 §3.3.2): it checks first. The order is
-    /// owner, size, mode, times, as each may change the later ones. All calls are on an `O_PATH` descriptor, and open
-    /// nothing but regular files.
-    pub(crate) fn apply(&self, node: &Node, who: &Identity) -> Outcome<()> {
+    /// Sets the attributes. It checks first, so that a foreseeable failure changes nothing (RFC 1813 §3.3.2). The order
+    /// is owner, size, mode, times, because each may change the later ones. All system calls use an `O_PATH`
+    /// descriptor, and only regular files are opened.
+    pub(crate) fn apply(&self, node: &Node, user: &Identity) -> Outcome<()> {
         let stat = node.stat()?;
-        let others_times = self.times.as_ref().filter(|_| !who.owns(stat.st_uid)).map(times_by);
-        if self.mode.is_some() && !who.owns(stat.st_uid) || others_times == Some(TimesBy::Owner) {
+        let others_times = self.times.as_ref().filter(|_| !user.owns(stat.st_uid)).map(privilege_for_times);
+        if self.mode.is_some() && !user.owns(stat.st_uid) || others_times == Some(TimesPrivilege::Owner) {
             return Err(Nfsstat3::ErrPerm);
         }
-        let as_owner = others_times == Some(TimesBy::WriterAsOwner);
-        if as_owner && !node.permits(who, Access::WRITE_OK) {
+        let as_owner = others_times == Some(TimesPrivilege::WriterAsOwner);
+        if as_owner && !node.permits(user, Access::WRITE_OK) {
             return Err(Nfsstat3::ErrAcces);
         }
-        let file = self.size.map(|_| node.writer(who, stat.st_uid)).transpose()?;
+        let file = self.size.map(|_| node.writer(user, stat.st_uid)).transpose()?;
         if self.uid.is_some() || self.gid.is_some() {
-            who.act(|| chownat(node.fd(), "", self.uid, self.gid, AtFlags::EMPTY_PATH))?;
+            user.run_as(|| chownat(node.fd(), "", self.uid, self.gid, AtFlags::EMPTY_PATH))?;
         }
         if let (Some(size), Some(file)) = (self.size, &file) {
-            who.act(|| ftruncate(file, size))?;
+            user.run_as(|| ftruncate(file, size))?;
         }
         if let Some(mode) = self.mode {
-            who.act(|| chmodat(CWD, node.path(), mode, AtFlags::empty()))?;
+            user.run_as(|| chmodat(CWD, node.path(), mode, AtFlags::empty()))?;
         }
         if let Some(times) = &self.times {
-            let owner = as_owner.then(|| who.owner(&stat));
-            owner.as_ref().unwrap_or(who).act(|| utimensat(node.fd(), "", times, AtFlags::EMPTY_PATH))?;
+            let owner = as_owner.then(|| user.owner(&stat));
+            owner.as_ref().unwrap_or(user).run_as(|| utimensat(node.fd(), "", times, AtFlags::EMPTY_PATH))?;
         }
         Ok(())
     }
 }
 
-/// Requested times, beside those that a new size sets; `None` if there are none.
+/// Requested times, except those that a new size sets by itself; `None` if there are none.
 fn times(new: &Sattr3) -> Outcome<Option<Timestamps>> {
-    // A writer may set the size and thereby this time.
+    // Setting the size sets this modification time, too, and needs write permission only.
     let by_size = (SetAtime::Default(TimeHow::DontChange), SetAtime::Default(TimeHow::SetToServerTime));
     if new.size.is_some() && (new.atime, new.mtime) == by_size {
         return Ok(None);
     }
     let special = |tv_nsec| Ok(Timespec { tv_sec: 0, tv_nsec });
     let time = |new: &SetAtime| match *new {
-        // The system has a meaning of its own for some larger values.
+        // The system gives some larger values a special meaning.
         SetAtime::SetToClientTime(time) if time.nseconds >= 1_000_000_000 => Err(Nfsstat3::ErrInval),
         SetAtime::SetToClientTime(time) => Ok(Timespec { tv_sec: time.seconds.into(), tv_nsec: time.nseconds.into() }),
         SetAtime::Default(TimeHow::SetToServerTime) => special(UTIME_NOW),
@@ -167,10 +168,10 @@ fn times(new: &Sattr3) -> Outcome<Option<Timestamps>> {
     Ok([&times.last_access, &times.last_modification].iter().any(|time| time.tv_nsec != UTIME_OMIT).then_some(times))
 }
 
-fn times_by(times: &Timestamps) -> TimesBy {
+fn privilege_for_times(times: &Timestamps) -> TimesPrivilege {
     match (times.last_access.tv_nsec, times.last_modification.tv_nsec) {
-        (UTIME_NOW, UTIME_NOW) => TimesBy::Writer,
-        (UTIME_NOW, UTIME_OMIT) | (UTIME_OMIT, UTIME_NOW) => TimesBy::WriterAsOwner,
-        _ => TimesBy::Owner,
+        (UTIME_NOW, UTIME_NOW) => TimesPrivilege::Writer,
+        (UTIME_NOW, UTIME_OMIT) | (UTIME_OMIT, UTIME_NOW) => TimesPrivilege::WriterAsOwner,
+        _ => TimesPrivilege::Owner,
     }
 }

@@ -1,4 +1,4 @@
-//! Open connections of MOUNT, with a limit per host.
+//! Open MOUNT connections, with a limit per host.
 #![forbid(unsafe_code)]
 
 use std::net::{IpAddr, Shutdown, TcpStream};
@@ -10,44 +10,47 @@ use rpcrdma_fabric::host::network;
 use crate::lines;
 use crate::lock::lock;
 
-/// Limit of connections.
-const MOST: usize = 64;
+/// Limit of connections of all hosts.
+const MAX_CONNECTIONS: usize = 64;
 /// Limit of connections per host.
-const SHARE: usize = 16;
+const MAX_PER_HOST: usize = 16;
 
 /// Open connections with the addresses of their peers, the least recently used first.
 #[derive(Default)]
 pub(crate) struct Connections(Mutex<Vec<(IpAddr, Arc<TcpStream>)>>);
 
 impl Connections {
-    /// Adds a connection. At a limit, closes the least recently used one: of its host, or, at [`MOST`], of the host
-    /// with the most.
+    /// Adds a connection. At a limit, closes the least recently used one: of the same host at [`MAX_PER_HOST`], of the
+    /// host with the most connections at [`MAX_CONNECTIONS`].
     pub(crate) fn admit(&self, stream: TcpStream, peer: IpAddr) -> Arc<TcpStream> {
         let (host, stream) = (network(peer), Arc::new(stream));
         let mut all = lock(&self.0);
         let count = |host| all.iter().filter(|(other, _)| network(*other) == host).count();
-        let full = if count(host) >= SHARE {
+        let full = if count(host) >= MAX_PER_HOST {
             Some(host)
-        } else if all.len() >= MOST {
+        } else if all.len() >= MAX_CONNECTIONS {
             all.iter().rev().map(|(other, _)| network(*other)).max_by_key(|host| count(*host))
         } else {
             None
         };
         let idlest = full.and_then(|full| all.iter().position(|(other, _)| network(*other) == full));
         if let Some((peer, evicted)) = idlest.map(|at| all.remove(at)) {
-            // Its thread sees the end of the stream. It may be closed already.
+            // The connection's thread sees the end of the stream. An error means that the stream is closed already.
             let _ = evicted.shutdown(Shutdown::Both);
             lines::log(
                 Level::Warn,
-                "idle connections of MOUNT evicted",
-                format_args!("{peer}: idlest connection of MOUNT evicted: at most {SHARE} per host, {MOST} in all"),
+                "idle MOUNT connections evicted",
+                format_args!(
+                    "{peer}: least recently used MOUNT connection evicted: the limits are {MAX_PER_HOST} per host and \
+                     {MAX_CONNECTIONS} in all"
+                ),
             );
         }
         all.push((peer.to_canonical(), Arc::clone(&stream)));
         stream
     }
 
-    /// Marks it as most recently used, if present.
+    /// Marks a connection as most recently used, if it is present.
     pub(crate) fn touch(&self, stream: &Arc<TcpStream>) {
         let all = &mut *lock(&self.0);
         if let Some(at) = all.iter().position(|(_, other)| Arc::ptr_eq(other, stream)) {
@@ -67,28 +70,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_share_and_the_idlest_of_the_greediest_makes_room() {
+    fn the_least_recently_used_connection_of_the_host_with_the_most_is_evicted() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let to = listener.local_addr().expect("an address");
         let connections = Connections::default();
         let admit = |host: &str| {
-            let stream = TcpStream::connect(to).expect("it listens");
+            let stream = TcpStream::connect(to).expect("a connection");
             drop(listener.accept());
             connections.admit(stream, host.parse().expect("an address"))
         };
         let is_open = |stream| lock(&connections.0).iter().any(|(_, other)| Arc::ptr_eq(other, stream));
-        let greedy: Vec<_> = (0..SHARE).map(|_| admit("fd00::1")).collect();
+        let greedy: Vec<_> = (0..MAX_PER_HOST).map(|_| admit("fd00::1")).collect();
         connections.touch(&greedy[0]);
         admit("fd00::2");
-        assert!(is_open(&greedy[0]) && !is_open(&greedy[1]), "the idlest of the same /64");
-        for n in 0..MOST - SHARE {
+        assert!(is_open(&greedy[0]) && !is_open(&greedy[1]), "the least recently used one of the same /64 is evicted");
+        for n in 0..MAX_CONNECTIONS - MAX_PER_HOST {
             admit(&format!("192.0.2.{}", n / 2));
         }
-        assert_eq!(lock(&connections.0).len(), MOST);
+        assert_eq!(lock(&connections.0).len(), MAX_CONNECTIONS);
         let late = admit("::ffff:198.51.100.1");
-        assert!(is_open(&late) && !is_open(&greedy[2]), "the host with the most connections");
+        assert!(is_open(&late) && !is_open(&greedy[2]), "the host with the most connections loses one");
         assert!(is_open(&greedy[3]));
         connections.remove(&late);
-        assert_eq!(lock(&connections.0).len(), MOST - 1);
+        assert_eq!(lock(&connections.0).len(), MAX_CONNECTIONS - 1);
     }
 }

@@ -10,21 +10,18 @@ use rustix::fs::{
 use rustix::io::{self, Errno};
 
 use crate::attr::{self, NewAttributes};
-use crate::export::changeable;
-use crate::nfs::{Answered, Call};
+use crate::export::check_changeable_name;
+use crate::nfs::{Call, HandlerResult};
 use crate::nfs3::nfs_v3::{Create, Mkdir, Mknod};
 use crate::nfs3::*;
 use crate::node::Node;
-use crate::remove::{bury, name_stat};
+use crate::remove::{forget_removed, name_stat};
 use crate::status::Outcome;
 
-/// A created or existing file.
-pub(crate) type Made = Arc<Node>;
-
 impl Call<'_> {
-    /// Changes a name in a directory, with the directory's attributes before and after, and makes it stable. `dots` is
-    /// the status for `.` and `..`.
-    pub(crate) fn in_dir<T>(
+    /// Runs a change of a name in a directory and makes it stable. Also returns the directory's attributes before and
+    /// after. `dots` is the status for `.` and `..`.
+    pub(crate) fn update_dir<T>(
         &self,
         entry: Diropargs3<'_>,
         dots: Nfsstat3,
@@ -34,44 +31,44 @@ impl Call<'_> {
             Ok(dir) => dir,
             Err(status) => return (Err(status), WccData::default()),
         };
-        let _alone = dir.lock();
+        let _lock = dir.lock();
         let stat = dir.stat();
-        let before = stat.as_ref().ok().map(attr::before);
+        let before = stat.as_ref().ok().map(attr::wcc_attr);
         let outcome = stat.and_then(|_| {
             self.export.check_writable()?;
-            let name = changeable(entry.name.0, dots)?;
-            self.export.prepare_settle(&dir)?;
+            let name = check_changeable_name(entry.name.0, dots)?;
+            self.export.prepare_sync(&dir)?;
             let done = run(&dir, name)?;
-            self.export.settle(&dir)?;
+            self.export.sync_change(&dir)?;
             Ok(done)
         });
-        (outcome, attr::wcc(before, &dir))
+        (outcome, attr::wcc_data(before, &dir))
     }
 
-    /// Creates a name in a directory, and sends the common results.
-    pub(crate) fn make<P>(
+    /// Creates a name in a directory, and sends the results that all such procedures share.
+    pub(crate) fn create_name<P>(
         &self,
         entry: Diropargs3<'_>,
         answer: Answer<'_, P>,
-        run: impl FnOnce(&Node, &[u8]) -> Outcome<Made>,
-    ) -> Answered
+        run: impl FnOnce(&Node, &[u8]) -> Outcome<Arc<Node>>,
+    ) -> HandlerResult
     where
         P: for<'a> Signature<Results<'a> = Create3Res<'a>>,
     {
-        let (made, dir_wcc) = self.in_dir(entry, Nfsstat3::ErrExist, run);
+        let (made, dir_wcc) = self.update_dir(entry, Nfsstat3::ErrExist, run);
         let done = made.as_ref().map(|node| {
-            let (obj, obj_attributes) = (Some(node.handle()), attr::now(node));
+            let (obj, obj_attributes) = (Some(node.handle()), attr::post_op_attr(node));
             Create3Resok { obj, obj_attributes, dir_wcc }
         });
         answer.send(&done.map_err(|status| (*status, Create3Resfail { dir_wcc })).into())
     }
 
-    /// Opens the new file with `O_PATH`, sets its other attributes, and makes it stable. Removes it if that fails.
-    pub(crate) fn finish(&self, dir: &Node, name: &[u8], rest: &NewAttributes) -> Outcome<Made> {
+    /// Opens a new file with `O_PATH`, sets its remaining attributes, and makes it stable. Removes it if that fails.
+    pub(crate) fn finish(&self, dir: &Node, name: &[u8], rest: &NewAttributes) -> Outcome<Arc<Node>> {
         let made = name_stat(dir, name).ok_or(Nfsstat3::ErrNoent)?;
-        let finished = self.export.look_up(dir, name, &self.who).and_then(|(node, _)| {
-            rest.apply(&node, &self.who)?;
-            self.export.settle(&node)?;
+        let finished = self.export.look_up(dir, name, &self.user).and_then(|(node, _)| {
+            rest.apply(&node, &self.user)?;
+            self.export.sync_change(&node)?;
             Ok(node)
         });
         if finished.is_err() {
@@ -80,28 +77,28 @@ impl Call<'_> {
         finished
     }
 
-    /// Removes a new file, unless the name has become another file's.
+    /// Removes a new file, unless its name now belongs to another file.
     fn discard(&self, dir: &Node, name: &[u8], made: &Stat) {
         let is_dir = FileType::from_raw_mode(made.st_mode) == FileType::Directory;
         let flags = if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         let same = name_stat(dir, name).is_some_and(|now| (now.st_dev, now.st_ino) == (made.st_dev, made.st_ino));
-        if same && self.who.act(|| unlinkat(dir.fd(), name, flags)).is_ok() {
-            bury(self.export, (dir, name), Some(made));
+        if same && self.user.run_as(|| unlinkat(dir.fd(), name, flags)).is_ok() {
+            forget_removed(self.export, (dir, name), Some(made));
         }
     }
 
-    pub(crate) fn create(&self, args: Create3Args<'_>, answer: Answer<'_, Create>) -> Answered {
-        self.make(args.r#where, answer, |dir, name| {
+    pub(crate) fn create(&self, args: Create3Args<'_>, answer: Answer<'_, Create>) -> HandlerResult {
+        self.create_name(args.r#where, answer, |dir, name| {
             let (new, must_be_new) = match &args.how {
-                Createhow3::Exclusive(verifier) => return self.exclusive(dir, name, verifier),
+                Createhow3::Exclusive(verifier) => return self.create_exclusive(dir, name, verifier),
                 Createhow3::Guarded(new) => (new, true),
                 Createhow3::Unchecked(new) => (new, false),
             };
             let new = NewAttributes::new(new)?;
             match self.make_file(dir, name, new.initial_mode()) {
-                // Creation has set the mode.
+                // The creation has set the mode.
                 Ok(()) => self.finish(dir, name, &NewAttributes { mode: None, ..new }),
-                Err(Errno::EXIST) if !must_be_new => self.existing(dir, name, new.size),
+                Err(Errno::EXIST) if !must_be_new => self.reuse_existing(dir, name, new.size),
                 Err(error) => Err(error.into()),
             }
         })
@@ -109,56 +106,56 @@ impl Call<'_> {
 
     fn make_file(&self, dir: &Node, name: &[u8], mode: Mode) -> io::Result<()> {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        self.who.act(|| openat(dir.fd(), name, flags, mode)).map(drop)
+        self.user.run_as(|| openat(dir.fd(), name, flags, mode)).map(drop)
     }
 
-    /// Unchecked CREATE of an existing file: only the size applies.
-    fn existing(&self, dir: &Node, name: &[u8], size: SetSize3) -> Outcome<Made> {
-        let (node, _) = self.export.look_up(dir, name, &self.who)?;
+    /// Handles an unchecked CREATE of an existing file: only the size applies.
+    fn reuse_existing(&self, dir: &Node, name: &[u8], size: SetSize3) -> Outcome<Arc<Node>> {
+        let (node, _) = self.export.look_up(dir, name, &self.user)?;
         node.check_regular().map_err(|_| Nfsstat3::ErrExist)?;
         if size.is_some() {
-            NewAttributes { size, ..NewAttributes::default() }.apply(&node, &self.who)?;
-            self.export.settle(&node)?;
+            NewAttributes { size, ..NewAttributes::default() }.apply(&node, &self.user)?;
+            self.export.sync_change(&node)?;
         }
         Ok(node)
     }
 
-    /// Exclusive CREATE: a file with the client's verifier is its own. The file's times hold the verifier until the
-    /// client sets them.
-    fn exclusive(&self, dir: &Node, name: &[u8], verifier: &Createverf3) -> Outcome<Made> {
+    /// Handles an exclusive CREATE. An existing file with the client's verifier is the result of an earlier attempt.
+    /// The file's times hold the verifier until the client sets them.
+    fn create_exclusive(&self, dir: &Node, name: &[u8], verifier: &Createverf3) -> Outcome<Arc<Node>> {
         let [a, b, c, d, e, f, g, h] = *verifier;
-        // All file systems keep 31 bits of seconds.
+        // All file systems store at least 31 bits of seconds.
         let seconds = |bytes| Timespec { tv_sec: i64::from(u32::from_be_bytes(bytes) & 0x7FFF_FFFF), tv_nsec: 0 };
         let times = Timestamps { last_access: seconds([a, b, c, d]), last_modification: seconds([e, f, g, h]) };
         match self.make_file(dir, name, Mode::empty()) {
             Ok(()) => self.finish(dir, name, &NewAttributes { times: Some(times), ..NewAttributes::default() }),
             Err(Errno::EXIST) => {
-                let (node, stat) = self.export.look_up(dir, name, &self.who)?;
-                let its = (stat.st_atime, stat.st_mtime);
-                let own = its == (times.last_access.tv_sec, times.last_modification.tv_sec);
-                let same = own && node.check_regular().is_ok() && stat.st_size == 0;
-                if same { Ok(node) } else { Err(Nfsstat3::ErrExist) }
+                let (node, stat) = self.export.look_up(dir, name, &self.user)?;
+                let stored = (stat.st_atime, stat.st_mtime);
+                let has_verifier = stored == (times.last_access.tv_sec, times.last_modification.tv_sec);
+                let is_retry = has_verifier && node.check_regular().is_ok() && stat.st_size == 0;
+                if is_retry { Ok(node) } else { Err(Nfsstat3::ErrExist) }
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    pub(crate) fn mkdir(&self, args: Mkdir3Args<'_>, answer: Answer<'_, Mkdir>) -> Answered {
-        self.make(args.r#where, answer, |dir, name| {
+    pub(crate) fn mkdir(&self, args: Mkdir3Args<'_>, answer: Answer<'_, Mkdir>) -> HandlerResult {
+        self.create_name(args.r#where, answer, |dir, name| {
             let new = NewAttributes::new(&args.attributes)?;
-            // Linux ignores set-ID bits here, and passes on the set-group-ID bit of the parent.
-            self.who.act(|| mkdirat(dir.fd(), name, new.initial_mode()))?;
+            // Linux ignores set-ID bits here, and inherits the set-group-ID bit of the parent.
+            self.user.run_as(|| mkdirat(dir.fd(), name, new.initial_mode()))?;
             self.finish(dir, name, &NewAttributes { mode: None, size: None, ..new })
         })
     }
 
-    pub(crate) fn mknod(&self, args: Mknod3Args<'_>, answer: Answer<'_, Mknod>) -> Answered {
-        // Linux has 12 bits of major and 20 bits of minor numbers, and cuts off the rest.
+    pub(crate) fn mknod(&self, args: Mknod3Args<'_>, answer: Answer<'_, Mknod>) -> HandlerResult {
+        // Linux has 12 bits of major and 20 bits of minor numbers, and would drop the others.
         let device = |data: &Devicedata3| match (data.spec.specdata1, data.spec.specdata2) {
             (major @ 0..0x1000, minor @ 0..0x10_0000) => Ok(makedev(major, minor)),
             _ => Err(Nfsstat3::ErrInval),
         };
-        self.make(args.r#where, answer, |dir, name| {
+        self.create_name(args.r#where, answer, |dir, name| {
             let (kind, new, dev) = match &args.what {
                 Mknoddata3::Chr(data) => (FileType::CharacterDevice, &data.dev_attributes, device(data)?),
                 Mknoddata3::Blk(data) => (FileType::BlockDevice, &data.dev_attributes, device(data)?),
@@ -167,7 +164,7 @@ impl Call<'_> {
                 Mknoddata3::Default(_) => return Err(Nfsstat3::ErrBadtype),
             };
             let new = NewAttributes::new(new)?;
-            self.who.act(|| mknodat(dir.fd(), name, kind, new.initial_mode(), dev))?;
+            self.user.run_as(|| mknodat(dir.fd(), name, kind, new.initial_mode(), dev))?;
             self.finish(dir, name, &NewAttributes { mode: None, size: None, ..new })
         })
     }

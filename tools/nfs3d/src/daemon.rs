@@ -1,12 +1,12 @@
-//! An NFS version 3 server: exports one directory over RDMA.
+//! The NFS version 3 server: exports one directory over RDMA.
 //!
 //! ```text
 //! cargo run --release -p rpcrdma-nfs3d --features verbs --bin nfs3d -- /srv/data --listen verbs:10.0.0.1:20049
 //! mount -t nfs -o vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=20048,nolock 10.0.0.1:/srv/data /mnt
 //! ```
 //!
-//! MOUNT is on TCP. The other protocols of RFC 8267 §5.1 are not implemented: NLM and NSM (mount with `nolock`: locks
-//! then hold within one host), NFSACL (clients work without).
+//! MOUNT is on TCP. The other protocols of RFC 8267 §5.1 are not implemented. Without NLM and NSM, clients must mount
+//! with `nolock`, and locks hold within one host. Clients work without NFSACL.
 
 use std::fs::DirBuilder;
 use std::io::Write as _;
@@ -31,38 +31,39 @@ use signal_hook::iterator::Signals;
 use crate::descriptors::Descriptors;
 use crate::mount3::mount_v3;
 use crate::nfs3::nfs_v3;
-use crate::{By, Export, IwarpOptions, Key, Options, Policy, Pool, Squash, mount, nfs};
+use crate::{Export, HandleSource, IwarpOptions, Key, Options, Policy, Pool, Squash, mount, nfs};
 
-/// Idle time until a file is closed; at most twice this.
-const TIDY: Duration = Duration::from_secs(5);
-/// Outstanding calls of a connection.
+/// Interval at which unused files are closed. A file is closed after one to two intervals without use.
+const CLOSE_INTERVAL: Duration = Duration::from_secs(5);
+/// Credits of each connection, which bound its outstanding calls.
 const CREDITS: u32 = 32;
 
 /// Export a directory by NFS version 3, over RDMA, TCP (iWARP) or the software fabric.
 ///
 /// As root, the server acts as the user of the caller's AUTH_SYS credential (see --squash), without the capabilities of
-/// root. Every host that reaches the server can claim to be any user: use a trusted network. Not as root, it acts as
-/// its own user.
+/// root. Every host that reaches the server can claim to be any user, so use a trusted network. A server that is not
+/// root acts as its own user.
 ///
-/// What is mounted below the directory is not exported; bind mounts of its own file system are recognized since Linux
-/// 5.6. There is no lock manager (NLM, NSM): clients mount with nolock, and other hosts do not see their locks. There
-/// are no ACLs (NFSACL).
+/// File systems mounted below the directory are not exported. Bind mounts of the directory's own file system are
+/// recognized since Linux 5.6. There is no lock manager (NLM, NSM), so clients mount with nolock, and other hosts do
+/// not see their locks. There are no ACLs (NFSACL).
 #[derive(Debug, Parser)]
 #[command(name = "nfs3d", version, long_version = VERSION.as_str(), args_override_self = true)]
 struct Cli {
     /// Exported directory.
     directory: PathBuf,
-    /// Addresses of NFS, separated by commas: verbs:HOST:PORT, verbs:DEVICE/GID@HOST:PORT, iwarp:HOST:PORT, soft:NAME.
+    /// Addresses to serve NFS at, separated by commas: verbs:HOST:PORT, verbs:DEVICE/GID@HOST:PORT, iwarp:HOST:PORT,
+    /// soft:NAME.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "soft:nfs3d")]
     listen: Vec<Address>,
-    /// TCP port of MOUNT; 0: any free port.
+    /// TCP port of MOUNT; 0 selects a free port.
     #[arg(long, value_name = "PORT", default_value_t = 20048)]
     mount_port: u16,
     /// Register NFS and MOUNT with the host's rpcbind, and withdraw them at the end. rpcbind holds one IPv4 and one
     /// IPv6 address per program.
     #[arg(long)]
     rpcbind: bool,
-    /// User mapping.
+    /// Which users of calls become nobody.
     #[arg(long, value_enum, default_value = "root")]
     squash: Squash,
     /// Refuse changes.
@@ -73,8 +74,9 @@ struct Cli {
     #[arg(long = "async")]
     not_sync: bool,
     /// Threads for file operations, which may block. One client host gets at most half of them, the next one half of
-    /// the rest, and so on: a slow disk does not stop other hosts. 0: the shards do file operations, which is fastest
-    /// for files in memory, and blocks all clients of the shard. Root needs at least 1 for verbs: addresses.
+    /// the rest, and so on, so that a slow disk does not stop other hosts. With 0, the shards perform file operations.
+    /// This is fastest for files in memory, but blocks all clients of the shard. Root needs at least 1 for verbs:
+    /// addresses.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(0..=256))]
     workers: u16,
     /// Cores of the shards, separated by commas; at least one for each address. Default: one unpinned shard for each
@@ -84,24 +86,26 @@ struct Cli {
     /// Idle policy of the shards.
     #[arg(long, value_enum, default_value = "yield")]
     idle: Idle,
-    /// Clients of one shard that may be busy at once. Each takes 32 MiB of memory, within memory.budget (1 GiB).
+    /// Clients of one shard that may be busy at once. Each takes 32.5 MiB of memory, within memory.budget (1 GiB).
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     clients: u16,
-    /// Idle seconds before a keep-alive probe; 0: never. A vanished client keeps its memory until then.
+    /// Idle seconds before a keep-alive probe; 0 disables probes. Until a probe fails, a vanished client keeps its
+    /// memory.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     keep_alive: u32,
-    /// Seconds without progress, such as of the data of a WRITE, before the server ends the connection. Time in which
-    /// the client moves data at --min-rate does not count.
+    /// Seconds without progress, such as in moving the data of a WRITE, before the server ends the connection. Time in
+    /// which the client moves data at --min-rate does not count.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     progress_timeout: u32,
-    /// Minimum rate, in bytes per second.
+    /// Minimum data rate of a client, in bytes per second; see --progress-timeout.
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 10, value_parser = clap::value_parser!(u64).range(1..))]
     min_rate: u64,
-    /// Source of file handles.
+    /// How file handles identify files.
     #[arg(long, value_enum, default_value = "auto")]
-    handles: By,
-    /// Key that seals file handles; created if missing. With the same key, handles survive a restart. It must not be in
-    /// the exported directory, and no other user may be able to read or write it, or to write a directory above it.
+    handles: HandleSource,
+    /// File of the key that seals file handles; created if missing. With the same key, handles survive a restart. The
+    /// file must not be in the exported directory, and no other user may be able to read or write it, or to write a
+    /// directory above it.
     /// [default: nfs3d.key in /var/lib for root, in ~/.local/state for others]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
@@ -139,10 +143,10 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     let (first, config) = program::shards(&options.listen, &options.cores)?;
     let config = ServerConfig { shard, accept, stats: options.stats.clone(), ..config };
     print_error!("{}", memory_line(&config.shard, config.shards, 0));
-    // Signals from now on are handled below.
+    // From here on, signals wait for the loop at the end of this function.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
     let key = key(&options.key.clone().map_or_else(default_key, Ok)?, &options.directory)?;
-    // Clients choose the modes of their files. All other files get theirs from the code that creates them.
+    // Clients choose the modes of their files. The code that creates any other file sets its mode.
     rustix::process::umask(rustix::fs::Mode::empty());
     let policy = Policy::new(options.squash);
     policy.prepare()?;
@@ -151,8 +155,8 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
         options.workers > 0
             || !policy.is_privileged()
             || options.listen.iter().all(|address| address.scheme() != "verbs"),
-        "--workers 0: the shards would take on the IDs of callers, and threads that do so may not use the RDMA devices \
-         of verbs: addresses: use --workers 1 or more"
+        "--workers 0: the shards would switch to the user IDs of callers, and threads that do so may not use the RDMA \
+         devices of verbs: addresses: use --workers 1 or more"
     );
     let descriptors = Descriptors::divide(config.shards, config.shard.memory.receives, options.workers.into())?;
     let export = Arc::new(Export::open(
@@ -171,11 +175,11 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     let pool = pool.context("--workers")?;
     let server = Server::start(first, nfs::services(&export, pool.as_ref()), &config)?;
     let registered = if options.rpcbind { Some(register(&options.listen, mount_port)?) } else { None };
-    let tidied = Arc::clone(&export);
+    let exported = Arc::clone(&export);
     program::spawn("tidy", move || {
         loop {
-            std::thread::sleep(TIDY);
-            tidied.tidy();
+            std::thread::sleep(CLOSE_INTERVAL);
+            exported.close_unused();
         }
     })?;
     say(&format!(
@@ -184,7 +188,7 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
         export.path.display(),
         if options.read_only { "read-only" } else { "writable" },
         export.handles(),
-        if policy.is_privileged() { "users are honoured" } else { "everybody is the server's user" },
+        if policy.is_privileged() { "users are honoured" } else { "all calls run as the server's user" },
     ));
     signals.forever().next();
     if let Some(registered) = registered {
@@ -197,7 +201,9 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
 /// Registers both programs with rpcbind.
 fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration> {
     let nfs = |address: &Address| {
-        let at = address.socket_address()?.with_context(|| format!("{address}: rpcbind knows networks only"))?;
+        let at = address
+            .socket_address()?
+            .with_context(|| format!("--rpcbind: cannot register {address}, which has no IP address"))?;
         Ok(Mapping::new(nfs_v3::PROGRAM, nfs_v3::VERSION, Transport::Rdma, at))
     };
     let mut mappings = listen.iter().map(nfs).collect::<anyhow::Result<Vec<_>>>()?;
@@ -206,7 +212,7 @@ fn register(listen: &[Address], mount_port: u16) -> anyhow::Result<Registration>
     Ok(Registration::new(mappings)?)
 }
 
-/// Buffers for `--clients` times `CREDITS` calls.
+/// Configuration, with buffers for `--clients` times `CREDITS` calls.
 fn config(options: &Cli, matches: &ArgMatches) -> anyhow::Result<(Config, AcceptConfig)> {
     let calls = CREDITS as usize * usize::from(options.clients);
     let mut shard = Config {
@@ -248,10 +254,10 @@ fn default_key() -> anyhow::Result<PathBuf> {
     let directory = if rustix::process::geteuid().is_root() {
         PathBuf::from("/var/lib")
     } else {
-        let home = std::env::var_os("HOME").context("no HOME: --key says where the key for file handles is")?;
+        let home = std::env::var_os("HOME").context("HOME is not set: name the key of file handles by --key FILE")?;
         PathBuf::from(home).join(".local/state")
     };
-    // Only this user may write there, whatever the umask.
+    // Whatever the umask is, only this user may write there.
     let created = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
     created.with_context(|| directory.display().to_string())?;
     Ok(directory.join("nfs3d.key"))
@@ -263,14 +269,24 @@ fn key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
     let name = || path.display().to_string();
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if let (Ok(parent), Ok(directory)) = (parent.canonicalize(), directory.canonicalize()) {
-        ensure!(!parent.starts_with(directory), "--key {}: clients see what is in the exported directory", name());
+        ensure!(
+            !parent.starts_with(directory),
+            "--key {}: the key must be outside of the exported directory, which clients can read",
+            name()
+        );
     }
     if let Some(mut file) = secret_file::create(path).context("--key")? {
         getrandom::fill(&mut key).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;
         file.write_all(&key).and_then(|()| file.sync_all()).with_context(name)?;
     } else {
         let bytes = secret_file::read(path).context("--key")?;
-        ensure!(bytes.len() == key.len(), "{}: not a key, which has {} bytes", name(), key.len());
+        ensure!(
+            bytes.len() == key.len(),
+            "invalid key {}: expected {} bytes, found {}",
+            name(),
+            key.len(),
+            bytes.len()
+        );
         key.copy_from_slice(&bytes);
     }
     Ok(key)

@@ -11,16 +11,16 @@ use rustix::io::Errno;
 use crate::attr::{self, fattr};
 use crate::handles::FileHandle;
 use crate::names::open_path;
-use crate::nfs::{Answered, Call, DIRECTORY};
+use crate::nfs::{Call, DIRECTORY, HandlerResult};
 use crate::nfs3::nfs_v3::{Lookup, Readdir, Readdirplus};
 use crate::nfs3::*;
 use crate::node::Node;
 use crate::status::{Outcome, Results};
 
-/// Cookies are the file system's, and valid as long as it. No verifier is needed.
+/// Empty verifier: the file system's own cookies are used, which stay valid while the file system exists.
 const NO_VERIFIER: Cookieverf3 = [0; 8];
 
-/// Entries up to the client's limits.
+/// Entries of one reply, up to the client's limits.
 struct Page {
     list: ListBuilder,
     /// Limit of the results, in bytes.
@@ -35,11 +35,11 @@ impl Page {
         Self { list: ListBuilder::with_capacity(total), total, names }
     }
 
-    /// Adds an entry. False if it exceeds a limit.
+    /// Adds an entry. Returns false if the entry exceeds a limit.
     fn push(&mut self, entry: &impl Encode, name: &[u8]) -> Outcome<bool> {
         let names = self.names.checked_sub(20 + name.len());
         let len = HEAD + self.list.len() + 4 + entry.encoded_len() + TAIL;
-        // At least one entry, whatever the limit of names.
+        // The limit of names does not apply to the first entry, so that the client makes progress.
         let fits = len <= self.total && (names.is_some() || self.list.is_empty());
         if fits {
             self.names = names.unwrap_or(0);
@@ -55,13 +55,13 @@ const HEAD: usize = 4 + 88 + 8;
 const TAIL: usize = 8;
 
 impl Call<'_> {
-    pub(crate) fn lookup(&self, args: Lookup3Args<'_>, answer: Answer<'_, Lookup>) -> Answered {
+    pub(crate) fn lookup(&self, args: Lookup3Args<'_>, answer: Answer<'_, Lookup>) -> HandlerResult {
         let dir = match self.export.find_dir(args.what.dir) {
             Ok(dir) => dir,
             Err(status) => return answer.send(&Lookup3Res::Default(status, Lookup3Resfail::default())),
         };
-        let found = self.export.look_up(&dir, args.what.name.0, &self.who);
-        let dir_attributes = attr::now(&dir);
+        let found = self.export.look_up(&dir, args.what.name.0, &self.user);
+        let dir_attributes = attr::post_op_attr(&dir);
         let done = found.as_ref().map(|(node, stat)| Lookup3Resok {
             object: node.handle(),
             obj_attributes: Some(fattr(stat)),
@@ -70,7 +70,7 @@ impl Call<'_> {
         answer.send(&done.map_err(|status| (*status, Lookup3Resfail { dir_attributes })).into())
     }
 
-    pub(crate) fn readdir(&self, args: Readdir3Args<'_>, answer: Answer<'_, Readdir>) -> Answered {
+    pub(crate) fn readdir(&self, args: Readdir3Args<'_>, answer: Answer<'_, Readdir>) -> HandlerResult {
         let mut page = Page::new(args.count, usize::MAX);
         let listed = self.list(args.dir, args.cookie, &mut page, |_, entry, page| page.push(entry, entry.name.0));
         let done = listed.map(|(dir_attributes, eof)| {
@@ -80,12 +80,12 @@ impl Call<'_> {
         answer.send(&done.map_err(|(status, dir_attributes)| (status, Readdir3Resfail { dir_attributes })).into())
     }
 
-    pub(crate) fn readdirplus(&self, args: Readdirplus3Args<'_>, answer: Answer<'_, Readdirplus>) -> Answered {
+    pub(crate) fn readdirplus(&self, args: Readdirplus3Args<'_>, answer: Answer<'_, Readdirplus>) -> HandlerResult {
         let mut page = Page::new(args.maxcount, args.dircount as usize);
         let listed = self.list(args.dir, args.cookie, &mut page, |dir, entry, page| {
             let Entry3 { fileid, name, cookie } = *entry;
-            // Removed meanwhile, or not visible to this client: the name is listed anyway.
-            let (name_attributes, handle) = self.look_at(dir, name.0).unzip();
+            // A file that was removed meanwhile, or that this client may not see, is listed by its name only.
+            let (name_attributes, handle) = self.entry_attributes(dir, name.0).unzip();
             let name_handle = handle.as_deref().map(|data| NfsFh3 { data });
             let name_attributes = name_attributes.flatten();
             page.push(&Entryplus3 { fileid, name, cookie, name_attributes, name_handle }, name.0)
@@ -97,22 +97,23 @@ impl Call<'_> {
         answer.send(&done.map_err(|(status, dir_attributes)| (status, Readdirplus3Resfail { dir_attributes })).into())
     }
 
-    /// Attributes and handle of a name; does not keep the file open.
-    fn look_at(&self, dir: &Node, name: &[u8]) -> Option<(PostOpAttr, FileHandle)> {
+    /// Attributes and handle of a name. The file is not kept open.
+    fn entry_attributes(&self, dir: &Node, name: &[u8]) -> Option<(PostOpAttr, FileHandle)> {
         if name == b"." {
-            return Some((attr::now(dir), FileHandle::try_from(dir.handle().data).ok()?));
+            return Some((attr::post_op_attr(dir), FileHandle::try_from(dir.handle().data).ok()?));
         }
         if name == b".." {
             return None;
         }
-        let file = self.who.act(|| open_path(dir.fd(), name)).ok()?;
+        let file = self.user.run_as(|| open_path(dir.fd(), name)).ok()?;
         let stat = fstat(&file).ok()?;
         let handle = self.export.handle_of(dir, name, &file, &stat).ok()?;
         Some((Some(fattr(&stat)), handle))
     }
 
-    /// Passes entries from a cookie on, if any, to `add`, until one does not fit. Attributes of the directory, and
-    /// whether its end was reached.
+    /// Passes the entries behind a cookie to `add`, until one does not fit.
+    ///
+    /// Returns the attributes of the directory, and whether its end was reached.
     fn list(
         &self,
         handle: NfsFh3<'_>,
@@ -121,21 +122,21 @@ impl Call<'_> {
         mut add: impl FnMut(&Node, &Entry3<'_>, &mut Page) -> Outcome<bool>,
     ) -> Results<(PostOpAttr, bool), PostOpAttr> {
         let dir = self.export.find_dir(handle)?;
-        let attributes = attr::now(&dir);
+        let attributes = attr::post_op_attr(&dir);
         match self.entries(&dir, cookie, |entry| add(&dir, entry, page)) {
-            Ok(false) if page.list.is_empty() => Err((Nfsstat3::ErrToosmall, attr::now(&dir))),
+            Ok(false) if page.list.is_empty() => Err((Nfsstat3::ErrToosmall, attr::post_op_attr(&dir))),
             Ok(eof) => Ok((attributes, eof)),
-            Err(status) => Err((status, attr::now(&dir))),
+            Err(status) => Err((status, attr::post_op_attr(&dir))),
         }
     }
 
-    /// Passes entries from a cookie on to `take`, until that stops. True at the end of the directory.
-    fn entries(&self, dir: &Node, cookie: u64, mut take: impl FnMut(&Entry3<'_>) -> Outcome<bool>) -> Outcome<bool> {
-        let file = dir.open_dir(&self.who)?;
+    /// Passes the entries behind a cookie to `visit`, until it returns false. Returns true at the end of the directory.
+    fn entries(&self, dir: &Node, cookie: u64, mut visit: impl FnMut(&Entry3<'_>) -> Outcome<bool>) -> Outcome<bool> {
+        let file = dir.open_dir(&self.user)?;
         if cookie != 0 {
             // Not every number is a valid cookie.
-            let place = i64::try_from(cookie).map_err(|_| Nfsstat3::ErrBadCookie)?;
-            seek(&file, SeekFrom::Start(place as u64)).map_err(|_| Nfsstat3::ErrBadCookie)?;
+            let position = i64::try_from(cookie).map_err(|_| Nfsstat3::ErrBadCookie)?;
+            seek(&file, SeekFrom::Start(position as u64)).map_err(|_| Nfsstat3::ErrBadCookie)?;
         }
         let mut buffer = [MaybeUninit::<u8>::uninit(); 16 << 10];
         let mut entries = RawDir::new(&file, &mut buffer);
@@ -145,9 +146,9 @@ impl Call<'_> {
                 entry => entry?,
             };
             let name = entry.file_name().to_bytes();
-            // The parent of the root is hidden.
+            // The inode number of the root's parent is hidden.
             let fileid = if name == b".." && self.export.is_root(dir) { dir.ino() } else { entry.ino() };
-            if !take(&Entry3 { fileid, name: Filename3(name), cookie: entry.next_entry_cookie() })? {
+            if !visit(&Entry3 { fileid, name: Filename3(name), cookie: entry.next_entry_cookie() })? {
                 return Ok(false);
             }
         }

@@ -12,15 +12,15 @@ use anyhow::Context;
 use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, fstatfs, openat, readlinkat};
 use rustix::io::Errno;
 
-use crate::cache::Cache;
-use crate::handles::{By, FileHandle, Handles, Key};
+use crate::cache::NodeCache;
+use crate::handles::{FileHandle, HandleSource, Handles, Key};
 use crate::identity::{Identity, Policy};
 use crate::names::open_path;
 use crate::nfs3::{NfsFh3, Nfsstat3, Writeverf3};
 use crate::node::Node;
 use crate::status::Outcome;
 
-/// Longest name, bytes.
+/// Longest name, in bytes.
 pub(crate) const NAME_MAX: usize = 255;
 
 /// Options of an export.
@@ -30,11 +30,11 @@ pub struct Options {
     pub read_only: bool,
     /// Makes changes of names and attributes stable before the reply.
     pub sync: bool,
-    /// Users of calls.
+    /// Users as whom calls run.
     pub policy: Policy,
-    /// Source of file handles.
-    pub handles: By,
-    /// Key that seals them.
+    /// How file handles identify files.
+    pub handles: HandleSource,
+    /// Key that seals file handles.
     pub key: Key,
     /// Limit of open files.
     pub files: usize,
@@ -51,8 +51,8 @@ pub struct Export {
     pub(crate) root: Arc<Node>,
     pub(crate) handles: Handles,
     dev: u64,
-    pub(crate) cache: Cache,
-    /// Write verifier: changes if uncommitted data may be lost, at each start and failed sync.
+    pub(crate) cache: NodeCache,
+    /// Write verifier. It changes at each start and each failed sync, because uncommitted data may then be lost.
     verifier: AtomicU64,
 }
 
@@ -60,7 +60,7 @@ impl Export {
     /// Opens a directory.
     ///
     /// # Errors
-    /// It is not a readable directory, or has no handles as requested.
+    /// The path is not a readable directory, or the requested kind of handles is unavailable.
     pub fn open(path: &Path, options: Options) -> anyhow::Result<Self> {
         let path = path.canonicalize().with_context(|| path.display().to_string())?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -68,20 +68,22 @@ impl Export {
         let stat = fstat(&root)?;
         if fstatfs(&root)?.f_type == OVERLAYFS {
             log::warn!(
-                "{}: on overlayfs files may have other device numbers than directories (LOOKUP is answered with NFS3ERR_ACCES then) and another inode \
-                 once they are written to (NFS3ERR_STALE); export a directory of one of the file systems below it",
+                "{}: on overlayfs, files may have other device numbers than directories (LOOKUP then fails with \
+                 NFS3ERR_ACCES), and get another inode when first written to (NFS3ERR_STALE): export a directory of \
+                 one of the file systems below it",
                 path.display()
             );
         }
         let handles = Handles::new(options.handles, &options.key, &root, &stat).with_context(|| {
             format!(
-                "{}: no kernel file handles here (they need root and a file system with support); --handles names does without",
+                "{}: kernel file handles are unavailable, because they need root and support by the file system: use \
+                 --handles names",
                 path.display()
             )
         })?;
         let handle = handles
             .make(root.as_fd(), &stat)
-            .map_err(|status| anyhow::anyhow!("{}: no handle of it: {}", path.display(), status.name()))?;
+            .map_err(|status| anyhow::anyhow!("{}: cannot make its file handle: {}", path.display(), status.name()))?;
         let path_fd = openat(&root, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let mut verifier = [0; 8];
         getrandom::fill(&mut verifier).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;
@@ -90,13 +92,13 @@ impl Export {
             root: Arc::new(Node::new(path_fd, handle, &stat)),
             dev: stat.st_dev,
             handles,
-            cache: Cache::new(options.files / 6),
+            cache: NodeCache::new(options.files / 6),
             verifier: AtomicU64::new(u64::from_be_bytes(verifier)),
             options,
         })
     }
 
-    /// Source of its file handles, for the log.
+    /// How file handles identify files, for the log.
     pub fn handles(&self) -> &'static str {
         self.handles.describe()
     }
@@ -105,9 +107,9 @@ impl Export {
         node.ino() == self.root.ino()
     }
 
-    /// Closes unused files.
-    pub fn tidy(&self) {
-        self.cache.turn();
+    /// Closes files that were not used since the last but one call.
+    pub fn close_unused(&self) {
+        self.cache.rotate();
     }
 
     /// The write verifier.
@@ -115,8 +117,8 @@ impl Export {
         self.verifier.load(Ordering::Relaxed).to_be_bytes()
     }
 
-    /// Changes the write verifier: clients must write uncommitted data again.
-    pub(crate) fn lost_data(&self) {
+    /// Changes the write verifier, so that clients write uncommitted data again.
+    pub(crate) fn change_verifier(&self) {
         self.verifier.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -125,24 +127,25 @@ impl Export {
         if self.options.read_only { Err(Nfsstat3::ErrRofs) } else { Ok(()) }
     }
 
-    /// Makes a change stable, unless with `--async`.
-    pub(crate) fn settle(&self, node: &Node) -> Outcome<()> {
+    /// Makes a change stable, unless `--async` is set.
+    pub(crate) fn sync_change(&self, node: &Node) -> Outcome<()> {
         if self.options.sync { node.sync() } else { Ok(()) }
     }
 
-    /// Opens what `settle` needs, so that a lack of descriptors fails a call before it has changed anything.
-    pub(crate) fn prepare_settle(&self, node: &Node) -> Outcome<()> {
+    /// Opens the descriptor that `sync_change` needs. A lack of descriptors therefore fails a call before it has
+    /// changed anything.
+    pub(crate) fn prepare_sync(&self, node: &Node) -> Outcome<()> {
         if self.options.sync { node.syncer().map(drop) } else { Ok(()) }
     }
 
-    /// File of a handle.
+    /// Finds the file of a handle.
     pub(crate) fn find(&self, handle: NfsFh3<'_>) -> Outcome<Arc<Node>> {
         // A cached node has a verified handle.
-        let kept = Handles::claimed_ino(handle.data).and_then(|ino| match ino == self.root.ino() {
+        let cached = Handles::claimed_ino(handle.data).and_then(|ino| match ino == self.root.ino() {
             true => Some(Arc::clone(&self.root)),
             false => self.cache.get(ino),
         });
-        if let Some(node) = kept
+        if let Some(node) = cached
             && node.handle() == handle
         {
             return Ok(node);
@@ -156,7 +159,7 @@ impl Export {
         Ok(self.cache.enter(Node::new(file, handle, &stat)))
     }
 
-    /// Directory of a handle; stale if removed, whatever is asked of it.
+    /// Finds the directory of a handle. Fails with `NFS3ERR_STALE` if the directory was removed.
     pub(crate) fn find_dir(&self, handle: NfsFh3<'_>) -> Outcome<Arc<Node>> {
         let node = self.find(handle)?;
         node.check_dir()?;
@@ -164,9 +167,9 @@ impl Export {
         Ok(node)
     }
 
-    /// Handle of a file opened by its name in a directory.
+    /// Makes the handle of a file that was opened by its name in a directory.
     pub(crate) fn handle_of(&self, dir: &Node, name: &[u8], file: &OwnedFd, stat: &Stat) -> Outcome<FileHandle> {
-        // Another file system, such as a subvolume.
+        // The file is on another file system, such as a subvolume.
         if stat.st_dev != self.dev {
             return Err(Nfsstat3::ErrAcces);
         }
@@ -175,16 +178,16 @@ impl Export {
     }
 
     /// Opens a name in a directory, without following links.
-    pub(crate) fn look_up(&self, dir: &Node, name: &[u8], who: &Identity) -> Outcome<(Arc<Node>, Stat)> {
+    pub(crate) fn look_up(&self, dir: &Node, name: &[u8], user: &Identity) -> Outcome<(Arc<Node>, Stat)> {
         let name = match name {
             b"." => return Ok((self.find(dir.handle())?, dir.stat()?)),
             // The parent of the root is the root.
             b".." if self.is_root(dir) => return Ok((Arc::clone(&self.root), self.root.stat()?)),
             b".." => name,
-            name => checked(name)?,
+            name => check_name(name)?,
         };
-        let file = who.act(|| open_path(dir.fd(), name)).map_err(|error| match error {
-            // Something is mounted there, or the parent is above a mount: both are not exported.
+        let file = user.run_as(|| open_path(dir.fd(), name)).map_err(|error| match error {
+            // Neither a mount point nor the parent of a mounted file system is exported.
             Errno::XDEV => Nfsstat3::ErrAcces,
             error => error.into(),
         })?;
@@ -204,10 +207,10 @@ impl Export {
         Ok((self.cache.enter(Node::new(file, handle, &stat)), stat))
     }
 
-    /// Checks that a directory is below the root: it may have been moved out of the export.
+    /// Checks that a directory is below the root, because it may have been moved out of the export.
     ///
-    /// Compares paths as the kernel reports them, so that the cost is bounded at any depth. A path of 4096 bytes or
-    /// more is `NFS3ERR_NAMETOOLONG`, as the kernel does not report it.
+    /// Compares paths as the kernel reports them, so that the cost is bounded at any depth. The kernel does not report
+    /// a path of 4096 bytes or more, which fails with `NFS3ERR_NAMETOOLONG`.
     fn check_inside(&self, dir: &OwnedFd) -> Outcome<()> {
         let (root, dir) = (current_path(self.root.fd())?, current_path(dir.as_fd())?);
         if dir.starts_with(root) { Ok(()) } else { Err(Nfsstat3::ErrAcces) }
@@ -220,8 +223,8 @@ fn current_path(dir: BorrowedFd<'_>) -> Outcome<PathBuf> {
     Ok(OsString::from_vec(path.into_bytes()).into())
 }
 
-/// Checks a name.
-pub(crate) fn checked(name: &[u8]) -> Outcome<&[u8]> {
+/// Checks a name that a client sent.
+pub(crate) fn check_name(name: &[u8]) -> Outcome<&[u8]> {
     match name {
         b"" => Err(Nfsstat3::ErrAcces),
         _ if name.len() > NAME_MAX => Err(Nfsstat3::ErrNametoolong),
@@ -230,7 +233,7 @@ pub(crate) fn checked(name: &[u8]) -> Outcome<&[u8]> {
     }
 }
 
-/// Checks a name to be created or removed.
-pub(crate) fn changeable(name: &[u8], dots: Nfsstat3) -> Outcome<&[u8]> {
-    if name == b"." || name == b".." { Err(dots) } else { checked(name) }
+/// Checks a name to be created or removed. `dots` is the status for `.` and `..`.
+pub(crate) fn check_changeable_name(name: &[u8], dots: Nfsstat3) -> Outcome<&[u8]> {
+    if name == b"." || name == b".." { Err(dots) } else { check_name(name) }
 }

@@ -18,14 +18,14 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 
-/// User mapping.
+/// Which users of calls become nobody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Squash {
-    /// No mapping.
+    /// No user.
     None,
-    /// Map root to nobody.
+    /// Root only.
     Root,
-    /// Map all users to nobody.
+    /// All users.
     All,
 }
 
@@ -48,11 +48,11 @@ const FILE_CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
 /// Supplementary groups.
 type Groups = ArrayVec<u32, { AuthSys::MAX_GIDS }>;
 
-/// Turns credentials into identities.
+/// Policy that turns credentials into identities.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
     squash: Squash,
-    /// The server can switch users. Otherwise all are the server's own user.
+    /// The server can switch users. Otherwise all calls run as the server's own user.
     privileged: bool,
     /// User and group of the server.
     uid: u32,
@@ -70,7 +70,7 @@ pub(crate) struct Identity {
 }
 
 impl Policy {
-    /// For the server's own user.
+    /// Creates the policy of a server that runs as this process's user.
     pub fn new(squash: Squash) -> Self {
         let (uid, gid) = (geteuid(), getegid());
         Self { squash, privileged: uid.is_root(), uid: uid.as_raw(), gid: gid.as_raw() }
@@ -84,10 +84,10 @@ impl Policy {
     /// Prepares the calling thread, and all threads that it starts afterwards, for calls that run as users.
     ///
     /// # Errors
-    /// The system denies it; or the process would keep its capabilities under another user ID.
+    /// The system refuses, or the process would keep its capabilities under another user ID.
     pub fn prepare(&self) -> anyhow::Result<()> {
         if !self.privileged {
-            // Calls run as the server's user, with no more rights than another process of this user has.
+            // Calls run as the server's user, and must have no more rights than any other process of this user.
             let mut sets = capabilities(None).context("capget")?;
             for set in [&mut sets.effective, &mut sets.permitted, &mut sets.inheritable] {
                 set.remove(FILE_CAPABILITIES);
@@ -100,7 +100,7 @@ impl Policy {
             "the process has the securebit no-setuid-fixup, with which calls of users would run with the capabilities \
              of root: start without SECBIT_NO_SETUID_FIXUP"
         );
-        // Root's groups would serve no purpose: each call sets those of its caller.
+        // Root's own groups are dropped, because each call sets the groups of its caller.
         set_thread_groups(&[]).context("setgroups")
     }
 
@@ -120,17 +120,17 @@ impl Policy {
             nobody
         } else if flavor == AuthSys::FLAVOR {
             let sys = AuthSys::parse(body).map_err(|_| Refusal::Authentication(AuthStat::BadCred.code()))?;
-            // The highest number means "unchanged" to the system, which is root.
-            let known = |id| if id == u32::MAX { NOBODY } else { id };
+            // To the system calls the highest number means "unchanged", which would leave root.
+            let valid = |id| if id == u32::MAX { NOBODY } else { id };
             match self.squash {
                 Squash::All => nobody,
                 Squash::Root if sys.uid == 0 => nobody,
-                // A member of root's group need not be root.
+                // Root's group is squashed as well, because its members may have more rights than nobody.
                 Squash::Root => {
-                    let squashed = |gid| if gid == 0 { NOBODY } else { known(gid) };
-                    (known(sys.uid), squashed(sys.gid), sys.gids().map(squashed).collect())
+                    let squashed = |gid| if gid == 0 { NOBODY } else { valid(gid) };
+                    (valid(sys.uid), squashed(sys.gid), sys.gids().map(squashed).collect())
                 }
-                Squash::None => (known(sys.uid), known(sys.gid), sys.gids().map(known).collect()),
+                Squash::None => (valid(sys.uid), valid(sys.gid), sys.gids().map(valid).collect()),
             }
         } else {
             return Err(Refusal::Authentication(AuthStat::RejectedCred.code()));
@@ -141,11 +141,11 @@ impl Policy {
 }
 
 thread_local! {
-    /// Group IDs of this thread, if `act` has set them. They stay set between calls, because one client's calls are
-    /// often consecutive, and because groups give root no rights that it does not have.
+    /// Group IDs of this thread, if `run_as` has set them. They stay set between calls, because one client's calls are
+    /// often consecutive, and because groups give root no rights that it does not have anyway.
     static GROUPS: RefCell<Option<(u32, Groups)>> = const { RefCell::new(None) };
-    /// Whether this thread is within `act`.
-    static ACTING: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread is within `run_as`.
+    static SWITCHED: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Identity {
@@ -154,17 +154,18 @@ impl Identity {
         Self { uid: stat.st_uid, gid: stat.st_gid, groups: ArrayVec::new(), fixed: self.fixed }
     }
 
-    /// Runs system calls on this thread with the user's IDs, and without capabilities unless the user is root. May not
-    /// be nested.
+    /// Runs system calls on this thread with the user's IDs, and without capabilities unless the user is root.
+    ///
+    /// Calls may not be nested.
     ///
     /// # Errors
-    /// Those of the calls; or the switch failed, and nothing was done.
-    pub(crate) fn act<T>(&self, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    /// Those of `run`. If the switch to the user fails, `run` is not called.
+    pub(crate) fn run_as<T>(&self, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         if self.fixed {
             return run();
         }
-        assert!(!ACTING.replace(true), "nested switches of the user");
-        // Restores also if the switch fails or a call panics.
+        assert!(!SWITCHED.replace(true), "nested switches of the user");
+        // The user is also restored if the switch fails or `run` panics.
         let _restore = Restore { switched: self.uid != 0 };
         self.set_groups()?;
         if self.uid != 0 {
@@ -191,7 +192,8 @@ impl Identity {
         })
     }
 
-    /// True for the owner and root.
+    /// True if this user has the rights of the owner `uid`: the owner, root, and any user of a server that cannot
+    /// switch.
     pub(crate) fn owns(&self, uid: u32) -> bool {
         self.fixed || self.uid == 0 || self.uid == uid
     }
@@ -207,10 +209,10 @@ impl Drop for Restore {
         if self.switched
             && let Err(error) = set_thread_res_uid(None, Uid::ROOT, None)
         {
-            // The thread would serve others as this user.
-            print_error!("this thread could not become root again: {error}");
+            // The thread would run the calls of other users as this user.
+            print_error!("cannot switch this thread back to root: {error}");
             std::process::abort();
         }
-        ACTING.set(false);
+        SWITCHED.set(false);
     }
 }

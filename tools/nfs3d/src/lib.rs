@@ -1,10 +1,12 @@
-//! The server of `nfs3d`, and NFS and MOUNT version 3 (RFC 1813) for `nfs3c` and tests, generated from `.x` files.
+//! The NFS server `nfs3d`.
+//!
+//! NFS and MOUNT version 3 (RFC 1813) are generated from `.x` files. `nfs3c` and tests use them, too.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `nfs` | procedures and their threads |
 //! | `pool`, `shares` | worker threads, and the share of one client |
-//! | `attributes`, `dirs`, `create`, `remove`, `links`, `read_write` | implementations of procedures |
+//! | `attribute_procedures`, `dirs`, `create`, `remove`, `links`, `read_write` | implementations of procedures |
 //! | `mount`, `connections` | MOUNT version 3, on TCP |
 //! | `export` | files by handle and by name |
 //! | `handles`, `names`, `sys` | file handles that survive a restart; `sys` has the only unsafe code |
@@ -13,14 +15,15 @@
 //! | `identity` | user and groups of a call |
 //! | `daemon`, `main` | the program `nfs3d` |
 //! | `bin` | `nfs3c`, a client without a mount |
-//! | `iwarp` | iWARP options, of `nfs3c` too |
-//! | `attr`, `status`, `lines`, `lock` | attributes, errors; lines of the log; locks |
+//! | `iwarp` | iWARP options of `nfs3c` and `nfs3d` |
+//! | `attr`, `status` | conversion of attributes and errors |
+//! | `lines`, `lock` | rate-limited log lines, locks |
 #![deny(unsafe_code)]
 #![warn(clippy::print_stderr)]
 #![expect(clippy::result_large_err, reason = "failures carry attributes, as results do")]
 
 mod attr;
-mod attributes;
+mod attribute_procedures;
 mod cache;
 mod connections;
 mod create;
@@ -46,7 +49,7 @@ mod status;
 mod sys;
 
 pub use export::{Export, Options};
-pub use handles::{By, Key};
+pub use handles::{HandleSource, Key};
 pub use identity::{Policy, Squash};
 pub use iwarp::IwarpOptions;
 pub use pool::Pool;
@@ -63,7 +66,7 @@ pub mod mount3 {
 
 use nfs3::{Sattr3, SetAtime, TimeHow};
 
-/// No attributes to set.
+/// Attributes of a SETATTR that sets none.
 pub const UNCHANGED: Sattr3 = Sattr3 {
     mode: None,
     uid: None,

@@ -1,4 +1,4 @@
-//! Rate-limited log lines of clients.
+//! Rate-limited log lines that clients cause.
 #![forbid(unsafe_code)]
 
 use std::fmt::Arguments;
@@ -10,11 +10,11 @@ use rpcrdma_fabric::log_limit::LogLimit;
 
 use crate::lock::lock;
 
-/// Writes or counts a line of a kind, in words that fit behind "17 more: ".
-pub(crate) fn log(level: Level, what: &'static str, line: Arguments<'_>) {
+/// Writes a line, or counts it if its kind is over the limit. The text of `kind` fits behind "17 more: ".
+pub(crate) fn log(level: Level, kind: &'static str, line: Arguments<'_>) {
     static LIMIT: LazyLock<(Instant, Mutex<LogLimit>)> =
         LazyLock::new(|| (Instant::now(), Mutex::new(LogLimit::new(module_path!()))));
-    let (began, limit) = &*LIMIT;
-    let now = began.elapsed().as_nanos() as u64;
-    lock(limit).log(now, level, what, line);
+    let (start, limit) = &*LIMIT;
+    let now = start.elapsed().as_nanos() as u64;
+    lock(limit).log(now, level, kind, line);
 }

@@ -1,4 +1,4 @@
-//! MOUNT version 3 (RFC 1813 §5) on TCP: gives clients the root's handle.
+//! MOUNT version 3 (RFC 1813 §5) on TCP, from which clients get the root's handle.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -32,7 +32,7 @@ use crate::node::Node;
 
 /// Longest call, in bytes.
 const CALL_MAX: usize = 16 << 10;
-/// Time limit of a call after its first byte, with its reply.
+/// Time limit from the first byte of a call to the last byte of its reply.
 const CALL_TIME: Duration = Duration::from_secs(5);
 /// Idle time until a connection is closed.
 const IDLE: Duration = Duration::from_secs(30);
@@ -41,21 +41,22 @@ pub(crate) const THREADS: usize = 128;
 /// Limit of remembered mounts, for DUMP.
 const MOUNTS: usize = 1024;
 
+/// The MOUNT server.
 struct Mountd {
     export: Arc<Export>,
-    /// Hosts and the paths that they have mounted.
+    /// Pairs of a host and a path that it has mounted.
     mounts: Mutex<BTreeSet<(String, Vec<u8>)>>,
     connections: Connections,
 }
 
-/// Serves on its own threads until the process ends. Returns the port.
+/// Serves MOUNT on its own threads until the process ends. Returns the port.
 ///
 /// # Errors
-/// The port is taken, or the system denies a thread.
+/// The port is in use, or the system refuses a thread.
 pub fn serve(export: &Arc<Export>, port: u16) -> anyhow::Result<u16> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
-        .with_context(|| format!("TCP port {port} for MOUNT (--mount-port names another)"))?;
+        .with_context(|| format!("cannot listen on TCP port {port} for MOUNT (--mount-port)"))?;
     let port = listener.local_addr()?.port();
     let mountd =
         Arc::new(Mountd { export: Arc::clone(export), mounts: Mutex::default(), connections: Connections::default() });
@@ -71,7 +72,7 @@ impl Mountd {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     log.accept_failed("MOUNT", error);
-                    // Mostly too many open files: some will be closed.
+                    // The usual cause is too many open files, some of which will be closed.
                     std::thread::sleep(Duration::from_millis(100));
                     continue;
                 }
@@ -82,25 +83,28 @@ impl Mountd {
             }
             let stream = self.connections.admit(stream, peer.ip());
             let (this, own) = (Arc::clone(self), Arc::clone(&stream));
-            let client = move || {
-                if let Err(error) = this.client(&own, peer)
+            let serve = move || {
+                if let Err(error) = this.serve_connection(&own, peer)
                     && matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::InvalidData)
                 {
                     let line =
-                        format_args!("{}: connection of MOUNT closed within a call: {error}", peer.ip().to_canonical());
-                    lines::log(Level::Warn, "connections of MOUNT closed within a call", line);
+                        format_args!("{}: MOUNT connection closed during a call: {error}", peer.ip().to_canonical());
+                    lines::log(Level::Warn, "MOUNT connections closed during a call", line);
                 }
                 this.connections.remove(&own);
             };
-            if let Err(error) = program::spawn("mountd-client", client) {
-                let line = format_args!("{}: connection of MOUNT closed: {error}", peer.ip().to_canonical());
-                lines::log(Level::Warn, "connections of MOUNT closed for lack of a thread", line);
+            if let Err(error) = program::spawn("mountd-client", serve) {
+                let line = format_args!(
+                    "{}: MOUNT connection closed: cannot start a thread: {error}",
+                    peer.ip().to_canonical()
+                );
+                lines::log(Level::Warn, "MOUNT connections closed for lack of a thread", line);
                 self.connections.remove(&stream);
             }
         }
     }
 
-    fn client(&self, stream: &Arc<TcpStream>, peer: SocketAddr) -> io::Result<()> {
+    fn serve_connection(&self, stream: &Arc<TcpStream>, peer: SocketAddr) -> io::Result<()> {
         stream.set_nodelay(true)?;
         loop {
             stream.set_read_timeout(Some(IDLE))?;
@@ -116,7 +120,7 @@ impl Mountd {
         }
     }
 
-    /// Reply to an RPC message, if it is a call.
+    /// Returns the reply to an RPC message, if the message is a call.
     fn answer(&self, call: &[u8], peer: SocketAddr) -> Option<Vec<u8>> {
         let xid = u32::from_be_bytes(call.get(..4)?.try_into().ok()?);
         let (body, results) = match CallHeader::parse(call) {
@@ -140,7 +144,7 @@ impl Mountd {
         if header.version != VERSION {
             return Err(AcceptStat::ProgMismatch { low: VERSION, high: VERSION });
         }
-        // A path of any length: MNT has a status for long ones.
+        // The limit of the path is checked later, because MNT has a status for longer ones.
         let mut args = Decoder::new(args);
         let path = match header.procedure {
             Mnt::NUMBER | Umnt::NUMBER => args.opaque(CALL_MAX, "path").map_err(|_| AcceptStat::GarbageArgs)?,
@@ -160,7 +164,7 @@ impl Mountd {
         Ok(Vec::new())
     }
 
-    /// MNT: the export or a directory below.
+    /// MNT of the export or a directory below it.
     fn mount(&self, path: &[u8], host: String) -> Result<Vec<u8>, AcceptStat> {
         const FLAVORS: [i32; 2] = [Flavor::Sys.code() as i32, Flavor::None.code() as i32];
         let found = self.find(path);
@@ -182,11 +186,11 @@ impl Mountd {
         }
         let path = Path::new(std::ffi::OsStr::from_bytes(path));
         let below = path.strip_prefix(&self.export.path).map_err(|_| Mountstat3::ErrNoent)?;
-        let who = self.export.options.policy.own();
+        let user = self.export.options.policy.own();
         let mut node = Arc::clone(&self.export.root);
         for part in below.components() {
             let Component::Normal(part) = part else { return Err(Mountstat3::ErrInval) };
-            let found = self.export.look_up(&node, part.as_bytes(), &who);
+            let found = self.export.look_up(&node, part.as_bytes(), &user);
             node = found.map_err(mount_status)?.0;
         }
         node.check_dir().map_err(mount_status)?;
@@ -201,7 +205,7 @@ impl Mountd {
         encode(&Mountlist::from(&bodies[..]))
     }
 
-    /// EXPORT: one directory, for all hosts.
+    /// EXPORT, which lists one directory for all hosts.
     fn exports(&self) -> Result<Vec<u8>, AcceptStat> {
         let ex_dir = Dirpath(self.export.path.as_os_str().as_bytes());
         encode(&Exports::from(&[Exportnode { ex_dir, ex_groups: Groups::default() }][..]))
@@ -212,7 +216,7 @@ fn encode(results: &impl Encode) -> Result<Vec<u8>, AcceptStat> {
     xdr::encode(results).map_err(|_| AcceptStat::SystemErr)
 }
 
-/// The same status in MOUNT, which has some of NFS by the same numbers.
+/// Converts a status of NFS to MOUNT, which has some of them with the same numbers.
 fn mount_status(status: Nfsstat3) -> Mountstat3 {
     xdr::decode(&(status as i32).to_be_bytes()).unwrap_or(Mountstat3::ErrIo)
 }

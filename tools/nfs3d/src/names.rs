@@ -1,4 +1,4 @@
-//! Files by inode number without kernel handles: by known names, then by a search of the tree.
+//! Finding files by inode number without kernel handles: by known names, then by a search of the tree.
 #![forbid(unsafe_code)]
 
 mod link_table;
@@ -19,36 +19,39 @@ use crate::status::Outcome;
 use link_table::LinkTable;
 use search::{Progress, Search, is_absence};
 
-/// Bytes of a time of birth: seconds and nanoseconds.
+/// Bytes of a birth time: seconds and nanoseconds.
 const BIRTH: usize = 12;
 /// Limit of directories above a file.
 const DEPTH: usize = 4096;
-/// Limit of known names, in bytes.
-const KNOWN: usize = 128 << 20;
-/// Longest path of a system call, in bytes, without its end.
+/// Limit of the memory for known names, in bytes.
+const KNOWN_LIMIT: usize = 128 << 20;
+/// Longest path of a system call, in bytes, without its final zero.
 pub(crate) const PATH_MAX: usize = 4095;
 
-/// Finds files of an export by inode number and time of birth.
+/// Finds files of an export by inode number and birth time.
 pub(crate) struct Names {
     root: OwnedFd,
     root_ino: u64,
     dev: u64,
-    /// Locked for moments only, without system calls: each LOOKUP needs it.
+    /// No system call is made with this lock held, because each LOOKUP needs it.
     known: Mutex<LinkTable>,
-    /// Inodes that are searched for, until one of their names was followed or they are absent. The value is the number
-    /// of the pass that decides: the first one that began after the request. Locked for moments only.
+    /// Inodes that are searched for, until one of their names was followed or they are known to be absent. The value is
+    /// the number of the pass that decides, which is the first one that began after the request. No system call is made
+    /// with this lock held.
     wanted: Mutex<HashMap<u64, u64>>,
-    /// Locked during a part of the search.
+    /// Locked while a call performs its part of the search.
     search: Mutex<Search>,
 }
 
 impl Names {
     pub(crate) fn new(root: OwnedFd, stat: &Stat) -> Self {
-        let (known, search) = (Mutex::new(LinkTable::new(KNOWN)), Mutex::new(Search::new()));
+        let (known, search) = (Mutex::new(LinkTable::new(KNOWN_LIMIT)), Mutex::new(Search::new()));
         Self { root, root_ino: stat.st_ino, dev: stat.st_dev, known, wanted: Mutex::default(), search }
     }
 
-    /// Time of birth, which differs for a later inode of the same number. Some file systems do not record it.
+    /// Birth time (btime) of a file, which distinguishes inodes that reuse a number.
+    ///
+    /// It is zero if the file system does not record it.
     pub(crate) fn birth(file: BorrowedFd<'_>) -> io::Result<[u8; BIRTH]> {
         let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME)?;
         let mut birth = [0; BIRTH];
@@ -70,30 +73,30 @@ impl Names {
         lock(&self.known).len()
     }
 
-    /// Forgets a removed name of an inode: any name, if it was the last one.
+    /// Forgets a removed name of an inode. If it was the last one, any known name of the inode is forgotten.
     pub(crate) fn forget(&self, parent: u64, name: &[u8], ino: u64, last: bool) {
         let mut known = lock(&self.known);
         if last { known.remove(ino) } else { known.remove_name(ino, parent, name) }
     }
 
-    /// Opens the file with `O_PATH`.
+    /// Opens the file of an inode number and birth time with `O_PATH`.
     ///
     /// # Errors
-    /// `NFS3ERR_JUKEBOX` while the search goes on, which takes a bounded time of each call; `NFS3ERR_STALE` if it has
-    /// not found the file, or if a later file has the inode number.
+    /// `NFS3ERR_JUKEBOX` while the search continues, of which each call performs a bounded part; `NFS3ERR_STALE` if the
+    /// search has not found the file, or if a later file has the inode number.
     pub(crate) fn find(&self, ino: u64, birth: &[u8]) -> Outcome<OwnedFd> {
         if let Some(file) = self.follow(ino, birth)? {
             return Ok(file);
         }
         let search = &mut *lock(&self.search);
-        // Another call may have found it meanwhile.
+        // Another call may have found the file meanwhile.
         if let Some(file) = self.follow(ino, birth)? {
             return Ok(file);
         }
-        let mut budget = search.part;
+        let mut budget = search.names_per_call;
         loop {
             match search.advance(self, ino, &mut budget)? {
-                // The name may not lead to the inode, as at a mount point: the search goes on from there.
+                // If the name does not lead to the inode, as at a mount point, the search continues from there.
                 Progress::Found => {
                     if let Some(file) = self.follow(ino, birth)? {
                         return Ok(file);
@@ -105,11 +108,11 @@ impl Names {
         }
     }
 
-    /// Opens an inode by its known names, and verifies it. Forgets a name that does not lead there.
+    /// Opens an inode by its known names, and verifies it. Forgets a name that does not lead to it.
     ///
     /// # Errors
-    /// `NFS3ERR_STALE` if the inode was born at another time, as a file system gives the number of a removed file to a
-    /// new one. The name is that of the new file, and stays known.
+    /// `NFS3ERR_STALE` if the inode has another birth time, because file systems give the number of a removed file to a
+    /// new one. The name belongs to the new file, and stays known.
     fn follow(&self, ino: u64, birth: &[u8]) -> Outcome<Option<OwnedFd>> {
         let Some(path) = lock(&self.known).path(ino, self.root_ino, DEPTH) else { return Ok(None) };
         let opened = self.descend(path.iter().map(|(_, name)| &**name)).and_then(|file| {
@@ -119,8 +122,8 @@ impl Names {
         match opened {
             Ok(Some(file)) => {
                 lock(&self.wanted).remove(&ino);
-                let is_it = Self::birth(file.as_fd())? == birth;
-                return if is_it { Ok(Some(file)) } else { Err(Nfsstat3::ErrStale) };
+                let is_same_file = Self::birth(file.as_fd())? == birth;
+                return if is_same_file { Ok(Some(file)) } else { Err(Nfsstat3::ErrStale) };
             }
             Err(error) if !is_absence(error) => return Err(error.into()),
             Ok(None) | Err(_) => {}
@@ -131,8 +134,9 @@ impl Names {
         Ok(None)
     }
 
-    /// Opens a path from the root with `O_PATH`; its names, the last one first. Follows no links, and stays on the
-    /// mounted file system.
+    /// Opens a path below the root with `O_PATH`, given its names in reverse order.
+    ///
+    /// Follows no links, and does not leave the mounted file system.
     fn descend<'a>(&self, names: impl DoubleEndedIterator<Item = &'a [u8]>) -> io::Result<OwnedFd> {
         let (mut file, mut path) = (None, Vec::<u8>::new());
         let open = |dir: &Option<OwnedFd>, path: &[u8]| {
@@ -140,7 +144,7 @@ impl Names {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             open_within(dir.as_ref().unwrap_or(&self.root), path, flags, how)
         };
-        // As many names at once as a path may have.
+        // Each system call opens as many names at once as a path may hold.
         for name in names.rev() {
             if path.len() + 1 + name.len() > PATH_MAX {
                 file = Some(open(&file, &path)?);
@@ -155,20 +159,22 @@ impl Names {
     }
 }
 
-/// Opens a name in a directory with `O_PATH`, without following links. `EXDEV` for what is mounted there, including
+/// Opens a name in a directory with `O_PATH`, without following links. Fails with `EXDEV` at a mount point, including
 /// bind mounts of the same file system.
 pub(crate) fn open_path(dir: impl AsFd, name: &[u8]) -> io::Result<OwnedFd> {
     open_within(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, ResolveFlags::NO_XDEV)
 }
 
-/// Opens a directory by its name in another one, for reads, on the same mounted file system.
+/// Opens a directory for reads by its name in another one, on the same mounted file system.
 fn open_below(dir: &OwnedFd, name: &[u8]) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     open_within(dir, name, flags, ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV)
 }
 
-/// Opens a path below a directory, within its mount. A system without openat2, such as Linux before 5.6, takes bind
-/// mounts of the same file system for directories of it; callers verify where a path of several names has led.
+/// Opens a path below a directory, within its mount.
+///
+/// A system without openat2, such as Linux before 5.6, treats bind mounts of the same file system as directories of it.
+/// Callers verify where a path of several names has led.
 fn open_within(dir: impl AsFd, path: &[u8], flags: OFlags, how: ResolveFlags) -> io::Result<OwnedFd> {
     match openat2(&dir, path, flags, Mode::empty(), how) {
         Err(io::Errno::NOSYS) => {

@@ -1,4 +1,4 @@
-//! The procedures and their threads.
+//! The procedures, and the threads that run them.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -18,10 +18,12 @@ pub const TRANSFER: u32 = Read::BINDING.results.max_len as u32;
 /// Limit of one READDIR or READDIRPLUS, in bytes.
 pub const DIRECTORY: u32 = 64 << 10;
 
-/// Outcome of a handler.
-pub(crate) type Answered = Result<Sent, Refusal>;
+/// Result of a handler.
+pub(crate) type HandlerResult = Result<Sent, Refusal>;
 
-/// Services of an export. All procedures may wait for a disk: the pool runs them, or else the shards, which then block.
+/// Services of an export.
+///
+/// All procedures may wait for a disk. Without a pool, the shards run them and are blocked meanwhile.
 pub fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Services {
     let replies = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
     let cache = Cache::new(replies, by_address);
@@ -36,19 +38,19 @@ pub fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Services {
     services
 }
 
-/// A call: the handlers are its methods.
+/// A call, with the handlers as its methods.
 pub(crate) struct Call<'a> {
     pub(crate) export: &'a Export,
-    /// User of its credential, as whom it runs.
-    pub(crate) who: Identity,
+    /// User of the credential, as whom the call runs.
+    pub(crate) user: Identity,
 }
 
-/// A handler returns its results, or answers itself.
+/// Implements the server. A handler marked `-> Results` returns its results, any other sends its reply itself.
 macro_rules! procedures {
     ($($method:ident: $signature:ident($args:ident) $(-> $results:ident)?;)*) => {
         impl Server for Export {
-            $(fn $method(&self, info: CallInfo<'_>, args: $args<'_>, answer: Answer<'_, $signature>) -> Answered {
-                let call = Call { export: self, who: self.options.policy.of(&info)? };
+            $(fn $method(&self, info: CallInfo<'_>, args: $args<'_>, answer: Answer<'_, $signature>) -> HandlerResult {
+                let call = Call { export: self, user: self.options.policy.of(&info)? };
                 procedures!(@answer answer, call.$method(args) $(, $results)?)
             })*
         }

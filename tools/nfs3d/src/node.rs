@@ -1,4 +1,4 @@
-//! An open file with a handle.
+//! Open files with handles.
 #![forbid(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,31 +13,32 @@ use crate::lock::lock;
 use crate::nfs3::{NfsFh3, Nfsstat3};
 use crate::status::Outcome;
 
-/// An inode of the export; not reused while this lives.
+/// An inode of the export. Its number is not reused while the node exists.
 #[derive(Debug)]
 pub(crate) struct Node {
-    /// Opened with `O_PATH`: without a user's access check.
+    /// Opened with `O_PATH`, which involves no check of a user's access to the file.
     file: OwnedFd,
     handle: FileHandle,
     ino: u64,
     kind: FileType,
-    /// Held from "attributes before" to "attributes after", so that both belong to one operation.
+    /// Held from reading the attributes before an operation to reading those after it, so that both are of the
+    /// operation.
     changes: Mutex<()>,
     reader: OnceLock<OwnedFd>,
     writer: OnceLock<OwnedFd>,
 }
 
-/// A cached descriptor, or one of a single call.
-pub(crate) enum Opened<'a> {
-    Kept(BorrowedFd<'a>),
-    Own(OwnedFd),
+/// A file opened for writes: a cached descriptor, or one of a single call.
+pub(crate) enum WritableFile<'a> {
+    Cached(BorrowedFd<'a>),
+    Owned(OwnedFd),
 }
 
-impl AsFd for Opened<'_> {
+impl AsFd for WritableFile<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Kept(fd) => *fd,
-            Self::Own(fd) => fd.as_fd(),
+            Self::Cached(fd) => *fd,
+            Self::Owned(fd) => fd.as_fd(),
         }
     }
 }
@@ -55,7 +56,7 @@ impl Node {
         }
     }
 
-    /// For system calls on an `O_PATH` descriptor.
+    /// The `O_PATH` descriptor.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -82,18 +83,18 @@ impl Node {
         format!("/proc/self/fd/{}", self.file.as_raw_fd())
     }
 
-    /// Attributes; stale without a name.
+    /// Attributes. Fails with `NFS3ERR_STALE` if the file has no name any more.
     pub(crate) fn stat(&self) -> Outcome<Stat> {
         let stat = fstat(&self.file)?;
         if stat.st_nlink == 0 { Err(Nfsstat3::ErrStale) } else { Ok(stat) }
     }
 
-    /// Excludes other changes of the node.
+    /// Excludes other changes of the node by the server.
     pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
         lock(&self.changes)
     }
 
-    /// It holds data.
+    /// Checks that the file is regular.
     pub(crate) fn check_regular(&self) -> Outcome<()> {
         match self.kind {
             FileType::RegularFile => Ok(()),
@@ -102,7 +103,7 @@ impl Node {
         }
     }
 
-    /// It holds names.
+    /// Checks that the file is a directory.
     pub(crate) fn check_dir(&self) -> Outcome<()> {
         if self.is_dir() { Ok(()) } else { Err(Nfsstat3::ErrNotdir) }
     }
@@ -111,61 +112,71 @@ impl Node {
         openat(CWD, self.path(), flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
     }
 
-    fn kept(place: &OnceLock<OwnedFd>, open: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<BorrowedFd<'_>> {
-        if let Some(fd) = place.get() {
+    fn cached_or_open(
+        cell: &OnceLock<OwnedFd>,
+        open: impl FnOnce() -> io::Result<OwnedFd>,
+    ) -> io::Result<BorrowedFd<'_>> {
+        if let Some(fd) = cell.get() {
             return Ok(fd.as_fd());
         }
         let fd = open()?;
-        // A concurrent second descriptor is closed.
-        Ok(place.get_or_init(|| fd).as_fd())
+        // If another thread was faster, this descriptor is closed.
+        Ok(cell.get_or_init(|| fd).as_fd())
     }
 
-    /// Opened by the server for its own reads and syncs.
-    pub(crate) fn own_reader(&self) -> Outcome<BorrowedFd<'_>> {
-        Ok(Self::kept(&self.reader, || self.reopen(OFlags::RDONLY))?)
+    /// Descriptor for reads and syncs, opened with the server's own privileges.
+    pub(crate) fn server_reader(&self) -> Outcome<BorrowedFd<'_>> {
+        Ok(Self::cached_or_open(&self.reader, || self.reopen(OFlags::RDONLY))?)
     }
 
-    /// Opens a regular file for reads of a user. The owner always may, as its client has checked the open. So may a
-    /// user with execute permission, as execution reads.
-    pub(crate) fn reader(&self, who: &Identity, owner: u32) -> Outcome<BorrowedFd<'_>> {
+    /// Opens a regular file for reads by a user.
+    ///
+    /// The owner may always read, because the owner's client has checked the open. A user with execute permission may
+    /// also read, because executing a file reads it.
+    pub(crate) fn reader(&self, user: &Identity, owner: u32) -> Outcome<BorrowedFd<'_>> {
         self.check_regular()?;
-        let may = who.owns(owner) || self.permits(who, Access::READ_OK) || self.permits(who, Access::EXEC_OK);
-        if may { self.own_reader() } else { Err(Nfsstat3::ErrAcces) }
+        let may_read = user.owns(owner) || self.permits(user, Access::READ_OK) || self.permits(user, Access::EXEC_OK);
+        if may_read { self.server_reader() } else { Err(Nfsstat3::ErrAcces) }
     }
 
-    /// Opens a directory for reads of a user, from its start.
-    pub(crate) fn open_dir(&self, who: &Identity) -> Outcome<OwnedFd> {
+    /// Opens a directory for reads by a user, from its start.
+    pub(crate) fn open_dir(&self, user: &Identity) -> Outcome<OwnedFd> {
         self.check_dir()?;
-        Ok(who.act(|| self.reopen(OFlags::RDONLY | OFlags::DIRECTORY))?)
+        Ok(user.run_as(|| self.reopen(OFlags::RDONLY | OFlags::DIRECTORY))?)
     }
 
-    /// Opens a regular file for writes of a user. The descriptor grants access only: the user's privileges at the write
-    /// itself decide about set-ID bits, reserved blocks and quotas, so writes belong into `Identity::act`.
-    pub(crate) fn writer(&self, who: &Identity, owner: u32) -> Outcome<Opened<'_>> {
+    /// Opens a regular file for writes by a user.
+    ///
+    /// The descriptor grants access only. The user's privileges at the write itself decide about set-ID bits, reserved
+    /// blocks and quotas, so writes must be within `Identity::run_as`.
+    pub(crate) fn writer(&self, user: &Identity, owner: u32) -> Outcome<WritableFile<'_>> {
         self.check_regular()?;
         let open = || self.reopen(OFlags::WRONLY);
-        if !who.owns(owner) {
-            return Ok(Opened::Own(who.act(open)?));
+        if !user.owns(owner) {
+            return Ok(WritableFile::Owned(user.run_as(open)?));
         }
-        // The owner may write although the mode forbids it, as its client has checked the open.
-        let open_as_owner = || who.act(open).or_else(|error| if error == Errno::ACCESS { open() } else { Err(error) });
-        Ok(Opened::Kept(Self::kept(&self.writer, open_as_owner)?))
+        // The owner may write although the mode forbids it, because the owner's client has checked the open.
+        let open_as_owner =
+            || user.run_as(open).or_else(|error| if error == Errno::ACCESS { open() } else { Err(error) });
+        Ok(WritableFile::Cached(Self::cached_or_open(&self.writer, open_as_owner)?))
     }
 
-    /// Checks access of the user.
-    pub(crate) fn permits(&self, who: &Identity, what: Access) -> bool {
-        who.act(|| accessat(CWD, self.path(), what, AtFlags::EACCESS)).is_ok()
+    /// True if the user has this access.
+    pub(crate) fn permits(&self, user: &Identity, what: Access) -> bool {
+        user.run_as(|| accessat(CWD, self.path(), what, AtFlags::EACCESS)).is_ok()
     }
 
-    /// Opens for `sync`. `None` if there is nothing to sync with: opening a FIFO or a device has effects, a symbolic
-    /// link cannot be opened, and a server that is not root may lack access to a file.
+    /// Opens a descriptor for `sync`; `None` if the file cannot be synced.
+    ///
+    /// Opening a FIFO or a device has effects, a symbolic link cannot be opened, and a server that is not root may lack
+    /// access to a file.
     pub(crate) fn syncer(&self) -> Outcome<Option<BorrowedFd<'_>>> {
         if !matches!(self.kind, FileType::RegularFile | FileType::Directory) {
             return Ok(None);
         }
-        let reader = Self::kept(&self.reader, || self.reopen(OFlags::RDONLY));
+        let reader = Self::cached_or_open(&self.reader, || self.reopen(OFlags::RDONLY));
         let opened = reader.or_else(|error| match error {
-            Errno::ACCESS => Self::kept(&self.writer, || self.reopen(OFlags::WRONLY)),
+            Errno::ACCESS => Self::cached_or_open(&self.writer, || self.reopen(OFlags::WRONLY)),
             error => Err(error),
         });
         match opened {
@@ -177,7 +188,7 @@ impl Node {
     /// Syncs names of a directory, or data and attributes of a file.
     pub(crate) fn sync(&self) -> Outcome<()> {
         match self.syncer()?.map_or(Ok(()), fsync) {
-            // The file system has no sync.
+            // EINVAL: the file system does not support fsync.
             Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(error) => Err(error.into()),
         }

@@ -1,4 +1,6 @@
-//! Worker threads, which may wait for a disk. Shards, and the [shares](crate::shares) of other clients, continue.
+//! Worker threads, which may wait for a disk.
+//!
+//! Meanwhile, the shards and the threads in the [shares](crate::shares) of other clients continue.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -17,19 +19,19 @@ use crate::lock::lock;
 use crate::nfs3::nfs_v3;
 use crate::shares::Shares;
 
-/// Threads for an export, until the process ends.
+/// Threads that run the calls of an export until the process ends.
 pub struct Pool {
-    /// By host: a client chooses its connections and credentials freely.
+    /// Shares by host, because a client can choose any number of connections and credentials.
     shares: Mutex<Shares<Arc<str>, DeferredCall>>,
-    /// Signals work for another thread.
+    /// Wakes a thread for ready work.
     ready: Condvar,
 }
 
 impl Pool {
-    /// Starts threads, at least 1.
+    /// Starts `threads` threads, at least 1.
     ///
     /// # Errors
-    /// The system denies threads.
+    /// The system refuses a thread.
     pub fn start(export: &Arc<Export>, threads: usize) -> io::Result<Arc<Self>> {
         let pool = Arc::new(Self { shares: Mutex::new(Shares::new(threads)), ready: Condvar::new() });
         for number in 0..threads {
@@ -39,13 +41,14 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Queues a call until its host's share admits it.
+    /// Queues a call until the share of its host admits it.
     pub(crate) fn submit(&self, call: DeferredCall) {
         let host = Arc::clone(call.quota_owner());
         let mut shares = lock(&self.shares);
-        // A host with a stalled disk may reconnect and retransmit repeatedly. Its abandoned calls would hold memory.
+        // A host whose calls wait for a stalled disk may reconnect and retransmit repeatedly. Without this, the calls
+        // of its closed connections would hold memory.
         shares.retain(&host, DeferredCall::skip_if_disconnected);
-        shares.add(host, call);
+        shares.push(host, call);
         let ready = shares.is_ready();
         drop(shares);
         if ready {
@@ -56,24 +59,25 @@ impl Pool {
     fn work(&self, export: &Export) {
         let mut shares = lock(&self.shares);
         loop {
-            let Some((host, call)) = shares.take() else {
+            let Some((host, call)) = shares.assign() else {
                 shares = self.ready.wait(shares).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            // One completed call may admit two.
+            // One completed call may admit two others.
             let more = shares.is_ready();
             drop(shares);
             if more {
                 self.ready.notify_one();
             }
-            // Nobody awaits the reply of a closed connection, and a client retransmits.
+            // A call of a closed connection does not run, because its reply could not be sent and the client
+            // retransmits.
             if let Some(mut call) = call.skip_if_disconnected() {
-                // A panic ends its call, not the thread.
+                // A panic ends only the call.
                 let outcome = catch_unwind(AssertUnwindSafe(|| nfs_v3::run(export, &mut call)));
                 call.answer(outcome.unwrap_or(Err(Refusal::SystemError)));
             }
             shares = lock(&self.shares);
-            shares.give_back(&host);
+            shares.release(&host);
         }
     }
 }

@@ -1,6 +1,8 @@
-//! Shares of threads. Each client has its own queue, and may hold as many threads as it leaves free. So a client with a
-//! stalled disk holds at most half, the next one half of the rest, and one stays free for new clients. A single client
-//! has the same half.
+//! Shares of threads between clients.
+//!
+//! Each client has its own queue, and may hold as many threads as it leaves free. A client with a stalled disk
+//! therefore holds at most half of the threads, the next one half of the rest, and one thread stays free for new
+//! clients. A client that is alone also gets only half.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
@@ -12,36 +14,37 @@ pub(crate) struct Shares<K, W> {
     /// Free threads.
     pub(super) free: usize,
     /// Clients that hold or await threads.
-    pub(super) clients: HashMap<K, Client<W>>,
-    /// Waiting clients, each once, in round-robin order.
-    turns: VecDeque<K>,
+    pub(super) clients: HashMap<K, ClientQueue<W>>,
+    /// Clients with waiting work, each once, in round-robin order.
+    queue: VecDeque<K>,
 }
 
 /// Work of one client.
 #[derive(Debug)]
-pub(super) struct Client<W> {
-    /// Threads that it holds.
+pub(super) struct ClientQueue<W> {
+    /// Threads that the client holds.
     pub(super) held: usize,
-    /// Its queued work, oldest first.
+    /// The client's queued work, oldest first.
     pub(super) waiting: VecDeque<W>,
 }
 
 impl<K: Clone + Eq + Hash, W> Shares<K, W> {
-    /// For this many threads, at least 1.
+    /// Creates the shares of `threads` threads, at least 1.
     pub(crate) fn new(threads: usize) -> Self {
-        Self { free: threads, clients: HashMap::new(), turns: VecDeque::new() }
+        Self { free: threads, clients: HashMap::new(), queue: VecDeque::new() }
     }
 
     /// Queues work behind the client's earlier work.
-    pub(crate) fn add(&mut self, key: K, work: W) {
-        let client = self.clients.entry(key.clone()).or_insert_with(|| Client { held: 0, waiting: VecDeque::new() });
+    pub(crate) fn push(&mut self, key: K, work: W) {
+        let client =
+            self.clients.entry(key.clone()).or_insert_with(|| ClientQueue { held: 0, waiting: VecDeque::new() });
         if client.waiting.is_empty() {
-            self.turns.push_back(key);
+            self.queue.push_back(key);
         }
         client.waiting.push_back(work);
     }
 
-    /// Keeps the queued work of a client that `keep` returns.
+    /// Replaces the queued work of a client by what `keep` returns for each item.
     pub(crate) fn retain(&mut self, key: &K, keep: impl FnMut(W) -> Option<W>) {
         let Some(client) = self.clients.get_mut(key) else { return };
         let before = client.waiting.len();
@@ -49,32 +52,32 @@ impl<K: Clone + Eq + Hash, W> Shares<K, W> {
         if before == 0 || !client.waiting.is_empty() {
             return;
         }
-        self.turns.retain(|waits| waits != key);
+        self.queue.retain(|waits| waits != key);
         if client.held == 0 {
             self.clients.remove(key);
         }
     }
 
-    /// Assigns a thread to the next admitted client, until [`give_back`](Self::give_back); `None` if there is none.
-    pub(crate) fn take(&mut self) -> Option<(K, W)> {
-        let key = self.turns.remove(self.next()?)?;
+    /// Assigns a thread to the next admitted client, until [`release`](Self::release); `None` if there is none.
+    pub(crate) fn assign(&mut self) -> Option<(K, W)> {
+        let key = self.queue.remove(self.next()?)?;
         let client = self.clients.get_mut(&key)?;
         let work = client.waiting.pop_front()?;
         client.held += 1;
         self.free -= 1;
         if !client.waiting.is_empty() {
-            self.turns.push_back(key.clone());
+            self.queue.push_back(key.clone());
         }
         Some((key, work))
     }
 
-    /// True if another thread has work.
+    /// True if there is work for another thread.
     pub(crate) fn is_ready(&self) -> bool {
         self.next().is_some()
     }
 
-    /// Returns a client's thread.
-    pub(crate) fn give_back(&mut self, key: &K) {
+    /// Takes back a thread from a client.
+    pub(crate) fn release(&mut self, key: &K) {
         let Some(client) = self.clients.get_mut(key) else { return };
         client.held -= 1;
         self.free += 1;
@@ -83,8 +86,8 @@ impl<K: Clone + Eq + Hash, W> Shares<K, W> {
         }
     }
 
-    /// The next admitted client.
+    /// Position of the next admitted client in the queue.
     fn next(&self) -> Option<usize> {
-        self.turns.iter().position(|key| self.clients.get(key).is_some_and(|client| client.held < self.free))
+        self.queue.iter().position(|key| self.clients.get(key).is_some_and(|client| client.held < self.free))
     }
 }

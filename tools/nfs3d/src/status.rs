@@ -10,20 +10,20 @@ use crate::nfs3::Nfsstat3;
 /// A value, or the status for the client.
 pub(crate) type Outcome<T> = Result<T, Nfsstat3>;
 
-/// Results, or the status with what else a failure has.
+/// Results, or the status with the other fields of a failure.
 pub(crate) type Results<Done, Failure> = Result<Done, (Nfsstat3, Failure)>;
 
-/// A failure before anything is known of the file.
+/// A failure without attributes of the file.
 impl<F: Default> From<Nfsstat3> for (Nfsstat3, F) {
     fn from(status: Nfsstat3) -> Self {
         (status, F::default())
     }
 }
 
-/// The status of an error, logged with the limit of the process that caused it.
-fn limited(error: Errno, status: Nfsstat3) -> Nfsstat3 {
+/// Returns the status of an error, and logs the limit of the process that caused it, if any.
+fn log_limit(error: Errno, status: Nfsstat3) -> Nfsstat3 {
     if let Some(limit) = exceeded_limit(&error.into()) {
-        let line = format_args!("{error}: answered with {}; {limit}", status.name());
+        let line = format_args!("{error}: replied {}; {limit}", status.name());
         lines::log(log::Level::Warn, "calls that failed at a limit of the process", line);
     }
     status
@@ -35,16 +35,16 @@ impl From<Errno> for Nfsstat3 {
             Errno::PERM => Self::ErrPerm,
             Errno::NOENT => Self::ErrNoent,
             Errno::NXIO => Self::ErrNxio,
-            // EBUSY: something is mounted at a name that was to be removed.
+            // EBUSY: the name to be removed or renamed is a mount point.
             Errno::ACCESS | Errno::BUSY => Self::ErrAcces,
             Errno::EXIST => Self::ErrExist,
             Errno::XDEV => Self::ErrXdev,
             Errno::NODEV => Self::ErrNodev,
             Errno::NOTDIR => Self::ErrNotdir,
             Errno::ISDIR => Self::ErrIsdir,
-            // ELOOP: a symbolic link, opened without following links.
+            // ELOOP: a symbolic link was opened, but links are not followed.
             Errno::INVAL | Errno::LOOP => Self::ErrInval,
-            Errno::FBIG => limited(error, Self::ErrFbig),
+            Errno::FBIG => log_limit(error, Self::ErrFbig),
             Errno::NOSPC => Self::ErrNospc,
             Errno::ROFS => Self::ErrRofs,
             Errno::MLINK => Self::ErrMlink,
@@ -53,15 +53,15 @@ impl From<Errno> for Nfsstat3 {
             Errno::DQUOT => Self::ErrDquot,
             Errno::STALE => Self::ErrStale,
             Errno::OPNOTSUPP => Self::ErrNotsupp,
-            // Transient: the client retries.
+            // These errors are transient, and NFS3ERR_JUKEBOX makes the client retry.
             Errno::AGAIN | Errno::TXTBSY | Errno::NOMEM => Self::ErrJukebox,
-            Errno::MFILE | Errno::NFILE => limited(error, Self::ErrJukebox),
+            Errno::MFILE | Errno::NFILE => log_limit(error, Self::ErrJukebox),
             Errno::IO => Self::ErrIo,
             error => {
                 lines::log(
                     log::Level::Error,
-                    "errors without a status of their own",
-                    format_args!("{error}: answered with NFS3ERR_IO"),
+                    "system errors without an NFS status",
+                    format_args!("{error}: replied NFS3ERR_IO, because NFS has no status for it"),
                 );
                 Self::ErrIo
             }

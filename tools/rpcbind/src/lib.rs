@@ -1,8 +1,10 @@
-//! rpcbind (RFC 1833, version 4): ports of programs. Servers register ([`Registration`]), clients look up ([`locate`]).
+//! Client of rpcbind (RFC 1833, version 4), which maps programs to ports.
+//!
+//! Servers register their programs ([`Registration`]), and clients look up a program ([`locate`]).
 //!
 //! RPC over RDMA has the netids `rdma` and `rdma6`, with universal addresses like those of TCP (RFC 5665 §5.2.3.3 and
-//! §5.2.3.4, RFC 8166 §9). Clients take them from the whole list (RPCBPROC_DUMP). RPCBPROC_GETADDR ignores the given
-//! netid and answers for its own transport (RFC 1833 §2.2.1), which is never RDMA.
+//! §5.2.3.4, RFC 8166 §9). Clients read these addresses from the whole list (RPCBPROC_DUMP), because RPCBPROC_GETADDR
+//! ignores the given netid and answers for the transport of the call (RFC 1833 §2.2.1), which is never RDMA.
 #![forbid(unsafe_code)]
 
 #[expect(dead_code, unreachable_pub, reason = "generated for any user")]
@@ -39,17 +41,17 @@ const DUMP: u32 = 4;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RpcbindError {
-    /// No connection to the socket or host `at`.
+    /// The socket or host `at` cannot be connected.
     #[expect(missing_docs, reason = "named in the message")]
-    #[error("rpcbind at {at} cannot be reached (systemctl start rpcbind)")]
+    #[error("cannot connect to rpcbind at {at} (systemctl start rpcbind)")]
     Unreachable { at: String, source: io::Error },
     /// The call failed.
-    #[error("call of rpcbind failed")]
+    #[error("call to rpcbind failed")]
     Call(#[from] StreamError),
-    /// The answer is malformed.
-    #[error("malformed answer of rpcbind")]
+    /// The reply is malformed.
+    #[error("malformed reply of rpcbind")]
     Answer(#[from] BadXdr),
-    /// rpcbind refuses the registration.
+    /// rpcbind refused the registration.
     #[expect(missing_docs, reason = "named in the message")]
     #[error("rpcbind refused to register {mapping}: {reason}")]
     NotRegistered { mapping: Box<Mapping>, reason: String },
@@ -72,7 +74,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Netid for an address of this family.
+    /// Returns the netid for an address of this family.
     pub fn netid(self, address: IpAddr) -> &'static str {
         match (self, address) {
             (Self::Rdma, IpAddr::V4(_)) => "rdma",
@@ -83,7 +85,7 @@ impl Transport {
     }
 }
 
-/// Universal address: `10.0.0.1.78.81` (RFC 5665 §5.2.3.3).
+/// Returns the universal address `10.0.0.1.78.81` of `10.0.0.1:20049` (RFC 5665 §5.2.3.3).
 pub fn universal(address: SocketAddr) -> String {
     let port = address.port();
     format!("{}.{}.{}", address.ip(), port >> 8, port & 0xFF)
@@ -97,7 +99,7 @@ pub fn parse_universal(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip.parse().ok()?, u16::from_be_bytes([high, low])))
 }
 
-/// An entry of rpcbind: address of a program version on one transport.
+/// An entry of rpcbind: the address of a program version on one transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// Program number.
@@ -108,7 +110,7 @@ pub struct Mapping {
     pub netid: String,
     /// Universal address.
     pub address: String,
-    /// Owner; set by rpcbind.
+    /// User that registered it; set by rpcbind.
     pub owner: String,
 }
 
@@ -121,7 +123,7 @@ impl std::fmt::Display for Mapping {
 }
 
 impl Mapping {
-    /// A program at an address, which may be a wildcard.
+    /// Creates the entry of a program at an address, which may be a wildcard.
     pub fn new(program: u32, version: u32, transport: Transport, address: SocketAddr) -> Self {
         let netid = transport.netid(address.ip()).to_owned();
         Self { program, version, netid, address: universal(address), owner: String::new() }
@@ -133,15 +135,15 @@ impl Mapping {
     }
 
     fn from_rpcb(Rpcb { r_prog: program, r_vers: version, r_netid, r_addr, r_owner }: Rpcb<'_>) -> Self {
-        // Errors and listings print them.
+        // Errors and listings print these texts, so control characters are escaped.
         let texts = [r_netid, r_addr, r_owner].map(|bytes| bytes.escape_ascii().to_string());
         let [netid, address, owner] = texts;
         Self { program, version, netid, address, owner }
     }
 }
 
-/// Registers (SET) or withdraws (UNSET) a program, version and netid. False if refused: another user has registered it,
-/// or it has another address, or is absent.
+/// Registers (SET) or withdraws (UNSET) a program, version and netid. Returns false if rpcbind refuses, because another
+/// user has registered it, it has another address, or it is not registered.
 fn change(
     rpcbind: &mut StreamClient<impl Read + Write>,
     procedure: u32,
@@ -152,20 +154,22 @@ fn change(
     Ok(rpcrdma_xdr::decode(&results)?)
 }
 
-/// All entries.
+/// Reads all entries.
 fn dump(rpcbind: &mut StreamClient<impl Read + Write>) -> Result<Vec<Mapping>, RpcbindError> {
     let results = rpcbind.call(PROGRAM, VERSION, DUMP, &[])?;
     let list: RpcblistPtr<'_> = rpcrdma_xdr::decode(&results)?;
     Ok(list.iter().map(|entry| Mapping::from_rpcb(entry.rpcb_map)).collect())
 }
 
-/// Connects to a local socket, which identifies the registering user.
+/// Connects to rpcbind's local socket, by which rpcbind identifies the registering user.
 fn at_socket(path: &Path) -> Result<StreamClient<Timed<UnixStream>>, RpcbindError> {
     let unreachable = |source| RpcbindError::Unreachable { at: path.display().to_string(), source };
-    StreamClient::connect_local(path, PATIENCE).map_err(unreachable)
+    StreamClient::connect_local(path, TIMEOUT).map_err(unreachable)
 }
 
-/// Looks up a program at a host's rpcbind. A wildcard address stands for the host's.
+/// Looks up the address of a program at a host's rpcbind.
+///
+/// A registered wildcard address is replaced by `host`. `timeout` limits the whole look-up.
 ///
 /// # Errors
 /// rpcbind is unreachable, or has no such entry.
@@ -180,7 +184,7 @@ pub fn locate(
     find(&all, host, transport.netid(host), program, version)
 }
 
-/// All entries of the rpcbind at this address. `timeout` limits connecting and the whole call together.
+/// Reads all entries of the rpcbind at this address. `timeout` limits the connect and the call together.
 fn dump_at(at: SocketAddr, timeout: Duration) -> Result<Vec<Mapping>, RpcbindError> {
     let unreachable = |source| RpcbindError::Unreachable { at: at.ip().to_string(), source };
     dump(&mut StreamClient::connect(at, timeout).map_err(unreachable)?)
@@ -193,13 +197,13 @@ fn find(
     program: u32,
     version: u32,
 ) -> Result<SocketAddr, RpcbindError> {
-    let found = all.iter().filter(|line| (line.program, line.version) == (program, version));
-    let found = found.filter(|line| line.netid == netid).find_map(|line| parse_universal(&line.address));
+    let matching = all.iter().filter(|line| (line.program, line.version) == (program, version));
+    let found = matching.filter(|line| line.netid == netid).find_map(|line| parse_universal(&line.address));
     let unknown = RpcbindError::Unknown { host, program, version, netid };
     found.map(|at| if at.ip().is_unspecified() { SocketAddr::new(host, at.port()) } else { at }).ok_or(unknown)
 }
 
-/// Entries of a server at the host's rpcbind; withdrawn on drop.
+/// Entries of a server at the host's rpcbind, which drop withdraws.
 #[derive(Debug)]
 pub struct Registration {
     mappings: Vec<Mapping>,
@@ -207,20 +211,22 @@ pub struct Registration {
 }
 
 /// Time limit of a registration or withdrawal.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Registration {
-    /// Registers all. Takes over entries of a crashed server at the same address.
+    /// Registers all mappings.
+    ///
+    /// Entries that a crashed server left for the same address are taken over.
     ///
     /// # Errors
-    /// Nothing is registered.
+    /// rpcbind is unreachable or refuses a mapping. No mapping is then registered.
     pub fn new(mappings: Vec<Mapping>) -> Result<Self, RpcbindError> {
         Self::at_socket(Path::new(LOCAL_SOCKET), mappings)
     }
 
     fn at_socket(socket: &Path, mappings: Vec<Mapping>) -> Result<Self, RpcbindError> {
         let mut rpcbind = at_socket(socket)?;
-        let mut done = Self { mappings: Vec::new(), socket: socket.to_owned() };
+        let mut registration = Self { mappings: Vec::new(), socket: socket.to_owned() };
         for mapping in mappings {
             if !change(&mut rpcbind, SET, &mapping)? {
                 let same = |line: &&Mapping| {
@@ -228,22 +234,22 @@ impl Registration {
                 };
                 let reason = match dump(&mut rpcbind)?.iter().find(same) {
                     Some(Mapping { address, owner, .. }) => format!(
-                        "{owner} has registered it at {address}; if nobody serves it there: rpcinfo -d {} {}",
+                        "user {owner} registered it at {address}; if no server runs there: rpcinfo -d {} {}",
                         mapping.program, mapping.version
                     ),
-                    None => "this user may not".to_owned(),
+                    None => "this user is not permitted".to_owned(),
                 };
                 return Err(RpcbindError::NotRegistered { mapping: Box::new(mapping), reason });
             }
-            done.mappings.push(mapping);
+            registration.mappings.push(mapping);
         }
-        Ok(done)
+        Ok(registration)
     }
 
-    /// Withdraws the entries. Drop does so without reporting errors.
+    /// Withdraws the entries. Unlike drop, reports errors.
     ///
     /// # Errors
-    /// Entries may remain.
+    /// The call of rpcbind failed, and entries may remain.
     pub fn withdraw(mut self) -> Result<(), RpcbindError> {
         self.unset()
     }
@@ -254,7 +260,7 @@ impl Registration {
         }
         let mut rpcbind = at_socket(&self.socket)?;
         for mapping in std::mem::take(&mut self.mappings) {
-            // Another process may have withdrawn it.
+            // A refusal is ignored: another process may have withdrawn the entry.
             change(&mut rpcbind, UNSET, &mapping)?;
         }
         Ok(())
@@ -263,7 +269,6 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // Drop cannot report errors.
         let _ = self.unset();
     }
 }

@@ -1,5 +1,6 @@
-//! ONC RPC over a byte stream (RFC 5531 §11), for MOUNT and rpcbind: a blocking client with one call at a time, and
-//! records for servers.
+//! ONC RPC over a byte stream (RFC 5531 §11), for MOUNT and rpcbind.
+//!
+//! It has a blocking client with one call at a time, and functions for servers that read and write records.
 #![forbid(unsafe_code)]
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,26 +15,26 @@ use rpcrdma_proto::wire::rpc::{CallHeader, OpaqueAuth, ReplyHeader};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 /// Longest reply, in bytes.
-const LONGEST: usize = 4 << 20;
-/// Last-fragment bit of a record mark; the other bits are the length.
+const MAX_REPLY: usize = 4 << 20;
+/// Last-fragment bit of a record mark, whose other bits are the length.
 const LAST: u32 = 1 << 31;
 
 /// Failure of a call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The stream ended, or timed out.
-    #[error("stream of RPC failed")]
+    /// The stream failed, ended or timed out.
+    #[error("RPC stream failed")]
     Io(#[from] io::Error),
-    /// Not the reply to the call.
+    /// The received message is not a reply to the call.
     #[error("malformed reply: {0}")]
     Malformed(&'static str),
     /// The server refused the call.
-    #[error("refused by the server: {0}")]
+    #[error("server refused the call: {0}")]
     Refused(Refusal),
 }
 
-/// A connection to a server.
+/// A client of a server on a byte stream.
 #[derive(Debug)]
 pub struct StreamClient<S = Timed<TcpStream>> {
     stream: S,
@@ -41,7 +42,9 @@ pub struct StreamClient<S = Timed<TcpStream>> {
 }
 
 impl StreamClient {
-    /// Connects by TCP. `timeout` limits the connection set-up and all calls together, however the bytes arrive.
+    /// Connects by TCP.
+    ///
+    /// `timeout` limits the connect and all calls together, so slowly arriving bytes do not extend it.
     ///
     /// # Errors
     /// Those of the system calls.
@@ -64,7 +67,7 @@ impl StreamClient<Timed<UnixStream>> {
 }
 
 impl<S: Read + Write> StreamClient<S> {
-    /// Uses a connected stream.
+    /// Creates a client on a connected stream.
     pub fn new(stream: S) -> Self {
         Self { stream, xid: std::process::id().wrapping_mul(0x9E37_79B9) }
     }
@@ -72,7 +75,7 @@ impl<S: Read + Write> StreamClient<S> {
     /// Makes a call without authentication. Arguments and results are XDR encoded.
     ///
     /// # Errors
-    /// After any but [`StreamError::Refused`] the connection is unusable.
+    /// The connection is unusable after any error except [`StreamError::Refused`].
     pub fn call(&mut self, program: u32, version: u32, procedure: u32, args: &[u8]) -> Result<Vec<u8>, StreamError> {
         self.xid = self.xid.wrapping_add(1);
         let auth = OpaqueAuth::NONE;
@@ -81,10 +84,10 @@ impl<S: Read + Write> StreamClient<S> {
         header.emit(&mut message).map_err(|_| StreamError::Malformed("the call's header"))?;
         message.extend(args);
         write_record(&mut self.stream, &message)?;
-        let mut reply = read_record(&mut self.stream, LONGEST)?.ok_or(io::Error::from(ErrorKind::UnexpectedEof))?;
+        let mut reply = read_record(&mut self.stream, MAX_REPLY)?.ok_or(io::Error::from(ErrorKind::UnexpectedEof))?;
         let (header, at) = ReplyHeader::parse(&reply).map_err(|_| StreamError::Malformed("its RPC header"))?;
         if header.xid != self.xid {
-            return Err(StreamError::Malformed("it answers another call"));
+            return Err(StreamError::Malformed("its XID is of another call"));
         }
         match Refusal::of(&header.body) {
             Some(refusal) => Err(StreamError::Refused(refusal)),
@@ -98,17 +101,17 @@ impl<S: Read + Write> StreamClient<S> {
 /// # Errors
 /// The stream failed, or ended within the record; or the fragments with their marks exceed `limit` bytes.
 pub fn read_record(stream: &mut impl Read, limit: usize) -> io::Result<Option<Vec<u8>>> {
-    let (mut record, mut taken) = (Vec::new(), 0);
+    let (mut record, mut read) = (Vec::new(), 0);
     loop {
         let mut mark = [0; 4];
         match stream.read_exact(&mut mark) {
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof && taken == 0 => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof && read == 0 => return Ok(None),
             outcome => outcome?,
         }
         let mark = u32::from_be_bytes(mark);
         let (start, len) = (record.len(), (mark & !LAST) as usize);
-        taken += 4 + len;
-        if taken > limit {
+        read += 4 + len;
+        if read > limit {
             return Err(io::Error::new(ErrorKind::InvalidData, format!("record exceeds {limit} bytes")));
         }
         record.resize(start + len, 0);
@@ -127,7 +130,7 @@ pub fn write_record(stream: &mut impl Write, message: &[u8]) -> io::Result<()> {
     stream.write_all(&[&(LAST | message.len() as u32).to_be_bytes(), message].concat())
 }
 
-/// A socket, or a reference to one, with one time limit for all reads and writes.
+/// A socket, or a reference to one, with a common time limit for all reads and writes.
 #[derive(Debug)]
 pub struct Timed<S> {
     stream: S,
@@ -135,12 +138,12 @@ pub struct Timed<S> {
 }
 
 impl<S: AsFd> Timed<S> {
-    /// Starts the time limit now.
+    /// Creates a socket whose time limit starts now.
     pub fn new(stream: S, time: Duration) -> Self {
         Self::until(stream, Instant::now() + time)
     }
 
-    /// Sets the end of the time limit.
+    /// Creates a socket whose time limit ends at `end`.
     pub fn until(stream: S, end: Instant) -> Self {
         Self { stream, end }
     }
@@ -181,21 +184,21 @@ mod tests {
 
     use super::*;
 
-    /// Records writes; reads from prepared data.
-    struct Tape {
-        said: Vec<u8>,
+    /// A stream that records writes and reads prepared data.
+    struct FakeStream {
+        written: Vec<u8>,
         answer: Cursor<Vec<u8>>,
     }
 
-    impl Read for Tape {
+    impl Read for FakeStream {
         fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
             self.answer.read(out)
         }
     }
 
-    impl Write for Tape {
+    impl Write for FakeStream {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.said.write(bytes)
+            self.written.write(bytes)
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -207,21 +210,21 @@ mod tests {
         words.iter().flat_map(|word| word.to_be_bytes()).collect()
     }
 
-    /// Calls, and gets an answer made of the call's XID.
+    /// Makes a call to which `answer` returns the reply for its XID. Returns the result, and the written bytes.
     fn call(answer: impl Fn(u32) -> Vec<u8>) -> (Result<Vec<u8>, StreamError>, Vec<u8>) {
         let xid = StreamClient::new(io::empty()).xid.wrapping_add(1);
-        let tape = Tape { said: Vec::new(), answer: Cursor::new(answer(xid)) };
-        let mut client = StreamClient::new(tape);
+        let stream = FakeStream { written: Vec::new(), answer: Cursor::new(answer(xid)) };
+        let mut client = StreamClient::new(stream);
         let result = client.call(7, 8, 9, &[1, 2, 3, 4]);
         assert_eq!(client.xid, xid);
-        (result, client.stream.said)
+        (result, client.stream.written)
     }
 
     #[test]
-    fn a_call_is_one_record_and_a_reply_may_be_several_fragments() {
-        let (result, said) = call(|xid| words(&[8, xid, 1, 8, 0, 0, 12 | LAST, 0, 0, 42]));
+    fn a_call_is_one_record_and_a_reply_may_have_several_fragments() {
+        let (result, written) = call(|xid| words(&[8, xid, 1, 8, 0, 0, 12 | LAST, 0, 0, 42]));
         assert_eq!(result.unwrap(), words(&[42]));
-        let (mark, message) = said.split_first_chunk().unwrap();
+        let (mark, message) = written.split_first_chunk().unwrap();
         assert_eq!(u32::from_be_bytes(*mark), LAST | message.len() as u32);
         let (header, args) = CallHeader::parse(message).unwrap();
         assert_eq!((header.program, header.version, header.procedure), (7, 8, 9));
@@ -229,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_are_no_reply_are_errors() {
+    fn refusals_and_malformed_replies_are_errors() {
         let record = |body: Vec<u32>| words(&[&[(4 * body.len() as u32) | LAST], &body[..]].concat());
         let refused = |result| match result {
             Err(StreamError::Refused(refusal)) => refusal,
@@ -246,7 +249,7 @@ mod tests {
         malformed(&|xid| record(vec![xid, 0, 0]));
         for (answer, kind) in [
             (words(&[LAST | u32::MAX >> 1]), ErrorKind::InvalidData),
-            (vec![0; LONGEST + 4], ErrorKind::InvalidData),
+            (vec![0; MAX_REPLY + 4], ErrorKind::InvalidData),
             (words(&[0]), ErrorKind::UnexpectedEof),
             (words(&[24 | LAST, 7, 1]), ErrorKind::UnexpectedEof),
             (Vec::new(), ErrorKind::UnexpectedEof),
@@ -257,13 +260,13 @@ mod tests {
     }
 
     #[test]
-    fn a_timed_stream_ends_in_time() {
+    fn reads_and_writes_after_the_time_limit_fail() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut peer, _) = listener.accept().unwrap();
         let mut timed = Timed::new(&stream, Duration::from_millis(200));
         for _ in 0..2 {
-            // Half a record, however slowly it comes.
+            // Two bytes of a record mark do not extend the time limit.
             peer.write_all(&[0; 2]).unwrap();
             let error = read_record(&mut timed, 100).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");

@@ -1,4 +1,4 @@
-//! Against an rpcbind that is made here, on a socket of the test's own.
+//! Tests with a fake rpcbind on a socket of its own.
 
 use std::io::Write;
 use std::os::unix::net::UnixListener;
@@ -9,14 +9,14 @@ use super::protocol::RpList;
 use super::*;
 use rpcrdma_proto::wire::rpc::{AcceptStat, CallHeader, ReplyBody, ReplyHeader};
 
-/// An rpcbind: a list, behind a socket.
-struct Fake {
+/// An rpcbind that keeps its entries in a list.
+struct FakeRpcbind {
     _directory: tempfile::TempDir,
     socket: std::path::PathBuf,
     list: Arc<Mutex<Vec<Mapping>>>,
 }
 
-impl Fake {
+impl FakeRpcbind {
     fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("rpcbind.sock");
@@ -60,14 +60,14 @@ fn answer(list: &mut Vec<Mapping>, procedure: u32, args: &[u8]) -> Vec<u8> {
         let lines: Vec<_> = list.iter().map(|line| RpList { rpcb_map: line.to_rpcb() }).collect();
         return rpcrdma_xdr::encode(&RpcblistPtr::from(&lines[..])).unwrap();
     }
-    let mut given = Mapping::from_rpcb(rpcrdma_xdr::decode(args).unwrap());
-    given.owner = "superuser".into();
+    let mut mapping = Mapping::from_rpcb(rpcrdma_xdr::decode(args).unwrap());
+    mapping.owner = "superuser".into();
     let key = |line: &Mapping| (line.program, line.version, line.netid.clone());
-    let known = list.iter().position(|line| key(line) == key(&given));
-    let yes = match (procedure, known) {
-        (SET, Some(known)) => list[known].address == given.address,
+    let known = list.iter().position(|line| key(line) == key(&mapping));
+    let is_accepted = match (procedure, known) {
+        (SET, Some(known)) => list[known].address == mapping.address,
         (SET, None) => {
-            list.push(given);
+            list.push(mapping);
             true
         }
         (UNSET, Some(known)) => {
@@ -76,7 +76,7 @@ fn answer(list: &mut Vec<Mapping>, procedure: u32, args: &[u8]) -> Vec<u8> {
         }
         _ => false,
     };
-    u32::from(yes).to_be_bytes().to_vec()
+    u32::from(is_accepted).to_be_bytes().to_vec()
 }
 
 fn at(text: &str) -> SocketAddr {
@@ -84,7 +84,7 @@ fn at(text: &str) -> SocketAddr {
 }
 
 #[test]
-fn universal_addresses_read_back() {
+fn universal_addresses_are_formatted_and_parsed() {
     for (address, text) in [
         ("10.0.0.1:20049", "10.0.0.1.78.81"),
         ("0.0.0.0:111", "0.0.0.0.0.111"),
@@ -94,7 +94,7 @@ fn universal_addresses_read_back() {
         assert_eq!(universal(at(address)), text);
         assert_eq!(parse_universal(text), Some(at(address)));
     }
-    // The other forms of an IPv6 address are read as well (RFC 5665 §5.2.3.4).
+    // Other notations of an IPv6 address are also parsed (RFC 5665 §5.2.3.4).
     for (text, address) in [
         ("2001:db8:0:0:8:800:200C:417A.203.81", "[2001:db8::8:800:200c:417a]:52049"),
         ("::FFFF:192.0.2.7.203.81", "[::ffff:192.0.2.7]:52049"),
@@ -107,7 +107,7 @@ fn universal_addresses_read_back() {
 }
 
 #[test]
-fn an_entry_is_two_numbers_and_three_strings() {
+fn an_entry_is_encoded_as_two_numbers_and_three_strings() {
     let mut entry = Mapping::new(100_003, 3, Rdma, at("10.0.0.1:20049"));
     entry.owner = "root".into();
     let bytes = b"\0\x01\x86\xA3\0\0\0\x03\0\0\0\x04rdma\0\0\0\x0E10.0.0.1.78.81\0\0\0\0\0\x04root";
@@ -116,8 +116,8 @@ fn an_entry_is_two_numbers_and_three_strings() {
 }
 
 #[test]
-fn registrations_are_withdrawn() {
-    let fake = Fake::start();
+fn registrations_are_taken_over_refused_and_withdrawn() {
+    let fake = FakeRpcbind::start();
     let mappings = vec![
         Mapping::new(100_003, 3, Rdma, at("10.0.0.1:20049")),
         Mapping::new(100_003, 3, Rdma, at("[fd00::1]:20049")),
@@ -126,20 +126,20 @@ fn registrations_are_withdrawn() {
     let registration = Registration::at_socket(&fake.socket, mappings.clone()).unwrap();
     let netids: Vec<_> = fake.list().iter().map(|line| line.netid.clone()).collect();
     assert_eq!(netids, ["rdma", "rdma6", "tcp"]);
-    // By the same address, as after a crash; and by another one.
+    // A server that restarts after a crash registers the same address again. Another address is refused.
     std::mem::forget(registration);
     let registration = Registration::at_socket(&fake.socket, mappings).unwrap();
     let other = vec![Mapping::new(100_227, 3, Rdma, at("1.1.1.1:1")), Mapping::new(100_003, 3, Rdma, at("1.1.1.1:1"))];
     let error = Registration::at_socket(&fake.socket, other).unwrap_err().to_string();
-    assert!(error.contains("superuser has registered it at 10.0.0.1.78.81"), "{error}");
-    assert_eq!(fake.list().len(), 3, "what came before the refused one is withdrawn");
+    assert!(error.contains("user superuser registered it at 10.0.0.1.78.81"), "{error}");
+    assert_eq!(fake.list().len(), 3, "the mapping before the refused one is withdrawn");
     registration.withdraw().unwrap();
     assert_eq!(fake.list(), []);
 }
 
 #[test]
-fn a_client_takes_the_address_of_its_own_family_over_rdma() {
-    let fake = Fake::start();
+fn a_look_up_finds_the_rdma_address_of_the_hosts_family() {
+    let fake = FakeRpcbind::start();
     let host = at("10.0.0.1:0").ip();
     let registered = Registration::at_socket(
         &fake.socket,
@@ -163,29 +163,29 @@ fn a_client_takes_the_address_of_its_own_family_over_rdma() {
 }
 
 #[test]
-fn bad_answers_are_errors() {
+fn malformed_lists_and_missing_sockets_are_errors() {
     for bytes in [&[0, 0, 0, 1, 0, 0][..], &[0, 0, 0, 2], &[]] {
         assert!(rpcrdma_xdr::decode::<RpcblistPtr<'_>>(bytes).is_err(), "{bytes:?}");
     }
-    let nobody = Registration::at_socket(Path::new("/nonexistent/socket"), vec![]).unwrap_err().to_string();
-    assert!(nobody.contains("/nonexistent/socket") && nobody.contains("systemctl start rpcbind"), "{nobody}");
+    let error = Registration::at_socket(Path::new("/nonexistent/socket"), vec![]).unwrap_err().to_string();
+    assert!(error.contains("/nonexistent/socket") && error.contains("systemctl start rpcbind"), "{error}");
 }
 
 #[test]
-fn a_reply_in_small_pieces_does_not_extend_the_time_limit() {
+fn slowly_arriving_bytes_do_not_extend_the_time_limit() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let at = listener.local_addr().expect("an address");
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a client");
         stream.set_nodelay(true).expect("a socket");
-        // A fragment of 64 KiB, whose bytes come until the client gives up.
+        // A fragment of 64 KiB arrives byte by byte until the client gives up.
         let mut next: &[u8] = &[0, 1, 0, 0];
         while stream.write_all(next).is_ok() {
             next = &[0];
             std::thread::sleep(Duration::from_millis(10));
         }
     });
-    let error = dump_at(at, Duration::from_millis(200)).expect_err("there is never a whole reply");
+    let error = dump_at(at, Duration::from_millis(200)).expect_err("the reply is incomplete");
     assert!(
         matches!(&error, RpcbindError::Call(StreamError::Io(io)) if io.kind() == io::ErrorKind::TimedOut),
         "{error:?}"

@@ -1,14 +1,17 @@
-//! Any bytes are decoded, or are an error.
+//! Tests of body decoding with any bytes, and of empty results in chunks.
 
 use proptest::prelude::*;
 
-use super::walk::{Chunks, Walk};
+use super::decoder::{BodyDecoder, Chunks};
 use super::*;
 
 proptest! {
     /// Small numbers are likely, as they are flags and lengths of valid messages.
     #[test]
-    fn any_bytes(words in prop::collection::vec(prop_oneof![0u32..4, any::<u32>()], 0..200), cut in 0usize..4) {
+    fn any_bytes_are_decoded_or_rejected(
+        words in prop::collection::vec(prop_oneof![0u32..4, any::<u32>()], 0..200),
+        cut in 0usize..4,
+    ) {
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
         bytes.truncate(bytes.len().saturating_sub(cut));
         let none: [&str; 0] = [];
@@ -17,8 +20,8 @@ proptest! {
             let versions = schema.programs.iter().flat_map(|program| &program.versions);
             for procedure in versions.flat_map(|version| &version.procedures) {
                 for types in [&procedure.arguments[..], slice::from_ref(&procedure.results)] {
-                    let (value, error) = Walk::new(schema, &bytes, 0, Chunks::default()).all(types);
-                    // Nothing is made up: a value takes bytes of the message.
+                    let (value, error) = BodyDecoder::new(schema, &bytes, 0, Chunks::default()).all(types);
+                    // A value needs bytes of the message, so output is bounded by input.
                     prop_assert!(value.to_string().len() <= 64 * (bytes.len() + 64));
                     prop_assert!(error.is_some() || bytes.len().is_multiple_of(4));
                 }
@@ -29,12 +32,12 @@ proptest! {
 
 /// The server skips the Write chunk of an empty result.
 #[test]
-fn an_empty_result_has_a_write_chunk_too() {
+fn an_empty_result_takes_its_write_chunk() {
     let source = |text: &str| Source { name: "pair.x".into(), text: text.into() };
     let xdr = "struct pair { opaque first<100>; opaque second<100>; };
                program P { version V { pair GET(void) = 1; } = 1; } = 5;";
     let eligible = source("eligible = [\"pair.first\", \"pair.second\"]");
-    // Version 1, two Write chunks of a segment each; an accepted reply; the lengths.
+    // A version 1 header with two Write chunks of one segment each, an accepted reply, and the lengths of the results.
     let words = |lens: [u32; 2], chunks: [u32; 2]| {
         let writes = chunks.map(|len| [1, 1, 7, len, 0, 4096]).concat();
         let message = [&[9, 1, 1, 0, 0][..], &writes, &[0, 0], &[9, 1, 0, 0, 0, 0], &lens].concat();
@@ -45,15 +48,15 @@ fn an_empty_result_has_a_write_chunk_too() {
         let bytes = words(lens, chunks);
         let view = View::check(&bytes, rpcrdma::wire::Revision::default()).expect("a header");
         let procedure = &schema.programs[0].versions[0].procedures[0];
-        let walk = Walk::new(&schema, view.payload(), 24, Chunks::of_reply(&view));
-        let body = Body::decode(procedure, "results", walk, slice::from_ref(&procedure.results), &view);
+        let decoder = BodyDecoder::new(&schema, view.payload(), 24, Chunks::of_reply(&view));
+        let body = Body::decode(procedure, "results", decoder, slice::from_ref(&procedure.results), &view);
         (body.value, body.error)
     };
     let (value, error) = decoded(Some(&eligible), [0, 5], [0, 8]);
     assert_eq!(error, None);
     assert_eq!(value["second"], json!({"bytes": 5, "chunk": "write"}));
     let (_, error) = decoded(Some(&eligible), [0, 5], [8, 0]);
-    assert!(error.expect("an error").contains("0 bytes are in a write chunk of 8"));
+    assert!(error.expect("an error").contains("item of 0 bytes in a write chunk of 8 bytes"));
     let (_, error) = decoded(None, [0, 5], [0, 8]);
     assert!(error.expect("an error").contains("placement file"));
 }

@@ -1,4 +1,4 @@
-//! One-line text of a body.
+//! Formats a body as one line of text.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ impl fmt::Display for Body {
                 write_value(f, value)?;
             }
         }
-        let kind = if self.is_bad { "error bad_body: " } else { "" };
+        let kind = if self.is_malformed { "error bad_body: " } else { "" };
         self.error.as_ref().map_or(Ok(()), |error| write!(f, " {kind}{error}"))
     }
 }
@@ -50,11 +50,11 @@ fn write_value(f: &mut fmt::Formatter<'_>, value: &Value) -> fmt::Result {
             }
             f.write_str("]")
         }
-        // What a reader could take for syntax is quoted.
+        // A text is quoted unless it consists of characters that have no meaning in this format.
         Value::String(text) if !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-./:".contains(c)) => {
             f.write_str(text)
         }
-        // JSON escapes line breaks and quotes.
+        // The JSON form escapes line breaks and quotes.
         value => write!(f, "{value}"),
     }
 }

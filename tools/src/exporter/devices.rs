@@ -1,6 +1,6 @@
 //! Counters of RDMA devices, read from sysfs.
 //!
-//! The driver's own are in `DEVICE/ports/PORT/hw_counters/NAME`. InfiniBand's counters of each port are in
+//! The driver's counters are in `DEVICE/ports/PORT/hw_counters/NAME`, those of the InfiniBand port in
 //! `DEVICE/ports/PORT/counters/NAME`.
 
 use std::fs;
@@ -9,9 +9,9 @@ use std::path::Path;
 /// Source of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// The driver's own.
+    /// The driver.
     Driver,
-    /// InfiniBand's PortCounters. Byte counters are in units of 4 bytes.
+    /// PortCounters of InfiniBand, which count bytes in units of 4.
     Port,
 }
 
@@ -26,7 +26,7 @@ impl Origin {
     }
 }
 
-/// One counter.
+/// A counter of a device's port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DeviceCounter {
     pub(super) origin: Origin,
@@ -36,7 +36,7 @@ pub(super) struct DeviceCounter {
     pub(super) value: u64,
 }
 
-/// Reads the counters of all devices. Omits unreadable ones, as devices appear and disappear.
+/// Reads the counters of all devices. Unreadable counters are omitted, because devices may disappear at any time.
 pub(super) fn read(class: &Path) -> Vec<DeviceCounter> {
     let mut all = Vec::new();
     for device in names(class) {
@@ -45,7 +45,7 @@ pub(super) fn read(class: &Path) -> Vec<DeviceCounter> {
             for origin in Origin::ALL {
                 let counters = ports.join(&port).join(origin.directory());
                 for name in names(&counters) {
-                    // The kernel's caching time, not a counter.
+                    // This file has the time for which the kernel caches counters.
                     if name == "lifespan" {
                         continue;
                     }
@@ -60,7 +60,7 @@ pub(super) fn read(class: &Path) -> Vec<DeviceCounter> {
     all
 }
 
-/// Sorted names of a directory.
+/// Returns the sorted names in a directory.
 fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_read_from_whatever_there_is() {
+    fn counters_are_read_and_other_files_are_ignored() {
         let directory = tempfile::tempdir().expect("a directory");
         let root = directory.path();
         assert_eq!(read(&root.join("none")), []);

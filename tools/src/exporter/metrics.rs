@@ -1,4 +1,4 @@
-//! A snapshot in OpenMetrics text.
+//! Encodes a snapshot as OpenMetrics text.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,45 +13,46 @@ use rpcrdma::stats::{ClassStats, MetricKind, ProcedureStats, ShardStats, Snapsho
 use super::devices::{DeviceCounter, Origin};
 use super::tables::{POOL_GAUGES, REFUSALS};
 
-/// Upper bounds of the buckets of latencies, in nanoseconds: three for each factor of ten, 1 µs to 10 s.
-fn latencies() -> Vec<u64> {
+/// Returns the upper bounds of latency buckets in nanoseconds: three per factor of ten, from 1 µs to 10 s.
+fn latency_bounds() -> Vec<u64> {
     let decades = (3..10).map(|zeros| 10_u64.pow(zeros));
     decades.flat_map(|decade| [1, 2, 5].map(|digit| digit * decade)).chain([10_000_000_000]).collect()
 }
 
-/// The same of batches, in work requests.
-const BATCHES: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+/// Upper bounds of the buckets of batches, in work requests.
+const BATCH_BOUNDS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
-/// All metrics, without those of the server if there is none.
+/// Returns all metrics. Those of the server are missing if there is no snapshot.
 pub(super) fn text(snapshot: Option<Snapshot>, devices: Vec<DeviceCounter>) -> String {
     let mut registry = Registry::with_prefix("rpcrdma");
-    registry.register_collector(Box::new(Told { snapshot, devices }));
+    registry.register_collector(Box::new(SnapshotCollector { snapshot, devices }));
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);
     text
 }
 
+/// Encodes the metrics of a snapshot and of devices.
 #[derive(Debug)]
-struct Told {
+struct SnapshotCollector {
     snapshot: Option<Snapshot>,
     devices: Vec<DeviceCounter>,
 }
 
 type Labels = Vec<(&'static str, String)>;
-type Written = Result<(), fmt::Error>;
+type EncodeResult = Result<(), fmt::Error>;
 
-/// One metric family: its head and its members.
+/// Encodes a metric family: its name, help and unit, then its members.
 fn family<M>(
     encoder: &mut DescriptorEncoder<'_>,
     (name, help, unit): (&str, &str, Option<&Unit>),
     kind: MetricType,
     members: impl IntoIterator<Item = (Labels, M)>,
-    mut write: impl FnMut(&mut MetricEncoder<'_>, M) -> Written,
-) -> Written {
+    mut write: impl FnMut(&mut MetricEncoder<'_>, M) -> EncodeResult,
+) -> EncodeResult {
     let mut metric = encoder.encode_descriptor(name, help, unit, kind)?;
     for (labels, member) in members {
-        // Some readers reject empty braces.
+        // Some parsers reject empty braces.
         if labels.is_empty() {
             write(&mut metric, member)?;
         } else {
@@ -61,22 +62,22 @@ fn family<M>(
     Ok(())
 }
 
-fn counter(metric: &mut MetricEncoder<'_>, value: u64) -> Written {
+fn counter(metric: &mut MetricEncoder<'_>, value: u64) -> EncodeResult {
     metric.encode_counter::<Labels, u64, f64>(&value, None)
 }
 
-fn gauge(metric: &mut MetricEncoder<'_>, value: u64) -> Written {
+fn gauge(metric: &mut MetricEncoder<'_>, value: u64) -> EncodeResult {
     metric.encode_gauge(&i64::try_from(value).unwrap_or(i64::MAX))
 }
 
-/// A histogram whose values and bounds are divided by `unit`.
-fn histogram(metric: &mut MetricEncoder<'_>, values: &Histogram<u64>, bounds: &[u64], unit: f64) -> Written {
+/// Encodes a histogram whose values and bounds are divided by `unit`.
+fn histogram(metric: &mut MetricEncoder<'_>, values: &Histogram<u64>, bounds: &[u64], unit: f64) -> EncodeResult {
     let mut buckets: Vec<(f64, u64)> = bounds.iter().map(|&bound| (bound as f64 / unit, 0)).collect();
     buckets.push((f64::INFINITY, 0));
     let mut sum = 0.0;
     for value in values.iter_recorded() {
         let (at, count) = (value.value_iterated_to(), value.count_since_last_iteration());
-        // Recorded values are at most this, and at most 1 % less.
+        // `at` is the highest value of its bucket. Recorded values are at most 1 % lower.
         let bucket = bounds.partition_point(|&bound| bound < values.lowest_equivalent(at));
         buckets[bucket].1 += count;
         sum += values.median_equivalent(at) as f64 * count as f64 / unit;
@@ -84,8 +85,8 @@ fn histogram(metric: &mut MetricEncoder<'_>, values: &Histogram<u64>, bounds: &[
     metric.encode_histogram::<Labels>(sum, values.len(), &buckets, None)
 }
 
-impl Collector for Told {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Written {
+impl Collector for SnapshotCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> EncodeResult {
         let encoder = &mut encoder;
         let up = u64::from(self.snapshot.is_some());
         family(encoder, ("up", "1 if the server answers", None), MetricType::Gauge, [(Vec::new(), up)], gauge)?;
@@ -106,17 +107,17 @@ impl Collector for Told {
     }
 }
 
-impl Told {
-    fn encode_server(&self, encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> Written {
+impl SnapshotCollector {
+    fn encode_server(&self, encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> EncodeResult {
         let uptime = snapshot.uptime as f64 / 1e9;
-        let head = ("uptime", "Since the server was started", Some(&Unit::Seconds));
+        let head = ("uptime", "Time since the server started", Some(&Unit::Seconds));
         family(encoder, head, MetricType::Gauge, [(Vec::new(), uptime)], |metric, value| metric.encode_gauge(&value))?;
         let infos = snapshot.shards.iter().map(|shard| {
             let core = shard.core.map_or_else(String::new, |core| core.to_string());
             let labels = vec![("shard", shard.shard.to_string()), ("address", shard.address.clone()), ("core", core)];
             (labels, u64::from(shard.stats.is_some()))
         });
-        let head = ("shard_up", "1 if the shard has answered, by where it serves", None);
+        let head = ("shard_up", "1 if the shard answered, with its address and core", None);
         family(encoder, head, MetricType::Gauge, infos, gauge)?;
 
         let shards: Vec<(Labels, &ShardStats)> = snapshot
@@ -126,7 +127,9 @@ impl Told {
             .collect();
         for (at, head) in ShardStats::default().metrics().enumerate() {
             let (kind, write) = match head.kind {
-                MetricKind::Counter => (MetricType::Counter, counter as fn(&mut MetricEncoder<'_>, u64) -> Written),
+                MetricKind::Counter => {
+                    (MetricType::Counter, counter as fn(&mut MetricEncoder<'_>, u64) -> EncodeResult)
+                }
                 MetricKind::Gauge => (MetricType::Gauge, gauge as _),
             };
             let members =
@@ -134,22 +137,22 @@ impl Told {
             family(encoder, (head.name, head.help, None), kind, members, write)?;
         }
         let members = shards.iter().map(|(labels, stats)| (labels.clone(), stats.longest_wait as f64 / 1e9));
-        let head = ("longest_wait", "How long the first of the calls that wait has waited", Some(&Unit::Seconds));
+        let head = ("longest_wait", "Waiting time of the longest waiting call", Some(&Unit::Seconds));
         family(encoder, head, MetricType::Gauge, members, |encoder, value| encoder.encode_gauge(&value))?;
         let refusals = shards.iter().flat_map(|(labels, stats)| {
             REFUSALS.iter().map(|(reason, of)| (with(labels, "reason", reason), of(&stats.refusals)))
         });
-        let head = ("refusals", "Calls that were refused, by what their callers were told", None);
+        let head = ("refusals", "Refused calls, by reason", None);
         family(encoder, head, MetricType::Counter, refusals, counter)?;
         let members = shards.iter().map(|(labels, stats)| (labels.clone(), &*stats.latency));
-        let head = ("call_latency", "From arrival to reply, of the calls that are timed", Some(&Unit::Seconds));
+        let head = ("call_latency", "Time from arrival to reply of timed calls", Some(&Unit::Seconds));
         family(encoder, head, MetricType::Histogram, members, |metric, values| {
-            histogram(metric, values, &latencies(), 1e9)
+            histogram(metric, values, &latency_bounds(), 1e9)
         })?;
         let members = shards.iter().map(|(labels, stats)| (labels.clone(), &*stats.batch));
-        let head = ("post_work_requests", "Work requests of one post", None);
+        let head = ("post_work_requests", "Work requests per post", None);
         family(encoder, head, MetricType::Histogram, members, |metric, values| {
-            histogram(metric, values, &BATCHES, 1.0)
+            histogram(metric, values, &BATCH_BOUNDS, 1.0)
         })?;
         encode_pools(encoder, &shards)?;
         encode_procedures(encoder, &shards)
@@ -162,8 +165,8 @@ fn with(labels: &Labels, name: &'static str, value: &str) -> Labels {
     labels
 }
 
-fn encode_pools(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardStats)]) -> Written {
-    // Arenas of one shard may have classes of one size. Their sum is one series, as no series may occur twice.
+fn encode_pools(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardStats)]) -> EncodeResult {
+    // Arenas of a shard may have classes of the same size. They are added up, because a series must be unique.
     let mut classes: Vec<(Labels, ClassStats)> = Vec::new();
     for (labels, stats) in shards {
         let mut by_size = BTreeMap::<usize, ClassStats>::new();
@@ -181,27 +184,27 @@ fn encode_pools(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardSt
         family(encoder, (name, help, None), MetricType::Gauge, members, gauge)?;
     }
     let members = classes.iter().map(|(labels, class)| (labels.clone(), class.failures));
-    let head = ("pool_misses", "Times that a size class was empty when it was asked", None);
+    let head = ("pool_misses", "Allocations from an empty size class", None);
     family(encoder, head, MetricType::Counter, members, counter)
 }
 
-fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardStats)]) -> Written {
-    let named = |labels: &Labels, one: &ProcedureStats| {
+fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardStats)]) -> EncodeResult {
+    let with_procedure = |labels: &Labels, one: &ProcedureStats| {
         let labels = with(labels, "program", &one.program.to_string());
         with(&with(&labels, "version", &one.version.to_string()), "procedure", &one.procedure.to_string())
     };
     let of_shard = |(labels, stats): &(Labels, &ShardStats)| -> Vec<(Labels, ProcedureStats)> {
-        stats.procedures.iter().map(|one| (named(labels, one), one.clone())).collect()
+        stats.procedures.iter().map(|one| (with_procedure(labels, one), one.clone())).collect()
     };
     let procedures: Vec<_> = shards.iter().flat_map(of_shard).collect();
     let members = procedures.iter().map(|(labels, one)| (labels.clone(), &*one.latency));
-    let head = ("procedure_latency", "From arrival to reply, of the calls that are timed", Some(&Unit::Seconds));
+    let head = ("procedure_latency", "Time from arrival to reply of timed calls", Some(&Unit::Seconds));
     family(encoder, head, MetricType::Histogram, members, |metric, values| {
-        histogram(metric, values, &latencies(), 1e9)
+        histogram(metric, values, &latency_bounds(), 1e9)
     })?;
     for (name, help, of) in [
-        ("procedure_argument", "Of the calls that are timed", (|one| one.bytes_in) as fn(&ProcedureStats) -> u64),
-        ("procedure_result", "Of the calls that are timed", |one| one.bytes_out),
+        ("procedure_argument", "Argument bytes of timed calls", (|one| one.bytes_in) as fn(&ProcedureStats) -> u64),
+        ("procedure_result", "Result bytes of timed calls", |one| one.bytes_out),
     ] {
         let members = procedures.iter().map(|(labels, one)| (labels.clone(), of(one)));
         family(encoder, (name, help, Some(&Unit::Bytes)), MetricType::Counter, members, counter)?;
@@ -209,7 +212,7 @@ fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &Sh
     let refusals = procedures.iter().flat_map(|(labels, one)| {
         REFUSALS.iter().map(|(reason, of)| (with(labels, "reason", reason), of(&one.refusals)))
     });
-    let head = ("procedure_refusals", "Calls that were refused, by what their callers were told", None);
+    let head = ("procedure_refusals", "Refused calls, by reason", None);
     family(encoder, head, MetricType::Counter, refusals, counter)
 }
 

@@ -1,9 +1,9 @@
-//! `rpcrdma exporter`: statistics of a server and of RDMA devices for Prometheus.
+//! `rpcrdma exporter`: exports statistics of a server and of RDMA devices to Prometheus.
 //!
-//! | file | holds |
+//! | file | contents |
 //! | --- | --- |
-//! | `metrics` | a snapshot in OpenMetrics text |
-//! | `tables` | the counters and gauges, and their names |
+//! | `metrics` | encoding of a snapshot as OpenMetrics text |
+//! | `tables` | gauges of pools and reasons of refusals |
 //! | `devices` | counters of RDMA devices |
 //! | `http` | a bounded HTTP server |
 
@@ -17,7 +17,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
 use crate::command::{CommandError, Outcome};
-use crate::feed;
+use crate::stats_socket;
 use http::Page;
 pub(crate) use tables::REFUSALS;
 
@@ -28,7 +28,7 @@ const DEVICES: &str = "/sys/class/infiniband";
 ///
 /// Serves OpenMetrics text at http://ADDR/metrics: counters, gauges and latency histograms by shard and procedure, and
 /// the counters of the host's RDMA devices (hw_counters and counters). Each scrape reads one snapshot from the server's
-/// socket for statistics. While there is no server, rpcrdma_up is 0. A dashboard for Grafana is tools/grafana.json.
+/// statistics socket. While there is no server, rpcrdma_up is 0. tools/grafana.json is a dashboard for Grafana.
 ///
 /// There is no authentication and no encryption: restrict access to the port.
 #[derive(clap::Args, Clone, Debug)]
@@ -36,13 +36,13 @@ const DEVICES: &str = "/sys/class/infiniband";
 Example:
   rpcrdma exporter --stats /run/nfs3d.stats --listen 127.0.0.1:9420
 
-Exit status: 1 bind failed, 2 wrong usage; otherwise it runs until killed.")]
+Exit status: 1 bind failed, 2 wrong usage; otherwise it runs until it is killed.")]
 pub struct Args {
-    /// The server's socket for statistics
+    /// The server's statistics socket
     #[arg(long, value_name = "PATH")]
     pub stats: PathBuf,
 
-    /// Listening address; port 0 for any free one, which is printed
+    /// Listening address; port 0 selects a free port, which is printed
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9420")]
     pub listen: SocketAddr,
 }
@@ -53,8 +53,9 @@ pub struct Args {
 /// The address cannot be bound.
 pub fn run(args: &Args) -> Outcome {
     rpcrdma_host::logger::start();
-    let failed =
-        |what: &str, error| CommandError::Failed(format!("{what} {}: {error}; --listen names another", args.listen));
+    let failed = |what: &str, error| {
+        CommandError::Failed(format!("{what} {}: {error}; choose another address (--listen)", args.listen))
+    };
     let listener = TcpListener::bind(args.listen).map_err(|error| failed("bind", error))?;
     let address = listener.local_addr().map_err(|error| failed("getsockname", error))?;
     let mut out = std::io::stdout();
@@ -63,11 +64,11 @@ pub fn run(args: &Args) -> Outcome {
     http::serve(&listener, |path| page(path, &args.stats))
 }
 
-/// Contents of a path.
+/// Returns the content of a path.
 fn page(path: &str, stats: &Path) -> Option<Page> {
     match path {
         "/metrics" => {
-            let snapshot = feed::read(stats).ok();
+            let snapshot = stats_socket::read(stats).ok();
             let text = metrics::text(snapshot, devices::read(Path::new(DEVICES)));
             Some(Page { kind: "application/openmetrics-text; version=1.0.0; charset=utf-8", text })
         }

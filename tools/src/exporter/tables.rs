@@ -1,19 +1,19 @@
-//! Metrics of a shard's tables: pools and refusals.
+//! Gauges of a shard's buffer pool, and reasons of refusals.
 
 use rpcrdma::stats::{ClassStats, Refusals};
 
-/// A number of each `S`.
-type Number<S> = fn(&S) -> u64;
+/// Reads a number of `S`.
+type Getter<S> = fn(&S) -> u64;
 
-/// Gauges of a size class of the pool: name, description, and value.
-pub(super) const POOL_GAUGES: [(&str, &str, Number<ClassStats>); 3] = [
-    ("pool_buffers", "Buffers of a size class of the pool", |class| class.count as u64),
-    ("pool_buffers_free", "Of these, those that are free", |class| class.free as u64),
-    ("pool_buffers_lowest", "The fewest that were free", |class| class.low_water as u64),
+/// Gauges of a size class of the pool: name, help text and value.
+pub(super) const POOL_GAUGES: [(&str, &str, Getter<ClassStats>); 3] = [
+    ("pool_buffers", "Buffers of a pool size class", |class| class.count as u64),
+    ("pool_buffers_free", "Free buffers of a pool size class", |class| class.free as u64),
+    ("pool_buffers_lowest", "Lowest number of free buffers of a pool size class", |class| class.low_water as u64),
 ];
 
-/// Causes of refusals: values of the label `reason`.
-pub(crate) const REFUSALS: [(&str, Number<Refusals>); 6] = [
+/// Reasons of refusals, which are values of the label `reason`.
+pub(crate) const REFUSALS: [(&str, Getter<Refusals>); 6] = [
     ("unavailable", |refusals| refusals.unavailable),
     ("garbage_arguments", |refusals| refusals.garbage_arguments),
     ("system_errors", |refusals| refusals.system_errors),

@@ -1,5 +1,5 @@
 use pcap_parser::Linktype;
-use rpcrdma::fabric::iwarp::wire::{Enhanced, Fault, QUEUE_SEND, QUEUE_TERMINATE, crc32c, pad};
+use rpcrdma::fabric::iwarp::wire::{EnhancedData, QUEUE_SEND, QUEUE_TERMINATE, TerminateFault, crc32c, pad};
 
 use super::*;
 use crate::tcp::tests::packet;
@@ -7,7 +7,7 @@ use crate::tcp::tests::packet;
 const ACK: u8 = 0x10;
 
 /// A captured connection.
-struct Wire {
+struct CapturedConnection {
     reassembler: Reassembler,
     /// Sequence numbers of initiator and responder.
     next: [u32; 2],
@@ -15,12 +15,12 @@ struct Wire {
     crc: bool,
 }
 
-impl Wire {
-    /// With both set-up frames.
-    fn new(change: impl Fn(&mut Setup)) -> Self {
+impl CapturedConnection {
+    /// Creates a connection whose set-up frames were captured, each modified by `change`.
+    fn new(change: impl Fn(&mut MpaFrame)) -> Self {
         let mut wire = Self { reassembler: Reassembler::default(), next: [5, 9], frame: 0, crc: false };
-        for (end, kind) in [(0, Kind::Request), (1, Kind::Reply)] {
-            let mut setup = Setup {
+        for (end, kind) in [(0, MpaFrameKind::Request), (1, MpaFrameKind::Reply)] {
+            let mut setup = MpaFrame {
                 kind,
                 revision: 2,
                 markers: false,
@@ -38,15 +38,15 @@ impl Wire {
         wire
     }
 
-    /// The findings in the next packet of an end.
-    fn send(&mut self, end: usize, payload: &[u8]) -> Vec<Found> {
+    /// Sends the next packet of an end. Returns its events.
+    fn send(&mut self, end: usize, payload: &[u8]) -> Vec<CaptureEvent> {
         self.packet(end, ACK, payload)
     }
 
-    fn packet(&mut self, end: usize, flags: u8, payload: &[u8]) -> Vec<Found> {
+    fn packet(&mut self, end: usize, flags: u8, payload: &[u8]) -> Vec<CaptureEvent> {
         let mut bytes = packet(false, self.next[end], flags, payload);
         if end == 1 {
-            // Swaps addresses and ports.
+            // The responder sends in the other direction, so addresses and ports are swapped.
             for (a, b, len) in [(26, 30, 4), (34, 36, 2)] {
                 (0..len).for_each(|at| bytes.swap(a + at, b + at));
             }
@@ -56,7 +56,7 @@ impl Wire {
         self.reassembler.packet(&Packet::new(self.frame, Linktype::ETHERNET, &bytes))
     }
 
-    fn fpdu(&self, segment: Segment, payload: &[u8]) -> Vec<u8> {
+    fn fpdu(&self, segment: SegmentHeader, payload: &[u8]) -> Vec<u8> {
         let mut out = segment.encode(payload.len()).to_vec();
         out.extend_from_slice(payload);
         out.resize(out.len() + pad(out.len() - 2), 0);
@@ -66,41 +66,41 @@ impl Wire {
     }
 }
 
-fn send(msn: u32, offset: u32, last: bool) -> Segment {
-    let opcode = Opcode::Send { invalidate: None, solicited: false };
-    Segment { opcode, last, place: Place::Untagged { queue: QUEUE_SEND, msn, offset } }
+fn send(msn: u32, offset: u32, last: bool) -> SegmentHeader {
+    let opcode = RdmapOpcode::Send { invalidate: None, solicited: false };
+    SegmentHeader { opcode, last, place: PayloadPlace::Untagged { queue: QUEUE_SEND, msn, offset } }
 }
 
-fn write() -> Segment {
-    Segment { opcode: Opcode::Write, last: true, place: Place::Tagged { stag: 1, offset: 2 } }
+fn write() -> SegmentHeader {
+    SegmentHeader { opcode: RdmapOpcode::Write, last: true, place: PayloadPlace::Tagged { stag: 1, offset: 2 } }
 }
 
-/// The messages of findings that contain nothing else.
-fn messages(found: Vec<Found>) -> Vec<Vec<u8>> {
+/// Returns the messages of events, all of which are Sends.
+fn messages(found: Vec<CaptureEvent>) -> Vec<Vec<u8>> {
     let message = |found| match found {
-        Found::Send(message) => message.bytes,
+        CaptureEvent::Send(message) => message.bytes,
         other => panic!("{other:?}"),
     };
     found.into_iter().map(message).collect()
 }
 
-/// Directions that lack bytes before others, and directions that lack an end.
-fn losses(wire: &Wire) -> (u64, u64) {
+/// Returns the number of directions with gaps, and of those that lack an end.
+fn losses(wire: &CapturedConnection) -> (u64, u64) {
     (wire.reassembler.broken(), wire.reassembler.unfinished())
 }
 
-fn reason(found: &[Found]) -> &str {
+fn reason(found: &[CaptureEvent]) -> &str {
     match found {
-        [Found::Unreadable { reason, .. }] => reason,
+        [CaptureEvent::Unreadable { reason, .. }] => reason,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn sends_are_put_together_of_segments_and_packets() {
+fn sends_are_reassembled_from_segments_and_packets() {
     for crc in [false, true] {
-        // One end requests it, and both use it.
-        let mut wire = Wire::new(|setup| setup.crc = crc && setup.kind == Kind::Reply);
+        // One end requests the CRC, and both use it.
+        let mut wire = CapturedConnection::new(|setup| setup.crc = crc && setup.kind == MpaFrameKind::Reply);
         let stream = [
             wire.fpdu(write(), b"not for the receiver's eyes"),
             wire.fpdu(send(1, 0, false), b"abc"),
@@ -109,64 +109,64 @@ fn sends_are_put_together_of_segments_and_packets() {
             wire.fpdu(send(2, 0, true), b"ghi"),
         ]
         .concat();
-        // The CRC of the last FPDU comes alone, the rest at once.
+        // The CRC of the last FPDU is in a packet of its own.
         let (front, back) = stream.split_at(stream.len() - 4);
         assert_eq!(messages(wire.send(0, front)), [b"abcdef"]);
         let found = wire.send(0, back);
-        let [Found::Send(Message { frame: 4, flow, invalidate: None, immediate: None, .. })] = &found[..] else {
+        let [CaptureEvent::Send(Message { frame: 4, flow, invalidate: None, immediate: None, .. })] = &found[..] else {
             panic!("{found:?}")
         };
         assert_eq!(flow.to_string(), "10.0.0.1:1000 > 10.0.0.2:2000");
         assert_eq!(messages(found), [b"ghi"]);
-        // The other direction.
-        let opcode = Opcode::Send { invalidate: Some(7), solicited: true };
-        let fpdu = wire.fpdu(Segment { opcode, ..send(1, 0, true) }, b"reply");
+        // A Send of the other direction invalidates a key.
+        let opcode = RdmapOpcode::Send { invalidate: Some(7), solicited: true };
+        let fpdu = wire.fpdu(SegmentHeader { opcode, ..send(1, 0, true) }, b"reply");
         let found = wire.send(1, &fpdu);
-        assert!(matches!(&found[..], [Found::Send(Message { invalidate: Some(7), .. })]), "{found:?}");
+        assert!(matches!(&found[..], [CaptureEvent::Send(Message { invalidate: Some(7), .. })]), "{found:?}");
         assert_eq!(messages(found), [b"reply"]);
         assert_eq!(wire.reassembler.broken(), 0);
     }
 }
 
 #[test]
-fn a_terminate_is_printed_with_its_cause() {
-    let mut wire = Wire::new(|_| {});
-    let place = Place::Untagged { queue: QUEUE_TERMINATE, msn: 1, offset: 0 };
-    let terminate = Terminate::new(Fault::TaggedBounds, Some(&write().encode(9)), None);
+fn a_terminate_is_returned_with_its_cause() {
+    let mut wire = CapturedConnection::new(|_| {});
+    let place = PayloadPlace::Untagged { queue: QUEUE_TERMINATE, msn: 1, offset: 0 };
+    let terminate = Terminate::new(TerminateFault::TaggedBounds, Some(&write().encode(9)), None);
     let mut header = Vec::new();
     terminate.encode(&mut header);
-    let fpdu = wire.fpdu(Segment { opcode: Opcode::Terminate, last: true, place }, &header);
+    let fpdu = wire.fpdu(SegmentHeader { opcode: RdmapOpcode::Terminate, last: true, place }, &header);
     let found = wire.send(1, &fpdu);
-    let [Found::Terminate { frame: 3, direction, terminate: read }] = &found[..] else { panic!("{found:?}") };
+    let [CaptureEvent::Terminate { frame: 3, direction, terminate: read }] = &found[..] else { panic!("{found:?}") };
     assert_eq!((read, direction.to_string().as_str()), (&terminate, "10.0.0.2:2000 > 10.0.0.1:1000"));
-    let fpdu = wire.fpdu(Segment { opcode: Opcode::Terminate, last: true, place }, b"ab");
-    assert_eq!(reason(&wire.send(1, &fpdu)), "a Terminate of 2 bytes, of which the least has 4");
+    let fpdu = wire.fpdu(SegmentHeader { opcode: RdmapOpcode::Terminate, last: true, place }, b"ab");
+    assert_eq!(reason(&wire.send(1, &fpdu)), "invalid Terminate of 2 bytes: expected at least 4");
 }
 
 #[test]
-fn unreadable_bytes_end_their_direction_alone() {
-    let mut wire = Wire::new(|setup| setup.crc = true);
+fn unreadable_bytes_end_only_their_direction() {
+    let mut wire = CapturedConnection::new(|setup| setup.crc = true);
     let mut damaged = wire.fpdu(send(1, 0, true), b"abcd");
     damaged[21] ^= 1;
-    assert!(reason(&wire.send(0, &damaged)).starts_with("CRC 0x"));
+    assert!(reason(&wire.send(0, &damaged)).starts_with("invalid CRC 0x"));
     let right = wire.fpdu(send(1, 0, true), b"abcd");
     assert_eq!(wire.send(0, &right), []);
     assert_eq!(messages(wire.send(1, &right)), [b"abcd"]);
 
-    let mut wire = Wire::new(|_| {});
+    let mut wire = CapturedConnection::new(|_| {});
     let gap = wire.fpdu(send(1, 3, true), b"abcd");
-    assert_eq!(reason(&wire.send(0, &gap)), "a message goes on at byte 3, of which 0 bytes have come");
+    assert_eq!(reason(&wire.send(0, &gap)), "segment at offset 3 of a message with 0 bytes so far");
 
     // The receiver requests markers.
-    let mut wire = Wire::new(|setup| setup.markers = setup.kind == Kind::Reply);
+    let mut wire = CapturedConnection::new(|setup| setup.markers = setup.kind == MpaFrameKind::Reply);
     let fpdu = wire.fpdu(send(1, 0, true), b"abcd");
-    assert_eq!(reason(&wire.send(0, &fpdu)), "the stream has markers, which are not understood");
+    assert_eq!(reason(&wire.send(0, &fpdu)), "the stream has MPA markers, which are not supported");
     assert_eq!(messages(wire.send(1, &fpdu)), [b"abcd"]);
 }
 
 #[test]
-fn bytes_missing_from_the_capture_are_counted() {
-    let mut wire = Wire::new(|_| {});
+fn directions_with_missing_bytes_are_counted() {
+    let mut wire = CapturedConnection::new(|_| {});
     let fpdu = wire.fpdu(send(1, 0, true), b"abcd");
     wire.next[0] += 1;
     assert_eq!((wire.send(0, &fpdu), wire.reassembler.broken()), (vec![], 1));
@@ -175,12 +175,12 @@ fn bytes_missing_from_the_capture_are_counted() {
     assert_eq!((wire.send(1, &fpdu), wire.reassembler.broken()), (vec![], 2));
 }
 
-/// A message or segment that the capture ends within, in any layer.
+/// The capture ends within a message or segment, in any layer.
 #[test]
-fn ends_missing_from_the_capture_are_counted() {
+fn directions_with_an_incomplete_message_are_counted() {
     for crc in [false, true] {
         for last in [true, false] {
-            let mut wire = Wire::new(|setup| setup.crc = crc);
+            let mut wire = CapturedConnection::new(|setup| setup.crc = crc);
             let fpdu = wire.fpdu(send(1, 0, last), b"abcd");
             for at in 0..fpdu.len() {
                 assert_eq!(losses(&wire), (0, u64::from(at > 0)), "{crc} {at}");
@@ -189,22 +189,22 @@ fn ends_missing_from_the_capture_are_counted() {
             assert_eq!(losses(&wire), (0, u64::from(!last)), "{crc}");
         }
     }
-    // The responder's set-up frame.
-    let mut wire = Wire { reassembler: Reassembler::default(), next: [5, 9], frame: 0, crc: false };
-    wire.send(1, &Kind::Reply.key()[..]);
+    // The capture ends within the responder's set-up frame.
+    let mut wire = CapturedConnection { reassembler: Reassembler::default(), next: [5, 9], frame: 0, crc: false };
+    wire.send(1, &MpaFrameKind::Reply.key()[..]);
     assert_eq!(losses(&wire), (0, 1));
 }
 
-/// The capture contains the set-up frame of one end alone.
+/// The capture contains the set-up frame of only one end.
 #[test]
 fn directions_without_their_set_up_frame_are_counted() {
-    for len in [1, START + KEY] {
-        let mut wire = Wire::new(|_| {});
+    for len in [1, MAX_START + KEY] {
+        let mut wire = CapturedConnection::new(|_| {});
         let initiator = Direction {
             source: "10.0.0.1:1000".parse().expect("an address"),
             destination: "10.0.0.2:2000".parse().expect("an address"),
         };
-        wire.reassembler.halves.remove(&initiator);
+        wire.reassembler.directions.remove(&initiator);
         assert_eq!(losses(&wire), (0, 0));
         assert_eq!(wire.send(0, &vec![7; len]), []);
         assert_eq!(losses(&wire), (1, 0), "{len}");
@@ -212,8 +212,8 @@ fn directions_without_their_set_up_frame_are_counted() {
 }
 
 #[test]
-fn a_send_before_whose_end_another_message_begins_is_counted() {
-    let mut wire = Wire::new(|_| {});
+fn a_send_that_another_message_interrupts_is_counted() {
+    let mut wire = CapturedConnection::new(|_| {});
     let part = wire.fpdu(send(1, 0, false), b"abcd");
     assert_eq!(wire.send(0, &part), []);
     let whole = wire.fpdu(send(2, 0, true), b"efgh");
@@ -222,13 +222,13 @@ fn a_send_before_whose_end_another_message_begins_is_counted() {
 }
 
 #[test]
-fn the_first_word_of_a_peer_to_peer_initiator_is_no_message() {
+fn the_ready_to_receive_message_of_peer_to_peer_mode_is_skipped() {
     let enhanced = |peer_to_peer| {
-        let both = Enhanced { ird: 1, ord: 1, peer_to_peer, rtr_send: false, rtr_write: false, rtr_read: false };
-        move |setup: &mut Setup| setup.enhanced = Some(both)
+        let both = EnhancedData { ird: 1, ord: 1, peer_to_peer, rtr_send: false, rtr_write: false, rtr_read: false };
+        move |setup: &mut MpaFrame| setup.enhanced = Some(both)
     };
     for peer_to_peer in [false, true] {
-        let mut wire = Wire::new(enhanced(peer_to_peer));
+        let mut wire = CapturedConnection::new(enhanced(peer_to_peer));
         let (rtr, empty) = (wire.fpdu(send(1, 0, true), b""), wire.fpdu(send(2, 0, true), b""));
         assert_eq!(messages(wire.send(0, &rtr)).len(), usize::from(!peer_to_peer));
         assert_eq!(messages(wire.send(0, &empty)), [b""]);
@@ -236,10 +236,10 @@ fn the_first_word_of_a_peer_to_peer_initiator_is_no_message() {
 }
 
 #[test]
-fn set_up_is_found_behind_something_else_and_other_connections_are_left_alone() {
+fn set_up_frames_are_found_after_other_bytes_and_other_connections_are_ignored() {
     let mut request = Vec::new();
-    let setup = Setup {
-        kind: Kind::Request,
+    let setup = MpaFrame {
+        kind: MpaFrameKind::Request,
         revision: 1,
         markers: false,
         crc: false,
@@ -248,8 +248,8 @@ fn set_up_is_found_behind_something_else_and_other_connections_are_left_alone() 
         private_data: Vec::new(),
     };
     setup.encode(&mut request);
-    for (front, is_found) in [(0, true), (1, true), (START, true), (START + 17, false)] {
-        let mut wire = Wire { reassembler: Reassembler::default(), next: [0, 0], frame: 0, crc: false };
+    for (front, is_found) in [(0, true), (1, true), (MAX_START, true), (MAX_START + 17, false)] {
+        let mut wire = CapturedConnection { reassembler: Reassembler::default(), next: [0, 0], frame: 0, crc: false };
         let fpdu = wire.fpdu(send(1, 0, true), b"abcd");
         let (a, b) = request.split_at(10);
         assert_eq!(wire.send(0, &vec![b'M'; front]), []);
@@ -260,34 +260,34 @@ fn set_up_is_found_behind_something_else_and_other_connections_are_left_alone() 
         assert_eq!((wire.send(0, b"x"), wire.reassembler.broken()), (vec![], u64::from(is_found)));
     }
     // Data after a rejection is ignored. A malformed frame is reported.
-    let mut wire = Wire::new(|setup| setup.reject = true);
+    let mut wire = CapturedConnection::new(|setup| setup.reject = true);
     assert_eq!(wire.send(1, b"anything at all, and more"), []);
-    let mut wire = Wire { reassembler: Reassembler::default(), next: [0, 0], frame: 0, crc: false };
-    let bad = [&Kind::Reply.key()[..], &[0, 1, 2, 1]].concat();
+    let mut wire = CapturedConnection { reassembler: Reassembler::default(), next: [0, 0], frame: 0, crc: false };
+    let bad = [&MpaFrameKind::Reply.key()[..], &[0, 1, 2, 1]].concat();
     assert_eq!(
         reason(&wire.send(0, &bad)),
-        "an MPA frame with 513 bytes of private data: at most 512, and at least 4 in an enhanced one"
+        "invalid MPA frame: 513 bytes of private data, expected at most 512, and at least 4 if enhanced"
     );
 }
 
 #[test]
-fn ports_that_are_used_again_begin_again() {
-    let mut wire = Wire::new(|_| {});
+fn reused_ports_begin_a_new_connection() {
+    let mut wire = CapturedConnection::new(|_| {});
     let fpdu = wire.fpdu(send(1, 0, true), b"abcd");
     assert_eq!(wire.send(0, &fpdu[..10]), []);
     let syn = packet(false, 77, 0x02, b"");
     assert_eq!(wire.reassembler.packet(&Packet::new(9, Linktype::ETHERNET, &syn)), []);
     wire.next[0] = 78;
-    assert_eq!(wire.send(0, &fpdu), [], "it has not said that it is one of iWARP");
+    assert_eq!(wire.send(0, &fpdu), [], "the new connection has no set-up frame");
     // The first connection ended within a segment.
     assert_eq!(losses(&wire), (0, 1));
 }
 
-/// A gap of the first connection, in one direction or both, when either end begins the second.
+/// The first connection has gaps in one or both directions, and either end begins the second.
 #[test]
-fn gaps_before_ports_are_used_again_stay_counted() {
+fn gaps_of_a_connection_stay_counted_after_its_ports_are_reused() {
     for (gaps, first) in [([true, false], 0), ([false, true], 0), ([true, true], 0), ([true, false], 1)] {
-        let mut wire = Wire::new(|_| {});
+        let mut wire = CapturedConnection::new(|_| {});
         for end in [0, 1] {
             wire.next[end] += u32::from(gaps[end]);
             let fpdu = wire.fpdu(send(1, 0, true), b"abcd");

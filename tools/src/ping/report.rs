@@ -1,4 +1,4 @@
-//! The results of `rpcrdma ping`, as text and JSON.
+//! Results of `rpcrdma ping`, as text and JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,8 +13,8 @@ use serde_json::{Map, Value, json};
 
 use super::Args;
 
-/// Longest round trip with full resolution, in nanoseconds.
-const HIGHEST: u64 = 60_000_000_000;
+/// Longest recorded round trip, in nanoseconds.
+const MAX_TIME: u64 = 60_000_000_000;
 /// The printed percentiles.
 const PERCENTILES: [(&str, f64); 4] = [("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99.9", 99.9)];
 
@@ -25,24 +25,24 @@ pub(super) struct Report<'a> {
     args: &'a Args,
     /// The server's address.
     address: &'a Address,
-    /// As of the last time that the connection was open.
+    /// Terms of the connection when it was last open.
     terms: Option<Terms>,
     credits: Option<u32>,
-    /// Before the first call.
+    /// Credits before the first call.
     credits_at_start: Option<u32>,
-    /// The use of the offered Reply chunk.
+    /// Whether the server used the offered Reply chunk.
     chunk: Result<Option<bool>, CallError>,
     pub(super) calls: u64,
-    /// Failed calls, by error.
+    /// Number of failed calls by error.
     errors: BTreeMap<String, u64>,
-    /// Nanoseconds.
+    /// Round trips in nanoseconds.
     times: Histogram<u64>,
     pub(super) stats: Option<ShardStats>,
 }
 
 impl<'a> Report<'a> {
     pub(super) fn new(args: &'a Args, address: &'a Address) -> Self {
-        let times = Histogram::new_with_bounds(1, HIGHEST, 3).expect("constant bounds that the crate takes");
+        let times = Histogram::new_with_bounds(1, MAX_TIME, 3).expect("valid constant bounds");
         let errors = BTreeMap::new();
         Self {
             args,
@@ -59,20 +59,20 @@ impl<'a> Report<'a> {
     }
 
     /// Records the terms of the connection, if it is open.
-    pub(super) fn connected(&mut self, client: &LocalClient) {
+    pub(super) fn record_terms(&mut self, client: &LocalClient) {
         let first = client.first();
         self.terms = client.terms(first).or(self.terms);
         self.credits = client.credits(first).or(self.credits);
         self.credits_at_start = self.credits_at_start.or(self.credits);
     }
 
-    /// Records the call with a Reply chunk.
-    pub(super) fn offered(&mut self, used: Result<bool, CallError>) {
+    /// Records the result of the call that offers a Reply chunk.
+    pub(super) fn record_chunk(&mut self, used: Result<bool, CallError>) {
         self.chunk = used.map(Some);
     }
 
     /// Records a call.
-    pub(super) fn call(&mut self, answer: &Answer) {
+    pub(super) fn record_call(&mut self, answer: &Answer) {
         self.calls += 1;
         match answer {
             Ok(time) => self.times.saturating_record(time.as_nanos() as u64),
@@ -84,7 +84,7 @@ impl<'a> Report<'a> {
         self.errors.is_empty() && self.chunk.is_ok() && self.calls > 0
     }
 
-    /// The first line.
+    /// Returns the first line.
     pub(super) fn head(&self) -> String {
         let Args { program, program_version: version, .. } = self.args;
         let address = self.address;
@@ -101,7 +101,7 @@ impl<'a> Report<'a> {
         head
     }
 
-    /// The line of a call.
+    /// Returns the line of a call.
     pub(super) fn line(&self, answer: &Answer) -> String {
         match answer {
             Ok(time) => format!("reply {} in {:.1} us", self.calls, micros(time.as_nanos() as f64)),
@@ -109,7 +109,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// The use of the Reply chunk, as a word and as text.
+    /// Describes the use of the Reply chunk, as a word and as text.
     fn chunk(&self) -> (&'static str, String) {
         match &self.chunk {
             Ok(None) => ("none", "not offered".to_owned()),
@@ -119,7 +119,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Connections, and windows revoked by the server and here.
+    /// Returns the numbers of connections, and of windows revoked by the server and by the client.
     fn counts(&self) -> [u64; 3] {
         let stats = self.stats.as_ref();
         stats.map_or([0; 3], |stats| {
@@ -127,7 +127,7 @@ impl<'a> Report<'a> {
         })
     }
 
-    /// The last lines.
+    /// Returns the last lines.
     pub(super) fn summary(&self) -> String {
         let [connections, by_server, here] = self.counts();
         let (calls, answered) = (self.calls, self.times.len());
@@ -152,7 +152,7 @@ impl<'a> Report<'a> {
         text
     }
 
-    /// Round trips in microseconds.
+    /// Returns statistics of round trips in microseconds.
     fn times_us(&self) -> Vec<(&'static str, f64)> {
         let times = &self.times;
         let mut all = vec![("min", times.min() as f64), ("mean", times.mean())];
@@ -161,7 +161,7 @@ impl<'a> Report<'a> {
         all.into_iter().map(|(name, ns)| (name, micros(ns))).collect()
     }
 
-    /// All results.
+    /// Returns all results as JSON.
     pub(super) fn json(&self) -> Value {
         let [connections, by_server, here] = self.counts();
         let times = (!self.times.is_empty())

@@ -6,15 +6,15 @@ use proptest::prelude::*;
 use super::*;
 
 /// Builds packets from 10.0.0.1 to 10.0.0.2.
-struct Wire {
+struct PacketBuilder {
     queue_pair: u32,
     vlan: bool,
     ipv6: bool,
 }
 
-const PLAIN: Wire = Wire { queue_pair: 0x11, vlan: false, ipv6: false };
+const PLAIN: PacketBuilder = PacketBuilder { queue_pair: 0x11, vlan: false, ipv6: false };
 
-impl Wire {
+impl PacketBuilder {
     fn packet(&self, opcode: u8, psn: u32, payload: &[u8]) -> Vec<u8> {
         let padding = payload.len().wrapping_neg() % 4;
         let mut bth = vec![opcode, (padding as u8) << 4, 0xff, 0xff];
@@ -49,22 +49,22 @@ impl Wire {
     }
 }
 
-fn give(reassembler: &mut Reassembler, bytes: &[u8]) -> Option<Message> {
+fn read(reassembler: &mut Reassembler, bytes: &[u8]) -> Option<Message> {
     reassembler.packet(&Packet::new(1, Linktype::ETHERNET, bytes))
 }
 
-/// The messages of these packets, in this order.
+/// Reads these packets. Returns their messages in order, and the reassembler.
 fn messages(packets: &[Vec<u8>]) -> (Vec<Vec<u8>>, Reassembler) {
     let mut reassembler = Reassembler::default();
-    let sends = packets.iter().filter_map(|packet| give(&mut reassembler, packet)).collect::<Vec<_>>();
+    let sends = packets.iter().filter_map(|packet| read(&mut reassembler, packet)).collect::<Vec<_>>();
     (sends.into_iter().map(|send| send.bytes).collect(), reassembler)
 }
 
 #[test]
-fn one_packet_over_any_network() {
+fn a_send_of_one_packet_is_read_over_ipv4_ipv6_and_vlan() {
     for (vlan, ipv6) in [(false, false), (true, false), (false, true), (true, true)] {
-        let wire = Wire { queue_pair: 0x123456, vlan, ipv6 };
-        let send = give(&mut Reassembler::default(), &wire.packet(0x04, 7, b"hello")).expect("a Send");
+        let wire = PacketBuilder { queue_pair: 0x123456, vlan, ipv6 };
+        let send = read(&mut Reassembler::default(), &wire.packet(0x04, 7, b"hello")).expect("a Send");
         assert_eq!(send.bytes, b"hello", "padding and checksum are gone");
         assert_eq!((send.invalidate, send.immediate), (None, None));
         let flow = if ipv6 { "::1 > :: qp 0x123456" } else { "10.0.0.1 > 10.0.0.2 qp 0x123456" };
@@ -73,10 +73,10 @@ fn one_packet_over_any_network() {
 }
 
 #[test]
-fn extended_headers() {
+fn extended_headers_are_decoded() {
     let mut reassembler = Reassembler::default();
     let mut one = |opcode, psn| {
-        let send = give(&mut reassembler, &PLAIN.packet(opcode, psn, &[0, 0, 0xC, 0x5D, 1, 2, 3])).expect("a Send");
+        let send = read(&mut reassembler, &PLAIN.packet(opcode, psn, &[0, 0, 0xC, 0x5D, 1, 2, 3])).expect("a Send");
         (send.invalidate, send.immediate, send.bytes)
     };
     assert_eq!(one(0x17, 1), (Some(0xC5D), None, vec![1, 2, 3]));
@@ -85,23 +85,23 @@ fn extended_headers() {
 }
 
 #[test]
-fn many_packets_over_the_end_of_the_sequence_numbers() {
+fn a_send_may_span_the_wrap_of_sequence_numbers() {
     let packets = [
         PLAIN.packet(0x00, PSN_MASK - 1, b"abcd"),
         PLAIN.packet(0x01, PSN_MASK, b"efgh"),
         PLAIN.packet(0x16, 0, b"\0\0\0\x09ij"),
     ];
     let mut reassembler = Reassembler::default();
-    assert_eq!(give(&mut reassembler, &packets[0]), None);
-    assert_eq!(give(&mut reassembler, &packets[1]), None);
-    let send = give(&mut reassembler, &packets[2]).expect("a Send");
+    assert_eq!(read(&mut reassembler, &packets[0]), None);
+    assert_eq!(read(&mut reassembler, &packets[1]), None);
+    let send = read(&mut reassembler, &packets[2]).expect("a Send");
     assert_eq!((send.bytes.as_slice(), send.invalidate), (&b"abcdefghij"[..], Some(9)));
     assert_eq!(reassembler.unfinished(), 0);
 }
 
 #[test]
 fn queue_pairs_do_not_mix() {
-    let other = Wire { queue_pair: 0x12, ..PLAIN };
+    let other = PacketBuilder { queue_pair: 0x12, ..PLAIN };
     let (got, _) = messages(&[
         PLAIN.packet(0x00, 1, b"a"),
         other.packet(0x00, 1, b"x"),
@@ -118,12 +118,12 @@ fn retransmissions_count_once() {
     let packets = [&first, &first, &last, &only, &first, &last, &only].map(Vec::clone);
     let (got, reassembler) = messages(&packets);
     assert_eq!(got, [&b"ab"[..], b"c"]);
-    assert_eq!((reassembler.repeated(), reassembler.unfinished()), (4, 0));
+    assert_eq!((reassembler.retransmitted(), reassembler.unfinished()), (4, 0));
 }
 
 /// The receiver misses packet 2 and refuses 3 and 4. The sender goes back and retransmits all three.
 #[test]
-fn go_back_n() {
+fn packets_that_came_too_early_are_used_when_retransmitted() {
     let [one, two, three] = [(0x00, 1), (0x01, 2), (0x02, 3)].map(|(op, psn)| PLAIN.packet(op, psn, &[psn as u8]));
     let only = PLAIN.packet(0x04, 4, b"z");
     let (got, reassembler) = messages(&[&one, &three, &only, &two, &three, &only].map(Vec::clone));
@@ -132,7 +132,7 @@ fn go_back_n() {
 }
 
 #[test]
-fn missing_packets_cost_their_own_send_only() {
+fn missing_packets_lose_only_their_own_send() {
     let (got, reassembler) = messages(&[
         PLAIN.packet(0x00, 1, b"a"),
         PLAIN.packet(0x02, 3, b"c"),
@@ -145,25 +145,25 @@ fn missing_packets_cost_their_own_send_only() {
     assert_eq!((reassembler.unfinished(), reassembler.unplaced()), (1, 2));
 }
 
-/// A packet behind a missing one counts once, however often it comes and however long ago.
+/// A packet after a missing one counts once, however often it is retransmitted and however long ago.
 #[test]
-fn forgotten_packets_behind_missing_ones_stay_counted() {
+fn packets_after_missing_ones_stay_counted_when_forgotten() {
     let mut reassembler = Reassembler::default();
     let mut after = |opcode, psn| {
-        assert_eq!(give(&mut reassembler, &PLAIN.packet(opcode, psn, b"a")).is_some(), opcode == 0x04);
-        let progress = reassembler.flows.values().next().expect("a flow");
-        assert!(progress.recent.len() <= REMEMBERED && progress.order.len() == progress.recent.len());
+        assert_eq!(read(&mut reassembler, &PLAIN.packet(opcode, psn, b"a")).is_some(), opcode == 0x04);
+        let state = reassembler.flows.values().next().expect("a flow");
+        assert!(state.recent.len() <= MAX_REMEMBERED && state.order.len() == state.recent.len());
         reassembler.unplaced()
     };
     assert_eq!([after(0x02, 1), after(0x01, 3), after(0x02, 1)], [1, 2, 2]);
-    assert!((10..).take(2 * REMEMBERED).all(|psn| after(0x04, psn) == 2));
-    // The sequence numbers have come round.
+    assert!((10..).take(2 * MAX_REMEMBERED).all(|psn| after(0x04, psn) == 2));
+    // The sequence numbers have wrapped.
     assert_eq!([after(0x04, 1), after(0x02, 3)], [2, 3]);
 }
 
 #[test]
-fn an_open_send_whose_sequence_number_comes_round_stays_counted() {
-    let only = (10..).take(REMEMBERED).map(|psn| PLAIN.packet(0x04, psn, b"a"));
+fn an_open_send_stays_counted_after_sequence_numbers_wrap() {
+    let only = (10..).take(MAX_REMEMBERED).map(|psn| PLAIN.packet(0x04, psn, b"a"));
     let first = PLAIN.packet(0x00, 1, b"a");
     let (_, reassembler) =
         messages(&[&first].into_iter().cloned().chain(only).chain([first.clone()]).collect::<Vec<_>>());
@@ -172,14 +172,14 @@ fn an_open_send_whose_sequence_number_comes_round_stays_counted() {
 
 #[test]
 fn open_sends_are_bounded() {
-    let packets: Vec<_> = (0..=OPEN as u32).map(|index| PLAIN.packet(0x00, 2 * index, b"a")).collect();
+    let packets: Vec<_> = (0..=MAX_OPEN as u32).map(|index| PLAIN.packet(0x00, 2 * index, b"a")).collect();
     let (got, reassembler) = messages(&packets);
-    assert_eq!((got.len(), reassembler.unfinished()), (0, OPEN as u64 + 1));
-    assert!(reassembler.flows.values().all(|progress| progress.open.len() <= OPEN));
+    assert_eq!((got.len(), reassembler.unfinished()), (0, MAX_OPEN as u64 + 1));
+    assert!(reassembler.flows.values().all(|state| state.open.len() <= MAX_OPEN));
 }
 
 #[test]
-fn packets_that_are_no_send_are_skipped() {
+fn packets_other_than_sends_are_skipped() {
     // Writes, Read requests and responses, acknowledgements, and a Send of another service.
     for opcode in [0x06, 0x0A, 0x0C, 0x0D, 0x10, 0x11, 0x64] {
         assert_eq!(messages(&[PLAIN.packet(opcode, 1, b"abcdefgh")]).0.len(), 0, "{opcode:#x}");
@@ -192,14 +192,14 @@ fn packets_that_are_no_send_are_skipped() {
 }
 
 #[test]
-fn cut_packets_are_counted() {
+fn packets_captured_in_part_are_counted() {
     let whole = PLAIN.packet(0x04, 1, b"abcd");
     let (got, reassembler) = messages(&[whole[..whole.len() - 1].to_vec()]);
     assert_eq!((got.len(), reassembler.truncated()), (0, 1));
 }
 
 #[test]
-fn packets_without_room_for_their_headers_are_counted() {
+fn packets_too_short_for_their_headers_are_counted() {
     for (opcode, len) in [(0x04, BTH_LEN - 1), (0x04, BTH_LEN + ICRC_LEN - 1), (0x17, BTH_LEN + ICRC_LEN + 3)] {
         let mut packet = PLAIN.packet(opcode, 1, b"abcd");
         packet[38..40].copy_from_slice(&(8 + len as u16).to_be_bytes());
@@ -213,7 +213,7 @@ fn packets_without_room_for_their_headers_are_counted() {
 }
 
 #[test]
-fn other_links() {
+fn raw_and_linux_cooked_packets_are_decoded() {
     let packet = PLAIN.packet(0x04, 1, b"abcd");
     let ip = &packet[14..];
     let cooked = [&[0; 14][..], &[8, 0], ip].concat();
@@ -226,16 +226,15 @@ fn other_links() {
 }
 
 proptest! {
-    /// A packet with bytes changed or cut off never panics.
     #[test]
-    fn damaged_packets(
+    fn damaged_packets_do_not_panic(
         opcode in 0..0x18_u8,
         ipv6 in any::<bool>(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         len in any::<prop::sample::Index>(),
         cut in any::<bool>(),
     ) {
-        let mut packet = Wire { ipv6, ..PLAIN }.packet(opcode, 1, b"abcdefgh");
+        let mut packet = PacketBuilder { ipv6, ..PLAIN }.packet(opcode, 1, b"abcdefgh");
         for (at, byte) in changes {
             let at = at.index(packet.len());
             packet[at] = byte;
@@ -244,7 +243,7 @@ proptest! {
             packet.truncate(len.index(packet.len()));
         }
         let mut reassembler = Reassembler::default();
-        let _ = give(&mut reassembler, &packet);
-        let _ = give(&mut reassembler, &packet);
+        let _ = read(&mut reassembler, &packet);
+        let _ = read(&mut reassembler, &packet);
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 const ACK: u8 = 0x10;
 const FIN: u8 = 0x01;
 
-/// A packet from port 1000 of 10.0.0.1, or of ::1, to port 2000 of 10.0.0.2, or of ::.
+/// Returns a packet from port 1000 of 10.0.0.1 to port 2000 of 10.0.0.2, or with IPv6 from ::1 to ::.
 pub(crate) fn packet(ipv6: bool, sequence: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
     let options = if flags & SYN != 0 { 4 } else { 0 };
     let len = (HEADER + options + payload.len()) as u16;
@@ -33,29 +33,29 @@ pub(crate) fn packet(ipv6: bool, sequence: u32, flags: u8, payload: &[u8]) -> Ve
     packet
 }
 
-fn give(streams: &mut Streams, bytes: &[u8]) -> Option<Piece> {
+fn read(streams: &mut Streams, bytes: &[u8]) -> Option<Piece> {
     streams.packet(&Packet::new(1, Linktype::ETHERNET, bytes))
 }
 
-/// The stream of these segments, each with its sequence number.
+/// Reassembles segments, each with its sequence number. Returns their bytes, and whether the stream has no gap.
 fn stream<'a>(segments: impl IntoIterator<Item = (u32, &'a [u8])>) -> (Vec<u8>, bool) {
     let (mut streams, mut out) = (Streams::default(), Vec::new());
     let mut direction = None;
     for (sequence, payload) in segments {
-        if let Some(piece) = give(&mut streams, &packet(false, sequence, ACK, payload)) {
+        if let Some(piece) = read(&mut streams, &packet(false, sequence, ACK, payload)) {
             out.extend(piece.bytes);
             direction = Some(piece.direction);
         }
     }
-    (out, streams.is_whole(direction.expect("something came")))
+    (out, streams.is_whole(direction.expect("a segment")))
 }
 
 #[test]
-fn one_packet_over_any_network() {
+fn a_segment_is_read_over_ipv4_and_ipv6() {
     for (ipv6, expected) in [(false, "10.0.0.1:1000 > 10.0.0.2:2000"), (true, "[::1]:1000 > [::]:2000")] {
-        // The link's padding is no part of the segment.
+        // The padding of the link is not part of the segment.
         let bytes = [&packet(ipv6, 7, ACK, b"hello")[..], &[0; 6]].concat();
-        let piece = give(&mut Streams::default(), &bytes).expect("a piece");
+        let piece = read(&mut Streams::default(), &bytes).expect("a piece");
         assert_eq!(
             (piece.direction.to_string().as_str(), piece.begins, &piece.bytes[..]),
             (expected, true, &b"hello"[..])
@@ -80,42 +80,42 @@ fn early_and_duplicate_segments_are_delivered_once_in_order() {
 }
 
 #[test]
-fn a_hole_stays_one() {
+fn bytes_after_a_gap_are_held_back_in_bounded_memory() {
     assert_eq!(stream([(1, &b"ab"[..]), (4, b"d"), (5, b"e")]), (b"ab".to_vec(), false));
-    // The bytes after the gap are bounded.
+    // Beyond the limit, the bytes after the gap are dropped.
     let long = vec![7; 40_000];
     let mut streams = Streams::default();
-    let direction = give(&mut streams, &packet(false, 1, ACK, b"ab")).expect("a piece").direction;
-    for sequence in (4..).step_by(long.len()).take(EARLY / long.len() + 2) {
-        assert_eq!(give(&mut streams, &packet(false, sequence, ACK, &long)), None);
+    let direction = read(&mut streams, &packet(false, 1, ACK, b"ab")).expect("a piece").direction;
+    for sequence in (4..).step_by(long.len()).take(MAX_EARLY / long.len() + 2) {
+        assert_eq!(read(&mut streams, &packet(false, sequence, ACK, &long)), None);
     }
     assert!(streams.0[&direction].early.is_empty() && !streams.is_whole(direction));
-    assert_eq!(give(&mut streams, &packet(false, 3, ACK, b"c")), None, "it is too late");
+    assert_eq!(read(&mut streams, &packet(false, 3, ACK, b"c")), None, "the stream is broken");
 }
 
 #[test]
 fn a_connection_begins_with_its_syn() {
     let mut streams = Streams::default();
     let mut one = |sequence, flags, payload: &[u8]| {
-        give(&mut streams, &packet(false, sequence, flags, payload)).map(|piece| (piece.begins, piece.bytes))
+        read(&mut streams, &packet(false, sequence, flags, payload)).map(|piece| (piece.begins, piece.bytes))
     };
     assert_eq!(one(99, SYN, b""), Some((true, vec![])));
     assert_eq!(one(100, ACK, b""), None);
     assert_eq!(one(100, ACK, b"a"), Some((false, b"a".to_vec())));
-    assert_eq!(one(99, SYN, b""), None, "it comes again");
+    assert_eq!(one(99, SYN, b""), None, "a retransmission");
     assert_eq!(one(101, ACK, b"b"), Some((false, b"b".to_vec())));
-    // A new connection on the same ports.
+    // Another SYN begins a new connection on the same ports.
     assert_eq!(one(50, SYN, b"x"), Some((true, b"x".to_vec())));
     assert_eq!(one(52, ACK, b"y"), Some((false, b"y".to_vec())));
-    // An acknowledgement after a FIN.
-    let fin = give(&mut streams, &packet(false, 53, ACK | FIN, b""));
-    let last = give(&mut streams, &packet(false, 54, ACK, b""));
+    // An acknowledgement after a FIN leaves no gap.
+    let fin = read(&mut streams, &packet(false, 53, ACK | FIN, b""));
+    let last = read(&mut streams, &packet(false, 54, ACK, b""));
     assert_eq!((fin, last), (None, None));
     assert!(streams.0.keys().all(|direction| streams.is_whole(*direction)));
 }
 
 #[test]
-fn packets_that_are_no_segment_are_skipped() {
+fn packets_without_a_whole_segment_are_skipped() {
     let whole = packet(false, 1, ACK, b"a");
     let mut fragment = whole.clone();
     fragment[20] = 0x20;
@@ -124,14 +124,13 @@ fn packets_that_are_no_segment_are_skipped() {
     let mut offset = whole.clone();
     offset[46] = 0xF0;
     for bytes in [&fragment[..], &udp, &offset, &whole[..40], &[]] {
-        assert_eq!(give(&mut Streams::default(), bytes), None);
+        assert_eq!(read(&mut Streams::default(), bytes), None);
     }
 }
 
 proptest! {
-    /// Any segmentation, in any order, with duplicates.
     #[test]
-    fn any_order_of_all_segments_is_the_stream(
+    fn segments_in_any_order_with_duplicates_give_the_stream(
         bytes in prop::collection::vec(any::<u8>(), 1..60),
         first: u32,
         cuts in prop::collection::vec(any::<[prop::sample::Index; 2]>(), 0..20),
@@ -150,9 +149,8 @@ proptest! {
         prop_assert_eq!(stream(segments), (bytes.clone(), true));
     }
 
-    /// A packet with bytes changed or cut off never panics.
     #[test]
-    fn damaged_packets(
+    fn damaged_packets_do_not_panic(
         ipv6: bool,
         flags: u8,
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
@@ -164,7 +162,7 @@ proptest! {
         }
         let mut streams = Streams::default();
         for bytes in [&bytes[..], &bytes[..len.index(bytes.len())], &bytes] {
-            let _ = give(&mut streams, bytes);
+            let _ = read(&mut streams, bytes);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Contents of the screen.
+//! Draws the screen.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::model::View;
 use super::tables::{self, DETAIL, Table};
 use crate::units::span;
 
-/// The displayed table.
+/// A table of the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Tab {
     #[default]
@@ -44,13 +44,13 @@ impl Tab {
 /// State of the screen.
 #[derive(Debug, Default)]
 pub(super) struct Screen {
-    /// The last interval.
+    /// The last interval, if there is one.
     pub(super) view: Option<View>,
-    /// Reason why there is no current one.
-    pub(super) gone: Option<String>,
+    /// Why the last snapshot could not be read.
+    pub(super) error: Option<String>,
     pub(super) interval: Duration,
     pub(super) tab: Tab,
-    /// The selected row; of the shards, the one shown in full.
+    /// The selected row. In the table of shards it is shown in full.
     pub(super) selected: usize,
     pub(super) colours: bool,
 }
@@ -58,18 +58,18 @@ pub(super) struct Screen {
 impl Screen {
     /// Shows a new interval.
     pub(super) fn show(&mut self, view: View) {
-        (self.view, self.gone) = (Some(view), None);
-        self.select(0);
+        (self.view, self.error) = (Some(view), None);
+        self.move_selection(0);
     }
 
-    /// Moves the selection by so many rows.
-    pub(super) fn select(&mut self, by: isize) {
+    /// Moves the selection by a number of rows.
+    pub(super) fn move_selection(&mut self, by: isize) {
         let rows = self.view.as_ref().map_or(0, |view| self.tab.rows(view));
         self.selected = self.selected.saturating_add_signed(by).min(rows.saturating_sub(1));
     }
 
     /// Shows another table.
-    pub(super) fn turn_to(&mut self, tab: Tab) {
+    pub(super) fn select_tab(&mut self, tab: Tab) {
         (self.tab, self.selected) = (tab, 0);
     }
 
@@ -79,14 +79,14 @@ impl Screen {
         let [title, tabs, body, keys] = Layout::vertical(rows).areas(area);
         frame.render_widget(self.title(), title);
         frame.render_widget(self.tabs(area.width.into()), tabs);
-        frame.render_widget(Line::raw("s p c: tables  \u{2191}\u{2193}: rows  q: end"), keys);
+        frame.render_widget(Line::raw("s p c: tables  \u{2191}\u{2193}: rows  q: quit"), keys);
         let Some(view) = &self.view else { return };
         let table = self.tab.of(view, area.width.into());
         let details = match self.tab {
             Tab::Shards => view.shards.get(self.selected).map(tables::details).unwrap_or_default(),
             _ => Vec::new(),
         };
-        // At most half of the area is the table, if details follow.
+        // If details follow, the table takes at most half of the area.
         let wanted = 1 + table.lines.len();
         let height = if details.is_empty() { wanted } else { wanted.min(usize::from(body.height) / 2).max(2) };
         let rows =
@@ -96,14 +96,14 @@ impl Screen {
         if !details.is_empty() {
             self.draw_details(frame, &details, below);
         } else if view.connections_omitted > 0 && self.tab == Tab::Connections {
-            let line = format!("and {} more connections, which no snapshot has", view.connections_omitted);
+            let line = format!("and {} more connections, which the snapshot omits", view.connections_omitted);
             frame.render_widget(Line::raw(line), below);
         }
     }
 
     fn title(&self) -> Line<'static> {
-        if let Some(gone) = &self.gone {
-            return Line::styled(format!("gone: {gone}; waiting for it"), self.alarm());
+        if let Some(error) = &self.error {
+            return Line::styled(format!("no snapshot: {error}; retrying"), self.alarm());
         }
         let Some(view) = &self.view else { return Line::raw("rpcrdma top: waiting for the first snapshot") };
         let every = self.interval.as_secs_f64();
@@ -111,7 +111,7 @@ impl Screen {
         Line::styled(format!("rpcrdma top  pid {}  up {since}  every {every} s", view.pid), Modifier::BOLD)
     }
 
-    /// The names of the tables, or only of the shown one on a narrow screen.
+    /// Returns the names of the tables, or on a narrow screen only that of the shown one.
     fn tabs(&self, width: usize) -> Line<'static> {
         let mut spans = Vec::new();
         for tab in Tab::ALL {
@@ -129,15 +129,15 @@ impl Screen {
         let shown = usize::from(area.height).saturating_sub(1);
         // Keeps the selected row visible.
         let first = self.selected.saturating_sub(shown.saturating_sub(1));
-        let marked = |(n, line)| {
+        let with_mark = |(n, line)| {
             let style = if n == self.selected { Modifier::REVERSED.into() } else { Style::default() };
             Line::styled(line, style)
         };
-        let lines = table.lines.into_iter().enumerate().skip(first).take(shown).map(marked);
+        let lines = table.lines.into_iter().enumerate().skip(first).take(shown).map(with_mark);
         frame.render_widget(Paragraph::new(std::iter::once(head).chain(lines).collect::<Vec<_>>()), area);
     }
 
-    /// Draws as many adjacent blocks as fit.
+    /// Draws details in as many adjacent blocks as fit.
     fn draw_details(&self, frame: &mut Frame<'_>, details: &[String], area: Rect) {
         let (head, rest) = details.split_first().map_or(("", &[][..]), |(head, rest)| (head.as_str(), rest));
         let blocks = ((usize::from(area.width) + 2) / (DETAIL + 2)).max(1);

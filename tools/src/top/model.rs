@@ -1,4 +1,4 @@
-//! Rates between two snapshots, with their extremes since the first.
+//! Rates between two snapshots, with their minimum and maximum since the first.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -16,40 +16,42 @@ pub(crate) struct Figure {
     pub(crate) max: f64,
 }
 
-/// One interval.
+/// The figures of one interval.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct View {
     pub(crate) pid: u32,
     /// Nanoseconds since the server started.
     pub(crate) uptime: u64,
-    /// Length of the interval, in nanoseconds. It is 0 after the first snapshot and after a restart of the server: then
+    /// Length of the interval, in nanoseconds. It is 0 after the first snapshot and after a restart of the server, when
     /// there are no rates.
     pub(crate) interval: u64,
     pub(crate) shards: Vec<ShardRow>,
     pub(crate) procedures: Vec<ProcedureRow>,
     pub(crate) connections: Vec<ConnectionRow>,
-    /// Connections omitted from these: a snapshot limits them per shard.
+    /// Number of connections that the snapshot omits, because it has a limited number per shard.
     pub(crate) connections_omitted: u64,
 }
 
-/// A shard. Rates are per second, times in nanoseconds.
+/// Figures of a shard. Rates are per second, times in nanoseconds.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct ShardRow {
     pub(crate) shard: u32,
     pub(crate) address: String,
     pub(crate) core: Option<usize>,
-    /// It has answered. If not, the following fields are 0 or missing.
+    /// Whether the shard answered. If not, the following fields are 0 or missing.
     pub(crate) answered: bool,
-    /// Busy share of its turns: 0 to 1.
+    /// Fraction of its turns that were busy, 0 to 1.
     pub(crate) busy: Option<Figure>,
     pub(crate) calls: Option<Figure>,
     pub(crate) calls_failed: Option<Figure>,
-    /// Of the timed calls.
+    /// Median latency of the timed calls.
     pub(crate) p50: Option<Figure>,
+    /// 99th percentile of the latency of the timed calls.
     pub(crate) p99: Option<Figure>,
-    /// Work requests per post: the mean, and the 99th percentile.
+    /// Mean number of work requests per post.
     #[serde(rename = "post_work_requests")]
     pub(crate) batch: Option<Figure>,
+    /// 99th percentile of work requests per post.
     #[serde(rename = "post_work_requests_p99")]
     pub(crate) batch_p99: Option<Figure>,
     pub(crate) messages_received: Option<Figure>,
@@ -57,7 +59,7 @@ pub(crate) struct ShardRow {
     pub(crate) doorbells: Option<Figure>,
     pub(crate) sleeps: Option<Figure>,
     pub(crate) memory_waits: Option<Figure>,
-    /// Calls that waited for the Reads of their connection.
+    /// Calls that waited because of the limit of their connection's RDMA Reads.
     pub(crate) read_waits: Option<Figure>,
     pub(crate) backpressure: Option<Figure>,
     pub(crate) pool_empty: Option<Figure>,
@@ -71,7 +73,7 @@ pub(crate) struct ShardRow {
     pub(crate) receives_lowest: u64,
     pub(crate) worker_queue_depth: u64,
     pub(crate) calls_waiting: u64,
-    /// Nanoseconds.
+    /// Waiting time of the longest waiting call, in nanoseconds.
     pub(crate) longest_wait: u64,
     /// The size class of the pool that came closest to exhaustion.
     pub(crate) pool_low: Option<PoolLow>,
@@ -82,29 +84,31 @@ pub(crate) struct ShardRow {
 /// Low-water mark of a size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PoolLow {
-    /// Bytes of its buffers.
+    /// Size of its buffers, in bytes.
     pub(crate) size: usize,
-    /// The fewest that were free.
+    /// Lowest number of free buffers.
     #[serde(rename = "buffers_lowest")]
     pub(crate) low_water: usize,
+    /// Number of buffers.
     #[serde(rename = "buffers")]
     pub(crate) count: usize,
 }
 
-/// A procedure, on all shards. Calls, bytes and times cover the timed calls.
+/// Figures of a procedure on all shards. Calls, bytes and times cover only timed calls.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct ProcedureRow {
     pub(crate) program: u32,
     pub(crate) version: u32,
     pub(crate) procedure: u32,
     pub(crate) timed: Option<Figure>,
-    /// Its share of all timed calls of the interval: 0 to 1.
+    /// Fraction of all timed calls of the interval, 0 to 1.
     pub(crate) share: Option<f64>,
     pub(crate) p50: Option<Figure>,
     pub(crate) p99: Option<Figure>,
-    /// Mean bytes of a call's arguments and results.
+    /// Mean bytes of a call's arguments.
     #[serde(rename = "argument_bytes")]
     pub(crate) bytes_in: Option<f64>,
+    /// Mean bytes of a call's results.
     #[serde(rename = "result_bytes")]
     pub(crate) bytes_out: Option<f64>,
     pub(crate) refused: Option<Figure>,
@@ -112,59 +116,59 @@ pub(crate) struct ProcedureRow {
     pub(crate) refused_total: u64,
 }
 
-/// A connection.
+/// Figures of a connection.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ConnectionRow {
     pub(crate) shard: u32,
     #[serde(flatten)]
     pub(crate) now: ConnectionStats,
-    /// Useful messages.
+    /// Useful messages per second.
     pub(crate) messages: Option<Figure>,
 }
 
-/// Connections that ended because their peers broke rules or withheld progress, and errors of devices.
+/// Returns the number of connections that ended because of protocol violations or stalled peers, plus device errors.
 pub(crate) fn faults(stats: &ShardStats) -> u64 {
     let device = &stats.fabric;
-    let of_device = [
+    let device_errors = [
         device.receiver_not_ready,
         device.access_refused,
         device.peer_violations,
         device.port_downs,
         device.device_failures,
     ];
-    [stats.peer_faults, stats.peers_stalled].into_iter().chain(of_device).fold(0, u64::saturating_add)
+    [stats.peer_faults, stats.peers_stalled].into_iter().chain(device_errors).fold(0, u64::saturating_add)
 }
 
-/// All refusals.
-pub(crate) fn refused(refusals: &Refusals) -> u64 {
+/// Returns the number of all refusals.
+pub(crate) fn sum_refusals(refusals: &Refusals) -> u64 {
     REFUSALS.iter().fold(0, |sum, (_, of)| sum.saturating_add(of(refusals)))
 }
 
-/// State from earlier snapshots.
+/// Computes figures from consecutive snapshots.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     last: Option<Snapshot>,
     /// Minimum and maximum of each figure, by its subject.
-    extremes: HashMap<(Of, &'static str), (f64, f64)>,
+    extremes: HashMap<(Subject, &'static str), (f64, f64)>,
 }
 
 /// Subject of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Of {
+enum Subject {
     Shard(u32),
     Procedure(u32, u32, u32),
     Connection(u32, u32, u32),
 }
 
 impl Model {
-    /// The interval since the last snapshot. A restart of the server resets the extremes.
-    pub(crate) fn take(&mut self, now: Snapshot) -> View {
-        let before = self.last.take().filter(|before| follows(before, &now));
+    /// Returns the interval since the last snapshot. A restart of the server resets the extremes.
+    pub(crate) fn update(&mut self, now: Snapshot) -> View {
+        let before = self.last.take().filter(|before| is_next(before, &now));
         if before.is_none() {
             self.extremes.clear();
         }
         let view = self.view(before.as_ref(), &now);
-        self.forget(&view);
+        self.drop_closed_connections(&view);
         self.last = Some(now);
         view
     }
@@ -196,7 +200,7 @@ impl Model {
 
     /// Fills in a shard's figures.
     fn fill(&mut self, row: &mut ShardRow, before: Option<&ShardStats>, now: &ShardStats, interval: u64) {
-        let of = Of::Shard(row.shard);
+        let of = Subject::Shard(row.shard);
         let mut rate = |name, of_stats: fn(&ShardStats) -> u64| {
             let rate = per_second(of_stats(before?), of_stats(now), interval)?;
             Some(self.figure(of, name, rate))
@@ -245,7 +249,7 @@ impl Model {
         let name = |peer: &ConnectionStats| (peer.slot, peer.generation);
         let before = before.and_then(|before| before.peers.iter().find(|earlier| name(earlier) == name(now)));
         let rate = before.and_then(|before| per_second(before.useful, now.useful, interval));
-        let of = Of::Connection(shard, now.slot, now.generation);
+        let of = Subject::Connection(shard, now.slot, now.generation);
         ConnectionRow { shard, now: now.clone(), messages: rate.map(|rate| self.figure(of, "messages", rate)) }
     }
 
@@ -263,9 +267,9 @@ impl Model {
                 ..ProcedureRow::default()
             };
             if interval > 0 {
-                // A procedure that was absent has had no calls.
+                // A procedure that the earlier snapshot lacks had no calls.
                 let (earlier, refused_before) = before.get(&name).unwrap_or(&none);
-                let of = Of::Procedure(name.0, name.1, name.2);
+                let of = Subject::Procedure(name.0, name.1, name.2);
                 let rate = |before: u64, now: u64| per_second(before, now, interval);
                 row.timed = rate(earlier.calls, stats.calls).map(|rate| self.figure(of, "timed", rate));
                 let refusals = rate(*refused_before, row.refused_total);
@@ -287,27 +291,27 @@ impl Model {
         rows
     }
 
-    /// A figure, and its updated extremes.
-    fn figure(&mut self, of: Of, name: &'static str, now: f64) -> Figure {
+    /// Returns a figure with its updated extremes.
+    fn figure(&mut self, of: Subject, name: &'static str, now: f64) -> Figure {
         let (min, max) = self.extremes.entry((of, name)).or_insert((now, now));
         (*min, *max) = (min.min(now), max.max(now));
         Figure { now, min: *min, max: *max }
     }
 
     /// Drops the extremes of closed connections.
-    fn forget(&mut self, view: &View) {
-        let name = |row: &ConnectionRow| Of::Connection(row.shard, row.now.slot, row.now.generation);
-        let there: HashSet<Of> = view.connections.iter().map(name).collect();
-        self.extremes.retain(|(of, _), _| !matches!(of, Of::Connection(..)) || there.contains(of));
+    fn drop_closed_connections(&mut self, view: &View) {
+        let name = |row: &ConnectionRow| Subject::Connection(row.shard, row.now.slot, row.now.generation);
+        let open: HashSet<Subject> = view.connections.iter().map(name).collect();
+        self.extremes.retain(|(of, _), _| !matches!(of, Subject::Connection(..)) || open.contains(of));
     }
 }
 
-/// Both snapshots are of one server, in this order.
-fn follows(before: &Snapshot, now: &Snapshot) -> bool {
+/// Whether both snapshots are of the same server, in this order.
+fn is_next(before: &Snapshot, now: &Snapshot) -> bool {
     before.pid == now.pid && before.uptime < now.uptime
 }
 
-/// Counts per second; `None` if the count decreased or no time has passed.
+/// Returns the rate per second, or `None` if the count decreased or no time has passed.
 fn per_second(before: u64, now: u64, interval: u64) -> Option<f64> {
     let count = now.checked_sub(before)?;
     (interval > 0).then(|| count as f64 * 1e9 / interval as f64)
@@ -319,14 +323,14 @@ fn busy(before: &ShardStats, now: &ShardStats) -> Option<f64> {
     Some(turns.saturating_sub(idle) as f64 / turns as f64)
 }
 
-/// The values recorded between two readings; `None` if there are none, or fewer than before.
+/// Returns the values recorded between two snapshots, or `None` if there are none, or fewer than before.
 fn between(before: &Histogram<u64>, now: &Histogram<u64>) -> Option<Histogram<u64>> {
     let mut between = now.clone();
     between.subtract(before).ok()?;
     (!between.is_empty()).then_some(between)
 }
 
-/// Sums over all shards, by procedure; the refusals of each as one number.
+/// Returns the sums over all shards by procedure, each with the number of its refusals.
 fn by_procedure(snapshot: &Snapshot) -> BTreeMap<(u32, u32, u32), (ProcedureStats, u64)> {
     let mut all = BTreeMap::new();
     for stats in snapshot.shards.iter().filter_map(|shard| shard.stats.as_ref()) {
@@ -340,9 +344,9 @@ fn by_procedure(snapshot: &Snapshot) -> BTreeMap<(u32, u32, u32), (ProcedureStat
             sum.calls = sum.calls.saturating_add(one.calls);
             sum.bytes_in = sum.bytes_in.saturating_add(one.bytes_in);
             sum.bytes_out = sum.bytes_out.saturating_add(one.bytes_out);
-            // The histogram resizes itself.
+            // Adding cannot fail, because the histogram resizes itself.
             let _ = sum.latency.add(&*one.latency);
-            *refusals = refusals.saturating_add(refused(&one.refusals));
+            *refusals = refusals.saturating_add(sum_refusals(&one.refusals));
         }
     }
     all

@@ -1,6 +1,6 @@
 //! Tables and shard details as text of a given width.
 //!
-//! The most important columns come first, and those that do not fit are omitted.
+//! The most important columns come first, and columns that do not fit are omitted.
 
 use super::draw::Tab;
 use super::model::{ConnectionRow, Figure, ProcedureRow, ShardRow, View};
@@ -14,12 +14,12 @@ pub(super) const DETAIL: usize = 38;
 /// Formats a number.
 type Unit = fn(f64) -> String;
 
-/// One column of a table of `R`.
+/// A column of a table with rows `R`.
 struct Column<R> {
     head: &'static str,
     width: usize,
-    /// It holds words, which align left; numbers align right.
-    words: bool,
+    /// Whether it contains words, which are left-aligned, rather than numbers, which are right-aligned.
+    is_text: bool,
     cell: fn(&R) -> String,
 }
 
@@ -27,25 +27,25 @@ impl<R> Column<R> {
     /// Pads or cuts a text to the column.
     fn pad(&self, text: &str) -> String {
         let width = self.width;
-        // Peers choose their names: no control character may reach the terminal.
+        // Peers choose their names, so control characters are replaced before they reach the terminal.
         let text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).take(width).collect();
-        if self.words { format!("{text:<width$}") } else { format!("{text:>width$}") }
+        if self.is_text { format!("{text:<width$}") } else { format!("{text:>width$}") }
     }
 }
 
 const fn number<R>(head: &'static str, width: usize, cell: fn(&R) -> String) -> Column<R> {
-    Column { head, width, words: false, cell }
+    Column { head, width, is_text: false, cell }
 }
 
 const fn words<R>(head: &'static str, width: usize, cell: fn(&R) -> String) -> Column<R> {
-    Column { head, width, words: true, cell }
+    Column { head, width, is_text: true, cell }
 }
 
 fn figure(figure: Option<Figure>, unit: Unit) -> String {
     figure.map_or_else(|| "-".to_owned(), |figure| unit(figure.now))
 }
 
-fn of(used: u64, all: u64) -> String {
+fn fraction(used: u64, all: u64) -> String {
     format!("{}/{}", count(used as f64), count(all as f64))
 }
 
@@ -58,14 +58,14 @@ const SHARDS: &[Column<ShardRow>] = &[
     number("faults", 6, |row| count(row.faults_total as f64)),
     number("waits/s", 7, |row| figure(row.memory_waits, count)),
     number("queue", 5, |row| count(row.worker_queue_depth as f64)),
-    number("credits", 11, |row| of(row.credits_used, row.credits_granted)),
+    number("credits", 11, |row| fraction(row.credits_used, row.credits_granted)),
     number("batch", 5, |row| figure(row.batch, count)),
     number("conns", 5, |row| count(row.connections as f64)),
     number("posted", 6, |row| count(row.receives_posted as f64)),
     number("promised", 8, |row| count(row.receives_promised as f64)),
     number("lowest", 6, |row| count(row.receives_lowest as f64)),
     number("pool low", 11, |row| {
-        row.pool_low.map_or_else(|| "-".to_owned(), |low| of(low.low_water as u64, low.count as u64))
+        row.pool_low.map_or_else(|| "-".to_owned(), |low| fraction(low.low_water as u64, low.count as u64))
     }),
     number("rwaits/s", 8, |row| figure(row.read_waits, count)),
     number("min c/s", 7, |row| row.calls.map_or_else(|| "-".to_owned(), |calls| count(calls.min))),
@@ -96,7 +96,7 @@ const CONNECTIONS: &[Column<ConnectionRow>] = &[
     number("v", 1, |row| row.now.version.to_string()),
     number("msgs/s", 6, |row| figure(row.messages, count)),
     number("calls", 5, |row| count(row.now.calls_under_way as f64)),
-    number("credits", 11, |row| of(row.now.credits_used, row.now.credits_granted)),
+    number("credits", 11, |row| fraction(row.now.credits_used, row.now.credits_granted)),
     number("age", 6, |row| span(row.now.age)),
     number("silent", 6, |row| span(row.now.silent)),
     number("shard", 5, |row| row.shard.to_string()),
@@ -109,7 +109,7 @@ const CONNECTIONS: &[Column<ConnectionRow>] = &[
     words("identity", 20, |row| row.now.identity.clone().unwrap_or_default()),
 ];
 
-/// A head, and a line for each row.
+/// A table as text: its head, and a line per row.
 pub(super) struct Table {
     pub(super) head: String,
     pub(super) lines: Vec<String>,
@@ -131,7 +131,7 @@ fn table<R>(columns: &[Column<R>], rows: &[R], width: usize) -> Table {
 }
 
 impl Tab {
-    /// Its table.
+    /// Returns the table of this tab.
     pub(super) fn of(self, view: &View, width: usize) -> Table {
         match self {
             Self::Shards => table(SHARDS, &view.shards, width),
@@ -141,7 +141,7 @@ impl Tab {
     }
 }
 
-/// All figures of a shard, the most important first: lines of [`DETAIL`] characters.
+/// Returns all figures of a shard, the most important first, as lines of [`DETAIL`] characters.
 pub(super) fn details(row: &ShardRow) -> Vec<String> {
     let rate = |(name, figure, unit): (&str, Option<Figure>, Unit)| {
         let cell = |value: fn(Figure) -> f64| figure.map_or_else(|| "-".to_owned(), |figure| unit(value(figure)));

@@ -1,26 +1,26 @@
-//! Knobs, settings of them, and settings as code.
+//! Knobs, their settings, and settings as code.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::{Aim, Args};
 
-/// A field of `Config` or of `ServerConfig`.
+/// A field of `Config` or `ServerConfig` that can be tuned.
 pub(super) struct Knob {
-    /// The path to the field in `ServerConfig`.
+    /// Path to the field in `ServerConfig`.
     path: &'static str,
     pub(super) name: &'static str,
-    /// The option of `rpcperf`.
+    /// Its option of `rpcperf`.
     pub(super) option: &'static str,
-    /// Value in `rpcperf` without the option; empty if it depends on the load.
+    /// Its value in `rpcperf` without the option. Empty if it depends on the load.
     default: &'static str,
-    /// Its values, unless they are numbers. `rpcperf` has their limits. Of `on` and `off`, the option means `off`.
+    /// Its values. Empty for numbers, whose limits `rpcperf` checks. For `on` and `off`, the option sets `off`.
     words: &'static [&'static str],
-    /// Only a server has it, or both ends must agree: one end alone cannot change it.
+    /// Whether the client alone cannot change it, because it belongs to the server or both ends must agree.
     pub(super) needs_server: bool,
 }
 
-/// All knobs, in the order of settings.
+/// All knobs, in the order in which settings list them.
 pub(super) const KNOBS: &[Knob] = {
     macro_rules! knobs {
         ($($path:literal $name:literal $option:literal $default:literal $words:tt $needs_server:literal;)*) => {
@@ -44,50 +44,54 @@ pub(super) const KNOBS: &[Knob] = {
     }
 };
 
-/// Values to try where none are declared. A knob's default is among them, as a start may have another.
+/// Default values to try. They include a knob's default, because the start may have another value.
 const USUAL: &str = "credits=16,64,256 batch=on,off signal_every=1,16,64 idle=poll,adaptive,event \
                      message_buffers=256,2048 shards=1,2 workers=0,1,2";
 const USUAL_FOR_CALLS: &str = "receive_size=4096,8192 small_buffers=512,4096";
 const USUAL_FOR_BYTES: &str = "receive_size=4096,16384 bulk_buffers=64K:16+1M:4,64K:64+1M:16";
 
-/// A value of a knob.
+/// A knob and its new value.
 pub(super) type Change = (&'static str, String);
-/// Values of a knob.
+/// The values of a knob to try.
 pub(super) type Choice = Vec<Change>;
 
-/// Reads `NAME=VALUE`. The name may have `-` for `_`, or be `inline`.
+/// Parses `NAME=VALUE`. In the name, `-` stands for `_`, and `inline` for `receive_size`.
 pub(super) fn change(text: &str) -> Result<Change, String> {
-    let (name, value) = text.split_once('=').ok_or("wanted NAME=VALUE, e.g. credits=64")?;
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE, e.g. credits=64")?;
     let name = name.replace('-', "_").replace("inline", "receive_size");
     let names: Vec<&str> = KNOBS.iter().map(|knob| knob.name).collect();
-    let no_knob = || format!("{name:?} is no knob: there are {}", names.join(", "));
-    let knob = KNOBS.iter().find(|knob| knob.name == name).ok_or_else(no_knob)?;
-    // What follows a digit is up to `rpcperf`, as in `1M:8`.
+    let unknown = || format!("unknown knob `{name}`: expected {}", names.join(", "));
+    let knob = KNOBS.iter().find(|knob| knob.name == name).ok_or_else(unknown)?;
+    // `rpcperf` checks the characters after the first digit, as in `1M:8`.
     let is_number = value.starts_with(|first: char| first.is_ascii_digit()) && !value.contains(',');
-    let fits = if knob.words.is_empty() { is_number } else { knob.words.contains(&value) };
-    let wanted = if knob.words.is_empty() { "a number".to_owned() } else { knob.words.join(" or ") };
-    if fits { Ok((knob.name, value.to_owned())) } else { Err(format!("{name}={value}: wanted {wanted}")) }
+    let is_valid = if knob.words.is_empty() { is_number } else { knob.words.contains(&value) };
+    let expected = if knob.words.is_empty() { "a number".to_owned() } else { knob.words.join(" or ") };
+    if is_valid {
+        Ok((knob.name, value.to_owned()))
+    } else {
+        Err(format!("invalid {name} `{value}`: expected {expected}"))
+    }
 }
 
-/// Reads `NAME=VALUE,VALUE…`.
+/// Parses `NAME=VALUE,VALUE…`.
 pub(super) fn choice(text: &str) -> Result<Choice, String> {
-    let (name, list) = text.split_once('=').ok_or("wanted NAME=VALUE,VALUE…, e.g. credits=16,64,256")?;
+    let (name, list) = text.split_once('=').ok_or("expected NAME=VALUE,VALUE…, e.g. credits=16,64,256")?;
     list.split(',').map(|value| change(&format!("{name}={value}"))).collect()
 }
 
-/// The values to try: those of `--knob`, or the usual ones of knobs that can be changed.
-pub(super) fn tried(args: &Args) -> Vec<Choice> {
+/// Returns the values to try: those of `--knob`, or the usual values of the knobs that can be changed.
+pub(super) fn choices(args: &Args) -> Vec<Choice> {
     let of_aim = if args.aim == Aim::Bytes { USUAL_FOR_BYTES } else { USUAL_FOR_CALLS };
     let usual = USUAL.split(' ').chain(of_aim.split(' ')).filter_map(|text| choice(text).ok());
-    let usual = usual.filter(|choice| choice.iter().all(|change| args.may_change(change)));
+    let usual = usual.filter(|choice| choice.iter().all(|change| args.can_change(change)));
     if args.knobs.is_empty() { usual.collect() } else { args.knobs.clone() }
 }
 
-/// The values of all knobs; empty if unknown without a run.
+/// The values of all knobs. A value that depends on the load is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Settings(BTreeMap<&'static str, String>);
 
-/// Those of `rpcperf`.
+/// The defaults of `rpcperf`.
 impl Default for Settings {
     fn default() -> Self {
         Self(KNOBS.iter().map(|knob| (knob.name, knob.default.to_owned())).collect())
@@ -95,33 +99,35 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// These, with this value of a knob.
+    /// Returns these settings with a changed knob.
     pub(super) fn with(mut self, (knob, value): &Change) -> Self {
         self.0.insert(knob, value.clone());
         self
     }
 
-    /// The value of a knob.
+    /// Returns the value of a knob.
     pub(super) fn get(&self, name: &str) -> &str {
         self.0.get(name).map_or("", String::as_str)
     }
 
-    /// The values that differ from those of other settings.
+    /// Returns the values that differ from those of other settings.
     pub(super) fn changes(&self, from: &Self) -> Vec<Change> {
         let changed = KNOBS.iter().map(|knob| knob.name).filter(|name| self.get(name) != from.get(name));
         changed.map(|name| (name, self.get(name).to_owned())).collect()
     }
 
-    /// The options of `rpcperf`.
+    /// Returns the options of `rpcperf` for these settings.
     pub(super) fn arguments(&self) -> Vec<String> {
         let set = KNOBS.iter().filter(|knob| self.get(knob.name) != knob.default);
         let words = set.flat_map(|knob| [knob.option.to_owned(), self.get(knob.name).replace('+', ",")]);
         words.filter(|word| word != "off").collect()
     }
 
-    /// Rust code with names of `rpcrdma` and its `server`: the configuration of a server, and changes to `shard`, that
-    /// of a client from `ClientConfig::new`. The cores are the client's, then the shards' and the workers'. The credits
-    /// are those in force where the settings have none; empty if unknown.
+    /// Returns Rust code with names of `rpcrdma` and `rpcrdma::server`.
+    ///
+    /// The first text is the configuration of a server. The second has changes to `shard` of a client's
+    /// `ClientConfig::new`. `cores` has the client's core, then those of the shards and the workers. `credits` is the
+    /// number in force if the settings have none, or empty if it is unknown.
     pub(super) fn code(&self, cores: &[usize], credits: &str) -> [String; 2] {
         let list =
             |at: usize, n: usize| cores.get(at..at + n).map_or("None".to_owned(), |of| format!("Some(vec!{of:?})"));
@@ -131,7 +137,7 @@ impl Settings {
         for Knob { path, name, default, .. } in KNOBS {
             let value = match (*name, self.get(name)) {
                 ("credits", "") if !credits.is_empty() => credits.to_owned(),
-                // Its default in `rpcperf` is not that of `Config`.
+                // The default of `rpcperf` differs from that of `Config`.
                 ("idle", "poll") => "IdlePolicy::Poll".to_owned(),
                 (_, value) if value == *default => continue,
                 ("idle", "event") => "IdlePolicy::Event".to_owned(),
@@ -156,7 +162,7 @@ impl Settings {
     }
 }
 
-/// `NAME=VALUE`, separated by blanks; `default` for none.
+/// Formats changes as `NAME=VALUE`, separated by blanks, or as `default` if there are none.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let changes = self.changes(&Self::default()).into_iter();

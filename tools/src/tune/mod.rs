@@ -1,6 +1,6 @@
-//! `rpcrdma tune`: finds settings by measurement, with a confidence.
+//! `rpcrdma tune`: finds settings by measurement, with a known confidence.
 //!
-//! | file | holds |
+//! | file | contents |
 //! | --- | --- |
 //! | `knobs` | the knobs with their values, settings, and settings as code |
 //! | `search` | the search for the best settings |
@@ -24,26 +24,27 @@ use rpcrdma_host::CoreList;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde_json::{Value, json};
 
-use crate::command::{CommandError, Ended, Outcome, time_limit};
+use crate::command::{CommandError, ExitStatus, Outcome, time_limit};
 use knobs::{Change, Choice, KNOBS, Settings};
 
 /// Find settings by measurement
 ///
-/// Runs `rpcperf` with a server of its own repeatedly. First each knob alone takes each of its values, compared with
-/// the start. Round by round, the worse half of the values is dropped. Then the winners are combined. Compared runs
-/// alternate in random order, so that a noisy host does not decide. Finally the best runs against the start in pairs.
-/// Only if these prove it better (sign test, 95 %) is it recommended: as options of rpcperf, and as code.
+/// Repeatedly runs `rpcperf` with its own server. First, each value of each knob is compared with the start. Round by
+/// round, the worse half of the values is dropped. Then the best values of the knobs are combined. Compared runs
+/// alternate in random order, so that a noisy host does not decide. Finally, pairs of runs compare the best settings
+/// with the start. They are recommended, as options of rpcperf and as code, only if this proves them better (sign test,
+/// 95 %).
 ///
 /// Knobs have the names of the fields of Config and ServerConfig: credits, batch (on, off), coalesce_grants (on, off),
 /// signal_every, receive_size (the inline threshold), idle (poll, adaptive, event), small_buffers, message_buffers,
-/// bulk_buffers (BYTES:N+BYTES:N), shards, workers. Without --knob, tries common values of most of them. Omits
-/// candidates with more polling threads than cores.
+/// bulk_buffers (BYTES:N+BYTES:N), shards, workers. Without --knob, common values of most knobs are tried. Candidates
+/// with more polling threads than cores are left out.
 ///
 /// Arguments after -- are the load, as options of rpcperf. Defaults: calls of 64 bytes, -t 64; for bytes, reads of 64
 /// KiB, -t 4; at a rate, -t 16.
 ///
-/// The key of a --remote server that requires one is part of the load: `-- --host-key FILE`. The load then replaces the
-/// default, so it has the kind and number of calls, too.
+/// If a --remote server requires a host key, add it to the load: `-- --host-key FILE -t 64`. The load replaces the
+/// default, so it must include the kind and number of calls.
 #[derive(clap::Args, Clone, Debug, serde::Serialize)]
 #[command(after_help = include_str!("examples.txt"))]
 pub struct Args {
@@ -59,7 +60,7 @@ pub struct Args {
     #[arg(value_parser = |text: &str| text.parse().map(|_: crate::target::Target| text.to_owned()))]
     address: Option<String>,
 
-    /// Use an `rpcperf serve` that listens at ADDRESS: changes only the client's own knobs
+    /// Use an `rpcperf serve` that listens at ADDRESS, and change only knobs of the client
     #[arg(long, requires = "address")]
     remote: bool,
 
@@ -71,7 +72,7 @@ pub struct Args {
     #[arg(long = "knob", value_name = "NAME=VALUE,…", value_parser = knobs::choice)]
     knobs: Vec<Choice>,
 
-    /// A knob's value at the start, to which all others are compared; repeat for another knob
+    /// Value of a knob at the start, with which candidates are compared; repeat for another knob
     #[arg(long, value_name = "NAME=VALUE", value_parser = knobs::change)]
     start: Vec<Change>,
 
@@ -91,7 +92,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=6))]
     combine: u16,
 
-    /// Searches, each from the last one's result, until one finds nothing
+    /// Number of searches, each from the result of the last, until one finds nothing better
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=10))]
     sweeps: u16,
 
@@ -103,17 +104,17 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", value_parser = time_limit)]
     limit: Option<Duration>,
 
-    /// The program [default: the one beside this]
+    /// The rpcperf program [default: the one beside this program]
     #[arg(long, value_name = "PATH")]
     rpcperf: Option<PathBuf>,
 
-    /// Keep each run in this file: the same command resumes from there after any interruption
+    /// Keep each run in this file, from which the same command resumes after an interruption
     ///
-    /// The file must be new, empty, or of an earlier tuning with the same options. A link is refused.
+    /// The file must be new, empty, or from an earlier tuning with the same options. A symbolic link is refused.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
 
-    /// Write JSON as well; with -, to standard output and nothing else there
+    /// Also write JSON to a file; with -, write only JSON to standard output
     ///
     /// Keys: aim, rpcperf, start, candidates (settings, sweep, stage, runs, figure, ratio, failed, stayed), left_out,
     /// best, duel (pairs, better, ratio, interval, confidence; null if nothing is better), proven, recommended
@@ -127,32 +128,32 @@ pub struct Args {
 }
 
 impl Args {
-    /// The cores of the client and of the server, then further ones. Empty if they are not given.
+    /// Returns the cores of the client and of the server, then further ones. Empty if none are given.
     fn cores(&self) -> Vec<usize> {
         self.cores.iter().flat_map(CoreList::iter).collect()
     }
 
-    /// The settings to compare with.
+    /// Returns the settings with which candidates are compared.
     fn start(&self) -> Settings {
         self.start.iter().fold(Settings::default(), Settings::with)
     }
 
     /// Whether the tuning can change this knob.
-    fn may_change(&self, (name, _): &Change) -> bool {
+    fn can_change(&self, (name, _): &Change) -> bool {
         !(self.remote && KNOBS.iter().any(|knob| knob.name == *name && knob.needs_server))
     }
 
-    /// Refuses options that do not go together.
+    /// Checks that the options are consistent.
     fn check(&self, allowed: &CpuSet) -> Result<(), CommandError> {
         let is_usable = |core: usize| core < CpuSet::MAX_CPU && allowed.is_set(core);
-        let there = self.start.iter().chain(self.knobs.iter().flatten()).find(|change| !self.may_change(change));
+        let unchangeable = self.start.iter().chain(self.knobs.iter().flatten()).find(|change| !self.can_change(change));
         Err(CommandError::Usage(if self.rate.is_some() && matches!(self.aim, Aim::Calls | Aim::Bytes) {
-            format!("--rate: with --aim {} calls are made as fast as they go", self.aim.row().0)
+            format!("--rate does not apply to --aim {}, which makes calls at full speed", self.aim.row().0)
         } else if let Some(core) = self.cores().into_iter().find(|&core| !is_usable(core)) {
             let list = "Cpus_allowed_list in /proc/self/status";
-            format!("--cores: {core} is none of the cores that this process may use; see {list}")
-        } else if let Some((name, _)) = there {
-            format!("{name}: with --remote the server is as it is, and this is its, or both ends', to turn")
+            format!("invalid --cores `{core}`: this process may not use the core; see {list}")
+        } else if let Some((name, _)) = unchangeable {
+            format!("{name}: cannot be changed with --remote, because the server, or both ends, must set it")
         } else {
             return Ok(());
         }))
@@ -173,7 +174,7 @@ pub enum Aim {
 }
 
 impl Aim {
-    /// Its name, that of its figure, the form of a figure for people, and 1 if a higher figure is better, else -1.
+    /// Returns its name, the name of its figure, a formatter of figures, and 1 if a higher figure is better, else -1.
     fn row(self) -> (&'static str, &'static str, fn(f64) -> String, f64) {
         match self {
             Self::Calls => ("calls", "calls/s", crate::units::count, 1.0),
@@ -183,7 +184,7 @@ impl Aim {
         }
     }
 
-    /// Its figure in the output of `rpcperf --json`.
+    /// Returns its figure from the output of `rpcperf --json`.
     fn read(self, report: &Value) -> Option<f32> {
         let result = &report["results"][0];
         let cpu = |side: &str| result[side]["cpu_ns_per_call"].as_f64();
@@ -191,25 +192,25 @@ impl Aim {
             Self::Calls => result["rps"].as_f64(),
             Self::Bytes => result["bytes_per_s"].as_f64(),
             Self::P99 => result["rtt_ns"]["p99"].as_f64(),
-            // A remote server reports nothing about itself.
+            // A remote server does not report its processor time.
             Self::Cpu => cpu("client").map(|client| client + cpu("server").unwrap_or(0.0)),
         };
         figure.map(|figure| figure as f32).filter(|figure| figure.is_finite() && *figure > 0.0)
     }
 }
 
-/// Runs the command. With `--cores`, the calling thread keeps to them from then on.
+/// Runs the command. With `--cores`, the calling thread is restricted to these cores from then on.
 ///
 /// # Errors
-/// There is no rpcperf, the start does not run, the state file is of another tuning, or a signal arrived.
+/// There is no rpcperf, the start does not run, the state file belongs to another tuning, or a signal arrived.
 pub fn run(args: &Args) -> Outcome {
     let allowed = sched_getaffinity(None).map_err(io::Error::from)?;
     args.check(&allowed)?;
-    // A wrong path fails before hours of runs instead of after.
+    // A wrong path should fail before hours of runs, not after.
     let path = args.json.as_deref().filter(|path| *path != Path::new("-"));
     let mut file = path.map(open_result).transpose().map_err(|error| unusable("--json", path, &error))?;
     let measured = measure(args, allowed.count() as usize);
-    // A tuning that failed or was interrupted leaves JSON, too.
+    // A tuning that failed or was interrupted writes JSON, too.
     let failed = |error: &CommandError| json!({"aim": args.aim.row().0, "start": args.start().to_string(), "error": error.to_string()});
     let json = format!("{:#}\n", measured.as_ref().map_or_else(failed, |(json, _)| json.clone()));
     let written = match &mut file {
@@ -221,7 +222,7 @@ pub fn run(args: &Args) -> Outcome {
     if file.is_some() || args.json.is_none() {
         io::stdout().write_all(text.as_bytes())?;
     }
-    written.map(|()| Ended::Well)
+    written.map(|()| ExitStatus::Success)
 }
 
 fn unusable(option: &str, path: Option<&Path>, error: &io::Error) -> CommandError {
@@ -229,23 +230,23 @@ fn unusable(option: &str, path: Option<&Path>, error: &io::Error) -> CommandErro
     CommandError::Failed(format!("{option} {path}: {}; name another file", describe(error)))
 }
 
-/// The report of a tuning, as JSON and as text.
+/// Runs the tuning. Returns its report as JSON and as text.
 fn measure(args: &Args, allowed: usize) -> Result<(Value, String), CommandError> {
     let failed = |error: io::Error| CommandError::Failed(describe(&error));
     let rpcperf = rpcperf::Rpcperf::new(args).map_err(failed)?;
     let path = args.state.as_deref();
-    let unkept = |error| unusable("--state", path, &error);
+    let state_error = |error| unusable("--state", path, &error);
     let (mut file, recorded) =
-        path.map(|path| rpcperf::open_state(path, args, allowed)).transpose().map_err(unkept)?.unzip();
+        path.map(|path| rpcperf::open_state(path, args, allowed)).transpose().map_err(state_error)?.unzip();
     let (mut recorded, mut runs) = (recorded.unwrap_or_default().into_iter(), 0);
-    // Hides itself if standard error is no terminal.
+    // The progress bar is hidden if standard error is not a terminal.
     let bar = ProgressBar::new_spinner();
     bar.enable_steady_tick(Duration::from_millis(200));
     let found = search::search(args, allowed, &mut |settings| {
         bar.set_message(format!("{runs} runs, {:.0?}: {settings}", bar.elapsed()));
         let new = || {
             let outcome = rpcperf.run(settings).map_err(failed)?;
-            file.iter_mut().try_for_each(|file| rpcperf::add_run(file, &outcome)).map_err(unkept)?;
+            file.iter_mut().try_for_each(|file| rpcperf::add_run(file, &outcome)).map_err(state_error)?;
             Ok::<_, CommandError>(outcome)
         };
         let outcome = recorded.next().map_or_else(new, Ok)?;
@@ -254,7 +255,7 @@ fn measure(args: &Args, allowed: usize) -> Result<(Value, String), CommandError>
     });
     bar.finish_and_clear();
     let kept = path.map_or_else(String::new, |path| {
-        format!("; {runs} runs are kept in {}: the same command goes on from there", path.display())
+        format!("; {runs} runs are kept in {}: the same command resumes from there", path.display())
     });
     let found = found.map_err(|error| CommandError::Failed(format!("{error}{kept}")))?;
     Ok(report::report(args, &found))

@@ -1,13 +1,13 @@
 //! Statistics of pairs of runs: the exact sign test.
 //!
-//! A pair is a candidate's run and a nearby run of its reference, so that the host's state cancels from their ratio.
-//! The test assumes only that without a difference both signs of a ratio's logarithm are equally likely. A run spoiled
-//! by the host counts as one sign, however bad it was. Signed ranks (Wilcoxon) get more from the same values on a quiet
-//! host. But two spoiled runs of a dozen make them miss that one candidate is twice the other.
+//! A pair is a run of a candidate and a nearby run of its reference, so that the host's state cancels from their ratio.
+//! The test assumes only that without a difference both signs of the ratio's logarithm are equally likely. A run that
+//! the host disturbed counts as one sign, however bad it was. Signed ranks (Wilcoxon) need fewer values on a quiet
+//! host, but with two disturbed runs of a dozen they miss that one candidate is twice as good as the other.
 
-/// Half of the probability outside an interval of 95 %.
+/// Probability of each side outside of a 95 % interval.
 const TAIL: f64 = 0.025;
-/// Confidence of a proof.
+/// Confidence above which a gain is proven.
 pub(super) const PROOF: f64 = 1.0 - TAIL;
 
 /// Statistics of a difference, as a ratio of figures.
@@ -16,34 +16,34 @@ pub(super) struct Difference {
     pub(super) pairs: usize,
     /// Pairs with a gain.
     pub(super) better: usize,
-    /// The estimate: the median.
+    /// The median ratio, which is the estimate.
     pub(super) ratio: f64,
     /// 95 % of such intervals contain the true median.
     pub(super) interval: [f64; 2],
-    /// Confidence in a gain: 1 less the probability of so many such pairs by chance. Above [`PROOF`], the whole interval
-    /// is a gain.
+    /// Confidence in a gain, which is 1 minus the probability of at least as many better pairs by chance. Above
+    /// [`PROOF`], the whole interval is a gain.
     pub(super) confidence: f64,
 }
 
 impl Difference {
-    /// Of these gains, the logarithms of ratios; with `sign` -1 of their reciprocals. `None` for fewer than 6, which have
-    /// no such interval.
+    /// Computes the statistics of gains, which are logarithms of ratios, or with `sign` -1 of their reciprocals.
+    /// Returns `None` for fewer than 6 gains, which have no 95 % interval.
     pub(super) fn of(gains: &[f64], sign: f64) -> Option<Self> {
         let pairs = gains.len();
-        // The probability of each number of gains or a lower one, if both signs are equally likely.
+        // The probability of at most each number of positive gains, if both signs are equally likely.
         let up_to = (0..pairs).scan((0.0, 0.5_f64.powi(pairs as i32)), |(sum, chance), above| {
             *sum += *chance;
             *chance *= (pairs - above) as f64 / (above + 1) as f64;
             Some(*sum)
         });
         let up_to: Vec<f64> = up_to.collect();
-        // Values outside the interval at either end: so many or fewer are on one side with a probability below `TAIL`.
+        // Number of values outside of the interval on each side: at most as many have a probability below `TAIL`.
         let out = up_to.iter().take_while(|chance| **chance < TAIL).count().checked_sub(1)?;
         let mut sorted = gains.to_vec();
         sorted.sort_by(f64::total_cmp);
         let (least, most) = (sorted[out], sorted[pairs - 1 - out]);
         let [ratio, one, other] = [median(&sorted)?, least, most].map(|gain| (sign * gain).exp());
-        // A value of 0 is no gain.
+        // 0 does not count as a gain.
         let better = gains.iter().filter(|gain| **gain > 0.0).count();
         let confidence = better.checked_sub(1).map_or(0.0, |fewer| up_to[fewer]);
         let interval = [one.min(other), one.max(other)];
@@ -51,7 +51,7 @@ impl Difference {
     }
 }
 
-/// The middle value, or the mean of the two middle ones.
+/// Returns the middle value, or the mean of the two middle values.
 pub(super) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -65,7 +65,7 @@ mod tests {
 
     /// R: `binom.test(15, 20, alternative = "greater")` has p = 0.02069, and 14 of 20 have 0.05766.
     #[test]
-    fn it_is_the_exact_test() {
+    fn confidences_are_those_of_the_exact_sign_test() {
         let of = |better: usize| {
             let values: Vec<f64> = (0..20).map(|n| if n < better { 1.0 + n as f64 } else { -1.0 }).collect();
             Difference::of(&values, 1.0).unwrap()
@@ -73,11 +73,11 @@ mod tests {
         let (proven, not) = (of(15), of(14));
         assert!((proven.confidence - (1.0 - 0.020_695)).abs() < 1e-5 && proven.interval[0] > 1.0, "{proven:?}");
         assert!((not.confidence - (1.0 - 0.057_659)).abs() < 1e-5 && not.interval[0] <= 1.0, "{not:?}");
-        // All of six above 0: 1 in 64 by chance.
-        let said = Difference::of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 1.0).unwrap();
-        assert_eq!((said.confidence, said.ratio), (1.0 - 1.0 / 64.0, 3.5_f64.exp()));
-        assert_eq!((said.better, said.pairs, said.interval), (6, 6, [1.0_f64.exp(), 6.0_f64.exp()]));
-        // Less is better: the same gains are lower figures.
+        // Six of six gains have a probability of 1/64 by chance.
+        let stats = Difference::of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 1.0).unwrap();
+        assert_eq!((stats.confidence, stats.ratio), (1.0 - 1.0 / 64.0, 3.5_f64.exp()));
+        assert_eq!((stats.better, stats.pairs, stats.interval), (6, 6, [1.0_f64.exp(), 6.0_f64.exp()]));
+        // If lower is better, the same gains mean lower figures.
         let less = Difference::of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], -1.0).unwrap();
         assert_eq!((less.confidence > PROOF, less.interval), (true, [(-6.0_f64).exp(), (-1.0_f64).exp()]));
         assert_eq!(Difference::of(&[1.0; 5], 1.0), None);
@@ -85,37 +85,37 @@ mod tests {
     }
 
     #[test]
-    fn no_difference_is_no_gain() {
-        let said = Difference::of(&[0.0; 12], 1.0).unwrap();
-        assert_eq!((said.interval, said.confidence), ([1.0; 2], 0.0));
+    fn equal_or_mixed_values_are_not_a_gain() {
+        let stats = Difference::of(&[0.0; 12], 1.0).unwrap();
+        assert_eq!((stats.interval, stats.confidence), ([1.0; 2], 0.0));
         let both_ways = [0.1, -0.1, 0.2, -0.2, 0.3, -0.3, 0.05, -0.06];
-        let said = Difference::of(&both_ways, 1.0).unwrap();
-        assert!(said.interval[0] < 1.0 && said.interval[1] > 1.0 && said.confidence < 0.7, "{said:?}");
+        let stats = Difference::of(&both_ways, 1.0).unwrap();
+        assert!(stats.interval[0] < 1.0 && stats.interval[1] > 1.0 && stats.confidence < 0.7, "{stats:?}");
     }
 
     #[test]
-    fn the_interval_and_the_test_agree() {
+    fn a_gain_is_proven_exactly_if_the_interval_is_a_gain() {
         let mut random = fastrand::Rng::with_seed(1);
         let (mut gains, mut none) = (0, 0);
         for pairs in (6..20).cycle().take(400) {
             let values: Vec<f64> = (0..pairs).map(|_| random.f64() - 0.2).collect();
-            let said = Difference::of(&values, 1.0).unwrap();
-            assert_eq!(said.interval[0] > 1.0, said.confidence > PROOF, "{values:?} {said:?}");
-            *(if said.confidence > PROOF { &mut gains } else { &mut none }) += 1;
+            let stats = Difference::of(&values, 1.0).unwrap();
+            assert_eq!(stats.interval[0] > 1.0, stats.confidence > PROOF, "{values:?} {stats:?}");
+            *(if stats.confidence > PROOF { &mut gains } else { &mut none }) += 1;
         }
         assert!(gains > 50 && none > 50);
     }
 
     #[test]
-    fn a_spoiled_run_is_one_sign() {
+    fn two_disturbed_runs_do_not_hide_a_gain() {
         let mut values = [0.30, 0.28, 0.33, 0.29, 0.31, 0.32, 0.27, 0.34, 0.26, 0.35, 0.25, 0.24];
         (values[3], values[7]) = (-5.0, -2.0);
-        let said = Difference::of(&values, 1.0).unwrap();
-        assert!(said.confidence > PROOF && (0.2..0.35).contains(&said.ratio.ln()), "{said:?}");
+        let stats = Difference::of(&values, 1.0).unwrap();
+        assert!(stats.confidence > PROOF && (0.2..0.35).contains(&stats.ratio.ln()), "{stats:?}");
     }
 
     #[test]
-    fn medians_are_middles() {
+    fn medians_are_the_middle_or_the_mean_of_two() {
         assert_eq!((median(&[]), median(&[3.0, 1.0, 2.0]), median(&[4.0, 1.0])), (None, Some(2.0), Some(2.5)));
     }
 }

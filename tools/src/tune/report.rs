@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 
 use super::paired::{Difference, PROOF, median};
-use super::search::{Found, Trial};
+use super::search::{SearchResult, Trial};
 use super::{Args, rpcperf};
 
-/// The report of a completed tuning, for programs and for people.
-pub(super) fn report(args: &Args, found: &Found) -> (Value, String) {
-    let Found { trials, left_out, best, duel } = found;
+/// Returns the report of a completed tuning, as JSON and as text.
+pub(super) fn report(args: &Args, found: &SearchResult) -> (Value, String) {
+    let SearchResult { trials, left_out, best, duel } = found;
     let (start, trials) = (&trials[0], &trials[1..]);
     let (aim, figure, form, sign) = args.aim.row();
     let ratio = |gain: f64| (sign * gain).exp();
@@ -41,13 +41,13 @@ pub(super) fn report(args: &Args, found: &Found) -> (Value, String) {
     let better = if sign > 0.0 { "more" } else { "less" };
     let command = rpcperf::arguments(args, &start.settings).join(" ");
     let mut text = format!("aim: {aim} ({figure}), {better} is better\n{version}: rpcperf {command}\n");
-    // The middle half: the host's noise in equal runs.
+    // The range of the middle half shows the host's noise in equal runs.
     let mut figures = start.figures.clone();
     figures.sort_by(f64::total_cmp);
     let [low, middle, high] = [1, 2, 3].map(|part| form(*figures.get(figures.len() * part / 4).unwrap_or(&0.0)));
     text += &format!("start: {}: {middle}; half of {} runs from {low} to {high}\n", start.settings, figures.len());
     if info["optimized_build"] == false {
-        text += "this rpcperf is a debug build: its figures say nothing of a release build\n";
+        text += "this rpcperf is a debug build, whose figures do not apply to a release build\n";
     }
     for trials in trials.chunk_by(|one, other| (one.sweep, one.stage) == (other.sweep, other.stage)) {
         text += &format!("\n{}\n  {:>7} {:>4} {figure:>8}  settings\n", trials[0].stage, "times", "runs");
@@ -66,19 +66,19 @@ pub(super) fn report(args: &Args, found: &Found) -> (Value, String) {
     }
     text += &format!("\nrecommended: {settings}");
     text += &match &best.failed {
-        Some(why) => format!(", the start: {} was best, but against it: {why}\n", best.settings),
-        None if best.settings == start.settings => ", the start: nothing that was tried is better\n".to_owned(),
+        Some(why) => format!(", the start: {} was best, but failed in the final comparison: {why}\n", best.settings),
+        None if best.settings == start.settings => ", the start: no candidate is better\n".to_owned(),
         None if is_proven => "\n".to_owned(),
-        None => format!(", the start: {} cannot be told from it\n", best.settings),
+        None => format!(", the start: {} is not proven better\n", best.settings),
     };
     if let Some(Difference { pairs, better, ratio, interval: [least, most], confidence, .. }) = duel {
-        // Rounds down: with finite pairs it never reaches 100 %.
+        // The confidence is rounded down, because it never reaches 100 %.
         let sure = (confidence * 1000.0).floor() / 10.0;
         text += &format!(
             "  {ratio:.3} times the start's {figure}, from {least:.3} to {most:.3} (95 %); better in {better} of {pairs} pairs of \
              runs that were made after it was chosen: a confidence of {sure:.1} %"
         );
-        let advice = ", and 97.5 % are wanted; more pairs (--pairs) or longer runs (--seconds) may tell\n";
+        let advice = ", below the required 97.5 %; try more pairs (--pairs) or longer runs (--seconds)\n";
         text += if is_proven { "\n" } else { advice };
     }
     text += &format!("\nrpcperf {}\n", arguments.join(" "));

@@ -1,7 +1,7 @@
-//! Runs of `rpcperf`, and a file of them, from which an interrupted tuning resumes.
+//! Runs `rpcperf`, and keeps the runs in a file from which an interrupted tuning resumes.
 //!
-//! The file has lines of JSON: the options, then the runs. The search is the same for the same seed and outcomes, so it
-//! needs no state of its own. It runs again, and gets outcomes from the file until that ends.
+//! The file has lines of JSON: the options, then the runs. A search is determined by its seed and the outcomes, so no
+//! other state is needed. To resume, it runs again and takes outcomes from the file until the file ends.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
@@ -24,15 +24,17 @@ use super::knobs::Settings;
 use super::search::Outcome;
 use super::{Aim, Args};
 
-/// Starts of lines that do not explain a failure.
-const BESIDE: [&str; 3] = ["placement:", "Usage:", "For more information"];
+/// Starts of output lines that do not explain a failure.
+const IGNORED: [&str; 3] = ["placement:", "Usage:", "For more information"];
 
-/// Version of state files. A change of the search order needs a new one, too.
+/// Version of state files, which changes also with the order of the search.
 const SCHEMA: u32 = 3;
-/// Longest state file, in bytes. A run takes one or two thousand.
-const LONGEST: u64 = 64 << 20;
+/// Longest state file, in bytes. A run takes 1000 to 2000.
+const MAX_LEN: u64 = 64 << 20;
 
-/// A located `rpcperf`. Once this exists, signals that would end this process end the run instead, and are an error.
+/// An `rpcperf` program.
+///
+/// While it exists, signals that would end this process end the run instead, which is then an error.
 pub(super) struct Rpcperf<'a> {
     args: &'a Args,
     program: PathBuf,
@@ -41,7 +43,7 @@ pub(super) struct Rpcperf<'a> {
 }
 
 impl<'a> Rpcperf<'a> {
-    /// That of `--rpcperf`, or the one beside this program. Its runs inherit the cores of this thread.
+    /// Locates the program of `--rpcperf`, or the one beside this program. Its runs inherit the cores of this thread.
     ///
     /// # Errors
     /// Signals cannot be caught, or the thread cannot use its cores.
@@ -57,13 +59,13 @@ impl<'a> Rpcperf<'a> {
         Ok(Self { args, program: args.rpcperf.clone().map_or_else(beside, Ok)?, signals })
     }
 
-    /// A run with these settings, in a process group of its own. That is killed at its end, at its time limit, or at a
-    /// signal.
+    /// Runs the program with these settings in a process group of its own, which is killed at the end of the run, at
+    /// the time limit or at a signal.
     ///
     /// # Errors
-    /// It cannot be started, or a signal arrived.
+    /// The program cannot be started, or a signal arrived.
     pub(super) fn run(&self, settings: &Settings) -> io::Result<Outcome> {
-        // For the start of a server and for memory allocation.
+        // 30 s are for the start of a server and memory allocation.
         let limit = self.args.limit.unwrap_or(self.args.seconds + Duration::from_secs(30));
         let [out, err] = ["out", "err"].map(|name| memfd_create(name, MemfdFlags::CLOEXEC).map(File::from));
         let (mut out, mut err) = (out?, err?);
@@ -71,7 +73,7 @@ impl<'a> Rpcperf<'a> {
         command.args(arguments(self.args, settings)).args(["--json", "-"]).process_group(0);
         command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(err.try_clone()?);
         let mut child = command.spawn().map_err(|error| {
-            let hint = "--rpcperf names another, `cargo build --release -p rpcrdma-bench` makes one";
+            let hint = "choose another one (--rpcperf), or build it: `cargo build --release -p rpcrdma-bench`";
             io::Error::new(error.kind(), format!("{}: {}; {hint}", self.program.display(), describe(&error)))
         })?;
         let waited = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).and_then(|end| {
@@ -79,37 +81,39 @@ impl<'a> Rpcperf<'a> {
             rustix::io::retry_on_intr(|| poll(&mut events, limit.try_into().ok().as_ref()))?;
             Ok(events.map(|event| !event.revents().is_empty()))
         });
-        // Its remaining processes end with it. Until it is reaped, no other group gets its ID.
+        // This ends remaining processes of the group. The ID cannot be reused before the child is reaped.
         let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
         let status = child.wait()?;
         match waited? {
             [true, _] => return Err(io::Error::other("interrupted")),
             [_, true] => {}
-            _ => return Ok(Err(format!("no end after {} s, which --limit allows", limit.as_secs_f64()))),
+            _ => return Ok(Err(format!("time-out after {} s (--limit)", limit.as_secs_f64()))),
         }
         out.rewind()?;
         err.rewind()?;
         if !status.success() {
-            let said = complaint(&io::read_to_string(err)?);
-            return Ok(Err(said.unwrap_or_else(|| format!("it ended with {status}, and said nothing"))));
+            let cause = failure_cause(&io::read_to_string(err)?);
+            return Ok(Err(cause.unwrap_or_else(|| format!("{status}, without an error message"))));
         }
-        let report = serde_json::from_reader(out).map_err(|error| format!("what it has written is no JSON: {error}"));
+        let report = serde_json::from_reader(out).map_err(|error| format!("output is not JSON: {error}"));
         Ok(report.and_then(|mut report: Value| match self.args.aim.read(&report) {
             Some(figure) => Ok((figure, report["test_info"].take())),
-            None => Err(format!("what it has written has no figure for {}", self.args.aim.row().0)),
+            None => Err(format!("output has no figure for {}", self.args.aim.row().0)),
         }))
     }
 }
 
-/// The cause of a failed run: the last lines of its output. If the server failed to start, they have its cause first.
-pub(super) fn complaint(said: &str) -> Option<String> {
-    let says = |line: &&str| !line.is_empty() && !BESIDE.iter().any(|beside| line.starts_with(beside));
-    let lines: Vec<&str> = said.lines().map(|line| line.trim().trim_start_matches("rpcperf: ")).filter(says).collect();
+/// Returns the cause of a failed run: the last two lines of its output. If the server failed to start, its error comes
+/// first.
+pub(super) fn failure_cause(output: &str) -> Option<String> {
+    let explains = |line: &&str| !line.is_empty() && !IGNORED.iter().any(|start| line.starts_with(start));
+    let lines: Vec<&str> =
+        output.lines().map(|line| line.trim().trim_start_matches("rpcperf: ")).filter(explains).collect();
     let last = lines[lines.len().saturating_sub(2)..].join("; ");
     (!last.is_empty()).then(|| last.chars().take(300).collect())
 }
 
-/// The arguments of `rpcperf`, except those for JSON.
+/// Returns the arguments of `rpcperf`, except those for JSON.
 pub(super) fn arguments(args: &Args, settings: &Settings) -> Vec<String> {
     let test = match (args.aim, args.rate) {
         (Aim::Bytes, _) => "bw".to_owned(),
@@ -125,38 +129,38 @@ pub(super) fn arguments(args: &Args, settings: &Settings) -> Vec<String> {
     let ends = cores.iter().chain(cores.last()).take(if args.remote { 1 } else { 2 });
     let ends = ends.map(ToString::to_string).collect::<Vec<_>>().join(",");
     let cores = if ends.is_empty() { ends } else { format!("\n--cores\n{ends}") };
-    // Lines, as addresses may have blanks.
+    // Arguments are separated by line breaks, because addresses may contain blanks.
     let fixed = format!("{test}\n{address}{cores}\n-D\n{}", args.seconds.as_secs_f64());
-    // At a rate, calls start whether others are outstanding or not.
+    // At a rate, calls start even if others are outstanding, so several must be allowed.
     let usual = if args.load.is_empty() && args.rate.is_some() { "\n-t\n16" } else { "" };
     let fixed = (fixed + usual).lines().map(str::to_owned).collect::<Vec<_>>();
     [fixed, args.load.clone(), settings.arguments()].concat()
 }
 
-/// Opens or creates a state file, and locks it. Returns its runs, too, which were made with the same options and as many
+/// Opens or creates a state file and locks it. Returns it with its runs, which had the same options and number of
 /// usable cores.
 ///
 /// # Errors
-/// Other options or contents; used by another process; a link; or the file cannot be written.
+/// The file has other options or contents, is in use by another process, is a link, or cannot be written.
 pub(super) fn open_state(path: &Path, args: &Args, cores: usize) -> io::Result<(File, Vec<Outcome>)> {
     let mut head = json!(args);
     ["limit", "rpcperf", "state", "json"].iter().for_each(|free| head[free] = Value::Null);
     head["host"] = fs::read_to_string("/proc/sys/kernel/hostname")?.into();
     head["rpcrdma_tune"] = json!([SCHEMA, env!("CARGO_PKG_VERSION"), cores]);
     let head = format!("{head}\n");
-    // Neither follows a link nor waits for a pipe.
+    // The flags refuse a link, and do not wait for the reader of a pipe.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let mut file = File::options().read(true).append(true).create(true).custom_flags(flags).open(path)?;
     file.try_lock().map_err(|error| io::Error::other(format!("another rpcrdma tune uses it: {error}")))?;
     let mut text = String::new();
-    (&mut file).take(LONGEST).read_to_string(&mut text)?;
+    (&mut file).take(MAX_LEN).read_to_string(&mut text)?;
     let mut lines = text.split_inclusive('\n');
     if let Some(theirs) = lines.next().filter(|theirs| *theirs != head) {
         let theirs: String = theirs.chars().filter(|char| !char.is_control()).take(999).collect();
-        return Err(io::Error::other(format!("it is not of these options, but of {theirs}")));
+        return Err(io::Error::other(format!("it belongs to a tuning with other options: {theirs}")));
     }
-    // An incomplete last line was being written when its tuning ended. Failures at the end may be the reason for that
-    // end, and are tried again.
+    // An incomplete last line was being written when the tuning ended. Failed runs at the end may be the cause of that,
+    // so they are repeated.
     let mut runs: Vec<Outcome> = lines.map_while(|line| serde_json::from_str(line).ok()).collect();
     while runs.pop_if(|outcome| outcome.is_err()).is_some() {}
     let kept: usize = text.split_inclusive('\n').take(1 + runs.len()).map(str::len).sum();
@@ -167,7 +171,7 @@ pub(super) fn open_state(path: &Path, args: &Args, cores: usize) -> io::Result<(
     Ok((file, runs))
 }
 
-/// Adds a run.
+/// Appends a run.
 ///
 /// # Errors
 /// The file cannot be written.

@@ -1,26 +1,26 @@
-//! The search: leagues of values, combinations of winners, a final duel.
+//! The search: values of single knobs, combinations of the best ones, and a final comparison, the duel.
 //!
-//! *One knob at a time.* From the start, each knob alone takes each of its values. A grid has the product of all
-//! numbers of values as candidates, this their sum. Knobs of this engine affect different costs and mostly do not
-//! interact. The values of one knob form a league of their own. So a knob with five good values does not displace
-//! another one's only good value.
+//! *One knob at a time.* From the start, each knob alone takes each of its values. The number of candidates is the sum
+//! of the numbers of values, while a grid would have their product. This suffices because the knobs of this engine
+//! affect different costs and mostly do not interact. The values of a knob form a group, so that a knob with five good
+//! values does not displace the only good value of another.
 //!
-//! *Successive halving.* In each round each candidate runs several more times, and then the worse half of each league
-//! is dropped, until one is left. Most runs go to candidates that are hard to distinguish.
+//! *Successive halving.* In each round each candidate runs several times, and then the worse half of each group is
+//! dropped, until one candidate is left. So candidates that are hard to distinguish get the most runs.
 //!
 //! *Interleaved.* A pass runs each candidate once, in random order, with a run of the start in each [`BLOCK`] of them.
-//! A candidate's gain is relative to the start's runs in its block and in the adjacent ones, a few runs away. Slower
-//! changes of the host affect both. The median of these three counts, and the median of the gains. So no run that the
-//! host spoiled decides, whether the candidate's or the start's.
+//! The gain of a candidate is relative to the median of the start's runs in its block and the two adjacent blocks, so
+//! that slow changes of the host affect both. The median of all gains counts. So a single run that the host disturbed
+//! does not decide, whether it is the candidate's or the start's.
 //!
 //! *Together.* The winners with a gain, at most `--combine`, are tried in every combination, again by halving, with new
-//! runs. That misses pairs of knobs that help only together. Another sweep, from the result, finds some.
+//! runs. This misses pairs of knobs that help only together, some of which another sweep from the result finds.
 //!
-//! *The simplest.* The combination with the fewest changes wins that has [`SHARE`] of the best one's gain. So knobs
-//! without a gain keep their values.
+//! *The simplest.* Of the combinations with at least [`SHARE`] of the best gain, the one with the fewest changes wins,
+//! so that knobs without a gain keep their values.
 //!
-//! *The duel.* The best of many was also lucky. Its final figures come only from later runs, in pairs with the start:
-//! passes of one candidate, with a gain relative to the start's run in the same pass.
+//! *The duel.* The best of many candidates was also lucky, so its final figures come only from later runs, in pairs
+//! with the start: passes of one candidate, whose gain is relative to the start's run in the same pass.
 
 use serde_json::Value;
 
@@ -34,31 +34,31 @@ const BLOCK: usize = 3;
 /// Share of the best combination's gain that a simpler one must have.
 const SHARE: f64 = 0.85;
 
-/// What one run has measured, and its conditions (`test_info`); or a failure due to the candidate. In JSON, a number of
-/// single precision keeps its value.
+/// The figure of a run with its conditions (`test_info`), or a failure due to the candidate. The figure has single
+/// precision, so that JSON preserves its value.
 pub(super) type Outcome = Result<(f32, Value), String>;
 /// Runs a candidate. An error ends the tuning.
 type Runner<'a> = &'a mut dyn FnMut(&Settings) -> Result<Outcome, CommandError>;
 
-/// A candidate, or the start, and its results.
+/// A candidate or the start, with its results.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trial {
     pub(super) settings: Settings,
-    /// The number of its search, from 1.
+    /// The number of the sweep that tried it, from 1.
     pub(super) sweep: u16,
     pub(super) stage: &'static str,
     pub(super) figures: Vec<f64>,
-    /// Of each run against the start of its sweep.
+    /// The gain of each run over the start of its sweep.
     pub(super) gains: Vec<f64>,
     /// The conditions of its last run.
     pub(super) info: Value,
     pub(super) failed: Option<String>,
-    /// It lost no round.
+    /// Whether no round dropped it.
     pub(super) stayed: bool,
 }
 
 impl Trial {
-    /// Its gain: the median.
+    /// Returns the median gain.
     pub(super) fn gain(&self) -> f64 {
         median(&self.gains).filter(|_| self.failed.is_none()).unwrap_or(f64::NEG_INFINITY)
     }
@@ -66,7 +66,7 @@ impl Trial {
 
 /// Result of a search.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct SearchResult {
     /// The start, then the candidates.
     pub(super) trials: Vec<Trial>,
     pub(super) left_out: Vec<(Settings, String)>,
@@ -76,14 +76,14 @@ pub(super) struct Found {
     pub(super) duel: Option<Difference>,
 }
 
-/// Searches the values of `--knob` or the usual ones, on so many cores of this process.
+/// Searches the values of `--knob`, or the usual ones, on `allowed` cores unless `--cores` names them.
 ///
 /// # Errors
 /// Runs of the start failed, or the tuning cannot continue.
-pub(super) fn search(args: &Args, allowed: usize, runner: Runner<'_>) -> Result<Found, CommandError> {
+pub(super) fn search(args: &Args, allowed: usize, runner: Runner<'_>) -> Result<SearchResult, CommandError> {
     let cores = if args.cores.is_empty() { allowed } else { args.cores().len() };
-    // Two are always allowed, for both ends, and as many as the start has.
-    let threads = if args.remote { usize::MAX } else { cores.max(2).max(polling(&args.start())) };
+    // At least two threads are allowed, one for each end, and as many as the start has.
+    let threads = if args.remote { usize::MAX } else { cores.max(2).max(polling_threads(&args.start())) };
     let trials = vec![Trial { settings: args.start(), ..Trial::default() }];
     let (random, references, left_out) = (fastrand::Rng::with_seed(args.seed), Vec::new(), Vec::new());
     let mut search = Search { args, threads, runner, random, sweep: 0, from: 0, references, trials, left_out };
@@ -98,8 +98,8 @@ pub(super) fn search(args: &Args, allowed: usize, runner: Runner<'_>) -> Result<
     search.duel()
 }
 
-/// The polling threads of these settings.
-fn polling(settings: &Settings) -> usize {
+/// Returns the number of polling threads of these settings.
+fn polling_threads(settings: &Settings) -> usize {
     let [shards, workers] = ["shards", "workers"].map(|name| settings.get(name).parse::<u16>().map_or(0, usize::from));
     if settings.get("idle") == "poll" { 1 + shards + workers } else { 0 }
 }
@@ -107,28 +107,28 @@ fn polling(settings: &Settings) -> usize {
 /// The state of a search.
 struct Search<'a> {
     args: &'a Args,
-    /// Polling threads that a candidate may have.
+    /// Most polling threads of a candidate.
     threads: usize,
     runner: Runner<'a>,
     random: fastrand::Rng,
     sweep: u16,
-    /// The trial that candidates are compared with.
+    /// Index of the trial with which candidates are compared.
     from: usize,
-    /// Figures of its runs in this sweep, one for each block.
+    /// Figures of its runs in this sweep, one per block.
     references: Vec<f64>,
     trials: Vec<Trial>,
     left_out: Vec<(Settings, String)>,
 }
 
 impl Search<'_> {
-    /// The best around the present settings.
+    /// Searches around the current settings. Returns the index of the best trial.
     fn sweep(&mut self) -> Result<usize, CommandError> {
-        let (from, mut leagues) = (self.trials[self.from].settings.clone(), Vec::new());
-        for choice in knobs::tried(self.args) {
+        let (from, mut groups) = (self.trials[self.from].settings.clone(), Vec::new());
+        for choice in knobs::choices(self.args) {
             let alone = choice.iter().map(|change| from.clone().with(change));
-            leagues.push(alone.filter_map(|settings| self.enter("one knob at a time", settings)).collect());
+            groups.push(alone.filter_map(|settings| self.add_candidate("one knob at a time", settings)).collect());
         }
-        let mut winners = self.halve(leagues, self.args.repeats)?;
+        let mut winners = self.halve(groups, self.args.repeats)?;
         winners.truncate(self.args.combine.into());
         if winners.len() < 2 {
             return Ok(winners.pop().unwrap_or(self.from));
@@ -136,10 +136,10 @@ impl Search<'_> {
         let won: Vec<Change> = winners.iter().flat_map(|&at| self.trials[at].settings.changes(&from)).collect();
         let all = (1..1_u32 << won.len()).filter_map(|bits| {
             let chosen = won.iter().enumerate().filter(|(at, _)| bits >> at & 1 == 1).map(|(_, change)| change);
-            self.enter("winners together", chosen.fold(from.clone(), Settings::with))
+            self.add_candidate("winners together", chosen.fold(from.clone(), Settings::with))
         });
         let all: Vec<usize> = all.collect();
-        // They differ less than single knobs do, so each round has more runs.
+        // Combinations differ less than single knobs do, so each round has more runs.
         let winners = self.halve(vec![all.clone()], 2 * self.args.repeats)?;
         let Some(&best) = winners.first() else { return Ok(self.from) };
         let is_as_good = |at: &usize| self.trials[*at].gain() >= SHARE * self.trials[best].gain();
@@ -149,12 +149,12 @@ impl Search<'_> {
         Ok(simplest)
     }
 
-    /// Adds a candidate, unless it is none or has more polling threads than cores.
-    fn enter(&mut self, stage: &'static str, settings: Settings) -> Option<usize> {
-        let (threads, most) = (polling(&settings), self.threads);
+    /// Adds a candidate, unless it equals the current settings or has too many polling threads.
+    fn add_candidate(&mut self, stage: &'static str, settings: Settings) -> Option<usize> {
+        let (threads, most) = (polling_threads(&settings), self.threads);
         if threads > most {
-            let advice = "give more cores by --cores, or --start idle=event";
-            self.left_out.push((settings, format!("{threads} threads would poll, {most} at most may: {advice}")));
+            let advice = "give more cores (--cores), or use --start idle=event";
+            self.left_out.push((settings, format!("{threads} polling threads exceed limit {most}: {advice}")));
         } else if settings != self.trials[self.from].settings {
             self.trials.push(Trial { settings, sweep: self.sweep, stage, stayed: true, ..Trial::default() });
             return Some(self.trials.len() - 1);
@@ -162,34 +162,34 @@ impl Search<'_> {
         None
     }
 
-    /// Runs leagues until one candidate is left of each. Returns those with a gain, the best first.
-    fn halve(&mut self, mut leagues: Vec<Vec<usize>>, passes: u16) -> Result<Vec<usize>, CommandError> {
-        let mut all = leagues.concat();
+    /// Runs the groups until one candidate of each is left. Returns those with a gain, the best first.
+    fn halve(&mut self, mut groups: Vec<Vec<usize>>, passes: u16) -> Result<Vec<usize>, CommandError> {
+        let mut all = groups.concat();
         while !all.is_empty() {
             for _ in 0..passes {
                 self.pass(&all, 1)?;
             }
-            for league in &mut leagues {
-                *league = self.above(f64::NEG_INFINITY, league);
-                let half = league.len().div_ceil(2);
-                league.drain(half..).for_each(|at| self.trials[at].stayed = false);
+            for group in &mut groups {
+                *group = self.above(f64::NEG_INFINITY, group);
+                let half = group.len().div_ceil(2);
+                group.drain(half..).for_each(|at| self.trials[at].stayed = false);
             }
-            all = leagues.iter().filter(|league| league.len() > 1).flatten().copied().collect();
+            all = groups.iter().filter(|group| group.len() > 1).flatten().copied().collect();
         }
-        Ok(self.above(0.0, &leagues.concat()))
+        Ok(self.above(0.0, &groups.concat()))
     }
 
-    /// Those of these candidates that have more than this gain, the best first.
+    /// Returns the candidates with more than this gain, the best first.
     fn above(&self, gain: f64, these: &[usize]) -> Vec<usize> {
         let gain_of = |at: usize| self.trials[at].gain();
         let mut above: Vec<usize> = these.iter().copied().filter(|&at| gain_of(at) > gain).collect();
-        // A stable sort: of equal candidates the first declared wins.
+        // The sort is stable, so the first declared of equal candidates wins.
         above.sort_by(|&one, &other| gain_of(other).total_cmp(&gain_of(one)));
         above
     }
 
-    /// Runs each of these once, unless it has failed, with a reference run in each block of them. Compares with that of
-    /// its block and of so many blocks on both sides.
+    /// Runs each of these candidates once, unless it has failed, with a reference run in each block of them. A
+    /// candidate is compared with the reference runs of its block and of `beside` blocks on both sides.
     fn pass(&mut self, these: &[usize], beside: usize) -> Result<(), CommandError> {
         let mut order: Vec<usize> = these.iter().copied().filter(|&at| self.trials[at].failed.is_none()).collect();
         self.random.shuffle(&mut order);
@@ -200,7 +200,7 @@ impl Search<'_> {
             for at in block {
                 let settings = self.trials[at].settings.clone();
                 let outcome = (self.runner)(&settings)?;
-                // A host that stalls briefly fails one run.
+                // A failed run is repeated once, because the host may have stalled.
                 let outcome = if outcome.is_ok() { outcome } else { (self.runner)(&settings)? };
                 match outcome {
                     Ok((figure, info)) => {
@@ -226,8 +226,9 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Pairs of runs of the best and the start, in random order. A candidate that fails in them is not recommended.
-    fn duel(mut self) -> Result<Found, CommandError> {
+    /// Compares the best trial with the start in pairs of runs, in random order. A candidate that fails in them is not
+    /// recommended.
+    fn duel(mut self) -> Result<SearchResult, CommandError> {
         let mut best = Trial { settings: self.trials[self.from].settings.clone(), ..Trial::default() };
         let mut duel = None;
         if self.from > 0 {
@@ -242,6 +243,6 @@ impl Search<'_> {
             let (.., sign) = self.args.aim.row();
             duel = Difference::of(&best.gains, sign).filter(|_| best.failed.is_none());
         }
-        Ok(Found { trials: self.trials, left_out: self.left_out, best, duel })
+        Ok(SearchResult { trials: self.trials, left_out: self.left_out, best, duel })
     }
 }

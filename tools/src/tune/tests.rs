@@ -1,4 +1,4 @@
-//! The parts of a tuning, and searches on a simulated machine with a busy host's noise.
+//! Tests of the parts of a tuning, and of searches on a simulated machine with the noise of a busy host.
 
 use std::fs::{self, File};
 
@@ -10,7 +10,7 @@ use rpcrdma::{Config, IdlePolicy};
 use rustix::fs::{CWD, Mode, mkfifoat};
 
 use super::knobs::{self, KNOBS, choice};
-use super::search::{Found, Outcome, search};
+use super::search::{Outcome, SearchResult, search};
 use super::*;
 
 #[derive(Parser)]
@@ -19,7 +19,7 @@ struct Cli {
     args: Args,
 }
 
-/// The arguments after `rpcrdma tune --aim calls`, of which the last `--aim` counts.
+/// Parses the arguments of `rpcrdma tune`.
 fn args(line: &str) -> Args {
     Cli::try_parse_from(["tune"].into_iter().chain(line.split_whitespace()))
         .unwrap_or_else(|error| panic!("{error}"))
@@ -32,7 +32,7 @@ fn settings(text: &str) -> Settings {
 }
 
 #[test]
-fn values_of_knobs_are_read_or_explained() {
+fn values_of_knobs_are_parsed_or_refused() {
     for (text, expected) in [
         ("credits=16,64", "credits=16 credits=64"),
         ("signal-every=4", "signal_every=4"),
@@ -43,20 +43,20 @@ fn values_of_knobs_are_read_or_explained() {
         assert_eq!(all.join(" "), expected);
     }
     for (text, words) in [
-        ("credits", "wanted NAME=VALUE"),
-        ("speed=1", "\"speed\" is no knob: there are credits, batch,"),
-        ("credits=16,many", "credits=many: wanted a number"),
-        ("batch=yes", "batch=yes: wanted on or off"),
-        ("idle=yield", "idle=yield: wanted poll or adaptive or event"),
+        ("credits", "expected NAME=VALUE"),
+        ("speed=1", "unknown knob `speed`: expected credits, batch,"),
+        ("credits=16,many", "invalid credits `many`: expected a number"),
+        ("batch=yes", "invalid batch `yes`: expected on or off"),
+        ("idle=yield", "invalid idle `yield`: expected poll or adaptive or event"),
     ] {
         let error = choice(text).unwrap_err();
         assert!(error.contains(words), "{error}");
     }
-    assert!(knobs::change("credits=16,64").unwrap_err().contains("wanted a number"));
+    assert!(knobs::change("credits=16,64").unwrap_err().contains("expected a number"));
 }
 
 #[test]
-fn defaults_of_rpcperf_are_no_settings() {
+fn settings_list_only_changes_of_defaults() {
     for text in ["default", "credits=128 batch=off", "bulk_buffers=64K:4+1M:2 workers=1"] {
         assert_eq!(settings(text).to_string(), text);
     }
@@ -75,22 +75,22 @@ fn defaults_of_rpcperf_are_no_settings() {
 
 /// The defaults of `rpcperf`'s options equal the defaults of the engine's fields.
 #[test]
-fn defaults_and_usual_values_are_values() {
+fn defaults_are_those_of_the_engine_and_usual_values_are_valid() {
     let (config, server, default) = (Config::default(), ServerConfig::default(), Settings::default());
     assert_eq!(default.get("signal_every"), config.debug.signal_every.to_string());
     assert_eq!(default.get("receive_size"), config.wire.receive_size.to_string());
     assert_eq!((default.get("shards"), default.get("workers")), (server.shards.to_string().as_str(), "0"));
     assert!(config.debug.batch && config.debug.coalesce_grants && server.workers.is_none());
     assert_eq!((default.get("batch"), default.get("coalesce_grants")), ("on", "on"));
-    // A value that is none would leave out its knob.
+    // An invalid value would leave out its knob.
     for (aim, all, of_client) in [("calls", 9, 6), ("bytes", 9, 5), ("p99 --rate 9", 9, 6), ("cpu", 9, 6)] {
-        let count = |remote| knobs::tried(&args(&format!("--aim {aim} {remote}"))).len();
+        let count = |remote| knobs::choices(&args(&format!("--aim {aim} {remote}"))).len();
         assert_eq!((count(""), count("soft:x --remote")), (all, of_client), "{aim}");
     }
 }
 
-/// The value of a block, and the text of its code.
-macro_rules! told {
+/// Returns the value of a block and the text of its code.
+macro_rules! value_and_code {
     ($($code:tt)*) => {
         ({ $($code)* }, stringify!($($code)*))
     };
@@ -98,7 +98,7 @@ macro_rules! told {
 
 /// The printed code compiles: the fields exist, and the values have their types.
 #[test]
-fn the_code_is_code() {
+fn printed_code_compiles_and_has_all_changes() {
     let same = |code: &str, text: &str| {
         let squeezed = |text: &str| text.split_whitespace().collect::<String>();
         assert_eq!(squeezed(code), squeezed(text));
@@ -110,7 +110,7 @@ fn the_code_is_code() {
     assert_eq!(every.changes(&Settings::default()).len(), KNOBS.len(), "every knob is in it");
     let [of_server, of_client] = every.code(&[0, 1, 2, 3], "64");
     #[rustfmt::skip]
-    let (server, text) = told! {
+    let (server, text) = value_and_code! {
         let mut server = ServerConfig::default();
         server.shard.limits.credits = 128;
         server.shard.debug.batch = false;
@@ -132,7 +132,7 @@ fn the_code_is_code() {
     assert_eq!((server.shards, server.shard.limits.credits), (2, 128));
     let mut shard = ClientConfig::new(1, 1).shard;
     #[rustfmt::skip]
-    let ((), text) = told! {
+    let ((), text) = value_and_code! {
         shard.poll.core = Some(0);
         shard.limits.credits = 128;
         shard.debug.batch = false;
@@ -157,7 +157,7 @@ fn the_code_is_code() {
 }
 
 #[test]
-fn command_lines_are_those_of_rpcperf() {
+fn settings_and_load_become_arguments_of_rpcperf() {
     for (line, text, expected) in [
         (
             "--aim p99 --rate 5e4 --cores 2,3,5 -- -t 8",
@@ -176,8 +176,8 @@ fn command_lines_are_those_of_rpcperf() {
 }
 
 #[test]
-fn the_last_words_of_a_failed_run_are_kept() {
-    for (said, expected) in [
+fn the_cause_of_a_failed_run_is_in_its_last_lines() {
+    for (output, expected) in [
         (
             "rpcperf: placement: x\nrpcperf: serve: no\nrpcperf: the server did not start\n",
             Some("serve: no; the server did not start"),
@@ -185,13 +185,13 @@ fn the_last_words_of_a_failed_run_are_kept() {
         ("error: what?\n\nUsage: rpcperf\n\nFor more information, try\n", Some("error: what?")),
         ("rpcperf: placement: x\n", None),
     ] {
-        assert_eq!(rpcperf::complaint(said).as_deref(), expected);
+        assert_eq!(rpcperf::failure_cause(output).as_deref(), expected);
     }
-    assert_eq!(rpcperf::complaint(&"x".repeat(999)).unwrap().len(), 300);
+    assert_eq!(rpcperf::failure_cause(&"x".repeat(999)).unwrap().len(), 300);
 }
 
 #[test]
-fn each_aim_has_its_figure() {
+fn each_aim_reads_its_figure_from_the_report() {
     let report = json!({"results": [{
         "rps": 5.0, "bytes_per_s": 7.0, "rtt_ns": {"p99": 9.0},
         "client": {"cpu_ns_per_call": 2.0}, "server": {"cpu_ns_per_call": 3.0},
@@ -204,16 +204,16 @@ fn each_aim_has_its_figure() {
     assert_eq!(Aim::Cpu.read(&far), Some(2.0));
 }
 
-/// A machine whose figure is the product of each setting's worth and of noise. The noise is a drift, as of a host whose
-/// speed changes, and an occasional run that loses half of the time or more.
-struct Busy {
+/// A machine whose figure is the product of the settings' worth and noise. The noise is a drift of the host's speed,
+/// and occasional disturbed runs that are at most half as fast.
+struct SimulatedMachine {
     random: Rng,
     speed: f64,
     noise: f64,
     runs: Vec<String>,
 }
 
-impl Busy {
+impl SimulatedMachine {
     fn new(seed: u64, noise: f64) -> Self {
         Self { random: Rng::with_seed(seed), speed: 1.0, noise, runs: Vec::new() }
     }
@@ -222,25 +222,28 @@ impl Busy {
         self.runs.push(settings.to_string());
         self.speed *= (self.noise * (self.random.f64() - 0.5)).exp();
         self.speed = self.speed.clamp(0.2, 5.0);
-        let spoiled = if self.random.f64() < self.noise { 0.1 + 0.4 * self.random.f64() } else { 1.0 };
+        let disturbance = if self.random.f64() < self.noise { 0.1 + 0.4 * self.random.f64() } else { 1.0 };
         let jitter = (self.noise * (self.random.f64() - 0.5)).exp();
-        Ok(((1e6 * worth * self.speed * spoiled * jitter) as f32, json!({"credits": 64})))
+        Ok(((1e6 * worth * self.speed * disturbance * jitter) as f32, json!({"credits": 64})))
     }
 }
 
-/// The product of what these settings are worth, by their text.
+/// Returns the product of the worths of these settings.
 fn worth(settings: &Settings, of: &[(&str, f64)]) -> f64 {
     let text = settings.to_string();
     text.split(' ').map(|word| of.iter().find(|(name, _)| *name == word).map_or(1.0, |(_, worth)| *worth)).product()
 }
 
-fn is_proven(found: &Found) -> bool {
+fn is_proven(found: &SearchResult) -> bool {
     found.duel.as_ref().is_some_and(|duel| duel.confidence > paired::PROOF)
 }
 
 /// A search on eight cores of a quiet machine.
-fn quiet(line: &str, worth: impl Fn(&Settings) -> Result<f64, String>) -> (Result<Found, CommandError>, Vec<String>) {
-    let mut machine = Busy::new(1, 0.0);
+fn quiet(
+    line: &str,
+    worth: impl Fn(&Settings) -> Result<f64, String>,
+) -> (Result<SearchResult, CommandError>, Vec<String>) {
+    let mut machine = SimulatedMachine::new(1, 0.0);
     let found = search(&args(&format!("--aim calls {line}")), 8, &mut |settings| {
         let worth = worth(settings);
         let outcome = machine.run(settings, *worth.as_ref().unwrap_or(&1.0));
@@ -250,13 +253,13 @@ fn quiet(line: &str, worth: impl Fn(&Settings) -> Result<f64, String>) -> (Resul
 }
 
 #[test]
-fn a_bad_knob_is_found_on_a_noisy_host() {
+fn a_bad_start_value_is_improved_on_a_noisy_host() {
     let (mut useless, mut unproven) = (0, 0);
     for seed in 0..40 {
-        // The start's credits are deliberately bad. All else is worth nothing, or less.
+        // The start has bad credits. All other changes are worth nothing, or less.
         let bad = [("credits=4", 0.5), ("batch=off", 0.9), ("idle=event", 0.3), ("workers=1", 0.6)];
         let (mut machine, args) =
-            (Busy::new(seed, 0.15), args(&format!("--aim calls --start credits=4 --seed {seed}")));
+            (SimulatedMachine::new(seed, 0.15), args(&format!("--aim calls --start credits=4 --seed {seed}")));
         let found = search(&args, 8, &mut |settings| Ok(machine.run(settings, worth(settings, &bad)))).unwrap();
         unproven += u32::from(!is_proven(&found));
         let best = &found.best.settings;
@@ -266,31 +269,31 @@ fn a_bad_knob_is_found_on_a_noisy_host() {
         assert!((100..300).contains(&machine.runs.len()), "{} runs", machine.runs.len());
         useless += best.changes(&args.start()).len() - 1;
     }
-    // One run in seven is spoiled. With six of twenty spoiled, the pairs correctly prove nothing.
+    // One run in seven is disturbed. If six of twenty pairs are disturbed, the test correctly proves nothing.
     assert!(unproven <= 3, "{unproven} of 40 searches proved nothing");
-    assert!(useless <= 12, "{useless} knobs were turned that are worth nothing, in 40 searches");
+    assert!(useless <= 12, "{useless} knobs without a gain were changed in 40 searches");
 }
 
 #[test]
-fn where_nothing_helps_the_start_is_kept() {
+fn the_start_is_kept_if_nothing_is_better() {
     let mut wrong = 0;
     for seed in 0..60 {
-        let mut machine = Busy::new(seed, 0.15);
+        let mut machine = SimulatedMachine::new(seed, 0.15);
         let args = args(&format!("--aim calls --seed {seed}"));
         let found = search(&args, 8, &mut |settings| Ok(machine.run(settings, 1.0))).unwrap();
         wrong += u32::from(is_proven(&found));
     }
     // The interval predicts one of 40. The seeds are fixed.
-    assert!(wrong <= 4, "{wrong} of 60 searches proved what is not there");
+    assert!(wrong <= 4, "{wrong} of 60 searches proved a gain that does not exist");
 }
 
 #[test]
-fn winners_of_several_knobs_are_found_together() {
+fn winners_of_several_knobs_are_combined() {
     let line = "--knob credits=16,64,256 --knob batch=off --knob signal_every=1,64 --knob shards=2 --knob workers=1";
     let good = [("credits=256", 1.3), ("signal_every=64", 1.25), ("shards=2", 1.4), ("workers=1", 0.7)];
     let mut all = 0;
     for seed in 0..20 {
-        let mut machine = Busy::new(seed, 0.05);
+        let mut machine = SimulatedMachine::new(seed, 0.05);
         let args = args(&format!("--aim calls --seed {seed} {line}"));
         let found = search(&args, 8, &mut |settings| Ok(machine.run(settings, worth(settings, &good)))).unwrap();
         let is_all = found.best.settings.to_string() == "credits=256 signal_every=64 shards=2";
@@ -298,7 +301,7 @@ fn winners_of_several_knobs_are_found_together() {
         assert!(is_proven(&found), "{found:?}");
         assert!(!is_all || (found.duel.as_ref().unwrap().ratio / 2.275).ln().abs() < 0.15, "{found:?}");
     }
-    // Two of three spoiled runs of a value drop it in the first round.
+    // A value is dropped in the first round if two of its three runs are disturbed.
     assert!(all >= 18, "{all} of 20 searches found all three");
 }
 
@@ -321,7 +324,7 @@ fn a_second_sweep_finds_settings_that_need_the_first() {
 }
 
 #[test]
-fn a_candidate_that_fails_is_out_and_the_rest_goes_on() {
+fn a_failing_candidate_is_dropped_and_a_failing_start_is_an_error() {
     let worth = |settings: &Settings| match settings.get("credits") {
         "16" => Err("it broke".to_owned()),
         "64" => Ok(2.0),
@@ -337,7 +340,7 @@ fn a_candidate_that_fails_is_out_and_the_rest_goes_on() {
 }
 
 #[test]
-fn a_failure_now_and_then_decides_nothing() {
+fn occasional_failures_do_not_drop_candidates() {
     let runs = std::cell::Cell::new(0);
     let worth = |settings: &Settings| {
         runs.set(runs.get() + 1);
@@ -348,14 +351,14 @@ fn a_failure_now_and_then_decides_nothing() {
     assert!(found.trials.iter().all(|trial| trial.failed.is_none()), "{found:?}");
 }
 
-/// One knob at a time, then winners together, with the start among each few of the others; then pairs.
+/// The stages are one knob at a time, then winners together, both with interleaved runs of the start, then pairs.
 #[test]
-fn runs_are_those_of_the_plan() {
+fn the_number_and_order_of_runs_follow_the_stages() {
     let worth = |settings: &Settings| Ok(worth(settings, &[("credits=16", 1.2), ("batch=off", 1.2)]));
     let (found, runs) = quiet("--knob credits=16,64,16 --knob batch=on,off", worth);
     assert_eq!(found.unwrap().best.settings.to_string(), "credits=16 batch=off");
-    // Values of credits that differ from the load's default are candidates, equal ones twice. Three rounds of one
-    // league, one of the other; two rounds of three combinations, each with twice the runs; the duel.
+    // All three values of credits are candidates, also the repeated one, and one value of batch. There are three rounds
+    // for credits and one for batch, two rounds of three combinations with twice the runs, and the duel.
     let rounds = 3 * (4 + 2) + 3 * (2 + 1) + 6 * (3 + 1) + 6 * (2 + 1) + 2 * 20;
     assert_eq!(runs.len(), rounds);
     let gaps = runs.split(|run| run == "default").map(<[_]>::len);
@@ -363,7 +366,7 @@ fn runs_are_those_of_the_plan() {
 }
 
 #[test]
-fn only_threads_that_sleep_share_cores() {
+fn candidates_with_more_polling_threads_than_cores_are_left_out() {
     for (line, cores, left_out) in [
         ("--knob shards=2 --knob workers=1", 2, 2),
         ("--knob shards=2 --knob workers=1 --start idle=event", 2, 0),
@@ -373,18 +376,18 @@ fn only_threads_that_sleep_share_cores() {
         ("--knob shards=2 --knob workers=1", 4, 0),
     ] {
         let args = args(&format!("--aim calls --repeats 1 {line}"));
-        let mut machine = Busy::new(1, 0.0);
+        let mut machine = SimulatedMachine::new(1, 0.0);
         let found = search(&args, cores, &mut |settings| {
             Ok(machine.run(settings, settings.changes(&args.start()).len() as f64 + 1.0))
         });
         let found = found.unwrap();
         assert_eq!(found.left_out.len(), left_out, "{line}: {:?}", found.left_out);
-        assert!(found.left_out.iter().all(|(_, why)| why.contains("threads would poll")), "{found:?}");
+        assert!(found.left_out.iter().all(|(_, why)| why.contains("polling threads exceed")), "{found:?}");
     }
 }
 
 #[test]
-fn a_proven_best_is_recommended_and_noise_is_not() {
+fn only_a_proven_improvement_is_recommended() {
     let tuned = |gains: &'static [f64]| {
         let args = args("--aim p99 --rate 1e4 --knob idle=event --knob workers=1 --knob shards=2 --pairs 6 -- -t 8");
         let mut noise = gains.iter().cycle();
@@ -403,7 +406,7 @@ fn a_proven_best_is_recommended_and_noise_is_not() {
         "start: default: 2.00µs; half of 9 runs from 2.00µs to 2.00µs\n",
         "debug build",
         "    0.497    3    993ns  idle=event\n",
-        "left out\n  workers=1: 3 threads would poll, 2 at most may",
+        "left out\n  workers=1: 3 polling threads exceed limit 2",
         "recommended: idle=event\n  0.497 times the start's p99, from 0.497 to 0.497 (95 %); better in 6 of 6 pairs of runs",
         "was chosen: a confidence of 98.4 %\n",
         "\nrpcperf lat --rate 10000 --loopback -D 0.5 -t 8 --idle event\n",
@@ -416,18 +419,18 @@ fn a_proven_best_is_recommended_and_noise_is_not() {
     assert!((json["duel"]["ratio"].as_f64().unwrap() - (-0.7_f64).exp()).abs() < 1e-6, "{json}");
     assert_eq!(json["recommended"]["arguments"][0], "lat");
     let (json, text) = tuned(&[0.2, 0.1, 0.2, -0.1, 0.2, -0.2, 0.05, -0.06]);
-    assert!(text.contains("recommended: default, the start: idle=event cannot be told from it\n"), "{text}");
+    assert!(text.contains("recommended: default, the start: idle=event is not proven better\n"), "{text}");
     assert!(text.contains("\nrpcperf lat --rate 10000 --loopback -D 0.5 -t 8\n") && text.contains("IdlePolicy::Poll"));
     assert_eq!((&json["recommended"]["settings"], &json["proven"]), (&"default".into(), &false.into()));
-    assert!(tuned(&[-0.1]).1.contains("recommended: default, the start: nothing that was tried is better\n"));
+    assert!(tuned(&[-0.1]).1.contains("recommended: default, the start: no candidate is better\n"));
 }
 
 #[test]
-fn a_state_file_keeps_runs_of_the_same_options() {
+fn a_state_file_returns_runs_of_the_same_options_only() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state");
     let of = |aim: &str| args(&format!("--aim {aim} --state ignored"));
-    // More digits than a text needs.
+    // This figure has all digits of single precision.
     let good: Outcome = Ok(((1.0_f32 / 3.0).sqrt(), json!({"credits": 64})));
     let bad: Outcome = Err("it\nbroke".to_owned());
     let open = |aim: &str, cores| rpcperf::open_state(&path, &of(aim), cores).map_err(|error| error.to_string());
@@ -438,26 +441,26 @@ fn a_state_file_keeps_runs_of_the_same_options() {
     }
     assert!(open("calls", 2).unwrap_err().contains("another rpcrdma tune uses it"));
     drop(file);
-    // A line cut off by the end of its process.
+    // The last line is incomplete, because its process ended.
     fs::write(&path, fs::read_to_string(&path).unwrap() + "{\"Ok\":[0.5").unwrap();
-    // Failures at the end are tried again.
+    // Failures at the end are dropped, so that they are repeated.
     for _ in 0..2 {
         assert_eq!(open("calls", 2).unwrap().1, [good.clone(), bad.clone(), good.clone()]);
     }
     for (aim, cores) in [("bytes", 2), ("calls", 3)] {
-        assert!(open(aim, cores).unwrap_err().contains("is not of these options"));
+        assert!(open(aim, cores).unwrap_err().contains("belongs to a tuning with other options"));
     }
     assert_eq!(open("calls", 2).unwrap().1.len(), 3, "a refusal changes nothing");
 }
 
 #[test]
-fn other_files_are_refused_and_kept() {
+fn files_other_than_states_are_refused_and_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state");
     let refused = |path: &Path| rpcperf::open_state(path, &args("--aim calls"), 2).unwrap_err().to_string();
     for other in ["no JSON\n", "no JSON, and no line", "{", "{}\n"] {
         fs::write(&path, other).unwrap();
-        assert!(refused(&path).contains("is not of these options"), "{other}");
+        assert!(refused(&path).contains("belongs to a tuning with other options"), "{other}");
         assert_eq!(fs::read_to_string(&path).unwrap(), other);
     }
     let (sparse, pipe) = (folder.path().join("sparse"), folder.path().join("pipe"));

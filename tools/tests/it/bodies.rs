@@ -1,4 +1,4 @@
-//! Arguments and results in `rpcrdma decode`, and the definitions that it and the services share.
+//! Arguments and results in `rpcrdma decode`, and definitions that it shares with the services.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use xdrgen::{Source, parse};
 
 use crate::decode::{CAPTURE, IWARP, objects, run};
 
-/// A program with every form of type, and what its data in chunks is.
+/// Definition and placement of a program with every form of type.
 const PROT: [(&str, &str); 2] = [
     (
         "prot.x",
@@ -50,7 +50,7 @@ fn reply(lists: &str, results: &str) -> String {
     format!("{HEADER} {lists} 00000001 00000001 00000000 00000000 00000000 00000000 {results}\n")
 }
 
-/// Bodies of the last messages of `input`, as text and as JSON, and the exit status.
+/// Decodes `input`. Returns the exit status, and the body of the last message as text and as JSON.
 fn decode(input: &str) -> (i32, String, Value) {
     let directory = tempfile::tempdir().expect("a directory");
     for (name, text) in PROT {
@@ -66,7 +66,7 @@ fn decode(input: &str) -> (i32, String, Value) {
 }
 
 #[test]
-fn every_form_of_type() {
+fn every_form_of_type_is_decoded() {
     let args = "\
         00000001 00000000 3fc00000 c004000000000000 00000003 6122620a 00000041 \
         0101010101010101010101010101010101010101010101010101010101010101\
@@ -74,7 +74,7 @@ fn every_form_of_type() {
         00000006 00000001 fffffffe 00000001 00000001 00000001 00000001 \
         00000001 00000005 00000001 fffffffa 00000000 \
         00000001 ffffffffffffffff 00000007 abcd0000 00000008 00000001 00000001 00000009 00000000";
-    // The string has three bytes, and padding that is not checked.
+    // The string has three bytes. Its padding is not zero, which is not checked.
     let (status, text, body) = decode(&call(1, NO_CHUNKS, args));
     let ones = "01".repeat(64);
     assert_eq!(
@@ -92,7 +92,7 @@ fn every_form_of_type() {
 }
 
 #[test]
-fn several_arguments_and_none() {
+fn several_arguments_are_an_array_and_none_an_empty_object() {
     let (status, text, body) = decode(&call(2, NO_CHUNKS, "00000005 00000001 ff000000"));
     assert_eq!((status, text.as_str()), (0, "TWO [5 0xff]"));
     assert_eq!(body["arguments"], json!([5, "0xff"]));
@@ -102,19 +102,23 @@ fn several_arguments_and_none() {
 }
 
 #[test]
-fn data_in_chunks() {
-    // An argument of five bytes at position 48, in a chunk with room for padding; other lengths; no item there.
+fn data_in_chunks_is_shown_by_its_length() {
+    // The argument has five bytes at position 48, and the chunk may include padding. Other lengths and positions are
+    // errors.
     let read =
         |position: u32, len: u32| format!("00000001 {position:08x} 00000009 {len:08x} 00000000 00000000 {NO_CHUNKS}");
     let (status, text, _) = decode(&call(2, &read(48, 8), "00000005 00000005"));
     assert_eq!((status, text.as_str()), (0, "TWO [5 {bytes=5 chunk=read}]"));
     let (status, text, _) = decode(&call(2, &read(48, 9), "00000005 00000005"));
-    assert_eq!((status, text.as_str()), (1, "TWO [5] error bad_body: 5 bytes are in a read chunk of 9 at byte 44"));
+    assert_eq!(
+        (status, text.as_str()),
+        (1, "TWO [5] error bad_body: item of 5 bytes in a read chunk of 9 bytes at byte 44")
+    );
     let (status, text, _) = decode(&call(2, &read(52, 5), "00000005 00000000"));
-    assert!(text.ends_with("error bad_body: no item is at position 52 of a Read chunk at byte 48"), "{text}");
+    assert!(text.ends_with("error bad_body: no item at position 52 of a Read chunk at byte 48"), "{text}");
     assert_eq!(status, 1);
 
-    // Results in a Write chunk, inline as it was not used, and all of the reply in a Reply chunk.
+    // The result is in a Write chunk, inline because the chunk was not used, or with the whole reply in a Reply chunk.
     let write = |len: u32| format!("00000000 00000001 00000001 00000009 {len:08x} 00000000 00000000 00000000 00000000");
     let asked = call(3, &write(64), "");
     let (status, text, body) = decode(&(asked.clone() + &reply(&write(6), "00000006")));
@@ -129,7 +133,7 @@ fn data_in_chunks() {
 }
 
 #[test]
-fn malformed_bodies() {
+fn errors_of_malformed_bodies_name_field_and_position() {
     let bad = |args: &str| {
         let (status, text, body) = decode(&call(1, NO_CHUNKS, args));
         assert_eq!((status, body["error"].is_string()), (1, true));
@@ -140,25 +144,25 @@ fn malformed_bodies() {
     let text = bad(&format!("{front} 00000009"));
     assert_eq!(text, "ALL wide=0 real=0.0 precise=0.0 error bad_body: name: length 9 exceeds 8 at byte 60");
     let text = bad(&format!("{front} 00000000 00000000 00000002 00000001 00000000"));
-    assert!(text.ends_with("blob=0x colors=[RED] error bad_body: colors: 0 is no color at byte 76"), "{text}");
+    assert!(text.ends_with("blob=0x colors=[RED] error bad_body: colors: invalid color 0 at byte 76"), "{text}");
     let text = bad(&format!("{front} 00000000 00000000 00000000 00000001 00000001 00000007"));
-    assert!(text.ends_with("list=[{id=1}] error bad_body: list: 7 is no bool at byte 80"), "{text}");
+    assert!(text.ends_with("list=[{id=1}] error bad_body: list: invalid bool 7 at byte 80"), "{text}");
     let text = bad(&format!("{front} 00000000 00000000 ffffffff 00000001"));
     assert!(text.contains("colors: needs 4 bytes, 0 are left"), "{text}");
     let (status, text, _) = decode(&call(4, NO_CHUNKS, "00000000 00000000"));
-    assert_eq!((status, text.as_str()), (1, "WRITE 0x error bad_body: 4 bytes too many at byte 44"));
+    assert_eq!((status, text.as_str()), (1, "WRITE 0x error bad_body: 4 extra bytes at byte 44"));
 }
 
 #[test]
-fn bodies_that_are_not_here() {
-    // A part of a message of version 2: what follows is in the next one.
+fn bodies_that_are_elsewhere_or_unknown_are_omitted() {
+    // A message of version 2 may be continued in the next one.
     let continued = call(1, "00000002 00000000 00000000 00000000 00000000", "00000000")
         .replace("00000001 00000020", "00000002 00000020");
     let (status, text, body) = decode(&continued);
     assert_eq!((status, text.as_str()), (0, "ALL continued in the next message"));
     assert_eq!(body["error"], "continued in the next message");
     let protected = call(1, NO_CHUNKS, "00000000").replace("00000001 00000001 00000000", "00000001 00000001 00000006");
-    // An earlier call had the XID of a protected one, and of one in a Read chunk.
+    // A protected call, or one in a Read chunk, replaces an earlier call with its XID.
     let earlier = call(4, NO_CHUNKS, "00000000");
     let long = format!(
         "00000001 00000001 00000020 00000001 00000001 00000000 00000009 00000064 00000000 00000000 {NO_CHUNKS}\n"
@@ -167,7 +171,7 @@ fn bodies_that_are_not_here() {
         let (status, _, body) = decode(&format!("{earlier}{again}{}", reply(NO_CHUNKS, "")));
         assert_eq!((status, body), (0, Value::Null), "{again}");
     }
-    // RPCSEC_GSS, a reply without its call, an unknown procedure, a call that failed.
+    // The body is protected by RPCSEC_GSS, the call is missing, the procedure is unknown, or the call failed.
     let failed = reply(NO_CHUNKS, "").replace("00000000 \n", "00000004\n");
     for input in [protected, reply(NO_CHUNKS, ""), call(9, NO_CHUNKS, ""), call(4, NO_CHUNKS, "00000000") + &failed] {
         let (status, _, body) = decode(&input);
@@ -176,7 +180,7 @@ fn bodies_that_are_not_here() {
 }
 
 #[test]
-fn bad_definitions() {
+fn bad_definitions_are_reported_with_their_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("bad.x");
     fs::write(&file, "struct {").expect("a file");
@@ -186,9 +190,9 @@ fn bad_definitions() {
     assert!(status == 1 && errors.contains("/nonexistent.x: No such file"), "{errors}");
 }
 
-/// All bodies of programs that are known, which are all but those of program 100227.
+/// Program 100227 of the captures is unknown.
 #[test]
-fn bodies_of_captures() {
+fn all_bodies_of_known_programs_in_captures_are_decoded() {
     for (capture, known, bodies) in [(CAPTURE, 448, 448), (IWARP, 110, 110)] {
         let (status, lines, _) = run(&["decode", "--json", capture], "");
         let objects = objects(&lines);
@@ -218,7 +222,7 @@ fn bodies_of_captures() {
     assert!(frame("27 ").contains("NFSPROC3_LOOKUP status=NFS3ERR_NOENT resfail={dir_attributes="), "{}", frame("27 "));
 }
 
-/// A file of the repository, with its placement file, if any.
+/// Parses a definition of the repository, with its placement file, if any.
 fn schema(file: &str) -> Schema {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
     let source = |path: &Path| fs::read_to_string(path).map(|text| Source { name: file.to_owned(), text });
@@ -262,11 +266,11 @@ fn rfc_8267_4_sizes_and_placement_of_nfs3() {
         assert_eq!([placement.max_call, placement.max_reply], sizes, "{}", procedure.name.text);
         let eligible = |found: Option<Eligible>| found.map(|found| (found.count, found.max_len));
         let expected = match number {
-            // Both have the type nfspath3.
+            // READLINK (5) and SYMLINK (10) have the type nfspath3.
             5 => [None, Some((1, 8192))],
             6 => [None, Some((1, 1 << 20))],
             7 => [Some((1, 1 << 20)), None],
-            // The server reads longer paths than it accepts: they have a status.
+            // The server reads longer paths than it accepts, because the protocol has a status for them.
             10 => [Some((1, 8192)), None],
             _ => [None, None],
         };
@@ -274,12 +278,12 @@ fn rfc_8267_4_sizes_and_placement_of_nfs3() {
         assert_eq!(placement.cached, matches!(number, 2 | 7..=15), "{}", procedure.name.text);
         assert_eq!(placement.max_inline_result, (number == 6).then_some(3940), "{}", procedure.name.text);
     }
-    // Status, attributes with their flag, count and eof, length.
+    // The head consists of status, attributes with their flag, count and eof, and length.
     assert_eq!(procedures[6].placement.head, 4 + 88 + 8 + 4);
 }
 
 #[test]
-fn definitions_of_all_programs() {
+fn definitions_of_all_programs_have_all_procedures() {
     let procedures = |file: &str| {
         let schema = schema(file);
         let versions = schema.programs.iter().flat_map(|program| &program.versions);

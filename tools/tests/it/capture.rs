@@ -5,10 +5,10 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::process::Command;
 
-use rpcrdma::fabric::iwarp::wire::{self, Kind, Opcode, ReadRequest, SegmentReader, Setup, Step};
+use rpcrdma::fabric::iwarp::wire::{self, MpaFrame, MpaFrameKind, RdmapOpcode, ReadRequest, ReaderStep, SegmentReader};
 use rpcrdma::wire::{Body, Chunks, Header, ReadSegment, Revision, Segment, View, ViewBody, WriteList};
 use rpcrdma_tools::capture::{self, CaptureError};
-use rpcrdma_tools::iwarp::{self, Found};
+use rpcrdma_tools::iwarp::{self, CaptureEvent};
 use rpcrdma_tools::message::Message;
 use rpcrdma_tools::roce::Reassembler;
 use rpcrdma_tools::tcp::{Direction, Streams};
@@ -35,22 +35,22 @@ fn view(send: &Message) -> View<'_> {
 struct Row {
     frame: u64,
     xid: u32,
-    /// Version, credits, message type.
+    /// Version, credits and message type.
     words: [u32; 3],
-    /// Read segments, Write chunks, Reply chunks.
+    /// Numbers of Read segments, Write chunks and Reply chunks.
     counts: [usize; 3],
     positions: Vec<u32>,
     segment_counts: Vec<usize>,
     segments: Vec<Segment>,
 }
 
-/// The lines of a table of tshark, in columns.
+/// Reads the lines of a table of tshark, split into columns.
 fn table(capture: &str) -> Vec<Vec<String>> {
     let table = std::fs::read_to_string(format!("{DATA}/{capture}.tshark.tsv")).expect("test data");
     table.lines().skip(1).map(|line| line.split('\t').map(str::to_owned).collect()).collect()
 }
 
-/// The numbers in a column.
+/// Parses the numbers in a column.
 fn numbers(column: &str) -> Vec<u64> {
     let number = |text: &str| match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16),
@@ -59,7 +59,8 @@ fn numbers(column: &str) -> Vec<u64> {
     column.split(',').filter(|value| !value.is_empty()).map(|value| number(value).expect("a number")).collect()
 }
 
-/// tshark's table of RoCE, without retransmissions: rows whose sender and sequence number occurred before.
+/// Reads tshark's table of RoCE. Returns its length and its rows without retransmissions, whose sender and sequence
+/// number occurred before.
 fn rows() -> (usize, Vec<Row>) {
     let lines = table("nfs3-linux61");
     let mut seen = HashSet::new();
@@ -67,7 +68,7 @@ fn rows() -> (usize, Vec<Row>) {
     (lines.len(), rows)
 }
 
-/// A line whose columns from `first` on describe RPC-over-RDMA.
+/// Parses a line whose columns from `first` on describe RPC-over-RDMA.
 fn parse(row: &[String], first: usize) -> Row {
     let numbers = |column: usize| numbers(&row[first + column]);
     let word = |column: usize| numbers(column)[0] as u32;
@@ -85,7 +86,7 @@ fn parse(row: &[String], first: usize) -> Row {
     }
 }
 
-/// The same row by this project's decoder.
+/// Returns the row of a message by this project's decoder.
 fn decode(send: &Message) -> Row {
     let view = view(send);
     let chunks: Vec<_> = view.writes().chain(view.reply_chunk()).collect();
@@ -106,19 +107,19 @@ fn every_header_agrees_with_tshark() {
     let (packets, rows) = rows();
     let (sends, reassembler) = sends();
     assert_eq!((packets, rows.len()), (458, 454));
-    assert_eq!((reassembler.repeated(), reassembler.unfinished(), reassembler.truncated()), (4, 0, 0));
+    assert_eq!((reassembler.retransmitted(), reassembler.unfinished(), reassembler.truncated()), (4, 0, 0));
     assert_eq!(sends.len(), rows.len());
     for (send, row) in sends.iter().zip(&rows) {
         assert_eq!(decode(send), *row);
     }
-    // The table has rows with chunks.
+    // These are the numbers of rows with chunks.
     let with_chunks = |of: usize| rows.iter().filter(|row| row.counts[of] > 0).count();
     assert_eq!([0, 1, 2].map(with_chunks), [2, 8, 8]);
     assert_eq!(sends.iter().filter(|send| send.invalidate.is_some()).count(), 5);
 }
 
 #[test]
-fn every_header_is_written_again_as_it_was() {
+fn encoding_a_decoded_header_gives_its_bytes() {
     for send in sends().0.iter().chain(&iwarp_sends()) {
         let view = view(send);
         let reads: Vec<ReadSegment> = view.reads().collect();
@@ -140,10 +141,10 @@ fn every_header_is_written_again_as_it_was() {
     }
 }
 
-/// A source that records the largest read request.
-struct Asked<'a>(&'a [u8], &'a std::sync::atomic::AtomicUsize);
+/// A reader that records the size of the largest read.
+struct RecordingReader<'a>(&'a [u8], &'a std::sync::atomic::AtomicUsize);
 
-impl std::io::Read for Asked<'_> {
+impl std::io::Read for RecordingReader<'_> {
     fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
         self.1.fetch_max(to.len(), std::sync::atomic::Ordering::Relaxed);
         self.0.read(to)
@@ -151,22 +152,21 @@ impl std::io::Read for Asked<'_> {
 }
 
 #[test]
-fn a_record_that_claims_a_great_length_takes_no_memory() {
+fn a_record_that_claims_a_great_length_allocates_no_memory() {
     let mut file = std::fs::read(format!("{DATA}/nfs3-linux61.pcap")).expect("test data");
-    // The header of the file, a record's header, and a few bytes of 200 MiB.
+    // The file has its header, a record's header, and a few bytes of a record that claims 200 MiB.
     file.truncate(24 + 16 + 60);
-    for place in [32, 36] {
-        file[place..place + 4].copy_from_slice(&(200u32 << 20).to_le_bytes());
+    for position in [32, 36] {
+        file[position..position + 4].copy_from_slice(&(200u32 << 20).to_le_bytes());
     }
-    let asked = std::sync::atomic::AtomicUsize::new(0);
-    let read = capture::read(Asked(&file, &asked), |_| Ok::<_, CaptureError>(()));
+    let largest = std::sync::atomic::AtomicUsize::new(0);
+    let read = capture::read(RecordingReader(&file, &largest), |_| Ok::<_, CaptureError>(()));
     assert!(matches!(read, Err(CaptureError::CutOff { frames: 0 })), "{read:?}");
-    assert!(asked.into_inner() <= 1 << 20, "more was set aside than for any file");
+    assert!(largest.into_inner() <= 1 << 20);
 }
 
-/// In both byte orders, for several kinds of blocks.
 #[test]
-fn a_block_that_is_shorter_than_its_frame_ends_the_capture() {
+fn a_block_that_is_shorter_than_its_frame_is_an_error_in_both_byte_orders() {
     for big in [false, true] {
         let word = |n: u32| if big { n.to_be_bytes() } else { n.to_le_bytes() };
         let section = [0x0A0D_0D0A, 28, 0x1A2B_3C4D, if big { 1 << 16 } else { 1 }, u32::MAX, u32::MAX, 28];
@@ -181,7 +181,7 @@ fn a_block_that_is_shorter_than_its_frame_ends_the_capture() {
 
 /// Compares the stored tables with the current output of tshark, if it is installed.
 #[test]
-fn the_tables_are_fresh() {
+fn stored_tables_equal_the_output_of_tshark() {
     match Command::new("tshark").arg("--version").output() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             println!("not run: tshark missing");
@@ -197,13 +197,13 @@ fn the_tables_are_fresh() {
     }
 }
 
-/// The messages in the capture of iWARP, which contains only Sends.
+/// Reads the messages of the iWARP capture, which contains only Sends.
 fn iwarp_sends() -> Vec<Message> {
     let file = File::open(format!("{DATA}/nfs3-siw.pcap")).expect("test data");
     let (mut sends, mut reassembler) = (Vec::new(), iwarp::Reassembler::default());
     capture::read(file, |packet| {
         sends.extend(reassembler.packet(&packet).into_iter().map(|found| match found {
-            Found::Send(send) => send,
+            CaptureEvent::Send(send) => send,
             other => panic!("{other:?}"),
         }));
         Ok::<_, CaptureError>(())
@@ -213,7 +213,7 @@ fn iwarp_sends() -> Vec<Message> {
     sends
 }
 
-/// First column of RPC-over-RDMA in the table of iWARP.
+/// First column of RPC-over-RDMA in the iWARP table.
 const RPC_OVER_RDMA: usize = 17;
 
 #[test]
@@ -231,11 +231,11 @@ fn every_iwarp_header_agrees_with_tshark() {
     assert_eq!(sends.iter().filter(|send| send.invalidate.is_some()).count(), 5);
 }
 
-/// A segment: its frame, the sender's port, the length of its ULPDU, and its Read request, if any.
-type Seen = (u64, u16, usize, wire::Segment, Option<ReadRequest>);
+/// Frame, sender's port, length of the ULPDU, segment, and its Read request, if any.
+type SegmentRow = (u64, u16, usize, wire::SegmentHeader, Option<ReadRequest>);
 
-/// A line of tshark's table.
-fn segment(row: &[String]) -> Seen {
+/// Parses a line of tshark's iWARP table.
+fn segment(row: &[String]) -> SegmentRow {
     let numbers: Vec<Option<u64>> =
         row[..RPC_OVER_RDMA].iter().map(|column| numbers(column).first().copied()).collect();
     let [frame, port, ulpdu, tagged, last, opcode, rest @ ..] = &numbers[..] else { panic!("{row:?}") };
@@ -244,17 +244,17 @@ fn segment(row: &[String]) -> Seen {
     };
     let word = |number: Option<u64>| number.expect("a number") as u32;
     let place = match tagged {
-        Some(1) => wire::Place::Tagged { stag: word(stag), offset: offset.expect("an offset") },
-        _ => wire::Place::Untagged { queue: word(queue), msn: word(msn), offset: word(mo) },
+        Some(1) => wire::PayloadPlace::Tagged { stag: word(stag), offset: offset.expect("an offset") },
+        _ => wire::PayloadPlace::Untagged { queue: word(queue), msn: word(msn), offset: word(mo) },
     };
     let opcode = match opcode {
-        Some(0) => Opcode::Write,
-        Some(1) => Opcode::ReadRequest,
-        Some(2) => Opcode::ReadResponse,
-        Some(3 | 4) => Opcode::Send { invalidate: revoked.map(|stag| stag as u32), solicited: false },
+        Some(0) => RdmapOpcode::Write,
+        Some(1) => RdmapOpcode::ReadRequest,
+        Some(2) => RdmapOpcode::ReadResponse,
+        Some(3 | 4) => RdmapOpcode::Send { invalidate: revoked.map(|stag| stag as u32), solicited: false },
         other => panic!("opcode {other:?}"),
     };
-    let request = (opcode == Opcode::ReadRequest).then(|| ReadRequest {
+    let request = (opcode == RdmapOpcode::ReadRequest).then(|| ReadRequest {
         sink_stag: word(sink_stag),
         sink_offset: sink_offset.expect("an offset"),
         len: word(len),
@@ -262,7 +262,7 @@ fn segment(row: &[String]) -> Seen {
         source_offset: source_offset.expect("an offset"),
     });
     let number = |number: Option<u64>| number.expect("a number");
-    let segment = wire::Segment { opcode, last: *last == Some(1), place };
+    let segment = wire::SegmentHeader { opcode, last: *last == Some(1), place };
     (number(*frame), number(*port) as u16, number(*ulpdu) as usize, segment, request)
 }
 
@@ -270,16 +270,17 @@ fn segment(row: &[String]) -> Seen {
 fn every_iwarp_segment_agrees_with_tshark() {
     let mut streams = Streams::default();
     let mut readers: HashMap<Direction, (Vec<u8>, Option<SegmentReader>)> = HashMap::new();
-    let mut open: HashMap<Direction, (usize, wire::Segment, Vec<u8>)> = HashMap::new();
-    let mut seen: Vec<Seen> = Vec::new();
+    let mut open: HashMap<Direction, (usize, wire::SegmentHeader, Vec<u8>)> = HashMap::new();
+    let mut seen: Vec<SegmentRow> = Vec::new();
     capture::read(File::open(format!("{DATA}/nfs3-siw.pcap")).expect("test data"), |packet| {
         let Some(piece) = streams.packet(&packet) else { return Ok::<_, CaptureError>(()) };
         let (start, reader) = readers.entry(piece.direction).or_default();
         start.extend(piece.bytes);
         if reader.is_none() {
-            // The client has the other port.
-            let kind = if piece.direction.destination.port() == 20049 { Kind::Request } else { Kind::Reply };
-            let Some((setup, used)) = Setup::decode(kind, start).expect("a frame of set-up") else { return Ok(()) };
+            // The server has port 20049, so this direction is the client's.
+            let kind =
+                if piece.direction.destination.port() == 20049 { MpaFrameKind::Request } else { MpaFrameKind::Reply };
+            let Some((setup, used)) = MpaFrame::decode(kind, start).expect("a frame of set-up") else { return Ok(()) };
             assert!(setup.revision == 2 && setup.enhanced.is_some() && !setup.reject && !setup.crc && !setup.markers);
             start.drain(..used);
             *reader = Some(SegmentReader::new(false));
@@ -287,19 +288,19 @@ fn every_iwarp_segment_agrees_with_tshark() {
         let reader = reader.as_mut().expect("it is set up");
         let bytes = std::mem::take(start);
         let mut rest = &bytes[..];
-        while let Some(step) = reader.step(&mut rest).expect("all of it is right") {
+        while let Some(step) = reader.step(&mut rest).expect("valid segments") {
             match step {
-                Step::Segment { segment, len } => {
+                ReaderStep::Segment { segment, len } => {
                     let ulpdu = segment.encode(len).len() - 2 + len;
                     open.insert(piece.direction, (ulpdu, segment, Vec::new()));
                 }
-                Step::Payload(payload) => {
+                ReaderStep::Payload(payload) => {
                     open.get_mut(&piece.direction).expect("a segment").2.extend_from_slice(payload);
                 }
-                Step::End => {
+                ReaderStep::End => {
                     let (ulpdu, segment, payload) = open.remove(&piece.direction).expect("a segment");
                     let request =
-                        (segment.opcode == Opcode::ReadRequest).then(|| payload.first_chunk().expect("28 bytes"));
+                        (segment.opcode == RdmapOpcode::ReadRequest).then(|| payload.first_chunk().expect("28 bytes"));
                     let request = request.map(ReadRequest::decode);
                     seen.push((packet.frame, piece.direction.source.port(), ulpdu, segment, request));
                 }
@@ -309,9 +310,10 @@ fn every_iwarp_segment_agrees_with_tshark() {
     })
     .expect("a capture");
     assert!(
-        open.is_empty() && readers.values().all(|(_, reader)| reader.as_ref().is_some_and(SegmentReader::is_between))
+        open.is_empty()
+            && readers.values().all(|(_, reader)| reader.as_ref().is_some_and(SegmentReader::is_at_fpdu_boundary))
     );
-    let rows: Vec<Seen> = table("nfs3-siw").iter().map(|row| segment(row)).collect();
+    let rows: Vec<SegmentRow> = table("nfs3-siw").iter().map(|row| segment(row)).collect();
     assert_eq!((seen.len(), rows.len()), (253, 253));
     for (seen, row) in seen.iter().zip(&rows) {
         assert_eq!(seen, row);

@@ -26,7 +26,7 @@ pub(crate) fn rpcrdma(arguments: &[&str], input: &[u8]) -> Output {
     output
 }
 
-/// Exit status, standard output in lines, standard error.
+/// Runs the program. Returns exit status, lines of standard output, and standard error.
 pub(crate) fn run(arguments: &[&str], input: &str) -> (i32, Vec<String>, String) {
     let output = rpcrdma(arguments, input.as_bytes());
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &[&str], input: &str) -> (i32, Vec<String>, String)
     (output.status.code().expect("an exit status"), lines, text(output.stderr))
 }
 
-/// The packets of a capture.
+/// Reads the packets of a capture.
 pub(crate) fn packets(capture: &str) -> Vec<Vec<u8>> {
     let mut packets = Vec::new();
     let read = capture::read(std::fs::File::open(capture).expect("test data"), |packet| {
@@ -45,7 +45,7 @@ pub(crate) fn packets(capture: &str) -> Vec<Vec<u8>> {
     packets
 }
 
-/// Decodes whole Ethernet packets in pcap.
+/// Decodes a pcap file with these whole Ethernet packets.
 fn decode_packets(packets: &[Vec<u8>]) -> (Option<i32>, String, String) {
     let mut file = [0xa1b2_c3d4, 0x0002_0004, 0, 0, 65_535, 1].map(u32::to_be_bytes).concat();
     for packet in packets {
@@ -58,12 +58,12 @@ fn decode_packets(packets: &[Vec<u8>]) -> (Option<i32>, String, String) {
     (output.status.code(), lines, errors)
 }
 
-/// Whether the end of the messages on standard error is right for a capture of which parts are missing, by `cause`.
+/// Checks that a capture with missing parts is reported as incomplete, with this cause.
 fn assert_incomplete(packets: &[Vec<u8>], cause: &str) {
     let (status, lines, errors) = decode_packets(packets);
-    assert!(!lines.is_empty() && !lines.contains("error"), "what is there is decoded: {lines}");
-    let ends_right = errors.lines().last().is_some_and(|line| line.contains("the decoded messages are incomplete"));
-    assert!(status == Some(1) && errors.contains(cause) && ends_right, "{status:?}, not {cause}: {errors}");
+    assert!(!lines.is_empty() && !lines.contains("error"), "the other packets are decoded: {lines}");
+    let is_reported = errors.lines().last().is_some_and(|line| line.contains("the decoded messages are incomplete"));
+    assert!(status == Some(1) && errors.contains(cause) && is_reported, "{status:?}, not {cause}: {errors}");
 }
 
 pub(crate) fn objects(lines: &[String]) -> Vec<Value> {
@@ -71,7 +71,7 @@ pub(crate) fn objects(lines: &[String]) -> Vec<Value> {
 }
 
 #[test]
-fn a_version_2_call_as_json() {
+fn a_version_2_call_is_decoded_to_json() {
     let input = "
         # flags RECEIVED, a handle to invalidate, all three lists, an AUTH_SYS call of NFSv2 READ
         00000007 00000002 00000020 00000000  00000004 00000009  00000826 \
@@ -106,7 +106,7 @@ fn the_order_of_keys_is_fixed() {
 }
 
 #[test]
-fn errors_properties_and_operations_as_json() {
+fn errors_properties_and_operations_are_decoded_to_json() {
     let input = "\
         00000001 00000002 00000020 00000004 00000001 00000008 00000001 00002000\n\
         00000001 00000001 00000020 00000004 00000001 00000001 00000002\n\
@@ -136,7 +136,7 @@ fn errors_properties_and_operations_as_json() {
 }
 
 #[test]
-fn replies_as_json() {
+fn replies_are_decoded_to_json() {
     let transport = "00000001 00000001 00000020 00000000 00000000 00000000 00000000 00000001 00000001";
     let input = format!(
         "{transport} 00000000 00000000 00000000 00000002 00000003 00000004\n\
@@ -172,11 +172,11 @@ fn the_revision_selects_the_code_points() {
 }
 
 #[test]
-fn text_for_people() {
+fn calls_and_replies_are_decoded_to_text() {
     let input = "0x00000001 0x00000001 0x00000020 0x00000000 0x0 0x0 0x0\n";
     let (status, lines, _) = run(&["decode"], input);
-    assert_eq!(status, 1, "three digits are not three words: {lines:?}");
-    assert_eq!(lines, ["error bad_hex: 35 hex digits, an even number is needed"]);
+    assert_eq!(status, 1, "0x0 is a digit, not a word: {lines:?}");
+    assert_eq!(lines, ["error bad_hex: expected an even number of hex digits, found 35"]);
 
     let input = "00:00:00:01 00000001 00000020 00000000 00000000 00000000 00000000 \
         00000001 00000000 00000002 000186a3 00000003 00000000 00000000 00000000 00000000 00000000\r\n\
@@ -216,11 +216,11 @@ fn bad_lines_do_not_stop_the_others() {
 }
 
 #[test]
-fn a_capture() {
+fn a_roce_capture_is_decoded() {
     let (status, lines, errors) = run(&["decode", "--json", CAPTURE], "");
     let objects = objects(&lines);
     assert_eq!((status, objects.len()), (0, 454));
-    assert_eq!(errors, "rpcrdma: 4 retransmitted packets passed over\n");
+    assert_eq!(errors, "rpcrdma: 4 retransmitted packets skipped\n");
     assert!(objects.iter().all(|object| object["error_kind"].is_null()));
     assert_eq!(objects[9]["rpc"], json!({"xid": objects[9]["xid"], "type": "REPLY", "flavor": 0, "accept": "SUCCESS"}));
     let write = objects.iter().find(|object| object["frame"] == 64).expect("frame 64");
@@ -239,7 +239,7 @@ fn a_capture() {
 }
 
 #[test]
-fn a_capture_of_iwarp() {
+fn an_iwarp_capture_is_decoded() {
     let (status, lines, errors) = run(&["decode", "--json", IWARP], "");
     let objects = objects(&lines);
     assert_eq!((status, objects.len(), errors.as_str()), (0, 126, ""));
@@ -260,9 +260,8 @@ fn a_capture_of_iwarp() {
     );
 }
 
-/// A missing packet loses the rest of its direction, and is reported.
 #[test]
-fn a_capture_of_iwarp_with_holes() {
+fn a_missing_iwarp_packet_loses_the_rest_of_its_direction_and_is_reported() {
     let mut packets = packets(IWARP);
     packets.remove(39);
     let (status, lines, errors) = decode_packets(&packets);
@@ -271,14 +270,14 @@ fn a_capture_of_iwarp_with_holes() {
         "{errors}"
     );
     let (calls, replies): (Vec<_>, Vec<_>) = lines.lines().partition(|line| line.contains("CALL"));
-    assert_eq!(status, Some(1), "bytes were passed over");
+    assert_eq!(status, Some(1), "bytes were skipped");
     assert!(calls.len() == 63 && replies.len() < 63, "{}", replies.len());
     assert!(errors.lines().last().is_some_and(|line| line.contains("the decoded messages are incomplete")), "{errors}");
 }
 
-/// The capture shows by the server's frame that the other direction is of iWARP, too.
+/// The set-up frame of the server shows that the client's direction is also iWARP.
 #[test]
-fn a_capture_of_iwarp_without_the_set_up_frame_of_one_end() {
+fn a_missing_set_up_frame_is_reported() {
     let mut packets = packets(IWARP);
     let request = packets.iter().position(|packet| packet.windows(14).any(|bytes| bytes == b"MPA ID Req Fra"));
     packets.remove(request.expect("an MPA Request Frame"));
@@ -287,7 +286,7 @@ fn a_capture_of_iwarp_without_the_set_up_frame_of_one_end() {
 
 /// Frame 48 ends within a segment.
 #[test]
-fn a_capture_of_iwarp_that_ends_within_a_segment() {
+fn an_iwarp_capture_that_ends_within_a_segment_is_reported() {
     let packets = packets(IWARP);
     assert_incomplete(
         &packets[..48],
@@ -295,17 +294,17 @@ fn a_capture_of_iwarp_that_ends_within_a_segment() {
     );
 }
 
-/// Ethernet and IPv4 headers, and that of UDP, precede the opcode of a RoCEv2 packet.
+/// Offset of the opcode in a RoCEv2 packet, after the headers of Ethernet, IPv4 and UDP.
 const OPCODE: usize = 14 + 20 + 8;
 
 /// One Send of the capture has two packets, with opcodes SEND First and SEND Last.
 #[test]
-fn a_capture_of_roce_without_a_packet_of_a_send() {
+fn missing_packets_of_a_send_are_reported() {
     let whole = packets(CAPTURE);
     let is_roce = |packet: &[u8]| packet[23] == 17 && packet[36..38] == 4791u16.to_be_bytes();
     for (opcode, cause) in [
-        (0x00, "rpcrdma: 1 packets of Sends passed over, because the capture misses packets before them\n"),
-        (0x02, "rpcrdma: 1 Sends have packets that the capture misses\n"),
+        (0x00, "rpcrdma: 1 packets of Sends skipped, because the capture misses packets before them\n"),
+        (0x02, "rpcrdma: 1 Sends are incomplete, because the capture misses packets\n"),
     ] {
         let mut packets = whole.clone();
         packets.retain(|packet| !is_roce(packet) || packet[OPCODE] != opcode);
@@ -315,17 +314,17 @@ fn a_capture_of_roce_without_a_packet_of_a_send() {
 }
 
 #[test]
-fn a_capture_of_roce_with_a_packet_that_is_too_short_for_its_headers() {
+fn roce_packets_too_short_for_their_headers_are_reported() {
     let mut packets = packets(CAPTURE);
     let mut short = packets[3].clone();
     short[38..40].copy_from_slice(&[0, 8 + 11]);
     packets.push(short);
-    assert_incomplete(&packets, "rpcrdma: 1 RoCEv2 packets passed over: too short for their headers\n");
+    assert_incomplete(&packets, "rpcrdma: 1 RoCEv2 packets skipped: too short for their headers\n");
 }
 
-/// Both could be parts of a message: the first fragment of a datagram, and its last.
+/// The first and the last fragment of a datagram may contain parts of a message.
 #[test]
-fn a_capture_with_ip_fragments() {
+fn ip_fragments_are_reported() {
     for capture in [CAPTURE, IWARP] {
         let mut packets = packets(capture);
         for fragment in [[0x20, 0], [0, 1]] {
@@ -334,13 +333,13 @@ fn a_capture_with_ip_fragments() {
             packet[20..22].copy_from_slice(&fragment);
             packets.push(packet);
         }
-        assert_incomplete(&packets, "rpcrdma: 2 IP fragments passed over, because datagrams are not reassembled\n");
+        assert_incomplete(&packets, "rpcrdma: 2 IP fragments skipped, because datagrams are not reassembled\n");
     }
 }
 
-/// The file states the length of the captured part as that of the packet, but IP states another.
+/// The file states the length of the captured part as that of the packet, but the IP header states a greater one.
 #[test]
-fn a_capture_with_a_packet_that_ends_before_its_datagram() {
+fn packets_that_end_before_their_datagram_are_reported() {
     for capture in [CAPTURE, IWARP] {
         let mut packets = packets(capture);
         let mut packet = packets.iter().find(|packet| packet.len() > 100).expect("a long packet").clone();
@@ -351,7 +350,7 @@ fn a_capture_with_a_packet_that_ends_before_its_datagram() {
 }
 
 #[test]
-fn a_capture_from_standard_input() {
+fn a_capture_is_read_from_standard_input() {
     let bytes = std::fs::read(CAPTURE).expect("test data");
     let output = rpcrdma(&["decode", "-"], &bytes);
     let lines = output.stdout.iter().filter(|byte| **byte == b'\n').count();
@@ -360,21 +359,18 @@ fn a_capture_from_standard_input() {
     let output = rpcrdma(&["decode"], &bytes[..10_000]);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    assert!(!output.stdout.is_empty(), "what is there is decoded");
+    assert!(!output.stdout.is_empty(), "packets before the end are decoded");
     assert!(errors.contains("standard input: capture is cut off after 68 packets"), "{errors}");
 
-    // The file header alone: an empty capture.
+    // A file header alone is an empty capture.
     let output = rpcrdma(&["decode"], &bytes[..24]);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    assert!(
-        errors.contains("no Send of RoCEv2, nor of an iWARP connection with its beginning, in 0 packets"),
-        "{errors}"
-    );
+    assert!(errors.contains("no RoCEv2 Send and no iWARP connection with its start in 0 packets"), "{errors}");
 }
 
 #[test]
-fn a_capture_that_ends_within_its_header() {
+fn a_capture_that_ends_within_its_header_is_refused() {
     // The first block of pcapng, with eight bytes of options, in both byte orders.
     let section = [0x0A0D_0D0A, 36, 0x1A2B_3C4D, 1, u32::MAX, u32::MAX, 1, 0, 36];
     let pcap = std::fs::read(CAPTURE).expect("test data");
@@ -392,7 +388,7 @@ fn a_capture_that_ends_within_its_header() {
 }
 
 #[test]
-fn bad_usage_and_bad_files() {
+fn wrong_usage_and_unreadable_files_are_explained() {
     let (status, lines, errors) = run(&["decode", "/nonexistent/file.pcap"], "");
     assert_eq!((status, lines.len()), (1, 0));
     assert!(errors.starts_with("rpcrdma: /nonexistent/file.pcap: No such file or directory"), "{errors}");
@@ -414,16 +410,16 @@ fn bad_usage_and_bad_files() {
     let compressed = rpcrdma(&["decode"], b"\x1f\x8b\x08\0\0\0\0\0");
     let errors = String::from_utf8_lossy(&compressed.stderr);
     assert!(compressed.status.code() == Some(1) && errors.contains("gzip -dc FILE | rpcrdma decode"), "{errors}");
-    // A capture with one packet of InfiniBand's own link type.
+    // This capture has one packet with the link type of InfiniBand.
     let header = [0xa1b2_c3d4, 0x0002_0004, 0, 0, 65_535, 247, 0, 0, 4, 4, 0].map(u32::to_be_bytes).concat();
     let foreign = rpcrdma(&["decode"], &header);
     let errors = String::from_utf8_lossy(&foreign.stderr);
     assert!(foreign.status.code() == Some(1) && errors.contains("INFINIBAND (number 247)"), "{errors}");
 }
 
-/// The limit of the process is well below the length of the lines.
+/// The lines are longer than the memory that the process may use.
 #[test]
-fn a_line_of_hex_text_has_a_longest_length() {
+fn overlong_lines_of_hex_text_are_refused_in_bounded_memory() {
     const MESSAGE: &str = "00000001 00000001 00000020 00000000 00000000 00000000 00000000";
     let limited = concat!("ulimit -v 131072; exec ", env!("CARGO_BIN_EXE_rpcrdma"), " decode");
     let mut child = Command::new("sh");
@@ -444,7 +440,7 @@ fn a_line_of_hex_text_has_a_longest_length() {
     let text = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = text.lines().collect();
     let [too_long, message] = lines[..] else { panic!("{output:?}") };
-    let says = "error bad_hex: a line exceeds 6291456 bytes, which no message needs: hex text has one message per line";
+    let says = "error bad_hex: line exceeds 6291456 bytes: hex text has one message per line";
     assert_eq!((too_long, message), (says, "v1 MSG xid=0x00000001 credit=0x20"));
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(1), &[][..]));
     writer.join().expect("writer").expect("all of it is read");
@@ -452,7 +448,7 @@ fn a_line_of_hex_text_has_a_longest_length() {
 
 /// A reader that exits early, as `head` does, causes no failure and no message.
 #[test]
-fn a_broken_pipe_is_quiet() {
+fn a_reader_that_exits_early_is_not_an_error() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
         .args(["decode", "--json", CAPTURE])
         .stdout(Stdio::piped())

@@ -1,4 +1,4 @@
-//! `rpcrdma doctor` on this machine and on trees of files.
+//! `rpcrdma doctor` on this machine and on simulated machines.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn doctor_json(arguments: &[&str]) -> (i32, Value) {
     (status, serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{errors}")))
 }
 
-/// A machine with these files only.
+/// Creates a machine with only these files.
 fn machine(files: &[(&str, &str)]) -> TempDir {
     let root = tempfile::tempdir().expect("a directory");
     for (path, text) in files {
@@ -31,13 +31,13 @@ fn at(root: &TempDir) -> &str {
 }
 
 #[test]
-fn every_check_is_complete_on_this_machine() {
+fn every_finding_on_this_machine_is_complete() {
     for arguments in
         [&[][..], &["soft:x"], &["iwarp:127.0.0.1:20049", "--cores", "0"], &["verbs:192.0.2.1", "--cores", "0"]]
     {
-        let (status, said) = doctor_json(arguments);
-        let checks = said["checks"].as_array().expect("an array");
-        assert!(checks.len() > 20, "{said}");
+        let (status, report) = doctor_json(arguments);
+        let checks = report["checks"].as_array().expect("an array");
+        assert!(checks.len() > 20, "{report}");
         let mut worst = 0;
         for check in checks {
             let keys: Vec<&str> = check.as_object().expect("an object").keys().map(String::as_str).collect();
@@ -52,23 +52,23 @@ fn every_check_is_complete_on_this_machine() {
                 other => panic!("{other}"),
             });
         }
-        assert_eq!(status, worst, "{said}");
-        assert_eq!(said["address"].as_str(), arguments.first().copied());
+        assert_eq!(status, worst, "{report}");
+        assert_eq!(report["address"].as_str(), arguments.first().copied());
     }
 }
 
 #[test]
-fn the_exit_status_is_the_worst_of_all() {
+fn the_exit_status_is_that_of_the_worst_finding() {
     let nothing = machine(&[]);
-    assert_eq!(doctor(&["--root", at(&nothing)]).0, 0, "what cannot be seen is no failure");
-    let (status, said) = doctor_json(&["--root", at(&machine(&[("proc/sys/vm/overcommit_memory", "2\n")]))]);
-    assert_eq!((status, &said["status"]), (1, &"warning".into()));
-    let (status, said) = doctor_json(&["verbs:10.0.0.1:20049", "--root", at(&nothing)]);
-    assert_eq!((status, &said["status"]), (2, &"error".into()));
+    assert_eq!(doctor(&["--root", at(&nothing)]).0, 0, "unknown is not a failure");
+    let (status, report) = doctor_json(&["--root", at(&machine(&[("proc/sys/vm/overcommit_memory", "2\n")]))]);
+    assert_eq!((status, &report["status"]), (1, &"warning".into()));
+    let (status, report) = doctor_json(&["verbs:10.0.0.1:20049", "--root", at(&nothing)]);
+    assert_eq!((status, &report["status"]), (2, &"error".into()));
 }
 
 #[test]
-fn wrong_usage_is_none_of_these() {
+fn wrong_usage_has_an_exit_status_of_its_own() {
     let nowhere = Path::new("/nowhere/at/all");
     assert!(!nowhere.exists());
     for arguments in [
@@ -91,7 +91,7 @@ fn wrong_usage_is_none_of_these() {
 }
 
 #[test]
-fn people_get_lines_with_the_commands() {
+fn text_output_has_findings_and_fixes() {
     let files = [("proc/sys/vm/overcommit_memory", "2\n"), ("proc/self/status", "Uid:\t1000\t1000\t1000\t1000\n")];
     let root = machine(&files);
     let (_, out, _) = doctor(&["--root", at(&root)]);

@@ -1,4 +1,4 @@
-//! `rpcrdma` as users run it, and its library on foreign captures.
+//! Tests of the program `rpcrdma`, and of its library on captures of other implementations.
 
 mod bodies;
 mod capture;
@@ -6,15 +6,15 @@ mod decode;
 mod doctor;
 #[cfg(feature = "prometheus")]
 mod exporter;
-mod patience;
+#[cfg(any(feature = "top", feature = "prometheus"))]
+mod loaded_server;
 mod pcapng;
 mod ping;
-mod reencoded;
-#[cfg(any(feature = "top", feature = "prometheus"))]
-mod served;
+mod reencode;
 mod terminal;
 mod tool;
 #[cfg(feature = "top")]
 mod top;
 mod topo;
 mod tune;
+mod wait;

@@ -7,7 +7,7 @@ use crate::decode::{CAPTURE, packets, rpcrdma};
 const ETHERNET: u16 = 1;
 const INFINIBAND: u16 = 247;
 
-/// The three kinds of blocks with a packet.
+/// Kind of a block with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Enhanced,
@@ -17,21 +17,21 @@ enum Kind {
 
 const KINDS: [Kind; 3] = [Kind::Enhanced, Kind::Simple, Kind::Obsolete];
 
-/// A file under construction, in either byte order.
+/// Builds a pcapng file in either byte order.
 #[derive(Default)]
-struct File {
+struct FileBuilder {
     big: bool,
     bytes: Vec<u8>,
-    /// Ends of its blocks.
+    /// Positions of the ends of its blocks.
     ends: Vec<usize>,
 }
 
-impl File {
+impl FileBuilder {
     fn words(&self, words: &[u32]) -> Vec<u8> {
         words.iter().flat_map(|word| if self.big { word.to_be_bytes() } else { word.to_le_bytes() }).collect()
     }
 
-    /// Two numbers of 16 bits.
+    /// Encodes two numbers of 16 bits.
     fn halves(&self, [first, second]: [u16; 2]) -> [u8; 4] {
         let [[a, b], [c, d]] =
             [first, second].map(|half| if self.big { half.to_be_bytes() } else { half.to_le_bytes() });
@@ -84,7 +84,7 @@ impl File {
         }
     }
 
-    /// Exit status, number of decoded messages, and standard error.
+    /// Decodes the file. Returns exit status, number of messages, and standard error.
     fn decode(&self) -> (Option<i32>, usize, String) {
         let output = rpcrdma(&["decode", "--json"], &self.bytes);
         let lines = output.stdout.iter().filter(|byte| **byte == b'\n').count();
@@ -94,13 +94,13 @@ impl File {
 
 /// The second section has the other byte order.
 #[test]
-fn all_kinds_of_blocks_in_either_byte_order_give_the_same_messages_as_pcap() {
+fn all_kinds_of_blocks_in_both_byte_orders_give_the_messages_of_pcap() {
     let expected = rpcrdma(&["decode", "--json", CAPTURE], b"");
     let packets = packets(CAPTURE);
     let (first, second) = packets.split_at(packets.len() / 2);
     for kind in KINDS {
         for big in [false, true] {
-            let mut file = File::default();
+            let mut file = FileBuilder::default();
             for (packets, big) in [(first, big), (second, !big)] {
                 file.section(big);
                 file.interface(ETHERNET, 0, "eth0");
@@ -116,7 +116,7 @@ fn all_kinds_of_blocks_in_either_byte_order_give_the_same_messages_as_pcap() {
     }
 }
 
-/// Packets that the decoder has no other reason to miss, too.
+/// Packets that are not decoded anyway are also reported.
 #[test]
 fn packets_that_are_cut_short_are_reported() {
     let most = 302;
@@ -125,7 +125,7 @@ fn packets_that_are_cut_short_are_reported() {
     assert!(long > 0 && long < whole.len());
     for kind in KINDS {
         for big in [false, true] {
-            let mut file = File::default();
+            let mut file = FileBuilder::default();
             file.section(big);
             file.interface(ETHERNET, most as u32, "");
             for packet in &whole {
@@ -135,8 +135,8 @@ fn packets_that_are_cut_short_are_reported() {
             assert_eq!(status, Some(1), "{errors}");
             assert!(messages > 0 && errors.contains(&format!("rpcrdma: {long} packets are cut short")), "{errors}");
         }
-        // The headers alone of a packet that is not for the decoder, among whole ones.
-        let mut file = File::default();
+        // Among whole packets is one that is not RPC-over-RDMA, of which only the headers were captured.
+        let mut file = FileBuilder::default();
         file.section(false);
         file.interface(ETHERNET, 16, "");
         file.interface(ETHERNET, 0, "");
@@ -151,7 +151,7 @@ fn packets_that_are_cut_short_are_reported() {
 #[test]
 fn unsupported_link_types_are_named_by_interface() {
     let packets = packets(CAPTURE);
-    let mut file = File::default();
+    let mut file = FileBuilder::default();
     file.section(false);
     file.interface(ETHERNET, 0, "eth0");
     file.interface(INFINIBAND, 0, "mlx5_0");
@@ -164,18 +164,18 @@ fn unsupported_link_types_are_named_by_interface() {
     let (status, messages, errors) = file.decode();
     assert_eq!((status, messages), (Some(1), 454), "{errors}");
     for words in [
-        "2 packets of interface 1 (mlx5_0) passed over: link type INFINIBAND (number 247)",
-        "1 packets of interface 0 of section 2 passed over: link type NULL (number 0)",
+        "2 packets of interface 1 (mlx5_0) skipped: link type INFINIBAND (number 247)",
+        "1 packets of interface 0 of section 2 skipped: link type NULL (number 0)",
     ] {
         assert!(errors.contains(words), "{errors}");
     }
 }
 
 #[test]
-fn packets_of_no_interface_and_faulty_blocks_end_the_capture() {
+fn packets_without_an_interface_and_malformed_blocks_are_errors() {
     let packets = packets(CAPTURE);
     for kind in KINDS {
-        let mut file = File::default();
+        let mut file = FileBuilder::default();
         file.section(true);
         if kind != Kind::Simple {
             file.interface(ETHERNET, 0, "");
@@ -188,7 +188,7 @@ fn packets_of_no_interface_and_faulty_blocks_end_the_capture() {
         let words = format!("a packet of interface {interface}, which no block before it describes");
         assert!(errors.contains(&words), "{kind:?}: {errors}");
     }
-    let mut file = File::default();
+    let mut file = FileBuilder::default();
     file.section(false);
     file.interface(ETHERNET, 0, "");
     let body = file.words(&[0, 0, 0, 100, 100, 0]);
@@ -197,11 +197,11 @@ fn packets_of_no_interface_and_faulty_blocks_end_the_capture() {
     assert!(status == Some(1) && errors.contains("too short for its packet"), "{errors}");
 }
 
-/// Nothing shows an end between two blocks.
+/// A file that ends between two blocks looks complete.
 #[test]
-fn a_file_that_ends_within_a_block_is_cut_off() {
+fn a_file_that_ends_within_a_block_is_an_error() {
     for big in [false, true] {
-        let mut file = File::default();
+        let mut file = FileBuilder::default();
         file.section(big);
         file.interface(ETHERNET, 0, "eth0");
         for kind in KINDS {

@@ -1,4 +1,4 @@
-//! `rpcrdma ping` as users run it, to servers of this process.
+//! Tests of the program `rpcrdma ping`, with servers in this process.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 
 use rpcrdma::config::{Crc, IwarpConfig, MemoryConfig, WireConfig};
-use rpcrdma::fabric::iwarp::wire::{Kind, Setup};
+use rpcrdma::fabric::iwarp::wire::{MpaFrame, MpaFrameKind};
 use rpcrdma::mempool::PagePolicy;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::{Config, CreditMode, Procedure, Server, Services};
@@ -24,7 +24,7 @@ fn address() -> String {
     format!("soft:ping-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A unique address over TCP; all of 127.0.0.0/8 is loopback.
+/// Returns a unique iWARP address. All of 127.0.0.0/8 is loopback.
 fn tcp_address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(20049);
     // A process ID has 22 bits.
@@ -32,11 +32,8 @@ fn tcp_address() -> String {
     format!("iwarp:127.{}.{b}.{c}:{}", a | 0x40, NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-fn serve(address: &str, scheme: CreditMode) -> Server {
-    serve_with(
-        address,
-        Config { wire: WireConfig { credit_mode: scheme, ..WireConfig::default() }, ..Config::default() },
-    )
+fn serve(address: &str, credit_mode: CreditMode) -> Server {
+    serve_with(address, Config { wire: WireConfig { credit_mode, ..WireConfig::default() }, ..Config::default() })
 }
 
 fn serve_with(address: &str, shard: Config) -> Server {
@@ -65,7 +62,7 @@ fn ping_json(arguments: &[&str]) -> (i32, Value) {
 }
 
 #[test]
-fn the_versions_of_a_server_are_reported() {
+fn version_credits_chunk_and_times_are_reported() {
     let address = address();
     let server = serve(&address, CreditMode::V2Windowed);
     let (status, said) = ping_json(&["-c", "20", "-i", "0", &address, "0x20000001", "3"]);
@@ -103,17 +100,17 @@ fn a_client_of_another_pid_namespace_is_served() {
 }
 
 #[test]
-fn either_side_may_want_version_1() {
-    for (scheme, version, invalidate) in
+fn version_1_is_used_if_either_side_requires_it() {
+    for (credit_mode, version, invalidate) in
         [(CreditMode::V1, "2", true), (CreditMode::V2Windowed, "1", true), (CreditMode::V1, "1", false)]
     {
         let address = address();
-        let _server = serve(&address, scheme);
+        let _server = serve(&address, credit_mode);
         let mut arguments = vec!["-c", "2", "-i", "0", "--rdma-version", version, &address, "536870913", "3"];
         arguments.extend((!invalidate).then_some("--no-invalidate"));
         let (status, said) = ping_json(&arguments);
         assert_eq!((status, &said["rdma_version"], &said["answered"]), (0, &1.into(), &2.into()), "{said}");
-        // Rejected in version 2, it continues in version 1 on the same connection.
+        // The client falls back to version 1 on the same connection.
         assert_eq!(said["connections"], 1, "{said}");
         assert_eq!(said["credits_at_start"], 1, "{said}");
         assert!(said["credits"].as_u64().is_some_and(|credits| credits > 1), "{said}");
@@ -123,18 +120,18 @@ fn either_side_may_want_version_1() {
 }
 
 #[test]
-fn over_tcp_crcs_are_asked_for_as_told() {
+fn crc_option_determines_whether_the_mpa_request_asks_for_crcs() {
     for (options, asked) in
         [(&[][..], false), (&["--crc", "never"], false), (&["--crc", "if-asked"], false), (&["--crc", "always"], true)]
     {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bound");
         let address = format!("iwarp:{}", listener.local_addr().expect("an address"));
-        // Closes without an answer, after the request.
+        // The server closes the connection after the request.
         let server = std::thread::spawn(move || {
             let (mut socket, _) = listener.accept().expect("a connection");
             let mut said = Vec::new();
             loop {
-                if let Some((request, _)) = Setup::decode(Kind::Request, &said).expect("a request") {
+                if let Some((request, _)) = MpaFrame::decode(MpaFrameKind::Request, &said).expect("a request") {
                     return request;
                 }
                 let mut space = [0; 1024];
@@ -150,7 +147,7 @@ fn over_tcp_crcs_are_asked_for_as_told() {
 }
 
 #[test]
-fn over_tcp_a_server_may_want_crcs_or_none() {
+fn connections_fail_only_if_one_end_requires_crcs_and_the_other_refuses_them() {
     for (crc, option, served) in [
         (Crc::Always, "always", true),
         (Crc::Always, "if-asked", true),
@@ -171,7 +168,7 @@ fn over_tcp_a_server_may_want_crcs_or_none() {
 }
 
 #[test]
-fn people_get_lines() {
+fn text_output_has_a_line_per_call_and_a_summary() {
     let address = address();
     let _server = serve(&address, CreditMode::V2Windowed);
     let (status, out, _) = ping(&["-c", "2", "-i", "0.01", &address, "0x20000001", "3"]);
@@ -191,7 +188,7 @@ fn people_get_lines() {
 }
 
 #[test]
-fn unserved_programs_fail() {
+fn unserved_programs_and_wrong_usage_are_errors() {
     let address = address();
     let _server = serve(&address, CreditMode::V2Windowed);
     let (status, said) = ping_json(&["-c", "2", "-i", "0", &address]);
@@ -201,9 +198,9 @@ fn unserved_programs_fail() {
     assert!(errors.contains("program") && errors.contains(":2"), "{errors}");
     let (status, out, errors) = ping(&["-c", "1", "soft:nobody-listens-here"]);
     assert_eq!((status, out.as_str()), (1, ""));
-    assert!(errors.starts_with("rpcrdma: nobody listens at \"nobody-listens-here\""), "{errors}");
+    assert!(errors.starts_with("rpcrdma: no listener at \"nobody-listens-here\""), "{errors}");
     let (status, _, errors) = ping(&["--rpcbind", "soft:x"]);
-    assert!(status == 1 && errors.contains("only networks have an rpcbind"), "{errors}");
+    assert!(status == 1 && errors.contains("--rpcbind applies only to network addresses"), "{errors}");
     for arguments in [
         &[][..],
         &["soft:x", "-c", "0"],
@@ -217,9 +214,9 @@ fn unserved_programs_fail() {
         assert_eq!(ping(arguments).0, 2, "{arguments:?}");
     }
     for (option, value, words) in [
-        ("-W", "0", "'--timeout <SECONDS>': wanted more than 0 seconds"),
-        ("-W", "86401", "'--timeout <SECONDS>': more than 86400 seconds (24 h)"),
-        ("-i", "1e19", "'--interval <SECONDS>': more than 86400 seconds (24 h)"),
+        ("-W", "0", "'--timeout <SECONDS>': expected more than 0 seconds"),
+        ("-W", "86401", "'--timeout <SECONDS>': expected at most 86400 seconds (24 h)"),
+        ("-i", "1e19", "'--interval <SECONDS>': expected at most 86400 seconds (24 h)"),
     ] {
         let (status, _, errors) = ping(&[option, value, "soft:x"]);
         assert!(status == 2 && errors.contains(words), "{errors}");
@@ -227,7 +224,7 @@ fn unserved_programs_fail() {
 }
 
 #[test]
-fn it_goes_on_until_it_is_interrupted_and_finds_a_server_that_comes_back() {
+fn ping_reconnects_to_a_restarted_server_and_runs_until_interrupted() {
     let address = address();
     let server = serve(&address, CreditMode::V2Windowed);
     let mut child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
@@ -258,7 +255,7 @@ fn it_goes_on_until_it_is_interrupted_and_finds_a_server_that_comes_back() {
 
 #[test]
 fn a_signal_ends_a_call_without_a_reply() {
-    // With the first of these options it waits for the call that offers a Reply chunk.
+    // With the first options, ping waits for the call that offers a Reply chunk, otherwise for a timed call.
     for options in [&["-i", "0"][..], &["--no-chunk"]] {
         let address = address();
         let (arrived, arrival) = mpsc::channel();
@@ -297,7 +294,7 @@ fn interrupt(child: &Child) {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill").success());
 }
 
-/// Interrupts `ping` while it waits for a server that accepts its connection and says nothing.
+/// Interrupts ping while it waits for a server that accepts its connection but does not answer.
 fn assert_signal_ends(listener: &TcpListener, options: &[&str]) {
     use std::os::unix::process::ExitStatusExt;
     let address = format!("iwarp:{}", listener.local_addr().expect("an address"));
@@ -308,14 +305,14 @@ fn assert_signal_ends(listener: &TcpListener, options: &[&str]) {
         .stderr(Stdio::null())
         .spawn()
         .expect("it starts");
-    // Nobody answers this connection.
+    // The connection stays open, but is not answered.
     let _connection = listener.accept().expect("a client");
     interrupt(&child);
     assert_eq!(child.wait().expect("our child").signal(), Some(2));
 }
 
 #[test]
-fn the_host_key_of_a_server_is_an_option() {
+fn a_server_that_requires_a_host_key_serves_only_clients_with_the_key() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("key");

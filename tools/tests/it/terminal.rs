@@ -4,24 +4,24 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::patience::settles;
+use crate::wait::eventually;
 
-/// A terminal: a session of a tmux server of its own.
+/// A terminal, which is a session of a separate tmux server.
 pub(crate) struct Terminal {
     socket: String,
-    /// Printed when the test fails.
+    /// The last screen, which is printed if the test fails.
     pub(crate) seen: String,
 }
 
 impl Terminal {
-    /// Opens one of this size that runs a shell command, with its socket in this directory.
+    /// Opens a terminal of this size that runs a shell command. Its socket is in `directory`.
     pub(crate) fn open(directory: &Path, (width, height): (u32, u32), command: &str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let socket = directory.join(format!("tmux{number}")).display().to_string();
         let terminal = Self { socket, seen: String::new() };
         let (width, height) = (width.to_string(), height.to_string());
-        // Without the user's settings.
+        // `/dev/null` replaces the user's settings.
         terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-s", "t", "-x", &width, "-y", &height, command]);
         terminal
     }
@@ -33,7 +33,7 @@ impl Terminal {
 
     /// Waits until the screen meets a condition.
     pub(crate) fn shows(&mut self, what: impl Fn(&str) -> bool) -> bool {
-        settles(|| {
+        eventually(|| {
             self.seen = self.tmux(&["capture-pane", "-p", "-t", "t"]);
             what(&self.seen)
         })
@@ -43,9 +43,9 @@ impl Terminal {
         self.tmux(&["send-keys", "-t", "t", key]);
     }
 
-    /// Waits until its session, and so its program, has ended.
+    /// Waits until the session has ended, because its program has.
     pub(crate) fn ends(&self) -> bool {
-        settles(|| !self.tmux(&["list-sessions"]).contains("t:"))
+        eventually(|| !self.tmux(&["list-sessions"]).contains("t:"))
     }
 }
 

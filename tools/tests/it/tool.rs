@@ -1,8 +1,8 @@
-//! `rpcrdma` as users run it.
+//! Runs the program `rpcrdma`.
 
 use std::process::{Command, Stdio};
 
-/// Runs a command of it to its end. Returns exit status, standard output, standard error.
+/// Runs a subcommand to its end. Returns exit status, standard output and standard error.
 pub(crate) fn rpcrdma(command: &str, arguments: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
         .arg(command)
@@ -15,7 +15,7 @@ pub(crate) fn rpcrdma(command: &str, arguments: &[&str]) -> (i32, String, String
 }
 
 #[test]
-fn the_version_is_short_or_says_what_the_build_has() {
+fn the_long_version_lists_commit_features_fabrics_and_protocols() {
     let (status, short, _) = rpcrdma("-V", &[]);
     assert_eq!((status, short.lines().collect::<Vec<_>>()), (0, vec![concat!("rpcrdma ", env!("CARGO_PKG_VERSION"))]));
     let (status, long, _) = rpcrdma("--version", &[]);

@@ -1,10 +1,10 @@
-//! `rpcrdma topo` as users run it, and its proposed configuration.
+//! Tests of the program `rpcrdma topo`, and of its proposed configuration.
 
 use std::fs;
 
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::{Config, IdlePolicy};
-use rpcrdma_host::plan::{Plan, Wish};
+use rpcrdma_host::plan::{Plan, PlanRequest};
 use rpcrdma_host::{Topology, Tree};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -13,7 +13,7 @@ fn topo(arguments: &[&str]) -> (i32, String, String) {
     crate::tool::rpcrdma("topo", arguments)
 }
 
-/// Two nodes of four cores, and a disk on the second.
+/// Creates a machine with two nodes of four cores and a disk on the second.
 fn machine() -> TempDir {
     let root = tempfile::tempdir().expect("a directory");
     for (path, text) in [
@@ -49,7 +49,7 @@ fn text_and_json_output_agree() {
         "node 1: cores 4-7, distances 21 10\n  nvme nvme0\n  core 4: L2 1024K, L3 32768K of 4-7\n  core 5",
         "isolated: 5-6\n",
         "shards on 5,6,4, workers on 7\n",
-        "nvme0 is of node 1",
+        "nvme0 is on node 1",
         "rpcperf serve --listen soft:server --only calls --idle poll --cores 5,6,4,7 --shards 3 --workers 1\n",
         "nfs3d /srv/data --listen soft:server --cores 5,6,4 --idle poll --workers 1\n",
         "cores: Some(vec![5, 6, 4]),\n",
@@ -66,7 +66,7 @@ fn text_and_json_output_agree() {
 }
 
 #[test]
-fn this_machine_has_cores() {
+fn a_core_is_proposed_on_this_machine() {
     let (status, out, errors) = topo(&["--json", "--cores", "1"]);
     let said: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {errors}"));
     assert_eq!(status, 0);
@@ -80,28 +80,28 @@ fn impossible_placements_are_refused() {
     let root = ["--root", machine.path().to_str().expect("a path of text")];
     let (status, out, errors) = topo(&[&["--shards", "9"], &root[..]].concat());
     assert_eq!((status, out.as_str()), (1, ""));
-    assert!(errors.contains("ask for 8 at most"), "{errors}");
+    assert!(errors.contains("request at most 8"), "{errors}");
     let (status, _, errors) = topo(&[&["--device", "mlx5_0"], &root[..]].concat());
-    assert!(status == 1 && errors.contains("there are: nvme0"), "{errors}");
+    assert!(status == 1 && errors.contains("unknown --device `mlx5_0`"), "{errors}");
     for arguments in [&["--workers", "1"][..], &["--shards", "0"], &["--cores", "1", "--shards", "1"], &["tcp:x"]] {
         assert_eq!(topo(arguments).0, 2, "{arguments:?}");
     }
 }
 
-/// The value of a block, and the text of its code.
-macro_rules! told {
+/// Returns the value of a block and the text of its code.
+macro_rules! value_and_code {
     ($($code:tt)*) => {
         ({ $($code)* }, stringify!($($code)*))
     };
 }
 
 #[test]
-fn the_configuration_is_one() {
+fn the_printed_configuration_compiles() {
     let machine = machine();
     let topology = Topology::read(&Tree::new(machine.path()));
-    let plan = Plan::propose(&topology, None, Wish::Threads { shards: 2, workers: 1 }).expect("there is room");
+    let plan = Plan::propose(&topology, None, PlanRequest::Threads { shards: 2, workers: 1 }).expect("there is room");
     #[rustfmt::skip]
-    let (config, text) = told! {
+    let (config, text) = value_and_code! {
         let mut shard = Config::default();
         shard.poll.idle = IdlePolicy::Poll;
         shard.memory.numa_node = Some(1);

@@ -1,4 +1,4 @@
-//! `rpcrdma tune` as users run it, with a script as `rpcperf`.
+//! Tests of the program `rpcrdma tune`, with a script as `rpcperf`.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Planted figures, so that no test depends on time: 64 credits are bad, and event loops worse. The script records its
-/// runs in `runs` beside it, of which this one is the last. A last digit that differs from run to run is the noise.
+/// Script with constant figures, so that no test depends on time: 256 credits are better than the start, idle policy
+/// event is worse. The variable `runs` is the number of this run. It changes the last digit, which is the noise.
 const PLANTED: &str = r#"
 figure=1000
 for word in "$@"; do
@@ -25,12 +25,12 @@ info='{"credits": 64, "optimized_build": true, "rpcperf_version": "0.0.0"}'
 echo "{\"results\": [{\"rps\": $figure.$((runs % 7))}], \"test_info\": $info}"
 "#;
 
-/// A script that replaces `rpcperf`, in a directory of its own.
-struct Fake {
+/// A script that replaces `rpcperf`, in a temporary directory. It records its runs in the file `runs`.
+struct FakeRpcperf {
     folder: TempDir,
 }
 
-impl Fake {
+impl FakeRpcperf {
     fn new(body: &str) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
         let text = format!(
@@ -53,13 +53,13 @@ impl Fake {
         words.iter().chain(arguments).map(|&word| word.to_owned()).collect()
     }
 
-    /// Exit status, standard output, standard error.
+    /// Runs the tuning. Returns exit status, standard output and standard error.
     fn tune(&self, arguments: &[&str]) -> (i32, String, String) {
         let arguments = self.arguments(arguments);
         crate::tool::rpcrdma("tune", &arguments.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The command lines of its runs.
+    /// Returns the command lines of all runs.
     fn runs(&self) -> Vec<String> {
         fs::read_to_string(self.path("runs")).unwrap_or_default().lines().map(str::to_owned).collect()
     }
@@ -72,12 +72,12 @@ fn json(text: &str) -> Value {
 }
 
 #[test]
-fn the_planted_knob_is_found() {
-    let fake = Fake::new(PLANTED);
+fn the_best_knob_is_recommended_in_text_and_json() {
+    let fake = FakeRpcperf::new(PLANTED);
     let file = fake.path("result.json");
     let result = file.to_str().expect("text");
     let (status, out, errors) = fake.tune(&[KNOBS, &["--json", result, "--", "-t", "8"]].concat());
-    assert_eq!((status, errors.as_str()), (0, ""), "no progress where there is no terminal");
+    assert_eq!((status, errors.as_str()), (0, ""), "no progress bar without a terminal");
     for words in [
         "aim: calls (calls/s), more is better\nrpcperf 0.0.0: rpcperf rate --loopback -D 0.5 -t 8\n",
         "  credits=256\n",
@@ -99,12 +99,16 @@ fn the_planted_knob_is_found() {
     assert!(failed.len() == 1 && failed[0]["settings"] == "batch=off", "{said}");
     let runs = fake.runs();
     assert!(runs.iter().all(|line| line.starts_with("rate --loopback -D 0.5 -t 8 ") && line.ends_with("--json -")));
-    assert_eq!(runs.iter().filter(|line| line.contains("--no-batch")).count(), 2, "what has failed twice is out");
+    assert_eq!(
+        runs.iter().filter(|line| line.contains("--no-batch")).count(),
+        2,
+        "a candidate that failed twice is dropped"
+    );
 }
 
 #[test]
-fn standard_output_is_json_alone() {
-    let fake = Fake::new(PLANTED);
+fn json_to_standard_output_replaces_the_text() {
+    let fake = FakeRpcperf::new(PLANTED);
     let (status, out, _) = fake.tune(&["--knob", "idle=event", "--json", "-"]);
     let said = json(&out);
     assert_eq!((status, &said["proven"], &said["best"]), (0, &false.into(), &"default".into()));
@@ -113,7 +117,7 @@ fn standard_output_is_json_alone() {
 
 #[test]
 fn json_goes_to_devices_and_pipes() {
-    let fake = Fake::new(PLANTED);
+    let fake = FakeRpcperf::new(PLANTED);
     let knob = ["--knob", "idle=event", "--json"];
     let (status, out, errors) = fake.tune(&[&knob[..], &["/dev/null"]].concat());
     assert_eq!((status, errors.as_str()), (0, ""));
@@ -129,32 +133,32 @@ fn json_goes_to_devices_and_pipes() {
     assert_eq!(json(&reader.join().expect("the reader"))["best"], "default");
 }
 
-/// A failure at the end leaves the text. One at the start leaves no run behind.
+/// If the write fails at the end, the text is still printed. If the file cannot be opened, there are no runs.
 #[test]
-fn json_that_cannot_be_written_is_named() {
-    let fake = Fake::new(PLANTED);
+fn errors_of_the_json_file_name_it() {
+    let fake = FakeRpcperf::new(PLANTED);
     let (status, out, errors) = fake.tune(&["--knob", "idle=event", "--json", "/dev/full"]);
     let says = "rpcrdma: --json /dev/full: No space left on device (os error 28); name another file\n";
     assert_eq!((status, errors.as_str()), (1, says));
     assert!(out.contains("recommended: default"), "{out}");
-    let fake = Fake::new(PLANTED);
+    let fake = FakeRpcperf::new(PLANTED);
     let (status, out, errors) = fake.tune(&["--knob", "idle=event", "--json", "/nowhere/result"]);
     assert_eq!((status, out.as_str(), fake.runs().len()), (1, "", 0));
     assert!(errors.contains("--json /nowhere/result: No such file or directory"), "{errors}");
 }
 
 #[test]
-fn interrupted_system_calls_are_resumed() {
-    // Without noise: the repeated run must equal the original.
+fn an_interrupted_tuning_resumes_from_its_state() {
+    // There is no noise, because the repeated run must equal the original.
     let planted = PLANTED.replace("runs % 7", "0");
-    let whole = Fake::new(&planted);
+    let whole = FakeRpcperf::new(&planted);
     let (_, expected, _) = whole.tune(KNOBS);
     let all = whole.runs().len();
 
-    // The ninth run announces itself and waits for an interrupt, with a child. Both hold the pipe open.
+    // The ninth run and its child keep a pipe open and wait for an interrupt.
     let waits = "if [ -p \"$dir/there\" ] && [ $runs = 9 ]; then\n\
                  exec 3>\"$dir/there\"; echo there >&3; sleep 600 & wait; echo late >&3; fi\n";
-    let fake = Fake::new(&format!("{waits}{planted}"));
+    let fake = FakeRpcperf::new(&format!("{waits}{planted}"));
     let made = Command::new("mkfifo").arg(fake.path("there")).status().expect("mkfifo");
     assert!(made.success());
     let state = fake.path("state").display().to_string();
@@ -176,10 +180,10 @@ fn interrupted_system_calls_are_resumed() {
     let output = tune.wait_with_output().expect("it ends");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), &[][..]), "{errors}");
-    assert!(errors.contains(&format!("interrupted; 8 runs are kept in {state}: the same command goes on")), "{errors}");
+    assert!(errors.contains(&format!("interrupted; 8 runs are kept in {state}: the same command resumes")), "{errors}");
     let said = json(&fs::read_to_string(&result).expect("the result"));
     assert!(said["error"].as_str().is_some_and(|error| error.starts_with("interrupted; 8 runs are kept")), "{said}");
-    // At the end of the pipe no process holds it open.
+    // The end of the pipe shows that no process has it open.
     let rest = there.read_to_string(&mut line).map(|_| line);
     assert_eq!(rest.expect("text"), "there\n", "a run outlives its tuning");
 
@@ -188,23 +192,23 @@ fn interrupted_system_calls_are_resumed() {
     assert_eq!((status, errors.as_str()), (0, ""));
     assert_eq!(fake.runs().len(), all + 1, "only the run that was interrupted is made again");
     assert_eq!(out, expected);
-    // All runs are known by now.
+    // All runs are in the state file now.
     assert_eq!(fake.tune(&[KNOBS, &["--state", &state]].concat()).1, out);
     assert_eq!(fake.runs().len(), all + 1);
 
     let (status, out, errors) = fake.tune(&["--knob", "credits=16", "--state", &state]);
     assert_eq!((status, out.as_str()), (1, ""));
-    assert!(errors.contains("it is not of these options"), "{errors}");
+    assert!(errors.contains("it belongs to a tuning with other options"), "{errors}");
 }
 
 #[test]
-fn a_terminal_shows_how_far_it_is() {
-    if !crate::patience::has("tmux") {
+fn a_terminal_shows_the_progress() {
+    if !crate::wait::has("tmux") {
         return;
     }
-    // From the third run on, each waits for its release.
+    // From the third run on, each waits until the file `held` is removed.
     let holds = "while [ $runs -ge 3 ] && [ -e \"$dir/held\" ]; do sleep 0.05; done\n";
-    let fake = Fake::new(&format!("{holds}{PLANTED}"));
+    let fake = FakeRpcperf::new(&format!("{holds}{PLANTED}"));
     fs::write(fake.path("held"), "").expect("a file");
     let words = fake.arguments(KNOBS).join(" ");
     let command = format!("{} tune {words}; read end", env!("CARGO_BIN_EXE_rpcrdma"));
@@ -216,7 +220,7 @@ fn a_terminal_shows_how_far_it_is() {
     assert!(terminal.shows(is_third), "{}", terminal.seen);
     terminal.tmux(&["resize-window", "-t", "t", "-x", "120", "-y", "40"]);
     fs::remove_file(fake.path("held")).expect("it is there");
-    // At the end the line is gone, and the result is there.
+    // At the end the result replaces the progress.
     let is_over = |screen: &str| screen.contains("recommended: credits=256") && !screen.contains(" runs, ");
     assert!(terminal.shows(is_over), "{}", terminal.seen);
     terminal.key("Enter");
@@ -224,22 +228,22 @@ fn a_terminal_shows_how_far_it_is() {
 }
 
 #[test]
-fn a_run_that_hangs_is_a_candidate_that_failed() {
-    let fake = Fake::new(&format!("case \"$*\" in *event*) sleep 600;; esac\n{PLANTED}"));
+fn a_candidate_fails_if_its_run_exceeds_the_time_limit() {
+    let fake = FakeRpcperf::new(&format!("case \"$*\" in *event*) sleep 600;; esac\n{PLANTED}"));
     let (status, out, errors) = fake.tune(&["--knob", "idle=event", "--limit", "5"]);
     assert_eq!((status, errors.as_str()), (0, ""));
-    assert!(out.contains("idle=event: no end after 5 s, which --limit allows\n"), "{out}");
+    assert!(out.contains("idle=event: time-out after 5 s (--limit)\n"), "{out}");
 }
 
 #[test]
-fn a_start_that_fails_ends_it() {
+fn a_failing_start_ends_the_tuning() {
     for (body, words) in [
         ("echo 'rpcperf: no such core' >&2; exit 2", "(default): no such core\n"),
-        ("exit 3", "the start does not run (default): it ended with exit status: 3, and said nothing"),
+        ("exit 3", "the start does not run (default): exit status: 3, without an error message"),
         ("echo '{}'", "no figure for calls"),
-        ("echo hello", "no JSON"),
+        ("echo hello", "output is not JSON"),
     ] {
-        let fake = Fake::new(body);
+        let fake = FakeRpcperf::new(body);
         let (status, out, errors) = fake.tune(KNOBS);
         assert_eq!((status, out.as_str()), (1, ""));
         assert!(errors.contains(words), "{words:?} is not in: {errors}");
@@ -248,7 +252,7 @@ fn a_start_that_fails_ends_it() {
     let (status, _, errors) = crate::tool::rpcrdma("tune", &nowhere);
     assert!(status == 1 && errors.contains("cargo build --release -p rpcrdma-bench"), "{errors}");
     let (status, _, errors) = crate::tool::rpcrdma("tune", &["--aim", "calls", "--rpcperf", "/bin/true"]);
-    assert!(status == 1 && errors.contains("what it has written is no JSON"), "{errors}");
+    assert!(status == 1 && errors.contains("output is not JSON"), "{errors}");
 }
 
 #[test]
@@ -257,20 +261,20 @@ fn wrong_usage_is_explained() {
         (&[][..], "--aim"),
         (&["--aim", "speed"], "possible values: calls, bytes, p99, cpu"),
         (&["--aim", "p99"], "--rate"),
-        (&["--aim", "calls", "--rate", "5"], "--rate: with --aim calls"),
-        (&["--aim", "calls", "--knob", "credits=many"], "credits=many: wanted a number"),
-        (&["--aim", "calls", "--start", "credits=4,8"], "credits=4,8: wanted a number"),
-        (&["--aim", "calls", "--knob", "speed=1"], "there are credits, batch,"),
-        (&["--aim", "calls", "--start", "batch=maybe"], "batch=maybe: wanted on or off"),
-        (&["--aim", "calls", "--cores", "8191"], "8191 is none of the cores"),
-        (&["--aim", "calls", "--cores", "x"], "\"x\" is no core"),
+        (&["--aim", "calls", "--rate", "5"], "--rate does not apply to --aim calls"),
+        (&["--aim", "calls", "--knob", "credits=many"], "invalid credits `many`: expected a number"),
+        (&["--aim", "calls", "--start", "credits=4,8"], "invalid credits `4,8`: expected a number"),
+        (&["--aim", "calls", "--knob", "speed=1"], "unknown knob `speed`: expected credits, batch,"),
+        (&["--aim", "calls", "--start", "batch=maybe"], "invalid batch `maybe`: expected on or off"),
+        (&["--aim", "calls", "--cores", "8191"], "invalid --cores `8191`"),
+        (&["--aim", "calls", "--cores", "x"], "invalid core `x`"),
         (&["--aim", "calls", "--remote"], "<ADDRESS>"),
-        (&["--aim", "calls", "--remote", "soft:x", "--knob", "workers=1"], "workers: with --remote"),
+        (&["--aim", "calls", "--remote", "soft:x", "--knob", "workers=1"], "workers: cannot be changed with --remote"),
         (&["--aim", "calls", "--pairs", "5"], "6..=200"),
         (&["--aim", "calls", "tcp:x"], "tcp:x"),
-        (&["--aim", "calls", "--limit", "0"], "'--limit <SECONDS>': wanted more than 0 seconds"),
+        (&["--aim", "calls", "--limit", "0"], "'--limit <SECONDS>': expected more than 0 seconds"),
         (&["--aim", "calls", "--seconds", "1e30"], "'--seconds <SECONDS>': cannot convert"),
-        (&["--aim", "calls", "--seconds", "86401"], "'--seconds <SECONDS>': more than 86400 seconds"),
+        (&["--aim", "calls", "--seconds", "86401"], "'--seconds <SECONDS>': expected at most 86400 seconds"),
     ] {
         let (status, out, errors) = crate::tool::rpcrdma("tune", arguments);
         assert_eq!((status, out.as_str()), (2, ""), "{arguments:?}: {errors}");

@@ -1,4 +1,4 @@
-//! Definitions as they are written: names are not resolved.
+//! Syntax tree of a specification. Names are not resolved.
 
 use crate::schema::{Name, Type};
 
@@ -11,14 +11,14 @@ pub(crate) struct Definition {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Body {
-    /// `const`; `None` for a text.
+    /// `const`; `None` for a string.
     Constant(Option<Value>),
     Type(TypeBody),
     Typedef(Declaration),
     Program(Value, Vec<Version>),
 }
 
-/// What braces hold.
+/// Content of the braces of a type.
 #[derive(Clone, Debug)]
 pub(crate) enum TypeBody {
     Enum(Vec<Member>),
@@ -26,7 +26,7 @@ pub(crate) enum TypeBody {
     Union(Union),
 }
 
-/// A value of an enum. Without a number it is one more than the last one.
+/// A value of an enum. Without a number, it is one more than the value before it.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) name: Name,
@@ -41,13 +41,13 @@ pub(crate) struct Union {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Arm {
-    /// `None` is the default.
+    /// Cases; `None` is `default`.
     pub(crate) cases: Vec<Option<Value>>,
     /// `None` for `void`.
     pub(crate) field: Option<Declaration>,
 }
 
-/// A number or a name of one.
+/// A number, or the name of a number.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     Number(i128, Name),
@@ -72,11 +72,11 @@ pub(crate) enum Base {
     ZeroCopyOpaque,
     Text,
     Named(Name),
-    /// A type of its own, without name.
+    /// An anonymous type.
     Inline(TypeBody),
 }
 
-/// What stands around the name.
+/// Array, pointer or single value, as written around the name.
 #[derive(Clone, Debug)]
 pub(crate) enum Shape {
     Single,
@@ -96,14 +96,14 @@ pub(crate) struct Version {
 pub(crate) struct Procedure {
     pub(crate) name: Name,
     pub(crate) number: Value,
-    /// None for `void`.
+    /// Empty for `void`.
     pub(crate) arguments: Vec<Declaration>,
     /// `None` for `void`.
     pub(crate) results: Option<Declaration>,
 }
 
 impl Value {
-    /// The number or name as written, and its place.
+    /// The number or name as written, with its position.
     pub(crate) fn name(&self) -> &Name {
         match self {
             Self::Number(_, name) | Self::Named(name) => name,

@@ -15,16 +15,16 @@ use crate::{Errors, Options, Schema, Source, generate, parse_files};
 /// A file that was not compiled.
 #[derive(Debug, Error)]
 pub enum CompileError {
-    /// A file was not read or written.
+    /// A file could not be read or written.
     #[error("{path}: {source}{limit}", path = path.display(), limit = limit(source))]
     File {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// [`Options::define`] is not possible.
-    #[error("definition `{define}`: {reason}")]
+    /// A definition of [`Options::define`] is invalid.
+    #[error("invalid definition `{define}`: {reason}")]
     Define {
         /// The definition.
         define: String,
@@ -34,12 +34,12 @@ pub enum CompileError {
     /// The specification or placement file is invalid.
     #[error(transparent)]
     Invalid(#[from] Errors),
-    /// Not in a build script.
+    /// [`compile`] was not called by a build script.
     #[error("OUT_DIR is not set: xdrgen::compile is for build scripts")]
     NoOutDir,
 }
 
-/// The limit of the process that a write has reached, as a part of a text.
+/// Names the limit of the process that a write has exceeded, if any.
 fn limit(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::FileTooLarge => " (RLIMIT_FSIZE; `ulimit -f unlimited` lifts it)",
@@ -49,9 +49,10 @@ fn limit(error: &io::Error) -> &'static str {
 
 /// Compiles `NAME.x` to `$OUT_DIR/NAME.rs` in a build script.
 ///
-/// A file `NAME.placement.toml` beside it is its placement file. Cargo runs the build script again if one changes. So
-/// that a new placement file is noticed, Cargo watches the directory while there is none, unless the output of the
-/// build is in it: then a warning says so. Warnings are those of the build script.
+/// `NAME.placement.toml` beside it is its placement file, if it exists. Cargo runs the build script again if one of the
+/// files changes. While there is no placement file, Cargo watches the directory, so that a new one is noticed. If the
+/// directory contains the output of the build, that is not possible, and a warning says so. Warnings are printed as
+/// those of the build script.
 ///
 /// The crate includes the result in a module:
 ///
@@ -62,7 +63,7 @@ fn limit(error: &io::Error) -> &'static str {
 /// ```
 ///
 /// # Errors
-/// The files are invalid or not readable, or the result is not writable.
+/// The files are invalid or cannot be read, or the result cannot be written.
 pub fn compile(path: impl AsRef<Path>, options: &Options) -> Result<(), CompileError> {
     let path = path.as_ref();
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or(CompileError::NoOutDir)?);
@@ -76,8 +77,8 @@ pub fn compile(path: impl AsRef<Path>, options: &Options) -> Result<(), CompileE
     if !options.types_only && !schema.programs.is_empty() && watched(path, &out).is_none() {
         let placement = placement_of(path);
         schema.warnings.push(format!(
-            "no {0}: nothing may travel in chunks. Cargo does not notice a new one here, where the output is below: write \
-             it, then change {1}",
+            "there is no {0}, so nothing may travel in chunks. Cargo does not notice a new one, because the output of \
+             the build is in the same directory: write the file, then change {1}",
             placement.display(),
             path.display()
         ));
@@ -91,23 +92,23 @@ pub fn compile(path: impl AsRef<Path>, options: &Options) -> Result<(), CompileE
 
 /// Writes generated code to a file.
 ///
-/// A regular file is replaced when all is written: after an error it has its last content.
+/// A regular file is replaced once the code is written completely. After an error, it has its previous content.
 ///
 /// # Errors
-/// The file or its directory is not writable.
+/// The file or its directory cannot be written.
 pub fn write(path: &Path, code: &str) -> Result<(), CompileError> {
     replace(path, code).map_err(|source| CompileError::File { path: path.into(), source })
 }
 
 fn replace(path: &Path, code: &str) -> io::Result<()> {
     let (target, old) = match path.canonicalize() {
-        // A file that may not be written is not replaced either.
+        // Opening the file checks that it may be written, because a rename would ignore its mode.
         Ok(target) if target.is_file() => {
             let old = OpenOptions::new().write(true).open(&target)?.metadata()?;
             (target, Some(old.permissions()))
         }
         Err(_) if !path.is_symlink() => (path.into(), None),
-        // A device, a pipe, or a link to no file.
+        // The path is a device, a pipe, or a link that leads to no file.
         _ => return fs::write(path, code),
     };
     let (mut file, new) = new_file_beside(&target)?;
@@ -116,7 +117,7 @@ fn replace(path: &Path, code: &str) -> io::Result<()> {
         .and_then(|()| old.map_or(Ok(()), |permissions| file.set_permissions(permissions)))
         .and_then(|()| fs::rename(&new, &target));
     if written.is_err() {
-        // It is an error already.
+        // The error of the write is reported, so an error of the removal is ignored.
         let _ = fs::remove_file(&new);
     }
     written
@@ -134,7 +135,7 @@ fn new_file_beside(path: &Path) -> io::Result<(File, PathBuf)> {
     }
 }
 
-/// [`compile`], but prints errors and ends the build script.
+/// Calls [`compile`]. On an error, prints it and ends the build script.
 pub fn compile_or_exit(path: impl AsRef<Path>, options: &Options) {
     if let Err(error) = compile(path, options) {
         let _ = writeln!(io::stderr(), "{error}");
@@ -151,24 +152,24 @@ fn directory(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// What changes with the placement file.
+/// Path that Cargo watches for changes of the placement file, if possible.
 ///
-/// Cargo runs a script each time if a file that it watches is missing. A directory with the output always changes, too.
+/// Cargo runs a script each time if a watched file is missing. A directory with the output changes each time, too.
 fn watched(path: &Path, out: &Path) -> Option<PathBuf> {
     let (placement, dir) = (placement_of(path), directory(path));
     let has_output = || Some(out.canonicalize().ok()?.starts_with(dir.canonicalize().ok()?));
     if placement.exists() { Some(placement) } else { (has_output() == Some(false)).then(|| dir.into()) }
 }
 
-/// Reads a specification and its placement file: `placement`, or else the one beside it, if it exists.
+/// Reads a specification and its placement file.
 ///
-/// The specifications that it includes are read, too, and become a part of it. Of `options`, the names of
-/// [`Options::define`] count.
+/// The placement file is `placement`, or else the one beside the specification, if it exists. Included specifications
+/// become a part of the one that includes them. Of `options`, only the definitions of [`Options::define`] matter.
 ///
 /// # Errors
-/// A file is invalid or not readable.
+/// A file is invalid or cannot be read.
 pub fn load(path: &Path, placement: Option<&Path>, options: &Options) -> Result<Schema, CompileError> {
-    check(&options.defines)?;
+    check_defines(&options.defines)?;
     let failed = |path: &Path, source| CompileError::File { path: path.into(), source };
     let read = |path: &Path| match read_bounded(path) {
         Ok(bytes) => Ok(Source { name: path.display().to_string(), text: text(&bytes) }),
@@ -181,7 +182,7 @@ pub fn load(path: &Path, placement: Option<&Path>, options: &Options) -> Result<
     let mut schema = parse_files(&sources, file.as_ref(), &options.defines)?;
     schema.included = sources.included_paths();
     if placement.is_none() {
-        let warning = |file: PathBuf| format!("{} is not used: {} would be", file.display(), beside.display());
+        let warning = |file: PathBuf| format!("{} is not used: expected the name {}", file.display(), beside.display());
         schema.warnings.extend(misnamed(path).map(warning));
     }
     Ok(schema)
@@ -197,8 +198,8 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Whether all definitions of options are possible.
-fn check(defines: &[String]) -> Result<(), CompileError> {
+/// Checks the definitions of options.
+fn check_defines(defines: &[String]) -> Result<(), CompileError> {
     let mut known = HashMap::new();
     for define in defines {
         let invalid = |reason| CompileError::Define { define: define.clone(), reason };
@@ -211,7 +212,9 @@ fn check(defines: &[String]) -> Result<(), CompileError> {
     Ok(())
 }
 
-/// Files that look like the missing placement file of `path`: of no specification, or with its name alone.
+/// Files that may be meant as the missing placement file of `path`.
+///
+/// They are `NAME.toml`, and placement files that belong to no specification.
 fn misnamed(path: &Path) -> impl Iterator<Item = PathBuf> {
     let plain = path.with_extension("toml").file_name().map(ToOwned::to_owned);
     let files = fs::read_dir(directory(path)).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -233,7 +236,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let (out, x) = (tempfile::tempdir().expect("a directory"), dir.path().join("a.x"));
         assert_eq!(watched(&x, out.path()), Some(dir.path().into()));
-        assert_eq!(watched(&x, dir.path()), None, "the build changes it each time");
+        assert_eq!(watched(&x, dir.path()), None, "each build changes this directory");
         let placement = dir.path().join("a.placement.toml");
         fs::write(&placement, "").expect("written");
         assert_eq!(watched(&x, out.path()), Some(placement));
@@ -241,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_not_utf8_are_for_comments_only() {
+    fn bytes_that_are_not_utf8_are_allowed_in_comments_only() {
         let dir = tempfile::tempdir().expect("a directory");
         let x = dir.path().join("a.x");
         fs::write(&x, b"/* Andr\xe9, \xc3\xa9 */\nstruct a { int x; };\n").expect("written");
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn placement_files_of_other_names_are_told() {
+    fn placement_files_with_wrong_names_are_reported() {
         let dir = tempfile::tempdir().expect("a directory");
         let write = |name: &str| fs::write(dir.path().join(name), "").expect("written");
         ["a.x", "b.x", "b.placement.toml", "Cargo.toml", "c.placement.toml", "a.toml", "a_placement.toml"]
@@ -273,7 +276,10 @@ mod tests {
         found.sort();
         assert_eq!(found, ["a.toml", "a_placement.toml", "c.placement.toml"]);
         let schema = load(&x, None, &Options::default()).expect("a schema");
-        assert!(schema.warnings.iter().all(|line| line.contains("a.placement.toml would be")), "{schema:?}");
+        assert!(
+            schema.warnings.iter().all(|line| line.contains("expected the name") && line.ends_with("a.placement.toml")),
+            "{schema:?}"
+        );
         write("a.placement.toml");
         assert!(load(&x, None, &Options::default()).expect("a schema").warnings.is_empty());
     }

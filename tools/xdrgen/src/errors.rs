@@ -1,4 +1,4 @@
-//! Errors with their place in a file.
+//! Errors with their positions in files.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,13 +8,13 @@ use annotate_snippets::{Annotation, AnnotationKind, Level, Renderer, Snippet};
 use crate::Source;
 use crate::sources::Sources;
 
-/// Most errors that are shown.
-const MOST: usize = 20;
+/// Limit of errors that are shown.
+const MAX_SHOWN: usize = 20;
 
-/// One error.
+/// An error.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem {
-    /// It is in the placement file, not in the specification.
+    /// The error is in the placement file, not in the specification.
     in_placement: bool,
     at: Range<usize>,
     message: String,
@@ -23,12 +23,12 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    /// Marks another place of the same file.
+    /// Marks another position of the specification.
     pub(crate) fn related(&mut self, at: &Range<usize>, label: impl Into<String>) {
         self.related = Some((at.clone(), label.into()));
     }
 
-    /// Says what to do.
+    /// Adds advice.
     pub(crate) fn help(&mut self, help: impl Into<String>) {
         self.help = Some(help.into());
     }
@@ -37,20 +37,20 @@ impl Problem {
 /// Errors found so far.
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
-    /// Up to one more than [`MOST`].
+    /// At most one more than [`MAX_SHOWN`].
     list: Vec<Problem>,
     count: usize,
-    /// Warnings of the specification, and their places.
+    /// Warnings about the specification, and their positions.
     warnings: Vec<(Range<usize>, String)>,
 }
 
 impl Problems {
-    /// Adds a warning of the specification.
+    /// Adds a warning about the specification.
     pub(crate) fn warn(&mut self, at: &Range<usize>, message: String) {
         self.warnings.push((at.clone(), message));
     }
 
-    /// The warnings: one line each, with file and line.
+    /// The warnings, one line each, with file and line.
     pub(crate) fn warnings(&self, xdr: &Sources) -> Vec<String> {
         let warning = |(at, message): &(Range<usize>, String)| {
             let (source, at) = xdr.locate(at);
@@ -71,20 +71,20 @@ impl Problems {
 
     fn push(&mut self, in_placement: bool, at: &Range<usize>, message: String) -> &mut Problem {
         self.count += 1;
-        self.list.truncate(MOST);
+        self.list.truncate(MAX_SHOWN);
         self.list.push(Problem { in_placement, at: at.clone(), message, related: None, help: None });
         let last = self.list.len() - 1;
         &mut self.list[last]
     }
 
-    /// Whether there is none.
+    /// True if there is no error.
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The errors in the order of the files.
+    /// Returns the errors in the order of the files.
     pub(crate) fn into_errors(mut self, xdr: &Sources, placement: Option<&Source>) -> Errors {
-        self.list.truncate(MOST);
+        self.list.truncate(MAX_SHOWN);
         self.list.sort_by_key(|problem| (problem.in_placement, problem.at.start));
         Errors {
             xdr: xdr.clone(),
@@ -105,7 +105,7 @@ pub struct Errors {
     placement: Box<Source>,
     list: Vec<Problem>,
     count: usize,
-    /// Perhaps their cause.
+    /// Warnings, which may name the cause of errors.
     warnings: Vec<String>,
 }
 
@@ -144,7 +144,7 @@ impl fmt::Display for Errors {
 /// A mark below a line, and its label.
 type Mark<'a> = (AnnotationKind, Range<usize>, Option<&'a str>);
 
-/// The lines with marks alone: the renderer reads all that it is given.
+/// Only the lines with marks, because the renderer reads all lines that it gets.
 fn snippet<'a>(source: &'a Source, marks: &[Mark<'a>]) -> Snippet<'a, Annotation<'a>> {
     let start = marks.iter().map(|(_, at, _)| at.start).min().unwrap_or(0);
     let start = source.text[..start].rfind('\n').map_or(0, |end| end + 1);

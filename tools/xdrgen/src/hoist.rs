@@ -1,11 +1,11 @@
-//! Gives types without name one, in front of the type that holds them.
+//! Makes anonymous types named ones, in front of the type that holds them.
 
 use crate::ast::{Base, Body, Declaration, Definition, Shape, TypeBody};
 use crate::schema::Name;
 
-/// Moves each type without name out of its owner. It is then called `owner_field`.
+/// Moves each anonymous type out of its owner, with the name `owner_field`.
 ///
-/// A typedef of such a type names it.
+/// The name of a typedef becomes the name of its anonymous type.
 pub(crate) fn hoist(definitions: Vec<Definition>) -> Vec<Definition> {
     let mut out = Vec::new();
     for mut definition in definitions {

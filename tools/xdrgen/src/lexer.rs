@@ -1,4 +1,4 @@
-//! Words, numbers and signs of a file, with the comments that document them.
+//! Lexer: splits files into words, numbers and signs, with the comments that document them.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::sources::{Include, Sources, include};
 
 /// Kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TokenKind {
     Word,
     Number,
     Text,
@@ -23,24 +23,24 @@ pub(crate) enum Kind {
     Comment,
 }
 
-/// A word, number, text or sign.
+/// A word, number, string or sign.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Token<'s> {
-    pub(crate) kind: Kind,
+    pub(crate) kind: TokenKind,
     pub(crate) text: &'s str,
     pub(crate) at: Range<usize>,
-    /// The value that an `#undef` line behind it has ended.
+    /// The value of a constant whose definition a later `#undef` line has ended.
     pub(crate) value: Option<i128>,
-    /// Lines of the comments right in front.
+    /// Lines of the comments directly in front of the token.
     pub(crate) before: Vec<String>,
-    /// Lines of the comments behind it on its line.
+    /// Lines of the comments behind the token, on its line.
     pub(crate) after: Vec<String>,
 }
 
-/// Most files inside each other.
+/// Limit of nested files.
 const MAX_DEPTH: usize = 16;
 
-/// Splits a specification into tokens, with the files that it includes in the place of the lines that include them.
+/// Splits a specification into tokens. Included files replace the lines that include them.
 pub(crate) fn lex<'s>(
     sources: &'s Sources,
     defines: &'s [String],
@@ -51,10 +51,10 @@ pub(crate) fn lex<'s>(
         tokens: Vec::new(),
         preprocessor: Preprocessor::new(defines),
         open: Vec::new(),
-        read: HashSet::new(),
+        begun: HashSet::new(),
         problems,
     };
-    lexer.file(0);
+    lexer.lex_file(0);
     for (index, token) in lexer.tokens.iter_mut().enumerate() {
         token.value = lexer.preprocessor.ended_value(token.text, index);
     }
@@ -67,15 +67,15 @@ struct Lexer<'s, 'p> {
     preprocessor: Preprocessor<'s>,
     /// Indices of the files that are being read, each included by the one in front of it.
     open: Vec<usize>,
-    /// Indices of all files that were begun.
-    read: HashSet<usize>,
+    /// Indices of all files that have been begun.
+    begun: HashSet<usize>,
     problems: &'p mut Problems,
 }
 
 impl<'s> Lexer<'s, '_> {
-    fn file(&mut self, index: usize) {
+    fn lex_file(&mut self, index: usize) {
         self.open.push(index);
-        self.read.insert(index);
+        self.begun.insert(index);
         let conditions = self.preprocessor.enter();
         let (text, base) = self.sources.file(index);
         let first = self.tokens.len();
@@ -83,7 +83,7 @@ impl<'s> Lexer<'s, '_> {
         let mut comments: Vec<String> = Vec::new();
         let mut starts_line = true;
         loop {
-            let space = space(&mut input);
+            let space = take_space(&mut input);
             starts_line |= space.contains('\n');
             if space.matches('\n').nth(1).is_some() {
                 comments.clear();
@@ -92,7 +92,7 @@ impl<'s> Lexer<'s, '_> {
                 break;
             }
             if starts_line && (self.preprocessor.is_skipping() || input.starts_with(['#', '%'])) {
-                let (line, at) = line(&mut input);
+                let (line, at) = take_line(&mut input);
                 let at = base + at.start..base + at.end;
                 match include(line).filter(|include| include.is_hidden || !self.preprocessor.is_skipping()) {
                     Some(include) if self.include(include, &at) => {}
@@ -111,10 +111,10 @@ impl<'s> Lexer<'s, '_> {
                 continue;
             };
             let (text, at) = (&text[at.clone()], base + at.start..base + at.end);
-            // A comment behind an included file is not that of its last token.
+            // A comment behind an included file does not belong to the last token of that file.
             match (kind, self.tokens[first..].last_mut()) {
-                (Kind::Comment, Some(last)) if !starts_line => last.after.extend(comment_lines(text)),
-                (Kind::Comment, _) => comments.extend(comment_lines(text)),
+                (TokenKind::Comment, Some(last)) if !starts_line => last.after.extend(comment_lines(text)),
+                (TokenKind::Comment, _) => comments.extend(comment_lines(text)),
                 _ => {
                     let before = std::mem::take(&mut comments);
                     self.tokens.push(Token { kind, text, at, value: None, before, after: Vec::new() });
@@ -126,21 +126,22 @@ impl<'s> Lexer<'s, '_> {
         self.open.pop();
     }
 
-    /// Reads the file that a line includes, unless it was read before. False if the line includes no specification.
+    /// Reads the file that a line includes, unless it was read before. Returns false if the line includes no
+    /// specification.
     fn include(&mut self, include: Include<'s>, at: &Range<usize>) -> bool {
         let by = self.open[self.open.len() - 1];
         let message = match self.sources.included(by, include.path) {
             None => return false,
             Some(Err(error)) => format!("cannot include `{}`: {error}", include.path),
             Some(Ok(index)) if self.open.contains(index) && !include.is_c() => {
-                format!("`{}` includes itself, by the files that it includes", include.path)
+                format!("`{}` includes itself, directly or by other files", include.path)
             }
             Some(Ok(_)) if self.open.len() == MAX_DEPTH => {
-                format!("`{}` is inside {MAX_DEPTH} files that include each other, the limit", include.path)
+                format!("including `{}` exceeds {MAX_DEPTH} nested files", include.path)
             }
             Some(&Ok(index)) => {
-                if !self.read.contains(&index) {
-                    self.file(index);
+                if !self.begun.contains(&index) {
+                    self.lex_file(index);
                 }
                 return true;
             }
@@ -150,16 +151,16 @@ impl<'s> Lexer<'s, '_> {
     }
 }
 
-/// Why a text is no number.
+/// Why a text is not a number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum InvalidNumber {
-    /// It does not have the form of one.
+    /// The text does not have the form of a number.
     Form,
-    /// It exceeds 64 bits.
+    /// The number exceeds 64 bits.
     Range,
 }
 
-/// The value of a number: decimal, `0x…` or `0…`, with an optional sign.
+/// Parses a number: decimal, `0x…` or `0…`, with an optional sign.
 pub(crate) fn number(text: &str) -> Result<i128, InvalidNumber> {
     let (sign, digits) = text.strip_prefix('-').map_or(("", text), |digits| ("-", digits));
     let (radix, digits) = match digits.as_bytes() {
@@ -174,19 +175,19 @@ pub(crate) fn number(text: &str) -> Result<i128, InvalidNumber> {
     value.and_then(in_range).ok_or(InvalidNumber::Range)
 }
 
-/// `value`, if it is a `hyper` or `unsigned hyper`.
+/// Returns `value`, if it is in the range of `hyper` or `unsigned hyper`.
 pub(crate) fn in_range(value: i128) -> Option<i128> {
     Some(value).filter(|value| (i64::MIN.into()..=u64::MAX.into()).contains(value))
 }
 
-/// Reports what no token starts with. Returns its bytes.
+/// Reports text that is not a token. Returns the number of bytes to skip.
 fn bad_token(text: &str, start: usize, base: usize, problems: &mut Problems) -> usize {
     let rest = &text[start..];
     let char_len = rest.chars().next().map_or(0, char::len_utf8);
     let (message, marked, len) = if rest.starts_with("/*") {
-        ("comment has no end".into(), 2, rest.len())
+        ("unterminated comment".into(), 2, rest.len())
     } else if rest.starts_with('"') {
-        ("text has no end on its line".into(), 1, rest.find('\n').unwrap_or(rest.len()))
+        ("unterminated string".into(), 1, rest.find('\n').unwrap_or(rest.len()))
     } else {
         (format!("unexpected character `{}`", rest[..char_len].escape_debug()), char_len, char_len)
     };
@@ -198,13 +199,13 @@ pub(crate) fn is_word_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
-fn space<'s>(input: &mut LocatingSlice<&'s str>) -> &'s str {
+fn take_space<'s>(input: &mut LocatingSlice<&'s str>) -> &'s str {
     let len = input.len() - input.trim_start_matches(|c: char| c.is_whitespace() || c == '\u{feff}').len();
     input.next_slice(len)
 }
 
-/// A line, with those that it continues on.
-fn line<'s>(input: &mut LocatingSlice<&'s str>) -> (&'s str, Range<usize>) {
+/// Takes a line, with the lines that continue it.
+fn take_line<'s>(input: &mut LocatingSlice<&'s str>) -> (&'s str, Range<usize>) {
     let rest: &'s str = input.as_ref();
     let mut end = 0;
     for part in rest.split_inclusive('\n') {
@@ -219,19 +220,19 @@ fn line<'s>(input: &mut LocatingSlice<&'s str>) -> (&'s str, Range<usize>) {
     (text, start..start + text.len())
 }
 
-fn token(input: &mut LocatingSlice<&str>) -> winnow::Result<Kind> {
+fn token(input: &mut LocatingSlice<&str>) -> winnow::Result<TokenKind> {
     alt((
-        (one_of(('a'..='z', 'A'..='Z', '_')), take_while(0.., is_word_char)).value(Kind::Word),
-        (opt('-'), one_of('0'..='9'), take_while(0.., is_word_char)).value(Kind::Number),
-        delimited('"', take_till(0.., ['"', '\n']), '"').value(Kind::Text),
-        ("/*", take_until(0.., "*/"), "*/").value(Kind::Comment),
-        ("//", till_line_ending).value(Kind::Comment),
-        one_of(['{', '}', '(', ')', '[', ']', '<', '>', ';', ':', ',', '=', '*']).value(Kind::Sign),
+        (one_of(('a'..='z', 'A'..='Z', '_')), take_while(0.., is_word_char)).value(TokenKind::Word),
+        (opt('-'), one_of('0'..='9'), take_while(0.., is_word_char)).value(TokenKind::Number),
+        delimited('"', take_till(0.., ['"', '\n']), '"').value(TokenKind::Text),
+        ("/*", take_until(0.., "*/"), "*/").value(TokenKind::Comment),
+        ("//", till_line_ending).value(TokenKind::Comment),
+        one_of(['{', '}', '(', ')', '[', ']', '<', '>', ';', ':', ',', '=', '*']).value(TokenKind::Sign),
     ))
     .parse_next(input)
 }
 
-/// The lines of a comment without its frame.
+/// The lines of a comment, without its delimiters and leading asterisks.
 fn comment_lines(text: &str) -> Vec<String> {
     let text = text.strip_prefix("//").unwrap_or(text);
     let text = text.strip_prefix("/*").and_then(|text| text.strip_suffix("*/")).unwrap_or(text);

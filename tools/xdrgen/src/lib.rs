@@ -1,76 +1,79 @@
 //! Compiler for XDR and RPC language (RFC 4506, RFC 5531).
 //!
-//! [`parse`] reads a specification and its placement file. [`schema`] is what both say, checked. [`generate()`] makes
-//! Rust of it. Build scripts call [`compile()`].
+//! [`parse`] reads a specification and its placement file, and returns a checked [`schema`]. [`generate()`] generates
+//! Rust code from the schema. Build scripts call [`compile()`].
 //!
 //! # Language
 //!
-//! RFC 4506 §6 and RFC 5531 §12, without `quadruple`. Comments in front of an item, or behind it on its line, are its
-//! documentation. `NAME *next;` as the last field of `struct NAME`, also by a typedef of the pointer, makes a list of
-//! any length. Any other type inside a value of itself is a `Boxed` view, with at most 64 levels.
+//! The compiler reads the languages of RFC 4506 §6 and RFC 5531 §12, without `quadruple`. A comment in front of an
+//! item, or behind it on its line, becomes its documentation. `NAME *next;` as the last field of `struct NAME`, also by
+//! a typedef of the pointer, makes a list of any length. Any other type that contains itself is a `Boxed` view there,
+//! with at most 64 levels.
 //!
-//! Beyond the RFCs, the compiler reads:
+//! Beyond the RFCs, it reads:
 //! - `unsigned` alone, `char`, `short`, `long`, and the integers of C headers, such as `u_int` and `uint64_t`;
 //! - `netobj`, `netbuf`, `des_block`, `MAXNETNAMELEN` of Sun's RPC library, `opaque_auth`, `authsys_parms`, and the
 //!   flavors of authentication, such as `AUTH_NONE`, `AUTH_SYS` and `RPCSEC_GSS`;
 //! - `struct NAME`, `union NAME` and `enum NAME` as types;
-//! - enum values without number: one more than the last one;
-//! - no argument, several arguments, and arguments with names; `string` and `opaque` without bounds as arguments and
-//!   results, and `string` without bounds as a field;
+//! - enum values without a number, which are one more than the value before;
+//! - procedures without arguments, with several, and with named arguments; `string` and `opaque` without bounds as
+//!   arguments and results, and `string` without bounds as a field;
 //! - `zcopaque` (libevpl): `opaque` that may travel in a chunk, unless it is inside an array, list, optional or
 //!   recursive data;
-//! - `namespace NAME { … }` (xdrpp): all names are those of one file, and must differ;
+//! - `namespace NAME { … }` (xdrpp); the names of all namespaces of a file must differ;
 //! - `pragma …;` (the Linux kernel), without effect, and `struct NAME;` ahead of the definition;
 //! - names of procedures as numbers (RFC 1833 §2.1);
 //! - `struct *NAME { … }`, a pointer to a structure (RFC 1833 §3.1);
-//! - a name behind the last brace of a type (RFC 5531 §9), and constants that are texts: both have no effect.
+//! - a name behind the last brace of a type (RFC 5531 §9), and constants that are strings; both have no effect.
 //!
-//! A value takes at most 32 KiB, and 128 KiB with each level of its nested types, without what it borrows from the
-//! message: longer arrays are those of variable length.
-//! Elements take at least a word of XDR. A procedure has at most 12 arguments.
+//! A value takes at most 32 KiB, and 128 KiB together with all levels of its nested types. Data that it borrows from
+//! the message does not count, so longer arrays must have variable length. An element takes at least one word of XDR. A
+//! procedure has at most 12 arguments.
 //!
 //! Lines of the C preprocessor:
-//! - `#define NAME value` is a constant if the value is a number, a known name, or a sum of these. Other `#define`
-//!   lines only make the name known to `#ifdef`. A value that exceeds 64 bits is an error.
-//! - `#undef NAME` ends a definition: items in front of it have the last value, and another `#define` may follow.
-//! - [`Options::define`] and `-D NAME=VALUE` of the command define a name, as constants of C headers. The specification
-//!   must not define it, too, other than in a line with `%`, which then has no effect.
-//! - `#ifdef NAME` is true if a `#define` came before, or an option defines it. So `RPC_HDR`, `RPC_XDR`, `RPC_SVC`,
-//!   `RPC_CLNT` and `RPC_TBL` are unknown, and the lines that `rpcgen` copies to one of its outputs are skipped.
+//! - `#define NAME value` is a constant if the value is a number, a known name, or a sum of numbers and known names.
+//!   Other `#define` lines only make the name known to `#ifdef`. A value that exceeds 64 bits is an error.
+//! - `#undef NAME` ends a definition. Items in front of it use the previous value, and another `#define` may follow.
+//! - [`Options::define`] and the option `-D NAME=VALUE` of the command define a name, like constants of C headers. The
+//!   specification must not define the name again, except in a line with `%`, which then has no effect.
+//! - `#ifdef NAME` is true behind a `#define` of the name, or if an option defines it. `RPC_HDR`, `RPC_XDR`, `RPC_SVC`,
+//!   `RPC_CLNT` and `RPC_TBL` are unknown, so lines that `rpcgen` copies to only one of its outputs are skipped.
 //! - `#if` and `#elif` take a number, a name, `defined(NAME)`, and `!` before these.
-//! - `#include "other.x"` reads that specification, by its path from the including file. Its items become items of this
-//!   one, once, however many lines include it. A missing file and a cycle are errors. The limits are 16 MiB, 256 files,
-//!   and 16 files inside each other.
-//! - `#include "other.h"` and `%#include "other.h"`, as for `rpcgen`, read `other.x` where it lies beside.
+//! - `#include "other.x"` reads another specification, by its path from the including file. Its items become items of
+//!   the including one, once, however many lines include it. A missing file and a cycle are errors. The limits are
+//!   16 MiB, 256 files, and 16 nested files.
+//! - `#include "other.h"` and `%#include "other.h"`, as for `rpcgen`, read `other.x` if it exists beside the header.
 //! - `#error` is an error, and `#warning` a warning, unless an `#if` skips it.
 //! - Other `#include` lines, `#line` and `#pragma` are dropped, with a warning. `#pragma once` and `#ident` have no
 //!   effect.
 //! - A byte that is not UTF-8 is read as Latin-1, and may be in a comment.
-//! - Lines with `%` in front are C code and dropped, but for `%#define NAME value`: the file may use the value.
+//! - Lines that begin with `%` are C code and are dropped, except for `%#define NAME value`, whose value the file may
+//!   use.
 //!
 //! # Placement file
 //!
-//! `NAME.placement.toml` beside `NAME.x` has what the language cannot say. All keys are optional.
+//! `NAME.placement.toml` beside `NAME.x` says what the language cannot express. All keys are optional.
 //! ```toml
 //! # Items that the upper-layer binding allows in chunks (RFC 8166 §6): variable opaque or string.
 //! # A typedef is one Rust type: a field of a typedef is named by the typedef, here and in `[bounds]`.
 //! eligible = ["READ3resok.data"]      # TYPE.FIELD, or a typedef
-//! # Bounds that the specification leaves open, in bytes or elements: of a typedef or TYPE.FIELD.
-//! # A bound of the specification is narrowed by naming it: clients may send more, which is then refused.
+//! # Bounds that the specification leaves open, in bytes or elements, of a typedef or TYPE.FIELD.
+//! # To narrow a bound of the specification, name it, too. Longer data of clients is then refused.
 //! [bounds]
 //! filename3 = 255
 //! "READ3resok.data" = 1_048_576
 //! dirpath = { from = 1024, to = 255 }
-//! # A procedure, by the names of its version and its own. Where two programs have the version: [PROGRAM.VERSION.NAME].
+//! # A procedure is [VERSION.NAME], or [PROGRAM.VERSION.NAME] if two programs have a version of this name.
 //! [NFS_V3.NFSPROC3_READ]
-//! max_call = 80                       # most bytes of arguments, eligible items left out (default: computed)
-//! max_reply = 104                     # the same of results
-//! max_inline_result = 3940            # most bytes of eligible results in a reply without Write chunk
-//! one_way = false                     # calls have no reply: for `void` results; version 2 of RPC-over-RDMA only
-//! cached = false                      # run once, by the duplicate request cache
+//! max_call = 80                       # limit of the arguments' bytes without eligible items (default: computed)
+//! max_reply = 104                     # limit of the results' bytes without eligible items (default: computed)
+//! max_inline_result = 3940            # limit of the bytes of eligible results in a reply without Write chunk
+//! one_way = false                     # calls have no reply; needs `void` results and version 2 of RPC-over-RDMA
+//! cached = false                      # a retransmitted call does not run again (duplicate request cache)
 //! run = "shard"                       # or "workers", "deferred", "async"
 //! ```
-//! With a placement file, a procedure without bound needs `max_call` or `max_reply`. Without one the default is 64 KiB.
+//! If there is a placement file, a procedure without a bound needs `max_call` or `max_reply`. If there is none, the
+//! default of both is 64 KiB.
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stderr)]
 
@@ -99,19 +102,21 @@ pub use schema::Schema;
 use errors::Problems;
 use sources::Sources;
 
-/// A file: its name for messages, and its text.
+/// A file, with its name for messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Source {
     /// Path or name.
     pub name: String,
-    /// Content.
+    /// Content of the file.
     pub text: String,
 }
 
-/// Compiles a specification and its placement file. [`load`] also reads the files that it includes.
+/// Compiles a specification and its placement file.
+///
+/// Included files are not read, which [`load`] does.
 ///
 /// # Errors
-/// All errors of the first stage that has any: syntax, names, recursion, limits, placement.
+/// All errors of the first stage that has any. The stages are syntax, names, recursion, limits and placement.
 pub fn parse(xdr: &Source, placement: Option<&Source>) -> Result<Schema, Errors> {
     parse_files(&Sources::text(xdr), placement, &[])
 }
@@ -125,7 +130,7 @@ fn parse_files(xdr: &Sources, placement: Option<&Source>, defines: &[String]) ->
     schema.ok_or_else(|| problems.into_errors(xdr, placement))
 }
 
-/// `None` if a stage has errors and the next one would only repeat them.
+/// Runs the stages. `None` if a stage has errors that the next one would only repeat.
 fn stages(xdr: &Sources, placement: Option<&Source>, defines: &[String], problems: &mut Problems) -> Option<Schema> {
     let (tokens, preprocessor) = lexer::lex(xdr, defines, problems);
     problems.is_empty().then_some(())?;

@@ -1,13 +1,13 @@
-//! Types of the RPC library, where a file uses them and does not define them.
+//! Types of the RPC library that a file uses without defining them.
 
 use crate::Source;
 use crate::ast::Definition;
 use crate::errors::Problems;
-use crate::lexer::{Kind, Token, lex};
+use crate::lexer::{Token, TokenKind, lex};
 use crate::parser::parse;
 use crate::sources::Sources;
 
-/// Their names and definitions.
+/// Names and definitions of the types.
 const TYPES: [(&str, &str); 4] = [
     (
         "authsys_parms",
@@ -25,15 +25,15 @@ const TYPES: [(&str, &str); 4] = [
     ("netobj", "/* Data of the application, in Sun's RPC library. */ typedef opaque netobj<1024>;"),
 ];
 
-/// Adds the types that `tokens` name in front of the definitions of the file.
+/// Adds types that `tokens` use in front of the definitions of the file.
 pub(crate) fn add_used(tokens: &[Token<'_>], definitions: &mut Vec<Definition>, problems: &mut Problems) {
     for (name, text) in TYPES {
         let is_defined = definitions.iter().any(|definition| definition.name.text == name);
-        let used = tokens.iter().find(|token| token.kind == Kind::Word && token.text == name);
+        let used = tokens.iter().find(|token| token.kind == TokenKind::Word && token.text == name);
         if let Some(used) = used.filter(|_| !is_defined) {
             let sources = Sources::text(&Source { text: text.into(), ..Source::default() });
             let (mut tokens, _) = lex(&sources, &[], problems);
-            // Errors are shown where the file names the type.
+            // Errors refer to the position where the file uses the type.
             tokens.iter_mut().for_each(|token| token.at = used.at.clone());
             definitions.splice(0..0, parse(&tokens, problems));
         }

@@ -1,26 +1,29 @@
-//! Limits of what Rust holds by value, and of elements without bytes.
+//! Limits of values on the stack and of arguments, and elements with an empty encoding.
 
 use std::collections::HashSet;
 
 use crate::errors::Problems;
 use crate::schema::{Form, Name, Schema, Type, TypeDef, TypeId};
 
-/// Most bytes of a type. Its values are decoded on the stack of a shard, in a few copies.
+/// Limit of the bytes of a type. Its values are decoded on the stack of a shard, in a few copies.
 const MAX_BYTES: u64 = 32 << 10;
-/// Most bytes of a type and of the types nested in it, each level once: all are on the stack at once.
+/// Limit of the bytes of a type with its nested types, each level once, because all are on the stack at once.
 const MAX_NESTED: u64 = 4 * MAX_BYTES;
-/// Most bytes of a type that contains itself, and of the types nested in it: all levels are on the stack at once.
+/// Limit of the bytes of a type that contains itself, with its nested types. All levels are on the stack at once.
 const MAX_RECURSIVE: u64 = MAX_NESTED / MAX_DEPTH;
-/// Most levels of such values: `rpcrdma_xdr::MAX_DEPTH`.
+/// Limit of the levels of a type that contains itself: `rpcrdma_xdr::MAX_DEPTH`.
 const MAX_DEPTH: u64 = 64;
-/// Most arguments of a procedure: the longest tuple that `rpcrdma-xdr` encodes.
+/// Limit of the arguments of a procedure: the longest tuple that `rpcrdma-xdr` encodes.
 const MAX_ARGUMENTS: usize = 12;
 
-/// Least bytes of XDR, and most bytes of the Rust type, roughly; those of all levels of nested types.
+/// Size of a type.
 #[derive(Clone, Copy, Default)]
 struct Extent {
+    /// Fewest bytes of XDR.
     xdr: u64,
+    /// Approximate bytes of the Rust type, at most.
     rust: u64,
+    /// Bytes of all levels of nested types.
     nested: u64,
 }
 
@@ -38,56 +41,53 @@ impl Extent {
         Self { nested: self.nested.max(other.nested), ..Self::of(self.xdr.min(other.xdr), self.rust.max(other.rust)) }
     }
 
-    /// The extent of what holds this.
+    /// The extent of a type that holds this one.
     fn within(self, xdr: u64, rust: u64) -> Self {
         Self { xdr, rust, nested: self.nested.saturating_add(self.rust) }
     }
 }
 
-/// Reports types, and arguments, beyond the limits. The schema has no recursion.
+/// Reports types and arguments beyond the limits. The recursion of the schema was checked before.
 pub(crate) fn check(schema: &Schema, problems: &mut Problems) {
-    let mut known = Extents { schema, known: vec![None; schema.types.len()] };
+    let mut extents = Extents { schema, cache: vec![None; schema.types.len()] };
     let recursive: HashSet<TypeId> = schema.types.iter().flat_map(|def| def.form.boxed()).collect();
     for (index, def) in schema.types.iter().enumerate() {
-        let Extent { rust, nested, .. } = known.named(TypeId(index));
-        let (what, bytes, most) = match rust > MAX_BYTES {
-            true => ("is", rust, MAX_BYTES),
+        let Extent { rust, nested, .. } = extents.named(TypeId(index));
+        let (what, bytes, max) = match rust > MAX_BYTES {
+            true => ("takes", rust, MAX_BYTES),
             false if recursive.contains(&TypeId(index)) => {
-                ("contains itself, and with the types in it is", nested.saturating_add(rust), MAX_RECURSIVE)
+                ("contains itself, and with the types in it takes", nested.saturating_add(rust), MAX_RECURSIVE)
             }
-            false => ("and the types in it are", nested.saturating_add(rust), MAX_NESTED),
+            false => ("with the types in it takes", nested.saturating_add(rust), MAX_NESTED),
         };
-        if bytes > most {
-            let message = format!("`{}` {what} {bytes} bytes by value, at most {most} are possible", def.name.text);
+        if bytes > max {
+            let message = format!("`{}` {what} {bytes} bytes by value, which exceeds {max}", def.name.text);
             problems
                 .add(&def.name.at, message)
                 .help("`<n>`, an array of variable length, stays in the message; its encoding starts with its length");
         }
-        for (name, ty) in written(def) {
-            if known.has_empty_elements(ty) {
-                problems.add(&name.at, format!("elements of `{}` have no bytes", name.text));
+        for (name, ty) in declared_types(def) {
+            if extents.has_empty_elements(ty) {
+                problems.add(&name.at, format!("elements of `{}` have an empty encoding", name.text));
             }
         }
     }
     let versions = schema.programs.iter().flat_map(|program| &program.versions);
     for procedure in versions.flat_map(|version| &version.procedures) {
         let (name, count) = (&procedure.name, procedure.arguments.len());
-        let rust = procedure.arguments.iter().fold(Extent::default(), |all, ty| all.and(known.of(ty))).rust;
+        let rust = procedure.arguments.iter().fold(Extent::default(), |all, ty| all.and(extents.of(ty))).rust;
         if rust > MAX_BYTES && count > 1 {
-            let message =
-                format!("arguments of `{}` are {rust} bytes by value, at most {MAX_BYTES} are possible", name.text);
+            let message = format!("arguments of `{}` take {rust} bytes by value, which exceeds {MAX_BYTES}", name.text);
             problems.add(&name.at, message);
         }
         if count > MAX_ARGUMENTS {
-            problems
-                .add(&name.at, format!("{count} arguments, at most {MAX_ARGUMENTS}"))
-                .help("a struct has any number");
+            problems.add(&name.at, format!("{count} arguments exceed {MAX_ARGUMENTS}")).help("a struct has any number");
         }
     }
 }
 
-/// Types of its fields, or what it stands for.
-fn written(def: &TypeDef) -> Vec<(&Name, &Type)> {
+/// Types of a definition's fields, or the type that a typedef stands for.
+fn declared_types(def: &TypeDef) -> Vec<(&Name, &Type)> {
     match &def.form {
         Form::Enum(_) => Vec::new(),
         Form::Alias(ty) => vec![(&def.name, ty)],
@@ -99,9 +99,10 @@ fn written(def: &TypeDef) -> Vec<(&Name, &Type)> {
     }
 }
 
+/// Computes the extents of types.
 struct Extents<'s> {
     schema: &'s Schema,
-    known: Vec<Option<Extent>>,
+    cache: Vec<Option<Extent>>,
 }
 
 impl Extents<'_> {
@@ -123,23 +124,23 @@ impl Extents<'_> {
                 of.within(of.xdr.saturating_mul(count), of.rust.saturating_mul(count))
             }
             Type::Named(id) => self.named(*id),
-            // Its switch, count or pointer at least.
+            // The discriminant, count or pointer is the least that the type has.
             Type::Boxed(_) => Extent::of(4, 24),
         }
     }
 
-    /// The same as a field.
+    /// Extent of a type as a field of another one.
     fn nested(&mut self, ty: &Type) -> Extent {
         let of = self.of(ty);
         of.within(of.xdr, of.rust)
     }
 
     fn named(&mut self, id: TypeId) -> Extent {
-        if let Some(extent) = self.known[id.0] {
+        if let Some(extent) = self.cache[id.0] {
             return extent;
         }
-        // A list has its own type as its last field.
-        self.known[id.0] = Some(Extent::default());
+        // This value ends any recursion.
+        self.cache[id.0] = Some(Extent::default());
         let extent = match &self.schema.types[id.0].form {
             Form::Enum(_) => Extent::of(4, 4),
             Form::Alias(ty) => self.nested(ty),
@@ -152,11 +153,11 @@ impl Extents<'_> {
                 Extent::of(4, 8).and(arms.reduce(Extent::or).unwrap_or_default())
             }
         };
-        self.known[id.0] = Some(extent);
+        self.cache[id.0] = Some(extent);
         extent
     }
 
-    /// Whether it has elements that take no bytes: a count alone would be any number of them.
+    /// True if the type has elements that take no bytes. A count alone would then be any number of values.
     fn has_empty_elements(&mut self, ty: &Type) -> bool {
         match ty {
             Type::Array(inner, _) | Type::FixedArray(inner, _) => {

@@ -1,4 +1,4 @@
-//! Compiles XDR and RPC language to Rust.
+//! The program `xdrgen`, which compiles XDR and RPC language to Rust.
 #![warn(clippy::print_stderr)]
 
 use std::io::{self, Write};
@@ -23,16 +23,17 @@ struct Args {
     /// Output; default: standard output.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Defines a name for `#ifdef`, and as a constant. VALUE is a number; default: 1.
+    /// Defines a name for `#ifdef` and as a constant. VALUE is a number; default: 1.
     #[arg(short = 'D', value_name = "NAME[=VALUE]")]
     define: Vec<String>,
-    /// Leaves out programs: the code depends on `rpcrdma-xdr` only.
+    /// Generates types without programs, so that the code depends on `rpcrdma-xdr` only.
     #[arg(long)]
     types_only: bool,
 }
 
 fn main() -> ExitCode {
-    // With a handler, a write beyond RLIMIT_FSIZE fails with EFBIG. Otherwise SIGXFSZ would end the process silently.
+    // With a handler, a write beyond RLIMIT_FSIZE fails with EFBIG. Without one, SIGXFSZ would end the process
+    // silently.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     match run(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,

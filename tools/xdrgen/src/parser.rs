@@ -1,6 +1,6 @@
-//! Grammar of RFC 4506 §6.3 and RFC 5531 §12.2, and what the crate's documentation lists beyond it.
+//! Parser for the grammar of RFC 4506 §6.3 and RFC 5531 §12.2, and for the extensions in the crate's documentation.
 //!
-//! Made with winnow, as `toml` brings it into the workspace already and its errors can be our own.
+//! It uses winnow, because `toml` depends on it anyway, and because winnow supports error types of its users.
 
 use std::ops::Range;
 
@@ -12,16 +12,16 @@ use winnow::token::any;
 
 use crate::ast::{Arm, Base, Body, Declaration, Definition, Member, Procedure, Shape, TypeBody, Union, Value, Version};
 use crate::errors::Problems;
-use crate::lexer::{Kind, Token, number};
+use crate::lexer::{Token, TokenKind, number};
 use crate::schema::{Name, Type};
 
-/// Most types without name inside each other.
+/// Limit of nested anonymous types.
 const MAX_DEPTH: usize = 16;
 
-/// Longest name, bytes.
+/// Longest name, in bytes.
 const MAX_NAME: usize = 255;
 
-/// Words that are no names.
+/// Words that cannot be names.
 const KEYWORDS: [&str; 20] = [
     "bool", "case", "char", "const", "default", "double", "enum", "float", "hyper", "int", "long", "opaque", "short",
     "string", "struct", "switch", "typedef", "union", "unsigned", "void",
@@ -32,7 +32,7 @@ type Parsed<T> = Result<T, Unexpected>;
 
 /// Parses all definitions of a file.
 ///
-/// After an error it goes on behind the definition.
+/// After an error, it continues behind the definition.
 pub(crate) fn parse(tokens: &[Token<'_>], problems: &mut Problems) -> Vec<Definition> {
     let mut definitions = Vec::new();
     let mut input = TokenSlice::new(tokens);
@@ -53,7 +53,7 @@ pub(crate) fn parse(tokens: &[Token<'_>], problems: &mut Problems) -> Vec<Defini
                 let at = tokens.len() - error.left;
                 let found = tokens.get(at);
                 let end = tokens[..at].last().map_or(0, |token| token.at.end);
-                // What is missing at the end of a line is missed on the next one.
+                // A missing `;` is noticed on the next line, but reported at the end of the line before.
                 let found_at = found.filter(|_| error.expected != "`;`");
                 problems.add(&found_at.map_or(end..end, |token| token.at.clone()), error.message(found));
                 input = TokenSlice::new(&tokens[recover(tokens, start, at)..]);
@@ -74,7 +74,7 @@ fn recover(tokens: &[Token<'_>], start: usize, at: usize) -> usize {
             "{" => depth += 1,
             "}" => depth = depth.saturating_sub(1),
             ";" if depth == 0 && i >= at => return i + 1,
-            // They are inside no definition.
+            // These words begin a definition, because no definition contains them.
             "const" | "typedef" | "program" if i > start && i >= at => return i,
             _ => {}
         }
@@ -82,13 +82,13 @@ fn recover(tokens: &[Token<'_>], start: usize, at: usize) -> usize {
     tokens.len()
 }
 
-/// What was expected at a token.
+/// An error at a token.
 #[derive(Debug)]
 struct Unexpected {
-    /// Tokens from there to the end.
+    /// Number of tokens from there to the end.
     left: usize,
     expected: String,
-    /// `expected` is the whole message.
+    /// `expected` is the whole message, not what was expected.
     is_reason: bool,
 }
 
@@ -111,27 +111,27 @@ impl ParserError<Tokens<'_>> for Unexpected {
     }
 }
 
-/// An error at the next token: what should be there.
+/// An error at the next token, where `what` was expected.
 fn expected<T>(input: &Tokens<'_>, what: impl Into<String>) -> Parsed<T> {
     Err(Unexpected { left: input.len(), expected: what.into(), is_reason: false })
 }
 
-/// An error at the next token, for a stated reason.
+/// An error at the next token, with a whole message.
 fn refuse<T>(input: &Tokens<'_>, reason: impl Into<String>) -> Parsed<T> {
     Err(Unexpected { left: input.len(), expected: reason.into(), is_reason: true })
 }
 
 /// The text of the next token.
 fn next<'s>(input: &Tokens<'s>) -> &'s str {
-    input.first().filter(|token| token.kind != Kind::Text).map_or("", |token| token.text)
+    input.first().filter(|token| token.kind != TokenKind::Text).map_or("", |token| token.text)
 }
 
-/// A keyword or sign.
+/// Parses a keyword or sign.
 fn word<'t>(text: &str) -> impl FnMut(&mut Tokens<'t>) -> Parsed<&'t Token<'t>> {
     move |input| if next(input) == text { any(input) } else { expected(input, format!("`{text}`")) }
 }
 
-/// Items up to a closing sign.
+/// Parses items up to a closing sign.
 fn until<'t, T>(
     close: &'static str,
     mut item: impl FnMut(&mut Tokens<'t>) -> Parsed<T>,
@@ -148,7 +148,7 @@ fn until<'t, T>(
 fn name(input: &mut Tokens<'_>) -> Parsed<Name> {
     match input.first() {
         Some(token) if token.text.len() > MAX_NAME => refuse(input, format!("name is longer than {MAX_NAME} bytes")),
-        Some(token) if token.kind == Kind::Word && !KEYWORDS.contains(&token.text) => {
+        Some(token) if token.kind == TokenKind::Word && !KEYWORDS.contains(&token.text) => {
             any.map(to_name).parse_next(input)
         }
         _ => expected(input, "a name"),
@@ -160,18 +160,18 @@ fn to_name(token: &Token<'_>) -> Name {
 }
 
 fn value(input: &mut Tokens<'_>) -> Parsed<Value> {
-    let Some(token) = input.first().filter(|token| token.kind == Kind::Number) else {
+    let Some(token) = input.first().filter(|token| token.kind == TokenKind::Number) else {
         let ended = input.first().and_then(|token| token.value);
         let value = |name| if let Some(value) = ended { Value::Number(value, name) } else { Value::Named(name) };
         return name.map(value).parse_next(input).or_else(|_| expected(input, "a number or constant"));
     };
     match number(token.text) {
         Ok(number) => any.map(|token| Value::Number(number, to_name(token))).parse_next(input),
-        Err(_) => refuse(input, format!("`{}` is no integer of 64 bits", token.text)),
+        Err(_) => refuse(input, format!("`{}` is not an integer of 64 bits", token.text)),
     }
 }
 
-/// The comments in front of tokens, else those behind the last one or the separator.
+/// The comments in front of tokens, or else those behind the last token or its separator.
 fn doc(tokens: &[Token<'_>]) -> Vec<String> {
     let behind = || tokens.iter().rev().take(2).rev().flat_map(|token| token.after.clone()).collect();
     tokens.first().filter(|first| !first.before.is_empty()).map_or_else(behind, |first| first.before.clone())
@@ -182,7 +182,7 @@ fn read<'t>(start: &Tokens<'t>, input: &Tokens<'t>) -> &'t [Token<'t>] {
     start.clone().next_slice(start.len() - input.len())
 }
 
-/// A definition, and a second one in front of it where the grammar has one for both.
+/// Parses a definition. Some syntax defines two types, of which the first is in front.
 fn definition(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
     let start = input.clone();
     let mut found = match next(input) {
@@ -197,14 +197,14 @@ fn definition(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
         _ => return expected(input, "a definition"),
     };
     let tokens = read(&start, input);
-    // Behind the first brace of a type or program.
+    // The comment of a type or program may follow its first brace.
     let brace = tokens.iter().position(|token| token.text == "{").filter(|_| next(&start) != "typedef");
     let Some(first) = found.first_mut() else { return Ok(found) };
     first.name.doc = doc(&tokens[..brace.map_or(tokens.len(), |brace| brace + 1)]);
     Ok(found)
 }
 
-/// Start of `namespace NAME { … }` of xdrpp. Its definitions are those of the file.
+/// Parses the start of `namespace NAME { … }` of xdrpp. Its definitions belong to the file.
 fn namespace(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
     (any, name, word("{")).map(|_| Vec::new()).parse_next(input)
 }
@@ -213,7 +213,7 @@ fn end_of_namespace(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
     (any, opt(word(";"))).map(|_| Vec::new()).parse_next(input)
 }
 
-/// `pragma …;` of the Linux kernel's compiler. It says what that compiler writes, and does not change the encoding.
+/// Parses `pragma …;` of the Linux kernel's compiler, which does not affect the encoding.
 fn pragma(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
     any(input)?;
     while next(input) != ";" {
@@ -224,7 +224,7 @@ fn pragma(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
 
 fn constant(input: &mut Tokens<'_>) -> Parsed<Definition> {
     let (_, name, _) = (any, name, word("=")).parse_next(input)?;
-    let is_text = input.first().is_some_and(|token| token.kind == Kind::Text);
+    let is_text = input.first().is_some_and(|token| token.kind == TokenKind::Text);
     let value = if is_text { any.value(None).parse_next(input)? } else { Some(value(input)?) };
     word(";").parse_next(input)?;
     Ok(Definition { name, body: Body::Constant(value) })
@@ -233,7 +233,7 @@ fn constant(input: &mut Tokens<'_>) -> Parsed<Definition> {
 fn named_type(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
     let keyword = any(input)?.text;
     let (pointer, mut name) = (opt(word("*")), name).parse_next(input)?;
-    // A declaration ahead of the definition.
+    // This is a forward declaration.
     if pointer.is_none() && keyword != "enum" && opt(word(";")).parse_next(input)?.is_some() {
         return Ok(Vec::new());
     }
@@ -250,10 +250,10 @@ fn named_type(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
     Ok(vec![entry, Definition { name: alias, body: Body::Typedef(pointer) }])
 }
 
-/// What stands behind `enum`, `struct` or `union` and the name.
+/// Parses the part of a type behind `enum`, `struct` or `union` and the name.
 fn type_body(keyword: &str, depth: usize, input: &mut Tokens<'_>) -> Parsed<TypeBody> {
     if depth > MAX_DEPTH {
-        return refuse(input, format!("more than {MAX_DEPTH} types inside each other"));
+        return refuse(input, format!("types are nested more than {MAX_DEPTH} deep"));
     }
     match keyword {
         "enum" => (word("{"), members).map(|(_, members)| TypeBody::Enum(members)).parse_next(input),
@@ -287,7 +287,7 @@ fn members(input: &mut Tokens<'_>) -> Parsed<Vec<Member>> {
     }
 }
 
-/// A field or arm with its `;`: `None` for `void`.
+/// Parses a field or arm with its `;`. `None` for `void`.
 fn field<'t>(depth: usize) -> impl FnMut(&mut Tokens<'t>) -> Parsed<Option<Declaration>> {
     move |input| {
         if next(input) == "void" {
@@ -328,7 +328,7 @@ fn declaration<'t>(depth: usize) -> impl FnMut(&mut Tokens<'t>) -> Parsed<Declar
     }
 }
 
-/// What stands behind the name of a declaration.
+/// Parses the part of a declaration behind its name.
 fn shape(base: &Base, is_pointer: bool, input: &mut Tokens<'_>) -> Parsed<Shape> {
     match (next(input), base) {
         _ if is_pointer => Ok(Shape::Pointer),
@@ -346,7 +346,7 @@ impl Base {
 }
 
 impl Shape {
-    /// The shape, where bytes without one are of any length.
+    /// Makes a single value of a bytes type one of any length.
     fn of_bytes(self, base: &Base) -> Self {
         match self {
             Self::Single if base.is_bytes() => Self::Variable(None),
@@ -355,7 +355,7 @@ impl Shape {
     }
 }
 
-/// `<` and `>` and the number between.
+/// Parses `<` and `>` and the number between.
 fn bound(input: &mut Tokens<'_>) -> Parsed<Shape> {
     word("<").parse_next(input)?;
     let max = if next(input) == ">" { None } else { Some(value(input)?) };
@@ -363,7 +363,7 @@ fn bound(input: &mut Tokens<'_>) -> Parsed<Shape> {
     Ok(Shape::Variable(max))
 }
 
-/// The type in front of a name.
+/// Parses the type in front of a name.
 fn base(depth: usize, input: &mut Tokens<'_>) -> Parsed<Base> {
     let keyword = next(input);
     let ty = match keyword {
@@ -384,7 +384,7 @@ fn base(depth: usize, input: &mut Tokens<'_>) -> Parsed<Base> {
         "zcopaque" => return any.value(Base::ZeroCopyOpaque).parse_next(input),
         "string" => return any.value(Base::Text).parse_next(input),
         "quadruple" => return refuse(input, "`quadruple` is not supported: Rust has no such type"),
-        "void" => return refuse(input, "`void` is no type of a named item"),
+        "void" => return refuse(input, "a named item cannot be `void`"),
         "enum" | "struct" | "union" => {
             any(input)?;
             return if matches!(next(input), "{" | "switch") {
@@ -422,7 +422,7 @@ fn procedure(input: &mut Tokens<'_>) -> Parsed<Procedure> {
     while !arguments.is_empty() && opt(word(",")).parse_next(input)?.is_some() {
         match argument(input)? {
             Some(argument) => arguments.push(argument),
-            None => return refuse(input, "`void` is no further argument"),
+            None => return refuse(input, "`void` cannot follow another argument"),
         }
     }
     let (_, _, number, _) = (word(")"), word("="), value, word(";")).parse_next(input)?;
@@ -430,13 +430,13 @@ fn procedure(input: &mut Tokens<'_>) -> Parsed<Procedure> {
     Ok(Procedure { name, number, arguments, results })
 }
 
-/// An argument, with or without a name: `None` for `void`.
+/// Parses an argument, with or without a name. `None` for `void`.
 fn argument(input: &mut Tokens<'_>) -> Parsed<Option<Declaration>> {
     let Some(mut argument) = parameter(input)? else { return Ok(None) };
-    let is_named = input.first().is_some_and(|token| token.kind == Kind::Word);
+    let is_named = input.first().is_some_and(|token| token.kind == TokenKind::Word);
     if is_named {
         let is_pointer = matches!(argument.shape, Shape::Pointer);
-        // `opaque<4> x` and `int<> x` have their bound already.
+        // `opaque<4> x` and `int<> x` have their bound in front of the name.
         let has_bound = match argument.shape {
             Shape::Variable(Some(_)) => true,
             Shape::Variable(None) => !argument.base.is_bytes(),
@@ -450,7 +450,7 @@ fn argument(input: &mut Tokens<'_>) -> Parsed<Option<Declaration>> {
     Ok(Some(argument))
 }
 
-/// An argument or result, without name: `None` for `void`.
+/// Parses an argument or result without its name. `None` for `void`.
 fn parameter(input: &mut Tokens<'_>) -> Parsed<Option<Declaration>> {
     if next(input) == "void" {
         return any.value(None).parse_next(input);

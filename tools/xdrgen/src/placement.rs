@@ -1,4 +1,4 @@
-//! Placement files: what may travel in chunks, bounds, and how procedures run.
+//! Placement files, which have eligible items, bounds, and how procedures run.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,32 +13,32 @@ use crate::errors::Problems;
 use crate::schema::{Eligible, Form, Placement, Procedure, Run, Schema, Type, TypeId};
 use crate::sizes::{Size, Sizes, UNBOUNDED};
 
-/// Most eligible items in a message: `rpcrdma::service::MAX_CHUNKS`.
+/// Limit of eligible items in a message: `rpcrdma::service::MAX_CHUNKS`.
 const MAX_ITEMS: u64 = 4;
-/// Most bytes of a message without bound, where there is no placement file.
+/// Limit of the bytes of a message without a bound, if there is no placement file.
 const DEFAULT_MAX: u32 = 65536;
 
 type Table<V> = BTreeMap<Spanned<String>, V>;
-/// Entries of procedures, by the place of their version in the specification.
-type Entries = BTreeMap<usize, Table<Entry>>;
+/// Entries of procedures, by the position of their version in the specification.
+type Entries = BTreeMap<usize, Table<ProcedureEntry>>;
 
-/// A bound that the file gives.
+/// A bound in the file.
 #[derive(Default, Deserialize)]
 #[serde(untagged, expecting = "expected a number, or `{ from = the specification's bound, to = a smaller one }`")]
 enum Bound {
-    /// The specification has none.
+    /// The specification has no bound.
     Missing(u32),
-    /// Less than the specification's.
+    /// The bound is smaller than that of the specification.
     Narrowed { from: u32, to: u32 },
     #[default]
     #[serde(skip)]
     Invalid,
 }
 
-/// What the file says of a procedure.
+/// Entry of a procedure in the file.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Entry {
+struct ProcedureEntry {
     max_call: Option<Spanned<u32>>,
     max_reply: Option<Spanned<u32>>,
     max_inline_result: Option<Spanned<u32>>,
@@ -50,7 +50,7 @@ struct Entry {
 /// Applies a placement file to a schema, and computes the limits of all procedures.
 pub(crate) fn apply(schema: &mut Schema, file: Option<&Source>, problems: &mut Problems) {
     let (table, errors) = DeTable::parse_recoverable(file.map_or("", |file| file.text.as_str()));
-    let mut reader = Reader { problems, has_file: file.is_some(), eligible: Vec::new() };
+    let mut reader = PlacementReader { problems, has_file: file.is_some(), eligible: Vec::new() };
     errors.iter().for_each(|error| reader.toml_error(error));
     if !errors.is_empty() {
         return;
@@ -61,7 +61,7 @@ pub(crate) fn apply(schema: &mut Schema, file: Option<&Source>, problems: &mut P
             "bounds" => bounds = reader.read(value),
             "eligible" => eligible = reader.read(value),
             name if is_program(schema, name) => {
-                for (version, of) in reader.read::<Table<Table<Entry>>>(value) {
+                for (version, of) in reader.read::<Table<Table<ProcedureEntry>>>(value) {
                     let at = reader.version(schema, Some(name), version.get_ref(), &version.span());
                     reader.add(&mut entries, at, of);
                 }
@@ -74,21 +74,22 @@ pub(crate) fn apply(schema: &mut Schema, file: Option<&Source>, problems: &mut P
             }
         }
     }
-    // What was not read may have limits.
+    // After errors, missing limits are not reported, because unread entries may have them.
     reader.has_file &= reader.problems.is_empty();
     reader.bounds(schema, bounds);
     reader.eligible(schema, eligible);
     reader.procedures(schema, entries);
 }
 
-struct Reader<'p> {
+/// Applies the parts of a placement file, and collects errors.
+struct PlacementReader<'p> {
     problems: &'p mut Problems,
     has_file: bool,
-    /// Keys of eligible items, the types that hold them, and their places.
+    /// Keys of eligible items, the types that hold them, and the positions of the keys.
     eligible: Vec<(String, TypeId, Range<usize>)>,
 }
 
-impl Reader<'_> {
+impl PlacementReader<'_> {
     fn error(&mut self, at: &Range<usize>, message: impl Into<String>) {
         self.problems.add_placement(at, message);
     }
@@ -104,7 +105,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Place of a version in the specification: the one of a program, or the only one of this name.
+    /// Position of a version in the specification: of the program, or else the only one of this name.
     fn version(&mut self, schema: &Schema, program: Option<&str>, name: &str, at: &Range<usize>) -> Option<usize> {
         let programs = schema.programs.iter().filter(|of| program.is_none_or(|program| of.name.text == program));
         let versions = programs.flat_map(|program| program.versions.iter().map(move |version| (program, version)));
@@ -124,14 +125,14 @@ impl Reader<'_> {
         None
     }
 
-    /// Adds the entries of a version, once per procedure.
-    fn add(&mut self, entries: &mut Entries, version: Option<usize>, of: Table<Entry>) {
+    /// Adds the entries of a version. A procedure may have only one.
+    fn add(&mut self, entries: &mut Entries, version: Option<usize>, of: Table<ProcedureEntry>) {
         let Some(version) = version else { return };
         let known = entries.entry(version).or_default();
         for (name, entry) in of {
             let (at, text) = (name.span(), name.get_ref().clone());
             if known.insert(name, entry).is_some() {
-                self.error(&at, format!("`{text}` comes twice: by its version, and by its program and version"));
+                self.error(&at, format!("`{text}` has two entries: by its version, and by its program and version"));
             }
         }
     }
@@ -139,13 +140,13 @@ impl Reader<'_> {
     fn bounds(&mut self, schema: &mut Schema, bounds: Table<Spanned<Bound>>) {
         let mut specified = schema.clone();
         let mut bounds: Vec<_> = bounds.into_iter().collect();
-        // Fields of a typedef's type get its bound first.
+        // Typedefs come first, because their bounds limit those of fields.
         bounds.sort_by_key(|(key, _)| key.get_ref().contains('.'));
         for (key, bound) in bounds {
             let Some((_, mut ty)) = self.item(schema, key.get_ref(), &key.span()) else { continue };
             let key_text = key.get_ref();
             let (Type::Opaque { max, .. } | Type::Text { max, .. } | Type::Array(_, max)) = &mut ty else {
-                self.error(&key.span(), format!("`{key_text}` is no opaque, string or array of variable length"));
+                self.error(&key.span(), format!("`{key_text}` is not an opaque, string or array of variable length"));
                 continue;
             };
             let at = bound.span();
@@ -187,7 +188,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The bound that the specification has for an item of variable length.
+    /// The specification's bound of an item of variable length.
     fn bound_of(&mut self, specified: &mut Schema, key: &str) -> Option<u32> {
         match self.item(specified, key, &(0..0))?.1 {
             Type::Opaque { max, .. } | Type::Text { max, .. } | Type::Array(_, max) => max,
@@ -200,7 +201,7 @@ impl Reader<'_> {
             let (at, key) = (key.span(), key.into_inner());
             let Some((owner, mut ty)) = self.item(schema, &key, &at) else { continue };
             let (Type::Opaque { max, is_bulk } | Type::Text { max, is_bulk }) = &mut ty else {
-                self.error(&at, format!("`{key}` is no opaque or string of variable length"));
+                self.error(&at, format!("`{key}` is not an opaque or string of variable length"));
                 continue;
             };
             if max.is_none() {
@@ -212,7 +213,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The item of a key, without typedefs, and the type that holds it.
+    /// The type of a key's item, with typedefs resolved, and the type that holds the item.
     fn item(&mut self, schema: &mut Schema, key: &str, at: &Range<usize>) -> Option<(TypeId, Type)> {
         let (name, field) = split(key);
         let Some((owner, items)) = items(schema, key) else {
@@ -224,7 +225,7 @@ impl Reader<'_> {
                 at,
                 match field {
                     Some(field) => format!("`{name}` has no field `{field}`"),
-                    None => format!("`{key}` is no typedef: name a field as `{key}.field`"),
+                    None => format!("`{key}` is not a typedef: name a field as `{key}.field`"),
                 },
             );
             return None;
@@ -241,7 +242,7 @@ impl Reader<'_> {
         Some((owner, schema.resolve(&ty).clone()))
     }
 
-    /// Limits of all procedures.
+    /// Computes the limits of all procedures.
     fn procedures(&mut self, schema: &mut Schema, mut versions: Entries) {
         let mut programs = std::mem::take(&mut schema.programs);
         self.keep_inline(schema);
@@ -264,14 +265,14 @@ impl Reader<'_> {
         schema.programs = programs;
     }
 
-    /// Makes each `zcopaque` inside an array, list, optional or recursive data one that does not travel in a chunk.
+    /// Makes `zcopaque` inside an array, list, optional or recursive data ineligible.
     fn keep_inline(&mut self, schema: &mut Schema) {
         let listed: Vec<TypeId> = self.eligible.iter().map(|(_, owner, _)| *owner).collect();
         let mut sizes = Sizes::new(schema);
         (0..schema.types.len()).for_each(|id| drop(sizes.of(&Type::Named(TypeId(id)))));
         let inside = sizes.inside_repeated();
         for (id, def) in schema.types.iter_mut().enumerate().filter(|(id, _)| inside[*id]) {
-            // The placement file's own are errors.
+            // Eligible items of the placement file stay, because they are reported as errors.
             if listed.contains(&TypeId(id)) {
                 continue;
             }
@@ -283,8 +284,14 @@ impl Reader<'_> {
         }
     }
 
-    /// Limits of a procedure, and what its entry says.
-    fn procedure(&mut self, sizes: &mut Sizes<'_>, procedure: &Procedure, entry: &Entry, version: &str) -> Placement {
+    /// Computes the placement of a procedure from its types and its entry.
+    fn procedure(
+        &mut self,
+        sizes: &mut Sizes<'_>,
+        procedure: &Procedure,
+        entry: &ProcedureEntry,
+        version: &str,
+    ) -> Placement {
         let call = sizes.sequence(&procedure.arguments);
         let reply = sizes.of(&procedure.results);
         let results = self.items(&reply, procedure, "replies");
@@ -323,7 +330,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The eligible items of one direction.
+    /// Number and length of the eligible items of one direction.
     fn items(&mut self, size: &Size, procedure: &Procedure, what: &str) -> Option<Eligible> {
         if size.count > MAX_ITEMS {
             let name = &procedure.name;
@@ -334,7 +341,7 @@ impl Reader<'_> {
         (size.count > 0).then(|| Eligible { count: number(size.count), max_len: number(size.max_len) })
     }
 
-    /// Most bytes of a message: as given, or computed.
+    /// Limit of the bytes of a message, as given or computed.
     fn limit(
         &mut self,
         [what, key]: [&str; 2],
@@ -357,12 +364,12 @@ impl Reader<'_> {
             return max;
         }
         if self.has_file {
-            let why = match &size.open {
-                Some(open) if size.max == UNBOUNDED => format!("{open} has no bound"),
+            let why = match &size.unbounded {
+                Some(item) if size.max == UNBOUNDED => format!("{item} has no bound"),
                 _ => format!("they have up to {} bytes", size.max),
             };
             let name = &procedure.name;
-            // Lists have none.
+            // A list cannot have a bound.
             let bounds = if why.starts_with("list") { "" } else { ", or `[bounds]`" };
             let help = format!("give `{key}` under `[{version}.{}]` in the placement file{bounds}", name.text);
             self.problems.add(&name.at, format!("{what} of `{}` have no limit: {why}", name.text)).help(help);
@@ -371,24 +378,26 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a key names a program. A version of this name comes first.
+/// True if a key names a program. A version of this name takes precedence.
 fn is_program(schema: &Schema, name: &str) -> bool {
     let mut versions = schema.programs.iter().flat_map(|program| &program.versions);
     schema.programs.iter().any(|program| program.name.text == name) && versions.all(|of| of.name.text != name)
 }
 
-/// Whether `ty` is opaque data, a string or an array of variable length.
+/// True if `ty` is opaque data, a string or an array of variable length.
 fn is_variable(ty: &Type) -> bool {
     matches!(ty, Type::Opaque { .. } | Type::Text { .. } | Type::Array(..))
 }
 
-/// The type and the field of a key.
+/// Splits a key into type and field.
 fn split(key: &str) -> (&str, Option<&str>) {
     key.split_once('.').map_or((key, None), |(name, field)| (name, Some(field)))
 }
 
-/// The type that holds an item, and the items of that name: an arm that is also the default is in a union twice. Two
-/// arms of one name are an error of the specification.
+/// The type that holds an item, and all items of the key.
+///
+/// An arm that is also the default is in a union twice. Two different arms of one name are an error of the
+/// specification.
 fn items<'s>(schema: &'s mut Schema, key: &str) -> Option<(TypeId, Vec<&'s mut Type>)> {
     let (name, field) = split(key);
     let id = schema.types.iter().position(|def| def.name.text == name)?;

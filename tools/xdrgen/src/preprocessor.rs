@@ -1,4 +1,4 @@
-//! Lines of the C preprocessor, as the crate's documentation has them.
+//! Lines of the C preprocessor, as described in the crate's documentation.
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
@@ -15,21 +15,21 @@ pub(crate) struct Preprocessor<'s> {
     pub(crate) constants: HashMap<&'s str, Vec<Constant>>,
     /// Constants of `%#define` lines.
     pub(crate) hidden: HashMap<&'s str, i128>,
-    /// Names of options and `#define` lines that no `#undef` line has ended, and their values.
+    /// Names that options and `#define` lines have defined and no `#undef` line has ended, with their values.
     defined: HashMap<&'s str, Option<i128>>,
-    /// Options by their names.
+    /// Options by the names that they define.
     pub(crate) options: HashMap<&'s str, &'s str>,
-    /// Names in the sums of `#define` lines.
+    /// Names that are used in the values of `#define` lines.
     summands: HashSet<&'s str>,
-    /// Values that an `#undef` line has ended, each for the tokens in front of a number of tokens.
+    /// Values that an `#undef` line has ended, each with the number of tokens in front of that line.
     ended: HashMap<&'s str, Vec<(usize, i128)>>,
-    /// The `#if` lines around the current one.
+    /// The `#if` lines around the current line.
     branches: Vec<Branch>,
-    /// How many of them skip lines.
+    /// Number of branches that skip lines.
     skipping: usize,
 }
 
-/// The `#if` lines around the line of a file that includes another one.
+/// The `#if` lines around a line that includes a file.
 pub(crate) struct Conditions {
     branches: Vec<Branch>,
     skipping: usize,
@@ -37,19 +37,19 @@ pub(crate) struct Conditions {
 
 struct Branch {
     at: Range<usize>,
-    /// The lines that follow count.
+    /// The current lines are not skipped.
     active: bool,
-    /// The lines of a part counted.
+    /// Some part of the condition was active.
     taken: bool,
 }
 
 impl<'s> Preprocessor<'s> {
-    /// Whether lines are skipped.
+    /// True while lines are skipped.
     pub(crate) fn is_skipping(&self) -> bool {
         self.skipping > 0
     }
 
-    /// A state that knows the names of options, which are valid. They are not constants of the specification.
+    /// Creates a state with the definitions of options, which are valid. They are not constants of the specification.
     pub(crate) fn new(defines: &'s [String]) -> Self {
         let mut new = Self::default();
         for define in defines {
@@ -61,12 +61,12 @@ impl<'s> Preprocessor<'s> {
         new
     }
 
-    /// Begins an included file, which its own conditions alone skip. Returns those of the file that includes it.
+    /// Begins an included file, in which only its own conditions skip lines. Returns those of the including file.
     pub(crate) fn enter(&mut self) -> Conditions {
         Conditions { branches: mem::take(&mut self.branches), skipping: mem::take(&mut self.skipping) }
     }
 
-    /// Ends a file, and reports a condition without end.
+    /// Ends a file, and reports a condition without `#endif`.
     pub(crate) fn leave(&mut self, Conditions { branches, skipping }: Conditions, problems: &mut Problems) {
         if let Some(branch) = self.branches.first() {
             problems.add(&branch.at, "this condition has no `#endif`");
@@ -74,7 +74,7 @@ impl<'s> Preprocessor<'s> {
         (self.branches, self.skipping) = (branches, skipping);
     }
 
-    /// The value of a token that an `#undef` line behind it has ended. `index` tokens are in front of it.
+    /// The value of a token whose definition a later `#undef` line has ended. `index` tokens are in front of it.
     pub(crate) fn ended_value(&self, name: &str, index: usize) -> Option<i128> {
         let ended = self.ended.get(name)?;
         ended.get(ended.partition_point(|(end, _)| *end <= index)).map(|(_, value)| *value)
@@ -118,7 +118,7 @@ impl<'s> Preprocessor<'s> {
                 );
             }
             "undef" if is_name(rest) => self.undefine(rest, tokens),
-            "undef" => drop(problems.add(&at, format!("`#undef` of `{rest}`, which is no name"))),
+            "undef" => drop(problems.add(&at, format!("invalid name `{rest}` in `#undef`"))),
             "error" => drop(problems.add(&at, format!("#{}", joined(text)))),
             "warning" => problems.warn(&at, format!("#{}", joined(text))),
             "pragma" | "line" if rest != "once" => problems.warn(&at, format!("`#{}` is ignored", joined(text))),
@@ -157,7 +157,7 @@ impl<'s> Preprocessor<'s> {
             None => None,
         };
         if let Some(problem) = problem {
-            // What C code defines has no effect.
+            // A definition in C code has no effect here.
             if !hidden {
                 problems.add(at, problem);
             }
@@ -168,7 +168,7 @@ impl<'s> Preprocessor<'s> {
             let known = self.defined.get(part).copied().flatten().or_else(|| self.hidden.get(part).copied());
             match number(part) {
                 Ok(value) => Some(value),
-                // Beyond any sum of other values.
+                // This stands for a value that makes any sum too large.
                 Err(InvalidNumber::Range) => Some(i128::MAX / 2),
                 Err(InvalidNumber::Form) => known,
             }
@@ -183,8 +183,7 @@ impl<'s> Preprocessor<'s> {
             if self.summands.contains(name)
                 && self.ended.get(name).and_then(|ended| ended.last().filter(other)).is_some()
             {
-                let message =
-                    format!("`{name}` has a new value, and another `#define` line is a sum with the last one");
+                let message = format!("`{name}` has a new value, but another `#define` line uses the last one");
                 problems.add(at, message);
             }
             self.summands.extend(text.split('+').map(str::trim).filter(|part| self.defined.contains_key(part)));
@@ -201,7 +200,7 @@ impl<'s> Preprocessor<'s> {
         }
     }
 
-    /// Ends the definition of a name, which stays that of the tokens in front.
+    /// Ends the definition of a name. Earlier tokens keep its value.
     fn undefine(&mut self, name: &'s str, tokens: usize) {
         let Some(value) = self.defined.remove(name) else { return };
         if let Some(value) = value {
@@ -214,21 +213,21 @@ impl<'s> Preprocessor<'s> {
     }
 }
 
-/// The name and value of an option, `NAME` or `NAME=VALUE`, or why it is invalid.
+/// Parses an option `NAME` or `NAME=VALUE`. The error says why it is invalid.
 pub(crate) fn option(define: &str) -> Result<(&str, i128), String> {
     let (name, value) = define.split_once('=').unwrap_or((define, "1"));
     if !is_name(name) {
-        return Err(format!("`{name}` is no name"));
+        return Err(format!("`{name}` is not a name"));
     }
-    number(value).map(|value| (name, value)).map_err(|_| format!("`{value}` is no integer of 64 bits"))
+    number(value).map(|value| (name, value)).map_err(|_| format!("`{value}` is not an integer of 64 bits"))
 }
 
-/// The message about a definition of a name that an option has, too.
+/// The message about a name that the file and an option define.
 pub(crate) fn defined_by_option(name: &str, option: &str) -> String {
-    format!("`{name}` is defined by the option `-D {option}`, too")
+    format!("`{name}` is also defined by the option `-D {option}`")
 }
 
-/// A line and those that it continues on, as one line.
+/// Joins a line and its continuation lines.
 fn joined(text: &str) -> String {
     text.lines().map(|line| line.trim_end_matches('\\').trim()).collect::<Vec<_>>().join(" ")
 }

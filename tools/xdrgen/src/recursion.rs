@@ -1,4 +1,4 @@
-//! Lists by optional pointers, and all other recursion.
+//! Recursive types: lists by optional pointers, and boxed types.
 
 use std::mem;
 use std::ops::Range;
@@ -6,14 +6,14 @@ use std::ops::Range;
 use crate::errors::Problems;
 use crate::schema::{Field, Form, Schema, Type, TypeId};
 
-/// Most types inside each other, by name.
+/// Limit of nested named types.
 const MAX_DEPTH: usize = 64;
 
 impl Schema {
-    /// The type that a typedef, or one of a typedef, stands for.
+    /// Returns the type that a typedef, or a chain of typedefs, stands for.
     #[must_use]
     pub fn resolve<'s>(&'s self, mut ty: &'s Type) -> &'s Type {
-        // A circle of typedefs has an end here.
+        // The limit ends a cycle of typedefs.
         for _ in 0..MAX_DEPTH {
             match ty {
                 Type::Named(id) => match &self.types[id.0].form {
@@ -35,7 +35,7 @@ impl Schema {
 pub(crate) fn find_lists(schema: &mut Schema, problems: &mut Problems) {
     let mut values = vec![None; schema.types.len()];
     each_type(schema, &mut |ty, at| {
-        if let Some(id) = value(ty) {
+        if let Some(id) = direct_value(ty) {
             values[id.0] = Some(at.clone());
         }
     });
@@ -49,7 +49,8 @@ pub(crate) fn find_lists(schema: &mut Schema, problems: &mut Problems) {
         if let Some(at) = value_at {
             let name = &schema.types[i].name.text;
             let message = format!(
-                "`{name}` is one value here, not only a list by `{name} *`: at most {MAX_DEPTH} of them follow each other"
+                "`{name}` is also used by value here, so `{name} *` is not a list: at most {MAX_DEPTH} of them can follow \
+                 each other"
             );
             problems.warn(&at, message);
         } else if let Form::Struct { fields, is_list } = &mut schema.types[i].form {
@@ -61,9 +62,9 @@ pub(crate) fn find_lists(schema: &mut Schema, problems: &mut Problems) {
     each_type(schema, &mut |ty, _| make_lists(ty, &lists));
 }
 
-/// Boxes each type inside a value of itself that is no list.
+/// Boxes each type inside a value of itself, except for lists.
 ///
-/// The circle is cut where a structure or union is inside itself, so that typedefs of pointers to it stay pointers.
+/// A cycle is cut where a structure or union is inside itself, so that typedefs of pointers to it stay pointers.
 pub(crate) fn box_recursion(schema: &mut Schema) {
     let mut states = vec![State::New; schema.types.len()];
     let is_alias = |schema: &Schema, i: usize| matches!(schema.types[i].form, Form::Alias(_));
@@ -74,7 +75,7 @@ pub(crate) fn box_recursion(schema: &mut Schema) {
 }
 
 fn box_inside(schema: &mut Schema, id: TypeId, depth: usize, states: &mut [State]) {
-    // More levels are an error of their own.
+    // Deeper nesting is reported by `check`.
     if depth > MAX_DEPTH || !matches!(states[id.0], State::New) {
         return;
     }
@@ -92,7 +93,7 @@ fn box_inside(schema: &mut Schema, id: TypeId, depth: usize, states: &mut [State
     states[id.0] = State::Height(0);
 }
 
-/// Replaces pointers to elements by lists.
+/// Replaces pointers to elements of lists by lists.
 fn make_lists(ty: &mut Type, lists: &[bool]) {
     match ty {
         Type::Optional(inner) => match **inner {
@@ -104,17 +105,17 @@ fn make_lists(ty: &mut Type, lists: &[bool]) {
     }
 }
 
-/// The type of one value in `ty`: without a pointer around it.
-fn value(ty: &Type) -> Option<TypeId> {
+/// The named type whose values `ty` holds without a pointer around them.
+fn direct_value(ty: &Type) -> Option<TypeId> {
     match ty {
         Type::Named(id) => Some(*id),
         Type::Optional(inner) if matches!(**inner, Type::Named(_)) => None,
-        Type::FixedArray(inner, _) | Type::Array(inner, _) | Type::Optional(inner) => value(inner),
+        Type::FixedArray(inner, _) | Type::Array(inner, _) | Type::Optional(inner) => direct_value(inner),
         _ => None,
     }
 }
 
-/// Whether `fields` contain the type `id` at any depth.
+/// True if `fields` contain the type `id` at any depth.
 fn contains(schema: &Schema, fields: &[Field], id: TypeId) -> bool {
     let mut seen = vec![false; schema.types.len()];
     let mut left: Vec<TypeId> = fields.iter().filter_map(|field| field.ty.named()).collect();
@@ -129,7 +130,7 @@ fn contains(schema: &Schema, fields: &[Field], id: TypeId) -> bool {
     false
 }
 
-/// Calls `f` for each written type, with a place of its name.
+/// Calls `f` for each declared type, with the position of the declared name.
 fn each_type(schema: &mut Schema, f: &mut impl FnMut(&mut Type, &Range<usize>)) {
     for def in &mut schema.types {
         if let Form::Alias(ty) = &mut def.form {
@@ -145,26 +146,26 @@ fn each_type(schema: &mut Schema, f: &mut impl FnMut(&mut Type, &Range<usize>)) 
     }
 }
 
-/// Reports types that contain themselves, or too many others inside each other.
+/// Reports types that contain themselves without end or have too many levels of nested types.
 pub(crate) fn check(schema: &Schema, problems: &mut Problems) {
-    let mut check = Check { schema, problems, heights: vec![State::New; schema.types.len()] };
+    let mut check = DepthCheck { schema, problems, heights: vec![State::New; schema.types.len()] };
     for i in 0..schema.types.len() {
         check.visit(TypeId(i), 0);
     }
     for i in endless(schema) {
         let name = &schema.types[i].name;
         let help = "a pointer, an array of variable length or an arm without it ends the recursion";
-        problems.add(&name.at, format!("each `{}` contains another one without end", name.text)).help(help);
+        problems.add(&name.at, format!("every value of `{}` contains another one", name.text)).help(help);
     }
 }
 
-/// Types whose values all contain another one of the same type.
+/// Types of which every value contains another one, so that no value is finite.
 fn endless(schema: &Schema) -> Vec<usize> {
     let inner = |ty: &Type| match ty.elements() {
         Type::Named(id) | Type::Boxed(id) => Some(id.0),
         _ => None,
     };
-    // How many of its types must have an end for each one to have an end, and the types that each one is a part of.
+    // For each type, how many of its parts must be finite for it to be finite, and the types that it is a part of.
     let (mut needs, mut users) = (Vec::new(), vec![Vec::new(); schema.types.len()]);
     for (user, def) in schema.types.iter().enumerate() {
         let (parts, is_union): (Vec<Option<usize>>, bool) = match &def.form {
@@ -175,7 +176,7 @@ fn endless(schema: &Schema) -> Vec<usize> {
             form => (form.types().into_iter().map(inner).collect(), false),
         };
         let count = parts.iter().flatten().count();
-        // One arm suffices.
+        // A union needs only one finite arm.
         needs.push(if is_union { usize::from(count == parts.len()) } else { count });
         parts.into_iter().flatten().for_each(|part| users[part].push(user));
     }
@@ -194,28 +195,28 @@ fn endless(schema: &Schema) -> Vec<usize> {
 #[derive(Clone, Copy)]
 enum State {
     New,
-    /// What it contains is being visited.
+    /// The types that it contains are being visited.
     Open,
-    /// Types inside each other, itself included.
+    /// Number of nested levels, including the type itself.
     Height(usize),
 }
 
-struct Check<'a> {
+struct DepthCheck<'a> {
     schema: &'a Schema,
     problems: &'a mut Problems,
     heights: Vec<State>,
 }
 
-impl Check<'_> {
-    /// The height of a type. `depth` types are around it.
+impl DepthCheck<'_> {
+    /// Returns the height of a type, which is nested `depth` levels deep.
     fn visit(&mut self, id: TypeId, depth: usize) -> usize {
         let def = &self.schema.types[id.0];
         match self.heights[id.0] {
             State::Height(height) => return height,
             State::Open => {
-                // A list inside its own elements.
+                // The type is a list inside its own elements.
                 self.problems.add(&def.name.at, format!("`{}` contains itself", def.name.text));
-                // Reported once.
+                // A height ends the visit, so that the type is reported once.
                 self.heights[id.0] = State::Height(0);
                 return 0;
             }
@@ -229,7 +230,7 @@ impl Check<'_> {
         }
         if depth.max(height) >= MAX_DEPTH {
             self.problems
-                .add(&def.name.at, format!("`{}` has more than {MAX_DEPTH} types inside each other", def.name.text));
+                .add(&def.name.at, format!("types in `{}` are nested more than {MAX_DEPTH} deep", def.name.text));
             height = 0;
         }
         self.heights[id.0] = State::Height(height + 1);
@@ -263,7 +264,7 @@ impl Form {
         }
     }
 
-    /// What [`types`](Self::types) returns, to be changed.
+    /// Mutable references to the types that [`types`](Self::types) returns.
     pub(crate) fn types_mut(&mut self) -> Vec<&mut Type> {
         match self {
             Self::Alias(ty) => vec![ty],
@@ -271,12 +272,12 @@ impl Form {
         }
     }
 
-    /// The types that are boxed in a type.
+    /// Types that this form boxes.
     pub(crate) fn boxed(&self) -> Vec<TypeId> {
         self.types().into_iter().filter_map(Type::boxed).collect()
     }
 
-    /// The named types that a type contains, without boxed ones.
+    /// Named types that this form contains, without boxed ones.
     pub(crate) fn contained(&self) -> impl Iterator<Item = TypeId> {
         self.types().into_iter().filter_map(Type::named)
     }
@@ -292,7 +293,7 @@ impl Type {
         }
     }
 
-    /// The innermost type of arrays and pointers, if it is a named one.
+    /// The innermost type of arrays and pointers, if it has a name.
     fn named_mut(&mut self) -> Option<&mut Self> {
         match self {
             Self::Named(_) | Self::List(_) => Some(self),
@@ -310,7 +311,7 @@ impl Type {
         }
     }
 
-    /// The type of what is always there: of elements of a fixed number, or itself.
+    /// The type of the elements of arrays of fixed length, or the type itself.
     fn elements(&self) -> &Self {
         match self {
             Self::FixedArray(inner, count) if *count > 0 => inner.elements(),

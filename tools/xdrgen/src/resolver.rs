@@ -1,4 +1,4 @@
-//! Names to types and values.
+//! Resolution of names to types and values.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -15,7 +15,7 @@ use crate::schema::{
 /// Highest number of a procedure: `rpcrdma::service::MAX_PROCEDURE`.
 const MAX_PROCEDURE: u32 = 1023;
 
-/// Types of C headers and Sun's RPC library, where a file does not define them.
+/// Types of C headers and Sun's RPC library, unless a file defines them.
 fn c_type(name: &str) -> Option<Type> {
     Some(match name {
         "bool_t" => Type::Bool,
@@ -30,7 +30,7 @@ fn c_type(name: &str) -> Option<Type> {
     })
 }
 
-/// Values that no file defines.
+/// Constants that need no definition.
 fn c_value(name: &str) -> Option<i128> {
     Some(match name {
         "FALSE" => 0,
@@ -80,7 +80,7 @@ pub(crate) fn resolve<'p>(definitions: Vec<Definition>, c: Preprocessor<'p>, pro
             enums.push(resolver.members(members));
         }
     }
-    // The name needs another definition.
+    // Such a typedef is valid only if the name has another definition.
     same_names.iter().for_each(|definition| _ = resolver.named(&definition.name));
     let mut enums = enums.into_iter();
     schema.constants.sort_by_key(|constant| constant.name.at.start);
@@ -123,13 +123,13 @@ enum Meaning {
     Value(i128),
     Type(TypeId),
     Text,
-    /// Its error is reported already.
+    /// The error of its definition was reported.
     Invalid,
 }
 
 struct Resolver<'p> {
     names: HashMap<String, (Range<usize>, Meaning)>,
-    /// Values by names that are not the schema's. `None` has several.
+    /// Values of names that are not constants of the schema. `None` if a name has several values.
     hidden: HashMap<String, Option<i128>>,
     /// Options that define a name.
     options: HashMap<&'p str, &'p str>,
@@ -147,7 +147,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Reports names whose key came before.
+    /// Reports names whose key is used twice.
     fn unique<'n, K: Eq + Hash>(&mut self, items: impl Iterator<Item = (K, &'n Name)>, what: &str) {
         let mut seen: HashMap<K, &Name> = HashMap::new();
         for (key, name) in items {
@@ -169,7 +169,7 @@ impl Resolver<'_> {
         let message = match self.names.get(&name.text) {
             Some((_, Meaning::Value(value))) => return Some(*value),
             Some((_, Meaning::Invalid)) => return None,
-            Some((_, Meaning::Text)) => format!("`{}` is a text, not a number", name.text),
+            Some((_, Meaning::Text)) => format!("`{}` is a string, not a number", name.text),
             Some((_, Meaning::Type(_))) => format!("`{}` is a type, not a constant", name.text),
             None => {
                 let hidden = self.hidden.get(&name.text).copied().flatten();
@@ -183,12 +183,13 @@ impl Resolver<'_> {
         None
     }
 
-    /// Constants may be used before they are defined, and the numbers of procedures are values (RFC 1833 §2.1).
+    /// Records numbers by name. Constants may be used before their definition, and names of procedures are values (RFC
+    /// 1833 §2.1).
     fn declare_ahead(&mut self, Definition { name, body, .. }: &Definition) {
         let mut declare = |name: &Name, value: Option<&Value>| {
             if let Some(Value::Number(number, _)) = value {
                 let known = self.hidden.entry(name.text.clone()).or_insert(Some(*number));
-                // Procedures of two versions may disagree.
+                // Procedures of two versions may have the same name and different numbers.
                 *known = known.filter(|known| known == number);
             }
         };
@@ -205,7 +206,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// A number of 32 bits, such as a length.
+    /// The value as a number of 32 bits, such as a length.
     fn number(&mut self, value: &Value, what: &str) -> u32 {
         let Some(number) = self.value(value) else { return 0 };
         u32::try_from(number).unwrap_or_else(|_| {
@@ -256,7 +257,7 @@ impl Resolver<'_> {
                     }
                     None if result.default.is_some() => {
                         let name = &union.switch.name;
-                        self.problems.add(&name.at, format!("the union by `{}` has two defaults", name.text));
+                        self.problems.add(&name.at, format!("the union on `{}` has two default arms", name.text));
                     }
                     None => result.default = Some(field.clone()),
                 }
@@ -270,7 +271,7 @@ impl Resolver<'_> {
         result
     }
 
-    /// The discriminant's type, and that each case is a value of it and comes once.
+    /// Checks the type of the discriminant, and that each case is a value of it and is used once.
     fn check_cases(&mut self, schema: &Schema, name: &Name, union: &Union) {
         let Field { name: switch, ty } = &union.switch;
         let ty = schema.resolve(ty);
@@ -293,9 +294,9 @@ impl Resolver<'_> {
         let mut seen: HashMap<i128, &Name> = HashMap::new();
         for Case { name: case, value } in union.arms.iter().flat_map(|arm| &arm.cases) {
             if !fits(*value) {
-                self.problems.add(&case.at, format!("`{}` is no value of `{}`", case.text, switch.text));
+                self.problems.add(&case.at, format!("`{}` is not a value of `{}`", case.text, switch.text));
             } else if let Some(first) = seen.insert(*value, case) {
-                let message = format!("case `{}` comes twice", case.text);
+                let message = format!("case `{}` is used twice", case.text);
                 self.problems.add(&case.at, message).related(&first.at, "first here");
             }
         }
@@ -304,7 +305,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// The type of a declaration; any type if there is an error.
+    /// The type of a declaration. After an error, the type has no meaning.
     fn ty(&mut self, declaration: &Declaration) -> Type {
         let base = match &declaration.base {
             Base::Builtin(ty) => ty.clone(),
@@ -316,7 +317,7 @@ impl Resolver<'_> {
                 };
             }
             Base::Text => return Type::Text { max: self.max(&declaration.shape), is_bulk: false },
-            // All are hoisted.
+            // `hoist` has replaced all anonymous types.
             Base::Inline(_) => Type::Void,
         };
         match &declaration.shape {

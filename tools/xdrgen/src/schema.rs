@@ -1,4 +1,4 @@
-//! A checked specification: names are resolved, constants have values, sizes are known.
+//! A checked specification, with resolved names, values of constants, and limits of procedures.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -8,13 +8,13 @@ use std::path::PathBuf;
 pub struct Schema {
     /// Constants. Values of enums are in their types only.
     pub constants: Vec<Constant>,
-    /// Types. Nested anonymous types are types of their own, in front of the one that holds them.
+    /// Types. Anonymous types are in front of the type that holds them.
     pub types: Vec<TypeDef>,
     /// Programs.
     pub programs: Vec<Program>,
-    /// Warnings, one line each, such as of a dropped `#include`.
+    /// Warnings, one line each, such as about a dropped `#include`.
     pub warnings: Vec<String>,
-    /// Paths of the files that the specification includes. What they define is a part of it.
+    /// Paths of the included files. Their definitions are a part of the schema.
     pub included: Vec<PathBuf>,
 }
 
@@ -22,14 +22,14 @@ pub struct Schema {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TypeId(pub usize);
 
-/// A name as the file has it, and the comment of its item.
+/// A name as written in the file, with the comment of its item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// Its text.
+    /// Text of the name.
     pub text: String,
-    /// Bytes of the file that it is.
+    /// Position of the name in the file, in bytes.
     pub at: Range<usize>,
-    /// Lines of the comment in front or behind. Only a name that defines has them.
+    /// Lines of the comment in front of the item or behind it. Only the name in a definition has them.
     pub doc: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ pub struct Constant {
 /// A named type.
 #[derive(Clone, Debug)]
 pub struct TypeDef {
-    /// Name; of an anonymous type, made of the names of its owner and field.
+    /// Name. For an anonymous type, it consists of the names of its owner and field.
     pub name: Name,
     /// Form.
     pub form: Form,
@@ -60,13 +60,13 @@ pub struct TypeDef {
 /// Form of a named type.
 #[derive(Clone, Debug)]
 pub enum Form {
-    /// `enum`: its values.
+    /// `enum`, with its values.
     Enum(Vec<Constant>),
-    /// `struct`. If its last field was `name *next`, that field is gone, and `is_list` is set.
+    /// `struct`. If its last field is `name *next`, `fields` does not have it, and `is_list` is set.
     Struct {
         /// Fields.
         fields: Vec<Field>,
-        /// Elements of a list by optional pointers.
+        /// True for elements of a list by optional pointers.
         is_list: bool,
     },
     /// `union`.
@@ -82,16 +82,16 @@ pub struct Union {
     pub switch: Field,
     /// Arms with cases.
     pub arms: Vec<Arm>,
-    /// The default arm, if any; inner `None` for `void`.
+    /// The default arm, if any. The inner `Option` is `None` for `void`.
     pub default: Option<Option<Field>>,
 }
 
 /// An arm of a union.
 #[derive(Clone, Debug)]
 pub struct Arm {
-    /// Its cases.
+    /// Cases of the arm.
     pub cases: Vec<Case>,
-    /// `None` for `void`.
+    /// Field of the arm; `None` for `void`.
     pub field: Option<Field>,
 }
 
@@ -100,7 +100,7 @@ pub struct Arm {
 pub struct Case {
     /// Name of the constant, or the number.
     pub name: Name,
-    /// Its value.
+    /// Value of the case.
     pub value: i128,
 }
 
@@ -130,7 +130,7 @@ pub enum Type {
     Double,
     /// `bool`
     Bool,
-    /// `void`, only as results of a procedure.
+    /// `void`, which only results of a procedure may be.
     Void,
     /// `opaque x[n]`
     FixedOpaque(u32),
@@ -152,13 +152,13 @@ pub enum Type {
     FixedArray(Box<Type>, u32),
     /// `T x<max>`
     Array(Box<Type>, Option<u32>),
-    /// `T *x`, where `T` is no list.
+    /// `T *x`, where `T` is not a list.
     Optional(Box<Type>),
     /// `T *x`, where `T` is a list by optional pointers.
     List(TypeId),
     /// A named type.
     Named(TypeId),
-    /// A named type inside a value of the same type, other than the next element of a list.
+    /// A named type inside a value of the same type, except for the next element of a list.
     Boxed(TypeId),
 }
 
@@ -191,43 +191,43 @@ pub struct Procedure {
     pub name: Name,
     /// Number.
     pub number: u32,
-    /// Types of its arguments; none for `void`.
+    /// Types of the arguments; empty for `void`.
     pub arguments: Vec<Type>,
-    /// Type of its results.
+    /// Type of the results.
     pub results: Type,
-    /// What the placement file says of it.
+    /// Placement and limits.
     pub placement: Placement,
 }
 
 /// Placement and limits of a procedure.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// DDP-eligible arguments, and most bytes of each.
+    /// DDP-eligible arguments.
     pub arguments: Option<Eligible>,
-    /// DDP-eligible results, and most bytes of each.
+    /// DDP-eligible results.
     pub results: Option<Eligible>,
-    /// Most bytes of eligible results in a reply without Write chunk. Each reply buffer has room for them.
+    /// Limit of the bytes of eligible results in a reply without Write chunk. Each reply buffer has room for them.
     pub max_inline_result: Option<u32>,
-    /// Most bytes of arguments, eligible ones left out.
+    /// Limit of the bytes of arguments without eligible items.
     pub max_call: u32,
-    /// Most bytes of results, eligible ones left out.
+    /// Limit of the bytes of results without eligible items.
     pub max_reply: u32,
-    /// Bytes of results in front of the first eligible one, at most.
+    /// Limit of the bytes of results in front of the first eligible item.
     pub head: u32,
-    /// Calls run once, by the duplicate request cache.
+    /// The duplicate request cache keeps retransmitted calls from running again.
     pub cached: bool,
     /// Calls have no reply.
     pub one_way: bool,
-    /// Where and how it runs.
+    /// Where and how the procedure runs.
     pub run: Run,
 }
 
 /// DDP-eligible items of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Eligible {
-    /// Number of items in one message, at most.
+    /// Limit of the items in one message.
     pub count: u32,
-    /// Most bytes of each.
+    /// Limit of the bytes of an item.
     pub max_len: u32,
 }
 
@@ -235,13 +235,13 @@ pub struct Eligible {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Run {
-    /// On the shard, and answers when it returns.
+    /// Runs on the shard, and answers when it returns.
     #[default]
     Shard,
-    /// On a worker, and answers when it returns.
+    /// Runs on a worker, and answers when it returns.
     Workers,
-    /// Takes its call on the shard, and answers later.
+    /// Receives its call on the shard, and answers later.
     Deferred,
-    /// A future on the shard.
+    /// Is a future on the shard.
     Async,
 }

@@ -1,27 +1,27 @@
-//! Sizes of types in XDR.
+//! Encoded sizes of types.
 
 use crate::schema::{Field, Form, Schema, Type, TypeId};
 
-/// Most bytes of what has no bound.
+/// Size of data without a bound.
 pub(crate) const UNBOUNDED: u64 = u64::MAX;
 
-/// Worst case of a value.
+/// Limits of the encoded values of a type.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Size {
-    /// Least bytes, eligible items left out.
+    /// Fewest bytes without eligible items.
     pub(crate) min: u64,
-    /// Most bytes, eligible items left out.
+    /// Most bytes without eligible items.
     pub(crate) max: u64,
     /// An item that makes `max` unbounded.
-    pub(crate) open: Option<String>,
+    pub(crate) unbounded: Option<String>,
     /// Most eligible items.
     pub(crate) count: u64,
-    /// Most bytes of each.
+    /// Most bytes of each eligible item.
     pub(crate) max_len: u64,
-    /// Most bytes in front of the first eligible item, its length included.
+    /// Most bytes in front of the first eligible item, including the word of its length.
     pub(crate) head: u64,
     /// There is always an eligible item.
-    always: bool,
+    always_has_item: bool,
 }
 
 impl Size {
@@ -33,59 +33,59 @@ impl Size {
         Self { min, max, ..Self::default() }
     }
 
-    /// This value, then another one.
+    /// Size of this value followed by another one.
     fn then(self, next: Self) -> Self {
-        let head = match (self.always, next.count) {
+        let head = match (self.always_has_item, next.count) {
             (true, _) | (_, 0) => self.head,
             _ => self.head.max(self.max.saturating_add(next.head)),
         };
         Self {
             min: self.min.saturating_add(next.min),
             max: self.max.saturating_add(next.max),
-            open: self.open.or(next.open),
+            unbounded: self.unbounded.or(next.unbounded),
             count: self.count.saturating_add(next.count),
             max_len: self.max_len.max(next.max_len),
             head,
-            always: self.always || next.always,
+            always_has_item: self.always_has_item || next.always_has_item,
         }
     }
 
-    /// This value or another one.
+    /// Size of either this value or another one.
     fn or(self, other: Self) -> Self {
         Self {
             min: self.min.min(other.min),
             max: self.max.max(other.max),
-            open: self.open.or(other.open),
+            unbounded: self.unbounded.or(other.unbounded),
             count: self.count.max(other.count),
             max_len: self.max_len.max(other.max_len),
             head: self.head.max(other.head),
-            always: self.always && other.always,
+            always_has_item: self.always_has_item && other.always_has_item,
         }
     }
 
-    /// An item of a name, if it has none.
-    fn open_at(mut self, name: impl FnOnce() -> String) -> Self {
-        if self.max == UNBOUNDED && self.open.is_none() {
-            self.open = Some(name());
+    /// Names the item without a bound, unless an inner item was named.
+    fn name_unbounded(mut self, name: impl FnOnce() -> String) -> Self {
+        if self.max == UNBOUNDED && self.unbounded.is_none() {
+            self.unbounded = Some(name());
         }
         self
     }
 }
 
-/// Sizes of all types of a schema without recursion.
+/// Computes the sizes of types of a schema.
 pub(crate) struct Sizes<'s> {
     schema: &'s Schema,
-    known: Vec<Option<Size>>,
-    /// Elements of arrays and lists, and optional data, that have eligible items.
+    cache: Vec<Option<Size>>,
+    /// Types with eligible items that are elements of arrays or lists, optional data, or boxed.
     repeated: Vec<bool>,
 }
 
 impl<'s> Sizes<'s> {
     pub(crate) fn new(schema: &'s Schema) -> Self {
-        Self { schema, known: vec![None; schema.types.len()], repeated: vec![false; schema.types.len()] }
+        Self { schema, cache: vec![None; schema.types.len()], repeated: vec![false; schema.types.len()] }
     }
 
-    /// Values one behind the other.
+    /// Size of consecutive values.
     pub(crate) fn sequence<'t>(&mut self, types: impl IntoIterator<Item = &'t Type>) -> Size {
         types.into_iter().fold(Size::default(), |size, ty| size.then(self.of(ty)))
     }
@@ -98,7 +98,7 @@ impl<'s> Sizes<'s> {
             Type::FixedOpaque(len) => Size::bytes(u64::from(*len).next_multiple_of(4)),
             Type::Opaque { max, is_bulk: true } | Type::Text { max, is_bulk: true } => {
                 let max_len = max.map_or(UNBOUNDED, u64::from);
-                Size { count: 1, max_len, head: 4, always: true, ..Size::bytes(4) }
+                Size { count: 1, max_len, head: 4, always_has_item: true, ..Size::bytes(4) }
             }
             Type::Opaque { max, .. } | Type::Text { max, .. } => {
                 Size::between(4, max.map_or(UNBOUNDED, |max| 4 + u64::from(max).next_multiple_of(4)))
@@ -108,18 +108,18 @@ impl<'s> Sizes<'s> {
             Type::Optional(inner) => self.repeat(inner, 1, 4),
             Type::List(id) => {
                 let size = self.repeat(&Type::Named(*id), UNBOUNDED, 4);
-                size.open_at(|| format!("list of `{}`", self.schema.types[id.0].name.text))
+                size.name_unbounded(|| format!("list of `{}`", self.schema.types[id.0].name.text))
             }
             Type::Named(id) => self.named(*id),
             Type::Boxed(id) => {
                 self.repeated[id.0] = true;
                 Size::between(4, UNBOUNDED)
-                    .open_at(|| format!("`{}` contains itself and", self.schema.types[id.0].name.text))
+                    .name_unbounded(|| format!("`{}` contains itself and", self.schema.types[id.0].name.text))
             }
         }
     }
 
-    /// At most `count` values behind a length.
+    /// Size of at most `count` values behind `length` bytes.
     fn repeat(&mut self, inner: &Type, count: u64, length: u64) -> Size {
         let size = self.of(inner);
         if let Some(id) = inner.named().filter(|_| size.count > 0) {
@@ -129,10 +129,10 @@ impl<'s> Sizes<'s> {
             return Size::between(length, UNBOUNDED);
         }
         let min = if length == 0 { size.min.saturating_mul(count) } else { length };
-        Size { open: size.open, ..Size::between(min, size.max.saturating_mul(count).saturating_add(length)) }
+        Size { unbounded: size.unbounded, ..Size::between(min, size.max.saturating_mul(count).saturating_add(length)) }
     }
 
-    /// Whether each type is inside an array, list or optional data that has eligible items.
+    /// For each type, whether it is inside an array, list, optional or recursive data that has eligible items.
     pub(crate) fn inside_repeated(mut self) -> Vec<bool> {
         let mut left: Vec<usize> = (0..self.repeated.len()).filter(|i| self.repeated[*i]).collect();
         while let Some(i) = left.pop() {
@@ -146,15 +146,15 @@ impl<'s> Sizes<'s> {
     }
 
     fn named(&mut self, id: TypeId) -> Size {
-        if let Some(size) = &self.known[id.0] {
+        if let Some(size) = &self.cache[id.0] {
             return size.clone();
         }
         let def = &self.schema.types[id.0];
         let owner = &def.name.text;
-        let mut field = |field: &Field| self.of(&field.ty).open_at(|| format!("`{owner}.{}`", field.name.text));
+        let mut field = |field: &Field| self.of(&field.ty).name_unbounded(|| format!("`{owner}.{}`", field.name.text));
         let size = match &def.form {
             Form::Enum(_) => Size::bytes(4),
-            Form::Alias(ty) => self.of(ty).open_at(|| format!("`{owner}`")),
+            Form::Alias(ty) => self.of(ty).name_unbounded(|| format!("`{owner}`")),
             Form::Struct { fields, .. } => fields.iter().fold(Size::default(), |size, next| size.then(field(next))),
             Form::Union(union) => {
                 let cases = union.arms.iter().map(|arm| &arm.field).chain(&union.default);
@@ -162,7 +162,7 @@ impl<'s> Sizes<'s> {
                 Size::bytes(4).then(arms.into_iter().reduce(Size::or).unwrap_or_default())
             }
         };
-        self.known[id.0] = Some(size.clone());
+        self.cache[id.0] = Some(size.clone());
         size
     }
 }

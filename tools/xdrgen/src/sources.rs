@@ -1,4 +1,4 @@
-//! The files of a specification: itself and those that it includes.
+//! The files of a specification: the file itself and those that it includes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -9,44 +9,44 @@ use std::path::{Path, PathBuf};
 
 use crate::Source;
 
-/// Most bytes of a specification with its included files, and of a placement file.
+/// Limit of the bytes of a specification with its included files, and of a placement file.
 pub(crate) const MAX_BYTES: usize = 16 << 20;
-/// Most files.
+/// Limit of the files of a specification.
 const MAX_FILES: usize = 256;
 
-/// A specification and all files that it may include, with one range of places for the bytes of all.
+/// A specification and all files that it may include, whose bytes share one range of positions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
     files: Vec<Input>,
 }
 
-/// A file, and what its lines include.
+/// A file, and the files that its lines include.
 #[derive(Clone, Debug)]
 struct Input {
     source: Source,
     path: PathBuf,
-    /// Place of its first byte.
+    /// Position of the first byte.
     start: usize,
-    /// Indices of included files, by the names in its lines, or why a file is not read.
+    /// Indices of included files by the names in the lines, or the reason why a file could not be read.
     includes: HashMap<String, Result<usize, String>>,
 }
 
 /// A line that includes a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Include<'s> {
-    /// The path as it is written.
+    /// The path as written.
     pub(crate) path: &'s str,
-    /// It is a line of C code, with `%` in front.
+    /// The line is C code, with `%` in front.
     pub(crate) is_hidden: bool,
 }
 
 impl Sources {
-    /// A text without files.
+    /// Creates the sources of a text without included files.
     pub(crate) fn text(source: &Source) -> Self {
         Self { files: vec![Input { source: source.clone(), path: PathBuf::new(), start: 0, includes: HashMap::new() }] }
     }
 
-    /// Reads a specification, and the files that its lines name, whether or not an `#ifdef` hides them.
+    /// Reads a specification and the files that its lines include, also in parts that an `#ifdef` hides.
     pub(crate) fn read(path: &Path) -> io::Result<Self> {
         let mut known = HashMap::new();
         let mut sources = Self::default();
@@ -69,9 +69,9 @@ impl Sources {
         Ok(sources)
     }
 
-    /// Adds a file, unless it is known by its canonical path. Returns its index.
+    /// Adds a file, unless its canonical path is known. Returns its index.
     fn add(&mut self, path: &Path, known: &mut HashMap<PathBuf, usize>) -> io::Result<usize> {
-        // A pipe, as standard input may be, has no such path.
+        // A pipe, such as standard input, has no canonical path.
         let canonical = path.canonicalize().unwrap_or_else(|_| path.into());
         if let Some(&index) = known.get(&canonical) {
             return Ok(index);
@@ -95,17 +95,17 @@ impl Sources {
         Ok(self.files.len() - 1)
     }
 
-    /// The text of a file, and the place of its first byte.
+    /// The text of a file, and the position of its first byte.
     pub(crate) fn file(&self, index: usize) -> (&str, usize) {
         (&self.files[index].source.text, self.files[index].start)
     }
 
-    /// The file that a line of another one includes. `None` if none of this name was looked for.
+    /// The file that a line of file `by` includes. `None` if no file of this name was looked for.
     pub(crate) fn included(&self, by: usize, path: &str) -> Option<&Result<usize, String>> {
         self.files[by].includes.get(path)
     }
 
-    /// The file of a place, and the range in it.
+    /// The file of a position, and the range in that file.
     pub(crate) fn locate(&self, at: &Range<usize>) -> (&Source, Range<usize>) {
         let index = self.files.partition_point(|file| file.start <= at.start).saturating_sub(1);
         let Input { source, start, .. } = &self.files[index];
@@ -119,13 +119,13 @@ impl Sources {
 }
 
 impl Include<'_> {
-    /// It names a header of C. A specification beside it may have the same name with `.x`.
+    /// True if the line names a header of C. A specification beside it may have the same name with `.x`.
     pub(crate) fn is_c(&self) -> bool {
         self.is_hidden || Path::new(self.path).extension().is_none_or(|extension| extension != "x")
     }
 }
 
-/// The file that a line includes by its path from the including file, as in `#include "other.x"`.
+/// Parses a line that includes a file by its path from the including file, such as `#include "other.x"`.
 pub(crate) fn include(line: &str) -> Option<Include<'_>> {
     let line = line.trim_start();
     let is_hidden = line.starts_with('%');
@@ -134,9 +134,9 @@ pub(crate) fn include(line: &str) -> Option<Include<'_>> {
     Some(Include { path, is_hidden })
 }
 
-/// The text of a file. A byte that is not UTF-8 is read as Latin-1, which comments of old files have.
+/// Converts bytes of a file to text. A byte that is not UTF-8 is read as Latin-1, which comments of old files use.
 ///
-/// Outside of comments, these characters are errors like any other one that is not ASCII.
+/// Outside of comments, these characters are errors, like all characters that are not ASCII.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let chunk = |chunk: std::str::Utf8Chunk<'_>| {
         chunk.valid().chars().chain(chunk.invalid().iter().map(|&byte| char::from(byte))).collect::<String>()

@@ -1,6 +1,6 @@
-//! The text of generated code, and the program that writes it.
+//! Tests of the text of generated code, and of the program `xdrgen`.
 //!
-//! After a change: `xdrgen tools/xdrgen/tests/golden/small.x -o tools/xdrgen/tests/golden/small.rs`.
+//! To record changed code: `xdrgen tools/xdrgen/tests/golden/small.x -o tools/xdrgen/tests/golden/small.rs`.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -23,16 +23,16 @@ fn xdrgen(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn code_is_as_recorded_each_time() {
+fn generated_code_equals_the_recorded_code() {
     for _ in 0..2 {
         let code = code(X, PLACEMENT, &Options::default());
         let differs = code.lines().zip(GOLDEN.lines()).position(|(new, old)| new != old);
-        assert_eq!((differs, code.len()), (None, GOLDEN.len()), "the first line that differs, and bytes");
+        assert_eq!((differs, code.len()), (None, GOLDEN.len()), "the first line that differs, and the length");
     }
 }
 
 #[test]
-fn paths_are_those_of_the_options() {
+fn paths_of_crates_come_from_the_options() {
     let types = code(X, PLACEMENT, &Options::types_only().xdr("crate::deep::xdr"));
     assert!(types.contains("impl crate::deep::xdr::Encode for Status {"), "{types}");
     assert!(!types.contains("rpcrdma") && !types.contains("pub mod"), "{types}");
@@ -41,7 +41,7 @@ fn paths_are_those_of_the_options() {
 }
 
 #[test]
-fn names_that_rust_cannot_have_or_has_twice_get_an_underscore() {
+fn reserved_and_repeated_names_get_an_underscore() {
     let types = code(
         "struct foo_bar { int crate; int fooBar; int foo_bar; int type; }; struct fooBar { int x; }; struct result { int x; };",
         "",
@@ -94,7 +94,7 @@ fn versions_of_two_programs_are_two_modules() {
 }
 
 #[test]
-fn comments_show_as_they_are() {
+fn comments_are_escaped_for_markdown() {
     let types = code("/* - <T> [x] *\n * 1. `#`\n */\nstruct a { int x; };", "", &Options::types_only());
     assert!(types.contains("/// \\- \\<T\\> \\[x\\]"), "{types}");
 }
@@ -188,7 +188,7 @@ fn output_that_is_not_written_is_an_error() {
     }
 }
 
-/// Writes files to a new directory, and compiles the first one. Returns what the program says, or the code.
+/// Writes files to a new directory, and compiles the first one. Returns the code, or standard error.
 fn compiled(files: &[(&str, &str)], arguments: &[&str]) -> Result<String, String> {
     let dir = tempfile::tempdir().expect("a directory");
     for (name, text) in files {
@@ -240,7 +240,7 @@ fn errors_name_the_included_file_and_its_line() {
         (&[("m.x", "#include \".\"\n#include \"d.x\"\n"), ("d.x/a", "")], "d.x: not a regular file", "m.x:2:1"),
         (
             &[("m.x", "#include \"a.x\"\n"), ("a.x", "\n#include \"m.x\"\n")],
-            "`m.x` includes itself, by the files that it includes",
+            "`m.x` includes itself, directly or by other files",
             "a.x:2:1",
         ),
         (&[("m.x", "#include \"a.x\"\n#endif"), ("a.x", "\n#if 1\n")], "this condition has no `#endif`", "a.x:2:1"),
@@ -257,7 +257,7 @@ fn errors_name_the_included_file_and_its_line() {
     let mut files: Vec<_> = names.iter().map(|(name, text)| (&**name, &**text)).collect();
     files.push(("f20.x", ""));
     let errors = compiled(&files, &[]).expect_err("too deep");
-    assert!(errors.contains("`f16.x` is inside 16 files that include each other, the limit"), "{errors}");
+    assert!(errors.contains("including `f16.x` exceeds 16 nested files"), "{errors}");
     let long = " ".repeat(9 << 20);
     let errors = compiled(&[("m.x", &format!("#include \"a.x\"\n{long}")), ("a.x", &long)], &[]).expect_err("too long");
     assert!(errors.contains("a.x: a specification and its included files exceed 16777216 bytes"), "{errors}");
@@ -278,13 +278,13 @@ fn names_are_defined_by_options() {
 fn definitions_of_options_are_names_and_numbers() {
     let file = [("m.x", "#define SIZE 3\nconst LEN = 4;\n%#define HIDDEN 5\ntypedef opaque a[HIDDEN];\n")];
     for (define, reason) in [
-        ("=5", "`` is no name"),
-        ("", "`` is no name"),
-        ("1X=3", "`1X` is no name"),
-        ("FOO BAR=3", "`FOO BAR` is no name"),
-        ("LEN=4u", "`4u` is no integer of 64 bits"),
-        ("LEN=", "`` is no integer of 64 bits"),
-        ("LEN=18446744073709551616", "`18446744073709551616` is no integer of 64 bits"),
+        ("=5", "`` is not a name"),
+        ("", "`` is not a name"),
+        ("1X=3", "`1X` is not a name"),
+        ("FOO BAR=3", "`FOO BAR` is not a name"),
+        ("LEN=4u", "`4u` is not an integer of 64 bits"),
+        ("LEN=", "`` is not an integer of 64 bits"),
+        ("LEN=18446744073709551616", "`18446744073709551616` is not an integer of 64 bits"),
         ("X=2", "another definition of `X` is 1"),
     ] {
         let errors = compiled(&file, &["-D", "X", "-D", define]).expect_err("invalid");
@@ -293,7 +293,7 @@ fn definitions_of_options_are_names_and_numbers() {
     }
     for (define, name, place) in [("LEN=5", "LEN", "m.x:2:7"), ("SIZE", "SIZE", "m.x:1:1"), ("a=1", "a", "m.x:4:16")] {
         let errors = compiled(&file, &["-D", define]).expect_err("defined twice");
-        let error = format!("error: `{name}` is defined by the option `-D {define}`, too\n");
+        let error = format!("error: `{name}` is also defined by the option `-D {define}`\n");
         assert!(errors.starts_with(&error) && errors.contains(place), "{errors}");
     }
     let code = compiled(&file, &["-DHIDDEN=7", "-DX", "-DX=1"]).expect("code");

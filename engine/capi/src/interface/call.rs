@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "functions of C")]
-//! A call at the server: arguments, results, answer.
+//! Functions of a call at the server: arguments, results, answer.
 //!
 //! Arguments and the room for results stay in place until the call is answered.
 
@@ -7,15 +7,15 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use rustix::io::Errno;
 
-use crate::arguments::{array, copy, store, store_sized};
-use crate::call::{BadArgument, Part, Unaligned};
-use crate::failure::{Failure, entry};
-use crate::handle::{hold, lend, take};
-use crate::memory::Memory;
-use crate::peers::name_of;
+use crate::arguments::{array, copy_text, store, store_sized};
+use crate::call::{BadArgument, ResultPart, UnalignedResults};
+use crate::failure::{ApiFailure, entry};
+use crate::handle::{lend, new_handle, take};
+use crate::memory::BufferMemory;
+use crate::peers::peer_name;
 use crate::types::{rpcrdma_buffer, rpcrdma_call};
 
-/// What a call's header says.
+/// The header of a call.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct rpcrdma_call_info {
@@ -27,26 +27,40 @@ pub struct rpcrdma_call_info {
     pub version: u32,
     /// Procedure number.
     pub procedure: u32,
-    /// Read chunks of the call.
+    /// Number of Read chunks of the call.
     pub read_chunks: u32,
-    /// Shard that took the call, as the task of `rpcrdma_services_task` gets it; 0 without several.
+    /// Shard that took the call, as the task of `rpcrdma_services_task` gets it; 0 if there is only one.
     pub shard: u32,
     /// Flavor of the credential (RFC 5531 §8.2).
     pub credential_flavor: u32,
     /// Body of the credential, in place.
     pub credential: *const c_void,
-    /// Its bytes.
+    /// Bytes at `credential`.
     pub credential_len: usize,
     /// Inline arguments, in place.
     pub args: *const c_void,
-    /// Their bytes.
+    /// Bytes at `args`.
     pub args_len: usize,
-    /// Number of the connection: no other one of `shard` has had it.
+    /// Number of the connection: no other connection of `shard` has had it.
     pub connection: u64,
 }
 
-/// Writes the call's header to `info`, which has `size` bytes: `sizeof *info`. Returns 0 or a negative code of the
-/// handle.
+/// Writes the header of a call to a struct.
+///
+/// # Parameters
+/// - `call`: the call.
+/// - `info`: gets the header.
+/// - `size`: `sizeof *info`.
+///
+/// # Ownership
+/// The credential and the arguments are in the call's memory, until it is answered.
+///
+/// # Threads
+/// The handler's thread; for a deferred call any thread, one at a time.
+///
+/// # Returns
+/// - 0: the header is in `info`.
+/// - a negative handle code.
 ///
 /// # Safety
 /// `call` is NULL, or a call that was not answered; `info` is NULL, or has `size` writable bytes.
@@ -57,7 +71,7 @@ pub unsafe extern "C" fn rpcrdma_call_header(
     size: usize,
 ) -> c_int {
     entry("rpcrdma_call_header", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let call = unsafe { lend(call) }?;
         let header = call.info();
         let (flavor, body) = header.credential();
@@ -75,39 +89,69 @@ pub unsafe extern "C" fn rpcrdma_call_header(
             args_len: call.args().len(),
             connection: header.caller().connection(),
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { store_sized(info, value, size) };
         Ok(0)
     })
 }
 
-/// Writes the peer to `room`: its authenticated identity (`wire.host_key`), or else its IP address. At most `len`
-/// bytes, with the zero byte at the end. Over `soft:`, which has no addresses, it is empty without an identity.
+/// Writes the identity or address of a call's peer as text.
 ///
-/// Returns the length of the whole, or a negative code of the handle. `room` may be NULL, or `len` 0.
+/// The text is the authenticated identity (`wire.host_key`), or else the IP address. Over `soft:`, which has no
+/// addresses, it is empty without an identity.
+///
+/// # Parameters
+/// - `call`: the call.
+/// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. It may be NULL.
+/// - `len`: bytes of `room`. It may be 0.
+///
+/// # Ownership
+/// `room` stays the caller's.
+///
+/// # Threads
+/// The handler's thread; for a deferred call any thread, one at a time.
+///
+/// # Returns
+/// - the length of the whole text.
+/// - a negative handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_call_header`; `room` has `len` bytes.
+/// `call` is NULL, or a call that was not answered; `room` is NULL, or has `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_peer(call: *mut rpcrdma_call, room: *mut c_char, len: usize) -> c_int {
     entry("rpcrdma_call_peer", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let call = unsafe { lend(call) }?;
         let info = call.info();
-        // SAFETY: the caller's promise.
-        unsafe { copy(&name_of(info.peer_identity(), info.peer_host()), room, len) }
+        // SAFETY: the caller guarantees it.
+        unsafe { copy_text(&peer_name(info.peer_identity(), info.peer_host()), room, len) }
     })
 }
 
-/// The data of Read chunk `index`, in place: an argument that the client sent by RDMA. Its bytes in `len`, its byte in
-/// the unreduced arguments in `position`. NULL with EINVAL if there is no such chunk: `read_chunks` of
-/// `rpcrdma_call_header` tells without a failure.
+/// Returns the data of a Read chunk, in place.
 ///
-/// The length of the data is among the inline arguments, and `position` counts it. Empty data has no chunk, and data in
-/// a call without chunks is inline.
+/// It is an argument that the client sent by RDMA. The length of the data is among the inline arguments, and `position`
+/// counts it. Empty data has no chunk, and data in a call without chunks is inline.
+///
+/// # Parameters
+/// - `call`: the call.
+/// - `index`: index of the chunk. `read_chunks` of `rpcrdma_call_header` is the number of chunks.
+/// - `len`: gets the bytes of the data.
+/// - `position`: gets the offset of the data in the unreduced arguments, in bytes.
+///
+/// # Ownership
+/// The data is in the call's memory, until it is answered.
+///
+/// # Threads
+/// The handler's thread; for a deferred call any thread, one at a time.
+///
+/// # Returns
+/// The data, or NULL after a failure.
+/// - EINVAL: the call has no such chunk.
+/// - a handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_call_header`.
+/// `call` is NULL, or a call that was not answered; `len` and `position` are NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_read_chunk(
     call: *mut rpcrdma_call,
@@ -116,109 +160,171 @@ pub unsafe extern "C" fn rpcrdma_call_read_chunk(
     position: *mut usize,
 ) -> *const c_void {
     entry("rpcrdma_call_read_chunk", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let call = unsafe { lend(call) }?;
         let index = index as usize;
-        let none = || Failure::argument(format_args!("the call has no Read chunk {index}"));
+        let none = || ApiFailure::argument(format_args!("the call has no Read chunk {index}"));
         let data = call.read_chunk(index).ok_or_else(none)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { store(len, data.len()) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { store(position, call.read_chunk_at(index).unwrap_or(0)) };
         Ok(data.as_ptr().cast())
     })
 }
 
-/// Takes the memory of Read chunk `index`, to be kept beyond the call, or lent as a result. It is only read.
+/// Takes the memory of a Read chunk out of a call.
 ///
-/// It is memory of the call's shard: a result of that shard's calls alone (`shard` of `rpcrdma_call_header`), unless it
-/// came with `reads_into`.
+/// The buffer may be kept beyond the call, or lent as a result. It is only read. It is memory of the call's shard: it
+/// can be a result only of calls of that shard (`shard` of `rpcrdma_call_header`), unless it came with `reads_into`.
 ///
-/// The caller frees it. NULL with EINVAL if there is no such chunk.
+/// # Parameters
+/// - `call`: the call.
+/// - `index`: index of the chunk.
+///
+/// # Ownership
+/// The caller frees the buffer (`rpcrdma_free`).
+///
+/// # Threads
+/// The handler's thread; for a deferred call any thread, one at a time.
+///
+/// # Returns
+/// The buffer, or NULL after a failure.
+/// - EINVAL: the call has no such chunk.
+/// - a handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_call_header`.
+/// `call` is NULL, or a call that was not answered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_take_read_chunk(call: *mut rpcrdma_call, index: c_uint) -> *mut rpcrdma_buffer {
     entry("rpcrdma_call_take_read_chunk", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut call = unsafe { lend(call) }?;
-        let none = || Failure::argument(format_args!("the call has no Read chunk {index}"));
+        let none = || ApiFailure::argument(format_args!("the call has no Read chunk {index}"));
         let own = call.arena();
-        Ok(hold(Memory::taken(call.take_read_chunk(index as usize).ok_or_else(none)?, own)))
+        Ok(new_handle(BufferMemory::of_read_chunk(call.take_read_chunk(index as usize).ok_or_else(none)?, own)))
     })
 }
 
-/// Room for `len` bytes of inline results, in the memory sent; it holds zeroes. A second call changes the length, and
-/// keeps what was written: it returns the same address.
+/// Returns room for inline results, in the memory that is sent.
 ///
-/// There is room for at least `max_reply` bytes of the procedure. 0 bytes have an address, too. NULL with EMSGSIZE if
-/// they exceed the room, and with EINVAL if `len` is not a multiple of 4, as XDR requires: pad with zeroes. The handler
-/// may then write other results. Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
+/// The room holds zeroes. A second call changes the length, keeps the bytes that were written, and returns the same
+/// address. There is room for at least `max_reply` bytes of the procedure. 0 bytes have an address, too. After a
+/// failure the handler may write other results. Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
+///
+/// # Parameters
+/// - `call`: the call.
+/// - `len`: bytes of the results, a multiple of 4 as XDR requires: pad with zeroes.
+///
+/// # Ownership
+/// The room is in the call's memory, until it is answered.
+///
+/// # Threads
+/// The handler's thread; for a deferred call any thread, one at a time.
+///
+/// # Returns
+/// The room, or NULL after a failure.
+/// - EMSGSIZE: `len` exceeds the room.
+/// - EINVAL: `len` is not a multiple of 4.
+/// - a handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_call_header`.
+/// `call` is NULL, or a call that was not answered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_reply(call: *mut rpcrdma_call, len: usize) -> *mut c_void {
     entry("rpcrdma_call_reply", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut call = unsafe { lend(call) }?;
         if !len.is_multiple_of(4) {
-            return Err(call.fail_to_write(Part::Inline, Errno::INVAL, Unaligned(len)));
+            return Err(call.fail_to_write(ResultPart::Inline, Errno::INVAL, UnalignedResults(len)));
         }
         match call.reply_mut(len).map(|room| room.as_mut_ptr()) {
             Ok(room) => {
-                call.wrote(Part::Inline);
+                call.record_written(ResultPart::Inline);
                 Ok(room.cast())
             }
-            Err(error) => Err(call.fail_to_write(Part::Inline, Errno::MSGSIZE, error)),
+            Err(error) => Err(call.fail_to_write(ResultPart::Inline, Errno::MSGSIZE, error)),
         }
     })
 }
 
-/// Sends `len` bytes, which are copied, as inline results, instead of `rpcrdma_call_reply`.
+/// Copies inline results into the reply, instead of `rpcrdma_call_reply`.
 ///
-/// Returns 0, -EMSGSIZE if they exceed the room, or -EINVAL if `len` is not a multiple of 4, or `results` is NULL for
-/// more than 0 bytes: then as for `rpcrdma_call_reply`.
+/// After a failure the handler may write other results. Otherwise the caller gets SYSTEM_ERR, whatever the handler
+/// returns.
+///
+/// # Parameters
+/// - `call`: the call.
+/// - `results`: the results.
+/// - `len`: bytes at `results`, a multiple of 4 as XDR requires: pad with zeroes.
+///
+/// # Ownership
+/// The results are copied.
+///
+/// # Threads
+/// The handler's thread; for a deferred call any thread, one at a time.
+///
+/// # Returns
+/// - 0: the results are in the reply.
+/// - -EMSGSIZE: `len` exceeds the room.
+/// - -EINVAL: `len` is not a multiple of 4, or `results` is NULL for more than 0 bytes.
+/// - a negative handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_call_header`; `results` has `len` bytes.
+/// `call` is NULL, or a call that was not answered; `results` is NULL, or has `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_reply_with(call: *mut rpcrdma_call, results: *const c_void, len: usize) -> c_int {
     entry("rpcrdma_call_reply_with", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut call = unsafe { lend(call) }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let results = match unsafe { array::<u8>("results", results.cast(), len) } {
             Ok(_) if !len.is_multiple_of(4) => {
-                return Err(call.fail_to_write(Part::Inline, Errno::INVAL, Unaligned(len)));
+                return Err(call.fail_to_write(ResultPart::Inline, Errno::INVAL, UnalignedResults(len)));
             }
             Ok(results) => results,
-            Err(failure) => return Err(call.fail_to_write(Part::Inline, Errno::INVAL, BadArgument(failure))),
+            Err(failure) => return Err(call.fail_to_write(ResultPart::Inline, Errno::INVAL, BadArgument(failure))),
         };
         match call.reply_writer().put(results) {
             Ok(()) => {
-                call.wrote(Part::Inline);
+                call.record_written(ResultPart::Inline);
                 Ok(0)
             }
-            Err(error) => Err(call.fail_to_write(Part::Inline, Errno::MSGSIZE, error)),
+            Err(error) => Err(call.fail_to_write(ResultPart::Inline, Errno::MSGSIZE, error)),
         }
     })
 }
 
-/// The memory of Write chunk `index`, for a result that travels by RDMA; its bytes in `room`.
+/// Returns the memory of a Write chunk.
 ///
-/// It is not initialized. The handler or a device writes it; `rpcrdma_call_write_chunk_filled` says how much, after the
-/// last call of this function, which forgets what was filled. The length of the data belongs to the inline results.
-/// NULL with ENOENT if the caller offers no such chunk, or one of 0 bytes, which asks for the data inline (RFC 8166
-/// §4.3.2.3): then the data belongs there, too. NULL with EINVAL if it offers the chunk, and the handler has no memory
-/// to write: the procedure has `RPCRDMA_OWN_RESULTS`, or the chunk has a buffer of `rpcrdma_call_result`.
+/// It is for a result that travels by RDMA. The memory is not initialized. The handler or a device writes it. Then
+/// `rpcrdma_call_write_chunk_filled` says how many bytes were written; this function forgets what was filled before.
+/// The length of the data belongs to the inline results.
 ///
-/// If `room` is too short for the data, the handler writes nothing, and returns what
-/// `rpcrdma_call_write_chunk_filled(call, index, len)` returns. A code of its own would be SYSTEM_ERR.
+/// If the chunk is too short for the data, the handler writes nothing, and returns the result of
+/// `rpcrdma_call_write_chunk_filled(call, index, len)`. A code of its own would be SYSTEM_ERR.
+///
+/// # Parameters
+/// - `call`: the call.
+/// - `index`: index of the chunk.
+/// - `room`: gets the bytes of the chunk.
+///
+/// # Ownership
+/// The memory is the library's. The handler may write it until the call is answered.
+///
+/// # Threads
+/// The handler's thread; for a deferred call any thread, one at a time.
+///
+/// # Returns
+/// The memory, or NULL after a failure.
+/// - ENOENT: the caller offers no such chunk, or one of 0 bytes, which asks for the data inline (RFC 8166 §4.3.2.3).
+///   The data belongs to the inline results, too.
+/// - EINVAL: the caller offers the chunk, but the handler has no memory to write, because the procedure has
+///   `RPCRDMA_OWN_RESULTS`, or the chunk has a buffer of `rpcrdma_call_result`.
+/// - a handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_call_header`.
+/// `call` is NULL, or a call that was not answered; `room` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_write_chunk(
     call: *mut rpcrdma_call,
@@ -226,12 +332,12 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk(
     room: *mut usize,
 ) -> *mut c_void {
     entry("rpcrdma_call_write_chunk", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut call = unsafe { lend(call) }?;
         let index = index as usize;
         match call.result_writer(index).map(|mut writer| (writer.as_mut_ptr(), writer.room())) {
             Ok((memory, bytes)) => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees it.
                 unsafe { store(room, bytes) };
                 Ok(memory.cast())
             }
@@ -240,19 +346,35 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk(
     })
 }
 
-/// Sends the first `len` bytes of Write chunk `index`: with 0, an empty result.
+/// Sends the first bytes of a Write chunk.
 ///
-/// Returns 0, -ENOENT or -EINVAL as for `rpcrdma_call_write_chunk`, or -EMSGSIZE if the chunk is shorter. The handler
-/// may return that; if it returns 0 without having sent other data in this chunk, that means the same. In version 2,
-/// the client then retransmits the call with a longer chunk, and the handler runs again. In version 1, the call fails
-/// with EPROTO.
+/// # Parameters
+/// - `call`: the call.
+/// - `index`: index of the chunk.
+/// - `len`: bytes that were written for this call; 0: the result is empty.
+///
+/// # Ownership
+/// The memory is the library's.
+///
+/// # Threads
+/// The handler's thread; for a deferred call any thread, one at a time.
+///
+/// # Returns
+/// - 0: the bytes are sent with the reply.
+/// - -ENOENT: the caller offers no such chunk, or one of 0 bytes.
+/// - -EINVAL: the handler has no memory to write, as for `rpcrdma_call_write_chunk`.
+/// - -EMSGSIZE: the chunk is shorter. The handler may return this code. If it returns 0 without having sent other data
+///   in this chunk, that means the same. In version 2, the client then retransmits the call with a longer chunk, and
+///   the handler runs again. In version 1, the call fails with EPROTO.
+/// - a negative handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_call_header`. The bytes were written for this call, completely: others would be another client's.
+/// `call` is NULL, or a call that was not answered. All `len` bytes were written for this call, because others would be
+/// data of another client.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call, index: c_uint, len: usize) -> c_int {
     entry("rpcrdma_call_write_chunk_filled", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut call = unsafe { lend(call) }?;
         let index = index as usize;
         let mut writer = match call.result_writer(index) {
@@ -260,29 +382,46 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call
             Err(error) => return Err(call.fail_to_fill(index, len, Errno::INVAL, error)),
         };
         if len > writer.room() {
-            // Fails, and says why.
+            // This fails with the cause.
             let error = writer.put_zeroes(len).expect_err("there is no room");
-            return Err(call.fail_to_write(Part::Chunk(index), Errno::MSGSIZE, error));
+            return Err(call.fail_to_write(ResultPart::Chunk(index), Errno::MSGSIZE, error));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { writer.advance(len) };
-        call.wrote(Part::Chunk(index));
+        call.record_written(ResultPart::Chunk(index));
         Ok(0)
     })
 }
 
-/// Sends a buffer as the result in Write chunk `index`, without a copy: memory of the application, a Read chunk that
-/// was taken, or a part of either. The buffer ends, also after a failure.
+/// Sends a buffer as the result in a Write chunk, without a copy.
 ///
-/// Returns 0, -ENOENT if the caller offers no such chunk, -EMSGSIZE if it is shorter (as for
-/// `rpcrdma_call_write_chunk_filled`), or -EXDEV for a Read chunk of another shard or server, and for a client's
-/// buffer: copy those. With -ENOENT the data belongs to the inline results: have a further part of it while they are
-/// written. An arena that the server has not registered (`rpcrdma_config_arena`) is seen later: the caller gets
-/// SYSTEM_ERR, and the log has the cause.
+/// The buffer is memory of the application, a Read chunk that was taken, or a part of either. An arena that the server
+/// has not registered (`rpcrdma_config_arena`) is detected later: the caller gets SYSTEM_ERR, and the log has the
+/// cause.
+///
+/// # Parameters
+/// - `call`: the call.
+/// - `index`: index of the chunk.
+/// - `buffer`: the result.
+///
+/// # Ownership
+/// The handle of the buffer ends, also after a failure. The library has its bytes until `release` of
+/// `rpcrdma_arena_part` is called.
+///
+/// # Threads
+/// The handler's thread; for a deferred call any thread, one at a time.
+///
+/// # Returns
+/// - 0: the buffer is sent with the reply.
+/// - -ENOENT: the caller offers no such chunk. The data belongs to the inline results, so have a further part of it
+///   while they are written.
+/// - -EMSGSIZE: the chunk is shorter. The handler may return this code, as for `rpcrdma_call_write_chunk_filled`.
+/// - -EXDEV: the buffer is a Read chunk of another shard or server, or a client's buffer: copy it.
+/// - a negative handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_call_header`; `buffer` as for `rpcrdma_free`. Its bytes do not change until the reply was sent:
-/// `release` of `rpcrdma_arena_part` tells.
+/// `call` is NULL, or a call that was not answered; `buffer` is NULL or came from this library. The bytes of the buffer
+/// do not change until the reply was sent, which `release` of `rpcrdma_arena_part` reports.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_result(
     call: *mut rpcrdma_call,
@@ -290,22 +429,22 @@ pub unsafe extern "C" fn rpcrdma_call_result(
     buffer: *mut rpcrdma_buffer,
 ) -> c_int {
     entry("rpcrdma_call_result", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let buffer = unsafe { take(buffer) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut call = unsafe { lend(call) }?;
         let index = index as usize;
         let bytes = match buffer.and_then(|buffer| buffer.into_result(call.arena())) {
             Ok(bytes) => bytes,
             Err(failure) => {
                 let code = failure.code();
-                return Err(call.fail_to_write(Part::Chunk(index), code, BadArgument(failure)));
+                return Err(call.fail_to_write(ResultPart::Chunk(index), code, BadArgument(failure)));
             }
         };
         let len = bytes.len();
         match call.set_result(index, bytes) {
             Ok(()) => {
-                call.wrote(Part::Chunk(index));
+                call.record_written(ResultPart::Chunk(index));
                 Ok(0)
             }
             Err(error) => Err(call.fail_to_fill(index, len, Errno::MSGSIZE, error)),
@@ -313,34 +452,62 @@ pub unsafe extern "C" fn rpcrdma_call_result(
     })
 }
 
-/// Answers a deferred call, from any thread. The call ends.
+/// Answers a deferred call.
 ///
-/// `status` is 0 for the results written, an `RPCRDMA_` status, or the negative code of a function that has failed for
-/// this call. Nothing happens if the connection has closed.
+/// If the connection has closed, no reply is sent.
 ///
-/// Returns 0; -EBADF if it was answered before, as far as that can be seen; -EINVAL for a call that its handler answers
-/// by its result.
+/// # Parameters
+/// - `call`: the call.
+/// - `status`: 0 for the results that were written, an `RPCRDMA_` status, or the negative code of a function that has
+///   failed for this call. It means the same as the result of an `rpcrdma_handler`.
+///
+/// # Ownership
+/// The handle of the call ends, with its arguments and its room for results.
+///
+/// # Threads
+/// Any thread, one at a time.
+///
+/// # Returns
+/// - 0: the call is answered.
+/// - -EBADF: the call was answered before, as far as that can be detected.
+/// - -EINVAL: the handler of the call answers it by its result.
+/// - another negative handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_call_header`. Nobody writes its results any more.
+/// `call` is NULL, or a call that was not answered. Nobody writes its results any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_answer(call: *mut rpcrdma_call, status: c_int) -> c_int {
     entry("rpcrdma_call_answer", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { take(call) }?.answer(status);
         Ok(0)
     })
 }
 
-/// 1 if the connection of a deferred call has closed, so that nobody awaits the reply; else 0, or a negative code. Such
-/// a call is answered all the same.
+/// Tells whether the connection of a deferred call has closed.
+///
+/// Nobody awaits the reply of such a call, but it must be answered all the same.
+///
+/// # Parameters
+/// - `call`: the call.
+///
+/// # Ownership
+/// The caller still answers the call.
+///
+/// # Threads
+/// Any thread, one at a time.
+///
+/// # Returns
+/// - 1: the connection has closed.
+/// - 0: it has not.
+/// - a negative handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_call_header`.
+/// `call` is NULL, or a call that was not answered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_is_disconnected(call: *mut rpcrdma_call) -> c_int {
     entry("rpcrdma_call_is_disconnected", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let call = unsafe { lend(call) }?;
         Ok(c_int::from(call.is_disconnected()))
     })

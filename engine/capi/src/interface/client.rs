@@ -1,41 +1,55 @@
 #![expect(unsafe_code, reason = "functions of C")]
-//! Clients whose calls block.
+//! Functions of clients whose connection another thread runs.
 
 use std::ffi::{c_char, c_int, c_void};
 
 use rpcrdma::Client;
 use rustix::io::Errno;
 
-use crate::any::{Any, any};
-use crate::arguments::{copy, store};
-use crate::calling::CallingClient;
-use crate::ended::Ended;
-use crate::failure::{code_of, entry};
-use crate::handle::{Numbers, foreign, hold, lend};
+use crate::any::{AnyEndpoint, lend_any};
+use crate::arguments::{copy_text, store};
+use crate::ended_call::EndedCall;
+use crate::failure::{call_error_code, entry};
+use crate::handle::{TemporaryTags, lend, new_handle, wrong_kind};
 use crate::interface::knobs;
 use crate::interface::local_client::{report, rpcrdma_done};
 use crate::names::in_c;
 use crate::process;
-use crate::request::{self, NotBlocking, rpcrdma_request};
+use crate::request::{self, NonBlocking, rpcrdma_request};
+use crate::threaded_client::ThreadedClient;
 use crate::types::*;
 
-/// Connects to a server, for calls of `program` and `version`; blocks. The client has a thread of its own.
+/// Connects to a server, and blocks until connected.
 ///
-/// `address` is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. `config` may be NULL. NULL after a failure:
+/// The client has a thread of its own.
 ///
-/// - ECONNREFUSED: nobody listens at the address, there is no such host, or the server takes no more connections;
-/// - ETIMEDOUT: the server did not answer in time (the text names the knob);
-/// - EAGAIN: the server has no receives left for one more connection: try again later, or raise its `memory.receives`;
-/// - ECONNRESET: the server closed the connection before it was established;
-/// - EKEYREJECTED: a host key is missing or wrong (`wire.host_key`, at this side or at the server): no call was
-///   executed, and a retry fails in the same way;
-/// - EPROTO: the peer broke the protocol;
-/// - EINVAL: an argument or a knob;
-/// - EADDRNOTAVAIL, ENOMEM, EAGAIN, EFBIG, EMFILE, ENFILE, ENOSPC, ENODEV and EIO as for `rpcrdma_server_start`; the
-///   text tells which EAGAIN it is.
+/// # Parameters
+/// - `address`: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
+/// - `program`, `version`: program of the calls, and its version.
+/// - `config`: the knobs, or NULL for the defaults.
+///
+/// # Ownership
+/// The caller frees the client (`rpcrdma_free`). The configuration may be freed before it.
+///
+/// # Threads
+/// Any thread. One thread at a time uses the client.
+///
+/// # Returns
+/// The client, or NULL after a failure.
+/// - ECONNREFUSED: the address has no listener, there is no such host, or the server takes no more connections.
+/// - ETIMEDOUT: the server did not answer in time (the text names the knob).
+/// - EAGAIN: the server has no receives left for one more connection: try again later, or raise its `memory.receives`.
+/// - ECONNRESET: the server closed the connection before it was established.
+/// - EKEYREJECTED: a host key is missing or wrong (`wire.host_key`, at this side or at the server). No call was
+///   executed, and a retry fails in the same way.
+/// - EPROTO: the peer broke the protocol.
+/// - EINVAL: an argument or a knob.
+/// - EADDRNOTAVAIL, ENOMEM, EAGAIN, EFBIG, EMFILE, ENFILE, ENOSPC, ENODEV, EIO: as for `rpcrdma_server_start`. The text
+///   tells which EAGAIN it is.
+/// - a handle code.
 ///
 /// # Safety
-/// `address` ends with a zero byte; `config` as for `rpcrdma_free`.
+/// `address` is NULL, or ends with a zero byte; `config` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_client_connect(
     address: *const c_char,
@@ -45,59 +59,85 @@ pub unsafe extern "C" fn rpcrdma_client_connect(
 ) -> *mut rpcrdma_client {
     entry("rpcrdma_client_connect", || {
         process::prepare();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let address = unsafe { crate::arguments::address(address) }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
-        Ok(hold(CallingClient::new(Client::connect(&address, config)?)))
+        Ok(new_handle(ThreadedClient::new(Client::connect(&address, config)?)))
     })
 }
 
-/// A handle of the same connection for another thread, or NULL. The connection closes when the last one is freed.
+/// Makes another handle of a client's connection, for another thread.
 ///
-/// The thread that uses `client` calls this function, and passes the new handle on. NULL after a failure: EINVAL,
-/// EBADF, or EBUSY because another thread uses `client` now.
+/// # Parameters
+/// - `client`: the client.
+///
+/// # Ownership
+/// The caller frees both handles (`rpcrdma_free`). The connection closes when the last one is freed.
+///
+/// # Threads
+/// The thread that uses `client`. It passes the new handle to the other thread.
+///
+/// # Returns
+/// The new handle, or NULL after a failure.
+/// - EINVAL: `client` is NULL.
+/// - EBADF: `client` was freed or is of another kind.
+/// - EBUSY: another thread uses `client` now.
 ///
 /// # Safety
-/// `client` as for `rpcrdma_free`.
+/// `client` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *mut rpcrdma_client {
     entry("rpcrdma_client_share", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let client = unsafe { lend(client) }?;
-        Ok(hold(client.share()))
+        Ok(new_handle(client.share()))
     })
 }
 
 /// Makes a call, and blocks until its end.
 ///
-/// Returns 0 or a negative code: ETIMEDOUT, ECONNRESET (the connection was lost), EKEYREJECTED (the server has
-/// restarted and refuses the host key: not executed, and a retry is pointless), ENOTCONN, EAGAIN (`limits.max_calls`),
-/// ENOBUFS and EMSGSIZE (a knob that the text names), ENOMEM, EMFILE, ENFILE and EFBIG (the system refuses memory for
-/// chunks, by the limit that the text names), EREMOTEIO (the server refused it: `rpcrdma_reply_status`), EACCES (it
-/// refused the credential), EBUSY (it drains, or has no memory), EPROTO (a malformed reply, a server that refuses
-/// version 1, or another transport error), EOPNOTSUPP (a call back to a client that takes none: it has no
-/// `rpcrdma_config_callbacks`, or its `debug.reverse` is `none`), EINVAL.
+/// # Parameters
+/// - `client`: the client.
+/// - `request`: the call.
+/// - `reply`: gets the reply if the call has started, even if it failed then, and otherwise NULL. It may be NULL. A
+///   caller with buffers in its request passes it, because the codes alone do not always tell who has the buffers.
 ///
-/// EDEADLK: a handler or task on the shard of the connection would wait for itself, as would the thread that polls its
-/// server (`rpcrdma_local_server_call_back`). Use `rpcrdma_client_start` there.
+/// # Ownership
+/// The caller frees the reply (`rpcrdma_free`). The buffers of the request's chunks stay with the caller if `*reply` is
+/// NULL, as after each EINVAL, EBADF, EPERM and EDEADLK. Otherwise the reply has them, also of a call that ended with
+/// EAGAIN, ENOTCONN, ENOBUFS or EMSGSIZE without being sent. Without `reply` they are freed.
 ///
-/// A server that answers EBUSY has not run the call, unless the reply itself found no memory: try again later. EBUSY
-/// without a reply: another thread uses `client` now.
+/// # Threads
+/// One thread at a time. Handlers and tasks on the shard of the connection, and the thread that polls its server, use
+/// `rpcrdma_client_start` instead.
 ///
-/// ETIMEDOUT does not tell whether the call was sent: the text does. A call that waited in vain for a credit was not
-/// sent, and its text says that all credits are in use.
-///
-/// `*reply` is the reply if the call has started, also if it failed then, and else NULL. `rpcrdma_free` ends it.
-/// `reply` may be NULL.
-///
-/// The buffers of its chunks stay with the caller if `*reply` is NULL, as after each EINVAL, EBADF, EPERM and EDEADLK.
-/// Otherwise the reply has them, also of a call that ended with EAGAIN, ENOTCONN, ENOBUFS or EMSGSIZE without being
-/// sent; without `reply` they are freed. A caller with buffers in its request passes `reply`, because other codes alone
-/// do not tell.
+/// # Returns
+/// - 0: the server has answered.
+/// - -ETIMEDOUT: the time-out has passed. The code does not tell whether the call was sent: the text does. A call that
+///   waited in vain for a credit was not sent, and its text says that all credits are in use.
+/// - -ECONNRESET: the connection was lost.
+/// - -EKEYREJECTED: the server has restarted and refuses the host key. The call was not executed, and a retry is
+///   pointless.
+/// - -ENOTCONN: there is no connection.
+/// - -EAGAIN: too many calls are outstanding (`limits.max_calls`).
+/// - -ENOBUFS, -EMSGSIZE: the text names the knob.
+/// - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: the system refuses memory for chunks, by the limit that the text names.
+/// - -EREMOTEIO: the server refused the call (`rpcrdma_reply_status`).
+/// - -EACCES: the server refused the credential.
+/// - -EBUSY: the server drains, or has no memory. It has not run the call, unless the reply itself found no memory: try
+///   again later. Without a reply, another thread uses `client` now.
+/// - -EPROTO: a malformed reply, a server that refuses version 1, or another transport error.
+/// - -EOPNOTSUPP: a call back to a client that takes none, because it has no `rpcrdma_config_callbacks`, or its
+///   `debug.reverse` is `none`.
+/// - -EINVAL: the request is invalid.
+/// - -EDEADLK: a handler or task on the shard of the connection would wait for itself, as would the thread that polls
+///   its server (`rpcrdma_local_server_call_back`).
+/// - another negative handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_local_client_start`; `reply` is writable.
+/// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or has as many bytes as
+/// its `size` says; its pointers have as many items and bytes as it says; `reply` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_client_call(
     client: *mut rpcrdma_client,
@@ -105,56 +145,69 @@ pub unsafe extern "C" fn rpcrdma_client_call(
     reply: *mut *mut rpcrdma_reply,
 ) -> c_int {
     entry("rpcrdma_client_call", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { store(reply, std::ptr::null_mut()) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut client = unsafe { lend(client) }?;
-        // SAFETY: the caller's promise.
-        let mut result = unsafe { request::start(client.waiting()?, request) }?;
+        // SAFETY: the caller guarantees it.
+        let mut result = unsafe { request::start(client.blocking_client()?, request) }?;
         if let Err(failed) = &mut result
-            && code_of(&failed.error) == Errno::INVAL
+            && call_error_code(&failed.error) == Errno::INVAL
         {
-            // SAFETY: the caller's promise. The request was to start that call, and this thread has only waited for it.
+            // SAFETY: the caller guarantees it. The call is of this request, and this thread has only waited for it.
             unsafe { request::return_buffers(request, &mut failed.returned) };
             return Err(failed.error.into());
         }
-        let ended = Ended::new(result);
+        let ended = EndedCall::new(result);
         let code = ended.code();
         if !reply.is_null() {
-            // SAFETY: the caller's promise.
-            unsafe { store(reply, hold(ended)) };
+            // SAFETY: the caller guarantees it.
+            unsafe { store(reply, new_handle(ended)) };
         }
         Ok(code)
     })
 }
 
-/// Starts a call without blocking; `rpcrdma_client_poll` reports its end, once. A Read chunk that is to be copied waits
-/// for the connection's thread to allocate its memory.
+/// Starts a call without blocking; `rpcrdma_client_poll` reports its end, once.
 ///
-/// Also on the thread that runs the connection: in handlers of a server that calls back, and where a server is polled.
-/// There a Read chunk cannot be copied (EDEADLK).
+/// A Read chunk that is to be copied waits for the connection's thread to allocate its memory.
 ///
-/// Returns 0, or a negative code if it does not start: EAGAIN (`limits.max_calls`; for calls of a server
-/// `debug.reverse_credits`), ENOTCONN (the thread of the connection has stopped), EINVAL, EMSGSIZE; and for a Read
-/// chunk to be copied those of `rpcrdma_alloc`. Then the buffers of its chunks stay with the caller.
+/// # Parameters
+/// - `client`: the client.
+/// - `request`: the call.
 ///
-/// The connection's thread finds other causes, which the poll reports, and the buffers are in that reply: such is
-/// ENOTCONN without a connection, or EINVAL for the position of a chunk, a buffer of another client, or a one-way call
-/// that has chunks.
+/// # Ownership
+/// If the call starts, it has the buffers of its chunks, which its reply returns. If it does not start, they stay with
+/// the caller.
+///
+/// # Threads
+/// One thread at a time. It may be the thread that runs the connection: in handlers of a server that calls back, and
+/// where a server is polled. There a Read chunk cannot be copied (EDEADLK).
+///
+/// # Returns
+/// - 0: the call has started. The connection's thread finds other causes of failure, which the poll reports, and the
+///   buffers are in that reply. Such are ENOTCONN without a connection, and EINVAL for the position of a chunk, a
+///   buffer of another client, or a one-way call that has chunks.
+/// - -EAGAIN: too many calls are outstanding (`limits.max_calls`; for calls of a server `debug.reverse_credits`).
+/// - -ENOTCONN: the thread of the connection has stopped.
+/// - -EINVAL, -EMSGSIZE: the request is invalid.
+/// - the codes of `rpcrdma_alloc`: for a Read chunk to be copied.
+/// - another negative handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_local_client_start`.
+/// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or has as many bytes as
+/// its `size` says; its pointers have as many items and bytes as it says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_client_start(client: *mut rpcrdma_client, request: *const rpcrdma_request) -> c_int {
     entry("rpcrdma_client_start", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut client = unsafe { lend(client) }?;
-        // SAFETY: the caller's promise.
-        let started = unsafe { request::start(&mut NotBlocking(&mut client), request) }?;
+        // SAFETY: the caller guarantees it.
+        let started = unsafe { request::start(&mut NonBlocking(&mut client), request) }?;
         match started {
-            Ok((token, call)) => client.keep(token, call),
+            Ok((token, call)) => client.add_started(token, call),
             Err(mut failed) => {
-                // SAFETY: the caller's promise. The request was to start that call.
+                // SAFETY: the caller guarantees it. The call is of this request.
                 unsafe { request::return_buffers(request, &mut failed.returned) };
                 return Err(failed.error.into());
             }
@@ -163,17 +216,32 @@ pub unsafe extern "C" fn rpcrdma_client_start(client: *mut rpcrdma_client, reque
     })
 }
 
-/// Passes each started call that has ended to `done`. Never blocks. If `done` is NULL, ended calls are left to the next
-/// poll with a function.
+/// Reports the ends of started calls.
 ///
-/// Calls of `rpcrdma_local_server_call_back` end in polls of the server: poll the client after each. The function may
-/// start calls, whose ends are for later polls, and end the client. The calls that this poll has found are reported all
-/// the same. Calls of a client that ends are not reported any more.
+/// The function never blocks. Calls of `rpcrdma_local_server_call_back` end in polls of the server: poll the client
+/// after each.
 ///
-/// Returns 1 if a call has ended, 0 if not, or a negative code of the handle.
+/// # Parameters
+/// - `client`: the client.
+/// - `done`: gets each started call that has ended. It may start calls, whose ends are for later polls, and free the
+///   client; the calls that this poll has found are reported all the same. NULL: ended calls are left to the next poll
+///   with a function.
+/// - `context`: first argument of `done`.
+///
+/// # Ownership
+/// The reply of a completion is the library's until `rpcrdma_reply_keep`. Calls of a client that is freed are not
+/// reported any more.
+///
+/// # Threads
+/// One thread at a time. `done` runs on it.
+///
+/// # Returns
+/// - 1: a call has ended.
+/// - 0: none has.
+/// - a negative handle code.
 ///
 /// # Safety
-/// `client` as for `rpcrdma_free`; `done` may be called with `context`.
+/// `client` is NULL or came from this library; `done` may be called with `context`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_client_poll(
     client: *mut rpcrdma_client,
@@ -181,38 +249,51 @@ pub unsafe extern "C" fn rpcrdma_client_poll(
     context: *mut c_void,
 ) -> c_int {
     entry("rpcrdma_client_poll", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut client = unsafe { lend(client) }?;
         let Some(done) = done else { return Ok(0) };
-        let ended = client.ended();
-        // The client is free while a function runs, which may use it, or end it.
+        let ended = client.take_ended();
+        // The client is not in use while `done` runs, which may use it, or free it.
         drop(client);
         let found = c_int::from(!ended.is_empty());
         for call in ended {
-            // SAFETY: the caller's promise.
-            unsafe { report(Numbers::next_of_thread(), call, done, context) };
+            // SAFETY: the caller guarantees it.
+            unsafe { report(TemporaryTags::next_of_thread(), call, done, context) };
         }
         Ok(found)
     })
 }
 
-/// Writes to `room` why a client's connection has closed, as text with a zero byte, of at most `len` bytes.
+/// Writes why a client's connection has closed, as text.
 ///
-/// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. Returns the length of the whole; 0 while it is open, and
-/// while the client reconnects; or a negative code of the handle. `room` may be NULL, or `len` 0.
+/// # Parameters
+/// - `client`: a `rpcrdma_client` or a `rpcrdma_local_client`.
+/// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. It may be NULL.
+/// - `len`: bytes of `room`. It may be 0.
+///
+/// # Ownership
+/// `room` stays the caller's.
+///
+/// # Threads
+/// The thread that may use the client.
+///
+/// # Returns
+/// - the length of the whole text.
+/// - 0: the connection is open, or the client reconnects.
+/// - a negative handle code.
 ///
 /// # Safety
-/// `client` as for `rpcrdma_free`; `room` has `len` bytes.
+/// `client` is NULL or came from this library; `room` is NULL, or has `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_close_reason(client: *mut c_void, room: *mut c_char, len: usize) -> c_int {
     entry("rpcrdma_close_reason", || {
-        // SAFETY: the caller's promise.
-        let reason = match unsafe { any(client) }? {
-            Any::Client(mut client) => client.client().close_reason().map(ToString::to_string),
-            Any::LocalClient(local) => local.client.close_reason(local.connection()).map(ToString::to_string),
-            Any::Server(_) | Any::LocalServer(_) => return Err(foreign()),
+        // SAFETY: the caller guarantees it.
+        let reason = match unsafe { lend_any(client) }? {
+            AnyEndpoint::Client(mut client) => client.client().close_reason().map(ToString::to_string),
+            AnyEndpoint::LocalClient(local) => local.client.close_reason(local.connection()).map(ToString::to_string),
+            AnyEndpoint::Server(_) | AnyEndpoint::LocalServer(_) => return Err(wrong_kind()),
         };
-        // SAFETY: the caller's promise.
-        unsafe { copy(&in_c(reason.unwrap_or_default()), room, len) }
+        // SAFETY: the caller guarantees it.
+        unsafe { copy_text(&in_c(reason.unwrap_or_default()), room, len) }
     })
 }

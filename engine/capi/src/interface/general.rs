@@ -1,42 +1,72 @@
 #![expect(unsafe_code, reason = "functions of C")]
-//! Version, errors, log, and the end of handles.
+//! Version, error text, log, and the end of handles.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::thread;
 
 use rustix::io::Errno;
 
-use crate::failure::{self, Failure, entry};
-use crate::handle::{self, Kind, mark_of};
-use crate::interface::threads::before_end;
-use crate::log::{Sink, install};
-use crate::reads;
+use crate::failure::{self, ApiFailure, entry};
+use crate::handle::{self, HandleKind, mark_of};
+use crate::interface::threads::prepare_end;
+use crate::log::{LogSink, install};
+use crate::read_places;
 use crate::types::*;
 
-/// Version of the library, such as `0.1.0`.
+/// Returns the version of the library, such as `0.1.0`.
+///
+/// # Ownership
+/// The text is static.
+///
+/// # Threads
+/// Any thread.
+///
+/// # Returns
+/// The version; never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn rpcrdma_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// Text of this thread's last failure: at most 1023 bytes. Never NULL.
+/// Returns the text of the calling thread's last failure.
 ///
-/// It is in a buffer of the thread, which the next failure overwrites. A failing call and this one are not arguments of
-/// one `printf`: C may run them in either order.
+/// The text has at most 1023 bytes. A failing call and this function must not be arguments of one `printf`, because C
+/// may run them in either order.
+///
+/// # Ownership
+/// The text is in a buffer of the thread, which the thread's next failure overwrites.
+///
+/// # Threads
+/// Any thread; each has its own text.
+///
+/// # Returns
+/// The text; never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn rpcrdma_error() -> *const c_char {
     failure::last()
 }
 
-/// Passes each line of the log to `function`, from any thread, as soon as it is written.
+/// Passes each line of the log to a function.
 ///
-/// `level` is 1 (error) to 4 (debug); lines above `most`, 0 to 4, are not written. Once per process. `context` is its
-/// first argument.
+/// The function is called as soon as a line is written. It is set once per process.
 ///
-/// It runs within functions of this library while they use their handles, and on the threads of servers and clients: it
-/// must not call this library, nor block.
+/// # Parameters
+/// - `function`: gets `context`, the level of the line (1 error, 2 warning, 3 information, 4 debug), and the line. It
+///   must not call this library, nor block, because it runs within functions of this library while they use their
+///   handles, and on the threads of servers and clients.
+/// - `context`: first argument of `function`.
+/// - `most`: highest level of the lines that are written, 0 (none) to 4.
 ///
-/// Returns 0; -EINVAL if `function` is NULL, or `most` not 0 to 4; or -EBUSY if the process has a log already.
+/// # Ownership
+/// The library keeps `function` and `context` until the process ends. A line is valid until `function` returns.
+///
+/// # Threads
+/// Any thread. Any thread may run `function`.
+///
+/// # Returns
+/// - 0: the function gets the log.
+/// - -EINVAL: `function` is NULL, or `most` is not 0 to 4.
+/// - -EBUSY: the process has a log already.
 ///
 /// # Safety
 /// `function` may be called with `context` on any thread, until the process ends.
@@ -47,9 +77,9 @@ pub unsafe extern "C" fn rpcrdma_log(
     most: c_int,
 ) -> c_int {
     entry("rpcrdma_log", || {
-        let function = function.ok_or_else(|| Failure::argument("function is NULL"))?;
-        // SAFETY: the caller's promise.
-        let sink = unsafe { Sink::new(function, context) };
+        let function = function.ok_or_else(|| ApiFailure::argument("function is NULL"))?;
+        // SAFETY: the caller guarantees it.
+        let sink = unsafe { LogSink::new(function, context) };
         install(sink, most).map(|()| 0)
     })
 }
@@ -58,29 +88,42 @@ pub unsafe extern "C" fn rpcrdma_log(
 /// only threads of this library look into it.
 ///
 /// # Safety
-/// As [`handle::share`].
-pub(crate) unsafe fn may_end(server: *mut rpcrdma_server) -> Result<(), Failure> {
+/// See [`handle::share`].
+pub(crate) unsafe fn check_may_end(server: *mut rpcrdma_server) -> Result<(), ApiFailure> {
     let is_ours = thread::current().name().is_some_and(|name| name.starts_with("rpcrdma-"));
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     match is_ours && unsafe { handle::share(server) }?.get()?.is_on_own_thread() {
-        true => Err(Failure::new(Errno::DEADLK, "a server's handlers and tasks cannot end it: it waits for their end")),
+        true => {
+            Err(ApiFailure::new(Errno::DEADLK, "a server's handlers and tasks cannot end it: it waits for their end"))
+        }
         false => Ok(()),
     }
 }
 
-/// Ends a handle of any kind, but not a call's. NULL is ignored.
+/// Frees a handle of any kind but a call.
 ///
-/// A server or client closes its connections at once; `rpcrdma_server_drain` lets calls finish first. It blocks until
-/// their threads have ended, so a handler or task cannot end its own server. A configuration, services, and an arena
-/// may end before the servers and clients that were started with them. Buffers and replies may outlive their client or
-/// server: what they hold stays as it is until they are freed. Calls of a polled client that ends are not reported any
-/// more.
+/// A server or client closes its connections at once; `rpcrdma_server_drain` lets calls finish first. The function
+/// blocks until the threads of the server or client have ended, so a handler or task cannot free its own server. Calls
+/// of a polled client that is freed are not reported any more.
 ///
-/// A polled server or client ends on its own thread, or on any one once it is detached: by `rpcrdma_detach`, or by the
-/// end of its thread.
+/// # Parameters
+/// - `handle`: the handle. NULL is ignored.
 ///
-/// Returns 0; -EPERM for a polled one that another thread has; -EINVAL for a call, which `rpcrdma_call_answer` ends,
-/// and for a reply that a callback got; -EDEADLK for a server in one of its handlers or tasks.
+/// # Ownership
+/// The handle ends. A configuration, services, and an arena may be freed before the servers and clients that were
+/// started with them. Buffers and replies may outlive their client or server: their contents stay as they are until
+/// they are freed.
+///
+/// # Threads
+/// Any thread. A polled server or client is freed on its own thread, or on any thread once it is detached, by
+/// `rpcrdma_detach` or by the end of its thread.
+///
+/// # Returns
+/// - 0: the handle has ended.
+/// - -EPERM: another thread has the polled server or client.
+/// - -EINVAL: the handle is a call, which `rpcrdma_call_answer` ends, or a reply that a callback got.
+/// - -EDEADLK: a handler or task frees its own server.
+/// - a negative handle code.
 ///
 /// # Safety
 /// `handle` is NULL or came from this library, and nobody uses it any more.
@@ -90,28 +133,28 @@ pub unsafe extern "C" fn rpcrdma_free(handle: *mut c_void) -> c_int {
         return 0;
     }
     entry("rpcrdma_free", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mark = unsafe { mark_of(handle) }?;
         if mark == rpcrdma_server::MARK {
-            // SAFETY: it is of this kind; the caller's promise.
-            unsafe { may_end(handle.cast()) }?;
-            // SAFETY: as above. Its handlers use the handle until it has ended.
+            // SAFETY: it is of this kind; the caller guarantees it.
+            unsafe { check_may_end(handle.cast()) }?;
+            // SAFETY: the handle is of this kind. Handlers of the server use it until the server has ended.
             drop(unsafe { handle::share(handle.cast::<rpcrdma_server>()) }?.take()?);
         }
         let is_polled = [rpcrdma_local_server::MARK, rpcrdma_local_client::MARK].contains(&mark);
         if is_polled {
-            // SAFETY: as above.
-            unsafe { before_end(handle) }?;
+            // SAFETY: the caller guarantees it.
+            unsafe { prepare_end(handle) }?;
         }
         macro_rules! end {
             ($($kind:ty),*) => {
                 match mark {
-                    // SAFETY: it is of this kind; the caller's promise.
+                    // SAFETY: it is of this kind; the caller guarantees it.
                     $(mark if mark == <$kind>::MARK => drop(unsafe { handle::take(handle.cast::<$kind>()) }?),)*
                     mark if mark == rpcrdma_call::MARK => {
-                        return Err(Failure::argument("a call ends with rpcrdma_call_answer"));
+                        return Err(ApiFailure::argument("a call ends with rpcrdma_call_answer"));
                     }
-                    _ => return Err(handle::foreign()),
+                    _ => return Err(handle::wrong_kind()),
                 }
             };
         }
@@ -127,7 +170,7 @@ pub unsafe extern "C" fn rpcrdma_free(handle: *mut c_void) -> c_int {
             rpcrdma_arena
         );
         if is_polled {
-            reads::end_shard();
+            read_places::release_thread_parts();
         }
         Ok(0)
     })

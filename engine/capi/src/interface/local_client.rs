@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "functions of C")]
-//! Clients that their thread polls.
+//! Functions of clients that the application polls.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -8,12 +8,12 @@ use rpcrdma::{Address, LocalClient};
 use rustix::io::Errno;
 
 use crate::arguments::store;
-use crate::ended::Ended;
-use crate::failure::{Failure, entry};
-use crate::handle::{Lent, during, lend, lend_again};
+use crate::ended_call::EndedCall;
+use crate::failure::{ApiFailure, entry};
+use crate::handle::{LentHandle, lend, lend_if_live, with_temporary_handle};
 use crate::interface::knobs;
-use crate::interface::threads::hold_here;
-use crate::polled::Polled;
+use crate::interface::threads::new_bound_handle;
+use crate::polled::PolledClient;
 use crate::process;
 use crate::request::{self, rpcrdma_request};
 use crate::types::*;
@@ -22,58 +22,83 @@ use crate::types::*;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_completion {
-    /// Bytes that this version of the library has written. A program that may run with an earlier version than it was
-    /// built with compares it with `sizeof(rpcrdma_completion)`: later versions have more fields at the end.
+    /// Bytes that this version of the library has written.
+    ///
+    /// A program that may run with an earlier version than it was built with compares it with
+    /// `sizeof(rpcrdma_completion)`, because later versions have more fields at the end.
     pub size: usize,
-    /// Of the request.
+    /// `token` of the request.
     pub token: u64,
     /// The inline results, in place. NULL for a call that has failed.
     pub results: *const c_void,
-    /// Their bytes.
+    /// Bytes at `results`.
     pub results_len: usize,
-    /// The reply, which holds the buffers of chunks: take them (`rpcrdma_reply_take_read_chunk`) for the next call.
+    /// The reply. It holds the buffers of the chunks: take them (`rpcrdma_reply_take_read_chunk`) for the next call.
     pub reply: *mut rpcrdma_reply,
-    /// 0, or negative, as `rpcrdma_client_call` returns it.
+    /// 0, or a negative code, as `rpcrdma_client_call` returns it.
     pub error: c_int,
 }
 
-/// Gets the end of a call. `completion`, its results and its reply are valid until the function returns, or
-/// `rpcrdma_reply_keep`. For a failed call, `rpcrdma_error` has its text here until another function fails.
+/// Reports the end of a call.
 ///
-/// The function may start calls, and end the client. If it polls this client, the ends of calls wait until it returns.
-/// No exception of C++ may leave it, nor pthread_exit: the process ends. Nor may longjmp: the client would report no
-/// more.
+/// The function may start calls, and free the client. If it polls this client, the ends of calls wait until it returns.
+/// For a failed call, `rpcrdma_error` has its text here until another function fails. No exception of C++ may leave the
+/// function, nor pthread_exit: the process would end. Nor may longjmp leave it: the client would report no more calls.
+///
+/// # Parameters
+/// - `context`: the argument of the poll.
+/// - `completion`: the end of the call.
+///
+/// # Ownership
+/// `completion`, its results and its reply are valid until the function returns. `rpcrdma_reply_keep` keeps the reply
+/// and its results longer.
+///
+/// # Threads
+/// It runs on the thread that polls the client, within the poll.
 pub type rpcrdma_done =
     Option<unsafe extern "C-unwind" fn(context: *mut c_void, completion: *const rpcrdma_completion)>;
 
-/// One that is not NULL.
-type Reports = unsafe extern "C-unwind" fn(context: *mut c_void, completion: *const rpcrdma_completion);
+/// A [`rpcrdma_done`] that is not NULL.
+type DoneFunction = unsafe extern "C-unwind" fn(context: *mut c_void, completion: *const rpcrdma_completion);
 
-/// A client, connected by `connect`.
+/// Makes a client that `connect` connects.
 ///
 /// # Safety
-/// As for `rpcrdma_client_connect`.
-unsafe fn open(
+/// See `rpcrdma_client_connect`.
+unsafe fn connect_with(
     address: *const c_char,
     (program, version): (u32, u32),
     config: *mut rpcrdma_config,
     connect: impl FnOnce(&Address, ClientConfig) -> Result<LocalClient, ConnectError>,
-) -> Result<*mut rpcrdma_local_client, Failure> {
+) -> Result<*mut rpcrdma_local_client, ApiFailure> {
     process::prepare();
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let address = unsafe { crate::arguments::address(address) }?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     let config = unsafe { knobs(config, |knobs| knobs.local_client(program, version)) }?;
-    Ok(hold_here(Polled::new(connect(&address, config)?)))
+    Ok(new_bound_handle(PolledClient::new(connect(&address, config)?)))
 }
 
-/// Connects to a server, for calls of `program` and `version`; blocks until connected. The client has no thread:
-/// nothing happens unless it is polled.
+/// Connects a polled client to a server, and blocks until connected.
 ///
-/// As for `rpcrdma_client_connect`.
+/// The client has no thread: nothing happens unless it is polled.
+///
+/// # Parameters
+/// - `address`: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
+/// - `program`, `version`: program of the calls, and its version.
+/// - `config`: the knobs, or NULL for the defaults.
+///
+/// # Ownership
+/// The caller frees the client (`rpcrdma_free`). The configuration may be freed before it.
+///
+/// # Threads
+/// Any thread, which polls the client from then on.
+///
+/// # Returns
+/// The client, or NULL with a code of `rpcrdma_client_connect`.
 ///
 /// # Safety
-/// As for `rpcrdma_client_connect`.
+/// `address` is NULL, or ends with a zero byte; `config` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_client_connect(
     address: *const c_char,
@@ -82,17 +107,32 @@ pub unsafe extern "C" fn rpcrdma_local_client_connect(
     config: *mut rpcrdma_config,
 ) -> *mut rpcrdma_local_client {
     entry("rpcrdma_local_client_connect", || {
-        // SAFETY: the caller's promise.
-        unsafe { open(address, (program, version), config, LocalClient::connect) }
+        // SAFETY: the caller guarantees it.
+        unsafe { connect_with(address, (program, version), config, LocalClient::connect) }
     })
 }
 
-/// As `rpcrdma_local_client_connect`, but does not block: poll it until `rpcrdma_local_client_is_established` is not 0.
+/// Begins to connect a polled client to a server, without blocking.
 ///
-/// The first connect is tried once. If it fails, this returns NULL, or `rpcrdma_local_client_is_established` -ENOTCONN.
+/// Poll the client until `rpcrdma_local_client_is_established` is not 0. The first connect is tried once. If it fails,
+/// this function returns NULL, or `rpcrdma_local_client_is_established` returns -ENOTCONN.
+///
+/// # Parameters
+/// - `address`: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
+/// - `program`, `version`: program of the calls, and its version.
+/// - `config`: the knobs, or NULL for the defaults.
+///
+/// # Ownership
+/// The caller frees the client (`rpcrdma_free`). The configuration may be freed before it.
+///
+/// # Threads
+/// Any thread, which polls the client from then on.
+///
+/// # Returns
+/// The client, or NULL with a code of `rpcrdma_client_connect`.
 ///
 /// # Safety
-/// As for `rpcrdma_client_connect`.
+/// `address` is NULL, or ends with a zero byte; `config` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_client_begin(
     address: *const c_char,
@@ -101,25 +141,40 @@ pub unsafe extern "C" fn rpcrdma_local_client_begin(
     config: *mut rpcrdma_config,
 ) -> *mut rpcrdma_local_client {
     entry("rpcrdma_local_client_begin", || {
-        // SAFETY: the caller's promise.
-        unsafe { open(address, (program, version), config, LocalClient::begin) }
+        // SAFETY: the caller guarantees it.
+        unsafe { connect_with(address, (program, version), config, LocalClient::begin) }
     })
 }
 
-/// 1 once calls may be started, 0 while the client connects, -ENOTCONN if its connection has ended: the text says why.
+/// Tells whether calls of a polled client may be started.
 ///
-/// `rpcrdma_local_client_poll` does not tell: it returns 0 then. Calls that are started while the client reconnects
-/// (`connect.reconnect_attempts`) are sent once it has.
+/// `rpcrdma_local_client_poll` does not tell, because it returns 0 if the connection has ended. Calls that are started
+/// while the client reconnects (`connect.reconnect_attempts`) are sent once it has reconnected.
+///
+/// # Parameters
+/// - `client`: the client.
+///
+/// # Ownership
+/// No memory changes hands.
+///
+/// # Threads
+/// The thread of the client.
+///
+/// # Returns
+/// - 1: calls may be started.
+/// - 0: the client connects.
+/// - -ENOTCONN: the connection has ended; the text says why.
+/// - another negative handle code.
 ///
 /// # Safety
-/// `client` as for `rpcrdma_free`.
+/// `client` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdma_local_client) -> c_int {
     entry("rpcrdma_local_client_is_established", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let local = unsafe { lend(client) }?;
         match local.client.close_reason(local.connection()) {
-            Some(reason) => Err(Failure::new(Errno::NOTCONN, reason)),
+            Some(reason) => Err(ApiFailure::new(Errno::NOTCONN, reason)),
             None => Ok(c_int::from(local.client.is_established(local.connection()))),
         }
     })
@@ -127,17 +182,33 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
 
 /// Starts a call; `rpcrdma_local_client_poll` reports its end, once.
 ///
-/// Returns 0, or a negative code if it does not start: ENOBUFS (poll, and try again) and EMSGSIZE, for lack of memory
-/// for the call, its chunks or its reply (the text names the knob); ENOMEM, EMFILE, ENFILE and EFBIG as for
-/// `rpcrdma_alloc`; EINVAL; and ENOTCONN for a Read chunk that it would copy. The poll reports no end of such a call,
-/// and the buffers of its chunks stay with the caller. `xid`, unless it is NULL, gets the call's number, for
-/// `rpcrdma_local_client_cancel`, or 0 if it has ended already.
+/// # Parameters
+/// - `client`: the client.
+/// - `request`: the call.
+/// - `xid`: gets the number of the call, for `rpcrdma_local_client_cancel`, or 0 if it has ended already. It may be
+///   NULL.
 ///
-/// The poll reports other causes, and this function returns 0: ENOTCONN, EAGAIN (`limits.max_calls`), and what a call
-/// meets that waits for a reconnect. The buffers are in that reply.
+/// # Ownership
+/// If the call starts, it has the buffers of its chunks, which its reply returns. If it does not start, they stay with
+/// the caller, and the poll reports no end.
+///
+/// # Threads
+/// The thread of the client.
+///
+/// # Returns
+/// - 0: the call has started. The poll reports other causes of failure, and the buffers are in that reply: ENOTCONN,
+///   EAGAIN (`limits.max_calls`), and those of a call that waits for a reconnect.
+/// - -ENOBUFS: there is no memory for the call, its chunks or its reply now (the text names the knob): poll, and try
+///   again.
+/// - -EMSGSIZE: there is never memory for the call, its chunks or its reply (the text names the knob).
+/// - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: the system refuses memory, as for `rpcrdma_alloc`.
+/// - -EINVAL: the request is invalid.
+/// - -ENOTCONN: for a Read chunk to be copied, there is no connection.
+/// - another negative handle code.
 ///
 /// # Safety
-/// `client` and the buffers of `request` as for `rpcrdma_free`; its pointers have what it says; `xid` is writable.
+/// `client` and the buffers of `request` are NULL or came from this library; `request` is NULL, or has as many bytes as
+/// its `size` says; its pointers have as many items and bytes as it says; `xid` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_client_start(
     client: *mut rpcrdma_local_client,
@@ -145,49 +216,76 @@ pub unsafe extern "C" fn rpcrdma_local_client_start(
     xid: *mut u32,
 ) -> c_int {
     entry("rpcrdma_local_client_start", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut local = unsafe { lend(client) }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let call = unsafe { request::start(&mut local.client, request) }?;
         if call.is_none()
-            && let Some(mut failed) = local.not_started()
+            && let Some(mut failed) = local.take_failed_start()
         {
-            // SAFETY: the caller's promise. The request was to start that call.
+            // SAFETY: the caller guarantees it. The call is of this request.
             unsafe { request::return_buffers(request, &mut failed.returned) };
             return Err(failed.error.into());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { store(xid, call.map_or(0, CallId::xid)) };
         Ok(0)
     })
 }
 
-/// Cancels a call: it ends with -ECANCELED, if it is still under way. The server may have run it.
+/// Cancels a call, which ends with -ECANCELED if it is still under way.
 ///
-/// Returns 0, also if there is no such call, or a negative code of the handle. The call keeps its credit, as after a
-/// time-out.
+/// The server may have run the call. The call keeps its credit, as after a time-out.
+///
+/// # Parameters
+/// - `client`: the client.
+/// - `xid`: the number of the call, of `rpcrdma_local_client_start`.
+///
+/// # Ownership
+/// The buffers of its chunks stay with the call, until the server answers it, or the connection ends.
+///
+/// # Threads
+/// The thread of the client.
+///
+/// # Returns
+/// - 0: the call is cancelled, or there is no such call.
+/// - a negative handle code.
 ///
 /// # Safety
-/// `client` as for `rpcrdma_free`.
+/// `client` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_client_cancel(client: *mut rpcrdma_local_client, xid: u32) -> c_int {
     entry("rpcrdma_local_client_cancel", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { lend(client) }?.cancel(CallId::of_xid(xid));
         Ok(0)
     })
 }
 
-/// Turns the client once, and passes each call that has ended to `done`. Never blocks. Calls that `done` starts, and
-/// that end at once, are reported by the next poll. If `done` is NULL, ended calls are left to the next poll with a
-/// function.
+/// Turns a polled client once, and reports the ends of calls.
 ///
-/// All functions of a poll together are the time between two polls: a loop polls at least 20 times a second.
+/// The function never blocks. All functions of a poll together are the time between two polls: a loop polls at least 20
+/// times a second.
 ///
-/// Returns 1 if there was work or a call has ended, 0 if not, or a negative code of the handle.
+/// # Parameters
+/// - `client`: the client.
+/// - `done`: gets each call that has ended. Calls that it starts, and that end at once, are reported by the next poll.
+///   NULL: ended calls are left to the next poll with a function.
+/// - `context`: first argument of `done`.
+///
+/// # Ownership
+/// The reply of a completion is the library's until `rpcrdma_reply_keep`.
+///
+/// # Threads
+/// The thread of the client. `done` runs on it.
+///
+/// # Returns
+/// - 1: there was work, or a call has ended.
+/// - 0: neither.
+/// - a negative handle code.
 ///
 /// # Safety
-/// `client` as for `rpcrdma_free`; `done` may be called with `context`.
+/// `client` is NULL or came from this library; `done` may be called with `context`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_client_poll(
     client: *mut rpcrdma_local_client,
@@ -195,68 +293,68 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
     context: *mut c_void,
 ) -> c_int {
     entry("rpcrdma_local_client_poll", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut local = unsafe { lend(client) }?;
         let busy = local.client.turn();
-        let (Some(done), true) = (done, local.is_to_report()) else { return Ok(c_int::from(busy)) };
+        let (Some(done), true) = (done, local.has_ends_to_report()) else { return Ok(c_int::from(busy)) };
         local.begin_report();
         let id = local.id();
-        // The client is free while a function runs, which may use it, or end it.
-        match local.only_ended() {
+        // The client is not in use while `done` runs, which may use it, or free it.
+        match local.take_only_ended() {
             Some(ended) => {
-                let number = local.number();
+                let tag = local.next_tag();
                 drop(local);
-                // SAFETY: the caller's promise.
-                unsafe { report(number, ended, done, context) };
+                // SAFETY: the caller guarantees it.
+                unsafe { report(tag, ended, done, context) };
             }
             None => {
-                let batch = local.ended();
+                let batch = local.take_ended();
                 drop(local);
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees it.
                 unsafe { report_all(client, id, batch, done, context) };
             }
         }
-        // SAFETY: it was a handle before.
-        if let Some(mut local) = unsafe { lend_still(client, id) } {
-            local.reported();
+        // SAFETY: `client` was a live handle before.
+        if let Some(mut local) = unsafe { lend_if_same(client, id) } {
+            local.end_report();
         }
         Ok(1)
     })
 }
 
-/// The client, if a function has not ended it. The next client may have the same handle.
+/// Lends a client again, unless `done` has freed it. A later client may have the same handle.
 ///
 /// # Safety
-/// It was a handle before.
+/// `client` was a live handle before.
 #[inline(always)]
-unsafe fn lend_still<'a>(client: *mut rpcrdma_local_client, id: u64) -> Option<Lent<'a, rpcrdma_local_client>> {
-    // SAFETY: the caller's promise.
-    unsafe { lend_again(client) }.filter(|again| again.id() == id)
+unsafe fn lend_if_same<'a>(client: *mut rpcrdma_local_client, id: u64) -> Option<LentHandle<'a, rpcrdma_local_client>> {
+    // SAFETY: the caller guarantees it.
+    unsafe { lend_if_live(client) }.filter(|again| again.id() == id)
 }
 
-/// Passes the ends of calls to a function, until it ends the client.
+/// Passes the ends of calls to `done`, until it frees the client.
 ///
 /// # Safety
-/// As for [`report`] and [`lend_still`].
+/// See [`report`] and [`lend_if_same`].
 #[inline(never)]
 unsafe fn report_all(
     client: *mut rpcrdma_local_client,
     id: u64,
     mut batch: Vec<Done>,
-    done: Reports,
+    done: DoneFunction,
     context: *mut c_void,
 ) {
     for ended in batch.drain(..) {
-        // SAFETY: the caller's promise.
-        let Some(local) = (unsafe { lend_still(client, id) }) else { return };
-        let number = local.number();
+        // SAFETY: the caller guarantees it.
+        let Some(local) = (unsafe { lend_if_same(client, id) }) else { return };
+        let tag = local.next_tag();
         drop(local);
-        // SAFETY: the caller's promise.
-        unsafe { report(number, ended, done, context) };
+        // SAFETY: the caller guarantees it.
+        unsafe { report(tag, ended, done, context) };
     }
-    // SAFETY: the caller's promise.
-    if let Some(mut local) = unsafe { lend_still(client, id) } {
-        local.reuse(batch);
+    // SAFETY: the caller guarantees it.
+    if let Some(mut local) = unsafe { lend_if_same(client, id) } {
+        local.reuse_batch(batch);
     }
 }
 
@@ -265,19 +363,19 @@ unsafe fn report_all(
 /// # Safety
 /// `done` may be called with `context`.
 #[inline(always)]
-pub(crate) unsafe fn report(number: u16, ended: Done, done: Reports, context: *mut c_void) {
+pub(crate) unsafe fn report(tag: u16, ended: Done, done: DoneFunction, context: *mut c_void) {
     let token = ended.token;
     let (error, results) = match &ended.result {
         Ok(reply) => (0, reply.results()),
-        Err(failed) => (Failure::from(failed.error).report(), &[][..]),
+        Err(failed) => (ApiFailure::from(failed.error).report(), &[][..]),
     };
     let results_len = results.len();
     let results = if error == 0 { results.as_ptr().cast() } else { std::ptr::null() };
     let pass = |reply| {
         let size = size_of::<rpcrdma_completion>();
         let completion = rpcrdma_completion { size, token, results, results_len, reply, error };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { done(context, &completion) }
     };
-    during(number, Ended::new(ended.result), pass, |(), _| ());
+    with_temporary_handle(tag, EndedCall::new(ended.result), pass, |(), _| ());
 }

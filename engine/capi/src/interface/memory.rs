@@ -1,91 +1,147 @@
 #![expect(unsafe_code, reason = "functions of C")]
-//! Buffers of chunks, and memory of the application.
+//! Functions of buffers, and of memory of the application.
 
 use std::ffi::{c_int, c_void};
 
-use crate::any::{Any, any};
+use crate::any::{AnyEndpoint, lend_any};
 use crate::arguments::store;
-use crate::failure::{Failure, entry};
-use crate::handle::{foreign, hold, lend, share};
-use crate::memory::{Adopted, Memory, Release};
+use crate::failure::{ApiFailure, entry};
+use crate::handle::{lend, new_handle, share, wrong_kind};
+use crate::memory::{AdoptedArena, BufferMemory, ReleaseCallback};
 use crate::types::*;
 
-/// A buffer of `len` bytes for a chunk of a call of this client, registered with its device.
+/// Allocates a buffer for a chunk of a client's call.
 ///
-/// `client` is a `rpcrdma_client` or a `rpcrdma_local_client`. The buffer has zeroes, or data of earlier calls to this
-/// server. `rpcrdma_free` ends it, or the call that it is lent to.
+/// The buffer is registered with the client's device. It has zeroes, or data of earlier calls to this server.
 ///
-/// NULL after a failure:
-/// - EINVAL: `len` is 0, as for mmap: no chunk is empty;
-/// - ENOBUFS: the client has no such buffer left now (`memory.bulk_buffers`);
-/// - EMSGSIZE: it never has one so long;
-/// - ENOMEM, EMFILE, ENFILE or EFBIG: the system refuses the memory of all its buffers, by the limit that the text
-///   names; the next call asks again;
-/// - ENOTCONN: the connection has ended;
-/// - EDEADLK: as for `rpcrdma_client_call`.
+/// # Parameters
+/// - `client`: a `rpcrdma_client` or a `rpcrdma_local_client`.
+/// - `len`: bytes of the buffer.
+///
+/// # Ownership
+/// The caller frees the buffer (`rpcrdma_free`), or lends it to a call, which takes it.
+///
+/// # Threads
+/// The thread that may use the client.
+///
+/// # Returns
+/// The buffer, or NULL after a failure.
+/// - EINVAL: `len` is 0, as for mmap: no chunk is empty.
+/// - ENOBUFS: the client has no such buffer left now (`memory.bulk_buffers`).
+/// - EMSGSIZE: the client's buffers are never so long.
+/// - ENOMEM, EMFILE, ENFILE, EFBIG: the system refuses the memory of all its buffers, by the limit that the text names;
+///   the next call asks again.
+/// - ENOTCONN: the connection has ended.
+/// - EDEADLK: the calling thread runs the client's connection, as for `rpcrdma_client_call`.
+/// - a handle code.
 ///
 /// # Safety
-/// `client` as for `rpcrdma_free`.
+/// `client` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_alloc(client: *mut c_void, len: usize) -> *mut rpcrdma_buffer {
     entry("rpcrdma_alloc", || {
-        // SAFETY: the caller's promise.
-        let client = unsafe { any(client) }?;
+        // SAFETY: the caller guarantees it.
+        let client = unsafe { lend_any(client) }?;
         if len == 0 {
-            return Err(Failure::argument("len is 0: a chunk has at least one byte"));
+            return Err(ApiFailure::argument("len is 0: a chunk has at least one byte"));
         }
         let buffer = match client {
-            Any::Client(mut client) => client.waiting()?.alloc(len)?,
-            Any::LocalClient(mut local) => {
+            AnyEndpoint::Client(mut client) => client.blocking_client()?.alloc(len)?,
+            AnyEndpoint::LocalClient(mut local) => {
                 let connection = local.connection();
                 local.client.alloc(connection, len)?
             }
-            Any::Server(_) | Any::LocalServer(_) => return Err(foreign()),
+            AnyEndpoint::Server(_) | AnyEndpoint::LocalServer(_) => return Err(wrong_kind()),
         };
-        Ok(hold(Memory::Own(buffer)))
+        Ok(new_handle(BufferMemory::Owned(buffer)))
     })
 }
 
-/// The bytes of a buffer; their number in `len`. NULL with a code of the handle. Those of
-/// `rpcrdma_call_take_read_chunk` and of `rpcrdma_arena_part` are only read. 0 bytes have an address, too.
+/// Returns the bytes of a buffer.
+///
+/// Those of `rpcrdma_call_take_read_chunk` and of `rpcrdma_arena_part` are only read. 0 bytes have an address, too.
+///
+/// # Parameters
+/// - `buffer`: the buffer.
+/// - `len`: gets the number of bytes.
+///
+/// # Ownership
+/// The bytes are the buffer's, until its handle ends.
+///
+/// # Threads
+/// One thread at a time.
+///
+/// # Returns
+/// The bytes, or NULL with a handle code.
 ///
 /// # Safety
-/// `buffer` as for `rpcrdma_free`.
+/// `buffer` is NULL or came from this library; `len` is NULL or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_buffer_data(buffer: *mut rpcrdma_buffer, len: *mut usize) -> *mut c_void {
     entry("rpcrdma_buffer_data", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let (data, bytes) = unsafe { lend(buffer) }?.bytes();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { store(len, bytes) };
         Ok(data.cast())
     })
 }
 
-/// Restricts a buffer to `len` bytes from byte `start`: of its whole memory, or of its present bytes if it is only
-/// read. A buffer of 0 bytes is an empty result (`rpcrdma_call_result`), and no chunk of a request.
+/// Restricts a buffer to a part of its bytes.
 ///
-/// Returns 0, or -EINVAL if it has fewer.
+/// The part is one of the buffer's whole memory, or of its present bytes if it is only read. A buffer of 0 bytes is an
+/// empty result (`rpcrdma_call_result`), and cannot be a chunk of a request.
+///
+/// # Parameters
+/// - `buffer`: the buffer.
+/// - `start`: first byte.
+/// - `len`: number of bytes.
+///
+/// # Ownership
+/// The caller still frees the buffer.
+///
+/// # Threads
+/// One thread at a time.
+///
+/// # Returns
+/// - 0: the buffer has these bytes.
+/// - -EINVAL: the memory has fewer bytes.
+/// - a negative handle code.
 ///
 /// # Safety
-/// `buffer` as for `rpcrdma_free`.
+/// `buffer` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_buffer_window(buffer: *mut rpcrdma_buffer, start: usize, len: usize) -> c_int {
     entry("rpcrdma_buffer_window", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { lend(buffer) }?.set_window(start, len).map(|()| 0)
     })
 }
 
-/// Adopts memory that the application has mapped: to send it as results (`rpcrdma_arena_part`), or for Read chunks
-/// (`reads_into` of a procedure), not both. From 4 GiB on, it is for Read chunks alone.
+/// Adopts memory that the application has mapped.
 ///
-/// `base` and `len` are multiples of 4096. `release` is called once when no server, client, services or buffer uses it
-/// any more, on any thread, with `context`; it may be NULL. Servers register it: `rpcrdma_config_arena`, or because
+/// The memory is either sent as results (`rpcrdma_arena_part`), or takes Read chunks (`reads_into` of a procedure), not
+/// both. From 4 GiB on, it is only for Read chunks. Servers register it because of `rpcrdma_config_arena`, or because
 /// their procedures have it.
 ///
-/// NULL with EINVAL if `base` is NULL, if one of them is not such a multiple, if `len` is 0, or if the memory would end
-/// beyond the address space; `release` is called then, too.
+/// # Parameters
+/// - `base`: first byte, at a multiple of 4096.
+/// - `len`: number of bytes, a multiple of 4096.
+/// - `release`: is called once, with `context`, when no server, client, services or buffer uses the memory any more. It
+///   may be NULL.
+/// - `context`: argument of `release`.
+///
+/// # Ownership
+/// The caller frees the arena (`rpcrdma_free`). The memory stays the application's, which keeps it mapped until
+/// `release` is called. After a failure `release` is called, too.
+///
+/// # Threads
+/// Any thread. `release` may be called on any thread.
+///
+/// # Returns
+/// The arena, or NULL after a failure.
+/// - EINVAL: `base` is NULL, `base` or `len` is not a multiple of 4096, `len` is 0, or the memory would end beyond the
+///   address space.
 ///
 /// # Safety
 /// The memory stays mapped until `release` is called, and no part of it changes while it is lent.
@@ -97,29 +153,46 @@ pub unsafe extern "C" fn rpcrdma_arena_new(
     context: *mut c_void,
 ) -> *mut rpcrdma_arena {
     entry("rpcrdma_arena_new", || {
-        // SAFETY: the caller's promise.
-        let release = unsafe { Release::new(release, context) };
-        // SAFETY: the caller's promise.
-        Ok(hold(unsafe { Adopted::new(base, len, release) }?))
+        // SAFETY: the caller guarantees it.
+        let release = unsafe { ReleaseCallback::new(release, context) };
+        // SAFETY: the caller guarantees it.
+        Ok(new_handle(unsafe { AdoptedArena::new(base, len, release) }?))
     })
 }
 
-/// A buffer of `len` bytes from byte `start` of the application's memory. Parts may overlap. One of 0 bytes is an empty
-/// result.
+/// Makes a buffer of a part of the application's memory.
 ///
-/// `release` is called once when nobody uses the part any more, with `context`; it may be NULL. The part's bytes may
-/// change from then on. After `rpcrdma_call_result`, that is when the reply was sent, or its connection has ended. A
-/// peer that takes nothing delays it for `timeouts.progress`, a slow one as long as it keeps to `limits.min_rate`.
+/// Parts may overlap. A part of 0 bytes is an empty result.
 ///
-/// It is called on any thread, within any function of this library: it is short, and does not wait. Hold no lock that
-/// it takes while you call this library. It may write the part's bytes, answer calls, and lend parts. The arena's own
-/// `release` comes after those of all parts.
+/// `release` is called once nobody uses the part any more. From then on, the bytes of the part may change. After
+/// `rpcrdma_call_result`, that is when the reply was sent, or its connection has ended. A peer that takes no data
+/// delays it for `timeouts.progress`, and a slow peer as long as it keeps to `limits.min_rate`. The `release` of the
+/// arena comes after those of all parts.
 ///
-/// NULL with EINVAL if the arena has fewer bytes, or with EBUSY if it is for Read chunks, as it is from 4 GiB on;
-/// `release` is called then, too.
+/// # Parameters
+/// - `arena`: the memory.
+/// - `start`: first byte.
+/// - `len`: number of bytes.
+/// - `release`: is called once, with `context`. It may be NULL. It is short, and does not wait. It may write the part's
+///   bytes, answer calls, and lend parts.
+/// - `context`: argument of `release`.
+///
+/// # Ownership
+/// The caller frees the buffer (`rpcrdma_free`), or sends it (`rpcrdma_call_result`). After a failure `release` is
+/// called, too.
+///
+/// # Threads
+/// Any thread. `release` is called on any thread, within any function of this library, so hold no lock that it takes
+/// while you call this library.
+///
+/// # Returns
+/// The buffer, or NULL after a failure.
+/// - EINVAL: the arena has fewer bytes.
+/// - EBUSY: the arena is for Read chunks, as it is from 4 GiB on.
+/// - a handle code.
 ///
 /// # Safety
-/// `arena` as for `rpcrdma_free`. The bytes do not change while they are lent.
+/// `arena` is NULL or came from this library. The bytes do not change while they are lent.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_arena_part(
     arena: *mut rpcrdma_arena,
@@ -129,10 +202,10 @@ pub unsafe extern "C" fn rpcrdma_arena_part(
     context: *mut c_void,
 ) -> *mut rpcrdma_buffer {
     entry("rpcrdma_arena_part", || {
-        // SAFETY: the caller's promise.
-        let release = unsafe { Release::new(release, context) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
+        let release = unsafe { ReleaseCallback::new(release, context) };
+        // SAFETY: the caller guarantees it.
         let arena = unsafe { share(arena) }?;
-        Ok::<_, Failure>(hold(arena.part(start, len, release)?))
+        Ok::<_, ApiFailure>(new_handle(arena.part(start, len, release)?))
     })
 }

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "a configuration is a pointer of C")]
-//! The functions of the interface, as `rpcrdma.h` has them.
+//! The functions of the interface, which `rpcrdma.h` declares.
 //!
-//! Each checks its arguments, and does its work within [`entry`](crate::failure::entry).
+//! Each function checks its arguments, and does its work, within [`entry`](crate::failure::entry).
 
-// In the order of the header.
+// This order is that of the header.
 mod general;
 
 mod config;
@@ -29,18 +29,21 @@ pub use {
 };
 
 use crate::config::Knobs;
-use crate::failure::Failure;
+use crate::failure::ApiFailure;
 use crate::handle::lend;
 use crate::types::rpcrdma_config;
 
-/// Makes a configuration of these knobs; of the defaults for null.
+/// Makes a configuration of knobs, or of the defaults if `config` is null.
 ///
 /// # Safety
-/// As [`lend`].
-unsafe fn knobs<T>(config: *mut rpcrdma_config, make: impl FnOnce(&Knobs) -> Result<T, Failure>) -> Result<T, Failure> {
+/// See [`lend`].
+unsafe fn knobs<T>(
+    config: *mut rpcrdma_config,
+    make: impl FnOnce(&Knobs) -> Result<T, ApiFailure>,
+) -> Result<T, ApiFailure> {
     match config.is_null() {
         true => make(&Knobs::default()),
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         false => make(&*unsafe { lend(config) }?),
     }
 }

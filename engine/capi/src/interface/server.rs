@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "functions of C")]
-//! Servers, with threads of their own or polled; what polled servers and clients have in common.
+//! Functions of servers, with threads of their own or polled, and functions for any polled server or client.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,41 +9,55 @@ use rpcrdma::Server;
 use rpcrdma::server::LocalServer;
 use rustix::io::Errno;
 
-use crate::any::{Any, any};
-use crate::arguments::{addresses, copy};
-use crate::calling::CallingClient;
-use crate::failure::{Failure, entry};
-use crate::handle::{hold, lend, share, take};
-use crate::hosted::Hosted;
-use crate::interface::general::may_end;
+use crate::any::{AnyEndpoint, lend_any};
+use crate::arguments::{addresses, copy_text};
+use crate::failure::{ApiFailure, entry};
+use crate::handle::{lend, new_handle, share, take};
+use crate::interface::general::check_may_end;
 use crate::interface::knobs;
-use crate::interface::threads::hold_here;
+use crate::interface::threads::new_bound_handle;
 use crate::polled::PolledServer;
 use crate::process;
+use crate::threaded_client::ThreadedClient;
+use crate::threaded_server::ThreadedServer;
 use crate::types::*;
 
-/// Starts a server on one or several addresses, separated by commas; blocks for some milliseconds.
+/// Starts a server with threads of its own.
 ///
-/// An address is `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`. Each shard, a thread, serves one of them;
-/// `server.shards` says how many there are, by default one for each address. `config` may be NULL.
+/// The function blocks for some milliseconds. Each shard, a thread, serves one of the addresses; `server.shards` is
+/// their number, by default one for each address.
 ///
-/// NULL after a failure: the text names the call, the limit and the remedy.
+/// # Parameters
+/// - `address`: one or several addresses, separated by commas: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
+/// - `services`: the procedures.
+/// - `config`: the knobs, or NULL for the defaults.
 ///
-/// - EINVAL: an argument, or a knob, such as a core or a NUMA node that this process may not use;
-/// - EADDRINUSE: another server has the address, or `server.stats`;
-/// - EADDRNOTAVAIL: this host cannot serve the address;
-/// - ENOENT: no folder for `server.stats`;
+/// # Ownership
+/// The caller frees the server, by `rpcrdma_free` or `rpcrdma_server_drain`. Services and configuration may be freed
+/// before the server.
+///
+/// # Threads
+/// Any thread. `services` and `config` are not in use by another one.
+///
+/// # Returns
+/// The server, or NULL after a failure: the text names the call, the limit and the remedy.
+/// - EINVAL: an argument, or a knob, such as a core or a NUMA node that this process may not use.
+/// - EADDRINUSE: another server has the address, or `server.stats`.
+/// - EADDRNOTAVAIL: this host cannot serve the address.
+/// - ENOENT: the folder of `server.stats` does not exist.
 /// - ENOMEM: memory exceeds what the host has left, the control group, RLIMIT_AS (`ulimit -v`), RLIMIT_MEMLOCK
-///   (`ulimit -l`, for devices) or `vm.max_map_count`;
-/// - EAGAIN: a thread exceeds RLIMIT_NPROC (`ulimit -u`), RLIMIT_AS (for its stack) or the control group;
-/// - EFBIG: memory of the library, which is a file to the kernel, exceeds RLIMIT_FSIZE (`ulimit -f`);
-/// - EMFILE, ENFILE: the process has no descriptor left (RLIMIT_NOFILE, `ulimit -n`), or the host (`fs.file-max`);
-/// - ENOSPC: too many watched sockets (`fs.epoll.max_user_watches`), or objects of the device;
-/// - ENODEV: the device lacks something, or there is none;
-/// - EIO: another system call.
+///   (`ulimit -l`, for devices) or `vm.max_map_count`.
+/// - EAGAIN: a thread exceeds RLIMIT_NPROC (`ulimit -u`), RLIMIT_AS (for its stack) or the control group.
+/// - EFBIG: memory of the library, which is a file to the kernel, exceeds RLIMIT_FSIZE (`ulimit -f`).
+/// - EMFILE, ENFILE: the process has no descriptor left (RLIMIT_NOFILE, `ulimit -n`), or the host has none
+///   (`fs.file-max`).
+/// - ENOSPC: too many watched sockets (`fs.epoll.max_user_watches`), or objects of the device.
+/// - ENODEV: the device lacks a capability, or there is no device.
+/// - EIO: another system call failed.
+/// - a handle code.
 ///
 /// # Safety
-/// `address` ends with a zero byte; the handles as for `rpcrdma_free`.
+/// `address` is NULL, or ends with a zero byte; `services` and `config` are NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_server_start(
     address: *const c_char,
@@ -52,13 +66,13 @@ pub unsafe extern "C" fn rpcrdma_server_start(
 ) -> *mut rpcrdma_server {
     entry("rpcrdma_server_start", || {
         process::prepare();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let addresses = unsafe { addresses(address) }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let services = unsafe { lend(services) }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut config = unsafe { knobs(config, |knobs| knobs.server(addresses.len(), &services)) }?;
-        let (first, others) = addresses.split_first().ok_or_else(|| Failure::argument("address is empty"))?;
+        let (first, others) = addresses.split_first().ok_or_else(|| ApiFailure::argument("address is empty"))?;
         config.more_addresses = others.to_vec();
         services.add_arenas(&mut config.shard.memory.arenas);
         config.peers = services.peers();
@@ -66,21 +80,36 @@ pub unsafe extern "C" fn rpcrdma_server_start(
             Some(make) => Server::start_with(first, move |setup| Ok(make(setup)), &config),
             None => Server::start(first, services.services(), &config),
         };
-        Ok(hold(Hosted::new(server?)))
+        Ok(new_handle(ThreadedServer::new(server?)))
     })
 }
 
-/// A client for calls to the client that made `call`, on the same connection (RFC 8167). It outlives the call.
+/// Makes a client for calls to the client that made a call.
 ///
-/// A handler on a shard must not block for such a call: it uses `rpcrdma_client_start`, runs on workers
-/// (`RPCRDMA_ON_WORKERS`), or is a deferred one that another thread answers.
+/// Its calls use the connection of that call (RFC 8167). A handler on a shard must not block for such a call: it uses
+/// `rpcrdma_client_start`, runs on workers (`RPCRDMA_ON_WORKERS`), or is a deferred one that another thread answers.
+/// The function does not ask the peer: a peer that takes no calls is found by the first call, which ends with
+/// EOPNOTSUPP.
 ///
-/// `config` may be NULL. `rpcrdma_free` ends the client. NULL after a failure: EINVAL (the call is of another server,
-/// or a knob), EBADF or EBUSY for one of the handles. It does not ask the peer: one that takes no calls is found by the
-/// first call, which ends with EOPNOTSUPP.
+/// # Parameters
+/// - `server`: the server.
+/// - `call`: a call that was not answered.
+/// - `program`, `version`: program of the calls, and its version.
+/// - `config`: the knobs, or NULL for the defaults.
+///
+/// # Ownership
+/// The caller frees the client (`rpcrdma_free`). It may outlive the call.
+///
+/// # Threads
+/// Any thread that may use `call`.
+///
+/// # Returns
+/// The client, or NULL after a failure.
+/// - EINVAL: the call is of another server, or a knob is invalid.
+/// - EBADF, EBUSY: a code of one of the handles.
 ///
 /// # Safety
-/// The handles as for `rpcrdma_free`; the call was not answered.
+/// The handles are NULL or came from this library; the call was not answered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_server_call_back(
     server: *mut rpcrdma_server,
@@ -90,54 +119,83 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
     config: *mut rpcrdma_config,
 ) -> *mut rpcrdma_client {
     entry("rpcrdma_server_call_back", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let (server, call) = (unsafe { share(server) }?, unsafe { lend(call) }?);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
         let client = server.call_backs.client(call.info().caller(), config);
-        Ok(hold(CallingClient::new(client.ok_or_else(another)?)))
+        Ok(new_handle(ThreadedClient::new(client.ok_or_else(call_of_other_server)?)))
     })
 }
 
-/// Stops a server gracefully: no new calls, and those under way are answered. Blocks for at most `milliseconds`: calls
-/// have nine tenths of it, and all but a second of a longer time. The server ends, and is freed, unless the result is
-/// -EDEADLK. Its handlers may use it until then, and may call back the clients whose calls they have not answered yet.
+/// Stops a server gracefully, and frees it.
 ///
-/// Returns 0; -ETIMEDOUT if it cut off calls, or connections that clients kept open, as 0 milliseconds do: the text
-/// says which; -EDEADLK as for `rpcrdma_free`.
+/// The server takes no new calls, and answers those under way. The function blocks for at most `milliseconds`: calls
+/// have nine tenths of that time, or all but one second of it if that is more. Until then, handlers may use the server,
+/// and may call back the clients whose calls they have not answered yet.
 ///
 /// After -ETIMEDOUT, handlers that still run return later, on the server's threads. Then the hook of
-/// `rpcrdma_services_peers` hears of the end of their connections, and the server gives up arenas. What these functions
-/// use must stay until then, the library included.
+/// `rpcrdma_services_peers` gets the ends of their connections, and the server releases arenas. Memory and code that
+/// these functions use must stay until then, the library included.
+///
+/// # Parameters
+/// - `server`: the server.
+/// - `milliseconds`: the most time that the drain takes. With 0, calls are cut off at once.
+///
+/// # Ownership
+/// The server ends, and is freed, unless the result is -EDEADLK.
+///
+/// # Threads
+/// Any thread, except in a handler or task of the server.
+///
+/// # Returns
+/// - 0: no call and no connection was cut off.
+/// - -ETIMEDOUT: calls, or connections that clients kept open, were cut off, as with 0 milliseconds. The text says
+///   which.
+/// - -EDEADLK: a handler or task drains its own server.
+/// - a negative handle code.
 ///
 /// # Safety
-/// `server` as for `rpcrdma_free`.
+/// `server` is NULL or came from this library, and nobody frees it at the same time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_server_drain(server: *mut rpcrdma_server, milliseconds: u32) -> c_int {
     entry("rpcrdma_server_drain", || {
-        // SAFETY: the caller's promise.
-        unsafe { may_end(server) }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
+        unsafe { check_may_end(server) }?;
+        // SAFETY: the caller guarantees it.
         let running = unsafe { share(server) }?.take()?;
         let drained = running.drain(Duration::from_millis(milliseconds.into()));
-        // SAFETY: as above. Handlers have used the handle until here.
+        // SAFETY: the caller guarantees it. Handlers have used the handle until here.
         drop(unsafe { take(server) }?);
-        drained.map(|_| 0).map_err(|left| Failure::new(Errno::TIMEDOUT, left))
+        drained.map(|_| 0).map_err(|left| ApiFailure::new(Errno::TIMEDOUT, left))
     })
 }
 
 /// Starts a server on one address that the calling thread polls.
 ///
-/// It has no thread, but those of `server.workers`, and, for up to a second after it, one that has unmapped large chunk
-/// memory of a client of this host.
+/// The server has no thread, except those of `server.workers` and, for up to a second after it, one that has unmapped
+/// large chunk memory of a client of this host. The log does not report a handler that blocks its thread, as it does
+/// for servers with threads ("shard was blocked").
 ///
-/// As for `rpcrdma_server_start`. `server.shards` above 1, `server.cores`, `server.stats` and `poll.core` are for
-/// servers with threads: EINVAL. So are services with a task.
+/// # Parameters
+/// - `address`: one address: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
+/// - `services`: the procedures, without a task.
+/// - `config`: the knobs, or NULL for the defaults.
 ///
-/// The log does not report a handler that blocks its thread, as it does for servers with threads ("shard was blocked").
+/// # Ownership
+/// The caller frees the server (`rpcrdma_free`). Services and configuration may be freed before it.
+///
+/// # Threads
+/// Any thread, which polls the server from then on.
+///
+/// # Returns
+/// The server, or NULL after a failure.
+/// - EINVAL: an argument or a knob. `server.shards` above 1, `server.cores`, `server.stats` and `poll.core` are for
+///   servers with threads, and so are services with a task.
+/// - the other codes of `rpcrdma_server_start`.
 ///
 /// # Safety
-/// As for `rpcrdma_server_start`.
+/// `address` is NULL, or ends with a zero byte; `services` and `config` are NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_server_start(
     address: *const c_char,
@@ -146,35 +204,52 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
 ) -> *mut rpcrdma_local_server {
     entry("rpcrdma_local_server_start", || {
         process::prepare();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let addresses = unsafe { addresses(address) }?;
-        let [address] = &addresses[..] else { return Err(Failure::argument("a polled server has one address")) };
-        // SAFETY: the caller's promise.
+        let [address] = &addresses[..] else { return Err(ApiFailure::argument("a polled server has one address")) };
+        // SAFETY: the caller guarantees it.
         let services = unsafe { lend(services) }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut config = unsafe { knobs(config, |knobs| knobs.local_server(&services)) }?;
         services.add_arenas(&mut config.shard.memory.arenas);
         config.peers = services.peers();
         if services.has_task() {
-            return Err(Failure::argument("the services have a task: a polled server's thread does that work itself"));
+            return Err(ApiFailure::argument(
+                "the services have a task: a polled server's thread does that work itself",
+            ));
         }
-        Ok(hold_here(PolledServer::new(LocalServer::start(address, services.services(), &config)?)))
+        Ok(new_bound_handle(PolledServer::new(LocalServer::start(address, services.services(), &config)?)))
     })
 }
 
-/// A client for calls to the client that made `call`, on the same connection (RFC 8167). It outlives the call.
+/// Makes a client for calls to the client of a polled server.
 ///
-/// The thread that polls the server uses `rpcrdma_client_start`, and `rpcrdma_client_poll` after each poll of the
-/// server. Other threads may also use `rpcrdma_client_call`. `call` is a deferred one: in a handler of this server, the
-/// server is in use (EBUSY). `config` may be NULL. NULL after a failure: as for `rpcrdma_server_call_back`, and EPERM
-/// on another thread than that of the server. `rpcrdma_free` ends the client, which may outlive the server: its calls
-/// fail then.
-///
-/// A call with Read chunks needs another thread than the one that polls the server: `rpcrdma_alloc` and a copy of
+/// Its calls use the connection of `call` (RFC 8167). The thread that polls the server uses `rpcrdma_client_start`, and
+/// `rpcrdma_client_poll` after each poll of the server. Other threads may also use `rpcrdma_client_call`. A call with
+/// Read chunks needs another thread than the one that polls the server: `rpcrdma_alloc` and a copy of
 /// `rpcrdma_read_chunk::data` wait for the server's turn (EDEADLK).
 ///
+/// # Parameters
+/// - `server`: the server.
+/// - `call`: a deferred call of the client. In a handler of this server, the server is in use (EBUSY).
+/// - `program`, `version`: program of the calls, and its version.
+/// - `config`: the knobs, or NULL for the defaults.
+///
+/// # Ownership
+/// The caller frees the client (`rpcrdma_free`). It may outlive the call. It may also outlive the server: its calls
+/// fail then.
+///
+/// # Threads
+/// The thread of the server. One thread at a time, but any, uses the client.
+///
+/// # Returns
+/// The client, or NULL after a failure.
+/// - EPERM: the calling thread is not that of the server.
+/// - EINVAL: the call is of another server, or a knob is invalid.
+/// - EBADF, EBUSY: a code of one of the handles.
+///
 /// # Safety
-/// As for `rpcrdma_server_call_back`.
+/// The handles are NULL or came from this library; the call was not answered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_server_call_back(
     server: *mut rpcrdma_local_server,
@@ -184,151 +259,235 @@ pub unsafe extern "C" fn rpcrdma_local_server_call_back(
     config: *mut rpcrdma_config,
 ) -> *mut rpcrdma_client {
     entry("rpcrdma_local_server_call_back", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let (mut polled, call) = (unsafe { lend(server) }?, unsafe { lend(call) }?);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let config = unsafe { knobs(config, |knobs| knobs.client(program, version)) }?;
-        Ok(hold(polled.call_back(call.info().caller(), config).ok_or_else(another)?))
+        Ok(new_handle(polled.call_back(call.info().caller(), config).ok_or_else(call_of_other_server)?))
     })
 }
 
-/// Turns a polled server once, with bounded work. Never blocks.
+/// Turns a polled server once, with bounded work.
 ///
-/// Returns 1 if there was work, 0 if there was none, or a negative code of the handle.
+/// The function never blocks.
+///
+/// # Parameters
+/// - `server`: the server.
+///
+/// # Ownership
+/// No memory changes hands.
+///
+/// # Threads
+/// The thread of the server. Handlers run on it, within the poll.
+///
+/// # Returns
+/// - 1: there was work.
+/// - 0: there was none.
+/// - a negative handle code.
 ///
 /// # Safety
-/// `server` as for `rpcrdma_free`.
+/// `server` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_server_poll(server: *mut rpcrdma_local_server) -> c_int {
     entry("rpcrdma_local_server_poll", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let busy = unsafe { lend(server) }?.server.poll();
         Ok(c_int::from(busy))
     })
 }
 
-/// Starts to drain a polled server: no new calls, and those under way are answered while it is polled. Until then the
-/// server may call back the clients that wait for them.
+/// Starts to drain a polled server, and tells whether it is drained.
 ///
-/// Returns 1 once it is drained, 0 before, or a negative code. A drain has no time limit: `rpcrdma_free` ends the
-/// server at once.
+/// The server takes no new calls, and answers those under way while it is polled. Until it is drained, it may call back
+/// the clients that wait for their answers. A drain has no time limit: `rpcrdma_free` ends the server at once.
+///
+/// # Parameters
+/// - `server`: the server.
+///
+/// # Ownership
+/// The caller still frees the server.
+///
+/// # Threads
+/// The thread of the server.
+///
+/// # Returns
+/// - 1: the server is drained.
+/// - 0: it is not yet.
+/// - a negative handle code.
 ///
 /// # Safety
-/// `server` as for `rpcrdma_free`.
+/// `server` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_local_server_drain(server: *mut rpcrdma_local_server) -> c_int {
     entry("rpcrdma_local_server_drain", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut polled = unsafe { lend(server) }?;
         polled.server.begin_drain();
         Ok(c_int::from(polled.server.is_drained()))
     })
 }
 
-/// The descriptor of a polled server or client, for epoll: readable while it is armed and has work. It closes with the
-/// handle.
+/// Returns the descriptor of a polled server or client, for epoll.
 ///
-/// Returns the descriptor, or -EINVAL for a server or client with threads.
+/// It is readable while the handle is armed (`rpcrdma_arm`) and has work.
+///
+/// # Parameters
+/// - `handle`: a polled server or client.
+///
+/// # Ownership
+/// The descriptor closes with the handle.
+///
+/// # Threads
+/// The thread of the handle.
+///
+/// # Returns
+/// - the descriptor.
+/// - -EINVAL: the server or client has threads.
+/// - a negative handle code.
 ///
 /// # Safety
-/// `handle` as for `rpcrdma_free`.
+/// `handle` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_fd(handle: *mut c_void) -> c_int {
     entry("rpcrdma_fd", || {
-        // SAFETY: the caller's promise.
-        match unsafe { any(handle) }? {
-            Any::LocalServer(polled) => Ok(polled.server.as_fd().as_raw_fd()),
-            Any::LocalClient(local) => Ok(local.client.as_fd().as_raw_fd()),
-            Any::Server(_) | Any::Client(_) => Err(has_threads()),
+        // SAFETY: the caller guarantees it.
+        match unsafe { lend_any(handle) }? {
+            AnyEndpoint::LocalServer(polled) => Ok(polled.server.as_fd().as_raw_fd()),
+            AnyEndpoint::LocalClient(local) => Ok(local.client.as_fd().as_raw_fd()),
+            AnyEndpoint::Server(_) | AnyEndpoint::Client(_) => Err(has_threads()),
         }
     })
 }
 
-/// Prepares a polled server or client for a sleep of at most `milliseconds` in epoll. Negative: no limit of the caller.
+/// Prepares a polled server or client for a sleep in epoll.
 ///
-/// Returns the milliseconds to sleep, rounded up; or -EAGAIN if there is work: poll instead. In either case,
-/// `rpcrdma_disarm` follows. Work that arrives after `rpcrdma_arm` makes the descriptor readable. -EINVAL as for
-/// `rpcrdma_fd`.
+/// Work that arrives after this call makes the descriptor readable. `rpcrdma_disarm` follows each call, also after
+/// -EAGAIN.
+///
+/// # Parameters
+/// - `handle`: a polled server or client.
+/// - `milliseconds`: the longest sleep; negative: the caller has no limit.
+///
+/// # Ownership
+/// No memory changes hands.
+///
+/// # Threads
+/// The thread of the handle.
+///
+/// # Returns
+/// - the milliseconds to sleep, rounded up.
+/// - -EAGAIN: there is work, so poll instead.
+/// - -EINVAL: the server or client has threads.
+/// - a negative handle code.
 ///
 /// # Safety
-/// `handle` as for `rpcrdma_free`.
+/// `handle` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_arm(handle: *mut c_void, milliseconds: c_int) -> c_int {
     entry("rpcrdma_arm", || {
         let longest = Duration::from_millis(u64::try_from(milliseconds).unwrap_or(u64::from(u32::MAX)));
-        // SAFETY: the caller's promise.
-        let sleep = match unsafe { any(handle) }? {
-            Any::LocalServer(mut polled) => polled.server.arm(longest),
-            Any::LocalClient(mut local) => local.arm(longest),
-            Any::Server(_) | Any::Client(_) => return Err(has_threads()),
+        // SAFETY: the caller guarantees it.
+        let sleep = match unsafe { lend_any(handle) }? {
+            AnyEndpoint::LocalServer(mut polled) => polled.server.arm(longest),
+            AnyEndpoint::LocalClient(mut local) => local.arm(longest),
+            AnyEndpoint::Server(_) | AnyEndpoint::Client(_) => return Err(has_threads()),
         };
         let round_up = |sleep: Duration| c_int::try_from(sleep.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX);
         Ok(sleep.map_or(-Errno::AGAIN.raw_os_error(), round_up))
     })
 }
 
-/// Ends what `rpcrdma_arm` has prepared. Returns 0, or -EINVAL as for `rpcrdma_fd`.
+/// Ends the preparation of `rpcrdma_arm`.
+///
+/// # Parameters
+/// - `handle`: a polled server or client.
+///
+/// # Ownership
+/// No memory changes hands.
+///
+/// # Threads
+/// The thread of the handle.
+///
+/// # Returns
+/// - 0: the handle is disarmed.
+/// - -EINVAL: the server or client has threads.
+/// - a negative handle code.
 ///
 /// # Safety
-/// `handle` as for `rpcrdma_free`.
+/// `handle` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
     entry("rpcrdma_disarm", || {
-        // SAFETY: the caller's promise.
-        match unsafe { any(handle) }? {
-            Any::LocalServer(mut polled) => polled.server.disarm(),
-            Any::LocalClient(mut local) => local.client.disarm(),
-            Any::Server(_) | Any::Client(_) => return Err(has_threads()),
+        // SAFETY: the caller guarantees it.
+        match unsafe { lend_any(handle) }? {
+            AnyEndpoint::LocalServer(mut polled) => polled.server.disarm(),
+            AnyEndpoint::LocalClient(mut local) => local.client.disarm(),
+            AnyEndpoint::Server(_) | AnyEndpoint::Client(_) => return Err(has_threads()),
         }
         Ok(0)
     })
 }
 
-/// Writes the statistics of a server or client to `room` as JSON: an array with an object for each shard. At most `len`
-/// bytes, with the zero byte at the end.
+/// Writes the statistics of a server or client as JSON.
 ///
-/// `tuning.md` has the units of its fields, and what to do about their values. `peers` has at most 64 connections of
-/// each shard of a server: about 1 KiB each.
+/// The text is an array with an object for each shard. `tuning.md` has the units of the fields, and what to do about
+/// their values. `peers` has at most 64 connections of each shard of a server: about 1 KiB each. The function blocks
+/// until each shard has answered, which takes as long as a handler or task blocks a shard.
 ///
-/// It blocks until each shard has answered: as long as a handler or task blocks a shard. In a handler or task of the
-/// same server it returns -EDEADLK, unless that runs on a worker (`RPCRDMA_ON_WORKERS`). In one of a polled server it
-/// returns -EBUSY: call it between polls.
+/// # Parameters
+/// - `handle`: a server or client of any kind.
+/// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. NULL: only the length is
+///   returned.
+/// - `len`: bytes of `room`. 0: only the length is returned.
 ///
-/// Returns the length of the whole, or a negative code. `room` may be NULL, or `len` 0: then only the length is
-/// returned. Of a client whose server or thread has ended, the array is empty.
+/// # Ownership
+/// `room` stays the caller's.
+///
+/// # Threads
+/// Any thread for a server with threads, one thread at a time for a client, and the thread of a polled server or
+/// client.
+///
+/// # Returns
+/// - the length of the whole text. If the server or thread of a client has ended, the array is empty.
+/// - -EDEADLK: a handler or task of the same server, or the thread that runs the connection of a client, would wait for
+///   itself. A handler on a worker (`RPCRDMA_ON_WORKERS`) may call the function.
+/// - -EBUSY: a handler of a polled server calls it, which must be done between polls.
+/// - a negative handle code.
 ///
 /// # Safety
-/// `handle` as for `rpcrdma_free`; `room` has `len` bytes.
+/// `handle` is NULL or came from this library; `room` is NULL, or has `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, len: usize) -> c_int {
     entry("rpcrdma_stats", || {
-        let own = || Failure::new(Errno::DEADLK, "a shard's handlers and tasks would wait for their own shard");
-        // SAFETY: the caller's promise.
-        let stats = match unsafe { any(handle) }? {
-            Any::Server(server) if server.is_on_own_shard() => return Err(own()),
-            Any::Client(client) if client.is_on_own_shard() => return Err(own()),
-            Any::Server(server) => server.stats_with_connections(MOST_PEERS),
-            Any::LocalServer(mut polled) => vec![polled.server.stats_with_connections(MOST_PEERS)],
-            Any::Client(mut client) => client.client().stats().into_iter().collect(),
-            Any::LocalClient(mut local) => vec![local.client.stats()],
+        let own = || ApiFailure::new(Errno::DEADLK, "a shard's handlers and tasks would wait for their own shard");
+        // SAFETY: the caller guarantees it.
+        let stats = match unsafe { lend_any(handle) }? {
+            AnyEndpoint::Server(server) if server.is_on_own_shard() => return Err(own()),
+            AnyEndpoint::Client(client) if client.is_on_own_shard() => return Err(own()),
+            AnyEndpoint::Server(server) => server.stats_with_connections(MOST_PEERS),
+            AnyEndpoint::LocalServer(mut polled) => vec![polled.server.stats_with_connections(MOST_PEERS)],
+            AnyEndpoint::Client(mut client) => client.client().stats().into_iter().collect(),
+            AnyEndpoint::LocalClient(mut local) => vec![local.client.stats()],
         };
-        let text = serde_json::to_string(&stats).map_err(|error| Failure::new(Errno::IO, error))?;
-        // SAFETY: the caller's promise.
-        unsafe { copy(&text, room, len) }
+        let text = serde_json::to_string(&stats).map_err(|error| ApiFailure::new(Errno::IO, error))?;
+        // SAFETY: the caller guarantees it.
+        unsafe { copy_text(&text, room, len) }
     })
 }
 
 /// Most connections of a shard in the statistics.
 const MOST_PEERS: usize = 64;
 
-/// A call that another server took.
+/// The failure for a call of another server.
 #[cold]
-fn another() -> Failure {
-    Failure::argument("the call is another server's")
+fn call_of_other_server() -> ApiFailure {
+    ApiFailure::argument("the call is of another server")
 }
 
-/// A server or client that nobody polls.
+/// The failure for a server or client that the application does not poll.
 #[cold]
-fn has_threads() -> Failure {
-    Failure::argument("the handle has a thread that polls it: rpcrdma_local_server and rpcrdma_local_client have none")
+fn has_threads() -> ApiFailure {
+    ApiFailure::argument(
+        "the handle has a thread that polls it: rpcrdma_local_server and rpcrdma_local_client have none",
+    )
 }

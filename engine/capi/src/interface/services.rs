@@ -1,30 +1,59 @@
 #![expect(unsafe_code, reason = "functions of C")]
-//! Tables of procedures.
+//! Functions of services.
 
 use std::ffi::{c_int, c_void};
 
 use crate::failure::entry;
-use crate::handle::{hold, lend};
+use crate::handle::{lend, new_handle};
 use crate::peers::rpcrdma_peer_hook;
-use crate::services::{Program, Table, rpcrdma_procedure, rpcrdma_task};
+use crate::services::{ProgramVersion, ServiceTable, rpcrdma_procedure, rpcrdma_task};
 use crate::types::rpcrdma_services;
 
-/// Services without procedures. `rpcrdma_free` ends them.
+/// Creates services without procedures.
+///
+/// # Ownership
+/// The caller frees the services (`rpcrdma_free`).
+///
+/// # Threads
+/// Any thread.
+///
+/// # Returns
+/// The services, or NULL after a failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn rpcrdma_services_new() -> *mut rpcrdma_services {
-    entry("rpcrdma_services_new", || Ok(hold(Table::default())))
+    entry("rpcrdma_services_new", || Ok(new_handle(ServiceTable::default())))
 }
 
-/// Adds the procedures of a program's version. `size` is `sizeof *table`. The table is copied. Procedure 0 is answered
-/// without results if no table has it.
+/// Adds the procedures of a program's version.
 ///
-/// Returns 0; -EEXIST for a procedure that was added before; -EINVAL for an entry that no server can have, or for no
-/// entry; -EBUSY for a `reads_into` with parts (`rpcrdma_arena_part`), -EBADF for one that is no arena. The text names
-/// procedure, program, version and cause. The procedures before it are added.
+/// Procedure 0 is answered without results if no table has it.
+///
+/// # Parameters
+/// - `services`: the services.
+/// - `program`, `version`: the program and its version.
+/// - `table`: the procedures.
+/// - `count`: number of entries.
+/// - `size`: `sizeof *table`.
+///
+/// # Ownership
+/// The table is copied. Its contexts stay the application's. An arena of `reads_into` is shared; the caller still frees
+/// its handle.
+///
+/// # Threads
+/// One thread at a time.
+///
+/// # Returns
+/// The text of a failure names procedure, program, version and cause. The procedures before the refused one are added.
+/// - 0: all procedures are added.
+/// - -EEXIST: the procedure was added before.
+/// - -EINVAL: no server can have the entry, or there is no entry.
+/// - -EBUSY: `reads_into` has parts (`rpcrdma_arena_part`).
+/// - -EBADF: `reads_into` is not an arena.
+/// - a negative handle code.
 ///
 /// # Safety
-/// `services` and arenas as for `rpcrdma_free`; `table` has `count` entries, whose functions may be called with their
-/// contexts on any thread.
+/// `services` and the arenas are NULL or came from this library; `table` has `count` entries, whose functions may be
+/// called with their contexts on any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_services_add(
     services: *mut rpcrdma_services,
@@ -35,29 +64,42 @@ pub unsafe extern "C" fn rpcrdma_services_add(
     size: usize,
 ) -> c_int {
     entry("rpcrdma_services_add", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut services = unsafe { lend(services) }?;
-        let program = Program { program, version };
-        // SAFETY: the caller's promise.
+        let program = ProgramVersion { program, version };
+        // SAFETY: the caller guarantees it.
         let procedures =
-            unsafe { crate::arguments::table(table, count, size) }.map_err(|failure| failure.of(program))?;
+            unsafe { crate::arguments::table(table, count, size) }.map_err(|failure| failure.with_subject(program))?;
         procedures.iter().try_for_each(|procedure| services.add(program, procedure)).map(|()| 0)
     })
 }
 
-/// Gives each shard of a server a task: `poll` runs in each turn, on the shard's thread.
+/// Gives each shard of a server a task.
 ///
-/// It submits I/O, checks for completions, and answers deferred calls, whose replies go out in the same turn. It does
-/// not block. A shard that sleeps wakes when the descriptor is readable that `descriptor` returns, such as of an
-/// io_uring or an eventfd; -1 or NULL: the task has none. `descriptor` is called on the shard's thread, too, after a
-/// last `poll` before each sleep. The descriptor stays open while the server lives. The shard ignores a closed
-/// descriptor, and that of a file or directory, and the log says so. A server with a task has no workers. A client's
-/// task does not run.
+/// The task submits I/O, checks for completions, and answers deferred calls, whose replies are sent in the same turn. A
+/// server with a task has no workers. A client's task does not run. A second call replaces the task.
 ///
-/// Returns 0, or -EINVAL if `poll` is NULL. A second call replaces the task.
+/// # Parameters
+/// - `services`: the services.
+/// - `poll`: runs in each turn, and must not block.
+/// - `descriptor`: returns a descriptor, such as of an io_uring or an eventfd, that wakes a sleeping shard when it is
+///   readable; -1 if there is none. It is called before each sleep, after a last `poll`. NULL: the task has no
+///   descriptor. The shard ignores a closed descriptor, and that of a file or directory, and the log says so.
+/// - `context`: first argument of both functions.
+///
+/// # Ownership
+/// The descriptor is the application's, and stays open while the server lives.
+///
+/// # Threads
+/// One thread at a time. `poll` and `descriptor` run on the shard's thread.
+///
+/// # Returns
+/// - 0: the task is set.
+/// - -EINVAL: `poll` is NULL.
+/// - a negative handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_services_add`.
+/// `services` is NULL or came from this library; `poll` and `descriptor` may be called with `context` on any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_services_task(
     services: *mut rpcrdma_services,
@@ -66,19 +108,35 @@ pub unsafe extern "C" fn rpcrdma_services_task(
     context: *mut c_void,
 ) -> c_int {
     entry("rpcrdma_services_task", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut services = unsafe { lend(services) }?;
         services.set_task(poll, descriptor, context).map(|()| 0)
     })
 }
 
-/// Tells `hook` of the connections of a server's clients: an application frees then what it has of a client.
+/// Sets a hook that reports the connections of a server's clients.
 ///
-/// Returns 0, or -EINVAL if it is NULL. A second call replaces it. That of a client (`rpcrdma_config_callbacks`) is
-/// ignored.
+/// An application frees its state of a client there. A second call replaces the hook. The hook of a client's services
+/// (`rpcrdma_config_callbacks`) is ignored.
+///
+/// # Parameters
+/// - `services`: the services.
+/// - `hook`: the hook.
+/// - `context`: first argument of `hook`.
+///
+/// # Ownership
+/// `context` stays the application's.
+///
+/// # Threads
+/// One thread at a time.
+///
+/// # Returns
+/// - 0: the hook is set.
+/// - -EINVAL: `hook` is NULL.
+/// - a negative handle code.
 ///
 /// # Safety
-/// As for `rpcrdma_services_add`, with `hook` and `context`.
+/// `services` is NULL or came from this library; `hook` may be called with `context` on any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_services_peers(
     services: *mut rpcrdma_services,
@@ -86,7 +144,7 @@ pub unsafe extern "C" fn rpcrdma_services_peers(
     context: *mut c_void,
 ) -> c_int {
     entry("rpcrdma_services_peers", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let mut services = unsafe { lend(services) }?;
         services.set_peers(hook, context).map(|()| 0)
     })

@@ -1,134 +1,161 @@
 #![expect(unsafe_code, reason = "functions of C")]
-//! Polled servers and clients that go from one thread to another.
+//! Functions that move polled servers and clients from one thread to another.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 
-use crate::failure::{Failure, entry};
-use crate::handle::{self, Kind, foreign, hold, mark_of};
-use crate::polled::{Polled, PolledServer};
-use crate::reads;
+use crate::failure::{ApiFailure, entry};
+use crate::handle::{self, HandleKind, mark_of, new_handle, wrong_kind};
+use crate::polled::{PolledClient, PolledServer};
+use crate::read_places;
 use crate::types::{rpcrdma_local_client, rpcrdma_local_server};
 
-thread_local!(static HELD: Held = const { Held(RefCell::new(Vec::new())) });
+thread_local!(static THREAD_HANDLES: ThreadHandles = const { ThreadHandles(RefCell::new(Vec::new())) });
 
-/// Polled handles that a thread uses. Its end detaches them.
-struct Held(RefCell<Vec<*mut c_void>>);
+/// Polled handles that a thread has. The end of the thread detaches them.
+struct ThreadHandles(RefCell<Vec<*mut c_void>>);
 
-impl Drop for Held {
+impl Drop for ThreadHandles {
     fn drop(&mut self) {
         for handle in self.0.take() {
-            // SAFETY: handles stay in the list until they end. A failure leaves one as it is: a function uses it that
-            // the end of the thread has cut off.
+            // SAFETY: handles stay in the list until they end. A handle that is in use by a function, which the end of
+            // the thread has cut off, cannot be detached: it stays as it is.
             let _ = unsafe { detach(handle) };
         }
     }
 }
 
-impl Held {
+impl ThreadHandles {
     fn add(handle: *mut c_void) {
-        // A thread that ends detaches no more of them.
-        let _ = HELD.try_with(|held| held.0.borrow_mut().push(handle));
+        // The list of an ending thread may be gone: then the handle is not detached.
+        let _ = THREAD_HANDLES.try_with(|held| held.0.borrow_mut().push(handle));
     }
 
     fn remove(handle: *mut c_void) {
-        let _ = HELD.try_with(|held| held.0.borrow_mut().retain(|known| *known != handle));
+        let _ = THREAD_HANDLES.try_with(|held| held.0.borrow_mut().retain(|known| *known != handle));
     }
 }
 
-/// A new handle that this thread uses.
-pub(crate) fn hold_here<K: Kind>(value: K::Value) -> *mut K {
-    let handle: *mut K = hold(value);
-    Held::add(handle.cast());
+/// Makes a handle that this thread has.
+pub(crate) fn new_bound_handle<K: HandleKind>(value: K::Value) -> *mut K {
+    let handle: *mut K = new_handle(value);
+    ThreadHandles::add(handle.cast());
     handle
 }
 
-/// Prepares a handle for its end: attaches it to this thread if no thread uses it.
+/// Prepares a handle for its end: attaches it to this thread if no thread has it.
 ///
 /// # Safety
-/// As for [`handle::lend`].
-pub(crate) unsafe fn before_end(handle: *mut c_void) -> Result<(), Failure> {
-    // SAFETY: the caller's promise.
+/// See [`handle::lend`].
+pub(crate) unsafe fn prepare_end(handle: *mut c_void) -> Result<(), ApiFailure> {
+    // SAFETY: the caller guarantees it.
     unsafe { attach(handle) }?;
-    Held::remove(handle);
+    ThreadHandles::remove(handle);
     Ok(())
 }
 
 /// # Safety
-/// As for [`handle::lend`].
-unsafe fn detach(pointer: *mut c_void) -> Result<(), Failure> {
-    // SAFETY: the caller's promise.
+/// See [`handle::lend`].
+unsafe fn detach(pointer: *mut c_void) -> Result<(), ApiFailure> {
+    // SAFETY: the caller guarantees it.
     match unsafe { mark_of(pointer) }? {
         rpcrdma_local_server::MARK => {
             let leave = |server: &mut PolledServer| {
                 server.leave_thread();
                 Ok(())
             };
-            // SAFETY: it is of this kind; the caller's promise.
+            // SAFETY: it is of this kind; the caller guarantees it.
             unsafe { handle::detach(pointer.cast::<rpcrdma_local_server>(), leave) }
         }
         rpcrdma_local_client::MARK => {
-            // SAFETY: it is of this kind; the caller's promise.
-            unsafe { handle::detach(pointer.cast::<rpcrdma_local_client>(), Polled::leave_thread) }
+            // SAFETY: it is of this kind; the caller guarantees it.
+            unsafe { handle::detach(pointer.cast::<rpcrdma_local_client>(), PolledClient::leave_thread) }
         }
-        _ => Err(foreign()),
+        _ => Err(wrong_kind()),
     }
 }
 
 /// # Safety
-/// As for [`handle::lend`].
-unsafe fn attach(pointer: *mut c_void) -> Result<bool, Failure> {
-    // SAFETY: the caller's promise.
+/// See [`handle::lend`].
+unsafe fn attach(pointer: *mut c_void) -> Result<bool, ApiFailure> {
+    // SAFETY: the caller guarantees it.
     match unsafe { mark_of(pointer) }? {
         rpcrdma_local_server::MARK => {
-            // SAFETY: it is of this kind; the caller's promise.
+            // SAFETY: it is of this kind; the caller guarantees it.
             unsafe { handle::attach(pointer.cast::<rpcrdma_local_server>(), PolledServer::enter_thread) }
         }
         rpcrdma_local_client::MARK => {
-            // SAFETY: it is of this kind; the caller's promise.
-            unsafe { handle::attach(pointer.cast::<rpcrdma_local_client>(), Polled::enter_thread) }
+            // SAFETY: it is of this kind; the caller guarantees it.
+            unsafe { handle::attach(pointer.cast::<rpcrdma_local_client>(), PolledClient::enter_thread) }
         }
-        _ => Err(foreign()),
+        _ => Err(wrong_kind()),
     }
 }
 
-/// Detaches a polled server or client from the calling thread: `rpcrdma_attach` gives it to another one. Until then
-/// only that function and `rpcrdma_free` may be used with it. The end of a thread detaches all that it has.
+/// Detaches a polled server or client from the calling thread.
 ///
-/// A detached handle is not polled: attach it soon, as a loop polls 20 times a second. Until then its connections stand
-/// still: calls and allocations through its server's clients (`rpcrdma_local_server_call_back`) wait, whatever their
-/// time-outs.
+/// `rpcrdma_attach` gives it to another thread. Until then, only that function and `rpcrdma_free` may use it. The end
+/// of a thread detaches all its servers and clients.
 ///
-/// Returns 0, or -EPERM on another thread than its own; -EBUSY in its own functions: a handler of the server, or one
-/// that gets the ends of the client's calls.
+/// A detached handle is not polled: attach it soon, because a loop polls 20 times a second. Until then its connections
+/// stand still: calls and allocations through the clients of its server (`rpcrdma_local_server_call_back`) wait,
+/// whatever their time-outs.
+///
+/// # Parameters
+/// - `handle`: a polled server or client.
+///
+/// # Ownership
+/// No memory changes hands.
+///
+/// # Threads
+/// The thread of the handle.
+///
+/// # Returns
+/// - 0: the handle is detached.
+/// - -EPERM: the calling thread is not that of the handle.
+/// - -EBUSY: a handler of the server, or a function that gets the ends of the client's calls, detaches it.
+/// - another negative handle code.
 ///
 /// # Safety
-/// `handle` as for `rpcrdma_free`.
+/// `handle` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_detach(handle: *mut c_void) -> c_int {
     entry("rpcrdma_detach", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { detach(handle) }?;
-        Held::remove(handle);
-        reads::end_shard();
+        ThreadHandles::remove(handle);
+        read_places::release_thread_parts();
         Ok(0)
     })
 }
 
-/// Gives a polled server or client to the calling thread: one that was detached by `rpcrdma_detach`, or by the end of
-/// its thread.
+/// Gives a detached polled server or client to the calling thread.
 ///
-/// Returns 0, also if the calling thread has it already, or -EPERM if another thread has it. Of several threads that
-/// attach it at once, one wins.
+/// It was detached by `rpcrdma_detach`, or by the end of its thread. If several threads attach it at once, one
+/// succeeds.
+///
+/// # Parameters
+/// - `handle`: a polled server or client.
+///
+/// # Ownership
+/// No memory changes hands.
+///
+/// # Threads
+/// Any thread, which polls the handle from then on.
+///
+/// # Returns
+/// - 0: the calling thread has the handle, also if it had it already.
+/// - -EPERM: another thread has it.
+/// - another negative handle code.
 ///
 /// # Safety
-/// `handle` as for `rpcrdma_free`.
+/// `handle` is NULL or came from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_attach(handle: *mut c_void) -> c_int {
     entry("rpcrdma_attach", || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         if unsafe { attach(handle) }? {
-            Held::add(handle);
+            ThreadHandles::add(handle);
         }
         Ok(0)
     })

@@ -1,5 +1,6 @@
-//! Calls as futures: how are calls awaited? In a program with any runtime, and in a procedure of a server that calls
-//! other servers before it answers.
+//! Calls as futures: how are calls awaited?
+//!
+//! A program awaits them in any runtime, and a procedure of a server awaits calls to other servers before it answers.
 //!
 //! `cargo run --release --bin async_client`
 //!
@@ -40,11 +41,11 @@ fn replica(name: &str) -> Result<(Address, Server), Failure> {
     Ok((address, server))
 }
 
-/// The replicas, as a shard of the gateway uses them.
+/// Clients of the two replicas, of one shard of the gateway.
 struct Replicas([RefCell<Client>; 2]);
 
 impl Replicas {
-    /// The block, if both replicas agree on it.
+    /// Reads a block, if both replicas agree on it.
     async fn read(&self, number: Vec<u8>) -> Result<Vec<u8>, CallError> {
         // Both calls are under way before either is awaited. No borrow lasts across an `await`.
         let call = || ClientCall::new(READ).args(number.clone());
@@ -67,7 +68,7 @@ impl Replicas {
     }
 }
 
-/// The shard polls the future of each call. It needs no runtime, and blocks nobody.
+/// Starts the gateway, whose shard polls the future of each call without a runtime and without blocking.
 fn gateway(address: &Address, replicas: [Address; 2]) -> Result<Server, Failure> {
     let make = move |_: &ShardSetup<'_>| {
         let connect = |address| Client::connect(address, ClientConfig::new(PROGRAM, 1)).map(RefCell::new);
@@ -79,7 +80,7 @@ fn gateway(address: &Address, replicas: [Address; 2]) -> Result<Server, Failure>
     Ok(Server::start_with(address, make, &ServerConfig::default())?)
 }
 
-/// The program: one thread for all connections, calls of any number.
+/// Reads all blocks at once, with one thread for all connections.
 async fn program(address: Address) -> Result<(), Failure> {
     let endpoint = Endpoint::start_async(&address, ClientConfig::new(PROGRAM, 1)).await?;
     let mut client = endpoint.connect_async(&address).await?;
@@ -88,14 +89,14 @@ async fn program(address: Address) -> Result<(), Failure> {
     for (number, reply) in (0..BLOCKS).zip(futures_util::future::join_all(calls?).await) {
         assert_eq!(reply?.results(), [number; 4]);
     }
-    // What the replicas refuse, the gateway refuses.
+    // The gateway refuses a call that the replicas refuse.
     let refused = client.start(ClientCall::new(READ))?.await;
     assert!(matches!(refused.map_err(CallError::from), Err(CallError::Refused(Refusal::GarbageArguments))));
     println!("{BLOCKS} blocks read at once");
     Ok(())
 }
 
-/// Stands for a runtime, such as tokio: runs one future.
+/// Runs one future, instead of a runtime such as tokio.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(Thread);
     impl Wake for Unpark {

@@ -1,4 +1,6 @@
-//! Bulk data by RDMA: how do long arguments and results travel? A store of 8 MiB, written and read in blocks of 1 MiB.
+//! Bulk data by RDMA: how do long arguments and results travel?
+//!
+//! A store of 8 MiB is written and read in blocks of 1 MiB.
 //!
 //! `cargo run --release --bin bulk`
 //!
@@ -24,7 +26,7 @@ const BLOCKS: usize = 8;
 
 type Store = Mutex<Vec<u8>>;
 
-/// Byte range of the block that the arguments begin with.
+/// Byte range of the block whose offset begins the arguments.
 fn range(call: &ServerCall) -> Result<std::ops::Range<usize>, Refusal> {
     let offset = call.args().first_chunk().ok_or(Refusal::GarbageArguments)?;
     let offset = u64::from_be_bytes(*offset) as usize;
@@ -37,7 +39,7 @@ fn range(call: &ServerCall) -> Result<std::ops::Range<usize>, Refusal> {
 
 fn write(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
     let range = range(call)?;
-    // The data is here: the shard has read it before it calls the handler.
+    // The shard has read the data before it calls the handler.
     let data = call.read_chunk(0).filter(|data| data.len() == BLOCK).ok_or(Refusal::GarbageArguments)?;
     store.lock().map_err(|_| Refusal::SystemError)?[range].copy_from_slice(data);
     Ok(())
@@ -56,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Shared memory. The first argument may name another transport: `iwarp:127.0.0.1:20049`.
     let address = std::env::args().nth(1).unwrap_or_else(|| format!("soft:bulk-{}", std::process::id()));
     let address: Address = address.parse()?;
-    // Both ends keep buffers for chunks: here four blocks each.
+    // Both ends have buffers for chunks, here for four blocks each.
     let config = Config {
         memory: MemoryConfig { bulk_buffers: vec![(BLOCK, 4)], ..MemoryConfig::default() },
         ..Config::default()
@@ -65,7 +67,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store: Arc<Store> = Arc::new(Mutex::new(vec![0; BLOCKS * BLOCK]));
     let (written, stored) = (Arc::clone(&store), store);
     let mut services = Services::new();
-    // A procedure declares its chunks: how many, and of how many bytes at most.
+    // A procedure declares the number of its chunks, and their most bytes.
     services.add(PROGRAM, 1, WRITE, Procedure::new(move |call| write(&written, call)).read_chunks(1, BLOCK)).add(
         PROGRAM,
         1,
@@ -78,7 +80,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut client = LocalClient::connect(&address, ClientConfig { shard: config, ..ClientConfig::new(PROGRAM, 1) })?;
     let connection = client.first();
     for block in 0..BLOCKS {
-        // Memory that this connection's server may read. It is the client's again when the call ends.
+        // The server of this connection may read this memory. It returns to the client when the call ends.
         let mut data = client.alloc(connection, BLOCK)?;
         data.fill(block as u8 + 1);
         let mut call = client.prepare(WRITE, 12)?;

@@ -1,5 +1,7 @@
-//! Callbacks: how does a server call its client? A client watches a value. The server calls it when the value changes,
-//! on the connection that the client made (RFC 8167).
+//! Callbacks: how does a server call its client?
+//!
+//! A client watches a value. When the value changes, the server calls the client on the connection that the client made
+//! (RFC 8167).
 //!
 //! `cargo run --release --bin callback`
 
@@ -12,13 +14,14 @@ use rpcrdma::{Address, Procedure, Refusal, Server, Services};
 
 /// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
 const PROGRAM: u32 = 0x2000_0001;
-/// Of the server: registers the caller.
+/// Procedure of the server: registers the caller.
 const WATCH: u32 = 1;
-/// The client's program, and its procedure: the argument is the new value.
+/// Program of the client.
 const CALLBACK: u32 = 0x2000_0002;
+/// Procedure of the client. Argument: the new value.
 const CHANGED: u32 = 1;
 
-/// A channel's sender for handlers, which several threads may call.
+/// Wraps the sender of a channel for a handler, which several threads may call.
 fn shared<T>(sender: mpsc::Sender<T>) -> impl Fn(T) -> Result<(), Refusal> {
     let sender = Mutex::new(sender);
     move |value| sender.lock().map_err(|_| Refusal::SystemError)?.send(value).map_err(|_| Refusal::SystemError)
@@ -29,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| format!("soft:callback-{}", std::process::id()));
     let address: Address = address.parse()?;
 
-    // The server remembers who watches.
+    // The server keeps the callers of WATCH.
     let (sender, watchers) = mpsc::channel();
     let register = shared(sender);
     let mut services = Services::new();
@@ -51,14 +54,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Back at the server: a client of the caller, on the same connection.
     let caller = watchers.recv()?;
-    let mut watcher = server.call_back(caller, ClientConfig::new(CALLBACK, 1)).ok_or("the watcher is gone")?;
+    let mut watcher = server.call_back(caller, ClientConfig::new(CALLBACK, 1)).ok_or("the watcher has disconnected")?;
     for value in 1..=3u32 {
         watcher.call(ClientCall::new(CHANGED).args(value.to_be_bytes()).timeout(Duration::from_secs(10)))?;
-        assert_eq!(changes.try_recv(), Ok(value), "the client has heard of it before the call ends");
-        println!("the client was told of value {value}");
+        assert_eq!(changes.try_recv(), Ok(value), "the handler of the client has run before the call ends");
+        println!("the client received value {value}");
     }
 
-    // The connection is the client's: with it the way back ends.
+    // The client owns the connection, so calls to it fail once it is dropped.
     drop(client);
     assert!(watcher.call(ClientCall::new(CHANGED).args([0; 4])).is_err());
     Ok(())

@@ -1,10 +1,11 @@
-//! Deferred replies: how does a server answer a call later, while it serves others? The handler hands its calls to a
-//! thread that stands for a disk. The disk completes them in its own order.
+//! Deferred replies: how does a server answer a call later, while it serves others?
+//!
+//! The handler passes its calls to a thread that simulates a disk, which completes them in its own order.
 //!
 //! `cargo run --release --bin deferred`
 //!
-//! A [`DeferredCall`] goes to any thread, with its arguments and its buffers. A server with state for each core keeps
-//! it in a `ShardTask` instead. A procedure may also be a future: see the example `async_client`.
+//! A [`DeferredCall`] can move to any thread, with its arguments and its buffers. A server with state for each core
+//! keeps it in a `ShardTask` instead. A procedure may also be a future: see the example `async_client`.
 
 use std::sync::{Mutex, mpsc};
 
@@ -15,14 +16,14 @@ use rpcrdma::{Address, Procedure, Refusal, Server, Services};
 
 /// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
 const PROGRAM: u32 = 0x2000_0001;
-/// Answered by the disk.
+/// The disk answers this procedure.
 const SLOW: u32 = 1;
-/// Answered at once.
+/// The handler answers this procedure at once.
 const FAST: u32 = 2;
-/// Calls that the disk collects.
+/// Number of calls that the disk collects before it answers.
 const QUEUE: usize = 4;
 
-/// Collects calls, then completes the newest first.
+/// Collects calls, and then completes the newest first.
 fn disk(calls: &mpsc::Receiver<DeferredCall>) {
     loop {
         let mut queue: Vec<DeferredCall> = calls.iter().take(QUEUE).collect();
@@ -32,7 +33,7 @@ fn disk(calls: &mpsc::Receiver<DeferredCall>) {
         while let Some(mut call) = queue.pop() {
             let block = call.args().to_vec();
             let written = call.reply_writer().put(&block);
-            // The reply goes out now. A call that is dropped instead is answered with SYSTEM_ERR.
+            // The reply is sent now. A call that is dropped instead is answered with SYSTEM_ERR.
             call.answer(written.map_err(Refusal::from));
         }
     }
@@ -47,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let disk = std::thread::spawn(move || disk(&calls));
     let mut services = Services::new();
     let submit = Mutex::new(submit);
-    // The handler returns at once, and the shard goes on.
+    // The handler returns at once, and the shard serves other calls.
     let slow = Procedure::deferred(move |call| {
         if let Ok(submit) = submit.lock() {
             let _ = submit.send(call);

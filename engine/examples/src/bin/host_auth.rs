@@ -1,4 +1,6 @@
-//! Host authentication: how do both ends prove who they are? With a pre-shared key, when they connect (version 2).
+//! Host authentication: how do both ends prove their identities?
+//!
+//! They use a pre-shared key when they connect (version 2).
 //!
 //! `cargo run --release --bin host_auth`
 //!
@@ -18,11 +20,11 @@ const PROGRAM: u32 = 0x2000_0001;
 /// Result: the authenticated name of the caller's host.
 const WHO_AM_I: u32 = 1;
 
-/// In a program: 32 random bytes from a file, such as of `openssl rand -out FILE 32`.
+/// A real program reads 32 random bytes from a file, such as `openssl rand -out FILE 32` writes.
 const KEY_OF_ALICE: [u8; 32] = [0xA1; 32];
 const KEY_OF_BOB: [u8; 32] = [0xB0; 32];
 
-/// Connects, and asks for the name that the server knows this end by.
+/// Connects, and returns the name by which the server knows this end.
 fn who_am_i(address: &Address, host_auth: AuthPolicy) -> Result<String, Box<dyn Error>> {
     let mut config = ClientConfig::new(PROGRAM, 1);
     config.shard.wire.host_auth = host_auth;
@@ -46,18 +48,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     let mut services = Services::new();
     services.add(PROGRAM, 1, WHO_AM_I, who);
-    // Required: a peer without a key may not connect. With Optional it may, and has no identity.
+    // With `Required`, a peer without a key cannot connect. With `Optional` it can, but has no identity.
     let shard = Config {
         wire: WireConfig { host_auth: AuthPolicy::Required(Arc::new(keys)), ..WireConfig::default() },
         ..Config::default()
     };
     let _server = Server::start(&address, services, &ServerConfig { shard, ..ServerConfig::default() })?;
 
-    // A client with Required checks the server, too: the server proves that it holds the same key.
+    // A client with `Required` also checks that the server has the same key.
     for (name, key) in [("alice", KEY_OF_ALICE), ("bob", KEY_OF_BOB)] {
         let key = PreSharedKey::new(name, &key)?;
         assert_eq!(who_am_i(&address, AuthPolicy::Required(Arc::new(key)))?, name);
-        println!("{name} is known");
+        println!("{name} is authenticated");
     }
 
     // A wrong key fails when the client connects. A client without a key connects, and the server ends its connection.

@@ -1,4 +1,6 @@
-//! RDMA over TCP: how do two hosts talk without an RDMA device? By an address that begins with `iwarp:`.
+//! RDMA over TCP: how do two hosts communicate without an RDMA device?
+//!
+//! They use an address that begins with `iwarp:`.
 //!
 //! ```text
 //! cargo run --release --bin iwarp                               # both ends here, through the loopback interface
@@ -22,9 +24,9 @@ const PROGRAM: u32 = 0x2000_0001;
 const ECHO: u32 = 1;
 const CALLS: u32 = 1000;
 
-/// The address picks the transport. All else is as with any other, but for the knobs of iWARP.
+/// The configuration of both ends. The address selects the transport; only iWARP's own knobs are set here.
 fn config() -> Config {
-    // A CRC-32C finds what TCP's checksum misses. It costs time; both ends agree on it when they connect.
+    // A CRC-32C detects errors that TCP's checksum misses, but costs time. Both ends agree on it when they connect.
     Config { iwarp: IwarpConfig { crc: Crc::Always, ..IwarpConfig::default() }, ..Config::default() }
 }
 
@@ -54,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => {
-            // Linux answers at all of 127.0.0.0/8, so each process may have an address of its own.
+            // On Linux all of 127.0.0.0/8 is loopback, so each process can have an address of its own.
             let [_, a, b, c] = std::process::id().to_be_bytes();
             let address = format!("iwarp:127.{}.{b}.{c}:20049", a | 0x80).parse()?;
             let _server = serve(&address)?;

@@ -1,9 +1,10 @@
-//! External event loop: how does a program serve calls in a loop of its own? This one also echoes a Unix socket, and
-//! sleeps in `epoll_wait` while neither has work.
+//! External event loop: how does a program serve calls in a loop of its own?
+//!
+//! This program also echoes a Unix socket, and sleeps in `epoll_wait` while neither has work.
 //!
 //! `cargo run --release --bin own_loop`
 //!
-//! A program that never sleeps, as on SPDK, calls [`LocalServer::poll`] in each turn and needs nothing else of this.
+//! A program that never sleeps, as on SPDK, only calls [`LocalServer::poll`] in each turn.
 
 use std::error::Error;
 use std::io::{ErrorKind, Read, Write};
@@ -19,20 +20,20 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 /// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
 const PROGRAM: u32 = 0x2000_0001;
 const ECHO: u32 = 1;
-/// Calls, and writes to the socket.
+/// Number of calls, and of writes to the socket.
 const ROUNDS: u32 = 1000;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// The other work of the program: echoes a socket.
-struct Other {
+/// The other work of the program, which echoes a socket.
+struct SocketEcho {
     socket: UnixStream,
     bytes: u64,
     is_closed: bool,
 }
 
-impl Other {
-    /// Works without blocking. True if there was work.
+impl SocketEcho {
+    /// Echoes without blocking. True if there was work.
     fn poll(&mut self) -> Result<bool, Failure> {
         let mut bytes = [0; 64];
         match self.socket.read(&mut bytes) {
@@ -49,8 +50,8 @@ impl Other {
     }
 }
 
-/// The loop: runs until the peer closes the socket.
-fn run(server: &mut LocalServer, other: &mut Other) -> Result<(), Failure> {
+/// Runs the loop until the peer closes the socket.
+fn run(server: &mut LocalServer, other: &mut SocketEcho) -> Result<(), Failure> {
     let epoll = epoll::create(CreateFlags::CLOEXEC)?;
     epoll::add(&epoll, &*server, EventData::new_u64(0), EventFlags::IN)?;
     epoll::add(&epoll, &other.socket, EventData::new_u64(1), EventFlags::IN)?;
@@ -60,7 +61,7 @@ fn run(server: &mut LocalServer, other: &mut Other) -> Result<(), Failure> {
         if other.is_closed {
             return Ok(());
         }
-        // From `arm` on, new work makes the server's descriptor readable. `None`: there is work already.
+        // From now on, new work makes the server's descriptor readable. `None` means that there is work already.
         if let Some(longest) = server.arm(Duration::from_secs(1)) {
             let mut events = Vec::with_capacity(2);
             epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&longest.try_into()?))?;
@@ -69,7 +70,7 @@ fn run(server: &mut LocalServer, other: &mut Other) -> Result<(), Failure> {
     }
 }
 
-/// The peer of both: calls, and writes to the socket, in turn.
+/// The peer of both: makes calls and writes to the socket, in turn.
 fn peer(address: &Address, mut socket: UnixStream) -> Result<(), Failure> {
     let mut client = LocalClient::connect(address, ClientConfig::new(PROGRAM, 1))?;
     let mut back = [0; 4];
@@ -98,7 +99,7 @@ fn main() -> Result<(), Failure> {
     let mut server = LocalServer::start_with(&address, |_| services, &ServerConfig::default())?;
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
-    let mut other = Other { socket: ours, bytes: 0, is_closed: false };
+    let mut other = SocketEcho { socket: ours, bytes: 0, is_closed: false };
     let peer = std::thread::spawn(move || peer(&address, theirs));
     run(&mut server, &mut other)?;
     peer.join().map_err(|_| "the peer panicked")??;

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "gives the engine memory of the program")]
-//! Own memory: how does a server receive into, and send from, a page cache that it has already? Without a copy.
+//! Own memory: how does a server receive into, and send from, its own page cache without a copy?
 //!
 //! `cargo run --release --bin own_memory`
 //!
@@ -27,22 +27,22 @@ const READ: u32 = 2;
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 
-/// Aligned for devices, and for O_DIRECT.
+/// A page, aligned for devices and for O_DIRECT.
 #[derive(Clone)]
 #[repr(align(4096))]
-struct Page(#[expect(dead_code, reason = "buffers of the engine refer to it")] [u8; PAGE]);
+struct CachePage(#[expect(dead_code, reason = "buffers of the engine refer to it")] [u8; PAGE]);
 
-/// An arena over the program's memory.
+/// Makes an arena of the program's memory.
 fn arena() -> Result<Arena, Box<dyn std::error::Error>> {
-    let mut pages = vec![Page([0; PAGE]); PAGES];
+    let mut pages = vec![CachePage([0; PAGE]); PAGES];
     let base = NonNull::from(pages.as_mut_slice()).cast();
     // SAFETY: the memory is mapped, and nobody else uses it, until the engine drops `pages`.
     let memory = unsafe { GivenMemory::new(base, PAGES * PAGE, pages) }?;
     Ok(memory.into_arena("page cache"))
 }
 
-/// The pages of one shard, and those of them that hold data.
-struct Cache {
+/// The free pages of one shard, and the pages that hold data.
+struct PageCache {
     free: Pool,
     stored: RefCell<HashMap<u32, Frozen>>,
 }
@@ -51,13 +51,13 @@ fn number(call: &ServerCall) -> Result<u32, Refusal> {
     call.args().try_into().map(u32::from_be_bytes).map_err(|_| Refusal::GarbageArguments)
 }
 
-impl Cache {
+impl PageCache {
     fn write(&self, call: &mut ServerCall) -> Result<(), Refusal> {
         let number = number(call)?;
-        // The page itself, not a copy.
+        // This is the page itself, not a copy.
         let page = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
-        assert_eq!((page.arena(), page.len()), (self.free.arena().id(), PAGE), "the device has put it into the cache");
-        // A page that was stored before is free once no reply is sent from it.
+        assert_eq!((page.arena(), page.len()), (self.free.arena().id(), PAGE), "the device has written into the cache");
+        // The page that was stored before becomes free once no reply is sent from it.
         self.stored.borrow_mut().insert(number, page);
         Ok(())
     }
@@ -65,7 +65,7 @@ impl Cache {
     fn read(&self, call: &mut ServerCall) -> Result<(), Refusal> {
         let number = number(call)?;
         let page = self.stored.borrow().get(&number).cloned().ok_or(Refusal::SystemError)?;
-        // A reference. The device sends from the page.
+        // This lends the page, from which the device sends.
         Ok(call.set_result(0, page)?)
     }
 }
@@ -80,16 +80,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let shard =
         Config { memory: MemoryConfig { arenas: vec![arena.clone()], ..MemoryConfig::default() }, ..Config::default() };
     let config = ServerConfig { shard, ..ServerConfig::default() };
-    // Made on the shard's thread: the pool of its pages belongs to that thread.
+    // This runs on the shard's thread, because the pool of its pages belongs to that thread.
     let make = move |_: &ShardSetup<'_>| {
         let free = Pool::of_pages(arena.clone(), Class { size: PAGE, count: PAGES })?;
-        let cache = Rc::new(Cache { free, stored: RefCell::default() });
-        let (landing, writing, reading) = (Rc::clone(&cache), Rc::clone(&cache), cache);
+        let cache = Rc::new(PageCache { free, stored: RefCell::default() });
+        let (placing, writing, reading) = (Rc::clone(&cache), Rc::clone(&cache), cache);
         let write = LocalProcedure::new(move |call| writing.write(call)).read_chunks(1, PAGE).uncounted();
-        // Before a Read chunk is read: where to. `None` is a buffer of the engine.
+        // Selects the memory before a Read chunk is read. `None` selects a buffer of the engine.
         let write = write.place_reads_in(move |_, _, _| {
-            landing.free.drain_remote(); // pages that other threads have freed
-            landing.free.alloc(PAGE)
+            placing.free.drain_remote(); // pages that other threads have freed
+            placing.free.alloc(PAGE)
         });
         let read = LocalProcedure::new(move |call| reading.read(call)).write_chunks(1, PAGE).results_from_handler();
         let mut services = LocalServices::new();
@@ -100,7 +100,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut client = LocalClient::connect(&address, ClientConfig::new(PROGRAM, 1))?;
     let connection = client.first();
-    // Half of the pages hold data. Each is overwritten three times, so that the cache needs its freed pages.
+    // Half of the pages hold data. Each is written four times, so that the cache must reuse freed pages.
     for round in 0..2 * PAGES {
         let mut data = client.alloc(connection, PAGE)?;
         data.fill(round as u8);
@@ -120,7 +120,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("{} pages written, {} read", 2 * PAGES, PAGES / 2);
     drop(client);
-    // The memory is the program's again once the last handle of the arena is gone: here with the server.
+    // The engine drops the memory with the last handle of the arena, here with the server.
     server.drain(std::time::Duration::from_secs(10))?;
     Ok(())
 }

@@ -1,12 +1,13 @@
-//! A queue of values that expire a fixed time after insertion.
+//! A queue of values with deadlines.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Values with non-decreasing deadlines. The oldest expires first, so a check costs the same for any number.
+/// Values with non-decreasing deadlines. The oldest expires first, so the cost of a check does not depend on their
+/// number.
 #[derive(Debug)]
 pub(crate) struct Expiring<T> {
-    /// By number, in order of insertion.
+    /// Deadlines and values by number, in order of insertion.
     values: BTreeMap<u64, (Instant, T)>,
     /// The number of the next value.
     pub(super) next: u64,
@@ -19,7 +20,7 @@ impl<T> Default for Expiring<T> {
 }
 
 impl<T> Expiring<T> {
-    /// Adds a value until `deadline`, or the predecessor's if later; returns its number.
+    /// Adds a value and returns its number. Its deadline is `deadline`, or the predecessor's if that is later.
     pub(super) fn insert(&mut self, deadline: Instant, value: T) -> u64 {
         let id = self.next;
         self.next += 1;
@@ -50,12 +51,12 @@ impl<T> Expiring<T> {
         self.remove(id)
     }
 
-    /// Removes the oldest value, if expired.
+    /// Removes the oldest value, if it has expired.
     pub(super) fn pop_due(&mut self, now: Instant) -> Option<T> {
         self.values.first_entry().filter(|oldest| oldest.get().0 <= now).map(|oldest| oldest.remove().1)
     }
 
-    /// The deadline of the oldest.
+    /// The deadline of the oldest value.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.values.first_key_value().map(|(_, (at, _))| *at)
     }
@@ -81,12 +82,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_are_due_first_and_each_once() {
+    fn values_expire_once_and_oldest_first() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         let mut all = Expiring::default();
         let a = all.insert(now + second, 'a');
         let b = all.insert(now + 2 * second, 'b');
-        // The clock went back, or the limit was reduced.
+        // A deadline before that of the predecessor, as after a reduced time-out.
         let c = all.insert(now, 'c');
         assert_eq!((all.next_deadline(), all.pop_due(now)), (Some(now + second), None));
         assert_eq!(all.remove(b), Some('b'));

@@ -2,22 +2,24 @@
 //!
 //! The manager dials, accepts, and drives each connection through its handshake. It owns the half-open connections with
 //! their deadlines, the sockets of closed connections that their peers still read from, and the descriptors that a
-//! shard sleeps on. An established connection belongs to a queue pair of the fabric, which only has its socket watched
-//! here.
+//! shard sleeps on. An established connection belongs to a queue pair of the fabric; the manager only watches its
+//! socket.
 //!
-//! A fabric implements two traits. [`Handshake`] states what the two ends exchange, when that is complete, and how it
-//! fails; it has no access to queue pairs. [`ManagedFabric`] connects its outcome with the fabric's queue pairs.
+//! A fabric implements two traits. [`ConnectionHandshake`] states what the two ends exchange, when the exchange is
+//! complete, and how it fails; it has no access to queue pairs. [`ManagedFabric`] passes the outcome to the fabric's
+//! queue pairs.
 //!
 //! | file | holds |
 //! | --- | --- |
 //! | `sockets` | the watched descriptors; listeners, with a pause after a failed accept |
-//! | `manager` | connections that peers have started, with shares by host; connections that this side has started |
+//! | `manager` | connections that peers have started, with quotas by host; connections that this side has started |
 //! | `expiring` | a queue of expiring values |
 //!
-//! A transport of plain TCP, such as ONC RPC with record marking, is another [`Handshake`], whose request and answer
-//! are empty: its dials end when they are connected, and its requests when they are accepted. TLS is a handshake of the
-//! byte stream below one of these. Its state belongs into [`Handshake::Dial`] and [`Handshake::Incoming`], where it
-//! takes and returns bytes until the stream is ready for the handshake above it.
+//! A transport over plain TCP, such as ONC RPC with record marking, would be another [`ConnectionHandshake`], whose
+//! request and answer are empty: its dials end when they are connected, and its requests when they are accepted. TLS
+//! would be a handshake of the byte stream below it. Its state would belong into [`ConnectionHandshake::Dial`] and
+//! [`ConnectionHandshake::Incoming`], where it takes and returns bytes until the stream is ready for the handshake
+//! above.
 
 #![forbid(unsafe_code)]
 
@@ -33,26 +35,27 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-pub(crate) use self::manager::{ConnectionManager, Request};
+pub(crate) use self::manager::{ConnectionManager, IncomingConnection};
 use self::manager::{Dial, Dialed};
 #[cfg(test)]
 pub(crate) use self::sockets::EVENTS;
 pub(crate) use self::sockets::{Listen, Sockets, Token};
+use crate::epoll_set::shorter;
 use crate::log_limit::ClockedLog;
-use crate::sleeper::shorter;
 use crate::{ControlEvent, FabricAddress, FabricError, QpId};
 
-/// Longest sleep while something is due that no descriptor announces.
+/// Longest sleep while work is due that no descriptor announces.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
-/// The handshake of a fabric: what its two ends exchange before a connection is established. The fabric's shared state
-/// implements it.
-pub(crate) trait Handshake: Debug + Sized {
+/// The messages that the two ends of a fabric exchange before a connection is established.
+///
+/// The fabric's shared state implements this trait.
+pub(crate) trait ConnectionHandshake: Debug + Sized {
     /// The fabric, in log lines.
     const FABRIC: &str;
     /// Most connections accepted from a listener in one poll.
     const ACCEPTS: usize;
-    /// Most requests completed in one poll. Others wait in their sockets.
+    /// Most requests completed in one poll. Further requests wait in their sockets.
     const REQUESTS: usize = usize::MAX;
     /// Whether closed sockets stay open until their peers have read everything; see
     /// [`close`](ConnectionManager::close).
@@ -61,18 +64,18 @@ pub(crate) trait Handshake: Debug + Sized {
     type Listener: Listen<Accepted = (OwnedFd, Self::Peer)>;
     /// The far end of an accepted connection.
     type Peer: Debug + Display;
-    /// What a peer has sent of its request. Initially nothing.
+    /// The part of its request that a peer has sent, initially nothing.
     type Incoming: Debug + Default;
-    /// Our side of a connection that was not answered yet.
+    /// Our side of a connection that the peer has not answered yet.
     type Dial: Debug;
-    /// The peer's agreement.
+    /// The peer's acceptance.
     type Answer: Debug;
 
     fn control(&mut self) -> &mut Control;
-    /// The error of a dial without an answer in time.
+    /// The error of a dial that was not answered in time.
     fn timed_out(limit: Duration) -> FabricError;
 
-    /// Whether two peers share the places of one host among incomplete requests.
+    /// Whether two peers share one host's quota of incomplete requests.
     fn is_same_host(_one: &Self::Peer, _other: &Self::Peer) -> bool {
         false
     }
@@ -82,9 +85,9 @@ pub(crate) trait Handshake: Debug + Sized {
         Ok(())
     }
 
-    /// Reads from a peer. A message is its request's private data, and means that the request is complete. After that,
-    /// any input is a fault.
-    fn read_request(&mut self, socket: BorrowedFd<'_>, incoming: &mut Self::Incoming) -> Received<Vec<u8>>;
+    /// Reads from a peer. A message is the private data of its request, which is then complete. Any input after that is
+    /// a fault.
+    fn read_request(&mut self, socket: BorrowedFd<'_>, incoming: &mut Self::Incoming) -> SocketInput<Vec<u8>>;
     /// Sends the owner's refusal of a complete request.
     fn send_reject(&self, socket: BorrowedFd<'_>, incoming: &Self::Incoming, private_data: &[u8]);
     /// Sends the cause of the fabric's own refusal, if the protocol can express it.
@@ -92,7 +95,7 @@ pub(crate) trait Handshake: Debug + Sized {
 
     /// Starts to connect.
     fn open(&self, address: &FabricAddress) -> Result<ConnectProgress, FabricError>;
-    /// Sends our request on a socket that is connected, or that could not be.
+    /// Sends our request on a socket that is connected, or whose connect has failed.
     fn send_request(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -100,7 +103,11 @@ pub(crate) trait Handshake: Debug + Sized {
         dial: &mut Self::Dial,
     ) -> Result<(), FabricError>;
     /// Reads the peer's answer.
-    fn read_answer(&mut self, socket: BorrowedFd<'_>, dial: &mut Self::Dial) -> Received<Answer<Self::Answer>>;
+    fn read_answer(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        dial: &mut Self::Dial,
+    ) -> SocketInput<ConnectAnswer<Self::Answer>>;
 
     /// Counts and logs a refused connect request.
     #[cold]
@@ -112,38 +119,38 @@ pub(crate) trait Handshake: Debug + Sized {
     }
 }
 
-/// The knobs of a fabric that the manager follows.
+/// The knobs of a fabric that the manager uses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct ManagerConfig {
     pub(crate) max_handshakes: usize,
     pub(crate) handshake_timeout: Duration,
     pub(crate) linger: Duration,
 }
 
-/// The result of a read from a peer during the handshake.
+/// The result of a read from a peer's socket.
 #[derive(Debug)]
-pub(crate) enum Received<T> {
+pub(crate) enum SocketInput<T> {
     Message(T),
-    /// Nothing, or not all of it.
+    /// No message, or only a part of one.
     Pending,
-    /// The peer closed its end, or died.
+    /// The peer closed its end, or its process ended.
     Closed,
-    /// The peer broke the rules, or a call has failed here.
+    /// The peer violated the protocol, or a system call of this side has failed.
     Failed(FabricError),
 }
 
-impl<T> Received<T> {
-    /// Continues with a message.
-    pub(crate) fn and_then<U>(self, with: impl FnOnce(T) -> Received<U>) -> Received<U> {
+impl<T> SocketInput<T> {
+    /// Applies `with` to a message.
+    pub(crate) fn and_then<U>(self, with: impl FnOnce(T) -> SocketInput<U>) -> SocketInput<U> {
         match self {
             Self::Message(message) => with(message),
-            Self::Pending => Received::Pending,
-            Self::Closed => Received::Closed,
-            Self::Failed(error) => Received::Failed(error),
+            Self::Pending => SocketInput::Pending,
+            Self::Closed => SocketInput::Closed,
+            Self::Failed(error) => SocketInput::Failed(error),
         }
     }
 
-    /// A breach of the rules by the peer.
+    /// A violation of the protocol by the peer.
     pub(crate) fn violation(why: impl Display) -> Self {
         Self::Failed(FabricError::peer(why))
     }
@@ -151,9 +158,9 @@ impl<T> Received<T> {
 
 /// A peer's answer to our request.
 #[derive(Debug)]
-pub(crate) enum Answer<T> {
+pub(crate) enum ConnectAnswer<T> {
     Accepted(T),
-    /// The peer's owner refuses, with its private data.
+    /// The peer's owner has rejected the request, with its private data.
     Rejected(Vec<u8>),
 }
 
@@ -161,27 +168,27 @@ pub(crate) enum Answer<T> {
 #[derive(Debug)]
 pub(crate) enum ConnectProgress {
     Connected(OwnedFd),
-    /// The socket becomes writable when it is connected, or cannot be.
+    /// The socket becomes writable when it is connected, or the connect has failed.
     Connecting(OwnedFd),
-    /// The listener's queue is full: try again later.
+    /// The listener's queue is full; the dial is repeated later.
     QueueFull,
 }
 
-/// What queue pairs leave to connection management.
+/// Events and work that queue pairs leave to connection management.
 #[derive(Debug, Default)]
 pub(crate) struct Control {
-    /// For the next `poll_control`.
+    /// Events for the next `poll_control`.
     pub(crate) events: VecDeque<ControlEvent>,
-    /// Lines that peers can cause.
+    /// The log for lines that peers can cause.
     pub(crate) log: ClockedLog,
-    /// Slots of queue pairs to tend.
+    /// Slots of queue pairs with work that is due at intervals.
     pub(crate) attention: Vec<u32>,
-    /// For the fabric's counters.
+    /// A counter of the fabric.
     pub(crate) requests_refused: u64,
 }
 
 impl Control {
-    /// Forgets a queue pair that is destroyed. The caller of destroy needs no event of its end.
+    /// Drops the events and work of a queue pair that is destroyed, because its owner expects no more events.
     pub(crate) fn forget(&mut self, id: QpId) {
         self.attention.retain(|&slot| slot != id.slot);
         self.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
@@ -190,36 +197,36 @@ impl Control {
 
 /// A fabric whose connections a [`ConnectionManager`] sets up.
 pub(crate) trait ManagedFabric {
-    type Handshake: Handshake;
+    type Handshake: ConnectionHandshake;
 
     fn parts(&mut self) -> (&mut ConnectionManager<Self::Handshake>, &mut Self::Handshake);
-    /// Establishes a connection that the peer has accepted; returns the peer's private data.
+    /// Establishes a connection that the peer has accepted, and returns the peer's private data.
     fn establish(
         &mut self,
         qp: QpId,
         socket: OwnedFd,
-        dial: <Self::Handshake as Handshake>::Dial,
-        answer: <Self::Handshake as Handshake>::Answer,
+        dial: <Self::Handshake as ConnectionHandshake>::Dial,
+        answer: <Self::Handshake as ConnectionHandshake>::Answer,
     ) -> Result<Vec<u8>, FabricError>;
-    /// Ends a queue pair that was never connected; it keeps the socket, if there is one, until it is destroyed.
+    /// Ends a queue pair that was never connected. It keeps its socket, if any, until it is destroyed.
     fn fail_dial(&mut self, qp: QpId, socket: Option<OwnedFd>);
-    /// Polls a new connection in every turn from now on.
+    /// Starts to poll a connection in every turn.
     fn start_polling(&mut self, slot: u32);
-    /// Handles news at the socket of a connected queue pair. True if `poll_control` is due by that.
+    /// Handles an event of a connected queue pair's socket. True if `poll_control` is then due.
     fn read_connected(&mut self, qp: QpId) -> bool;
     /// Does a queue pair's work that is due at intervals. True if it needs another pass.
     fn tend_qp(&mut self, slot: u32, now: Instant) -> bool;
-    /// Longest sleep beside work of queue pairs.
+    /// Longest sleep that the work of queue pairs permits.
     fn busy_limit(&self) -> Option<Duration>;
 
-    /// Waits for sockets up to `timeout` and serves them. False if `poll_control` is not due by that.
+    /// Waits for sockets up to `timeout` and serves them. True if `poll_control` is then due.
     fn poll_sockets(&mut self, timeout: Option<Duration>) -> bool {
         let (manager, fabric) = self.parts();
         let Some(tokens) = manager.wait(fabric, timeout) else { return false };
         let mut is_due = false;
         for token in tokens {
             match token {
-                // Left for `sleep`: a wake also ends the *next* wait.
+                // `sleep` clears the waker, because a wake also ends the *next* wait.
                 Token::Waker => is_due = true,
                 Token::Dial(id) => {
                     let (manager, fabric) = self.parts();
@@ -233,7 +240,7 @@ pub(crate) trait ManagedFabric {
         is_due || !self.control().events.is_empty()
     }
 
-    /// Does all work of connection management that is due, and appends its events.
+    /// Does all due work of connection management, and appends its events.
     fn poll_events(&mut self, events: &mut Vec<ControlEvent>) {
         self.poll_sockets(Some(Duration::ZERO));
         self.tend();
@@ -249,15 +256,17 @@ pub(crate) trait ManagedFabric {
     fn finish_dial(&mut self, (dial, result): Dialed<Self::Handshake>) {
         let Dial { qp, socket, state, .. } = dial;
         let (event, socket) = match (result, socket) {
-            (Ok(Answer::Accepted(answer)), Some(socket)) => match self.establish(qp, socket, state, answer) {
+            (Ok(ConnectAnswer::Accepted(answer)), Some(socket)) => match self.establish(qp, socket, state, answer) {
                 Ok(private_data) => {
                     return self.control().events.push_back(ControlEvent::Established { qp, private_data });
                 }
                 Err(error) => (ControlEvent::ConnectFailed { qp, error }, None),
             },
-            (Ok(Answer::Rejected(private_data)), socket) => (ControlEvent::Rejected { qp, private_data }, socket),
+            (Ok(ConnectAnswer::Rejected(private_data)), socket) => {
+                (ControlEvent::Rejected { qp, private_data }, socket)
+            }
             (Err(error), socket) => (ControlEvent::ConnectFailed { qp, error }, socket),
-            (Ok(Answer::Accepted(_)), None) => return,
+            (Ok(ConnectAnswer::Accepted(_)), None) => return,
         };
         self.control().events.push_back(event);
         self.fail_dial(qp, socket);
@@ -267,15 +276,15 @@ pub(crate) trait ManagedFabric {
         self.parts().1.control()
     }
 
-    /// Drops a connection that its owner has abandoned. The answer does not matter.
+    /// Ends a dial that its owner has abandoned, whatever the answer.
     fn abandon(&mut self, qp: QpId) {
-        let ended = self.parts().0.give_up(qp);
+        let ended = self.parts().0.abandon_dial(qp);
         ended.into_iter().for_each(|dialed| self.finish_dial(dialed));
     }
 
     /// Does work that is due without a socket event.
     fn tend(&mut self) {
-        self.control().log.sum_up();
+        self.control().log.report_suppressed();
         if self.control().attention.is_empty() && self.parts().0.longest_wait().is_none() {
             return;
         }
@@ -292,14 +301,14 @@ pub(crate) trait ManagedFabric {
         self.control().attention.append(&mut slots);
     }
 
-    /// Sleeps until news; false if none concern connection management.
+    /// Sleeps until an event; false if none concerns connection management.
     fn sleep(&mut self, timeout: Option<Duration>) -> bool {
         let limit = self.busy_limit();
         let expiry = self.parts().0.longest_wait();
         let is_due = self.poll_sockets(shorter(timeout, shorter(limit, expiry)));
         let (manager, _) = self.parts();
         if is_due {
-            manager.sockets.sleeper.clear_waker();
+            manager.sockets.epoll_set.clear_waker();
         }
         is_due || limit.is_some() || manager.longest_wait() == Some(Duration::ZERO)
     }

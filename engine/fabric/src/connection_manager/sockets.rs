@@ -8,14 +8,14 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 use crate::accept_balancer::{Accepted, BalancerMember};
-use crate::sleeper::{Sleeper, shorter};
+use crate::epoll_set::{EpollSet, shorter};
 use crate::{FabricError, QpId, Waker};
 
-/// Most sockets with news per pass; the others follow in the next.
+/// Most socket events per pass; further events follow in the next pass.
 pub(crate) const EVENTS: usize = 64;
 
-/// Time without accepting connections after accept has failed. Mostly the process has too many open files: a
-/// connection that waits keeps its listener readable, and every further accept fails until a file is closed.
+/// Pause after a failed accept. Usually the process has too many open files: a waiting connection keeps its listener
+/// readable, and every further accept fails until a file is closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A bound address, shared by shards that all accept its connections.
@@ -26,16 +26,16 @@ pub(crate) trait Listen: Clone + Debug {
     fn socket(&self) -> BorrowedFd<'_>;
     /// Adds a fabric to those that share the address.
     fn join(&self, waker: Waker) -> BalancerMember<Self::Accepted>;
-    /// Accepts one connection, or returns why it was closed.
+    /// Accepts one connection, or returns the reason for closing it.
     fn accept(&self) -> Result<Result<Self::Accepted, String>, Errno>;
 }
 
-/// A descriptor with news.
+/// A descriptor with an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Token {
     /// The waker was used.
     Waker,
-    /// A peer connects.
+    /// A listener has a new connection.
     Listener,
     /// A connection that a peer has started, by its number.
     Request(u64),
@@ -43,15 +43,15 @@ pub(crate) enum Token {
     Dial(u64),
     /// A connection that was closed, by its number.
     Closing(u64),
-    /// The socket of a connected queue pair. [`QpId::NONE`]: a set of such sockets.
+    /// The socket of a connected queue pair; with [`QpId::NONE`] a set of such sockets.
     Qp(QpId),
 }
 
 impl From<Token> for u64 {
-    /// Three bits of kind, and the number.
+    /// Encodes the kind in the upper three bits, and the number in the others.
     fn from(token: Token) -> Self {
         match token {
-            Token::Waker => Sleeper::WAKER,
+            Token::Waker => EpollSet::WAKER,
             Token::Listener => 1 << 61,
             Token::Request(id) => 2 << 61 | id,
             Token::Dial(id) => 3 << 61 | id,
@@ -79,60 +79,61 @@ impl From<u64> for Token {
 /// Sockets off the message path, and the means to wait for them.
 #[derive(Debug)]
 pub(crate) struct Sockets<L: Listen> {
-    pub(crate) sleeper: Sleeper,
+    pub(crate) epoll_set: EpollSet,
     listeners: Vec<(L, BalancerMember<L::Accepted>)>,
     /// The end of a pause in which the listeners are not watched.
-    accepts_again: Option<Instant>,
-    /// The error of the last accept, until one succeeds. It is reported once.
+    accepts_resume_at: Option<Instant>,
+    /// The error of the last accept, until one succeeds, so that it is reported once.
     accept_error: Option<Errno>,
 }
 
 impl<L: Listen> Sockets<L> {
     pub(super) fn new() -> Result<Self, FabricError> {
-        Ok(Self { sleeper: Sleeper::new()?, listeners: Vec::new(), accepts_again: None, accept_error: None })
+        Ok(Self { epoll_set: EpollSet::new()?, listeners: Vec::new(), accepts_resume_at: None, accept_error: None })
     }
 
     pub(crate) fn listen(&mut self, listener: &L) -> Result<(), FabricError> {
         self.watch_listener(listener)?;
-        self.listeners.push((listener.clone(), listener.join(self.sleeper.waker())));
+        self.listeners.push((listener.clone(), listener.join(self.epoll_set.waker())));
         Ok(())
     }
 
     fn watch_listener(&self, listener: &L) -> Result<(), FabricError> {
-        // Exclusive: of the shards that share it and sleep, one wakes per connection.
-        self.sleeper.add(listener.socket(), Token::Listener, EventFlags::IN | EventFlags::EXCLUSIVE)
+        // Exclusive, so that each connection wakes one of the sleeping shards that share the listener.
+        self.epoll_set.add(listener.socket(), Token::Listener, EventFlags::IN | EventFlags::EXCLUSIVE)
     }
 
     /// Stops watching the listeners for a while.
     #[cold]
     fn pause_accepts(&mut self) {
-        self.listeners.iter().for_each(|(listener, _)| self.sleeper.remove(listener.socket()));
-        self.accepts_again = Some(Instant::now() + ACCEPT_PAUSE);
+        self.listeners.iter().for_each(|(listener, _)| self.epoll_set.remove(listener.socket()));
+        self.accepts_resume_at = Some(Instant::now() + ACCEPT_PAUSE);
     }
 
     /// Watches the listeners again after a pause.
     #[cold]
     fn resume_accepts(&mut self) {
-        self.accepts_again = None;
+        self.accepts_resume_at = None;
         if self.listeners.iter().any(|(listener, _)| self.watch_listener(listener).is_err()) {
             self.pause_accepts();
         }
     }
 
     /// Time until the listeners are watched again; `None` unless accepting is paused.
-    pub(super) fn resumes_in(&self) -> Option<Duration> {
-        self.accepts_again.map(|at| at.saturating_duration_since(Instant::now()))
+    pub(super) fn accept_pause_left(&self) -> Option<Duration> {
+        self.accepts_resume_at.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
     pub(crate) fn unlisten(&mut self) {
-        self.accepts_again = None;
+        self.accepts_resume_at = None;
         for (listener, _) in std::mem::take(&mut self.listeners) {
-            self.sleeper.remove(listener.socket());
+            self.epoll_set.remove(listener.socket());
         }
     }
 
-    /// Accepts connections of the listeners, up to a number from each. Each shard has a maximum of unanswered ones;
-    /// this shard's are returned. Pauses when a system call fails, and returns its error unless it did so before.
+    /// Accepts up to `count` connections from each listener, and returns those that this shard keeps. At most `most`
+    /// handed-over connections wait for a shard. Pauses when accept fails, and returns its error unless the previous
+    /// accept failed with the same error.
     pub(super) fn accept(
         &mut self,
         count: usize,
@@ -142,7 +143,7 @@ impl<L: Listen> Sockets<L> {
         let mut accepted = Vec::new();
         let mut failed = None;
         for (listener, member) in &self.listeners {
-            // Bounded, refusals included: a storm of connections leaves time for established ones.
+            // Refusals count, too, so that a flood of connections leaves time for established ones.
             for _ in 0..most.min(count) {
                 match listener.accept() {
                     Ok(Ok(connection)) => {
@@ -150,7 +151,7 @@ impl<L: Listen> Sockets<L> {
                         accepted.extend(member.assign(connection, most));
                     }
                     Ok(Err(why)) => refuse(why),
-                    Err(Errno::CONNABORTED) => refuse("the peer closed it before it was accepted".to_owned()),
+                    Err(Errno::CONNABORTED) => refuse("the peer closed it before the accept".to_owned()),
                     Err(Errno::INTR) => {}
                     Err(Errno::AGAIN) => break,
                     Err(error) => {
@@ -172,18 +173,18 @@ impl<L: Listen> Sockets<L> {
         self.listeners.iter().flat_map(|(_, member)| member.take_handed_over())
     }
 
-    /// Waits for news, as [`Sleeper::wait`] does, and until the listeners are to be watched again.
+    /// Waits as [`EpollSet::wait`] does, but at most until the listeners are watched again.
     pub(super) fn wait(
         &mut self,
         mut timeout: Option<Duration>,
     ) -> Option<impl Iterator<Item = Token> + Clone + use<L>> {
-        if let Some(left) = self.resumes_in() {
+        if let Some(left) = self.accept_pause_left() {
             if left.is_zero() {
                 self.resume_accepts();
             }
-            timeout = shorter(timeout, self.resumes_in());
+            timeout = shorter(timeout, self.accept_pause_left());
         }
-        Some(self.sleeper.wait::<EVENTS>(timeout)?.map(Token::from))
+        Some(self.epoll_set.wait::<EVENTS>(timeout)?.map(Token::from))
     }
 }
 
@@ -198,17 +199,17 @@ mod tests {
 
     use super::*;
     use crate::accept_balancer::AcceptBalancer;
-    use crate::table::GENERATIONS;
+    use crate::qp_table::GENERATIONS;
 
-    /// A listener whose accepts fail as without descriptors, and are counted, until `works`.
+    /// A listener that counts accepts. They fail as if no descriptor were free, until `works`.
     #[derive(Clone, Debug)]
-    struct Failing {
+    struct FailingListener {
         listener: Rc<TcpListener>,
         accepts: Rc<Cell<u64>>,
         works: Rc<Cell<bool>>,
     }
 
-    impl Listen for Failing {
+    impl Listen for FailingListener {
         type Accepted = TcpStream;
 
         fn socket(&self) -> BorrowedFd<'_> {
@@ -232,15 +233,15 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let at = listener.local_addr().unwrap();
-        let failing = Failing { listener: Rc::new(listener), accepts: Rc::default(), works: Rc::default() };
+        let failing = FailingListener { listener: Rc::new(listener), accepts: Rc::default(), works: Rc::default() };
         let mut sockets = Sockets::new().unwrap();
         sockets.listen(&failing).unwrap();
         let began = Instant::now();
         let _waiting = TcpStream::connect(at).unwrap();
         let mut reports = Vec::new();
-        let mut accept = |sockets: &mut Sockets<Failing>, timeout| {
-            let news = sockets.wait(timeout).into_iter().flatten().any(|token| token == Token::Listener);
-            if !news {
+        let mut accept = |sockets: &mut Sockets<FailingListener>, timeout| {
+            let is_ready = sockets.wait(timeout).into_iter().flatten().any(|token| token == Token::Listener);
+            if !is_ready {
                 return 0;
             }
             let (accepted, failed) = sockets.accept(16, 16, |why| panic!("{why}"));
@@ -253,8 +254,8 @@ mod tests {
         }
         let pauses = |began: Instant| 1 + (began.elapsed().as_millis() / ACCEPT_PAUSE.as_millis()) as u64;
         assert!(failing.accepts.get() <= pauses(began), "{} accepts", failing.accepts.get());
-        assert!(sockets.resumes_in().is_some_and(|left| left <= ACCEPT_PAUSE), "a sleep ends with the pause");
-        // One that sleeps.
+        assert!(sockets.accept_pause_left().is_some_and(|left| left <= ACCEPT_PAUSE), "a sleep ends with the pause");
+        // A shard that sleeps.
         let before = failing.accepts.get();
         while failing.accepts.get() < before + 2 {
             assert_eq!(accept(&mut sockets, None), 0);
@@ -262,12 +263,12 @@ mod tests {
         assert!(failing.accepts.get() <= pauses(began), "{} accepts", failing.accepts.get());
         failing.works.set(true);
         while accept(&mut sockets, None) == 0 {}
-        assert_eq!(sockets.resumes_in(), None);
-        assert_eq!(reports, [Errno::MFILE], "one report");
+        assert_eq!(sockets.accept_pause_left(), None);
+        assert_eq!(reports, [Errno::MFILE], "the error is reported once");
     }
 
     #[test]
-    fn tokens_are_read_back() {
+    fn tokens_are_decoded() {
         let qp = QpId { slot: u32::MAX, generation: GENERATIONS - 1 };
         for token in [
             Token::Waker,

@@ -8,18 +8,19 @@ use std::time::Duration;
 
 use crate::{FabricError, checks};
 
-/// When FPDUs carry a CRC-32C (RFC 5044 §4.4, §7.1). TCP's checksum has 16 bits. It does not cover corruption by
-/// network cards, switches and hosts after they have checked it; the CRC is end to end. Neither protects against
-/// deliberate changes.
+/// When FPDUs carry a CRC-32C (RFC 5044 §4.4, §7.1).
+///
+/// TCP's checksum has only 16 bits, and it misses corruption by network cards, switches and hosts that have already
+/// checked it. The CRC is end to end. Neither protects against deliberate changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "units", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Crc {
-    /// Never; a peer that wants it is refused.
+    /// Never. A peer that requires a CRC is refused.
     Never,
-    /// If the peer wants it, as the kernel's soft-iWARP.
+    /// If the peer requests it, as the Linux kernel's soft-iWARP does.
     #[default]
     IfAsked,
-    /// Always: this side requests it, so the peer must comply. See RFC 5044 §7.1.1.
+    /// Always. This side requests it, so the peer must comply (RFC 5044 §7.1.1).
     Always,
 }
 
@@ -27,28 +28,36 @@ pub enum Crc {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "units", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum FpduSize {
-    /// As [`Longest`](Self::Longest) to a peer that is this engine, else as [`Segment`](Self::Segment).
+    /// [`Longest`](Self::Longest) to peers that run this engine, else [`Segment`](Self::Segment).
     #[default]
     Auto,
-    /// At most one TCP segment (the EMSS of RFC 5044 §4.5). An adapter can place such an FPDU on arrival, in any order.
-    /// FPDUs are bounded by the segment, not packed to it. A TCP segment may hold the end of one and the start of the
-    /// next, which is only slower.
+    /// At most one TCP segment (the EMSS of RFC 5044 §4.5).
+    ///
+    /// An adapter can place such an FPDU in any order of arrival.
+    ///
+    /// FPDUs are not aligned to TCP segments: a TCP segment may hold the end of one FPDU and the start of the next.
+    /// Such FPDUs are only slower to place.
     Segment,
-    /// Nearly the format's maximum, 65464 bytes: fewer headers. Any stack that reads a byte stream accepts it, the
-    /// kernel's soft-iWARP included.
+    /// 65464 bytes, nearly the maximum of the format, which saves headers.
+    ///
+    /// Any stack that reads a byte stream accepts this length, including the Linux kernel's soft-iWARP.
     Longest,
 }
 
-/// Words for the variants of an enum, as options of programs have them.
-macro_rules! words {
-    ($Enum:ident: $($text:literal = $Variant:ident),+) => {
+/// Implements `FromStr` and `Display` for an enum, with the names that program options use.
+macro_rules! named_variants {
+    ($Enum:ident, $what:literal: $($text:literal = $Variant:ident),+) => {
         impl FromStr for $Enum {
             type Err = FabricError;
 
             fn from_str(text: &str) -> Result<Self, FabricError> {
                 match text {
                     $($text => Ok(Self::$Variant),)+
-                    _ => Err(FabricError::misuse(format_args!("{text:?} is none of {}", [$($text),+].join(", ")))),
+                    _ => Err(FabricError::misuse(format_args!(
+                        concat!("invalid ", $what, " `{}`: expected {}"),
+                        text,
+                        [$($text),+].join(", ")
+                    ))),
                 }
             }
         }
@@ -61,69 +70,69 @@ macro_rules! words {
     };
 }
 
-words!(Crc: "never" = Never, "if-asked" = IfAsked, "always" = Always);
-words!(FpduSize: "auto" = Auto, "segment" = Segment, "longest" = Longest);
+named_variants!(Crc, "CRC mode": "never" = Never, "if-asked" = IfAsked, "always" = Always);
+named_variants!(FpduSize, "FPDU size": "auto" = Auto, "segment" = Segment, "longest" = Longest);
 
 with_defaults! {
     /// Configuration of the iWARP fabric.
     ///
-    /// The defaults suit a shard of some hundred connections.
+    /// The defaults suit a shard of a few hundred connections.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub struct IwarpConfig {
-        /// Whether FPDUs carry a CRC-32C. Default: if the peer wants it. Costs about 0.1 ns per byte, and a copy of
-        /// received data.
+    pub struct IwarpFabricConfig {
+        /// Whether FPDUs carry a CRC-32C. Default: if the peer requests it. A CRC costs about 0.1 ns per byte, and a
+        /// copy of received data.
         pub crc: Crc = Crc::default(),
-        /// Length of FPDUs. Default: by the peer.
+        /// Length of FPDUs. The default depends on the peer.
         pub fpdu_size: FpduSize = FpduSize::default(),
-        /// Longest message taken or sent, in bytes. Default 64 KiB. It costs nothing until used.
+        /// Longest message received or sent, in bytes. Default 64 KiB. It takes no memory until used.
         pub max_message: usize = 64 << 10,
-        /// Receives that the shared queue holds. Default 4096; 32 bytes each are set aside.
+        /// Capacity of the shared receive queue. Default 4096 Receives, which take 32 bytes each.
         pub shared_receives: usize = 4096,
-        /// Most outstanding RDMA Reads per side and connection. They are IRD and ORD of RFC 6581. Default 16, at most
-        /// 16383. A few dozen bytes each.
+        /// Maximum outstanding RDMA Reads per side and connection: IRD and ORD of RFC 6581. Default 16, at most 16383.
+        /// Each takes a few dozen bytes.
         pub read_depth: u16 = 16,
         /// `SO_SNDBUF` in bytes. Default: the kernel grows it as needed (`net.ipv4.tcp_wmem`).
         pub send_buffer: Option<usize> = None,
         /// `SO_RCVBUF` in bytes. Default: the kernel grows it as needed (`net.ipv4.tcp_rmem`).
         pub receive_buffer: Option<usize> = None,
-        /// `SO_BUSY_POLL`: time that the kernel polls for an empty read.
+        /// Busy-polling time of the kernel on an empty read (`SO_BUSY_POLL`).
         ///
         /// Default: `net.core.busy_read`. Loopback and virtual devices ignore it.
         pub busy_poll: Option<Duration> = None,
         /// Type of service and traffic class (`IP_TOS`, `IPV6_TCLASS`).
         ///
-        /// The DSCP is the upper six bits; TCP keeps the lower two, ECN, to itself. Default: the kernel's, 0. The
-        /// packet that answers a client's first one does not have it yet.
+        /// The DSCP is the upper six bits. TCP itself sets the lower two, which are ECN. Default: the kernel's, 0. A
+        /// server's SYN-ACK does not have this value yet.
         pub tos: Option<u8> = None,
-        /// Time-out of unacknowledged data (`TCP_USER_TIMEOUT`) and half messages. Default 30 s.
+        /// Time-out of unacknowledged data (`TCP_USER_TIMEOUT`) and incomplete messages. Default 30 s.
         ///
-        /// Also of an unanswered RDMA Read, and of a message that waits for a receive. Then the connection closes. This
-        /// side counts while a full socket is not empty.
+        /// It also applies to an unanswered RDMA Read and to a message that waits for a Receive. The connection then
+        /// closes. While data is unacknowledged, the fabric itself measures the time instead of TCP.
         pub retry_timeout: Duration = Duration::from_secs(30),
         /// Idle time before a TCP keep-alive probe (`TCP_KEEPIDLE`). Default 60 s.
         ///
         /// Two more probes follow, a third of this apart.
         pub keep_alive: Duration = Duration::from_secs(60),
-        /// Concurrent handshakes of a listener; the longest idle is evicted. Default 64.
+        /// Maximum concurrent handshakes of a listener, which evicts the longest idle one. Default 64.
         pub max_handshakes: usize = 64,
-        /// Time-out of connection setup, at either side. Default 5 s.
+        /// Time-out of connection setup, on either side. Default 5 s.
         pub handshake_timeout: Duration = Duration::from_secs(5),
         /// Time for a closing connection to send its data. Default 1 s.
         pub linger: Duration = Duration::from_secs(1),
     }
 }
 
-/// Longest read depth: 14 bits (RFC 6581 §9.1).
+/// Maximum read depth: 14 bits (RFC 6581 §9.1).
 pub const MAX_READ_DEPTH: u16 = (1 << 14) - 1;
 
-impl IwarpConfig {
-    /// Checks the fields; an error names one out of range.
+impl IwarpFabricConfig {
+    /// Checks the fields. An error names the field that is out of range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
         let check = |ok, field, got, rule| checks::field("iWARP", ok, field, got, rule);
-        let is_message = (1..=1 << 30).contains(&self.max_message);
-        check(is_message, "max_message", self.max_message, "must be from 1 to 1 GiB")?;
-        let is_depth = (1..=MAX_READ_DEPTH).contains(&self.read_depth);
-        check(is_depth, "read_depth", self.read_depth.into(), "must be from 1 to 16383")?;
+        let has_message_length = (1..=1 << 30).contains(&self.max_message);
+        check(has_message_length, "max_message", self.max_message, "must be from 1 to 1 GiB")?;
+        let has_read_depth = (1..=MAX_READ_DEPTH).contains(&self.read_depth);
+        check(has_read_depth, "read_depth", self.read_depth.into(), "must be from 1 to 16383")?;
         check(self.max_handshakes != 0, "max_handshakes", 0, "must be at least 1")
     }
 }
@@ -133,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn knobs_have_words_that_are_read_back_and_no_others() {
+    fn knob_values_parse_back_and_others_are_refused() {
         for crc in [Crc::Never, Crc::IfAsked, Crc::Always] {
             assert_eq!(crc.to_string().parse::<Crc>().unwrap(), crc);
         }
@@ -141,8 +150,8 @@ mod tests {
             assert_eq!(size.to_string().parse::<FpduSize>().unwrap(), size);
         }
         let error = "yes".parse::<Crc>().unwrap_err().to_string();
-        assert!(error.contains("\"yes\" is none of never, if-asked, always"), "{error}");
+        assert!(error.contains("invalid CRC mode `yes`: expected never, if-asked, always"), "{error}");
         let error = "".parse::<FpduSize>().unwrap_err().to_string();
-        assert!(error.contains("\"\" is none of auto, segment, longest"), "{error}");
+        assert!(error.contains("invalid FPDU size ``: expected auto, segment, longest"), "{error}");
     }
 }

@@ -10,54 +10,56 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, sockopt};
 
 use super::IwarpFabric;
-use super::listener::{IwarpListener, equip, open_socket};
-use super::qp::{FabricState, IwarpQp, QpState};
-use super::rdmap_stream::{Failure, RdmapStream};
-use super::setup::{self, Refusal, RequestedParameters};
+use super::listener::{IwarpListener, open_socket, set_socket_options};
+use super::qp::{FabricState, IwarpQp, IwarpQpState};
+use super::rdmap_stream::{RdmapStream, StreamFailure};
+use super::setup::{self, NegotiationError, RequestedParameters};
 use super::sys::{self, ByteStream};
-use super::wire::{Kind, Setup, Terminate};
+use super::wire::{MpaFrame, MpaFrameKind, Terminate};
 use crate::connection_manager::{
-    Answer, ConnectProgress, ConnectionManager, Control, Handshake, ManagedFabric, Received, TICK, receive,
+    ConnectAnswer, ConnectProgress, ConnectionHandshake, ConnectionManager, Control, ManagedFabric, SocketInput, TICK,
+    receive,
 };
 use crate::{ConnectParams, ControlEvent, FabricAddress, FabricError, QpId, RequestId, host};
 
-/// Longest sleep while a message waits for a Receive, during the peer's retries.
+/// Longest sleep while a message waits for a Receive and `rnr_retry` bounds the wait.
 const SHORT_TICK: Duration = Duration::from_micros(100);
-/// Delay after the peer's agreement. soft-iWARP, as responder, may not notice data with its reply until more comes.
+/// Delay before an empty Write to a responder. soft-iWARP may not notice data that arrives as it sends its reply, until
+/// more data arrives.
 const WAKE_DELAY: Duration = Duration::from_millis(20);
 /// Bytes per read of a peer's frame, which has at most 532.
 const FRAME: usize = 1024;
-/// The initiator has to wait for the reply (RFC 5044 §7.1.2).
-const OUT_OF_TURN: &str = "bytes out of turn";
+/// Error text for an initiator that does not wait for the reply, as RFC 5044 §7.1.2 requires.
+const EARLY_BYTES: &str = "unexpected bytes before the reply";
 
-/// A peer's frame while it arrives.
+/// A partly received frame of the peer.
 #[derive(Debug, Default)]
 pub(crate) struct IncomingFrame {
-    /// Bytes that are not decoded yet.
+    /// Bytes that are not yet decoded.
     bytes: Vec<u8>,
-    frame: Option<Setup>,
+    frame: Option<MpaFrame>,
 }
 
 impl IncomingFrame {
-    /// Reads part of the frame; bytes after it stay.
-    fn read(&mut self, socket: BorrowedFd<'_>, kind: Kind) -> Received<Setup> {
+    /// Reads part of the frame. Bytes after the frame stay in `bytes`.
+    fn read(&mut self, socket: BorrowedFd<'_>, kind: MpaFrameKind) -> SocketInput<MpaFrame> {
         let mut space = [0; FRAME];
         match receive(socket, &mut space) {
-            Ok(0) => return Received::Closed,
+            Ok(0) => return SocketInput::Closed,
             Ok(n) => self.bytes.extend_from_slice(&space[..n]),
-            Err(Errno::AGAIN | Errno::INTR) => return Received::Pending,
-            Err(error) => return Received::Failed(FabricError::closed(format_args!("recv: {error}"))),
+            Err(Errno::AGAIN | Errno::INTR) => return SocketInput::Pending,
+            Err(error) => return SocketInput::Failed(FabricError::closed(format_args!("recv: {error}"))),
         }
         if self.frame.is_some() {
-            return Received::violation(OUT_OF_TURN);
+            return SocketInput::violation(EARLY_BYTES);
         }
-        match Setup::decode(kind, &self.bytes) {
-            Ok(None) => Received::Pending,
+        match MpaFrame::decode(kind, &self.bytes) {
+            Ok(None) => SocketInput::Pending,
             Ok(Some((frame, len))) => {
                 self.bytes.drain(..len);
-                Received::Message(frame)
+                SocketInput::Message(frame)
             }
-            Err(error) => Received::violation(error),
+            Err(error) => SocketInput::violation(error),
         }
     }
 
@@ -67,15 +69,15 @@ impl IncomingFrame {
     }
 }
 
-/// Our side of a connection that the peer has not answered yet.
+/// This side of a connection that the peer has not answered yet.
 #[derive(Debug)]
 pub(crate) struct DialState {
     requested: RequestedParameters,
-    request: Setup,
+    request: MpaFrame,
     reply: IncomingFrame,
 }
 
-impl Handshake for FabricState {
+impl ConnectionHandshake for FabricState {
     const FABRIC: &str = "iWARP fabric";
     const ACCEPTS: usize = 64;
     const LINGERS: bool = true;
@@ -83,7 +85,7 @@ impl Handshake for FabricState {
     type Peer = SocketAddr;
     type Incoming = IncomingFrame;
     type Dial = DialState;
-    type Answer = Setup;
+    type Answer = MpaFrame;
 
     fn control(&mut self) -> &mut Control {
         &mut self.control
@@ -94,31 +96,31 @@ impl Handshake for FabricState {
     }
 
     fn equip(&self, socket: BorrowedFd<'_>) -> Result<(), FabricError> {
-        equip(socket, &self.config)
+        set_socket_options(socket, &self.config)
     }
 
-    fn read_request(&mut self, socket: BorrowedFd<'_>, incoming: &mut IncomingFrame) -> Received<Vec<u8>> {
-        incoming.read(socket, Kind::Request).and_then(|frame| {
+    fn read_request(&mut self, socket: BorrowedFd<'_>, incoming: &mut IncomingFrame) -> SocketInput<Vec<u8>> {
+        incoming.read(socket, MpaFrameKind::Request).and_then(|frame| {
             if !incoming.bytes.is_empty() {
-                return Received::violation(OUT_OF_TURN);
+                return SocketInput::violation(EARLY_BYTES);
             }
-            Received::Message(setup::private_data(incoming.frame.insert(frame)))
+            SocketInput::Message(setup::private_data(incoming.frame.insert(frame)))
         })
     }
 
     fn send_reject(&self, socket: BorrowedFd<'_>, incoming: &IncomingFrame, private_data: &[u8]) {
         let requested = RequestedParameters::new(&self.config, &ConnectParams::default());
         if let Some(frame) = &incoming.frame {
-            // If it does not arrive, the end of the connection will.
+            // If the rejection is lost, the peer still sees the end of the connection.
             let _ = send(socket, &requested.rejection(frame, private_data));
         }
     }
 
     fn open(&self, address: &FabricAddress) -> Result<ConnectProgress, FabricError> {
-        let at = host::resolve(address)?;
-        let socket = open_socket(at)?;
-        equip(socket.as_fd(), &self.config)?;
-        match rustix::net::connect(&socket, &at) {
+        let to = host::resolve(address)?;
+        let socket = open_socket(to)?;
+        set_socket_options(socket.as_fd(), &self.config)?;
+        match rustix::net::connect(&socket, &to) {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(ConnectProgress::Connecting(socket)),
             Err(error) => Err(connect_error(address, error)),
         }
@@ -134,16 +136,16 @@ impl Handshake for FabricState {
         connected.and_then(|()| send(socket, &dial.request)).map(drop).map_err(|error| connect_error(address, error))
     }
 
-    fn read_answer(&mut self, socket: BorrowedFd<'_>, dial: &mut DialState) -> Received<Answer<Setup>> {
-        dial.reply.read(socket, Kind::Reply).and_then(|frame| {
+    fn read_answer(&mut self, socket: BorrowedFd<'_>, dial: &mut DialState) -> SocketInput<ConnectAnswer<MpaFrame>> {
+        dial.reply.read(socket, MpaFrameKind::Reply).and_then(|frame| {
             let private_data = frame.reject.then(|| setup::private_data(&frame));
-            Received::Message(private_data.map_or(Answer::Accepted(frame), Answer::Rejected))
+            SocketInput::Message(private_data.map_or(ConnectAnswer::Accepted(frame), ConnectAnswer::Rejected))
         })
     }
 }
 
 /// Sends a frame without waiting; returns whether all of it fit.
-fn send(socket: BorrowedFd<'_>, frame: &Setup) -> Result<bool, Errno> {
+fn send(socket: BorrowedFd<'_>, frame: &MpaFrame) -> Result<bool, Errno> {
     let mut bytes = Vec::new();
     frame.encode(&mut bytes);
     let sent = rustix::net::send(socket, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
@@ -151,7 +153,7 @@ fn send(socket: BorrowedFd<'_>, frame: &Setup) -> Result<bool, Errno> {
 }
 
 impl IwarpFabric {
-    fn add_qp(&mut self, params: &ConnectParams, state: QpState) -> QpId {
+    fn add_qp(&mut self, params: &ConnectParams, state: IwarpQpState) -> QpId {
         let random = self.connections.randoms.next();
         self.table.insert(|id| IwarpQp::new(RdmapStream::new(id, params, random), state))
     }
@@ -161,7 +163,7 @@ impl IwarpFabric {
         let requested = RequestedParameters::new(&self.common.config, params);
         let request = requested.request(&params.private_data);
         let progress = self.common.open(to)?;
-        let id = self.add_qp(params, QpState::Connecting);
+        let id = self.add_qp(params, IwarpQpState::Connecting);
         let dial = DialState { requested, request, reply: IncomingFrame::default() };
         let dialed = self.connections.dial(&mut self.common, id, (to, progress), dial);
         dialed.map(|()| id).inspect_err(|_| drop(self.table.remove(id)))
@@ -171,12 +173,14 @@ impl IwarpFabric {
         self.capabilities.check_params(params)?;
         let requested = RequestedParameters::new(&self.common.config, params);
         let request = self.connections.take_request(request)?;
-        let Some(frame) = request.incoming.frame else { return Err(FabricError::misuse("an incomplete request")) };
+        let Some(frame) = request.incoming.frame else {
+            return Err(FabricError::misuse("the connect request is incomplete"));
+        };
         let socket = request.socket;
-        let (reply, agreed) = match requested.answer(&frame, &params.private_data) {
+        let (reply, agreed) = match requested.reply_to(&frame, &params.private_data) {
             Ok(answer) => answer,
             Err(why) => {
-                // If it does not arrive, the end of the connection will.
+                // If the rejection is lost, the peer still sees the end of the connection.
                 let _ = send(socket.as_fd(), &requested.rejection(&frame, &[]));
                 self.connections.close(socket);
                 self.common.refuse(format_args!("{}: {why}", request.peer));
@@ -185,9 +189,9 @@ impl IwarpFabric {
         };
         let sent = send(socket.as_fd(), &reply);
         if sent != Ok(true) {
-            return Err(FabricError::closed(format!("send of the reply: {sent:?}")));
+            return Err(FabricError::closed(format!("sending the MPA Reply Frame: {sent:?}")));
         }
-        let id = self.add_qp(params, QpState::Closing);
+        let id = self.add_qp(params, IwarpQpState::Closing);
         let qp = self.table.find(id)?;
         qp.count = Some(request.count);
         let begun = qp.begin(&mut self.common, socket, &agreed, true, &[]);
@@ -204,17 +208,23 @@ impl ManagedFabric for IwarpFabric {
         (&mut self.connections, &mut self.common)
     }
 
-    fn establish(&mut self, id: QpId, socket: OwnedFd, dial: DialState, frame: Setup) -> Result<Vec<u8>, FabricError> {
+    fn establish(
+        &mut self,
+        id: QpId,
+        socket: OwnedFd,
+        dial: DialState,
+        frame: MpaFrame,
+    ) -> Result<Vec<u8>, FabricError> {
         let qp = self.table.find(id)?;
-        let agreed = match dial.requested.conclude(&frame) {
+        let agreed = match dial.requested.accept_reply(&frame) {
             Ok(agreed) => agreed,
-            // A Terminate tells the peer.
-            Err(Refusal { fault, why, crc }) => {
-                let error = FabricError::peer(&why);
+            // A Terminate informs the peer.
+            Err(NegotiationError { fault, reason, crc }) => {
+                let error = FabricError::peer(&reason);
                 let terminate = Some(Terminate::new(fault, None, None));
                 qp.stream = Some(ByteStream { socket });
                 qp.rdmap.outbound.crc = crc;
-                qp.fail(&mut self.common, Failure { terminate, ..Failure::local(why) });
+                qp.fail(&mut self.common, StreamFailure { terminate, ..StreamFailure::local(reason) });
                 return Err(error);
             }
         };
@@ -223,7 +233,7 @@ impl ManagedFabric for IwarpFabric {
             qp.rdmap.outbound.send_empty_write();
             qp.flush(&mut self.common);
         }
-        if !agreed.is_ours {
+        if !agreed.is_same_engine {
             qp.wake_peer_at = Some(Instant::now() + WAKE_DELAY);
             self.common.control.attention.push(id.slot);
         }
@@ -233,7 +243,7 @@ impl ManagedFabric for IwarpFabric {
     fn fail_dial(&mut self, id: QpId, socket: Option<OwnedFd>) {
         if let Some(qp) = self.table.get(id) {
             qp.stream = socket.map(|socket| ByteStream { socket }).or(qp.stream.take());
-            qp.fail(&mut self.common, Failure::local("never connected"));
+            qp.fail(&mut self.common, StreamFailure::local("never connected"));
         }
     }
 
@@ -243,20 +253,20 @@ impl ManagedFabric for IwarpFabric {
         self.mark_unread(slot);
     }
 
-    /// Bytes of established connections do not concern connection management.
+    /// Leaves the bytes of an established connection to the next poll of completions.
     fn read_connected(&mut self, _qp: QpId) -> bool {
         self.polls_all = true;
         false
     }
 
     fn tend_qp(&mut self, slot: u32, now: Instant) -> bool {
-        self.table.at(slot).is_some_and(|qp| qp.tend(&mut self.common, now))
+        self.table.at(slot).is_some_and(|qp| qp.do_due_work(&mut self.common, now))
     }
 
     fn busy_limit(&self) -> Option<Duration> {
         let mut unread = self.unread.iter().filter_map(|&slot| self.table.peek_at(slot));
-        let has_news = !self.common.ready.is_empty() || !self.common.control.events.is_empty();
-        if has_news || unread.clone().any(|qp| !qp.stalled || qp.rdmap.has_receive(&self.common.shared)) {
+        let has_output = !self.common.ready.is_empty() || !self.common.control.events.is_empty();
+        if has_output || unread.clone().any(|qp| !qp.stalled || qp.rdmap.has_receive(&self.common.shared)) {
             Some(Duration::ZERO)
         } else if unread.any(|qp| qp.rdmap.rnr_retry < 7) {
             Some(SHORT_TICK)
@@ -272,14 +282,14 @@ fn connect_error(address: &FabricAddress, error: Errno) -> FabricError {
         Errno::NETUNREACH | Errno::HOSTUNREACH => ": no route (ip route get …), or a firewall",
         Errno::ADDRNOTAVAIL => ": no local port is left (sysctl net.ipv4.ip_local_port_range)",
         Errno::TIMEDOUT => {
-            return FabricError::timed_out("the system's time for a TCP connection (net.ipv4.tcp_syn_retries)");
+            return FabricError::timed_out("the system's limit for TCP connects (net.ipv4.tcp_syn_retries)");
         }
         _ => "",
     };
     FabricError::unreachable(&address.0, format_args!("{error}{hint}"))
 }
 
-/// Connections end before the process. The last messages reach the peers' hosts within their usual time-outs.
+/// Waits for closing connections, so that the last messages reach the peers' hosts before the process ends.
 impl Drop for IwarpFabric {
     fn drop(&mut self) {
         self.connections.finish_closing(sys::unacknowledged);

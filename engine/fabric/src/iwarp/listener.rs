@@ -1,4 +1,4 @@
-//! A bound address, and the options of sockets.
+//! A bound address, and the options of its sockets.
 
 #![forbid(unsafe_code)]
 
@@ -10,19 +10,19 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::config::IwarpConfig;
+use super::config::IwarpFabricConfig;
 use super::sys::BusyPoll;
 use crate::accept_balancer::{AcceptBalancer, BalancerMember};
 use crate::connection_manager::Listen;
 use crate::error::failed;
 use crate::{FabricAddress, FabricError, Waker, host};
 
-/// Connections that the kernel keeps for a listener that is busy.
+/// Connections that the kernel queues until the listener accepts them.
 const BACKLOG: i32 = 1024;
-/// Shortest time for TCP's keep-alive, which counts seconds.
-const LEAST_KEEP_ALIVE: Duration = Duration::from_secs(1);
+/// Shortest keep-alive time, because TCP counts whole seconds.
+const MIN_KEEP_ALIVE: Duration = Duration::from_secs(1);
 
-/// A bound address of the iWARP fabric. The last clone to go frees the address.
+/// A bound address of the iWARP fabric. The drop of the last clone frees the address.
 #[derive(Clone, Debug)]
 pub struct IwarpListener {
     socket: Arc<OwnedFd>,
@@ -30,15 +30,15 @@ pub struct IwarpListener {
 }
 
 impl IwarpListener {
-    /// Binds and listens.
+    /// Binds the address and listens.
     pub(super) fn bind(address: &FabricAddress) -> Result<Self, FabricError> {
         let at = host::resolve(address)?;
         let socket = open_socket(at)?;
-        let refused = |call: &str, e: Errno| bind_error(address, at, call, e);
-        // Connections of a server that has just ended may linger; two listeners are refused all the same.
-        sockopt::set_socket_reuseaddr(&socket, true).map_err(|e| refused("setsockopt(SO_REUSEADDR)", e))?;
-        rustix::net::bind(&socket, &at).map_err(|e| refused("bind", e))?;
-        rustix::net::listen(&socket, BACKLOG).map_err(|e| refused("listen", e))?;
+        let bind_failed = |call: &str, e: Errno| bind_error(address, at, call, e);
+        // Connections of a server that has just ended may linger. This option still excludes a second listener.
+        sockopt::set_socket_reuseaddr(&socket, true).map_err(|e| bind_failed("setsockopt(SO_REUSEADDR)", e))?;
+        rustix::net::bind(&socket, &at).map_err(|e| bind_failed("bind", e))?;
+        rustix::net::listen(&socket, BACKLOG).map_err(|e| bind_failed("listen", e))?;
         Ok(Self { socket: Arc::new(socket), balancer: Arc::default() })
     }
 }
@@ -58,7 +58,7 @@ impl Listen for IwarpListener {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (socket, peer) = rustix::net::acceptfrom_with(self.socket(), flags)?;
         let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
-        Ok(peer.map(|peer| (socket, peer)).ok_or_else(|| "it has no address".to_owned()))
+        Ok(peer.map(|peer| (socket, peer)).ok_or_else(|| "the peer has no address".to_owned()))
     }
 }
 
@@ -66,11 +66,11 @@ fn bind_error(address: &FabricAddress, at: SocketAddr, call: &str, error: Errno)
     let (text, port) = (&address.0, at.port());
     match error {
         Errno::ADDRINUSE => {
-            let remedy = format_args!("`ss -ltnp 'sport = :{port}'` tells which; take another port");
+            let remedy = format_args!("`ss -ltnp 'sport = :{port}'` names it; choose another port");
             FabricError::in_use(text, format_args!("another process listens at TCP port {port}: {remedy}"))
         }
         Errno::ADDRNOTAVAIL => {
-            let remedy = "`ip addr` lists them; 0.0.0.0 and [::] stand for all";
+            let remedy = "`ip addr` lists them; 0.0.0.0 and [::] mean all";
             FabricError::address(text, format_args!("{error}: {} is on no interface of this host ({remedy})", at.ip()))
         }
         Errno::ACCESS | Errno::PERM => host::privileged_port(text, error),
@@ -78,27 +78,27 @@ fn bind_error(address: &FabricAddress, at: SocketAddr, call: &str, error: Errno)
     }
 }
 
-/// A socket that never blocks.
-pub(super) fn open_socket(to: SocketAddr) -> Result<OwnedFd, FabricError> {
-    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+/// Opens a non-blocking socket of the address's family.
+pub(super) fn open_socket(address: SocketAddr) -> Result<OwnedFd, FabricError> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     rustix::net::socket_with(family, SocketType::STREAM, flags, None).map_err(|e| failed("socket", e))
 }
 
-/// Sets the time-out of unacknowledged data. 0: none of TCP's own.
+/// Sets TCP's time-out of unacknowledged data. 0 leaves only TCP's own retransmission limit.
 pub(super) fn set_user_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> Result<(), Errno> {
     sockopt::set_tcp_user_timeout(socket, u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX))
 }
 
 /// Sets required and configured socket options.
-pub(super) fn equip(socket: BorrowedFd<'_>, config: &IwarpConfig) -> Result<(), FabricError> {
+pub(super) fn set_socket_options(socket: BorrowedFd<'_>, config: &IwarpFabricConfig) -> Result<(), FabricError> {
     let set = |option: &str, result: Result<(), Errno>| result.map_err(|e| failed(&format!("setsockopt({option})"), e));
     set("TCP_NODELAY", sockopt::set_tcp_nodelay(socket, true))?;
     set("TCP_USER_TIMEOUT", set_user_timeout(socket, config.retry_timeout))?;
-    let idle = config.keep_alive.max(LEAST_KEEP_ALIVE);
+    let idle = config.keep_alive.max(MIN_KEEP_ALIVE);
     set("SO_KEEPALIVE", sockopt::set_socket_keepalive(socket, true))?;
     set("TCP_KEEPIDLE", sockopt::set_tcp_keepidle(socket, idle))?;
-    set("TCP_KEEPINTVL", sockopt::set_tcp_keepintvl(socket, (idle / 3).max(LEAST_KEEP_ALIVE)))?;
+    set("TCP_KEEPINTVL", sockopt::set_tcp_keepintvl(socket, (idle / 3).max(MIN_KEEP_ALIVE)))?;
     set("TCP_KEEPCNT", sockopt::set_tcp_keepcnt(socket, 2))?;
     if let Some(bytes) = config.send_buffer {
         set("SO_SNDBUF", sockopt::set_socket_send_buffer_size(socket, bytes))?;
@@ -110,7 +110,7 @@ pub(super) fn equip(socket: BorrowedFd<'_>, config: &IwarpConfig) -> Result<(), 
         if rustix::net::getsockname(socket).is_ok_and(|own| own.address_family() == AddressFamily::INET6) {
             set("IPV6_TCLASS", sockopt::set_ipv6_tclass(socket, tos.into()))?;
         }
-        // Set for IPv6 sockets too: the peer may have an IPv4 address.
+        // IPv6 sockets need this option too, because the peer may have an IPv4 address.
         set("IP_TOS", sockopt::set_ip_tos(socket, tos))?;
     }
     if let Some(time) = config.busy_poll {
@@ -129,22 +129,22 @@ mod tests {
     fn the_kernel_reports_the_round_trip_time() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let socket = std::net::TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
-        let of_handshake = crate::iwarp::sys::round_trip(socket.as_fd());
-        assert!(of_handshake.is_some_and(|time| time > Duration::ZERO), "{of_handshake:?}");
+        let round_trip = crate::iwarp::sys::round_trip(socket.as_fd());
+        assert!(round_trip.is_some_and(|time| time > Duration::ZERO), "{round_trip:?}");
     }
 
-    /// Loopback traffic does not show these options. Without them a dead peer stays unnoticed, or a message waits for
-    /// the acknowledgement of another.
+    /// Loopback traffic does not show the effect of these options. Without them a dead peer goes unnoticed, or a
+    /// message waits for the acknowledgement of an earlier one.
     #[test]
     fn every_socket_has_its_options() {
         let (retry_timeout, keep_alive) = (Duration::from_millis(7_500), Duration::from_secs(12));
-        let config = IwarpConfig {
+        let config = IwarpFabricConfig {
             retry_timeout,
             keep_alive,
             send_buffer: Some(32 << 10),
             receive_buffer: Some(48 << 10),
             tos: Some(0x28),
-            ..IwarpConfig::default()
+            ..IwarpFabricConfig::default()
         };
         for (to, v6) in [("127.0.0.1:0", false), ("[::1]:0", true)] {
             let socket = match open_socket(to.parse().expect("an address")) {
@@ -155,7 +155,7 @@ mod tests {
                 }
                 Err(error) => panic!("{error}"),
             };
-            equip(socket.as_fd(), &config).expect("all options");
+            set_socket_options(socket.as_fd(), &config).expect("all options");
             assert_eq!(sockopt::tcp_nodelay(&socket), Ok(true));
             assert_eq!(sockopt::tcp_user_timeout(&socket), Ok(7_500));
             assert_eq!(sockopt::socket_keepalive(&socket), Ok(true));

@@ -1,51 +1,54 @@
 //! iWARP in user space over plain TCP (RFC 5040, 5041, 5044, 6581). It needs no device, privilege or C library.
 //!
 //! Its peers are this fabric on another host, the Linux kernel's soft-iWARP, and iWARP adapters. A connection is an
-//! ordinary TCP socket; the polling thread does an adapter's work. It places messages into posted Receives, and Writes
-//! and Read answers into the named memory. First it checks key, bounds and rights.
+//! ordinary TCP socket, and the polling thread does the work of an adapter. It places messages into posted Receives,
+//! and Writes and Read Responses into the memory that they name, after it has checked key, bounds and rights.
 //!
 //! # Design
 //! | file | holds |
 //! | --- | --- |
-//! | [`wire`] | the codec of frames, segments and errors |
+//! | [`wire`] | the codec of MPA frames, DDP segments and Terminates |
 //! | `rdmap_stream` | the rules of one connection, without I/O: checks, placement, output |
 //! | `setup` | negotiation before the first FPDU |
-//! | `qp` | one queue pair, which joins both streams: reading, writing, ending |
+//! | `qp` | one queue pair: moves bytes between its RDMAP stream and its socket, and ends both |
 //! | `connect`, `listener` | connection setup |
 //! | `sys` | the byte stream below a connection, and system calls on its socket |
 //! | `config` | the knobs |
 //!
 //! # System calls
-//! The polling thread makes them: a socket has no other notification. A few recently active connections are read in
-//! each turn, with one call each. While they are silent it finds nothing. With more of them, one `epoll_wait` per turn
-//! lists those with input. One `epoll_wait` in every 16th turn covers all idle ones. A turn's output to one peer leaves
-//! in one `sendmsg`. One `recvmsg` reads many messages.
+//! The polling thread makes them, because a socket has no other notification. Up to four recently active connections
+//! are read in each turn with one call each, even while they are silent. If more connections are active, one
+//! `epoll_wait` per turn lists those with input. One `epoll_wait` in every 16th turn covers all idle connections. A
+//! turn's output to one peer leaves in one `sendmsg`. One `recvmsg` reads many messages.
 //!
-//! Payloads are sent in place. Long payloads are received straight into place: the rest of a segment whose header has
-//! come. Shorter ones are copied from a buffer that all connections share.
+//! Payloads are sent in place. Once the header of a long segment has arrived, the rest of its payload is received
+//! directly into its destination. Shorter payloads are copied from a buffer that all connections share.
 //!
 //! # Completions
-//! TCP buffers bytes: a Send or Write completes when the socket has taken its last byte (RFC 5040 §5.5). A refusal by
-//! the peer ends the connection. [`Capabilities::acknowledges`] is false. iWARP has no receiver-not-ready. A message
-//! without a Receive stays in the socket for as long as `rnr_retry` allows, at most `retry_timeout`. TCP's flow control
-//! holds the peer back. Then a Terminate ends the stream. So an overloaded shard that briefly has no Receive loses no
-//! connection. A peer that sends beyond its credits does not wait without limit.
+//! A Send or Write completes when the socket has taken its last byte, because TCP buffers bytes (RFC 5040 §5.5). A
+//! refusal by the peer ends the connection, so [`Capabilities::acknowledges`] is false.
+//!
+//! iWARP has no receiver-not-ready. A message without a Receive stays in the socket for as long as `rnr_retry` allows,
+//! at most `retry_timeout`, while TCP's flow control stops the peer. After that, a Terminate ends the stream. An
+//! overloaded shard that briefly has no Receive therefore loses no connection, and a peer that sends beyond its credits
+//! does not wait without limit.
 //!
 //! # End of a connection
-//! A closing side sends all posted requests, then a FIN. A peer's FIN ends the connection, since such a peer cannot
+//! A closing side sends all posted requests, then a FIN. A peer's FIN ends the connection, because such a peer cannot
 //! reply any more. That includes a half-close (`shutdown(SHUT_WR)`), which RFC 5041 §6.2.1 lets an upper layer see.
-//! Data received before it is delivered. Only bytes already in the socket leave. The rest is flushed, as after a reset.
-//! An initiator that closes its way once its last call is sent therefore does not get the reply.
+//! Data received before the FIN is delivered. Of the output, only bytes already in the socket are still sent. The
+//! remaining requests are flushed, as after a reset. An initiator that half-closes after its last call therefore gets
+//! no reply.
 //!
 //! # Threat model
-//! Windows have exact bounds and rights, checked for each segment. Their keys are valid for one connection and one
-//! bind. No other memory is reachable: an RDMA Read of ours gives the peer a name valid for its answer alone.
-//! [`IwarpConfig`] bounds the memory that a peer can hold. Half a message holds one Receive for `retry_timeout`;
-//! unplaceable bytes are at most 64 KiB, for as long.
+//! Windows have exact bounds and rights, which are checked for each segment. Their keys are valid for one connection
+//! and one bind. Peers can reach no other memory: an RDMA Read of this side gives the peer an STag that is valid only
+//! for its Read Response. [`IwarpFabricConfig`] bounds the memory that a peer can hold. An incomplete message holds one
+//! Receive for at most `retry_timeout`, and bytes without a destination are at most 64 KiB, for the same time.
 //!
 //! **iWARP neither encrypts nor authenticates.** An attacker on the network path can read and change all traffic. Host
-//! authentication of RPC-over-RDMA version 2 authenticates the peer. Secrecy needs a network that provides it (IPsec,
-//! WireGuard, a separate VLAN).
+//! authentication of RPC-over-RDMA version 2 authenticates the peer. Confidentiality needs a network that provides it
+//! (IPsec, WireGuard, a separate VLAN).
 
 mod config;
 mod connect;
@@ -73,35 +76,36 @@ use rustix::fd::BorrowedFd;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
-pub use self::config::{Crc, FpduSize, IwarpConfig, MAX_READ_DEPTH};
+pub use self::config::{Crc, FpduSize, IwarpFabricConfig, MAX_READ_DEPTH};
 pub use self::listener::IwarpListener;
-use self::qp::{FabricState, IDLE, IwarpQp, QpState, SCRATCH};
-use self::rdmap_stream::{Arenas, Failure, SharedResources};
-use super::connection_manager::{ConnectionManager, Control, Limits, ManagedFabric, Token};
+use self::qp::{FabricState, IDLE, IwarpQp, IwarpQpState, SCRATCH};
+use self::rdmap_stream::{Arenas, SharedResources, StreamFailure};
+use super::connection_manager::{ConnectionManager, Control, ManagedFabric, ManagerConfig, Token};
 use super::error::failed;
 use super::forward::over_sockets;
+use super::qp_table::QpTable;
 use super::receives::Receives;
-use super::table::Table;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
     Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
-/// Most hot connections that are read in each turn without asking epoll.
+/// Maximum number of hot connections that are read in each turn without `epoll_wait`.
 const DIRECT: usize = 4;
-/// Turns between two polls of idle connections.
+/// Polls of the fabric between two polls of idle connections.
 const IDLE_POLL: u64 = 16;
-/// Most connections with news handled in one poll.
+/// Maximum number of epoll events handled in one poll.
 const EVENTS: usize = 64;
 
 /// One shard's device of the iWARP fabric; see the module documentation.
 #[derive(Debug)]
 pub struct IwarpFabric {
     common: FabricState,
-    table: Table<IwarpQp>,
-    /// Queue pairs that were active lately, in the order of their next polls.
+    table: QpTable<IwarpQp>,
+    /// Recently active queue pairs, in the order of their next polls.
     hot: VecDeque<u32>,
-    /// Queue pairs with unconsumed bytes, for lack of a Receive or of completion space. Epoll does not report these.
+    /// Queue pairs with unconsumed bytes, because a Receive or room for completions is missing. Epoll does not report
+    /// them.
     unread: VecDeque<u32>,
     /// The next poll covers all queue pairs.
     polls_all: bool,
@@ -110,17 +114,17 @@ pub struct IwarpFabric {
 }
 
 impl IwarpFabric {
-    /// The word before the colon of its addresses.
+    /// The scheme of its addresses, before the colon.
     pub const SCHEME: &'static str = "iwarp";
 
     /// Opens the fabric for one shard.
-    pub fn new(config: IwarpConfig) -> Result<Self, FabricError> {
+    pub fn new(config: IwarpFabricConfig) -> Result<Self, FabricError> {
         config.check()?;
         let sockets = epoll::create(CreateFlags::CLOEXEC).map_err(|e| failed("epoll_create", e))?;
         let capabilities = capabilities(&config);
-        let IwarpConfig { max_handshakes, handshake_timeout, linger, .. } = config;
-        let connections = ConnectionManager::new(Limits { max_handshakes, handshake_timeout, linger })?;
-        connections.sockets.sleeper.add(&sockets, Token::Qp(QpId::NONE), EventFlags::IN)?;
+        let IwarpFabricConfig { max_handshakes, handshake_timeout, linger, .. } = config;
+        let connections = ConnectionManager::new(ManagerConfig { max_handshakes, handshake_timeout, linger })?;
+        connections.sockets.epoll_set.add(&sockets, Token::Qp(QpId::NONE), EventFlags::IN)?;
         Ok(Self {
             connections,
             common: FabricState {
@@ -136,7 +140,7 @@ impl IwarpFabric {
                 polls: 0,
                 config,
             },
-            table: Table::default(),
+            table: QpTable::default(),
             hot: VecDeque::new(),
             unread: VecDeque::new(),
             polls_all: false,
@@ -144,7 +148,7 @@ impl IwarpFabric {
         })
     }
 
-    /// Polls one queue pair, and schedules its next polls.
+    /// Polls one queue pair and schedules its next polls.
     #[inline]
     fn poll_qp(&mut self, slot: u32, out: &mut Vec<Completion>, end: usize) {
         let Some(qp) = self.table.at(slot) else { return };
@@ -155,7 +159,7 @@ impl IwarpFabric {
         }
     }
 
-    /// Polls hot connections in turn, until there is no room for completions. Idle ones are not hot any more.
+    /// Polls the hot connections until there is no room for completions. Those that have become idle stop being hot.
     #[inline]
     fn poll_hot(&mut self, out: &mut Vec<Completion>, end: usize) {
         for _ in 0..self.hot.len() {
@@ -173,18 +177,18 @@ impl IwarpFabric {
         }
     }
 
-    /// Polls connections that epoll reports, except those polled anyway. With `all`, hot ones are not.
+    /// Polls the connections that epoll reports. Skips hot ones unless `all`, because they are polled anyway.
     #[inline(never)]
     fn poll_ready(&mut self, out: &mut Vec<Completion>, end: usize, all: bool) {
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Interrupted: the next poll finds them.
+        // If a signal interrupted the call, the next poll finds the events.
         let Ok((ready, _)) = epoll::wait(&self.common.sockets, &mut space, Some(&now)) else { return };
         let stats = &mut self.common.shared.stats;
         *(if ready.is_empty() { &mut stats.empty_system_calls } else { &mut stats.system_calls }) += 1;
         for event in ready {
             if out.len() >= end {
-                // The rest is reported again.
+                // Epoll reports the remaining events again.
                 return;
             }
             let slot = event.data.u64() as u32;
@@ -196,14 +200,14 @@ impl IwarpFabric {
         }
     }
 
-    /// Continues connections with unconsumed bytes.
+    /// Polls connections with unconsumed bytes.
     #[cold]
     fn poll_unread(&mut self, out: &mut Vec<Completion>, end: usize) {
         for _ in 0..self.unread.len() {
             let Some(slot) = self.unread.pop_front() else { return };
             let Some(qp) = self.table.at(slot) else { continue };
             qp.unread = false;
-            // Without a Receive a poll would only count a retry, of which 7 allows any number.
+            // Without a Receive a poll would only count a retry. An `rnr_retry` of 7 allows any number of them.
             let is_polled = !qp.is_live() || !qp.stalled || qp.rdmap.rnr_retry < 7;
             if out.len() < end && (is_polled || qp.rdmap.has_receive(&self.common.shared)) {
                 self.poll_qp(slot, out, end);
@@ -213,7 +217,7 @@ impl IwarpFabric {
         }
     }
 
-    /// Continues this queue pair in the next poll.
+    /// Lets the next poll continue with this queue pair's unconsumed bytes.
     #[cold]
     fn mark_unread(&mut self, slot: u32) {
         if let Some(qp) = self.table.at(slot)
@@ -234,8 +238,8 @@ impl IwarpFabric {
     }
 }
 
-/// Capabilities of these connections, over any byte stream.
-fn capabilities(config: &IwarpConfig) -> Capabilities {
+/// Capabilities of iWARP connections, over any byte stream.
+fn capabilities(config: &IwarpFabricConfig) -> Capabilities {
     Capabilities {
         scheme: IwarpFabric::SCHEME,
         device: "iWARP over TCP (user space)".to_owned(),
@@ -270,7 +274,7 @@ impl Fabric for IwarpFabric {
         self.common.shared.arenas.remove(arena)
     }
 
-    /// Bytes not yet in the socket stay in the posted memory.
+    /// Bytes that the socket has not yet taken stay in the posted memory.
     fn holds_sends(&mut self, id: QpId) -> bool {
         self.table.get(id).is_some_and(|qp| qp.rdmap.outbound.is_busy())
     }
@@ -282,28 +286,28 @@ impl Fabric for IwarpFabric {
     fn disconnect(&mut self, id: QpId) {
         let Some(qp) = self.table.get(id) else { return };
         match qp.state {
-            QpState::Up => {
-                qp.state = QpState::Closing;
+            IwarpQpState::Up => {
+                qp.state = IwarpQpState::Closing;
                 qp.deadline = Some(Instant::now() + self.common.config.linger);
                 self.common.control.attention.push(id.slot);
             }
-            QpState::Connecting => self.abandon(id),
-            QpState::Closing | QpState::Error => {}
+            IwarpQpState::Connecting => self.abandon(id),
+            IwarpQpState::Closing | IwarpQpState::Error => {}
         }
     }
 
     fn destroy_qp(&mut self, id: QpId) {
-        let Some(mut gone) = self.table.remove(id) else { return };
+        let Some(mut qp) = self.table.remove(id) else { return };
         self.hot.retain(|&slot| slot != id.slot);
         self.unread.retain(|&slot| slot != id.slot);
-        let is_cut = gone.is_live() && gone.rdmap.outbound.buffer.len() > 0;
-        if gone.state == QpState::Connecting {
+        let has_unsent = qp.is_live() && qp.rdmap.outbound.buffer.len() > 0;
+        if qp.state == IwarpQpState::Connecting {
             self.connections.forget_dial(id);
         }
-        gone.fail(&mut self.common, Failure::local("destroyed"));
+        qp.fail(&mut self.common, StreamFailure::local("destroyed"));
         self.common.control.forget(id);
-        if let Some(stream) = gone.stream
-            && !is_cut
+        if let Some(stream) = qp.stream
+            && !has_unsent
         {
             self.connections.close(stream.socket);
         }
@@ -326,7 +330,8 @@ impl Fabric for IwarpFabric {
         self.common.shared.receives.fence();
     }
 
-    // Out of line, as the two below: a call is nothing beside a system call, and other fabrics keep a smaller loop.
+    // Posts and polls are not inlined: a function call costs little beside a system call, and the shard's loop over
+    // other fabrics stays smaller.
     #[inline(never)]
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
         let FabricState { shared: SharedResources { arenas, receives, stats }, ready, .. } = &mut self.common;
@@ -335,7 +340,7 @@ impl Fabric for IwarpFabric {
             Some(id) => {
                 let Some(qp) = self.table.get(id) else { return 0 };
                 let Some(own) = qp.rdmap.own_receives.as_mut() else { return 0 };
-                (own, (qp.state == QpState::Error).then_some(id))
+                (own, (qp.state == IwarpQpState::Error).then_some(id))
             }
         };
         let n = queue.post_known(bufs, |arena| arenas.contains(arena), ended, ready);
@@ -353,7 +358,7 @@ impl Fabric for IwarpFabric {
         let start = out.len();
         let end = start.saturating_add(max);
         if !self.common.ready.is_empty() {
-            Completion::hand_out(&mut self.common.ready, out, end);
+            Completion::drain_ready(&mut self.common.ready, out, end);
         }
         self.common.polls += 1;
         if !self.unread.is_empty() {
@@ -364,17 +369,17 @@ impl Fabric for IwarpFabric {
         if replace(&mut self.polls_all, false) || has_many_hot || polls_idle {
             self.poll_ready(out, end, has_many_hot);
         }
-        // Of many, the idle ones are dropped now and then.
+        // If there are many hot connections, a rare poll of all of them removes the idle ones.
         if !has_many_hot || self.common.polls.is_multiple_of(IDLE) {
             self.poll_hot(out, end);
         }
         if !self.common.ready.is_empty() {
-            Completion::hand_out(&mut self.common.ready, out, end);
+            Completion::drain_ready(&mut self.common.ready, out, end);
         }
         out.len() - start
     }
 
-    /// Sockets report news by themselves.
+    /// Lets the next poll check all connections. Sockets need no arming.
     fn arm(&mut self) {
         self.polls_all = true;
     }

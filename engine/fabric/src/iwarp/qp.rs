@@ -1,4 +1,4 @@
-//! One queue pair: a byte stream, the RDMAP stream above it, and how they end.
+//! One queue pair: its byte stream, the RDMAP stream above it, and the end of both.
 
 #![forbid(unsafe_code)]
 
@@ -12,9 +12,9 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, sockopt};
 
-use super::config::IwarpConfig;
+use super::config::IwarpFabricConfig;
 use super::listener::set_user_timeout;
-use super::rdmap_stream::{Failure, InputStatus, RdmapStream, SharedResources};
+use super::rdmap_stream::{InputStatus, RdmapStream, SharedResources, StreamFailure};
 use super::setup::{self, Negotiated};
 use super::sys::{self, ByteStream, ReceiveTarget, Slices};
 use crate::accept_balancer::ConnectionCount;
@@ -23,18 +23,18 @@ use crate::error::failed;
 use crate::stall_timer::StallTimer;
 use crate::{Completion, ControlEvent, Disconnect, FabricError, Flow, PostError, Posting, Status};
 
-/// Bytes per read, apart from direct reads.
+/// Bytes per read into the shared buffer.
 pub(super) const SCRATCH: usize = 64 << 10;
-/// Bytes per read between long segments. It bounds the copy of a payload whose header was read with the segment before.
+/// Bytes per read between long segments. This bounds how much of the next payload is read with its header and copied.
 const PEEK: usize = 8 << 10;
-/// Bytes read behind a direct read: the trailer, and the next header.
+/// Bytes read after a direct read: the trailer, and the next header.
 const TAIL: usize = 64;
-/// Reads per turn and connection, for fairness.
+/// Maximum reads per turn and connection, for fairness.
 const READS: usize = 16;
-/// Writes in one turn of one connection.
+/// Maximum writes per turn and connection.
 const WRITES: usize = 8;
-/// Minimum TCP segment (RFC 9293 §3.7.1), for peers and paths that report less.
-const LEAST_SEGMENT: u32 = 536;
+/// Minimum TCP segment size (RFC 9293 §3.7.1), for connections that report less.
+const MIN_SEGMENT: u32 = 536;
 /// Polls without a byte after which a connection is idle.
 pub(super) const IDLE: u64 = 4096;
 /// Bytes sent without a check of the peer's progress.
@@ -43,14 +43,14 @@ const UNCHECKED: u64 = 64 << 10;
 /// State shared by all queue pairs of a fabric.
 #[derive(Debug)]
 pub(crate) struct FabricState {
-    pub(super) config: IwarpConfig,
+    pub(super) config: IwarpFabricConfig,
     pub(super) shared: SharedResources,
-    /// Completions that are due already.
+    /// Completions ready for delivery.
     pub(super) ready: VecDeque<Completion>,
     pub(super) control: Control,
-    /// An epoll set of the queue pairs' sockets.
+    /// Epoll set of the queue pairs' sockets.
     pub(super) sockets: OwnedFd,
-    /// Buffer for bytes without a place yet.
+    /// Buffer for received bytes whose destination is not yet known.
     pub(super) scratch: Box<[u8]>,
     /// Counts the polls of the fabric.
     pub(super) polls: u64,
@@ -58,14 +58,14 @@ pub(crate) struct FabricState {
 
 /// State of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum QpState {
+pub(super) enum IwarpQpState {
     /// The peer has not answered yet.
     Connecting,
-    /// Both directions may be used.
+    /// Established in both directions.
     Up,
-    /// Closing locally: posted requests still go out.
+    /// Closed by this side. Posted requests are still sent.
     Closing,
-    /// Ended. Everything was flushed.
+    /// Ended. All requests were flushed.
     Error,
 }
 
@@ -73,48 +73,48 @@ pub(super) enum QpState {
 #[derive(Debug)]
 pub(super) struct IwarpQp {
     pub(super) rdmap: RdmapStream,
-    pub(super) state: QpState,
+    pub(super) state: IwarpQpState,
     pub(super) stream: Option<ByteStream>,
-    /// The peer's first bytes that could not be consumed.
+    /// Received bytes that could not be consumed yet.
     unconsumed: Vec<u8>,
-    /// Whether more bytes wait: the socket is full, or has had its share.
+    /// Whether unsent bytes wait, because the socket is full or the turn's share of writes is used up.
     blocked: bool,
-    /// Whether this side times unacknowledged data, because there is much of it. TCP has no time limit meanwhile. Its
-    /// own counts a window smaller than the next segment as no answer, however much gets through.
-    times_sends: bool,
+    /// Whether this side measures how long data is unacknowledged, while TCP has no time limit. TCP's own time-out
+    /// would treat a window smaller than the next segment as no answer, however much data gets through.
+    times_unacknowledged: bool,
     /// The stream position at which to check the peer's progress.
     check_at: u64,
-    /// A send has failed, so this side sends nothing more. Earlier data of the peer is still read.
+    /// Whether a send has failed. This side then sends nothing more, but still reads earlier data of the peer.
     send_failed: bool,
-    /// The poll in which something was found last.
+    /// The last poll that found input.
     pub(super) last_active: u64,
-    /// Whether each poll checks it.
+    /// Whether every poll checks this queue pair.
     pub(super) hot: bool,
     /// Whether the next poll continues with unconsumed bytes.
     pub(super) unread: bool,
-    /// A message waits for a Receive.
+    /// Whether a message waits for a Receive.
     pub(super) stalled: bool,
-    /// Whether a long segment was read last.
+    /// Whether the last read was of a long segment.
     reads_long: bool,
-    /// The time that something waits for the peer.
+    /// Measures how long the peer has made no progress.
     stall: StallTimer<[u64; 3]>,
-    /// The end of a close, or of the time that a departed peer's messages may wait for Receives.
+    /// Time limit of a local close, or of messages that wait for Receives after their peer has closed.
     pub(super) deadline: Option<Instant>,
-    /// When to send something that only wakes the peer.
+    /// When to send an empty Write that only wakes the peer.
     pub(super) wake_peer_at: Option<Instant>,
-    /// Counts an accepted connection.
+    /// Counts an accepted connection at its listener.
     pub(super) count: Option<ConnectionCount>,
 }
 
 impl IwarpQp {
-    pub(super) fn new(rdmap: RdmapStream, state: QpState) -> Self {
+    pub(super) fn new(rdmap: RdmapStream, state: IwarpQpState) -> Self {
         Self {
             rdmap,
             state,
             stream: None,
             unconsumed: Vec::new(),
             blocked: false,
-            times_sends: false,
+            times_unacknowledged: false,
             check_at: UNCHECKED,
             send_failed: false,
             last_active: 0,
@@ -135,15 +135,16 @@ impl IwarpQp {
 
     #[inline]
     pub(super) fn is_live(&self) -> bool {
-        matches!(self.state, QpState::Up | QpState::Closing)
+        matches!(self.state, IwarpQpState::Up | IwarpQpState::Closing)
     }
 
-    /// The token of its socket for epoll: the slot.
+    /// The epoll token of the socket, which is the queue pair's slot.
     fn token(&self) -> EventData {
         EventData::new_u64(self.rdmap.id.slot.into())
     }
 
-    /// Establishes the connection; `early` arrived after the peer's frame. A responder waits for the first message.
+    /// Establishes the connection. `early` are the bytes that arrived after the peer's frame. A responder `waits`: it
+    /// sends nothing before the first message of the initiator.
     pub(super) fn begin(
         &mut self,
         common: &mut FabricState,
@@ -153,25 +154,26 @@ impl IwarpQp {
         early: &[u8],
     ) -> Result<(), FabricError> {
         let FabricState { config, sockets, .. } = common;
-        let segment = getsockopt(&socket, TcpMaxSeg).unwrap_or(0).max(LEAST_SEGMENT);
-        let max_ulpdu = setup::max_ulpdu(config.fpdu_size, agreed.is_ours, segment as usize);
+        let segment = getsockopt(&socket, TcpMaxSeg).unwrap_or(0).max(MIN_SEGMENT);
+        let max_ulpdu = setup::max_ulpdu(config.fpdu_size, agreed.is_same_engine, segment as usize);
         self.rdmap.begin(agreed, waits, max_ulpdu, config.max_message);
         self.unconsumed.extend_from_slice(early);
-        self.state = QpState::Up;
+        self.state = IwarpQpState::Up;
         let token = self.token();
         let stream = self.stream.insert(ByteStream { socket });
         epoll::add(sockets, &stream.socket, token, EventFlags::IN).map_err(|error| failed("epoll_ctl", error))
     }
 
-    /// Sets the epoll interest: output if room is awaited, and input unless it has to wait. Its end counts even then.
-    fn watch(&mut self, common: &FabricState) {
-        let mut wanted = EventFlags::empty();
-        wanted.set(EventFlags::IN, !self.stalled);
-        wanted.set(EventFlags::RDHUP, self.stalled && self.deadline.is_none());
-        wanted.set(EventFlags::OUT, self.blocked);
+    /// Sets the epoll interest: output while the socket is full, and input unless a message waits for a Receive. In the
+    /// latter case epoll reports only the end of the peer's stream.
+    fn update_epoll_interest(&mut self, common: &FabricState) {
+        let mut interest = EventFlags::empty();
+        interest.set(EventFlags::IN, !self.stalled);
+        interest.set(EventFlags::RDHUP, self.stalled && self.deadline.is_none());
+        interest.set(EventFlags::OUT, self.blocked);
         if let Some(socket) = self.socket() {
-            // It was added, and is open.
-            let _ = epoll::modify(&common.sockets, socket, self.token(), wanted);
+            // This cannot fail, because the socket is open and in the set.
+            let _ = epoll::modify(&common.sockets, socket, self.token(), interest);
         }
     }
 
@@ -179,13 +181,13 @@ impl IwarpQp {
     #[inline]
     pub(super) fn post(&mut self, common: &mut FabricState, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         match self.state {
-            QpState::Up | QpState::Closing => {
+            IwarpQpState::Up | IwarpQpState::Closing => {
                 let result = self.rdmap.post(&mut common.shared, chain);
                 self.flush(common);
                 result
             }
-            QpState::Connecting => Err(PostError::NotConnected),
-            QpState::Error => {
+            IwarpQpState::Connecting => Err(PostError::NotConnected),
+            IwarpQpState::Error => {
                 common.shared.stats.posts += chain.len() as u64;
                 common.ready.extend(chain.drain(..).map(|posting| posting.flushed(self.rdmap.id)));
                 Ok(())
@@ -193,10 +195,10 @@ impl IwarpQp {
         }
     }
 
-    /// Sends pending bytes, as far as the socket takes them.
+    /// Sends pending bytes until the socket is full or the turn's share of writes is used up.
     #[inline]
     pub(super) fn flush(&mut self, common: &mut FabricState) {
-        // After a turn's share, too, it continues when the socket has room.
+        // After a full share of writes, sending also continues when epoll reports room in the socket.
         let mut blocked = !self.send_failed;
         for _ in 0..WRITES {
             if let Err(failure) = self.rdmap.produce() {
@@ -211,7 +213,7 @@ impl IwarpQp {
         blocked &= !self.send_failed;
         if blocked != self.blocked {
             self.blocked = blocked;
-            self.watch(common);
+            self.update_epoll_interest(common);
         }
         let is_check_due = blocked || self.rdmap.outbound.buffer.sent() >= self.check_at;
         if !self.stall.is_running() && (is_check_due || self.rdmap.awaits_peer()) {
@@ -220,7 +222,7 @@ impl IwarpQp {
         }
     }
 
-    /// Writes once. False if the socket takes no more.
+    /// Writes once to the socket. Returns false if the socket takes no more.
     #[inline]
     fn write(&mut self, common: &mut FabricState) -> bool {
         let Some(stream) = &self.stream else { return false };
@@ -230,13 +232,13 @@ impl IwarpQp {
         common.shared.stats.doorbells += 1;
         match stream.send(&mut slices) {
             Ok(sent) => {
-                let is_all = sent == slices.total();
+                let took_all = sent == slices.total();
                 self.rdmap.outbound.buffer.advance(sent);
-                is_all
+                took_all
             }
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => false,
             Err(error) => {
-                // Earlier data of the peer may still be there. Reading reports the end behind it.
+                // The socket may still hold earlier data of the peer. Reading reports the end after that data.
                 log::debug!("{:?}: sendmsg: {error}", self.rdmap.id);
                 self.send_failed = true;
                 false
@@ -244,13 +246,13 @@ impl IwarpQp {
         }
     }
 
-    /// Whether each poll should check it: it was active lately, and is not stalled.
+    /// Whether every poll should check this queue pair: it was recently active and is not stalled.
     pub(super) fn is_active(&self, common: &FabricState) -> bool {
         self.is_live() && !self.stalled && common.polls - self.last_active <= IDLE
     }
 
-    /// Polls the connection once. Appends completions up to a total of `end`. Returns whether input is left that could
-    /// not be consumed.
+    /// Polls the connection once. Appends completions to `out` up to a total length of `end`. Returns whether
+    /// unconsumed input is left.
     #[inline]
     pub(super) fn poll(&mut self, common: &mut FabricState, out: &mut Vec<Completion>, end: usize) -> bool {
         if !self.is_live() {
@@ -270,7 +272,7 @@ impl IwarpQp {
     }
 
     /// Consumes bytes that were read before, then reads a turn's share. Returns whether input is left.
-    fn read(&mut self, common: &mut FabricState, out: &mut Vec<Completion>, end: usize) -> Result<bool, Failure> {
+    fn read(&mut self, common: &mut FabricState, out: &mut Vec<Completion>, end: usize) -> Result<bool, StreamFailure> {
         let mut input = &self.unconsumed[..];
         let mut status = self.rdmap.consume(&mut common.shared, &mut input, out, end)?;
         match input.len() {
@@ -282,7 +284,7 @@ impl IwarpQp {
             let is_stalled = status == InputStatus::NoReceive;
             if is_stalled != self.stalled {
                 (self.stalled, self.deadline) = (is_stalled, None);
-                self.watch(common);
+                self.update_epoll_interest(common);
             }
             if status != InputStatus::Consumed {
                 return Ok(true);
@@ -297,14 +299,14 @@ impl IwarpQp {
         }
     }
 
-    /// Reads once and consumes the input; returns whether there may be more. `None` if nothing was there.
+    /// Reads once and consumes the input. Returns also whether there may be more. `None` without input.
     #[inline]
     fn read_once(
         &mut self,
         common: &mut FabricState,
         out: &mut Vec<Completion>,
         end: usize,
-    ) -> Result<Option<(InputStatus, bool)>, Failure> {
+    ) -> Result<Option<(InputStatus, bool)>, StreamFailure> {
         let Some(stream) = &self.stream else { return Ok(None) };
         let target = self.rdmap.direct_target();
         let direct = target.as_ref().map_or(0, ReceiveTarget::len);
@@ -336,7 +338,8 @@ impl IwarpQp {
         Ok(Some((status, has_more)))
     }
 
-    /// Handles epoll's report of a departed peer with messages that wait for a Receive. They have a while left.
+    /// Handles epoll's report of the end of the peer's stream while messages wait for a Receive. They may wait for
+    /// `linger`.
     #[cold]
     pub(super) fn handle_hangup(&mut self, common: &mut FabricState, flags: EventFlags) {
         if flags.intersects(EventFlags::ERR | EventFlags::HUP) {
@@ -345,35 +348,35 @@ impl IwarpQp {
         } else if flags.contains(EventFlags::RDHUP) && self.deadline.is_none() {
             self.deadline = Some(Instant::now() + common.config.linger);
             common.control.attention.push(self.rdmap.id.slot);
-            self.watch(common);
+            self.update_epoll_interest(common);
         }
     }
 
-    /// Ends the queue pair: posted requests are flushed.
+    /// Ends the queue pair and flushes its posted requests.
     #[cold]
     #[inline(never)]
-    pub(super) fn fail(&mut self, common: &mut FabricState, failure: Failure) {
-        if self.state == QpState::Error {
+    pub(super) fn fail(&mut self, common: &mut FabricState, failure: StreamFailure) {
+        if self.state == IwarpQpState::Error {
             return;
         }
         let was_live = self.is_live();
-        let Failure { terminate, status, cause, reason } = failure;
+        let StreamFailure { terminate, status, cause, reason } = failure;
         if let Some(message) = terminate
             && !self.send_failed
         {
-            // After started segments, if the socket takes them: nothing else fits into the middle of an FPDU.
+            // A Terminate can only follow complete FPDUs, so it is sent if the socket takes all bytes before it.
             while self.rdmap.outbound.buffer.len() > 0 && self.write(common) {}
             if self.rdmap.outbound.buffer.len() == 0 {
                 self.rdmap.outbound.terminate(&message);
                 self.write(common);
             }
         }
-        self.state = QpState::Error;
+        self.state = IwarpQpState::Error;
         self.rdmap.flush(status, &mut common.ready);
         self.unconsumed = Vec::new();
         common.control.attention.push(self.rdmap.id.slot);
         if let Some(socket) = self.socket() {
-            // One that was never connected is in another set.
+            // A socket that was never connected is not in this set.
             let _ = epoll::delete(&common.sockets, socket);
             let _ = rustix::net::shutdown(socket, Shutdown::Write);
         }
@@ -383,7 +386,7 @@ impl IwarpQp {
         }
     }
 
-    /// Bytes that were sent and that the peer has not taken.
+    /// Sent bytes that the peer has not acknowledged.
     fn unacknowledged(&self) -> u64 {
         self.socket().and_then(|socket| sys::unacknowledged(socket).ok()).unwrap_or(0) as u64
     }
@@ -393,14 +396,14 @@ impl IwarpQp {
         self.rdmap.flow(self.unacknowledged())
     }
 
-    /// Does work that is due at intervals. True if it needs another call.
-    pub(super) fn tend(&mut self, common: &mut FabricState, now: Instant) -> bool {
+    /// Does work that is due at intervals. Returns whether it needs another call.
+    pub(super) fn do_due_work(&mut self, common: &mut FabricState, now: Instant) -> bool {
         let is_late = self.deadline.is_some_and(|deadline| deadline <= now);
         match self.state {
-            // The peer closed its connection before its last messages had a Receive.
-            QpState::Up if is_late => self.fail(common, self.rdmap.peer_closed()),
-            QpState::Up => {
-                // The first message is the owner's, unless an empty Write was agreed on.
+            // The peer has closed the connection, and its last messages found no Receive in time.
+            IwarpQpState::Up if is_late => self.fail(common, self.rdmap.peer_closed()),
+            IwarpQpState::Up => {
+                // The owner sends the first message, unless both ends have agreed on an empty Write.
                 let is_due = self.wake_peer_at.take_if(|at| *at <= now).is_some();
                 if is_due && self.rdmap.outbound.buffer.sent() > 0 {
                     self.rdmap.outbound.send_empty_write();
@@ -408,28 +411,28 @@ impl IwarpQp {
                 }
                 return self.check_progress(common, now) || self.wake_peer_at.is_some() || self.deadline.is_some();
             }
-            QpState::Closing => {
+            IwarpQpState::Closing => {
                 self.flush(common);
                 if self.is_live() && !is_late && self.rdmap.outbound.is_busy() {
                     return true;
                 }
-                self.fail(common, Failure::local("disconnected"));
+                self.fail(common, StreamFailure::local("disconnected"));
             }
-            QpState::Connecting | QpState::Error => {}
+            IwarpQpState::Connecting | IwarpQpState::Error => {}
         }
         false
     }
 
-    /// Ends a connection whose peer has made no progress for `retry_timeout`: it took nothing, did not finish a
-    /// message, or met no Receive. Returns whether something waits for the peer.
+    /// Ends a connection without progress for `retry_timeout`: the peer acknowledged no data, did not finish a message,
+    /// or its message found no Receive. Returns whether this side waits for the peer.
     fn check_progress(&mut self, common: &mut FabricState, now: Instant) -> bool {
         let limit = common.config.retry_timeout;
         let unacknowledged = self.unacknowledged();
         let has_unacknowledged = self.blocked || unacknowledged > 0;
-        if has_unacknowledged != self.times_sends {
-            self.times_sends = has_unacknowledged;
+        if has_unacknowledged != self.times_unacknowledged {
+            self.times_unacknowledged = has_unacknowledged;
             if let Some(socket) = self.socket() {
-                // If it fails, as of a socket that is closed, the earlier limit stays.
+                // If the call fails, because the socket is closed, the earlier limit stays.
                 let _ = set_user_timeout(socket, if has_unacknowledged { Duration::ZERO } else { limit });
             }
         }
@@ -442,32 +445,33 @@ impl IwarpQp {
             return true;
         }
         let failure = if !has_unacknowledged && self.rdmap.waits_for_receive() {
-            self.rdmap.no_receive(format_args!("iwarp.retry_timeout, {limit:?}"))
+            self.rdmap.missing_receive(format_args!("iwarp.retry_timeout ({limit:?})"))
         } else {
             let what = match has_unacknowledged {
-                true => "takes nothing of what was sent",
-                false => "does not send the rest of a message, or the answer to a Read",
+                true => "acknowledged no sent data",
+                false => "sent neither the rest of a message nor an RDMA Read Response",
             };
-            let reason = format!("the peer {what}: longer than iwarp.retry_timeout, {limit:?}");
-            Failure::new(Status::RetryExceeded, Disconnect::Failure, reason)
+            let reason = format!("the peer {what} for iwarp.retry_timeout ({limit:?})");
+            StreamFailure::new(Status::RetryExceeded, Disconnect::Failure, reason)
         };
         self.fail(common, failure);
         false
     }
 }
 
-/// The failure for a socket error.
+/// Returns the failure for a socket error.
 #[cold]
-fn socket_failure(error: Errno) -> Failure {
-    let lost = || format!("the connection is lost: {error}");
+fn socket_failure(error: Errno) -> StreamFailure {
+    let lost = || format!("connection lost: {error}");
     let (status, cause, reason) = match error {
         Errno::CONNRESET => (Status::Flushed, Disconnect::Peer, "the peer reset the connection".to_owned()),
         Errno::PIPE => (Status::Flushed, Disconnect::Peer, lost()),
         Errno::TIMEDOUT => {
-            let reason = "TCP had no answer from the peer for iwarp.retry_timeout, or none to iwarp.keep_alive";
+            let reason = "the peer's TCP did not answer for iwarp.retry_timeout, or did not answer keep-alive probes \
+                          (iwarp.keep_alive)";
             (Status::RetryExceeded, Disconnect::Failure, reason.to_owned())
         }
         _ => (Status::RetryExceeded, Disconnect::Failure, lost()),
     };
-    Failure::new(status, cause, reason)
+    StreamFailure::new(status, cause, reason)
 }

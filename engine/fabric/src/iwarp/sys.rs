@@ -1,13 +1,13 @@
 //! The byte stream below a connection, and other system calls on its socket.
 //!
 //! All bytes of an established connection pass through [`ByteStream::send`] and [`ByteStream::receive`]. Another byte
-//! stream, such as TLS over TCP, belongs behind these two. The frames before are exchanged by `connect`.
+//! stream, such as TLS over TCP, belongs behind these two methods. The MPA frames before are exchanged by `connect`.
 //!
-//! Only this file of the fabric passes addresses to the system. `rustix` and `std` need slices, which lent memory never
-//! is. Clones of a [`Lent`] may be copied from and to at any time on this thread. The system copies before the call
-//! returns, so the address must be valid only during the call.
+//! Only this file of the fabric passes addresses to the system, because `rustix` and `std` need slices, and lent memory
+//! is never a slice. This thread may copy from and to clones of a [`Lent`] at any time. The system copies before the
+//! call returns, so the address must be valid only during the call.
 
-#![expect(unsafe_code, reason = "memory of the pools, which is lent, is no slice: the system is given addresses")]
+#![expect(unsafe_code, reason = "lent memory is no slice, so the system gets its address")]
 
 use std::marker::PhantomData;
 use std::mem::zeroed;
@@ -21,18 +21,18 @@ use rpcrdma_mempool::Lent;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 
-/// Elements of one call: a turn's worth of headers and payloads.
+/// Maximum slices in one call: the headers and payloads of a turn.
 const MAX_SLICES: usize = 64;
 
-/// The byte stream below a connection: a TCP socket that never blocks.
+/// The byte stream below a connection: a non-blocking TCP socket.
 #[derive(Debug)]
 pub(super) struct ByteStream {
-    /// For options, watching and closing, never for bytes.
+    /// Other files use the socket for options, epoll and closing, but never for bytes.
     pub(super) socket: OwnedFd,
 }
 
 impl ByteStream {
-    /// Sends these bytes, or the first of them, without waiting. Returns their number.
+    /// Sends the slices or a prefix of them without waiting. Returns the number of sent bytes.
     #[inline]
     pub(super) fn send(&self, slices: &mut Slices<'_>) -> Result<usize, Errno> {
         // SAFETY: a `msghdr` of zeroes is a valid one: no name, no data, no control.
@@ -46,7 +46,8 @@ impl ByteStream {
         result(sent)
     }
 
-    /// Receives into `first`, then into `rest`, without waiting. Returns the bytes, 0 at the end of the stream.
+    /// Receives into `first`, then into `rest`, without waiting. Returns the number of bytes, 0 at the end of the
+    /// stream.
     #[inline]
     pub(super) fn receive(&self, first: Option<ReceiveTarget<'_>>, rest: &mut [u8]) -> Result<usize, Errno> {
         let nothing = libc::iovec { iov_base: null_mut(), iov_len: 0 };
@@ -63,7 +64,7 @@ impl ByteStream {
     }
 }
 
-/// Memory to send from, in order; valid while its sources are borrowed.
+/// The memory of a vectored send, valid while its sources are borrowed.
 #[derive(Default)]
 pub(super) struct Slices<'a> {
     iovecs: ArrayVec<libc::iovec, MAX_SLICES>,
@@ -71,19 +72,22 @@ pub(super) struct Slices<'a> {
 }
 
 impl<'a> Slices<'a> {
-    /// Bytes of all slices.
+    /// Total length in bytes.
     pub(super) fn total(&self) -> usize {
         self.iovecs.iter().map(|slice| slice.iov_len).sum()
     }
 
-    /// Adds ordinary bytes. False if there are too many slices.
+    /// Adds ordinary bytes. Returns false if there are too many slices.
     #[inline]
     pub(super) fn bytes(&mut self, bytes: &'a [u8]) -> bool {
         let iov_base = bytes.as_ptr().cast_mut().cast();
         self.iovecs.try_push(libc::iovec { iov_base, iov_len: bytes.len() }).is_ok()
     }
 
-    /// Adds `len` bytes of lent memory from `offset` on, within its bounds. False if there are too many slices.
+    /// Adds `len` bytes of lent memory from `offset` on. Returns false if there are too many slices.
+    ///
+    /// # Panics
+    /// If the range exceeds the memory.
     #[inline]
     pub(super) fn lent(&mut self, lent: &'a Lent, offset: usize, len: usize) -> bool {
         self.iovecs.try_push(lent_iovec(lent, offset, len)).is_ok()
@@ -93,7 +97,7 @@ impl<'a> Slices<'a> {
 /// The `len` bytes of lent memory from `offset` on.
 ///
 /// # Panics
-/// If they are not all in it.
+/// If the range exceeds the memory.
 #[inline]
 fn lent_iovec(lent: &Lent, offset: usize, len: usize) -> libc::iovec {
     assert!(offset <= lent.len() && len <= lent.len() - offset, "{len} bytes at {offset} of {}", lent.len());
@@ -109,7 +113,7 @@ pub(super) enum ReceiveTarget<'a> {
 }
 
 impl ReceiveTarget<'_> {
-    /// Its length in bytes.
+    /// Length in bytes.
     #[inline]
     pub(super) fn len(&self) -> usize {
         match self {
@@ -118,12 +122,12 @@ impl ReceiveTarget<'_> {
         }
     }
 
-    /// Copies into its first bytes, which must be as many.
+    /// Copies `bytes` to the start of the target, which must not be shorter.
     #[inline]
     pub(super) fn fill(self, bytes: &[u8]) {
         match self {
             Self::Bytes(to) => to[..bytes.len()].copy_from_slice(bytes),
-            Self::Lent(to, offset, _) => assert!(to.write_at(offset, bytes), "a place outside of its buffer"),
+            Self::Lent(to, offset, _) => assert!(to.write_at(offset, bytes), "the target exceeds its buffer"),
         }
     }
 
@@ -135,21 +139,21 @@ impl ReceiveTarget<'_> {
     }
 }
 
-// How long the kernel polls the network card on an empty read, in microseconds.
+// Microseconds that the kernel polls the network card on an empty read.
 sockopt_impl!(BusyPoll, SetOnly, libc::SOL_SOCKET, libc::SO_BUSY_POLL, libc::c_int);
 
-/// Word of `tcpi_rtt` in `struct tcp_info`, which has 8 bytes of states, then words.
+/// Index of the 32-bit word `tcpi_rtt` in `struct tcp_info`.
 const RTT: usize = 17;
 
-// The state of a TCP connection, in words up to its round-trip time.
+// The start of `struct tcp_info`, as 32-bit words up to the round-trip time.
 sockopt_impl!(TcpInfo, GetOnly, libc::IPPROTO_TCP, libc::TCP_INFO, [u32; RTT + 1]);
 
-/// Round-trip time to the peer's TCP, smoothed.
+/// Smoothed round-trip time to the peer's TCP.
 pub(super) fn round_trip(socket: BorrowedFd<'_>) -> Option<Duration> {
     getsockopt(&socket, TcpInfo).ok().map(|info| Duration::from_micros(info[RTT].into()))
 }
 
-/// Bytes that were sent and that the peer's TCP has not acknowledged (`SIOCOUTQ`).
+/// Sent bytes that the peer's TCP has not acknowledged (`SIOCOUTQ`).
 pub(super) fn unacknowledged(socket: BorrowedFd<'_>) -> Result<usize, Errno> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the call writes one `c_int`, which lives through it.

@@ -8,23 +8,23 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::found;
+use super::kind_and_owner;
 use crate::FabricError;
 use crate::error::failed;
 
-/// Longest wait for a lock. It is held for some system calls.
+/// Longest wait for a lock, which is held only for a few system calls.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest wait for a lock of another user.
+/// Longest wait for a lock on a file that other users can lock.
 const FOREIGN_TIMEOUT: Duration = Duration::from_millis(200);
-/// Pause between two tries.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Excludes other processes while a socket file of this name is replaced, until it is dropped.
 ///
 /// The lock is held on a file beside the socket, `.NAME.rpcrdma-lock`, which exists only meanwhile. A lock that
 /// others can hold would let any user of the host block the start of servers. So the file must belong to this user,
-/// with mode 0600 and no second name. Any other file in its place is removed, if this user may. A directory that only
-/// the server's user can write to has none.
+/// with mode 0600 and a single link. Any other file in its place is removed, if this user has the right to. Other users
+/// cannot put such a file into a directory that only the server's user can write to.
 #[derive(Debug)]
 pub(super) struct BindLock {
     file: File,
@@ -35,8 +35,8 @@ impl BindLock {
     /// Waits for the lock to bind `path`, for [`TIMEOUT`] at most. `name` is the socket's, for messages.
     ///
     /// # Errors
-    /// The directory is missing or not writable. Or the lock file is another user's, or held for longer: with its path
-    /// and owner.
+    /// The directory is missing or not writable; or the lock file cannot be removed, or is locked for longer. The error
+    /// names its path and owner.
     pub(super) fn acquire(name: &str, path: &Path) -> Result<Self, FabricError> {
         let lock = beside(path);
         let start = Instant::now();
@@ -48,7 +48,7 @@ impl BindLock {
                 Err(error @ (Errno::MFILE | Errno::NFILE)) => {
                     return Err(failed(&format!("open {}", lock.display()), error));
                 }
-                Err(error) if found(&lock).is_none() => {
+                Err(error) if kind_and_owner(&lock).is_none() => {
                     return Err(FabricError::address(name, no_directory(path, error)));
                 }
                 // A link, a directory, or a file that this user may not even open.
@@ -73,16 +73,16 @@ impl BindLock {
                 Err(error) => return Err(FabricError::address(name, format!("flock {}: {error}", lock.display()))),
             }
         }
-        let (shown, whose) = (lock.display(), found(&lock).unwrap_or_default());
-        let detail = format!("{shown}, {whose}, is locked (flock) for longer than {TIMEOUT:?}");
-        Err(FabricError::address(name, format!("{detail}; `fuser -v {shown}` tells by whom")))
+        let (shown, whose) = (lock.display(), kind_and_owner(&lock).unwrap_or_default());
+        let detail = format!("{shown}, {whose}, has been locked (flock) for longer than {TIMEOUT:?}");
+        Err(FabricError::address(name, format!("{detail}; `fuser -v {shown}` shows by which process")))
     }
 }
 
 impl Drop for BindLock {
     fn drop(&mut self) {
         if is_at(&self.file, &self.path) {
-            // While it is locked no other process has this one. A file that cannot be removed is reused.
+            // While the file is locked, no other process uses it. A file that cannot be removed is reused.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -96,35 +96,35 @@ fn beside(path: &Path) -> PathBuf {
 
 /// Opens the file, or creates it.
 fn open(lock: &Path) -> Result<File, Errno> {
-    // Anything but a plain file is neither followed nor waited for.
+    // Links are not followed, and opening a pipe does not block.
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let made = |error| match error {
+    let create = |error| match error {
         Errno::NOENT => rustix::fs::open(lock, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR),
         error => Err(error),
     };
-    rustix::fs::open(lock, flags, Mode::empty()).or_else(made).map(File::from)
+    rustix::fs::open(lock, flags, Mode::empty()).or_else(create).map(File::from)
 }
 
-/// Whether no other user can hold a lock on it.
+/// Whether no other user can hold a lock on the file.
 fn is_ours(file: &File) -> bool {
     let user = rustix::process::geteuid().as_raw();
     file.metadata().is_ok_and(|m| m.is_file() && m.uid() == user && m.mode() & 0o077 == 0 && m.nlink() <= 1)
 }
 
-/// Whether it is still the file of this name.
+/// Whether the file is still the one at this path.
 fn is_at(file: &File, path: &Path) -> bool {
     let there = std::fs::symlink_metadata(path);
     file.metadata().is_ok_and(|own| there.is_ok_and(|m| (m.dev(), m.ino()) == (own.dev(), own.ino())))
 }
 
-/// Removes the file in the lock file's place.
+/// Removes a foreign file in the lock file's place.
 fn displace(name: &str, lock: &Path) -> Result<(), FabricError> {
-    let whose = found(lock).unwrap_or_default();
+    let whose = kind_and_owner(lock).unwrap_or_default();
     match std::fs::remove_file(lock).or_else(|error| std::fs::remove_dir(lock).map_err(|_| error)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             let shown = lock.display();
-            let remedy = "remove it, or take a directory that only the server's user may write to";
-            let detail = format!("{shown} is {whose}, and in the way of our lock (unlink: {error}); {remedy}");
+            let remedy = "remove it, or use a directory that only the server's user may write to";
+            let detail = format!("{shown} is {whose}, and prevents our lock (unlink: {error}); {remedy}");
             Err(FabricError::address(name, detail))
         }
         _ => Ok(()),
@@ -138,7 +138,7 @@ fn no_directory(path: &Path, error: Errno) -> String {
     };
     match error {
         Errno::NOENT | Errno::NOTDIR => format!("directory {}: {error}; create it first", parent.display()),
-        error => format!("directory {}: {error}; its owner decides who may make files there", parent.display()),
+        error => format!("directory {}: {error}; its owner must permit this user to create files", parent.display()),
     }
 }
 
@@ -169,10 +169,10 @@ mod tests {
         })
     }
 
-    /// A world-writable directory, as /tmp; `None` without other users.
+    /// A world-writable directory like /tmp; `None` unless this process is root.
     fn public() -> Option<tempfile::TempDir> {
         if !rustix::process::geteuid().is_root() {
-            println!("not run: only root can be another user");
+            println!("not run: needs root, to act as another user");
             return None;
         }
         let directory = tempfile::tempdir().expect("a directory");
@@ -192,19 +192,19 @@ mod tests {
     }
 
     #[test]
-    fn foreign_locks_keep_no_server_from_starting() {
+    fn foreign_locks_do_not_prevent_a_server_from_starting() {
         let Some(directory) = public() else { return };
         let path = directory.path().join("server");
         let lock = beside(&path);
         let held = as_user(NOBODY, || {
-            std::fs::write(&lock, "").expect("all may");
+            std::fs::write(&lock, "").expect("any user may");
             (hold(directory.path()), hold(&lock))
         });
         drop(listen(&path).expect("root may remove it"));
         // Other kinds of files in the lock file's place, and a file of ours that others may open.
-        as_user(NOBODY, || symlink("/etc/hostname", &lock).expect("all may"));
+        as_user(NOBODY, || symlink("/etc/hostname", &lock).expect("any user may"));
         drop(listen(&path).expect("a link"));
-        as_user(NOBODY, || std::fs::create_dir(&lock).expect("all may"));
+        as_user(NOBODY, || std::fs::create_dir(&lock).expect("any user may"));
         drop(listen(&path).expect("a directory with nothing in it"));
         std::fs::write(&lock, "").expect("ours");
         std::fs::set_permissions(&lock, std::fs::Permissions::from_mode(0o666)).expect("chmod");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_may_not_be_removed_is_reported_with_its_owner() {
+    fn a_file_that_cannot_be_removed_is_reported_with_its_owner() {
         let Some(directory) = public() else { return };
         let path = directory.path().join("server");
         let lock = beside(&path);
@@ -226,17 +226,17 @@ mod tests {
             }
         };
         let held = as_user(ANOTHER, || {
-            std::fs::write(&lock, "").expect("all may");
+            std::fs::write(&lock, "").expect("any user may");
             hold(&lock)
         });
         refused("a lock that is held", &lock);
         drop(held);
         refused("a lock file alone", &lock);
         std::fs::remove_file(&lock).expect("root may");
-        as_user(ANOTHER, || std::fs::create_dir(&lock).expect("all may"));
+        as_user(ANOTHER, || std::fs::create_dir(&lock).expect("any user may"));
         refused("a directory", &lock);
         std::fs::remove_dir(&lock).expect("root may");
-        as_user(ANOTHER, || std::fs::write(&path, "").expect("all may"));
+        as_user(ANOTHER, || std::fs::write(&path, "").expect("any user may"));
         refused("a file in the socket's place", &path);
         std::fs::remove_file(&path).expect("root may");
         let others = as_user(ANOTHER, || listen(&path).expect("it is free"));
@@ -245,13 +245,13 @@ mod tests {
         as_user(NOBODY, || drop(listen(&path).expect("it is free again")));
     }
 
-    /// One of many processes replaces a dead server's file; the others find it alive.
+    /// One of many processes replaces a dead server's file; the others find a live server.
     #[test]
-    fn of_many_that_start_at_a_time_one_listens() {
+    fn one_of_many_concurrent_starts_listens() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("server");
         for round in 0..10 {
-            drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket that nobody listens at any more"));
+            drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket without a listener"));
             let all: Vec<_> = std::thread::scope(|scope| {
                 let start = |_| {
                     scope.spawn(|| {

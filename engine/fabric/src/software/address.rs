@@ -1,7 +1,7 @@
-//! Names, and the Unix sockets behind them.
+//! Addresses of the software fabric, and their Unix sockets.
 //!
 //! `soft:NAME` is an abstract socket, `rpcrdma/UID/NAME`; with a `/` in the name it is a socket file of mode
-//! 0600. Both ends check the other's credentials: they refuse processes of other users, except root.
+//! 0600. Each end checks the other's credentials, and refuses processes of other users, except root.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,13 +14,13 @@ use rustix::net::{SocketAddrUnix, SocketFlags};
 
 use crate::accept_balancer::{AcceptBalancer, BalancerMember};
 use crate::connection_manager::{ConnectProgress, Listen};
-use crate::socket_file::{SocketFile, bind_error, new_socket, no_socket};
+use crate::socket_file::{SocketFile, bind_error, new_socket, other_kind};
 use crate::{FabricAddress, FabricError, Waker};
 
-/// Connect requests that the kernel keeps for a listener that is busy.
+/// Connect requests that the kernel queues for a busy listener.
 const BACKLOG: i32 = 256;
 
-/// A bound address of the software fabric. The last clone to go frees the address.
+/// A bound address of the software fabric. The drop of the last clone frees the address.
 #[derive(Clone, Debug)]
 pub struct SoftwareListener(Arc<Bound>);
 
@@ -28,11 +28,11 @@ pub struct SoftwareListener(Arc<Bound>);
 struct Bound {
     /// The admission check: [`check_peer`], except in tests.
     admit: Admit,
-    // Dropped before the socket: while the file exists, a process listens.
-    #[expect(dead_code, reason = "held for its end, which removes it")]
+    // Dropped before the socket, so that a process listens as long as the file exists.
+    #[expect(dead_code, reason = "its drop removes the file")]
     file: Option<SocketFile>,
     socket: OwnedFd,
-    balancer: Arc<AcceptBalancer<(OwnedFd, Peer)>>,
+    balancer: Arc<AcceptBalancer<(OwnedFd, PeerProcess)>>,
 }
 
 impl SoftwareListener {
@@ -55,7 +55,7 @@ impl SoftwareListener {
 }
 
 impl Listen for SoftwareListener {
-    type Accepted = (OwnedFd, Peer);
+    type Accepted = (OwnedFd, PeerProcess);
 
     fn socket(&self) -> BorrowedFd<'_> {
         self.0.socket.as_fd()
@@ -71,37 +71,37 @@ impl Listen for SoftwareListener {
     }
 }
 
-/// The process at the other end, as the kernel saw it at connect. Processes of invisible PID namespaces have 0, and
-/// count as one.
+/// The process at the other end, as the kernel saw it at connect. Processes of invisible PID namespaces have the number
+/// 0, and count as one process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Peer {
+pub(crate) struct PeerProcess {
     pub(super) pid: i32,
     pub(super) uid: u32,
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for PeerProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "pid {} uid {}", self.pid, self.uid)
     }
 }
 
 /// Identifies the other end, or refuses its process.
-type Admit = fn(BorrowedFd<'_>) -> Result<Peer, String>;
+type Admit = fn(BorrowedFd<'_>) -> Result<PeerProcess, String>;
 
 /// Parses an address: that of the socket, and its file, if it has one.
 fn parse(address: &FabricAddress) -> Result<(SocketAddrUnix, Option<PathBuf>), FabricError> {
     let name = address.0.as_str();
     let bad = |detail: &str| FabricError::address(name, detail);
     if name.is_empty() {
-        return Err(bad("empty: give a name (soft:NAME) or the path of a socket file (soft:/run/…/NAME)"));
+        return Err(bad("the name is empty: expected soft:NAME, or the path of a socket file (soft:/run/…/NAME)"));
     }
     if name.bytes().any(|b| b == 0 || b.is_ascii_control()) {
-        return Err(bad("control characters are not allowed in a name"));
+        return Err(bad("the name contains control characters"));
     }
     if name.ends_with('/') {
-        return Err(bad("a socket file needs a name behind the last '/'"));
+        return Err(bad("the socket file has no name behind the last '/'"));
     }
-    let too_long = |_| bad("too long: Unix socket names end at 107 bytes, prefix and user id included");
+    let too_long = |_| bad("too long: names of Unix sockets have at most 107 bytes, prefix and user id included");
     if name.contains('/') {
         let socket = SocketAddrUnix::new(name).map_err(too_long)?;
         return Ok((socket, Some(PathBuf::from(name))));
@@ -123,8 +123,8 @@ pub(super) fn connect(address: &FabricAddress) -> Result<ConnectProgress, Fabric
         Err(Errno::AGAIN | Errno::INTR) => return Ok(ConnectProgress::QueueFull),
         Err(error) => error,
     };
-    let detail = match (error, file.as_deref().and_then(no_socket)) {
-        (Errno::CONNREFUSED, Some(what)) => format!("there is {what}, no socket; check the name"),
+    let detail = match (error, file.as_deref().and_then(other_kind)) {
+        (Errno::CONNREFUSED, Some(what)) => format!("there is {what}, not a socket; check the name"),
         (Errno::CONNREFUSED | Errno::NOENT, _) => {
             format!("connect: {error}; start the server, or check its name and user")
         }
@@ -135,13 +135,13 @@ pub(super) fn connect(address: &FabricAddress) -> Result<ConnectProgress, Fabric
 }
 
 /// Refuses peers that are neither our user nor root.
-fn check_peer(socket: BorrowedFd<'_>) -> Result<Peer, String> {
-    // rustix has no room for the 0 that the kernel returns for a process in another PID namespace.
+fn check_peer(socket: BorrowedFd<'_>) -> Result<PeerProcess, String> {
+    // rustix cannot represent the 0 that the kernel returns for a process in another PID namespace.
     let peer = nix::sys::socket::getsockopt(&socket, PeerCredentials).map_err(|e| format!("SO_PEERCRED: {e}"))?;
     let (pid, uid) = (peer.pid(), peer.uid());
     let ours = rustix::process::geteuid().as_raw();
     if uid != ours && uid != 0 {
-        return Err(format!("user {uid} is neither ours ({ours}) nor root; run both sides as one user"));
+        return Err(format!("user {uid} is neither our user ({ours}) nor root; run both sides as one user"));
     }
-    Ok(Peer { pid, uid })
+    Ok(PeerProcess { pid, uid })
 }

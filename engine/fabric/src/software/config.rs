@@ -14,35 +14,34 @@ with_defaults! {
     pub struct SoftwareConfig {
         /// Most ring bytes per direction. A power of two, 4 KiB to 16 MiB. The smaller of both sides' values is used.
         /// Default 256 KiB. A ring begins with 2 KiB and grows when full. The unused rest is address space, not memory.
-        /// A full ring of maximum size makes the sender wait: raise it for long messages with many outstanding.
+        /// A full ring of maximum size makes the sender wait: raise it for many outstanding long messages.
         pub ring_bytes: usize = 256 << 10,
         /// Longest message in bytes; the smaller of both sides' values is used. At most half of `ring_bytes`. Default
         /// 64 KiB. It costs nothing until used.
         pub max_message: usize = 64 << 10,
-        /// Receives that the shared queue holds. Default 4096; 32 bytes each are set aside.
+        /// Receives that the shared queue holds. Default 4096; the queue takes 32 bytes for each.
         pub shared_receives: usize = 4096,
         /// Whether this fabric ever uses [`arm`](crate::Fabric::arm) and [`wait`](crate::Fabric::wait). Default
-        /// true. With `false` its peers save one atomic exchange (2 ns) per message, and `wait` must not be
-        /// called.
+        /// true. With `false` its peers save one atomic exchange (2 ns) per message, and `wait` must not be called.
         pub may_sleep: bool = true,
-        /// Most bytes that a connection may map. They are its ring, window table and exposed memory. Default 16 GiB.
+        /// Most bytes that a connection may map: its ring, window table and exposed memory. Default 16 GiB.
         /// Costs address space, and page tables for the used part.
         pub max_mapped_per_peer: u64 = 16 << 30,
         /// Memory regions that one connection may expose. Default 128: a client exposes one, and one for each exposed
         /// arena. Each is a mapping. The process reserves half of `vm.max_map_count` for them; when few are left, a
         /// connection's share is smaller.
         pub max_regions_per_peer: usize = 128,
-        /// Concurrent handshakes of a listener. Default 64. One more evicts the one that has been silent longest. A
-        /// process with more than a quarter of them loses its own. As many unaccepted connections are processed per
-        /// turn.
+        /// Concurrent handshakes of a fabric. Default 64. A further one evicts the oldest incomplete handshake. A
+        /// process that has a quarter of them evicts its own. Per turn, at most this many connections, and at most 16,
+        /// are accepted or refused.
         pub max_handshakes: usize = 64,
         /// Longest connection setup, on either side. Default 5 s.
         pub handshake_timeout: Duration = Duration::from_secs(5),
-        /// Longest wait for a peer that takes nothing or stops a copy. Then the connection ends with
-        /// [`RnrRetryExceeded`](crate::Status::RnrRetryExceeded), as a device's retries end. Default 30 s. Waiting
-        /// requests hold buffers.
+        /// Longest wait for a peer that takes no messages or does not finish a copy. Then the connection ends with
+        /// [`RnrRetryExceeded`](crate::Status::RnrRetryExceeded), as after the retries of a device. Default 30 s.
+        /// Waiting requests hold buffers.
         pub retry_timeout: Duration = Duration::from_secs(30),
-        /// Longest wait of a closing connection for its sent data. Default 1 s.
+        /// Longest time for which a closing connection waits until its peer has taken all sent data. Default 1 s.
         pub linger: Duration = Duration::from_secs(1),
     }
 }

@@ -10,64 +10,65 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 
-use super::address::{self, Peer, SoftwareListener};
+use super::address::{self, PeerProcess, SoftwareListener};
 use super::memory::{Layout, Side};
-use super::message::{Descriptors, MAX_PRIVATE_DATA, Message, Opening};
-use super::qp::{PEER_CLOSED, SoftwareQp, State};
-use super::region::{self, ExposedMemory, Places};
-use super::window::{ENTRY, OwnWindows, PeerWindows};
-use super::{Common, SoftwareFabric};
+use super::message::{Descriptors, MAX_PRIVATE_DATA, Opening, SocketMessage};
+use super::qp::{PEER_CLOSED, SoftwareQp, SoftwareQpState};
+use super::region::{self, ExposedMemory, MappingReservation};
+use super::window::{ENTRY_BYTES, OwnWindows, PeerWindows};
+use super::{SoftwareCommon, SoftwareFabric};
 use crate::checks::MAX_WINDOWS;
 use crate::connection_manager::{
-    Answer, ConnectProgress, ConnectionManager, Control, Handshake, ManagedFabric, Received, Request, TICK, Token,
+    ConnectAnswer, ConnectProgress, ConnectionHandshake, ConnectionManager, Control, IncomingConnection, ManagedFabric,
+    SocketInput, TICK, Token,
 };
 use crate::error::failed;
 use crate::{
     ConnectParams, ControlEvent, Disconnect, FabricAddress, FabricError, FabricErrorKind, QpId, RequestId, Status,
 };
 
-/// Longest sleep while a queue pair has work that no bell announces.
+/// Longest sleep while a queue pair has work that no doorbell announces.
 const SHORT_TICK: Duration = Duration::from_micros(100);
 
 /// Our opening message, until it is sent, with the descriptors of the rings and of our window table.
-pub(crate) type Hello = Option<(Message, [OwnedFd; 2])>;
+pub(crate) type Hello = Option<(SocketMessage, [OwnedFd; 2])>;
 
-/// A peer's opening message that was found good.
+/// A peer's opening message that has passed all checks.
 #[derive(Debug)]
 pub(crate) struct Offer {
     hello: Opening,
     ring: PeerMapping,
     table: PeerMapping,
-    /// Mappings of the connection, our own table of windows included.
-    places: Places,
+    /// Mappings of the connection, including our own table of windows.
+    mappings: MappingReservation,
 }
 
 impl Offer {
-    fn check(common: &Common, hello: Opening, fds: Descriptors) -> Result<Self, String> {
+    fn check(common: &SoftwareCommon, hello: Opening, fds: Descriptors) -> Result<Self, String> {
         hello.check_sizes(u32::MAX, u32::MAX)?;
         let Opening { ring_bytes, windows, .. } = hello;
-        let [ring, table] = fds.into_inner().map_err(|fds| format!("{} descriptors instead of 2", fds.len()))?;
+        let [ring, table] = fds.into_inner().map_err(|fds| format!("{} descriptors: expected 2", fds.len()))?;
         let (all, table_bytes) = (Layout { side: Side::Acceptor, ring_bytes }.bytes(), table_bytes(windows)?);
         let (mapped, most) = ((all + table_bytes) as u64, common.config.max_mapped_per_peer);
         if mapped > most {
-            return Err(format!("{mapped} bytes to map; max_mapped_per_peer is {most}"));
+            return Err(format!("{mapped} bytes to map exceed {most} (max_mapped_per_peer)"));
         }
         Ok(Self {
             hello,
             ring: region::map(ring, all)?,
             table: region::map(table, table_bytes)?,
-            places: common.peer_memory.budget.take(region::PER_CONNECTION)?,
+            mappings: common.peer_memory.budget.reserve(region::MAPPINGS_PER_CONNECTION)?,
         })
     }
 }
 
-impl Handshake for Common {
+impl ConnectionHandshake for SoftwareCommon {
     const FABRIC: &str = "software fabric";
     const ACCEPTS: usize = 16;
     const REQUESTS: usize = 1;
     const LINGERS: bool = false;
     type Listener = SoftwareListener;
-    type Peer = Peer;
+    type Peer = PeerProcess;
     type Incoming = Option<Offer>;
     type Dial = Hello;
     type Answer = (Opening, Descriptors);
@@ -77,33 +78,33 @@ impl Handshake for Common {
     }
 
     fn timed_out(limit: Duration) -> FabricError {
-        FabricError::timed_out(format_args!("{limit:?}, which this fabric allows (connect.timeout may be shorter)"))
+        FabricError::timed_out(format_args!("{limit:?}, the limit of this fabric (connect.timeout may be shorter)"))
     }
 
-    /// A process takes the part of a host.
-    fn is_same_host(one: &Peer, other: &Peer) -> bool {
+    /// On this fabric, quotas of hosts are quotas of processes.
+    fn is_same_host(one: &PeerProcess, other: &PeerProcess) -> bool {
         one.pid == other.pid
     }
 
-    fn read_request(&mut self, socket: BorrowedFd<'_>, offer: &mut Option<Offer>) -> Received<Vec<u8>> {
-        Message::receive(socket).and_then(|message| match message {
-            (Message::Hello(hello), fds) if offer.is_none() => match Offer::check(self, hello, fds) {
-                Ok(good) => Received::Message(std::mem::take(&mut offer.insert(good).hello.private_data)),
-                Err(why) => Received::violation(why),
+    fn read_request(&mut self, socket: BorrowedFd<'_>, offer: &mut Option<Offer>) -> SocketInput<Vec<u8>> {
+        SocketMessage::receive(socket).and_then(|message| match message {
+            (SocketMessage::Hello(hello), fds) if offer.is_none() => match Offer::check(self, hello, fds) {
+                Ok(valid) => SocketInput::Message(std::mem::take(&mut offer.insert(valid).hello.private_data)),
+                Err(why) => SocketInput::violation(why),
             },
-            _ => Received::violation(OUT_OF_TURN),
+            _ => SocketInput::violation(UNEXPECTED_MESSAGE),
         })
     }
 
     fn send_reject(&self, socket: BorrowedFd<'_>, _offer: &Option<Offer>, private_data: &[u8]) {
         let private_data = private_data[..private_data.len().min(MAX_PRIVATE_DATA)].to_vec();
-        // If it does not arrive, the end of the connection will.
-        let _ = Message::Reject { private_data }.send(socket, &[]);
+        // A peer that does not get this message sees the end of the connection.
+        let _ = SocketMessage::Reject { private_data }.send(socket, &[]);
     }
 
     fn send_refusal(socket: BorrowedFd<'_>, reason: String) {
-        // If it does not arrive, the end of the connection will.
-        let _ = Message::Refused { reason }.send(socket, &[]);
+        // A peer that does not get this message sees the end of the connection.
+        let _ = SocketMessage::Refused { reason }.send(socket, &[]);
     }
 
     fn open(&self, address: &FabricAddress) -> Result<ConnectProgress, FabricError> {
@@ -118,38 +119,38 @@ impl Handshake for Common {
     ) -> Result<(), FabricError> {
         let Some((hello, [ring, table])) = hello.take() else { return Ok(()) };
         hello.send(socket, &[ring.as_fd(), table.as_fd()]).or_else(|e| match e {
-            // If the listener has closed it, the socket reports that.
+            // If the listener has closed the connection, the next read reports that.
             Errno::PIPE | Errno::CONNRESET => Ok(()),
             e => Err(failed("sendmsg(Hello)", e)),
         })
     }
 
-    fn read_answer(&mut self, socket: BorrowedFd<'_>, _hello: &mut Hello) -> Received<Answer<Self::Answer>> {
-        Message::receive(socket).and_then(|message| match message {
-            (Message::Accept(opening), fds) => Received::Message(Answer::Accepted((opening, fds))),
-            (Message::Reject { private_data }, fds) if fds.is_empty() => {
-                Received::Message(Answer::Rejected(private_data))
+    fn read_answer(&mut self, socket: BorrowedFd<'_>, _hello: &mut Hello) -> SocketInput<ConnectAnswer<Self::Answer>> {
+        SocketMessage::receive(socket).and_then(|message| match message {
+            (SocketMessage::Accept(opening), fds) => SocketInput::Message(ConnectAnswer::Accepted((opening, fds))),
+            (SocketMessage::Reject { private_data }, fds) if fds.is_empty() => {
+                SocketInput::Message(ConnectAnswer::Rejected(private_data))
             }
-            (Message::Refused { reason }, fds) if fds.is_empty() => {
-                Received::Failed(FabricError::closed(format_args!("it refused the connection: {reason}")))
+            (SocketMessage::Refused { reason }, fds) if fds.is_empty() => {
+                SocketInput::Failed(FabricError::closed(format_args!("it refused the connection: {reason}")))
             }
-            _ => Received::violation(OUT_OF_TURN),
+            _ => SocketInput::violation(UNEXPECTED_MESSAGE),
         })
     }
 }
 
-const OUT_OF_TURN: &str = "an unexpected message";
+const UNEXPECTED_MESSAGE: &str = "an unexpected message";
 
-/// Bytes of a table of windows: whole pages, at least one.
+/// Bytes of a window table: whole pages, at least one.
 pub(super) fn table_bytes(windows: u32) -> Result<usize, String> {
     if windows as usize > MAX_WINDOWS {
-        return Err(format!("{windows} windows; at most {MAX_WINDOWS} are allowed"));
+        return Err(format!("{windows} windows exceed {MAX_WINDOWS}"));
     }
-    Ok((windows.max(1) as usize * ENTRY).next_multiple_of(4096))
+    Ok((windows.max(1) as usize * ENTRY_BYTES).next_multiple_of(4096))
 }
 
-/// Makes memory to share: its mapping, and the descriptor for the peer.
-pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), FabricError> {
+/// Creates shared memory. Returns its mapping, and the descriptor for the peer.
+pub(super) fn create_shared(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), FabricError> {
     SharedMapping::create(bytes, name).map(SharedMapping::into_parts).map_err(|error| {
         let cause = error.source().and_then(|source| source.downcast_ref());
         FabricError::system(name, &error).caused_by(cause)
@@ -157,21 +158,21 @@ pub(super) fn make(bytes: usize, name: &str) -> Result<(PeerMapping, OwnedFd), F
 }
 
 impl SoftwareFabric {
-    /// Adds a queue pair over this memory. The peer's table of windows has `peer_table` bytes, if it is known. Returns
-    /// this side's opening message, and the descriptor of its table, too.
+    /// Adds a queue pair over this memory. `peer_table` is the size of the peer's window table, or 0 if it is not known
+    /// yet. Returns the queue pair, this side's opening message, and the descriptor of its window table.
     fn add_qp(
         &mut self,
         params: &ConnectParams,
         layout: Layout,
         max_message: u32,
-        (ring, peer_table, places): (PeerMapping, usize, Places),
+        (ring, peer_table, mappings): (PeerMapping, usize, MappingReservation),
     ) -> Result<(QpId, Opening, OwnedFd), FabricError> {
         self.capabilities.check_params(params)?;
         let ConnectParams { private_data, windows, .. } = params;
         let bytes = table_bytes(*windows).map_err(FabricError::misuse)?;
-        let (table, fd) = make(bytes, "rpcrdma-windows")?;
+        let (table, fd) = create_shared(bytes, "rpcrdma-windows")?;
         let own = OwnWindows::new(table, *windows, self.connections.randoms.next());
-        let exposed = ExposedMemory::new((layout.bytes() + bytes + peer_table) as u64, places);
+        let exposed = ExposedMemory::new((layout.bytes() + bytes + peer_table) as u64, mappings);
         let ring = layout.rings(ring).map_err(FabricError::peer)?;
         let id = self.table.insert(|id| SoftwareQp::new(id, layout, ring, own, params, max_message, exposed));
         let (may_sleep, private_data) = (self.common.config.may_sleep, private_data.clone());
@@ -183,34 +184,34 @@ impl SoftwareFabric {
     pub(super) fn start_connect(&mut self, to: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
         let (ring_bytes, max_message) = (self.common.config.ring_bytes as u32, self.common.config.max_message as u32);
         let layout = Layout { side: Side::Connector, ring_bytes };
-        let places = self.common.peer_memory.budget.take(region::PER_CONNECTION);
-        // As mmap itself fails at this limit.
+        let mappings = self.common.peer_memory.budget.reserve(region::MAPPINGS_PER_CONNECTION);
+        // The error of mmap itself at the kernel's limit.
         let full = io::Error::from(Errno::NOMEM);
-        let places = places.map_err(|why| FabricError::system("mmap", why).caused_by(Some(&full)))?;
-        let (ring, ring_fd) = make(layout.bytes(), "rpcrdma-ring")?;
-        let (id, opening, table_fd) = self.add_qp(params, layout, max_message, (ring, 0, places))?;
-        let hello = Some((Message::Hello(opening), [ring_fd, table_fd]));
-        // Last, so that the opening follows at once: the acceptor soon closes a silent connection.
+        let mappings = mappings.map_err(|why| FabricError::system("mmap", why).caused_by(Some(&full)))?;
+        let (ring, ring_fd) = create_shared(layout.bytes(), "rpcrdma-ring")?;
+        let (id, opening, table_fd) = self.add_qp(params, layout, max_message, (ring, 0, mappings))?;
+        let hello = Some((SocketMessage::Hello(opening), [ring_fd, table_fd]));
+        // The connect is last, so that the opening follows at once: the acceptor soon closes a silent connection.
         let progress = address::connect(to);
         let dialed = progress.and_then(|p| self.connections.dial(&mut self.common, id, (to, p), hello));
         dialed.map(|()| id).inspect_err(|_| drop(self.table.remove(id)))
     }
 
     pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        let Request { socket, incoming, count, .. } = self.connections.take_request(request)?;
-        let Some(Offer { hello, ring, table, places }) = incoming else {
+        let IncomingConnection { socket, incoming, count, .. } = self.connections.take_request(request)?;
+        let Some(Offer { hello, ring, table, mappings }) = incoming else {
             return Err(FabricError::misuse("an incomplete request"));
         };
         let config = &self.common.config;
-        // Of longer rings only our length is used.
+        // Of longer rings only our maximum length is used.
         let ring_bytes = hello.ring_bytes.min(config.ring_bytes as u32);
         let layout = Layout { side: Side::Acceptor, ring_bytes };
         let max_message = hello.max_message.min(config.max_message as u32);
-        let added = self.add_qp(params, layout, max_message, (ring, table.len(), places));
+        let added = self.add_qp(params, layout, max_message, (ring, table.len(), mappings));
         let (id, opening, own_table) = added.inspect_err(|error| {
-            Common::send_refusal(socket.as_fd(), error.to_string());
+            SoftwareCommon::send_refusal(socket.as_fd(), error.to_string());
         })?;
-        let sent = Message::Accept(opening).send(socket.as_fd(), &[own_table.as_fd()]);
+        let sent = SocketMessage::Accept(opening).send(socket.as_fd(), &[own_table.as_fd()]);
         let sent = sent.map_err(|e| FabricError::closed(format!("sendmsg(Accept): {e}")));
         let peer_windows = PeerWindows::new(table, hello.windows);
         let connected = sent.and_then(|()| self.connect_qp(id, socket, peer_windows, hello.may_sleep));
@@ -228,20 +229,20 @@ impl SoftwareFabric {
         windows: PeerWindows,
         may_sleep: bool,
     ) -> Result<(), FabricError> {
-        self.connections.sockets.sleeper.add(&socket, Token::Qp(id), EventFlags::IN | EventFlags::RDHUP)?;
+        self.connections.sockets.epoll_set.add(&socket, Token::Qp(id), EventFlags::IN | EventFlags::RDHUP)?;
         let qp = self.table.find(id)?;
         qp.socket = Some(socket);
         qp.peer_windows = Some(windows);
         qp.peer_may_sleep = may_sleep;
-        qp.state = State::Up;
+        qp.state = SoftwareQpState::Up;
         Ok(())
     }
 }
 
 impl ManagedFabric for SoftwareFabric {
-    type Handshake = Common;
+    type Handshake = SoftwareCommon;
 
-    fn parts(&mut self) -> (&mut ConnectionManager<Common>, &mut Common) {
+    fn parts(&mut self) -> (&mut ConnectionManager<SoftwareCommon>, &mut SoftwareCommon) {
         (&mut self.connections, &mut self.common)
     }
 
@@ -273,10 +274,10 @@ impl ManagedFabric for SoftwareFabric {
             qp.idle = 0;
             qp.cold = false;
             qp.disarm();
-            // After an `arm`, a queue pair without a bell precludes a sleep before the next poll.
+            // The queue pair has no doorbell set, so a fabric that is armed must poll once more before it sleeps.
             self.common.rung = true;
             self.hot.push(slot);
-            // All of them may turn cold, and none of that allocates.
+            // All queue pairs may turn cold, which must not allocate.
             self.cold.reserve(self.hot.len());
         }
     }
@@ -284,7 +285,7 @@ impl ManagedFabric for SoftwareFabric {
     fn read_connected(&mut self, id: QpId) -> bool {
         let Some(qp) = self.table.get(id) else { return true };
         match qp.read_socket(&mut self.common) {
-            // The peer has rung or exposed memory: a message has arrived, or arrives soon.
+            // The peer has rung the doorbell or exposed memory, so a message has arrived or arrives soon.
             Ok(true) if qp.cold => {
                 self.cold.retain(|&cold| cold != id.slot);
                 self.start_polling(id.slot);
@@ -293,13 +294,13 @@ impl ManagedFabric for SoftwareFabric {
             Err(error) if error.kind() == FabricErrorKind::Peer => qp.violation(&mut self.common, error.detail()),
             Err(error) => qp.fail(&mut self.common, Disconnect::Failure, error.to_string(), None),
             Ok(false) => {
-                // Its socket stays readable, so it is no longer watched.
+                // The closed socket stays readable, so it is no longer watched.
                 if let Some(socket) = qp.socket() {
-                    self.connections.sockets.sleeper.remove(socket);
+                    self.connections.sockets.epoll_set.remove(socket);
                 }
-                if matches!(qp.state, State::Up | State::Closing) {
-                    qp.state = State::Draining;
-                    qp.chores = true;
+                if matches!(qp.state, SoftwareQpState::Up | SoftwareQpState::Closing) {
+                    qp.state = SoftwareQpState::Draining;
+                    qp.has_work = true;
                     qp.deadline = Some(Instant::now() + self.common.config.linger);
                     self.common.control.attention.push(id.slot);
                 }
@@ -312,21 +313,21 @@ impl ManagedFabric for SoftwareFabric {
         let Some(qp) = self.table.at(slot) else { return false };
         let late = qp.deadline.is_some_and(|d| d <= now);
         let (cause, reason, status) = match qp.state {
-            State::Connecting => return false,
-            State::Up => {
+            SoftwareQpState::Connecting => return false,
+            SoftwareQpState::Up => {
                 let limit = self.common.config.retry_timeout;
-                let waited = qp.waited(now, limit);
+                let waited = qp.stalled_for(now, limit);
                 if waited.is_none_or(|waited| waited < limit) {
                     return waited.is_some();
                 }
-                let reason = format!("the peer takes no sent message for longer than {limit:?} (retry_timeout)");
+                let reason = format!("the peer has taken no message for longer than {limit:?} (retry_timeout)");
                 (Disconnect::Failure, reason, Some(Status::RnrRetryExceeded))
             }
-            State::Closing => {
+            SoftwareQpState::Closing => {
                 if qp.pending.is_empty()
                     && let Some(socket) = qp.socket()
                 {
-                    // The peer sees the end of the connection behind all published messages.
+                    // The peer sees the end of the connection after all published messages.
                     let _ = rustix::net::shutdown(socket, Shutdown::Write);
                 }
                 let is_honest = qp.acknowledge_reported();
@@ -335,14 +336,14 @@ impl ManagedFabric for SoftwareFabric {
                 }
                 (Disconnect::Local, "disconnected".to_owned(), None)
             }
-            State::Draining if !late && qp.rx.peek(&qp.ring.rx()) != 0 => return true,
-            State::Draining | State::Error => (Disconnect::Peer, PEER_CLOSED.to_owned(), None),
+            SoftwareQpState::Draining if !late && qp.rx.peek(&qp.ring.rx()) != 0 => return true,
+            SoftwareQpState::Draining | SoftwareQpState::Error => (Disconnect::Peer, PEER_CLOSED.to_owned(), None),
         };
         qp.fail(&mut self.common, cause, reason, status);
-        // It is in error now.
+        // The queue pair is in error, so the socket needs no further watch.
         if let Some(socket) = qp.socket() {
             let _ = rustix::net::shutdown(socket, Shutdown::Write);
-            self.connections.sockets.sleeper.remove(socket);
+            self.connections.sockets.epoll_set.remove(socket);
         }
         false
     }

@@ -6,12 +6,12 @@ use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use loom::sync::atomic::{AtomicU64, fence};
 use loom::thread;
 
-use super::doorbell::{Doorbell, Waits};
+use super::doorbell::{Doorbell, WakeReason};
 use super::memory::{RingMemory, Word};
-use super::ring::{Consumer, Header, Producer};
+use super::ring::{RecordHeader, RingConsumer, RingProducer};
 use super::window::model::WindowModel;
 
-/// Shared memory of which loom watches every word.
+/// Shared memory in which loom observes every word.
 struct Words(Vec<AtomicU64>);
 
 impl Words {
@@ -59,12 +59,12 @@ impl Word for AtomicU64 {
         self.fetch_and(u64::MAX, AcqRel)
     }
 
-    fn settle() {
+    fn full_fence() {
         fence(SeqCst);
     }
 }
 
-/// The ring at the start of this memory, with this many bytes.
+/// The ring of this many bytes at the start of the memory.
 struct Ring<'a>(&'a Words, u32);
 
 impl RingMemory for Ring<'_> {
@@ -103,7 +103,7 @@ fn explore(test: impl Fn() + Sync + Send + 'static) {
     model.check(test);
 }
 
-/// A visible record is complete and followed by zero. Room is reused only once free.
+/// A visible record is complete and followed by zero. Room is reused only once it is free.
 #[test]
 fn ring() {
     explore(|| records_arrive(RING, 5));
@@ -120,7 +120,7 @@ fn records_arrive(mut bytes: u32, records: u64) {
     let memory = Arc::new(Words::new());
     let other = Arc::clone(&memory);
     let producer = thread::spawn(move || {
-        let mut tx = Producer::new(bytes, RING);
+        let mut tx = RingProducer::new(bytes, RING);
         for i in 0..records {
             while !tx.has_room(8) {
                 if let Some(larger) = tx.larger(8) {
@@ -128,13 +128,13 @@ fn records_arrive(mut bytes: u32, records: u64) {
                     tx.grow(&Ring(&other, bytes), bytes);
                     continue;
                 }
-                assert!(tx.acknowledge(other.report().acquire()), "a head that cannot be");
+                assert!(tx.acknowledge(other.report().acquire()), "an invalid head");
                 thread::yield_now();
             }
-            assert!(tx.push(&Ring(&other, bytes), &(i + 100).to_le_bytes(), || Header::message(8, None, i)));
+            assert!(tx.push(&Ring(&other, bytes), &(i + 100).to_le_bytes(), || RecordHeader::message(8, None, i)));
         }
     });
-    let mut rx = Consumer::new(bytes, RING, 8);
+    let mut rx = RingConsumer::new(bytes, RING, 8);
     let mut taken = 0;
     while taken < records {
         let ring = Ring(&memory, bytes);
@@ -155,10 +155,10 @@ fn records_arrive(mut bytes: u32, records: u64) {
         taken += 1;
     }
     producer.join().expect("producer");
-    assert_eq!(rx.peek(&Ring(&memory, bytes)), 0, "a record that nobody sent");
+    assert_eq!(rx.peek(&Ring(&memory, bytes)), 0, "a record that was never sent");
 }
 
-/// News during the other side's falling asleep is seen by it or wakes it, also in the second sleep.
+/// A message that arrives while the receiver falls asleep is seen or wakes it, also in a second sleep.
 #[test]
 fn doorbell() {
     explore(|| {
@@ -166,18 +166,18 @@ fn doorbell() {
         let other = Arc::clone(&memory);
         let sender = thread::spawn(move || {
             let mut rings = 0;
-            let mut tx = Producer::new(RING, RING);
+            let mut tx = RingProducer::new(RING, RING);
             for _ in 0..2 {
-                assert!(tx.push(&Ring(&other, RING), &[], || Header::message(0, None, 0)));
+                assert!(tx.push(&Ring(&other, RING), &[], || RecordHeader::message(0, None, 0)));
                 rings += u32::from(other.bell().take());
             }
             rings
         });
-        // A first sleep that ends by itself, then the one that counts.
-        memory.bell().set(Waits::Message);
+        // A first sleep that ends by itself, then the sleep under test.
+        memory.bell().set(WakeReason::Message);
         memory.bell().clear();
-        memory.bell().set(Waits::Message);
-        let mut rx = Consumer::new(RING, RING, 8);
+        memory.bell().set(WakeReason::Message);
+        let mut rx = RingConsumer::new(RING, RING, 8);
         let mut seen = 0;
         while seen < 2 && rx.peek(&Ring(&memory, RING)) != 0 {
             rx.advance(0);
@@ -191,30 +191,30 @@ fn doorbell() {
 /// A report wakes only its waiters. A message still wakes a sleeper that waits for messages only.
 #[test]
 fn doorbell_of_reports() {
-    for waits in [Waits::Message, Waits::Anything] {
+    for waits in [WakeReason::Message, WakeReason::Anything] {
         explore(move || {
             let memory = Arc::new(Words::new());
             let other = Arc::clone(&memory);
             let peer = thread::spawn(move || {
                 other.report().publish(64);
                 let for_report = other.bell().take_if_anything();
-                let mut tx = Producer::new(RING, RING);
-                assert!(tx.push(&Ring(&other, RING), &[], || Header::message(0, None, 0)));
+                let mut tx = RingProducer::new(RING, RING);
+                assert!(tx.push(&Ring(&other, RING), &[], || RecordHeader::message(0, None, 0)));
                 (for_report, other.bell().take())
             });
             memory.bell().set(waits);
             let reported = memory.report().acquire() != 0;
-            let rx = Consumer::new(RING, RING, 8);
+            let rx = RingConsumer::new(RING, RING, 8);
             let message = rx.peek(&Ring(&memory, RING)) != 0;
             let (for_report, for_message) = peer.join().expect("peer");
             assert!(message || for_report || for_message, "asleep with a message");
-            assert!(waits == Waits::Message || reported || for_report || for_message, "asleep with a report");
-            assert!(waits == Waits::Anything || !for_report, "woken for a report that nobody waits for");
+            assert!(waits == WakeReason::Message || reported || for_report || for_message, "asleep with a report");
+            assert!(waits == WakeReason::Anything || !for_report, "woken for a report without a waiter");
         });
     }
 }
 
-/// After a revocation the peer's copy has ended, and no other begins.
+/// After a revocation the peer's copy has ended, and no other copy begins.
 #[test]
 fn window() {
     explore(|| {
@@ -233,14 +233,14 @@ fn window() {
         while !window.revoke(7) {
             thread::yield_now();
         }
-        // The memory is ours again: loom objects if the peer's access may happen at the same time.
+        // The memory is no longer exposed: loom fails if the peer may access it at the same time.
         exposed.with_mut(|_| ());
         peer.join().expect("peer");
         assert!(!window.claim(7), "a revoked key still works");
     });
 }
 
-/// A reader of a key sees its bind, also when the window is bound anew.
+/// A reader of a key sees the fields of its bind, also when the window is bound again.
 #[test]
 fn window_fields() {
     explore(|| {

@@ -1,13 +1,13 @@
-//! Shared memory as this fabric's protocols use it, and its layout.
+//! Access to shared memory, and its layout.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU64, fence};
 
 use rpcrdma_mempool::{PeerMapping, PeerRing, PeerRings};
 
-use super::ring::{Consumer, Producer};
+use super::ring::{RingConsumer, RingProducer};
 
-/// A word that another process maps too.
+/// A word of memory that another process maps, too.
 pub(super) trait Word {
     /// Acquire load: pairs with [`publish`](Self::publish) of the other side.
     fn acquire(&self) -> u64;
@@ -22,11 +22,11 @@ pub(super) trait Word {
     /// Acquire-release exchange of the word with itself. It returns the current value, in one order with the other
     /// side's exchanges.
     fn newest(&self) -> u64;
-    /// A fence between a store and a load of another word. If both sides use it, at least one sees the other's store.
-    fn settle();
+    /// A full fence between a store and a load of another word. If both sides use it, one sees the other's store.
+    fn full_fence();
 }
 
-/// A ring in shared memory. Positions count its bytes since the beginning, and wrap; words are aligned to 8.
+/// A ring in shared memory. Positions count bytes since the beginning, and wrap; words are aligned to 8.
 pub(super) trait RingMemory {
     /// The word type.
     type Word: Word;
@@ -72,7 +72,7 @@ impl Word for AtomicU64 {
     }
 
     #[inline]
-    fn settle() {
+    fn full_fence() {
         fence(SeqCst);
     }
 }
@@ -125,7 +125,7 @@ pub(super) struct Layout {
 pub(super) struct Lines {
     pub(super) peer_bell: usize,
     pub(super) own_bell: usize,
-    /// This side's progress in the other's ring, and its refusal of a record.
+    /// This side's progress in the peer's ring, and its refusal of a record.
     pub(super) own_report: usize,
     pub(super) peer_report: usize,
 }
@@ -136,7 +136,7 @@ impl Layout {
         LINES + 2 * self.ring_bytes as usize
     }
 
-    /// Bytes of one ring at first.
+    /// Initial bytes of one ring.
     pub(super) fn first_bytes(self) -> u32 {
         FIRST_BYTES.min(self.ring_bytes / 4)
     }
@@ -158,13 +158,13 @@ impl Layout {
     }
 
     /// The sending end of a new ring.
-    pub(super) fn producer(self) -> Producer {
-        Producer::new(self.first_bytes(), self.ring_bytes)
+    pub(super) fn producer(self) -> RingProducer {
+        RingProducer::new(self.first_bytes(), self.ring_bytes)
     }
 
     /// The receiving end of a new ring, for messages up to this length.
-    pub(super) fn consumer(self, max_message: u32) -> Consumer {
-        Consumer::new(self.first_bytes(), self.ring_bytes, max_message)
+    pub(super) fn consumer(self, max_message: u32) -> RingConsumer {
+        RingConsumer::new(self.first_bytes(), self.ring_bytes, max_message)
     }
 
     pub(super) fn lines(self) -> Lines {

@@ -24,7 +24,7 @@ use rustix::net::{
 };
 
 use super::config::RING_BYTES;
-use crate::connection_manager::Received;
+use crate::connection_manager::SocketInput;
 use crate::error::failed;
 
 /// Most bytes of private data in a Hello, Accept or Reject.
@@ -36,9 +36,9 @@ const MAGIC: u32 = u32::from_le_bytes(*b"RPsf");
 const VERSION: u16 = 3;
 const MAY_SLEEP: u8 = 1;
 
-/// One message.
+/// One message on the socket.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Message {
+pub(crate) enum SocketMessage {
     Hello(Opening),
     Accept(Opening),
     Reject {
@@ -66,15 +66,15 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
-    /// Checks the sizes, of which the largest permitted ones are given.
+    /// Checks the sizes against these limits.
     pub(super) fn check_sizes(&self, largest_ring: u32, longest_message: u32) -> Result<(), String> {
         let Self { ring_bytes, max_message, .. } = *self;
         let is_size = ring_bytes.is_power_of_two() && RING_BYTES.contains(&(ring_bytes as usize));
         if !is_size || ring_bytes > largest_ring {
-            return Err(format!("it has rings of {ring_bytes} bytes"));
+            return Err(format!("invalid ring size of {ring_bytes} bytes"));
         }
         if !(1..=longest_message.min(ring_bytes / 2)).contains(&max_message) {
-            return Err(format!("it has messages of {max_message} bytes in rings of {ring_bytes}"));
+            return Err(format!("invalid message size of {max_message} bytes in rings of {ring_bytes}"));
         }
         Ok(())
     }
@@ -91,9 +91,9 @@ impl Opening {
 /// Descriptors received with a message.
 pub(crate) type Descriptors = ArrayVec<OwnedFd, MAX_DESCRIPTORS>;
 
-impl Message {
+impl SocketMessage {
     pub(super) fn encode(&self) -> ArrayVec<u8, MAX_MESSAGE> {
-        // Every body is a few numbers, and private data or text behind them.
+        // Every body has a few numbers, followed by private data or text.
         let (kind, flags, numbers, rest): (u8, u8, &[u32], &[u8]) = match self {
             Self::Hello(opening) => (1, opening.flags(), &opening.numbers(), &opening.private_data),
             Self::Accept(opening) => (2, opening.flags(), &opening.numbers(), &opening.private_data),
@@ -118,8 +118,8 @@ impl Message {
         if u16::from_le_bytes([v0, v1]) != VERSION {
             return Err("unknown version of the software fabric; run the same release on both sides");
         }
-        // The flags of each kind, the numbers of its body, and the most bytes of private data or text behind them.
-        // Only connect and accept messages state whether their sender sleeps.
+        // Per kind: known flags, count of numbers in the body, and most bytes of private data or text behind them.
+        // Only Hello and Accept state whether their sender may sleep.
         let (known, count, most) = match kind {
             1 | 2 => (MAY_SLEEP, 3, MAX_PRIVATE_DATA),
             3 | 6 => (0, 0, MAX_PRIVATE_DATA),
@@ -150,7 +150,7 @@ impl Message {
         })
     }
 
-    /// Sends, with descriptors. Fails with `AGAIN` when the peer does not read.
+    /// Sends the message with descriptors. Fails with `AGAIN` while the peer does not read.
     pub(super) fn send(&self, socket: BorrowedFd<'_>, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         let bytes = self.encode();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -163,8 +163,8 @@ impl Message {
         rustix::io::retry_on_intr(send).map(drop)
     }
 
-    /// Reads one message. Descriptors of a message that is refused are closed.
-    pub(super) fn receive(socket: BorrowedFd<'_>) -> Received<(Self, Descriptors)> {
+    /// Reads one message. The descriptors of a refused message are closed.
+    pub(super) fn receive(socket: BorrowedFd<'_>) -> SocketInput<(Self, Descriptors)> {
         // One byte more than the longest message, to detect longer ones.
         let mut bytes = [0; MAX_MESSAGE + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -173,31 +173,31 @@ impl Message {
         let receive = || rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
         let got = match rustix::io::retry_on_intr(receive) {
             Ok(got) => got,
-            Err(Errno::AGAIN) => return Received::Pending,
-            Err(_) => return Received::Closed,
+            Err(Errno::AGAIN) => return SocketInput::Pending,
+            Err(_) => return SocketInput::Closed,
         };
         let mut descriptors = Descriptors::new();
         let mut foreign = false;
         for message in control.drain() {
-            // The space admits no more than fit; an extra one is closed by dropping it.
+            // The space holds no more descriptors than `descriptors`; an extra one is closed when dropped.
             match message {
                 RecvAncillaryMessage::ScmRights(fds) => fds.for_each(|fd| foreign |= descriptors.try_push(fd).is_err()),
                 _ => foreign = true,
             }
         }
         if got.flags.contains(ReturnFlags::CTRUNC) || foreign {
-            // The kernel drops what it cannot install without any other sign, and the message is lost. With too little
-            // space it installs as many as fit.
+            // When this process has no free descriptor, the kernel drops descriptors with no other sign than this flag.
+            // With too little space, it installs as many as fit.
             let is_our_limit = !foreign && descriptors.len() < MAX_DESCRIPTORS;
-            let lost = || Received::Failed(failed("recvmsg of a message with descriptors", Errno::MFILE));
-            return if is_our_limit { lost() } else { Received::violation("unexpected control data") };
+            let lost = || SocketInput::Failed(failed("recvmsg of a message with descriptors", Errno::MFILE));
+            return if is_our_limit { lost() } else { SocketInput::violation("unexpected control data") };
         }
         if got.bytes == 0 {
-            return Received::Closed;
+            return SocketInput::Closed;
         }
         match Self::decode(&bytes[..got.bytes.min(bytes.len())]) {
-            Ok(message) => Received::Message((message, descriptors)),
-            Err(why) => Received::violation(why),
+            Ok(message) => SocketInput::Message((message, descriptors)),
+            Err(why) => SocketInput::violation(why),
         }
     }
 }

@@ -1,27 +1,27 @@
 //! The software fabric: reliable connected queue pairs over shared memory.
 //!
-//! It has the semantics and checks of a NIC: keys, bounds, rights, lengths, queue depths. Nothing of it needs
-//! privileges, huge pages or a device.
+//! It has the semantics and checks of a NIC: keys, bounds, rights, lengths, queue depths. It needs no privileges, huge
+//! pages or device.
 //!
 //! # Design
 //! - A connection is a Unix socket (`address`, `message`) and shared memory with one ring per direction (`memory`,
 //!   `ring`). The connector creates this memory and passes its descriptor. It belongs to one queue pair, so no peer can
 //!   harm the connection of another.
-//! - A post copies the Send into the ring. A poll of the peer copies it into a Receive. Its buffer is free after the
-//!   post.
-//! - Exposed memory has its descriptor at the peer, and an entry in a table of windows (`window`). The side that posts
-//!   an RDMA Read or Write checks the entry and copies. Only memory registered for remote access is exposed, once a
-//!   window of the connection is bound to it.
+//! - A post copies the Send into the ring, and its buffer is free after that. A poll of the peer copies the message
+//!   into a Receive.
+//! - For exposed memory, the peer has its descriptor, and a table of windows has an entry (`window`). The side that
+//!   posts an RDMA Read or Write checks the entry and copies. Memory is exposed only if it is registered for remote
+//!   access, and once a window of the connection is bound to it.
 //! - Polling threads make no system calls. The connection's socket wakes a sleeper (`doorbell`). A shared eventfd is
-//!   not suitable: any peer that holds it could empty it, and the others' wakes with it.
+//!   not suitable, because any peer that has it could read it empty, and suppress the wake-ups of other peers.
 //!
 //! # Threat model
-//! Peers run as the same user, or as root; others are refused. Still each is treated as hostile. Shared memory is read
-//! once and then checked. Memory is mapped only if it cannot shrink. [`SoftwareConfig`] bounds everything. A violation
-//! costs the peer its own connection.
+//! Peers run as the same user, or as root; others are refused. Still, each peer is treated as hostile. Each word of
+//! shared memory is read once and then checked. Memory is mapped only if it cannot shrink. [`SoftwareConfig`] bounds
+//! all resources of a peer. A violation ends the peer's own connection only.
 //!
-//! Windows are enforced by the side that copies. A hostile peer can therefore reach *all* of an arena of which it was
-//! shown a window. It can do so at any time, also after revocation. Hence [`Capabilities::exposure_needs_own_arena`] is
+//! Windows are enforced by the side that copies. A hostile peer can therefore reach *all* of an arena of which one
+//! window was exposed to it, at any time, also after revocation. Hence [`Capabilities::exposure_needs_own_arena`] is
 //! set: exposed memory must come from an arena that only this peer ever sees and that holds nothing else. Its contents
 //! are never parsed in place.
 
@@ -56,48 +56,48 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 pub use self::address::SoftwareListener;
 pub use self::config::SoftwareConfig;
-use self::message::Message;
-use self::qp::{Polled, SoftwareQp, State};
-use self::region::{PROCESS, PeerMemory, Region, Regions};
+use self::message::SocketMessage;
+use self::qp::{PollOutcome, SoftwareQp, SoftwareQpState};
+use self::region::{PROCESS_BUDGET, PeerMemory, Region, Regions};
 use self::window::OwnWindows;
-use super::connection_manager::{ConnectionManager, Control, Limits, ManagedFabric, Received};
+use super::connection_manager::{ConnectionManager, Control, ManagedFabric, ManagerConfig, SocketInput};
 use super::forward::over_sockets;
+use super::qp_table::QpTable;
 use super::receives::Receives;
-use super::table::Table;
 use super::{
     Access, Arrival, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress,
     FabricError, FabricStats, Flow, Found, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
-/// Cold queue pairs checked per poll, and as many again after one with work. So one turn takes a burst from all.
-/// Otherwise it takes half as many turns, each longer than the last, as found ones turn hot.
+/// Cold queue pairs checked per poll, and as many again after one with work. One turn can therefore take a burst from
+/// all of them. With a fixed number it would take many turns, each longer than the last because active ones turn hot.
 const COLD_POLLS: usize = 2;
-/// Cold queue pairs checked in the poll after a full one: the owner may be busy with its messages, so polls are rare.
-const COLD_POLLS_OF_BUSY: usize = 16;
+/// Cold queue pairs checked in the poll after a full one, because an owner that is busy with messages polls rarely.
+const COLD_POLLS_AFTER_FULL: usize = 16;
 
-/// Prefetch distances: queue pairs ahead of the polled one, and messages ahead.
-const FAR_AHEAD: usize = 8;
-const AHEAD: usize = 4;
+/// Prefetch distances: the queue pair, and later its next message, this many queue pairs ahead of the polled one.
+const QP_PREFETCH_DISTANCE: usize = 8;
+const MESSAGE_PREFETCH_DISTANCE: usize = 4;
 
 /// State shared by all queue pairs of a fabric.
 #[derive(Debug)]
-pub(crate) struct Common {
+pub(crate) struct SoftwareCommon {
     config: SoftwareConfig,
     /// The shared receive queue.
     receives: Receives,
-    /// Completions that are due already, such as flushed ones.
+    /// Completions that are ready, such as flushed ones.
     ready: VecDeque<Completion>,
     control: Control,
     stats: FabricStats,
     regions: Regions,
-    /// Number of the next region at peers.
+    /// The number that peers will use for the next region.
     next_region: u32,
     peer_memory: PeerMemory,
-    /// A bell rang since `arm`.
+    /// Whether a doorbell has rung since `arm`.
     rung: bool,
 }
 
-/// A destroyed queue pair during a copy of its peer. Its memory is not reusable yet.
+/// A destroyed queue pair whose peer is copying. Its memory is not reusable yet.
 #[derive(Debug)]
 struct ClosingQp {
     socket: Option<OwnedFd>,
@@ -106,29 +106,31 @@ struct ClosingQp {
 }
 
 impl ClosingQp {
-    /// Whether the peer can no longer touch the memory, or timed out. Afterwards it reaches only its own.
-    fn is_over(&mut self, now: Instant) -> bool {
-        let gone = self.socket.as_ref().is_none_or(|s| matches!(Message::receive(s.as_fd()), Received::Closed));
-        gone || self.deadline <= now || self.windows.revoke_all()
+    /// Whether the peer can no longer access the memory, or has timed out. Later accesses reach only the arena of this
+    /// peer.
+    fn is_released(&mut self, now: Instant) -> bool {
+        let closed =
+            self.socket.as_ref().is_none_or(|s| matches!(SocketMessage::receive(s.as_fd()), SocketInput::Closed));
+        closed || self.deadline <= now || self.windows.revoke_all()
     }
 }
 
 /// One shard's device of the software fabric; see the module documentation.
 #[derive(Debug)]
 pub struct SoftwareFabric {
-    common: Common,
-    table: Table<SoftwareQp>,
-    /// Queue pairs in every poll.
+    common: SoftwareCommon,
+    table: QpTable<SoftwareQp>,
+    /// Queue pairs that every poll checks.
     hot: Vec<u32>,
     /// Start of the next poll in `hot`.
     turn: usize,
-    /// Queue pairs that were quiet for long.
+    /// Queue pairs that have been idle for long.
     cold: Vec<u32>,
     cold_turn: usize,
-    /// Number of them that the next poll covers.
+    /// Number of cold queue pairs that the next poll checks.
     cold_polls: usize,
     capabilities: Capabilities,
-    connections: ConnectionManager<Common>,
+    connections: ConnectionManager<SoftwareCommon>,
     /// Destroyed queue pairs whose peers may still copy.
     closing: Vec<ClosingQp>,
 }
@@ -154,20 +156,20 @@ impl SoftwareFabric {
         };
         let SoftwareConfig { max_handshakes, handshake_timeout, linger, .. } = config;
         Ok(Self {
-            connections: ConnectionManager::new(Limits { max_handshakes, handshake_timeout, linger })?,
+            connections: ConnectionManager::new(ManagerConfig { max_handshakes, handshake_timeout, linger })?,
             closing: Vec::new(),
-            common: Common {
+            common: SoftwareCommon {
                 receives: Receives::new(config.shared_receives),
                 ready: VecDeque::with_capacity(64),
                 control: Control::default(),
                 stats: FabricStats::default(),
                 regions: Regions::default(),
                 next_region: 0,
-                peer_memory: PeerMemory::new(&PROCESS),
+                peer_memory: PeerMemory::new(&PROCESS_BUDGET),
                 rung: false,
                 config,
             },
-            table: Table::default(),
+            table: QpTable::default(),
             hot: Vec::new(),
             turn: 0,
             cold: Vec::new(),
@@ -178,25 +180,25 @@ impl SoftwareFabric {
     }
 
     #[inline(always)]
-    fn poll_slot(&mut self, slot: u32, out: &mut Vec<Completion>, end: usize) -> Result<Arrival, Polled> {
+    fn poll_slot(&mut self, slot: u32, out: &mut Vec<Completion>, end: usize) -> Result<Arrival, PollOutcome> {
         match self.table.at(slot) {
             Some(qp) => qp.poll(&mut self.common, out, end),
-            None => Err(Polled::Dead),
+            None => Err(PollOutcome::Dead),
         }
     }
 
-    /// Polls the hot queue pairs. Returns a lone message, if nothing was appended behind `start`.
+    /// Polls the hot queue pairs. Returns a single message, if nothing was appended behind `start`.
     #[inline]
     fn poll_hot(&mut self, out: &mut Vec<Completion>, start: usize, end: usize) -> Option<Arrival> {
         let mut left = self.hot.len();
-        let many = left > FAR_AHEAD;
+        let prefetches = left > QP_PREFETCH_DISTANCE;
         while left > 0 && out.len() < end {
             left -= 1;
             if self.turn >= self.hot.len() {
                 self.turn = 0;
             }
-            if many {
-                self.look_ahead();
+            if prefetches {
+                self.prefetch_next();
             }
             let Some(&slot) = self.hot.get(self.turn) else { break };
             match self.poll_slot(slot, out, end) {
@@ -207,10 +209,10 @@ impl SoftwareFabric {
                     }
                     out.push(message.into());
                 }
-                Err(Polled::Quiet | Polled::Active) => self.turn += 1,
+                Err(PollOutcome::Quiet | PollOutcome::Active) => self.turn += 1,
                 Err(polled) => {
                     self.hot.swap_remove(self.turn);
-                    if polled == Polled::Idle {
+                    if polled == PollOutcome::Idle {
                         self.cold.push(slot);
                     }
                 }
@@ -219,38 +221,38 @@ impl SoftwareFabric {
         None
     }
 
-    /// Prefetches the memory of the next polls: a rarely polled one is in no cache.
+    /// Prefetches the memory of the next polls, because that of a rarely polled queue pair is not cached.
     #[inline(never)]
-    fn look_ahead(&self) {
+    fn prefetch_next(&self) {
         let ahead = |by| self.hot.get(self.turn + by).and_then(|&slot| self.table.peek_at(slot));
-        if let Some(qp) = ahead(FAR_AHEAD) {
+        if let Some(qp) = ahead(QP_PREFETCH_DISTANCE) {
             qp.prefetch();
         }
-        if let Some(qp) = ahead(AHEAD) {
+        if let Some(qp) = ahead(MESSAGE_PREFETCH_DISTANCE) {
             qp.prefetch_message();
         }
     }
 
-    /// Polls some of the cold queue pairs, in turn. One with work is hot from then on.
+    /// Polls some of the cold queue pairs, in turn. A queue pair with work becomes hot.
     #[inline(never)]
     fn poll_cold(&mut self, out: &mut Vec<Completion>, end: usize) {
-        let mut looks = self.cold.len().min(std::mem::replace(&mut self.cold_polls, COLD_POLLS));
-        while looks > 0 && out.len() < end {
-            looks -= 1;
+        let mut checks = self.cold.len().min(std::mem::replace(&mut self.cold_polls, COLD_POLLS));
+        while checks > 0 && out.len() < end {
+            checks -= 1;
             if self.cold_turn >= self.cold.len() {
                 self.cold_turn = 0;
             }
             let Some(&slot) = self.cold.get(self.cold_turn) else { return };
             match self.poll_slot(slot, out, end) {
-                Err(Polled::Quiet | Polled::Idle) => self.cold_turn += 1,
-                Err(Polled::Dead) => {
+                Err(PollOutcome::Quiet | PollOutcome::Idle) => self.cold_turn += 1,
+                Err(PollOutcome::Dead) => {
                     self.cold.swap_remove(self.cold_turn);
                 }
                 active => {
                     out.extend(active.ok().map(Completion::from));
                     self.cold.swap_remove(self.cold_turn);
                     self.start_polling(slot);
-                    looks = looks.max(COLD_POLLS);
+                    checks = checks.max(COLD_POLLS);
                 }
             }
         }
@@ -275,7 +277,7 @@ impl Fabric for SoftwareFabric {
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        let Common { regions, next_region, .. } = &mut self.common;
+        let SoftwareCommon { regions, next_region, .. } = &mut self.common;
         regions.add(arena.id(), access, || Region::new(arena, access, *next_region))?;
         *next_region = next_region.wrapping_add(1);
         Ok(())
@@ -289,7 +291,7 @@ impl Fabric for SoftwareFabric {
         self.common.regions.remove(arena)
     }
 
-    /// Ring contents are copies.
+    /// Sends in the ring are copies, so only pending requests hold memory.
     fn holds_sends(&mut self, id: QpId) -> bool {
         self.table.get(id).is_some_and(|qp| !qp.pending.is_empty())
     }
@@ -297,31 +299,31 @@ impl Fabric for SoftwareFabric {
     fn disconnect(&mut self, id: QpId) {
         let Some(qp) = self.table.get(id) else { return };
         match qp.state {
-            State::Up => {
-                (qp.state, qp.chores) = (State::Closing, true);
+            SoftwareQpState::Up => {
+                (qp.state, qp.has_work) = (SoftwareQpState::Closing, true);
                 qp.deadline = Some(Instant::now() + self.common.config.linger);
                 self.common.control.attention.push(qp.id.slot);
             }
-            State::Connecting => self.abandon(id),
-            State::Closing | State::Draining | State::Error => {}
+            SoftwareQpState::Connecting => self.abandon(id),
+            SoftwareQpState::Closing | SoftwareQpState::Draining | SoftwareQpState::Error => {}
         }
     }
 
     fn destroy_qp(&mut self, qp: QpId) {
-        let Some(mut gone) = self.table.remove(qp) else { return };
+        let Some(mut removed) = self.table.remove(qp) else { return };
         self.hot.retain(|&slot| slot != qp.slot);
         self.cold.retain(|&slot| slot != qp.slot);
-        if gone.state == State::Connecting {
+        if removed.state == SoftwareQpState::Connecting {
             self.connections.forget_dial(qp);
         }
-        gone.fail(&mut self.common, Disconnect::Local, "destroyed".to_owned(), None);
+        removed.fail(&mut self.common, Disconnect::Local, "destroyed".to_owned(), None);
         self.common.control.forget(qp);
-        let SoftwareQp { mut windows, socket, .. } = *gone;
+        let SoftwareQp { mut windows, socket, .. } = *removed;
         if let Some(socket) = &socket {
-            self.connections.sockets.sleeper.remove(socket);
+            self.connections.sockets.epoll_set.remove(socket);
             let _ = rustix::net::shutdown(socket, Shutdown::Write);
         }
-        // The memory is free once the peer cannot touch it.
+        // The memory is free once the peer can no longer access it.
         if !windows.revoke_all() {
             let deadline = Instant::now() + self.common.config.linger;
             self.closing.push(ClosingQp { socket, windows, deadline });
@@ -331,8 +333,8 @@ impl Fabric for SoftwareFabric {
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
         self.poll_events(events);
         let now = Instant::now();
-        self.closing.retain_mut(|qp| !qp.is_over(now));
-        // An owner that polls rarely takes long for the empty polls after which progress is reported.
+        self.closing.retain_mut(|qp| !qp.is_released(now));
+        // Progress is otherwise reported after several empty polls, which take long if the owner polls rarely.
         self.for_each_hot(|qp| {
             if qp.rx.unreported() != 0 {
                 qp.report();
@@ -355,17 +357,17 @@ impl Fabric for SoftwareFabric {
 
     #[inline]
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
-        let Common { receives, regions, ready, stats, .. } = &mut self.common;
-        let (queue, over) = match qp {
+        let SoftwareCommon { receives, regions, ready, stats, .. } = &mut self.common;
+        let (queue, ended) = match qp {
             None => (receives, None),
             Some(id) => {
                 let Some(qp) = self.table.get(id) else { return 0 };
-                let over = (qp.state == State::Error).then_some(id);
+                let ended = (qp.state == SoftwareQpState::Error).then_some(id);
                 let Some(own) = qp.own_receives.as_deref_mut() else { return 0 };
-                (own, over)
+                (own, ended)
             }
         };
-        let n = queue.post_known(bufs, |arena| regions.contains(arena), over, ready);
+        let n = queue.post_known(bufs, |arena| regions.contains(arena), ended, ready);
         stats.recv_posts += n as u64;
         n
     }
@@ -393,9 +395,9 @@ impl Fabric for SoftwareFabric {
         let start = out.len();
         let end = start.saturating_add(max);
         if !self.common.ready.is_empty() {
-            Completion::hand_out(&mut self.common.ready, out, end);
+            Completion::drain_ready(&mut self.common.ready, out, end);
         }
-        // Cold queue pairs come before the hot ones, which may fill every poll.
+        // Cold queue pairs are polled before the hot ones, which may fill every poll.
         if !self.cold.is_empty() {
             self.poll_cold(out, end);
         }
@@ -403,15 +405,15 @@ impl Fabric for SoftwareFabric {
             return Found::Message(message);
         }
         if out.len() >= end {
-            self.cold_polls = COLD_POLLS_OF_BUSY;
+            self.cold_polls = COLD_POLLS_AFTER_FULL;
         }
         let count = out.len() - start;
         Found::of_last(out, count)
     }
 
     fn arm(&mut self) {
-        // The check before a sleep covers all connections with news. A cold connection keeps its bell set after its
-        // check. So a sleep costs the same for any number of cold ones.
+        // A cold queue pair keeps its doorbell set after its first check, so that it costs nothing in further sleeps.
+        // One with work turns hot, and the poll before the sleep finds it.
         let mut at = 0;
         while let Some(&slot) = self.cold.get(at) {
             if self.table.at(slot).is_some_and(SoftwareQp::arm_cold) {
@@ -426,9 +428,9 @@ impl Fabric for SoftwareFabric {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        // A message and a control event wake it the same way.
-        let news = self.sleep(timeout);
+        // A message and a control event wake the fabric in the same way.
+        let is_due = self.sleep(timeout);
         self.for_each_hot(SoftwareQp::disarm);
-        news
+        is_due
     }
 }

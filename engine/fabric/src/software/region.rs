@@ -14,11 +14,11 @@ use crate::reaper::Reaper;
 use crate::registrations::Registrations;
 use crate::{Access, FabricError};
 
-/// What a fabric keeps of a registered arena.
+/// The fabric's record of a registered arena.
 #[derive(Debug)]
 pub(super) struct Region {
     bytes: u64,
-    /// Its number at peers.
+    /// The number of the region at peers.
     pub(super) id: u32,
     /// Present for memory that may be exposed to peers.
     descriptor: Option<OwnedFd>,
@@ -37,91 +37,92 @@ impl Region {
         Ok(Self { bytes: arena.len() as u64, id, descriptor })
     }
 
-    /// Descriptor and size, to expose the memory to a peer.
+    /// Descriptor and size of memory that may be exposed to a peer.
     pub(super) fn exposable(&self) -> Option<(BorrowedFd<'_>, u64)> {
         self.descriptor.as_ref().map(|d| (d.as_fd(), self.bytes))
     }
 }
 
-/// Mappings per connection: its rings, and a window table of each side.
-pub(super) const PER_CONNECTION: usize = 3;
-/// Divisor of the remaining mappings for a connection's share.
+/// Mappings per connection: its rings, and the window table of each side.
+pub(super) const MAPPINGS_PER_CONNECTION: usize = 3;
+/// A connection may have this fraction of the remaining mappings.
 const SHARE: usize = 8;
-/// Bytes of a mapping that is unmapped on another thread. The kernel's time grows with the pages.
+/// Bytes from which a mapping is unmapped on another thread, because the kernel's time grows with the pages.
 const LONG: usize = 64 << 20;
 
-/// The share of the process's mappings for connections of the software fabric.
+/// The mappings that connections of the software fabric may have in this process.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct MappingBudget {
     most: usize,
     used: AtomicUsize,
 }
 
 /// The budget of the process, shared by its fabrics: half of the mappings that the kernel permits.
-pub(super) static PROCESS: LazyLock<Budget> = LazyLock::new(|| {
+pub(super) static PROCESS_BUDGET: LazyLock<MappingBudget> = LazyLock::new(|| {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     let limit = limit.and_then(|text| text.trim().parse().ok()).unwrap_or(65530usize);
-    Budget::new(limit / 2)
+    MappingBudget::new(limit / 2)
 });
 
-impl Budget {
+impl MappingBudget {
     pub(super) const fn new(most: usize) -> Self {
         Self { most, used: AtomicUsize::new(0) }
     }
 
     /// Mappings that are left.
     pub(super) fn left(&self) -> usize {
-        // It counts, and orders nothing.
+        // Relaxed: the counter orders no other accesses.
         self.most.saturating_sub(self.used.load(Ordering::Relaxed))
     }
 
-    /// Takes `count` places, until they are dropped.
-    pub(super) fn take(&'static self, count: usize) -> Result<Places, String> {
-        // Taken before the check, so that concurrent fabrics do not exceed the budget. An error returns them.
-        let places = Places { budget: self, count };
+    /// Reserves `count` mappings until the result is dropped.
+    pub(super) fn reserve(&'static self, count: usize) -> Result<MappingReservation, String> {
+        // Counted before the check, so that concurrent fabrics do not exceed the budget. After an error, the drop of
+        // the reservation subtracts them again.
+        let reservation = MappingReservation { budget: self, count };
         if self.used.fetch_add(count, Ordering::Relaxed) + count <= self.most {
-            return Ok(places);
+            return Ok(reservation);
         }
         Err(format!(
-            "{} memory mappings of connections are all that this process may have: raise vm.max_map_count (sysctl), \
+            "this process has reached its limit of {} mappings for connections: raise vm.max_map_count (sysctl), \
              which is twice that",
             self.most
         ))
     }
 }
 
-/// Mappings that were taken out of a [`Budget`].
+/// Mappings that are reserved from a [`MappingBudget`].
 #[derive(Debug)]
-pub(super) struct Places {
-    budget: &'static Budget,
+pub(super) struct MappingReservation {
+    budget: &'static MappingBudget,
     count: usize,
 }
 
-impl Drop for Places {
+impl Drop for MappingReservation {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.count, Ordering::Relaxed);
     }
 }
 
-/// Mapped memory of a peer, and its place: unmapped first, then free.
-pub(super) type Mapping = (PeerMapping, Places);
+/// Mapped memory of a peer, and its reservation, which is returned after the memory is unmapped.
+pub(super) type Mapping = (PeerMapping, MappingReservation);
 
-/// Unmaps long mappings, so that no shard waits for it. When many wait, shards unmap themselves.
+/// Unmaps long mappings, so that shards need not wait. When many mappings wait, shards unmap themselves.
 static UNMAPPER: Reaper<Mapping> = Reaper::new("rpcrdma-unmap", 8, 256);
 
 /// All mapped memory of peers. Connections that expose the same memory share one mapping.
 #[derive(Debug)]
 pub(super) struct PeerMemory {
     by_inode: HashMap<(u64, u64), Weak<Mapping>>,
-    pub(super) budget: &'static Budget,
+    pub(super) budget: &'static MappingBudget,
 }
 
 impl PeerMemory {
-    pub(super) fn new(budget: &'static Budget) -> Self {
+    pub(super) fn new(budget: &'static MappingBudget) -> Self {
         Self { by_inode: HashMap::new(), budget }
     }
 
-    /// Maps a peer's memory of exactly `bytes`; checks that it cannot shrink.
+    /// Maps a peer's memory of exactly `bytes` bytes, which must be sealed against shrinking.
     pub(super) fn map(&mut self, fd: OwnedFd, bytes: u64) -> Result<Rc<Mapping>, String> {
         let stat = rustix::fs::fstat(&fd).map_err(|e| format!("fstat: {e}"))?;
         if stat.st_size as u64 != bytes {
@@ -132,21 +133,21 @@ impl PeerMemory {
             return Ok(mapping);
         }
         self.by_inode.retain(|_, mapping| mapping.strong_count() > 0);
-        let place = self.budget.take(1)?;
-        let max = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than can be mapped"))?;
-        // Only our own user and root get this far: they could kill us in other ways than by taking hugetlb pages back.
+        let reservation = self.budget.reserve(1)?;
+        let max = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes exceed the address space"))?;
+        // Peers are our own user or root, who could kill this process in other ways than by removing hugetlb pages.
         let mapping = PeerMapping::map_trusted(fd, max).map_err(|e| e.to_string())?;
-        let mapping = Rc::new((mapping, place));
+        let mapping = Rc::new((mapping, reservation));
         self.by_inode.insert(key, Rc::downgrade(&mapping));
         Ok(mapping)
     }
 }
 
-/// Maps a connection's own memory of exactly `bytes`: sealed, in small pages.
+/// Maps a connection's own memory of exactly `bytes` bytes, which must be sealed and in small pages.
 pub(super) fn map(fd: OwnedFd, bytes: usize) -> Result<PeerMapping, String> {
     let mapping = PeerMapping::map(fd, bytes).map_err(|e| e.to_string())?;
     if mapping.len() != bytes {
-        return Err(format!("memory of {} bytes instead of {bytes}", mapping.len()));
+        return Err(format!("memory of {} bytes: expected {bytes}", mapping.len()));
     }
     Ok(mapping)
 }
@@ -157,16 +158,16 @@ pub(super) struct ExposedMemory {
     list: Vec<(u32, Rc<Mapping>)>,
     bytes: u64,
     /// The connection's own mappings.
-    _places: Places,
+    _mappings: MappingReservation,
 }
 
 impl ExposedMemory {
-    /// Counts the connection's own mappings.
-    pub(super) fn new(bytes: u64, places: Places) -> Self {
-        Self { list: Vec::new(), bytes, _places: places }
+    /// No exposed memory yet. `bytes` and `mappings` are those of the connection itself.
+    pub(super) fn new(bytes: u64, mappings: MappingReservation) -> Self {
+        Self { list: Vec::new(), bytes, _mappings: mappings }
     }
 
-    /// Adds a region within the bounds of the configuration.
+    /// Adds a region within the limits of the configuration.
     pub(super) fn add(
         &mut self,
         memory: &mut PeerMemory,
@@ -177,13 +178,14 @@ impl ExposedMemory {
     ) -> Result<(), String> {
         let total = self.bytes.saturating_add(bytes);
         if total > config.max_mapped_per_peer {
-            return Err(format!("it exposes {total} bytes; max_mapped_per_peer is {}", config.max_mapped_per_peer));
+            return Err(format!("{total} mapped bytes exceed {} (max_mapped_per_peer)", config.max_mapped_per_peer));
         }
-        // No connection takes the last ones, but for its first.
+        // A connection takes one of the last mappings for its first region only.
         let share = (memory.budget.left() / SHARE).max(1);
         if self.list.len() >= config.max_regions_per_peer.min(share) {
             return Err(format!(
-                "it exposes {} regions; max_regions_per_peer is {}, its share of vm.max_map_count is {share}",
+                "{} exposed regions exceed the limit: max_regions_per_peer is {}, the share of vm.max_map_count is \
+                 {share}",
                 self.list.len() + 1,
                 config.max_regions_per_peer
             ));
@@ -204,7 +206,7 @@ impl ExposedMemory {
 
 impl Drop for ExposedMemory {
     fn drop(&mut self) {
-        // Those that no other connection uses.
+        // Mappings that no other connection uses.
         let unused = self.list.drain(..).filter_map(|(_, mapping)| Rc::into_inner(mapping));
         for mapping in unused.filter(|(memory, _)| memory.len() > LONG && !UNMAPPER.is_full()) {
             UNMAPPER.dispose(mapping);

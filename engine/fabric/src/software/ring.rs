@@ -1,19 +1,19 @@
 //! A one-way message ring in shared memory: one producer, one consumer.
 //!
 //! A record is a header of 16 bytes and the payload, rounded up to whole cache lines. The payload may wrap around the
-//! end of the ring; the header never does. Its first word announces the record. The producer writes the record and
-//! zeroes the first word of the next place. It publishes the record's first word last. The consumer polls exactly the
-//! line of the next message, so a small message touches its own cache lines only.
+//! end of the ring; the header never does. Its first word announces the record. The producer writes the record, zeroes
+//! the first word behind it, and publishes the record's first word last. The consumer polls exactly the line of the
+//! next message, so a small message touches its own cache lines only.
 //!
-//! The consumer's progress (its *head*) travels in the headers of the other direction's records. Without records it
-//! uses its own line.
+//! The consumer's progress (its *head*) travels in the headers of the other direction's records. Without such records
+//! the consumer reports it in a cache line of its own.
 //!
 //! A ring starts small. The producer enlarges it, up to the negotiated size, when a record does not fit. So the used
 //! part is as long as the traffic needs, and stays in cache for any number of connections. In place of the record the
-//! producer writes a *marker* with the new ring size. The next record starts at the end of the smaller ring, in its
-//! first unused place. Positions skip to the next one that denotes this place. So records sent but not taken have their
-//! positions of the larger ring, or positions more than its length away. The usual room count still overwrites nothing.
-//! The new part is free as well, until the consumer reaches the marker.
+//! producer writes a *marker* with the new ring size. The next record starts where the smaller ring ended, at the first
+//! unused byte. Positions skip to the next one that denotes this byte. So records that were sent but not taken have
+//! their positions of the larger ring, or positions more than its length away, and the usual count of free bytes still
+//! overwrites nothing. The new part is free as well, until the consumer reaches the marker.
 //!
 //! The memory is shared with a process that may be hostile: every word is read once, then checked.
 
@@ -24,22 +24,22 @@ pub(super) const LINE: u32 = 64;
 /// Bytes of a record's header.
 pub(super) const HEADER: usize = 16;
 
-/// The two words of a header. They hold payload length and kind, the sender's progress in the other ring, and a key.
+/// The two words of a header: payload length and kind, the sender's progress in the other ring, and a key.
 /// The first is 0 while there is no record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Header {
+pub(super) struct RecordHeader {
     pub(super) first: u64,
     pub(super) second: u64,
 }
 
-impl Header {
+impl RecordHeader {
     const LEN: u64 = (1 << 24) - 1;
     const PRESENT: u64 = 1 << 24;
     const INVALIDATE: u64 = 1 << 25;
     const GROWTH: u64 = 1 << 26;
     const UNKNOWN: u64 = 0b1111_1000 << 24;
 
-    /// A message of `len` bytes, with the invalidated key and the other head.
+    /// The header of a message of `len` bytes, with the key to invalidate and the head of the other ring.
     #[inline]
     pub(super) fn message(len: u32, invalidate: Option<u32>, head: u64) -> Self {
         let first =
@@ -47,7 +47,7 @@ impl Header {
         Self { first, second: u64::from(invalidate.unwrap_or(0)) | head >> 32 << 32 }
     }
 
-    /// A marker: from here on the ring has `bytes` bytes.
+    /// The header of a marker: from here on the ring has `bytes` bytes.
     fn growth(bytes: u32) -> Self {
         Self { first: Self::GROWTH | Self::PRESENT, second: u64::from(bytes) }
     }
@@ -70,13 +70,13 @@ impl Header {
         self.first >> 32 | self.second >> 32 << 32
     }
 
-    /// Whether a correct producer may have written it, for messages up to `longest` bytes.
+    /// Whether a correct producer may have written this header, for messages up to `longest` bytes.
     #[inline]
     fn is_message(self, longest: u32) -> bool {
         self.first & (Self::UNKNOWN | Self::GROWTH | Self::PRESENT) == Self::PRESENT && self.len() <= longest
     }
 
-    /// Bytes that the ring has behind this marker; `None` for another record.
+    /// Ring size from this marker on; `None` for another record.
     fn grows_to(self) -> Option<u32> {
         let bytes = self.second as u32;
         (self == Self::growth(bytes)).then_some(bytes)
@@ -89,13 +89,13 @@ fn record_bytes(len: u32) -> u64 {
     u64::from((HEADER as u32 + len + (LINE - 1)) & !(LINE - 1))
 }
 
-/// The longest payload for a ring of `bytes`, with the word after the record.
+/// The longest payload that a ring of `bytes` bytes can hold, together with the word after the record.
 fn longest(bytes: u32) -> u32 {
     bytes.saturating_sub(LINE + HEADER as u32)
 }
 
 /// The position of the record after a marker. It is the next position where the smaller ring ended.
-fn behind_marker(at: u64, from: u32, to: u32) -> u64 {
+fn position_after_marker(at: u64, from: u32, to: u32) -> u64 {
     let (from, to) = (u64::from(from), u64::from(to));
     let next = (at & !(to - 1)) + from;
     if next > at { next } else { next + to }
@@ -103,7 +103,7 @@ fn behind_marker(at: u64, from: u32, to: u32) -> u64 {
 
 /// The sending end. Positions count bytes since the beginning.
 #[derive(Debug)]
-pub(super) struct Producer {
+pub(super) struct RingProducer {
     /// Bytes of the ring, a power of two.
     bytes: u32,
     /// Largest permitted size.
@@ -115,8 +115,8 @@ pub(super) struct Producer {
     new_until: u64,
 }
 
-impl Producer {
-    /// A ring of `bytes` bytes that may grow.
+impl RingProducer {
+    /// The sending end of a ring of `bytes` bytes that may grow to `most`.
     pub(super) fn new(bytes: u32, most: u32) -> Self {
         Self { bytes, most, sent: 0, acked: 0, grown: 0, new_until: 0 }
     }
@@ -133,13 +133,13 @@ impl Producer {
         self.acked
     }
 
-    /// Whether everything that was published has been taken.
+    /// Whether the consumer has taken everything that was published.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.acked == self.sent
     }
 
-    /// Whether a record with this payload and the next word fits now.
+    /// Whether a record with this payload fits now, together with the word after it.
     #[inline]
     pub(super) fn has_room(&self, len: u32) -> bool {
         self.sent - self.acked + record_bytes(len) + u64::from(LINE) <= u64::from(self.bytes) || self.has_new_room(len)
@@ -156,10 +156,15 @@ impl Producer {
     ///
     /// The caller has checked [`has_room`](Self::has_room). `header` makes the header once the payload is written.
     /// False, and nothing is written, if the payload exceeds the ring.
-    // Always: the only caller of the fabric sends each message.
+    // Always inlined, because the fabric has one caller, which sends each message.
     #[inline(always)]
     #[must_use = "false means that nothing was written"]
-    pub(super) fn push(&mut self, memory: &impl RingMemory, payload: &[u8], header: impl FnOnce() -> Header) -> bool {
+    pub(super) fn push(
+        &mut self,
+        memory: &impl RingMemory,
+        payload: &[u8],
+        header: impl FnOnce() -> RecordHeader,
+    ) -> bool {
         if !memory.write(self.sent + HEADER as u64, payload) {
             return false;
         }
@@ -167,13 +172,14 @@ impl Producer {
         self.sent += record_bytes(header.len());
         memory.word(self.sent).set(0);
         memory.word(at + 8).set(header.second);
-        // Pairs with the load in `Consumer::peek`: a reader of the word also sees the record and the zero behind it.
+        // Pairs with the load in `RingConsumer::peek`: a reader of the word also sees the record and the zero behind
+        // it.
         memory.word(at).publish(header.first);
         true
     }
 
-    /// The ring size that makes room for this payload; `None` at the maximum. The last step is from a quarter or less,
-    /// so the longest record, half of the ring and its header, fits into the new part.
+    /// The ring size that makes room for this payload; `None` at the maximum. The last growth is from a quarter or
+    /// less, so that the longest record, half of the ring and its header, fits into the new part.
     #[cold]
     pub(super) fn larger(&self, len: u32) -> Option<u32> {
         if self.bytes == self.most {
@@ -183,18 +189,18 @@ impl Producer {
         Some(if bytes < self.most / 2 { bytes } else { self.most })
     }
 
-    /// Writes a marker and enlarges the ring. `memory` has the size of [`larger`](Self::larger) by now.
+    /// Writes a marker and enlarges the ring. `memory` already has the size of [`larger`](Self::larger).
     #[cold]
     pub(super) fn grow(&mut self, memory: &impl RingMemory, bytes: u32) {
-        // Its position in the smaller ring, whose places are the first ones of this ring.
+        // The marker's position in the smaller ring, whose bytes are the first ones of the larger ring.
         let marker = self.sent & u64::from(self.bytes - 1);
-        self.sent = behind_marker(self.sent, self.bytes, bytes);
+        self.sent = position_after_marker(self.sent, self.bytes, bytes);
         (self.grown, self.new_until) = (self.sent, self.sent + u64::from(bytes - self.bytes));
         self.bytes = bytes;
-        let header = Header::growth(bytes);
+        let header = RecordHeader::growth(bytes);
         memory.word(self.sent).set(0);
         memory.word(marker + 8).set(header.second);
-        // Pairs with the load in `Consumer::peek`.
+        // Pairs with the load in `RingConsumer::peek`.
         memory.word(marker).publish(header.first);
     }
 
@@ -212,7 +218,7 @@ impl Producer {
 
 /// The receiving end.
 #[derive(Debug)]
-pub(super) struct Consumer {
+pub(super) struct RingConsumer {
     /// Bytes of the ring, a power of two.
     bytes: u32,
     /// Largest permitted size.
@@ -225,38 +231,38 @@ pub(super) struct Consumer {
     reported: u64,
 }
 
-impl Consumer {
-    /// A ring of `bytes` that may grow, for messages up to a length.
+impl RingConsumer {
+    /// The receiving end of a ring of `bytes` bytes that may grow to `most`, for messages up to `max_message` bytes.
     pub(super) fn new(bytes: u32, most: u32, max_message: u32) -> Self {
         Self { bytes, most, max_message, longest: longest(bytes).min(max_message), head: 0, reported: 0 }
     }
 
-    /// Whether a correct producer may have written this message header, with the present ring.
+    /// Whether a correct producer may have written this message header into the ring of the present size.
     #[inline]
-    pub(super) fn admits(&self, header: Header) -> bool {
+    pub(super) fn admits(&self, header: RecordHeader) -> bool {
         header.is_message(self.longest)
     }
 
     /// The first word of the next record's header, or 0.
     #[inline]
     pub(super) fn peek(&self, memory: &impl RingMemory) -> u64 {
-        // Pairs with the publication in `Producer::push`.
+        // Pairs with the publication in `RingProducer::push`.
         memory.word(self.head).acquire()
     }
 
     /// The header of the next record, if there is one.
     #[inline]
-    pub(super) fn next_header(&self, memory: &impl RingMemory) -> Option<Header> {
-        // Both places are computed before the load, which is a barrier for the compiler.
+    pub(super) fn next_header(&self, memory: &impl RingMemory) -> Option<RecordHeader> {
+        // Both addresses are computed before the load, which is a barrier for the compiler.
         let second = memory.word(self.head + 8);
         match self.peek(memory) {
             0 => None,
-            first => Some(Header { first, second: second.get() }),
+            first => Some(RecordHeader { first, second: second.get() }),
         }
     }
 
-    /// Copies the payload of the next record, whose header was read. False, and nothing is copied, if it is longer than
-    /// the ring, which [`admits`](Self::admits) excludes.
+    /// Copies the payload of the next record, whose header has been read. False, and nothing is copied, if it is longer
+    /// than the ring, which [`admits`](Self::admits) excludes.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub(super) fn copy(&self, memory: &impl RingMemory, to: &mut [u8]) -> bool {
@@ -271,15 +277,15 @@ impl Consumer {
 
     /// Skips a marker. Returns the ring's new size; `None`, with nothing changed, for an invalid marker.
     #[cold]
-    pub(super) fn grow(&mut self, header: Header) -> Option<u32> {
+    pub(super) fn grow(&mut self, header: RecordHeader) -> Option<u32> {
         let bytes = header.grows_to().filter(|&to| to.is_power_of_two() && to > self.bytes && to <= self.most)?;
-        self.head = behind_marker(self.head, self.bytes, bytes);
+        self.head = position_after_marker(self.head, self.bytes, bytes);
         self.bytes = bytes;
         self.longest = longest(bytes).min(self.max_message);
         Some(bytes)
     }
 
-    /// The consumer's progress, which the caller reports to the producer now.
+    /// The consumer's progress, which the caller must report to the producer now.
     #[inline]
     pub(super) fn report(&mut self) -> u64 {
         self.reported = self.head;
@@ -297,9 +303,9 @@ impl Consumer {
         self.head - self.reported
     }
 
-    /// Whether the producer may run out of room without a report.
+    /// Whether the producer needs a report soon, because it may run out of room.
     #[inline]
-    pub(super) fn owes_report(&self) -> bool {
+    pub(super) fn needs_report(&self) -> bool {
         self.unreported() > u64::from(self.bytes) / 4
     }
 }
@@ -315,8 +321,8 @@ mod tests {
 
     /// Both ends of a ring, with the sending side's rings and the other's.
     struct RingEnds {
-        tx: Producer,
-        rx: Consumer,
+        tx: RingProducer,
+        rx: RingConsumer,
         rings: [rpcrdma_mempool::PeerRings; 2],
         layout: Layout,
     }
@@ -345,7 +351,7 @@ mod tests {
             }
             let room = self.tx.has_room(len);
             if room {
-                assert!(self.tx.push(&self.rings[0].tx(), payload, || Header::message(len, None, 0)));
+                assert!(self.tx.push(&self.rings[0].tx(), payload, || RecordHeader::message(len, None, 0)));
             }
             room
         }
@@ -367,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn whenever_a_ring_grows_all_records_arrive_whole_and_in_order() {
+    fn records_arrive_whole_and_in_order_while_a_ring_grows() {
         for seed in 1..=200u64 {
             let mut random = crate::testing::random::Xorshift::new(seed);
             let mut ends = RingEnds::new(16 << 10);
@@ -395,12 +401,12 @@ mod tests {
             }
             assert!(sent.is_empty());
             assert!(ends.tx.acknowledge(ends.rx.report()) && ends.tx.is_idle());
-            assert!(ends.send(&[1; 8000]), "as long as a record may be");
+            assert!(ends.send(&[1; 8000]), "the longest record");
         }
     }
 
     #[test]
-    fn the_longest_message_has_room_at_once_in_a_ring_that_may_grow() {
+    fn a_growing_ring_always_has_room_for_the_longest_message() {
         for most in [4 << 10, 8 << 10, 64 << 10] {
             for len in [0, 100, 500, 1000, 3000, 8000, 20_000].into_iter().filter(|len| 2 * len <= most as usize) {
                 for sent in 0.. {
@@ -410,14 +416,14 @@ mod tests {
                         assert!(sent > 0);
                         break;
                     }
-                    assert!(ends.send(&vec![7; most as usize / 2]), "{most}: behind {sent} of {len} bytes");
+                    assert!(ends.send(&vec![7; most as usize / 2]), "{most}: after {sent} of {len} bytes");
                 }
             }
         }
     }
 
     #[test]
-    fn a_ring_stays_as_small_as_its_traffic() {
+    fn a_ring_grows_only_as_its_traffic_needs() {
         let mut ends = RingEnds::new(1 << 18);
         for _ in 0..1000 {
             for _ in 0..4 {
@@ -427,37 +433,37 @@ mod tests {
             assert!(ends.tx.acknowledge(ends.rx.report()));
         }
         assert_eq!(ends.tx.bytes, ends.layout.first_bytes());
-        // At first, immediate sends find room at once.
+        // A new ring has room for immediate sends up to its maximum size.
         let mut ends = RingEnds::new(1 << 18);
         let (records, all) = ((0..10_000).take_while(|_| ends.send(&[7; 100])).count(), (1 << 18) / 128);
         assert!((all - 10..all).contains(&records), "{records} of {all}");
     }
 
-    /// The longest payload is the one that fits at the other end, in each ring size.
+    /// In each ring size, the longest admitted payload is the longest for which the producer has room.
     #[test]
     fn messages_longer_than_the_ring_are_not_admitted() {
         for bytes in [128, 2048, 64 << 10] {
-            let rx = Consumer::new(bytes, 1 << 20, 1 << 18);
-            let admitted = |len| rx.admits(Header::message(len, None, 0));
-            let longest = (0..=bytes).filter(|&len| Producer::new(bytes, bytes).has_room(len)).max().expect("room");
+            let rx = RingConsumer::new(bytes, 1 << 20, 1 << 18);
+            let admitted = |len| rx.admits(RecordHeader::message(len, None, 0));
+            let longest = (0..=bytes).filter(|&len| RingProducer::new(bytes, bytes).has_room(len)).max().expect("room");
             assert!(admitted(longest) && !admitted(longest + 1), "{longest} in {bytes}");
         }
-        let mut rx = Consumer::new(2048, 8192, 3000);
-        let admitted = |rx: &Consumer, len| rx.admits(Header::message(len, None, 0));
+        let mut rx = RingConsumer::new(2048, 8192, 3000);
+        let admitted = |rx: &RingConsumer, len| rx.admits(RecordHeader::message(len, None, 0));
         assert!(admitted(&rx, 1968) && !admitted(&rx, 1969));
-        assert_eq!(rx.grow(Header::growth(8192)), Some(8192));
+        assert_eq!(rx.grow(RecordHeader::growth(8192)), Some(8192));
         assert!(admitted(&rx, 3000) && !admitted(&rx, 3001));
     }
 
     #[test]
-    fn markers_that_cannot_be() {
-        let mut rx = Consumer::new(1024, 4096, 4096);
+    fn invalid_markers_are_refused() {
+        let mut rx = RingConsumer::new(1024, 4096, 4096);
         for bytes in [0, 512, 1024, 3000, 8192, u32::MAX] {
-            assert_eq!(rx.grow(Header::growth(bytes)), None, "{bytes}");
+            assert_eq!(rx.grow(RecordHeader::growth(bytes)), None, "{bytes}");
         }
-        assert_eq!(rx.grow(Header::message(0, Some(2048), 0)), None);
-        assert_eq!(rx.grow(Header { first: Header::growth(2048).first | 1, second: 2048 }), None);
-        assert_eq!((rx.head, rx.grow(Header::growth(2048)), rx.head), (0, Some(2048), 1024));
-        assert_eq!(rx.grow(Header::growth(2048)), None, "it has so many already");
+        assert_eq!(rx.grow(RecordHeader::message(0, Some(2048), 0)), None);
+        assert_eq!(rx.grow(RecordHeader { first: RecordHeader::growth(2048).first | 1, second: 2048 }), None);
+        assert_eq!((rx.head, rx.grow(RecordHeader::growth(2048)), rx.head), (0, Some(2048), 1024));
+        assert_eq!(rx.grow(RecordHeader::growth(2048)), None, "the ring has that size already");
     }
 }

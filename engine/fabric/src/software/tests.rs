@@ -1,4 +1,4 @@
-//! Hostile peers: any attack costs them their own connection, and no other.
+//! Hostile peers: any attack ends their own connection, and no other.
 
 mod balance;
 mod handshake;
@@ -13,15 +13,15 @@ use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, Line, PagePolicy, PeerMappi
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::MemfdFlags;
 
-use super::address::Peer;
-use super::connect::{make, table_bytes};
+use super::address::PeerProcess;
+use super::connect::{create_shared, table_bytes};
 use super::memory::{Layout, Side, Word};
-use super::message::{Message, Opening};
-use super::region::{Budget, PER_CONNECTION, PeerMemory};
-use super::ring::Header;
-use super::window::{BUSY, ENTRY};
+use super::message::{Opening, SocketMessage};
+use super::region::{MAPPINGS_PER_CONNECTION, MappingBudget, PeerMemory};
+use super::ring::RecordHeader;
+use super::window::{BUSY, ENTRY_BYTES};
 use super::{SoftwareConfig, SoftwareFabric, SoftwareListener, address};
-use crate::connection_manager::{ConnectProgress, Listen, Received};
+use crate::connection_manager::{ConnectProgress, Listen, SocketInput};
 use crate::log_limit::{LINES, tests::logged};
 use crate::{
     Access, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, Opcode, Posting, QpId,
@@ -68,7 +68,7 @@ fn config() -> SoftwareConfig {
     }
 }
 
-/// Of a client that is not slow, though its host may be.
+/// The configuration of an honest client, whose host may be slow.
 fn honest() -> SoftwareConfig {
     SoftwareConfig { handshake_timeout: 10 * TIMEOUT, ..config() }
 }
@@ -134,10 +134,10 @@ impl Cluster {
         self.client.poll_control(&mut Vec::new());
     }
 
-    fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
+    fn until<T>(&mut self, what: &str, mut check: impl FnMut(&mut Self) -> Option<T>) -> T {
         let start = Instant::now();
         loop {
-            if let Some(found) = look(self) {
+            if let Some(found) = check(self) {
                 return found;
             }
             assert!(start.elapsed() < TIMEOUT, "{what}: {:?} {:?}", self.done, self.events);
@@ -145,7 +145,7 @@ impl Cluster {
         }
     }
 
-    /// The honest connection works.
+    /// Checks that the honest connection works.
     fn check(&mut self) {
         self.sent += 1;
         let sent = self.sent;
@@ -166,7 +166,7 @@ impl Cluster {
         assert_eq!(self.server.post_recv(None, &mut vec![buf.into_buf()]), 1);
     }
 
-    /// This queue pair of the server ends.
+    /// Waits until this queue pair of the server has ended, and destroys it.
     fn ends(&mut self, qp: QpId) {
         self.until("the hostile connection ends", |t| {
             let at =
@@ -182,12 +182,12 @@ impl Cluster {
         self.check();
     }
 
-    /// A hostile client with a correct handshake; its queue pair at the server.
+    /// Connects a hostile client with a correct handshake. Also returns its queue pair at the server.
     fn hostile_peer(&mut self) -> (HostilePeer, QpId) {
         let hostile = HostilePeer::new(&self.address);
         let qp = self.accept();
-        let peer_table = match Message::receive(hostile.socket.as_fd()) {
-            Received::Message((Message::Accept(_), mut fds)) => fds.pop().expect("a descriptor"),
+        let peer_table = match SocketMessage::receive(hostile.socket.as_fd()) {
+            SocketInput::Message((SocketMessage::Accept(_), mut fds)) => fds.pop().expect("a descriptor"),
             other => panic!("no answer: {other:?}"),
         };
         let bytes = table_bytes(WINDOWS).expect("windows");
@@ -198,8 +198,8 @@ impl Cluster {
 
     fn refused(&mut self, what: &str, hostile: &OwnedFd) {
         let start = Instant::now();
-        while !matches!(Message::receive(hostile.as_fd()), Received::Closed) {
-            assert!(start.elapsed() < TIMEOUT, "{what}: it is not refused");
+        while !matches!(SocketMessage::receive(hostile.as_fd()), SocketInput::Closed) {
+            assert!(start.elapsed() < TIMEOUT, "{what}: not refused");
             self.turn();
         }
         assert!(!self.events.iter().any(|e| matches!(e, ControlEvent::ConnectRequest { .. })), "{what}");
@@ -211,7 +211,7 @@ fn open() -> SoftwareFabric {
     SoftwareFabric::new(config()).expect("open")
 }
 
-/// A connection in hostile hands, with its memory.
+/// The hostile end of a connection, with its memory.
 struct HostilePeer {
     socket: OwnedFd,
     ring: PeerMapping,
@@ -220,8 +220,8 @@ struct HostilePeer {
     layout: Layout,
 }
 
-fn hello() -> Message {
-    Message::Hello(Opening {
+fn hello() -> SocketMessage {
+    SocketMessage::Hello(Opening {
         may_sleep: true,
         ring_bytes: RING,
         max_message: 4096,
@@ -233,7 +233,7 @@ fn hello() -> Message {
 fn dial(address: &FabricAddress) -> OwnedFd {
     match address::connect(address).expect("connect") {
         ConnectProgress::Connected(socket) => socket,
-        other => panic!("no room: {other:?}"),
+        other => panic!("not connected: {other:?}"),
     }
 }
 
@@ -241,8 +241,8 @@ impl HostilePeer {
     fn new(to: &FabricAddress) -> Self {
         let socket = dial(to);
         let layout = layout(RING);
-        let (ring, ring_fd) = make(layout.bytes(), "hostile").expect("ring");
-        let (table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "hostile").expect("table");
+        let (ring, ring_fd) = create_shared(layout.bytes(), "hostile").expect("ring");
+        let (table, table_fd) = create_shared(table_bytes(WINDOWS).expect("windows"), "hostile").expect("table");
         hello().send(socket.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
         Self { socket, ring, table, peer_table: None, layout }
     }
@@ -251,17 +251,17 @@ impl HostilePeer {
         self.layout.tx_ring()
     }
 
-    /// The words of its report.
+    /// The line of its report.
     fn report(&self) -> &Line {
         self.ring.line(64 * self.layout.lines().own_report).expect("a line")
     }
 
-    fn say(&self, message: &Message, fds: &[BorrowedFd<'_>]) {
+    fn send(&self, message: &SocketMessage, fds: &[BorrowedFd<'_>]) {
         message.send(self.socket.as_fd(), fds).expect("send");
     }
 }
 
-/// The word at a byte of memory that both sides have.
+/// The word at an offset of shared memory.
 fn word(memory: &PeerMapping, at: usize) -> &AtomicU64 {
     &memory.line(at & !63).expect("a line")[at % 64 / 8]
 }

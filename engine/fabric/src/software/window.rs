@@ -1,18 +1,18 @@
 //! Memory windows: the table of exposed memory, used by both sides.
 //!
 //! The owner of a table writes its entries and revokes them; the peer claims an entry for the time of a copy. Each side
-//! writes a word that the other reads: the owner the key, the peer BUSY. Each writes before it reads the other's, with
-//! a full fence between. So when a revocation and a claim meet, at least one sees the other:
+//! writes a word that the other reads: the owner the key, the peer BUSY. Each side writes its word before it reads the
+//! other's, with a full fence between. So if a revocation and a claim are concurrent, at least one sees the other:
 //!
 //! | owner | peer |
 //! |---|---|
-//! | bind: write the fields, publish key + VALID | claim: set BUSY, fence, read the key; if another, clear BUSY |
+//! | bind: write the fields, publish key + VALID | claim: set BUSY, fence, read the key; if it differs, clear BUSY |
 //! | revoke: clear VALID, fence, read BUSY; done if clear, else wait | copy, then clear BUSY |
 //!
 //! A failed claim sets BUSY for a moment; the owner then checks once more than necessary.
 //!
-//! The table belongs to a process that may be hostile, for either side. The owner keeps its own record of binds and
-//! takes only BUSY from the table. The peer checks its reads against its mappings.
+//! Either side may be a hostile process, and both can write the table. The owner keeps its own record of binds and
+//! reads only BUSY from the table. The peer checks the fields that it reads against its mappings.
 
 use std::sync::atomic::AtomicU64;
 
@@ -20,16 +20,16 @@ use rpcrdma_mempool::{ArenaId, Lent, PeerMapping};
 
 use super::memory::Word;
 use crate::Access;
-use crate::keys::{Keys, Revoked, index_of};
+use crate::window_keys::{Revoked, WindowKeys, index_of};
 
 /// Bytes of an entry: a cache line.
-pub(super) const ENTRY: usize = 64;
-/// Its words: the key, and the fields.
+pub(super) const ENTRY_BYTES: usize = 64;
+/// Words of an entry: the key, and the fields.
 const KEY: usize = 0;
 const PLACE: usize = 1;
 const ADDRESS: usize = 2;
 const LEN: usize = 3;
-/// Not zero while the peer copies.
+/// A word that is not zero while the peer copies.
 pub(super) const BUSY: usize = 4;
 
 const VALID: u64 = 1;
@@ -41,12 +41,12 @@ const WRITE: u64 = 1 << 33;
 pub(super) struct OwnWindows {
     table: PeerMapping,
     /// The keys, with the exposed memory while the peer can reach it.
-    pub(super) keys: Keys<Lent>,
+    pub(super) keys: WindowKeys<Lent>,
 }
 
 /// What a bind exposes: the fields of a window's entry beside its key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Exposure {
+pub(super) struct WindowFields {
     pub(super) region: u32,
     pub(super) access: Access,
     pub(super) address: u64,
@@ -56,19 +56,19 @@ pub(super) struct Exposure {
 impl OwnWindows {
     /// Windows in a zeroed table. `random` makes their keys hard to guess.
     pub(super) fn new(table: PeerMapping, limit: u32, random: u32) -> Self {
-        Self { table, keys: Keys::new(limit, random) }
+        Self { table, keys: WindowKeys::new(limit, random) }
     }
 
     /// Binds a window to memory. False if the window is still bound.
     #[inline]
-    pub(super) fn bind(&mut self, index: u32, mem: &Lent, exposure: Exposure) -> bool {
-        let Some(entry) = Entry::of(&self.table, index as usize) else { return false };
+    pub(super) fn bind(&mut self, index: u32, mem: &Lent, exposure: WindowFields) -> bool {
+        let Some(entry) = WindowTableEntry::of(&self.table, index as usize) else { return false };
         let Some(rkey) = self.keys.bind(index, mem.clone()) else { return false };
         entry.bind(rkey, exposure);
         true
     }
 
-    /// Revokes a window by index, for an invalidation of our own. Repeat it while it returns `Busy`.
+    /// Revokes a window by index, for an invalidation of our own. The caller repeats the call while it returns `Busy`.
     pub(super) fn revoke(&mut self, index: u32) -> Revoked {
         self.keys.revoke(index, revoke_in(&self.table))
     }
@@ -78,20 +78,20 @@ impl OwnWindows {
         self.keys.revoke_key(rkey, revoke_in(&self.table))
     }
 
-    /// Whether memory of this arena is exposed right now.
+    /// Whether memory of this arena is exposed.
     pub(super) fn exposes(&self, arena: ArenaId) -> bool {
         self.keys.bound().any(|mem| mem.arena() == arena)
     }
 
-    /// Revokes all windows. True if the peer is in no copy; otherwise call it again.
+    /// Revokes all windows. True if the peer is not copying; otherwise the caller repeats the call.
     pub(super) fn revoke_all(&mut self) -> bool {
         self.keys.revoke_all(revoke_in(&self.table))
     }
 }
 
-/// Revokes a key in the table; true if the peer is in no copy.
+/// Revokes a key in the table; true if the peer is not copying.
 fn revoke_in(table: &PeerMapping) -> impl Fn(u32, u32, &Lent) -> bool {
-    |index, rkey, _| Entry::of(table, index as usize).is_none_or(|entry| entry.revoke(rkey))
+    |index, rkey, _| WindowTableEntry::of(table, index as usize).is_none_or(|entry| entry.revoke(rkey))
 }
 
 /// The windows of the peer's side.
@@ -101,18 +101,18 @@ pub(super) struct PeerWindows {
     windows: u32,
 }
 
-/// A claimed window: the peer waits with its revocation until it is released.
+/// A claimed window, whose revocation by the peer waits until it is released.
 #[derive(Debug)]
 pub(super) struct Claim {
     index: usize,
-    /// Region of the peer.
+    /// The peer's region.
     pub(super) region: u32,
     /// First byte, in the region.
     pub(super) offset: usize,
 }
 
 impl PeerWindows {
-    /// The table of a peer with `count` windows; the mapping is long enough.
+    /// The table of a peer with this number of windows. The mapping is long enough.
     pub(super) fn new(table: PeerMapping, windows: u32) -> Self {
         Self { table, windows }
     }
@@ -123,7 +123,7 @@ impl PeerWindows {
         if index >= self.windows as usize {
             return None;
         }
-        let fields = Entry::of(&self.table, index)?.claim(rkey)?;
+        let fields = WindowTableEntry::of(&self.table, index)?.claim(rkey)?;
         let claim = Claim { index, region: fields.region, offset: address as usize };
         let granted = if write { fields.access.remote_write } else { fields.access.remote_read };
         let inside = || address.checked_sub(fields.address).and_then(|skip| fields.len.checked_sub(skip));
@@ -136,7 +136,7 @@ impl PeerWindows {
 
     /// Ends a copy.
     pub(super) fn release(&self, claim: Claim) {
-        if let Some(entry) = Entry::of(&self.table, claim.index) {
+        if let Some(entry) = WindowTableEntry::of(&self.table, claim.index) {
             entry.release();
         }
     }
@@ -144,19 +144,19 @@ impl PeerWindows {
 
 /// One entry of a table, for both sides; see the module documentation.
 #[derive(Debug)]
-struct Entry<'a, W>(&'a [W; 8]);
+struct WindowTableEntry<'a, W>(&'a [W; 8]);
 
-impl<'a> Entry<'a, AtomicU64> {
-    /// Number `index` of a table; `None` behind its end.
+impl<'a> WindowTableEntry<'a, AtomicU64> {
+    /// Entry `index` of a table; `None` behind its end.
     #[inline]
     fn of(table: &'a PeerMapping, index: usize) -> Option<Self> {
-        table.line(index.checked_mul(ENTRY)?).map(Self)
+        table.line(index.checked_mul(ENTRY_BYTES)?).map(Self)
     }
 }
 
-impl<W: Word> Entry<'_, W> {
-    fn bind(&self, rkey: u32, exposure: Exposure) {
-        let Exposure { region, access, address, len } = exposure;
+impl<W: Word> WindowTableEntry<'_, W> {
+    fn bind(&self, rkey: u32, exposure: WindowFields) {
+        let WindowFields { region, access, address, len } = exposure;
         let rights = if access.remote_read { READ } else { 0 } | if access.remote_write { WRITE } else { 0 };
         self.0[PLACE].set(u64::from(region) | rights);
         self.0[ADDRESS].set(address);
@@ -165,26 +165,26 @@ impl<W: Word> Entry<'_, W> {
         self.0[KEY].publish(u64::from(rkey) << 32 | VALID);
     }
 
-    /// False while the peer copies.
+    /// Revokes the key. False while the peer copies.
     fn revoke(&self, rkey: u32) -> bool {
         self.0[KEY].set(u64::from(rkey) << 32);
-        // Pairs with the fence in `claim`: we see its BUSY, or it sees the revoked key.
-        W::settle();
+        // Pairs with the fence in `claim`: this side sees BUSY, or the peer sees the revoked key.
+        W::full_fence();
         // Pairs with `release`: the copy has ended.
         self.0[BUSY].acquire() == 0
     }
 
-    fn claim(&self, rkey: u32) -> Option<Exposure> {
+    fn claim(&self, rkey: u32) -> Option<WindowFields> {
         self.0[BUSY].set(1);
         // Pairs with the fence in `revoke`.
-        W::settle();
+        W::full_fence();
         // Pairs with the publication in `bind`.
         if self.0[KEY].acquire() != u64::from(rkey) << 32 | VALID {
             self.release();
             return None;
         }
         let place = self.0[PLACE].get();
-        Some(Exposure {
+        Some(WindowFields {
             region: place as u32,
             access: Access { remote_read: place & READ != 0, remote_write: place & WRITE != 0 },
             address: self.0[ADDRESS].get(),
@@ -198,7 +198,7 @@ impl<W: Word> Entry<'_, W> {
     }
 }
 
-/// One entry for the model; its fields follow from the key.
+/// One entry for loom models, whose fields follow from the key.
 #[cfg(all(test, loom))]
 pub(super) mod model {
     use loom::sync::atomic::AtomicU64;
@@ -212,20 +212,20 @@ pub(super) mod model {
             Self(std::array::from_fn(|_| AtomicU64::new(0)))
         }
 
-        fn fields(rkey: u32) -> Exposure {
-            Exposure { region: rkey, access: Access::REMOTE, address: u64::from(rkey) * 100, len: u64::from(rkey) }
+        fn fields(rkey: u32) -> WindowFields {
+            WindowFields { region: rkey, access: Access::REMOTE, address: u64::from(rkey) * 100, len: u64::from(rkey) }
         }
 
         pub(in super::super) fn bind(&self, rkey: u32) {
-            Entry(&self.0).bind(rkey, Self::fields(rkey));
+            WindowTableEntry(&self.0).bind(rkey, Self::fields(rkey));
         }
 
         pub(in super::super) fn revoke(&self, rkey: u32) -> bool {
-            Entry(&self.0).revoke(rkey)
+            WindowTableEntry(&self.0).revoke(rkey)
         }
 
         pub(in super::super) fn claim(&self, rkey: u32) -> bool {
-            match Entry(&self.0).claim(rkey) {
+            match WindowTableEntry(&self.0).claim(rkey) {
                 None => false,
                 Some(fields) => {
                     assert_eq!(fields, Self::fields(rkey), "the fields of another bind");
@@ -235,7 +235,7 @@ pub(super) mod model {
         }
 
         pub(in super::super) fn release(&self) {
-            Entry(&self.0).release();
+            WindowTableEntry(&self.0).release();
         }
     }
 }

@@ -8,15 +8,15 @@ use crate::host::{self, NamedDevice};
 use crate::path::PathConfig;
 use crate::{FabricAddress, FabricError, checks};
 
-/// Use of a device feature: on, off, or automatic.
+/// Whether to use a device feature: on, off, or automatic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FeatureMode {
-    /// Decided by the device table and the start-up test.
+    /// Used if the device's attributes and the start-up test permit it.
     #[default]
     Auto,
-    /// Used.
+    /// Always used.
     On,
-    /// Not used.
+    /// Never used.
     Off,
 }
 
@@ -40,7 +40,7 @@ with_defaults! {
         /// InfiniBand only the subnet manager chooses the MTU, and a client that sets one does not connect. Each side
         /// has its own service level. A request with a path MTU carries the service level too, 0 unless set.
         pub path: PathConfig = PathConfig::default(),
-        /// Receives in the shared queue. Default 4096.
+        /// Capacity of the shared receive queue. Default 4096 Receives.
         pub shared_receives: u32 = 4096,
         /// Maximum outstanding work requests of all queue pairs together. Default 32768. Each work request and each
         /// Receive costs 64 bytes of completion queue. A device with smaller completion queues provides its maximum. A
@@ -58,8 +58,9 @@ with_defaults! {
         /// either side, but peers may request another number. Default 6, as in the Linux kernel's NFS. On soft-RoCE 7
         /// is unlimited, so a dead peer goes unnoticed.
         pub retries: u8 = 6,
-        /// Maximum retries of a local message without a Receive, 0 to 6. Peers set the number, possibly unlimited, and
-        /// the wait of at most 655 ms. Default 6: a peer without Receives is disconnected after 4 s.
+        /// Maximum retries of a message without a Receive, 0 to 6. The message is this side's. Peers set the number,
+        /// possibly unlimited, and the wait of at most 655 ms. Default 6, which disconnects a peer without Receives
+        /// after 4 s.
         pub rnr_retries: u8 = 6,
         /// Longest wait for an acknowledgement before retransmission. InfiniBand code: 4.096 µs times two to the power
         /// of 1 to 31. The actual wait follows from the path and the peer, and may be unlimited. Default 20: 4.3 s.
@@ -84,7 +85,10 @@ impl VerbsConfig {
         let (named, rest) = host::split_device(&address)?;
         if let Some(NamedDevice { name, gid_index }) = named {
             let contradicts = |knob: &str, named: &str, value: &str| {
-                FabricError::address(&address.0, format!("it names {named}, and `{knob}` is {value}: give it once"))
+                FabricError::address(
+                    &address.0,
+                    format!("names {named}, but `{knob}` is {value}: set only one of them"),
+                )
             };
             if let Some(device) = self.device.as_ref().filter(|device| **device != name) {
                 return Err(contradicts("device", &name, device));
@@ -114,7 +118,7 @@ impl VerbsConfig {
             return Ok(());
         }
         let opened = NamedDevice { name: device.to_owned(), gid_index: self.gid_index };
-        let detail = format!("this shard has opened {opened}, and has no other device: open one for this address");
+        let detail = format!("this shard uses only {opened}: open a shard with the address's device");
         Err(FabricError::address(&address.0, detail))
     }
 
@@ -153,9 +157,9 @@ mod tests {
             assert_eq!(at(address, device, gid_index).with_device_of_address(), Ok(plain.clone()), "{address}");
         }
         for (address, device, gid_index, why) in [
-            ("rxe1@10.0.0.1", Some("rxe0"), None, "it names rxe1, and `device` is rxe0"),
-            ("rxe1/2@10.0.0.1", Some("rxe1"), Some(1), "it names GID 2 of rxe1, and `gid_index` is 1"),
-            ("rxe1/two@10.0.0.1", None, None, "no number"),
+            ("rxe1@10.0.0.1", Some("rxe0"), None, "names rxe1, but `device` is rxe0"),
+            ("rxe1/2@10.0.0.1", Some("rxe1"), Some(1), "names GID 2 of rxe1, but `gid_index` is 1"),
+            ("rxe1/two@10.0.0.1", None, None, "not a number"),
         ] {
             let error = at(address, device, gid_index).with_device_of_address().expect_err(address).to_string();
             assert!(error.contains(why), "{error}");
@@ -163,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fabric_has_no_other_device() {
+    fn an_address_of_another_device_is_refused() {
         let named = |name: &str, gid_index| NamedDevice { name: name.into(), gid_index };
         let opened = at("rxe1/2@10.0.0.1", None, None).with_device_of_address().expect("a device");
         let address = FabricAddress("as given".into());
@@ -173,7 +177,7 @@ mod tests {
         }
         for other in [named("rxe0", None), named("rxe0", Some(2)), named("rxe1", Some(1))] {
             let error = check(Some(other)).expect_err("another device").to_string();
-            assert!(error.contains("as given") && error.contains("has opened rxe1/2"), "{error}");
+            assert!(error.contains("as given") && error.contains("uses only rxe1/2"), "{error}");
         }
     }
 }

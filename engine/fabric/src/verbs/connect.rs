@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 
 use rdma_sys::{ibv_qp_state, rdma_cm_event_type as kinds};
 
-use super::complete::CompletionState;
+use super::completion::CompletionState;
 use super::drain::{ErrorState, drain};
-use super::qp::{QpState, VerbsQp};
+use super::qp::{VerbsQp, VerbsQpState};
 use super::sys::{self, AsyncEvent, CmEvent, CmId, EventChannel, POLL_BATCH};
 use super::work_queues::WorkQueues;
-use super::{VerbsFabric, explain, path, reaper, wr_id};
+use super::{VerbsFabric, errors, path, reaper, wr_id};
 use crate::accept_balancer::{Accepted, ConnectionCount};
 use crate::{ConnectParams, ControlEvent, DeviceEvent, Disconnect, FabricError, QpId, RequestId};
 
 /// Maximum events of one kind per pass, for fairness.
 const MAX_EVENTS: usize = 256;
-/// Maximum connect requests handed over by other shards and not yet taken.
+/// Maximum connect requests that other shards have handed over and this shard has not yet taken.
 const MAX_HANDED_OVER: usize = 256;
 /// Marks the number of an identifier that belongs to a request, not to a queue pair.
 pub(super) const REQUEST: usize = 1 << (usize::BITS - 1);
@@ -45,7 +45,7 @@ impl VerbsFabric {
         &mut self,
         params: &ConnectParams,
         max_data: usize,
-        state: QpState,
+        state: VerbsQpState,
         mut cm: CmId,
     ) -> Result<QpId, FabricError> {
         let limits = &self.device.capabilities;
@@ -59,7 +59,7 @@ impl VerbsFabric {
             ("responder_resources", params.responder_resources.into(), reads),
         ] {
             if value > limit {
-                return Err(FabricError::misuse(format!("{what} {value}: the device takes {limit}")));
+                return Err(FabricError::misuse(format!("{what}: {value} exceeds the device's limit {limit}")));
             }
         }
         let objects = self.objects()?;
@@ -68,11 +68,14 @@ impl VerbsFabric {
         let CompletionState { table, shared, by_number, .. } = &mut self.completion;
         table.try_insert(|id| {
             if id.slot >= wr_id::MAX_QPS - 1 {
-                return Err(FabricError::misuse(format!("a fabric has at most {} queue pairs", wr_id::MAX_QPS - 1)));
+                return Err(FabricError::misuse(format!(
+                    "all {} queue pairs of the fabric are in use",
+                    wr_id::MAX_QPS - 1
+                )));
             }
             cm.set_cookie(id.slot as usize);
             let queues = WorkQueues::new(id, &pd, &cq, shared.queue(), params, max_inline_data).map_err(|e| {
-                explain::pin_error(format!("ibv_create_qp with {sends} sends, {receives} own Receives"), &e)
+                errors::pin_error(format!("ibv_create_qp with {sends} sends, {receives} own Receives"), &e)
             })?;
             by_number.insert(queues.number(), id.slot);
             Ok(VerbsQp {
@@ -84,7 +87,7 @@ impl VerbsFabric {
                 deadline: None,
                 end: None,
                 ended_at: 0,
-                is_early: false,
+                received_early: false,
                 error_state: ErrorState { reports_last_receive, ..ErrorState::default() },
                 count: None,
             })
@@ -99,29 +102,30 @@ impl VerbsFabric {
         }
         let found = found.as_deref().unwrap_or("none");
         let detail = format!(
-            "it goes by device {found}, this fabric has opened {opened}: name the device, by `device` or in the address"
+            "the connection uses device {found}, but this fabric has opened {opened}: name the device, by `device` or \
+             in the address"
         );
         Err(FabricError::system("using a connection", detail))
     }
 
-    /// Refuses a request whose path MTU, valid in both directions, exceeds the local one.
+    /// Refuses a request whose path MTU exceeds the local one. The path MTU applies to both directions.
     pub(super) fn check_mtu(&self, cm: &CmId) -> Result<(), FabricError> {
-        let Some(most) = self.config.path.path_mtu else { return Ok(()) };
+        let Some(limit) = self.config.path.path_mtu else { return Ok(()) };
         let attributes = cm.qp_attributes(ibv_qp_state::IBV_QPS_RTR);
         let attributes = attributes.map_err(|e| FabricError::system("rdma_init_qp_attr", e))?;
         let theirs = path::mtu_of(attributes.attr.path_mtu);
-        if theirs <= most {
+        if theirs <= limit {
             return Ok(());
         }
-        reject(cm, format!("path_mtu here is {most}, asked for were {theirs}").as_bytes());
+        reject(cm, format!("path MTU {theirs} exceeds `path_mtu` {limit} of this side").as_bytes());
         Err(FabricError::peer(format!(
-            "it asks for a path MTU of {theirs}, and path_mtu here is {most}: set it there, too"
+            "path MTU {theirs} exceeds `path_mtu` {limit} of this side: set `path_mtu` on both sides"
         )))
     }
 
-    /// Error for an unreachable address. Names the device.
+    /// Returns the error for an unreachable address, which names the device.
     pub(super) fn unreachable(&self, address: &str, why: &str) -> FabricError {
-        let detail = format!("{why}; this fabric is on {}", self.device.capabilities.device);
+        let detail = format!("{why}; this fabric uses {}", self.device.capabilities.device);
         FabricError::unreachable(address, detail)
     }
 
@@ -146,15 +150,15 @@ impl VerbsFabric {
             return accepted.into_iter().for_each(|request| self.add_request(request));
         }
         match event.cookie {
-            reaper::NOBODY => return,
+            reaper::NO_OWNER => return,
             WATCH if event.kind == kinds::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                return self.device_lost(DeviceEvent::Removed);
+                return self.handle_device_loss(DeviceEvent::Removed);
             }
             WATCH => return,
             // The peer gave up before the answer.
             cookie if cookie & REQUEST != 0 => {
-                let gone = self.take_request((cookie & !REQUEST) as u64);
-                return gone.into_iter().for_each(|(_, cm, _)| reaper::dispose(cm));
+                let request = self.take_request((cookie & !REQUEST) as u64);
+                return request.into_iter().for_each(|(_, cm, _)| reaper::dispose(cm));
             }
             _ => {}
         }
@@ -162,7 +166,7 @@ impl VerbsFabric {
         let id = qp.id;
         log::trace!("{id:?}: {} {}", event.name(), event.status);
         match (event.kind, qp.state) {
-            (kinds::RDMA_CM_EVENT_ADDR_RESOLVED, QpState::Connecting) => {
+            (kinds::RDMA_CM_EVENT_ADDR_RESOLVED, VerbsQpState::Connecting) => {
                 let config = &self.config.path;
                 // A configured path needs no resolution.
                 let resolved = match (config.path_mtu, qp.cm.own_address(), qp.cm.peer_address()) {
@@ -178,31 +182,34 @@ impl VerbsFabric {
                     self.fail_unreachable(id, &format!("rdma_resolve_route: {error}"));
                 }
             }
-            (kinds::RDMA_CM_EVENT_ROUTE_RESOLVED, QpState::Connecting) => {
+            (kinds::RDMA_CM_EVENT_ROUTE_RESOLVED, VerbsQpState::Connecting) => {
                 if let Err(error) = qp.cm.connect(&qp.params.private_data, qp.parameters(&self.config)) {
                     self.fail_unreachable(id, &format!("rdma_connect: {error}"));
                 }
             }
-            (kinds::RDMA_CM_EVENT_CONNECT_RESPONSE, QpState::Connecting) => {
-                let started = qp.start(&self.config, self.device.choice.is_infiniband);
+            (kinds::RDMA_CM_EVENT_CONNECT_RESPONSE, VerbsQpState::Connecting) => {
+                let started = qp.enter_ready(&self.config, self.device.choice.is_infiniband);
                 match started.and_then(|()| qp.cm.establish()) {
                     Ok(()) => self.report_established(id, event.private_data),
                     Err(error) => self.fail_connect(id, FabricError::system("starting the queue pair", error)),
                 }
             }
             // The client gave up meanwhile. The reject informs the acceptor.
-            (kinds::RDMA_CM_EVENT_CONNECT_RESPONSE, QpState::Failed) => reject(&qp.cm, &[]),
-            (kinds::RDMA_CM_EVENT_ESTABLISHED, QpState::Accepting) => self.report_established(id, Vec::new()),
-            (kinds::RDMA_CM_EVENT_REJECTED, QpState::Connecting) => self.report_rejected(id, event),
-            // This identifier's device is known to be the opened one. Other devices come and go.
-            (kinds::RDMA_CM_EVENT_DEVICE_REMOVAL, QpState::Accepting | QpState::Up | QpState::Closing) => {
-                self.device_lost(DeviceEvent::Removed);
+            (kinds::RDMA_CM_EVENT_CONNECT_RESPONSE, VerbsQpState::Failed) => reject(&qp.cm, &[]),
+            (kinds::RDMA_CM_EVENT_ESTABLISHED, VerbsQpState::Accepting) => self.report_established(id, Vec::new()),
+            (kinds::RDMA_CM_EVENT_REJECTED, VerbsQpState::Connecting) => self.report_rejected(id, event),
+            // This identifier belongs to the opened device. Removals of other devices do not matter.
+            (
+                kinds::RDMA_CM_EVENT_DEVICE_REMOVAL,
+                VerbsQpState::Accepting | VerbsQpState::Up | VerbsQpState::Closing,
+            ) => {
+                self.handle_device_loss(DeviceEvent::Removed);
             }
-            (kinds::RDMA_CM_EVENT_DISCONNECTED, QpState::Closing) => {
-                self.end_connection(id, Disconnect::Local, "both sides have closed it");
+            (kinds::RDMA_CM_EVENT_DISCONNECTED, VerbsQpState::Closing) => {
+                self.end_connection(id, Disconnect::Local, "both sides closed the connection");
             }
-            (kinds::RDMA_CM_EVENT_DISCONNECTED, QpState::Accepting | QpState::Up) => {
-                self.end_connection(id, Disconnect::Peer, "the peer has closed it");
+            (kinds::RDMA_CM_EVENT_DISCONNECTED, VerbsQpState::Accepting | VerbsQpState::Up) => {
+                self.end_connection(id, Disconnect::Peer, "the peer closed the connection");
             }
             (
                 kinds::RDMA_CM_EVENT_ADDR_ERROR
@@ -216,12 +223,12 @@ impl VerbsFabric {
             ) => {
                 let (name, error) = (event.name(), io::Error::from_raw_os_error(event.status.abs()));
                 match state {
-                    QpState::Connecting => self.fail_unreachable(id, &format!("{name} ({error})")),
-                    QpState::Accepting | QpState::Up => {
-                        let reason = format!("the connection manager says {name} ({})", event.status);
+                    VerbsQpState::Connecting => self.fail_unreachable(id, &format!("{name} ({error})")),
+                    VerbsQpState::Accepting | VerbsQpState::Up => {
+                        let reason = format!("connection manager event {name} ({})", event.status);
                         self.end_connection(id, Disconnect::Failure, reason);
                     }
-                    QpState::Closing | QpState::Ended | QpState::Failed => {}
+                    VerbsQpState::Closing | VerbsQpState::Ended | VerbsQpState::Failed => {}
                 }
             }
             _ => {}
@@ -233,7 +240,7 @@ impl VerbsFabric {
         self.next_request += 1;
         let number = self.next_request;
         if let Err(error) = cm.adopt(&self.device.channel, REQUEST | number as usize) {
-            let line = format_args!("a connect request is lost: rdma_migrate_id: {error}");
+            let line = format_args!("connect request lost: rdma_migrate_id: {error}");
             return self.context.log.warn("connect requests lost", line);
         }
         let peer = cm.peer_address().map_or_else(|| "an unknown address".to_owned(), |address| address.to_string());
@@ -251,7 +258,7 @@ impl VerbsFabric {
 
     fn report_established(&mut self, id: QpId, private_data: Vec<u8>) {
         if let Some(qp) = self.completion.table.get(id) {
-            qp.state = QpState::Up;
+            qp.state = VerbsQpState::Up;
             self.events.push(ControlEvent::Established { qp: id, private_data });
         }
     }
@@ -260,13 +267,13 @@ impl VerbsFabric {
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused).raw_os_error();
         if event.status == REJECTED_BY_CONSUMER || event.status < 0 && !event.private_data.is_empty() {
             let mut private_data = event.private_data;
-            // Zeroes pad it, because it has no length on the wire.
+            // Private data has no length on the wire, so zeroes pad it.
             private_data.truncate(private_data.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1));
             self.fail_attempt(id, ControlEvent::Rejected { qp: id, private_data });
         } else if event.status == REJECTED_NO_SERVICE || event.status.checked_neg() == refused {
-            self.fail_unreachable(id, "the host is there, but nobody listens at this port");
+            self.fail_unreachable(id, "the host answers, but has no listener at this port");
         } else {
-            self.fail_unreachable(id, &format!("its connection manager has refused, code {}", event.status));
+            self.fail_unreachable(id, &format!("its connection manager refused with code {}", event.status));
         }
     }
 
@@ -280,26 +287,26 @@ impl VerbsFabric {
         self.fail_attempt(id, ControlEvent::ConnectFailed { qp: id, error });
     }
 
-    /// Ends a connection attempt, and reports it by `event`.
+    /// Ends a connection attempt and reports it by `event`.
     fn fail_attempt(&mut self, id: QpId, event: ControlEvent) {
-        let Some(qp) = self.completion.table.get(id).filter(|qp| qp.state == QpState::Connecting) else { return };
-        qp.state = QpState::Failed;
-        qp.stop();
+        let Some(qp) = self.completion.table.get(id).filter(|qp| qp.state == VerbsQpState::Connecting) else { return };
+        qp.state = VerbsQpState::Failed;
+        qp.enter_error();
         self.events.push(event);
     }
 
     /// Ends the connection and flushes posted requests.
     pub(super) fn end_connection(&mut self, id: QpId, cause: Disconnect, reason: impl Into<String>) {
         let Some(qp) = self.completion.table.get(id) else { return };
-        if matches!(qp.state, QpState::Connecting | QpState::Failed | QpState::Ended) {
+        if matches!(qp.state, VerbsQpState::Connecting | VerbsQpState::Failed | VerbsQpState::Ended) {
             return;
         }
-        qp.state = QpState::Ended;
-        // Sends or answers a disconnect. An error means that both sides have closed already.
+        qp.state = VerbsQpState::Ended;
+        // This sends or answers a disconnect. An error means that both sides have already closed.
         if let Err(error) = qp.cm.disconnect() {
             log::trace!("{id:?}: rdma_disconnect: {error}");
         }
-        qp.stop();
+        qp.enter_error();
         let reason = reason.into();
         log::debug!("{id:?}: {reason}");
         (qp.end, qp.ended_at) = (Some((cause, reason)), self.completion.empty_polls);
@@ -311,7 +318,7 @@ impl VerbsFabric {
         for slot in std::mem::take(&mut self.completion.attention) {
             let Some(qp) = self.completion.table.at(slot) else { continue };
             let id = qp.id;
-            if qp.state == QpState::Ended {
+            if qp.state == VerbsQpState::Ended {
                 if qp.ended_at == self.completion.empty_polls {
                     self.completion.attention.push(slot);
                 } else if let Some((cause, reason)) = qp.end.take() {
@@ -319,15 +326,15 @@ impl VerbsFabric {
                 }
             } else if let Some((cause, reason)) = qp.end.take() {
                 self.end_connection(id, cause, reason);
-            } else if qp.state == QpState::Closing {
+            } else if qp.state == VerbsQpState::Closing {
                 if qp.queues.in_flight() == 0 || qp.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                    self.end_connection(id, Disconnect::Local, "closed by this side");
+                    self.end_connection(id, Disconnect::Local, "this side closed the connection");
                 } else {
                     self.completion.attention.push(slot);
                 }
-            } else if qp.state == QpState::Accepting && qp.is_early {
-                // The connection manager detects this by itself. With `rdma_notify` and an immediate close, Linux 6.1
-                // keeps repeating its answer. It then holds the identifier for 40 s, until it gives up.
+            } else if qp.state == VerbsQpState::Accepting && qp.received_early {
+                // The connection manager needs no `rdma_notify`, because it detects the early message itself. After
+                // `rdma_notify` and an immediate close, Linux 6.1 repeats its answer and holds the identifier for 40 s.
                 self.report_established(id, Vec::new());
             }
         }
@@ -342,7 +349,7 @@ impl VerbsFabric {
             match event.code {
                 AsyncEvent::CQ_ERROR | AsyncEvent::DEVICE_FATAL | AsyncEvent::SRQ_ERROR => {
                     log::debug!("{}: {event:?}", self.device.choice.device);
-                    self.device_lost(DeviceEvent::Failed);
+                    self.handle_device_loss(DeviceEvent::Failed);
                 }
                 AsyncEvent::PORT_ERROR | AsyncEvent::PORT_ACTIVE if event.subject == port as usize => {
                     let is_down = event.code == AsyncEvent::PORT_ERROR;
@@ -362,12 +369,12 @@ impl VerbsFabric {
         match code {
             AsyncEvent::LAST_RECEIVE_REACHED => qp.error_state.last_receive_reached = true,
             AsyncEvent::ESTABLISHED => {
-                qp.is_early = true;
+                qp.received_early = true;
                 self.completion.attention.push(slot);
             }
-            // Fatal error, invalid request, or refused access. Other codes concern path migration.
+            // The codes mean a fatal error, an invalid request, or refused access. Other codes concern path migration.
             1..=3 => qp.fail(&mut self.completion.attention, Disconnect::Failure, || {
-                format!("the device says: event {code} of the queue pair")
+                format!("device event {code} of the queue pair")
             }),
             _ => log::debug!("{:?}: event {code} of the queue pair", qp.id),
         }
@@ -385,23 +392,23 @@ impl VerbsFabric {
             fabric.completion.ready.extend(done.drain(..));
             taken
         };
-        let is_silent = |fabric: &mut Self| {
+        let is_quiescent = |fabric: &mut Self| {
             let qp = fabric.completion.table.peek(id);
-            qp.is_none_or(|qp| qp.error_state.is_silent(qp.queues.outstanding()))
+            qp.is_none_or(|qp| qp.error_state.is_quiescent(qp.queues.outstanding()))
         };
         let wait = |fabric: &mut Self| {
             fabric.device_events();
             std::thread::yield_now();
             Instant::now() < limit
         };
-        if !drain(self, capacity, take, is_silent, wait) {
-            let line = format_args!("{id:?}: its last completions did not come within {within:?}");
-            self.context.log.warn("queue pairs whose last completions did not come", line);
+        if !drain(self, capacity, take, is_quiescent, wait) {
+            let line = format_args!("{id:?}: the last completions did not arrive within {within:?}");
+            self.context.log.warn("queue pairs without their last completions", line);
         }
     }
 }
 
-/// Informs the peer of a refusal. If that fails, the end of its connection does.
+/// Refuses a connect request. If the call fails, the peer only sees the end of its connection.
 pub(super) fn reject(cm: &CmId, private_data: &[u8]) {
     if let Err(error) = cm.reject(private_data) {
         log::debug!("rdma_reject: {error}");

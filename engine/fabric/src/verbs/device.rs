@@ -1,7 +1,8 @@
 //! Choice of device, port and GID.
 //!
-//! The connection manager chooses by the routing tables. This module reads the same tables before a device is opened.
-//! Its errors list the alternatives and the reason.
+//! The connection manager chooses a device by its routing tables, after connecting has begun. This module chooses
+//! before the device is opened, by the kernel's files about devices. Its errors state the reason and list the other
+//! devices.
 
 #![forbid(unsafe_code)]
 
@@ -10,14 +11,14 @@ use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-use super::explain;
+use super::errors;
 use crate::FabricError;
 
 /// The kernel's directory of RDMA devices.
 const SYSFS: &str = "/sys/class/infiniband";
 
 /// Consecutive free entries that mark the end of a GID table. Tables fill from the front.
-const MAX_HOLES: usize = 32;
+const MAX_FREE_ENTRIES: usize = 32;
 
 /// An address of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,23 +56,23 @@ impl fmt::Display for Gid {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Port {
+pub(super) struct DevicePort {
     pub(super) device: String,
     pub(super) number: u8,
     pub(super) is_active: bool,
-    /// The device is an RNIC of iWARP. Nothing else shows this. Its link layer is `Ethernet`, and its GID is made of
-    /// its MAC address, not of an IP address.
+    /// Whether the device is an iWARP RNIC. Its link layer is `Ethernet`, and its GID consists of its MAC address
+    /// instead of an IP address, so only the node type shows this.
     pub(super) is_iwarp: bool,
     /// `Ethernet` or `InfiniBand`.
     pub(super) link_layer: String,
     pub(super) gids: Vec<Gid>,
 }
 
-impl fmt::Display for Port {
+impl fmt::Display for DevicePort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = if self.is_active { "active" } else { "not active" };
         if self.is_iwarp {
-            return write!(f, "{} port {} (iWARP, which is not for `verbs:`, {state})", self.device, self.number);
+            return write!(f, "{} port {} (iWARP, not supported by `verbs:`, {state})", self.device, self.number);
         }
         write!(f, "{} port {} ({}, {state}", self.device, self.number, self.link_layer)?;
         self.gids.iter().try_for_each(|gid| write!(f, ", {gid}"))?;
@@ -84,34 +85,34 @@ pub(super) struct Choice {
     pub(super) device: String,
     pub(super) port: u8,
     pub(super) is_infiniband: bool,
-    /// The address of connections, as far as it is known.
+    /// The local address of connections, if it is known.
     pub(super) gid: Option<Gid>,
 }
 
-pub(super) fn ports() -> Vec<Port> {
+pub(super) fn ports() -> Vec<DevicePort> {
     ports_in(Path::new(SYSFS))
 }
 
-/// Local addresses of active RDMA ports: RoCE v2, not link-local. Addresses of other links are unknown here.
-pub(super) fn addresses(ports: &[Port]) -> Vec<IpAddr> {
+/// Local addresses of active RoCE v2 ports, except link-local ones. Addresses of other links are not in the GIDs.
+pub(super) fn addresses(ports: &[DevicePort]) -> Vec<IpAddr> {
     let active = ports.iter().filter(|port| port.is_active).flat_map(|port| &port.gids);
     active.filter(|gid| gid.is_routable_roce() && !gid.is_link_local()).map(Gid::ip).collect()
 }
 
-fn ports_in(root: &Path) -> Vec<Port> {
+fn ports_in(root: &Path) -> Vec<DevicePort> {
     let mut ports = Vec::new();
     for device in names(root) {
         let directory = root.join(&device).join("ports");
-        let is_iwarp = node_is_iwarp(&text(&root.join(&device).join("node_type")));
+        let is_iwarp = node_is_iwarp(&read_text(&root.join(&device).join("node_type")));
         for number in names(&directory) {
             let path = directory.join(&number);
             let Ok(number) = number.parse() else { continue };
-            ports.push(Port {
+            ports.push(DevicePort {
                 device: device.clone(),
                 number,
-                is_active: text(&path.join("state")).contains("ACTIVE"),
+                is_active: read_text(&path.join("state")).contains("ACTIVE"),
                 is_iwarp,
-                link_layer: text(&path.join("link_layer")),
+                link_layer: read_text(&path.join("link_layer")),
                 gids: gids(&path),
             });
         }
@@ -121,26 +122,26 @@ fn ports_in(root: &Path) -> Vec<Port> {
 
 fn gids(port: &Path) -> Vec<Gid> {
     let mut gids = Vec::new();
-    let mut holes = 0;
+    let mut free_entries = 0;
     for index in 0.. {
         let name = index.to_string();
-        // The table ends, or has only free entries left. rxe's table has a thousand.
-        let value = text(&port.join("gids").join(&name)).parse().unwrap_or(Ipv6Addr::UNSPECIFIED);
+        // A missing file means that the table ends. The table of rxe has a thousand entries, most of them free.
+        let value = read_text(&port.join("gids").join(&name)).parse().unwrap_or(Ipv6Addr::UNSPECIFIED);
         if value.is_unspecified() {
-            holes += 1;
-            if holes == MAX_HOLES {
+            free_entries += 1;
+            if free_entries == MAX_FREE_ENTRIES {
                 break;
             }
             continue;
         }
-        holes = 0;
-        let attribute = |kind: &str| text(&port.join("gid_attrs").join(kind).join(&name));
+        free_entries = 0;
+        let attribute = |kind: &str| read_text(&port.join("gid_attrs").join(kind).join(&name));
         gids.push(Gid { index, value, kind: attribute("types"), netdev: attribute("ndevs") });
     }
     gids
 }
 
-/// The sorted names in a directory. Empty if it cannot be read.
+/// The sorted names in a directory. Empty if the directory cannot be read.
 pub(super) fn names(directory: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut names: Vec<_> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -148,14 +149,14 @@ pub(super) fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-fn text(path: &Path) -> String {
+fn read_text(path: &Path) -> String {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Chooses among `ports` other than iWARP: the named device, the one with the address, or the first active one. Of its
-/// GIDs it chooses the one with this index, or the one with the address.
+/// Chooses the named device, the one with the address, or the first active one, except iWARP devices. Of its GIDs,
+/// chooses the one with this index, or the one with the address.
 pub(super) fn choose(
-    ports: &[Port],
+    ports: &[DevicePort],
     name: Option<&str>,
     address: Option<IpAddr>,
     gid_index: Option<u32>,
@@ -164,7 +165,7 @@ pub(super) fn choose(
     let (port, gid) = choose_port(ports, name, address.filter(|_| name.is_none() || gid_index.is_none()))?;
     let failed = |why: String| {
         let call = format!("choosing GID {} of {} port {}", gid_index.unwrap_or(0), port.device, port.number);
-        Err(FabricError::no_device(call, format!("{why}; there are: {}", alternatives(ports))))
+        Err(FabricError::no_device(call, format!("{why}; available: {}", describe_ports(ports))))
     };
     let gid = match gid_index {
         None => gid.or_else(|| {
@@ -172,14 +173,13 @@ pub(super) fn choose(
             gids.max_by_key(|gid| (gid.is_routable_roce(), u32::MAX - gid.index))
         }),
         Some(index) => match port.gids.iter().find(|gid| gid.index == index) {
-            None => return failed("the port has none with this index".to_owned()),
+            None => return failed("the port has no GID with this index".to_owned()),
             Some(gid) if gid.is_link_local() => {
-                return failed(format!("{gid} is link-local: nothing is routed to it"));
+                return failed(format!("{gid} is link-local, so it is not routable"));
             }
             Some(gid) if !gid.is_routable_roce() => {
                 return failed(format!(
-                    "{gid} is no address of RoCE v2, which alone can be chosen: leave the choice to the connection \
-                     manager"
+                    "{gid} is not of RoCE v2, so it cannot be chosen: leave the choice to the connection manager"
                 ));
             }
             chosen => chosen,
@@ -189,32 +189,32 @@ pub(super) fn choose(
     Ok(Choice { device: port.device.clone(), port: port.number, is_infiniband, gid: gid.cloned() })
 }
 
-/// Chooses a port, and its GID if the address is one.
+/// Chooses a port, and its GID if a GID contains the address.
 fn choose_port<'a>(
-    ports: &'a [Port],
+    ports: &'a [DevicePort],
     name: Option<&str>,
     address: Option<IpAddr>,
-) -> Result<(&'a Port, Option<&'a Gid>), FabricError> {
-    let (iwarp, named): (Vec<&Port>, Vec<&Port>) =
+) -> Result<(&'a DevicePort, Option<&'a Gid>), FabricError> {
+    let (iwarp, named): (Vec<&DevicePort>, Vec<&DevicePort>) =
         ports.iter().filter(|port| name.is_none_or(|name| port.device == name)).partition(|port| port.is_iwarp);
     if let Some(port) = iwarp.first().filter(|_| named.is_empty()) {
         return Err(FabricError::iwarp(&port.device));
     }
     let failed = |why: String| {
-        let detail = format!("{why}; there are: {}", alternatives(ports));
+        let detail = format!("{why}; available: {}", describe_ports(ports));
         Err(FabricError::no_device("choosing an RDMA device", detail))
     };
     if named.is_empty() {
-        return failed(name.map_or("none is there".to_owned(), |name| format!("none is called {name:?}")));
+        return failed(name.map_or("no device found".to_owned(), |name| format!("no device named {name:?}")));
     }
-    let active: Vec<&Port> = named.iter().copied().filter(|port| port.is_active).collect();
+    let active: Vec<&DevicePort> = named.iter().copied().filter(|port| port.is_active).collect();
     let Some(&first) = active.first() else {
         return failed(
-            "no port is active: is the cable in, and the interface up (`ip link set NETDEV up`)?".to_owned(),
+            "no port is active: check the cable, and set the interface up (`ip link set NETDEV up`)".to_owned(),
         );
     };
     let Some(address) = address else { return Ok((first, None)) };
-    let mut matching: Vec<(&Port, &Gid)> = active
+    let mut matching: Vec<(&DevicePort, &Gid)> = active
         .iter()
         .flat_map(|port| port.gids.iter().map(move |gid| (*port, gid)))
         .filter(|(_, gid)| gid.ip() == address && !gid.is_link_local())
@@ -223,7 +223,7 @@ fn choose_port<'a>(
     if let Some(&(port, gid)) = matching.first() {
         if port.link_layer == "Ethernet" && !gid.is_routable_roce() {
             return failed(format!(
-                "{address} is there as {:?} only, which routers drop: set RoCE v2 (`cma_roce_mode -d {} -m 2`)",
+                "{address} is only a GID of {:?}, which is not routable: set RoCE v2 (`cma_roce_mode -d {} -m 2`)",
                 gid.kind, port.device
             ));
         }
@@ -233,48 +233,48 @@ fn choose_port<'a>(
     match active.iter().find(|port| port.link_layer != "Ethernet") {
         Some(port) => Ok((port, None)),
         None => failed(format!(
-            "no active port has the address {address}; is it on an interface of an RDMA device (`rdma link`)?"
+            "no active port has the address {address}, which must be on an interface of an RDMA device (`rdma link`)"
         )),
     }
 }
 
-pub(super) fn has(ports: &[Port], name: &str, address: IpAddr) -> bool {
+pub(super) fn has_address(ports: &[DevicePort], name: &str, address: IpAddr) -> bool {
     ports.iter().filter(|port| port.device == name).flat_map(|port| &port.gids).any(|gid| gid.ip() == address)
 }
 
-/// Describes all ports for messages.
-pub(super) fn alternatives(ports: &[Port]) -> String {
+/// Describes all ports, for error texts.
+pub(super) fn describe_ports(ports: &[DevicePort]) -> String {
     if ports.is_empty() {
-        return format!("no RDMA devices at all (`rdma link` lists none): {}", explain::NO_DEVICE);
+        return format!("none (`rdma link` lists no RDMA devices): {}", errors::NO_DEVICE);
     }
     ports.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Messages without a Receive at a port. 0 if not counted.
+/// Receiver-not-ready (RNR) events of a port. 0 if the device does not count them.
 pub(super) fn receiver_not_ready(device: &str, port: u8) -> u64 {
     let directory: PathBuf = [SYSFS, device, "ports", &port.to_string(), "hw_counters"].iter().collect();
-    // Counters of rxe, of mlx4 and mlx5, of bnxt_re, and of irdma.
+    // These are counters of rxe, of mlx4 and mlx5, of bnxt_re, and of irdma.
     ["send_rnr_err", "out_of_buffer", "rnr_naks_sent", "rnr_sent"]
         .iter()
-        .filter_map(|name| text(&directory.join(name)).parse::<u64>().ok())
+        .filter_map(|name| read_text(&directory.join(name)).parse::<u64>().ok())
         .sum()
 }
 
-/// The NUMA node of a device. `None` for the kernel's -1, and without the file, as for software devices.
+/// The NUMA node of a device. `None` if the kernel's value is -1, and for software devices, which have no such file.
 pub(super) fn numa_node(device: &str) -> Option<u32> {
     numa_node_in(Path::new(SYSFS), device)
 }
 
 fn numa_node_in(root: &Path, device: &str) -> Option<u32> {
-    text(&root.join(device).join("device/numa_node")).parse().ok()
+    read_text(&root.join(device).join("device/numa_node")).parse().ok()
 }
 
-/// Whether this is a soft-RoCE device. Only these have the file `parent`.
+/// Whether the device is soft-RoCE. Only soft-RoCE devices have the file `parent`.
 pub(super) fn is_soft_roce(device: &str) -> bool {
     Path::new(SYSFS).join(device).join("parent").exists()
 }
 
-/// Whether the kernel's node type is iWARP ("4: RNIC"). "1: CA" is InfiniBand and RoCE.
+/// Whether the kernel's node type is iWARP ("4: RNIC"). InfiniBand and RoCE devices have "1: CA".
 fn node_is_iwarp(node_type: &str) -> bool {
     node_type.split(':').next().is_some_and(|number| number.trim() == "4")
 }
@@ -288,16 +288,16 @@ mod tests {
         Gid { index, value: value.parse().expect("a GID"), kind: kind.into(), netdev: "eth0".into() }
     }
 
-    fn port(device: &str, is_active: bool, gids: Vec<Gid>) -> Port {
-        Port { device: device.into(), number: 1, is_active, is_iwarp: false, link_layer: "Ethernet".into(), gids }
+    fn port(device: &str, is_active: bool, gids: Vec<Gid>) -> DevicePort {
+        DevicePort { device: device.into(), number: 1, is_active, is_iwarp: false, link_layer: "Ethernet".into(), gids }
     }
 
-    /// A port with the values of soft-iWARP and hardware RNICs.
-    fn rnic(device: &str) -> Port {
-        Port { is_iwarp: true, ..port(device, true, vec![gid(0, "200:0:101::", "IB/RoCE v1")]) }
+    /// A port with the values that soft-iWARP and hardware RNICs have.
+    fn rnic(device: &str) -> DevicePort {
+        DevicePort { is_iwarp: true, ..port(device, true, vec![gid(0, "200:0:101::", "IB/RoCE v1")]) }
     }
 
-    fn two() -> Vec<Port> {
+    fn two() -> Vec<DevicePort> {
         let both = |last: &str| {
             vec![
                 gid(0, "fe80::1", "RoCE v2"),
@@ -314,26 +314,26 @@ mod tests {
     }
 
     #[test]
-    fn by_address_in_its_routable_form() {
+    fn an_address_selects_its_routable_gid() {
         let choice = choose(&two(), None, Some("10.0.0.3".parse().expect("an address")), None).expect("a device");
         assert_eq!((choice.device.as_str(), choice.gid.map(|gid| gid.index)), ("mlx5_2", Some(2)));
     }
 
     #[test]
-    fn by_name_or_the_first_active() {
+    fn a_name_or_the_first_active_port_selects_the_device() {
         let device = |name| choose(&two(), name, None, None).map(|choice| choice.device);
         assert_eq!(device(None).expect("a device"), "mlx5_1");
         assert_eq!(device(Some("mlx5_2")).expect("a device"), "mlx5_2");
     }
 
     #[test]
-    fn by_index_of_the_gid() {
+    fn a_gid_index_selects_the_gid() {
         let address = Some("10.0.0.2".parse().expect("an address"));
         for (name, device, ip) in [(None, "mlx5_1", "10.0.0.2"), (Some("mlx5_2"), "mlx5_2", "10.0.0.3")] {
             let choice = choose(&two(), name, address, Some(2)).expect("a device");
             assert_eq!((choice.device.as_str(), choice.gid.map(|gid| gid.ip().to_string())), (device, Some(ip.into())));
         }
-        for (index, why) in [(0, "is link-local"), (1, "is no address of RoCE v2"), (3, "the port has none")] {
+        for (index, why) in [(0, "is link-local"), (1, "is not of RoCE v2"), (3, "the port has no GID")] {
             let text = choose(&two(), Some("mlx5_1"), None, Some(index)).expect_err("a failure").to_string();
             assert!(text.contains(why) && text.contains("mlx5_2 port 1 (Ethernet, active"), "{text}");
         }
@@ -343,14 +343,14 @@ mod tests {
     fn an_address_belongs_to_its_device() {
         let address = "10.0.0.2".parse().expect("an address");
         for (name, is_its) in [("mlx5_1", true), ("mlx5_2", false), ("mlx4_0", false)] {
-            assert_eq!(has(&two(), name, address), is_its, "{name}");
+            assert_eq!(has_address(&two(), name, address), is_its, "{name}");
         }
     }
 
     #[test]
     fn failures_list_the_other_devices() {
         for (name, address, why) in [
-            (Some("mlx4_0"), None, "none is called \"mlx4_0\""),
+            (Some("mlx4_0"), None, "no device named \"mlx4_0\""),
             (Some("mlx5_0"), None, "no port is active"),
             (None, Some("10.0.0.9"), "no active port has the address 10.0.0.9"),
             (None, Some("fe80::1"), "no active port has the address fe80::1"),
@@ -358,19 +358,19 @@ mod tests {
             let text = failure(name, address);
             assert!(text.contains(why) && text.contains("mlx5_2 port 1 (Ethernet, active, GID 0 fe80::1"), "{text}");
         }
-        let error = choose(&[], None, None, None).expect_err("nothing there");
+        let error = choose(&[], None, None, None).expect_err("no device");
         assert_eq!(error.kind(), FabricErrorKind::Unsupported);
         let text = error.to_string();
-        assert!(text.contains("no RDMA devices at all") && text.contains("modprobe rdma_rxe"), "{text}");
+        assert!(text.contains("lists no RDMA devices") && text.contains("modprobe rdma_rxe"), "{text}");
         let old = vec![port("mlx5_0", true, vec![gid(0, "::ffff:10.0.0.1", "IB/RoCE v1")])];
         let text = choose(&old, None, Some("10.0.0.1".parse().expect("an address")), None).expect_err("v1").to_string();
         assert!(text.contains("cma_roce_mode"), "{text}");
     }
 
     #[test]
-    fn iwarp_is_left_aside_and_refused_where_it_is_meant() {
+    fn iwarp_devices_are_skipped_and_refused_if_named() {
         let address = |text: &str| Some(text.parse().expect("an address"));
-        let refused = |ports: &[Port], name, to| choose(ports, name, to, None).expect_err("a failure");
+        let refused = |ports: &[DevicePort], name, to| choose(ports, name, to, None).expect_err("a failure");
         let alone = [rnic("siw0")];
         for (name, to) in [(None, None), (Some("siw0"), None), (None, address("10.0.0.1"))] {
             assert_eq!(refused(&alone, name, to), FabricError::iwarp("siw0"));
@@ -392,8 +392,8 @@ mod tests {
     }
 
     #[test]
-    fn iwarp_is_known_by_its_node() {
-        // Values of the kernel's drivers: mlx5 and rxe; siw, cxgb4, and irdma in iWARP mode; usNIC.
+    fn iwarp_devices_are_recognized_by_their_node_type() {
+        // Values of kernel drivers: "CA" of mlx5 and rxe; "RNIC" of siw, cxgb4, and irdma in iWARP mode; usNIC.
         for (node_type, is_iwarp) in
             [("1: CA", false), ("4: RNIC", true), ("6: usNIC UDP", false), ("2: switch", false), ("", false)]
         {
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_of_a_device_comes_from_the_kernel() {
+    fn numa_nodes_are_read_from_sysfs() {
         let root = tempfile::tempdir().expect("a directory");
         for (device, node) in [("mlx5_0", "1\n"), ("mlx5_1", "-1\n")] {
             let directory = root.path().join(device).join("device");
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn read_from_the_kernels_files() {
+    fn ports_are_read_from_sysfs() {
         let root = tempfile::tempdir().expect("a directory");
         let port = root.path().join("rxe0/ports/1");
         for (file, content) in [
@@ -432,10 +432,10 @@ mod tests {
         }
         let ports = ports_in(root.path());
         assert_eq!(
-            alternatives(&ports),
+            describe_ports(&ports),
             "rxe0 port 1 (Ethernet, active, GID 0 fe80::ff:fe00:1, GID 1 10.0.0.1 RoCE v2 v0)"
         );
         fs::write(root.path().join("rxe0/node_type"), "4: RNIC\n").expect("a file");
-        assert_eq!(alternatives(&ports_in(root.path())), "rxe0 port 1 (iWARP, which is not for `verbs:`, active)");
+        assert_eq!(describe_ports(&ports_in(root.path())), "rxe0 port 1 (iWARP, not supported by `verbs:`, active)");
     }
 }

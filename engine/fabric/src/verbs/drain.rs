@@ -1,31 +1,31 @@
 //! Drains the last completions of a queue pair before its destruction.
 //!
-//! A Receive of the shared queue returns only by its completion. Providers remove a destroyed queue pair's completions
-//! from the queue. All of them are therefore polled before.
+//! A Receive of the shared queue returns only by its completion, and providers remove a destroyed queue pair's
+//! completions from the completion queue. All of them must therefore be polled before.
 
 #![forbid(unsafe_code)]
 
 use super::sys::POLL_BATCH;
 
-/// Takes completions of a queue of this capacity until none of a queue pair in error can be left. Returns false if the
-/// device may still add some after the time-out.
+/// Takes completions from a queue of this capacity until none of a queue pair in error can be left. Returns false if
+/// the device may still add some after the time-out.
 ///
-/// `take` takes up to [`POLL_BATCH`] completions from the queue, and returns their count. `is_silent` says whether the
-/// device will add no more of the queue pair, and `wait` whether to poll again.
+/// `take` takes up to [`POLL_BATCH`] completions from the queue and returns their number. `is_quiescent` tells whether
+/// the device will add no more completions of the queue pair, and `wait` whether to poll again.
 pub(super) fn drain<Q>(
     queue: &mut Q,
     capacity: usize,
     mut take: impl FnMut(&mut Q) -> usize,
-    mut is_silent: impl FnMut(&mut Q) -> bool,
+    mut is_quiescent: impl FnMut(&mut Q) -> bool,
     mut wait: impl FnMut(&mut Q) -> bool,
 ) -> bool {
-    while !is_silent(queue) {
+    while !is_quiescent(queue) {
         take(queue);
         if !wait(queue) {
             return false;
         }
     }
-    // Others fill the queue meanwhile. Entries of before are at most as many as the queue holds.
+    // Other queue pairs fill the queue meanwhile, but the earlier entries are at most as many as its capacity.
     for _ in 0..capacity.div_ceil(POLL_BATCH) {
         if take(queue) < POLL_BATCH {
             break;
@@ -34,21 +34,21 @@ pub(super) fn drain<Q>(
     true
 }
 
-/// What the device reports of a queue pair in error, beside its outstanding requests.
+/// What the device reports about a queue pair in error, beside completions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ErrorState {
-    /// The queue pair was ready to receive. Before that it takes no Receive and reports no last one.
+    /// Whether the queue pair was ready to receive. Otherwise it has consumed no Receive and reports no last one.
     pub(super) was_ready: bool,
-    /// The device reports when the queue pair consumes no more Receives of the shared queue, which it uses.
+    /// Whether the device reports that the queue pair consumes no more Receives of the shared queue.
     pub(super) reports_last_receive: bool,
-    /// The device has reported it.
+    /// Whether the device has reported that.
     pub(super) last_receive_reached: bool,
 }
 
 impl ErrorState {
     /// Whether the device will report no more completions of the queue pair. `outstanding` counts its unfinished
     /// requests and the Receives of its own queue.
-    pub(super) fn is_silent(&self, outstanding: usize) -> bool {
+    pub(super) fn is_quiescent(&self, outstanding: usize) -> bool {
         outstanding == 0 && (!self.was_ready || !self.reports_last_receive || self.last_receive_reached)
     }
 }
@@ -59,99 +59,108 @@ mod tests {
 
     const BATCH: usize = POLL_BATCH;
 
-    /// A queue with our completions among an endless supply of others.
+    /// A completion queue with completions of one queue pair (true) among those of others (false).
     struct Queue {
         entries: std::collections::VecDeque<bool>,
         capacity: usize,
-        /// Others keep adding completions.
+        /// Whether other queue pairs keep adding completions.
         busy: bool,
-        /// Polls before the device reports the end, and our completions until then.
-        looks: usize,
+        /// Polls until the device reports the last Receive, and completions that arrive just before the report.
+        polls_until_event: usize,
         late: usize,
-        patience: usize,
-        got: usize,
-        takes: usize,
+        waits_left: usize,
+        taken_ours: usize,
+        polls: usize,
     }
 
     impl Queue {
         fn drain(&mut self) -> bool {
             let capacity = self.capacity;
-            drain(self, capacity, Self::take, Self::is_silent, Self::wait)
+            drain(self, capacity, Self::take, Self::is_quiescent, Self::wait)
         }
 
         fn new(ours: usize, capacity: usize) -> Self {
             let entries = (0..ours).map(|_| true).collect();
-            Self { entries, capacity, busy: false, looks: 0, late: 0, patience: 100, got: 0, takes: 0 }
+            Self {
+                entries,
+                capacity,
+                busy: false,
+                polls_until_event: 0,
+                late: 0,
+                waits_left: 100,
+                taken_ours: 0,
+                polls: 0,
+            }
         }
 
         fn take(&mut self) -> usize {
-            self.takes += 1;
-            assert!(self.takes < 1000, "it goes on for ever");
+            self.polls += 1;
+            assert!(self.polls < 1000, "the drain does not end");
             let taken = self.entries.len().min(BATCH);
-            self.got += self.entries.drain(..taken).filter(|ours| *ours).count();
+            self.taken_ours += self.entries.drain(..taken).filter(|ours| *ours).count();
             if self.busy {
                 self.entries.resize(self.capacity, false);
             }
             taken
         }
 
-        fn is_silent(&mut self) -> bool {
-            if self.looks > 0 {
-                self.looks -= 1;
-                if self.looks == 0 {
-                    // Our last completion comes right before the event.
+        fn is_quiescent(&mut self) -> bool {
+            if self.polls_until_event > 0 {
+                self.polls_until_event -= 1;
+                if self.polls_until_event == 0 {
+                    // The last completions arrive right before the event.
                     self.entries.resize(self.entries.len() + self.late, true);
                 }
             }
-            self.looks == 0
+            self.polls_until_event == 0
         }
 
         fn wait(&mut self) -> bool {
-            self.patience -= 1;
-            self.patience > 0
+            self.waits_left -= 1;
+            self.waits_left > 0
         }
     }
 
     #[test]
-    fn nothing_is_left_behind() {
+    fn drain_takes_all_completions_of_the_queue_pair() {
         for ours in [0, 1, BATCH - 1, BATCH, BATCH + 1, 2 * BATCH, 1000, 4096] {
             let mut queue = Queue::new(ours, 4096);
             assert!(queue.drain());
-            assert_eq!((queue.got, queue.entries.len()), (ours, 0), "{ours} completions");
+            assert_eq!((queue.taken_ours, queue.entries.len()), (ours, 0), "{ours} completions");
         }
     }
 
     #[test]
-    fn completions_just_before_the_last_event_are_taken() {
+    fn drain_takes_completions_just_before_the_last_event() {
         for late in [1, BATCH, 500] {
-            let mut queue = Queue { looks: 7, late, ..Queue::new(100, 4096) };
+            let mut queue = Queue { polls_until_event: 7, late, ..Queue::new(100, 4096) };
             assert!(queue.drain());
-            assert_eq!(queue.got, 100 + late);
+            assert_eq!(queue.taken_ours, 100 + late);
         }
     }
 
     #[test]
-    fn others_that_fill_the_queue_do_not_hold_it_up() {
+    fn drain_ends_while_other_queue_pairs_fill_the_queue() {
         let mut queue = Queue { busy: true, ..Queue::new(1000, 1024) };
         assert!(queue.drain());
-        assert_eq!(queue.got, 1000);
-        assert!(queue.takes <= 1024 / BATCH + 1, "{} batches of a queue of 1024", queue.takes);
+        assert_eq!(queue.taken_ours, 1000);
+        assert!(queue.polls <= 1024 / BATCH + 1, "{} batches of a queue of 1024", queue.polls);
     }
 
     #[test]
-    fn a_device_that_never_falls_silent_is_given_up() {
-        let mut queue = Queue { looks: 1000, ..Queue::new(3, 64) };
+    fn drain_fails_if_the_device_never_quiesces() {
+        let mut queue = Queue { polls_until_event: 1000, ..Queue::new(3, 64) };
         assert!(!queue.drain());
-        assert_eq!(queue.got, 3);
+        assert_eq!(queue.taken_ours, 3);
     }
 
     #[test]
-    fn only_queue_pairs_once_ready_report_their_last_receive() {
+    fn only_queue_pairs_that_were_ready_report_their_last_receive() {
         let ready = ErrorState { was_ready: true, reports_last_receive: true, last_receive_reached: false };
-        assert!(!ready.is_silent(0));
-        assert!(ErrorState { last_receive_reached: true, ..ready }.is_silent(0));
-        assert!(ErrorState { was_ready: false, ..ready }.is_silent(0), "the request was abandoned before");
+        assert!(!ready.is_quiescent(0));
+        assert!(ErrorState { last_receive_reached: true, ..ready }.is_quiescent(0));
+        assert!(ErrorState { was_ready: false, ..ready }.is_quiescent(0), "the connection was never established");
         let other = ErrorState { reports_last_receive: false, ..ready };
-        assert!(other.is_silent(0) && !other.is_silent(1));
+        assert!(other.is_quiescent(0) && !other.is_quiescent(1));
     }
 }

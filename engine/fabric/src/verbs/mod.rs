@@ -5,39 +5,39 @@
 //!
 //! # Structure
 //! - `sys` wraps the objects of the two libraries, and only `sys` calls them. `work_queues` and `receives` own the
-//!   memory in use by the device. Apart from `sys`, only these two have `unsafe` code.
+//!   memory in use by the device. Apart from `sys`, only these two modules have `unsafe` code.
 //! - A fabric opens its device for itself alone: one context, one protection domain, one completion queue, one shared
 //!   receive queue. Shards share none of these, so only the libraries lock.
-//! - Queue pairs are created and changed here, not by the connection manager, which only carries the messages of
-//!   `connect`. A queue pair can therefore take Receives before its connection exists. It lives until this side has its
-//!   memory back.
+//! - This module creates and modifies queue pairs, and the connection manager only carries the messages of `connect`.
+//!   Receives can therefore be posted to a queue pair before its connection exists. The queue pair lives until the
+//!   device has returned all memory.
 //! - Memory is registered without remote rights. A peer reaches only the memory of type-2 windows (`window`) that are
 //!   bound on its queue pair. Either side revokes a window by invalidation.
 //! - A lost device is closed when its connections have ended, because a driver may wait for that before it removes the
-//!   device. After that, the fabric looks for the device once a second, by its configured address or name. It opens the
-//!   device when it is present again, registers all memory with it, and binds its address again if that was lost. The
-//!   shard posts the Receives that came back from the old queue.
+//!   device. After that, the fabric looks for the device once a second, by its configured address or name. When the
+//!   device is present again, the fabric opens it, registers all memory with it, and binds its address again if that
+//!   was lost. The shard posts the Receives that the old queue has returned.
 //! - All work completes in one completion queue. A post never exceeds its capacity, which `CompletionState::room`
 //!   tracks.
 //!
 //! # Devices
 //! iWARP devices are refused ([`Unsupported`](crate::FabricErrorKind::Unsupported)). They have no memory windows, so
-//! each exposure would need a registration. There, the target of our RDMA Read must be open to the peer's RDMA Writes
-//! (RFC 5040 §5). Rights apply to a whole region. A peer that learns the key of one target could therefore write to all
-//! of the pool.
+//! each exposure would need a registration. With iWARP, the target of this side's RDMA Read must be open to the peer's
+//! RDMA Writes (RFC 5040 §5), and rights apply to a whole region. A peer that learns the key of one target could
+//! therefore write to the whole pool.
 //!
-//! `quirks` lists the devices' deviations from the specification. Soft-RoCE does not check window bounds. A peer there
-//! reaches all of an arena while one window of it is bound. See [`Capabilities::checks_window_bounds`].
+//! `quirks` lists the devices' deviations from the specification. Soft-RoCE does not check window bounds, so its peers
+//! reach a whole arena while one window of it is bound. See [`Capabilities::checks_window_bounds`].
 
-mod complete;
+mod completion;
 mod config;
 mod connect;
 mod device;
 mod drain;
-mod explain;
+mod errors;
 mod listener;
-mod map;
-mod opened;
+mod number_map;
+mod opened_device;
 mod path;
 mod probe;
 mod qp;
@@ -59,24 +59,24 @@ use rustix::fd::BorrowedFd;
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
-use self::complete::CompletionState;
+use self::completion::CompletionState;
 pub use self::config::{FeatureMode, VerbsConfig};
 use self::listener::Listening;
 pub use self::listener::VerbsListener;
-use self::opened::{OpenedDevice, SharedObjects};
-use self::qp::{QpState, VerbsQp};
+use self::opened_device::{OpenedDevice, SharedObjects};
+use self::qp::{VerbsQp, VerbsQpState};
 use self::region::MemoryRegions;
 use self::sys::{CmEvent, CmId};
 use self::work_queues::PostContext;
 use super::accept_balancer::{Accepted, BalancerMember};
+use super::epoll_set::{EpollSet, shorter};
 use super::host;
-use super::sleeper::{Sleeper, shorter};
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, DeviceEvent, Disconnect, Fabric, FabricAddress,
     FabricError, FabricStats, PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
 };
 
-/// Addresses of this host's active RoCE ports, for servers of this fabric. Empty on a host without such a port.
+/// Addresses of this host's active RoCE ports, at which servers can listen. Empty on a host without such a port.
 pub fn local_addresses() -> Vec<std::net::IpAddr> {
     device::addresses(&device::ports())
 }
@@ -85,33 +85,33 @@ pub fn local_addresses() -> Vec<std::net::IpAddr> {
 /// absent. Opening the fabric reports the absence.
 pub fn numa_node(config: &VerbsConfig) -> Option<u32> {
     let config = config.clone().with_device_of_address().ok()?;
-    opened::choose(&device::ports(), &config).ok().and_then(|choice| device::numa_node(&choice.device))
+    opened_device::choose(&device::ports(), &config).ok().and_then(|choice| device::numa_node(&choice.device))
 }
 
-/// Tokens of the [`Sleeper`] for completions, connection events, connect requests, and asynchronous events.
+/// Tokens of the [`EpollSet`] for completions, connection events, connect requests, and asynchronous events.
 const COMPLETIONS: u64 = 1;
 const CONNECTIONS: u64 = 2;
 const REQUESTS: u64 = 3;
 const DEVICE_EVENTS: u64 = 4;
-/// Number of the tokens, with that of the waker.
+/// Number of tokens, including the waker's.
 const TOKENS: usize = 5;
 
 /// Longest sleep while a connection closes.
 const TICK: Duration = Duration::from_millis(1);
 /// Interval between checks for a lost device.
 const RECOVERY_INTERVAL: Duration = Duration::from_secs(1);
-/// Empty polls between two yields of the core to a software device.
+/// Empty polls after which the thread yields its core to a software device.
 const POLLS_PER_YIELD: u64 = 16;
 
 /// One shard's device of the verbs fabric; see the module documentation.
 pub struct VerbsFabric {
-    // In drop order: queue pairs before the objects that they use.
+    // The fields are in drop order: queue pairs before the objects that they use.
     /// Unanswered connect requests, by their numbers.
     requests: BTreeMap<u64, Accepted<CmEvent>>,
     completion: CompletionState,
     context: PostContext,
     listener: Option<Listening>,
-    sleeper: Sleeper,
+    sleeper: EpollSet,
     device: OpenedDevice,
     events: Vec<ControlEvent>,
     next_request: u64,
@@ -125,7 +125,8 @@ struct DeviceLoss {
     event: DeviceEvent,
     /// Time of the next check for the device.
     next_check: Instant,
-    /// Whether the device was watched. The next must also be watched, because a device in removal can still be opened.
+    /// Whether removal events of the device were watched. The reopened device must also be watched, because a device in
+    /// removal can still be opened.
     was_watched: bool,
 }
 
@@ -136,14 +137,14 @@ impl VerbsFabric {
     /// Opens the fabric for one shard.
     ///
     /// # Errors
-    /// The failed call, the limit found, and the remedy. For a missing device, the existing devices. An address and a
-    /// field that name different devices. [`Unsupported`](crate::FabricErrorKind::Unsupported) for a named iWARP
-    /// device, or on a host without other devices.
+    /// A call fails, the device is missing, or an address and a field name different devices. The text has the limit
+    /// found and the remedy, or the existing devices. [`Unsupported`](crate::FabricErrorKind::Unsupported) if the named
+    /// device is iWARP, or the host has only iWARP devices.
     pub fn new(config: VerbsConfig) -> Result<Self, FabricError> {
         config.check()?;
         let config = config.with_device_of_address()?;
         let (device, receives, room) = OpenedDevice::open(&config, None)?;
-        let sleeper = Sleeper::new()?;
+        let sleeper = EpollSet::new()?;
         sleeper.add(device.channel.fd(), CONNECTIONS, EventFlags::IN)?;
         device.watch_events(&sleeper)?;
         Ok(Self {
@@ -160,7 +161,7 @@ impl VerbsFabric {
         })
     }
 
-    /// Takes up to `max` completions from the device. Returns the count.
+    /// Takes up to `max` completions from the device. Returns their number.
     #[inline]
     fn poll_device(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         let (Some(objects), completion) = (&self.device.objects, &mut self.completion) else { return 0 };
@@ -171,8 +172,9 @@ impl VerbsFabric {
         })
     }
 
-    /// Reports the loss of the device once, and ends all its connections. Each identifier and queue may report a loss.
-    fn device_lost(&mut self, event: DeviceEvent) {
+    /// Handles the loss of the device, which ends all its connections. Only the first report counts, because each
+    /// identifier and queue may report the loss.
+    fn handle_device_loss(&mut self, event: DeviceEvent) {
         let (Some(objects), None) = (&self.device.objects, &self.lost) else { return };
         let was_watched = objects.watch.is_some();
         let name = &self.device.choice.device;
@@ -183,26 +185,29 @@ impl VerbsFabric {
             // Other fabrics may use another device.
             listening.leave(&self.sleeper);
             if event == DeviceEvent::Removed {
-                listening.device_removed(name);
+                listening.handle_device_removal(name);
             }
         }
-        // The next device has its own counter.
+        // The reopened device has its own counter.
         self.completion.stats.receiver_not_ready += self.device.receiver_not_ready();
-        self.device.not_ready_before = u64::MAX;
+        self.device.initial_receiver_not_ready = u64::MAX;
         self.lost = Some(DeviceLoss { event, next_check: Instant::now() + RECOVERY_INTERVAL, was_watched });
     }
 
-    /// The objects of the device. Refuses new work while the device is absent.
+    /// The objects of the device.
+    ///
+    /// # Errors
+    /// The device is lost.
     fn objects(&self) -> Result<&SharedObjects, FabricError> {
         if let (Some(objects), None) = (&self.device.objects, &self.lost) {
             return Ok(objects);
         }
         let event = self.lost.as_ref().map_or(DeviceEvent::Failed, |lost| lost.event);
-        let detail = format!("{event}, and is not there again (`rdma link`); it is looked for once a second");
+        let detail = format!("{event}, and has not returned (`rdma link`); checked once a second");
         Err(FabricError::system(format!("using {}", self.device.choice.device), detail))
     }
 
-    /// Frees a lost device once its connections have ended, or looks for it.
+    /// Closes a lost device once its connections have ended. After that, looks for it and reopens it.
     fn recover(&mut self) {
         let Some(lost) = &mut self.lost else { return };
         if self.device.objects.is_some() {
@@ -215,7 +220,7 @@ impl VerbsFabric {
             self.completion.ready.extend(self.completion.shared.close().into_iter().map(flushed));
             self.context.regions.close();
             self.device.close(&self.sleeper, lost.event == DeviceEvent::Removed);
-            log::info!("{} is closed, and looked for once a second", self.device.choice.device);
+            log::info!("{}: device closed; checked once a second", self.device.choice.device);
         }
         let now = Instant::now();
         if lost.next_check > now {
@@ -228,8 +233,8 @@ impl VerbsFabric {
                 self.events.push(ControlEvent::Device(DeviceEvent::Returned));
             }
             Err(error) => {
-                let line = format_args!("{} is not served: {error}", self.device.choice.device);
-                self.context.log.warn("devices that are not there again", line);
+                let line = format_args!("{}: reopening failed: {error}", self.device.choice.device);
+                self.context.log.warn("failures of reopening devices", line);
             }
         }
     }
@@ -238,7 +243,7 @@ impl VerbsFabric {
     fn reopen(&mut self) -> Result<(), FabricError> {
         let mut config = (*self.config).clone();
         if config.address.is_none() {
-            // Without a name, another device could be the first present one.
+            // Without a name, another device could be chosen.
             config.device.get_or_insert_with(|| self.device.choice.device.clone());
         }
         let (mut found, receives, room) = OpenedDevice::open(&config, Some(&self.device.channel))?;
@@ -248,30 +253,30 @@ impl VerbsFabric {
             found.close(&self.sleeper, false);
             return Err(error);
         }
-        // Counters and the names of queue pairs stay.
+        // Counters and the table of queue pairs stay.
         let CompletionState { shared, room: free, is_port_down, invalidated_flags, .. } = &mut self.completion;
         (*shared, *free, *is_port_down, *invalidated_flags) = (receives, room, false, found.quirks.invalidated_flags);
         self.device = found;
         Ok(())
     }
 
-    /// Registers memory and descriptors with a device that is opened again, and binds the address.
+    /// Registers memory and descriptors with a reopened device, and binds the address again.
     fn attach(&mut self, found: &OpenedDevice) -> Result<(), FabricError> {
         let Some(objects) = &found.objects else { return Ok(()) };
         let refused = |detail: &str| {
-            let call = format!("opening {} again", found.choice.device);
+            let call = format!("reopening {}", found.choice.device);
             Err(FabricError::system(call, detail))
         };
-        // What peers were promised, and what the layout of memory depends on.
-        let promises = |device: &OpenedDevice| {
+        // Capabilities that peers know or that the layout of memory depends on.
+        let guarantees = |device: &OpenedDevice| {
             let can = &device.capabilities;
             (can.remote_invalidate, can.exposure_needs_own_arena, can.checks_window_bounds)
         };
-        if promises(&self.device) != promises(found) {
-            return refused("it can do other things than the one before: start the program again");
+        if guarantees(&self.device) != guarantees(found) {
+            return refused("its capabilities have changed: restart the program");
         }
         if self.lost.as_ref().is_some_and(|lost| lost.was_watched) && objects.watch.is_none() {
-            return refused("the connection manager does not know it");
+            return refused("the connection manager does not know the device");
         }
         found.watch_events(&self.sleeper)?;
         self.context.regions.open(&objects.pd)?;
@@ -326,7 +331,7 @@ impl Fabric for VerbsFabric {
 
     fn listen(&mut self, listener: &VerbsListener) -> Result<(), FabricError> {
         if self.listener.is_some() {
-            return Err(FabricError::misuse("this fabric listens already"));
+            return Err(FabricError::misuse("this fabric is already listening"));
         }
         listener.check(&self.config, &self.device.choice.device, self.device.source(&self.config))?;
         let mut listening = Listening::new(listener);
@@ -348,26 +353,26 @@ impl Fabric for VerbsFabric {
         let (named, rest) = host::split_device(address)?;
         self.config.check_named(address, named.as_ref(), &self.device.choice.device)?;
         let to = host::resolve(&rest)?;
-        if reaper::is_behind() {
-            let detail = "the kernel is behind with destroying earlier connections (rdma_destroy_id): try again later";
+        if reaper::is_backlogged() {
+            let detail = "the kernel has not yet destroyed earlier connections (rdma_destroy_id): try again later";
             return Err(FabricError::system("rdma_create_id", detail));
         }
         self.objects()?;
         let from = self.device.source(&self.config);
         if let Some(from) = from.filter(|from| from.is_ipv4() != to.is_ipv4()) {
-            let detail = format!("the GID that was chosen is {from}, which is of another family");
+            let detail = format!("the address family differs from that of the chosen GID {from}");
             return Err(FabricError::address(&address.0, detail));
         }
         if let Some(mtu) = self.config.path.path_mtu.filter(|_| self.device.choice.is_infiniband) {
-            let why = "on InfiniBand the subnet manager says it, for each partition; only servers bound it";
+            let why = "on InfiniBand the subnet manager sets it for each partition, and only servers can bound it";
             return Err(FabricError::misuse(format!("path_mtu = {mtu}: {why}")));
         }
-        let cm = CmId::new(&self.device.channel, reaper::NOBODY);
-        let cm = cm.map_err(|e| explain::open_error("rdma_create_id", &e))?;
-        let id = self.create_qp(params, connect::CONNECT_DATA, QpState::Connecting, cm)?;
+        let cm = CmId::new(&self.device.channel, reaper::NO_OWNER);
+        let cm = cm.map_err(|e| errors::open_error("rdma_create_id", &e))?;
+        let id = self.create_qp(params, connect::CONNECT_DATA, VerbsQpState::Connecting, cm)?;
         let timeout = connect::milliseconds(self.config.resolve_timeout);
         let result = self.completion.table.get(id).map_or(Ok(()), |qp| {
-            qp.open(self.device.choice.port)?;
+            qp.enter_init(self.device.choice.port)?;
             self.config.path.tos.map_or(Ok(()), |tos| qp.cm.set_tos(tos))?;
             qp.cm.resolve_address(from, to, timeout)
         });
@@ -379,8 +384,8 @@ impl Fabric for VerbsFabric {
     }
 
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        let gone = || FabricError::misuse(format!("{request:?} is unknown, or the peer has given it up"));
-        let (event, cm, count) = self.take_request(request.0).ok_or_else(gone)?;
+        let unknown = || FabricError::misuse(format!("{request:?} is unknown, or the peer has canceled it"));
+        let (event, cm, count) = self.take_request(request.0).ok_or_else(unknown)?;
         let mut params = params.clone();
         params.responder_resources = params.responder_resources.min(event.responder_resources.into());
         params.initiator_depth = params.initiator_depth.min(event.initiator_depth.into());
@@ -389,10 +394,10 @@ impl Fabric for VerbsFabric {
             reaper::dispose(cm);
             return Err(error);
         }
-        let id = self.create_qp(&params, connect::ACCEPT_DATA, QpState::Accepting, cm)?;
+        let id = self.create_qp(&params, connect::ACCEPT_DATA, VerbsQpState::Accepting, cm)?;
         let result = self.completion.table.get(id).map_or(Ok(()), |qp| {
             qp.count = Some(count);
-            qp.start(&self.config, self.device.choice.is_infiniband)?;
+            qp.enter_ready(&self.config, self.device.choice.is_infiniband)?;
             qp.cm.accept(&params.private_data, qp.parameters(&self.config))
         });
         if let Err(error) = result {
@@ -411,31 +416,31 @@ impl Fabric for VerbsFabric {
     fn disconnect(&mut self, id: QpId) {
         let Some(qp) = self.completion.table.get(id) else { return };
         match qp.state {
-            QpState::Up => {
-                qp.state = QpState::Closing;
+            VerbsQpState::Up => {
+                qp.state = VerbsQpState::Closing;
                 qp.deadline = Some(Instant::now() + self.config.linger);
                 self.completion.post_marker(id, &mut self.context);
                 self.completion.attention.push(id.slot);
             }
-            QpState::Connecting => self.fail_connect(id, FabricError::misuse("given up by this side")),
-            QpState::Accepting => self.end_connection(id, Disconnect::Local, "given up by this side"),
-            QpState::Closing | QpState::Ended | QpState::Failed => {}
+            VerbsQpState::Connecting => self.fail_connect(id, FabricError::misuse("canceled by this side")),
+            VerbsQpState::Accepting => self.end_connection(id, Disconnect::Local, "canceled by this side"),
+            VerbsQpState::Closing | VerbsQpState::Ended | VerbsQpState::Failed => {}
         }
     }
 
     fn destroy_qp(&mut self, id: QpId) {
         let Some(qp) = self.completion.table.get(id) else { return };
-        if !matches!(qp.state, QpState::Connecting | QpState::Failed | QpState::Ended) {
-            // An error means that both sides have closed already.
+        if !matches!(qp.state, VerbsQpState::Connecting | VerbsQpState::Failed | VerbsQpState::Ended) {
+            // An error means that both sides have already closed.
             let _ = qp.cm.disconnect();
         }
-        qp.state = QpState::Ended;
-        qp.stop();
+        qp.state = VerbsQpState::Ended;
+        qp.enter_error();
         if qp.error_state.was_ready {
             self.drain_completions(id);
         }
-        let Some(gone) = self.completion.remove(id) else { return };
-        let VerbsQp { mut queues, cm, .. } = *gone;
+        let Some(qp) = self.completion.remove(id) else { return };
+        let VerbsQp { mut queues, cm, .. } = *qp;
         self.completion.room += queues.destroy(&mut self.completion.ready);
         reaper::dispose(cm);
         self.completion.attention.retain(|&slot| slot != id.slot);
@@ -444,14 +449,14 @@ impl Fabric for VerbsFabric {
     }
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
-        self.context.log.sum_up();
+        self.context.log.report_suppressed();
         let tokens = self.sleeper.wait::<TOKENS>(Some(Duration::ZERO));
         let has = |source| tokens.clone().into_iter().flatten().any(|token| token == source);
         if has(DEVICE_EVENTS) {
             self.device_events();
         }
         // Excess requests wait in the kernel, whose queue is also bounded.
-        if !reaper::is_behind()
+        if !reaper::is_backlogged()
             && let Some((channel, accepted)) = self.listener.as_ref().and_then(Listening::take_handed_over)
         {
             accepted.into_iter().for_each(|request| self.add_request(request));
@@ -471,7 +476,7 @@ impl Fabric for VerbsFabric {
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         if !self.device.quirks.has_windows {
             return Err(FabricError::misuse(format!(
-                "{} has no type-2 memory windows (`ibv_devinfo -v`), without which no memory is exposed to peers",
+                "{} has no type-2 memory windows (`ibv_devinfo -v`), which exposing memory to peers needs",
                 self.device.capabilities.device
             )));
         }
@@ -495,8 +500,8 @@ impl Fabric for VerbsFabric {
             None => shared.post(&self.context.regions, bufs, *room),
             Some(id) => {
                 let Some(qp) = table.get(id) else { return 0 };
-                if matches!(qp.state, QpState::Ended | QpState::Failed) && !qp.queues.shares_receives() {
-                    // Some devices do not flush requests posted this late.
+                if matches!(qp.state, VerbsQpState::Ended | VerbsQpState::Failed) && !qp.queues.shares_receives() {
+                    // Some devices do not flush requests that are posted in the error state.
                     let n = bufs.iter().take_while(|buf| self.context.regions.get(buf.arena()).is_some()).count();
                     ready.extend(bufs.drain(..n).map(|buf| Completion::failed_receive(id, Status::Flushed, buf)));
                     return n;
@@ -512,7 +517,7 @@ impl Fabric for VerbsFabric {
     #[inline]
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         let CompletionState { table, room, .. } = &mut self.completion;
-        let Some(qp) = table.get(qp).filter(|qp| qp.takes_requests()) else {
+        let Some(qp) = table.get(qp).filter(|qp| qp.accepts_posts()) else {
             return Err(PostError::NotConnected);
         };
         let before = chain.len();
@@ -523,7 +528,7 @@ impl Fabric for VerbsFabric {
 
     fn post_immediate(&mut self, qp: QpId, posting: Posting, immediate: u32) -> bool {
         let CompletionState { table, room, .. } = &mut self.completion;
-        let Some(qp) = table.get(qp).filter(|qp| qp.takes_requests() && *room > 0) else { return false };
+        let Some(qp) = table.get(qp).filter(|qp| qp.accepts_posts() && *room > 0) else { return false };
         let posted = qp.queues.post_immediate(&mut self.context, posting, immediate);
         *room -= usize::from(posted);
         posted
@@ -533,13 +538,13 @@ impl Fabric for VerbsFabric {
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         let start = out.len();
         if !self.completion.ready.is_empty() {
-            Completion::hand_out(&mut self.completion.ready, out, start.saturating_add(max));
+            Completion::drain_ready(&mut self.completion.ready, out, start.saturating_add(max));
         }
         let room = max - (out.len() - start);
         if room > 0 && self.poll_device(out, room) == 0 {
             let empty_polls = &mut self.completion.empty_polls;
             *empty_polls += 1;
-            if self.device.quirks.works_on_our_cores && empty_polls.is_multiple_of(POLLS_PER_YIELD) {
+            if self.device.quirks.is_software && empty_polls.is_multiple_of(POLLS_PER_YIELD) {
                 std::thread::yield_now();
             }
         }
@@ -554,7 +559,7 @@ impl Fabric for VerbsFabric {
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let limit = self.longest_wait();
-        // After a signal the caller polls, finds nothing, and returns.
+        // A signal ends the wait without tokens, which is harmless because the caller polls anyway.
         let tokens = self.sleeper.wait::<TOKENS>(shorter(timeout, limit));
         let has = |source| tokens.clone().into_iter().flatten().any(|token| token == source);
         if has(COMPLETIONS)
@@ -562,7 +567,7 @@ impl Fabric for VerbsFabric {
         {
             objects.cq.take_event();
         }
-        if has(Sleeper::WAKER) {
+        if has(EpollSet::WAKER) {
             self.sleeper.clear_waker();
         }
         let member = self.listener.as_ref().and_then(|listening| listening.member.as_ref());

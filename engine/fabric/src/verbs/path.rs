@@ -12,7 +12,7 @@ pub(super) fn mtu_code(mtu: u32) -> u32 {
     mtu.max(256).ilog2() - 7
 }
 
-/// Bytes of a path MTU code. 0 for an unknown code.
+/// Path MTU of a code, in bytes. 0 for an unknown code.
 pub(super) fn mtu_of(code: u32) -> u32 {
     128u32.checked_shl(code).filter(|mtu| (256..=1 << 20).contains(mtu)).unwrap_or(0)
 }
@@ -21,8 +21,8 @@ pub(super) fn mtu_of(code: u32) -> u32 {
 pub(super) fn check_port(path: &PathConfig, device: &str, port: u8, active: u32) -> Result<(), FabricError> {
     match path.path_mtu {
         Some(mtu) if active > 0 && mtu > active => Err(FabricError::misuse(format!(
-            "path_mtu = {mtu}: the active MTU of {device} port {port} is {active} (`ibv_devinfo`); on RoCE that of the \
-             interface bounds it (`ip link set NETDEV mtu`)"
+            "path_mtu = {mtu}: the active MTU of {device} port {port} is {active} (`ibv_devinfo`); on RoCE the MTU of \
+             the interface bounds it (`ip link set NETDEV mtu`)"
         ))),
         _ => Ok(()),
     }
@@ -30,9 +30,9 @@ pub(super) fn check_port(path: &PathConfig, device: &str, port: u8, active: u32)
 
 /// Applies this side's packet options to the connection manager's path.
 pub(super) fn apply_options(attr: &mut ibv_qp_attr, path: &PathConfig) {
-    let way = &mut attr.ah_attr;
-    way.grh.traffic_class = path.tos.unwrap_or(way.grh.traffic_class);
-    way.sl = path.service_level.unwrap_or(way.sl);
+    let address = &mut attr.ah_attr;
+    address.grh.traffic_class = path.tos.unwrap_or(address.grh.traffic_class);
+    address.sl = path.service_level.unwrap_or(address.sl);
 }
 
 #[cfg(test)]
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_of_path_mtus() {
+    fn path_mtus_convert_to_codes_and_back() {
         for (code, mtu) in (1..).zip([256, 512, 1024, 2048, 4096]) {
             assert_eq!((mtu_code(mtu), mtu_of(code)), (code, mtu));
         }
@@ -54,9 +54,9 @@ mod tests {
         let path = PathConfig { path_mtu: Some(2048), ..PathConfig::default() };
         assert_eq!(check_port(&path, "rxe0", 1, 2048), Ok(()));
         assert_eq!(check_port(&PathConfig::default(), "rxe0", 1, 256), Ok(()));
-        let said = check_port(&path, "rxe0", 1, 1024).map_err(|error| error.to_string());
-        let said = said.expect_err("above");
-        assert!(said.contains("path_mtu = 2048") && said.contains("rxe0 port 1 is 1024"), "{said}");
+        let error = check_port(&path, "rxe0", 1, 1024).map_err(|error| error.to_string());
+        let error = error.expect_err("2048 exceeds 1024");
+        assert!(error.contains("path_mtu = 2048") && error.contains("rxe0 port 1 is 1024"), "{error}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! A device test with two connected queue pairs.
+//! A start-up test of the device with two connected queue pairs.
 //!
-//! It shows whether a peer's Send invalidates a window, and whether window bounds are checked. It runs once per device
-//! and process, at the first opening.
+//! It finds out whether a peer's Send invalidates a window, and whether the device checks window bounds. It runs once
+//! per device and process, at the first opening.
 
 #![forbid(unsafe_code)]
 
@@ -24,8 +24,8 @@ use crate::{
     Access, Completion, ConnectParams, Opcode, Posting, QpId, RemoteMemory, Source, Status, WindowId, WorkRequest, lock,
 };
 
-/// Time-out of the test, which is never repeated.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Time-out of each completion. A failed test is not repeated.
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of a buffer.
 const BYTES: usize = 4096;
 /// Bytes of the window in it.
@@ -34,9 +34,9 @@ const WINDOW: usize = 64;
 /// Results of the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ProbeResults {
-    /// Send With Invalidate revokes a window, reports it, and leaves the window free.
+    /// Whether a Send With Invalidate revokes a window, reports its key, and leaves the window free.
     pub(super) remote_invalidate: bool,
-    /// The device refuses a Write beyond the end of a window.
+    /// Whether the device refuses a Write beyond the end of a window.
     pub(super) checks_window_bounds: bool,
 }
 
@@ -50,13 +50,13 @@ pub(super) fn probe_once(
     static RESULTS: Mutex<BTreeMap<String, Option<ProbeResults>>> = Mutex::new(BTreeMap::new());
     let mut results = lock(&RESULTS);
     let probe = || {
-        let pair = || Pair::new(context, choice, port, quirks);
-        let probed = pair().and_then(Pair::invalidates).and_then(|remote_invalidate| {
-            Ok(ProbeResults { remote_invalidate, checks_window_bounds: pair()?.checks_bounds()? })
+        let pair = || ProbePair::new(context, choice, port, quirks);
+        let probed = pair().and_then(ProbePair::probe_remote_invalidate).and_then(|remote_invalidate| {
+            Ok(ProbeResults { remote_invalidate, checks_window_bounds: pair()?.probe_window_bounds()? })
         });
         match &probed {
             Ok(results) => log::debug!("{}: {results:?}", choice.device),
-            Err(error) => log::info!("the test of {} failed: {error}", choice.device),
+            Err(error) => log::info!("{}: start-up test failed: {error}", choice.device),
         }
         probed.ok()
     };
@@ -64,7 +64,7 @@ pub(super) fn probe_once(
 }
 
 /// Two queue pairs and their memory. The first exposes memory to the second.
-struct Pair {
+struct ProbePair {
     ends: [WorkQueues; 2],
     out: Vec<Completion>,
     /// The invalidated key of the last Receive.
@@ -75,12 +75,12 @@ struct Pair {
     pool: Pool,
 }
 
-/// The name of the queue pair of an end.
+/// The identifier of the queue pair of an end.
 fn qp(end: usize) -> QpId {
     QpId { slot: end as u32, generation: 0 }
 }
 
-impl Pair {
+impl ProbePair {
     fn new(context: &Rc<DeviceContext>, choice: &Choice, port: &ibv_port_attr, quirks: &Quirks) -> io::Result<Self> {
         let pd = ProtectionDomain::new(context)?;
         let cq = CompletionQueue::new(context, CompletionChannel::new(context)?, 64)?;
@@ -95,7 +95,7 @@ impl Pair {
         let mut ends = [end(0)?, end(1)?];
         ends[0].windows.add(qp(0)).map_err(io::Error::other)?;
         for (own, peer) in [(&ends[0], &ends[1]), (&ends[1], &ends[0])] {
-            for step in steps(peer.number(), choice, port) {
+            for step in state_transitions(peer.number(), choice, port) {
                 own.modify(step)?;
             }
         }
@@ -104,11 +104,11 @@ impl Pair {
     }
 
     fn buf(&self, len: usize) -> io::Result<Buf> {
-        self.pool.alloc(len).ok_or_else(|| io::Error::other("no buffer is left"))
+        self.pool.alloc(len).ok_or_else(|| io::Error::other("no buffer left"))
     }
 
     fn lent(&self) -> io::Result<Lent> {
-        self.buf(BYTES)?.lend().map_err(|_| io::Error::other("a pool lends on its own thread only"))
+        self.buf(BYTES)?.lend().map_err(|_| io::Error::other("the pool belongs to another thread"))
     }
 
     fn post(&mut self, end: usize, wr: WorkRequest) -> io::Result<()> {
@@ -124,12 +124,12 @@ impl Pair {
             if let Some(at) = self.out.iter().position(|done| (done.qp, done.opcode) == (qp(end), opcode)) {
                 return Ok(self.out.remove(at).status);
             }
-            if start.elapsed() > PATIENCE {
-                return Err(io::Error::other(format!("{opcode:?} does not end")));
+            if start.elapsed() > TIMEOUT {
+                return Err(io::Error::other(format!("{opcode:?} did not complete within {TIMEOUT:?}")));
             }
             let Self { ends, out, invalidated, flags, cq, .. } = self;
             cq.poll(usize::MAX, |done| {
-                let (id, status) = (WrId(done.wr_id), super::complete::status(done.status));
+                let (id, status) = (WrId(done.wr_id), super::completion::status(done.status));
                 let slot = id.slot() as usize & 1;
                 let end = &mut ends[slot];
                 if id.is_receive() {
@@ -153,7 +153,7 @@ impl Pair {
         self.post(0, WorkRequest::Bind { window, mem, offset: 0, len: WINDOW, access: Access::REMOTE_WRITE })?;
         match self.wait(0, Opcode::Bind)? {
             Status::Success => Ok(RemoteMemory { rkey, address }),
-            status => Err(io::Error::other(format!("a window is not bound: {status:?}"))),
+            status => Err(io::Error::other(format!("binding a window: {status:?}"))),
         }
     }
 
@@ -164,11 +164,11 @@ impl Pair {
         self.wait(1, Opcode::Write)
     }
 
-    fn invalidates(mut self) -> io::Result<bool> {
+    fn probe_remote_invalidate(mut self) -> io::Result<bool> {
         let mem = self.lent()?;
         let first = self.expose(&mem)?;
         if !self.write(WINDOW, first)?.is_ok() {
-            return Err(io::Error::other("a Write into a window is refused"));
+            return Err(io::Error::other("the device refused a Write into a window"));
         }
         let mut receive = vec![self.buf(BYTES)?];
         self.ends[0].post_recv(&self.context.regions, &mut receive, 1);
@@ -178,30 +178,30 @@ impl Pair {
             return Ok(false);
         }
         // The window must be free now, and its old key invalid.
-        self.ends[0].windows.revoked_by_peer(first.rkey);
+        self.ends[0].windows.free_invalidated(first.rkey);
         let again = self.expose(&mem)?;
         Ok(self.write(WINDOW, again)?.is_ok() && self.write(WINDOW, first)? == Status::RemoteAccess)
     }
 
-    fn checks_bounds(mut self) -> io::Result<bool> {
+    fn probe_window_bounds(mut self) -> io::Result<bool> {
         let mem = self.lent()?;
         let remote = self.expose(&mem)?;
         Ok(self.write(WINDOW + 1, remote)? == Status::RemoteAccess)
     }
 }
 
-impl Drop for Pair {
+impl Drop for ProbePair {
     fn drop(&mut self) {
         for end in &mut self.ends {
-            // Outstanding requests are flushed. The windows go before the queue pairs.
+            // The error state flushes outstanding requests. The windows are destroyed before the queue pairs.
             let _ = end.modify(QpAttributes::state(state::IBV_QPS_ERR));
             end.destroy(&mut Vec::new());
         }
     }
 }
 
-/// Connects a queue pair to its peer on the same port, without a connection manager.
-fn steps(peer: u32, choice: &Choice, port: &ibv_port_attr) -> [QpAttributes; 3] {
+/// The state changes that connect a queue pair to its peer on the same port, without a connection manager.
+fn state_transitions(peer: u32, choice: &Choice, port: &ibv_port_attr) -> [QpAttributes; 3] {
     let init = QpAttributes::init(choice.port, ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0);
     let mut receive = QpAttributes::state(state::IBV_QPS_RTR);
     receive.attr.path_mtu = port.active_mtu;

@@ -19,56 +19,60 @@ const KERNEL_ONLY: u32 = 0xF << 21;
 
 /// State of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum QpState {
-    /// We connect, and wait for address, route and the peer's answer.
+pub(super) enum VerbsQpState {
+    /// This side connects, and waits for address, route and the peer's answer.
     Connecting,
-    /// We have accepted, and wait for the peer's final message.
+    /// This side has accepted, and waits for the peer's final message.
     Accepting,
     /// Established in both directions.
     Up,
-    /// Local close. Posted requests still leave.
+    /// Closed by this side. Posted requests are still sent.
     Closing,
-    /// The queue pair is in error.
+    /// The connection has ended, and the queue pair is in error.
     Ended,
-    /// Never established.
+    /// The connection was never established.
     Failed,
 }
 
 pub(super) struct VerbsQp {
     pub(super) id: QpId,
-    pub(super) state: QpState,
+    pub(super) state: VerbsQpState,
     pub(super) queues: WorkQueues,
     pub(super) cm: CmId,
     pub(super) params: ConnectParams,
-    /// Time limit of a local close, whatever is still in flight.
+    /// Time limit of a local close, even with requests in flight.
     pub(super) deadline: Option<Instant>,
-    /// Cause of the end. It is not reported yet, and before the state is `Ended`, nothing was done about it.
+    /// Cause of the end, until it is reported. The connection ends only when connection management finds this cause.
     pub(super) end: Option<(Disconnect, String)>,
-    /// The count of empty polls at the end. The fabric reports the end after a later empty poll, so that earlier
-    /// messages are delivered first.
+    /// The count of empty polls when the connection ended. The fabric reports the end after a later empty poll, so that
+    /// earlier messages are delivered first.
     pub(super) ended_at: u64,
-    /// A message arrived before the connection manager reported the connection.
-    pub(super) is_early: bool,
-    /// What the device reports of it once it is in error.
+    /// Whether a message arrived before the connection manager reported the connection.
+    pub(super) received_early: bool,
+    /// What the device reports about the queue pair in error.
     pub(super) error_state: ErrorState,
     /// Counts the connection at its listener.
     pub(super) count: Option<ConnectionCount>,
 }
 
 impl VerbsQp {
-    /// Records the cause of the end, unless one is set.
+    /// Records the cause of the connection's end, unless a cause is already recorded.
     #[cold]
     pub(super) fn fail(&mut self, attention: &mut Vec<u32>, cause: Disconnect, reason: impl FnOnce() -> String) {
-        if matches!(self.state, QpState::Accepting | QpState::Up | QpState::Closing) && self.end.is_none() {
+        if matches!(self.state, VerbsQpState::Accepting | VerbsQpState::Up | VerbsQpState::Closing)
+            && self.end.is_none()
+        {
             self.end = Some((cause, reason()));
             attention.push(self.id.slot);
         }
     }
 
-    /// Accepts requests, if only to flush them. An accepting side may answer once data from the peer has arrived.
+    /// Whether requests can be posted, even if only to be flushed. An accepting side may send once data from the peer
+    /// has arrived.
     #[inline]
-    pub(super) fn takes_requests(&self) -> bool {
-        matches!(self.state, QpState::Up | QpState::Ended) || self.state == QpState::Accepting && self.is_early
+    pub(super) fn accepts_posts(&self) -> bool {
+        matches!(self.state, VerbsQpState::Up | VerbsQpState::Ended)
+            || self.state == VerbsQpState::Accepting && self.received_early
     }
 
     fn access(&self) -> u32 {
@@ -76,13 +80,13 @@ impl VerbsQp {
             | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
     }
 
-    /// Readies the queue pair for posted Receives, before any connection parameter is known.
-    pub(super) fn open(&self, port: u8) -> std::io::Result<()> {
+    /// Moves the queue pair to state INIT, in which Receives can be posted. Needs no connection parameters.
+    pub(super) fn enter_init(&self, port: u8) -> std::io::Result<()> {
         self.queues.modify(QpAttributes::init(port, self.access()))
     }
 
-    /// Readies the queue pair for both directions with the negotiated parameters.
-    pub(super) fn start(&mut self, config: &VerbsConfig, is_infiniband: bool) -> std::io::Result<()> {
+    /// Moves the queue pair to states RTR and RTS with the negotiated parameters.
+    pub(super) fn enter_ready(&mut self, config: &VerbsConfig, is_infiniband: bool) -> std::io::Result<()> {
         let attributes = |state| {
             let mut to = self.cm.qp_attributes(state)?;
             if is_infiniband {
@@ -94,19 +98,19 @@ impl VerbsQp {
         init.attr.qp_access_flags = self.access();
         self.queues.modify(init)?;
         let mut receive = attributes(ibv_qp_state::IBV_QPS_RTR)?;
-        receive.attr.max_dest_rd_atomic = depth(self.params.responder_resources);
+        receive.attr.max_dest_rd_atomic = read_depth(self.params.responder_resources);
         receive.attr.min_rnr_timer = config.min_rnr_timer;
         path::apply_options(&mut receive.attr, &config.path);
         self.queues.modify(receive)?;
         self.error_state.was_ready = true;
         let mut send = attributes(ibv_qp_state::IBV_QPS_RTS)?;
-        send.attr.max_rd_atomic = depth(self.params.initiator_depth);
+        send.attr.max_rd_atomic = read_depth(self.params.initiator_depth);
         bound_retries(&mut send, config);
         self.queues.modify(send)
     }
 
-    /// Puts the queue pair into error, which flushes all posted requests.
-    pub(super) fn stop(&self) {
+    /// Moves the queue pair to the error state, which flushes all posted requests.
+    pub(super) fn enter_error(&self) {
         if let Err(error) = self.queues.modify(QpAttributes::state(ibv_qp_state::IBV_QPS_ERR)) {
             log::debug!("{:?}: ibv_modify_qp to error: {error}", self.id);
         }
@@ -117,8 +121,8 @@ impl VerbsQp {
         rdma_conn_param {
             private_data: std::ptr::null(),
             private_data_len: 0,
-            responder_resources: depth(self.params.responder_resources),
-            initiator_depth: depth(self.params.initiator_depth),
+            responder_resources: read_depth(self.params.responder_resources),
+            initiator_depth: read_depth(self.params.initiator_depth),
             flow_control: 0,
             retry_count: config.retries,
             rnr_retry_count: self.params.rnr_retry.min(7),
@@ -128,8 +132,7 @@ impl VerbsQp {
     }
 }
 
-/// Bounds retries and time-outs. The peer's request or answer sets them, possibly without limit. The local knobs are
-/// the maximum.
+/// Bounds retries and time-outs by the local knobs, because the peer's request or answer may set them without limit.
 fn bound_retries(send: &mut QpAttributes, config: &VerbsConfig) {
     let attr = &mut send.attr;
     attr.rnr_retry = attr.rnr_retry.min(config.rnr_retries);
@@ -138,8 +141,8 @@ fn bound_retries(send: &mut QpAttributes, config: &VerbsConfig) {
     attr.timeout = if attr.timeout == 0 { config.ack_timeout } else { attr.timeout.min(config.ack_timeout) };
 }
 
-/// The connection manager's byte for a read depth. The highest value would mean the device's maximum.
-pub(super) fn depth(reads: u16) -> u8 {
+/// The connection manager's value for a read depth. 255 would mean the device's maximum.
+pub(super) fn read_depth(reads: u16) -> u8 {
     reads.min(254) as u8
 }
 
@@ -148,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_does_not_choose_our_timeouts() {
+    fn local_knobs_bound_the_retries_and_timeouts_of_peers() {
         let config = VerbsConfig::default();
         let bounded = |rnr_retry, retry_cnt, timeout| {
             let mut send = QpAttributes::state(ibv_qp_state::IBV_QPS_RTS);
@@ -156,10 +159,10 @@ mod tests {
             bound_retries(&mut send, &config);
             (send.attr.rnr_retry, send.attr.retry_cnt, send.attr.timeout)
         };
-        // All are unlimited.
+        // The peer asks for unlimited retries and time-outs.
         assert_eq!(bounded(7, 7, 0), (6, 6, 20));
         assert_eq!(bounded(7, 7, 31), (6, 6, 20));
-        // The peer may set lower values. The Linux kernel requests no retries without a Receive.
+        // The peer may set lower values. The Linux kernel requests no retries of messages without a Receive.
         assert_eq!(bounded(0, 3, 14), (0, 3, 14));
     }
 }

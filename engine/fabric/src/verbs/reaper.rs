@@ -1,7 +1,8 @@
 //! Destruction of connection manager identifiers on separate threads.
 //!
-//! The kernel waits for an identifier's last datagram when it destroys the identifier. That takes microseconds, but
-//! more than 30 s while it repeats an unanswered datagram (Linux 6.1). Separate threads wait in place of the shards.
+//! When the kernel destroys an identifier, it waits for the identifier's last datagram. That takes microseconds, but
+//! more than 30 s while the kernel repeats an unanswered datagram (Linux 6.1). Separate threads wait instead of the
+//! shards.
 
 #![forbid(unsafe_code)]
 
@@ -9,9 +10,9 @@ use super::sys::CmId;
 use crate::reaper::Reaper;
 
 /// Number of an identifier without an owner.
-pub(super) const NOBODY: usize = usize::MAX;
+pub(super) const NO_OWNER: usize = usize::MAX;
 
-/// Limit of identifiers that wait for destruction. At the limit no new identifier is created. Existing identifiers may
+/// Maximum identifiers that wait for destruction. At the limit no new identifier is created, but existing ones may
 /// still exceed it.
 const MAX_WAITING: usize = 1024;
 
@@ -20,11 +21,11 @@ static REAPER: Reaper<CmId> = Reaper::new("rpcrdma-reaper", 64, MAX_WAITING);
 /// Queues an identifier for destruction.
 pub(super) fn dispose(mut id: CmId) {
     // Its pending events then match no queue pair.
-    id.set_cookie(NOBODY);
+    id.set_cookie(NO_OWNER);
     REAPER.dispose(id);
 }
 
-/// Whether the kernel's destruction of identifiers lags far behind. Then neither peers nor we may create more.
-pub(super) fn is_behind() -> bool {
+/// Whether too many identifiers wait for destruction. Then neither peers nor this side may create more.
+pub(super) fn is_backlogged() -> bool {
     REAPER.is_full()
 }

@@ -9,18 +9,18 @@ use rdma_sys::{ibv_recv_wr, ibv_sge};
 use rpcrdma_mempool::{Buf, Posted};
 
 use super::region::MemoryRegions;
-use super::sys::{Posted as PostResult, SharedReceiveQueue, WorkCompletion};
+use super::sys::{PostResult, SharedReceiveQueue, WorkCompletion};
 use super::wr_id::{Owner, WrId};
 use crate::ReceivedBuf;
 
-/// Buffers in a device's receive queue, indexed by work request identifiers.
+/// Buffers in a receive queue of the device, indexed by work request identifiers.
 pub(super) struct ReceiveTable {
     owner: Owner,
-    places: Vec<Option<Posted>>,
+    slots: Vec<Option<Posted>>,
     free: Vec<u32>,
-    /// Buffers to build chains.
+    /// Memory in which chains are built.
     requests: Vec<ibv_recv_wr>,
-    parts: Vec<ibv_sge>,
+    sges: Vec<ibv_sge>,
 }
 
 impl ReceiveTable {
@@ -28,20 +28,20 @@ impl ReceiveTable {
         let (next, sg_list) = (ptr::null_mut(), ptr::null_mut());
         Self {
             owner,
-            places: (0..depth).map(|_| None).collect(),
+            slots: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             requests: (0..depth).map(|_| ibv_recv_wr { wr_id: 0, next, sg_list, num_sge: 1 }).collect(),
-            parts: (0..depth).map(|_| ibv_sge { addr: 0, length: 0, lkey: 0 }).collect(),
+            sges: (0..depth).map(|_| ibv_sge { addr: 0, length: 0, lkey: 0 }).collect(),
         }
     }
 
-    /// Receives in the device's queue.
+    /// Number of Receives in the device's queue.
     pub(super) fn outstanding(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
     /// Posts Receives from the front of `bufs` as one chain, by `post`. Stops at `limit`, without free entries, or at
-    /// foreign memory. Returns the count.
+    /// unregistered memory. Returns the number of posted Receives.
     #[inline]
     pub(super) fn post(
         &mut self,
@@ -51,15 +51,15 @@ impl ReceiveTable {
         post: impl FnOnce(*mut ibv_recv_wr) -> PostResult<ibv_recv_wr>,
     ) -> usize {
         let room = bufs.len().min(self.free.len()).min(limit);
-        let (requests, parts) = (self.requests.as_mut_ptr(), self.parts.as_mut_ptr());
-        let places = self.requests.iter_mut().zip(&mut self.parts).zip(self.free.iter().rev());
+        let (requests, sges) = (self.requests.as_mut_ptr(), self.sges.as_mut_ptr());
+        let slots = self.requests.iter_mut().zip(&mut self.sges).zip(self.free.iter().rev());
         let mut count = 0;
-        for (buf, ((request, part), &place)) in bufs[..room].iter().zip(places) {
+        for (buf, ((request, sge), &slot)) in bufs[..room].iter().zip(slots) {
             let Some(region) = regions.get(buf.arena()) else { break };
             let addr = (buf.address() - buf.start()) as u64;
-            *part = ibv_sge { addr, length: buf.capacity() as u32, lkey: region.lkey };
-            let wr_id = self.owner.receive(place);
-            let sg_list = parts.wrapping_add(count);
+            *sge = ibv_sge { addr, length: buf.capacity() as u32, lkey: region.lkey };
+            let wr_id = self.owner.receive(slot);
+            let sg_list = sges.wrapping_add(count);
             count += 1;
             *request = ibv_recv_wr { wr_id, next: requests.wrapping_add(count), sg_list, num_sge: 1 };
         }
@@ -75,20 +75,20 @@ impl ReceiveTable {
             }
         };
         for buf in bufs.drain(..posted) {
-            let Some(place) = self.free.pop() else { break };
-            self.places[place as usize] = Some(buf.post());
+            let Some(slot) = self.free.pop() else { break };
+            self.slots[slot as usize] = Some(buf.post());
         }
         posted
     }
 
-    /// The buffer of a completed Receive, with the received length. `None` for an unknown Receive.
+    /// Takes the buffer of a completed Receive, with the received length. `None` for an unknown Receive.
     #[inline]
     pub(super) fn complete(&mut self, done: &WorkCompletion, received: usize) -> Option<ReceivedBuf> {
         let id = WrId(done.wr_id);
         if id.owner() != self.owner {
             return None;
         }
-        let posted = self.places.get_mut(id.index() as usize)?.take()?;
+        let posted = self.slots.get_mut(id.index() as usize)?.take()?;
         self.free.push(id.index());
         // SAFETY: this is the completion of the work request that the buffer was posted with.
         Some(ReceivedBuf::new(unsafe { posted.complete() }, received))
@@ -101,11 +101,11 @@ impl ReceiveTable {
     pub(super) unsafe fn reclaim(&mut self) -> Vec<Buf> {
         self.free.clear();
         // SAFETY: the caller guarantees that the queue is destroyed.
-        self.places.drain(..).flatten().map(|posted| unsafe { posted.complete() }).collect()
+        self.slots.drain(..).flatten().map(|posted| unsafe { posted.complete() }).collect()
     }
 }
 
-/// Index of the posted entry that holds a request.
+/// Index of the entry that contains a request. `None` if no entry contains it.
 pub(super) fn position<E, W>(entries: &[E], request: *const W) -> Option<usize> {
     let offset = request.addr().checked_sub(entries.as_ptr().addr())?;
     Some(offset / size_of::<E>()).filter(|&n| n < entries.len())
@@ -141,7 +141,7 @@ impl SharedReceives {
         match Rc::try_unwrap(srq).map_err(|_| io::ErrorKind::ResourceBusy.into()).and_then(|srq| srq.destroy()) {
             // SAFETY: the queue is destroyed.
             Ok(()) => unsafe { self.table.reclaim() },
-            // The device may still write to the buffers. They are lost, and the pool counts them.
+            // The device may still write to the buffers, so they are lost. The pool counts them.
             Err(error) => {
                 log::error!("ibv_destroy_srq: {error}; {} buffers are lost", self.table.outstanding());
                 Vec::new()

@@ -1,4 +1,4 @@
-//! Memory registered with the device.
+//! Arenas registered with the device.
 
 #![forbid(unsafe_code)]
 
@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use rpcrdma_mempool::{Arena, ArenaId};
 
-use super::explain;
+use super::errors;
 use super::sys::{MemoryRegion, ProtectionDomain};
 use crate::{Access, FabricError};
 
@@ -16,7 +16,7 @@ pub(super) struct MemoryRegions {
     pd: Option<Rc<ProtectionDomain>>,
     /// Arenas to register once a device is present.
     waiting: Vec<(Arena, Access)>,
-    /// Registrations in their order. The first arena is the shard's own and holds nearly all messages.
+    /// Registered arenas in order of registration. The first one is the shard's own and holds nearly all messages.
     registered: Vec<RegisteredArena>,
 }
 
@@ -42,7 +42,7 @@ impl MemoryRegions {
             return Ok(());
         };
         let mr = MemoryRegion::new(pd, arena, access != Access::LOCAL)
-            .map_err(|e| explain::pin_error(format!("ibv_reg_mr of {} bytes", arena.len()), &e))?;
+            .map_err(|e| errors::pin_error(format!("ibv_reg_mr of {} bytes", arena.len()), &e))?;
         self.registered.push(RegisteredArena { id, lkey: mr.lkey(), access, mr });
         Ok(())
     }
@@ -57,17 +57,17 @@ impl MemoryRegions {
         Err(FabricError::misuse(format!("arena {arena} is not registered")))
     }
 
-    /// Deregisters all arenas. They are registered again with the next device.
+    /// Deregisters all arenas. `open` registers them again with the next device.
     pub(super) fn close(&mut self) {
         self.pd = None;
         let all = self.registered.drain(..);
         self.waiting.extend(all.map(|region| (region.mr.parents().0.clone(), region.access)));
     }
 
-    /// Registers all known arenas with a device. On an error none stays registered.
+    /// Registers all known arenas with a device.
     ///
     /// # Errors
-    /// The first failed registration.
+    /// A registration fails. Then no arena stays registered.
     pub(super) fn open(&mut self, pd: &Rc<ProtectionDomain>) -> Result<(), FabricError> {
         self.pd = Some(Rc::clone(pd));
         let waiting = std::mem::take(&mut self.waiting);

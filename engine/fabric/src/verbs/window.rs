@@ -1,7 +1,7 @@
 //! The memory windows of one queue pair.
 //!
-//! A window is free, bound, or in revocation. `QpWindows` holds the exposed memory until the revocation is proven. It
-//! never invalidates a window twice, because some devices (rxe) fail on that.
+//! A window is free, bound, or being revoked. `QpWindows` holds the exposed memory until the revocation is proven. It
+//! never invalidates a window twice, because some devices (rxe) then report a failure.
 
 #![forbid(unsafe_code)]
 
@@ -10,12 +10,12 @@ use std::rc::Rc;
 use rdma_sys::ibv_mw;
 use rpcrdma_mempool::{ArenaId, Lent};
 
-use super::explain;
-use super::map::NumberMap;
+use super::errors;
+use super::number_map::NumberMap;
 use super::sys::{MemoryWindow, ProtectionDomain};
 use crate::{FabricError, QpId, WindowId};
 
-/// The owner's part of a key. The other bits identify the window.
+/// The bits of a key that the window's owner chooses. The other bits identify the window.
 const KEY_VARIANT: u32 = 0xFF;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,13 +46,13 @@ impl QpWindows {
         Self { pd: Rc::clone(pd), limit, list: Vec::new(), by_key: NumberMap::default() }
     }
 
-    /// Adds a free window of this queue pair.
+    /// Allocates a free window for this queue pair.
     pub(super) fn add(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         let index = self.list.len() as u32;
         if index >= self.limit {
             return Err(FabricError::all_windows(qp, self.limit));
         }
-        let mw = MemoryWindow::new(&self.pd).map_err(|error| explain::pin_error("ibv_alloc_mw", &error))?;
+        let mw = MemoryWindow::new(&self.pd).map_err(|error| errors::pin_error("ibv_alloc_mw", &error))?;
         self.by_key.insert(mw.rkey() & !KEY_VARIANT, index);
         self.list.push(WindowEntry { mw, state: WindowState::Free, mem: None });
         Ok(WindowId { qp, index })
@@ -64,15 +64,15 @@ impl QpWindows {
         self.list.get(index as usize).map(|window| next(window.mw.rkey()))
     }
 
-    /// Moves a window from one state to the next. The error is `otherwise` in any other state.
+    /// Moves a window from state `from` to state `to`. The error is `otherwise` if the window is in another state.
     #[inline]
-    fn change(
+    fn transition(
         &mut self,
         index: u32,
         (from, to): (WindowState, WindowState),
         otherwise: &'static str,
     ) -> Result<&mut WindowEntry, &'static str> {
-        let window = self.list.get_mut(index as usize).ok_or("a window that was never made")?;
+        let window = self.list.get_mut(index as usize).ok_or("a window that was never allocated")?;
         if window.state != from {
             return Err(otherwise);
         }
@@ -80,10 +80,10 @@ impl QpWindows {
         Ok(window)
     }
 
-    /// Takes a free window for a bind before its post. Returns it with its key after the bind.
+    /// Marks a free window as bound before the bind is posted. Returns the window with its key after the bind.
     #[inline]
     pub(super) fn begin_bind(&mut self, index: u32) -> Result<(*mut ibv_mw, u32), &'static str> {
-        let window = self.change(index, (WindowState::Free, WindowState::Bound), "a window that is bound")?;
+        let window = self.transition(index, (WindowState::Free, WindowState::Bound), "a window that is bound")?;
         Ok((window.mw.raw(), next(window.mw.rkey())))
     }
 
@@ -96,10 +96,11 @@ impl QpWindows {
         }
     }
 
-    /// Takes a bound window for a local invalidation before its post. Returns its key.
+    /// Marks a bound window as being revoked before the local invalidation is posted. Returns its key.
     #[inline]
     pub(super) fn begin_revoke(&mut self, index: u32) -> Result<u32, &'static str> {
-        let window = self.change(index, (WindowState::Bound, WindowState::Revoking), "a window that is not bound")?;
+        let window =
+            self.transition(index, (WindowState::Bound, WindowState::Revoking), "a window that is not bound")?;
         Ok(window.mw.rkey())
     }
 
@@ -112,9 +113,9 @@ impl QpWindows {
         }
     }
 
-    /// Frees the window whose key the peer invalidated. False if no bound window has the key.
+    /// Frees the window whose key the peer has invalidated. Returns false if no bound window has the key.
     #[inline]
-    pub(super) fn revoked_by_peer(&mut self, rkey: u32) -> bool {
+    pub(super) fn free_invalidated(&mut self, rkey: u32) -> bool {
         let index = self.by_key.get(&(rkey & !KEY_VARIANT)).copied().unwrap_or(u32::MAX);
         let window = self.list.get(index as usize);
         let is_bound = window.is_some_and(|window| window.state == WindowState::Bound && window.mw.rkey() == rkey);
@@ -129,12 +130,13 @@ impl QpWindows {
         self.list.iter().filter_map(|window| window.mem.as_ref()).any(|mem| mem.arena() == arena)
     }
 
-    /// Deallocates all windows. Must precede the queue pair's destruction, which a bound window blocks on some devices.
+    /// Deallocates all windows. This must precede the queue pair's destruction, because bound windows make it fail on
+    /// some devices.
     pub(super) fn destroy(&mut self) {
         for WindowEntry { mw, mem, .. } in self.list.drain(..) {
             if let Err(error) = mw.destroy() {
                 log::error!("ibv_dealloc_mw: {error}");
-                // The peer may still reach the memory, so it is never reused.
+                // The peer may still reach the memory, so it is leaked instead of reused.
                 std::mem::forget(mem);
             }
         }

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "hands memory to the device, and takes it back")]
 //! The work queues of a queue pair, with the memory of their requests.
 //!
-//! A post moves memory into the queue. The memory leaves it when the device has provably finished. The proof is the
-//! completion of the request, a later completion of the same queue, or the destruction of the queue pair. If the
-//! destruction fails, the memory is lost, and the pool reports it.
+//! A post moves memory into the queue. The memory leaves the queue when the device has provably finished with it. The
+//! proof is the completion of the request, a later completion of the same queue, or the destruction of the queue pair.
+//! If the destruction fails, the memory is lost, and the pool reports that.
 
 use std::collections::VecDeque;
 use std::io;
@@ -34,14 +34,14 @@ const NOTHING: ibv_sge = ibv_sge { addr: 0, length: 0, lkey: 0 };
 const MAX_UNSIGNALLED: usize = 64;
 
 /// Memory that the device uses for a request.
-#[expect(dead_code, reason = "lent and frozen memory is held to be dropped")]
+#[expect(dead_code, reason = "lent and frozen memory is only held until it is dropped")]
 enum RequestMemory {
     Nothing,
-    /// No memory: the fabric itself posted the request, which is never reported.
+    /// No memory. The fabric itself has posted the request, which is never reported.
     Marker,
     Message(Posted),
     Source(Source),
-    /// No memory: the invalidation of the window with this index.
+    /// No memory. The request invalidates the window with this index.
     Invalidation(u32),
 }
 
@@ -49,29 +49,29 @@ enum RequestMemory {
 struct InFlight {
     wr_id: u64,
     opcode: Opcode,
-    /// The poster wants its completion.
+    /// Whether the poster requested a completion.
     is_reported: bool,
     memory: RequestMemory,
 }
 
-const REFUSED: &str = "the device refused it; see the log";
+const REFUSED: &str = "the device refused the work request (see the log)";
 
-/// What the posts of all queue pairs share.
+/// State that the posts of all queue pairs share.
 pub(super) struct PostContext {
     pub(super) regions: MemoryRegions,
     /// Counters of posts.
     pub(super) stats: FabricStats,
     /// Log lines that peers can cause.
     pub(super) log: ClockedLog,
-    /// Buffers to build chains, shared to stay in cache. Entries are reused as they are. Devices do not read the unions
-    /// that an opcode does not use. Immediate data is the exception, and drivers expect 0 there.
-    entries: Vec<Entry>,
+    /// Entries in which chains are built, shared so that they stay in the cache. They are reused without clearing,
+    /// because devices do not read the unions that an opcode does not use. Only immediate data must be 0 for drivers.
+    entries: Vec<WorkQueueEntry>,
 }
 
-/// The device's form of a request, with its only part.
-struct Entry {
+/// The device's form of a request, with its only scatter-gather entry.
+struct WorkQueueEntry {
     request: ibv_send_wr,
-    part: ibv_sge,
+    sge: ibv_sge,
 }
 
 impl PostContext {
@@ -82,7 +82,7 @@ impl PostContext {
     #[inline]
     fn reserve(&mut self, count: usize) {
         if self.entries.len() < count {
-            self.entries.resize_with(count, blank);
+            self.entries.resize_with(count, zeroed_entry);
         }
     }
 }
@@ -97,16 +97,16 @@ pub(super) struct WorkQueues {
     first: u32,
     depth: usize,
     max_inline_data: usize,
-    /// Requests since the last signalled one, and their maximum.
+    /// Requests since the last signalled one, and the maximum of such requests.
     unsignalled: usize,
     max_unsignalled: usize,
-    /// The Receives of its own queue. `None` with the shared one.
+    /// The Receives of the queue pair's own receive queue. `None` if it uses the shared one.
     pub(super) receives: Option<ReceiveTable>,
     pub(super) windows: QpWindows,
 }
 
 impl WorkQueues {
-    /// Creates a queue pair with its own receive queue, if `params` ask for one, else with `srq`.
+    /// Creates a queue pair, with its own receive queue if `params` has one, else with `srq`.
     pub(super) fn new(
         id: QpId,
         pd: &Rc<ProtectionDomain>,
@@ -116,7 +116,7 @@ impl WorkQueues {
         max_inline_data: u32,
     ) -> io::Result<Self> {
         let (depth, own_receives) = (params.send_queue_depth.max(1), params.own_receive_queue);
-        // One extra entry for the final marker.
+        // One extra entry is for the final marker.
         let capacity = (depth + 1, own_receives.unwrap_or(0));
         let srq = srq.filter(|_| own_receives.is_none());
         let (qp, supported) = QueuePair::new(pd, cq, srq, capacity, max_inline_data, id.slot as usize)?;
@@ -140,7 +140,7 @@ impl WorkQueues {
         self.qp.as_ref().map_or(0, QueuePair::number)
     }
 
-    /// Whether it uses the shared receive queue.
+    /// Whether the queue pair uses the shared receive queue.
     pub(super) fn shares_receives(&self) -> bool {
         self.receives.is_none()
     }
@@ -154,7 +154,7 @@ impl WorkQueues {
         self.in_flight.len()
     }
 
-    /// Requests in flight, and Receives in its own queue.
+    /// Number of requests in flight and of Receives in the own receive queue.
     pub(super) fn outstanding(&self) -> usize {
         self.in_flight.len() + self.receives.as_ref().map_or(0, ReceiveTable::outstanding)
     }
@@ -165,18 +165,18 @@ impl WorkQueues {
         self.first.wrapping_add(self.in_flight.len() as u32)
     }
 
-    /// Whether the next request is signalled: if its poster wants that, or after a run of unsignalled ones.
+    /// Decides whether the next request is signalled: if its poster requests that, or after a run of unsignalled ones.
     #[inline]
-    fn signals(&mut self, is_wanted: bool) -> bool {
+    fn decide_signalled(&mut self, is_requested: bool) -> bool {
         self.unsignalled += 1;
-        let is_signalled = is_wanted || self.unsignalled >= self.max_unsignalled;
+        let is_signalled = is_requested || self.unsignalled >= self.max_unsignalled;
         if is_signalled {
             self.unsignalled = 0;
         }
         is_signalled
     }
 
-    /// Posts Receives to its own queue; see [`ReceiveTable::post`]. None without such a queue.
+    /// Posts Receives to the own receive queue; see [`ReceiveTable::post`]. Posts none without such a queue.
     #[inline]
     pub(super) fn post_recv(&mut self, regions: &MemoryRegions, bufs: &mut Vec<Buf>, limit: usize) -> usize {
         let (Some(table), Some(qp)) = (&mut self.receives, &self.qp) else { return 0 };
@@ -185,8 +185,10 @@ impl WorkQueues {
         table.post(regions, bufs, limit, |first| unsafe { qp.post_recv(first) })
     }
 
-    /// Posts a chain with one call, up to `room` requests. If the device refuses some, their windows cannot be used any
-    /// more, because only the destruction of such a queue pair tells what became of them.
+    /// Posts a chain with one call, up to `room` requests.
+    ///
+    /// The windows of requests that the device refuses cannot be used any more, because their state is unknown until
+    /// the queue pair is destroyed.
     #[inline]
     pub(super) fn post(
         &mut self,
@@ -199,7 +201,7 @@ impl WorkQueues {
         one.unwrap_or_else(|| self.post_all(context, chain, room))
     }
 
-    /// Posts a chain of one inline Send, the usual call or reply. `None` for any other chain.
+    /// Posts a chain of one inline Send, which most calls and replies are. `None` for any other chain.
     #[inline]
     fn post_one(&mut self, context: &mut PostContext, chain: &mut Vec<Posting>) -> Option<Result<(), PostError>> {
         let posting = chain.first()?;
@@ -209,14 +211,14 @@ impl WorkQueues {
         context.reserve(1);
         let entry = context.entries.first_mut()?;
         self.build(&context.regions, posting, self.next_sequence(), entry).ok()?;
-        let is_signalled = self.signals(posting.signalled);
+        let is_signalled = self.decide_signalled(posting.signalled);
         entry.request.send_flags |= flag(is_signalled, ibv_send_flags::IBV_SEND_SIGNALED.0);
         let posted = self.ring_doorbell(context, 1);
         if posted != Err(0) {
             context.stats.doorbells += 1;
             context.stats.posts += 1;
             context.stats.signalled += u64::from(is_signalled);
-            chain.pop().into_iter().for_each(|posting| self.store(posting));
+            chain.pop().into_iter().for_each(|posting| self.record_posted(posting));
         }
         Some(posted.map_err(|_| PostError::Invalid(REFUSED)))
     }
@@ -233,7 +235,7 @@ impl WorkQueues {
                 result = Err(PostError::Invalid(why));
                 break;
             }
-            let is_signalled = self.signals(posting.signalled);
+            let is_signalled = self.decide_signalled(posting.signalled);
             entry.request.send_flags |= flag(is_signalled, ibv_send_flags::IBV_SEND_SIGNALED.0);
             signals += u64::from(is_signalled);
             sequence = sequence.wrapping_add(1);
@@ -252,16 +254,19 @@ impl WorkQueues {
         context.stats.doorbells += 1;
         context.stats.posts += posted as u64;
         context.stats.signalled += signals;
-        chain.drain(..posted).for_each(|posting| self.store(posting));
+        chain.drain(..posted).for_each(|posting| self.record_posted(posting));
         result
     }
 
-    /// Links and posts the first `count` entries. On failure returns the count taken.
+    /// Links and posts the first `count` entries.
+    ///
+    /// # Errors
+    /// The device refuses a request. The value is the number of requests posted before it.
     #[inline]
     fn ring_doorbell(&self, context: &mut PostContext, count: usize) -> Result<(), usize> {
         let mut first = ptr::null_mut();
         for entry in context.entries[..count].iter_mut().rev() {
-            (entry.request.sg_list, entry.request.next) = (&raw mut entry.part, first);
+            (entry.request.sg_list, entry.request.next) = (&raw mut entry.sge, first);
             first = &raw mut entry.request;
         }
         let Some(qp) = &self.qp else { return Err(0) };
@@ -271,27 +276,30 @@ impl WorkQueues {
         unsafe { qp.post_send(first) }.map_err(|(error, refused)| {
             let line = format_args!("{:?}: ibv_post_send of {count} requests: {error}", self.id);
             context.log.warn("failures of ibv_post_send", line);
-            // A device that does not report the first refused request may have taken all.
+            // If the device does not report the first refused request, it may have taken all requests.
             position(&context.entries[..count], refused).unwrap_or(count)
         })
     }
 
-    /// Builds the device's form of a request, or returns its error.
+    /// Builds the device's form of a request.
+    ///
+    /// # Errors
+    /// The request is invalid.
     #[inline]
     fn build(
         &mut self,
         regions: &MemoryRegions,
         posting: &Posting,
         sequence: u32,
-        Entry { request, part }: &mut Entry,
+        WorkQueueEntry { request, sge }: &mut WorkQueueEntry,
     ) -> Result<(), &'static str> {
         request.wr_id = self.owner.send(sequence);
         request.send_flags = 0;
         request.imm_data_invalidated_rkey_union.invalidated_rkey = 0;
-        *part = NOTHING;
+        *sge = NOTHING;
         match &posting.wr {
             WorkRequest::Send { buf, invalidate, fence } => {
-                *part = local(regions, buf.arena(), (buf.address(), buf.len()), 0, buf.len())?;
+                *sge = scatter_gather_entry(regions, buf.arena(), (buf.address(), buf.len()), 0, buf.len())?;
                 request.opcode = match invalidate {
                     Some(_) => ibv_wr_opcode::IBV_WR_SEND_WITH_INV,
                     None => ibv_wr_opcode::IBV_WR_SEND,
@@ -301,17 +309,21 @@ impl WorkQueues {
                     | flag(buf.len() <= self.max_inline_data, ibv_send_flags::IBV_SEND_INLINE.0);
             }
             WorkRequest::Write { src, offset, len, remote } => {
-                *part = match src {
-                    Source::Lent(mem) => local(regions, mem.arena(), (mem.address(), mem.len()), *offset, *len)?,
-                    Source::Frozen(mem) => local(regions, mem.arena(), (mem.address(), mem.len()), *offset, *len)?,
+                *sge = match src {
+                    Source::Lent(mem) => {
+                        scatter_gather_entry(regions, mem.arena(), (mem.address(), mem.len()), *offset, *len)?
+                    }
+                    Source::Frozen(mem) => {
+                        scatter_gather_entry(regions, mem.arena(), (mem.address(), mem.len()), *offset, *len)?
+                    }
                 };
                 request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
-                request.wr = remote_part(*remote);
+                request.wr = remote_range(*remote);
             }
             WorkRequest::Read { dst, offset, len, remote } => {
-                *part = local(regions, dst.arena(), (dst.address(), dst.len()), *offset, *len)?;
+                *sge = scatter_gather_entry(regions, dst.arena(), (dst.address(), dst.len()), *offset, *len)?;
                 request.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
-                request.wr = remote_part(*remote);
+                request.wr = remote_range(*remote);
             }
             WorkRequest::Bind { window, mem, offset, len, access } => {
                 self.check_window(*window)?;
@@ -339,7 +351,7 @@ impl WorkQueues {
             }
         }
         // Some devices read a length of 0 as 2 GiB.
-        request.num_sge = i32::from(part.length != 0);
+        request.num_sge = i32::from(sge.length != 0);
         Ok(())
     }
 
@@ -348,9 +360,9 @@ impl WorkQueues {
         if window.qp == self.id { Ok(()) } else { Err("a window of another queue pair") }
     }
 
-    /// Stores a posted request and its memory.
+    /// Records a posted request with its memory.
     #[inline]
-    fn store(&mut self, posting: Posting) {
+    fn record_posted(&mut self, posting: Posting) {
         let Posting { wr_id, signalled, wr } = posting;
         let (opcode, memory) = match wr {
             // The device has copied an inline message, so its buffer returns to the pool here.
@@ -371,9 +383,9 @@ impl WorkQueues {
         self.in_flight.push_back(InFlight { wr_id, opcode, is_reported: signalled, memory });
     }
 
-    /// Posts a signalled Send or Write with immediate data. False for other requests, or on failure.
+    /// Posts a signalled Send or Write with immediate data. Returns false for other requests, or on failure.
     pub(super) fn post_immediate(&mut self, context: &mut PostContext, posting: Posting, immediate: u32) -> bool {
-        let mut entry = blank();
+        let mut entry = zeroed_entry();
         let built = self.build(&context.regions, &posting, self.next_sequence(), &mut entry);
         if built.is_err() || self.in_flight.len() >= self.depth {
             return false;
@@ -385,24 +397,24 @@ impl WorkQueues {
             _ => return false,
         };
         request.imm_data_invalidated_rkey_union.imm_data = immediate.to_be();
-        if self.ring_signalled(context, entry).is_err() {
+        if self.post_signalled(context, entry).is_err() {
             return false;
         }
-        self.store(posting);
+        self.record_posted(posting);
         true
     }
 
-    /// Posts a marker: an RDMA Write of no bytes, which needs no key. Its completion proves the end of all earlier
-    /// requests. False if unnecessary or impossible.
+    /// Posts a marker, which is an empty RDMA Write and needs no key. Its completion proves that all earlier requests
+    /// have ended. Returns false if a marker is unnecessary or impossible.
     pub(super) fn post_marker(&mut self, context: &mut PostContext) -> bool {
         let is_marker = |last: &InFlight| matches!(last.memory, RequestMemory::Marker);
         if self.in_flight.len() > self.depth || self.in_flight.back().is_none_or(is_marker) {
             return false;
         }
-        let mut entry = blank();
+        let mut entry = zeroed_entry();
         entry.request.wr_id = self.owner.send(self.next_sequence());
         entry.request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
-        if self.ring_signalled(context, entry) == Err(0) {
+        if self.post_signalled(context, entry) == Err(0) {
             return false;
         }
         let memory = RequestMemory::Marker;
@@ -410,8 +422,8 @@ impl WorkQueues {
         true
     }
 
-    /// Posts one request, signalled. On failure returns the count taken, see [`ring_doorbell`](Self::ring_doorbell).
-    fn ring_signalled(&mut self, context: &mut PostContext, mut entry: Entry) -> Result<(), usize> {
+    /// Posts one signalled request. The errors are those of [`ring_doorbell`](Self::ring_doorbell).
+    fn post_signalled(&mut self, context: &mut PostContext, mut entry: WorkQueueEntry) -> Result<(), usize> {
         entry.request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
         self.unsignalled = 0;
         context.reserve(1);
@@ -419,9 +431,9 @@ impl WorkQueues {
         self.ring_doorbell(context, 1)
     }
 
-    /// Completes a send queue request and the unsignalled ones before it.
+    /// Completes a request of the send queue and the unsignalled ones before it.
     ///
-    /// Returns their count. `None` if no posted request has the identifier.
+    /// Returns their number. `None` if no posted request has the identifier.
     #[inline]
     pub(super) fn retire(
         &mut self,
@@ -435,25 +447,25 @@ impl WorkQueues {
             return None;
         }
         for _ in 0..ahead {
-            self.end_first(Status::Success, out);
+            self.retire_first(Status::Success, out);
         }
-        self.end_first(status, out);
+        self.retire_first(status, out);
         Some(ahead + 1)
     }
 
-    /// Ends the first request in flight.
+    /// Completes the first request in flight.
     #[inline]
-    fn end_first(&mut self, status: Status, out: &mut impl Extend<Completion>) {
+    fn retire_first(&mut self, status: Status, out: &mut impl Extend<Completion>) {
         let Some(request) = self.in_flight.pop_front() else { return };
         self.first = self.first.wrapping_add(1);
-        // Most requests are Sends that the device has copied. They need no more.
+        // Most requests are inline Sends without a completion, which need nothing more.
         if request.is_reported || !status.is_ok() || !matches!(request.memory, RequestMemory::Nothing) {
-            self.end(request, status, out);
+            self.finish(request, status, out);
         }
     }
 
     #[inline(never)]
-    fn end(&mut self, request: InFlight, status: Status, out: &mut impl Extend<Completion>) {
+    fn finish(&mut self, request: InFlight, status: Status, out: &mut impl Extend<Completion>) {
         let InFlight { wr_id, opcode, is_reported, memory } = request;
         let is_marker = matches!(memory, RequestMemory::Marker);
         match memory {
@@ -469,20 +481,20 @@ impl WorkQueues {
         }
     }
 
-    /// Destroys a queue pair in error and returns its memory. Outstanding requests are flushed. Returns the count of
-    /// completions that it will not have.
+    /// Destroys a queue pair in error, and flushes outstanding requests, which returns their memory. Returns the number
+    /// of completions that the device will no longer report.
     pub(super) fn destroy(&mut self, out: &mut impl Extend<Completion>) -> usize {
         self.windows.destroy();
         let Some(qp) = self.qp.take() else { return 0 };
         let count = self.outstanding();
         if let Err(error) = qp.destroy() {
-            log::error!("{:?}: ibv_destroy_qp: {error}; what it holds is lost", self.id);
-            // The device may still use the memory, so it is never reused.
+            log::error!("{:?}: ibv_destroy_qp: {error}; the memory of {count} requests is lost", self.id);
+            // The device may still use the memory, so it is leaked instead of reused.
             mem::take(&mut self.in_flight).into_iter().for_each(mem::forget);
             return count;
         }
         while !self.in_flight.is_empty() {
-            self.end_first(Status::Flushed, out);
+            self.retire_first(Status::Flushed, out);
         }
         if let Some(mut receives) = self.receives.take() {
             // SAFETY: the queue pair is destroyed, and with it this queue.
@@ -495,13 +507,13 @@ impl WorkQueues {
 
 impl Drop for WorkQueues {
     fn drop(&mut self) {
-        // For a queue pair that the fabric did not destroy first.
+        // This has an effect only if the fabric did not destroy the queue pair before.
         self.destroy(&mut Vec::new());
     }
 }
 
 #[inline]
-fn blank() -> Entry {
+fn zeroed_entry() -> WorkQueueEntry {
     // SAFETY: the structs consist of integers, null pointers, and unions of them.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
@@ -513,13 +525,13 @@ pub(super) fn flag(is_set: bool, bits: u32) -> u32 {
 }
 
 #[inline]
-fn remote_part(remote: RemoteMemory) -> wr_t {
+fn remote_range(remote: RemoteMemory) -> wr_t {
     wr_t { rdma: rdma_t { remote_addr: remote.address, rkey: remote.rkey } }
 }
 
-/// The device's form of a buffer range.
+/// Returns the device's form of a buffer range.
 #[inline]
-fn local(
+fn scatter_gather_entry(
     regions: &MemoryRegions,
     arena: ArenaId,
     (address, whole): (usize, usize),

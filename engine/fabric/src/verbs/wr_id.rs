@@ -1,10 +1,10 @@
-//! Work request identifiers, made of owner and request.
+//! Work request identifiers, which consist of owner and request.
 
 #![forbid(unsafe_code)]
 
 use crate::QpId;
 
-/// Maximum queue pairs of one fabric. An identifier has 16 bits for the slot.
+/// Limit of a fabric's queue pair slots, for which an identifier has 16 bits.
 pub(super) const MAX_QPS: u32 = 1 << 16;
 const GENERATION: u32 = (1 << 15) - 1;
 const RECEIVE: u64 = 1 << 63;
@@ -18,7 +18,7 @@ impl Owner {
     pub(super) const SHARED: Self = Self(0x7FFF_FFFF << 32);
 
     pub(super) fn new(qp: QpId) -> Self {
-        // `SHARED` is the last slot's last generation, and slots end before it.
+        // `SHARED` is the last generation of the last slot, which is never used.
         Self(u64::from((qp.generation & GENERATION) << 16 | qp.slot & (MAX_QPS - 1)) << 32)
     }
 
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_apart_as_they_were_made() {
+    fn work_request_ids_decode_to_owner_and_index() {
         let id = QpId { slot: 65534, generation: 0x1_0003 };
         let owner = Owner::new(id);
         let (send, receive) = (WrId(owner.send(u32::MAX)), WrId(owner.receive(7)));

@@ -1,9 +1,9 @@
-//! A wrapper that makes a fabric misbehave within its contract.
+//! A wrapper that injects faults within the contract of a fabric.
 //!
 //! Requests fail, connections break, completions are late, and those of different queue pairs are reordered.
 //!
-//! The same seed over the same calls injects the same faults. Nothing is lost: an injected failure is reported like any
-//! other, in order, with its memory returned after it.
+//! The same seed over the same calls injects the same faults. No request is lost: an injected failure is reported like
+//! any other, in order, and the memory is returned after it.
 
 #![forbid(unsafe_code)]
 
@@ -22,37 +22,37 @@ use crate::{
     Flow, PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
 };
 
-/// Rates of faults. Each knob is a chance per mille, 0 by default.
+/// Rates of faults. Each knob is a probability in thousandths, 0 by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChaosConfig {
     /// Seed of the sequence of faults.
     pub seed: u64,
-    /// Per Send posted: no Receive at the peer until the retries end.
+    /// Per Send posted: the peer has no Receive until the retries end.
     pub receiver_not_ready: u16,
     /// Per request posted: the queue pair goes to error.
     pub flush: u16,
     /// Per Read or Write posted: the peer's key refuses it.
     pub rights: u16,
-    /// Per completion: a delay of 1 to 64 polls. It delays later ones of the queue pair too.
+    /// Per completion: a delay of 1 to 64 polls, also for later completions of the queue pair.
     pub delay: u16,
     /// Per poll: completions of different queue pairs are reordered.
     pub reorder: u16,
     /// Per `poll_control`: one connection breaks.
     pub disconnect: u16,
-    /// Per chain posted: the send queue takes a part of it.
+    /// Per chain posted: the send queue takes only a part of it.
     pub queue_full: u16,
-    /// Per chain of Receives posted: the queue takes a part of it.
+    /// Per chain of Receives posted: the queue takes only a part of it.
     pub receives_refused: u16,
     /// Per Send posted: the device refuses it and its successors. The connection stays up.
     pub sends_refused: u16,
-    /// Per LocalInvalidate posted: as for a Send.
+    /// Per LocalInvalidate posted: the device refuses it and its successors. The connection stays up.
     pub invalidations_refused: u16,
 }
 
 /// Faults injected so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChaosStats {
-    /// Requests that were failed, with all behind them.
+    /// Injected failures of requests, each with all requests behind it.
     pub failed: u64,
     /// Late completions.
     pub delayed: u64,
@@ -60,41 +60,41 @@ pub struct ChaosStats {
     pub reordered: u64,
     /// Broken connections.
     pub disconnected: u64,
-    /// Posts, of requests or of Receives, that were cut short.
+    /// Posts of requests or Receives of which only a part was taken.
     pub cut_short: u64,
 }
 
-/// Injects faults.
+/// A fabric with injected faults.
 #[derive(Debug)]
 pub struct Chaos<F> {
     inner: F,
     config: ChaosConfig,
     random: Xorshift,
     stats: ChaosStats,
-    /// Queue pairs that are connected, as far as known.
+    /// Queue pairs that are known to be connected.
     live: Vec<QpId>,
     /// Queue pairs with an injected failure, in order.
-    failing: Vec<Failing>,
-    /// Queue pairs that were broken here, oldest first.
+    failing: Vec<FailingQp>,
+    /// Queue pairs that this wrapper has broken, oldest first.
     broken: Vec<QpId>,
     /// Late completions, in order of arrival.
-    late: VecDeque<Late>,
+    late: VecDeque<LateCompletion>,
     polls: u64,
 }
 
-/// A queue pair with an injected end; later posts wait for their turn.
+/// A queue pair with an injected failure, which also holds later posts until they are flushed.
 #[derive(Debug)]
-struct Failing {
+struct FailingQp {
     qp: QpId,
     postings: Vec<(Posting, Status)>,
-    /// Completions of a destroyed queue pair: its memory was returned.
+    /// Completions of a destroyed queue pair, whose memory has been returned.
     ended: Vec<Completion>,
     /// Whether the inner fabric has reported its end.
-    over: bool,
+    ended_inside: bool,
 }
 
 #[derive(Debug)]
-struct Late {
+struct LateCompletion {
     until: u64,
     completion: Completion,
 }
@@ -102,7 +102,7 @@ struct Late {
 impl<F: Fabric> Chaos<F> {
     /// Whether completions are ready.
     fn is_busy(&self) -> bool {
-        !self.late.is_empty() || self.failing.iter().any(|d| d.over)
+        !self.late.is_empty() || self.failing.iter().any(|d| d.ended_inside)
     }
 
     /// Wraps a fabric.
@@ -136,15 +136,15 @@ impl<F: Fabric> Chaos<F> {
     }
 
     /// Records a connected queue pair, which may be broken once.
-    fn is_up(&mut self, qp: QpId) {
+    fn record_connected(&mut self, qp: QpId) {
         if !self.live.contains(&qp) && !self.broken.contains(&qp) {
             self.live.push(qp);
         }
     }
 
-    /// Failure to inject for this request, if any.
-    fn fate(&mut self, wr: &WorkRequest) -> Option<Status> {
-        let trouble = match wr {
+    /// Chooses the failure to inject for this request, if any.
+    fn choose_failure(&mut self, wr: &WorkRequest) -> Option<Status> {
+        let failure = match wr {
             WorkRequest::Send { .. } if self.random.chance(self.config.receiver_not_ready) => {
                 Some(Status::RnrRetryExceeded)
             }
@@ -153,12 +153,12 @@ impl<F: Fabric> Chaos<F> {
             }
             _ => None,
         };
-        trouble.or_else(|| self.random.chance(self.config.flush).then_some(Status::Flushed))
+        failure.or_else(|| self.random.chance(self.config.flush).then_some(Status::Flushed))
     }
 
     /// Reports injected failures, once the inner fabric has reported all earlier requests.
     fn end_failing(&mut self, out: &mut Vec<Completion>, end: usize) {
-        for failing in self.failing.iter_mut().filter(|d| d.over) {
+        for failing in self.failing.iter_mut().filter(|d| d.ended_inside) {
             let qp = failing.qp;
             let n = failing.ended.len().min(end.saturating_sub(out.len()));
             out.extend(failing.ended.drain(..n));
@@ -166,10 +166,10 @@ impl<F: Fabric> Chaos<F> {
             out.extend(failing.postings.drain(..n).map(|(posting, status)| ended(qp, &posting, status)));
         }
         // The inner queue pair is in error by now, and flushes itself.
-        self.failing.retain(|d| !d.over || !d.postings.is_empty() || !d.ended.is_empty());
+        self.failing.retain(|d| !d.ended_inside || !d.postings.is_empty() || !d.ended.is_empty());
     }
 
-    fn failed_here(&mut self, qp: QpId) -> Option<&mut Failing> {
+    fn failed_here(&mut self, qp: QpId) -> Option<&mut FailingQp> {
         self.failing.iter_mut().find(|d| d.qp == qp)
     }
 
@@ -181,10 +181,10 @@ impl<F: Fabric> Chaos<F> {
         }
     }
 
-    /// Posts a faultless chain, of which the device may refuse a part.
-    fn post_some(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+    /// Posts a chain without injected failures, of which the device may refuse a part.
+    fn post_or_refuse(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         let Some(at) = chain.iter().position(|posting| self.refuses(&posting.wr)) else {
-            return self.post_fitting(qp, chain);
+            return self.post_or_fill(qp, chain);
         };
         self.stats.cut_short += 1;
         let mut rest = chain.split_off(at);
@@ -193,8 +193,8 @@ impl<F: Fabric> Chaos<F> {
         result.and(Err(PostError::Invalid("chaos")))
     }
 
-    /// Posts a chain for which room may be lacking.
-    fn post_fitting(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+    /// Posts a chain, of which the send queue may take only a part.
+    fn post_or_fill(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         if !self.random.chance(self.config.queue_full) {
             return self.inner.post_send(qp, chain);
         }
@@ -218,11 +218,11 @@ impl<F: Fabric> Chaos<F> {
             } else {
                 self.polls
             };
-            self.late.push_back(Late { until: own.max(behind), completion });
+            self.late.push_back(LateCompletion { until: own.max(behind), completion });
         }
     }
 
-    fn hand_out(&mut self, out: &mut Vec<Completion>, end: usize) {
+    fn release_due(&mut self, out: &mut Vec<Completion>, end: usize) {
         let mut kept = VecDeque::with_capacity(self.late.len());
         for late in self.late.drain(..) {
             if late.until <= self.polls && out.len() < end {
@@ -259,8 +259,8 @@ impl<F: Fabric> Fabric for Chaos<F> {
         self.live.retain(|&id| id != qp);
         self.inner.destroy_qp(qp);
         if let Some(failing) = self.failed_here(qp) {
-            // From here on the inner fabric reports nothing more than the completions flushed just now.
-            failing.over = true;
+            // From here on the inner fabric reports only the completions that it has just flushed.
+            failing.ended_inside = true;
             let postings = failing.postings.drain(..);
             failing.ended.extend(postings.map(|(posting, status)| ended(qp, &posting, status)));
         }
@@ -271,22 +271,22 @@ impl<F: Fabric> Fabric for Chaos<F> {
         self.inner.poll_control(events);
         for event in &events[before..] {
             match event {
-                ControlEvent::Established { qp, .. } => self.is_up(*qp),
+                ControlEvent::Established { qp, .. } => self.record_connected(*qp),
                 ControlEvent::Disconnected { qp, .. } => {
                     self.live.retain(|id| id != qp);
                     if let Some(failing) = self.failed_here(*qp) {
-                        failing.over = true;
+                        failing.ended_inside = true;
                     }
                 }
                 _ => {}
             }
         }
         if !self.live.is_empty() && self.random.chance(self.config.disconnect) {
-            let victim = self.random.below(self.live.len() as u64) as usize;
-            let victim = self.live.swap_remove(victim);
+            let broken = self.random.below(self.live.len() as u64) as usize;
+            let broken = self.live.swap_remove(broken);
             self.stats.disconnected += 1;
-            self.broken.push(victim);
-            self.inner.disconnect(victim);
+            self.broken.push(broken);
+            self.inner.disconnect(broken);
         }
     }
 
@@ -309,24 +309,24 @@ impl<F: Fabric> Fabric for Chaos<F> {
         let mut failed = None;
         if self.live.contains(&qp) {
             for (at, posting) in chain.iter().enumerate() {
-                if let Some(status) = self.fate(&posting.wr) {
+                if let Some(status) = self.choose_failure(&posting.wr) {
                     failed = Some((at, status));
                     break;
                 }
             }
         }
-        let Some((at, status)) = failed else { return self.post_some(qp, chain) };
+        let Some((at, status)) = failed else { return self.post_or_refuse(qp, chain) };
         let mut rest = chain.split_off(at);
         let result = self.inner.post_send(qp, chain);
         if result.is_err() {
-            // The post did not get that far.
+            // The post failed before the request that was to fail.
             chain.append(&mut rest);
             return result;
         }
         self.stats.failed += 1;
         let status_of = |i| if i == 0 { status } else { Status::Flushed };
         let postings = rest.into_iter().enumerate().map(|(i, posting)| (posting, status_of(i))).collect();
-        self.failing.push(Failing { qp, postings, ended: Vec::new(), over: false });
+        self.failing.push(FailingQp { qp, postings, ended: Vec::new(), ended_inside: false });
         self.broken.push(qp);
         self.inner.disconnect(qp);
         Ok(())
@@ -337,15 +337,15 @@ impl<F: Fabric> Fabric for Chaos<F> {
         let end = before.saturating_add(max);
         self.polls += 1;
         let n = self.inner.poll_cq(out, max);
-        // A message may arrive, and be answered, before the connection manager's last event.
+        // A message may arrive, and be answered, before the event that the connection is established.
         for message in out[before..].iter().filter(|c| c.buf.is_some() && c.status.is_ok()) {
-            self.is_up(message.qp);
+            self.record_connected(message.qp);
         }
         if n < max {
             self.end_failing(out, end);
         }
         self.delay(out, before);
-        self.hand_out(out, end);
+        self.release_due(out, end);
         self.reorder(&mut out[before..]);
         out.len() - before
     }

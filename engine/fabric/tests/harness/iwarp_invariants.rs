@@ -1,54 +1,54 @@
-//! Invariants of any wire bytes, for tests and the fuzz target.
+//! Invariants of the codec for any bytes, for tests and the fuzz target.
 
 use super::*;
 
-/// The events of a stream, each payload in one piece.
+/// An event of a stream, with each payload in one piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A segment, and the bytes of its payload that were there.
-    Segment(Segment, usize, Vec<u8>),
+    /// A segment, with the length of its payload and the payload bytes that have arrived.
+    Segment(SegmentHeader, usize, Vec<u8>),
     /// The end of the segment.
     End,
-    /// The stream cannot be read further.
+    /// An invalid segment, after which the stream cannot be read any further.
     Error(SegmentError),
 }
 
-/// Reads a stream in pieces of the lengths `cuts`, then the rest. With `past`, payloads are read past the reader where
-/// possible. Checks the reader's own statements on the way.
-pub fn read(stream: &[u8], crc: bool, cuts: &[usize], past: bool) -> Vec<Event> {
+/// Reads a stream in pieces of the lengths `cuts`, then the rest. With `bypass`, payloads bypass the reader where
+/// possible. Checks what the reader states about its position.
+pub fn read(stream: &[u8], crc: bool, cuts: &[usize], bypass: bool) -> Vec<Event> {
     let mut reader = SegmentReader::new(crc);
     let mut events = Vec::new();
     let mut rest = stream;
     let mut cuts = cuts.iter();
     loop {
-        if past && reader.payload_left() > 0 {
+        if bypass && reader.payload_left() > 0 {
             let n = reader.payload_left().min(rest.len());
-            placed(&mut events, &rest[..n]);
+            append_payload(&mut events, &rest[..n]);
             rest = &rest[n..];
-            reader.take(n);
+            reader.skip_payload(n);
         }
         let (mut input, behind) = rest.split_at(cuts.next().map_or(rest.len(), |cut| *cut.min(&rest.len())));
         let piece = input.len();
         let mut used = 0;
         loop {
-            let is_between = matches!(events.last(), None | Some(Event::End));
-            assert!(is_between || !reader.is_between(), "{events:?}");
+            let is_at_fpdu_boundary = matches!(events.last(), None | Some(Event::End));
+            assert!(is_at_fpdu_boundary || !reader.is_at_fpdu_boundary(), "{events:?}");
             let step = reader.step(&mut input);
-            assert!(piece - input.len() >= used, "nothing comes back");
+            assert!(piece - input.len() >= used, "the reader returns no consumed input");
             used = piece - input.len();
             match step {
-                Ok(Some(Step::Segment { segment, len })) => {
-                    assert!(is_between, "{events:?}");
-                    assert_eq!(Segment::decode(reader.header()), Ok(Some((segment, len, reader.header().len()))));
+                Ok(Some(ReaderStep::Segment { segment, len })) => {
+                    assert!(is_at_fpdu_boundary, "{events:?}");
+                    assert_eq!(SegmentHeader::decode(reader.header()), Ok(Some((segment, len, reader.header().len()))));
                     events.push(Event::Segment(segment, len, Vec::new()));
                 }
-                Ok(Some(Step::Payload(bytes))) => {
+                Ok(Some(ReaderStep::Payload(bytes))) => {
                     assert!(!bytes.is_empty());
-                    placed(&mut events, bytes);
+                    append_payload(&mut events, bytes);
                 }
-                Ok(Some(Step::End)) => {
+                Ok(Some(ReaderStep::End)) => {
                     assert!(matches!(events.last(), Some(Event::Segment(_, len, payload)) if *len == payload.len()));
-                    assert!(reader.is_between());
+                    assert!(reader.is_at_fpdu_boundary());
                     events.push(Event::End);
                 }
                 Ok(None) => {
@@ -56,13 +56,13 @@ pub fn read(stream: &[u8], crc: bool, cuts: &[usize], past: bool) -> Vec<Event> 
                     break;
                 }
                 Err(error) => {
-                    assert_eq!(reader.step(&mut input).map(|_| ()), Err(error), "and again");
+                    assert_eq!(reader.step(&mut input).map(|_| ()), Err(error), "the error is reported again");
                     events.push(Event::Error(error));
                     return events;
                 }
             }
             assert!(!crc || reader.payload_left() == 0);
-            if past && reader.payload_left() > 0 {
+            if bypass && reader.payload_left() > 0 {
                 break;
             }
         }
@@ -73,59 +73,64 @@ pub fn read(stream: &[u8], crc: bool, cuts: &[usize], past: bool) -> Vec<Event> 
     }
 }
 
-fn placed(events: &mut [Event], bytes: &[u8]) {
-    let Some(Event::Segment(_, len, payload)) = events.last_mut() else { panic!("a payload of nothing") };
+fn append_payload(events: &mut [Event], bytes: &[u8]) {
+    let Some(Event::Segment(_, len, payload)) = events.last_mut() else { panic!("a payload without a segment") };
     payload.extend_from_slice(bytes);
     assert!(payload.len() <= *len);
 }
 
-/// Checks that cuts do not change a stream's events. Whole segments encode as they were read, but for reserved bits.
+/// Checks that cuts do not change a stream's events.
+///
+/// Its headers encode as they were read, except for reserved bits.
 pub fn stream(bytes: &[u8], crc: bool, cuts: &[usize]) {
     let whole = read(bytes, crc, &[], false);
-    for past in [false, true] {
-        assert_eq!(read(bytes, crc, cuts, past), whole, "cut at {cuts:?}, past the reader: {past}");
+    for bypass in [false, true] {
+        assert_eq!(read(bytes, crc, cuts, bypass), whole, "cut at {cuts:?}, bypass: {bypass}");
     }
     let mut at = 0;
     for event in whole {
         if let Event::Segment(segment, len, _) = event {
             let header = segment.encode(len);
-            assert_eq!(Segment::decode(&header), Ok(Some((segment, len, header.len()))));
-            let there = &bytes[at..at + header.len()];
-            assert_eq!(header[..2], there[..2]);
-            assert_eq!(header[2] ^ there[2] & !0x3C, 0, "DDP control");
-            assert_eq!(header[3] ^ there[3] & !0x30, 0, "RDMAP control");
+            assert_eq!(SegmentHeader::decode(&header), Ok(Some((segment, len, header.len()))));
+            let original = &bytes[at..at + header.len()];
+            assert_eq!(header[..2], original[..2]);
+            assert_eq!(header[2] ^ original[2] & !0x3C, 0, "DDP control");
+            assert_eq!(header[3] ^ original[3] & !0x30, 0, "RDMAP control");
             at += fpdu_len(header.len() - 2 + len);
         }
     }
 }
 
-/// Checks that a decoded frame encodes and decodes alike. Later bytes do not matter, and a shorter input does not
-/// decode better.
+/// Checks that a decoded frame encodes and decodes alike.
+///
+/// Later bytes do not matter, and a shorter input does not decode.
 pub fn setup(bytes: &[u8]) {
-    for kind in [Kind::Request, Kind::Reply] {
-        let decoded = Setup::decode(kind, bytes);
+    for kind in [MpaFrameKind::Request, MpaFrameKind::Reply] {
+        let decoded = MpaFrame::decode(kind, bytes);
         if let Ok(Some((setup, used))) = &decoded {
             let mut again = Vec::new();
             setup.encode(&mut again);
             assert_eq!(again.len(), *used);
-            assert_eq!(Setup::decode(kind, &again), decoded);
-            assert_eq!(Setup::decode(kind, &bytes[..*used]), decoded);
-            assert_eq!(Setup::decode(kind, &bytes[..used - 1]), Ok(None));
+            assert_eq!(MpaFrame::decode(kind, &again), decoded);
+            assert_eq!(MpaFrame::decode(kind, &bytes[..*used]), decoded);
+            assert_eq!(MpaFrame::decode(kind, &bytes[..used - 1]), Ok(None));
         }
         if decoded == Ok(None) {
-            assert!((0..bytes.len()).all(|len| Setup::decode(kind, &bytes[..len]) == Ok(None)));
+            assert!((0..bytes.len()).all(|len| MpaFrame::decode(kind, &bytes[..len]) == Ok(None)));
         }
     }
 }
 
-/// Checks that a decoded Terminate encodes as in the RFC. It must decode alike.
+/// Checks that a decoded Terminate encodes and decodes alike.
+///
+/// The encoded form has the layout of RFC 5040.
 pub fn terminate(bytes: &[u8]) {
     let Ok(terminate) = Terminate::decode(bytes) else { return assert!(bytes.len() < 4) };
     assert!(!terminate.to_string().is_empty());
     let mut again = Vec::new();
     terminate.encode(&mut again);
     assert!(again.len() <= 52);
-    // A nonexistent reason without an indication of the order may be read as reversed.
+    // An unknown fault without header control bits does not show the layout, so it may decode as that of soft-iWARP.
     if terminate.fault().is_some() || !terminate.header.is_empty() {
         assert_eq!(Terminate::decode(&again), Ok(terminate));
     }

@@ -1,8 +1,8 @@
-//! Endpoints without sockets, for tests. Byte queues join pairs within one thread.
+//! An iWARP fabric without sockets, for tests. Byte queues join two endpoints within one thread.
 //!
-//! All random choices follow from a seed, and there is no clock: the same calls produce the same events. A poll of a
-//! connection moves a random number of bytes, so its streams are cut anywhere. TCP's time limits do not exist here: an
-//! incomplete message, a peer that receives nothing, and a missing answer cause an unlimited wait.
+//! All random choices follow from a seed, and there is no clock, so the same calls produce the same events. A poll of a
+//! connection moves a random number of bytes, so its streams are cut anywhere. There are no time limits: an incomplete
+//! message, a peer that receives nothing, and a missing answer cause an unlimited wait.
 
 #![forbid(unsafe_code)]
 
@@ -17,137 +17,142 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
-use super::rdmap_stream::{Arenas, Failure, InputStatus, RdmapStream, SharedResources};
+use super::rdmap_stream::{Arenas, InputStatus, RdmapStream, SharedResources, StreamFailure};
 use super::setup::{self, Negotiated, RequestedParameters};
-use super::wire::Setup;
-use super::{IwarpConfig, capabilities};
+use super::wire::MpaFrame;
+use super::{IwarpFabricConfig, capabilities};
 use crate::accept_balancer::{AcceptBalancer, Accepted, BalancerMember, ConnectionCount};
 use crate::error::failed;
+use crate::qp_table::QpTable;
 use crate::receives::Receives;
-use crate::table::Table;
 use crate::testing::random::Xorshift;
 use crate::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
     Flow, PostError, Posting, QpId, RequestId, Status, Waker, WindowId,
 };
 
-/// Bytes that a queue holds; a full queue blocks the sender.
-const HELD: usize = 64 << 10;
-/// Polls for which a departed peer's messages wait for a Receive: a time limit over TCP.
+/// Capacity of a byte queue. A full queue blocks the sender.
+const QUEUE_BYTES: usize = 64 << 10;
+/// Polls for which messages of a closed peer wait for a Receive. Over TCP this is the time limit `linger`.
 const LINGER: u32 = 4096;
-/// The assumed segment size of the path.
+/// The assumed TCP segment size.
 const SEGMENT: usize = 1460;
 
 thread_local! {
-    /// Bound addresses.
-    static BOUND: RefCell<BTreeMap<String, Bound>> = const { RefCell::new(BTreeMap::new()) };
+    /// Bound addresses of this thread.
+    static BOUND: RefCell<BTreeMap<String, BoundAddress>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// An address: its visitors and its listeners.
+/// A bound address, with its connecting peers and its listeners.
 #[derive(Debug, Default)]
-struct Bound {
-    visitors: VecDeque<End>,
-    balancer: Arc<AcceptBalancer<End>>,
+struct BoundAddress {
+    connecting: VecDeque<MemoryEndpoint>,
+    balancer: Arc<AcceptBalancer<MemoryEndpoint>>,
 }
 
-/// A bound address, for fabrics of the thread that has bound it. The last clone's drop frees the address.
+/// A bound address, for fabrics of the thread that has bound it. The drop of the last clone frees the address.
 #[derive(Clone, Debug)]
-pub struct MemoryListener(Arc<Name>);
+pub struct MemoryListener(Arc<BoundName>);
 
 #[derive(Debug)]
-struct Name(String);
+struct BoundName(String);
 
-impl Drop for Name {
+impl Drop for BoundName {
     fn drop(&mut self) {
-        // At the thread's end, all of them have ended.
+        // At the end of the thread, the addresses may already be dropped.
         let _ = BOUND.try_with(|bound| bound.borrow_mut().remove(&self.0));
     }
 }
 
-/// One direction: a frame of the setup, then bytes.
+/// One direction of a connection: an MPA frame, then bytes.
 #[derive(Debug, Default)]
-struct Way {
-    frame: Option<Setup>,
+struct ByteQueue {
+    frame: Option<MpaFrame>,
     bytes: VecDeque<u8>,
-    /// Whether the sender has left: nothing follows, and it reads nothing.
-    over: bool,
+    /// Whether the sender has closed. Then it sends and reads nothing more.
+    closed: bool,
 }
 
-/// One end of a connection, until it is dropped.
+/// One end of a connection. Its drop closes the connection.
 #[derive(Debug)]
-struct End {
-    outgoing: Rc<RefCell<Way>>,
-    incoming: Rc<RefCell<Way>>,
-    /// The name of the far end.
+struct MemoryEndpoint {
+    outgoing: Rc<RefCell<ByteQueue>>,
+    incoming: Rc<RefCell<ByteQueue>>,
+    /// The name of the other end.
     peer: String,
 }
 
-impl End {
-    /// Connects to an address, as a peer of this name.
-    fn visit(address: &FabricAddress, peer: &str, request: Setup) -> Result<Self, FabricError> {
-        let (there, back) = (Rc::<RefCell<Way>>::default(), Rc::<RefCell<Way>>::default());
+impl MemoryEndpoint {
+    /// Connects to an address as a peer of this name, with an MPA Request Frame.
+    fn connect_queues(address: &FabricAddress, peer: &str, request: MpaFrame) -> Result<Self, FabricError> {
+        let (there, back) = (Rc::<RefCell<ByteQueue>>::default(), Rc::<RefCell<ByteQueue>>::default());
         let far = Self { outgoing: Rc::clone(&back), incoming: Rc::clone(&there), peer: peer.to_owned() };
         let near = Self { outgoing: there, incoming: back, peer: address.0.clone() };
-        near.say(request);
-        let known = BOUND.with_borrow_mut(|bound| bound.get_mut(&address.0).map(|bound| bound.visitors.push_back(far)));
+        near.send_frame(request);
+        let known =
+            BOUND.with_borrow_mut(|bound| bound.get_mut(&address.0).map(|bound| bound.connecting.push_back(far)));
         let unreachable = || FabricError::unreachable(&address.0, "no fabric of this thread has bound it");
         known.ok_or_else(unreachable).map(|()| near)
     }
 
-    fn say(&self, frame: Setup) {
+    fn send_frame(&self, frame: MpaFrame) {
         self.outgoing.borrow_mut().frame = Some(frame);
     }
 
-    fn hear(&self) -> Option<Setup> {
+    fn take_frame(&self) -> Option<MpaFrame> {
         self.incoming.borrow_mut().frame.take()
     }
 
-    fn is_left(&self) -> bool {
-        self.incoming.borrow().over
+    fn is_peer_closed(&self) -> bool {
+        self.incoming.borrow().closed
     }
 }
 
-impl Drop for End {
+impl Drop for MemoryEndpoint {
     fn drop(&mut self) {
-        self.outgoing.borrow_mut().over = true;
+        self.outgoing.borrow_mut().closed = true;
     }
 }
 
-/// A raw end of a connection, without any protocol.
+/// One end of a connection without a protocol.
+///
+/// Tests use it to act as the peer.
 #[derive(Debug)]
-pub struct BareEnd(End);
+pub struct RawEndpoint(MemoryEndpoint);
 
-impl BareEnd {
+impl RawEndpoint {
     /// Connects to an address of this thread with an MPA Request Frame. `peer` is the peer's name.
     ///
     /// # Errors
-    /// Nobody has bound it.
-    pub fn connect(address: &FabricAddress, peer: &str, request: Setup) -> Result<Self, FabricError> {
-        End::visit(address, peer, request).map(Self)
+    /// No fabric of this thread has bound the address.
+    pub fn connect(address: &FabricAddress, peer: &str, request: MpaFrame) -> Result<Self, FabricError> {
+        MemoryEndpoint::connect_queues(address, peer, request).map(Self)
     }
 
     /// The MPA Reply Frame, once it has arrived.
-    pub fn reply(&self) -> Option<Setup> {
-        self.0.hear()
+    pub fn reply(&self) -> Option<MpaFrame> {
+        self.0.take_frame()
     }
 
-    /// Sends bytes from the front of `bytes`, up to the queue's room.
+    /// Sends up to `most` bytes from the front of `bytes`.
+    ///
+    /// It sends only as many as the queue has room for.
     pub fn send(&self, bytes: &mut VecDeque<u8>, most: usize) {
-        let mut way = self.0.outgoing.borrow_mut();
-        let count = most.min(HELD - way.bytes.len()).min(bytes.len());
-        way.bytes.extend(bytes.drain(..count));
+        let mut queue = self.0.outgoing.borrow_mut();
+        let count = most.min(QUEUE_BYTES - queue.bytes.len()).min(bytes.len());
+        queue.bytes.extend(bytes.drain(..count));
     }
 
-    /// Takes up to `most` bytes.
+    /// Receives up to `most` bytes.
     pub fn receive(&self, most: usize) -> Vec<u8> {
-        let mut way = self.0.incoming.borrow_mut();
-        let count = most.min(way.bytes.len());
-        way.bytes.drain(..count).collect()
+        let mut queue = self.0.incoming.borrow_mut();
+        let count = most.min(queue.bytes.len());
+        queue.bytes.drain(..count).collect()
     }
 
-    /// Whether the far end has ended the connection.
-    pub fn is_over(&self) -> bool {
-        self.0.is_left()
+    /// Whether the other end has closed the connection.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_peer_closed()
     }
 }
 
@@ -155,25 +160,25 @@ impl BareEnd {
 #[derive(Debug)]
 struct Request {
     id: RequestId,
-    frame: Setup,
-    end: End,
-    /// Counts it.
+    frame: MpaFrame,
+    end: MemoryEndpoint,
+    /// Counts the connection at its listener.
     count: ConnectionCount,
 }
 
 /// State shared by all queue pairs of a fabric.
 #[derive(Debug)]
-struct Common {
-    config: IwarpConfig,
+struct MemoryState {
+    config: IwarpFabricConfig,
     shared: SharedResources,
     ready: VecDeque<Completion>,
     events: VecDeque<ControlEvent>,
     random: Xorshift,
 }
 
-impl Common {
-    /// Bytes to move: few or many, and at times none.
-    fn some(&mut self) -> usize {
+impl MemoryState {
+    /// A random number of bytes to move: none, few or many.
+    fn random_count(&mut self) -> usize {
         let most = 2 << self.random.below(17);
         self.random.below(most) as usize
     }
@@ -181,13 +186,13 @@ impl Common {
 
 /// State of a queue pair.
 #[derive(Debug)]
-enum State {
+enum MemoryQpState {
     /// The peer has not answered yet.
     Connecting(RequestedParameters),
     Up,
-    /// Closing locally: posted requests are still sent.
+    /// Closed by this side. Posted requests are still sent.
     Closing,
-    /// Ended. Everything was flushed.
+    /// Ended. All requests were flushed.
     Error,
 }
 
@@ -195,28 +200,28 @@ enum State {
 struct MemoryQp {
     id: QpId,
     rdmap: RdmapStream,
-    state: State,
-    /// Present until the connection ends.
-    end: Option<End>,
-    /// Polls in which a departed peer's message lacked a Receive.
-    lingers: u32,
-    /// Counts an accepted connection.
+    state: MemoryQpState,
+    /// The connection, until it ends.
+    end: Option<MemoryEndpoint>,
+    /// Polls in which a message of a closed peer found no Receive.
+    polls_without_receive: u32,
+    /// Counts an accepted connection at its listener.
     count: Option<ConnectionCount>,
 }
 
 impl MemoryQp {
     fn is_live(&self) -> bool {
-        matches!(self.state, State::Up | State::Closing)
+        matches!(self.state, MemoryQpState::Up | MemoryQpState::Closing)
     }
 
-    /// Begins when the connection is established.
-    fn begin(&mut self, common: &Common, agreed: &Negotiated, waits: bool) {
-        let max_ulpdu = setup::max_ulpdu(common.config.fpdu_size, agreed.is_ours, SEGMENT);
+    /// Starts the stream once the connection is established.
+    fn begin(&mut self, common: &MemoryState, agreed: &Negotiated, waits: bool) {
+        let max_ulpdu = setup::max_ulpdu(common.config.fpdu_size, agreed.is_same_engine, SEGMENT);
         self.rdmap.begin(agreed, waits, max_ulpdu, common.config.max_message);
     }
 
     /// Polls the connection once.
-    fn poll(&mut self, common: &mut Common, out: &mut Vec<Completion>, most: usize) {
+    fn poll(&mut self, common: &mut MemoryState, out: &mut Vec<Completion>, most: usize) {
         if !self.is_live() {
             return;
         }
@@ -226,104 +231,105 @@ impl MemoryQp {
         }
     }
 
-    fn read(&mut self, common: &mut Common, out: &mut Vec<Completion>, most: usize) -> Result<(), Failure> {
+    fn read(&mut self, common: &mut MemoryState, out: &mut Vec<Completion>, most: usize) -> Result<(), StreamFailure> {
         let Some(end) = &self.end else { return Ok(()) };
-        let mut way = end.incoming.borrow_mut();
-        let mut count = common.some().min(way.bytes.len());
-        // As over TCP, bytes of one place may be read directly, or like all others.
+        let mut queue = end.incoming.borrow_mut();
+        let mut count = common.random_count().min(queue.bytes.len());
+        // As over TCP, payload bytes may be read directly into their target.
         if common.random.chance(500)
-            && let Some(place) = self.rdmap.direct_target()
+            && let Some(target) = self.rdmap.direct_target()
         {
-            let placed = count.min(place.len());
-            place.fill(&way.bytes.make_contiguous()[..placed]);
-            way.bytes.drain(..placed);
-            self.rdmap.advance_direct(placed);
-            count -= placed;
+            let direct = count.min(target.len());
+            target.fill(&queue.bytes.make_contiguous()[..direct]);
+            queue.bytes.drain(..direct);
+            self.rdmap.advance_direct(direct);
+            count -= direct;
         }
-        let mut input = &way.bytes.make_contiguous()[..count];
+        let mut input = &queue.bytes.make_contiguous()[..count];
         let taken = self.rdmap.consume(&mut common.shared, &mut input, out, most)?;
         count -= input.len();
-        way.bytes.drain(..count);
-        self.lingers += u32::from(taken == InputStatus::NoReceive && way.over);
-        let all = taken == InputStatus::Consumed && way.over && way.bytes.is_empty();
-        if all || self.lingers > LINGER { Err(self.rdmap.peer_closed()) } else { Ok(()) }
+        queue.bytes.drain(..count);
+        self.polls_without_receive += u32::from(taken == InputStatus::NoReceive && queue.closed);
+        let all = taken == InputStatus::Consumed && queue.closed && queue.bytes.is_empty();
+        if all || self.polls_without_receive > LINGER { Err(self.rdmap.peer_closed()) } else { Ok(()) }
     }
 
-    fn flush(&mut self, common: &mut Common) {
+    fn flush(&mut self, common: &mut MemoryState) {
         if let Err(failure) = self.rdmap.produce() {
             return self.fail(common, failure);
         }
-        self.write(common.some());
+        self.write(common.random_count());
         self.rdmap.reap(&mut common.ready);
     }
 
-    /// Sends up to `most` bytes, within the queue's room. Bytes sent by the peer before it left are still readable.
+    /// Sends up to `most` bytes, as many as the queue has room for. Sends nothing to a closed peer, whose earlier bytes
+    /// are still readable.
     fn write(&mut self, most: usize) {
-        let Some(end) = self.end.as_ref().filter(|end| !end.is_left()) else { return };
-        let mut way = end.outgoing.borrow_mut();
-        let bytes = self.rdmap.outbound.buffer.bytes(most.min(HELD - way.bytes.len()));
+        let Some(end) = self.end.as_ref().filter(|end| !end.is_peer_closed()) else { return };
+        let mut queue = end.outgoing.borrow_mut();
+        let bytes = self.rdmap.outbound.buffer.bytes(most.min(QUEUE_BYTES - queue.bytes.len()));
         self.rdmap.outbound.buffer.advance(bytes.len());
-        way.bytes.extend(bytes);
+        queue.bytes.extend(bytes);
     }
 
-    /// Ends the connection: posted requests are flushed.
-    fn fail(&mut self, common: &mut Common, failure: Failure) {
-        if matches!(self.state, State::Error) {
+    /// Ends the connection and flushes posted requests.
+    fn fail(&mut self, common: &mut MemoryState, failure: StreamFailure) {
+        if matches!(self.state, MemoryQpState::Error) {
             return;
         }
-        let told = self.is_live();
-        let Failure { terminate, status, cause, reason } = failure;
+        let was_live = self.is_live();
+        let StreamFailure { terminate, status, cause, reason } = failure;
         if let Some(message) = terminate {
-            // After started segments, if there is room: nothing may interrupt an FPDU.
+            // A Terminate can only follow complete FPDUs, so it is sent if the queue has room for all bytes before it.
             self.write(usize::MAX);
             if self.rdmap.outbound.buffer.len() == 0 {
                 self.rdmap.outbound.terminate(&message);
                 self.write(usize::MAX);
             }
         }
-        self.state = State::Error;
+        self.state = MemoryQpState::Error;
         self.end = None;
         self.rdmap.flush(status, &mut common.ready);
-        if told {
+        if was_live {
             common.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
         }
     }
 
     /// Ends a failed connect.
-    fn give_up(&mut self, common: &mut Common, event: ControlEvent) {
+    fn fail_connect(&mut self, common: &mut MemoryState, event: ControlEvent) {
         common.events.push_back(event);
-        self.fail(common, Failure::local("never connected"));
+        self.fail(common, StreamFailure::local("never connected"));
     }
 
-    /// Runs its connection management.
-    fn tend(&mut self, common: &mut Common) {
+    /// Does the queue pair's work of connection management.
+    fn do_due_work(&mut self, common: &mut MemoryState) {
         match self.state {
-            State::Connecting(requested) => self.dial(common, requested),
-            State::Closing => {
+            MemoryQpState::Connecting(requested) => self.read_reply(common, requested),
+            MemoryQpState::Closing => {
                 self.flush(common);
                 if !self.rdmap.outbound.is_busy() {
-                    self.fail(common, Failure::local("disconnected"));
+                    self.fail(common, StreamFailure::local("disconnected"));
                 }
             }
-            State::Up | State::Error => {}
+            MemoryQpState::Up | MemoryQpState::Error => {}
         }
     }
 
-    /// Checks for the peer's answer.
-    fn dial(&mut self, common: &mut Common, requested: RequestedParameters) {
+    /// Handles the peer's reply, if it has arrived.
+    fn read_reply(&mut self, common: &mut MemoryState, requested: RequestedParameters) {
         let qp = self.id;
         let Some(end) = &self.end else { return };
-        let error = match end.hear() {
-            None if !end.is_left() => return,
+        let error = match end.take_frame() {
+            None if !end.is_peer_closed() => return,
             None => FabricError::peer("it closed the connection before it answered"),
             Some(frame) => {
                 let private_data = setup::private_data(&frame);
                 if frame.reject {
-                    return self.give_up(common, ControlEvent::Rejected { qp, private_data });
+                    return self.fail_connect(common, ControlEvent::Rejected { qp, private_data });
                 }
-                match requested.conclude(&frame) {
+                match requested.accept_reply(&frame) {
                     Ok(agreed) => {
-                        self.state = State::Up;
+                        self.state = MemoryQpState::Up;
                         self.begin(common, &agreed, false);
                         if agreed.rtr {
                             self.rdmap.outbound.send_empty_write();
@@ -331,38 +337,38 @@ impl MemoryQp {
                         }
                         return common.events.push_back(ControlEvent::Established { qp, private_data });
                     }
-                    Err(unwanted) => FabricError::peer(unwanted.why),
+                    Err(error) => FabricError::peer(error.reason),
                 }
             }
         };
-        self.give_up(common, ControlEvent::ConnectFailed { qp, error });
+        self.fail_connect(common, ControlEvent::ConnectFailed { qp, error });
     }
 }
 
-/// One shard's device in memory.
+/// One shard's device without sockets.
 #[derive(Debug)]
 pub struct MemoryFabric {
-    common: Common,
-    table: Table<MemoryQp>,
+    common: MemoryState,
+    table: QpTable<MemoryQp>,
     /// Existing queue pairs.
     qps: Vec<QpId>,
-    listening: Vec<(MemoryListener, BalancerMember<End>)>,
+    listening: Vec<(MemoryListener, BalancerMember<MemoryEndpoint>)>,
     requests: Vec<Request>,
     next_request: u64,
     capabilities: Capabilities,
-    bell: Arc<OwnedFd>,
+    always_readable: Arc<OwnedFd>,
 }
 
 impl MemoryFabric {
     /// Opens the fabric for one shard. The seed determines all random choices.
-    pub fn new(config: IwarpConfig, seed: u64) -> Result<Self, FabricError> {
+    pub fn new(config: IwarpFabricConfig, seed: u64) -> Result<Self, FabricError> {
         config.check()?;
-        // Always readable: the next turn is always due.
-        let bell = rustix::event::eventfd(1, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        // The descriptor is always readable, because the next turn is always due.
+        let always_readable = rustix::event::eventfd(1, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         Ok(Self {
-            bell: Arc::new(bell.map_err(|e| failed("eventfd", e))?),
+            always_readable: Arc::new(always_readable.map_err(|e| failed("eventfd", e))?),
             capabilities: capabilities(&config),
-            common: Common {
+            common: MemoryState {
                 shared: SharedResources {
                     arenas: Arenas::default(),
                     receives: Receives::new(config.shared_receives),
@@ -373,7 +379,7 @@ impl MemoryFabric {
                 random: Xorshift::new(seed),
                 config,
             },
-            table: Table::default(),
+            table: QpTable::default(),
             qps: Vec::new(),
             listening: Vec::new(),
             requests: Vec::new(),
@@ -386,27 +392,28 @@ impl MemoryFabric {
         self.common.shared.receives.iter().map(Buf::capacity).min()
     }
 
-    fn add(&mut self, params: &ConnectParams, state: State, end: End) -> &mut MemoryQp {
+    fn add(&mut self, params: &ConnectParams, state: MemoryQpState, end: MemoryEndpoint) -> &mut MemoryQp {
         let random = self.common.random.next() as u32;
         let id = self.table.insert(|id| {
             let rdmap = RdmapStream::new(id, params, random);
-            MemoryQp { id, rdmap, state, end: Some(end), lingers: 0, count: None }
+            MemoryQp { id, rdmap, state, end: Some(end), polls_without_receive: 0, count: None }
         });
         self.qps.push(id);
         self.table.get(id).expect("it was just inserted")
     }
 
-    /// Accepts connections at its listening addresses.
-    fn take_visitors(&mut self) {
+    /// Accepts connections at the fabric's listening addresses.
+    fn accept_connections(&mut self) {
         let most = self.common.config.max_handshakes;
         let mut accepted = Vec::new();
         for (listener, member) in &self.listening {
-            let visitors = BOUND.with_borrow_mut(|bound| bound.get_mut(&listener.0.0).map(|b| b.visitors.split_off(0)));
-            accepted.extend(visitors.into_iter().flatten().filter_map(|visitor| member.assign(visitor, most)));
+            let connecting =
+                BOUND.with_borrow_mut(|bound| bound.get_mut(&listener.0.0).map(|b| b.connecting.split_off(0)));
+            accepted.extend(connecting.into_iter().flatten().filter_map(|endpoint| member.assign(endpoint, most)));
             accepted.extend(member.take_handed_over());
         }
         for Accepted { request: end, count } in accepted {
-            let Some(frame) = end.hear() else { continue };
+            let Some(frame) = end.take_frame() else { continue };
             let id = RequestId(self.next_request);
             self.next_request += 1;
             let (private_data, peer) = (setup::private_data(&frame), end.peer.clone());
@@ -449,14 +456,14 @@ impl Fabric for MemoryFabric {
             if bound.contains_key(&name) {
                 return Err(FabricError::in_use(&name, "by this thread"));
             }
-            bound.insert(name.clone(), Bound::default());
-            Ok(MemoryListener(Arc::new(Name(name))))
+            bound.insert(name.clone(), BoundAddress::default());
+            Ok(MemoryListener(Arc::new(BoundName(name))))
         })
     }
 
     fn listen(&mut self, listener: &MemoryListener) -> Result<(), FabricError> {
         let balancer = BOUND.with_borrow(|bound| bound.get(&listener.0.0).map(|bound| Arc::clone(&bound.balancer)));
-        let balancer = balancer.ok_or_else(|| FabricError::misuse("it is bound by another thread"))?;
+        let balancer = balancer.ok_or_else(|| FabricError::misuse("another thread has bound the address"))?;
         self.listening.push((listener.clone(), BalancerMember::new(&balancer, self.waker())));
         Ok(())
     }
@@ -468,23 +475,23 @@ impl Fabric for MemoryFabric {
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
         self.capabilities.check_params(params)?;
         let requested = RequestedParameters::new(&self.common.config, params);
-        let end = End::visit(address, "this thread", requested.request(&params.private_data))?;
-        Ok(self.add(params, State::Connecting(requested), end).id)
+        let end = MemoryEndpoint::connect_queues(address, "this thread", requested.request(&params.private_data))?;
+        Ok(self.add(params, MemoryQpState::Connecting(requested), end).id)
     }
 
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         self.capabilities.check_params(params)?;
         let requested = RequestedParameters::new(&self.common.config, params);
-        let request = self.request(request).filter(|request| !request.end.is_left());
-        let gone = || FabricError::peer("it has given up its connect request");
-        let Request { frame, end, count, .. } = request.ok_or_else(gone)?;
-        let (reply, agreed) = requested.answer(&frame, &params.private_data).map_err(|why| {
-            end.say(requested.rejection(&frame, &[]));
+        let request = self.request(request).filter(|request| !request.end.is_peer_closed());
+        let canceled = || FabricError::peer("it has withdrawn its connect request");
+        let Request { frame, end, count, .. } = request.ok_or_else(canceled)?;
+        let (reply, agreed) = requested.reply_to(&frame, &params.private_data).map_err(|why| {
+            end.send_frame(requested.rejection(&frame, &[]));
             self.common.shared.stats.requests_refused += 1;
             FabricError::peer(why)
         })?;
-        end.say(reply);
-        let id = self.add(params, State::Up, end).id;
+        end.send_frame(reply);
+        let id = self.add(params, MemoryQpState::Up, end).id;
         let qp = self.table.find(id)?;
         qp.count = Some(count);
         qp.begin(&self.common, &agreed, true);
@@ -495,7 +502,7 @@ impl Fabric for MemoryFabric {
     fn reject(&mut self, request: RequestId, private_data: &[u8]) {
         if let Some(request) = self.request(request) {
             let requested = RequestedParameters::new(&self.common.config, &ConnectParams::default());
-            request.end.say(requested.rejection(&request.frame, private_data));
+            request.end.send_frame(requested.rejection(&request.frame, private_data));
         }
     }
 
@@ -513,28 +520,28 @@ impl Fabric for MemoryFabric {
     fn disconnect(&mut self, id: QpId) {
         let Some(qp) = self.table.get(id) else { return };
         match qp.state {
-            State::Up => qp.state = State::Closing,
-            State::Connecting(_) => {
+            MemoryQpState::Up => qp.state = MemoryQpState::Closing,
+            MemoryQpState::Connecting(_) => {
                 let error = FabricError::peer("disconnected before it answered");
-                qp.give_up(&mut self.common, ControlEvent::ConnectFailed { qp: id, error });
+                qp.fail_connect(&mut self.common, ControlEvent::ConnectFailed { qp: id, error });
             }
-            State::Closing | State::Error => {}
+            MemoryQpState::Closing | MemoryQpState::Error => {}
         }
     }
 
     fn destroy_qp(&mut self, id: QpId) {
-        let Some(mut gone) = self.table.remove(id) else { return };
+        let Some(mut qp) = self.table.remove(id) else { return };
         self.qps.retain(|&qp| qp != id);
-        gone.fail(&mut self.common, Failure::local("destroyed"));
-        // The caller of destroy needs no event of its end.
+        qp.fail(&mut self.common, StreamFailure::local("destroyed"));
+        // The caller needs no `Disconnected` event.
         self.common.events.retain(|e| !matches!(e, ControlEvent::Disconnected { qp, .. } if *qp == id));
     }
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
-        self.take_visitors();
+        self.accept_connections();
         for &id in &self.qps {
             if let Some(qp) = self.table.get(id) {
-                qp.tend(&mut self.common);
+                qp.do_due_work(&mut self.common);
             }
         }
         events.extend(self.common.events.drain(..));
@@ -558,17 +565,17 @@ impl Fabric for MemoryFabric {
     }
 
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
-        let Common { shared: SharedResources { arenas, receives, stats }, ready, .. } = &mut self.common;
-        let (queue, over) = match qp {
+        let MemoryState { shared: SharedResources { arenas, receives, stats }, ready, .. } = &mut self.common;
+        let (queue, ended) = match qp {
             None => (receives, None),
             Some(id) => {
                 let Some(qp) = self.table.get(id) else { return 0 };
-                let over = matches!(qp.state, State::Error).then_some(id);
+                let ended = matches!(qp.state, MemoryQpState::Error).then_some(id);
                 let Some(own) = qp.rdmap.own_receives.as_mut() else { return 0 };
-                (own, over)
+                (own, ended)
             }
         };
-        let n = queue.post_known(bufs, |arena| arenas.contains(arena), over, ready);
+        let n = queue.post_known(bufs, |arena| arenas.contains(arena), ended, ready);
         stats.recv_posts += n as u64;
         n
     }
@@ -576,9 +583,9 @@ impl Fabric for MemoryFabric {
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         let Some(qp) = self.table.get(qp) else { return Err(PostError::NotConnected) };
         match qp.state {
-            State::Up | State::Closing => {}
-            State::Connecting(_) => return Err(PostError::NotConnected),
-            State::Error => {
+            MemoryQpState::Up | MemoryQpState::Closing => {}
+            MemoryQpState::Connecting(_) => return Err(PostError::NotConnected),
+            MemoryQpState::Error => {
                 self.common.shared.stats.posts += chain.len() as u64;
                 let flushed = |p: Posting| Completion::ended(qp.id, p.wr_id, p.wr.opcode(), Status::Flushed);
                 self.common.ready.extend(chain.drain(..).map(flushed));
@@ -593,7 +600,7 @@ impl Fabric for MemoryFabric {
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
         let start = out.len();
         let end = start.saturating_add(max);
-        Completion::hand_out(&mut self.common.ready, out, end);
+        Completion::drain_ready(&mut self.common.ready, out, end);
         let first = self.common.random.below(self.qps.len() as u64) as usize;
         for at in 0..self.qps.len() {
             let id = self.qps[(first + at) % self.qps.len()];
@@ -601,23 +608,23 @@ impl Fabric for MemoryFabric {
                 qp.poll(&mut self.common, out, end);
             }
         }
-        Completion::hand_out(&mut self.common.ready, out, end);
+        Completion::drain_ready(&mut self.common.ready, out, end);
         out.len() - start
     }
 
     fn arm(&mut self) {}
 
-    /// Returns at once: while this thread sleeps, nothing happens.
+    /// Returns at once, because nothing happens while this thread sleeps.
     fn wait(&mut self, _timeout: Option<Duration>) -> bool {
         true
     }
 
     fn waker(&self) -> Waker {
-        Waker::new(Arc::clone(&self.bell))
+        Waker::new(Arc::clone(&self.always_readable))
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.always_readable.as_fd()
     }
 
     fn longest_wait(&self) -> Option<Duration> {

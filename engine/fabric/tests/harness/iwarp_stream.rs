@@ -1,9 +1,9 @@
-//! The outbound bytes of a connection, for tests without a socket.
+//! Access to the outbound bytes of a connection, for tests without a socket.
 
 use super::{SendBuffer, Span, copy};
 
 impl SendBuffer {
-    /// The first `most` of the bytes themselves, for tests, which have no socket.
+    /// Copies the next bytes to send, up to `most`.
     pub(crate) fn bytes(&self, most: usize) -> Vec<u8> {
         let mut all = Vec::new();
         let mut at = self.first;

@@ -2,14 +2,14 @@
 
 #![forbid(unsafe_code)]
 
-/// Marsaglia's xorshift64*: small, and sufficient to choose faults and places.
+/// Marsaglia's xorshift64*: small, and sufficient to choose faults.
 #[derive(Debug)]
 pub(crate) struct Xorshift(u64);
 
 impl Xorshift {
     /// The numbers of a seed.
     pub(crate) fn new(seed: u64) -> Self {
-        // Zero would stay zero.
+        // The state may not be zero, because it would stay zero.
         Self(seed ^ 0x9e37_79b9_7f4a_7c15 | 1)
     }
 
@@ -26,7 +26,7 @@ impl Xorshift {
         self.next() % n.max(1)
     }
 
-    /// True with this chance.
+    /// True with this probability, in thousandths.
     pub(crate) fn chance(&mut self, per_mille: u16) -> bool {
         per_mille > 0 && self.below(1000) < u64::from(per_mille)
     }

@@ -9,10 +9,10 @@ use rpcrdma_mempool::{ArenaId, Buf, Line, PeerMapping, PeerRings, SharedMapping}
 use super::SoftwareFabric;
 use super::connect::table_bytes;
 use super::memory::{Layout, Side, Word};
-use super::message::Message;
-use super::qp::{SoftwareQp, State};
+use super::message::SocketMessage;
+use super::qp::{SoftwareQp, SoftwareQpState};
 use super::region::{self, ExposedMemory};
-use super::ring::{Header, Producer};
+use super::ring::{RecordHeader, RingProducer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::connection_manager::ManagedFabric;
 use crate::{ConnectParams, QpId};
@@ -26,11 +26,11 @@ pub const WINDOWS: u32 = 4;
 /// Bytes of memory that the peer exposes, as region 0.
 pub const EXPOSED: usize = 4096;
 
-/// Checks that a decoded datagram of a connection's socket encodes alike. The text of a refusal is escaped instead,
-/// since it is for logs.
+/// Checks that a decoded datagram encodes to the same bytes. The text of a refusal is escaped instead,
+/// because it is for logs.
 pub fn handshake(bytes: &[u8]) {
-    match Message::decode(bytes) {
-        Ok(Message::Refused { reason }) => assert!(!reason.contains(char::is_control)),
+    match SocketMessage::decode(bytes) {
+        Ok(SocketMessage::Refused { reason }) => assert!(!reason.contains(char::is_control)),
         Ok(message) => assert_eq!(message.encode()[..], *bytes),
         Err(why) => assert!(!why.is_empty()),
     }
@@ -54,7 +54,7 @@ pub enum Part {
 pub struct Peer {
     memory: [SharedMapping; 4],
     rings: PeerRings,
-    producer: Producer,
+    producer: RingProducer,
     layout: Layout,
 }
 
@@ -62,7 +62,7 @@ impl Peer {
     /// Creates connection memory, reusable for successive connections.
     pub fn new() -> Self {
         let layout = Layout { side: Side::Connector, ring_bytes: RING as u32 };
-        let table = table_bytes(WINDOWS).expect("not too many");
+        let table = table_bytes(WINDOWS).expect("a valid number");
         let memory =
             [layout.bytes(), table, table, EXPOSED].map(|bytes| SharedMapping::create(bytes, "fuzz").expect("memory"));
         let rings = layout.rings(map(&memory[0])).expect("they fit");
@@ -74,7 +74,7 @@ impl Peer {
         self.memory[part as usize].len()
     }
 
-    /// Starts a connection: a queue pair with zeroed memory. Memory of this arena may be exposed on it.
+    /// Starts a connection: a queue pair with zeroed memory. Memory of the arena `exposed` may be exposed on it.
     pub fn join(&mut self, fabric: &mut SoftwareFabric, exposed: ArenaId, params: &ConnectParams) -> QpId {
         for part in &self.memory {
             assert!(part.write(0, &[0; 4 * RING][..part.len()]));
@@ -84,14 +84,14 @@ impl Peer {
         let layout = Layout { side: Side::Acceptor, ..self.layout };
         let ring = layout.rings(map(&self.memory[0])).expect("they fit");
         let windows = OwnWindows::new(map(&self.memory[Part::Ours as usize]), params.windows, 0x5a5a_5a5a);
-        let places = fabric.common.peer_memory.budget.take(region::PER_CONNECTION).expect("places");
-        let (max_message, memory) = (MAX_MESSAGE as u32, ExposedMemory::new(0, places));
+        let mappings = fabric.common.peer_memory.budget.reserve(region::MAPPINGS_PER_CONNECTION).expect("mappings");
+        let (max_message, memory) = (MAX_MESSAGE as u32, ExposedMemory::new(0, mappings));
         let id = fabric.table.insert(|id| SoftwareQp::new(id, layout, ring, windows, params, max_message, memory));
         let region = fabric.common.regions.get(exposed).expect("it is registered").id;
         let qp = fabric.table.get(id).expect("it was just made");
         qp.peer_windows = Some(PeerWindows::new(map(&self.memory[Part::Table as usize]), WINDOWS));
-        qp.state = State::Up;
-        // As if its descriptor had been sent already.
+        qp.state = SoftwareQpState::Up;
+        // The descriptor counts as sent.
         qp.announced.push((exposed, region));
         let exposed = self.memory[Part::Exposed as usize].fd().try_clone_to_owned().expect("dup");
         let common = &mut fabric.common;
@@ -100,7 +100,7 @@ impl Peer {
         id
     }
 
-    /// Stores bytes as the peer may, anywhere. False if they exceed the part.
+    /// Stores bytes anywhere, as the peer may. False if they exceed the part.
     pub fn poke(&self, part: Part, at: usize, bytes: &[u8]) -> bool {
         self.memory[part as usize].write(at, bytes)
     }
@@ -112,7 +112,7 @@ impl Peer {
 
     /// Sends an honest peer's message; false without room. `head` is the peer's progress in our ring.
     pub fn send(&mut self, payload: &[u8], invalidate: Option<u32>, head: u64) -> bool {
-        // It reads our reports, and enlarges its ring, as the fabric does.
+        // The peer reads our reports and enlarges its ring, as the fabric does.
         let mut report = [0; 8];
         assert!(self.peek(Part::Rings, size_of::<Line>() * self.layout.lines().peer_report, &mut report));
         let honest = self.producer.acknowledge(u64::from_ne_bytes(report));
@@ -126,7 +126,7 @@ impl Peer {
         }
         let room = self.producer.has_room(len);
         if honest && room {
-            return self.producer.push(&self.rings.tx(), payload, || Header::message(len, invalidate, head));
+            return self.producer.push(&self.rings.tx(), payload, || RecordHeader::message(len, invalidate, head));
         }
         false
     }
@@ -143,7 +143,7 @@ impl Peer {
 }
 
 impl SoftwareFabric {
-    /// Bytes of the smallest Receive in the shared queue. No peer may be promised more. Scans all of them.
+    /// Bytes of the smallest Receive in the shared queue, which no peer's limit may exceed. Scans all Receives.
     pub fn smallest_receive(&self) -> Option<usize> {
         self.common.receives.iter().map(Buf::capacity).min()
     }
@@ -156,9 +156,9 @@ impl SoftwareFabric {
     }
 }
 
-fn announce(rings: &PeerRings, producer: &Producer, len: u32, head: u64) {
+fn announce(rings: &PeerRings, producer: &RingProducer, len: u32, head: u64) {
     let (ring, at) = (rings.tx(), producer.sent());
-    let Header { first, second } = Header::message(len, None, head);
+    let RecordHeader { first, second } = RecordHeader::message(len, None, head);
     ring.word(at + 8).set(second);
     ring.word(at).publish(first);
 }

@@ -52,13 +52,13 @@ impl<F: Fabric> Trace<F> {
         &mut self.inner
     }
 
-    /// Unwraps it.
+    /// Returns the inner fabric.
     pub fn into_inner(self) -> F {
         self.inner
     }
 
-    fn line(&mut self, words: fmt::Arguments<'_>) {
-        (self.sink)(&words.to_string());
+    fn line(&mut self, text: fmt::Arguments<'_>) {
+        (self.sink)(&text.to_string());
     }
 
     fn request(&self, qp: QpId, posting: &Posting) -> String {
@@ -177,24 +177,24 @@ impl<F: Fabric> Fabric for Trace<F> {
     }
 
     fn fence_receives(&mut self) {
-        self.line(format_args!("shared Receives: those that are there go first"));
+        self.line(format_args!("shared Receives: present ones precede later ones"));
         self.inner.fence_receives();
     }
 
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
-        let (wanted, took) = (bufs.len(), self.inner.post_recv(qp, bufs));
+        let (wanted, taken) = (bufs.len(), self.inner.post_recv(qp, bufs));
         match qp {
-            Some(qp) => self.line(format_args!("{qp:?} Receives: {took} of {wanted}")),
-            None => self.line(format_args!("shared Receives: {took} of {wanted}")),
+            Some(qp) => self.line(format_args!("{qp:?} Receives: {taken} of {wanted}")),
+            None => self.line(format_args!("shared Receives: {taken} of {wanted}")),
         }
-        took
+        taken
     }
 
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         let lines: Vec<String> = chain.iter().map(|posting| self.request(qp, posting)).collect();
         let result = self.inner.post_send(qp, chain);
-        let took = lines.len() - chain.len();
-        for line in &lines[..took] {
+        let taken = lines.len() - chain.len();
+        for line in &lines[..taken] {
             (self.sink)(line);
         }
         if let Err(error) = result {

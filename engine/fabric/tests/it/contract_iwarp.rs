@@ -2,51 +2,55 @@
 
 use rpcrdma_fabric::FabricAddress;
 use rpcrdma_fabric::iwarp::memory::MemoryFabric;
-use rpcrdma_fabric::iwarp::{Crc, FpduSize, IwarpConfig, IwarpFabric};
+use rpcrdma_fabric::iwarp::{Crc, FpduSize, IwarpFabric, IwarpFabricConfig};
 use rpcrdma_fabric::testing::loopback_address;
 
 use crate::contract::{self, nowhere};
 
-/// iWARP has no immediate data.
-fn check(config: &IwarpConfig) {
+/// Runs the contract, without immediate data, which iWARP does not have.
+fn check(config: &IwarpFabricConfig) {
     let open = || IwarpFabric::new(config.clone()).expect("open");
-    holds(&contract::run_with(contract::cases(), || Ok((open(), open(), loopback_address())), nowhere));
+    assert_holds(&contract::run_with(contract::cases(), || Ok((open(), open(), loopback_address())), nowhere));
 }
 
-fn holds(report: &contract::Report) {
+fn assert_holds(report: &contract::Report) {
     report.assert_all_but(&contract::IMMEDIATE_DATA);
 }
 
 #[test]
 fn iwarp() {
-    check(&IwarpConfig::default());
+    check(&IwarpFabricConfig::default());
 }
 
 #[test]
 fn iwarp_with_crc() {
-    check(&IwarpConfig { crc: Crc::Always, ..IwarpConfig::default() });
+    check(&IwarpFabricConfig { crc: Crc::Always, ..IwarpFabricConfig::default() });
 }
 
 #[test]
 fn iwarp_in_segments() {
-    check(&IwarpConfig { fpdu_size: FpduSize::Segment, ..IwarpConfig::default() });
+    check(&IwarpFabricConfig { fpdu_size: FpduSize::Segment, ..IwarpFabricConfig::default() });
 }
 
 #[test]
 fn iwarp_with_small_sockets() {
-    let small = IwarpConfig { send_buffer: Some(16 << 10), receive_buffer: Some(32 << 10), ..IwarpConfig::default() };
+    let small = IwarpFabricConfig {
+        send_buffer: Some(16 << 10),
+        receive_buffer: Some(32 << 10),
+        ..IwarpFabricConfig::default()
+    };
     check(&small);
 }
 
 /// One thread drives both ends here. This fabric never sleeps, because no other thread could wake it.
 #[test]
 fn iwarp_in_memory() {
-    let segments = IwarpConfig { crc: Crc::Always, fpdu_size: FpduSize::Segment, ..IwarpConfig::default() };
-    for (config, seeds) in [(IwarpConfig::default(), 0..4), (segments, 4..8)] {
+    let segments = IwarpFabricConfig { crc: Crc::Always, fpdu_size: FpduSize::Segment, ..IwarpFabricConfig::default() };
+    for (config, seeds) in [(IwarpFabricConfig::default(), 0..4), (segments, 4..8)] {
         for seed in seeds {
             let open = |seed| MemoryFabric::new(config.clone(), seed);
             let make = || Ok((open(seed)?, open(!seed)?, FabricAddress("contract".to_owned())));
-            holds(&contract::run(contract::cases(), make));
+            assert_holds(&contract::run(contract::cases(), make));
         }
     }
 }

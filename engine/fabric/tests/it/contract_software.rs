@@ -9,7 +9,7 @@ use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma_fabric::{Fabric, FabricAddress};
 
 use crate::contract;
-use crate::far::{Far, Half};
+use crate::remote_fabric::{LocalOrRemote, RemoteFabric};
 
 fn address() -> FabricAddress {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -21,20 +21,20 @@ fn open(config: &SoftwareConfig) -> SoftwareFabric {
 }
 
 /// Extends the linger time for cases that leave messages unpolled, so that slow hosts pass.
-fn lingering(config: &SoftwareConfig, lies: bool) -> SoftwareConfig {
-    let linger = if lies { 2 * contract::PATIENCE } else { config.linger };
+fn lingering(config: &SoftwareConfig, leaves_unpolled: bool) -> SoftwareConfig {
+    let linger = if leaves_unpolled { 2 * contract::TIMEOUT } else { config.linger };
     SoftwareConfig { linger, ..config.clone() }
 }
 
 /// Runs both ends in this process.
 fn run(config: &SoftwareConfig) -> contract::Report {
-    contract::run_lingering(contract::cases(), |lies| {
-        let config = lingering(config, lies);
+    contract::run_lingering(contract::cases(), |leaves_unpolled| {
+        let config = lingering(config, leaves_unpolled);
         Ok((open(&config), open(&config), address()))
     })
 }
 
-/// The software fabric has no immediate data.
+/// Checks the report of a fabric without immediate data.
 fn check(report: &contract::Report) {
     report.assert_all_but(&contract::IMMEDIATE_DATA);
 }
@@ -50,18 +50,18 @@ fn software_with_small_rings() {
     check(&run(&config));
 }
 
-const FAR: &str = "FABRIC_CONTRACT_FAR";
+const MEETING_PATH: &str = "FABRIC_CONTRACT_FAR";
 const LINGER_MS: &str = "FABRIC_CONTRACT_LINGER_MS";
 
 /// Server process of [`software_across_processes`].
 #[test]
-#[ignore = "the other process of another test in this file"]
-fn far_process() {
-    let path = std::env::var(FAR).expect("only to be started by another test");
+#[ignore = "the server process of another test in this file"]
+fn server_process() {
+    let path = std::env::var(MEETING_PATH).expect("only to be started by another test");
     let socket = UnixStream::connect(path).expect("the test that started it");
     let linger = std::env::var(LINGER_MS).expect("only to be started by another test");
     let linger = Duration::from_millis(linger.parse().expect("milliseconds"));
-    crate::far::serve(socket, SoftwareConfig { linger, ..SoftwareConfig::default() });
+    crate::remote_fabric::serve(socket, SoftwareConfig { linger, ..SoftwareConfig::default() });
 }
 
 /// Runs the server of each case in its own process.
@@ -71,27 +71,27 @@ fn software_across_processes() {
     let path = directory.path().join("meeting");
     let meeting = UnixListener::bind(&path).expect("bind");
     let mut children: Vec<Child> = Vec::new();
-    // A thread cannot wake another process. The server process exposes no memory.
+    // These cases wake the server from another thread, or expose its memory, which the remote fabric does not support.
     let left_out = ["another thread", "a Write with immediate data"];
     let cases: Vec<_> =
         contract::cases().into_iter().filter(|case| !left_out.iter().any(|words| case.name.contains(words))).collect();
-    let report = contract::run_lingering(cases, |lies| {
-        let config = lingering(&SoftwareConfig::default(), lies);
+    let report = contract::run_lingering(cases, |leaves_unpolled| {
+        let config = lingering(&SoftwareConfig::default(), leaves_unpolled);
         let client = open(&config);
         let child = Command::new(std::env::current_exe().expect("own path"))
-            .args(["--ignored", "--exact", "contract_software::far_process", "--test-threads=1"])
-            .env(FAR, &path)
+            .args(["--ignored", "--exact", "contract_software::server_process", "--test-threads=1"])
+            .env(MEETING_PATH, &path)
             .env(LINGER_MS, config.linger.as_millis().to_string())
             .stdout(Stdio::null())
             .spawn();
         children.push(child.expect("spawn"));
         let (socket, _) = meeting.accept().expect("accept");
-        let server = Far::new(socket, client.capabilities().clone());
-        Ok((Half::Near(Box::new(client)), Half::Far(Box::new(server)), address()))
+        let server = RemoteFabric::new(socket, client.capabilities().clone());
+        Ok((LocalOrRemote::Local(Box::new(client)), LocalOrRemote::Remote(Box::new(server)), address()))
     });
-    // Each child exits once its socket closes and its pool has its memory back.
+    // Each child exits once its socket closes and all buffers have returned to its pool.
     let ends: Vec<_> = children.iter_mut().map(|c| c.wait().expect("wait").success()).collect();
-    let not_asked = contract::IMMEDIATE_DATA.iter().filter(|name| !left_out.iter().any(|words| name.contains(words)));
-    report.assert_all_but(&not_asked.copied().collect::<Vec<_>>());
+    let skipped = contract::IMMEDIATE_DATA.iter().filter(|name| !left_out.iter().any(|words| name.contains(words)));
+    report.assert_all_but(&skipped.copied().collect::<Vec<_>>());
     assert!(ends.iter().all(|&ok| ok), "the other process failed: {ends:?}");
 }

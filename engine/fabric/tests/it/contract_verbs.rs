@@ -8,7 +8,7 @@ use rpcrdma_fabric::verbs::{self, VerbsConfig, VerbsFabric};
 
 use crate::contract;
 
-/// Makes a missing device an error. Set on hosts that have a device.
+/// Environment variable that makes a missing device an error. It is set on hosts that have a device.
 const MUST_RUN: &str = "RPCRDMA_VERBS";
 
 /// One IPv4 and one IPv6 address. Empty without a device.
@@ -17,8 +17,8 @@ fn hosts() -> Vec<IpAddr> {
     let mut hosts: Vec<IpAddr> = all.iter().copied().find(IpAddr::is_ipv4).into_iter().collect();
     hosts.extend(all.iter().copied().find(IpAddr::is_ipv6));
     if hosts.is_empty() {
-        assert!(std::env::var_os(MUST_RUN).is_none(), "{MUST_RUN} is set, and there is no RDMA device with an address");
-        println!("not run: no RDMA device with an address (tests/vm/run has one)");
+        assert!(std::env::var_os(MUST_RUN).is_none(), "{MUST_RUN} is set, but no RDMA device has an address");
+        println!("not run: no RDMA device with an address (tests/vm/run provides one)");
     }
     hosts
 }
@@ -30,8 +30,8 @@ fn open(address: &FabricAddress) -> VerbsFabric {
     VerbsFabric::new(config).expect("open")
 }
 
-/// Selects cases by name.
-fn only(name: &str) -> bool {
+/// Whether the environment selects the case with this name.
+fn is_selected(name: &str) -> bool {
     std::env::var("RPCRDMA_CASE").map_or(true, |wanted| name.contains(&wanted))
 }
 
@@ -66,10 +66,10 @@ fn verbs() {
             let address = FabricAddress(next());
             Ok((open(&address), open(&address), address))
         };
-        let cases: Vec<_> = contract::cases().into_iter().filter(|case| only(case.name)).collect();
+        let cases: Vec<_> = contract::cases().into_iter().filter(|case| is_selected(case.name)).collect();
         let count = cases.len();
         let report = contract::run_with(cases, make, |_| FabricAddress(SocketAddr::new(host, 9).to_string()));
-        println!("{host}: {} of {count} cases hold, not asked: {:#?}", report.passed.len(), report.skipped);
+        println!("{host}: {} of {count} cases hold, skipped: {:#?}", report.passed.len(), report.skipped);
         assert!(report.failed.is_empty(), "{host}: {:#?}", report.failed);
         assert!(report.passed.len() + report.skipped.len() == count && !report.passed.is_empty());
     }

@@ -5,7 +5,7 @@ mod contract_iwarp;
 mod contract_software;
 #[cfg(feature = "verbs")]
 mod contract_verbs;
-mod far;
 mod iwarp_peers;
 mod processes;
+mod remote_fabric;
 mod wrappers;

@@ -14,24 +14,24 @@ use rpcrdma_fabric::{
 };
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const ROLE: &str = "FABRIC_PEER_ROLE";
 const ADDRESS: &str = "FABRIC_PEER_ADDRESS";
 const SIZE: usize = 64 << 10;
 
 /// Serializes the tests, because they count this process's descriptors.
-fn turn() -> MutexGuard<'static, ()> {
+fn serialize() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// Minimum of several counts. The C library briefly opens a file when a harness thread first allocates.
 fn descriptors() -> usize {
-    let look = |_| {
+    let check = |_| {
         std::thread::sleep(Duration::from_millis(1));
         std::fs::read_dir("/proc/self/fd").expect("/proc").count()
     };
-    (0..10).map(look).min().unwrap_or(0)
+    (0..10).map(check).min().unwrap_or(0)
 }
 
 fn mappings() -> usize {
@@ -109,14 +109,14 @@ impl End {
         Some((bytes, done.invalidated))
     }
 
-    fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
+    fn until<T>(&mut self, what: &str, mut check: impl FnMut(&mut Self) -> Option<T>) -> T {
         let start = Instant::now();
         loop {
-            if let Some(found) = look(self) {
+            if let Some(found) = check(self) {
                 return found;
             }
             let waits = self.done.len();
-            assert!(start.elapsed() < PATIENCE, "{what}; {waits} completions wait, and {:?}", self.events);
+            assert!(start.elapsed() < TIMEOUT, "{what}; {waits} completions wait, and {:?}", self.events);
             self.turn();
             // Both processes may share one core.
             std::thread::yield_now();
@@ -128,7 +128,7 @@ impl End {
         let qp = loop {
             match self.fabric.connect(to, &params()) {
                 Ok(qp) => break qp,
-                Err(error) if error.kind() == FabricErrorKind::Unreachable && start.elapsed() < PATIENCE => {
+                Err(error) if error.kind() == FabricErrorKind::Unreachable && start.elapsed() < TIMEOUT => {
                     std::thread::yield_now()
                 }
                 Err(error) => panic!("{error}"),
@@ -139,14 +139,14 @@ impl End {
     }
 
     fn established(&mut self, qp: QpId) {
-        self.until("the connection stands", |e| {
+        self.until("the connection is established", |e| {
             let at =
                 e.events.iter().position(|e| matches!(e, ControlEvent::Established { qp: id, .. } if *id == qp))?;
             Some(e.events.remove(at))
         });
     }
 
-    fn is_over(&mut self, qp: QpId) -> bool {
+    fn has_ended(&mut self, qp: QpId) -> bool {
         self.events.iter().any(|e| matches!(e, ControlEvent::Disconnected { qp: id, .. } if *id == qp))
     }
 
@@ -163,8 +163,8 @@ impl End {
         let Self { fabric, pool, exposed, done, .. } = self;
         drop(done);
         drop(fabric);
-        pool.close().expect("messages come home");
-        exposed.close().expect("exposed memory comes home");
+        pool.close().expect("all message buffers are returned");
+        exposed.close().expect("all exposed memory is returned");
     }
 }
 
@@ -209,7 +209,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-fn order(what: &[u8; 1], remote: RemoteMemory, len: usize, seed: u64) -> Vec<u8> {
+fn transfer_request(what: &[u8; 1], remote: RemoteMemory, len: usize, seed: u64) -> Vec<u8> {
     [
         &what[..],
         &remote.rkey.to_le_bytes(),
@@ -222,13 +222,13 @@ fn order(what: &[u8; 1], remote: RemoteMemory, len: usize, seed: u64) -> Vec<u8>
 
 /// Peer process. It runs until a kill, or until the parent closes its standard input.
 #[test]
-#[ignore = "the other process of the tests in this file"]
+#[ignore = "the peer process of the tests in this file"]
 fn peer() {
     let (Ok(role), Ok(address)) = (std::env::var(ROLE), std::env::var(ADDRESS)) else {
         panic!("only to be started by another test");
     };
     let address = FabricAddress(address);
-    std::thread::spawn(end_with_the_test);
+    std::thread::spawn(exit_with_the_test);
     match role.as_str() {
         "serve" => serve(&address),
         "storm" => storm(&address),
@@ -237,7 +237,7 @@ fn peer() {
 }
 
 /// Exits at the end of standard input, which carries no data.
-fn end_with_the_test() {
+fn exit_with_the_test() {
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     std::process::exit(0)
 }
@@ -316,7 +316,7 @@ fn storm(address: &FabricAddress) -> ! {
                 let wr = WorkRequest::Bind { window, mem, offset: 0, len: SIZE, access: Access::REMOTE };
                 let bind = Posting { wr_id: 3, signalled: false, wr };
                 if end.fabric.post_send(qp, &mut vec![bind]).is_ok() {
-                    end.send(qp, &[&order(b"W", remote, SIZE, 0)], None);
+                    end.send(qp, &[&transfer_request(b"W", remote, SIZE, 0)], None);
                 }
             }
         }
@@ -330,7 +330,7 @@ fn storm(address: &FabricAddress) -> ! {
 
 #[test]
 fn data_and_memory_between_processes() {
-    let _turn = turn();
+    let _guard = serialize();
     let before = descriptors();
     let to = address("data");
     let peer = Peer::start("serve", &to);
@@ -351,14 +351,14 @@ fn data_and_memory_between_processes() {
             remote
         };
         let remote = bind(&mut end, Access::REMOTE_WRITE);
-        end.send(qp, &[&order(b"W", remote, len, i as u64)], None);
-        let (said, invalidated) = end.until("the Write", |e| e.take(qp));
-        assert_eq!((&said[..], invalidated), (&b"written"[..], Some(remote.rkey)));
+        end.send(qp, &[&transfer_request(b"W", remote, len, i as u64)], None);
+        let (text, invalidated) = end.until("the Write", |e| e.take(qp));
+        assert_eq!((&text[..], invalidated), (&b"written"[..], Some(remote.rkey)));
         let mut got = vec![0; len];
         assert!(mem.read_at(0, &mut got));
         assert!(got == pattern(i as u64, len), "{len} bytes are damaged");
         let remote = bind(&mut end, Access::REMOTE_READ);
-        end.send(qp, &[&order(b"R", remote, len, 0)], None);
+        end.send(qp, &[&transfer_request(b"R", remote, len, 0)], None);
         let (sum, _) = end.until("the Read", |e| e.take(qp));
         assert_eq!(u64_at(&sum, 0), got.iter().map(|&b| u64::from(b)).sum::<u64>(), "{len} bytes");
         let wr = WorkRequest::LocalInvalidate { window };
@@ -379,34 +379,34 @@ fn data_and_memory_between_processes() {
 /// connection's data stays intact.
 #[test]
 fn a_killed_server_ends_its_own_connection_only() {
-    let _turn = turn();
+    let _guard = serialize();
     let (before, maps) = (descriptors(), mappings());
     let steady = address("steady");
     let other = Peer::start("serve", &steady);
     let mut end = End::new();
     end.receives(256);
-    let good = end.connect(&steady);
+    let steady_qp = end.connect(&steady);
     for round in 0..25u64 {
         let failing = address(&format!("failing-{round}"));
-        let mut victim = Peer::start("serve", &failing);
-        let bad = end.connect(&failing);
-        let window = end.fabric.alloc_window(bad).expect("window");
+        let mut killed_peer = Peer::start("serve", &failing);
+        let killed_qp = end.connect(&failing);
+        let window = end.fabric.alloc_window(killed_qp).expect("window");
         let mut mem = Some(end.lend());
         let (mut posted, mut ended) = (0u64, 0u64);
         let mut killed = false;
         let mut turns = 0u64;
-        end.until("the end of the killed one", |end| {
+        end.until("the end of the killed peer's connection", |end| {
             turns += 1;
             // A mix of operations, so that the kill interrupts the peer in any of them.
-            if turns % 3 == 1 && !end.is_over(bad) {
+            if turns % 3 == 1 && !end.has_ended(killed_qp) {
                 let remote = RemoteMemory {
                     rkey: end.fabric.next_rkey(window),
                     address: end.fabric.remote_address(mem.as_ref()?, 0),
                 };
                 let wr = WorkRequest::Bind { window, mem: mem.clone()?, offset: 0, len: SIZE, access: Access::REMOTE };
                 let bind = Posting { wr_id: 8, signalled: false, wr };
-                if end.fabric.post_send(bad, &mut vec![bind]).is_ok() {
-                    end.send(bad, &[&order(b"W", remote, SIZE, turns)], None);
+                if end.fabric.post_send(killed_qp, &mut vec![bind]).is_ok() {
+                    end.send(killed_qp, &[&transfer_request(b"W", remote, SIZE, turns)], None);
                 }
             }
             let buf = end.pool.alloc(1000)?;
@@ -419,23 +419,23 @@ fn a_killed_server_ends_its_own_connection_only() {
                 }
                 wr => wr,
             };
-            if end.fabric.post_send(bad, &mut chain).is_ok() {
+            if end.fabric.post_send(killed_qp, &mut chain).is_ok() {
                 posted += 1;
             }
             if turns == 20 + round * 37 % 400 {
-                victim.kill();
+                killed_peer.kill();
                 killed = true;
             }
             if turns.is_multiple_of(16) {
-                end.echo(good, turns, 3000);
+                end.echo(steady_qp, turns, 3000);
             }
             let mut i = 0;
             while i < end.done.len() {
-                if end.done[i].qp == bad && end.done[i].wr_id >= 100 {
+                if end.done[i].qp == killed_qp && end.done[i].wr_id >= 100 {
                     assert_eq!(end.done[i].wr_id, 100 + ended, "out of order, or twice");
                     ended += 1;
                     end.done.remove(i);
-                } else if end.done[i].qp == bad {
+                } else if end.done[i].qp == killed_qp {
                     let done = end.done.remove(i);
                     if let Some(buf) = done.buf {
                         end.fabric.post_recv(None, &mut vec![buf.into_buf()]);
@@ -444,12 +444,12 @@ fn a_killed_server_ends_its_own_connection_only() {
                     i += 1;
                 }
             }
-            (killed && end.is_over(bad) && ended == posted).then_some(())
+            (killed && end.has_ended(killed_qp) && ended == posted).then_some(())
         });
         assert!(posted > 0);
-        end.fabric.destroy_qp(bad);
+        end.fabric.destroy_qp(killed_qp);
         let mut held = mem.take();
-        end.until("the memory is home", |_| match held.take()?.reclaim() {
+        end.until("the memory is returned", |_| match held.take()?.reclaim() {
             Ok(_) => Some(()),
             Err(lent) => {
                 held = Some(lent);
@@ -457,9 +457,9 @@ fn a_killed_server_ends_its_own_connection_only() {
             }
         });
         end.events.clear();
-        end.echo(good, round, 4000);
+        end.echo(steady_qp, round, 4000);
     }
-    end.fabric.destroy_qp(good);
+    end.fabric.destroy_qp(steady_qp);
     end.close();
     drop(other);
     assert_eq!(descriptors(), before, "descriptors leak");
@@ -469,14 +469,14 @@ fn a_killed_server_ends_its_own_connection_only() {
 /// The local server receives Writes, and writes into memory of processes that die.
 #[test]
 fn a_killed_client_ends_its_own_connection_only() {
-    let _turn = turn();
+    let _guard = serialize();
     let (before, maps) = (descriptors(), mappings());
     let here = address("here");
     let mut end = End::new();
     end.receives(256);
     let steady = address("steady-too");
     let other = Peer::start("serve", &steady);
-    let good = end.connect(&steady);
+    let steady_qp = end.connect(&steady);
     let listener = SoftwareFabric::bind(&here).expect("bind");
     end.fabric.listen(&listener).expect("listen");
     for round in 0..25u64 {
@@ -491,27 +491,27 @@ fn a_killed_client_ends_its_own_connection_only() {
                 _ => None,
             }
         });
-        // A separate receive queue, so that this storm leaves the shared Receives to the other connections.
+        // A separate receive queue leaves the shared Receives to the other connections.
         let own = ConnectParams { own_receive_queue: Some(64), ..params() };
-        let bad = end.fabric.accept(request, &own).expect("accept");
+        let killed_qp = end.fabric.accept(request, &own).expect("accept");
         let mut bufs: Vec<Buf> = (0..64).map_while(|_| end.pool.alloc(8192)).collect();
-        assert_eq!(end.fabric.post_recv(Some(bad), &mut bufs), 64);
+        assert_eq!(end.fabric.post_recv(Some(killed_qp), &mut bufs), 64);
         let mut start = Some(start);
-        let mut victim = None;
+        let mut killed_peer = None;
         let (mut got, mut writes, mut kill_at) = (0u64, 0u64, u64::MAX);
-        end.until("the end of the killed one", |end| {
+        end.until("the end of the killed peer's connection", |end| {
             if start.as_ref().is_some_and(|s| s.is_finished()) {
-                victim = start.take().map(|s| s.join().expect("start"));
+                killed_peer = start.take().map(|s| s.join().expect("start"));
                 kill_at = got + 1 + round * 53 % 500;
             }
-            while let Some((bytes, _)) = end.take_from(bad, Some(bad)) {
+            while let Some((bytes, _)) = end.take_from(killed_qp, Some(killed_qp)) {
                 if bytes[0] == b'W' && bytes.len() == 25 {
                     writes += 1;
                     let remote = RemoteMemory { rkey: u32_at(&bytes, 1), address: u64_at(&bytes, 5) };
                     if let Some(buf) = end.exposed.alloc(SIZE) {
                         let src = Source::Frozen(buf.freeze());
                         let wr = WorkRequest::Write { src, offset: 0, len: SIZE, remote };
-                        let _ = end.fabric.post_send(bad, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
+                        let _ = end.fabric.post_send(killed_qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
                     }
                 } else {
                     got += 1;
@@ -521,25 +521,25 @@ fn a_killed_client_ends_its_own_connection_only() {
             }
             if got >= kill_at && writes > 0 {
                 kill_at = u64::MAX;
-                if let Some(victim) = &mut victim {
-                    victim.kill();
+                if let Some(killed_peer) = &mut killed_peer {
+                    killed_peer.kill();
                 }
             }
             if got.is_multiple_of(64) {
-                end.echo(good, got, 3000);
+                end.echo(steady_qp, got, 3000);
             }
-            end.is_over(bad).then_some(())
+            end.has_ended(killed_qp).then_some(())
         });
-        assert!(got > 0 && writes > 0, "{got} messages, {writes} orders");
-        end.fabric.destroy_qp(bad);
+        assert!(got > 0 && writes > 0, "{got} messages, {writes} requests for Writes");
+        end.fabric.destroy_qp(killed_qp);
         end.turn();
         for done in std::mem::take(&mut end.done) {
-            assert!(done.status == Status::Success || done.qp != good, "{done:?}");
+            assert!(done.status == Status::Success || done.qp != steady_qp, "{done:?}");
         }
         end.events.clear();
-        end.echo(good, round, 4000);
+        end.echo(steady_qp, round, 4000);
     }
-    end.fabric.destroy_qp(good);
+    end.fabric.destroy_qp(steady_qp);
     end.fabric.unlisten();
     drop(listener);
     end.close();
@@ -551,11 +551,11 @@ fn a_killed_client_ends_its_own_connection_only() {
 /// A dead process's socket file does not block the address. A live one's does.
 #[test]
 fn socket_files() {
-    let _turn = turn();
+    let _guard = serialize();
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path().join("server");
     let to = FabricAddress(path.to_str().expect("utf-8").to_owned());
-    let mut victim = Peer::start("serve", &to);
+    let mut killed_peer = Peer::start("serve", &to);
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).expect("socket").permissions());
     assert_eq!(mode & 0o777, 0o600);
     let mut end = End::new();
@@ -564,22 +564,22 @@ fn socket_files() {
     end.echo(qp, 1, 100);
     assert!(
         matches!(SoftwareFabric::bind(&to), Err(error) if error.kind() == FabricErrorKind::AddressInUse),
-        "a living server's file"
+        "a live server's file"
     );
-    victim.kill();
+    killed_peer.kill();
     assert!(path.exists());
     assert!(matches!(end.fabric.connect(&to, &params()), Err(error) if error.kind() == FabricErrorKind::Unreachable));
     let listener = SoftwareFabric::bind(&to).expect("a dead server's file");
     assert!(
         matches!(SoftwareFabric::bind(&to), Err(error) if error.kind() == FabricErrorKind::AddressInUse),
-        "our own"
+        "this process's listener"
     );
     drop(listener);
     assert!(!path.exists(), "the file is left behind");
     // `bind` removes only sockets.
     std::fs::write(&path, b"precious").expect("write");
     let refused = SoftwareFabric::bind(&to).expect_err("refused");
-    assert!(refused.kind() == FabricErrorKind::Address && refused.to_string().contains("no socket"), "{refused}");
+    assert!(refused.kind() == FabricErrorKind::Address && refused.to_string().contains("not a socket"), "{refused}");
     assert_eq!(std::fs::read(&path).expect("read"), b"precious");
     end.close();
 }
@@ -587,7 +587,7 @@ fn socket_files() {
 #[test]
 fn malformed_addresses() {
     // Other tests count descriptors.
-    let _turn = turn();
+    let _guard = serialize();
     for name in ["", "a\0b", "line\nbreak", "/tmp/", &"x".repeat(200), "/no/such/directory/here"] {
         let to = FabricAddress(name.to_owned());
         let bound = SoftwareFabric::bind(&to);

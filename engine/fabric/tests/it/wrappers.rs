@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rpcrdma_fabric::iwarp::{IwarpConfig, IwarpFabric};
+use rpcrdma_fabric::iwarp::{IwarpFabric, IwarpFabricConfig};
 use rpcrdma_fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma_fabric::testing::chaos::{Chaos, ChaosConfig};
 use rpcrdma_fabric::testing::loopback_address;
@@ -24,9 +24,9 @@ fn open() -> SoftwareFabric {
 }
 
 /// Extends the linger time for cases that leave messages unpolled, so that slow hosts pass.
-fn open_for(lies: bool) -> SoftwareFabric {
+fn open_for(leaves_unpolled: bool) -> SoftwareFabric {
     let default = SoftwareConfig::default();
-    let linger = if lies { 2 * contract::PATIENCE } else { default.linger };
+    let linger = if leaves_unpolled { 2 * contract::TIMEOUT } else { default.linger };
     SoftwareFabric::new(SoftwareConfig { linger, ..default }).expect("open")
 }
 
@@ -35,31 +35,33 @@ fn check(report: &contract::Report) {
 }
 
 #[test]
-fn traced() {
+fn a_traced_fabric_keeps_the_contract() {
     let lines = Rc::new(Cell::new(0u64));
-    let wrap = |lies| {
+    let wrap = |leaves_unpolled| {
         let lines = Rc::clone(&lines);
-        Trace::new(open_for(lies), trace::length, move |line| {
+        Trace::new(open_for(leaves_unpolled), trace::length, move |line| {
             assert!(!line.contains('\n'), "not one line: {line}");
             lines.set(lines.get() + 1);
         })
     };
-    check(&contract::run_lingering(contract::cases(), |lies| Ok((wrap(lies), wrap(lies), address()))));
+    check(&contract::run_lingering(contract::cases(), |leaves_unpolled| {
+        Ok((wrap(leaves_unpolled), wrap(leaves_unpolled), address()))
+    }));
     assert!(lines.get() > 1000, "only {} lines", lines.get());
 }
 
 /// Both wrappers over TCP, with chaos disabled.
 #[test]
-fn over_tcp() {
-    let open = || IwarpFabric::new(IwarpConfig::default()).expect("open");
+fn wrapped_tcp_fabrics_keep_the_contract() {
+    let open = || IwarpFabric::new(IwarpFabricConfig::default()).expect("open");
     let wrap = || Trace::new(Chaos::new(open(), ChaosConfig::default()), trace::length, |_| ());
     check(&contract::run_with(contract::cases(), || Ok((wrap(), wrap(), loopback_address())), nowhere));
 }
 
 #[test]
-fn trace_lines() {
-    let said: Rc<RefCell<Vec<String>>> = Rc::default();
-    let sink = Rc::clone(&said);
+fn a_trace_has_requests_and_completions() {
+    let lines: Rc<RefCell<Vec<String>>> = Rc::default();
+    let sink = Rc::clone(&lines);
     let client =
         Trace::new(open(), |m| String::from_utf8_lossy(m).into_owned(), move |l| sink.borrow_mut().push(l.into()));
     let server = Trace::new(open(), trace::length, |_| ());
@@ -70,46 +72,51 @@ fn trace_lines() {
     world.client.post(c, [send]).expect("post");
     world.server_done(s, Opcode::Recv).expect("arrives");
     world.client_done(c, Opcode::Send).expect("completes");
-    let said = said.borrow().join("\n");
-    assert!(said.contains(&format!("{c:?} > 0x77 signalled Send: hello")), "{said}");
-    assert!(said.contains(&format!("{c:?} < 0x77 Send Success")), "{said}");
+    let lines = lines.borrow().join("\n");
+    assert!(lines.contains(&format!("{c:?} > 0x77 signalled Send: hello")), "{lines}");
+    assert!(lines.contains(&format!("{c:?} < 0x77 Send Success")), "{lines}");
     world.close().expect("balance");
 }
 
 /// Chaos delays and reorders but injects no errors.
 #[test]
-fn delayed_and_reordered() {
+fn delayed_and_reordered_completions_keep_the_contract() {
     let seed = Cell::new(1);
-    let wrap = |lies| {
+    let wrap = |leaves_unpolled| {
         seed.set(seed.get() + 1);
-        Chaos::new(open_for(lies), ChaosConfig { seed: seed.get(), delay: 300, reorder: 500, ..ChaosConfig::default() })
+        Chaos::new(
+            open_for(leaves_unpolled),
+            ChaosConfig { seed: seed.get(), delay: 300, reorder: 500, ..ChaosConfig::default() },
+        )
     };
     // A delaying fabric fails cases that poll only once.
     let cases = contract::cases().into_iter().filter(|c| !c.name.starts_with("a destroyed queue pair"));
-    check(&contract::run_lingering(cases.collect(), |lies| Ok((wrap(lies), wrap(lies), address()))));
+    check(&contract::run_lingering(cases.collect(), |leaves_unpolled| {
+        Ok((wrap(leaves_unpolled), wrap(leaves_unpolled), address()))
+    }));
 }
 
 /// Result of one run, for comparison between runs.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Seen {
+struct Outcomes {
     ends: Vec<(QpId, u64, Status)>,
     failures: u64,
 }
 
 /// Many connections send until they break. Each request completes once and in order, and all memory returns to the
 /// pools.
-fn storm(config: ChaosConfig) -> Seen {
-    storm_on(open, address(), config)
+fn send_until_broken(config: ChaosConfig) -> Outcomes {
+    send_until_broken_on(open, address(), config)
 }
 
-fn storm_on<F: Fabric>(open: impl Fn() -> F, address: FabricAddress, config: ChaosConfig) -> Seen {
+fn send_until_broken_on<F: Fabric>(open: impl Fn() -> F, address: FabricAddress, config: ChaosConfig) -> Outcomes {
     let client = Chaos::new(open(), config);
     let server = Chaos::new(open(), ChaosConfig { seed: config.seed + 1, ..ChaosConfig::default() });
     let mut world = World::new(client, server, address.clone(), address).expect("world");
-    let mut seen = Seen::default();
-    let patient = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
+    let mut seen = Outcomes::default();
+    let retrying = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
     for _ in 0..20 {
-        let (c, s) = world.connect_with(&patient, &patient).expect("connect");
+        let (c, s) = world.connect_with(&retrying, &retrying).expect("connect");
         let (mut sent, mut ended, mut broken) = (0u64, 0u64, false);
         let mut arrived: HashMap<u64, u64> = HashMap::new();
         while ended < 200 && !(broken && ended == sent) {
@@ -147,7 +154,7 @@ fn storm_on<F: Fabric>(open: impl Fn() -> F, address: FabricAddress, config: Cha
         world.turn();
         world.client.completions.clear();
         world.server.completions.clear();
-        // Buffers of the shared receive queue stay there for the next connection.
+        // Posted buffers of the shared receive queue are left for the next connection.
     }
     world.close().expect("balance");
     seen
@@ -157,7 +164,7 @@ fn storm_on<F: Fabric>(open: impl Fn() -> F, address: FabricAddress, config: Cha
 fn failures_are_reported_in_order() {
     let config =
         ChaosConfig { seed: 5, receiver_not_ready: 5, flush: 5, delay: 100, reorder: 100, ..ChaosConfig::default() };
-    let seen = storm(config);
+    let seen = send_until_broken(config);
     assert!(seen.failures > 5, "chaos did nothing: {}", seen.failures);
     let statuses: Vec<Status> = seen.ends.iter().map(|e| e.2).collect();
     assert!(statuses.contains(&Status::RnrRetryExceeded) && statuses.contains(&Status::Flushed));
@@ -165,7 +172,7 @@ fn failures_are_reported_in_order() {
 
 #[test]
 fn failures_over_tcp_are_reported_in_order() {
-    let open = || IwarpFabric::new(IwarpConfig::default()).expect("open");
+    let open = || IwarpFabric::new(IwarpFabricConfig::default()).expect("open");
     let config = ChaosConfig {
         seed: 8,
         receiver_not_ready: 5,
@@ -175,21 +182,22 @@ fn failures_over_tcp_are_reported_in_order() {
         reorder: 100,
         ..ChaosConfig::default()
     };
-    let seen = storm_on(open, loopback_address(), config);
+    let seen = send_until_broken_on(open, loopback_address(), config);
     assert!(seen.failures > 5, "chaos did nothing: {}", seen.failures);
 }
 
 #[test]
-fn connections_break() {
-    let seen = storm(ChaosConfig { seed: 6, disconnect: 20, ..ChaosConfig::default() });
+fn broken_connections_complete_all_requests() {
+    let seen = send_until_broken(ChaosConfig { seed: 6, disconnect: 20, ..ChaosConfig::default() });
     assert!(seen.failures > 0 || seen.ends.len() < 20 * 200, "chaos did nothing");
 }
 
 #[test]
-fn the_same_seed_makes_the_same_trouble() {
+fn the_same_seed_injects_the_same_failures() {
     let config = ChaosConfig { seed: 77, receiver_not_ready: 10, ..ChaosConfig::default() };
-    let failed =
-        |config| storm(config).ends.into_iter().filter(|e| !e.2.is_ok()).map(|e| (e.0, e.1)).collect::<Vec<_>>();
+    let failed = |config| {
+        send_until_broken(config).ends.into_iter().filter(|e| !e.2.is_ok()).map(|e| (e.0, e.1)).collect::<Vec<_>>()
+    };
     let (first, second) = (failed(config), failed(config));
     assert!(!first.is_empty());
     // Chaos chooses the first failure of each connection. The flushed requests after it depend on timing.

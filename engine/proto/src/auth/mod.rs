@@ -12,12 +12,12 @@
 //! | | message 3 … → | [`receive`](HostAuth::receive) |
 //!
 //! The ends take turns, one message per CONNPROP. The client starts, in its first CONNPROP. A CONNPROP without a
-//! message means that the peer does not authenticate or stops. Version 1, which has no properties, means the same. The
+//! message means that the peer does not authenticate or stops, and so does version 1, which has no properties. The
 //! [`AuthPolicy`] then decides about the connection. A server that refuses a client says so with an empty message, also
 //! to a client that has not opened an exchange.
 //!
 //! # Protection and limits
-//! It proves which key the peer holds at the time of the exchange. It does **not** protect later traffic: headers,
+//! The exchange proves which key the peer holds at that time. It does **not** protect later traffic: headers,
 //! chunk lists, properties and payload travel as before. An attacker that can change fabric traffic can take the
 //! connection over after the exchange. It can relay the exchange to another holder of the key, or strip it (with
 //! [`AuthPolicy::Optional`]). Against those, isolate the fabric or encrypt below; for payloads there is RPCSEC_GSS.
@@ -39,31 +39,31 @@ pub const MAX_OPENING: usize = 512;
 /// Most messages accepted from a peer before the exchange is complete.
 pub const MAX_STEPS: u32 = 8;
 
-/// This end of the connection, for its lifetime.
+/// The role of this end, for the lifetime of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Made the connection, and sends first.
+    /// This end made the connection, and sends first.
     Client,
-    /// Accepted the connection.
+    /// This end accepted the connection.
     Server,
 }
 
 /// An authentication mechanism, shared by all connections.
 ///
-/// A mechanism has one method, `begin(&self, role: Role) -> Box<dyn Handshake>`.
+/// A mechanism has one method, `begin(&self, role: Role) -> Box<dyn AuthHandshake>`.
 pub trait Mechanism: fmt::Debug + Send + Sync {
     /// Starts an exchange, for one connection.
     #[doc(hidden)]
-    fn begin(&self, role: Role) -> Box<dyn Handshake>;
+    fn begin(&self, role: Role) -> Box<dyn AuthHandshake>;
 }
 
 /// One end of one exchange.
-pub trait Handshake: fmt::Debug + Send {
-    /// Processes the peer's message and returns the next step. `None` only as a client's first step, which no message
-    /// precedes. The message is up to [`MAX_MESSAGE`] bytes of anything.
-    fn step(&mut self, message: Option<&[u8]>) -> Step;
+pub trait AuthHandshake: fmt::Debug + Send {
+    /// Processes the peer's message and returns the next step. The message is untrusted, and has up to [`MAX_MESSAGE`]
+    /// bytes. It is `None` only for a client's first step.
+    fn step(&mut self, message: Option<&[u8]>) -> AuthStep;
 
-    /// The name that the peer has claimed and not proved yet, if this end knows it: for the log.
+    /// The name that the peer has claimed but not proved, for the log. `None` if this end does not know it.
     #[doc(hidden)]
     fn claimed(&self) -> Option<&str> {
         None
@@ -72,7 +72,7 @@ pub trait Handshake: fmt::Debug + Send {
 
 /// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum AuthStep {
     /// Send this, and wait for the peer's answer.
     Continue(Vec<u8>),
     /// The peer is authenticated.
@@ -82,11 +82,11 @@ pub enum Step {
         /// A last message to send, if the peer waits for it.
         last: Option<Vec<u8>>,
     },
-    /// The exchange is not complete.
+    /// The exchange has failed.
     Failed(AuthError),
 }
 
-/// Whether peers must, may or need not authenticate.
+/// Whether peers have to authenticate.
 #[derive(Clone, Debug, Default)]
 pub enum AuthPolicy {
     /// Messages of the peer are ignored, and none is sent.
@@ -98,36 +98,38 @@ pub enum AuthPolicy {
     Required(Arc<dyn Mechanism>),
 }
 
-/// Why a peer is not authenticated. Its connection ends; a client learns that its server refuses it, but not why.
+/// Reason why a peer is not authenticated.
+///
+/// The connection ends. A client learns that its server refuses it, but not why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthError {
     /// Policy requires authentication, which the peer did not complete.
     #[error("peer does not authenticate itself, which the policy requires (wire.host_auth)")]
     Missing,
-    /// An invalid message for this mechanism, or one out of turn.
-    #[error("malformed message of host authentication")]
+    /// The message is invalid for this mechanism, or was sent out of turn.
+    #[error("malformed host authentication message")]
     Malformed,
     /// The key is unknown to this end.
-    #[error("peer uses a key whose ID is not known here (wire.host_auth)")]
+    #[error("unknown ID of the peer's host key (wire.host_auth)")]
     UnknownKey,
-    /// Invalid proof: another key, or a message of another exchange.
+    /// The proof is invalid: it was made with another key, or for another exchange.
     #[error(
         "peer's proof is wrong: its key differs from the key that this side has under the same ID \
          (wire.host_auth, or `--host-key FILE`)"
     )]
     WrongProof,
     /// A message after the end of the exchange.
-    #[error("message of host authentication after its end")]
+    #[error("host authentication message after the end of the exchange")]
     Unexpected,
-    /// Longer than [`MAX_MESSAGE`], or an opening of our own longer than [`MAX_OPENING`].
-    #[error("message of host authentication of {0} bytes")]
+    /// The message exceeds [`MAX_MESSAGE`], or this end's opening exceeds [`MAX_OPENING`].
+    #[error("host authentication message of {0} bytes exceeds the maximum")]
     TooLong(usize),
-    /// More than [`MAX_STEPS`] messages.
-    #[error("host authentication takes more than {MAX_STEPS} messages")]
+    /// The peer sent more than [`MAX_STEPS`] messages.
+    #[error("host authentication exceeds {MAX_STEPS} messages")]
     TooManySteps,
     /// The system has no random numbers.
-    #[error("getrandom: no random numbers from the system")]
+    #[error("getrandom failed: the system has no random numbers")]
     NoRandom,
     /// The server requires a host key, and this client has none.
     #[error("server requires a host key, and this side has none (wire.host_auth, or `--host-key FILE`)")]
@@ -140,12 +142,12 @@ pub enum AuthError {
 }
 
 #[derive(Debug)]
-enum State {
+enum AuthState {
     Off,
-    /// Not started, or under way.
-    Running(Box<dyn Handshake>),
+    /// The exchange has not started, or is not complete.
+    Running(Box<dyn AuthHandshake>),
     Authenticated(String),
-    /// The peer chose not to, and the policy allows it.
+    /// The peer does not authenticate, and the policy allows that.
     Unauthenticated,
     Failed(AuthError),
 }
@@ -155,18 +157,18 @@ enum State {
 pub struct HostAuth {
     role: Role,
     required: bool,
-    state: State,
+    state: AuthState,
     /// Messages taken from the peer.
     steps: u32,
 }
 
 impl HostAuth {
-    /// At the start of a connection.
+    /// The state at the start of a connection.
     pub fn new(policy: &AuthPolicy, role: Role) -> Self {
         let (required, state) = match policy {
-            AuthPolicy::Off => (false, State::Off),
-            AuthPolicy::Optional(mechanism) => (false, State::Running(mechanism.begin(role))),
-            AuthPolicy::Required(mechanism) => (true, State::Running(mechanism.begin(role))),
+            AuthPolicy::Off => (false, AuthState::Off),
+            AuthPolicy::Optional(mechanism) => (false, AuthState::Running(mechanism.begin(role))),
+            AuthPolicy::Required(mechanism) => (true, AuthState::Running(mechanism.begin(role))),
         };
         Self { role, required, state, steps: 0 }
     }
@@ -179,13 +181,13 @@ impl HostAuth {
         if self.role == Role::Server {
             return Ok(None);
         }
-        let State::Running(handshake) = &mut self.state else { return Ok(None) };
+        let AuthState::Running(handshake) = &mut self.state else { return Ok(None) };
         match handshake.step(None) {
-            Step::Continue(message) if message.len() <= MAX_OPENING => Ok(Some(message)),
-            Step::Continue(message) => self.fail(AuthError::TooLong(message.len())),
-            Step::Failed(error) => self.fail(error),
-            // Nobody has proved anything.
-            Step::Done { .. } => self.fail(AuthError::Malformed),
+            AuthStep::Continue(message) if message.len() <= MAX_OPENING => Ok(Some(message)),
+            AuthStep::Continue(message) => self.fail(AuthError::TooLong(message.len())),
+            AuthStep::Failed(error) => self.fail(error),
+            // The server has not proved anything yet.
+            AuthStep::Done { .. } => self.fail(AuthError::Malformed),
         }
     }
 
@@ -196,65 +198,65 @@ impl HostAuth {
     /// The connection must end.
     pub fn receive(&mut self, message: Option<&[u8]>) -> Result<Option<Vec<u8>>, AuthError> {
         let handshake = match (&mut self.state, message) {
-            (State::Off, Some([])) if self.role == Role::Client => return self.fail(AuthError::KeyRequired),
-            (State::Running(_) | State::Authenticated(_), Some([])) if self.role == Role::Client => {
+            (AuthState::Off, Some([])) if self.role == Role::Client => return self.fail(AuthError::KeyRequired),
+            (AuthState::Running(_) | AuthState::Authenticated(_), Some([])) if self.role == Role::Client => {
                 return self.fail(AuthError::KeyRefused);
             }
-            (State::Off, _) | (State::Authenticated(_) | State::Unauthenticated, None) => return Ok(None),
-            (State::Failed(error), _) => return Err(*error),
-            (State::Authenticated(_) | State::Unauthenticated, Some(_)) => {
+            (AuthState::Off, _) | (AuthState::Authenticated(_) | AuthState::Unauthenticated, None) => return Ok(None),
+            (AuthState::Failed(error), _) => return Err(*error),
+            (AuthState::Authenticated(_) | AuthState::Unauthenticated, Some(_)) => {
                 return self.fail(AuthError::Unexpected);
             }
-            (State::Running(_), None) if self.required => return self.fail(AuthError::Missing),
-            (State::Running(_), None) => {
-                self.state = State::Unauthenticated;
+            (AuthState::Running(_), None) if self.required => return self.fail(AuthError::Missing),
+            (AuthState::Running(_), None) => {
+                self.state = AuthState::Unauthenticated;
                 return Ok(None);
             }
-            (State::Running(handshake), Some(_)) => handshake,
+            (AuthState::Running(handshake), Some(_)) => handshake,
         };
         self.steps += 1;
         let too_long = message.map(<[u8]>::len).filter(|len| *len > MAX_MESSAGE);
         let step = match too_long {
-            Some(len) => Step::Failed(AuthError::TooLong(len)),
-            None if self.steps > MAX_STEPS => Step::Failed(AuthError::TooManySteps),
+            Some(len) => AuthStep::Failed(AuthError::TooLong(len)),
+            None if self.steps > MAX_STEPS => AuthStep::Failed(AuthError::TooManySteps),
             None => handshake.step(message),
         };
         match step {
-            Step::Continue(answer) if answer.len() <= MAX_MESSAGE => Ok(Some(answer)),
-            Step::Continue(answer) => self.fail(AuthError::TooLong(answer.len())),
-            Step::Done { peer, last } => {
-                self.state = State::Authenticated(peer);
+            AuthStep::Continue(answer) if answer.len() <= MAX_MESSAGE => Ok(Some(answer)),
+            AuthStep::Continue(answer) => self.fail(AuthError::TooLong(answer.len())),
+            AuthStep::Done { peer, last } => {
+                self.state = AuthState::Authenticated(peer);
                 Ok(last)
             }
-            Step::Failed(error) => self.fail(error),
+            AuthStep::Failed(error) => self.fail(error),
         }
     }
 
     #[cold]
     fn fail<T>(&mut self, error: AuthError) -> Result<T, AuthError> {
-        self.state = State::Failed(error);
+        self.state = AuthState::Failed(error);
         Err(error)
     }
 
-    /// Whether the exchange is unfinished: a client holds its first call.
+    /// Whether the exchange is incomplete. A client then delays its first call.
     pub fn in_progress(&self) -> bool {
-        matches!(self.state, State::Running(_))
+        matches!(self.state, AuthState::Running(_))
     }
 
-    /// Whether calls may be served and started now. A server checks it at each first call: a client that has not waited
-    /// is not authenticated.
-    pub fn may_go_on(&self) -> bool {
+    /// Whether calls may be started and served now. A client that calls before the exchange is complete is not
+    /// authenticated.
+    pub fn permits_calls(&self) -> bool {
         match self.state {
-            State::Off | State::Authenticated(_) => true,
-            State::Running(_) | State::Unauthenticated => !self.required,
-            State::Failed(_) => false,
+            AuthState::Off | AuthState::Authenticated(_) => true,
+            AuthState::Running(_) | AuthState::Unauthenticated => !self.required,
+            AuthState::Failed(_) => false,
         }
     }
 
-    /// Reason to end the connection, if any.
+    /// The reason to end the connection, if authentication has failed.
     pub fn failure(&self) -> Option<AuthError> {
         match self.state {
-            State::Failed(error) => Some(error),
+            AuthState::Failed(error) => Some(error),
             _ => None,
         }
     }
@@ -263,7 +265,7 @@ impl HostAuth {
     #[doc(hidden)]
     pub fn claimed(&self) -> Option<&str> {
         match &self.state {
-            State::Running(handshake) => handshake.claimed(),
+            AuthState::Running(handshake) => handshake.claimed(),
             _ => None,
         }
     }
@@ -271,7 +273,7 @@ impl HostAuth {
     /// The name that the peer has proved.
     pub fn peer(&self) -> Option<&str> {
         match &self.state {
-            State::Authenticated(peer) => Some(peer),
+            AuthState::Authenticated(peer) => Some(peer),
             _ => None,
         }
     }

@@ -8,7 +8,7 @@
 //!
 //! A proof is an HMAC-SHA256 under the key. It covers a label, its maker (1 client, 2 server), the name with its
 //! length, the client's nonce and the server's nonce. Nonces come from the system's generator, so no message of another
-//! exchange is valid in this one. As the maker is covered, a proof cannot be reflected.
+//! exchange is valid in this one. Because the maker is covered, a proof cannot be reflected.
 //!
 //! A peer that opens an exchange gets a proof and can test keys against it offline. Keys must be random, not passwords.
 
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-use super::{AuthError, Handshake, Mechanism, Role, Step};
+use super::{AuthError, AuthHandshake, AuthStep, Mechanism, Role};
 
 /// Shortest key, in bytes. Use 32 random bytes.
 pub const MIN_KEY: usize = 16;
@@ -31,37 +31,37 @@ const PROOF: usize = 32;
 
 type Nonce = [u8; NONCE];
 
-/// Why a key cannot be used.
+/// Reason why a key cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
-pub struct KeyError(Unusable);
+pub struct KeyError(KeyDefect);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-enum Unusable {
-    /// Too easy to guess.
-    #[error("key of {0} bytes, at least {MIN_KEY} are needed (`openssl rand -out FILE 32` makes one)")]
+enum KeyDefect {
+    /// The key is easy to guess.
+    #[error("key of {0} bytes: expected at least {MIN_KEY} (`openssl rand -out FILE 32` makes one)")]
     TooShort(usize),
-    /// Empty, or too long for the message.
-    #[error("name of a key of {0} bytes, it must have 1 to {MAX_KEY_ID}")]
+    /// The name is empty, or too long for the message.
+    #[error("key name of {0} bytes: expected 1 to {MAX_KEY_ID}")]
     BadName(usize),
 }
 
-struct Key {
+struct NamedKey {
     id: String,
-    /// Ready to take a message; cleared when dropped.
+    /// The keyed hash before its message. It is cleared when dropped.
     mac: Hmac<Sha256>,
 }
 
-impl Key {
-    fn new(id: &str, key: &[u8]) -> Result<Key, KeyError> {
+impl NamedKey {
+    fn new(id: &str, key: &[u8]) -> Result<NamedKey, KeyError> {
         if id.is_empty() || id.len() > MAX_KEY_ID {
-            return Err(KeyError(Unusable::BadName(id.len())));
+            return Err(KeyError(KeyDefect::BadName(id.len())));
         }
         if key.len() < MIN_KEY {
-            return Err(KeyError(Unusable::TooShort(key.len())));
+            return Err(KeyError(KeyDefect::TooShort(key.len())));
         }
-        let mac = Hmac::new_from_slice(key).map_err(|_| KeyError(Unusable::TooShort(key.len())))?;
-        Ok(Key { id: id.to_owned(), mac })
+        let mac = Hmac::new_from_slice(key).map_err(|_| KeyError(KeyDefect::TooShort(key.len())))?;
+        Ok(NamedKey { id: id.to_owned(), mac })
     }
 
     fn proof(&self, maker: Role, client: &Nonce, server: &Nonce) -> Hmac<Sha256> {
@@ -76,14 +76,14 @@ impl Key {
         mac
     }
 
-    /// Checks a proof. The comparison takes the same time wherever they differ.
+    /// Checks a proof. The comparison takes the same time, wherever a wrong proof differs.
     fn check(&self, proof: &[u8], maker: Role, client: &Nonce, server: &Nonce) -> Result<(), AuthError> {
         self.proof(maker, client, server).verify_slice(proof).map_err(|_| AuthError::WrongProof)
     }
 }
 
 /// Omits the key.
-impl std::fmt::Debug for Key {
+impl std::fmt::Debug for NamedKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Key").field(&self.id).finish()
     }
@@ -101,7 +101,7 @@ impl std::fmt::Debug for Key {
 /// ```
 #[derive(Clone, Debug)]
 pub struct PreSharedKey {
-    keys: Vec<Arc<Key>>,
+    keys: Vec<Arc<NamedKey>>,
 }
 
 impl PreSharedKey {
@@ -110,7 +110,7 @@ impl PreSharedKey {
     /// # Errors
     /// The key is shorter than 16 bytes, or its name is empty or longer than 64.
     pub fn new(id: &str, key: &[u8]) -> Result<Self, KeyError> {
-        Ok(Self { keys: vec![Arc::new(Key::new(id, key)?)] })
+        Ok(Self { keys: vec![Arc::new(NamedKey::new(id, key)?)] })
     }
 
     /// Adds a key for a server: for rotation, or one per client.
@@ -118,13 +118,13 @@ impl PreSharedKey {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn and(mut self, id: &str, key: &[u8]) -> Result<Self, KeyError> {
-        self.keys.push(Arc::new(Key::new(id, key)?));
+        self.keys.push(Arc::new(NamedKey::new(id, key)?));
         Ok(self)
     }
 }
 
 impl Mechanism for PreSharedKey {
-    fn begin(&self, role: Role) -> Box<dyn Handshake> {
+    fn begin(&self, role: Role) -> Box<dyn AuthHandshake> {
         match (role, self.keys.first()) {
             (Role::Client, Some(key)) => Box::new(ClientHandshake::Start(Arc::clone(key))),
             _ => Box::new(ServerHandshake::Start(self.keys.clone())),
@@ -134,71 +134,71 @@ impl Mechanism for PreSharedKey {
 
 #[derive(Debug)]
 enum ClientHandshake {
-    Start(Arc<Key>),
-    Challenged(Arc<Key>, Nonce),
-    Over,
+    Start(Arc<NamedKey>),
+    Challenged(Arc<NamedKey>, Nonce),
+    Finished,
 }
 
 impl ClientHandshake {
-    fn proceed(&mut self, message: Option<&[u8]>) -> Result<Step, AuthError> {
-        match (std::mem::replace(self, ClientHandshake::Over), message) {
+    fn proceed(&mut self, message: Option<&[u8]>) -> Result<AuthStep, AuthError> {
+        match (std::mem::replace(self, ClientHandshake::Finished), message) {
             (ClientHandshake::Start(key), None) => {
                 let nonce = nonce()?;
                 let opening = [&[1, VERSION, key.id.len() as u8], key.id.as_bytes(), &nonce].concat();
                 *self = ClientHandshake::Challenged(key, nonce);
-                Ok(Step::Continue(opening))
+                Ok(AuthStep::Continue(opening))
             }
             (ClientHandshake::Challenged(key, ours), Some(message)) => {
                 let (theirs, proof) = parse_challenge(message).ok_or(AuthError::Malformed)?;
                 key.check(proof, Role::Server, &ours, theirs)?;
                 let proof = key.proof(Role::Client, &ours, theirs).finalize().into_bytes();
-                Ok(Step::Done { peer: key.id.clone(), last: Some([&[3], &proof[..]].concat()) })
+                Ok(AuthStep::Done { peer: key.id.clone(), last: Some([&[3], &proof[..]].concat()) })
             }
             _ => Err(AuthError::Malformed),
         }
     }
 }
 
-impl Handshake for ClientHandshake {
-    fn step(&mut self, message: Option<&[u8]>) -> Step {
-        self.proceed(message).unwrap_or_else(Step::Failed)
+impl AuthHandshake for ClientHandshake {
+    fn step(&mut self, message: Option<&[u8]>) -> AuthStep {
+        self.proceed(message).unwrap_or_else(AuthStep::Failed)
     }
 }
 
 #[derive(Debug)]
 enum ServerHandshake {
-    Start(Vec<Arc<Key>>),
-    /// The key, the client's nonce, and its own.
-    Challenged(Arc<Key>, Nonce, Nonce),
-    Over,
+    Start(Vec<Arc<NamedKey>>),
+    /// The key, the client's nonce, and the server's nonce.
+    Challenged(Arc<NamedKey>, Nonce, Nonce),
+    Finished,
 }
 
 impl ServerHandshake {
-    fn proceed(&mut self, message: &[u8]) -> Result<Step, AuthError> {
-        match std::mem::replace(self, ServerHandshake::Over) {
+    fn proceed(&mut self, message: &[u8]) -> Result<AuthStep, AuthError> {
+        match std::mem::replace(self, ServerHandshake::Finished) {
             ServerHandshake::Start(keys) => {
                 let (id, theirs) = parse_opening(message).ok_or(AuthError::Malformed)?;
                 let key = keys.into_iter().find(|key| key.id.as_bytes() == id).ok_or(AuthError::UnknownKey)?;
                 let ours = nonce()?;
                 let proof = key.proof(Role::Server, theirs, &ours).finalize().into_bytes();
                 *self = ServerHandshake::Challenged(key, *theirs, ours);
-                Ok(Step::Continue([&[2], &ours[..], &proof[..]].concat()))
+                Ok(AuthStep::Continue([&[2], &ours[..], &proof[..]].concat()))
             }
             ServerHandshake::Challenged(key, theirs, ours) => match message {
                 [3, proof @ ..] if proof.len() == PROOF => {
                     key.check(proof, Role::Client, &theirs, &ours)?;
-                    Ok(Step::Done { peer: key.id.clone(), last: None })
+                    Ok(AuthStep::Done { peer: key.id.clone(), last: None })
                 }
                 _ => Err(AuthError::Malformed),
             },
-            ServerHandshake::Over => Err(AuthError::Malformed),
+            ServerHandshake::Finished => Err(AuthError::Malformed),
         }
     }
 }
 
-impl Handshake for ServerHandshake {
-    fn step(&mut self, message: Option<&[u8]>) -> Step {
-        self.proceed(message.unwrap_or_default()).unwrap_or_else(Step::Failed)
+impl AuthHandshake for ServerHandshake {
+    fn step(&mut self, message: Option<&[u8]>) -> AuthStep {
+        self.proceed(message.unwrap_or_default()).unwrap_or_else(AuthStep::Failed)
     }
 
     /// Only the server's first answer tells the client whether its key is the right one, and a client with another key

@@ -25,21 +25,21 @@ fn open(client: &mut HostAuth) -> Vec<u8> {
 }
 
 fn answer(end: &mut HostAuth, message: &[u8]) -> Vec<u8> {
-    end.receive(Some(message)).expect("goes well").expect("an answer")
+    end.receive(Some(message)).expect("no failure").expect("an answer")
 }
 
 #[test]
 fn both_ends_prove_that_they_have_the_key() {
     let (mut client, mut server) = (client(keys()), server(keys()));
-    assert_eq!(server.open(), Ok(None), "the client speaks first");
+    assert_eq!(server.open(), Ok(None), "the client sends first");
     let one = open(&mut client);
-    assert!(!server.may_go_on() && !client.may_go_on());
+    assert!(!server.permits_calls() && !client.permits_calls());
     let two = answer(&mut server, &one);
-    assert!(!server.may_go_on(), "the client has proved nothing yet");
+    assert!(!server.permits_calls(), "the client has proved nothing yet");
     let three = answer(&mut client, &two);
-    assert_eq!((client.may_go_on(), client.peer()), (true, Some("host-a")));
+    assert_eq!((client.permits_calls(), client.peer()), (true, Some("host-a")));
     assert_eq!(server.receive(Some(&three)), Ok(None));
-    assert_eq!((server.may_go_on(), server.peer()), (true, Some("host-a")));
+    assert_eq!((server.permits_calls(), server.peer()), (true, Some("host-a")));
     assert!(!server.in_progress() && !client.in_progress());
     assert!([one, two, three].iter().all(|message| message.len() <= MAX_OPENING));
 }
@@ -51,13 +51,13 @@ fn other_properties_may_follow_authentication() {
     let three = answer(&mut client, &two);
     assert_eq!(server.receive(Some(&three)), Ok(None));
     assert_eq!(server.receive(None), Ok(None), "CONNPROP without a message");
-    assert!(server.may_go_on());
+    assert!(server.permits_calls());
     assert_eq!(server.receive(Some(&three)), Err(AuthError::Unexpected), "but no second exchange");
-    assert!(!server.may_go_on());
+    assert!(!server.permits_calls());
 }
 
 #[test]
-fn a_server_takes_any_of_its_keys() {
+fn a_server_accepts_any_of_its_keys() {
     let both = || keys().and("host-b", &[9; 16]).expect("long enough");
     let (mut client, mut server) =
         (client(PreSharedKey::new("host-b", &[9; 16]).expect("long enough")), server(both()));
@@ -68,13 +68,13 @@ fn a_server_takes_any_of_its_keys() {
 }
 
 #[test]
-fn a_wrong_key_is_found_out_by_either_end() {
+fn either_end_detects_a_wrong_key() {
     let wrong = || PreSharedKey::new("host-a", &[0x5B; 32]).expect("long enough");
     let (mut honest, mut impostor) = (client(keys()), server(wrong()));
     let two = answer(&mut impostor, &open(&mut honest));
     assert_eq!(honest.receive(Some(&two)), Err(AuthError::WrongProof));
-    assert!(!honest.may_go_on());
-    assert_eq!(honest.receive(None), Err(AuthError::WrongProof), "for good");
+    assert!(!honest.permits_calls());
+    assert_eq!(honest.receive(None), Err(AuthError::WrongProof), "the failure is permanent");
     // The other end knows only that no proof has arrived for this name.
     assert_eq!(impostor.claimed(), Some("host-a"));
 
@@ -84,7 +84,7 @@ fn a_wrong_key_is_found_out_by_either_end() {
     let mut three = vec![3];
     three.extend_from_slice(&[0; 32]);
     assert_eq!(honest.receive(Some(&three)), Err(AuthError::WrongProof));
-    assert!(!honest.may_go_on());
+    assert!(!honest.permits_calls());
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn messages_cannot_be_reflected() {
     let mut three = vec![3];
     three.extend_from_slice(&two[33..]);
     assert_eq!(victim.receive(Some(&three)), Err(AuthError::WrongProof));
-    // The same with the nonces chosen alike, by a second connection to the same server.
+    // The attacker opens a second connection to the same server, with the nonce of the first as its own.
     let mut first = server(keys());
     let mut client = client(keys());
     let two = answer(&mut first, &open(&mut client));
@@ -120,24 +120,24 @@ fn messages_cannot_be_reflected() {
 }
 
 #[test]
-fn replayed_messages_fit_no_other_exchange() {
+fn replayed_messages_are_rejected() {
     let (mut a, mut b) = (client(keys()), server(keys()));
     let one = open(&mut a);
     let two = answer(&mut b, &one);
     let three = answer(&mut a, &two);
-    // To a server: the recorded client speaks again.
+    // The messages of the recorded client are sent to a server.
     let mut again = server(keys());
     let fresh = answer(&mut again, &one);
     assert_ne!(fresh, two, "nonces are fresh");
     assert_eq!(again.receive(Some(&three)), Err(AuthError::WrongProof));
-    // To a client: the recorded server.
+    // The message of the recorded server is sent to a client.
     let mut again = client(keys());
     assert_ne!(open(&mut again), one, "nonces are fresh");
     assert_eq!(again.receive(Some(&two)), Err(AuthError::WrongProof));
 }
 
 #[test]
-fn every_cut_and_every_flipped_bit_is_refused() {
+fn truncated_and_changed_messages_are_rejected() {
     let (mut a, mut b) = (client(keys()), server(keys()));
     let one = open(&mut a);
     for len in 0..one.len() {
@@ -170,7 +170,7 @@ fn every_cut_and_every_flipped_bit_is_refused() {
 }
 
 #[test]
-fn the_policy_decides_whether_an_unauthenticated_peer_may_go_on() {
+fn the_policy_decides_whether_an_unauthenticated_peer_may_call() {
     // Version 1, or a CONNPROP without the property.
     let policies = |role| {
         let mechanism: Arc<dyn Mechanism> = Arc::new(keys());
@@ -179,19 +179,19 @@ fn the_policy_decides_whether_an_unauthenticated_peer_may_go_on() {
     };
     for role in [Role::Client, Role::Server] {
         let [mut off, mut optional, mut required] = policies(role);
-        assert_eq!((off.receive(None), off.may_go_on()), (Ok(None), true));
-        assert_eq!((optional.receive(None), optional.may_go_on()), (Ok(None), true));
-        assert_eq!((required.receive(None), required.may_go_on()), (Err(AuthError::Missing), false));
+        assert_eq!((off.receive(None), off.permits_calls()), (Ok(None), true));
+        assert_eq!((optional.receive(None), optional.permits_calls()), (Ok(None), true));
+        assert_eq!((required.receive(None), required.permits_calls()), (Err(AuthError::Missing), false));
         assert_eq!(optional.peer(), None);
         // Calls before any property.
         let [off, optional, required] = policies(role);
-        assert_eq!([off.may_go_on(), optional.may_go_on(), required.may_go_on()], [true, true, false]);
+        assert_eq!([off.permits_calls(), optional.permits_calls(), required.permits_calls()], [true, true, false]);
         assert_eq!([off.in_progress(), optional.in_progress()], [false, true]);
     }
     let [mut off, mut optional, _] = policies(Role::Server);
     assert_eq!(off.receive(Some(b"whatever")), Ok(None), "ignored, as an unknown property is");
     assert_eq!(optional.receive(Some(b"whatever")), Err(AuthError::Malformed), "tried and failed");
-    assert!(!optional.may_go_on());
+    assert!(!optional.permits_calls());
     let [mut off, ..] = policies(Role::Client);
     assert_eq!(off.open(), Ok(None));
 }
@@ -201,66 +201,66 @@ fn an_empty_message_of_the_server_refuses_a_client() {
     let mechanism: Arc<dyn Mechanism> = Arc::new(keys());
     let mut off = HostAuth::new(&AuthPolicy::Off, Role::Client);
     assert_eq!(off.receive(Some(&[])), Err(AuthError::KeyRequired));
-    assert!(!off.may_go_on());
+    assert!(!off.permits_calls());
     for policy in [AuthPolicy::Optional(Arc::clone(&mechanism)), AuthPolicy::Required(mechanism)] {
         let mut client = HostAuth::new(&policy, Role::Client);
         open(&mut client);
         assert_eq!(client.receive(Some(&[])), Err(AuthError::KeyRefused));
-        assert!(!client.may_go_on());
+        assert!(!client.permits_calls());
     }
     // A server ignores it, as it does any message without a policy.
     assert_eq!(HostAuth::new(&AuthPolicy::Off, Role::Server).receive(Some(&[])), Ok(None));
 }
 
 #[test]
-fn a_peer_that_stops_half_way_is_not_authenticated() {
+fn a_peer_that_stops_before_its_proof_is_not_authenticated() {
     let mut end = server(keys());
     answer(&mut end, &open(&mut client(keys())));
     assert_eq!(end.receive(None), Err(AuthError::Missing));
     let mut end = HostAuth::new(&AuthPolicy::Optional(Arc::new(keys())), Role::Server);
     answer(&mut end, &open(&mut client(keys())));
     assert_eq!(end.receive(None), Ok(None));
-    assert_eq!((end.may_go_on(), end.peer()), (true, None));
+    assert_eq!((end.permits_calls(), end.peer()), (true, None));
 }
 
-/// Never done, and long-winded if configured so.
+/// A mechanism that never completes, with messages of a given length.
 #[derive(Clone, Debug)]
-struct Talker(usize);
+struct EndlessMechanism(usize);
 
-impl Mechanism for Talker {
-    fn begin(&self, _: Role) -> Box<dyn Handshake> {
+impl Mechanism for EndlessMechanism {
+    fn begin(&self, _: Role) -> Box<dyn AuthHandshake> {
         Box::new(self.clone())
     }
 }
 
-impl Handshake for Talker {
-    fn step(&mut self, _: Option<&[u8]>) -> Step {
-        Step::Continue(vec![0; self.0])
+impl AuthHandshake for EndlessMechanism {
+    fn step(&mut self, _: Option<&[u8]>) -> AuthStep {
+        AuthStep::Continue(vec![0; self.0])
     }
 }
 
 #[test]
 fn messages_and_steps_are_bounded() {
-    let talker = |len, role| HostAuth::new(&AuthPolicy::Required(Arc::new(Talker(len))), role);
-    let mut end = talker(1, Role::Server);
+    let end_of = |len, role| HostAuth::new(&AuthPolicy::Required(Arc::new(EndlessMechanism(len))), role);
+    let mut end = end_of(1, Role::Server);
     for _ in 0..MAX_STEPS {
         assert_eq!(end.receive(Some(&[1])), Ok(Some(vec![0])));
     }
     assert_eq!(end.receive(Some(&[1])), Err(AuthError::TooManySteps));
-    let mut end = talker(1, Role::Server);
+    let mut end = end_of(1, Role::Server);
     assert_eq!(end.receive(Some(&[0; MAX_MESSAGE])), Ok(Some(vec![0])));
     assert_eq!(end.receive(Some(&[0; MAX_MESSAGE + 1])), Err(AuthError::TooLong(MAX_MESSAGE + 1)));
-    assert_eq!(talker(MAX_OPENING, Role::Client).open(), Ok(Some(vec![0; MAX_OPENING])));
+    assert_eq!(end_of(MAX_OPENING, Role::Client).open(), Ok(Some(vec![0; MAX_OPENING])));
     let too_long = MAX_OPENING + 1;
-    assert_eq!(talker(too_long, Role::Client).open(), Err(AuthError::TooLong(too_long)));
+    assert_eq!(end_of(too_long, Role::Client).open(), Err(AuthError::TooLong(too_long)));
 }
 
 #[test]
-fn weak_keys_are_refused_and_no_key_is_shown() {
+fn weak_keys_are_rejected_and_no_key_is_printed() {
     let text = |made: Result<PreSharedKey, KeyError>| made.expect_err("it is refused").to_string();
-    assert!(text(PreSharedKey::new("a", &[0; 15])).starts_with("key of 15 bytes, at least 16 are needed"));
+    assert!(text(PreSharedKey::new("a", &[0; 15])).starts_with("key of 15 bytes: expected at least 16"));
     for (len, refused) in [(0, PreSharedKey::new("", KEY)), (65, keys().and(&"n".repeat(65), KEY))] {
-        assert_eq!(text(refused), format!("name of a key of {len} bytes, it must have 1 to 64"));
+        assert_eq!(text(refused), format!("key name of {len} bytes: expected 1 to 64"));
     }
     assert_eq!(format!("{:?}", keys()), r#"PreSharedKey { keys: [Key("host-a")] }"#);
 }

@@ -107,7 +107,7 @@ fn rfc_8166_8_2_2_control_messages_are_never_reduced() {
 }
 
 #[test]
-fn a_credential_that_cannot_be_read_allows_nothing() {
+fn an_unreadable_credential_allows_no_reduction() {
     let whole = credential(1, 0, 1, b"context");
     for len in 0..whole.len() {
         assert!(!reduction_allowed(RPCSEC_GSS, &whole[..len]), "{len}");

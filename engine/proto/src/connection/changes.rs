@@ -6,7 +6,7 @@
 use super::{Connection, Event};
 use crate::exchange::{self, ChangeError, Characteristic, Exchange, ExchangeError, Verdict};
 use crate::negotiate::{self, FIRST_MESSAGE_LEN};
-use crate::outbox::Queued;
+use crate::outbox::QueuedMessage;
 use crate::wire::properties::{PropertyId, PropertySet};
 use crate::wire::{Body, ErrorBody, Header, Version, View};
 use crate::{ConnConfig, Credits};
@@ -25,14 +25,14 @@ pub(super) struct Characteristics {
     /// The number of this side's message with the last operation sent.
     last_sent: Option<u32>,
     /// Largest Receives that the peer may rely on, in bytes.
-    promised: usize,
+    guaranteed: usize,
     /// Requests for changes so far.
     requests: u32,
 }
 
 impl Characteristics {
     pub(super) fn new(config: &ConnConfig) -> Self {
-        Self { exchange: None, last_sent: None, promised: config.receive_size, requests: 0 }
+        Self { exchange: None, last_sent: None, guaranteed: config.receive_size, requests: 0 }
     }
 
     /// Whether both ends have offered changes.
@@ -49,12 +49,13 @@ impl Characteristics {
 
 /// Changes of a connection's characteristics, from [`Connection::changes`].
 ///
-/// Answers of the peer and its own changes are [`Event::Changed`]. Requests of the peer are answered already. Only a
-/// request for a size in [`ConnConfig::receive_sizes`] is pending, until [`announce`](Self::announce) settles it.
+/// Answers and changes of the peer are reported as [`Event::Changed`]. Requests of the peer are answered without the
+/// owner, except that a request for a size in [`ConnConfig::receive_sizes`] is pending until
+/// [`announce`](Self::announce) resolves it.
 #[derive(Debug)]
-pub struct Changes<'a>(pub(super) &'a mut Connection);
+pub struct CharacteristicChanges<'a>(pub(super) &'a mut Connection);
 
-impl Changes<'_> {
+impl CharacteristicChanges<'_> {
     /// Requests these values of the peer.
     ///
     /// # Errors
@@ -78,24 +79,25 @@ impl Changes<'_> {
         }
     }
 
-    /// Announces a value of this end to the peer. With `settles` it also ends a pending request of the peer.
+    /// Announces a value of this end to the peer. With `resolves` it also ends a pending request of the peer.
     ///
     /// A larger receive size must already be in effect. A smaller one must not take effect before
-    /// [`promised_receive`](Self::promised_receive) has fallen to it. Remote invalidation takes effect at once.
+    /// [`guaranteed_receive_size`](Self::guaranteed_receive_size) has fallen to it. Remote invalidation takes effect at
+    /// once.
     ///
     /// # Errors
     /// The change was not announced, and nothing changed: the peer cannot be informed, or the configuration does not
     /// allow the value.
-    pub fn announce(&mut self, now: Characteristic, settles: bool) -> Result<(), ChangeError> {
+    pub fn announce(&mut self, now: Characteristic, resolves: bool) -> Result<(), ChangeError> {
         if now == Characteristic::RemoteInvalidation(true) && !self.0.config.remote_invalidation {
             return Err(ChangeError::Constant(now.id()));
         }
         // Earlier announcements count until the peer has provably read this one.
-        self.promised_receive();
+        self.guaranteed_receive_size();
         let exchange = self.0.characteristics.exchange.as_mut().ok_or(ChangeError::Unsupported)?;
-        match if settles { exchange.settle(now) } else { Err(ChangeError::NotPending(now.id())) } {
+        match if resolves { exchange.resolve(now) } else { Err(ChangeError::NotPending(now.id())) } {
             Err(ChangeError::NotPending(_)) => exchange.update(now)?,
-            settled => settled?,
+            result => result?,
         }
         self.apply();
         Ok(())
@@ -103,28 +105,29 @@ impl Changes<'_> {
 
     /// The Receive size that the peer may rely on. It is the last announced one, or a larger one until the peer has
     /// read the last.
-    pub fn promised_receive(&mut self) -> usize {
+    pub fn guaranteed_receive_size(&mut self) -> usize {
         let Connection { characteristics, credits, config, .. } = &mut *self.0;
         let announced = characteristics.exchange.as_ref().map(|exchange| exchange.local().receive_size as usize);
         let announced = announced.unwrap_or(config.receive_size);
-        let least = if characteristics.are_known(credits) { 0 } else { characteristics.promised };
-        characteristics.promised = least.max(announced);
-        characteristics.promised
+        let least = if characteristics.are_known(credits) { 0 } else { characteristics.guaranteed };
+        characteristics.guaranteed = least.max(announced);
+        characteristics.guaranteed
     }
 
     /// Starts the exchange on the peer's properties, if both ends offer it.
     pub(super) fn start(&mut self, peer: &PropertySet<'_>) {
         let config = &self.0.config;
-        if !config.optional() || !self.0.session.terms.optional {
+        if !config.offers_changes() || !self.0.session.terms.optional {
             return;
         }
         let mut exchange = Exchange::new(config.revision, &negotiate::properties(config), &CONSTANT);
-        exchange.advertised(peer);
+        exchange.adopt_connprop(peer);
         self.0.characteristics.exchange = Some(Box::new(exchange));
         self.apply();
     }
 
-    /// Handles an OPTIONAL message of a peer that may send one; then [`conclude`](Self::conclude) it.
+    /// Handles an OPTIONAL message of a peer that may send one. Call [`finish_message`](Self::finish_message)
+    /// afterwards.
     ///
     /// # Errors
     /// Nothing of it took effect; [`ExchangeError::answer`] says what to answer.
@@ -137,7 +140,7 @@ impl Changes<'_> {
 
     /// Applies what an OPTIONAL message has changed.
     #[cold]
-    pub(super) fn conclude(&mut self) {
+    pub(super) fn finish_message(&mut self) {
         // The peer may wait for proof that its announcement was read.
         self.0.credits.report_soon();
         self.take_events();
@@ -155,7 +158,7 @@ impl Changes<'_> {
 
     fn take_events(&mut self) {
         while let Some(event) = self.0.characteristics.exchange.as_mut().and_then(|exchange| exchange.poll_event()) {
-            if matches!(event, exchange::Event::Requested(_)) {
+            if matches!(event, exchange::CharacteristicEvent::Requested(_)) {
                 self.answer_request();
             }
             self.0.events.push_back(Event::Changed(event));
@@ -168,7 +171,7 @@ impl Changes<'_> {
         let Connection { characteristics, config, .. } = &mut *self.0;
         let Some(exchange) = &mut characteristics.exchange else { return };
         let (now, sizes) = (exchange.local().receive_size, config.receive_sizes);
-        let may_be = |bytes: u32| {
+        let is_acceptable = |bytes: u32| {
             let bytes = bytes as usize;
             bytes.is_multiple_of(4) && sizes.is_some_and(|(least, most)| (least..=most).contains(&bytes))
         };
@@ -180,7 +183,7 @@ impl Changes<'_> {
             }
             Characteristic::RemoteInvalidation(yes) if !yes || config.remote_invalidation => Verdict::Done,
             Characteristic::ReceiveSize(bytes) if bytes == now => Verdict::Done,
-            Characteristic::ReceiveSize(bytes) if may_be(bytes) => Verdict::Pending,
+            Characteristic::ReceiveSize(bytes) if is_acceptable(bytes) => Verdict::Pending,
             _ => Verdict::Rejected,
         });
     }
@@ -195,9 +198,9 @@ impl Changes<'_> {
             peer.receive_size = peer.receive_size.min(bytes);
         }
         session.terms = session.terms.changed(config, exchange.local(), &peer);
-        match (exchange.has_output(), outbox.contains(Queued::Optional)) {
-            (true, false) => outbox.push(Queued::Optional),
-            (false, true) => outbox.remove(Queued::Optional),
+        match (exchange.has_output(), outbox.contains(QueuedMessage::Optional)) {
+            (true, false) => outbox.push(QueuedMessage::Optional),
+            (false, true) => outbox.remove(QueuedMessage::Optional),
             _ => {}
         }
     }
@@ -220,7 +223,7 @@ impl Changes<'_> {
 mod tests {
     use super::*;
     use crate::tests::config;
-    use crate::{CreditMode, Form, Outgoing, Received};
+    use crate::{CreditMode, Form, Outgoing, ReceivedMessage};
 
     /// Sends all allowed messages.
     fn transmit(from: &mut Connection) -> Vec<Vec<u8>> {
@@ -236,18 +239,18 @@ mod tests {
 
     fn deliver(messages: Vec<Vec<u8>>, to: &mut Connection) {
         for message in messages {
-            assert_eq!(to.handle_message(&message, None), Received::Nothing);
+            assert_eq!(to.handle_message(&message, None), ReceivedMessage::Nothing);
             while let Some(event) = to.poll_event() {
-                assert!(matches!(event, Event::Settled | Event::Changed(_)), "{event:?}");
+                assert!(matches!(event, Event::Negotiated | Event::Changed(_)), "{event:?}");
             }
         }
     }
 
     #[test]
-    fn promised_receives_count_until_the_peer_has_received_less() {
-        for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+    fn announced_receives_are_guaranteed_until_the_peer_has_received_a_smaller_size() {
+        for credit_mode in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
             let end = |server| {
-                let config = config(scheme, server);
+                let config = config(credit_mode, server);
                 Connection::new(ConnConfig { optional_operations: true, longest_send: 16384, ..config })
             };
             let (mut client, mut server) = (end(false), end(true));
@@ -256,22 +259,26 @@ mod tests {
                 deliver(transmit(&mut server), &mut client);
             }
             assert!(client.characteristics.are_negotiated() && server.characteristics.are_negotiated());
-            assert_eq!(server.changes().promised_receive(), 4096);
+            assert_eq!(server.changes().guaranteed_receive_size(), 4096);
             server.changes().announce(Characteristic::ReceiveSize(8192), false).unwrap();
             let mut under_way = transmit(&mut server);
             server.changes().announce(Characteristic::ReceiveSize(4096), false).unwrap();
-            assert_eq!(server.changes().promised_receive(), 8192, "it may have read that, and nothing else");
+            assert_eq!(
+                server.changes().guaranteed_receive_size(),
+                8192,
+                "the peer may have read only the earlier value"
+            );
             under_way.extend(transmit(&mut server));
             let last = under_way.pop().unwrap();
             deliver(under_way, &mut client);
             assert_eq!(client.terms().send_inline_threshold, 8192);
             deliver(transmit(&mut client), &mut server);
-            assert_eq!(server.changes().promised_receive(), 8192, "{scheme:?}");
+            assert_eq!(server.changes().guaranteed_receive_size(), 8192, "{credit_mode:?}");
             deliver(vec![last], &mut client);
             assert_eq!(client.terms().send_inline_threshold, 4096);
-            // An operation is acknowledged by itself.
+            // An operation is acknowledged without another message.
             deliver(transmit(&mut client), &mut server);
-            assert_eq!(server.changes().promised_receive(), 4096, "{scheme:?}");
+            assert_eq!(server.changes().guaranteed_receive_size(), 4096, "{credit_mode:?}");
         }
     }
 }

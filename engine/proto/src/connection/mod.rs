@@ -5,32 +5,34 @@ mod receive;
 
 use std::collections::VecDeque;
 
-pub use changes::Changes;
+pub use changes::CharacteristicChanges;
 use changes::{Characteristics, OPERATION_ROOM};
 
 use crate::calls::{CallId, CallTable};
-use crate::credits::FOR_REPLIES;
+use crate::credits::REPLY_CREDITS;
 use crate::inbound::{InboundId, InboundTable};
 use crate::layouts::HeaderLayouts;
-use crate::negotiate::{Phase, Session, Terms};
-use crate::outbox::{Outbox, Queued};
-use crate::sequence::Sequences;
+use crate::negotiate::{ConnectionTerms, Phase, Session};
+use crate::outbox::{Outbox, QueuedMessage};
+use crate::reassembly::PartialMessages;
 use crate::unsolicited::UnsolicitedLimit;
 use crate::wire::private_data::PrivateData;
 use crate::wire::{self, Body, Chunks, ErrorBody, Flags, Head, Header, Version};
 use crate::{
-    CallError, ConnConfig, Counters, CreditWords, Credits, Event, Incoming, MAX_CREDITS, MIN_CREDITS, Outgoing,
-    Received, Rejected,
+    CallError, ConnConfig, Counters, CreditWords, Credits, DecodedHeader, Event, MAX_CREDITS, MIN_CREDITS, Outgoing,
+    ReceivedMessage, RejectReason,
 };
 
-/// One connection. The page of the crate shows how to drive it. Fields that each message needs come first, together.
+/// The state machine of one connection. The page of the crate shows how to drive it.
+///
+/// The fields that each message needs come first, so that they share cache lines.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Connection {
     credits: Credits,
     session: Session,
     layouts: HeaderLayouts,
-    sequences: Sequences,
+    reassembly: PartialMessages,
     outbox: Outbox,
     calls: CallTable,
     inbound: InboundTable,
@@ -38,9 +40,9 @@ pub struct Connection {
     /// Whether the Receives of all connections are in reserve.
     receives_ready: bool,
     config: ConnConfig,
-    // Rarely used.
+    // The fields from here on are rarely used.
     /// The header of the last call or reply that was checked as a whole.
-    header: Incoming,
+    header: DecodedHeader,
     events: VecDeque<Event>,
     unsolicited: UnsolicitedLimit,
     characteristics: Characteristics,
@@ -64,13 +66,13 @@ impl Form<'_> {
     pub const PART: Form<'static> = Form { more: true, ..Form::INLINE };
 }
 
-/// What a connection uses now, and what the peer owes it.
+/// Resources that a connection uses now, and what its peer still has to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Status {
+pub struct ConnectionStatus {
     /// Receives that must be in reserve for this connection.
     pub reserve: u32,
-    /// Receives of the reserve that unanswered calls make unnecessary now. Such a call has used a credit of the peer
-    /// and holds its buffer.
+    /// Receives of the reserve that are not needed now: each unanswered call of the peer has used a credit, and holds
+    /// its buffer.
     pub spared: u32,
     /// Credits used by the peer: version 2 messages, version 1 calls.
     pub credits_used: u32,
@@ -78,13 +80,13 @@ pub struct Status {
     pub has_replies: bool,
     /// Whether no call is in progress in either direction, and no message waits to be sent.
     pub is_idle: bool,
-    /// Replies and remaining parts that were queued. More than [`sent`](Self::sent) while some wait, and the peer has
-    /// granted nothing that they could go out with. The number wraps.
+    /// Number of replies and remaining parts that were queued so far; it wraps. It exceeds [`sent`](Self::sent) while
+    /// some of them wait for a credit of the peer.
     pub queued: u32,
-    /// Those of them that no longer wait. The number wraps.
+    /// Number of queued messages that were sent so far; it wraps.
     pub sent: u32,
-    /// Number of the peer's incomplete continued message, unique per message.
-    pub half_received: Option<u32>,
+    /// The peer's incomplete continued message, as a number that is unique per message.
+    pub partial_message: Option<u32>,
     /// Useful messages received: neither rejected nor pure grants.
     pub useful_messages: u64,
 }
@@ -95,12 +97,12 @@ impl Connection {
         let credits = config.credits.clamp(MIN_CREDITS, MAX_CREDITS);
         let config = ConnConfig { credits, ..config };
         let session = Session::new(&config);
-        let inbound = InboundTable::new(if config.takes_calls { credits as usize + 1 } else { 0 });
+        let inbound = InboundTable::new(if config.accepts_calls { credits as usize + 1 } else { 0 });
         let mut connection = Self {
             credits: config.new_credits(session.version()),
             session,
             layouts: HeaderLayouts::new(&config),
-            sequences: Sequences::default(),
+            reassembly: PartialMessages::default(),
             outbox: Outbox::new(inbound.capacity()),
             calls: CallTable::new(config.max_calls, config.xid_seed),
             inbound,
@@ -114,14 +116,14 @@ impl Connection {
         };
         if connection.session.version() == Version::V2 && !connection.config.server {
             let Session { connprop, .. } = &mut connection.session;
-            // A failure stays in `auth`, where the owner checks.
+            // The owner finds a failure in `auth`.
             connprop.message = connprop.auth.open().ok().flatten();
-            connection.introduce();
+            connection.queue_connprop();
         }
         connection
     }
 
-    /// Bytes at its beginning that each message needs.
+    /// Bytes at the start of this type that each message needs, for prefetching.
     pub const HOT_BYTES: usize = std::mem::offset_of!(Self, config);
 
     /// Sets whether the next messages are decoded by their layout.
@@ -138,8 +140,8 @@ impl Connection {
     }
 
     /// Reports the current time, in nanoseconds; call it at intervals.
-    pub fn pass_time(&mut self, now: u64) {
-        self.unsolicited.pass_time(now);
+    pub fn advance_time(&mut self, now: u64) {
+        self.unsolicited.advance_time(now);
     }
 
     /// Ends one call whose deadline has passed; returns it with its token. Call again until `None`. The first deadline
@@ -150,8 +152,8 @@ impl Connection {
         Some((call, token, CallError::TimedOut { sent }))
     }
 
-    /// Call it at intervals: returns the names of calls that have been without an answer for one interval at least, and
-    /// for two at most. Each call is returned once.
+    /// Ages all calls by one interval. Returns the names of calls that have waited for an answer for one to two
+    /// intervals; each call is returned once.
     pub fn age_calls(&mut self) -> Vec<u16> {
         self.calls.age()
     }
@@ -162,13 +164,13 @@ impl Connection {
     pub fn set_private_data(&mut self, peer: Option<PrivateData>) {
         self.config.private_data = peer;
         if self.session.version() == Version::V1 {
-            self.session.terms = Terms::version_1(&self.config);
+            self.session.terms = ConnectionTerms::version_1(&self.config);
         }
     }
 
     /// States whether the reserves of all connections are posted. Only then does this one grant credits.
     ///
-    /// True at first. Set it whenever it has changed; granting one more message may change it.
+    /// It is true at first. Set it whenever it has changed; each granted message may change it.
     #[inline]
     pub fn set_receives_ready(&mut self, ready: bool) {
         self.receives_ready = ready;
@@ -178,32 +180,33 @@ impl Connection {
     pub fn set_credit_limit(&mut self, credit_limit: u32) {
         self.credits.set_credit_limit(credit_limit);
         self.config.credits = self.credits.credit_limit().max(MIN_CREDITS);
-        if self.config.takes_calls {
-            self.inbound.fit(self.config.credits as usize + 1);
+        if self.config.accepts_calls {
+            self.inbound.grow_to(self.config.credits as usize + 1);
         }
     }
 
     /// Requests a pure grant as a keep-alive. See version 2 §4.3.1.2. Version 1 has no such message.
-    pub fn keep_alive(&mut self) {
-        self.outbox.keep_alive = self.session.version() == Version::V2 && self.session.phase() == Phase::Settled;
+    pub fn request_keep_alive(&mut self) {
+        self.outbox.keep_alive = self.session.version() == Version::V2 && self.session.phase() == Phase::Negotiated;
     }
 
     /// Changes of characteristics, by this end and by its peer.
-    pub fn changes(&mut self) -> Changes<'_> {
-        Changes(self)
+    pub fn changes(&mut self) -> CharacteristicChanges<'_> {
+        CharacteristicChanges(self)
     }
 
-    /// Ends one call of a lost connection. Call again until `None`.
-    pub fn lost(&mut self) -> Option<(CallId, u64, CallError)> {
+    /// Fails one call of a lost connection, and returns it with its token. Call again until `None`.
+    pub fn fail_next_call(&mut self) -> Option<(CallId, u64, CallError)> {
         self.outbox.clear();
         self.calls.stop();
-        let call = self.calls.any()?;
+        let call = self.calls.any_call()?;
         let (token, sent) = self.calls.remove(call)?;
         Some((call, token, CallError::ConnectionLost { sent }))
     }
 
-    /// Detaches the outstanding calls for a reconnect, with whether each was sent. They are queued again under their
-    /// XIDs; nothing else is.
+    /// Detaches the outstanding calls for a reconnect. Returns each call with whether it was sent.
+    ///
+    /// The calls are queued again under their XIDs. All other messages are dropped.
     pub fn interrupt(&mut self) -> Vec<(CallId, bool)> {
         self.outbox.clear();
         self.calls.interrupt()
@@ -218,10 +221,10 @@ impl Connection {
     // ---- calls of this side
 
     /// Starts a call. `token` is the caller's own number for it; `deadline` is in nanoseconds, `u64::MAX` for none.
-    /// `name` is what [`age_calls`](Self::age_calls) calls it, such as the number of its procedure.
+    /// `name` is what [`age_calls`](Self::age_calls) returns for it, such as the number of its procedure.
     ///
-    /// True if it may go out at once, which needs `at_once`: its header must be [written](Self::write_header) now.
-    /// Otherwise it is queued.
+    /// The result is true if the call may be sent at once, which requires `at_once`. Its header must then be
+    /// [written](Self::write_header) now. Otherwise the call is queued.
     ///
     /// # Errors
     /// [`CallError::Closed`], or [`CallError::TooManyCalls`] when the table is full.
@@ -234,19 +237,19 @@ impl Connection {
         at_once: bool,
     ) -> Result<(CallId, bool), CallError> {
         // Waiting messages go first: a continued message must not be interrupted.
-        if at_once && self.calls.none_waits() && self.outbox.is_empty() && self.may_send_call() {
+        if at_once && self.calls.has_empty_queue() && self.outbox.is_empty() && self.may_send_call() {
             return Ok((self.calls.start(token, deadline, name, true)?, true));
         }
         Ok((self.calls.start(token, deadline, name, false)?, false))
     }
 
     /// Queues a call that [may be retried](Event::Retryable) again, under its XID. False if it has ended meanwhile.
-    pub fn resend(&mut self, call: CallId) -> bool {
-        self.calls.wait_again(call)
+    pub fn retransmit(&mut self, call: CallId) -> bool {
+        self.calls.requeue(call)
     }
 
-    /// Ends a call, whose reply will not arrive. `None` if it has ended meanwhile, else its token.
-    pub fn give_up(&mut self, call: CallId) -> Option<u64> {
+    /// Removes a call whose reply will not arrive. Returns its token, or `None` if the call has ended meanwhile.
+    pub fn remove_call(&mut self, call: CallId) -> Option<u64> {
         self.calls.remove(call).map(|(token, _)| token)
     }
 
@@ -260,13 +263,13 @@ impl Connection {
 
     /// Replies to a peer's call.
     ///
-    /// True if the reply may go out at once, which needs `at_once`: its header must be [written](Self::write_header)
-    /// now. Otherwise it is queued.
+    /// True if the reply may be sent at once, which requires `at_once`. Its header must then be
+    /// [written](Self::write_header) now. Otherwise the reply is queued.
     #[inline]
     pub fn reply(&mut self, id: InboundId, at_once: bool) -> bool {
         let now = at_once && self.outbox.is_empty() && self.credits.may_send(false, self.receives_ready);
         if !now {
-            self.outbox.push(Queued::Reply(id));
+            self.outbox.push(QueuedMessage::Reply(id));
         }
         now
     }
@@ -274,8 +277,8 @@ impl Connection {
     /// Queues a transport error instead of a reply, and forgets the call.
     pub fn reply_error(&mut self, id: InboundId, error: ErrorBody) {
         if let Some(xid) = self.inbound.remove(id) {
-            self.outbox.push_error(Queued::Error { xid, error }, self.inbound.capacity());
-            self.counters.reject(&Rejected::Answered(error));
+            self.outbox.push_error(QueuedMessage::Error { xid, error }, self.inbound.capacity());
+            self.counters.count_rejection(&RejectReason::Answered(error));
         }
     }
 
@@ -287,14 +290,14 @@ impl Connection {
     /// Drops the continued message in progress, for lack of memory. Its remaining parts are dropped, and the peer gets
     /// an error.
     pub fn drop_parts(&mut self) {
-        if let Some(sequence) = &mut self.sequences.open {
-            sequence.drop_payload();
+        if let Some(partial) = &mut self.reassembly.open {
+            partial.drop_payload();
         }
     }
 
     // ---- state
 
-    /// Its configuration.
+    /// The configuration.
     pub fn config(&self) -> &ConnConfig {
         &self.config
     }
@@ -305,7 +308,7 @@ impl Connection {
     }
 
     /// The header of the last call or reply, if it was [checked as a whole](Self::handle_message).
-    pub fn header(&self) -> &Incoming {
+    pub fn header(&self) -> &DecodedHeader {
         &self.header
     }
 
@@ -317,7 +320,7 @@ impl Connection {
 
     /// Terms of this side's messages, as negotiated so far.
     #[inline]
-    pub fn terms(&self) -> &Terms {
+    pub fn terms(&self) -> &ConnectionTerms {
         &self.session.terms
     }
 
@@ -345,28 +348,29 @@ impl Connection {
         &self.counters
     }
 
-    /// What it uses now, and what the peer owes it.
-    pub fn status(&self) -> Status {
+    /// Resources that the connection uses now, and what its peer still has to send.
+    pub fn status(&self) -> ConnectionStatus {
         let served = self.inbound.len() as u32;
         let taken = served + self.outbox.errors as u32;
         let (spared, credits_used, blocked) = match self.session.version() {
             Version::V1 => (self.credits.credit_limit().min(served), served, false),
             Version::V2 => {
-                (self.credits.spared(taken, self.room()), self.credits.used(), self.credits.available() == 0)
+                (self.credits.spared(taken, self.grant_window()), self.credits.used(), self.credits.available() == 0)
             }
         };
         let waiting = if blocked { self.outbox.len() as u32 } else { 0 };
-        // One message may also spoil another.
+        // A message can be rejected together with the continued message that it interrupts, so this may exceed
+        // `received`.
         let useless = self.counters.rejected() + self.unsolicited.grants();
-        Status {
+        ConnectionStatus {
             reserve: self.config.reserve().max(self.credits.reserve(taken)),
             spared,
             credits_used,
             has_replies: !self.outbox.is_empty(),
             is_idle: self.calls.is_empty() && self.inbound.is_empty() && self.outbox.is_empty(),
-            queued: self.outbox.gone.wrapping_add(waiting),
-            sent: self.outbox.gone,
-            half_received: self.sequences.open.map(|_| self.sequences.begun),
+            queued: self.outbox.dequeued.wrapping_add(waiting),
+            sent: self.outbox.dequeued,
+            partial_message: self.reassembly.open.map(|_| self.reassembly.begun),
             useful_messages: self.counters.received.saturating_sub(useless),
         }
     }
@@ -376,18 +380,18 @@ impl Connection {
     /// Whether [`poll_transmit`](Self::poll_transmit) may return a message; check after input and commands.
     #[inline]
     pub fn has_output(&self) -> bool {
-        // One branch: each message asks.
-        !(self.outbox.is_empty() & self.calls.none_waits() & !self.outbox.keep_alive)
-            || self.credits.wants_grant(self.room_if_ready())
+        // This is one branch, because it is evaluated for each message.
+        !(self.outbox.is_empty() & self.calls.has_empty_queue() & !self.outbox.keep_alive)
+            || self.credits.is_grant_due(self.grant_window_if_ready())
     }
 
     /// The next message to send. [Write](Self::write_header) the header of a call, a reply or a part before the next
-    /// poll. Other messages keep their place until then: without memory for one, poll again later.
+    /// poll. Other messages stay in the queue until then: without memory for one, poll again later.
     #[inline]
     pub fn poll_transmit(&mut self) -> Option<Outgoing> {
         match self.outbox.front() {
             Some(message) => {
-                if self.credits.may_send(false, self.receives_ready) || self.owes_versions(message) {
+                if self.credits.may_send(false, self.receives_ready) || self.needs_no_credit(message) {
                     return Some(self.take_queued(message));
                 }
             }
@@ -399,45 +403,47 @@ impl Connection {
                 }
             }
         }
-        if self.credits.wants_grant(self.room_if_ready()) {
+        if self.credits.is_grant_due(self.grant_window_if_ready()) {
             return Some(Outgoing::Grant { due: true });
         }
-        // A keep-alive has no news. It must not use up the one message beyond the limit, which a real grant may need.
+        // A keep-alive announces nothing new. It must not use the one message beyond the limit, which a due grant may
+        // need.
         self.outbox.keep_alive &= self.credits.may_send(false, self.receives_ready);
         self.outbox.keep_alive.then_some(Outgoing::Grant { due: false })
     }
 
-    fn take_queued(&mut self, message: Queued) -> Outgoing {
+    /// Takes a reply or a part from the queue. Other messages stay there until their header is written.
+    fn take_queued(&mut self, message: QueuedMessage) -> Outgoing {
         let room = match message {
-            Queued::Reply(id) => {
+            QueuedMessage::Reply(id) => {
                 self.outbox.pop();
                 return Outgoing::Reply(id);
             }
-            Queued::Continue => {
+            QueuedMessage::Continue => {
                 self.outbox.pop();
                 return Outgoing::Continue;
             }
-            Queued::Connprop => self.session.connprop.room(self.terms().send_inline_threshold),
-            Queued::Optional => OPERATION_ROOM,
-            Queued::Error { .. } | Queued::WrongVersion { .. } => Outgoing::SHORT,
+            QueuedMessage::Connprop => self.session.connprop.room(self.terms().send_inline_threshold),
+            QueuedMessage::Optional => OPERATION_ROOM,
+            QueuedMessage::Error { .. } | QueuedMessage::WrongVersion { .. } => Outgoing::SHORT,
         };
         Outgoing::Control { room }
     }
 
-    /// Whether the next message answers an unsupported version. Its sender keeps a Receive for that answer, apart from
-    /// the credits of version 2.
-    fn owes_versions(&self, next: Queued) -> bool {
-        let versions = matches!(next, Queued::WrongVersion { .. });
+    /// Whether the next message may be sent without a credit: the answer to an unsupported version. The sender of that
+    /// version keeps a Receive for the answer, apart from the credits of version 2.
+    fn needs_no_credit(&self, next: QueuedMessage) -> bool {
+        let versions = matches!(next, QueuedMessage::WrongVersion { .. });
         versions && self.config.server && self.session.version() == Version::V2
     }
 
     /// Writes the header of a message before `end` of `buf`. Returns its start; the message counts as sent.
     ///
-    /// A part of a message is named by the [call](Outgoing::Call) or [reply](Outgoing::Reply) that it belongs to. Each
-    /// part before the last has the form [`Form::PART`]. It holds back all messages but grants until the next part:
-    /// [`poll_transmit`](Self::poll_transmit) yields [`Outgoing::Continue`]. Without memory for a part, write it into
-    /// an empty buffer: that sends nothing, holds back the others, and returns `None`. `form` is ignored for other
-    /// messages.
+    /// For a part of a message, `out` is the [call](Outgoing::Call) or [reply](Outgoing::Reply) that it belongs to.
+    /// Each part before the last has the form [`Form::PART`]. It holds back all messages except grants until the next
+    /// part, for which [`poll_transmit`](Self::poll_transmit) yields [`Outgoing::Continue`]. Without memory for a part,
+    /// write it into an empty buffer: that sends nothing, holds back other messages, and returns `None`. `form` is
+    /// ignored for messages other than calls, replies and parts.
     ///
     /// Otherwise `None` means that the header does not fit before `end`, which is the caller's fault, or that the
     /// message names a served call that has ended.
@@ -447,10 +453,10 @@ impl Connection {
             _ if form.more => return self.write_part(out, buf, end),
             Outgoing::Call(call) => (call.xid(), Flags::NONE),
             Outgoing::Reply(id) => (self.inbound.remove(id)?, Flags::RESPONSE),
-            _ => return self.write_own(out, buf, end),
+            _ => return self.write_own_message(out, buf, end),
         };
         if form.external || !self.receives_ready || !self.credits.is_windowed() {
-            return self.write_other(xid, flags, form, buf, end);
+            return self.write_general(xid, flags, form, buf, end);
         }
         if !form.chunks.are_absent() {
             return self.write_with_chunks(xid, flags, &form.chunks, buf, end);
@@ -482,7 +488,7 @@ impl Connection {
 
     /// Writes the header of a call or reply in another form, or without credit words.
     #[inline(never)]
-    fn write_other(&mut self, xid: u32, flags: Flags, form: &Form<'_>, buf: &mut [u8], end: usize) -> Option<usize> {
+    fn write_general(&mut self, xid: u32, flags: Flags, form: &Form<'_>, buf: &mut [u8], end: usize) -> Option<usize> {
         let words = self.account(!flags.contains(Flags::RESPONSE), true);
         if form.chunks.are_absent() && !form.external {
             return self.write_msg(xid, flags, words, buf, end);
@@ -497,7 +503,7 @@ impl Connection {
     fn write_part(&mut self, out: Outgoing, buf: &mut [u8], end: usize) -> Option<usize> {
         let (xid, flags) = match out {
             _ if end == 0 => {
-                self.outbox.hold();
+                self.outbox.hold_others();
                 return None;
             }
             Outgoing::Call(call) => (call.xid(), Flags::MORE),
@@ -506,20 +512,20 @@ impl Connection {
         };
         let words = self.account(true, true);
         self.counters.continued_sent += 1;
-        self.outbox.hold();
+        self.outbox.hold_others();
         self.write_msg(xid, flags, words, buf, end)
     }
 
     /// Writes a message of the connection itself.
     #[cold]
-    fn write_own(&mut self, out: Outgoing, buf: &mut [u8], end: usize) -> Option<usize> {
+    fn write_own_message(&mut self, out: Outgoing, buf: &mut [u8], end: usize) -> Option<usize> {
         match out {
             Outgoing::Control { .. } => self.write_control(buf, end),
             Outgoing::Grant { .. } => {
                 self.counters.grants_pure += 1;
                 self.counters.sent += 1;
                 self.outbox.keep_alive = false;
-                let words = self.credits.on_send_grant(self.room_if_ready());
+                let words = self.credits.on_send_grant(self.grant_window_if_ready());
                 self.write(0, Flags::NONE, words, Body::Nomsg(Chunks::NONE), buf, end)
             }
             Outgoing::Call(_) | Outgoing::Reply(_) | Outgoing::Continue => None,
@@ -551,26 +557,26 @@ impl Connection {
     #[cold]
     fn write_control(&mut self, buf: &mut [u8], end: usize) -> Option<usize> {
         match self.outbox.front()? {
-            Queued::Reply(_) | Queued::Continue => None,
-            Queued::Optional => self.changes().write_operation(buf, end),
-            Queued::Connprop => {
+            QueuedMessage::Reply(_) | QueuedMessage::Continue => None,
+            QueuedMessage::Optional => self.changes().write_operation(buf, end),
+            QueuedMessage::Connprop => {
                 let words = self.account(false, true);
                 let threshold = self.terms().send_inline_threshold;
                 let (start, more) = self.session.connprop.write(&self.config, words, threshold, buf, end)?;
                 if !more {
                     self.outbox.pop();
-                    self.agree_on_windowed_credits();
+                    self.switch_to_windowed_credits();
                 }
                 Some(start)
             }
-            Queued::Error { xid, error } => {
+            QueuedMessage::Error { xid, error } => {
                 self.outbox.pop();
                 let words = self.account_error();
                 self.write(xid, Flags::RESPONSE, words, Body::Error(error), buf, end)
             }
-            message @ Queued::WrongVersion { xid, vers } => {
+            message @ QueuedMessage::WrongVersion { xid, vers } => {
                 self.outbox.pop();
-                let credit = if self.owes_versions(message) {
+                let credit = if self.needs_no_credit(message) {
                     // The server counts neither this answer nor, from here on, the message that it answers: the peer
                     // has the credit of that message again.
                     self.counters.sent += 1;
@@ -592,25 +598,25 @@ impl Connection {
 
     // ---- credits of outgoing messages
 
-    /// Version 2: messages to grant to the peer beyond received ones. Each unanswered call of the peer has used a
-    /// credit: it holds its Receive and a slot. While calls of ours are under way there are a few more, for the
-    /// replies.
+    /// Version 2: messages that the peer may send beyond those received. Each unanswered call of the peer reduces the
+    /// window, because it holds its Receive and a slot. While calls of this side are in progress, the window has a few
+    /// more credits for their replies.
     #[inline]
-    fn room(&self) -> u32 {
+    fn grant_window(&self) -> u32 {
         let taken = self.inbound.len() + self.outbox.errors;
-        if taken == 0 { self.credits.credit_limit() } else { self.room_beside(taken) }
+        if taken == 0 { self.credits.credit_limit() } else { self.grant_window_beside(taken) }
     }
 
     #[inline]
-    fn room_beside(&self, taken: usize) -> u32 {
+    fn grant_window_beside(&self, taken: usize) -> u32 {
         let [taken, slots] = [taken, self.inbound.capacity()].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
-        self.credits.room_beside(taken, slots, !self.calls.is_empty(), self.sequences.open.is_some())
+        self.credits.grant_window(taken, slots, !self.calls.is_empty(), self.reassembly.open.is_some())
     }
 
-    /// The [room](Self::room) if Receives are in reserve; otherwise `None`.
+    /// The [window](Self::grant_window) if Receives are in reserve; otherwise `None`.
     #[inline]
-    fn room_if_ready(&self) -> Option<u32> {
-        self.receives_ready.then(|| self.room())
+    fn grant_window_if_ready(&self) -> Option<u32> {
+        self.receives_ready.then(|| self.grant_window())
     }
 
     /// Whether a call may be sent. Version 2 reserves credits for replies to the peer.
@@ -619,7 +625,7 @@ impl Connection {
         self.credits.may_send(true, self.receives_ready)
             && (self.inbound.is_empty()
                 || self.session.version() == Version::V1
-                || self.credits.available() > FOR_REPLIES)
+                || self.credits.available() > REPLY_CREDITS)
     }
 
     /// Counts an outgoing windowed message while Receives are in reserve. Returns its credits and the count of received
@@ -627,14 +633,14 @@ impl Connection {
     #[inline(always)]
     fn account_windowed(&mut self) -> (u32, u32) {
         self.count_grant();
-        self.credits.on_send_windowed(self.room())
+        self.credits.on_send_windowed(self.grant_window())
     }
 
     /// Counts an outgoing message of version 2 that grants credits.
     #[inline]
     fn count_grant(&mut self) {
         self.counters.sent += 1;
-        self.counters.grants_piggybacked += u64::from(self.credits.wants_report());
+        self.counters.grants_piggybacked += u64::from(self.credits.has_unreported());
         self.outbox.keep_alive = false;
     }
 
@@ -649,7 +655,7 @@ impl Connection {
         }
         if grants {
             self.count_grant();
-            return self.credits.on_send(true, self.room_if_ready());
+            return self.credits.on_send(true, self.grant_window_if_ready());
         }
         self.counters.sent += 1;
         self.credits.on_send(true, None)

@@ -12,7 +12,7 @@ use super::*;
 /// Kinds of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
-    /// Of a call, and not its last.
+    /// A message of a call, other than its last one.
     Part,
     Call,
     Reply,
@@ -31,19 +31,23 @@ struct End {
     credits: Credits,
     posted: u32,
     arriving: VecDeque<Message>,
-    /// Calls not yet started, and calls not answered.
+    /// Calls not yet started.
     to_call: u32,
-    waits: u32,
-    /// Messages of the call that it has begun.
-    rest: u32,
-    /// It has got some of a call's messages.
-    half: bool,
-    /// Messages of replies that it owes, and calls that it never answers.
-    owed: u32,
+    /// Calls of this end without an answer.
+    unanswered: u32,
+    /// Unsent messages of the call that it has begun.
+    unsent_parts: u32,
+    /// Whether it has received a part of a call.
+    has_partial_call: bool,
+    /// Messages of replies that it has to send.
+    unsent_replies: u32,
+    /// Calls that it never answers.
     parked: u32,
+    /// Whether its credit limit was changed.
     resized: bool,
-    /// The other end's last outstanding limit, and messages sent since. Only where that end is blunt.
-    heard: Option<(u32, u32)>,
+    /// The other end's last limit of outstanding messages, and messages sent since. Recorded only if that end announces
+    /// early.
+    peer_limit: Option<(u32, u32)>,
 }
 
 /// Both ends; 0 calls, 1 answers each call with `replies` messages.
@@ -53,12 +57,12 @@ struct World {
     /// Buffers of end 1 for Receives and unanswered calls, where scarce.
     buffers: Option<u32>,
     /// The end that announces a lower limit at once, in spite of larger grants, as other implementations may.
-    blunt: Option<usize>,
+    early_announcer: Option<usize>,
 }
 
 struct Model {
     replies: u32,
-    /// Messages that a call is.
+    /// Messages per call.
     parts: u32,
     /// Version 1: replies pay for calls, and there are no pure grants.
     v1: bool,
@@ -69,12 +73,12 @@ struct Model {
 }
 
 impl World {
-    fn new(scheme: CreditMode, credit_limit: u32, coalesce: bool, calls: u32, counter: u32) -> Self {
+    fn new(credit_mode: CreditMode, credit_limit: u32, coalesce: bool, calls: u32, counter: u32) -> Self {
         let end = |to_call, server, mine, theirs| {
-            let mut credits = match scheme {
+            let mut credits = match credit_mode {
                 CreditMode::V1 if calls == to_call => Credits::version_1(0, credit_limit),
                 CreditMode::V1 => Credits::version_1(credit_limit, 0),
-                _ => Credits::new(scheme, server, credit_limit, coalesce),
+                _ => Credits::new(credit_mode, server, credit_limit, coalesce),
             };
             credits.start_at(mine, theirs);
             let (posted, arriving) = (credits.reserve(0), VecDeque::new());
@@ -83,17 +87,17 @@ impl World {
                 credits,
                 arriving,
                 to_call,
-                waits: 0,
-                rest: 0,
-                half: false,
-                owed: 0,
+                unanswered: 0,
+                unsent_parts: 0,
+                has_partial_call: false,
+                unsent_replies: 0,
                 parked: 0,
                 resized: false,
-                heard: None,
+                peer_limit: None,
             }
         };
         let ends = [end(calls, false, counter, !counter), end(0, true, !counter, counter)];
-        Self { ends, buffers: None, blunt: None }
+        Self { ends, buffers: None, early_announcer: None }
     }
 
     /// Unstarted calls may wait while the credit limit's number of calls is held.
@@ -101,35 +105,39 @@ impl World {
         let full = |end: &End| end.parked >= end.credits.credit_limit();
         let [caller, server] = &self.ends;
         let calls = server.to_call + if full(server) { 0 } else { caller.to_call };
-        calls > 0 || self.ends.iter().any(|end| end.rest + end.owed > 0)
+        calls > 0 || self.ends.iter().any(|end| end.unsent_parts + end.unsent_replies > 0)
     }
 
-    fn send(&mut self, from: usize, kind: Kind, counted: bool, room: Option<u32>) {
+    fn send(&mut self, from: usize, kind: Kind, counted: bool, window: Option<u32>) {
         let credits = &mut self.ends[from].credits;
-        let (mut short, refilled) = (credits.clone(), room);
+        let (mut short, refilled) = (credits.clone(), window);
         let mut words = match kind {
-            Kind::Grant => credits.on_send_grant(room),
-            Kind::Part | Kind::Call | Kind::Reply => credits.on_send(counted, room),
+            Kind::Grant => credits.on_send_grant(window),
+            Kind::Part | Kind::Call | Kind::Reply => credits.on_send(counted, window),
         };
-        if let (CreditMode::V2Windowed, Some(room), true) = (credits.scheme(), refilled, kind != Kind::Grant) {
-            let (credit, received) = short.on_send_windowed(room);
+        if let (CreditMode::V2Windowed, Some(window), true) = (credits.credit_mode(), refilled, kind != Kind::Grant) {
+            let (credit, received) = short.on_send_windowed(window);
             let said = CreditWords { credit, received: Some(received) };
-            assert_eq!((said, &short), (words, &*credits), "both come to the same");
+            assert_eq!((said, &short), (words, &*credits), "both functions agree");
         }
-        if credits.scheme() == CreditMode::V2Incremental {
+        if credits.credit_mode() == CreditMode::V2Incremental {
             let most = words.credit >> 16;
-            assert!(most >= credits.left().max(1), "more is outstanding than the header says: {credits:#?}");
-            if self.blunt == Some(from) {
+            assert!(most >= credits.peer_credits().max(1), "more is outstanding than the header says: {credits:#?}");
+            if self.early_announcer == Some(from) {
                 words.credit = credits.credit_limit << 16 | words.credit & 0xFFFF;
             }
         }
         let payload = kind != Kind::Grant;
-        if credits.scheme() != CreditMode::V1 {
+        if credits.credit_mode() != CreditMode::V1 {
             let (sent, to) = (credits.sent, &self.ends[1 - from].credits);
-            let beyond = sent.wrapping_sub(to.told_limit.wrapping_sub(to.untold)) as i32;
-            assert!(beyond <= i32::from(!payload), "{beyond} beyond what the other end has said: {:#?}", self.ends);
+            let beyond = sent.wrapping_sub(to.announced_limit.wrapping_sub(to.unannounced)) as i32;
+            assert!(
+                beyond <= i32::from(!payload),
+                "{beyond} messages beyond what the other end has announced: {:#?}",
+                self.ends
+            );
         }
-        if let Some((most, since)) = &mut self.ends[from].heard {
+        if let Some((most, since)) = &mut self.ends[from].peer_limit {
             *since += 1;
             assert!(*since <= *most + u32::from(!payload), "{since} sent where {most} may be outstanding");
         }
@@ -150,21 +158,21 @@ impl Model {
 
     /// Calls that an end has not answered.
     fn served(&self, end: &End) -> u32 {
-        end.parked + end.owed.div_ceil(self.replies.max(1))
+        end.parked + end.unsent_replies.div_ceil(self.replies.max(1))
     }
 
-    /// As the connection has it.
-    fn room(&self, end: &End) -> u32 {
-        end.credits.room_beside(self.served(end), SLOTS, end.waits > 0, end.half)
+    /// The grant window, as the connection computes it.
+    fn grant_window(&self, end: &End) -> u32 {
+        end.credits.grant_window(self.served(end), SLOTS, end.unanswered > 0, end.has_partial_call)
     }
 
-    /// Whether Receives suffice with one served call less, or its own first call.
-    fn receives_ok(&self, end: &End) -> bool {
+    /// Whether Receives suffice, even with one served call less or with its own first call.
+    fn receives_ready(&self, end: &End) -> bool {
         let taken = self.served(end);
         let needed = end.credits.reserve(taken);
         let spared = match self.v1 {
             true => 0,
-            false => end.credits.spared(taken, self.room(end)),
+            false => end.credits.spared(taken, self.grant_window(end)),
         };
         end.posted >= needed || end.posted + spared >= needed + 2
     }
@@ -185,33 +193,33 @@ impl Model {
         for at in 0..2 {
             let end = &world.ends[at];
             let free = self.v1 && at == 1;
-            let ok = self.receives_ok(end);
-            let may_reply = !self.nested || at == 0 || (end.to_call == 0 && end.waits == 0);
-            if end.rest > 0 && end.credits.may_send(true, ok) {
-                next.push(self.call(world, at, end.rest - 1));
+            let ok = self.receives_ready(end);
+            let may_reply = !self.nested || at == 0 || (end.to_call == 0 && end.unanswered == 0);
+            if end.unsent_parts > 0 && end.credits.may_send(true, ok) {
+                next.push(self.call(world, at, end.unsent_parts - 1));
             }
-            if end.rest == 0 && end.owed > 0 && may_reply && end.credits.may_send(!free, ok) {
+            if end.unsent_parts == 0 && end.unsent_replies > 0 && may_reply && end.credits.may_send(!free, ok) {
                 let mut after = world.clone();
-                after.ends[at].owed -= 1;
-                let room = ok.then(|| self.room(&after.ends[at]));
-                after.send(at, Kind::Reply, !free, room);
+                after.ends[at].unsent_replies -= 1;
+                let window = ok.then(|| self.grant_window(&after.ends[at]));
+                after.send(at, Kind::Reply, !free, window);
                 next.push(after);
             }
-            let kept = self.v1 || end.owed == 0 || end.credits.available() > FOR_REPLIES;
-            if end.rest == 0 && end.to_call > 0 && kept && end.credits.may_send(true, ok) {
+            let kept = self.v1 || end.unsent_replies == 0 || end.credits.available() > REPLY_CREDITS;
+            if end.unsent_parts == 0 && end.to_call > 0 && kept && end.credits.may_send(true, ok) {
                 let mut after = world.clone();
                 after.ends[at].to_call -= 1;
-                after.ends[at].waits += u32::from(self.replies > 0);
+                after.ends[at].unanswered += u32::from(self.replies > 0);
                 next.push(self.call(&after, at, self.parts - 1));
             }
-            if end.credits.wants_grant(ok.then(|| self.room(end))) {
+            if end.credits.is_grant_due(ok.then(|| self.grant_window(end))) {
                 let mut after = world.clone();
-                after.send(at, Kind::Grant, true, ok.then(|| self.room(end)));
+                after.send(at, Kind::Grant, true, ok.then(|| self.grant_window(end)));
                 next.push(after);
             }
             if let Some(message) = end.arriving.front() {
                 let mut after = world.clone();
-                self.receive(&mut after.ends[at], at, message, world.blunt == Some(1 - at));
+                self.receive(&mut after.ends[at], at, message, world.early_announcer == Some(1 - at));
                 next.push(after);
             }
             if let Some((_, credit_limit)) = self.resize.filter(|&(who, _)| who == at && !end.resized) {
@@ -233,17 +241,17 @@ impl Model {
     /// Sends a message of a call, with `rest` more to follow.
     fn call(&self, world: &World, at: usize, rest: u32) -> World {
         let mut after = world.clone();
-        after.ends[at].rest = rest;
-        let room = self.receives_ok(&world.ends[at]).then(|| self.room(&after.ends[at]));
-        after.send(at, if rest == 0 { Kind::Call } else { Kind::Part }, true, room);
+        after.ends[at].unsent_parts = rest;
+        let window = self.receives_ready(&world.ends[at]).then(|| self.grant_window(&after.ends[at]));
+        after.send(at, if rest == 0 { Kind::Call } else { Kind::Part }, true, window);
         after
     }
 
-    fn receive(&self, me: &mut End, at: usize, message: &Message, blunt: bool) {
+    fn receive(&self, me: &mut End, at: usize, message: &Message, from_early_announcer: bool) {
         me.arriving.pop_front();
         me.posted -= 1;
-        if blunt {
-            me.heard = Some((message.words.credit >> 16, 0));
+        if from_early_announcer {
+            me.peer_limit = Some((message.words.credit >> 16, 0));
         }
         if self.v1 && at == 0 {
             me.credits.on_answered();
@@ -253,14 +261,14 @@ impl Model {
             me.credits.on_receive(message.words, payload).expect("a peer that keeps the rules");
         }
         match message.kind {
-            Kind::Part => me.half = true,
+            Kind::Part => me.has_partial_call = true,
             Kind::Call => {
-                me.half = false;
-                me.owed += self.replies;
+                me.has_partial_call = false;
+                me.unsent_replies += self.replies;
                 me.to_call += u32::from(self.nested && at == 1);
             }
-            // The last of a reply's messages is not distinguished here: a call waits until that many have arrived.
-            Kind::Reply if self.replies <= 1 => me.waits -= 1,
+            // The last message of a reply is not distinguished, so a call with several is never complete here.
+            Kind::Reply if self.replies <= 1 => me.unanswered -= 1,
             Kind::Reply | Kind::Grant => {}
         }
     }
@@ -312,10 +320,10 @@ const NEAR_WRAP: u32 = u32::MAX - 2;
 #[test]
 fn no_interleaving_of_version_2_overruns_or_deadlocks() {
     let mut worlds = 0;
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+    for credit_mode in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         for coalesce in [true, false] {
             for (replies, calls) in [(1, 4), (2, 2), (0, 6)] {
-                let start = World::new(scheme, MIN_CREDITS, coalesce, calls, NEAR_WRAP);
+                let start = World::new(credit_mode, MIN_CREDITS, coalesce, calls, NEAR_WRAP);
                 worlds += Model::new(replies).explore(start);
             }
         }
@@ -327,15 +335,15 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
 #[test]
 fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
     let mut worlds = 0;
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+    for credit_mode in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         for (from, to) in [(MIN_CREDITS, MIN_CREDITS + 2), (MIN_CREDITS + 2, MIN_CREDITS)] {
             for (who, replies, calls) in [(0, 1, 3), (0, 6, 1), (1, 1, 4), (1, 0, 6)] {
-                for blunt in [false, true] {
-                    if blunt && scheme == CreditMode::V2Windowed {
+                for early_announcer in [false, true] {
+                    if early_announcer && credit_mode == CreditMode::V2Windowed {
                         continue;
                     }
-                    let start = World::new(scheme, from, true, calls, NEAR_WRAP);
-                    let start = World { blunt: blunt.then_some(who), ..start };
+                    let start = World::new(credit_mode, from, true, calls, NEAR_WRAP);
+                    let start = World { early_announcer: early_announcer.then_some(who), ..start };
                     worlds += Model { resize: Some((who, to)), ..Model::new(replies) }.explore(start);
                 }
             }
@@ -344,7 +352,7 @@ fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
     // The limit of outstanding messages falls while more is granted, with enough to send to overrun it.
     for (who, replies, calls) in [(0, 7, 1), (1, 0, 9)] {
         let start = World::new(CreditMode::V2Incremental, 2 * MIN_CREDITS, true, calls, NEAR_WRAP);
-        let start = World { blunt: Some(who), ..start };
+        let start = World { early_announcer: Some(who), ..start };
         worlds += Model { resize: Some((who, MIN_CREDITS)), ..Model::new(replies) }.explore(start);
     }
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
@@ -352,15 +360,15 @@ fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
 
 /// End 1 starts a call per received call, beyond its credits, and answers afterwards.
 #[test]
-fn no_interleaving_deadlocks_while_each_call_waits_for_a_call_the_other_way() {
+fn no_interleaving_deadlocks_while_each_call_waits_for_a_reverse_call() {
     let mut worlds = 0;
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+    for credit_mode in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let model = Model { nested: true, ..Model::new(1) };
-        worlds += model.explore(World::new(scheme, MIN_CREDITS, true, 3, NEAR_WRAP));
-        // There are too many ways with more of them.
+        worlds += model.explore(World::new(credit_mode, MIN_CREDITS, true, 3, NEAR_WRAP));
+        // More calls have too many interleavings to explore all.
         for seed in 0..3_000 {
             let (limit, calls) = (MIN_CREDITS + (seed % 3) as u32, 5 + (seed % 16) as u32);
-            model.walk(World::new(scheme, limit, true, calls, NEAR_WRAP), seed);
+            model.walk(World::new(credit_mode, limit, true, calls, NEAR_WRAP), seed);
         }
     }
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
@@ -368,11 +376,11 @@ fn no_interleaving_deadlocks_while_each_call_waits_for_a_call_the_other_way() {
 
 /// All calls but one of the credit limit stay unanswered.
 #[test]
-fn no_interleaving_stalls_while_a_single_credit_goes_round() {
+fn no_interleaving_stalls_with_a_single_free_credit() {
     let mut worlds = 0;
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+    for credit_mode in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         for (replies, calls) in [(1, 6), (2, 4)] {
-            let mut start = World::new(scheme, MIN_CREDITS, true, calls, NEAR_WRAP);
+            let mut start = World::new(credit_mode, MIN_CREDITS, true, calls, NEAR_WRAP);
             start.ends[1].parked = MIN_CREDITS - 1;
             worlds += Model::new(replies).explore(start);
         }
@@ -383,13 +391,13 @@ fn no_interleaving_stalls_while_a_single_credit_goes_round() {
 /// More calls than the credit limit stay unanswered, while it shrinks at any time. Started calls of either end, in
 /// parts or not, are answered, even with the minimum of buffers.
 #[test]
-fn no_interleaving_stalls_when_the_credit_limit_shrinks_below_the_calls_that_are_held() {
+fn no_interleaving_stalls_when_the_credit_limit_shrinks_below_the_unanswered_calls() {
     const HELD: u32 = 2 * MIN_CREDITS - 1;
     let mut worlds = 0;
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+    for credit_mode in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let shrinks = |parts| Model { parts, resize: Some((1, MIN_CREDITS)), ..Model::new(1) };
         let start = |calls, calls_back, buffers| {
-            let mut start = World::new(scheme, 2 * MIN_CREDITS, true, calls, NEAR_WRAP);
+            let mut start = World::new(credit_mode, 2 * MIN_CREDITS, true, calls, NEAR_WRAP);
             (start.ends[1].to_call, start.ends[1].parked, start.buffers) = (calls_back, HELD, buffers);
             start
         };
@@ -397,7 +405,7 @@ fn no_interleaving_stalls_when_the_credit_limit_shrinks_below_the_calls_that_are
             for (parts, calls, calls_back) in [(1, 1, 3), (1, 3, 1), (2, 1, 1), (3, 1, 0), (3, 1, 1)] {
                 worlds += shrinks(parts).explore(start(calls, calls_back, buffers));
             }
-            // There are too many ways with more of them.
+            // More calls have too many interleavings to explore all.
             for seed in 0..1_500 {
                 let [parts, calls, calls_back] = [(1, 3), (1, 7), (0, 9)].map(|(least, n)| least + (seed % n) as u32);
                 shrinks(parts).walk(start(calls, calls_back, buffers), seed);
@@ -407,13 +415,13 @@ fn no_interleaving_stalls_when_the_credit_limit_shrinks_below_the_calls_that_are
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 
-/// A server's unanswered calls leave it fewer Receives than promised.
+/// A server's unanswered calls leave it fewer Receives than it has announced.
 #[test]
 fn no_interleaving_overruns_or_deadlocks_while_calls_hold_receive_buffers() {
     let mut worlds = 0;
-    for scheme in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
+    for credit_mode in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         for (limit, buffers, calls) in [(MIN_CREDITS, 6, 5), (MIN_CREDITS, 6, 6), (MIN_CREDITS, 7, 5)] {
-            let start = World { buffers: Some(buffers), ..World::new(scheme, limit, true, calls, NEAR_WRAP) };
+            let start = World { buffers: Some(buffers), ..World::new(credit_mode, limit, true, calls, NEAR_WRAP) };
             worlds += Model::new(1).explore(start);
         }
     }

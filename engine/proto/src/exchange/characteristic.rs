@@ -69,7 +69,7 @@ impl Characteristic {
     }
 
     /// The value of the same kind that `properties` has.
-    pub(super) fn kept_in(self, properties: &Properties<'_>) -> Characteristic {
+    pub(super) fn value_in(self, properties: &Properties<'_>) -> Characteristic {
         Self::all(properties).into_iter().find(|kept| kept.id() == self.id()).unwrap_or(self)
     }
 
@@ -84,9 +84,9 @@ impl Characteristic {
         }
     }
 
-    /// As [`store`](Self::store); true if it was another value before.
-    pub(super) fn replaced_in(self, properties: &mut Properties<'_>) -> bool {
-        let before = self.kept_in(properties);
+    /// [Stores](Self::store) the value. True if `properties` had another one.
+    pub(super) fn replace_in(self, properties: &mut Properties<'_>) -> bool {
+        let before = self.value_in(properties);
         self.store(properties);
         before != self
     }

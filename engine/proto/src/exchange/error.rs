@@ -22,13 +22,13 @@ pub enum ExchangeError {
     #[error("{} with flag RESPONSE", .0.name())]
     WrongFlag(OperationCode),
     /// More properties than [`MAX_REQUESTED`].
-    #[error("request for {0} properties, at most {MAX_REQUESTED} are taken")]
+    #[error("request for {0} properties exceeds {MAX_REQUESTED}")]
     TooManyProperties(usize),
     /// More requests than answers can be queued.
-    #[error("more than {MAX_ANSWERS} requests without taking the answers")]
+    #[error("{MAX_ANSWERS} answers to requests are already queued")]
     TooManyRequests,
     /// An answer without a request.
-    #[error("answer to no request, XID {0:#x}")]
+    #[error("answer without a request, XID {0:#x}")]
     NotRequested(u32),
     /// The answer is unreadable, lacks RESPONSE or does not partition the request. All requested values count as
     /// rejected.
@@ -54,27 +54,27 @@ impl ExchangeError {
 #[non_exhaustive]
 pub enum ChangeError {
     /// The peer does not know these operations.
-    #[error("the peer does not take changes of characteristics")]
+    #[error("the peer does not support changes of characteristics")]
     Unsupported,
     /// The last request is not answered yet.
-    #[error("a request is under way")]
+    #[error("the previous request is unanswered")]
     Busy,
     /// An empty request.
-    #[error("nothing was requested")]
+    #[error("empty request")]
     Empty,
-    /// Twice in one request.
+    /// A property occurs twice in one request.
     #[error("{0} was requested twice")]
     Twice(PropertyId),
-    /// An earlier request for it is pending.
+    /// An earlier request for the property is pending.
     #[error("{0} is pending at the peer")]
     Pending(PropertyId),
     /// The property is constant or never stated: not requestable (version 2 §6.4.4).
-    #[error("{0} does not change")]
+    #[error("{0} is constant")]
     Constant(PropertyId),
-    /// The peer has no pending request for it.
-    #[error("{0} is not pending here")]
+    /// The peer has no pending request for the property.
+    #[error("the peer has no pending request for {0}")]
     NotPending(PropertyId),
-    /// This revision of the protocol lacks it.
-    #[error("{0} is not in this revision")]
+    /// This revision of the protocol lacks the property.
+    #[error("this revision of version 2 has no property {0}")]
     NotInRevision(PropertyId),
 }

@@ -6,11 +6,11 @@ use super::*;
 use crate::wire::properties::ReverseSupport;
 
 #[derive(Clone, Debug)]
-enum Step {
+enum ExchangeStep {
     Request(bool, Vec<Characteristic>),
     Answer(bool, Verdict),
     Update(bool, Characteristic),
-    Settle(bool, Characteristic),
+    Resolve(bool, Characteristic),
     Deliver(bool),
 }
 
@@ -24,19 +24,19 @@ fn value() -> impl Strategy<Value = Characteristic> {
     ]
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = ExchangeStep> {
     let verdict = prop_oneof![Just(Verdict::Done), Just(Verdict::Rejected), Just(Verdict::Pending)];
     let end = any::<bool>;
     prop_oneof![
-        2 => (end(), prop::collection::vec(value(), 1..4)).prop_map(|(end, wanted)| Step::Request(end, wanted)),
-        3 => (end(), verdict).prop_map(|(end, verdict)| Step::Answer(end, verdict)),
-        2 => (end(), value()).prop_map(|(end, value)| Step::Update(end, value)),
-        2 => (end(), value()).prop_map(|(end, value)| Step::Settle(end, value)),
-        6 => end().prop_map(Step::Deliver),
+        2 => (end(), prop::collection::vec(value(), 1..4)).prop_map(|(end, wanted)| ExchangeStep::Request(end, wanted)),
+        3 => (end(), verdict).prop_map(|(end, verdict)| ExchangeStep::Answer(end, verdict)),
+        2 => (end(), value()).prop_map(|(end, value)| ExchangeStep::Update(end, value)),
+        2 => (end(), value()).prop_map(|(end, value)| ExchangeStep::Resolve(end, value)),
+        6 => end().prop_map(ExchangeStep::Deliver),
     ]
 }
 
-/// One end, and its owner's view: answers owed, by kind.
+/// One end, and what its owner expects: requests without an outcome, by kind.
 struct End {
     exchange: Exchange,
     requested: u64,
@@ -45,16 +45,16 @@ struct End {
 }
 
 impl End {
-    fn watch(&mut self) {
+    fn check_events(&mut self) {
         while let Some(event) = self.exchange.poll_event() {
-            let Event::Answer { wanted, outcome } = event else { continue };
+            let CharacteristicEvent::Answer { wanted, outcome } = event else { continue };
             match outcome {
-                Outcome::Pending => assert!(self.pending.insert(wanted.id()), "pending twice"),
-                Outcome::Partial(_) => {
+                ChangeOutcome::Pending => assert!(self.pending.insert(wanted.id()), "pending twice"),
+                ChangeOutcome::Partial(_) => {
                     assert!(self.pending.remove(&wanted.id()));
                     self.ended += 1;
                 }
-                Outcome::Done | Outcome::Rejected => {
+                ChangeOutcome::Done | ChangeOutcome::Rejected => {
                     self.pending.remove(&wanted.id());
                     self.ended += 1;
                 }
@@ -66,8 +66,10 @@ impl End {
 fn deliver(ends: &mut [End; 2], from: usize) -> bool {
     let Some(out) = ends[from].exchange.poll_transmit() else { return false };
     let to = &mut ends[1 - from];
-    to.exchange.handle(out.xid, out.flags, out.code.code(), &out.optinfo).expect("an end understands its like");
-    to.watch();
+    to.exchange
+        .handle(out.xid, out.flags, out.code.code(), &out.optinfo)
+        .expect("an operation of another end is valid");
+    to.check_events();
     true
 }
 
@@ -86,25 +88,25 @@ proptest! {
         let mut ends = [new(), new()];
         for (xid, step) in steps.into_iter().enumerate() {
             match step {
-                Step::Request(end, wanted) => {
+                ExchangeStep::Request(end, wanted) => {
                     let end = &mut ends[usize::from(end)];
                     if end.exchange.request(xid as u32, &wanted).is_ok() {
                         end.requested += wanted.len() as u64;
                     }
                 }
-                Step::Answer(end, verdict) => _ = ends[usize::from(end)].exchange.answer(|_| verdict),
-                Step::Update(end, value) => {
+                ExchangeStep::Answer(end, verdict) => _ = ends[usize::from(end)].exchange.answer(|_| verdict),
+                ExchangeStep::Update(end, value) => {
                     ends[usize::from(end)].exchange.update(value).expect("nothing is constant");
                 }
-                Step::Settle(end, value) => {
+                ExchangeStep::Resolve(end, value) => {
                     let end = &mut ends[usize::from(end)].exchange;
-                    let owed = end.owed.contains(&value.id());
-                    prop_assert_eq!(end.settle(value).is_ok(), owed);
+                    let is_pending = end.answered_pending.contains(&value.id());
+                    prop_assert_eq!(end.resolve(value).is_ok(), is_pending);
                 }
-                Step::Deliver(from) => _ = deliver(&mut ends, usize::from(from)),
+                ExchangeStep::Deliver(from) => _ = deliver(&mut ends, usize::from(from)),
             }
         }
-        // Until nothing moves: undecided requests are decided, pending ones settled.
+        // Undecided requests are decided and pending ones resolved, until nothing is left to send.
         loop {
             let mut moved = false;
             for at in 0..2 {
@@ -114,7 +116,7 @@ proptest! {
                 let exchange = &mut ends[at].exchange;
                 moved |= exchange.answer(|_| Verdict::Rejected);
                 for value in Characteristic::all(exchange.local()) {
-                    moved |= exchange.settle(value).is_ok();
+                    moved |= exchange.resolve(value).is_ok();
                 }
             }
             if !moved {
@@ -127,7 +129,7 @@ proptest! {
             prop_assert_eq!(end.requested, end.ended);
             prop_assert!(end.pending.is_empty());
             prop_assert_eq!(end.exchange.unexpected(), 0);
-            prop_assert!(end.exchange.request.is_none() && end.exchange.asked.is_none());
+            prop_assert!(end.exchange.request.is_none() && end.exchange.peer_request.is_none());
         }
     }
 
@@ -141,7 +143,7 @@ proptest! {
     ) {
         let mut end = Exchange::new(Revision::Ietf00, &Properties::default(), &[]);
         for (xid, flags, code, optinfo) in messages {
-            // Requests that are open at intervals.
+            // A request is open most of the time.
             _ = end.request(xid, &[Characteristic::ReceiveSize(8192)]);
             let result = end.handle(xid, Flags(flags), code, &optinfo);
             if let Err(ExchangeError::UnknownOperation(_)) = result {
@@ -149,8 +151,8 @@ proptest! {
             }
             prop_assert!(end.events.len() <= 2 * COUNT);
             while end.poll_event().is_some() {}
-            let answers = end.queue.iter().filter(|message| matches!(message, Message::Answer { .. })).count();
-            prop_assert!(answers + usize::from(end.asked.is_some()) <= MAX_ANSWERS);
+            let answers = end.queue.iter().filter(|message| matches!(message, QueuedOperation::Answer { .. })).count();
+            prop_assert!(answers + usize::from(end.peer_request.is_some()) <= MAX_ANSWERS);
         }
         while let Some(out) = end.poll_transmit() {
             prop_assert!(Operation::parse(out.code, &out.optinfo).is_ok());

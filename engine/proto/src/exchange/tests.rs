@@ -1,6 +1,6 @@
 //! Each rule of the exchange, one test.
 
-use super::message::{outgoing, subset};
+use super::operation::{outgoing, subset};
 use super::*;
 use crate::wire::properties::{Builder, Property, ReverseSupport};
 use Characteristic::{ReceiveSize, RemoteInvalidation, ReverseSupport as Reverse, SegmentCount, SendSize};
@@ -14,11 +14,11 @@ fn end() -> Exchange {
 /// Moves everything from one end to the other.
 fn deliver(from: &mut Exchange, to: &mut Exchange) {
     while let Some(out) = from.poll_transmit() {
-        to.handle(out.xid, out.flags, out.code.code(), &out.optinfo).expect("an end understands its like");
+        to.handle(out.xid, out.flags, out.code.code(), &out.optinfo).expect("an operation of another end is valid");
     }
 }
 
-fn events(of: &mut Exchange) -> Vec<Event> {
+fn events(of: &mut Exchange) -> Vec<CharacteristicEvent> {
     std::iter::from_fn(|| of.poll_event()).collect()
 }
 
@@ -27,12 +27,12 @@ fn pair() -> (Exchange, Exchange) {
     let (mut a, mut b) = (end(), end());
     deliver(&mut a, &mut b);
     deliver(&mut b, &mut a);
-    assert_eq!((events(&mut a), events(&mut b)), (vec![], vec![]), "defaults are no news");
+    assert_eq!((events(&mut a), events(&mut b)), (vec![], vec![]), "defaults cause no event");
     (a, b)
 }
 
-/// Gives `to` an operation that no [`Exchange`] would send.
-fn give(to: &mut Exchange, xid: u32, operation: Operation<'_>) -> Result<(), ExchangeError> {
+/// Delivers an operation that no [`Exchange`] would send.
+fn deliver_raw(to: &mut Exchange, xid: u32, operation: Operation<'_>) -> Result<(), ExchangeError> {
     let out = outgoing(xid, operation);
     to.handle(xid, out.flags, out.code.code(), &out.optinfo)
 }
@@ -43,7 +43,7 @@ fn request(to: &mut Exchange, xid: u32, wanted: &[(u32, &[u8])]) -> Result<(), E
     for (which, data) in wanted {
         builder = builder.property(Property { which: *which, data }).expect("room");
     }
-    give(to, xid, Operation::Request { want: builder.finish() })
+    deliver_raw(to, xid, Operation::Request { want: builder.finish() })
 }
 
 /// `done`, `rejected`, `pending` of the next operation to send.
@@ -66,11 +66,11 @@ fn respond(to: &mut Exchange, xid: u32, [done, rejected, pending]: [&[usize]; 3]
         rejected: subset(rejected.iter().copied(), b),
         pending: subset(pending.iter().copied(), c),
     };
-    give(to, xid, operation)
+    deliver_raw(to, xid, operation)
 }
 
-fn answer(wanted: Characteristic, outcome: Outcome) -> Event {
-    Event::Answer { wanted, outcome }
+fn answer(wanted: Characteristic, outcome: ChangeOutcome) -> CharacteristicEvent {
+    CharacteristicEvent::Answer { wanted, outcome }
 }
 
 #[test]
@@ -81,17 +81,17 @@ fn the_initial_statement_is_complete_and_fits_the_smallest_receive() {
     assert_eq!((out.xid, out.flags, out.code), (0, Flags::NONE, OperationCode::Initial));
     assert!(out.optinfo.len() < 200);
     let mut b = end();
-    b.handle(out.xid, out.flags, out.code.code(), &out.optinfo).expect("taken");
+    b.handle(out.xid, out.flags, out.code.code(), &out.optinfo).expect("accepted");
     assert_eq!(
         events(&mut b),
-        [Event::Peer(ReceiveSize(65536)), Event::Peer(RemoteInvalidation(true))],
+        [CharacteristicEvent::Peer(ReceiveSize(65536)), CharacteristicEvent::Peer(RemoteInvalidation(true))],
         "what differs from the defaults"
     );
     assert_eq!(b.peer(), &local);
     assert_eq!(
         b.request(1, &[RemoteInvalidation(false)]),
         Err(ChangeError::Constant(PropertyId::RemoteInvalidation)),
-        "said never to change"
+        "the peer has declared it constant"
     );
     assert_eq!(a.poll_transmit(), None);
 }
@@ -112,7 +112,7 @@ fn characteristics_start_at_the_connprop_values() {
     let mut a = end();
     let mut buffer = [0; 64];
     let set = Builder::new(&mut buffer).uint32(PropertyId::ReceiveSize.code(), 16384).expect("room").finish();
-    a.advertised(&set);
+    a.adopt_connprop(&set);
     assert_eq!((a.peer().receive_size, a.peer().send_size), (16384, 4096));
     assert_eq!(a.poll_event(), None);
     assert_eq!(a.request(1, &[ReceiveSize(32768)]), Ok(()));
@@ -122,7 +122,7 @@ fn characteristics_start_at_the_connprop_values() {
 }
 
 #[test]
-fn unknown_properties_are_passed_over_without_an_error() {
+fn unknown_properties_are_ignored_without_an_error() {
     let mut a = end();
     let mut buffer = [0; 64];
     let start = Builder::new(&mut buffer)
@@ -130,19 +130,19 @@ fn unknown_properties_are_passed_over_without_an_error() {
         .and_then(|set| set.uint32(PropertyId::ReceiveSize.code(), 8192))
         .expect("room")
         .finish();
-    assert_eq!(give(&mut a, 0, Operation::Initial { start, constant: Subset::default() }), Ok(()));
+    assert_eq!(deliver_raw(&mut a, 0, Operation::Initial { start, constant: Subset::default() }), Ok(()));
     let now = Property { which: 0x1234, data: &[1, 2, 3] };
-    assert_eq!(give(&mut a, 0, Operation::Update { now, clears_pending: true }), Ok(()));
-    assert_eq!(events(&mut a), [Event::Peer(ReceiveSize(8192))]);
+    assert_eq!(deliver_raw(&mut a, 0, Operation::Update { now, clears_pending: true }), Ok(()));
+    assert_eq!(events(&mut a), [CharacteristicEvent::Peer(ReceiveSize(8192))]);
 }
 
 #[test]
-fn a_request_is_done_rejected_or_pending_each_by_itself() {
+fn each_requested_value_is_done_rejected_or_pending() {
     let (mut a, mut b) = pair();
     let wanted = [SegmentCount(8), ReceiveSize(8192), Reverse(ReverseSupport::General)];
     assert_eq!(a.request(77, &wanted), Ok(()));
     deliver(&mut a, &mut b);
-    assert_eq!(events(&mut b), [Event::Requested(wanted.iter().copied().collect())]);
+    assert_eq!(events(&mut b), [CharacteristicEvent::Requested(wanted.iter().copied().collect())]);
     assert!(!b.has_output(), "nothing is answered before it is decided");
     assert!(b.answer(|value| match value {
         SegmentCount(_) => Verdict::Done,
@@ -156,10 +156,10 @@ fn a_request_is_done_rejected_or_pending_each_by_itself() {
     assert_eq!(
         events(&mut a),
         [
-            Event::Peer(SegmentCount(8)),
-            answer(wanted[0], Outcome::Done),
-            answer(wanted[1], Outcome::Pending),
-            answer(wanted[2], Outcome::Rejected),
+            CharacteristicEvent::Peer(SegmentCount(8)),
+            answer(wanted[0], ChangeOutcome::Done),
+            answer(wanted[1], ChangeOutcome::Pending),
+            answer(wanted[2], ChangeOutcome::Rejected),
         ]
     );
     assert_eq!((a.peer().segment_count, a.peer().receive_size), (8, 4096));
@@ -168,24 +168,27 @@ fn a_request_is_done_rejected_or_pending_each_by_itself() {
 #[test]
 fn a_pending_request_ends_by_the_update_that_clears_it() {
     let ends = [
-        (ReceiveSize(8192), Outcome::Done),
-        (ReceiveSize(4096), Outcome::Rejected),
-        (ReceiveSize(6000), Outcome::Partial(ReceiveSize(6000))),
+        (ReceiveSize(8192), ChangeOutcome::Done),
+        (ReceiveSize(4096), ChangeOutcome::Rejected),
+        (ReceiveSize(6000), ChangeOutcome::Partial(ReceiveSize(6000))),
     ];
     for (last, outcome) in ends {
         let (mut a, mut b) = pair();
-        a.request(1, &[ReceiveSize(8192)]).expect("may be asked");
+        a.request(1, &[ReceiveSize(8192)]).expect("may be requested");
         deliver(&mut a, &mut b);
         assert!(b.answer(|_| Verdict::Pending));
-        // A value on the way is good to rely on, and leaves the request open.
+        // An intermediate value takes effect, and leaves the request open.
         b.update(ReceiveSize(5000)).expect("may change");
         deliver(&mut b, &mut a);
-        assert_eq!(events(&mut a), [answer(ReceiveSize(8192), Outcome::Pending), Event::Peer(ReceiveSize(5000))]);
+        assert_eq!(
+            events(&mut a),
+            [answer(ReceiveSize(8192), ChangeOutcome::Pending), CharacteristicEvent::Peer(ReceiveSize(5000))]
+        );
         assert_eq!(a.request(2, &[ReceiveSize(9000)]), Err(ChangeError::Pending(PropertyId::ReceiveSize)));
-        b.settle(last).expect("is pending");
-        assert_eq!(b.settle(last), Err(ChangeError::NotPending(PropertyId::ReceiveSize)), "once");
+        b.resolve(last).expect("is pending");
+        assert_eq!(b.resolve(last), Err(ChangeError::NotPending(PropertyId::ReceiveSize)), "once");
         deliver(&mut b, &mut a);
-        assert_eq!(events(&mut a), [Event::Peer(last), answer(ReceiveSize(8192), outcome)]);
+        assert_eq!(events(&mut a), [CharacteristicEvent::Peer(last), answer(ReceiveSize(8192), outcome)]);
         assert_eq!(a.request(2, &[ReceiveSize(9000)]), Ok(()), "free again");
     }
 }
@@ -200,19 +203,19 @@ fn an_unsolicited_update_never_clears_pending() {
         Operation::parse(out.code, &out.optinfo),
         Ok(Operation::Update { clears_pending: false, now: Property { data: [0, 0, 32, 0], .. } })
     ));
-    a.handle(out.xid, out.flags, out.code.code(), &out.optinfo).expect("taken");
-    assert_eq!(events(&mut a), [Event::Peer(ReceiveSize(8192))]);
+    a.handle(out.xid, out.flags, out.code.code(), &out.optinfo).expect("accepted");
+    assert_eq!(events(&mut a), [CharacteristicEvent::Peer(ReceiveSize(8192))]);
     b.update(ReceiveSize(8192)).expect("no change");
     assert!(!b.has_output(), "nothing new");
-    // From the peer, all the same: the value counts, the flag does not.
+    // If a peer sends one nevertheless, its value takes effect, and its flag is ignored.
     let now = Property { which: PropertyId::ReceiveSize.code(), data: &[0, 0, 48, 0] };
-    assert_eq!(give(&mut a, 0, Operation::Update { now, clears_pending: true }), Ok(()));
-    assert_eq!(events(&mut a), [Event::Peer(ReceiveSize(12288))]);
+    assert_eq!(deliver_raw(&mut a, 0, Operation::Update { now, clears_pending: true }), Ok(()));
+    assert_eq!(events(&mut a), [CharacteristicEvent::Peer(ReceiveSize(12288))]);
     assert_eq!(a.unexpected(), 1);
 }
 
 #[test]
-fn one_request_at_a_time() {
+fn only_one_request_may_be_outstanding() {
     let (mut a, mut b) = pair();
     assert_eq!(a.request(1, &[]), Err(ChangeError::Empty));
     assert_eq!(a.request(1, &[SendSize(1), SendSize(2)]), Err(ChangeError::Twice(PropertyId::SendSize)));
@@ -222,7 +225,7 @@ fn one_request_at_a_time() {
     assert_eq!(a.request(2, &[SegmentCount(2)]), Err(ChangeError::Busy), "until it is answered");
     assert!(b.answer(|_| Verdict::Rejected));
     deliver(&mut b, &mut a);
-    assert_eq!(events(&mut a), [answer(SendSize(8192), Outcome::Rejected)]);
+    assert_eq!(events(&mut a), [answer(SendSize(8192), ChangeOutcome::Rejected)]);
     assert_eq!(a.request(2, &[SegmentCount(2)]), Ok(()));
 }
 
@@ -242,7 +245,7 @@ fn a_second_request_of_the_peer_is_rejected_while_the_first_is_open() {
 }
 
 #[test]
-fn constant_characteristics_are_rejected_without_asking() {
+fn requests_for_constant_characteristics_are_rejected_without_the_owner() {
     let mut b = Exchange::new(REVISION, &Properties::default(), &[PropertyId::SegmentSize]);
     assert!(b.poll_transmit().is_some());
     let wanted: [(u32, &[u8]); 5] = [
@@ -253,17 +256,17 @@ fn constant_characteristics_are_rejected_without_asking() {
         (PropertyId::HostAuth.code(), &[]),
     ];
     assert_eq!(request(&mut b, 9, &wanted), Ok(()));
-    assert_eq!(events(&mut b), [Event::Requested([SegmentCount(4)].into_iter().collect())]);
+    assert_eq!(events(&mut b), [CharacteristicEvent::Requested([SegmentCount(4)].into_iter().collect())]);
     assert!(b.answer(|_| Verdict::Done));
     assert_eq!(next_answer(&mut b), (9, [vec![2], vec![0, 1, 3, 4], vec![]]));
     assert_eq!(b.update(Characteristic::SegmentSize(1)), Err(ChangeError::Constant(PropertyId::SegmentSize)));
     // Without data it requests the default.
     assert_eq!(request(&mut b, 10, &[(PropertyId::SegmentCount.code(), &[])]), Ok(()));
-    assert_eq!(events(&mut b), [Event::Requested([SegmentCount(16)].into_iter().collect())]);
+    assert_eq!(events(&mut b), [CharacteristicEvent::Requested([SegmentCount(16)].into_iter().collect())]);
 }
 
 #[test]
-fn a_long_request_is_answered_bit_by_bit_and_a_longer_one_with_an_error() {
+fn a_request_of_the_maximum_length_is_answered_and_a_longer_one_is_an_error() {
     let (_, mut b) = pair();
     let unknown: Vec<(u32, &[u8])> = vec![(0x1234, &[]); MAX_REQUESTED];
     assert_eq!(request(&mut b, 1, &unknown), Ok(()));
@@ -275,13 +278,13 @@ fn a_long_request_is_answered_bit_by_bit_and_a_longer_one_with_an_error() {
 }
 
 #[test]
-fn a_peer_that_asks_on_and_takes_no_answers_costs_a_bounded_amount() {
+fn queued_answers_are_bounded_while_the_peer_takes_none() {
     let (_, mut b) = pair();
     let size: (u32, &[u8]) = (PropertyId::ReceiveSize.code(), &[0, 1, 0, 0]);
     let refused = (0..100).filter(|xid| request(&mut b, *xid, &[size]).is_err()).count();
     assert_eq!(refused, 100 - MAX_ANSWERS);
     assert_eq!(request(&mut b, 1, &[size]), Err(ExchangeError::TooManyRequests));
-    assert_eq!(b.queue.len() + usize::from(b.asked.is_some()), MAX_ANSWERS);
+    assert_eq!(b.queue.len() + usize::from(b.peer_request.is_some()), MAX_ANSWERS);
 }
 
 #[test]
@@ -294,11 +297,11 @@ fn an_answer_must_be_a_partition_of_the_request() {
     ];
     for subsets in bad {
         let (mut a, _) = pair();
-        a.request(5, &[ReceiveSize(8192), SendSize(8192)]).expect("may be asked");
+        a.request(5, &[ReceiveSize(8192), SendSize(8192)]).expect("may be requested");
         let error = respond(&mut a, 5, subsets).expect_err("no partition");
         assert_eq!((error, error.answer()), (ExchangeError::BadAnswer, None), "an answer is not answered");
-        let rejected = [ReceiveSize(8192), SendSize(8192)].map(|value| answer(value, Outcome::Rejected));
-        assert_eq!(events(&mut a), rejected, "the request is over");
+        let rejected = [ReceiveSize(8192), SendSize(8192)].map(|value| answer(value, ChangeOutcome::Rejected));
+        assert_eq!(events(&mut a), rejected, "the request has ended");
         assert_eq!(a.peer(), &Properties::default());
     }
 }
@@ -307,18 +310,18 @@ fn an_answer_must_be_a_partition_of_the_request() {
 fn an_answer_carries_the_xid_of_its_request_and_the_response_flag() {
     let (mut a, _) = pair();
     assert_eq!(respond(&mut a, 5, [&[], &[0], &[]]), Err(ExchangeError::NotRequested(5)));
-    a.request(5, &[SendSize(8192)]).expect("may be asked");
+    a.request(5, &[SendSize(8192)]).expect("may be requested");
     assert_eq!(respond(&mut a, 6, [&[0], &[], &[]]), Err(ExchangeError::NotRequested(6)));
     assert_eq!(a.poll_event(), None, "the request is still open");
     let optinfo = [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(a.clone().handle(5, Flags::NONE, 3, &optinfo), Err(ExchangeError::BadAnswer));
     assert_eq!(a.handle(5, Flags::RESPONSE, 3, &optinfo), Ok(()));
-    assert_eq!(events(&mut a).last(), Some(&answer(SendSize(8192), Outcome::Done)));
+    assert_eq!(events(&mut a).last(), Some(&answer(SendSize(8192), ChangeOutcome::Done)));
     assert_eq!(a.handle(5, Flags::RESPONSE, 3, &optinfo), Err(ExchangeError::NotRequested(5)), "once");
 }
 
 #[test]
-fn malformed_operations_get_the_error_that_the_text_asks_for() {
+fn malformed_operations_get_the_error_of_the_specification() {
     let size = PropertyId::ReceiveSize.code() as u8;
     let (yes, no) = (Some(ErrorBody::BadXdr), Flags::NONE);
     let cases: [(u32, Flags, &[u8], Option<ErrorBody>); 10] = [
@@ -332,7 +335,7 @@ fn malformed_operations_get_the_error_that_the_text_asks_for() {
         (2, no, &[0, 0, 0, 1, 0, 0, 0, size, 0, 0, 0, 4], yes),
         // A known property with data of the wrong length.
         (4, no, &[0, 0, 0, size, 0, 0, 0, 2, 1, 1, 0, 0, 0, 0, 0, 0], yes),
-        // A boolean that is none.
+        // A boolean that is neither 0 nor 1.
         (4, no, &[0, 0, 0, size, 0, 0, 0, 4, 0, 1, 0, 0, 0, 0, 0, 2], yes),
         // A constant that is not in the set.
         (1, no, &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1], yes),
@@ -346,7 +349,7 @@ fn malformed_operations_get_the_error_that_the_text_asks_for() {
 }
 
 #[test]
-fn a_malformed_value_anywhere_undoes_the_whole_operation() {
+fn a_malformed_value_rejects_the_whole_operation() {
     let (mut a, _) = pair();
     let wanted: [(u32, &[u8]); 2] =
         [(PropertyId::ReceiveSize.code(), &[0, 1, 0, 0]), (PropertyId::SendSize.code(), &[1, 2])];
@@ -357,19 +360,19 @@ fn a_malformed_value_anywhere_undoes_the_whole_operation() {
         start = start.property(Property { which, data }).expect("room");
     }
     let statement = Operation::Initial { start: start.finish(), constant: Subset::default() };
-    assert_eq!(give(&mut a, 0, statement).map_err(|error| error.answer()), Err(Some(ErrorBody::BadXdr)));
+    assert_eq!(deliver_raw(&mut a, 0, statement).map_err(|error| error.answer()), Err(Some(ErrorBody::BadXdr)));
     assert_eq!((*a.peer(), a.poll_event(), a.has_output()), (Properties::default(), None, false));
 }
 
 #[test]
-fn a_peer_that_does_not_know_the_operations_is_left_alone() {
+fn a_peer_without_support_gets_no_more_operations() {
     let (mut a, _) = pair();
-    a.request(5, &[SendSize(8192)]).expect("may be asked");
+    a.request(5, &[SendSize(8192)]).expect("may be requested");
     a.poll_transmit().expect("REQXCH");
     a.update(ReceiveSize(8192)).expect("may change");
     assert!(!a.failed(4, &ErrorBody::BadXdr), "not ours");
     assert!(a.failed(5, &ErrorBody::InvalHtype));
-    assert_eq!(events(&mut a), [answer(SendSize(8192), Outcome::Rejected), Event::Unsupported]);
+    assert_eq!(events(&mut a), [answer(SendSize(8192), ChangeOutcome::Rejected), CharacteristicEvent::Unsupported]);
     assert!(!a.has_output());
     assert_eq!(a.request(6, &[SendSize(1)]), Err(ChangeError::Unsupported));
     assert_eq!(a.update(ReceiveSize(1)), Err(ChangeError::Unsupported));
@@ -377,31 +380,31 @@ fn a_peer_that_does_not_know_the_operations_is_left_alone() {
     let mut b = end();
     b.poll_transmit().expect("INITXCH");
     assert!(b.failed(0, &ErrorBody::InvalHtype), "the statement itself was refused");
-    assert_eq!(events(&mut b), [Event::Unsupported]);
+    assert_eq!(events(&mut b), [CharacteristicEvent::Unsupported]);
 }
 
 #[test]
 fn an_error_to_a_request_ends_only_that_request() {
     let (mut a, _) = pair();
-    a.request(5, &[SendSize(8192)]).expect("may be asked");
+    a.request(5, &[SendSize(8192)]).expect("may be requested");
     assert!(a.failed(5, &ErrorBody::System));
-    assert_eq!(events(&mut a), [answer(SendSize(8192), Outcome::Rejected)]);
+    assert_eq!(events(&mut a), [answer(SendSize(8192), ChangeOutcome::Rejected)]);
     assert_eq!(a.request(6, &[SendSize(8192)]), Ok(()));
 }
 
 #[test]
-fn a_change_of_a_constant_characteristic_takes_effect_and_counts() {
+fn a_change_of_a_constant_characteristic_takes_effect_and_is_counted() {
     let mut a = end();
     let mut b = Exchange::new(REVISION, &Properties::default(), &[PropertyId::ReceiveSize]);
     deliver(&mut b, &mut a);
     let now = Property { which: PropertyId::ReceiveSize.code(), data: &[0, 0, 4, 0] };
-    assert_eq!(give(&mut a, 0, Operation::Update { now, clears_pending: false }), Ok(()));
-    assert_eq!(events(&mut a), [Event::Peer(ReceiveSize(1024))]);
+    assert_eq!(deliver_raw(&mut a, 0, Operation::Update { now, clears_pending: false }), Ok(()));
+    assert_eq!(events(&mut a), [CharacteristicEvent::Peer(ReceiveSize(1024))]);
     assert_eq!(a.unexpected(), 1);
 }
 
 #[test]
-fn unsent_updates_of_one_value_become_one() {
+fn unsent_updates_of_one_value_are_merged() {
     let (mut a, mut b) = pair();
     for size in (8192..=65536).step_by(4096) {
         b.update(ReceiveSize(size)).expect("may change");
@@ -409,10 +412,13 @@ fn unsent_updates_of_one_value_become_one() {
     b.update(SendSize(8192)).expect("may change");
     assert_eq!(b.queue.len(), 2);
     deliver(&mut b, &mut a);
-    assert_eq!(events(&mut a), [Event::Peer(ReceiveSize(65536)), Event::Peer(SendSize(8192))]);
+    assert_eq!(
+        events(&mut a),
+        [CharacteristicEvent::Peer(ReceiveSize(65536)), CharacteristicEvent::Peer(SendSize(8192))]
+    );
     // But not across an answer, which concerns another value.
     b.update(ReceiveSize(10)).expect("may change");
-    request(&mut b, 7, &[(PropertyId::ReceiveSize.code(), &[0, 0, 0, 11])]).expect("taken");
+    request(&mut b, 7, &[(PropertyId::ReceiveSize.code(), &[0, 0, 0, 11])]).expect("accepted");
     assert!(b.answer(|_| Verdict::Done));
     b.update(ReceiveSize(12)).expect("may change");
     assert_eq!(b.queue.len(), 3);
@@ -422,14 +428,14 @@ fn unsent_updates_of_one_value_become_one() {
 fn an_undefined_level_of_reverse_support_is_the_default_and_none_of_the_older_revision() {
     let update = |to: &mut Exchange, which, level: u32| {
         let now = Property { which, data: &level.to_be_bytes() };
-        give(to, 0, Operation::Update { now, clears_pending: false })
+        deliver_raw(to, 0, Operation::Update { now, clears_pending: false })
     };
     let (_, mut to) = pair();
     for level in [3, 7, u32::MAX] {
         update(&mut to, 5, 0).expect("an update");
-        assert_eq!(events(&mut to), [Event::Peer(Reverse(ReverseSupport::None))]);
+        assert_eq!(events(&mut to), [CharacteristicEvent::Peer(Reverse(ReverseSupport::None))]);
         update(&mut to, 5, level).expect("an update");
-        assert_eq!(events(&mut to), [Event::Peer(Reverse(ReverseSupport::Inline))], "{level}");
+        assert_eq!(events(&mut to), [CharacteristicEvent::Peer(Reverse(ReverseSupport::Inline))], "{level}");
         let mut older = Exchange::new(Revision::Cel09, &Properties::default(), &[]);
         assert!(matches!(update(&mut older, 2, level), Err(ExchangeError::BadXdr(_))));
     }
@@ -446,7 +452,7 @@ fn a_repeated_property_is_an_error_in_a_statement_and_rejected_in_a_request() {
         builder = builder.property(Property { which, data }).expect("room");
     }
     let stated = Operation::Initial { start: builder.finish(), constant: subset([], &mut []) };
-    assert!(matches!(give(&mut b, 0, stated), Err(ExchangeError::BadXdr(_))));
+    assert!(matches!(deliver_raw(&mut b, 0, stated), Err(ExchangeError::BadXdr(_))));
     assert_eq!(events(&mut b), [], "nothing of it took effect");
     request(&mut a, 9, &twice).expect("a request");
     a.answer(|_| Verdict::Done);

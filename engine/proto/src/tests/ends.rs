@@ -6,8 +6,8 @@ use super::*;
 
 #[test]
 fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
-    for scheme in ALL {
-        let mut pair = Pair::new(scheme);
+    for credit_mode in ALL {
+        let mut pair = Pair::new(credit_mode);
         let sent = pair.client.start_call(1, 100, 0, false).unwrap().0;
         Pair::transmit(&mut pair.client, &mut pair.to_server);
         let unsent = pair.client.start_call(2, 200, 0, false).unwrap().0;
@@ -16,66 +16,74 @@ fn a_deadline_ends_a_call_once_and_its_late_reply_is_counted() {
         assert_eq!(pair.client.handle_timeout(100), Some((sent, 1, CallError::TimedOut { sent: true })));
         assert_eq!(pair.client.handle_timeout(100), None);
         assert_eq!(pair.client.handle_timeout(300), Some((unsent, 2, CallError::TimedOut { sent: false })));
-        pair.turn();
-        assert!(pair.answered.is_empty(), "{scheme:?}");
+        pair.round_trip();
+        assert!(pair.answered.is_empty(), "{credit_mode:?}");
         assert_eq!(pair.client.counters().rejected_late, 1);
         assert!(pair.client.status().is_idle);
         // The time-out does not change the credit limit.
         for token in 10..20 {
             pair.client.start_call(token, u64::MAX, 0, false).unwrap();
         }
-        pair.turn();
-        pair.turn();
-        assert_eq!(pair.answered.len(), 10, "{scheme:?}");
+        pair.round_trip();
+        pair.round_trip();
+        assert_eq!(pair.answered.len(), 10, "{credit_mode:?}");
     }
 }
 
 #[test]
 fn a_call_that_was_queued_is_reported_by_its_name() {
-    for scheme in ALL {
-        let mut pair = Pair::new(scheme);
+    for credit_mode in ALL {
+        let mut pair = Pair::new(credit_mode);
         pair.client.start_call(1, u64::MAX, 7, false).unwrap();
-        assert_eq!([pair.client.age_calls(), pair.client.age_calls()], [vec![], vec![]], "{scheme:?}: it was not sent");
-        assert_eq!(Pair::transmit(&mut pair.client, &mut pair.to_server), 1, "{scheme:?}");
+        assert_eq!(
+            [pair.client.age_calls(), pair.client.age_calls()],
+            [vec![], vec![]],
+            "{credit_mode:?}: it was not sent"
+        );
+        assert_eq!(Pair::transmit(&mut pair.client, &mut pair.to_server), 1, "{credit_mode:?}");
         let reported = [(); 3].map(|()| pair.client.age_calls());
-        assert_eq!(reported, [vec![], vec![7], vec![]], "{scheme:?}");
+        assert_eq!(reported, [vec![], vec![7], vec![]], "{credit_mode:?}");
     }
 }
 
 #[test]
 fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bounded() {
-    for scheme in ALL {
-        let mut pair = Pair::new(scheme);
+    for credit_mode in ALL {
+        let mut pair = Pair::new(credit_mode);
         // The first reply grants the credits of version 1.
         pair.client.start_call(50, u64::MAX, 0, false).unwrap();
-        pair.turn();
+        pair.round_trip();
         for token in 0..u64::from(CREDITS) {
             pair.client.start_call(token, if token < 3 { 100 } else { u64::MAX }, 0, false).unwrap();
         }
-        assert_eq!(pair.client.calls().lack_of_credits(pair.client.credits(), 0), None, "{scheme:?}: none was sent");
+        assert_eq!(
+            pair.client.calls().lack_of_credits(pair.client.credits(), 0),
+            None,
+            "{credit_mode:?}: none was sent"
+        );
         while Pair::transmit(&mut pair.client, &mut pair.to_server) > 0 {
             pair.deliver_to_server();
             Pair::transmit(&mut pair.server, &mut pair.to_client);
             pair.deliver_to_client();
         }
-        assert_eq!(pair.client.credits().available(), 0, "{scheme:?}");
+        assert_eq!(pair.client.credits().available(), 0, "{credit_mode:?}");
         let waits = pair.client.start_call(99, 200, 0, false).unwrap().0;
         let lack = |oldest| Some(CallError::NoCredits { unanswered: CREDITS as usize, oldest });
         assert_eq!(
             pair.client.calls().lack_of_credits(pair.client.credits(), 50),
             lack(None),
-            "{scheme:?}: callers wait for all of them"
+            "{credit_mode:?}: callers wait for all of them"
         );
         for abandoned in 1..=3 {
             assert!(pair.client.handle_timeout(100).is_some());
             let withheld = [abandoned, abandoned + 1]
                 .map(|most| pair.client.calls().withheld_answers(most, pair.client.credits()));
-            assert_eq!(withheld, [Some(0), None], "{scheme:?}: {abandoned} abandoned calls");
+            assert_eq!(withheld, [Some(0), None], "{credit_mode:?}: {abandoned} abandoned calls");
         }
         assert_eq!(
             pair.client.calls().lack_of_credits(pair.client.credits(), 150),
             lack(Some(Duration::from_nanos(50))),
-            "{scheme:?}"
+            "{credit_mode:?}"
         );
         assert!(pair.client.handle_timeout(200).is_some_and(|(call, ..)| call == waits));
     }
@@ -84,10 +92,10 @@ fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bo
 /// A caller whose calls time out one after the other has no call that waits in between.
 #[test]
 fn abandoned_calls_that_hold_all_credits_count_also_while_no_call_waits() {
-    for scheme in ALL {
-        let mut pair = Pair::new(scheme);
+    for credit_mode in ALL {
+        let mut pair = Pair::new(credit_mode);
         pair.client.start_call(50, u64::MAX, 0, false).unwrap();
-        pair.turn();
+        pair.round_trip();
         (0..u64::from(CREDITS)).for_each(|token| _ = pair.client.start_call(token, 100, 0, false).unwrap());
         while Pair::transmit(&mut pair.client, &mut pair.to_server) > 0 {
             pair.deliver_to_server();
@@ -101,8 +109,8 @@ fn abandoned_calls_that_hold_all_credits_count_also_while_no_call_waits() {
         })
         .collect();
         let (last, others) = withheld.split_last().unwrap();
-        assert_eq!((*last, others.len()), (Some(0), CREDITS as usize - 1), "{scheme:?}");
-        assert!(others.iter().all(Option::is_none), "{scheme:?}: callers wait for some");
+        assert_eq!((*last, others.len()), (Some(0), CREDITS as usize - 1), "{credit_mode:?}");
+        assert!(others.iter().all(Option::is_none), "{credit_mode:?}: callers wait for some");
     }
 }
 
@@ -113,7 +121,7 @@ fn a_cancelled_call_ends_once() {
     let call = pair.client.start_call(7, u64::MAX, 0, false).unwrap().0;
     assert_eq!(pair.client.cancel(call, 0), Some((7, CallError::Cancelled { sent: false })));
     assert_eq!(pair.client.cancel(call, 0), None);
-    pair.turn();
+    pair.round_trip();
     assert_eq!(pair.server.counters().received, before, "it was never sent");
 }
 
@@ -124,7 +132,8 @@ fn the_loss_of_a_connection_ends_every_call_with_its_sent_state() {
         pair.client.start_call(token, u64::MAX, 0, false).unwrap();
     }
     Pair::transmit(&mut pair.client, &mut pair.to_server);
-    let mut ends: Vec<_> = std::iter::from_fn(|| pair.client.lost()).map(|(_, token, error)| (token, error)).collect();
+    let mut ends: Vec<_> =
+        std::iter::from_fn(|| pair.client.fail_next_call()).map(|(_, token, error)| (token, error)).collect();
     ends.sort_by_key(|&(token, _)| token);
     let lost = |sent| CallError::ConnectionLost { sent };
     assert_eq!(ends, [(0, lost(true)), (1, lost(false)), (2, lost(false))]);

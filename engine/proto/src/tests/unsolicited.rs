@@ -3,10 +3,10 @@
 use super::*;
 
 /// Returns a server's rejection of one raw message, and its answers.
-pub(super) fn served(scheme: CreditMode, message: &[u8]) -> (Option<Rejected>, Vec<Vec<u8>>) {
-    let mut server = Connection::new(config(scheme, true));
-    let rejected = match take(&mut server, message).unwrap() {
-        Outcome::Event(Event::Rejected(why)) => Some(why),
+pub(super) fn served(credit_mode: CreditMode, message: &[u8]) -> (Option<RejectReason>, Vec<Vec<u8>>) {
+    let mut server = Connection::new(config(credit_mode, true));
+    let rejected = match handle(&mut server, message).unwrap() {
+        Handled::Event(Event::Rejected(why)) => Some(why),
         _ => None,
     };
     let mut link = VecDeque::new();
@@ -15,18 +15,18 @@ pub(super) fn served(scheme: CreditMode, message: &[u8]) -> (Option<Rejected>, V
 }
 
 #[test]
-fn nonsense_to_a_server_gets_the_protocols_own_error() {
+fn a_server_answers_invalid_messages_with_the_protocols_error() {
     // Version 2: xid, vers, credit, htype, flags.
     let cases: [(&[u32], ErrorBody); 4] = [
         (&[9, 2, 1, 77, 0], ErrorBody::InvalHtype),
         (&[9, 2, 1, 0, 0x8000_0000], ErrorBody::InvalFlag),
-        // The flag of windowed credits, without an offer of them.
+        // This is the flag of windowed credits, which were not offered.
         (&[9, 2, 1, 0, 4, 0, 0, 0, 0, 0], ErrorBody::InvalFlag),
         (&[9, 2, 1, 0, 0, 0, 5], ErrorBody::BadXdr),
     ];
     for (message, error) in cases {
         let (rejected, answer) = served(CreditMode::V2Windowed, &words(message));
-        assert_eq!(rejected, Some(Rejected::Answered(error)), "{message:?}");
+        assert_eq!(rejected, Some(RejectReason::Answered(error)), "{message:?}");
         let view = View::check(&answer[0], Revision::Ietf00).unwrap();
         assert_eq!((view.xid(), view.body()), (9, ViewBody::Error(error)), "{message:?}");
         // The error grants nothing and used the only credit.
@@ -36,7 +36,7 @@ fn nonsense_to_a_server_gets_the_protocols_own_error() {
 }
 
 #[test]
-fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
+fn a_client_sends_no_error_and_ends_the_call_that_the_message_names() {
     let mut pair = Pair::new(CreditMode::V1);
     let call = pair.client.start_call(5, u64::MAX, 0, false).unwrap().0;
     Pair::transmit(&mut pair.client, &mut pair.to_server);
@@ -44,7 +44,7 @@ fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
     pair.to_client.push_back(words(&[call.xid(), 1, 1, 0, 0, 5, 0]));
     pair.deliver_to_client();
     assert!(matches!(pair.failed[..], [(5, CallError::MalformedReply(_))]));
-    // A well-formed header: replies have no Read list.
+    // This header is well-formed, but replies have no Read list.
     let call = pair.client.start_call(6, u64::MAX, 0, false).unwrap().0;
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     let chunks = Chunks { reads: &[ReadSegment::default()], ..Chunks::NONE };
@@ -62,9 +62,9 @@ fn a_client_gives_no_errors_and_ends_the_call_that_is_spoken_of() {
 
 /// RFC 8166 §4.6: a client that takes calls also drops MSGP and DONE, although it answers invalid calls.
 #[test]
-fn a_client_with_services_drops_msgp_and_done_in_silence() {
-    let client = ConnConfig { takes_calls: true, ..config(CreditMode::V1, false) };
-    let mut pair = Pair::strangers(client, config(CreditMode::V1, true));
+fn a_client_with_services_drops_msgp_and_done_silently() {
+    let client = ConnConfig { accepts_calls: true, ..config(CreditMode::V1, false) };
+    let mut pair = Pair::before_negotiation(client, config(CreditMode::V1, true));
     let call = pair.client.start_call(5, u64::MAX, 0, false).unwrap().0;
     Pair::transmit(&mut pair.client, &mut pair.to_server);
     pair.to_server.clear();
@@ -72,8 +72,8 @@ fn a_client_with_services_drops_msgp_and_done_in_silence() {
         let msgp = words(&[xid, 1, 9, 2, 4, 1024, 0, 0, 0, xid, 1, 0, 0, 0, 0]);
         for message in [msgp, words(&[xid, 1, 9, 3, 0, 0, 0])] {
             assert!(matches!(
-                take(&mut pair.client, &message),
-                Ok(Outcome::Event(Event::Rejected(Rejected::Unexpected)))
+                handle(&mut pair.client, &message),
+                Ok(Handled::Event(Event::Rejected(RejectReason::Unexpected)))
             ));
             Pair::transmit(&mut pair.client, &mut pair.to_server);
             assert!(pair.to_server.is_empty(), "{message:?}");
@@ -86,7 +86,10 @@ fn a_client_with_services_drops_msgp_and_done_in_silence() {
 fn replies_to_calls_never_made_are_counted_and_grant_nothing_in_version_1() {
     let mut pair = Pair::new(CreditMode::V1);
     let message = words(&[1234, 1, 500, 0, 0, 0, 0]);
-    assert!(matches!(take(&mut pair.client, &message), Ok(Outcome::Event(Event::Rejected(Rejected::UnknownXid)))));
+    assert!(matches!(
+        handle(&mut pair.client, &message),
+        Ok(Handled::Event(Event::Rejected(RejectReason::UnknownXid)))
+    ));
     assert_eq!(pair.client.credits().available(), 1);
     assert_eq!(pair.client.counters().rejected_unknown_xid, 1);
 }
@@ -95,30 +98,30 @@ fn replies_to_calls_never_made_are_counted_and_grant_nothing_in_version_1() {
 fn a_windowed_header_without_the_count_is_a_fault() {
     let mut pair = Pair::new(CreditMode::V2Windowed);
     pair.client.start_call(1, u64::MAX, 0, false).unwrap();
-    pair.turn();
-    let fault = take(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).unwrap_err();
+    pair.round_trip();
+    let fault = handle(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).unwrap_err();
     assert_eq!(fault, PeerFault::CreditWordMissing);
     // A peer may use the layout without the count until its first windowed header.
     let mut pair = Pair::new(CreditMode::V2Windowed);
-    assert!(take(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).is_ok());
+    assert!(handle(&mut pair.server, &words(&[9, 2, 1, 0, 0, 0, 0, 0, 0])).is_ok());
 }
 
 #[test]
-fn a_peer_that_sends_nonsense_and_reads_nothing_costs_a_bounded_amount() {
-    for scheme in ALL {
-        let mut server = Connection::new(config(scheme, true));
-        let taken = (0..10_000).take_while(|_| take(&mut server, &words(&[9, 7, 1, 0])).is_ok()).count();
-        let most = if scheme == CreditMode::V1 { 2 * CREDITS } else { CREDITS } + 1;
-        assert!(taken as u32 <= most, "{scheme:?}: {taken}");
+fn answers_to_invalid_messages_are_bounded_while_the_peer_reads_none() {
+    for credit_mode in ALL {
+        let mut server = Connection::new(config(credit_mode, true));
+        let taken = (0..10_000).take_while(|_| handle(&mut server, &words(&[9, 7, 1, 0])).is_ok()).count();
+        let most = if credit_mode == CreditMode::V1 { 2 * CREDITS } else { CREDITS } + 1;
+        assert!(taken as u32 <= most, "{credit_mode:?}: {taken}");
         let mut link = VecDeque::new();
         Pair::transmit(&mut server, &mut link);
-        assert!(link.len() as u32 <= most, "{scheme:?}: {}", link.len());
+        assert!(link.len() as u32 <= most, "{credit_mode:?}: {}", link.len());
     }
 }
 
 #[test]
 fn unreadable_messages_grant_credits() {
-    let (mut client, _) = settled_client();
+    let (mut client, _) = negotiated_client();
     let before = client.credits().available();
     // An unknown type, an unknown flag, and a truncated list. The last message is an error, whose credit word is
     // ignored.
@@ -128,15 +131,15 @@ fn unreadable_messages_grant_credits() {
         (words(&[9, 2, 16 << 16 | 1, 0, 0, 0, 5]), 3),
         (words(&[9, 2, 16 << 16 | 1, 4, 1]), 3),
     ] {
-        assert!(matches!(take(&mut client, &message), Ok(Outcome::Event(Event::Rejected(_)))), "{message:?}");
+        assert!(matches!(handle(&mut client, &message), Ok(Handled::Event(Event::Rejected(_)))), "{message:?}");
         assert_eq!(client.credits().available(), before + newly, "{message:?}");
     }
 }
 
 #[test]
 fn an_error_never_answers_an_error() {
-    // As first messages, of supported and unsupported versions, with an unknown flag, with MORE, truncated, and with an
-    // unknown code.
+    // The errors are of supported and unsupported versions: valid, with an unknown flag, with MORE, truncated, and with
+    // an unknown code. They arrive first, or after the negotiation.
     let errors: [&[u32]; 7] = [
         &[9, 2, 1, 4, 1, 2],
         &[9, 2, 1, 4, 0x8000_0001, 2],
@@ -147,21 +150,21 @@ fn an_error_never_answers_an_error() {
         &[9, 1, 1, 4, 77, 0, 0],
     ];
     for message in errors {
-        for scheme in ALL {
-            for settled in [false, true] {
-                let mut server = Connection::new(config(scheme, true));
-                if settled && scheme != CreditMode::V1 {
-                    take(&mut server, &words(&[8, 2, 8 << 16 | 8, 77, 0])).unwrap();
-                    take(&mut server, &words(&[8, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
+        for credit_mode in ALL {
+            for negotiated in [false, true] {
+                let mut server = Connection::new(config(credit_mode, true));
+                if negotiated && credit_mode != CreditMode::V1 {
+                    handle(&mut server, &words(&[8, 2, 8 << 16 | 8, 77, 0])).unwrap();
+                    handle(&mut server, &words(&[8, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
                 }
                 let mut link = VecDeque::new();
                 Pair::transmit(&mut server, &mut link);
                 link.clear();
-                match take(&mut server, &words(message)) {
+                match handle(&mut server, &words(message)) {
                     Ok(event) => {
                         assert!(
-                            matches!(event, Outcome::Event(Event::Rejected(_))),
-                            "{scheme:?} {message:?}: {event:?}"
+                            matches!(event, Handled::Event(Event::Rejected(_))),
+                            "{credit_mode:?} {message:?}: {event:?}"
                         )
                     }
                     Err(fault) => {
@@ -169,25 +172,28 @@ fn an_error_never_answers_an_error() {
                     }
                 }
                 Pair::transmit(&mut server, &mut link);
-                let said: Vec<_> = link
+                let types: Vec<_> = link
                     .iter()
-                    .filter_map(|said| View::check(said, Revision::Ietf00).ok())
-                    .map(|said| said.htype())
+                    .filter_map(|message| View::check(message, Revision::Ietf00).ok())
+                    .map(|view| view.htype())
                     .collect();
-                assert!(!said.contains(&HeaderType::Error), "{scheme:?} {message:?}: {said:?}");
+                assert!(!types.contains(&HeaderType::Error), "{credit_mode:?} {message:?}: {types:?}");
             }
         }
     }
-    // Between the parts of another message. That message is broken off and answered.
+    // An error between the parts of another message breaks that message off, which is then answered.
     let mut server = Connection::new(config(CreditMode::V2Incremental, true));
     let mut link = VecDeque::new();
-    take(&mut server, &words(&[8, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
+    handle(&mut server, &words(&[8, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
     Pair::transmit(&mut server, &mut link);
     link.clear();
-    assert!(matches!(take(&mut server, &words(&[7, 2, 0, 0, 2, 0, 0, 0, 0])), Ok(Outcome::Event(Event::Part { .. }))));
-    take(&mut server, &words(&[9, 2, 0, 4, 0, 2])).unwrap();
+    assert!(matches!(
+        handle(&mut server, &words(&[7, 2, 0, 0, 2, 0, 0, 0, 0])),
+        Ok(Handled::Event(Event::Part { .. }))
+    ));
+    handle(&mut server, &words(&[9, 2, 0, 4, 0, 2])).unwrap();
     Pair::transmit(&mut server, &mut link);
-    let errors = link.iter().map(|said| View::check(said, Revision::Ietf00).unwrap());
-    let about: Vec<_> = errors.filter(|said| said.htype() == HeaderType::Error).map(|said| said.xid()).collect();
+    let errors = link.iter().map(|message| View::check(message, Revision::Ietf00).unwrap());
+    let about: Vec<_> = errors.filter(|view| view.htype() == HeaderType::Error).map(|view| view.xid()).collect();
     assert_eq!(about, [7]);
 }

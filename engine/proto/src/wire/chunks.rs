@@ -1,7 +1,7 @@
 //! Segments and chunk lists (RFC 8166 §3.4 and §4.3, version 2 §6.3.3).
 //!
-//! Received lists are read in place ([`View::reads`](super::View::reads), [`WriteChunk`]). Lists to send are slices of the caller
-//! ([`Chunks`], [`WriteList`]).
+//! Received lists are read in place ([`View::reads`](super::View::reads), [`WriteChunk`]). Lists to send are slices of
+//! the caller ([`Chunks`], [`WriteList`]).
 
 use std::fmt;
 
@@ -71,14 +71,14 @@ impl fmt::Display for ReadSegment {
 
 /// Offsets of a checked header's three lists, and of its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lists {
+pub(super) struct ListOffsets {
     pub(super) reads: usize,
     pub(super) writes: usize,
     pub(super) reply: usize,
     pub(super) end: usize,
 }
 
-impl Lists {
+impl ListOffsets {
     /// Bytes of three lists that are all absent.
     pub(super) const ABSENT_LEN: usize = 12;
 
@@ -89,7 +89,7 @@ impl Lists {
     }
 
     /// Checks the structure of the lists. Each iteration consumes bytes, so the message length bounds the work.
-    pub(super) fn check(reader: &mut Decoder<'_>) -> Result<Lists, BadXdr> {
+    pub(super) fn check(reader: &mut Decoder<'_>) -> Result<ListOffsets, BadXdr> {
         let reads = reader.at();
         while reader.bool("rdma_reads")? {
             reader.bytes(READ_SEGMENT_LEN, "read segment")?;
@@ -102,7 +102,7 @@ impl Lists {
         if reader.bool("rdma_reply")? {
             check_write_chunk(reader, "reply chunk")?;
         }
-        Ok(Lists { reads, writes, reply, end: reader.at() })
+        Ok(ListOffsets { reads, writes, reply, end: reader.at() })
     }
 }
 
@@ -200,7 +200,7 @@ impl Chunks<'_> {
     /// Bytes of the lists in a header of this version.
     pub fn encoded_len(&self, version: Version) -> usize {
         let inv_handle = if version == Version::V2 { 4 } else { 0 };
-        inv_handle + self.counts().encoded_len() + Lists::ABSENT_LEN
+        inv_handle + self.counts().encoded_len() + ListOffsets::ABSENT_LEN
     }
 
     /// Whether no list has an entry.
@@ -219,8 +219,8 @@ impl Chunks<'_> {
         }
     }
 
-    /// The encoded lists, if they have one segment in total and no Reply chunk. [`emit`](Self::emit) writes them after
-    /// the handle.
+    /// The encoded lists, if they have one segment in total and no Reply chunk. [`emit`](Self::emit) writes the same
+    /// words after the handle.
     #[inline]
     pub(super) fn single(&self) -> Option<[u32; 9]> {
         let WriteList { counts, segments } = self.writes;

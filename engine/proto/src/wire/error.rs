@@ -128,7 +128,7 @@ impl WireError {
         HeaderType::of_version(self.words[3], self.version()?)
     }
 
-    /// `rdma_credit` of a version 2 message other than an error. The grant is valid whatever the error.
+    /// `rdma_credit` of a version 2 message other than an ERROR. Its grant is valid whatever the error is.
     pub fn credit(&self) -> Option<u32> {
         (self.version() == Some(Version::V2) && !self.is_error()).then_some(self.words[2])
     }

@@ -2,7 +2,7 @@
 //!
 //! It covers an unfragmented MSG with at most one chunk in each direction. All other layouts need a [`View`].
 
-use super::chunks::{Lists, READ_SEGMENT_LEN, ReadSegment, SEGMENT_LEN, Segment};
+use super::chunks::{ListOffsets, READ_SEGMENT_LEN, ReadSegment, SEGMENT_LEN, Segment};
 use super::codes::{Flags, HeaderType, Version};
 use super::header::WINDOWED_LEN;
 use super::view::View;
@@ -28,9 +28,9 @@ pub struct Head {
     pub credit: u32,
     /// Messages received by the sender, in the windowed layout.
     pub received: Option<u32>,
-    /// The handle that the reply may invalidate; 0 for none, as without chunks and in version 1.
+    /// The handle that the reply may invalidate. 0 for none, without chunks, and in version 1.
     pub inv_handle: u32,
-    /// Whether the message is a reply. The flag shows it or, in version 1, the RPC message (RFC 8167 §5).
+    /// Whether the message is a reply, by its flag or, in version 1, by its RPC message (RFC 8167 §5).
     pub response: bool,
     /// Bytes of the header: offset of the payload.
     pub len: usize,
@@ -46,7 +46,7 @@ impl Head {
         let header: &[u8; WINDOWED_LEN] = message.first_chunk()?;
         let is_plain = word(header, 4) == Version::V2.code()
             && word(header, 12) == HeaderType::Msg.code()
-            && header.last_chunk() == Some(&[0; Lists::ABSENT_LEN]);
+            && header.last_chunk() == Some(&[0; ListOffsets::ABSENT_LEN]);
         if !is_plain {
             return None;
         }
@@ -62,7 +62,7 @@ impl Head {
     pub fn of_windowed(message: &[u8], response: bool) -> Self {
         let Some(header) = message.first_chunk::<WINDOWED_LEN>() else { return Self::default() };
         let (xid, credit, received) = (word(header, 0), word(header, 8), Some(word(header, 20)));
-        // A handle would name no chunk.
+        // Without chunks, a handle is meaningless.
         Self { xid, credit, received, inv_handle: 0, response, len: WINDOWED_LEN }
     }
 
@@ -147,15 +147,15 @@ impl HeadLayout {
 #[inline]
 fn read<const N: usize>(message: &[u8], version: Version, flags: Flags) -> Option<(Head, SingleChunks)> {
     let (header, lists) = message.split_first_chunk::<N>()?;
-    let said = if version == Version::V1 { Flags::NONE } else { Flags(word(header, 16)) };
+    let header_flags = if version == Version::V1 { Flags::NONE } else { Flags(word(header, 16)) };
     let is_msg = word(header, 4) == version.code()
         && word(header, 12) == HeaderType::Msg.code()
-        && said.without(Flags::RESPONSE) == flags;
+        && header_flags.without(Flags::RESPONSE) == flags;
     if !is_msg {
         return None;
     }
     let (mut read_at, mut write_at) = (0, 0);
-    let payload = match lists.strip_prefix(&[0; Lists::ABSENT_LEN]) {
+    let payload = match lists.strip_prefix(&[0; ListOffsets::ABSENT_LEN]) {
         Some(payload) => payload,
         None => {
             let (read, lists) = one_or_none(lists, &[], READ_SEGMENT_LEN)?;
@@ -170,9 +170,9 @@ fn read<const N: usize>(message: &[u8], version: Version, flags: Flags) -> Optio
         xid: word(header, 0),
         credit: word(header, 8),
         received: flags.contains(Flags::RECEIVED).then(|| word(header, 20)),
-        // Without chunks a handle would name none.
+        // Without chunks, a handle is meaningless.
         inv_handle: if version == Version::V1 || chunks.are_absent() { 0 } else { word(header, N - 4) },
-        response: said.contains(Flags::RESPONSE),
+        response: header_flags.contains(Flags::RESPONSE),
         len: message.len() - payload.len(),
     };
     Some((head, chunks))
@@ -182,11 +182,12 @@ fn read<const N: usize>(message: &[u8], version: Version, flags: Flags) -> Optio
 const ONE: [u8; 4] = [0, 0, 0, 1];
 const NONE: [u8; 4] = [0; 4];
 
-/// Reads a list of at most one entry of `len` bytes behind its `counts`: whether it has one, and the rest.
+/// Reads a list of at most one entry, which has `len` bytes after its `counts`. Returns whether there is an entry, and
+/// the bytes after the list.
 #[inline]
 fn one_or_none<'a>(list: &'a [u8], counts: &[u8], len: usize) -> Option<(bool, &'a [u8])> {
-    if let Some(behind) = list.strip_prefix(&NONE) {
-        return Some((false, behind));
+    if let Some(rest) = list.strip_prefix(&NONE) {
+        return Some((false, rest));
     }
     let entry = list.strip_prefix(&ONE)?.strip_prefix(counts)?;
     Some((true, entry.get(len..)?.strip_prefix(&NONE)?))

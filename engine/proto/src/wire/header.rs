@@ -166,7 +166,7 @@ pub fn emit_windowed(out: &mut [u8; WINDOWED_LEN], xid: u32, credit: u32, receiv
     put(out, common, [flags.with(Flags::RECEIVED).0, received, 0, 0, 0, 0]);
 }
 
-/// Like [`Header::emit_before`], for a windowed MSG header with one segment. Writes nothing and returns `None` for a
+/// Writes a windowed MSG header with one segment, like [`Header::emit_before`]. Writes nothing and returns `None` for a
 /// Reply chunk, for more segments, or without room.
 #[inline]
 pub fn emit_windowed_single(

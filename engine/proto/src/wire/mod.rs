@@ -1,8 +1,8 @@
 //! Codec of RPC-over-RDMA versions 1 and 2, and their RPC headers.
 //!
-//! There are two forms of a header. A [`View`] is a received message with a header checked once. Its accessors read the
-//! bytes in place and cannot fail. A [`Header`] is a value to send. [`Header::emit`] writes it into the caller's
-//! buffer. Any view can be encoded again. Nothing here allocates, reads a clock or keeps state, and no input causes a
+//! A header has two forms. A [`View`] is a received message whose header was checked once. Its accessors read the bytes
+//! in place and cannot fail. A [`Header`] is a value to send. [`Header::emit`] writes it into the caller's
+//! buffer. Every view can be encoded again. Nothing here allocates, reads a clock or keeps state, and no input causes a
 //! panic.
 //!
 //! ```
@@ -15,7 +15,7 @@
 //! let mut buffer = [0; 128];
 //! let len = header.emit(&mut buffer, Version::V2, Revision::Ietf00)?;
 //!
-//! let view = View::check(&buffer[..len], Revision::Ietf00).expect("as it was written");
+//! let view = View::check(&buffer[..len], Revision::Ietf00).expect("a valid header");
 //! assert_eq!(view.reply_chunk().expect("a Reply chunk").total_length(), 4096);
 //! assert_eq!(view.to_string(), "v2 MSG xid=0x00000001 credit=0x20 inv_handle=0x7 reply=[0x7:4096@0x1000]");
 //! # Ok::<(), rpcrdma_proto::wire::NoSpace>(())
@@ -68,4 +68,4 @@ pub use head::{Head, HeadLayout, SingleChunks};
 pub use header::{Body, Header, WINDOWED_LEN, emit_msg, emit_windowed, emit_windowed_single, msg_len};
 pub use rpcrdma_xdr as xdr;
 pub use rpcrdma_xdr::{BadXdr, NoSpace};
-pub use view::{COMMON_LEN, CheckedHeader, ERR_VERS_LEN, Limits, View, ViewBody};
+pub use view::{COMMON_LEN, CheckedHeader, ChunkLimits, ERR_VERS_LEN, View, ViewBody};

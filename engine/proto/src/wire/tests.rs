@@ -188,7 +188,7 @@ fn parts() -> impl Strategy<Value = (Version, Revision, Parts)> {
 }
 
 /// An independent count for [`View::check_limits`].
-fn is_within(view: &View<'_>, limits: &Limits) -> bool {
+fn is_within(view: &View<'_>, limits: &ChunkLimits) -> bool {
     let mut reads = BTreeMap::new();
     view.reads().for_each(|read| *reads.entry(read.position).or_insert(0) += 1);
     let chunks = reads.keys().filter(|&&position| position != 0).count();
@@ -204,7 +204,7 @@ proptest! {
     fn limits_hold_for_each_chunk((version, revision, parts) in parts(), segments in 0..4_u32, chunks in 0..3_u32) {
         let header = parts.encode(version, revision);
         let view = View::check(&header, revision).expect("valid");
-        let limits = Limits { read_chunks: chunks, write_chunks: chunks, segments };
+        let limits = ChunkLimits { read_chunks: chunks, write_chunks: chunks, segments };
         prop_assert_eq!(view.check_limits(&limits).is_ok(), is_within(&view, &limits), "{:?} {}", limits, view);
     }
 
@@ -258,7 +258,7 @@ proptest! {
 
     /// Fast-path decoding agrees with the view in both directions, for valid headers and with one word changed.
     #[test]
-    fn heads_are_those_of_views(
+    fn heads_equal_those_of_views(
         (version, revision, parts) in parts(),
         (xid, credit, received, response) in any::<(u32, u32, Option<u32>, bool)>(),
         payload in prop::collection::vec(prop_oneof![3 => 0..3_u32, 1 => any::<u32>()], 0..5),

@@ -217,7 +217,7 @@ fn v2_errors() {
 
 /// The older document, §5.3.3 and §6.4: nine errors. It lacks INVAL_FLAG, so all later code points are lower by one.
 #[test]
-fn v2_errors_of_the_older_text() {
+fn v2_errors_of_the_older_document() {
     let errors = [
         ("00000001 00000001 00000002", ErrorBody::Vers { low: 1, high: 2 }),
         ("00000002", ErrorBody::BadXdr),
@@ -240,7 +240,7 @@ fn v2_errors_of_the_older_text() {
 
 /// The older document, §3.2: RESPONSE is the only flag, so MORE is unknown there.
 #[test]
-fn v2_older_text_has_no_continuation() {
+fn v2_older_document_has_no_continuation() {
     let hex = "d5dc15ba 00000002 00000020 00000000  00000002  00000000 00000000 00000000 00000000";
     assert!(View::check(&bytes(hex), Revision::Ietf00).is_ok());
     assert_eq!(error(hex, Revision::Cel09), WireErrorKind::InvalidFlag { flags: 2 });
@@ -308,7 +308,7 @@ fn v2_connprop() {
 
 /// The older document, §4.2: RBSIZ is property 1 and BRS is property 2. The experimental ones keep their numbers.
 #[test]
-fn v2_connprop_of_the_older_text() {
+fn v2_connprop_of_the_older_document() {
     let properties = Properties {
         receive_size: 8192,
         reverse_support: ReverseSupport::None,
@@ -437,11 +437,11 @@ fn errors_and_their_answers() {
     assert_eq!(answer(&format!("d5dc15ba 00000002 00000020 00000000 00000008 {lists}")), invalid_flag(8));
     for htype in [1, 4, 0xFFFF_FF05_u32] {
         let hex = format!("d5dc15ba 00000002 00000020 {htype:08x} 00000002 {lists}");
-        assert_eq!(answer(&hex), invalid_flag(2), "MORE goes with MSG and CONNPROP");
+        assert_eq!(answer(&hex), invalid_flag(2), "only MSG and CONNPROP may have MORE");
     }
     let with_reply = "00000000 00000000 00000000 00000001 00000000";
     let hex = format!("d5dc15ba 00000002 00000020 00000000 00000002 {with_reply}");
-    assert_eq!(answer(&hex), invalid_flag(2), "MORE goes with empty lists");
+    assert_eq!(answer(&hex), invalid_flag(2), "MORE requires empty lists");
     assert_eq!(
         answer("d5dc15ba 00000001 00000020 00000000 00000002 00000000 00000000"),
         (WireErrorKind::BadXdr { what: "rdma_reads", at: 16 }, Some(XID), Some(ErrorBody::BadXdr))

@@ -16,12 +16,12 @@ fn limits() {
     let len = value.emit(&mut out, Version::V2, Revision::Ietf00).expect("space");
     let view = View::check(&out[..len], Revision::Ietf00).expect("valid");
     // The segments of a Read chunk need not be adjacent.
-    let enough = Limits { read_chunks: 2, write_chunks: 2, segments: 3 };
+    let enough = ChunkLimits { read_chunks: 2, write_chunks: 2, segments: 3 };
     assert_eq!(view.check_limits(&enough), Ok(()));
     for (limits, error) in [
-        (Limits { read_chunks: 1, ..enough }, ErrorBody::ReadChunks { max: 1 }),
-        (Limits { write_chunks: 1, ..enough }, ErrorBody::WriteChunks { max: 1 }),
-        (Limits { segments: 2, ..enough }, ErrorBody::Segments { max: 2 }),
+        (ChunkLimits { read_chunks: 1, ..enough }, ErrorBody::ReadChunks { max: 1 }),
+        (ChunkLimits { write_chunks: 1, ..enough }, ErrorBody::WriteChunks { max: 1 }),
+        (ChunkLimits { segments: 2, ..enough }, ErrorBody::Segments { max: 2 }),
     ] {
         assert_eq!(view.check_limits(&limits), Err(error));
     }
@@ -30,17 +30,17 @@ fn limits() {
     let long = header(Body::Nomsg(Chunks { reads: &reads, ..Chunks::NONE }));
     let len = long.emit(&mut out, Version::V2, Revision::Ietf00).expect("space");
     let view = View::check(&out[..len], Revision::Ietf00).expect("valid");
-    assert_eq!(view.check_limits(&Limits { read_chunks: 1, write_chunks: 0, segments: 2 }), Ok(()));
+    assert_eq!(view.check_limits(&ChunkLimits { read_chunks: 1, write_chunks: 0, segments: 2 }), Ok(()));
     for (limits, error) in [
-        (Limits { read_chunks: 0, ..enough }, ErrorBody::ReadChunks { max: 0 }),
-        (Limits { segments: 1, ..enough }, ErrorBody::Segments { max: 1 }),
+        (ChunkLimits { read_chunks: 0, ..enough }, ErrorBody::ReadChunks { max: 0 }),
+        (ChunkLimits { segments: 1, ..enough }, ErrorBody::Segments { max: 1 }),
     ] {
         assert_eq!(view.check_limits(&limits), Err(error));
     }
     let reply_only = header(Body::Msg(Chunks { reply: Some(&SEGMENTS), ..Chunks::NONE }));
     let len = reply_only.emit(&mut out, Version::V1, Revision::Ietf00).expect("space");
     let view = View::check(&out[..len], Revision::Ietf00).expect("valid");
-    let limits = Limits { segments: 2, ..enough };
+    let limits = ChunkLimits { segments: 2, ..enough };
     assert_eq!(view.check_limits(&limits), Err(ErrorBody::Segments { max: 2 }));
 }
 
@@ -79,7 +79,8 @@ fn one_line() {
     assert_eq!(line("00000001 00000001 00000040 00000004 00000002"), "v1 ERROR xid=0x00000001 credit=0x40 ERR_CHUNK");
     assert_eq!(
         line("00000001 00000002 00000040 00000004 00000005 00000007 00000008 00000002 00002000"),
-        "v2 ERROR xid=0x00000001 credit=0x40 flags=RESPONSE|RECEIVED received=7 ERR_WRITE_RESOURCE(Write chunk 1 needs 8192 bytes)"
+        "v2 ERROR xid=0x00000001 credit=0x40 flags=RESPONSE|RECEIVED received=7 ERR_WRITE_RESOURCE(Write chunk 1 needs \
+         8192 bytes)"
     );
     assert_eq!(
         line(

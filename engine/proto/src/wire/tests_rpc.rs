@@ -165,8 +165,9 @@ proptest! {
             message[4 * at..4 * at + 4].copy_from_slice(&word.to_be_bytes());
         }
         for message in [&message[..], &message[..len]] {
-            let nobody = |header: &CallHeader<'_>| (header.credential, header.verifier) == (OpaqueAuth::NONE, OpaqueAuth::NONE);
-            let expected = CallHeader::read(message).ok().filter(|(header, _)| nobody(header));
+            let is_anonymous =
+                |header: &CallHeader<'_>| (header.credential, header.verifier) == (OpaqueAuth::NONE, OpaqueAuth::NONE);
+            let expected = CallHeader::read(message).ok().filter(|(header, _)| is_anonymous(header));
             prop_assert_eq!(CallHeader::parse(message).map_err(|error| error.kind), CallHeader::read(message));
             let anonymous = CallHeader::read_anonymous(message);
             prop_assert_eq!(anonymous.map(|header| (header, ANONYMOUS_CALL_LEN)), expected);

@@ -1,6 +1,6 @@
 //! A received header, checked once and then read in place.
 
-use super::chunks::{self, ChunkCounts, Lists, ReadSegment, WriteChunk};
+use super::chunks::{self, ChunkCounts, ListOffsets, ReadSegment, WriteChunk};
 use super::codes::{Flags, HeaderType, Revision, Version};
 use super::error::{ErrorBody, WireError, WireErrorKind};
 use super::header::Body;
@@ -23,8 +23,8 @@ pub const ERR_VERS_LEN: usize = 28;
 pub struct View<'a> {
     bytes: &'a [u8],
     /// The lists of MSG, NOMSG and MSGP, and the header's end. For other types `reads` is the body's offset.
-    lists: Lists,
-    /// 0 without [`Flags::RECEIVED`].
+    lists: ListOffsets,
+    /// The count of received messages; 0 without [`Flags::RECEIVED`].
     received: u32,
     inv_handle: u32,
     flags: Flags,
@@ -38,7 +38,7 @@ pub struct View<'a> {
 pub struct CheckedHeader(View<'static>);
 
 impl CheckedHeader {
-    /// The header in its message. In other bytes the accessors of the view return other values, and do not panic.
+    /// The header in its message. With other bytes, the accessors of the view return other values, but do not panic.
     #[inline]
     pub fn view<'m>(&self, message: &'m [u8]) -> View<'m> {
         View { bytes: message, ..self.0 }
@@ -48,9 +48,9 @@ impl CheckedHeader {
 /// The body of a received header. Its chunk lists are [`View::reads`], [`View::writes`] and [`View::reply_chunk`].
 pub type ViewBody<'a> = Body<'a, ()>;
 
-/// A receiver's limits on chunks and segments. They are at least its own offers.
+/// A receiver's limits on chunks and segments. They are not below what it offers to its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ChunkLimits {
     /// Read chunks: distinct positions in the Read list, without position zero.
     pub read_chunks: u32,
     /// Write chunks, without the Reply chunk.
@@ -59,7 +59,7 @@ pub struct Limits {
     pub segments: u32,
 }
 
-impl Limits {
+impl ChunkLimits {
     /// The longest lists of a call within these limits.
     pub const fn call(&self) -> ChunkCounts {
         let segments = self.segments as usize;
@@ -83,7 +83,7 @@ impl<'a> View<'a> {
         Self::parse(bytes, revision, false).map_err(|kind| WireError::new(kind, bytes))
     }
 
-    /// Like [`check`](Self::check), during a CONNPROP in parts. A part is not a property set and stays
+    /// Checks the header of a message that may be part of a CONNPROP. Such a part is not a property set, and stays
     /// [encoded](Self::properties_continued).
     #[cold]
     pub fn check_continued(bytes: &'a [u8], revision: Revision) -> Result<View<'a>, WireError> {
@@ -112,8 +112,8 @@ impl<'a> View<'a> {
             _ if htype.has_lists() && version == Version::V2 => inv_handle = reader.u32("rdma_inv_handle")?,
             _ => {}
         }
-        let no_lists = Lists { reads: body, writes: body, reply: body, end: body };
-        let lists = if htype.has_lists() { Lists::check(&mut reader)? } else { no_lists };
+        let no_lists = ListOffsets { reads: body, writes: body, reply: body, end: body };
+        let lists = if htype.has_lists() { ListOffsets::check(&mut reader)? } else { no_lists };
         let part = htype == HeaderType::Connprop && (parts || flags.contains(Flags::MORE));
         let mut view = View { bytes, lists, received, inv_handle, flags, version, htype, revision };
         match htype {
@@ -157,7 +157,8 @@ impl<'a> View<'a> {
         self.bytes
     }
 
-    /// The range of these bytes as an ERR_VERS in the layout of all versions. Some are also a version 2 error.
+    /// The version range, if these bytes are an ERR_VERS in the layout of all versions. Some of those are also a
+    /// version 2 error.
     pub fn common_version_range(&self) -> Option<(u32, u32)> {
         common_version_range(self.bytes)
     }
@@ -285,7 +286,7 @@ impl<'a> View<'a> {
     }
 
     /// Checks the chunk lists against the receiver's limits. The error is the responder's answer.
-    pub fn check_limits(&self, limits: &Limits) -> Result<(), ErrorBody> {
+    pub fn check_limits(&self, limits: &ChunkLimits) -> Result<(), ErrorBody> {
         let mut chunks = 0;
         for (n, read) in self.reads().enumerate() {
             // The segments of a chunk may be anywhere in the list. The segments before this one are within the limits,

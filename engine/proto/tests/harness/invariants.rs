@@ -105,7 +105,7 @@ pub(super) fn whole_view(view: &View<'_>) {
     assert!(view.payload_offset() <= view.bytes().len());
     let writes = view.writes().next().is_some() || view.reply_chunk().is_some();
     assert_eq!(view.has_chunks(), view.reads().next().is_some() || writes);
-    let _ = view.check_limits(&Limits { read_chunks: 2, write_chunks: 2, segments: 2 });
+    let _ = view.check_limits(&ChunkLimits { read_chunks: 2, write_chunks: 2, segments: 2 });
     shown(view);
     if view.flags().contains(Flags::MORE) && view.htype() == HeaderType::Connprop {
         // A part of a set is checked only when the set is complete.
@@ -241,8 +241,8 @@ pub fn rpc_message(bytes: &[u8]) {
             let mut out = vec![0; len];
             assert_eq!(header.emit(&mut out), Ok(len));
             assert_eq!(CallHeader::parse(&out), Ok((header, len)));
-            let nobody = [header.credential, header.verifier] == [OpaqueAuth::NONE; 2];
-            assert_eq!(CallHeader::read_anonymous(bytes).is_some(), nobody);
+            let is_anonymous = [header.credential, header.verifier] == [OpaqueAuth::NONE; 2];
+            assert_eq!(CallHeader::read_anonymous(bytes).is_some(), is_anonymous);
             auth_sys(header.credential.body);
         }
         Err(error) => {

@@ -4,12 +4,12 @@ mod real {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use crate::cross_thread::idle::{Idle, IdlePolicy, IdleStep};
-    use crate::cross_thread::mailbox::{Connector, FEW, Mailbox, QUIET, SendError};
-    use crate::cross_thread::parker::{Sleeper, Wake};
+    use crate::cross_thread::mailbox::{ALWAYS_POLLED, Connector, IDLE_AFTER, Mailbox, SendError};
+    use crate::cross_thread::parker::{Parker, Wake};
     use crate::cross_thread::slot::{Completer, Disconnected, SlotTable};
 
     fn mailbox<T: Send>() -> (Mailbox<T>, Connector<T>) {
-        let mailbox = Mailbox::new(Sleeper::new(Wake::Thread).signal());
+        let mailbox = Mailbox::new(Parker::new(Wake::Thread).signal());
         let connector = mailbox.connector();
         (mailbox, connector)
     }
@@ -22,11 +22,11 @@ mod real {
     }
 
     #[test]
-    fn a_turn_is_bounded_and_a_flood_does_not_starve_others() {
+    fn a_poll_is_bounded_and_a_busy_sender_does_not_starve_others() {
         let (mut mailbox, connector) = mailbox();
         let mut flood = connector.connect(256);
         let mut quiet = connector.clone().connect(4);
-        assert!(!mailbox.has_work(), "nobody has said anything");
+        assert!(!mailbox.has_work(), "nothing was sent");
         (0..200).for_each(|_| flood.send('f').unwrap());
         quiet.send('q').unwrap();
         assert!(mailbox.has_work(), "a new ring is work");
@@ -43,7 +43,7 @@ mod real {
     }
 
     #[test]
-    fn closed_rings_are_forgotten_once_empty() {
+    fn rings_of_dropped_senders_are_freed_once_empty() {
         let (mut mailbox, connector) = mailbox();
         let mut senders: Vec<_> = (0..5).map(|_| connector.connect(4)).collect();
         for (n, sender) in senders.iter_mut().enumerate() {
@@ -63,7 +63,7 @@ mod real {
     }
 
     #[test]
-    fn rings_that_are_quiet_are_not_looked_at_and_lose_nothing() {
+    fn idle_rings_are_not_polled_and_lose_no_item() {
         const SENDERS: usize = 100;
         let (mut mailbox, connector) = mailbox();
         let mut senders: Vec<_> = (0..SENDERS).map(|_| connector.connect(4)).collect();
@@ -77,10 +77,10 @@ mod real {
             got.sort_unstable();
             assert!(got.into_iter().eq((0..SENDERS).map(|n| (round, n))));
             assert_eq!(mailbox.busy(), SENDERS);
-            (0..QUIET).for_each(|_| assert!(poll(&mut mailbox, 64).is_empty()));
-            assert_eq!(mailbox.busy(), FEW, "a poll of these costs less than making them idle");
+            (0..IDLE_AFTER).for_each(|_| assert!(poll(&mut mailbox, 64).is_empty()));
+            assert_eq!(mailbox.busy(), ALWAYS_POLLED, "a poll of these costs less than making them idle");
         }
-        // The close of a quiet sender, and its last item, are seen; its ring is freed.
+        // The shard sees the close of an idle sender, and its last item, and frees its ring.
         senders[SENDERS - 1].send((3, 0)).unwrap();
         drop(senders);
         assert_eq!(poll(&mut mailbox, 64), [(3, 0)]);
@@ -88,13 +88,13 @@ mod real {
     }
 
     #[test]
-    fn a_quiet_sender_hears_that_the_shard_is_gone() {
+    fn an_idle_sender_detects_that_the_mailbox_was_dropped() {
         let token = Arc::new(());
         let (mut mailbox, connector) = mailbox();
-        let mut senders: Vec<_> = (0..=FEW).map(|_| connector.connect(4)).collect();
+        let mut senders: Vec<_> = (0..=ALWAYS_POLLED).map(|_| connector.connect(4)).collect();
         senders.iter_mut().for_each(|sender| sender.send(Arc::clone(&token)).unwrap());
-        (0..=QUIET).for_each(|_| drop(poll(&mut mailbox, 64)));
-        assert_eq!(mailbox.busy(), FEW);
+        (0..=IDLE_AFTER).for_each(|_| drop(poll(&mut mailbox, 64)));
+        assert_eq!(mailbox.busy(), ALWAYS_POLLED);
         drop(mailbox);
         for sender in &mut senders {
             assert!(sender.is_closed());
@@ -115,17 +115,17 @@ mod real {
         assert!(!sender.is_closed());
         drop(full.into_inner());
         drop(mailbox);
-        assert_eq!(Arc::strong_count(&token), 1, "what waited was dropped with the mailbox");
+        assert_eq!(Arc::strong_count(&token), 1, "the waiting items were dropped with the mailbox");
         assert!(sender.is_closed());
         let closed = sender.send(Arc::clone(&token)).unwrap_err();
-        assert_eq!(closed.to_string(), "the receiver is gone");
+        assert_eq!(closed.to_string(), "the receiver has been dropped");
         assert!(matches!(closed, SendError::Closed(_)));
-        // Closed from the start.
+        // A sender that is created afterwards is closed from the start.
         assert!(connector.connect(2).send(Arc::clone(&token)).is_err());
     }
 
     #[test]
-    fn calls_in_a_mailbox_that_is_dropped_are_lost_not_stuck() {
+    fn calls_in_a_dropped_mailbox_end_as_disconnected() {
         let (mailbox, connector) = mailbox::<Completer<u8>>();
         let mut table = SlotTable::new(4);
         let mut sender = connector.connect(4);
@@ -139,8 +139,8 @@ mod real {
     fn call_and_answer(shard: IdlePolicy, app: IdlePolicy, calls: u64) {
         type Call = (u64, Completer<u64>);
         const LAST: u64 = u64::MAX - 1;
-        let mut sleeper = Sleeper::new(Wake::Thread);
-        let mut mailbox = Mailbox::<Call>::new(sleeper.signal());
+        let mut parker = Parker::new(Wake::Thread);
+        let mut mailbox = Mailbox::<Call>::new(parker.signal());
         let connector = mailbox.connector();
         let served = Arc::new(AtomicUsize::new(0));
         let apps: Vec<_> = (0..2)
@@ -195,8 +195,8 @@ mod real {
                     match idle.after_empty_poll() {
                         IdleStep::Spin => std::hint::spin_loop(),
                         IdleStep::Yield => std::thread::yield_now(),
-                        // The last sender's close notifies too.
-                        IdleStep::Sleep => sleeper.sleep_unless(|| mailbox.has_work(), None),
+                        // The close of the last sender notifies the shard, too.
+                        IdleStep::Sleep => parker.sleep_unless(|| mailbox.has_work(), None),
                     }
                 }
             }
@@ -207,8 +207,8 @@ mod real {
     }
 
     #[test]
-    fn three_threads_finish_whatever_their_policies() {
-        // Miri takes a thousand times as long for each call.
+    fn three_threads_finish_under_every_idle_policy() {
+        // A call takes a thousand times as long in Miri.
         let (few, many) = if cfg!(miri) { (10, 20) } else { (3_000, 20_000) };
         call_and_answer(IdlePolicy::Event, IdlePolicy::Event, few);
         call_and_answer(IdlePolicy::Poll, IdlePolicy::Poll, many);
@@ -225,26 +225,26 @@ mod model {
     use crate::cross_thread::explore;
     use crate::cross_thread::idle::IdlePolicy;
     use crate::cross_thread::mailbox::Mailbox;
-    use crate::cross_thread::parker::{Sleeper, Wake};
+    use crate::cross_thread::parker::{Parker, Wake};
     use crate::cross_thread::slot::{Completer, Disconnected, SlotTable};
 
-    /// Joins a shard that is about to sleep, and sends: a lost ring or wake-up deadlocks the model.
+    /// A new sender sends to a shard that is about to sleep. A lost ring or wake-up deadlocks the model.
     #[test]
     fn loom_a_new_sender_reaches_a_sleeping_shard() {
         explore(|| {
-            let mut sleeper = Sleeper::new(Wake::Thread);
-            let mut mailbox = Mailbox::new(sleeper.signal());
+            let mut parker = Parker::new(Wake::Thread);
+            let mut mailbox = Mailbox::new(parker.signal());
             let connector = mailbox.connector();
             let app = thread::spawn(move || {
                 let mut sender = connector.connect(2);
                 sender.send(Box::new(7)).unwrap();
             });
-            // A separate thread, which blocks only in its sleep: see the parker's model.
+            // The shard is a separate thread, which blocks only in its sleep: see the models of `parker`.
             let shard = thread::spawn(move || {
                 let mut got = None;
                 while got.is_none() {
                     if mailbox.poll(4, |item| got = Some(item)) == 0 {
-                        sleeper.sleep_unless(|| mailbox.has_work(), None);
+                        parker.sleep_unless(|| mailbox.has_work(), None);
                     }
                 }
                 assert_eq!(got.as_deref(), Some(&7));
@@ -254,22 +254,22 @@ mod model {
         });
     }
 
-    /// Puts a ring away while its sender sends, and then closes or lives on.
-    fn put_away(lives_on: bool) {
+    /// Makes a ring idle while its sender sends. The sender then stays, or is dropped at once.
+    fn make_idle_during_a_send(sender_stays: bool) {
         explore(move || {
-            let mut sleeper = Sleeper::new(Wake::Thread);
-            let mut mailbox = Mailbox::new(sleeper.signal());
+            let mut parker = Parker::new(Wake::Thread);
+            let mut mailbox = Mailbox::new(parker.signal());
             let mut sender = mailbox.connector().connect(2);
             sender.send(Box::new(1)).unwrap();
             let app = thread::spawn(move || {
                 sender.send(Box::new(2)).unwrap();
-                lives_on.then_some(sender)
+                sender_stays.then_some(sender)
             });
             let shard = thread::spawn(move || {
                 let mut got = Vec::new();
                 while got.len() < 2 {
                     if mailbox.poll(4, |item| got.push(*item)) == 0 && got.len() < 2 {
-                        sleeper.sleep_unless(|| mailbox.has_work(), None);
+                        parker.sleep_unless(|| mailbox.has_work(), None);
                     }
                 }
                 assert_eq!(got, [1, 2]);
@@ -280,23 +280,23 @@ mod model {
         });
     }
 
-    /// A lost item deadlocks the model. The sender lives on, as its close would deliver the items of its send.
+    /// A lost item deadlocks the model. The sender stays, because its drop would deliver the items of its send.
     #[test]
-    fn loom_a_ring_that_is_put_away_loses_nothing() {
-        put_away(true);
+    fn loom_a_ring_that_becomes_idle_loses_no_item() {
+        make_idle_during_a_send(true);
     }
 
-    /// The shard receives the items of a closed sender, and frees its ring: otherwise the model finds a leak.
+    /// The shard receives the items of a dropped sender, and frees its ring; otherwise the model finds a leak.
     #[test]
-    fn loom_a_ring_that_is_put_away_ends_with_its_sender() {
-        put_away(false);
+    fn loom_a_ring_that_becomes_idle_is_freed_with_its_sender() {
+        make_idle_during_a_send(false);
     }
 
-    /// In any order of send and drop, the call ends, and its thread does not wait forever.
+    /// Whatever the order of send and drop, the call ends, and its thread does not wait forever.
     #[test]
     fn loom_a_call_sent_to_a_stopping_shard_ends() {
         explore(|| {
-            let mailbox = Mailbox::<Completer<u8>>::new(Sleeper::new(Wake::Thread).signal());
+            let mailbox = Mailbox::<Completer<u8>>::new(Parker::new(Wake::Thread).signal());
             let mut sender = mailbox.connector().connect(2);
             let mut mailbox = mailbox;
             mailbox.poll(1, |_| unreachable!("nothing was sent"));
@@ -306,7 +306,7 @@ mod model {
             if let Err(refused) = sender.send(completer) {
                 drop(refused);
             }
-            // The sender lives on: no item may be stuck in its ring.
+            // The sender still exists, so an item could be stuck in its ring.
             assert_eq!(ticket.wait_with(IdlePolicy::Event, None), Some(Err(Disconnected)));
             shard.join().unwrap();
             drop(sender);
@@ -314,9 +314,9 @@ mod model {
     }
 
     #[test]
-    fn loom_joining_a_stopping_shard() {
+    fn loom_a_sender_created_while_the_shard_stops_is_closed() {
         explore(|| {
-            let mailbox = Mailbox::new(Sleeper::new(Wake::Thread).signal());
+            let mailbox = Mailbox::new(Parker::new(Wake::Thread).signal());
             let connector = mailbox.connector();
             let shard = thread::spawn(move || drop(mailbox));
             let mut sender = connector.connect(2);

@@ -6,21 +6,21 @@ mod real {
 
     use rustix::event::{EventfdFlags, eventfd};
 
-    use crate::cross_thread::parker::{Sleeper, Wake};
+    use crate::cross_thread::parker::{Parker, Wake};
     use crate::fabric::Waker;
 
     #[test]
-    fn a_sleeper_wakes_for_each_item() {
+    fn a_sleeping_thread_wakes_for_each_item() {
         const ITEMS: usize = if cfg!(miri) { 50 } else { 2_000 };
-        let mut sleeper = Sleeper::new(Wake::Thread);
-        let (signal, items) = (sleeper.signal(), Arc::new(AtomicUsize::new(0)));
+        let mut parker = Parker::new(Wake::Thread);
+        let (signal, items) = (parker.signal(), Arc::new(AtomicUsize::new(0)));
         let seen = Arc::new(AtomicUsize::new(0));
         let thread = {
             let (items, seen) = (Arc::clone(&items), Arc::clone(&seen));
             std::thread::spawn(move || {
                 for n in 1..=ITEMS {
                     while items.load(Ordering::Acquire) < n {
-                        sleeper.sleep_unless(|| items.load(Ordering::Acquire) >= n, None);
+                        parker.sleep_unless(|| items.load(Ordering::Acquire) >= n, None);
                     }
                     seen.store(n, Ordering::Release);
                 }
@@ -29,7 +29,7 @@ mod real {
         for n in 1..=ITEMS {
             items.store(n, Ordering::Release);
             signal.notify();
-            // One at a time: a lost wake-up would hang the test here.
+            // The items are published one at a time, so a lost wake-up would hang the test here.
             while seen.load(Ordering::Acquire) < n {
                 std::thread::yield_now();
             }
@@ -38,44 +38,44 @@ mod real {
     }
 
     #[test]
-    fn a_sleep_ends_with_its_timeout() {
-        let mut sleeper = Sleeper::new(Wake::Thread);
-        sleeper.sleep_unless(|| false, Some(Duration::from_millis(1)));
-        assert!(!sleeper.shared.sleeping.load(Ordering::Relaxed));
-        sleeper.sleep_unless(|| true, None);
-        assert!(!sleeper.shared.sleeping.load(Ordering::Relaxed), "work was found, so it did not sleep");
+    fn a_sleep_ends_at_its_timeout() {
+        let mut parker = Parker::new(Wake::Thread);
+        parker.sleep_unless(|| false, Some(Duration::from_millis(1)));
+        assert!(!parker.shared.sleeping.load(Ordering::Relaxed));
+        parker.sleep_unless(|| true, None);
+        assert!(!parker.shared.sleeping.load(Ordering::Relaxed), "work was found, so it did not sleep");
     }
 
     #[test]
     fn a_notification_before_the_sleep_is_not_lost() {
-        let mut sleeper = Sleeper::new(Wake::Thread);
-        sleeper.arm();
-        sleeper.signal().notify();
-        // Without the notification, this would never return.
-        sleeper.park(None);
+        let mut parker = Parker::new(Wake::Thread);
+        parker.arm();
+        parker.signal().notify();
+        // If the notification were lost, this would never return.
+        parker.park(None);
     }
 
     #[test]
-    fn a_fabric_is_woken_once_for_each_sleep_and_not_at_all_while_awake() {
+    fn a_fabric_is_woken_once_for_each_sleep_and_never_while_awake() {
         let fd = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap());
         let wakes = || {
             let mut count = [0; 8];
             rustix::io::read(&*fd, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
         };
-        let mut sleeper = Sleeper::new(Wake::Fabric(Waker::new(Arc::clone(&fd))));
-        let signal = sleeper.signal();
+        let mut parker = Parker::new(Wake::Fabric(Waker::new(Arc::clone(&fd))));
+        let signal = parker.signal();
         signal.notify();
         assert_eq!(wakes(), 0, "awake: no system call");
-        sleeper.arm();
+        parker.arm();
         signal.notify();
         signal.clone().notify();
         assert_eq!(wakes(), 1);
-        sleeper.disarm();
+        parker.disarm();
         signal.notify();
         assert_eq!(wakes(), 0);
-        sleeper.arm();
-        // The fabric sleeps elsewhere, so this must return.
-        sleeper.park(None);
+        parker.arm();
+        // The thread sleeps in its fabric, so this must return.
+        parker.park(None);
         signal.notify();
         assert_eq!(wakes(), 0);
     }
@@ -88,40 +88,40 @@ mod model {
     use loom::thread;
 
     use crate::cross_thread::explore;
-    use crate::cross_thread::parker::{Sleeper, Wake};
+    use crate::cross_thread::parker::{Parker, Wake};
 
-    /// One sleeper waits for all items; each of `notifiers` sends `each` of them. A lost wake-up deadlocks the model.
+    /// One thread waits for all items; each of `notifiers` sends `each` of them. A lost wake-up deadlocks the model.
     ///
-    /// The sleeper is a separate thread that blocks only in its sleep: in loom, a late `unpark` would end any other
-    /// wait, too.
+    /// The waiting thread is a separate one that blocks only in its sleep, because in loom a late `unpark` would end
+    /// any other wait, too.
     fn deliver(notifiers: usize, each: usize) {
         explore(move || {
-            let mut sleeper = Sleeper::new(Wake::Thread);
+            let mut parker = Parker::new(Wake::Thread);
             let items = Arc::new(AtomicUsize::new(0));
             let threads: Vec<_> = (0..notifiers)
                 .map(|_| {
-                    let (signal, items) = (sleeper.signal(), Arc::clone(&items));
+                    let (signal, items) = (parker.signal(), Arc::clone(&items));
                     thread::spawn(move || {
                         for _ in 0..each {
-                            // The weakest ordering: only the fences order it.
+                            // The ordering is the weakest, so that only the fences order the item.
                             items.fetch_add(1, Ordering::Relaxed);
                             signal.notify();
                         }
                     })
                 })
                 .collect();
-            let sleeper = thread::spawn(move || {
+            let parker = thread::spawn(move || {
                 let all = notifiers * each;
                 loop {
                     let before = items.load(Ordering::Relaxed);
                     if before == all {
                         break;
                     }
-                    sleeper.sleep_unless(|| items.load(Ordering::Relaxed) != before, None);
+                    parker.sleep_unless(|| items.load(Ordering::Relaxed) != before, None);
                 }
             });
             threads.into_iter().for_each(|thread| thread.join().unwrap());
-            sleeper.join().unwrap();
+            parker.join().unwrap();
         });
     }
 
@@ -131,7 +131,7 @@ mod model {
     }
 
     #[test]
-    fn loom_two_notifiers_wake_one_sleeper() {
+    fn loom_two_notifiers_wake_one_thread() {
         deliver(2, 1);
     }
 }

@@ -63,14 +63,14 @@ mod alone {
     }
 
     #[test]
-    fn boxes_that_are_not_taken_are_dropped_once() {
+    fn boxes_that_are_never_taken_are_dropped_once() {
         let dropped = Arc::default();
         let mut queue = ReturnQueue::new();
         let handle = queue.handle();
         for number in 0..4 {
             assert!(handle.push(item(number, &dropped)).is_ok());
         }
-        // Takes the list, and looks at one box.
+        // It takes the whole list, but only one box of it.
         assert_eq!(queue.drain().next().map(|item| item.number), Some(0));
         assert_eq!(dropped.load(Ordering::Relaxed), 4);
         assert!(handle.push(item(4, &dropped)).is_ok());
@@ -88,14 +88,14 @@ mod models {
 
     use super::*;
     use crate::cross_thread::explore;
-    use crate::cross_thread::parker::{Sleeper, Wake};
+    use crate::cross_thread::parker::{Parker, Wake};
 
     #[test]
-    fn loom_boxes_of_two_threads_return_once_and_in_order() {
+    fn loom_boxes_of_two_threads_are_taken_once_and_in_order() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut queue = ReturnQueue::new();
-            let givers = [0, 10].map(|first| {
+            let producers = [0, 10].map(|first| {
                 let (handle, dropped) = (queue.handle(), Arc::clone(&dropped));
                 thread::spawn(move || {
                     for number in first..first + 2 {
@@ -104,8 +104,8 @@ mod models {
                 })
             });
             let mut taken = numbers(&mut queue);
-            for giver in givers {
-                giver.join().unwrap();
+            for producer in producers {
+                producer.join().unwrap();
             }
             taken.extend(numbers(&mut queue));
             let of = |first| taken.iter().copied().filter(move |number| (first..first + 2).contains(number));
@@ -115,30 +115,30 @@ mod models {
     }
 
     #[test]
-    fn loom_a_box_for_a_closing_queue_is_dropped_once() {
+    fn loom_a_box_returned_to_a_closing_queue_is_dropped_once() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let queue = ReturnQueue::new();
-            let giver = {
+            let producer = {
                 let (handle, dropped) = (queue.handle(), Arc::clone(&dropped));
                 thread::spawn(move || (0..2).filter(|&number| handle.push(item(number, &dropped)).is_ok()).count())
             };
             drop(queue);
-            assert!(giver.join().unwrap() <= 2);
+            assert!(producer.join().unwrap() <= 2);
             assert_eq!(dropped.load(Ordering::Relaxed), 2);
         });
     }
 
-    /// The giver notifies, and the sleeper checks once more after arming: one of the two sees the other. A missed box
-    /// deadlocks the model.
+    /// The producers notify after the return, and the taker checks once more after arming, so that one of them sees the
+    /// other's write. A missed box deadlocks the model.
     #[test]
-    fn loom_a_returned_box_wakes_the_sleeper() {
+    fn loom_a_returned_box_wakes_the_taker() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut queue = ReturnQueue::new();
-            let mut sleeper = Sleeper::new(Wake::Thread);
-            let givers = [0, 1].map(|number| {
-                let (handle, signal, dropped) = (queue.handle(), sleeper.signal(), Arc::clone(&dropped));
+            let mut parker = Parker::new(Wake::Thread);
+            let producers = [0, 1].map(|number| {
+                let (handle, signal, dropped) = (queue.handle(), parker.signal(), Arc::clone(&dropped));
                 thread::spawn(move || {
                     assert!(handle.push(item(number, &dropped)).is_ok());
                     signal.notify();
@@ -148,12 +148,12 @@ mod models {
                 let mut taken = 0;
                 while taken < 2 {
                     match numbers(&mut queue).len() {
-                        0 => sleeper.sleep_unless(|| !queue.is_empty(), None),
+                        0 => parker.sleep_unless(|| !queue.is_empty(), None),
                         more => taken += more,
                     }
                 }
             });
-            givers.into_iter().for_each(|giver| giver.join().unwrap());
+            producers.into_iter().for_each(|producer| producer.join().unwrap());
             taker.join().unwrap();
             assert_eq!(dropped.load(Ordering::Relaxed), 2);
         });

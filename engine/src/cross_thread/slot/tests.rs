@@ -8,21 +8,21 @@ mod real {
     use std::time::{Duration, Instant};
 
     use crate::cross_thread::idle::IdlePolicy;
-    use crate::cross_thread::slot::{Completer, Disconnected, SlotTable, Ticket};
+    use crate::cross_thread::slot::{Completer, Disconnected, ResultTicket, SlotTable};
 
     /// Number of values that still exist.
     fn alive(token: &Arc<()>) -> usize {
         Arc::strong_count(token) - 1
     }
 
-    /// Whether all slots have been returned: every one can be acquired.
+    /// Whether all slots have been returned, so that every one can be acquired.
     fn all_returned<T>(table: &mut SlotTable<T>) -> bool {
         let all: Vec<_> = std::iter::from_fn(|| table.acquire()).collect();
         all.len() == table.table().slots.len()
     }
 
     #[test]
-    fn slots_are_bounded_and_return_from_any_thread() {
+    fn slots_are_bounded_and_are_returned_by_any_thread() {
         let mut table = SlotTable::new(3);
         for round in 0..50 {
             let mut pairs: Vec<_> = std::iter::from_fn(|| table.acquire()).collect();
@@ -44,14 +44,14 @@ mod real {
     fn an_abandoned_value_is_dropped_exactly_once() {
         let token = Arc::new(());
         let mut table = SlotTable::new(2);
-        // Abandoned before the result.
+        // The call is abandoned before its result.
         let (ticket, completer) = table.acquire().unwrap();
         drop(ticket);
         let value = Arc::clone(&token);
         assert_eq!(alive(&token), 1);
         completer.complete(value);
         assert_eq!(alive(&token), 0);
-        // Abandoned after the result.
+        // The call is abandoned after its result.
         let (ticket, completer) = table.acquire().unwrap();
         completer.complete(Arc::clone(&token));
         assert_eq!(alive(&token), 1);
@@ -61,7 +61,7 @@ mod real {
     }
 
     #[test]
-    fn a_dropped_completer_is_a_lost_call() {
+    fn a_dropped_completer_ends_the_call_as_disconnected() {
         let mut table = SlotTable::<u8>::new(1);
         let (mut ticket, completer) = table.acquire().unwrap();
         drop(completer);
@@ -71,7 +71,7 @@ mod real {
     }
 
     #[test]
-    fn waiting_ends_with_the_deadline_and_can_go_on() {
+    fn a_wait_ends_at_its_deadline_and_can_be_repeated() {
         let mut table = SlotTable::new(1);
         let (mut ticket, completer) = table.acquire().unwrap();
         for policy in [IdlePolicy::Poll, IdlePolicy::Adaptive { spin: 3 }, IdlePolicy::Event] {
@@ -81,7 +81,7 @@ mod real {
         }
         let thread = std::thread::spawn(move || completer.complete(5));
         assert_eq!(ticket.wait_with(IdlePolicy::Event, None), Some(Ok(5)));
-        assert_eq!(ticket.wait(None), None, "taken: there is nothing to wait for");
+        assert_eq!(ticket.wait(None), None, "the result was taken before");
         thread.join().unwrap();
     }
 
@@ -94,19 +94,19 @@ mod real {
         }
     }
 
-    fn poll<T>(ticket: &mut Ticket<T>, count: &Arc<Count>) -> Poll<Result<T, Disconnected>> {
+    fn poll<T>(ticket: &mut ResultTicket<T>, count: &Arc<Count>) -> Poll<Result<T, Disconnected>> {
         let waker = Waker::from(Arc::clone(count));
         Pin::new(ticket).poll(&mut Context::from_waker(&waker))
     }
 
     #[test]
-    fn only_the_last_waker_is_woken_and_none_is_kept() {
+    fn only_the_last_waker_is_woken_and_all_wakers_are_dropped() {
         let (first, last) = (Arc::new(Count::default()), Arc::new(Count::default()));
         let mut table = SlotTable::new(1);
         let (mut ticket, completer) = table.acquire().unwrap();
         assert!(poll(&mut ticket, &first).is_pending());
         assert!(poll(&mut ticket, &last).is_pending());
-        assert_eq!(Arc::strong_count(&first), 1, "the earlier waker was let go");
+        assert_eq!(Arc::strong_count(&first), 1, "the earlier waker was dropped");
         completer.complete(1);
         assert_eq!((first.0.load(Ordering::Relaxed), last.0.load(Ordering::Relaxed)), (0, 1));
         assert_eq!(poll(&mut ticket, &last), Poll::Ready(Ok(1)));
@@ -122,7 +122,7 @@ mod real {
 
     #[test]
     #[should_panic(expected = "not polled after it was ready")]
-    fn a_future_is_ready_once() {
+    fn polling_a_finished_future_panics() {
         let mut table = SlotTable::new(1);
         let (ticket, completer) = table.acquire().unwrap();
         completer.complete(1);
@@ -133,9 +133,9 @@ mod real {
     }
 
     #[test]
-    fn ends_outlive_their_table() {
+    fn tickets_and_completers_outlive_the_table_owner() {
         let token = Arc::new(());
-        type Ends = (Ticket<Arc<()>>, Completer<Arc<()>>);
+        type Ends = (ResultTicket<Arc<()>>, Completer<Arc<()>>);
         let ends = || -> [Ends; 3] {
             let mut table = SlotTable::new(5);
             let used = table.acquire().unwrap();
@@ -152,7 +152,7 @@ mod real {
         assert_eq!(alive(&token), 1);
         assert!(a.wait(None).unwrap().is_ok());
         assert_eq!(alive(&token), 0);
-        // The owner ends with no slot in use, then with all in use.
+        // One owner is dropped with no slot in use, another one with all slots in use.
         drop(SlotTable::<u8>::new(2));
         let mut table = SlotTable::<u8>::new(1);
         let ends = table.acquire().unwrap();
@@ -172,7 +172,7 @@ mod model {
 
     use crate::cross_thread::explore;
     use crate::cross_thread::idle::IdlePolicy;
-    use crate::cross_thread::slot::{Disconnected, SlotTable, Ticket};
+    use crate::cross_thread::slot::{Disconnected, ResultTicket, SlotTable};
 
     struct Unpark(thread::Thread);
 
@@ -182,7 +182,7 @@ mod model {
         }
     }
 
-    fn block_on<T>(mut ticket: Ticket<T>) -> Result<T, Disconnected> {
+    fn block_on<T>(mut ticket: ResultTicket<T>) -> Result<T, Disconnected> {
         let waker = Waker::from(std::sync::Arc::new(Unpark(thread::current())));
         loop {
             match Pin::new(&mut ticket).poll(&mut Context::from_waker(&waker)) {
@@ -200,7 +200,7 @@ mod model {
         }
     }
 
-    /// Reuses the slot and writes both its cells: a late access of the former use would race with these.
+    /// Reuses the slot and writes both its cells, so that a late access of the former use would race with these writes.
     fn reuse(table: &mut SlotTable<Counted>, dropped: &Arc<AtomicUsize>) {
         let (mut ticket, completer) = loop {
             if let Some(ends) = table.acquire() {
@@ -258,7 +258,7 @@ mod model {
         });
     }
 
-    /// Polls with one waker, then with another, then drops: completion may meet every step.
+    /// Polls with one waker, polls with another, and drops the ticket, while the other thread completes the call.
     #[test]
     fn loom_complete_against_polls_and_drop() {
         explore(|| {
@@ -281,9 +281,9 @@ mod model {
         });
     }
 
-    /// Reuses one slot as soon as it is returned: the completer may still be leaving the first use.
+    /// Reuses one slot as soon as it is returned, while the completer may not have finished the first use.
     #[test]
-    fn loom_a_slot_returns_only_after_both_ends() {
+    fn loom_a_slot_is_returned_only_after_both_ends() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(1);
@@ -304,7 +304,7 @@ mod model {
 
     /// Drops the ticket, leaves a waiter behind, and reuses the slot at once.
     #[test]
-    fn loom_an_abandoned_slot_returns_only_after_both_ends() {
+    fn loom_an_abandoned_slot_is_returned_only_after_both_ends() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(1);
@@ -320,7 +320,7 @@ mod model {
     }
 
     #[test]
-    fn loom_a_lost_call_wakes_its_waiter() {
+    fn loom_a_dropped_completer_wakes_the_waiter() {
         explore(|| {
             let mut table = SlotTable::<u8>::new(1);
             let (mut ticket, completer) = table.acquire().unwrap();
@@ -330,9 +330,9 @@ mod model {
         });
     }
 
-    /// Owner, ticket and completer leave on three threads. Exactly one frees the table, after all have finished.
+    /// Owner, ticket and completer are dropped on three threads. Exactly one frees the table, after all have finished.
     #[test]
-    fn loom_the_last_one_out_frees_the_table() {
+    fn loom_the_last_of_owner_ticket_and_completer_frees_the_table() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(2);

@@ -6,10 +6,10 @@ mod model {
 
     use proptest::prelude::*;
 
-    use crate::cross_thread::spsc::{Consumer, Producer, ring};
+    use crate::cross_thread::spsc::{SpscConsumer, SpscProducer, ring};
 
-    /// Items in the ring.
-    fn len<T>(producer: &Producer<T>) -> usize {
+    /// Number of items in the ring.
+    fn len<T>(producer: &SpscProducer<T>) -> usize {
         producer.tail.wrapping_sub(producer.shared.head.load(Ordering::Relaxed))
     }
 
@@ -17,7 +17,7 @@ mod model {
     enum Op {
         Push,
         Pop,
-        /// Requests that many items, takes only some of them.
+        /// Requests the first number of items, and takes only the second number of them.
         Drain(usize, usize),
     }
 
@@ -29,17 +29,17 @@ mod model {
         ]
     }
 
-    /// The ring, and its expected items.
-    struct Pair {
-        producer: Producer<(u64, Rc<()>)>,
-        consumer: Consumer<(u64, Rc<()>)>,
+    /// A ring, and a model of its items.
+    struct ModelledRing {
+        producer: SpscProducer<(u64, Rc<()>)>,
+        consumer: SpscConsumer<(u64, Rc<()>)>,
         items: VecDeque<u64>,
         capacity: usize,
         next: u64,
         alive: Rc<()>,
     }
 
-    impl Pair {
+    impl ModelledRing {
         fn new(capacity: usize) -> Self {
             let (producer, consumer) = ring(capacity);
             let capacity = capacity.max(1).next_power_of_two();
@@ -52,7 +52,7 @@ mod model {
             assert_eq!(result.is_ok(), self.items.len() < self.capacity);
             match result {
                 Ok(()) => self.items.push_back(self.next),
-                Err((back, _)) => assert_eq!(back, self.next, "a refused item comes back itself"),
+                Err((back, _)) => assert_eq!(back, self.next, "a refused item is returned"),
             }
             self.next += 1;
         }
@@ -68,17 +68,17 @@ mod model {
                 }
             }
             assert_eq!(len(&self.producer), self.items.len());
-            assert_eq!(Rc::strong_count(&self.alive), 1 + self.items.len(), "none lost, none kept");
+            assert_eq!(Rc::strong_count(&self.alive), 1 + self.items.len(), "an item was lost, or kept");
         }
     }
 
     proptest! {
         #[test]
         fn behaves_as_a_bounded_queue(capacity in 0..9usize, ops in prop::collection::vec(op(), 0..400)) {
-            let mut pair = Pair::new(capacity);
-            ops.iter().for_each(|op| pair.apply(op));
-            let Pair { producer, mut consumer, items, alive, .. } = pair;
-            // The last end drops the remaining items.
+            let mut ring = ModelledRing::new(capacity);
+            ops.iter().for_each(|op| ring.apply(op));
+            let ModelledRing { producer, mut consumer, items, alive, .. } = ring;
+            // The end that is dropped last drops the remaining items.
             drop(producer);
             prop_assert_eq!(consumer.is_empty(), items.is_empty());
             prop_assert_eq!(consumer.is_closed(), items.is_empty());
@@ -100,10 +100,10 @@ mod model {
         consumer.close();
         assert!(producer.is_closed() && !producer.is_abandoned());
         assert!(producer.reclaim().is_none(), "the consumer still exists");
-        assert_eq!(consumer.pop().unwrap().0, 1, "closing is no end: what came before can be taken");
+        assert_eq!(consumer.pop().unwrap().0, 1, "a closed consumer can still take items");
         drop(consumer);
         assert!(producer.is_abandoned());
-        assert_eq!(Rc::strong_count(&alive), 2, "a closed consumer leaves the rest");
+        assert_eq!(Rc::strong_count(&alive), 2, "a closed consumer leaves the remaining items");
         assert_eq!(producer.reclaim().unwrap().0, 2);
         producer.push((7, Rc::clone(&alive))).unwrap();
         producer.push((8, Rc::clone(&alive))).unwrap();
@@ -142,9 +142,9 @@ mod model {
     }
 
     #[test]
-    fn positions_wrap() {
+    fn a_ring_works_while_its_positions_wrap() {
         let (mut producer, mut consumer) = ring(4);
-        // Positions that are about to wrap.
+        // All positions are about to wrap.
         for position in [&mut producer.tail, &mut producer.head] {
             *position = usize::MAX - 1;
         }
@@ -167,9 +167,9 @@ mod model {
     use loom::thread;
 
     use crate::cross_thread::explore;
-    use crate::cross_thread::spsc::{Consumer, ring};
+    use crate::cross_thread::spsc::{SpscConsumer, ring};
 
-    fn pop_wait<T>(consumer: &mut Consumer<T>) -> Option<T> {
+    fn pop_wait<T>(consumer: &mut SpscConsumer<T>) -> Option<T> {
         loop {
             if let Some(item) = consumer.pop() {
                 return Some(item);
@@ -181,7 +181,7 @@ mod model {
         }
     }
 
-    /// Boxes: a read before the write is an invalid access, not just a wrong number.
+    /// The items are boxes, so that a read before the write is an invalid access and not just a wrong number.
     #[test]
     fn loom_items_arrive_whole_and_in_order() {
         explore(|| {
@@ -198,7 +198,7 @@ mod model {
             for n in 0..3 {
                 assert_eq!(pop_wait(&mut consumer).as_deref(), Some(&n));
             }
-            assert!(pop_wait(&mut consumer).is_none(), "closed once the producer is gone");
+            assert!(pop_wait(&mut consumer).is_none(), "the ring is closed once the producer is gone");
             thread.join().unwrap();
         });
     }
@@ -227,14 +227,14 @@ mod model {
                 assert_eq!(dropped.load(Ordering::Relaxed), 1, "taken or reclaimed");
             }
             thread.join().unwrap();
-            assert_eq!(dropped.load(Ordering::Relaxed), 1, "never stranded while the producer lives");
+            assert_eq!(dropped.load(Ordering::Relaxed), 1, "an item stayed in the ring while the producer exists");
             drop(producer);
             assert_eq!(dropped.load(Ordering::Relaxed), 1);
         });
     }
 
     #[test]
-    fn loom_the_last_end_drops_the_rest() {
+    fn loom_the_end_dropped_last_drops_the_remaining_items() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let (mut producer, mut consumer) = ring(2);

@@ -17,7 +17,7 @@ use crate::wire::{ChunkCounts, ReadSegment, Segment, WriteList};
 pub(crate) struct ReadArgument {
     /// Position in the unreduced arguments.
     pub(super) at: u32,
-    /// `None` until read, and after the handler has taken it.
+    /// `None` until the argument is read, and after the handler has taken it.
     pub(super) buf: Option<Buf>,
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct ReadArgument {
 #[derive(Debug)]
 pub(crate) struct ReadArguments(pub(super) ArrayVec<ReadArgument, MAX_CHUNKS>);
 
-/// An eligible argument is in the next chunk if it is at its position (RFC 8166 §3.4.5).
+/// An eligible argument is in the next chunk if the chunk has its position (RFC 8166 §3.4.5).
 impl Received for ReadArguments {
     fn item(&self, _: usize, used: usize, position: usize, _: usize) -> Option<&[u8]> {
         let argument = self.0.get(used).filter(|argument| argument.at as usize == position)?;
@@ -40,8 +40,9 @@ impl Received for ReadArguments {
 /// A Read chunk that does not match the length word in front of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LengthMismatch {
+    /// Bytes of the chunk.
     pub(crate) chunk: usize,
-    /// The word in the place of its length.
+    /// The word in front of the chunk, if the message has one there.
     pub(crate) word: Option<u32>,
 }
 
@@ -50,26 +51,26 @@ pub(crate) struct LengthMismatch {
 pub(crate) struct ResultChunk {
     /// Bytes of the caller's chunk.
     pub(super) capacity: u32,
-    /// Most bytes that the procedure declares for a result.
+    /// Maximum bytes that the procedure declares for a result.
     declared: u32,
-    /// Bytes sent.
+    /// Bytes to send.
     pub(super) len: usize,
     /// Memory of the pool, filled by the handler.
     pool: Option<Buf>,
-    /// Memory of the handler, sent instead.
+    /// Memory of the handler, sent instead of the pool's.
     shared: Option<Frozen>,
-    /// Whether the address of the pool memory was exposed, so that others may write there as long as the call lasts.
+    /// Whether the address of the pool memory was passed on, so that a device may write there until the call ends.
     is_exposed: bool,
 }
 
 impl ResultChunk {
-    /// Whether the result goes into the chunk. An empty chunk requests it inline, as if no chunk were offered (RFC 8166
-    /// §4.3.2.3).
+    /// Whether the result travels in the chunk. An empty chunk requests it inline, as if no chunk were offered
+    /// (RFC 8166 §4.3.2.3).
     pub(super) fn has_room(&self) -> bool {
         self.capacity > 0
     }
 
-    /// Writer of its pool memory.
+    /// Writer of the result, in the pool memory.
     fn writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
         if self.shared.is_some() {
             return Err(NoResult(NoResultCause::Shared));
@@ -89,7 +90,7 @@ impl ResultChunk {
         self.len = self.len.min(len);
     }
 
-    /// Sends these bytes as the result of this index.
+    /// Sends these bytes as the result, which has this index.
     fn share(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
         let (needed, room) = (bytes.len(), self.capacity as usize);
         if !self.has_room() {
@@ -118,13 +119,13 @@ impl<'a> Results<'a> {
         self.0.is_empty()
     }
 
-    /// Whether the result goes into a Write chunk. An empty chunk requests it inline, as does none.
+    /// Whether the result travels in a Write chunk. It is requested inline if its chunk is empty or missing.
     #[inline]
     pub(crate) fn has(&self, index: usize) -> bool {
         self.0.get(index).is_some_and(ResultChunk::has_room)
     }
 
-    /// These results for a shorter time.
+    /// These results, borrowed for a shorter time.
     #[inline]
     pub(crate) fn reborrow(&mut self) -> Results<'_> {
         Results(self.0)
@@ -150,7 +151,10 @@ impl<'a> Results<'a> {
         Ok(result.writer(index)?.put(bytes)?)
     }
 
-    /// Sends the first `len` bytes of a chunk. If it holds fewer, returns their number.
+    /// Sends the first `len` bytes of a chunk.
+    ///
+    /// # Errors
+    /// The chunk holds fewer bytes; returns their number.
     pub(crate) fn send(&mut self, index: usize, len: usize) -> Result<(), usize> {
         let result = self.0.get_mut(index).ok_or(0_usize)?;
         (len <= result.len).then(|| result.truncate(len)).ok_or(result.len)
@@ -164,7 +168,7 @@ impl<'a> Results<'a> {
 
 /// Chunks of a call; empty for a call without chunks.
 #[derive(Debug)]
-pub(crate) struct Chunks {
+pub(crate) struct CallChunks {
     /// Read list, by position; the segments of a chunk are adjacent, in order.
     reads: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
     pub(super) arguments: ReadArguments,
@@ -178,16 +182,16 @@ pub(crate) struct Chunks {
 }
 
 /// Chunks of a call without any.
-pub(super) const NO_CHUNKS: &Chunks = &Chunks::new();
+pub(super) const NO_CHUNKS: &CallChunks = &CallChunks::new();
 
-impl Default for Chunks {
+impl Default for CallChunks {
     fn default() -> Self {
         Self::new()
     }
 }
 
-/// The caller's lists.
-impl Chunks {
+/// The chunk lists of the caller.
+impl CallChunks {
     const fn new() -> Self {
         Self {
             reads: ArrayVec::new_const(),
@@ -201,9 +205,9 @@ impl Chunks {
 
     /// Stores the Read list.
     #[inline]
-    pub(crate) fn take_reads(&mut self, reads: impl IntoIterator<Item = ReadSegment>) {
+    pub(crate) fn store_reads(&mut self, reads: impl IntoIterator<Item = ReadSegment>) {
         self.reads.extend(reads);
-        // The list may have segments and chunks in any order: a stable sort keeps the order within a chunk.
+        // The list may have chunks in any order. The sort is stable, so it keeps the order within a chunk.
         if self.reads.len() > 1 {
             self.reads.sort_by_key(|read| read.position);
         }
@@ -211,7 +215,7 @@ impl Chunks {
 
     /// Stores one more Write chunk.
     #[inline]
-    pub(crate) fn take_write(&mut self, chunk: impl IntoIterator<Item = Segment>) {
+    pub(crate) fn store_write_chunk(&mut self, chunk: impl IntoIterator<Item = Segment>) {
         let (before, mut capacity) = (self.writes.len(), 0u32);
         for segment in chunk {
             capacity = capacity.saturating_add(segment.length);
@@ -223,7 +227,7 @@ impl Chunks {
     }
 
     /// Stores the Reply chunk.
-    pub(crate) fn take_reply(&mut self, chunk: impl IntoIterator<Item = Segment>) {
+    pub(crate) fn store_reply_chunk(&mut self, chunk: impl IntoIterator<Item = Segment>) {
         self.reply = Some(chunk.into_iter().collect());
     }
 
@@ -247,7 +251,7 @@ impl Chunks {
         self.handles().any(|own| own == handle)
     }
 
-    /// Handle common to all segments; 0 without one.
+    /// Handle that all segments have; 0 if they differ, or there are none.
     pub(crate) fn only_handle(&self) -> u32 {
         let mut first = None;
         let is_only = self.handles().all(|handle| *first.get_or_insert(handle) == handle);
@@ -288,9 +292,9 @@ impl Chunks {
     }
 }
 
-/// RDMA Reads.
-impl Chunks {
-    /// The Position Zero Read chunk, which is no argument, if any; else the whole Read list.
+/// The RDMA Reads of a call.
+impl CallChunks {
+    /// The Read chunks to read next: the Position Zero Read chunk if there is one, otherwise the whole Read list.
     fn next_reads(&self) -> &[ReadSegment] {
         match self.reads.first() {
             Some(first) if first.position == 0 => &self.reads[..self.message().count()],
@@ -298,24 +302,24 @@ impl Chunks {
         }
     }
 
-    /// Whether Reads are needed.
+    /// Whether RDMA Reads are needed.
     pub(crate) fn fetches(&self) -> bool {
         !self.reads.is_empty()
     }
 
-    /// Bytes of the longest segment to read.
+    /// Bytes of the longest segment to read next.
     pub(crate) fn longest_read(&self) -> usize {
         self.next_reads().iter().map(|read| read.target.length as usize).max().unwrap_or(0)
     }
 
-    /// Segments to read, with their positions; those of one position are adjacent, and none is empty.
+    /// Segments to read next, with their positions; those of one position are adjacent, and none is empty.
     #[inline]
     pub(crate) fn to_fetch(&self) -> impl Iterator<Item = (u32, Segment)> + Clone {
         let all = self.next_reads().iter().filter(|read| read.target.length > 0);
         all.map(|read| (read.position, read.target))
     }
 
-    /// Bytes of each chunk to read.
+    /// Bytes of each chunk to read next.
     pub(crate) fn chunks_to_fetch(&self) -> impl Iterator<Item = usize> {
         let chunks = self.next_reads().chunk_by(|a, b| a.position == b.position);
         chunks.map(|chunk| chunk.iter().map(|read| read.target.length as usize).sum())
@@ -331,25 +335,27 @@ impl Chunks {
         self.message().map(|read| u64::from(read.target.length)).sum()
     }
 
-    /// Removes the Position Zero Read chunk, once read.
+    /// Removes the Position Zero Read chunk, after it was read.
     pub(super) fn drop_message(&mut self) {
         let segments = self.message().count();
         self.reads.drain(..segments);
     }
 
-    /// Stores the buffers of all arguments; `last` returns them in reverse order. False if one was lost.
+    /// Stores the buffers of all arguments, which `next_back` returns from the last to the first.
+    ///
+    /// Returns false if one is missing.
     #[inline]
-    pub(crate) fn set_argument_buffers(&mut self, mut last: impl FnMut() -> Option<Buf>) -> bool {
+    pub(crate) fn set_argument_buffers(&mut self, mut next_back: impl FnMut() -> Option<Buf>) -> bool {
         self.arguments.0.iter_mut().rev().all(|argument| {
-            argument.buf = last();
+            argument.buf = next_back();
             argument.buf.is_some()
         })
     }
 
-    /// Cuts arguments to their lengths; `inline` is the inline part.
+    /// Trims arguments to their lengths; `inline` has the inline arguments.
     ///
     /// # Errors
-    /// The length word in front of a chunk does not match it, as the binding declares.
+    /// The length word that the binding declares in front of a chunk does not match the chunk.
     pub(super) fn trim_arguments(&mut self, inline: &[u8], binding: &Binding) -> Result<(), LengthMismatch> {
         for index in 0..self.arguments.0.len() {
             let word = if binding.counted { self.word_before(index, inline) } else { None };
@@ -367,7 +373,7 @@ impl Chunks {
     /// The word of the message in front of an argument.
     fn word_before(&self, index: usize, inline: &[u8]) -> Option<u32> {
         let at = self.arguments.0.get(index)?.at as usize;
-        // Positions count preceding chunks, which may have any order here.
+        // The position counts the bytes of preceding chunks, which may have any order here.
         let mut end = at;
         for other in self.arguments.0.iter().filter(|other| (other.at as usize) < at) {
             let len = padded(other.buf.as_ref()?.len());
@@ -381,8 +387,9 @@ impl Chunks {
     }
 }
 
-/// Results.
-impl Chunks {
+/// The results of a call.
+impl CallChunks {
+    /// Number of Write chunks.
     pub(crate) fn results(&self) -> usize {
         self.results.len()
     }
@@ -392,12 +399,14 @@ impl Chunks {
         self.results.iter().map(|result| result.capacity)
     }
 
+    /// Bytes of all results in Write chunks.
     pub(crate) fn result_bytes(&self) -> usize {
         self.results.iter().map(|result| result.len).sum()
     }
 
-    /// Limits each result to what the procedure declares, and allocates pool memory for its whole room by `alloc`.
-    /// False without enough memory.
+    /// Limits each result to the declared `most` bytes, and allocates pool memory for its room by `alloc`, if any.
+    ///
+    /// Returns false without enough memory.
     #[inline]
     pub(super) fn prepare_results(&mut self, most: u32, alloc: Option<impl FnMut(usize) -> Option<Buf>>) -> bool {
         self.results.iter_mut().for_each(|result| {
@@ -416,19 +425,21 @@ impl Chunks {
         self.results.iter_mut().for_each(|result| (result.pool, result.shared) = (None, None));
     }
 
-    /// Arguments and results apart.
+    /// Splits the chunks into arguments and results.
     #[inline]
     pub(super) fn split(&mut self) -> (&ReadArguments, Results<'_>) {
         (&self.arguments, Results(&mut self.results))
     }
 
-    /// The arenas of results in the handler's own memory.
+    /// The arenas of results in memory of the handler.
     pub(super) fn arenas(&self) -> impl Iterator<Item = ArenaId> {
         self.results.iter().filter_map(|result| result.shared.as_ref()).map(Frozen::arena)
     }
 
-    /// Takes the results and a long reply for RDMA Write. `write` gets the segments of each, and sets their lengths; it
-    /// also gets the bytes, and their number. Returns the bytes of all; `None` if memory cannot be lent.
+    /// Takes the results, and the reply for the Reply chunk, for RDMA Writes.
+    ///
+    /// `write` gets the segments of each chunk, whose lengths it sets, the memory to send, and the number of bytes.
+    /// Returns the bytes of all chunks; `None` if memory cannot be lent.
     #[inline]
     pub(crate) fn write_out(
         &mut self,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
-use super::chunks::Chunks;
+use super::chunks::CallChunks;
 use crate::service::duplicate_requests::CacheReservation;
 use crate::wire::rpc::{MAX_AUTH_LEN, OpaqueAuth};
 
@@ -13,32 +13,33 @@ pub(super) type Verifier = (u32, ArrayVec<u8, MAX_AUTH_LEN>);
 
 /// Measurements of a timed call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stamp {
-    /// Arrival, in nanoseconds.
+pub(crate) struct CallTiming {
+    /// Time of arrival, in nanoseconds.
     pub(crate) arrived: u64,
-    /// Bytes of its arguments, once it has run.
+    /// Bytes of its arguments; 0 until the call has run.
     pub(crate) bytes_in: u64,
-    /// Bytes of its results, once it has run.
+    /// Bytes of its results; 0 until the call has run.
     pub(crate) bytes_out: u64,
 }
 
 /// State that most calls do not need.
 #[derive(Debug, Default)]
 pub(super) struct ColdPart {
-    pub(super) chunks: Chunks,
+    pub(super) chunks: CallChunks,
     /// `None` for AUTH_NONE.
     pub(super) verifier: Option<Verifier>,
     /// Authenticated name of the caller's host.
     pub(super) peer: Option<Arc<str>>,
-    /// Its entry in the duplicate request cache.
+    /// Entry of the call in the duplicate request cache.
     pub(super) reservation: Option<CacheReservation>,
-    /// Text of its handler's panic.
+    /// Text of the handler's panic.
     pub(super) panic: Option<Box<str>>,
-    /// Deferred, and dropped unanswered.
+    /// Whether the call was deferred, and dropped unanswered.
     pub(super) is_dropped: bool,
-    /// Its message was assembled in a buffer of the pool.
+    /// Whether its message was assembled in a buffer of the pool.
     pub(super) is_assembled: bool,
-    pub(super) stamp: Option<Stamp>,
+    /// Measurements, if the call is timed.
+    pub(super) timing: Option<CallTiming>,
 }
 
 impl ColdPart {
@@ -47,16 +48,16 @@ impl ColdPart {
         self.verifier.as_ref().map_or(OpaqueAuth::NONE, |(flavor, body)| OpaqueAuth { flavor: *flavor, body })
     }
 
-    /// Clears it; with `only_chunks` the rest is clear.
+    /// Clears all fields. With `only_chunks`, all fields but the chunks are clear already.
     fn clear(&mut self, only_chunks: bool) {
-        // Most calls with chunks have arguments in them, and no results.
+        // Most calls with chunks have Read chunks only.
         if only_chunks && !self.chunks.is_returned() {
             return self.chunks.clear_reads();
         }
-        let Self { chunks, verifier, peer, reservation, panic, is_dropped, is_assembled, stamp } = self;
+        let Self { chunks, verifier, peer, reservation, panic, is_dropped, is_assembled, timing } = self;
         chunks.clear();
         *verifier = None;
-        (*peer, *reservation, *panic, *stamp) = (None, None, None, None);
+        (*peer, *reservation, *panic, *timing) = (None, None, None, None);
         (*is_dropped, *is_assembled) = (false, false);
     }
 }
@@ -65,9 +66,9 @@ impl ColdPart {
 #[derive(Debug, Default)]
 pub(super) struct ColdSlot {
     part: Option<Box<ColdPart>>,
-    /// A cleared one, while the call has none.
+    /// A cleared cold part, while the call has none.
     spare: Option<Box<ColdPart>>,
-    /// Whether anything but the chunks is used.
+    /// Whether anything but the chunks of the cold part is used.
     has_more: bool,
 }
 
@@ -83,7 +84,8 @@ impl ColdSlot {
         self.has_more
     }
 
-    /// Whether the reply needs nothing of the cold part: the call has only Read chunks, which are not returned.
+    /// Whether the reply needs nothing of the cold part, because the call has at most Read chunks, which it does not
+    /// return.
     #[inline]
     pub(super) fn leaves_reply_plain(&self) -> bool {
         self.get().is_none_or(|cold| !self.has_more && !cold.chunks.is_returned())
@@ -95,7 +97,7 @@ impl ColdSlot {
         self.part.as_deref()
     }
 
-    /// The cold part, if the call has one, for changes.
+    /// The cold part, if the call has one, mutable.
     #[inline]
     pub(super) fn get_mut(&mut self) -> Option<&mut ColdPart> {
         self.part.as_deref_mut()
@@ -110,7 +112,7 @@ impl ColdSlot {
 
     /// Starts using the chunks of the cold part.
     #[inline]
-    pub(super) fn begin_chunks(&mut self) -> &mut Chunks {
+    pub(super) fn begin_chunks(&mut self) -> &mut CallChunks {
         &mut self.begin_part().chunks
     }
 
@@ -119,7 +121,7 @@ impl ColdSlot {
         self.part.get_or_insert_with(|| self.spare.take().unwrap_or_default())
     }
 
-    /// Clears the cold part, and ends its use.
+    /// Ends the use of the cold part, if the call has one, and clears it.
     #[inline]
     pub(super) fn end(&mut self) {
         if self.is_used() {

@@ -1,10 +1,10 @@
-//! A call as its handler sees it: arguments, chunks, results in place.
+//! A served call, as the engine holds it and as its handler sees it.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `state` | the states of a call, from its arrival to its reply; reuse of its memory |
-//! | `chunks` | its chunk lists, with the arguments and results that travel in chunks |
-//! | `cold_part` | state that most calls do not need |
+//! | `chunks` | the chunk lists of a call, with the arguments and results that travel in chunks |
+//! | `cold_part` | state that most calls do not need, in separate memory |
 
 mod chunks;
 mod cold_part;
@@ -18,22 +18,24 @@ use super::writer::{ResultTooLong, ResultWriter};
 use super::{NO_ENTRY, ProcedureName};
 use crate::cross_thread::return_queue::{Link, Linked};
 use crate::fabric::{QpId, ReceivedBuf};
-use crate::proto::{Failing, InboundId, Refusal};
+use crate::proto::{HandlerFailure, InboundId, Refusal};
 pub use crate::proto::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::wire::NoSpace;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, MAX_AUTH_LEN};
 use crate::wire::xdr::padded;
 
 use chunks::NO_CHUNKS;
-pub(crate) use chunks::{Chunks, LengthMismatch, ReadArguments, Results};
+pub(crate) use chunks::{CallChunks, LengthMismatch, ReadArguments, Results};
+pub(crate) use cold_part::CallTiming;
 use cold_part::ColdSlot;
-pub(crate) use cold_part::Stamp;
 pub(crate) use state::{
-    Admitted, Answered, Arrived, Call, CallPool, Header, Long, Ready, Refused, ReplyMessage, Replying, RpcMessage,
-    Unready,
+    Admitted, Answered, Arrived, CallPool, Long, ParsedHeader, Ready, Refused, ReplyMessage, Replying, RpcMessage,
+    ServedCall, Unready,
 };
 
-/// The caller's connection, to [call it back](crate::Server::call_back). Valid while the connection is open.
+/// The caller's connection, to [call it back](crate::Server::call_back).
+///
+/// It is valid while the connection is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     pub(crate) shard: u32,
@@ -41,20 +43,20 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Number of the connection, among all that its shard has had. For the C interface.
+    /// Number of the connection, unique among all connections that its shard has had. For the C interface.
     #[doc(hidden)]
     pub fn connection(self) -> u64 {
         u64::from(self.qp.generation) << 32 | u64::from(self.qp.slot)
     }
 
-    /// Index of its shard in the server. For the C interface.
+    /// Index of the connection's shard in the server. For the C interface.
     #[doc(hidden)]
     pub fn shard(self) -> u32 {
         self.shard
     }
 }
 
-/// Reasons why a result does not go into a Write chunk.
+/// Reason why a result cannot be sent in a Write chunk.
 ///
 /// `?` in a handler makes it a [`Refusal`]:
 ///
@@ -75,29 +77,29 @@ pub struct NoResult(NoResultCause);
 enum NoResultCause {
     #[error("no Write chunk {0}: not offered, or not declared (Procedure::write_chunks)")]
     NoChunk(usize),
-    #[error("Write chunk holds memory given by ServerCall::set_result")]
+    #[error("the Write chunk already has memory of ServerCall::set_result")]
     Shared,
     #[error(transparent)]
     TooLong(ResultTooLong),
-    #[error("no pool memory for the Write chunk (Procedure::results_from_handler: use ServerCall::set_result)")]
+    #[error("the Write chunk has no pool memory (Procedure::results_from_handler: use ServerCall::set_result)")]
     NoMemory,
 }
 
 impl NoResult {
-    /// No such Write chunk.
+    /// The call has no such Write chunk.
     pub(crate) fn no_chunk(index: usize) -> Self {
         Self(NoResultCause::NoChunk(index))
     }
 }
 
-/// For handlers that need a Write chunk: a call without one has bad arguments, if the procedure declares it.
+/// For handlers that need a Write chunk. A call without a declared one gets GARBAGE_ARGS.
 impl From<NoResult> for Refusal {
     fn from(NoResult(cause): NoResult) -> Self {
         match cause {
-            NoResultCause::NoChunk(index) => Self::failed(Failing::NoChunk, index, 0),
+            NoResultCause::NoChunk(index) => Self::failed(HandlerFailure::NoChunk, index, 0),
             NoResultCause::TooLong(error) => error.into(),
-            NoResultCause::Shared => Self::failed(Failing::Shared, 0, 0),
-            NoResultCause::NoMemory => Self::failed(Failing::NoMemory, 0, 0),
+            NoResultCause::Shared => Self::failed(HandlerFailure::Shared, 0, 0),
+            NoResultCause::NoMemory => Self::failed(HandlerFailure::NoMemory, 0, 0),
         }
     }
 }
@@ -142,22 +144,22 @@ impl<'a> CallInfo<'a> {
         self.message.credential()
     }
 
-    /// Address of the caller's host, unauthenticated; `None` without addresses.
+    /// Unauthenticated address of the caller's host; `None` on fabrics without addresses.
     ///
-    /// All connections of a host have the same one, across reconnects.
+    /// All connections of a host have the same address, across reconnects.
     pub fn peer_host(&self) -> Option<IpAddr> {
         self.from.host
     }
 
     /// Authenticated name of the caller's host, if any; see [`auth`](crate::auth).
     ///
-    /// It names the host, not the user: that one is in the [credential](Self::credential).
+    /// It names the host and not the user, whom the [credential](Self::credential) names.
     pub fn peer_identity(&self) -> Option<&'a str> {
         self.peer
     }
 }
 
-/// Properties of the connection for the handler and the reply.
+/// Properties of a call's connection that the handler and the reply need.
 #[derive(Clone, Copy, Debug, Default)]
 struct CallOrigin {
     shard: u32,
@@ -175,11 +177,11 @@ struct CallMessage {
     buf: Option<ReceivedBuf>,
     /// Offset of its first byte in the buffer.
     at: u32,
-    /// Offset of its arguments there.
+    /// Offset of its arguments in the buffer.
     args_at: u32,
 }
 
-/// Words of the RPC header of a call (RFC 5531 §9), by their place in it.
+/// Indices of words in the RPC header of a call (RFC 5531 §9).
 const PROGRAM: usize = 3;
 const VERSION: usize = 4;
 const PROCEDURE: usize = 5;
@@ -215,12 +217,12 @@ impl CallMessage {
     }
 }
 
-/// The reply: its results while the handler runs, then all of its RPC message.
+/// The reply: its results while the handler runs, then its whole RPC message.
 #[derive(Debug, Default)]
 struct ReplyBuffer {
-    /// `None` before it has memory, and after its transfer.
+    /// `None` before the reply has memory, and after it was taken.
     buf: Option<Buf>,
-    /// Offset of its first byte, after room for headers.
+    /// Offset of the first byte, behind the room for headers.
     at: usize,
     len: usize,
 }
@@ -234,7 +236,7 @@ impl ReplyBuffer {
     }
 }
 
-/// A call in any [state](Call). A state exposes the fields that are valid in it.
+/// The fields of a call in any [state](ServedCall). A state exposes those that are valid in it.
 #[derive(Debug, Default)]
 pub(crate) struct CallParts {
     from: CallOrigin,
@@ -246,7 +248,7 @@ pub(crate) struct CallParts {
     /// Index of the procedure's entry in the services.
     entry: usize,
     reply: ReplyBuffer,
-    /// Refusal instead of results.
+    /// Refusal that is sent instead of results, if any.
     refusal: Option<Refusal>,
     cold: ColdSlot,
     /// Link of the queue of returned calls.
@@ -264,13 +266,13 @@ impl CallParts {
         self.from.qp
     }
 
-    /// Program, version and procedure, as in its RPC header; zeroes before its arrival.
+    /// Program, version and procedure of its RPC header; zeroes before its message has arrived.
     pub(crate) fn name(&self) -> ProcedureName {
         let [program, version, procedure] = [PROGRAM, VERSION, PROCEDURE].map(|at| self.message.word(at));
         ProcedureName { program, version, procedure }
     }
 
-    /// Name of its procedure, if the services have such a procedure: callers choose any other.
+    /// Name of its procedure, if the services have such a procedure. Callers can choose any other numbers.
     pub(crate) fn known_name(&self) -> Option<ProcedureName> {
         self.known_entry().map(|_| self.name())
     }
@@ -287,12 +289,12 @@ impl CallParts {
 
     /// Its chunk lists.
     #[inline]
-    pub(crate) fn chunks(&self) -> &Chunks {
+    pub(crate) fn chunks(&self) -> &CallChunks {
         self.cold.get().map_or(NO_CHUNKS, |cold| &cold.chunks)
     }
 
     #[inline]
-    fn chunks_mut(&mut self) -> Option<&mut Chunks> {
+    fn chunks_mut(&mut self) -> Option<&mut CallChunks> {
         self.cold.get_mut().map(|cold| &mut cold.chunks)
     }
 
@@ -301,7 +303,7 @@ impl CallParts {
         self.inv_handle
     }
 
-    /// Whether it has no chunks, neither to read nor to return.
+    /// Whether it has neither chunks to read nor chunks to return.
     pub(crate) fn is_short(&self) -> bool {
         !self.cold.is_used() || !(self.returns() || self.fetches())
     }
@@ -326,7 +328,7 @@ impl CallParts {
         self.message.buf.is_some() && self.cold.get().is_some_and(|cold| cold.is_assembled)
     }
 
-    /// Whether its handler has taken it, and dropped it unanswered.
+    /// Whether its handler has taken the call, and dropped it unanswered.
     pub(crate) fn was_dropped(&self) -> bool {
         self.cold.get().is_some_and(|cold| cold.is_dropped)
     }
@@ -341,17 +343,17 @@ impl CallParts {
 
 /// A call at the server, as its handler sees it; `Send`.
 ///
-/// Handlers get it by reference; while they run it is theirs alone, on any thread.
+/// Handlers get it by reference, on any thread. While a handler runs, only it can access the call.
 ///
-/// Only the engine makes one. Its size is unknown at compile time, so that it cannot be exchanged for another one
-/// ([`std::mem::swap`]): each call is answered as itself. That is the purpose of `T`.
+/// Only the engine creates calls. The type parameter `T` makes the size unknown at compile time, so that a handler
+/// cannot exchange two calls ([`std::mem::swap`]) and answer the wrong one.
 #[derive(Debug)]
 pub struct ServerCall<T: ?Sized = [()]> {
     parts: CallParts,
     _no_size: T,
 }
 
-/// A call as the engine holds it: with a known size.
+/// A call as the engine holds it, with a known size.
 pub(crate) type OwnedCall = ServerCall<[(); 0]>;
 
 impl Linked for OwnedCall {
@@ -361,10 +363,10 @@ impl Linked for OwnedCall {
 }
 
 impl<T: ?Sized> ServerCall<T> {
-    /// Most bytes of inline results that the reply can carry.
+    /// Maximum bytes of inline results that the reply can carry.
     ///
-    /// They travel in one message, in several where the version has them, or in the Reply chunk of the caller. The
-    /// memory of the reply holds them.
+    /// They travel in one message, in several messages in version 2, or in the Reply chunk of the caller. The memory of
+    /// the reply bounds them, too.
     pub fn reply_room(&self) -> usize {
         let inline = (self.parts.from.reply_room as usize).saturating_sub(self.parts.chunks().returned().encoded_len());
         let chunk = self.parts.chunks().reply_capacity().unwrap_or(0);
@@ -375,14 +377,13 @@ impl<T: ?Sized> ServerCall<T> {
 
     /// Sets the verifier of the reply (RFC 5531 §8.2); may allocate.
     ///
-    /// It goes with a success, and with a refusal that RPC accepts (all but [`Refusal::Authentication`] and
+    /// It is sent with a success, and with a refusal that RPC calls accepted (all but [`Refusal::Authentication`] and
     /// [`Refusal::RpcMismatch`]). Call this before [`reply_room`](Self::reply_room). Clients with a credential other
-    /// than AUTH_NONE and AUTH_SYS have room for any verifier; others have what the reply leaves of their message or
-    /// Reply chunk.
+    /// than AUTH_NONE and AUTH_SYS reserve room for any verifier. With other clients, the verifier must fit beside the
+    /// reply into their message or Reply chunk.
     ///
     /// A [cached](super::Procedure::cached) procedure repeats the verifier with the results. Where each message needs
-    /// its own, as with RPCSEC_GSS, use a separate
-    /// [`DuplicateRequestCache`](super::duplicate_requests::DuplicateRequestCache) in the service.
+    /// its own verifier, as with RPCSEC_GSS, the service needs a duplicate request cache of its own.
     ///
     /// # Errors
     /// The body is longer than 400 bytes, or not empty for AUTH_NONE.
@@ -396,7 +397,7 @@ impl<T: ?Sized> ServerCall<T> {
         Ok(())
     }
 
-    /// Inline arguments, in the receive buffer; Read chunks are apart.
+    /// Inline arguments, in the receive buffer; Read chunks are separate.
     #[inline]
     pub fn args(&self) -> &[u8] {
         self.parts.message.args()
@@ -414,14 +415,14 @@ impl<T: ?Sized> ServerCall<T> {
         self.parts.chunks().arguments.0.get(index)?.buf.as_deref()
     }
 
-    /// Position of a Read chunk: the byte of the unreduced arguments.
+    /// Position of a Read chunk: its first byte in the unreduced arguments.
     pub fn read_chunk_at(&self, index: usize) -> Option<usize> {
         self.parts.chunks().arguments.0.get(index).map(|argument| argument.at as usize)
     }
 
     /// Takes a Read chunk, to keep it or [send it](Self::set_result).
     ///
-    /// It is immutable, holds no other data, and may be dropped on any thread.
+    /// The buffer is immutable, holds no other data, and may be dropped on any thread.
     #[must_use]
     pub fn take_read_chunk(&mut self, index: usize) -> Option<Frozen> {
         self.parts.cold.get_mut()?.chunks.arguments.0.get_mut(index)?.buf.take().map(Buf::freeze)
@@ -429,8 +430,8 @@ impl<T: ?Sized> ServerCall<T> {
 
     /// Bytes of the caller's Write chunk; `None` if not offered.
     ///
-    /// An empty chunk counts as not offered: its caller wants the result inline (RFC 8166 §4.3.2.3). The engine returns
-    /// it in the reply.
+    /// An empty chunk counts as not offered, because it requests the result inline (RFC 8166 §4.3.2.3). The engine
+    /// returns the empty chunk in the reply.
     pub fn write_chunk_capacity(&self, index: usize) -> Option<usize> {
         let result = self.parts.chunks().results.get(index).filter(|result| result.has_room());
         result.map(|result| result.capacity as usize)
@@ -443,16 +444,17 @@ impl<T: ?Sized> ServerCall<T> {
 
     /// Writer of a Write chunk's result, in the memory sent.
     ///
-    /// The written bytes are the result. Its room is what the chunk, and the procedure's declaration, allow.
+    /// The written bytes are the result. Its room is limited by the chunk and by the procedure's declaration.
     ///
     /// # Errors
-    /// The caller offers no such chunk, or an empty one: it wants the result inline. Or the chunk has no pool memory.
+    /// The caller offers no such chunk, or an empty one, which requests the result inline; or the chunk has no pool
+    /// memory.
     #[inline]
     pub fn result_writer(&mut self, index: usize) -> Result<ResultWriter<'_>, NoResult> {
         self.results().into_writer(index)
     }
 
-    /// The arena of the shard's own memory.
+    /// Arena of the shard's own memory.
     #[doc(hidden)]
     pub fn arena(&self) -> Option<ArenaId> {
         self.parts.reply.buf.as_ref().map(Buf::arena)
@@ -460,11 +462,11 @@ impl<T: ?Sized> ServerCall<T> {
 
     /// Sends the service's own memory as a result, without a copy.
     ///
-    /// Its arena must be the shard's own or one of [`memory.arenas`](crate::config::MemoryConfig::arenas): otherwise
+    /// Its arena must be the shard's own or one of [`memory.arenas`](crate::config::MemoryConfig::arenas). Otherwise
     /// the caller gets SYSTEM_ERR, and the log names the cause.
     ///
     /// # Errors
-    /// The caller offers no such chunk, or an empty one: it wants the result inline. Or the chunk is too short.
+    /// The caller offers no such chunk, or an empty one, which requests the result inline; or the chunk is too short.
     #[doc(alias = "zero copy")]
     pub fn set_result(&mut self, index: usize, bytes: Frozen) -> Result<(), NoResult> {
         self.results().share(index, bytes)
@@ -472,11 +474,11 @@ impl<T: ?Sized> ServerCall<T> {
 
     /// Room for `len` bytes of inline results, in the memory sent.
     ///
-    /// Bytes already written are kept, the rest is zero; a [writer](Self::reply_writer) is faster for long results.
+    /// Bytes already written are kept, and the rest is zero. A [writer](Self::reply_writer) is faster for long results.
     ///
     /// # Errors
-    /// `len` exceeds the buffer, which holds the declared [`Procedure::max_reply`](super::Procedure::max_reply) or a
-    /// little more.
+    /// `len` exceeds the buffer, which holds the declared [`Procedure::max_reply`](super::Procedure::max_reply) or
+    /// slightly more.
     #[inline]
     pub fn reply_mut(&mut self, len: usize) -> Result<&mut [u8], NoSpace> {
         let (room, written) = self.parts.reply.room();
@@ -492,7 +494,7 @@ impl<T: ?Sized> ServerCall<T> {
     /// Writer of inline results, in the memory sent.
     ///
     /// The written bytes are the result. Its room is the declared
-    /// [`Procedure::max_reply`](super::Procedure::max_reply), or a little more.
+    /// [`Procedure::max_reply`](super::Procedure::max_reply), or slightly more.
     #[inline]
     pub fn reply_writer(&mut self) -> ResultWriter<'_> {
         self.args_and_writer().1
@@ -507,7 +509,7 @@ impl<T: ?Sized> ServerCall<T> {
     }
 }
 
-/// Arguments of a call: the inline ones, and those in Read chunks, if any.
+/// Arguments of a call: the inline arguments, and the arguments in Read chunks, if any.
 pub(crate) type CallArguments<'a> = (&'a [u8], Option<&'a ReadArguments>);
 
 /// Memory of a call's results.
@@ -518,12 +520,12 @@ pub(crate) struct ResultRoom<'a> {
     pub(crate) len: &'a mut usize,
     /// Results in Write chunks.
     pub(crate) results: Results<'a>,
-    /// Most bytes of inline results that the reply can carry.
+    /// Maximum bytes of inline results that the reply can carry.
     pub(crate) room: usize,
 }
 
 impl ResultRoom<'_> {
-    /// This memory for a shorter time.
+    /// This memory, borrowed for a shorter time.
     #[inline]
     pub(crate) fn reborrow(&mut self) -> ResultRoom<'_> {
         ResultRoom { inline: self.inline, len: self.len, results: self.results.reborrow(), room: self.room }
@@ -531,7 +533,9 @@ impl ResultRoom<'_> {
 }
 
 impl<T: ?Sized> ServerCall<T> {
-    /// The call in parts. `needs_room` tells whether results may be written into the reply ahead of the others.
+    /// Splits the call into header, arguments, and memory for results.
+    ///
+    /// `needs_room` says whether an eligible result may be written into the reply before the other ones.
     #[inline(always)]
     pub(crate) fn split(&mut self, needs_room: bool) -> (CallInfo<'_>, CallArguments<'_>, ResultRoom<'_>) {
         let room = if needs_room { self.reply_room() } else { 0 };

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use rpcrdma_mempool::{ArenaId, Buf};
 
-use super::chunks::{Chunks, LengthMismatch, ReadArgument};
-use super::cold_part::Stamp;
+use super::chunks::{CallChunks, LengthMismatch, ReadArgument};
+use super::cold_part::CallTiming;
 use super::{CallOrigin, CallParts, OwnedCall, ReplyBuffer, ServerCall};
 use crate::binding::Binding;
 use crate::fabric::{QpId, ReceivedBuf};
@@ -22,7 +22,7 @@ use crate::service::duplicate_requests::CacheReservation;
 use crate::service::{NO_ENTRY, REFUSAL_LEN};
 use crate::wire::rpc::{self, ACCEPTED_REPLY_LEN, AcceptStat, OpaqueAuth, ReplyBody, ReplyHeader};
 
-/// State of a call that has arrived: its headers are being decoded.
+/// State of a call that has arrived, and whose headers are being decoded.
 #[derive(Debug)]
 pub(crate) enum Arrived {}
 /// State of a call whose RPC message is in a chunk that is not read yet (RFC 8166 §3.5.3).
@@ -31,7 +31,7 @@ pub(crate) enum Long {}
 /// State of a call whose message and procedure are known, and whose chunks match the declaration.
 #[derive(Debug)]
 pub(crate) enum Admitted {}
-/// State of a call with the declared memory; its Read chunks are complete when the handler runs.
+/// State of a call that has its declared memory. Its Read chunks are complete when the handler runs.
 #[derive(Debug)]
 pub(crate) enum Ready {}
 /// State of a call whose handler has finished.
@@ -44,14 +44,14 @@ pub(crate) enum Refused {}
 #[derive(Debug)]
 pub(crate) enum Replying {}
 
-/// A call in the state `S`.
+/// A served call, in the state `S`.
 #[derive(Debug)]
-pub(crate) struct Call<S> {
+pub(crate) struct ServedCall<S> {
     memory: Box<OwnedCall>,
     _state: PhantomData<fn() -> S>,
 }
 
-impl<S> Deref for Call<S> {
+impl<S> Deref for ServedCall<S> {
     type Target = CallParts;
 
     fn deref(&self) -> &CallParts {
@@ -72,29 +72,30 @@ impl RpcMessage {
     }
 }
 
-/// RPC message of a reply, or its unsent rest.
+/// RPC message of a reply, or the unsent rest of it.
 #[derive(Debug)]
 pub(crate) struct ReplyMessage {
     pub(crate) buf: Buf,
     /// Offset and length in the buffer. Its transport header fits in front of it.
     pub(crate) at: usize,
     pub(crate) len: usize,
-    /// Whether its call needs nothing else.
+    /// Whether the reply needs nothing else of its call, such as chunks.
     pub(crate) plain: bool,
 }
 
-/// Decoded RPC header of a call.
+/// Parsed RPC header of a call: its procedure and length.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Header {
+pub(crate) struct ParsedHeader {
     /// Index of the procedure's entry.
     pub(crate) entry: usize,
     /// Bytes of the header.
     pub(crate) len: usize,
 }
 
-impl<S> Call<S> {
-    fn becomes<T>(self) -> Call<T> {
-        Call::in_memory(self.memory)
+impl<S> ServedCall<S> {
+    /// The call in another state.
+    fn into_state<T>(self) -> ServedCall<T> {
+        ServedCall::in_memory(self.memory)
     }
 
     /// The call in this memory.
@@ -110,26 +111,26 @@ impl<S> Call<S> {
         &mut self.memory.parts
     }
 
-    /// Its chunk lists, for changes.
-    pub(crate) fn chunks_mut(&mut self) -> Option<&mut Chunks> {
+    /// Its chunk lists, mutable.
+    pub(crate) fn chunks_mut(&mut self) -> Option<&mut CallChunks> {
         self.parts().chunks_mut()
     }
 
-    /// Answers it without results, or not at all.
-    pub(crate) fn refuse(self) -> Call<Refused> {
-        self.becomes()
+    /// Refuses the call, which is then answered without results, or not at all.
+    pub(crate) fn refuse(self) -> ServedCall<Refused> {
+        self.into_state()
     }
 
-    /// Takes its measurements, if it is timed: once.
-    pub(crate) fn take_stamp(&mut self) -> Option<Stamp> {
-        self.parts().cold.get_mut()?.stamp.take()
+    /// Takes its measurements, once, if it is timed.
+    pub(crate) fn take_timing(&mut self) -> Option<CallTiming> {
+        self.parts().cold.get_mut()?.timing.take()
     }
 
     /// Ends the call: frees its buffers, and returns its memory for reuse.
     #[inline(always)]
     fn end(mut self) -> Box<OwnedCall> {
         let CallParts { message, reply, cold, .. } = self.parts();
-        // Most calls have neither buffer any more.
+        // The conditions are for most calls, which have neither buffer any more.
         if message.buf.is_some() {
             message.buf = None;
         }
@@ -141,7 +142,7 @@ impl<S> Call<S> {
     }
 }
 
-impl Call<Arrived> {
+impl ServedCall<Arrived> {
     /// A call in reused memory.
     #[inline]
     fn in_reused(mut memory: Box<OwnedCall>, qp: QpId, id: InboundId) -> Self {
@@ -164,14 +165,14 @@ impl Call<Arrived> {
         (from.host, from.reply_room) = (host, reply_room);
     }
 
-    /// Times it from its arrival, in nanoseconds.
+    /// Starts timing the call, which arrived at this time in nanoseconds.
     #[inline(never)]
-    pub(crate) fn stamp(&mut self, arrived: u64) {
-        self.parts().cold.begin().stamp = Some(Stamp { arrived, bytes_in: 0, bytes_out: 0 });
+    pub(crate) fn start_timing(&mut self, arrived: u64) {
+        self.parts().cold.begin().timing = Some(CallTiming { arrived, bytes_in: 0, bytes_out: 0 });
     }
 
-    /// Stores values of its transport header.
-    pub(crate) fn set_head(&mut self, xid: u32, inv_handle: u32) {
+    /// Stores values of its transport header: the XID, and the handle to invalidate.
+    pub(crate) fn set_transport_header(&mut self, xid: u32, inv_handle: u32) {
         let parts = self.parts();
         (parts.xid, parts.inv_handle) = (xid, inv_handle);
     }
@@ -181,7 +182,7 @@ impl Call<Arrived> {
     }
 
     /// Starts its chunk lists.
-    pub(crate) fn begin_chunks(&mut self) -> &mut Chunks {
+    pub(crate) fn begin_chunks(&mut self) -> &mut CallChunks {
         self.parts().cold.begin_chunks()
     }
 
@@ -190,63 +191,67 @@ impl Call<Arrived> {
         self.parts().cold.begin().is_assembled = true;
     }
 
-    /// Admits it: its message is complete.
+    /// Admits the call, whose message is complete.
     #[inline(always)]
-    pub(crate) fn admit(mut self, message: RpcMessage, header: Header) -> Call<Admitted> {
+    pub(crate) fn admit(mut self, message: RpcMessage, header: ParsedHeader) -> ServedCall<Admitted> {
         let parts = self.parts();
         parts.message.put(message, header.len);
         parts.entry = header.entry;
-        self.becomes()
+        self.into_state()
     }
 
-    /// Refuses it: its message is complete.
+    /// Refuses the call, whose message is complete.
     #[cold]
-    pub(crate) fn refuse_message(mut self, message: RpcMessage) -> Call<Refused> {
+    pub(crate) fn refuse_message(mut self, message: RpcMessage) -> ServedCall<Refused> {
         self.parts().message.put(message, 0);
         self.refuse()
     }
 
-    /// Makes it a call whose message has to be read from a chunk, or that is refused.
-    pub(crate) fn into_long(self) -> Call<Long> {
-        self.becomes()
+    /// The call as one whose message has to be read from a chunk.
+    pub(crate) fn into_long(self) -> ServedCall<Long> {
+        self.into_state()
     }
 }
 
-impl Call<Long> {
-    /// Records that its message was read.
-    pub(crate) fn into_arrived(mut self) -> Call<Arrived> {
+impl ServedCall<Long> {
+    /// The call after its message was read from the chunk.
+    pub(crate) fn into_arrived(mut self) -> ServedCall<Arrived> {
         if let Some(chunks) = self.chunks_mut() {
             chunks.drop_message();
         }
-        self.becomes()
+        self.into_state()
     }
 }
 
-impl Call<Admitted> {
+impl ServedCall<Admitted> {
     /// Sets the peer's authenticated name.
     pub(crate) fn set_peer_name(&mut self, peer: &Arc<str>) {
         self.parts().cold.begin().peer = Some(Arc::clone(peer));
     }
 
-    /// Prepares the call with memory for its reply only. Results start at byte `results_at` of the memory.
+    /// Prepares the call with memory for its reply only, in which results start at byte `results_at`.
     #[inline(always)]
-    pub(crate) fn with_reply_buffer(mut self, reply: Buf, results_at: usize) -> Call<Ready> {
+    pub(crate) fn with_reply_buffer(mut self, reply: Buf, results_at: usize) -> ServedCall<Ready> {
         let parts = self.parts();
         debug_assert!(parts.reply.buf.is_none());
         parts.reply.buf.get_or_insert(reply);
         (parts.reply.at, parts.reply.len) = (results_at, 0);
-        self.becomes()
+        self.into_state()
     }
 
-    /// Prepares the call with memory for its reply, and by `alloc` with pool memory for results of at most
-    /// `longest_result` bytes each. Returns the call unprepared without enough memory.
+    /// Prepares the call with memory for its reply and its results.
+    ///
+    /// `alloc` allocates pool memory for results of at most `longest_result` bytes each.
+    ///
+    /// # Errors
+    /// Returns the call unprepared if there is not enough memory.
     #[inline(always)]
     pub(crate) fn prepare(
         mut self,
         reply: Option<(Buf, usize)>,
         longest_result: u32,
         alloc: Option<impl FnMut(usize) -> Option<Buf>>,
-    ) -> Result<Call<Ready>, Self> {
+    ) -> Result<ServedCall<Ready>, Self> {
         let Some((reply, results_at)) = reply else { return Err(self) };
         if let Some(chunks) = self.chunks_mut()
             && !chunks.prepare_results(longest_result, alloc)
@@ -258,11 +263,11 @@ impl Call<Admitted> {
     }
 }
 
-/// A call without the memory that it needs.
+/// A call that waits for the memory that it needs.
 #[derive(Debug)]
 pub(crate) enum Unready {
-    Long(Call<Long>),
-    Admitted(Call<Admitted>),
+    Long(ServedCall<Long>),
+    Admitted(ServedCall<Admitted>),
 }
 
 impl Deref for Unready {
@@ -277,7 +282,7 @@ impl Deref for Unready {
 }
 
 impl Unready {
-    pub(crate) fn refuse(self) -> Call<Refused> {
+    pub(crate) fn refuse(self) -> ServedCall<Refused> {
         match self {
             Self::Long(call) => call.refuse(),
             Self::Admitted(call) => call.refuse(),
@@ -285,20 +290,20 @@ impl Unready {
     }
 }
 
-impl Call<Ready> {
-    /// The handler's view of it.
+impl ServedCall<Ready> {
+    /// The call as its handler sees it.
     #[inline]
     pub(crate) fn view(&self) -> &ServerCall {
         &*self.memory
     }
 
-    /// The handler's view of it, mutable.
+    /// The call as its handler sees it, mutable.
     #[inline]
     pub(crate) fn view_mut(&mut self) -> &mut ServerCall {
         &mut *self.memory
     }
 
-    /// Adds an argument at this position before its Read. Returns its index.
+    /// Adds an argument at this position, before it is read. Returns its index.
     #[inline]
     pub(crate) fn push_argument(&mut self, position: u32) -> usize {
         let CallParts { message, cold, .. } = self.parts();
@@ -307,10 +312,10 @@ impl Call<Ready> {
         arguments.len() - 1
     }
 
-    /// Cuts Read chunks to the lengths of their arguments.
+    /// Trims Read chunks to the lengths of their arguments.
     ///
     /// # Errors
-    /// The word in front of a chunk, if there is one, is not the count of its bytes, as the binding declares it.
+    /// The word in front of a chunk is not the length of its argument, although the binding declares a length word.
     pub(crate) fn trim_arguments(&mut self, binding: &Binding) -> Result<(), LengthMismatch> {
         let CallParts { message, cold, .. } = self.parts();
         cold.get_mut().map_or(Ok(()), |cold| cold.chunks.trim_arguments(message.args(), binding))
@@ -322,57 +327,57 @@ impl Call<Ready> {
     }
 
     /// Frees the memory of the reply, arguments and results, so that the call can wait.
-    pub(crate) fn give_back(mut self) -> Call<Admitted> {
+    pub(crate) fn release_memory(mut self) -> ServedCall<Admitted> {
         self.parts().reply.buf = None;
         if let Some(chunks) = self.chunks_mut() {
             chunks.release();
         }
-        self.becomes()
+        self.into_state()
     }
 
-    /// Ends its handler, with results or a refusal.
+    /// The call after its handler has ended, with results or a refusal.
     #[inline(always)]
-    pub(crate) fn answered(mut self, outcome: Result<(), Refusal>) -> Call<Answered> {
+    pub(crate) fn answered(mut self, outcome: Result<(), Refusal>) -> ServedCall<Answered> {
         self.parts().refusal = outcome.err();
-        let mut answered: Call<Answered> = self.becomes();
-        // A call that has run must not run again, even if its connection has closed.
+        let mut answered: ServedCall<Answered> = self.into_state();
+        // The reply is kept even if the connection has closed, because a call that has run must not run again.
         if answered.parts().cold.has_more() {
             answered.keep_for_retransmissions();
         }
         answered
     }
 
-    /// Ends its handler with a refusal.
+    /// The call after its handler has refused it.
     #[cold]
-    pub(in crate::service) fn refused(self, refusal: Refusal) -> Call<Answered> {
+    pub(in crate::service) fn refused(self, refusal: Refusal) -> ServedCall<Answered> {
         self.answered(Err(refusal))
     }
 
-    /// Ends its handler by a panic with this text.
+    /// The call after its handler has panicked with this text.
     #[cold]
-    pub(in crate::service) fn panicked(mut self, panic: Box<str>) -> Call<Answered> {
+    pub(in crate::service) fn panicked(mut self, panic: Box<str>) -> ServedCall<Answered> {
         self.parts().cold.begin().panic = Some(panic);
         self.answered(Err(Refusal::SystemError))
     }
 
-    /// Ends a call of a closed connection that did not run, so that its retransmission runs.
+    /// The call, of a closed connection, that did not run, so that its retransmission runs.
     #[cold]
-    pub(crate) fn skipped(mut self) -> Call<Answered> {
+    pub(crate) fn skipped(mut self) -> ServedCall<Answered> {
         if let Some(reservation) = self.parts().cold.get_mut().and_then(|cold| cold.reservation.take()) {
             reservation.forget();
         }
         self.dropped()
     }
 
-    /// Ends a deferred call that was dropped.
+    /// The deferred call after it was dropped without an answer.
     #[cold]
-    pub(in crate::service) fn dropped(mut self) -> Call<Answered> {
+    pub(in crate::service) fn dropped(mut self) -> ServedCall<Answered> {
         self.parts().cold.begin().is_dropped = true;
         self.answered(Err(Refusal::SystemError))
     }
 }
 
-impl Call<Answered> {
+impl ServedCall<Answered> {
     /// Keeps its reply in the duplicate request cache, if the procedure has one.
     #[inline(never)]
     fn keep_for_retransmissions(&mut self) {
@@ -384,22 +389,24 @@ impl Call<Answered> {
                 let (room, len) = reply.room();
                 reservation.finish(cold.verifier(), room.get(..*len).unwrap_or_default());
             }
-            // Its effects are unknown.
+            // The effects of the call are unknown, so dropping the reservation marks the reply as lost.
             Some(Refusal::SystemError | Refusal::Failed { .. } | Refusal::NoReply) => drop(reservation),
             Some(_) => reservation.forget(),
         }
     }
 
-    /// Refusal instead of results, if any.
+    /// Outcome of the call; an error is the refusal that is sent instead of results.
     #[inline]
     pub(crate) fn outcome(&self) -> Result<(), Refusal> {
         self.refusal.map_or(Ok(()), Err)
     }
 
-    /// Completes and takes the reply of an ordinary call; otherwise returns the call. Results, if any, are in its
-    /// message, which begins at byte `at`, after a header without verifier.
+    /// Completes and takes the reply of a plain call, whose message begins at byte `at`.
+    ///
+    /// # Errors
+    /// Returns a call with a refusal, a verifier, or chunks that the reply returns.
     #[inline(always)]
-    pub(crate) fn complete_plain(mut self, at: usize) -> Result<(Call<Replying>, ReplyMessage), Self> {
+    pub(crate) fn complete_plain(mut self, at: usize) -> Result<(ServedCall<Replying>, ReplyMessage), Self> {
         let CallParts { xid, reply, refusal, cold, .. } = self.parts();
         if refusal.is_some() || !cold.leaves_reply_plain() || reply.at != at + ACCEPTED_REPLY_LEN {
             return Err(self);
@@ -409,7 +416,7 @@ impl Call<Answered> {
             rpc::emit_accepted_success(header, *xid);
         }
         let message = ReplyMessage { buf, at, len: reply.len + ACCEPTED_REPLY_LEN, plain: true };
-        Ok((self.becomes(), message))
+        Ok((self.into_state(), message))
     }
 
     /// Text of its handler's panic, if any.
@@ -429,10 +436,10 @@ impl Call<Answered> {
     pub(crate) fn record_bytes(&mut self) {
         let CallParts { message, reply, refusal, cold, .. } = self.parts();
         let Some(cold) = cold.get_mut() else { return };
-        let Some(stamp) = &mut cold.stamp else { return };
-        stamp.bytes_in = message.args().len() as u64 + cold.chunks.read_bytes();
+        let Some(timing) = &mut cold.timing else { return };
+        timing.bytes_in = message.args().len() as u64 + cold.chunks.read_bytes();
         if refusal.is_none() {
-            stamp.bytes_out = (reply.len + cold.chunks.result_bytes()) as u64;
+            timing.bytes_out = (reply.len + cold.chunks.result_bytes()) as u64;
         }
     }
 
@@ -441,8 +448,9 @@ impl Call<Answered> {
         self.cold.get().is_some_and(|cold| cold.verifier.is_some())
     }
 
-    /// Moves its results to byte `at` of the reply's buffer, or of a longer one, unless they are that far back. False
-    /// without memory.
+    /// Moves its results to byte `at` of the reply's buffer, or of a longer one, unless they start there or behind.
+    ///
+    /// Returns false without memory.
     #[cold]
     pub(crate) fn move_results(&mut self, at: usize, alloc: impl FnOnce(usize) -> Option<Buf>) -> bool {
         let reply = &mut self.parts().reply;
@@ -463,9 +471,9 @@ impl Call<Answered> {
         true
     }
 
-    /// Writes its RPC reply header in front of its results, if it fits.
+    /// Writes the RPC reply header in front of the results.
     #[inline(always)]
-    pub(crate) fn complete(mut self) -> Call<Replying> {
+    pub(crate) fn complete(mut self) -> ServedCall<Replying> {
         let header_len = self.header_len();
         let CallParts { xid, reply: ReplyBuffer { buf, at, len }, cold, .. } = self.parts();
         let end = *at;
@@ -473,33 +481,35 @@ impl Call<Answered> {
         if let Some(header) = buf.as_mut().and_then(|buf| buf.full_mut().get_mut(*at..end)) {
             match cold.get().filter(|cold| cold.verifier.is_some()) {
                 None => _ = rpc::emit_accepted_success(header, *xid),
-                Some(cold) => emit_verified(header, *xid, cold.verifier()),
+                Some(cold) => emit_success_with_verifier(header, *xid, cold.verifier()),
             }
         }
-        self.becomes()
+        self.into_state()
     }
 }
 
+/// Writes the RPC header of a successful reply with a verifier.
 #[inline(never)]
-fn emit_verified(out: &mut [u8], xid: u32, verifier: OpaqueAuth<'_>) {
+fn emit_success_with_verifier(out: &mut [u8], xid: u32, verifier: OpaqueAuth<'_>) {
     let body = ReplyBody::Accepted { verifier, stat: AcceptStat::Success };
     let written = ReplyHeader { xid, body }.emit(out);
     debug_assert_eq!(written, Ok(out.len()));
 }
 
-impl Call<Refused> {
-    /// Writes its reply, without results, at byte `at` of the first buffer with room. That is the one of its reply, of
-    /// its message, or a new one.
+impl ServedCall<Refused> {
+    /// Writes its reply, without results, at byte `at` of a buffer.
+    ///
+    /// The buffer is that of its reply, that of its message, or a new one: the first with room.
     ///
     /// # Errors
-    /// Out of memory.
+    /// Returns the call if no memory is left.
     #[cold]
     pub(crate) fn compose(
         mut self,
         body: ReplyBody<'_>,
         at: usize,
         alloc: impl FnOnce(usize) -> Option<Buf>,
-    ) -> Result<Call<Replying>, Self> {
+    ) -> Result<ServedCall<Replying>, Self> {
         let CallParts { xid, message, reply, cold, .. } = self.parts();
         let verifier = cold.get_mut().map_or(OpaqueAuth::NONE, |cold| {
             cold.chunks.results.iter_mut().for_each(|result| result.len = 0);
@@ -520,17 +530,17 @@ impl Call<Refused> {
         let written = reply.buf.as_mut().and_then(|buf| header.emit(buf.full_mut().get_mut(at..)?).ok());
         let Some(len) = written else { return Err(self) };
         (reply.at, reply.len) = (at, len);
-        Ok(self.becomes())
+        Ok(self.into_state())
     }
 }
 
-impl Call<Replying> {
+impl ServedCall<Replying> {
     /// Bytes of the RPC message of its reply.
     pub(crate) fn reply_len(&self) -> usize {
         self.reply.len
     }
 
-    /// Bytes of its reply, and of its results in chunks.
+    /// Bytes of its reply, including its results in chunks.
     pub(crate) fn bytes(&self) -> usize {
         self.reply.len + self.chunks().result_bytes()
     }
@@ -543,7 +553,7 @@ impl Call<Replying> {
         Some(ReplyMessage { buf: buf.take()?, at: *at, len: *len, plain })
     }
 
-    /// Stores its reply, which has to wait.
+    /// Stores its reply, which has to wait before it is sent.
     pub(crate) fn with_reply(mut self, buf: Buf, at: usize, len: usize) -> Self {
         self.parts().reply = ReplyBuffer { buf: Some(buf), at, len };
         self
@@ -561,14 +571,14 @@ impl Call<Replying> {
     }
 }
 
-/// Memory of served calls: kept for reuse, so that a call allocates none.
+/// Pool of the memory of served calls, so that a call allocates none.
 #[derive(Debug, Default)]
 pub(crate) struct CallPool {
-    #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
+    #[expect(clippy::vec_box, reason = "the pool keeps the boxes themselves")]
     spare: Vec<Box<OwnedCall>>,
-    /// The box returned last, while unused: most calls end before the next arrives.
+    /// The box returned last, while unused. It serves most calls, which end before the next one arrives.
     last: Option<Box<OwnedCall>>,
-    /// Index of their shard.
+    /// Index of the shard.
     pub(crate) shard: u32,
 }
 
@@ -578,21 +588,21 @@ impl CallPool {
         self.spare.len() + usize::from(self.last.is_some())
     }
 
-    /// Takes a box for a call that arrived on this connection, by this name.
+    /// Takes a box for a call that arrived on this connection, with this identifier.
     #[inline(always)]
-    pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> Call<Arrived> {
+    pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> ServedCall<Arrived> {
         match self.last.take().or_else(|| self.spare.pop()) {
-            Some(memory) => Call::in_reused(memory, qp, id),
-            None => Call::in_new(self.shard, qp, id),
+            Some(memory) => ServedCall::in_reused(memory, qp, id),
+            None => ServedCall::in_new(self.shard, qp, id),
         }
     }
 
-    /// Takes a call back, and frees its buffers.
-    pub(crate) fn put<S>(&mut self, call: Call<S>) {
+    /// Ends a call: frees its buffers, and returns its memory to the pool.
+    pub(crate) fn put<S>(&mut self, call: ServedCall<S>) {
         self.put_memory(call.end());
     }
 
-    /// Takes back the memory of a call without buffers.
+    /// Returns the memory of a call without buffers to the pool.
     #[inline(always)]
     pub(crate) fn put_memory(&mut self, memory: Box<OwnedCall>) {
         match &mut self.last {

@@ -1,4 +1,4 @@
-//! Part of a duplicate request cache, with the calls of each host.
+//! Part of a duplicate request cache, with the calls of each host in it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -9,6 +9,7 @@ use super::{CachedReply, CallKey, CallState, DuplicateRequestCacheStats};
 /// Host that calls count against: a keyed hash of the [owner of its quotas](crate::service::DeferredCall::quota_owner).
 pub(super) type HostId = u64;
 
+/// A call in the cache.
 #[derive(Debug)]
 pub(super) struct CacheEntry {
     pub(super) state: CallState,
@@ -19,17 +20,18 @@ pub(super) struct CacheEntry {
 #[derive(Debug, Default)]
 struct HostCalls {
     running: usize,
-    /// Finished calls with their time, oldest first.
+    /// Finished calls with the time of their end, oldest first.
     finished: VecDeque<(Instant, CallKey)>,
-    /// Bytes of their replies.
+    /// Bytes of the replies of finished calls.
     bytes: u64,
 }
 
+/// Part of a duplicate request cache.
 #[derive(Debug, Default)]
 pub(super) struct CachePart {
     pub(super) calls: HashMap<CallKey, CacheEntry>,
-    /// Hosts that have calls here, so no more than calls. They are searched only to evict or expire a call, because
-    /// each call would pay for an order of them.
+    /// Hosts that have calls here, so at most as many as calls. All are searched to evict or expire a call, which costs
+    /// less than keeping them ordered for each call.
     hosts: BTreeMap<HostId, HostCalls>,
     /// Lower bound of the time when a finished call ended.
     oldest: Option<Instant>,
@@ -38,7 +40,7 @@ pub(super) struct CachePart {
 }
 
 impl CachePart {
-    /// Finished calls of all hosts, for tests.
+    /// Number of finished calls of all hosts, for tests.
     #[cfg(test)]
     pub(super) fn finished(&self) -> usize {
         self.hosts.values().map(|calls| calls.finished.len()).sum()
@@ -50,7 +52,7 @@ impl CachePart {
         own > 0 && own >= entries - self.running
     }
 
-    /// Adds a running call, of at most `entries` calls, and evicts a finished one for it if need be. False without room.
+    /// Adds a running call; evicts a finished one if there are `entries` calls. Returns false without room.
     pub(super) fn start(&mut self, key: CallKey, host: HostId, entries: usize) -> bool {
         if self.is_at_limit(host, entries) {
             return false;
@@ -66,7 +68,8 @@ impl CachePart {
         true
     }
 
-    /// Stores the reply of a running call, if it fits in `limit` bytes beside the replies of hosts that have fewer.
+    /// Stores the reply of a running call, if it fits in `limit` bytes beside the replies of hosts that hold fewer
+    /// bytes.
     pub(super) fn finish(&mut self, key: &CallKey, reply: Option<CachedReply>, limit: u64) {
         let Some(entry) = self.calls.get_mut(key) else { return };
         let (host, mut len) = (entry.host, reply.as_ref().map_or(0, |reply| reply.bytes.len() as u64));
@@ -86,7 +89,9 @@ impl CachePart {
         calls.bytes += len;
     }
 
-    /// Evicts until `len` more bytes fit. False if the host would hold more than any other host by this reply alone.
+    /// Evicts replies until `len` more bytes fit.
+    ///
+    /// Returns false if the host would hold more than any other host by this reply alone.
     fn make_room_for(&mut self, host: HostId, len: u64, limit: u64) -> bool {
         while self.stats.bytes + len > limit {
             let own = self.hosts.get(&host).map_or(0, |calls| calls.bytes);
@@ -107,8 +112,9 @@ impl CachePart {
         self.remove_call(host, |calls| calls.running -= 1);
     }
 
-    /// The host with the largest number of something, and this number. Of equal hosts, the one whose oldest call
-    /// finished first. `None` if no call has finished.
+    /// The host with the largest `number`, and this number; of equal hosts, the one whose oldest call finished first.
+    ///
+    /// Hosts without finished calls are left out.
     fn largest<N: Ord>(&self, number: impl Fn(&HostCalls) -> N) -> Option<(N, HostId)> {
         let finished = |(&host, calls): (&HostId, &HostCalls)| {
             calls.finished.front().map(|(oldest, _)| (number(calls), Reverse(*oldest), host))
@@ -116,6 +122,7 @@ impl CachePart {
         self.hosts.iter().filter_map(finished).max().map(|(most, _, host)| (most, host))
     }
 
+    /// Evicts the oldest finished call of a host.
     fn evict(&mut self, host: HostId) {
         self.stats.evictions += 1;
         self.forget_oldest(host);

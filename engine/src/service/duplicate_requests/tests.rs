@@ -1,4 +1,4 @@
-//! At most once, in bounded memory.
+//! Tests of the duplicate request cache: calls run at most once, in bounded memory.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -16,14 +16,14 @@ fn cache(entries: usize, bytes: usize) -> Arc<DuplicateRequestCache> {
     }))
 }
 
-/// Host of the callers, unless a test has several.
+/// Host of the callers, in tests with one host.
 const HOST: &str = "192.0.2.1";
 
 fn begin(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> Lookup {
     cache.begin(key, HOST)
 }
 
-/// Key of a call whose checksum another cache has made.
+/// Key of a call, with a checksum that `CACHE` has computed.
 fn key_of(client: Client, xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> CallKey {
     let checksum = checksum(&CACHE, (0, &[]), &[args]);
     CallKey { client, xid, program, version, procedure, checksum }
@@ -55,13 +55,13 @@ fn reply(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn a_call_runs_once_and_is_answered_again() {
+fn a_call_runs_once_and_each_retransmission_gets_its_reply() {
     let cache = cache(8, 1024);
     let reservation = new(&cache, key(1));
     assert!(matches!(begin(&cache, key(1)), Lookup::InProgress));
     reservation.finish(OpaqueAuth::NONE, b"results");
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]));
-    assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]), "as often as it is asked for");
+    assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]), "each retransmission gets the reply");
     let expected =
         DuplicateRequestCacheStats { hits: 2, misses: 1, early: 1, entries: 1, bytes: 7, ..Default::default() };
     assert_eq!(cache.stats(), expected);
@@ -78,7 +78,7 @@ fn the_verifier_of_a_reply_is_kept() {
 }
 
 #[test]
-fn arguments_that_came_as_chunks_count() {
+fn arguments_in_chunks_are_part_of_the_checksum() {
     let args = [7; 300];
     let of = |chunks: &[&[u8]]| checksum(&CACHE, (0, &[]), &[&[&b"arguments"[..]], chunks].concat());
     let (mut early, mut late) = (args, args);
@@ -90,7 +90,7 @@ fn arguments_that_came_as_chunks_count() {
     }
 }
 
-/// All of a credential counts, also beyond the bytes that count of an argument.
+/// The checksum covers the whole credential, also beyond the number of bytes that it covers of an argument.
 #[test]
 fn a_call_of_another_user_is_another_call() {
     let (body, args) = ([7; 400], &[&b"arguments"[..]][..]);
@@ -107,7 +107,7 @@ fn a_call_of_another_user_is_another_call() {
 }
 
 #[test]
-fn a_call_is_forgotten_after_its_time() {
+fn a_finished_call_expires_after_its_lifetime() {
     for (keep, forgotten) in [(Duration::MAX, false), (Duration::ZERO, true)] {
         let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig {
             keep,
@@ -116,7 +116,7 @@ fn a_call_is_forgotten_after_its_time() {
         let running = new(&cache, key(1));
         new(&cache, key(2)).finish(OpaqueAuth::NONE, b"results");
         assert_eq!(reply(&cache, key(2)).is_none(), forgotten, "{keep:?}");
-        assert!(matches!(begin(&cache, key(1)), Lookup::InProgress), "what runs is not finished");
+        assert!(matches!(begin(&cache, key(1)), Lookup::InProgress), "a running call does not expire");
         running.finish(OpaqueAuth::NONE, b"");
         let stats = cache.stats();
         assert_eq!((stats.expired > 0, stats.evictions), (forgotten, 0), "{stats:?}");
@@ -144,7 +144,7 @@ fn calls_that_differ_in_anything_are_different_calls() {
         of(one, 1, 100, 3, 9, &early),
     ];
     assert!(others.iter().all(|other| *other != first));
-    assert_eq!(of(one, 1, 100, 3, 9, &late), first, "only the beginning is looked at");
+    assert_eq!(of(one, 1, 100, 3, 9, &late), first, "only the first 256 bytes count");
     assert_ne!(Client::named(&[]), Client::number(0));
     let cache = cache(64, 1024);
     new(&cache, first).finish(OpaqueAuth::NONE, b"first");
@@ -155,7 +155,7 @@ fn calls_that_differ_in_anything_are_different_calls() {
 }
 
 #[test]
-fn the_call_that_finished_longest_ago_goes_first() {
+fn the_call_that_finished_first_is_evicted_first() {
     let cache = cache(3, 1024);
     let slow = new(&cache, key(0));
     new(&cache, key(1)).finish(OpaqueAuth::NONE, b"1");
@@ -169,7 +169,7 @@ fn the_call_that_finished_longest_ago_goes_first() {
 }
 
 #[test]
-fn calls_in_progress_are_never_forgotten() {
+fn calls_in_progress_are_never_evicted() {
     let cache = cache(3, 1024);
     let other = |xid| cache.begin(key(xid), "192.0.2.2");
     let mut reservations: Vec<CacheReservation> = (0..2).map(|xid| new(&cache, key(xid))).collect();
@@ -199,7 +199,7 @@ fn running_calls_of_a_host_leave_room_for_others() {
         reservations.extend((0..share).map(|xid| start(host, xid)));
         assert!(matches!(begin(host, 99), Lookup::Full), "{host}");
     }
-    // What has ended counts no more.
+    // Calls that have ended no longer count.
     drop(reservations.remove(0));
     reservations.remove(0).forget();
     reservations.remove(0).finish(OpaqueAuth::NONE, b"done");
@@ -207,9 +207,9 @@ fn running_calls_of_a_host_leave_room_for_others() {
     assert!(matches!(begin(5, 99), Lookup::Full));
 }
 
-/// A host with many calls, of many clients, evicts its own only.
+/// A host with many calls, of many clients, evicts only its own.
 #[test]
-fn finished_calls_of_a_host_stay_whatever_another_host_calls() {
+fn a_host_with_many_calls_evicts_only_its_own() {
     let cache = cache(4096, 1 << 20);
     let of = |client, xid| key_of(Client::number(client), xid, 100, 3, 12, b"arguments");
     for xid in 0..200 {
@@ -226,9 +226,9 @@ fn finished_calls_of_a_host_stay_whatever_another_host_calls() {
     assert!(cache.stats().evictions > 10_000);
 }
 
-/// Of hosts with equally many calls, that loses one whose oldest call finished first.
+/// Of hosts with equally many calls, the one whose oldest call finished first loses that call.
 #[test]
-fn hosts_with_equally_many_calls_lose_the_oldest() {
+fn of_hosts_with_equally_many_calls_the_oldest_call_is_evicted() {
     let cache = cache(4, 1024);
     for (xid, host) in [(0, "b"), (1, "a"), (2, "d"), (3, "c")] {
         let Lookup::New(reservation) = cache.begin(key(xid), host) else { panic!("{host}") };
@@ -245,9 +245,9 @@ fn hosts_with_equally_many_calls_lose_the_oldest() {
     }
 }
 
-/// Long replies of a host evict its own, and none that another host holds fewer bytes of.
+/// Long replies of a host evict its own replies, and never those of a host that holds fewer bytes.
 #[test]
-fn bytes_of_a_host_stay_whatever_another_host_calls() {
+fn long_replies_evict_only_replies_of_the_host_with_most_bytes() {
     let cache = cache(16, 100);
     let finish = |xid, host, len: usize| match cache.begin(key(xid), host) {
         Lookup::New(reservation) => reservation.finish(OpaqueAuth::NONE, &vec![xid as u8; len]),
@@ -257,19 +257,20 @@ fn bytes_of_a_host_stay_whatever_another_host_calls() {
     (2..12).for_each(|xid| finish(xid, "b", 30));
     assert_eq!((cache.stats().bytes, cache.stats().evictions), (100, 8));
     assert!((0..2).all(|xid| reply(&cache, key(xid)) == Some(vec![xid as u8; 20])));
-    // A reply longer than all of the other host evicts its host's own replies, and is not kept: it does not fit.
+    // A reply longer than all of the other host's evicts its own host's replies, and is not kept, because it still does
+    // not fit.
     finish(12, "b", 70);
     assert!(matches!(begin(&cache, key(12)), Lookup::Lost));
     assert!((0..2).all(|xid| reply(&cache, key(xid)) == Some(vec![xid as u8; 20])));
     assert_eq!(cache.stats().bytes, 40);
-    // A host with fewer bytes makes room at the cost of the one with more.
+    // A reply of a host with fewer bytes evicts replies of the host with more.
     finish(13, "c", 60);
     finish(14, "a", 30);
     assert_eq!((reply(&cache, key(13)), reply(&cache, key(14))), (None, Some(vec![14; 30])));
 }
 
 #[test]
-fn replies_beyond_the_bytes_push_out_older_ones() {
+fn replies_beyond_the_byte_limit_evict_older_ones() {
     let cache = cache(16, 100);
     new(&cache, key(1)).finish(OpaqueAuth::NONE, &[1; 60]);
     new(&cache, key(2)).finish(OpaqueAuth::NONE, &[2; 40]);
@@ -280,22 +281,22 @@ fn replies_beyond_the_bytes_push_out_older_ones() {
 }
 
 #[test]
-fn a_reply_that_is_too_long_is_not_kept_but_its_call_does_not_run_again() {
+fn a_call_whose_reply_is_too_long_to_keep_does_not_run_again() {
     let cache = cache(16, 100);
     new(&cache, key(1)).finish(OpaqueAuth::NONE, &[1; 60]);
     new(&cache, key(2)).finish(OpaqueAuth::NONE, &[2; 101]);
     assert!(matches!(begin(&cache, key(2)), Lookup::Lost));
-    assert_eq!(reply(&cache, key(1)), Some(vec![1; 60]), "nothing was pushed out for it");
+    assert_eq!(reply(&cache, key(1)), Some(vec![1; 60]), "nothing was evicted for it");
     assert_eq!((cache.stats().lost, cache.stats().bytes), (1, 60));
 }
 
 #[test]
-fn a_handler_that_panics_leaves_a_call_that_does_not_run_again() {
+fn a_call_whose_handler_panics_does_not_run_again() {
     let cache = cache(16, 100);
     let reservation = new(&cache, key(1));
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
-        let _claim = reservation;
-        std::panic::resume_unwind(Box::new("as the test wants"));
+        let _reservation = reservation;
+        std::panic::resume_unwind(Box::new("the test panics here"));
     }));
     assert!(panicked.is_err());
     assert!(matches!(begin(&cache, key(1)), Lookup::Lost));
@@ -339,9 +340,9 @@ fn many_threads_run_each_call_once() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Compares with an unbounded model: the cache may forget only finished calls, and its bounds hold.
+    /// Compares with an unbounded model. The cache may evict only finished calls, and its bounds hold.
     #[test]
-    fn it_forgets_only_finished_calls_and_keeps_its_bounds(
+    fn only_finished_calls_are_evicted_and_bounds_hold(
         steps in prop::collection::vec((0u32..12, 0u8..4, 0usize..60), 0..200),
     ) {
         let cache = cache(6, 100);
@@ -360,7 +361,7 @@ proptest! {
                     }
                     Lookup::Lost => prop_assert_eq!(finished.get(&xid), Some(&None)),
                     Lookup::Full => prop_assert!(running.len() == 3),
-                    Lookup::Unidentified => prop_assert!(false, "it has a key"),
+                    Lookup::Unidentified => prop_assert!(false, "the call has a key"),
                 },
                 2 => if let Some(reservation) = running.remove(&xid) {
                     let reply = vec![xid as u8; len];

@@ -5,47 +5,48 @@
 //! The pool buffers that a call needs, its [demand](Demand), are known once its headers have been checked. A call gets
 //! all of them at once and runs, or it waits with only the Receive that its message is in. Waiting calls form one
 //! [queue](queue), in order of arrival. While any of them lacks a buffer, each turn of the shard passes over the queue
-//! and starts the calls for which there is memory now. The pass ends as soon as all sizes that are waited for are
-//! reserved for calls before, so that many waiting calls do not make turns longer. Calls that wait for their own
-//! connection or host are tried when something of theirs has completed, and by each run of the control plane.
+//! and starts the calls for which there is memory now. The pass ends as soon as every awaited size is reserved for an
+//! earlier call, so that many waiting calls do not make turns longer. Calls that wait for their own connection or host
+//! are tried when work of that connection has completed, and in each run of the control plane.
 //!
 //! Four rules decide whether a call starts. They are the same for new and for waiting calls:
 //!
-//! 1. A demand that the whole pool cannot meet is refused at once. So is a call that arrived in parts and would have to
-//!    wait: others could wait for the buffer that its message is in.
+//! 1. A demand that exceeds the whole pool is refused at once. A call that arrived in parts is refused if it would have
+//!    to wait, because other calls could wait for the buffer that holds its message.
 //! 2. **Quotas.** While buffers are scarce, a connection and a host may each hold only a [quota](mod@quota) of them. A
-//!    call beyond it waits for its own connection or host, and keeps nobody else waiting. The same holds for a call
-//!    beyond the connection's limit of RDMA Reads. Later calls of its connection with chunks wait behind it.
+//!    call beyond the quota waits for its own connection or host, and delays no others. This also applies to a call
+//!    beyond the connection's limit of RDMA Reads. Later calls with chunks on the connection wait behind such a call.
 //! 3. **Order.** A call that lacks a buffer reserves the buffers' size against all later calls if none is free. Later
-//!    calls that need other sizes pass it.
-//! 4. **Reservation.** A call that needs several buffers would never get them if later calls took each that is freed.
-//!    One call at a time, the first that could get a part of its demand, therefore reserves all sizes of which no more
-//!    are free than it needs. It holds this reservation for at most a second, and for four times as long none is held.
+//!    calls that need other sizes overtake it.
+//! 4. **Reservation.** A call that needs several buffers would never get them if later calls took each freed buffer.
+//!    Therefore one call at a time, the first that could get a part of its demand, reserves all sizes of which no more
+//!    are free than it needs. It holds this reservation for at most a second; then there is none for four times as
+//!    long.
 //!
-//! No deadlock: a call holds either all its buffers or none, so that no call that waits holds what another waits for.
-//! A call that runs ends without the help of waiting calls. Its peer has [deadlines](super::obligations) for its part,
-//! and what handlers keep for later has a [limit](mod@quota) by host.
+//! No deadlock: a call holds either all its buffers or none, so no waiting call holds a buffer that another waits for.
+//! A running call ends without the help of waiting calls. Its peer has [deadlines](super::obligations), and the number
+//! of calls that handlers keep for later has a [limit](mod@quota) by host.
 //!
-//! No starvation: the first call of the queue that is within its quota is passed only by calls that need none of the
-//! sizes that it lacks or, if it needs several buffers, while there is no reservation. It then starts in the first
-//! reservation in which enough buffers are freed. Peers that withhold progress leave to others what is beyond their
-//! quotas, however many connections they open, until their deadlines free the rest. Buffers that the application keeps
-//! have no deadline. If no running call has used a suitable buffer for a second, nothing is going to free one, and the
-//! call is refused with a log line that names the knob.
+//! No starvation: calls overtake the first call of the queue that is within its quota only if they need none of the
+//! sizes that it lacks or, if it needs several buffers, while there is no reservation. That call then starts in the
+//! first reservation in which enough buffers are freed. Peers that make no progress hold at most their quotas, however
+//! many connections they open, until their deadlines free even these buffers. Buffers that the application keeps have
+//! no deadline. If no running call has used a suitable buffer for a second, none is likely to be freed, so the call is
+//! refused with a log line that names the knob.
 //!
-//! The number of waiting calls causes no refusal: each has a promised Receive, and the promise is renewed only after
-//! the call has ended.
+//! The number of waiting calls causes no refusal, because each has a reserved Receive, which is granted again only
+//! after the call has ended.
 //!
 //! # Connections
 //!
-//! Peers' messages need Receives. Each connection has a [promise](receives) of some, its [credit
+//! Peers' messages need Receives. Some are [reserved](receive_budget) for each connection, according to its [credit
 //! limit](super::checks), which follows the load. Without Receives for one more connection, the shard
 //! [evicts](connections) one, or refuses the new one.
 
 mod connections;
 pub(super) mod queue;
 pub(super) mod quota;
-pub(super) mod receives;
+pub(super) mod receive_budget;
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -54,8 +55,8 @@ use std::fmt;
 use arrayvec::ArrayVec;
 
 use super::connection::Conn;
-use super::context::Context;
-use super::memory::Memory;
+use super::context::ShardContext;
+use super::memory::ShardMemory;
 use crate::config::{HEADROOM_PLAIN, headroom_for};
 use crate::fabric::Fabric;
 use crate::proto::Knob;
@@ -79,38 +80,38 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// At most `most_pending` calls may be with workers or deferred.
+    /// Creates an admission that lets at most `most_pending` calls be with workers or deferred.
     pub(super) fn new(most_pending: usize) -> Self {
         Self { queue: WaitQueue::default(), hosts: HostQuotas::default(), pending: PendingQuota::new(most_pending) }
     }
 
-    /// Why a new call of the procedure `entry` must wait, if it must.
+    /// Cause for which a new call of the procedure `entry` must wait, if it must.
     #[inline]
     pub(super) fn must_wait<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         entry: Option<&LocalProcedure>,
         call: &Unready,
     ) -> Option<WaitCause> {
-        // Almost always buffers are plentiful, and no other check is needed.
-        let unchecked = !conn.served.has_blocked() && !cx.memory.awaits_some() && !limits_reads(&cx.config);
+        // Almost always buffers are plentiful, so that no other check is needed.
+        let unchecked = !conn.served.has_blocked() && !cx.memory.has_awaited_sizes() && !limits_reads(&cx.config);
         if unchecked && has_plentiful_chunks(&cx.memory, entry, call) {
             return None;
         }
         let demand = Demand::new(&cx.memory, entry, call);
-        // A call that may not wait would be refused.
+        // A call that arrived in parts may not wait, and would be refused.
         if conn.served.has_blocked() && demand.has_chunks() && !call.is_assembled() {
             return Some(WaitCause::Earlier);
         }
         self.find_cause(cx, conn, &demand, call, false)
     }
 
-    /// Why a call must wait that is not behind another one of its connection. `within_quota`: it is known to be.
+    /// Cause for which a call must wait, apart from earlier calls. With `within_quota` the quota is not checked.
     #[inline(never)]
     pub(super) fn find_cause<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         demand: &Demand,
         call: &Unready,
@@ -126,17 +127,17 @@ impl Admission {
     }
 }
 
-/// Whether a call must be refused instead of waiting. Others could wait for the buffer of its message, or the
-/// connection has more calls than promised Receives while others lack Receives. Version 1 tolerates that.
-pub(super) fn may_not_wait<F: Fabric>(cx: &Context<F>, conn: &Conn, call: &Unready, cause: &WaitCause) -> bool {
-    let beyond_promise = || conn.proto.inbound().len() > conn.proto.credits().credit_limit() as usize;
+/// Whether a call must be refused instead of waiting: because others could wait for the buffer of its message, or
+/// because its connection has more calls than credits, which version 1 tolerates, while Receives are short.
+pub(super) fn must_refuse<F: Fabric>(cx: &ShardContext<F>, conn: &Conn, call: &Unready, cause: &WaitCause) -> bool {
+    let beyond_credits = || conn.proto.inbound().len() > conn.proto.credits().credit_limit() as usize;
     (call.is_assembled() && !matches!(cause, WaitCause::Reads))
-        || (conn.proto.terms().version == Version::V1 && !cx.memory.receives.suffice() && beyond_promise())
+        || (conn.proto.terms().version == Version::V1 && !cx.memory.receives.suffice() && beyond_credits())
 }
 
-/// Whether a call needs buffers for chunks, and these are plentiful.
+/// Whether a call needs chunk buffers, and these are plentiful.
 #[inline]
-fn has_plentiful_chunks(memory: &Memory, entry: Option<&LocalProcedure>, call: &Unready) -> bool {
+fn has_plentiful_chunks(memory: &ShardMemory, entry: Option<&LocalProcedure>, call: &Unready) -> bool {
     let results = match entry {
         Some(entry) if !entry.results_from_handler => {
             (call.chunks().capacities().max().unwrap_or(0) as usize).min(entry.binding.results.max_len)
@@ -155,7 +156,7 @@ fn sends_held(conn: &Conn, chunks: bool) -> usize {
 /// Calls of each owner that hold memory.
 #[derive(Debug, Default)]
 struct HostQuotas {
-    /// At the last count, and those admitted since: all, and those with chunks.
+    /// Calls at the last count, and those admitted since: all, and those with chunks.
     held: HashMap<QuotaOwner, [usize; 2]>,
     /// Time of the next count, in nanoseconds.
     recount: u64,
@@ -166,7 +167,7 @@ impl HostQuotas {
     /// spite of free buffers, so that only the quota of its host applies.
     fn is_exceeded<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         pending: &PendingQuota,
         demand: &Demand,
@@ -178,7 +179,7 @@ impl HostQuotas {
         if is_plentiful(&cx.memory, len, needed) {
             return false;
         }
-        // All but one count as allocated.
+        // All needed buffers but one count as allocated.
         let (free, count) = cx.memory.pool.room_within(len, longest);
         let (free, count) = (free.saturating_sub(needed - 1), cx.memory.unposted(len, count));
         let scarce_for_hosts = is_scarce_for_hosts(free, count);
@@ -186,9 +187,9 @@ impl HostQuotas {
             return false;
         }
         let orphans = conn.accepted.as_ref().map_or(0, |peer| pending.orphans_of(&peer.owner, chunks));
-        // A new connection of a process shares its quota with the closed ones. A host has more for all of them.
+        // A new connection of a process shares the quota with its closed ones. Those of a host count for the host only.
         let own_orphans = if chunks && conn.host.is_some() { 0 } else { orphans };
-        // The call itself is included.
+        // The count includes the call itself.
         let held = conn.served.held(&conn.proto, chunks) + sends_held(conn, chunks);
         held + own_orphans > quota(count)
             || (scarce_for_hosts
@@ -197,7 +198,13 @@ impl HostQuotas {
     }
 
     /// Whether a host has as many calls as its quota. If not, counts one more.
-    fn exceeds_host<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, quota: usize, chunks: bool) -> bool {
+    fn exceeds_host<F: Fabric>(
+        &mut self,
+        cx: &mut ShardContext<F>,
+        conn: &mut Conn,
+        quota: usize,
+        chunks: bool,
+    ) -> bool {
         let now = cx.clock.read();
         if now >= self.recount {
             self.held.clear();
@@ -223,10 +230,10 @@ impl HostQuotas {
     }
 
     /// Adds the calls of a connection to those of its host.
-    fn count<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+    fn count<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn) {
         let sends = conn.holds_sends(&mut cx.fabric);
         if sends {
-            // Some may have completed unsignaled.
+            // Some Sends may have completed unsignaled.
             cx.request_completion(conn);
         }
         let held = self.held.entry(conn.quota_owner()).or_default();
@@ -250,11 +257,11 @@ type Needs = ArrayVec<Need, { 2 * MAX_CHUNKS + 2 }>;
 /// Pool buffers that a call needs beside its message: for its Read chunks, its results and its reply.
 #[derive(Debug)]
 pub(super) struct Demand {
-    /// The longest first.
+    /// Needed buffers, the longest first.
     needs: Needs,
-    /// Number of them for chunks.
+    /// Number of needed buffers for chunks.
     chunks: usize,
-    /// The longest one for a chunk; without chunks, the one for the reply.
+    /// The longest buffer for a chunk; without chunks, the buffer for the reply.
     quota_need: Option<Need>,
 }
 
@@ -263,13 +270,13 @@ pub(super) struct Demand {
 pub(super) struct Deficit {
     /// Bytes of the shortest and the longest suitable buffer.
     pub(super) range: (usize, usize),
-    /// Number needed of that length or longer.
+    /// Number needed of this length or longer.
     pub(super) several: usize,
     /// Bytes of the smallest suitable buffers.
     pub(super) size: usize,
-    /// Free suitable buffers; fewer than needed, unless they are reserved for another call.
+    /// Free suitable buffers. They are fewer than needed, unless they are reserved for another call.
     pub(super) free: usize,
-    /// Suitable buffers, free or not, without those of Receives.
+    /// All suitable buffers, without those of Receives.
     count: usize,
     knob: Knob,
 }
@@ -287,14 +294,14 @@ impl fmt::Display for Deficit {
 
 impl Demand {
     /// The demand of a call of the procedure `entry`; `None` if its message has not been read yet.
-    pub(super) fn new(memory: &Memory, entry: Option<&LocalProcedure>, call: &Unready) -> Self {
+    pub(super) fn new(memory: &ShardMemory, entry: Option<&LocalProcedure>, call: &Unready) -> Self {
         let mut needs = Needs::new();
         let chunk = |len| Need { len: memory.chunk_room(len), longest: usize::MAX };
         if let Some(entry) = entry.filter(|entry| !entry.results_from_handler) {
             let len = |capacity: u32| (capacity as usize).min(entry.binding.results.max_len);
             needs.extend(call.chunks().capacities().map(len).filter(|&len| len > 0).map(chunk));
         }
-        // A procedure that chooses the targets of RDMA Reads has memory of its own.
+        // A procedure that chooses the targets of RDMA Reads has its own memory.
         if entry.is_none_or(|entry| entry.read_target.is_none()) {
             needs.extend(call.chunks().chunks_to_fetch().map(chunk));
         }
@@ -308,8 +315,8 @@ impl Demand {
         Self { needs, chunks, quota_need }
     }
 
-    /// The buffer that even a free pool would lack, if any, beside the one that holds the call's message.
-    pub(super) fn beyond_pool(&self, memory: &Memory, call: &Unready) -> Option<Deficit> {
+    /// The buffer that even an unused pool would lack, if any, beside the buffer of the call's message.
+    pub(super) fn beyond_pool(&self, memory: &ShardMemory, call: &Unready) -> Option<Deficit> {
         let mut needs = self.needs.clone();
         let message = call.message_capacity().filter(|&len| len != memory.sizes.capacity);
         needs.extend(message.map(|len| Need { len, longest: usize::MAX }));
@@ -320,7 +327,7 @@ impl Demand {
     }
 
     /// The longest buffer that is missing now, or that is reserved for another call.
-    pub(super) fn deficit(&self, memory: &Memory) -> Deficit {
+    pub(super) fn deficit(&self, memory: &ShardMemory) -> Deficit {
         let needs = self.unreserved(memory);
         let missing = numbered(&needs).find(|(need, several)| free(memory, need) < *several);
         let reserved = || numbered(&self.needs).find(|(need, _)| memory.is_awaited(memory.class_of(need.len)));
@@ -334,13 +341,13 @@ impl Demand {
         self.chunks > 0
     }
 
-    /// Whether it needs buffers of a size that is reserved for other calls.
-    pub(super) fn is_reserved(&self, memory: &Memory) -> bool {
-        memory.awaits_some() && self.needs.iter().any(|need| memory.is_awaited(memory.class_of(need.len)))
+    /// Whether the call needs buffers of a size that is reserved for other calls.
+    pub(super) fn is_reserved(&self, memory: &ShardMemory) -> bool {
+        memory.has_awaited_sizes() && self.needs.iter().any(|need| memory.is_awaited(memory.class_of(need.len)))
     }
 
-    /// Sizes of which no more are free than it needs, with the number of free ones.
-    pub(super) fn contested(&self, memory: &Memory) -> ArrayVec<(usize, usize), { 2 * MAX_CHUNKS + 2 }> {
+    /// Sizes of which no more are free than the call needs, with the number of free ones.
+    pub(super) fn contested(&self, memory: &ShardMemory) -> ArrayVec<(usize, usize), { 2 * MAX_CHUNKS + 2 }> {
         let needs = self.unreserved(memory);
         let contested = numbered(&needs).map(|(need, several)| (need, several, free(memory, &need)));
         contested
@@ -349,8 +356,8 @@ impl Demand {
             .collect()
     }
 
-    /// Its needs, without longer buffers that are reserved for other calls.
-    fn unreserved(&self, memory: &Memory) -> Needs {
+    /// The needs, without longer buffers that are reserved for other calls.
+    fn unreserved(&self, memory: &ShardMemory) -> Needs {
         self.needs
             .iter()
             .map(|need| Need { longest: need.longest.min(memory.longest_for(need.len)), ..*need })
@@ -358,7 +365,7 @@ impl Demand {
     }
 }
 
-/// Each need with the number of needs that compete for its buffers: itself, and the longer ones.
+/// Each need, with the number of needs that can use its buffers: itself, and longer ones.
 fn numbered(needs: &[Need]) -> impl Iterator<Item = (Need, usize)> + '_ {
     needs
         .iter()
@@ -366,11 +373,11 @@ fn numbered(needs: &[Need]) -> impl Iterator<Item = (Need, usize)> + '_ {
         .map(|(at, need)| (*need, 1 + needs[..at].iter().filter(|longer| longer.len <= need.longest).count()))
 }
 
-fn free(memory: &Memory, need: &Need) -> usize {
+fn free(memory: &ShardMemory, need: &Need) -> usize {
     memory.pool.room_within(need.len, need.longest).0
 }
 
-fn deficit(memory: &Memory, need: Need, several: usize) -> Deficit {
+fn deficit(memory: &ShardMemory, need: Need, several: usize) -> Deficit {
     let (free, count) = memory.pool.room_within(need.len, need.longest);
     Deficit {
         range: (need.len, need.longest),
@@ -382,7 +389,7 @@ fn deficit(memory: &Memory, need: Need, several: usize) -> Deficit {
     }
 }
 
-/// Bytes in front of a reply for its transport header, in any version: with all lists that it returns.
+/// Bytes in front of a reply for its transport header in any version, with all lists that it returns.
 #[inline]
 pub(super) fn reply_headroom(call: &CallParts) -> usize {
     if call.returns() { headroom_for(&call.chunks().returned()) } else { HEADROOM_PLAIN }

@@ -9,28 +9,28 @@ use crate::fabric::{Fabric, QpId};
 use crate::service::Unready;
 use crate::shard::clock::nanoseconds;
 use crate::shard::connection::{Conn, ConnRef};
-use crate::shard::context::Context;
+use crate::shard::context::ShardContext;
 
-/// Nanoseconds for which a call reserves buffers at a time.
-const RESERVATION: u64 = 1_000_000_000;
-/// Factor of the time without a reservation that follows one.
-const REST: u64 = 4;
-/// Nanoseconds without a prospect of buffers after which a call is refused, and of a wait that is logged.
-const PATIENCE: u64 = 1_000_000_000;
+/// Longest time for which a call reserves buffers, in nanoseconds.
+const RESERVATION_TIME: u64 = 1_000_000_000;
+/// After a reservation there is none for its duration times this factor.
+const PAUSE_FACTOR: u64 = 4;
+/// Nanoseconds without a prospect of buffers after which a call is refused; also of waiting, after which it is logged.
+const WAIT_LIMIT: u64 = 1_000_000_000;
 /// Nanoseconds between two searches for calls without a prospect.
-const SEARCH_INTERVAL: u64 = PATIENCE / 100;
+const SEARCH_INTERVAL: u64 = WAIT_LIMIT / 100;
 
 /// What a call waits for.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub(in crate::shard) enum WaitCause {
     /// RDMA Reads of its connection.
-    #[error("its connection has as many RDMA Reads under way as `limits.max_reads` and `max_read_bytes` allow")]
+    #[error("its connection has as many outstanding RDMA Reads as allowed (limits.max_reads, limits.max_read_bytes)")]
     Reads,
-    /// An earlier call of its connection, which waits.
+    /// An earlier call of its connection, which waits itself.
     #[error("an earlier call of its connection waits")]
     Earlier,
     /// The quota of its connection or host, for this buffer.
-    #[error("few are free, and its connection, or its host, has its share of them: {0}")]
+    #[error("buffers are scarce, and its connection or host has its share of them: {0}")]
     Quota(Deficit),
     /// A buffer.
     #[error("{0}")]
@@ -38,8 +38,8 @@ pub(in crate::shard) enum WaitCause {
 }
 
 impl WaitCause {
-    /// Whether it ends with the work of the call's own connection or host. Such a call does not count as one that is
-    /// next to get memory.
+    /// Whether the call waits for work of its own connection or host. Such a call does not count as one that gets
+    /// memory next.
     pub(in crate::shard) fn is_own(&self) -> bool {
         !matches!(self, Self::Buffer(_))
     }
@@ -50,53 +50,53 @@ impl WaitCause {
 pub(in crate::shard) struct Waiting {
     pub(in crate::shard) call: Unready,
     pub(in crate::shard) cause: WaitCause,
-    pub(in crate::shard) ticket: Ticket,
+    pub(in crate::shard) ticket: QueueTicket,
 }
 
 /// A call's place in the queue. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::shard) struct Ticket {
+pub(in crate::shard) struct QueueTicket {
     /// Number in order of arrival.
     number: u64,
     since: u64,
-    /// Start of the time without a prospect of buffers.
-    hopeless_since: Option<u64>,
+    /// Time since when the call has had no prospect of buffers.
+    unservable_since: Option<u64>,
     /// Whether its wait was logged.
     reported: bool,
 }
 
-/// Buffers of which one call alone may take the last ones.
+/// Right of one call to take the last buffers of the sizes that it needs.
 #[derive(Clone, Copy, Debug)]
-struct Reservation {
+struct BufferReservation {
     /// Number of the call.
-    holder: u64,
-    /// Its start, in nanoseconds.
+    call: u64,
+    /// Start of the reservation, in nanoseconds.
     begun: u64,
 }
 
 #[derive(Debug, Default)]
 pub(in crate::shard) struct WaitQueue {
     calls: VecDeque<Waiting>,
-    /// During a pass: the calls that it has not reached yet.
+    /// During a pass: the calls that the pass has not reached yet.
     remaining: VecDeque<Waiting>,
     /// Number of the next call.
     next: u64,
-    /// Number of passes; connections keep the last one in which a call of theirs stayed blocked.
+    /// Number of the current pass. Connections record the last pass in which one of their calls stayed blocked.
     pass: u32,
-    /// Sizes for which calls may wait: all of them, and perhaps some more.
+    /// All sizes for which calls wait, and perhaps some more.
     sizes: Vec<usize>,
     /// Whether this pass, or else the next one, also tries calls that wait for their own connection or host.
     is_full_pass: bool,
-    /// Sizes of which calls lacked several buffers in this pass, and the number that they needed.
+    /// Sizes of which calls in this pass needed more buffers than were free, and the number needed.
     lacked: Vec<(usize, usize)>,
-    /// Sizes of which calls got the buffers that they lacked since the last search.
-    got_free: Vec<usize>,
-    reservation: Option<Reservation>,
+    /// Sizes of the buffers that waiting calls have got since the last search.
+    freed_sizes: Vec<usize>,
+    reservation: Option<BufferReservation>,
     /// End of the time without a reservation, in nanoseconds.
-    rest_until: u64,
+    paused_until: u64,
     /// Next search for calls without a prospect, in nanoseconds.
     next_search: u64,
-    /// Progress of continued messages at the last search; it changes with each part.
+    /// Progress of continued messages at the last search, a value that changes with each part.
     parts: u64,
     /// Whether a call waits for a buffer.
     lacks_buffers: bool,
@@ -136,17 +136,17 @@ impl WaitQueue {
         self.lacks_buffers
     }
 
-    /// Adds a call that waits from now on.
+    /// Adds a call that starts to wait.
     pub(in crate::shard) fn push<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         call: Unready,
         cause: WaitCause,
         demand: &Demand,
     ) {
         let since = cx.clock.read();
-        let ticket = Ticket { number: self.next, since, hopeless_since: None, reported: false };
+        let ticket = QueueTicket { number: self.next, since, unservable_since: None, reported: false };
         self.next += 1;
         self.lacks_buffers |= !cause.is_own();
         self.keep(cx, conn, Waiting { call, cause, ticket }, demand, since);
@@ -154,23 +154,23 @@ impl WaitQueue {
     }
 
     /// Begins a pass: later calls may take every size again.
-    pub(in crate::shard) fn begin_pass<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
+    pub(in crate::shard) fn begin_pass<F: Fabric>(&mut self, cx: &mut ShardContext<F>, now: u64) {
         cx.memory.release_sizes();
         self.pass = self.pass.wrapping_add(1);
         self.lacked.clear();
         if self.is_full_pass {
             self.sizes.clear();
         }
-        if self.reservation.is_some_and(|one| now >= one.begun + RESERVATION) {
+        if self.reservation.is_some_and(|one| now >= one.begun + RESERVATION_TIME) {
             self.end_reservation(now);
         }
         std::mem::swap(&mut self.calls, &mut self.remaining);
     }
 
-    /// Takes the next call that may get memory. [Keep](Self::keep) it, or let it [start](Self::start).
+    /// Takes the next call that may get memory. The caller [keeps](Self::keep) it, or lets it [start](Self::start).
     ///
     /// A pass that is not full ends once all sizes are reserved, so that its cost does not grow with the queue.
-    pub(in crate::shard) fn next_candidate<F: Fabric>(&mut self, cx: &Context<F>) -> Option<Waiting> {
+    pub(in crate::shard) fn next_candidate<F: Fabric>(&mut self, cx: &ShardContext<F>) -> Option<Waiting> {
         loop {
             if !self.is_full_pass && self.sizes.iter().all(|&size| cx.memory.is_awaited(size)) {
                 while let Some(waiting) = self.calls.pop_back() {
@@ -180,7 +180,7 @@ impl WaitQueue {
                 return None;
             }
             let waiting = self.remaining.pop_front()?;
-            let in_vain = match &waiting.cause {
+            let must_skip = match &waiting.cause {
                 WaitCause::Buffer(Deficit { size, several, .. }) => {
                     self.add_size(*size);
                     // An earlier call needs the same buffers, or fewer of them.
@@ -194,7 +194,7 @@ impl WaitQueue {
                     conn.is_some_and(|conn| conn.served.blocked_in() == Some(self.pass))
                 }
             };
-            if !in_vain {
+            if !must_skip {
                 return Some(waiting);
             }
             self.calls.push_back(waiting);
@@ -210,7 +210,7 @@ impl WaitQueue {
     /// Keeps a call that still waits, and reserves buffers for it against later calls.
     pub(in crate::shard) fn keep<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         waiting: Waiting,
         demand: &Demand,
@@ -229,44 +229,46 @@ impl WaitQueue {
                     contested.iter().for_each(|&(size, _)| cx.memory.reserve_size(size));
                 }
             }
-            WaitCause::Reads | WaitCause::Earlier | WaitCause::Quota(_) => conn.served.block(&waiting.call, self.pass),
+            WaitCause::Reads | WaitCause::Earlier | WaitCause::Quota(_) => {
+                conn.served.block(&waiting.call, self.pass)
+            }
         }
-        // Unsignaled Sends may have completed, whose buffers it needs.
+        // Unsignaled Sends of the connection may hold buffers that the call needs, although they have completed.
         cx.request_completion(conn);
         self.calls.push_back(waiting);
     }
 
-    /// Lets a call go that has started, after this cause.
-    pub(in crate::shard) fn start(&mut self, ticket: Ticket, cause: &WaitCause, now: u64) {
+    /// Records that a call has started, which had waited for this cause.
+    pub(in crate::shard) fn start(&mut self, ticket: QueueTicket, cause: &WaitCause, now: u64) {
         if let WaitCause::Buffer(Deficit { size, .. }) = cause
-            && !self.got_free.contains(size)
+            && !self.freed_sizes.contains(size)
         {
-            self.got_free.push(*size);
+            self.freed_sizes.push(*size);
         }
-        self.leave(ticket, now);
+        self.end_reservation_of(ticket, now);
     }
 
     /// Ends the reservation of a call that waits no more, if it has one.
-    fn leave(&mut self, ticket: Ticket, now: u64) {
-        if self.reservation.is_some_and(|one| one.holder == ticket.number) {
+    fn end_reservation_of(&mut self, ticket: QueueTicket, now: u64) {
+        if self.reservation.is_some_and(|one| one.call == ticket.number) {
             self.end_reservation(now);
         }
     }
 
     /// Ends a pass.
-    pub(in crate::shard) fn end_pass<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
+    pub(in crate::shard) fn end_pass<F: Fabric>(&mut self, cx: &mut ShardContext<F>, now: u64) {
         self.lacks_buffers = self.calls.iter().any(|waiting| !waiting.cause.is_own());
         (self.due, self.is_full_pass) = (self.lacks_buffers, false);
         if !self.is_empty() {
             cx.schedule.wake_by(now + nanoseconds(cx.config.poll.control_interval));
         }
         if let Some(one) = self.reservation {
-            cx.schedule.wake_by(one.begun + RESERVATION);
+            cx.schedule.wake_by(one.begun + RESERVATION_TIME);
         }
     }
 
     /// Removes the calls that have had no prospect of buffers for a second, and logs long waits.
-    pub(in crate::shard) fn take_hopeless<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) -> Vec<Waiting> {
+    pub(in crate::shard) fn take_unservable<F: Fabric>(&mut self, cx: &mut ShardContext<F>, now: u64) -> Vec<Waiting> {
         if now < self.next_search || self.is_empty() {
             return Vec::new();
         }
@@ -275,39 +277,39 @@ impl WaitQueue {
         let any_prospect = self.has_prospect(cx);
         let in_use: Vec<usize> =
             cx.memory.pool.sizes().filter(|&size| any_prospect || self.is_in_use(cx, size)).collect();
-        let mut hopeless = Vec::new();
+        let mut unservable = Vec::new();
         for (at, Waiting { cause, ticket, .. }) in self.calls.iter_mut().enumerate() {
             let WaitCause::Buffer(Deficit { range, .. }) = cause else { continue };
-            if in_use.iter().chain(&self.got_free).any(|size| (range.0..=range.1).contains(size)) {
-                ticket.hopeless_since = None;
+            if in_use.iter().chain(&self.freed_sizes).any(|size| (range.0..=range.1).contains(size)) {
+                ticket.unservable_since = None;
                 continue;
             }
-            let refused_at = *ticket.hopeless_since.get_or_insert(now) + PATIENCE;
+            let refused_at = *ticket.unservable_since.get_or_insert(now) + WAIT_LIMIT;
             match now < refused_at {
                 true => self.next_search = self.next_search.min(refused_at),
-                false => hopeless.push(at),
+                false => unservable.push(at),
             }
         }
-        self.got_free.clear();
+        self.freed_sizes.clear();
         cx.schedule.wake_by(self.next_search);
-        let mut hopeless: Vec<_> = hopeless.into_iter().rev().filter_map(|at| self.calls.remove(at)).collect();
-        hopeless.reverse();
-        hopeless.iter().for_each(|waiting| self.leave(waiting.ticket, now));
-        hopeless
+        let mut unservable: Vec<_> = unservable.into_iter().rev().filter_map(|at| self.calls.remove(at)).collect();
+        unservable.reverse();
+        unservable.iter().for_each(|waiting| self.end_reservation_of(waiting.ticket, now));
+        unservable
     }
 
-    /// Whether a connection will free memory: one with a call under way, or with a continued message that progresses.
-    fn has_prospect<F: Fabric>(&mut self, cx: &mut Context<F>) -> bool {
-        let Context { conns, fabric, .. } = cx;
+    /// Whether a connection will free memory: one with a call in progress, or with a continued message that grows.
+    fn has_prospect<F: Fabric>(&mut self, cx: &mut ShardContext<F>) -> bool {
+        let ShardContext { conns, fabric, .. } = cx;
         let parts = conns.iter().filter_map(|conn| conn.assembling.progress());
         let parts = parts.fold(0, u64::wrapping_add);
-        // The device may still send frozen buffers.
+        // A connection also counts while the device sends from frozen buffers.
         std::mem::replace(&mut self.parts, parts) != parts || !conns.iter().all(|conn| conn.holds_nothing(fabric))
     }
 
     /// Whether running calls use buffers of this size, and not just waiting calls, the application, or unfinished
     /// messages.
-    fn is_in_use<F: Fabric>(&self, cx: &Context<F>, size: usize) -> bool {
+    fn is_in_use<F: Fabric>(&self, cx: &ShardContext<F>, size: usize) -> bool {
         let waiting = self.calls.iter().filter(|waiting| waiting.call.message_capacity() == Some(size)).count();
         let of_size = |conn: &&Conn| conn.assembling.buf.as_ref().is_some_and(|buf| buf.capacity() == size);
         let unfinished = cx.conns.iter().filter(of_size).count();
@@ -315,45 +317,45 @@ impl WaitQueue {
     }
 
     /// Logs the calls that have waited for a second, each once.
-    fn report_long_waits<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
+    fn report_long_waits<F: Fabric>(&mut self, cx: &mut ShardContext<F>, now: u64) {
         let all = self.calls.len();
-        let is_long = |ticket: &Ticket| now >= ticket.since + PATIENCE && !ticket.reported;
+        let is_long = |ticket: &QueueTicket| now >= ticket.since + WAIT_LIMIT && !ticket.reported;
         for waiting in self.calls.iter_mut().filter(|waiting| is_long(&waiting.ticket)) {
             waiting.ticket.reported = true;
-            let peer = cx.conns.get(ConnRef(waiting.call.qp())).map(Conn::who).unwrap_or_default();
+            let peer = cx.conns.get(ConnRef(waiting.call.qp())).map(Conn::log_name).unwrap_or_default();
             let (name, cause) = (waiting.call.name(), &waiting.cause);
-            let line = format_args!("{peer}: call of {name} has waited for 1 s, {all} calls wait: {cause}");
-            let what = "calls that wait for memory for a second";
+            let line = format_args!("{peer}: call of {name} has waited for 1 s ({all} calls wait): {cause}");
+            let what = "calls that have waited for memory for a second";
             cx.log_of(Level::Warn, what, waiting.call.known_name(), line);
         }
     }
 
     /// Removes the calls of a connection.
     pub(in crate::shard) fn take_calls_of(&mut self, qp: QpId, now: u64) -> Vec<Unready> {
-        // Most connections that close have none.
+        // Most connections that close have no waiting calls.
         if !self.calls.iter().any(|waiting| waiting.call.qp() == qp) {
             return Vec::new();
         }
-        let (gone, stay): (VecDeque<_>, _) =
+        let (removed, kept): (VecDeque<_>, _) =
             std::mem::take(&mut self.calls).into_iter().partition(|waiting| waiting.call.qp() == qp);
-        self.calls = stay;
-        // The next pass ends what they had reserved.
+        self.calls = kept;
+        // The next pass releases the sizes that these calls had reserved.
         (self.is_full_pass, self.due) = (true, true);
-        gone.iter().for_each(|waiting| self.leave(waiting.ticket, now));
-        gone.into_iter().map(|waiting| waiting.call).collect()
+        removed.iter().for_each(|waiting| self.end_reservation_of(waiting.ticket, now));
+        removed.into_iter().map(|waiting| waiting.call).collect()
     }
 
     /// Whether a call holds the reservation, or gets it now.
-    fn may_reserve(&mut self, ticket: Ticket, now: u64) -> bool {
-        if self.reservation.is_none() && now >= self.rest_until {
-            self.reservation = Some(Reservation { holder: ticket.number, begun: now });
+    fn may_reserve(&mut self, ticket: QueueTicket, now: u64) -> bool {
+        if self.reservation.is_none() && now >= self.paused_until {
+            self.reservation = Some(BufferReservation { call: ticket.number, begun: now });
         }
-        self.reservation.is_some_and(|one| one.holder == ticket.number)
+        self.reservation.is_some_and(|one| one.call == ticket.number)
     }
 
     fn end_reservation(&mut self, now: u64) {
-        if let Some(Reservation { begun, .. }) = self.reservation.take() {
-            self.rest_until = begun + (1 + REST) * (now - begun).min(RESERVATION);
+        if let Some(BufferReservation { begun, .. }) = self.reservation.take() {
+            self.paused_until = begun + (1 + PAUSE_FACTOR) * (now - begun).min(RESERVATION_TIME);
         }
     }
 

@@ -6,25 +6,25 @@
 //! connection may hold buffers for only one call, or for 1/64 of the buffers if that is more. Below an eighth, that
 //! limit applies to all connections of a host together, so that reconnecting gains nothing.
 //!
-//! Held memory is counted in calls: those that run, and those whose replies the device has not completed. For buffers
-//! of chunks only calls with chunks count, because a long call without any keeps nobody from bulk memory.
+//! Held memory is counted in calls: those that run, and those whose replies the device has not completed. For chunk
+//! buffers only calls with chunks count, because a call without chunks holds none of them, however long it runs.
 //!
 //! # Pending calls
 //!
-//! A call with workers, or with a handler that replies later, keeps its receive and its buffers until it returns, even
-//! if its connection has closed; then it is an *orphan*. Otherwise a peer that reconnects would take them all. An owner
-//! is a host or, without addresses, a process. All its connections, open and closed, may have as many pending calls as
-//! the receives that are left for others: one owner at most half, the next one half of the rest. Further calls wait
-//! with their connections, and end with them.
+//! A call with workers, or with a handler that replies later, keeps its Receive and its buffers until it returns, even
+//! if its connection has closed; then it is an *orphan*. Orphans count, because otherwise a peer could hold all
+//! Receives by reconnecting. An owner is a host or, without addresses, a process. All connections of an owner, open and
+//! closed, may together have as many pending calls as they leave Receives for others: one owner at most half, the next
+//! one half of the rest. Further calls wait, and end with their connections.
 //!
 //! # RDMA Reads and Writes
 //!
-//! Those of one connection have limits: [`limits.max_reads`](crate::config::LimitsConfig::max_reads),
+//! RDMA Reads and Writes of one connection have limits: [`limits.max_reads`](crate::config::LimitsConfig::max_reads),
 //! [`max_read_bytes`](crate::config::LimitsConfig::max_read_bytes) and
 //! [`max_write_bytes`](crate::config::LimitsConfig::max_write_bytes). A call beyond a limit waits with its message, a
-//! reply with its results, until others of the connection have completed. None is refused: a waiting call has the
-//! receive of its credit, and the others complete or the connection closes. Calls are not split, so that one beyond the
-//! limit waits until it is alone.
+//! reply with its results, until others of the connection have completed. None is refused, because a waiting call has
+//! the Receive of its credit, and the others complete or the connection closes. Calls are not split, so a call that
+//! exceeds a limit by itself waits until it is alone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -35,12 +35,12 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::fabric::QpId;
 use crate::fabric::host::network;
-use crate::service::Chunks;
-use crate::shard::memory::Memory;
+use crate::service::CallChunks;
+use crate::shard::memory::ShardMemory;
 
-/// Divisor of the buffers: the calls that an owner may have while buffers are scarce, at least one.
+/// While buffers are scarce, an owner may have calls for this part of them, but at least one.
 const QUOTA_PART: usize = 64;
-/// Buffers are scarce when less than this part of them is free, and scarce for hosts at half of that part.
+/// Buffers are scarce when less than this part of them is free, and scarce for hosts at half that part.
 const SCARCE_PART: usize = 4;
 
 /// Owner of a quota: a host or, without addresses, a connection.
@@ -62,7 +62,7 @@ pub(super) fn is_scarce(free: usize, count: usize) -> bool {
     free * SCARCE_PART < count
 }
 
-/// Whether so few buffers are free that hosts have quotas. This needs enough buffers to leave one.
+/// Whether so few buffers are free that hosts have quotas. Needs enough buffers that an eighth is at least one.
 pub(in crate::shard) fn is_scarce_for_hosts(free: usize, count: usize) -> bool {
     count >= 2 * SCARCE_PART && free * 2 * SCARCE_PART <= count
 }
@@ -74,25 +74,25 @@ pub(super) fn quota(count: usize) -> usize {
 
 /// Whether more than the scarce part of the smallest buffers for `len` bytes is left if `count` of them are taken.
 #[inline]
-pub(super) fn is_plentiful(memory: &Memory, len: usize, count: usize) -> bool {
+pub(super) fn is_plentiful(memory: &ShardMemory, len: usize, count: usize) -> bool {
     let (free, fitting) = memory.pool.first_room(len);
     !is_scarce(free.saturating_sub(count - 1), memory.unposted(len, fitting))
 }
 
 /// Whether a buffer for `len` bytes needs no check of quotas, if `free` of `count` suitable ones are free.
 #[inline]
-pub(in crate::shard) fn leaves_plenty(memory: &Memory, len: usize, (free, count): (usize, usize)) -> bool {
+pub(in crate::shard) fn leaves_plenty(memory: &ShardMemory, len: usize, (free, count): (usize, usize)) -> bool {
     !is_scarce(free, count) || !is_scarce(free, memory.unposted(len, count))
 }
 
 /// Number of RDMA Reads, and their bytes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::shard) struct Reads {
+pub(in crate::shard) struct ReadUsage {
     pub(in crate::shard) count: usize,
     pub(in crate::shard) bytes: usize,
 }
 
-/// Whether `more` must wait for those that are outstanding.
+/// Whether `more` Reads or bytes must wait for the outstanding ones.
 pub(in crate::shard) fn exceeds(limit: Option<usize>, outstanding: usize, more: usize) -> bool {
     outstanding > 0 && limit.is_some_and(|most| outstanding.saturating_add(more) > most)
 }
@@ -104,7 +104,7 @@ pub(in crate::shard) fn limits_reads(config: &Config) -> bool {
 }
 
 /// Whether the RDMA Reads for these chunks must wait for the connection's outstanding ones.
-pub(in crate::shard) fn exceeds_reads(config: &Config, outstanding: Reads, chunks: &Chunks) -> bool {
+pub(in crate::shard) fn exceeds_reads(config: &Config, outstanding: ReadUsage, chunks: &CallChunks) -> bool {
     let count = chunks.to_fetch().count();
     count > 0
         && (exceeds(config.limits.max_reads, outstanding.count, count)
@@ -151,7 +151,7 @@ pub(in crate::shard) struct PendingQuota {
 }
 
 impl PendingQuota {
-    /// At most `limit` calls may be pending.
+    /// Creates a quota of at most `limit` pending calls.
     pub(super) fn new(limit: usize) -> Self {
         Self { free: limit, owners: HashMap::new() }
     }
@@ -164,7 +164,7 @@ impl PendingQuota {
         Rc::clone(self.owners.entry(Arc::clone(&name)).or_insert_with(new))
     }
 
-    /// Whether an owner has as many pending calls as are left for others.
+    /// Whether an owner has as many pending calls as are left for others, so that it may have no more.
     #[inline]
     pub(in crate::shard) fn is_exhausted(&self, owner: &OwnerCalls) -> bool {
         owner.pending.get() >= self.free
@@ -224,31 +224,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_quarter_goes_round() {
+    fn connections_have_quotas_of_the_last_quarter() {
         assert!(!is_scarce(25, 100) && is_scarce(24, 100));
-        assert!(!is_scarce(0, 0), "there is none such");
-        assert_eq!([1, 100, 640].map(quota), [1, 1, 10], "a few, where there are many");
+        assert!(!is_scarce(0, 0), "no buffers exist");
+        assert_eq!([1, 100, 640].map(quota), [1, 1, 10], "1/64 of the buffers, at least one");
     }
 
     #[test]
-    fn the_last_eighth_goes_round_among_hosts() {
+    fn hosts_have_quotas_of_the_last_eighth() {
         assert!(!is_scarce_for_hosts(2, 8) && is_scarce_for_hosts(1, 8));
-        assert!(!is_scarce_for_hosts(0, 7), "there are too few to leave one");
+        assert!(!is_scarce_for_hosts(0, 7), "too few exist for an eighth");
     }
 
     #[test]
-    fn a_limit_is_kept_to() {
+    fn outstanding_work_and_more_may_not_exceed_the_limit() {
         assert!(!exceeds(Some(4), 3, 1));
         assert!(exceeds(Some(4), 4, 1) && exceeds(Some(4), 3, 2));
     }
 
     #[test]
-    fn a_call_that_is_beyond_the_limit_alone_goes_alone() {
+    fn a_call_that_exceeds_the_limit_by_itself_runs_alone() {
         assert!(!exceeds(Some(1), 0, 16) && exceeds(Some(1), 1, 1));
     }
 
     #[test]
-    fn without_a_limit_nobody_waits() {
+    fn without_a_limit_no_call_waits() {
         assert!(!exceeds(None, 1 << 40, 1 << 40));
         assert!(!limits_reads(&Config::default()));
     }
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_leaves_as_many_as_it_has_however_often_it_reconnects() {
+    fn an_owner_leaves_half_to_others_even_if_it_reconnects() {
         let mut quota = PendingQuota::new(100);
         for (slot, calls) in [(0, 50), (1, 0)] {
             let owner = quota.owner("192.0.2.1");
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn orphans_return_and_nothing_is_left_of_them() {
+    fn returned_orphans_leave_no_owner_behind() {
         let (mut quota, name, qp) = (PendingQuota::new(4), "pid 7 uid 0", QpId { slot: 0, generation: 0 });
         let owner = quota.owner(name);
         assert_eq!(fill(&mut quota, &owner), 2);

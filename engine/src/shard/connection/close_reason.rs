@@ -29,11 +29,11 @@ pub enum CloseReasonKind {
     Local,
     /// A time-out passed: connect, negotiation, setup or progress.
     TimedOut,
-    /// The server closed it: others needed its receives.
+    /// The server evicted the connection, because others needed its receives.
     Evicted,
     /// The device, or the network to the peer, failed.
     Device,
-    /// The reason was not kept.
+    /// The reason is not known any more.
     Unknown,
 }
 
@@ -69,13 +69,17 @@ impl CloseReason {
         }
     }
 
-    /// The address is not of the fabric's form: no attempt succeeds. For the C interface.
+    /// Whether the address is invalid for its fabric, so that no attempt succeeds.
+    ///
+    /// For the C interface.
     #[doc(hidden)]
     pub fn is_bad_address(&self) -> bool {
         matches!(&self.0, CloseCause::Fabric(error) if error.kind() == FabricErrorKind::Address)
     }
 
-    /// Nobody listens at the address, or the server takes no more connections. For the C interface.
+    /// Whether no server listens at the address, or it accepts no connections.
+    ///
+    /// For the C interface.
     #[doc(hidden)]
     pub fn is_unreachable(&self) -> bool {
         match &self.0 {
@@ -85,13 +89,17 @@ impl CloseReason {
         }
     }
 
-    /// The server has no receives for another connection now. For the C interface.
+    /// Whether the server lacks receives for another connection now.
+    ///
+    /// For the C interface.
     #[doc(hidden)]
     pub fn is_out_of_receives(&self) -> bool {
         matches!(&self.0, CloseCause::Rejected { said } if said == REJECTED_NO_RECEIVES)
     }
 
-    /// Number of the error of a failed system call, if it is known. For the C interface.
+    /// Error number of a failed system call, if known.
+    ///
+    /// For the C interface.
     #[doc(hidden)]
     pub fn os_error(&self) -> Option<i32> {
         match &self.0 {
@@ -100,13 +108,13 @@ impl CloseReason {
         }
     }
 
-    /// The next attempt to connect would fail in the same way.
+    /// Whether the next attempt to connect would fail in the same way.
     pub(crate) fn is_permanent(&self) -> bool {
         use PeerFault::{NoCommonVersion, NotAuthenticated};
         matches!(self.0, CloseCause::PeerFault(NoCommonVersion { .. } | NotAuthenticated(_)))
     }
 
-    /// Its cause, with all details.
+    /// The cause, with all details.
     #[cfg(feature = "unstable-internals")]
     pub fn cause(&self) -> &CloseCause {
         &self.0
@@ -119,9 +127,9 @@ impl<T: Into<CloseCause>> From<T> for CloseReason {
     }
 }
 
-/// What a server says that takes no connections any more.
+/// Text of a rejection by a server that takes no connections any more.
 pub(crate) const REJECTED_CLOSED: &[u8] = b"closed";
-/// What a server says without receives for another connection.
+/// Text of a rejection by a server that lacks Receives for another connection.
 pub(crate) const REJECTED_NO_RECEIVES: &[u8] = b"no receives left";
 
 /// Whether a work request failed through the peer's fault.
@@ -137,14 +145,14 @@ pub enum CloseCause {
     #[error(transparent)]
     PeerFault(#[from] PeerFault),
     /// The peer rejected the connection.
-    // Escaped: the peer's bytes must not look like log lines of ours.
+    // The text is escaped, so that the peer's bytes cannot look like log lines of this side.
     #[error("rejected by the peer: {}", String::from_utf8_lossy(.said).escape_debug())]
     Rejected {
         /// Text that the peer sent with the rejection.
         said: Vec<u8>,
     },
     /// The device failed to execute a work request.
-    #[error("{}", not_done(*opcode, *status))]
+    #[error("{}", describe_failure(*opcode, *status))]
     Device {
         /// Operation of the work request.
         opcode: Opcode,
@@ -152,7 +160,7 @@ pub enum CloseCause {
         status: Status,
     },
     /// The device rejected a work request.
-    #[error("{}", not_posted(*.0))]
+    #[error("{}", describe_post_error(*.0))]
     NotPosted(PostError),
     /// The fabric could not connect.
     #[error(transparent)]
@@ -165,27 +173,26 @@ pub enum CloseCause {
         /// Text of the fabric.
         detail: String,
     },
-    /// This side ended it.
+    /// This side ended the connection.
     #[error(transparent)]
     Local(#[from] LocalClose),
-    /// It ended before its client registered for the reason.
+    /// The connection ended before its client registered for the reason.
     #[error("connection ended before its client read the reason")]
     Before,
 }
 
 impl CloseCause {
-    /// Category of its end in the log, for an accepted connection. `None` for a regular end, or one that is logged
-    /// already.
-    pub(crate) fn for_the_log(&self) -> Option<&'static str> {
+    /// Log category of the close of an accepted connection. `None` for a regular close, or one that is logged already.
+    pub(crate) fn log_category(&self) -> Option<&'static str> {
         match self {
-            // Flushed with its connection, as when a peer leaves amid a transfer: the device did not fail.
+            // The request was flushed with its connection, as when a peer closes it amid a transfer: no device failed.
             Self::Device { status: Status::Flushed, .. } => None,
-            // A request has failed, or the peer has acknowledged nothing for the fabric's whole time-out.
+            // A work request has failed, or the peer acknowledged nothing until the fabric's time-out.
             Self::Device { .. } | Self::Disconnected { cause: Disconnect::Failure, .. } => {
                 Some("connections ended by their device")
             }
-            Self::Local(LocalClose::Displaced) => Some("connections ended as others needed their Receives"),
-            Self::Local(LocalClose::SetupTimeout) => Some("connections that were not set up in time"),
+            Self::Local(LocalClose::Displaced) => Some("connections evicted because others needed their Receives"),
+            Self::Local(LocalClose::SetupTimeout) => Some("connections whose setup timed out"),
             _ => None,
         }
     }
@@ -194,11 +201,11 @@ impl CloseCause {
 /// Slot for the close reason that a client's thread reads.
 pub(crate) type ClosedBecause = OnceLock<CloseReason>;
 
-/// Why this side closed a connection without a fault of the peer.
+/// Reason of this side to close a connection without a peer's fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalClose {
-    /// The application asked for it.
+    /// The application closed the connection.
     #[error("closed by this side")]
     Requested,
     /// The connection's shard stopped.
@@ -220,7 +227,7 @@ pub enum LocalClose {
     /// [`timeouts.progress`](crate::config::TimeoutConfig::progress) has passed.
     #[error("{0} (timeouts.progress, limits.min_rate)")]
     ProgressTimeout(&'static str),
-    /// Evicted: others needed its receives.
+    /// The shard evicted the connection, because others needed its receives.
     ///
     /// It was silent ([`accept.evict_after`](crate::config::AcceptConfig::evict_after)), or its host exceeded its
     /// share ([`memory.receives`](crate::config::MemoryConfig::receives)).
@@ -231,14 +238,14 @@ pub enum LocalClose {
     Unsendable(&'static str),
 }
 
-fn not_done(opcode: Opcode, status: Status) -> String {
+fn describe_failure(opcode: Opcode, status: Status) -> String {
     match status {
-        Status::Flushed => format!("the connection ended with a {opcode:?} under way"),
+        Status::Flushed => format!("connection ended during a {opcode:?}"),
         _ => format!("{opcode:?} failed: {status:?}"),
     }
 }
 
-fn not_posted(error: PostError) -> String {
+fn describe_post_error(error: PostError) -> String {
     match error {
         PostError::QueueFull => "send queue of the device is full".into(),
         PostError::NotConnected => "device is not connected".into(),
@@ -252,21 +259,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_of_peers_are_escaped() {
+    fn rejection_texts_of_peers_are_escaped() {
         let rejected = CloseCause::Rejected { said: b"full\n\x1b[31m\xff".to_vec() };
         assert_eq!(rejected.to_string(), "rejected by the peer: full\\n\\u{1b}[31m\u{fffd}");
     }
 
     #[test]
-    fn a_request_that_went_with_its_connection_is_no_failure_of_the_device() {
+    fn a_flushed_work_request_does_not_count_as_failure_of_the_device() {
         let ended = |status| CloseCause::Device { opcode: Opcode::Write, status };
-        assert!(ended(Status::RetryExceeded).for_the_log().is_some() && ended(Status::Flushed).for_the_log().is_none());
+        assert!(
+            ended(Status::RetryExceeded).log_category().is_some() && ended(Status::Flushed).log_category().is_none()
+        );
         assert_eq!(ended(Status::RetryExceeded).to_string(), "Write failed: RetryExceeded");
-        assert_eq!(ended(Status::Flushed).to_string(), "the connection ended with a Write under way");
+        assert_eq!(ended(Status::Flushed).to_string(), "connection ended during a Write");
     }
 
     #[test]
-    fn a_reason_of_another_layer_keeps_its_words() {
+    fn a_close_reason_has_the_text_of_its_cause() {
         let fault = PeerFault::VersionChanged(1);
         assert_eq!(CloseReason::from(fault).to_string(), fault.to_string());
         let stalled = CloseReason::from(LocalClose::ProgressTimeout("peer is too slow"));

@@ -2,9 +2,10 @@
 //!
 //! Reasons for its end are in `close_reason`.
 //!
-//! A client reconnects by policy. It falls back to version 1 after a version error, or after a first message without an
-//! answer. A connection that waits to reconnect is parked, without a queue pair. Its calls wait with it, and are
-//! retransmitted with their XIDs once it is open again. Its first queue pair stays its name for its owner.
+//! A client reconnects as configured. It falls back to version 1 after a version error, or after a first message
+//! without an answer. A connection that waits to reconnect is parked, without a queue pair. Its calls wait with it, and
+//! are retransmitted with their XIDs once it is open again. For its owner the connection is still named by its first
+//! queue pair.
 
 pub(super) mod close_reason;
 
@@ -16,9 +17,9 @@ use std::sync::Arc;
 use rpcrdma_mempool::{Buf, prefetch};
 
 use super::admission::quota::QuotaOwner;
-use super::admission::receives::{CreditUsage, Promise};
+use super::admission::receive_budget::{CreditUsage, ReceiveReservation};
 use super::obligations::ObligationTimers;
-use super::peer_events::{CloseReport, PeerInfo, Peers};
+use super::peer_events::{CloseReport, PeerInfo, PeerReporter};
 use super::requester::OutgoingCalls;
 use super::responder::ServedCalls;
 use super::send_queue::SendQueue;
@@ -26,16 +27,18 @@ use crate::auth::AuthPolicy;
 use crate::config::WireConfig;
 use crate::fabric::{Fabric, FabricAddress, QpId};
 use crate::proto::{CallId, ConnConfig, Connection, CreditMode, Phase};
-use crate::service::{Call, Replying};
+use crate::service::{Replying, ServedCall};
 use crate::wire::Version;
 use close_reason::{CloseReason, LocalClose};
 
-/// A connection of a shard. Stale references match no connection.
+/// Reference to a connection of a shard.
+///
+/// A stale reference matches no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnRef(pub(crate) QpId);
 
 impl ConnRef {
-    /// Matches no connection.
+    /// Reference that matches no connection.
     pub(crate) const NONE: Self = Self(QpId::NONE);
 }
 
@@ -48,12 +51,12 @@ pub(super) enum Stage {
     Negotiating,
     /// Open for messages.
     Open,
-    /// No new calls of the peer; current ones complete. This side makes calls only while it serves some, because their
-    /// handlers may call back.
+    /// The peer's new calls are refused, and its current ones complete. This side makes calls only while it serves
+    /// some, because their handlers may call back.
     Draining,
     /// All calls have ended. The connection closes when the peer has received everything.
     Closing,
-    /// Lost; waits to reconnect.
+    /// The connection was lost, and waits to reconnect.
     Reconnecting,
 }
 
@@ -76,9 +79,9 @@ impl Stage {
 /// Reason to use version 1 with a server that may speak version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fallback {
-    /// The first message had no answer: for one connection, as messages may be lost.
+    /// The first message had no answer. Applies to one connection, because the message may have been lost.
     Unanswered,
-    /// The server reported a version error: permanently.
+    /// The server reported a version error. Applies permanently.
     Refused,
 }
 
@@ -87,17 +90,17 @@ pub(super) enum Fallback {
 pub(super) struct ReconnectState {
     /// Address of a client's server; `None` disables reconnecting.
     pub(super) address: Option<FabricAddress>,
-    /// Reconnects since it was last useful.
+    /// Number of reconnects since the connection was last useful.
     pub(super) attempts: u32,
-    /// Time of its last reopening, in nanoseconds, if open.
+    /// Time when it was opened again, in nanoseconds, if it is open.
     pub(super) open_since: Option<u64>,
-    /// Time of the next attempt while it waits, in nanoseconds.
+    /// Time of the next attempt while the connection waits, in nanoseconds.
     pub(super) retry_at: u64,
     /// Reason for version 1 where the configuration allows version 2.
     pub(super) fallback: Option<Fallback>,
-    /// The server has sent a version 2 message, an error other than ERR_VERS included.
+    /// Whether the server has sent a version 2 message, which may be an error other than ERR_VERS.
     pub(super) spoke_version_2: bool,
-    /// It was lost before the first answer, and tries version 2 once more.
+    /// Whether the connection was lost before the first answer, and tries version 2 once more.
     lost_unanswered: bool,
 }
 
@@ -107,8 +110,8 @@ impl ReconnectState {
         self.attempts > 0 && self.open_since.is_none()
     }
 
-    /// Reconnects of a lost connection since it was useful, or open for `long` nanoseconds. Without this count, a
-    /// server that closes each connection at once would be retried without limit and pause.
+    /// Number of reconnects of a lost connection since it was useful, or open for `long` nanoseconds. Without this
+    /// count, a client would retry a server that closes each connection at once without limit and pause.
     pub(super) fn attempts_when_lost(&self, now: u64, useful: bool, long: u64) -> u32 {
         match self.open_since {
             Some(since) if useful || now.saturating_sub(since) >= long => 0,
@@ -120,11 +123,11 @@ impl ReconnectState {
 /// A connection's incoming continued message.
 #[derive(Debug, Default)]
 pub(super) struct Assembling {
-    /// Its received parts.
+    /// Received parts of the message.
     pub(super) buf: Option<Buf>,
-    /// The shard's count of such messages at its start, itself included.
+    /// Number of the message among all continued messages of the shard.
     pub(super) age: u64,
-    /// Its start, in nanoseconds.
+    /// Start of the message, in nanoseconds.
     pub(super) began: u64,
 }
 
@@ -136,11 +139,11 @@ impl Assembling {
     }
 
     /// Drops the received parts.
-    pub(super) fn give_up(&mut self) {
+    pub(super) fn discard(&mut self) {
         self.buf = None;
     }
 
-    /// Its identity and progress: a value that changes with each part.
+    /// Identity and progress of the message, a value that changes with each part.
     pub(super) fn progress(&self) -> Option<u64> {
         self.buf.as_ref().map(|buf| (self.age << 32).wrapping_add(buf.len() as u64))
     }
@@ -152,14 +155,14 @@ pub(super) enum MessageOwner {
     /// A call of this side, and its exposure.
     Call(CallId, Option<u32>),
     /// The reply to a peer's call.
-    Reply(Call<Replying>),
+    Reply(ServedCall<Replying>),
 }
 
 /// An outgoing continued message.
 #[derive(Debug)]
 pub(super) struct Continuation {
     pub(super) owner: MessageOwner,
-    /// Its window is the unsent rest.
+    /// Buffer of the message, whose window is the unsent rest.
     pub(super) rest: Buf,
     /// Start and length of the message in the buffer.
     pub(super) whole: (usize, usize),
@@ -168,21 +171,23 @@ pub(super) struct Continuation {
 }
 
 impl Continuation {
-    /// The whole `message`, for the last part's header.
+    /// A continuation of the whole `message`; `last_header` are the bytes of the last part's header.
     pub(super) fn new(owner: MessageOwner, message: Buf, last_header: usize) -> Self {
         let whole = (message.start(), message.len());
         Self { owner, rest: message, whole, last_header }
     }
 }
 
-/// A connection. Its parts are borrowed by name, as users often need two at once; each has private fields. The fields
-/// that each message needs come first, together.
+/// A connection.
+///
+/// Its parts are fields, because users often borrow two at once; each part has private fields. The fields that each
+/// message needs come first, together.
 #[repr(C, align(64))]
 pub(super) struct Conn {
     qp: QpId,
     /// Its first queue pair, which names it for its owner.
     origin: QpId,
-    /// Ends the connection after the current work, for this reason.
+    /// If set, the connection ends after the current work, for this reason.
     close_reason: Option<Box<CloseReason>>,
     stage: Stage,
     /// Whether it is in the list of ready connections.
@@ -198,10 +203,10 @@ pub(super) struct Conn {
     pub(super) proto: Connection,
     /// The incoming continued message, if any.
     pub(super) assembling: Assembling,
-    /// Receives kept for it by the shard.
-    pub(super) promise: Promise,
+    /// Receives that the shard has reserved for it.
+    pub(super) receive_reservation: ReceiveReservation,
     pub(super) usage: CreditUsage,
-    /// What the peer owes, and since when.
+    /// Timers of what the peer owes.
     pub(super) obligations: ObligationTimers,
     pub(super) reconnect: ReconnectState,
     /// The outgoing continued message, if any.
@@ -210,7 +215,7 @@ pub(super) struct Conn {
     pub(super) peer: Option<Arc<str>>,
     /// The peer of an accepted connection.
     pub(super) accepted: Option<PeerInfo>,
-    /// Close report for the upper layer, if it knows the connection.
+    /// Close report for the upper layer, if the connection was reported as established.
     pub(super) close_report: Option<CloseReport>,
     /// Messages sent when a pure grant was last delayed.
     granting_since: u64,
@@ -221,40 +226,40 @@ pub(super) struct Conn {
 /// Deadlines of a draining connection for messages of its peer, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct DrainDeadlines {
-    /// Messages received at the last check, and its time.
+    /// Number of messages received at the last check, and the time of the last change.
     received: u64,
-    heard: u64,
-    /// Final deadline, whatever the peer sends.
+    last_received: u64,
+    /// Final deadline, which messages do not extend.
     end: u64,
-    /// A message that the peer had begun by then; its rest has a [deadline](super::obligations) of its own.
+    /// A message that the peer had begun by then. Its rest has its own [deadline](super::obligations).
     half: Option<u32>,
-    /// The peer has not received all replies yet.
-    untaken: bool,
+    /// Whether the peer has not received all replies yet.
+    undelivered: bool,
 }
 
 impl DrainDeadlines {
-    /// Deadline, given the state as of now: extended while the peer sends, up to a limit.
+    /// Deadline, given the state `now`. Messages of the peer extend it, up to a limit.
     fn until(&mut self, silence: u64, now: Self) -> u64 {
         if now.half.is_some() && now.half == self.half {
             return u64::MAX;
         }
-        // From here on, later messages of the peer have the full time.
+        // Once the begun message is complete, later messages of the peer have the full time.
         if self.half.take().is_some() {
             self.end = now.end;
         }
-        // Its next call is behind the replies.
-        self.untaken &= now.untaken;
-        if self.untaken {
-            (self.heard, self.end) = (now.heard, now.end);
+        // The peer may send its next call after it has received the replies.
+        self.undelivered &= now.undelivered;
+        if self.undelivered {
+            (self.last_received, self.end) = (now.last_received, now.end);
         }
         if self.received != now.received {
-            (self.received, self.heard) = (now.received, now.heard);
+            (self.received, self.last_received) = (now.received, now.last_received);
         }
-        self.heard.saturating_add(silence).min(self.end)
+        self.last_received.saturating_add(silence).min(self.end)
     }
 }
 
-/// Idle intervals after which a draining connection closes, even if its peer keeps calling.
+/// Silence intervals after which a draining connection closes, even if its peer keeps calling.
 const MOST_INTERVALS: u64 = 10;
 
 /// Cache lines of a connection that each message needs.
@@ -277,7 +282,7 @@ impl Conn {
             host: None,
             accepted: None,
             close_report: None,
-            promise: Promise::default(),
+            receive_reservation: ReceiveReservation::default(),
             usage: CreditUsage::default(),
             obligations: ObligationTimers::default(),
             reconnect: ReconnectState::default(),
@@ -288,7 +293,7 @@ impl Conn {
     }
 
     /// Marks it as accepted from this peer, with the address of the peer's host.
-    pub(super) fn was_accepted(&mut self, accepted: PeerInfo, host: Option<IpAddr>) {
+    pub(super) fn set_accepted(&mut self, accepted: PeerInfo, host: Option<IpAddr>) {
         (self.accepted, self.host) = (Some(accepted), host);
     }
 
@@ -304,10 +309,10 @@ impl Conn {
         prefetch::<{ usize::MAX }, _>(self);
     }
 
-    /// Prefetches the tables that it refers to. Reads the connection, which should be in the cache by now.
+    /// Prefetches the tables that the connection refers to. The connection itself should be in the cache by now.
     #[inline]
     pub(super) fn prefetch_tables(&self) {
-        [self.proto.calls().first_place(), self.proto.inbound().first_place()].into_iter().for_each(prefetch::<1, _>);
+        [self.proto.calls().hot_address(), self.proto.inbound().hot_address()].into_iter().for_each(prefetch::<1, _>);
         prefetch::<2, _>(self.calls.first_slot());
         prefetch::<2, _>(self.sends.next_place());
     }
@@ -333,7 +338,7 @@ impl Conn {
     ///
     /// # Panics
     /// In debug builds, on an invalid transition.
-    pub(super) fn go(&mut self, next: Stage) {
+    pub(super) fn enter(&mut self, next: Stage) {
         debug_assert!(self.stage.leads_to(next), "{:?} does not lead to {next:?}", self.stage);
         self.stage = next;
     }
@@ -343,9 +348,9 @@ impl Conn {
         QuotaOwner::new(self.host, self.origin)
     }
 
-    /// The peer, as in log lines: the host of a client, or the connection to a server.
+    /// Name of the peer in log lines: the host of a client, or the connection to a server.
     #[cold]
-    pub(super) fn who(&self) -> Box<str> {
+    pub(super) fn log_name(&self) -> Box<str> {
         match &self.accepted {
             Some(accepted) => accepted.host().into(),
             None => format!("server of {:?}", self.origin).into(),
@@ -355,20 +360,20 @@ impl Conn {
     /// Name of the owner whose quotas its pending calls count against: the host of a client, or the connection to a
     /// server.
     pub(super) fn owner_name(&self) -> Cow<'_, str> {
-        self.accepted.as_ref().map_or_else(|| String::from(self.who()).into(), |peer| (&*peer.owner).into())
+        self.accepted.as_ref().map_or_else(|| String::from(self.log_name()).into(), |peer| (&*peer.owner).into())
     }
 
     /// Announces an accepted connection to the upper layer, once.
-    pub(super) fn report_established(&mut self, peers: &Peers) {
+    pub(super) fn report_established(&mut self, peers: &PeerReporter) {
         if self.accepted.is_some() && self.close_report.is_none() {
             self.close_report = peers.established(self.origin, self.host, self.peer.clone());
         }
     }
 
-    /// Ends it for this reason. The upper layer gets the report once no worker has any of its calls.
+    /// Reports the close to the upper layer, as soon as no worker has any of the connection's calls.
     pub(super) fn report_ended(&mut self, reason: &CloseReason) {
-        if let Some(owed) = self.close_report.take() {
-            owed.end(self.peer.clone(), reason.clone());
+        if let Some(report) = self.close_report.take() {
+            report.end(self.peer.clone(), reason.clone());
         }
     }
 
@@ -378,15 +383,15 @@ impl Conn {
         self.ready
     }
 
-    /// Sets whether it is in that list. False if unchanged.
+    /// Sets whether it is in the list of ready connections. Returns false if that is unchanged.
     #[inline]
     pub(super) fn set_ready(&mut self, ready: bool) -> bool {
         mem::replace(&mut self.ready, ready) != ready
     }
 
-    /// Removes and returns its queue pair; drops its unsent messages.
+    /// Removes and returns its queue pair.
     pub(super) fn detach_qp(&mut self) -> QpId {
-        // Marked as ready, so that no caller adds it.
+        // It is marked as ready, so that no caller adds it to the list.
         self.ready = true;
         mem::replace(&mut self.qp, ConnRef::NONE.0)
     }
@@ -396,7 +401,7 @@ impl Conn {
         self.proto.restart(config);
         self.usage.restart();
         self.fit();
-        self.go(Stage::Connecting);
+        self.enter(Stage::Connecting);
         (self.qp, self.ready, self.close_reason) = (qp, false, None);
     }
 
@@ -405,67 +410,67 @@ impl Conn {
         self.close_reason = Some(Box::new(reason.into()));
     }
 
-    /// Drains: accepts no more calls of the peer, and of this side only [some](Stage::Draining), and ends after the
-    /// current ones.
+    /// Drains the connection, which ends after its current calls. It accepts no more calls of the peer, and of this
+    /// side only [some](Stage::Draining).
     #[cold]
     pub(super) fn drain(&mut self) {
         match self.stage {
-            // It cannot send yet.
+            // A connection that is not established cannot send anything.
             Stage::Connecting => {
                 self.end_for(LocalClose::Requested);
-                self.go(Stage::Closing);
+                self.enter(Stage::Closing);
             }
             Stage::Closing | Stage::Draining => {}
-            Stage::Negotiating | Stage::Open | Stage::Reconnecting => self.go(Stage::Draining),
+            Stage::Negotiating | Stage::Open | Stage::Reconnecting => self.enter(Stage::Draining),
         }
         self.refresh();
     }
 
-    /// Deadline of a draining connection without calls, in nanoseconds. With `untaken` the peer has not received all
-    /// replies.
-    pub(super) fn lingers_until(&mut self, now: u64, silence: u64, untaken: bool) -> u64 {
-        let (received, half) = (self.proto.counters().received, self.proto.status().half_received);
+    /// Deadline of a draining connection without calls, in nanoseconds. With `undelivered` the peer has not received
+    /// all replies.
+    pub(super) fn drain_deadline(&mut self, now: u64, silence: u64, undelivered: bool) -> u64 {
+        let (received, half) = (self.proto.counters().received, self.proto.status().partial_message);
         let end = now.saturating_add(silence.saturating_mul(MOST_INTERVALS));
-        let state = DrainDeadlines { received, heard: now, end, half, untaken: true };
-        self.drain_deadlines.get_or_insert(state).until(silence, DrainDeadlines { untaken, ..state })
+        let state = DrainDeadlines { received, last_received: now, end, half, undelivered: true };
+        self.drain_deadlines.get_or_insert(state).until(silence, DrainDeadlines { undelivered, ..state })
     }
 
-    /// Whether it has to end, or to reconnect.
+    /// Whether a close reason is set, so that the connection has to end or to reconnect.
     #[inline]
     pub(super) fn has_ended(&self) -> bool {
         self.close_reason.is_some()
     }
 
-    /// Reason to end it, if any.
+    /// Reason for which it ends, if any.
     pub(super) fn close_reason(&self) -> Option<&CloseReason> {
         self.close_reason.as_deref()
     }
 
-    /// Reason to close it for good, if any.
+    /// Takes the reason for which it ends, if any.
     pub(super) fn take_close_reason(&mut self) -> Option<CloseReason> {
         self.close_reason.take().map(|reason| *reason)
     }
 
-    /// Ends it after the current work. The first reason counts.
+    /// Ends the connection after the current work. Only the first reason counts.
     #[cold]
     pub(super) fn end_for(&mut self, reason: impl Into<CloseReason>) {
         self.close_reason.get_or_insert_with(|| Box::new(reason.into()));
     }
 
-    /// Whether a due grant was delayed already, with nothing sent since. Marks it as delayed.
+    /// Whether a due grant was delayed already, without a message sent since then. Marks the grant as delayed.
     #[cold]
     pub(super) fn has_waited_to_grant(&mut self) -> bool {
         let sent = self.proto.counters().sent;
         mem::replace(&mut self.granting_since, sent) == sent
     }
 
-    /// Drops the device's state, with all that it held.
+    /// Drops the state of a lost device, and the memory that the device held.
     pub(super) fn forget_device(&mut self) {
         self.peer = None;
         self.sends.forget_device();
         self.calls.forget_device();
         self.served.forget_device();
-        self.assembling.give_up();
+        self.assembling.discard();
         self.continuation = None;
         self.obligations = ObligationTimers::default();
     }
@@ -476,8 +481,8 @@ impl Conn {
     }
 
     /// Updates the time; called at intervals.
-    pub(super) fn pass_time(&mut self, now: u64) {
-        self.proto.pass_time(now);
+    pub(super) fn advance_time(&mut self, now: u64) {
+        self.proto.advance_time(now);
         if let Some(accepted) = &mut self.accepted {
             accepted.record_useful(self.proto.status().useful_messages, now);
         }
@@ -506,20 +511,20 @@ impl Conn {
         self.served.holds_nothing() && self.sends.is_empty() && !self.holds_sends(fabric)
     }
 
-    /// Whether it has sent messages whose memory the fabric may still use. Not every fabric knows, so that Sends
-    /// without a completion count, too.
+    /// Whether it has sent messages whose memory the fabric may still use. Sends without a completion count, because
+    /// not every fabric knows more.
     pub(super) fn holds_sends(&self, fabric: &mut impl Fabric) -> bool {
         self.sends.under_way() > 0 && fabric.holds_sends(self.qp)
     }
 
-    /// Whether bytes are on their way to the peer's host. Known where the device reports the round trip (iWARP);
-    /// elsewhere sent messages wait for a peer that may not poll.
+    /// Whether bytes are in flight to the peer's host. This is known where the device reports the round trip (iWARP);
+    /// elsewhere queued bytes may just wait for a peer that does not poll.
     pub(super) fn is_in_transit(&self, fabric: &mut impl Fabric) -> bool {
         fabric.round_trip(self.qp).is_some() && fabric.flow(self.qp).is_some_and(|flow| flow.queued > 0)
     }
 
-    /// Whether its send queue exceeds the lag of a receiving peer: replies wait then. Otherwise a peer that reads
-    /// nothing, or claims more credits than it has, would fill its queue with all buffers of the shard.
+    /// Whether the send queue is longer than a receiving peer would let it become, so that replies have to wait.
+    /// Otherwise all buffers of the shard would queue for a peer that reads nothing, or grants more than it has.
     #[inline]
     pub(super) fn is_backlogged(&self, signal_every: u32) -> bool {
         let under_way = self.sends.under_way();
@@ -536,31 +541,31 @@ impl Conn {
             && matches!(self.stage, Stage::Reconnecting | Stage::Connecting | Stage::Negotiating)
     }
 
-    /// Whether the first message had no answer: the server may know version 1 only (version 2 §4.3.3). A server that
-    /// has spoken version 2, if only by an error, is merely slow.
+    /// Whether the first message had no answer, so that the server may know version 1 only (version 2 §4.3.3). A server
+    /// that has ever sent a version 2 message, even an error, is merely slow.
     pub(super) fn is_unanswered(&self, wire: &WireConfig) -> bool {
         // Version 1 cannot authenticate.
         let allowed = wire.version_1 && !matches!(wire.host_auth, AuthPolicy::Required(_));
         let waits = self.proto.session().phase() == Phase::Hello && self.proto.terms().version == Version::V2;
-        allowed && waits && !self.reconnect.spoke_version_2 && !self.proto.session().has_heard_version_2()
+        allowed && waits && !self.reconnect.spoke_version_2 && !self.proto.session().has_received_version_2()
     }
 
-    /// Reason of a lost connection to fall back to version 1, if any.
+    /// Reason for a lost connection to fall back to version 1, if any.
     pub(super) fn fallback(&self, wire: &WireConfig) -> Option<Fallback> {
         let timed_out = self.close_reason() == Some(&LocalClose::NegotiationTimeout.into());
         if self.is_unanswered(wire) && (timed_out || self.reconnect.lost_unanswered) {
             return Some(Fallback::Unanswered);
         }
-        // It was lost right after the error.
+        // The connection was lost right after the version error.
         (self.was_refused_version_2() && self.proto.counters().received == 1).then_some(Fallback::Refused)
     }
 
-    /// Marks it as lost after these attempts to make it; returns its reason to fall back to version 1, if any.
+    /// Marks it as lost after this number of attempts; returns its reason to fall back to version 1, if any.
     pub(super) fn mark_lost(&mut self, attempts: u32, wire: &WireConfig) -> Option<Fallback> {
         let fallback = self.fallback(wire);
-        // Servers evict connections in setup, so one loss proves nothing.
+        // Servers may evict connections in setup, so one loss does not prove that the server ignored the message.
         self.reconnect.lost_unanswered = fallback.is_none() && self.is_unanswered(wire);
-        self.reconnect.spoke_version_2 |= self.proto.session().has_heard_version_2();
+        self.reconnect.spoke_version_2 |= self.proto.session().has_received_version_2();
         let kept = self.reconnect.fallback.filter(|kept| *kept == Fallback::Refused);
         self.reconnect.fallback = fallback.or(kept);
         (self.reconnect.attempts, self.reconnect.open_since) = (attempts, None);
@@ -569,10 +574,10 @@ impl Conn {
 
     /// Whether it asked for version 2 and continues in version 1, after a version error.
     pub(super) fn was_refused_version_2(&self) -> bool {
-        self.proto.terms().version == Version::V1 && self.proto.config().scheme != CreditMode::V1
+        self.proto.terms().version == Version::V1 && self.proto.config().credit_mode != CreditMode::V1
     }
 
-    /// Whether nothing is in progress beside the protocol.
+    /// Whether it has no pending calls and exposes no memory.
     pub(super) fn is_idle(&self) -> bool {
         self.served.none_pending() && self.calls.expose_nothing()
     }
@@ -586,13 +591,18 @@ mod tests {
 
     #[test]
     fn silence_counts_from_the_receipt_of_the_replies() {
-        let at =
-            |heard: u64, received, untaken| DrainDeadlines { received, heard, end: heard + 1000, half: None, untaken };
+        let at = |last_received: u64, received, undelivered| DrainDeadlines {
+            received,
+            last_received,
+            end: last_received + 1000,
+            half: None,
+            undelivered,
+        };
         let mut deadlines = at(0, 7, true);
         assert_eq!(deadlines.until(100, at(50, 7, true)), 150);
         assert_eq!(deadlines.until(100, at(5000, 7, true)), 5100, "a slow peer still receives");
         assert_eq!(deadlines.until(100, at(5060, 7, false)), 5100);
-        // Its calls extend the time, up to the limit, even if the errors for them are under way.
+        // The peer's calls extend the time, up to the limit, even while the errors for them are in flight.
         assert_eq!(deadlines.until(100, at(5070, 8, true)), 5170);
         assert_eq!(deadlines.until(100, at(5990, 9, true)), 6000);
     }
@@ -610,20 +620,20 @@ mod tests {
     }
 
     #[test]
-    fn one_without_a_queue_pair_is_not_asked_for_output() {
+    fn a_connection_without_a_queue_pair_is_not_added_to_the_ready_list() {
         let (first, second) = (QpId { slot: 3, generation: 0 }, QpId { slot: 4, generation: 7 });
         let mut conn = new_conn(3, false);
         conn.end_for(LocalClose::Requested);
         assert_eq!((conn.detach_qp(), conn.qp()), (first, ConnRef::NONE.0));
-        assert!(!conn.set_ready(true), "as if it was in the list");
-        conn.go(Stage::Reconnecting);
+        assert!(!conn.set_ready(true), "it counts as listed");
+        conn.enter(Stage::Reconnecting);
         conn.attach_qp(second, ConnConfig::default());
         assert_eq!((conn.qp(), conn.origin(), conn.stage()), (second, first, Stage::Connecting));
         assert!(!conn.has_ended() && conn.set_ready(true));
     }
 
     #[test]
-    fn a_grant_waits_once_and_again_behind_a_message() {
+    fn a_due_grant_waits_once_after_each_message() {
         let mut conn = open_conn(0, false);
         assert!(!conn.has_waited_to_grant());
         assert!(conn.has_waited_to_grant());
@@ -633,14 +643,14 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_is_open_again_has_all_its_attempts_again() {
+    fn a_useful_or_long_open_connection_has_all_attempts_again() {
         let mut state = ReconnectState::default();
         assert!(!state.is_under_way());
         state.attempts = 3;
         assert!(state.is_under_way());
         state.open_since = Some(10);
         assert!(!state.is_under_way());
-        assert_eq!(state.attempts_when_lost(15, false, 6), 3, "it was of no use, and not open for long");
+        assert_eq!(state.attempts_when_lost(15, false, 6), 3, "it was neither useful nor open for long");
         assert_eq!([state.attempts_when_lost(15, true, 6), state.attempts_when_lost(16, false, 6)], [0, 0]);
     }
 }
@@ -653,7 +663,7 @@ mod stage_tests {
     const ALL: [Stage; 6] = [Connecting, Negotiating, Open, Draining, Closing, Reconnecting];
 
     #[test]
-    fn every_stage_leads_to_the_end_and_the_end_nowhere() {
+    fn every_stage_leads_to_closing_and_closing_to_none() {
         for start in ALL {
             let mut reached = vec![start];
             for at in 0.. {
@@ -670,14 +680,14 @@ mod stage_tests {
     }
 
     #[test]
-    fn a_draining_connection_takes_no_calls() {
+    fn a_draining_connection_can_only_close() {
         assert!(ALL.into_iter().filter(|next| Draining.leads_to(*next)).eq([Closing]));
     }
 
     #[test]
     #[should_panic(expected = "Closing does not lead to Open")]
-    fn a_wrong_way_is_not_gone() {
+    fn an_invalid_stage_transition_panics() {
         let mut conn = open_conn(0, true);
-        [Draining, Closing, Open].into_iter().for_each(|next| conn.go(next));
+        [Draining, Closing, Open].into_iter().for_each(|next| conn.enter(next));
     }
 }

@@ -5,14 +5,14 @@ use std::ops::Range;
 use rpcrdma_mempool::Buf;
 
 use super::Requester;
-use super::exposures::{ChunkMemory, Exposed, Exposure, Exposures, PendingOutcome, Place};
-use super::forms::{Cause, form_again};
+use super::exposures::{CallExposure, ChunkKind, ChunkMemory, ExposedChunk, Exposures, PendingOutcome};
+use super::forms::{RetransmitCause, form_retransmission};
 use super::outgoing_calls::{CallResult, CompletionTarget, FailedCall, OutgoingCalls, Reply};
 use crate::fabric::{Fabric, ReceivedBuf, WorkRequest};
-use crate::proto::{CallError, CallId, Incoming, Knob, Lists, Refusal};
+use crate::proto::{CallError, CallId, DecodedHeader, DecodedLists, Knob, Refusal};
 use crate::shard::connection::Conn;
 use crate::shard::connection::close_reason::CloseReasonKind;
-use crate::shard::context::Context;
+use crate::shard::context::ShardContext;
 use crate::shard::continued_messages::assemble_last;
 use crate::wire::{ErrorBody, Head, HeaderType, Segment, View, rpc};
 
@@ -24,10 +24,10 @@ impl Conn {
     #[cold]
     pub(crate) fn exposes(&self, call: CallId, index: u32) -> bool {
         let slot = self.calls.slots.get(self.proto.calls().slot(call));
-        self.proto.calls().is_owed(call) && slot.is_some_and(|slot| slot.exposure == Some(index))
+        self.proto.calls().is_outstanding(call) && slot.is_some_and(|slot| slot.exposure == Some(index))
     }
 
-    /// Keeps a call's message that was sent in parts, completely or not.
+    /// Keeps the message of a call for a retransmission, after all or some of its parts were sent.
     pub(crate) fn keep_whole(&mut self, call: CallId, mut message: Buf, (start, len): (usize, usize)) {
         if self.proto.calls().is_under_way(call) {
             message.set_window(start, len);
@@ -39,17 +39,22 @@ impl Conn {
 
     /// Decodes the reply to a call in this message.
     #[inline(always)]
-    pub(crate) fn read_reply(&mut self, call: CallId, incoming: &Incoming, message: &ReceivedBuf) -> ReadReply {
+    pub(crate) fn decode_reply(
+        &mut self,
+        call: CallId,
+        incoming: &DecodedHeader,
+        message: &ReceivedBuf,
+    ) -> DecodedReply {
         let Head { xid, len: base, .. } = incoming.head;
         let payload = message.get(base..).unwrap_or_default();
         match incoming.lists {
-            Lists::None => ReadReply { header: header_of(xid, payload, base), long: None },
-            Lists::Single(chunks) => {
+            DecodedLists::None => DecodedReply { header: header_of(xid, payload, base), long: None },
+            DecodedLists::Single(chunks) => {
                 let write = chunks.write(message).into_iter().map(std::iter::once);
-                ReadReply::of(note_written(write, self.calls.exposure(&self.proto, call)), xid, payload, base)
+                DecodedReply::of(record_written(write, self.calls.exposure(&self.proto, call)), xid, payload, base)
             }
-            Lists::Checked(header) => {
-                read_reply(Some(&header.view(message)), (xid, payload, base), self.calls.exposure(&self.proto, call))
+            DecodedLists::Checked(header) => {
+                decode_reply(Some(&header.view(message)), (xid, payload, base), self.calls.exposure(&self.proto, call))
             }
         }
     }
@@ -58,9 +63,9 @@ impl Conn {
 impl Requester {
     /// Handles the last part of a reply.
     #[cold]
-    pub(crate) fn replied_in_parts<F: Fabric>(
+    pub(crate) fn handle_reply_in_parts<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         (call, token): (CallId, u64),
         view: &View<'_>,
@@ -68,61 +73,61 @@ impl Requester {
     ) {
         let Some(whole) = assemble_last(cx, conn, view.payload()) else {
             let error = CallError::NoReplyBuffer { needed: view.payload().len(), knob: Knob::LONG_BUFFERS };
-            return self.failed(cx, conn, call, token, error, invalidated);
+            return self.handle_failure(cx, conn, call, token, error, invalidated);
         };
-        let read = read_reply(Some(view), (view.xid(), &whole, 0), conn.calls.exposure(&conn.proto, call));
-        self.replied(cx, conn, (call, token), read, ReceivedBuf::whole(whole), invalidated);
+        let read = decode_reply(Some(view), (view.xid(), &whole, 0), conn.calls.exposure(&conn.proto, call));
+        self.handle_reply(cx, conn, (call, token), read, ReceivedBuf::whole(whole), invalidated);
     }
 
     /// Reports a decoded reply, at once or when no memory is exposed.
     #[inline(always)]
-    pub(crate) fn replied<F: Fabric>(
+    pub(crate) fn handle_reply<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         (call, token): (CallId, u64),
-        read: ReadReply,
+        read: DecodedReply,
         message: ReceivedBuf,
         invalidated: Option<u32>,
     ) {
         let (target, exposure, started) = conn.calls.free_slot(&conn.proto, call);
         conn.calls.answered = true;
-        cx.timed(started);
+        cx.record_sampled(started);
         match exposure {
             None => match read.header {
                 Ok(header) => self.deliver(cx, target, token, Ok(Reply { message, header, memory: ChunkMemory::NONE })),
                 Err(error) => _ = self.fail_call(cx, target, token, error.into()),
             },
-            Some(index) => self.replied_exposed(cx, conn, (index, invalidated), (target, token), read, message),
+            Some(index) => self.handle_exposed_reply(cx, conn, (index, invalidated), (target, token), read, message),
         }
     }
 
     /// Reports a decoded reply to a call with exposed memory.
     #[inline(never)]
-    fn replied_exposed<F: Fabric>(
+    fn handle_exposed_reply<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         (index, invalidated): (u32, Option<u32>),
         (target, token): (CompletionTarget, u64),
-        read: ReadReply,
+        read: DecodedReply,
         message: ReceivedBuf,
     ) {
         let long = read.long;
         let result = read.result(message);
         if revoke(cx, conn, index, invalidated) {
             let recovered = conn.calls.exposures.recover(index, true, result.is_ok());
-            // A closing connection waits for this.
+            // A closing connection may wait for this revocation.
             cx.ready.add(conn);
             return self.end_with(cx, (target, token), result, long, recovered);
         }
-        conn.calls.exposures.wait(index, Some(PendingOutcome::Ended { target, token, result, long }));
+        conn.calls.exposures.set_outcome(index, Some(PendingOutcome::Ended { target, token, result, long }));
     }
 
     /// Ends a call without results, once no memory is exposed.
-    pub(crate) fn failed<F: Fabric>(
+    pub(crate) fn handle_failure<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         call: CallId,
         token: u64,
@@ -135,9 +140,9 @@ impl Requester {
     }
 
     /// Handles the reply to an abandoned call: its exposed memory can be revoked now.
-    pub(crate) fn late<F: Fabric>(
+    pub(crate) fn handle_late_reply<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         call: CallId,
         invalidated: Option<u32>,
@@ -148,9 +153,9 @@ impl Requester {
 
     /// Handles a refusal that may be retried: retransmits the call once no memory of it is exposed, or ends it.
     #[cold]
-    pub(crate) fn retry<F: Fabric>(
+    pub(crate) fn handle_refusal<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         call: CallId,
         token: u64,
@@ -158,26 +163,26 @@ impl Requester {
         invalidated: Option<u32>,
     ) {
         let exposure = conn.calls.exposure(&conn.proto, call);
-        let long = exposure.as_deref().is_some_and(Exposure::is_long);
-        // A long call that cannot be read stays so (version 2 §6.4.3), unless it failed for other chunks.
-        let hopeless = long
+        let long = exposure.as_deref().is_some_and(CallExposure::is_long);
+        // If its Position Zero Read chunk is refused, a long call has no other form (version 2 §6.4.3).
+        let is_final = long
             && matches!(error, ErrorBody::ReadChunks { .. })
             && exposure.is_some_and(|exposure| exposure.is_long_only());
         let slot = conn.calls.slot(&conn.proto, call);
-        let gone = !long && slot.kept.is_none() && slot.copy.is_empty();
-        let spent = match error {
+        let not_kept = !long && slot.kept.is_none() && slot.copy.is_empty();
+        let exhausted = match error {
             ErrorBody::System => !cx.connect.retransmit || u32::from(slot.refusals) >= cx.connect.reconnect_attempts,
             _ => slot.retries >= MAX_RETRIES,
         };
-        if spent || hopeless || gone {
-            if gone && matches!(error, ErrorBody::ReplyResource { .. }) {
-                // This peer does not continue its replies: from now on every call is kept, and offers room for its
-                // reply.
+        if exhausted || is_final || not_kept {
+            if not_kept && matches!(error, ErrorBody::ReplyResource { .. }) {
+                // This peer does not continue its replies. From now on every call to it is kept for a retransmission
+                // with a Reply chunk.
                 conn.calls.keeps_all = true;
                 conn.refresh();
             }
-            conn.proto.give_up(call);
-            return self.failed(cx, conn, call, token, CallError::Transport(error), invalidated);
+            conn.proto.remove_call(call);
+            return self.handle_failure(cx, conn, call, token, CallError::Transport(error), invalidated);
         }
         match error {
             ErrorBody::System => slot.refusals = slot.refusals.saturating_add(1),
@@ -188,31 +193,31 @@ impl Requester {
     }
 
     /// Retransmits a refused call whose memory is not exposed: at once, or after a pause if the peer has to recover.
-    pub(super) fn refused<F: Fabric>(
+    pub(super) fn retransmit_refused<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         call: CallId,
         error: ErrorBody,
         memory: ChunkMemory,
     ) {
         if !conn.proto.calls().is_waiting(call) {
-            // The call timed out, or was cancelled.
+            // The call timed out or was cancelled meanwhile.
             return;
         }
         let slot = conn.calls.slot(&conn.proto, call);
         slot.memory = memory.unless_empty();
         if error != ErrorBody::System {
-            return self.retransmit(cx, conn, call, Cause::Refused(error));
+            return self.retransmit(cx, conn, call, RetransmitCause::Refused(error));
         }
-        // If this connection closes first, as in a drain, the call goes out on the next one.
+        // If this connection closes before that, as in a drain, the call is sent on the next one.
         let due = cx.clock.read() + cx.backoff(u32::from(slot.refusals) - 1);
         cx.schedule.wake_by(due);
         self.delayed.push((due, conn.qp(), call));
     }
 
     /// Part of step 5 of a turn: retransmits the delayed calls that are due, if their connection is the same.
-    pub(crate) fn retransmit_delayed<F: Fabric>(&mut self, cx: &mut Context<F>) {
+    pub(crate) fn retransmit_delayed<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         if self.delayed.is_empty() {
             return;
         }
@@ -224,36 +229,42 @@ impl Requester {
             } else if let Some(conn) = cx.conns.take(qp) {
                 cx.with_conn(conn, |cx, conn| {
                     if conn.proto.calls().is_waiting(call) {
-                        self.retransmit(cx, conn, call, Cause::Refused(ErrorBody::System));
+                        self.retransmit(cx, conn, call, RetransmitCause::Refused(ErrorBody::System));
                     }
                 });
             }
         }
     }
 
-    /// Gives a waiting call a new form, or ends it. Its memory is in its slot. Queues it again, unless the reconnect
-    /// has done that.
-    fn retransmit<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId, cause: Cause) {
+    /// Gives a waiting call a new form and queues it, or ends it. Its memory is in its slot. After a reconnect, the
+    /// protocol has queued it already.
+    fn retransmit<F: Fabric>(
+        &mut self,
+        cx: &mut ShardContext<F>,
+        conn: &mut Conn,
+        call: CallId,
+        cause: RetransmitCause,
+    ) {
         let mut memory = conn.calls.slot(&conn.proto, call).memory.take();
-        let formed = form_again(cx, conn, call, cause, &mut memory);
+        let formed = form_retransmission(cx, conn, call, cause, &mut memory);
         let slot = conn.calls.slot(&conn.proto, call);
         let lack = match formed {
             Ok(message) => {
                 (slot.message, slot.memory) = (Some(message), memory.unless_empty());
                 cx.stats.calls_retransmitted += 1;
-                if let Cause::Refused(_) = cause {
-                    conn.proto.resend(call);
+                if let RetransmitCause::Refused(_) = cause {
+                    conn.proto.retransmit(call);
                 }
                 return cx.ready.add(conn);
             }
             Err(lack) => lack,
         };
         let error = match cause {
-            Cause::Reconnected if slot.was_sent => CallError::ConnectionLost { sent: true },
-            Cause::Reconnected => lack,
-            Cause::Refused(error) => match lack {
+            RetransmitCause::Reconnected if slot.was_sent => CallError::ConnectionLost { sent: true },
+            RetransmitCause::Reconnected => lack,
+            RetransmitCause::Refused(error) => match lack {
                 CallError::NoReplyBuffer { .. } => lack,
-                // The server refused the call before it ran, and this side has no buffer for all of it.
+                // The server refused the call before it ran, and this side lacks a buffer for the unreduced message.
                 CallError::NoMemory { .. } | CallError::TooLong { .. }
                     if matches!(error, ErrorBody::ReadChunks { .. }) && slot.retries == 1 =>
                 {
@@ -266,10 +277,10 @@ impl Requester {
     }
 
     /// Parks the calls of a connection that will reconnect, if they can be retransmitted.
-    pub(crate) fn interrupt<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
-        // Calls with a reply that await revocation end normally: the device holds nothing now.
+    pub(crate) fn interrupt<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn) {
+        // Answered calls that await revocation end normally, because the device holds no memory any more.
         for index in conn.calls.exposures.ended() {
-            self.revoked(cx, conn, index);
+            self.handle_revoked(cx, conn, index);
         }
         for (call, sent) in conn.proto.interrupt() {
             let slot = conn.calls.slot(&conn.proto, call);
@@ -294,18 +305,18 @@ impl Requester {
 
     /// Gives waiting calls a form for the terms of the new connection.
     #[cold]
-    pub(crate) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+    pub(crate) fn resume<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn) {
         for call in conn.proto.calls().queued() {
-            self.retransmit(cx, conn, call, Cause::Reconnected);
+            self.retransmit(cx, conn, call, RetransmitCause::Reconnected);
         }
     }
 
     /// Ends a call without results: revokes the windows of its exposure that the peer has not `invalidated`, then
-    /// reports the outcome. There is none for an abandoned call.
+    /// reports the outcome. An abandoned call has no outcome.
     #[inline(never)]
     fn conclude<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         (exposure, invalidated): (Option<u32>, Option<u32>),
         outcome: Option<PendingOutcome>,
@@ -314,28 +325,28 @@ impl Requester {
             None => self.finish(cx, conn, outcome, (ChunkMemory::NONE, true)),
             Some(index) => {
                 let revoked = revoke(cx, conn, index, invalidated);
-                conn.calls.exposures.wait(index, outcome);
+                conn.calls.exposures.set_outcome(index, outcome);
                 if revoked {
-                    self.revoked(cx, conn, index);
+                    self.handle_revoked(cx, conn, index);
                 }
             }
         }
     }
 
     /// Handles the last revocation of an exposure: returns its memory to the caller.
-    pub(crate) fn revoked<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: u32) {
+    pub(crate) fn handle_revoked<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, index: u32) {
         let outcome = conn.calls.exposures.take_outcome(index);
         let answered = matches!(outcome, Some(PendingOutcome::Ended { result: Ok(_), .. }));
         let recovered = conn.calls.exposures.recover(index, outcome.is_some(), answered);
-        // A closing connection waits for this.
+        // A closing connection may wait for this revocation.
         cx.ready.add(conn);
         self.finish(cx, conn, outcome, recovered);
     }
 
-    /// Reports an outcome, or retransmits the call. It has this memory; `whole` if none is missing.
+    /// Reports an outcome with the recovered memory, or retransmits the call. `whole` means that no buffer is missing.
     fn finish<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         outcome: Option<PendingOutcome>,
         (memory, whole): (ChunkMemory, bool),
@@ -345,18 +356,20 @@ impl Requester {
             Some(PendingOutcome::Ended { target, token, result, long }) => {
                 self.end_with(cx, (target, token), result, long, (memory, whole));
             }
-            Some(PendingOutcome::Refused(call, error)) if whole => self.refused(cx, conn, call, error, memory),
+            Some(PendingOutcome::Refused(call, error)) if whole => {
+                self.retransmit_refused(cx, conn, call, error, memory)
+            }
             Some(PendingOutcome::Refused(call, error)) => {
                 self.give_up_call(cx, conn, call, CallError::Transport(error), memory);
             }
         }
     }
 
-    /// Ends a call with its memory; `whole` if none is missing.
+    /// Ends a call with its recovered memory; `whole` means that no buffer is missing.
     #[inline(always)]
     fn end_with<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         (target, token): (CompletionTarget, u64),
         result: CallResult,
         long: Option<u32>,
@@ -375,20 +388,20 @@ impl Requester {
         self.deliver(cx, target, token, result);
     }
 
-    /// Completes a reply with its memory, `whole` if none is missing: runs the remaining checks.
+    /// Runs the remaining checks of a reply with its memory; `whole` means that no buffer is missing.
     #[inline]
     fn complete<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         reply: &mut Reply,
         long: Option<u32>,
         whole: bool,
     ) -> Result<(), CallError> {
         if !whole {
-            return Err(CallError::MalformedReply("its memory is still in use by the device"));
+            return Err(CallError::MalformedReply("the device still uses memory of its chunks"));
         }
         let Some(memory) = reply.memory.get_mut() else { return Ok(()) };
-        // By the binding, one result belongs in a Write chunk (RFC 8166 §6.1).
+        // By the binding, a result that has a Write chunk must be in it (RFC 8166 §6.1).
         let most = memory.most_results.unwrap_or(usize::MAX);
         if let Some(buf) = memory.reply.take()
             && let Some(len) = long
@@ -396,7 +409,7 @@ impl Requester {
             self.take_long(cx, reply, buf, len)?;
         }
         if reply.results().len() > most {
-            return Err(CallError::MalformedReply("a result is not in the Write chunk that it was given"));
+            return Err(CallError::MalformedReply("a result is not in its Write chunk"));
         }
         Ok(())
     }
@@ -405,7 +418,7 @@ impl Requester {
     #[cold]
     fn take_long<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         reply: &mut Reply,
         mut buf: Buf,
         len: u32,
@@ -415,27 +428,27 @@ impl Requester {
         if cx.fabric.capabilities().exposure_needs_own_arena {
             buf = self.private_copy(cx, &buf).map_err(CallError::of_reply)?;
         }
-        // The transport header is in the other message.
+        // The message that was received first has the transport header.
         let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
         reply.header = header_of(xid, &buf, 0)?;
         reply.message = ReceivedBuf::whole(buf);
         Ok(())
     }
 
-    /// Copies into memory that is never exposed. Its buffers are like the exposed ones, so that every reply fits.
-    fn private_copy<F: Fabric>(&mut self, cx: &mut Context<F>, shown: &[u8]) -> Result<Buf, CallError> {
-        let copy = cx.alloc_bulk(&mut self.copies, false, shown.len());
-        let mut copy = copy.or_else(|error| cx.memory.alloc(shown.len()).ok_or(error))?;
-        copy.copy_from_slice(shown);
+    /// Copies a reply into memory that is never exposed. Its buffers are as long as exposed ones, so every reply fits.
+    fn private_copy<F: Fabric>(&mut self, cx: &mut ShardContext<F>, exposed: &[u8]) -> Result<Buf, CallError> {
+        let copy = cx.alloc_bulk(&mut self.copies, false, exposed.len());
+        let mut copy = copy.or_else(|error| cx.memory.alloc(exposed.len()).ok_or(error))?;
+        copy.copy_from_slice(exposed);
         Ok(copy)
     }
 
     /// Ends calls whose deadline has passed.
     #[inline(never)]
-    pub(crate) fn expire<F: Fabric>(&mut self, cx: &mut Context<F>, now: u64) {
+    pub(crate) fn expire<F: Fabric>(&mut self, cx: &mut ShardContext<F>, now: u64) {
         let mut next = u64::MAX;
         let mut unsent = Vec::new();
-        let mut expire = |cx: &mut Context<F>, conn: &mut Conn| {
+        let mut expire = |cx: &mut ShardContext<F>, conn: &mut Conn| {
             while let Some((call, token, error)) = conn.proto.handle_timeout(now) {
                 let (target, memory) = abandon(conn, call);
                 match error {
@@ -443,7 +456,7 @@ impl Requester {
                     _ => self.deliver(cx, target, token, Err(FailedCall::new(error, memory))),
                 }
             }
-            // The credits that they lack may be those of calls that expired with them.
+            // Calls that expired in this pass may have held the credits that the unsent ones lacked.
             let lack =
                 if unsent.is_empty() { None } else { conn.proto.calls().lack_of_credits(conn.proto.credits(), now) };
             for ((target, memory), token, error) in unsent.drain(..) {
@@ -459,7 +472,7 @@ impl Requester {
     }
 
     /// Cancels a call. Its memory returns when the peer can no longer reach it.
-    pub(crate) fn cancel<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
+    pub(crate) fn cancel<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: CallId) {
         if let Some((token, error)) = conn.proto.cancel(call, cx.clock.read()) {
             let (target, memory) = abandon(conn, call);
             self.deliver(cx, target, token, Err(FailedCall::new(error, memory)));
@@ -467,25 +480,30 @@ impl Requester {
     }
 
     /// Ends all calls and exposures of a connection that closes for good, for a reason of this kind.
-    pub(crate) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, kind: CloseReasonKind) {
+    pub(crate) fn end_connection_calls<F: Fabric>(
+        &mut self,
+        cx: &mut ShardContext<F>,
+        conn: &mut Conn,
+        kind: CloseReasonKind,
+    ) {
         for index in conn.calls.exposures.ended() {
             let outcome = conn.calls.exposures.take_outcome(index);
             let answered = matches!(outcome, Some(PendingOutcome::Ended { result: Ok(_), .. }));
             let (memory, _) = conn.calls.exposures.recover(index, true, answered);
             match outcome {
-                // Its reply had arrived; only the revocation was missing, and is done.
+                // The reply had arrived. Only the revocation was missing, which the end of the queue pair has done.
                 Some(PendingOutcome::Ended { target, token, result, .. }) => {
                     let error = result.err().map_or(CallError::ConnectionLost { sent: true }, CallError::from);
                     self.deliver(cx, target, token, Err(FailedCall::new(error, memory)));
                 }
-                // Not retransmitted: it ends with the calls below, unless cancelled meanwhile.
+                // The call is not retransmitted, and ends below with the others, unless it was cancelled meanwhile.
                 Some(PendingOutcome::Refused(call, _)) if conn.proto.calls().is_waiting(call) => {
                     conn.calls.slot(&conn.proto, call).memory = memory;
                 }
                 _ => {}
             }
         }
-        while let Some((call, token, error)) = conn.proto.lost() {
+        while let Some((call, token, error)) = conn.proto.fail_next_call() {
             let slot = conn.calls.slot(&conn.proto, call);
             let (mut memory, was_sent) = (slot.memory.take(), slot.was_sent);
             let error = match error {
@@ -497,7 +515,7 @@ impl Requester {
             };
             let (target, exposure, _) = conn.calls.free_slot(&conn.proto, call);
             if let (true, Some(index)) = (memory.is_none(), exposure)
-                // The device holds nothing of this connection now.
+                // The device holds no memory of this connection any more.
                 && let (recovered, true) = conn.calls.exposures.recover(index, true, false)
             {
                 memory = recovered;
@@ -508,8 +526,9 @@ impl Requester {
         if let Some(pool) = conn.calls.exposed.take()
             && let Err(error) = cx.fabric.deregister(pool.arena().id())
         {
-            let line = format_args!("{}: memory of a closed connection: {error}", conn.who());
-            cx.error("memory that is not given back", line);
+            let line =
+                format_args!("{}: memory of a closed connection cannot be deregistered: {error}", conn.log_name());
+            cx.error("failures to deregister memory", line);
         }
     }
 }
@@ -520,15 +539,15 @@ impl Requester {
 fn abandon(conn: &mut Conn, call: CallId) -> (CompletionTarget, ChunkMemory) {
     let slot = conn.calls.slot(&conn.proto, call);
     let target = std::mem::replace(&mut slot.target, CompletionTarget::Polled);
-    // Present unless exposed.
+    // The slot has the memory unless it is exposed.
     let memory = slot.memory.take();
     slot.forget();
     (target, memory)
 }
 
-/// Revokes the windows that the peer has not revoked. True if there are none, so that the call need not wait.
+/// Revokes the windows that the peer has not invalidated. Returns true if there are none, so that the call can end now.
 #[inline(always)]
-fn revoke<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, index: u32, invalidated: Option<u32>) -> bool {
+fn revoke<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, index: u32, invalidated: Option<u32>) -> bool {
     let Conn { calls: OutgoingCalls { exposures, .. }, sends, .. } = conn;
     let (windows, left, all) = exposures.end(index, invalidated);
     cx.stats.windows_revoked_here += left as u64;
@@ -537,7 +556,7 @@ fn revoke<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, index: u32, invalidat
         return true;
     }
     for (n, window) in windows.enumerate() {
-        // Revocations complete in order: the last one is signaled.
+        // Revocations complete in order, so only the last one is signaled.
         let signalled = n + 1 == left;
         sends.push_named(u64::from(index), signalled, || WorkRequest::LocalInvalidate { window });
     }
@@ -546,14 +565,14 @@ fn revoke<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, index: u32, invalidat
 }
 
 /// Parts of a reply that the shard needs, without a borrow of the message. The call's exposure has the written lengths.
-pub(crate) struct ReadReply {
-    /// Range of its RPC header in the message, or the reason for the lack of results.
+pub(crate) struct DecodedReply {
+    /// Range of the RPC header in the message, or the reason for the lack of results.
     header: Result<Range<u32>, CallError>,
     /// Length of a long reply in the Reply chunk. Its results are available after revocation.
     long: Option<u32>,
 }
 
-impl ReadReply {
+impl DecodedReply {
     /// A reply in a message; `lists` is the check of its chunk lists. `payload` is the RPC message, at `base` of the
     /// message.
     #[inline(always)]
@@ -561,7 +580,7 @@ impl ReadReply {
         Self { header: lists.and_then(|()| header_of(xid, payload, base)), long: None }
     }
 
-    /// Its outcome; the call's memory is still exposed.
+    /// The outcome of the call, whose memory is still exposed.
     #[inline(always)]
     fn result(self, message: ReceivedBuf) -> CallResult {
         match self.header {
@@ -574,41 +593,41 @@ impl ReadReply {
 /// Decodes a reply's RPC header, and checks its lists against the call's exposure. `payload` is the RPC message, at
 /// `base` of the message.
 #[inline(never)]
-fn read_reply(
+fn decode_reply(
     view: Option<&View<'_>>,
     (xid, payload, base): (u32, &[u8], usize),
-    exposure: Option<&mut Exposure>,
-) -> ReadReply {
+    exposure: Option<&mut CallExposure>,
+) -> DecodedReply {
     match view {
-        Some(view) if view.htype() != HeaderType::Msg => read_long_reply(view, exposure),
+        Some(view) if view.htype() != HeaderType::Msg => decode_long_reply(view, exposure),
         Some(view) if view.reply_chunk().is_some_and(|chunk| chunk.total_length() > 0) => {
-            let error = CallError::MalformedReply("it has results inline, and in the Reply chunk");
-            ReadReply { header: Err(error), long: None }
+            let error = CallError::MalformedReply("it has results both inline and in the Reply chunk");
+            DecodedReply { header: Err(error), long: None }
         }
         view => {
             let writes = view.into_iter().flat_map(View::writes).map(|chunk| chunk.segments());
-            ReadReply::of(note_written(writes, exposure), xid, payload, base)
+            DecodedReply::of(record_written(writes, exposure), xid, payload, base)
         }
     }
 }
 
 /// Decodes a reply whose RPC message is in the Reply chunk.
 #[cold]
-fn read_long_reply(view: &View<'_>, exposure: Option<&mut Exposure>) -> ReadReply {
+fn decode_long_reply(view: &View<'_>, exposure: Option<&mut CallExposure>) -> DecodedReply {
     let offered = exposure.as_ref().and_then(|exposure| Some((exposure.reply()?, exposure.segment_size)));
     let len = match (offered, view.reply_chunk()) {
         (None, _) => Err(CallError::MalformedReply("it uses a Reply chunk that was not offered")),
         (Some(_), None) => Ok(0),
         (Some((part, size)), Some(chunk)) => written_into(chunk.segments(), part, size),
     };
-    let len = note_written(view.writes().map(|chunk| chunk.segments()), exposure).and(len);
+    let len = record_written(view.writes().map(|chunk| chunk.segments()), exposure).and(len);
     match len {
         Ok(0) => {
             let error = CallError::MalformedReply("its length does not fit the Reply chunk");
-            ReadReply { header: Err(error), long: None }
+            DecodedReply { header: Err(error), long: None }
         }
-        Ok(len) => ReadReply { header: Ok(0..0), long: Some(len) },
-        Err(error) => ReadReply { header: Err(error), long: None },
+        Ok(len) => DecodedReply { header: Ok(0..0), long: Some(len) },
+        Err(error) => DecodedReply { header: Err(error), long: None },
     }
 }
 
@@ -629,12 +648,12 @@ fn header_of(xid: u32, payload: &[u8], base: usize) -> Result<Range<u32>, CallEr
 /// Segments are filled in order (RFC 8166 §3.4.6): a partial one must be the last used, or unwritten bytes would
 /// precede written ones.
 #[inline]
-fn written_into(segments: impl Iterator<Item = Segment>, part: &Exposed, size: u32) -> Result<u32, CallError> {
+fn written_into(segments: impl Iterator<Item = Segment>, part: &ExposedChunk, size: u32) -> Result<u32, CallError> {
     let (mut room_left, mut written, mut full) = (part.at.target.length, 0, true);
     for segment in segments {
         let room = room_left.min(size);
         if segment.length > room {
-            return Err(CallError::MalformedReply("it says more was written than there was room for"));
+            return Err(CallError::MalformedReply("it reports more written bytes than a segment has"));
         }
         if segment.length > 0 && !full {
             return Err(CallError::MalformedReply("it leaves a gap between the segments of a chunk"));
@@ -648,17 +667,17 @@ fn written_into(segments: impl Iterator<Item = Segment>, part: &Exposed, size: u
 
 /// Stores the bytes that a reply reports for each Write chunk of its call.
 #[inline]
-fn note_written(
+fn record_written(
     chunks: impl Iterator<Item = impl Iterator<Item = Segment>>,
-    offered: Option<&mut Exposure>,
+    offered: Option<&mut CallExposure>,
 ) -> Result<(), CallError> {
     let (size, parts) = offered.map_or((0, &mut [][..]), |offered| (offered.segment_size, &mut offered.parts[..]));
     let mut expected = parts.iter_mut();
     for chunk in chunks {
-        let Some(part) = expected.find(|part| matches!(part.place, Place::Write(_))) else {
+        let Some(part) = expected.find(|part| matches!(part.kind, ChunkKind::Write(_))) else {
             return Err(CallError::MalformedReply("it returns more Write chunks than were offered"));
         };
-        part.place = Place::Write(written_into(chunk, part, size)?);
+        part.kind = ChunkKind::Write(written_into(chunk, part, size)?);
     }
     Ok(())
 }

@@ -13,25 +13,25 @@ use rpcrdma_mempool::{Buf, Lent};
 
 use super::outgoing_calls::{CallResult, CompletionTarget};
 use crate::fabric::WindowId;
-use crate::proto::{CallError, CallId, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS, Terms};
+use crate::proto::{CallError, CallId, ConnectionTerms, MAX_READ_SEGMENTS, MAX_WRITE_SEGMENTS};
 use crate::service::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::shard::memory::push;
 use crate::wire::{Chunks, ErrorBody, ReadSegment, Segment, WriteList};
 
 /// Most boxes that a thread keeps.
-const KEPT: usize = 1024;
+const MAX_SPARE: usize = 1024;
 
 thread_local! {
     #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
     static SPARE: RefCell<Vec<Box<CallBuffers>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Chunk of a piece of exposed memory.
+/// Kind of an exposed chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ChunkKind {
     /// A Read chunk, and its position in the RPC message.
     Read(u32),
-    /// A Write chunk, and the bytes in it by the peer's reply.
+    /// A Write chunk, and its written bytes according to the peer's reply.
     Write(u32),
     Reply,
 }
@@ -50,7 +50,7 @@ pub(crate) struct CallBuffers {
     pub(crate) reply: Option<Buf>,
     /// Write chunks to allocate at the start of the call: the index of each, and its bytes.
     pub(crate) wanted: ArrayVec<(usize, u32), MAX_CHUNKS>,
-    /// The call has too many chunks.
+    /// Whether the call has too many chunks.
     pub(crate) too_many: bool,
     /// Most bytes of inline results beside the Write chunks, if the binding is known.
     pub(crate) most_results: Option<usize>,
@@ -59,17 +59,17 @@ pub(crate) struct CallBuffers {
 impl CallBuffers {
     /// Takes the next buffer, in header order.
     #[inline]
-    pub(super) fn take_next(&mut self) -> Option<(Place, Buf)> {
+    pub(super) fn take_next(&mut self) -> Option<(ChunkKind, Buf)> {
         if let Some(buf) = self.call.take() {
-            return Some((Place::Read(0), buf));
+            return Some((ChunkKind::Read(0), buf));
         }
         if let Some((position, buf)) = self.send.pop_at(0) {
-            return Some((Place::Read(position), buf));
+            return Some((ChunkKind::Read(position), buf));
         }
         if let Some(buf) = self.receive.pop_at(0) {
-            return Some((Place::Write(0), buf));
+            return Some((ChunkKind::Write(0), buf));
         }
-        self.reply.take().map(|buf| (Place::Reply, buf))
+        self.reply.take().map(|buf| (ChunkKind::Reply, buf))
     }
 
     /// Number of Write chunks, with memory or without.
@@ -179,7 +179,7 @@ impl ChunkMemory {
 }
 
 impl Drop for ChunkMemory {
-    // Inlined for calls without chunks, for which it does nothing; out of line with chunks.
+    // This is inlined, because it does nothing for calls without chunks. The work for chunks is out of line.
     #[inline]
     fn drop(&mut self) {
         if let Some(memory) = self.0.take() {
@@ -197,38 +197,38 @@ fn spare() -> Box<CallBuffers> {
 #[inline(never)]
 fn keep(mut memory: Box<CallBuffers>) {
     memory.args = Vec::new();
-    // Most often one: fewer instructions than `clear`.
+    // There is mostly one buffer, for which this takes fewer instructions than `clear`.
     while memory.send.pop().is_some() {}
     while memory.receive.pop().is_some() {}
     memory.wanted.clear();
     memory.too_many = false;
     (memory.call, memory.reply, memory.most_results) = (None, None, None);
-    // An ending thread keeps no box.
+    // A thread that ends keeps no box.
     let _ = SPARE.try_with(|spare| {
         let mut spare = spare.borrow_mut();
-        if spare.len() < KEPT {
+        if spare.len() < MAX_SPARE {
             spare.push(memory);
         }
     });
 }
 
-/// One piece of exposed memory: a chunk of one segment.
+/// Exposed memory of one chunk.
 #[derive(Debug)]
-pub(super) struct Exposed {
+pub(super) struct ExposedChunk {
     window: WindowId,
     mem: Lent,
-    /// Its segment, and the position of a Read chunk in the RPC message.
+    /// The chunk as one segment, with the position of a Read chunk in the RPC message.
     pub(super) at: ReadSegment,
-    pub(super) place: Place,
+    pub(super) kind: ChunkKind,
     revoked: bool,
 }
 
 /// Exposed memory of one call.
 #[derive(Debug, Default)]
-pub(super) struct Exposure {
-    /// Read chunks first, that of position zero before all, then Write chunks, then the Reply chunk. Empty while the
-    /// slot is free.
-    pub(super) parts: ArrayVec<Exposed, { 2 * MAX_CHUNKS + 2 }>,
+pub(super) struct CallExposure {
+    /// The chunks in the order of a header: a Position Zero Read chunk, other Read chunks, Write chunks, the Reply
+    /// chunk. Empty while the slot is free.
+    pub(super) parts: ArrayVec<ExposedChunk, { 2 * MAX_CHUNKS + 2 }>,
     /// Bytes of the longest segment of the offered chunks.
     pub(super) segment_size: u32,
     /// Box to which the buffers return.
@@ -237,43 +237,43 @@ pub(super) struct Exposure {
     outcome: Option<PendingOutcome>,
 }
 
-impl Exposure {
-    pub(super) fn reply(&self) -> Option<&Exposed> {
-        self.parts.last().filter(|part| part.place == Place::Reply)
+impl CallExposure {
+    pub(super) fn reply(&self) -> Option<&ExposedChunk> {
+        self.parts.last().filter(|part| part.kind == ChunkKind::Reply)
     }
 
     /// Whether the RPC message is in a Position Zero Read chunk.
     pub(super) fn is_long(&self) -> bool {
-        self.parts.first().is_some_and(|part| part.place == Place::Read(0))
+        self.parts.first().is_some_and(|part| part.kind == ChunkKind::Read(0))
     }
 
-    /// Whether it has no other Read chunk.
+    /// Whether a Position Zero Read chunk is its only Read chunk.
     pub(super) fn is_long_only(&self) -> bool {
-        self.is_long() && !matches!(self.parts.get(1), Some(Exposed { place: Place::Read(_), .. }))
+        self.is_long() && !matches!(self.parts.get(1), Some(ExposedChunk { kind: ChunkKind::Read(_), .. }))
     }
 
-    /// Its lists for a header, if it is one chunk of one segment, as most are.
+    /// The chunk lists for a header, if they have only one chunk of one segment, as most do.
     #[inline]
-    pub(super) fn single_chunk<'a>(&'a self, terms: &Terms) -> Option<Chunks<'a>> {
+    pub(super) fn single_chunk<'a>(&'a self, terms: &ConnectionTerms) -> Option<Chunks<'a>> {
         let [part] = &self.parts[..] else { return None };
         if segments_of(part.at.target.length as usize, terms) != 1 || terms.segment_count == 0 {
             return None;
         }
         let segments = std::slice::from_ref(&part.at.target);
         let inv_handle = if terms.offers_invalidation { part.at.target.handle } else { 0 };
-        Some(match part.place {
-            Place::Read(_) => Chunks { inv_handle, reads: std::slice::from_ref(&part.at), ..Chunks::NONE },
-            Place::Write(_) => Chunks { inv_handle, writes: WriteList { counts: &[1], segments }, ..Chunks::NONE },
-            Place::Reply => Chunks { inv_handle, reply: Some(segments), ..Chunks::NONE },
+        Some(match part.kind {
+            ChunkKind::Read(_) => Chunks { inv_handle, reads: std::slice::from_ref(&part.at), ..Chunks::NONE },
+            ChunkKind::Write(_) => Chunks { inv_handle, writes: WriteList { counts: &[1], segments }, ..Chunks::NONE },
+            ChunkKind::Reply => Chunks { inv_handle, reply: Some(segments), ..Chunks::NONE },
         })
     }
 
-    /// Adds a piece, in the order of `parts`. Its window is about to be bound.
+    /// Adds a chunk, in the order of `parts`. Its window is about to be bound.
     #[inline]
-    pub(super) fn add(&mut self, window: WindowId, mem: Lent, segment: Segment, place: Place) {
-        let position = if let Place::Read(position) = place { position } else { 0 };
+    pub(super) fn add(&mut self, window: WindowId, mem: Lent, segment: Segment, kind: ChunkKind) {
+        let position = if let ChunkKind::Read(position) = kind { position } else { 0 };
         let at = ReadSegment { position, target: segment };
-        self.parts.push(Exposed { window, mem, at, place, revoked: false });
+        self.parts.push(ExposedChunk { window, mem, at, kind, revoked: false });
     }
 }
 
@@ -288,35 +288,35 @@ pub(super) enum PendingOutcome {
         /// Length of the RPC reply in the Reply chunk, if it is there.
         long: Option<u32>,
     },
-    /// The peer has refused the call: it is sent again.
+    /// The peer has refused the call, which will be retransmitted.
     Refused(CallId, ErrorBody),
 }
 
 /// Exposures of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Exposures {
-    slots: Vec<Exposure>,
+    slots: Vec<CallExposure>,
     free: Vec<u32>,
     windows: Vec<WindowId>,
 }
 
 impl Exposures {
-    /// Takes a free slot, with its index for work requests, and the free windows.
+    /// Takes a free slot; returns its index, the slot, and the free windows.
     #[inline]
-    pub(super) fn begin(&mut self) -> (u32, &mut Exposure, &mut Vec<WindowId>) {
+    pub(super) fn begin(&mut self) -> (u32, &mut CallExposure, &mut Vec<WindowId>) {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Exposure::default());
+            self.slots.push(CallExposure::default());
             self.slots.len() as u32 - 1
         });
         (index, &mut self.slots[index as usize], &mut self.windows)
     }
 
-    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Exposure> {
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut CallExposure> {
         self.slots.get_mut(index as usize)
     }
 
-    /// Ends a call; the peer may have invalidated one handle. Returns the windows to revoke, their number, and the
-    /// number of all.
+    /// Ends the exposure of a call. The peer may have invalidated one handle. Returns the windows to revoke, their
+    /// number, and the number of all windows.
     #[inline(always)]
     pub(super) fn end(
         &mut self,
@@ -334,7 +334,7 @@ impl Exposures {
     }
 
     /// Stores the call's outcome until the last revocation.
-    pub(super) fn wait(&mut self, index: u32, outcome: Option<PendingOutcome>) {
+    pub(super) fn set_outcome(&mut self, index: u32, outcome: Option<PendingOutcome>) {
         self.slots[index as usize].outcome = outcome;
     }
 
@@ -345,8 +345,8 @@ impl Exposures {
 
     /// Frees the slot after revocation, or after the loss of the device. Moves the buffers back into their box.
     ///
-    /// Returns the box, if `wanted`, and whether it is complete: otherwise the device still holds a buffer. Write
-    /// chunks of an `answered` call get the length of their data.
+    /// Returns the box, if `wanted`, and whether it is complete; if not, the device still holds a buffer. Write chunks
+    /// of an `answered` call get the length of their data.
     #[inline(always)]
     pub(super) fn recover(&mut self, index: u32, wanted: bool, answered: bool) -> (ChunkMemory, bool) {
         let Some(exposure) = self.slots.get_mut(index as usize) else { return (ChunkMemory::NONE, true) };
@@ -354,7 +354,7 @@ impl Exposures {
         if !wanted {
             memory = ChunkMemory::NONE;
         }
-        // Usually there is one piece: moving the others is cheap.
+        // There is mostly one chunk, so moving the others is cheap.
         while let Some(part) = exposure.parts.pop_at(0) {
             push(&mut self.windows, || part.window);
             let Some(memory) = memory.get_mut() else { continue };
@@ -362,16 +362,16 @@ impl Exposures {
                 whole = false;
                 continue;
             };
-            match part.place {
-                Place::Read(0) => memory.call = Some(buf),
-                Place::Read(position) => memory.send.push((position, buf)),
-                Place::Write(written) => {
+            match part.kind {
+                ChunkKind::Read(0) => memory.call = Some(buf),
+                ChunkKind::Read(position) => memory.send.push((position, buf)),
+                ChunkKind::Write(written) => {
                     if answered {
                         buf.set_window(buf.start(), written as usize);
                     }
                     memory.receive.push(buf);
                 }
-                Place::Reply => memory.reply = Some(buf),
+                ChunkKind::Reply => memory.reply = Some(buf),
             }
         }
         push(&mut self.free, || index);
@@ -392,12 +392,12 @@ impl Exposures {
 
 /// Number of segments for `len` bytes, at the peer's segment size.
 #[inline]
-pub(super) fn segments_of(len: usize, terms: &Terms) -> usize {
+pub(super) fn segments_of(len: usize, terms: &ConnectionTerms) -> usize {
     let size = terms.segment_size as usize;
     if len <= size { usize::from(len > 0) } else { len.div_ceil(size) }
 }
 
-/// Chunk lists of a call, in segments of the peer's size. All calls reuse it.
+/// Chunk lists of the current call, in segments of the peer's size. All calls reuse this memory.
 #[derive(Debug, Default)]
 pub(super) struct ChunkLists {
     reads: ArrayVec<ReadSegment, MAX_READ_SEGMENTS>,
@@ -410,7 +410,7 @@ impl ChunkLists {
     /// Lists of exposed memory for a header. `None` with too many segments: the peer has changed its terms since the
     /// call got its form.
     #[inline(never)]
-    pub(super) fn fill(&mut self, exposure: &Exposure, terms: &Terms) -> Option<Chunks<'_>> {
+    pub(super) fn fill(&mut self, exposure: &CallExposure, terms: &ConnectionTerms) -> Option<Chunks<'_>> {
         self.reads.clear();
         self.counts.clear();
         self.writes.clear();
@@ -425,17 +425,17 @@ impl ChunkLists {
                 _ => return None,
             }
             offer = rest.handle;
-            match part.place {
-                Place::Read(_) => {}
-                Place::Write(_) => self.counts.push(count as u32),
-                Place::Reply => has_reply = true,
+            match part.kind {
+                ChunkKind::Read(_) => {}
+                ChunkKind::Write(_) => self.counts.push(count as u32),
+                ChunkKind::Reply => has_reply = true,
             }
             for _ in 0..count {
                 let segment = Segment { length: rest.length.min(size), ..rest };
-                match part.place {
-                    Place::Read(position) => self.reads.push(ReadSegment { position, target: segment }),
-                    Place::Write(_) => self.writes.push(segment),
-                    Place::Reply => self.reply.push(segment),
+                match part.kind {
+                    ChunkKind::Read(position) => self.reads.push(ReadSegment { position, target: segment }),
+                    ChunkKind::Write(_) => self.writes.push(segment),
+                    ChunkKind::Reply => self.reply.push(segment),
                 }
                 rest.length -= segment.length;
                 rest.offset += u64::from(segment.length);
@@ -472,11 +472,13 @@ mod tests {
     fn expose(exposures: &mut Exposures, pool: &Pool) -> (u32, Vec<Lent>) {
         let (index, exposure, windows) = exposures.begin();
         let mut held = Vec::new();
-        for (n, place) in [(1, Place::Read(0)), (2, Place::Read(44)), (3, Place::Write(0)), (4, Place::Reply)] {
-            let mem = pool.alloc(n).expect("a buffer").lend().expect("its own thread");
+        for (n, kind) in
+            [(1, ChunkKind::Read(0)), (2, ChunkKind::Read(44)), (3, ChunkKind::Write(0)), (4, ChunkKind::Reply)]
+        {
+            let mem = pool.alloc(n).expect("a buffer").lend().expect("the pool's own thread");
             let segment = Segment { handle: n as u32, length: n as u32, offset: 0 };
             let window = windows.pop().unwrap_or(window(n as u32));
-            exposure.add(window, mem.clone(), segment, place);
+            exposure.add(window, mem.clone(), segment, kind);
             held.push(mem);
         }
         exposure.memory.get_or_new();
@@ -494,25 +496,25 @@ mod tests {
     }
 
     #[test]
-    fn each_piece_comes_home_to_its_place() {
+    fn recovered_buffers_return_to_their_chunks() {
         let (pool, mut exposures) = (pool(), Exposures::default());
         let (index, held) = expose(&mut exposures, &pool);
-        let exposure = exposures.get_mut(index).expect("it is there");
+        let exposure = exposures.get_mut(index).expect("a used slot");
         assert!(exposure.is_long() && exposure.reply().is_some());
         assert!(!exposure.is_long_only() && exposure.parts.len() == 4);
         assert!(!exposures.is_empty() && exposures.ended().is_empty());
         let (bound, left, all) = exposures.end(index, Some(2));
         assert_eq!((bound.map(|window| window.index).collect::<Vec<_>>(), left, all), (vec![1, 3, 4], 3, 4));
-        exposures.wait(index, Some(failed(true)));
+        exposures.set_outcome(index, Some(failed(true)));
         assert_eq!(exposures.ended(), [index]);
         drop(held);
         let outcome = exposures.take_outcome(index);
         let (memory, whole) = exposures.recover(index, outcome.is_some(), false);
         assert!(whole && matches!(outcome, Some(PendingOutcome::Refused(..))));
-        let memory = memory.get().expect("the call is sent again");
+        let memory = memory.get().expect("the outcome is stored");
         assert_eq!(memory.call.as_ref().map(|buf| buf.len()), Some(1));
         assert_eq!(memory.send.iter().map(|(at, buf)| (*at, buf.len())).collect::<Vec<_>>(), [(44, 2)]);
-        // A call that is sent again offers all of it again.
+        // A retransmitted call offers the whole Write chunk again.
         assert_eq!(memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>(), [3]);
         assert_eq!(memory.reply.as_ref().map(|buf| buf.len()), Some(4));
         assert!(exposures.is_empty() && exposures.ended().is_empty());
@@ -522,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_gets_memory_that_the_device_holds_or_that_nobody_waits_for() {
+    fn memory_is_not_recovered_while_the_device_holds_it_or_if_unwanted() {
         let (pool, mut exposures) = (pool(), Exposures::default());
         let (index, held) = expose(&mut exposures, &pool);
         drop(exposures.end(index, None));
@@ -531,7 +533,7 @@ mod tests {
         drop(held);
         let (index, _held) = expose(&mut exposures, &pool);
         drop(exposures.end(index, None));
-        assert!(exposures.recover(index, false, false).0.is_none(), "it was given up");
+        assert!(exposures.recover(index, false, false).0.is_none(), "the call was abandoned");
     }
 
     #[test]
@@ -542,17 +544,17 @@ mod tests {
         let (memory, whole) = exposures.recover(index, true, false);
         assert_eq!((memory.get().map(|memory| memory.receive.len()), whole), (Some(1), true));
         let (index, held) = expose(&mut exposures, &pool);
-        assert!(!exposures.recover(index, true, false).1, "the device holds it");
+        assert!(!exposures.recover(index, true, false).1, "the device holds a buffer");
         drop(held);
         let (index, _held) = expose(&mut exposures, &pool);
         drop(_held);
         drop(exposures.end(index, None));
-        exposures.wait(index, Some(failed(false)));
+        exposures.set_outcome(index, Some(failed(false)));
         assert_eq!(exposures.ended(), [index]);
         let outcome = exposures.take_outcome(index);
         let (memory, _) = exposures.recover(index, outcome.is_some(), false);
         let given = memory.get().map(|memory| memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>());
-        assert_eq!(given, Some(vec![3]), "of a call that has failed, as long as it was");
+        assert_eq!(given, Some(vec![3]), "the buffer of a failed call keeps its length");
         assert!(exposures.is_empty());
     }
 }

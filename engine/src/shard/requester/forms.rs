@@ -7,39 +7,39 @@ use super::outgoing_calls::peer_takes_calls;
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
 use crate::proto::{
-    CallError, CallForm, CallId, CallLengths, Defect, FIRST_MESSAGE_LEN, FormLimits, Knob, LEAST_LAST_PART, Terms,
-    choose_call,
+    CallError, CallForm, CallId, CallLengths, ConnectionTerms, Defect, FIRST_MESSAGE_LEN, FormLimits, Knob,
+    MIN_LAST_PART, choose_call,
 };
 use crate::service::MAX_SEGMENTS;
 use crate::shard::connection::{Conn, Stage};
-use crate::shard::context::Context;
+use crate::shard::context::ShardContext;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, CallHeader};
 use crate::wire::xdr::padded;
 use crate::wire::{ChunkCounts, ErrorBody, SEGMENT_LEN, Version};
 
 /// Cause of a retransmission.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Cause {
-    /// The peer refused the call with this error: it lacks memory or drains, or needs other chunks.
+pub(super) enum RetransmitCause {
+    /// The peer refused the call with this error, because it lacks memory, drains, or needs other chunks.
     Refused(ErrorBody),
-    /// The connection was lost, and made again.
+    /// The connection was lost, and has reconnected.
     Reconnected,
 }
 
-/// Chooses the form of a call that is not inline only, and allocates its memory: none without `may_expose`.
+/// Chooses the form of a call that is not inline only. Allocates exposed memory only if it `may_expose` any.
 ///
 /// # Errors
-/// It cannot be sent.
+/// The call cannot be sent.
 #[inline(always)]
 pub(super) fn form<F: Fabric>(
-    cx: &mut Context<F>,
+    cx: &mut ShardContext<F>,
     conn: &mut Conn,
     message: &mut Buf,
     memory: &mut ChunkMemory,
     max_reply: usize,
     may_expose: bool,
 ) -> Result<(), CallError> {
-    // A connection that accepts inline calls accepts this one, too.
+    // A connection that accepts inline calls accepts this call, too.
     if conn.calls.inline_call == 0 {
         // A draining connection finishes its calls, and accepts no new one.
         if !matches!(conn.stage(), Stage::Open | Stage::Draining) {
@@ -65,7 +65,7 @@ pub(super) fn form<F: Fabric>(
 /// Chooses the form of a call that may exceed its message, or whose reply may.
 #[cold]
 fn choose_form<F: Fabric>(
-    cx: &mut Context<F>,
+    cx: &mut ShardContext<F>,
     conn: &mut Conn,
     message: &mut Buf,
     memory: &mut ChunkMemory,
@@ -80,7 +80,7 @@ fn choose_form<F: Fabric>(
     if memory.get().is_some_and(|memory| !memory.is_empty()) && !limits.chunks {
         return Err(Defect::NoChunks.into());
     }
-    // Size of an added Reply chunk, if there is none.
+    // A Reply chunk may be added if there is none. This is the number of its segments.
     let segments = segments_of(padded(reply), conn.proto.terms());
     let lengths = CallLengths {
         header,
@@ -90,7 +90,7 @@ fn choose_form<F: Fabric>(
         reply,
     };
     let plan = choose_call(&limits, &lengths)?;
-    // A Reply chunk that the memory has already is larger, from the last attempt.
+    // If the memory has a Reply chunk already, that is from the last attempt, and larger.
     if plan.reply_chunk && chunks.reply.is_none() {
         memory.get_or_new().reply = Some(cx.alloc_exposed_on(conn, padded(reply))?);
     }
@@ -111,14 +111,14 @@ fn choose_form<F: Fabric>(
 /// [`CallError::Invalid`]; [`CallError::NoMemory`] to move the call to a buffer with room.
 #[inline]
 fn make_room<F: Fabric>(
-    cx: &mut Context<F>,
+    cx: &mut ShardContext<F>,
     conn: &Conn,
     message: &mut Buf,
     chunks: &ChunkCounts,
 ) -> Result<(), CallError> {
     let header = conn.proto.credits().header_len(chunks);
-    // The usual lists fit the shortest messages.
-    if header <= message.start().min(FIRST_MESSAGE_LEN - LEAST_LAST_PART) {
+    // The usual lists fit even the shortest messages.
+    if header <= message.start().min(FIRST_MESSAGE_LEN - MIN_LAST_PART) {
         return Ok(());
     }
     make_more_room(cx, conn, message, chunks, header)
@@ -126,7 +126,7 @@ fn make_room<F: Fabric>(
 
 #[cold]
 fn make_more_room<F: Fabric>(
-    cx: &mut Context<F>,
+    cx: &mut ShardContext<F>,
     conn: &Conn,
     message: &mut Buf,
     chunks: &ChunkCounts,
@@ -135,7 +135,7 @@ fn make_more_room<F: Fabric>(
     let terms = conn.proto.terms();
     let returned = conn.proto.credits().header_len(&ChunkCounts { reads: 0, ..*chunks });
     for (needed, limit) in [(header, terms.send_inline_threshold), (returned, terms.receive_inline_threshold)] {
-        let limit = limit - LEAST_LAST_PART;
+        let limit = limit - MIN_LAST_PART;
         if needed > limit {
             return Err(Defect::HeaderTooLong { needed, limit }.into());
         }
@@ -149,7 +149,7 @@ fn make_more_room<F: Fabric>(
 
 /// Whether a call that waited for a credit still fits its form: the peer may have changed its terms.
 pub(super) fn still_fits<F: Fabric>(
-    cx: &mut Context<F>,
+    cx: &mut ShardContext<F>,
     conn: &Conn,
     message: &mut Buf,
     memory: Option<&CallBuffers>,
@@ -166,12 +166,12 @@ pub(super) fn still_fits<F: Fabric>(
 /// Gives a kept call a form for its retransmission; returns its message.
 ///
 /// # Errors
-/// It cannot be sent.
-pub(super) fn form_again<F: Fabric>(
-    cx: &mut Context<F>,
+/// The call cannot be sent.
+pub(super) fn form_retransmission<F: Fabric>(
+    cx: &mut ShardContext<F>,
     conn: &mut Conn,
     call: CallId,
-    cause: Cause,
+    cause: RetransmitCause,
     memory: &mut ChunkMemory,
 ) -> Result<Buf, CallError> {
     let slot = conn.calls.slot(&conn.proto, call);
@@ -181,9 +181,9 @@ pub(super) fn form_again<F: Fabric>(
         .ok_or_else(|| cx.memory.lacks_buffer(HEADROOM_CHUNKS))?;
     let may_expose = slot.empty_reply.is_none();
     match cause {
-        Cause::Reconnected | Cause::Refused(ErrorBody::System) => {
+        RetransmitCause::Reconnected | RetransmitCause::Refused(ErrorBody::System) => {
             slot.retries = 0;
-            // The chunk of its last form.
+            // A Reply chunk of the last form is not needed any more.
             if let Some(memory) = memory.get_mut() {
                 memory.reply = None;
             }
@@ -191,10 +191,10 @@ pub(super) fn form_again<F: Fabric>(
                 return Err(Defect::NotOneWay.into());
             }
         }
-        Cause::Refused(error) => {
+        RetransmitCause::Refused(error) => {
             let last = slot.retries > 1;
             if let ErrorBody::ReplyResource { length_needed } = error {
-                // A new connection would have to find this out again, and the call may run each time.
+                // The length is kept, because otherwise the call could run once more on a new connection to find it.
                 let needed = (length_needed as usize).saturating_sub(ACCEPTED_REPLY_LEN);
                 slot.max_reply = slot.max_reply.max(needed);
             }
@@ -204,7 +204,7 @@ pub(super) fn form_again<F: Fabric>(
         }
     }
     let needed = HEADROOM_CHUNKS + message.len();
-    message = cx.memory.roomy(message).ok_or_else(|| cx.memory.lacks_buffer(needed))?;
+    message = cx.memory.with_headroom(message).ok_or_else(|| cx.memory.lacks_buffer(needed))?;
     if memory.get().is_some_and(CallBuffers::is_empty) {
         *memory = ChunkMemory::NONE;
     }
@@ -213,10 +213,10 @@ pub(super) fn form_again<F: Fabric>(
     Ok(message)
 }
 
-/// Allocates the resources that a refusal requires; `last`: it was refused before. Returns a new message if the call
+/// Allocates the resources that a refusal requires; `last` after an earlier refusal. Returns a new message if the call
 /// moves to a chunk.
 fn enlarge<F: Fabric>(
-    cx: &mut Context<F>,
+    cx: &mut ShardContext<F>,
     conn: &mut Conn,
     memory: &mut CallBuffers,
     message: &Buf,
@@ -226,7 +226,7 @@ fn enlarge<F: Fabric>(
     match error {
         ErrorBody::ReplyResource { length_needed } => {
             if last {
-                // The responder cannot use the Write chunks: all results become inline (version 2 §6.4.3).
+                // The responder cannot use the Write chunks, so all results become inline (version 2 §6.4.3).
                 memory.receive.clear();
                 memory.most_results = None;
             }
@@ -245,7 +245,7 @@ fn enlarge<F: Fabric>(
             let mut whole = cx.alloc_exposed_on(conn, total)?;
             unreduce(message, memory, &mut whole);
             memory.send.clear();
-            // Even if it fits a message, or would be continued (version 2 §6.4.3).
+            // The call is long even if it fits a message, or could be continued (version 2 §6.4.3).
             memory.call = Some(whole);
             Ok(Some(cx.memory.copy_of(&[]).ok_or_else(|| cx.memory.lacks_buffer(HEADROOM_CHUNKS))?))
         }
@@ -273,7 +273,7 @@ fn unreduce(message: &[u8], memory: &CallBuffers, whole: &mut [u8]) {
 /// # Errors
 /// [`CallError::Invalid`] if they have more segments than this side, or the peer, handles.
 #[inline(always)]
-pub(super) fn measure(memory: Option<&CallBuffers>, terms: &Terms) -> Result<ChunkCounts, CallError> {
+pub(super) fn measure(memory: Option<&CallBuffers>, terms: &ConnectionTerms) -> Result<ChunkCounts, CallError> {
     let Some(memory) = memory else { return Ok(ChunkCounts::default()) };
     let (mut counts, mut most) = (ChunkCounts::default(), 0);
     let mut count = |buf: &Buf| {
@@ -304,8 +304,8 @@ pub(super) fn measure(memory: Option<&CallBuffers>, terms: &Terms) -> Result<Chu
 fn check_memory(conn: &Conn, memory: &CallBuffers, message: &[u8]) -> Result<(), CallError> {
     let mine = conn.calls.exposed_pool().map(|pool| pool.arena().id());
     let fits = |buf: &Buf| Some(buf.arena()) == mine && !buf.is_empty();
-    // Position zero is the message itself. The others are in order, as is the chunks' data, and none is beyond the
-    // end.
+    // Position zero would be the message itself. Positions ascend, no chunk overlaps the next one, and none starts
+    // beyond the end.
     let (mut earliest, mut end) = (4, message.len());
     for (position, buf) in &memory.send {
         if !fits(buf) {
@@ -320,13 +320,13 @@ fn check_memory(conn: &Conn, memory: &CallBuffers, message: &[u8]) -> Result<(),
     memory.receive.iter().find(|buf| !fits(buf)).map_or(Ok(()), |buf| Err(unfit(buf)))
 }
 
-/// Error of a buffer that cannot be a chunk.
+/// Error for a buffer that cannot be a chunk.
 #[cold]
 fn unfit(buf: &Buf) -> CallError {
     if buf.is_empty() { Defect::EmptyChunk.into() } else { Defect::ForeignMemory.into() }
 }
 
-/// Error of an invalid Read chunk position, relative to the arguments as the caller gave it.
+/// Error for an invalid Read chunk position, relative to the arguments, as the caller gave it.
 #[cold]
 fn misplaced(position: u32, message: &[u8]) -> CallError {
     let args_at = CallHeader::parse(message).map_or(0, |(_, len)| len as u32);

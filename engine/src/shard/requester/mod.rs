@@ -20,7 +20,7 @@ use std::time::Duration;
 use rpcrdma_mempool::{Buf, Pool};
 
 use super::connection::{Conn, ConnRef, Continuation, MessageOwner, Stage};
-use super::context::Context;
+use super::context::ShardContext;
 use super::memory::push;
 use crate::config::HEADROOM_CHUNKS;
 use crate::cross_thread::slot::Completer;
@@ -29,7 +29,7 @@ use crate::proto::{CallError, CallId, Defect, Form, Outgoing};
 use crate::wire::{Segment, Version};
 
 pub(crate) use exposures::{CallBuffers, ChunkMemory};
-use exposures::{ChunkLists, Place};
+use exposures::{ChunkKind, ChunkLists};
 use forms::{form, measure, still_fits};
 pub(crate) use outgoing_calls::CompletionTarget;
 pub(super) use outgoing_calls::OutgoingCalls;
@@ -114,20 +114,20 @@ impl Requester {
         self.copies.iter().chain(self.uncollected.pool())
     }
 
-    /// Starts a call. Its target gets the outcome exactly once, also of an error here. A one-way call completes once
-    /// sent.
+    /// Starts a call. Its target gets the outcome exactly once, even if the call fails here. A one-way call completes
+    /// once sent.
     #[inline(always)]
     pub(super) fn start<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: ConnRef,
         request: CallRequest,
         one_way: bool,
     ) -> Option<CallId> {
-        // Taken apart at once, so that an inline call stays in registers.
+        // The request is taken apart at once, so that an inline call stays in registers.
         let CallRequest { message, memory, max_reply, timeout, token, target, procedure } = request;
         cx.stats.calls += 1;
-        let deadline = cx.clock.after(timeout);
+        let deadline = cx.clock.deadline_after(timeout);
         self.next_deadline = self.next_deadline.min(deadline);
         let started = cx.sample();
         let Some(mut conn) = cx.conns.take_ref(conn) else {
@@ -140,7 +140,7 @@ impl Requester {
             let request = CallRequest { message, memory, max_reply, timeout, token, target, procedure };
             self.start_formed(cx, &mut conn, request, one_way, (deadline, started))
         };
-        // As `with_conn`: moving the call into a closure would double the time.
+        // This does the same as `with_conn`, without moving the call into a closure, which would double the time.
         cx.restore(conn);
         call
     }
@@ -150,16 +150,16 @@ impl Requester {
     #[inline(always)]
     fn start_inline<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         mut message: Buf,
         (token, deadline, procedure): (u64, u64, u16),
         (target, started, max_reply): (CompletionTarget, Option<u64>, usize),
     ) -> Option<CallId> {
         cx.check_receives(conn);
-        // The error is found again in the rare case: here it would occupy registers.
+        // In the rare case of an error, its cause is looked up again, because here it would occupy registers.
         let Ok((call, now)) = conn.proto.start_call(token, deadline, procedure, true) else {
-            return self.fail_call(cx, target, token, conn.proto.calls().refusal().into());
+            return self.fail_call(cx, target, token, conn.proto.calls().start_error().into());
         };
         if !now || started.is_some() || !matches!(target, CompletionTarget::Polled) {
             let slot = conn.calls.slot(&conn.proto, call);
@@ -183,14 +183,14 @@ impl Requester {
     #[inline(never)]
     fn start_formed<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         mut request: CallRequest,
         one_way: bool,
         (deadline, started): (u64, Option<u64>),
     ) -> Option<CallId> {
         cx.check_receives(conn);
-        // A call of a lost connection gets its form after the reconnect.
+        // A call on a lost connection gets its form after the reconnect.
         let reconnecting = conn.is_reconnecting() && !one_way;
         let formed = if reconnecting { Ok(()) } else { form_new(cx, conn, &mut request, one_way) };
         let CallRequest { message, memory, max_reply, token, target, procedure, .. } = request;
@@ -213,7 +213,7 @@ impl Requester {
             }
         } else {
             (slot.message, slot.memory) = (Some(message), memory);
-            // Allocated here, so that a shortage fails a one-way call before any Send.
+            // The empty reply is allocated here, so that a shortage fails a one-way call before any Send.
             match one_way.then(|| cx.memory.alloc_for_call(0)).transpose() {
                 Ok(empty_reply) => slot.empty_reply = empty_reply,
                 Err(error) => {
@@ -227,7 +227,7 @@ impl Requester {
     }
 
     /// Sends a call that waited for its credit.
-    pub(super) fn transmit_queued<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: CallId) {
+    pub(super) fn transmit_queued<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: CallId) {
         let slot = conn.calls.slot(&conn.proto, call);
         let (Some(mut message), memory) = (slot.message.take(), slot.memory.take()) else { return };
         let reply = slot.empty_reply.take();
@@ -239,7 +239,7 @@ impl Requester {
         self.transmit(cx, conn, call, message, memory);
         if let Some(reply) = reply {
             let (target, ..) = conn.calls.free_slot(&conn.proto, call);
-            if let Some(token) = conn.proto.give_up(call) {
+            if let Some(token) = conn.proto.remove_call(call) {
                 self.deliver(cx, target, token, Ok(Reply::empty(reply)));
             }
         }
@@ -250,7 +250,7 @@ impl Requester {
     #[inline(always)]
     fn transmit<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         call: CallId,
         mut message: Buf,
@@ -258,7 +258,7 @@ impl Requester {
     ) {
         set_xid(&mut message, call);
         let limit = conn.proto.terms().send_inline_threshold;
-        // The message has headroom for the header: few calls need a closer look.
+        // The headroom is an upper bound of the header's length, so few calls need the exact length.
         let in_parts = message.start() + message.len() > limit;
         let header = in_parts.then(|| header_len(conn, &memory)).filter(|header| header + message.len() > limit);
         let exposure = match memory.is_none() {
@@ -266,9 +266,9 @@ impl Requester {
             false => match expose(&mut cx.fabric, conn, call, memory) {
                 Ok(index) => Some(index),
                 Err(error) => {
-                    let line = format_args!("{}: cannot expose memory: {error}", conn.who());
+                    let line = format_args!("{}: cannot expose memory: {error}", conn.log_name());
                     cx.error("failures to expose memory", line);
-                    return cx.unsendable(conn, "a call");
+                    return cx.end_unsendable(conn, "a call");
                 }
             },
         };
@@ -289,12 +289,12 @@ impl Requester {
     /// Sends the last part of a call.
     pub(super) fn transmit_last_part<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         (call, exposure): (CallId, Option<u32>),
         (mut rest, whole, header): (Buf, (usize, usize), usize),
     ) {
-        // The call may have to be retransmitted, so the message itself stays here, if there is memory for the rest.
+        // For a retransmission the message itself is kept, if there is memory for a copy of its rest.
         if conn.proto.calls().is_under_way(call)
             && let Some(last) = cx.memory.copy_with(header.max(HEADROOM_CHUNKS), &rest)
         {
@@ -308,7 +308,7 @@ impl Requester {
     #[inline(always)]
     fn send<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         call: CallId,
         mut message: Buf,
@@ -321,12 +321,12 @@ impl Requester {
         };
         match start.is_some_and(|start| message.extend_front(start)) {
             true => conn.sends.push_send(message, None, cx.config.debug.signal_every),
-            false => cx.unsendable(conn, "a call"),
+            false => cx.end_unsendable(conn, "a call"),
         }
     }
 
-    /// Writes a header with chunk lists; returns its start. `None` if the peer has changed its terms so that it does
-    /// not fit.
+    /// Writes a header with chunk lists; returns its start. `None` if it does not fit, because the peer has changed its
+    /// terms.
     fn write_header(&mut self, conn: &mut Conn, call: CallId, message: &mut Buf, index: u32) -> Option<usize> {
         let terms = conn.proto.terms();
         let exposure = conn.calls.exposures.get_mut(index)?;
@@ -343,7 +343,13 @@ impl Requester {
 
     /// Reports an outcome.
     #[inline(always)]
-    fn deliver<F: Fabric>(&mut self, cx: &mut Context<F>, target: CompletionTarget, token: u64, result: CallResult) {
+    fn deliver<F: Fabric>(
+        &mut self,
+        cx: &mut ShardContext<F>,
+        target: CompletionTarget,
+        token: u64,
+        result: CallResult,
+    ) {
         if result.is_err() {
             cx.stats.calls_failed += 1;
         }
@@ -357,7 +363,7 @@ impl Requester {
     #[inline(never)]
     fn deliver_to_thread<F: Fabric>(
         &mut self,
-        cx: &Context<F>,
+        cx: &ShardContext<F>,
         completer: Completer<CallResult>,
         mut result: CallResult,
     ) {
@@ -373,7 +379,7 @@ impl Requester {
     #[cold]
     pub(super) fn fail_call<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         target: CompletionTarget,
         token: u64,
         failed: FailedCall,
@@ -386,13 +392,13 @@ impl Requester {
     #[cold]
     fn give_up_call<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
         call: CallId,
         error: CallError,
         memory: ChunkMemory,
     ) {
-        if let Some(token) = conn.proto.give_up(call) {
+        if let Some(token) = conn.proto.remove_call(call) {
             let (target, ..) = conn.calls.free_slot(&conn.proto, call);
             self.deliver(cx, target, token, Err(FailedCall::new(error, memory)));
         }
@@ -405,7 +411,7 @@ impl Requester {
 /// It cannot start.
 #[inline]
 fn form_new<F: Fabric>(
-    cx: &mut Context<F>,
+    cx: &mut ShardContext<F>,
     conn: &mut Conn,
     request: &mut CallRequest,
     one_way: bool,
@@ -415,7 +421,7 @@ fn form_new<F: Fabric>(
     if conn.calls.inline_call == 0 && conn.stage() == Stage::Draining && conn.proto.inbound().is_empty() {
         return Err(CallError::Closed);
     }
-    // A chunk would need revocation, which only a reply triggers.
+    // A chunk would have to be revoked, which only a reply triggers.
     if one_way && (memory.is_some() || conn.proto.terms().version == Version::V1) {
         return Err(Defect::NotOneWay.into());
     }
@@ -441,8 +447,8 @@ fn expose(
     if let Some(buf) = memory.get_mut().and_then(|memory| memory.call.as_mut()) {
         set_xid(buf, call);
     }
-    while let Some((place, buf)) = memory.get_mut().and_then(CallBuffers::take_next) {
-        let access = if let Place::Read(_) = place { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
+    while let Some((kind, buf)) = memory.get_mut().and_then(CallBuffers::take_next) {
+        let access = if let ChunkKind::Read(_) = kind { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
         let len = buf.len();
         let mem =
             buf.lend().map_err(|_| FabricError::new(FabricErrorKind::Misuse, "memory of another thread's pool"))?;
@@ -453,7 +459,7 @@ fn expose(
         let segment =
             Segment { handle: fabric.next_rkey(window), length: len as u32, offset: fabric.remote_address(&mem, 0) };
         conn.sends.push(WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len, access });
-        exposure.add(window, mem, segment, place);
+        exposure.add(window, mem, segment, kind);
     }
     exposure.memory = memory;
     Ok(index)
@@ -465,7 +471,7 @@ mod tests {
 
     use super::*;
     use crate::fabric::{ReceivedBuf, WorkRequest};
-    use crate::proto::{Event, Received};
+    use crate::proto::{Event, ReceivedMessage};
     use crate::shard::ConnRef;
     use crate::shard::clock::{Clock, SimulatedTime};
     use crate::shard::connection::close_reason::CloseReasonKind;
@@ -477,7 +483,7 @@ mod tests {
     /// An engine, its context, and one connection in the table.
     struct Scene {
         requester: Requester,
-        cx: Context<NoDevice>,
+        cx: ShardContext<NoDevice>,
         time: SimulatedTime,
         name: ConnRef,
     }
@@ -492,8 +498,8 @@ mod tests {
             Self { requester: Requester::new(), cx, time, name }
         }
 
-        fn with<T>(&mut self, work: impl FnOnce(&mut Requester, &mut Context<NoDevice>, &mut Conn) -> T) -> T {
-            let conn = self.cx.conns.take_ref(self.name).expect("it is there");
+        fn with<T>(&mut self, work: impl FnOnce(&mut Requester, &mut ShardContext<NoDevice>, &mut Conn) -> T) -> T {
+            let conn = self.cx.conns.take_ref(self.name).expect("in the table");
             let requester = &mut self.requester;
             self.cx.with_conn(conn, |cx, conn| work(requester, cx, conn))
         }
@@ -527,12 +533,12 @@ mod tests {
                 let message: ReceivedBuf =
                     received(cx.memory.alloc(cx.config.wire.receive_size).expect("a buffer"), message);
                 match handle(conn, &message) {
-                    (Received::Reply { call, token }, header) => {
-                        let read = conn.read_reply(call, &header, &message);
-                        requester.replied(cx, conn, (call, token), read, message, invalidated);
+                    (ReceivedMessage::Reply { call, token }, header) => {
+                        let read = conn.decode_reply(call, &header, &message);
+                        requester.handle_reply(cx, conn, (call, token), read, message, invalidated);
                     }
                     _ => match conn.proto.poll_event() {
-                        Some(Event::Late { call }) => requester.late(cx, conn, call, invalidated),
+                        Some(Event::Late { call }) => requester.handle_late_reply(cx, conn, call, invalidated),
                         event => panic!("{event:?}"),
                     },
                 }
@@ -569,8 +575,8 @@ mod tests {
         assert!(scene.ended().is_empty());
         scene.answer(&message(16, &reply(call.xid())), None);
         assert_eq!(scene.ended(), [(7, Ok(()))]);
-        scene.with(|requester, cx, conn| requester.connection_lost(cx, conn, CloseReasonKind::Peer));
-        assert!(scene.ended().is_empty(), "it has ended before the connection was lost");
+        scene.with(|requester, cx, conn| requester.end_connection_calls(cx, conn, CloseReasonKind::Peer));
+        assert!(scene.ended().is_empty(), "the call has ended already");
     }
 
     #[test]
@@ -583,15 +589,15 @@ mod tests {
         assert_eq!(scene.ended(), [(1, Err(CallError::TimedOut { sent: true }))]);
         assert_eq!(scene.requester.next_deadline(), u64::MAX);
         scene.answer(&message(16, &reply(call.xid())), None);
-        assert!(scene.ended().is_empty(), "nobody waits for it any more");
+        assert!(scene.ended().is_empty(), "the call has ended already");
     }
 
     #[test]
-    fn the_calls_of_a_lost_connection_end_and_no_other() {
+    fn all_calls_of_a_lost_connection_end() {
         let mut scene = Scene::new();
         scene.start(1, None, None);
         scene.start(2, None, Some(256));
-        scene.with(|requester, cx, conn| requester.connection_lost(cx, conn, CloseReasonKind::Peer));
+        scene.with(|requester, cx, conn| requester.end_connection_calls(cx, conn, CloseReasonKind::Peer));
         let mut ended = scene.ended();
         ended.sort_by_key(|&(token, _)| token);
         // The second call had to wait for the first one's credit.
@@ -600,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_was_to_be_sent_again_gives_its_memory_back_with_its_connection() {
+    fn a_call_awaiting_retransmission_returns_its_memory_when_its_connection_closes() {
         let mut scene = Scene::new();
         let call = scene.start(5, None, Some(256));
         kinds(&mut scene);
@@ -608,19 +614,19 @@ mod tests {
         scene.with(|requester, cx, conn| {
             // A refused call waits.
             conn.proto.interrupt();
-            requester.retry(cx, conn, call, 5, error, None);
+            requester.handle_refusal(cx, conn, call, 5, error, None);
         });
-        assert!(scene.ended().is_empty(), "what it exposes is to be revoked first");
-        scene.with(|requester, cx, conn| requester.connection_lost(cx, conn, CloseReasonKind::Peer));
+        assert!(scene.ended().is_empty(), "its memory has to be revoked first");
+        scene.with(|requester, cx, conn| requester.end_connection_calls(cx, conn, CloseReasonKind::Peer));
         let mut ended: Vec<_> = scene.requester.done().drain(..).collect();
         assert_eq!(ended.len(), 1);
-        let failed = ended[0].result.as_mut().expect_err("it is over");
+        let failed = ended[0].result.as_mut().expect_err("the connection was lost");
         assert!(matches!(failed.error, CallError::ConnectionLost { .. }), "{failed}");
         assert_eq!(failed.returned.take_chunks().map(|buf| buf.len()).collect::<Vec<_>>(), [256]);
     }
 
     #[test]
-    fn a_call_that_cannot_be_sent_again_gives_its_memory_back() {
+    fn a_call_that_cannot_be_retransmitted_returns_its_memory() {
         let mut scene = Scene::new();
         scene.start(4, None, None);
         // The call waits for a credit, as a refused one does.
@@ -632,11 +638,11 @@ mod tests {
             slot.kept = slot.message.take();
             let memory = slot.memory.take();
             assert!(memory.is_some(), "its chunk");
-            requester.refused(cx, conn, call, error, memory);
+            requester.retransmit_refused(cx, conn, call, error, memory);
         });
         let mut ended: Vec<_> = scene.requester.done().drain(..).collect();
         assert_eq!(ended.len(), 1);
-        let failed = ended[0].result.as_mut().expect_err("it cannot be");
+        let failed = ended[0].result.as_mut().expect_err("no Reply chunk is that long");
         assert!(matches!(failed.error, CallError::NoReplyBuffer { .. }), "{failed}");
         assert_eq!(failed.returned.take_chunks().map(|buf| buf.len()).collect::<Vec<_>>(), [256]);
     }
@@ -645,7 +651,7 @@ mod tests {
     fn exposed_memory_is_revoked_before_its_call_ends() {
         let mut scene = Scene::new();
         let call = scene.start(3, None, Some(256));
-        assert_eq!(kinds(&mut scene), ["bind", "send"], "nobody may use a window before it is bound");
+        assert_eq!(kinds(&mut scene), ["bind", "send"], "the Bind precedes the Send");
         let index = scene.with(|_, _, conn| conn.calls.slot(&conn.proto, call).exposure).expect("one");
         let (handle, offset) = scene.with(|_, _, conn| {
             let segment = conn.calls.exposure(&conn.proto, call).expect("one").parts[0].at.target;
@@ -655,7 +661,7 @@ mod tests {
         scene.answer(&message_with_lists(16, &lists, &reply(call.xid())), None);
         assert_eq!(kinds(&mut scene), ["invalidate"]);
         assert!(scene.ended().is_empty(), "the peer may still reach it");
-        scene.with(|requester, cx, conn| requester.revoked(cx, conn, index));
+        scene.with(|requester, cx, conn| requester.handle_revoked(cx, conn, index));
         let done: Vec<_> = scene.requester.done().drain(..).collect();
         assert_eq!(done.len(), 1);
         let reply = done[0].result.as_ref().expect("a reply");
@@ -664,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_has_revoked_it_itself_saves_the_revocation() {
+    fn memory_that_the_peer_has_invalidated_is_not_revoked_again() {
         let mut scene = Scene::new();
         let call = scene.start(3, None, Some(256));
         kinds(&mut scene);

@@ -6,11 +6,11 @@ use std::ops::Range;
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
 use rpcrdma_xdr::Received;
 
-use super::exposures::{ChunkMemory, Exposure, Exposures};
+use super::exposures::{CallExposure, ChunkMemory, Exposures};
 use crate::cross_thread::slot::Completer;
 use crate::fabric::ReceivedBuf;
 use crate::proto::{CallError, CallId, Connection};
-use crate::shard::memory::Memory;
+use crate::shard::memory::ShardMemory;
 use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, OpaqueAuth, ReplyBody, ReplyHeader};
 use crate::wire::{self, Version};
@@ -29,27 +29,27 @@ pub(in crate::shard) struct OutgoingCalls {
     /// Limits of inline calls: bytes of RPC message, and of results.
     pub(super) inline_call: usize,
     pub(super) inline_reply: usize,
-    /// The peer has refused a call for lack of a Reply chunk: no call counts as inline.
+    /// Whether the peer has refused a call for lack of a Reply chunk, so that no call counts as inline.
     pub(super) keeps_all: bool,
     /// Whether a call was answered since the connection was made.
     pub(in crate::shard) answered: bool,
-    /// Program and version of a call that was started, zeroes before; most connections have one. For log lines.
+    /// Program and version of the last started call that recorded them, for log lines; zeroes before.
     pub(in crate::shard) program: (u32, u32),
 }
 
 /// A call whose message waits to be sent, or for its reply: a reused slot.
 #[derive(Debug, Default)]
 pub(super) struct CallSlot {
-    /// Whether it is in use. A polled inline call that was sent at once does not use its slot.
+    /// Whether the slot is in use. A polled inline call that was sent at once does not use it.
     pub(super) used: bool,
     pub(super) target: CompletionTarget,
     /// The message, until sent.
     pub(super) message: Option<Buf>,
-    /// Its chunks until sent; then they are in `exposure`.
+    /// The chunk memory until the call is sent; then `exposure` has it.
     pub(super) memory: ChunkMemory,
     /// Index of its exposure.
     pub(super) exposure: Option<u32>,
-    /// Start in nanoseconds, if it is sampled.
+    /// Start in nanoseconds, if the call is sampled.
     pub(super) started: Option<u64>,
     /// For a retransmission: a copy of the message, or the message itself if it was sent in parts.
     pub(super) kept: Option<Buf>,
@@ -62,14 +62,14 @@ pub(super) struct CallSlot {
     pub(super) retries: u8,
     /// Number of refusals by ERR_SYSTEM.
     pub(super) refusals: u16,
-    /// Sent on an earlier connection: the server may have executed it.
+    /// Whether it was sent on an earlier connection, so that the server may have executed it.
     pub(super) was_sent: bool,
 }
 
 impl CallSlot {
     /// Keeps a copy of the message for a retransmission, if there is memory.
     #[inline]
-    pub(super) fn keep(&mut self, memory: &mut Memory, message: &[u8]) {
+    pub(super) fn keep(&mut self, memory: &mut ShardMemory, message: &[u8]) {
         self.copy.clear();
         if message.len() <= SHORT {
             self.copy.extend_from_slice(message);
@@ -79,7 +79,7 @@ impl CallSlot {
     }
 
     /// Takes the kept message, if there is memory for it.
-    pub(super) fn take_kept(&mut self, memory: &mut Memory) -> Option<Buf> {
+    pub(super) fn take_kept(&mut self, memory: &mut ShardMemory) -> Option<Buf> {
         if !self.copy.is_empty() {
             self.kept = memory.copy_of(&self.copy);
             self.copy.clear();
@@ -126,16 +126,15 @@ impl OutgoingCalls {
         };
     }
 
-    /// Whether the peer may refuse a call without reply room, with the length of the Reply chunk that it needs. Such a
-    /// call is kept.
+    /// Whether the peer may refuse a call because it needs a Reply chunk, so that calls are kept for a retransmission.
     fn may_need_more(&self, proto: &Connection) -> bool {
         let limits = proto.terms().form_limits(proto.config());
         // Version 1 does not report the length.
-        let said = proto.terms().version == Version::V2 && !limits.continuation;
-        limits.chunks && (said || self.keeps_all)
+        let reports_length = proto.terms().version == Version::V2 && !limits.continuation;
+        limits.chunks && (reports_length || self.keeps_all)
     }
 
-    /// Whether a call of `len` bytes and its reply fit one message each.
+    /// Whether a call of `len` bytes and its reply each fit one message.
     #[inline]
     pub(super) fn fit_inline(&self, len: usize, max_reply: usize) -> bool {
         len <= self.inline_call && max_reply <= self.inline_reply
@@ -154,14 +153,14 @@ impl OutgoingCalls {
         self.exposed.as_ref()
     }
 
-    /// The place of the pool of memory exposed to this peer, which is created at first use.
+    /// The pool of memory exposed to this peer, or the place for it before its first use.
     pub(in crate::shard) fn exposed_pool_mut(&mut self) -> &mut Option<Pool> {
         &mut self.exposed
     }
 
     /// Resets after the loss of the device and all windows.
     pub(in crate::shard) fn forget_device(&mut self) {
-        // Cancelled calls have kept theirs until now.
+        // Cancelled calls have kept their exposures until now.
         self.slots.iter_mut().for_each(|slot| slot.exposure = None);
         self.exposures = Exposures::default();
         (self.inline_call, self.inline_reply) = (0, 0);
@@ -181,12 +180,12 @@ impl OutgoingCalls {
 
     /// Exposed memory of a call, if it has any.
     #[inline]
-    pub(super) fn exposure(&mut self, proto: &Connection, call: CallId) -> Option<&mut Exposure> {
+    pub(super) fn exposure(&mut self, proto: &Connection, call: CallId) -> Option<&mut CallExposure> {
         let index = self.slots.get(proto.calls().slot(call))?.exposure?;
         self.exposures.get_mut(index)
     }
 
-    /// Ends the use of a call's slot: returns its target, its exposure, its start if it is sampled.
+    /// Frees the slot of a call; returns its target, its exposure, and its start if it is sampled.
     #[inline(always)]
     pub(super) fn free_slot(
         &mut self,
@@ -212,11 +211,11 @@ pub(super) fn peer_takes_calls(proto: &Connection) -> bool {
     config.max_calls > 0 && (!config.server || proto.terms().reverse != ReverseSupport::None)
 }
 
-/// Reply of a call; `Send`: any thread may keep and drop it.
+/// Reply to a call. Any thread may keep and drop it.
 #[derive(Debug)]
 pub struct Reply {
     pub(super) message: ReceivedBuf,
-    /// Its RPC header; the results follow.
+    /// Range of the RPC header; the results follow it.
     pub(super) header: Range<u32>,
     pub(super) memory: ChunkMemory,
 }
@@ -267,7 +266,7 @@ impl Reply {
     }
 }
 
-/// An eligible result is in the Write chunk of its index, unless that is empty.
+/// An eligible result is in the Write chunk with its index, unless that chunk is empty.
 impl Received for Reply {
     fn item(&self, item: usize, _: usize, _: usize, _: usize) -> Option<&[u8]> {
         self.chunk(item).filter(|bytes| !bytes.is_empty())
@@ -307,7 +306,7 @@ impl FailedCall {
 /// may use the buffers until it answers; then they return to their pool. Dropping this value frees the buffers in it.
 pub struct Returned(ChunkMemory);
 
-/// Short, as `expect` prints it.
+/// Prints no buffers, because `expect` prints this.
 impl fmt::Debug for Returned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Returned").finish_non_exhaustive()
@@ -342,8 +341,8 @@ impl From<FailedCall> for CallError {
 const UNCOLLECTED_BYTES: usize = 1 << 20;
 const UNCOLLECTED_SIZE: usize = 512;
 
-/// Memory of replies that other threads have not collected yet. In their receives these replies would block the peer's
-/// next ones, and the peer would take this side for stalled.
+/// Memory of replies that other threads have not collected yet. If these replies stayed in their Receives, the peer's
+/// next replies would lack Receives, and the peer would take this side for stalled.
 #[derive(Default)]
 pub(super) struct UncollectedReplies {
     /// The newest pool. Earlier ones are freed with their last buffers.
@@ -351,7 +350,7 @@ pub(super) struct UncollectedReplies {
 }
 
 impl UncollectedReplies {
-    /// Moves a reply out of its receive of `receive` bytes. A longer reply, or one without memory, stays there.
+    /// Moves a reply out of its Receive of `receive` bytes. A longer reply, or one without memory, stays where it is.
     #[cold]
     pub(super) fn take(&mut self, reply: &mut Reply, receive: usize, arena: ArenaConfig) {
         let len = reply.message.len();

@@ -1,4 +1,4 @@
-//! Chunks of the peers' calls: checks of their lists, and RDMA Reads of Read chunks into their target memory.
+//! CallChunks of the peers' calls: checks of their lists, and RDMA Reads of Read chunks into their target memory.
 
 use arrayvec::ArrayVec;
 use log::Level;
@@ -6,15 +6,15 @@ use rpcrdma_mempool::{Buf, Lent};
 
 use super::procedures::Procedures;
 use super::replies::CallRefusal;
-use super::served::{PendingReads, Reading};
+use super::served_calls::{PendingReads, ReadingCall};
 use crate::fabric::{Fabric, RemoteMemory, WorkRequest};
 use crate::proto::binding::reduction_allowed;
-use crate::proto::{LIMITS, MAX_READ_SEGMENTS};
+use crate::proto::{CHUNK_LIMITS, MAX_READ_SEGMENTS};
 use crate::service::{
-    Arrived, Call, CallParts, Chunks, LengthMismatch, LocalProcedure, MAX_CHUNKS, REFUSAL_LEN, Ready,
+    Arrived, CallChunks, CallParts, LengthMismatch, LocalProcedure, MAX_CHUNKS, REFUSAL_LEN, Ready, ServedCall,
 };
 use crate::shard::connection::Conn;
-use crate::shard::context::Context;
+use crate::shard::context::ShardContext;
 use crate::shard::send_queue::SendQueue;
 use crate::wire::rpc;
 use crate::wire::xdr::padded;
@@ -27,7 +27,7 @@ pub(super) fn check_chunks(
     credential: rpc::OpaqueAuth<'_>,
     entry: &LocalProcedure,
     (args_at, inline): (usize, usize),
-    chunks: &Chunks,
+    chunks: &CallChunks,
 ) -> Result<(), ErrorBody> {
     if credential.flavor != rpc::Flavor::None.code() {
         check_reduction(&credential, entry, chunks)?;
@@ -36,62 +36,66 @@ pub(super) fn check_chunks(
     check_writes(entry, credential.flavor, chunks.results())
 }
 
-/// Reads the chunks of a call whose header has a known layout.
+/// Copies the chunk lists of a call whose header has a known layout.
 #[inline]
-pub(super) fn read_single(
-    call: &mut Call<Arrived>,
+pub(super) fn copy_single_chunks(
+    call: &mut ServedCall<Arrived>,
     conn: &Conn,
     chunks: &SingleChunks,
     message: &[u8],
 ) -> Result<(), CallRefusal> {
     let write = chunks.write(message).map(|segment| [segment]);
-    take_lists(call, conn, chunks.read(message), write, None::<[Segment; 0]>)
+    copy_lists(call, conn, chunks.read(message), write, None::<[Segment; 0]>)
 }
 
-/// Reads the chunk lists of a call, if any. Every length, count and position is bounded here before use.
-pub(super) fn read_lists(call: &mut Call<Arrived>, conn: &Conn, view: &View<'_>) -> Result<(), CallRefusal> {
+/// Copies the chunk lists of a call, if any. Every length, count and position is bounded here before use.
+pub(super) fn copy_chunk_lists(
+    call: &mut ServedCall<Arrived>,
+    conn: &Conn,
+    view: &View<'_>,
+) -> Result<(), CallRefusal> {
     if !view.has_chunks() {
-        // A handle to invalidate would name no chunk.
-        call.set_head(call.xid(), 0);
+        // Without chunks, a handle to invalidate would name memory of another call.
+        call.set_transport_header(call.xid(), 0);
         return Ok(());
     }
-    view.check_limits(&LIMITS).map_err(CallRefusal::Transport)?;
+    view.check_limits(&CHUNK_LIMITS).map_err(CallRefusal::Transport)?;
     let writes = view.writes().map(|chunk| chunk.segments());
     let reply = view.reply_chunk().map(|chunk| chunk.segments());
-    take_lists(call, conn, view.reads(), writes, reply)
+    copy_lists(call, conn, view.reads(), writes, reply)
 }
 
-/// Copies chunk lists within the limits.
+/// Copies chunk lists that are within the limits, and chooses the handle to invalidate.
 #[inline]
-fn take_lists<W: IntoIterator<Item = Segment>>(
-    call: &mut Call<Arrived>,
+fn copy_lists<W: IntoIterator<Item = Segment>>(
+    call: &mut ServedCall<Arrived>,
     conn: &Conn,
     reads: impl IntoIterator<Item = ReadSegment>,
     writes: impl IntoIterator<Item = W>,
     reply: Option<impl IntoIterator<Item = Segment>>,
 ) -> Result<(), CallRefusal> {
     let chunks = call.begin_chunks();
-    chunks.take_reads(reads);
-    writes.into_iter().for_each(|chunk| chunks.take_write(chunk));
+    chunks.store_reads(reads);
+    writes.into_iter().for_each(|chunk| chunks.store_write_chunk(chunk));
     if let Some(chunk) = reply {
-        chunks.take_reply(chunk);
+        chunks.store_reply_chunk(chunk);
     }
     let returned = chunks.returned();
     check_returned(&returned, conn.served.inline_room as usize).map_err(CallRefusal::Transport)?;
     if conn.proto.terms().version == Version::V1 {
-        // It has no field for the handle to invalidate (RFC 8797 §4.1). Of several handles the requester may keep some:
-        // the Linux client has one for the padding of all its reads, for the whole connection.
+        // Version 1 has no field for the handle to invalidate (RFC 8797 §4.1). If a call has several handles, the
+        // requester may still need some: the Linux client uses one handle for the padding of all its Read chunks.
         let only = chunks.only_handle();
-        call.set_head(call.xid(), only);
+        call.set_transport_header(call.xid(), only);
     } else if !call.chunks().has_handle(call.inv_handle()) {
-        // It is not the call's (version 2 §6.3.3.2), so it stays valid.
-        call.set_head(call.xid(), 0);
+        // The handle is not one of the call's (version 2 §6.3.3.2), so it stays valid.
+        call.set_transport_header(call.xid(), 0);
     }
     Ok(())
 }
 
-/// Checks the caller's receive size, in bytes of RPC message. It must hold at least a refusal, and a header that
-/// returns its Write list and Reply chunk.
+/// Checks that a refusal fits the caller's receive size, together with the Write list and Reply chunk that its header
+/// returns. `inline_room` is the room for an RPC message, in bytes.
 fn check_returned(returned: &ChunkCounts, inline_room: usize) -> Result<(), ErrorBody> {
     let room = inline_room.saturating_sub(REFUSAL_LEN);
     if returned.encoded_len() <= room {
@@ -102,9 +106,13 @@ fn check_returned(returned: &ChunkCounts, inline_room: usize) -> Result<(), Erro
     Err(ErrorBody::Segments { max: (room.saturating_sub(fixed) / SEGMENT_LEN / chunks) as u32 })
 }
 
-/// Under RPCSEC_GSS integrity or privacy nothing is reduced, in call or reply (version 2 §10.2.2).
+/// Rejects chunks under RPCSEC_GSS integrity or privacy, where neither call nor reply is reduced (version 2 §10.2.2).
 #[cold]
-fn check_reduction(credential: &rpc::OpaqueAuth<'_>, entry: &LocalProcedure, chunks: &Chunks) -> Result<(), ErrorBody> {
+fn check_reduction(
+    credential: &rpc::OpaqueAuth<'_>,
+    entry: &LocalProcedure,
+    chunks: &CallChunks,
+) -> Result<(), ErrorBody> {
     if reduction_allowed(credential.flavor, credential.body) {
         return Ok(());
     }
@@ -119,7 +127,7 @@ fn check_reduction(credential: &rpc::OpaqueAuth<'_>, entry: &LocalProcedure, chu
 }
 
 /// Checks the Position Zero Read chunk, at the front of the Read list, against the longest RPC message.
-pub(super) fn check_position_zero(chunks: &Chunks, longest: u64) -> Result<(), CallRefusal> {
+pub(super) fn check_position_zero(chunks: &CallChunks, longest: u64) -> Result<(), CallRefusal> {
     match chunks.message_bytes() {
         0 => Err(CallRefusal::Transport(ErrorBody::BadXdr)),
         bytes if bytes > longest => Err(CallRefusal::TooLong { bytes, limit: longest }),
@@ -149,7 +157,7 @@ fn check_reads(asked: &[ReadSegment], entry: &LocalProcedure, args_at: usize, in
                 rest = rest.get(1..).unwrap_or_default();
             }
         }
-        // Its padding may be included (RFC 8166 §3.4.5.2).
+        // The chunk may include its padding (RFC 8166 §3.4.5.2).
         let longest = entry.binding.arguments.max_len as u64;
         if len == 0 || (len > longest && len > longest.next_multiple_of(4)) {
             return Err(ErrorBody::BadXdr);
@@ -173,7 +181,7 @@ fn check_writes(entry: &LocalProcedure, flavor: u32, results: usize) -> Result<(
     }
 }
 
-/// Reason for the lack of a target.
+/// Reason why an RDMA Read has no target.
 pub(super) enum NoTarget {
     /// No buffer is free.
     NoMemory,
@@ -181,16 +189,16 @@ pub(super) enum NoTarget {
     Unsuitable(String),
 }
 
-/// Posts the RDMA Reads of a call. All have completed when the last one has.
+/// Queues the RDMA Reads of a call, and stores the call until the last one completes.
 ///
 /// # Errors
-/// The call, without any Read posted.
+/// The call, and the reason. No Read is queued.
 pub(super) fn post_reads<F: Fabric>(
-    cx: &Context<F>,
+    cx: &ShardContext<F>,
     conn: &mut Conn,
     procedures: &Procedures,
-    mut call: Reading,
-) -> Result<(), (Reading, NoTarget)> {
+    mut call: ReadingCall,
+) -> Result<(), (ReadingCall, NoTarget)> {
     let Conn { sends, served, .. } = conn;
     let (before, pending) = (sends.len(), &mut served.reads[call.id().index()]);
     match push_reads(cx, sends, procedures, &mut call, &mut pending.targets) {
@@ -208,10 +216,10 @@ pub(super) fn post_reads<F: Fabric>(
 
 /// Queues the RDMA Reads of a call, and adds their targets; returns their number.
 fn push_reads<F: Fabric>(
-    cx: &Context<F>,
+    cx: &ShardContext<F>,
     sends: &mut SendQueue,
     procedures: &Procedures,
-    call: &mut Reading,
+    call: &mut ReadingCall,
     targets: &mut ArrayVec<Lent, MAX_CHUNKS>,
 ) -> Result<usize, NoTarget> {
     let name = call.id().index() as u64;
@@ -235,7 +243,7 @@ fn push_reads<F: Fabric>(
             filled = 0;
         }
         let Some(target) = targets.last() else { continue };
-        // Reads complete in order: the last one is signaled.
+        // Reads complete in order, so only the last one is signaled.
         sends.push_named(name, at + 1 == count, || read_of(target, filled, &segment));
         filled += segment.length as usize;
     }
@@ -245,14 +253,14 @@ fn push_reads<F: Fabric>(
 /// Target of a call's next Read chunk, `len` bytes at this position: the procedure's choice, or pool memory.
 #[inline(always)]
 fn choose_target<F: Fabric>(
-    cx: &Context<F>,
+    cx: &ShardContext<F>,
     procedures: &Procedures,
-    call: &mut Reading,
+    call: &mut ReadingCall,
     position: u32,
     len: usize,
 ) -> Result<Lent, NoTarget> {
-    // The message of a long call is no argument.
-    if let Reading::Ready(call) = call {
+    // A procedure chooses targets only for arguments, and not for the message of a long call.
+    if let ReadingCall::Ready(call) = call {
         let (index, entry) = (call.push_argument(position), procedures.entry(call.entry()));
         if entry.read_target.is_some() {
             return choose_own_target(cx, entry, call, index, len);
@@ -269,9 +277,9 @@ fn lend(buf: Option<Buf>) -> Result<Lent, NoTarget> {
 /// Lets a procedure choose the target of a Read chunk.
 #[inline(never)]
 fn choose_own_target<F: Fabric>(
-    cx: &Context<F>,
+    cx: &ShardContext<F>,
     entry: &LocalProcedure,
-    call: &Call<Ready>,
+    call: &ServedCall<Ready>,
     index: usize,
     len: usize,
 ) -> Result<Lent, NoTarget> {
@@ -279,21 +287,23 @@ fn choose_own_target<F: Fabric>(
     let mut buf = match entry.choose_read_target(call, index, len) {
         Ok(Some(buf)) => buf,
         Ok(None) if cx.memory.pool.room(len).1 == 0 => {
-            return unsuitable(format!("none was chosen, and no buffer of `memory.bulk_buffers` has {len} bytes"));
+            return unsuitable(format!(
+                "`Procedure::place_reads_in` chose none, and no buffer has {len} bytes (memory.bulk_buffers)"
+            ));
         }
         Ok(None) => return lend(cx.memory.alloc_chunk(len)),
         Err(panic) => {
-            return unsuitable(format!("the `Procedure::place_reads_in` callback panicked: {panic}"));
+            return unsuitable(format!("`Procedure::place_reads_in` panicked: {panic}"));
         }
     };
     if buf.len() < len {
-        return unsuitable(format!("a buffer of {} bytes for {len}", buf.len()));
+        return unsuitable(format!("the chosen buffer of {} bytes is shorter than {len} bytes", buf.len()));
     }
-    if !cx.memory.knows(buf.arena()) {
-        return unsuitable(format!("a buffer in arena {}, which is not among `memory.arenas`", buf.arena()));
+    if !cx.memory.is_registered(buf.arena()) {
+        return unsuitable(format!("the chosen buffer is in unregistered arena {} (memory.arenas)", buf.arena()));
     }
     buf.set_window(buf.start(), len);
-    buf.lend().or_else(|_| unsuitable("a buffer of a pool that was not made on the shard's thread".to_owned()))
+    buf.lend().or_else(|_| unsuitable("the chosen buffer is of a pool of another thread".to_owned()))
 }
 
 /// RDMA Read of a segment, into a buffer at an offset.
@@ -305,29 +315,35 @@ fn read_of(target: &Lent, offset: usize, from: &Segment) -> WorkRequest {
 
 /// Takes the call whose RDMA Reads have completed, with their targets.
 #[inline]
-pub(super) fn take_completed(conn: &mut Conn, index: usize) -> Option<(Reading, &mut ArrayVec<Lent, MAX_CHUNKS>)> {
+pub(super) fn take_completed(conn: &mut Conn, index: usize) -> Option<(ReadingCall, &mut ArrayVec<Lent, MAX_CHUNKS>)> {
     let PendingReads { call, targets, .. } = conn.served.reads.get_mut(index)?;
     let call = call.take()?;
-    conn.served.fetched = conn.served.fetched.wrapping_add(1);
+    conn.served.read_calls_done = conn.served.read_calls_done.wrapping_add(1);
     Some((call, targets))
 }
 
 /// Logs a Read chunk whose procedure chose unsuitable memory for it.
 #[cold]
-pub(super) fn log_unsuitable<F: Fabric>(cx: &mut Context<F>, conn: &Conn, call: &CallParts, why: &str) {
+pub(super) fn log_unsuitable<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn, call: &CallParts, why: &str) {
     cx.stats.read_targets_refused += 1;
-    let (peer, name) = (conn.who(), call.name());
-    let line = format_args!("{peer}: SYSTEM_ERR to {name}: Read chunk: {why}");
-    cx.log_of(Level::Error, "Read chunks that cannot land", Some(name), line);
+    let (peer, name) = (conn.log_name(), call.name());
+    let line = format_args!("{peer}: SYSTEM_ERR to {name}: no target for a Read chunk: {why}");
+    cx.log_of(Level::Error, "Read chunks without a target", Some(name), line);
 }
 
-/// Logs a Read chunk that does not match its length word: the real length is unknown.
+/// Logs a Read chunk whose length contradicts the length word before it.
 #[cold]
-pub(super) fn log_miscounted<F: Fabric>(cx: &mut Context<F>, conn: &Conn, call: &CallParts, wrong: &LengthMismatch) {
-    let (peer, name, chunk) = (conn.who(), call.name(), wrong.chunk);
+pub(super) fn log_miscounted<F: Fabric>(
+    cx: &mut ShardContext<F>,
+    conn: &Conn,
+    call: &CallParts,
+    wrong: &LengthMismatch,
+) {
+    let (peer, name, chunk) = (conn.log_name(), call.name(), wrong.chunk);
     let word = wrong.word.map_or_else(|| "no count".to_owned(), |word| format!("count {word}"));
     let line = format_args!(
-        "{peer}: GARBAGE_ARGS to {name}: {word} before a Read chunk of {chunk} bytes (Procedure::uncounted, unless its reduced arguments are opaque<> or string<>)"
+        "{peer}: GARBAGE_ARGS to {name}: {word} before a Read chunk of {chunk} bytes (Procedure::uncounted, unless \
+         its reduced arguments are opaque<> or string<>)"
     );
-    cx.log_of(Level::Warn, "Read chunks that are not what the word in front of them counts", Some(name), line);
+    cx.log_of(Level::Warn, "Read chunks that contradict their length word", Some(name), line);
 }

@@ -1,8 +1,8 @@
 //! Engine of the peers' calls: the responder (RFC 8166 §2.1).
 //!
-//! A call that arrives is [checked](procedures), gets its memory or [waits](super::admission) for it, has its [Read
-//! chunks](chunks) read, [runs](run) on the shard or elsewhere, and is [answered](replies). Each state of a call is a
-//! [type](crate::service), so that no step can be left out.
+//! The responder [checks](procedures) a call that arrives, [allocates](super::admission) its memory or lets it wait,
+//! reads its [Read chunks](chunks), [runs](run) it on the shard or elsewhere, and [answers](replies) it. Each state of
+//! a call is a [type](crate::service), so that no step can be left out.
 //!
 //! | module | holds |
 //! |---|---|
@@ -10,13 +10,13 @@
 //! | `chunks` | checks of chunk lists, and RDMA Reads with their target memory |
 //! | `run` | running a call; *pending* calls: with workers, deferred, or with a future |
 //! | `replies` | replies, refusals, and their counts by procedure |
-//! | `served` | the peer's calls on one connection |
+//! | `served_calls` | the peer's calls on one connection |
 
 mod chunks;
 mod procedures;
 mod replies;
 mod run;
-mod served;
+mod served_calls;
 #[cfg(test)]
 mod tests;
 
@@ -25,26 +25,26 @@ use std::rc::Rc;
 
 use super::admission::queue::{WaitCause, Waiting};
 use super::admission::quota::{OwnerCalls, leaves_plenty, limits_reads};
-use super::admission::{Admission, Demand, may_not_wait, reply_room};
+use super::admission::{Admission, Demand, must_refuse, reply_room};
 use super::connection::{Conn, Stage};
-use super::context::Context;
+use super::context::ShardContext;
 use super::continued_messages::assemble_last;
 use crate::cross_thread::parker::Signal;
 use crate::fabric::{Fabric, ReceivedBuf};
-use crate::proto::{InboundId, Incoming, Lists, Refusal};
-use crate::service::{Admitted, Arrived, Call, LocalServices, Ready, RpcMessage, Unready};
+use crate::proto::{DecodedHeader, DecodedLists, InboundId, Refusal};
+use crate::service::{Admitted, Arrived, LocalServices, Ready, RpcMessage, ServedCall, Unready};
 use crate::stats::ShardStats;
 use crate::wire::{CheckedHeader, Head, HeaderType};
 
-use chunks::{NoTarget, check_position_zero, read_lists, read_single};
+use chunks::{NoTarget, check_position_zero, copy_chunk_lists, copy_single_chunks};
 use procedures::Procedures;
 use replies::InternalError;
 pub(super) use replies::Replies;
 use run::PendingCalls;
 pub use run::SimulatedWorkers;
 pub(crate) use run::{Workers, worker_of};
-use served::Reading;
-pub(super) use served::ServedCalls;
+use served_calls::ReadingCall;
+pub(super) use served_calls::ServedCalls;
 
 pub(super) struct Responder {
     procedures: Procedures,
@@ -52,13 +52,13 @@ pub(super) struct Responder {
     pending: PendingCalls,
     pub(super) replies: Replies,
     /// Retransmissions of running calls.
-    retransmitted: VecDeque<Call<Ready>>,
+    retransmitted: VecDeque<ServedCall<Ready>>,
     /// Calls that wait for fewer pending ones, of all connections.
     not_handed_over: usize,
 }
 
 impl Responder {
-    /// `signal` wakes the shard; at most `most_pending` calls are with workers or deferred.
+    /// Creates the engine. `signal` wakes the shard; at most `most_pending` calls are with workers or deferred.
     pub(super) fn new(services: Option<LocalServices>, signal: Signal, most_pending: usize) -> Self {
         let mut procedures = Procedures::default();
         if let Some(services) = services {
@@ -74,9 +74,9 @@ impl Responder {
         }
     }
 
-    /// Sets the index of its shard.
+    /// Sets the index of the shard.
     pub(super) fn set_shard(&mut self, index: u32) {
-        self.replies.boxes.shard = index;
+        self.replies.call_pool.shard = index;
     }
 
     pub(super) fn set_services(&mut self, services: LocalServices) {
@@ -104,7 +104,7 @@ impl Responder {
     }
 
     /// Collects pending calls that have returned; returns their number.
-    pub(super) fn collect<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+    pub(super) fn collect<F: Fabric>(&mut self, cx: &mut ShardContext<F>) -> usize {
         if self.pending.is_empty() { 0 } else { self.collect_pending(cx) }
     }
 
@@ -136,28 +136,28 @@ impl Responder {
 
     /// Gives freed memory to waiting calls, and waiting jobs to workers. Returns the number of continued calls.
     #[inline(never)]
-    pub(super) fn continue_waiting<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+    pub(super) fn continue_waiting<F: Fabric>(&mut self, cx: &mut ShardContext<F>) -> usize {
         let queue = &self.admission.queue;
         let started = if queue.is_empty() && !queue.is_due() { 0 } else { self.admit_waiting(cx) };
         self.dispatch(cx);
         started
     }
 
-    /// Continues what waits for completions of this connection: delayed replies now, waiting calls in this turn.
+    /// Sends delayed replies of this connection after completions, and requests a pass over waiting calls.
     #[cold]
-    pub(super) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+    pub(super) fn resume<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn) {
         self.replies.resume(cx, conn);
         self.admission.queue.request_pass();
     }
 
-    /// Part of a control-plane run: retries work that waits for other connections, and reports a blocked shard, which
-    /// `has_task` or not.
-    pub(super) fn control<F: Fabric>(&mut self, cx: &mut Context<F>, has_task: bool) {
+    /// Retries work that waits for other connections, and logs a blocked shard; part of a control-plane run. `has_task`
+    /// tells whether the shard has an application task.
+    pub(super) fn control<F: Fabric>(&mut self, cx: &mut ShardContext<F>, has_task: bool) {
         self.procedures.report_blocked(cx, self.pending.has_workers(), has_task);
         self.admission.queue.request_pass();
         if self.replies.delayed > 0 {
             cx.with_each(|cx, conn| self.replies.resume(cx, conn));
-            run::retry_soon(cx);
+            cx.retry_soon();
         }
         if self.admission.queue.lacks_buffers() {
             cx.request_completions();
@@ -170,31 +170,31 @@ impl Responder {
         }
     }
 
-    /// Ends the peer's calls of a connection without a queue pair.
-    pub(super) fn connection_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+    /// Ends the peer's calls on a connection that closes.
+    pub(super) fn end_connection_calls<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn) {
         for call in self.admission.queue.take_calls_of(conn.qp(), cx.clock.read()) {
-            self.replies.boxes.put(call.refuse());
+            self.replies.call_pool.put(call.refuse());
         }
         conn.served.unblock_all();
         self.replies.drop_delayed(conn);
         self.abandon_pending(cx, conn);
     }
 
-    /// Takes memory for a call that has arrived, with this head.
+    /// Creates a call that has arrived, with this header.
     #[inline(always)]
     pub(super) fn take_call<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &Conn,
         id: InboundId,
         head: &Head,
-    ) -> Call<Arrived> {
-        let mut call = self.replies.boxes.take(conn.qp(), id);
+    ) -> ServedCall<Arrived> {
+        let mut call = self.replies.call_pool.take(conn.qp(), id);
         call.set_origin(conn.host, conn.served.reply_room);
         if let Some(arrived) = cx.sample() {
-            call.stamp(arrived);
+            call.start_timing(arrived);
         }
-        call.set_head(head.xid, head.inv_handle);
+        call.set_transport_header(head.xid, head.inv_handle);
         call
     }
 
@@ -202,14 +202,14 @@ impl Responder {
     #[inline(always)]
     pub(super) fn accept_plain<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
-        call: Call<Arrived>,
+        call: ServedCall<Arrived>,
         head: &Head,
         message: ReceivedBuf,
     ) {
         // Most calls are for the procedure called last.
-        match self.procedures.read_again(head, &message) {
+        match self.procedures.decode_repeated(head, &message) {
             Some(header) => self.admit(cx, conn, call.admit(RpcMessage { buf: message, at: head.len }, header)),
             None => self.accept_message(cx, conn, call, RpcMessage { buf: message, at: head.len }),
         }
@@ -219,18 +219,18 @@ impl Responder {
     #[inline(always)]
     pub(super) fn accept_decoded<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
-        mut call: Call<Arrived>,
-        header: &Incoming,
+        mut call: ServedCall<Arrived>,
+        header: &DecodedHeader,
         message: ReceivedBuf,
     ) {
         let message = RpcMessage { buf: message, at: header.head.len };
         let read = match &header.lists {
-            Lists::Single(chunks) => read_single(&mut call, conn, chunks, &message.buf),
-            Lists::None | Lists::Checked(_) => Ok(()),
+            DecodedLists::Single(chunks) => copy_single_chunks(&mut call, conn, chunks, &message.buf),
+            DecodedLists::None | DecodedLists::Checked(_) => Ok(()),
         };
-        match read.and_then(|()| self.procedures.read(message.bytes(), &call)) {
+        match read.and_then(|()| self.procedures.decode(message.bytes(), &call)) {
             Ok(header) => self.admit(cx, conn, call.admit(message, header)),
             Err(refusal) => self.replies.refuse(cx, conn, call.refuse_message(message), refusal),
         }
@@ -241,16 +241,16 @@ impl Responder {
     #[inline(never)]
     pub(super) fn accept_checked<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
-        mut call: Call<Arrived>,
+        mut call: ServedCall<Arrived>,
         header: &CheckedHeader,
         message: ReceivedBuf,
     ) {
         // The first message may have changed the terms.
         conn.served.refresh_room(&conn.proto);
         let view = header.view(&message);
-        let lists = read_lists(&mut call, conn, &view);
+        let lists = copy_chunk_lists(&mut call, conn, &view);
         if view.htype() == HeaderType::Nomsg {
             let (call, longest) = (call.into_long(), cx.config.wire.reassemble_up_to as u64);
             return match lists.and_then(|()| check_position_zero(call.chunks(), longest)) {
@@ -278,12 +278,12 @@ impl Responder {
     #[inline(never)]
     fn accept_message<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
-        call: Call<Arrived>,
+        call: ServedCall<Arrived>,
         message: RpcMessage,
     ) {
-        match self.procedures.read(message.bytes(), &call) {
+        match self.procedures.decode(message.bytes(), &call) {
             Ok(header) => self.admit(cx, conn, call.admit(message, header)),
             Err(refusal) => self.replies.refuse(cx, conn, call.refuse_message(message), refusal),
         }
@@ -291,9 +291,9 @@ impl Responder {
 
     /// Runs a call of a known procedure once it has its memory.
     #[inline(always)]
-    fn admit<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Admitted>) {
+    fn admit<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, mut call: ServedCall<Admitted>) {
         if !conn.served.is_plain {
-            // A draining server finishes its calls, and starts none.
+            // A draining server finishes its calls, and starts no others.
             if conn.stage() == Stage::Draining {
                 return self.replies.refuse(cx, conn, call.refuse(), InternalError::Draining.into());
             }
@@ -303,7 +303,7 @@ impl Responder {
         }
         // Most calls need only a buffer for their reply, and such buffers are almost always plentiful.
         let entry = self.procedures.entry(call.entry());
-        if !cx.memory.awaits_some() && call.is_short() {
+        if !cx.memory.has_awaited_sizes() && call.is_short() {
             let (results_at, len) = reply_room(&call, entry);
             if let Some(reply) =
                 cx.memory.pool.alloc_if(len, |free, count| leaves_plenty(&cx.memory, len, (free, count)))
@@ -319,7 +319,7 @@ impl Responder {
 
     /// Starts a new call, unless it has to wait for memory.
     #[inline(never)]
-    fn start<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
+    fn start<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: Unready) {
         let cause = self.admission.must_wait(cx, conn, self.procedures.of(&call), &call);
         let started = if cause.is_none() { self.begin(cx, conn, call) } else { Err(call) };
         if let Err(call) = started {
@@ -332,10 +332,10 @@ impl Responder {
     /// # Errors
     /// The call, if memory is missing.
     #[inline(always)]
-    fn begin<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) -> Result<(), Unready> {
+    fn begin<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: Unready) -> Result<(), Unready> {
         let reading = match call {
-            // The message of a long call is not read yet: its further needs are unknown.
-            Unready::Long(call) => Reading::Long(call),
+            // The message of a long call has not been read yet, so its further demand is unknown.
+            Unready::Long(call) => ReadingCall::Long(call),
             Unready::Admitted(call) => {
                 let entry = self.procedures.entry(call.entry());
                 let (results_at, len) = reply_room(&call, entry);
@@ -348,7 +348,7 @@ impl Responder {
                     self.run(cx, conn, call);
                     return Ok(());
                 }
-                Reading::Ready(call)
+                ReadingCall::Ready(call)
             }
         };
         match chunks::post_reads(cx, conn, &self.procedures, reading) {
@@ -364,10 +364,10 @@ impl Responder {
 
     /// Makes a call wait, for this cause or for the buffer that it lacks.
     #[cold]
-    fn wait<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready, cause: Option<WaitCause>) {
+    fn wait<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: Unready, cause: Option<WaitCause>) {
         let demand = Demand::new(&cx.memory, self.procedures.of(&call), &call);
         let cause = cause.unwrap_or_else(|| WaitCause::Buffer(demand.deficit(&cx.memory)));
-        if demand.beyond_pool(&cx.memory, &call).is_some() || may_not_wait(cx, conn, &call, &cause) {
+        if demand.beyond_pool(&cx.memory, &call).is_some() || must_refuse(cx, conn, &call, &cause) {
             return self.refuse_without_memory(cx, conn, call);
         }
         match cause {
@@ -375,7 +375,7 @@ impl Responder {
             WaitCause::Earlier if limits_reads(&cx.config) => cx.stats.read_waits += 1,
             WaitCause::Earlier | WaitCause::Quota(_) | WaitCause::Buffer(_) => cx.stats.memory_waits += 1,
         }
-        // From the second one on, each control-plane run requests the completions of other connections.
+        // While one call waits already, each control-plane run requests the completions of other connections.
         if !cause.is_own() && !self.admission.queue.lacks_buffers() {
             cx.request_completions();
         }
@@ -384,7 +384,7 @@ impl Responder {
     }
 
     /// Refuses a call that lacks memory and may not wait.
-    fn refuse_without_memory<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Unready) {
+    fn refuse_without_memory<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: Unready) {
         cx.stats.pool_empty += 1;
         let demand = Demand::new(&cx.memory, self.procedures.of(&call), &call);
         let error = match demand.beyond_pool(&cx.memory, &call) {
@@ -396,17 +396,17 @@ impl Responder {
 
     /// Passes over the waiting calls, and starts those for which there is memory; returns their number.
     #[cold]
-    fn admit_waiting<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+    fn admit_waiting<F: Fabric>(&mut self, cx: &mut ShardContext<F>) -> usize {
         let (now, before) = (cx.clock.read(), self.admission.queue.len());
         self.admission.queue.begin_pass(cx, now);
         while let Some(waiting) = self.admission.queue.next_candidate(cx) {
             match cx.conns.take(waiting.call.qp()) {
                 Some(conn) => cx.with_conn(conn, |cx, conn| self.retry(cx, conn, waiting, now)),
-                None => self.replies.boxes.put(waiting.call.refuse()),
+                None => self.replies.call_pool.put(waiting.call.refuse()),
             }
         }
         let started = before - self.admission.queue.len();
-        for Waiting { call, .. } in self.admission.queue.take_hopeless(cx, now) {
+        for Waiting { call, .. } in self.admission.queue.take_unservable(cx, now) {
             let Some(conn) = cx.conns.take(call.qp()) else { continue };
             cx.with_conn(conn, |cx, conn| {
                 self.refuse_without_memory(cx, conn, call);
@@ -419,7 +419,7 @@ impl Responder {
     }
 
     /// Starts a waiting call, if there is memory for it now.
-    fn retry<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, waiting: Waiting, now: u64) {
+    fn retry<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, waiting: Waiting, now: u64) {
         let Waiting { call, cause: before, ticket } = waiting;
         if before.is_own() {
             conn.served.unblock(&call);
@@ -440,12 +440,12 @@ impl Responder {
     }
 
     /// Handles the completion of a call's RDMA Reads.
-    pub(super) fn reads_completed<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, index: usize) {
+    pub(super) fn reads_completed<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, index: usize) {
         let Some((call, targets)) = chunks::take_completed(conn, index) else { return };
         let mut last_buffer = || targets.pop()?.reclaim().ok();
         let mut call = match call {
-            Reading::Ready(call) => call,
-            Reading::Long(call) => {
+            ReadingCall::Ready(call) => call,
+            ReadingCall::Long(call) => {
                 let Some(message) = last_buffer() else {
                     targets.clear();
                     return self.replies.refuse(cx, conn, call.refuse(), InternalError::DataLost.into());

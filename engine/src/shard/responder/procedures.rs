@@ -1,7 +1,7 @@
-//! The procedures of a shard: which one a call is for, and which have run lately.
+//! The procedures of a shard: which one a call is for, and which have run recently.
 //!
-//! Those that have run lately are the candidates when the shard was blocked. Recording them costs a message of the
-//! procedure called last nothing, and any other message one bit: the clock is not read for each call.
+//! Procedures that have run recently are the candidates when the shard was blocked. Recording them costs nothing for a
+//! call of the procedure called last, and sets one bit for any other call, because the clock is not read for each call.
 
 use std::cell::Cell;
 use std::fmt::Write;
@@ -14,8 +14,8 @@ use log::Level;
 use super::chunks::check_chunks;
 use super::replies::CallRefusal;
 use crate::fabric::Fabric;
-use crate::service::{Arrived, Call, CallParts, Header, LocalProcedure, LocalServices, ProcedureName};
-use crate::shard::context::Context;
+use crate::service::{Arrived, CallParts, LocalProcedure, LocalServices, ParsedHeader, ProcedureName, ServedCall};
+use crate::shard::context::ShardContext;
 use crate::wire::rpc;
 use crate::wire::{ErrorBody, Head};
 
@@ -31,11 +31,11 @@ struct LastCalled {
     entry: usize,
 }
 
-/// Procedures that have run lately, each as one bit of its entry modulo 64.
+/// Procedures that have run recently, as one bit for each entry modulo 64.
 #[derive(Debug, Default)]
 pub(super) struct RecentProcedures {
     bits: Cell<u64>,
-    /// The bits before the last measurement of turns that is known here.
+    /// The bits before the last recorded measurement of turns.
     before: Cell<u64>,
 }
 
@@ -54,11 +54,11 @@ impl RecentProcedures {
 #[derive(Default)]
 pub(super) struct Procedures {
     services: LocalServices,
-    /// Whether there are services, even if without procedures.
+    /// Whether services are set, even if they have no procedures.
     serves: bool,
     last: Option<LastCalled>,
     recent: Rc<RecentProcedures>,
-    /// Time of the last measurement of turns that is known here, and the completions by then and by the one before it.
+    /// Time of the last recorded measurement of turns, and the completions until it and until the one before it.
     measured: u64,
     completions: [u64; 2],
 }
@@ -93,24 +93,25 @@ impl Procedures {
     }
 
     /// Decodes the RPC header of a call without chunks in this message, if it is ordinary: AUTH_NONE, and the procedure
-    /// called last. `None` for any other call, which needs a [full decode](Self::read).
+    /// called last. `None` for any other call, which needs a [full decode](Self::decode).
     #[inline]
-    pub(super) fn read_again(&self, head: &Head, message: &[u8]) -> Option<Header> {
+    pub(super) fn decode_repeated(&self, head: &Head, message: &[u8]) -> Option<ParsedHeader> {
         let message = message.get(head.len..)?;
         let header = rpc::CallHeader::read_anonymous(message)?;
         let last = self.last.as_ref()?;
         let again = header.xid == head.xid && message.get(NAME)? == last.name;
-        again.then_some(Header { entry: last.entry, len: rpc::ANONYMOUS_CALL_LEN })
+        again.then_some(ParsedHeader { entry: last.entry, len: rpc::ANONYMOUS_CALL_LEN })
     }
 
     /// Decodes the RPC message of a call, and checks its chunks against the declaration.
     #[inline(always)]
-    pub(super) fn read(&mut self, message: &[u8], call: &Call<Arrived>) -> Result<Header, CallRefusal> {
+    pub(super) fn decode(&mut self, message: &[u8], call: &ServedCall<Arrived>) -> Result<ParsedHeader, CallRefusal> {
         // Most headers have a known layout and length.
         let (header, len) = match rpc::CallHeader::read_anonymous(message) {
             Some(header) => (header, rpc::ANONYMOUS_CALL_LEN),
             None => rpc::CallHeader::parse(message).map_err(|error| {
-                // The XIDs differ, whatever else is wrong, or the message has none (RFC 8166 §4.5.2, version 2 §6.4.1).
+                // A wrong or missing XID is a transport error, whatever else is wrong (RFC 8166 §4.5.2, version 2
+                // §6.4.1).
                 match message.first_chunk().map(|xid| u32::from_be_bytes(*xid)) {
                     Some(xid) if xid == call.xid() => error.answer().map_or(CallRefusal::NotACall, CallRefusal::Rpc),
                     _ => CallRefusal::Transport(ErrorBody::BadXdr),
@@ -118,7 +119,7 @@ impl Procedures {
             })?,
         };
         if header.xid != call.xid() {
-            // RFC 8166 §4.1: they are equal; otherwise the caller could not match a reply.
+            // RFC 8166 §4.1 requires equal XIDs; otherwise the caller could not match a reply.
             return Err(CallRefusal::Transport(ErrorBody::BadXdr));
         }
         let found = self.services.find(header.program, header.version, header.procedure);
@@ -130,12 +131,12 @@ impl Procedures {
         let name = message.get(NAME).and_then(<[u8]>::first_chunk);
         self.last = name.map(|&name| LastCalled { name, entry });
         self.recent.add(entry);
-        Ok(Header { entry, len })
+        Ok(ParsedHeader { entry, len })
     }
 
-    /// Logs that the shard was blocked, with the procedures that may be the cause, and starts anew: it keeps the
-    /// procedures for one more measurement of turns, as those of the current turn are not measured yet.
-    pub(super) fn report_blocked<F: Fabric>(&mut self, cx: &mut Context<F>, has_workers: bool, has_task: bool) {
+    /// Logs that the shard was blocked, with the procedures that may be the cause, and starts a new record. The old one
+    /// is kept for one more measurement of turns, because the current turn is not measured yet.
+    pub(super) fn report_blocked<F: Fabric>(&mut self, cx: &mut ShardContext<F>, has_workers: bool, has_task: bool) {
         if let Some(nanos) = cx.clock.take_blocked() {
             self.log_blocked(cx, Duration::from_nanos(nanos), has_workers, has_task);
         }
@@ -147,7 +148,7 @@ impl Procedures {
     }
 
     #[cold]
-    fn log_blocked<F: Fabric>(&self, cx: &mut Context<F>, time: Duration, has_workers: bool, has_task: bool) {
+    fn log_blocked<F: Fabric>(&self, cx: &mut ShardContext<F>, time: Duration, has_workers: bool, has_task: bool) {
         // Calls of the procedure called last are not recorded.
         if let Some(last) = self.last.as_ref().filter(|_| cx.stats.completions != self.completions[1]) {
             self.recent.add(last.entry);
@@ -168,7 +169,7 @@ impl Procedures {
             text += if names.is_empty() { "its task" } else { ", or its task" };
         }
         if text.is_empty() {
-            // No code of the application ran: the system did not run the thread.
+            // No code of the application ran, so the system did not run the thread.
             return;
         }
         let one = names.first().copied().filter(|_| names.len() == 1);

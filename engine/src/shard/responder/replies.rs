@@ -10,29 +10,30 @@ use crate::config::Config;
 use crate::fabric::{Fabric, ReceivedBuf, RemoteMemory, Source, WorkRequest};
 use crate::proto::{Connection, Form, InboundId, Outgoing, Refusal, ReplyForm, choose_reply};
 use crate::service::{
-    Answered, Call, CallParts, CallPool, LocalServices, ProcedureName, Refused, ReplyMessage, Replying, Stamp,
+    Answered, CallParts, CallPool, CallTiming, LocalServices, ProcedureName, Refused, ReplyMessage, Replying,
+    ServedCall,
 };
 use crate::shard::admission::quota::exceeds;
 use crate::shard::admission::{Deficit, reply_headroom};
 use crate::shard::connection::{Conn, Continuation, MessageOwner};
-use crate::shard::context::Context;
+use crate::shard::context::ShardContext;
 use crate::stats::{MINUTE, ProcedureStats, Refusals, Values};
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
 use crate::wire::{Chunks, ErrorBody, Segment, Version};
 
 /// Answer to a call that does not run.
 pub(in crate::shard) enum CallRefusal {
-    /// No RPC call: no answer.
+    /// The message is not an RPC call, so it gets no answer.
     NotACall,
     /// An RPC error.
     Rpc(ReplyBody<'static>),
     /// A transport error.
     Transport(ErrorBody),
-    /// A transport error, as its chunks do not match the declaration of this entry.
+    /// A transport error, because the call's chunks do not match the declaration of this entry.
     Undeclared { entry: usize, error: ErrorBody },
-    /// A transport error, as the RPC message of `bytes` in a Read chunk exceeds `limit`.
+    /// A transport error, because the RPC message of `bytes` in a Read chunk exceeds `limit`.
     TooLong { bytes: u64, limit: u64 },
-    /// ERR_SYSTEM, with the cause in the log.
+    /// ERR_SYSTEM; the log has the cause.
     System(InternalError),
 }
 
@@ -55,11 +56,11 @@ pub(in crate::shard) enum InternalError {
     Draining,
     /// The call needs more than the shard's whole pool.
     BeyondPool(Deficit),
-    /// No buffers are free, and the call cannot wait. Has the missing buffer, where known.
+    /// No buffers are free, and the call cannot wait. Contains the missing buffer, if known.
     NoBuffers(Option<Deficit>),
     /// The received parts of the call were dropped.
     PartsDropped,
-    /// The data of its RDMA Reads was lost.
+    /// The device did not return the memory of its RDMA Reads.
     DataLost,
     /// The duplicate request cache cannot tell whether the call ran before.
     CacheFull,
@@ -68,34 +69,36 @@ pub(in crate::shard) enum InternalError {
 }
 
 impl InternalError {
-    /// Whether it is temporary, or another server may help.
+    /// Whether a later attempt, perhaps at another server, may succeed.
     pub(super) fn is_temporary(self) -> bool {
         !matches!(self, Self::BeyondPool(_) | Self::DataLost)
     }
 
-    /// Text for the log, the same for all such calls, and the remedy.
-    pub(super) fn texts(self) -> (&'static str, String) {
+    /// Log category, and the cause with its remedy.
+    pub(super) fn log_texts(self) -> (&'static str, String) {
         let (what, why) = match self {
-            Self::Draining => ("calls to a server that drains", "server is draining"),
+            Self::Draining => ("calls refused because the server is draining", "server is draining"),
             Self::BeyondPool(deficit) => {
-                return ("calls that need more than all buffers", format!("exceeds all buffers: {deficit}"));
+                return ("calls that exceed all buffers", format!("exceeds all buffers: {deficit}"));
             }
             Self::NoBuffers(deficit) => {
                 let unknown = || "too few free buffers (memory.long_buffers, memory.message_buffers)".to_owned();
                 let missing = deficit.map_or_else(unknown, |deficit| deficit.to_string());
-                let why = format!("no free buffer, and it may not wait or waited for 1 s: {missing}");
-                return ("calls for which there was no memory", why);
+                let why = format!("no free buffer, and the call may not wait or has waited for 1 s: {missing}");
+                return ("calls refused for lack of memory", why);
             }
             Self::PartsDropped => (
-                "calls in parts for which there was no memory",
-                "its parts were dropped, as such messages have half of the buffers (memory.long_buffers)",
+                "calls in parts refused for lack of memory",
+                "its parts were dropped: messages in parts may use half of the buffers (memory.long_buffers)",
             ),
             Self::CacheFull => (
-                "calls for which the reply cache had no room",
-                "duplicate request cache full of running calls, or of this client's (DuplicateRequestCacheConfig::entries)",
+                "calls refused because the duplicate request cache was full",
+                "cache is full of running calls, or of this client's calls (DuplicateRequestCacheConfig::entries)",
             ),
-            Self::NoWorkers => ("calls that met no worker", "workers have stopped"),
-            Self::DataLost => ("calls whose memory did not come home", "memory of its RDMA Reads was not returned"),
+            Self::NoWorkers => ("calls refused because the workers have stopped", "workers have stopped"),
+            Self::DataLost => {
+                ("RDMA Reads whose memory was not returned", "the device did not return the memory of its RDMA Reads")
+            }
         };
         (what, why.to_owned())
     }
@@ -112,16 +115,16 @@ fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
             return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
         }
         Refusal::Authentication(stat) => return ReplyBody::Denied(RejectStat::AuthError(stat)),
-        // With or without a cause. Refusals outside RPC do not get here.
+        // The others are `SystemError` and `Failed`, which has a cause. Refusals outside of RPC are handled before.
         _ => AcceptStat::SystemErr,
     })
 }
 
-/// Sends replies, and [refuses](Self::refuse) calls. A call ends here: its memory is kept for another one.
+/// Sends replies, and [refuses](Self::refuse) calls. A call ends here, and its memory is kept for a later call.
 #[derive(Debug, Default)]
 pub(in crate::shard) struct Replies {
     /// Memory of calls.
-    pub(super) boxes: CallPool,
+    pub(super) call_pool: CallPool,
     pub(super) outcomes: CallOutcomes,
     /// Replies that wait for the RDMA Writes of their connections.
     pub(super) delayed: usize,
@@ -135,9 +138,9 @@ impl Replies {
     #[inline(always)]
     pub(super) fn send_plain<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
-        call: Call<Replying>,
+        call: ServedCall<Replying>,
         reply: ReplyMessage,
     ) {
         let fits = fits_inline(conn, &reply);
@@ -148,7 +151,7 @@ impl Replies {
         if !may_reply(cx, conn, &call) {
             return keep_reply(conn, call.with_reply(buf, at, len));
         }
-        // Its header is in the headroom.
+        // The header is written into the reply's headroom.
         let start = conn.proto.write_header(Outgoing::Reply(call.id()), &Form::INLINE, buf.full_mut(), at);
         self.push(cx, conn, call, buf, start.map(|start| (start, at + len - start)));
         if !cx.config.debug.batch {
@@ -156,14 +159,14 @@ impl Replies {
         }
     }
 
-    /// Sends a reply now, or once there is a credit for it. The caller posts the connection's chain.
+    /// Sends a reply now, or once the peer grants a credit for it. The caller posts the connection's chain.
     #[inline(never)]
-    pub(super) fn send<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Replying>) {
+    pub(super) fn send<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Replying>) {
         self.send_or_keep(cx, conn, call);
     }
 
     #[inline(always)]
-    fn send_or_keep<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Replying>) {
+    fn send_or_keep<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Replying>) {
         match may_reply(cx, conn, &call) {
             true => self.transmit_reply(cx, conn, call),
             false => keep_reply(conn, call),
@@ -173,10 +176,15 @@ impl Replies {
         }
     }
 
-    /// Sends a reply, or delays it: for other RDMA Writes of its connection, or behind delayed replies. Replies without
-    /// Writes overtake them.
+    /// Sends a reply, or delays it behind other RDMA Writes of its connection (`limits.max_write_bytes`). Replies
+    /// without Writes overtake delayed ones.
     #[inline]
-    pub(super) fn send_paced<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Replying>) {
+    pub(super) fn send_paced<F: Fabric>(
+        &mut self,
+        cx: &mut ShardContext<F>,
+        conn: &mut Conn,
+        call: ServedCall<Replying>,
+    ) {
         let behind = || !conn.served.delayed.is_empty() && written_bytes(conn, &call) > 0;
         if cx.config.limits.max_write_bytes.is_none() || !(behind() || exceeds_writes(&cx.config, conn, &call)) {
             return self.send_or_keep(cx, conn, call);
@@ -190,7 +198,7 @@ impl Replies {
 
     /// Sends delayed replies after RDMA Writes may have completed.
     #[cold]
-    pub(super) fn resume<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+    pub(super) fn resume<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn) {
         while let Some(call) = conn.served.delayed.pop_front() {
             if exceeds_writes(&cx.config, conn, &call) {
                 conn.served.delayed.push_front(call);
@@ -205,17 +213,17 @@ impl Replies {
 
     /// Sends a reply for which there is a credit, in the form that its length requires.
     #[inline]
-    pub(in crate::shard) fn transmit<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, id: InboundId) {
+    pub(in crate::shard) fn transmit<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, id: InboundId) {
         if let Some(call) = conn.served.replies[id.index()].take() {
             self.transmit_reply(cx, conn, call);
         }
     }
 
     #[inline(always)]
-    fn transmit_reply<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Replying>) {
+    fn transmit_reply<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, mut call: ServedCall<Replying>) {
         let Some(reply) = call.take_reply() else { return };
         if !reply.plain
-            && let Some(stamp) = call.take_stamp()
+            && let Some(stamp) = call.take_timing()
         {
             self.record_time(cx, call.known_entry(), &stamp);
         }
@@ -228,16 +236,16 @@ impl Replies {
     #[inline(never)]
     fn transmit_by_form<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
-        call: Call<Replying>,
+        call: ServedCall<Replying>,
         mut reply: ReplyMessage,
     ) {
         reply.buf.set_window(reply.at, reply.len);
         match reply_form(conn, &call, reply.len) {
             ReplyForm::Inline => self.transmit_message(cx, conn, call, reply),
             ReplyForm::ReplyChunk => self.transmit_in_chunk(cx, conn, call, reply),
-            // A refusal, or the peer has reduced its receive size since the call was decoded.
+            // The reply is a refusal, or the peer has reduced its receive size since the call was decoded.
             ReplyForm::TooLong => {
                 let error = ErrorBody::ReplyResource { length_needed: reply.len as u32 };
                 self.refuse(cx, conn, call.refuse(), CallRefusal::Transport(error));
@@ -253,9 +261,9 @@ impl Replies {
     /// Sends the last part of a reply.
     pub(in crate::shard) fn transmit_last_part<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
-        call: Call<Replying>,
+        call: ServedCall<Replying>,
         rest: Buf,
     ) {
         let (at, len, plain) = (rest.start(), rest.len(), false);
@@ -266,9 +274,9 @@ impl Replies {
     #[inline(always)]
     fn transmit_message<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
-        mut call: Call<Replying>,
+        mut call: ServedCall<Replying>,
         ReplyMessage { mut buf, at, len, plain }: ReplyMessage,
     ) {
         let start = if !plain && call.returns() {
@@ -283,16 +291,16 @@ impl Replies {
     #[cold]
     fn transmit_in_chunk<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
-        mut call: Call<Replying>,
+        mut call: ServedCall<Replying>,
         reply: ReplyMessage,
     ) {
         // The call's message is no longer needed.
         let room = reply_headroom(&call);
         let message = call.take_message().filter(|message| message.capacity() >= room);
         let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| cx.memory.alloc(room)) else {
-            // The call has run, so its reply waits.
+            // The call has run and cannot be refused, so its reply waits for a buffer.
             let id = call.id();
             conn.served.replies[id.index()] = Some(call.with_reply(reply.buf, reply.at, reply.len));
             conn.proto.reply(id, false);
@@ -306,9 +314,9 @@ impl Replies {
     #[inline(always)]
     fn push<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
-        call: Call<Replying>,
+        call: ServedCall<Replying>,
         mut buf: Buf,
         range: Option<(usize, usize)>,
     ) {
@@ -321,22 +329,27 @@ impl Replies {
             }
             _ => {
                 drop(buf);
-                cx.unsendable(conn, "a reply");
+                cx.end_unsendable(conn, "a reply");
             }
         }
         let (message, memory) = call.end_with_message();
-        self.boxes.put_memory(memory);
+        self.call_pool.put_memory(memory);
         // The call's buffer becomes a Receive again.
         if let Some(message) = message
             && message.capacity() == cx.memory.sizes.capacity
         {
-            cx.memory.receives.give(|| message.into_buf());
+            cx.memory.receives.recycle(|| message.into_buf());
         }
     }
 
     /// Records the end of a timed call of this entry's procedure.
     #[inline(never)]
-    pub(super) fn record_time<F: Fabric>(&mut self, cx: &mut Context<F>, entry: Option<usize>, stamp: &Stamp) {
+    pub(super) fn record_time<F: Fabric>(
+        &mut self,
+        cx: &mut ShardContext<F>,
+        entry: Option<usize>,
+        stamp: &CallTiming,
+    ) {
         let took = cx.record(stamp.arrived);
         if let Some(entry) = entry {
             self.outcomes.record_timed(entry, stamp, took);
@@ -344,25 +357,25 @@ impl Replies {
     }
 
     /// Drops a call whose reply will not be sent.
-    pub(in crate::shard) fn drop_call(&mut self, call: Call<Replying>) {
-        self.boxes.put(call);
+    pub(in crate::shard) fn drop_call(&mut self, call: ServedCall<Replying>) {
+        self.call_pool.put(call);
     }
 
     /// Drops the delayed replies of a closed connection.
     pub(super) fn drop_delayed(&mut self, conn: &mut Conn) {
         self.delayed -= conn.served.delayed.len();
-        conn.served.delayed.drain(..).for_each(|call| self.boxes.put(call));
+        conn.served.delayed.drain(..).for_each(|call| self.call_pool.put(call));
     }
 
     /// Ends the calls that the device has released.
     pub(in crate::shard) fn drop_released(&mut self, conn: &mut Conn) {
         for call in conn.served.replies.iter_mut().filter_map(Option::take) {
-            self.boxes.put(call);
+            self.call_pool.put(call);
         }
         for reads in &mut conn.served.reads {
             reads.targets.clear();
             if let Some(call) = reads.call.take() {
-                self.boxes.put(call.refuse());
+                self.call_pool.put(call.refuse());
             }
         }
     }
@@ -371,9 +384,9 @@ impl Replies {
     #[cold]
     pub(super) fn refuse<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
-        mut call: Call<Refused>,
+        mut call: ServedCall<Refused>,
         refusal: CallRefusal,
     ) {
         if let CallRefusal::System(error) = refusal
@@ -385,13 +398,13 @@ impl Replies {
         let is_refused = !matches!(refusal, CallRefusal::Rpc(ReplyBody::SUCCESS));
         cx.stats.calls_failed += u64::from(is_refused);
         self.outcomes.record_refused(&call, &refusal);
-        let (peer, name) = (conn.who(), call.name());
+        let (peer, name) = (conn.log_name(), call.name());
         let error = match refusal {
             CallRefusal::Rpc(body) => {
-                // Refusals of handlers and of one-way calls are logged elsewhere, or not at all.
+                // `log_system_error` logs refusals of handlers. The empty reply to a one-way call is not logged.
                 let logged = |stat| matches!(stat, AcceptStat::SystemErr | AcceptStat::Success);
                 if !matches!(body, ReplyBody::Accepted { stat, .. } if logged(stat)) {
-                    log_refused(cx, conn, &call, "calls refused by RPC", &body);
+                    log_refused(cx, conn, &call, "calls refused by the RPC layer", &body);
                 }
                 let at = reply_headroom(&call);
                 let error = InternalError::NoBuffers(None);
@@ -406,13 +419,12 @@ impl Replies {
             }
             CallRefusal::NotACall => {
                 conn.proto.forget(call.id());
-                return self.boxes.put(call);
+                return self.call_pool.put(call);
             }
             CallRefusal::System(error) => log_error(cx, conn, &call, error),
             CallRefusal::TooLong { bytes, limit } => {
-                let line = format_args!(
-                    "{peer}: refused a call of {bytes} bytes: the limit is {limit} (wire.reassemble_up_to)"
-                );
+                let line =
+                    format_args!("{peer}: refused a call of {bytes} bytes: exceeds {limit} (wire.reassemble_up_to)");
                 cx.log_of(Level::Warn, "calls that are too long", None, line);
                 ErrorBody::ReadChunks { max: 0 }
             }
@@ -422,59 +434,75 @@ impl Replies {
                     "{peer}: {error} to {name}: {read} bytes in Read chunks and {writes} Write chunks exceed its \
                      declaration (Procedure::read_chunks, Procedure::write_chunks)"
                 );
-                // The services have the procedure.
-                cx.log_of(Level::Warn, "calls whose chunks their procedures do not declare", Some(name), line);
+                // The procedure exists, so that the number of its log limits is bounded.
+                cx.log_of(Level::Warn, "calls with undeclared chunks", Some(name), line);
                 log_refused(cx, conn, &call, "calls refused by the transport", &error);
                 error
             }
             CallRefusal::Transport(error) => {
-                // Version 1 has one error for all of them.
+                // Version 1 has only one error for all such causes, so the log names this one.
                 log_refused(cx, conn, &call, "calls refused by the transport", &error);
                 error
             }
         };
         conn.proto.reply_error(call.id(), error);
-        self.boxes.put(call);
+        self.call_pool.put(call);
     }
 
-    /// Leaves a call unanswered: closes its connection gracefully, so that its client retransmits it.
+    /// Drops a call without an answer, and drains its connection, so that its client retransmits the call.
     #[cold]
-    fn shed<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Refused>, error: InternalError) {
+    fn shed<F: Fabric>(
+        &mut self,
+        cx: &mut ShardContext<F>,
+        conn: &mut Conn,
+        call: ServedCall<Refused>,
+        error: InternalError,
+    ) {
         cx.stats.calls_shed += 1;
-        let (what, why) = error.texts();
+        let (what, why) = error.log_texts();
         if error != InternalError::Draining {
-            let peer = conn.who();
-            cx.warn(what, format_args!("{peer}: connection closed, so that its client retransmits: {why}"));
+            let peer = conn.log_name();
+            cx.warn(what, format_args!("{peer}: connection closed, so that the client retransmits its calls: {why}"));
         }
         self.drop_unanswered(cx, conn, call);
         conn.drain();
     }
 
-    /// Ends an unanswered call. In version 1 its caller would otherwise wait for the credit without limit.
+    /// Ends a call without a reply. In version 1 it gets an empty reply, because otherwise its credit would be lost.
     #[cold]
-    pub(super) fn end_one_way<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Answered>) {
+    pub(super) fn end_one_way<F: Fabric>(
+        &mut self,
+        cx: &mut ShardContext<F>,
+        conn: &mut Conn,
+        mut call: ServedCall<Answered>,
+    ) {
         if conn.proto.terms().version == Version::V1 {
             let nothing = ReplyBody::SUCCESS;
             return self.refuse(cx, conn, call.refuse(), CallRefusal::Rpc(nothing));
         }
-        if let Some(stamp) = call.take_stamp() {
+        if let Some(stamp) = call.take_timing() {
             self.record_time(cx, Some(call.entry()), &stamp);
         }
         self.drop_unanswered(cx, conn, call);
     }
 
-    /// Ends a call that needs no answer.
-    pub(super) fn drop_unanswered<F: Fabric, S>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<S>) {
+    /// Ends a call without an answer.
+    pub(super) fn drop_unanswered<F: Fabric, S>(
+        &mut self,
+        cx: &mut ShardContext<F>,
+        conn: &mut Conn,
+        call: ServedCall<S>,
+    ) {
         conn.proto.forget(call.id());
-        self.boxes.put(call);
-        // Its slot is free: the peer may get a grant.
+        self.call_pool.put(call);
+        // The free slot may allow a grant to the peer.
         cx.ready.add(conn);
     }
 }
 
-/// Whether a reply is to be sent now. Otherwise it is queued.
+/// Whether a reply can be sent now. Otherwise the protocol has queued it.
 #[inline(always)]
-fn may_reply<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, call: &CallParts) -> bool {
+fn may_reply<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, call: &CallParts) -> bool {
     cx.check_receives(conn);
     let backlogged = conn.is_backlogged(cx.config.debug.signal_every);
     conn.proto.reply(call.id(), !backlogged)
@@ -482,8 +510,8 @@ fn may_reply<F: Fabric>(cx: &mut Context<F>, conn: &mut Conn, call: &CallParts) 
 
 /// Keeps a queued reply.
 #[inline(never)]
-fn keep_reply(conn: &mut Conn, mut call: Call<Replying>) {
-    // Receives may need the call's buffer. (A header with chunks may be written into it.)
+fn keep_reply(conn: &mut Conn, mut call: ServedCall<Replying>) {
+    // The call's buffer may become a Receive, unless a header with chunks will be written into it.
     if !call.returns() {
         drop(call.take_message());
     }
@@ -495,7 +523,7 @@ fn keep_reply(conn: &mut Conn, mut call: Call<Replying>) {
 fn emit_written(
     config: &Config,
     conn: &mut Conn,
-    call: &mut Call<Replying>,
+    call: &mut ServedCall<Replying>,
     long: Option<Buf>,
     buf: &mut Buf,
     at: usize,
@@ -508,8 +536,8 @@ fn emit_written(
         }
         fill(conn, segments, source, len);
     })?;
-    // They count until the Send after them completes.
-    conn.sends.note_writes(written, config.limits.max_write_bytes.is_some());
+    // The Writes count until the Send after them completes.
+    conn.sends.record_writes(written, config.limits.max_write_bytes.is_some());
     // An offered Reply chunk is returned, used or not (RFC 8166 §4.4.3).
     let (writes, reply) = (chunks.write_list(), chunks.reply());
     let form = Form { chunks: Chunks { writes, reply, ..Chunks::NONE }, external, more: false };
@@ -543,7 +571,7 @@ fn fits_inline(conn: &Conn, reply: &ReplyMessage) -> bool {
 
 /// Form of a reply of `len` bytes.
 #[cold]
-fn reply_form(conn: &Conn, call: &Call<Replying>, len: usize) -> ReplyForm {
+fn reply_form(conn: &Conn, call: &ServedCall<Replying>, len: usize) -> ReplyForm {
     let room = call.chunks().reply_capacity();
     choose_reply(&conn.proto.terms().form_limits(conn.proto.config()), reply_header_len(&conn.proto, call), len, room)
 }
@@ -554,51 +582,56 @@ fn reply_header_len(proto: &Connection, call: &CallParts) -> usize {
 }
 
 /// Bytes of a reply's RDMA Writes.
-fn written_bytes(conn: &Conn, call: &Call<Replying>) -> usize {
+fn written_bytes(conn: &Conn, call: &ServedCall<Replying>) -> usize {
     let (chunks, len) = (call.chunks(), call.reply_len());
     let long = chunks.reply().is_some() && matches!(reply_form(conn, call, len), ReplyForm::ReplyChunk);
     chunks.result_bytes() + if long { len } else { 0 }
 }
 
 /// Whether a reply must wait for other RDMA Writes of its connection, queued or outstanding.
-fn exceeds_writes(config: &Config, conn: &Conn, call: &Call<Replying>) -> bool {
+fn exceeds_writes(config: &Config, conn: &Conn, call: &ServedCall<Replying>) -> bool {
     let bytes = written_bytes(conn, call);
     let queued = || conn.served.replies.iter().flatten().map(|call| written_bytes(conn, call)).sum::<usize>();
     bytes > 0 && exceeds(config.limits.max_write_bytes, conn.sends.written() + queued(), bytes)
 }
 
-/// Whether the client has to retransmit a call that met this error. Version 1 has no temporary error: ERR_CHUNK and
-/// SYSTEM_ERR become errors of the client's application. A client that loses its connection retransmits unanswered
-/// calls.
+/// Whether the client has to retransmit a call that failed with this error. Version 1 has no temporary error: ERR_CHUNK
+/// and SYSTEM_ERR become errors of the client's application. A client that loses its connection, however, retransmits
+/// unanswered calls.
 pub(super) fn has_to_retransmit(conn: &Conn, error: InternalError) -> bool {
     error.is_temporary() && conn.accepted.is_some() && conn.proto.terms().version == Version::V1
 }
 
-/// Logs the cause of ERR_SYSTEM, which the caller does not learn.
-fn log_error<F: Fabric>(cx: &mut Context<F>, conn: &Conn, call: &Call<Refused>, error: InternalError) -> ErrorBody {
-    let (what, why) = error.texts();
-    let line = format_args!("{}: ERR_SYSTEM to a call: {why}", conn.who());
-    // A drain is intended.
+/// Logs the cause of ERR_SYSTEM, which the error does not tell the caller.
+fn log_error<F: Fabric>(
+    cx: &mut ShardContext<F>,
+    conn: &Conn,
+    call: &ServedCall<Refused>,
+    error: InternalError,
+) -> ErrorBody {
+    let (what, why) = error.log_texts();
+    let line = format_args!("{}: ERR_SYSTEM to a call: {why}", conn.log_name());
+    // A drain is intended, so it is not a warning.
     let level = if error == InternalError::Draining { Level::Info } else { Level::Warn };
     cx.log_of(level, what, call.known_name(), line);
     ErrorBody::System
 }
 
-/// Logs a refused call whose caller gets the cause.
+/// Logs a refused call. The answer tells its caller the cause.
 fn log_refused<F: Fabric>(
-    cx: &mut Context<F>,
+    cx: &mut ShardContext<F>,
     conn: &Conn,
-    call: &Call<Refused>,
+    call: &ServedCall<Refused>,
     what: &'static str,
     why: &dyn fmt::Display,
 ) {
-    let (peer, name) = (conn.who(), call.name());
+    let (peer, name) = (conn.log_name(), call.name());
     cx.log_of(Level::Info, what, call.known_name(), format_args!("{peer}: refused {name}: {why}"));
 }
 
-/// Logs why a handler's call gets SYSTEM_ERR: the caller does not learn the cause.
+/// Logs why a call gets SYSTEM_ERR, which does not tell the caller the cause.
 #[cold]
-pub(super) fn log_system_error<F: Fabric>(cx: &mut Context<F>, conn: &Conn, call: &mut Call<Answered>) {
+pub(super) fn log_system_error<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn, call: &mut ServedCall<Answered>) {
     let panic = call.take_panic();
     let (what, why) = match (&panic, call.outcome()) {
         (Some(panic), _) => ("handlers that panicked", format!("handler panicked: {panic}")),
@@ -606,17 +639,17 @@ pub(super) fn log_system_error<F: Fabric>(cx: &mut Context<F>, conn: &Conn, call
             ("handlers that did not answer", "handler returned Refusal::NoReply (Procedure::one_way)".to_owned())
         }
         (None, _) if call.was_dropped() => {
-            ("calls dropped unanswered", "its DeferredCall was dropped unanswered".to_owned())
+            ("deferred calls dropped without an answer", "its DeferredCall was dropped without an answer".to_owned())
         }
-        (None, Err(refusal @ Refusal::Failed { .. })) => ("results that could not be sent", refusal.cause()),
+        (None, Err(refusal @ Refusal::Failed { .. })) => ("results that cannot be sent", refusal.cause()),
         (None, Err(refusal)) => ("calls that handlers refused", refusal.cause()),
         (None, Ok(())) => return,
     };
-    let (peer, name) = (conn.who(), call.name());
+    let (peer, name) = (conn.log_name(), call.name());
     cx.log_of(Level::Error, what, Some(name), format_args!("{peer}: SYSTEM_ERR to {name}: {why}"));
 }
 
-/// Outcomes of calls, by procedure: all refusals, and sampled calls. Other calls cost nothing here.
+/// Outcomes of calls by procedure: all refusals, and the sampled calls.
 #[derive(Debug, Default)]
 pub(super) struct CallOutcomes {
     /// For all calls.
@@ -635,8 +668,8 @@ struct ProcedureOutcomes {
     refusals: Refusals,
 }
 
-/// Counter of such refusals; `None` if not counted.
-fn kind<'a>(refusals: &'a mut Refusals, refusal: &CallRefusal) -> Option<&'a mut u64> {
+/// Counter for a refusal; `None` if it is not counted.
+fn refusal_counter<'a>(refusals: &'a mut Refusals, refusal: &CallRefusal) -> Option<&'a mut u64> {
     Some(match refusal {
         CallRefusal::NotACall => return None,
         CallRefusal::Transport(_) | CallRefusal::Undeclared { .. } | CallRefusal::TooLong { .. } => {
@@ -665,8 +698,8 @@ impl CallOutcomes {
     }
 
     #[cold]
-    pub(super) fn record_refused(&mut self, call: &Call<Refused>, refusal: &CallRefusal) {
-        if let Some(count) = kind(&mut self.refusals, refusal) {
+    pub(super) fn record_refused(&mut self, call: &ServedCall<Refused>, refusal: &CallRefusal) {
+        if let Some(count) = refusal_counter(&mut self.refusals, refusal) {
             *count += 1;
         }
         let entry = match refusal {
@@ -674,7 +707,7 @@ impl CallOutcomes {
             _ => call.known_entry(),
         };
         if let Some(count) =
-            entry.and_then(|entry| self.entry(entry)).and_then(|entry| kind(&mut entry.refusals, refusal))
+            entry.and_then(|entry| self.entry(entry)).and_then(|entry| refusal_counter(&mut entry.refusals, refusal))
         {
             *count += 1;
         }
@@ -687,7 +720,7 @@ impl CallOutcomes {
     }
 
     /// Records a sampled call of a procedure, with its duration in nanoseconds.
-    pub(super) fn record_timed(&mut self, entry: usize, stamp: &Stamp, took: u64) {
+    pub(super) fn record_timed(&mut self, entry: usize, stamp: &CallTiming, took: u64) {
         let Some(entry) = self.entry(entry) else { return };
         entry.bytes_in += stamp.bytes_in;
         entry.bytes_out += stamp.bytes_out;

@@ -1,5 +1,5 @@
-//! Running a call: here, on a worker, by a handler that replies later or is a future, or not again; and the return of
-//! calls that run elsewhere.
+//! Running a call: here, on a worker, or by a deferred or asynchronous handler; answers to retransmissions from the
+//! duplicate request cache; and the return of calls that ran elsewhere.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -13,29 +13,29 @@ use log::Level;
 use super::Responder;
 use super::procedures::RecentProcedures;
 use super::replies::{CallRefusal, InternalError, has_to_retransmit, log_system_error};
-use super::served::{PendingSource, ServedCalls};
+use super::served_calls::{PendingSource, ServedCalls};
 use crate::config::{HEADROOM_PLAIN, POLL_BATCH};
-use crate::cross_thread::bell::Bell;
-use crate::cross_thread::panics::caught;
+use crate::cross_thread::panics::catch_panic;
 use crate::cross_thread::parker::Signal;
+use crate::cross_thread::wake_flag::WakeFlag;
 use crate::cross_thread::workers::{JobError, JobResult, ShardPort, WorkerPool, WorkerState};
 use crate::fabric::{Fabric, QpId};
-use crate::proto::{Failing, InboundId, Refusal};
+use crate::proto::{HandlerFailure, InboundId, Refusal};
 use crate::service::duplicate_requests::Lookup;
 use crate::service::{
-    Answered, Call, DeferredCall, DeferredReturnQueue, LocalProcedure, LocalServices, Origin, Ready, Services, Task,
+    Answered, DeferredCall, DeferredOrigin, DeferredReturnQueue, LocalProcedure, LocalServices, Ready, ServedCall,
+    Services, Task,
 };
 use crate::shard::admission::reply_headroom;
-use crate::shard::clock::nanoseconds;
 use crate::shard::connection::Conn;
-use crate::shard::context::Context;
+use crate::shard::context::ShardContext;
 use crate::shard::peer_events::CloseReport;
 use crate::wire::ErrorBody;
 use crate::wire::rpc::OpaqueAuth;
 
 impl Responder {
     /// Runs a call, here or elsewhere.
-    pub(super) fn run<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
+    pub(super) fn run<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Ready>) {
         match self.procedures.entry(call.entry()).run_here(call) {
             Ok(call) => self.finish(cx, conn, call),
             Err(call) => self.run_elsewhere(cx, conn, call),
@@ -44,28 +44,34 @@ impl Responder {
 
     /// Runs a call of a procedure on workers, with a duplicate request cache, or with deferred calls.
     #[inline(never)]
-    pub(super) fn run_elsewhere<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Ready>) {
+    pub(super) fn run_elsewhere<F: Fabric>(
+        &mut self,
+        cx: &mut ShardContext<F>,
+        conn: &mut Conn,
+        mut call: ServedCall<Ready>,
+    ) {
         let entry = self.procedures.entry(call.entry());
         match entry.cached.as_ref().map_or(Ok(None), |cache| cache.look_up(&mut call, &conn.owner_name())) {
             Ok(None) => {}
             Ok(Some(Lookup::Unidentified)) => {
-                let (peer, name) = (conn.who(), call.name());
+                let (peer, name) = (conn.log_name(), call.name());
                 let line = format_args!(
                     "{peer}: {name} is cached, but its caller has no identity: a retransmission runs again \
                      (ClientConfig::credential, or another function of Procedure::cached or typed::Cache)"
                 );
                 cx.log_of(Level::Warn, "calls without an identity", Some(name), line);
             }
-            Ok(Some(known)) => return self.answer_known(cx, conn, call, known),
-            // Its caller is unknown: it must not run, as it may have run before.
+            Ok(Some(known)) => return self.answer_retransmission(cx, conn, call, known),
+            // Without its caller's identity the call must not run, because it may have run before.
             Err(panic) => {
-                let (peer, name) = (conn.who(), call.name());
-                let line = format_args!("{peer}: {name}: its caller's identification panicked: {panic}");
-                cx.log_of(Level::Error, "panics of identification", Some(name), line);
-                return self.answer_known(cx, conn, call, Lookup::Lost);
+                let (peer, name) = (conn.log_name(), call.name());
+                let line =
+                    format_args!("{peer}: SYSTEM_ERR to {name}: the function of Procedure::cached panicked: {panic}");
+                cx.log_of(Level::Error, "panics of functions of Procedure::cached", Some(name), line);
+                return self.answer_retransmission(cx, conn, call, Lookup::Lost);
             }
         }
-        if entry.takes_calls() || (entry.on_workers && self.pending.has_workers()) {
+        if entry.is_deferred() || (entry.on_workers && self.pending.has_workers()) {
             return self.hand_over(cx, conn, call);
         }
         let call = entry.run(call);
@@ -73,8 +79,14 @@ impl Responder {
     }
 
     /// Answers a retransmitted call, which must not run again.
-    fn answer_known<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Ready>, known: Lookup) {
-        let silent = self.procedures.entry(call.entry()).silent;
+    fn answer_retransmission<F: Fabric>(
+        &mut self,
+        cx: &mut ShardContext<F>,
+        conn: &mut Conn,
+        mut call: ServedCall<Ready>,
+        known: Lookup,
+    ) {
+        let silent = self.procedures.entry(call.entry()).is_one_way;
         match known {
             Lookup::Done(reply) => {
                 let OpaqueAuth { flavor, body } = reply.verifier();
@@ -90,30 +102,30 @@ impl Responder {
             Lookup::Lost if !silent => {
                 self.replies.refuse(cx, conn, call.refuse(), Refusal::SystemError.into());
             }
-            Lookup::InProgress if !silent && !conn.proto.inbound().is_double(call.id()) => {
+            Lookup::InProgress if !silent && !conn.proto.inbound().is_duplicate(call.id()) => {
                 self.retransmitted.push_back(call);
                 cx.schedule.control_now();
             }
-            // The original is answered here, or no caller waits for it. (It is not new: checked before.)
+            // The original call gets the answer, or no caller waits for one. `New` was handled before.
             Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::Unidentified | Lookup::New(_) => {
                 self.replies.drop_unanswered(cx, conn, call);
             }
         }
     }
 
-    /// Answers retransmissions of running calls, after a reconnect. The originals, perhaps on another shard, have to
-    /// finish first.
+    /// Answers retransmissions of calls that ran when they arrived, after a reconnect. The original calls, perhaps on
+    /// another shard, have to finish first.
     #[cold]
-    pub(super) fn answer_retransmitted<F: Fabric>(&mut self, cx: &mut Context<F>) {
+    pub(super) fn answer_retransmitted<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         for call in std::mem::take(&mut self.retransmitted) {
             let Some(conn) = cx.conns.take(call.qp()) else {
-                self.replies.boxes.put(call);
+                self.replies.call_pool.put(call);
                 continue;
             };
             cx.with_conn(conn, |cx, conn| {
                 let cache = self.procedures.entry(call.entry()).cached.as_ref();
                 if cache.is_some_and(|cache| cache.is_running(&call)) {
-                    retry_soon(cx);
+                    cx.retry_soon();
                     self.retransmitted.push_back(call);
                 } else {
                     self.run_elsewhere(cx, conn, call);
@@ -125,7 +137,7 @@ impl Responder {
 
     /// Sends or queues the reply after the handler.
     #[inline(always)]
-    pub(super) fn finish<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Answered>) {
+    pub(super) fn finish<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Answered>) {
         cx.stats.calls += 1;
         match call.complete_plain(HEADROOM_PLAIN) {
             Ok((call, reply)) => self.replies.send_plain(cx, conn, call, reply),
@@ -134,7 +146,7 @@ impl Responder {
     }
 
     #[inline(never)]
-    fn finish_other<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, mut call: Call<Answered>) {
+    fn finish_other<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, mut call: ServedCall<Answered>) {
         call.record_bytes();
         let entry = self.procedures.entry(call.entry());
         match check_outcome(cx, conn, entry, &mut call) {
@@ -144,19 +156,19 @@ impl Responder {
         }
     }
 
-    /// Hands a call to its handler, or to a worker. At the limit of the connection, or of its owner, it waits for one to
-    /// return.
-    fn hand_over<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
+    /// Hands a call to its handler, or to a worker. At the limit of the connection, or of its owner, the call waits for
+    /// another one to return.
+    fn hand_over<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Ready>) {
         if conn.served.source.is_none() {
             let owner = self.admission.pending.owner(&conn.owner_name());
-            let origin = self.pending.origin(owner.name(), conn.who());
+            let origin = self.pending.origin(owner.name(), conn.log_name());
             conn.served.source = Some(Box::new(PendingSource { origin, owner }));
         }
         if self.must_not_hand_over(cx, &conn.served, &call) {
-            return self.keep_back(cx, conn, call);
+            return self.defer_handover(cx, conn, call);
         }
         self.hand_over_now(cx, conn, call);
-        // It may be answered already.
+        // The handler may have answered the call already.
         for call in self.pending.take_answered() {
             match call.qp() == conn.qp() {
                 true => self.end_deferred(cx, conn, call),
@@ -165,38 +177,43 @@ impl Responder {
         }
     }
 
-    /// Whether a call waits for others to return.
+    /// Whether a call has to wait until others have returned.
     #[inline]
-    fn must_not_hand_over<F: Fabric>(&self, cx: &Context<F>, served: &ServedCalls, call: &Call<Ready>) -> bool {
-        (served.deferred >= cx.config.limits.max_deferred && self.procedures.entry(call.entry()).takes_calls())
+    fn must_not_hand_over<F: Fabric>(
+        &self,
+        cx: &ShardContext<F>,
+        served: &ServedCalls,
+        call: &ServedCall<Ready>,
+    ) -> bool {
+        (served.deferred >= cx.config.limits.max_deferred && self.procedures.entry(call.entry()).is_deferred())
             || served.source.as_ref().is_some_and(|source| self.admission.pending.is_exhausted(&source.owner))
     }
 
     #[cold]
-    fn keep_back<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
+    fn defer_handover<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Ready>) {
         if let Some(source) = &conn.served.source
             && self.admission.pending.is_exhausted(&source.owner)
         {
             let line = format_args!(
-                "{}: call waits: handlers and workers have as many calls of its host as memory.receives leaves for \
-                 others, {} of them of closed connections",
-                conn.who(),
+                "{}: call waits: handlers and workers have as many calls of its host as they leave to others, {} of \
+                 them of closed connections (memory.receives)",
+                conn.log_name(),
                 source.owner.orphans(false)
             );
-            cx.warn("calls that wait for others of their host", line);
+            cx.warn("calls that wait for other calls of their host", line);
         }
         cx.stats.backpressure += 1;
         self.not_handed_over += 1;
         conn.served.not_handed_over.push_back(call);
-        retry_soon(cx);
+        cx.retry_soon();
     }
 
     #[inline]
-    fn hand_over_now<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Ready>) {
+    fn hand_over_now<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Ready>) {
         let Some(PendingSource { origin, owner }) = conn.served.source.as_deref() else { return };
         self.admission.pending.add(owner);
         let (at, entry) = (call.entry(), self.procedures.entry(call.entry()));
-        if !entry.takes_calls() {
+        if !entry.is_deferred() {
             let (key, job) = (WorkKey::of(conn, &call), Job { call, origin: Arc::clone(origin) });
             conn.served.at_workers += 1;
             return self.pending.send_to_workers(key, job);
@@ -205,14 +222,14 @@ impl Responder {
         conn.served.deferred += 1;
         let services = self.procedures.services();
         let panicked = |text| log_panic(cx, services, Panicked { origin: Arc::clone(origin), entry: at, text });
-        if let Some(task) = entry.take(DeferredCall::new(call, origin), panicked) {
+        if let Some(task) = entry.defer(DeferredCall::new(call, origin), panicked) {
             self.pending.start_future(task, origin, at);
         }
     }
 
     /// Hands over waiting calls of a connection, as far as its limits allow.
     #[inline]
-    fn hand_over_waiting<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+    fn hand_over_waiting<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn) {
         while let Some(next) = conn.served.not_handed_over.pop_front() {
             if self.must_not_hand_over(cx, &conn.served, &next) {
                 return conn.served.not_handed_over.push_front(next);
@@ -222,24 +239,24 @@ impl Responder {
         }
     }
 
-    /// Part of a control-plane run: calls of other connections may have returned.
+    /// Hands over waiting calls of all connections; part of a control-plane run.
     #[cold]
-    pub(super) fn hand_over_all<F: Fabric>(&mut self, cx: &mut Context<F>) {
+    pub(super) fn hand_over_all<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         cx.with_each(|cx, conn| self.hand_over_waiting(cx, conn));
         self.dispatch(cx);
         if self.not_handed_over > 0 {
-            retry_soon(cx);
+            cx.retry_soon();
         }
     }
 
     /// Sends waiting calls to workers while the rings have room.
-    pub(super) fn dispatch<F: Fabric>(&mut self, cx: &mut Context<F>) {
+    pub(super) fn dispatch<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         cx.stats.backpressure += self.pending.dispatch() as u64;
     }
 
     /// Collects pending calls that have returned; returns their number.
     #[inline(never)]
-    pub(super) fn collect_pending<F: Fabric>(&mut self, cx: &mut Context<F>) -> usize {
+    pub(super) fn collect_pending<F: Fabric>(&mut self, cx: &mut ShardContext<F>) -> usize {
         let services = self.procedures.services();
         let ended = self.pending.poll_futures(|panicked| log_panic(cx, services, panicked));
         let mut finished = self.pending.take_finished();
@@ -265,7 +282,7 @@ impl Responder {
 
     /// Answers a deferred call that has returned.
     #[inline(never)]
-    fn return_deferred<F: Fabric>(&mut self, cx: &mut Context<F>, call: Call<Answered>) {
+    fn return_deferred<F: Fabric>(&mut self, cx: &mut ShardContext<F>, call: ServedCall<Answered>) {
         let Some(conn) = cx.conns.take(call.qp()) else {
             self.pending.remove();
             self.count_dropped(cx, &call);
@@ -277,7 +294,7 @@ impl Responder {
         });
     }
 
-    fn end_deferred<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, call: Call<Answered>) {
+    fn end_deferred<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Answered>) {
         self.pending.remove();
         conn.served.deferred -= 1;
         self.count_dropped(cx, &call);
@@ -288,9 +305,9 @@ impl Responder {
     #[inline]
     fn end_pending<F: Fabric>(
         &mut self,
-        cx: &mut Context<F>,
+        cx: &mut ShardContext<F>,
         conn: &mut Conn,
-        answer: impl FnOnce(&mut Self, &mut Context<F>, &mut Conn),
+        answer: impl FnOnce(&mut Self, &mut ShardContext<F>, &mut Conn),
     ) {
         if let Some(source) = &conn.served.source {
             self.admission.pending.remove(&source.owner);
@@ -299,43 +316,43 @@ impl Responder {
         self.hand_over_waiting(cx, conn);
     }
 
-    /// Drops a pending call whose connection has closed meanwhile. Its Receive may be promised again.
-    fn release_orphan<F: Fabric>(&mut self, cx: &mut Context<F>, qp: QpId, call: Option<Call<Answered>>) {
+    /// Drops a pending call whose connection has closed meanwhile. Its Receive is available to connections again.
+    fn release_orphan<F: Fabric>(&mut self, cx: &mut ShardContext<F>, qp: QpId, call: Option<ServedCall<Answered>>) {
         if self.admission.pending.remove_orphan(qp) {
             cx.memory.receives.withheld -= 1;
         }
         if let Some(call) = call {
-            self.replies.boxes.put(call);
+            self.replies.call_pool.put(call);
         }
     }
 
     /// Ends a call that its worker has lost.
     #[cold]
-    fn fail_lost<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn, id: InboundId, error: JobError) {
+    fn fail_lost<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, id: InboundId, error: JobError) {
         if matches!(error, JobError::Stopped) && has_to_retransmit(conn, InternalError::NoWorkers) {
             cx.stats.calls_shed += 1;
             conn.proto.forget(id);
             return conn.drain();
         }
-        let line = format_args!("{}: ERR_SYSTEM to a call: worker: {error}", conn.who());
+        let line = format_args!("{}: ERR_SYSTEM to a call: worker failed: {error}", conn.log_name());
         cx.error("failures of workers", line);
         conn.proto.reply_error(id, ErrorBody::System);
         cx.stats.calls_failed += 1;
         self.replies.outcomes.record_lost();
     }
 
-    /// Counts a deferred call that was dropped, unless it is one-way: such a call may be dropped.
+    /// Counts a deferred call that was dropped without an answer. One-way calls may be dropped, so they do not count.
     #[inline]
-    fn count_dropped<F: Fabric>(&self, cx: &mut Context<F>, call: &Call<Answered>) {
+    fn count_dropped<F: Fabric>(&self, cx: &mut ShardContext<F>, call: &ServedCall<Answered>) {
         if call.was_dropped() {
-            cx.stats.calls_dropped += u64::from(!self.procedures.entry(call.entry()).silent);
+            cx.stats.calls_dropped += u64::from(!self.procedures.entry(call.entry()).is_one_way);
         }
     }
 
-    /// Ends the pending calls of a closed connection, which hold their Receives, and drops those that wait.
-    pub(super) fn abandon_pending<F: Fabric>(&mut self, cx: &mut Context<F>, conn: &mut Conn) {
+    /// Orphans the pending calls of a closed connection, which keep their Receives, and drops those that wait.
+    pub(super) fn abandon_pending<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn) {
         if let Some(PendingSource { origin, owner }) = conn.served.source.take().map(|source| *source) {
-            origin.end();
+            origin.set_closed();
             self.pending.abandon_futures();
             let calls = (conn.served.deferred + conn.served.at_workers) as usize;
             self.admission.pending.orphan(conn.qp(), owner, calls, conn.proto.inbound().with_chunks());
@@ -343,33 +360,27 @@ impl Responder {
         }
         self.not_handed_over -= conn.served.not_handed_over.len();
         for call in conn.served.not_handed_over.drain(..) {
-            self.replies.boxes.put(call.skipped());
+            self.replies.call_pool.put(call.skipped());
         }
     }
-}
-
-/// Wakes the shard after a control-plane interval, to retry what waits for other connections.
-pub(super) fn retry_soon<F: Fabric>(cx: &mut Context<F>) {
-    let soon = cx.clock.read() + nanoseconds(cx.config.poll.control_interval);
-    cx.schedule.wake_by(soon);
 }
 
 /// Checks the outcome of a handler: returns the refusal of a call, or `None` for a call without an answer.
 #[inline]
 fn check_outcome<F: Fabric>(
-    cx: &mut Context<F>,
+    cx: &mut ShardContext<F>,
     conn: &Conn,
     entry: &LocalProcedure,
-    call: &mut Call<Answered>,
+    call: &mut ServedCall<Answered>,
 ) -> Result<(), Option<CallRefusal>> {
     if let Err(refusal) = call.outcome() {
         return Err(check_refusal(cx, conn, entry, call, refusal));
     }
-    // The device would close the connection.
-    if let Some(arena) = call.arenas().find(|&arena| !cx.memory.knows(arena)) {
-        let (peer, name) = (conn.who(), call.name());
+    // The device would reject the Write, which would close the connection.
+    if let Some(arena) = call.arenas().find(|&arena| !cx.memory.is_registered(arena)) {
+        let (peer, name) = (conn.log_name(), call.name());
         let line = format_args!("{peer}: SYSTEM_ERR to {name}: result in unregistered arena {arena} (memory.arenas)");
-        cx.log_of(Level::Error, "results in foreign arenas", Some(name), line);
+        cx.log_of(Level::Error, "results in unregistered arenas", Some(name), line);
         return Err(Some(Refusal::SystemError.into()));
     }
     if call.has_verifier() {
@@ -381,24 +392,26 @@ fn check_outcome<F: Fabric>(
     Ok(())
 }
 
-/// Answer to a call that its handler refused; `None` for none.
+/// Answer to a call that its handler refused; `None` if there is none.
 #[cold]
 fn check_refusal<F: Fabric>(
-    cx: &mut Context<F>,
+    cx: &mut ShardContext<F>,
     conn: &Conn,
     entry: &LocalProcedure,
-    call: &mut Call<Answered>,
+    call: &mut ServedCall<Answered>,
     refusal: Refusal,
 ) -> Option<CallRefusal> {
     match refusal {
-        Refusal::NoReply if entry.silent => return None,
-        _ if call.was_dropped() && entry.silent => return None,
+        Refusal::NoReply if entry.is_one_way => return None,
+        _ if call.was_dropped() && entry.is_one_way => return None,
         Refusal::ShortChunk { index, needed } => {
             let error = ErrorBody::WriteResource { chunk_index: index.saturating_add(1), length_needed: needed };
             return Some(CallRefusal::Transport(error));
         }
         // The procedure declares the Write chunk, and the caller has not provided it.
-        Refusal::Failed { what: Failing::NoChunk, needed, .. } if (needed as usize) < entry.binding.results.count => {
+        Refusal::Failed { what: HandlerFailure::NoChunk, needed, .. }
+            if (needed as usize) < entry.binding.results.count =>
+        {
             return Some(Refusal::GarbageArguments.into());
         }
         Refusal::SystemError | Refusal::Failed { .. } | Refusal::NoReply => log_system_error(cx, conn, call),
@@ -407,9 +420,9 @@ fn check_refusal<F: Fabric>(
     Some(refusal.into())
 }
 
-/// Logs a panic of a deferred handler, or of its future. Its calls are dropped, and reported as panics.
+/// Logs a panic of a deferred handler, or of its future.
 #[cold]
-fn log_panic<F: Fabric>(cx: &mut Context<F>, services: &LocalServices, panicked: Panicked) {
+fn log_panic<F: Fabric>(cx: &mut ShardContext<F>, services: &LocalServices, panicked: Panicked) {
     let Panicked { origin, entry, text } = panicked;
     let (peer, name) = (origin.peer(), services.name_of(entry));
     let of = name.map_or_else(String::new, |name| format!(" of {name}"));
@@ -417,59 +430,64 @@ fn log_panic<F: Fabric>(cx: &mut Context<F>, services: &LocalServices, panicked:
     cx.log_of(Level::Error, "handlers that panicked", name, line);
 }
 
-/// Key of a call with the workers, or waiting for them; returns in any case.
+/// Key of a call for the workers, which the pool returns even if the call is lost.
 pub(crate) struct WorkKey {
     pub(super) qp: QpId,
     pub(super) id: InboundId,
     /// Delays the close report of the connection until no worker has any of its calls.
-    #[expect(dead_code, reason = "held for its end")]
+    #[expect(dead_code, reason = "its drop reports the close")]
     close_report: Option<CloseReport>,
 }
 
 impl WorkKey {
-    pub(super) fn of(conn: &Conn, call: &Call<Ready>) -> Self {
+    pub(super) fn of(conn: &Conn, call: &ServedCall<Ready>) -> Self {
         Self { qp: conn.qp(), id: call.id(), close_report: conn.close_report.clone() }
     }
 }
 
 /// A call for a worker, with the state of its connection.
 pub(crate) struct Job {
-    pub(super) call: Call<Ready>,
-    pub(super) origin: Arc<Origin>,
+    pub(super) call: ServedCall<Ready>,
+    pub(super) origin: Arc<DeferredOrigin>,
 }
 
 /// Worker threads of a server.
-pub(crate) type Workers = WorkerPool<WorkKey, Job, Call<Answered>>;
-/// The shard's end of the pool.
-type Port = ShardPort<WorkKey, Job, Call<Answered>>;
+pub(crate) type Workers = WorkerPool<WorkKey, Job, ServedCall<Answered>>;
+/// The shard's port to the worker pool.
+type Port = ShardPort<WorkKey, Job, ServedCall<Answered>>;
 
-/// Work of a worker. Calls of closed connections do not run: they would take the workers from others.
-pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Job) -> Call<Answered> {
-    move |Job { call, origin }| match origin.is_over() {
+/// Function that a worker applies to each call. Calls of closed connections do not run, which leaves workers to others.
+pub(crate) fn worker_of(services: Arc<Services>) -> impl Fn(Job) -> ServedCall<Answered> {
+    move |Job { call, origin }| match origin.is_closed() {
         true => call.skipped(),
         false => services.entry(call.entry()).run(call),
     }
 }
 
-type Work = Box<dyn Fn(Job) -> Call<Answered>>;
+type Work = Box<dyn Fn(Job) -> ServedCall<Answered>>;
 
-/// Workers without threads, for simulations. They run when given a turn, on the caller's thread. Shards [use
+/// Workers without threads, for simulations.
+///
+/// A worker runs on the caller's thread in each [`turn`](Self::turn). Shards [use
 /// them](crate::shard::Shard::simulate_workers) like those of a [`Server`](crate::Server).
 pub struct SimulatedWorkers {
     pub(in crate::shard) pool: Workers,
-    pub(in crate::shard) workers: Vec<WorkerState<WorkKey, Job, Call<Answered>, Work>>,
+    pub(in crate::shard) workers: Vec<WorkerState<WorkKey, Job, ServedCall<Answered>, Work>>,
 }
 
 impl SimulatedWorkers {
-    /// Creates `count` workers for the procedures of `services`. A shard may have `ring_capacity` calls at each,
-    /// rounded up to a power of two.
+    /// Creates `count` workers for the procedures of `services`.
+    ///
+    /// A shard may have `ring_capacity` calls at each, rounded up to a power of two.
     pub fn new(count: usize, ring_capacity: usize, services: Arc<Services>) -> Self {
         let work: Work = Box::new(worker_of(services));
         let (pool, workers) = Workers::without_threads(count, ring_capacity, work);
         Self { pool, workers }
     }
 
-    /// Gives a worker a turn: it runs one call of each shard. False without a call, or without such a worker.
+    /// Lets a worker run one call of each shard.
+    ///
+    /// Returns false without a call, or without such a worker.
     pub fn turn(&mut self, worker: usize) -> bool {
         self.workers.get_mut(worker).is_some_and(WorkerState::turn)
     }
@@ -478,20 +496,20 @@ impl SimulatedWorkers {
 /// Handlers as futures, polled on the shard and woken by any thread.
 struct Futures {
     all: FuturesUnordered<HandlerFuture>,
-    /// Wakes the shard to poll one of them.
-    bell: Arc<Bell>,
+    /// Wakes the shard to poll a future.
+    bell: Arc<WakeFlag>,
     waker: Waker,
-    /// Whether some have started.
+    /// Whether any future was added since the last poll.
     started: bool,
-    /// Whether some may be of closed connections.
+    /// Whether any future may be of a closed connection.
     abandoned: bool,
     recent: Rc<RecentProcedures>,
 }
 
-/// Future of a call of a connection.
+/// Future of one call.
 struct HandlerFuture {
     task: Option<Task>,
-    origin: Arc<Origin>,
+    origin: Arc<DeferredOrigin>,
     /// Index of the procedure's entry in the services.
     entry: usize,
     /// Procedures whose futures were polled, by bits; see [`RecentProcedures`].
@@ -500,7 +518,7 @@ struct HandlerFuture {
 
 /// A future that has panicked: its connection, the entry of its procedure, and the text.
 pub(super) struct Panicked {
-    pub(super) origin: Arc<Origin>,
+    pub(super) origin: Arc<DeferredOrigin>,
     pub(super) entry: usize,
     pub(super) text: Box<str>,
 }
@@ -511,7 +529,7 @@ impl HandlerFuture {
     /// # Errors
     /// Text of its panic.
     fn end(&mut self) -> Result<(), Box<str>> {
-        self.task.take().map_or(Ok(()), |task| caught(|| drop(task)))
+        self.task.take().map_or(Ok(()), |task| catch_panic(|| drop(task)))
     }
 }
 
@@ -521,8 +539,8 @@ impl Future for HandlerFuture {
     fn poll(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<Self::Output> {
         self.recent.add(self.entry);
         let Some(task) = &mut self.task else { return Poll::Ready(None) };
-        // A panic ends the future, and its call is dropped.
-        let panic = match caught(|| task.as_mut().poll(context)) {
+        // A panic ends the future, which drops its call.
+        let panic = match catch_panic(|| task.as_mut().poll(context)) {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(())) => None,
             Err(panic) => Some(panic),
@@ -535,7 +553,7 @@ impl Future for HandlerFuture {
 
 impl Drop for HandlerFuture {
     fn drop(&mut self) {
-        // At the shard's end the panic has been printed.
+        // At the shard's end a panic is only printed.
         let _ = self.end();
     }
 }
@@ -543,13 +561,13 @@ impl Drop for HandlerFuture {
 impl Futures {
     /// `signal` wakes the shard. `recent` gets the procedures whose futures are polled.
     pub(super) fn new(signal: Signal, recent: Rc<RecentProcedures>) -> Self {
-        let bell = Arc::new(Bell::new(signal));
+        let bell = Arc::new(WakeFlag::new(signal));
         let waker = Arc::clone(&bell).into();
         Self { all: FuturesUnordered::new(), bell, waker, started: false, abandoned: false, recent }
     }
 
     /// Adds a future, polled in this turn or the next.
-    pub(super) fn start(&mut self, task: Task, origin: &Arc<Origin>, entry: usize) {
+    pub(super) fn start(&mut self, task: Task, origin: &Arc<DeferredOrigin>, entry: usize) {
         self.all.push(HandlerFuture {
             task: Some(task),
             origin: Arc::clone(origin),
@@ -559,7 +577,7 @@ impl Futures {
         self.started = true;
     }
 
-    /// Marks the futures of closed connections for a drop.
+    /// Lets the next poll drop the futures of closed connections.
     pub(super) fn abandon(&mut self) {
         self.abandoned |= !self.all.is_empty();
     }
@@ -569,7 +587,7 @@ impl Futures {
         if self.all.is_empty() {
             return 0;
         }
-        // Read all of these: each is reported once.
+        // All three are read before the test, because each is reported once.
         let started = std::mem::take(&mut self.started);
         let abandoned = std::mem::take(&mut self.abandoned);
         if !(self.bell.take() | started | abandoned) {
@@ -579,7 +597,7 @@ impl Futures {
         if abandoned {
             let all = std::mem::take(&mut self.all);
             let if_open = |mut future: HandlerFuture| {
-                if !future.origin.is_over() {
+                if !future.origin.is_closed() {
                     return Some(future);
                 }
                 if let Err(text) = future.end() {
@@ -598,17 +616,17 @@ impl Futures {
 }
 
 /// A call returned by a worker, or its error.
-type Finished = (WorkKey, JobResult<Call<Answered>>);
+type Finished = (WorkKey, JobResult<ServedCall<Answered>>);
 
 pub(super) struct PendingCalls {
-    // Dropped before `returns`, to which their calls return.
+    // The futures are dropped before `returns`, to which their calls return.
     futures: Futures,
-    /// Return of deferred calls.
+    /// Queue by which deferred calls return.
     returns: DeferredReturnQueue,
     workers: Option<Port>,
     /// Calls that wait for room in the rings of the workers.
     backlog: VecDeque<(WorkKey, Job)>,
-    /// Number of them, from the first, counted as backpressure already.
+    /// Number of calls at the front of `backlog` that are counted as backpressure already.
     counted: usize,
     /// Reused list of calls returned by workers.
     finished: Vec<Finished>,
@@ -695,7 +713,7 @@ impl PendingCalls {
         self.counted - counted
     }
 
-    /// Takes the calls finished by workers. [Return](Self::reuse) the list, empty.
+    /// Takes the calls finished by workers. The caller returns the emptied list to [`reuse`](Self::reuse).
     pub(super) fn take_finished(&mut self) -> Vec<Finished> {
         let mut finished = std::mem::take(&mut self.finished);
         if let Some(port) = self.workers.as_mut() {
@@ -708,19 +726,19 @@ impl PendingCalls {
         self.finished = finished;
     }
 
-    /// Origin of the calls of one more connection, to this peer. They count against the quotas of `owner`.
-    pub(super) fn origin(&self, owner: &Arc<str>, peer: Box<str>) -> Arc<Origin> {
+    /// DeferredOrigin of the calls of one more connection, to this peer. They count against the quotas of `owner`.
+    pub(super) fn origin(&self, owner: &Arc<str>, peer: Box<str>) -> Arc<DeferredOrigin> {
         self.returns.origin(owner, peer)
     }
 
     /// Takes the answered deferred calls.
     #[inline]
-    pub(super) fn take_answered(&mut self) -> impl Iterator<Item = Call<Answered>> + use<> {
+    pub(super) fn take_answered(&mut self) -> impl Iterator<Item = ServedCall<Answered>> + use<> {
         self.returns.take()
     }
 
     /// Starts the future of a deferred call.
-    pub(super) fn start_future(&mut self, task: Task, origin: &Arc<Origin>, entry: usize) {
+    pub(super) fn start_future(&mut self, task: Task, origin: &Arc<DeferredOrigin>, entry: usize) {
         self.count += 1;
         self.futures.start(task, origin, entry);
     }

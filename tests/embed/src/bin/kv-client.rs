@@ -68,7 +68,7 @@ async fn verify(mut store: Store, seed: u32, client: u32) -> Result<()> {
     }
     let expected: Vec<_> = (0..KEYS).filter(|&key| is_kept(key)).map(|key| name(seed, client, key)).collect();
     if names.await?? != expected {
-        return Err("the list has not the names that are there".into());
+        return Err("the listed keys differ from the stored ones".into());
     }
     Ok(())
 }
@@ -91,7 +91,7 @@ async fn run(endpoint: &Endpoint, address: &Address, what: &str, seed: u32) -> R
             "fill" => tokio::spawn(fill(store, seed, client)),
             "verify" => tokio::spawn(verify(store, seed, client)),
             "forever" => tokio::spawn(forever(store, seed, client)),
-            _ => return Err(format!("what is `{what}`?").into()),
+            _ => return Err(format!("invalid command `{what}`: expected fill, verify or forever").into()),
         });
     }
     for task in tasks {

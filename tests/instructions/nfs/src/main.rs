@@ -25,7 +25,7 @@ use rpcrdma_nfs3d::mount3::mount_v3;
 use rpcrdma_nfs3d::mount3::{Dirpath, Mountres3};
 use rpcrdma_nfs3d::nfs3::nfs_v3::{Getattr, Lookup, PROGRAM, Read, Readdirplus, VERSION, Write, bindings};
 use rpcrdma_nfs3d::nfs3::*;
-use rpcrdma_nfs3d::{By, Export, Key, Options, Policy, Squash, mount, nfs};
+use rpcrdma_nfs3d::{Export, HandleSource, Key, Options, Policy, Squash, mount, nfs};
 use rpcrdma_rpcbind::stream::StreamClient;
 
 type Failure = Box<dyn Error>;
@@ -170,7 +170,7 @@ fn main() -> Result<(), Failure> {
         read_only: false,
         sync: true,
         policy: Policy::new(Squash::None),
-        handles: By::Names, // the kernel's need root
+        handles: HandleSource::Names, // the kernel's need root
         key: Key::default(),
         files: 1024,
     };

@@ -13,7 +13,7 @@ use crate::protocol::*;
 
 /// Callbacks of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum CallbackEvent {
     /// First operation of each callback.
     Sequence {
         slot: u32,
@@ -24,14 +24,14 @@ pub(crate) enum Heard {
     Other(u32),
 }
 
-/// The callback program; `tell` receives its events.
-pub(crate) fn services(tell: Sender<Heard>) -> Arc<Services> {
+/// The callback program; `sender` receives its events.
+pub(crate) fn services(sender: Sender<CallbackEvent>) -> Arc<Services> {
     let mut services = Services::new();
-    nfs_cb::add(&mut services, &Arc::new(Callbacks(tell)));
+    nfs_cb::add(&mut services, &Arc::new(Callbacks(sender)));
     Arc::new(services)
 }
 
-struct Callbacks(Sender<Heard>);
+struct Callbacks(Sender<CallbackEvent>);
 
 impl nfs_cb::Server for Callbacks {
     fn compound(
@@ -57,10 +57,10 @@ impl nfs_cb::Server for Callbacks {
                         csr_target_highest_slotid: highest,
                     };
                     let results = NfsCbResop4::OpCbSequence(CbSequence4Res::Nfs4Ok(results));
-                    (results, Heard::Sequence { slot, sequence })
+                    (results, CallbackEvent::Sequence { slot, sequence })
                 }
                 NfsCbArgop4::Recall(args) if !results.is_empty() => {
-                    (NfsCbResop4::Default(OP_CB_RECALL, NFS4_OK), Heard::Recall(args.stateid))
+                    (NfsCbResop4::Default(OP_CB_RECALL, NFS4_OK), CallbackEvent::Recall(args.stateid))
                 }
                 other => {
                     let number = match other {
@@ -70,11 +70,11 @@ impl nfs_cb::Server for Callbacks {
                         NfsCbArgop4::Default(number) => number,
                     };
                     status = if results.is_empty() { NFS4ERR_OP_NOT_IN_SESSION } else { NFS4ERR_NOTSUPP };
-                    (NfsCbResop4::Default(number, status), Heard::Other(number))
+                    (NfsCbResop4::Default(number, status), CallbackEvent::Other(number))
                 }
             };
             results.push(result);
-            // A callback without a listener is answered too.
+            // A callback is answered even if nothing receives its event.
             let _ = self.0.send(event);
         }
         answer.send(&CbCompound4Res { status, tag: args.tag, resarray: results[..].into() })

@@ -33,7 +33,7 @@ use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::config::{DebugConfig, WireConfig};
 use rpcrdma::{Address, Config, CreditMode, LocalClient};
 
-use callback::Heard;
+use callback::CallbackEvent;
 use protocol::nfs_v4;
 use session::Session;
 
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Cli) -> anyhow::Result<()> {
-    let (tell, heard) = mpsc::channel();
+    let (sender, events) = mpsc::channel();
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
     let mut config = ClientConfig::new(nfs_v4::PROGRAM, nfs_v4::VERSION);
     config.shard = Config {
@@ -80,8 +80,8 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         ..config.shard
     };
     config.credential = Credential::sys("nfs41c", uid.as_raw(), gid.as_raw(), &[])
-        .map_err(|_| anyhow::anyhow!("a credential that is too long"))?;
-    config.services = Some(callback::services(tell));
+        .map_err(|_| anyhow::anyhow!("the credential is too long"))?;
+    config.services = Some(callback::services(sender));
     let client = LocalClient::connect(&options.server, config)?;
     let mut session = Session::create(client, uid.as_raw(), gid.as_raw())?;
     say(&format!("session of RPC-over-RDMA version {}, with a back channel", session.rdma_version()));
@@ -92,17 +92,17 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     let end = Instant::now() + Duration::from_secs(options.wait);
     loop {
         session.poll();
-        match heard.try_recv() {
-            Ok(Heard::Sequence { slot, sequence }) => say(&format!("CB_SEQUENCE {sequence} of slot {slot}")),
-            Ok(Heard::Recall(stateid)) => {
+        match events.try_recv() {
+            Ok(CallbackEvent::Sequence { slot, sequence }) => say(&format!("CB_SEQUENCE {sequence} of slot {slot}")),
+            Ok(CallbackEvent::Recall(stateid)) => {
                 say("CB_RECALL");
-                ensure!(stateid == delegation, "the server recalls what this client does not hold");
+                ensure!(stateid == delegation, "the server recalls a delegation that this client does not hold");
                 break;
             }
-            Ok(Heard::Other(operation)) => say(&format!("callback operation {operation} is not supported")),
+            Ok(CallbackEvent::Other(operation)) => say(&format!("callback operation {operation} is not supported")),
             Err(_) => {}
         }
-        ensure!(Instant::now() < end, "nothing was recalled within {} s", options.wait);
+        ensure!(Instant::now() < end, "no recall within {} s", options.wait);
     }
     session.give_back(&file.handle, delegation)?;
     say("returned the delegation");

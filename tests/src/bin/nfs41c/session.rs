@@ -10,7 +10,7 @@ use crate::protocol::*;
 
 /// Outstanding calls of the server.
 pub(crate) const BACK_SLOTS: u32 = 4;
-/// Longest request or reply, in bytes: they travel inline.
+/// Longest request or reply, in bytes. It fits an inline message.
 const LONGEST: u32 = 2048;
 /// Longest callback, in bytes.
 const LONGEST_BACK: u32 = 1024;

@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 
 use rpcrdma::fabric::FabricAddress;
-use rpcrdma::fabric::iwarp::memory::BareEnd;
+use rpcrdma::fabric::iwarp::memory::RawEndpoint;
 use rpcrdma::fabric::iwarp::wire::{
-    Enhanced, Kind, Opcode, Place, QUEUE_SEND, ReadRequest, Segment as Ddp, SegmentReader, Setup, Step, fpdu_len,
+    EnhancedData, MpaFrame, MpaFrameKind, PayloadPlace, QUEUE_SEND, RdmapOpcode, ReadRequest, ReaderStep,
+    SegmentHeader as Ddp, SegmentReader, fpdu_len,
 };
 use rpcrdma::wire::{Body, Chunks, Flags, Header, ReadSegment, Revision, Segment, Version, WriteList};
 
-use super::wire::{Asked, News};
+use super::wire::{PeerEvent, RequestedRead};
 
 /// Payload bytes of a segment, as on a path with Ethernet's MTU.
 const PART: usize = 1400;
@@ -18,7 +19,7 @@ const READS: u16 = 16;
 
 /// The iWARP end of a connection.
 pub(super) struct Endpoint {
-    end: BareEnd,
+    end: RawEndpoint,
     up: bool,
     refused: bool,
     reader: SegmentReader,
@@ -41,13 +42,13 @@ fn fpdu(out: &mut VecDeque<u8>, segment: Ddp, payload: &[u8]) {
 
 impl Endpoint {
     pub(super) fn connect(address: &FabricAddress, host: &str) -> Self {
-        let request = Setup {
-            kind: Kind::Request,
+        let request = MpaFrame {
+            kind: MpaFrameKind::Request,
             revision: 2,
             markers: false,
             crc: false,
             reject: false,
-            enhanced: Some(Enhanced {
+            enhanced: Some(EnhancedData {
                 ird: READS,
                 ord: READS,
                 peer_to_peer: false,
@@ -58,7 +59,7 @@ impl Endpoint {
             private_data: Vec::new(),
         };
         Self {
-            end: BareEnd::connect(address, host, request).expect("the server listens"),
+            end: RawEndpoint::connect(address, host, request).expect("the server listens"),
             up: false,
             refused: false,
             reader: SegmentReader::new(false),
@@ -80,56 +81,56 @@ impl Endpoint {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.refused || self.end.is_over()
+        self.refused || self.end.is_closed()
     }
 
-    /// Receives at most `most` bytes. Returns their number, and adds the events to `news`.
-    pub(super) fn receive(&mut self, most: usize, news: &mut Vec<News>) -> usize {
+    /// Receives at most `most` bytes. Returns their number, and adds the events to `events`.
+    pub(super) fn receive(&mut self, most: usize, events: &mut Vec<PeerEvent>) -> usize {
         let bytes = self.end.receive(most);
         let mut input = &bytes[..];
         while let Some(step) = self.reader.step(&mut input).expect("the server keeps to the rules") {
             match step {
-                Step::Segment { segment, .. } => (self.segment, self.payload) = (Some(segment), Vec::new()),
-                Step::Payload(bytes) => self.payload.extend_from_slice(bytes),
-                Step::End => news.extend(self.take_segment()),
+                ReaderStep::Segment { segment, .. } => (self.segment, self.payload) = (Some(segment), Vec::new()),
+                ReaderStep::Payload(bytes) => self.payload.extend_from_slice(bytes),
+                ReaderStep::End => events.extend(self.take_segment()),
             }
         }
         bytes.len()
     }
 
-    fn take_segment(&mut self) -> Option<News> {
+    fn take_segment(&mut self) -> Option<PeerEvent> {
         let segment = self.segment.take().expect("it has begun");
         let payload = std::mem::take(&mut self.payload);
         match (segment.opcode, segment.place) {
-            (Opcode::Send { .. }, _) => {
+            (RdmapOpcode::Send { .. }, _) => {
                 self.message.extend_from_slice(&payload);
-                segment.last.then(|| News::Message(std::mem::take(&mut self.message)))
+                segment.last.then(|| PeerEvent::Message(std::mem::take(&mut self.message)))
             }
             // The server's keep-alive probe.
-            (Opcode::Write, _) if payload.is_empty() => None,
-            (Opcode::Write, Place::Tagged { stag, offset }) => {
-                Some(News::Written { handle: stag, offset, bytes: payload })
+            (RdmapOpcode::Write, _) if payload.is_empty() => None,
+            (RdmapOpcode::Write, PayloadPlace::Tagged { stag, offset }) => {
+                Some(PeerEvent::Written { handle: stag, offset, bytes: payload })
             }
-            (Opcode::ReadRequest, _) => {
+            (RdmapOpcode::ReadRequest, _) => {
                 let request = ReadRequest::decode(payload[..].try_into().expect("its length"));
-                Some(News::Asked(Asked {
+                Some(PeerEvent::ReadRequested(RequestedRead {
                     handle: request.source_stag,
                     offset: request.source_offset,
                     len: request.len,
                     sink: (request.sink_stag, request.sink_offset),
                 }))
             }
-            (Opcode::Terminate, _) => Some(News::Fault),
+            (RdmapOpcode::Terminate, _) => Some(PeerEvent::Fault),
             (opcode, place) => panic!("{opcode:?} to {place:?}"),
         }
     }
 
     /// Answers an RDMA Read.
-    pub(super) fn answer(&mut self, asked: &Asked, data: &[u8]) {
+    pub(super) fn answer(&mut self, requested: &RequestedRead, data: &[u8]) {
         for (n, part) in data.chunks(PART).enumerate() {
-            let place = Place::Tagged { stag: asked.sink.0, offset: asked.sink.1 + (n * PART) as u64 };
+            let place = PayloadPlace::Tagged { stag: requested.sink.0, offset: requested.sink.1 + (n * PART) as u64 };
             let last = (n + 1) * PART >= data.len();
-            fpdu(&mut self.out, Ddp { opcode: Opcode::ReadResponse, last, place }, part);
+            fpdu(&mut self.out, Ddp { opcode: RdmapOpcode::ReadResponse, last, place }, part);
         }
     }
 
@@ -143,17 +144,17 @@ impl Endpoint {
         message.extend_from_slice(rpc);
         let parts = message.chunks(PART).count();
         for (n, part) in message.chunks(PART).enumerate() {
-            let place = Place::Untagged { queue: QUEUE_SEND, msn: self.msn, offset: (n * PART) as u32 };
-            let opcode = Opcode::Send { invalidate: None, solicited: false };
+            let place = PayloadPlace::Untagged { queue: QUEUE_SEND, msn: self.msn, offset: (n * PART) as u32 };
+            let opcode = RdmapOpcode::Send { invalidate: None, solicited: false };
             fpdu(&mut self.out, Ddp { opcode, last: n + 1 == parts, place }, part);
         }
         self.msn += 1;
     }
 
     /// Queues an RDMA Write of no bytes, as a sign of life.
-    pub(super) fn nudge(&mut self) {
-        let place = Place::Tagged { stag: 0, offset: 0 };
-        fpdu(&mut self.out, Ddp { opcode: Opcode::Write, last: true, place }, &[]);
+    pub(super) fn send_empty_write(&mut self) {
+        let place = PayloadPlace::Tagged { stag: 0, offset: 0 };
+        fpdu(&mut self.out, Ddp { opcode: RdmapOpcode::Write, last: true, place }, &[]);
     }
 
     /// Sends at most `most` queued bytes. Returns their number.

@@ -26,9 +26,9 @@ pub(super) enum Conduct {
     Stops(Duration),
     /// After so long, sends so many bytes of its next message, and nothing afterwards. Over a ring: announces a message
     /// and writes none of it.
-    Halves(Duration, usize),
+    SendsPartially(Duration, usize),
     /// Stays connected for so long, leaves, and reconnects.
-    ComesAndGoes(Duration),
+    Reconnects(Duration),
 }
 
 impl Conduct {
@@ -47,9 +47,9 @@ impl Conduct {
             7 => Self::TakesNothing,
             8 => match random.below(2) {
                 0 => Self::Stops(millis(random, 4000)),
-                _ => Self::Halves(millis(random, 4000), 1 + random.below(60)),
+                _ => Self::SendsPartially(millis(random, 4000), 1 + random.below(60)),
             },
-            _ => Self::ComesAndGoes(millis(random, 2000)),
+            _ => Self::Reconnects(millis(random, 2000)),
         }
     }
 
@@ -83,8 +83,8 @@ impl Conduct {
             Self::Trickles(_) => "peers that trickle",
             Self::TakesNothing => "peers that take nothing",
             Self::Stops(_) => "peers that stop",
-            Self::Halves(..) => "peers that send halves",
-            Self::ComesAndGoes(_) => "peers that come and go",
+            Self::SendsPartially(..) => "peers that send halves",
+            Self::Reconnects(_) => "peers that come and go",
         }
     }
 }

@@ -142,14 +142,14 @@ impl World {
         let mut there = BTreeSet::new();
         let peers = (1..=count as u32).map(|number| {
             let conduct = Conduct::draw(&mut random, kind, siege);
-            // An honest peer shares its host with no other, or it would share the blame.
+            // An honest peer has a host of its own, because the server limits all connections of a host together.
             let host = if conduct.is_honest() { 100 + number as usize } else { 1 + random.below(hosts) };
             there.insert(host);
             Peer::new((kind, chunk), conduct, number, host, None, seed)
         });
         let peers: Vec<_> = peers.collect();
         if traced() {
-            peers.iter().for_each(|peer| println!("{}", peer.told()));
+            peers.iter().for_each(|peer| println!("{}", peer.description()));
         }
         let witness = Peer::new((kind, chunk), Conduct::Fast, WITNESS, 200, Some(1), seed);
         // On the software fabric peers have no host; each connection has a share of its own.
@@ -174,7 +174,7 @@ impl World {
         }
         self.witness.turn(&self.address, now, STEP, busy);
         self.serve(TURNS);
-        let slowest = self.witness.fate.slowest;
+        let slowest = self.witness.counters.slowest;
         assert!(slowest <= self.bound, "a call of the witness took {slowest:?}");
         assert!(!busy || self.witness.waits(now) <= self.bound, "a call of the witness waits");
     }
@@ -206,25 +206,25 @@ impl World {
             assert!(steps < LAST_STEPS, "calls of honest peers are not answered");
         }
         let all = || self.peers.iter().chain([&self.witness]);
-        assert!(self.witness.fate.answered > 10, "the witness had {} answers", self.witness.fate.answered);
-        let connections: u64 = all().map(|peer| peer.fate.connections).sum();
+        assert!(self.witness.counters.answered > 10, "the witness had {} answers", self.witness.counters.answered);
+        let connections: u64 = all().map(|peer| peer.counters.connections).sum();
         let lines = LOGGED.get() - logged;
         assert!(lines <= LINES * connections + MORE_LINES, "{lines} lines for {connections} connections");
         let mut tally = BTreeMap::new();
-        let ended: u64 = all().map(|peer| peer.fate.ended).sum();
+        let ended: u64 = all().map(|peer| peer.counters.ended).sum();
         let stalled = self.shard.stats().peers_stalled;
         assert!(stalled <= ended + left, "{stalled} stalled, {ended} were told of their end, and {left} had left");
         for peer in all() {
             *tally.entry(peer.conduct.name()).or_default() += 1;
         }
         let counts = [
-            ("calls answered", all().map(|peer| peer.fate.answered).sum()),
+            ("calls answered", all().map(|peer| peer.counters.answered).sum()),
             ("connections made", connections),
             ("connections ended", ended),
             ("connections ended for what is owed", stalled),
             ("runs over the software fabric", u64::from(matches!(self.kind, Kind::Software))),
-            ("calls with an XID of another", all().map(|peer| peer.fate.reused).sum()),
-            ("calls made again", all().map(|peer| peer.fate.again).sum()),
+            ("calls with an XID of another", all().map(|peer| peer.counters.reused).sum()),
+            ("calls made again", all().map(|peer| peer.counters.retransmitted).sum()),
             ("calls that waited for memory", self.shard.stats().memory_waits),
         ];
         tally.extend(counts);

@@ -13,7 +13,7 @@ use rpcrdma::wire::{Body, Chunks, Flags, ReadSegment, Revision, Segment, Version
 use rpcrdma_mempool::Lent;
 use rpcrdma_tests::{RawPeer, filled};
 
-use super::wire::News;
+use super::wire::PeerEvent;
 use crate::device::HOUR;
 
 /// Filler of memory that the server may not write.
@@ -33,7 +33,7 @@ pub(super) struct Ring {
     /// As long as the longest chunk.
     untouched: Vec<u8>,
     /// Memory exposed for a call each, and memory available for the next one.
-    shown: BTreeMap<u32, (Segment, Lent)>,
+    exposed: BTreeMap<u32, (Segment, Lent)>,
     free: Vec<(Segment, Lent)>,
     out: VecDeque<Call>,
     /// Version 2: messages that the server has granted and that are unsent. The first is free.
@@ -54,11 +54,11 @@ impl Ring {
         let mut peer = RawPeer::begin_on(fabric, address, b"").expect("the server listens");
         peer.version = version;
         peer.offers.windowed_credits = false;
-        let (shown, free, out) = (BTreeMap::new(), Vec::new(), VecDeque::new());
+        let (exposed, free, out) = (BTreeMap::new(), Vec::new(), VecDeque::new());
         Self {
             peer,
             untouched: vec![UNTOUCHED; chunk],
-            shown,
+            exposed,
             free,
             out,
             may_send: 1,
@@ -90,7 +90,7 @@ impl Ring {
     }
 
     /// Receives messages of at least `most` bytes in total, if there are as many. Returns their bytes.
-    pub(super) fn receive(&mut self, most: usize, news: &mut Vec<News>) -> usize {
+    pub(super) fn receive(&mut self, most: usize, events: &mut Vec<PeerEvent>) -> usize {
         let mut taken = 0;
         while taken < most {
             if self.peer.take(1) == 0 {
@@ -98,35 +98,35 @@ impl Ring {
             }
             let Some(message) = self.peer.take_message() else { continue };
             taken += message.bytes.len();
-            assert_eq!(message.invalidated, None, "nobody has allowed it");
+            assert_eq!(message.invalidated, None, "an invalidation that was not allowed");
             let view = View::check(&message.bytes, Revision::default()).expect("a message");
             if self.peer.version == Version::V2 && !matches!(view.body(), ViewBody::Error(_)) {
                 self.may_send += view.credit() & 0xffff;
             }
             match view.body() {
-                ViewBody::Connprop(_) => self.peer.take_properties(&message.bytes),
-                // It only grants.
+                ViewBody::Connprop(_) => self.peer.apply_properties(&message.bytes),
+                // A pure grant is no event.
                 ViewBody::Nomsg(()) if view.xid() == 0 => {}
-                _ => news.push(News::Message(message.bytes)),
+                _ => events.push(PeerEvent::Message(message.bytes)),
             }
         }
         taken
     }
 
     /// Exposes `len` bytes of memory for a call, with these contents.
-    pub(super) fn show(&mut self, xid: u32, data: &[u8], len: usize) -> Segment {
+    pub(super) fn expose(&mut self, xid: u32, data: &[u8], len: usize) -> Segment {
         let (segment, memory) = self.free.pop().unwrap_or_else(|| self.peer.expose(&self.untouched, Access::REMOTE));
         assert!(memory.write_at(0, &self.untouched) && memory.write_at(0, data));
-        self.shown.insert(xid, (segment, memory));
+        self.exposed.insert(xid, (segment, memory));
         Segment { length: len as u32, ..segment }
     }
 
     /// Returns the contents, and checks that nothing beyond their length was written.
-    pub(super) fn hide(&mut self, xid: u32, len: usize) -> Option<Vec<u8>> {
-        let (segment, memory) = self.shown.remove(&xid)?;
+    pub(super) fn unexpose(&mut self, xid: u32, len: usize) -> Option<Vec<u8>> {
+        let (segment, memory) = self.exposed.remove(&xid)?;
         let mut bytes = vec![0; self.untouched.len()];
         assert!(memory.read_at(0, &mut bytes));
-        assert!(filled(UNTOUCHED, &bytes[len..]), "beyond the memory that was shown");
+        assert!(filled(UNTOUCHED, &bytes[len..]), "beyond the memory that was exposed");
         self.free.push((segment, memory));
         bytes.truncate(len);
         Some(bytes)

@@ -12,7 +12,7 @@ use super::ring::Ring;
 use crate::device::Kind;
 
 /// A received event.
-pub(super) enum News {
+pub(super) enum PeerEvent {
     Message(Vec<u8>),
     /// The server has written to exposed memory.
     Written {
@@ -21,13 +21,13 @@ pub(super) enum News {
         bytes: Vec<u8>,
     },
     /// The server requests an RDMA Read of exposed memory.
-    Asked(Asked),
+    ReadRequested(RequestedRead),
     /// The server has reported an error.
     Fault,
 }
 
 /// An RDMA Read.
-pub(super) struct Asked {
+pub(super) struct RequestedRead {
     pub(super) handle: u32,
     pub(super) offset: u64,
     pub(super) len: u32,
@@ -86,23 +86,23 @@ impl Wire {
     }
 
     /// Receives at most `most` bytes; over a ring, including the message that exceeds them. Returns their number.
-    pub(super) fn receive(&mut self, most: usize, news: &mut Vec<News>) -> usize {
-        each!(self, wire => wire.receive(most, news))
+    pub(super) fn receive(&mut self, most: usize, events: &mut Vec<PeerEvent>) -> usize {
+        each!(self, wire => wire.receive(most, events))
     }
 
     /// Exposes memory for this call, with these contents. The device of a ring serves it on its own.
-    pub(super) fn show(&mut self, xid: u32, data: &[u8], len: usize) -> Segment {
+    pub(super) fn expose(&mut self, xid: u32, data: &[u8], len: usize) -> Segment {
         match self {
             Self::Endpoint(_) => Segment { handle: xid, length: len as u32, offset: 0 },
-            Self::Ring(ring) => ring.show(xid, data, len),
+            Self::Ring(ring) => ring.expose(xid, data, len),
         }
     }
 
     /// Ends the exposure. Returns the contents if a device has written them.
-    pub(super) fn hide(&mut self, xid: u32, len: usize) -> Option<Vec<u8>> {
+    pub(super) fn unexpose(&mut self, xid: u32, len: usize) -> Option<Vec<u8>> {
         match self {
             Self::Endpoint(_) => None,
-            Self::Ring(ring) => ring.hide(xid, len),
+            Self::Ring(ring) => ring.unexpose(xid, len),
         }
     }
 
@@ -111,9 +111,9 @@ impl Wire {
         each!(self, wire => wire.call(xid, reads, writes, rpc))
     }
 
-    pub(super) fn answer(&mut self, asked: &Asked, data: &[u8]) {
+    pub(super) fn answer(&mut self, requested: &RequestedRead, data: &[u8]) {
         match self {
-            Self::Endpoint(endpoint) => endpoint.answer(asked, data),
+            Self::Endpoint(endpoint) => endpoint.answer(requested, data),
             Self::Ring(_) => unreachable!("the device answers"),
         }
     }
@@ -127,9 +127,9 @@ impl Wire {
     }
 
     /// Sends a sign of life.
-    pub(super) fn nudge(&mut self) {
+    pub(super) fn send_empty_write(&mut self) {
         match self {
-            Self::Endpoint(endpoint) => endpoint.nudge(),
+            Self::Endpoint(endpoint) => endpoint.send_empty_write(),
             Self::Ring(_) => unreachable!("the device answers"),
         }
     }
@@ -142,7 +142,7 @@ impl Wire {
     }
 
     /// Sends so many bytes of its next message, and nothing afterwards.
-    pub(super) fn halve(&mut self, bytes: usize) {
+    pub(super) fn send_partially(&mut self, bytes: usize) {
         match self {
             Self::Endpoint(endpoint) => drop(endpoint.send(bytes)),
             Self::Ring(ring) => ring.announce(bytes),

@@ -1,16 +1,16 @@
 //! Performance of an RDMA device.
 
-use super::device::{driven, ports};
+use super::device::{ports, verbs_devices};
 use crate::check::{Status, Verdict};
+use crate::context::CheckContext;
 use crate::devices::NET;
-use crate::scene::Scene;
-use crate::tree::{Unseen, if_there};
+use crate::tree::{ReadError, if_exists};
 
-/// Settings of the connection manager.
+/// Settings of the connection manager in configfs.
 const RDMA_CM: &str = "/sys/kernel/config/rdma_cm";
-/// One lost, reordered or unexpected packet per so many is tolerated.
+/// One error event per so many received packets is tolerated.
 const PACKETS_PER_FAULT: u64 = 10_000;
-/// Fault counters of all drivers, below `counters` and `hw_counters`.
+/// Error counters of all drivers, below `counters` and `hw_counters`.
 const FAULTS: &[&str] = &[
     "out_of_sequence",
     "out_of_buffer",
@@ -36,142 +36,144 @@ const PACKETS: &[&str] = &["counters/port_rcv_packets", "hw_counters/rcvd_pkts",
 
 checks! {
     "roce-mode", Devices on Verbs: roce_mode,
-        wanted "connections are made by RoCE version 2",
-        why "version 1 has no IP header: no router passes it, and no switch tells its flows apart";
+        wanted "connections use RoCE version 2",
+        why "version 1 has no IP header, so routers drop it and switches cannot distinguish its flows";
     "pcie", Devices on Verbs: pcie,
-        wanted "the device's PCIe link has all its lanes, at full speed",
-        why "half the lanes are half the bandwidth; a card in the wrong slot, or one that is not seated well, has fewer";
+        wanted "the device's PCIe link uses all lanes at full speed",
+        why "half the lanes mean half the bandwidth; a card in a wrong slot, or badly seated, uses fewer lanes";
     "rdma-counters", Devices on Verbs: counters,
-        wanted "the device has counted nothing that went wrong, or less than one in 10000 packets",
-        why "lost and reordered packets are sent again, and peers that meet no Receive wait: both take milliseconds";
+        wanted "no error events of the device, or fewer than one per 10000 packets",
+        why "lost and reordered packets are retransmitted, and Sends without a posted Receive are retried (RNR)";
     "congestion", Devices on Verbs: congestion,
-        wanted "ECN on some priority, as far as sysfs tells; the switches' side, and PFC, are not to be seen from here",
-        why "RoCE that meets a full queue loses packets, unless senders slow down (ECN) or are stopped (PFC)";
+        wanted "ECN is enabled on a priority, as far as sysfs shows; settings of switches and PFC are not visible here",
+        why "RoCE loses packets at a full queue, unless senders slow down (ECN) or are paused (PFC)";
 }
 
-fn roce_mode(scene: &Scene) -> Result<Verdict, Unseen> {
-    let (mut told, mut old) = (Vec::new(), Vec::new());
-    let mut unseen = None;
-    for port in ports(scene)?.into_iter().filter(|port| port.is_ethernet(scene.tree())) {
+fn roce_mode(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let (mut modes, mut fixes) = (Vec::new(), Vec::new());
+    let mut unreadable = None;
+    for port in ports(context)?.into_iter().filter(|port| port.is_ethernet(context.tree())) {
         let (device, number) = port.name.split_once('/').unwrap_or((&port.name, "1"));
         let file = format!("{RDMA_CM}/{device}/ports/{number}/default_roce_mode");
-        match scene.tree().line(&file) {
+        match context.tree().line(&file) {
             Ok(mode) => {
                 if mode != "RoCE v2" {
-                    old.push(scene.write("RoCE v2", &[file]));
+                    fixes.push(context.write("RoCE v2", &[file]));
                 }
-                told.push(format!("{}: {mode}", port.name));
+                modes.push(format!("{}: {mode}", port.name));
             }
-            Err(error) => unseen = Some((error, scene.as_root(&format!("mkdir {RDMA_CM}/{device}")))),
+            Err(error) => unreadable = Some((error, context.as_root(&format!("mkdir {RDMA_CM}/{device}")))),
         }
     }
-    match (told.is_empty(), unseen) {
+    match (modes.is_empty(), unreadable) {
         (true, Some((error, show))) => {
-            Ok(Verdict::unknown(error.to_string(), show + "   # shows it, and changes nothing"))
+            Ok(Verdict::unknown(error.to_string(), show + "   # makes the setting visible, and changes nothing"))
         }
         (true, None) => Ok(Verdict::ok("no Ethernet port")),
-        (false, Some((error, _))) if old.is_empty() => Err(error),
-        _ if old.is_empty() => Ok(Verdict::ok(told.join(", "))),
-        _ => Ok(Verdict::fault(Status::Warning, told.join(", "), old.join("\n"))),
+        (false, Some((error, _))) if fixes.is_empty() => Err(error),
+        _ if fixes.is_empty() => Ok(Verdict::ok(modes.join(", "))),
+        _ => Ok(Verdict::fault(Status::Warning, modes.join(", "), fixes.join("\n"))),
     }
 }
 
-fn pcie(scene: &Scene) -> Result<Verdict, Unseen> {
-    let (mut told, mut less) = (Vec::new(), Vec::new());
-    let mut unseen =
-        Unseen::new("/sys/class/infiniband/*/device/current_link_width", "no device of the address is on PCIe");
-    for device in driven(scene)? {
-        // `16.0 GT/s PCIe`; for a virtual function `Unknown`, and no lanes.
+fn pcie(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let (mut links, mut fixes) = (Vec::new(), Vec::new());
+    let mut unreadable =
+        ReadError::new("/sys/class/infiniband/*/device/current_link_width", "no device of the address is on PCIe");
+    for device in verbs_devices(context)? {
+        // The speed is `16.0 GT/s PCIe`. A virtual function has the speed `Unknown` and 0 lanes.
         let value = |name: &str| {
             let path = format!("{}/device/{name}", device.path);
-            let line = scene.tree().line(&path)?;
+            let line = context.tree().line(&path)?;
             let number = line.split(' ').next().and_then(|number| number.parse::<f64>().ok());
-            number.filter(|number| *number > 0.0).ok_or_else(|| Unseen::new(path, format!("{line:?}")))
+            number.filter(|number| *number > 0.0).ok_or_else(|| ReadError::new(path, format!("{line:?}")))
         };
         let link = |which: &str| Ok((value(&format!("{which}_link_width"))?, value(&format!("{which}_link_speed"))?));
         match (link("current"), link("max")) {
             (Ok((lanes, speed)), Ok((most_lanes, most_speed))) => {
-                told.push(format!("{}: {lanes} lanes of {most_lanes} at {speed} GT/s of {most_speed}", device.name));
+                links.push(format!("{}: {lanes} of {most_lanes} lanes at {speed} of {most_speed} GT/s", device.name));
                 if lanes < most_lanes || speed < most_speed {
-                    let bus = scene.tree().link(&format!("{}/device", device.path)).unwrap_or_default();
-                    less.push(format!(
-                        "{}   # LnkCap and LnkSta; then: another slot, a riser with all lanes, the BIOS",
-                        scene.as_root(&format!("lspci -vv -s {bus}"))
+                    let bus = context.tree().link(&format!("{}/device", device.path)).unwrap_or_default();
+                    fixes.push(format!(
+                        "{}   # compare LnkCap and LnkSta, then check slot, riser and BIOS",
+                        context.as_root(&format!("lspci -vv -s {bus}"))
                     ));
                 }
             }
-            (Err(error), _) | (_, Err(error)) => unseen = error,
+            (Err(error), _) | (_, Err(error)) => unreadable = error,
         }
     }
-    if told.is_empty() {
-        return Err(unseen);
+    if links.is_empty() {
+        return Err(unreadable);
     }
-    Ok(Verdict::if_good(less.is_empty(), told.join("; "), Status::Warning, less.join("\n")))
+    Ok(Verdict::ok_if(fixes.is_empty(), links.join("; "), Status::Warning, fixes.join("\n")))
 }
 
-fn counters(scene: &Scene) -> Result<Verdict, Unseen> {
-    let (mut seen, mut unseen, mut status, mut told, mut show) = (false, None, Status::Ok, Vec::new(), Vec::new());
-    let ports = ports(scene)?;
+fn counters(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let (mut is_counted, mut unreadable, mut status) = (false, None, Status::Ok);
+    let (mut counts, mut commands) = (Vec::new(), Vec::new());
+    let ports = ports(context)?;
     for port in &ports {
         let mut number = |file: &str| {
-            let read = if_there(scene.tree().number::<u64>(&format!("{}/{file}", port.path)));
+            let read = if_exists(context.tree().number::<u64>(&format!("{}/{file}", port.path)));
             read.unwrap_or_else(|error| {
-                unseen = Some(error);
+                unreadable = Some(error);
                 None
             })
         };
         let packets = PACKETS.iter().filter_map(|file| number(file)).max().unwrap_or(0);
         for name in FAULTS {
             let count = number(&format!("hw_counters/{name}")).or_else(|| number(&format!("counters/{name}")));
-            seen |= count.is_some();
+            is_counted |= count.is_some();
             if let Some(count) = count.filter(|count| *count > 0) {
-                told.push(format!("{} {name} {count}", port.name));
-                show.push(format!("rdma statistic show link {}", port.name));
+                counts.push(format!("{} {name} {count}", port.name));
+                commands.push(format!("rdma statistic show link {}", port.name));
                 let many = count > packets / PACKETS_PER_FAULT && packets > PACKETS_PER_FAULT;
                 status = status.max(if many { Status::Warning } else { Status::Note });
             }
         }
     }
-    if !seen {
-        return Err(Unseen::new(format!("{}/hw_counters", ports[0].path), "tells of no counter"));
+    if !is_counted {
+        return Err(ReadError::new(format!("{}/hw_counters", ports[0].path), "has no counters"));
     }
-    if told.is_empty() {
-        if let Some(unseen) = unseen {
-            return Err(unseen);
+    if counts.is_empty() {
+        if let Some(error) = unreadable {
+            return Err(error);
         }
-        return Ok(Verdict::ok("none"));
+        return Ok(Verdict::ok("no error events"));
     }
-    show.dedup();
-    let lines = show
-        .iter()
-        .map(|line| format!("{line}   # twice: what grows under load matters; they count since the driver was loaded"));
-    Ok(Verdict::fault(status, told.join(", "), lines.collect::<Vec<_>>().join("\n")))
+    commands.dedup();
+    let lines = commands.iter().map(|command| {
+        format!("{command}   # run it twice: only counts that grow under load matter; they start with the driver")
+    });
+    Ok(Verdict::fault(status, counts.join(", "), lines.collect::<Vec<_>>().join("\n")))
 }
 
-fn congestion(scene: &Scene) -> Result<Verdict, Unseen> {
-    let interfaces: Vec<String> = driven(scene)?.iter().flat_map(|device| device.interfaces(scene.tree())).collect();
-    let (mut told, mut off) = (Vec::new(), Vec::new());
+fn congestion(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let interfaces: Vec<String> =
+        verbs_devices(context)?.iter().flat_map(|device| device.interfaces(context.tree())).collect();
+    let (mut enabled, mut fixes) = (Vec::new(), Vec::new());
     for interface in &interfaces {
         let mut files = Vec::new();
         for side in ["roce_np", "roce_rp"] {
             let folder = format!("{NET}/{interface}/ecn/{side}/enable");
-            let priorities = scene.tree().numbered(&folder, "").unwrap_or_default();
+            let priorities = context.tree().numbered(&folder, "").unwrap_or_default();
             files.extend(priorities.into_iter().map(|priority| format!("{folder}/{priority}")));
         }
-        let values: Vec<String> = files.iter().filter_map(|file| scene.tree().line(file).ok()).collect();
+        let values: Vec<String> = files.iter().filter_map(|file| context.tree().line(file).ok()).collect();
         if values.is_empty() {
             continue;
         }
         let on = values.iter().filter(|value| *value == "1").count();
-        told.push(format!("{interface}: ECN on {on} of {} priorities of senders and receivers", values.len()));
+        enabled.push(format!("{interface}: ECN on {on} of {} priorities of senders and receivers", values.len()));
         if on == 0 {
-            off.push(scene.write("1", &files));
+            fixes.push(context.write("1", &files));
         }
     }
-    if told.is_empty() {
+    if enabled.is_empty() {
         let show = interfaces.iter().map(|name| format!("dcb pfc show dev {name}; dcb app show dev {name}"));
-        let observed = format!("sysfs says nothing of it for {}", interfaces.join(", "));
+        let observed = format!("sysfs has no ECN settings for {}", interfaces.join(", "));
         return Ok(Verdict::unknown(observed, show.collect::<Vec<_>>().join("\n")));
     }
-    Ok(Verdict::if_good(off.is_empty(), told.join("; "), Status::Warning, off.join("\n")))
+    Ok(Verdict::ok_if(fixes.is_empty(), enabled.join("; "), Status::Warning, fixes.join("\n")))
 }

@@ -1,130 +1,132 @@
 //! Presence and usability of an RDMA device at the address.
 
 use crate::check::{Status, Verdict};
+use crate::context::CheckContext;
 use crate::devices::{Gid, Port, RDMA, Rdma, is_any};
-use crate::scene::Scene;
-use crate::tree::Unseen;
+use crate::tree::ReadError;
 
-const NODES: &str = "/dev/infiniband";
-const VERBS: &str = "/sys/class/infiniband_verbs";
+const DEVICE_FILES: &str = "/dev/infiniband";
+const UVERBS: &str = "/sys/class/infiniband_verbs";
 
 checks! {
     "rdma-device", Devices on Verbs: rdma_device,
-        wanted "an RDMA device (InfiniBand or RoCE) that has the address, or is on the way to it",
-        why "verbs addresses are those of such devices";
+        wanted "an RDMA device (InfiniBand or RoCE) that has the address, or is on the route to it",
+        why "a verbs address belongs to such a device";
     "rdma-cm", Devices on Verbs: rdma_cm,
-        wanted "/dev/infiniband/rdma_cm, of the kernel module rdma_ucm",
-        why "connections are made by the connection manager";
+        wanted "/dev/infiniband/rdma_cm, from the kernel module rdma_ucm",
+        why "the connection manager sets up all connections";
     "device-files", Devices on Verbs: device_files,
         wanted "this user may read and write the device's uverbs file and rdma_cm",
-        why "without, the device cannot be opened";
+        why "otherwise the device cannot be opened";
     "rdma-link", Devices on Verbs: link,
         wanted "the port is ACTIVE",
-        why "nothing can be sent through a port that is down";
+        why "a port that is down sends nothing";
     "gid", Devices on Verbs: gid,
-        wanted "a GID that is not link-local, of RoCE version 2: of the address, if it is an own one",
-        why "connections are made from it; version 1 stays within one Ethernet segment, link-local addresses do, too";
+        wanted "a RoCE version 2 GID that is not link-local; for a local address, its own GID",
+        why "connections start from this GID, and RoCE version 1 and link-local GIDs are not routable";
 }
 
-/// The address's devices that the verbs fabric drives. The other checks need at least one.
-pub(super) fn driven(scene: &Scene) -> Result<Vec<&Rdma>, Unseen> {
-    let devices: Vec<&Rdma> = scene.devices().into_iter().filter(|device| !device.is_iwarp).collect();
-    if devices.is_empty() { Err(Unseen::new(RDMA, "no device of the address")) } else { Ok(devices) }
+/// Returns the address's devices that the verbs fabric supports. It is an error if there is none.
+pub(super) fn verbs_devices(context: &CheckContext) -> Result<Vec<&Rdma>, ReadError> {
+    let devices: Vec<&Rdma> = context.devices().into_iter().filter(|device| !device.is_iwarp).collect();
+    if devices.is_empty() { Err(ReadError::new(RDMA, "no device of the address")) } else { Ok(devices) }
 }
 
-/// The command to create a soft-RoCE device, on the address's interface.
-fn soft_roce(scene: &Scene) -> String {
-    let interface = scene.interface().filter(|name| name != "lo");
+/// Returns the commands that create a soft-RoCE device on the address's interface.
+fn soft_roce(context: &CheckContext) -> String {
+    let interface = context.interface().filter(|name| name != "lo");
     let link = format!("rdma link add rxe0 type rxe netdev {}", interface.as_deref().unwrap_or("INTERFACE"));
     let lines = [
-        "# a network card with RDMA has a driver of its own (`lspci -k`); without such a card, soft-RoCE:".to_owned(),
-        scene.as_root("modprobe rdma_rxe"),
-        scene.as_root(&link),
+        "# a network card with RDMA needs its own driver (`lspci -k`); without such a card, create a soft-RoCE device:"
+            .to_owned(),
+        context.as_root("modprobe rdma_rxe"),
+        context.as_root(&link),
     ];
     lines.join("\n")
 }
 
-fn rdma_device(scene: &Scene) -> Result<Verdict, Unseen> {
-    let (devices, all) = (scene.devices(), scene.rdma());
+fn rdma_device(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let (devices, all) = (context.devices(), context.rdma());
     let names = |devices: &[&Rdma]| devices.iter().map(|device| device.name.clone()).collect::<Vec<_>>().join(", ");
-    if let Ok(driven) = driven(scene) {
-        // An unreadable node type may be iWARP.
-        for device in &driven {
-            scene.tree().line(&device.node_type())?;
+    if let Ok(supported) = verbs_devices(context) {
+        // A device whose node type is unreadable may be an iWARP device.
+        for device in &supported {
+            context.tree().line(&device.node_type())?;
         }
-        return Ok(Verdict::ok(names(&driven)));
+        return Ok(Verdict::ok(names(&supported)));
     }
     if !devices.is_empty() {
-        let ip = scene.question().ip.filter(|ip| !is_any(*ip)).map_or("HOST".to_owned(), |ip| ip.to_string());
-        let fix = format!("# such devices are reached over TCP: rpcrdma doctor iwarp:{ip}");
-        return Ok(Verdict::fault(Status::Error, format!("{} speaks iWARP", names(&devices)), fix));
+        let ip = context.server().ip.filter(|ip| !is_any(*ip)).map_or("HOST".to_owned(), |ip| ip.to_string());
+        let fix = format!("# reach an iWARP device over TCP: rpcrdma doctor iwarp:{ip}");
+        return Ok(Verdict::fault(Status::Error, format!("iWARP devices only: {}", names(&devices)), fix));
     }
     if all.is_empty() {
-        return Ok(Verdict::fault(Status::Error, "there is no RDMA device", soft_roce(scene)));
+        return Ok(Verdict::fault(Status::Error, "no RDMA device", soft_roce(context)));
     }
     let all = names(&all.iter().collect::<Vec<_>>());
-    if let Some(name) = &scene.question().device {
-        let fix = "# name one of these in the address, or none (`rdma link`)";
-        return Ok(Verdict::fault(Status::Error, format!("none of {all} is called {name}"), fix));
+    if let Some(name) = &context.server().device {
+        let fix = "# name an existing device in the address, or none (`rdma link` lists them)";
+        return Ok(Verdict::fault(Status::Error, format!("no device {name}, only {all}"), fix));
     }
     Ok(Verdict::fault(
         Status::Error,
-        format!("none of {all} has the address, or is on the way to it"),
-        soft_roce(scene),
+        format!("no device has the address or is on the route to it: {all}"),
+        soft_roce(context),
     ))
 }
 
-fn rdma_cm(scene: &Scene) -> Result<Verdict, Unseen> {
-    let path = format!("{NODES}/rdma_cm");
-    if scene.tree().exists(&path) {
-        return Ok(Verdict::ok(format!("{path} is there")));
+fn rdma_cm(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let path = format!("{DEVICE_FILES}/rdma_cm");
+    if context.tree().exists(&path) {
+        return Ok(Verdict::ok(format!("{path} exists")));
     }
-    let module = if scene.tree().exists("/sys/module/rdma_ucm") { "loaded" } else { "not loaded" };
+    let module = if context.tree().exists("/sys/module/rdma_ucm") { "loaded" } else { "not loaded" };
     let fix = format!(
-        "{}\n# for good: echo rdma_ucm in /etc/modules-load.d; in a container, on its host: docker run --device {NODES}",
-        scene.as_root("modprobe rdma_ucm")
+        "{}\n# permanently: rdma_ucm in a file of /etc/modules-load.d; in a container, on its host: docker run --device {DEVICE_FILES}",
+        context.as_root("modprobe rdma_ucm")
     );
-    Ok(Verdict::fault(Status::Error, format!("{path} is not there; rdma_ucm is {module}"), fix))
+    Ok(Verdict::fault(Status::Error, format!("{path} does not exist; rdma_ucm is {module}"), fix))
 }
 
-fn device_files(scene: &Scene) -> Result<Verdict, Unseen> {
-    let devices = driven(scene)?;
-    let tree = scene.tree();
+fn device_files(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let devices = verbs_devices(context)?;
+    let tree = context.tree();
     let of_device = |name: &String| {
-        let device = tree.line(&format!("{VERBS}/{name}/ibdev"));
+        let device = tree.line(&format!("{UVERBS}/{name}/ibdev"));
         device.is_ok_and(|device| devices.iter().any(|wanted| wanted.name == device))
     };
-    let mut files: Vec<String> = tree.names(VERBS)?.into_iter().filter(of_device).collect();
+    let mut files: Vec<String> = tree.names(UVERBS)?.into_iter().filter(of_device).collect();
     if files.is_empty() {
-        return Err(Unseen::new(VERBS, "tells of no file of the device"));
+        return Err(ReadError::new(UVERBS, "lists no file of the device"));
     }
     files.push("rdma_cm".to_owned());
-    let paths: Vec<String> = files.iter().map(|name| format!("{NODES}/{name}")).collect();
-    let (mut absent, mut closed) = (Vec::new(), Vec::new());
+    let paths: Vec<String> = files.iter().map(|name| format!("{DEVICE_FILES}/{name}")).collect();
+    let (mut missing, mut inaccessible) = (Vec::new(), Vec::new());
     for path in &paths {
         match tree.exists(path) {
-            // A missing rdma_cm has its own check.
+            // Another check reports a missing rdma_cm.
             false if path.ends_with("rdma_cm") => {}
-            false => absent.push(path.clone()),
-            true if scene.process().may_use(tree, path)? => {}
-            true => closed.push(path.clone()),
+            false => missing.push(path.clone()),
+            true if context.process().can_access(tree, path)? => {}
+            true => inaccessible.push(path.clone()),
         }
     }
-    if absent.is_empty() && closed.is_empty() {
+    if missing.is_empty() && inaccessible.is_empty() {
         return Ok(Verdict::ok(paths.join(", ")));
     }
     let mut fix = Vec::new();
-    if !absent.is_empty() {
-        fix.push(scene.as_root("modprobe ib_uverbs"));
-        fix.push(format!("# in a container, on its host: docker run --device {NODES}"));
+    if !missing.is_empty() {
+        fix.push(context.as_root("modprobe ib_uverbs"));
+        fix.push(format!("# in a container, on its host: docker run --device {DEVICE_FILES}"));
     }
-    if !closed.is_empty() {
-        fix.push(scene.as_root(&format!("chmod a+rw {}", closed.join(" "))));
+    if !inaccessible.is_empty() {
+        fix.push(context.as_root(&format!("chmod a+rw {}", inaccessible.join(" "))));
         fix.push(
-            "# for good: MODE=\"0666\" for SUBSYSTEM==\"infiniband_verbs\" in a rule of /etc/udev/rules.d".to_owned(),
+            "# permanently: MODE=\"0666\" for SUBSYSTEM==\"infiniband_verbs\" in a rule of /etc/udev/rules.d"
+                .to_owned(),
         );
     }
-    let observed = [("not there", absent), ("not for this user", closed)];
+    let observed = [("missing", missing), ("not accessible to this user", inaccessible)];
     let observed = observed
         .iter()
         .filter(|(_, paths)| !paths.is_empty())
@@ -132,58 +134,58 @@ fn device_files(scene: &Scene) -> Result<Verdict, Unseen> {
     Ok(Verdict::fault(Status::Error, observed.collect::<Vec<_>>().join("; "), fix.join("\n")))
 }
 
-/// The address's ports: those that have it, or all of its devices.
-pub(super) fn ports(scene: &Scene) -> Result<Vec<&Port>, Unseen> {
-    let devices = driven(scene)?;
+/// Returns the ports that have the address, or else all ports of the address's devices.
+pub(super) fn ports(context: &CheckContext) -> Result<Vec<&Port>, ReadError> {
+    let devices = verbs_devices(context)?;
     let all: Vec<&Port> = devices.iter().flat_map(|device| &device.ports).collect();
-    let own = |port: &&&Port| scene.question().ip.is_some_and(|ip| port.gids.iter().any(|gid| gid.ip() == ip));
+    let own = |port: &&&Port| context.server().ip.is_some_and(|ip| port.gids.iter().any(|gid| gid.ip() == ip));
     let own: Vec<&Port> = all.iter().filter(own).copied().collect();
     let ports = if own.is_empty() { all } else { own };
-    if ports.is_empty() { Err(Unseen::new(&devices[0].path, "tells of no port")) } else { Ok(ports) }
+    if ports.is_empty() { Err(ReadError::new(&devices[0].path, "lists no ports")) } else { Ok(ports) }
 }
 
-fn link(scene: &Scene) -> Result<Verdict, Unseen> {
-    let (mut told, mut down) = (Vec::new(), Vec::new());
-    for port in ports(scene)? {
+fn link(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let (mut states, mut down) = (Vec::new(), Vec::new());
+    for port in ports(context)? {
         // `4: ACTIVE`
-        let state = scene.tree().line(&format!("{}/state", port.path))?;
+        let state = context.tree().line(&format!("{}/state", port.path))?;
         let state = state.rsplit(' ').next().unwrap_or_default();
-        told.push(format!("{} is {state}", port.name));
+        states.push(format!("{} is {state}", port.name));
         if state != "ACTIVE" {
             down.push(port);
         }
     }
-    let observed = told.join(", ");
+    let observed = states.join(", ");
     // One of several ports is enough.
-    if down.len() < told.len() {
+    if down.len() < states.len() {
         return Ok(Verdict::ok(observed));
     }
     let fix = down.iter().map(|port| {
-        if !port.is_ethernet(scene.tree()) {
-            return "# InfiniBand: plug the cable in, and run a subnet manager (opensm) on one host or on the switch"
+        if !port.is_ethernet(context.tree()) {
+            return "# InfiniBand: connect the cable, and run a subnet manager (opensm) on one host or on the switch"
                 .to_owned();
         }
         let (device, _) = port.name.split_once('/').unwrap_or((&port.name, ""));
-        let device = scene.rdma().iter().find(|rdma| rdma.name == device);
-        let interfaces = device.map(|device| device.interfaces(scene.tree())).unwrap_or_default();
-        let up = interfaces.iter().map(|name| scene.as_root(&format!("ip link set dev {name} up")));
-        up.chain(["# if that is not it, the cable is not plugged in, or the switch's port is down".to_owned()])
+        let device = context.rdma().iter().find(|rdma| rdma.name == device);
+        let interfaces = device.map(|device| device.interfaces(context.tree())).unwrap_or_default();
+        let up = interfaces.iter().map(|name| context.as_root(&format!("ip link set dev {name} up")));
+        up.chain(["# if it stays down, check the cable and the switch's port".to_owned()])
             .collect::<Vec<_>>()
             .join("\n")
     });
     Ok(Verdict::fault(Status::Error, observed, fix.collect::<Vec<_>>().join("\n")))
 }
 
-fn gid(scene: &Scene) -> Result<Verdict, Unseen> {
-    let ports = ports(scene)?;
-    let ethernet: Vec<&&Port> = ports.iter().filter(|port| port.is_ethernet(scene.tree())).collect();
+fn gid(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let ports = ports(context)?;
+    let ethernet: Vec<&&Port> = ports.iter().filter(|port| port.is_ethernet(context.tree())).collect();
     if ethernet.is_empty() {
-        return Ok(Verdict::ok("InfiniBand: GIDs are the subnet manager's"));
+        return Ok(Verdict::ok("InfiniBand: the subnet manager assigns the GIDs"));
     }
-    let of_address = |gid: &Gid| scene.question().ip.is_some_and(|ip| gid.ip() == ip);
+    let of_address = |gid: &Gid| context.server().ip.is_some_and(|ip| gid.ip() == ip);
     let all: Vec<(&Port, &Gid)> = ethernet.iter().flat_map(|port| port.gids.iter().map(|gid| (**port, gid))).collect();
     let own: Vec<_> = all.iter().filter(|(_, gid)| of_address(gid)).copied().collect();
-    // A peer's address is not among the local ones.
+    // The address of a peer has no local GID.
     let candidates = if own.is_empty() { all } else { own };
     let show = |(port, gid): &(&Port, &Gid)| {
         format!(
@@ -191,7 +193,7 @@ fn gid(scene: &Scene) -> Result<Verdict, Unseen> {
             port.name,
             gid.index,
             gid.ip(),
-            gid.kind.as_deref().unwrap_or("of no known version")
+            gid.kind.as_deref().unwrap_or("unknown version")
         )
     };
     if let Some(good) =
@@ -199,27 +201,27 @@ fn gid(scene: &Scene) -> Result<Verdict, Unseen> {
     {
         return Ok(Verdict::ok(show(good)));
     }
-    let wide = candidates.iter().find(|(_, gid)| !gid.is_link_local());
-    let interface = ethernet.iter().flat_map(|port| port.interfaces()).next().or_else(|| scene.interface());
+    let routable = candidates.iter().find(|(_, gid)| !gid.is_link_local());
+    let interface = ethernet.iter().flat_map(|port| port.interfaces()).next().or_else(|| context.interface());
     let interface = interface.as_deref().unwrap_or("INTERFACE").to_owned();
-    match wide {
-        // The driver decides on the versions of a port.
+    match routable {
+        // The driver determines the RoCE versions of a port.
         Some(found) if found.1.kind.is_some() => {
             let fix = format!(
-                "# the port has no RoCE version 2 for it: its driver or firmware decides; `rdma link show {}`",
+                "# the port has no RoCE version 2 GID for the address, which its driver or firmware provides: `rdma link show {}`",
                 found.0.name
             );
             Ok(Verdict::fault(Status::Warning, show(found), fix))
         }
-        Some(_) => Err(Unseen::new(format!("{}/gid_attrs", ethernet[0].path), "tells of no version")),
+        Some(_) => Err(ReadError::new(format!("{}/gid_attrs", ethernet[0].path), "states no RoCE version")),
         None => {
             let observed = match candidates.first() {
-                Some(found) => format!("link-local ones only: {}", show(found)),
-                None => "none".to_owned(),
+                Some(found) => format!("only link-local GIDs: {}", show(found)),
+                None => "no GID".to_owned(),
             };
             let fix = format!(
-                "# give {interface} an address:\n{}",
-                scene.as_root(&format!("ip address add ADDRESS/PREFIX dev {interface}"))
+                "# assign an address to {interface}:\n{}",
+                context.as_root(&format!("ip address add ADDRESS/PREFIX dev {interface}"))
             );
             Ok(Verdict::fault(Status::Error, observed, fix))
         }

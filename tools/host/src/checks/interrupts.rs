@@ -2,178 +2,188 @@
 
 use super::container;
 use crate::check::{Status, Verdict};
+use crate::context::CheckContext;
 use crate::cores::CoreList;
 use crate::devices::NET;
-use crate::scene::Scene;
 use crate::topology::list;
-use crate::tree::{Tree, Unseen, if_there};
+use crate::tree::{ReadError, Tree, if_exists};
 
 const IRQ: &str = "/proc/irq";
 const WORKQUEUES: &str = "/sys/devices/virtual/workqueue/cpumask";
 
 checks! {
     "irq-affinity", Cores: irq_affinity,
-        wanted "no interrupt goes to a given core, but for the RDMA device's own",
-        why "each interrupt takes the core from the shard for microseconds, and its caches with it";
+        wanted "no interrupt is routed to a given core, except those of the RDMA device",
+        why "each interrupt takes the core from the shard for microseconds, and displaces its data from the caches";
     "irqbalance", Cores: irqbalance,
         wanted "irqbalance does not run",
-        why "it moves interrupts to whatever core looks idle, and undoes their affinities";
+        why "it moves interrupts to cores that look idle, and overrides their affinities";
     "workqueues", Cores: workqueues,
-        wanted "the kernel's unbound work queues leave the given cores alone",
-        why "work of the kernel that is put behind a polling shard waits, and the shard is interrupted for it";
+        wanted "the kernel's unbound work queues do not use the given cores",
+        why "kernel work on a polling shard's core is delayed, and interrupts the shard";
     "rps-xps", Cores: packet_steering,
-        wanted "no interface hands packets to a given core (RPS), or has it share a send queue with other cores (XPS)",
-        why "packets that others receive interrupt the shard; a send queue that others use, too, has it wait for their lock";
+        wanted "no interface steers packets to a given core (RPS), or shares its send queue with other cores (XPS)",
+        why "packets of other programs interrupt the shard, and a shared send queue makes it wait for a lock";
 }
 
-/// The remaining cores.
-fn others(scene: &Scene, cores: &CoreList) -> CoreList {
-    scene.topology().online().without(cores)
+/// Returns the online cores that are not given.
+fn other_cores(context: &CheckContext, cores: &CoreList) -> CoreList {
+    context.topology().online().without(cores)
 }
 
 const NONE_LEFT: &str = "# all cores are given: leave at least one for the rest of the system";
 
-/// The interrupts with a handler, and their cores.
-fn interrupts(tree: &Tree) -> Result<Vec<(usize, CoreList)>, Unseen> {
-    let handled = |number: &usize| {
+/// Returns the interrupts that have a handler, with their cores.
+fn interrupts(tree: &Tree) -> Result<Vec<(usize, CoreList)>, ReadError> {
+    let has_handler = |number: &usize| {
         let folder = format!("{IRQ}/{number}");
         // Each handler has a directory.
         tree.names(&folder).unwrap_or_default().iter().any(|name| tree.is_directory(&format!("{folder}/{name}")))
     };
-    let with_cores = |number| -> Result<Option<(usize, CoreList)>, Unseen> {
-        let cores = |name| -> Result<Option<CoreList>, Unseen> {
-            let cores = if_there(list(tree, &format!("{IRQ}/{number}/{name}")))?;
+    let with_cores = |number| -> Result<Option<(usize, CoreList)>, ReadError> {
+        let cores = |name| -> Result<Option<CoreList>, ReadError> {
+            let cores = if_exists(list(tree, &format!("{IRQ}/{number}/{name}")))?;
             Ok(cores.filter(|cores| !cores.is_empty()))
         };
-        // The kernel chooses among the allowed cores. An interrupt that still goes to another core moves at its next
-        // occurrence.
-        let (may, goes) = (cores("smp_affinity_list")?, cores("effective_affinity_list")?);
-        let both = may.as_ref().zip(goes.as_ref()).map(|(may, goes)| may.common(goes));
-        Ok(both.or(may).or(goes).map(|cores| (number, cores)))
+        // The kernel chooses among the allowed cores. An interrupt that is still routed to another core moves at its
+        // next occurrence.
+        let (allowed, effective) = (cores("smp_affinity_list")?, cores("effective_affinity_list")?);
+        let both = allowed.as_ref().zip(effective.as_ref()).map(|(allowed, effective)| allowed.common(effective));
+        Ok(both.or(allowed).or(effective).map(|cores| (number, cores)))
     };
     let mut numbers = tree.numbered(IRQ, "")?;
     numbers.sort_unstable();
-    numbers.into_iter().filter(handled).map(with_cores).filter_map(Result::transpose).collect()
+    numbers.into_iter().filter(has_handler).map(with_cores).filter_map(Result::transpose).collect()
 }
 
-fn irq_affinity(scene: &Scene) -> Result<Verdict, Unseen> {
-    let all = interrupts(scene.tree())?;
-    let Some(given) = &scene.question().cores else {
-        return Ok(Verdict::ok(format!("{} interrupts; which cores they may not go to, --cores says", all.len())));
+fn irq_affinity(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let all = interrupts(context.tree())?;
+    let Some(given) = &context.server().cores else {
+        return Ok(Verdict::ok(format!("{} interrupts; --cores names the cores that they must avoid", all.len())));
     };
-    let of_devices: Vec<usize> = scene
+    let device_interrupts: Vec<usize> = context
         .devices()
         .iter()
-        .flat_map(|device| scene.tree().numbered(&format!("{}/device/msi_irqs", device.path), "").unwrap_or_default())
+        .flat_map(|device| context.tree().numbered(&format!("{}/device/msi_irqs", device.path), "").unwrap_or_default())
         .collect();
-    let there = |(number, cores): &&(usize, CoreList)| !cores.common(given).is_empty() && !of_devices.contains(number);
-    let found: CoreList = all.iter().filter(there).map(|(number, _)| *number).collect();
+    let disturbs =
+        |(number, cores): &&(usize, CoreList)| !cores.common(given).is_empty() && !device_interrupts.contains(number);
+    let found: CoreList = all.iter().filter(disturbs).map(|(number, _)| *number).collect();
     if found.is_empty() {
         return Ok(Verdict::ok(format!("none of {} interrupts goes to {given}", all.len())));
     }
-    let rest = others(scene, given);
+    let rest = other_cores(context, given);
     let fix = if rest.is_empty() {
         NONE_LEFT.to_owned()
     } else {
         let numbers: Vec<String> = found.iter().map(|number| number.to_string()).collect();
-        let write = scene.write(&rest.to_string(), &[format!("{IRQ}/$irq/smp_affinity_list")]);
+        let write = context.write(&rest.to_string(), &[format!("{IRQ}/$irq/smp_affinity_list")]);
         format!("for irq in {}; do {write}; done", numbers.join(" "))
-            + "\n# one that refuses is the kernel's or a device's own queue for that core: isolcpus=managed_irq,… keeps it away"
+            + "\n# one that cannot be moved belongs to the kernel or a device queue of that core: isolcpus=managed_irq,…"
     };
-    Ok(Verdict::fault(scene.if_pinned(), format!("interrupts {found} go to {given}"), fix))
+    Ok(Verdict::fault(context.core_severity(), format!("interrupts {found} go to {given}"), fix))
 }
 
-fn irqbalance(scene: &Scene) -> Result<Verdict, Unseen> {
-    let processes = scene.tree().numbered("/proc", "")?;
+fn irqbalance(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let processes = context.tree().numbered("/proc", "")?;
     if processes.is_empty() {
-        return Err(Unseen::new("/proc", "tells of no process"));
+        return Err(ReadError::new("/proc", "lists no processes"));
     }
     let mut hidden = None;
     for number in processes {
         // A process may end during the check.
-        match if_there(scene.tree().line(&format!("/proc/{number}/comm"))) {
+        match if_exists(context.tree().line(&format!("/proc/{number}/comm"))) {
             Ok(Some(name)) if name == "irqbalance" => {
-                let fix = scene.as_root("systemctl disable --now irqbalance");
-                return Ok(Verdict::fault(scene.if_pinned(), format!("it runs as process {number}"), fix));
+                let fix = context.as_root("systemctl disable --now irqbalance");
+                return Ok(Verdict::fault(
+                    context.core_severity(),
+                    format!("irqbalance runs as process {number}"),
+                    fix,
+                ));
             }
             Ok(_) => {}
-            Err(unseen) => hidden = Some(unseen),
+            Err(error) => hidden = Some(error),
         }
     }
-    // Its absence proves something only if all processes of the host are visible.
-    if let Some(kind) = container::kind(scene.tree())? {
-        let observed = format!("{kind} may not see it");
+    // Unless all processes of the host are visible, irqbalance may run nevertheless.
+    if let Some(kind) = container::kind(context.tree())? {
+        let observed = format!("{kind} may hide processes of the host");
         return Ok(Verdict::unknown(observed, "# on the host: systemctl is-active irqbalance"));
     }
-    match hidden.or(scene.tree().line("/proc/1/comm").err()) {
-        Some(hidden) => Err(Unseen::new("/proc", format!("hides processes ({hidden})"))),
-        None => Ok(Verdict::ok("it does not run")),
+    match hidden.or(context.tree().line("/proc/1/comm").err()) {
+        Some(hidden) => Err(ReadError::new("/proc", format!("hides processes ({hidden})"))),
+        None => Ok(Verdict::ok("irqbalance does not run")),
     }
 }
 
-fn workqueues(scene: &Scene) -> Result<Verdict, Unseen> {
-    let mask = scene.tree().line(WORKQUEUES)?;
-    let cores = CoreList::of_mask(&mask).ok_or_else(|| Unseen::new(WORKQUEUES, format!("{mask:?} is no mask")))?;
-    let online = scene.topology().online();
-    let Some(given) = &scene.question().cores else {
+fn workqueues(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let mask = context.tree().line(WORKQUEUES)?;
+    let cores = CoreList::of_mask(&mask)
+        .ok_or_else(|| ReadError::new(WORKQUEUES, format!("expected a CPU mask, found {mask:?}")))?;
+    let online = context.topology().online();
+    let Some(given) = &context.server().cores else {
         return Ok(Verdict::ok(format!("they run on {}", cores.common(&online))));
     };
     let found = cores.common(given);
     if found.is_empty() {
         return Ok(Verdict::ok(format!("none on {given}")));
     }
-    let rest = others(scene, given);
-    let fix = if rest.is_empty() { NONE_LEFT.to_owned() } else { scene.write(&rest.mask(), &[WORKQUEUES.to_owned()]) };
-    Ok(Verdict::fault(scene.if_pinned(), format!("they may run on {found}"), fix))
+    let rest = other_cores(context, given);
+    let fix =
+        if rest.is_empty() { NONE_LEFT.to_owned() } else { context.write(&rest.mask(), &[WORKQUEUES.to_owned()]) };
+    Ok(Verdict::fault(context.core_severity(), format!("they may run on {found}"), fix))
 }
 
-/// A file of a queue, and its cores.
-struct Steered {
+/// The steering mask of an interface's queue.
+struct QueueMask {
     file: String,
     cores: CoreList,
 }
 
-/// The masks `name` of the queues `kind-N` of all interfaces. A queue without such steering has no file, or an
+/// Reads the masks `name` of the queues `kind-N` of all interfaces. A queue without such steering has no file, or an
 /// unreadable one.
-fn steered(scene: &Scene, kind: &str, name: &str) -> Result<Vec<Steered>, Unseen> {
+fn queue_masks(context: &CheckContext, kind: &str, name: &str) -> Result<Vec<QueueMask>, ReadError> {
     let mut all = Vec::new();
-    for interface in scene.tree().names(NET)? {
+    for interface in context.tree().names(NET)? {
         let folder = format!("{NET}/{interface}/queues");
-        let Some(numbers) = if_there(scene.tree().numbered(&folder, &format!("{kind}-")))? else { continue };
+        let Some(numbers) = if_exists(context.tree().numbered(&folder, &format!("{kind}-")))? else { continue };
         for number in numbers {
             let file = format!("{folder}/{kind}-{number}/{name}");
-            let Some(mask) = if_there(scene.tree().line(&file))? else { continue };
-            let cores = CoreList::of_mask(&mask).ok_or_else(|| Unseen::new(&file, format!("{mask:?} is no mask")))?;
-            all.push(Steered { file, cores });
+            let Some(mask) = if_exists(context.tree().line(&file))? else { continue };
+            let cores = CoreList::of_mask(&mask)
+                .ok_or_else(|| ReadError::new(&file, format!("expected a CPU mask, found {mask:?}")))?;
+            all.push(QueueMask { file, cores });
         }
     }
     Ok(all)
 }
 
-fn packet_steering(scene: &Scene) -> Result<Verdict, Unseen> {
-    let (received, sent) = (steered(scene, "rx", "rps_cpus")?, steered(scene, "tx", "xps_cpus")?);
+fn packet_steering(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let (received, sent) = (queue_masks(context, "rx", "rps_cpus")?, queue_masks(context, "tx", "xps_cpus")?);
     if received.is_empty() && sent.is_empty() {
-        return Err(Unseen::new(format!("{NET}/*/queues"), "no queue that says where its packets go"));
+        return Err(ReadError::new(format!("{NET}/*/queues"), "no queue has a steering mask"));
     }
     let queues = format!("{} receive and {} send queues", received.len(), sent.len());
-    let Some(given) = &scene.question().cores else { return Ok(Verdict::ok(queues)) };
-    let hit = |queue: &&Steered| !queue.cores.common(given).is_empty();
-    let rps: Vec<&Steered> = received.iter().filter(hit).collect();
-    // A queue used by given cores alone is fine.
-    let xps: Vec<&Steered> = sent.iter().filter(hit).filter(|queue| !queue.cores.without(given).is_empty()).collect();
+    let Some(given) = &context.server().cores else { return Ok(Verdict::ok(queues)) };
+    let uses_given = |queue: &&QueueMask| !queue.cores.common(given).is_empty();
+    let rps: Vec<&QueueMask> = received.iter().filter(uses_given).collect();
+    // A queue that only given cores use does not disturb them.
+    let xps: Vec<&QueueMask> =
+        sent.iter().filter(uses_given).filter(|queue| !queue.cores.without(given).is_empty()).collect();
     if rps.is_empty() && xps.is_empty() {
-        return Ok(Verdict::ok(format!("none of {queues} onto {given}")));
+        return Ok(Verdict::ok(format!("none of {queues} use {given}")));
     }
-    let mends = rps
+    let fixes = rps
         .iter()
         .chain(&xps)
-        .map(|queue| scene.write(&queue.cores.without(given).mask(), std::slice::from_ref(&queue.file)));
-    let fix: Vec<String> = mends.collect();
-    let told = |what: &str, queues: &[&Steered]| {
+        .map(|queue| context.write(&queue.cores.without(given).mask(), std::slice::from_ref(&queue.file)));
+    let fix: Vec<String> = fixes.collect();
+    let describe = |what: &str, queues: &[&QueueMask]| {
         let cores = queues.iter().fold(CoreList::default(), |all, queue| all.with(&queue.cores.common(given)));
         (!queues.is_empty()).then(|| format!("{what} {} queues: {cores}", queues.len()))
     };
-    let observed: Vec<String> = [told("RPS of", &rps), told("XPS shared in", &xps)].into_iter().flatten().collect();
-    let status = if rps.is_empty() { Status::Note } else { scene.if_pinned() };
+    let observed: Vec<String> =
+        [describe("RPS on", &rps), describe("XPS shared on", &xps)].into_iter().flatten().collect();
+    let status = if rps.is_empty() { Status::Note } else { context.core_severity() };
     Ok(Verdict::fault(status, observed.join("; "), fix.join("\n")))
 }

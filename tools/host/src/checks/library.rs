@@ -1,26 +1,26 @@
 //! The installed C library.
 
 use crate::check::{Status, Verdict};
-use crate::scene::Scene;
-use crate::tree::Unseen;
+use crate::context::CheckContext;
+use crate::tree::ReadError;
 
-/// Its name for the dynamic linker.
+/// The library's name for the dynamic linker.
 const SONAME: &str = "librpcrdma.so.0";
-/// The dynamic linker's list of libraries, made by ldconfig.
+/// The dynamic linker's list of libraries, which ldconfig writes.
 const CACHE: &str = "/etc/ld.so.cache";
-/// Where packages and `cargo cinstall` put it, below a directory of the architecture or not.
+/// Directories in which packages and `cargo cinstall` install it, possibly in a subdirectory of the architecture.
 const DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64"];
 
 checks! {
     "library", Library: library,
-        wanted "librpcrdma.so.0 of this program's version, or none",
-        why "C programs load it. With another version their settings and statistics may differ from these tools' \
-              descriptions; the protocol is the same";
+        wanted "librpcrdma.so.0 of this program's version, or no such library",
+        why "C programs load it; in another version settings and statistics may differ from these tools' descriptions, \
+              but the protocol is the same";
 }
 
-fn library(scene: &Scene) -> Result<Verdict, Unseen> {
-    let tree = scene.tree();
-    // Binary, with the paths as strings that end with a zero byte.
+fn library(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let tree = context.tree();
+    // The cache is binary and contains the paths as strings that end with a zero byte.
     let cache = tree.text(CACHE)?;
     let loaded = cache.split('\0').find(|text| text.ends_with(&format!("/{SONAME}")));
     let Some(path) = loaded else {
@@ -32,18 +32,19 @@ fn library(scene: &Scene) -> Result<Verdict, Unseen> {
             Some(directory) => {
                 let fix = format!(
                     "echo {directory} | {}\n{}",
-                    scene.as_root("tee /etc/ld.so.conf.d/rpcrdma.conf"),
-                    scene.as_root("ldconfig")
+                    context.as_root("tee /etc/ld.so.conf.d/rpcrdma.conf"),
+                    context.as_root("ldconfig")
                 );
                 Verdict::fault(Status::Warning, format!("{directory}/{SONAME} is not in {CACHE}"), fix)
             }
         });
     };
-    // The file's name has the version: librpcrdma.so.0.1.0.
-    let file = tree.link(path).ok_or_else(|| Unseen::new(path, "no link to a file librpcrdma.so.VERSION"))?;
+    // The link's target has the version in its name: librpcrdma.so.0.1.0.
+    let file =
+        tree.link(path).ok_or_else(|| ReadError::new(path, "expected a link to a file librpcrdma.so.VERSION"))?;
     let version = file.strip_prefix("librpcrdma.so.").unwrap_or(&file);
     let own = env!("CARGO_PKG_VERSION");
-    let fix = scene.as_root("apt-get install librpcrdma0 rpcrdma-tools");
-    let fix = format!("{fix}\n# without packages: build library and programs from one commit, then ldconfig");
-    Ok(Verdict::if_good(version == own, format!("{version}: {path}; this program is {own}"), Status::Warning, fix))
+    let fix = context.as_root("apt-get install librpcrdma0 rpcrdma-tools");
+    let fix = format!("{fix}\n# without packages: build library and programs from one commit, then run ldconfig");
+    Ok(Verdict::ok_if(version == own, format!("{version}: {path}; this program is {own}"), Status::Warning, fix))
 }

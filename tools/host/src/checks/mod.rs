@@ -1,34 +1,34 @@
 //! All checks.
 //!
-//! Each covers one aspect, and only it knows the files to read.
+//! Each check covers one aspect of a machine, and only the check knows which files to read.
 //!
 //! | file | checks |
 //! | --- | --- |
-//! | `cores` | cores: online, allowed, isolated, tickless, no two threads of one; quotas; the device's node |
-//! | `interrupts` | other load on them: interrupts, irqbalance, the kernel's work queues, packets of interfaces |
+//! | `cores` | cores: online, allowed, isolated, tickless, not shared by two threads; CPU quotas; the device's node |
+//! | `interrupts` | other load on the cores: interrupts, irqbalance, the kernel's work queues, packets of interfaces |
 //! | `power` | frequency, C-states, the clock |
-//! | `pages` | huge pages, transparent ones, NUMA balancing, swap |
+//! | `pages` | huge pages, transparent huge pages, NUMA balancing, swap |
 //! | `limits` | limits of locked, mapped and used memory; descriptors |
 //! | `device` | presence and usability of an RDMA device at the address |
-//! | `adapter` | its performance: RoCE version, bus, counters, congestion |
+//! | `adapter` | performance of an RDMA device: RoCE version, bus, counters, congestion |
 //! | `network` | interfaces and sockets |
 //! | `container` | containers |
 //! | `library` | the installed C library |
 
-/// The checks of a file: name, subject, fabrics that it matters for (if not for all), and function of each.
+/// Declares the checks of a file, each with its name, area, fabrics (unless it applies to all) and function.
 macro_rules! checks {
     ($(
-        $name:literal, $area:ident $(on $($fabric:ident)+)?: $look:ident,
+        $name:literal, $area:ident $(on $($fabric:ident)+)?: $inspect:ident,
             wanted $wanted:literal,
             why $why:literal;
     )*) => {
         pub(super) const CHECKS: &[$crate::check::Check] = &[$($crate::check::Check {
             name: $name,
             area: $crate::check::Area::$area,
-            fabrics: &[$($($crate::scene::Fabric::$fabric),+)?],
+            fabrics: &[$($($crate::context::Fabric::$fabric),+)?],
             wanted: $wanted,
             why: $why,
-            look: $look,
+            inspect: $inspect,
         }),*];
     };
 }
@@ -46,7 +46,7 @@ mod power;
 
 use crate::check::Check;
 
-/// All checks, in the order of reports.
+/// Returns all checks, in the order of reports.
 pub fn all() -> impl Iterator<Item = &'static Check> {
     let groups: [&'static [Check]; 10] = [
         cores::CHECKS,

@@ -1,131 +1,132 @@
 //! Interfaces and sockets.
 
 use crate::check::{Status, Verdict};
+use crate::context::{CheckContext, Fabric};
 use crate::devices::NET;
-use crate::scene::{Fabric, Scene};
-use crate::tree::Unseen;
+use crate::tree::ReadError;
 
-/// A path MTU of 4096 bytes, plus the headers of RoCE.
+/// An RDMA path MTU of 4096 bytes plus the headers of RoCE.
 const WANTED_MTU: u32 = 4200;
-/// Maximum that the kernel grows a connection's buffers to by default.
-const TCP_READ: u64 = 6 << 20;
-const TCP_WRITE: u64 = 4 << 20;
-/// Lowest limit of manual sizes that allows as much.
-const SET_BY_HAND: u64 = 4 << 20;
+/// Sizes to which the kernel grows a connection's buffers by default, in bytes.
+const TCP_RMEM: u64 = 6 << 20;
+const TCP_WMEM: u64 = 4 << 20;
+/// Lowest sufficient limit of buffer sizes that are set explicitly, in bytes.
+const EXPLICIT_SIZE: u64 = 4 << 20;
 
 checks! {
     "interface", Network on Iwarp: interface,
-        wanted "an interface on the way to the address, which is up",
-        why "TCP connections go through it";
+        wanted "an interface on the route to the address, which is up",
+        why "TCP connections use it";
     "mtu", Network on Iwarp Verbs: mtu,
-        wanted "an MTU of 4200 at least, on both hosts and all between",
-        why "fewer packets for the same bytes: RoCE sends 4096 bytes in a packet then, not 1024, and TCP up to 8960";
+        wanted "an MTU of at least 4200 on both hosts and all switches between them",
+        why "packets are larger: RoCE then sends 4096 bytes in a packet instead of 1024, and TCP up to 8960";
     "tcp-buffers", Network on Iwarp: tcp_buffers,
-        wanted "net.ipv4.tcp_rmem up to 6 MiB at least, tcp_wmem up to 4 MiB",
-        why "a connection has no more bytes under way than its buffers hold: they bound its bandwidth over a long way";
+        wanted "a maximum of at least 6 MiB in net.ipv4.tcp_rmem and 4 MiB in tcp_wmem",
+        why "buffers bound the bytes in flight on a connection, and so its bandwidth over long distances";
     "socket-buffers", Network on Iwarp: socket_buffers,
-        wanted "net.core.rmem_max and wmem_max of 4 MiB at least, where buffers are set by hand",
-        why "they bound what IwarpConfig::send_buffer and receive_buffer get (--sndbuf, --rcvbuf), in silence";
+        wanted "net.core.rmem_max and wmem_max of at least 4 MiB, if buffer sizes are set explicitly",
+        why "they silently limit IwarpConfig::send_buffer and receive_buffer (--sndbuf, --rcvbuf)";
     "backlog", Network on Soft Iwarp: backlog,
-        wanted "net.core.somaxconn of 1024 at least; 256 for the software fabric",
-        why "connections that come at once, beyond it, are dropped, and tried again after a second or never";
+        wanted "net.core.somaxconn of at least 1024; 256 for the software fabric",
+        why "simultaneous connects beyond it are dropped, and retried after a second or never";
 }
 
-/// The interfaces of the address; without an address, those of its devices.
-fn interfaces(scene: &Scene) -> Vec<String> {
-    match scene.interface() {
+/// Returns the interface of the address. For a verbs address without a host, returns the interfaces of all its devices.
+fn interfaces(context: &CheckContext) -> Vec<String> {
+    match context.interface() {
         Some(name) => vec![name],
-        None if scene.is_verbs() => scene.devices().iter().flat_map(|device| device.interfaces(scene.tree())).collect(),
+        None if context.is_verbs() => {
+            context.devices().iter().flat_map(|device| device.interfaces(context.tree())).collect()
+        }
         None => Vec::new(),
     }
 }
 
-fn interface(scene: &Scene) -> Result<Verdict, Unseen> {
-    let Some(ip) = scene.question().ip else { return Err(Unseen::new("the address", "names no host")) };
+fn interface(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let Some(ip) = context.server().ip else { return Err(ReadError::new("the address", "names no host")) };
     if crate::devices::is_any(ip) {
-        return Ok(Verdict::ok("all of them"));
+        return Ok(Verdict::ok("all interfaces"));
     }
-    let Some(name) = scene.interface() else {
-        if !scene.tree().exists("/proc/net/route") {
-            return Err(Unseen::new("/proc/net/route", "not there"));
+    let Some(name) = context.interface() else {
+        if !context.tree().exists("/proc/net/route") {
+            return Err(ReadError::new("/proc/net/route", "does not exist"));
         }
-        let fix =
-            format!("ip route get {ip}   # and then: {}", scene.as_root("ip route add NETWORK/PREFIX via GATEWAY"));
+        let fix = format!("ip route get {ip}   # then: {}", context.as_root("ip route add NETWORK/PREFIX via GATEWAY"));
         return Ok(Verdict::fault(Status::Error, format!("no route to {ip}"), fix));
     };
-    let state = scene.tree().line(&format!("{NET}/{name}/operstate"))?;
-    // Loopback has no state of its own.
+    let state = context.tree().line(&format!("{NET}/{name}/operstate"))?;
+    // The state of the loopback interface is `unknown`.
     if state != "down" {
         return Ok(Verdict::ok(format!("{name} is {}", if state == "unknown" { "up" } else { &state })));
     }
-    let fix = scene.as_root(&format!("ip link set dev {name} up"));
+    let fix = context.as_root(&format!("ip link set dev {name} up"));
     Ok(Verdict::fault(Status::Error, format!("{name} is down"), fix))
 }
 
-/// Only a note: the switches between the hosts must support it, too, or no packet arrives.
-fn mtu(scene: &Scene) -> Result<Verdict, Unseen> {
-    let (mut told, mut small) = (Vec::new(), Vec::new());
-    for name in interfaces(scene) {
-        // The MTU of an InfiniBand interface is that of IP, not of RDMA.
-        if scene.tree().line(&format!("{NET}/{name}/type")).is_ok_and(|kind| kind == "32") {
+/// At most a note, because packets are lost unless the switches between the hosts support the MTU, too.
+fn mtu(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let (mut mtus, mut fixes) = (Vec::new(), Vec::new());
+    for name in interfaces(context) {
+        // The MTU of an InfiniBand interface (type 32) applies to IP, not to RDMA.
+        if context.tree().line(&format!("{NET}/{name}/type")).is_ok_and(|kind| kind == "32") {
             continue;
         }
-        let mtu: u32 = scene.tree().number(&format!("{NET}/{name}/mtu"))?;
-        told.push(format!("{name}: {mtu}"));
+        let mtu: u32 = context.tree().number(&format!("{NET}/{name}/mtu"))?;
+        mtus.push(format!("{name}: {mtu}"));
         if mtu < WANTED_MTU {
-            small.push(format!(
-                "{}   # on both hosts, and the switches between",
-                scene.as_root(&format!("ip link set dev {name} mtu 9000"))
+            fixes.push(format!(
+                "{}   # on both hosts and all switches between them",
+                context.as_root(&format!("ip link set dev {name} mtu 9000"))
             ));
         }
     }
-    if told.is_empty() {
-        return Err(Unseen::new(NET, "no interface of the address"));
+    if mtus.is_empty() {
+        return Err(ReadError::new(NET, "no interface of the address"));
     }
-    Ok(Verdict::if_good(small.is_empty(), told.join(", "), Status::Note, small.join("\n")))
+    Ok(Verdict::ok_if(fixes.is_empty(), mtus.join(", "), Status::Note, fixes.join("\n")))
 }
 
-/// The last of the three numbers of `tcp_rmem` and `tcp_wmem`.
-fn largest(scene: &Scene, name: &str) -> Result<(String, u64), Unseen> {
+/// Reads the three numbers of `tcp_rmem` or `tcp_wmem`. Returns them, and the last one, which is the maximum.
+fn tcp_maximum(context: &CheckContext, name: &str) -> Result<(String, u64), ReadError> {
     let path = format!("/proc/sys/net/ipv4/{name}");
-    let line = scene.tree().line(&path)?;
+    let line = context.tree().line(&path)?;
     let last = line.split_whitespace().next_back().and_then(|word| word.parse().ok());
-    let last = last.ok_or_else(|| Unseen::new(path, format!("{line:?} are no numbers")))?;
+    let last = last.ok_or_else(|| ReadError::new(path, format!("expected numbers, found {line:?}")))?;
     Ok((line.split_whitespace().collect::<Vec<_>>().join(" "), last))
 }
 
-fn tcp_buffers(scene: &Scene) -> Result<Verdict, Unseen> {
-    let (mut told, mut fix) = (Vec::new(), Vec::new());
-    for (name, wanted) in [("tcp_rmem", TCP_READ), ("tcp_wmem", TCP_WRITE)] {
-        let (line, most) = largest(scene, name)?;
+fn tcp_buffers(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let (mut values, mut fix) = (Vec::new(), Vec::new());
+    for (name, wanted) in [("tcp_rmem", TCP_RMEM), ("tcp_wmem", TCP_WMEM)] {
+        let (line, most) = tcp_maximum(context, name)?;
         if most < wanted {
             let first: Vec<&str> = line.split(' ').take(2).collect();
-            fix.push(scene.sysctl(&format!("net.ipv4.{name}='{} {wanted}'", first.join(" "))));
+            fix.push(context.sysctl(&format!("net.ipv4.{name}='{} {wanted}'", first.join(" "))));
         }
-        told.push(format!("{name} {line}"));
+        values.push(format!("{name} {line}"));
     }
-    Ok(Verdict::if_good(fix.is_empty(), told.join(", "), Status::Warning, fix.join("\n")))
+    Ok(Verdict::ok_if(fix.is_empty(), values.join(", "), Status::Warning, fix.join("\n")))
 }
 
-fn socket_buffers(scene: &Scene) -> Result<Verdict, Unseen> {
-    let (mut told, mut fix) = (Vec::new(), Vec::new());
+fn socket_buffers(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let (mut values, mut fix) = (Vec::new(), Vec::new());
     for name in ["rmem_max", "wmem_max"] {
-        let most: u64 = scene.tree().number(&format!("/proc/sys/net/core/{name}"))?;
-        if most < SET_BY_HAND {
-            fix.push(scene.sysctl(&format!("net.core.{name}={SET_BY_HAND}")));
+        let most: u64 = context.tree().number(&format!("/proc/sys/net/core/{name}"))?;
+        if most < EXPLICIT_SIZE {
+            fix.push(context.sysctl(&format!("net.core.{name}={EXPLICIT_SIZE}")));
         }
-        told.push(format!("{name} {most}"));
+        values.push(format!("{name} {most}"));
     }
-    Ok(Verdict::if_good(fix.is_empty(), told.join(", "), Status::Note, fix.join("\n")))
+    Ok(Verdict::ok_if(fix.is_empty(), values.join(", "), Status::Note, fix.join("\n")))
 }
 
-fn backlog(scene: &Scene) -> Result<Verdict, Unseen> {
-    let most: u32 = scene.tree().number("/proc/sys/net/core/somaxconn")?;
-    let wanted = if scene.question().fabric == Some(Fabric::Iwarp) { 1024 } else { 256 };
-    Ok(Verdict::if_good(
+fn backlog(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let most: u32 = context.tree().number("/proc/sys/net/core/somaxconn")?;
+    let wanted = if context.server().fabric == Some(Fabric::Iwarp) { 1024 } else { 256 };
+    Ok(Verdict::ok_if(
         most >= wanted,
         most.to_string(),
         Status::Warning,
-        scene.sysctl(&format!("net.core.somaxconn={wanted}")),
+        context.sysctl(&format!("net.core.somaxconn={wanted}")),
     ))
 }

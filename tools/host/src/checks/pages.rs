@@ -4,125 +4,126 @@ use std::collections::BTreeMap;
 
 use super::limits::SHARD_BYTES;
 use crate::check::{Status, Verdict};
-use crate::scene::Scene;
+use crate::context::CheckContext;
 use crate::topology::NODE;
-use crate::tree::{Unseen, selected};
+use crate::tree::{ReadError, selected};
 
 const ALL_NODES: &str = "/sys/kernel/mm/hugepages";
 const THP: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
-/// Above this value the kernel swaps out memory of processes to cache more files.
+/// Above this value the kernel swaps out memory of processes in favour of the file cache.
 const SWAPPINESS: u32 = 10;
 
 checks! {
     "huge-pages", Memory: huge_pages,
-        wanted "64 MiB of huge pages for each shard, free, on the node of its core",
-        why "with 4 KiB pages a device keeps 512 times as many translations, and a core as many TLB entries";
+        wanted "64 MiB of free huge pages per shard, on the NUMA node of its core",
+        why "with 4 KiB pages the device and the core's TLB need 512 times as many translations";
     "transparent-huge-pages", Memory: transparent,
         wanted "madvise or never",
-        why "with always, memory is compacted behind one's back: page faults that take milliseconds now and then";
+        why "in mode always the kernel compacts memory during page faults, which then take milliseconds";
     "numa-balancing", Memory: balancing,
-        wanted "off, on machines with several nodes",
-        why "it takes pages away for a moment to see who uses them: faults in the middle of a call";
+        wanted "off on machines with several NUMA nodes",
+        why "it unmaps pages temporarily to find out which node uses them, which causes page faults during calls";
     "swap", Memory: swap,
-        wanted "no swap, or vm.swappiness of 10 at most",
-        why "buffers that no device pins may be swapped: a call waits for the disk then";
+        wanted "no swap, or vm.swappiness of at most 10",
+        why "buffers that no device pins may be swapped out, and a call then waits for the disk";
 }
 
-/// Huge pages of one size, of a node or of the machine.
-struct Pool {
+/// The huge pages of one size, on a node or on the whole machine.
+struct PagePool {
     /// Directory with `nr_hugepages`.
     path: String,
-    /// Bytes of one page.
+    /// Size of a page, in bytes.
     page: u64,
     reserved: u64,
     free: u64,
 }
 
-impl Pool {
-    /// All sizes in a directory, the smallest first.
-    fn all(scene: &Scene, folder: &str) -> Result<Vec<Self>, Unseen> {
+impl PagePool {
+    /// Reads the pools of all sizes in a directory, the smallest size first.
+    fn all(context: &CheckContext, folder: &str) -> Result<Vec<Self>, ReadError> {
         let pool = |name: String| {
             let page = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()? << 10;
             let path = format!("{folder}/{name}");
-            let number = |name| scene.tree().number::<u64>(&format!("{path}/{name}")).ok();
+            let number = |name| context.tree().number::<u64>(&format!("{path}/{name}")).ok();
             Some(Self { page, reserved: number("nr_hugepages")?, free: number("free_hugepages")?, path })
         };
-        let mut all: Vec<Self> = scene.tree().names(folder)?.into_iter().filter_map(pool).collect();
+        let mut all: Vec<Self> = context.tree().names(folder)?.into_iter().filter_map(pool).collect();
         all.sort_by_key(|pool| pool.page);
         Ok(all)
     }
 }
 
-/// The bytes needed per node; `None` stands for the whole machine.
-fn wanted_by_node(scene: &Scene) -> BTreeMap<Option<usize>, u64> {
+/// Returns the bytes needed per node, where the node `None` stands for the whole machine.
+fn wanted_by_node(context: &CheckContext) -> BTreeMap<Option<usize>, u64> {
     let mut wanted = BTreeMap::new();
-    let cores = scene.question().cores.iter().flat_map(|cores| cores.iter().collect::<Vec<_>>());
+    let cores = context.server().cores.iter().flat_map(|cores| cores.iter().collect::<Vec<_>>());
     for core in cores {
-        let node = scene.topology().core(core).and_then(|core| core.node);
+        let node = context.topology().core(core).and_then(|core| core.node);
         *wanted.entry(node).or_default() += SHARD_BYTES;
     }
     if wanted.is_empty() {
-        let of_device = scene.devices().first().and_then(|device| device.node).filter(|_| scene.is_verbs());
+        let of_device = context.devices().first().and_then(|device| device.node).filter(|_| context.is_verbs());
         wanted.insert(of_device, SHARD_BYTES);
     }
     wanted
 }
 
-fn huge_pages(scene: &Scene) -> Result<Verdict, Unseen> {
-    let (mut told, mut fix, mut lacking, mut in_use) = (Vec::new(), Vec::new(), false, false);
-    for (node, wanted) in wanted_by_node(scene) {
+fn huge_pages(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let (mut observed, mut fix, mut too_few_reserved, mut too_few_free) = (Vec::new(), Vec::new(), false, false);
+    for (node, wanted) in wanted_by_node(context) {
         let folder = node.map_or(ALL_NODES.to_owned(), |node| format!("{NODE}/node{node}/hugepages"));
-        let pools = Pool::all(scene, &folder)?;
+        let pools = PagePool::all(context, &folder)?;
         let bytes =
-            |count: fn(&Pool) -> u64| pools.iter().map(|pool| count(pool).saturating_mul(pool.page)).sum::<u64>();
+            |count: fn(&PagePool) -> u64| pools.iter().map(|pool| count(pool).saturating_mul(pool.page)).sum::<u64>();
         let (free, reserved) = (bytes(|pool| pool.free), bytes(|pool| pool.reserved));
         let place = node.map_or("the machine".to_owned(), |node| format!("node {node}"));
-        told.push(format!("{place}: {} of {} MiB free", free >> 20, reserved >> 20));
+        observed.push(format!("{place}: {} of {} MiB free", free >> 20, reserved >> 20));
         if free < wanted {
-            let smallest = pools.first().ok_or_else(|| Unseen::new(folder, "tells of no size"))?;
+            let smallest = pools.first().ok_or_else(|| ReadError::new(folder, "lists no page sizes"))?;
             let pages = smallest.reserved + (wanted - free).div_ceil(smallest.page);
-            fix.push(scene.write(&pages.to_string(), &[format!("{}/nr_hugepages", smallest.path)]));
-            // There are enough, but in use, possibly by this very server.
-            (lacking, in_use) = (lacking || reserved < wanted, true);
+            fix.push(context.write(&pages.to_string(), &[format!("{}/nr_hugepages", smallest.path)]));
+            // If enough are reserved, they may be in use by the planned server itself.
+            (too_few_reserved, too_few_free) = (too_few_reserved || reserved < wanted, true);
         }
     }
-    let observed = told.join("; ");
+    let observed = observed.join("; ");
     match () {
-        () if lacking => Ok(Verdict::fault(scene.if_fast(), observed, fix.join("\n"))),
-        () if in_use => Ok(Verdict::fault(Status::Note, observed, fix.join("\n"))),
+        () if too_few_reserved => Ok(Verdict::fault(context.latency_severity(), observed, fix.join("\n"))),
+        () if too_few_free => Ok(Verdict::fault(Status::Note, observed, fix.join("\n"))),
         () => Ok(Verdict::ok(observed)),
     }
 }
 
-fn transparent(scene: &Scene) -> Result<Verdict, Unseen> {
-    let line = scene.tree().line(THP)?;
-    let mode = selected(&line).ok_or_else(|| Unseen::new(THP, format!("{line:?} selects nothing")))?;
-    Ok(Verdict::if_good(mode != "always", mode, scene.if_fast(), scene.write("madvise", &[THP.to_owned()])))
+fn transparent(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let line = context.tree().line(THP)?;
+    let mode =
+        selected(&line).ok_or_else(|| ReadError::new(THP, format!("expected a mode in brackets, found {line:?}")))?;
+    Ok(Verdict::ok_if(mode != "always", mode, context.latency_severity(), context.write("madvise", &[THP.to_owned()])))
 }
 
-fn balancing(scene: &Scene) -> Result<Verdict, Unseen> {
-    let nodes = scene.topology().nodes.len();
+fn balancing(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let nodes = context.topology().nodes.len();
     if nodes < 2 {
-        return Ok(Verdict::ok("no second node"));
+        return Ok(Verdict::ok("only one NUMA node"));
     }
-    let mode: u32 = scene.tree().number(BALANCING)?;
+    let mode: u32 = context.tree().number(BALANCING)?;
     let observed = format!("{mode}, with {nodes} nodes");
-    Ok(Verdict::if_good(mode == 0, observed, scene.if_fast(), scene.sysctl("kernel.numa_balancing=0")))
+    Ok(Verdict::ok_if(mode == 0, observed, context.latency_severity(), context.sysctl("kernel.numa_balancing=0")))
 }
 
-fn swap(scene: &Scene) -> Result<Verdict, Unseen> {
-    let swaps = scene.tree().text("/proc/swaps")?;
+fn swap(context: &CheckContext) -> Result<Verdict, ReadError> {
+    let swaps = context.tree().text("/proc/swaps")?;
     let names: Vec<&str> = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
     if names.is_empty() {
         return Ok(Verdict::ok("no swap"));
     }
-    let swappiness: u32 = scene.tree().number("/proc/sys/vm/swappiness")?;
+    let swappiness: u32 = context.tree().number("/proc/sys/vm/swappiness")?;
     let observed = format!("{}, swappiness {swappiness}", names.join(" "));
-    Ok(Verdict::if_good(
+    Ok(Verdict::ok_if(
         swappiness <= SWAPPINESS,
         observed,
-        scene.if_pinned(),
-        scene.sysctl(&format!("vm.swappiness={SWAPPINESS}")),
+        context.core_severity(),
+        context.sysctl(&format!("vm.swappiness={SWAPPINESS}")),
     ))
 }

@@ -1,4 +1,4 @@
-//! A faulty machine for each check, which the good server passes.
+//! For each check a machine that fails it, made from a server that passes all checks.
 
 mod cores;
 mod devices;
@@ -11,27 +11,27 @@ use std::process::Command;
 
 use rpcrdma_host::{Fabric, Status, checks};
 
-use crate::trees::{Machine, server};
+use crate::machines::{Machine, server};
 
 pub(crate) const SOFT: Option<Fabric> = Some(Fabric::Soft);
 pub(crate) const IWARP: Option<Fabric> = Some(Fabric::Iwarp);
 pub(crate) const VERBS: Option<Fabric> = Some(Fabric::Verbs);
 
-/// One fault of an otherwise good server.
+/// A single fault of an otherwise good server.
 pub(crate) struct Fault {
     pub(crate) check: &'static str,
     pub(crate) fabric: Option<Fabric>,
     pub(crate) cores: &'static str,
     pub(crate) make: fn(&Machine),
     pub(crate) status: Status,
-    /// A part of its fix.
+    /// Expected part of the fix.
     pub(crate) fix: &'static str,
-    /// The fix consists of shell commands that [`crate::follow`] can run in a tree.
-    pub(crate) mends: bool,
+    /// Whether the fix consists of shell commands that [`crate::fixes`] can run on a tree of files.
+    pub(crate) is_fixable: bool,
 }
 
-/// A fault that commands fix through files alone.
-const fn mends(
+/// A fault that the commands of its fix remove by writing files.
+const fn fixable(
     check: &'static str,
     fabric: Option<Fabric>,
     cores: &'static str,
@@ -39,11 +39,11 @@ const fn mends(
     status: Status,
     fix: &'static str,
 ) -> Fault {
-    Fault { check, fabric, cores, make, status, fix, mends: true }
+    Fault { check, fabric, cores, make, status, fix, is_fixable: true }
 }
 
-/// A fault whose fix needs a person, or a kernel.
-const fn fires(
+/// A fault whose fix needs manual work, or a kernel.
+const fn unfixable(
     check: &'static str,
     fabric: Option<Fabric>,
     cores: &'static str,
@@ -51,7 +51,7 @@ const fn fires(
     status: Status,
     fix: &'static str,
 ) -> Fault {
-    Fault { check, fabric, cores, make, status, fix, mends: false }
+    Fault { check, fabric, cores, make, status, fix, is_fixable: false }
 }
 
 /// The server's control group.
@@ -62,7 +62,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Fault> {
     [cores::FAULTS, memory::FAULTS, devices::FAULTS, network::FAULTS, library::FAULTS].into_iter().flatten()
 }
 
-/// A user without privileges.
+/// Makes the process that of a user without privileges.
 fn as_user(machine: &Machine) {
     machine.edit(
         "/proc/self/status",
@@ -73,20 +73,20 @@ fn as_user(machine: &Machine) {
 }
 
 #[test]
-fn the_good_server_keeps_every_check_quiet() {
+fn the_good_server_passes_every_check() {
     let machine = server();
-    let mut quiet = BTreeSet::new();
+    let mut passed = BTreeSet::new();
     for fabric in [None, SOFT, IWARP, VERBS] {
         for cores in [None, Some("1-3")] {
-            for finding in machine.examine(fabric, cores) {
+            for finding in machine.run_checks(fabric, cores) {
                 assert_eq!((finding.status, &finding.fix), (Status::Ok, &None), "{finding:?}");
-                quiet.insert(finding.name);
+                passed.insert(finding.name);
             }
         }
     }
     let all: BTreeSet<_> = checks::all().map(|check| check.name()).collect();
-    assert_eq!(quiet, all, "each check was asked");
-    assert_eq!(checks::all().count(), all.len(), "a name is there twice");
+    assert_eq!(passed, all, "each check was run");
+    assert_eq!(checks::all().count(), all.len(), "names are unique");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn every_check_has_a_fault() {
 }
 
 #[test]
-fn each_fault_makes_its_check_fire_and_names_what_a_shell_understands() {
+fn each_fault_fails_its_check_with_a_fix_in_shell_syntax() {
     let mut fixes = String::new();
     for fault in all() {
         let machine = server();

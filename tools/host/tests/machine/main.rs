@@ -1,8 +1,8 @@
 //! Machines made of files: findings of the checks, and placement of shards.
 
 mod faults;
-mod follow;
-mod looks;
+mod findings;
+mod fixes;
+mod machines;
 mod plans;
-mod shapes;
-mod trees;
+mod topologies;

@@ -3,27 +3,27 @@
 use std::collections::BTreeSet;
 
 use rpcrdma_host::devices::{Device, devices};
-use rpcrdma_host::plan::{Plan, PlanError, Wish};
+use rpcrdma_host::plan::{Plan, PlanError, PlanRequest};
 use rpcrdma_host::{CoreList, Topology};
 
-use crate::trees::{Machine, container, laptop, list, server};
+use crate::machines::{Machine, container, laptop, list, server};
 
 fn device(machine: &Machine, name: &str) -> Device {
     devices(&machine.tree()).into_iter().find(|device| device.name == name).expect("it has one of that name")
 }
 
-/// Near a device, or none.
-fn plan(machine: &Machine, near: Option<&str>, wish: Wish) -> Result<Plan, PlanError> {
+/// Proposes a plan near a device, or without a device, and checks its invariants.
+fn plan(machine: &Machine, near: Option<&str>, request: PlanRequest) -> Result<Plan, PlanError> {
     let device = near.map(|name| device(machine, name));
     let (topology, plan) =
-        (Topology::read(&machine.tree()), |topology: &Topology| Plan::propose(topology, device.as_ref(), wish));
+        (Topology::read(&machine.tree()), |topology: &Topology| Plan::propose(topology, device.as_ref(), request));
     let plan = plan(&topology)?;
-    holds(&topology, &plan);
+    assert_invariants(&topology, &plan);
     Ok(plan)
 }
 
-/// Invariants of every plan.
-fn holds(topology: &Topology, plan: &Plan) {
+/// Checks the invariants of every plan.
+fn assert_invariants(topology: &Topology, plan: &Plan) {
     let shards: CoreList = plan.shards().iter().copied().collect();
     let all: BTreeSet<usize> = plan.shards().iter().chain(plan.workers()).copied().collect();
     assert_eq!(all.len(), plan.shards().len() + plan.workers().len(), "a core for each thread: {plan:?}");
@@ -34,11 +34,11 @@ fn holds(topology: &Topology, plan: &Plan) {
     assert!(!plan.why().is_empty());
 }
 
-fn threads(shards: usize, workers: usize) -> Wish {
-    Wish::Threads { shards, workers }
+fn threads(shards: usize, workers: usize) -> PlanRequest {
+    PlanRequest::Threads { shards, workers }
 }
 
-fn said(plan: &Plan, words: &str) -> bool {
+fn gives_reason(plan: &Plan, words: &str) -> bool {
     plan.why().iter().any(|why| why.contains(words))
 }
 
@@ -48,44 +48,46 @@ fn isolated_cores_of_the_devices_node_come_first() {
     let near = plan(&machine, Some("mlx5_0"), threads(2, 1)).expect("room");
     assert_eq!((near.shards(), near.workers()), (&[1, 2][..], &[3][..]));
     assert!(
-        said(&near, "mlx5_0 is of node 0") && said(&near, "all of them are isolated") && said(&near, "core 0, where")
+        gives_reason(&near, "mlx5_0 is on node 0")
+            && gives_reason(&near, "all cores are isolated")
+            && gives_reason(&near, "core 0 is left")
     );
-    assert!(said(&near, "to be left idle: 9-10"), "{:?}", near.why());
+    assert!(gives_reason(&near, "to be left idle: 9-10"), "{:?}", near.why());
     let far = plan(&machine, Some("eth1"), threads(2, 1)).expect("room");
     assert_eq!((far.shards(), far.workers()), (&[4, 5][..], &[6][..]));
-    assert!(said(&far, "none is isolated"));
-    // The node with most isolated cores, without other constraints.
+    assert!(gives_reason(&far, "no core is isolated"));
+    // Without a device, the node with the most isolated cores is preferred.
     assert_eq!(plan(&machine, None, threads(3, 0)).expect("room").shards(), [1, 2, 3]);
 }
 
 #[test]
-fn core_0_is_the_last_one_of_its_node() {
+fn core_0_is_the_last_choice_of_its_node() {
     let machine = server();
     let all = plan(&machine, Some("mlx5_0"), threads(4, 0)).expect("room");
     assert_eq!(all.shards(), [1, 2, 3, 0]);
-    assert!(said(&all, "core 0 is among them"));
+    assert!(gives_reason(&all, "core 0 is used"));
     let more = plan(&machine, Some("mlx5_0"), threads(5, 0)).expect("room");
     assert_eq!(more.shards(), [1, 2, 3, 0, 4]);
-    assert!(said(&more, "crosses the link between them: 4"), "{:?}", more.why());
+    assert!(gives_reason(&more, "from cores 4 cross the link between nodes"), "{:?}", more.why());
 }
 
 #[test]
-fn workers_are_apart_until_there_is_no_more_room() {
+fn workers_share_physical_cores_with_shards_only_if_no_other_is_free() {
     let machine = server();
-    // Physical cores of their own first, then the second threads of these, and those beside shards last.
+    // Workers get free physical cores first, then the second threads of these, and last the siblings of shards.
     let apart = plan(&machine, Some("mlx5_0"), threads(2, 3)).expect("room");
     assert_eq!((apart.shards(), apart.workers()), (&[1, 2][..], &[3, 0, 4][..]));
     let full = plan(&machine, Some("mlx5_0"), threads(8, 8)).expect("room");
     assert_eq!(full.workers(), [9, 10, 11, 8, 12, 13, 14, 15]);
-    assert!(said(&full, "share theirs with a shard") && said(&full, "nothing is left for the rest"));
+    assert!(gives_reason(&full, "share one with a shard") && gives_reason(&full, "no core is left for the rest"));
 }
 
 #[test]
-fn more_than_there_is_room_for_is_refused() {
+fn plans_with_too_many_threads_are_refused() {
     let machine = server();
     let error = plan(&machine, None, threads(9, 0)).expect_err("8 physical cores");
     assert_eq!(error, PlanError::Shards { shards: 9, physical: 8, allowed: list("0-15") });
-    assert!(error.to_string().contains("ask for 8 at most") && error.to_string().contains("rpcrdma doctor"));
+    assert!(error.to_string().contains("request at most 8") && error.to_string().contains("rpcrdma doctor"));
     let error = plan(&machine, None, threads(8, 9)).expect_err("16 cores");
     assert!(matches!(error, PlanError::Threads { threads: 17, most: 16, .. }));
     assert_eq!(plan(&machine, None, threads(0, 1)), Err(PlanError::None));
@@ -99,14 +101,14 @@ fn more_than_there_is_room_for_is_refused() {
 fn a_quarter_of_the_cores_is_for_workers() {
     let machine = server();
     let counts = |cores| {
-        let plan = plan(&machine, Some("mlx5_0"), Wish::Cores(cores)).expect("room");
+        let plan = plan(&machine, Some("mlx5_0"), PlanRequest::Cores(cores)).expect("room");
         (plan.shards().len(), plan.workers().len())
     };
     assert_eq!([1, 2, 3, 4, 8, 16].map(counts), [(1, 0), (2, 0), (3, 0), (3, 1), (6, 2), (7, 9)]);
 }
 
 #[test]
-fn one_node_and_none_and_a_container() {
+fn plans_need_no_numa_nodes_and_respect_the_cpuset() {
     let machine = laptop();
     let one = plan(&machine, None, threads(2, 1)).expect("room");
     assert_eq!((one.shards(), one.workers()), (&[1, 2][..], &[3][..]));
@@ -114,23 +116,23 @@ fn one_node_and_none_and_a_container() {
     machine.remove("/sys/devices/system/node");
     let none = plan(&machine, None, threads(2, 1)).expect("room");
     assert_eq!((none.shards(), none.workers()), (one.shards(), one.workers()));
-    assert!(said(&none, "no NUMA nodes"));
-    // Two threads of one core: one shard, and a worker beside it.
+    assert!(gives_reason(&none, "no NUMA nodes"));
+    // The container has two threads of one physical core, for a shard and a worker.
     let machine = container();
     let both = plan(&machine, Some("mlx5_0"), threads(1, 1)).expect("room");
     assert_eq!((both.shards(), both.workers()), (&[2][..], &[10][..]));
-    assert!(said(&both, "not this process's to use"));
+    assert!(gives_reason(&both, "excluded by this process's affinity"));
     assert!(matches!(plan(&machine, None, threads(2, 0)), Err(PlanError::Shards { physical: 1, .. })));
 }
 
 #[test]
-fn cores_that_are_offline_are_not_proposed() {
+fn offline_cores_are_not_proposed() {
     let machine = server();
     machine.file("/sys/devices/system/cpu/online", "0,2-15\n");
     let plan = plan(&machine, Some("mlx5_0"), threads(3, 0)).expect("room");
-    // The sibling of core 1 is alone now.
+    // Core 9, the sibling of core 1, now has its physical core alone.
     assert_eq!(plan.shards(), [2, 3, 9]);
-    assert!(said(&plan, "offline: 1"));
+    assert!(gives_reason(&plan, "offline: 1"));
 }
 
 #[test]

@@ -4,14 +4,15 @@
 use std::collections::HashMap;
 use std::mem;
 
-/// Bytes of a link beside its name, about.
+/// Approximate memory of a link, without its name, in bytes.
 const OVERHEAD: usize = 96;
 
 /// A name of an inode: the directory's inode number, and the name in it.
 pub(super) type Link = (u64, Box<[u8]>);
 
-/// Links by inode number, in two generations. A used link moves to the young one. When that is full, the old one is
-/// dropped, and the young one becomes old.
+/// Links by inode number, in two generations.
+///
+/// A used link moves to the young generation. When that is full, the old one is dropped, and the young one becomes old.
 #[derive(Debug)]
 pub(super) struct LinkTable {
     young: HashMap<u64, Link>,
@@ -27,7 +28,7 @@ fn cost((_, name): &Link) -> usize {
 }
 
 impl LinkTable {
-    /// An empty table, of at most `bytes`.
+    /// Creates an empty table of at most `bytes`.
     pub(super) fn new(bytes: usize) -> Self {
         Self { young: HashMap::new(), old: HashMap::new(), bytes: 0, limit: bytes / 2 }
     }
@@ -38,7 +39,7 @@ impl LinkTable {
         self.young.len() + self.old.len()
     }
 
-    /// The link of an inode, which counts as used.
+    /// Returns the link of an inode, and marks it as used.
     fn get(&mut self, ino: u64) -> Option<&Link> {
         if let Some(link) = self.old.remove(&ino) {
             self.put(ino, link);
@@ -55,7 +56,7 @@ impl LinkTable {
         self.young.insert(ino, link);
     }
 
-    /// Sets the link of an inode. It may drop the links that were used longest ago.
+    /// Sets the link of an inode. This may drop the links that were used longest ago.
     pub(super) fn insert(&mut self, ino: u64, parent: u64, name: &[u8]) {
         if self.get(ino).is_none_or(|link| (link.0, &*link.1) != (parent, name)) {
             self.remove(ino);
@@ -63,7 +64,7 @@ impl LinkTable {
         }
     }
 
-    /// As [`insert`](Self::insert), unless it would drop others.
+    /// Sets the link of an inode, unless that would drop other links.
     pub(super) fn insert_if_room(&mut self, ino: u64, parent: u64, name: &[u8]) {
         if self.bytes + OVERHEAD + name.len() <= self.limit {
             self.insert(ino, parent, name);
@@ -85,8 +86,9 @@ impl LinkTable {
         }
     }
 
-    /// Names that lead from the root to an inode, the last one first; `None` if one is unknown, or there are more than
-    /// `depth`.
+    /// Names that lead from the root to an inode, in reverse order.
+    ///
+    /// `None` if one of them is unknown, or there are more than `depth`.
     pub(super) fn path(&mut self, ino: u64, root: u64, depth: usize) -> Option<Vec<Link>> {
         let (mut path, mut at) = (Vec::new(), ino);
         while at != root {
@@ -112,11 +114,11 @@ mod tests {
         let mut table = LinkTable::new(20 * (OVERHEAD + name.len()));
         (1..=10_000).for_each(|ino| {
             table.insert(ino, 0, &name);
-            assert!(table.get(1).is_some(), "{ino}: it is used each time");
+            assert!(table.get(1).is_some(), "{ino}: link 1 was used in each round");
             assert!(table.len() <= 20);
         });
         assert!(table.get(10_000).is_some() && table.get(2).is_none());
-        // A link found by the way drops no other.
+        // `insert_if_room` drops no other link.
         let before = table.len();
         (20_000..20_100).for_each(|ino| table.insert_if_room(ino, 0, &name));
         assert!(table.get(10_000).is_some() && table.len() <= before + 10);
@@ -129,14 +131,14 @@ mod tests {
             table.insert(ino, 0, b"name");
             table.insert(ino, 0, b"renamed");
             table.remove_name(ino, 0, b"name");
-            assert_eq!(table.path(ino, 0, 9), Some(vec![(0, (*b"renamed").into())]), "it has another name");
+            assert_eq!(table.path(ino, 0, 9), Some(vec![(0, (*b"renamed").into())]), "the inode has another name");
             table.remove_name(ino, 0, b"renamed");
         }
         assert_eq!((table.len(), table.bytes), (0, 0));
     }
 
     #[test]
-    fn a_path_has_a_bound_even_if_links_form_a_circle() {
+    fn paths_are_bounded_even_if_links_form_a_cycle() {
         let mut table = LinkTable::new(1 << 20);
         table.insert(1, 0, b"a");
         table.insert(2, 1, b"b");

@@ -1,8 +1,8 @@
 //! Search of the tree for files whose names are unknown.
 //!
-//! A pass goes through the tree once, directory by directory, and opens each one from its parent. So its cost is linear
-//! in the number of names. Each call takes a bounded part of it. The pass continues with the next call that needs it,
-//! whichever file that is about, and records names for all.
+//! A pass visits the tree once, directory by directory, and opens each directory from its parent, so its cost is linear
+//! in the number of names. Each call performs a bounded part of the pass. The next call that needs a search continues
+//! the pass, whichever file it searches for, and the names that the pass records serve all calls.
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
@@ -17,18 +17,18 @@ use super::{DEPTH, Names, open_below};
 use crate::lock::lock;
 
 /// Limit of names that one call visits.
-const PART: usize = 16 << 10;
+const NAMES_PER_CALL: usize = 16 << 10;
 /// Time limit of one call's part.
-const PART_TIME: Duration = Duration::from_millis(100);
-/// Limit of names of a pass. The tree may grow meanwhile.
-const PASS: u64 = 1 << 32;
-/// Minimum time between passes, or the time that the last one took.
-const REST: Duration = Duration::from_secs(1);
+const TIME_PER_CALL: Duration = Duration::from_millis(100);
+/// Limit of names of a pass, because the tree may grow during the pass.
+const NAMES_PER_PASS: u64 = 1 << 32;
+/// Minimum pause between passes. A pause lasts at least as long as the last pass took.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 /// Limit of files that are searched for at once.
-const WANTED: usize = 1 << 16;
-/// Passes after which the result of a file is forgotten, if its client has not asked again.
-const KEPT: u64 = 16;
-/// Subdirectories that are remembered of each directory on the way. Others are read later.
+const MAX_WANTED: usize = 1 << 16;
+/// Passes after which the result for a file is forgotten, if its client has not asked again.
+const RESULT_PASSES: u64 = 16;
+/// Limit of subdirectories that each frame holds. Further ones are read later.
 const BATCH: usize = 32;
 
 /// A directory on the way from the root to the current one.
@@ -37,7 +37,7 @@ struct Frame {
     name: Box<[u8]>,
     /// Subdirectories to be visited.
     subdirs: Vec<Box<[u8]>>,
-    /// Place after the last entry read.
+    /// Position after the last entry read.
     cookie: u64,
     at_end: bool,
 }
@@ -48,18 +48,18 @@ impl Frame {
     }
 }
 
-/// Progress of a call's part.
+/// Result of a call's part of the search.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// Recorded a name of the inode.
+    /// A name of the inode was recorded.
     Found,
-    /// No name since the first request has led to the inode.
+    /// A whole pass since the first request has found no name that leads to the inode.
     Absent,
-    /// Not yet known.
+    /// The search must continue.
     Pending,
 }
 
-/// State of the search. Its owner holds it locked, so that one call at a time searches.
+/// State of the search. [`Names`] keeps it locked, so that one call at a time searches.
 pub(super) struct Search {
     /// Directories from the root to the current one; empty between passes.
     frames: Vec<Frame>,
@@ -67,19 +67,20 @@ pub(super) struct Search {
     dir: Option<OwnedFd>,
     /// Directories of this pass, each visited once.
     seen: HashSet<u64>,
-    /// Passes begun, and those completed.
+    /// Number of passes begun.
     pub(super) begun: u64,
+    /// Number of passes completed.
     completed: u64,
     /// Names visited in this pass.
     pub(super) visited: u64,
     /// Directories opened in this pass.
     pub(super) opened: u64,
-    /// Time that this pass has taken.
-    taken: Duration,
+    /// Time that calls have spent in this pass.
+    elapsed: Duration,
     /// Earliest start of the next pass.
-    rests_until: Option<Instant>,
-    /// Limit of names of one call.
-    pub(super) part: usize,
+    next_pass_at: Option<Instant>,
+    /// Limit of names that one call visits.
+    pub(super) names_per_call: usize,
 }
 
 impl Search {
@@ -92,26 +93,27 @@ impl Search {
             completed: 0,
             visited: 0,
             opened: 0,
-            taken: Duration::ZERO,
-            rests_until: None,
-            part: PART,
+            elapsed: Duration::ZERO,
+            next_pass_at: None,
+            names_per_call: NAMES_PER_CALL,
         }
     }
 
-    /// Lets the next pass begin.
+    /// Ends the pause between passes.
     #[cfg(test)]
-    pub(super) fn end_rest(&mut self) {
-        self.rests_until = None;
+    pub(super) fn end_pause(&mut self) {
+        self.next_pass_at = None;
     }
 
     /// Whether this pass has entered a directory.
     #[cfg(test)]
     pub(super) fn has_entered(&self, dir: &std::path::Path) -> bool {
         use std::os::unix::fs::MetadataExt;
-        self.seen.contains(&dir.metadata().expect("it is there").ino())
+        self.seen.contains(&dir.metadata().expect("a directory").ino())
     }
 
-    /// Searches for an inode, until it is found or `budget` names were visited, which it reduces.
+    /// Searches for an inode until it is found or `budget` names were visited. Subtracts the visited names from
+    /// `budget`.
     ///
     /// # Errors
     /// Those of the system, such as too many open files.
@@ -121,23 +123,23 @@ impl Search {
             lock(&names.wanted).remove(&ino);
             return Ok(Progress::Absent);
         }
-        let since = Instant::now();
+        let start = Instant::now();
         if self.frames.is_empty() {
-            if self.rests_until.is_some_and(|until| since < until) {
+            if self.next_pass_at.is_some_and(|next| start < next) {
                 return Ok(Progress::Pending);
             }
-            self.begin(names)?;
+            self.begin_pass(names)?;
         }
-        let step = self.steps(names, ino, budget, since);
-        self.taken += since.elapsed();
-        if step? {
+        let found = self.visit(names, ino, budget, start);
+        self.elapsed += start.elapsed();
+        if found? {
             return Ok(Progress::Found);
         }
         if !self.frames.is_empty() {
             return Ok(Progress::Pending);
         }
         self.completed = self.begun;
-        self.rests_until = Some(Instant::now() + self.taken.max(REST));
+        self.next_pass_at = Some(Instant::now() + self.elapsed.max(MIN_PAUSE));
         (self.dir, self.seen) = (None, HashSet::new());
         if self.completed < decisive {
             return Ok(Progress::Pending);
@@ -146,34 +148,37 @@ impl Search {
         Ok(Progress::Absent)
     }
 
-    /// The number of the pass that decides about an inode; `None` while too many others are searched for.
+    /// Number of the pass that decides about an inode; `None` while too many other inodes are searched for.
     fn decisive_pass(&self, names: &Names, ino: u64) -> Option<u64> {
         let mut wanted = lock(&names.wanted);
-        if wanted.len() >= WANTED && !wanted.contains_key(&ino) {
+        if wanted.len() >= MAX_WANTED && !wanted.contains_key(&ino) {
             wanted.retain(|_, pass| *pass > self.completed);
-            if wanted.len() >= WANTED {
+            if wanted.len() >= MAX_WANTED {
                 return None;
             }
         }
         Some(*wanted.entry(ino).or_insert(self.begun + 1))
     }
 
-    fn begin(&mut self, names: &Names) -> io::Result<()> {
+    fn begin_pass(&mut self, names: &Names) -> io::Result<()> {
         self.dir = Some(open_below(&names.root, b".")?);
         self.frames.push(Frame::new(names.root_ino, Box::default()));
         self.begun += 1;
-        (self.visited, self.opened, self.taken) = (0, 1, Duration::ZERO);
-        let oldest = self.begun.saturating_sub(KEPT);
+        (self.visited, self.opened, self.elapsed) = (0, 1, Duration::ZERO);
+        let oldest = self.begun.saturating_sub(RESULT_PASSES);
         lock(&names.wanted).retain(|_, pass| *pass >= oldest);
         Ok(())
     }
 
-    /// Visits names until a bound or the end of the pass. True if the inode was found.
-    fn steps(&mut self, names: &Names, ino: u64, budget: &mut usize, since: Instant) -> io::Result<bool> {
-        while *budget > 0 && since.elapsed() < PART_TIME {
+    /// Visits names until the limits of the call or the end of the pass. Returns true if the inode was found.
+    fn visit(&mut self, names: &Names, ino: u64, budget: &mut usize, start: Instant) -> io::Result<bool> {
+        while *budget > 0 && start.elapsed() < TIME_PER_CALL {
             let Some(frame) = self.frames.last_mut() else { break };
-            if self.visited >= PASS {
-                log::warn!("search for moved files: the tree has more than {PASS} names; the others are not found");
+            if self.visited >= NAMES_PER_PASS {
+                log::warn!(
+                    "search for moved files: the tree has more than {NAMES_PER_PASS} names, and files with other names \
+                     are not found"
+                );
                 self.frames.clear();
             } else if let Some(name) = frame.subdirs.pop() {
                 *budget -= 1;
@@ -188,15 +193,15 @@ impl Search {
         Ok(false)
     }
 
-    /// Makes a subdirectory the current directory. Skips one that has gone, was seen, is too deep or unreadable, or is
-    /// on another file system.
+    /// Makes a subdirectory the current directory. Skips one that was removed or visited, is too deep or unreadable, or
+    /// is on another file system.
     fn enter(&mut self, names: &Names, name: Box<[u8]>) -> io::Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         self.opened += 1;
         let opened = match open_below(dir, &name) {
             Err(error) if is_absence(error) => return Ok(()),
             Err(error) => {
-                // Another call tries again.
+                // The next call retries the subdirectory.
                 self.frames.last_mut().into_iter().for_each(|frame| frame.subdirs.push(name.clone()));
                 return Err(error);
             }
@@ -210,7 +215,7 @@ impl Search {
         Ok(())
     }
 
-    /// Makes the parent the current directory, or the next one above it that is still there.
+    /// Makes the parent the current directory, or else its nearest ancestor that still exists.
     fn leave(&mut self, names: &Names) -> io::Result<()> {
         self.opened += 1;
         let above = self.dir.as_ref().map(|dir| open_below(dir, b".."));
@@ -220,7 +225,7 @@ impl Search {
             if above.as_ref().is_some_and(|dir| fstat(dir).is_ok_and(|stat| stat.st_ino == frame.ino)) {
                 break;
             }
-            // Moved meanwhile, or it may be listed only.
+            // The directory was moved meanwhile, or may be listed but not searched.
             self.opened += 1;
             let path = self.frames.iter().skip(1).rev().map(|frame| &*frame.name);
             above = match names.descend(path).and_then(|dir| open_below(&dir, b".")) {
@@ -236,7 +241,9 @@ impl Search {
         Ok(())
     }
 
-    /// Reads and records names of the current directory, up to [`BATCH`] subdirectories. True if the inode was found.
+    /// Reads and records names of the current directory, up to [`BATCH`] subdirectories.
+    ///
+    /// Returns true if the inode was found.
     fn read(&mut self, names: &Names, wanted: u64, budget: &mut usize) -> io::Result<bool> {
         let (Some(dir), Some((frame, above))) = (&self.dir, self.frames.split_last_mut()) else { return Ok(false) };
         seek(dir, SeekFrom::Start(frame.cookie))?;
@@ -249,7 +256,7 @@ impl Search {
                 break;
             };
             let entry = match entry {
-                // Removed meanwhile.
+                // The directory was removed meanwhile.
                 Err(Errno::NOENT) => {
                     frame.at_end = true;
                     break;
@@ -266,14 +273,14 @@ impl Search {
             if matches!(entry.file_type(), FileType::Directory | FileType::Unknown) {
                 frame.subdirs.push(name.into());
             }
-            // Another call may have followed a name of this call's inode meanwhile.
+            // `wanted` may lack this call's inode, if another call has followed a name of it meanwhile.
             let is_wanted = ino == wanted || lock(&names.wanted).contains_key(&ino);
             let mut links = lock(&names.known);
             if !is_wanted {
                 links.insert_if_room(ino, frame.ino, name);
                 continue;
             }
-            // The links of its directories may have been dropped, or have had no room.
+            // The links of the directories above may have been dropped, or there was no room for them.
             links.insert(ino, frame.ino, name);
             let mut below = &*frame;
             for frame in above.iter().rev() {
@@ -286,7 +293,7 @@ impl Search {
     }
 }
 
-/// The error says that the path does not lead to such a file, or the server's user may not follow it.
+/// True if the path does not lead to such a file, or the server's user may not follow it.
 pub(super) fn is_absence(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::ACCESS)
 }

@@ -1,4 +1,4 @@
-//! Files that were moved behind the server's back: found in linear, bounded time, or not at all.
+//! Files that were moved without the server: found in linear, bounded time, or reported as stale.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,12 +10,12 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::export::{Export, Options};
-use crate::handles::By;
+use crate::handles::HandleSource;
 use crate::identity::{Policy, Squash};
 use crate::nfs::Call;
 use crate::nfs3::{Diropargs3, Filename3, Remove3Args, Rename3Args, Rmdir3Args};
 
-/// An export, and its directory.
+/// Names of an export, and its directory.
 fn export() -> (Names, TempDir) {
     let directory = tempfile::tempdir().expect("a directory");
     let root = openat(CWD, directory.path(), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).expect("it is there");
@@ -23,13 +23,13 @@ fn export() -> (Names, TempDir) {
     (Names::new(root, &stat), directory)
 }
 
-/// Inode number and time of birth.
+/// Inode number and birth time.
 fn identity(path: &Path) -> (u64, [u8; BIRTH]) {
     let file = open_path(CWD, path.as_os_str().as_encoded_bytes()).expect("it is there");
     (fstat(&file).expect("attributes").st_ino, Names::birth(file.as_fd()).expect("a birth"))
 }
 
-/// Nests directories, from the inside out, as paths have a longest length.
+/// Nests directories from the inside out, because a path to the innermost one would be too long.
 fn nest(top: &Path, depth: usize) {
     let (a, b) = (top.join("a"), top.join("b"));
     fs::create_dir(&a).expect("a directory");
@@ -40,7 +40,7 @@ fn nest(top: &Path, depth: usize) {
     }
 }
 
-/// Removes them.
+/// Removes nested directories.
 fn unnest(top: &Path) {
     let (a, b) = (top.join("a"), top.join("b"));
     while fs::rename(a.join("a"), &b).is_ok() {
@@ -50,15 +50,15 @@ fn unnest(top: &Path) {
     fs::remove_dir(&a).expect("empty");
 }
 
-/// Asks until there is a result; returns it, and the number of requests.
+/// Repeats a request until there is a result. Returns it and the number of requests.
 fn find(names: &Names, (ino, birth): (u64, [u8; BIRTH])) -> (Outcome<u64>, usize) {
     for asked in 1.. {
         let found = names.find(ino, &birth).map(|file| fstat(&file).expect("attributes").st_ino);
         if found != Err(Nfsstat3::ErrJukebox) {
             return (found, asked);
         }
-        assert!(asked < 10_000, "the search has no end");
-        lock(&names.search).end_rest();
+        assert!(asked < 10_000, "the search does not end");
+        lock(&names.search).end_pause();
     }
     unreachable!()
 }
@@ -74,7 +74,7 @@ fn a_chain_of_directories_is_searched_in_linear_time() {
     assert_eq!(find(&names, identity).0, Err(Nfsstat3::ErrStale));
     let search = lock(&names.search);
     assert_eq!((search.begun, search.visited), (1, 3000));
-    assert_eq!(search.opened, 2 * (3000 + 1), "each directory, from above and from below");
+    assert_eq!(search.opened, 2 * (3000 + 1), "each directory is opened once on the way down and once on the way up");
     drop(search);
     unnest(directory.path());
 }
@@ -83,7 +83,7 @@ fn a_chain_of_directories_is_searched_in_linear_time() {
 fn one_call_visits_a_bounded_part_and_later_calls_continue() {
     for moved in [true, false] {
         let (names, directory) = export();
-        lock(&names.search).part = 10;
+        lock(&names.search).names_per_call = 10;
         let dirs: Vec<_> = (0..20).map(|n| directory.path().join(format!("dir-{n}"))).collect();
         for dir in &dirs {
             fs::create_dir(dir).expect("a directory");
@@ -100,7 +100,7 @@ fn one_call_visits_a_bounded_part_and_later_calls_continue() {
         assert_eq!(found, if moved { Ok(identity.0) } else { Err(Nfsstat3::ErrStale) });
         let search = lock(&names.search);
         assert_eq!(search.begun, 1, "one pass");
-        // 820 names, or 819, and two steps for each directory but the root, which is left only.
+        // There are 820 names, or 819. Each directory also takes two steps, except for the root, which takes one.
         let parts = search.visited as usize / 10;
         assert!(asked > parts && (moved || asked >= 86), "{asked} requests for {} names", search.visited);
         assert!(moved || search.visited == 819, "each name once: {}", search.visited);
@@ -111,7 +111,7 @@ fn one_call_visits_a_bounded_part_and_later_calls_continue() {
 #[test]
 fn a_pass_that_began_before_a_request_does_not_make_its_file_stale() {
     let (names, directory) = export();
-    lock(&names.search).part = 1;
+    lock(&names.search).names_per_call = 1;
     let (first, second) = (directory.path().join("first"), directory.path().join("second"));
     for dir in [&first, &second] {
         fs::create_dir(dir).expect("a directory");
@@ -125,19 +125,19 @@ fn a_pass_that_began_before_a_request_does_not_make_its_file_stale() {
         assert_eq!(names.find(absent.0, &absent.1).err(), Some(Nfsstat3::ErrJukebox));
     }
     let visited = [&first, &second].into_iter().find(|dir| lock(&names.search).has_entered(dir)).expect("one");
-    // A file of the other directory moves into that one. The pass sees neither name of it.
+    // A file of the other directory moves into the visited one, so the pass sees neither of its names.
     let other = if visited == &first { &second } else { &first };
     let moves = identity(&other.join("5"));
     fs::rename(other.join("5"), visited.join("moved")).expect("renamed");
-    lock(&names.search).part = usize::MAX;
+    lock(&names.search).names_per_call = usize::MAX;
     let (found, asked) = find(&names, moves);
     assert_eq!((found, lock(&names.search).begun > 1 || asked == 1), (Ok(moves.0), true));
     assert_eq!(find(&names, absent).0, Err(Nfsstat3::ErrStale));
 }
 
-/// File systems give the number of a removed file to a new one.
+/// File systems give the inode number of a removed file to a new one.
 #[test]
-fn a_handle_is_stale_at_once_if_its_number_belongs_to_a_later_file() {
+fn a_handle_is_stale_at_once_if_its_inode_number_belongs_to_a_later_file() {
     let (names, directory) = export();
     let file = directory.path().join("file");
     fs::write(&file, "").expect("a file");
@@ -151,37 +151,37 @@ fn a_handle_is_stale_at_once_if_its_number_belongs_to_a_later_file() {
     assert_eq!(lock(&names.search).begun, 1, "the later file is found by its known name");
 }
 
-/// A directory lists a mount point with the number of the directory below the mount, which cannot be opened.
+/// A directory lists a mount point with the inode number of the directory below the mount, which cannot be opened.
 #[test]
 fn a_file_is_stale_if_its_listed_names_do_not_lead_to_it() {
     let (mut names, directory) = export();
     let file = directory.path().join("file");
     fs::write(&file, "").expect("a file");
-    // What the names lead to is on another device, as if it were mounted there.
+    // The file is on another device, as if it were mounted there.
     names.dev += 1;
     assert_eq!(find(&names, identity(&file)), (Err(Nfsstat3::ErrStale), 1));
     assert_eq!((lock(&names.search).begun, names.known()), (1, 0));
 }
 
-/// A pass that ended before the file was moved decides nothing about it.
+/// A pass that ended before the file was moved does not decide about the file.
 #[test]
-fn a_file_that_another_search_has_found_is_found_again_after_another_move() {
+fn a_file_that_a_search_for_another_file_found_is_found_again_after_a_move() {
     let (names, directory) = export();
     let [gone, file, moved] = ["gone", "file", "moved"].map(|name| directory.path().join(name));
     fs::write(&gone, "").expect("a file");
     fs::write(&file, "").expect("a file");
     let (absent, moves) = (identity(&gone), identity(&file));
     fs::remove_file(&gone).expect("it is there");
-    lock(&names.search).part = 0;
+    lock(&names.search).names_per_call = 0;
     assert_eq!(names.find(moves.0, &moves.1).err(), Some(Nfsstat3::ErrJukebox));
-    lock(&names.search).part = usize::MAX;
+    lock(&names.search).names_per_call = usize::MAX;
     assert_eq!(find(&names, absent).0, Err(Nfsstat3::ErrStale));
     assert_eq!(find(&names, moves), (Ok(moves.0), 1), "the search for the absent file has found it");
     fs::rename(&file, &moved).expect("renamed");
     assert_eq!(find(&names, moves).0, Ok(moves.0));
 }
 
-/// Whatever one call searches for, other calls find their files by names.
+/// A search does not delay calls that find their files by name.
 #[test]
 fn names_are_learned_and_followed_while_a_search_is_under_way() {
     let (names, directory) = export();
@@ -190,7 +190,7 @@ fn names_are_learned_and_followed_while_a_search_is_under_way() {
     let (ino, birth) = identity(&file);
     let searching = lock(&names.search);
     thread::scope(|scope| {
-        // It hangs if it needs the search.
+        // This thread would hang if it needed the lock of the search.
         let other = scope.spawn(|| {
             names.learn(names.root_ino, b"file", ino);
             names.find(ino, &birth).map(|_| ())
@@ -201,7 +201,7 @@ fn names_are_learned_and_followed_while_a_search_is_under_way() {
 }
 
 #[test]
-fn removed_files_are_forgotten() {
+fn names_of_removed_files_are_forgotten() {
     let (names, directory) = export();
     let (root, file) = (names.root_ino, directory.path().join("file"));
     let known = || names.known();
@@ -210,13 +210,13 @@ fn removed_files_are_forgotten() {
         names.forget(root, format!("{n}").as_bytes(), n, n % 2 == 0);
     }
     assert_eq!(known(), 0);
-    // Another name of the file is known, and leads nowhere once its last one is removed.
+    // The removed name is not the known one. The known name stays, until the file's last name is removed.
     names.learn(root, b"known", 7);
     names.forget(root, b"other", 7, false);
     assert_eq!(known(), 1);
     names.forget(root, b"other", 7, true);
     assert_eq!(known(), 0);
-    // Removed by others: the name is forgotten when it leads nowhere.
+    // A file that was removed without the server is forgotten when its name is followed.
     fs::write(&file, "").expect("a file");
     let gone = identity(&file);
     names.learn(root, b"file", gone.0);
@@ -224,16 +224,16 @@ fn removed_files_are_forgotten() {
     assert_eq!((known(), find(&names, gone).0, known()), (1, Err(Nfsstat3::ErrStale), 0));
 }
 
-/// REMOVE, RMDIR and RENAME forget what they remove.
+/// REMOVE, RMDIR and RENAME forget the names that they remove.
 #[test]
-fn removal_by_clients_leaves_no_names() {
+fn removal_by_clients_leaves_no_known_names() {
     let directory = tempfile::tempdir().expect("a directory");
     let policy = Policy::new(Squash::None);
-    let (read_only, sync, handles, key, files) = (false, false, By::Names, [7; 32], 100);
+    let (read_only, sync, handles, key, files) = (false, false, HandleSource::Names, [7; 32], 100);
     let export = Export::open(directory.path(), Options { read_only, sync, policy, handles, key, files });
     let export = export.expect("a directory");
-    let (call, dir) = (Call { export: &export, who: policy.own() }, export.root.handle());
-    let learn = |name: &str| drop(export.look_up(&export.root, name.as_bytes(), &call.who).expect("it is there"));
+    let (call, dir) = (Call { export: &export, user: policy.own() }, export.root.handle());
+    let learn = |name: &str| drop(export.look_up(&export.root, name.as_bytes(), &call.user).expect("it is there"));
     for n in 0..20 {
         fs::write(directory.path().join("file"), "").expect("a file");
         fs::write(directory.path().join("other"), "").expect("a file");
@@ -249,9 +249,9 @@ fn removal_by_clients_leaves_no_names() {
     }
 }
 
-/// A file system mounted below the export, and one of the export's own files behind a link, are not the export.
+/// A symbolic link may lead out of the export.
 #[test]
-fn a_path_leads_through_directories_only() {
+fn paths_of_known_names_do_not_follow_symbolic_links() {
     let (names, directory) = export();
     let outside = tempfile::tempdir().expect("a directory");
     fs::write(outside.path().join("file"), "").expect("a file");

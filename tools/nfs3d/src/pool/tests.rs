@@ -1,4 +1,4 @@
-//! Shares of threads by host, and calls of closed connections.
+//! Tests of the hosts' shares of threads, and of calls of closed connections.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,14 +14,14 @@ use tempfile::TempDir;
 use super::*;
 use crate::nfs3::nfs_v3::{Create, PROGRAM, VERSION, bindings};
 use crate::nfs3::{Create3Args, Createhow3, Diropargs3, Filename3};
-use crate::{By, Options, Policy, Squash, UNCHANGED, nfs};
+use crate::{HandleSource, Options, Policy, Squash, UNCHANGED, nfs};
 
 const THREADS: usize = 8;
 /// Calls of each connection.
 const CALLS: usize = 4;
 
-/// A server whose files live in a directory of the test.
-struct Scene {
+/// A server of a temporary directory.
+struct TestServer {
     directory: TempDir,
     export: Arc<Export>,
     pool: Arc<Pool>,
@@ -29,16 +29,16 @@ struct Scene {
     _server: Server,
 }
 
-impl Scene {
+impl TestServer {
     fn new(name: &str) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        // Also for calls without a credential.
+        // Calls without a credential, which run as nobody, create files there, too.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).expect("chmod");
         let options = Options {
             read_only: false,
             sync: false,
             policy: Policy::new(Squash::None),
-            handles: By::Auto,
+            handles: HandleSource::Auto,
             key: [7; 32],
             files: 100,
         };
@@ -60,15 +60,15 @@ impl Scene {
         LocalClient::connect(&self.address, config).expect("connected")
     }
 
-    /// Calls that hold threads, and those that wait, of all hosts.
+    /// Numbers of calls that hold threads and of calls that wait, of all hosts.
     fn held_and_waiting(&self) -> (usize, usize) {
         let shares = lock(&self.pool.shares);
         let clients = || shares.clients.values();
         (THREADS - shares.free, clients().map(|client| client.waiting.len()).sum())
     }
 
-    /// Waiting calls of closed connections.
-    fn departed(&self) -> usize {
+    /// Number of waiting calls of closed connections.
+    fn waiting_of_closed(&self) -> usize {
         let shares = lock(&self.pool.shares);
         let waiting = shares.clients.values().flat_map(|client| &client.waiting);
         waiting.filter(|call| call.is_disconnected()).count()
@@ -93,12 +93,12 @@ impl Scene {
     }
 }
 
-/// Polls clients until a condition holds; returns the number of their calls that ended.
+/// Polls clients until a condition holds. Returns the number of their calls that ended.
 #[track_caller]
-fn until(clients: &mut [LocalClient], what: &str, mut holds: impl FnMut(usize) -> bool) -> usize {
+fn poll_until(clients: &mut [LocalClient], what: &str, mut holds: impl FnMut(usize) -> bool) -> usize {
     let (since, mut ended) = (Instant::now(), 0);
     while !holds(ended) {
-        // Bounds hangs, measures nothing.
+        // The time limit only bounds a hang.
         assert!(since.elapsed() < Duration::from_secs(60), "{what}");
         for client in &mut *clients {
             client.poll(|done| ended += usize::from(done.result.is_ok()));
@@ -108,55 +108,57 @@ fn until(clients: &mut [LocalClient], what: &str, mut holds: impl FnMut(usize) -
     ended
 }
 
-/// A client chooses its machine names and its number of connections: neither gets it another share.
+/// A client chooses its machine names and its number of connections, so neither must gain it another share.
 #[test]
 fn a_host_has_one_share_whatever_its_credentials_and_connections() {
-    let scene = Scene::new("shares");
-    let mut clients = vec![scene.connect(Some("one")), scene.connect(Some("two"))];
-    clients.extend((0..12).map(|_| scene.connect(None)));
-    // Each CREATE now waits for the directory, and holds its thread.
-    let alone = scene.export.root.lock();
+    let server = TestServer::new("shares");
+    let mut clients = vec![server.connect(Some("one")), server.connect(Some("two"))];
+    clients.extend((0..12).map(|_| server.connect(None)));
+    // Each CREATE waits for the lock of the directory, and holds its thread meanwhile.
+    let alone = server.export.root.lock();
     for (n, client) in clients.iter_mut().enumerate() {
-        (0..CALLS).for_each(|call| scene.start_create(client, &format!("{n}-{call}")));
+        (0..CALLS).for_each(|call| server.start_create(client, &format!("{n}-{call}")));
     }
     let all = clients.len() * CALLS;
-    until(&mut clients, "calls arrive, and threads take them", |_| {
-        let (held, waiting) = scene.held_and_waiting();
-        held + waiting == all && !lock(&scene.pool.shares).is_ready()
+    poll_until(&mut clients, "calls arrive, and threads take them", |_| {
+        let (held, waiting) = server.held_and_waiting();
+        held + waiting == all && !lock(&server.pool.shares).is_ready()
     });
-    assert_eq!(scene.held_and_waiting(), (THREADS / 2, all - THREADS / 2), "the other half is for other hosts");
+    assert_eq!(server.held_and_waiting(), (THREADS / 2, all - THREADS / 2), "the other half is for other hosts");
     drop(alone);
-    until(&mut clients, "calls end", |ended| ended == all);
-    assert_eq!((scene.names().len(), scene.held_and_waiting()), (all, (0, 0)));
+    poll_until(&mut clients, "calls end", |ended| ended == all);
+    assert_eq!((server.names().len(), server.held_and_waiting()), (all, (0, 0)));
 }
 
-/// Nobody awaits the replies of closed connections: their waiting calls take no thread from others.
+/// The replies of closed connections could not be sent, so their waiting calls take no thread from other calls.
 #[test]
 fn waiting_calls_of_closed_connections_do_not_run() {
     for another_call in [false, true] {
-        let scene = Scene::new(&format!("departed-{another_call}"));
-        let mut staying = [scene.connect(Some("tests"))];
-        let alone = scene.export.root.lock();
-        (0..CALLS).for_each(|call| scene.start_create(&mut staying[0], &format!("staying-{call}")));
-        until(&mut staying, "calls hold their threads", |_| scene.held_and_waiting() == (CALLS, 0));
-        let mut leaving = [Some("tests"), Some("other"), None].map(|machine| scene.connect(machine));
+        let server = TestServer::new(&format!("closed-{another_call}"));
+        let mut staying = [server.connect(Some("tests"))];
+        let alone = server.export.root.lock();
+        (0..CALLS).for_each(|call| server.start_create(&mut staying[0], &format!("staying-{call}")));
+        poll_until(&mut staying, "calls hold their threads", |_| server.held_and_waiting() == (CALLS, 0));
+        let mut leaving = [Some("tests"), Some("other"), None].map(|machine| server.connect(machine));
         for (n, client) in leaving.iter_mut().enumerate() {
-            (0..CALLS).for_each(|call| scene.start_create(client, &format!("leaving-{n}-{call}")));
+            (0..CALLS).for_each(|call| server.start_create(client, &format!("leaving-{n}-{call}")));
         }
-        until(&mut leaving, "calls wait", |_| scene.held_and_waiting() == (CALLS, 3 * CALLS));
+        poll_until(&mut leaving, "calls wait", |_| server.held_and_waiting() == (CALLS, 3 * CALLS));
         drop(leaving);
-        until(&mut staying, "the server sees that they have left", |_| scene.departed() == 3 * CALLS);
+        poll_until(&mut staying, "the server sees that the connections are closed", |_| {
+            server.waiting_of_closed() == 3 * CALLS
+        });
         let mut all = CALLS;
         if another_call {
-            // They leave the queue when their host has another call.
-            scene.start_create(&mut staying[0], "staying-and-last");
-            until(&mut staying, "another call waits", |_| scene.held_and_waiting() == (CALLS, 1));
+            // Another call of their host removes them from the queue.
+            server.start_create(&mut staying[0], "staying-and-last");
+            poll_until(&mut staying, "another call waits", |_| server.held_and_waiting() == (CALLS, 1));
             all += 1;
         }
         drop(alone);
-        until(&mut staying, "calls end", |ended| ended == all);
-        until(&mut staying, "the pool is idle", |_| scene.held_and_waiting() == (0, 0));
-        let names = scene.names();
+        poll_until(&mut staying, "calls end", |ended| ended == all);
+        poll_until(&mut staying, "the pool is idle", |_| server.held_and_waiting() == (0, 0));
+        let names = server.names();
         assert_eq!(names.len(), all);
         assert!(names.iter().all(|name| name.starts_with("staying")), "{names:?}");
     }

@@ -1,4 +1,4 @@
-//! Arguments that are none: GARBAGE_ARGS, and the server goes on.
+//! Malformed arguments and credentials, which the server refuses without stopping.
 
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::{CallError, FailedCall, LocalClient, Refusal};
@@ -6,7 +6,7 @@ use rpcrdma_nfs3d::nfs3::*;
 
 use crate::client::{Fh, Nfs, Nfsd, Results, at, encode, pattern, with_mode};
 
-/// How a call with these arguments ends.
+/// Calls a procedure with encoded arguments. Returns the length of the results.
 fn outcome(nfs: &mut Nfs, procedure: u32, arguments: &[u8]) -> Result<usize, CallError> {
     let mut call = nfs.client.prepare(procedure, arguments.len()).expect("memory");
     call.args_mut().copy_from_slice(arguments);
@@ -14,8 +14,8 @@ fn outcome(nfs: &mut Nfs, procedure: u32, arguments: &[u8]) -> Result<usize, Cal
     nfs.client.call(call).map(|reply| reply.results().len()).map_err(CallError::from)
 }
 
-/// Good arguments of each procedure but NULL.
-fn good(root: &Fh) -> Vec<(u32, Vec<u8>)> {
+/// Valid arguments of each procedure but NULL.
+fn valid_arguments(root: &Fh) -> Vec<(u32, Vec<u8>)> {
     let dir = || encode(root);
     let join = |parts: &[Vec<u8>]| parts.concat();
     let name = |name| encode(&at(root, name));
@@ -48,13 +48,13 @@ fn good(root: &Fh) -> Vec<(u32, Vec<u8>)> {
 }
 
 #[test]
-fn arguments_that_are_cut_off_or_too_long_are_garbage() {
+fn truncated_or_too_long_arguments_are_refused_as_garbage() {
     let nfsd = Nfsd::start(&["--read-only"]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
     let garbage =
         |outcome: &Result<usize, CallError>| matches!(outcome, Err(CallError::Refused(Refusal::GarbageArguments)));
-    for (procedure, arguments) in good(&root) {
+    for (procedure, arguments) in valid_arguments(&root) {
         let whole = outcome(&mut nfs, procedure, &arguments);
         assert!(whole.is_ok(), "procedure {procedure}: {whole:?}");
         for len in 0..arguments.len() {
@@ -62,19 +62,19 @@ fn arguments_that_are_cut_off_or_too_long_are_garbage() {
             assert!(garbage(&cut), "procedure {procedure}, {len} bytes of {}: {cut:?}", arguments.len());
         }
         let more = outcome(&mut nfs, procedure, &[&arguments[..], &[0; 4]].concat());
-        assert!(garbage(&more), "procedure {procedure}, with a word too many: {more:?}");
+        assert!(garbage(&more), "procedure {procedure}, with an extra word: {more:?}");
     }
     assert!(matches!(outcome(&mut nfs, 22, &[]), Err(CallError::Refused(Refusal::ProcedureUnavailable))));
     assert!(outcome(&mut nfs, 0, &[]).is_ok());
 }
 
 #[test]
-fn whatever_comes_the_server_goes_on() {
+fn random_arguments_do_not_stop_the_server() {
     let nfsd = Nfsd::start(&["--read-only"]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
     let mut random = fastrand::Rng::with_seed(1);
-    let all = good(&root);
+    let all = valid_arguments(&root);
     for _ in 0..3000 {
         let (procedure, mut arguments) = all[random.usize(..all.len())].clone();
         for _ in 0..random.usize(1..4) {
@@ -101,8 +101,8 @@ fn data_that_does_not_fit_its_count_is_refused() {
     let mut nfs = nfsd.client();
     let root = nfs.root;
     let file = nfs.make(&root, "file");
-    // Count, length word, where the chunk is said to belong, bytes in it; and whether that is an error of the
-    // arguments or of the operation.
+    // The count, the length word, the offset of the chunk's position from the right one, the bytes in the chunk, and
+    // whether the error is one of the arguments or of the operation.
     for (count, length, shift, bytes, garbage) in
         [(100u32, 100u32, 0, 104, true), (100, 100, 0, 96, true), (100, 100, -4, 100, true), (99, 100, 0, 100, false)]
     {
@@ -129,7 +129,7 @@ fn data_that_does_not_fit_its_count_is_refused() {
 }
 
 #[test]
-fn credentials_that_are_none_of_ours_are_refused() {
+fn unsupported_and_malformed_credentials_are_refused() {
     let nfsd = Nfsd::start(&[]);
     let call = |credential| {
         let mut config = ClientConfig::new(100_003, 3);
@@ -141,7 +141,7 @@ fn credentials_that_are_none_of_ours_are_refused() {
         client.call(call).map(|reply| reply.results().len())
     };
     assert_eq!(call(Credential::none()).unwrap(), 88);
-    // As long as a Kerberos credential can be.
+    // A credential of RPCSEC_GSS, as long as a credential can be.
     let other = call(Credential::opaque(6, vec![0; 400]));
     assert!(
         matches!(other, Err(FailedCall { error: CallError::Refused(Refusal::Authentication(2)), .. })),

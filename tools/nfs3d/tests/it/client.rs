@@ -1,4 +1,4 @@
-//! `nfs3d` in a process of its own, and a small NFS client.
+//! `nfs3d` in its own process, and a small NFS client.
 
 use std::io::{BufRead, BufReader, Read as _};
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ use rpcrdma_nfs3d::nfs3::*;
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
-/// Bounds hangs, measures nothing.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of a call, which only bounds a hang.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A program under a limit of the shell, such as `ulimit -n 512`.
+/// A command that runs a program under a limit of the shell, such as `ulimit -n 512`.
 pub(crate) fn limited(limit: &str, program: &str) -> Command {
     let mut command = Command::new("bash");
     command.args(["-c", &format!(r#"{limit} && exec "$@""#), "bash", program]);
@@ -31,8 +31,8 @@ pub(crate) fn limited(limit: &str, program: &str) -> Command {
 /// A server, and the directory that it exports.
 pub(crate) struct Nfsd {
     child: Child,
-    says: BufReader<ChildStdout>,
-    /// The line by which it was ready.
+    stdout: BufReader<ChildStdout>,
+    /// The line that the server printed when it was ready.
     pub(crate) ready: String,
     log: Option<ChildStderr>,
     pub(crate) address: String,
@@ -42,24 +42,24 @@ pub(crate) struct Nfsd {
     directory: Arc<TempDir>,
 }
 
-/// A program and its arguments that start the server, whose command line follows.
+/// A program and its arguments in front of the server's command line.
 type Launcher = Vec<String>;
 
 impl Nfsd {
-    /// Serves a new directory, whose users are those of the calls if this is root.
+    /// Starts a server of a new directory. As root, it acts as the users of the calls.
     pub(crate) fn start(options: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         std::fs::create_dir(directory.path().join("export")).expect("a directory");
         Self::start_in(directory, options)
     }
 
-    /// Serves the directory `export` of this one, where the key will be.
+    /// Starts a server of the directory `export` in `directory`, where it also creates the key.
     pub(crate) fn start_in(directory: TempDir, options: &[&str]) -> Self {
         let options = options.iter().map(|&option| option.to_owned()).collect();
         Self::spawn(Arc::new(directory), Launcher::new(), options)
     }
 
-    /// A server under a limit of the shell, such as `ulimit -n 512`, whose log is kept.
+    /// Starts a server under a limit of the shell, such as `ulimit -n 512`, and captures its log.
     pub(crate) fn start_limited(limit: &str, options: &[&str]) -> Self {
         let directory = Arc::new(tempfile::tempdir().expect("a temporary directory"));
         std::fs::create_dir(directory.path().join("export")).expect("a directory");
@@ -67,8 +67,8 @@ impl Nfsd {
         Self::spawn(directory, launcher, options.iter().map(|&option| option.to_owned()).collect())
     }
 
-    /// Serves a new directory from a mount namespace of its own, as root, over TCP. A shell runs the script first, with
-    /// the path of the directory as `$EXPORT`; its last command ends in `"$@"`, which is the server.
+    /// Starts a server over TCP in its own mount namespace, which needs root. A shell runs the script first, with the
+    /// path of the new directory as `$EXPORT`. The script's last command ends in `"$@"`, which is the server.
     pub(crate) fn start_after(script: &str, options: &[&str]) -> Self {
         let directory = Arc::new(tempfile::tempdir().expect("a temporary directory"));
         let export = directory.path().join("export");
@@ -80,23 +80,23 @@ impl Nfsd {
         Self::spawn(directory, launcher, options)
     }
 
-    /// A path as the server sees it, which may have mounts of its own.
+    /// A path as the server sees it in its mount namespace.
     pub(crate) fn server_path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{}", self.child.id(), self.path().join(path).display()))
     }
 
-    /// The same over TCP.
+    /// Starts a server of a new directory over TCP.
     pub(crate) fn start_on_tcp(options: &[&str]) -> Self {
         Self::start(&[&["--listen", &format!("iwarp:{}", loopback_address().0)], options].concat())
     }
 
-    /// What a server says that ends at once, for what it has been told.
-    pub(crate) fn refused(options: &[&str]) -> String {
-        Self::refused_limited("true", options)
+    /// Standard error of a server that does not start because of its options.
+    pub(crate) fn start_error(options: &[&str]) -> String {
+        Self::start_error_limited("true", options)
     }
 
-    /// The same, under a limit of the shell.
-    pub(crate) fn refused_limited(limit: &str, options: &[&str]) -> String {
+    /// Standard error of a server that does not start, under a limit of the shell.
+    pub(crate) fn start_error_limited(limit: &str, options: &[&str]) -> String {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let export = directory.path().join("export");
         std::fs::create_dir(&export).expect("a directory");
@@ -115,8 +115,8 @@ impl Nfsd {
     fn spawn(directory: Arc<TempDir>, launcher: Launcher, options: Vec<String>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let elsewhere = options.iter().position(|option| option == "--listen");
-        let address = match elsewhere {
+        let listen = options.iter().position(|option| option == "--listen");
+        let address = match listen {
             Some(at) => options[at + 1].clone(),
             None => format!("soft:nfs3d-test-{}-{number}", std::process::id()),
         };
@@ -126,8 +126,8 @@ impl Nfsd {
         if !launcher.is_empty() {
             program.stderr(Stdio::piped());
         }
-        // Two of them would be two addresses.
-        if elsewhere.is_none() {
+        // A second `--listen` would add an address.
+        if listen.is_none() {
             program.args(["--listen", &address]);
         }
         let mut child = program
@@ -140,13 +140,15 @@ impl Nfsd {
             .stdout(Stdio::piped())
             .spawn()
             .expect("it runs");
-        let mut says = BufReader::new(child.stdout.take().expect("piped"));
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
         let mut line = String::new();
-        says.read_line(&mut line).expect("text");
+        stdout.read_line(&mut line).expect("text");
         let port = line.split("TCP port ").nth(1).and_then(|rest| rest.split(';').next());
-        let mount_port = port.and_then(|port| port.parse().ok()).unwrap_or_else(|| panic!("it said {line:?}"));
+        let mount_port = port
+            .and_then(|port| port.parse().ok())
+            .unwrap_or_else(|| panic!("not the line of a ready server: {line:?}"));
         let log = child.stderr.take();
-        Self { child, says, ready: line, log, address, mount_port, options, launcher, directory }
+        Self { child, stdout, ready: line, log, address, mount_port, options, launcher, directory }
     }
 
     /// The exported directory.
@@ -154,23 +156,23 @@ impl Nfsd {
         self.directory.path().join("export").canonicalize().expect("it is there")
     }
 
-    /// Ends the server, suddenly, and starts another one on the same directory.
+    /// Kills the server, and starts another one of the same directory.
     pub(crate) fn restart(&mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it ends");
         *self = Self::spawn(Arc::clone(&self.directory), self.launcher.clone(), self.options.clone());
     }
 
-    /// Ends the server as its user does; returns what it said.
+    /// Stops the server by SIGTERM. Returns the rest of its standard output.
     pub(crate) fn stop(mut self) -> String {
         rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).expect("it runs");
         let mut rest = String::new();
-        self.says.read_to_string(&mut rest).expect("text");
+        self.stdout.read_to_string(&mut rest).expect("text");
         assert!(self.child.wait().expect("it ends").success());
         rest
     }
 
-    /// Ends a server that was started under a limit; its log.
+    /// Stops a server whose log was captured. Returns the log.
     pub(crate) fn stop_with_log(mut self) -> String {
         let mut log = self.log.take().expect("kept");
         self.stop();
@@ -179,29 +181,29 @@ impl Nfsd {
         text
     }
 
-    /// A client as root, in version 2.
+    /// Connects a client as root, in version 2.
     pub(crate) fn client(&self) -> Nfs {
         self.client_as(0, CreditMode::V2Windowed)
     }
 
-    /// A client as a user.
-    pub(crate) fn client_as(&self, uid: u32, scheme: CreditMode) -> Nfs {
+    /// Connects a client as a user.
+    pub(crate) fn client_as(&self, uid: u32, credit_mode: CreditMode) -> Nfs {
         let mut shard = Config::default();
-        shard.wire.credit_mode = scheme;
+        shard.wire.credit_mode = credit_mode;
         self.client_with(uid, shard)
     }
 
-    /// A client as a user, with some configuration of its shard.
+    /// Connects a client as a user, with a configuration of the client's shard.
     pub(crate) fn client_with(&self, uid: u32, shard: Config) -> Nfs {
-        self.client_of(Credential::sys("tests", uid, uid, &[]).expect("a credential"), shard)
+        self.connect(Credential::sys("tests", uid, uid, &[]).expect("a credential"), shard)
     }
 
-    /// A client as a user with supplementary groups.
+    /// Connects a client as a user with supplementary groups.
     pub(crate) fn client_in(&self, uid: u32, groups: &[u32]) -> Nfs {
-        self.client_of(Credential::sys("tests", uid, uid, groups).expect("a credential"), Config::default())
+        self.connect(Credential::sys("tests", uid, uid, groups).expect("a credential"), Config::default())
     }
 
-    fn client_of(&self, credential: Credential, shard: Config) -> Nfs {
+    fn connect(&self, credential: Credential, shard: Config) -> Nfs {
         let mut config = ClientConfig::new(PROGRAM, VERSION);
         // The host may be busy with other tests.
         config.connect.timeout = Duration::from_secs(60);
@@ -223,26 +225,26 @@ impl Drop for Nfsd {
     }
 }
 
-/// Whether servers of this user can act for others.
+/// True if servers of this user can act as other users.
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A handle. What replies hold lives as long as the test.
+/// A handle. Its bytes are leaked, so that they live as long as the test.
 pub(crate) type Fh = NfsFh3<'static>;
 
-/// A connection, and the root of what it is to.
+/// A connection, and the handle of the exported directory.
 pub(crate) struct Nfs {
     pub(crate) client: LocalClient,
     pub(crate) root: Fh,
 }
 
-/// Decodes results, all of them.
+/// Decodes results, which must have no further bytes.
 pub(crate) fn decode<T: Decode<'static>>(results: &[u8]) -> T {
     xdr::decode(results.to_vec().leak()).expect("results that can be decoded")
 }
 
-/// The arguments of a call, encoded.
+/// Encodes the arguments of a call.
 pub(crate) fn encode(arguments: &impl Encode) -> Vec<u8> {
     xdr::encode(arguments).expect("within its bounds")
 }
@@ -252,23 +254,23 @@ pub(crate) fn at<'a>(dir: &Fh, name: &'a str) -> Diropargs3<'a> {
     Diropargs3 { dir: *dir, name: Filename3(name.as_bytes()) }
 }
 
-/// Attributes to set: a mode.
+/// Attributes that set a mode.
 pub(crate) fn with_mode(mode: u32) -> Sattr3 {
     Sattr3 { mode: Some(mode), ..UNCHANGED }
 }
 
-/// Attributes to set: a size.
+/// Attributes that set a size.
 pub(crate) fn with_size(size: u64) -> Sattr3 {
     Sattr3 { size: Some(size), ..UNCHANGED }
 }
 
-/// The status of what failed.
+/// Status of a failed call.
 #[track_caller]
 pub(crate) fn status<T: std::fmt::Debug>(result: Result<T, Nfsstat3>) -> Nfsstat3 {
-    result.expect_err("it succeeded")
+    result.expect_err("the call succeeded")
 }
 
-/// Results: what there is, or the status of a failure.
+/// Results of a procedure, which are either those of success or a status.
 pub(crate) trait Results: Decode<'static> {
     type Ok: std::fmt::Debug;
     fn split(self) -> Result<Self::Ok, Nfsstat3>;
@@ -308,18 +310,18 @@ results! {
 pub(crate) type Outcome<P> = Result<<<P as Signature>::Results<'static> as Results>::Ok, Nfsstat3>;
 
 impl Nfs {
-    /// Calls with encoded arguments; the results may come to so many bytes.
+    /// Calls with encoded arguments. The results have at most `longest` bytes.
     pub(crate) fn try_bytes(&mut self, procedure: u32, arguments: &[u8], longest: usize) -> Result<Reply, CallError> {
         let mut call = self.client.prepare(procedure, arguments.len()).expect("memory");
         call.args_mut().copy_from_slice(arguments);
         call = call.expect_reply(longest);
-        call = call.timeout(PATIENCE);
+        call = call.timeout(CALL_TIMEOUT);
         self.client.call(call).map_err(CallError::from)
     }
 
-    fn requested<P: Signature>(&mut self, request: Request<P>, args: &P::Args<'_>) -> Reply {
+    fn send<P: Signature>(&mut self, request: Request<P>, args: &P::Args<'_>) -> Reply {
         let first = self.client.first();
-        let call = request.timeout(PATIENCE).into_call(&mut (&mut self.client, first), args).expect("memory");
+        let call = request.timeout(CALL_TIMEOUT).into_call(&mut (&mut self.client, first), args).expect("memory");
         self.client.call(call).expect("a reply")
     }
 
@@ -330,14 +332,14 @@ impl Nfs {
         P: Signature,
         P::Results<'static>: Results,
     {
-        decode::<P::Results<'static>>(self.requested::<P>(Request::new(), args).results()).split()
+        decode::<P::Results<'static>>(self.send::<P>(Request::new(), args).results()).split()
     }
 
     pub(crate) fn lookup(&mut self, dir: &Fh, name: &str) -> Outcome<Lookup> {
         self.call::<Lookup>(&Lookup3Args { what: at(dir, name) })
     }
 
-    /// The handle of a name that is there.
+    /// The handle of an existing name.
     #[track_caller]
     pub(crate) fn find(&mut self, dir: &Fh, name: &str) -> Fh {
         self.lookup(dir, name).unwrap().object
@@ -355,13 +357,13 @@ impl Nfs {
         self.call::<Create>(&Create3Args { r#where: at(dir, name), how })
     }
 
-    /// Makes a file; its handle.
+    /// Creates a file, and returns its handle.
     #[track_caller]
     pub(crate) fn make(&mut self, dir: &Fh, name: &str) -> Fh {
         self.create(dir, name, Createhow3::Guarded(with_mode(0o644))).unwrap().obj.unwrap()
     }
 
-    /// Makes a directory; its handle.
+    /// Creates a directory, and returns its handle.
     #[track_caller]
     pub(crate) fn make_dir(&mut self, dir: &Fh, name: &str) -> Fh {
         let args = Mkdir3Args { r#where: at(dir, name), attributes: with_mode(0o755) };
@@ -380,12 +382,12 @@ impl Nfs {
         self.call::<Rename>(&Rename3Args { from, to })
     }
 
-    /// Reads into a Write chunk: attributes, whether that was the end, and the data.
+    /// Reads into a Write chunk. Returns the attributes, whether the end was reached, and the data.
     pub(crate) fn read(&mut self, file: &Fh, offset: u64, count: u32) -> Result<(Fattr3, bool, Vec<u8>), Nfsstat3> {
         let room = self.client.alloc(self.client.first(), (count as usize).max(1)).expect("memory");
         let args = Read3Args { file: *file, offset, count };
-        let reply = self.requested(Request::<Read>::new().room_in(room), &args);
-        // By hand: the data is not in the message.
+        let reply = self.send(Request::<Read>::new().room_in(room), &args);
+        // The results are decoded field by field, because the data is not in the message.
         let mut results = xdr::Decoder::new(reply.results());
         let status = Nfsstat3::decode(&mut results).expect("a status");
         if status != Nfsstat3::Ok {
@@ -395,7 +397,7 @@ impl Nfs {
         let (attributes, count, eof, length): (PostOpAttr, u32, bool, u32) = decode(results.rest());
         let data = reply.chunk(0).expect("the chunk").to_vec();
         assert_eq!((count, length as usize), (length, data.len()));
-        assert_eq!(reply.results().len(), 104, "what clients expect in front of the data");
+        assert_eq!(reply.results().len(), 104, "clients expect this length in front of the data");
         Ok((attributes.unwrap(), eof, data))
     }
 
@@ -404,7 +406,7 @@ impl Nfs {
         self.read_expecting(file, offset, count, 4000)
     }
 
-    /// Reads without a Write chunk, and without a Reply chunk if results of so many bytes need none.
+    /// Reads without a Write chunk, and without a Reply chunk if `results` bytes of results need none.
     pub(crate) fn read_expecting(&mut self, file: &Fh, offset: u64, count: u32, results: usize) -> (bool, Vec<u8>) {
         let args = encode(&Read3Args { file: *file, offset, count });
         let reply = self.try_bytes(Read::NUMBER, &args, results).expect("a reply");
@@ -421,7 +423,7 @@ impl Nfs {
         buf.copy_from_slice(data);
         let (count, data) = (data.len() as u32, Bulk::placed(data.len()));
         let args = Write3Args { file: *file, offset, count, stable, data };
-        decode::<Write3Res>(self.requested(Request::<Write>::new().lend(buf), &args).results()).split()
+        decode::<Write3Res>(self.send(Request::<Write>::new().lend(buf), &args).results()).split()
     }
 
     /// Writes without a chunk.
@@ -462,12 +464,12 @@ impl Nfs {
     }
 }
 
-/// Data that tells where it is from.
+/// Data whose bytes depend on their position.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32).flat_map(|n| (n.wrapping_mul(2_654_435_761)).to_be_bytes()).take(len).collect()
 }
 
-/// A file made at the server.
+/// Writes a file of the server or of the client, without NFS.
 pub(crate) fn put(path: &Path, data: &[u8]) {
     std::fs::write(path, data).expect("written");
 }

@@ -28,7 +28,7 @@ fn names(nfsd: &Nfsd) -> Vec<String> {
 }
 
 #[test]
-fn nanoseconds_of_a_second_and_more_are_refused() {
+fn times_with_a_billion_or_more_nanoseconds_are_refused() {
     let nfsd = Nfsd::start(&[]);
     let path = nfsd.path().join("file");
     put(&path, b"data");
@@ -54,7 +54,7 @@ fn nanoseconds_of_a_second_and_more_are_refused() {
 #[test]
 fn a_refused_creation_leaves_nothing_behind() {
     if !is_root() {
-        return println!("not run: only root can act for users");
+        return println!("not run: only root can act as other users");
     }
     let nfsd = Nfsd::start(&[]);
     fs::set_permissions(nfsd.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -66,7 +66,7 @@ fn a_refused_creation_leaves_nothing_behind() {
         }
         assert_eq!(names(&nfsd), [""; 0], "{new:?}");
     }
-    // What existed before stays, whatever is refused.
+    // A refused creation does not remove an existing file.
     put(&nfsd.path().join("x"), b"data");
     let new = Sattr3 { uid: Some(5678), ..with_mode(0o644) };
     assert!(creations(&mut nfs, &root, "x", new)[2..].iter().all(|made| made == &Err(Nfsstat3::ErrExist)));
@@ -76,7 +76,7 @@ fn a_refused_creation_leaves_nothing_behind() {
 #[test]
 fn directories_inherit_the_set_group_id_bit_whatever_their_mode() {
     if !is_root() {
-        return println!("not run: only root can act for users");
+        return println!("not run: only root can act as other users");
     }
     let nfsd = Nfsd::start(&[]);
     chown(nfsd.path(), None, Some(77)).unwrap();
@@ -94,12 +94,12 @@ fn directories_inherit_the_set_group_id_bit_whatever_their_mode() {
 }
 
 #[test]
-fn every_call_in_a_directory_that_was_removed_is_stale() {
+fn every_call_in_a_removed_directory_is_stale() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
     let (dir, file) = (nfs.make_dir(&root, "dir"), nfs.make(&root, "file"));
-    // The server has it open, and learns of its end from nobody.
+    // The server has the directory open, and is not informed of its removal.
     nfs.readdir(&dir, 0, 4096).unwrap();
     fs::remove_dir(nfsd.path().join("dir")).unwrap();
     let stale = Nfsstat3::ErrStale;

@@ -9,7 +9,7 @@ use rpcrdma_nfs3d::nfs3::*;
 
 use crate::client::{Fh, Nfs, Nfsd, put};
 
-/// All names of a directory, part by part.
+/// Lists all names of a directory by repeated calls.
 fn all(nfs: &mut Nfs, dir: &Fh, plus: bool, count: u32) -> Vec<String> {
     let (mut names, mut cookie, mut parts) = (Vec::new(), 0, 0);
     loop {
@@ -24,40 +24,40 @@ fn all(nfs: &mut Nfs, dir: &Fh, plus: bool, count: u32) -> Vec<String> {
         cookie = entries.last().map_or(cookie, |last| last.1);
         names.extend(entries.into_iter().map(|entry| entry.0));
         parts += 1;
-        assert!(parts < 10_000, "no end");
+        assert!(parts < 10_000, "the listing does not end");
         if eof {
             return names;
         }
     }
 }
 
-fn lists(scheme: CreditMode) {
+fn check_listing(credit_mode: CreditMode) {
     let nfsd = Nfsd::start(&[]);
     let mut expected: BTreeSet<String> = (0..700).map(|n| format!("{n}-{}", "x".repeat(n % 200))).collect();
     expected.iter().for_each(|name| put(&nfsd.path().join(name), b""));
     expected.extend([".".into(), "..".into()]);
-    let mut nfs = nfsd.client_as(0, scheme);
+    let mut nfs = nfsd.client_as(0, credit_mode);
     let root = nfs.root;
     for (plus, count) in [(false, 512), (false, 4096), (false, 65_536), (true, 1024), (true, 65_536), (true, 1 << 20)] {
         let names = all(&mut nfs, &root, plus, count);
         let unique: BTreeSet<String> = names.iter().cloned().collect();
-        assert_eq!(names.len(), unique.len(), "a name came twice");
+        assert_eq!(names.len(), unique.len(), "a name is listed twice");
         assert_eq!(unique, expected, "plus {plus}, count {count}");
     }
 }
 
 #[test]
-fn every_name_comes_once_however_large_the_parts() {
-    lists(CreditMode::V2Windowed);
+fn every_name_is_listed_once_for_any_reply_size() {
+    check_listing(CreditMode::V2Windowed);
 }
 
 #[test]
-fn every_name_comes_once_in_reply_chunks_of_version_1() {
-    lists(CreditMode::V1);
+fn every_name_is_listed_once_in_reply_chunks_of_version_1() {
+    check_listing(CreditMode::V1);
 }
 
 #[test]
-fn names_come_with_the_attributes_and_handles_of_their_files() {
+fn readdirplus_lists_the_attributes_and_handles_of_files() {
     let nfsd = Nfsd::start(&[]);
     put(&nfsd.path().join("file"), b"content");
     fs::create_dir(nfsd.path().join("dir")).unwrap();
@@ -68,24 +68,24 @@ fn names_come_with_the_attributes_and_handles_of_their_files() {
     assert!(eof);
     for entry in &entries {
         let name = std::str::from_utf8(entry.name.0).unwrap();
-        let is = fs::symlink_metadata(nfsd.path().join(name)).unwrap();
+        let actual = fs::symlink_metadata(nfsd.path().join(name)).unwrap();
         if name == ".." {
-            assert_eq!(entry.fileid, fs::metadata(nfsd.path()).unwrap().ino(), "nothing is above the root");
+            assert_eq!(entry.fileid, fs::metadata(nfsd.path()).unwrap().ino(), "the parent of the root is the root");
             continue;
         }
-        assert_eq!(entry.fileid, is.ino(), "{name}");
+        assert_eq!(entry.fileid, actual.ino(), "{name}");
         let attributes = entry.name_attributes.unwrap();
-        assert_eq!((attributes.fileid, attributes.size), (is.ino(), is.size()), "{name}");
+        assert_eq!((attributes.fileid, attributes.size), (actual.ino(), actual.size()), "{name}");
         assert_eq!(attributes.r#type == Ftype3::Lnk, name == "link");
-        assert_eq!(nfs.getattr(&entry.name_handle.unwrap()).unwrap().fileid, is.ino(), "{name}");
+        assert_eq!(nfs.getattr(&entry.name_handle.unwrap()).unwrap().fileid, actual.ino(), "{name}");
     }
     let file = nfs.find(&root, "file");
-    let of_list = entries.iter().find(|entry| entry.name.0 == b"file").unwrap();
-    assert_eq!(of_list.name_handle, Some(file), "a file has one handle");
+    let listed = entries.iter().find(|entry| entry.name.0 == b"file").unwrap();
+    assert_eq!(listed.name_handle, Some(file), "a file has one handle");
 }
 
 #[test]
-fn unreadable_directories_are_refused() {
+fn invalid_requests_to_list_directories_are_refused() {
     let nfsd = Nfsd::start(&[]);
     put(&nfsd.path().join("file"), b"");
     let mut nfs = nfsd.client();

@@ -11,9 +11,9 @@ use rpcrdma_nfs3d::nfs3::*;
 
 use crate::client::{Fh, Nfs, Nfsd, is_root, pattern, put, status, with_mode, with_size};
 
-fn reads_and_writes(scheme: CreditMode, options: &[&str]) {
+fn reads_and_writes(credit_mode: CreditMode, options: &[&str]) {
     let nfsd = Nfsd::start(options);
-    let mut nfs = nfsd.client_as(0, scheme);
+    let mut nfs = nfsd.client_as(0, credit_mode);
     let root = nfs.root;
     for len in [0, 1, 2, 3, 4, 5, 1000, 3840, 4095, 4096, 65537, (1 << 20) - 1, 1 << 20] {
         let (name, data) = (format!("file-{len}"), pattern(len));
@@ -63,7 +63,7 @@ fn reads_within_at_and_beyond_the_end_of_a_file() {
         assert!(part == data[offset as usize..end], "{count} at {offset}");
         assert_eq!((attributes.size, eof), (100_000, end == 100_000));
     }
-    // A READ over the end is shorter; one behind it has nothing; neither is an error.
+    // A READ across the end is shorter, and one behind the end returns no data. Neither is an error.
     let (_, eof, part) = nfs.read(&file, 99_000, 5000).unwrap();
     assert!(eof && part == data[99_000..]);
     for offset in [100_000, 1 << 40, i64::MAX as u64 - 1, i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX] {
@@ -71,10 +71,10 @@ fn reads_within_at_and_beyond_the_end_of_a_file() {
         assert_eq!(nfs.read(&file, offset, 100).unwrap().2, b"", "{offset}");
         assert_eq!(nfs.read_inline(&file, offset, 100), (true, vec![]));
     }
-    // Without a chunk there is less room, and the client goes on from there.
+    // Without a chunk there is less room, so a READ returns less data.
     let (eof, part) = nfs.read_inline(&file, 7, 50_000);
     assert!(!eof && part.len() >= 3000 && part == data[7..7 + part.len()]);
-    // Writing at odd places, over the end, and far behind it.
+    // Writes at unaligned offsets, across the end, and far behind it.
     let mut expected = data;
     for (offset, len) in [(1, 3), (50_001, 4097), (99_999, 7), (150_000, 10)] {
         let part: Vec<u8> = pattern(len).iter().map(|byte| !byte).collect();
@@ -97,7 +97,7 @@ fn reads_within_at_and_beyond_the_end_of_a_file() {
     assert_eq!(status(nfs.write(&file, u64::MAX, b"ab", StableHow::Unstable)), Nfsstat3::ErrFbig);
 }
 
-/// All of it where a message holds it, else as much as one holds: the client asks for the rest.
+/// A READ without a chunk returns as much data as fits one message. The client asks for the rest.
 #[test]
 fn a_read_without_a_chunk_is_bounded_by_the_inline_threshold() {
     let nfsd = Nfsd::start(&[]);
@@ -118,7 +118,7 @@ fn a_read_without_a_chunk_is_bounded_by_the_inline_threshold() {
 }
 
 #[test]
-fn only_files_have_data() {
+fn only_regular_files_can_be_read_and_written() {
     let nfsd = Nfsd::start(&[]);
     std::os::unix::fs::symlink("x", nfsd.path().join("link")).unwrap();
     let mut nfs = nfsd.client();
@@ -133,18 +133,18 @@ fn only_files_have_data() {
 }
 
 #[test]
-fn attributes_are_those_of_the_file_and_can_be_set() {
+fn attributes_of_files_are_reported_and_can_be_set() {
     let nfsd = Nfsd::start(&[]);
     let path = nfsd.path().join("file");
     put(&path, b"twelve bytes");
     let mut nfs = nfsd.client();
     let root = nfs.root;
     let file = nfs.find(&root, "file");
-    let (seen, is) = (nfs.getattr(&file).unwrap(), fs::metadata(&path).unwrap());
+    let (seen, actual) = (nfs.getattr(&file).unwrap(), fs::metadata(&path).unwrap());
     assert_eq!((seen.r#type, seen.size, seen.nlink), (Ftype3::Reg, 12, 1));
-    assert_eq!((seen.mode, seen.uid, seen.gid), (is.mode() & 0o7777, is.uid(), is.gid()));
-    assert_eq!((seen.fileid, seen.used), (is.ino(), is.blocks() * 512));
-    assert_eq!((seen.mtime.seconds, seen.mtime.nseconds), (is.mtime() as u32, is.mtime_nsec() as u32));
+    assert_eq!((seen.mode, seen.uid, seen.gid), (actual.mode() & 0o7777, actual.uid(), actual.gid()));
+    assert_eq!((seen.fileid, seen.used), (actual.ino(), actual.blocks() * 512));
+    assert_eq!((seen.mtime.seconds, seen.mtime.nseconds), (actual.mtime() as u32, actual.mtime_nsec() as u32));
     assert_eq!(nfs.getattr(&root).unwrap().r#type, Ftype3::Dir);
 
     let time = Nfstime3 { seconds: 1_000_000_000, nseconds: 5 };
@@ -161,7 +161,7 @@ fn attributes_are_those_of_the_file_and_can_be_set() {
     assert_eq!((after.size, after.mode, after.mtime), (6, 0o4751, time));
     assert_eq!(fs::read(&path).unwrap(), b"twelve");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o4751);
-    // The guard holds: somebody has changed the file since.
+    // The guard refuses the change, because the file has changed meanwhile.
     let late = nfs.setattr(&file, with_mode(0o600), Some(seen.ctime));
     assert_eq!(status(late), Nfsstat3::ErrNotSync);
     assert_eq!(nfs.getattr(&file).unwrap().mode, 0o4751);
@@ -181,23 +181,23 @@ fn fsinfo_and_pathconf_report_the_file_system() {
     assert_eq!((info.rtmax, info.wtmax, info.dtpref), (1 << 20, 1 << 20, 64 << 10));
     assert!(info.maxfilesize > 1 << 40 && info.obj_attributes.is_some());
     let stat = nfs.call::<Fsstat>(&Fsstat3Args { fsroot: root });
-    let (stat, is) = (stat.unwrap(), rustix::fs::statvfs(nfsd.path()).unwrap());
-    assert_eq!((stat.tbytes, stat.tfiles), (is.f_blocks * is.f_frsize, is.f_files));
+    let (stat, actual) = (stat.unwrap(), rustix::fs::statvfs(nfsd.path()).unwrap());
+    assert_eq!((stat.tbytes, stat.tfiles), (actual.f_blocks * actual.f_frsize, actual.f_files));
     let conf = nfs.call::<Pathconf>(&Pathconf3Args { object: root });
     let conf = conf.unwrap();
     assert_eq!((conf.name_max, conf.no_trunc, conf.case_preserving), (255, true, true));
 }
 
-/// Asks for all rights.
+/// Rights that ACCESS grants, of all.
 fn rights(nfs: &mut Nfs, object: &Fh) -> u32 {
     let args = Access3Args { object: *object, access: 63 };
     nfs.call::<Access>(&args).unwrap().access
 }
 
 #[test]
-fn permissions_of_files_apply_to_users() {
+fn users_have_only_the_access_that_file_permissions_allow() {
     if !is_root() {
-        eprintln!("only root can act for others");
+        eprintln!("not run: only root can act as other users");
         return;
     }
     let nfsd = Nfsd::start(&[]);
@@ -208,7 +208,7 @@ fn permissions_of_files_apply_to_users() {
     let file = owner.make(&top, "file");
     assert_eq!(fs::metadata(nfsd.path().join("file")).unwrap().uid(), 1234);
     owner.setattr(&file, with_mode(0o400), None).unwrap();
-    // The owner writes though the mode forbids it: he had opened the file before that was so.
+    // The owner may write although the mode forbids it, because a file may have been opened before the mode changed.
     owner.write(&file, 0, b"mine", StableHow::Unstable).unwrap();
     assert_eq!(other.read(&file, 0, 10).unwrap_err(), Nfsstat3::ErrAcces);
     assert_eq!(status(other.write(&file, 0, b"x", StableHow::Unstable)), Nfsstat3::ErrAcces);
@@ -221,7 +221,7 @@ fn permissions_of_files_apply_to_users() {
     other.write(&file, 4, b" and yours", StableHow::Unstable).unwrap();
     assert_eq!(other.read(&file, 0, 100).unwrap().2, b"mine and yours");
     assert_eq!(rights(&mut other, &file), ACCESS3_READ | ACCESS3_MODIFY | ACCESS3_EXTEND);
-    // Who may write may cut it, and nothing is cut for one who asks for what only the owner may have.
+    // A user with write permission may truncate the file. A request that also needs the owner truncates nothing.
     let cut = |mtime| Sattr3 { mtime, ..with_size(4) };
     let then = Nfstime3 { seconds: 1, nseconds: 0 };
     for wrong in [
@@ -238,7 +238,7 @@ fn permissions_of_files_apply_to_users() {
     other.setattr(&file, cut(SetMtime::Default(TimeHow::SetToServerTime)), None).unwrap();
     assert_eq!(other.read(&file, 0, 100).unwrap().2, b"mine");
     assert!(fs::metadata(nfsd.path().join("file")).unwrap().modified().unwrap() > UNIX_EPOCH);
-    // To give a file away is root's.
+    // Only root may give a file away.
     let give = Sattr3 { uid: Some(5678), ..UNCHANGED };
     assert_eq!(status(owner.setattr(&file, give, None)), Nfsstat3::ErrPerm);
     root.setattr(&file, give, None).unwrap();
@@ -250,16 +250,16 @@ fn permissions_of_files_apply_to_users() {
 }
 
 #[test]
-fn nobody_is_root_where_root_is_squashed() {
+fn squashed_root_acts_as_nobody() {
     if !is_root() {
-        eprintln!("only root can act for others");
+        eprintln!("not run: only root can act as other users");
         return;
     }
     let nfsd = Nfsd::start(&["--squash", "root"]);
     put(&nfsd.path().join("secret"), b"x");
     fs::set_permissions(nfsd.path().join("secret"), fs::Permissions::from_mode(0o600)).unwrap();
     fs::set_permissions(nfsd.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    // The highest number is no user: it must not be taken for "no change".
+    // The highest number is not a user, and must not be passed on as "no change".
     for uid in [0, u32::MAX] {
         let mut nfs = nfsd.client_as(uid, CreditMode::V1);
         let root = nfs.root;

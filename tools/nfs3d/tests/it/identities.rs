@@ -1,4 +1,4 @@
-//! Identities of threads, of servers that are not root, and of files that are open already; what is not opened.
+//! Users as whom calls run, mount points, and files that the server must not open.
 
 use std::fs;
 use std::mem::MaybeUninit;
@@ -18,10 +18,10 @@ const OWNER: u32 = 1234;
 const OTHER: u32 = 5678;
 const NOW: SetMtime = SetMtime::Default(TimeHow::SetToServerTime);
 
-/// Whether the test can run; says so if not.
+/// True if the test can run. Prints a line if not.
 fn has_root() -> bool {
     if !is_root() {
-        println!("not run: only root can act for users");
+        println!("not run: only root can act as other users");
     }
     is_root()
 }
@@ -30,7 +30,7 @@ fn mode(path: &Path) -> u32 {
     fs::metadata(path).expect("a file").mode() & 0o7777
 }
 
-/// A file of a user.
+/// Creates a file of a user.
 fn file_of(path: &Path, owner: u32, mode: u32) {
     put(path, b"data");
     chown(path, Some(owner), Some(owner)).expect("root");
@@ -50,7 +50,7 @@ const CHANGES: [(&str, Change); 3] = [
 ];
 
 #[test]
-fn set_id_bits_are_cleared_also_in_files_that_are_open() {
+fn set_id_bits_are_cleared_in_files_that_are_already_open() {
     if !has_root() {
         return;
     }
@@ -58,8 +58,8 @@ fn set_id_bits_are_cleared_also_in_files_that_are_open() {
         let nfsd = Nfsd::start(options);
         for (what, change) in CHANGES {
             for set_id in [0o4777, 0o2777, 0o6777] {
-                // The owner is no exception, nor is a file that a call of root or of the owner has opened before.
-                for (uid, left) in [(0, set_id), (OTHER, 0o777), (OWNER, 0o777), (OTHER, 0o777)] {
+                // This also holds for the owner, and for files that a call of root or of the owner has opened before.
+                for (uid, expected) in [(0, set_id), (OTHER, 0o777), (OWNER, 0o777), (OTHER, 0o777)] {
                     let name = format!("{what}-{set_id:o}");
                     let path = nfsd.path().join(&name);
                     file_of(&path, OWNER, set_id);
@@ -67,7 +67,7 @@ fn set_id_bits_are_cleared_also_in_files_that_are_open() {
                     let root = nfs.root;
                     let file = nfs.find(&root, &name);
                     change(&mut nfs, &file, &name);
-                    assert_eq!(format!("{:o}", mode(&path)), format!("{left:o}"), "{what} by {uid} of {set_id:o}");
+                    assert_eq!(format!("{:o}", mode(&path)), format!("{expected:o}"), "{what} by {uid} of {set_id:o}");
                 }
             }
         }
@@ -75,7 +75,7 @@ fn set_id_bits_are_cleared_also_in_files_that_are_open() {
 }
 
 #[test]
-fn groups_and_users_of_a_thread_end_with_their_call() {
+fn threads_do_not_keep_the_user_and_groups_of_a_call() {
     if !has_root() {
         return;
     }
@@ -123,7 +123,7 @@ fn a_server_that_is_not_root_uses_no_capabilities() {
     assert_eq!(mode(&path), 0o755);
     let others = nfs.find(&root, "others");
     assert_eq!(status(nfs.write(&others, 0, b"x", StableHow::Unstable)), Nfsstat3::ErrAcces);
-    // A file that it may not open is made and changed nevertheless.
+    // The server also creates and changes a file that it may not open.
     let made = nfs.create(&root, "closed", Createhow3::Guarded(with_mode(0))).unwrap().obj.unwrap();
     nfs.setattr(&made, with_mode(0o200), None).unwrap();
     assert_eq!(mode(&nfsd.path().join("closed")), 0o200);
@@ -167,7 +167,7 @@ fn times(path: &Path) -> (i64, i64) {
 }
 
 #[test]
-fn who_may_write_a_file_may_set_its_times_to_the_present() {
+fn users_with_write_permission_may_set_times_to_the_present() {
     if !has_root() {
         return;
     }
@@ -198,7 +198,7 @@ fn who_may_write_a_file_may_set_its_times_to_the_present() {
 }
 
 #[test]
-fn what_is_mounted_in_the_export_is_not_exported() {
+fn file_systems_mounted_in_the_export_are_not_exported() {
     if !has_root() {
         return;
     }
@@ -230,7 +230,7 @@ fn what_is_mounted_in_the_export_is_not_exported() {
 }
 
 #[test]
-fn device_numbers_that_the_system_would_cut_are_refused() {
+fn device_numbers_that_the_system_would_truncate_are_refused() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
     let root = nfs.root;

@@ -1,39 +1,39 @@
-//! The effect of the iWARP options on the bytes that go over TCP, as a relay between both programs sees them.
+//! Effect of the iWARP options on the bytes that both programs send over TCP, as recorded by a relay.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 
 use rpcrdma::Address;
-use rpcrdma::fabric::iwarp::wire::{Kind, SegmentError, SegmentReader, Setup, Step, fpdu_len};
+use rpcrdma::fabric::iwarp::wire::{MpaFrame, MpaFrameKind, ReaderStep, SegmentError, SegmentReader, fpdu_len};
 
 use crate::client::{Nfsd, pattern, put};
-use crate::nfs3c::run_by_way_of;
+use crate::nfs3c::run_at;
 
-/// The longest FPDU that the fabric makes, in bytes.
+/// The longest FPDU that the fabric sends, in bytes.
 const LONGEST: usize = 65464;
-/// Bytes of the file that goes: many FPDUs of any length.
+/// Bytes of the copied file, which take many FPDUs of any length.
 const FILE: usize = 65536 * 8;
 
-/// What one side says.
+/// The bytes that one side has sent.
 #[derive(Debug)]
-struct Said {
-    setup: Setup,
+struct SentStream {
+    setup: MpaFrame,
     stream: Vec<u8>,
 }
 
-impl Said {
-    fn of(kind: Kind, bytes: &[u8]) -> Self {
-        let (setup, len) = Setup::decode(kind, bytes).expect("a frame of set-up").expect("all of it");
+impl SentStream {
+    fn parse(kind: MpaFrameKind, bytes: &[u8]) -> Self {
+        let (setup, len) = MpaFrame::decode(kind, bytes).expect("a frame of set-up").expect("a complete frame");
         Self { setup, stream: bytes[len..].to_vec() }
     }
 
-    /// The lengths of its FPDUs; with `crc`, each has one, which is right.
+    /// Lengths of the FPDUs. With `crc`, each must have a valid CRC.
     fn fpdus(&self, crc: bool) -> Result<Vec<usize>, SegmentError> {
         let (mut reader, mut input, mut lengths) = (SegmentReader::new(crc), &self.stream[..], Vec::new());
         while let Some(step) = reader.step(&mut input)? {
-            if let Step::Segment { segment, len } = step {
-                // Behind the two bytes of its length.
+            if let ReaderStep::Segment { segment, len } = step {
+                // `encode` includes the two bytes of the length, which `fpdu_len` adds.
                 lengths.push(fpdu_len(segment.encode(len).len() - 2 + len));
             }
         }
@@ -54,24 +54,24 @@ impl Said {
     }
 }
 
-/// Copies to the end of a way, and keeps what went.
+/// Copies a stream to its end, and returns its bytes.
 fn copy(mut from: TcpStream, mut to: TcpStream) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
-        let (mut went, mut space) = (Vec::new(), vec![0; 1 << 16]);
-        // An end may be a reset.
-        while let Ok(n @ 1..) = from.read(&mut space) {
-            went.extend_from_slice(&space[..n]);
-            if to.write_all(&space[..n]).is_err() {
+        let (mut copied, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+        // The stream may end by a reset.
+        while let Ok(n @ 1..) = from.read(&mut buffer) {
+            copied.extend_from_slice(&buffer[..n]);
+            if to.write_all(&buffer[..n]).is_err() {
                 break;
             }
         }
-        // It may be gone.
+        // The other end may be closed already.
         let _ = to.shutdown(Shutdown::Write);
-        went
+        copied
     })
 }
 
-/// Runs the client by way of a relay; its exit status and errors, and what it and the server said.
+/// Runs the client through a relay. Returns its exit status, its errors, and the bytes that it and the server sent.
 fn relayed(nfsd: &Nfsd, options: &[&str], command: &[&str]) -> (i32, String, [Vec<u8>; 2]) {
     let address: Address = nfsd.address.parse().expect("an address");
     let server: SocketAddr = address.socket_address().expect("found").expect("a network");
@@ -83,20 +83,20 @@ fn relayed(nfsd: &Nfsd, options: &[&str], command: &[&str]) -> (i32, String, [Ve
         let clone = |socket: &TcpStream| socket.try_clone().expect("a descriptor");
         [copy(clone(&client), clone(&server)), copy(server, client)]
     });
-    let (status, _, errors) = run_by_way_of(&at, nfsd, options, command);
-    let ways = relay.join().expect("a relay");
-    (status, errors, ways.map(|way| way.join().expect("a way")))
+    let (status, _, errors) = run_at(&at, nfsd, options, command);
+    let directions = relay.join().expect("a relay");
+    (status, errors, directions.map(|direction| direction.join().expect("no panic")))
 }
 
-/// The same, where the client succeeds: what both said.
+/// Runs the client through a relay, successfully. Returns the streams of the client and the server.
 #[track_caller]
-fn between(nfsd: &Nfsd, options: &[&str], command: &[&str]) -> [Said; 2] {
+fn streams(nfsd: &Nfsd, options: &[&str], command: &[&str]) -> [SentStream; 2] {
     let (status, errors, [client, server]) = relayed(nfsd, options, command);
     assert_eq!(status, 0, "{errors}");
-    [Said::of(Kind::Request, &client), Said::of(Kind::Reply, &server)]
+    [SentStream::parse(MpaFrameKind::Request, &client), SentStream::parse(MpaFrameKind::Reply, &server)]
 }
 
-/// A server with a file, which it puts in FPDUs.
+/// Starts a server with a file.
 fn serve(options: &[&str]) -> Nfsd {
     let nfsd = Nfsd::start_on_tcp(options);
     put(&nfsd.path().join("file"), &pattern(FILE));
@@ -106,7 +106,7 @@ fn serve(options: &[&str]) -> Nfsd {
 const GET: &[&str] = &["get", "file", "/dev/null"];
 
 #[test]
-fn either_side_may_want_crcs() {
+fn crcs_are_used_if_either_side_requires_them() {
     for (by_server, by_client, asked, agreed) in [
         (&[][..], &[][..], false, false),
         (&["--crc", "always"], &[], false, true),
@@ -114,7 +114,7 @@ fn either_side_may_want_crcs() {
         (&["--crc", "never"], &["--crc", "if-asked"], false, false),
         (&["--crc", "if-asked"], &["--crc", "never"], false, false),
     ] {
-        let [client, server] = between(&serve(by_server), by_client, GET);
+        let [client, server] = streams(&serve(by_server), by_client, GET);
         let what = format!("{by_server:?} {by_client:?}");
         assert_eq!((client.setup.crc, server.setup.crc), (asked, agreed), "{what}");
         assert_eq!((client.has_crcs(), server.has_crcs()), (agreed, agreed), "{what}");
@@ -122,32 +122,32 @@ fn either_side_may_want_crcs() {
 }
 
 #[test]
-fn ends_without_crc_and_with_required_crc_do_not_connect() {
+fn sides_that_refuse_and_require_crcs_do_not_connect() {
     let (status, errors, _) = relayed(&serve(&["--crc", "always"]), &["--crc", "never"], GET);
-    assert!(status == 1 && errors.contains("it wants CRCs, and `crc` is Never here"), "{errors}");
+    assert!(status == 1 && errors.contains("CRCs are required, but `iwarp.crc` is `never` here"), "{errors}");
     let (status, errors, [_, server]) = relayed(&serve(&["--crc", "never"]), &["--crc", "always"], GET);
     assert_eq!(status, 1, "{errors}");
-    assert!(Said::of(Kind::Reply, &server).setup.reject, "{errors}");
+    assert!(SentStream::parse(MpaFrameKind::Reply, &server).setup.reject, "{errors}");
 }
 
 #[test]
-fn each_end_announces_its_fpdu_size() {
+fn the_fpdu_option_sets_the_size_of_sent_fpdus() {
     let local = tempfile::tempdir().unwrap();
     let original = local.path().join("original");
     put(&original, &pattern(FILE));
     let putting = ["put", original.to_str().expect("text"), "new"];
-    // A segment of a loopback device's is shorter or longer, but not as long.
+    // The length of a segment of the loopback device differs from the longest FPDU.
     for (option, is_longest) in [(None, true), (Some("auto"), true), (Some("longest"), true), (Some("segment"), false)]
     {
         let options: Vec<&str> = option.iter().flat_map(|&size| ["--fpdu", size]).collect();
-        let [_, server] = between(&serve(&options), &[], GET);
+        let [_, server] = streams(&serve(&options), &[], GET);
         assert_eq!(
             server.longest() == LONGEST,
             is_longest,
             "{} bytes with {options:?} of the server",
             server.longest()
         );
-        let [client, _] = between(&serve(&[]), &options, &putting);
+        let [client, _] = streams(&serve(&[]), &options, &putting);
         assert_eq!(
             client.longest() == LONGEST,
             is_longest,
@@ -158,14 +158,14 @@ fn each_end_announces_its_fpdu_size() {
 }
 
 #[test]
-fn where_there_is_no_iwarp_its_options_are_refused() {
+fn iwarp_options_without_an_iwarp_address_are_refused() {
     let nfsd = Nfsd::start(&[]);
     for option in [["--crc", "always"], ["--fpdu", "segment"]] {
-        let (status, _, errors) = run_by_way_of(&nfsd.address, &nfsd, &option, GET);
-        assert!(status == 1 && errors.contains("--crc and --fpdu are about iwarp: addresses"), "{errors}");
-        let said = Nfsd::refused(&option);
-        assert!(said.contains("--crc and --fpdu are about iwarp: addresses"), "{said}");
+        let (status, _, errors) = run_at(&nfsd.address, &nfsd, &option, GET);
+        assert!(status == 1 && errors.contains("--crc and --fpdu need an iwarp: address"), "{errors}");
+        let errors = Nfsd::start_error(&option);
+        assert!(errors.contains("--crc and --fpdu need an iwarp: address"), "{errors}");
     }
-    let said = Nfsd::refused(&["--crc", "yes"]);
-    assert!(said.contains("\"yes\" is none of never, if-asked, always"), "{said}");
+    let errors = Nfsd::start_error(&["--crc", "yes"]);
+    assert!(errors.contains("invalid CRC mode `yes`: expected never, if-asked, always"), "{errors}");
 }

@@ -23,7 +23,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("chmod");
 }
 
-/// Starts a server that names no key; returns its first line. It ends with the call.
+/// Starts a server without `--key`, and kills it. Returns its first line and its standard error.
 fn start_without_key(home: &Path, export: &Path, umask: &str) -> String {
     let mut shell = Command::new("sh");
     // The shell sets the umask of the server.
@@ -42,14 +42,14 @@ fn start_without_key(home: &Path, export: &Path, umask: &str) -> String {
     line + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// The directories and the key have these modes by any umask, also while the server lets clients choose modes.
+/// The modes do not depend on the umask, which the server clears so that clients choose the modes of files.
 #[test]
 fn only_the_servers_user_may_write_the_directories_and_the_key_that_it_creates() {
     for umask in ["000", "022"] {
         let directory = tempfile::tempdir().expect("a directory");
         let (home, export) = (directory.path().join("home"), directory.path().join("export"));
         set_mode(directory.path(), 0o755);
-        // The target directory may be closed to other users.
+        // Other users may not be able to reach the build directory.
         fs::copy(env!("CARGO_BIN_EXE_nfs3d"), directory.path().join("nfs3d")).expect("a copy");
         for path in [&home, &export] {
             fs::create_dir(path).expect("a directory");
@@ -58,8 +58,8 @@ fn only_the_servers_user_may_write_the_directories_and_the_key_that_it_creates()
                 chown(path, Some(NOBODY), Some(NOBODY)).expect("chown");
             }
         }
-        let said = start_without_key(&home, &export, umask);
-        assert!(said.starts_with("listening"), "{said}");
+        let output = start_without_key(&home, &export, umask);
+        assert!(output.starts_with("listening"), "{output}");
         let modes = [".local", ".local/state", ".local/state/nfs3d.key"].map(|name| mode(&home.join(name)));
         assert_eq!(modes.map(|mode| format!("{mode:o}")), ["700", "700", "600"], "umask {umask}");
         let key = home.canonicalize().expect("a path").join(".local/state/nfs3d.key");
@@ -67,25 +67,25 @@ fn only_the_servers_user_may_write_the_directories_and_the_key_that_it_creates()
             // A service may read a key of root as a member of its group.
             chown(&key, Some(0), Some(NOBODY)).expect("chown");
             set_mode(&key, 0o640);
-            let said = start_without_key(&home, &export, umask);
-            assert!(said.starts_with("listening"), "{said}");
+            let output = start_without_key(&home, &export, umask);
+            assert!(output.starts_with("listening"), "{output}");
         }
         set_mode(&key, 0o644);
-        let said = start_without_key(&home, &export, umask);
+        let output = start_without_key(&home, &export, umask);
         let expected = format!("{} has mode 0644, so that other users could read the key: chmod 600", key.display());
-        assert!(said.contains(&expected), "{said}");
-        // A directory of an earlier version, which had this mode.
+        assert!(output.contains(&expected), "{output}");
+        // An earlier version created the directory with this mode.
         set_mode(&home.join(".local/state"), 0o777);
-        let said = start_without_key(&home, &export, umask);
+        let output = start_without_key(&home, &export, umask);
         let state = home.canonicalize().expect("a path").join(".local/state");
         let expected = format!("{} has mode 0777", state.display());
-        assert!(said.contains(&expected) && said.contains(&format!("chmod go-w {}", state.display())), "{said}");
+        assert!(output.contains(&expected) && output.contains(&format!("chmod go-w {}", state.display())), "{output}");
     }
 }
 
-/// Opening a FIFO would wait for a writer.
+/// Opening a FIFO would block until there is a writer.
 #[test]
-fn a_key_that_is_no_regular_file_is_refused() {
+fn a_key_that_is_not_a_regular_file_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     let (export, fifo) = (directory.path().join("export"), directory.path().join("fifo"));
     fs::create_dir(&export).expect("a directory");
@@ -94,10 +94,10 @@ fn a_key_that_is_no_regular_file_is_refused() {
     server.arg(&export).args(["--mount-port", "0", "--key"]).arg(&fifo).stdin(Stdio::null());
     let output = server.output().expect("it runs");
     assert_eq!(output.status.code(), Some(1));
-    let said = String::from_utf8(output.stderr).expect("text");
+    let output = String::from_utf8(output.stderr).expect("text");
     assert!(
-        said.contains(&format!("{} is not a regular file", fifo.canonicalize().expect("a path").display())),
-        "{said}"
+        output.contains(&format!("{} is not a regular file", fifo.canonicalize().expect("a path").display())),
+        "{output}"
     );
 }
 
@@ -112,17 +112,17 @@ fn a_key_that_others_may_read_or_replace_is_refused() {
     std::os::unix::fs::symlink(&key, &link).expect("a link");
     let refused = |name: &Path| {
         let mut server = Command::new(env!("CARGO_BIN_EXE_nfs3d"));
-        // A server that starts ends at once, as its port is taken.
+        // The port is in use, so a server that accepts the key ends at once.
         let port = std::net::TcpListener::bind("[::]:0").expect("a port");
         server.arg(&export).args(["--mount-port", &port.local_addr().expect("an address").port().to_string()]);
         let output = server.arg("--key").arg(name).stdin(Stdio::null()).output().expect("it runs");
         assert_eq!(output.status.code(), Some(1));
-        let said = String::from_utf8(output.stderr).expect("text");
-        (!said.contains("for MOUNT (--mount-port")).then_some(said)
+        let output = String::from_utf8(output.stderr).expect("text");
+        (!output.contains("for MOUNT (--mount-port")).then_some(output)
     };
     set_mode(&above, 0o755);
     set_mode(&parent, 0o755);
-    assert_eq!(refused(&key), None, "it is created");
+    assert_eq!(refused(&key), None, "the key is created");
     assert_eq!(format!("{:o}", mode(&key)), "600");
     for (path, bad, good) in [
         (&key, 0o620, 0o600),
@@ -133,18 +133,18 @@ fn a_key_that_others_may_read_or_replace_is_refused() {
     ] {
         set_mode(path, bad);
         for name in [&key, &link] {
-            let said = refused(name).expect("it is refused");
+            let output = refused(name).expect("an error");
             let remedy = format!("chmod {} {}", if path == &key { "600" } else { "go-w" }, path.display());
             let problem = format!("{} has mode {bad:04o}", path.display());
-            assert!(said.contains(&problem) && said.contains(&remedy), "{said}");
+            assert!(output.contains(&problem) && output.contains(&remedy), "{output}");
         }
         set_mode(path, good);
         assert_eq!(refused(&key), None, "{}", path.display());
     }
-    // Nobody else removes files of a sticky directory.
+    // In a sticky directory, other users cannot remove the file.
     set_mode(&above, 0o1777);
     assert_eq!(refused(&key), None);
-    // Directories between two symbolic links count, too.
+    // A directory between two symbolic links is checked, too.
     let (first, second) = (top.join("first"), above.join("second"));
     std::os::unix::fs::symlink("above/../above/second", &first).expect("a link");
     std::os::unix::fs::symlink(&link, &second).expect("a link");
@@ -155,8 +155,8 @@ fn a_key_that_others_may_read_or_replace_is_refused() {
     fs::remove_file(&first).expect("a link");
     std::os::unix::fs::symlink("between/second", &first).expect("a link");
     set_mode(&between, 0o777);
-    let said = refused(&first).expect("it is refused");
-    assert!(said.contains(&format!("{} has mode 0777", between.display())), "{said}");
+    let output = refused(&first).expect("an error");
+    assert!(output.contains(&format!("{} has mode 0777", between.display())), "{output}");
     set_mode(&between, 0o755);
     assert_eq!(refused(&first), None);
     if !geteuid().is_root() {
@@ -168,15 +168,15 @@ fn a_key_that_others_may_read_or_replace_is_refused() {
     assert_eq!(refused(&first), None);
     set_mode(&between, 0o1777);
     for name in [&first, &second] {
-        let said = refused(name).expect("it is refused");
-        assert!(said.contains(&format!("{} belongs to user {NOBODY}", second.display())), "{said}");
+        let output = refused(name).expect("an error");
+        assert!(output.contains(&format!("{} belongs to user {NOBODY}", second.display())), "{output}");
     }
     lchown(&second, Some(0), None).expect("chown");
     assert_eq!(refused(&first), None);
     for path in [&key, &parent] {
         chown(path, Some(NOBODY), None).expect("chown");
-        let said = refused(&key).expect("it is refused");
-        assert!(said.contains(&format!("{} belongs to user {NOBODY}", path.display())), "{said}");
+        let output = refused(&key).expect("an error");
+        assert!(output.contains(&format!("{} belongs to user {NOBODY}", path.display())), "{output}");
         chown(path, Some(0), None).expect("chown");
     }
 }

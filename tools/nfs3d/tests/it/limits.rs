@@ -5,11 +5,11 @@ use rpcrdma_nfs3d::nfs3::*;
 use crate::client::{Nfsd, put, status, with_size};
 use crate::nfs3c::run_limited;
 
-/// Room for the library's memory, not for larger files.
+/// Limit of file sizes, which suffices for the memory of the library.
 const FILE_SIZE: u64 = 256 << 20;
 
 #[test]
-fn files_beyond_rlimit_fsize_are_too_large_and_the_server_lives() {
+fn writes_beyond_rlimit_fsize_fail_and_the_server_continues() {
     let nfsd = Nfsd::start_limited(&format!("ulimit -f {}", FILE_SIZE / 1024), &[]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
@@ -24,16 +24,16 @@ fn files_beyond_rlimit_fsize_are_too_large_and_the_server_lives() {
     assert!(log.contains("NFS3ERR_FBIG") && log.contains(&limit), "{log}");
 }
 
-/// Below the size of its memory a program says why it does not start.
+/// The limit also applies to the files behind the memory of the library.
 #[test]
 fn programs_name_rlimit_fsize_when_they_do_not_start() {
-    let said = Nfsd::refused_limited("ulimit -f 1024", &[]);
-    assert!(said.starts_with("memory: ") && said.contains("\nerror: "), "{said}");
-    assert!(said.contains("RLIMIT_FSIZE is 1048576"), "{said}");
+    let errors = Nfsd::start_error_limited("ulimit -f 1024", &[]);
+    assert!(errors.starts_with("memory: ") && errors.contains("\nerror: "), "{errors}");
+    assert!(errors.contains("RLIMIT_FSIZE is 1048576"), "{errors}");
     let nfsd = Nfsd::start(&[]);
     let (code, errors) = run_limited("ulimit -f 1024", &nfsd, &["ls"]);
     assert!(code == Some(1) && errors.contains("RLIMIT_FSIZE is 1048576"), "{errors}");
-    // Copies end at the limit, too.
+    // A copy that exceeds the limit fails with the same error.
     put(&nfsd.path().join("file"), b"");
     std::fs::File::options().write(true).open(nfsd.path().join("file")).unwrap().set_len(FILE_SIZE + 4096).unwrap();
     let copy = tempfile::NamedTempFile::new().unwrap();
@@ -43,12 +43,12 @@ fn programs_name_rlimit_fsize_when_they_do_not_start() {
     assert!(code == Some(1) && errors.contains(&format!("RLIMIT_FSIZE is {FILE_SIZE} bytes")), "{errors}");
 }
 
-/// Names looked up keep files open, up to their share: connections still find descriptors.
+/// A LOOKUP keeps the file open, but open files have a limit that leaves descriptors for connections.
 #[test]
 fn open_files_leave_descriptors_for_connections() {
     const FILES: usize = 1500;
     let nfsd = Nfsd::start_limited("ulimit -n 512", &[]);
-    assert!(nfsd.ready.contains("512 descriptors, of them 1"), "{}", nfsd.ready);
+    assert!(nfsd.ready.contains("512 descriptors, 1"), "{}", nfsd.ready);
     for n in 0..FILES {
         put(&nfsd.path().join(n.to_string()), b"data");
     }
@@ -56,13 +56,13 @@ fn open_files_leave_descriptors_for_connections() {
     let root = nfs.root;
     for n in 0..FILES {
         let file = nfs.find(&root, &n.to_string());
-        // With a second descriptor, for the data.
+        // The READ opens a second descriptor, for the data.
         assert_eq!(nfs.read_inline(&file, 0, 4), (true, b"data".to_vec()), "file {n}");
     }
     let more: Vec<_> = (0..50).map(|_| nfsd.client()).collect();
     for mut nfs in more {
         assert!(nfs.lookup(&root, "0").is_ok());
     }
-    let said = Nfsd::refused_limited("ulimit -n 128", &[]);
-    assert!(said.contains("RLIMIT_NOFILE is 128, at least ") && said.contains("`ulimit -n"), "{said}");
+    let errors = Nfsd::start_error_limited("ulimit -n 128", &[]);
+    assert!(errors.contains("RLIMIT_NOFILE is 128, at least ") && errors.contains("`ulimit -n"), "{errors}");
 }

@@ -12,7 +12,7 @@ use rpcrdma_nfs3d::mount3::{Exports, Mountlist, Mountres3, Mountstat3};
 
 use crate::client::{Nfsd, decode};
 
-/// Sends a record as it is, and returns the next one.
+/// Sends a record unchanged, and returns the next one from the server.
 fn exchange(stream: &mut TcpStream, record: &[u8]) -> Option<Vec<u8>> {
     stream.write_all(record).ok()?;
     let mut head = [0; 4];
@@ -57,7 +57,7 @@ fn path_args(path: &Path) -> Vec<u8> {
     args
 }
 
-/// The handle of a directory.
+/// Mounts a directory, and returns its handle.
 pub(crate) fn mount(port: u16, path: &Path) -> Result<Vec<u8>, Mountstat3> {
     match decode(&call(port, 1, &path_args(path))) {
         Mountres3::Ok(results) => {
@@ -69,7 +69,7 @@ pub(crate) fn mount(port: u16, path: &Path) -> Result<Vec<u8>, Mountstat3> {
 }
 
 #[test]
-fn directories_of_the_export_are_mounted_and_nothing_else() {
+fn only_directories_of_the_export_can_be_mounted() {
     let nfsd = Nfsd::start(&[]);
     let (port, path) = (nfsd.mount_port, nfsd.path());
     std::fs::create_dir_all(path.join("a/b")).unwrap();
@@ -78,7 +78,7 @@ fn directories_of_the_export_are_mounted_and_nothing_else() {
     decode::<()>(&call(port, 0, &[]));
     let (root, below) = (mount(port, &path).unwrap(), mount(port, &path.join("a/b")).unwrap());
     assert_ne!(root, below);
-    assert_eq!(mount(port, &path.join("")).unwrap(), root, "with a slash at its end");
+    assert_eq!(mount(port, &path.join("")).unwrap(), root, "with a slash at the end");
     let fails = |path: &Path| mount(port, path).unwrap_err() as u32;
     assert_eq!(fails(Path::new("/")), Mountstat3::ErrNoent as u32);
     assert_eq!(fails(&path.join("absent")), Mountstat3::ErrNoent as u32);
@@ -101,47 +101,47 @@ fn directories_of_the_export_are_mounted_and_nothing_else() {
 }
 
 #[test]
-fn messages_that_are_no_call_are_refused() {
+fn unknown_calls_and_malformed_records_of_mount_are_refused() {
     let nfsd = Nfsd::start(&[]);
-    let says = |record: &[u8]| {
+    let reply_body = |record: &[u8]| {
         let reply = exchange(&mut connect(nfsd.mount_port), record).expect("a reply");
         let (header, _) = ReplyHeader::parse(&reply).expect("a reply");
         format!("{:?}", header.body)
     };
     let accepted = |stat| format!("{:?}", ReplyBody::accepted(stat));
-    assert_eq!(says(&record(100_003, 3, 0, &[])), accepted(AcceptStat::ProgUnavail));
-    assert_eq!(says(&record(PROGRAM, 1, 0, &[])), accepted(AcceptStat::ProgMismatch { low: 3, high: 3 }));
-    assert_eq!(says(&record(PROGRAM, VERSION, 6, &[])), accepted(AcceptStat::ProcUnavail));
+    assert_eq!(reply_body(&record(100_003, 3, 0, &[])), accepted(AcceptStat::ProgUnavail));
+    assert_eq!(reply_body(&record(PROGRAM, 1, 0, &[])), accepted(AcceptStat::ProgMismatch { low: 3, high: 3 }));
+    assert_eq!(reply_body(&record(PROGRAM, VERSION, 6, &[])), accepted(AcceptStat::ProcUnavail));
     for args in [&[][..], &[0, 0, 0, 9, b'/'], &[255; 8], &[0, 0, 0, 1, b'/', 0, 0, 0, 1]] {
-        assert_eq!(says(&record(PROGRAM, VERSION, 1, args)), accepted(AcceptStat::GarbageArgs), "{args:?}");
+        assert_eq!(reply_body(&record(PROGRAM, VERSION, 1, args)), accepted(AcceptStat::GarbageArgs), "{args:?}");
     }
-    // In fragments of any length it is the same call.
+    // A call may come in fragments of any length.
     let whole = record(PROGRAM, VERSION, 0, &[]);
     let mut parts = vec![0, 0, 0, 3];
     parts.extend(&whole[4..7]);
     parts.extend([0, 0, 0, 0]);
     parts.extend(((whole.len() as u32 - 7) | (1 << 31)).to_be_bytes());
     parts.extend(&whole[7..]);
-    assert_eq!(says(&parts), accepted(AcceptStat::Success));
-    // What is too long, or nothing at all, ends its connection, and no other.
+    assert_eq!(reply_body(&parts), accepted(AcceptStat::Success));
+    // A record that is too long ends its own connection only.
     assert_eq!(exchange(&mut connect(nfsd.mount_port), &[0x7F, 255, 255, 255]), None);
     let mut stream = connect(nfsd.mount_port);
     assert!(exchange(&mut stream, &whole).is_some());
     assert!(exchange(&mut stream, &whole).is_some(), "a second call on one connection");
 }
 
-/// Idle connections, and those with half a call, give way to others.
+/// Idle connections, and those with an incomplete call, are evicted for new connections.
 #[test]
-fn connections_left_open_lock_nobody_out() {
+fn idle_mount_connections_do_not_lock_out_other_clients() {
     let nfsd = Nfsd::start(&[]);
     let whole = record(PROGRAM, VERSION, 0, &[]);
     let mut idle: Vec<_> = (0..200).map(|_| connect(nfsd.mount_port)).collect();
     idle.iter_mut().skip(100).for_each(|stream| drop(stream.write(&whole[..9])));
     decode::<()>(&call(nfsd.mount_port, 0, &[]));
-    assert_eq!(idle[0].read(&mut [0]).expect("the end"), 0, "the idlest is closed");
+    assert_eq!(idle[0].read(&mut [0]).expect("the end"), 0, "the least recently used connection is closed");
 }
 
-/// What RFC 8267 §5.1 asks for beside MOUNT is not there: whoever starts the server is told.
+/// RFC 8267 §5.1 requires further protocols beside MOUNT, and `--help` says that they are missing.
 #[test]
 fn help_names_unsupported_protocols() {
     let help = std::process::Command::new(env!("CARGO_BIN_EXE_nfs3d")).arg("--help").output().expect("it runs");

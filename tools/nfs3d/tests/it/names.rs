@@ -1,4 +1,4 @@
-//! Making, finding, moving and removing names.
+//! Creating, finding, renaming and removing names.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -24,7 +24,7 @@ fn readlink(nfs: &mut Nfs, link: &Fh) -> Result<Vec<u8>, Nfsstat3> {
 }
 
 #[test]
-fn three_ways_to_create_a_file() {
+fn guarded_and_unchecked_create_treat_an_existing_file_as_specified() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
@@ -34,7 +34,7 @@ fn three_ways_to_create_a_file() {
     assert!((before.mtime.seconds, before.mtime.nseconds) <= (after.mtime.seconds, after.mtime.nseconds));
     assert_eq!(status(nfs.create(&root, "file", Createhow3::Guarded(with_mode(0o600)))), Nfsstat3::ErrExist);
     put(&nfsd.path().join("file"), b"12345");
-    // Unchecked it is there already: of the attributes the size counts, if it is given.
+    // An unchecked CREATE of an existing file ignores all attributes but the size.
     let same = nfs.create(&root, "file", Createhow3::Unchecked(with_mode(0o777))).unwrap();
     assert_eq!(same.obj_attributes.unwrap().mode, 0o640);
     assert_eq!(fs::read(nfsd.path().join("file")).unwrap(), b"12345");
@@ -58,7 +58,7 @@ fn an_exclusive_create_may_be_repeated_even_after_a_restart() {
     nfsd.restart();
     let mut nfs = nfsd.client();
     assert_eq!(nfs.create(&root, "file", Createhow3::Exclusive(mine)).unwrap().obj.unwrap(), first);
-    // The client sets the attributes now, times included; from then on the file is like any other.
+    // The client now sets the attributes, including the times, so the file no longer holds the verifier.
     let attributes = Sattr3 {
         atime: SetAtime::Default(TimeHow::SetToServerTime),
         mtime: SetMtime::Default(TimeHow::SetToServerTime),
@@ -69,7 +69,7 @@ fn an_exclusive_create_may_be_repeated_even_after_a_restart() {
 }
 
 #[test]
-fn names_are_found_and_nothing_leads_out_of_the_export() {
+fn lookups_do_not_leave_the_export() {
     let nfsd = Nfsd::start(&[]);
     put(&nfsd.path().parent().unwrap().join("outside"), b"not exported");
     let mut nfs = nfsd.client();
@@ -78,7 +78,7 @@ fn names_are_found_and_nothing_leads_out_of_the_export() {
     assert_eq!(nfs.find(&root, "dir"), dir);
     assert_eq!(nfs.find(&dir, "."), dir);
     assert_eq!(nfs.find(&dir, ".."), root);
-    assert_eq!(nfs.find(&root, ".."), root, "above the root is the root");
+    assert_eq!(nfs.find(&root, ".."), root, "the parent of the root is the root");
     let found = nfs.lookup(&root, "dir").unwrap();
     assert!(found.obj_attributes.is_some() && found.dir_attributes.is_some());
     let lookup = |nfs: &mut Nfs, dir: &Fh, name: &str| status(nfs.lookup(dir, name));
@@ -89,20 +89,21 @@ fn names_are_found_and_nothing_leads_out_of_the_export() {
     }
     let file = nfs.make(&dir, "file");
     assert_eq!(lookup(&mut nfs, &file, "x"), Nfsstat3::ErrNotdir);
-    // A link is a file like others: only clients follow it.
+    // The server does not follow a symbolic link, but treats it like any other file.
     symlink(&mut nfs, &root, "link", b"../outside").unwrap();
     let link = nfs.find(&root, "link");
     assert_eq!(nfs.getattr(&link).unwrap().r#type, Ftype3::Lnk);
     assert_eq!(nfs.read(&link, 0, 100).unwrap_err(), Nfsstat3::ErrInval);
     assert_eq!(lookup(&mut nfs, &link, "x"), Nfsstat3::ErrNotdir);
-    // A directory that somebody has moved out has its way up cut.
+    // The parent of a directory that was moved out of the export is not reachable.
     fs::rename(nfsd.path().join("dir"), nfsd.path().parent().unwrap().join("dir")).unwrap();
     assert_eq!(lookup(&mut nfs, &dir, ".."), Nfsstat3::ErrAcces);
     let names: Vec<_> = fs::read_dir(nfsd.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(names, ["link"], "nothing was made by a bad name");
+    assert_eq!(names, ["link"], "an invalid name created a file");
 }
 
-/// Nests directories `a` this deep below `top`, from the inside out, as paths have a longest length.
+/// Nests `depth` directories `a` below `top`, from the inside out, because a path to the innermost one would be too
+/// long.
 fn nest(top: &Path, depth: usize) {
     let (a, b) = (top.join("a"), top.join("b"));
     fs::create_dir(&a).unwrap();
@@ -125,7 +126,7 @@ fn unnest(top: &Path) {
 
 /// The server compares paths, which have at most 4096 bytes, instead of walking up.
 #[test]
-fn the_parent_of_a_directory_at_any_depth_costs_no_walk_to_the_root() {
+fn lookup_of_the_parent_at_any_depth_does_not_walk_to_the_root() {
     let nfsd = Nfsd::start(&[]);
     nest(&nfsd.path(), 3000);
     let mut nfs = nfsd.client();
@@ -140,7 +141,7 @@ fn the_parent_of_a_directory_at_any_depth_costs_no_walk_to_the_root() {
         }
     }
     assert_eq!(failures, [(2200, Nfsstat3::ErrNametoolong), (3000, Nfsstat3::ErrNametoolong)]);
-    // Out of the export, all the way up is cut.
+    // In a tree that was moved out of the export, no parent is reachable.
     let outside = nfsd.path().parent().unwrap().join("a");
     fs::rename(nfsd.path().join("a"), &outside).unwrap();
     for depth in [1, 2, 1000, 1800] {
@@ -150,7 +151,7 @@ fn the_parent_of_a_directory_at_any_depth_costs_no_walk_to_the_root() {
 }
 
 #[test]
-fn names_of_255_bytes_and_no_longer() {
+fn names_have_at_most_255_bytes() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
@@ -166,7 +167,7 @@ fn names_of_255_bytes_and_no_longer() {
 }
 
 #[test]
-fn symbolic_links_of_any_length() {
+fn symbolic_links_have_at_most_4095_bytes() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
@@ -185,7 +186,7 @@ fn symbolic_links_of_any_length() {
 }
 
 #[test]
-fn special_files() {
+fn mknod_creates_fifos_sockets_and_devices() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
@@ -209,7 +210,7 @@ fn special_files() {
 }
 
 #[test]
-fn files_have_several_names_and_are_gone_with_the_last() {
+fn a_file_is_stale_once_its_last_name_is_removed() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
@@ -229,7 +230,7 @@ fn files_have_several_names_and_are_gone_with_the_last() {
     assert_eq!(nfs.read(&file, 0, 1).unwrap_err(), Nfsstat3::ErrStale);
     assert_eq!(status(nfs.write(&file, 0, b"x", StableHow::Unstable)), Nfsstat3::ErrStale);
     assert_eq!(status(nfs.remove(&dir, "two")), Nfsstat3::ErrNoent);
-    // Its number may be used again at once: the old handle is not the new file's.
+    // The inode number may be reused at once, but the old handle stays stale.
     for n in 0..20 {
         let new = nfs.make(&root, &format!("new-{n}"));
         assert_ne!(new, file);
@@ -238,7 +239,7 @@ fn files_have_several_names_and_are_gone_with_the_last() {
 }
 
 #[test]
-fn directories_are_made_and_removed_when_they_are_empty() {
+fn only_empty_directories_are_removed() {
     let nfsd = Nfsd::start(&[]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
@@ -276,7 +277,8 @@ fn renaming_keeps_handles_and_replaces_the_target() {
     assert_eq!(nfs.read(&file, 0, 100).unwrap().2, b"content");
     assert_eq!(nfs.getattr(&replaced).unwrap_err(), Nfsstat3::ErrStale);
     assert_eq!(status(nfs.lookup(&a, "file")), Nfsstat3::ErrNoent);
-    // Within a directory; onto itself; a directory into itself; over one with something in it.
+    // Renames within a directory, of a file to itself, of a directory into itself, and to a directory that is not
+    // empty.
     nfs.rename(at(&b, "name"), at(&b, "other")).unwrap();
     nfs.rename(at(&b, "other"), at(&b, "other")).unwrap();
     assert_eq!(nfs.find(&b, "other"), file);
@@ -286,13 +288,13 @@ fn renaming_keeps_handles_and_replaces_the_target() {
     assert_eq!(status(nfs.rename(at(&b, "absent"), at(&root, "x"))), Nfsstat3::ErrNoent);
     assert_eq!(status(nfs.rename(at(&b, "."), at(&root, "x"))), Nfsstat3::ErrInval);
     nfs.rename(at(&root, "b"), at(&a, "b")).unwrap();
-    assert_eq!(nfs.find(&b, "other"), file, "below a directory that was moved");
+    assert_eq!(nfs.find(&b, "other"), file, "found below a directory that was moved");
     assert!(Path::new(&nfsd.path().join("a/b/other")).exists());
     assert_eq!(nfs.getattr(&file).unwrap().fileid, fs::metadata(nfsd.path().join("a/b/other")).unwrap().ino());
 }
 
 #[test]
-fn a_read_only_export_stays_as_it_is() {
+fn a_read_only_export_refuses_changes() {
     let nfsd = Nfsd::start(&["--read-only"]);
     put(&nfsd.path().join("file"), b"content");
     let mut nfs = nfsd.client();

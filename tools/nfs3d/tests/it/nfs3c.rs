@@ -1,4 +1,4 @@
-//! `nfs3c` as its users run it, against `nfs3d`.
+//! Tests of the program `nfs3c` with `nfs3d`.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -7,13 +7,13 @@ use std::process::{Command, Stdio};
 
 use crate::client::{Nfsd, limited, pattern, put};
 
-/// Runs the client; its exit status, and what it says on both outputs.
+/// Runs the client. Returns its exit status, standard output and standard error.
 fn run(nfsd: &Nfsd, options: &[&str], command: &[&str]) -> (i32, String, String) {
-    run_by_way_of(&nfsd.address, nfsd, options, command)
+    run_at(&nfsd.address, nfsd, options, command)
 }
 
-/// The same, with the server at this address.
-pub(crate) fn run_by_way_of(address: &str, nfsd: &Nfsd, options: &[&str], command: &[&str]) -> (i32, String, String) {
+/// Runs the client with an address of the server. Returns its exit status, standard output and standard error.
+pub(crate) fn run_at(address: &str, nfsd: &Nfsd, options: &[&str], command: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_nfs3c"))
         .args([address, nfsd.path().to_str().expect("text")])
         .args(["--mount", &format!("127.0.0.1:{}", nfsd.mount_port)])
@@ -27,7 +27,7 @@ pub(crate) fn run_by_way_of(address: &str, nfsd: &Nfsd, options: &[&str], comman
     (output.status.code().expect("no signal"), text(output.stdout), text(output.stderr))
 }
 
-/// Runs the client under a limit of the shell; its exit status, and what it says on standard error.
+/// Runs the client under a limit of the shell. Returns its exit status and standard error.
 pub(crate) fn run_limited(limit: &str, nfsd: &Nfsd, arguments: &[&str]) -> (Option<i32>, String) {
     let output = limited(limit, env!("CARGO_BIN_EXE_nfs3c"))
         .args([&nfsd.address, nfsd.path().to_str().expect("text")])
@@ -50,16 +50,16 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("text")
 }
 
-/// A figure of the line that `--stats` prints.
+/// A number from the line that `--stats` prints.
 #[track_caller]
 fn figure(stats: &str, name: &str) -> u64 {
     let rest = stats.split(&format!("\"{name}\":")).nth(1).unwrap_or_else(|| panic!("no {name} in {stats}"));
     rest.split([',', '}']).next().and_then(|number| number.parse().ok()).expect("a number")
 }
 
-/// The key authenticates both hosts: neither program goes on without that of the other.
+/// The key authenticates both hosts, and each program requires that the other one has it.
 #[test]
-fn only_holders_of_the_host_key_talk_to_each_other() {
+fn only_peers_with_the_same_host_key_connect() {
     use std::os::unix::fs::PermissionsExt;
     let local = tempfile::tempdir().unwrap();
     let [key, other] = ["key", "other"].map(|name| local.path().join(name));
@@ -86,7 +86,7 @@ fn only_holders_of_the_host_key_talk_to_each_other() {
 }
 
 #[test]
-fn files_go_there_and_back() {
+fn files_of_any_length_are_copied_in_both_directions() {
     let nfsd = Nfsd::start(&[]);
     let local = tempfile::tempdir().unwrap();
     let (original, copy) = (local.path().join("original"), local.path().join("copy"));
@@ -94,11 +94,11 @@ fn files_go_there_and_back() {
     for len in [0, 1, 3, 4, 511, 512, 513, 4097, 65535, 65536, 65537, 65536 * 40 + 5] {
         put(&original, &pattern(len));
         succeeds(&nfsd, &[], &["put", text(&original), "d/file"]);
-        assert!(std::fs::read(nfsd.path().join("d/file")).unwrap() == pattern(len), "{len} bytes there");
+        assert!(std::fs::read(nfsd.path().join("d/file")).unwrap() == pattern(len), "{len} bytes to the server");
         succeeds(&nfsd, &["--depth", "3"], &["get", "/d/file", text(&copy)]);
-        assert!(std::fs::read(&copy).unwrap() == pattern(len), "{len} bytes back");
+        assert!(std::fs::read(&copy).unwrap() == pattern(len), "{len} bytes from the server");
     }
-    // Several at once.
+    // One `put` copies several files.
     succeeds(&nfsd, &[], &["put", text(&original), text(&copy), "d"]);
     for name in ["original", "copy"] {
         assert!(std::fs::read(nfsd.path().join("d").join(name)).unwrap() == pattern(65536 * 40 + 5), "{name}");
@@ -106,7 +106,7 @@ fn files_go_there_and_back() {
 }
 
 #[test]
-fn every_form_is_used_in_either_version() {
+fn chunks_are_used_and_invalidated_as_configured_in_either_version() {
     let nfsd = Nfsd::start(&[]);
     let local = tempfile::tempdir().unwrap();
     put(&nfsd.path().join("big"), &pattern(65536 * 40));
@@ -132,7 +132,7 @@ fn every_form_is_used_in_either_version() {
 }
 
 #[test]
-fn data_may_be_part_of_messages_too_long_for_one_send() {
+fn inline_data_may_make_messages_too_long_for_one_send() {
     let nfsd = Nfsd::start(&[]);
     let local = tempfile::tempdir().unwrap();
     let (original, copy) = (local.path().join("original"), local.path().join("copy"));
@@ -140,7 +140,7 @@ fn data_may_be_part_of_messages_too_long_for_one_send() {
     for version in ["1", "2"] {
         let options = ["--stats", "--rdma-version", version, "--inline", "20000", "--block", "20000", "--depth", "4"];
         let (_, stats) = succeeds(&nfsd, &options, &["put", text(&original), "file"]);
-        // Ten long calls, the eleventh is short.
+        // There are ten long calls. The eleventh call is short.
         assert_eq!((figure(&stats, "calls_in_chunks"), figure(&stats, "calls_with_chunks")), (10, 0), "{stats}");
         assert!(std::fs::read(nfsd.path().join("file")).unwrap() == pattern(200_003));
         succeeds(&nfsd, &options, &["get", "file", text(&copy)]);
@@ -157,7 +157,7 @@ fn a_tree_is_listed_and_summed() {
     put(&root.join("a/b/two"), &pattern(200_001));
     std::os::unix::fs::symlink("../nowhere", root.join("a/link")).unwrap();
     std::os::unix::fs::symlink("x".repeat(1000), root.join("long")).unwrap();
-    // More names than one reply brings.
+    // More names than fit one reply.
     std::fs::create_dir(root.join("many")).unwrap();
     for n in 0..1000 {
         put(&root.join(format!("many/a-name-that-is-neither-short-nor-long-{n:04}")), b"");
@@ -187,9 +187,9 @@ fn a_tree_is_listed_and_summed() {
     assert_eq!(sums.len(), 4);
 }
 
-/// Names are bytes: with `caf\xe8` and `caf\xe9` a text would be the same twice.
+/// A name is bytes. Conversion to text would make `caf\xe8` and `caf\xe9` the same name.
 #[test]
-fn names_of_any_bytes_go_there_and_back() {
+fn names_of_any_bytes_are_copied_and_listed() {
     let nfsd = Nfsd::start(&[]);
     let local = tempfile::tempdir().unwrap();
     std::fs::create_dir(nfsd.path().join("d")).unwrap();
@@ -235,7 +235,7 @@ fn names_of_any_bytes_go_there_and_back() {
     ];
     assert_eq!(listed, shown);
 
-    // What sha256sum checks, and would have written.
+    // sha256sum accepts the output, and itself prints the same.
     let sums = nfs3c(&["sum"].map(OsStr::new));
     let list = local.path().join("sums");
     std::fs::write(&list, &sums).unwrap();
@@ -266,7 +266,7 @@ fn copies_that_would_overwrite_each_other_are_refused() {
     let (status, _, errors) = run(&nfsd, &[], &["put", text(&paths[0]), text(&paths[1]), ""]);
     assert!(status == 1 && errors.contains("b/name: the copy of another file has the same name"), "{errors}");
     let (status, _, errors) = run(&nfsd, &[], &["put", text(&paths[0]), "..", ""]);
-    assert!(status == 1 && errors.contains("..: it has no name for its copy"), "{errors}");
+    assert!(status == 1 && errors.contains("..: the path ends without a file name"), "{errors}");
     assert_eq!(std::fs::read_dir(nfsd.path()).unwrap().count(), 0);
 }
 
@@ -287,7 +287,7 @@ fn local_data_of_unknown_size_is_copied_to_its_end() {
     assert_eq!(std::fs::read(&file).unwrap(), b"");
 }
 
-/// Neither a copy of a file onto itself nor one that cannot be made empties its target.
+/// Copying a file to itself, or a copy that fails, does not truncate the target.
 #[test]
 fn targets_keep_their_data_unless_it_is_replaced() {
     let nfsd = Nfsd::start(&[]);
@@ -320,7 +320,7 @@ fn targets_keep_their_data_unless_it_is_replaced() {
 }
 
 #[test]
-fn failures_are_explained() {
+fn errors_name_the_call_the_path_and_the_cause() {
     let nfsd = Nfsd::start(&[]);
     put(&nfsd.path().join("file"), b"");
     put(&nfsd.path().join("full"), b"data");

@@ -1,4 +1,4 @@
-//! A change by a client has the effect that it has by a local process of the same user.
+//! Changes by a client have the same effect as changes by a local process of the same user.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -12,10 +12,10 @@ use rpcrdma_nfs3d::nfs3::*;
 
 use crate::client::{Nfs, Nfsd, at, is_root, with_mode, with_size};
 
-/// Whether this process can act for other users, or a line that says what is not run.
+/// True if this process can act as other users. Prints a line if not.
 fn can_switch_users() -> bool {
     if !is_root() {
-        println!("not run: needs root, to act for other users");
+        println!("not run: only root can act as other users");
     }
     is_root()
 }
@@ -55,7 +55,7 @@ fn a_change_by_another_user_clears_set_id_bits() {
             let found = fs::metadata(&path).unwrap().mode() & 0o7777;
             assert_eq!(found, cleared, "{name} of a file of {owner}: {found:o}, was {mode:o}");
         }
-        // Root keeps them, as local root does.
+        // A change by root keeps the bits, as for local root.
         fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
         change(&mut root).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o4755, "{name} by root");
@@ -77,16 +77,15 @@ fn a_server_whose_threads_would_keep_the_capabilities_of_root_does_not_start() {
         .arg(directory.path().join("key"))
         .output()
         .unwrap();
-    let says = String::from_utf8_lossy(&output.stderr);
-    assert!(says.contains("start without SECBIT_NO_SETUID_FIXUP"), "{says}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("start without SECBIT_NO_SETUID_FIXUP"), "{errors}");
 }
 
-/// A file system in a file, mounted until it is dropped.
+/// A mounted file system in a file, unmounted on drop.
 struct Mounted(PathBuf);
 
 impl Mounted {
-    /// An ext4 file system of 16 MiB, with these arguments of mkfs.ext4 and option of mount; or the reason why it
-    /// cannot be mounted.
+    /// Creates and mounts an ext4 file system of 16 MiB. The error is the reason why that is not possible.
     fn ext4(image: &Path, at: &Path, arguments: &[&str], option: &str) -> Result<Self, String> {
         fs::File::create(image).and_then(|file| file.set_len(16 << 20)).map_err(|error| error.to_string())?;
         succeeds(Command::new("/sbin/mkfs.ext4").arg("-q").args(arguments).arg(image))?;
@@ -95,7 +94,7 @@ impl Mounted {
     }
 }
 
-/// Runs a command to its end; or the reason of its failure.
+/// Runs a command, which must succeed. The error is the reason of its failure.
 fn succeeds(command: &mut Command) -> Result<(), String> {
     match command.output() {
         Ok(output) if output.status.success() => Ok(()),
@@ -132,7 +131,7 @@ fn blocks_reserved_for_root_are_not_given_to_users() {
     let top = user.root;
     let file = user.make(&top, "large");
     let data = vec![7; 256 << 10];
-    // 16 MiB at most, which is all of the device. A WRITE that a full disk shortens is followed by one that fails.
+    // The writes have 16 MiB, which is all of the device. The WRITE after one that a full disk has shortened fails.
     let full = (0..64).find_map(|n| user.write(&file, n * data.len() as u64, &data, StableHow::FileSync).err());
     assert_eq!(full, Some(Nfsstat3::ErrNospc));
     let free = rustix::fs::statvfs(&export).unwrap();
@@ -147,7 +146,7 @@ fn blocks_reserved_for_root_are_not_given_to_users() {
 }
 
 #[test]
-fn quotas_of_users_are_kept() {
+fn quotas_limit_users_but_not_root() {
     const USER: u32 = 1234;
     if !can_switch_users() {
         return;
@@ -179,7 +178,7 @@ fn quotas_of_users_are_kept() {
         let beyond = (0..16).find_map(|n| user.write(&file, n * data.len() as u64, &data, StableHow::FileSync).err());
         assert_eq!(beyond, Some(Nfsstat3::ErrDquot), "{options:?}");
         assert!(used() <= 1 << 20, "{} bytes", used());
-        // Files count as well.
+        // The number of files is limited as well.
         for name in ["second", "third"] {
             user.make(&top, name);
         }

@@ -1,4 +1,4 @@
-//! The server ends and comes again.
+//! Restarts of the server, file handles after them, and the key.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,8 +8,8 @@ use rustix::process::geteuid;
 
 use crate::client::{Fh, Nfsd, pattern, status};
 
-/// Handles are good after a restart, whatever has become of the names meanwhile.
-fn survives(options: &[&str]) {
+/// Checks that handles are valid after a restart, although files were moved meanwhile.
+fn check_restart(options: &[&str]) {
     let mut nfsd = Nfsd::start(options);
     let mut nfs = nfsd.client();
     let root = nfs.root;
@@ -28,30 +28,30 @@ fn survives(options: &[&str]) {
     assert!(nfs.read(&file, 0, 20_000).unwrap().2 == data);
     assert_eq!(nfs.find(&root, "elsewhere"), file);
     assert_eq!(nfs.find(&dir, "deep"), deep);
-    // Between two looks through the tree a server may say: later.
+    // Between two passes of its search, the server asks the client to try again.
     let mut end = nfs.getattr(&gone).unwrap_err();
     while end == Nfsstat3::ErrJukebox {
         std::thread::sleep(std::time::Duration::from_millis(100));
         end = nfs.getattr(&gone).unwrap_err();
     }
     assert_eq!(end, Nfsstat3::ErrStale);
-    // What was written but not committed might be lost: the verifier says so.
+    // Uncommitted data may be lost by the restart, so the verifier has changed.
     assert_ne!(nfs.commit(&file).unwrap().verf, before.verf);
     assert!(nfsd.stop().contains("drained"));
 }
 
 #[test]
 fn handles_survive_a_restart() {
-    survives(&[]);
+    check_restart(&[]);
 }
 
 #[test]
-fn handles_of_names_survive_a_restart() {
-    survives(&["--handles", "names"]);
+fn handles_based_on_names_survive_a_restart() {
+    check_restart(&["--handles", "names"]);
 }
 
 #[test]
-fn a_handle_of_names_is_stale_once_its_number_belongs_to_a_later_file() {
+fn a_handle_based_on_names_is_stale_once_its_inode_number_is_reused() {
     let nfsd = Nfsd::start(&["--handles", "names"]);
     let mut nfs = nfsd.client();
     let root = nfs.root;
@@ -79,7 +79,7 @@ fn handles_that_the_server_did_not_make_are_refused() {
     let file = nfs.make(&root, "file");
     assert_eq!(nfs.getattr(&other.client().root).unwrap_err(), Nfsstat3::ErrStale, "another key");
     let handle = |bytes: &[u8]| Fh { data: bytes.to_vec().leak() };
-    // Every byte counts.
+    // A change of any byte makes the handle invalid.
     for at in 0..file.data.len() {
         let mut bytes = file.data.to_vec();
         bytes[at] ^= 1;
@@ -95,15 +95,15 @@ fn handles_that_the_server_did_not_make_are_refused() {
 }
 
 #[test]
-fn a_key_that_is_none_is_refused() {
+fn a_malformed_or_exported_key_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let export = directory.path().join("export");
     fs::create_dir(&export).unwrap();
     let key = directory.path().join("key");
     fs::write(&key, b"too short").unwrap();
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
-    let why = "not a key, which has 32 bytes";
-    let seen = "clients see what is in the exported directory";
+    let why = "expected 32 bytes, found 9";
+    let seen = "the key must be outside of the exported directory";
     for (key, why) in [(key, why), (export.join("key"), seen), (export.join("../export/key"), seen)] {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_nfs3d"))
             .arg(&export)
@@ -112,8 +112,8 @@ fn a_key_that_is_none_is_refused() {
             .arg(&key)
             .output()
             .unwrap();
-        let says = String::from_utf8_lossy(&output.stderr);
+        let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "as user {}", geteuid().as_raw());
-        assert!(says.contains(why), "{says}");
+        assert!(errors.contains(why), "{errors}");
     }
 }

@@ -1,4 +1,4 @@
-//! The systemd units in `deploy/` and of the package: systemd accepts them, and `nfs3d` the command line.
+//! The systemd units in `deploy/` and of the package, which systemd and `nfs3d` must accept.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ fn unit(path: &str) -> (String, Vec<String>) {
 }
 
 #[test]
-fn the_server_knows_each_option_of_the_unit() {
+fn the_server_accepts_each_option_of_the_unit() {
     let (unit, words) = unit(DEPLOY);
     let help = Command::new(env!("CARGO_BIN_EXE_nfs3d")).arg("--help").output().expect("it runs");
     let help = String::from_utf8(help.stdout).expect("text");
@@ -35,26 +35,26 @@ fn the_server_knows_each_option_of_the_unit() {
 }
 
 #[test]
-fn systemd_takes_the_units() {
+fn systemd_accepts_the_units() {
     for path in [DEPLOY, PACKAGE] {
-        systemd_takes(path);
+        check_unit(path);
     }
 }
 
-fn systemd_takes(path: &str) {
+fn check_unit(path: &str) {
     let (unit, words) = unit(path);
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("nfs3d.service");
-    // Whether the program is installed here does not matter.
+    // The program need not be installed here.
     fs::write(&path, unit.replace(&words[0], "/bin/true")).expect("written");
-    let said = match Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output() {
+    let output = match Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output() {
         Err(error) => return println!("not run: systemd-analyze: {error}"),
-        Ok(said) => said,
+        Ok(output) => output,
     };
-    let words = String::from_utf8_lossy(&said.stderr);
-    assert!(said.status.success() && words.is_empty(), "{words}");
-    // It does see what is wrong.
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.is_empty(), "{errors}");
+    // systemd-analyze detects an invalid value.
     fs::write(&path, unit.replace("=infinity", "=much")).expect("written");
-    let said = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output().expect("it runs");
-    assert!(String::from_utf8_lossy(&said.stderr).contains("much"), "{said:?}");
+    let output = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&path).output().expect("it runs");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("much"), "{output:?}");
 }

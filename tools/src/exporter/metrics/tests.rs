@@ -15,7 +15,7 @@ fn snapshot(shards: u32) -> Snapshot {
         stats.latency.record_n(30_000_000_000, 1).expect("within its bounds");
         stats.batch.record_n(3, 5).expect("within its bounds");
         stats.refusals.transport = 4;
-        // Two arenas with classes of one size.
+        // Two arenas have a class of the same size.
         let mut class = ClassStats::default();
         (class.size, class.count, class.free, class.low_water, class.failures) = (512, 10, 5, 2, 1);
         stats.pool.classes = vec![class, class];
@@ -38,7 +38,7 @@ fn devices() -> Vec<DeviceCounter> {
     vec![counter(Origin::Driver, "out_of_buffer", 12), counter(Origin::Port, "link_downed", 3)]
 }
 
-/// Samples, by name and labels.
+/// Returns all samples: name with labels, and value.
 fn samples(text: &str) -> Vec<(&str, &str)> {
     text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.rsplit_once(' ')).collect()
 }
@@ -50,7 +50,7 @@ fn value(text: &str, series: &str) -> f64 {
 }
 
 #[test]
-fn metrics_are_the_snapshots_values_in_base_units() {
+fn metrics_have_the_values_of_the_snapshot_in_base_units() {
     let text = text(Some(snapshot(2)), devices());
     for (series, is) in [
         ("rpcrdma_up", 1.0),
@@ -82,11 +82,11 @@ fn metrics_are_the_snapshots_values_in_base_units() {
 }
 
 #[test]
-fn no_series_is_there_twice_and_names_are_as_they_should_be() {
+fn series_are_unique_and_families_have_valid_names_and_help() {
     let text = text(Some(snapshot(3)), devices());
     let all = samples(&text);
     let names: BTreeSet<_> = all.iter().map(|sample| sample.0).collect();
-    assert_eq!(names.len(), all.len(), "a scrape with a series twice is refused");
+    assert_eq!(names.len(), all.len(), "Prometheus refuses duplicate series");
     let mut families = 0;
     for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (name, kind) = line.split_once(' ').expect("name and type");
@@ -94,16 +94,16 @@ fn no_series_is_there_twice_and_names_are_as_they_should_be() {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         assert!(name.starts_with("rpcrdma_") && name.chars().all(plain) && !name.ends_with("_total"), "{line}");
         assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
-        assert!(text.contains(&format!("# HELP {name} ")), "{name} is not explained");
+        assert!(text.contains(&format!("# HELP {name} ")), "{name} has no help text");
     }
     assert!(families > 60, "{families}");
 }
 
 #[test]
-fn a_server_that_is_gone_and_shards_that_do_not_answer_are_told() {
-    let gone = text(None, devices());
-    assert_eq!(value(&gone, "rpcrdma_up"), 0.0);
-    assert!(!gone.contains("rpcrdma_calls") && gone.contains("out_of_buffer"), "{gone}");
+fn absent_servers_and_shards_without_an_answer_are_reported_as_down() {
+    let absent = text(None, devices());
+    assert_eq!(value(&absent, "rpcrdma_up"), 0.0);
+    assert!(!absent.contains("rpcrdma_calls") && absent.contains("out_of_buffer"), "{absent}");
     let mut stuck = snapshot(2);
     stuck.shards[1].stats = None;
     let stuck = text(Some(stuck), Vec::new());
@@ -111,7 +111,7 @@ fn a_server_that_is_gone_and_shards_that_do_not_answer_are_told() {
     assert!(!stuck.contains(r#"rpcrdma_calls_total{shard="1"}"#));
 }
 
-/// The names of metrics in a query.
+/// Returns the names of the metrics in a query.
 fn metrics(query: &str) -> Vec<&str> {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     query.split(|c| !word(c)).filter(|word| word.starts_with("rpcrdma_")).collect()
@@ -120,23 +120,24 @@ fn metrics(query: &str) -> Vec<&str> {
 #[test]
 fn the_dashboard_queries_existing_metrics() {
     let text = text(Some(snapshot(1)), devices());
-    let there: BTreeSet<&str> = samples(&text).iter().map(|(name, _)| name.split('{').next().unwrap_or(name)).collect();
+    let existing: BTreeSet<&str> =
+        samples(&text).iter().map(|(name, _)| name.split('{').next().unwrap_or(name)).collect();
     let dashboard: serde_json::Value = serde_json::from_str(include_str!("../../../grafana.json")).expect("JSON");
-    let mut asked = 0;
+    let mut queried = 0;
     for panel in dashboard["panels"].as_array().expect("panels") {
         for target in panel["targets"].as_array().expect("targets") {
             let query = target["expr"].as_str().expect("a query");
             let names = metrics(query);
             assert!(!names.is_empty(), "{query}");
             for name in names {
-                assert!(there.contains(name), "{query}: there is no {name}");
-                asked += 1;
+                assert!(existing.contains(name), "{query}: no metric {name}");
+                queried += 1;
             }
         }
     }
     let variables = dashboard["templating"]["list"].as_array().expect("variables");
     let variables: Vec<_> =
         variables.iter().filter_map(|variable| variable["query"].as_str()).flat_map(metrics).collect();
-    assert!(variables.iter().all(|name| there.contains(name)) && !variables.is_empty(), "{variables:?}");
-    assert!(asked > 30, "{asked}");
+    assert!(variables.iter().all(|name| existing.contains(name)) && !variables.is_empty(), "{variables:?}");
+    assert!(queried > 30, "{queried}");
 }

@@ -51,7 +51,7 @@ fn screen(tab: Tab) -> Screen {
     Screen { view: Some(view(2)), interval: Duration::from_secs(1), tab, ..Screen::default() }
 }
 
-/// The lines of a terminal of this size.
+/// Draws the screen in a terminal of this size. Returns its lines.
 fn drawn(screen: &Screen, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal");
     terminal.draw(|frame| screen.draw(frame)).expect("it is drawn");
@@ -60,105 +60,114 @@ fn drawn(screen: &Screen, width: u16, height: u16) -> Vec<String> {
     (0..height).map(|y| line(y).trim_end().to_owned()).collect()
 }
 
-/// All of these are visible.
-fn has(lines: &[String], wanted: &[&str]) {
+/// Checks that all of these texts are visible.
+fn assert_shows(lines: &[String], wanted: &[&str]) {
     for text in wanted {
         assert!(lines.iter().any(|line| line.contains(text)), "{text:?} is missing:\n{}", lines.join("\n"));
     }
 }
 
 #[test]
-fn forty_columns_show_the_main_figures() {
+fn a_screen_of_40_columns_shows_the_main_figures() {
     let lines = drawn(&screen(Tab::Shards), 40, 24);
-    has(
+    assert_shows(
         &lines,
         &["shard  busy calls/s    p50    p99", "    0   42%   1.23M 1.90µs 12.3µs", "pid 4711  up 1h02m", "2 shards"],
     );
-    // Details of the selected shard follow as far as there is room.
-    has(&lines, &["busy turns         42%     21%     84%", "credits        12 used of 256", "mem. waits/s        77"]);
+    // Details of the selected shard follow as far as they fit.
+    assert_shows(
+        &lines,
+        &["busy turns         42%     21%     84%", "credits        12 used of 256", "mem. waits/s        77"],
+    );
     assert!(lines.iter().all(|line| line.chars().count() <= 40), "{lines:#?}");
-    has(&drawn(&screen(Tab::Procedures), 40, 24), &["100003 v3        6      99", "1 procedures"]);
-    has(&drawn(&screen(Tab::Connections), 40, 24), &["pid 4242 uid 0", "512", "and 488 more"]);
+    assert_shows(&drawn(&screen(Tab::Procedures), 40, 24), &["100003 v3        6      99", "1 procedures"]);
+    assert_shows(&drawn(&screen(Tab::Connections), 40, 24), &["pid 4242 uid 0", "512", "and 488 more"]);
 }
 
 #[test]
-fn eighty_columns_have_all_of_a_shard() {
+fn a_screen_of_80_columns_shows_all_details_of_a_shard() {
     let lines = drawn(&screen(Tab::Shards), 80, 24);
-    has(
+    assert_shows(
         &lines,
         &["faults waits/s queue     credits", "     5      77     3      12/256", "1 procedures", "1 connections"],
     );
-    has(&lines, &["  lowest       64", "pool lowest    2/32 of 64.0KB", "worker queue   3", "faults         5"]);
-    has(&lines, &["q: end"]);
+    assert_shows(
+        &lines,
+        &["  lowest       64", "pool lowest    2/32 of 64.0KB", "worker queue   3", "faults         5"],
+    );
+    assert_shows(&lines, &["q: quit"]);
 }
 
 #[test]
-fn two_hundred_columns_have_all_in_one_line() {
+fn a_screen_of_200_columns_shows_all_columns() {
     let lines = drawn(&screen(Tab::Shards), 200, 12);
-    has(
+    assert_shows(
         &lines,
         &[
             "lowest    pool low rwaits/s min c/s max c/s core address",
             "64        2/32       33    617k   2.47M    - verbs:192.0.2.1:20049",
         ],
     );
-    has(&drawn(&screen(Tab::Connections), 200, 12), &["pid 4242 uid 0?[31", "identity"]);
+    assert_shows(&drawn(&screen(Tab::Connections), 200, 12), &["pid 4242 uid 0?[31", "identity"]);
 }
 
 #[test]
 fn a_shard_that_did_not_answer_is_marked() {
-    has(&drawn(&screen(Tab::Shards), 40, 24), &["   1?"]);
+    assert_shows(&drawn(&screen(Tab::Shards), 40, 24), &["   1?"]);
 }
 
 #[test]
-fn a_gone_server_is_marked_and_keeps_its_last_figures() {
+fn an_unreachable_server_is_marked_and_its_last_figures_stay() {
     let mut screen = screen(Tab::Shards);
-    screen.gone = Some("/run/stats: Connection refused".to_owned());
+    screen.error = Some("/run/stats: Connection refused".to_owned());
     let lines = drawn(&screen, 80, 24);
-    assert!(lines[0].starts_with("gone: /run/stats: Connection refused; waiting for it"), "{}", lines[0]);
-    has(&lines, &["1.23M"]);
+    assert!(lines[0].starts_with("no snapshot: /run/stats: Connection refused; retrying"), "{}", lines[0]);
+    assert_shows(&lines, &["1.23M"]);
     screen.show(view(1));
     assert!(drawn(&screen, 80, 24)[0].contains("pid 4711"));
-    has(&drawn(&Screen::default(), 80, 24), &["waiting for the first snapshot"]);
+    assert_shows(&drawn(&Screen::default(), 80, 24), &["waiting for the first snapshot"]);
 }
 
 #[test]
-fn every_size_is_drawn_and_the_marked_row_is_seen() {
+fn every_screen_size_is_drawn_with_the_selected_row_visible() {
     for tab in Tab::ALL {
         for (width, height) in [(1, 1), (2, 3), (5, 2), (40, 4), (39, 6), (300, 100)] {
             drawn(&screen(tab), width, height);
         }
     }
     let mut screen = Screen { view: Some(view(60)), ..screen(Tab::Shards) };
-    screen.select(1000);
+    screen.move_selection(1000);
     assert_eq!(screen.selected, 59);
-    has(&drawn(&screen, 80, 20), &["   59   42%", "shard 59"]);
+    assert_shows(&drawn(&screen, 80, 20), &["   59   42%", "shard 59"]);
     screen.show(view(3));
-    assert_eq!(screen.selected, 2, "rows that are gone are not marked");
-    screen.select(-7);
+    assert_eq!(screen.selected, 2, "the selection stays within the rows");
+    screen.move_selection(-7);
     assert_eq!(screen.selected, 0);
 }
 
 #[test]
-fn without_colours_nothing_has_any() {
+fn without_colours_no_cell_is_coloured() {
     let colours = |screen: &Screen| {
         let mut terminal = Terminal::new(TestBackend::new(80, 24)).expect("a terminal");
         terminal.draw(|frame| screen.draw(frame)).expect("it is drawn");
         let cells = terminal.backend().buffer().content.iter();
         cells.filter(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset).count()
     };
-    let mut screen = Screen { gone: Some("x".to_owned()), ..screen(Tab::Shards) };
+    let mut screen = Screen { error: Some("x".to_owned()), ..screen(Tab::Shards) };
     assert_eq!(colours(&screen), 0);
     screen.colours = true;
     assert!(colours(&screen) > 0);
 }
 
 #[test]
-fn a_shard_without_a_snapshot_has_no_figures() {
+fn figures_of_the_first_snapshot_are_missing() {
     let mut snapshot = rpcrdma::stats::Snapshot::default();
     snapshot.shards.push(Default::default());
     snapshot.shards[0].stats = Some(ShardStats::default());
-    let view = crate::top::model::Model::default().take(snapshot);
+    let view = crate::top::model::Model::default().update(snapshot);
     let screen = Screen { view: Some(view), ..Screen::default() };
-    has(&drawn(&screen, 40, 24), &["    0     -       -      -      -", "busy turns           -       -       -"]);
+    assert_shows(
+        &drawn(&screen, 40, 24),
+        &["    0     -       -      -      -", "busy turns           -       -       -"],
+    );
 }

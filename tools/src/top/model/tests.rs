@@ -2,7 +2,7 @@ use rpcrdma::stats::ShardSnapshot;
 
 use super::*;
 
-/// A second, in nanoseconds.
+/// One second in nanoseconds.
 const SECOND: u64 = 1_000_000_000;
 
 fn snapshot(uptime: u64, stats: impl IntoIterator<Item = Option<ShardStats>>) -> Snapshot {
@@ -42,28 +42,28 @@ fn rate(figure: Option<Figure>) -> Option<(f64, f64, f64)> {
 }
 
 #[test]
-fn rates_are_of_the_time_between_two_snapshots_by_the_servers_clock() {
+fn rates_are_per_second_of_server_uptime_between_two_snapshots() {
     let mut model = Model::default();
     let at = |calls: u64, turns: u64, idle: u64| stats(|s| (s.calls, s.turns, s.idle_turns) = (calls, turns, idle));
-    let first = model.take(snapshot(SECOND, [at(100, 1000, 900)]));
+    let first = model.update(snapshot(SECOND, [at(100, 1000, 900)]));
     assert_eq!(
         (first.interval, first.shards[0].calls, first.shards[0].busy),
         (0, None, None),
-        "one says nothing of rates"
+        "one snapshot has no rates"
     );
-    let second = model.take(snapshot(3 * SECOND, [at(300, 2000, 1150)]));
+    let second = model.update(snapshot(3 * SECOND, [at(300, 2000, 1150)]));
     assert_eq!(second.interval, 2 * SECOND);
     assert_eq!(rate(second.shards[0].calls), Some((100.0, 100.0, 100.0)));
     assert_eq!(rate(second.shards[0].busy), Some((0.75, 0.75, 0.75)));
-    let third = model.take(snapshot(4 * SECOND, [at(310, 2100, 1250)]));
+    let third = model.update(snapshot(4 * SECOND, [at(310, 2100, 1250)]));
     assert_eq!(rate(third.shards[0].calls), Some((10.0, 10.0, 100.0)));
     assert_eq!(rate(third.shards[0].busy), Some((0.0, 0.0, 0.75)));
-    let fourth = model.take(snapshot(5 * SECOND, [at(1310, 2200, 1250)]));
+    let fourth = model.update(snapshot(5 * SECOND, [at(1310, 2200, 1250)]));
     assert_eq!(rate(fourth.shards[0].calls), Some((1000.0, 10.0, 1000.0)));
 }
 
 #[test]
-fn latencies_are_those_of_the_interval() {
+fn latencies_cover_only_the_interval() {
     let mut model = Model::default();
     let at = |fast: u64, slow: u64| {
         stats(|s| {
@@ -72,53 +72,53 @@ fn latencies_are_those_of_the_interval() {
             s.batch.record_n(4, fast).expect("within its bounds");
         })
     };
-    model.take(snapshot(SECOND, [at(100_000, 0)]));
-    let second = model.take(snapshot(2 * SECOND, [at(100_010, 90)]));
+    model.update(snapshot(SECOND, [at(100_000, 0)]));
+    let second = model.update(snapshot(2 * SECOND, [at(100_010, 90)]));
     let p50 = second.shards[0].p50.expect("calls were timed").now;
-    assert!((890_000.0..910_000.0).contains(&p50), "{p50}: what was before does not count");
+    assert!((890_000.0..910_000.0).contains(&p50), "{p50}: earlier calls do not count");
     assert_eq!(rate(second.shards[0].batch).map(|batch| batch.0), Some(4.0));
-    let third = model.take(snapshot(3 * SECOND, [at(100_010, 90)]));
+    let third = model.update(snapshot(3 * SECOND, [at(100_010, 90)]));
     assert_eq!((third.shards[0].p50, third.shards[0].batch), (None, None), "nothing was timed");
 }
 
 #[test]
-fn a_server_that_was_started_anew_begins_from_nothing() {
+fn a_restart_of_the_server_resets_rates_and_extremes() {
     let mut model = Model::default();
     let at = |uptime: u64, calls: u64| snapshot(uptime, [stats(|s| s.calls = calls)]);
-    model.take(at(SECOND, 0));
-    model.take(at(2 * SECOND, 1_000_000));
-    let anew = model.take(at(SECOND / 2, 10));
-    assert_eq!((anew.interval, anew.shards[0].calls), (0, None));
-    let next = model.take(at(SECOND, 20));
-    assert_eq!(rate(next.shards[0].calls), Some((20.0, 20.0, 20.0)), "the least and the most are its own");
-    // Another process, which has been up for longer.
+    model.update(at(SECOND, 0));
+    model.update(at(2 * SECOND, 1_000_000));
+    let restarted = model.update(at(SECOND / 2, 10));
+    assert_eq!((restarted.interval, restarted.shards[0].calls), (0, None));
+    let next = model.update(at(SECOND, 20));
+    assert_eq!(rate(next.shards[0].calls), Some((20.0, 20.0, 20.0)), "the extremes are those of the new server");
+    // Another process has a longer uptime.
     let mut other = at(9 * SECOND, 5_000);
     other.pid = 8;
-    assert_eq!(model.take(other).interval, 0);
+    assert_eq!(model.update(other).interval, 0);
 }
 
 #[test]
 fn decreasing_or_missing_counters_have_no_rate() {
     let mut model = Model::default();
-    model.take(snapshot(SECOND, [stats(|s| (s.calls, s.turns) = (50, 10)), None]));
-    let view = model.take(snapshot(2 * SECOND, [stats(|s| (s.calls, s.turns) = (20, 5)), stats(|s| s.calls = 9)]));
+    model.update(snapshot(SECOND, [stats(|s| (s.calls, s.turns) = (50, 10)), None]));
+    let view = model.update(snapshot(2 * SECOND, [stats(|s| (s.calls, s.turns) = (20, 5)), stats(|s| s.calls = 9)]));
     assert_eq!((view.shards[0].calls, view.shards[0].busy, view.shards[1].calls), (None, None, None));
-    let view = model.take(snapshot(3 * SECOND, [None, stats(|s| s.calls = 10)]));
+    let view = model.update(snapshot(3 * SECOND, [None, stats(|s| s.calls = 10)]));
     assert!(!view.shards[0].answered && view.shards[1].answered);
     assert_eq!(rate(view.shards[1].calls), Some((1.0, 1.0, 1.0)));
-    // The same moment twice is no interval.
-    assert_eq!(model.take(snapshot(3 * SECOND, [None, None])).interval, 0);
+    // Two snapshots with the same uptime have no interval between them.
+    assert_eq!(model.update(snapshot(3 * SECOND, [None, None])).interval, 0);
 }
 
 #[test]
-fn procedures_are_those_of_all_shards_together() {
+fn figures_of_procedures_are_sums_over_all_shards() {
     let mut model = Model::default();
     let at = |one: u64, other: u64| {
         let first = stats(|s| s.procedures = vec![procedure(6, one, 1000), procedure(7, 10, 5000)]);
         [first, stats(|s| s.procedures = vec![procedure(6, other, 9000)])]
     };
-    model.take(snapshot(SECOND, at(10, 0)));
-    let view = model.take(snapshot(2 * SECOND, at(40, 90)));
+    model.update(snapshot(SECOND, at(10, 0)));
+    let view = model.update(snapshot(2 * SECOND, at(40, 90)));
     let [read, write] = &view.procedures[..] else { panic!("{:?}", view.procedures) };
     assert_eq!((read.procedure, read.timed_total, rate(read.timed)), (6, 130, Some((120.0, 120.0, 120.0))));
     assert_eq!((read.share, read.bytes_in, read.refused_total), (Some(1.0), Some(100.0), 13));
@@ -131,17 +131,20 @@ fn procedures_are_those_of_all_shards_together() {
 fn connections_in_reused_slots_are_distinct() {
     let mut model = Model::default();
     let at = |peers: Vec<ConnectionStats>, all: u64| [stats(|s| (s.peers, s.connections) = (peers, all))];
-    model.take(snapshot(SECOND, at(vec![peer(0, 0, 10), peer(1, 0, 1_000_000)], 2)));
-    let view = model.take(snapshot(2 * SECOND, at(vec![peer(0, 0, 30), peer(1, 1, 5)], 9)));
+    model.update(snapshot(SECOND, at(vec![peer(0, 0, 10), peer(1, 0, 1_000_000)], 2)));
+    let view = model.update(snapshot(2 * SECOND, at(vec![peer(0, 0, 30), peer(1, 1, 5)], 9)));
     let rates: Vec<_> = view.connections.iter().map(|row| row.messages.map(|messages| messages.now)).collect();
     assert_eq!((rates, view.connections_omitted), (vec![Some(20.0), None], 7));
-    assert_eq!(model.extremes.keys().filter(|(of, _)| matches!(of, Of::Connection(..))).count(), 1);
-    model.take(snapshot(3 * SECOND, at(Vec::new(), 0)));
-    assert!(!model.extremes.keys().any(|(of, _)| matches!(of, Of::Connection(..))), "what is gone is forgotten");
+    assert_eq!(model.extremes.keys().filter(|(of, _)| matches!(of, Subject::Connection(..))).count(), 1);
+    model.update(snapshot(3 * SECOND, at(Vec::new(), 0)));
+    assert!(
+        !model.extremes.keys().any(|(of, _)| matches!(of, Subject::Connection(..))),
+        "closed connections are dropped"
+    );
 }
 
 #[test]
-fn absurd_numbers_are_survived() {
+fn extreme_counters_saturate() {
     let mut model = Model::default();
     let most = |n: u64| {
         stats(|s| {
@@ -151,14 +154,14 @@ fn absurd_numbers_are_survived() {
             s.procedures[0].refusals.transport = n;
         })
     };
-    model.take(snapshot(1, [most(8), most(9)]));
-    let view = model.take(snapshot(u64::MAX, [most(u64::MAX), most(u64::MAX)]));
+    model.update(snapshot(1, [most(8), most(9)]));
+    let view = model.update(snapshot(u64::MAX, [most(u64::MAX), most(u64::MAX)]));
     assert_eq!((view.shards[0].faults_total, view.procedures[0].refused_total), (u64::MAX, u64::MAX));
     serde_json::to_string(&view).expect("JSON");
 }
 
 #[test]
-fn the_class_that_came_nearest_to_its_end_is_told() {
+fn the_size_class_closest_to_exhaustion_is_reported() {
     let class = |size: usize, low_water: usize, count: usize| {
         let mut class = ClassStats::default();
         (class.size, class.low_water, class.count) = (size, low_water, count);
@@ -167,6 +170,6 @@ fn the_class_that_came_nearest_to_its_end_is_told() {
     let now = stats(|s| {
         s.pool.classes = vec![class(512, 100, 2000), class(4096, 3, 10), class(9, 0, 0), class(65536, 1, 32)]
     });
-    let view = Model::default().take(snapshot(SECOND, [now]));
+    let view = Model::default().update(snapshot(SECOND, [now]));
     assert_eq!(view.shards[0].pool_low, Some(PoolLow { size: 65536, low_water: 1, count: 32 }));
 }

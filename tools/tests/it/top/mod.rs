@@ -1,4 +1,4 @@
-//! `rpcrdma top` in tmux, as JSON, and without a server.
+//! `rpcrdma top` in a terminal, as JSON, and without a server.
 
 mod symptoms;
 
@@ -7,17 +7,17 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
-use crate::patience::{has, settles};
-use crate::served::{PROGRAM, Served, rpcrdma};
+use crate::loaded_server::{LoadedServer, PROGRAM, rpcrdma};
 use crate::terminal::Terminal;
+use crate::wait::{eventually, has};
 use serde_json::Value;
 
 #[test]
-fn programs_get_one_interval_in_json() {
-    let served = Served::start();
+fn once_prints_one_interval_in_json() {
+    let served = LoadedServer::start();
     let mut view = Value::Null;
-    // The load may not have begun, or have no core for an interval.
-    let called = settles(|| {
+    // The client may not have begun yet, or have no core during an interval.
+    let called = eventually(|| {
         let output =
             rpcrdma().args(["top", "--once", "--json", "--interval", "0.5", "--stats"]).arg(served.stats()).output();
         let output = output.expect("it runs");
@@ -37,23 +37,23 @@ fn programs_get_one_interval_in_json() {
 }
 
 #[test]
-fn where_there_is_no_terminal_each_interval_is_printed() {
-    let served = Served::start();
+fn without_a_terminal_each_interval_is_printed() {
+    let served = LoadedServer::start();
     let mut top = rpcrdma();
     top.args(["top", "--interval", "0.1", "--stats"]).arg(served.stats()).stdout(Stdio::piped());
     let mut top = top.spawn().expect("it runs");
     let out = BufReader::new(top.stdout.take().expect("a pipe"));
     let heads = out.lines().map_while(Result::ok).filter(|line| line.starts_with("shard  busy calls/s"));
     assert_eq!(heads.take(3).count(), 3);
-    // Its reader is gone, which ends it without a failure.
+    // The reader of the output has ended, which is not an error.
     assert!(top.wait().expect("it ends").success());
 }
 
-/// A datagram socket shows the system calls: a signal ends the program between two of them.
+/// The output is a datagram socket, which preserves the boundaries of writes. A signal ends the program between writes.
 #[test]
-fn a_signal_ends_it_after_whole_intervals() {
+fn each_interval_is_a_single_write() {
     for (json, signal, number) in [(true, "-INT", 2), (false, "-TERM", 15)] {
-        let served = Served::start();
+        let served = LoadedServer::start();
         let (out, top_out) = std::os::unix::net::UnixDatagram::pair().expect("sockets");
         let mut top = rpcrdma();
         top.args(["top", "--interval", "0.1", "--stats"]).arg(served.stats()).args(json.then_some("--json"));
@@ -88,7 +88,7 @@ fn once_without_a_server_fails_with_the_cause() {
     std::fs::write(directory.path().join("file"), "").expect("a file");
     let output = rpcrdma().args(["top", "--stats"]).arg(directory.path().join("file")).output().expect("it runs");
     let says = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(1) && says.contains("this is no socket"), "nobody waits for it: {output:?}");
+    assert!(output.status.code() == Some(1) && says.contains("not a socket"), "{output:?}");
     assert_eq!(
         rpcrdma().args(["top", "--once", "--interval", "0", "--stats", "x"]).status().expect("it runs").code(),
         Some(2)
@@ -96,11 +96,11 @@ fn once_without_a_server_fails_with_the_cause() {
 }
 
 #[test]
-fn once_ends_if_the_time_of_the_server_stands_still() {
+fn once_fails_if_the_uptime_of_the_server_does_not_advance() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("stats");
     let listener = UnixListener::bind(&path).expect("a socket");
-    // It closes after more snapshots than are read.
+    // The server sends more snapshots than are read.
     std::thread::spawn(move || {
         for stream in listener.incoming().take(20) {
             stream.expect("a reader").write_all(br#"{"format":2,"pid":1,"uptime":7}"#).expect("it reads");
@@ -113,14 +113,14 @@ fn once_ends_if_the_time_of_the_server_stands_still() {
     assert!(says.contains("10 snapshots without an interval: `uptime` does not advance (it is 7 ns)"), "{says}");
 }
 
-/// `rpcrdma top` in a terminal of this size, with these variables.
-fn top(served: &Served, size: (u32, u32), environment: &str) -> Terminal {
+/// Runs `rpcrdma top` in a terminal of this size, with these environment variables.
+fn top(served: &LoadedServer, size: (u32, u32), environment: &str) -> Terminal {
     let (program, stats) = (env!("CARGO_BIN_EXE_rpcrdma"), served.stats());
     let command = format!("{environment} exec {program} top --interval 0.2 --stats {}", stats.display());
     Terminal::open(served.directory(), size, &command)
 }
 
-/// The rate of calls of the first shard.
+/// Returns the rate of calls of the first shard.
 fn calls(screen: &str) -> Option<&str> {
     let row = screen.lines().skip_while(|line| !line.starts_with("shard  busy")).nth(1)?;
     row.split_whitespace().nth(2).filter(|calls| calls.starts_with(|c: char| c.is_ascii_digit()) && *calls != "0")
@@ -131,7 +131,7 @@ fn a_terminal_shows_a_busy_server_and_reacts_to_keys() {
     if !has("tmux") {
         return;
     }
-    let served = Served::start();
+    let served = LoadedServer::start();
     let mut terminal = top(&served, (100, 30), "");
     let title = format!("rpcrdma top  pid {}", std::process::id());
     assert!(terminal.shows(|screen| screen.contains(&title) && calls(screen).is_some()));
@@ -141,7 +141,7 @@ fn a_terminal_shows_a_busy_server_and_reacts_to_keys() {
     assert!(terminal.shows(|screen| screen.contains(&format!("{PROGRAM} v1"))));
     terminal.key("c");
     assert!(terminal.shows(|screen| screen.contains(&format!("pid {} uid", std::process::id()))));
-    // A narrow size, and back.
+    // The screen adapts to a narrow size, and back.
     terminal.tmux(&["resize-window", "-t", "t", "-x", "40", "-y", "20"]);
     terminal.key("s");
     let narrow =
@@ -154,31 +154,31 @@ fn a_terminal_shows_a_busy_server_and_reacts_to_keys() {
 }
 
 #[test]
-fn a_server_that_goes_and_comes_back_is_waited_for() {
+fn top_waits_for_a_restarted_server() {
     if !has("tmux") {
         return;
     }
-    let mut served = Served::start();
+    let mut served = LoadedServer::start();
     let mut terminal = top(&served, (80, 24), "NO_COLOR=1");
     assert!(terminal.shows(|screen| calls(screen).is_some()));
     served.end();
-    assert!(terminal.shows(|screen| screen.starts_with("gone: ")));
+    assert!(terminal.shows(|screen| screen.starts_with("no snapshot: ")));
     served.serve();
     assert!(terminal.shows(|screen| screen.starts_with("rpcrdma top") && calls(screen).is_some()));
-    // Colours would show as escape sequences.
+    // Colours would be escape sequences.
     let coloured = terminal.tmux(&["capture-pane", "-p", "-e", "-t", "t"]);
     let colours = |code: &&str| code.strip_prefix(['3', '4']).is_some_and(|rest| !rest.starts_with(['9', 'm']));
     let codes: Vec<&str> = coloured.split("\u{1b}[").skip(1).collect();
     assert!(!codes.iter().any(colours) && !codes.is_empty(), "{codes:?}");
 }
 
-/// The program believes what the terminal claims, and each cell of the screen would take memory.
+/// Each cell of the screen takes memory, and the program cannot verify the size that the terminal claims.
 #[test]
-fn a_terminal_that_claims_a_great_size_takes_no_more_memory() {
+fn memory_is_bounded_if_the_terminal_claims_a_great_size() {
     if !has("tmux") {
         return;
     }
-    let served = Served::start();
+    let served = LoadedServer::start();
     let mut terminal = top(&served, (100, 30), "stty rows 65535 cols 65535;");
     let title = format!("rpcrdma top  pid {}", std::process::id());
     assert!(terminal.shows(|screen| screen.contains(&title)));
@@ -187,20 +187,20 @@ fn a_terminal_that_claims_a_great_size_takes_no_more_memory() {
 }
 
 #[test]
-fn a_dumb_terminal_gets_lines_and_a_closed_one_ends_it() {
+fn a_dumb_terminal_gets_plain_text_and_closing_a_terminal_ends_top() {
     if !has("tmux") {
         return;
     }
-    let served = Served::start();
+    let served = LoadedServer::start();
     let mut terminal = top(&served, (200, 50), "TERM=dumb");
-    assert!(terminal.shows(|screen| screen.contains("shard  busy") && !screen.contains("q: end")));
+    assert!(terminal.shows(|screen| screen.contains("shard  busy") && !screen.contains("q: quit")));
     drop(terminal);
     // Under nohup the program gets no SIGHUP when the terminal closes.
     let pid = served.directory().join("pid").display().to_string();
     let mut terminal = top(&served, (80, 24), &format!("echo $$ >{pid}; trap '' HUP;"));
-    assert!(terminal.shows(|screen| screen.contains("q: end")));
+    assert!(terminal.shows(|screen| screen.contains("q: quit")));
     let pid = std::fs::read_to_string(&pid).expect("its number");
     drop(terminal);
     let running = || std::path::Path::new("/proc").join(pid.trim()).exists();
-    assert!(settles(|| !running()), "{pid} goes on without a terminal");
+    assert!(eventually(|| !running()), "process {pid} runs without a terminal");
 }

@@ -1,14 +1,14 @@
-//! The symptoms listed in `tuning.md` under slow calls, each provoked and observed.
+//! Provokes each symptom that `tuning.md` lists under slow calls, and checks that `rpcrdma top` shows it.
 //!
-//! `rpcrdma top` shows each as the list states. The tests follow the order of the list, and each starts with its row.
+//! The tests follow the order of the list, and the documentation of each is its row.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{Scope, scope};
 use std::time::{Duration, Instant};
 
-use crate::patience::settles;
-use crate::served::{PROGRAM, rpcrdma, shard};
+use crate::loaded_server::{PROGRAM, rpcrdma, shard};
+use crate::wait::eventually;
 use rpcrdma::client::ClientConfig;
 use rpcrdma::config::{DebugConfig, LimitsConfig, MemoryConfig, PollConfig, TimeoutConfig};
 use rpcrdma::server::{ServerConfig, WorkerConfig};
@@ -18,17 +18,17 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// A server with one procedure and a statistics socket.
-struct Ill {
+struct SymptomServer {
     _server: Server,
     address: Address,
     directory: TempDir,
 }
 
-impl Ill {
+impl SymptomServer {
     fn new(procedure: Procedure, config: ServerConfig) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let address: Address = format!("soft:ill-{}-{number}", std::process::id()).parse().expect("an address");
+        let address: Address = format!("soft:symptom-{}-{number}", std::process::id()).parse().expect("an address");
         let directory = tempfile::tempdir().expect("a directory");
         let mut services = Services::new();
         services.add(PROGRAM, 1, 1, procedure);
@@ -36,7 +36,7 @@ impl Ill {
         Self { _server: Server::start(&address, services, &config).expect("a server"), address, directory }
     }
 
-    /// The JSON view of one interval; fails if `top` does.
+    /// Runs `top`. Returns its JSON for one interval.
     fn view(&self) -> Value {
         let mut top = rpcrdma();
         top.args(["top", "--once", "--json", "--interval", "0.1", "--stats"]).arg(self.directory.path().join("stats"));
@@ -51,7 +51,7 @@ impl Ill {
         scope(|scope| {
             load.run(scope, &self.address, &stop);
             let mut last = Value::Null;
-            let shown = settles(|| {
+            let shown = eventually(|| {
                 last = self.view();
                 symptom(&last)
             });
@@ -61,8 +61,9 @@ impl Ill {
     }
 }
 
-/// Calls of procedure 1 on the first of some connections, `depth` at a time. Each has a Read chunk, if that has a
-/// length.
+/// A client that makes calls of procedure 1 on the first of its connections, `depth` at a time.
+///
+/// Each call has a Read chunk of `read_chunk` bytes, unless this is 0.
 struct Load {
     connections: usize,
     depth: usize,
@@ -75,7 +76,7 @@ impl Load {
         Self { connections: 1, depth, read_chunk: 0, config: shard() }
     }
 
-    /// With Read chunks of this length, and memory for `depth` of them.
+    /// Creates a load with Read chunks of this length, and memory for `depth` of them.
     fn of_chunks(depth: usize, read_chunk: usize) -> Self {
         let config =
             Config { memory: MemoryConfig { bulk_buffers: vec![(64 << 10, depth)], ..shard().memory }, ..shard() };
@@ -90,12 +91,12 @@ impl Load {
                 for _ in 1..self.connections {
                     client.begin_connect(address).expect("it begins");
                 }
-                let mut under_way = 0;
+                let mut outstanding = 0;
                 while !stop.load(Ordering::Relaxed) && client.is_established(client.first()) {
-                    while under_way < self.depth && self.start(&mut client) {
-                        under_way += 1;
+                    while outstanding < self.depth && self.start(&mut client) {
+                        outstanding += 1;
                     }
-                    if !client.poll(|_| under_way -= 1) {
+                    if !client.poll(|_| outstanding -= 1) {
                         std::thread::yield_now();
                     }
                 }
@@ -123,7 +124,7 @@ fn done(call: &mut ServerCall) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn server(shard: Config) -> ServerConfig {
+fn server_config(shard: Config) -> ServerConfig {
     ServerConfig { shard, ..ServerConfig::default() }
 }
 
@@ -131,7 +132,7 @@ fn now(row: &Value, figure: &str) -> f64 {
     row[figure]["now"].as_f64().unwrap_or(0.0)
 }
 
-/// The shard works without the symptom that it had before the change of the knob.
+/// Whether the shard serves calls without the symptom, as after the change of the knob.
 fn works(view: &Value, symptom: &str) -> bool {
     let shard = &view["shards"][0];
     now(shard, "calls") > 0.0 && shard[symptom]["max"] == 0.0
@@ -139,31 +140,32 @@ fn works(view: &Value, symptom: &str) -> bool {
 
 /// The row: `0?` for a shard: it does not answer
 #[test]
-fn a_handler_that_blocks_its_shard_leaves_it_without_an_answer() {
+fn a_shard_with_a_blocked_handler_is_shown_without_an_answer() {
     let blocked = std::sync::Arc::new(Mutex::new(()));
     let end = blocked.lock().expect("no panic");
     let handler = std::sync::Arc::clone(&blocked);
-    let ill = Ill::new(
+    let server = SymptomServer::new(
         Procedure::new(move |call| {
             drop(handler.lock());
             done(call)
         }),
-        server(shard()),
+        server_config(shard()),
     );
-    ill.shows(&Load::of(1), |view| view["shards"][0]["answered"] == false);
+    server.shows(&Load::of(1), |view| view["shards"][0]["answered"] == false);
     drop(end);
 }
 
 /// The row: `queue` stays above 0, `backpressure/s` counts
 #[test]
-fn slow_workers_have_a_queue_and_push_back() {
+fn slow_workers_cause_a_queue_and_backpressure() {
     let slow = Procedure::new(|call| {
         std::thread::sleep(Duration::from_millis(5));
         done(call)
     });
     let workers = WorkerConfig { ring_capacity: 4, ..WorkerConfig::default() };
-    let ill = Ill::new(slow.on_workers(), ServerConfig { workers: Some(workers), ..server(shard()) });
-    ill.shows(&Load::of(16), |view| {
+    let server =
+        SymptomServer::new(slow.on_workers(), ServerConfig { workers: Some(workers), ..server_config(shard()) });
+    server.shows(&Load::of(16), |view| {
         let shard = &view["shards"][0];
         shard["worker_queue_depth"].as_u64() > Some(4) && now(shard, "backpressure") > 0.0
     });
@@ -171,14 +173,14 @@ fn slow_workers_have_a_queue_and_push_back() {
 
 /// The row: key `c`: `credits` 64/64 while `busy` is low
 #[test]
-fn callers_that_want_more_than_they_may_use_all_credits() {
+fn callers_with_more_calls_than_credits_use_all_credits() {
     let held = Mutex::new(Vec::<DeferredCall>::new());
     let holds = Procedure::deferred(move |call| held.lock().expect("no panic").push(call));
-    let ill = Ill::new(
+    let server = SymptomServer::new(
         holds,
-        server(Config { limits: LimitsConfig { credits: 8, max_credits: 8, ..shard().limits }, ..shard() }),
+        server_config(Config { limits: LimitsConfig { credits: 8, max_credits: 8, ..shard().limits }, ..shard() }),
     );
-    ill.shows(&Load::of(32), |view| {
+    server.shows(&Load::of(32), |view| {
         let (shard, connection) = (&view["shards"][0], &view["connections"][0]);
         connection["credits_used"] == 8 && connection["credits_granted"] == 8 && now(shard, "busy") < 0.5
     });
@@ -186,7 +188,7 @@ fn callers_that_want_more_than_they_may_use_all_credits() {
 
 /// The row: key `c`: `credits` of less than was configured; `promised` near `receives`
 #[test]
-fn a_shard_without_receives_left_gives_new_connections_few_credits() {
+fn connections_get_few_credits_if_receives_are_scarce() {
     let load = Load {
         connections: 20,
         config: Config { memory: MemoryConfig { receives: 4096, ..shard().memory }, ..shard() },
@@ -199,9 +201,9 @@ fn a_shard_without_receives_left_gives_new_connections_few_credits() {
             .any(|granted| 0 < granted && granted < 16)
     };
     let of = |receives| {
-        Ill::new(
+        SymptomServer::new(
             Procedure::new(done),
-            server(Config {
+            server_config(Config {
                 memory: MemoryConfig { receives, ..shard().memory },
                 limits: LimitsConfig { credits: 16, max_credits: 16, ..shard().limits },
                 ..shard()
@@ -214,12 +216,12 @@ fn a_shard_without_receives_left_gives_new_connections_few_credits() {
 
 /// The row: `waits/s` above 0; `pool lowest` 0 of a class
 #[test]
-fn chunks_without_memory_wait_for_it() {
+fn calls_wait_if_memory_for_chunks_is_scarce() {
     let of = |buffers| {
         let takes = Procedure::new(done).read_chunks(1, 40_000).uncounted();
-        Ill::new(
+        SymptomServer::new(
             takes,
-            server(Config {
+            server_config(Config {
                 memory: MemoryConfig { bulk_buffers: vec![(64 << 10, buffers)], ..shard().memory },
                 ..shard()
             }),
@@ -237,12 +239,12 @@ fn chunks_without_memory_wait_for_it() {
 
 /// The row: `read waits/s` below the table (`rwaits/s` in it, on a wide screen) above 0
 #[test]
-fn calls_beyond_the_reads_of_their_connection_wait() {
+fn calls_wait_beyond_the_limit_of_rdma_reads() {
     let of = |max_reads| {
         let takes = Procedure::new(done).read_chunks(1, 40_000).uncounted();
-        Ill::new(
+        SymptomServer::new(
             takes,
-            server(Config {
+            server_config(Config {
                 limits: LimitsConfig { max_reads, ..shard().limits },
                 memory: MemoryConfig { bulk_buffers: vec![(64 << 10, 32)], ..shard().memory },
                 ..shard()
@@ -256,9 +258,13 @@ fn calls_beyond_the_reads_of_their_connection_wait() {
 
 /// The row: `sleeps/s` near `calls/s`
 #[test]
-fn a_shard_that_sleeps_between_calls_counts_it() {
-    let of =
-        |idle| Ill::new(Procedure::new(done), server(Config { poll: PollConfig { idle, ..shard().poll }, ..shard() }));
+fn sleeps_between_calls_are_counted() {
+    let of = |idle| {
+        SymptomServer::new(
+            Procedure::new(done),
+            server_config(Config { poll: PollConfig { idle, ..shard().poll }, ..shard() }),
+        )
+    };
     of(IdlePolicy::Event).shows(&Load::of(1), |view| {
         let shard = &view["shards"][0];
         now(shard, "calls") > 0.0 && now(shard, "sleeps") * 2.0 > now(shard, "calls")
@@ -268,9 +274,12 @@ fn a_shard_that_sleeps_between_calls_counts_it() {
 
 /// The row: `batch` 1 and `doorbells/s` near `sent/s` at full load
 #[test]
-fn messages_that_leave_one_by_one_have_a_doorbell_each() {
+fn without_batching_each_message_has_a_doorbell() {
     let of = |batch| {
-        Ill::new(Procedure::new(done), server(Config { debug: DebugConfig { batch, ..shard().debug }, ..shard() }))
+        SymptomServer::new(
+            Procedure::new(done),
+            server_config(Config { debug: DebugConfig { batch, ..shard().debug }, ..shard() }),
+        )
     };
     of(false).shows(&Load::of(16), |view| {
         let shard = &view["shards"][0];
@@ -288,20 +297,20 @@ fn messages_that_leave_one_by_one_have_a_doorbell_each() {
 #[test]
 fn refusals_are_reported_per_procedure() {
     let refuses = Procedure::new(|_| Err(Refusal::GarbageArguments));
-    let ill = Ill::new(refuses, server(shard()));
-    ill.shows(&Load::of(1), |view| {
+    let server = SymptomServer::new(refuses, server_config(shard()));
+    server.shows(&Load::of(1), |view| {
         view["procedures"].as_array().is_some_and(|all| all.iter().any(|procedure| now(procedure, "refused") > 0.0))
     });
 }
 
 /// The row: `faults` counts
 #[test]
-fn peers_that_break_rules_are_faults() {
-    let ill = Ill::new(
+fn protocol_violations_are_counted_as_faults() {
+    let server = SymptomServer::new(
         Procedure::new(done),
-        server(Config { limits: LimitsConfig { max_unsolicited_per_second: 1, ..shard().limits }, ..shard() }),
+        server_config(Config { limits: LimitsConfig { max_unsolicited_per_second: 1, ..shard().limits }, ..shard() }),
     );
-    // There are no calls, and the client repeats its grant.
+    // The client makes no calls and sends keep-alive messages with its grant.
     let load = Load {
         config: Config {
             timeouts: TimeoutConfig { keep_alive: Duration::from_millis(2), ..shard().timeouts },
@@ -309,21 +318,23 @@ fn peers_that_break_rules_are_faults() {
         },
         ..Load::of(0)
     };
-    ill.shows(&load, |view| view["shards"][0]["faults_total"].as_u64() > Some(0));
+    server.shows(&load, |view| view["shards"][0]["faults_total"].as_u64() > Some(0));
 }
 
 /// The row: none of that, `busy` near 100 %
 #[test]
-fn a_shard_that_can_do_no_more_is_busy() {
+fn a_saturated_shard_is_busy_without_other_symptoms() {
     let computes = Procedure::new(|call| {
         let end = Instant::now() + Duration::from_micros(200);
         while Instant::now() < end {}
         done(call)
     });
     // A polling shard has idle turns as soon as its caller has no core for a moment.
-    let ill =
-        Ill::new(computes, server(Config { poll: PollConfig { idle: IdlePolicy::Event, ..shard().poll }, ..shard() }));
-    ill.shows(&Load::of(64), |view| {
+    let server = SymptomServer::new(
+        computes,
+        server_config(Config { poll: PollConfig { idle: IdlePolicy::Event, ..shard().poll }, ..shard() }),
+    );
+    server.shows(&Load::of(64), |view| {
         let shard = &view["shards"][0];
         let quiet = ["backpressure", "memory_waits", "read_waits", "faults"].iter().all(|name| now(shard, name) == 0.0);
         now(shard, "busy") > 0.9 && now(shard, "calls") > 0.0 && shard["worker_queue_depth"] == 0 && quiet

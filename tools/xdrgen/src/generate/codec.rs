@@ -1,4 +1,4 @@
-//! Code that reads and writes values.
+//! Code that decodes and encodes values.
 
 use proc_macro2::{Literal, TokenStream};
 use quote::quote;
@@ -6,10 +6,10 @@ use quote::quote;
 use super::model::{Facts, Model, encodes_itself};
 use crate::schema::{Field, Form, Type};
 
-/// Most words that are read or written at once.
+/// Limit of words that are decoded or encoded at once.
 const MAX_RUN: usize = 32;
 
-/// A value to encode: a place, or a reference.
+/// A value to encode: an expression of its place, or of a reference to it.
 #[derive(Clone)]
 pub(super) struct Value {
     name: TokenStream,
@@ -37,11 +37,11 @@ impl Value {
 }
 
 impl Model {
-    /// An expression that reads a value from `from`, or returns an error.
+    /// An expression that decodes a value from `from`, or returns an error.
     pub(super) fn decode(&self, ty: &Type, what: &str) -> TokenStream {
         let (xdr, ty) = (&self.xdr, self.resolve(ty));
-        if let Some((name, of)) = self.wrapped(ty) {
-            // Errors name the field, not the typedef.
+        if let Some((name, of)) = self.newtype(ty) {
+            // Errors name the field instead of the typedef.
             let of = self.decode(of, what);
             return quote!(#name(#of));
         }
@@ -72,11 +72,11 @@ impl Model {
         }
     }
 
-    /// An expression that writes a value to `to`: a result.
+    /// An expression that encodes a value to `to`. Its type is a `Result`.
     pub(super) fn encode(&self, ty: &Type, value: &Value) -> TokenStream {
         let (xdr, name, reference, copy) = (&self.xdr, &value.name, value.as_reference(), value.as_copy());
         let ty = self.resolve(ty);
-        if let Some((_, of)) = self.wrapped(ty) {
+        if let Some((_, of)) = self.newtype(ty) {
             return self.encode(of, &Value::place(quote!(#name.0)));
         }
         match ty {
@@ -112,7 +112,7 @@ impl Model {
         }
     }
 
-    /// An expression of the encoded length of a value without fixed length.
+    /// An expression of the encoded length of a value.
     pub(super) fn len(&self, ty: &Type, value: &Value) -> TokenStream {
         let (xdr, name, reference) = (&self.xdr, &value.name, value.as_reference());
         if let Some(len) = self.facts(ty).len {
@@ -120,7 +120,7 @@ impl Model {
             return quote!(#len);
         }
         let ty = self.resolve(ty);
-        if let Some((_, of)) = self.wrapped(ty) {
+        if let Some((_, of)) = self.newtype(ty) {
             return self.len(of, &Value::place(quote!(#name.0)));
         }
         match ty {
@@ -140,19 +140,19 @@ impl Model {
     }
 }
 
-/// Fields that are read or written at once, or one field.
-pub(super) struct Run<'s> {
+/// Consecutive fields that are decoded or encoded at once, or one field.
+pub(super) struct FieldRun<'s> {
     /// Index of the first field.
     pub(super) at: usize,
     pub(super) fields: &'s [Field],
-    /// Number of words; 0 for one field of any type.
+    /// Number of words; 0 for a single field of another type.
     pub(super) words: usize,
 }
 
 impl Model {
-    /// Divides fields into runs of words, where `is_words`, and other fields.
-    pub(super) fn runs<'s>(&self, fields: &'s [Field], is_words: impl Fn(Facts) -> bool) -> Vec<Run<'s>> {
-        let mut runs: Vec<Run<'s>> = Vec::new();
+    /// Divides fields into runs of words, for which `is_words` holds, and other fields.
+    pub(super) fn field_runs<'s>(&self, fields: &'s [Field], is_words: impl Fn(Facts) -> bool) -> Vec<FieldRun<'s>> {
+        let mut runs: Vec<FieldRun<'s>> = Vec::new();
         for (at, field) in fields.iter().enumerate() {
             let facts = self.facts(&field.ty);
             let words = if is_words(facts) { facts.len.unwrap_or(0) / 4 } else { 0 };
@@ -161,13 +161,15 @@ impl Model {
                     run.words += words;
                     run.fields = &fields[run.at..=at];
                 }
-                _ => runs.push(Run { at, fields: &fields[at..=at], words: if words > MAX_RUN { 0 } else { words } }),
+                _ => {
+                    runs.push(FieldRun { at, fields: &fields[at..=at], words: if words > MAX_RUN { 0 } else { words } })
+                }
             }
         }
         runs
     }
 
-    /// Adds the words of `place` to `words`, each a `u32`.
+    /// Adds expressions of the words of `place` to `words`, each a `u32`.
     pub(super) fn to_words(&self, ty: &Type, place: &TokenStream, words: &mut Vec<TokenStream>) {
         let mut long = |number: TokenStream| words.extend([quote!(((#number >> 32) as u32)), quote!((#number as u32))]);
         match self.resolve(ty) {
@@ -188,8 +190,8 @@ impl Model {
         }
     }
 
-    /// A value made of `words`, from the `next` one on.
-    pub(super) fn of_words(&self, ty: &Type, next: &mut usize) -> TokenStream {
+    /// An expression of a value made of `words`, beginning with word number `next`.
+    pub(super) fn decode_words(&self, ty: &Type, next: &mut usize) -> TokenStream {
         let mut word = || {
             let index = Literal::usize_unsuffixed(*next);
             *next += 1;
@@ -217,7 +219,7 @@ impl Model {
             Type::Named(id) => {
                 let Form::Struct { fields, .. } = &self.types[id.0].form else { return word() };
                 let (rust, idents) = (&self.names[id.0], self.idents(fields));
-                let values = fields.iter().map(|field| self.of_words(&field.ty, next));
+                let values = fields.iter().map(|field| self.decode_words(&field.ty, next));
                 quote!(#rust { #(#idents: #values),* })
             }
             _ => word(),
@@ -225,7 +227,7 @@ impl Model {
     }
 }
 
-/// The bound of a length.
+/// An expression of the bound of a length.
 fn bound(max: Option<u32>) -> TokenStream {
     match max {
         Some(max) => {

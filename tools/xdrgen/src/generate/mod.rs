@@ -1,4 +1,4 @@
-//! Rust code of a schema.
+//! Generation of Rust code from a schema.
 
 mod codec;
 mod model;
@@ -15,7 +15,7 @@ use quote::quote;
 use crate::schema::{Name, Schema};
 use model::Model;
 
-/// What is generated, and how.
+/// Options of the generated code.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub(crate) types_only: bool,
@@ -40,64 +40,64 @@ impl Options {
 
     /// Defines a name for the specification, as `NAME=VALUE`, or `NAME` for the value 1.
     ///
-    /// `#ifdef` and `#if` know it, and it is a constant that the specification may use. A value is a decimal,
-    /// hexadecimal or octal number of 64 bits; [`load`](crate::load) refuses any other one.
+    /// `#ifdef` and `#if` use the name, and the specification may use it as a constant. The value is a decimal,
+    /// hexadecimal or octal number of 64 bits. [`load`](crate::load) refuses any other value.
     #[must_use]
     pub fn define(mut self, define: &str) -> Self {
         self.defines.push(define.into());
         self
     }
 
-    /// Path of the crate `rpcrdma-xdr`.
+    /// Sets the path of the crate `rpcrdma-xdr`.
     #[must_use]
     pub fn xdr(self, path: &str) -> Self {
         Self { xdr: path.into(), ..self }
     }
 
-    /// Path of the crate `rpcrdma`.
+    /// Sets the path of the crate `rpcrdma`.
     #[must_use]
     pub fn engine(self, path: &str) -> Self {
         Self { engine: path.into(), ..self }
     }
 }
 
-/// Generates a Rust file, to be a module or the content of one.
+/// Generates a Rust file, which is a module or is included in one.
 ///
 /// # Types
 /// | XDR | Rust |
 /// |---|---|
 /// | `enum`, `struct` | the same |
-/// | `union` | an enum with a variant for each case; `Default` holds the switch, which must be none of the cases |
-/// | `union` of `bool` that has nothing in its FALSE or default arm | [`Option`] |
-/// | `typedef` of `opaque<>`, `string<>` or `T<>` | a struct around it, which has its bound |
+/// | `union` | an enum with a variant for each case; `Default` holds the discriminant, which must not be a case |
+/// | `union` of `bool` whose FALSE or default arm is `void` | [`Option`] |
+/// | `typedef` of `opaque<>`, `string<>` or `T<>` | a struct around it, which enforces the bound |
 /// | any other `typedef` | an alias |
 ///
-/// A typedef is the same Rust type wherever it is used: as a field, arm, element, argument or result. So is an
-/// [`Option`] by a union whose content is `opaque<>`, `string<>` or `T<>` without a typedef: it is a struct around it.
-/// Rust has no alias that contains itself. So where nothing but typedefs and such unions contain each other, one of
-/// them is a struct around its content.
+/// A typedef is the same Rust type wherever it is used: as a field, arm, element, argument or result. A union that is
+/// an [`Option`] of `opaque<>`, `string<>` or `T<>` without a typedef is a struct around it. An alias cannot contain
+/// itself in Rust. Where only typedefs and such unions contain each other, one of them is a struct around its content.
 ///
-/// Basic types are those of `rpcrdma-xdr`. All types are `Copy`: they borrow from the message. A union whose arms have
-/// all values of its switch has no `Default`. A `Default` with the switch of another arm is not encoded.
+/// Basic types are those of `rpcrdma-xdr`. All types are `Copy`, because they borrow from the message. A union whose
+/// cases are all values of its discriminant has no `Default`. Encoding a `Default` with the discriminant of another arm
+/// fails.
 ///
-/// `name` of an enum is the value's name in the specification. A union by an enum that has one case, of value 0, and a
-/// default arm is a result: `into_result` returns the case's content or the switch. `From` makes it of a [`Result`]
-/// whose error is the content of `Default`.
+/// The method `name` of an enum returns the value's name in the specification. A union on an enum is a result if it has
+/// one case, of value 0, and a default arm. Then `into_result` returns the content of the case or the discriminant, and
+/// `From` converts a [`Result`] whose error is the content of `Default`.
 ///
 /// # Programs
-/// A version is a module with a type for each procedure, a trait `Server`, `add` and `add_local` to serve it, and a
-/// `Client`. The engine answers the null procedure. With `add_deferred` and `run`, threads of the application run the
-/// procedures that answer when they return.
+/// A version is a module with a type for each procedure, a trait `Server`, functions `add` and `add_local` to serve it,
+/// and a `Client`. The engine answers the null procedure. With `add_deferred` and `run`, threads of the application can
+/// run the procedures that answer when they return.
 ///
 /// # Names
 /// Types are in `UpperCamelCase`, fields and procedures in `snake_case`, constants in `SCREAMING_SNAKE_CASE`. In
-/// `READ3args`, `args` is a word. A keyword becomes `r#keyword`, or `keyword_` where Rust has no raw form. Of names
-/// that would clash, the later one gets a `_`; so do types named as those of Rust's prelude, and procedures as its
-/// methods. Values of an enum and procedures of a version lose their common prefix. It ends with `_`, with a digit, or
-/// in front of a `_` of one of the names.
+/// `READ3args`, `args` is a word. A keyword becomes `r#keyword`, or `keyword_` where Rust has no raw form. If two names
+/// would clash, the later one gets a `_`. So do types with names of Rust's prelude, and procedures with names of its
+/// methods. Values of an enum and procedures of a version lose their common prefix, which ends with `_`, with a digit,
+/// or in front of a `_` of one of the names.
 ///
 /// # Panics
-/// A path in `options` is no path.
+/// A path in `options` is invalid.
 #[must_use]
 pub fn generate(schema: &Schema, options: &Options) -> String {
     let path = |text: &str| text.parse().unwrap_or_else(|error| panic!("path {text}: {error}"));
@@ -107,7 +107,7 @@ pub fn generate(schema: &Schema, options: &Options) -> String {
     if !options.types_only {
         items.extend(programs::programs(&model, schema, &path(&options.engine)));
     }
-    // No inner attributes or documentation: the file may be included in a module.
+    // The file may be included in a module, so it has no inner attributes or documentation.
     let mut text = String::from("// Generated by xdrgen. Do not edit.\n");
     for item in items {
         let mut file: syn::File = syn::parse2(item).expect("generated code is Rust");
@@ -119,7 +119,7 @@ pub fn generate(schema: &Schema, options: &Options) -> String {
     text
 }
 
-/// An item with an empty line in front of it, and behind each of its own items.
+/// Adds an empty line in front of an item, and behind each item inside it.
 fn spaced(item: &str) -> String {
     let mut text = String::new();
     let mut before = "";
@@ -135,7 +135,7 @@ fn spaced(item: &str) -> String {
     text
 }
 
-/// Documentation from the comment of an item; without one it is `text`.
+/// Documentation from the comment of an item; `text` if it has no comment.
 fn docs(Name { doc: lines, .. }: &Name, text: &str) -> TokenStream {
     if lines.iter().all(|line| line.trim().is_empty()) {
         let text = format!(" `{text}`");
@@ -145,12 +145,12 @@ fn docs(Name { doc: lines, .. }: &Name, text: &str) -> TokenStream {
     quote!(#(#[doc = #lines])*)
 }
 
-/// Neither a control character, nor one that changes the direction of text, which rustc refuses in comments.
+/// True unless `c` is a control character or changes the direction of text, which rustc refuses in comments.
 fn is_plain(c: char) -> bool {
     !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// `line` as Markdown that shows it as it is.
+/// Escapes `line` so that Markdown shows it unchanged.
 fn escaped(line: &str) -> String {
     let mut text = String::new();
     let digits = line.trim_start_matches(|c: char| c.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! What the generated code of a type depends on.
+//! The schema as it is generated: names and properties of the Rust types.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -13,33 +13,33 @@ use crate::schema::{Constant, Field, Form, Name, Schema, Type, TypeDef, TypeId, 
 /// Names that types must not hide.
 const PRELUDE: [&str; 8] = ["Default", "Err", "From", "None", "Ok", "Option", "Result", "Some"];
 
-/// A schema as it is generated.
+/// A schema, with names and properties of its Rust types.
 pub(super) struct Model {
     pub(super) types: Vec<TypeDef>,
     pub(super) names: Vec<Ident>,
     /// Path of the crate `rpcrdma-xdr`.
     pub(super) xdr: TokenStream,
     facts: Vec<OnceCell<Facts>>,
-    /// Aliases that contain themselves, and nothing but aliases on the way there.
+    /// Aliases that contain themselves through aliases only.
     circular: HashSet<TypeId>,
-    /// Number of types that the specification has. Behind them are structs around arguments and results.
+    /// Number of types of the specification. Structs around arguments and results follow them.
     specified: usize,
 }
 
-/// Facts of a type.
+/// Properties of a type.
 #[derive(Clone, Copy)]
 pub(super) struct Facts {
-    /// It borrows from the message.
+    /// The type borrows from the message.
     pub(super) borrows: bool,
-    /// Its encoded length, if that is fixed.
+    /// Encoded length, if it is fixed.
     pub(super) len: Option<usize>,
     pub(super) has_default: bool,
     pub(super) is_eq: bool,
-    /// Bytes of the Rust type, roughly.
+    /// Approximate size of the Rust type, in bytes.
     pub(super) size: usize,
-    /// It is nothing but numbers, so that any words are such a value.
+    /// The type has only numbers, so that any words are a valid value.
     pub(super) reads_words: bool,
-    /// It is nothing but numbers, enums and bools.
+    /// The type has only numbers, enums and bools.
     pub(super) writes_words: bool,
 }
 
@@ -56,19 +56,19 @@ impl Facts {
         }
     }
 
-    const BORROWED: Self = Self { borrows: true, ..Self::word(24).apart() };
+    const BORROWED: Self = Self { borrows: true, ..Self::word(24).of_varying_length() };
 
-    /// Its length varies.
-    const fn apart(self) -> Self {
-        Self { len: None, ..self.opaque() }
+    /// Makes these the facts of a type of varying length.
+    const fn of_varying_length(self) -> Self {
+        Self { len: None, ..self.not_words() }
     }
 
-    /// It is no sequence of words.
-    const fn opaque(self) -> Self {
+    /// Makes these the facts of a type that is not a sequence of words.
+    const fn not_words(self) -> Self {
         Self { reads_words: false, writes_words: false, ..self }
     }
 
-    /// Facts of `self` and `other`, one after the other.
+    /// Facts of a value of `self` followed by one of `other`.
     fn and(self, other: Self) -> Self {
         Self {
             borrows: self.borrows || other.borrows,
@@ -98,15 +98,15 @@ impl Model {
         let specified = types.len();
         let circular = circular(&types);
         let mut model = Self { types, names, xdr, facts, circular, specified };
-        model.name_arguments(schema, &mut scope);
+        model.add_argument_newtypes(schema, &mut scope);
         model
     }
 
-    /// Adds structs around arguments and results that have no name and do not encode themselves.
-    fn name_arguments(&mut self, schema: &Schema, scope: &mut Scope) {
+    /// Adds structs around arguments and results that have no name and do not implement `Encode`.
+    fn add_argument_newtypes(&mut self, schema: &Schema, scope: &mut Scope) {
         let procedures = schema.programs.iter().flat_map(|program| &program.versions).flat_map(|v| &v.procedures);
         for ty in procedures.flat_map(|procedure| procedure.arguments.iter().chain([&procedure.results])) {
-            if encodes_itself(ty) || self.find(ty).is_some() {
+            if encodes_itself(ty) || self.find_newtype(ty).is_some() {
                 continue;
             }
             let name = if matches!(ty, Type::Text { .. }) { "text" } else { "data" };
@@ -117,14 +117,16 @@ impl Model {
         }
     }
 
-    /// The struct around a type that has no name.
-    fn find(&self, ty: &Type) -> Option<TypeId> {
-        let is_it = |index: &usize| matches!(&self.types[*index].form, Form::Alias(of) if of == ty);
-        (self.specified..self.types.len()).find(is_it).map(TypeId)
+    /// Finds the struct around a type without name.
+    fn find_newtype(&self, ty: &Type) -> Option<TypeId> {
+        let is_match = |index: &usize| matches!(&self.types[*index].form, Form::Alias(of) if of == ty);
+        (self.specified..self.types.len()).find(is_match).map(TypeId)
     }
 
-    /// The struct that an alias is where its type does not encode itself or contains the alias, and the type inside.
-    pub(super) fn wrapped(&self, ty: &Type) -> Option<(&Ident, &Type)> {
+    /// The struct that stands for an alias, and the type inside.
+    ///
+    /// An alias is a struct if its type does not implement `Encode`, or contains the alias.
+    pub(super) fn newtype(&self, ty: &Type) -> Option<(&Ident, &Type)> {
         let id = id_of(ty)?;
         match &self.types[id.0].form {
             Form::Alias(of) if !encodes_itself(of) || self.circular.contains(&id) => Some((&self.names[id.0], of)),
@@ -132,11 +134,11 @@ impl Model {
         }
     }
 
-    /// What an alias stands for, unless it is a type of its own.
+    /// The type that an alias stands for, unless the alias is a struct.
     pub(super) fn resolve<'s>(&'s self, ty: &'s Type) -> &'s Type {
         match ty {
             Type::Named(id) => match &self.types[id.0].form {
-                Form::Alias(of) if self.wrapped(ty).is_none() => self.resolve(of),
+                Form::Alias(of) if self.newtype(ty).is_none() => self.resolve(of),
                 _ => ty,
             },
             _ => ty,
@@ -153,23 +155,23 @@ impl Model {
             Type::Void => Facts::word(0),
             Type::FixedOpaque(len) => {
                 let bytes = (*len as usize).next_multiple_of(4);
-                Facts { has_default: *len <= 32, ..Facts::word(bytes).opaque() }
+                Facts { has_default: *len <= 32, ..Facts::word(bytes).not_words() }
             }
             Type::Opaque { .. } | Type::Text { .. } => Facts::BORROWED,
             Type::FixedArray(ty, count) => {
                 let of = self.facts(ty);
                 let len = of.len.and_then(|len| len.checked_mul(*count as usize));
                 let size = of.size.saturating_mul(*count as usize);
-                Facts { len, size, has_default: of.has_default && *count <= 32, ..of.opaque() }
+                Facts { len, size, has_default: of.has_default && *count <= 32, ..of.not_words() }
             }
             Type::Array(..) | Type::List(_) => Facts { is_eq: false, ..Facts::BORROWED },
             Type::Boxed(_) => Facts { is_eq: false, has_default: false, ..Facts::BORROWED },
-            Type::Optional(ty) => Facts { has_default: true, ..self.facts(ty).apart() },
-            Type::Named(id) => *self.facts[id.0].get_or_init(|| self.facts_of(id.0)),
+            Type::Optional(ty) => Facts { has_default: true, ..self.facts(ty).of_varying_length() },
+            Type::Named(id) => *self.facts[id.0].get_or_init(|| self.compute_facts(id.0)),
         }
     }
 
-    fn facts_of(&self, index: usize) -> Facts {
+    fn compute_facts(&self, index: usize) -> Facts {
         let form = &self.types[index].form;
         let all = || form.types().into_iter().fold(Facts::word(0), |facts, ty| facts.and(self.facts(ty)));
         match form {
@@ -178,12 +180,12 @@ impl Model {
                 Facts { has_default, reads_words: false, ..Facts::word(4) }
             }
             Form::Struct { .. } | Form::Alias(_) => all(),
-            Form::Union(_) => Facts { has_default: false, ..all().apart() },
+            Form::Union(_) => Facts { has_default: false, ..all().of_varying_length() },
         }
     }
 
-    /// The Rust type, with lifetime `life`; types of the file are in module `at`.
-    pub(super) fn rust(&self, ty: &Type, life: &TokenStream, at: &TokenStream) -> TokenStream {
+    /// The Rust type, with lifetime `life`. Types of the file are in module `at`.
+    pub(super) fn rust_type(&self, ty: &Type, life: &TokenStream, at: &TokenStream) -> TokenStream {
         let xdr = &self.xdr;
         match ty {
             Type::Int => quote!(i32),
@@ -202,24 +204,24 @@ impl Model {
             Type::Opaque { is_bulk, .. } | Type::Text { is_bulk, .. } if *is_bulk => quote!(#xdr::Bulk<#life>),
             Type::Opaque { .. } | Type::Text { .. } => quote!(&#life [u8]),
             Type::FixedArray(ty, count) => {
-                let ty = self.rust(ty, life, at);
+                let ty = self.rust_type(ty, life, at);
                 let count = proc_macro2::Literal::u32_unsuffixed(*count);
                 quote!([#ty; #count])
             }
             Type::Array(ty, _) => {
-                let ty = self.rust(ty, life, at);
+                let ty = self.rust_type(ty, life, at);
                 quote!(#xdr::Array<#life, #ty>)
             }
             Type::Optional(ty) => {
-                let ty = self.rust(ty, life, at);
+                let ty = self.rust_type(ty, life, at);
                 quote!(Option<#ty>)
             }
             Type::List(id) => {
-                let ty = self.rust(&Type::Named(*id), life, at);
+                let ty = self.rust_type(&Type::Named(*id), life, at);
                 quote!(#xdr::List<#life, #ty>)
             }
             Type::Boxed(id) => {
-                // It borrows, as it has a view of itself.
+                // A boxed type borrows, because it contains a view of itself.
                 let name = &self.names[id.0];
                 quote!(#xdr::Boxed<#life, #at #name<#life>>)
             }
@@ -232,8 +234,8 @@ impl Model {
 
     /// The Rust type of an argument or result.
     pub(super) fn argument(&self, ty: &Type, life: &TokenStream) -> TokenStream {
-        let named = self.find(ty).filter(|_| !encodes_itself(ty)).map(Type::Named);
-        self.rust(named.as_ref().unwrap_or(ty), life, &quote!(super::))
+        let named = self.find_newtype(ty).filter(|_| !encodes_itself(ty)).map(Type::Named);
+        self.rust_type(named.as_ref().unwrap_or(ty), life, &quote!(super::))
     }
 
     /// Names of the fields of a struct.
@@ -250,7 +252,7 @@ impl Model {
         names.iter().map(|name| scope.camel(&name[prefix..])).collect()
     }
 
-    /// The enum that `ty` is, and its values.
+    /// The enum that `ty` stands for, and its values.
     pub(super) fn enumeration(&self, ty: &Type) -> Option<(TypeId, &[Constant])> {
         match (&self.types[id_of(ty)?.0].form, id_of(ty)?) {
             (Form::Enum(values), id) => Some((id, values)),
@@ -264,7 +266,7 @@ fn id_of(ty: &Type) -> Option<TypeId> {
     if let Type::Named(id) = ty { Some(*id) } else { None }
 }
 
-/// Aliases that are boxed inside themselves, with nothing but aliases between: Rust has no such type alias.
+/// Aliases that are boxed inside themselves through aliases only, for which Rust has no type alias.
 fn circular(types: &[TypeDef]) -> HashSet<TypeId> {
     let inside = |id: &TypeId| match &types[id.0].form {
         Form::Alias(ty) => ty.named().or(ty.boxed()),
@@ -274,7 +276,7 @@ fn circular(types: &[TypeDef]) -> HashSet<TypeId> {
     boxed.filter(|id| successors(inside(id), inside).take(types.len()).any(|inner| inner == *id)).collect()
 }
 
-/// Whether the Rust type implements `Decode` and `Encode`, with all bounds.
+/// True if the Rust type implements `Decode` and `Encode`, including all bounds.
 pub(super) fn encodes_itself(ty: &Type) -> bool {
     match ty {
         Type::Opaque { .. } | Type::Text { .. } | Type::Array(..) => false,
@@ -283,7 +285,7 @@ pub(super) fn encodes_itself(ty: &Type) -> bool {
     }
 }
 
-/// The type in the TRUE arm of a union that has nothing else: it is encoded like optional data.
+/// The type in the TRUE arm of a union whose other arm is `void`. Such a union is encoded like optional data.
 fn optional(union: &Union) -> Option<Type> {
     let arm = |value| union.arms.iter().find(|arm| arm.cases.iter().any(|case| case.value == value));
     let some = arm(1)?.field.as_ref()?;

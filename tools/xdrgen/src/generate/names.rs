@@ -1,4 +1,4 @@
-//! Rust names of what the specification names.
+//! Conversion of names of the specification to Rust names.
 //!
 //! The rules are documented at [`generate`](super::generate).
 
@@ -12,39 +12,40 @@ use proc_macro2::{Ident, Span};
 pub(super) struct Scope(HashSet<String>);
 
 impl Scope {
-    /// A scope that has `names` already.
+    /// Creates a scope with reserved names.
     pub(super) fn with(names: &[&str]) -> Self {
         Self(names.iter().map(ToString::to_string).collect())
     }
 
     pub(super) fn camel(&mut self, name: &str) -> Ident {
-        self.take(words(name).to_upper_camel_case())
+        self.declare(words(name).to_upper_camel_case())
     }
 
     pub(super) fn snake(&mut self, name: &str) -> Ident {
-        self.take(words(name).to_snake_case())
+        self.declare(words(name).to_snake_case())
     }
 
     pub(super) fn shouty(&mut self, name: &str) -> Ident {
-        self.take(words(name).to_shouty_snake_case())
+        self.declare(words(name).to_shouty_snake_case())
     }
 
-    /// `name`, unless it is taken.
-    pub(super) fn take(&mut self, mut name: String) -> Ident {
+    /// Adds a name, with as many `_` appended as make it unique and valid.
+    pub(super) fn declare(&mut self, mut name: String) -> Ident {
         if matches!(&*name, "self" | "super" | "crate" | "Self") {
             name.push('_');
         }
         while !self.0.insert(name.clone()) {
             name.push('_');
         }
-        // syn takes the keyword of edition 2024 as an identifier.
+        // `gen` is a keyword since edition 2024, but syn accepts it as an identifier.
         let plain = syn::parse_str(&name).ok().filter(|_| name != "gen");
         plain.unwrap_or_else(|| Ident::new_raw(&name, Span::call_site()))
     }
 }
 
-/// Separates digits from letters of another case: in `READ3args`, `args` is a word. The first word begins with a
-/// letter.
+/// Inserts `_` between a digit and a letter of another case than before, so that `args` is a word in `READ3args`.
+///
+/// The result begins with a letter, apart from underscores.
 fn words(name: &str) -> String {
     let mut words = String::new();
     if !is_identifier(name.trim_start_matches('_')) {
@@ -65,10 +66,10 @@ fn words(name: &str) -> String {
     words
 }
 
-/// Bytes of the prefix that all `names` lose.
+/// Length of the prefix that all `names` lose, in bytes.
 ///
-/// It is the longest one that ends with `_`, with a digit, or in front of a `_` of one of the names, such that all that
-/// is left are different names that begin with a letter.
+/// It is the longest prefix that ends with `_`, with a digit, or in front of a `_` of one of the names, and leaves
+/// different names that begin with a letter.
 pub(super) fn common_prefix(names: &[&str]) -> usize {
     let [first, rest @ ..] = names else { return 0 };
     if rest.is_empty() {
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_end_at_digits() {
+    fn letters_of_another_case_behind_a_digit_begin_a_word() {
         let mut scope = Scope::default();
         let names = ["READ3args", "nfs_fh3", "NF3REG", "createhow3", "COMPOUND4args", "v4_x2y"]
             .map(|name| scope.camel(name).to_string());
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_are_words() {
+    fn common_prefixes_end_at_words() {
         for (names, left) in [
             (&["NFS3_OK", "NFS3ERR_PERM"][..], &["_OK", "ERR_PERM"][..]),
             (&["NFS_OK", "NFSERR_PERM"], &["_OK", "ERR_PERM"]),

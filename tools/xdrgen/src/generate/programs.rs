@@ -1,4 +1,4 @@
-//! Programs: signatures, server traits and clients.
+//! Generation of programs: signatures, server traits and clients.
 
 use proc_macro2::{Ident, Literal, TokenStream};
 use quote::{format_ident, quote};
@@ -8,16 +8,16 @@ use super::model::Model;
 use super::names::{Scope, common_prefix};
 use crate::schema::{Eligible, Placement, Procedure, Program, Run, Schema, Type, Version};
 
-/// `max_inline_result` of a procedure that has none in the placement file, in bytes.
+/// Default of `max_inline_result` in the placement file, in bytes.
 const MAX_INLINE_RESULT: u32 = 4096;
-/// Names in a module of a version, and of its type parameters. Procedures may have those of other traits.
-const TAKEN: [&str; 12] =
+/// Names that the module of a version and its type parameters use.
+const RESERVED_NAMES: [&str; 12] =
     ["Binding", "Bindings", "Client", "Err", "F", "Ok", "Refusal", "Result", "S", "Server", "Signature", "T"];
 
-/// Methods of the prelude's traits that a call would find before a client's.
-const FOUND_FIRST: [&str; 4] = ["clone", "into", "to_owned", "try_into"];
+/// Methods of the prelude's traits that would take precedence over methods of a client.
+const PRELUDE_METHODS: [&str; 4] = ["clone", "into", "to_owned", "try_into"];
 
-/// A module for each version of each program.
+/// Generates a module for each version of each program.
 pub(super) fn programs(model: &Model, schema: &Schema, engine: &TokenStream) -> Vec<TokenStream> {
     let versions = || schema.programs.iter().flat_map(|program| program.versions.iter().map(move |of| (program, of)));
     // A module must not hide a crate that the code names.
@@ -41,17 +41,19 @@ pub(super) fn programs(model: &Model, schema: &Schema, engine: &TokenStream) -> 
 struct Call<'s> {
     procedure: &'s Procedure,
     doc: TokenStream,
-    /// Type of the signature.
+    /// Name of the signature's type.
     signature: Ident,
-    /// Method.
+    /// Name of the method.
     method: Ident,
-    /// Method of the client, with a request.
+    /// Name of the client's method with a request.
     with: Ident,
+    /// Name of the procedure, without the common prefix.
     text: &'s str,
-    /// Type of the arguments, if any.
+    /// Type of the arguments, unless there are none.
     args: Option<TokenStream>,
 }
 
+/// The module of a version.
 struct Module<'s> {
     model: &'s Model,
     engine: &'s TokenStream,
@@ -65,7 +67,7 @@ impl<'s> Module<'s> {
     fn new(model: &'s Model, engine: &'s TokenStream, program: &Program, version: &'s Version) -> Self {
         let names: Vec<_> = version.procedures.iter().map(|procedure| &*procedure.name.text).collect();
         let prefix = common_prefix(&names);
-        let (mut types, mut methods) = (Scope::with(&TAKEN), Scope::with(&FOUND_FIRST));
+        let (mut types, mut methods) = (Scope::with(&RESERVED_NAMES), Scope::with(&PRELUDE_METHODS));
         let calls = version.procedures.iter().filter(|procedure| !is_null(procedure)).map(|procedure| {
             let text = &procedure.name.text[prefix..];
             let (signature, method) = (types.camel(text), methods.snake(text));
@@ -173,7 +175,7 @@ impl<'s> Module<'s> {
                 Run::Async => quote! {
                     #doc
                     ///
-                    /// The future cannot borrow `self`: clone what it needs, such as an `Arc`, into it.
+                    /// The future cannot borrow `self`. It must own what it needs, such as a clone of an `Arc`.
                     fn #method(&self, call: typed::Deferred<#signature>) -> impl ::core::future::Future<Output = ()> + 'static {
                         async move { #refuse; }
                     }
@@ -186,7 +188,7 @@ impl<'s> Module<'s> {
             |Call { signature, .. }| quote!(bindings.add(PROGRAM, VERSION, #signature::NUMBER, #signature::BINDING);),
         );
         quote! {
-            /// A server's procedures. Those that it does not have are refused with PROC_UNAVAIL.
+            /// Procedures of a server. A method that it does not implement refuses calls with PROC_UNAVAIL.
             pub trait Server {
                 #(#methods)*
             }
@@ -202,7 +204,7 @@ impl<'s> Module<'s> {
         }
     }
 
-    /// Code that adds `procedure` to `services`.
+    /// Generates code that adds `procedure` to `services`.
     fn register(Call { signature, procedure, .. }: &Call<'_>, workers: &Option<TokenStream>) -> TokenStream {
         let bound = quote!(typed::bound::<#signature, _>(procedure));
         let bound = if procedure.placement.cached { quote!(cache.on(#bound)) } else { bound };
@@ -272,7 +274,7 @@ impl<'s> Module<'s> {
         }
     }
 
-    /// What threads of the application need to run procedures.
+    /// Generates `add_deferred` and `run`, by which threads of the application run procedures.
     fn run_and_defer(&self) -> Option<TokenStream> {
         let engine = self.engine;
         let at_once = |call: &&Call<'_>| matches!(call.procedure.placement.run, Run::Shard | Run::Workers);
@@ -290,8 +292,8 @@ impl<'s> Module<'s> {
             quote! {
                 /// Adds the procedures that answer when they return, for threads of the application.
                 ///
-                /// `submit` gets each call on its shard, and passes it to a thread that answers it with the outcome of
-                /// [`run`]. [`add`], called before, adds the other procedures.
+                /// `submit` is called on the shard with each call, and passes it to a thread that answers it with the
+                /// outcome of [`run`]. Call [`add`] before, which adds the other procedures.
                 pub fn add_deferred<F>(services: &mut #engine::Services, submit: F #cache)
                 where
                     F: ::core::ops::Fn(service::DeferredCall)
@@ -300,7 +302,7 @@ impl<'s> Module<'s> {
                     #(#adds)*
                 }
 
-                /// Runs a call of a procedure that answers when it returns, such as on a thread of the application.
+                /// Runs a call of a procedure that answers when it returns, on any thread.
                 ///
                 /// # Errors
                 /// The call is refused.
@@ -338,18 +340,18 @@ impl<'s> Module<'s> {
                 }
             };
             let plain = method(name, None, quote!(), quote!(typed::Request::new()));
-            let note = " With memory for what travels apart, or a time-out.";
+            let note = " The request may have chunk memory and a time-out.";
             let with = method(with, Some(note), quote!(request: typed::Request<#signature>), quote!(request));
             quote!(#plain #with)
         });
-        let odd = |call: &Call<'_>| {
+        let is_conversion = |call: &Call<'_>| {
             let name = call.method.to_string();
             ["as_", "from_", "into_", "is_", "to_"].iter().any(|prefix| name.starts_with(prefix))
         };
-        let lint = self.calls.iter().any(odd);
+        let lint = self.calls.iter().any(is_conversion);
         let lint = lint.then(|| quote!(#[allow(clippy::wrong_self_convention, clippy::allow_attributes)]));
         quote! {
-            /// A client, over a connection.
+            /// A client that calls the procedures over a connection.
             #[derive(Clone, Copy, Debug)]
             pub struct Client<T>(pub T);
 
@@ -361,7 +363,7 @@ impl<'s> Module<'s> {
     }
 }
 
-/// Type of the arguments: `()`, one, or a tuple.
+/// Type of the arguments: `()`, the type of one argument, or a tuple.
 fn arguments(model: &Model, procedure: &Procedure, life: &TokenStream) -> TokenStream {
     let types: Vec<_> = procedure.arguments.iter().map(|ty| model.argument(ty, life)).collect();
     match &types[..] {
@@ -370,13 +372,13 @@ fn arguments(model: &Model, procedure: &Procedure, life: &TokenStream) -> TokenS
     }
 }
 
-/// Runs a call that is answered at once.
+/// Generates code that runs a call of a procedure that answers when it returns.
 fn invoke(Call { signature, method, args, .. }: &Call<'_>, server: &TokenStream) -> TokenStream {
     let (pattern, args) = if args.is_some() { (quote!(args), quote!(args,)) } else { (quote!(()), quote!()) };
     quote!(typed::run::<#signature>(call, |call, #pattern, answer| Server::#method(#server, call, #args answer)))
 }
 
-/// Whether it is the null procedure.
+/// True for the null procedure.
 fn is_null(procedure: &Procedure) -> bool {
     procedure.number == 0 && procedure.arguments.is_empty() && procedure.results == Type::Void
 }

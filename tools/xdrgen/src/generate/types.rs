@@ -1,22 +1,22 @@
-//! Types, and how they are read and written.
+//! Generation of types with their codec.
 
 use std::collections::HashMap;
 
 use proc_macro2::{Ident, Literal, TokenStream};
 use quote::quote;
 
-use super::codec::{Run, Value};
+use super::codec::{FieldRun, Value};
 use super::docs;
 use super::model::{Facts, Model};
 use super::names::Scope;
 use crate::schema::{Constant, Field, Form, Schema, Type, TypeDef, TypeId};
 
-/// Constants.
+/// Generates the constants.
 pub(super) fn constants(schema: &Schema, model: &Model) -> Vec<TokenStream> {
-    // A struct around a type is a function, too.
+    // A tuple struct is also a function, so it shares its name with the values.
     let mut scope = Scope::default();
-    let structs = (0..model.types.len()).filter_map(|index| model.wrapped(&Type::Named(TypeId(index))));
-    structs.for_each(|(name, _)| _ = scope.take(name.to_string()));
+    let structs = (0..model.types.len()).filter_map(|index| model.newtype(&Type::Named(TypeId(index))));
+    structs.for_each(|(name, _)| _ = scope.declare(name.to_string()));
     let constant = |constant: &Constant| {
         let (name, doc) = (scope.shouty(&constant.name.text), docs(&constant.name, &constant.name.text));
         let value = Literal::i128_unsuffixed(constant.value);
@@ -31,7 +31,7 @@ pub(super) fn constants(schema: &Schema, model: &Model) -> Vec<TokenStream> {
     schema.constants.iter().map(constant).collect()
 }
 
-/// Code of one `Decode` and `Encode`.
+/// Code of an implementation of `Decode` and `Encode`.
 pub(super) struct Codec {
     pub(super) decode: TokenStream,
     pub(super) len: TokenStream,
@@ -41,7 +41,7 @@ pub(super) struct Codec {
 }
 
 impl Model {
-    /// All types.
+    /// Generates all types.
     pub(super) fn types(&self) -> impl Iterator<Item = TokenStream> {
         (0..self.types.len()).map(|index| self.item(TypeId(index)))
     }
@@ -56,7 +56,7 @@ impl Model {
             Form::Struct { fields, .. } => {
                 let idents = self.idents(fields);
                 let comments = fields.iter().map(|field| docs(&field.name, &field.name.text));
-                let types = fields.iter().map(|field| self.rust(&field.ty, &quote!('a), &quote!()));
+                let types = fields.iter().map(|field| self.rust_type(&field.ty, &quote!('a), &quote!()));
                 let derives = derives(facts);
                 let codec = self.struct_codec(&name.text, fields, &idents);
                 let codec = self.codec(id, facts, codec);
@@ -70,8 +70,8 @@ impl Model {
                 }
             }
             Form::Union(union) => self.union(id, &doc, union),
-            Form::Alias(ty) if self.wrapped(&Type::Named(id)).is_some() => {
-                let (derives, of) = (derives(facts), self.rust(ty, &quote!('a), &quote!()));
+            Form::Alias(ty) if self.newtype(&Type::Named(id)).is_some() => {
+                let (derives, of) = (derives(facts), self.rust_type(ty, &quote!('a), &quote!()));
                 let (decode, value) = (self.decode(ty, &name.text), Value::place(quote!(self.0)));
                 let (len, encode) = (self.len(ty, &value), self.encode(ty, &value));
                 let codec = Codec { decode: quote!(Ok(Self(#decode))), len, encode, parts: 1 };
@@ -79,7 +79,7 @@ impl Model {
                 quote!(#doc #derives pub struct #rust #life(pub #of); #codec)
             }
             Form::Alias(ty) => {
-                let ty = self.rust(ty, &quote!('a), &quote!());
+                let ty = self.rust_type(ty, &quote!('a), &quote!());
                 quote!(#doc pub type #rust #life = #ty;)
             }
         }
@@ -88,20 +88,20 @@ impl Model {
     fn struct_codec(&self, name: &str, fields: &[Field], idents: &[Ident]) -> Codec {
         let what = |field: &Field| format!("{name}.{}", field.name.text);
         let value = |ident| Value::place(quote!(self.#ident));
-        // A field may have the name of a variable.
+        // Fields may have the names of variables in the generated code.
         let mut scope = Scope::with(&["from", "words"]);
         let locals: Vec<_> = fields.iter().map(|field| scope.snake(&field.name.text)).collect();
         let inits = idents.iter().zip(&locals);
         let inits = inits.map(|(ident, local)| if ident == local { quote!(#ident) } else { quote!(#ident: #local) });
         let mut decode = Vec::new();
-        for Run { at, fields, words } in self.runs(fields, |facts| facts.reads_words) {
+        for FieldRun { at, fields, words } in self.field_runs(fields, |facts| facts.reads_words) {
             let locals = &locals[at..][..fields.len()];
             if locals.len() == 1 {
                 let (value, local) = (self.decode(&fields[0].ty, &what(&fields[0])), &locals[0]);
                 decode.push(quote!(let #local = #value;));
             } else {
                 let (mut next, what, words) = (0, what(&fields[0]), Literal::usize_unsuffixed(words));
-                let values = fields.iter().map(|field| self.of_words(&field.ty, &mut next));
+                let values = fields.iter().map(|field| self.decode_words(&field.ty, &mut next));
                 decode.push(quote!(let words = from.run::<#words>(#what)?; #(let #locals = #values;)*));
             }
         }
@@ -116,7 +116,7 @@ impl Model {
             lens.insert(0, quote!(#fixed));
         }
         let (mut encode, mut last) = (Vec::new(), quote!(Ok(())));
-        for Run { at, fields: run, words } in self.runs(fields, |facts| facts.writes_words) {
+        for FieldRun { at, fields: run, words } in self.field_runs(fields, |facts| facts.writes_words) {
             if let [field] = run {
                 last = self.encode(&field.ty, &value(&idents[at]));
                 if at + 1 < fields.len() {
@@ -140,7 +140,7 @@ impl Model {
         let idents = self.variants(values);
         let (mut variants, mut numbers, mut names, mut texts, mut others) = (vec![], vec![], vec![], vec![], vec![]);
         let (mut firsts, mut scope) = (HashMap::new(), Scope::default());
-        idents.iter().for_each(|name| _ = scope.take(name.to_string()));
+        idents.iter().for_each(|name| _ = scope.declare(name.to_string()));
         for (value, name) in values.iter().zip(&idents) {
             let (number, doc) = (Literal::i128_unsuffixed(value.value), docs(&value.name, &value.name.text));
             let first = *firsts.entry(value.value).or_insert(name);
@@ -191,7 +191,7 @@ impl Model {
         }
     }
 
-    /// The implementations of `Decode` and `Encode`.
+    /// Generates the implementations of `Decode` and `Encode`.
     pub(super) fn codec(&self, id: TypeId, facts: Facts, codec: Codec) -> TokenStream {
         let (xdr, rust) = (&self.xdr, &self.names[id.0]);
         let Codec { decode, len, encode, parts } = codec;

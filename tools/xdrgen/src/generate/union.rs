@@ -1,4 +1,4 @@
-//! Unions: enums with a variant for each case.
+//! Generation of unions as enums with a variant for each case.
 
 use std::collections::HashSet;
 
@@ -16,13 +16,13 @@ use crate::schema::{Case, Field, Name, Type, TypeId, Union};
 struct Variant<'s> {
     name: Ident,
     doc: TokenStream,
-    /// Pattern of the decoded switch.
+    /// Pattern of the decoded discriminant.
     pattern: TokenStream,
-    /// The switch as it is encoded; `None` in the default arm, where the variant has it.
+    /// Encoded discriminant; `None` in the default arm, whose variant holds it.
     word: Option<Literal>,
     /// Name of the arm.
     what: &'s str,
-    /// What the variant holds: names and types.
+    /// Names and types of the variant's fields.
     parts: Vec<(Ident, &'s Type)>,
 }
 
@@ -37,7 +37,7 @@ impl Model {
             let Variant { name: variant, doc, pattern, word, what, parts } = variant;
             let names: Vec<_> = parts.iter().map(|(name, _)| name).collect();
             let tuple = |of: &[TokenStream]| (!of.is_empty()).then(|| quote!((#(#of),*)));
-            let types: Vec<_> = parts.iter().map(|(_, ty)| self.rust(ty, &quote!('a), &quote!())).collect();
+            let types: Vec<_> = parts.iter().map(|(_, ty)| self.rust_type(ty, &quote!('a), &quote!())).collect();
             let types = tuple(&types);
             variants.push(quote!(#doc #variant #types));
 
@@ -90,15 +90,23 @@ impl Model {
         let size = |variant: &Variant<'_>| variant.parts.iter().map(|(_, ty)| self.facts(ty).size).sum();
         let mut sizes: Vec<usize> = all.iter().map(size).collect();
         sizes.sort_unstable();
-        // Nothing is boxed: values are views, and live on the stack for one call.
+        // Large variants are not boxed, because values are views that exist on the stack during one call.
         let is_uneven = matches!(sizes[..], [.., second, first] if first - second > 150);
         let lint = is_uneven.then(|| quote!(#[allow(clippy::large_enum_variant, clippy::allow_attributes)]));
-        let results = self.results(id, &life, union, &all);
+        let results = self.result_conversions(id, &life, union, &all);
         quote!(#doc #derives #lint pub enum #rust #life { #(#variants,)* } #codec #results)
     }
 
-    /// Conversions of a union that is a result: by an enum, with an arm for its value 0 and a default arm.
-    fn results(&self, id: TypeId, life: &TokenStream, union: &Union, all: &[Variant<'_>]) -> Option<TokenStream> {
+    /// Generates conversions of a union that is a result.
+    ///
+    /// Such a union is on an enum, and has an arm for its value 0 and a default arm.
+    fn result_conversions(
+        &self,
+        id: TypeId,
+        life: &TokenStream,
+        union: &Union,
+        all: &[Variant<'_>],
+    ) -> Option<TokenStream> {
         let [Variant { name: ok, parts: good, .. }, Variant { name: default, parts: bad, word: None, .. }] = all else {
             return None;
         };
@@ -106,7 +114,7 @@ impl Model {
         let rust = &self.names[id.0];
         let one_or_tuple = |of: &[TokenStream]| if let [one] = of { one.clone() } else { quote!((#(#of),*)) };
         let split = |parts: &[(Ident, &Type)]| -> (Vec<_>, Vec<_>) {
-            parts.iter().map(|(name, ty)| (quote!(#name), self.rust(ty, &quote!('a), &quote!()))).unzip()
+            parts.iter().map(|(name, ty)| (quote!(#name), self.rust_type(ty, &quote!('a), &quote!()))).unzip()
         };
         let ((good, good_types), (bad, bad_types)) = (split(good), split(bad));
         let held = (!good.is_empty()).then(|| quote!((#(#good),*)));
@@ -114,7 +122,7 @@ impl Model {
         let switch_type = &bad_types[0];
         Some(quote! {
             impl #life #rust #life {
-                /// The results, or the status of a failure.
+                /// Returns the results, or the status of a failure.
                 ///
                 /// # Errors
                 /// Any other status.
@@ -137,7 +145,7 @@ impl Model {
         })
     }
 
-    /// The variants, and whether each value of the switch has one.
+    /// Returns the variants, and whether each value of the discriminant has one.
     fn union_variants<'s>(&self, union: &'s Union) -> (Vec<Variant<'s>>, bool) {
         let switch = self.resolve(&union.switch.ty);
         let values = self.enumeration(switch).map(|(of, values)| (of, values, self.variants(values)));
@@ -156,7 +164,7 @@ impl Model {
                     Some((of, values, variants)) => {
                         let at = values.iter().position(|value| value.value == case.value).unwrap_or_default();
                         let (of, variant) = (&self.names[of.0], &variants[at]);
-                        (scope.take(variant.to_string()), quote!(#of::#variant))
+                        (scope.declare(variant.to_string()), quote!(#of::#variant))
                     }
                     None => basic_case(case, prefix, switch, &mut scope),
                 };
@@ -176,7 +184,7 @@ impl Model {
     }
 }
 
-/// Name and pattern of a case of a number or bool.
+/// Name and pattern of a case whose discriminant is a number or bool.
 fn basic_case(case: &Case, prefix: usize, switch: &Type, scope: &mut Scope) -> (Ident, TokenStream) {
     let (number, text) = (Literal::i128_unsuffixed(case.value), &case.name.text);
     if *switch == Type::Bool {

@@ -1,11 +1,11 @@
-//! Any text gives code or errors.
+//! Any text gives code or errors, but no panic.
 
 use proptest::prelude::*;
 use xdrgen::{Options, generate};
 
 use crate::compile;
 
-/// Pieces of specifications, so that texts get past the lexer and the grammar.
+/// Pieces of specifications, from which many texts pass the lexer and the parser.
 const PIECES: [&str; 66] = [
     "const",
     "typedef",
@@ -110,7 +110,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn code_or_errors(text in text(), placement in proptest::option::of(placement())) {
+    fn any_text_gives_code_or_errors(text in text(), placement in proptest::option::of(placement())) {
         let shown = match compile(&text, placement.as_deref()) {
             Ok(schema) => generate(&schema, &Options::default()),
             Err(errors) => errors.to_string(),

@@ -1,4 +1,4 @@
-//! Files that others wrote compile unchanged.
+//! Specifications of other projects and of RFCs.
 
 use std::path::{Path, PathBuf};
 
@@ -9,11 +9,11 @@ fn parsed(name: &str, text: String) -> Schema {
     parse(&source, None).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-/// Files of `rpcsvc-proto` that another one includes, in C or in the specification itself.
+/// Files of `rpcsvc-proto` that others include.
 const INCLUDES: [(&str, &[&str]); 2] = [("nis.x", &["nis_object.x"]), ("nis_callback.x", &["nis_object.x", "nis.x"])];
 
 #[test]
-fn rpcsvc() {
+fn specifications_of_rpcsvc_compile() {
     let directory = Path::new("/usr/include/rpcsvc");
     let files = std::fs::read_dir(directory).into_iter().flatten().map(|entry| entry.unwrap().path());
     let mut files: Vec<PathBuf> = files.filter(|path| path.extension().is_some_and(|end| end == "x")).collect();
@@ -30,7 +30,7 @@ fn rpcsvc() {
     }
 }
 
-/// The definitions of an RFC: lines from a keyword to the semicolon behind all braces, without page breaks.
+/// The definitions of an RFC, without page breaks: lines from a keyword to the semicolon behind all braces.
 fn definitions(rfc: &str) -> String {
     let mut lines = Vec::new();
     for line in rfc.split('\u{c}').flat_map(|page| page.trim_matches('\n').lines()) {
@@ -68,16 +68,16 @@ fn definitions(rfc: &str) -> String {
     found
 }
 
-/// Definitions in a part of an RFC.
+/// A part of an RFC with definitions.
 struct Spec {
     rfc: &'static str,
     start: &'static str,
     end: &'static str,
-    /// What the RFC says in prose or not at all.
+    /// Definitions that the RFC has only in prose or not at all.
     missing: &'static str,
     /// Names that the RFC spells in two ways.
     errata: &'static [(&'static str, &'static str)],
-    /// Types and procedures.
+    /// Number of types and of procedures.
     found: (usize, usize),
 }
 
@@ -121,9 +121,9 @@ const SPECS: [Spec; 7] = [
 ];
 
 #[test]
-fn rfcs() {
+fn specifications_in_rfcs_compile() {
     let Some(directory) = std::env::var_os("RPCRDMA_SPECS").map(PathBuf::from) else {
-        return println!("not run: RPCRDMA_SPECS names no directory with RFCs");
+        return println!("not run: RPCRDMA_SPECS does not name a directory with RFCs");
     };
     for spec in SPECS {
         let text = std::fs::read_to_string(directory.join(spec.rfc).with_extension("txt")).unwrap();

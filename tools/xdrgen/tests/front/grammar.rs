@@ -1,4 +1,4 @@
-//! Each rule of RFC 4506 §6 and RFC 5531 §12, and what is read beyond them.
+//! Each rule of RFC 4506 §6 and RFC 5531 §12, the extensions, and errors.
 
 use xdrgen::Schema;
 use xdrgen::schema::{Form, Type, TypeId};
@@ -15,7 +15,7 @@ fn titles(text: &str) -> Vec<String> {
     crate::titles(text, None)
 }
 
-/// The form of the type of a name.
+/// The form of a named type.
 fn form<'s>(schema: &'s Schema, name: &str) -> &'s Form {
     &schema.types.iter().find(|def| def.name.text == name).unwrap_or_else(|| panic!("no {name}")).form
 }
@@ -61,7 +61,10 @@ fn integers_of_c() {
     assert!(words.iter().all(|text| field(text) == Type::UnsignedInt));
     assert_eq!(fields("bool_t a; int64_t b; u_quad_t c;"), [Type::Bool, Type::Hyper, Type::UnsignedHyper]);
     let own = schema("typedef hyper u_int; typedef u_int x;");
-    assert!(matches!(form(&own, "x"), Form::Alias(Type::Named(TypeId(0)))), "a definition goes before C's");
+    assert!(
+        matches!(form(&own, "x"), Form::Alias(Type::Named(TypeId(0)))),
+        "a definition takes precedence over a type of C"
+    );
 }
 
 #[test]
@@ -158,17 +161,17 @@ fn other_recursion_is_boxed() {
     let pointer = |id| Type::Optional(Box::new(boxed(id)));
     assert_eq!(first_field("struct a { a *first; int i; };", "a"), pointer(0));
     assert_eq!(first_field("struct a { b x; }; struct b { a *x; int i; };", "b"), pointer(0));
-    // Two pointers are a tree, not a list.
+    // A structure with two pointers is a tree, not a list.
     assert_eq!(first_field("struct tree { tree *left; tree *right; };", "tree"), pointer(0));
     assert_eq!(first_field("struct a { a x<>; };", "a"), Type::Array(Box::new(boxed(0)), None));
-    // A typedef of a pointer stays one.
+    // A typedef of a pointer stays a pointer.
     assert_eq!(first_field("typedef struct a *p; struct a { p x; int i; };", "p"), pointer(1));
     assert_eq!(
         first_field("union a switch (int i) { case 1: b x; default: void; }; struct b { a y; };", "b"),
         boxed(0)
     );
     let by_value = schema("struct a { int i; a *next; }; struct b { a x; }; typedef a c<>;");
-    assert!(by_value.warnings[0].contains("at most 64 of them follow each other"), "{:?}", by_value.warnings);
+    assert!(by_value.warnings[0].contains("at most 64 of them can follow each other"), "{:?}", by_value.warnings);
     assert!(matches!(form(&by_value, "a"), Form::Struct { is_list: false, .. }));
 }
 
@@ -176,12 +179,12 @@ fn other_recursion_is_boxed() {
 fn recursion_without_end_or_of_large_types_is_refused() {
     for text in ["struct a { a x; };", "struct a { b x; }; struct b { a y[2]; };", "typedef a b; typedef b a;"] {
         let titles = titles(text);
-        assert!(titles.iter().all(|title| title.ends_with("contains another one without end")), "{text}: {titles:?}");
+        assert!(titles.iter().all(|title| title.ends_with("contains another one")), "{text}: {titles:?}");
     }
     let large = "struct a { opaque x[2000]; a *left; a *right; };";
     let title = &titles(large)[0];
     assert!(
-        title.starts_with("`a` contains itself, and with the types in it is ") && title.contains("2048"),
+        title.starts_with("`a` contains itself, and with the types in it takes ") && title.contains("2048"),
         "{title}"
     );
 }
@@ -273,7 +276,7 @@ fn preprocessor() {
     let names: Vec<_> = schema.types.iter().map(|def| def.name.text.as_str()).collect();
     assert_eq!(names, ["a", "b", "c"]);
     assert!(matches!(form(&schema, "b"), Form::Alias(Type::FixedArray(_, 5))));
-    assert_eq!(schema.constants.len(), 1, "hidden ones are not the schema's");
+    assert_eq!(schema.constants.len(), 1, "hidden constants are not in the schema");
     assert_eq!(
         titles("#endif\n#if A > 1\n#endif\n#ifdef B\n#foo\n"),
         ["`#endif` without `#if`", "unsupported condition", "this condition has no `#endif`",]
@@ -301,7 +304,7 @@ typedef opaque u[L];\nenum e { SUM = L };\n#if L\n#undef L\n#else\njunk\n#endif\
         ("#define L 4\n#define L 6\n", "`L` is defined twice"),
         (
             "#define L 4\n#define M L+1\n#undef L\n#define L 6\n",
-            "`L` has a new value, and another `#define` line is a sum with the last one",
+            "`L` has a new value, but another `#define` line uses the last one",
         ),
     ] {
         assert_eq!(titles(text), [title], "{text}");
@@ -309,10 +312,10 @@ typedef opaque u[L];\nenum e { SUM = L };\n#if L\n#undef L\n#else\njunk\n#endif\
 }
 
 #[test]
-fn preprocessor_lines_have_an_effect_or_are_told() {
+fn preprocessor_lines_have_an_effect_or_are_reported() {
     for (text, title) in [
         ("#ifndef X\n  # error X is \\\n needed: http://x\n#endif\n", "#error X is needed: http://x"),
-        ("#undef 1X\n", "`#undef` of `1X`, which is no name"),
+        ("#undef 1X\n", "invalid name `1X` in `#undef`"),
         ("#define 1X 3\n", "`#define` without a name"),
         ("#define A 18446744073709551615\n#define B A + 1\n", "value of `B` exceeds 64 bits"),
         ("#define A -9223372036854775808\n#define B A + -1\n", "value of `B` exceeds 64 bits"),
@@ -334,14 +337,14 @@ fn preprocessor_lines_have_an_effect_or_are_told() {
 fn syntax_errors() {
     let cases = [
         ("typedef quadruple q;", "`quadruple` is not supported: Rust has no such type"),
-        ("typedef void;", "`void` is no type of a named item"),
+        ("typedef void;", "a named item cannot be `void`"),
         ("typedef string s[3];", "expected `<`, found `[`"),
         ("typedef opaque s;", "expected `[` or `<`, found `;`"),
         ("typedef int struct;", "expected a name, found `struct`"),
         ("typedef int x[];", "expected a number or constant, found `]`"),
         ("typedef int x[1 2];", "expected `]`, found `2`"),
-        ("const A = 0x10000000000000000;", "`0x10000000000000000` is no integer of 64 bits"),
-        ("const A = 09;", "`09` is no integer of 64 bits"),
+        ("const A = 0x10000000000000000;", "`0x10000000000000000` is not an integer of 64 bits"),
+        ("const A = 09;", "`09` is not an integer of 64 bits"),
         ("const A = ;", "expected a number or constant, found `;`"),
         ("const A = 1", "expected `;`, found the end of the file"),
         ("enum e { };", "expected a name, found `}`"),
@@ -349,7 +352,7 @@ fn syntax_errors() {
         ("union u switch (int i) { int x; };", "expected `case`, `default` or `}`, found `int`"),
         ("union u (int i) { };", "expected `switch`, found `(`"),
         ("program p { int x; } = 1;", "expected `version`, found `int`"),
-        ("program p { version v { void f(int, void) = 1; } = 1; } = 1;", "`void` is no further argument"),
+        ("program p { version v { void f(int, void) = 1; } = 1; } = 1;", "`void` cannot follow another argument"),
         ("program p { version v { void f(void, int) = 1; } = 1; } = 1;", "expected `)`, found `,`"),
         (
             "program p { version v { void f(struct { int i; }) = 1; } = 1; } = 1;",
@@ -357,8 +360,8 @@ fn syntax_errors() {
         ),
         (&format!("const {} = 1;", "a".repeat(256)), "name is longer than 255 bytes"),
         ("int x;", "expected a definition, found `int`"),
-        ("/* ", "comment has no end"),
-        ("const A = \"", "text has no end on its line"),
+        ("/* ", "unterminated comment"),
+        ("const A = \"", "unterminated string"),
         ("@", "unexpected character `@`"),
     ];
     for (text, title) in cases {
@@ -375,7 +378,7 @@ fn errors_of_names_and_numbers() {
         ("const A = B; typedef int b[A];", "unknown constant `B`"),
         ("const A = 1; typedef A b;", "`A` is a constant, not a type"),
         ("typedef int a; const A = a;", "`a` is a type, not a constant"),
-        ("const A = \"a\"; typedef int b[A];", "`A` is a text, not a number"),
+        ("const A = \"a\"; typedef int b[A];", "`A` is a string, not a number"),
         ("const A = 1; typedef int A;", "`A` is defined twice"),
         ("enum a { A = 1 }; enum b { A = 1 };", "`A` is defined twice"),
         ("typedef int a<-1>;", "bound `-1` is not in 0..=4294967295"),
@@ -384,12 +387,12 @@ fn errors_of_names_and_numbers() {
         ("enum a { A = 0x7fffffff, B };", "value of `B` is not in -2147483648..=2147483647"),
         ("struct a { int x; int x; };", "`x`: the field name is used twice"),
         ("union a switch (int i) { case 1: int x; case 2: int x; };", "`x`: the arm name is used twice"),
-        ("union a switch (int i) { case 1: int x; case 1: int y; };", "case `1` comes twice"),
-        ("union a switch (int i) { default: int x; default: int y; };", "the union by `i` has two defaults"),
+        ("union a switch (int i) { case 1: int x; case 1: int y; };", "case `1` is used twice"),
+        ("union a switch (int i) { default: int x; default: int y; };", "the union on `i` has two default arms"),
         ("union a switch (int i) { default: int x; };", "union `a` has no case"),
-        ("union a switch (bool i) { case 2: void; };", "`2` is no value of `i`"),
-        ("union a switch (unsigned i) { case -1: void; };", "`-1` is no value of `i`"),
-        ("enum e { A }; union a switch (e i) { case 1: void; };", "`1` is no value of `i`"),
+        ("union a switch (bool i) { case 2: void; };", "`2` is not a value of `i`"),
+        ("union a switch (unsigned i) { case -1: void; };", "`-1` is not a value of `i`"),
+        ("enum e { A }; union a switch (e i) { case 1: void; };", "`1` is not a value of `i`"),
         ("union a switch (hyper i) { case 1: void; };", "union `a` cannot switch on `i`"),
         (
             "program a { version b { void c(void) = 1024; } = 1; } = 1;",
@@ -408,26 +411,29 @@ fn errors_of_names_and_numbers() {
 }
 
 #[test]
-fn values_by_value_are_bounded() {
+fn sizes_of_types_and_numbers_of_arguments_are_bounded() {
     let many =
         |count| format!("program p {{ version v {{ int f({}) = 1; }} = 1; }} = 1;", vec!["int"; count].join(", "));
     schema(&many(12));
-    assert_eq!(titles(&many(13)), ["13 arguments, at most 12"]);
+    assert_eq!(titles(&many(13)), ["13 arguments exceed 12"]);
     schema("typedef int a[8192];");
     for (text, title) in [
-        ("typedef int a[8193];", "`a` is 32772 bytes by value, at most 32768 are possible"),
-        ("typedef opaque a[4096]; typedef a b[128];", "`b` is 524288 bytes by value, at most 32768 are possible"),
-        ("typedef string s<>; struct a { s x[2000]; };", "`a` is 48000 bytes by value, at most 32768 are possible"),
+        ("typedef int a[8193];", "`a` takes 32772 bytes by value, which exceeds 32768"),
+        ("typedef opaque a[4096]; typedef a b[128];", "`b` takes 524288 bytes by value, which exceeds 32768"),
+        ("typedef string s<>; struct a { s x[2000]; };", "`a` takes 48000 bytes by value, which exceeds 32768"),
         (
             "typedef opaque a[30000]; struct b { a x; }; struct c { b x; }; struct d { c x; };",
-            "`d` and the types in it are 150000 bytes by value, at most 131072 are possible",
+            "`d` with the types in it takes 150000 bytes by value, which exceeds 131072",
         ),
         (
             "typedef int a[5000]; program p { version v { void f(a, a) = 1; } = 1; } = 1;",
-            "arguments of `f` are 40000 bytes by value, at most 32768 are possible",
+            "arguments of `f` take 40000 bytes by value, which exceeds 32768",
         ),
-        ("typedef opaque a[0]; typedef a b<>;", "elements of `b` have no bytes"),
-        ("struct e { opaque x[0]; }; union u switch (int i) { case 1: e b<5>; };", "elements of `b` have no bytes"),
+        ("typedef opaque a[0]; typedef a b<>;", "elements of `b` have an empty encoding"),
+        (
+            "struct e { opaque x[0]; }; union u switch (int i) { case 1: e b<5>; };",
+            "elements of `b` have an empty encoding",
+        ),
     ] {
         assert_eq!(titles(text), [title], "{text}");
     }
@@ -439,7 +445,7 @@ fn constants_have_64_bits_with_or_without_sign() {
         "const A = 0xFFFFFFFFFFFFFFFF;\nconst B = -0x8000000000000000;\n#define C A+0\n#define D 0x8000000000000000\n";
     let found: Vec<_> = schema(text).constants.iter().map(|constant| constant.value).collect();
     assert_eq!(found, [u64::MAX.into(), i64::MIN.into(), 1 << 63]);
-    assert_eq!(titles("const A = -0x8000000000000001;"), ["`-0x8000000000000001` is no integer of 64 bits"]);
+    assert_eq!(titles("const A = -0x8000000000000001;"), ["`-0x8000000000000001` is not an integer of 64 bits"]);
 }
 
 #[test]
@@ -452,9 +458,9 @@ fn a_dropped_include_is_a_warning() {
 #[test]
 fn nesting_is_bounded() {
     let deep = "struct { ".repeat(20_000);
-    assert_eq!(titles(&format!("struct a {{ {deep}")), ["more than 16 types inside each other"]);
+    assert_eq!(titles(&format!("struct a {{ {deep}")), ["types are nested more than 16 deep"]);
     let chain: String = (0..20_000).map(|i| format!("typedef t{} t{i};\n", i + 1)).collect();
-    assert_eq!(titles(&(chain + "typedef int t20000;"))[0], "`t0` has more than 64 types inside each other");
+    assert_eq!(titles(&(chain + "typedef int t20000;"))[0], "types in `t0` are nested more than 64 deep");
     assert_eq!(titles(&"$\n".repeat(20_000)).len(), 20);
     assert!(errors(&"$\n".repeat(20_000)).ends_with("\n\n19980 more errors"));
     assert!(titles(&"#if 1\n".repeat(20_000)).len() == 1);
@@ -501,7 +507,7 @@ error: `a` is defined twice
    |        ^";
     assert_eq!(errors(&text.replace('é', "y")), expected);
     let expected = "\
-error: each `tree` contains another one without end
+error: every value of `tree` contains another one
  --> t.x:1:8
   |
 1 | struct tree { tree left; int value; };

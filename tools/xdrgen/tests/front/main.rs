@@ -1,4 +1,4 @@
-//! The front end: specification and placement file to schema.
+//! Tests of the front end, which makes a schema of a specification and its placement file.
 
 mod any_text;
 mod foreign;
@@ -14,12 +14,12 @@ fn compile(xdr: &str, placement: Option<&str>) -> Result<Schema, Errors> {
     parse(&source("t.x", xdr), placement.as_ref())
 }
 
-/// The schema of a specification without error.
+/// The schema of a valid specification.
 fn schema(xdr: &str, placement: Option<&str>) -> Schema {
     compile(xdr, placement).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-/// What is shown of a specification with errors.
+/// The report about a specification with errors.
 fn errors(xdr: &str, placement: Option<&str>) -> String {
     compile(xdr, placement).expect_err(xdr).to_string()
 }

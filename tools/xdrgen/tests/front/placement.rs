@@ -1,4 +1,4 @@
-//! Placement files: limits of procedures, and what is refused.
+//! Placement files: limits of procedures, eligible items, and errors.
 
 use xdrgen::schema::{Eligible, Form, Placement, Procedure, Run, Type};
 
@@ -52,7 +52,7 @@ fn procedures(xdr: &str, placement: Option<&str>) -> Vec<Procedure> {
 }
 
 #[test]
-fn limits() {
+fn limits_come_from_types_and_the_placement_file() {
     let found: Vec<Placement> = procedures(XDR, Some(PLACEMENT)).into_iter().map(|found| found.placement).collect();
     let maybe = 4 + 12;
     let read = Placement {
@@ -76,14 +76,14 @@ fn limits() {
 }
 
 #[test]
-fn limits_without_a_file() {
+fn limits_have_defaults_without_a_placement_file() {
     let found: Vec<_> = procedures(XDR, None).into_iter().map(|found| found.placement).collect();
     let limits: Vec<_> = found.iter().map(|found| (found.max_call, found.max_reply)).collect();
     assert_eq!(limits, [(65536, 65536), (65536, 0), (0, 65536)]);
     assert!(found.iter().all(|found| found.arguments.is_none() && found.results.is_none()));
 }
 
-/// The first eligible item is behind a union that may have one too.
+/// The first eligible item is behind a union that may also have one.
 #[test]
 fn head_behind_an_optional_item() {
     let xdr = "union u switch (int i) { case 0: opaque a<8>; default: int b[5]; };
@@ -104,7 +104,7 @@ fn items_are_marked_through_typedefs() {
     assert_eq!(schema.resolve(&fields[0].ty), &Type::Opaque { max: Some(5), is_bulk: true });
     assert_eq!(schema.resolve(&fields[1].ty), &Type::Opaque { max: Some(9), is_bulk: false });
     assert_eq!(fields[2].ty, Type::Array(Box::new(Type::Int), Some(7)));
-    // A field of another placement would be another Rust type.
+    // A field with its own placement would need another Rust type.
     for placement in ["eligible = ['a.x']\nbounds.data = 9", "bounds = { 'a.x' = 5 }"] {
         let found = errors(xdr, Some(placement));
         assert!(found.contains("`a.x` has the type `same`, which is one Rust type in all places"), "{found}");
@@ -142,16 +142,16 @@ fn one_way_procedures_have_no_results() {
 }
 
 #[test]
-fn refused() {
+fn invalid_placement_files_are_refused() {
     let cases = [
         ("eligible = ['none']", "unknown type `none`"),
         ("eligible = ['maybe.none']", "`maybe` has no field `none`"),
-        ("eligible = ['attributes']", "`attributes` is no typedef: name a field as `attributes.field`"),
-        ("eligible = ['attributes.mode']", "`attributes.mode` is no opaque or string of variable length"),
+        ("eligible = ['attributes']", "`attributes` is not a typedef: name a field as `attributes.field`"),
+        ("eligible = ['attributes.mode']", "`attributes.mode` is not an opaque or string of variable length"),
         ("eligible = ['read_ok.data']", "`read_ok.data` has no bound: give one in `[bounds]`"),
         ("eligible = ['name']\n[bounds]\nname = 5", "`name` cannot be eligible inside an array, list or optional data"),
         ("eligible = 'name'", "invalid type: string \"name\", expected a sequence"),
-        ("[bounds]\n'attributes.mode' = 4", "`attributes.mode` is no opaque, string or array of variable length"),
+        ("[bounds]\n'attributes.mode' = 4", "`attributes.mode` is not an opaque, string or array of variable length"),
         ("[bounds]\n'write_args.first' = 8193", "8193 exceeds 8192, the specification's bound"),
         ("[bounds]\nname = -1", "expected a number, or `{ from = the specification's bound, to = a smaller one }`"),
         ("[bounds]\n'write_args.first' = 64", "`write_args.first` has the bound 8192 in the specification"),
@@ -233,7 +233,7 @@ error: replies of `LIST` have no limit: list of `entry` has no bound
 }
 
 #[test]
-fn versions_of_one_name_are_told_apart_by_their_programs() {
+fn versions_of_one_name_are_distinguished_by_their_programs() {
     let xdr = "program A { version V { void F(int) = 1; } = 1; version W { void F(int) = 1; } = 2; } = 1;
         program B { version V { void F(int) = 1; } = 1; } = 2;";
     let workers =
@@ -245,6 +245,6 @@ fn versions_of_one_name_are_told_apart_by_their_programs() {
     let several = "`V` is a version of several programs: write `A.V` or `B.V`";
     assert_eq!(titles(xdr, Some("[V.F]\nrun = 'workers'")), [several]);
     assert_eq!(titles(xdr, Some("[B.W.F]")), ["program `B` has no version `W`"]);
-    let twice = "`F` comes twice: by its version, and by its program and version";
+    let twice = "`F` has two entries: by its version, and by its program and version";
     assert_eq!(titles(xdr, Some("[A.W.F]\n[W.F]")), [twice]);
 }

@@ -171,7 +171,7 @@ impl rpcrdma::xdr::Encode for Result_<'_> {
 }
 
 impl<'a> Result_<'a> {
-    /// The results, or the status of a failure.
+    /// Returns the results, or the status of a failure.
     ///
     /// # Errors
     /// Any other status.
@@ -231,7 +231,7 @@ pub mod store_v1 {
         type Results<'a> = super::Version;
     }
 
-    /// A server's procedures. Those that it does not have are refused with PROC_UNAVAIL.
+    /// Procedures of a server. A method that it does not implement refuses calls with PROC_UNAVAIL.
     pub trait Server {
         /// Reads a value.
         fn get(
@@ -303,8 +303,8 @@ pub mod store_v1 {
 
     /// Adds the procedures that answer when they return, for threads of the application.
     ///
-    /// `submit` gets each call on its shard, and passes it to a thread that answers it with the outcome of
-    /// [`run`]. [`add`], called before, adds the other procedures.
+    /// `submit` is called on the shard with each call, and passes it to a thread that answers it with the
+    /// outcome of [`run`]. Call [`add`] before, which adds the other procedures.
     pub fn add_deferred<F>(services: &mut rpcrdma::Services, submit: F)
     where
         F: ::core::ops::Fn(service::DeferredCall) + ::core::clone::Clone
@@ -316,7 +316,7 @@ pub mod store_v1 {
         services.add(PROGRAM, VERSION, Get::NUMBER, typed::bound::<Get, _>(procedure));
     }
 
-    /// Runs a call of a procedure that answers when it returns, such as on a thread of the application.
+    /// Runs a call of a procedure that answers when it returns, on any thread.
     ///
     /// # Errors
     /// The call is refused.
@@ -343,7 +343,7 @@ pub mod store_v1 {
         bindings
     }
 
-    /// A client, over a connection.
+    /// A client that calls the procedures over a connection.
     #[derive(Clone, Copy, Debug)]
     pub struct Client<T>(pub T);
     impl<T: typed::Transport> Client<T> {
@@ -359,7 +359,7 @@ pub mod store_v1 {
         }
         /// Reads a value.
         ///
-        /// With memory for what travels apart, or a time-out.
+        /// The request may have chunk memory and a time-out.
         ///
         /// # Errors
         /// The call failed or was refused, or the reply is invalid.
@@ -382,7 +382,7 @@ pub mod store_v1 {
         }
         /// `STORE_PUT`
         ///
-        /// With memory for what travels apart, or a time-out.
+        /// The request may have chunk memory and a time-out.
         ///
         /// # Errors
         /// The call failed or was refused, or the reply is invalid.

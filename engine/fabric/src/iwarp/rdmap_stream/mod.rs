@@ -1,17 +1,17 @@
-//! The rules of one connection, without I/O: an RDMAP stream (RFC 5040) from its first FPDU on.
+//! The protocol rules of one connection without I/O: an RDMAP stream (RFC 5040) from its first FPDU on.
 //!
-//! The owner moves bytes between the stream and the socket, and takes completions.
+//! The owner moves bytes between the stream and the socket, and takes the completions.
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `placement` | inbound segments: check, placement, delivery |
-//! | `outbound` | posted requests and answers to the peer's Reads, as FPDUs in order |
-//! | `send_buffer` | bytes that are not sent yet |
+//! | `placement` | inbound segments: checks, placement, delivery |
+//! | `outbound` | encodes posted requests and Read Responses as FPDUs, in order |
+//! | `send_buffer` | FPDUs that are not yet sent |
 //! | `windows` | memory windows for the peer |
 //!
-//! A Send or Write completes when the socket has its last byte (RFC 5040 §5.5, rules 9 and 14). A Read completes when
-//! its response has arrived. All complete in posting order (rule 15). The peer reports a refusal by its Terminate,
-//! which ends the connection.
+//! A Send or Write completes when the socket has taken its last byte (RFC 5040 §5.5, rules 9 and 14). A Read completes
+//! when its response has arrived. All requests complete in posting order (rule 15). A peer that refuses a request sends
+//! a Terminate, which ends the connection.
 
 #![forbid(unsafe_code)]
 
@@ -29,20 +29,20 @@ use self::placement::{Placement, Violation};
 use self::windows::Windows;
 use super::setup::Negotiated;
 use super::sys::ReceiveTarget;
-use super::wire::{Fault, SegmentReader, Step, Terminate};
+use super::wire::{ReaderStep, SegmentReader, Terminate, TerminateFault};
 use crate::receives::Receives;
 use crate::registrations::Registrations;
 use crate::{Completion, ConnectParams, Disconnect, FabricStats, Flow, QpId, Status};
 
-/// Least bytes for a direct read to one place. A system call costs as much as copying a few KiB.
+/// Minimum bytes of a direct read, because a system call costs as much as copying a few KiB.
 const DIRECT: usize = 8 << 10;
-/// Polls per retry of a message without a Receive.
+/// Polls that count as one retry of a message without a Receive.
 const RNR_POLLS: u32 = 1024;
 
-/// Registered arenas, of which only the rights matter.
+/// Registered arenas with their rights.
 pub(super) type Arenas = Registrations<()>;
 
-/// What the streams of a fabric share.
+/// Resources that all streams of a fabric share.
 #[derive(Debug)]
 pub(super) struct SharedResources {
     pub(super) arenas: Arenas,
@@ -51,44 +51,44 @@ pub(super) struct SharedResources {
     pub(super) stats: FabricStats,
 }
 
-/// Reason for the end of a connection.
+/// The reason for the end of a connection.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct StreamFailure {
     /// The Terminate message to send, if any.
     pub(super) terminate: Option<Terminate>,
-    /// The final status of our oldest unfinished request.
+    /// The status of this side's oldest unfinished request.
     pub(super) status: Status,
     pub(super) cause: Disconnect,
-    /// For a log.
+    /// Text for the log.
     pub(super) reason: String,
 }
 
-impl Failure {
-    /// An end without a message to the peer.
+impl StreamFailure {
+    /// A failure without a Terminate.
     pub(super) fn new(status: Status, cause: Disconnect, reason: impl Into<String>) -> Self {
         Self { terminate: None, status, cause, reason: reason.into() }
     }
 
-    /// An end by this side.
+    /// The end of a connection by this side.
     pub(super) fn local(reason: impl Into<String>) -> Self {
         Self::new(Status::Flushed, Disconnect::Local, reason)
     }
 
-    /// The peer violates the protocol.
+    /// A protocol violation by the peer.
     fn violation(terminate: Terminate, what: impl fmt::Display) -> Self {
-        let reason = format!("the peer broke the rules of the fabric: {what}");
+        let reason = format!("the peer violated the iWARP protocol: {what}");
         Self { terminate: Some(terminate), ..Self::new(Status::Flushed, Disconnect::Violation, reason) }
     }
 }
 
-/// How far the peer's bytes were consumed.
+/// Why the consumption of the peer's bytes stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum InputStatus {
-    /// All of them.
+    /// All bytes were consumed.
     Consumed,
-    /// Until there was no room for more completions.
+    /// There was no room for more completions.
     CompletionsFull,
-    /// Up to a message that waits for a Receive.
+    /// The next message waits for a Receive.
     NoReceive,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct RdmapStream {
     pub(super) id: QpId,
     pub(super) outbound: Outbound,
     pub(super) windows: Windows,
-    /// Receives of this queue pair alone.
+    /// The queue pair's own receive queue, if it does not use the shared one.
     pub(super) own_receives: Option<Receives>,
     pub(super) rnr_retry: u8,
     reader: SegmentReader,
@@ -125,8 +125,8 @@ impl RdmapStream {
         }
     }
 
-    /// Begins when the connection is established. A responder `waits`: it is silent until the first FPDU (RFC 5044
-    /// §7.1.2). The limits are the longest ULPDU to send, and the longest message in either direction.
+    /// Starts the stream once the connection is established. A responder `waits`: it sends nothing until the first FPDU
+    /// arrives (RFC 5044 §7.1.2). `max_ulpdu` bounds sent ULPDUs, and `max_message` messages in either direction.
     pub(super) fn begin(&mut self, agreed: &Negotiated, waits: bool, max_ulpdu: usize, max_message: usize) {
         self.reader = SegmentReader::new(agreed.crc);
         self.placement.max_message = max_message;
@@ -134,15 +134,15 @@ impl RdmapStream {
         self.outbound.begin(agreed, waits, max_ulpdu);
     }
 
-    /// Numbers that change with the progress of waiting requests: bytes that the peer has taken, bytes received, and
-    /// Reads answered. `unacknowledged`: bytes that were sent and that the peer has not taken.
+    /// Counters that change when waiting requests make progress: bytes acknowledged, bytes received, and Reads
+    /// completed. `unacknowledged` is the number of sent bytes that the peer has not acknowledged.
     pub(super) fn progress(&self, unacknowledged: u64) -> [u64; 3] {
-        let taken = self.outbound.buffer.sent().saturating_sub(unacknowledged);
-        [taken, self.received, self.placement.reads_done]
+        let acknowledged = self.outbound.buffer.sent().saturating_sub(unacknowledged);
+        [acknowledged, self.received, self.placement.own_reads_done]
     }
 
-    /// See [`Fabric::flow`](crate::Fabric::flow). Sent bytes have moved when the peer has taken them, which it has but
-    /// for `unacknowledged`.
+    /// See [`Fabric::flow`](crate::Fabric::flow). Sent bytes count as moved once acknowledged, so all but
+    /// `unacknowledged`.
     pub(super) fn flow(&self, unacknowledged: u64) -> Flow {
         Flow {
             moved: (self.outbound.buffer.sent() + self.received).saturating_sub(unacknowledged),
@@ -150,14 +150,14 @@ impl RdmapStream {
         }
     }
 
-    /// Whether no message and no segment is partly received.
-    fn is_between(&self) -> bool {
-        self.reader.is_between() && self.placement.waiting.is_none() && self.placement.message.is_none()
+    /// Whether no segment and no message is partly received.
+    fn is_between_messages(&self) -> bool {
+        self.reader.is_at_fpdu_boundary() && self.placement.waiting.is_none() && self.placement.message.is_none()
     }
 
-    /// Whether the rest of a message, or an answer to a Read, is outstanding.
+    /// Whether the rest of a message or a Read Response is outstanding.
     pub(super) fn awaits_peer(&self) -> bool {
-        !self.is_between() || !self.placement.reads.is_empty()
+        !self.is_between_messages() || !self.placement.own_reads.is_empty()
     }
 
     /// Whether a message of the peer waits for a Receive.
@@ -170,7 +170,7 @@ impl RdmapStream {
         !self.own_receives.as_ref().unwrap_or(&shared.receives).is_empty()
     }
 
-    /// Consumes bytes of the peer. Appends completions up to a total of `end`.
+    /// Consumes bytes of the peer. Appends completions to `out` up to a total length of `end`.
     #[inline]
     pub(super) fn consume(
         &mut self,
@@ -178,7 +178,7 @@ impl RdmapStream {
         input: &mut &[u8],
         out: &mut Vec<Completion>,
         end: usize,
-    ) -> Result<InputStatus, Failure> {
+    ) -> Result<InputStatus, StreamFailure> {
         let before = input.len();
         let status = loop {
             if out.len() >= end {
@@ -194,12 +194,12 @@ impl RdmapStream {
             } else {
                 match self.reader.step(input) {
                     Ok(None) => break InputStatus::Consumed,
-                    Ok(Some(Step::Segment { segment, len })) => {
+                    Ok(Some(ReaderStep::Segment { segment, len })) => {
                         self.outbound.open = true;
                         self.placement.begin_segment(&self.windows, segment, len)
                     }
-                    Ok(Some(Step::Payload(bytes))) => self.placement.place(&self.windows, bytes),
-                    Ok(Some(Step::End)) => {
+                    Ok(Some(ReaderStep::Payload(bytes))) => self.placement.place(&self.windows, bytes),
+                    Ok(Some(ReaderStep::End)) => {
                         let sent = self.outbound.buffer.sent();
                         match self.placement.end_segment(&mut self.windows, self.id, sent, out) {
                             Ok(Some(terminate)) => return Err(terminate_failure(&terminate)),
@@ -208,77 +208,82 @@ impl RdmapStream {
                     }
                     Err(error) => {
                         shared.stats.peer_violations += 1;
-                        return Err(Failure::violation(Terminate::new(error.fault(), None, None), error));
+                        return Err(StreamFailure::violation(Terminate::new(error.fault(), None, None), error));
                     }
                 }
             };
-            placed.map_err(|violation| self.report(&mut shared.stats, out, violation))?;
+            placed.map_err(|violation| self.record_violation(&mut shared.stats, out, violation))?;
         };
         self.received += (before - input.len()) as u64;
         Ok(status)
     }
 
-    /// Leaves a message without a Receive in place for the granted retries. TCP makes the peer wait; iWARP has no
-    /// receiver-not-ready (RFC 5041 §7.1.1).
+    /// Counts a poll in which a message found no Receive, and fails when the retries of `rnr_retry` are used up. TCP
+    /// makes the peer wait meanwhile, because iWARP has no receiver-not-ready (RFC 5041 §7.1.1).
     #[cold]
-    fn count_poll_without_receive(&mut self, stats: &mut FabricStats) -> Result<(), Failure> {
+    fn count_poll_without_receive(&mut self, stats: &mut FabricStats) -> Result<(), StreamFailure> {
         if self.rnr_polls == 0 {
             stats.receiver_not_ready += 1;
         }
         self.rnr_polls = self.rnr_polls.saturating_add(1);
         if self.rnr_retry < 7 && self.rnr_polls > u32::from(self.rnr_retry) * RNR_POLLS {
-            return Err(self.no_receive("rnr_retry allows"));
+            return Err(self.missing_receive(format_args!("rnr_retry ({})", self.rnr_retry)));
         }
         Ok(())
     }
 
-    /// The failure for a message that has waited for a Receive for longer than `limit`.
+    /// Returns the failure for a message that found no Receive within `limit`.
     #[cold]
-    pub(super) fn no_receive(&self, limit: impl fmt::Display) -> Failure {
-        let terminate = Terminate::new(Fault::NoBuffer, Some(self.reader.header()), None);
-        Failure::violation(terminate, format_args!("a message met no Receive for longer than {limit}"))
+    pub(super) fn missing_receive(&self, limit: impl fmt::Display) -> StreamFailure {
+        let terminate = Terminate::new(TerminateFault::NoBuffer, Some(self.reader.header()), None);
+        StreamFailure::violation(terminate, format_args!("no Receive was posted for a message within {limit}"))
     }
 
-    /// Counts a violation, and names it to the peer with the segment at fault.
+    /// Counts a violation. Returns its failure, with a Terminate that names the segment at fault.
     #[cold]
-    fn report(&self, stats: &mut FabricStats, out: &mut Vec<Completion>, violation: Violation) -> Failure {
+    fn record_violation(
+        &self,
+        stats: &mut FabricStats,
+        out: &mut Vec<Completion>,
+        violation: Violation,
+    ) -> StreamFailure {
         let Violation { fault, what, read, receive } = violation;
         *(if fault.is_access() { &mut stats.access_refused } else { &mut stats.peer_violations }) += 1;
         out.extend(receive.map(|(buf, status)| Completion::failed_receive(self.id, status, buf)));
-        Failure::violation(Terminate::new(fault, Some(self.reader.header()), read.as_ref()), what)
+        StreamFailure::violation(Terminate::new(fault, Some(self.reader.header()), read.as_ref()), what)
     }
 
-    /// The target of a direct read, if many of the next bytes belong to one place. Report the bytes read there by
-    /// [`advance_direct`](Self::advance_direct).
+    /// The target of a direct read, if many of the next bytes have the same destination. The caller reports the bytes
+    /// read there by [`advance_direct`](Self::advance_direct).
     #[inline]
     pub(super) fn direct_target(&mut self) -> Option<ReceiveTarget<'_>> {
         let left = self.reader.payload_left();
         if left < DIRECT || self.waits_for_receive() {
             return None;
         }
-        // The next step reports a revoked window.
+        // `consume` reports a revoked window.
         self.placement.receive_target(&self.windows, left).ok()?
     }
 
-    /// Counts `n` bytes, at least one, as read into the direct target.
+    /// Counts `n` bytes as read into the direct target. `n` is at least 1.
     #[inline]
     pub(super) fn advance_direct(&mut self, n: usize) {
-        self.reader.take(n);
+        self.reader.skip_payload(n);
         self.received += n as u64;
         self.placement.advance(n);
     }
 
-    /// The failure for the peer's close, which loses nothing at the end of an FPDU.
+    /// Returns the failure for the peer's close, which loses data unless it is between messages.
     #[cold]
-    pub(super) fn peer_closed(&self) -> Failure {
-        let partial = if self.is_between() { "" } else { " amid a message" };
-        Failure::new(Status::Flushed, Disconnect::Peer, format!("the peer closed the connection{partial}"))
+    pub(super) fn peer_closed(&self) -> StreamFailure {
+        let partial = if self.is_between_messages() { "" } else { " in the middle of a message" };
+        StreamFailure::new(Status::Flushed, Disconnect::Peer, format!("the peer closed the connection{partial}"))
     }
 }
 
-/// The failure for the peer's Terminate.
+/// Returns the failure for the peer's Terminate.
 #[cold]
-fn terminate_failure(message: &[u8]) -> Failure {
+fn terminate_failure(message: &[u8]) -> StreamFailure {
     let (fault, words) = match Terminate::decode(message) {
         Ok(terminate) => (terminate.fault(), terminate.to_string()),
         Err(error) => (None, error.to_string()),
@@ -288,12 +293,12 @@ fn terminate_failure(message: &[u8]) -> Failure {
         Status::RemoteAccess | Status::RemoteInvalidRequest => Disconnect::Refused,
         _ => Disconnect::Failure,
     };
-    Failure::new(status, cause, format!("the peer has ended the stream: {words}"))
+    StreamFailure::new(status, cause, format!("the peer sent a Terminate: {words}"))
 }
 
-/// The status of our oldest unfinished request for the fault of a peer's Terminate.
-fn status_of(fault: Option<Fault>) -> Status {
-    use Fault::*;
+/// The status of this side's oldest unfinished request after a peer's Terminate with this fault.
+fn status_of(fault: Option<TerminateFault>) -> Status {
+    use TerminateFault::*;
     match fault {
         Some(NoBuffer) => Status::RnrRetryExceeded,
         Some(CannotInvalidate | OperationCannotInvalidate | UnexpectedOpcode) => Status::RemoteInvalidRequest,

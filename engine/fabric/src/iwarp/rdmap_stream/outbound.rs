@@ -1,4 +1,4 @@
-//! The sending side: posted requests in order, answers to the peer's Reads between them, as FPDUs.
+//! The sending side, which encodes posted requests in order, and Read Responses between them, as FPDUs.
 
 #![forbid(unsafe_code)]
 
@@ -9,59 +9,59 @@ use rpcrdma_mempool::Buf;
 use super::placement::OwnRead;
 use super::send_buffer::{Payload, STAGE, SendBuffer};
 use super::windows::ExposedRange;
-use super::{Failure, RdmapStream, SharedResources};
+use super::{RdmapStream, SharedResources, StreamFailure};
 use crate::iwarp::setup::Negotiated;
 use crate::iwarp::wire::{
-    Fault, Opcode as Message, Place, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, ReadRequest, Segment,
-    TAGGED_HEADER, Terminate, UNTAGGED_HEADER,
+    PayloadPlace, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, RdmapOpcode, ReadRequest, SegmentHeader,
+    TAGGED_HEADER, Terminate, TerminateFault, UNTAGGED_HEADER,
 };
-use crate::keys::Revoked;
 use crate::receives::Receives;
+use crate::window_keys::Revoked;
 use crate::{Completion, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest};
 
-/// Bytes kept ready for the socket, about one write. More are encoded when it has taken some.
+/// Bytes encoded in advance for the socket: about one write.
 const AHEAD: usize = 256 << 10;
 
-/// A request that is carried out, as far as this side can.
+/// An executed request that waits for its bytes to be sent or for Read Responses.
 #[derive(Clone, Copy, Debug)]
-struct Unfinished {
+struct UnfinishedRequest {
     wr_id: u64,
     opcode: Opcode,
     signalled: bool,
-    /// It is finished when the stream is sent up to this position, and so many Reads are answered.
+    /// The request is finished when the stream is sent up to this position and this many Reads have completed.
     sent: u64,
-    reads_done: u64,
+    own_reads_done: u64,
 }
 
 /// The sending state of a connection.
 #[derive(Debug, Default)]
 pub(in crate::iwarp) struct Outbound {
     pub(in crate::iwarp) buffer: SendBuffer,
-    /// Posted requests that are not, or not wholly, in the stream.
+    /// Posted requests that are not completely encoded.
     pending: VecDeque<Posting>,
-    unfinished: VecDeque<Unfinished>,
+    unfinished: VecDeque<UnfinishedRequest>,
     depth: usize,
-    /// A part of the first pending request, a Write, is in the stream. Nothing may come between its segments.
+    /// Whether the first pending request is a Write that is partly encoded. Nothing may come between its segments.
     partial_write: bool,
-    /// Bytes in the stream of a partial answer to the peer's oldest Read. Nothing may come between its segments.
-    partial_answer: u32,
-    /// The last message answered a Read, so a request is next.
-    answered: bool,
-    /// This side may send: the connection is established, the peer's first segment is not awaited, and no end of the
-    /// stream was sent.
+    /// Encoded bytes of an incomplete response to the peer's oldest Read. Nothing may come between its segments.
+    partial_response: u32,
+    /// Whether the last message was a Read Response, so that a request is next.
+    answered_last: bool,
+    /// Whether this side may send: the connection is established, the peer's first segment is not awaited, and no
+    /// Terminate was sent.
     pub(super) open: bool,
-    /// FPDUs carry a CRC.
+    /// Whether FPDUs carry a CRC.
     pub(in crate::iwarp) crc: bool,
-    /// Most bytes of payload in a tagged and in an untagged segment.
+    /// Maximum bytes of payload in a tagged and in an untagged segment.
     tagged: usize,
     untagged: usize,
-    /// Most Reads of ours that may be outstanding.
+    /// Maximum outstanding RDMA Reads of this side.
     ord: usize,
-    /// Numbers of the last messages on these queues. They wrap.
+    /// Numbers of the last messages on the queues of Sends and Read Requests. They wrap.
     pub(super) send_msn: u32,
     read_msn: u32,
     reads_sent: u64,
-    /// The STag for the answer to the last Read.
+    /// The sink STag of the last Read Request.
     read_stag: u32,
 }
 
@@ -78,19 +78,19 @@ impl Outbound {
     pub(super) fn begin(&mut self, agreed: &Negotiated, waits: bool, max_ulpdu: usize) {
         self.open = !waits;
         self.crc = agreed.crc;
-        // Multiples of four, so that no pad is inside a message.
+        // Multiples of four, so that only the last segment of a message has a pad.
         self.tagged = (max_ulpdu - TAGGED_HEADER) & !3;
         self.untagged = (max_ulpdu - UNTAGGED_HEADER) & !3;
         self.ord = agreed.ord.into();
     }
 
-    /// Unsent bytes of posted requests and answers.
+    /// Unsent bytes of posted requests and Read Responses.
     pub(super) fn queued(&self) -> u64 {
         let pending: usize = self.pending.iter().map(|posting| posting.wr.payload()).sum();
         (self.buffer.len() + pending) as u64
     }
 
-    /// Whether a posted request is not finished, or bytes are not sent.
+    /// Whether a posted request is unfinished or bytes are unsent.
     #[inline]
     pub(in crate::iwarp) fn is_busy(&self) -> bool {
         !self.unfinished.is_empty() || !self.pending.is_empty() || self.buffer.len() > 0
@@ -98,11 +98,11 @@ impl Outbound {
 
     /// Appends one segment.
     #[inline]
-    fn push(&mut self, opcode: Message, last: bool, place: Place, payload: Payload<'_>) {
-        self.buffer.push_fpdu(Segment { opcode, last, place }, payload, self.crc);
+    fn push(&mut self, opcode: RdmapOpcode, last: bool, place: PayloadPlace, payload: Payload<'_>) {
+        self.buffer.push_fpdu(SegmentHeader { opcode, last, place }, payload, self.crc);
     }
 
-    /// Appends a whole message. A short one is copied, so that its buffer returns at once.
+    /// Appends a whole Send message. A short message is copied, so that its buffer returns to its pool at once.
     #[inline]
     fn send_message(&mut self, buf: Buf, invalidate: Option<u32>) {
         self.send_msn = self.send_msn.wrapping_add(1);
@@ -116,8 +116,8 @@ impl Outbound {
                 Err(long) => Payload::Memory(long, at, part),
             };
             let last = at + part == len;
-            let place = Place::Untagged { queue: QUEUE_SEND, msn: self.send_msn, offset: at as u32 };
-            self.push(Message::Send { invalidate, solicited: false }, last, place, payload);
+            let place = PayloadPlace::Untagged { queue: QUEUE_SEND, msn: self.send_msn, offset: at as u32 };
+            self.push(RdmapOpcode::Send { invalidate, solicited: false }, last, place, payload);
             if last {
                 return;
             }
@@ -125,38 +125,38 @@ impl Outbound {
         }
     }
 
-    /// Appends a Read Request. Its STag, `read_stag`, is valid for the answer alone: no Write may use it.
+    /// Appends a Read Request. Its sink STag, `read_stag`, is valid only for the response: Writes cannot use it.
     fn send_read_request(&mut self, len: u32, RemoteMemory { rkey, address }: RemoteMemory) {
         self.read_stag = self.read_stag.wrapping_add(1 << 8);
         self.read_msn = self.read_msn.wrapping_add(1);
         self.reads_sent += 1;
         let sink_stag = self.read_stag;
         let request = ReadRequest { sink_stag, sink_offset: 0, len, source_stag: rkey, source_offset: address };
-        let place = Place::Untagged { queue: QUEUE_READ_REQUEST, msn: self.read_msn, offset: 0 };
-        self.push(Message::ReadRequest, true, place, Payload::Bytes(&request.encode()));
+        let place = PayloadPlace::Untagged { queue: QUEUE_READ_REQUEST, msn: self.read_msn, offset: 0 };
+        self.push(RdmapOpcode::ReadRequest, true, place, Payload::Bytes(&request.encode()));
     }
 
-    /// Queues a Terminate behind pending messages. Nothing may follow.
+    /// Appends a Terminate. Nothing may follow it.
     pub(in crate::iwarp) fn terminate(&mut self, terminate: &Terminate) {
         let mut message = Vec::new();
         terminate.encode(&mut message);
-        let place = Place::Untagged { queue: QUEUE_TERMINATE, msn: 1, offset: 0 };
-        self.push(Message::Terminate, true, place, Payload::Bytes(&message));
+        let place = PayloadPlace::Untagged { queue: QUEUE_TERMINATE, msn: 1, offset: 0 };
+        self.push(RdmapOpcode::Terminate, true, place, Payload::Bytes(&message));
         self.open = false;
     }
 
-    /// Adds an empty Write to the stream, which keeps the connection alive (RFC 6581 §9.3). A message in progress
-    /// serves as well: nothing may separate its segments.
+    /// Appends an empty Write as a ready-to-receive message (RFC 6581 §9.3), unless a message is partly encoded. The
+    /// rest of such a message has the same effect, and nothing may come between its segments.
     pub(in crate::iwarp) fn send_empty_write(&mut self) {
-        if self.open && !self.partial_write && self.partial_answer == 0 {
-            let place = Place::Tagged { stag: 0, offset: 0 };
-            self.push(Message::Write, true, place, Payload::Bytes(&[]));
+        if self.open && !self.partial_write && self.partial_response == 0 {
+            let place = PayloadPlace::Tagged { stag: 0, offset: 0 };
+            self.push(RdmapOpcode::Write, true, place, Payload::Bytes(&[]));
         }
     }
 }
 
 impl RdmapStream {
-    /// Posts from the front of `chain` up to the queue's room.
+    /// Posts requests from the front of `chain`, as many as the queue has room for.
     pub(in crate::iwarp) fn post(
         &mut self,
         shared: &mut SharedResources,
@@ -169,8 +169,10 @@ impl RdmapStream {
                 return Err(PostError::QueueFull);
             }
             let checked = match &posting.wr {
-                WorkRequest::Read { .. } if outbound.ord == 0 => Err("the peer takes no RDMA Reads"),
-                WorkRequest::Read { len, .. } if u32::try_from(*len).is_err() => Err("a Read longer than 4 GiB - 1"),
+                WorkRequest::Read { .. } if outbound.ord == 0 => Err("the peer accepts no RDMA Reads"),
+                WorkRequest::Read { len, .. } if u32::try_from(*len).is_err() => {
+                    Err("an RDMA Read exceeds 4294967295 bytes")
+                }
                 wr => wr.check(self.id, keys, max_message, |arena, access| shared.arenas.permits(arena, access)),
             };
             checked.map_err(PostError::Invalid)?;
@@ -183,14 +185,14 @@ impl RdmapStream {
         result
     }
 
-    /// Encodes output into the stream, about as much as one write takes. Answers and requests take turns.
+    /// Encodes pending output, about as much as one write takes. Read Responses and requests alternate.
     #[inline]
-    pub(in crate::iwarp) fn produce(&mut self) -> Result<(), Failure> {
+    pub(in crate::iwarp) fn produce(&mut self) -> Result<(), StreamFailure> {
         while self.outbound.open && self.outbound.buffer.len() < AHEAD {
-            let may_answer = !self.outbound.partial_write && !self.placement.requests.is_empty();
-            let has_turn = self.outbound.partial_answer > 0 || !self.outbound.answered;
+            let may_answer = !self.outbound.partial_write && !self.placement.peer_reads.is_empty();
+            let has_turn = self.outbound.partial_response > 0 || !self.outbound.answered_last;
             if may_answer && (has_turn || self.is_next_blocked()) {
-                self.answer()?;
+                self.respond()?;
             } else if self.is_next_blocked() {
                 break;
             } else if let Some(posting) = self.outbound.pending.pop_front() {
@@ -200,16 +202,16 @@ impl RdmapStream {
         Ok(())
     }
 
-    /// Whether the first pending request has to wait for the peer, or there is none. An invalidation is carried out if
-    /// it need not wait.
+    /// Whether no request is pending or the first one must wait for the peer. Executes an invalidation that need not
+    /// wait.
     #[inline]
     fn is_next_blocked(&mut self) -> bool {
-        let reads = self.placement.reads.len();
+        let reads = self.placement.own_reads.len();
         match self.outbound.pending.front().map(|posting| &posting.wr) {
             None => true,
             Some(WorkRequest::Send { fence, .. }) => *fence && reads > 0,
             Some(WorkRequest::Read { .. }) => reads >= self.outbound.ord,
-            // The peer may have been faster: then the window is not bound.
+            // A window that the peer has already invalidated is not bound, so the request need not wait.
             Some(WorkRequest::LocalInvalidate { window }) => {
                 let sent = self.outbound.buffer.sent();
                 self.windows.revoke(window.index, ExposedRange::is_free(sent)) == Revoked::Busy
@@ -218,51 +220,52 @@ impl RdmapStream {
         }
     }
 
-    /// Appends one segment of the answer to the peer's oldest Read.
-    fn answer(&mut self) -> Result<(), Failure> {
-        let (outbound, requests) = (&mut self.outbound, &mut self.placement.requests);
+    /// Appends one segment of the response to the peer's oldest Read.
+    fn respond(&mut self) -> Result<(), StreamFailure> {
+        let (outbound, requests) = (&mut self.outbound, &mut self.placement.peer_reads);
         let Some(&request) = requests.front() else { return Ok(()) };
-        let done = outbound.partial_answer;
+        let done = outbound.partial_response;
         let len = (request.len - done).min(outbound.tagged as u32);
         let last = done + len == request.len;
-        let place = Place::Tagged { stag: request.sink_stag, offset: request.sink_offset.wrapping_add(done.into()) };
+        let place =
+            PayloadPlace::Tagged { stag: request.sink_stag, offset: request.sink_offset.wrapping_add(done.into()) };
         if len == 0 {
-            outbound.push(Message::ReadResponse, last, place, Payload::Bytes(&[]));
+            outbound.push(RdmapOpcode::ReadResponse, last, place, Payload::Bytes(&[]));
         } else {
             // The window may have been revoked since the request was accepted.
             let address = request.source_offset + u64::from(done);
             let found = ExposedRange::find(&self.windows, request.source_stag, address, len.into(), false);
             let (range, offset) = found.map_err(|fault| {
-                let terminate = Terminate::new(Fault::InvalidStag, None, Some(&request.encode()));
-                Failure::violation(terminate, format_args!("the peer revoked memory that it reads from: {fault}"))
+                let terminate = Terminate::new(TerminateFault::InvalidStag, None, Some(&request.encode()));
+                StreamFailure::violation(terminate, format_args!("the source of an RDMA Read was revoked: {fault}"))
             })?;
             let source = Source::Lent(range.mem.clone());
-            outbound.push(Message::ReadResponse, last, place, Payload::Memory(&source, offset, len as usize));
+            outbound.push(RdmapOpcode::ReadResponse, last, place, Payload::Memory(&source, offset, len as usize));
             range.busy_until.set(outbound.buffer.end());
         }
-        outbound.partial_answer = if last { 0 } else { done + len };
+        outbound.partial_response = if last { 0 } else { done + len };
         if last {
-            outbound.answered = true;
+            outbound.answered_last = true;
             requests.pop_front();
         }
         Ok(())
     }
 
-    /// Carries out a request that need not wait. Of a Write only one segment: the rest is pending again.
+    /// Executes a request that need not wait. Encodes only one segment of a Write, and makes the rest pending again.
     #[inline]
     fn execute(&mut self, posting: Posting) {
         let outbound = &mut self.outbound;
         let Posting { wr_id, signalled, wr } = posting;
         let opcode = wr.opcode();
-        let mut reads_done = 0;
-        outbound.answered = false;
+        let mut own_reads_done = 0;
+        outbound.answered_last = false;
         outbound.partial_write = false;
         match wr {
             WorkRequest::Send { buf, invalidate, .. } => outbound.send_message(buf, invalidate),
             WorkRequest::Write { src, offset, len, remote } => {
                 let part = len.min(outbound.tagged);
-                let place = Place::Tagged { stag: remote.rkey, offset: remote.address };
-                outbound.push(Message::Write, part == len, place, Payload::Memory(&src, offset, part));
+                let place = PayloadPlace::Tagged { stag: remote.rkey, offset: remote.address };
+                outbound.push(RdmapOpcode::Write, part == len, place, Payload::Memory(&src, offset, part));
                 if part < len {
                     let remote = RemoteMemory { address: remote.address.wrapping_add(part as u64), ..remote };
                     let wr = WorkRequest::Write { src, offset: offset + part, len: len - part, remote };
@@ -272,27 +275,27 @@ impl RdmapStream {
             }
             WorkRequest::Read { dst, offset, len, remote } => {
                 outbound.send_read_request(len as u32, remote);
-                reads_done = outbound.reads_sent;
-                self.placement.reads.push_back(OwnRead { stag: outbound.read_stag, dst, offset, len, received: 0 });
+                own_reads_done = outbound.reads_sent;
+                self.placement.own_reads.push_back(OwnRead { stag: outbound.read_stag, dst, offset, len, received: 0 });
             }
             WorkRequest::Bind { window, mem, offset, len, access } => {
                 let bound = self.windows.bind(window.index, ExposedRange::new(mem, offset, len, access));
-                debug_assert!(bound.is_some(), "a bind was posted for a window that is bound");
+                debug_assert!(bound.is_some(), "the window is already bound");
             }
-            // It has been carried out by `is_next_blocked`.
+            // `is_next_blocked` has executed the invalidation.
             WorkRequest::LocalInvalidate { .. } => {}
         }
         let sent = outbound.buffer.end();
-        outbound.unfinished.push_back(Unfinished { wr_id, opcode, signalled, sent, reads_done });
+        outbound.unfinished.push_back(UnfinishedRequest { wr_id, opcode, signalled, sent, own_reads_done });
     }
 
     /// Appends the completions of finished requests.
     #[inline]
     pub(in crate::iwarp) fn reap(&mut self, done: &mut impl Extend<Completion>) {
-        let (sent, reads_done) = (self.outbound.buffer.sent(), self.placement.reads_done);
+        let (sent, own_reads_done) = (self.outbound.buffer.sent(), self.placement.own_reads_done);
         while let Some(first) = self.outbound.unfinished.front()
             && first.sent <= sent
-            && first.reads_done <= reads_done
+            && first.own_reads_done <= own_reads_done
         {
             if first.signalled {
                 done.extend([Completion::ended(self.id, first.wr_id, first.opcode, Status::Success)]);
@@ -301,7 +304,7 @@ impl RdmapStream {
         }
     }
 
-    /// Ends the connection: completes all posted requests, the oldest unfinished one with `status`.
+    /// Completes all posted requests at the end of the connection, the oldest unfinished one with `status`.
     pub(in crate::iwarp) fn flush(&mut self, mut status: Status, done: &mut impl Extend<Completion>) {
         self.reap(done);
         let Self { id, outbound, placement, windows, own_receives, .. } = self;

@@ -1,4 +1,4 @@
-//! Bytes of a connection that are not sent yet: FPDUs, with long payloads left in place.
+//! The FPDUs of a connection that are not yet sent. Long payloads stay in place.
 
 #![forbid(unsafe_code)]
 
@@ -12,58 +12,58 @@ use crc32c::{crc32c, crc32c_append};
 
 use crate::Source;
 use crate::iwarp::sys::Slices;
-use crate::iwarp::wire::{Segment, pad};
+use crate::iwarp::wire::{SegmentHeader, pad};
 
-/// Longest payload to copy behind its header, which is cheaper than another vector element.
+/// Longest payload to copy after its header, because copying it is cheaper than another vector element.
 pub(super) const STAGE: usize = 1024;
-/// Sent bytes at the front of `staged` from which on their space is reclaimed.
+/// Number of sent bytes at the front of `staged` that triggers their removal.
 const COMPACT: usize = 64 << 10;
-/// Bytes of memory read at a time for a CRC.
+/// Bytes of a payload read at a time for its CRC.
 const CRC_SLICE: usize = 4096;
 
 /// The payload of a segment.
 pub(super) enum Payload<'a> {
-    /// Bytes to be copied.
+    /// Bytes to copy.
     Bytes(&'a [u8]),
-    /// Memory by offset and length. A long payload is sent from there, and held until then.
+    /// Memory, with offset and length. A long payload is sent in place, and the buffer holds the memory until then.
     Memory(&'a Source, usize, usize),
 }
 
-/// A stretch of the bytes to send.
+/// A range of the bytes to send.
 #[derive(Debug)]
 enum Span {
-    /// So many of the staged bytes.
+    /// The next staged bytes, by their number.
     Staged(usize),
-    /// Bytes in their place.
+    /// Bytes sent in place.
     Memory { of: Source, offset: usize, len: usize },
 }
 
-/// The bytes of a connection that are not sent yet.
+/// The bytes of a connection that are not yet sent.
 #[derive(Debug, Default)]
 pub(in crate::iwarp) struct SendBuffer {
     staged: Vec<u8>,
-    /// The first staged byte that is not sent.
+    /// Index of the first staged byte that is not sent.
     first: usize,
     spans: VecDeque<Span>,
-    /// Bytes that were put in, and that were sent, since the connection began.
+    /// Bytes appended and bytes sent since the connection began.
     end: u64,
     sent: u64,
 }
 
 impl SendBuffer {
-    /// Bytes to send.
+    /// Number of bytes to send.
     #[inline]
     pub(in crate::iwarp) fn len(&self) -> usize {
         (self.end - self.sent) as usize
     }
 
-    /// Position of the next byte to put in.
+    /// Stream position of the next byte to append.
     #[inline]
     pub(super) fn end(&self) -> u64 {
         self.end
     }
 
-    /// Position of the next byte to send.
+    /// Stream position of the next byte to send.
     #[inline]
     pub(in crate::iwarp) fn sent(&self) -> u64 {
         self.sent
@@ -82,9 +82,9 @@ impl SendBuffer {
         }
     }
 
-    /// Puts in one FPDU.
+    /// Appends one FPDU.
     #[inline]
-    pub(super) fn push_fpdu(&mut self, segment: Segment, payload: Payload<'_>, crc: bool) {
+    pub(super) fn push_fpdu(&mut self, segment: SegmentHeader, payload: Payload<'_>, crc: bool) {
         let len = match &payload {
             Payload::Bytes(bytes) => bytes.len(),
             Payload::Memory(_, _, len) => *len,
@@ -110,7 +110,7 @@ impl SendBuffer {
         self.stage(&crc);
     }
 
-    /// Adds the next bytes to send to a vectored write, as many as it holds.
+    /// Adds the next bytes to a vectored send, as many as it can hold.
     #[inline]
     pub(in crate::iwarp) fn slices<'a>(&'a self, to: &mut Slices<'a>) {
         let mut at = self.first;
@@ -161,13 +161,13 @@ impl SendBuffer {
     }
 }
 
-/// Copies from a payload in place. Posted payloads were checked, so all bytes exist.
+/// Copies bytes of a payload. The bounds of posted payloads were checked, so all bytes exist.
 fn copy(of: &Source, offset: usize, to: &mut [u8]) {
     match of {
         Source::Frozen(frozen) => to.copy_from_slice(&frozen[offset..offset + to.len()]),
         Source::Lent(lent) => {
             let exists = lent.read_at(offset, to);
-            debug_assert!(exists, "a payload outside of its buffer");
+            debug_assert!(exists, "the payload exceeds its buffer");
         }
     }
 }

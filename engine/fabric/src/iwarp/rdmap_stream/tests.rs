@@ -1,4 +1,4 @@
-//! Pairs of streams, and streams with a hostile peer, without a socket.
+//! Tests of two connected streams, and of a stream with a hostile peer, without sockets.
 
 use std::ops::Range;
 
@@ -6,46 +6,46 @@ use proptest::prelude::*;
 use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
 
 use super::*;
-use crate::iwarp::wire::{Opcode as Message, Place, ReadRequest, Segment, fpdu_len};
+use crate::iwarp::wire::{PayloadPlace, RdmapOpcode, ReadRequest, SegmentHeader, fpdu_len};
 use crate::{Access, Opcode, Posting, RemoteMemory, Source, WindowId, WorkRequest};
 
 const RECEIVE: usize = 4096;
 
 /// One end of a connection, with its memory.
-struct Side {
+struct Endpoint {
     stream: RdmapStream,
     shared: SharedResources,
     pool: Pool,
     done: Vec<Completion>,
-    /// Reason of its end.
-    failure: Option<Failure>,
+    /// The reason of the connection's end.
+    failure: Option<StreamFailure>,
 }
 
 /// Parameters of [`RdmapStream::begin`].
 #[derive(Clone, Copy)]
-struct Terms {
+struct StreamParams {
     crc: bool,
     waits: bool,
     max_ulpdu: usize,
 }
 
-fn terms() -> Terms {
-    Terms { crc: false, waits: false, max_ulpdu: 1000 }
+fn default_params() -> StreamParams {
+    StreamParams { crc: false, waits: false, max_ulpdu: 1000 }
 }
 
-impl Side {
-    fn new(terms: Terms, rnr_retry: u8) -> Self {
+impl Endpoint {
+    fn new(params: StreamParams, rnr_retry: u8) -> Self {
         let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
         let classes = vec![Class { size: RECEIVE, count: 128 }, Class { size: 64 << 10, count: 16 }];
         let pool = Pool::new(&PoolConfig { classes, arena }).expect("memory");
         let mut arenas = Arenas::default();
-        arenas.add(pool.arena().id(), Access::REMOTE, || Ok(())).expect("it is new");
+        arenas.add(pool.arena().id(), Access::REMOTE, || Ok(())).expect("a new arena");
         let shared = SharedResources { arenas, receives: Receives::new(64), stats: FabricStats::default() };
-        let params = ConnectParams { send_queue_depth: 64, windows: 8, rnr_retry, ..ConnectParams::default() };
+        let connect = ConnectParams { send_queue_depth: 64, windows: 8, rnr_retry, ..ConnectParams::default() };
         let id = QpId { slot: 3, generation: 1 };
-        let mut stream = RdmapStream::new(id, &params, 0xabcd_ef01);
-        let agreed = Negotiated { crc: terms.crc, ord: 2, ird: 2, rtr: false, is_ours: true };
-        stream.begin(&agreed, terms.waits, terms.max_ulpdu, 64 << 10);
+        let mut stream = RdmapStream::new(id, &connect, 0xabcd_ef01);
+        let agreed = Negotiated { crc: params.crc, ord: 2, ird: 2, rtr: false, is_same_engine: true };
+        stream.begin(&agreed, params.waits, params.max_ulpdu, 64 << 10);
         Self { stream, shared, pool, done: Vec::new(), failure: None }
     }
 
@@ -62,7 +62,7 @@ impl Side {
 
     fn post(&mut self, wr_id: u64, wr: WorkRequest) {
         let mut chain = vec![Posting { wr_id, signalled: true, wr }];
-        self.stream.post(&mut self.shared, &mut chain).expect("it is posted");
+        self.stream.post(&mut self.shared, &mut chain).expect("posted");
         assert!(chain.is_empty());
     }
 
@@ -72,7 +72,7 @@ impl Side {
         self.post(wr_id, WorkRequest::Send { buf, invalidate, fence });
     }
 
-    /// Exposes memory; window and the peer's view.
+    /// Exposes memory. Returns the window and the peer's view of it.
     fn expose(&mut self, mem: &Lent, access: Access) -> (WindowId, RemoteMemory) {
         self.expose_part(mem, 0..mem.len(), access)
     }
@@ -83,12 +83,12 @@ impl Side {
         let (offset, len) = (part.start, part.len());
         let remote = RemoteMemory { rkey, address: (mem.offset() + offset) as u64 };
         self.post(0xb1d, WorkRequest::Bind { window, mem: mem.clone(), offset, len, access });
-        self.say();
+        self.output();
         (window, remote)
     }
 
-    /// Its pending bytes, which count as sent.
-    fn say(&mut self) -> Vec<u8> {
+    /// Takes the pending output, which then counts as sent.
+    fn output(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         loop {
             if let Err(failure) = self.stream.produce() {
@@ -105,8 +105,8 @@ impl Side {
         all
     }
 
-    /// Consumes bytes of the peer; returns the waiting rest.
-    fn hear(&mut self, mut bytes: &[u8]) -> Vec<u8> {
+    /// Consumes bytes of the peer. Returns the unconsumed rest.
+    fn input(&mut self, mut bytes: &[u8]) -> Vec<u8> {
         if self.failure.is_none() {
             match self.stream.consume(&mut self.shared, &mut bytes, &mut self.done, usize::MAX) {
                 Ok(_) => {}
@@ -117,12 +117,12 @@ impl Side {
         bytes.to_vec()
     }
 
-    /// The reason of the Terminate that it wants to send.
-    fn fault(&self) -> Option<Fault> {
+    /// The fault of the Terminate to send.
+    fn fault(&self) -> Option<TerminateFault> {
         self.failure.as_ref()?.terminate.as_ref()?.fault()
     }
 
-    fn take(&mut self, opcode: Opcode) -> Option<Completion> {
+    fn take_completion(&mut self, opcode: Opcode) -> Option<Completion> {
         let at = self.done.iter().position(|c| c.opcode == opcode)?;
         Some(self.done.remove(at))
     }
@@ -134,68 +134,68 @@ fn contents(lent: &Lent) -> Vec<u8> {
     to
 }
 
-/// Exchanges bytes until neither side has more. Pieces have these lengths, repeated.
-fn talk(a: &mut Side, b: &mut Side, cuts: &[usize]) {
-    let mut cuts = cuts.iter().cycle().copied();
+/// Exchanges bytes until neither endpoint has more, in pieces of these lengths, which repeat.
+fn exchange(a: &mut Endpoint, b: &mut Endpoint, piece_lengths: &[usize]) {
+    let mut piece_lengths = piece_lengths.iter().cycle().copied();
     loop {
-        let (from_a, from_b) = (a.say(), b.say());
+        let (from_a, from_b) = (a.output(), b.output());
         if from_a.is_empty() && from_b.is_empty() {
             return;
         }
         for (bytes, to) in [(from_a, &mut *b), (from_b, &mut *a)] {
             let mut rest = &bytes[..];
             while !rest.is_empty() {
-                let (piece, more) = rest.split_at(cuts.next().unwrap_or(1).clamp(1, rest.len()));
-                assert!(to.hear(piece).is_empty() || to.failure.is_some());
+                let (piece, more) = rest.split_at(piece_lengths.next().unwrap_or(1).clamp(1, rest.len()));
+                assert!(to.input(piece).is_empty() || to.failure.is_some());
                 rest = more;
             }
         }
     }
 }
 
-/// One FPDU, without a CRC.
-fn fpdu(opcode: Message, last: bool, place: Place, payload: &[u8]) -> Vec<u8> {
-    let header = Segment { opcode, last, place }.encode(payload.len());
+/// Encodes one FPDU without a CRC.
+fn fpdu(opcode: RdmapOpcode, last: bool, place: PayloadPlace, payload: &[u8]) -> Vec<u8> {
+    let header = SegmentHeader { opcode, last, place }.encode(payload.len());
     let mut bytes = [&header[..], payload].concat();
     bytes.resize(fpdu_len(header.len() - 2 + payload.len()), 0);
     bytes
 }
 
-/// A Read Request for no bytes.
-fn ask_at(place: Place, last: bool) -> Vec<u8> {
-    fpdu(Message::ReadRequest, last, place, &[0; 28])
+/// Encodes a Read Request for no bytes.
+fn read_request_at(place: PayloadPlace, last: bool) -> Vec<u8> {
+    fpdu(RdmapOpcode::ReadRequest, last, place, &[0; 28])
 }
 
-const SEND: Message = Message::Send { invalidate: None, solicited: false };
+const SEND: RdmapOpcode = RdmapOpcode::Send { invalidate: None, solicited: false };
 
-fn untagged(queue: u32, msn: u32, offset: u32) -> Place {
-    Place::Untagged { queue, msn, offset }
+fn untagged(queue: u32, msn: u32, offset: u32) -> PayloadPlace {
+    PayloadPlace::Untagged { queue, msn, offset }
 }
 
-fn tagged(stag: u32, offset: u64) -> Place {
-    Place::Tagged { stag, offset }
+fn tagged(stag: u32, offset: u64) -> PayloadPlace {
+    PayloadPlace::Tagged { stag, offset }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Posted requests arrive whole and in order, and complete in order, for any cuts of the stream.
+    /// Posted requests arrive whole and in order, and complete in order, however the stream is cut.
     #[test]
-    fn everything_arrives_at_any_cut(
+    fn requests_complete_in_order_however_the_stream_is_cut(
         sizes in prop::collection::vec(0usize..4000, 1..20),
-        cuts in prop::collection::vec(1usize..3000, 1..6),
+        piece_lengths in prop::collection::vec(1usize..3000, 1..6),
         crc in any::<bool>(),
         max_ulpdu in 200usize..5000,
     ) {
-        let terms = Terms { crc, max_ulpdu, ..terms() };
-        let (mut a, mut b) = (Side::new(terms, 0), Side::new(Terms { waits: true, ..terms }, 0));
+        let params = StreamParams { crc, max_ulpdu, ..default_params() };
+        let (mut a, mut b) = (Endpoint::new(params, 0), Endpoint::new(StreamParams { waits: true, ..params }, 0));
         b.receives(sizes.len());
         a.stream.outbound.send_empty_write();
-        talk(&mut a, &mut b, &cuts);
+        exchange(&mut a, &mut b, &piece_lengths);
         let pattern = |n: usize, len: usize| (0..len).map(|i| (i * 7 + n) as u8).collect::<Vec<_>>();
         let place = b.lent(&vec![0; 60_000]);
         let (_, remote) = b.expose(&place, Access::REMOTE);
-        let mut landed = Vec::new();
+        let mut writes = Vec::new();
         let mut at = 0;
         for (n, &size) in sizes.iter().enumerate() {
             let bytes = pattern(n, size);
@@ -205,315 +205,351 @@ proptest! {
                     let src = Source::Lent(a.lent(&bytes));
                     let remote = RemoteMemory { address: remote.address + at as u64, ..remote };
                     a.post(n as u64, WorkRequest::Write { src, offset: 0, len: size, remote });
-                    landed.push((n, at, size));
+                    writes.push((n, at, size));
                     at += size;
                 }
                 _ => {
-                    // The bytes of the Write before it.
-                    let (source, from, len) = landed[landed.len() - 1];
+                    // Read the bytes of the previous Write.
+                    let (source, from, len) = writes[writes.len() - 1];
                     let dst = a.lent(&vec![0; len]);
                     let remote = RemoteMemory { address: remote.address + from as u64, ..remote };
                     a.post(n as u64, WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote });
-                    talk(&mut a, &mut b, &cuts);
+                    exchange(&mut a, &mut b, &piece_lengths);
                     prop_assert_eq!(contents(&dst), pattern(source, len));
                 }
             }
         }
-        talk(&mut a, &mut b, &cuts);
+        exchange(&mut a, &mut b, &piece_lengths);
         prop_assert!(a.failure.is_none() && b.failure.is_none(), "{:?} {:?}", a.failure, b.failure);
         let done: Vec<_> = a.done.iter().map(|c| (c.wr_id, c.status)).collect();
-        let wanted: Vec<_> = (0..sizes.len() as u64).map(|n| (n, Status::Success)).collect();
-        prop_assert_eq!(done, wanted);
+        let expected: Vec<_> = (0..sizes.len() as u64).map(|n| (n, Status::Success)).collect();
+        prop_assert_eq!(done, expected);
         for (n, &size) in sizes.iter().enumerate().filter(|(n, _)| n % 3 == 0) {
-            let got = b.take(Opcode::Recv).expect("a message");
+            let got = b.take_completion(Opcode::Recv).expect("a message");
             prop_assert_eq!(got.buf.as_deref(), Some(&pattern(n, size)[..]));
         }
         let all = contents(&place);
-        for (n, at, size) in landed {
+        for (n, at, size) in writes {
             prop_assert_eq!(&all[at..at + size], &pattern(n, size)[..]);
         }
     }
 
-    /// Any input of a peer with a valid key: only bytes in its window change, and of these only those that a valid
-    /// Write names.
+    /// Input of a peer with a valid key, which may be invalid, changes only bytes in the window of the key, and only
+    /// those that a valid Write names.
     #[test]
-    fn any_bytes_change_nothing_else(
+    fn peer_bytes_change_only_memory_that_a_valid_write_names(
         payload in prop::collection::vec(any::<u8>(), 1..300),
         at in -400i64..1400,
         opcode in prop_oneof![Just(0u8), 0u8..16],
-        spoilt in prop::option::of((any::<prop::sample::Index>(), 1u8..)),
+        flipped in prop::option::of((any::<prop::sample::Index>(), 1u8..)),
         more in prop::collection::vec(any::<u8>(), 0..60),
     ) {
-        const SHOWN: Range<usize> = 1000..2000;
-        let mut side = Side::new(terms(), 0);
-        side.receives(2);
-        let memory = side.lent(&[7; 4000]);
-        let (_, remote) = side.expose_part(&memory, SHOWN, Access::REMOTE_WRITE);
+        const EXPOSED: Range<usize> = 1000..2000;
+        let mut endpoint = Endpoint::new(default_params(), 0);
+        endpoint.receives(2);
+        let memory = endpoint.lent(&[7; 4000]);
+        let (_, remote) = endpoint.expose_part(&memory, EXPOSED, Access::REMOTE_WRITE);
         let mut bytes = match opcode {
-            0 | 2 => fpdu(Message::Write, true, tagged(remote.rkey, remote.address.wrapping_add_signed(at)), &payload),
+            0 | 2 => {
+                let place = tagged(remote.rkey, remote.address.wrapping_add_signed(at));
+                fpdu(RdmapOpcode::Write, true, place, &payload)
+            }
             1 => fpdu(SEND, true, untagged(1, 1, 0), &payload[..payload.len().min(28)]),
             _ => fpdu(SEND, true, untagged(0, 1, 0), &payload),
         };
         bytes[3] = bytes[3] & 0xF0 | opcode;
-        if let Some((which, bits)) = &spoilt {
+        if let Some((which, bits)) = &flipped {
             let at = which.index(bytes.len());
             bytes[at] ^= bits;
         }
         bytes.extend(&more);
-        side.hear(&bytes);
+        endpoint.input(&bytes);
         let now = contents(&memory);
-        prop_assert!(now[..SHOWN.start].iter().chain(&now[SHOWN.end..]).all(|&byte| byte == 7));
-        if spoilt.is_none() {
-            let inside = at >= 0 && at as usize + payload.len() <= SHOWN.len();
-            let mut wanted = vec![7; SHOWN.len()];
+        prop_assert!(now[..EXPOSED.start].iter().chain(&now[EXPOSED.end..]).all(|&byte| byte == 7));
+        if flipped.is_none() {
+            let inside = at >= 0 && at as usize + payload.len() <= EXPOSED.len();
+            let mut expected = vec![7; EXPOSED.len()];
             if inside && opcode == 0 {
-                wanted[at as usize..][..payload.len()].copy_from_slice(&payload);
+                expected[at as usize..][..payload.len()].copy_from_slice(&payload);
             }
-            prop_assert_eq!(&now[SHOWN], &wanted);
+            prop_assert_eq!(&now[EXPOSED], &expected);
         }
     }
 }
 
-/// Attempts of a peer, and the answers.
+/// Each attack is answered by a Terminate with the fault, and changes no memory.
 #[test]
-fn violations_are_reported_by_name() {
+fn violations_are_reported_with_their_terminate_fault() {
     let request = |len, source_stag, source_offset| {
         ReadRequest { sink_stag: 1, sink_offset: 0, len, source_stag, source_offset }.encode()
     };
     type Attack = Box<dyn Fn(RemoteMemory, RemoteMemory) -> Vec<u8>>;
     let write = |by: fn(RemoteMemory) -> (u32, u64), len: usize| -> Attack {
-        Box::new(move |readable_not, _| {
-            let (stag, offset) = by(readable_not);
-            fpdu(Message::Write, true, tagged(stag, offset), &vec![9; len])
+        Box::new(move |writable, _| {
+            let (stag, offset) = by(writable);
+            fpdu(RdmapOpcode::Write, true, tagged(stag, offset), &vec![9; len])
         })
     };
-    let attacks: Vec<(&str, Attack, Fault)> = vec![
-        ("a Write past the end", write(|w| (w.rkey, w.address + 1), 1000), Fault::TaggedBounds),
-        ("a Write before the start", write(|w| (w.rkey, w.address.wrapping_sub(1)), 4), Fault::TaggedBounds),
-        ("a Write that wraps", write(|w| (w.rkey, u64::MAX - 3), 8), Fault::TaggedOffsetWrap),
-        ("a Write to a key to come", write(|w| (w.rkey + 1, w.address), 4), Fault::TaggedInvalidStag),
-        ("a Write to no key", write(|w| (w.rkey ^ 0x5000_0000, w.address), 4), Fault::TaggedInvalidStag),
+    let attacks: Vec<(&str, Attack, TerminateFault)> = vec![
+        ("a Write past the end", write(|w| (w.rkey, w.address + 1), 1000), TerminateFault::TaggedBounds),
+        ("a Write before the start", write(|w| (w.rkey, w.address.wrapping_sub(1)), 4), TerminateFault::TaggedBounds),
+        ("a Write that wraps", write(|w| (w.rkey, u64::MAX - 3), 8), TerminateFault::TaggedOffsetWrap),
+        ("a Write to a future key", write(|w| (w.rkey + 1, w.address), 4), TerminateFault::TaggedInvalidStag),
+        (
+            "a Write to an unknown key",
+            write(|w| (w.rkey ^ 0x5000_0000, w.address), 4),
+            TerminateFault::TaggedInvalidStag,
+        ),
         (
             "a Write without the right",
-            Box::new(|_, readable| fpdu(Message::Write, true, tagged(readable.rkey, readable.address), &[9; 4])),
-            Fault::AccessRights,
+            Box::new(|_, readable| fpdu(RdmapOpcode::Write, true, tagged(readable.rkey, readable.address), &[9; 4])),
+            TerminateFault::AccessRights,
         ),
         (
             "a Read without the right",
             Box::new(move |writable, _| {
                 let ask = request(4, writable.rkey, writable.address);
-                fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &ask)
+                fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &ask)
             }),
-            Fault::AccessRights,
+            TerminateFault::AccessRights,
         ),
         (
             "a Read past the end",
             Box::new(move |_, readable| {
                 let ask = request(1001, readable.rkey, readable.address);
-                fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &ask)
+                fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &ask)
             }),
-            Fault::Bounds,
+            TerminateFault::Bounds,
         ),
         (
-            "a Read of no key",
+            "a Read of an unknown key",
             Box::new(move |_, readable| {
                 let ask = request(1, readable.rkey + 1, readable.address);
-                fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &ask)
+                fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &ask)
             }),
-            Fault::InvalidStag,
+            TerminateFault::InvalidStag,
         ),
         (
-            "three Reads where two are taken",
+            "three Reads with a read depth of two",
             Box::new(move |_, readable| {
                 let ask = request(1, readable.rkey, readable.address);
-                let all = (1..4).map(|msn| fpdu(Message::ReadRequest, true, untagged(1, msn, 0), &ask));
+                let all = (1..4).map(|msn| fpdu(RdmapOpcode::ReadRequest, true, untagged(1, msn, 0), &ask));
                 all.collect::<Vec<_>>().concat()
             }),
-            Fault::NoBuffer,
+            TerminateFault::NoBuffer,
         ),
         (
             "a short Read Request",
-            Box::new(|_, _| fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &[0; 27])),
-            Fault::OperationUnspecified,
+            Box::new(|_, _| fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &[0; 27])),
+            TerminateFault::OperationUnspecified,
         ),
         (
             "a long Read Request",
-            Box::new(|_, _| fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &[0; 29])),
-            Fault::TooLong,
+            Box::new(|_, _| fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &[0; 29])),
+            TerminateFault::TooLong,
         ),
-        ("a Read Request out of order", Box::new(|_, _| ask_at(untagged(1, 2, 0), true)), Fault::MsnRange),
-        ("a Read Request among the Sends", Box::new(|_, _| ask_at(untagged(0, 1, 0), true)), Fault::InvalidQueue),
-        ("a Read Request from its middle on", Box::new(|_, _| ask_at(untagged(1, 1, 4), true)), Fault::InvalidOffset),
-        ("a Read Request in two segments", Box::new(|_, _| ask_at(untagged(1, 1, 0), false)), Fault::InvalidOffset),
         (
-            "a Terminate longer than any",
-            Box::new(|_, _| fpdu(Message::Terminate, true, untagged(2, 1, 0), &[0; 65])),
-            Fault::TooLong,
+            "a Read Request out of order",
+            Box::new(|_, _| read_request_at(untagged(1, 2, 0), true)),
+            TerminateFault::MsnRange,
+        ),
+        (
+            "a Read Request on the queue of Sends",
+            Box::new(|_, _| read_request_at(untagged(0, 1, 0), true)),
+            TerminateFault::InvalidQueue,
+        ),
+        (
+            "a Read Request at an offset",
+            Box::new(|_, _| read_request_at(untagged(1, 1, 4), true)),
+            TerminateFault::InvalidOffset,
+        ),
+        (
+            "a Read Request in two segments",
+            Box::new(|_, _| read_request_at(untagged(1, 1, 0), false)),
+            TerminateFault::InvalidOffset,
+        ),
+        (
+            "a Terminate above the maximum length",
+            Box::new(|_, _| fpdu(RdmapOpcode::Terminate, true, untagged(2, 1, 0), &[0; 65])),
+            TerminateFault::TooLong,
         ),
         (
             "a second Terminate, without a first",
-            Box::new(|_, _| fpdu(Message::Terminate, true, untagged(2, 2, 0), &[0; 4])),
-            Fault::MsnRange,
+            Box::new(|_, _| fpdu(RdmapOpcode::Terminate, true, untagged(2, 2, 0), &[0; 4])),
+            TerminateFault::MsnRange,
         ),
         (
-            "an answer that nobody asked for",
-            Box::new(|w, _| fpdu(Message::ReadResponse, true, tagged(w.rkey, w.address), &[9; 4])),
-            Fault::UnexpectedOpcode,
+            "a Read Response without a Read Request",
+            Box::new(|w, _| fpdu(RdmapOpcode::ReadResponse, true, tagged(w.rkey, w.address), &[9; 4])),
+            TerminateFault::UnexpectedOpcode,
         ),
-        ("a message out of order", Box::new(|_, _| fpdu(SEND, true, untagged(0, 2, 0), b"two")), Fault::MsnRange),
-        ("a second half first", Box::new(|_, _| fpdu(SEND, true, untagged(0, 1, 4), b"half")), Fault::InvalidOffset),
+        (
+            "a message out of order",
+            Box::new(|_, _| fpdu(SEND, true, untagged(0, 2, 0), b"two")),
+            TerminateFault::MsnRange,
+        ),
+        (
+            "a second half first",
+            Box::new(|_, _| fpdu(SEND, true, untagged(0, 1, 4), b"half")),
+            TerminateFault::InvalidOffset,
+        ),
         (
             "a gap within a message",
             Box::new(|_, _| {
                 let first = fpdu(SEND, false, untagged(0, 1, 0), &[1; 8]);
                 [first, fpdu(SEND, true, untagged(0, 1, 12), &[2; 8])].concat()
             }),
-            Fault::InvalidOffset,
+            TerminateFault::InvalidOffset,
         ),
         (
-            "a message that changes its kind",
+            "a message whose segments have different opcodes",
             Box::new(|_, _| {
                 let first = fpdu(SEND, false, untagged(0, 1, 0), &[1; 8]);
-                let solicited = Message::Send { invalidate: None, solicited: true };
+                let solicited = RdmapOpcode::Send { invalidate: None, solicited: true };
                 [first, fpdu(solicited, true, untagged(0, 1, 8), &[2; 8])].concat()
             }),
-            Fault::UnexpectedOpcode,
+            TerminateFault::UnexpectedOpcode,
         ),
-        ("a queue that is none", Box::new(|_, _| fpdu(SEND, true, untagged(3, 1, 0), b"?")), Fault::InvalidQueue),
+        ("an invalid queue", Box::new(|_, _| fpdu(SEND, true, untagged(3, 1, 0), b"?")), TerminateFault::InvalidQueue),
         (
             "a message longer than its Receive",
             Box::new(|_, _| fpdu(SEND, true, untagged(0, 1, 0), &[1; RECEIVE + 64])),
-            Fault::TooLong,
+            TerminateFault::TooLong,
         ),
         (
-            "an invalidation of no key",
+            "an invalidation of an unknown key",
             Box::new(|w, _| {
-                let opcode = Message::Send { invalidate: Some(w.rkey + 1), solicited: false };
+                let opcode = RdmapOpcode::Send { invalidate: Some(w.rkey + 1), solicited: false };
                 fpdu(opcode, true, untagged(0, 1, 0), b"gone")
             }),
-            Fault::CannotInvalidate,
+            TerminateFault::CannotInvalidate,
         ),
     ];
-    for (what, attack, wanted) in attacks {
-        let mut side = Side::new(terms(), 0);
-        side.receives(2);
-        let (one, two) = (side.lent(&[1; 1000]), side.lent(&[2; 1000]));
-        let (_, writable) = side.expose(&one, Access::REMOTE_WRITE);
-        let (_, readable) = side.expose(&two, Access::REMOTE_READ);
-        side.hear(&attack(writable, readable));
-        assert_eq!(side.fault(), Some(wanted), "{what}: {:?}", side.failure);
+    for (what, attack, expected) in attacks {
+        let mut endpoint = Endpoint::new(default_params(), 0);
+        endpoint.receives(2);
+        let (one, two) = (endpoint.lent(&[1; 1000]), endpoint.lent(&[2; 1000]));
+        let (_, writable) = endpoint.expose(&one, Access::REMOTE_WRITE);
+        let (_, readable) = endpoint.expose(&two, Access::REMOTE_READ);
+        endpoint.input(&attack(writable, readable));
+        assert_eq!(endpoint.fault(), Some(expected), "{what}: {:?}", endpoint.failure);
         assert_eq!((contents(&one), contents(&two)), (vec![1; 1000], vec![2; 1000]), "{what}");
-        let stats = side.shared.stats;
+        let stats = endpoint.shared.stats;
         assert_eq!(stats.peer_violations + stats.access_refused, 1, "{what}");
-        // Its memory returns: two Receives, and the memory.
+        // All memory returns to the pool: two Receives, and the exposed buffers.
         let mut ended = Vec::new();
-        side.stream.flush(Status::Flushed, &mut ended);
-        drop((ended, side.done, side.stream, side.shared));
+        endpoint.stream.flush(Status::Flushed, &mut ended);
+        drop((ended, endpoint.done, endpoint.stream, endpoint.shared));
         assert!(one.reclaim().is_ok() && two.reclaim().is_ok(), "{what}");
-        side.pool.close().expect(what);
+        endpoint.pool.close().expect(what);
     }
 }
 
-/// Reads `len` bytes; returns the memory with the request.
-fn ask(side: &mut Side, len: usize) -> (Lent, ReadRequest) {
-    let dst = side.lent(&[0; 100]);
+/// Posts a Read of `len` bytes. Returns its memory and the Read Request.
+fn post_read(endpoint: &mut Endpoint, len: usize) -> (Lent, ReadRequest) {
+    let dst = endpoint.lent(&[0; 100]);
     let remote = RemoteMemory { rkey: 5, address: 0 };
-    side.post(1, WorkRequest::Read { dst: dst.clone(), offset: 10, len, remote });
-    let bytes = side.say();
+    endpoint.post(1, WorkRequest::Read { dst: dst.clone(), offset: 10, len, remote });
+    let bytes = endpoint.output();
     let mut reader = SegmentReader::new(false);
     let (mut input, mut request) = (&bytes[..], None);
     while let Some(step) = reader.step(&mut input).expect("segments") {
-        if let Step::Payload(payload) = step {
+        if let ReaderStep::Payload(payload) = step {
             request = Some(ReadRequest::decode(payload.try_into().expect("28 bytes")));
         }
     }
     (dst, request.expect("a request"))
 }
 
-fn respond(stag: u32, offset: u64, last: bool, len: usize) -> Vec<u8> {
-    fpdu(Message::ReadResponse, last, tagged(stag, offset), &vec![7; len])
+fn read_response(stag: u32, offset: u64, last: bool, len: usize) -> Vec<u8> {
+    fpdu(RdmapOpcode::ReadResponse, last, tagged(stag, offset), &vec![7; len])
 }
 
-/// RFC 5041 §4.3: 0 follows the greatest number.
+/// Number 0 follows the maximum (RFC 5041 §4.3).
 #[test]
 fn message_numbers_wrap() {
-    let (mut a, mut b) = (Side::new(terms(), 0), Side::new(terms(), 0));
+    let (mut a, mut b) = (Endpoint::new(default_params(), 0), Endpoint::new(default_params(), 0));
     b.receives(3);
     a.stream.outbound.send_msn = u32::MAX - 1;
     b.stream.placement.send_msn = u32::MAX - 1;
     for n in 0..3 {
         a.send(n, &[n as u8], None, false);
     }
-    talk(&mut a, &mut b, &[7]);
+    exchange(&mut a, &mut b, &[7]);
     for n in 0..3 {
-        assert_eq!(b.take(Opcode::Recv).and_then(|got| got.buf).as_deref(), Some(&[n][..]), "{:?}", b.failure);
+        assert_eq!(
+            b.take_completion(Opcode::Recv).and_then(|got| got.buf).as_deref(),
+            Some(&[n][..]),
+            "{:?}",
+            b.failure
+        );
     }
-    b.hear(&fpdu(SEND, true, untagged(0, 1, 0), b"again"));
-    assert_eq!(b.fault(), Some(Fault::MsnRange), "1 has been there");
+    b.input(&fpdu(SEND, true, untagged(0, 1, 0), b"again"));
+    assert_eq!(b.fault(), Some(TerminateFault::MsnRange), "number 1 was already used");
 }
 
-/// RFC 5040 §5.2.1: it is answered, for any key.
+/// An empty Read Request gets a response for any STag (RFC 5040 §5.2.1).
 #[test]
-fn a_request_for_nothing_names_no_memory() {
-    let mut side = Side::new(terms(), 0);
+fn an_empty_read_request_may_have_any_stag() {
+    let mut endpoint = Endpoint::new(default_params(), 0);
     let ask = ReadRequest { sink_stag: 0x1234, sink_offset: 99, len: 0, source_stag: 0x5678, source_offset: u64::MAX };
-    side.hear(&fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &ask.encode()));
-    assert_eq!(side.say(), fpdu(Message::ReadResponse, true, tagged(0x1234, 99), b""));
-    assert_eq!(side.fault(), None);
+    endpoint.input(&fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &ask.encode()));
+    assert_eq!(endpoint.output(), fpdu(RdmapOpcode::ReadResponse, true, tagged(0x1234, 99), b""));
+    assert_eq!(endpoint.fault(), None);
 }
 
-/// RFC 5041 §5.2: neither STag nor TO of an empty segment is looked at.
+/// STag and tagged offset of an empty segment are not checked (RFC 5041 §5.2).
 #[test]
-fn an_empty_answer_need_not_name_memory() {
-    let mut side = Side::new(terms(), 0);
-    let (dst, request) = ask(&mut side, 0);
+fn an_empty_read_response_may_have_any_stag() {
+    let mut endpoint = Endpoint::new(default_params(), 0);
+    let (dst, request) = post_read(&mut endpoint, 0);
     assert_eq!(request.len, 0);
-    side.hear(&respond(!request.sink_stag, 77, true, 0));
-    assert_eq!(side.fault(), None, "{:?}", side.failure);
-    assert_eq!(side.done.pop().map(|done| done.status), Some(Status::Success));
+    endpoint.input(&read_response(!request.sink_stag, 77, true, 0));
+    assert_eq!(endpoint.fault(), None, "{:?}", endpoint.failure);
+    assert_eq!(endpoint.done.pop().map(|done| done.status), Some(Status::Success));
     assert_eq!(contents(&dst), vec![0; 100]);
-    // As an answer to a Read of some bytes it is too short, for any key.
-    let mut side = Side::new(terms(), 0);
-    let (_dst, request) = ask(&mut side, 80);
-    side.hear(&respond(!request.sink_stag, 77, true, 0));
-    assert_eq!(side.fault(), Some(Fault::TaggedBounds));
+    // An empty response to a Read of 80 bytes is too short.
+    let mut endpoint = Endpoint::new(default_params(), 0);
+    let (_dst, request) = post_read(&mut endpoint, 80);
+    endpoint.input(&read_response(!request.sink_stag, 77, true, 0));
+    assert_eq!(endpoint.fault(), Some(TerminateFault::TaggedBounds));
 }
 
 #[test]
-fn an_answer_has_to_fit() {
-    for (what, stag, offset, last, len, wanted) in [
-        ("another name", 1, 0, true, 80, Fault::TaggedInvalidStag),
-        ("too long", 0, 0, true, 81, Fault::TaggedBounds),
-        ("too short", 0, 0, true, 79, Fault::TaggedBounds),
-        ("not the last", 0, 0, false, 80, Fault::TaggedBounds),
-        ("a gap", 0, 8, false, 8, Fault::TaggedBounds),
+fn a_read_response_must_match_its_request() {
+    for (what, stag, offset, last, len, expected) in [
+        ("another STag", 1, 0, true, 80, TerminateFault::TaggedInvalidStag),
+        ("too long", 0, 0, true, 81, TerminateFault::TaggedBounds),
+        ("too short", 0, 0, true, 79, TerminateFault::TaggedBounds),
+        ("not the last", 0, 0, false, 80, TerminateFault::TaggedBounds),
+        ("a gap", 0, 8, false, 8, TerminateFault::TaggedBounds),
     ] {
-        let mut side = Side::new(terms(), 0);
-        let (dst, request) = ask(&mut side, 80);
+        let mut endpoint = Endpoint::new(default_params(), 0);
+        let (dst, request) = post_read(&mut endpoint, 80);
         assert_eq!((request.len, request.source_stag), (80, 5));
-        side.hear(&respond(request.sink_stag + stag, request.sink_offset + offset, last, len));
-        assert_eq!(side.fault(), Some(wanted), "{what}");
+        endpoint.input(&read_response(request.sink_stag + stag, request.sink_offset + offset, last, len));
+        assert_eq!(endpoint.fault(), Some(expected), "{what}");
         assert_eq!(contents(&dst), vec![0; 100], "{what}");
     }
-    // The same bytes twice, and memory without write access.
-    let mut side = Side::new(terms(), 0);
-    let (dst, request) = ask(&mut side, 80);
-    side.hear(&respond(request.sink_stag, 0, false, 40));
-    side.hear(&fpdu(Message::Write, true, tagged(request.sink_stag, 40), &[9; 40]));
-    assert_eq!(side.fault(), Some(Fault::TaggedInvalidStag));
-    let mut wanted = vec![0; 100];
-    wanted[10..50].fill(7);
-    assert_eq!(contents(&dst), wanted);
-    let mut side = Side::new(terms(), 0);
-    let (_dst, request) = ask(&mut side, 80);
-    side.hear(&respond(request.sink_stag, 0, false, 40));
-    side.hear(&respond(request.sink_stag, 0, false, 40));
-    assert_eq!(side.fault(), Some(Fault::TaggedBounds));
+    // A Write to the sink STag of a Read is refused, because the STag is valid only for the response.
+    let mut endpoint = Endpoint::new(default_params(), 0);
+    let (dst, request) = post_read(&mut endpoint, 80);
+    endpoint.input(&read_response(request.sink_stag, 0, false, 40));
+    endpoint.input(&fpdu(RdmapOpcode::Write, true, tagged(request.sink_stag, 40), &[9; 40]));
+    assert_eq!(endpoint.fault(), Some(TerminateFault::TaggedInvalidStag));
+    let mut expected = vec![0; 100];
+    expected[10..50].fill(7);
+    assert_eq!(contents(&dst), expected);
+    let mut endpoint = Endpoint::new(default_params(), 0);
+    let (_dst, request) = post_read(&mut endpoint, 80);
+    endpoint.input(&read_response(request.sink_stag, 0, false, 40));
+    endpoint.input(&read_response(request.sink_stag, 0, false, 40));
+    assert_eq!(endpoint.fault(), Some(TerminateFault::TaggedBounds));
 }
 
 #[test]
-fn reads_wait_for_their_turn_and_sends_for_reads() {
-    let (mut a, mut b) = (Side::new(terms(), 0), Side::new(terms(), 0));
+fn reads_wait_for_the_read_depth_and_fenced_sends_for_reads() {
+    let (mut a, mut b) = (Endpoint::new(default_params(), 0), Endpoint::new(default_params(), 0));
     b.receives(1);
     let place = b.lent(&[3; 100]);
     let (_, remote) = b.expose(&place, Access::REMOTE_READ);
@@ -522,37 +558,38 @@ fn reads_wait_for_their_turn_and_sends_for_reads() {
         a.post(n, WorkRequest::Read { dst: dst.clone(), offset: 0, len: 100, remote });
     }
     a.send(3, b"behind all of them", None, true);
-    // Two may be outstanding.
+    // The read depth is two.
     let two = fpdu_len(18 + 28) * 2;
-    let said = a.say();
-    assert_eq!(said.len(), two);
-    b.hear(&said);
-    assert!(b.take(Opcode::Recv).is_none());
-    let answers = b.say();
-    a.hear(&answers);
+    let output = a.output();
+    assert_eq!(output.len(), two);
+    b.input(&output);
+    assert!(b.take_completion(Opcode::Recv).is_none());
+    let responses = b.output();
+    a.input(&responses);
     assert_eq!(a.done.iter().map(|c| c.wr_id).collect::<Vec<_>>(), [0, 1]);
-    let said = a.say();
-    b.hear(&said);
-    assert!(b.take(Opcode::Recv).is_none(), "it overtakes the third Read");
-    talk(&mut a, &mut b, &[100]);
-    assert!(b.take(Opcode::Recv).is_some());
+    let output = a.output();
+    b.input(&output);
+    assert!(b.take_completion(Opcode::Recv).is_none(), "the Send must not overtake the third Read");
+    exchange(&mut a, &mut b, &[100]);
+    assert!(b.take_completion(Opcode::Recv).is_some());
     assert_eq!(a.done.iter().map(|c| c.wr_id).collect::<Vec<_>>(), [0, 1, 2, 3]);
 }
 
 #[test]
-fn a_responder_is_silent_until_it_is_spoken_to() {
-    let (mut a, mut b) = (Side::new(terms(), 0), Side::new(Terms { waits: true, ..terms() }, 0));
+fn a_responder_sends_nothing_before_the_first_fpdu() {
+    let (mut a, mut b) =
+        (Endpoint::new(default_params(), 0), Endpoint::new(StreamParams { waits: true, ..default_params() }, 0));
     a.receives(1);
-    b.send(1, b"may I?", None, false);
-    assert!(b.say().is_empty());
+    b.send(1, b"early", None, false);
+    assert!(b.output().is_empty());
     a.stream.outbound.send_empty_write();
-    talk(&mut a, &mut b, &[3]);
-    assert!(a.take(Opcode::Recv).is_some() && b.done.len() == 1);
+    exchange(&mut a, &mut b, &[3]);
+    assert!(a.take_completion(Opcode::Recv).is_some() && b.done.len() == 1);
 }
 
 #[test]
-fn memory_that_is_read_comes_home_behind_its_last_byte() {
-    let mut b = Side::new(terms(), 0);
+fn exposed_memory_is_revoked_only_after_its_read_response_is_sent() {
+    let mut b = Endpoint::new(default_params(), 0);
     b.receives(1);
     let place = b.lent(&[3; 5000]);
     let (window, remote) = b.expose(&place, Access::REMOTE_READ);
@@ -563,108 +600,111 @@ fn memory_that_is_read_comes_home_behind_its_last_byte() {
         source_stag: remote.rkey,
         source_offset: remote.address,
     };
-    b.hear(&fpdu(Message::ReadRequest, true, untagged(1, 1, 0), &ask.encode()));
+    b.input(&fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &ask.encode()));
     b.stream.produce().expect("an answer");
     assert!(b.stream.outbound.buffer.len() > 0);
     b.post(9, WorkRequest::LocalInvalidate { window });
     b.stream.produce().expect("nothing new");
     b.stream.reap(&mut b.done);
-    assert!(b.take(Opcode::LocalInvalidate).is_none(), "its bytes are not sent");
-    b.say();
-    assert!(b.take(Opcode::LocalInvalidate).is_some());
+    assert!(b.take_completion(Opcode::LocalInvalidate).is_none(), "the response is not yet sent");
+    b.output();
+    assert!(b.take_completion(Opcode::LocalInvalidate).is_some());
     assert!(place.reclaim().is_ok());
-    // A peer that revokes memory during its own Read breaks a rule.
+    // A peer must not invalidate memory during its own Read.
     let place = b.lent(&[3; 5000]);
     let (_, remote) = b.expose(&place, Access::REMOTE_READ);
     let ask = ReadRequest { source_stag: remote.rkey, source_offset: remote.address, ..ask };
-    b.hear(&fpdu(Message::ReadRequest, true, untagged(1, 2, 0), &ask.encode()));
+    b.input(&fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 2, 0), &ask.encode()));
     b.stream.produce().expect("an answer");
-    let opcode = Message::Send { invalidate: Some(remote.rkey), solicited: false };
-    b.hear(&fpdu(opcode, true, untagged(0, 1, 0), b"gone"));
-    assert_eq!(b.fault(), Some(Fault::CannotInvalidate));
+    let opcode = RdmapOpcode::Send { invalidate: Some(remote.rkey), solicited: false };
+    b.input(&fpdu(opcode, true, untagged(0, 1, 0), b"gone"));
+    assert_eq!(b.fault(), Some(TerminateFault::CannotInvalidate));
 }
 
 #[test]
 fn segments_of_a_message_are_contiguous() {
-    let mut side = Side::new(terms(), 0);
-    // More than is cut ahead of the socket.
+    let mut endpoint = Endpoint::new(default_params(), 0);
+    // The Writes have more bytes than are encoded in advance.
     for wr_id in 0..8 {
-        let buf = side.pool.alloc(64 << 10).expect("a buffer");
+        let buf = endpoint.pool.alloc(64 << 10).expect("a buffer");
         let (src, remote) = (Source::Frozen(buf.freeze()), RemoteMemory { rkey: 7, address: 0 });
-        side.post(wr_id, WorkRequest::Write { src, offset: 0, len: 64 << 10, remote });
+        endpoint.post(wr_id, WorkRequest::Write { src, offset: 0, len: 64 << 10, remote });
     }
-    side.stream.produce().expect("all is well");
-    side.stream.outbound.send_empty_write();
-    assert!(!of_nothing(&side.say()), "in the middle of a Write");
-    side.stream.outbound.send_empty_write();
-    assert!(of_nothing(&side.say()), "between messages");
-    side.stream.outbound.terminate(&Terminate::new(Fault::LocalCatastrophic, None, None));
-    side.say();
-    side.stream.outbound.send_empty_write();
-    assert!(side.say().is_empty(), "behind a Terminate");
+    endpoint.stream.produce().expect("output");
+    endpoint.stream.outbound.send_empty_write();
+    assert!(!has_empty_write(&endpoint.output()), "in the middle of a Write");
+    endpoint.stream.outbound.send_empty_write();
+    assert!(has_empty_write(&endpoint.output()), "between messages");
+    endpoint.stream.outbound.terminate(&Terminate::new(TerminateFault::LocalCatastrophic, None, None));
+    endpoint.output();
+    endpoint.stream.outbound.send_empty_write();
+    assert!(endpoint.output().is_empty(), "after a Terminate");
 }
 
-/// Whether a Write of nothing is among these FPDUs.
-fn of_nothing(mut bytes: &[u8]) -> bool {
+/// Whether these FPDUs include an empty Write.
+fn has_empty_write(mut bytes: &[u8]) -> bool {
     let mut reader = SegmentReader::new(false);
     let mut found = false;
     while let Some(step) = reader.step(&mut bytes).expect("FPDUs") {
-        found |= matches!(step, Step::Segment { segment: Segment { place: Place::Tagged { stag: 0, .. }, .. }, .. });
+        found |= matches!(
+            step,
+            ReaderStep::Segment { segment: SegmentHeader { place: PayloadPlace::Tagged { stag: 0, .. }, .. }, .. }
+        );
     }
     found
 }
 
 #[test]
-fn a_message_waits_for_a_receive_as_often_as_it_may() {
-    let patient = |retries| {
-        let mut side = Side::new(terms(), retries);
-        let rest = side.hear(&[fpdu(SEND, true, untagged(0, 1, 0), b"one"), vec![0, 1]].concat());
-        assert!(side.failure.is_none() && side.stream.waits_for_receive());
-        (side, rest)
+fn a_message_waits_for_a_receive_up_to_rnr_retry() {
+    let waiting = |retries| {
+        let mut endpoint = Endpoint::new(default_params(), retries);
+        let rest = endpoint.input(&[fpdu(SEND, true, untagged(0, 1, 0), b"one"), vec![0, 1]].concat());
+        assert!(endpoint.failure.is_none() && endpoint.stream.waits_for_receive());
+        (endpoint, rest)
     };
-    let (mut side, rest) = patient(7);
-    (0..100_000).for_each(|_| drop(side.hear(&[])));
-    side.receives(1);
-    assert!(side.hear(&rest).is_empty());
-    assert_eq!(side.take(Opcode::Recv).expect("a message").buf.as_deref(), Some(&b"one"[..]));
-    assert_eq!(side.shared.stats.receiver_not_ready, 1);
-    let (mut side, _) = patient(1);
+    let (mut endpoint, rest) = waiting(7);
+    (0..100_000).for_each(|_| drop(endpoint.input(&[])));
+    endpoint.receives(1);
+    assert!(endpoint.input(&rest).is_empty());
+    assert_eq!(endpoint.take_completion(Opcode::Recv).expect("a message").buf.as_deref(), Some(&b"one"[..]));
+    assert_eq!(endpoint.shared.stats.receiver_not_ready, 1);
+    let (mut endpoint, _) = waiting(1);
     for _ in 0..5000 {
-        side.hear(&[]);
+        endpoint.input(&[]);
     }
-    assert_eq!(side.fault(), Some(Fault::NoBuffer));
+    assert_eq!(endpoint.fault(), Some(TerminateFault::NoBuffer));
 }
 
 #[test]
-fn a_message_that_its_later_segments_make_too_long_ends_its_receive_so() {
-    let (mut a, mut b) = (Side::new(terms(), 0), Side::new(terms(), 0));
+fn a_message_too_long_in_later_segments_fails_its_receive() {
+    let (mut a, mut b) = (Endpoint::new(default_params(), 0), Endpoint::new(default_params(), 0));
     b.receives(2);
     a.send(1, &[7; RECEIVE + 1], None, false);
-    let said = a.say();
-    b.hear(&said);
-    assert_eq!(b.fault(), Some(Fault::TooLong));
-    let ended = b.take(Opcode::Recv).expect("the Receive that it has begun to fill");
+    let output = a.output();
+    b.input(&output);
+    assert_eq!(b.fault(), Some(TerminateFault::TooLong));
+    let ended = b.take_completion(Opcode::Recv).expect("the partly filled Receive");
     assert_eq!((ended.status, ended.buf.as_deref()), (Status::LocalLength, Some(&[][..])));
     b.stream.flush(Status::Flushed, &mut b.done);
-    assert!(b.take(Opcode::Recv).is_none(), "no other Receive was taken");
+    assert!(b.take_completion(Opcode::Recv).is_none(), "no other Receive was used");
 }
 
 #[test]
-fn a_terminate_ends_requests_by_its_error() {
+fn a_terminate_sets_the_status_of_the_oldest_request() {
     for (control, status, cause) in [
         ([0x11, 0x00, 0, 0], Status::RemoteAccess, Disconnect::Refused),
         ([0x12, 0x02, 0, 0], Status::RnrRetryExceeded, Disconnect::Failure),
         ([0x20, 0x02, 0, 0], Status::RemoteOperation, Disconnect::Failure),
     ] {
-        let mut side = Side::new(terms(), 0);
-        let dst = side.lent(&[0; 8]);
-        side.post(4, WorkRequest::Read { dst, offset: 0, len: 8, remote: RemoteMemory { rkey: 1, address: 0 } });
-        side.say();
-        side.hear(&fpdu(Message::Terminate, true, untagged(2, 1, 0), &control));
-        let failure = side.failure.take().expect("the end");
+        let mut endpoint = Endpoint::new(default_params(), 0);
+        let dst = endpoint.lent(&[0; 8]);
+        endpoint.post(4, WorkRequest::Read { dst, offset: 0, len: 8, remote: RemoteMemory { rkey: 1, address: 0 } });
+        endpoint.output();
+        endpoint.input(&fpdu(RdmapOpcode::Terminate, true, untagged(2, 1, 0), &control));
+        let failure = endpoint.failure.take().expect("the end");
         assert!(failure.terminate.is_none());
         assert_eq!((failure.status, failure.cause), (status, cause));
-        side.stream.flush(failure.status, &mut side.done);
-        assert_eq!(side.done.iter().map(|c| (c.wr_id, c.status)).collect::<Vec<_>>(), [(4, status)]);
+        endpoint.stream.flush(failure.status, &mut endpoint.done);
+        assert_eq!(endpoint.done.iter().map(|c| (c.wr_id, c.status)).collect::<Vec<_>>(), [(4, status)]);
     }
 }

@@ -1,6 +1,6 @@
-//! Memory windows of one stream, with bytes and rights (RFC 5042 §6).
+//! Memory windows of one stream, with their ranges and rights (RFC 5042 §6).
 //!
-//! Only this side reads or writes the memory, so bounds and rights are exact for each segment.
+//! Only this side's thread reads or writes the memory, so it can check exact bounds and rights for each segment.
 
 #![forbid(unsafe_code)]
 
@@ -9,17 +9,17 @@ use std::cell::Cell;
 use rpcrdma_mempool::Lent;
 
 use crate::Access;
-use crate::iwarp::wire::Fault;
-use crate::keys::Keys;
+use crate::iwarp::wire::TerminateFault;
+use crate::window_keys::WindowKeys;
 
-/// The windows of our side of one queue pair.
-pub(in crate::iwarp) type Windows = Keys<ExposedRange>;
+/// The windows of this side of one queue pair.
+pub(in crate::iwarp) type Windows = WindowKeys<ExposedRange>;
 
 /// The memory that a window exposes.
 #[derive(Debug)]
 pub(in crate::iwarp) struct ExposedRange {
     pub(in crate::iwarp) mem: Lent,
-    /// The peer's name of the first exposed byte: its offset in the arena.
+    /// The address of the first exposed byte for the peer: its offset in the arena.
     address: u64,
     len: u64,
     access: Access,
@@ -34,26 +34,28 @@ impl ExposedRange {
         Self { mem, address, len: len as u64, access, busy_until: Cell::new(0) }
     }
 
-    /// Tells [`Keys::revoke`] whether the stream, which has sent all before `sent`, needs the memory no more.
+    /// Returns the check for [`WindowKeys::revoke`] that the stream no longer uses the memory, if it has sent all bytes
+    /// before position `sent`.
     pub(super) fn is_free(sent: u64) -> impl FnOnce(u32, u32, &Self) -> bool {
         move |_, _, range| range.busy_until.get() <= sent
     }
 
-    /// The range of this STag with `len` bytes at `address`, and their offset in its memory.
+    /// Finds the range of this STag with `len` bytes at `address`, and their offset in its memory.
     ///
-    /// A refusal has the fault of a Write, whose tagged segments DDP places, or of a Read Request, which RDMAP checks
-    /// (RFC 5041 §8.2 and RFC 5040 §7.1).
+    /// # Errors
+    /// The STag, the bounds or the rights do not permit the access. The fault is one of DDP for a Write, whose tagged
+    /// segments DDP places, and one of RDMAP for a Read Request (RFC 5041 §8.2, RFC 5040 §7.1).
     pub(super) fn find(
         windows: &Windows,
         stag: u32,
         address: u64,
         len: u64,
         write: bool,
-    ) -> Result<(&Self, usize), Fault> {
+    ) -> Result<(&Self, usize), TerminateFault> {
         let [invalid, bounds, wrap] = if write {
-            [Fault::TaggedInvalidStag, Fault::TaggedBounds, Fault::TaggedOffsetWrap]
+            [TerminateFault::TaggedInvalidStag, TerminateFault::TaggedBounds, TerminateFault::TaggedOffsetWrap]
         } else {
-            [Fault::InvalidStag, Fault::Bounds, Fault::OffsetWrap]
+            [TerminateFault::InvalidStag, TerminateFault::Bounds, TerminateFault::OffsetWrap]
         };
         let range = windows.find(stag).ok_or(invalid)?;
         address.checked_add(len).ok_or(wrap)?;
@@ -61,6 +63,6 @@ impl ExposedRange {
         range.len.checked_sub(skip).filter(|left| len <= *left).ok_or(bounds)?;
         let granted = if write { range.access.remote_write } else { range.access.remote_read };
         let offset = address as usize - range.mem.offset();
-        if granted { Ok((range, offset)) } else { Err(Fault::AccessRights) }
+        if granted { Ok((range, offset)) } else { Err(TerminateFault::AccessRights) }
     }
 }

@@ -1,17 +1,17 @@
-//! The RDMA Read Request Header: RFC 5040 §4.4.
+//! The RDMA Read Request Header (RFC 5040 §4.4).
 
-/// A Read Request. It is all of the message, behind the header of its only segment.
+/// The header of an RDMA Read Request: the payload of its only segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// STag of the requester's memory, copied into the Read Response.
+    /// STag of the requester's memory, which the Read Response repeats.
     pub sink_stag: u32,
-    /// Tagged offset of the first byte there.
+    /// Tagged offset of the first byte in the requester's memory.
     pub sink_offset: u64,
     /// Bytes to read.
     pub len: u32,
     /// STag of the responder's memory.
     pub source_stag: u32,
-    /// Tagged offset of the first byte there.
+    /// Tagged offset of the first byte in the responder's memory.
     pub source_offset: u64,
 }
 
@@ -30,7 +30,7 @@ impl ReadRequest {
         out
     }
 
-    /// Decodes a request; all bytes are valid.
+    /// Decodes a request. Any bytes are valid.
     pub fn decode(bytes: &[u8; Self::LEN]) -> Self {
         let word = |at: usize| bytes[4 * at..].first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
         let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 1));

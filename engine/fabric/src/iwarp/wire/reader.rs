@@ -1,71 +1,80 @@
-//! A byte stream cut into its segments (RFC 5044 §§4, 6).
+//! Division of a byte stream into segments (RFC 5044 §§4, 6).
 
 use crc32c::crc32c;
 
-use super::segment::{HEADER, LENGTH, Segment, SegmentError, fpdu_len, trailer, whole_header};
+use super::segment::{HEADER, LENGTH, SegmentError, SegmentHeader, fpdu_len, trailer, whole_header};
 
-/// Splits a connection's input after its [`Setup`](super::Setup) into segments.
+/// Splits a connection's input after its [`MpaFrame`](super::MpaFrame) into segments.
 ///
-/// Without CRC only headers are copied. A payload may bypass the reader, from the socket to its place:
-/// [`payload_left`](Self::payload_left), [`take`](Self::take). With a CRC, a whole FPDU is checked before any of it is
-/// reported.
+/// Without CRCs only headers are copied, and a payload may bypass the reader on its way from the socket to its place;
+/// see [`payload_left`](Self::payload_left) and [`skip_payload`](Self::skip_payload). With CRCs, the reader checks a
+/// whole FPDU before it reports any part of it.
 ///
 /// ```
-/// use rpcrdma_fabric::iwarp::wire::{Opcode, Place, QUEUE_SEND, SegmentReader, Segment, SegmentError, Step};
+/// use rpcrdma_fabric::iwarp::wire::{
+///     PayloadPlace, QUEUE_SEND, RdmapOpcode, ReaderStep, SegmentError, SegmentHeader, SegmentReader,
+/// };
 ///
-/// let opcode = Opcode::Send { invalidate: None, solicited: false };
-/// let send = Segment { opcode, last: true, place: Place::Untagged { queue: QUEUE_SEND, msn: 1, offset: 0 } };
+/// let opcode = RdmapOpcode::Send { invalidate: None, solicited: false };
+/// let place = PayloadPlace::Untagged { queue: QUEUE_SEND, msn: 1, offset: 0 };
+/// let send = SegmentHeader { opcode, last: true, place };
 /// let mut stream = send.encode(3).to_vec();
-/// stream.extend_from_slice(b"abc\0\0\0\0\0"); // With one byte of pad, and a CRC that is not looked at.
+/// stream.extend_from_slice(b"abc\0\0\0\0\0"); // One byte of pad, and a CRC field that is not checked.
 ///
 /// let mut reader = SegmentReader::new(false);
 /// let mut input = &stream[..];
-/// assert_eq!(reader.step(&mut input)?, Some(Step::Segment { segment: send, len: 3 }));
-/// assert_eq!(reader.step(&mut input)?, Some(Step::Payload(b"abc")));
-/// assert_eq!(reader.step(&mut input)?, Some(Step::End));
+/// assert_eq!(reader.step(&mut input)?, Some(ReaderStep::Segment { segment: send, len: 3 }));
+/// assert_eq!(reader.step(&mut input)?, Some(ReaderStep::Payload(b"abc")));
+/// assert_eq!(reader.step(&mut input)?, Some(ReaderStep::End));
 /// assert_eq!(reader.step(&mut input)?, None);
-/// assert!(reader.is_between());
+/// assert!(reader.is_at_fpdu_boundary());
 /// # Ok::<(), SegmentError>(())
 /// ```
 #[derive(Debug, Default)]
 pub struct SegmentReader {
     framer: Framer,
-    /// With CRCs an FPDU is collected and checked before any of it is reported.
+    /// Whether FPDUs have a CRC. Then each FPDU is collected and checked before any part of it is reported.
     crc: bool,
-    /// An FPDU that has arrived in parts. Empty if it lies in the input.
+    /// An FPDU that has arrived in parts. Empty if the current FPDU lies in the input.
     collected: Vec<u8>,
-    /// Its reported bytes. None before it is whole.
+    /// Number of reported bytes of `collected`. 0 until it is complete.
     reported: usize,
 }
 
-/// The next item of the stream. Each segment yields one [`Segment`](Self::Segment), its [`Payload`](Self::Payload)s, if
-/// any, and one [`End`](Self::End).
+/// The next item of the stream.
+///
+/// Each segment yields one [`Segment`](Self::Segment), any number of [`Payload`](Self::Payload)s, and one
+/// [`End`](Self::End).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step<'a> {
+pub enum ReaderStep<'a> {
     /// The header of a segment.
     Segment {
         /// The header.
-        segment: Segment,
+        segment: SegmentHeader,
         /// Bytes of payload.
         len: usize,
     },
-    /// The next bytes of its payload; not empty.
+    /// The next bytes of the payload, not empty.
     Payload(&'a [u8]),
-    /// The end of the segment, with pad and CRC.
+    /// The end of the segment, after pad and CRC.
     End,
 }
 
 impl SegmentReader {
-    /// A reader at a stream's start, with or without CRCs.
+    /// Creates a reader for a stream's start, with or without CRCs.
     pub fn new(crc: bool) -> Self {
         Self { crc, ..Self::default() }
     }
 
-    /// The next step; consumes its bytes from the input. `None`: the input is consumed, and the needed part of it is
-    /// kept.
+    /// Returns the next item and consumes its bytes from the input.
+    ///
+    /// `None` if the whole input is consumed. The reader then keeps the part of it that later items need.
+    ///
+    /// # Errors
+    /// The segment is invalid. The stream cannot be read any further.
     #[inline]
-    pub fn step<'a, 'b: 'a>(&'a mut self, input: &mut &'b [u8]) -> Result<Option<Step<'a>>, SegmentError> {
-        if self.crc && self.framer.part == FpduPart::Between && !self.collect(input)? {
+    pub fn step<'a, 'b: 'a>(&'a mut self, input: &mut &'b [u8]) -> Result<Option<ReaderStep<'a>>, SegmentError> {
+        if self.crc && self.framer.part == FpduPart::Between && !self.collect_fpdu(input)? {
             return Ok(None);
         }
         if self.collected.is_empty() {
@@ -77,19 +86,20 @@ impl SegmentReader {
         Ok(step)
     }
 
-    /// Whether the next FPDU is whole and correct: in `collected`, or, if that is empty, at the start of the input.
-    fn collect(&mut self, input: &mut &[u8]) -> Result<bool, SegmentError> {
+    /// Returns whether the next FPDU is complete and correct. It is in `collected` or, if that is empty, at the start
+    /// of the input.
+    fn collect_fpdu(&mut self, input: &mut &[u8]) -> Result<bool, SegmentError> {
         if self.reported == self.collected.len() {
             self.collected.clear();
             self.reported = 0;
             if let Some(fpdu) = fpdu_len_of(input).and_then(|len| input.get(..len)) {
-                return check(fpdu);
+                return check_crc(fpdu);
             }
         }
         loop {
             let missing = fpdu_len_of(&self.collected).unwrap_or(LENGTH) - self.collected.len();
             if missing == 0 {
-                return check(&self.collected);
+                return check_crc(&self.collected);
             }
             if input.is_empty() {
                 return Ok(false);
@@ -101,34 +111,36 @@ impl SegmentReader {
         }
     }
 
-    /// Bytes of the current payload that may bypass the reader. They are read from the socket to their place: the whole
-    /// rest, if the input is consumed.
+    /// Bytes of the current payload that may bypass the reader.
+    ///
+    /// Once the input is consumed, that is the rest of the payload, unless FPDUs have a CRC.
     #[inline]
     pub fn payload_left(&self) -> usize {
         if self.framer.part == FpduPart::Payload && !self.crc { self.framer.left } else { 0 }
     }
 
-    /// Counts `n` bytes of the payload as read past the reader.
+    /// Counts `n` bytes of the payload that have bypassed the reader.
     ///
     /// # Panics
-    /// If fewer are left.
+    /// If the payload has fewer bytes left.
     #[inline]
-    pub fn take(&mut self, n: usize) {
+    pub fn skip_payload(&mut self, n: usize) {
         assert!(n <= self.payload_left(), "{n} bytes of a payload with {} left", self.payload_left());
-        self.framer.taken(n);
+        self.framer.advance_payload(n);
     }
 
-    /// Length and header of the current segment, 16 or 20 bytes. They suit [`Terminate::new`](super::Terminate::new).
-    /// After a [`SegmentError`] those of the faulty segment, as many as arrived. They stay until bytes of the next
-    /// segment arrive.
+    /// Length and header of the current segment, as [`Terminate::new`](super::Terminate::new) needs them.
+    ///
+    /// They have 16 or 20 bytes, and stay until bytes of the next segment arrive. After a [`SegmentError`] they are
+    /// those of the faulty segment, as far as they have arrived.
     pub fn header(&self) -> &[u8] {
         let header = &self.framer.header[..self.framer.filled];
         whole_header(header).unwrap_or(header)
     }
 
-    /// Whether the stream may end here: only whole segments, nothing kept.
+    /// Whether all FPDUs are complete, so that the stream may end.
     #[inline]
-    pub fn is_between(&self) -> bool {
+    pub fn is_at_fpdu_boundary(&self) -> bool {
         self.framer.part == FpduPart::Between && self.reported == self.collected.len()
     }
 }
@@ -136,7 +148,7 @@ impl SegmentReader {
 /// The framer's position in an FPDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 enum FpduPart {
-    /// Nothing of the next FPDU was seen.
+    /// Before the first byte of the next FPDU.
     #[default]
     Between,
     /// Length and header.
@@ -146,44 +158,44 @@ enum FpduPart {
     Trailer,
 }
 
-/// Splits a stream into its segments, and checks nothing but headers.
+/// Splits a stream into its segments, and checks only their headers.
 #[derive(Debug, Default)]
 struct Framer {
-    /// Length and header. A short header leaves room for later bytes.
+    /// Length and header. A tagged header, which is shorter, may be followed by later bytes.
     header: [u8; HEADER],
-    /// Received bytes of it.
+    /// Number of received bytes in `header`.
     filled: usize,
     part: FpduPart,
-    /// Remaining bytes of payload or trailer; at least one of a payload.
+    /// Remaining bytes of payload or trailer, at least one of a payload.
     left: usize,
-    /// Bytes of pad and CRC behind the payload.
+    /// Bytes of pad and CRC after the payload.
     trailer: usize,
 }
 
 impl Framer {
     #[inline]
-    fn step<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<Step<'b>>, SegmentError> {
+    fn step<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<ReaderStep<'b>>, SegmentError> {
         if matches!(self.part, FpduPart::Between | FpduPart::Header) {
             return self.read_header(input);
         }
         let (bytes, rest) = input.split_at(self.left.min(input.len()));
         *input = rest;
         if self.part == FpduPart::Payload {
-            self.taken(bytes.len());
-            return Ok((!bytes.is_empty()).then_some(Step::Payload(bytes)));
+            self.advance_payload(bytes.len());
+            return Ok((!bytes.is_empty()).then_some(ReaderStep::Payload(bytes)));
         }
         self.left -= bytes.len();
         if self.left > 0 {
             return Ok(None);
         }
         self.part = FpduPart::Between;
-        Ok(Some(Step::End))
+        Ok(Some(ReaderStep::End))
     }
 
-    /// Reads length and header, which may arrive in parts. The bytes behind a short header are read again.
-    // Not in line: so the other steps, which are short, can be.
+    /// Reads length and header, which may arrive in parts. The bytes after a tagged header are read again.
+    // Not inlined, so that `step`, which is otherwise short, can be.
     #[inline(never)]
-    fn read_header<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<Step<'b>>, SegmentError> {
+    fn read_header<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<ReaderStep<'b>>, SegmentError> {
         if self.part == FpduPart::Between {
             if input.is_empty() {
                 return Ok(None);
@@ -193,18 +205,18 @@ impl Framer {
         let before = self.filled;
         self.filled = HEADER.min(before + input.len());
         self.header[before..self.filled].copy_from_slice(&input[..self.filled - before]);
-        let decoded = Segment::decode(&self.header[..self.filled]);
+        let decoded = SegmentHeader::decode(&self.header[..self.filled]);
         let used = if let Ok(Some((.., used))) = decoded { used } else { self.filled };
         *input = &input[used - before..];
         let Some((segment, len, used)) = decoded? else { return Ok(None) };
         (self.part, self.left, self.trailer) = (FpduPart::Payload, len, trailer(used - LENGTH + len));
-        self.taken(0);
-        Ok(Some(Step::Segment { segment, len }))
+        self.advance_payload(0);
+        Ok(Some(ReaderStep::Segment { segment, len }))
     }
 
-    /// Counts `n` bytes of the payload as taken.
+    /// Counts `n` bytes of the payload as read.
     #[inline]
-    fn taken(&mut self, n: usize) {
+    fn advance_payload(&mut self, n: usize) {
         self.left -= n;
         if self.left == 0 {
             (self.part, self.left) = (FpduPart::Trailer, self.trailer);
@@ -212,13 +224,13 @@ impl Framer {
     }
 }
 
-/// Bytes of the FPDU that these bytes begin with.
+/// Length of the FPDU that begins with these bytes. `None` if its length field is incomplete.
 fn fpdu_len_of(bytes: &[u8]) -> Option<usize> {
     bytes.first_chunk().map(|len| fpdu_len(usize::from(u16::from_be_bytes(*len))))
 }
 
-/// True, or the error of a whole FPDU's CRC.
-fn check(fpdu: &[u8]) -> Result<bool, SegmentError> {
+/// Checks the CRC of a complete FPDU. Returns true if it is correct.
+fn check_crc(fpdu: &[u8]) -> Result<bool, SegmentError> {
     let (covered, found) = fpdu.split_last_chunk().expect("an FPDU has a CRC");
     let (found, computed) = (u32::from_le_bytes(*found), crc32c(covered));
     if found == computed { Ok(true) } else { Err(SegmentError::Crc { found, computed }) }

@@ -1,8 +1,8 @@
-//! The Terminate Header: why an end closes the stream. RFC 5040 §4.8, with the codes of DDP (RFC 5041 §7.2) and MPA
-//! (RFC 5044 §8, RFC 6581 §8).
+//! The Terminate Header, which states why an end closes the stream.
 //!
-//! Linux' soft-iWARP, on little-endian machines, has layer and error type in each other's place, and the header control
-//! bits in reverse. Such Terminates are decoded, and never sent.
+//! RFC 5040 §4.8 defines it, with the codes of DDP (RFC 5041 §7.2) and MPA (RFC 5044 §8, RFC 6581 §8). On little-endian
+//! machines, Linux' soft-iWARP swaps layer and error type, and reverses the header control bits. Such Terminates are
+//! decoded, but never sent.
 
 use std::fmt;
 
@@ -12,25 +12,25 @@ use thiserror::Error;
 use super::read_request::ReadRequest;
 use super::segment::{HEADER, whole_header};
 
-/// Declares the faults, one row each: layer, error type and error code as one number; text.
+/// Declares the faults. Each row has a name, the number made of layer, error type and error code, and a text.
 macro_rules! faults {
     ($( $Name:ident = $number:literal, $text:literal; )+) => {
-        /// The cause of a stream's end: layer (4 bits), error type (4 bits), error code (8 bits).
+        /// The cause of a Terminate: layer (4 bits), error type (4 bits) and error code (8 bits).
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
-        pub enum Fault {
+        pub enum TerminateFault {
             $(
                 #[doc = concat!($text, ": number ", stringify!($number), ".")]
                 $Name = $number,
             )+
         }
 
-        impl Fault {
-            /// Every row of the table.
+        impl TerminateFault {
+            /// All faults.
             pub const ALL: &[Self] = &[$( Self::$Name ),+];
         }
 
-        impl fmt::Display for Fault {
+        impl fmt::Display for TerminateFault {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.pad(match self { $( Self::$Name => $text, )+ })
             }
@@ -77,39 +77,39 @@ faults! {
 const RDMAP: u8 = 0;
 const DDP: u8 = 1;
 const CATASTROPHIC: u8 = 0;
-/// Error type of both layers.
+/// Error type of protection errors in RDMAP and of tagged buffer errors in DDP.
 const PROTECTION: u8 = 1;
 
-impl Fault {
+impl TerminateFault {
     /// Layer, error type and error code.
     pub const fn codes(self) -> (u8, u8, u8) {
         let [kind, code] = (self as u16).to_be_bytes();
         (kind >> 4, kind & 0xF, code)
     }
 
-    /// The row with these numbers. A local catastrophic error of RDMAP has any code.
+    /// The fault with these numbers. A local catastrophic error of RDMAP may have any code.
     pub fn from_codes(layer: u8, etype: u8, code: u8) -> Option<Self> {
         let code = if (layer, etype) == (RDMAP, CATASTROPHIC) { 0 } else { code };
         Self::ALL.iter().copied().find(|fault| fault.codes() == (layer, etype, code))
     }
 
-    /// Whether a key, a bound or a right was violated.
+    /// Whether the fault is an invalid key, or a violation of bounds or rights.
     pub(in crate::iwarp) fn is_access(self) -> bool {
         matches!(self.codes(), (RDMAP | DDP, PROTECTION, _)) && self != Self::TaggedVersion
     }
 
-    /// Whether it is reported with the header of the segment at fault (RFC 5040 §4.8, Figure 10).
+    /// Whether its Terminate contains the header of the segment at fault (RFC 5040 §4.8, Figure 10).
     const fn has_header(self) -> bool {
         matches!(self.codes(), (RDMAP, 1.., _) | (DDP, ..))
     }
 
-    /// Whether it is reported with the Read Request at fault (RFC 5040 §4.8, Figure 10).
+    /// Whether its Terminate contains the Read Request at fault (RFC 5040 §4.8, Figure 10).
     const fn has_read(self) -> bool {
         matches!(self.codes(), (RDMAP, PROTECTION, _))
     }
 }
 
-/// Bytes of Terminate Control with its reserved part.
+/// Bytes of the Terminate Control field with its reserved part.
 const CONTROL: usize = 4;
 
 /// Header control bits of the third byte: segment length, DDP header, RDMAP header.
@@ -118,40 +118,44 @@ const DDP_HEADER: u8 = 0x40;
 const RDMAP_HEADER: u8 = 0x20;
 const HEADER_CONTROL: u8 = LENGTH_VALID | DDP_HEADER | RDMAP_HEADER;
 
-/// A Terminate Header: the whole message after its only segment header.
+/// A Terminate Header, which is the whole payload of its only segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terminate {
-    /// The layer of the error: 0 RDMAP, 1 DDP, 2 lower. It has 4 bits.
+    /// The layer of the error: 0 RDMAP, 1 DDP, 2 the layer below (4 bits).
     pub layer: u8,
-    /// Error type of the layer; 4 bits.
+    /// The error type, which depends on the layer (4 bits).
     pub etype: u8,
-    /// Error code of the type.
+    /// The error code, which depends on the error type.
     pub code: u8,
-    /// Length and header of the faulty segment: 16, 20 or 0 bytes. See [`Segment`](super::Segment).
+    /// Length and header of the faulty segment: 16, 20 or 0 bytes. See [`SegmentHeader`](super::SegmentHeader).
     pub header: ArrayVec<u8, HEADER>,
-    /// The faulty Read Request, as far as included; only after a `header`.
+    /// The faulty Read Request, if included. Only present after a `header`.
     pub read: Option<ReadRequest>,
 }
 
-/// Too few bytes for a Terminate Header.
+/// A message too short for a Terminate Header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("a Terminate of {len} bytes, of which the least has {CONTROL}")]
+#[error("invalid Terminate of {len} bytes: expected at least {CONTROL}")]
 pub struct TerminateError {
     /// Received bytes.
     pub len: usize,
 }
 
 impl Terminate {
-    /// Names the fault. `segment` begins with length and header of the segment; `read` is its Read Request, if it was
-    /// one. The parts that RFC 5040 requires for this fault are included, if whole.
-    pub fn new(fault: Fault, segment: Option<&[u8]>, read: Option<&[u8; ReadRequest::LEN]>) -> Self {
+    /// Creates a Terminate for this fault.
+    ///
+    /// It has the parts that RFC 5040 requires for the fault, as far as they are complete. `segment` begins with length
+    /// and header of the segment at fault, and `read` is its Read Request, if it has one.
+    pub fn new(fault: TerminateFault, segment: Option<&[u8]>, read: Option<&[u8; ReadRequest::LEN]>) -> Self {
         let (layer, etype, code) = fault.codes();
         let header = included(segment.filter(|_| fault.has_header()));
         let read = read.filter(|_| fault.has_read() && !header.is_empty());
         Self { layer, etype, code, header, read: read.map(ReadRequest::decode) }
     }
 
-    /// Appends the bytes, as RFC 5040 has them: at most 52.
+    /// Appends the encoded header in the layout of RFC 5040.
+    ///
+    /// The header has at most 52 bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let header = if self.header.is_empty() { 0 } else { LENGTH_VALID | DDP_HEADER };
         let read = if self.read.is_some() { RDMAP_HEADER } else { 0 };
@@ -162,19 +166,25 @@ impl Terminate {
         }
     }
 
-    /// Decodes the RFC 5040 form, or else soft-iWARP's. Announced but incomplete parts are skipped, since the reason
-    /// matters.
+    /// Decodes the layout of RFC 5040, or else that of soft-iWARP.
+    ///
+    /// Parts that are announced but incomplete are skipped, because the fault alone is useful too.
+    ///
+    /// # Errors
+    /// The message is too short.
     pub fn decode(bytes: &[u8]) -> Result<Self, TerminateError> {
         let Some((&[kind, code, control, _], rest)) = bytes.split_first_chunk::<CONTROL>() else {
             return Err(TerminateError { len: bytes.len() });
         };
         let (layer, etype) = (kind >> 4, kind & 0xF);
-        // The RFC's reserved bits are zero. If no bit decides, the reason does: it must exist.
+        // The reserved bits of the RFC are zero, so a control bit shows the layout. Without any bit, the layout in
+        // which the fault exists is assumed.
         let is_reversed = match (control & HEADER_CONTROL, control.reverse_bits() & HEADER_CONTROL) {
             (0, 0) => {
-                Fault::from_codes(layer, etype, code).is_none() && Fault::from_codes(etype, layer, code).is_some()
+                TerminateFault::from_codes(layer, etype, code).is_none()
+                    && TerminateFault::from_codes(etype, layer, code).is_some()
             }
-            (told, _) => told == 0,
+            (valid_bits, _) => valid_bits == 0,
         };
         let (layer, etype, control) =
             if is_reversed { (etype, layer, control.reverse_bits()) } else { (layer, etype, control) };
@@ -184,13 +194,13 @@ impl Terminate {
         Ok(Self { layer, etype, code, header, read: read.map(ReadRequest::decode) })
     }
 
-    /// The reason, if it is known.
-    pub fn fault(&self) -> Option<Fault> {
-        Fault::from_codes(self.layer, self.etype, self.code)
+    /// The fault, if its numbers are known.
+    pub fn fault(&self) -> Option<TerminateFault> {
+        TerminateFault::from_codes(self.layer, self.etype, self.code)
     }
 }
 
-/// The reason in words, or else in numbers.
+/// Writes the fault's text, or its numbers if they are unknown.
 impl fmt::Display for Terminate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.fault() {
@@ -200,7 +210,7 @@ impl fmt::Display for Terminate {
     }
 }
 
-/// Length and header of a segment, if whole; otherwise nothing.
+/// Length and header of a segment if they are complete, otherwise nothing.
 fn included(segment: Option<&[u8]>) -> ArrayVec<u8, HEADER> {
     let header = segment.and_then(whole_header).and_then(|header| ArrayVec::try_from(header).ok());
     header.unwrap_or_default()

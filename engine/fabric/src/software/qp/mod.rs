@@ -1,4 +1,4 @@
-//! One queue pair: its state, the way from the ring to posted Receives, and its end.
+//! One queue pair: its state, the copy from the ring to posted Receives, and its end.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -17,18 +17,18 @@ use rpcrdma_mempool::{ArenaId, Buf, PeerRings, prefetch};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use self::retire::RetireQueue;
-use super::Common;
-use super::doorbell::{Doorbell, Waits};
+use super::SoftwareCommon;
+use super::doorbell::{Doorbell, WakeReason};
 use super::memory::{Layout, Lines, Word};
-use super::message::{Message, Opening};
+use super::message::{Opening, SocketMessage};
 use super::region::ExposedMemory;
-use super::ring::{Consumer, Header, LINE, Producer};
+use super::ring::{LINE, RecordHeader, RingConsumer, RingProducer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::accept_balancer::ConnectionCount;
-use crate::connection_manager::Received;
-use crate::keys::Revoked;
+use crate::connection_manager::SocketInput;
 use crate::receives::Receives;
 use crate::stall_timer::StallTimer;
+use crate::window_keys::Revoked;
 use crate::{
     Arrival, Completion, ConnectParams, ControlEvent, Disconnect, FabricError, Flow, Posting, QpId, ReceivedBuf,
     Status, WorkRequest,
@@ -36,18 +36,18 @@ use crate::{
 
 /// Messages per queue pair and poll, for fairness.
 const BURST: usize = 32;
-/// Empty polls between checks of non-urgent work, a power of two. A request and its reply need fewer. So in a
-/// conversation, acknowledgements only travel with messages, and the line for reports stays quiet.
-const LATER: u32 = 16;
-/// Polls per retry of a sender whose message lacks a Receive.
+/// Empty polls between checks of non-urgent work, a power of two. A reply usually arrives after fewer polls, so in a
+/// conversation acknowledgements travel only with messages, and the line for reports is not written.
+const IDLE_CHECK_INTERVAL: u32 = 16;
+/// Polls per retry of a sender whose message has no Receive.
 const RNR_POLLS: u32 = 1024;
 /// Empty polls before a used queue pair is polled less often.
 const IDLE_POLLS: u32 = 4096;
-/// Prefetched lines of the next record: the lines of a short one.
+/// Prefetched lines of the next record, enough for a short message.
 const NEXT_LINES: u64 = 3;
-/// The reason of an end by the peer.
+/// The reason when the peer ends the connection.
 pub(super) const PEER_CLOSED: &str = "the peer closed the connection";
-/// Reports of a receiver that does not take a record: it has no Receive, or the record is invalid.
+/// Refusals of a receiver: it has no Receive, or the record is invalid.
 const NOT_READY: u64 = 1;
 const INVALID_REQUEST: u64 = 2;
 /// The violation of a peer that acknowledges more than was sent.
@@ -55,14 +55,14 @@ const FALSE_HEAD: &str = "it acknowledges a message that was never sent";
 
 /// State of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum State {
-    /// Not answered yet.
+pub(crate) enum SoftwareQpState {
+    /// The peer has not answered yet.
     Connecting,
     /// Both directions may be used.
     Up,
     /// Closing locally: posted requests are still sent.
     Closing,
-    /// The peer has closed: its sent messages are still taken.
+    /// The peer has closed: messages that it has sent are still taken.
     Draining,
     /// The connection has ended, and everything was flushed.
     Error,
@@ -71,54 +71,55 @@ pub(crate) enum State {
 /// Completions that a poll appends.
 type Completions = Vec<Completion>;
 
-/// Other results of a poll than one message alone.
+/// The result of a poll that did not find a single message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Polled {
-    /// Nothing to do.
+pub(crate) enum PollOutcome {
+    /// There was nothing to do.
     Quiet,
-    /// Nothing was to do for long.
+    /// There has been nothing to do for long.
     Idle,
-    /// Active; messages were appended.
+    /// There was work, and messages may have been appended.
     Active,
-    /// Ended; do not poll it again.
+    /// The queue pair has ended and is not polled again.
     Dead,
 }
 
-/// Why a record is not a message that was taken.
+/// Why no message was taken from a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum NoMessage {
     /// The record was a marker.
     Marker,
     /// The message waits for a Receive.
-    Waits,
-    /// The queue pair ends by this record.
-    Over,
+    NoReceive,
+    /// The queue pair ends because of this record.
+    Ended,
 }
 
-/// Progress of requests: taken by the peer, waiting, and bytes left of the first.
+/// Progress of requests: bytes taken by the peer, waiting requests, and bytes left of the first.
 type Progress = (u64, usize, usize);
 
-/// One queue pair. Fields that each message needs come first, together.
+/// One queue pair. The fields that each message needs come first.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct SoftwareQp {
     // Read by every poll.
     pub(crate) ring: PeerRings,
-    pub(crate) rx: Consumer,
-    /// The next poll has work even without a message: the queue pair is not up, or posted requests wait or have failed.
-    pub(crate) chores: bool,
-    pub(crate) state: State,
-    /// A request has failed: nothing behind it is carried out.
+    pub(crate) rx: RingConsumer,
+    /// Whether the next poll has work even without a message: the queue pair is not up, or posted requests wait, have
+    /// failed, or need a completion.
+    pub(crate) has_work: bool,
+    pub(crate) state: SoftwareQpState,
+    /// Whether a request has failed, so that later requests are not executed.
     halted: bool,
     pub(crate) peer_may_sleep: bool,
     /// Polls since the last message.
     pub(crate) idle: u32,
-    /// Quiet for long, so not polled every time.
+    /// Whether the queue pair has been idle for long, so that not every poll checks it.
     pub(crate) cold: bool,
-    /// The purpose of its own bell; the peer may have taken it.
-    armed: Option<Waits>,
+    /// The event for which the own doorbell was set. The peer may have taken it.
+    armed: Option<WakeReason>,
     pub(crate) id: QpId,
-    pub(crate) tx: Producer,
+    pub(crate) tx: RingProducer,
     pub(crate) max_message: u32,
     retire: RetireQueue,
     pub(crate) pending: VecDeque<Posting>,
@@ -132,16 +133,16 @@ pub(crate) struct SoftwareQp {
     pub(crate) windows: OwnWindows,
     pub(crate) peer_windows: Option<PeerWindows>,
     pub(crate) exposed: ExposedMemory,
-    /// Registered memory whose descriptors the peer has, with the numbers of the regions.
+    /// Arenas whose descriptors the peer has, with the numbers of the regions.
     pub(crate) announced: Vec<(ArenaId, u32)>,
     // Connection.
-    /// The layout of the rings: the connector's, until the acceptor's answer.
+    /// The layout of the rings. Until the acceptor's answer it is the connector's offer.
     layout: Layout,
     /// Progress of requests that wait for the peer.
     pub(crate) stall: StallTimer<Progress>,
     pub(crate) socket: Option<OwnedFd>,
     pub(crate) deadline: Option<Instant>,
-    /// Counts an accepted connection.
+    /// Counts an accepted connection at its fabric.
     pub(crate) count: Option<ConnectionCount>,
 }
 
@@ -159,8 +160,8 @@ impl SoftwareQp {
         Self {
             ring,
             rx: layout.consumer(max_message),
-            chores: true,
-            state: State::Connecting,
+            has_work: true,
+            state: SoftwareQpState::Connecting,
             halted: false,
             peer_may_sleep: true,
             idle: 0,
@@ -194,7 +195,7 @@ impl SoftwareQp {
 
     /// Whether messages are still taken.
     pub(crate) fn is_live(&self) -> bool {
-        matches!(self.state, State::Up | State::Closing | State::Draining)
+        matches!(self.state, SoftwareQpState::Up | SoftwareQpState::Closing | SoftwareQpState::Draining)
     }
 
     #[inline]
@@ -202,7 +203,7 @@ impl SoftwareQp {
         Doorbell(&self.ring.line(line)[0])
     }
 
-    /// Reports our progress to the peer; wakes it if it waits for that.
+    /// Reports our progress to the peer, and wakes the peer if it waits for that.
     #[inline(never)]
     pub(crate) fn report(&mut self) {
         // Pairs with the load in `acknowledge_reported` at the other side.
@@ -217,8 +218,8 @@ impl SoftwareQp {
     #[inline(never)]
     fn wake_peer(&self) {
         if let Some(socket) = self.socket() {
-            // A full socket has bells in it already; a closed one has no reader.
-            let _ = Message::Bell.send(socket, &[]);
+            // A full socket already has Bell messages in it; a closed one has no reader.
+            let _ = SocketMessage::Bell.send(socket, &[]);
         }
     }
 
@@ -231,22 +232,22 @@ impl SoftwareQp {
             self.report();
         }
         let waiting = !self.pending.is_empty() || self.retire.has_reported();
-        let waits = if waiting { Waits::Anything } else { Waits::Message };
+        let waits = if waiting { WakeReason::Anything } else { WakeReason::Message };
         self.bell(self.lines.own_bell).set(waits);
         self.armed = Some(waits);
     }
 
-    /// Requests a wake-up of a cold queue pair, whose bell stays set: the next time costs nothing. False if there is
-    /// work.
+    /// Requests a wake-up of a cold queue pair. Its doorbell stays set, so that further calls cost nothing. False if
+    /// there is work.
     pub(crate) fn arm_cold(&mut self) -> bool {
-        if !self.is_live() || self.chores || self.owes_acknowledgements() {
+        if !self.is_live() || self.has_work || self.needs_acknowledgements() {
             return false;
         }
-        if self.armed == Some(Waits::Message) {
+        if self.armed == Some(WakeReason::Message) {
             return true;
         }
         self.arm();
-        // The check that must follow.
+        // The poll that must follow a set doorbell.
         self.rx.peek(&self.ring.rx()) == 0
     }
 
@@ -257,11 +258,11 @@ impl SoftwareQp {
         }
     }
 
-    /// Whether there is work without a bell: a sliced copy, a busy window, or a message without a Receive.
+    /// Whether there is work that no doorbell announces: a sliced copy, a busy window, or a message without a Receive.
     pub(crate) fn needs_polls(&self) -> bool {
         let pending_needs_polls = match self.pending.front().map(|posting| &posting.wr) {
             None => false,
-            // The peer's report of progress rings the bell for a Send that needs room.
+            // For a Send that needs room, the peer's report of progress rings the doorbell.
             Some(WorkRequest::Send { buf, .. }) => self.tx.has_room(buf.len() as u32),
             Some(_) => true,
         };
@@ -269,38 +270,44 @@ impl SoftwareQp {
     }
 
     /// Whether acknowledgements are due at intervals, in either direction.
-    fn owes_acknowledgements(&self) -> bool {
+    fn needs_acknowledgements(&self) -> bool {
         self.retire.len() != 0 || self.rx.unreported() != 0
     }
 
     /// Ends the connection because the peer violates the protocol.
     #[cold]
     #[inline(never)]
-    pub(crate) fn violation(&mut self, common: &mut Common, what: &str) {
+    pub(crate) fn violation(&mut self, common: &mut SoftwareCommon, what: &str) {
         common.stats.peer_violations += 1;
         self.fail(common, Disconnect::Violation, format!("the peer violated the fabric's protocol: {what}"), None);
     }
 
-    /// Ends the connection and flushes posted requests. The first message that the peer has not taken ends with
-    /// `status`, unless the peer states a cause.
+    /// Ends the connection and flushes posted requests. The first message that the peer has not taken completes with
+    /// the peer's refusal, or else with `status`.
     #[cold]
     #[inline(never)]
-    pub(crate) fn fail(&mut self, common: &mut Common, cause: Disconnect, reason: String, status: Option<Status>) {
-        if self.state == State::Error {
+    pub(crate) fn fail(
+        &mut self,
+        common: &mut SoftwareCommon,
+        cause: Disconnect,
+        reason: String,
+        status: Option<Status>,
+    ) {
+        if self.state == SoftwareQpState::Error {
             return;
         }
         let mut refused = self.refusal().or(status);
-        if self.state != State::Connecting {
+        if self.state != SoftwareQpState::Connecting {
             self.report();
             self.acknowledge_reported();
             log::debug!("{:?}: {reason}", self.id);
             common.control.events.push_back(ControlEvent::Disconnected { qp: self.id, cause, reason });
         }
-        self.state = State::Error;
-        // The next poll finds it, and drops it from its lists.
-        self.chores = true;
+        self.state = SoftwareQpState::Error;
+        // The next poll finds the ended queue pair, and removes it from the fabric's lists.
+        self.has_work = true;
         common.control.attention.push(self.id.slot);
-        // Requests that the peer has taken succeed. The refused one gets its cause.
+        // Requests that the peer has taken succeed. The refused request gets the cause.
         while let Some(r) = self.retire.pop(u64::MAX) {
             let status = if r.end <= self.tx.acked() { r.status } else { refused.take().unwrap_or(Status::Flushed) };
             if r.signalled || !status.is_ok() {
@@ -322,7 +329,7 @@ impl SoftwareQp {
     /// The peer's status for the first record that it has not taken.
     #[inline]
     fn refusal(&self) -> Option<Status> {
-        // Pairs with the publication in `refuse` at the other side. The word is the peer's: anything is possible.
+        // Pairs with the publication in `refuse` at the other side. The peer may write any value.
         match self.ring.line(self.lines.peer_report)[1].acquire() {
             0 => None,
             NOT_READY => Some(Status::RnrRetryExceeded),
@@ -331,10 +338,10 @@ impl SoftwareQp {
         }
     }
 
-    /// Sets the acceptor's ring size and message length, of those offered.
+    /// Sets the acceptor's ring size and message length, within those offered.
     ///
     /// # Errors
-    /// The acceptor answers with other sizes than were offered.
+    /// The acceptor's sizes exceed the offered ones.
     pub(crate) fn set_sizes(&mut self, answer: &Opening) -> Result<(), String> {
         answer.check_sizes(self.layout.ring_bytes, self.max_message)?;
         let &Opening { ring_bytes, max_message, .. } = answer;
@@ -342,8 +349,8 @@ impl SoftwareQp {
         self.layout.ring_bytes = ring_bytes;
         (self.rx, self.tx) = (self.layout.consumer(max_message), self.layout.producer());
         let first = self.layout.first_bytes() as usize;
-        let laid = self.ring.lay_tx(self.layout.tx_ring(), first) && self.ring.lay_rx(self.layout.rx_ring(), first);
-        laid.then_some(()).ok_or_else(|| format!("rings of {ring_bytes} bytes do not fit their memory"))
+        let moved = self.ring.lay_tx(self.layout.tx_ring(), first) && self.ring.lay_rx(self.layout.rx_ring(), first);
+        moved.then_some(()).ok_or_else(|| format!("rings of {ring_bytes} bytes do not fit their memory"))
     }
 
     /// Prefetches a message's memory, well before the poll.
@@ -352,15 +359,15 @@ impl SoftwareQp {
         prefetch::<{ offset_of!(SoftwareQp, rnr_retry).div_ceil(64) }, _>(self);
     }
 
-    /// Prefetches the place of the next message in the ring. The queue pair itself should be in the cache by now.
+    /// Prefetches the next record of the ring. The queue pair itself should be in the cache by now.
     #[inline]
     pub(crate) fn prefetch_message(&self) {
         let ring = self.ring.rx();
         (0..NEXT_LINES).for_each(|line| prefetch::<1, _>(ring.word(self.rx.taken() + line * u64::from(LINE))));
     }
 
-    /// Time without progress of posted requests; `None` if none waits.
-    pub(crate) fn waited(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
+    /// Time without progress of waiting requests; `None` if none waits.
+    pub(crate) fn stalled_for(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         if self.pending.is_empty() {
             self.stall.stop();
             return None;
@@ -368,7 +375,7 @@ impl SoftwareQp {
         Some(self.stall.check(self.progress(), now, limit))
     }
 
-    /// See [`Fabric::flow`](crate::Fabric::flow). Reads move at once, by this side's own copies.
+    /// See [`Fabric::flow`](crate::Fabric::flow). Reads move at once, because this side copies them.
     pub(crate) fn flow(&self) -> Flow {
         let pending: usize = self.pending.iter().map(|posting| posting.wr.payload()).sum();
         Flow { moved: self.tx.acked() + self.rx.taken(), queued: self.tx.sent() - self.tx.acked() + pending as u64 }
@@ -383,25 +390,25 @@ impl SoftwareQp {
         (self.tx.acked(), self.pending.len(), left)
     }
 
-    /// Takes the messages that wait at the connection's socket. False once it is closed.
-    pub(crate) fn read_socket(&mut self, common: &mut Common) -> Result<bool, FabricError> {
-        // Bounded: a peer that fills the socket as fast as we read it must not keep us here.
+    /// Takes the messages that wait at the connection's socket. False once the socket is closed.
+    pub(crate) fn read_socket(&mut self, common: &mut SoftwareCommon) -> Result<bool, FabricError> {
+        // Bounded, because a peer may fill the socket as fast as this side reads it.
         for _ in 0..64 {
             let Some(socket) = self.socket() else { return Ok(false) };
-            match Message::receive(socket) {
-                Received::Pending => break,
-                Received::Closed => return Ok(false),
-                Received::Failed(error) => return Err(error),
-                Received::Message((Message::Bell, fds)) if fds.is_empty() => {
+            match SocketMessage::receive(socket) {
+                SocketInput::Pending => break,
+                SocketInput::Closed => return Ok(false),
+                SocketInput::Failed(error) => return Err(error),
+                SocketInput::Message((SocketMessage::Bell, fds)) if fds.is_empty() => {
                     common.rung = true;
                     self.armed = None;
                 }
-                Received::Message((Message::Region { id, bytes }, mut fds)) if fds.len() == 1 => {
+                SocketInput::Message((SocketMessage::Region { id, bytes }, mut fds)) if fds.len() == 1 => {
                     let Some(fd) = fds.pop() else { break };
                     let added = self.exposed.add(&mut common.peer_memory, id, fd, bytes, &common.config);
                     added.map_err(FabricError::peer)?;
                 }
-                Received::Message(_) => {
+                SocketInput::Message(_) => {
                     return Err(FabricError::peer("an unexpected message, or an unexpected number of descriptors"));
                 }
             }
@@ -409,20 +416,25 @@ impl SoftwareQp {
         Ok(true)
     }
 
-    /// Polls the queue pair. Returns a lone message, if no other work remains.
+    /// Polls the queue pair. Returns a single message, if no other work remains.
     #[inline]
-    pub(crate) fn poll(&mut self, common: &mut Common, out: &mut Completions, end: usize) -> Result<Arrival, Polled> {
+    pub(crate) fn poll(
+        &mut self,
+        common: &mut SoftwareCommon,
+        out: &mut Completions,
+        end: usize,
+    ) -> Result<Arrival, PollOutcome> {
         let Some(header) = self.rx.next_header(&self.ring.rx()) else {
             self.idle += 1;
-            let is_due = self.chores || self.idle.is_multiple_of(LATER);
-            return Err(if is_due { self.poll_empty(common, out, end) } else { Polled::Quiet });
+            let is_due = self.has_work || self.idle.is_multiple_of(IDLE_CHECK_INTERVAL);
+            return Err(if is_due { self.poll_empty(common, out, end) } else { PollOutcome::Quiet });
         };
         self.idle = 0;
-        if self.is_over() {
-            return Err(Polled::Dead);
+        if self.has_ended() {
+            return Err(PollOutcome::Dead);
         }
         match self.receive_one(common, out, header) {
-            Ok(message) if self.is_all() => Ok(message),
+            Ok(message) if self.is_lone_message() => Ok(message),
             Ok(message) => {
                 out.push(message.into());
                 Err(self.receive_more(common, out, end, None))
@@ -433,66 +445,76 @@ impl SoftwareQp {
 
     /// Does the work that is due without a message.
     #[inline(never)]
-    fn poll_empty(&mut self, common: &mut Common, out: &mut Completions, end: usize) -> Polled {
-        if self.is_over() {
-            return Polled::Dead;
+    fn poll_empty(&mut self, common: &mut SoftwareCommon, out: &mut Completions, end: usize) -> PollOutcome {
+        if self.has_ended() {
+            return PollOutcome::Dead;
         }
-        if self.chores || self.owes_acknowledgements() {
-            return self.tidy(common, out, end, false);
+        if self.has_work || self.needs_acknowledgements() {
+            return self.finish_poll(common, out, end, false);
         }
-        // A rarely used queue pair, which has received little, is soon polled less often. One that has received nothing
-        // yet is about to.
+        // A queue pair that has received little is soon polled less often. One that has received nothing yet is new,
+        // and its first message is expected soon.
         let idle_polls = match self.rx.taken() {
             0 => IDLE_POLLS,
             bytes => bytes.min(IDLE_POLLS.into()) as u32,
         };
         self.cold |= self.idle >= idle_polls;
-        if self.cold { Polled::Idle } else { Polled::Quiet }
+        if self.cold { PollOutcome::Idle } else { PollOutcome::Quiet }
     }
 
-    /// Whether the queue pair has ended. One that is not live has chores.
+    /// Whether the queue pair has ended. `has_work` is set if it is not live.
     #[inline]
-    fn is_over(&self) -> bool {
-        self.chores && !self.is_live()
+    fn has_ended(&self) -> bool {
+        self.has_work && !self.is_live()
     }
 
-    /// Whether nothing else has arrived and nothing is due. In a conversation nothing waits for the end of a Send.
-    /// Makes no calls, so a caller keeps its message in registers.
+    /// Whether nothing else has arrived and nothing is due, as in a conversation with unsignalled Sends. Makes no
+    /// calls, so a caller keeps its message in registers.
     #[inline(always)]
-    fn is_all(&self) -> bool {
-        !self.chores && !self.is_half_full() && !self.rx.owes_report() && self.rx.peek(&self.ring.rx()) == 0
+    fn is_lone_message(&self) -> bool {
+        !self.has_work && !self.is_half_full() && !self.rx.needs_report() && self.rx.peek(&self.ring.rx()) == 0
     }
 
-    /// Handles sent and waiting requests, and decides when the next poll has to do more than receive.
+    /// Handles sent and waiting requests, and decides whether the next poll has work even without a message.
     #[inline(never)]
-    fn tidy(&mut self, common: &mut Common, out: &mut Completions, end: usize, received: bool) -> Polled {
+    fn finish_poll(
+        &mut self,
+        common: &mut SoftwareCommon,
+        out: &mut Completions,
+        end: usize,
+        received: bool,
+    ) -> PollOutcome {
         if self.tx.is_idle() && !self.retire.has_reported() {
-            // All were taken, and none needs a completion.
+            // The peer has taken all requests, and none needs a completion.
             self.retire.clear();
         } else if !self.reap(common, out, end) {
-            return Polled::Dead;
+            return PollOutcome::Dead;
         }
         if !self.pending.is_empty() {
             self.resume(common);
         }
-        if self.rx.unreported() != 0 && (self.rx.owes_report() || !received && self.idle.is_multiple_of(LATER)) {
+        if self.rx.unreported() != 0
+            && (self.rx.needs_report() || !received && self.idle.is_multiple_of(IDLE_CHECK_INTERVAL))
+        {
             self.report();
         }
-        // Unsignaled requests need no completion while there is room for more.
-        self.chores =
-            self.state != State::Up || self.retire.has_reported() || !self.pending.is_empty() || self.is_half_full();
-        Polled::Active
+        // Unsignalled requests are removed only when the queue is half full.
+        self.has_work = self.state != SoftwareQpState::Up
+            || self.retire.has_reported()
+            || !self.pending.is_empty()
+            || self.is_half_full();
+        PollOutcome::Active
     }
 
-    /// Continues after the first record; finishes when all are taken.
+    /// Takes further records after the first one, and does the work that is due.
     #[inline(never)]
     fn receive_more(
         &mut self,
-        common: &mut Common,
+        common: &mut SoftwareCommon,
         out: &mut Completions,
         end: usize,
         first: Option<NoMessage>,
-    ) -> Polled {
+    ) -> PollOutcome {
         let last = end.min(out.len() + BURST - 1);
         let mut stopped = first.filter(|&why| why != NoMessage::Marker);
         while stopped.is_none()
@@ -505,32 +527,32 @@ impl SoftwareQp {
                 Err(why) => stopped = Some(why),
             }
         }
-        if stopped == Some(NoMessage::Over) {
-            return Polled::Dead;
+        if stopped == Some(NoMessage::Ended) {
+            return PollOutcome::Dead;
         }
-        if self.chores || self.is_half_full() {
-            return self.tidy(common, out, end, true);
+        if self.has_work || self.is_half_full() {
+            return self.finish_poll(common, out, end, true);
         }
-        if self.rx.owes_report() {
+        if self.rx.needs_report() {
             self.report();
         }
-        Polled::Active
+        PollOutcome::Active
     }
 
-    /// Takes a record.
+    /// Takes the message of the next record.
     #[inline(always)]
     fn receive_one(
         &mut self,
-        common: &mut Common,
+        common: &mut SoftwareCommon,
         out: &mut Completions,
-        header: Header,
+        header: RecordHeader,
     ) -> Result<Arrival, NoMessage> {
         if !self.rx.admits(header) {
             return Err(self.follow_growth(common, header));
         }
         if !self.tx.acknowledge(header.head()) {
             self.violation(common, FALSE_HEAD);
-            return Err(NoMessage::Over);
+            return Err(NoMessage::Ended);
         }
         let receive = match &mut self.own_receives {
             Some(own) => own.pop(),
@@ -546,7 +568,7 @@ impl SoftwareQp {
         let invalidated = header.invalidate();
         let message = match invalidated {
             None => message,
-            Some(rkey) => self.invalidate(common, out, message, rkey).ok_or(NoMessage::Over)?,
+            Some(rkey) => self.invalidate(common, out, message, rkey).ok_or(NoMessage::Ended)?,
         };
         self.rx.advance(len);
         Ok(Arrival { qp: self.id, buf: message, invalidated })
@@ -555,25 +577,25 @@ impl SoftwareQp {
     /// Follows the growth of the peer's ring, which this header announces if it is a marker.
     #[cold]
     #[inline(never)]
-    fn follow_growth(&mut self, common: &mut Common, header: Header) -> NoMessage {
+    fn follow_growth(&mut self, common: &mut SoftwareCommon, header: RecordHeader) -> NoMessage {
         let grown = self.rx.grow(header);
         if grown.is_some_and(|bytes| self.ring.lay_rx(self.layout.rx_ring(), bytes as usize)) {
             return NoMessage::Marker;
         }
         self.violation(common, "an invalid record header");
-        NoMessage::Over
+        NoMessage::Ended
     }
 
-    /// Leaves a message without a Receive in place, for the retries that our parameters grant.
+    /// Leaves a message without a Receive in the ring, for the retries of our `rnr_retry`.
     #[cold]
     #[inline(never)]
-    fn not_ready(&mut self, common: &mut Common) -> NoMessage {
+    fn not_ready(&mut self, common: &mut SoftwareCommon) -> NoMessage {
         if self.rnr_polls == 0 {
             common.stats.receiver_not_ready += 1;
         }
         self.rnr_polls = self.rnr_polls.saturating_add(1);
         if self.rnr_retry >= 7 || self.rnr_polls <= u32::from(self.rnr_retry) * RNR_POLLS {
-            return NoMessage::Waits;
+            return NoMessage::NoReceive;
         }
         self.refuse(common, NOT_READY, "a message had no Receive for longer than rnr_retry allows".to_owned())
     }
@@ -581,17 +603,17 @@ impl SoftwareQp {
     /// Refuses a message that exceeds its Receive.
     #[cold]
     #[inline(never)]
-    fn too_long(&mut self, common: &mut Common, out: &mut Completions, buf: Buf, len: u32) -> NoMessage {
+    fn too_long(&mut self, common: &mut SoftwareCommon, out: &mut Completions, buf: Buf, len: u32) -> NoMessage {
         let reason = format!("a message of {len} bytes exceeds a Receive of {}", buf.capacity());
         out.push(Completion::failed_receive(self.id, Status::LocalLength, buf));
         self.refuse(common, INVALID_REQUEST, reason)
     }
 
-    /// Invalidates the key that a message names. Refuses the message if the key is not bound, and returns `None`.
+    /// Revokes the key that a message invalidates. Refuses the message if the key is not bound, and returns `None`.
     #[inline(never)]
     fn invalidate(
         &mut self,
-        common: &mut Common,
+        common: &mut SoftwareCommon,
         out: &mut Completions,
         message: ReceivedBuf,
         rkey: u32,
@@ -608,11 +630,11 @@ impl SoftwareQp {
 
     /// Refuses the record at the head of the ring: both sides go to error.
     #[cold]
-    fn refuse(&mut self, common: &mut Common, why: u64, reason: String) -> NoMessage {
+    fn refuse(&mut self, common: &mut SoftwareCommon, why: u64, reason: String) -> NoMessage {
         // Pairs with the load in `refusal` at the other side: a load that sees the refusal also sees its head.
         self.report();
         self.ring.line(self.lines.own_report)[1].publish(why);
         self.fail(common, Disconnect::Violation, reason, None);
-        NoMessage::Over
+        NoMessage::Ended
     }
 }

@@ -1,17 +1,17 @@
-//! The sending half of a queue pair. Requests run in posting order, mostly within the post.
+//! The sending half of a queue pair. Requests are executed in posting order, usually within the post.
 
 use rpcrdma_mempool::{ArenaId, Buf, PeerMapping};
 use rustix::io::Errno;
 
-use super::retire::Retire;
-use super::{FALSE_HEAD, PEER_CLOSED, SoftwareQp, State};
-use crate::keys::Revoked;
+use super::retire::ExecutedRequest;
+use super::{FALSE_HEAD, PEER_CLOSED, SoftwareQp, SoftwareQpState};
 use crate::log_limit::ClockedLog;
-use crate::software::Common;
-use crate::software::message::Message;
+use crate::software::SoftwareCommon;
+use crate::software::message::SocketMessage;
 use crate::software::region::Regions;
-use crate::software::ring::Header;
-use crate::software::window::Exposure;
+use crate::software::ring::RecordHeader;
+use crate::software::window::WindowFields;
+use crate::window_keys::Revoked;
 use crate::{Completion, Disconnect, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest};
 
 /// Bytes copied per queue pair and post or poll, for fairness.
@@ -20,15 +20,15 @@ const COPY_BUDGET: usize = 1 << 20;
 impl SoftwareQp {
     /// Posts a chain; see [`Fabric::post_send`](crate::Fabric::post_send).
     #[inline]
-    pub(crate) fn post(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+    pub(crate) fn post(&mut self, common: &mut SoftwareCommon, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         if self.post_single(common, chain) { Ok(()) } else { self.post_chain(common, chain) }
     }
 
     /// Posts the chain if it is a single Send with room, the common case of a conversation. Otherwise changes nothing.
     #[inline(never)]
-    fn post_single(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> bool {
+    fn post_single(&mut self, common: &mut SoftwareCommon, chain: &mut Vec<Posting>) -> bool {
         if chain.len() == 1
-            && self.runs_at_once()
+            && self.can_execute_now()
             && let Some(sent) = chain.pop_if(|only| self.send_now(common, only))
         {
             sent.finish();
@@ -41,10 +41,10 @@ impl SoftwareQp {
 
     /// Posts a chain of any requests: first the Sends that have room, then the others.
     #[inline(never)]
-    fn post_chain(&mut self, common: &mut Common, chain: &mut Vec<Posting>) -> Result<(), PostError> {
+    fn post_chain(&mut self, common: &mut SoftwareCommon, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         let before = self.tx.sent();
         let limit = before + COPY_BUDGET as u64;
-        if self.runs_at_once() {
+        if self.can_execute_now() {
             let sends = chain.iter().take_while(|posting| self.tx.sent() < limit && self.send_now(common, posting));
             let sent = sends.count();
             common.stats.posts += sent as u64;
@@ -60,12 +60,17 @@ impl SoftwareQp {
     }
 
     /// Executes the requests of a chain up to the first that has to wait.
-    fn post_rest(&mut self, common: &mut Common, chain: &mut Vec<Posting>, limit: u64) -> Result<(), PostError> {
-        if self.state == State::Connecting {
+    fn post_rest(
+        &mut self,
+        common: &mut SoftwareCommon,
+        chain: &mut Vec<Posting>,
+        limit: u64,
+    ) -> Result<(), PostError> {
+        if self.state == SoftwareQpState::Connecting {
             return Err(PostError::NotConnected);
         }
         let mut budget = COPY_BUDGET;
-        let mut waits = !self.runs_at_once();
+        let mut waits = !self.can_execute_now();
         let mut result = Ok(());
         let (mut taken, mut waiting) = (0, self.pending.len());
         for posting in chain.iter_mut() {
@@ -74,7 +79,7 @@ impl SoftwareQp {
                 taken += 1;
                 continue;
             }
-            if self.retire.len() + waiting >= self.depth && self.state != State::Error {
+            if self.retire.len() + waiting >= self.depth && self.state != SoftwareQpState::Error {
                 result = Err(PostError::QueueFull);
                 break;
             }
@@ -86,7 +91,7 @@ impl SoftwareQp {
             }
             taken += 1;
             common.stats.signalled += u64::from(posting.signalled);
-            self.chores |= posting.signalled;
+            self.has_work |= posting.signalled;
             if waits || !self.execute(common, posting, &mut budget) {
                 (waits, waiting) = (true, waiting + 1);
             } else {
@@ -94,20 +99,20 @@ impl SoftwareQp {
             }
         }
         common.stats.posts += taken as u64;
-        self.chores |= waits;
+        self.has_work |= waits;
         let done = taken + self.pending.len() - waiting;
-        // Executed requests return their memory here.
+        // The drop of executed requests returns their memory.
         if done == chain.len() {
             chain.clear();
             return result;
         }
         chain.drain(..done);
         let waiting = chain.drain(..taken - done);
-        if self.state == State::Error {
+        if self.state == SoftwareQpState::Error {
             common.ready.extend(waiting.map(|posting| posting.flushed(self.id)));
         } else if taken > done {
             if self.pending.is_empty() {
-                // Their wait for the peer is timed.
+                // The wait for the peer is timed.
                 common.control.attention.push(self.id.slot);
             }
             self.pending.extend(waiting);
@@ -115,15 +120,15 @@ impl SoftwareQp {
         result
     }
 
-    /// Whether requests can run within their post: nothing waits or has failed, which would be a chore.
+    /// Whether requests can be executed within their post, because no earlier request waits or has failed.
     #[inline]
-    fn runs_at_once(&self) -> bool {
-        !self.chores || self.state == State::Up && !self.halted && self.pending.is_empty()
+    fn can_execute_now(&self) -> bool {
+        !self.has_work || self.state == SoftwareQpState::Up && !self.halted && self.pending.is_empty()
     }
 
     /// Executes a request, if it is a Send and there is room. The caller counts it.
     #[inline(always)]
-    fn send_now(&mut self, common: &mut Common, posting: &Posting) -> bool {
+    fn send_now(&mut self, common: &mut SoftwareCommon, posting: &Posting) -> bool {
         let WorkRequest::Send { buf, invalidate, .. } = &posting.wr else { return false };
         let refused = self.retire.len() >= self.depth
             || buf.len() > self.max_message as usize
@@ -133,17 +138,17 @@ impl SoftwareQp {
         }
         let Posting { wr_id, signalled, .. } = *posting;
         let end = self.tx.sent();
-        self.retire.push(Retire { wr_id, end, opcode: Opcode::Send, signalled, status: Status::Success });
+        self.retire.push(ExecutedRequest { wr_id, end, opcode: Opcode::Send, signalled, status: Status::Success });
         if signalled {
-            self.chores = true;
+            self.has_work = true;
             common.stats.signalled += 1;
         }
         true
     }
 
     /// Continues waiting requests.
-    pub(super) fn resume(&mut self, common: &mut Common) {
-        if self.halted || self.state == State::Draining {
+    pub(super) fn resume(&mut self, common: &mut SoftwareCommon) {
+        if self.halted || self.state == SoftwareQpState::Draining {
             return;
         }
         let before = self.tx.sent();
@@ -161,50 +166,55 @@ impl SoftwareQp {
         }
     }
 
-    /// Wakes the peer if it sleeps, behind published records.
+    /// Wakes the peer if it sleeps, after records were published.
     #[inline]
-    fn ring_doorbell(&self, common: &mut Common) {
+    fn ring_doorbell(&self, common: &mut SoftwareCommon) {
         common.stats.doorbells += 1;
         if self.peer_may_sleep && self.bell(self.lines.peer_bell).take() {
             self.wake_peer();
         }
     }
 
-    /// Executes a request as far as room and budget allow. False if it continues in a later poll.
-    fn execute(&mut self, common: &mut Common, posting: &mut Posting, budget: &mut usize) -> bool {
-        let Some(status) = self.carry_out(common, &mut posting.wr, budget) else { return false };
+    /// Executes a request as far as room and budget allow. False if a later poll continues it.
+    fn execute(&mut self, common: &mut SoftwareCommon, posting: &mut Posting, budget: &mut usize) -> bool {
+        let Some(status) = self.execute_step(common, &mut posting.wr, budget) else { return false };
         self.halted = !status.is_ok();
         if posting.signalled || self.halted || matches!(posting.wr, WorkRequest::Send { .. }) {
             let Posting { wr_id, signalled, .. } = *posting;
             let (end, opcode) = (self.tx.sent(), posting.wr.opcode());
-            self.retire.push(Retire { wr_id, end, opcode, signalled, status });
+            self.retire.push(ExecutedRequest { wr_id, end, opcode, signalled, status });
         }
         true
     }
 
-    /// Does a request's work; returns its status, or `None` if some of it is left.
-    fn carry_out(&mut self, common: &mut Common, wr: &mut WorkRequest, budget: &mut usize) -> Option<Status> {
+    /// Executes a part of a request. Returns its status, or `None` if some of the work is left.
+    fn execute_step(
+        &mut self,
+        common: &mut SoftwareCommon,
+        wr: &mut WorkRequest,
+        budget: &mut usize,
+    ) -> Option<Status> {
         match wr {
             WorkRequest::Send { buf, invalidate, .. } => {
-                // The first of a turn may be longer than the budget: else it would never go.
+                // The first message of a turn may exceed the budget, because it would otherwise never be sent.
                 if *budget < buf.len() && *budget < COPY_BUDGET {
                     return None;
                 }
-                if !self.tx.has_room(buf.len() as u32) && !self.make_room(buf.len() as u32) {
+                if !self.tx.has_room(buf.len() as u32) && !self.grow_ring(buf.len() as u32) {
                     return None;
                 }
                 *budget = budget.saturating_sub(buf.len());
                 Some(if self.send(buf, invalidate) { Status::Success } else { Status::LocalQpOperation })
             }
             WorkRequest::Write { src, offset, len, remote } => {
-                self.copy(common, (offset, len), remote, budget, true, |there, at, from, bytes| match src {
-                    Source::Lent(lent) => there.copy_from_lent(at, lent, from, bytes),
-                    Source::Frozen(frozen) => there.write(at, &frozen[from..from + bytes]),
+                self.copy(common, (offset, len), remote, budget, true, |memory, at, from, bytes| match src {
+                    Source::Lent(lent) => memory.copy_from_lent(at, lent, from, bytes),
+                    Source::Frozen(frozen) => memory.write(at, &frozen[from..from + bytes]),
                 })
             }
             WorkRequest::Read { dst, offset, len, remote } => {
-                self.copy(common, (offset, len), remote, budget, false, |there, at, to, bytes| {
-                    there.copy_to_lent(at, dst, to, bytes)
+                self.copy(common, (offset, len), remote, budget, false, |memory, at, to, bytes| {
+                    memory.copy_to_lent(at, dst, to, bytes)
                 })
             }
             WorkRequest::Bind { window, mem, offset, len, access } => {
@@ -213,11 +223,11 @@ impl SoftwareQp {
                     Err(status) => return Some(status),
                 };
                 let address = (mem.offset() + *offset) as u64;
-                let exposure = Exposure { region, access: *access, address, len: *len as u64 };
+                let exposure = WindowFields { region, access: *access, address, len: *len as u64 };
                 let is_bound = self.windows.bind(window.index, mem, exposure);
                 Some(if is_bound { Status::Success } else { Status::WindowBind })
             }
-            // A window that is no longer bound was invalidated by the peer.
+            // A window that is no longer bound has been invalidated by the peer.
             WorkRequest::LocalInvalidate { window } => {
                 (self.windows.revoke(window.index) != Revoked::Busy).then_some(Status::Success)
             }
@@ -228,26 +238,26 @@ impl SoftwareQp {
     #[inline(always)]
     fn send(&mut self, buf: &Buf, invalidate: &Option<u32>) -> bool {
         let Self { ring, tx, rx, .. } = self;
-        // The copy is a call: values for later are read after it.
-        tx.push(&ring.tx(), buf, || Header::message(buf.len() as u32, *invalidate, rx.report()))
+        // The copy is a call, so values for the header are read after it.
+        tx.push(&ring.tx(), buf, || RecordHeader::message(buf.len() as u32, *invalidate, rx.report()))
     }
 
-    /// Enlarges the sending ring for such a message. False at the maximum.
+    /// Enlarges the sending ring for a message of `len` bytes. False at the maximum.
     #[cold]
     #[inline(never)]
-    fn make_room(&mut self, len: u32) -> bool {
+    fn grow_ring(&mut self, len: u32) -> bool {
         let Some(bytes) = self.tx.larger(len) else { return false };
-        let laid = self.ring.lay_tx(self.layout.tx_ring(), bytes as usize);
-        if laid {
+        let moved = self.ring.lay_tx(self.layout.tx_ring(), bytes as usize);
+        if moved {
             self.tx.grow(&self.ring.tx(), bytes);
         }
-        laid
+        moved
     }
 
-    /// Copies a slice to or from the peer's memory, if its window grants all that is left. `None` if some is left then.
+    /// Copies a slice to or from the peer's memory, if its window grants all remaining bytes. `None` if bytes remain.
     fn copy(
         &mut self,
-        common: &mut Common,
+        common: &mut SoftwareCommon,
         (offset, len): (&mut usize, &mut usize),
         remote: &mut RemoteMemory,
         budget: &mut usize,
@@ -259,24 +269,24 @@ impl SoftwareQp {
         }
         let claim = self.peer_windows.as_ref().and_then(|w| w.claim(remote.rkey, remote.address, *len as u64, write));
         let Some(claim) = claim else {
-            // A peer that leaves shuts its socket down, and then revokes its windows: it has refused nothing.
+            // A closing peer shuts its socket down and then revokes its windows. It has not refused the request.
             if matches!(self.read_socket(common), Ok(false)) {
                 return Some(Status::Flushed);
             }
             common.stats.access_refused += 1;
             return Some(Status::RemoteAccess);
         };
-        // The region's descriptor was sent before the key: it waits at the socket. The end of the connection is noticed
-        // elsewhere.
+        // The peer sent the region's descriptor before the key, so it waits at the socket. The end of the connection is
+        // handled elsewhere.
         if self.exposed.get(claim.region).is_none()
             && let Err(error) = self.read_socket(common)
         {
             let line = format_args!("{:?}: {error}", self.id);
-            common.control.log.warn("connections whose peer's memory is unknown", line);
+            common.control.log.warn("peers whose exposed memory is not known", line);
         }
         let slice = (*len).min(*budget);
-        let there = self.exposed.get(claim.region);
-        let copied = there.is_some_and(|there| act(there, claim.offset, *offset, slice));
+        let region = self.exposed.get(claim.region);
+        let copied = region.is_some_and(|region| act(region, claim.offset, *offset, slice));
         if let Some(windows) = &self.peer_windows {
             windows.release(claim);
         }
@@ -293,9 +303,9 @@ impl SoftwareQp {
         (*len == 0).then_some(Status::Success)
     }
 
-    /// Sends the peer the descriptor of this memory, once per connection; returns the number of the region.
+    /// Sends the descriptor of an arena to the peer, once per connection. Returns the number of the region.
     fn announce(&mut self, log: &mut ClockedLog, regions: &Regions, arena: ArenaId) -> Result<u32, Status> {
-        // Mostly it is the last.
+        // Usually the arena is the last one.
         if let Some(&(_, id)) = self.announced.iter().rev().find(|(known, _)| *known == arena) {
             return Ok(id);
         }
@@ -303,12 +313,12 @@ impl SoftwareQp {
         let (Some(socket), Some((id, (fd, bytes)))) = (self.socket(), region) else {
             return Err(Status::LocalProtection);
         };
-        match (Message::Region { id, bytes }).send(socket, &[fd]) {
+        match (SocketMessage::Region { id, bytes }).send(socket, &[fd]) {
             Ok(()) => {
                 self.announced.push((arena, id));
                 Ok(id)
             }
-            // The peer has closed the connection, which is the whole cause.
+            // The peer has closed the connection, so the request is flushed.
             Err(Errno::PIPE | Errno::CONNRESET) => Err(Status::Flushed),
             Err(error) => {
                 let line = format_args!("{:?}: the peer does not take the descriptor of a region: {error}", self.id);
@@ -318,15 +328,15 @@ impl SoftwareQp {
         }
     }
 
-    /// Whether unforgotten requests use half of the room.
+    /// Whether executed requests fill more than half of the send queue.
     #[inline]
     pub(super) fn is_half_full(&self) -> bool {
         self.retire.len() > self.depth / 2
     }
 
-    /// Reports requests that the peer has taken. False if the queue pair ends by that.
+    /// Completes requests that the peer has taken. False if the queue pair has ended.
     #[inline]
-    pub(super) fn reap(&mut self, common: &mut Common, out: &mut Vec<Completion>, end: usize) -> bool {
+    pub(super) fn reap(&mut self, common: &mut SoftwareCommon, out: &mut Vec<Completion>, end: usize) -> bool {
         if !self.tx.is_idle() {
             if !self.acknowledge_reported() {
                 self.violation(common, FALSE_HEAD);
@@ -354,7 +364,7 @@ impl SoftwareQp {
             out.push(Completion::ended(self.id, r.wr_id, r.opcode, Status::Success));
             self.retire.pop_reported();
         }
-        // Unsignaled requests leave with a signaled one, while there is room for more.
+        // A signalled request removes the unsignalled ones before it. Without one, they are removed here.
         while self.is_half_full() && self.retire.pop(self.tx.acked()).is_some() {}
         true
     }

@@ -10,21 +10,25 @@ fn requests(fabric: &mut SoftwareFabric) -> usize {
 }
 
 #[test]
-fn a_connection_goes_to_the_fabric_with_the_fewest() {
+fn a_connection_goes_to_the_fabric_with_the_fewest_connections() {
     let mut cluster = Cluster::new("balance");
     let mut other = open();
     other.listen(&cluster._listener).expect("listen");
     let address = cluster.address.clone();
     let mut connect = || cluster.client.connect(&address, &params()).expect("connect");
     connect();
-    assert_eq!((requests(&mut cluster.server), requests(&mut other)), (0, 1), "the server has one");
+    assert_eq!((requests(&mut cluster.server), requests(&mut other)), (0, 1), "the server already has one");
     connect();
-    assert_eq!((requests(&mut cluster.server), requests(&mut other)), (1, 0), "of two with one, who has seen it");
+    assert_eq!(
+        (requests(&mut cluster.server), requests(&mut other)),
+        (1, 0),
+        "with equal numbers, the fabric that accepted it"
+    );
     let last = connect();
     assert_eq!(requests(&mut cluster.server), 0);
     // It was handed to the other fabric, which ends without a poll.
     other.unlisten();
-    assert_eq!(requests(&mut cluster.server), 1, "nobody is forgotten");
+    assert_eq!(requests(&mut cluster.server), 1, "the connection is handed back");
     cluster.client.destroy_qp(last);
     cluster.check();
 }

@@ -1,10 +1,10 @@
-//! Connections that are not set up as they should be: hellos, answers, silence.
+//! Invalid connection setup: Hello messages, answers, silence.
 
 use super::*;
 use crate::FabricErrorKind;
 
 #[test]
-fn bad_hellos_are_refused() {
+fn invalid_hellos_are_refused() {
     let mut cluster = Cluster::new("hello");
     let layout = layout(RING);
     let ring = sealed(layout.bytes());
@@ -14,9 +14,9 @@ fn bad_hellos_are_refused() {
     let nothing = null();
     let good = [ring.fd(), table.fd()];
     let change = |ring_bytes, max_message, windows| {
-        Message::Hello(Opening { may_sleep: false, ring_bytes, max_message, windows, private_data: vec![] })
+        SocketMessage::Hello(Opening { may_sleep: false, ring_bytes, max_message, windows, private_data: vec![] })
     };
-    let cases: Vec<(&str, Message, Vec<BorrowedFd<'_>>)> = vec![
+    let cases: Vec<(&str, SocketMessage, Vec<BorrowedFd<'_>>)> = vec![
         ("no descriptors", hello(), vec![]),
         ("one descriptor", hello(), vec![ring.fd()]),
         ("unsealed rings", hello(), vec![open_ring.as_fd(), table.fd()]),
@@ -29,17 +29,17 @@ fn bad_hellos_are_refused() {
         ("huge rings", change(1 << 31, 4096, WINDOWS), good.to_vec()),
         ("messages longer than rings", change(RING, RING, WINDOWS), good.to_vec()),
         ("no messages", change(RING, 0, WINDOWS), good.to_vec()),
-        ("windows without end", change(RING, 4096, u32::MAX), good.to_vec()),
+        ("too many windows", change(RING, 4096, u32::MAX), good.to_vec()),
         ("more windows than the table has", change(RING, 4096, 60_000), good.to_vec()),
-        ("an answer instead", Message::Reject { private_data: vec![1] }, vec![]),
-        ("a bell instead", Message::Bell, vec![]),
+        ("an answer instead", SocketMessage::Reject { private_data: vec![1] }, vec![]),
+        ("a bell instead", SocketMessage::Bell, vec![]),
     ];
     for (what, message, fds) in &cases {
         let socket = dial(&cluster.address);
         message.send(socket.as_fd(), fds).expect("send");
         cluster.refused(what, &socket);
     }
-    // Datagrams that are no messages.
+    // Datagrams that are not messages.
     for bytes in [
         &b""[..],
         b"x",
@@ -57,24 +57,24 @@ fn bad_hellos_are_refused() {
     }
 }
 
-/// Other users of the host, connecting without end: a turn stays short, and so does the log.
+/// Endless connects of other users of the host: a turn stays short, and so does the log.
 #[test]
-fn a_storm_of_strangers() {
-    const STRANGERS: usize = 200;
+fn connects_of_other_users_are_limited_per_turn_and_in_the_log() {
+    const CONNECTS: usize = 200;
     logged();
     let mut cluster = Cluster::new("strangers");
     let gate = FabricAddress(format!("hostile-gate-{}", std::process::id()));
-    let listener = SoftwareListener::bind_for(&gate, |_| Err("a stranger".to_owned())).expect("bind");
+    let listener = SoftwareListener::bind_for(&gate, |_| Err("another user".to_owned())).expect("bind");
     cluster.server.listen(&listener).expect("listen");
-    let strangers: Vec<OwnedFd> = (0..STRANGERS).map(|_| dial(&gate)).collect();
+    let sockets: Vec<OwnedFd> = (0..CONNECTS).map(|_| dial(&gate)).collect();
     let most = config().max_handshakes as u64;
     let before = cluster.server.stats().requests_refused;
     cluster.server.poll_control(&mut cluster.events);
     assert_eq!(cluster.server.stats().requests_refused - before, most, "refusals in one turn");
-    for socket in &strangers {
-        cluster.refused("a stranger", socket);
+    for socket in &sockets {
+        cluster.refused("another user", socket);
     }
-    assert_eq!(cluster.server.stats().requests_refused - before, STRANGERS as u64);
+    assert_eq!(cluster.server.stats().requests_refused - before, CONNECTS as u64);
     let (hostile, qp) = cluster.hostile_peer();
     drop(hostile);
     cluster.ends(qp);
@@ -82,25 +82,25 @@ fn a_storm_of_strangers() {
     drop(cluster);
     let lines = logged();
     let (sums, lines): (Vec<String>, Vec<String>) = lines.into_iter().partition(|line| line.contains("more: "));
-    assert!(lines.iter().all(|line| line.contains("a stranger")), "{lines:?}");
-    // So many in ten seconds, and the machine may be slow.
+    assert!(lines.iter().all(|line| line.contains("another user")), "{lines:?}");
+    // The limit holds for ten seconds, and the machine may be slow.
     assert!(lines.len() <= 3 * LINES as usize && !sums.is_empty(), "{lines:?} {sums:?}");
     let summed: usize = sums.iter().filter_map(|line| line.split(' ').nth(1)?.parse::<usize>().ok()).sum();
-    assert_eq!(summed + lines.len(), STRANGERS, "{sums:?}");
+    assert_eq!(summed + lines.len(), CONNECTS, "{sums:?}");
 }
 
 #[test]
-fn a_flag_is_known_only_where_it_has_a_meaning() {
+fn flags_are_valid_only_in_messages_that_define_them() {
     for (kind, body, known) in [(1, 12, true), (2, 12, true), (3, 0, false), (4, 16, false), (5, 0, false)] {
         for (flags, known) in [(0, true), (1, known), (2, false)] {
             let bytes = [b"RPsf\x03\0".as_slice(), &[kind, flags], &[0; 16][..body]].concat();
-            assert_eq!(Message::decode(&bytes).is_ok(), known, "kind {kind}, flags {flags}");
+            assert_eq!(SocketMessage::decode(&bytes).is_ok(), known, "kind {kind}, flags {flags}");
         }
     }
 }
 
 #[test]
-fn silent_handshakes_cost_only_themselves() {
+fn silent_handshakes_do_not_block_others() {
     let mut cluster = Cluster::new("silent");
     let mut silent: Vec<OwnedFd> = Vec::new();
     for _ in 0..100 {
@@ -108,7 +108,7 @@ fn silent_handshakes_cost_only_themselves() {
         cluster.turn();
     }
     cluster.check();
-    // A peer that does speak gets through, with all of them still there.
+    // A peer that sends its request connects while the silent ones are open.
     let (hostile, qp) = cluster.hostile_peer();
     drop(hostile);
     cluster.ends(qp);
@@ -118,17 +118,17 @@ fn silent_handshakes_cost_only_themselves() {
     }
 }
 
-/// A process that opens silent connections without end evicts its own only.
+/// A process that endlessly opens silent connections evicts only its own.
 #[test]
-fn silence_of_one_process_leaves_places_to_others() {
+fn silent_connections_of_one_process_evict_only_its_own() {
     static PID: AtomicI32 = AtomicI32::new(1);
     let mut cluster = Cluster::new("one-process");
     cluster.server.connections.limits.handshake_timeout = 10 * TIMEOUT;
     let gate = FabricAddress(format!("hostile-process-{}", std::process::id()));
-    let admit = |_: BorrowedFd<'_>| Ok(Peer { pid: PID.load(Ordering::Relaxed), uid: 0 });
+    let admit = |_: BorrowedFd<'_>| Ok(PeerProcess { pid: PID.load(Ordering::Relaxed), uid: 0 });
     let listener = SoftwareListener::bind_for(&gate, admit).expect("bind");
     cluster.server.listen(&listener).expect("listen");
-    // Slow, but honest.
+    // A slow, but honest peer.
     let slow = dial(&gate);
     cluster.turn();
     PID.store(2, Ordering::Relaxed);
@@ -138,26 +138,26 @@ fn silence_of_one_process_leaves_places_to_others() {
         cluster.turn();
     }
     assert_eq!(cluster.server.connections.incomplete.len(), 1 + config().max_handshakes / 4);
-    let (_ring, ring_fd) = make(layout(RING).bytes(), "slow").expect("ring");
-    let (_table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "slow").expect("table");
+    let (_ring, ring_fd) = create_shared(layout(RING).bytes(), "slow").expect("ring");
+    let (_table, table_fd) = create_shared(table_bytes(WINDOWS).expect("windows"), "slow").expect("table");
     hello().send(slow.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
     let qp = cluster.accept();
     cluster.turn();
-    assert!(matches!(Message::receive(slow.as_fd()), Received::Message((Message::Accept(_), _))));
+    assert!(matches!(SocketMessage::receive(slow.as_fd()), SocketInput::Message((SocketMessage::Accept(_), _))));
     drop(slow);
     cluster.ends(qp);
 }
 
 /// A connector offers rings of maximum size to an acceptor with smaller ones: only the acceptor's size is used.
 #[test]
-fn rings_are_no_longer_than_ours() {
+fn rings_do_not_exceed_the_acceptors_maximum() {
     let mut cluster = Cluster::new("rings");
     const LONG: u32 = 1 << 18;
     cluster.server.common.config.max_mapped_per_peer = 1 << 30;
     let socket = dial(&cluster.address);
-    let (ring, ring_fd) = make(layout(LONG).bytes(), "hostile").expect("ring");
-    let (_table, table_fd) = make(table_bytes(WINDOWS).expect("windows"), "hostile").expect("table");
-    let hello = Message::Hello(Opening {
+    let (ring, ring_fd) = create_shared(layout(LONG).bytes(), "hostile").expect("ring");
+    let (_table, table_fd) = create_shared(table_bytes(WINDOWS).expect("windows"), "hostile").expect("table");
+    let hello = SocketMessage::Hello(Opening {
         may_sleep: true,
         ring_bytes: LONG,
         max_message: LONG / 2,
@@ -166,8 +166,8 @@ fn rings_are_no_longer_than_ours() {
     });
     hello.send(socket.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
     let qp = cluster.accept();
-    match Message::receive(socket.as_fd()) {
-        Received::Message((Message::Accept(Opening { ring_bytes, max_message, .. }), _)) => {
+    match SocketMessage::receive(socket.as_fd()) {
+        SocketInput::Message((SocketMessage::Accept(Opening { ring_bytes, max_message, .. }), _)) => {
             assert_eq!((ring_bytes, max_message), (RING, 4096));
         }
         other => panic!("no answer: {other:?}"),
@@ -185,13 +185,13 @@ fn rings_are_no_longer_than_ours() {
     assert!(untouched && word(&ring, layout.rx_ring()).get() != 0);
     drop(socket);
     cluster.ends(qp);
-    // An honest one, which has messages both ways, several times round the ring.
+    // An honest client with long rings sends messages both ways, several times around the ring.
     let long = SoftwareConfig { ring_bytes: LONG as usize, max_message: 8192, ..honest() };
     let mut client = SoftwareFabric::new(long).expect("open");
     client.register(cluster.pool.arena(), Access::LOCAL).expect("register");
     let c = client.connect(&cluster.address, &params()).expect("connect");
     let s = cluster.accept();
-    cluster.until("it is up", |_| {
+    cluster.until("the client is up", |_| {
         client.poll_control(&mut Vec::new());
         client.table.get(c).filter(|q| q.is_live()).map(|_| ())
     });
@@ -226,7 +226,7 @@ fn rings_are_no_longer_than_ours() {
 
 /// An acceptor sends more than agreed, within the connector's offer.
 #[test]
-fn messages_are_no_longer_than_was_agreed() {
+fn messages_longer_than_agreed_end_the_connection() {
     let mut cluster = Cluster::new("agreed");
     cluster.server.common.config.max_message = 2048;
     let mut client = open();
@@ -235,11 +235,11 @@ fn messages_are_no_longer_than_was_agreed() {
     let s = cluster.accept();
     let mut bufs = vec![cluster.pool.alloc(4096).expect("buffer")];
     assert_eq!(client.post_recv(None, &mut bufs), 1);
-    cluster.server.table.get(s).expect("it is there").max_message = 4096;
+    cluster.server.table.get(s).expect("the queue pair").max_message = 4096;
     let buf = cluster.pool.alloc(3000).expect("buffer");
     let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
     cluster.server.post_send(s, &mut vec![Posting { wr_id: 0, signalled: false, wr }]).expect("post");
-    cluster.until("it is refused", |_| {
+    cluster.until("the message is refused", |_| {
         client.poll_cq(&mut Vec::new(), 1);
         client.poll_control(&mut Vec::new());
         (client.stats().peer_violations == 1).then_some(())
@@ -248,18 +248,18 @@ fn messages_are_no_longer_than_was_agreed() {
     cluster.ends(s);
 }
 
-/// An acceptor that answers nonsense.
+/// An acceptor that sends invalid answers.
 #[test]
-fn answers_that_cannot_be() {
+fn invalid_answers_fail_the_connect() {
     let address = FabricAddress(format!("hostile-acceptor-{}", std::process::id()));
     let listener = SoftwareFabric::bind(&address).expect("bind");
     let table = sealed(table_bytes(WINDOWS).expect("windows"));
     let open_table = unsealed(4096);
     let rings = |ring_bytes, max_message, windows| {
-        Message::Accept(Opening { may_sleep: true, ring_bytes, max_message, windows, private_data: vec![] })
+        SocketMessage::Accept(Opening { may_sleep: true, ring_bytes, max_message, windows, private_data: vec![] })
     };
     let accept = |max_message, windows| rings(RING, max_message, windows);
-    let answers: Vec<(Message, Vec<BorrowedFd<'_>>)> = vec![
+    let answers: Vec<(SocketMessage, Vec<BorrowedFd<'_>>)> = vec![
         (rings(0, 4096, WINDOWS), vec![table.fd()]),
         (rings(RING - 64, 4096, WINDOWS), vec![table.fd()]),
         (rings(2 * RING, 4096, WINDOWS), vec![table.fd()]),
@@ -272,9 +272,9 @@ fn answers_that_cannot_be() {
         (accept(0, WINDOWS), vec![table.fd()]),
         (accept(4096, u32::MAX), vec![table.fd()]),
         (accept(4096, 1000), vec![table.fd()]),
-        (Message::Bell, vec![]),
+        (SocketMessage::Bell, vec![]),
         (hello(), vec![table.fd(), table.fd()]),
-        (Message::Region { id: 1, bytes: 4096 }, vec![table.fd()]),
+        (SocketMessage::Region { id: 1, bytes: 4096 }, vec![table.fd()]),
     ];
     let mut client = open();
     for (answer, fds) in &answers {
@@ -283,11 +283,11 @@ fn answers_that_cannot_be() {
         answer.send(socket.as_fd(), fds).expect("send");
         let mut events = Vec::new();
         client.poll_control(&mut events);
-        let failed = matches!(&events[..], [ControlEvent::ConnectFailed { qp: id, error }] if *id == qp && error.kind() == FabricErrorKind::Peer);
-        assert!(failed, "{answer:?}: {events:?}");
+        let [ControlEvent::ConnectFailed { qp: failed, error }] = &events[..] else { panic!("{answer:?}: {events:?}") };
+        assert_eq!((*failed, error.kind()), (qp, FabricErrorKind::Peer), "{answer:?}: {error}");
         client.destroy_qp(qp);
     }
-    // One that closes the connection instead.
+    // An acceptor that closes the connection instead.
     let qp = client.connect(&address, &params()).expect("connect");
     drop(listener.accept());
     let mut events = Vec::new();
@@ -296,45 +296,45 @@ fn answers_that_cannot_be() {
         matches!(&events[..], [ControlEvent::ConnectFailed { error, .. }] if error.kind() == FabricErrorKind::Closed);
     assert!(closed, "{events:?}");
     client.destroy_qp(qp);
-    // One that never answers.
+    // An acceptor that never answers.
     let qp = client.connect(&address, &params()).expect("connect");
     let start = Instant::now();
     let mut events = Vec::new();
     while events.is_empty() {
-        assert!(start.elapsed() < TIMEOUT, "it waits for ever");
+        assert!(start.elapsed() < TIMEOUT, "no time-out");
         client.poll_control(&mut events);
     }
     let [ControlEvent::ConnectFailed { qp: failed, error }] = &events[..] else { panic!("{events:?}") };
     assert_eq!((*failed, error.kind()), (qp, FabricErrorKind::TimedOut), "{error}");
 }
 
-/// Processes that connect and send requests without end: each poll finds another pending request.
+/// Processes that endlessly connect and send requests, so that each poll finds another pending request.
 #[test]
-fn a_slow_request_gets_through_among_endless_ones() {
-    const LOOKS: usize = 8;
+fn a_slow_request_completes_among_endless_ones() {
+    const POLLS: usize = 8;
     static PID: AtomicI32 = AtomicI32::new(1);
     let mut cluster = Cluster::new("without-end");
     cluster.server.connections.limits.handshake_timeout = 10 * TIMEOUT;
     let gate = FabricAddress(format!("hostile-gate-without-end-{}", std::process::id()));
-    let admit = |_: BorrowedFd<'_>| Ok(Peer { pid: PID.load(Ordering::Relaxed), uid: 0 });
+    let admit = |_: BorrowedFd<'_>| Ok(PeerProcess { pid: PID.load(Ordering::Relaxed), uid: 0 });
     let listener = SoftwareListener::bind_for(&gate, admit).expect("bind");
     cluster.server.listen(&listener).expect("listen");
     let (ring, table) = (sealed(layout(RING).bytes()), sealed(table_bytes(WINDOWS).expect("windows")));
-    let ask = |socket: &OwnedFd| hello().send(socket.as_fd(), &[ring.fd(), table.fd()]).expect("send");
+    let send_request = |socket: &OwnedFd| hello().send(socket.as_fd(), &[ring.fd(), table.fd()]).expect("send");
     let slow = dial(&gate);
     cluster.turn();
     PID.store(2, Ordering::Relaxed);
     let mut storm = Vec::new();
     let mut completed = false;
-    for look in 0..2 * LOOKS {
-        // Two for one that is answered.
+    for poll in 0..2 * POLLS {
+        // Two new requests for each one that is answered.
         for _ in 0..2 {
             let socket = dial(&gate);
-            ask(&socket);
+            send_request(&socket);
             storm.push(socket);
         }
-        if look == LOOKS {
-            ask(&slow);
+        if poll == POLLS {
+            send_request(&slow);
         }
         cluster.server.poll_control(&mut cluster.events);
         for event in std::mem::take(&mut cluster.events) {

@@ -3,58 +3,58 @@
 use super::super::region::{ExposedMemory, Region, Regions};
 use super::*;
 
-/// Many regions, each of which is a mapping: the process has a limit of mappings.
+/// Each region is a mapping, of which the process has a limited number.
 #[test]
-fn shown_memory_is_a_share_of_the_mappings_that_there_are() {
+fn a_connection_gets_a_share_of_the_processs_mappings() {
     const MOST: usize = 64;
-    static BUDGET: Budget = Budget::new(MOST);
+    static BUDGET: MappingBudget = MappingBudget::new(MOST);
     let mut cluster = Cluster::new("mappings");
     let budget = &BUDGET;
     cluster.server.common.peer_memory = PeerMemory::new(budget);
-    let show = |hostile: &HostilePeer, id| {
-        let _ = Message::Region { id, bytes: 4096 }.send(hostile.socket.as_fd(), &[sealed(4096).fd()]);
+    let expose = |hostile: &HostilePeer, id| {
+        let _ = SocketMessage::Region { id, bytes: 4096 }.send(hostile.socket.as_fd(), &[sealed(4096).fd()]);
     };
-    // One alone gets its share or its own bound, and no more.
+    // A single connection gets its share or `max_regions_per_peer`, and no more.
     let default = cluster.server.common.config.max_regions_per_peer;
-    for (regions, taken_by_one) in [(default, 4..=MOST / 8), (3, 3..=3)] {
+    for (regions, expected) in [(default, 4..=MOST / 8), (3, 3..=3)] {
         cluster.server.common.config.max_regions_per_peer = regions;
         let violations = cluster.server.stats().peer_violations;
         let (hostile, qp) = cluster.hostile_peer();
-        assert_eq!(budget.left(), MOST - PER_CONNECTION);
-        (0..MOST as u32).for_each(|id| show(&hostile, id));
-        cluster.until("it is ended", |t| (t.server.stats().peer_violations > violations).then_some(()));
-        let taken = MOST - PER_CONNECTION - budget.left();
-        assert!(taken_by_one.contains(&taken), "{taken} of {MOST} mappings, max_regions_per_peer is {regions}");
+        assert_eq!(budget.left(), MOST - MAPPINGS_PER_CONNECTION);
+        (0..MOST as u32).for_each(|id| expose(&hostile, id));
+        cluster.until("the connection is ended", |t| (t.server.stats().peer_violations > violations).then_some(()));
+        let taken = MOST - MAPPINGS_PER_CONNECTION - budget.left();
+        assert!(expected.contains(&taken), "{taken} of {MOST} mappings, max_regions_per_peer is {regions}");
         drop(hostile);
         cluster.ends(qp);
-        assert_eq!(budget.left(), MOST, "all come back");
+        assert_eq!(budget.left(), MOST, "all are returned");
     }
     cluster.server.common.config.max_regions_per_peer = default;
     let violations = cluster.server.stats().peer_violations;
-    // The last hostile_peers get one region each; without a free region, a connection is refused.
+    // The last peers get one region each; without free mappings, a connection is refused.
     let mut hostile_peers = Vec::new();
-    while budget.left() >= PER_CONNECTION {
+    while budget.left() >= MAPPINGS_PER_CONNECTION {
         let (hostile, qp) = cluster.hostile_peer();
         let before = budget.left();
         for id in 0..8 {
             if budget.left() / 8 > id as usize || id == 0 && before > 0 {
-                show(&hostile, id);
+                expose(&hostile, id);
                 cluster.turn();
             }
         }
-        assert!(before == 0 || budget.left() < before, "a connection cannot show its first memory");
+        assert!(before == 0 || budget.left() < before, "a connection cannot expose its first memory");
         hostile_peers.push((hostile, qp));
     }
-    assert_eq!(cluster.server.stats().peer_violations, violations, "each kept to its share");
+    assert_eq!(cluster.server.stats().peer_violations, violations, "each stayed within its share");
     let refused = cluster.server.stats().requests_refused;
     let one_more = HostilePeer::new(&cluster.address);
-    cluster.refused("there are no mappings", &one_more.socket);
+    cluster.refused("no mappings left", &one_more.socket);
     assert_eq!(cluster.server.stats().requests_refused, refused + 1);
     for (hostile, qp) in hostile_peers {
         drop(hostile);
         cluster.ends(qp);
     }
-    assert_eq!(budget.left(), MOST, "all come back");
+    assert_eq!(budget.left(), MOST, "all are returned");
     let (hostile, qp) = cluster.hostile_peer();
     drop(hostile);
     cluster.ends(qp);
@@ -76,27 +76,27 @@ fn registered_arenas_are_found() {
         assert!(order[..=id].iter().all(|&known| regions.contains(arenas[known].id())));
         assert_eq!(regions.get(arena.id()).map(|region| region.id), Some(id as u32));
     }
-    for (gone, &at) in order.iter().enumerate() {
+    for (removed, &at) in order.iter().enumerate() {
         let arena = arenas[at].id();
         regions.remove(arena).expect("deregistered");
         assert!(regions.remove(arena).is_err(), "deregistered twice");
         assert!(!regions.contains(arena) && regions.get(arena).is_none());
-        assert!(order[gone + 1..].iter().all(|&left| regions.contains(arenas[left].id())));
+        assert!(order[removed + 1..].iter().all(|&left| regions.contains(arenas[left].id())));
     }
 }
 
-/// Memory that takes long to unmap is unmapped elsewhere; its place is free when it is.
+/// Long memory is unmapped on another thread, which then returns its reservation.
 #[test]
-fn long_memory_gives_its_place_back() {
+fn unmapped_long_memory_returns_its_reservation() {
     const LEN: usize = 256 << 20;
-    static BUDGET: Budget = Budget::new(4);
+    static BUDGET: MappingBudget = MappingBudget::new(4);
     let budget = &BUDGET;
     let mut memory = PeerMemory::new(budget);
     let long = sealed(LEN);
-    let show = || long.fd().try_clone_to_owned().expect("a descriptor");
+    let expose = || long.fd().try_clone_to_owned().expect("a descriptor");
     let [first, second] = [(); 2].map(|()| {
-        let mut exposed = ExposedMemory::new(0, budget.take(0).expect("no place"));
-        let added = exposed.add(&mut memory, 0, show(), LEN as u64, &SoftwareConfig::default());
+        let mut exposed = ExposedMemory::new(0, budget.reserve(0).expect("no mapping is needed"));
+        let added = exposed.add(&mut memory, 0, expose(), LEN as u64, &SoftwareConfig::default());
         added.map(|()| exposed).expect("mapped")
     });
     assert_eq!((first.get(0).map(PeerMapping::len), budget.left()), (Some(LEN), 3), "one mapping for both");
@@ -105,25 +105,25 @@ fn long_memory_gives_its_place_back() {
     drop(second);
     let start = Instant::now();
     while budget.left() < 4 {
-        assert!(start.elapsed() < TIMEOUT, "it is not unmapped");
+        assert!(start.elapsed() < TIMEOUT, "not unmapped");
         std::thread::yield_now();
     }
-    assert_eq!(memory.map(show(), LEN as u64 + 1).err().map(|why| why.contains("announced")), Some(true));
-    let places: Vec<_> = (0..4).map(|_| budget.take(1).expect("a place")).collect();
-    let why = memory.map(show(), LEN as u64).expect_err("there is no place");
+    assert_eq!(memory.map(expose(), LEN as u64 + 1).err().map(|why| why.contains("announced")), Some(true));
+    let reservations: Vec<_> = (0..4).map(|_| budget.reserve(1).expect("a reservation")).collect();
+    let why = memory.map(expose(), LEN as u64).expect_err("the budget is used up");
     assert!(why.contains("vm.max_map_count"), "{why}");
-    drop(places);
+    drop(reservations);
     assert_eq!(budget.left(), 4);
 }
 
-/// A table whose entries point nowhere, or beyond the end of memory.
+/// A window table whose entries point to unknown regions, or beyond the end of memory.
 #[test]
-fn windows_that_lie() {
+fn invalid_window_entries_are_refused() {
     let mut cluster = Cluster::new("windows");
     let memory = sealed(8192);
     let rights = 3u64 << 32;
     // Region and rights, first address, length, requested address.
-    let lies: [(u64, u64, u64, u64); 6] = [
+    let entries: [(u64, u64, u64, u64); 6] = [
         (7 | rights, 0, 4096, 0),
         (1 | rights, 0, u64::MAX, 8192 - 1),
         (1 | rights, 0, u64::MAX, 1 << 40),
@@ -131,11 +131,11 @@ fn windows_that_lie() {
         (1, 0, 4096, 0),
         (1 | rights, 4096, 100, 0),
     ];
-    for (place, first, len, address) in lies {
+    for (place, first, len, address) in entries {
         for write in [true, false] {
             let refused = cluster.server.stats().access_refused;
             let (hostile, qp) = cluster.hostile_peer();
-            hostile.say(&Message::Region { id: 1, bytes: 8192 }, &[memory.fd()]);
+            hostile.send(&SocketMessage::Region { id: 1, bytes: 8192 }, &[memory.fd()]);
             let rkey = 0xabcd_0000u32;
             word(&hostile.table, 8).set(place);
             word(&hostile.table, 16).set(first);
@@ -149,7 +149,7 @@ fn windows_that_lie() {
             };
             let posted = cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
             assert_eq!(posted, Ok(()));
-            cluster.until("it is refused", |t| {
+            cluster.until("the request is refused", |t| {
                 t.done.iter().find(|d| d.qp == qp && d.status == Status::RemoteAccess).map(|_| ())
             });
             cluster.ends(qp);
@@ -168,16 +168,16 @@ fn windows_that_lie() {
     cluster.ends(qp);
 }
 
-/// Memory that cannot be exposed to a departed peer is flushed, and is no fault.
+/// A bind for a peer that has closed the connection is flushed, and is not a failure.
 #[test]
-fn memory_for_a_peer_that_has_closed_the_connection() {
+fn a_bind_after_the_peer_has_closed_is_flushed() {
     let mut cluster = Cluster::new("gone");
     let (hostile, qp) = cluster.hostile_peer();
     drop(hostile);
     let window = cluster.server.alloc_window(qp).expect("window");
     let wr = WorkRequest::Bind { window, mem: lend(&cluster), offset: 0, len: 4096, access: Access::REMOTE };
     cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("bind");
-    let status = cluster.until("it ends", |t| t.done.iter().find(|d| d.qp == qp).map(|d| d.status));
+    let status = cluster.until("the bind completes", |t| t.done.iter().find(|d| d.qp == qp).map(|d| d.status));
     assert_eq!(status, Status::Flushed);
     let is_end = |event: &ControlEvent| matches!(event, ControlEvent::Disconnected { qp: id, .. } if *id == qp);
     let event =
@@ -185,9 +185,9 @@ fn memory_for_a_peer_that_has_closed_the_connection() {
     assert!(matches!(event, ControlEvent::Disconnected { cause: Disconnect::Peer, .. }), "{event:?}");
 }
 
-/// A peer that is in the middle of a copy for ever holds its own connection up, and memory only for `linger`.
+/// A peer that never ends a copy delays its own connection only, and memory only for `linger`.
 #[test]
-fn a_peer_that_never_ends_its_copy() {
+fn a_peer_that_never_ends_its_copy_holds_memory_only_for_linger() {
     let mut cluster = Cluster::new("busy");
     let (hostile, qp) = cluster.hostile_peer();
     let window = cluster.server.alloc_window(qp).expect("window");
@@ -195,7 +195,7 @@ fn a_peer_that_never_ends_its_copy() {
     let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: 4096, access: Access::REMOTE };
     cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("bind");
     let table = hostile.peer_table.as_ref().expect("table");
-    let entry = table.line(window.index as usize * ENTRY).expect("an entry");
+    let entry = table.line(window.index as usize * ENTRY_BYTES).expect("an entry");
     let valid = entry[0].acquire();
     assert_eq!(valid & 1, 1, "not bound: {valid:#x}");
     entry[BUSY].publish(1);

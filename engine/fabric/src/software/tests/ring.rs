@@ -1,22 +1,22 @@
-//! Writes of peers into an established ring, and their remains.
+//! Invalid writes of peers to an established ring and its socket.
 
 use super::*;
 
 #[test]
-fn record_headers_that_cannot_be() {
+fn invalid_record_headers_end_the_connection() {
     let mut cluster = Cluster::new("headers");
-    let valid = Header::message(8, None, 0).first;
+    let valid = RecordHeader::message(8, None, 0).first;
     let mut random = 12345u64;
     for i in 0..120u64 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let first = match i {
             0 => u64::MAX,
             1 => 1,
-            // One byte too long; as long as it gets.
+            // One byte too long, and as long as a header can state.
             2 => valid & !0xff_ffff | 4097,
             3 => valid | 0xff_ffff,
             4 => valid | 1 << 31,
-            // It has taken unsent messages.
+            // An acknowledgement of messages that were never sent.
             5 => valid | 64 << 32,
             _ => random | 1 << 31,
         };
@@ -29,12 +29,12 @@ fn record_headers_that_cannot_be() {
     }
 }
 
-/// Headers of records that are longer than the ring is by now, though the two sides have agreed on such messages: the
-/// Receive of such a record held another client's message before. No peer may see it.
+/// Headers of records that are longer than the present ring, though the two sides have agreed on such messages. The
+/// Receive of such a record has held another client's message before, which no peer may see.
 #[test]
-fn records_longer_than_the_ring_show_nothing_of_others() {
+fn records_longer_than_the_ring_expose_no_other_bytes() {
     let mut cluster = Cluster::new("longer");
-    // Each Receive has been used by others.
+    // Each Receive has held other data before.
     let mut bufs: Vec<Buf> = std::iter::from_fn(|| cluster.pool.alloc(4096)).collect();
     for buf in &mut bufs {
         buf.fill(0xca);
@@ -44,18 +44,18 @@ fn records_longer_than_the_ring_show_nothing_of_others() {
         cluster.check();
         let violations = cluster.server.stats().peer_violations;
         let (hostile, qp) = cluster.hostile_peer();
-        let Header { first, second } = Header::message(len, None, 0);
+        let RecordHeader { first, second } = RecordHeader::message(len, None, 0);
         word(&hostile.ring, hostile.at() + 8).set(second);
         word(&hostile.ring, hostile.at()).publish(first);
         cluster.ends(qp);
         assert_eq!(cluster.server.stats().peer_violations, violations + 1, "{len}");
         let bytes = cluster.done.iter().filter(|done| done.qp == qp).filter_map(|done| done.buf.as_deref());
-        assert_eq!(bytes.map(<[u8]>::len).sum::<usize>(), 0, "{len}: bytes that it never sent");
+        assert_eq!(bytes.map(<[u8]>::len).sum::<usize>(), 0, "{len}: bytes that the peer never sent");
     }
 }
 
 #[test]
-fn reports_that_cannot_be() {
+fn invalid_reports_end_the_connection() {
     let mut cluster = Cluster::new("reports");
     let send = |cluster: &mut Cluster, qp| {
         let buf = cluster.pool.alloc(100).expect("buffer");
@@ -67,7 +67,7 @@ fn reports_that_cannot_be() {
     hostile.report()[0].publish(1 << 40);
     cluster.until("the Send ends", |t| t.done.iter().find(|d| d.qp == qp && d.status == Status::Flushed).map(|_| ()));
     cluster.ends(qp);
-    // Refusals with codes that no one has.
+    // Refusals with unknown codes.
     for code in [3, u64::MAX] {
         let (hostile, qp) = cluster.hostile_peer();
         assert_eq!(send(&mut cluster, qp), Ok(()));
@@ -78,44 +78,44 @@ fn reports_that_cannot_be() {
 }
 
 #[test]
-fn messages_out_of_place() {
+fn unexpected_socket_messages_end_the_connection() {
     let mut cluster = Cluster::new("control");
     let memory = sealed(8192);
     let open_memory = unsealed(8192);
     let big = sealed(2 << 20);
     type Attack<'a> = Box<dyn Fn(&HostilePeer) + 'a>;
-    let region = |id, bytes| Message::Region { id, bytes };
+    let region = |id, bytes| SocketMessage::Region { id, bytes };
     let attacks: Vec<(&str, Attack<'_>)> = vec![
-        ("a second Hello", Box::new(|i| i.say(&hello(), &[memory.fd(), memory.fd()]))),
-        ("a Reject", Box::new(|i| i.say(&Message::Reject { private_data: vec![] }, &[]))),
-        ("a region of nothing", Box::new(|i| i.say(&region(1, 8192), &[]))),
-        ("a region of two", Box::new(|i| i.say(&region(1, 8192), &[memory.fd(), memory.fd()]))),
-        ("a bell with a descriptor", Box::new(|i| i.say(&Message::Bell, &[memory.fd()]))),
-        ("an unsealed region", Box::new(|i| i.say(&region(1, 8192), &[open_memory.as_fd()]))),
-        ("a region that lies of its size", Box::new(|i| i.say(&region(1, 4096), &[memory.fd()]))),
-        ("a region of no bytes", Box::new(|i| i.say(&region(1, 0), &[memory.fd()]))),
-        ("a region of too many bytes", Box::new(|i| i.say(&region(1, 2 << 20), &[big.fd()]))),
-        ("a region of all bytes", Box::new(|i| i.say(&region(1, u64::MAX), &[big.fd()]))),
+        ("a second Hello", Box::new(|i| i.send(&hello(), &[memory.fd(), memory.fd()]))),
+        ("a Reject", Box::new(|i| i.send(&SocketMessage::Reject { private_data: vec![] }, &[]))),
+        ("a region without a descriptor", Box::new(|i| i.send(&region(1, 8192), &[]))),
+        ("a region with two descriptors", Box::new(|i| i.send(&region(1, 8192), &[memory.fd(), memory.fd()]))),
+        ("a bell with a descriptor", Box::new(|i| i.send(&SocketMessage::Bell, &[memory.fd()]))),
+        ("an unsealed region", Box::new(|i| i.send(&region(1, 8192), &[open_memory.as_fd()]))),
+        ("a region with a wrong size", Box::new(|i| i.send(&region(1, 4096), &[memory.fd()]))),
+        ("a region of no bytes", Box::new(|i| i.send(&region(1, 0), &[memory.fd()]))),
+        ("a region of too many bytes", Box::new(|i| i.send(&region(1, 2 << 20), &[big.fd()]))),
+        ("a region of the largest size", Box::new(|i| i.send(&region(1, u64::MAX), &[big.fd()]))),
         (
             "one region twice",
             Box::new(|i| {
-                i.say(&region(1, 8192), &[memory.fd()]);
-                i.say(&region(1, 8192), &[memory.fd()]);
+                i.send(&region(1, 8192), &[memory.fd()]);
+                i.send(&region(1, 8192), &[memory.fd()]);
             }),
         ),
         (
             "more regions than may be mapped",
             Box::new(|i| {
                 for id in 0..100 {
-                    i.say(&region(id, 16 << 10), &[sealed(16 << 10).fd()]);
+                    i.send(&region(id, 16 << 10), &[sealed(16 << 10).fd()]);
                 }
                 for id in 100..200 {
-                    // It may have been disconnected by now.
+                    // The connection may have ended already.
                     let _ = region(id, 16 << 10).send(i.socket.as_fd(), &[sealed(16 << 10).fd()]);
                 }
             }),
         ),
-        ("noise", Box::new(|i| raw(&i.socket, &[7; 100]))),
+        ("random bytes", Box::new(|i| raw(&i.socket, &[7; 100]))),
     ];
     for (what, attack) in &attacks {
         println!("{what}");
@@ -127,27 +127,28 @@ fn messages_out_of_place() {
     }
 }
 
-/// Bells without end, and no sleeper.
+/// Endless Bell messages, without a sleeper.
 #[test]
-fn a_storm_of_bells() {
+fn endless_bells_do_not_stop_other_connections() {
     let mut cluster = Cluster::new("bells");
     let (hostile, qp) = cluster.hostile_peer();
     for _ in 0..200 {
-        while Message::Bell.send(hostile.socket.as_fd(), &[]).is_ok() {}
+        while SocketMessage::Bell.send(hostile.socket.as_fd(), &[]).is_ok() {}
         cluster.check();
     }
     drop(hostile);
     cluster.ends(qp);
 }
 
-/// A peer that takes nothing, or never ends a copy: its waiting requests end with a status, and hold no buffer any
-/// more.
+/// A peer that takes no messages, or never ends a copy: its waiting requests complete with an error, and no longer hold
+/// buffers.
 #[test]
-fn a_peer_that_takes_nothing_is_ended() {
+fn a_peer_that_takes_no_messages_is_disconnected() {
     let mut cluster = Cluster::new("takes-nothing");
     cluster.server.common.config.retry_timeout = Duration::from_millis(200);
-    let free = |cluster: &Cluster| cluster.pool.stats().classes.iter().map(|class| class.outstanding).sum::<usize>();
-    let before = free(&cluster);
+    let outstanding =
+        |cluster: &Cluster| cluster.pool.stats().classes.iter().map(|class| class.outstanding).sum::<usize>();
+    let before = outstanding(&cluster);
     let (_hostile, qp) = cluster.hostile_peer();
     let mut chain: Vec<Posting> = (0..32)
         .map(|wr_id| {
@@ -157,18 +158,18 @@ fn a_peer_that_takes_nothing_is_ended() {
         })
         .collect();
     cluster.server.post_send(qp, &mut chain).expect("post");
-    assert!(free(&cluster) > before + 20, "a ring of {RING} bytes has no room for all of them");
+    assert!(outstanding(&cluster) > before + 20, "a ring of {RING} bytes has no room for all of them");
     // Time without a poll does not count against the peer.
     let (start, limit) = (Instant::now(), Duration::from_secs(40));
     let waiting = cluster.server.table.get(qp).expect("it waits");
-    let mut waited = |seconds| waiting.waited(start + Duration::from_secs(seconds), limit).map(|t| t.as_secs());
+    let mut waited = |seconds| waiting.stalled_for(start + Duration::from_secs(seconds), limit).map(|t| t.as_secs());
     assert_eq!([0, 10, 20, 31, 41].map(&mut waited), [0, 10, 20, 0, 10].map(Some));
     waiting.stall.stop();
     cluster.until("the first of them ends", |t| {
         t.done.iter().find(|d| d.qp == qp && d.status == Status::RnrRetryExceeded && d.wr_id == 0).map(|_| ())
     });
     assert_eq!(cluster.done.iter().filter(|d| d.qp == qp && d.status == Status::Flushed).count(), 31);
-    assert_eq!(free(&cluster), before);
+    assert_eq!(outstanding(&cluster), before);
     cluster.ends(qp);
     // Endless copy: the memory cannot be recovered, and the connection ends.
     let (hostile, qp) = cluster.hostile_peer();
@@ -176,7 +177,7 @@ fn a_peer_that_takes_nothing_is_ended() {
     let wr = WorkRequest::Bind { window, mem: lend(&cluster), offset: 0, len: 4096, access: Access::REMOTE };
     cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: false, wr }]).expect("bind");
     let table = hostile.peer_table.as_ref().expect("table");
-    table.line(window.index as usize * ENTRY).expect("an entry")[BUSY].publish(1);
+    table.line(window.index as usize * ENTRY_BYTES).expect("an entry")[BUSY].publish(1);
     let wr = WorkRequest::LocalInvalidate { window };
     cluster.server.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]).expect("invalidate");
     cluster.ends(qp);
@@ -184,12 +185,12 @@ fn a_peer_that_takes_nothing_is_ended() {
 
 /// Random writes to the shared memory while it is in use.
 #[test]
-fn scribbling() {
+fn random_writes_to_shared_memory_end_only_their_connection() {
     let mut cluster = Cluster::new("scribble");
     for round in 0..20u64 {
         let (hostile, qp) = cluster.hostile_peer();
         let HostilePeer { socket, ring, table, peer_table, layout } = hostile;
-        let scribbler = std::thread::spawn(move || {
+        let writer = std::thread::spawn(move || {
             let mut random = round + 1;
             let ring = layout.rings(ring).expect("rings");
             let peer_table = peer_table.expect("table");
@@ -201,14 +202,14 @@ fn scribbling() {
                     word(&peer_table, (at % 4096) & !7).set(random);
                     word(&table, (at % 4096) & !7).set(random);
                 }
-                // And a record now and then that can be.
+                // Now and then a valid record.
                 let mut tx = layout.producer();
-                assert!(tx.push(&ring.tx(), &[1; 100], || Header::message(100, None, 0)));
+                assert!(tx.push(&ring.tx(), &[1; 100], || RecordHeader::message(100, None, 0)));
             }
             drop(socket);
         });
         let window = cluster.server.alloc_window(qp).ok();
-        while !scribbler.is_finished() {
+        while !writer.is_finished() {
             let buf = cluster.pool.alloc(100);
             if let Some(buf) = buf {
                 let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
@@ -227,7 +228,7 @@ fn scribbling() {
                 }
             }
         }
-        scribbler.join().expect("scribbler");
+        writer.join().expect("no panic");
         cluster.server.destroy_qp(qp);
         cluster.events.clear();
         cluster.done.clear();

@@ -1,18 +1,18 @@
-//! Many quiet queue pairs, and sleepers among them.
+//! Many idle queue pairs, and sleeps.
 
 use super::*;
 use crate::Found;
 
 /// Polls after which every queue pair is cold.
-const QUIET: usize = 5000;
+const IDLE_POLLS: usize = 5000;
 
 impl Cluster {
-    /// The client's end of a connection is up.
-    fn is_up(&mut self, client: QpId) {
+    /// Waits until the client's end of a connection is up.
+    fn until_up(&mut self, client: QpId) {
         self.until("the client is up", |t| t.client.table.get(client).filter(|qp| qp.is_live()).map(|_| ()));
     }
 
-    /// The client sends a message on it.
+    /// The client sends a message.
     fn send(&mut self, client: QpId, signalled: bool) {
         self.receives(1);
         let buf = self.pool.alloc(8).expect("a buffer");
@@ -21,101 +21,101 @@ impl Cluster {
         assert_eq!(posted, Ok(()));
     }
 
-    /// Twenty more connections: the client's ends, and the server's.
+    /// Makes twenty more connections. Returns the queue pairs of the client and the server.
     fn twenty_more(&mut self) -> Vec<(QpId, QpId)> {
         let mut pairs = Vec::new();
         for _ in 0..20 {
             let client = self.client.connect(&self.address.clone(), &params()).expect("connect");
             let server = self.accept();
-            self.is_up(client);
+            self.until_up(client);
             self.turn();
             pairs.push((client, server));
         }
         pairs
     }
 
-    /// The server polls until all of its queue pairs are cold.
-    fn quiet(&mut self) {
-        (0..QUIET).for_each(|_| {
+    /// Lets the server poll until all of its queue pairs are cold.
+    fn turn_all_cold(&mut self) {
+        (0..IDLE_POLLS).for_each(|_| {
             self.server.poll_cq(&mut self.done, 64);
         });
         assert!(self.server.hot.is_empty());
         self.done.clear();
     }
 
-    /// The steps before a sleep.
-    fn last_look(&mut self) {
+    /// Arms the server, and polls once more, as before a sleep.
+    fn prepare_sleep(&mut self) {
         self.server.arm();
         assert_eq!(self.server.poll_cq(&mut self.done, 64), 0);
     }
 }
 
 #[test]
-fn a_sleep_costs_nothing_for_those_that_are_quiet_and_each_of_them_ends_it() {
-    let mut cluster = Cluster::new("quiet");
+fn cold_queue_pairs_stay_cold_in_sleeps_and_each_can_end_one() {
+    let mut cluster = Cluster::new("idle");
     let pairs = cluster.twenty_more();
-    cluster.quiet();
+    cluster.turn_all_cold();
     for (client, server) in [pairs[7], pairs[19], pairs[7]] {
-        cluster.last_look();
-        assert!(!cluster.server.wait(Some(Duration::ZERO)), "a control event of a sleep that nobody has ended");
+        cluster.prepare_sleep();
+        assert!(!cluster.server.wait(Some(Duration::ZERO)), "a control event although nothing ended the sleep");
         assert_eq!((cluster.server.hot.len(), cluster.server.cold.len()), (0, 21), "no cold queue pair turns hot");
-        cluster.last_look();
+        cluster.prepare_sleep();
         cluster.send(client, false);
-        // Without end, if no bell rang.
+        // Never returns if no doorbell rings.
         assert!(cluster.server.wait(None));
-        assert_eq!(cluster.server.hot, [server.slot], "the one that has rung");
+        assert_eq!(cluster.server.hot, [server.slot], "the queue pair whose doorbell rang");
         assert_eq!(cluster.server.poll_cq(&mut cluster.done, 64), 1, "found by the first poll");
-        assert_eq!(cluster.done.pop().expect("it").qp, server);
-        cluster.quiet();
+        assert_eq!(cluster.done.pop().expect("a completion").qp, server);
+        cluster.turn_all_cold();
     }
 }
 
 #[test]
-fn a_burst_from_all_quiet_ones_arrives_in_one_turn() {
+fn a_burst_from_all_cold_queue_pairs_arrives_in_one_turn() {
     let mut cluster = Cluster::new("at-once");
     let pairs = cluster.twenty_more();
-    cluster.quiet();
+    cluster.turn_all_cold();
     for &(client, _) in &pairs {
         cluster.send(client, false);
     }
-    assert_eq!(cluster.server.poll_cq(&mut cluster.done, 8), 8, "no more than is asked for");
+    assert_eq!(cluster.server.poll_cq(&mut cluster.done, 8), 8, "no more than requested");
     assert_eq!(cluster.server.poll_cq(&mut cluster.done, 64), 12);
 }
 
-/// One that has a message in every poll, which has room for no other.
+/// One peer has a message in every poll, which has room for one message only.
 #[test]
-fn a_quiet_peer_gets_through_beside_one_that_fills_each_poll() {
+fn an_idle_peers_message_arrives_beside_a_peer_that_fills_each_poll() {
     let mut cluster = Cluster::new("busy");
     let (busy, server) = cluster.twenty_more()[0];
-    cluster.quiet();
+    cluster.turn_all_cold();
     cluster.send(busy, false);
-    cluster.until("the busy one's message", |t| t.done.pop());
-    let quiet = cluster.honest;
-    cluster.send(quiet.0, false);
+    cluster.until("the busy peer's message", |t| t.done.pop());
+    let idle = cluster.honest;
+    cluster.send(idle.0, false);
     let mut received = false;
-    for _ in 0..QUIET {
+    for _ in 0..IDLE_POLLS {
         cluster.send(busy, false);
         cluster.server.poll_cq(&mut cluster.done, 1);
         cluster.client.poll_cq(&mut Vec::new(), 64);
         received |= cluster.done.drain(..).any(|done| done.qp != server);
     }
-    assert!(received, "the quiet peer's message was never received");
+    assert!(received, "the idle peer's message was never received");
 }
 
-/// A full poll may keep its owner for long.
+/// The owner may be busy for long after a full poll.
 #[test]
-fn behind_a_full_poll_more_of_those_that_are_quiet_are_looked_at() {
+fn after_a_full_poll_more_cold_queue_pairs_are_checked() {
     let mut cluster = Cluster::new("full");
     let pairs = cluster.twenty_more();
-    cluster.quiet();
+    cluster.turn_all_cold();
     let (busy, server) = pairs[0];
     cluster.send(busy, false);
-    cluster.until("the busy one's message", |t| t.done.pop());
+    cluster.until("the busy peer's message", |t| t.done.pop());
     let mut polls = 0;
-    for &(quiet, _) in &pairs[1..] {
-        cluster.send(quiet, false);
+    for &(idle, _) in &pairs[1..] {
+        cluster.send(idle, false);
     }
-    // All of them in fewer polls than one finds by itself.
+    // All messages arrive in fewer polls than without the rule.
     while cluster.done.iter().filter(|done| done.qp != server).count() < pairs.len() - 1 {
         cluster.send(busy, false);
         cluster.server.poll_cq(&mut cluster.done, 20);
@@ -126,10 +126,10 @@ fn behind_a_full_poll_more_of_those_that_are_quiet_are_looked_at() {
 }
 
 #[test]
-fn a_message_that_is_alone_is_returned_and_others_are_appended() {
+fn a_single_message_is_returned_and_several_are_appended() {
     let mut cluster = Cluster::new("alone");
     let pairs = cluster.twenty_more();
-    cluster.quiet();
+    cluster.turn_all_cold();
     // Found by the check of cold connections, then in each poll.
     for (client, server) in [pairs[3], pairs[3], pairs[9], pairs[3]] {
         cluster.send(client, false);
@@ -153,25 +153,25 @@ fn a_message_that_is_alone_is_returned_and_others_are_appended() {
 }
 
 #[test]
-fn a_connection_of_the_last_look_prevents_the_sleep() {
+fn a_connection_established_after_arm_prevents_the_sleep() {
     let mut cluster = Cluster::new("between");
     let client = cluster.client.connect(&cluster.address.clone(), &params()).expect("connect");
     let server = cluster.accept();
-    cluster.last_look();
-    // The control plane, too.
+    cluster.prepare_sleep();
+    // The control events are polled after `arm`, too.
     cluster.server.poll_control(&mut cluster.events);
     assert!(cluster.events.iter().any(|e| matches!(e, ControlEvent::Established { qp, .. } if *qp == server)));
     while !cluster.client.table.get(client).is_some_and(|qp| qp.is_live()) {
         cluster.client.poll_control(&mut Vec::new());
     }
     cluster.send(client, false);
-    // Without end, if no bell rang.
+    // Never returns if no doorbell rings.
     cluster.server.wait(None);
     assert_eq!(cluster.server.poll_cq(&mut cluster.done, 64), 1);
 }
 
 #[test]
-fn the_look_before_a_sleep_finds_that_a_signalled_send_was_taken() {
+fn the_poll_before_a_sleep_completes_a_signalled_send() {
     let mut cluster = Cluster::new("taken");
     let (client, _) = cluster.honest;
     // Any position between two checks of the peer's report.
@@ -182,13 +182,13 @@ fn the_look_before_a_sleep_finds_that_a_signalled_send_was_taken() {
             cluster.client.poll_cq(&mut done, 64);
         }
         assert!(done.is_empty(), "the server has not taken it");
-        // It is taken and reported without a bell, since no side sleeps yet.
+        // The server takes and reports it without a doorbell, because no side sleeps yet.
         (0..64).for_each(|_| {
             cluster.server.poll_cq(&mut cluster.done, 64);
         });
         assert_eq!(cluster.done.drain(..).filter(|d| d.opcode == Opcode::Recv).count(), 1);
         cluster.client.arm();
-        assert_eq!(cluster.client.poll_cq(&mut done, 64), 1, "behind {before} polls");
+        assert_eq!(cluster.client.poll_cq(&mut done, 64), 1, "after {before} polls");
         assert_eq!((done[0].opcode, done[0].status), (Opcode::Send, Status::Success));
         cluster.client.wait(Some(Duration::ZERO));
     }

@@ -18,9 +18,9 @@ use rdma_sys::{
 };
 use rustix::net::SocketAddrAny;
 
-use super::device::{cookie, name_of};
+use super::device::{context_device_name, cookie};
 use super::queue::QpAttributes;
-use super::{check_errno, made, set_nonblocking};
+use super::{check_errno, check_non_null, set_nonblocking};
 use crate::path::PathConfig;
 
 /// Level and name of `rdma_set_option` options, which the bindings lack.
@@ -31,19 +31,21 @@ const PATH_FOR_ALL: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
 
 /// Hop limit of a path: Linux's default for IP packets.
 const HOP_LIMIT: u32 = 64;
-/// The only partition of RoCE.
+/// The key of the default partition, the only one of RoCE.
 const DEFAULT_PKEY: u16 = 0xFFFF;
-/// One path, valid in both directions.
+/// The record has one path, which is valid in both directions.
 const REVERSIBLE: u8 = 1 << 7 | 1;
-/// Selector: the value beside it is exact (InfiniBand Architecture 1.2.1 §15.2.5.16).
+/// The selector that makes the value beside it exact (InfiniBand Architecture 1.2.1 §15.2.5.16).
 const EXACTLY: u8 = 2 << 6;
 /// Packet lifetime: the kernel's value for RoCE, 4.096 µs · 2^16.
 const LIFETIME: u8 = 16;
 /// The device's full rate.
 const FULL_RATE: u8 = 0;
 
-/// A RoCE path between two addresses with this MTU, as a path record of the subnet administrator. Path resolution finds
-/// only the interface's own MTU. The request carries the path to the peer, so both queue pairs use it.
+/// A RoCE path between two addresses with this MTU, as a path record of the subnet administrator.
+///
+/// Path resolution would find only the MTU of the interface. The connect request carries the path to the peer, so both
+/// queue pairs use it.
 pub(crate) fn path_record(from: IpAddr, to: IpAddr, mtu_code: u8, config: &PathConfig) -> ibv_path_data {
     let gid = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => ibv_gid { raw: ip.to_ipv6_mapped().octets() },
@@ -67,7 +69,7 @@ pub(crate) fn path_record(from: IpAddr, to: IpAddr, mtu_code: u8, config: &PathC
     ibv_path_data { flags: PATH_FOR_ALL, reserved: 0, path }
 }
 
-/// Non-blocking channel for identifiers' events.
+/// A non-blocking channel for the events of identifiers.
 #[derive(Debug)]
 pub(crate) struct EventChannel(NonNull<rdma_event_channel>);
 
@@ -76,7 +78,7 @@ unsafe impl Send for EventChannel {}
 // SAFETY: several threads may take events from one channel, because librdmacm locks the state that its calls share.
 unsafe impl Sync for EventChannel {}
 
-/// An event that is already acknowledged.
+/// A copy of an event, which is already acknowledged.
 #[derive(Debug)]
 pub(crate) struct CmEvent {
     pub(crate) kind: kinds::Type,
@@ -106,12 +108,12 @@ impl CmEvent {
 impl EventChannel {
     pub(crate) fn new() -> io::Result<Arc<Self>> {
         // SAFETY: no arguments.
-        let channel = Self(made(unsafe { rdma_create_event_channel() })?);
+        let channel = Self(check_non_null(unsafe { rdma_create_event_channel() })?);
         set_nonblocking(channel.fd())?;
         Ok(Arc::new(channel))
     }
 
-    /// Readable when an event is pending.
+    /// The descriptor, which is readable when an event is pending.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is open as long as `self` lives. The field never changes.
         let fd = unsafe { self.0.as_ref().fd };
@@ -181,14 +183,14 @@ impl CmId {
         let space = rdma_port_space::RDMA_PS_TCP;
         // SAFETY: the channel is open, and `raw` is valid for writes.
         check_errno(unsafe { rdma_create_id(channel.0.as_ptr(), &raw mut raw, cookie(number), space) })?;
-        Ok(Self { raw: made(raw)?, channel: Arc::clone(channel) })
+        Ok(Self { raw: check_non_null(raw)?, channel: Arc::clone(channel) })
     }
 
     fn raw(&self) -> *mut rdma_cm_id {
         self.raw.as_ptr()
     }
 
-    /// Changes the number and the event channel.
+    /// Changes the identifier's number and event channel.
     pub(crate) fn adopt(&mut self, channel: &Arc<EventChannel>, number: usize) -> io::Result<()> {
         self.set_cookie(number);
         if Arc::ptr_eq(channel, &self.channel) {
@@ -236,7 +238,7 @@ impl CmId {
         self.set_option(OPTION_TOS, &mut tos)
     }
 
-    /// Sets the path in place of a resolution, whose event follows.
+    /// Sets the path without resolution. The event of a resolved route follows.
     pub(crate) fn set_path(&self, mut path: ibv_path_data) -> io::Result<()> {
         self.set_option(OPTION_PATH, &mut path)
     }
@@ -248,13 +250,13 @@ impl CmId {
     }
 
     pub(crate) fn connect(&self, private_data: &[u8], params: rdma_conn_param) -> io::Result<()> {
-        let mut params = with_data(private_data, params);
+        let mut params = with_private_data(private_data, params);
         // SAFETY: the identifier is alive; the private data outlives the call.
         check_errno(unsafe { rdma_connect(self.raw(), &raw mut params) })
     }
 
     pub(crate) fn accept(&self, private_data: &[u8], params: rdma_conn_param) -> io::Result<()> {
-        let mut params = with_data(private_data, params);
+        let mut params = with_private_data(private_data, params);
         // SAFETY: the identifier is alive; the private data outlives the call.
         check_errno(unsafe { rdma_accept(self.raw(), &raw mut params) })
     }
@@ -286,15 +288,16 @@ impl CmId {
         Ok(to)
     }
 
-    /// The device that it is bound to. `None` before the binding.
+    /// The name of the device that the identifier is bound to. `None` before the binding.
     pub(crate) fn device(&self) -> Option<String> {
         // SAFETY: the identifier is alive.
-        name_of(unsafe { self.raw.as_ref().verbs })
+        context_device_name(unsafe { self.raw.as_ref().verbs })
     }
 
-    /// Makes librdmacm release this identifier's removed device. Some drivers, such as soft-RoCE's, wait for all users,
-    /// and would wait for this process to end. The device's descriptors become descriptors of `/dev/null`, which
-    /// librdmacm can still close.
+    /// Makes librdmacm release this identifier's removed device.
+    ///
+    /// Some drivers, such as soft-RoCE's, wait until no process uses the device, so librdmacm would delay them until
+    /// this process ends. The device's descriptors become descriptors of `/dev/null`, which librdmacm can still close.
     pub(crate) fn release_device(&self) -> io::Result<()> {
         // SAFETY: the identifier is alive.
         let Some(device) = NonNull::new(unsafe { self.raw.as_ref() }.verbs) else { return Ok(()) };
@@ -327,12 +330,12 @@ impl CmId {
     }
 }
 
-fn with_data(private_data: &[u8], params: rdma_conn_param) -> rdma_conn_param {
+fn with_private_data(private_data: &[u8], params: rdma_conn_param) -> rdma_conn_param {
     let (data, len) = (private_data.as_ptr().cast(), private_data.len() as u8);
     rdma_conn_param { private_data: data, private_data_len: len, ..params }
 }
 
-/// Converts C's form of an address. `None` for any family but those of IP.
+/// Converts an address from its C form. `None` unless it is an IP address.
 fn address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     // SAFETY: the storage is initialized in its whole length. It holds an address, or zeroes, which have no family.
     let any = unsafe { SocketAddrAny::read(ptr::from_ref(storage).cast(), size_of_val(storage) as u32) };
@@ -351,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_c_are_read_as_they_were_written() {
+    fn addresses_of_c_decode_as_encoded() {
         // SAFETY: all zeroes are a valid value of this struct of integers.
         let mut storage: libc::sockaddr_storage = unsafe { mem::zeroed() };
         assert_eq!(address(&storage), None, "no family");

@@ -1,6 +1,5 @@
 #![expect(unsafe_code, reason = "calls libibverbs")]
-//! Ownership of libibverbs' objects; an opened device with its attributes and asynchronous events; protection domains,
-//! registered memory and its windows.
+//! Ownership of the objects of libibverbs: opened devices, protection domains, registered memory and memory windows.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
@@ -18,7 +17,7 @@ use rdma_sys::{
 };
 use rpcrdma_mempool::Arena;
 
-use super::{check, made, set_nonblocking};
+use super::{check, check_non_null, set_nonblocking};
 
 /// A struct of libibverbs that one call destroys.
 pub(crate) trait Destroy {
@@ -53,17 +52,19 @@ destroyed_by! {
     ibv_srq: ibv_destroy_srq,
 }
 
-/// An object of libibverbs, which is destroyed on drop. It keeps the objects and memory that it was made with alive
-/// until then. If its destruction fails, they live on, because the device may still use them.
+/// An object of libibverbs, which is destroyed on drop.
+///
+/// Until then the object keeps its parents alive: the objects and memory that it was created with. If its destruction
+/// fails, the parents are leaked, because the device may still use them.
 pub(crate) struct Object<T: Destroy, P> {
     raw: NonNull<T>,
     parents: ManuallyDrop<P>,
 }
 
 impl<T: Destroy, P> Object<T, P> {
-    /// Wraps an object that C created. Null becomes the last OS error.
-    pub(super) fn own(raw: *mut T, parents: P) -> io::Result<Self> {
-        Ok(Self { raw: made(raw)?, parents: ManuallyDrop::new(parents) })
+    /// Wraps an object that the library has created. A null pointer becomes the last OS error.
+    pub(super) fn wrap(raw: *mut T, parents: P) -> io::Result<Self> {
+        Ok(Self { raw: check_non_null(raw)?, parents: ManuallyDrop::new(parents) })
     }
 
     #[inline]
@@ -77,11 +78,11 @@ impl<T: Destroy, P> Object<T, P> {
 
     /// Destroys the object. On success the device no longer accesses its memory.
     pub(crate) fn destroy(self) -> io::Result<()> {
-        ManuallyDrop::new(self).end()
+        ManuallyDrop::new(self).destroy_in_place()
     }
 
-    /// Destroys the object, which is not used afterwards, and releases its parents.
-    fn end(&mut self) -> io::Result<()> {
+    /// Destroys the object and releases its parents. The object must not be used afterwards.
+    fn destroy_in_place(&mut self) -> io::Result<()> {
         // SAFETY: objects made with this one keep it alive, so none is left. It is destroyed once: only `destroy` and
         // `drop` call this, of which one runs.
         check(unsafe { T::destroy(self.raw()) })?;
@@ -93,7 +94,7 @@ impl<T: Destroy, P> Object<T, P> {
 
 impl<T: Destroy, P> Drop for Object<T, P> {
     fn drop(&mut self) {
-        if let Err(error) = self.end() {
+        if let Err(error) = self.destroy_in_place() {
             log::error!("{}: {error}", T::CALL);
         }
     }
@@ -107,7 +108,7 @@ pub(crate) type DeviceContext = Object<ibv_context, ()>;
 pub(crate) struct AsyncEvent {
     /// A code of `ibv_event_type`. Devices may report others.
     pub(crate) code: u32,
-    /// The cookie of the event's queue pair, or the number of its port. 0 for an event of anything else.
+    /// The cookie of the event's queue pair, or the number of its port. 0 for other events.
     pub(crate) subject: usize,
 }
 
@@ -140,7 +141,7 @@ impl DeviceContext {
         let mut devices = (0..count.max(0) as usize).map(|index| unsafe { list.wrapping_add(index).read() });
         let opened = match devices.find(|&device| device_name(device).as_deref() == Some(name)) {
             // SAFETY: the device belongs to the list, which is freed below.
-            Some(device) => Self::own(unsafe { ibv_open_device(device) }, ()),
+            Some(device) => Self::wrap(unsafe { ibv_open_device(device) }, ()),
             None => Err(io::Error::from_raw_os_error(libc::ENODEV)),
         };
         // SAFETY: the list came from `ibv_get_device_list` and is freed once. Opened devices outlive it.
@@ -150,7 +151,7 @@ impl DeviceContext {
         Ok(Rc::new(context))
     }
 
-    /// Readable when an asynchronous event is pending.
+    /// The descriptor, which is readable when an asynchronous event is pending.
     pub(crate) fn async_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is open as long as `self` lives. The field never changes.
         let fd = unsafe { (*self.raw()).async_fd };
@@ -183,7 +184,7 @@ impl DeviceContext {
         if unsafe { ibv_get_async_event(self.raw(), event.as_mut_ptr()) } != 0 {
             return None;
         }
-        // Read as a number, because a device may report codes outside the enumeration.
+        // The code is read as a number, because a device may report codes outside the enumeration.
         let kind = event.as_ptr().wrapping_byte_add(mem::offset_of!(ibv_async_event, event_type)).cast::<u32>();
         // SAFETY: the call has filled in this field, which has the size of a C enumeration.
         let code = unsafe { kind.read() };
@@ -218,20 +219,20 @@ fn device_name(device: *mut ibv_device) -> Option<String> {
 }
 
 /// The device name of a context that librdmacm opened.
-pub(super) fn name_of(context: *mut ibv_context) -> Option<String> {
+pub(super) fn context_device_name(context: *mut ibv_context) -> Option<String> {
     // SAFETY: librdmacm keeps its contexts open as long as the process runs.
     let context = unsafe { context.as_ref() }?;
     device_name(context.device)
 }
 
-/// The scope of one shard's work requests, limited to its memory.
+/// A protection domain, which limits one shard's work requests to its memory.
 pub(crate) type ProtectionDomain = Object<ibv_pd, Rc<DeviceContext>>;
 
 impl ProtectionDomain {
     pub(crate) fn new(context: &Rc<DeviceContext>) -> io::Result<Rc<Self>> {
         // SAFETY: the context is open.
         let raw = unsafe { ibv_alloc_pd(context.raw()) };
-        Ok(Rc::new(Self::own(raw, Rc::clone(context))?))
+        Ok(Rc::new(Self::wrap(raw, Rc::clone(context))?))
     }
 }
 
@@ -250,25 +251,25 @@ impl MemoryRegion {
         // SAFETY: the range is the arena's mapping, which `arena` keeps mapped. The device writes only to posted or
         // lent buffers there. No references to these exist meanwhile.
         let raw = unsafe { ibv_reg_mr(pd.raw(), base, arena.len(), access as i32) };
-        Self::own(raw, (arena.clone(), Rc::clone(pd)))
+        Self::wrap(raw, (arena.clone(), Rc::clone(pd)))
     }
 
-    /// The key of this side's work requests, which never changes.
+    /// The local key for this side's work requests, which never changes.
     pub(crate) fn lkey(&self) -> u32 {
         // SAFETY: the region lives as long as `self`.
         unsafe { (*self.raw()).lkey }
     }
 }
 
-/// A type-2 memory window. Its destruction revokes the peer's access, whether the window is bound or not. After an
-/// error the revocation is uncertain.
+/// A type-2 memory window. Its destruction revokes the peer's access, even if the window is bound. If the destruction
+/// fails, the revocation is uncertain.
 pub(crate) type MemoryWindow = Object<ibv_mw, Rc<ProtectionDomain>>;
 
 impl MemoryWindow {
     pub(crate) fn new(pd: &Rc<ProtectionDomain>) -> io::Result<Self> {
         // SAFETY: the domain is alive.
         let raw = unsafe { ibv_alloc_mw(pd.raw(), ibv_mw_type::IBV_MW_TYPE_2) };
-        Self::own(raw.unwrap_or(ptr::null_mut()), Rc::clone(pd))
+        Self::wrap(raw.unwrap_or(ptr::null_mut()), Rc::clone(pd))
     }
 
     /// The window's key as known to the library.
@@ -278,8 +279,8 @@ impl MemoryWindow {
         unsafe { (*self.raw()).rkey }
     }
 
-    /// Updates the library's key of a window after a posted bind. Some providers (rxe) do not update it, and would use
-    /// the old key in the next bind.
+    /// Updates the library's key of a window after a posted bind. Some providers (rxe) do not update it themselves, and
+    /// would use the old key in the next bind.
     #[inline]
     pub(crate) fn set_rkey(&mut self, rkey: u32) {
         // SAFETY: the window lives as long as `self` and has no other reference.

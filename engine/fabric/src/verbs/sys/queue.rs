@@ -18,19 +18,19 @@ use rdma_sys::{
 use super::device::{DeviceContext, Object, ProtectionDomain, cookie};
 use super::{check, set_nonblocking};
 
-/// Wake-up channel of a completion queue.
+/// The event channel of a completion queue.
 pub(crate) type CompletionChannel = Object<ibv_comp_channel, Rc<DeviceContext>>;
 
 impl CompletionChannel {
     pub(crate) fn new(context: &Rc<DeviceContext>) -> io::Result<Self> {
         // SAFETY: the context is open.
         let raw = unsafe { ibv_create_comp_channel(context.raw()) };
-        let channel = Self::own(raw, Rc::clone(context))?;
+        let channel = Self::wrap(raw, Rc::clone(context))?;
         set_nonblocking(channel.fd())?;
         Ok(channel)
     }
 
-    /// Readable when an armed completion queue has an event.
+    /// The descriptor, which is readable when an armed completion queue has an event.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is open as long as `self` lives. The field never changes.
         let fd = unsafe { (*self.raw()).fd };
@@ -39,7 +39,7 @@ impl CompletionChannel {
     }
 }
 
-/// A completion of one work request. Only a completion queue creates these, so each is a proof.
+/// A completion of one work request. Only a completion queue creates such values, so each is a proof.
 #[repr(transparent)]
 pub(crate) struct WorkCompletion(ibv_wc);
 
@@ -53,8 +53,8 @@ impl Deref for WorkCompletion {
 }
 
 impl WorkCompletion {
-    /// Whether a successful Receive holds a message. An RDMA Write with immediate data also takes a Receive. It writes
-    /// nothing to the Receive, and its length is that of the Write.
+    /// Whether a successful Receive holds a message. An RDMA Write with immediate data also consumes a Receive, but
+    /// writes nothing to it, and the completion has the length of the Write.
     #[inline]
     pub(crate) fn is_message(&self) -> bool {
         self.opcode == ibv_wc_opcode::IBV_WC_RECV && self.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 == 0
@@ -79,7 +79,7 @@ impl CompletionQueue {
         // SAFETY: context and channel are alive. The queue keeps the channel alive, and the channel keeps the context
         // alive.
         let raw = unsafe { ibv_create_cq(context.raw(), entries as i32, ptr::null_mut(), channel.raw(), 0) };
-        Ok(Rc::new(Self::own(raw, channel)?))
+        Ok(Rc::new(Self::wrap(raw, channel)?))
     }
 
     /// Capacity in completions.
@@ -109,7 +109,7 @@ impl CompletionQueue {
         check(unsafe { ibv_req_notify_cq(self.raw(), 0) })
     }
 
-    /// Takes and acknowledges the channel's pending event. Each arming causes one event. A further event would only
+    /// Takes and acknowledges the channel's pending event. Each arming causes one event, and a further event would only
     /// shorten the next sleep.
     pub(crate) fn take_event(&self) {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
@@ -121,7 +121,7 @@ impl CompletionQueue {
     }
 }
 
-/// Receives shared by all queue pairs of a shard.
+/// A receive queue shared by all queue pairs of a shard.
 pub(crate) type SharedReceiveQueue = Object<ibv_srq, Rc<ProtectionDomain>>;
 
 impl SharedReceiveQueue {
@@ -130,7 +130,7 @@ impl SharedReceiveQueue {
         let mut init = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         // SAFETY: the domain is alive, and `init` is filled in.
         let raw = unsafe { ibv_create_srq(pd.raw(), &raw mut init) };
-        Ok(Rc::new(Self::own(raw, Rc::clone(pd))?))
+        Ok(Rc::new(Self::wrap(raw, Rc::clone(pd))?))
     }
 
     /// Posts a chain of Receives.
@@ -138,7 +138,7 @@ impl SharedReceiveQueue {
     /// # Safety
     /// The chain is well linked. Its memory stays untouched until its completions or the queue's destruction.
     #[inline]
-    pub(crate) unsafe fn post(&self, first: *mut ibv_recv_wr) -> Posted<ibv_recv_wr> {
+    pub(crate) unsafe fn post(&self, first: *mut ibv_recv_wr) -> PostResult<ibv_recv_wr> {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue is alive. The caller vouches for the chain.
         let code = unsafe { ibv_post_srq_recv(self.raw(), first, &raw mut bad) };
@@ -146,11 +146,11 @@ impl SharedReceiveQueue {
     }
 }
 
-/// The result of a post. The error comes with the first request that was not posted.
-pub(crate) type Posted<W> = Result<(), (io::Error, *const W)>;
+/// The result of a post. The error has the first request that was not posted.
+pub(crate) type PostResult<W> = Result<(), (io::Error, *const W)>;
 
 #[inline]
-fn posted<W>(code: i32, bad: *mut W) -> Posted<W> {
+fn posted<W>(code: i32, bad: *mut W) -> PostResult<W> {
     check(code).map_err(|error| (error, bad.cast_const()))
 }
 
@@ -182,12 +182,13 @@ impl QpAttributes {
 /// The objects that a queue pair uses.
 type Parents = (Rc<CompletionQueue>, Option<Rc<SharedReceiveQueue>>, Rc<ProtectionDomain>);
 
-/// A reliable connected queue pair. Destroy it by [`destroy`](Object::destroy), which returns the result.
+/// A reliable connected queue pair. [`destroy`](Object::destroy) returns the result of its destruction.
 pub(crate) type QueuePair = Object<ibv_qp, Parents>;
 
 impl QueuePair {
-    /// Creates one in state RESET, for so many work requests and Receives of its own. Asynchronous events carry
-    /// `number`. Returns with it how much of `max_inline_data` the device supports here.
+    /// Creates a queue pair in state RESET, with room for `sends` work requests and `receives` of its own.
+    ///
+    /// Asynchronous events carry `number`. Returns also the inline data that the device supports here, in bytes.
     pub(crate) fn new(
         pd: &Rc<ProtectionDomain>,
         cq: &Rc<CompletionQueue>,
@@ -214,7 +215,7 @@ impl QueuePair {
         // SAFETY: the domain and the queues are alive, and stay alive below. `init` is filled in.
         let raw = unsafe { ibv_create_qp(pd.raw(), &raw mut init) };
         // The call has filled in the actual capacity.
-        Ok((Self::own(raw, (Rc::clone(cq), srq.cloned(), Rc::clone(pd)))?, init.cap.max_inline_data))
+        Ok((Self::wrap(raw, (Rc::clone(cq), srq.cloned(), Rc::clone(pd)))?, init.cap.max_inline_data))
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -233,7 +234,7 @@ impl QueuePair {
     /// The chain is well linked. The memory, regions and windows that it names live until its completions or the queue
     /// pair's destruction. No references exist to memory that the device writes.
     #[inline]
-    pub(crate) unsafe fn post_send(&self, first: *mut ibv_send_wr) -> Posted<ibv_send_wr> {
+    pub(crate) unsafe fn post_send(&self, first: *mut ibv_send_wr) -> PostResult<ibv_send_wr> {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is alive. The caller vouches for the chain.
         let code = unsafe { ibv_post_send(self.raw(), first, &raw mut bad) };
@@ -245,7 +246,7 @@ impl QueuePair {
     /// # Safety
     /// The chain is well linked. Its memory stays untouched until its completions or the queue pair's destruction.
     #[inline]
-    pub(crate) unsafe fn post_recv(&self, first: *mut ibv_recv_wr) -> Posted<ibv_recv_wr> {
+    pub(crate) unsafe fn post_recv(&self, first: *mut ibv_recv_wr) -> PostResult<ibv_recv_wr> {
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair is alive. The caller vouches for the chain.
         let code = unsafe { ibv_post_recv(self.raw(), first, &raw mut bad) };

@@ -4,34 +4,37 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 
-/// Case whose server leaves messages unpolled after the peer's disconnect.
-pub(super) const LETS_MESSAGES_LIE: &str = "the end of a connection comes behind its last message";
+/// The case whose server leaves messages unpolled after the peer's disconnect.
+pub(super) const LEAVES_MESSAGES_UNPOLLED: &str = "the end of a connection is reported after its last message";
 
 pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
     vec![
         Case { name: "private data travels both ways", check: private_data },
-        Case { name: "a rejected connection says why", check: rejected },
-        Case { name: "a disconnect is seen at both ends", check: disconnect },
-        Case { name: "a disconnect before the answer is not forgotten", check: disconnect_early },
-        Case { name: "what was sent before a disconnect arrives", check: sent_before_disconnect },
-        Case { name: LETS_MESSAGES_LIE, check: end_behind_messages },
-        Case { name: "a disconnect flushes in order and gives memory back", check: flush_order },
-        Case { name: "a destroyed queue pair is forgotten, its work flushed", check: destroy_with_work },
+        Case { name: "a rejected connection has the reason", check: rejected },
+        Case { name: "a disconnect is reported at both ends", check: disconnect },
+        Case { name: "a disconnect before the answer is reported", check: disconnect_early },
+        Case { name: "messages sent before a disconnect arrive", check: sent_before_disconnect },
+        Case { name: LEAVES_MESSAGES_UNPOLLED, check: end_behind_messages },
+        Case { name: "a disconnect flushes in order and returns memory", check: flush_order },
+        Case { name: "a destroyed queue pair has its work flushed", check: destroy_with_work },
         Case { name: "a stale queue pair is refused", check: stale },
-        Case { name: "a queue pair in error flushes what is posted to it", check: post_in_error },
-        Case { name: "nothing can be posted before the connection stands", check: not_connected },
+        Case { name: "a queue pair in error flushes posted requests", check: post_in_error },
+        Case { name: "nothing can be posted before the connection is established", check: not_connected },
         Case { name: "many connections, each with its own messages", check: many },
-        Case { name: "connections come and go", check: come_and_go },
+        Case { name: "connections end in either order", check: come_and_go },
         Case { name: "an address is bound once", check: in_use },
-        Case { name: "an address where nobody listens", check: unreachable },
-        Case { name: "no new connections after unlisten, the old ones live", check: unlisten },
+        Case { name: "a connect to an address without a listener fails", check: unreachable },
+        Case { name: "unlisten refuses new connections and keeps established ones", check: unlisten },
         Case { name: "a sleeper wakes for a message", check: wakes_for_message },
         Case { name: "a sleeper wakes for a completion", check: wakes_for_completion },
         Case {
             name: "a sleeper wakes for a connect request, and for the end of a connection",
             check: wakes_for_events,
         },
-        Case { name: "a sleeper wakes when another thread says so, or when time is over", check: wakes_for_waker },
+        Case {
+            name: "a sleeper wakes for its waker in another thread, and after the time-out",
+            check: wakes_for_waker,
+        },
     ]
 }
 
@@ -39,7 +42,7 @@ fn private_data<F: Fabric>(w: &mut World<F>) -> Outcome {
     let ask = vec![1; w.client.fabric.capabilities().max_connect_private_data.min(56)];
     let answer = vec![2; w.server.fabric.capabilities().max_accept_private_data.min(196)];
     let params = ConnectParams { private_data: ask.clone(), ..ConnectParams::default() };
-    let c = w.ask(&params)?;
+    let c = w.start_connect(&params)?;
     let (request, got) = w.request()?;
     same("asked", &got[..ask.len().min(got.len())], &ask[..])?;
     let params = ConnectParams { private_data: answer.clone(), ..ConnectParams::default() };
@@ -49,16 +52,16 @@ fn private_data<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 fn rejected<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let c = w.ask(&ConnectParams::default())?;
+    let c = w.start_connect(&ConnectParams::default())?;
     let (request, _) = w.request()?;
     w.server.fabric.reject(request, b"full");
-    let said = w.until("the client is rejected", |w| {
+    let reason = w.until("the client is rejected", |w| {
         w.client.events.iter().find_map(|e| match e {
             ControlEvent::Rejected { qp, private_data } if *qp == c => Some(private_data.clone()),
             _ => None,
         })
     })?;
-    same("reason", said.get(..4), Some(&b"full"[..]))
+    same("reason", reason.get(..4), Some(&b"full"[..]))
 }
 
 fn disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -78,12 +81,12 @@ fn disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
 
 fn disconnect_early<F: Fabric>(w: &mut World<F>) -> Outcome {
     let params = ConnectParams::default();
-    let c = w.ask(&params)?;
+    let c = w.start_connect(&params)?;
     let (request, _) = w.request()?;
     let s = w.accept(request, &params)?;
     // The answer has arrived, but the client has not polled it.
     w.client.fabric.disconnect(c);
-    w.until("the client hears of the end", |w| {
+    w.until("the client gets an event of the end", |w| {
         let over = |e: &ControlEvent| match e {
             ControlEvent::ConnectFailed { qp, .. } | ControlEvent::Disconnected { qp, .. } => *qp == c,
             _ => false,
@@ -98,7 +101,7 @@ fn sent_before_disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.server.post_receives(None, 8)?;
     let sends: Result<Vec<_>, _> = (0..8).map(|i| w.client.send(i, &[i as u8; 100])).collect();
     w.client.post(c, sends?)?;
-    w.until("they are taken", |w| {
+    w.until("the messages are taken", |w| {
         w.server.turn();
         (w.server.completions.len() == 8).then_some(())
     })?;
@@ -118,7 +121,7 @@ fn end_behind_messages<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.post(c, sends?)?;
     w.client.fabric.disconnect(c);
     // A busy server polls late, and polls control events first.
-    for _ in 0..QUIET_TURNS {
+    for _ in 0..IDLE_TURNS {
         w.client.turn();
         w.server.fabric.poll_control(&mut w.server.events);
     }
@@ -130,8 +133,8 @@ fn end_behind_messages<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 fn flush_order<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let patient = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
-    let (c, s) = w.connect_with(&patient, &patient)?;
+    let retrying = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
+    let (c, s) = w.connect_with(&retrying, &retrying)?;
     let sends: Result<Vec<_>, _> = (0..20).map(|i| w.client.quiet_send(i, &[0; 4000])).collect();
     w.client.post(c, sends?)?;
     w.server.fabric.destroy_qp(s);
@@ -172,12 +175,12 @@ fn stale<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.fabric.destroy_qp(c);
     w.server_disconnected(s)?;
     let (c2, s2) = w.connect()?;
-    ensure!(c2 != c, "the same name for another queue pair");
+    ensure!(c2 != c, "the same identifier for another queue pair");
     let send = w.client.send(1, b"old")?;
     let (left, error) = w.client.refused(c, send)?;
     same("error", error, PostError::NotConnected)?;
     drop(left);
-    ensure!(w.client.fabric.alloc_window(c).is_err(), "a window for a queue pair that is gone");
+    ensure!(w.client.fabric.alloc_window(c).is_err(), "a window for a destroyed queue pair");
     w.client.fabric.disconnect(c);
     w.client.fabric.destroy_qp(c);
     w.server.post_receives(None, 1)?;
@@ -201,7 +204,7 @@ fn post_in_error<F: Fabric>(w: &mut World<F>) -> Outcome {
 
 fn not_connected<F: Fabric>(w: &mut World<F>) -> Outcome {
     let own = ConnectParams { own_receive_queue: Some(4), ..ConnectParams::default() };
-    let c = w.ask(&own)?;
+    let c = w.start_connect(&own)?;
     let send = w.client.send(1, b"early")?;
     let (left, error) = w.client.refused(c, send)?;
     same("error", error, PostError::NotConnected)?;
@@ -221,7 +224,7 @@ fn many<F: Fabric>(w: &mut World<F>) -> Outcome {
     let pairs = pairs?;
     for round in 0..3u8 {
         // Idle periods let the fabric's idle handling run.
-        w.quiet();
+        w.idle();
         w.server.post_receives(None, pairs.len())?;
         for (i, (c, _)) in pairs.iter().enumerate() {
             w.client.send_now(*c, i as u64, &[i as u8, round])?;
@@ -285,7 +288,7 @@ fn unlisten<F: Fabric>(w: &mut World<F>) -> Outcome {
     if let Ok(qp) = w.client.fabric.connect(&w.address, &ConnectParams::default()) {
         w.client.qps.push(qp);
     }
-    w.quiet();
+    w.idle();
     ensure!(
         !w.server.events.iter().any(|e| matches!(e, ControlEvent::ConnectRequest { .. })),
         "a connect request after unlisten"
@@ -302,12 +305,12 @@ fn sleep<F: Fabric>(w: &mut World<F>, act: impl FnOnce(&mut World<F>) -> Outcome
     same("completions before the sleep", n, 0)?;
     act(w)?;
     let start = Instant::now();
-    w.server.fabric.wait(Some(PATIENCE));
+    w.server.fabric.wait(Some(TIMEOUT));
     Ok(start.elapsed())
 }
 
 fn woke(after: Duration) -> Outcome {
-    ensure!(after < PATIENCE, "it slept through");
+    ensure!(after < TIMEOUT, "the sleep lasted until its time-out");
     Ok(())
 }
 
@@ -324,7 +327,7 @@ fn would_wake<F: Fabric>(fabric: &F) -> bool {
 fn wakes_for_message<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
     w.server.post_receives(None, 40)?;
-    w.quiet();
+    w.idle();
     for i in 0..20u64 {
         let send = w.client.quiet_send(i, b"wake up")?;
         let slept = sleep(w, |w| w.client.post(c, [send]))?;
@@ -339,26 +342,26 @@ fn wakes_for_message<F: Fabric>(w: &mut World<F>) -> Outcome {
 
 fn wakes_for_completion<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
-    let patient = w.server.send(1, b"for the client")?;
+    let retrying = w.server.send(1, b"for the client")?;
     w.client.post_receives(None, 1)?;
-    w.quiet();
-    w.server.post(s, [patient])?;
+    w.idle();
+    w.server.post(s, [retrying])?;
     w.server.fabric.arm();
     w.server.fabric.poll_cq(&mut w.server.completions, 64);
     let mut got = Vec::new();
     let start = Instant::now();
     while w.client.take(c, Opcode::Recv).is_none() {
-        ensure!(start.elapsed() < PATIENCE, "the message does not arrive");
+        ensure!(start.elapsed() < TIMEOUT, "the message does not arrive");
         w.client.turn();
     }
-    // The client has no more work and stays idle.
-    for _ in 0..QUIET_TURNS {
+    // The client has no more work and only polls.
+    for _ in 0..IDLE_TURNS {
         w.client.fabric.poll_cq(&mut got, 64);
     }
     // Some devices complete the Send without the client's help, possibly before this.
     if w.server.completions.is_empty() {
         let start = Instant::now();
-        w.server.fabric.wait(Some(PATIENCE));
+        w.server.fabric.wait(Some(TIMEOUT));
         woke(start.elapsed())?;
     }
     same("completion", w.server_done(s, Opcode::Send)?.wr_id, 1)
@@ -368,10 +371,10 @@ fn wakes_for_events<F: Fabric>(w: &mut World<F>) -> Outcome {
     let mut asked = None;
     let slept = sleep(w, |w| {
         asked = Some(w.client.fabric.connect(&w.address, &ConnectParams::default()).map_err(|e| e.to_string())?);
-        // Some fabrics need several steps before the server sees the request.
+        // Some fabrics need several turns before the server sees the request.
         let start = Instant::now();
         while !would_wake(&w.server.fabric) {
-            ensure!(start.elapsed() < PATIENCE, "nothing wakes the server");
+            ensure!(start.elapsed() < TIMEOUT, "nothing wakes the server");
             w.client.turn();
         }
         Ok(())

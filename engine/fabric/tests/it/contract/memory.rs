@@ -9,20 +9,20 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "a Write of shared immutable memory", check: write_frozen },
         Case { name: "a Read sees what was written", check: read_after_write },
         Case { name: "a long Write and a long Read arrive whole", check: long_transfers },
-        Case { name: "a window opens part of a buffer and no more", check: part_of_buffer },
+        Case { name: "a window exposes part of a buffer and no more", check: part_of_buffer },
         Case { name: "a key is stale after a local invalidation", check: local_invalidation },
-        Case { name: "Send With Invalidate revokes, and says so", check: remote_invalidation },
+        Case { name: "Send With Invalidate revokes, and its completion has the key", check: remote_invalidation },
         Case { name: "a window bound again has a new key, the old one is stale", check: rebound },
         Case { name: "a Write past the end of a window is refused", check: write_bounds },
         Case { name: "a Read past the end of a window is refused", check: read_bounds },
         Case { name: "a Write needs the right to write", check: write_rights },
         Case { name: "a Read needs the right to read", check: read_rights },
-        Case { name: "a key that never was is refused", check: no_such_key },
+        Case { name: "an unknown key is refused", check: no_such_key },
         Case { name: "a key works on its own connection only", check: other_connection },
         Case { name: "a key of another connection invalidates nothing", check: invalidate_of_another },
         Case { name: "invalidating what is not bound ends the connection", check: invalidate_nothing },
         Case { name: "windows are bounded, and bind only what may be exposed", check: bind_checks },
-        Case { name: "exposed memory comes home when its queue pair goes", check: exposed_then_destroyed },
+        Case { name: "exposed memory is returned when its queue pair is destroyed", check: exposed_then_destroyed },
     ]
 }
 
@@ -60,12 +60,12 @@ fn contents(lent: &Lent) -> Result<Vec<u8>, String> {
 }
 
 /// Checks these bytes at `from`. With acknowledgements they are there when the Write has completed, else soon after.
-fn holds<F: Fabric>(w: &mut World<F>, place: &Lent, from: usize, wanted: &[u8]) -> Outcome {
-    let part = |place: &Lent| contents(place).map(|all| all[from..from + wanted.len()].to_vec());
+fn holds<F: Fabric>(w: &mut World<F>, place: &Lent, from: usize, expected: &[u8]) -> Outcome {
+    let part = |place: &Lent| contents(place).map(|all| all[from..from + expected.len()].to_vec());
     if w.acknowledges() {
-        return same("memory", &part(place)?[..], wanted);
+        return same("memory", &part(place)?[..], expected);
     }
-    w.until("the memory changes", |_| part(place).is_ok_and(|part| part == wanted).then_some(()))
+    w.until("the memory changes", |_| part(place).is_ok_and(|part| part == expected).then_some(()))
 }
 
 fn shifted(remote: RemoteMemory, by: u64) -> RemoteMemory {
@@ -342,7 +342,7 @@ fn exposed_then_destroyed<F: Fabric>(w: &mut World<F>) -> Outcome {
     same("Write", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
     w.client.fabric.destroy_qp(c);
     let mut place = Some(place);
-    w.until("the memory is home", |_| match place.take()?.reclaim() {
+    w.until("the memory is returned", |_| match place.take()?.reclaim() {
         Ok(_) => Some(()),
         Err(lent) => {
             place = Some(lent);

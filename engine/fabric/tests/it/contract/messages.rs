@@ -7,25 +7,25 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
     vec![
         Case { name: "messages arrive whole and in order", check: order },
         Case { name: "messages of every length arrive", check: lengths },
-        Case { name: "many messages, through every place of the rings", check: volume },
+        Case { name: "many messages use every position of the rings", check: volume },
         Case { name: "a long conversation of short messages", check: conversation },
-        Case { name: "a long message behind short ones that were all taken", check: long_behind_short },
+        Case { name: "a long message arrives after short ones were taken", check: long_behind_short },
         Case { name: "a shared receive queue serves all connections", check: shared_queue },
         Case { name: "Receives behind a fence are taken last", check: fenced_receives },
-        Case { name: "a queue pair's own receive queue is its own", check: own_queue },
-        Case { name: "a chain is carried out in order", check: chain },
+        Case { name: "a private receive queue serves one queue pair only", check: own_queue },
+        Case { name: "a chain is executed in order", check: chain },
         Case { name: "only signalled requests complete", check: selective_signalling },
         Case { name: "an unsignalled request that fails is reported", check: unsignalled_failure },
         Case { name: "a message longer than its Receive ends the connection", check: too_long },
-        Case { name: "no Receive, no retries: the sender hears of it", check: not_ready },
-        Case { name: "no Receive, few retries: the sender hears of it in the end", check: few_retries },
-        Case { name: "no Receive, retries without end: the message waits", check: waits_for_receive },
-        Case { name: "a full send queue refuses, and takes again later", check: queue_full },
-        Case { name: "sends in flight both ways at once", check: both_ways },
+        Case { name: "without a Receive and retries, the Send fails", check: not_ready },
+        Case { name: "without a Receive, the Send fails after its retries", check: few_retries },
+        Case { name: "without a Receive, but with unlimited retries, the message waits", check: waits_for_receive },
+        Case { name: "a full send queue refuses requests until it has room", check: queue_full },
+        Case { name: "concurrent Sends in both directions arrive", check: both_ways },
         Case { name: "memory that is not registered is refused", check: foreign_memory },
-        Case { name: "a Send with immediate data is no message", check: send_with_immediate },
-        Case { name: "a Write with immediate data is no message", check: write_with_immediate },
-        Case { name: "a Write of nothing with immediate data is no message", check: nothing_with_immediate },
+        Case { name: "a Send with immediate data is not a message", check: send_with_immediate },
+        Case { name: "a Write with immediate data is not a message", check: write_with_immediate },
+        Case { name: "a Write of nothing with immediate data is not a message", check: nothing_with_immediate },
     ]
 }
 
@@ -161,17 +161,17 @@ fn own_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
     // This queue pair does not use the shared Receives.
     w.server.post_receives(None, 1)?;
     w.client.send_now(c, 1, b"first")?;
-    w.quiet();
-    ensure!(w.server.take(s, Opcode::Recv).is_none(), "it took a Receive of the shared queue");
+    w.idle();
+    ensure!(w.server.take(s, Opcode::Recv).is_none(), "the queue pair took a Receive of the shared queue");
     w.server.post_receives(Some(s), 2)?;
     let got = w.server_done(s, Opcode::Recv)?;
     same("message", bytes(&got)?, b"first")?;
     let mut bufs: Vec<Buf> = (0..9).map_while(|_| w.server.pool.alloc(RECEIVE)).collect();
-    let took = w.server.fabric.post_recv(Some(s), &mut bufs);
-    ensure!((3..=8).contains(&took), "a queue of 4 with 1 posted took {took} of 9");
+    let taken = w.server.fabric.post_recv(Some(s), &mut bufs);
+    ensure!((3..=8).contains(&taken), "a queue of 4 with 1 posted took {taken} of 9");
     // The disconnect flushes the Receives left in the connection's queue.
     w.server.fabric.disconnect(s);
-    for _ in 0..=took {
+    for _ in 0..=taken {
         let flushed = w.server_done(s, Opcode::Recv)?;
         ensure!(flushed.status == Status::Flushed && flushed.buf.is_some(), "{flushed:?}");
     }
@@ -203,7 +203,7 @@ fn selective_signalling<F: Fabric>(w: &mut World<F>) -> Outcome {
     }
     same("first signalled", w.client_done(c, Opcode::Send)?.wr_id, 9)?;
     same("second signalled", w.client_done(c, Opcode::Send)?.wr_id, 19)?;
-    w.quiet();
+    w.idle();
     ensure!(w.client.completions.is_empty(), "more completions: {:?}", w.client.completions);
     Ok(())
 }
@@ -236,8 +236,8 @@ fn too_long<F: Fabric>(w: &mut World<F>) -> Outcome {
     ensure!(matches!(got.status, Status::LocalLength | Status::LocalQpOperation), "receiver: {got:?}");
     let sent = w.client_done(c, Opcode::Send)?;
     same("sender", sent.wr_id, 1)?;
-    let told = matches!(sent.status, Status::RemoteInvalidRequest | Status::RemoteOperation);
-    ensure!(told || !w.acknowledges(), "sender: {sent:?}");
+    let is_refused = matches!(sent.status, Status::RemoteInvalidRequest | Status::RemoteOperation);
+    ensure!(is_refused || !w.acknowledges(), "sender: {sent:?}");
     w.both_disconnected(c, s)
 }
 
@@ -256,8 +256,8 @@ fn not_ready<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 fn few_retries<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let patient = ConnectParams { rnr_retry: 2, ..ConnectParams::default() };
-    let (c, s) = w.connect_with(&ConnectParams::default(), &patient)?;
+    let retrying = ConnectParams { rnr_retry: 2, ..ConnectParams::default() };
+    let (c, s) = w.connect_with(&ConnectParams::default(), &retrying)?;
     w.client.send_now(c, 1, b"nobody waits")?;
     let status = w.client_done(c, Opcode::Send)?.status;
     ensure!(status == Status::RnrRetryExceeded || !w.acknowledges(), "status: {status:?}");
@@ -265,27 +265,27 @@ fn few_retries<F: Fabric>(w: &mut World<F>) -> Outcome {
 }
 
 fn waits_for_receive<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let patient = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
-    let (c, s) = w.connect_with(&patient, &patient)?;
+    let retrying = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
+    let (c, s) = w.connect_with(&retrying, &retrying)?;
     let sends = [w.client.send(1, b"one")?, w.client.send(2, b"two")?];
     w.client.post(c, sends)?;
-    w.quiet();
+    w.idle();
     let early = &w.client.completions;
     ensure!(early.is_empty() || !w.acknowledges(), "completed without a Receive: {early:?}");
-    ensure!(w.client.events.is_empty() && w.server.events.is_empty(), "the end of a connection that waits");
+    ensure!(w.client.events.is_empty() && w.server.events.is_empty(), "the waiting connection ended");
     w.server.post_receives(None, 2)?;
     same("first", bytes(&w.server_done(s, Opcode::Recv)?)?, b"one")?;
     same("second", bytes(&w.server_done(s, Opcode::Recv)?)?, b"two")?;
     same("first", w.client_done(c, Opcode::Send)?.wr_id, 1)?;
     same("second", w.client_done(c, Opcode::Send)?.wr_id, 2)?;
-    ensure!(w.server.fabric.stats().receiver_not_ready > 0, "it was not counted");
+    ensure!(w.server.fabric.stats().receiver_not_ready > 0, "receiver_not_ready was not counted");
     Ok(())
 }
 
 fn queue_full<F: Fabric>(w: &mut World<F>) -> Outcome {
     let shallow = ConnectParams { send_queue_depth: 8, ..ConnectParams::default() };
-    let patient = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
-    let (c, s) = w.connect_with(&shallow, &patient)?;
+    let retrying = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
+    let (c, s) = w.connect_with(&shallow, &retrying)?;
     let mut chain = Vec::new();
     for i in 0..40 {
         chain.push(w.client.send(i, b"fill")?);
@@ -332,7 +332,7 @@ fn foreign_memory<F: Fabric>(w: &mut World<F>) -> Outcome {
         arena: ArenaConfig { pages: PagePolicy::Small, ..ArenaConfig::default() },
     });
     let foreign = foreign.map_err(|e| e.to_string())?;
-    ensure!(w.client.fabric.deregister(foreign.arena().id()).is_err(), "deregistered what never was registered");
+    ensure!(w.client.fabric.deregister(foreign.arena().id()).is_err(), "deregistered an arena that was not registered");
     let buf = foreign.alloc(10).ok_or("empty")?;
     let send = Posting { wr_id: 1, signalled: true, wr: WorkRequest::Send { buf, invalidate: None, fence: false } };
     let (left, error) = w.client.refused(c, send)?;
@@ -347,10 +347,10 @@ fn foreign_memory<F: Fabric>(w: &mut World<F>) -> Outcome {
 /// The client posts this with immediate data after an ordinary message. The message arrives. The immediate data ends
 /// the connection and delivers no message. Other connections continue, and the consumed Receive shows no byte.
 fn immediate<F: Fabric>(w: &mut World<F>, (c, s): (QpId, QpId), posting: Posting) -> Outcome {
-    let (other, its_peer) = w.connect()?;
+    let (other, others_peer) = w.connect()?;
     w.server.post_receives(None, 1)?;
     w.client.send_now(other, 1, &pattern(5, 300))?;
-    let got = w.server_done(its_peer, Opcode::Recv)?;
+    let got = w.server_done(others_peer, Opcode::Recv)?;
     same("message", bytes(&got)?, &pattern(5, 300)[..])?;
     // The reposted buffer still holds another client's data.
     w.server.post_again(got)?;
@@ -361,12 +361,12 @@ fn immediate<F: Fabric>(w: &mut World<F>, (c, s): (QpId, QpId), posting: Posting
     }
     let got = w.server_done(s, Opcode::Recv)?;
     same("status", got.status, Status::RemoteInvalidRequest)?;
-    same("bytes that are shown", got.buf.as_deref(), Some(&[][..]))?;
+    same("bytes of the Receive", got.buf.as_deref(), Some(&[][..]))?;
     w.both_disconnected(c, s)?;
-    same("what is counted", w.server.fabric.stats().peer_violations, 1)?;
+    same("counted violations", w.server.fabric.stats().peer_violations, 1)?;
     w.server.post_again(got)?;
     w.client.send_now(other, 2, &pattern(6, 300))?;
-    same("message of another", bytes(&w.server_done(its_peer, Opcode::Recv)?)?, &pattern(6, 300)[..])
+    same("message of another", bytes(&w.server_done(others_peer, Opcode::Recv)?)?, &pattern(6, 300)[..])
 }
 
 fn send_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -379,7 +379,7 @@ fn write_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
     let place = w.server.lent(&[0; 300])?;
     let (_, remote) = w.server.expose(s, &place, Access::REMOTE_WRITE)?;
-    w.quiet();
+    w.idle();
     let src = Source::Lent(w.client.lent(&pattern(1, 300))?);
     let wr = WorkRequest::Write { src, offset: 0, len: 300, remote };
     immediate(w, (c, s), Posting { wr_id: 3, signalled: true, wr })

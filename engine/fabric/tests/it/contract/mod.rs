@@ -1,8 +1,8 @@
 //! Conformance cases for every fabric.
 //!
-//! A [`World`] is two fabrics and a bound address. [`run`] makes one per case, runs it, and then checks that all memory
-//! has come home. Cases end with an error in words; they never hang: an event missing after [`PATIENCE`] is an error
-//! too.
+//! A [`World`] is two fabrics and a bound address. [`run`] makes one per case, runs the case, and then checks that all
+//! buffers have returned to their pools. A failed case returns an error as text. Cases never hang, because an event
+//! that is missing after [`TIMEOUT`] is an error, too.
 
 mod connections;
 mod memory;
@@ -18,51 +18,51 @@ use rpcrdma_fabric::{
     PostError, Posting, QpId, ReceivedBuf, RemoteMemory, RequestId, Status, WindowId, WorkRequest,
 };
 
-/// How long a case waits for something that must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// Turns in which something that must *not* happen is waited for.
-const QUIET_TURNS: usize = 3000;
+/// Longest wait of a case for something that must happen.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+/// Turns in which something must *not* happen.
+const IDLE_TURNS: usize = 3000;
 /// Bytes of a Receive.
 const RECEIVE: usize = 4096;
 
 /// The result of a case, with the error as text.
 pub(crate) type Outcome = Result<(), String>;
 
-/// One thing that every fabric has to do.
+/// One requirement of every fabric.
 pub(crate) struct Case<F: Fabric> {
     /// The requirement, in a few words.
     pub(crate) name: &'static str,
-    /// Does it.
+    /// Checks the requirement.
     pub(crate) check: fn(&mut World<F>) -> Outcome,
 }
 
 /// The result of a run of cases.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// Cases that held.
+    /// Cases that passed.
     pub(crate) passed: Vec<&'static str>,
-    /// Cases that did not, and why.
+    /// Cases that failed, with the error.
     pub(crate) failed: Vec<(&'static str, String)>,
     /// Cases that need an absent device feature, with that feature.
     pub(crate) skipped: Vec<(&'static str, &'static str)>,
 }
 
-/// Cases about work requests with immediate data, which devices alone have.
+/// Cases about work requests with immediate data, which only devices support.
 pub(crate) const IMMEDIATE_DATA: [&str; 3] = [
-    "a Send with immediate data is no message",
-    "a Write with immediate data is no message",
-    "a Write of nothing with immediate data is no message",
+    "a Send with immediate data is not a message",
+    "a Write with immediate data is not a message",
+    "a Write of nothing with immediate data is not a message",
 ];
 
 impl Report {
-    /// For a fabric that can be asked everything but this.
+    /// Asserts that all cases passed, except these, which the fabric does not support.
     ///
     /// # Panics
-    /// If a case does not hold, or others were not asked.
-    pub(crate) fn assert_all_but(&self, not_asked: &[&str]) {
+    /// If a case failed, or others were skipped.
+    pub(crate) fn assert_all_but(&self, unsupported: &[&str]) {
         assert!(self.failed.is_empty(), "{:#?}", self.failed);
         let skipped: Vec<_> = self.skipped.iter().map(|(name, _)| *name).collect();
-        assert_eq!(skipped, not_asked, "{:#?}", self.skipped);
+        assert_eq!(skipped, unsupported, "{:#?}", self.skipped);
         assert!(self.passed.len() >= 40, "only {} cases ran", self.passed.len());
     }
 
@@ -81,7 +81,7 @@ pub(crate) fn cases<F: Fabric>() -> Vec<Case<F>> {
     all
 }
 
-/// An address without a listener, from a [`loopback_address`]. Ports of the latter begin with 2.
+/// Derives an address without a listener from a [`loopback_address`], whose ports begin with 2.
 pub(crate) fn nowhere(address: &FabricAddress) -> FabricAddress {
     FabricAddress(address.0.replace(":2", ":3"))
 }
@@ -94,16 +94,16 @@ pub(crate) fn run<F: Fabric>(
     run_with(cases, make, |address| FabricAddress(format!("{}-nowhere", address.0)))
 }
 
-/// Runs cases on fabrics that keep a connection's last messages briefly. `make` gets true for cases that leave
-/// messages unread for a while, which is long on a slow host.
+/// Runs cases on fabrics that keep a connection's last messages only for a limited time. `make` gets true for cases
+/// that leave messages unpolled for a while, which may be long on a slow host.
 pub(crate) fn run_lingering<F: Fabric>(
     cases: Vec<Case<F>>,
     mut make: impl FnMut(bool) -> Result<(F, F, FabricAddress), FabricError>,
 ) -> Report {
     let mut report = Report::default();
     for case in cases {
-        let lies = case.name == connections::LETS_MESSAGES_LIE;
-        report.add(run(vec![case], || make(lies)));
+        let leaves_unpolled = case.name == connections::LEAVES_MESSAGES_UNPOLLED;
+        report.add(run(vec![case], || make(leaves_unpolled)));
     }
     report
 }
@@ -136,11 +136,11 @@ pub(crate) fn run_with<F: Fabric>(
     report
 }
 
-/// Makes a check of a case: an error in words unless it holds.
+/// Returns an error text unless a condition holds.
 macro_rules! ensure {
-    ($holds:expr, $($words:tt)+) => {
-        if !$holds {
-            return Err(format!($($words)+));
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err(format!($($text)+));
         }
     };
 }
@@ -158,15 +158,15 @@ pub(crate) struct End<F: Fabric> {
     pub(crate) completions: Vec<Completion>,
     /// Events not yet consumed.
     pub(crate) events: Vec<ControlEvent>,
-    /// Queue pairs to destroy in the end.
+    /// Queue pairs to destroy at the end.
     pub(crate) qps: Vec<QpId>,
 }
 
 /// Two fabrics, and an address that the server listens at.
 pub(crate) struct World<F: Fabric> {
-    /// Connects.
+    /// The side that connects.
     pub(crate) client: End<F>,
-    /// Accepts.
+    /// The side that accepts.
     pub(crate) server: End<F>,
     /// Where the server listens.
     pub(crate) address: FabricAddress,
@@ -210,12 +210,12 @@ impl<F: Fabric> End<F> {
     pub(crate) fn post_receives(&mut self, qp: Option<QpId>, n: usize) -> Outcome {
         let mut bufs: Vec<Buf> = (0..n).map_while(|_| self.pool.alloc(RECEIVE)).collect();
         ensure!(bufs.len() == n, "the pool is empty");
-        let took = self.fabric.post_recv(qp, &mut bufs);
-        ensure!(took == n && bufs.is_empty(), "of {n} Receives {took} were posted");
+        let taken = self.fabric.post_recv(qp, &mut bufs);
+        ensure!(taken == n && bufs.is_empty(), "of {n} Receives {taken} were posted");
         Ok(())
     }
 
-    /// Posts a chain whole.
+    /// Posts a whole chain.
     pub(crate) fn post(&mut self, qp: QpId, chain: impl IntoIterator<Item = Posting>) -> Outcome {
         let mut chain: Vec<Posting> = chain.into_iter().collect();
         let result = self.fabric.post_send(qp, &mut chain);
@@ -223,12 +223,12 @@ impl<F: Fabric> End<F> {
         Ok(())
     }
 
-    /// Posts one request that must be refused, and gives it back.
+    /// Posts one request that must be refused, and returns it.
     pub(crate) fn refused(&mut self, qp: QpId, posting: Posting) -> Result<(Posting, PostError), String> {
         let mut chain = vec![posting];
         match (self.fabric.post_send(qp, &mut chain), chain.pop()) {
             (Err(error), Some(posting)) => Ok((posting, error)),
-            (result, left) => Err(format!("post_send took it: {result:?}, left {left:?}")),
+            (result, left) => Err(format!("post_send took the request: {result:?}, left {left:?}")),
         }
     }
 
@@ -261,7 +261,7 @@ impl<F: Fabric> End<F> {
         same("Receives posted again", self.fabric.post_recv(None, &mut bufs), 1)
     }
 
-    /// Binds a new, signalled window to a buffer; returns its remote address.
+    /// Binds a new window to a buffer, and returns its remote address.
     pub(crate) fn expose(&mut self, qp: QpId, mem: &Lent, access: Access) -> Result<(WindowId, RemoteMemory), String> {
         let window = self.fabric.alloc_window(qp).map_err(|e| e.to_string())?;
         let remote = self.rebind(qp, window, mem, access)?;
@@ -304,13 +304,13 @@ impl<F: Fabric> End<F> {
             self.completions.clear();
         }
         drop(self.fabric);
-        self.pool.close().map_err(|leak| format!("messages did not come home: {leak}"))?;
-        self.exposed.close().map_err(|leak| format!("exposed memory did not come home: {leak}"))
+        self.pool.close().map_err(|leak| format!("message buffers were not returned: {leak}"))?;
+        self.exposed.close().map_err(|leak| format!("exposed memory was not returned: {leak}"))
     }
 }
 
 impl<F: Fabric> World<F> {
-    /// Registers memory with both, and lets the server listen.
+    /// Registers memory with both fabrics, and lets the server listen.
     pub(crate) fn new(
         client: F,
         server: F,
@@ -328,22 +328,22 @@ impl<F: Fabric> World<F> {
         self.client.fabric.capabilities().acknowledges
     }
 
-    /// One turn of both.
+    /// One turn of both ends.
     pub(crate) fn turn(&mut self) {
         self.client.turn();
         self.server.turn();
     }
 
-    /// Turns until there is something.
-    pub(crate) fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> Result<T, String> {
+    /// Runs turns until `check` returns a value.
+    pub(crate) fn until<T>(&mut self, what: &str, mut check: impl FnMut(&mut Self) -> Option<T>) -> Result<T, String> {
         let start = Instant::now();
         loop {
-            if let Some(found) = look(self) {
+            if let Some(found) = check(self) {
                 return Ok(found);
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 return Err(format!(
-                    "{what}: did not happen within {PATIENCE:?}; client: {:?} {:?}; server: {:?} {:?}",
+                    "{what}: did not happen within {TIMEOUT:?}; client: {:?} {:?}; server: {:?} {:?}",
                     self.client.completions, self.client.events, self.server.completions, self.server.events
                 ));
             }
@@ -351,9 +351,9 @@ impl<F: Fabric> World<F> {
         }
     }
 
-    /// Turns for a while in which nothing may happen.
-    pub(crate) fn quiet(&mut self) {
-        for _ in 0..QUIET_TURNS {
+    /// Runs turns in which nothing may happen.
+    pub(crate) fn idle(&mut self) {
+        for _ in 0..IDLE_TURNS {
             self.turn();
         }
     }
@@ -368,7 +368,7 @@ impl<F: Fabric> World<F> {
         self.until(&format!("{opcode:?} completes at the server"), |w| w.server.take(qp, opcode))
     }
 
-    /// A connect request that waits at the server.
+    /// Waits for a connect request at the server.
     pub(crate) fn request(&mut self) -> Result<(RequestId, Vec<u8>), String> {
         self.until("the server sees a connect request", |w| {
             let at = w.server.events.iter().position(|e| matches!(e, ControlEvent::ConnectRequest { .. }))?;
@@ -379,14 +379,14 @@ impl<F: Fabric> World<F> {
         })
     }
 
-    /// The client begins to connect.
-    fn ask(&mut self, params: &ConnectParams) -> Result<QpId, String> {
+    /// Starts to connect the client.
+    fn start_connect(&mut self, params: &ConnectParams) -> Result<QpId, String> {
         let c = self.client.fabric.connect(&self.address, params).map_err(|e| e.to_string())?;
         self.client.qps.push(c);
         Ok(c)
     }
 
-    /// The server accepts.
+    /// Accepts a request at the server.
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, String> {
         let s = self.server.fabric.accept(request, params).map_err(|e| e.to_string())?;
         self.server.qps.push(s);
@@ -399,7 +399,7 @@ impl<F: Fabric> World<F> {
         client: &ConnectParams,
         server: &ConnectParams,
     ) -> Result<(QpId, QpId), String> {
-        let c = self.ask(client)?;
+        let c = self.start_connect(client)?;
         let (request, _) = self.request()?;
         let s = self.accept(request, server)?;
         self.established(c, s)?;
@@ -420,19 +420,19 @@ impl<F: Fabric> World<F> {
                 _ => None,
             }
         };
-        let said = self.until("the client is connected", |w| take(&mut w.client, client))?;
+        let private_data = self.until("the client is connected", |w| take(&mut w.client, client))?;
         self.until("the server is connected", |w| take(&mut w.server, server))?;
-        Ok(said)
+        Ok(private_data)
     }
 
     /// Waits for the client's `Disconnected` event.
     pub(crate) fn client_disconnected(&mut self, qp: QpId) -> Outcome {
-        self.until("the client hears of the end", |w| take_disconnected(&mut w.client.events, qp))
+        self.until("the client gets the Disconnected event", |w| take_disconnected(&mut w.client.events, qp))
     }
 
     /// Waits for the server's `Disconnected` event.
     pub(crate) fn server_disconnected(&mut self, qp: QpId) -> Outcome {
-        self.until("the server hears of the end", |w| take_disconnected(&mut w.server.events, qp))
+        self.until("the server gets the Disconnected event", |w| take_disconnected(&mut w.server.events, qp))
     }
 
     /// Waits for the `Disconnected` event of both ends.
@@ -441,10 +441,10 @@ impl<F: Fabric> World<F> {
         self.server_disconnected(server)
     }
 
-    /// Destroys everything; all memory must be home then.
+    /// Destroys everything, and checks that all buffers have returned.
     pub(crate) fn close(self) -> Outcome {
         let Self { client, server, .. } = self;
-        // Both close before either is checked: a departed peer holds nothing any more.
+        // The server is closed before either is checked, so that it holds none of the client's memory.
         let server = server.close();
         client.close().and(server)
     }
@@ -462,8 +462,8 @@ fn bytes(completion: &Completion) -> Result<&[u8], String> {
     completion.buf.as_deref().ok_or_else(|| format!("a Receive without its buffer: {completion:?}"))
 }
 
-/// Both are the same.
-fn same<T: PartialEq + Debug>(what: &str, got: T, wanted: T) -> Outcome {
-    ensure!(got == wanted, "{what}: got {got:?}, wanted {wanted:?}");
+/// Compares a result with the expected value.
+fn same<T: PartialEq + Debug>(what: &str, got: T, expected: T) -> Outcome {
+    ensure!(got == expected, "{what}: got {got:?}, expected {expected:?}");
     Ok(())
 }

@@ -130,7 +130,7 @@ impl<'a> CallHeader<'a> {
         Self::read(message).map_err(|kind| kind.of(message))
     }
 
-    /// Like [`parse`](Self::parse), without the fast path.
+    /// Reads the header of a call, without the fast path of [`parse`](Self::parse).
     pub(in crate::wire) fn read(message: &'a [u8]) -> Result<(CallHeader<'a>, usize), RpcErrorKind> {
         let not_a_call = RpcErrorKind::NotA { expected: MessageType::Call };
         let mut reader = Decoder::new(message);

@@ -2,14 +2,14 @@
 
 use rpcrdma_host::Status::{Error, Note, Warning};
 
-use super::{Fault, GROUP, SOFT, VERBS, fires, mends};
-use crate::trees::Machine;
+use super::{Fault, GROUP, SOFT, VERBS, fixable, unfixable};
+use crate::machines::Machine;
 
 const CPU: &str = "/sys/devices/system/cpu";
 
 /// In the order of the checks.
 pub(super) const FAULTS: &[Fault] = &[
-    fires(
+    unfixable(
         "core-online",
         None,
         "1-3",
@@ -19,8 +19,8 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "echo 1 | tee /sys/devices/system/cpu/cpu3/online",
     ),
-    fires("core-online", None, "1,99", |_| (), Error, "# there is no core 99"),
-    fires(
+    unfixable("core-online", None, "1,99", |_| (), Error, "# there is no core 99"),
+    unfixable(
         "cpuset",
         None,
         "1-3",
@@ -30,7 +30,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "echo 0-3 | tee /sys/fs/cgroup/system.slice/server.service/cpuset.cpus",
     ),
-    fires(
+    unfixable(
         "affinity",
         None,
         "1-3",
@@ -40,7 +40,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "taskset -cp 0-3 $$",
     ),
-    fires(
+    unfixable(
         "isolation",
         None,
         "1-3",
@@ -50,7 +50,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "echo isolated | tee /sys/fs/cgroup/rpcrdma/cpuset.cpus.partition",
     ),
-    fires(
+    unfixable(
         "isolation",
         None,
         "1-3",
@@ -60,7 +60,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "isolcpus=managed_irq,domain,1-3",
     ),
-    fires(
+    unfixable(
         "nohz-full",
         None,
         "1-3",
@@ -70,7 +70,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Note,
         "nohz_full=1-3",
     ),
-    fires(
+    unfixable(
         "smt",
         None,
         "1-3",
@@ -81,7 +81,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "rpcrdma topo --cores 3",
     ),
-    fires(
+    unfixable(
         "smt",
         None,
         "1-3",
@@ -91,7 +91,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "echo 0 | tee /sys/devices/system/cpu/cpu9/online /sys/devices/system/cpu/cpu10/online",
     ),
-    mends(
+    fixable(
         "cpu-quota",
         None,
         "1-3",
@@ -101,8 +101,8 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "docker update",
     ),
-    mends("cpu-quota", None, "1-3", quota_of_version_1, Warning, "echo -1 | tee"),
-    mends(
+    fixable("cpu-quota", None, "1-3", quota_of_version_1, Warning, "echo -1 | tee"),
+    fixable(
         "cpu-quota",
         None,
         "1-3",
@@ -110,7 +110,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "echo -1 | tee /sys/fs/cgroup/cpu/a/cpu.cfs_quota_us",
     ),
-    fires(
+    unfixable(
         "device-node",
         VERBS,
         "1-3",
@@ -120,7 +120,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "rpcrdma topo --cores 3 --device mlx5_0",
     ),
-    mends(
+    fixable(
         "irq-affinity",
         None,
         "1-3",
@@ -130,7 +130,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "for irq in 24",
     ),
-    fires(
+    unfixable(
         "irq-affinity",
         None,
         "1-3",
@@ -140,7 +140,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "for irq in 25",
     ),
-    fires(
+    unfixable(
         "irqbalance",
         None,
         "1-3",
@@ -150,7 +150,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "systemctl disable --now irqbalance",
     ),
-    mends(
+    fixable(
         "workqueues",
         None,
         "1-3",
@@ -160,7 +160,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "echo 0000fff1 | tee",
     ),
-    mends(
+    fixable(
         "rps-xps",
         None,
         "1-3",
@@ -170,7 +170,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "echo 000000f1 | tee /sys/class/net/eth1/queues/rx-0/rps_cpus",
     ),
-    mends(
+    fixable(
         "rps-xps",
         None,
         "1-3",
@@ -180,7 +180,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Note,
         "echo 00000001 | tee /sys/class/net/eth0/queues/tx-0/xps_cpus",
     ),
-    mends(
+    fixable(
         "governor",
         None,
         "1-3",
@@ -190,7 +190,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "cpu2/cpufreq",
     ),
-    mends(
+    fixable(
         "c-states",
         None,
         "1-3",
@@ -200,7 +200,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "cpu3/cpuidle/state2/disable",
     ),
-    mends(
+    fixable(
         "halt-poll",
         None,
         "1-3",
@@ -208,7 +208,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "echo 'n/a' | tee /sys/devices/system/cpu/cpu2/power/pm_qos_resume_latency_us",
     ),
-    mends(
+    fixable(
         "clock",
         None,
         "1-3",
@@ -218,7 +218,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "echo tsc",
     ),
-    fires(
+    unfixable(
         "clock",
         SOFT,
         "1-3",
@@ -231,7 +231,7 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// A virtual machine whose cores halt at once, except two with a bound on their wake-up.
+/// Makes a virtual machine whose cores halt at once, except two with a bound on their wake-up time.
 fn halting_guest(machine: &Machine) {
     machine
         .file("/sys/devices/system/cpu/cpuidle/current_driver", "haltpoll\n")
@@ -241,7 +241,7 @@ fn halting_guest(machine: &Machine) {
     }
 }
 
-/// Also mounts version 2 without a controller: systemd's hybrid hierarchy.
+/// Sets a quota of version 1, and mounts version 2 without a controller, as systemd's hybrid hierarchy does.
 fn quota_of_both_versions(machine: &Machine) {
     quota_of_version_1(machine);
     machine
@@ -249,7 +249,7 @@ fn quota_of_both_versions(machine: &Machine) {
         .file("/sys/fs/cgroup/unified/cgroup.controllers", "\n");
 }
 
-/// The time of half a core for three, in version 1.
+/// Sets a quota of half a core, with control groups version 1.
 fn quota_of_version_1(machine: &Machine) {
     machine
         .file("/proc/self/mountinfo", "25 24 0:23 / /dev/shm rw - tmpfs tmpfs rw\n32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n")

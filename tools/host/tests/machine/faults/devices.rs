@@ -2,14 +2,14 @@
 
 use rpcrdma_host::Status::{Error, Note, Warning};
 
-use super::{Fault, VERBS, as_user, fires, mends};
-use crate::trees::Machine;
+use super::{Fault, VERBS, as_user, fixable, unfixable};
+use crate::machines::Machine;
 
 const PORT: &str = "/sys/class/infiniband/mlx5_0/ports/1";
 
 /// In the order of the checks.
 pub(super) const FAULTS: &[Fault] = &[
-    fires(
+    unfixable(
         "rdma-device",
         VERBS,
         "1-3",
@@ -19,7 +19,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "rdma link add rxe0 type rxe netdev eth0",
     ),
-    fires(
+    unfixable(
         "rdma-device",
         VERBS,
         "1-3",
@@ -29,8 +29,8 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "rpcrdma doctor iwarp:192.0.2.1",
     ),
-    fires("rdma-device", VERBS, "1-3", elsewhere, Error, "rdma link add"),
-    fires(
+    unfixable("rdma-device", VERBS, "1-3", with_another_address, Error, "rdma link add"),
+    unfixable(
         "rdma-cm",
         VERBS,
         "1-3",
@@ -40,7 +40,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "modprobe rdma_ucm",
     ),
-    mends(
+    fixable(
         "device-files",
         VERBS,
         "1-3",
@@ -51,7 +51,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "chmod a+rw /dev/infiniband/uverbs0",
     ),
-    fires(
+    unfixable(
         "device-files",
         VERBS,
         "1-3",
@@ -61,7 +61,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "modprobe ib_uverbs",
     ),
-    fires(
+    unfixable(
         "rdma-link",
         VERBS,
         "1-3",
@@ -71,7 +71,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "ip link set dev eth0 up",
     ),
-    fires(
+    unfixable(
         "rdma-link",
         VERBS,
         "1-3",
@@ -81,7 +81,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "opensm",
     ),
-    fires(
+    unfixable(
         "gid",
         VERBS,
         "1-3",
@@ -91,7 +91,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "rdma link show mlx5_0/1",
     ),
-    fires(
+    unfixable(
         "gid",
         VERBS,
         "1-3",
@@ -101,7 +101,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "ip address add ADDRESS/PREFIX dev eth0",
     ),
-    mends(
+    fixable(
         "roce-mode",
         VERBS,
         "1-3",
@@ -111,7 +111,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "echo 'RoCE v2'",
     ),
-    fires(
+    unfixable(
         "pcie",
         VERBS,
         "1-3",
@@ -121,7 +121,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "lspci -vv -s 0000:3b:00.0",
     ),
-    fires(
+    unfixable(
         "pcie",
         VERBS,
         "1-3",
@@ -131,7 +131,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "lspci",
     ),
-    fires(
+    unfixable(
         "rdma-counters",
         VERBS,
         "1-3",
@@ -141,7 +141,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Note,
         "rdma statistic show link mlx5_0/1",
     ),
-    fires(
+    unfixable(
         "rdma-counters",
         VERBS,
         "1-3",
@@ -151,7 +151,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "rdma statistic",
     ),
-    mends(
+    fixable(
         "congestion",
         VERBS,
         "1-3",
@@ -165,8 +165,8 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// The device has another address, and is not on the route to the requested one.
-fn elsewhere(machine: &Machine) {
+/// Gives the device another address, which is not on the route to the requested one.
+fn with_another_address(machine: &Machine) {
     for index in [1, 2] {
         machine.edit(&format!("{PORT}/gids/{index}"), "c000:0201", "c633:6401");
     }

@@ -2,13 +2,13 @@
 
 use rpcrdma_host::Status::Warning;
 
-use super::{Fault, fires};
-use crate::trees::Machine;
+use super::{Fault, unfixable};
+use crate::machines::Machine;
 
 const DIRECTORY: &str = "/usr/local/lib";
 
 pub(super) const FAULTS: &[Fault] = &[
-    fires(
+    unfixable(
         "library",
         None,
         "1-3",
@@ -19,7 +19,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "apt-get install librpcrdma0",
     ),
-    fires(
+    unfixable(
         "library",
         None,
         "1-3",

@@ -2,13 +2,13 @@
 
 use rpcrdma_host::Status::{Error, Note, Warning};
 
-use super::{Fault, GROUP, IWARP, SOFT, VERBS, as_user, fires, mends};
-use crate::trees::{Machine, hugepages};
+use super::{Fault, GROUP, IWARP, SOFT, VERBS, as_user, fixable, unfixable};
+use crate::machines::{Machine, hugepages};
 
 /// In the order of the checks.
 pub(super) const FAULTS: &[Fault] = &[
-    // Three shards on node 0 need 96 pages, and the tree has 10. The kernel would report added pages as free.
-    fires(
+    // Three shards on node 0 need 96 pages, and 10 are reserved. Only the kernel would report added pages as free.
+    unfixable(
         "huge-pages",
         None,
         "1-3",
@@ -16,7 +16,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "echo 96 | tee /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages",
     ),
-    fires(
+    unfixable(
         "huge-pages",
         None,
         "1-3",
@@ -24,7 +24,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Note,
         "echo 608 | tee",
     ),
-    mends(
+    fixable(
         "transparent-huge-pages",
         None,
         "1-3",
@@ -34,7 +34,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "echo madvise",
     ),
-    mends(
+    fixable(
         "numa-balancing",
         None,
         "1-3",
@@ -44,7 +44,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "sysctl -w kernel.numa_balancing=0",
     ),
-    mends(
+    fixable(
         "swap",
         None,
         "1-3",
@@ -54,8 +54,8 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "sysctl -w vm.swappiness=10",
     ),
-    fires("memlock", VERBS, "1-3", little_to_pin, Error, "sudo prlimit --pid $$ --memlock=unlimited:unlimited"),
-    fires(
+    unfixable("memlock", VERBS, "1-3", with_low_memlock, Error, "sudo prlimit --pid $$ --memlock=unlimited:unlimited"),
+    unfixable(
         "memlock",
         VERBS,
         "1-3",
@@ -69,8 +69,8 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "ulimit -l unlimited",
     ),
-    fires("memlock", None, "1-3", little_to_pin, Note, "LimitMEMLOCK=infinity"),
-    mends(
+    unfixable("memlock", None, "1-3", with_low_memlock, Note, "LimitMEMLOCK=infinity"),
+    fixable(
         "overcommit",
         None,
         "1-3",
@@ -80,7 +80,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "sysctl -w vm.overcommit_memory=0",
     ),
-    mends(
+    fixable(
         "max-map-count",
         SOFT,
         "1-3",
@@ -90,7 +90,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "sysctl -w vm.max_map_count=65530",
     ),
-    mends(
+    fixable(
         "memory-limit",
         None,
         "1-3",
@@ -100,8 +100,8 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "docker update --memory",
     ),
-    // Version 1 has the cpu controller, version 2 beside it has memory.
-    mends(
+    // Version 1 manages the cpu controller, and version 2 beside it manages memory.
+    fixable(
         "memory-limit",
         None,
         "1-3",
@@ -116,7 +116,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "echo max | tee /sys/fs/cgroup/unified/b/memory.max",
     ),
-    fires(
+    unfixable(
         "descriptors",
         SOFT,
         "1-3",
@@ -126,7 +126,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "ulimit -n 3072",
     ),
-    fires(
+    unfixable(
         "descriptors",
         IWARP,
         "1-3",
@@ -139,7 +139,7 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
 ];
 
-fn little_to_pin(machine: &Machine) {
+fn with_low_memlock(machine: &Machine) {
     as_user(machine);
     machine.edit(
         "/proc/self/limits",

@@ -2,11 +2,11 @@
 
 use rpcrdma_host::Status::{Error, Note, Warning};
 
-use super::{Fault, IWARP, SOFT, VERBS, fires, mends};
+use super::{Fault, IWARP, SOFT, VERBS, fixable, unfixable};
 
 /// In the order of the checks.
 pub(super) const FAULTS: &[Fault] = &[
-    fires(
+    unfixable(
         "interface",
         IWARP,
         "1-3",
@@ -16,7 +16,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "ip link set dev eth0 up",
     ),
-    fires(
+    unfixable(
         "interface",
         IWARP,
         "1-3",
@@ -26,7 +26,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Error,
         "ip route get 192.0.2.1",
     ),
-    fires(
+    unfixable(
         "mtu",
         IWARP,
         "1-3",
@@ -36,7 +36,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Note,
         "ip link set dev eth0 mtu 9000",
     ),
-    fires(
+    unfixable(
         "mtu",
         VERBS,
         "1-3",
@@ -46,7 +46,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Note,
         "both hosts",
     ),
-    mends(
+    fixable(
         "tcp-buffers",
         IWARP,
         "1-3",
@@ -56,7 +56,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "sysctl -w net.ipv4.tcp_wmem='4096 16384 4194304'",
     ),
-    mends(
+    fixable(
         "socket-buffers",
         IWARP,
         "1-3",
@@ -66,7 +66,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Note,
         "sysctl -w net.core.rmem_max=4194304",
     ),
-    mends(
+    fixable(
         "backlog",
         IWARP,
         "1-3",
@@ -76,7 +76,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "sysctl -w net.core.somaxconn=1024",
     ),
-    mends(
+    fixable(
         "backlog",
         SOFT,
         "1-3",
@@ -86,7 +86,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "sysctl -w net.core.somaxconn=256",
     ),
-    fires(
+    unfixable(
         "container",
         None,
         "1-3",
@@ -96,7 +96,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Note,
         "docker run",
     ),
-    fires(
+    unfixable(
         "container",
         None,
         "1-3",
@@ -106,7 +106,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Note,
         "docker run",
     ),
-    fires(
+    unfixable(
         "shm",
         None,
         "1-3",

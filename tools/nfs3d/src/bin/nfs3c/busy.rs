@@ -1,31 +1,31 @@
-//! Calls that the server is too busy to execute (NFS3ERR_JUKEBOX).
+//! Retries of calls that the server is too busy to execute (NFS3ERR_JUKEBOX).
 
 use std::time::{Duration, Instant};
 
 use rpcrdma_config::print_error;
 use rpcrdma_nfs3d::nfs3::Nfsstat3;
 
-use crate::calls::Failed;
+use crate::calls::StatusError;
 
-/// First delay of a call that is made again.
+/// Delay before the first retry.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
-/// Longest delay.
+/// Longest delay before a retry.
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
-/// Delays of calls that are made again while the server is busy.
+/// Delays between retries while the server is busy.
 #[derive(Debug)]
 pub(crate) struct Retry {
-    /// Time limit.
+    /// Time limit of all retries.
     limit: Duration,
-    /// The next delay.
+    /// Next delay.
     delay: Duration,
-    /// End of the time limit, once the server was busy.
+    /// End of the time limit, if the last reply was that the server is busy.
     deadline: Option<Instant>,
 }
 
-/// Whether a call failed because the server is busy.
+/// True if a call failed because the server is busy.
 pub(crate) fn is_busy(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Failed>().is_some_and(|failed| failed.0 == Nfsstat3::ErrJukebox)
+    error.downcast_ref::<StatusError>().is_some_and(|failed| failed.0 == Nfsstat3::ErrJukebox)
 }
 
 impl Retry {
@@ -33,10 +33,10 @@ impl Retry {
         Self { limit, delay: FIRST_DELAY, deadline: None }
     }
 
-    /// The delay before a call that failed with `error` is made again. Says so the first time.
+    /// Returns the delay before a call that failed with `error` is retried. Reports the first retry.
     ///
     /// # Errors
-    /// `error`, if the server was not busy; or the time limit has passed.
+    /// `error`, if the server was not busy or retries are disabled. Otherwise the time limit has passed.
     pub(crate) fn after(&mut self, error: anyhow::Error) -> anyhow::Result<Duration> {
         if !is_busy(&error) || self.limit.is_zero() {
             return Err(error);
@@ -54,7 +54,7 @@ impl Retry {
         Ok(delay)
     }
 
-    /// A call has succeeded.
+    /// Resets the delays after a successful call.
     pub(crate) fn reset(&mut self) {
         *self = Self::new(self.limit);
     }
@@ -67,12 +67,12 @@ mod tests {
     #[test]
     fn delays_grow_until_a_call_succeeds() {
         let mut retry = Retry::new(Duration::from_secs(3600));
-        let next = |retry: &mut Retry| retry.after(Failed(Nfsstat3::ErrJukebox).into()).unwrap().as_millis();
+        let next = |retry: &mut Retry| retry.after(StatusError(Nfsstat3::ErrJukebox).into()).unwrap().as_millis();
         let delays: Vec<_> = (0..8).map(|_| next(&mut retry)).collect();
         assert_eq!(delays, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
         retry.reset();
         assert_eq!(next(&mut retry), 100);
-        assert!(retry.after(Failed(Nfsstat3::ErrStale).into()).is_err_and(|error| !is_busy(&error)));
-        assert!(Retry::new(Duration::ZERO).after(Failed(Nfsstat3::ErrJukebox).into()).is_err());
+        assert!(retry.after(StatusError(Nfsstat3::ErrStale).into()).is_err_and(|error| !is_busy(&error)));
+        assert!(Retry::new(Duration::ZERO).after(StatusError(Nfsstat3::ErrJukebox).into()).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! A connection to an NFS server: one call after another.
+//! A connection to an NFS server, and single calls on it.
 
 use std::time::{Duration, Instant};
 use std::{fmt, io};
@@ -15,17 +15,17 @@ use rustix::io::Errno;
 use crate::busy::Retry;
 use crate::escape::Escaped;
 
-/// Limit of a READDIRPLUS in bytes: exceeds a message, so that the reply uses a Reply chunk.
+/// Limit of the results of a READDIRPLUS, in bytes. It exceeds a message, so that the reply uses a Reply chunk.
 pub(crate) const DIRECTORY: usize = 64 << 10;
 
 /// A file handle.
 pub(crate) type Handle = Vec<u8>;
 
-/// A connection, and limits of the server.
+/// A connection to a server, and the limits of the server.
 pub(crate) struct Nfs {
     pub(crate) client: LocalClient,
     root: Handle,
-    /// Outstanding calls.
+    /// Limit of outstanding calls.
     pub(crate) depth: usize,
     /// Longest inline data, in bytes.
     pub(crate) inline: u32,
@@ -36,12 +36,12 @@ pub(crate) struct Nfs {
     pub(crate) busy_timeout: Duration,
 }
 
-/// A status other than success.
+/// A status other than success, as an error.
 #[derive(Debug)]
-pub(crate) struct Failed(pub(crate) Nfsstat3);
+pub(crate) struct StatusError(pub(crate) Nfsstat3);
 
-/// Its name, with the text of system errors (RFC 1813 §2.6).
-impl fmt::Display for Failed {
+/// Writes the name of the status, with the text of the corresponding system error (RFC 1813 §2.6).
+impl fmt::Display for StatusError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.name())?;
         match errno(self.0) {
@@ -51,7 +51,7 @@ impl fmt::Display for Failed {
     }
 }
 
-/// The error of this system that a status stands for. Those up to 31 have the numbers of Linux, later ones have others.
+/// Error of this system that a status stands for. A status up to 31 has Linux's number of the error.
 fn errno(status: Nfsstat3) -> Option<i32> {
     let errno = match status {
         Nfsstat3::ErrNametoolong => Errno::NAMETOOLONG,
@@ -64,7 +64,7 @@ fn errno(status: Nfsstat3) -> Option<i32> {
     Some(errno.raw_os_error())
 }
 
-impl std::error::Error for Failed {}
+impl std::error::Error for StatusError {}
 
 /// A handle in arguments.
 pub(crate) fn fh(data: &Handle) -> NfsFh3<'_> {
@@ -72,7 +72,7 @@ pub(crate) fn fh(data: &Handle) -> NfsFh3<'_> {
 }
 
 impl Nfs {
-    /// Gets the limits of the server (FSINFO). `block` limits READ and WRITE.
+    /// Creates it with the limits of the server (FSINFO). `block` further limits READ and WRITE.
     pub(crate) fn new(
         client: LocalClient,
         root: Handle,
@@ -82,19 +82,19 @@ impl Nfs {
     ) -> anyhow::Result<Self> {
         let mut nfs = Self { client, root, depth, inline: 0, read_size: block, write_size: block, busy_timeout };
         let Fsinfo3Resok { rtmax, wtmax, .. } = nfs.retry(|nfs| nfs.limits().context("FSINFO"))?;
-        ensure!(rtmax > 0 && wtmax > 0, "the server reads or writes 0 bytes at a time");
+        ensure!(rtmax > 0 && wtmax > 0, "FSINFO: the server's limit of READ or WRITE is 0 bytes");
         nfs.read_size = block.min(rtmax);
         nfs.write_size = block.min(wtmax);
         Ok(nfs)
     }
 
-    /// Calls on the connection.
+    /// Typed calls on the connection.
     fn calls(&mut self) -> Client<(&mut LocalClient, Connection)> {
         let first = self.client.first();
         Client((&mut self.client, first))
     }
 
-    /// Makes a call, again and again while the server is busy.
+    /// Makes a call, and retries it while the server is busy.
     pub(crate) fn retry<T>(&mut self, mut call: impl FnMut(&mut Self) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let mut retry = Retry::new(self.busy_timeout);
         loop {
@@ -105,7 +105,7 @@ impl Nfs {
         }
     }
 
-    /// Waits, without outstanding calls. The connection is served meanwhile.
+    /// Waits, with no calls outstanding. The connection is polled meanwhile.
     fn pause(&mut self, time: Duration) {
         let until = Instant::now() + time;
         while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
@@ -117,10 +117,10 @@ impl Nfs {
     fn limits(&mut self) -> anyhow::Result<Fsinfo3Resok> {
         let root = self.root.clone();
         let response = self.calls().fsinfo(&Fsinfo3Args { fsroot: fh(&root) })?;
-        Ok(response.results()?.into_result().map_err(Failed)?)
+        Ok(response.results()?.into_result().map_err(StatusError)?)
     }
 
-    /// File at a path below the export, without following symbolic links.
+    /// Finds the file at a path below the export, without following symbolic links.
     pub(crate) fn find(&mut self, path: &[u8]) -> anyhow::Result<Handle> {
         let mut at = self.root.clone();
         for name in path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
@@ -129,19 +129,24 @@ impl Nfs {
         Ok(at)
     }
 
-    /// Handle of a name; `said` describes it in errors.
-    pub(crate) fn lookup(&mut self, dir: &Handle, name: &[u8], said: impl Fn() -> String) -> anyhow::Result<Handle> {
+    /// Looks up the handle of a name. `describe` names it in errors.
+    pub(crate) fn lookup(
+        &mut self,
+        dir: &Handle,
+        name: &[u8],
+        describe: impl Fn() -> String,
+    ) -> anyhow::Result<Handle> {
         let lookup = |nfs: &mut Self| -> anyhow::Result<Handle> {
             let response =
                 nfs.calls().lookup(&Lookup3Args { what: Diropargs3 { dir: fh(dir), name: Filename3(name) } })?;
-            Ok(response.results()?.into_result().map_err(Failed)?.object.data.into())
+            Ok(response.results()?.into_result().map_err(StatusError)?.object.data.into())
         };
-        self.retry(|nfs| lookup(nfs).with_context(|| format!("LOOKUP of {}", said())))
+        self.retry(|nfs| lookup(nfs).with_context(|| format!("LOOKUP of {}", describe())))
     }
 
     fn attributes(&mut self, object: &Handle) -> anyhow::Result<Fattr3> {
         let response = self.calls().getattr(&Getattr3Args { object: fh(object) })?;
-        Ok(response.results()?.into_result().map_err(Failed)?.obj_attributes)
+        Ok(response.results()?.into_result().map_err(StatusError)?.obj_attributes)
     }
 
     pub(crate) fn getattr(&mut self, object: &Handle, path: &[u8]) -> anyhow::Result<Fattr3> {
@@ -150,7 +155,7 @@ impl Nfs {
 
     fn target(&mut self, link: &Handle) -> anyhow::Result<Vec<u8>> {
         let response = self.calls().readlink(&Readlink3Args { symlink: fh(link) })?;
-        Ok(response.results()?.into_result().map_err(Failed)?.data.0.bytes().into())
+        Ok(response.results()?.into_result().map_err(StatusError)?.data.0.bytes().into())
     }
 
     /// Target of a symbolic link.
@@ -158,7 +163,7 @@ impl Nfs {
         self.retry(|nfs| nfs.target(link).with_context(|| format!("READLINK of {}", Escaped(path))))
     }
 
-    /// Entries of a directory behind a cookie, successfully.
+    /// Gets entries of a directory behind a cookie. The status of the response is success.
     pub(crate) fn readdirplus(
         &mut self,
         dir: &Handle,
@@ -170,20 +175,20 @@ impl Nfs {
         let args = Readdirplus3Args { dir: fh(dir), cookie, cookieverf, dircount: size, maxcount: size };
         let readdirplus = |nfs: &mut Self| -> anyhow::Result<_> {
             let response = nfs.calls().readdirplus(&args)?;
-            response.results()?.into_result().map_err(Failed)?;
+            response.results()?.into_result().map_err(StatusError)?;
             Ok(response)
         };
         self.retry(|nfs| readdirplus(nfs).with_context(|| format!("READDIRPLUS of \"{}\"", Escaped(path))))
     }
 
-    /// Creates a file, or finds the existing one. It keeps its data: see [`truncate`](Self::truncate).
+    /// Creates a file, or finds the existing one, which keeps its data. [`truncate`](Self::truncate) sets its size.
     pub(crate) fn create(&mut self, dir: &Handle, name: &[u8], mode: u32, path: &[u8]) -> anyhow::Result<Handle> {
         let create = |nfs: &mut Self| -> anyhow::Result<Option<Handle>> {
             let how = Createhow3::Unchecked(Sattr3 { mode: Some(mode), ..UNCHANGED });
             let response = nfs
                 .calls()
                 .create(&Create3Args { r#where: Diropargs3 { dir: fh(dir), name: Filename3(name) }, how })?;
-            Ok(response.results()?.into_result().map_err(Failed)?.obj.map(|handle| handle.data.into()))
+            Ok(response.results()?.into_result().map_err(StatusError)?.obj.map(|handle| handle.data.into()))
         };
         match self.retry(|nfs| create(nfs).with_context(|| format!("CREATE of {}", Escaped(path))))? {
             Some(handle) => Ok(handle),
@@ -196,17 +201,17 @@ impl Nfs {
         let new_attributes = Sattr3 { size: Some(size), ..UNCHANGED };
         let args = Setattr3Args { object: fh(file), new_attributes, guard: None };
         let truncate = |nfs: &mut Self| -> anyhow::Result<()> {
-            nfs.calls().setattr(&args)?.results()?.into_result().map_err(Failed)?;
+            nfs.calls().setattr(&args)?.results()?.into_result().map_err(StatusError)?;
             Ok(())
         };
         self.retry(|nfs| truncate(nfs).with_context(|| format!("SETATTR of {}", Escaped(path))))
     }
 
-    /// Commits writes. Returns the write verifier, which changes with a restart.
+    /// Commits writes. Returns the write verifier, which changes when the server is restarted.
     pub(crate) fn commit(&mut self, file: &Handle, path: &[u8]) -> anyhow::Result<Writeverf3> {
         let commit = |nfs: &mut Self| -> anyhow::Result<Writeverf3> {
             let response = nfs.calls().commit(&Commit3Args { file: fh(file), offset: 0, count: 0 })?;
-            Ok(response.results()?.into_result().map_err(Failed)?.verf)
+            Ok(response.results()?.into_result().map_err(StatusError)?.verf)
         };
         self.retry(|nfs| commit(nfs).with_context(|| format!("COMMIT of {}", Escaped(path))))
     }

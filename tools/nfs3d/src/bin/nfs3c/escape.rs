@@ -1,4 +1,4 @@
-//! Names in output. They are bytes that a server, or another user, has chosen.
+//! Escaping of names in output, because a server or another user has chosen their bytes.
 
 use std::fmt;
 
@@ -36,8 +36,10 @@ fn is_bidirectional_control(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// A line about files as `sha256sum` prints it: if a field has a backslash or an end of line, these are escaped, and a
-/// backslash begins the line. All other bytes are those of the names.
+/// A line about files in the format of `sha256sum`.
+///
+/// If a field contains a backslash, newline or carriage return, these are escaped, and the line begins with a
+/// backslash. All other bytes are those of the names.
 pub(crate) fn checksum_line(fields: [&[u8]; 2], separator: &str) -> Vec<u8> {
     let mut line = Vec::new();
     let is_special = |byte: &u8| matches!(byte, b'\\' | b'\n' | b'\r');

@@ -2,16 +2,17 @@
 //!
 //! ```text
 //! cargo run --release -p rpcrdma-nfs3d --features verbs --bin nfs3c -- verbs:10.0.0.1 /srv/nfs ls
-//! cargo run --release -p rpcrdma-nfs3d --features verbs --bin nfs3c -- verbs:10.0.0.1 /srv/nfs put local-file directory/file
+//! cargo run --release -p rpcrdma-nfs3d --features verbs --bin nfs3c -- verbs:10.0.0.1 /srv/nfs put local-file
+//! directory/file
 //! ```
 //!
 //! | file | holds |
 //! |---|---|
 //! | `mount` | the handle of an export, from MOUNT version 3 on TCP |
-//! | `calls` | a connection, one call after another |
-//! | `busy` | calls that the server is too busy to execute |
-//! | `escape` | names in output |
-//! | `many` | concurrent calls |
+//! | `calls` | a connection, and single calls on it |
+//! | `busy` | retries of calls that the server is too busy to execute |
+//! | `escape` | escaping of names in output |
+//! | `concurrent` | concurrent calls |
 //! | `transfer` | files to the server and back |
 //! | `tree` | directory trees |
 //!
@@ -21,8 +22,8 @@
 
 mod busy;
 mod calls;
+mod concurrent;
 mod escape;
-mod many;
 mod mount;
 mod transfer;
 mod tree;
@@ -63,16 +64,17 @@ struct Cli {
     /// Get the ports of NFS and MOUNT from rpcbind at the server's host.
     #[arg(long, conflicts_with = "mount")]
     rpcbind: bool,
-    /// Outstanding calls, of one file or directory at a time.
+    /// Limit of outstanding calls.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
     depth: u16,
     /// Bytes of each READ and WRITE, within the server's limits.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(512..=1 << 20))]
     block: u32,
-    /// Longest inline data; longer data travels in a chunk. So does a message that exceeds one Send. 0 to 1048576.
+    /// Longest data of READ and WRITE to send inline, 0 to 1048576 bytes. Longer data travels in a chunk, as does any
+    /// message that exceeds one Send.
     #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
     inline: u32,
-    /// Initial RPC-over-RDMA version; from 2, falls back to 1 if the server does not support it.
+    /// Initial RPC-over-RDMA version. Falls back from 2 to 1 if the server does not support version 2.
     #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     rdma_version: u8,
     /// Do not let the server invalidate handles (Send With Invalidate).
@@ -82,7 +84,8 @@ struct Cli {
     iwarp: IwarpOptions,
     #[command(flatten)]
     host_key: HostKeyArgs,
-    /// Seconds for which calls are made again while the server is too busy to execute them (NFS3ERR_JUKEBOX); 0: none.
+    /// Seconds for which calls are retried while the server is too busy to execute them (NFS3ERR_JUKEBOX); 0 disables
+    /// retries.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(..=86_400))]
     busy_timeout: u32,
     /// Print statistics of the connection on standard error, as a line of JSON.
@@ -115,10 +118,10 @@ enum Command {
     },
     /// Copy files to the server.
     Put {
-        /// Local files, also pipes and devices: they are read to their end before the first call.
+        /// Local files. Pipes and devices are read to their end before the first call.
         #[arg(required = true)]
         local: Vec<PathBuf>,
-        /// Path below the export: of the copy, or of the directory for several.
+        /// Path below the export: of the copy of one file, or of the directory for the copies of several.
         path: OsString,
     },
     /// Print the SHA-256 of each file below a directory, as `sha256sum` does, and the target of each symbolic link.
@@ -143,8 +146,8 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Cli) -> anyhow::Result<()> {
-    let (server, at) = mount::places(&options.server, options.mount.as_deref(), options.rpcbind)?;
-    let root = mount::root(at, options.export.as_bytes())?;
+    let (server, at) = mount::addresses(&options.server, options.mount.as_deref(), options.rpcbind)?;
+    let root = mount::root_handle(at, options.export.as_bytes())?;
     let config = config(options)?;
     print_error!("nfs3c: {}", memory_line(&config.shard, 1, 1));
     let client = LocalClient::connect(&server, config)?;
@@ -158,7 +161,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
             let directory = nfs.find(path)?;
             for entry in tree::list(&mut nfs, &directory, path)? {
                 let (attributes, name) = (tree::describe(&entry.attributes), Escaped(&entry.name));
-                match &entry.says {
+                match &entry.target {
                     Some(target) => writeln!(out, "{attributes} {name} -> {}", Escaped(target))?,
                     None => writeln!(out, "{attributes} {name}")?,
                 }
@@ -188,10 +191,9 @@ fn run(options: &Cli) -> anyhow::Result<()> {
                 times.push(started.elapsed().as_secs_f64() * 1e6);
             }
             times.sort_unstable_by(f64::total_cmp);
-            // Quantile of the times.
-            let within = |share: f64| times[(times.len() as f64 * share).ceil() as usize - 1];
-            let [median, p99, most] = [0.5, 0.99, 1.0].map(within);
-            writeln!(out, "{calls} READs: median {median:.0} µs, 99 % {p99:.0} µs, most {most:.0} µs")?;
+            let quantile = |share: f64| times[(times.len() as f64 * share).ceil() as usize - 1];
+            let [median, p99, max] = [0.5, 0.99, 1.0].map(quantile);
+            writeln!(out, "{calls} READs: median {median:.0} µs, p99 {p99:.0} µs, maximum {max:.0} µs")?;
         }
     }
     if options.stats {
@@ -200,7 +202,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Local files, and the paths of their copies: `path`, or below it for several.
+/// Pairs each local file with the path of its copy: `path` for one file, or below `path` for several.
 fn copies<'a>(local: &'a [PathBuf], path: &OsStr) -> anyhow::Result<Vec<(&'a Path, PathBuf)>> {
     if let [one] = local {
         return Ok(vec![(one, path.into())]);
@@ -208,17 +210,17 @@ fn copies<'a>(local: &'a [PathBuf], path: &OsStr) -> anyhow::Result<Vec<(&'a Pat
     let mut names = HashSet::new();
     let copy = |original: &'a PathBuf| {
         let shown = Escaped(original.as_os_str().as_bytes());
-        let name = original.file_name().with_context(|| format!("{shown}: it has no name for its copy"))?;
+        let name = original.file_name().with_context(|| format!("{shown}: the path ends without a file name"))?;
         ensure!(names.insert(name), "{shown}: the copy of another file has the same name");
         Ok((original.as_path(), Path::new(path).join(name)))
     };
     local.iter().map(copy).collect()
 }
 
-/// Bytes of a message beside its block of data, at most.
+/// Limit of the bytes of a message without its block of data.
 const HEADERS: usize = 1024;
 
-/// Memory for the outstanding calls.
+/// Configuration, with memory for the outstanding calls.
 fn config(options: &Cli) -> anyhow::Result<ClientConfig> {
     let depth = usize::from(options.depth);
     let mut config = ClientConfig::new(PROGRAM, VERSION);
@@ -240,7 +242,7 @@ fn config(options: &Cli) -> anyhow::Result<ClientConfig> {
     options.iwarp.configure(&mut config.shard, std::slice::from_ref(&options.server))?;
     let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
     config.credential = Credential::sys("nfs3c", uid.as_raw(), gid.as_raw(), &[])
-        .map_err(|_| anyhow::anyhow!("a credential that is too long"))?;
+        .map_err(|_| anyhow::anyhow!("the AUTH_SYS credential is too long"))?;
     config.bindings = Some(Arc::new(bindings()));
     Ok(config)
 }

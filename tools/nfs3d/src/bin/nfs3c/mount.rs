@@ -22,18 +22,22 @@ use crate::escape::Escaped;
 
 /// Default port of MOUNT.
 const PORT: u16 = 20048;
-/// Time limit of each call of rpcbind or MOUNT, with the connection set-up.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Reserved ports, which servers require unless the export is `insecure`.
+/// Time limit of each call of rpcbind or MOUNT, including the connection set-up.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
+/// Reserved ports to try, because servers require one unless the export is `insecure`.
 const RESERVED: std::ops::Range<u16> = 665..1024;
 
-/// Addresses of NFS and of MOUNT: `mount` if given, or from rpcbind.
-pub(crate) fn places(server: &Address, mount: Option<&str>, ask: bool) -> anyhow::Result<(Address, SocketAddr)> {
+/// Addresses of NFS and MOUNT. With `rpcbind`, both ports come from the server's rpcbind.
+pub(crate) fn addresses(
+    server: &Address,
+    mount: Option<&str>,
+    ask_rpcbind: bool,
+) -> anyhow::Result<(Address, SocketAddr)> {
     let host = server.socket_address()?.map(|address| address.ip());
-    if ask {
-        let host = host.with_context(|| format!("{server}: only networks have an rpcbind"))?;
-        let nfs = rpcbind::locate(host, Transport::Rdma, nfs_v3::PROGRAM, nfs_v3::VERSION, PATIENCE)?;
-        let mount = rpcbind::locate(host, Transport::Tcp, PROGRAM, VERSION, PATIENCE)?;
+    if ask_rpcbind {
+        let host = host.with_context(|| format!("--rpcbind: {server} has no IP address"))?;
+        let nfs = rpcbind::locate(host, Transport::Rdma, nfs_v3::PROGRAM, nfs_v3::VERSION, TIME_LIMIT)?;
+        let mount = rpcbind::locate(host, Transport::Tcp, PROGRAM, VERSION, TIME_LIMIT)?;
         return Ok((server.with_socket_address(nfs), mount));
     }
     let mount = match mount {
@@ -41,32 +45,32 @@ pub(crate) fn places(server: &Address, mount: Option<&str>, ask: bool) -> anyhow
             // The port is optional.
             let found = text.to_socket_addrs().or_else(|_| (text, PORT).to_socket_addrs());
             let found = found.with_context(|| format!("--mount {text}"))?.next();
-            found.with_context(|| format!("--mount {text}: it has no address"))?
+            found.with_context(|| format!("--mount {text}: the name has no address"))?
         }
         None => SocketAddr::new(host.unwrap_or(Ipv4Addr::LOCALHOST.into()), PORT),
     };
     Ok((server.clone(), mount))
 }
 
-/// Handle of an exported directory, from MOUNT at an address.
-pub(crate) fn root(at: SocketAddr, export: &[u8]) -> anyhow::Result<Handle> {
-    let said = || format!("MOUNT of {} at {at}", Escaped(export));
-    let end = Instant::now() + PATIENCE;
-    let mut client = match reserved(at, end).with_context(said)? {
+/// Gets the handle of an exported directory from MOUNT at an address.
+pub(crate) fn root_handle(at: SocketAddr, export: &[u8]) -> anyhow::Result<Handle> {
+    let describe = || format!("MOUNT of {} at {at}", Escaped(export));
+    let end = Instant::now() + TIME_LIMIT;
+    let mut client = match connect_reserved(at, end).with_context(describe)? {
         Some(stream) => StreamClient::new(Timed::until(stream, end)),
-        None => StreamClient::connect(at, PATIENCE).with_context(said)?,
+        None => StreamClient::connect(at, TIME_LIMIT).with_context(describe)?,
     };
-    let path = xdr::encode(&Dirpath(export)).with_context(said)?;
-    let results = client.call(PROGRAM, VERSION, Mnt::NUMBER, &path).with_context(said)?;
-    let results = xdr::decode::<Mountres3<'_>>(&results).with_context(said)?.into_result();
-    results.map(|results| results.fhandle.0.into()).map_err(|status| anyhow!("{}: {}", said(), status.name()))
+    let path = xdr::encode(&Dirpath(export)).with_context(describe)?;
+    let results = client.call(PROGRAM, VERSION, Mnt::NUMBER, &path).with_context(describe)?;
+    let results = xdr::decode::<Mountres3<'_>>(&results).with_context(describe)?.into_result();
+    results.map(|results| results.fhandle.0.into()).map_err(|status| anyhow!("{}: {}", describe(), status.name()))
 }
 
-/// A connection from a reserved port, if the user may have one.
+/// Connects from a reserved port, if the user is allowed to use one.
 ///
 /// # Errors
-/// The server refuses the connection, or does not accept it until `end`.
-fn reserved(to: SocketAddr, end: Instant) -> io::Result<Option<TcpStream>> {
+/// The server refuses the connection, or does not accept it before `end`.
+fn connect_reserved(to: SocketAddr, end: Instant) -> io::Result<Option<TcpStream>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
     }
@@ -83,11 +87,11 @@ fn reserved(to: SocketAddr, end: Instant) -> io::Result<Option<TcpStream>> {
         if left.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        // It limits the connection set-up, too.
+        // The time-out of sends also limits the connection set-up.
         set_socket_timeout(&socket, Timeout::Send, Some(left))?;
         match connect(&socket, &to) {
             Ok(()) => return Ok(Some(TcpStream::from(socket))),
-            // A recently closed port cannot be reused at once.
+            // A port that was closed recently cannot be reused at once.
             Err(Errno::ADDRNOTAVAIL | Errno::ADDRINUSE) => {}
             Err(Errno::INPROGRESS | Errno::AGAIN) => return Err(ErrorKind::TimedOut.into()),
             Err(error) => return Err(error.into()),

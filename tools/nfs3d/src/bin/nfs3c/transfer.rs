@@ -1,4 +1,4 @@
-//! Files to the server, and back.
+//! Copies of files to and from the server.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use rpcrdma::xdr::Bulk;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{Read, Write};
 use rpcrdma_nfs3d::nfs3::{Ftype3, Read3Args, StableHow, Write3Args, Writeverf3};
 
-use crate::calls::{Failed, Handle, Nfs, fh};
+use crate::calls::{Handle, Nfs, StatusError, fh};
 use crate::escape::Escaped;
 use crate::tree;
 
@@ -31,36 +31,37 @@ fn parts(size: u64, block: u32) -> impl Iterator<Item = Part> {
 }
 
 impl Part {
-    /// The rest behind `done` bytes.
-    fn behind(self, done: u32) -> Option<Self> {
+    /// The part behind its first `done` bytes, if any.
+    fn rest_after(self, done: u32) -> Option<Self> {
         (done < self.len).then(|| Self { offset: self.offset + u64::from(done), len: self.len - done })
     }
 }
 
-/// Reads a file of `size` bytes. `take` gets its parts with offsets, in any order.
+/// Reads a file of `size` bytes. `sink` gets the data with offsets, in any order.
 pub(crate) fn read_all(
     nfs: &mut Nfs,
     file: &Handle,
     path: &[u8],
     size: u64,
-    mut take: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
+    mut sink: impl FnMut(u64, &[u8]) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let inline = nfs.inline;
     let prepare = |client: &mut LocalClient, part: &Part| read(client, file, *part, inline);
-    let ended = |part: Part, reply: Reply| {
+    let complete = |part: Part, reply: Reply| {
         let response = Response::of(reply);
         let (data, eof) = read_results(&response)?;
-        ensure!(data.len() <= part.len as usize, "READ of {} bytes gives {}", part.len, data.len());
-        take(part.offset, data)?;
-        let rest = part.behind(data.len() as u32);
-        ensure!(rest.is_none() || !(eof || data.is_empty()), "the file became shorter while it was read");
+        ensure!(data.len() <= part.len as usize, "READ of {} bytes returned {}", part.len, data.len());
+        sink(part.offset, data)?;
+        let rest = part.rest_after(data.len() as u32);
+        ensure!(rest.is_none() || !(eof || data.is_empty()), "the file was truncated while it was read");
         Ok(rest)
     };
-    nfs.many(&format!("READ of {}", Escaped(path)), parts(size, nfs.read_size), prepare, ended)
+    nfs.run_concurrent(&format!("READ of {}", Escaped(path)), parts(size, nfs.read_size), prepare, complete)
 }
 
-/// Copies a regular file from the server. A longer copy is cut at the end only, so that what cannot be read destroys
-/// nothing.
+/// Copies a regular file from the server.
+///
+/// An existing longer target is truncated after the data was read, so that a failed read does not destroy it.
 pub(crate) fn get(nfs: &mut Nfs, path: &[u8], copy: &Path) -> anyhow::Result<()> {
     let file = nfs.find(path)?;
     let attributes = nfs.getattr(&file, path)?;
@@ -68,8 +69,8 @@ pub(crate) fn get(nfs: &mut Nfs, path: &[u8], copy: &Path) -> anyhow::Result<()>
     ensure!(attributes.r#type == Ftype3::Reg, "{}: {kind} cannot be copied, only a regular file", Escaped(path));
     let name = || Escaped(copy.as_os_str().as_bytes()).to_string();
     let copy = File::options().write(true).create(true).truncate(false).open(copy).with_context(name)?;
-    let take = |offset, data: &[u8]| copy.write_all_at(data, offset).with_context(name);
-    read_all(nfs, &file, path, attributes.size, take)?;
+    let sink = |offset, data: &[u8]| copy.write_all_at(data, offset).with_context(name);
+    read_all(nfs, &file, path, attributes.size, sink)?;
     if copy.metadata().with_context(name)?.is_file() {
         copy.set_len(attributes.size).with_context(name)?;
     }
@@ -83,7 +84,7 @@ pub(crate) fn first_block(nfs: &mut Nfs, file: &Handle, path: &[u8]) -> anyhow::
         let call = read(&mut nfs.client, file, part, nfs.inline)?;
         let response = Response::of(nfs.client.call(call)?);
         let (data, eof) = read_results(&response)?;
-        ensure!(data.len() == part.len as usize || eof, "READ of {} bytes gives {}", part.len, data.len());
+        ensure!(data.len() == part.len as usize || eof, "READ of {} bytes returned {}", part.len, data.len());
         Ok(())
     };
     nfs.retry(|nfs| block(nfs).with_context(|| format!("READ of {}", Escaped(path))))
@@ -100,14 +101,15 @@ fn read(client: &mut LocalClient, file: &Handle, part: Part, inline: u32) -> any
 
 /// The data of a READ, inline or from a chunk, and the end-of-file flag.
 fn read_results(response: &Response<Read>) -> anyhow::Result<(&[u8], bool)> {
-    let results = response.results()?.into_result().map_err(Failed)?;
+    let results = response.results()?.into_result().map_err(StatusError)?;
     let (count, len) = (results.count, results.data.len());
-    ensure!(count as usize == len, "READ counts {count} bytes, and has {len}");
+    ensure!(count as usize == len, "READ reports {count} bytes, but returned {len}");
     Ok((results.data.bytes(), results.eof))
 }
 
-/// A local file to copy, and its size. The data of a pipe, a device or a file in `/proc`, whose size is unknown, is
-/// copied to a temporary file first.
+/// Opens a local file to copy. Also returns its size.
+///
+/// A pipe, a device or a file in `/proc` has no known size, so its data is copied to a temporary file first.
 fn open(path: &Path) -> anyhow::Result<(File, u64)> {
     let mut original = File::open(path)?;
     let metadata = original.metadata()?;
@@ -119,8 +121,9 @@ fn open(path: &Path) -> anyhow::Result<(File, u64)> {
     Ok((all, size))
 }
 
-/// Copies a local file to a path below the export, and commits it. A longer file of the server is cut at the end only,
-/// so that what cannot be read destroys nothing.
+/// Copies a local file to a path below the export, and commits it.
+///
+/// An existing longer target is truncated after the data was written, so that a failed read does not destroy it.
 pub(crate) fn put(nfs: &mut Nfs, original: &Path, mut path: &[u8]) -> anyhow::Result<()> {
     let (original, size) = open(original).with_context(|| Escaped(original.as_os_str().as_bytes()).to_string())?;
     while let Some(shorter) = path.strip_suffix(b"/") {
@@ -129,23 +132,31 @@ pub(crate) fn put(nfs: &mut Nfs, original: &Path, mut path: &[u8]) -> anyhow::Re
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
     let directory = nfs.find(&path[..path.len() - name.len()])?;
     let file = nfs.create(&directory, name, 0o644, path)?;
-    let mut lives: Vec<Writeverf3> = Vec::new();
+    let mut verifiers: Vec<Writeverf3> = Vec::new();
     let inline = nfs.inline;
     let prepare = |client: &mut LocalClient, part: &Part| write(client, &file, *part, &original, inline);
-    let ended = |part: Part, reply: Reply| {
+    let complete = |part: Part, reply: Reply| {
         let response = Response::<Write>::of(reply);
-        let written = response.results()?.into_result().map_err(Failed)?;
-        ensure!((1..=part.len).contains(&written.count), "{} of {} bytes written", written.count, part.len);
-        if !lives.contains(&written.verf) {
-            lives.push(written.verf);
+        let written = response.results()?.into_result().map_err(StatusError)?;
+        ensure!(
+            (1..=part.len).contains(&written.count),
+            "the server reports {} of {} bytes written",
+            written.count,
+            part.len
+        );
+        if !verifiers.contains(&written.verf) {
+            verifiers.push(written.verf);
         }
-        Ok(part.behind(written.count))
+        Ok(part.rest_after(written.count))
     };
     let shown = Escaped(path);
-    nfs.many(&format!("WRITE of {shown}"), parts(size, nfs.write_size), prepare, ended)?;
+    nfs.run_concurrent(&format!("WRITE of {shown}"), parts(size, nfs.write_size), prepare, complete)?;
     nfs.truncate(&file, size, path)?;
     let now = nfs.commit(&file, path)?;
-    ensure!(lives.iter().all(|life| *life == now), "{shown}: the server was restarted meanwhile: put the file again");
+    ensure!(
+        verifiers.iter().all(|verifier| *verifier == now),
+        "{shown}: the server was restarted during the copy: put the file again"
+    );
     Ok(())
 }
 
@@ -166,7 +177,9 @@ fn write(client: &mut LocalClient, file: &Handle, part: Part, from: &File, inlin
 
 fn read_part(from: &File, data: &mut [u8], part: Part) -> anyhow::Result<()> {
     match from.read_exact_at(data, part.offset) {
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => bail!("the local file became shorter"),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            bail!("the local file was truncated while it was read")
+        }
         read => Ok(read?),
     }
 }

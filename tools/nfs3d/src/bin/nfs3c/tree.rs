@@ -7,7 +7,7 @@ use anyhow::ensure;
 use rpcrdma_nfs3d::nfs3::{Cookieverf3, Fattr3, Ftype3};
 use sha2::{Digest, Sha256};
 
-use crate::calls::{Failed, Handle, Nfs};
+use crate::calls::{Handle, Nfs, StatusError};
 use crate::escape::{Escaped, checksum_line};
 use crate::transfer;
 
@@ -17,18 +17,18 @@ pub(crate) struct Entry {
     pub(crate) handle: Handle,
     pub(crate) attributes: Fattr3,
     /// Target of a symbolic link.
-    pub(crate) says: Option<Vec<u8>>,
+    pub(crate) target: Option<Vec<u8>>,
 }
 
-/// Most entries of a directory, which are kept in memory.
-const ENTRIES: usize = 4 << 20;
-/// Longest path, in bytes: a server's directories may contain themselves.
-const PATH: usize = 64 << 10;
+/// Limit of the entries of a directory, which are held in memory.
+const MAX_ENTRIES: usize = 4 << 20;
+/// Longest path, in bytes. It ends the walk if directories of the server contain themselves.
+const MAX_PATH: usize = 64 << 10;
 
-/// Checks a name that the server lists: no file has another, and a path with it would lead elsewhere.
-fn check(name: &[u8], path: &[u8]) -> anyhow::Result<()> {
+/// Checks a name that the server lists, because a path with an invalid name would lead elsewhere.
+fn check_name(name: &[u8], path: &[u8]) -> anyhow::Result<()> {
     let valid = !name.is_empty() && !name.contains(&b'/') && !name.contains(&0);
-    ensure!(valid, "READDIRPLUS of \"{}\": the server lists \"{}\", which is no name", Escaped(path), Escaped(name));
+    ensure!(valid, "READDIRPLUS of \"{}\": the server lists the invalid name \"{}\"", Escaped(path), Escaped(name));
     Ok(())
 }
 
@@ -36,23 +36,23 @@ fn check(name: &[u8], path: &[u8]) -> anyhow::Result<()> {
 pub(crate) fn list(nfs: &mut Nfs, directory: &Handle, path: &[u8]) -> anyhow::Result<Vec<Entry>> {
     let mut entries = Vec::new();
     let (mut cookie, mut verifier) = (0, Cookieverf3::default());
-    // Cookies that were asked for. A server that repeats one would list the same entries for ever.
-    let mut asked = HashSet::new();
+    // Cookies of earlier requests. A server that repeats one would list the same entries for ever.
+    let mut used_cookies = HashSet::new();
     loop {
         let shown = Escaped(path);
-        ensure!(asked.insert(cookie), "READDIRPLUS of \"{shown}\": the server repeats cookie {cookie}");
+        ensure!(used_cookies.insert(cookie), "READDIRPLUS of \"{shown}\": the server repeats cookie {cookie}");
         let response = nfs.readdirplus(directory, cookie, verifier, path)?;
-        let part = response.results()?.into_result().map_err(Failed)?;
+        let part = response.results()?.into_result().map_err(StatusError)?;
         verifier = part.cookieverf;
-        let mut any = false;
+        let mut has_entries = false;
         for entry in part.reply.entries {
-            (cookie, any) = (entry.cookie, true);
+            (cookie, has_entries) = (entry.cookie, true);
             let name = entry.name.0.to_vec();
             if name == b"." || name == b".." {
                 continue;
             }
-            check(&name, path)?;
-            ensure!(entries.len() < ENTRIES, "READDIRPLUS of \"{shown}\": more than {ENTRIES} entries");
+            check_name(&name, path)?;
+            ensure!(entries.len() < MAX_ENTRIES, "READDIRPLUS of \"{shown}\": more than {MAX_ENTRIES} entries");
             let path = [path, b"/", &name].concat();
             let handle = match entry.name_handle {
                 Some(handle) => handle.data.into(),
@@ -63,13 +63,13 @@ pub(crate) fn list(nfs: &mut Nfs, directory: &Handle, path: &[u8]) -> anyhow::Re
                 None => nfs.getattr(&handle, &path)?,
             };
             let is_link = attributes.r#type == Ftype3::Lnk;
-            let says = is_link.then(|| nfs.readlink(&handle, &path)).transpose()?;
-            entries.push(Entry { name, handle, attributes, says });
+            let target = is_link.then(|| nfs.readlink(&handle, &path)).transpose()?;
+            entries.push(Entry { name, handle, attributes, target });
         }
         if part.reply.eof {
             break;
         }
-        ensure!(any, "READDIRPLUS of \"{shown}\": the server lists nothing, before the end of the directory");
+        ensure!(has_entries, "READDIRPLUS of \"{shown}\": the server lists no entries before the end of the directory");
     }
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(entries)
@@ -105,14 +105,17 @@ pub(crate) fn sums(nfs: &mut Nfs, directory: &Handle, out: &mut impl Write) -> a
     while let Some((path, directory)) = below.pop() {
         for entry in list(nfs, &directory, &path)? {
             let path = [&path[..], b"/", &entry.name].concat();
-            ensure!(path.len() <= PATH, "a path of more than {PATH} bytes: a directory of the server contains itself");
-            match (entry.attributes.r#type, &entry.says) {
+            ensure!(
+                path.len() <= MAX_PATH,
+                "a path has more than {MAX_PATH} bytes: a directory of the server contains itself"
+            );
+            match (entry.attributes.r#type, &entry.target) {
                 (Ftype3::Dir, _) => below.push((path, entry.handle)),
                 (Ftype3::Reg, _) => {
                     let sum = sum(nfs, &entry.handle, &path, entry.attributes.size)?;
                     out.write_all(&checksum_line([sum.as_bytes(), &path], "  "))?;
                 }
-                (_, Some(says)) => out.write_all(&checksum_line([&path, says], " "))?,
+                (_, Some(target)) => out.write_all(&checksum_line([&path, target], " "))?,
                 _ => {}
             }
         }
@@ -123,7 +126,7 @@ pub(crate) fn sums(nfs: &mut Nfs, directory: &Handle, out: &mut impl Write) -> a
 /// The SHA-256 of a file.
 fn sum(nfs: &mut Nfs, file: &Handle, path: &[u8], size: u64) -> anyhow::Result<String> {
     let mut hash = Sha256::new();
-    // Early data, limited by the number of outstanding calls.
+    // Data that arrived out of order, limited by the number of outstanding calls.
     let mut early: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
     let mut at = 0;
     transfer::read_all(nfs, file, path, size, |offset, data| {

@@ -1,0 +1,149 @@
+//! A TCP proxy between peer and server that forwards on request.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+
+use rpcrdma::Address;
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+
+/// Request to the thread of the proxy.
+enum Request {
+    /// Stops all bytes until the next `Pass`.
+    Hold,
+    /// Moves up to this many bytes in each direction.
+    Pass(usize),
+    /// Sends these bytes to the server.
+    Inject(Vec<u8>),
+}
+
+/// A proxy with one connection. At first it forwards all bytes.
+pub struct TcpProxy {
+    address: Address,
+    requests: Option<Sender<(Request, Sender<usize>)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TcpProxy {
+    /// Connects to a server over TCP from address `from` in 127.0.0.0/8.
+    pub fn new(server: &Address, from: Ipv4Addr) -> Self {
+        let Address::Iwarp(server) = server else { panic!("{server} is not over TCP") };
+        let server: SocketAddr = server.0.parse().expect("an address");
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let at = listener.local_addr().expect("a bound listener");
+        let (requests, received) = channel();
+        let thread = std::thread::spawn(move || {
+            let (peer, _) = listener.accept().expect("a peer");
+            let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+            bind(&socket, &SocketAddr::from((from, 0))).expect("an address of this host");
+            connect(&socket, &server).expect("the server listens");
+            run([peer, TcpStream::from(socket)], &received);
+        });
+        let address = format!("iwarp:{at}").parse().expect("an address");
+        Self { address, requests: Some(requests), thread: Some(thread) }
+    }
+
+    /// Address for the peer.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Stops all bytes until [`pass`](Self::pass).
+    pub fn hold(&self) {
+        self.request(Request::Hold);
+    }
+
+    /// Moves up to `bytes` bytes in each direction; returns the number of bytes to the server.
+    pub fn pass(&self, bytes: usize) -> usize {
+        self.request(Request::Pass(bytes))
+    }
+
+    /// Sends bytes to the server in the peer's name.
+    pub fn inject(&self, bytes: &[u8]) {
+        self.request(Request::Inject(bytes.to_vec()));
+    }
+
+    fn request(&self, request: Request) -> usize {
+        let (reply, answer) = channel();
+        let requests = self.requests.as_ref().expect("present until the drop");
+        // The thread ends with the connection; then no bytes move.
+        requests.send((request, reply)).map_or(0, |()| answer.recv().unwrap_or(0))
+    }
+}
+
+impl Drop for TcpProxy {
+    fn drop(&mut self) {
+        self.requests = None;
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || ended.is_some_and(|ended| ended.is_ok()), "the proxy has panicked");
+    }
+}
+
+/// Moves bytes until the drop of the proxy, or the close of an end.
+fn run(ends: [TcpStream; 2], received: &Receiver<(Request, Sender<usize>)>) {
+    let [peer, server] = &ends;
+    for end in &ends {
+        end.set_nonblocking(true).expect("a socket");
+        // Sends forwarded bytes at once.
+        end.set_nodelay(true).expect("a socket");
+    }
+    let mut held = false;
+    loop {
+        let moved = match received.try_recv() {
+            Err(TryRecvError::Disconnected) => return,
+            Err(TryRecvError::Empty) if held => {
+                std::thread::yield_now();
+                continue;
+            }
+            Err(TryRecvError::Empty) => shift(peer, server, 1 << 16).and_then(|_| shift(server, peer, 1 << 16)),
+            Ok((request, reply)) => {
+                let moved = match request {
+                    Request::Hold => {
+                        held = true;
+                        Some(0)
+                    }
+                    Request::Pass(bytes) => {
+                        let moved = shift(peer, server, bytes);
+                        moved.and_then(|moved| shift(server, peer, bytes).map(|_| moved))
+                    }
+                    Request::Inject(bytes) => write_all(server, &bytes).map(|()| bytes.len()),
+                };
+                // The caller waits for the reply.
+                let _ = reply.send(moved.unwrap_or(0));
+                moved
+            }
+        };
+        if moved.is_none() {
+            return;
+        }
+    }
+}
+
+/// Moves up to `bytes` bytes; returns their number, or `None` after the close of an end.
+fn shift(mut from: &TcpStream, to: &TcpStream, bytes: usize) -> Option<usize> {
+    let mut buffer = vec![0; bytes];
+    let mut len = 0;
+    while len < bytes {
+        match from.read(&mut buffer[len..]) {
+            // Bytes that arrived before the end are delivered.
+            Ok(0) if len > 0 => break,
+            Ok(0) => return None,
+            Ok(n) => len += n,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(_) => return None,
+        }
+    }
+    write_all(to, &buffer[..len]).map(|()| len)
+}
+
+fn write_all(mut to: &TcpStream, mut bytes: &[u8]) -> Option<()> {
+    while !bytes.is_empty() {
+        match to.write(bytes) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
+            Err(_) => return None,
+        }
+    }
+    Some(())
+}

@@ -1,0 +1,152 @@
+//! Fabric of the tests, selected by `RPCRDMA_FABRIC`.
+//!
+//! The software fabric is the default. `iwarp` selects TCP, and `verbs` an RDMA device.
+
+use std::cell::RefCell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use log::{Level, LevelFilter};
+use rpcrdma::Address;
+use rpcrdma::fabric::any::AnyFabric;
+use rpcrdma::fabric::iwarp::{IwarpFabric, IwarpFabricConfig};
+use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
+use rpcrdma::fabric::testing::loopback_address;
+
+/// Fabric under test: `soft` (default), `iwarp` or `verbs`.
+const FABRIC: &str = "RPCRDMA_FABRIC";
+
+/// Scheme of this run's addresses.
+fn scheme() -> String {
+    std::env::var(FABRIC).unwrap_or_else(|_| "soft".to_owned())
+}
+
+/// True on a fabric other than software.
+pub fn on_device() -> bool {
+    scheme() != "soft"
+}
+
+/// True over TCP. A sender then gets no notice of a received message, and a peer needs no receive per message.
+pub fn over_tcp() -> bool {
+    scheme() == "iwarp"
+}
+
+/// A unique address. Panics if the fabric is missing.
+pub fn new_address(name: &str) -> Address {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let text = match scheme().as_str() {
+        "soft" => format!("soft:it-{}-{name}-{number}", std::process::id()),
+        "iwarp" => format!("iwarp:{}", loopback_address().0),
+        scheme => format!("{scheme}:{}", device_address(number)),
+    };
+    text.parse().unwrap_or_else(|error| panic!("{FABRIC} is set: {error}"))
+}
+
+/// A free address over TCP, a fabric whose hosts have addresses.
+pub fn tcp_address() -> Address {
+    format!("iwarp:{}", loopback_address().0).parse().expect("an address")
+}
+
+#[cfg(feature = "verbs")]
+fn device_address(number: u16) -> String {
+    let all = rpcrdma::fabric::verbs::local_addresses();
+    let host = all.iter().find(|host| host.is_ipv4()).or(all.first());
+    let host = *host.unwrap_or_else(|| panic!("{FABRIC} is set, and there is no RDMA device with an address"));
+    std::net::SocketAddr::new(host, 21_000 + number).to_string()
+}
+
+#[cfg(not(feature = "verbs"))]
+fn device_address(_: u16) -> String {
+    panic!("{FABRIC} is set, and the tests were built without `--features verbs`")
+}
+
+/// Opens the fabric of an address with defaults and long time-outs, so that the tests bound slow operations themselves.
+pub fn open(address: &Address) -> AnyFabric {
+    const LONG: Duration = Duration::from_secs(2000);
+    match address {
+        Address::Soft(_) => {
+            let config =
+                SoftwareConfig { linger: LONG, handshake_timeout: LONG, retry_timeout: LONG, ..Default::default() };
+            AnyFabric::Software(SoftwareFabric::new(config).expect("a fabric"))
+        }
+        Address::Iwarp(_) => {
+            let config =
+                IwarpFabricConfig { linger: LONG, handshake_timeout: LONG, retry_timeout: LONG, ..Default::default() };
+            AnyFabric::Iwarp(IwarpFabric::new(config).expect("a fabric"))
+        }
+        _ => address.open(&rpcrdma::Config::default()).expect("a fabric"),
+    }
+}
+
+thread_local! {
+    /// Log lines of this thread, while a test [collects](warnings_of) them.
+    static WARNINGS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
+/// Prints log records up to a level, and collects the warnings and errors of threads in [`warnings_of`].
+struct Printer {
+    start: std::time::Instant,
+    level: LevelFilter,
+}
+
+impl log::Log for Printer {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if record.level() <= Level::Warn {
+            let line = || record.args().to_string();
+            WARNINGS.with_borrow_mut(|lines| lines.as_mut().map_or((), |lines| lines.push(line())));
+        }
+        if record.level() > self.level {
+            return;
+        }
+        let thread = std::thread::current();
+        let (since, name) = (self.start.elapsed().as_secs_f64(), thread.name().unwrap_or_default());
+        println!("{since:9.4} {name} {} {}", record.level(), record.args());
+    }
+
+    fn flush(&self) {}
+}
+
+/// Installs the printer if `RPCRDMA_LOG` is set.
+pub fn print_logs() {
+    if let Some(level) = level_of_environment() {
+        install(level);
+    }
+}
+
+fn level_of_environment() -> Option<LevelFilter> {
+    std::env::var("RPCRDMA_LOG").ok().and_then(|level| level.parse().ok())
+}
+
+fn install(level: LevelFilter) {
+    static PRINTER: OnceLock<Printer> = OnceLock::new();
+    let printer =
+        || Printer { start: std::time::Instant::now(), level: level_of_environment().unwrap_or(LevelFilter::Off) };
+    // Fails if another test has installed it.
+    let _ = log::set_logger(PRINTER.get_or_init(printer));
+    log::set_max_level(log::max_level().max(level));
+}
+
+/// Runs `f`, and returns the warnings and errors that this thread logs meanwhile.
+pub fn warnings_of(f: impl FnOnce()) -> Vec<String> {
+    install(LevelFilter::Warn);
+    WARNINGS.set(Some(Vec::new()));
+    f();
+    WARNINGS.take().unwrap_or_default()
+}
+
+/// Opens the descriptors that libraries keep for the life of the process.
+pub fn warm_up() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    if on_device() {
+        ONCE.call_once(|| {
+            let address = new_address("warm-up");
+            drop((open(&address), address.bind().expect("a free address")));
+        });
+    }
+}
