@@ -102,7 +102,7 @@ impl Admission {
         let demand = Demand::new(&cx.memory, entry, call);
         // A call that arrived in parts may not wait, and would be refused.
         if conn.served.has_blocked() && demand.has_chunks() && !call.is_assembled() {
-            return Some(WaitCause::Earlier);
+            return Some(WaitCause::Earlier(demand.deficit(&cx.memory)));
         }
         self.find_cause(cx, conn, &demand, call, false)
     }

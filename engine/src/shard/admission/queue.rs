@@ -28,7 +28,7 @@ pub(in crate::shard) enum WaitCause {
     Reads,
     /// An earlier call of its connection, which waits itself.
     #[error("an earlier call of its connection waits")]
-    Earlier,
+    Earlier(Deficit),
     /// The quota of its connection or host, for this buffer.
     #[error("buffers are scarce, and its connection or host has its share of them: {0}")]
     Quota(Deficit),
@@ -229,7 +229,7 @@ impl WaitQueue {
                     contested.iter().for_each(|&(size, _)| cx.memory.reserve_size(size));
                 }
             }
-            WaitCause::Reads | WaitCause::Earlier | WaitCause::Quota(_) => {
+            WaitCause::Reads | WaitCause::Earlier(_) | WaitCause::Quota(_) => {
                 conn.served.block(&waiting.call, self.pass)
             }
         }
@@ -279,15 +279,20 @@ impl WaitQueue {
             cx.memory.pool.sizes().filter(|&size| any_prospect || self.is_in_use(cx, size)).collect();
         let mut unservable = Vec::new();
         for (at, Waiting { cause, ticket, .. }) in self.calls.iter_mut().enumerate() {
-            let WaitCause::Buffer(Deficit { range, .. }) = cause else { continue };
+            // Calls behind an unservable one of their connection or host count their second together with it.
+            let range = match cause {
+                WaitCause::Buffer(deficit) | WaitCause::Quota(deficit) | WaitCause::Earlier(deficit) => deficit.range,
+                WaitCause::Reads => continue,
+            };
             if in_use.iter().chain(&self.freed_sizes).any(|size| (range.0..=range.1).contains(size)) {
                 ticket.unservable_since = None;
                 continue;
             }
             let refused_at = *ticket.unservable_since.get_or_insert(now) + WAIT_LIMIT;
-            match now < refused_at {
-                true => self.next_search = self.next_search.min(refused_at),
-                false => unservable.push(at),
+            if now < refused_at {
+                self.next_search = self.next_search.min(refused_at);
+            } else if !cause.is_own() {
+                unservable.push(at);
             }
         }
         self.freed_sizes.clear();

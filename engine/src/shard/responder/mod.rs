@@ -372,8 +372,8 @@ impl Responder {
         }
         match cause {
             WaitCause::Reads => cx.stats.read_waits += 1,
-            WaitCause::Earlier if limits_reads(&cx.config) => cx.stats.read_waits += 1,
-            WaitCause::Earlier | WaitCause::Quota(_) | WaitCause::Buffer(_) => cx.stats.memory_waits += 1,
+            WaitCause::Earlier(_) if limits_reads(&cx.config) => cx.stats.read_waits += 1,
+            WaitCause::Earlier(_) | WaitCause::Quota(_) | WaitCause::Buffer(_) => cx.stats.memory_waits += 1,
         }
         // While one call waits already, each control-plane run requests the completions of other connections.
         if !cause.is_own() && !self.admission.queue.lacks_buffers() {

@@ -487,6 +487,31 @@ fn a_call_without_a_prospect_of_buffers_is_refused_after_a_second() {
     assert!(!scene.responder.waits_for_memory() && scene.cx.stats.pool_empty == 1);
 }
 
+/// The second and later ones wait for their quota, or for the call before them, until the first one is refused.
+#[test]
+fn unservable_calls_of_a_connection_are_refused_in_the_same_second() {
+    let (mut scene, time) = (Scene::new(), SimulatedTime::new());
+    scene.cx.clock = Clock::simulated(&time);
+    let mut conn = open_conn(0, true);
+    let calls: Vec<_> = (1..=4).map(|xid| scene.bulk(&mut conn, xid, 1)).collect();
+    let _kept = scene.keep_pool();
+    calls.into_iter().for_each(|call| scene.responder.start(&mut scene.cx, &mut conn, call));
+    scene.cx.conns.insert(conn);
+    let mut pass = |millis| {
+        time.advance(Duration::from_millis(millis));
+        scene.responder.control(&mut scene.cx, false);
+        scene.responder.continue_waiting(&mut scene.cx);
+        // A refusal that is being sent counts as a prospect of memory.
+        let mut conn = scene.cx.conns.take_slot(0).expect("it is there");
+        scene.sent(&mut conn);
+        scene.cx.conns.insert(conn);
+        (scene.responder.admission.queue.len(), scene.cx.stats.pool_empty)
+    };
+    assert_eq!([0, 999].map(&mut pass), [(4, 0); 2]);
+    (0..10).for_each(|_| _ = pass(10));
+    assert_eq!(pass(10), (0, 4));
+}
+
 /// Otherwise peers with many unanswered calls would hold all of it.
 #[test]
 fn short_replies_do_not_use_bulk_memory() {
