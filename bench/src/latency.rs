@@ -41,7 +41,7 @@ pub(crate) fn measure(
             let mut any = false;
             while let Some(&token) = free.last() {
                 let due = interval_ns.map_or(now, |ns| origin + (started as f64 * ns) as u64);
-                if due > now || !length.goes_on(started, now - origin) {
+                if due > now || !length.has_more(started, now - origin) {
                     break;
                 }
                 free.pop();
@@ -53,7 +53,7 @@ pub(crate) fn measure(
             if any {
                 quiet.reset(now);
                 target.flush()?;
-            } else if free.len() == depth as usize && !length.goes_on(started, now - origin) {
+            } else if free.len() == depth as usize && !length.has_more(started, now - origin) {
                 break;
             }
         }

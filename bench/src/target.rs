@@ -78,8 +78,8 @@ pub(crate) enum Length {
 }
 
 impl Length {
-    /// True if another operation is to start.
-    pub(crate) fn goes_on(self, started: u64, elapsed_ns: u64) -> bool {
+    /// Whether another operation is to start.
+    pub(crate) fn has_more(self, started: u64, elapsed_ns: u64) -> bool {
         match self {
             _ if stop::is_requested() => false,
             Self::Operations { counted, warm_up } => started < warm_up + counted,

@@ -50,7 +50,7 @@ pub(crate) fn measure(
         idle_polls += u32::from(done_now.is_empty());
         done += done_now.len() as u64;
         free.append(&mut done_now);
-        let at_edge = meter.first.is_none() || !length.goes_on(started, elapsed);
+        let at_edge = meter.first.is_none() || !length.has_more(started, elapsed);
         let may_read_clock = at_edge || idle_polls >= IDLE_POLLS;
         if done - counted_at >= CLOCK_READ_EVERY || (may_read_clock && done > counted_at) {
             (counted_at, idle_polls) = (done, 0);

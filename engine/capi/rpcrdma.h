@@ -725,8 +725,8 @@ int rpcrdma_services_peers(rpcrdma_services *services, rpcrdma_peer_hook hook, v
 
 // Starts a server with threads of its own.
 //
-// The function blocks for some milliseconds. Each shard, a thread, serves one of the addresses; `server.shards` is
-// their number, by default one for each address.
+// The function blocks for some milliseconds. Each shard is a thread, and serves one of the addresses. `server.shards`
+// is the number of shards, by default one for each address.
 //
 // # Parameters
 // - `address`: one or several addresses, separated by commas: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
@@ -738,21 +738,21 @@ int rpcrdma_services_peers(rpcrdma_services *services, rpcrdma_peer_hook hook, v
 // before the server.
 //
 // # Threads
-// Any thread. `services` and `config` are not in use by another one.
+// Any thread. No other thread uses `services` or `config` at the same time.
 //
 // # Returns
 // The server, or NULL after a failure: the text names the call, the limit and the remedy.
-// - EINVAL: an argument, or a knob, such as a core or a NUMA node that this process may not use.
+// - EINVAL: an argument or a knob is invalid, such as a core or a NUMA node that this process may not use.
 // - EADDRINUSE: another server has the address, or `server.stats`.
 // - EADDRNOTAVAIL: this host cannot serve the address.
 // - ENOENT: the folder of `server.stats` does not exist.
-// - ENOMEM: memory exceeds what the host has left, the control group, RLIMIT_AS (`ulimit -v`), RLIMIT_MEMLOCK
-//   (`ulimit -l`, for devices) or `vm.max_map_count`.
-// - EAGAIN: a thread exceeds RLIMIT_NPROC (`ulimit -u`), RLIMIT_AS (for its stack) or the control group.
-// - EFBIG: memory of the library, which is a file to the kernel, exceeds RLIMIT_FSIZE (`ulimit -f`).
+// - ENOMEM: the server needs more memory than the host has left, or than the control group, RLIMIT_AS (`ulimit -v`),
+//   RLIMIT_MEMLOCK (`ulimit -l`, for devices) or `vm.max_map_count` permits.
+// - EAGAIN: a thread exceeds RLIMIT_NPROC (`ulimit -u`), RLIMIT_AS (for its stack) or the limit of the control group.
+// - EFBIG: memory of the library, which the kernel treats as a file, exceeds RLIMIT_FSIZE (`ulimit -f`).
 // - EMFILE, ENFILE: the process has no descriptor left (RLIMIT_NOFILE, `ulimit -n`), or the host has none
 //   (`fs.file-max`).
-// - ENOSPC: too many watched sockets (`fs.epoll.max_user_watches`), or objects of the device.
+// - ENOSPC: there are too many watched sockets (`fs.epoll.max_user_watches`) or objects of the device.
 // - ENODEV: the device lacks a capability, or there is no device.
 // - EIO: another system call failed.
 // - a handle code.
@@ -761,12 +761,11 @@ int rpcrdma_services_peers(rpcrdma_services *services, rpcrdma_peer_hook hook, v
 // `address` is NULL, or ends with a zero byte; `services` and `config` are NULL or came from this library.
 rpcrdma_server *rpcrdma_server_start(const char *address, rpcrdma_services *services, rpcrdma_config *config);
 
-// Makes a client for calls to the client that made a call.
+// Makes a client that calls back the caller of a call.
 //
-// Its calls use the connection of that call (RFC 8167). A handler on a shard must not block for such a call: it uses
-// `rpcrdma_client_start`, runs on workers (`RPCRDMA_ON_WORKERS`), or is a deferred one that another thread answers.
-// The function does not ask the peer: a peer that takes no calls is found by the first call, which ends with
-// EOPNOTSUPP.
+// Its calls use the connection of `call` (RFC 8167). A handler on a shard must not block on such a call. Instead, it
+// uses `rpcrdma_client_start`, runs on workers (`RPCRDMA_ON_WORKERS`), or defers `call`, which another thread answers.
+// The function does not ask the peer whether it accepts calls. If it does not, the first call ends with EOPNOTSUPP.
 //
 // # Parameters
 // - `server`: the server.
@@ -783,7 +782,7 @@ rpcrdma_server *rpcrdma_server_start(const char *address, rpcrdma_services *serv
 // # Returns
 // The client, or NULL after a failure.
 // - EINVAL: the call is of another server, or a knob is invalid.
-// - EBADF, EBUSY: a code of one of the handles.
+// - EBADF, EBUSY: the handle code of `server`, `call` or `config`.
 //
 // # Safety
 // The handles are NULL or came from this library; the call was not answered.
@@ -796,12 +795,12 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
 // Stops a server gracefully, and frees it.
 //
 // The server takes no new calls, and answers those under way. The function blocks for at most `milliseconds`: calls
-// have nine tenths of that time, or all but one second of it if that is more. Until then, handlers may use the server,
+// have nine tenths of that time, or all but one second of it if that is more. Meanwhile, handlers may use the server,
 // and may call back the clients whose calls they have not answered yet.
 //
-// After -ETIMEDOUT, handlers that still run return later, on the server's threads. Then the hook of
-// `rpcrdma_services_peers` gets the ends of their connections, and the server releases arenas. Memory and code that
-// these functions use must stay until then, the library included.
+// After -ETIMEDOUT, handlers that still run return later, on the server's threads. After they have returned, the hook
+// of `rpcrdma_services_peers` is called for the ends of their connections, and the server releases arenas. Until then,
+// memory that these functions use must stay valid, and their code, including this library, must stay loaded.
 //
 // # Parameters
 // - `server`: the server.
@@ -826,9 +825,9 @@ int rpcrdma_server_drain(rpcrdma_server *server, uint32_t milliseconds);
 
 // Starts a server on one address that the calling thread polls.
 //
-// The server has no thread, except those of `server.workers` and, for up to a second after it, one that has unmapped
-// large chunk memory of a client of this host. The log does not report a handler that blocks its thread, as it does
-// for servers with threads ("shard was blocked").
+// The server has no threads except those of `server.workers`, and at times threads that unmap large chunk memory of
+// clients on this host, which may outlive the server by up to a second. The log does not report a handler that blocks
+// its thread, as it does for servers with threads ("shard was blocked").
 //
 // # Parameters
 // - `address`: one address: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
@@ -843,8 +842,8 @@ int rpcrdma_server_drain(rpcrdma_server *server, uint32_t milliseconds);
 //
 // # Returns
 // The server, or NULL after a failure.
-// - EINVAL: an argument or a knob. `server.shards` above 1, `server.cores`, `server.stats` and `poll.core` are for
-//   servers with threads, and so are services with a task.
+// - EINVAL: an argument or a knob is invalid. `server.shards` above 1, `server.cores`, `server.stats` and `poll.core`
+//   are for servers with threads, and so are services with a task.
 // - the other codes of `rpcrdma_server_start`.
 //
 // # Safety
@@ -853,16 +852,16 @@ rpcrdma_local_server *rpcrdma_local_server_start(const char *address,
                                                  rpcrdma_services *services,
                                                  rpcrdma_config *config);
 
-// Makes a client for calls to the client of a polled server.
+// Makes a client that calls back a caller of a polled server.
 //
 // Its calls use the connection of `call` (RFC 8167). The thread that polls the server uses `rpcrdma_client_start`, and
-// `rpcrdma_client_poll` after each poll of the server. Other threads may also use `rpcrdma_client_call`. A call with
-// Read chunks needs another thread than the one that polls the server: `rpcrdma_alloc` and a copy of
-// `rpcrdma_read_chunk::data` wait for the server's turn (EDEADLK).
+// `rpcrdma_client_poll` after each poll of the server. Other threads may also use `rpcrdma_client_call`. The thread
+// that polls the server cannot make a call with Read chunks, because `rpcrdma_alloc` and a copy of
+// `rpcrdma_read_chunk::data` wait for a poll of the server (EDEADLK).
 //
 // # Parameters
 // - `server`: the server.
-// - `call`: a deferred call of the client. In a handler of this server, the server is in use (EBUSY).
+// - `call`: a deferred call. A handler of this server cannot use the function, because the server is in use (EBUSY).
 // - `program`, `version`: program of the calls, and its version.
 // - `config`: the knobs, or NULL for the defaults.
 //
@@ -871,13 +870,13 @@ rpcrdma_local_server *rpcrdma_local_server_start(const char *address,
 // fail then.
 //
 // # Threads
-// The thread of the server. One thread at a time, but any, uses the client.
+// The thread of the server. Any thread may use the client, one at a time.
 //
 // # Returns
 // The client, or NULL after a failure.
 // - EPERM: the calling thread is not that of the server.
 // - EINVAL: the call is of another server, or a knob is invalid.
-// - EBADF, EBUSY: a code of one of the handles.
+// - EBADF, EBUSY: the handle code of `server`, `call` or `config`.
 //
 // # Safety
 // The handles are NULL or came from this library; the call was not answered.
@@ -887,7 +886,7 @@ rpcrdma_client *rpcrdma_local_server_call_back(rpcrdma_local_server *server,
                                                uint32_t version,
                                                rpcrdma_config *config);
 
-// Turns a polled server once, with bounded work.
+// Polls a server once, with bounded work.
 //
 // The function never blocks.
 //
@@ -909,7 +908,7 @@ rpcrdma_client *rpcrdma_local_server_call_back(rpcrdma_local_server *server,
 // `server` is NULL or came from this library.
 int rpcrdma_local_server_poll(rpcrdma_local_server *server);
 
-// Starts to drain a polled server, and tells whether it is drained.
+// Starts to drain a polled server, and returns whether it is drained.
 //
 // The server takes no new calls, and answers those under way while it is polled. Until it is drained, it may call back
 // the clients that wait for their answers. A drain has no time limit: `rpcrdma_free` ends the server at once.
@@ -956,8 +955,8 @@ int rpcrdma_fd(void *handle);
 
 // Prepares a polled server or client for a sleep in epoll.
 //
-// Work that arrives after this call makes the descriptor readable. `rpcrdma_disarm` follows each call, also after
-// -EAGAIN.
+// Work that arrives after this call makes the descriptor readable. Call `rpcrdma_disarm` after each call of this
+// function, even if it returned -EAGAIN.
 //
 // # Parameters
 // - `handle`: a polled server or client.
@@ -1002,8 +1001,8 @@ int rpcrdma_disarm(void *handle);
 // Writes the statistics of a server or client as JSON.
 //
 // The text is an array with an object for each shard. `tuning.md` has the units of the fields, and what to do about
-// their values. `peers` has at most 64 connections of each shard of a server: about 1 KiB each. The function blocks
-// until each shard has answered, which takes as long as a handler or task blocks a shard.
+// their values. `peers` lists at most 64 connections of each shard of a server, with about 1 KiB for each. The
+// function blocks until each shard has answered, so a handler or task that blocks a shard delays it.
 //
 // # Parameters
 // - `handle`: a server or client of any kind.
@@ -1019,10 +1018,10 @@ int rpcrdma_disarm(void *handle);
 // client.
 //
 // # Returns
-// - the length of the whole text. If the server or thread of a client has ended, the array is empty.
-// - -EDEADLK: a handler or task of the same server, or the thread that runs the connection of a client, would wait for
-//   itself. A handler on a worker (`RPCRDMA_ON_WORKERS`) may call the function.
-// - -EBUSY: a handler of a polled server calls it, which must be done between polls.
+// - the length of the whole text. The array is empty if the server, or the thread of the client, has ended.
+// - -EDEADLK: the caller is a handler or task of the same server, or the thread that runs the connection of a client,
+//   and would wait for itself. A handler on a worker (`RPCRDMA_ON_WORKERS`) may call the function.
+// - -EBUSY: a handler of a polled server calls the function. Call it between polls instead.
 // - a negative handle code.
 //
 // # Safety
@@ -1461,9 +1460,9 @@ rpcrdma_buffer *rpcrdma_arena_part(rpcrdma_arena *arena,
 // `rpcrdma_attach` gives it to another thread. Until then, only that function and `rpcrdma_free` may use it. The end
 // of a thread detaches all its servers and clients.
 //
-// A detached handle is not polled: attach it soon, because a loop polls 20 times a second. Until then its connections
-// stand still: calls and allocations through the clients of its server (`rpcrdma_local_server_call_back`) wait,
-// whatever their time-outs.
+// A detached handle is not polled, so attach it soon: an event loop must poll at least 20 times a second. Until then,
+// its connections make no progress. Calls and allocations through clients that call back the server's callers
+// (`rpcrdma_local_server_call_back`) wait, even beyond their time-outs.
 //
 // # Parameters
 // - `handle`: a polled server or client.
@@ -1477,7 +1476,7 @@ rpcrdma_buffer *rpcrdma_arena_part(rpcrdma_arena *arena,
 // # Returns
 // - 0: the handle is detached.
 // - -EPERM: the calling thread is not that of the handle.
-// - -EBUSY: a handler of the server, or a function that gets the ends of the client's calls, detaches it.
+// - -EBUSY: a handler of the server, or a function that gets the ends of the client's calls, calls `rpcrdma_detach`.
 // - another negative handle code.
 //
 // # Safety
@@ -1486,7 +1485,7 @@ int rpcrdma_detach(void *handle);
 
 // Gives a detached polled server or client to the calling thread.
 //
-// It was detached by `rpcrdma_detach`, or by the end of its thread. If several threads attach it at once, one
+// The handle was detached by `rpcrdma_detach`, or by the end of its thread. If several threads attach it at once, one
 // succeeds.
 //
 // # Parameters
@@ -1531,9 +1530,9 @@ int rpcrdma_attach(void *handle);
 // - EKEYREJECTED: a host key is missing or wrong (`wire.host_key`, at this side or at the server). No call was
 //   executed, and a retry fails in the same way.
 // - EPROTO: the peer broke the protocol.
-// - EINVAL: an argument or a knob.
+// - EINVAL: an argument or a knob is invalid.
 // - EADDRNOTAVAIL, ENOMEM, EAGAIN, EFBIG, EMFILE, ENFILE, ENOSPC, ENODEV, EIO: as for `rpcrdma_server_start`. The text
-//   tells which EAGAIN it is.
+//   names the cause of EAGAIN.
 // - a handle code.
 //
 // # Safety
@@ -1815,7 +1814,7 @@ int rpcrdma_local_client_start(rpcrdma_local_client *client, const rpcrdma_reque
 // `client` is NULL or came from this library.
 int rpcrdma_local_client_cancel(rpcrdma_local_client *client, uint32_t xid);
 
-// Turns a polled client once, and reports the ends of calls.
+// Polls a client once, and reports the calls that have ended.
 //
 // The function never blocks. All functions of a poll together are the time between two polls: a loop polls at least 20
 // times a second.

@@ -32,7 +32,7 @@ pub(crate) fn sealed_memfd(name: &str, bytes: usize, page: PageSize) -> Result<O
     }
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | huge)
         .map_err(failed("memfd_create"))?;
-    // The kernel would raise SIGXFSZ, which ends a process that does not expect it.
+    // Beyond the limit, ftruncate raises SIGXFSZ, which ends a process that does not handle it.
     if file_size_limit().is_some_and(|limit| bytes as u64 > limit) {
         return Err(failed("ftruncate")(Errno::FBIG));
     }
@@ -71,13 +71,13 @@ impl RawMap {
         Ok(Self { base: NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?, len })
     }
 
-    /// First byte.
+    /// Address of the first byte.
     #[inline]
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -112,7 +112,8 @@ impl RawMap {
         self.request(|base, len| unsafe { rustix::mm::madvise(base, len, Advice::LinuxHugepage) })
     }
 
-    /// Allocates every page, writable, without changing a byte. Without a page it fails instead of raising SIGBUS.
+    /// Allocates every page, writable, without changing a byte. Fails if there is no free page, whereas an access to
+    /// the page would raise SIGBUS.
     pub(crate) fn populate(&self) -> io::Result<()> {
         // SAFETY: the advice allocates missing pages as a write that changes nothing would.
         self.request(|base, len| unsafe { rustix::mm::madvise(base, len, Advice::LinuxPopulateWrite) })

@@ -10,27 +10,27 @@
 
 enum { SHARDS = 2, CALLS = 20, PROGRAM = 0x20000001 };
 
-// One element for each shard, which alone uses it.
+// One element for each shard, used only by the shard's thread until it has ended.
 static struct {
     pthread_t thread;
     int has_run, calls;
-} of[SHARDS];
+} shards[SHARDS];
 
-static int remember(void *context, unsigned shard) {
+static int record_thread(void *context, unsigned shard) {
     (void)context;
     CHECK(shard < SHARDS);
-    of[shard].thread = pthread_self();
-    of[shard].has_run = 1;
+    shards[shard].thread = pthread_self();
+    shards[shard].has_run = 1;
     return 0;
 }
 
-static void take(void *context, rpcrdma_call *call, const void *args, size_t args_len) {
+static void answer(void *context, rpcrdma_call *call, const void *args, size_t args_len) {
     (void)context, (void)args, (void)args_len;
     rpcrdma_call_info info;
     CHECK(!rpcrdma_call_header(call, &info, sizeof info) && info.shard < SHARDS);
-    if (of[info.shard].has_run)
-        CHECK(pthread_equal(of[info.shard].thread, pthread_self()));
-    of[info.shard].calls += of[info.shard].has_run;
+    if (shards[info.shard].has_run)
+        CHECK(pthread_equal(shards[info.shard].thread, pthread_self()));
+    shards[info.shard].calls += shards[info.shard].has_run;
     CHECK(!rpcrdma_call_answer(call, 0));
 }
 
@@ -38,12 +38,12 @@ int main(int argc, char **argv) {
     CHECK(argc == 1 + SHARDS);
     char addresses[200];
     snprintf(addresses, sizeof addresses, "%s,%s", argv[1], argv[2]);
-    const rpcrdma_procedure table[] = {{.number = 1, .deferred = take}};
+    const rpcrdma_procedure table[] = {{.number = 1, .deferred = answer}};
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, table, 1, sizeof *table));
-    CHECK(!rpcrdma_services_task(services, remember, NULL, NULL));
+    CHECK(!rpcrdma_services_task(services, record_thread, NULL, NULL));
     rpcrdma_server *server = rpcrdma_server_start(addresses, services, config);
     CHECK(server);
     for (int i = 0; i < SHARDS; i++) {
@@ -55,8 +55,8 @@ int main(int argc, char **argv) {
     }
     // After the drain, the threads of the server have ended.
     CHECK(!rpcrdma_server_drain(server, 10000));
-    CHECK(of[0].calls > 0 && of[1].calls > 0 && !pthread_equal(of[0].thread, of[1].thread));
+    CHECK(shards[0].calls > 0 && shards[1].calls > 0 && !pthread_equal(shards[0].thread, shards[1].thread));
     CHECK(!rpcrdma_free(services) && !rpcrdma_free(config));
-    printf("%d and %d calls\n", of[0].calls, of[1].calls);
+    printf("%d and %d calls\n", shards[0].calls, shards[1].calls);
     return 0;
 }

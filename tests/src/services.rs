@@ -110,7 +110,7 @@ pub fn echo_of(max_reply: usize) -> Procedure {
     Procedure::new(echo).max_reply(max_reply)
 }
 
-/// A duplicate request cache with so many entries.
+/// A duplicate request cache with `entries` entries.
 pub fn request_cache(entries: usize) -> Arc<DuplicateRequestCache> {
     Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig { entries, bytes: 1 << 20, ..Default::default() }))
 }

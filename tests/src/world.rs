@@ -252,7 +252,7 @@ pub fn small() -> Config {
     })
 }
 
-/// A [small] shard with so many buffers of 64 KiB for chunks, and of 32 KiB for long messages.
+/// A [small] shard with `bulk` buffers of 64 KiB for chunks, and `long` buffers of 32 KiB for long messages.
 pub fn scarce(bulk: usize, long: usize) -> Config {
     small().with(|c| (c.memory.bulk_buffers, c.memory.long_buffers) = (vec![(64 << 10, bulk)], vec![(32 << 10, long)]))
 }
@@ -262,7 +262,7 @@ pub fn in_mode(mode: CreditMode) -> Config {
     small().with(|c| c.wire.credit_mode = mode)
 }
 
-/// A [small] shard in a credit mode whose connections have so many credits, under any load.
+/// A [small] shard in a credit mode whose connections have `credits` credits, under any load.
 pub fn few_credits(mode: CreditMode, credits: u32) -> Config {
     in_mode(mode).with(|c| (c.limits.credits, c.limits.max_credits) = (credits, credits))
 }
@@ -315,7 +315,7 @@ pub trait OfServer: Sized {
     /// The complete configuration.
     fn of_server(self) -> ServerConfig;
 
-    /// The configuration with so many workers.
+    /// The configuration with `count` workers.
     fn with_workers(self, count: usize) -> ServerConfig {
         let workers = Some(WorkerConfig { count, ..WorkerConfig::default() });
         ServerConfig { workers, ..self.of_server() }
@@ -350,7 +350,7 @@ pub fn small_client(shard: Config) -> ClientConfig {
     ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) }
 }
 
-/// A client that reconnects up to so many times, at once.
+/// A client that makes up to `attempts` attempts to reconnect, almost without a delay.
 pub fn reconnecting(config: impl OfClient, attempts: u32) -> ClientConfig {
     config.of_client().with(|c| {
         c.connect.reconnect_attempts = attempts;

@@ -50,7 +50,7 @@ const MAX_DURATION: Duration = Duration::from_secs(24 * 60 * 60);
 /// Parses a duration argument: seconds, with a fraction, up to 24 h.
 ///
 /// # Errors
-/// The text is not a duration, or it is longer.
+/// The text is not a duration, or the duration exceeds 24 h.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let value: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
     let duration = Duration::try_from_secs_f64(value).map_err(|error| error.to_string())?;
@@ -60,7 +60,7 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 /// Parses a time limit, which is a duration other than 0.
 ///
 /// # Errors
-/// It is 0, or [`seconds`] fails.
+/// The limit is 0, or [`seconds`] fails.
 pub(crate) fn time_limit(text: &str) -> Result<Duration, String> {
     seconds(text)
         .and_then(|limit| if limit.is_zero() { Err("expected more than 0 seconds".to_owned()) } else { Ok(limit) })
@@ -68,8 +68,8 @@ pub(crate) fn time_limit(text: &str) -> Result<Duration, String> {
 
 /// Prints the error of an outcome, if any, and returns the exit code.
 ///
-/// The code is `failed` if the command could not run, and 2 after wrong usage. A reader of the output that exits early
-/// is not an error.
+/// The code is `failed` if the command could not run, and 2 after wrong usage. It is no error if a reader of the output
+/// exits early.
 pub fn exit(outcome: Outcome, failed: u8) -> ExitCode {
     match outcome {
         Ok(ExitStatus::Success) => ExitCode::SUCCESS,

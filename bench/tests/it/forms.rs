@@ -1,4 +1,4 @@
-//! Payload forms and call directions of `rpcperf`, checked from outside.
+//! Payload forms and call directions of `rpcperf`, tested by running the program.
 //!
 //! The program also checks its own counters for each form.
 
@@ -9,7 +9,7 @@ use super::{json, only_result, rpcperf, succeeds};
 const PROTOCOLS: [&[&str]; 3] = [&["--version", "2"], &["--credit-scheme", "incremental"], &["--version", "1"]];
 
 /// A counter of one side's engine, per call.
-fn by_call(result: &Value, side: &str, count: &str) -> f64 {
+fn per_call(result: &Value, side: &str, count: &str) -> f64 {
     let of = |name: &str| result[side][name].as_f64().unwrap_or_else(|| panic!("{side} {name} in {result}"));
     of(count) / of("calls")
 }
@@ -39,7 +39,7 @@ fn every_form_works_for_every_operation_and_protocol() {
             assert_eq!(report["test_info"]["form"], form);
             let sent = |count: &str| {
                 let name = format!("{count}_messages_sent");
-                [by_call(result, "client", &name), by_call(result, "server", &name)]
+                [per_call(result, "client", &name), per_call(result, "server", &name)]
             };
             let [parts, chunked, long] = ["continued", "chunked", "long"].map(sent);
             let (calls, replies) = (op != "read", op != "write");

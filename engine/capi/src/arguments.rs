@@ -32,7 +32,7 @@ pub(crate) fn null_argument(name: &'static str) -> ApiFailure {
 /// Reads the items of an array. The pointer may be null if `count` is 0.
 ///
 /// # Errors
-/// The array is null, not aligned, or longer than any memory.
+/// The array is null, not aligned, or longer than the address space.
 ///
 /// # Safety
 /// `pointer` is null, or has `count` items that live as long as the result.
@@ -57,7 +57,7 @@ fn invalid_array(name: &'static str, count: usize) -> ApiFailure {
     ApiFailure::argument(format_args!("{name} is not aligned, or {count} items exceed the address space"))
 }
 
-/// Stores a result, if the caller wants it.
+/// Stores a result, unless `place` is null.
 ///
 /// # Safety
 /// `place` is null or writable.
@@ -69,9 +69,10 @@ pub(crate) unsafe fn store<T>(place: *mut T, value: T) {
     }
 }
 
-/// Stores a struct of which the caller's version has `size` bytes, if the caller wants it.
+/// Stores a struct, of which the caller knows `size` bytes, unless `place` is null.
 ///
-/// Fields that the caller's version lacks are left out, and fields that only the caller's version has are 0.
+/// The caller may be compiled against another version: fields that it does not know are left out, and fields that only
+/// it knows are set to 0.
 ///
 /// # Safety
 /// `place` is null, or has `size` writable bytes.
@@ -95,7 +96,8 @@ pub(crate) unsafe fn store_sized<T>(place: *mut T, value: T, size: usize) {
 /// # Safety
 /// `place` is null, or has `room` writable bytes.
 pub(crate) unsafe fn copy_text(text: &str, place: *mut c_char, room: usize) -> Result<c_int, ApiFailure> {
-    let whole = c_int::try_from(text.len()).map_err(|_| ApiFailure::new(Errno::OVERFLOW, "the text is too long"))?;
+    let whole = c_int::try_from(text.len())
+        .map_err(|_| ApiFailure::new(Errno::OVERFLOW, "the text has more than INT_MAX bytes"))?;
     if place.is_null() || room == 0 {
         return Ok(whole);
     }
@@ -122,7 +124,7 @@ pub(crate) unsafe fn table(
     size: usize,
 ) -> Result<Vec<rpcrdma_procedure>, ApiFailure> {
     if pointer.is_null() || count == 0 {
-        return Err(ApiFailure::argument("the table has no procedures"));
+        return Err(ApiFailure::argument("table is NULL, or has no procedures"));
     }
     if size != size_of::<rpcrdma_procedure>() {
         return Err(ApiFailure::argument(format_args!(

@@ -160,7 +160,7 @@ impl PolledServer {
         Self { server, call_backs: None, thread: PollingThread(Arc::new(AtomicU64::new(current_thread()))) }
     }
 
-    /// Makes a client for calls to a caller. `None` for a caller of another server.
+    /// Makes a client that calls back a caller. `None` for a caller of another server.
     pub(crate) fn call_back(&mut self, caller: Caller, config: ClientConfig) -> Option<ThreadedClient> {
         let call_backs = self.call_backs.get_or_insert_with(|| self.server.call_backs());
         Some(ThreadedClient::of_polled(call_backs.client(caller, config)?, Arc::clone(&self.thread.0)))

@@ -216,8 +216,8 @@ unsafe fn start_sized<C: CallStarter>(client: &mut C, request: &rpcrdma_request)
     if !args.len().is_multiple_of(4) {
         return Err(unaligned_args(args.len()));
     }
-    let is_plain = request.read_count | request.write_count | request.max_reply == 0;
-    if is_plain && request.flags == 0 && request.timeout == 0 {
+    let is_inline = request.read_count | request.write_count | request.max_reply == 0;
+    if is_inline && request.flags == 0 && request.timeout == 0 {
         // This result is not wrapped in another one, so that it stays in registers as far as possible.
         let call = client.prepare(request.procedure, args)?;
         return Ok(client.start(call, request.token));

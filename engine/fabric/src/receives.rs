@@ -9,7 +9,7 @@ use rpcrdma_mempool::{ArenaId, Buf};
 use crate::{Completion, Opcode, QpId, ReceivedBuf, Status};
 
 impl Completion {
-    /// The completion of a Receive without a message, or whose message did not fit.
+    /// The completion of a Receive that got no message, or one that did not fit.
     pub(crate) fn failed_receive(qp: QpId, status: Status, buf: Buf) -> Self {
         let buf = Some(ReceivedBuf::new(buf, 0));
         Self { wr_id: 0, qp, opcode: Opcode::Recv, status, buf, invalidated: None }
@@ -20,8 +20,8 @@ impl Completion {
 #[derive(Debug)]
 pub(crate) struct Receives {
     bufs: Vec<Buf>,
-    /// Receives behind a fence: they are used after those in `bufs`.
-    behind: Vec<Buf>,
+    /// Receives posted after a fence. They are used after those in `bufs`.
+    after_fence: Vec<Buf>,
     fenced: bool,
     depth: usize,
 }
@@ -29,52 +29,52 @@ pub(crate) struct Receives {
 impl Receives {
     /// An empty queue of `depth` places.
     pub(crate) fn new(depth: usize) -> Self {
-        Self { bufs: Vec::with_capacity(depth), behind: Vec::new(), fenced: false, depth }
+        Self { bufs: Vec::with_capacity(depth), after_fence: Vec::new(), fenced: false, depth }
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.bufs.is_empty() && self.behind.is_empty()
+        self.bufs.is_empty() && self.after_fence.is_empty()
     }
 
     /// Takes the next receive.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Buf> {
-        self.bufs.pop().or_else(|| self.pop_behind())
+        self.bufs.pop().or_else(|| self.pop_after_fence())
     }
 
-    /// Takes the first receive behind a fence, which ends the fence.
+    /// Takes the first receive that was posted after the fence, and ends the fence.
     #[cold]
-    fn pop_behind(&mut self) -> Option<Buf> {
+    fn pop_after_fence(&mut self) -> Option<Buf> {
         self.fenced = false;
-        std::mem::swap(&mut self.bufs, &mut self.behind);
+        std::mem::swap(&mut self.bufs, &mut self.after_fence);
         self.bufs.pop()
     }
 
-    /// Places that are free.
+    /// Number of free places.
     #[inline]
     pub(crate) fn room(&self) -> usize {
-        self.depth.saturating_sub(self.bufs.len() + self.behind.len())
+        self.depth.saturating_sub(self.bufs.len() + self.after_fence.len())
     }
 
     /// Adds receives, at most as many as there is [`room`](Self::room) for.
     #[inline]
     pub(crate) fn post(&mut self, bufs: impl Iterator<Item = Buf>) {
-        if self.fenced { self.behind.extend(bufs) } else { self.bufs.extend(bufs) }
+        if self.fenced { self.after_fence.extend(bufs) } else { self.bufs.extend(bufs) }
     }
 
-    /// Posts the first of `bufs` while there is room and their arenas are registered, and returns their number. If the
-    /// queue pair `ended`, they are flushed instead.
+    /// Posts the first of `bufs`, while there is room and their arenas are registered, and returns their number. If the
+    /// queue pair has `ended`, they are flushed instead.
     #[inline]
-    pub(crate) fn post_known(
+    pub(crate) fn post_registered(
         &mut self,
         bufs: &mut Vec<Buf>,
-        known: impl Fn(ArenaId) -> bool,
+        is_registered: impl Fn(ArenaId) -> bool,
         ended: Option<QpId>,
         ready: &mut VecDeque<Completion>,
     ) -> usize {
         let room = bufs.len().min(self.room());
-        let n = bufs[..room].iter().take_while(|buf| known(buf.arena())).count();
+        let n = bufs[..room].iter().take_while(|buf| is_registered(buf.arena())).count();
         match ended {
             None if n == bufs.len() && !self.fenced => self.bufs.append(bufs),
             None => self.post(bufs.drain(..n)),
@@ -83,22 +83,22 @@ impl Receives {
         n
     }
 
-    /// Makes present receives precede later ones.
+    /// Makes the receives posted so far precede later ones.
     pub(crate) fn fence(&mut self) {
         // The older receives are now last in `bufs`, and are used first.
-        self.behind.append(&mut self.bufs);
-        std::mem::swap(&mut self.bufs, &mut self.behind);
+        self.after_fence.append(&mut self.bufs);
+        std::mem::swap(&mut self.bufs, &mut self.after_fence);
         self.fenced = true;
     }
 
     /// All posted receives.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Buf> {
-        self.bufs.iter().chain(&self.behind)
+        self.bufs.iter().chain(&self.after_fence)
     }
 
     /// Takes all posted receives.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Buf> + '_ {
-        self.bufs.drain(..).chain(self.behind.drain(..))
+        self.bufs.drain(..).chain(self.after_fence.drain(..))
     }
 }

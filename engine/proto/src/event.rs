@@ -7,8 +7,8 @@ use crate::wire::ErrorBody;
 
 /// The call or reply that a received message completes.
 ///
-/// Its header is the one that the owner has decoded, or else [`Connection::header`]. A message in parts has the header
-/// of its last part.
+/// Its header is the one that the owner has decoded itself, or else [`Connection::header`]. The header of a continued
+/// message is that of its last part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceivedMessage {
     /// A call of the peer: end it by [`Connection::reply`], [`Connection::reply_error`] or [`Connection::forget`].
@@ -86,7 +86,7 @@ pub enum Outgoing {
     Continue,
     /// An error, properties or an operation, which is a header only. It stays in the queue until it is written.
     Control {
-        /// Most bytes of the message.
+        /// Maximum length of the message in bytes.
         room: usize,
     },
     /// A pure grant, which is a header only. It stays due until it is written, or another message carries the credits.
@@ -97,6 +97,6 @@ pub enum Outgoing {
 }
 
 impl Outgoing {
-    /// Most bytes of a pure grant, and of an error.
+    /// Maximum length in bytes of a pure grant, and of an error.
     pub const SHORT: usize = 64;
 }

@@ -23,8 +23,8 @@
 //! The document leaves some cases open, which are decided as follows. There is one request at a time per end, because
 //! nothing ties an update to its request (XC §4.4). A second request of the peer is rejected, wholly or for the pending
 //! values, as XC §3 permits. An update of a value declared constant is accepted, because the peer knows its own state.
-//! A repeated INITXCH counts as updates. Memory is bounded: at most six characteristics are ever remembered of a
-//! message, and few answers wait to be sent.
+//! A repeated INITXCH counts as updates. Memory is bounded: at most six characteristics of a message are kept, and at
+//! most [`MAX_ANSWERS`] answers wait to be sent.
 #![forbid(unsafe_code)]
 
 mod characteristic;
@@ -55,7 +55,7 @@ pub const MAX_REQUESTED: usize = 256;
 pub const MAX_ANSWERS: usize = 4;
 
 /// Characteristics of one message.
-pub type List = ArrayVec<Characteristic, COUNT>;
+pub type CharacteristicList = ArrayVec<Characteristic, COUNT>;
 
 /// An event for the owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub enum CharacteristicEvent {
     /// A value of the peer's changed to this.
     Peer(Characteristic),
     /// The peer requests these values. Decide by [`Exchange::answer`], now or later.
-    Requested(List),
+    Requested(CharacteristicList),
     /// The outcome of a value that this end requested. After [`ChangeOutcome::Pending`] a second answer follows.
     Answer {
         /// The value that was requested.
@@ -71,7 +71,7 @@ pub enum CharacteristicEvent {
         /// The outcome.
         outcome: ChangeOutcome,
     },
-    /// The peer does not support these operations; its values stay.
+    /// The peer does not support these operations. Its values stay as they are.
     Unsupported,
 }
 
@@ -115,7 +115,7 @@ struct PendingRequest {
     before: Characteristic,
 }
 
-/// One end of the exchange; see the module page.
+/// One end of the exchange of characteristics of a connection.
 #[derive(Clone, Debug, Default)]
 pub struct Exchange {
     revision: Revision,
@@ -125,7 +125,7 @@ pub struct Exchange {
     peer_constant: IdSet,
     peer_stated: IdSet,
     /// This end's request without an answer.
-    request: Option<(u32, List)>,
+    request: Option<(u32, CharacteristicList)>,
     /// Values that this end requested, and the peer answered with pending.
     pending_requests: ArrayVec<PendingRequest, COUNT>,
     peer_request: Option<PeerRequest>,
@@ -177,8 +177,8 @@ impl Exchange {
         requested.chain(self.pending_requests.iter().map(|request| request.wanted)).find(|wanted| wanted.id() == id)
     }
 
-    /// Harmless protocol violations of the peer, such as a changed constant value, or the end of a request that was not
-    /// pending.
+    /// Number of harmless protocol violations of the peer, such as a changed constant value, or the end of a request
+    /// that was not pending.
     pub const fn unexpected(&self) -> u64 {
         self.unexpected
     }
@@ -188,7 +188,7 @@ impl Exchange {
     /// Processes an OPTIONAL message: its XID, flags, `rdma_opttype` and `rdma_optinfo`.
     ///
     /// # Errors
-    /// Nothing of it took effect; send [`ExchangeError::answer`] with the same XID.
+    /// The message had no effect. Send [`ExchangeError::answer`] with the same XID.
     pub fn handle(&mut self, xid: u32, flags: Flags, opttype: u32, optinfo: &[u8]) -> Result<(), ExchangeError> {
         let code = OperationCode::from_code(opttype).ok_or(ExchangeError::UnknownOperation(opttype))?;
         let response = flags.contains(Flags::RESPONSE);
@@ -287,8 +287,12 @@ impl Exchange {
         Ok(())
     }
 
-    /// RESPXCH (XC §4.3). `answer` is its readable part.
-    fn handle_response(&mut self, wanted: List, answer: Option<Operation<'_>>) -> Result<(), ExchangeError> {
+    /// RESPXCH (XC §4.3). `answer` is `None` if the message is malformed or lacks [`Flags::RESPONSE`].
+    fn handle_response(
+        &mut self,
+        wanted: CharacteristicList,
+        answer: Option<Operation<'_>>,
+    ) -> Result<(), ExchangeError> {
         let subsets = match answer {
             Some(Operation::Respond { done, rejected, pending }) if is_partition(&wanted, done, rejected, pending) => {
                 Some((done, pending))
@@ -349,8 +353,8 @@ impl Exchange {
 
     // ---- commands
 
-    /// Requests these values from the peer. The XID is unique among this end's requests. Each yields one
-    /// [`CharacteristicEvent::Answer`].
+    /// Requests that the peer adopt these values. The XID is unique among this end's requests. Each value yields one
+    /// [`CharacteristicEvent::Answer`], and a second one if the first is [`ChangeOutcome::Pending`].
     ///
     /// # Errors
     /// Nothing was requested.
@@ -378,14 +382,14 @@ impl Exchange {
             }
         }
         // At most one of each kind: duplicates were rejected.
-        let wanted: List = wanted.iter().copied().collect();
+        let wanted: CharacteristicList = wanted.iter().copied().collect();
         self.queue.push_back(QueuedOperation::Request { xid, wanted: wanted.clone() });
         self.request = Some((xid, wanted));
         Ok(())
     }
 
-    /// Decides a request of the peer, an [`Requested`](CharacteristicEvent::Requested) event. A value with
-    /// [`Verdict::Done`] must already be in effect. False without a request.
+    /// Decides the peer's request, which was a [`Requested`](CharacteristicEvent::Requested) event. A value with
+    /// [`Verdict::Done`] must already be in effect. Returns false if there is no request.
     pub fn answer(&mut self, mut decide: impl FnMut(Characteristic) -> Verdict) -> bool {
         let Some(PeerRequest { xid, count, open }) = self.peer_request.take() else { return false };
         let (mut done, mut pending) = (ArrayVec::new(), ArrayVec::new());
@@ -453,7 +457,7 @@ impl Exchange {
 
     fn queue_update(&mut self, id: PropertyId, now: Characteristic, clears_pending: bool) {
         let update = QueuedOperation::Update { now, clears_pending };
-        // An update is not replaced across an answer, which may have another value.
+        // An update before a queued answer is not replaced, because the answer may state another value.
         let unsent = self
             .queue
             .iter_mut()
@@ -481,7 +485,7 @@ impl Exchange {
 }
 
 /// Whether each requested property, and no other, is in exactly one subset.
-fn is_partition(wanted: &List, done: Subset<'_>, rejected: Subset<'_>, pending: Subset<'_>) -> bool {
+fn is_partition(wanted: &CharacteristicList, done: Subset<'_>, rejected: Subset<'_>, pending: Subset<'_>) -> bool {
     let subsets = [done, rejected, pending];
     let inside = |subset: &Subset<'_>| subset.iter().all(|position| position < wanted.len());
     let once = |at: usize| subsets.iter().filter(|subset| subset.contains(at)).count() == 1;

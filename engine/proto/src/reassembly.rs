@@ -16,7 +16,7 @@ pub(super) struct PartialMessage {
     bytes: usize,
     /// Whether the payload is kept, because it is a call or reply for this side and within the limit.
     pub(super) kept: bool,
-    /// Whether memory for it was lacking.
+    /// Whether the payload was dropped for lack of memory.
     no_memory: bool,
 }
 
@@ -66,7 +66,7 @@ impl PartialMessage {
 pub(super) struct PartialMessages {
     /// The incoming continued message.
     pub(super) open: Option<PartialMessage>,
-    /// Continued messages that have begun: the number of the last one. It wraps.
+    /// Number of continued messages that have begun; wraps.
     pub(super) begun: u32,
     /// The XID of a continued reply that was broken off. Its call ends after the present message.
     pub(super) orphan: Option<u32>,

@@ -87,7 +87,7 @@ struct SharedSlots<T> {
     slots: Box<[CachePadded<ResultSlot<T>>]>,
     /// Slots returned since the owner last took them. Once the owner is gone, it counts the slots not yet returned.
     returned: IndexStack,
-    /// Read at each use and written at the end, so that models detect a use that races with the end.
+    /// Read at each use and written when the table is freed, so that loom detects a use that races with it.
     #[cfg(loom)]
     life: UnsafeCell<()>,
 }

@@ -95,7 +95,7 @@ impl DeferredCall {
 
     /// Answers the call, with its results or a refusal; never blocks.
     ///
-    /// The shard sends the reply in its current or next turn. If the connection is closed, nothing happens.
+    /// The shard sends the reply in its current or next turn. If the connection is closed, no reply is sent.
     #[inline]
     pub fn answer(mut self, outcome: Result<(), Refusal>) {
         self.end(|call| call.answered(outcome));
@@ -157,14 +157,14 @@ impl Deref for DeferredCall {
 
     #[inline]
     fn deref(&self) -> &ServerCall {
-        self.call.as_ref().expect("a call ends once, by value").view()
+        self.call.as_ref().expect("a call in use has not ended").view()
     }
 }
 
 impl DerefMut for DeferredCall {
     #[inline]
     fn deref_mut(&mut self) -> &mut ServerCall {
-        self.call.as_mut().expect("a call ends once, by value").view_mut()
+        self.call.as_mut().expect("a call in use has not ended").view_mut()
     }
 }
 

@@ -38,14 +38,14 @@ pub(super) const CHECKSUMMED: usize = 256;
 pub struct DuplicateRequestCacheConfig {
     /// Maximum number of calls, running or finished; about 170 bytes each.
     ///
-    /// The running calls of one host take at most about half of the entries that running calls of other hosts leave.
-    /// When all entries are taken, a new call evicts the oldest finished call of the host that has most calls.
+    /// The running calls of one host take at most about half of the entries that running calls of other hosts leave
+    /// free. When all entries are taken, a new call evicts the oldest finished call of the host that has most calls.
     pub entries: usize,
     /// Maximum bytes of all replies together.
     ///
     /// When they are exceeded, a new reply evicts replies of the host that holds most bytes, oldest first. It is not
-    /// kept if it is itself longer than the replies of each other host together. The bytes are divided among the parts
-    /// of the cache, one for each 256 `entries` and at most 16, and a reply longer than its part is not kept: with 4096
+    /// kept if it alone is longer than all replies of any other host together. The bytes are divided among the parts of
+    /// the cache, one for each 256 `entries` and at most 16, and a reply longer than its part is not kept: with 4096
     /// `entries` or more, a reply longer than a sixteenth of `bytes`.
     pub bytes: usize,
     /// Lifetime of a finished call.
@@ -86,8 +86,8 @@ impl Client {
 
 /// Identifies the client by its [authenticated host](super::CallInfo::peer_identity).
 ///
-/// All users of a host are then one client, which is right if the host numbers its calls. No user gets the reply of
-/// another one.
+/// All users of a host are then one client, which is right if the host assigns the XIDs of all its calls. No user gets
+/// the reply of another one, because the cache also compares credentials.
 pub fn by_host(call: &ServerCall) -> Option<Client> {
     call.info().peer_identity().map(|name| Client::named(name.as_bytes()))
 }
@@ -95,7 +95,7 @@ pub fn by_host(call: &ServerCall) -> Option<Client> {
 /// Identifies the client by the unauthenticated address of its host. For `nfs3d` and the C interface.
 ///
 /// An IPv6 network of 64 bits counts as one host. On a fabric without addresses, all callers are one client. This is
-/// right if each host numbers its calls.
+/// right if each host assigns the XIDs of all its calls.
 #[doc(hidden)]
 pub fn by_address(call: &ServerCall) -> Option<Client> {
     let bits = |host| match network(host) {
@@ -152,7 +152,7 @@ pub(crate) enum Lookup {
     Done(CachedReply),
     /// The call has run, or began to run, but its reply was not kept.
     ///
-    /// The reply was too long, by itself or beside those of other hosts, or its handler never gave one. The call must
+    /// The reply was too long, by itself or beside those of other hosts, or its handler did not answer. The call must
     /// not run again.
     Lost,
     /// All entries, or all of the host's share, are calls in progress. The call must not run.
@@ -250,7 +250,7 @@ pub struct DuplicateRequestCache {
 impl DuplicateRequestCache {
     /// An empty cache, of at least one entry; allocates as it fills.
     pub fn new(config: DuplicateRequestCacheConfig) -> Self {
-        // The parts are few, so that each holds about its share of all calls, and of each client's, for any keys.
+        // There are few parts, so that all calls, and the calls of each client, spread about evenly over them.
         let parts = (config.entries / 256).clamp(1, 16);
         Self {
             parts: (0..parts).map(|_| Mutex::default()).collect(),

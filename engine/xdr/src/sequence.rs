@@ -1,4 +1,4 @@
-//! Arrays of variable length, and lists by optional pointers.
+//! Arrays of variable length, and linked lists, whose elements follow optional pointers.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub type List<'a, T> = Sequence<'a, T, true>;
 
 /// An [`Array`], or a [`List`] whose elements follow pointers.
 ///
-/// The elements are either values or encoded; the other of the two is empty.
+/// The elements are either all values or all encoded; the other field is empty.
 pub struct Sequence<'a, T, const LINKED: bool> {
     elements: &'a [T],
     /// Checked bytes of `count` elements, with the pointers in front of them.
@@ -46,7 +46,7 @@ impl<T, const LINKED: bool> Default for Sequence<'_, T, LINKED> {
 }
 
 impl<'a, T, const LINKED: bool> Sequence<'a, T, LINKED> {
-    /// Bytes in front of an element.
+    /// Bytes of the pointer in front of an element.
     const POINTER: usize = if LINKED { 4 } else { 0 };
 
     fn of_encoded(encoded: &'a [u8], count: usize) -> Self {

@@ -33,7 +33,8 @@ fn start(client: &mut LocalClient, procedure: u32, token: u64) {
     client.launch(call, token);
 }
 
-/// The error of a failed call that has returned its data, and its room if that has a buffer already, unchanged.
+/// The error and the buffers of a failed call. It must return its Read chunk unchanged, and its Write chunk if that has
+/// a buffer already.
 fn failed_with_buffers(result: CallResult, seed: u32) -> (CallError, Buf, Option<Buf>) {
     let mut failed = result.expect_err("it fails");
     let sent = failed.returned.take_sent().next().expect("the Read chunk");
@@ -43,7 +44,7 @@ fn failed_with_buffers(result: CallResult, seed: u32) -> (CallError, Buf, Option
     (failed_without_buffers(failed), sent, room)
 }
 
-/// The error of a failed call that has returned nothing, or nothing more.
+/// The error of a failed call, which must have no buffers left to return.
 fn failed_without_buffers(mut failed: FailedCall) -> CallError {
     assert_eq!((failed.returned.take_sent().count(), failed.returned.take_chunks().count()), (0, 0));
     failed.error
@@ -96,7 +97,7 @@ fn time_outs_return_unsent_buffers_and_keep_exposed_memory() {
     let is_sent = |end: &CallResult| end.as_ref().is_err_and(|failed| failed.error == timed_out);
     let sent = ends.iter().filter(|(_, end)| is_sent(end)).count();
     assert!((1..6).contains(&sent), "{sent} of 6");
-    assert!(wait_until(|| held.len() == sent), "{sent} were sent, {} have come", held.len());
+    assert!(wait_until(|| held.len() == sent), "{sent} were sent, {} have arrived", held.len());
     for (seed, end) in ends {
         if is_sent(&end) {
             failed_without_buffers(end.expect_err("it has failed"));
@@ -157,7 +158,7 @@ fn a_call_that_is_not_started_returns_its_buffers() {
     assert!((0..).zip(&back).all(|(seed, data)| patterned(seed, data)));
     let too_many = CallError::from(Defect::TooManyChunks { limit: MAX_CHUNKS });
     assert_eq!(failed_without_buffers(failed), too_many);
-    // Otherwise its handler could keep the call beyond the end of this test.
+    // If the call arrived after `clear`, the handler would hold it beyond the end of this test.
     assert!(wait_until(|| held.len() == 1), "the first call arrives");
     drop(pending);
     held.clear();
@@ -180,7 +181,7 @@ fn a_call_of_a_stopped_shard_returns_its_buffers() {
 }
 
 #[test]
-fn calls_deferred_to_reconnect_return_their_buffers_when_it_fails() {
+fn calls_kept_for_a_reconnect_return_their_buffers_when_it_fails() {
     let config = reconnecting(small(), 3).with(|c| c.connect.retransmit = true);
     let (mut world, mut client, held) = holding_pair("returned-again", config);
     (1..=3).for_each(|token| start(&mut client, HELD, token));
@@ -247,7 +248,8 @@ fn calls_refused_by_a_draining_server_are_retransmitted_to_the_next_one() {
         client.begin(HELD, b"", 0);
         client.quiet_until(|_| held.len() == 1);
         let draining = world.drain(Duration::from_secs(60));
-        // Refused calls are sent again on this connection, to be refused again. Before that, some may be served.
+        // Refused calls are retransmitted on this connection, and refused again. Before the drain begins, some may be
+        // served.
         let (mut started, mut ends) = (1, Vec::new());
         assert!(wait_until(|| {
             if started < 20 {
@@ -278,7 +280,7 @@ fn args(token: u64) -> Vec<u8> {
 }
 
 #[test]
-fn without_retransmission_an_error_states_if_the_call_may_have_run() {
+fn without_retransmission_an_error_states_whether_the_call_may_have_run() {
     for_each(CREDIT_MODES, |mode| {
         let (mut world, address, held) = World::holding("lost", small_server());
         let mut client = world.client(&address, reconnecting(mode, 1000));

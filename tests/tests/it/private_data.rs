@@ -7,8 +7,8 @@ use rpcrdma_tests::prelude::*;
 const CALL_HEADERS: usize = 28 + RPC_CALL;
 const REPLY_HEADERS: usize = 28 + RPC_REPLY;
 
-/// Makes a call with so many bytes of arguments and expected results. Returns the length of its message, its type, and
-/// whether it has a Reply chunk, as the server receives it.
+/// Makes a call with `args` bytes of arguments and `results` bytes of expected results. Returns the length of its
+/// message, its type, and whether it has a Reply chunk, as the server receives it.
 pub(super) fn seen(
     client: &mut LocalClient,
     calls: &Receiver<Message>,

@@ -32,7 +32,7 @@ impl Reads {
     }
 }
 
-/// The Reads and the statistics of a server with these limits, whose client keeps so many calls of `procedure`
+/// The Reads and the statistics of a server with these limits, whose client keeps `together` calls of `procedure`
 /// outstanding on each connection.
 fn served(
     procedure: u32,

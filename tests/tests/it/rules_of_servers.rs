@@ -261,7 +261,7 @@ fn version_1_errors_repeat_xid_and_version_with_err_chunk() {
     let call = |procedure, lists: &Lists| msg(lists, &call_bytes(XID, PROGRAM, VERSION, procedure, &[0; 4]));
     let read = |count| (0..count).fold(Lists::new(), |lists, n| lists.read(ARGS_AT + 4 + 8 * n, [segment(8)]));
     let (many, one) = (vec![segment(8); 150], Lists::new().write([segment(8)]));
-    // No Read list; then a Write list of one chunk, or a Reply chunk, of so many segments.
+    // No Read list; then a Write list of one chunk, or a Reply chunk, of `count` segments.
     let write_of = |count| be(&[XID, 1, 9, 0, 0, 1, count, 1, 8, 0, 0, 0, 0]);
     let reply_of = |count| be(&[XID, 1, 9, 0, 0, 0, 1, count, 1, 8, 0, 0]);
     let cases: [(&str, Vec<u8>); 20] = [

@@ -5,12 +5,12 @@ use rpcrdma_tests::prelude::*;
 
 const CREDITS: u32 = 8;
 
-/// Runs the script of a raw server whose client makes so many calls at once.
+/// Runs the script of a raw server whose client makes `calls` calls at once.
 fn with_calls(name: &'static str, calls: u64, script: impl FnOnce(&mut Requester<'_>) + Send + 'static) {
     let server = RawServer::start_in(CreditMode::V1, name, |peer| {
         let mut requester = Requester { peer, open: Vec::new() };
         script(&mut requester);
-        // All calls that are still unanswered are answered.
+        // The remaining calls are answered, too.
         requester.answer(requester.open.len(), CREDITS);
         assert_eq!(peer.failures, [], "a reply met no Receive");
     });
@@ -19,7 +19,7 @@ fn with_calls(name: &'static str, calls: u64, script: impl FnOnce(&mut Requester
     assert!(client.ends(calls as usize).iter().all(|(_, end)| end.is_ok()));
 }
 
-/// The unanswered calls of a client with more calls than credits, at its server.
+/// A server's view of a client that has more calls than credits.
 struct Requester<'a> {
     peer: &'a mut RawPeer,
     /// Received, unanswered calls.
@@ -27,9 +27,9 @@ struct Requester<'a> {
 }
 
 impl Requester<'_> {
-    /// Takes calls until so many are unanswered, and checks that no more arrive.
+    /// Receives calls until `open` are unanswered, and checks that no more arrive.
     #[track_caller]
-    fn stays_at(&mut self, open: usize) {
+    fn expect_unanswered(&mut self, open: usize) {
         for call in self.peer.expect_only(open.saturating_sub(self.open.len())) {
             assert_eq!((call.version(), call.htype(), call.credit()), (Version::V1, HeaderType::Msg, CREDITS));
             self.open.push(call.xid());
@@ -49,27 +49,27 @@ impl Requester<'_> {
 #[test]
 fn the_first_call_of_version_1_is_alone_until_its_reply_grants_credits() {
     with_calls("v1-first", 30, |requester| {
-        requester.stays_at(1);
+        requester.expect_unanswered(1);
         // Messages that answer no call grant no credits: a reply and an error for an unknown XID.
         let stranger = requester.open[0] ^ 0x8000_0000;
         requester.peer.credit = CREDITS;
         requester.peer.reply(stranger, b"");
         requester.peer.send(&be(&[stranger, 1, CREDITS, 4, 2]));
-        requester.stays_at(1);
+        requester.expect_unanswered(1);
         requester.answer(1, 5);
-        requester.stays_at(5);
+        requester.expect_unanswered(5);
     });
 }
 
 #[test]
 fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
     with_calls("v1-grants", 60, |requester| {
-        requester.stays_at(1);
-        // The calls that are answered, the grant, and the calls that are unanswered then.
+        requester.expect_unanswered(1);
+        // Number of calls to answer, credits that their replies grant, and number of unanswered calls afterwards.
         let steps = [
             (1, 3, 3),
             (1, 4, 4),
-            // All at once: each of these replies has a Receive.
+            // The client has a Receive for each of four replies that arrive at once.
             (4, 7, 7),
             // The grant is below the number of unanswered calls: the client sends none until fewer are unanswered.
             (1, 2, 6),
@@ -83,7 +83,7 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
         ];
         for_each(steps, |(calls, grant, open)| {
             requester.answer(calls, grant);
-            requester.stays_at(open);
+            requester.expect_unanswered(open);
         });
     });
 }
@@ -143,7 +143,7 @@ fn results_go_into_their_write_chunks_even_if_short() {
     });
 }
 
-/// Arguments: a count, the item, a count, the item, a word.
+/// The arguments are two items, each after its length, and a last word.
 #[test]
 fn read_chunks_are_accepted_with_and_without_their_padding() {
     let check = |call: &mut ServerCall| {

@@ -92,9 +92,11 @@ pub(crate) struct Habits {
     pub(crate) calls: usize,
     /// Most outstanding calls per connection.
     pub(crate) depth: usize,
-    /// One call in so many has a deadline, is cancelled, has its reply kept; 0: none.
+    /// One call of this number has a deadline; 0: none.
     pub(crate) deadline: usize,
+    /// One call of this number is cancelled; 0: none.
     pub(crate) cancel: usize,
+    /// The reply to one call of this number is kept; 0: none.
     pub(crate) keep: usize,
 }
 

@@ -144,7 +144,7 @@ impl Mountd {
         if header.version != VERSION {
             return Err(AcceptStat::ProgMismatch { low: VERSION, high: VERSION });
         }
-        // The limit of the path is checked later, because MNT has a status for longer ones.
+        // The length of the path is checked later, because MNT has a status for a path that is too long.
         let mut args = Decoder::new(args);
         let path = match header.procedure {
             Mnt::NUMBER | Umnt::NUMBER => args.opaque(CALL_MAX, "path").map_err(|_| AcceptStat::GarbageArgs)?,
@@ -216,7 +216,7 @@ fn encode(results: &impl Encode) -> Result<Vec<u8>, AcceptStat> {
     xdr::encode(results).map_err(|_| AcceptStat::SystemErr)
 }
 
-/// Converts a status of NFS to MOUNT, which has some of them with the same numbers.
+/// Converts an NFS status to the MOUNT status with the same number, or to MNT3ERR_IO if there is none.
 fn mount_status(status: Nfsstat3) -> Mountstat3 {
     xdr::decode(&(status as i32).to_be_bytes()).unwrap_or(Mountstat3::ErrIo)
 }

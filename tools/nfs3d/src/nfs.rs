@@ -41,7 +41,7 @@ pub fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Services {
 /// A call, with the handlers as its methods.
 pub(crate) struct Call<'a> {
     pub(crate) export: &'a Export,
-    /// User of the credential, as whom the call runs.
+    /// The user as whom the call runs, which its credential determines.
     pub(crate) user: Identity,
 }
 

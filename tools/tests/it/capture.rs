@@ -112,7 +112,7 @@ fn every_header_agrees_with_tshark() {
     for (send, row) in sends.iter().zip(&rows) {
         assert_eq!(decode(send), *row);
     }
-    // These are the numbers of rows with chunks.
+    // Numbers of rows with a Read list, with Write chunks and with a Reply chunk.
     let with_chunks = |of: usize| rows.iter().filter(|row| row.counts[of] > 0).count();
     assert_eq!([0, 1, 2].map(with_chunks), [2, 8, 8]);
     assert_eq!(sends.iter().filter(|send| send.invalidate.is_some()).count(), 5);

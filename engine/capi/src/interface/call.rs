@@ -1,4 +1,4 @@
-#![expect(unsafe_code, reason = "functions of C")]
+#![expect(unsafe_code, reason = "functions that C calls")]
 //! Functions of a call at the server: arguments, results, answer.
 //!
 //! Arguments and the room for results stay in place until the call is answered.

@@ -1,4 +1,4 @@
-#![expect(unsafe_code, reason = "functions of C")]
+#![expect(unsafe_code, reason = "functions that C calls")]
 //! Functions of clients whose connection another thread runs.
 
 use std::ffi::{c_char, c_int, c_void};
@@ -43,9 +43,9 @@ use crate::types::*;
 /// - EKEYREJECTED: a host key is missing or wrong (`wire.host_key`, at this side or at the server). No call was
 ///   executed, and a retry fails in the same way.
 /// - EPROTO: the peer broke the protocol.
-/// - EINVAL: an argument or a knob.
+/// - EINVAL: an argument or a knob is invalid.
 /// - EADDRNOTAVAIL, ENOMEM, EAGAIN, EFBIG, EMFILE, ENFILE, ENOSPC, ENODEV, EIO: as for `rpcrdma_server_start`. The text
-///   tells which EAGAIN it is.
+///   names the cause of EAGAIN.
 /// - a handle code.
 ///
 /// # Safety

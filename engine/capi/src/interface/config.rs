@@ -1,4 +1,4 @@
-#![expect(unsafe_code, reason = "functions of C")]
+#![expect(unsafe_code, reason = "functions that C calls")]
 //! Functions of configurations.
 
 use std::ffi::{c_char, c_int};

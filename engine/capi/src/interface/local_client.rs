@@ -1,4 +1,4 @@
-#![expect(unsafe_code, reason = "functions of C")]
+#![expect(unsafe_code, reason = "functions that C calls")]
 //! Functions of clients that the application polls.
 
 use std::ffi::{c_char, c_int, c_void};
@@ -262,7 +262,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_cancel(client: *mut rpcrdma_local_
     })
 }
 
-/// Turns a polled client once, and reports the ends of calls.
+/// Polls a client once, and reports the calls that have ended.
 ///
 /// The function never blocks. All functions of a poll together are the time between two polls: a loop polls at least 20
 /// times a second.

@@ -1,4 +1,4 @@
-#![expect(unsafe_code, reason = "functions of C")]
+#![expect(unsafe_code, reason = "functions that C calls")]
 //! Functions of buffers, and of memory of the application.
 
 use std::ffi::{c_int, c_void};

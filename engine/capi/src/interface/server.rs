@@ -1,5 +1,5 @@
-#![expect(unsafe_code, reason = "functions of C")]
-//! Functions of servers, with threads of their own or polled, and functions for any polled server or client.
+#![expect(unsafe_code, reason = "functions that C calls")]
+//! Functions for servers with threads, for polled servers, and for polled servers and clients alike.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
@@ -24,8 +24,8 @@ use crate::types::*;
 
 /// Starts a server with threads of its own.
 ///
-/// The function blocks for some milliseconds. Each shard, a thread, serves one of the addresses; `server.shards` is
-/// their number, by default one for each address.
+/// The function blocks for some milliseconds. Each shard is a thread, and serves one of the addresses. `server.shards`
+/// is the number of shards, by default one for each address.
 ///
 /// # Parameters
 /// - `address`: one or several addresses, separated by commas: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
@@ -37,21 +37,21 @@ use crate::types::*;
 /// before the server.
 ///
 /// # Threads
-/// Any thread. `services` and `config` are not in use by another one.
+/// Any thread. No other thread uses `services` or `config` at the same time.
 ///
 /// # Returns
 /// The server, or NULL after a failure: the text names the call, the limit and the remedy.
-/// - EINVAL: an argument, or a knob, such as a core or a NUMA node that this process may not use.
+/// - EINVAL: an argument or a knob is invalid, such as a core or a NUMA node that this process may not use.
 /// - EADDRINUSE: another server has the address, or `server.stats`.
 /// - EADDRNOTAVAIL: this host cannot serve the address.
 /// - ENOENT: the folder of `server.stats` does not exist.
-/// - ENOMEM: memory exceeds what the host has left, the control group, RLIMIT_AS (`ulimit -v`), RLIMIT_MEMLOCK
-///   (`ulimit -l`, for devices) or `vm.max_map_count`.
-/// - EAGAIN: a thread exceeds RLIMIT_NPROC (`ulimit -u`), RLIMIT_AS (for its stack) or the control group.
-/// - EFBIG: memory of the library, which is a file to the kernel, exceeds RLIMIT_FSIZE (`ulimit -f`).
+/// - ENOMEM: the server needs more memory than the host has left, or than the control group, RLIMIT_AS (`ulimit -v`),
+///   RLIMIT_MEMLOCK (`ulimit -l`, for devices) or `vm.max_map_count` permits.
+/// - EAGAIN: a thread exceeds RLIMIT_NPROC (`ulimit -u`), RLIMIT_AS (for its stack) or the limit of the control group.
+/// - EFBIG: memory of the library, which the kernel treats as a file, exceeds RLIMIT_FSIZE (`ulimit -f`).
 /// - EMFILE, ENFILE: the process has no descriptor left (RLIMIT_NOFILE, `ulimit -n`), or the host has none
 ///   (`fs.file-max`).
-/// - ENOSPC: too many watched sockets (`fs.epoll.max_user_watches`), or objects of the device.
+/// - ENOSPC: there are too many watched sockets (`fs.epoll.max_user_watches`) or objects of the device.
 /// - ENODEV: the device lacks a capability, or there is no device.
 /// - EIO: another system call failed.
 /// - a handle code.
@@ -84,12 +84,11 @@ pub unsafe extern "C" fn rpcrdma_server_start(
     })
 }
 
-/// Makes a client for calls to the client that made a call.
+/// Makes a client that calls back the caller of a call.
 ///
-/// Its calls use the connection of that call (RFC 8167). A handler on a shard must not block for such a call: it uses
-/// `rpcrdma_client_start`, runs on workers (`RPCRDMA_ON_WORKERS`), or is a deferred one that another thread answers.
-/// The function does not ask the peer: a peer that takes no calls is found by the first call, which ends with
-/// EOPNOTSUPP.
+/// Its calls use the connection of `call` (RFC 8167). A handler on a shard must not block on such a call. Instead, it
+/// uses `rpcrdma_client_start`, runs on workers (`RPCRDMA_ON_WORKERS`), or defers `call`, which another thread answers.
+/// The function does not ask the peer whether it accepts calls. If it does not, the first call ends with EOPNOTSUPP.
 ///
 /// # Parameters
 /// - `server`: the server.
@@ -106,7 +105,7 @@ pub unsafe extern "C" fn rpcrdma_server_start(
 /// # Returns
 /// The client, or NULL after a failure.
 /// - EINVAL: the call is of another server, or a knob is invalid.
-/// - EBADF, EBUSY: a code of one of the handles.
+/// - EBADF, EBUSY: the handle code of `server`, `call` or `config`.
 ///
 /// # Safety
 /// The handles are NULL or came from this library; the call was not answered.
@@ -131,12 +130,12 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
 /// Stops a server gracefully, and frees it.
 ///
 /// The server takes no new calls, and answers those under way. The function blocks for at most `milliseconds`: calls
-/// have nine tenths of that time, or all but one second of it if that is more. Until then, handlers may use the server,
+/// have nine tenths of that time, or all but one second of it if that is more. Meanwhile, handlers may use the server,
 /// and may call back the clients whose calls they have not answered yet.
 ///
-/// After -ETIMEDOUT, handlers that still run return later, on the server's threads. Then the hook of
-/// `rpcrdma_services_peers` gets the ends of their connections, and the server releases arenas. Memory and code that
-/// these functions use must stay until then, the library included.
+/// After -ETIMEDOUT, handlers that still run return later, on the server's threads. After they have returned, the hook
+/// of `rpcrdma_services_peers` is called for the ends of their connections, and the server releases arenas. Until then,
+/// memory that these functions use must stay valid, and their code, including this library, must stay loaded.
 ///
 /// # Parameters
 /// - `server`: the server.
@@ -173,9 +172,9 @@ pub unsafe extern "C" fn rpcrdma_server_drain(server: *mut rpcrdma_server, milli
 
 /// Starts a server on one address that the calling thread polls.
 ///
-/// The server has no thread, except those of `server.workers` and, for up to a second after it, one that has unmapped
-/// large chunk memory of a client of this host. The log does not report a handler that blocks its thread, as it does
-/// for servers with threads ("shard was blocked").
+/// The server has no threads except those of `server.workers`, and at times threads that unmap large chunk memory of
+/// clients on this host, which may outlive the server by up to a second. The log does not report a handler that blocks
+/// its thread, as it does for servers with threads ("shard was blocked").
 ///
 /// # Parameters
 /// - `address`: one address: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
@@ -190,8 +189,8 @@ pub unsafe extern "C" fn rpcrdma_server_drain(server: *mut rpcrdma_server, milli
 ///
 /// # Returns
 /// The server, or NULL after a failure.
-/// - EINVAL: an argument or a knob. `server.shards` above 1, `server.cores`, `server.stats` and `poll.core` are for
-///   servers with threads, and so are services with a task.
+/// - EINVAL: an argument or a knob is invalid. `server.shards` above 1, `server.cores`, `server.stats` and `poll.core`
+///   are for servers with threads, and so are services with a task.
 /// - the other codes of `rpcrdma_server_start`.
 ///
 /// # Safety
@@ -222,16 +221,16 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
     })
 }
 
-/// Makes a client for calls to the client of a polled server.
+/// Makes a client that calls back a caller of a polled server.
 ///
 /// Its calls use the connection of `call` (RFC 8167). The thread that polls the server uses `rpcrdma_client_start`, and
-/// `rpcrdma_client_poll` after each poll of the server. Other threads may also use `rpcrdma_client_call`. A call with
-/// Read chunks needs another thread than the one that polls the server: `rpcrdma_alloc` and a copy of
-/// `rpcrdma_read_chunk::data` wait for the server's turn (EDEADLK).
+/// `rpcrdma_client_poll` after each poll of the server. Other threads may also use `rpcrdma_client_call`. The thread
+/// that polls the server cannot make a call with Read chunks, because `rpcrdma_alloc` and a copy of
+/// `rpcrdma_read_chunk::data` wait for a poll of the server (EDEADLK).
 ///
 /// # Parameters
 /// - `server`: the server.
-/// - `call`: a deferred call of the client. In a handler of this server, the server is in use (EBUSY).
+/// - `call`: a deferred call. A handler of this server cannot use the function, because the server is in use (EBUSY).
 /// - `program`, `version`: program of the calls, and its version.
 /// - `config`: the knobs, or NULL for the defaults.
 ///
@@ -240,13 +239,13 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
 /// fail then.
 ///
 /// # Threads
-/// The thread of the server. One thread at a time, but any, uses the client.
+/// The thread of the server. Any thread may use the client, one at a time.
 ///
 /// # Returns
 /// The client, or NULL after a failure.
 /// - EPERM: the calling thread is not that of the server.
 /// - EINVAL: the call is of another server, or a knob is invalid.
-/// - EBADF, EBUSY: a code of one of the handles.
+/// - EBADF, EBUSY: the handle code of `server`, `call` or `config`.
 ///
 /// # Safety
 /// The handles are NULL or came from this library; the call was not answered.
@@ -267,7 +266,7 @@ pub unsafe extern "C" fn rpcrdma_local_server_call_back(
     })
 }
 
-/// Turns a polled server once, with bounded work.
+/// Polls a server once, with bounded work.
 ///
 /// The function never blocks.
 ///
@@ -296,7 +295,7 @@ pub unsafe extern "C" fn rpcrdma_local_server_poll(server: *mut rpcrdma_local_se
     })
 }
 
-/// Starts to drain a polled server, and tells whether it is drained.
+/// Starts to drain a polled server, and returns whether it is drained.
 ///
 /// The server takes no new calls, and answers those under way while it is polled. Until it is drained, it may call back
 /// the clients that wait for their answers. A drain has no time limit: `rpcrdma_free` ends the server at once.
@@ -361,8 +360,8 @@ pub unsafe extern "C" fn rpcrdma_fd(handle: *mut c_void) -> c_int {
 
 /// Prepares a polled server or client for a sleep in epoll.
 ///
-/// Work that arrives after this call makes the descriptor readable. `rpcrdma_disarm` follows each call, also after
-/// -EAGAIN.
+/// Work that arrives after this call makes the descriptor readable. Call `rpcrdma_disarm` after each call of this
+/// function, even if it returned -EAGAIN.
 ///
 /// # Parameters
 /// - `handle`: a polled server or client.
@@ -431,8 +430,8 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 /// Writes the statistics of a server or client as JSON.
 ///
 /// The text is an array with an object for each shard. `tuning.md` has the units of the fields, and what to do about
-/// their values. `peers` has at most 64 connections of each shard of a server: about 1 KiB each. The function blocks
-/// until each shard has answered, which takes as long as a handler or task blocks a shard.
+/// their values. `peers` lists at most 64 connections of each shard of a server, with about 1 KiB for each. The
+/// function blocks until each shard has answered, so a handler or task that blocks a shard delays it.
 ///
 /// # Parameters
 /// - `handle`: a server or client of any kind.
@@ -448,10 +447,10 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 /// client.
 ///
 /// # Returns
-/// - the length of the whole text. If the server or thread of a client has ended, the array is empty.
-/// - -EDEADLK: a handler or task of the same server, or the thread that runs the connection of a client, would wait for
-///   itself. A handler on a worker (`RPCRDMA_ON_WORKERS`) may call the function.
-/// - -EBUSY: a handler of a polled server calls it, which must be done between polls.
+/// - the length of the whole text. The array is empty if the server, or the thread of the client, has ended.
+/// - -EDEADLK: the caller is a handler or task of the same server, or the thread that runs the connection of a client,
+///   and would wait for itself. A handler on a worker (`RPCRDMA_ON_WORKERS`) may call the function.
+/// - -EBUSY: a handler of a polled server calls the function. Call it between polls instead.
 /// - a negative handle code.
 ///
 /// # Safety
@@ -478,13 +477,13 @@ pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, l
 /// Most connections of a shard in the statistics.
 const MOST_PEERS: usize = 64;
 
-/// The failure for a call of another server.
+/// The failure of a function that got a call of another server.
 #[cold]
 fn call_of_other_server() -> ApiFailure {
     ApiFailure::argument("the call is of another server")
 }
 
-/// The failure for a server or client that the application does not poll.
+/// The failure of a function for polled handles that got a handle with a thread.
 #[cold]
 fn has_threads() -> ApiFailure {
     ApiFailure::argument(

@@ -1,4 +1,4 @@
-#![expect(unsafe_code, reason = "functions of C")]
+#![expect(unsafe_code, reason = "functions that C calls")]
 //! Functions that move polled servers and clients from one thread to another.
 
 use std::cell::RefCell;
@@ -12,7 +12,7 @@ use crate::types::{rpcrdma_local_client, rpcrdma_local_server};
 
 thread_local!(static THREAD_HANDLES: ThreadHandles = const { ThreadHandles(RefCell::new(Vec::new())) });
 
-/// Polled handles that a thread has. The end of the thread detaches them.
+/// The polled handles that are attached to a thread. They are detached when the thread ends.
 struct ThreadHandles(RefCell<Vec<*mut c_void>>);
 
 impl Drop for ThreadHandles {
@@ -43,7 +43,7 @@ pub(crate) fn new_bound_handle<K: HandleKind>(value: K::Value) -> *mut K {
     handle
 }
 
-/// Prepares a handle for its end: attaches it to this thread if no thread has it.
+/// Prepares a handle to be freed by this thread, and attaches it to the thread if no thread has it.
 ///
 /// # Safety
 /// See [`handle::lend`].
@@ -54,6 +54,8 @@ pub(crate) unsafe fn prepare_end(handle: *mut c_void) -> Result<(), ApiFailure> 
     Ok(())
 }
 
+/// Detaches a handle from this thread.
+///
 /// # Safety
 /// See [`handle::lend`].
 unsafe fn detach(pointer: *mut c_void) -> Result<(), ApiFailure> {
@@ -75,6 +77,8 @@ unsafe fn detach(pointer: *mut c_void) -> Result<(), ApiFailure> {
     }
 }
 
+/// Attaches a handle to this thread. Returns false if it is attached to this thread already.
+///
 /// # Safety
 /// See [`handle::lend`].
 unsafe fn attach(pointer: *mut c_void) -> Result<bool, ApiFailure> {
@@ -97,9 +101,9 @@ unsafe fn attach(pointer: *mut c_void) -> Result<bool, ApiFailure> {
 /// `rpcrdma_attach` gives it to another thread. Until then, only that function and `rpcrdma_free` may use it. The end
 /// of a thread detaches all its servers and clients.
 ///
-/// A detached handle is not polled: attach it soon, because a loop polls 20 times a second. Until then its connections
-/// stand still: calls and allocations through the clients of its server (`rpcrdma_local_server_call_back`) wait,
-/// whatever their time-outs.
+/// A detached handle is not polled, so attach it soon: an event loop must poll at least 20 times a second. Until then,
+/// its connections make no progress. Calls and allocations through clients that call back the server's callers
+/// (`rpcrdma_local_server_call_back`) wait, even beyond their time-outs.
 ///
 /// # Parameters
 /// - `handle`: a polled server or client.
@@ -113,7 +117,7 @@ unsafe fn attach(pointer: *mut c_void) -> Result<bool, ApiFailure> {
 /// # Returns
 /// - 0: the handle is detached.
 /// - -EPERM: the calling thread is not that of the handle.
-/// - -EBUSY: a handler of the server, or a function that gets the ends of the client's calls, detaches it.
+/// - -EBUSY: a handler of the server, or a function that gets the ends of the client's calls, calls `rpcrdma_detach`.
 /// - another negative handle code.
 ///
 /// # Safety
@@ -131,7 +135,7 @@ pub unsafe extern "C" fn rpcrdma_detach(handle: *mut c_void) -> c_int {
 
 /// Gives a detached polled server or client to the calling thread.
 ///
-/// It was detached by `rpcrdma_detach`, or by the end of its thread. If several threads attach it at once, one
+/// The handle was detached by `rpcrdma_detach`, or by the end of its thread. If several threads attach it at once, one
 /// succeeds.
 ///
 /// # Parameters

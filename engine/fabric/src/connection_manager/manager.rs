@@ -8,7 +8,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 
-use super::expiring::Expiring;
+use super::deadline_queue::DeadlineQueue;
 use super::{
     ConnectAnswer, ConnectProgress, ConnectionHandshake, ManagerConfig, SocketInput, Sockets, TICK, Token, receive,
 };
@@ -83,14 +83,14 @@ pub(crate) struct ConnectionManager<H: ConnectionHandshake> {
     /// Accepted connections that have not been read.
     unread: VecDeque<Accepted<(OwnedFd, H::Peer)>>,
     /// Incomplete requests of peers, until the handshake's time-out.
-    pub(crate) incomplete: Expiring<IncomingConnection<H>>,
+    pub(crate) incomplete: DeadlineQueue<IncomingConnection<H>>,
     /// Complete requests, by the numbers of `incomplete`. They wait for the owner without a time-out.
     pub(crate) complete: BTreeMap<u64, IncomingConnection<H>>,
     /// Unanswered connections of this side, until the handshake's time-out.
-    dials: Expiring<Dial<H>>,
+    dials: DeadlineQueue<Dial<H>>,
     /// Sockets that this side has shut down. Later input of their peers is discarded, because a TCP socket that is
     /// closed with unread input is reset, and its peer then loses the data that it has not read.
-    pub(crate) closing: Expiring<OwnedFd>,
+    pub(crate) closing: DeadlineQueue<OwnedFd>,
     pub(crate) randoms: RandomNumbers,
 }
 
@@ -100,10 +100,10 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
             sockets: Sockets::new()?,
             limits,
             unread: VecDeque::new(),
-            incomplete: Expiring::default(),
+            incomplete: DeadlineQueue::default(),
             complete: BTreeMap::new(),
-            dials: Expiring::default(),
-            closing: Expiring::default(),
+            dials: DeadlineQueue::default(),
+            closing: DeadlineQueue::default(),
             randoms: RandomNumbers::default(),
         })
     }

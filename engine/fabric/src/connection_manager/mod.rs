@@ -13,7 +13,7 @@
 //! | --- | --- |
 //! | `sockets` | the watched descriptors; listeners, with a pause after a failed accept |
 //! | `manager` | connections that peers have started, with quotas by host; connections that this side has started |
-//! | `expiring` | a queue of expiring values |
+//! | `deadline_queue` | a queue of values with deadlines |
 //!
 //! A transport over plain TCP, such as ONC RPC with record marking, would be another [`ConnectionHandshake`], whose
 //! request and answer are empty: its dials end when they are connected, and its requests when they are accepted. TLS
@@ -23,7 +23,7 @@
 
 #![forbid(unsafe_code)]
 
-mod expiring;
+mod deadline_queue;
 mod manager;
 mod sockets;
 

@@ -343,7 +343,7 @@ impl Fabric for IwarpFabric {
                 (own, (qp.state == IwarpQpState::Error).then_some(id))
             }
         };
-        let n = queue.post_known(bufs, |arena| arenas.contains(arena), ended, ready);
+        let n = queue.post_registered(bufs, |arena| arenas.contains(arena), ended, ready);
         stats.recv_posts += n as u64;
         n
     }

@@ -39,7 +39,7 @@ pub(crate) struct Offer {
     hello: Opening,
     ring: PeerMapping,
     table: PeerMapping,
-    /// Mappings of the connection, including our own table of windows.
+    /// Reservation for the mappings of the connection, including our own table of windows.
     mappings: MappingReservation,
 }
 
@@ -185,13 +185,14 @@ impl SoftwareFabric {
         let (ring_bytes, max_message) = (self.common.config.ring_bytes as u32, self.common.config.max_message as u32);
         let layout = Layout { side: Side::Connector, ring_bytes };
         let mappings = self.common.peer_memory.budget.reserve(region::MAPPINGS_PER_CONNECTION);
-        // The error of mmap itself at the kernel's limit.
+        // The error that mmap returns at the kernel's limit on mappings.
         let full = io::Error::from(Errno::NOMEM);
         let mappings = mappings.map_err(|why| FabricError::system("mmap", why).caused_by(Some(&full)))?;
         let (ring, ring_fd) = create_shared(layout.bytes(), "rpcrdma-ring")?;
         let (id, opening, table_fd) = self.add_qp(params, layout, max_message, (ring, 0, mappings))?;
         let hello = Some((SocketMessage::Hello(opening), [ring_fd, table_fd]));
-        // The connect is last, so that the opening follows at once: the acceptor soon closes a silent connection.
+        // The connect is last, so that the opening follows at once, because the acceptor soon closes a silent
+        // connection.
         let progress = address::connect(to);
         let dialed = progress.and_then(|p| self.connections.dial(&mut self.common, id, (to, p), hello));
         dialed.map(|()| id).inspect_err(|_| drop(self.table.remove(id)))
@@ -200,10 +201,10 @@ impl SoftwareFabric {
     pub(super) fn accept_request(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let IncomingConnection { socket, incoming, count, .. } = self.connections.take_request(request)?;
         let Some(Offer { hello, ring, table, mappings }) = incoming else {
-            return Err(FabricError::misuse("an incomplete request"));
+            return Err(FabricError::misuse("the connect request is incomplete"));
         };
         let config = &self.common.config;
-        // Of longer rings only our maximum length is used.
+        // If the peer's rings are longer than our maximum, only their first part is used.
         let ring_bytes = hello.ring_bytes.min(config.ring_bytes as u32);
         let layout = Layout { side: Side::Acceptor, ring_bytes };
         let max_message = hello.max_message.min(config.max_message as u32);
@@ -254,7 +255,7 @@ impl ManagedFabric for SoftwareFabric {
         (opening, mut fds): (Opening, Descriptors),
     ) -> Result<Vec<u8>, FabricError> {
         let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
-            return Err(FabricError::peer("an answer without its descriptor"));
+            return Err(FabricError::peer("an answer without exactly one descriptor"));
         };
         let table = table_bytes(opening.windows).and_then(|bytes| region::map(fd, bytes)).map_err(FabricError::peer)?;
         self.table.find(id)?.set_sizes(&opening).map_err(FabricError::peer)?;
@@ -330,8 +331,8 @@ impl ManagedFabric for SoftwareFabric {
                     // The peer sees the end of the connection after all published messages.
                     let _ = rustix::net::shutdown(socket, Shutdown::Write);
                 }
-                let is_honest = qp.acknowledge_reported();
-                if is_honest && !late && !(qp.pending.is_empty() && qp.tx.is_idle()) {
+                let is_valid = qp.acknowledge_reported();
+                if is_valid && !late && !(qp.pending.is_empty() && qp.tx.is_idle()) {
                     return true;
                 }
                 (Disconnect::Local, "disconnected".to_owned(), None)

@@ -367,7 +367,7 @@ impl Fabric for SoftwareFabric {
                 (own, ended)
             }
         };
-        let n = queue.post_known(bufs, |arena| regions.contains(arena), ended, ready);
+        let n = queue.post_registered(bufs, |arena| regions.contains(arena), ended, ready);
         stats.recv_posts += n as u64;
         n
     }

@@ -575,7 +575,7 @@ impl Fabric for MemoryFabric {
                 (own, ended)
             }
         };
-        let n = queue.post_known(bufs, |arena| arenas.contains(arena), ended, ready);
+        let n = queue.post_registered(bufs, |arena| arenas.contains(arena), ended, ready);
         stats.recv_posts += n as u64;
         n
     }

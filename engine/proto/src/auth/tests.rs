@@ -1,4 +1,4 @@
-//! Results of an honest pair, a wrong key and an attacker.
+//! Host authentication between honest ends, with a wrong key, and under attack.
 
 use super::*;
 
@@ -80,7 +80,7 @@ fn either_end_detects_a_wrong_key() {
 
     let (mut honest, mut impostor) = (server(keys()), client(wrong()));
     answer(&mut honest, &open(&mut impostor));
-    // It cannot check the server's proof either, but continues.
+    // The impostor cannot check the server's proof, but sends a proof of its own.
     let mut three = vec![3];
     three.extend_from_slice(&[0; 32]);
     assert_eq!(honest.receive(Some(&three)), Err(AuthError::WrongProof));
@@ -99,7 +99,7 @@ fn messages_cannot_be_reflected() {
     let mut victim = client(keys());
     let one = open(&mut victim);
     assert_eq!(victim.receive(Some(&one)), Err(AuthError::Malformed));
-    // The peer sends the server's own nonce back: the server's proof names its maker, so it is not valid as a client's.
+    // The attacker sends the server's own proof back. A proof names the role that made it, so it is not a client's.
     let mut victim = server(keys());
     let two = answer(&mut victim, &open(&mut client(keys())));
     let mut three = vec![3];
@@ -190,7 +190,11 @@ fn the_policy_decides_whether_an_unauthenticated_peer_may_call() {
     }
     let [mut off, mut optional, _] = policies(Role::Server);
     assert_eq!(off.receive(Some(b"whatever")), Ok(None), "ignored, as an unknown property is");
-    assert_eq!(optional.receive(Some(b"whatever")), Err(AuthError::Malformed), "tried and failed");
+    assert_eq!(
+        optional.receive(Some(b"whatever")),
+        Err(AuthError::Malformed),
+        "a failed exchange is fatal, although optional"
+    );
     assert!(!optional.permits_calls());
     let [mut off, ..] = policies(Role::Client);
     assert_eq!(off.open(), Ok(None));
@@ -208,7 +212,7 @@ fn an_empty_message_of_the_server_refuses_a_client() {
         assert_eq!(client.receive(Some(&[])), Err(AuthError::KeyRefused));
         assert!(!client.permits_calls());
     }
-    // A server ignores it, as it does any message without a policy.
+    // A server whose policy is off ignores it, as it ignores any other message.
     assert_eq!(HostAuth::new(&AuthPolicy::Off, Role::Server).receive(Some(&[])), Ok(None));
 }
 
@@ -266,7 +270,7 @@ fn weak_keys_are_rejected_and_no_key_is_printed() {
 }
 
 #[test]
-fn the_proof_is_hmac_sha256_of_label_maker_name_and_nonces() {
+fn the_proof_is_hmac_sha256_of_label_role_name_and_nonces() {
     // The server's proof for a recorded opening, computed apart from the mechanism.
     use hmac::{Hmac, KeyInit, Mac};
     let mut opening = vec![1, 1, 6];

@@ -12,7 +12,7 @@ fn exceeding_the_announced_limit_is_a_fault_at_once() {
         let mut credits = Credits::new(credit_mode, true, 4, true);
         let received = (credit_mode == CreditMode::V2Windowed).then_some(0);
         let words = CreditWords { credit: 1, received };
-        // The first uses the initial credit. The second could have been a pure grant.
+        // The first uses the initial credit. The second is accepted, because there is a Receive for a pure grant, too.
         assert!(credits.on_receive(words, true).is_ok());
         assert!(credits.on_receive(words, true).is_ok());
         let fault = credits.on_receive(words, true).unwrap_err();
@@ -89,7 +89,7 @@ fn granted_credits_keep_their_receives_when_the_limit_shrinks() {
 }
 
 #[test]
-fn a_grant_alone_makes_no_grant_due() {
+fn a_pure_grant_makes_no_grant_due() {
     let mut credits = Credits::new(CreditMode::V2Windowed, false, 8, false);
     send(&mut credits);
     let words = CreditWords { credit: 8, received: Some(1) };

@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 use super::characteristic::{COUNT, Characteristic, IdSet};
-use super::{List, MAX_REQUESTED};
+use super::{CharacteristicList, MAX_REQUESTED};
 use crate::wire::optional::{Operation, OperationCode};
 use crate::wire::properties::{Builder, Properties, PropertySet, Subset};
 use crate::wire::{Flags, Revision};
@@ -25,7 +25,7 @@ pub struct EncodedOperation {
 #[derive(Clone, Debug)]
 pub(super) enum QueuedOperation {
     Initial,
-    Request { xid: u32, wanted: List },
+    Request { xid: u32, wanted: CharacteristicList },
     Answer { xid: u32, count: usize, done: ArrayVec<usize, COUNT>, pending: ArrayVec<usize, COUNT> },
     Update { now: Characteristic, clears_pending: bool },
 }
@@ -40,7 +40,7 @@ impl QueuedOperation {
     ) -> Option<EncodedOperation> {
         Some(match self {
             QueuedOperation::Initial => {
-                let all: List = Characteristic::all(local)
+                let all: CharacteristicList = Characteristic::all(local)
                     .into_iter()
                     .filter(|value| value.id().which(revision).is_some())
                     .collect();

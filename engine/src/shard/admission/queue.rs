@@ -13,9 +13,9 @@ use crate::shard::context::ShardContext;
 
 /// Longest time for which a call reserves buffers, in nanoseconds.
 const RESERVATION_TIME: u64 = 1_000_000_000;
-/// After a reservation there is none for its duration times this factor.
+/// Time without a reservation after one has ended, as a multiple of its duration.
 const PAUSE_FACTOR: u64 = 4;
-/// Nanoseconds without a prospect of buffers after which a call is refused; also of waiting, after which it is logged.
+/// Time without a prospect of buffers until a call is refused, and time of waiting until it is logged, in nanoseconds.
 const WAIT_LIMIT: u64 = 1_000_000_000;
 /// Nanoseconds between two searches for calls without a prospect.
 const SEARCH_INTERVAL: u64 = WAIT_LIMIT / 100;
@@ -26,11 +26,11 @@ pub(in crate::shard) enum WaitCause {
     /// RDMA Reads of its connection.
     #[error("its connection has as many outstanding RDMA Reads as allowed (limits.max_reads, limits.max_read_bytes)")]
     Reads,
-    /// An earlier call of its connection, which waits itself.
+    /// An earlier call of its connection, which is waiting, too.
     #[error("an earlier call of its connection waits")]
     Earlier(Deficit),
     /// The quota of its connection or host, for this buffer.
-    #[error("buffers are scarce, and its connection or host has its share of them: {0}")]
+    #[error("buffers are scarce, and its connection or host has used its share of them: {0}")]
     Quota(Deficit),
     /// A buffer.
     #[error("{0}")]
@@ -59,7 +59,7 @@ pub(in crate::shard) struct QueueTicket {
     /// Number in order of arrival.
     number: u64,
     since: u64,
-    /// Time since when the call has had no prospect of buffers.
+    /// Start of the time without a prospect of buffers, which has lasted until now.
     unservable_since: Option<u64>,
     /// Whether its wait was logged.
     reported: bool,
@@ -83,11 +83,11 @@ pub(in crate::shard) struct WaitQueue {
     next: u64,
     /// Number of the current pass. Connections record the last pass in which one of their calls stayed blocked.
     pass: u32,
-    /// All sizes for which calls wait, and perhaps some more.
+    /// Buffer sizes that calls wait for. It may contain sizes that no call waits for any more.
     sizes: Vec<usize>,
     /// Whether this pass, or else the next one, also tries calls that wait for their own connection or host.
     is_full_pass: bool,
-    /// Sizes of which calls in this pass needed more buffers than were free, and the number needed.
+    /// Buffer sizes with fewer free buffers than a call of this pass needed, and the number needed.
     lacked: Vec<(usize, usize)>,
     /// Sizes of the buffers that waiting calls have got since the last search.
     freed_sizes: Vec<usize>,
@@ -153,7 +153,7 @@ impl WaitQueue {
         self.due = true;
     }
 
-    /// Begins a pass: later calls may take every size again.
+    /// Begins a pass, and ends all reservations of sizes, which the pass makes anew.
     pub(in crate::shard) fn begin_pass<F: Fabric>(&mut self, cx: &mut ShardContext<F>, now: u64) {
         cx.memory.release_sizes();
         self.pass = self.pass.wrapping_add(1);
@@ -238,7 +238,7 @@ impl WaitQueue {
         self.calls.push_back(waiting);
     }
 
-    /// Records that a call has started, which had waited for this cause.
+    /// Records the start of a call that waited for this cause.
     pub(in crate::shard) fn start(&mut self, ticket: QueueTicket, cause: &WaitCause, now: u64) {
         if let WaitCause::Buffer(Deficit { size, .. }) = cause
             && !self.freed_sizes.contains(size)
@@ -279,7 +279,7 @@ impl WaitQueue {
             cx.memory.pool.sizes().filter(|&size| any_prospect || self.is_in_use(cx, size)).collect();
         let mut unservable = Vec::new();
         for (at, Waiting { cause, ticket, .. }) in self.calls.iter_mut().enumerate() {
-            // Calls behind an unservable one of their connection or host count their second together with it.
+            // The limit of a call that waits behind an unservable one of its connection or host runs at the same time.
             let range = match cause {
                 WaitCause::Buffer(deficit) | WaitCause::Quota(deficit) | WaitCause::Earlier(deficit) => deficit.range,
                 WaitCause::Reads => continue,

@@ -292,7 +292,7 @@ impl Responder {
     /// Runs a call of a known procedure once it has its memory.
     #[inline(always)]
     fn admit<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, mut call: ServedCall<Admitted>) {
-        if !conn.served.is_plain {
+        if !conn.served.is_open_and_unnamed {
             // A draining server finishes its calls, and starts no others.
             if conn.stage() == Stage::Draining {
                 return self.replies.refuse(cx, conn, call.refuse(), InternalError::Draining.into());

@@ -83,11 +83,11 @@ pub(in crate::shard) struct ServedCalls {
     pub(super) reads: Vec<PendingReads>,
     /// Calls with completed RDMA Reads so far; wraps.
     pub(super) read_calls_done: u32,
-    /// Calls with workers.
+    /// Number of calls that workers have and have not answered.
     pub(super) at_workers: u32,
-    /// Deferred calls.
+    /// Number of deferred calls.
     pub(super) deferred: u32,
-    /// Calls that wait for fewer pending ones.
+    /// Calls that wait until fewer calls are deferred, or with workers.
     pub(super) not_handed_over: VecDeque<ServedCall<Ready>>,
     /// `None` before the first pending call.
     pub(super) source: Option<Box<PendingSource>>,
@@ -103,7 +103,7 @@ pub(in crate::shard) struct ServedCalls {
     /// Bytes available for the RPC message of a reply in several messages.
     pub(super) reply_room: u32,
     /// Whether calls need no check of the connection, because it is open and its peer has no authenticated name.
-    pub(super) is_plain: bool,
+    pub(super) is_open_and_unnamed: bool,
 }
 
 impl ServedCalls {
@@ -123,7 +123,7 @@ impl ServedCalls {
     /// Recomputes cached facts after the terms, or the peer's name, may have changed.
     pub(in crate::shard) fn refresh(&mut self, is_open: bool, proto: &Connection, has_name: bool) {
         self.refresh_room(proto);
-        self.is_plain = is_open && !has_name;
+        self.is_open_and_unnamed = is_open && !has_name;
     }
 
     /// Recomputes the room of a reply after the terms may have changed.
@@ -134,7 +134,7 @@ impl ServedCalls {
         self.reply_room = self.inline_room.max(continued);
     }
 
-    /// Resets after the loss of the device.
+    /// Resets the numbers of calls with workers and of deferred calls after the loss of the device.
     pub(in crate::shard) fn forget_device(&mut self) {
         (self.at_workers, self.deferred) = (0, 0);
     }

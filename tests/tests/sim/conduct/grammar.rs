@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rpcrdma_tests::Random;
 
-use super::LEAST_RATE;
+use super::MIN_RATE;
 use crate::device::Kind;
 
 /// A peer's behaviour over time.
@@ -12,7 +12,7 @@ use crate::device::Kind;
 pub(super) enum Conduct {
     /// Meets all obligations at once.
     Fast,
-    /// Meets all obligations, at so many bytes per second each way.
+    /// Meets all obligations, at this number of bytes per second in each direction.
     Rate(u64),
     /// Meets all obligations except answers to RDMA Reads. Optionally sends an RDMA Write of no bytes at this interval.
     AnswersNoReads(Option<Duration>),
@@ -22,24 +22,24 @@ pub(super) enum Conduct {
     Trickles(Duration),
     /// Stops receiving after a few replies.
     TakesNothing,
-    /// Meets all obligations for so long, and none afterwards.
+    /// Meets all obligations for this time, and none afterwards.
     Stops(Duration),
-    /// After so long, sends so many bytes of its next message, and nothing afterwards. Over a ring: announces a message
-    /// and writes none of it.
+    /// After this time, sends this number of bytes of its next message, and nothing afterwards. Over a ring, it
+    /// announces the message, and writes none of it.
     SendsPartially(Duration, usize),
-    /// Stays connected for so long, leaves, and reconnects.
+    /// Stays connected for this time, leaves, and reconnects.
     Reconnects(Duration),
 }
 
 impl Conduct {
-    /// Draws any conduct that is possible on the fabric; in a siege, one that holds memory.
-    pub(super) fn draw(random: &mut Random, kind: Kind, siege: bool) -> Self {
+    /// Draws a conduct that is possible on the fabric. With `holds_memory`, it is one that holds memory.
+    pub(super) fn draw(random: &mut Random, kind: Kind, holds_memory: bool) -> Self {
         let millis = |random: &mut Random, most: usize| Duration::from_millis(1 + random.below(most) as u64);
-        match if siege { 3 + random.below(5) } else { random.below(10) } {
+        match if holds_memory { 3 + random.below(5) } else { random.below(10) } {
             0 => Self::Fast,
-            // From the least rate plus an eighth (TCP's overhead) up to sixteen times that.
-            1 | 2 => Self::Rate((LEAST_RATE + LEAST_RATE / 8) << random.below(5)),
-            3 => Self::Rate(1 + random.below(LEAST_RATE as usize / 2) as u64),
+            // From the minimum rate plus an eighth (TCP's overhead) up to sixteen times that.
+            1 | 2 => Self::Rate((MIN_RATE + MIN_RATE / 8) << random.below(5)),
+            3 => Self::Rate(1 + random.below(MIN_RATE as usize / 2) as u64),
             4 | 5 if kind == Kind::Software => Self::GrantsNothing,
             4 => Self::AnswersNoReads(None),
             5 => Self::AnswersNoReads(Some(millis(random, 300))),
@@ -53,11 +53,11 @@ impl Conduct {
         }
     }
 
-    /// It meets the least rate, so the server must never end it.
+    /// Whether the peer meets the minimum rate, so that the server must never disconnect it.
     pub(super) fn is_honest(self) -> bool {
         match self {
             Self::Fast => true,
-            Self::Rate(rate) => rate > LEAST_RATE,
+            Self::Rate(rate) => rate > MIN_RATE,
             _ => false,
         }
     }
@@ -75,16 +75,16 @@ impl Conduct {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Fast => "peers that are fast",
-            Self::Rate(rate) if rate > LEAST_RATE => "peers that are slow",
+            Self::Rate(rate) if rate > MIN_RATE => "peers that are slow",
             Self::Rate(_) => "peers that are too slow",
             Self::AnswersNoReads(None) => "peers that answer no Reads",
-            Self::AnswersNoReads(Some(_)) => "peers that answer no Reads, and say that they are there",
+            Self::AnswersNoReads(Some(_)) => "peers that answer no Reads, and send empty Writes",
             Self::GrantsNothing => "peers that grant nothing",
             Self::Trickles(_) => "peers that trickle",
             Self::TakesNothing => "peers that take nothing",
             Self::Stops(_) => "peers that stop",
-            Self::SendsPartially(..) => "peers that send halves",
-            Self::Reconnects(_) => "peers that come and go",
+            Self::SendsPartially(..) => "peers that send partial messages",
+            Self::Reconnects(_) => "peers that reconnect",
         }
     }
 }

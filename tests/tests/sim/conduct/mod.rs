@@ -7,7 +7,7 @@
 //!
 //! - A witness with one call at a time gets each reply within a bound.
 //! - No byte that a peer sends or receives belongs to another.
-//! - A peer that meets the least rate is never ended or refused.
+//! - A peer that meets the minimum rate is never disconnected or refused.
 //! - Each call is answered once.
 //! - No peer holds memory beyond a bound while it withholds.
 //! - Peers cause a bounded number of log lines.
@@ -38,34 +38,37 @@ use peer::{Peer, WITNESS};
 /// Default number of seeds.
 const SEEDS: u64 = 500;
 /// Bytes per second below which the server may end a peer.
-const LEAST_RATE: u64 = 20_000;
+const MIN_RATE: u64 = 20_000;
 /// Time that a peer may withhold progress.
 const PROGRESS: Duration = Duration::from_secs(2);
-/// Longest chunk of a run, in bytes. Outstanding calls need less, or more, than the engine's slack.
+/// Longest chunk of a run, in bytes: short, so that outstanding calls need less than the engine's slack, or long, so
+/// that they need more.
 const CHUNKS: [usize; 2] = [16 << 10, 256 << 10];
 /// Buffers of one chunk each: enough for two stopped hosts, as `tuning.md` recommends.
 const BUFFERS: usize = 16;
-/// Stopped hosts that this is enough for, besides that of the witness.
+/// Number of stopped hosts, besides the witness's host, for which [`BUFFERS`] suffice.
 const HOSTS: usize = 2;
 /// Longest duration of a call with free memory. A poll of a connection moves a random number of bytes, 8 KiB on
 /// average. Ten low draws in a row make a step move only a few KiB.
 fn soon(chunk: usize) -> Duration {
     Duration::from_millis(400) + Duration::from_millis(100) * (chunk / (64 << 10)) as u32
 }
-/// Longest duration of a call whose memory others hold. It is twice their deadline and a chunk at the least rate, as
-/// the first freed buffer may go to an earlier call. Two seconds cover the remainder.
+/// Longest duration of a call whose memory others hold. It is twice the sum of their deadline and the time of a chunk
+/// at the minimum rate, because the first freed buffer may go to an earlier call. Two seconds cover the remainder.
 fn bound(chunk: usize) -> Duration {
-    2 * (PROGRESS + Duration::from_millis(1000 * chunk as u64 / LEAST_RATE)) + Duration::from_secs(2)
+    2 * (PROGRESS + Duration::from_millis(1000 * chunk as u64 / MIN_RATE)) + Duration::from_secs(2)
 }
 /// Time between two steps.
 const STEP: Duration = Duration::from_millis(40);
 /// Turns of the server in a step.
 const TURNS: usize = 8;
-/// Steps in which calls start, and most steps until all honest calls have replies.
+/// Steps in which calls start.
 const STEPS: usize = 150;
+/// Maximum number of further steps until all calls of honest peers have replies.
 const LAST_STEPS: usize = 4000;
-/// Log lines allowed per connection, and in addition to these.
+/// Log lines allowed per connection.
 const LINES: u64 = 3;
+/// Log lines allowed in addition to those.
 const MORE_LINES: u64 = 40;
 
 thread_local! {
@@ -128,23 +131,24 @@ impl World {
             c.memory.bulk_buffers = vec![(chunk, BUFFERS)];
             c.memory.long_buffers = vec![(2 * chunk, 1)];
             c.timeouts.progress = PROGRESS;
-            c.limits.min_rate = LEAST_RATE;
+            c.limits.min_rate = MIN_RATE;
         });
-        // Data that a closed peer has left in its ring is dropped at once: it may be endless records.
+        // Data that a closed peer has left in its ring is dropped at once, because it may be an endless series of
+        // records.
         let fabric = kind.bare(Duration::ZERO, config.iwarp(), seed);
         let mut shard = Shard::open(fabric, config, Some(Arc::new(service::services(chunk)))).expect("a shard");
         let time = SimulatedTime::new();
         shard.simulate(&time);
         shard.listen(&listener(&address)).expect("it listens");
-        let siege = random.once_in(3);
+        let holds_memory = random.once_in(3);
         let hosts = 1 + random.below(2 * HOSTS);
-        let count = if siege { 4 + random.below(12) } else { 1 + random.below(6) };
-        let mut there = BTreeSet::new();
+        let count = if holds_memory { 4 + random.below(12) } else { 1 + random.below(6) };
+        let mut used_hosts = BTreeSet::new();
         let peers = (1..=count as u32).map(|number| {
-            let conduct = Conduct::draw(&mut random, kind, siege);
+            let conduct = Conduct::draw(&mut random, kind, holds_memory);
             // An honest peer has a host of its own, because the server limits all connections of a host together.
             let host = if conduct.is_honest() { 100 + number as usize } else { 1 + random.below(hosts) };
-            there.insert(host);
+            used_hosts.insert(host);
             Peer::new((kind, chunk), conduct, number, host, None, seed)
         });
         let peers: Vec<_> = peers.collect();
@@ -153,7 +157,7 @@ impl World {
         }
         let witness = Peer::new((kind, chunk), Conduct::Fast, WITNESS, 200, Some(1), seed);
         // On the software fabric peers have no host; each connection has a share of its own.
-        let hosts = if kind == Kind::Software { peers.len() } else { there.len() };
+        let hosts = if kind == Kind::Software { peers.len() } else { used_hosts.len() };
         let bound = if hosts <= HOSTS { soon(chunk) } else { bound(chunk) };
         Self { seed, kind, trace: traced(), time, random, shard, address, peers, witness, bound }
     }
@@ -162,7 +166,7 @@ impl World {
         Duration::from_nanos(self.time.now())
     }
 
-    /// All participants take their turns, in any order; time passes.
+    /// Advances the time by a step. The peers take their turns, beginning with a random one, and then the witness.
     fn step(&mut self, busy: bool) {
         self.time.advance(STEP);
         let now = self.now();
@@ -213,7 +217,10 @@ impl World {
         let mut tally = BTreeMap::new();
         let ended: u64 = all().map(|peer| peer.counters.ended).sum();
         let stalled = self.shard.stats().peers_stalled;
-        assert!(stalled <= ended + left, "{stalled} stalled, {ended} were told of their end, and {left} had left");
+        assert!(
+            stalled <= ended + left,
+            "{stalled} peers stalled: {ended} connections were ended by the server, and {left} peers had left"
+        );
         for peer in all() {
             *tally.entry(peer.conduct.name()).or_default() += 1;
         }
@@ -221,10 +228,10 @@ impl World {
             ("calls answered", all().map(|peer| peer.counters.answered).sum()),
             ("connections made", connections),
             ("connections ended", ended),
-            ("connections ended for what is owed", stalled),
+            ("connections ended for a missed deadline", stalled),
             ("runs over the software fabric", u64::from(matches!(self.kind, Kind::Software))),
-            ("calls with an XID of another", all().map(|peer| peer.counters.reused).sum()),
-            ("calls made again", all().map(|peer| peer.counters.retransmitted).sum()),
+            ("calls that reuse an XID", all().map(|peer| peer.counters.reused).sum()),
+            ("calls retransmitted", all().map(|peer| peer.counters.retransmitted).sum()),
             ("calls that waited for memory", self.shard.stats().memory_waits),
         ];
         tally.extend(counts);
@@ -245,17 +252,17 @@ const COVERED: &[&str] = &[
     "peers that are slow",
     "peers that are too slow",
     "peers that answer no Reads",
-    "peers that answer no Reads, and say that they are there",
+    "peers that answer no Reads, and send empty Writes",
     "peers that grant nothing",
     "peers that trickle",
     "peers that take nothing",
     "peers that stop",
-    "peers that send halves",
-    "peers that come and go",
-    "connections ended for what is owed",
+    "peers that send partial messages",
+    "peers that reconnect",
+    "connections ended for a missed deadline",
     "calls that waited for memory",
-    "calls with an XID of another",
-    "calls made again",
+    "calls that reuse an XID",
+    "calls retransmitted",
 ];
 
 #[test]

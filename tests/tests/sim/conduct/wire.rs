@@ -141,7 +141,7 @@ impl Wire {
         }
     }
 
-    /// Sends so many bytes of its next message, and nothing afterwards.
+    /// Sends `bytes` bytes of its next message, and nothing afterwards.
     pub(super) fn send_partially(&mut self, bytes: usize) {
         match self {
             Self::Endpoint(endpoint) => drop(endpoint.send(bytes)),

@@ -8,7 +8,7 @@ use crate::tree::{ReadError, if_exists};
 
 /// Settings of the connection manager in configfs.
 const RDMA_CM: &str = "/sys/kernel/config/rdma_cm";
-/// One error event per so many received packets is tolerated.
+/// Number of received packets for which one error event is tolerated.
 const PACKETS_PER_FAULT: u64 = 10_000;
 /// Error counters of all drivers, below `counters` and `hw_counters`.
 const FAULTS: &[&str] = &[

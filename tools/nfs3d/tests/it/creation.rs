@@ -1,4 +1,4 @@
-//! Creation with attributes that cannot be set, and in directories that are special or removed.
+//! Creation with attributes that cannot be set, and in set-group-ID and removed directories.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};

@@ -32,7 +32,7 @@ fn check_name(name: &[u8], path: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sorted names of a directory, without `.` and `..`.
+/// Entries of a directory, sorted by name, without `.` and `..`.
 pub(crate) fn list(nfs: &mut Nfs, directory: &Handle, path: &[u8]) -> anyhow::Result<Vec<Entry>> {
     let mut entries = Vec::new();
     let (mut cookie, mut verifier) = (0, Cookieverf3::default());
@@ -93,7 +93,7 @@ pub(crate) fn kind(attributes: &Fattr3) -> &'static str {
     kind_of(attributes).1
 }
 
-/// Type, mode, owner, group and size.
+/// Describes attributes: type, mode, owner, group and size.
 pub(crate) fn describe(attributes: &Fattr3) -> String {
     let Fattr3 { mode, uid, gid, size, .. } = attributes;
     format!("{}{mode:04o} {uid} {gid} {size:>10}", kind_of(attributes).0)

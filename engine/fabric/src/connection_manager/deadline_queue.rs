@@ -6,20 +6,20 @@ use std::time::Instant;
 /// Values with non-decreasing deadlines. The oldest expires first, so the cost of a check does not depend on their
 /// number.
 #[derive(Debug)]
-pub(crate) struct Expiring<T> {
+pub(crate) struct DeadlineQueue<T> {
     /// Deadlines and values by number, in order of insertion.
     values: BTreeMap<u64, (Instant, T)>,
     /// The number of the next value.
     pub(super) next: u64,
 }
 
-impl<T> Default for Expiring<T> {
+impl<T> Default for DeadlineQueue<T> {
     fn default() -> Self {
         Self { values: BTreeMap::new(), next: 0 }
     }
 }
 
-impl<T> Expiring<T> {
+impl<T> DeadlineQueue<T> {
     /// Adds a value and returns its number. Its deadline is `deadline`, or the predecessor's if that is later.
     pub(super) fn insert(&mut self, deadline: Instant, value: T) -> u64 {
         let id = self.next;
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn values_expire_once_and_oldest_first() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
-        let mut all = Expiring::default();
+        let mut all = DeadlineQueue::default();
         let a = all.insert(now + second, 'a');
         let b = all.insert(now + 2 * second, 'b');
         // A deadline before that of the predecessor, as after a reduced time-out.
