@@ -1,9 +1,10 @@
-//! Instructions of a call at each side.
+//! Program whose instructions per call callgrind counts, at each side.
 //!
-//! Both ends are on one thread, and each is polled only when it has work, so that no turn is idle. Time is simulated by
-//! turns, so that every run is identical, also on a slow host. The read of the real clock in every 16th turn is not
-//! counted. Run it with `valgrind --tool=callgrind --toggle-collect='*client_side*'`, or `'*server_side*'`. The
-//! difference of two runs with different numbers of calls excludes the start. `bench/measurements.md` has the figures.
+//! Both ends are on one thread, and each is polled only when it has work, so that no turn is idle. Each turn advances
+//! the simulated time by the same amount, so that every run is identical, also on a slow host. The read of the real
+//! clock in every 16th turn is not counted. Run it with `valgrind --tool=callgrind --toggle-collect='*client_side*'`,
+//! or `'*server_side*'`. The difference of two runs with different numbers of calls excludes the start.
+//! `bench/measurements.md` has the figures.
 //!
 //! ```sh
 //! cargo run --release -p rpcrdma-bench --example instructions -- \
@@ -57,7 +58,7 @@ const DEFERRED: u32 = 4;
 const BY_TASK: u32 = 5;
 const ADD: u32 = 6;
 const PAYLOAD: usize = 64;
-/// The sum of two numbers, as generated from `int ADD(int, int) = 7`.
+/// Signature of a procedure that adds two numbers, as generated from `int ADD(int, int) = 7`.
 enum TypedAdd {}
 
 impl Signature for TypedAdd {
@@ -74,7 +75,7 @@ impl Signature for TypedAdd {
 
 /// Simulated duration of a turn of both sides.
 const TURN: Duration = Duration::from_micros(1);
-/// Credits of each connection if there are many.
+/// Credits of each connection if a run has several connections.
 const FEW_CREDITS: u32 = 8;
 
 #[inline(never)]
@@ -239,16 +240,16 @@ fn echo_deferred(mut call: DeferredCall) {
 }
 
 /// Calls that wait for the task.
-type TakenCalls = Rc<RefCell<Vec<DeferredCall>>>;
+type WaitingCalls = Rc<RefCell<Vec<DeferredCall>>>;
 
 /// Task that answers the calls that wait for it.
-struct AnsweringTask(TakenCalls);
+struct AnsweringTask(WaitingCalls);
 
 impl ShardTask for AnsweringTask {
     fn poll(&mut self) -> bool {
-        let mut taken = self.0.borrow_mut();
-        let any = !taken.is_empty();
-        taken.drain(..).for_each(echo_deferred);
+        let mut waiting = self.0.borrow_mut();
+        let any = !waiting.is_empty();
+        waiting.drain(..).for_each(echo_deferred);
         any
     }
 }
@@ -299,7 +300,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some((op, rest)) if op == "typed" => (TypedAdd::NUMBER, rest),
         _ => (ECHO, rest),
     };
-    let scheme = match rest.first().map(String::as_str) {
+    let credit_mode = match rest.first().map(String::as_str) {
         None | Some("windowed") => CreditMode::V2Windowed,
         Some("incremental") => CreditMode::V2Incremental,
         Some("v1") => CreditMode::V1,
@@ -307,7 +308,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let idle = IdlePolicy::Poll;
     let mut server = Config {
-        wire: WireConfig { credit_mode: scheme, ..WireConfig::default() },
+        wire: WireConfig { credit_mode, ..WireConfig::default() },
         poll: PollConfig { idle, ..PollConfig::default() },
         debug: DebugConfig { decode_by_layout, sample_latency: 0, ..DebugConfig::default() },
         ..Config::default()
@@ -321,8 +322,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let receives = if many.is_some() { server.memory.receives } else { 1024 };
     let mut client = server.clone();
     client.memory.receives = receives;
-    let own = || format!("soft:instructions-{}", std::process::id());
-    let address: Address = rest.get(1).cloned().unwrap_or_else(own).parse()?;
+    let default_address = || format!("soft:instructions-{}", std::process::id());
+    let address: Address = rest.get(1).cloned().unwrap_or_else(default_address).parse()?;
     match &address {
         Address::Soft(_) => {
             let fabric = |config: &Config| SoftwareFabric::new(config.software());
@@ -336,14 +337,14 @@ fn main() -> Result<(), Box<dyn Error>> {
             };
             run((fabric(&server)?, server), (fabric(&client)?, client), &address, (calls, depth, many), procedure)
         }
-        other => Err(format!("{other}: this build has no such fabric").into()),
+        other => Err(format!("invalid address {other}: this build does not have its fabric").into()),
     }
 }
 
-/// Makes the calls, between two sides with these fabrics and configurations.
+/// Makes the calls between a server and a client with these fabrics and configurations.
 fn run<F: Fabric>(
-    (server, config): (F, Config),
-    (fabric, shard): (F, Config),
+    (server_fabric, server_config): (F, Config),
+    (client_fabric, client_config): (F, Config),
     address: &Address,
     (calls, depth, many): (u64, u64, Option<ManyConnections>),
     procedure: u32,
@@ -358,21 +359,22 @@ fn run<F: Fabric>(
     let typed_add =
         Procedure::new(|call| typed::run::<TypedAdd>(call, |_, (a, b), answer| answer.send(&a.wrapping_add(b))));
     services.add(PROGRAM, VERSION, TypedAdd::NUMBER, typed::bound::<TypedAdd, _>(typed_add));
-    let mut server = Shard::open(server, config, Some(Arc::new(services.clone())))?;
+    let mut server = Shard::open(server_fabric, server_config, Some(Arc::new(services.clone())))?;
     let time = SimulatedTime::new();
     server.simulate(&time);
     if procedure == BY_TASK {
         // Other runs have no task, so that a turn does not poll one.
-        let taken = TakenCalls::default();
-        let (give, mut services) = (Rc::clone(&taken), services.to_local());
-        let take = Procedure::deferred(move |call| give.borrow_mut().push(call));
-        services.add(PROGRAM, VERSION, BY_TASK, take);
-        server.run_application(Application { services, task: Some(Box::new(AnsweringTask(taken))) })?;
+        let waiting = WaitingCalls::default();
+        let (queue, mut services) = (Rc::clone(&waiting), services.to_local());
+        let by_task = Procedure::deferred(move |call| queue.borrow_mut().push(call));
+        services.add(PROGRAM, VERSION, BY_TASK, by_task);
+        server.run_application(Application { services, task: Some(Box::new(AnsweringTask(waiting))) })?;
     }
     server.listen(&listener)?;
     let echoes = matches!(procedure, ECHO | DEFERRED | BY_TASK);
     let expected = if echoes { PAYLOAD } else { 0 };
-    let mut client = LocalClient::open(fabric, ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) })?;
+    let mut client =
+        LocalClient::open(client_fabric, ClientConfig { shard: client_config, ..ClientConfig::new(PROGRAM, VERSION) })?;
     client.simulate(&time);
     let mut connections = Vec::new();
     for _ in 0..many.map_or(1, |many| many.connections.max(1)) {
@@ -393,7 +395,7 @@ fn run<F: Fabric>(
     let snapshot_every = many.and_then(|many| many.snapshot_every);
     let calling = if snapshot_every.is_some() { &connections[..1] } else { &connections[..] };
     let mut next = calling.iter().copied().cycle();
-    let (mut number, mut turns, mut taken) = (0, 0u64, 0u64);
+    let (mut number, mut turns, mut snapshots) = (0, 0u64, 0u64);
     for done in (depth..=calls).step_by(depth as usize) {
         match procedure {
             ECHO | DEFERRED | BY_TASK if calling.len() > 1 => {
@@ -416,13 +418,13 @@ fn run<F: Fabric>(
             turns += 1;
         }
         if let Some(every) = snapshot_every
-            && done / every > taken
+            && done / every > snapshots
         {
-            taken += 1;
+            snapshots += 1;
             let reported = server_snapshot(&mut server, connections.len()).peers.len();
             assert_eq!(reported, connections.len(), "the snapshot has all connections");
         }
     }
-    println!("{} calls, {turns} turns of each side, {taken} snapshots", calls / depth * depth);
+    println!("{} calls, {turns} turns of each side, {snapshots} snapshots", calls / depth * depth);
     Ok(())
 }

@@ -208,13 +208,13 @@ typedef struct {
     void *context;
     // Least room for inline results, in bytes: at most 1 GiB; 0 means 256.
     size_t max_reply;
-    // Most Read chunks of a call, at most 4. They are its eligible arguments (RFC 8166 §6).
+    // Maximum Read chunks of a call, up to 4. They are its eligible arguments (RFC 8166 §6).
     uint32_t read_chunks;
-    // Most Write chunks of a call, at most 4. They are its eligible results.
+    // Maximum Write chunks of a call, up to 4. They are its eligible results.
     uint32_t write_chunks;
-    // Most bytes of a Read chunk: at most 1 GiB, or with `reads_into` 4 GiB less 1.
+    // Maximum bytes of a Read chunk: up to 1 GiB, or with `reads_into` 4 GiB less 1.
     size_t max_read;
-    // Most bytes of a Write chunk: at most 1 GiB, or with `RPCRDMA_OWN_RESULTS` 4 GiB less 1.
+    // Maximum bytes of a Write chunk: up to 1 GiB, or with `RPCRDMA_OWN_RESULTS` 4 GiB less 1.
     size_t max_write;
     // Memory for the data of Read chunks, or NULL for the library's.
     //

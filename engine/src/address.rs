@@ -292,7 +292,7 @@ mod tests {
             ("iwarp:[fd00::1]:65536", "port"),
             ("iwarp: h:1", "space"),
             ("iwarp:fd00::1", "brackets"),
-            ("iwarp:d@h:1", "only addresses of verbs"),
+            ("iwarp:d@h:1", "only verbs: addresses"),
             ("soft:a,soft:b", "only a server"),
             ("iwarp:h:1, iwarp:h:2", "only a server"),
             #[cfg(feature = "verbs")]

@@ -19,7 +19,7 @@
 //! // The software fabric needs no device; `verbs:HOST[:PORT]` is one, in builds with the feature `verbs`.
 //! let address: Address = format!("soft:uppercase-{}", std::process::id()).parse()?;
 //!
-//! // DDP-eligible arguments and results, which may travel as chunks, are declared. Other calls are refused.
+//! // DDP-eligible arguments and results, which may travel as chunks, are declared. Calls with others are refused.
 //! let uppercase = Procedure::new(|call| {
 //!     let text = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
 //!     let mut result = call.result_writer(0)?;
@@ -29,7 +29,7 @@
 //!     call.reply_mut(4)?.copy_from_slice(&len);
 //!     Ok(())
 //! });
-//! // Uncounted, because the inline arguments have no length word of the text.
+//! // `uncounted`, because the inline arguments do not contain the text's length.
 //! let uppercase = uppercase.read_chunks(1, LONGEST).uncounted().write_chunks(1, LONGEST);
 //! let mut services = Services::new();
 //! services.add(PROGRAM, VERSION, UPPERCASE, uppercase);
@@ -78,8 +78,8 @@
 //! # Errors
 //!
 //! A call ends with a [`Reply`] or a [`CallError`], which says whether the call was sent and may be retried.
-//! [`FailedCall`] returns the buffers of its chunks. A connection ends with a [`CloseReason`]. Errors gain variants in
-//! later versions. The cause of a refusal is in the server's log (crate `log`): install a logger.
+//! [`FailedCall`] returns the buffers of its chunks. A connection ends with a [`CloseReason`]. Later versions
+//! may add variants to errors. The cause of a refusal is in the server's log (crate `log`): install a logger.
 //!
 //! `README.md` of the package follows a call through the code. `PROTOCOL.md` has the wire protocol. `tuning.md` in the
 //! repository has the knobs.

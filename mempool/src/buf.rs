@@ -13,8 +13,10 @@ use crate::arena::ArenaId;
 use crate::core::{BufHeader, release, state};
 use crate::sync::{AtomicU32, Ordering, fence};
 
-/// A part of a buffer: `start + len` is at most the capacity. It is one word, so that a [`Handle`] is two and travels
-/// in registers. Two separate halves, stored one by one and loaded together, would stall the core each time.
+/// A part of a buffer: `start + len` is at most the capacity.
+///
+/// It is one word, so that a [`Handle`] has two words and is passed in registers. If its halves were stored one by one
+/// and loaded together, each load would stall, because the core cannot forward two stores to one load.
 #[derive(Clone, Copy)]
 struct BufWindow(u64);
 
@@ -45,7 +47,7 @@ struct Handle {
 impl Handle {
     #[inline]
     fn header(&self) -> &BufHeader {
-        // SAFETY: the buffer is out, so its core lives, and with it the header.
+        // SAFETY: the buffer is allocated, so its core and the header are alive.
         unsafe { self.header.as_ref() }
     }
 
@@ -181,7 +183,7 @@ unsafe impl Sync for Buf {}
 unsafe impl Send for Frozen {}
 // SAFETY: clones are counted atomically, and the bytes do not change.
 unsafe impl Sync for Frozen {}
-// SAFETY: it gives no access to the bytes; its transitions are those of `Buf`.
+// SAFETY: it gives no access to the bytes, and only becomes a `Buf`, which is `Send`.
 unsafe impl Send for Posted {}
 // SAFETY: a reference gives no access to the bytes.
 unsafe impl Sync for Posted {}
@@ -308,9 +310,10 @@ impl Frozen {
         part
     }
 
-    /// Attaches an owner to the bytes. `owner` is dropped with the last clone or part of the result, on any thread;
-    /// from then on nothing reads the bytes on its behalf. The buffer is released after it, so the memory is still
-    /// valid during the drop. Allocates.
+    /// Attaches an owner to the bytes. Allocates.
+    ///
+    /// `owner` is dropped with the last clone or part of the result, on any thread. From then on nothing reads the
+    /// bytes through the result. The buffer is released after `owner`, so its memory is still valid during the drop.
     pub fn with_owner(self, owner: impl Send + Sync + 'static) -> Self {
         let (header, window) = (self.handle.header().owned(), self.handle.window);
         let owned = NonNull::from(Box::leak(Box::new(Owned { header, _owner: Box::new(owner), _bytes: self })));
@@ -326,7 +329,7 @@ impl Frozen {
     }
 }
 
-/// What the clones of a [`Frozen`] with an owner point to: bookkeeping with a count of their own.
+/// Header, owner and bytes of a [`Frozen`] with an owner. Its clones point here, and have their own count.
 #[repr(C)]
 struct Owned {
     /// The first field: the clones have its address.
@@ -395,7 +398,7 @@ impl Lent {
         Some(unsafe { self.handle.first().add(offset) })
     }
 
-    /// Copies `src` to `offset` of the window; false if out of bounds. Nothing is copied then.
+    /// Copies `src` to `offset` of the window. False, with nothing copied, if out of bounds.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn write_at(&self, offset: usize, src: &[u8]) -> bool {
@@ -406,7 +409,7 @@ impl Lent {
         true
     }
 
-    /// Copies `dst.len()` bytes out of the window; false if out of bounds.
+    /// Copies `dst.len()` bytes at `offset` of the window to `dst`. False, with nothing copied, if out of bounds.
     #[inline]
     #[must_use = "false means that nothing was copied"]
     pub fn read_at(&self, offset: usize, dst: &mut [u8]) -> bool {

@@ -5,9 +5,9 @@ use crate::error::MemError;
 
 /// Buffers start at multiples of this, a cache line.
 pub(crate) const LINE: usize = 64;
-/// Most size classes of a pool. They are few, because the search for one that fits is linear.
+/// Maximum size classes of a pool. They are few, because the search for one that fits is linear.
 const MAX_CLASSES: usize = 64;
-/// Most buffers of a pool. Their indices have 32 bits, and some values are marks of the list of remote frees.
+/// Maximum buffers of a pool. Their indices have 32 bits, and some values are marks of the list of remote frees.
 const MAX_BUFFERS: usize = u32::MAX as usize >> 1;
 
 /// Sizes and places of the buffers of one class. Offsets count from the start of the pool's range in the arena.

@@ -1,7 +1,7 @@
 #![expect(unsafe_code, reason = "shared bookkeeping of a pool, freed with the last buffer")]
 //! Shared state of a pool and its buffers: free lists, buffer states and remote frees.
 //!
-//! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every buffer that is out.
+//! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every allocated buffer.
 //! Allocations count no reference, because the core lives as long as the pool. A dropped pool leaves the number of
 //! outstanding buffers in its [`IndexStack`], and the last of them frees the core.
 
@@ -272,15 +272,15 @@ impl Drop for Core {
 /// Returns a buffer, from any thread.
 ///
 /// # Safety
-/// `header` is that of a buffer that is out, and that the caller gives up with this call.
+/// `header` is that of an allocated buffer, which the caller gives up with this call.
 #[inline]
 pub(crate) unsafe fn release(header: NonNull<BufHeader>) {
-    // SAFETY: the buffer is out, so the core, which owns the header, lives until the buffer is returned, below.
+    // SAFETY: the buffer is allocated, so the core, which owns the header, lives until the buffer is returned, below.
     let this = unsafe { header.as_ref() };
     if this.is_on_owner_thread() {
         this.class().push(header);
     } else {
-        // SAFETY: the caller gives up a buffer that is out.
+        // SAFETY: the caller gives up an allocated buffer.
         unsafe { release_remote(header) };
     }
 }
@@ -292,10 +292,10 @@ pub(crate) unsafe fn release(header: NonNull<BufHeader>) {
 #[cold]
 #[inline(never)]
 unsafe fn release_remote(header: NonNull<BufHeader>) {
-    // SAFETY: the buffer is out, so the core, which owns the header, lives until the push.
+    // SAFETY: the buffer is allocated, so the core, which owns the header, lives until the push.
     let BufHeader { core, index, next, .. } = unsafe { header.as_ref() };
     let core = *core;
-    // SAFETY: the buffer is out, so its core lives until the push.
+    // SAFETY: the buffer is allocated, so its core lives until the push.
     if unsafe { core.as_ref() }.remote_free.push(*index, next) {
         // SAFETY: the pool was dropped and this was the last buffer, so no other pointer to the core exists.
         drop(unsafe { Box::from_raw(core.as_ptr()) });
@@ -313,7 +313,7 @@ pub(crate) unsafe fn abandon(core: NonNull<Core>) {
     // From now on no thread finds its own number here; other threads never did.
     this.set_owner(NO_OWNER);
     if this.remote_free.close(out, |index| this.link(index)) {
-        // SAFETY: no buffer is out, and the pool gives its pointer up.
+        // SAFETY: no buffer is allocated, and the pool gives its pointer up.
         drop(unsafe { Box::from_raw(core.as_ptr()) });
     }
 }

@@ -1,10 +1,11 @@
-//! Stack of indices that any thread returns and one thread takes.
+//! Stack to which any thread returns indices, and from which one thread takes them.
 //!
 //! The links lie with the indexed items, out of reach of hostile peers. Other threads only push, and the owner only
-//! takes the whole stack. So no index can be popped and pushed again under a waiting compare-and-swap (no ABA).
+//! takes the whole stack. Therefore no index can be popped and pushed again during another thread's compare-and-swap
+//! (no ABA).
 //!
-//! When the owner ends while items are out, the head is closed for good. From then on each returning item counts down,
-//! and the last one frees all of them.
+//! When the owner ends while items are outstanding, it closes the head for good. From then on each return of an item
+//! decrements a count, and the thread that returns the last item frees all of them.
 
 use crossbeam_utils::CachePadded;
 
@@ -16,9 +17,9 @@ const CLOSED: u32 = u32::MAX - 1;
 /// Returned indices of one owner.
 #[derive(Debug)]
 pub struct IndexStack {
-    /// Written by foreign threads: on its own cache line.
+    /// On its own cache line, because other threads write it.
     head: CachePadded<AtomicU32>,
-    /// Items still out, plus the closing owner; counts once the head is closed.
+    /// Outstanding items, plus one for the closing owner; valid once the head is closed.
     remaining: AtomicUsize,
 }
 
@@ -34,8 +35,8 @@ impl IndexStack {
 
     /// Returns an index, from any thread. This thread's accesses to the item happen before the owner takes the index.
     ///
-    /// True if this was the last item and the owner has ended: the caller frees everything. Otherwise, all items may be
-    /// freed already: touch none from here on.
+    /// True if this was the last item and the owner has ended: the caller then frees all items. Otherwise another
+    /// thread may have freed them already, so that the caller must not access any item.
     #[inline]
     #[must_use]
     pub fn push(&self, index: u32, link: &AtomicU32) -> bool {
@@ -54,7 +55,7 @@ impl IndexStack {
         self.count_down(1)
     }
 
-    /// Whether indices wait. Owner only. One relaxed load.
+    /// Whether indices have been returned. Owner only. Costs one relaxed load.
     #[inline]
     pub fn has_any(&self) -> bool {
         // Relaxed: a stale "empty" only delays the item to the next turn.
@@ -75,15 +76,16 @@ impl IndexStack {
         std::iter::successors(next(first), move |&index| next(link(index).load(Ordering::Relaxed)))
     }
 
-    /// Closes the stack. Owner only, once, as its last call. `out` items are out, including those that wait here.
+    /// Closes the stack. Owner only, once, as its last call. `outstanding` items are not with the owner,
+    /// including those that were returned but not taken.
     ///
-    /// True if all of them have been returned: the caller frees everything. Otherwise the last [`push`](Self::push)
+    /// True if all of them have been returned: the caller then frees all items. Otherwise the last [`push`](Self::push)
     /// returns true.
     #[must_use]
-    pub fn close<'a>(&self, out: usize, link: impl Fn(u32) -> &'a AtomicU32) -> bool {
+    pub fn close<'a>(&self, outstanding: usize, link: impl Fn(u32) -> &'a AtomicU32) -> bool {
         // Relaxed: published by the swap below. One more than the outstanding items, so that the count cannot reach
         // zero before this ends.
-        self.remaining.store(out + 1, Ordering::Relaxed);
+        self.remaining.store(outstanding + 1, Ordering::Relaxed);
         // Release hands `remaining` to later readers of `CLOSED`.
         let waiting = Self::list(self.head.swap(CLOSED, Ordering::AcqRel), link).count();
         self.count_down(waiting + 1)

@@ -94,7 +94,7 @@ impl Pool {
     }
 
     /// Allocates a buffer of `len` bytes from the smallest class available. The bytes are those of its last use. `None`
-    /// when all fitting buffers are out.
+    /// when all fitting buffers are allocated.
     #[inline]
     pub fn alloc(&self, len: usize) -> Option<Buf> {
         self.alloc_within(len, usize::MAX)

@@ -8,8 +8,10 @@ use std::sync::atomic::AtomicU64;
 
 use crate::shared::{Line, PeerMapping};
 
-/// A mapping with a ring per direction, behind a page of lines. The layout is checked once. Every position lies in a
-/// ring and every line in the page, so accesses need no further check.
+/// A mapping with two rings behind a page of cache lines.
+///
+/// The layout is checked once. Every position lies in a ring and every line in the page, so accesses need no further
+/// check.
 #[derive(Debug)]
 pub struct PeerRings {
     places: [RingPlace; 2],
@@ -17,15 +19,15 @@ pub struct PeerRings {
     mapping: PeerMapping,
 }
 
-/// Lines of the page at the start.
+/// Cache lines of the page at the start.
 const LINES: usize = 64;
 
-/// A ring in a mapping that lives.
+/// The place of a ring in a mapping, which must outlive it.
 #[derive(Clone, Copy, Debug)]
 struct RingPlace {
     /// First byte: aligned to 8.
     base: NonNull<u8>,
-    /// Bytes, a power of two of at least 8, less 1.
+    /// The ring's length less 1. The length is a power of two of at least 64.
     mask: usize,
 }
 
@@ -36,7 +38,7 @@ impl RingPlace {
     }
 }
 
-// SAFETY: the places and the lines point into the mapping, which is Send and goes along.
+// SAFETY: the places and the lines point into the mapping, which is Send and moves with them.
 unsafe impl Send for PeerRings {}
 
 impl PeerRings {
@@ -61,19 +63,19 @@ impl PeerRings {
     ///
     /// False, with nothing changed, if it cannot lie there.
     #[must_use = "false means that nothing was changed"]
-    pub fn lay_tx(&mut self, at: usize, bytes: usize) -> bool {
-        self.lay(0, at, bytes)
+    pub fn move_tx(&mut self, at: usize, bytes: usize) -> bool {
+        self.move_ring(0, at, bytes)
     }
 
     /// Moves the ring `rx`, by the rules of [`new`](Self::new).
     ///
     /// False, with nothing changed, if it cannot lie there.
     #[must_use = "false means that nothing was changed"]
-    pub fn lay_rx(&mut self, at: usize, bytes: usize) -> bool {
-        self.lay(1, at, bytes)
+    pub fn move_rx(&mut self, at: usize, bytes: usize) -> bool {
+        self.move_ring(1, at, bytes)
     }
 
-    fn lay(&mut self, ring: usize, at: usize, bytes: usize) -> bool {
+    fn move_ring(&mut self, ring: usize, at: usize, bytes: usize) -> bool {
         let Some(place) = RingPlace::new(&self.mapping, at, bytes) else { return false };
         self.places[ring] = place;
         true
@@ -110,18 +112,18 @@ pub struct PeerRing<'a> {
 }
 
 impl<'a> PeerRing<'a> {
-    /// The double word that the byte at a position is in. The peer may store anything into it.
+    /// The aligned 8-byte word that contains the byte at a position. The peer may store anything into it.
     #[inline(always)]
     pub fn word(&self, position: u64) -> &'a AtomicU64 {
         let offset = position as usize & self.place.mask & !7;
         // SAFETY: the offset is a multiple of 8 below the ring's length, which is also a multiple of 8.
         let word = unsafe { self.place.base.add(offset) }.cast::<AtomicU64>();
         // SAFETY: in bounds and aligned; any bits are valid. Shared memory is only ever accessed atomically or by
-        // copies, which may tear but not break it. The mapping lives for 'a.
+        // copies, which may see torn words. The mapping lives for 'a.
         unsafe { word.as_ref() }
     }
 
-    /// Copies the bytes from a position on out. False, with nothing copied, if the ring is shorter.
+    /// Copies bytes out of the ring, from a position on. False, with nothing copied, if the ring is shorter.
     #[inline(always)]
     #[must_use = "false means that nothing was copied"]
     pub fn read(&self, position: u64, to: &mut [u8]) -> bool {
@@ -131,12 +133,13 @@ impl<'a> PeerRing<'a> {
         }
         // SAFETY: `at` is below the ring's length.
         let from = unsafe { self.place.base.add(at) };
-        // SAFETY: that many bytes follow in the ring, checked above; no Rust slice lies in an unreferenced mapping.
+        // SAFETY: that many bytes follow in the ring, checked above; no Rust slice refers to the mapping, so `to`
+        // lies elsewhere.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         true
     }
 
-    /// Copies bytes in, from a position on. False, with nothing copied, if the ring is shorter.
+    /// Copies bytes into the ring, from a position on. False, with nothing copied, if the ring is shorter.
     #[inline(always)]
     #[must_use = "false means that nothing was copied"]
     pub fn write(&self, position: u64, from: &[u8]) -> bool {
@@ -185,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn rings_lie_in_their_mapping() {
+    fn rings_outside_of_their_mapping_or_misaligned_are_refused() {
         for (tx, rx, bytes) in [
             (0, 8192, 4096),
             (8192, 0, 4096),
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn every_position_is_in_the_ring_and_nowhere_else() {
+    fn every_position_lies_in_its_ring() {
         let rings = PeerRings::new(mapping(3 * 4096), 4096, 8192, 4096).unwrap();
         let ring = rings.tx();
         for position in [0u64, 7, 4088, 4095, 4096, 1 << 40, u64::MAX] {
@@ -219,7 +222,7 @@ mod tests {
         assert_eq!((back[..20].to_vec(), back[20..].iter().all(|&byte| byte == 0)), (vec![2; 20], true));
         let mut all = vec![0; 3 * 4096];
         assert!(rings.read(0, &mut all));
-        assert!(all[..4096].iter().chain(&all[8192..]).all(|&byte| byte == 0), "outside of the ring");
+        assert!(all[..4096].iter().chain(&all[8192..]).all(|&byte| byte == 0), "written outside of the ring");
         assert_eq!(all.iter().filter(|&&byte| byte == 2).count(), 20);
         assert!(!ring.read(0, &mut [0; 4097]) && !ring.write(1, &[3; 4097]));
         assert!(rings.rx().read(0, &mut back) && back == [0; 4096]);

@@ -1,4 +1,4 @@
-//! A TCP proxy between peer and server that forwards on request.
+//! A TCP proxy between a peer and a server, which can hold bytes back and inject others.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 /// Request to the thread of the proxy.
 enum Request {
-    /// Stops all bytes until the next `Pass`.
+    /// Stops all forwarding, except by `Pass`.
     Hold,
     /// Moves up to this many bytes in each direction.
     Pass(usize),
@@ -49,7 +49,7 @@ impl TcpProxy {
         &self.address
     }
 
-    /// Stops all bytes until [`pass`](Self::pass).
+    /// Stops all forwarding, except by [`pass`](Self::pass).
     pub fn hold(&self) {
         self.request(Request::Hold);
     }
@@ -80,7 +80,7 @@ impl Drop for TcpProxy {
     }
 }
 
-/// Moves bytes until the drop of the proxy, or the close of an end.
+/// Forwards bytes until the proxy is dropped or an end closes.
 fn run(ends: [TcpStream; 2], received: &Receiver<(Request, Sender<usize>)>) {
     let [peer, server] = &ends;
     for end in &ends {
@@ -96,7 +96,7 @@ fn run(ends: [TcpStream; 2], received: &Receiver<(Request, Sender<usize>)>) {
                 std::thread::yield_now();
                 continue;
             }
-            Err(TryRecvError::Empty) => shift(peer, server, 1 << 16).and_then(|_| shift(server, peer, 1 << 16)),
+            Err(TryRecvError::Empty) => forward(peer, server, 1 << 16).and_then(|_| forward(server, peer, 1 << 16)),
             Ok((request, reply)) => {
                 let moved = match request {
                     Request::Hold => {
@@ -104,8 +104,8 @@ fn run(ends: [TcpStream; 2], received: &Receiver<(Request, Sender<usize>)>) {
                         Some(0)
                     }
                     Request::Pass(bytes) => {
-                        let moved = shift(peer, server, bytes);
-                        moved.and_then(|moved| shift(server, peer, bytes).map(|_| moved))
+                        let moved = forward(peer, server, bytes);
+                        moved.and_then(|moved| forward(server, peer, bytes).map(|_| moved))
                     }
                     Request::Inject(bytes) => write_all(server, &bytes).map(|()| bytes.len()),
                 };
@@ -120,8 +120,8 @@ fn run(ends: [TcpStream; 2], received: &Receiver<(Request, Sender<usize>)>) {
     }
 }
 
-/// Moves up to `bytes` bytes; returns their number, or `None` after the close of an end.
-fn shift(mut from: &TcpStream, to: &TcpStream, bytes: usize) -> Option<usize> {
+/// Forwards up to `bytes` bytes; returns their number, or `None` if an end has closed.
+fn forward(mut from: &TcpStream, to: &TcpStream, bytes: usize) -> Option<usize> {
     let mut buffer = vec![0; bytes];
     let mut len = 0;
     while len < bytes {

@@ -39,9 +39,9 @@ const PAUSE: u32 = 30;
 const PAUSED: u64 = MOST;
 /// Such a call is running.
 static PAUSES: AtomicBool = AtomicBool::new(false);
-/// Most outstanding calls: fewer than the credits that a busy server leaves its client, half of its credit limit.
+/// Maximum outstanding calls: fewer than the credits that a busy server leaves its client, half of its credit limit.
 const MOST: u64 = 24;
-/// Most outstanding bulk calls.
+/// Maximum outstanding bulk calls.
 const MOST_BULK: u64 = 7;
 
 struct Counting;

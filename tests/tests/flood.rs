@@ -17,7 +17,7 @@ use rpcrdma_tests::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Uid;
 
-/// Most lines of one kind within a test. There may be several shards, and more than one interval.
+/// Maximum lines of one kind within a test. There may be several shards, and more than one interval.
 const FEW: usize = 100;
 
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());

@@ -20,7 +20,7 @@ use crate::message::Flow;
 use crate::payload::{Rpc, RpcHeader};
 use decoder::{BodyDecoder, Chunks};
 
-/// Most calls that await their reply, because a capture without replies must not exhaust memory.
+/// Maximum calls that await their reply, because a capture without replies must not exhaust memory.
 const MAX_CALLS: usize = 1 << 16;
 
 /// File name, definitions and placement of each built-in program.

@@ -202,7 +202,7 @@ pub fn read<R: Read + Send, E: From<CaptureError>>(
                 };
                 if let Some(CapturedBytes { interface, bytes, length }) = found {
                     let Some(Interface { link, name, .. }) = interfaces.get(interface) else {
-                        let reason = format!("a packet of interface {interface}, which no block before it describes,");
+                        let reason = format!("a packet of interface {interface}, which no earlier block describes,");
                         return Err(malformed(reason, frame).into());
                     };
                     frame += 1;

@@ -19,7 +19,7 @@ const ICRC_LEN: usize = 4;
 const PSN_MASK: u32 = 0xFF_FFFF;
 /// Remembered sequence numbers per queue pair, which are more than any sender has in flight.
 const MAX_REMEMBERED: usize = 4096;
-/// Most incomplete Sends per queue pair, which are more than retransmission can leave open.
+/// Maximum incomplete Sends per queue pair, which are more than retransmission can leave open.
 const MAX_OPEN: usize = 64;
 
 /// Reassembles Sends, per direction of each queue pair.

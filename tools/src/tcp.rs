@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use crate::capture::Packet;
 use crate::network::{Datagram, TCP, be16};
 
-/// Most early bytes of one direction, which exceed any window that Linux offers by default.
+/// Maximum early bytes of one direction, which exceed any window that Linux offers by default.
 const MAX_EARLY: usize = 1 << 26;
 
 const HEADER: usize = 20;

@@ -1,4 +1,4 @@
-//! Both sides of the raw tests in one thread, and misbehaving clients.
+//! Tests of the raw server: both sides in one thread, and misbehaving clients.
 
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma::fabric::{ConnectParams, ControlEvent, Fabric, FabricAddress};
@@ -30,15 +30,15 @@ impl TestPair {
     fn connect(&mut self, private_data: Vec<u8>) -> ControlEvent {
         let params = ConnectParams { private_data, own_receive_queue: Some(8), ..ConnectParams::default() };
         self.client.connect(&self.address, &params).unwrap();
-        self.event()
+        self.next_event()
     }
 
-    /// Enough turns to reach connection management.
+    /// Polls the server for enough turns to include connection management.
     fn serve(&mut self) {
         (0..5000).for_each(|_| self.server.turn());
     }
 
-    fn event(&mut self) -> ControlEvent {
+    fn next_event(&mut self) -> ControlEvent {
         let mut events = Vec::new();
         for _ in 0..100 {
             self.serve();
@@ -47,7 +47,7 @@ impl TestPair {
                 return event;
             }
         }
-        panic!("nothing happened");
+        panic!("no event");
     }
 }
 
@@ -62,7 +62,7 @@ fn unsupported_tests_are_refused_with_a_reason() {
         (Hello { exposed: u64::MAX, ..GOOD }.encode(), "memory"),
     ] {
         let ControlEvent::Rejected { qp, private_data: text } = pair.connect(private_data) else {
-            panic!("accepted, but for {reason:?}");
+            panic!("accepted instead of refused: {reason:?}");
         };
         pair.client.destroy_qp(qp);
         let text = String::from_utf8_lossy(&text);
@@ -72,7 +72,7 @@ fn unsupported_tests_are_refused_with_a_reason() {
 }
 
 #[test]
-fn memory_of_a_client_that_leaves_is_freed() {
+fn memory_of_a_disconnected_client_is_freed() {
     let mut pair = pair("leaves");
     let ControlEvent::Established { qp: first, .. } = pair.connect(GOOD.encode()) else { panic!("refused") };
     let ControlEvent::Established { qp: second, .. } = pair.connect(GOOD.encode()) else { panic!("refused") };

@@ -24,7 +24,7 @@
 enum { PROGRAM = 0x20525046, VERSION = 5 };
 enum { ECHO_SMALL = 1, ECHO = 2, READ = 3, WRITE = 4 };
 static const char OPTIONS[] = "a:o:s:t:D:lc:";
-// Most bytes of ECHO_SMALL, and of a message.
+// Maximum bytes of ECHO_SMALL, and of a message.
 enum { SMALL = 256, MAX_MESSAGE = 3840 };
 
 // Calls between two reads of the clock, unless the client has nothing to do.

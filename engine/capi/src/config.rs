@@ -18,7 +18,7 @@ use rpcrdma_config::{Role, SettingError, Settings, knobs_named, secret_file};
 use rustix::io::Errno;
 
 use crate::failure::ApiFailure;
-use crate::names::in_c;
+use crate::names::to_c_names;
 use crate::services::ServiceTable;
 
 /// Source of settings in error texts.
@@ -245,11 +245,11 @@ fn setting_failure(error: SettingError) -> ApiFailure {
     match error {
         SettingError::Unknown { source_, knob, known } => {
             let own = EXTRA_KNOBS.join(", ");
-            let hint = Some(in_c(knob.clone())).filter(|here| *here != knob);
+            let hint = Some(to_c_names(knob.clone())).filter(|here| *here != knob);
             let hint = hint.map_or_else(String::new, |here| format!(" (in C: {here})"));
             ApiFailure::untranslated(
                 Errno::INVAL,
-                format!("{source_}: no knob {knob}{hint}: {}; also {own}", in_c(known)),
+                format!("{source_}: no knob {knob}{hint}: {}; also {own}", to_c_names(known)),
             )
         }
         error => ApiFailure::argument(error),
@@ -278,7 +278,7 @@ fn number<T: FromStr>(name: &str, text: &str, most: impl Display) -> Result<T, A
 /// Bytes of the longest path of a Unix socket.
 const LONGEST_SOCKET: usize = 107;
 
-/// Most shards, or workers, of a server.
+/// Maximum shards, or workers, of a server.
 const MOST_THREADS: usize = 1024;
 /// Highest number of a core in a `cpu_set_t`.
 const HIGHEST_CORE: usize = 1023;

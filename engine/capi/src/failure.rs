@@ -1,4 +1,4 @@
-//! Failures of functions: a code for the caller, and a text for the thread.
+//! Failures of the interface's functions: a code for the caller, and a text per thread.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -12,7 +12,7 @@ use rpcrdma::client::ConnectError;
 use rpcrdma::{CallError, CloseReason, CloseReasonKind, Refusal, StartError, StartErrorKind};
 use rustix::io::Errno;
 
-use crate::names::in_c;
+use crate::names::to_c_names;
 use crate::process::{self, set_errno};
 
 /// Failure of a function of the interface.
@@ -24,10 +24,10 @@ impl ApiFailure {
     #[cold]
     #[inline(never)]
     pub(crate) fn new(code: Errno, text: impl Display) -> Self {
-        Self(Box::new((code, in_c(text.to_string()))))
+        Self(Box::new((code, to_c_names(text.to_string()))))
     }
 
-    /// A failure whose text is kept as it is: its names of Rust are the caller's own words.
+    /// A failure whose text is kept unchanged, because Rust names in it would be the caller's own words.
     #[cold]
     pub(crate) fn untranslated(code: Errno, text: String) -> Self {
         Self(Box::new((code, text)))
@@ -57,7 +57,7 @@ impl ApiFailure {
         &self.0.1
     }
 
-    /// Makes text and code the thread's last failure and errno. Returns the negative code.
+    /// Stores the text as the thread's last failure, and the code as its errno. Returns the negative code.
     #[cold]
     #[inline(never)]
     pub(crate) fn report(self) -> c_int {
@@ -137,7 +137,7 @@ pub(crate) fn call_error_code(error: &CallError) -> Errno {
         CallError::Closed => Errno::NOTCONN,
         CallError::TooManyCalls { .. } => Errno::AGAIN,
         CallError::NoMemory { .. } | CallError::NoReplyBuffer { .. } => Errno::NOBUFS,
-        // EAGAIN stands for `TooManyCalls`.
+        // EAGAIN is reserved for `TooManyCalls`.
         CallError::OutOfMemory { os_error, .. } => {
             resource_limit_code(*os_error).filter(|code| *code != Errno::AGAIN).unwrap_or(Errno::NOMEM)
         }
@@ -223,12 +223,12 @@ pub(crate) fn entry<T: ReturnValue>(name: &'static str, body: impl FnOnce() -> R
     }
 }
 
-/// Reports a panic, whose place the panic hook has printed.
+/// Reports a panic, whose location the panic hook has printed.
 #[cold]
 #[inline(never)]
 fn panicked(name: &str, panic: &(dyn std::any::Any + Send)) -> c_int {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    let text = format!("{name}: panic: {}", text.unwrap_or("without a text"));
+    let text = format!("{name} panicked: {}", text.unwrap_or("(the panic value is not a string)"));
     log::error!("{text}");
     ApiFailure::new(Errno::IO, text).report()
 }

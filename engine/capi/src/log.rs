@@ -8,7 +8,7 @@ use log::{LevelFilter, Log, Metadata, Record};
 use rustix::io::Errno;
 
 use crate::failure::ApiFailure;
-use crate::names::in_c;
+use crate::names::to_c_names;
 
 type Function = unsafe extern "C-unwind" fn(context: *mut c_void, level: c_int, line: *const c_char);
 
@@ -38,7 +38,7 @@ impl Log for LogSink {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            let line = in_c(record.args().to_string()).replace('\0', " ");
+            let line = to_c_names(record.args().to_string()).replace('\0', " ");
             let line = CString::new(line).unwrap_or_default();
             // SAFETY: the caller of `new` guarantees it.
             unsafe { (self.function)(self.context, record.level() as c_int, line.as_ptr()) }

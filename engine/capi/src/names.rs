@@ -53,9 +53,9 @@ const NAMES: &[(&str, &str)] = &[
     ("memory.arenas", "rpcrdma_config_arena"),
 ];
 
-/// Replaces the names of Rust in a text.
+/// Replaces the Rust names in a text by C names.
 #[cold]
-pub(crate) fn in_c(text: String) -> String {
+pub(crate) fn to_c_names(text: String) -> String {
     let known = NAMES.iter().filter(|(rust, _)| text.contains(rust));
     known.fold(text.clone(), |text, (rust, c)| text.replace(rust, c))
 }
@@ -71,8 +71,8 @@ mod tests {
     fn rust_names_in_texts_are_replaced_by_c_names() {
         let text = "no reply (Procedure::max_reply); use ServerCall::set_result (memory.arenas)";
         let c = "no reply (max_reply of rpcrdma_procedure); use rpcrdma_call_result (rpcrdma_config_arena)";
-        assert_eq!(in_c(text.to_owned()), c);
-        assert_eq!(in_c("`read_chunks` needs buffers".to_owned()), "`max_read` needs buffers");
+        assert_eq!(to_c_names(text.to_owned()), c);
+        assert_eq!(to_c_names("`read_chunks` needs buffers".to_owned()), "`max_read` needs buffers");
     }
 
     /// The string literals of a source file, without those of its tests.
@@ -130,7 +130,7 @@ mod tests {
                 let literals = literals(&fs::read_to_string(&path).expect("a source file"));
                 for text in literals.into_iter().filter(|text| has_rust_name(text)) {
                     *seen += 1;
-                    if has_rust_name(&in_c(text.clone())) {
+                    if has_rust_name(&to_c_names(text.clone())) {
                         found.push(format!("{}: {text}", path.display()));
                     }
                 }

@@ -7,7 +7,7 @@ use std::ptr;
 
 use rpcrdma::server::{Peer, PeerEvent, PeerHook};
 
-use crate::names::in_c;
+use crate::names::to_c_names;
 use crate::services::CallbackContext;
 
 /// The beginning or the end of a client's connection to a server.
@@ -66,7 +66,7 @@ pub(crate) unsafe fn peer_hook(
 ) -> PeerHook {
     PeerHook::new(move |event| match event {
         PeerEvent::Established(peer) => report(function, context, peer, None),
-        PeerEvent::Ended(peer, reason) => report(function, context, peer, Some(c_text(in_c(reason.to_string())))),
+        PeerEvent::Ended(peer, reason) => report(function, context, peer, Some(c_text(to_c_names(reason.to_string())))),
         _ => {}
     })
 }

@@ -23,7 +23,7 @@ pub(crate) struct PolledClient {
     is_reporting: bool,
     /// Empty list for the next batch.
     spare: Vec<Done>,
-    /// Tells the client from a later one in the same slot.
+    /// Distinguishes the client from a later one in the same slot.
     id: u64,
     /// Tags of its replies, which it shares with the other temporary handles of its thread.
     tags: TemporaryTags,
@@ -32,7 +32,7 @@ pub(crate) struct PolledClient {
 impl PolledClient {
     pub(crate) fn new(client: LocalClient) -> Self {
         static CREATED: AtomicU64 = AtomicU64::new(0);
-        // Relaxed: only the number counts.
+        // Relaxed: the number only has to be unique.
         let id = CREATED.fetch_add(1, Ordering::Relaxed);
         Self { client, is_reporting: false, spare: Vec::new(), id, tags: TemporaryTags::of_thread() }
     }
@@ -43,7 +43,7 @@ impl PolledClient {
     /// EBUSY: a poll is reporting the ends of calls.
     pub(crate) fn leave_thread(&mut self) -> Result<(), ApiFailure> {
         if self.is_reporting {
-            return Err(ApiFailure::new(Errno::BUSY, "rpcrdma_local_client: a poll reports the ends of calls now"));
+            return Err(ApiFailure::new(Errno::BUSY, "rpcrdma_local_client: a poll is reporting the ends of calls"));
         }
         self.client.shard().leave_thread();
         self.tags = TemporaryTags::of_no_thread();
@@ -140,11 +140,11 @@ pub(crate) struct PolledServer {
     pub(crate) server: LocalServer,
     /// Makes clients for calls to the server's clients. Created by the first [`call_back`](Self::call_back).
     call_backs: Option<CallBacks>,
-    /// The thread that polls the server. It is dropped last, because the end of the other fields may run handlers.
+    /// The thread that polls the server. It is dropped last, because the drop of the other fields may run handlers.
     thread: PollingThread,
 }
 
-/// The thread that polls a server, which the server's clients must not block.
+/// The thread that polls a server. The server's clients must not block it.
 ///
 /// When dropped, it stores [`ENDED`] for these clients.
 struct PollingThread(Arc<AtomicU64>);

@@ -1,4 +1,4 @@
-#![expect(unsafe_code, reason = "errno and pthread_atfork are of C")]
+#![expect(unsafe_code, reason = "accesses errno, and calls pthread_atfork")]
 //! The process: standard descriptors, errno, and children of fork.
 //!
 //! A child has its parent's handles, but not the threads behind them.
@@ -17,7 +17,8 @@ static ATFORK: Once = Once::new();
 
 /// Prepares the process for threads: detects forks, and opens closed standard descriptors.
 ///
-/// A connection could get the number of a closed descriptor, and a message on standard error would go to a peer.
+/// Otherwise a connection could get the number of a closed standard descriptor, and a message that is written to
+/// standard error would go to a peer.
 pub(crate) fn prepare() {
     extern "C" fn child() {
         IS_CHILD.store(true, Ordering::Relaxed);
@@ -38,9 +39,9 @@ pub(crate) fn prepare() {
 #[cold]
 pub(crate) fn set_errno(code: Errno) {
     // SAFETY: the function returns the address of the thread's own variable.
-    let place = unsafe { libc::__errno_location() };
+    let variable = unsafe { libc::__errno_location() };
     // SAFETY: the variable is the thread's own, and no reference to it exists.
-    unsafe { place.write(code.raw_os_error()) };
+    unsafe { variable.write(code.raw_os_error()) };
 }
 
 /// Fails in a child of fork.
@@ -50,12 +51,15 @@ pub(crate) fn set_errno(code: Errno) {
 pub(crate) fn check_not_forked() -> Result<(), ApiFailure> {
     match IS_CHILD.load(Ordering::Relaxed) {
         false => Ok(()),
-        true => Err(forked()),
+        true => Err(fork_failure()),
     }
 }
 
 #[cold]
 #[inline(never)]
-fn forked() -> ApiFailure {
-    ApiFailure::new(Errno::PERM, "this process was forked with servers or clients: it may exec, and end with _exit")
+fn fork_failure() -> ApiFailure {
+    ApiFailure::new(
+        Errno::PERM,
+        "this process is a fork of one with servers or clients: it may only call exec or _exit",
+    )
 }

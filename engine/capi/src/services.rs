@@ -123,13 +123,13 @@ pub struct rpcrdma_procedure {
     pub context: *mut c_void,
     /// Least room for inline results, in bytes: at most 1 GiB; 0 means 256.
     pub max_reply: usize,
-    /// Most Read chunks of a call, at most 4. They are its eligible arguments (RFC 8166 §6).
+    /// Maximum Read chunks of a call, up to 4. They are its eligible arguments (RFC 8166 §6).
     pub read_chunks: u32,
-    /// Most Write chunks of a call, at most 4. They are its eligible results.
+    /// Maximum Write chunks of a call, up to 4. They are its eligible results.
     pub write_chunks: u32,
-    /// Most bytes of a Read chunk: at most 1 GiB, or with `reads_into` 4 GiB less 1.
+    /// Maximum bytes of a Read chunk: up to 1 GiB, or with `reads_into` 4 GiB less 1.
     pub max_read: usize,
-    /// Most bytes of a Write chunk: at most 1 GiB, or with `RPCRDMA_OWN_RESULTS` 4 GiB less 1.
+    /// Maximum bytes of a Write chunk: up to 1 GiB, or with `RPCRDMA_OWN_RESULTS` 4 GiB less 1.
     pub max_write: usize,
     /// Memory for the data of Read chunks, or NULL for the library's.
     ///
@@ -178,7 +178,7 @@ impl CallbackContext {
 
 /// Bytes of the longest buffer of `memory.bulk_buffers` and `memory.long_buffers`.
 const LONGEST_BUFFER: usize = 1 << 30;
-/// Most bytes of a chunk, whose length is an XDR unsigned integer.
+/// Maximum bytes of a chunk, whose length is an XDR unsigned integer.
 const LONGEST_CHUNK: usize = u32::MAX as usize;
 
 /// A version of a program, for error texts.

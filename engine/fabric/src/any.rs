@@ -17,8 +17,10 @@ use super::{
     Flow, Found, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
-/// One of the fabrics of this build. Addresses have the form of that fabric, without the word before the colon. Only
-/// [`bind`](Fabric::bind) needs that word, because it has no fabric yet.
+/// One of the fabrics of this build.
+///
+/// Its methods take addresses without the scheme, which is the part before the colon. Only [`bind`](Fabric::bind)
+/// takes the scheme too, because it selects the fabric.
 pub enum AnyFabric {
     /// Shared memory.
     Software(SoftwareFabric),
@@ -76,7 +78,7 @@ impl Fabric for AnyFabric {
             (Self::Iwarp(fabric), AnyListener::Iwarp(listener)) => fabric.listen(listener),
             #[cfg(feature = "verbs")]
             (Self::Verbs(fabric), AnyListener::Verbs(listener)) => fabric.listen(listener),
-            _ => Err(FabricError::misuse("the address was bound for another fabric")),
+            _ => Err(FabricError::misuse("the listener belongs to another fabric")),
         }
     }
 

@@ -12,7 +12,7 @@ pub(crate) const FOREIGN: &str = "memory that is not registered with this fabric
 /// The defect of a work request that exceeds its buffer.
 const BOUNDS: &str = "bytes outside of the buffer";
 
-/// Most windows per side and queue pair, because a steering tag has 16 bits for an index.
+/// Maximum windows per side and queue pair, because a steering tag has 16 bits for an index.
 pub(crate) const MAX_WINDOWS: usize = 1 << 16;
 
 /// Checks a field of a fabric's configuration; `rule` states the allowed values.

@@ -27,7 +27,7 @@ impl fmt::Display for NamedDevice {
     }
 }
 
-/// The host of an address, for quotas per host: an IPv6 host has its whole /64 network.
+/// The host of an address, for quotas per host. All addresses of an IPv6 /64 network are one host.
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
@@ -60,16 +60,16 @@ fn device_and_rest(text: &str) -> Result<(Option<NamedDevice>, &str), &'static s
     Ok((Some(NamedDevice { name: name.to_owned(), gid_index }), rest))
 }
 
-/// Checks the form of an address, with an optional device if `devices`; looks up no name.
+/// Checks the form of an address, which may name a device if `devices`. Does not look up the host's name.
 ///
 /// # Errors
-/// The defect.
+/// The description of what is wrong with the address.
 pub fn check(text: &str, devices: bool) -> Result<(), &'static str> {
     let at = if devices { device_and_rest(text)?.1 } else { text };
     split(at).map(|_| ())
 }
 
-/// Reads decimal digits, and no sign or space.
+/// Parses a number of decimal digits, without a sign or space.
 fn number<T: FromStr>(text: &str) -> Result<T, ()> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten().ok_or(())
@@ -96,7 +96,7 @@ pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
 
 fn split(text: &str) -> Result<(&str, u16), &'static str> {
     if text.contains('@') {
-        return Err("only addresses of verbs: name an RDMA device, before an @");
+        return Err("only verbs: addresses may name an RDMA device before an @");
     }
     if text.contains(char::is_whitespace) {
         return Err("unexpected space");
@@ -116,7 +116,7 @@ fn split(text: &str) -> Result<(&str, u16), &'static str> {
     }
 }
 
-/// Error of a port that this user may not bind.
+/// Error for a port that this user may not bind.
 pub(crate) fn privileged_port(address: &str, error: impl fmt::Display) -> FabricError {
     let remedy = "ports below 1024 need CAP_NET_BIND_SERVICE; use a higher one, such as";
     FabricError::address(address, format!("{error}: {remedy} {DEFAULT_PORT}"))
@@ -181,7 +181,7 @@ mod tests {
             ("[fd00::1", "not closed"),
             ("[fd00::1]7", "after the bracket"),
             ("[fe80::1]:7", "link-local"),
-            ("rxe0@10.0.0.1", "only addresses of verbs:"),
+            ("rxe0@10.0.0.1", "only verbs: addresses"),
         ] {
             let error = resolve(&FabricAddress(text.into())).expect_err(text).to_string();
             assert!(error.contains(why), "{text}: {error}");

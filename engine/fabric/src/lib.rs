@@ -147,7 +147,7 @@ with_defaults! {
         pub scheme: &'static str = "",
         /// Human-readable device name.
         pub device: String = String::new(),
-        /// Most outstanding work requests per send queue.
+        /// Maximum outstanding work requests per send queue.
         pub max_send_wr: u32 = 1024,
         /// Receives that may be posted to one receive queue.
         pub max_recv_wr: u32 = 4096,

@@ -11,11 +11,11 @@ use log::Level;
 
 use crate::error::failed;
 
-/// Most lines of one kind that are written in one interval.
+/// Maximum lines of one kind that are written in one interval.
 pub const LINES: u32 = 8;
 /// Nanoseconds of an interval: 10 seconds.
 pub const INTERVAL: u64 = 10_000_000_000;
-/// Most subjects with their own limits at a time. Further subjects share the limit of their cause.
+/// Maximum subjects with their own limits at a time. Further subjects share the limit of their cause.
 pub const MAX_SUBJECTS: usize = 64;
 
 /// A rate-limited log for lines that peers can cause.

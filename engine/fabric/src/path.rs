@@ -19,7 +19,7 @@ pub struct PathConfig {
     pub tos: Option<u8>,
     /// Service level (InfiniBand) or priority (RoCE over VLANs, lower three bits). The range is 0 to 15.
     pub service_level: Option<u8>,
-    /// Most payload bytes of a packet: 256, 512, 1024, 2048 or 4096.
+    /// Maximum payload bytes of a packet: 256, 512, 1024, 2048 or 4096.
     pub path_mtu: Option<u32>,
 }
 

@@ -16,7 +16,7 @@ const STACK: usize = 128 << 10;
 #[derive(Debug)]
 pub(super) struct Reaper<T> {
     name: &'static str,
-    /// Most threads.
+    /// Maximum threads.
     threads: usize,
     /// Number of waiting values at which the reaper is full.
     max_waiting: usize,

@@ -22,7 +22,7 @@ use crate::wire::xdr::{Decoder, padded};
 pub struct Eligible {
     /// Number of items.
     pub count: usize,
-    /// Most bytes of each, without XDR round-up.
+    /// Maximum bytes of each, without XDR round-up.
     pub max_len: usize,
 }
 
@@ -48,9 +48,9 @@ pub struct Binding {
     /// Results that may travel as Write chunks.
     #[doc(hidden)]
     pub results: Eligible,
-    /// Most bytes of arguments without RPC header and eligible items.
+    /// Maximum bytes of arguments without RPC header and eligible items.
     pub max_call: usize,
-    /// Most bytes of results without RPC header and eligible items.
+    /// Maximum bytes of results without RPC header and eligible items.
     pub max_reply: usize,
 }
 
@@ -163,14 +163,14 @@ impl Binding {
         self
     }
 
-    /// Most bytes of inline arguments when `reduced` eligible ones travel as chunks.
+    /// Maximum bytes of inline arguments when `reduced` eligible ones travel as chunks.
     #[doc(hidden)]
     pub const fn call_len(&self, reduced: usize) -> usize {
         self.max_call.saturating_add(unreduced_len(&self.arguments, reduced))
     }
 
-    /// Most bytes of inline results when `reduced` eligible ones travel as chunks. A requester needs that room beside
-    /// the RPC reply header (RFC 8166 §6.2).
+    /// Maximum bytes of inline results when `reduced` eligible ones travel as chunks. A requester needs that room
+    /// beside the RPC reply header (RFC 8166 §6.2).
     #[doc(hidden)]
     pub const fn reply_len(&self, reduced: usize) -> usize {
         self.max_reply.saturating_add(unreduced_len(&self.results, reduced))

@@ -26,7 +26,7 @@ with_defaults! {
         pub credits: u32 = 32,
         /// Version 1 Receives for reverse-direction calls (client) or their replies (server).
         pub reverse_credits: u32 = 0,
-        /// Most outstanding or queued calls of this end; 0 for none.
+        /// Maximum outstanding or queued calls of this end; 0 for none.
         pub max_calls: usize = 32,
         /// Calls in the reverse direction that this client accepts.
         pub reverse: ReverseSupport = ReverseSupport::None,
@@ -45,7 +45,7 @@ with_defaults! {
         pub receive_sizes: Option<(usize, usize)> = None,
         /// Longest segment that this end handles, in bytes.
         pub segment_size: u32 = 1 << 20,
-        /// Most segments in one header that this end handles.
+        /// Maximum segments in one header that this end handles.
         pub segment_count: u32 = 16,
         /// Longest RPC message to continue instead of using a chunk, in bytes.
         pub continue_up_to: usize = 16 << 10,

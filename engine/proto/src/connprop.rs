@@ -31,7 +31,7 @@ impl Connprop {
         Self { sent: false, received: false, part: Vec::new(), rest: Vec::new(), auth, message: None }
     }
 
-    /// Most bytes of a CONNPROP, or of its next part, if the longest message has `threshold` bytes.
+    /// Maximum bytes of a CONNPROP, or of its next part, if the longest message has `threshold` bytes.
     pub(super) fn room(&self, threshold: usize) -> usize {
         let message = self.message.as_ref().map_or(0, Vec::len);
         (PROPERTIES_LEN + message + self.rest.len()).min(threshold)

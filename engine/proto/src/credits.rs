@@ -34,8 +34,8 @@ pub const MIN_CREDITS: u32 = 4;
 /// The largest credit limit: an increment must fit 16 bits.
 pub const MAX_CREDITS: u32 = 0x7FFF;
 
-/// Most consecutive pure grants for a single message. Without a bound, two idle peers would answer each other's grants
-/// without end.
+/// Maximum consecutive pure grants for a single message. Without a bound, two idle peers would answer each other's
+/// grants without end.
 const MAX_CONSECUTIVE_GRANTS: u8 = 4;
 
 /// Credits for replies alone, while the peer has calls to answer. The peer grants them beyond its limit; this side

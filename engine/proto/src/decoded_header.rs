@@ -2,8 +2,9 @@
 
 use crate::wire::{CheckedHeader, Head, HeaderType, SingleChunks, View};
 
-/// The decoded header of a call or reply. Most are decoded by fixed layout, the others checked as a whole. Both ways
-/// are equivalent.
+/// The decoded header of a call or reply.
+///
+/// Most headers are decoded by a fixed layout, and the others are checked as a whole. Both ways are equivalent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodedHeader {
     /// The header words before the lists.
@@ -33,7 +34,9 @@ pub(super) struct ListKinds {
 }
 
 impl DecodedLists {
-    /// The kinds of lists that were decoded by layout; `None` without lists.
+    /// The kinds of lists that were decoded by layout; `None` if there are none.
+    ///
+    /// For a header that was checked as a whole, [`ListKinds::of`] returns them.
     #[inline]
     pub(super) fn kinds(&self) -> Option<ListKinds> {
         match self {
@@ -53,8 +56,9 @@ impl ListKinds {
 }
 
 impl DecodedHeader {
-    /// The header of a message that was checked as a whole. In version 1 the header does not show whether it is a
-    /// `response`.
+    /// The header of a message that was checked as a whole.
+    ///
+    /// `response` tells whether the message is a response, which a header of version 1 does not show.
     pub(super) fn checked(view: &View<'_>, response: bool) -> Self {
         Self { head: Head::of(view, response), lists: DecodedLists::Checked(view.detach()) }
     }

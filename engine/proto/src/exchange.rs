@@ -49,9 +49,9 @@ pub use error::{ChangeError, ExchangeError};
 pub use operation::EncodedOperation;
 use operation::QueuedOperation;
 
-/// Most properties in one request of the peer, known or not. Its answer then takes less than 150 bytes.
+/// Maximum properties in one request of the peer, known or not. Its answer then takes less than 150 bytes.
 pub const MAX_REQUESTED: usize = 256;
-/// Most queued answers. A peer that sends more requests without granting credits gets errors.
+/// Maximum queued answers. A peer that sends more requests without granting credits gets errors.
 pub const MAX_ANSWERS: usize = 4;
 
 /// Characteristics of one message.

@@ -54,7 +54,7 @@ pub struct CallLengths {
     pub call: usize,
     /// The reply's transport header with its returned Write chunks, in bytes.
     pub reply_header: usize,
-    /// Most bytes of the reduced RPC reply.
+    /// Maximum bytes of the reduced RPC reply.
     pub reply: usize,
 }
 

@@ -4,9 +4,9 @@
 
 use crate::wire::ChunkLimits;
 
-/// Most chunks per direction, besides Position Zero Read and Reply chunks.
+/// Maximum chunks per direction, besides Position Zero Read and Reply chunks.
 pub const MAX_CHUNKS: usize = 4;
-/// Most segments of any chunk, of all four kinds (RFC 8267 §6.4.2).
+/// Maximum segments of any chunk, of all four kinds (RFC 8267 §6.4.2).
 pub const MAX_SEGMENTS: usize = 16;
 
 /// Limits on the chunk lists of a call, for [`View::check_limits`](crate::wire::View::check_limits).

@@ -163,7 +163,7 @@ pub struct ConnectionTerms {
     pub receive_inline_threshold: usize,
     /// Longest segment that the peer handles, in bytes.
     pub segment_size: u32,
-    /// Most segments in one header that the peer handles.
+    /// Maximum segments in one header that the peer handles.
     pub segment_count: u32,
     /// The peer's support for reverse-direction calls, if this side is the server.
     pub reverse: ReverseSupport,

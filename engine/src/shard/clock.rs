@@ -45,7 +45,7 @@ pub(super) struct Clock {
     now: u64,
     /// Turns to the next reading.
     left: u32,
-    /// Most turns to the next reading after an idle turn.
+    /// Maximum turns to the next reading after an idle turn.
     idle: u32,
     /// The last measurement: at the start of a turn, or before or after a sleep.
     measured_at: u64,

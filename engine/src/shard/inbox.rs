@@ -25,7 +25,7 @@ use crate::proto::CallError;
 use crate::service::ShardTask;
 use crate::stats::ShardStats;
 
-/// Most polls of a busy inbox before a connection closes.
+/// Maximum polls of a busy inbox before a connection closes.
 const CLOSE_POLLS: u32 = 256;
 
 /// An RPC message from another thread; short ones fit the ring's slot.
@@ -66,7 +66,7 @@ pub(crate) struct RemoteCall {
     pub(crate) message: RemoteMessage,
     pub(crate) memory: ChunkMemory,
     pub(crate) one_way: bool,
-    /// Most bytes of inline results in the reply.
+    /// Maximum bytes of inline results in the reply.
     pub(crate) max_reply: usize,
     pub(crate) timeout: Option<Duration>,
     pub(crate) completer: Completer<CallResult>,

@@ -62,7 +62,7 @@ pub enum PeerEvent<'a> {
 
 /// Called with each [`PeerEvent`] of a server; must not block.
 ///
-/// Panics are catch_panic and logged.
+/// Its panics are caught and logged.
 ///
 /// It runs on the thread of the connection's shard. If that shard has stopped while workers ran calls of the
 /// connection, the last worker's thread reports the end.
@@ -77,7 +77,7 @@ struct Hook {
 }
 
 impl PeerHook {
-    /// Calls a closure.
+    /// Creates a hook that calls a closure.
     pub fn new(hook: impl Fn(PeerEvent<'_>) + Send + Sync + 'static) -> Self {
         let log = Mutex::new(LogLimit::new(module_path!()));
         Self(Arc::new(Hook { hook: Box::new(hook), log, began: Instant::now() }))
@@ -166,8 +166,9 @@ pub(super) struct PeerInfo {
     since: u64,
     /// Whether its first message has not arrived yet.
     pub(super) is_new: bool,
-    /// Useful messages at the last check, and the time of the last change, in nanoseconds.
+    /// Number of useful messages at the last check.
     useful: u64,
+    /// Time of the check that found this number first, in nanoseconds.
     last_useful: u64,
 }
 
@@ -241,21 +242,21 @@ mod tests {
         conn
     }
 
-    fn peers(events: &RecordedEvents) -> PeerReporter {
-        let mut peers = PeerReporter::default();
-        peers.set_hook(events.hook(), 0);
-        peers
+    fn reporter(events: &RecordedEvents) -> PeerReporter {
+        let mut reporter = PeerReporter::default();
+        reporter.set_hook(events.hook(), 0);
+        reporter
     }
 
     #[test]
     fn each_connection_and_its_end_are_reported_once() {
         let events = RecordedEvents::default();
-        let peers = peers(&events);
+        let reporter = reporter(&events);
         let mut conn = accepted(3);
         conn.report_ended(&LocalClose::Requested.into());
         assert!(events.take().is_empty(), "its start was not reported");
-        conn.report_established(&peers);
-        conn.report_established(&peers);
+        conn.report_established(&reporter);
+        conn.report_established(&reporter);
         assert_eq!(events.take(), ["3 established"]);
         conn.report_ended(&LocalClose::Displaced.into());
         assert_eq!(events.take(), [format!("3: {}", LocalClose::Displaced)]);
@@ -267,12 +268,12 @@ mod tests {
     #[test]
     fn a_close_is_reported_after_the_last_call_with_workers() {
         let events = RecordedEvents::default();
-        let peers = peers(&events);
+        let reporter = reporter(&events);
         let mut conn = accepted(3);
-        conn.report_established(&peers);
+        conn.report_established(&reporter);
         let calls = [conn.close_report.clone(), conn.close_report.clone()];
         conn.report_ended(&LocalClose::Requested.into());
-        drop((conn, peers));
+        drop((conn, reporter));
         assert_eq!(events.take(), ["3 established"], "workers have calls of it");
         let [one, other] = calls;
         drop(one);
@@ -284,10 +285,10 @@ mod tests {
     #[test]
     fn open_connections_are_reported_closed_with_their_shard() {
         let events = RecordedEvents::default();
-        let peers = peers(&events);
+        let reporter = reporter(&events);
         let mut conn = accepted(7);
-        conn.report_established(&peers);
-        drop((conn, peers));
+        conn.report_established(&reporter);
+        drop((conn, reporter));
         assert_eq!(events.take(), ["7 established".to_owned(), format!("7: {}", LocalClose::Stopped)]);
     }
 

@@ -15,7 +15,7 @@ const AHEAD: usize = 1;
 /// Number of connections up to which nothing is prefetched, because their state stays in the caches.
 const FEW: usize = 16;
 
-/// Most messages of one connection in one turn.
+/// Maximum messages of one connection in one turn.
 const TRANSMIT_BATCH: usize = 64;
 
 impl<F: Fabric> Shard<F> {

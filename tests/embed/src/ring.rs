@@ -85,7 +85,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Most records per batch: the kernel accepts 1024 pieces.
+    /// Maximum records per batch: the kernel accepts 1024 pieces.
     pub(crate) const MOST: usize = 256;
 
     pub(crate) fn new(file: Arc<File>, at: u64, puts: Vec<Put>) -> Self {

@@ -1,9 +1,9 @@
 //! A connection of the software fabric with an arbitrary peer.
 //!
 //! The peer writes arbitrary bytes into all shared memory at any time. This side sends, receives, exposes memory, and
-//! accesses the peer's memory. Every buffer returns, and every signalled request completes once. While the peer obeys
-//! the rules, its messages arrive whole and in order. Receives hold a mark, like old bytes of another peer's message,
-//! and no completion delivers it.
+//! accesses the peer's memory. Every buffer returns to its pool, and every signalled request completes once. While the
+//! peer obeys the rules, its messages arrive whole and in order. Each Receive contains a mark before it is posted, like
+//! old bytes of another peer's message, and no completion may deliver the mark.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,7 +17,7 @@ use rpcrdma::fabric::{
 };
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
-/// State for all inputs.
+/// State that the scenarios of all inputs share.
 struct Fixture {
     fabric: SoftwareFabric,
     peer: Peer,
@@ -64,11 +64,11 @@ struct Scenario<'t, 'd> {
     /// Signalled requests without a completion.
     posted: Vec<u64>,
     next: u64,
-    /// Messages of the peer that this side has not received, while the peer obeys the rules.
+    /// Messages of the peer that this side has not received; `None` once the peer has broken the rules.
     honest: Option<VecDeque<Vec<u8>>>,
     done: Vec<Completion>,
     violations: u64,
-    over: bool,
+    ended: bool,
 }
 
 impl<'t, 'd> Scenario<'t, 'd> {
@@ -86,7 +86,7 @@ impl<'t, 'd> Scenario<'t, 'd> {
         let qp = peer.join(fabric, exposed.arena().id(), &params);
         let windows = (0..WINDOWS).map(|_| fabric.alloc_window(qp).expect("a window")).collect();
         let (honest, done) = (Some(VecDeque::new()), Vec::new());
-        Self { fixture, input, qp, windows, posted: Vec::new(), next: 0, honest, done, violations, over: false }
+        Self { fixture, input, qp, windows, posted: Vec::new(), next: 0, honest, done, violations, ended: false }
     }
 
     fn byte(&mut self) -> u8 {
@@ -106,54 +106,54 @@ impl<'t, 'd> Scenario<'t, 'd> {
     }
 
     fn run(mut self) {
-        while !self.input.is_empty() && !self.over {
+        while !self.input.is_empty() && !self.ended {
             let step = self.byte();
             self.step(step & 15, step >> 4);
         }
         self.end();
     }
 
-    fn step(&mut self, step: u8, with: u8) {
+    fn step(&mut self, step: u8, argument: u8) {
         match step {
-            0..=2 => self.poll(1 + usize::from(with)),
+            0..=2 => self.poll(1 + usize::from(argument)),
             3 => {
-                let own = with & 1 != 0;
-                let mut bufs: Vec<Buf> = (0..=with >> 2).map_while(|_| self.fixture.pool.alloc(RECEIVE)).collect();
+                let own = argument & 1 != 0;
+                let mut bufs: Vec<Buf> = (0..=argument >> 2).map_while(|_| self.fixture.pool.alloc(RECEIVE)).collect();
                 for place in bufs.iter_mut().flat_map(|buf| buf.full_mut().as_chunks_mut().0) {
                     *place = self.fixture.mark;
                 }
                 let _ = self.fixture.fabric.post_recv(own.then_some(self.qp), &mut bufs);
             }
-            4 | 5 => self.peer_sends(with),
-            6 => self.poke(with),
+            4 | 5 => self.peer_sends(argument),
+            6 => self.poke(argument),
             7 => {
                 // Writes a word at a word position: headers, reports, bells, entries.
-                let part = [Part::Rings, Part::Table, Part::Ours, Part::Rings][usize::from(with & 3)];
-                let at = 8 * usize::from(self.byte()) * if with & 4 != 0 { 8 } else { 1 };
+                let part = [Part::Rings, Part::Table, Part::Ours, Part::Rings][usize::from(argument & 3)];
+                let at = 8 * usize::from(self.byte()) * if argument & 4 != 0 { 8 } else { 1 };
                 let (low, high) = (u64::from(self.word()), u64::from(self.byte()));
-                self.spoil(part);
+                self.break_rules(part);
                 let _ = self.fixture.peer.poke(part, at, &(low | high << 32).to_ne_bytes());
             }
             8 => {
                 // Reports progress, or refuses a message.
-                let (head, refusal) = (64 * u64::from(self.byte()), u64::from(with >> 2));
+                let (head, refusal) = (64 * u64::from(self.byte()), u64::from(argument >> 2));
                 let at = self.fixture.peer.report();
                 self.honest = None;
                 assert!(self.fixture.peer.poke(Part::Rings, at, &head.to_ne_bytes()));
                 assert!(self.fixture.peer.poke(Part::Rings, at + 8, &refusal.to_ne_bytes()));
             }
-            9 | 10 => self.send(with),
-            11 => self.reach(with),
-            12 => self.expose(with),
+            9 | 10 => self.send(argument),
+            11 => self.access_peer(argument),
+            12 => self.expose(argument),
             13 => {
-                let window = self.windows[usize::from(with) % self.windows.len()];
-                self.post(WorkRequest::LocalInvalidate { window }, with & 4 != 0);
+                let window = self.windows[usize::from(argument) % self.windows.len()];
+                self.post(WorkRequest::LocalInvalidate { window }, argument & 4 != 0);
             }
-            14 if with == 0 => self.fixture.fabric.arm(),
-            14 if with == 1 => self.fixture.fabric.disconnect(self.qp),
-            14 if with == 2 => {
+            14 if argument == 0 => self.fixture.fabric.arm(),
+            14 if argument == 1 => self.fixture.fabric.disconnect(self.qp),
+            14 if argument == 2 => {
                 let len = self.word() & 0xFFF;
-                self.spoil(Part::Rings);
+                self.break_rules(Part::Rings);
                 self.fixture.peer.announce(len);
             }
             _ => {
@@ -163,32 +163,32 @@ impl<'t, 'd> Scenario<'t, 'd> {
         }
     }
 
-    /// The peer breaks the rules.
-    fn spoil(&mut self, part: Part) {
+    /// Records that the peer breaks the rules, which a change of exposed memory does not.
+    fn break_rules(&mut self, part: Part) {
         if part != Part::Exposed {
             self.honest = None;
         }
     }
 
-    fn poke(&mut self, with: u8) {
-        let part = [Part::Rings, Part::Table, Part::Ours, Part::Exposed][usize::from(with & 3)];
-        let at = usize::from(self.byte()) << (with >> 2 & 3) << 3;
+    fn poke(&mut self, argument: u8) {
+        let part = [Part::Rings, Part::Table, Part::Ours, Part::Exposed][usize::from(argument & 3)];
+        let at = usize::from(self.byte()) << (argument >> 2 & 3) << 3;
         let len = usize::from(self.byte() & 63);
         let bytes = self.bytes(len);
-        self.spoil(part);
+        self.break_rules(part);
         let _ = self.fixture.peer.poke(part, at % self.fixture.peer.len(part), bytes);
     }
 
-    fn peer_sends(&mut self, with: u8) {
-        let len = usize::from(self.byte()) << (with & 3);
-        let invalidate = if with & 12 == 4 {
-            let window = self.windows[usize::from(with) % self.windows.len()];
+    fn peer_sends(&mut self, argument: u8) {
+        let len = usize::from(self.byte()) << (argument & 3);
+        let invalidate = if argument & 12 == 4 {
+            let window = self.windows[usize::from(argument) % self.windows.len()];
             // The bound key, if one is bound.
-            Some(self.fixture.fabric.next_rkey(window).wrapping_sub(u32::from(with & 16 == 0)))
+            Some(self.fixture.fabric.next_rkey(window).wrapping_sub(u32::from(argument & 16 == 0)))
         } else {
             None
         };
-        let mut payload = vec![with; len.min(MAX_MESSAGE)];
+        let mut payload = vec![argument; len.min(MAX_MESSAGE)];
         let front = self.bytes(len.min(4));
         payload[..front.len()].copy_from_slice(front);
         let sent = self.fixture.peer.send(&payload, invalidate, 0);
@@ -208,20 +208,20 @@ impl<'t, 'd> Scenario<'t, 'd> {
         }
     }
 
-    fn send(&mut self, with: u8) {
+    fn send(&mut self, argument: u8) {
         let Some(mut buf) = self.fixture.pool.alloc(MAX_MESSAGE) else { return };
-        let len = usize::from(self.byte()) << (with & 3);
+        let len = usize::from(self.byte()) << (argument & 3);
         buf.set_window(0, len.min(MAX_MESSAGE));
-        let invalidate = (with & 4 != 0).then_some(7);
-        self.post(WorkRequest::Send { buf, invalidate, fence: false }, with & 8 != 0);
+        let invalidate = (argument & 4 != 0).then_some(7);
+        self.post(WorkRequest::Send { buf, invalidate, fence: false }, argument & 8 != 0);
     }
 
-    /// An RDMA Read or Write.
-    fn reach(&mut self, with: u8) {
+    /// Posts an RDMA Read or Write of this side.
+    fn access_peer(&mut self, argument: u8) {
         let Some(buf) = self.fixture.pool.alloc(MAX_MESSAGE) else { return };
         let remote = RemoteMemory { rkey: self.word(), address: u64::from(self.word()) };
-        let len = usize::from(self.byte()) << (with & 3);
-        let wr = match with >> 2 & 3 {
+        let len = usize::from(self.byte()) << (argument & 3);
+        let wr = match argument >> 2 & 3 {
             0 => match buf.lend() {
                 Ok(dst) => WorkRequest::Read { dst, offset: 0, len, remote },
                 Err(_) => return,
@@ -232,18 +232,18 @@ impl<'t, 'd> Scenario<'t, 'd> {
             },
             _ => WorkRequest::Write { src: Source::Frozen(buf.freeze()), offset: 0, len, remote },
         };
-        self.post(wr, with & 1 != 0);
+        self.post(wr, argument & 1 != 0);
     }
 
-    fn expose(&mut self, with: u8) {
+    fn expose(&mut self, argument: u8) {
         let mem: Lent = match self.fixture.exposed.alloc(MAX_MESSAGE).map(Buf::lend) {
             Some(Ok(mem)) => mem,
             _ => return,
         };
-        let window = self.windows[usize::from(with) % self.windows.len()];
+        let window = self.windows[usize::from(argument) % self.windows.len()];
         let len = 1 + usize::from(self.byte());
-        let access = [Access::REMOTE, Access::REMOTE_READ][usize::from(with >> 2 & 1)];
-        self.post(WorkRequest::Bind { window, mem, offset: 0, len, access }, with & 8 != 0);
+        let access = [Access::REMOTE, Access::REMOTE_READ][usize::from(argument >> 2 & 1)];
+        self.post(WorkRequest::Bind { window, mem, offset: 0, len, access }, argument & 8 != 0);
     }
 
     fn poll(&mut self, most: usize) {
@@ -263,15 +263,15 @@ impl<'t, 'd> Scenario<'t, 'd> {
             let at = self.posted.iter().position(|id| *id == completion.wr_id);
             match at {
                 Some(at) => _ = self.posted.remove(at),
-                // Failures complete even unsignalled requests.
+                // A failed request completes even if it is not signalled.
                 None => assert!(!completion.status.is_ok()),
             }
-            self.over |= !completion.status.is_ok();
+            self.ended |= !completion.status.is_ok();
             return;
         }
         let buf = completion.buf.expect("a Receive has a buffer");
         if completion.status != Status::Success {
-            self.over = true;
+            self.ended = true;
             return;
         }
         assert!(buf.len() <= MAX_MESSAGE);
@@ -284,8 +284,8 @@ impl<'t, 'd> Scenario<'t, 'd> {
 
     /// Checks that all resources are returned.
     fn end(mut self) {
-        if self.honest.is_some() && !self.over {
-            assert_eq!(self.fixture.fabric.stats().peer_violations, self.violations, "of an honest peer");
+        if self.honest.is_some() && !self.ended {
+            assert_eq!(self.fixture.fabric.stats().peer_violations, self.violations, "a violation by an honest peer");
         }
         self.fixture.fabric.destroy_qp(self.qp);
         loop {

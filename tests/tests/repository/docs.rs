@@ -27,7 +27,7 @@ const KNOBS: &[(&str, &str)] = &[
 
 /// Fields of them that are no options: groups of others, and parts of the program.
 const PARTS: &[&str] = &["shard", "accept", "workers", "more_addresses", "peers"];
-/// Most options of the manual.
+/// Maximum options of the manual.
 const MOST_OPTIONS: usize = 60;
 
 /// The public fields of a struct, in order: as written, or in a group of `knobs!`.

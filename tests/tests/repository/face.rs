@@ -11,9 +11,9 @@ use serde_json::Value;
 
 /// The crates that export items. The first is the checked one.
 const CRATES: [&str; 4] = ["rpcrdma", "rpcrdma-proto", "rpcrdma-fabric", "rpcrdma-mempool"];
-/// Most modules, types, traits, functions, constants and methods.
+/// Maximum modules, types, traits, functions, constants and methods.
 const MOST_ITEMS: usize = 356;
-/// Most fields and variants.
+/// Maximum fields and variants.
 const MOST_FIELDS: usize = 219;
 const LIST: &str = "engine/api.txt";
 

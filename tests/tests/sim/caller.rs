@@ -20,7 +20,7 @@ use crate::plan::{self, Plan};
 use crate::probe::Loss;
 use crate::service::{Runs, services};
 
-/// Most connections that a client opens in place of lost ones.
+/// Maximum connections that a client opens in place of lost ones.
 const RECONNECTS: usize = 6;
 
 pub(crate) struct Caller {

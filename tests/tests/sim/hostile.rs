@@ -21,9 +21,9 @@ type RawListener = rpcrdma_tests::RawListener<Medium>;
 
 /// Connections that one opens, one after the other.
 const MOST_CONNECTIONS: usize = 6;
-/// Most buffers that one exposes.
+/// Maximum buffers that one exposes.
 const EXPOSURES: usize = 12;
-/// Most messages that are remembered for replay.
+/// Maximum messages that are remembered for replay.
 const MOST_REMEMBERED: usize = 16;
 
 /// State of either kind.

@@ -31,7 +31,7 @@ pub(crate) struct Plan {
     pub(crate) longest_message: usize,
     /// Reverse calls that clients take.
     pub(crate) reverse: ReverseSupport,
-    /// Most nanoseconds of a round.
+    /// Maximum nanoseconds of a round.
     pub(crate) tick: u64,
     /// Percentage of turns skipped.
     pub(crate) idle: usize,
@@ -90,7 +90,7 @@ pub(crate) struct Caller {
 pub(crate) struct Habits {
     /// Number of calls.
     pub(crate) calls: usize,
-    /// Most outstanding calls per connection.
+    /// Maximum outstanding calls per connection.
     pub(crate) depth: usize,
     /// One call of this number has a deadline; 0: none.
     pub(crate) deadline: usize,

@@ -78,7 +78,7 @@ fails "a device without the address" 'no active port has the address 10.0.0.2' -
 fails "a GID of another address" 'listen address 10.0.0.1 differs from the address fd00::1 of the GID' -- \
     "$rpcperf" serve --listen verbs:rxe0/2@10.0.0.1:20049 --only calls
 fails "a device that is not there" 'no device named "mlx5_0"' 'rxe1 port 1' -- "$rpcperf" lat verbs:mlx5_0@10.0.0.1
-ended=2 fails "a device of TCP" 'only addresses of verbs:' -- "$rpcperf" lat iwarp:rxe0@10.0.0.1
+ended=2 fails "a device of TCP" 'only verbs: addresses' -- "$rpcperf" lat iwarp:rxe0@10.0.0.1
 status=0
 "$RPCRDMA" doctor verbs:rxe7@10.0.0.1 >/run/said || status=$?
 ((status == 2)) && grep -q 'no device rxe7, only rxe0, rxe1' /run/said || fail "doctor: $status: $(</run/said)"

@@ -15,7 +15,7 @@ const OTHERS_READ: u32 = 0o044;
 const OTHERS_WRITE: u32 = 0o022;
 /// Sticky bit of a directory: only the owner of a file may remove or rename it.
 const STICKY: u32 = 0o1000;
-/// Most symbolic links on the path of a key, which is Linux's limit for any path.
+/// Maximum symbolic links on the path of a key, which is Linux's limit for any path.
 const MAX_LINKS: usize = 40;
 /// At most this many bytes of a key are read.
 const MAX_LEN: u64 = 4096;

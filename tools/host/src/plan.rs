@@ -54,7 +54,7 @@ pub enum PlanError {
     },
     /// The request has no shard.
     #[error("a server needs at least one shard")]
-    None,
+    NoShard,
 }
 
 /// Assignment of a core to each shard and each worker.
@@ -104,7 +104,9 @@ fn physical(topology: &Topology, near: Option<usize>) -> Vec<Physical<'_>> {
     all
 }
 
-/// Returns the node with the most isolated cores, or else with the most cores. It is preferred if there is no device.
+/// Returns the node with the most isolated cores, or else with the most cores.
+///
+/// Its cores are preferred if there is no device.
 fn largest_node(topology: &Topology) -> Option<usize> {
     let usable = |id: usize, isolated: bool| {
         let cores = topology.cores.iter().filter(|core| core.allowed && core.node == Some(id));
@@ -122,7 +124,7 @@ impl PlanRequest {
             Self::Threads { shards, workers } => (shards, workers),
             Self::Cores(cores) => {
                 let workers = cores / 4;
-                // Leaves one physical core to the workers, if there is more than one core.
+                // Leaves one physical core to the workers, if there are workers and more than one physical core.
                 let most = physical.saturating_sub(usize::from(workers > 0)).max(1);
                 let shards = (cores - workers).min(most);
                 (shards, cores - shards)
@@ -146,7 +148,7 @@ impl Plan {
         let (shards, workers) = request.threads(physical.len());
         let allowed = topology.allowed();
         if shards == 0 {
-            return Err(PlanError::None);
+            return Err(PlanError::NoShard);
         }
         if shards > physical.len() {
             return Err(PlanError::Shards { shards, physical: physical.len(), allowed });

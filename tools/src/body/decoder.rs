@@ -7,23 +7,23 @@ use rpcrdma_xdr::{Decoder, padded};
 use serde_json::{Map, Number, Value, json};
 use xdrgen::schema::{Field, Form, Schema, Type, TypeId, Union};
 
-/// Most elements of an array or list that are kept.
+/// Maximum elements of an array or list that are kept.
 const MAX_ELEMENTS: usize = 4;
-/// Most bytes of opaque data that are kept.
+/// Maximum bytes of opaque data that are kept.
 const MAX_OPAQUE: usize = 64;
-/// Most bytes of a string that are kept.
+/// Maximum bytes of a string that are kept.
 const MAX_TEXT: usize = 255;
 /// Deepest nesting of types.
 const MAX_DEPTH: usize = 256;
 
-/// The chunks with data of a message.
+/// The chunks of a message that contain data.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     /// Position and length of each Read chunk.
     reads: Vec<(usize, u64)>,
     /// Lengths of Write chunks.
     writes: IntoIter<u64>,
-    /// Bytes of items in chunks so far, with their padding.
+    /// Bytes of the items that were in chunks so far, with their padding.
     chunk_bytes: usize,
 }
 
@@ -47,8 +47,10 @@ impl Chunks {
         Self { writes: writes.into_iter(), ..Self::default() }
     }
 
-    /// Returns kind and length of the chunk with the `len` bytes of data at `at`, after their length word, if they are
-    /// in one. Each eligible result takes the next Write chunk, even an empty result. An empty chunk was not used.
+    /// Takes the chunk of an item with `len` bytes, whose data would be at byte `at`. Returns its kind and length.
+    ///
+    /// `None` if the item is inline. Each eligible result takes the next Write chunk, even an empty result. If that
+    /// chunk is empty, the result is inline.
     fn take(&mut self, at: usize, is_bulk: bool, len: u32) -> Option<(&'static str, u64)> {
         let position = at + self.chunk_bytes;
         if let Some(index) = self.reads.iter().position(|read| len > 0 && read.0 == position) {

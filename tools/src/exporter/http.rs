@@ -16,15 +16,15 @@ use rpcrdma::fabric::host::network;
 use rpcrdma::fabric::log_limit::ClockedLog;
 use rpcrdma_rpcbind::stream::Timed;
 
-/// Most concurrent connections. Each has a thread.
+/// Maximum concurrent connections. Each has a thread.
 const MAX_CONNECTIONS: usize = 64;
-/// Most concurrent connections of one host.
+/// Maximum concurrent connections of one host.
 const MAX_PER_HOST: usize = 4;
 /// Time limit for a request, and for its response.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest request, in bytes.
 const MAX_REQUEST: usize = 8 << 10;
-/// Most header fields of a request.
+/// Maximum header fields of a request.
 const MAX_FIELDS: usize = 64;
 
 /// The content of a path.

@@ -27,7 +27,7 @@ use tables::Table;
 /// Width of output other than a terminal.
 const PLAIN_WIDTH: usize = 200;
 
-/// Most snapshots that [`Args::once`] reads. Two suffice, unless the server restarts.
+/// Maximum snapshots that [`Args::once`] reads. Two suffice, unless the server restarts.
 const MAX_SNAPSHOTS: u32 = 10;
 
 /// Watch a running server: its shards, procedures and connections

@@ -88,7 +88,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(6..=200))]
     pairs: u16,
 
-    /// Most knobs changed together
+    /// Maximum knobs changed together
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=6))]
     combine: u16,
 

@@ -107,7 +107,7 @@ fn polling_threads(settings: &Settings) -> usize {
 /// The state of a search.
 struct Search<'a> {
     args: &'a Args,
-    /// Most polling threads of a candidate.
+    /// Maximum polling threads of a candidate.
     threads: usize,
     runner: Runner<'a>,
     random: fastrand::Rng,

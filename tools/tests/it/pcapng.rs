@@ -9,13 +9,13 @@ const INFINIBAND: u16 = 247;
 
 /// Kind of a block with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum BlockKind {
     Enhanced,
     Simple,
     Obsolete,
 }
 
-const KINDS: [Kind; 3] = [Kind::Enhanced, Kind::Simple, Kind::Obsolete];
+const KINDS: [BlockKind; 3] = [BlockKind::Enhanced, BlockKind::Simple, BlockKind::Obsolete];
 
 /// Builds a pcapng file in either byte order.
 #[derive(Default)]
@@ -57,27 +57,27 @@ impl FileBuilder {
         self.block(0x0a0d_0d0a, &[&magic, &version, &length]);
     }
 
-    fn interface(&mut self, link: u16, most: u32, name: &str) {
+    fn interface(&mut self, link: u16, snap_length: u32, name: &str) {
         let padded = name.len().next_multiple_of(4);
         let name = [name.as_bytes(), &[0; 3]].concat();
         let name_len = u16::try_from(name.len() - 3).expect("short");
         let option = if padded == 0 { Vec::new() } else { [&self.halves([2, name_len])[..], &name[..padded]].concat() };
-        let (head, most, end) = (self.halves([link, 0]), self.words(&[most]), self.words(&[0]));
-        self.block(1, &[&head, &most, &option, &end]);
+        let (head, snap_length, end) = (self.halves([link, 0]), self.words(&[snap_length]), self.words(&[0]));
+        self.block(1, &[&head, &snap_length, &option, &end]);
     }
 
-    fn packet(&mut self, kind: Kind, interface: u16, captured: &[u8], length: usize) {
+    fn packet(&mut self, kind: BlockKind, interface: u16, captured: &[u8], length: usize) {
         let (captured_len, length) = (captured.len() as u32, length as u32);
         match kind {
-            Kind::Enhanced => {
+            BlockKind::Enhanced => {
                 let head = self.words(&[interface.into(), 0, 0, captured_len, length]);
                 self.block(6, &[&head, captured]);
             }
-            Kind::Simple => {
+            BlockKind::Simple => {
                 let head = self.words(&[length]);
                 self.block(3, &[&head, captured]);
             }
-            Kind::Obsolete => {
+            BlockKind::Obsolete => {
                 let (head, rest) = (self.halves([interface, 0xFFFF]), self.words(&[0, 0, captured_len, length]));
                 self.block(2, &[&head, &rest, captured]);
             }
@@ -116,31 +116,31 @@ fn all_kinds_of_blocks_in_both_byte_orders_give_the_messages_of_pcap() {
     }
 }
 
-/// Packets that are not decoded anyway are also reported.
+/// Packets that would not be decoded even if they were whole are also reported.
 #[test]
 fn packets_that_are_cut_short_are_reported() {
-    let most = 302;
+    let snap_length = 302;
     let whole = packets(CAPTURE);
-    let long = whole.iter().filter(|packet| packet.len() > most).count();
+    let long = whole.iter().filter(|packet| packet.len() > snap_length).count();
     assert!(long > 0 && long < whole.len());
     for kind in KINDS {
         for big in [false, true] {
             let mut file = FileBuilder::default();
             file.section(big);
-            file.interface(ETHERNET, most as u32, "");
+            file.interface(ETHERNET, snap_length as u32, "");
             for packet in &whole {
-                file.packet(kind, 0, &packet[..packet.len().min(most)], packet.len());
+                file.packet(kind, 0, &packet[..packet.len().min(snap_length)], packet.len());
             }
             let (status, messages, errors) = file.decode();
             assert_eq!(status, Some(1), "{errors}");
             assert!(messages > 0 && errors.contains(&format!("rpcrdma: {long} packets are cut short")), "{errors}");
         }
-        // Among whole packets is one that is not RPC-over-RDMA, of which only the headers were captured.
+        // All packets are whole except one, which is not RPC-over-RDMA.
         let mut file = FileBuilder::default();
         file.section(false);
         file.interface(ETHERNET, 16, "");
         file.interface(ETHERNET, 0, "");
-        whole.iter().for_each(|packet| file.packet(Kind::Enhanced, 1, packet, packet.len()));
+        whole.iter().for_each(|packet| file.packet(BlockKind::Enhanced, 1, packet, packet.len()));
         file.packet(kind, 0, &[0; 16], 60);
         let (status, messages, errors) = file.decode();
         assert_eq!((status, messages), (Some(1), 454), "{errors}");
@@ -155,12 +155,12 @@ fn unsupported_link_types_are_named_by_interface() {
     file.section(false);
     file.interface(ETHERNET, 0, "eth0");
     file.interface(INFINIBAND, 0, "mlx5_0");
-    packets.iter().for_each(|packet| file.packet(Kind::Enhanced, 0, packet, packet.len()));
-    file.packet(Kind::Enhanced, 1, &[0; 60], 60);
-    file.packet(Kind::Obsolete, 1, &[0; 61], 61);
+    packets.iter().for_each(|packet| file.packet(BlockKind::Enhanced, 0, packet, packet.len()));
+    file.packet(BlockKind::Enhanced, 1, &[0; 60], 60);
+    file.packet(BlockKind::Obsolete, 1, &[0; 61], 61);
     file.section(true);
     file.interface(0, 0, "");
-    file.packet(Kind::Simple, 0, &[0; 60], 60);
+    file.packet(BlockKind::Simple, 0, &[0; 60], 60);
     let (status, messages, errors) = file.decode();
     assert_eq!((status, messages), (Some(1), 454), "{errors}");
     for words in [
@@ -177,15 +177,15 @@ fn packets_without_an_interface_and_malformed_blocks_are_errors() {
     for kind in KINDS {
         let mut file = FileBuilder::default();
         file.section(true);
-        if kind != Kind::Simple {
+        if kind != BlockKind::Simple {
             file.interface(ETHERNET, 0, "");
             packets[..20].iter().for_each(|packet| file.packet(kind, 0, packet, packet.len()));
         }
-        file.packet(kind, if kind == Kind::Simple { 0 } else { 7 }, &packets[0], packets[0].len());
+        file.packet(kind, if kind == BlockKind::Simple { 0 } else { 7 }, &packets[0], packets[0].len());
         let (status, messages, errors) = file.decode();
-        assert_eq!((status, messages > 0), (Some(1), kind != Kind::Simple), "{errors}");
-        let interface = if kind == Kind::Simple { 0 } else { 7 };
-        let words = format!("a packet of interface {interface}, which no block before it describes");
+        assert_eq!((status, messages > 0), (Some(1), kind != BlockKind::Simple), "{errors}");
+        let interface = if kind == BlockKind::Simple { 0 } else { 7 };
+        let words = format!("a packet of interface {interface}, which no earlier block describes");
         assert!(errors.contains(&words), "{kind:?}: {errors}");
     }
     let mut file = FileBuilder::default();

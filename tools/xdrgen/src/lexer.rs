@@ -94,7 +94,7 @@ impl<'s> Lexer<'s, '_> {
             if starts_line && (self.preprocessor.is_skipping() || input.starts_with(['#', '%'])) {
                 let (line, at) = take_line(&mut input);
                 let at = base + at.start..base + at.end;
-                match include(line).filter(|include| include.is_hidden || !self.preprocessor.is_skipping()) {
+                match include(line).filter(|include| include.has_percent || !self.preprocessor.is_skipping()) {
                     Some(include) if self.include(include, &at) => {}
                     _ if line.starts_with(['#', '%']) => {
                         self.preprocessor.line(line, at, self.tokens.len(), self.problems);

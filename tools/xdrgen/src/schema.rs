@@ -136,14 +136,14 @@ pub enum Type {
     FixedOpaque(u32),
     /// `opaque x<max>`
     Opaque {
-        /// Most bytes.
+        /// Maximum bytes.
         max: Option<u32>,
         /// It may travel as a chunk.
         is_bulk: bool,
     },
     /// `string x<max>`
     Text {
-        /// Most bytes.
+        /// Maximum bytes.
         max: Option<u32>,
         /// It may travel as a chunk.
         is_bulk: bool,

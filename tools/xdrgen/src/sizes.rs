@@ -10,15 +10,15 @@ pub(crate) const UNBOUNDED: u64 = u64::MAX;
 pub(crate) struct Size {
     /// Fewest bytes without eligible items.
     pub(crate) min: u64,
-    /// Most bytes without eligible items.
+    /// Maximum bytes without eligible items.
     pub(crate) max: u64,
     /// An item that makes `max` unbounded.
     pub(crate) unbounded: Option<String>,
-    /// Most eligible items.
+    /// Maximum eligible items.
     pub(crate) count: u64,
-    /// Most bytes of each eligible item.
+    /// Maximum bytes of each eligible item.
     pub(crate) max_len: u64,
-    /// Most bytes in front of the first eligible item, including the word of its length.
+    /// Maximum bytes in front of the first eligible item, including the word of its length.
     pub(crate) head: u64,
     /// There is always an eligible item.
     always_has_item: bool,

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 use crate::Source;
 
-/// Limit of the bytes of a specification with its included files, and of a placement file.
+/// Maximum bytes of a specification with its included files, and of a placement file.
 pub(crate) const MAX_BYTES: usize = 16 << 20;
-/// Limit of the files of a specification.
+/// Maximum files of a specification.
 const MAX_FILES: usize = 256;
 
 /// A specification and all files that it may include, whose bytes share one range of positions.
@@ -27,7 +27,7 @@ struct Input {
     path: PathBuf,
     /// Position of the first byte.
     start: usize,
-    /// Indices of included files by the names in the lines, or the reason why a file could not be read.
+    /// Index of each included file, by its name in the line, or the reason why it could not be read.
     includes: HashMap<String, Result<usize, String>>,
 }
 
@@ -36,8 +36,8 @@ struct Input {
 pub(crate) struct Include<'s> {
     /// The path as written.
     pub(crate) path: &'s str,
-    /// The line is C code, with `%` in front.
-    pub(crate) is_hidden: bool,
+    /// Whether the line is C code, which begins with `%`.
+    pub(crate) has_percent: bool,
 }
 
 impl Sources {
@@ -100,7 +100,7 @@ impl Sources {
         (&self.files[index].source.text, self.files[index].start)
     }
 
-    /// The file that a line of file `by` includes. `None` if no file of this name was looked for.
+    /// The file that a line of file `by` includes. `None` for a C header without a specification.
     pub(crate) fn included(&self, by: usize, path: &str) -> Option<&Result<usize, String>> {
         self.files[by].includes.get(path)
     }
@@ -119,19 +119,19 @@ impl Sources {
 }
 
 impl Include<'_> {
-    /// True if the line names a header of C. A specification beside it may have the same name with `.x`.
+    /// Whether the line names a C header. A specification beside it may have the same name with `.x`.
     pub(crate) fn is_c(&self) -> bool {
-        self.is_hidden || Path::new(self.path).extension().is_none_or(|extension| extension != "x")
+        self.has_percent || Path::new(self.path).extension().is_none_or(|extension| extension != "x")
     }
 }
 
 /// Parses a line that includes a file by its path from the including file, such as `#include "other.x"`.
 pub(crate) fn include(line: &str) -> Option<Include<'_>> {
     let line = line.trim_start();
-    let is_hidden = line.starts_with('%');
+    let has_percent = line.starts_with('%');
     let code = line.trim_start_matches('%').trim_start().strip_prefix('#')?;
     let path = code.trim_start().strip_prefix("include")?.trim_start().strip_prefix('"')?.split('"').next()?;
-    Some(Include { path, is_hidden })
+    Some(Include { path, has_percent })
 }
 
 /// Converts bytes of a file to text. A byte that is not UTF-8 is read as Latin-1, which comments of old files use.

@@ -13,7 +13,7 @@ use crate::failure::{call_error_code, entry};
 use crate::handle::{TemporaryTags, lend, new_handle, wrong_kind};
 use crate::interface::knobs;
 use crate::interface::local_client::{report, rpcrdma_done};
-use crate::names::in_c;
+use crate::names::to_c_names;
 use crate::process;
 use crate::request::{self, NonBlocking, rpcrdma_request};
 use crate::threaded_client::ThreadedClient;
@@ -294,6 +294,6 @@ pub unsafe extern "C" fn rpcrdma_close_reason(client: *mut c_void, room: *mut c_
             AnyEndpoint::Server(_) | AnyEndpoint::LocalServer(_) => return Err(wrong_kind()),
         };
         // SAFETY: the caller guarantees it.
-        unsafe { copy_text(&in_c(reason.unwrap_or_default()), room, len) }
+        unsafe { copy_text(&to_c_names(reason.unwrap_or_default()), room, len) }
     })
 }

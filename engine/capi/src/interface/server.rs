@@ -474,7 +474,7 @@ pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, l
     })
 }
 
-/// Most connections of a shard in the statistics.
+/// Maximum connections of a shard in the statistics.
 const MOST_PEERS: usize = 64;
 
 /// The failure of a function that got a call of another server.

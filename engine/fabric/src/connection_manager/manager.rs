@@ -16,9 +16,9 @@ use crate::accept_balancer::{Accepted, ConnectionCount};
 use crate::window_keys::RandomNumbers;
 use crate::{ControlEvent, FabricAddress, FabricError, QpId, RequestId};
 
-/// Most expired values of each queue that one pass drops.
+/// Maximum expired values of each queue that one pass drops.
 const EXPIRIES: usize = 64;
-/// Most closed connections whose peers have not closed them yet. Beyond that the oldest are reset.
+/// Maximum closed connections whose peers have not closed them yet. Beyond that the oldest are reset.
 const CLOSING: usize = 1024;
 /// Bytes of a closed connection that one read discards.
 const SCRATCH: usize = 16 << 10;

@@ -53,9 +53,9 @@ pub(crate) const TICK: Duration = Duration::from_millis(10);
 pub(crate) trait ConnectionHandshake: Debug + Sized {
     /// The fabric, in log lines.
     const FABRIC: &str;
-    /// Most connections accepted from a listener in one poll.
+    /// Maximum connections accepted from a listener in one poll.
     const ACCEPTS: usize;
-    /// Most requests completed in one poll. Further requests wait in their sockets.
+    /// Maximum requests completed in one poll. Further requests wait in their sockets.
     const REQUESTS: usize = usize::MAX;
     /// Whether closed sockets stay open until their peers have read everything; see
     /// [`close`](ConnectionManager::close).

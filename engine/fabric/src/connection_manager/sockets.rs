@@ -11,7 +11,7 @@ use crate::accept_balancer::{Accepted, BalancerMember};
 use crate::epoll_set::{EpollSet, shorter};
 use crate::{FabricError, QpId, Waker};
 
-/// Most socket events per pass; further events follow in the next pass.
+/// Maximum socket events per pass; further events follow in the next pass.
 pub(crate) const EVENTS: usize = 64;
 
 /// Pause after a failed accept. Usually the process has too many open files: a waiting connection keeps its listener

@@ -12,7 +12,7 @@ with_defaults! {
     /// few hundred connections.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct SoftwareConfig {
-        /// Most ring bytes per direction. A power of two, 4 KiB to 16 MiB. The smaller of both sides' values is used.
+        /// Maximum ring bytes per direction. A power of two, 4 KiB to 16 MiB. The smaller value of both sides is used.
         /// Default 256 KiB. A ring begins with 2 KiB and grows when full. The unused rest is address space, not memory.
         /// A full ring of maximum size makes the sender wait: raise it for many outstanding long messages.
         pub ring_bytes: usize = 256 << 10,
@@ -24,7 +24,7 @@ with_defaults! {
         /// Whether this fabric ever uses [`arm`](crate::Fabric::arm) and [`wait`](crate::Fabric::wait). Default
         /// true. With `false` its peers save one atomic exchange (2 ns) per message, and `wait` must not be called.
         pub may_sleep: bool = true,
-        /// Most bytes that a connection may map: its ring, window table and exposed memory. Default 16 GiB.
+        /// Maximum bytes that a connection may map: its ring, window table and exposed memory. Default 16 GiB.
         /// Costs address space, and page tables for the used part.
         pub max_mapped_per_peer: u64 = 16 << 30,
         /// Memory regions that one connection may expose. Default 128: a client exposes one, and one for each exposed

@@ -27,9 +27,9 @@ use super::config::RING_BYTES;
 use crate::connection_manager::SocketInput;
 use crate::error::failed;
 
-/// Most bytes of private data in a Hello, Accept or Reject.
+/// Maximum bytes of private data in a Hello, Accept or Reject.
 pub(super) const MAX_PRIVATE_DATA: usize = 256;
-/// Most descriptors beside one message.
+/// Maximum descriptors beside one message.
 const MAX_DESCRIPTORS: usize = 2;
 const MAX_MESSAGE: usize = 32 + MAX_PRIVATE_DATA;
 const MAGIC: u32 = u32::from_le_bytes(*b"RPsf");

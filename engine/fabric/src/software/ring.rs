@@ -8,12 +8,13 @@
 //! The consumer's progress (its *head*) travels in the headers of the other direction's records. Without such records
 //! the consumer reports it in a cache line of its own.
 //!
-//! A ring starts small. The producer enlarges it, up to the negotiated size, when a record does not fit. So the used
-//! part is as long as the traffic needs, and stays in cache for any number of connections. In place of the record the
-//! producer writes a *marker* with the new ring size. The next record starts where the smaller ring ended, at the first
-//! unused byte. Positions skip to the next one that denotes this byte. So records that were sent but not taken have
-//! their positions of the larger ring, or positions more than its length away, and the usual count of free bytes still
-//! overwrites nothing. The new part is free as well, until the consumer reaches the marker.
+//! A ring starts small. The producer enlarges it, up to the negotiated size, when a record does not fit. Therefore the
+//! used part is only as long as the traffic needs, and stays in cache for any number of connections. In place of the
+//! record the producer writes a *marker* with the new ring size. The next record starts at the first byte behind the
+//! smaller ring, and the producer's position skips forward to the next one that denotes this byte in the larger ring.
+//! The bytes of a record that the consumer has not taken yet are then reused at a position that is at least the larger
+//! ring's length away from the record's. The usual count of free bytes therefore still protects such records. Until the
+//! consumer reaches the marker, the producer may also fill the new part.
 //!
 //! The memory is shared with a process that may be hostile: every word is read once, then checked.
 
@@ -24,8 +25,9 @@ pub(super) const LINE: u32 = 64;
 /// Bytes of a record's header.
 pub(super) const HEADER: usize = 16;
 
-/// The two words of a header: payload length and kind, the sender's progress in the other ring, and a key.
-/// The first is 0 while there is no record.
+/// The two words of a record's header. The first word is 0 while there is no record.
+///
+/// They have the payload length, the kind, the sender's progress in the other ring, and the key to invalidate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RecordHeader {
     pub(super) first: u64,
@@ -83,7 +85,7 @@ impl RecordHeader {
     }
 }
 
-/// Bytes that a record with this payload takes.
+/// Bytes that a record with a payload of this length occupies.
 #[inline]
 fn record_bytes(len: u32) -> u64 {
     u64::from((HEADER as u32 + len + (LINE - 1)) & !(LINE - 1))
@@ -101,27 +103,28 @@ fn position_after_marker(at: u64, from: u32, to: u32) -> u64 {
     if next > at { next } else { next + to }
 }
 
-/// The sending end. Positions count bytes since the beginning.
+/// The sending end. Positions count bytes since the beginning, including those that a growth skips.
 #[derive(Debug)]
 pub(super) struct RingProducer {
     /// Bytes of the ring, a power of two.
     bytes: u32,
     /// Largest permitted size.
-    most: u32,
+    max_bytes: u32,
     sent: u64,
     acked: u64,
-    /// The position of the last growth, and the end of its new part.
+    /// The position after the last marker.
     grown: u64,
+    /// The end of the part that this growth has added.
     new_until: u64,
 }
 
 impl RingProducer {
-    /// The sending end of a ring of `bytes` bytes that may grow to `most`.
-    pub(super) fn new(bytes: u32, most: u32) -> Self {
-        Self { bytes, most, sent: 0, acked: 0, grown: 0, new_until: 0 }
+    /// The sending end of a ring of `bytes` bytes that may grow to `max_bytes`.
+    pub(super) fn new(bytes: u32, max_bytes: u32) -> Self {
+        Self { bytes, max_bytes, sent: 0, acked: 0, grown: 0, new_until: 0 }
     }
 
-    /// End of the published messages.
+    /// Position after the last published record.
     #[inline]
     pub(super) fn sent(&self) -> u64 {
         self.sent
@@ -145,8 +148,10 @@ impl RingProducer {
         self.sent - self.acked + record_bytes(len) + u64::from(LINE) <= u64::from(self.bytes) || self.has_new_room(len)
     }
 
-    /// Whether a record fits behind the marker of a ring that has grown. Until the consumer reaches the marker, its
-    /// remaining records may count for more than their length.
+    /// Whether a record fits behind the marker of a ring that has grown.
+    ///
+    /// Until the consumer reaches the marker, the usual count of free bytes may
+    /// include positions that were skipped.
     #[cold]
     fn has_new_room(&self, len: u32) -> bool {
         self.acked < self.grown && self.sent + record_bytes(len) + u64::from(LINE) <= self.new_until
@@ -178,15 +183,17 @@ impl RingProducer {
         true
     }
 
-    /// The ring size that makes room for this payload; `None` at the maximum. The last growth is from a quarter or
-    /// less, so that the longest record, half of the ring and its header, fits into the new part.
+    /// The ring size that makes room for this payload; `None` at the maximum.
+    ///
+    /// The growth to the maximum starts from a quarter of it or less. The longest record, whose payload has half the
+    /// maximum size, therefore fits into the new part.
     #[cold]
     pub(super) fn larger(&self, len: u32) -> Option<u32> {
-        if self.bytes == self.most {
+        if self.bytes == self.max_bytes {
             return None;
         }
         let bytes = (self.bytes + record_bytes(len) as u32 + LINE).next_power_of_two();
-        Some(if bytes < self.most / 2 { bytes } else { self.most })
+        Some(if bytes < self.max_bytes / 2 { bytes } else { self.max_bytes })
     }
 
     /// Writes a marker and enlarges the ring. `memory` already has the size of [`larger`](Self::larger).
@@ -204,8 +211,9 @@ impl RingProducer {
         memory.word(marker).publish(header.first);
     }
 
-    /// Records the consumer's reported progress. False if it is invalid. Heads travel two ways and may overtake each
-    /// other, so an old one is valid.
+    /// Records the consumer's reported progress. False if it is invalid.
+    ///
+    /// Reports in record headers and in the consumer's cache line may overtake each other, so an older one is valid.
     #[inline]
     pub(super) fn acknowledge(&mut self, head: u64) -> bool {
         if head > self.sent {
@@ -222,19 +230,21 @@ pub(super) struct RingConsumer {
     /// Bytes of the ring, a power of two.
     bytes: u32,
     /// Largest permitted size.
-    most: u32,
+    max_bytes: u32,
     /// Bytes of the longest message that both sides have agreed on.
     max_message: u32,
-    /// Most bytes of a correct message in the ring as it is now.
+    /// Bytes of the longest message that fits the ring at its current size.
     longest: u32,
     head: u64,
     reported: u64,
 }
 
 impl RingConsumer {
-    /// The receiving end of a ring of `bytes` bytes that may grow to `most`, for messages up to `max_message` bytes.
-    pub(super) fn new(bytes: u32, most: u32, max_message: u32) -> Self {
-        Self { bytes, most, max_message, longest: longest(bytes).min(max_message), head: 0, reported: 0 }
+    /// The receiving end of a ring of `bytes` bytes that may grow to `max_bytes`.
+    ///
+    /// Its messages have at most `max_message` bytes.
+    pub(super) fn new(bytes: u32, max_bytes: u32, max_message: u32) -> Self {
+        Self { bytes, max_bytes, max_message, longest: longest(bytes).min(max_message), head: 0, reported: 0 }
     }
 
     /// Whether a correct producer may have written this message header into the ring of the present size.
@@ -269,7 +279,7 @@ impl RingConsumer {
         memory.read(self.head + HEADER as u64, to)
     }
 
-    /// Skips the record.
+    /// Skips a record with a payload of this length.
     #[inline]
     pub(super) fn advance(&mut self, len: u32) {
         self.head += record_bytes(len);
@@ -278,7 +288,7 @@ impl RingConsumer {
     /// Skips a marker. Returns the ring's new size; `None`, with nothing changed, for an invalid marker.
     #[cold]
     pub(super) fn grow(&mut self, header: RecordHeader) -> Option<u32> {
-        let bytes = header.grows_to().filter(|&to| to.is_power_of_two() && to > self.bytes && to <= self.most)?;
+        let bytes = header.grows_to().filter(|&to| to.is_power_of_two() && to > self.bytes && to <= self.max_bytes)?;
         self.head = position_after_marker(self.head, self.bytes, bytes);
         self.bytes = bytes;
         self.longest = longest(bytes).min(self.max_message);
@@ -292,12 +302,12 @@ impl RingConsumer {
         self.head
     }
 
-    /// Bytes taken so far: the position of the next record.
+    /// Position of the next record.
     pub(super) fn taken(&self) -> u64 {
         self.head
     }
 
-    /// Bytes taken but not reported to the producer.
+    /// Progress that was not reported to the producer, in bytes.
     #[inline]
     pub(super) fn unreported(&self) -> u64 {
         self.head - self.reported
@@ -319,7 +329,7 @@ mod tests {
     use super::super::memory::{Layout, Side};
     use super::*;
 
-    /// Both ends of a ring, with the sending side's rings and the other's.
+    /// Both ends of a ring, and the memory of each side.
     struct RingEnds {
         tx: RingProducer,
         rx: RingConsumer,
@@ -339,13 +349,13 @@ mod tests {
             Self { tx: layout.producer(), rx: layout.consumer(1 << 20), rings, layout }
         }
 
-        /// False without room.
+        /// Sends a message, and enlarges the ring if necessary. False if there is no room.
         fn send(&mut self, payload: &[u8]) -> bool {
             let len = payload.len() as u32;
             if !self.tx.has_room(len)
                 && let Some(bytes) = self.tx.larger(len)
             {
-                assert!(self.rings[0].lay_tx(self.layout.tx_ring(), bytes as usize));
+                assert!(self.rings[0].move_tx(self.layout.tx_ring(), bytes as usize));
                 self.tx.grow(&self.rings[0].tx(), bytes);
                 assert!(self.tx.has_room(len), "{len} at {:?}", self.tx);
             }
@@ -367,7 +377,7 @@ mod tests {
                     return Some(payload);
                 }
                 let bytes = self.rx.grow(header).expect("a marker");
-                assert!(self.rings[1].lay_rx(self.layout.tx_ring(), bytes as usize));
+                assert!(self.rings[1].move_rx(self.layout.tx_ring(), bytes as usize));
             }
         }
     }

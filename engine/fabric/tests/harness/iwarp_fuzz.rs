@@ -25,8 +25,9 @@ use crate::{
 const SCALES: [usize; 2] = [1, 36];
 /// Bytes of a Receive, at scale 1.
 const RECEIVE: usize = 512;
-/// Bytes of exposed memory, and of the memory before and after it.
+/// Bytes of exposed memory, at scale 1.
 const EXPOSED: usize = 256;
+/// Bytes of hidden memory before and after the exposed memory, at scale 1.
 const AROUND: usize = 128;
 /// Buffers of each kind.
 const BUFFERS: usize = 24;
@@ -222,8 +223,8 @@ impl<'p, 'd> Scenario<'p, 'd> {
         if self.crc {
             bytes.resize(whole - 4, 0);
             bytes.extend(crc32c(&bytes).to_le_bytes());
-            let wrong = self.deviation();
-            bytes[whole - 1] ^= wrong as u8;
+            let deviation = self.deviation();
+            bytes[whole - 1] ^= deviation as u8;
         }
         bytes.resize(whole, 0);
         self.receive_bytes(&bytes);
@@ -241,11 +242,11 @@ impl<'p, 'd> Scenario<'p, 'd> {
     }
 
     fn peer_sends(&mut self, argument: u8) {
-        let (last, wrong) = (argument & 1 != 0, self.deviation());
+        let (last, deviation) = (argument & 1 != 0, self.deviation());
         let invalidate = (argument & 6 == 6).then(|| self.key()).flatten();
         let len = self.length();
         let place =
-            PayloadPlace::Untagged { queue: QUEUE_SEND, msn: self.msn[0], offset: self.offset.wrapping_add(wrong) };
+            PayloadPlace::Untagged { queue: QUEUE_SEND, msn: self.msn[0], offset: self.offset.wrapping_add(deviation) };
         self.segment(RdmapOpcode::Send { invalidate, solicited: argument & 8 != 0 }, last, place, &vec![argument; len]);
         if last {
             (self.msn[0], self.offset) = (self.msn[0].wrapping_add(1), 0);
@@ -256,19 +257,19 @@ impl<'p, 'd> Scenario<'p, 'd> {
 
     /// A key of this side, or one near it.
     fn key(&mut self) -> Option<u32> {
-        let (which, wrong) = (usize::from(self.byte()), self.deviation());
+        let (which, deviation) = (usize::from(self.byte()), self.deviation());
         let buffer = self.exposed.get(which.checked_rem(self.exposed.len())?)?;
-        Some(buffer.rkey.wrapping_add(wrong))
+        Some(buffer.rkey.wrapping_add(deviation))
     }
 
     /// A range of exposed memory, or one near it: STag, tagged offset and length.
     fn place(&mut self) -> Option<(u32, u64, usize)> {
         let stag = self.key()?;
-        let (which, at, len, wrong) = (self.byte(), self.length(), self.length(), self.deviation());
+        let (which, at, len, deviation) = (self.byte(), self.length(), self.length(), self.deviation());
         let buffer = &self.exposed[usize::from(which) % self.exposed.len()];
         let start = (buffer.mem.offset() + self.scale * AROUND + at) as u64;
         let rest = (self.scale * EXPOSED).saturating_sub(at);
-        Some((stag, start.wrapping_sub(u64::from(wrong >> 2)), len.min(rest) + (wrong & 3) as usize))
+        Some((stag, start.wrapping_sub(u64::from(deviation >> 2)), len.min(rest) + (deviation & 3) as usize))
     }
 
     fn peer_writes(&mut self, argument: u8) {
@@ -293,19 +294,19 @@ impl<'p, 'd> Scenario<'p, 'd> {
 
     /// Sends a Read Response to this side's oldest Read.
     fn peer_responds(&mut self, argument: u8) {
-        let wrong = self.deviation();
-        let some = self.scale as u32 * u32::from(argument);
+        let deviation = self.deviation();
+        let part = self.scale as u32 * u32::from(argument);
         let Some(read) = self.own_reads.first_mut() else { return };
-        let len = if argument & 1 != 0 { read.len } else { read.len.min(some) };
+        let len = if argument & 1 != 0 { read.len } else { read.len.min(part) };
         let place =
-            PayloadPlace::Tagged { stag: read.sink_stag, offset: read.sink_offset.wrapping_add(u64::from(wrong)) };
+            PayloadPlace::Tagged { stag: read.sink_stag, offset: read.sink_offset.wrapping_add(u64::from(deviation)) };
         read.len -= len;
         read.sink_offset = read.sink_offset.wrapping_add(u64::from(len));
         let last = read.len == 0;
         if last {
             self.own_reads.remove(0);
         }
-        self.segment(RdmapOpcode::ReadResponse, last != (wrong == 7), place, &vec![0x44; len as usize]);
+        self.segment(RdmapOpcode::ReadResponse, last != (deviation == 7), place, &vec![0x44; len as usize]);
     }
 
     fn receive(&mut self, argument: u8) {
@@ -370,18 +371,18 @@ impl<'p, 'd> Scenario<'p, 'd> {
         }
         let Some(rkey) = self.stream.windows.next(window) else { return };
         let access = if writable { Access { remote_read: false, ..Access::REMOTE } } else { Access::REMOTE_READ };
-        let name = WindowId { qp: ID, index: window };
+        let window_id = WindowId { qp: ID, index: window };
         let before = self.next;
-        self.post(WorkRequest::Bind { window: name, mem: mem.clone(), offset: around, len, access }, true);
+        self.post(WorkRequest::Bind { window: window_id, mem: mem.clone(), offset: around, len, access }, true);
         if self.posted.last() == Some(&(before + 1)) {
             self.exposed.push(ExposedBuffer { id: self.next, mem, window, rkey, writable, at_revocation: None });
         }
     }
 
-    /// Passes up to `most` bytes of this side's output to the peer.
-    fn send_output(&mut self, most: usize) {
+    /// Passes up to `max` bytes of this side's output to the peer.
+    fn send_output(&mut self, max: usize) {
         self.ended |= self.stream.produce().is_err();
-        let bytes = self.stream.outbound.buffer.bytes(most);
+        let bytes = self.stream.outbound.buffer.bytes(max);
         assert!(!bytes.windows(SECRET.len()).any(|part| part == SECRET), "hidden memory was sent");
         self.stream.outbound.buffer.advance(bytes.len());
         let mut rest = &bytes[..];
@@ -484,7 +485,7 @@ impl<'p, 'd> Scenario<'p, 'd> {
             }
             match self.posted.iter().position(|&id| id == done.wr_id) {
                 Some(at) => _ = self.posted.remove(at),
-                // Failures are reported in any case.
+                // A failed request completes even if it is not signalled.
                 None => assert!(!done.status.is_ok(), "{done:?} was not signalled"),
             }
         }

@@ -121,7 +121,7 @@ impl Peer {
             && !self.producer.has_room(len)
             && let Some(bytes) = self.producer.larger(len)
         {
-            assert!(self.rings.lay_tx(self.layout.tx_ring(), bytes as usize));
+            assert!(self.rings.move_tx(self.layout.tx_ring(), bytes as usize));
             self.producer.grow(&self.rings.tx(), bytes);
         }
         let room = self.producer.has_room(len);

@@ -36,7 +36,7 @@ pub use psk::{KeyError, MAX_KEY_ID, MIN_KEY, PreSharedKey};
 pub const MAX_MESSAGE: usize = 16 * 1024;
 /// Longest opening message, in bytes. With the other properties it must fit the first CONNPROP, which has 1024.
 pub const MAX_OPENING: usize = 512;
-/// Most messages accepted from a peer before the exchange is complete.
+/// Maximum messages accepted from a peer before the exchange is complete.
 pub const MAX_STEPS: u32 = 8;
 
 /// The role of this end, for the lifetime of the connection.

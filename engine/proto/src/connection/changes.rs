@@ -14,7 +14,7 @@ use crate::{ConnConfig, Credits};
 /// Properties that this end never changes.
 const CONSTANT: [PropertyId; 3] = [PropertyId::SegmentSize, PropertyId::SegmentCount, PropertyId::ReverseSupport];
 
-/// Most bytes of an operation.
+/// Maximum bytes of an operation.
 pub(super) const OPERATION_ROOM: usize = 512;
 
 /// State of the characteristics that may change.

@@ -17,7 +17,7 @@ pub enum Characteristic {
     ReceiveSize(u32),
     /// Longest segment that its end handles, bytes.
     SegmentSize(u32),
-    /// Most segments in one header.
+    /// Maximum segments in one header.
     SegmentCount(u32),
     /// Requests that its end accepts in the reverse direction.
     ReverseSupport(ReverseSupport),

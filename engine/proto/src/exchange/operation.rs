@@ -11,9 +11,9 @@ use crate::wire::{Flags, Revision};
 /// An operation to send: an OPTIONAL header with these fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncodedOperation {
-    /// `rdma_xid`: the request's for REQXCH and RESPXCH, else 0.
+    /// `rdma_xid`: the XID of the request for REQXCH and RESPXCH, otherwise 0.
     pub xid: u32,
-    /// [`Flags::RESPONSE`] with RESPXCH, whose XID is the receiver's.
+    /// [`Flags::RESPONSE`] with RESPXCH, because the receiver has chosen its XID.
     pub flags: Flags,
     /// `rdma_opttype`.
     pub code: OperationCode,
@@ -31,7 +31,9 @@ pub(super) enum QueuedOperation {
 }
 
 impl QueuedOperation {
-    /// Encodes the operation of an end with the values of `local`, of which `constant` never change.
+    /// Encodes the operation with the values of this end in `local`, of which those in `constant` never change.
+    ///
+    /// `None` for an update of a characteristic that `revision` does not have.
     pub(super) fn encode(
         &self,
         revision: Revision,
@@ -44,14 +46,14 @@ impl QueuedOperation {
                     .into_iter()
                     .filter(|value| value.id().which(revision).is_some())
                     .collect();
-                let at_constant = (0..all.len()).filter(|at| constant.contains(&all[*at].id()));
+                let constant_positions = (0..all.len()).filter(|at| constant.contains(&all[*at].id()));
                 let (mut bytes, mut words) = ([0; SET_LEN], [0; 4]);
-                let start = set(revision, &all, &mut bytes);
-                let constant = subset(at_constant, &mut words);
-                outgoing(0, Operation::Initial { start, constant })
+                let start = property_set(revision, &all, &mut bytes);
+                let constant = subset(constant_positions, &mut words);
+                encode_operation(0, Operation::Initial { start, constant })
             }
             QueuedOperation::Request { xid, wanted } => {
-                outgoing(*xid, Operation::Request { want: set(revision, wanted, &mut [0; SET_LEN]) })
+                encode_operation(*xid, Operation::Request { want: property_set(revision, wanted, &mut [0; SET_LEN]) })
             }
             QueuedOperation::Answer { xid, count, done, pending } => {
                 let rejected = (0..*count).filter(|at| !done.contains(at) && !pending.contains(at));
@@ -60,19 +62,19 @@ impl QueuedOperation {
                 let rejected = subset(rejected, a);
                 let done = subset(done.iter().copied(), b);
                 let pending = subset(pending.iter().copied(), c);
-                outgoing(*xid, Operation::Respond { done, rejected, pending })
+                encode_operation(*xid, Operation::Respond { done, rejected, pending })
             }
             QueuedOperation::Update { now, clears_pending } => {
                 let mut bytes = [0; SET_LEN];
-                let set = set(revision, &[*now], &mut bytes);
+                let set = property_set(revision, &[*now], &mut bytes);
                 let now = set.iter().next()?;
-                outgoing(0, Operation::Update { now, clears_pending: *clears_pending })
+                encode_operation(0, Operation::Update { now, clears_pending: *clears_pending })
             }
         })
     }
 }
 
-fn set<'b>(revision: Revision, values: &[Characteristic], buffer: &'b mut [u8; SET_LEN]) -> PropertySet<'b> {
+fn property_set<'b>(revision: Revision, values: &[Characteristic], buffer: &'b mut [u8; SET_LEN]) -> PropertySet<'b> {
     let mut builder = Builder::new(buffer);
     for value in values {
         if let Some(which) = value.id().which(revision) {
@@ -89,7 +91,7 @@ pub(super) fn subset(positions: impl IntoIterator<Item = usize>, buffer: &mut [u
     Subset::encode(positions, buffer).expect("room for every position")
 }
 
-pub(super) fn outgoing(xid: u32, operation: Operation<'_>) -> EncodedOperation {
+pub(super) fn encode_operation(xid: u32, operation: Operation<'_>) -> EncodedOperation {
     let mut optinfo = vec![0; operation.encoded_len()];
     operation.emit(&mut optinfo).expect("room for its own length");
     let code = operation.code();

@@ -1,6 +1,6 @@
 //! Each rule of the exchange, one test.
 
-use super::operation::{outgoing, subset};
+use super::operation::{encode_operation, subset};
 use super::*;
 use crate::wire::properties::{Builder, Property, ReverseSupport};
 use Characteristic::{ReceiveSize, RemoteInvalidation, ReverseSupport as Reverse, SegmentCount, SendSize};
@@ -33,7 +33,7 @@ fn pair() -> (Exchange, Exchange) {
 
 /// Delivers an operation that no [`Exchange`] would send.
 fn deliver_raw(to: &mut Exchange, xid: u32, operation: Operation<'_>) -> Result<(), ExchangeError> {
-    let out = outgoing(xid, operation);
+    let out = encode_operation(xid, operation);
     to.handle(xid, out.flags, out.code.code(), &out.optinfo)
 }
 

@@ -21,7 +21,7 @@ pub(super) fn header(body: Body<'_>) -> Header<'_> {
 
 /// Checks that `hex` decodes to `header` and `header` encodes to `hex`. `payload` follows the header.
 #[track_caller]
-fn same(hex: &str, payload: &str, header: &Header<'_>, version: Version, revision: Revision) {
+fn check_both_ways(hex: &str, payload: &str, header: &Header<'_>, version: Version, revision: Revision) {
     let mut message = bytes(hex);
     let mut out = vec![0xEE; header.encoded_len(version, revision)];
     assert_eq!(header.emit(&mut out, version, revision), Ok(out.len()));
@@ -40,14 +40,14 @@ fn same(hex: &str, payload: &str, header: &Header<'_>, version: Version, revisio
 }
 
 #[track_caller]
-fn same_v1(hex: &str, payload: &str, header: &Header<'_>) {
-    same(hex, payload, header, Version::V1, Revision::Ietf00);
-    same(hex, payload, header, Version::V1, Revision::Cel09);
+fn check_v1(hex: &str, payload: &str, header: &Header<'_>) {
+    check_both_ways(hex, payload, header, Version::V1, Revision::Ietf00);
+    check_both_ways(hex, payload, header, Version::V1, Revision::Cel09);
 }
 
 #[track_caller]
-fn same_v2(hex: &str, payload: &str, header: &Header<'_>) {
-    same(hex, payload, header, Version::V2, Revision::Ietf00);
+fn check_v2(hex: &str, payload: &str, header: &Header<'_>) {
+    check_both_ways(hex, payload, header, Version::V2, Revision::Ietf00);
 }
 
 #[track_caller]
@@ -59,7 +59,7 @@ pub(super) fn error(hex: &str, revision: Revision) -> WireErrorKind {
 #[test]
 fn v1_msg_inline() {
     let hex = "d5dc15ba 00000001 00000020 00000000  00000000 00000000 00000000";
-    same_v1(hex, "d5dc15ba 00000000", &header(Body::Msg(Chunks::NONE)));
+    check_v1(hex, "d5dc15ba 00000000", &header(Body::Msg(Chunks::NONE)));
     let mut out = [0; 28];
     assert_eq!(emit_msg(&mut out, Version::V1, XID, 0x20, Some(9), Flags::RESPONSE), 28);
     assert_eq!(out[..], bytes(hex));
@@ -86,14 +86,14 @@ fn v1_msg_with_all_lists() {
         00000001 00000001 000009c1 00000004 d7dc15ba 05151100
         00000000
         00000001 00000002 00000a39 00007000 d7dc15ba 032f2000 000009c1 00000004 d7dc15ba 05151100";
-    same_v1(hex, "d5dc15ba 00000000 00000002", &header(Body::Msg(chunks)));
+    check_v1(hex, "d5dc15ba 00000000 00000002", &header(Body::Msg(chunks)));
 }
 
 /// RFC 8166 §3.5.3: a long call, with the message in a Read chunk at position zero.
 #[test]
 fn v1_nomsg_long_call() {
     let reads = [ReadSegment { position: 0, target: SEGMENTS[0] }];
-    same_v1(
+    check_v1(
         "d5dc15ba 00000001 00000020 00000001
          00000001 00000000 00000b7f 00000100 d7dc15ba 05151000 00000000  00000000 00000000",
         "",
@@ -103,7 +103,7 @@ fn v1_nomsg_long_call() {
 
 /// RFC 8166 §4.5.2: a NOMSG without chunks is an XDR error in version 1.
 #[test]
-fn v1_nomsg_without_chunks_is_bad() {
+fn v1_nomsg_without_chunks_is_bad_xdr() {
     let kind = error("d5dc15ba 00000001 00000020 00000001 00000000 00000000 00000000", Revision::Ietf00);
     assert_eq!(kind, WireErrorKind::BadXdr { what: "chunk lists (all absent)", at: 16 });
 }
@@ -112,24 +112,24 @@ fn v1_nomsg_without_chunks_is_bad() {
 #[test]
 fn v1_other_procedures() {
     let padded = Body::Msgp { align: 64, thresh: 1024, chunks: Chunks::NONE };
-    same_v1(
+    check_v1(
         "d5dc15ba 00000001 00000020 00000002  00000040 00000400  00000000 00000000 00000000",
         "d5dc15ba",
         &header(padded),
     );
-    same_v1("d5dc15ba 00000001 00000020 00000003", "", &header(Body::Done));
-    same_v1(
+    check_v1("d5dc15ba 00000001 00000020 00000003", "", &header(Body::Done));
+    check_v1(
         "d5dc15ba 00000001 00000020 00000004  00000001 00000001 00000001",
         "",
         &header(Body::Error(ErrorBody::Vers { low: 1, high: 1 })),
     );
-    same_v1("d5dc15ba 00000001 00000020 00000004  00000002", "", &header(Body::Error(ErrorBody::BadXdr)));
-    same_v1("d5dc15ba 00000001 00000020 00000004  00000007", "", &header(Body::Error(ErrorBody::Unknown(7))));
+    check_v1("d5dc15ba 00000001 00000020 00000004  00000002", "", &header(Body::Error(ErrorBody::BadXdr)));
+    check_v1("d5dc15ba 00000001 00000020 00000004  00000007", "", &header(Body::Error(ErrorBody::Unknown(7))));
 }
 
-/// Every error of version 2 is ERR_CHUNK in version 1 (RFC 8166 §4.5.2).
+/// Every error of version 2 except ERR_VERS is ERR_CHUNK in version 1 (RFC 8166 §4.5.2).
 #[test]
-fn v1_has_two_errors() {
+fn other_errors_are_err_chunk_in_v1() {
     for error in [ErrorBody::InvalFlag, ErrorBody::Segments { max: 3 }, ErrorBody::System] {
         let mut out = [0; 20];
         assert_eq!(header(Body::Error(error)).emit(&mut out, Version::V1, Revision::Ietf00), Ok(20));
@@ -142,8 +142,8 @@ fn v1_has_two_errors() {
 fn v2_msg_inline() {
     let hex = "d5dc15ba 00000002 00100020 00000000  00000001  00000000 00000000 00000000 00000000";
     let value = Header { credit: 0x0010_0020, flags: Flags::RESPONSE, ..header(Body::Msg(Chunks::NONE)) };
-    same_v2(hex, "d5dc15ba 00000001", &value);
-    same(hex, "d5dc15ba 00000001", &value, Version::V2, Revision::Cel09);
+    check_v2(hex, "d5dc15ba 00000001", &value);
+    check_both_ways(hex, "d5dc15ba 00000001", &value, Version::V2, Revision::Cel09);
     let mut out = [0; 36];
     assert_eq!(emit_msg(&mut out, Version::V2, XID, 0x0010_0020, None, Flags::RESPONSE), 36);
     assert_eq!(out[..], bytes(hex));
@@ -154,7 +154,7 @@ fn v2_msg_inline() {
 fn v2_msg_with_received_word() {
     let hex = "d5dc15ba 00000002 00000020 00000000  00000006 fffffffe  00000000 00000000 00000000 00000000";
     let value = Header { received: Some(u32::MAX - 1), flags: Flags::MORE, ..header(Body::Msg(Chunks::NONE)) };
-    same_v2(hex, "d5dc15ba", &value);
+    check_v2(hex, "d5dc15ba", &value);
     let mut out = [0; 40];
     assert_eq!(emit_msg(&mut out, Version::V2, XID, 0x20, Some(u32::MAX - 1), Flags::MORE), 40);
     assert_eq!(out[..], bytes(hex));
@@ -173,7 +173,7 @@ fn v2_msg_with_chunks() {
         writes: WriteList { counts: &[1], segments: &SEGMENTS[..1] },
         reply: Some(&SEGMENTS[1..2]),
     };
-    same_v2(
+    check_v2(
         "d5dc15ba 00000002 00000020 00000000  00000004 00000005  000009c1
          00000001 00000008 000009c1 00000004 d7dc15ba 05151100 00000000
          00000001 00000001 00000b7f 00000100 d7dc15ba 05151000 00000000
@@ -186,7 +186,7 @@ fn v2_msg_with_chunks() {
 /// Version 2 §6.4.2: a header with empty lists and XID zero is a pure grant of credits.
 #[test]
 fn v2_nomsg_grant() {
-    same_v2(
+    check_v2(
         "00000000 00000002 00200020 00000001  00000000  00000000 00000000 00000000 00000000",
         "",
         &Header { xid: 0, credit: 0x0020_0020, ..header(Body::Nomsg(Chunks::NONE)) },
@@ -211,7 +211,7 @@ fn v2_errors() {
     ];
     for (body, error) in errors {
         let hex = format!("d5dc15ba 00000002 00000020 00000004  00000001 {body}");
-        same_v2(&hex, "", &Header { flags: Flags::RESPONSE, ..header(Body::Error(error)) });
+        check_v2(&hex, "", &Header { flags: Flags::RESPONSE, ..header(Body::Error(error)) });
     }
 }
 
@@ -233,7 +233,7 @@ fn v2_errors_of_the_older_document() {
     for (body, error) in errors {
         let hex = format!("d5dc15ba 00000002 00000020 00000004  00000001 {body}");
         let value = Header { flags: Flags::RESPONSE, ..header(Body::Error(error)) };
-        same(&hex, "", &value, Version::V2, Revision::Cel09);
+        check_both_ways(&hex, "", &value, Version::V2, Revision::Cel09);
     }
     assert_eq!(ErrorBody::InvalFlag.code(Version::V2, Revision::Cel09), 3);
 }
@@ -294,7 +294,7 @@ fn v2_connprop() {
         .and_then(|set| set.uint32(0xFFFF_FF00, 1))
         .expect("space")
         .finish();
-    same_v2(hex, "", &Header { xid: 0, credit: 0x0020_0020, ..header(Body::Connprop(set)) });
+    check_v2(hex, "", &Header { xid: 0, credit: 0x0020_0020, ..header(Body::Connprop(set)) });
     let expected = Properties {
         send_size: 8192,
         receive_size: 16384,
@@ -318,7 +318,7 @@ fn v2_connprop_of_the_older_document() {
     };
     let mut buffer = [0; 128];
     let set = properties.emit(&mut buffer, Revision::Cel09).expect("space");
-    same(
+    check_both_ways(
         "d5dc15ba 00000002 00000020 00000005  00000000  00000004
          00000001 00000004 00002000
          00000002 00000004 00000000
@@ -337,7 +337,7 @@ fn v2_connprop_of_the_older_document() {
 fn v2_connprop_continued() {
     for part in ["", "0000", "00000002 00000001 00000004 0000", "ffffffff"] {
         let message = bytes(&format!("00000001 00000002 00000020 00000005 00000002 {part}"));
-        let view = View::check(&message, Revision::Ietf00).expect("a part of something");
+        let view = View::check(&message, Revision::Ietf00).expect("a part of a CONNPROP");
         assert_eq!(view.properties_continued(), bytes(part));
         assert_eq!((view.payload_offset(), view.payload()), (message.len(), &[][..]), "{part}");
     }
@@ -355,7 +355,7 @@ fn v2_connprop_with_bad_data() {
     assert_eq!(connprop("00000002 00000008 00002000 00000000"), bad("RBSIZ"));
     assert_eq!(connprop("00000006 00000004 00000004"), Err(WireErrorKind::BadXdr { what: "HOSTAUTH", at: 24 }));
     assert_eq!(connprop("ffffff02 00000004 00000002"), bad("REQREMINV"));
-    assert_eq!(connprop("00000005 00000004 00000003"), Ok(()), "a number in this text");
+    assert_eq!(connprop("00000005 00000004 00000003"), Ok(()), "an unknown code of BRS");
     assert_eq!(connprop("00000007 00000003 01020300"), Ok(()), "unknown");
     let beyond = Err(WireErrorKind::BadXdr { what: "rdma_data", at: 32 });
     assert_eq!(connprop("00000001 00000008 00002000"), beyond, "beyond the message");
@@ -398,7 +398,7 @@ fn v2_optional_operations() {
         assert_eq!((operation.emit(&mut optinfo), operation.code()), (Ok(optinfo.len()), code));
         assert_eq!(Operation::parse(code, &optinfo), Ok(operation));
         let hex = format!("d5dc15ba 00000002 00000020 ffffff05  00000000 {body}");
-        same_v2(&hex, "", &header(Body::Optional { opttype: code.code(), optinfo: &optinfo }));
+        check_v2(&hex, "", &header(Body::Optional { opttype: code.code(), optinfo: &optinfo }));
         for len in 0..optinfo.len() {
             assert!(Operation::parse(code, &optinfo[..len]).is_err(), "{code} cut at {len}");
         }

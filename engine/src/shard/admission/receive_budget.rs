@@ -25,7 +25,7 @@ impl ReceiveReservation {
 
 #[derive(Debug, Default)]
 pub(in crate::shard) struct ReceiveBudget {
-    /// Most Receives that may be reserved.
+    /// Maximum Receives that may be reserved.
     limit: usize,
     /// Receives posted to the device.
     posted: usize,

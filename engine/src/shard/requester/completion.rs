@@ -16,7 +16,7 @@ use crate::shard::context::ShardContext;
 use crate::shard::continued_messages::assemble_last;
 use crate::wire::{ErrorBody, Head, HeaderType, Segment, View, rpc};
 
-/// Most new forms of a refused call.
+/// Maximum new forms of a refused call.
 const MAX_RETRIES: u8 = 2;
 
 impl Conn {

@@ -18,7 +18,7 @@ use crate::service::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::shard::memory::push;
 use crate::wire::{Chunks, ErrorBody, ReadSegment, Segment, WriteList};
 
-/// Most boxes that a thread keeps.
+/// Maximum boxes that a thread keeps.
 const MAX_SPARE: usize = 1024;
 
 thread_local! {
@@ -52,7 +52,7 @@ pub(crate) struct CallBuffers {
     pub(crate) wanted: ArrayVec<(usize, u32), MAX_CHUNKS>,
     /// Whether the call has too many chunks.
     pub(crate) too_many: bool,
-    /// Most bytes of inline results beside the Write chunks, if the binding is known.
+    /// Maximum bytes of inline results beside the Write chunks, if the binding is known.
     pub(crate) most_results: Option<usize>,
 }
 

@@ -42,7 +42,7 @@ pub(crate) struct CallRequest {
     /// RPC message with a blank XID, and headroom before the window.
     pub(crate) message: Buf,
     pub(crate) memory: ChunkMemory,
-    /// Most bytes of inline results in the reply.
+    /// Maximum bytes of inline results in the reply.
     pub(crate) max_reply: usize,
     /// Time-out from now.
     pub(crate) timeout: Option<Duration>,
@@ -481,14 +481,14 @@ mod tests {
     use crate::wire::ErrorBody;
 
     /// An engine, its context, and one connection in the table.
-    struct Scene {
+    struct RequesterFixture {
         requester: Requester,
         cx: ShardContext<NoDevice>,
         time: SimulatedTime,
         name: ConnRef,
     }
 
-    impl Scene {
+    impl RequesterFixture {
         fn new() -> Self {
             let (mut cx, time) = (context(small()), SimulatedTime::new());
             cx.clock = Clock::simulated(&time);
@@ -557,48 +557,48 @@ mod tests {
     }
 
     /// Kinds of the posted work requests.
-    fn kinds(scene: &mut Scene) -> Vec<&'static str> {
+    fn kinds(fixture: &mut RequesterFixture) -> Vec<&'static str> {
         let kind = |wr: &WorkRequest| match wr {
             WorkRequest::Send { .. } => "send",
             WorkRequest::Bind { .. } => "bind",
             WorkRequest::LocalInvalidate { .. } => "invalidate",
             _ => "other",
         };
-        scene.cx.fabric.posted.drain(..).map(|posting| kind(&posting.wr)).collect()
+        fixture.cx.fabric.posted.drain(..).map(|posting| kind(&posting.wr)).collect()
     }
 
     #[test]
     fn a_call_ends_once_with_its_reply() {
-        let mut scene = Scene::new();
-        let call = scene.start(7, None, None);
-        assert_eq!(kinds(&mut scene), ["send"]);
-        assert!(scene.ended().is_empty());
-        scene.answer(&message(16, &reply(call.xid())), None);
-        assert_eq!(scene.ended(), [(7, Ok(()))]);
-        scene.with(|requester, cx, conn| requester.end_connection_calls(cx, conn, CloseReasonKind::Peer));
-        assert!(scene.ended().is_empty(), "the call has ended already");
+        let mut fixture = RequesterFixture::new();
+        let call = fixture.start(7, None, None);
+        assert_eq!(kinds(&mut fixture), ["send"]);
+        assert!(fixture.ended().is_empty());
+        fixture.answer(&message(16, &reply(call.xid())), None);
+        assert_eq!(fixture.ended(), [(7, Ok(()))]);
+        fixture.with(|requester, cx, conn| requester.end_connection_calls(cx, conn, CloseReasonKind::Peer));
+        assert!(fixture.ended().is_empty(), "the call has ended already");
     }
 
     #[test]
     fn a_timed_out_call_ends_at_once_and_its_reply_is_dropped() {
-        let mut scene = Scene::new();
-        let call = scene.start(1, Some(Duration::from_nanos(100)), None);
-        assert_eq!(scene.requester.next_deadline(), 100);
-        scene.time.advance(Duration::from_nanos(100));
-        scene.requester.expire(&mut scene.cx, 100);
-        assert_eq!(scene.ended(), [(1, Err(CallError::TimedOut { sent: true }))]);
-        assert_eq!(scene.requester.next_deadline(), u64::MAX);
-        scene.answer(&message(16, &reply(call.xid())), None);
-        assert!(scene.ended().is_empty(), "the call has ended already");
+        let mut fixture = RequesterFixture::new();
+        let call = fixture.start(1, Some(Duration::from_nanos(100)), None);
+        assert_eq!(fixture.requester.next_deadline(), 100);
+        fixture.time.advance(Duration::from_nanos(100));
+        fixture.requester.expire(&mut fixture.cx, 100);
+        assert_eq!(fixture.ended(), [(1, Err(CallError::TimedOut { sent: true }))]);
+        assert_eq!(fixture.requester.next_deadline(), u64::MAX);
+        fixture.answer(&message(16, &reply(call.xid())), None);
+        assert!(fixture.ended().is_empty(), "the call has ended already");
     }
 
     #[test]
     fn all_calls_of_a_lost_connection_end() {
-        let mut scene = Scene::new();
-        scene.start(1, None, None);
-        scene.start(2, None, Some(256));
-        scene.with(|requester, cx, conn| requester.end_connection_calls(cx, conn, CloseReasonKind::Peer));
-        let mut ended = scene.ended();
+        let mut fixture = RequesterFixture::new();
+        fixture.start(1, None, None);
+        fixture.start(2, None, Some(256));
+        fixture.with(|requester, cx, conn| requester.end_connection_calls(cx, conn, CloseReasonKind::Peer));
+        let mut ended = fixture.ended();
         ended.sort_by_key(|&(token, _)| token);
         // The second call had to wait for the first one's credit.
         let lost = |sent| Err(CallError::ConnectionLost { sent });
@@ -607,18 +607,18 @@ mod tests {
 
     #[test]
     fn a_call_awaiting_retransmission_returns_its_memory_when_its_connection_closes() {
-        let mut scene = Scene::new();
-        let call = scene.start(5, None, Some(256));
-        kinds(&mut scene);
+        let mut fixture = RequesterFixture::new();
+        let call = fixture.start(5, None, Some(256));
+        kinds(&mut fixture);
         let error = ErrorBody::ReplyResource { length_needed: 512 };
-        scene.with(|requester, cx, conn| {
+        fixture.with(|requester, cx, conn| {
             // A refused call waits.
             conn.proto.interrupt();
             requester.handle_refusal(cx, conn, call, 5, error, None);
         });
-        assert!(scene.ended().is_empty(), "its memory has to be revoked first");
-        scene.with(|requester, cx, conn| requester.end_connection_calls(cx, conn, CloseReasonKind::Peer));
-        let mut ended: Vec<_> = scene.requester.done().drain(..).collect();
+        assert!(fixture.ended().is_empty(), "its memory has to be revoked first");
+        fixture.with(|requester, cx, conn| requester.end_connection_calls(cx, conn, CloseReasonKind::Peer));
+        let mut ended: Vec<_> = fixture.requester.done().drain(..).collect();
         assert_eq!(ended.len(), 1);
         let failed = ended[0].result.as_mut().expect_err("the connection was lost");
         assert!(matches!(failed.error, CallError::ConnectionLost { .. }), "{failed}");
@@ -627,20 +627,20 @@ mod tests {
 
     #[test]
     fn a_call_that_cannot_be_retransmitted_returns_its_memory() {
-        let mut scene = Scene::new();
-        scene.start(4, None, None);
+        let mut fixture = RequesterFixture::new();
+        fixture.start(4, None, None);
         // The call waits for a credit, as a refused one does.
-        let call = scene.start(5, None, Some(256));
+        let call = fixture.start(5, None, Some(256));
         // No Reply chunk can be this long.
         let error = ErrorBody::ReplyResource { length_needed: 1 << 30 };
-        scene.with(|requester, cx, conn| {
+        fixture.with(|requester, cx, conn| {
             let slot = conn.calls.slot(&conn.proto, call);
             slot.kept = slot.message.take();
             let memory = slot.memory.take();
             assert!(memory.is_some(), "its chunk");
             requester.retransmit_refused(cx, conn, call, error, memory);
         });
-        let mut ended: Vec<_> = scene.requester.done().drain(..).collect();
+        let mut ended: Vec<_> = fixture.requester.done().drain(..).collect();
         assert_eq!(ended.len(), 1);
         let failed = ended[0].result.as_mut().expect_err("no Reply chunk is that long");
         assert!(matches!(failed.error, CallError::NoReplyBuffer { .. }), "{failed}");
@@ -649,35 +649,35 @@ mod tests {
 
     #[test]
     fn exposed_memory_is_revoked_before_its_call_ends() {
-        let mut scene = Scene::new();
-        let call = scene.start(3, None, Some(256));
-        assert_eq!(kinds(&mut scene), ["bind", "send"], "the Bind precedes the Send");
-        let index = scene.with(|_, _, conn| conn.calls.slot(&conn.proto, call).exposure).expect("one");
-        let (handle, offset) = scene.with(|_, _, conn| {
+        let mut fixture = RequesterFixture::new();
+        let call = fixture.start(3, None, Some(256));
+        assert_eq!(kinds(&mut fixture), ["bind", "send"], "the Bind precedes the Send");
+        let index = fixture.with(|_, _, conn| conn.calls.slot(&conn.proto, call).exposure).expect("one");
+        let (handle, offset) = fixture.with(|_, _, conn| {
             let segment = conn.calls.exposure(&conn.proto, call).expect("one").parts[0].at.target;
             (segment.handle, segment.offset)
         });
         let lists = [0, 1, 1, handle, 200, (offset >> 32) as u32, offset as u32, 0, 0];
-        scene.answer(&message_with_lists(16, &lists, &reply(call.xid())), None);
-        assert_eq!(kinds(&mut scene), ["invalidate"]);
-        assert!(scene.ended().is_empty(), "the peer may still reach it");
-        scene.with(|requester, cx, conn| requester.handle_revoked(cx, conn, index));
-        let done: Vec<_> = scene.requester.done().drain(..).collect();
+        fixture.answer(&message_with_lists(16, &lists, &reply(call.xid())), None);
+        assert_eq!(kinds(&mut fixture), ["invalidate"]);
+        assert!(fixture.ended().is_empty(), "the peer may still reach it");
+        fixture.with(|requester, cx, conn| requester.handle_revoked(cx, conn, index));
+        let done: Vec<_> = fixture.requester.done().drain(..).collect();
         assert_eq!(done.len(), 1);
         let reply = done[0].result.as_ref().expect("a reply");
         assert_eq!(reply.chunk(0).map(<[u8]>::len), Some(200));
-        scene.with(|_, _, conn| assert!(conn.calls.expose_nothing()));
+        fixture.with(|_, _, conn| assert!(conn.calls.expose_nothing()));
     }
 
     #[test]
     fn memory_that_the_peer_has_invalidated_is_not_revoked_again() {
-        let mut scene = Scene::new();
-        let call = scene.start(3, None, Some(256));
-        kinds(&mut scene);
+        let mut fixture = RequesterFixture::new();
+        let call = fixture.start(3, None, Some(256));
+        kinds(&mut fixture);
         let handle =
-            scene.with(|_, _, conn| conn.calls.exposure(&conn.proto, call).expect("one").parts[0].at.target.handle);
-        scene.answer(&message(16, &reply(call.xid())), Some(handle));
-        assert!(kinds(&mut scene).is_empty());
-        assert_eq!(scene.ended(), [(3, Ok(()))]);
+            fixture.with(|_, _, conn| conn.calls.exposure(&conn.proto, call).expect("one").parts[0].at.target.handle);
+        fixture.answer(&message(16, &reply(call.xid())), Some(handle));
+        assert!(kinds(&mut fixture).is_empty());
+        assert_eq!(fixture.ended(), [(3, Ok(()))]);
     }
 }

@@ -54,7 +54,7 @@ pub(super) struct CallSlot {
     /// For a retransmission: a copy of the message, or the message itself if it was sent in parts.
     pub(super) kept: Option<Buf>,
     pub(super) copy: Vec<u8>,
-    /// Most bytes of inline results.
+    /// Maximum bytes of inline results.
     pub(super) max_reply: usize,
     /// Reply of a one-way call, which completes once sent.
     pub(super) empty_reply: Option<Buf>,

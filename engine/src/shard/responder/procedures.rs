@@ -19,7 +19,7 @@ use crate::shard::context::ShardContext;
 use crate::wire::rpc;
 use crate::wire::{ErrorBody, Head};
 
-/// Most procedures that a log line names.
+/// Maximum procedures that a log line names.
 const MAX_NAMED: usize = 4;
 
 /// Offsets of program, version and procedure in the RPC message of a call.

@@ -19,7 +19,7 @@ const CALL_HEADER: u32 = 40;
 const MARKS: u32 = 0xa500;
 /// The highest number of a peer: that of the witness.
 pub(super) const WITNESS: u32 = 100;
-/// Most outstanding calls of one peer.
+/// Maximum outstanding calls of one peer.
 const DEPTH: usize = 8;
 
 /// An outstanding call.

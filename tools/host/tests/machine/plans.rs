@@ -90,7 +90,7 @@ fn plans_with_too_many_threads_are_refused() {
     assert!(error.to_string().contains("request at most 8") && error.to_string().contains("rpcrdma doctor"));
     let error = plan(&machine, None, threads(8, 9)).expect_err("16 cores");
     assert!(matches!(error, PlanError::Threads { threads: 17, most: 16, .. }));
-    assert_eq!(plan(&machine, None, threads(0, 1)), Err(PlanError::None));
+    assert_eq!(plan(&machine, None, threads(0, 1)), Err(PlanError::NoShard));
     assert_eq!(
         plan(&Machine::empty(), None, threads(1, usize::MAX)).map(|_| ()),
         Err(PlanError::Shards { shards: 1, physical: 0, allowed: list("") })

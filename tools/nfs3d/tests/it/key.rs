@@ -1,4 +1,4 @@
-//! The file of the key that seals file handles, and who may read or replace it.
+//! The key file for sealing file handles, and the users that may read or replace it.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead as _, BufReader};
@@ -12,7 +12,7 @@ use rustix::process::geteuid;
 
 use crate::client::is_root;
 
-/// User and group ID of nobody.
+/// ID of the user and group `nobody`.
 const NOBODY: u32 = 65534;
 
 fn mode(path: &Path) -> u32 {
@@ -64,7 +64,7 @@ fn only_the_servers_user_may_write_the_directories_and_the_key_that_it_creates()
         assert_eq!(modes.map(|mode| format!("{mode:o}")), ["700", "700", "600"], "umask {umask}");
         let key = home.canonicalize().expect("a path").join(".local/state/nfs3d.key");
         if is_root() {
-            // A service may read a key of root as a member of its group.
+            // A service may read a key that belongs to root, as a member of the key's group.
             chown(&key, Some(0), Some(NOBODY)).expect("chown");
             set_mode(&key, 0o640);
             let output = start_without_key(&home, &export, umask);
@@ -83,7 +83,7 @@ fn only_the_servers_user_may_write_the_directories_and_the_key_that_it_creates()
     }
 }
 
-/// Opening a FIFO would block until there is a writer.
+/// Opening a FIFO, for example, would block until there is a writer.
 #[test]
 fn a_key_that_is_not_a_regular_file_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");

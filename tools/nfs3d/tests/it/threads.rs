@@ -1,4 +1,4 @@
-//! Shares of the server's threads between clients.
+//! Distribution of the server's threads among clients.
 
 #[path = "../../src/shares.rs"]
 mod shares;

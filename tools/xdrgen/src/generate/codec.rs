@@ -6,10 +6,10 @@ use quote::quote;
 use super::model::{Facts, Model, encodes_itself};
 use crate::schema::{Field, Form, Type};
 
-/// Limit of words that are decoded or encoded at once.
+/// Maximum words that are decoded or encoded at once.
 const MAX_RUN: usize = 32;
 
-/// A value to encode: an expression of its place, or of a reference to it.
+/// A value to encode: an expression for its place, or for a reference to it.
 #[derive(Clone)]
 pub(super) struct Value {
     name: TokenStream,
@@ -72,7 +72,7 @@ impl Model {
         }
     }
 
-    /// An expression that encodes a value to `to`. Its type is a `Result`.
+    /// An expression of type `Result` that encodes a value to `to`.
     pub(super) fn encode(&self, ty: &Type, value: &Value) -> TokenStream {
         let (xdr, name, reference, copy) = (&self.xdr, &value.name, value.as_reference(), value.as_copy());
         let ty = self.resolve(ty);
@@ -112,7 +112,7 @@ impl Model {
         }
     }
 
-    /// An expression of the encoded length of a value.
+    /// An expression for the encoded length of a value.
     pub(super) fn len(&self, ty: &Type, value: &Value) -> TokenStream {
         let (xdr, name, reference) = (&self.xdr, &value.name, value.as_reference());
         if let Some(len) = self.facts(ty).len {
@@ -169,7 +169,7 @@ impl Model {
         runs
     }
 
-    /// Adds expressions of the words of `place` to `words`, each a `u32`.
+    /// Adds expressions for the words of `place` to `words`, each a `u32`.
     pub(super) fn to_words(&self, ty: &Type, place: &TokenStream, words: &mut Vec<TokenStream>) {
         let mut long = |number: TokenStream| words.extend([quote!(((#number >> 32) as u32)), quote!((#number as u32))]);
         match self.resolve(ty) {
@@ -190,7 +190,7 @@ impl Model {
         }
     }
 
-    /// An expression of a value made of `words`, beginning with word number `next`.
+    /// An expression for a value that is decoded from `words`, beginning with word number `next`.
     pub(super) fn decode_words(&self, ty: &Type, next: &mut usize) -> TokenStream {
         let mut word = || {
             let index = Literal::usize_unsuffixed(*next);
@@ -227,7 +227,7 @@ impl Model {
     }
 }
 
-/// An expression of the bound of a length.
+/// An expression for the bound of a length.
 fn bound(max: Option<u32>) -> TokenStream {
     match max {
         Some(max) => {

@@ -290,7 +290,7 @@ impl<'s> Module<'s> {
         let cache = Self::cache(calls.iter().copied());
         (!calls.is_empty()).then(|| {
             quote! {
-                /// Adds the procedures that answer when they return, for threads of the application.
+                /// Adds the procedures that answer by returning, for threads of the application.
                 ///
                 /// `submit` is called on the shard with each call, and passes it to a thread that answers it with the
                 /// outcome of [`run`]. Call [`add`] before, which adds the other procedures.

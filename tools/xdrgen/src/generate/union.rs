@@ -125,7 +125,7 @@ impl Model {
                 /// Returns the results, or the status of a failure.
                 ///
                 /// # Errors
-                /// Any other status.
+                /// The status of a failed call.
                 pub fn into_result(self) -> Result<#good_type, #switch_type> {
                     match self {
                         Self::#ok #held => Ok(#good),

@@ -349,7 +349,7 @@ impl SoftwareQp {
         self.layout.ring_bytes = ring_bytes;
         (self.rx, self.tx) = (self.layout.consumer(max_message), self.layout.producer());
         let first = self.layout.first_bytes() as usize;
-        let moved = self.ring.lay_tx(self.layout.tx_ring(), first) && self.ring.lay_rx(self.layout.rx_ring(), first);
+        let moved = self.ring.move_tx(self.layout.tx_ring(), first) && self.ring.move_rx(self.layout.rx_ring(), first);
         moved.then_some(()).ok_or_else(|| format!("rings of {ring_bytes} bytes do not fit their memory"))
     }
 
@@ -579,7 +579,7 @@ impl SoftwareQp {
     #[inline(never)]
     fn follow_growth(&mut self, common: &mut SoftwareCommon, header: RecordHeader) -> NoMessage {
         let grown = self.rx.grow(header);
-        if grown.is_some_and(|bytes| self.ring.lay_rx(self.layout.rx_ring(), bytes as usize)) {
+        if grown.is_some_and(|bytes| self.ring.move_rx(self.layout.rx_ring(), bytes as usize)) {
             return NoMessage::Marker;
         }
         self.violation(common, "an invalid record header");

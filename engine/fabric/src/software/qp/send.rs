@@ -247,7 +247,7 @@ impl SoftwareQp {
     #[inline(never)]
     fn grow_ring(&mut self, len: u32) -> bool {
         let Some(bytes) = self.tx.larger(len) else { return false };
-        let moved = self.ring.lay_tx(self.layout.tx_ring(), bytes as usize);
+        let moved = self.ring.move_tx(self.layout.tx_ring(), bytes as usize);
         if moved {
             self.tx.grow(&self.ring.tx(), bytes);
         }
