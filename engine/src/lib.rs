@@ -134,7 +134,7 @@ pub use address::{Address, AddressError};
 pub use client::{Client, Endpoint, LocalClient};
 pub use config::{Config, ConfigError};
 pub use cross_thread::idle::IdlePolicy;
-pub use proto::{CallError, CreditMode, Fault, InvalidCall, Knob, Refusal, Sent};
+pub use proto::{CallError, CallProgress, CreditMode, ErrorParty, InvalidCall, Knob, Refusal};
 pub use rpcrdma_fabric::FabricError;
 pub use rpcrdma_mempool::{Arena, Buf, Frozen, MemError, PagePolicy, PageSize};
 #[doc(no_inline)]

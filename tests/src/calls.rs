@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-use rpcrdma::client::{CallId, Client, ClientCall, Connection, Done, LocalClient, Pending};
+use rpcrdma::client::{CallId, Client, ClientCall, CompletedCall, Connection, LocalClient, Pending};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::{Address, Buf, CallError, CallResult};
 
@@ -78,7 +78,7 @@ pub trait Calls {
     }
 
     /// Polls until `count` calls have ended, and checks each.
-    fn each_end(&mut self, count: usize, check: impl FnMut(Done));
+    fn each_end(&mut self, count: usize, check: impl FnMut(CompletedCall));
 
     /// Polls until `count` calls have ended. Returns their tokens and outcomes in the order of completion.
     fn ends(&mut self, count: usize) -> Vec<(u64, Outcome)>;
@@ -97,7 +97,7 @@ pub trait Calls {
         depth: u64,
         count: u64,
         call: impl FnMut(&mut Self, u64) -> Option<ClientCall>,
-        check: impl FnMut(Done),
+        check: impl FnMut(CompletedCall),
     );
 
     /// Polls until `holds`; calls may end meanwhile. Panics after the time limit.
@@ -162,7 +162,7 @@ impl<F: Fabric> Calls for LocalClient<F> {
         depth: u64,
         count: u64,
         mut call: impl FnMut(&mut Self, u64) -> Option<ClientCall>,
-        mut check: impl FnMut(Done),
+        mut check: impl FnMut(CompletedCall),
     ) {
         let (mut started, mut ended) = (0, 0);
         // The time-out bounds each completion, not their total.
@@ -212,7 +212,7 @@ impl<F: Fabric> Calls for LocalClient<F> {
     }
 
     #[track_caller]
-    fn each_end(&mut self, count: usize, mut check: impl FnMut(Done)) {
+    fn each_end(&mut self, count: usize, mut check: impl FnMut(CompletedCall)) {
         let mut ended = 0;
         let all = wait_until(|| {
             self.poll(|done| {

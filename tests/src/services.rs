@@ -6,7 +6,7 @@ use std::time::Duration;
 use rpcrdma::config::MemoryConfig;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::MAX_CHUNKS;
-use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
+use rpcrdma::service::duplicate_requests::{ClientId, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 
 use crate::data::{pattern, patterned, put_pattern};
@@ -117,7 +117,7 @@ pub fn request_cache(entries: usize) -> Arc<DuplicateRequestCache> {
 
 /// The procedure with a duplicate request cache, in which all callers are one client.
 pub fn run_once(procedure: Procedure, cache: &Arc<DuplicateRequestCache>) -> Procedure {
-    procedure.cached(Arc::clone(cache), |_| Some(Client::number(7)))
+    procedure.cached(Arc::clone(cache), |_| Some(ClientId::number(7)))
 }
 
 /// A word of the arguments.

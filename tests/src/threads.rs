@@ -1,6 +1,6 @@
 //! Thread safety of the public types, checked at compile time.
 
-use rpcrdma::client::{ClientCall, ClientConfig, Done, Pending};
+use rpcrdma::client::{ClientCall, ClientConfig, CompletedCall, Pending};
 use rpcrdma::server::{LocalServer, ServerConfig};
 use rpcrdma::service::duplicate_requests::DuplicateRequestCache;
 use rpcrdma::service::{DeferredCall, LocalServices};
@@ -22,7 +22,7 @@ const _: () = {
     send::<Pending>();
     send::<ClientCall>();
     send::<CallResult>();
-    send::<Done>();
+    send::<CompletedCall>();
     send::<DeferredCall>();
     send::<Buf>();
     send_and_sync::<Frozen>();

@@ -39,7 +39,7 @@ pub(crate) fn parse_mtu(text: &str) -> Result<u32, String> {
     let path_mtu = text.parse().ok();
     let path = PathConfig { path_mtu, ..PathConfig::default() };
     match path.out_of_range() {
-        Some(OutOfRange { wanted, .. }) => Err(format!("expected {wanted}")),
+        Some(OutOfRange { expected, .. }) => Err(format!("expected {expected}")),
         None => path_mtu.ok_or_else(|| "expected a number of bytes".to_owned()),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rpcrdma::client::{CallId, ClientConfig, Connection, Done, LocalClient};
+use rpcrdma::client::{CallId, ClientConfig, CompletedCall, Connection, LocalClient};
 use rpcrdma::server::{CallBacks, LocalServer};
 use rpcrdma::service::Caller;
 use rpcrdma::{CallError, FailedCall};
@@ -22,7 +22,7 @@ pub(crate) struct PolledClient {
     /// Whether a poll is reporting the ends of calls.
     is_reporting: bool,
     /// Empty list for the next batch.
-    spare: Vec<Done>,
+    spare: Vec<CompletedCall>,
     /// Distinguishes the client from a later one in the same slot.
     id: u64,
     /// Tags of its replies, which it shares with the other temporary handles of its thread.
@@ -77,14 +77,14 @@ impl PolledClient {
 
     /// Takes the call that has ended, if it is the only one.
     #[inline]
-    pub(crate) fn take_only_ended(&mut self) -> Option<Done> {
+    pub(crate) fn take_only_ended(&mut self) -> Option<CompletedCall> {
         let done = self.client.shard_mut().done();
         if done.len() == 1 { done.pop() } else { None }
     }
 
     /// Takes all calls that have ended. [`reuse_batch`](Self::reuse_batch) returns the list.
     #[inline]
-    pub(crate) fn take_ended(&mut self) -> Vec<Done> {
+    pub(crate) fn take_ended(&mut self) -> Vec<CompletedCall> {
         std::mem::replace(self.client.shard_mut().done(), std::mem::take(&mut self.spare))
     }
 
@@ -94,7 +94,7 @@ impl PolledClient {
     }
 
     /// Returns the empty list of a batch, for the next one.
-    pub(crate) fn reuse_batch(&mut self, batch: Vec<Done>) {
+    pub(crate) fn reuse_batch(&mut self, batch: Vec<CompletedCall>) {
         self.spare = batch;
     }
 
@@ -122,7 +122,7 @@ impl PolledClient {
     #[cold]
     #[inline(never)]
     pub(crate) fn take_failed_start(&mut self) -> Option<FailedCall> {
-        let is_returned = |done: &mut Done| match &done.result {
+        let is_returned = |done: &mut CompletedCall| match &done.result {
             Err(FailedCall { error: CallError::OutOfMemory { answered: false, .. }, .. }) => true,
             Err(failed) => matches!(call_error_code(&failed.error), Errno::NOBUFS | Errno::MSGSIZE | Errno::INVAL),
             Ok(_) => false,

@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use rpcrdma::client::{CallId, ClientCall, LocalClient, Pending, Returned};
+use rpcrdma::client::{CallId, ClientCall, LocalClient, Pending, ReturnedBuffers};
 use rpcrdma::service::MAX_CHUNKS;
 use rpcrdma::{Buf, CallResult, Client, FailedCall};
 use rustix::io::Errno;
@@ -324,7 +324,7 @@ unsafe fn start_with_options<C: CallStarter>(
 /// See [`start`]. This is called with the same request, on the same thread, right after the call failed to start.
 #[cold]
 #[inline(never)]
-pub(crate) unsafe fn return_buffers(request: *const rpcrdma_request, returned: &mut Returned) {
+pub(crate) unsafe fn return_buffers(request: *const rpcrdma_request, returned: &mut ReturnedBuffers) {
     // SAFETY: the request was read before; the caller guarantees it.
     let Ok(request) = (unsafe { read_other_version(request) }) else { return };
     // SAFETY: the caller guarantees it.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rpcrdma::server::PeerHook;
 use rpcrdma::service::duplicate_requests::{
-    Client, DuplicateRequestCache, DuplicateRequestCacheConfig, by_address, by_host,
+    ClientId, DuplicateRequestCache, DuplicateRequestCacheConfig, by_address, by_host,
 };
 use rpcrdma::service::{Application, MAX_CHUNKS, MAX_PROCEDURE, ShardSetup, ShardTask};
 use rpcrdma::{Arena, Procedure, Refusal, ServerCall, Services};
@@ -155,7 +155,7 @@ pub type rpcrdma_task = Option<unsafe extern "C-unwind" fn(context: *mut c_void,
 /// The client of a cached call, identified by its host, so that it keeps its entries when it reconnects.
 ///
 /// `None` without a credential.
-fn cache_client(call: &ServerCall) -> Option<Client> {
+fn cache_client(call: &ServerCall) -> Option<ClientId> {
     let (flavor, _) = call.info().credential();
     if flavor == 0 { None } else { by_host(call).or_else(|| by_address(call)) }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rpcrdma::Client;
-use rpcrdma::client::{Done, Pending};
+use rpcrdma::client::{CompletedCall, Pending};
 use rpcrdma_mempool::current_thread;
 use rustix::io::Errno;
 
@@ -76,11 +76,11 @@ impl ThreadedClient {
     }
 
     /// Takes the calls that have ended.
-    pub(crate) fn take_ended(&mut self) -> Vec<Done> {
+    pub(crate) fn take_ended(&mut self) -> Vec<CompletedCall> {
         let mut ended = Vec::new();
         self.started.retain_mut(|(token, call)| match call.try_take() {
             Some(result) => {
-                ended.push(Done { token: *token, result });
+                ended.push(CompletedCall { token: *token, result });
                 false
             }
             None => true,

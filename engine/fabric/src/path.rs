@@ -31,7 +31,7 @@ pub struct OutOfRange {
     /// Its value.
     pub value: u32,
     /// The allowed values.
-    pub wanted: &'static str,
+    pub expected: &'static str,
 }
 
 impl PathConfig {
@@ -39,8 +39,9 @@ impl PathConfig {
     pub fn out_of_range(&self) -> Option<OutOfRange> {
         let level = self.service_level.filter(|&level| level > 15);
         let mtu = self.path_mtu.filter(|mtu| !MTUS.contains(mtu));
-        let level = level.map(|level| OutOfRange { knob: "service_level", value: level.into(), wanted: "0 to 15" });
-        let mtu = mtu.map(|value| OutOfRange { knob: "path_mtu", value, wanted: "256, 512, 1024, 2048 or 4096 bytes" });
+        let level = level.map(|level| OutOfRange { knob: "service_level", value: level.into(), expected: "0 to 15" });
+        let mtu =
+            mtu.map(|value| OutOfRange { knob: "path_mtu", value, expected: "256, 512, 1024, 2048 or 4096 bytes" });
         level.or(mtu)
     }
 
@@ -49,8 +50,8 @@ impl PathConfig {
     /// # Errors
     /// Names the knob that the fabric does not support, or that is out of its range.
     pub fn check(&self, scheme: &str) -> Result<(), FabricError> {
-        if let Some(OutOfRange { knob, value, wanted }) = self.out_of_range() {
-            return Err(FabricError::misuse(format!("{knob} = {value}: {wanted}")));
+        if let Some(OutOfRange { knob, value, expected }) = self.out_of_range() {
+            return Err(FabricError::misuse(format!("{knob} = {value}: {expected}")));
         }
         let has_ip = scheme == VERBS || scheme == IwarpFabric::SCHEME;
         for (knob, value, is_supported, by) in [

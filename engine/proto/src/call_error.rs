@@ -8,26 +8,27 @@ use crate::wire::ErrorBody;
 
 /// The failure of a call.
 ///
-/// [`sent`](Self::sent), [`may_retry`](Self::may_retry) and [`fault`](Self::fault) answer a program's three questions:
+/// [`progress`](Self::progress), [`may_retry`](Self::may_retry) and [`responsible_party`](Self::responsible_party)
+/// answer a program's three questions:
 ///
-/// | variant | sent | may be sent again | whose fault |
+/// | variant | progress | retry | responsible party |
 /// | --- | --- | --- | --- |
-/// | `TimedOut { sent: false }` | no | yes | connection: no credit granted, or not connected in time |
+/// | `TimedOut { sent: false }` | not sent | yes | connection: no credit granted, or not connected in time |
 /// | `TimedOut { sent: true }` | unanswered | if idempotent | peer |
-/// | `NoCredits` | no | yes | peer: it leaves calls unanswered |
-/// | `Cancelled { sent: false }` | no | yes | caller |
+/// | `NoCredits` | not sent | yes | peer: it leaves calls unanswered |
+/// | `Cancelled { sent: false }` | not sent | yes | caller |
 /// | `Cancelled { sent: true }` | unanswered | if idempotent | caller |
-/// | `ConnectionLost { sent: false }` | no | yes, once connected | connection |
+/// | `ConnectionLost { sent: false }` | not sent | yes, once connected | connection |
 /// | `ConnectionLost { sent: true }` | unanswered | if idempotent | connection |
-/// | `NotAuthenticated` | no | never | caller |
-/// | `Closed` | no | yes, on another connection | connection |
-/// | `TooManyCalls` | no | yes, after a call has ended | caller |
-/// | `NoMemory` | no | yes, after a buffer was returned | host |
-/// | `OutOfMemory { answered: false }` | no | yes, after the limit was raised | host |
+/// | `NotAuthenticated` | not sent | never | caller |
+/// | `Closed` | not sent | yes, on another connection | connection |
+/// | `TooManyCalls` | not sent | yes, after a call has ended | caller |
+/// | `NoMemory` | not sent | yes, after a buffer was returned | host |
+/// | `OutOfMemory { answered: false }` | not sent | yes, after the limit was raised | host |
 /// | `OutOfMemory { answered: true }` | answered | if idempotent | host |
-/// | `TooLong` | no | never | caller |
-/// | `Invalid` | no | never | caller |
-/// | `NoReverse` | no | never on this connection | peer |
+/// | `TooLong` | not sent | never | caller |
+/// | `Invalid` | not sent | never | caller |
+/// | `NoReverse` | not sent | never on this connection | peer |
 /// | `NoReplyBuffer` | answered | if idempotent | host |
 /// | `MalformedReply` | answered | if idempotent | peer |
 /// | `Transport(ERR_SYSTEM)`, unknown codes | answered | if idempotent | peer |
@@ -144,22 +145,22 @@ pub enum CallError {
     Refused(Refusal),
 }
 
-/// Progress of a failed call.
+/// How far a failed call got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Sent {
+pub enum CallProgress {
     /// Not sent: the server has not executed it.
-    No,
+    NotSent,
     /// Sent, without a reply: the server may have executed it.
     Unanswered,
     /// Answered by the server.
     Answered,
 }
 
-/// Party at fault for a failed call.
+/// Party that caused the failure of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum ErrorParty {
     /// The program that called: change the call or the configuration.
     Caller,
     /// This host: it lacks memory.
@@ -171,31 +172,33 @@ pub enum Fault {
 }
 
 impl CallError {
-    /// The row of the error in the table of [`CallError`]: progress, whether a retry is safe, and the party at fault.
-    const fn row(&self) -> (Sent, bool, Fault) {
-        use Sent::{Answered, No, Unanswered};
+    /// The row of the error in the table of [`CallError`]: progress, whether a retry is safe, and the responsible party.
+    const fn row(&self) -> (CallProgress, bool, ErrorParty) {
+        use CallProgress::{Answered, NotSent, Unanswered};
         match self {
             Self::TimedOut { sent: false } | Self::ConnectionLost { sent: false } | Self::Closed => {
-                (No, true, Fault::Connection)
+                (NotSent, true, ErrorParty::Connection)
             }
-            Self::Cancelled { sent: false } | Self::TooManyCalls { .. } => (No, true, Fault::Caller),
-            Self::NoCredits { .. } => (No, true, Fault::Peer),
-            Self::NoMemory { .. } | Self::OutOfMemory { answered: false, .. } => (No, true, Fault::Host),
-            Self::NotAuthenticated | Self::TooLong { .. } | Self::Invalid(_) => (No, false, Fault::Caller),
-            Self::NoReverse => (No, false, Fault::Peer),
-            Self::TimedOut { sent: true } => (Unanswered, false, Fault::Peer),
-            Self::Cancelled { sent: true } => (Unanswered, false, Fault::Caller),
-            Self::ConnectionLost { sent: true } => (Unanswered, false, Fault::Connection),
-            Self::OutOfMemory { answered: true, .. } | Self::NoReplyBuffer { .. } => (Answered, false, Fault::Host),
+            Self::Cancelled { sent: false } | Self::TooManyCalls { .. } => (NotSent, true, ErrorParty::Caller),
+            Self::NoCredits { .. } => (NotSent, true, ErrorParty::Peer),
+            Self::NoMemory { .. } | Self::OutOfMemory { answered: false, .. } => (NotSent, true, ErrorParty::Host),
+            Self::NotAuthenticated | Self::TooLong { .. } | Self::Invalid(_) => (NotSent, false, ErrorParty::Caller),
+            Self::NoReverse => (NotSent, false, ErrorParty::Peer),
+            Self::TimedOut { sent: true } => (Unanswered, false, ErrorParty::Peer),
+            Self::Cancelled { sent: true } => (Unanswered, false, ErrorParty::Caller),
+            Self::ConnectionLost { sent: true } => (Unanswered, false, ErrorParty::Connection),
+            Self::OutOfMemory { answered: true, .. } | Self::NoReplyBuffer { .. } => {
+                (Answered, false, ErrorParty::Host)
+            }
             Self::MalformedReply(_)
             | Self::Transport(ErrorBody::System | ErrorBody::Unknown(_) | ErrorBody::Vers { .. })
-            | Self::Refused(Refusal::SystemError) => (Answered, false, Fault::Peer),
-            Self::Transport(_) | Self::Refused(_) => (Answered, false, Fault::Caller),
+            | Self::Refused(Refusal::SystemError) => (Answered, false, ErrorParty::Peer),
+            Self::Transport(_) | Self::Refused(_) => (Answered, false, ErrorParty::Caller),
         }
     }
 
-    /// Whether the call was sent.
-    pub const fn sent(&self) -> Sent {
+    /// How far the call got.
+    pub const fn progress(&self) -> CallProgress {
         self.row().0
     }
 
@@ -225,8 +228,8 @@ impl CallError {
         }
     }
 
-    /// Party at fault.
-    pub const fn fault(&self) -> Fault {
+    /// Party that caused the failure.
+    pub const fn responsible_party(&self) -> ErrorParty {
         self.row().2
     }
 }
@@ -355,45 +358,52 @@ mod tests {
     use super::*;
 
     /// One error of each kind, with its row in the table of [`CallError`].
-    fn all() -> Vec<(CallError, Sent, bool, Fault)> {
+    fn all() -> Vec<(CallError, CallProgress, bool, ErrorParty)> {
         use CallError::{
             Cancelled, Closed, ConnectionLost, Invalid, MalformedReply, NoCredits, NoMemory, NoReplyBuffer, NoReverse,
             NotAuthenticated, OutOfMemory, Refused, TimedOut, TooLong, TooManyCalls, Transport,
         };
         let (needed, knob) = (70_000, Knob::BULK_BUFFERS);
         vec![
-            (TimedOut { sent: false }, Sent::No, true, Fault::Connection),
-            (TimedOut { sent: true }, Sent::Unanswered, false, Fault::Peer),
-            (NoCredits { unanswered: 64, oldest: None }, Sent::No, true, Fault::Peer),
-            (Cancelled { sent: false }, Sent::No, true, Fault::Caller),
-            (Cancelled { sent: true }, Sent::Unanswered, false, Fault::Caller),
-            (ConnectionLost { sent: false }, Sent::No, true, Fault::Connection),
-            (ConnectionLost { sent: true }, Sent::Unanswered, false, Fault::Connection),
-            (NotAuthenticated, Sent::No, false, Fault::Caller),
-            (Closed, Sent::No, true, Fault::Connection),
-            (TooManyCalls { limit: 8 }, Sent::No, true, Fault::Caller),
-            (NoMemory { needed, knob }, Sent::No, true, Fault::Host),
-            (OutOfMemory { answered: false, os_error: None }, Sent::No, true, Fault::Host),
-            (OutOfMemory { answered: true, os_error: None }, Sent::Answered, false, Fault::Host),
-            (TooLong { needed, limit: 65_536, knob }, Sent::No, false, Fault::Caller),
-            (Invalid(Defect::EmptyChunk.into()), Sent::No, false, Fault::Caller),
-            (NoReverse, Sent::No, false, Fault::Peer),
-            (NoReplyBuffer { needed, knob }, Sent::Answered, false, Fault::Host),
-            (MalformedReply("its two XIDs differ"), Sent::Answered, false, Fault::Peer),
-            (Transport(ErrorBody::System), Sent::Answered, false, Fault::Peer),
-            (Transport(ErrorBody::Unknown(99)), Sent::Answered, false, Fault::Peer),
-            (Transport(ErrorBody::Vers { low: 1, high: 1 }), Sent::Answered, false, Fault::Peer),
-            (Transport(ErrorBody::BadXdr), Sent::Answered, false, Fault::Caller),
-            (Refused(Refusal::SystemError), Sent::Answered, false, Fault::Peer),
-            (Refused(Refusal::GarbageArguments), Sent::Answered, false, Fault::Caller),
+            (TimedOut { sent: false }, CallProgress::NotSent, true, ErrorParty::Connection),
+            (TimedOut { sent: true }, CallProgress::Unanswered, false, ErrorParty::Peer),
+            (NoCredits { unanswered: 64, oldest: None }, CallProgress::NotSent, true, ErrorParty::Peer),
+            (Cancelled { sent: false }, CallProgress::NotSent, true, ErrorParty::Caller),
+            (Cancelled { sent: true }, CallProgress::Unanswered, false, ErrorParty::Caller),
+            (ConnectionLost { sent: false }, CallProgress::NotSent, true, ErrorParty::Connection),
+            (ConnectionLost { sent: true }, CallProgress::Unanswered, false, ErrorParty::Connection),
+            (NotAuthenticated, CallProgress::NotSent, false, ErrorParty::Caller),
+            (Closed, CallProgress::NotSent, true, ErrorParty::Connection),
+            (TooManyCalls { limit: 8 }, CallProgress::NotSent, true, ErrorParty::Caller),
+            (NoMemory { needed, knob }, CallProgress::NotSent, true, ErrorParty::Host),
+            (OutOfMemory { answered: false, os_error: None }, CallProgress::NotSent, true, ErrorParty::Host),
+            (OutOfMemory { answered: true, os_error: None }, CallProgress::Answered, false, ErrorParty::Host),
+            (TooLong { needed, limit: 65_536, knob }, CallProgress::NotSent, false, ErrorParty::Caller),
+            (Invalid(Defect::EmptyChunk.into()), CallProgress::NotSent, false, ErrorParty::Caller),
+            (NoReverse, CallProgress::NotSent, false, ErrorParty::Peer),
+            (NoReplyBuffer { needed, knob }, CallProgress::Answered, false, ErrorParty::Host),
+            (MalformedReply("its two XIDs differ"), CallProgress::Answered, false, ErrorParty::Peer),
+            (Transport(ErrorBody::System), CallProgress::Answered, false, ErrorParty::Peer),
+            (Transport(ErrorBody::Unknown(99)), CallProgress::Answered, false, ErrorParty::Peer),
+            (Transport(ErrorBody::Vers { low: 1, high: 1 }), CallProgress::Answered, false, ErrorParty::Peer),
+            (Transport(ErrorBody::BadXdr), CallProgress::Answered, false, ErrorParty::Caller),
+            (Refused(Refusal::SystemError), CallProgress::Answered, false, ErrorParty::Peer),
+            (Refused(Refusal::GarbageArguments), CallProgress::Answered, false, ErrorParty::Caller),
         ]
     }
 
     #[test]
     fn every_error_has_its_row_in_the_table() {
-        for (error, sent, may_retry, fault) in all() {
-            assert_eq!((error.sent(), error.may_retry(), error.fault()), (sent, may_retry, fault), "{error:?}");
-            assert!(!may_retry || sent == Sent::No, "{error:?}: a call that may have run must not be retried");
+        for (error, progress, may_retry, party) in all() {
+            assert_eq!(
+                (error.progress(), error.may_retry(), error.responsible_party()),
+                (progress, may_retry, party),
+                "{error:?}"
+            );
+            assert!(
+                !may_retry || progress == CallProgress::NotSent,
+                "{error:?}: a call that may have run must not be retried"
+            );
         }
         // The table has a row for each, in that order.
         let rows = include_str!("call_error.rs").lines().filter_map(|line| line.strip_prefix("/// | `"));
@@ -402,18 +412,18 @@ mod tests {
         // One row has both transport errors.
         all.retain(|(error, ..)| !matches!(error, CallError::Transport(ErrorBody::Unknown(_))));
         assert_eq!(rows.len(), all.len());
-        for (row, (error, sent, may_retry, fault)) in rows.iter().zip(all) {
+        for (row, (error, progress, may_retry, party)) in rows.iter().zip(all) {
             let name = format!("{error:?}");
             let name = name.split([' ', '(']).next().unwrap();
             assert!(row[0].starts_with(name), "{row:?}: {name}");
-            let progress = match sent {
-                Sent::No => "no",
-                Sent::Unanswered => "unanswered",
-                Sent::Answered => "answered",
+            let progress = match progress {
+                CallProgress::NotSent => "not sent",
+                CallProgress::Unanswered => "unanswered",
+                CallProgress::Answered => "answered",
             };
             assert_eq!(row[1], progress, "{row:?}");
             assert_eq!(row[2].starts_with("yes"), may_retry, "{row:?}");
-            assert!(row[3].starts_with(&format!("{fault:?}").to_lowercase()), "{row:?}");
+            assert!(row[3].starts_with(&format!("{party:?}").to_lowercase()), "{row:?}");
         }
     }
 

@@ -151,7 +151,7 @@ pub mod wire;
 
 #[doc(hidden)]
 pub use call_error::Defect;
-pub use call_error::{CallError, Fault, InvalidCall, Sent};
+pub use call_error::{CallError, CallProgress, ErrorParty, InvalidCall};
 pub use calls::{CallId, CallTable};
 pub use config::ConnConfig;
 pub use connection::{CharacteristicChanges, Connection, ConnectionStatus, Form};

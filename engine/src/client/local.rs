@@ -19,8 +19,8 @@ use crate::fabric::any::AnyFabric;
 use crate::proto::exchange::{ChangeError, Characteristic, CharacteristicEvent};
 use crate::proto::{self, CallError, CallId, Defect};
 use crate::shard::{
-    CallBuffers, CallRequest, CallResult, ChunkMemory, CloseCause, CloseReason, CompletionTarget, ConnRef, Done,
-    FailedCall, Notice, ResizeError, Shard, SimulatedTime, check,
+    CallBuffers, CallRequest, CallResult, ChunkMemory, CloseCause, CloseReason, CompletedCall, CompletionTarget,
+    ConnRef, FailedCall, ResizeError, Shard, ShardEvent, SimulatedTime, check,
 };
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
@@ -31,9 +31,9 @@ pub struct Connection(ConnRef);
 
 /// Negotiated limits of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms(proto::ConnectionTerms);
+pub struct ConnectionTerms(proto::ConnectionTerms);
 
-impl Terms {
+impl ConnectionTerms {
     /// Version of RPC-over-RDMA, 1 or 2.
     pub fn version(&self) -> u32 {
         self.0.version.code()
@@ -188,7 +188,7 @@ impl<F: Fabric> LocalClient<F> {
         match kept {
             Some((_, reason)) => Some(reason),
             None if self.closed.len() < MAX_REASONS || self.shard.has(connection.0) => None,
-            None => Some(&CloseReason(CloseCause::Before)),
+            None => Some(&CloseReason(CloseCause::Unknown)),
         }
     }
 
@@ -199,16 +199,16 @@ impl<F: Fabric> LocalClient<F> {
         // Started calls are posted before the turn, so that they do not wait for it.
         self.shard.flush();
         let busy = self.shard.poll_once();
-        if !self.shard.notices().is_empty() {
-            self.take_notices();
+        if !self.shard.events().is_empty() {
+            self.take_events();
         }
         busy
     }
 
     #[cold]
-    fn take_notices(&mut self) {
-        for notice in self.shard.notices().drain(..) {
-            if let Notice::Closed { conn, reason } = notice {
+    fn take_events(&mut self) {
+        for event in self.shard.events().drain(..) {
+            if let ShardEvent::Closed { conn, reason } = event {
                 if self.closed.len() == MAX_REASONS {
                     self.closed.pop_front();
                 }
@@ -228,7 +228,7 @@ impl<F: Fabric> LocalClient<F> {
         &self.shard
     }
 
-    /// The shard, for an owner that drives it. The owner then takes its [notices](Shard::notices) and [ended
+    /// The shard, for an owner that drives it. The owner then takes its [events](Shard::events) and [ended
     /// calls](Shard::done), instead of [`poll`](Self::poll).
     #[doc(hidden)]
     pub fn shard_mut(&mut self) -> &mut Shard<F> {
@@ -418,8 +418,8 @@ impl<F: Fabric> LocalClient<F> {
     }
 
     /// Negotiated limits of a connection; `None` while not established.
-    pub fn terms(&self, connection: Connection) -> Option<Terms> {
-        self.shard.terms(connection.0).map(Terms)
+    pub fn terms(&self, connection: Connection) -> Option<ConnectionTerms> {
+        self.shard.terms(connection.0).map(ConnectionTerms)
     }
 
     /// Messages (in version 1: calls) that a connection may send now.
@@ -450,7 +450,7 @@ impl<F: Fabric> LocalClient<F> {
     /// Each ended call goes to `on_done`. Never blocks. Returns true if there was work.
     #[inline]
     #[doc(alias("completion queue", "poll_cq"))]
-    pub fn poll(&mut self, mut on_done: impl FnMut(Done)) -> bool {
+    pub fn poll(&mut self, mut on_done: impl FnMut(CompletedCall)) -> bool {
         let busy = self.turn();
         let done = self.shard.done();
         if done.len() > 1 {
@@ -524,7 +524,7 @@ impl<F: Fabric> LocalClient<F> {
     ///
     /// Calls still under way then end with an error. Returns the ended calls that [`poll`](Self::poll) has not
     /// reported.
-    pub fn close(mut self, timeout: Duration) -> Vec<Done> {
+    pub fn close(mut self, timeout: Duration) -> Vec<CompletedCall> {
         self.shard.drain();
         let started = self.shard.now();
         while !self.shard.is_drained() && self.shard.now() - started < timeout.as_nanos() as u64 {

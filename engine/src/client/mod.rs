@@ -30,10 +30,10 @@ use crate::shard::{CallBuffers, CloseReason, CloseReasonKind, Shard};
 use crate::start_error::StartError;
 
 pub use crate::proto::CallId;
-pub use crate::shard::{Done, Returned};
+pub use crate::shard::{CompletedCall, ReturnedBuffers};
 pub use call::ClientCall;
 pub use header::Credential;
-pub use local::{Connection, LocalClient, Terms};
+pub use local::{Connection, ConnectionTerms, LocalClient};
 pub use threaded::{Client, Endpoint, Pending};
 
 /// Program, credential and shard of a client.

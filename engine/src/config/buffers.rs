@@ -108,8 +108,8 @@ impl Config {
         let mut taken: u128 = set.iter().map(|count| count.bytes(*count.count)).sum();
         let least = taken + derived.iter().map(|count| count.bytes(count.least)).sum::<u128>();
         if least > budget {
-            let wanted = format!("at least {least} bytes for the values of memory, limits and wire");
-            return Err(ConfigError::new("memory.budget", budget, wanted));
+            let expected = format!("at least {least} bytes for the values of memory, limits and wire");
+            return Err(ConfigError::new("memory.budget", budget, expected));
         }
         // A number that would be below its minimum is set to the minimum, and the other ones share the remaining bytes.
         loop {

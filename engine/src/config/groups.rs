@@ -52,9 +52,9 @@ fn check(
     is_valid: bool,
     knob: &'static str,
     value: impl Display,
-    wanted: impl Into<Cow<'static, str>>,
+    expected: impl Into<Cow<'static, str>>,
 ) -> Result<(), ConfigError> {
-    if is_valid { Ok(()) } else { Err(ConfigError::new(knob, value, wanted)) }
+    if is_valid { Ok(()) } else { Err(ConfigError::new(knob, value, expected)) }
 }
 
 /// Applies the check of a knob to its value, for the macro `knobs`.
@@ -213,12 +213,12 @@ impl MemoryConfig {
             check(is_valid, knob, format_args!("{} size classes", classes.len()), "at most 29")?;
             for &(size, count) in classes {
                 let is_valid = (1..=LONGEST_BUFFER).contains(&size) && (1..=MOST_BUFFERS).contains(&count);
-                let wanted = "1 to 1073741824 bytes and 1 to 16777216 buffers of each class";
-                check(is_valid, knob, format_args!("{count} of {size} bytes"), wanted)?;
+                let expected = "1 to 1073741824 bytes and 1 to 16777216 buffers of each class";
+                check(is_valid, knob, format_args!("{count} of {size} bytes"), expected)?;
             }
             let all: usize = classes.iter().map(|(size, count)| size * count).sum();
-            let wanted = "at most 140737488355328, the address space of a process";
-            check(all <= MOST_BYTES, knob, format_args!("{all} bytes in all"), wanted)?;
+            let expected = "at most 140737488355328, the address space of a process";
+            check(all <= MOST_BYTES, knob, format_args!("{all} bytes in all"), expected)?;
         }
         Ok(())
     }
@@ -304,13 +304,13 @@ impl LimitsConfig {
         // A connection needs one receive more than credits, for a pure grant.
         let reserve = RECEIVE_MARGIN + 1;
         let most = receives - reserve;
-        let wanted =
+        let expected =
             format!("{MIN_CREDITS} to {most}, because memory.receives is {receives}, with {reserve} in reserve");
-        check(*credits as usize <= most, "limits.credits", credits, wanted)?;
+        check(*credits as usize <= most, "limits.credits", credits, expected)?;
         let knob = "limits.max_credits";
         check(max_credits >= credits, knob, max_credits, format!("at least limits.credits, which is {credits}"))?;
-        let wanted = format!("{MIN_CREDITS} to {receives}, because memory.receives is {receives}");
-        check(*max_credits as usize <= receives, knob, max_credits, wanted)
+        let expected = format!("{MIN_CREDITS} to {receives}, because memory.receives is {receives}");
+        check(*max_credits as usize <= receives, knob, max_credits, expected)
     }
 }
 
@@ -448,9 +448,9 @@ impl DeviceConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         check(self.name.as_deref() != Some(""), "device.name", "", "the name of a device, or unset")?;
         self.gid_index.map_or(Ok(()), |index| between(0..=255)("device.gid_index", index))?;
-        self.path().out_of_range().map_or(Ok(()), |OutOfRange { knob, value, wanted }| {
+        self.path().out_of_range().map_or(Ok(()), |OutOfRange { knob, value, expected }| {
             let knob = if knob == "path_mtu" { "device.path_mtu" } else { "device.service_level" };
-            Err(ConfigError::new(knob, value, wanted))
+            Err(ConfigError::new(knob, value, expected))
         })
     }
 }
@@ -608,13 +608,13 @@ impl DebugConfig {
     pub(super) fn validate(&self, wire: &WireConfig) -> Result<(), ConfigError> {
         self.check_each()?;
         let (most, size) = (self.max_receive_size, wire.receive_size);
-        let wanted = format!("0, or at least wire.receive_size, which is {size}");
-        check(most == 0 || most >= size, "debug.max_receive_size", most, wanted)?;
+        let expected = format!("0, or at least wire.receive_size, which is {size}");
+        check(most == 0 || most >= size, "debug.max_receive_size", most, expected)?;
         let (never, knob) = (!self.resize_on_request, "debug.resize_on_request");
-        let wanted = "false, or debug.optional_operations true, which is false: a request is such an operation";
-        check(never || self.optional_operations, knob, true, wanted)?;
-        let wanted = "false, because wire.credit_mode is v1, and only peers of version 2 request another size";
-        check(never || wire.credit_mode != CreditMode::V1, knob, true, wanted)
+        let expected = "false, or debug.optional_operations true, which is false: a request is such an operation";
+        check(never || self.optional_operations, knob, true, expected)?;
+        let expected = "false, because wire.credit_mode is v1, and only peers of version 2 request another size";
+        check(never || wire.credit_mode != CreditMode::V1, knob, true, expected)
     }
 }
 

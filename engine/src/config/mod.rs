@@ -68,7 +68,7 @@ pub struct Config {
 
 /// An invalid configuration: knob, value and range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid {knob} `{value}`: expected {wanted}")]
+#[error("invalid {knob} `{value}`: expected {expected}")]
 #[non_exhaustive]
 pub struct ConfigError {
     /// The knob, such as `memory.receives`.
@@ -76,13 +76,13 @@ pub struct ConfigError {
     /// The invalid value.
     pub value: String,
     /// The valid range, and the knobs that determine it.
-    pub wanted: Cow<'static, str>,
+    pub expected: Cow<'static, str>,
 }
 
 impl ConfigError {
     #[cold]
-    pub(crate) fn new(knob: &'static str, value: impl Display, wanted: impl Into<Cow<'static, str>>) -> Self {
-        Self { knob, value: value.to_string(), wanted: wanted.into() }
+    pub(crate) fn new(knob: &'static str, value: impl Display, expected: impl Into<Cow<'static, str>>) -> Self {
+        Self { knob, value: value.to_string(), expected: expected.into() }
     }
 }
 

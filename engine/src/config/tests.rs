@@ -159,11 +159,11 @@ fn an_invalid_knob_is_refused_by_name_value_and_range() {
         (|c| c.debug.signal_every = 0, "invalid debug.signal_every `0`: expected at least 1"),
         (|c| c.debug.sample_latency = 3, "invalid debug.sample_latency `3`: expected 0 or a power of two"),
     ];
-    for (change, wanted) in cases {
+    for (change, expected) in cases {
         let mut config = Config::default();
         change(&mut config);
-        let error = config.validate().expect_err(wanted).to_string();
-        assert!(error.starts_with(wanted), "{error}, not {wanted}");
+        let error = config.validate().expect_err(expected).to_string();
+        assert!(error.starts_with(expected), "{error}, not {expected}");
     }
 }
 
@@ -191,9 +191,9 @@ fn reconnect_backoff_must_not_decrease_and_is_at_most_a_day() {
         refused(1, day + 1),
         Err("invalid connect.reconnect_backoff `1ms and 86400.001s`: expected at most 24 h".into())
     );
-    let wanted =
+    let expected =
         "invalid connect.reconnect_backoff `6ms and 5ms`: expected a first wait that does not exceed the longest";
-    assert_eq!(refused(6, 5), Err(wanted.into()));
+    assert_eq!(refused(6, 5), Err(expected.into()));
 }
 
 #[test]

@@ -111,8 +111,8 @@ impl LocalServer {
     #[inline]
     pub fn poll(&mut self) -> bool {
         let busy = self.shard.poll_once();
-        if !self.shard.notices().is_empty() {
-            self.shard.notices().clear();
+        if !self.shard.events().is_empty() {
+            self.shard.events().clear();
         }
         busy
     }

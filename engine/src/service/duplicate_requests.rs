@@ -67,20 +67,20 @@ impl Default for DuplicateRequestCacheConfig {
 /// authentication](crate::auth) proved. A connection does not identify a client. Users of one client may share its
 /// identity, because the cache compares the credentials of calls, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Client([u8; 32]);
+pub struct ClientId([u8; 32]);
 
-impl Client {
-    /// Client with a number.
+impl ClientId {
+    /// Identity of a client with a number.
     pub const fn number(number: u64) -> Self {
         let mut id = [0; 32];
         let (_, tail) = id.split_at_mut(24);
         tail.copy_from_slice(&number.to_be_bytes());
-        Client(id)
+        ClientId(id)
     }
 
-    /// Client with a name of any length (kept as a digest).
+    /// Identity of a client with a name of any length (kept as a digest).
     pub fn named(name: &[u8]) -> Self {
-        Client(Sha256::digest(name).into())
+        ClientId(Sha256::digest(name).into())
     }
 }
 
@@ -88,8 +88,8 @@ impl Client {
 ///
 /// All users of a host are then one client, which is right if the host assigns the XIDs of all its calls. No user gets
 /// the reply of another one, because the cache also compares credentials.
-pub fn by_host(call: &ServerCall) -> Option<Client> {
-    call.info().peer_identity().map(|name| Client::named(name.as_bytes()))
+pub fn by_host(call: &ServerCall) -> Option<ClientId> {
+    call.info().peer_identity().map(|name| ClientId::named(name.as_bytes()))
 }
 
 /// Identifies the client by the unauthenticated address of its host. For `nfs3d` and the C interface.
@@ -97,29 +97,29 @@ pub fn by_host(call: &ServerCall) -> Option<Client> {
 /// An IPv6 network of 64 bits counts as one host. On a fabric without addresses, all callers are one client. This is
 /// right if each host assigns the XIDs of all its calls.
 #[doc(hidden)]
-pub fn by_address(call: &ServerCall) -> Option<Client> {
+pub fn by_address(call: &ServerCall) -> Option<ClientId> {
     let bits = |host| match network(host) {
         IpAddr::V4(address) => address.to_ipv6_mapped().to_bits(),
         IpAddr::V6(address) => address.to_bits(),
     };
     let mut id = [0; 32];
     id[16..].copy_from_slice(&call.info().peer_host().map_or(0, bits).to_be_bytes());
-    Some(Client(id))
+    Some(ClientId(id))
 }
 
 /// Identifies the client by its credential; `None` for AUTH_NONE.
 ///
 /// This is right where a credential names a caller on a host, as AUTH_SYS with machine name and stamp does.
 /// [`Credential::sys`](crate::client::Credential::sys) uses the stamp 0, so its machine names must differ.
-pub fn by_credential(call: &ServerCall) -> Option<Client> {
+pub fn by_credential(call: &ServerCall) -> Option<ClientId> {
     let (flavor, body) = call.info().credential();
-    (flavor != 0).then(|| Client::named(&[&flavor.to_be_bytes()[..], body].concat()))
+    (flavor != 0).then(|| ClientId::named(&[&flavor.to_be_bytes()[..], body].concat()))
 }
 
 /// Key of a call, which is equal for a retransmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallKey {
-    client: Client,
+    client: ClientId,
     xid: u32,
     program: u32,
     version: u32,
@@ -268,7 +268,7 @@ impl DuplicateRequestCache {
     /// The checksum keeps a new call that reuses an XID, and a call of another user on the same client, from getting
     /// the cached reply. The inline arguments, without the RPC header, count as one argument, and each Read chunk as
     /// another one.
-    pub(super) fn key(&self, client: Client, call: &ServerCall, checksummed: usize) -> CallKey {
+    pub(super) fn key(&self, client: ClientId, call: &ServerCall, checksummed: usize) -> CallKey {
         let info = call.info();
         let chunks = (0..call.read_chunks()).map(|n| call.read_chunk(n).unwrap_or_default());
         let checksum = self.checksum(info.credential(), std::iter::once(call.args()).chain(chunks), checksummed);

@@ -26,16 +26,16 @@ pub struct Local;
 impl Sharing for Threads {}
 impl Sharing for Local {}
 
-/// Handler that can be stored as `H`; for shared services it is `Send` and `Sync`.
-pub trait Held<H> {
-    /// Stores the handler.
-    fn hold(self) -> H;
+/// Conversion of a handler into its stored form `H`; for shared services it is `Send` and `Sync`.
+pub trait IntoHandler<H> {
+    /// Converts the handler.
+    fn into_handler(self) -> H;
 }
 
-/// Asynchronous handler that can be stored as `H`.
-pub trait Asynchronous<H> {
-    /// Stores the handler.
-    fn begin(self) -> H;
+/// Conversion of an asynchronous handler into its stored form `H`.
+pub trait IntoAsyncHandler<H> {
+    /// Converts the handler.
+    fn into_async_handler(self) -> H;
 }
 
 mod sealed {
@@ -77,11 +77,11 @@ macro_rules! handlers {
             }
         }
 
-        handlers!(@held $run: Fn(&mut ServerCall) -> Result<(), Refusal> $(, $bound)*);
-        handlers!(@held $place: Fn(&ServerCall, usize, usize) -> Option<Buf> $(, $bound)*);
+        handlers!(@stored $run: Fn(&mut ServerCall) -> Result<(), Refusal> $(, $bound)*);
+        handlers!(@stored $place: Fn(&ServerCall, usize, usize) -> Option<Buf> $(, $bound)*);
 
-        impl<T: Fn(DeferredCall) $(+ $bound)* + 'static> Held<Arc<$defer>> for T {
-            fn hold(self) -> Arc<$defer> {
+        impl<T: Fn(DeferredCall) $(+ $bound)* + 'static> IntoHandler<Arc<$defer>> for T {
+            fn into_handler(self) -> Arc<$defer> {
                 Arc::new(move |call: DeferredCall| -> Option<Task> {
                     self(call);
                     None
@@ -89,18 +89,18 @@ macro_rules! handlers {
             }
         }
 
-        impl<T, F: Future<Output = ()> + 'static> Asynchronous<Arc<$defer>> for T
+        impl<T, F: Future<Output = ()> + 'static> IntoAsyncHandler<Arc<$defer>> for T
         where
             T: Fn(DeferredCall) -> F $(+ $bound)* + 'static,
         {
-            fn begin(self) -> Arc<$defer> {
+            fn into_async_handler(self) -> Arc<$defer> {
                 Arc::new(move |call: DeferredCall| -> Option<Task> { Some(Box::pin(self(call))) })
             }
         }
     };
-    (@held $held:ty: $form:path $(, $bound:ident)*) => {
-        impl<T: $form $(+ $bound)* + 'static> Held<Arc<$held>> for T {
-            fn hold(self) -> Arc<$held> {
+    (@stored $stored:ty: $form:path $(, $bound:ident)*) => {
+        impl<T: $form $(+ $bound)* + 'static> IntoHandler<Arc<$stored>> for T {
+            fn into_handler(self) -> Arc<$stored> {
                 Arc::new(self)
             }
         }

@@ -7,8 +7,8 @@ use rpcrdma_mempool::Buf;
 
 use super::call::{Answered, MAX_CHUNKS, Ready, ServedCall, ServerCall};
 use super::deferred::DeferredCall;
-use super::duplicate_requests::{CHECKSUMMED, CallKey, Client, DuplicateRequestCache, Lookup};
-use super::handler::{Asynchronous, Handler, Held, Local, Sharing, Task, Threads};
+use super::duplicate_requests::{CHECKSUMMED, CallKey, ClientId, DuplicateRequestCache, Lookup};
+use super::handler::{Handler, IntoAsyncHandler, IntoHandler, Local, Sharing, Task, Threads};
 use crate::binding::Binding;
 use crate::cross_thread::panics::catch_panic;
 use crate::proto::Refusal;
@@ -60,12 +60,12 @@ pub(crate) struct ProcedureCache {
 }
 
 /// Identifies the caller of a call.
-type Identify = dyn Fn(&ServerCall) -> Option<Client> + Send + Sync;
+type Identify = dyn Fn(&ServerCall) -> Option<ClientId> + Send + Sync;
 
 impl ProcedureCache {
     pub(crate) fn new(
         cache: Arc<DuplicateRequestCache>,
-        client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
+        client: impl Fn(&ServerCall) -> Option<ClientId> + Send + Sync + 'static,
     ) -> Self {
         Self { cache, client: Arc::new(client), checksummed: CHECKSUMMED }
     }
@@ -153,17 +153,17 @@ impl<S: Sharing> Procedure<S> {
     /// Its replies have up to 256 bytes, see [`max_reply`](Self::max_reply).
     ///
     /// Handlers of [`Services`] are `Send` and `Sync`, because all shards and workers run them. Handlers of
-    /// [`LocalServices`] run on one thread and may share state by `Rc` and `Cell`. The bounds `Held` and `Asynchronous`
-    /// express this.
-    pub fn new(handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Held<S::Run>) -> Self {
-        Self::of(Handler::Run(handler.hold()))
+    /// [`LocalServices`] run on one thread and may share state by `Rc` and `Cell`. The bounds `IntoHandler` and
+    /// `IntoAsyncHandler` express this.
+    pub fn new(handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + IntoHandler<S::Run>) -> Self {
+        Self::of(Handler::Run(handler.into_handler()))
     }
 
     /// A procedure whose handler answers [later](DeferredCall::answer), from any thread.
     ///
     /// It is for servers that submit I/O. The handler runs on the shard, and must not block.
-    pub fn deferred(handler: impl Fn(DeferredCall) + Held<S::Defer>) -> Self {
-        Self::of(Handler::Defer(handler.hold()))
+    pub fn deferred(handler: impl Fn(DeferredCall) + IntoHandler<S::Defer>) -> Self {
+        Self::of(Handler::Defer(handler.into_handler()))
     }
 
     /// A procedure whose handler is a future, polled by the shard.
@@ -173,9 +173,9 @@ impl<S: Sharing> Procedure<S> {
     pub fn asynchronous<T, H>(handler: H) -> Self
     where
         T: Future<Output = ()> + 'static,
-        H: Fn(DeferredCall) -> T + Asynchronous<S::Defer>,
+        H: Fn(DeferredCall) -> T + IntoAsyncHandler<S::Defer>,
     {
-        Self::of(Handler::Defer(handler.begin()))
+        Self::of(Handler::Defer(handler.into_async_handler()))
     }
 
     /// Sends no replies; callers make [one-way](crate::client::ClientCall::one_way) calls.
@@ -205,9 +205,9 @@ impl<S: Sharing> Procedure<S> {
     #[doc(alias("direct data placement", "zero copy"))]
     pub fn place_reads_in(
         mut self,
-        choose: impl Fn(&ServerCall, usize, usize) -> Option<Buf> + Held<S::Place>,
+        choose: impl Fn(&ServerCall, usize, usize) -> Option<Buf> + IntoHandler<S::Place>,
     ) -> Self {
-        self.read_target = Some(choose.hold());
+        self.read_target = Some(choose.into_handler());
         self
     }
 
@@ -245,7 +245,7 @@ impl<S: Sharing> Procedure<S> {
     pub fn cached(
         mut self,
         cache: Arc<DuplicateRequestCache>,
-        client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
+        client: impl Fn(&ServerCall) -> Option<ClientId> + Send + Sync + 'static,
     ) -> Self {
         self.cached = Some(ProcedureCache::new(cache, client));
         self

@@ -12,7 +12,7 @@ use super::clock::nanoseconds;
 use super::connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
 use super::connection::{Conn, ConnRef, Continuation, Fallback, MessageOwner, ReconnectState, Stage};
 use super::context::ShardContext;
-use super::{Notice, Shard, characteristics};
+use super::{Shard, ShardEvent, characteristics};
 use crate::auth::AuthPolicy;
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{
@@ -60,7 +60,7 @@ struct PendingSetup {
 #[derive(Debug, Default)]
 pub(super) struct Lifecycle {
     /// Events of connections that were not taken yet.
-    pub(super) notices: Vec<Notice>,
+    pub(super) events: Vec<ShardEvent>,
     /// Connections in setup.
     setups: Vec<PendingSetup>,
     /// Connect requests. A turn spends limited time on them, because served calls wait meanwhile.
@@ -121,7 +121,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.fabric.listen(listener)
     }
 
-    /// Starts to connect. [`Notice`]s report the outcome.
+    /// Starts to connect. [`ShardEvent`]s report the outcome.
     ///
     /// # Errors
     /// Those of [`Fabric::connect`], or receives are short.
@@ -342,22 +342,22 @@ impl<F: Fabric> Shard<F> {
     }
 
     fn poll_control_events(&mut self) {
-        let mut events = std::mem::take(&mut self.events);
+        let mut events = std::mem::take(&mut self.control_events);
         self.cx.fabric.poll_control(&mut events);
         for event in events.drain(..) {
             self.handle_control_event(event);
         }
-        self.events = events;
+        self.control_events = events;
     }
 
     /// Close reason that the control plane has for a connection, polled if it is not known yet. One poll serves all
     /// connections that end at the same time.
     pub(super) fn disconnect_reason(&mut self, qp: QpId) -> Option<CloseReason> {
         let known = self.life.disconnect_reason(qp).cloned();
-        let reason = known.or_else(|| reason_in(&self.events, qp)).or_else(|| {
-            self.cx.fabric.poll_control(&mut self.events);
+        let reason = known.or_else(|| reason_in(&self.control_events, qp)).or_else(|| {
+            self.cx.fabric.poll_control(&mut self.control_events);
             self.cx.schedule.control_now();
-            reason_in(&self.events, qp)
+            reason_in(&self.control_events, qp)
         });
         self.cx.stats.peer_faults += u64::from(reason.as_ref().is_some_and(is_refusal));
         reason
@@ -426,7 +426,7 @@ impl<F: Fabric> Shard<F> {
                 conn.reconnect.open_since = Some(self.cx.clock.read());
                 self.requester.resume(&mut self.cx, conn);
             }
-            self.life.notices.push(Notice::Open(ConnRef(conn.origin())));
+            self.life.events.push(ShardEvent::Open(ConnRef(conn.origin())));
         }
         conn.refresh();
     }
@@ -509,7 +509,7 @@ impl<F: Fabric> Shard<F> {
             }
         }
         self.cx.conns.forget(origin);
-        self.life.notices.push(Notice::Closed { conn: ConnRef(origin), reason });
+        self.life.events.push(ShardEvent::Closed { conn: ConnRef(origin), reason });
     }
 
     /// Destroys a queue pair, and ends the peer's calls.
@@ -743,9 +743,9 @@ mod tests {
     #[test]
     fn notices_keep_their_order() {
         let mut life = Lifecycle::new();
-        life.notices.push(Notice::Open(ConnRef::NONE));
-        life.notices.push(Notice::Closed { conn: ConnRef::NONE, reason: LocalClose::Requested.into() });
-        assert!(matches!(life.notices[..], [Notice::Open(_), Notice::Closed { .. }]));
+        life.events.push(ShardEvent::Open(ConnRef::NONE));
+        life.events.push(ShardEvent::Closed { conn: ConnRef::NONE, reason: LocalClose::Requested.into() });
+        assert!(matches!(life.events[..], [ShardEvent::Open(_), ShardEvent::Closed { .. }]));
     }
 
     #[test]

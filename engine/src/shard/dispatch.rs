@@ -190,7 +190,7 @@ impl<F: Fabric> Shard<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shard::Notice;
+    use crate::shard::ShardEvent;
     use crate::shard::testing::{NoDevice, call, message, new_conn, received, small};
 
     /// Handles the first message of a client, in this stage.
@@ -210,7 +210,7 @@ mod tests {
         let (mut shard, conn) = first_message(Stage::Connecting);
         assert_eq!(conn.stage(), Stage::Open);
         assert_eq!(conn.proto.counters().received, 1);
-        assert!(matches!(shard.notices()[..], [Notice::Open(_)]));
+        assert!(matches!(shard.events()[..], [ShardEvent::Open(_)]));
     }
 
     #[test]
@@ -218,6 +218,6 @@ mod tests {
         let (mut shard, conn) = first_message(Stage::Closing);
         assert_eq!(conn.stage(), Stage::Closing);
         assert_eq!(conn.proto.counters().received, 0);
-        assert!(shard.notices().is_empty());
+        assert!(shard.events().is_empty());
     }
 }

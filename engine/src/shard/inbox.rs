@@ -14,7 +14,7 @@ use super::connection::ConnRef;
 use super::connection::close_reason::{CloseCause, CloseReason, ClosedBecause, LocalClose};
 use super::context::{ConnTable, ShardContext};
 use super::requester::{CallRequest, CallResult, ChunkMemory, CompletionTarget, FailedCall, procedure_of};
-use super::{Notice, Shard};
+use super::{Shard, ShardEvent};
 use crate::config::{HEADROOM_CALL, POLL_BATCH};
 use crate::cross_thread::mailbox::{Connector, Mailbox};
 use crate::cross_thread::panics::catch_panic;
@@ -171,11 +171,11 @@ impl CrossThreadState {
     }
 
     /// Answers the threads that wait for connections.
-    pub(super) fn report(&mut self, notices: impl Iterator<Item = Notice>) {
-        for notice in notices {
-            let (conn, closed) = match notice {
-                Notice::Open(conn) => (conn, None),
-                Notice::Closed { conn, reason } => (conn, Some(reason)),
+    pub(super) fn report(&mut self, events: impl Iterator<Item = ShardEvent>) {
+        for event in events {
+            let (conn, closed) = match event {
+                ShardEvent::Open(conn) => (conn, None),
+                ShardEvent::Closed { conn, reason } => (conn, Some(reason)),
             };
             let client = self.clients.iter_mut().find(|client| client.conn == conn && client.connecting.is_some());
             let Some((_, completer)) = client.and_then(|client| client.connecting.take()) else { continue };
@@ -208,7 +208,7 @@ impl CrossThreadState {
             self.add_client(ClientConn { conn, closed: Arc::downgrade(closed), connecting: None });
         } else {
             // This thread is the only writer.
-            let _ = closed.set(CloseCause::Before.into());
+            let _ = closed.set(CloseCause::Unknown.into());
         }
     }
 

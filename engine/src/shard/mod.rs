@@ -81,7 +81,7 @@ pub(crate) use inbox::{Command, ConnectRequest, OwnedConn, RemoteCall, RemoteMes
 pub use peer_events::{Peer, PeerEvent, PeerHook};
 use requester::Requester;
 pub(crate) use requester::{CallBuffers, CallRequest, ChunkMemory, CompletionTarget};
-pub use requester::{CallResult, Done, FailedCall, Reply, Returned};
+pub use requester::{CallResult, CompletedCall, FailedCall, Reply, ReturnedBuffers};
 use responder::Responder;
 pub use responder::SimulatedWorkers;
 pub(crate) use responder::{Workers, worker_of};
@@ -107,7 +107,7 @@ pub(crate) fn check<S: Sharing>(
 
 /// Event for the shard's owner.
 #[derive(Debug)]
-pub enum Notice {
+pub enum ShardEvent {
     /// A connection is established.
     Open(ConnRef),
     /// A connection is closed; all its calls have ended.
@@ -134,7 +134,7 @@ pub struct Shard<F: Fabric> {
     task: ApplicationTask,
     /// Completions and events of the device, in reused lists.
     completions: Vec<Completion>,
-    events: Vec<ControlEvent>,
+    control_events: Vec<ControlEvent>,
 }
 
 impl<F: Fabric> Shard<F> {
@@ -180,7 +180,7 @@ impl<F: Fabric> Shard<F> {
             allocs: AllocQueue::default(),
             task: ApplicationTask::default(),
             completions: Vec::with_capacity(POLL_BATCH),
-            events: Vec::new(),
+            control_events: Vec::new(),
         };
         shard.cx.refill();
         Ok(shard)
@@ -267,14 +267,14 @@ impl<F: Fabric> Shard<F> {
 
     /// Ended calls that were not taken yet, oldest first.
     #[inline]
-    pub fn done(&mut self) -> &mut Vec<Done> {
+    pub fn done(&mut self) -> &mut Vec<CompletedCall> {
         self.requester.done()
     }
 
     /// Events of connections that were not taken yet.
     #[inline]
-    pub fn notices(&mut self) -> &mut Vec<Notice> {
-        &mut self.life.notices
+    pub fn events(&mut self) -> &mut Vec<ShardEvent> {
+        &mut self.life.events
     }
 
     /// Starts a call. Its target gets the outcome exactly once, even if the call fails here.

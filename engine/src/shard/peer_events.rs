@@ -258,8 +258,8 @@ mod tests {
         conn.report_established(&reporter);
         conn.report_established(&reporter);
         assert_eq!(events.take(), ["3 established"]);
-        conn.report_ended(&LocalClose::Displaced.into());
-        assert_eq!(events.take(), [format!("3: {}", LocalClose::Displaced)]);
+        conn.report_ended(&LocalClose::Evicted.into());
+        assert_eq!(events.take(), [format!("3: {}", LocalClose::Evicted)]);
         conn.report_ended(&LocalClose::Requested.into());
         drop(conn);
         assert!(events.take().is_empty(), "the close is reported once");

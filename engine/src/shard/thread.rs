@@ -192,8 +192,8 @@ impl<F: Fabric> Shard<F> {
         while !self.cross_thread.stopped {
             let busy = self.poll_once();
             // This comes before the sleep, because the close of the last connection ends a drain.
-            if !self.life.notices.is_empty() {
-                self.cross_thread.report(self.life.notices.drain(..));
+            if !self.life.events.is_empty() {
+                self.cross_thread.report(self.life.events.drain(..));
                 self.cross_thread.stopped |= self.life.draining && self.is_drained();
             }
             if busy {
@@ -228,10 +228,10 @@ impl<F: Fabric> Shard<F> {
     pub(crate) fn arm(&mut self, longest: Duration) -> Option<Duration> {
         self.cross_thread.sleeper.arm();
         self.cx.fabric.arm();
-        let notices = self.life.notices.len();
+        let events = self.life.events.len();
         // The turn does not report control-plane work, and a close may be the last of a drain. A ready connection needs
         // another turn.
-        if self.poll_once() || self.life.notices.len() != notices || !self.cx.ready.is_empty() {
+        if self.poll_once() || self.life.events.len() != events || !self.cx.ready.is_empty() {
             return None;
         }
         self.obligation_checks.before_sleep(&mut self.cx);

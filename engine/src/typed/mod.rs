@@ -25,7 +25,7 @@ pub use request::{Error, Request, Response, Transport, call};
 use crate::binding::Binding;
 use crate::proto::Refusal;
 pub use crate::service::CallInfo;
-use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential};
+use crate::service::duplicate_requests::{ClientId, DuplicateRequestCache, DuplicateRequestCacheConfig, by_credential};
 use crate::service::{Procedure, ProcedureCache, ServerCall, Sharing};
 
 /// A procedure of a program version, as generated.
@@ -119,7 +119,7 @@ impl Cache {
     /// Uses this cache; `client` identifies callers, as for [`Procedure::cached`].
     pub fn new(
         replies: Arc<DuplicateRequestCache>,
-        client: impl Fn(&ServerCall) -> Option<Client> + Send + Sync + 'static,
+        client: impl Fn(&ServerCall) -> Option<ClientId> + Send + Sync + 'static,
     ) -> Self {
         Self(ProcedureCache::new(replies, client))
     }

@@ -1,6 +1,6 @@
 //! Host authentication in CONNPROP, and policies for unauthenticated peers.
 
-use rpcrdma::Sent;
+use rpcrdma::CallProgress;
 use rpcrdma::proto::auth::{AuthHandshake, AuthStep, Mechanism, Role};
 use rpcrdma_tests::prelude::*;
 
@@ -193,7 +193,7 @@ fn the_policies_of_both_ends_decide_about_unauthenticated_peers() {
     for _ in 0..5 {
         let error = echo(&mut client, b"refused").expect_err("version 1 cannot authenticate");
         assert_eq!(error, CallError::Transport(ErrorBody::Vers { low: 2, high: 2 }));
-        assert_eq!(error.sent(), Sent::Answered);
+        assert_eq!(error.progress(), CallProgress::Answered);
     }
     drop(client);
     let address = serve(&mut world, old(&off));

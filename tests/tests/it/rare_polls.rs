@@ -1,6 +1,6 @@
 //! A server and a client that their owner polls twice a second, in simulated time.
 
-use rpcrdma::client::Done;
+use rpcrdma::client::CompletedCall;
 use rpcrdma_tests::prelude::*;
 
 /// Between two polls.
@@ -27,7 +27,7 @@ impl Ends {
     }
 
     /// Polls both ends once after each pause.
-    fn poll_until(&mut self, polls: usize, mut holds: impl FnMut(&mut Self, Vec<Done>) -> bool) {
+    fn poll_until(&mut self, polls: usize, mut holds: impl FnMut(&mut Self, Vec<CompletedCall>) -> bool) {
         let held = (0..polls).any(|_| {
             self.time.advance(PAUSE);
             self.server.poll(|_| {});

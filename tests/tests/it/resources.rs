@@ -275,7 +275,7 @@ fn the_error_of_a_call_without_a_buffer_for_its_long_form_names_the_limit() {
     }
     let error = client.outcome(call).expect_err("no such buffer");
     assert!(matches!(error, CallError::TooLong { needed: 80_048.., limit: 65_536, .. }), "{error}");
-    assert_eq!(error.sent(), rpcrdma::Sent::No);
+    assert_eq!(error.progress(), rpcrdma::CallProgress::NotSent);
     assert!(error.to_string().starts_with("message or chunk of "), "{error}");
     assert_answered(&mut client, 1);
     assert_eq!(client.stats().exposed_buffers, 0);

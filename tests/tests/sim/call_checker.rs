@@ -11,9 +11,9 @@ use std::time::Duration;
 use rpcrdma::client::{Connection, LocalClient};
 use rpcrdma::config::ConnectConfig;
 use rpcrdma::proto::CallId;
-use rpcrdma::shard::{Done, SimulatedTime};
+use rpcrdma::shard::{CompletedCall, SimulatedTime};
 use rpcrdma::wire::ErrorBody;
-use rpcrdma::{CallError, FailedCall, Knob, Reply, Sent};
+use rpcrdma::{CallError, CallProgress, FailedCall, Knob, Reply};
 use rpcrdma_tests::Random;
 
 use crate::changes;
@@ -239,10 +239,10 @@ impl CallChecker {
     }
 
     /// Checks a completed call.
-    pub(crate) fn ended(&mut self, client: &mut LocalClient<Device>, done: Done) {
+    pub(crate) fn ended(&mut self, client: &mut LocalClient<Device>, done: CompletedCall) {
         let who = self.journal.clone();
         let who = who.who();
-        let Done { token, mut result } = done;
+        let CompletedCall { token, mut result } = done;
         if let Err(failed) = &mut result {
             // A peer that could still reach the buffers would fail its own checks.
             failed.returned.take_sent().for_each(|mut buf| buf.fill(!0));
@@ -389,7 +389,7 @@ impl CallChecker {
     }
 
     /// Checks that the closing shard has completed every call.
-    pub(crate) fn check_all_ended(&mut self, ended: Vec<Done>) {
+    pub(crate) fn check_all_ended(&mut self, ended: Vec<CompletedCall>) {
         for done in ended {
             let call = self.calls.remove(&done.token);
             assert!(call.is_some(), "{}: call {} ends again", self.journal.who(), done.token);
@@ -411,8 +411,8 @@ impl CallChecker {
 
 /// Number of executions that a failure implies.
 fn claim_of(error: &CallError) -> Claim {
-    match (error.sent(), error) {
-        (Sent::No, _) | (_, CallError::Refused(_)) => Claim::Never,
+    match (error.progress(), error) {
+        (CallProgress::NotSent, _) | (_, CallError::Refused(_)) => Claim::Never,
         _ => Claim::AtMostOnce,
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rpcrdma::Services;
 use rpcrdma::client::{ClientConfig, LocalClient};
-use rpcrdma::shard::{ConnRef, Notice, SimulatedTime, SimulatedWorkers};
+use rpcrdma::shard::{ConnRef, ShardEvent, SimulatedTime, SimulatedWorkers};
 use rpcrdma::stats::ShardStats;
 use rpcrdma_tests::{shard_leak, small_client};
 
@@ -78,11 +78,11 @@ impl Host {
 
     pub(crate) fn turn(&mut self) {
         self.client.shard_mut().poll_once();
-        let notices = std::mem::take(self.client.shard_mut().notices());
-        for notice in notices {
-            match notice {
-                Notice::Open(conn) => self.opened(conn),
-                Notice::Closed { conn, reason } => {
+        let events = std::mem::take(self.client.shard_mut().events());
+        for event in events {
+            match event {
+                ShardEvent::Open(conn) => self.opened(conn),
+                ShardEvent::Closed { conn, reason } => {
                     self.checker.journal.note(format_args!("{conn:?} is over: {reason}"));
                     let link = self.conns.iter().position(|&known| known == conn);
                     if let Some(link) = link {

@@ -7,7 +7,7 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rpcrdma::service::MAX_CHUNKS;
-use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
+use rpcrdma::service::duplicate_requests::{ClientId, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{PROGRAM, VERSION, filled, pattern, patterned, put_pattern, services_with};
 
@@ -96,7 +96,7 @@ pub(crate) fn services(plan: &Plan, runs: &Runs, later: &DeferredCalls) -> Servi
     let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
     let caller = |call: &ServerCall| {
         let name = Words::of(call).and_then(|mut words| words.name()).ok()?;
-        Some(Client::number(u64::from(name.0)))
+        Some(ClientId::number(u64::from(name.0)))
     };
     add(ONCE, recorded(ONCE, note).max_reply(longest).cached(cache, caller));
     // Prints nothing on the terminal.

@@ -513,8 +513,8 @@ fn validated<R: Role>(
     source_of: impl Fn(&str) -> String,
 ) -> Result<(Config, R), SettingError> {
     let refused = |mut error: ConfigError| {
-        if error.wanted.contains(UNSET) {
-            error.wanted.to_mut().push_str(&format!(" {UNSET_FORM}"));
+        if error.expected.contains(UNSET) {
+            error.expected.to_mut().push_str(&format!(" {UNSET_FORM}"));
         }
         SettingError::Refused { source_: source_of(error.knob), error }
     };

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use rpcrdma::client::Terms;
+use rpcrdma::client::ConnectionTerms;
 use rpcrdma::stats::ShardStats;
 use rpcrdma::wire::rpc::ProgramNumber;
 use rpcrdma::{Address, CallError, LocalClient};
@@ -26,7 +26,7 @@ pub(super) struct Report<'a> {
     /// The server's address.
     address: &'a Address,
     /// Terms of the connection when it was last open.
-    terms: Option<Terms>,
+    terms: Option<ConnectionTerms>,
     credits: Option<u32>,
     /// Credits before the first call.
     credits_at_start: Option<u32>,

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use rpcrdma::client::{CallId, ClientConfig, ConnectError, Done};
+use rpcrdma::client::{CallId, ClientConfig, CompletedCall, ConnectError};
 use rpcrdma::{Address, LocalClient};
 use rustix::io::Errno;
 
@@ -340,7 +340,7 @@ unsafe fn lend_if_same<'a>(client: *mut rpcrdma_local_client, id: u64) -> Option
 unsafe fn report_all(
     client: *mut rpcrdma_local_client,
     id: u64,
-    mut batch: Vec<Done>,
+    mut batch: Vec<CompletedCall>,
     done: DoneFunction,
     context: *mut c_void,
 ) {
@@ -363,7 +363,7 @@ unsafe fn report_all(
 /// # Safety
 /// `done` may be called with `context`.
 #[inline(always)]
-pub(crate) unsafe fn report(tag: u16, ended: Done, done: DoneFunction, context: *mut c_void) {
+pub(crate) unsafe fn report(tag: u16, ended: CompletedCall, done: DoneFunction, context: *mut c_void) {
     let token = ended.token;
     let (error, results) = match &ended.result {
         Ok(reply) => (0, reply.results()),

@@ -24,7 +24,7 @@ fn begin(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> Lookup {
 }
 
 /// Key of a call, with a checksum that `CACHE` has computed.
-fn key_of(client: Client, xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> CallKey {
+fn key_of(client: ClientId, xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> CallKey {
     let checksum = checksum(&CACHE, (0, &[]), &[args]);
     CallKey { client, xid, program, version, procedure, checksum }
 }
@@ -37,7 +37,7 @@ fn checksum(cache: &DuplicateRequestCache, credential: (u32, &[u8]), arguments: 
 }
 
 fn key(xid: u32) -> CallKey {
-    key_of(Client::number(1), xid, 100, 3, 9, b"arguments")
+    key_of(ClientId::number(1), xid, 100, 3, 9, b"arguments")
 }
 
 fn new(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> CacheReservation {
@@ -127,15 +127,15 @@ fn a_finished_call_expires_after_its_lifetime() {
 fn calls_that_differ_in_anything_are_different_calls() {
     let args = [7; 300];
     let of = key_of;
-    let one = Client::number(1);
+    let one = ClientId::number(1);
     let mut early = args;
     early[255] = 8;
     let mut late = args;
     late[256] = 8;
     let first = of(one, 1, 100, 3, 9, &args);
     let others = [
-        of(Client::number(2), 1, 100, 3, 9, &args),
-        of(Client::named(b"one"), 1, 100, 3, 9, &args),
+        of(ClientId::number(2), 1, 100, 3, 9, &args),
+        of(ClientId::named(b"one"), 1, 100, 3, 9, &args),
         of(one, 2, 100, 3, 9, &args),
         of(one, 1, 101, 3, 9, &args),
         of(one, 1, 100, 4, 9, &args),
@@ -145,7 +145,7 @@ fn calls_that_differ_in_anything_are_different_calls() {
     ];
     assert!(others.iter().all(|other| *other != first));
     assert_eq!(of(one, 1, 100, 3, 9, &late), first, "only the first 256 bytes count");
-    assert_ne!(Client::named(&[]), Client::number(0));
+    assert_ne!(ClientId::named(&[]), ClientId::number(0));
     let cache = cache(64, 1024);
     new(&cache, first).finish(OpaqueAuth::NONE, b"first");
     for other in others {
@@ -187,7 +187,7 @@ fn calls_in_progress_are_never_evicted() {
 fn running_calls_of_a_host_leave_room_for_others() {
     let cache = cache(60, 1024);
     let begin = |host: u32, xid| {
-        let client = Client::number(u64::from(xid % 3));
+        let client = ClientId::number(u64::from(xid % 3));
         cache.begin(key_of(client, xid, 100, host, 9, b"arguments"), &host.to_string())
     };
     let start = |host, xid| match begin(host, xid) {
@@ -211,7 +211,7 @@ fn running_calls_of_a_host_leave_room_for_others() {
 #[test]
 fn a_host_with_many_calls_evicts_only_its_own() {
     let cache = cache(4096, 1 << 20);
-    let of = |client, xid| key_of(Client::number(client), xid, 100, 3, 12, b"arguments");
+    let of = |client, xid| key_of(ClientId::number(client), xid, 100, 3, 12, b"arguments");
     for xid in 0..200 {
         new(&cache, of(0, xid)).finish(OpaqueAuth::NONE, &xid.to_be_bytes());
     }

@@ -25,7 +25,7 @@ use crate::shard::connection::close_reason::{LocalClose, REJECTED_CLOSED, REJECT
 use crate::shard::connection::{Conn, ConnRef, Stage};
 use crate::shard::control_plane::silence;
 use crate::shard::peer_events::PeerInfo;
-use crate::shard::{Notice, Shard};
+use crate::shard::{Shard, ShardEvent};
 use crate::wire::private_data::PrivateData;
 
 /// Nanoseconds after which a connection without a first message may be evicted; a distant peer has [longer](silence).
@@ -174,7 +174,7 @@ impl<F: Fabric> Shard<F> {
         if peer.is_some_and(|peer| !peer.is_new && &*peer.owner != host) {
             self.life.last_eviction_for_others = Some(now);
         }
-        self.close_now(qp, LocalClose::Displaced);
+        self.close_now(qp, LocalClose::Evicted);
     }
 
     /// Handles an accepted connection's establishment.
@@ -182,7 +182,7 @@ impl<F: Fabric> Shard<F> {
         conn.enter(Stage::Open);
         conn.refresh();
         conn.report_established(&self.cx.peers);
-        self.life.notices.push(Notice::Open(ConnRef(conn.qp())));
+        self.life.events.push(ShardEvent::Open(ConnRef(conn.qp())));
         // A version 1 client may stay silent, so that its setup ends here.
         if self.cx.config.wire.version_1 || conn.accepted.as_ref().is_none_or(|peer| !peer.is_new) {
             self.life.end_setup(conn.qp());

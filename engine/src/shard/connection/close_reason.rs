@@ -58,14 +58,14 @@ impl CloseReason {
             },
             CloseCause::Local(local) => match local {
                 LocalClose::Requested | LocalClose::Stopped | LocalClose::Unsendable(_) => Kind::Local,
-                LocalClose::Displaced => Kind::Evicted,
+                LocalClose::Evicted => Kind::Evicted,
                 LocalClose::ConnectTimeout
                 | LocalClose::NegotiationTimeout
                 | LocalClose::NegotiationRefused(_)
                 | LocalClose::SetupTimeout
                 | LocalClose::ProgressTimeout(_) => Kind::TimedOut,
             },
-            CloseCause::Before => Kind::Unknown,
+            CloseCause::Unknown => Kind::Unknown,
         }
     }
 
@@ -178,7 +178,7 @@ pub enum CloseCause {
     Local(#[from] LocalClose),
     /// The connection ended before its client registered for the reason.
     #[error("connection ended before its client read the reason")]
-    Before,
+    Unknown,
 }
 
 impl CloseCause {
@@ -191,7 +191,7 @@ impl CloseCause {
             Self::Device { .. } | Self::Disconnected { cause: Disconnect::Failure, .. } => {
                 Some("connections ended by their device")
             }
-            Self::Local(LocalClose::Displaced) => Some("connections evicted because others needed their Receives"),
+            Self::Local(LocalClose::Evicted) => Some("connections evicted because others needed their Receives"),
             Self::Local(LocalClose::SetupTimeout) => Some("connections whose setup timed out"),
             _ => None,
         }
@@ -232,7 +232,7 @@ pub enum LocalClose {
     /// It was silent ([`accept.evict_after`](crate::config::AcceptConfig::evict_after)), or its host exceeded its
     /// share ([`memory.receives`](crate::config::MemoryConfig::receives)).
     #[error("evicted: others need its receives (memory.receives)")]
-    Displaced,
+    Evicted,
     /// A message that was counted as sent could not be sent.
     #[error("{0} could not be sent")]
     Unsendable(&'static str),

@@ -34,7 +34,7 @@ use forms::{form, measure, still_fits};
 pub(crate) use outgoing_calls::CompletionTarget;
 pub(super) use outgoing_calls::OutgoingCalls;
 use outgoing_calls::UncollectedReplies;
-pub use outgoing_calls::{CallResult, Done, FailedCall, Reply, Returned};
+pub use outgoing_calls::{CallResult, CompletedCall, FailedCall, Reply, ReturnedBuffers};
 
 /// A call with all its memory, ready to start.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ fn set_xid(message: &mut Buf, call: CallId) {
 
 pub(super) struct Requester {
     /// Ended calls, for the shard's owner.
-    done: Vec<Done>,
+    done: Vec<CompletedCall>,
     /// Chunk lists of the current call.
     lists: ChunkLists,
     /// Copies of replies in memory that their peer may still reach; created at first use.
@@ -99,7 +99,7 @@ impl Requester {
 
     /// Ended calls not taken yet, oldest first.
     #[inline]
-    pub(super) fn done(&mut self) -> &mut Vec<Done> {
+    pub(super) fn done(&mut self) -> &mut Vec<CompletedCall> {
         &mut self.done
     }
 
@@ -354,7 +354,7 @@ impl Requester {
             cx.stats.calls_failed += 1;
         }
         match target {
-            CompletionTarget::Polled => push(&mut self.done, || Done { token, result }),
+            CompletionTarget::Polled => push(&mut self.done, || CompletedCall { token, result }),
             CompletionTarget::Thread(completer) => self.deliver_to_thread(cx, completer, result),
         }
     }

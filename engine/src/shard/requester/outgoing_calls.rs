@@ -288,14 +288,14 @@ pub struct FailedCall {
     /// The error.
     pub error: CallError,
     /// Buffers of its chunks.
-    pub returned: Returned,
+    pub returned: ReturnedBuffers,
 }
 
 impl FailedCall {
     /// A failed call with the memory that only the caller can reach.
     #[cold]
     pub(crate) fn new(error: CallError, memory: ChunkMemory) -> Self {
-        Self { error, returned: Returned(memory) }
+        Self { error, returned: ReturnedBuffers(memory) }
     }
 }
 
@@ -304,16 +304,16 @@ impl FailedCall {
 /// Has the buffers of a call that was not started, not sent, or answered with an error, or whose connection closed. A
 /// call that was sent again in another form has the chunks of the last one. After a time-out or a cancel, the server
 /// may use the buffers until it answers; then they return to their pool. Dropping this value frees the buffers in it.
-pub struct Returned(ChunkMemory);
+pub struct ReturnedBuffers(ChunkMemory);
 
 /// Prints no buffers, because `expect` prints this.
-impl fmt::Debug for Returned {
+impl fmt::Debug for ReturnedBuffers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Returned").finish_non_exhaustive()
+        f.debug_struct("ReturnedBuffers").finish_non_exhaustive()
     }
 }
 
-impl Returned {
+impl ReturnedBuffers {
     /// Takes the buffers of the Read chunks, in order.
     pub fn take_sent(&mut self) -> impl Iterator<Item = Buf> {
         self.0.take_send()
@@ -391,7 +391,7 @@ pub(crate) enum CompletionTarget {
 
 /// An ended call, as [`LocalClient::poll`](crate::LocalClient::poll) reports it.
 #[derive(Debug)]
-pub struct Done {
+pub struct CompletedCall {
     /// Token of the caller.
     pub token: u64,
     /// Reply or error.

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::cross_thread::parker::{Parker, Wake};
 use crate::fabric::ReceivedBuf;
 use crate::proto::{DecodedLists, ReceivedMessage};
-use crate::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
+use crate::service::duplicate_requests::{ClientId, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use crate::service::{DeferredCall, ParsedHeader, Procedure, Replying, Services};
 use crate::shard::checks::ObligationChecks;
 use crate::shard::clock::{Clock, SimulatedTime};
@@ -53,7 +53,7 @@ impl ResponderFixture {
         services.add(1, 1, ON_WORKERS, Procedure::new(answer).on_workers());
         services.add(1, 1, BULK, Procedure::new(answer).write_chunks(1, 50_000));
         let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
-        let once = Procedure::new(answer).on_workers().cached(cache, |_| Some(Client::number(1)));
+        let once = Procedure::new(answer).on_workers().cached(cache, |_| Some(ClientId::number(1)));
         services.add(1, 1, CACHED, once);
         let (hold, held) = mpsc::channel();
         services.add(

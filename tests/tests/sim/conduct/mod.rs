@@ -188,9 +188,9 @@ impl World {
             self.shard.poll_control();
             self.shard.poll_once();
         }
-        for notice in self.shard.notices().drain(..) {
+        for event in self.shard.events().drain(..) {
             if self.trace {
-                println!("{:?} {notice:?}", Duration::from_nanos(self.time.now()));
+                println!("{:?} {event:?}", Duration::from_nanos(self.time.now()));
             }
         }
     }

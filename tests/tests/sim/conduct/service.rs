@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use rpcrdma::service::duplicate_requests::{Client, DuplicateRequestCache, DuplicateRequestCacheConfig};
+use rpcrdma::service::duplicate_requests::{ClientId, DuplicateRequestCache, DuplicateRequestCacheConfig};
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{PROGRAM, VERSION, patterned, services_with};
 
@@ -12,9 +12,9 @@ use rpcrdma_tests::{PROGRAM, VERSION, patterned, services_with};
 pub(super) const KEEP: u32 = 20;
 
 /// The caller identifies itself. The test covers duplicates within one caller.
-fn caller(call: &ServerCall) -> Option<Client> {
+fn caller(call: &ServerCall) -> Option<ClientId> {
     let mark = call.args().first_chunk()?;
-    Some(Client::number(u64::from(u32::from_be_bytes(*mark))))
+    Some(ClientId::number(u64::from(u32::from_be_bytes(*mark))))
 }
 
 pub(super) fn services(chunk: usize) -> Services {
