@@ -46,7 +46,7 @@ use rpcrdma::fabric::verbs::{VerbsConfig, VerbsFabric};
 use rpcrdma::service::{Application, DeferredCall, ShardTask};
 use rpcrdma::shard::{Shard, SimulatedTime};
 use rpcrdma::stats::ShardStats;
-use rpcrdma::typed::{self, Request, Response, Signature};
+use rpcrdma::typed::{self, CallOptions, Response, Signature};
 use rpcrdma::{Address, Config, CreditMode, IdlePolicy, Procedure, Refusal, Services};
 
 const PROGRAM: u32 = 0x2052_5046;
@@ -182,7 +182,7 @@ fn client_side_start_add<F: Fabric>(client: &mut LocalClient<F>, depth: u64) -> 
 fn client_side_start_typed<F: Fabric>(client: &mut LocalClient<F>, depth: u64) -> Result<(), Box<dyn Error>> {
     let connection = client.first();
     for token in 0..depth {
-        let call = Request::<TypedAdd>::new().into_call(&mut (&mut *client, connection), &(token as i32, 1))?;
+        let call = CallOptions::<TypedAdd>::new().into_call(&mut (&mut *client, connection), &(token as i32, 1))?;
         client.start(connection, call, token);
     }
     client.flush();

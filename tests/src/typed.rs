@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rpcrdma::client::Client;
-use rpcrdma::typed::{Answer, CallInfo, Deferred, Error, Response, Sent, Signature};
+use rpcrdma::typed::{CallInfo, Deferred, Error, ReplySender, ReplySent, Response, Signature};
 use rpcrdma::xdr::Bulk;
 use rpcrdma::{Address, Refusal, Services};
 
@@ -64,11 +64,16 @@ impl Blobs {
 }
 
 impl typed_v1::Server for Arc<Blobs> {
-    fn add(&self, _: CallInfo<'_>, args: (i32, i32), answer: Answer<'_, typed_v1::Add>) -> Result<Sent, Refusal> {
+    fn add(
+        &self,
+        _: CallInfo<'_>,
+        args: (i32, i32),
+        answer: ReplySender<'_, typed_v1::Add>,
+    ) -> Result<ReplySent, Refusal> {
         answer.send(&args.0.wrapping_add(args.1))
     }
 
-    fn store(&self, info: CallInfo<'_>, blob: Blob<'_>, answer: Answer<'_, Store>) -> Result<Sent, Refusal> {
+    fn store(&self, info: CallInfo<'_>, blob: Blob<'_>, answer: ReplySender<'_, Store>) -> Result<ReplySent, Refusal> {
         assert_eq!((info.program(), info.version(), info.procedure()), (PROGRAM, VERSION, Store::NUMBER));
         let data = blob.data.bytes();
         if blob.checksum != sum(data) {
@@ -78,7 +83,7 @@ impl typed_v1::Server for Arc<Blobs> {
         answer.send(&sum(data))
     }
 
-    fn fetch(&self, _: CallInfo<'_>, wanted: Wanted<'_>, answer: Answer<'_, Fetch>) -> Result<Sent, Refusal> {
+    fn fetch(&self, _: CallInfo<'_>, wanted: Wanted<'_>, answer: ReplySender<'_, Fetch>) -> Result<ReplySent, Refusal> {
         self.found(wanted.name, |data, count| match data {
             Some(data) => {
                 let data = &data[..data.len().min(wanted.most as usize)];
@@ -99,7 +104,12 @@ impl typed_v1::Server for Arc<Blobs> {
         async move { blobs.answer_in_place(call) }
     }
 
-    fn note(&self, _: CallInfo<'_>, number: u32, answer: Answer<'_, typed_v1::Note>) -> Result<Sent, Refusal> {
+    fn note(
+        &self,
+        _: CallInfo<'_>,
+        number: u32,
+        answer: ReplySender<'_, typed_v1::Note>,
+    ) -> Result<ReplySent, Refusal> {
         self.notes.lock().expect("no panic").push(number);
         answer.send(&())
     }
@@ -109,15 +119,25 @@ impl typed_v1::Server for Arc<Blobs> {
         self.notes.lock().expect("no panic").push(call.args());
     }
 
-    fn sum(&self, _: CallInfo<'_>, blob: Blob<'_>, answer: Answer<'_, typed_v1::Sum>) -> Result<Sent, Refusal> {
+    fn sum(
+        &self,
+        _: CallInfo<'_>,
+        blob: Blob<'_>,
+        answer: ReplySender<'_, typed_v1::Sum>,
+    ) -> Result<ReplySent, Refusal> {
         answer.send(&sum(blob.data.bytes()))
     }
 
-    fn swap(&self, _: CallInfo<'_>, pair: Pair<'_>, answer: Answer<'_, typed_v1::Swap>) -> Result<Sent, Refusal> {
+    fn swap(
+        &self,
+        _: CallInfo<'_>,
+        pair: Pair<'_>,
+        answer: ReplySender<'_, typed_v1::Swap>,
+    ) -> Result<ReplySent, Refusal> {
         answer.send(&Pair { first: pair.second, second: pair.first })
     }
 
-    fn count(&self, _: CallInfo<'_>, most: u32, answer: Answer<'_, Count>) -> Result<Sent, Refusal> {
+    fn count(&self, _: CallInfo<'_>, most: u32, answer: ReplySender<'_, Count>) -> Result<ReplySent, Refusal> {
         let numbers: Vec<u32> = (0..most).collect();
         answer.send(&Numbers(numbers[..].into()))
     }
@@ -155,8 +175,8 @@ macro_rules! names {
                 &self,
                 _: CallInfo<'_>,
                 arg: i32,
-                answer: Answer<'_, typed_names::$signature>,
-            ) -> Result<Sent, Refusal> {
+                answer: ReplySender<'_, typed_names::$signature>,
+            ) -> Result<ReplySent, Refusal> {
                 answer.send(&(arg + typed_names::$signature::NUMBER as i32))
             })*
 

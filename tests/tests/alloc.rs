@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rpcrdma::binding::Binding;
 use rpcrdma::client::LocalClient;
-use rpcrdma::typed::{self, Request, Signature};
+use rpcrdma::typed::{self, CallOptions, Signature};
 use rpcrdma::xdr::Bulk;
 use rpcrdma::{CreditMode, Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{ECHO, PROGRAM, VERSION, With, World, filled, small, small_server};
@@ -120,8 +120,8 @@ fn start_bulk(client: &mut LocalClient, token: u64) {
     data.fill(token as u8);
     let room = client.alloc(first, 9000).expect("a buffer");
     let blob = Blob { name: b"name", data: Bulk::placed(9000), checksum: 0 };
-    let request = Request::<Mirror>::new().lend(data).room_in(room);
-    let call = request.into_call(&mut (&mut *client, first), &blob).expect("a buffer");
+    let options = CallOptions::<Mirror>::new().lend(data).write_chunk_into(room);
+    let call = options.into_call(&mut (&mut *client, first), &blob).expect("a buffer");
     client.start(first, call, token);
 }
 

@@ -11,7 +11,7 @@ use rpcrdma::client::{Client, ClientCall, ClientConfig, Pending};
 use rpcrdma::cross_thread::idle::{Idle, IdleStep};
 use rpcrdma::mempool::Buf;
 use rpcrdma::service::Caller;
-use rpcrdma::typed::{Answer, Sent};
+use rpcrdma::typed::{ReplySender, ReplySent};
 use rpcrdma::{CallResult, Refusal, Server};
 use rpcrdma_config::program;
 use serde::{Deserialize, Serialize};
@@ -107,7 +107,11 @@ impl ReverseControl {
     }
 
     /// Sends a page of the last outcome.
-    pub(crate) fn send_outcome(&self, at: usize, answer: Answer<'_, rpcperf_v5::Outcome>) -> Result<Sent, Refusal> {
+    pub(crate) fn send_outcome(
+        &self,
+        at: usize,
+        answer: ReplySender<'_, rpcperf_v5::Outcome>,
+    ) -> Result<ReplySent, Refusal> {
         let state = locked(&self.state);
         let ReverseState::Done(outcome) = &*state else { return answer.send(&OutcomePage::default()) };
         let rest = outcome.get(at..).unwrap_or_default();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use rpcrdma::mempool::{Arena, ArenaConfig, Class, Frozen, Pool, PoolConfig};
-use rpcrdma::typed::{Answer, CallInfo, Sent, Signature};
+use rpcrdma::typed::{CallInfo, ReplySender, ReplySent, Signature};
 use rpcrdma::{CreditMode, Procedure, Refusal, ServerCall, Services};
 
 use super::config::Load;
@@ -146,21 +146,31 @@ impl Program {
 }
 
 impl rpcperf_v5::Server for Program {
-    fn read(&self, _: CallInfo<'_>, len: u32, mut answer: Answer<'_, Read>) -> Result<Sent, Refusal> {
+    fn read(&self, _: CallInfo<'_>, len: u32, mut answer: ReplySender<'_, Read>) -> Result<ReplySent, Refusal> {
         let len = self.content(len)?.len();
         let data = answer.lend(self.content.part(0, len))?;
         answer.send(&BulkPayload(data))
     }
 
-    fn write(&self, _: CallInfo<'_>, data: BulkPayload<'_>, answer: Answer<'_, Write>) -> Result<Sent, Refusal> {
+    fn write(
+        &self,
+        _: CallInfo<'_>,
+        data: BulkPayload<'_>,
+        answer: ReplySender<'_, Write>,
+    ) -> Result<ReplySent, Refusal> {
         answer.send(&Received::of(data.0.bytes()))
     }
 
-    fn info(&self, _: CallInfo<'_>, answer: Answer<'_, rpcperf_v5::Info>) -> Result<Sent, Refusal> {
+    fn info(&self, _: CallInfo<'_>, answer: ReplySender<'_, rpcperf_v5::Info>) -> Result<ReplySent, Refusal> {
         answer.send(&self.info)
     }
 
-    fn read_message(&self, _: CallInfo<'_>, len: u32, answer: Answer<'_, ReadMessage>) -> Result<Sent, Refusal> {
+    fn read_message(
+        &self,
+        _: CallInfo<'_>,
+        len: u32,
+        answer: ReplySender<'_, ReadMessage>,
+    ) -> Result<ReplySent, Refusal> {
         answer.send(&Payload(self.content(len)?))
     }
 
@@ -168,8 +178,8 @@ impl rpcperf_v5::Server for Program {
         &self,
         _: CallInfo<'_>,
         data: Payload<'_>,
-        answer: Answer<'_, WriteMessage>,
-    ) -> Result<Sent, Refusal> {
+        answer: ReplySender<'_, WriteMessage>,
+    ) -> Result<ReplySent, Refusal> {
         answer.send(&Received::of(data.0))
     }
 
@@ -177,18 +187,18 @@ impl rpcperf_v5::Server for Program {
         &self,
         info: CallInfo<'_>,
         run: Run<'_>,
-        answer: Answer<'_, StartReverse>,
-    ) -> Result<Sent, Refusal> {
+        answer: ReplySender<'_, StartReverse>,
+    ) -> Result<ReplySent, Refusal> {
         let reverse = self.reverse.as_ref().ok_or(Refusal::ProcedureUnavailable)?;
         answer.send(&reverse.start(info.caller(), run.0)?)
     }
 
-    fn stop_reverse(&self, info: CallInfo<'_>, answer: Answer<'_, StopReverse>) -> Result<Sent, Refusal> {
+    fn stop_reverse(&self, info: CallInfo<'_>, answer: ReplySender<'_, StopReverse>) -> Result<ReplySent, Refusal> {
         self.reverse.as_ref().ok_or(Refusal::ProcedureUnavailable)?.stop(info.caller());
         answer.send(&())
     }
 
-    fn outcome(&self, _: CallInfo<'_>, at: u32, answer: Answer<'_, Outcome>) -> Result<Sent, Refusal> {
+    fn outcome(&self, _: CallInfo<'_>, at: u32, answer: ReplySender<'_, Outcome>) -> Result<ReplySent, Refusal> {
         self.reverse.as_ref().ok_or(Refusal::ProcedureUnavailable)?.send_outcome(at as usize, answer)
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rpcrdma::client::{ClientCall, ClientConfig, Connection, LocalClient};
 use rpcrdma::config::ConnectConfig;
 use rpcrdma::cross_thread::idle::{Idle, IdleStep};
-use rpcrdma::typed::{self, Error, Request, Response, Signature};
+use rpcrdma::typed::{self, CallOptions, Error, Response, Signature};
 use rpcrdma::wire::ErrorBody;
 use rpcrdma::xdr::Bulk;
 use rpcrdma::{Address, CallError, Config, Services};
@@ -121,7 +121,7 @@ pub(crate) fn connect(
 /// Makes a call outside the measurement.
 fn query<P: Signature>(client: &mut LocalClient, args: &P::Args<'_>) -> Result<Response<P>, Error> {
     let connection = client.first();
-    typed::call(&mut (client, connection), Request::new().timeout(CALL_TIMEOUT), args)
+    typed::call(&mut (client, connection), CallOptions::new().timeout(CALL_TIMEOUT), args)
 }
 
 impl RpcTarget {
@@ -209,10 +209,10 @@ impl RpcTarget {
         if self.shape.receives_chunk() {
             // Old bytes must not pass for received data.
             service::stamp(&mut payload, 0);
-            Request::<Read>::new().room_in(payload).into_call(to, &(len as u32))
+            CallOptions::<Read>::new().write_chunk_into(payload).into_call(to, &(len as u32))
         } else {
             slot.payload.expected = service::stamp(&mut payload, self.stamp);
-            Request::<Write>::new().lend(payload).into_call(to, &BulkPayload(Bulk::placed(len)))
+            CallOptions::<Write>::new().lend(payload).into_call(to, &BulkPayload(Bulk::placed(len)))
         }
     }
 

@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::auth::AuthError;
 use crate::wire::rpc::{AcceptStat, RejectStat, ReplyBody};
-use crate::wire::xdr::Lack;
-use crate::wire::{ErrorBody, NoSpace, WireErrorKind};
+use crate::wire::xdr::EncodeErrorKind;
+use crate::wire::{EncodeError, ErrorBody, WireErrorKind};
 
 /// The peer broke a rule of the protocol: the connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -214,15 +214,15 @@ pub enum HandlerFailure {
 }
 
 /// Results that do not fit are a system error: the procedure declared less. The log names the lengths.
-impl From<NoSpace> for Refusal {
-    fn from(lack: NoSpace) -> Self {
-        let what = match lack.lack() {
-            Lack::Bound => HandlerFailure::Bound,
-            Lack::Placed => HandlerFailure::Unwritten,
-            Lack::Switch => HandlerFailure::Switch,
+impl From<EncodeError> for Refusal {
+    fn from(error: EncodeError) -> Self {
+        let what = match error.kind() {
+            EncodeErrorKind::Bound => HandlerFailure::Bound,
+            EncodeErrorKind::Placed => HandlerFailure::Unwritten,
+            EncodeErrorKind::Switch => HandlerFailure::Switch,
             _ => HandlerFailure::Reply,
         };
-        Self::failed(what, lack.needed, lack.available)
+        Self::failed(what, error.needed, error.available)
     }
 }
 

@@ -6,7 +6,7 @@ use rpcrdma_mempool::Buf;
 
 use crate::service::MAX_CHUNKS;
 use crate::shard::{CallBuffers, ChunkMemory};
-use crate::wire::NoSpace;
+use crate::wire::EncodeError;
 
 /// A call to start, on any kind of client; `Send`.
 ///
@@ -91,14 +91,14 @@ impl ClientCall {
     /// # Errors
     /// A prepared call has no room for all of the arguments; none is written.
     #[inline]
-    pub fn put_args(&mut self, args: &[u8]) -> Result<(), NoSpace> {
+    pub fn put_args(&mut self, args: &[u8]) -> Result<(), EncodeError> {
         let Some(message) = &mut self.message else {
             self.memory.get_or_new().args.extend_from_slice(args);
             return Ok(());
         };
         let room = message.get_mut(self.filled..).unwrap_or_default();
         let available = room.len();
-        let room = room.get_mut(..args.len()).ok_or(NoSpace::new(args.len(), available))?;
+        let room = room.get_mut(..args.len()).ok_or(EncodeError::new(args.len(), available))?;
         room.copy_from_slice(args);
         self.filled += args.len();
         Ok(())

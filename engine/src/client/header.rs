@@ -1,6 +1,6 @@
 //! RPC header of a client's calls, which is constant except for two words.
 
-use crate::wire::NoSpace;
+use crate::wire::EncodeError;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, AuthSys, CallHeader, MAX_AUTH_LEN, OpaqueAuth, accepted_reply_room};
 
 /// RPC credential of the caller: flavor and body (RFC 5531 §8.2).
@@ -22,13 +22,13 @@ impl Credential {
     ///
     /// # Errors
     /// The machine name is too long, or there are too many groups.
-    pub fn sys(machine: &str, uid: u32, gid: u32, gids: &[u32]) -> Result<Self, NoSpace> {
+    pub fn sys(machine: &str, uid: u32, gid: u32, gids: &[u32]) -> Result<Self, EncodeError> {
         Self::stamped(AuthSys::new(0, machine.as_bytes(), uid, gid), gids)
     }
 
     /// `AUTH_SYS` with a stamp, for the C interface.
     #[doc(hidden)]
-    pub fn stamped(sys: AuthSys<'_>, gids: &[u32]) -> Result<Self, NoSpace> {
+    pub fn stamped(sys: AuthSys<'_>, gids: &[u32]) -> Result<Self, EncodeError> {
         let mut body = vec![0; MAX_AUTH_LEN];
         let len = sys.emit(gids, &mut body)?;
         body.truncate(len);

@@ -45,7 +45,7 @@ pub use threaded::{Client, Endpoint, Pending};
 /// config.credential = Credential::sys("host", 1000, 1000, &[])?;
 /// config.connect.reconnect_attempts = 10;
 /// config.shard.limits.max_calls = 64;
-/// # Ok::<(), rpcrdma::xdr::NoSpace>(())
+/// # Ok::<(), rpcrdma::xdr::EncodeError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct ClientConfig {

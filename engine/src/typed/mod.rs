@@ -8,19 +8,23 @@
 //!
 //! | | server | client |
 //! |---|---|---|
-//! | bulk argument | [`Bulk::bytes`](crate::xdr::Bulk::bytes), in the memory that it arrived in | [`Request::lend`] |
-//! | bulk result | [`Answer::data`], [`Answer::lend`], or bytes | [`Request::room`], [`Request::room_in`] |
+//! | bulk argument | [`Bulk::bytes`], in the memory that it arrived in | [`CallOptions::lend`] |
+//! | bulk result | [`ReplySender::data`], [`ReplySender::lend`], or bytes | [`write_chunk`], [`write_chunk_into`] |
+//!
+//! [`Bulk::bytes`]: crate::xdr::Bulk::bytes
+//! [`write_chunk`]: CallOptions::write_chunk
+//! [`write_chunk_into`]: CallOptions::write_chunk_into
 
-mod answer;
-mod request;
+mod call_options;
+mod reply;
 
 use std::fmt;
 use std::sync::Arc;
 
-use rpcrdma_xdr::{BadXdr, Decode, Decoder, Encode, Received, padded};
+use rpcrdma_xdr::{BadXdr, Decode, Decoder, Encode, ReceivedChunks, padded};
 
-pub use answer::{Answer, Deferred, Sent, begin, take};
-pub use request::{Error, Request, Response, Transport, call};
+pub use call_options::{CallOptions, Error, Response, Transport, call};
+pub use reply::{Deferred, ReplySender, ReplySent, begin, take};
 
 use crate::binding::Binding;
 use crate::proto::Refusal;
@@ -59,7 +63,7 @@ pub trait Signature: 'static {
 ///
 /// Without chunks, bulk items are decoded like other opaque data.
 #[inline(always)]
-fn decode<'a, T: Decode<'a>>((inline, chunks): (&'a [u8], Option<&'a impl Received>)) -> Result<T, BadXdr> {
+fn decode<'a, T: Decode<'a>>((inline, chunks): (&'a [u8], Option<&'a impl ReceivedChunks>)) -> Result<T, BadXdr> {
     match chunks {
         None => rpcrdma_xdr::decode(inline),
         Some(chunks) => decode_with_chunks(inline, chunks),
@@ -67,7 +71,7 @@ fn decode<'a, T: Decode<'a>>((inline, chunks): (&'a [u8], Option<&'a impl Receiv
 }
 
 #[inline(never)]
-fn decode_with_chunks<'a, T: Decode<'a>>(inline: &'a [u8], chunks: &'a dyn Received) -> Result<T, BadXdr> {
+fn decode_with_chunks<'a, T: Decode<'a>>(inline: &'a [u8], chunks: &'a dyn ReceivedChunks) -> Result<T, BadXdr> {
     let mut from = Decoder::with_chunks(inline, chunks);
     let body = T::decode(&mut from)?;
     from.end()?;
@@ -81,7 +85,7 @@ fn decode_with_chunks<'a, T: Decode<'a>>(inline: &'a [u8], chunks: &'a dyn Recei
 #[inline]
 pub fn run<P: Signature>(
     call: &mut ServerCall,
-    handler: impl for<'a> FnOnce(CallInfo<'a>, P::Args<'a>, Answer<'a, P>) -> Result<Sent, Refusal>,
+    handler: impl for<'a> FnOnce(CallInfo<'a>, P::Args<'a>, ReplySender<'a, P>) -> Result<ReplySent, Refusal>,
 ) -> Result<(), Refusal> {
     run_in(call, &mut 0, handler)
 }
@@ -91,11 +95,11 @@ pub fn run<P: Signature>(
 fn run_in<P: Signature>(
     call: &mut ServerCall,
     inline_data: &mut usize,
-    handler: impl for<'a> FnOnce(CallInfo<'a>, P::Args<'a>, Answer<'a, P>) -> Result<Sent, Refusal>,
+    handler: impl for<'a> FnOnce(CallInfo<'a>, P::Args<'a>, ReplySender<'a, P>) -> Result<ReplySent, Refusal>,
 ) -> Result<(), Refusal> {
     let (info, incoming, out) = call.split(P::BINDING.results.count > 0);
     let args = decode(incoming).map_err(|_| Refusal::GarbageArguments)?;
-    handler(info, args, Answer::new(out, inline_data)).map(|_| ())
+    handler(info, args, ReplySender::new(out, inline_data)).map(|_| ())
 }
 
 /// Sets a procedure's binding, and the room of its reply, if any.
@@ -113,9 +117,9 @@ const fn longest_reply<P: Signature>(with_eligible: bool) -> usize {
 
 /// Duplicate request cache of a program, with the function that identifies callers.
 #[derive(Clone)]
-pub struct Cache(ProcedureCache);
+pub struct ProgramCache(ProcedureCache);
 
-impl Cache {
+impl ProgramCache {
     /// Uses this cache; `client` identifies callers, as for [`Procedure::cached`].
     pub fn new(
         replies: Arc<DuplicateRequestCache>,
@@ -135,14 +139,14 @@ impl Cache {
 /// A new cache, which identifies callers [by credential](by_credential).
 ///
 /// A caller with AUTH_NONE has no identity, so its calls run each time, and the log reports it.
-impl Default for Cache {
+impl Default for ProgramCache {
     fn default() -> Self {
         Self::new(Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default())), by_credential)
     }
 }
 
-impl fmt::Debug for Cache {
+impl fmt::Debug for ProgramCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cache").finish_non_exhaustive()
+        f.debug_struct("ProgramCache").finish_non_exhaustive()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::NoSpace;
+use crate::EncodeError;
 
 /// `opaque<>` that may travel as a chunk (RFC 8166 §6.1).
 ///
@@ -76,7 +76,7 @@ impl fmt::Debug for Bulk<'_> {
 }
 
 /// The chunks that arrived with a message.
-pub trait Received: fmt::Debug {
+pub trait ReceivedChunks: fmt::Debug {
     /// Data of an eligible item, or `None` if it is in the message.
     ///
     /// `item` is its index among eligible items, `used` the number of chunks that earlier ones took. `position` is the
@@ -89,7 +89,7 @@ pub trait Received: fmt::Debug {
 
 /// Where the data of an eligible item is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placed {
+pub enum BulkLocation {
     /// In a chunk: only its length is in the message.
     Apart,
     /// In the message.
@@ -99,10 +99,10 @@ pub enum Placed {
 }
 
 /// Decides where the data of eligible items is encoded.
-pub trait Place {
+pub trait BulkPlacement {
     /// Places eligible item `item`. `position` is the offset of its data in the unreduced message.
     ///
     /// # Errors
     /// The message or the chunk has no room.
-    fn place(&mut self, item: usize, bulk: &Bulk<'_>, position: usize) -> Result<Placed, NoSpace>;
+    fn place(&mut self, item: usize, bulk: &Bulk<'_>, position: usize) -> Result<BulkLocation, EncodeError>;
 }

@@ -3,8 +3,8 @@
 use thiserror::Error;
 
 use crate::Decode;
-use crate::boxed::MAX_DEPTH;
-use crate::bulk::{Bulk, Received};
+use crate::bulk::{Bulk, ReceivedChunks};
+use crate::recursive::MAX_DEPTH;
 
 /// An item that is invalid XDR, such as a truncated one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -25,7 +25,7 @@ pub struct Decoder<'a> {
     /// Nesting depth of the present value in values of recursive types.
     depth: u8,
     /// Items that arrived in chunks.
-    received: Option<&'a dyn Received>,
+    received: Option<&'a dyn ReceivedChunks>,
     /// Index of the next item that may have arrived in a chunk.
     item: usize,
     /// Chunks used.
@@ -49,7 +49,7 @@ impl<'a> Decoder<'a> {
 
     /// A cursor over a message whose DDP-eligible items may have arrived in chunks.
     #[must_use]
-    pub fn with_chunks(bytes: &'a [u8], received: &'a dyn Received) -> Self {
+    pub fn with_chunks(bytes: &'a [u8], received: &'a dyn ReceivedChunks) -> Self {
         Self { received: Some(received), ..Self::new(bytes) }
     }
 

@@ -4,85 +4,87 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::bulk::{Bulk, Place, Placed};
+use crate::bulk::{Bulk, BulkLocation, BulkPlacement};
 use crate::padded;
 
-/// No room for an item, or a length above its bound. The output's content is unspecified.
+/// A value cannot be encoded: no room for an item, or a length above its bound. The output's content is unspecified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{}", self.text())]
-pub struct NoSpace {
+pub struct EncodeError {
     /// Minimum bytes needed, or the length.
     pub needed: usize,
     /// Bytes of the buffer, or the bound.
     pub available: usize,
-    what: Lack,
+    kind: EncodeErrorKind,
 }
 
-/// What an encoder lacks.
+/// Kind of an [`EncodeError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Lack {
-    /// Bytes of the buffer.
+pub enum EncodeErrorKind {
+    /// The buffer is too short.
     Space,
-    /// A length within the bound of its type.
+    /// A length exceeds the bound of its type.
     Bound,
-    /// A buffer or chunk of the length of the placed data.
+    /// Placed data has no buffer or chunk of its length.
     Placed,
-    /// A switch value of the default arm.
+    /// A default arm has the switch value of another arm.
     Switch,
-    /// Levels of a recursive type.
+    /// Values of a recursive type are nested too deep.
     Depth,
 }
 
-impl NoSpace {
+impl EncodeError {
     /// A buffer of `available` bytes is too short.
     #[must_use]
     pub const fn new(needed: usize, available: usize) -> Self {
-        Self { needed, available, what: Lack::Space }
+        Self { needed, available, kind: EncodeErrorKind::Space }
     }
 
     /// A length exceeds the bound of its type.
     #[must_use]
     pub const fn bound(len: usize, bound: usize) -> Self {
-        Self { needed: len, available: bound, what: Lack::Bound }
+        Self { needed: len, available: bound, kind: EncodeErrorKind::Bound }
     }
 
     /// Placed data does not match its buffer or chunk.
     #[must_use]
     pub const fn placed(len: usize, available: usize) -> Self {
-        Self { needed: len, available, what: Lack::Placed }
+        Self { needed: len, available, kind: EncodeErrorKind::Placed }
     }
 
     /// A union's default arm has the switch value of another arm.
     #[must_use]
     pub const fn switch() -> Self {
-        Self { needed: 4, available: 0, what: Lack::Switch }
+        Self { needed: 4, available: 0, kind: EncodeErrorKind::Switch }
     }
 
     /// Values of a recursive type have more than `limit` levels.
     #[must_use]
     pub const fn depth(limit: usize) -> Self {
-        Self { needed: limit + 1, available: limit, what: Lack::Depth }
+        Self { needed: limit + 1, available: limit, kind: EncodeErrorKind::Depth }
     }
 
-    /// What is lacking.
+    /// Kind of the error.
     #[must_use]
-    pub const fn lack(&self) -> Lack {
-        self.what
+    pub const fn kind(&self) -> EncodeErrorKind {
+        self.kind
     }
 
     fn text(&self) -> String {
-        let Self { needed, available, what } = self;
-        match what {
-            Lack::Space => format!("needs {needed} bytes of space, found {available}"),
-            Lack::Bound => format!("length {needed} exceeds {available}, the bound in the `.x` file"),
-            Lack::Depth => format!("values of a recursive type are nested more than {available} deep"),
-            Lack::Switch => "`Default` with a switch of another arm".to_owned(),
-            Lack::Placed if *available == 0 => format!("`Bulk::placed` of {needed} bytes without a buffer or chunk"),
-            Lack::Placed if *needed == 0 => {
+        let Self { needed, available, kind } = self;
+        match kind {
+            EncodeErrorKind::Space => format!("needs {needed} bytes of space, found {available}"),
+            EncodeErrorKind::Bound => format!("length {needed} exceeds {available}, the bound in the `.x` file"),
+            EncodeErrorKind::Depth => format!("values of a recursive type are nested more than {available} deep"),
+            EncodeErrorKind::Switch => "`Default` with a switch of another arm".to_owned(),
+            EncodeErrorKind::Placed if *available == 0 => {
+                format!("`Bulk::placed` of {needed} bytes without a buffer or chunk")
+            }
+            EncodeErrorKind::Placed if *needed == 0 => {
                 format!("buffer of {available} bytes is lent, and no argument names it by `Bulk::placed`")
             }
-            Lack::Placed => {
+            EncodeErrorKind::Placed => {
                 format!("`Bulk::placed` of {needed} bytes for a buffer of {available}: the lengths must be equal")
             }
         }
@@ -94,7 +96,7 @@ pub struct Encoder<'b> {
     out: &'b mut [u8],
     at: usize,
     /// Decides where eligible items are encoded. Without it they are inline.
-    place: Option<&'b mut dyn Place>,
+    place: Option<&'b mut dyn BulkPlacement>,
     /// Index of the next eligible item.
     item: usize,
     /// Bytes of items in chunks, with round-up.
@@ -110,7 +112,7 @@ impl<'b> Encoder<'b> {
 
     /// A cursor over a message whose DDP-eligible items may travel as chunks.
     #[must_use]
-    pub fn placing(out: &'b mut [u8], place: &'b mut dyn Place) -> Self {
+    pub fn placing(out: &'b mut [u8], place: &'b mut dyn BulkPlacement) -> Self {
         Self { place: Some(place), ..Self::new(out) }
     }
 
@@ -138,10 +140,10 @@ impl<'b> Encoder<'b> {
     /// # Errors
     /// There is no room.
     #[inline]
-    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), NoSpace> {
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
         let end = self.at + bytes.len();
         let available = self.out.len();
-        let space = self.out.get_mut(self.at..end).ok_or(NoSpace::new(end, available))?;
+        let space = self.out.get_mut(self.at..end).ok_or(EncodeError::new(end, available))?;
         space.copy_from_slice(bytes);
         self.at = end;
         Ok(())
@@ -152,7 +154,7 @@ impl<'b> Encoder<'b> {
     /// # Errors
     /// There is no room.
     #[inline]
-    pub fn u32(&mut self, word: u32) -> Result<(), NoSpace> {
+    pub fn u32(&mut self, word: u32) -> Result<(), EncodeError> {
         self.bytes(&word.to_be_bytes())
     }
 
@@ -161,10 +163,10 @@ impl<'b> Encoder<'b> {
     /// # Errors
     /// There is no room.
     #[inline(always)]
-    pub fn words<const N: usize>(&mut self, words: [u32; N]) -> Result<(), NoSpace> {
+    pub fn words<const N: usize>(&mut self, words: [u32; N]) -> Result<(), EncodeError> {
         let (at, available) = (self.at, self.out.len());
         let (space, _) = self.out.get_mut(at..).unwrap_or_default().as_chunks_mut();
-        let space: &mut [[u8; 4]; N] = space.first_chunk_mut().ok_or(NoSpace::new(at + 4 * N, available))?;
+        let space: &mut [[u8; 4]; N] = space.first_chunk_mut().ok_or(EncodeError::new(at + 4 * N, available))?;
         *space = words.map(u32::to_be_bytes);
         self.at = at + 4 * N;
         Ok(())
@@ -175,7 +177,7 @@ impl<'b> Encoder<'b> {
     /// # Errors
     /// There is no room.
     #[inline]
-    pub fn u64(&mut self, word: u64) -> Result<(), NoSpace> {
+    pub fn u64(&mut self, word: u64) -> Result<(), EncodeError> {
         self.bytes(&word.to_be_bytes())
     }
 
@@ -184,7 +186,7 @@ impl<'b> Encoder<'b> {
     /// # Errors
     /// There is no room.
     #[inline]
-    pub fn bool(&mut self, value: bool) -> Result<(), NoSpace> {
+    pub fn bool(&mut self, value: bool) -> Result<(), EncodeError> {
         self.u32(value.into())
     }
 
@@ -193,13 +195,13 @@ impl<'b> Encoder<'b> {
     /// # Errors
     /// There is no room.
     #[inline]
-    pub fn fixed(&mut self, bytes: &[u8]) -> Result<(), NoSpace> {
+    pub fn fixed(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
         self.bytes(bytes)?;
         self.padding(bytes.len())
     }
 
     #[inline]
-    fn padding(&mut self, len: usize) -> Result<(), NoSpace> {
+    fn padding(&mut self, len: usize) -> Result<(), EncodeError> {
         self.bytes(&[0; 3][..len.wrapping_neg() % 4])
     }
 
@@ -208,10 +210,10 @@ impl<'b> Encoder<'b> {
     /// # Errors
     /// The count exceeds `max` or 2³² - 1, or there is no room.
     #[inline]
-    pub fn count(&mut self, count: usize, max: usize) -> Result<(), NoSpace> {
+    pub fn count(&mut self, count: usize, max: usize) -> Result<(), EncodeError> {
         match u32::try_from(count) {
             Ok(word) if count <= max => self.u32(word),
-            _ => Err(NoSpace::bound(count, max.min(u32::MAX as usize))),
+            _ => Err(EncodeError::bound(count, max.min(u32::MAX as usize))),
         }
     }
 
@@ -220,7 +222,7 @@ impl<'b> Encoder<'b> {
     /// # Errors
     /// There are more than `max` bytes, or there is no room.
     #[inline]
-    pub fn opaque(&mut self, bytes: &[u8], max: usize) -> Result<(), NoSpace> {
+    pub fn opaque(&mut self, bytes: &[u8], max: usize) -> Result<(), EncodeError> {
         self.count(bytes.len(), max)?;
         self.fixed(bytes)
     }
@@ -230,23 +232,25 @@ impl<'b> Encoder<'b> {
     /// # Errors
     /// There are more than `max` bytes, or the message or chunk has no room. Or the data is placed, but the message has
     /// no place for it.
-    pub fn bulk(&mut self, bulk: &Bulk<'_>, max: usize) -> Result<(), NoSpace> {
+    pub fn bulk(&mut self, bulk: &Bulk<'_>, max: usize) -> Result<(), EncodeError> {
         self.count(bulk.len(), max)?;
         let position = self.at + self.chunk_bytes;
         let placed = match &mut self.place {
             Some(place) => place.place(self.item, bulk, position)?,
-            None => Placed::Inline,
+            None => BulkLocation::Inline,
         };
         self.item += 1;
         match placed {
-            Placed::Apart => self.chunk_bytes += padded(bulk.len()),
-            Placed::Inline if bulk.is_placed() && !bulk.is_empty() => return Err(NoSpace::placed(bulk.len(), 0)),
-            Placed::Inline => self.fixed(bulk.bytes())?,
-            Placed::At(from) => {
+            BulkLocation::Apart => self.chunk_bytes += padded(bulk.len()),
+            BulkLocation::Inline if bulk.is_placed() && !bulk.is_empty() => {
+                return Err(EncodeError::placed(bulk.len(), 0));
+            }
+            BulkLocation::Inline => self.fixed(bulk.bytes())?,
+            BulkLocation::At(from) => {
                 let (to, available) = (self.at, self.out.len());
                 let end = from.max(to).saturating_add(bulk.len());
                 if end > available {
-                    return Err(NoSpace::new(end, available));
+                    return Err(EncodeError::new(end, available));
                 }
                 if from != to {
                     self.out.copy_within(from..from + bulk.len(), to);

@@ -12,24 +12,24 @@
 //! | `opaque x<>`, `string x<>` | `&[u8]` |
 //! | `T x[n]`, `T x<>`, `T *x` | `[T; n]`, [`Array`], [`Option`] |
 //! | a list by optional pointers | [`List`] |
-//! | a value inside one of its own type, other than a list | [`Boxed`] |
+//! | a value inside one of its own type, other than a list | [`Recursive`] |
 //! | `opaque x<>` that may travel as a chunk (RFC 8166 §6.1) | [`Bulk`] |
 //!
 //! Decoding checks each length before use, and takes time linear in the bytes. Lists need no recursion; other
 //! values inside values of their own type have at most [`MAX_DEPTH`] levels.
 #![forbid(unsafe_code)]
 
-mod boxed;
 mod bulk;
 mod decoder;
 mod encoder;
+mod recursive;
 mod sequence;
 mod values;
 
-pub use boxed::{Boxed, MAX_DEPTH};
-pub use bulk::{Bulk, Place, Placed, Received};
+pub use bulk::{Bulk, BulkLocation, BulkPlacement, ReceivedChunks};
 pub use decoder::{BadXdr, Decoder};
-pub use encoder::{Encoder, Lack, NoSpace};
+pub use encoder::{EncodeError, EncodeErrorKind, Encoder};
+pub use recursive::{MAX_DEPTH, Recursive};
 pub use sequence::{Array, Iter, List, ListBuilder, Sequence};
 
 /// A value that is read from XDR.
@@ -50,7 +50,7 @@ pub trait Encode {
     ///
     /// # Errors
     /// There is no room for it, or a length exceeds its bound in the protocol. The output's content is unspecified.
-    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace>;
+    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), EncodeError>;
 }
 
 /// `len` rounded up to a multiple of four, as in XDR.
@@ -75,7 +75,7 @@ pub fn decode<'a, T: Decode<'a>>(bytes: &'a [u8]) -> Result<T, BadXdr> {
 ///
 /// # Errors
 /// A length exceeds its bound in the protocol.
-pub fn encode<T: Encode + ?Sized>(value: &T) -> Result<Vec<u8>, NoSpace> {
+pub fn encode<T: Encode + ?Sized>(value: &T) -> Result<Vec<u8>, EncodeError> {
     let mut bytes = vec![0; value.encoded_len()];
     value.encode(&mut Encoder::new(&mut bytes))?;
     Ok(bytes)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{BadXdr, Decode, Decoder, Encode, Encoder, NoSpace};
+use crate::{BadXdr, Decode, Decoder, Encode, EncodeError, Encoder};
 
 /// `T x<>`: a view of received elements, or a slice of elements to send.
 ///
@@ -82,7 +82,7 @@ impl<T: Encode, const LINKED: bool> Sequence<'_, T, LINKED> {
             + self.elements.iter().map(|element| Self::POINTER + element.encoded_len()).sum::<usize>()
     }
 
-    fn encode_elements(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+    fn encode_elements(&self, to: &mut Encoder<'_>) -> Result<(), EncodeError> {
         for element in self.elements {
             if LINKED {
                 to.bool(true)?;
@@ -118,7 +118,7 @@ impl<T: Encode> Array<'_, T> {
     ///
     /// # Errors
     /// There are more elements, or there is no room.
-    pub fn encode(&self, to: &mut Encoder<'_>, max: usize) -> Result<(), NoSpace> {
+    pub fn encode(&self, to: &mut Encoder<'_>, max: usize) -> Result<(), EncodeError> {
         to.count(self.len(), max)?;
         self.encode_elements(to)
     }
@@ -142,7 +142,7 @@ impl<T: Encode> Encode for List<'_, T> {
         self.encoded_len()
     }
 
-    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), EncodeError> {
         self.encode_elements(to)?;
         to.bool(false)
     }
@@ -223,7 +223,7 @@ impl ListBuilder {
     ///
     /// # Errors
     /// A length exceeds its bound in the protocol: the element is not added.
-    pub fn push<T: Encode>(&mut self, element: &T) -> Result<(), NoSpace> {
+    pub fn push<T: Encode>(&mut self, element: &T) -> Result<(), EncodeError> {
         let at = self.bytes.len();
         self.bytes.resize(at + 4 + element.encoded_len(), 0);
         let mut to = Encoder::new(&mut self.bytes[at..]);

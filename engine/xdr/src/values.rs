@@ -1,6 +1,6 @@
 //! Basic types.
 
-use crate::{BadXdr, Decode, Decoder, Encode, Encoder, NoSpace, padded};
+use crate::{BadXdr, Decode, Decoder, Encode, EncodeError, Encoder, padded};
 
 macro_rules! number {
     ($($type:ty: $len:literal, $read:ident, $name:literal, |$word:ident| $value:expr, |$number:ident| $written:expr;)*) => {
@@ -19,7 +19,7 @@ macro_rules! number {
                 }
 
                 #[inline]
-                fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+                fn encode(&self, to: &mut Encoder<'_>) -> Result<(), EncodeError> {
                     let $number = *self;
                     to.$read($written)
                 }
@@ -53,7 +53,7 @@ impl<T: Encode> Encode for Option<T> {
     }
 
     #[inline]
-    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), EncodeError> {
         to.bool(self.is_some())?;
         self.as_ref().map_or(Ok(()), |value| value.encode(to))
     }
@@ -79,7 +79,7 @@ impl<T: Encode, const N: usize> Encode for [T; N] {
         self.iter().map(Encode::encoded_len).sum()
     }
 
-    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), EncodeError> {
         self.iter().try_for_each(|element| element.encode(to))
     }
 }
@@ -99,7 +99,7 @@ impl<const N: usize> Encode for [u8; N] {
     }
 
     #[inline]
-    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), EncodeError> {
         to.fixed(self)
     }
 }
@@ -123,7 +123,7 @@ macro_rules! tuples {
                 }
 
                 #[inline]
-                fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+                fn encode(&self, to: &mut Encoder<'_>) -> Result<(), EncodeError> {
                     let _to = to;
                     $(self.$at.encode(_to)?;)*
                     Ok(())

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rpcrdma::Address;
 use rpcrdma::client::{Client, ClientConfig, Endpoint};
-use rpcrdma::typed::{Request, Response, Signature};
+use rpcrdma::typed::{CallOptions, Response, Signature};
 use rpcrdma::xdr::Bulk;
 
 use crate::protocol::kv_v1::{Delete, Get, List, PROGRAM, Put, VERSION};
@@ -41,8 +41,8 @@ impl Store {
         Ok(Self(endpoint.connect_async(address).await?))
     }
 
-    async fn call<P: Signature>(&mut self, request: Request<P>, args: &P::Args<'_>) -> Result<Response<P>> {
-        let call = request.timeout(PATIENCE).into_call(&mut self.0, args)?;
+    async fn call<P: Signature>(&mut self, options: CallOptions<P>, args: &P::Args<'_>) -> Result<Response<P>> {
+        let call = options.timeout(PATIENCE).into_call(&mut self.0, args)?;
         Ok(Response::of(self.0.start(call)?.await?))
     }
 
@@ -51,13 +51,13 @@ impl Store {
     /// # Errors
     /// The call failed. The value may be set or not.
     pub async fn put(&mut self, key: &str, value: &[u8]) -> Result<()> {
-        let (mut request, mut bulk) = (Request::<Put>::new(), Bulk::from(value));
+        let (mut options, mut bulk) = (CallOptions::<Put>::new(), Bulk::from(value));
         if value.len() > MAX_INLINE {
             let mut chunk = self.0.alloc_async(value.len()).await?;
             chunk.copy_from_slice(value);
-            (request, bulk) = (request.lend(chunk), Bulk::placed(value.len()));
+            (options, bulk) = (options.lend(chunk), Bulk::placed(value.len()));
         }
-        self.call(request, &Entry { key: KvKey(key.as_bytes()), value: KvValue(bulk) }).await?;
+        self.call(options, &Entry { key: KvKey(key.as_bytes()), value: KvValue(bulk) }).await?;
         Ok(())
     }
 
@@ -66,7 +66,7 @@ impl Store {
     /// # Errors
     /// The call failed.
     pub async fn get(&mut self, key: &str) -> Result<Option<Vec<u8>>> {
-        let response = self.call(Request::<Get>::new().room(MAX_VALUE), &KvKey(key.as_bytes())).await?;
+        let response = self.call(CallOptions::<Get>::new().write_chunk(MAX_VALUE), &KvKey(key.as_bytes())).await?;
         Ok(response.results()?.map(|value| value.0.bytes().to_vec()))
     }
 
@@ -75,7 +75,7 @@ impl Store {
     /// # Errors
     /// The call failed.
     pub async fn delete(&mut self, key: &str) -> Result<bool> {
-        Ok(self.call(Request::<Delete>::new(), &KvKey(key.as_bytes())).await?.results()?)
+        Ok(self.call(CallOptions::<Delete>::new(), &KvKey(key.as_bytes())).await?.results()?)
     }
 
     /// Keys with this prefix, in order.
@@ -87,7 +87,7 @@ impl Store {
         loop {
             let after = KvKey(names.last().map_or(&[], |last| last.as_bytes()));
             let query = Query { prefix: KvKey(prefix.as_bytes()), after };
-            let response = self.call(Request::<List>::new(), &query).await?;
+            let response = self.call(CallOptions::<List>::new(), &query).await?;
             let page = response.results()?;
             for name in page.names {
                 names.push(String::from_utf8(name.0.to_vec())?);

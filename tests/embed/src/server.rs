@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::{Application, LocalServices, ShardTask};
-use rpcrdma::typed::{Answer, CallInfo, Deferred, Sent};
+use rpcrdma::typed::{CallInfo, Deferred, ReplySender, ReplySent};
 use rpcrdma::xdr::Bulk;
 use rpcrdma::{Address, Config, Refusal, Server};
 
@@ -77,7 +77,12 @@ impl kv_v1::Server for Shard {
         self.disk.borrow_mut().puts.push_back(Put { record, call: Change::Delete(call) });
     }
 
-    fn list(&self, _: CallInfo<'_>, query: Query<'_>, answer: Answer<'_, kv_v1::List>) -> Result<Sent, Refusal> {
+    fn list(
+        &self,
+        _: CallInfo<'_>,
+        query: Query<'_>,
+        answer: ReplySender<'_, kv_v1::List>,
+    ) -> Result<ReplySent, Refusal> {
         let (names, more) = self.store.list(query.prefix.0, query.after.0);
         let names: Vec<_> = names.iter().map(|name| KvKey(name)).collect();
         answer.send(&Page { names: names[..].into(), more })

@@ -235,7 +235,7 @@ fn a_result_without_a_chunk_is_an_error() {
         call.result_writer(1).expect_err("no chunk");
         call.set_result(0, argument)?;
         assert!(why(call.result_writer(0)).to_string().contains("ServerCall::set_result"));
-        assert_eq!(call.reply_mut(1 << 20).map(|room| room.len()).map_err(|no_space| no_space.needed), Err(1 << 20));
+        assert_eq!(call.reply_mut(1 << 20).map(|room| room.len()).map_err(|error| error.needed), Err(1 << 20));
         Err(why(call.result_writer(0)).into())
     };
     let undeclared = |call: &mut ServerCall| Ok(call.result_writer(0)?.put(&[1])?);

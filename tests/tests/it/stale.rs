@@ -1,7 +1,7 @@
 //! Reused memory: bytes of earlier users never reach a peer.
 //! Handlers and callers leave parts of their buffers unwritten.
 
-use rpcrdma::wire::NoSpace;
+use rpcrdma::wire::EncodeError;
 use rpcrdma_tests::prelude::*;
 
 use super::own_memory::{PAGE, own_arena};
@@ -326,7 +326,7 @@ fn unwritten_bytes_of_a_clients_buffer_are_zero() {
             assert!(filled(0, call.args_mut()));
             call.args_mut().fill(SECRET);
             call.put_args(b"").unwrap();
-            assert_eq!(call.put_args(b"1"), Err(NoSpace::new(1, 0)));
+            assert_eq!(call.put_args(b"1"), Err(EncodeError::new(1, 0)));
             assert!(filled(SECRET, call.args_mut()), "what is written stays");
         });
         // Memory for chunks belongs to a connection, and is new with it. One byte of an XID may equal the secret; eight

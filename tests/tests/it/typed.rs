@@ -2,8 +2,8 @@
 
 use rpcrdma::binding::Binding;
 use rpcrdma::service::MAX_PROCEDURE;
-use rpcrdma::typed::{Cache, Deferred, Error, Request, Response, Signature, Transport, call, take};
-use rpcrdma::xdr::{BadXdr, Bulk, Decode, Decoder, Encode, Encoder, NoSpace};
+use rpcrdma::typed::{CallOptions, Deferred, Error, ProgramCache, Response, Signature, Transport, call, take};
+use rpcrdma::xdr::{BadXdr, Bulk, Decode, Decoder, Encode, EncodeError, Encoder};
 use rpcrdma_tests::prelude::*;
 use rpcrdma_tests::typed::{
     Blob, Fetch, FetchAsync, FetchLater, Found, Names, PROGRAM, Pair, Store, VERSION, Wanted, call_names, services,
@@ -61,14 +61,14 @@ fn fetched<P>(of: &mut Typed<'_>, name: &[u8], data: &[u8], room: Room)
 where
     P: for<'a> Signature<Args<'a> = Wanted<'a>, Results<'a> = Found<'a>>,
 {
-    let (request, most) = match room {
-        Room::Inline => (Request::<P>::new(), P::MAX_INLINE_RESULT),
-        Room::Chunk => (Request::new().room(1 << 20), usize::MAX),
-        Room::Buf => (Request::new().room_in(of.0.0.alloc(of.0.1, 5000).expect("a buffer")), 5000),
+    let (options, most) = match room {
+        Room::Inline => (CallOptions::<P>::new(), P::MAX_INLINE_RESULT),
+        Room::Chunk => (CallOptions::new().write_chunk(1 << 20), usize::MAX),
+        Room::Buf => (CallOptions::new().write_chunk_into(of.0.0.alloc(of.0.1, 5000).expect("a buffer")), 5000),
     };
     let _row = row((P::NAME, room));
     let wanted = Wanted { name, most: most.min(1 << 20) as u32 };
-    let response = call(&mut of.0, request, &wanted).expect("a reply");
+    let response = call(&mut of.0, options, &wanted).expect("a reply");
     let Found::Found(blob) = response.results().expect("results") else { panic!("the blob is there") };
     assert_eq!((blob.name, blob.checksum), (name, sum(blob.data.bytes())));
     assert!(blob.data.bytes() == &data[..data.len().min(most)]);
@@ -84,8 +84,8 @@ fn bulk_items_are_equal_inline_and_in_chunks() {
             assert_eq!([value(of.store(&blob)), value(of.sum(&blob))], [sum(&data); 2]);
             // In a Read chunk.
             let placed = Blob { data: Bulk::placed(len), ..blob };
-            let request = Request::new().lend(lent(of.0.0, &data));
-            let stored = of.store_with(&placed, request).expect("a reply");
+            let options = CallOptions::new().lend(lent(of.0.0, &data));
+            let stored = of.store_with(&placed, options).expect("a reply");
             assert_eq!(stored.results().expect("a checksum"), sum(&data));
             assert_eq!(stored.into_reply().take_sent().count(), len.min(1), "the buffer comes back");
             // The handler that copies answers as much as is asked for, and a shorter chunk is an error.
@@ -95,8 +95,8 @@ fn bulk_items_are_equal_inline_and_in_chunks() {
                 fetched::<FetchAsync>(of, &name, &data, room);
             }
         });
-        for request in [Request::new(), Request::new().room(5000)] {
-            let missing = of.fetch_later_with(&Wanted { name: b"nobody", most: 9 }, request).expect("a reply");
+        for options in [CallOptions::new(), CallOptions::new().write_chunk(5000)] {
+            let missing = of.fetch_later_with(&Wanted { name: b"nobody", most: 9 }, options).expect("a reply");
             assert_eq!(missing.results().expect("results"), Found::Missing(LENS.len() as u32));
         }
     });
@@ -107,17 +107,17 @@ fn several_bulk_items_keep_their_order() {
     let (long, short) = (data_of(1, 70_001), data_of(2, 1003));
     with_clients("typed-pair", |of| {
         for_each(pairs(pairs([(&long, &short), (&short, &long)], 0..4), 0..3), |(((first, second), lends), rooms)| {
-            let mut request = Request::new();
+            let mut options = CallOptions::new();
             let mut item = |is_lent: bool, data| {
                 if !is_lent {
                     return Bulk::from(data);
                 }
-                request = std::mem::take(&mut request).lend(lent(of.0.0, data));
+                options = std::mem::take(&mut options).lend(lent(of.0.0, data));
                 Bulk::placed(data.len())
             };
             let pair = Pair { first: item(lends & 1 > 0, first), second: item(lends & 2 > 0, second) };
-            let request = (0..rooms).fold(request, |request, _| request.room(70_001));
-            let response = of.swap_with(&pair, request).expect("a reply");
+            let options = (0..rooms).fold(options, |options, _| options.write_chunk(70_001));
+            let response = of.swap_with(&pair, options).expect("a reply");
             let swapped = response.results().expect("a pair");
             assert!(swapped.first.bytes() == &second[..] && swapped.second.bytes() == &first[..]);
         });
@@ -157,8 +157,8 @@ fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
         assert!(matches!(refused, Error::Call(failed) if failed.error == Defect::OtherProgram.into()));
         // These calls are not sent: the name exceeds its bound, or no argument uses the buffer.
         assert!(matches!(of.store(&blob(&[0; 65], b"data")), Err(Error::Encode(_))));
-        let request = Request::new().lend(lent(of.0.0, &[0; 64]));
-        assert!(matches!(of.store_with(&blob(b"n", b"data"), request), Err(Error::Encode(_))));
+        let options = CallOptions::new().lend(lent(of.0.0, &[0; 64]));
+        assert!(matches!(of.store_with(&blob(b"n", b"data"), options), Err(Error::Encode(_))));
         // Undecodable arguments do not reach the handler: too few, too many, or a name that is too long.
         let name = [be(&[65]), vec![0; 68 + 8]].concat();
         let (store, add) = ((Store::NUMBER, vec![0; 8]), (typed_v1::Add::NUMBER, vec![0; 12]));
@@ -211,7 +211,7 @@ impl Encode for Short {
         8
     }
 
-    fn encode(&self, _: &mut Encoder<'_>) -> Result<(), NoSpace> {
+    fn encode(&self, _: &mut Encoder<'_>) -> Result<(), EncodeError> {
         Ok(())
     }
 }
@@ -242,7 +242,7 @@ fn unwritten_arguments_are_sent_as_zeroes() {
         for n in 0..50 {
             // Fills the buffers.
             of.store(&blob(&[0xA5; 64], &[0xA5; 300])).expect("a reply");
-            let short = call::<ShortAdd, _>(&mut of.0, Request::new(), &Short).expect("a reply");
+            let short = call::<ShortAdd, _>(&mut of.0, CallOptions::new(), &Short).expect("a reply");
             assert_eq!(short.results().expect("a sum"), 0, "{n}");
         }
     });
@@ -273,9 +273,9 @@ fn store_and_fetch(of: &mut typed_v1::Client<Client>, data: &[u8], chunks: bool)
         let mut lent = of.0.alloc(data.len()).expect("a buffer");
         lent.copy_from_slice(data);
         let placed = Blob { data: Bulk::placed(data.len()), ..blob };
-        (placed, Request::new().lend(lent), Request::new().room(1 << 20))
+        (placed, CallOptions::new().lend(lent), CallOptions::new().write_chunk(1 << 20))
     } else {
-        (blob, Request::new(), Request::new())
+        (blob, CallOptions::new(), CallOptions::new())
     };
     assert_eq!(value(of.store_with(&blob, store)), sum(data));
     let response = of.fetch_with(&Wanted { name: b"threads", most: 1 << 20 }, fetch).expect("a reply");
@@ -298,7 +298,7 @@ fn a_server_calls_its_client_with_the_same_types() {
         let mut of = typed_v1::Client(world.server().call_back(caller, config).expect("a client of this server"));
         assert_eq!(value(of.add(&(2, 3))), 5);
         // A call may also be started, and end later.
-        let call = Request::<Store>::new().into_call(&mut of.0, &blob(b"later", b"data")).expect("a call");
+        let call = CallOptions::<Store>::new().into_call(&mut of.0, &blob(b"later", b"data")).expect("a call");
         let reply = of.0.start(call).expect("a start").join().expect("a reply");
         assert_eq!(Response::<Store>::of(reply).results().expect("a checksum"), sum(b"data"));
         assert!(matches!(of.absent(), Err(Error::Refused(Refusal::ProcedureUnavailable))));
@@ -310,7 +310,7 @@ fn a_server_calls_its_client_with_the_same_types() {
 #[test]
 fn procedures_may_be_named_like_traits_of_the_language() {
     let mut world = World::new("typed-names");
-    let cache = Cache::default();
+    let cache = ProgramCache::default();
     let mut on_shards = Services::new();
     typed_names::add(&mut on_shards, &Arc::new(Names), &cache);
     // A thread of the application runs what answers at once.

@@ -2,7 +2,7 @@
 //! Servers set them, and clients reserve room for them.
 
 use rpcrdma::service::duplicate_requests::DuplicateRequestCache;
-use rpcrdma::wire::NoSpace;
+use rpcrdma::wire::EncodeError;
 use rpcrdma::wire::rpc::MAX_AUTH_LEN;
 use rpcrdma_tests::prelude::*;
 
@@ -27,7 +27,7 @@ fn sign(call: &mut ServerCall) -> Result<(), Refusal> {
     let (words, _) = call.args().as_chunks::<4>();
     let &[verifier, results] = words else { return Err(Refusal::GarbageArguments) };
     let [verifier, results] = [verifier, results].map(|word| u32::from_be_bytes(word) as usize);
-    let too_long = NoSpace::new(MAX_AUTH_LEN + 1, MAX_AUTH_LEN);
+    let too_long = EncodeError::new(MAX_AUTH_LEN + 1, MAX_AUTH_LEN);
     assert_eq!(call.set_verifier(FLAVOR, &[1; MAX_AUTH_LEN + 1]), Err(too_long));
     assert!(call.set_verifier(0, &[1]).is_err(), "AUTH_NONE is empty");
     // The last verifier is sent.

@@ -1,7 +1,8 @@
 //! Tests of generated types: names, bounds, unions, lists, recursion and eligible items.
 
 use rpcrdma_xdr::{
-    BadXdr, Boxed, Bulk, Decode, Decoder, Encode, Encoder, MAX_DEPTH, NoSpace, Place, Placed, Received, decode, encode,
+    BadXdr, Bulk, BulkLocation, BulkPlacement, Decode, Decoder, Encode, EncodeError, Encoder, MAX_DEPTH,
+    ReceivedChunks, Recursive, decode, encode,
 };
 use rpcrdma_xdrgen_tests::circular::{Branch, Node, Own, Repeated};
 use rpcrdma_xdrgen_tests::every::*;
@@ -88,7 +89,7 @@ fn unions_have_the_variants_of_their_cases() {
     assert_encoding::<MaybeHandle>(&None, &[word(0)]);
 
     // The discriminant of a default arm must not be one of the cases.
-    let refused = Err(NoSpace::switch());
+    let refused = Err(EncodeError::switch());
     assert_eq!(encode(&ByEnum::Default(Status4::Bad, Name(b"abcd"))), refused);
     assert_eq!(encode(&ByInt::Default(-2, 9)), refused);
 
@@ -140,15 +141,15 @@ fn recursive_values_are_made_from_the_leaves() {
     let (mut memory, mut last) = (vec![Vec::new(); MAX_DEPTH], Vec::new());
     let mut term = Term::Default(9);
     for memory in &mut memory {
-        term = Term::Case1(Some(Boxed::new(&term, memory).expect("within the limit")));
+        term = Term::Case1(Some(Recursive::new(&term, memory).expect("within the limit")));
     }
     let bytes = encode(&term).expect("within bounds");
     assert_eq!(decode(&bytes), Ok(term));
-    let deeper = Boxed::new(&term, &mut last);
-    assert_eq!(deeper.expect_err("too deep"), NoSpace::depth(MAX_DEPTH));
+    let deeper = Recursive::new(&term, &mut last);
+    assert_eq!(deeper.expect_err("too deep"), EncodeError::depth(MAX_DEPTH));
 
     let mut leaf = Vec::new();
-    let leaf = Boxed::new(&Forest { id: 7, ..Forest::default() }, &mut leaf).expect("a tree");
+    let leaf = Recursive::new(&Forest { id: 7, ..Forest::default() }, &mut leaf).expect("a tree");
     assert_encoding(&Forest { id: 1, trees: Forests([leaf; 2][..].into()) }, &[1, 2, 7, 0, 7, 0].map(word));
     assert!(encode(&Forest { id: 1, trees: Forests([leaf; 4][..].into()) }).is_err());
     assert_eq!(format!("{leaf:?}"), "Forest { id: 7, trees: Forests([]) }");
@@ -158,10 +159,10 @@ fn recursive_values_are_made_from_the_leaves() {
 fn typedefs_and_optional_data_may_contain_themselves() {
     let (mut memory, mut inner) = (Vec::new(), Vec::new());
     let last = Followed(Some(None));
-    let last = Boxed::new(&last, &mut memory).expect("within the limit");
+    let last = Recursive::new(&last, &mut memory).expect("within the limit");
     assert_encoding(&Followed(Some(Some(last))), &[1, 1, 1, 0].map(word));
     assert_eq!(encode(&Followed::default()).expect("within bounds"), word(0));
-    let none = Boxed::new(&Repeated(None), &mut inner).expect("within the limit");
+    let none = Recursive::new(&Repeated(None), &mut inner).expect("within the limit");
     assert_encoding(&Repeated(Some([none; 3][..].into())), &[1, 3, 0, 0, 0].map(word));
     assert!(encode(&Repeated(Some([none; 4][..].into()))).is_err());
 
@@ -182,7 +183,7 @@ fn typedefs_and_optional_data_may_contain_themselves() {
 #[derive(Debug)]
 struct Chunk(&'static [u8], usize);
 
-impl Received for Chunk {
+impl ReceivedChunks for Chunk {
     fn item(&self, _: usize, used: usize, position: usize, len: usize) -> Option<&[u8]> {
         (used == 0 && position == self.1 && len == self.0.len()).then_some(self.0)
     }
@@ -195,13 +196,13 @@ impl Received for Chunk {
 /// Places items that are not inline in chunks, and records their positions.
 struct Apart(Vec<usize>);
 
-impl Place for Apart {
-    fn place(&mut self, _: usize, bulk: &Bulk<'_>, position: usize) -> Result<Placed, NoSpace> {
+impl BulkPlacement for Apart {
+    fn place(&mut self, _: usize, bulk: &Bulk<'_>, position: usize) -> Result<BulkLocation, EncodeError> {
         if !bulk.is_placed() {
-            return Ok(Placed::Inline);
+            return Ok(BulkLocation::Inline);
         }
         self.0.push(position);
-        Ok(Placed::Apart)
+        Ok(BulkLocation::Apart)
     }
 }
 

@@ -79,7 +79,7 @@ impl Random<'_> {
 
     /// True if the nesting of recursive values must end here.
     fn is_deep(&self, ty: &Type) -> bool {
-        matches!(ty, Type::Boxed(_)) && self.depth >= 6
+        matches!(ty, Type::Recursive(_)) && self.depth >= 6
     }
 
     /// A number of elements.
@@ -163,7 +163,7 @@ impl Random<'_> {
                 self.word(0, to);
             }
             Type::Named(id) => self.named(*id, to),
-            Type::Boxed(id) => {
+            Type::Recursive(id) => {
                 self.depth += 1;
                 self.named(*id, to);
                 self.depth -= 1;

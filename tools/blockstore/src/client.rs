@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use rpcrdma::Buf;
 use rpcrdma::auth::AuthPolicy;
 use rpcrdma::client::{ClientCall, ClientConfig, Connection};
-use rpcrdma::typed::{self, Request, Response, Signature};
+use rpcrdma::typed::{self, CallOptions, Response, Signature};
 use rpcrdma::xdr::Bulk;
 use rpcrdma::{Address, CallError, FailedCall, LocalClient, Reply};
 use rpcrdma_config::{BUDGET, memory_line, print_error};
@@ -94,7 +94,7 @@ impl BlockClient {
         timeout: Duration,
     ) -> anyhow::Result<Response<P>> {
         let connection = self.client.first();
-        typed::call(&mut (&mut self.client, connection), Request::new().timeout(timeout), &()).map_err(explain)
+        typed::call(&mut (&mut self.client, connection), CallOptions::new().timeout(timeout), &()).map_err(explain)
     }
 
     /// Makes earlier writes stable.
@@ -249,7 +249,7 @@ type Finish = fn(Block, Reply) -> anyhow::Result<Buf>;
 /// Prepares the call that writes a block.
 fn write(target: &mut Target<'_>, Block { offset, len, .. }: Block, data: Buf) -> anyhow::Result<ClientCall> {
     let args = WriteArgs { offset, data: Bulk::placed(len) };
-    Ok(Request::<Write>::new().lend(data).timeout(CALL_TIMEOUT).into_call(target, &args)?)
+    Ok(CallOptions::<Write>::new().lend(data).timeout(CALL_TIMEOUT).into_call(target, &args)?)
 }
 
 /// Checks the reply to a WRITE, and returns the buffer.
@@ -263,7 +263,7 @@ fn written(block: Block, reply: Reply) -> anyhow::Result<Buf> {
 /// Prepares the call that reads a block.
 fn read(target: &mut Target<'_>, Block { offset, len, .. }: Block, room: Buf) -> anyhow::Result<ClientCall> {
     let args = ReadArgs { offset, count: len as u32 };
-    Ok(Request::<Read>::new().room_in(room).timeout(CALL_TIMEOUT).into_call(target, &args)?)
+    Ok(CallOptions::<Read>::new().write_chunk_into(room).timeout(CALL_TIMEOUT).into_call(target, &args)?)
 }
 
 /// Checks the reply to a READ, and returns the data.

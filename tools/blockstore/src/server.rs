@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rpcrdma::service::{Application, LocalServices, ShardSetup};
-use rpcrdma::typed::{self, Answer, CallInfo, Deferred, Sent, Signature};
+use rpcrdma::typed::{self, CallInfo, Deferred, ReplySender, ReplySent, Signature};
 use rpcrdma::xdr::Bulk;
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 
@@ -38,7 +38,7 @@ struct RingServer {
 }
 
 impl blockstore_v1::Server for RingServer {
-    fn info(&self, _: CallInfo<'_>, answer: Answer<'_, Info>) -> Result<Sent, Refusal> {
+    fn info(&self, _: CallInfo<'_>, answer: ReplySender<'_, Info>) -> Result<ReplySent, Refusal> {
         info(&self.store, (), answer)
     }
 
@@ -101,7 +101,7 @@ pub(crate) fn services(store: &Arc<Store>, workers: bool) -> Services {
 }
 
 /// A handler of the mapped store.
-type Handler<P> = for<'a> fn(&Store, <P as Signature>::Args<'a>, Answer<'a, P>) -> Result<Sent, Refusal>;
+type Handler<P> = for<'a> fn(&Store, <P as Signature>::Args<'a>, ReplySender<'a, P>) -> Result<ReplySent, Refusal>;
 
 fn add<P: Signature>(services: &mut Services, store: &Arc<Store>, on_workers: bool, run: Handler<P>) {
     let store = Arc::clone(store);
@@ -110,7 +110,7 @@ fn add<P: Signature>(services: &mut Services, store: &Arc<Store>, on_workers: bo
     services.add(P::PROGRAM, P::VERSION, P::NUMBER, if on_workers { procedure.on_workers() } else { procedure });
 }
 
-fn info(store: &Store, (): (), answer: Answer<'_, Info>) -> Result<Sent, Refusal> {
+fn info(store: &Store, (): (), answer: ReplySender<'_, Info>) -> Result<ReplySent, Refusal> {
     let info = protocol::Info { size: store.size(), block_max: BLOCK_MAX as u32, writable: store.is_writable() };
     answer.send(&Ok(info).into())
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use rpcrdma::client::ClientConfig;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::{Application, LocalServices, ShardTask};
-use rpcrdma::typed::{Deferred, Request};
+use rpcrdma::typed::{CallOptions, Deferred};
 use rpcrdma::{Address, CallError, FailedCall, LocalClient, Server};
 use rustix::io::ioctl_fionbio;
 
@@ -93,9 +93,9 @@ fn check_end_with_outstanding_read(registered: bool) {
         let mut client = LocalClient::connect(&address, ClientConfig::new(PROGRAM, VERSION)).expect("it connects");
         let first = client.first();
         let room = client.alloc(first, LEN).expect("memory");
-        let request = Request::<blockstore_v1::Read>::new().room_in(room);
+        let options = CallOptions::<blockstore_v1::Read>::new().write_chunk_into(room);
         let args = ReadArgs { offset: 0, count: LEN as u32 };
-        let call = request.into_call(&mut (&mut client, first), &args).expect("a buffer");
+        let call = options.into_call(&mut (&mut client, first), &args).expect("a buffer");
         end.send(client.call(call).map(drop)).expect("the test listens");
     });
     assert_eq!(submissions.recv(), Ok(1), "the read is submitted");

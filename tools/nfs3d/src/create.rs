@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rpcrdma::typed::{Answer, Signature};
+use rpcrdma::typed::{ReplySender, Signature};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps, makedev, mkdirat, mknodat, openat, unlinkat,
 };
@@ -49,7 +49,7 @@ impl Call<'_> {
     pub(crate) fn create_name<P>(
         &self,
         entry: Diropargs3<'_>,
-        answer: Answer<'_, P>,
+        answer: ReplySender<'_, P>,
         run: impl FnOnce(&Node, &[u8]) -> Outcome<Arc<Node>>,
     ) -> HandlerResult
     where
@@ -87,7 +87,7 @@ impl Call<'_> {
         }
     }
 
-    pub(crate) fn create(&self, args: Create3Args<'_>, answer: Answer<'_, Create>) -> HandlerResult {
+    pub(crate) fn create(&self, args: Create3Args<'_>, answer: ReplySender<'_, Create>) -> HandlerResult {
         self.create_name(args.r#where, answer, |dir, name| {
             let (new, must_be_new) = match &args.how {
                 Createhow3::Exclusive(verifier) => return self.create_exclusive(dir, name, verifier),
@@ -140,7 +140,7 @@ impl Call<'_> {
         }
     }
 
-    pub(crate) fn mkdir(&self, args: Mkdir3Args<'_>, answer: Answer<'_, Mkdir>) -> HandlerResult {
+    pub(crate) fn mkdir(&self, args: Mkdir3Args<'_>, answer: ReplySender<'_, Mkdir>) -> HandlerResult {
         self.create_name(args.r#where, answer, |dir, name| {
             let new = NewAttributes::new(&args.attributes)?;
             // Linux ignores set-ID bits here, and inherits the set-group-ID bit of the parent.
@@ -149,7 +149,7 @@ impl Call<'_> {
         })
     }
 
-    pub(crate) fn mknod(&self, args: Mknod3Args<'_>, answer: Answer<'_, Mknod>) -> HandlerResult {
+    pub(crate) fn mknod(&self, args: Mknod3Args<'_>, answer: ReplySender<'_, Mknod>) -> HandlerResult {
         // Linux has 12 bits of major and 20 bits of minor numbers, and would drop the others.
         let device = |data: &Devicedata3| match (data.spec.specdata1, data.spec.specdata2) {
             (major @ 0..0x1000, minor @ 0..0x10_0000) => Ok(makedev(major, minor)),

@@ -3,7 +3,7 @@
 
 use std::mem::MaybeUninit;
 
-use rpcrdma::typed::Answer;
+use rpcrdma::typed::ReplySender;
 use rpcrdma::xdr::{Encode, ListBuilder};
 use rustix::fs::{RawDir, SeekFrom, fstat, seek};
 use rustix::io::Errno;
@@ -55,7 +55,7 @@ const HEAD: usize = 4 + 88 + 8;
 const TAIL: usize = 8;
 
 impl Call<'_> {
-    pub(crate) fn lookup(&self, args: Lookup3Args<'_>, answer: Answer<'_, Lookup>) -> HandlerResult {
+    pub(crate) fn lookup(&self, args: Lookup3Args<'_>, answer: ReplySender<'_, Lookup>) -> HandlerResult {
         let dir = match self.export.find_dir(args.what.dir) {
             Ok(dir) => dir,
             Err(status) => return answer.send(&Lookup3Res::Default(status, Lookup3Resfail::default())),
@@ -70,7 +70,7 @@ impl Call<'_> {
         answer.send(&done.map_err(|status| (*status, Lookup3Resfail { dir_attributes })).into())
     }
 
-    pub(crate) fn readdir(&self, args: Readdir3Args<'_>, answer: Answer<'_, Readdir>) -> HandlerResult {
+    pub(crate) fn readdir(&self, args: Readdir3Args<'_>, answer: ReplySender<'_, Readdir>) -> HandlerResult {
         let mut page = Page::new(args.count, usize::MAX);
         let listed = self.list(args.dir, args.cookie, &mut page, |_, entry, page| page.push(entry, entry.name.0));
         let done = listed.map(|(dir_attributes, eof)| {
@@ -80,7 +80,11 @@ impl Call<'_> {
         answer.send(&done.map_err(|(status, dir_attributes)| (status, Readdir3Resfail { dir_attributes })).into())
     }
 
-    pub(crate) fn readdirplus(&self, args: Readdirplus3Args<'_>, answer: Answer<'_, Readdirplus>) -> HandlerResult {
+    pub(crate) fn readdirplus(
+        &self,
+        args: Readdirplus3Args<'_>,
+        answer: ReplySender<'_, Readdirplus>,
+    ) -> HandlerResult {
         let mut page = Page::new(args.maxcount, args.dircount as usize);
         let listed = self.list(args.dir, args.cookie, &mut page, |dir, entry, page| {
             let Entry3 { fileid, name, cookie } = *entry;

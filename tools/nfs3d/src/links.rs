@@ -1,7 +1,7 @@
 //! READLINK, SYMLINK, LINK.
 #![forbid(unsafe_code)]
 
-use rpcrdma::typed::Answer;
+use rpcrdma::typed::ReplySender;
 use rustix::fs::{AtFlags, CWD, linkat, readlinkat, symlinkat};
 
 use crate::attr::{NewAttributes, fattr, post_op_attr};
@@ -13,7 +13,7 @@ use crate::node::Node;
 use crate::status::{Outcome, Results};
 
 impl Call<'_> {
-    pub(crate) fn readlink(&self, args: Readlink3Args<'_>, answer: Answer<'_, Readlink>) -> HandlerResult {
+    pub(crate) fn readlink(&self, args: Readlink3Args<'_>, answer: ReplySender<'_, Readlink>) -> HandlerResult {
         let found = self.export.find(args.symlink);
         let path = found.as_ref().map_err(|status| *status).and_then(|node| target(node));
         let symlink_attributes = found.ok().and_then(|node| post_op_attr(&node));
@@ -21,7 +21,7 @@ impl Call<'_> {
         answer.send(&done.map_err(|status| (*status, Readlink3Resfail { symlink_attributes })).into())
     }
 
-    pub(crate) fn symlink(&self, args: Symlink3Args<'_>, answer: Answer<'_, Symlink>) -> HandlerResult {
+    pub(crate) fn symlink(&self, args: Symlink3Args<'_>, answer: ReplySender<'_, Symlink>) -> HandlerResult {
         let path = args.symlink.symlink_data.0.bytes();
         self.create_name(args.r#where, answer, |dir, name| {
             if path.len() > PATH_MAX {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use rpcrdma::service::duplicate_requests::{DuplicateRequestCache, DuplicateRequestCacheConfig, by_address};
-use rpcrdma::typed::{Answer, Cache, CallInfo, Sent, Signature};
+use rpcrdma::typed::{CallInfo, ProgramCache, ReplySender, ReplySent, Signature};
 use rpcrdma::{Refusal, Services};
 
 use crate::export::Export;
@@ -19,14 +19,14 @@ pub const TRANSFER: u32 = Read::BINDING.results.max_len as u32;
 pub const DIRECTORY: u32 = 64 << 10;
 
 /// Result of a handler.
-pub(crate) type HandlerResult = Result<Sent, Refusal>;
+pub(crate) type HandlerResult = Result<ReplySent, Refusal>;
 
 /// Services of an export.
 ///
 /// All procedures may wait for a disk. Without a pool, the shards run them and are blocked meanwhile.
 pub fn services(export: &Arc<Export>, pool: Option<&Arc<Pool>>) -> Services {
     let replies = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
-    let cache = Cache::new(replies, by_address);
+    let cache = ProgramCache::new(replies, by_address);
     let mut services = Services::new();
     match pool {
         Some(pool) => {
@@ -49,7 +49,12 @@ pub(crate) struct Call<'a> {
 macro_rules! procedures {
     ($($method:ident: $signature:ident($args:ident) $(-> $results:ident)?;)*) => {
         impl Server for Export {
-            $(fn $method(&self, info: CallInfo<'_>, args: $args<'_>, answer: Answer<'_, $signature>) -> HandlerResult {
+            $(fn $method(
+                &self,
+                info: CallInfo<'_>,
+                args: $args<'_>,
+                answer: ReplySender<'_, $signature>,
+            ) -> HandlerResult {
                 let call = Call { export: self, user: self.options.policy.of(&info)? };
                 procedures!(@answer answer, call.$method(args) $(, $results)?)
             })*

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rpcrdma::service::ResultWriter;
-use rpcrdma::typed::Answer;
+use rpcrdma::typed::ReplySender;
 use rpcrdma::xdr::Bulk;
 use rustix::fs::{Stat, fdatasync, fstat, fsync};
 use rustix::io::{self, Errno, pwrite};
@@ -18,7 +18,7 @@ use crate::node::{Node, WritableFile};
 use crate::status::{Outcome, Results};
 
 impl Call<'_> {
-    pub(crate) fn read(&self, args: Read3Args<'_>, mut answer: Answer<'_, Read>) -> HandlerResult {
+    pub(crate) fn read(&self, args: Read3Args<'_>, mut answer: ReplySender<'_, Read>) -> HandlerResult {
         let Read3Args { file, offset, count } = args;
         let found = self.export.find(file);
         let outcome = found.as_ref().map_err(|&status| status).and_then(|node| {

@@ -187,7 +187,7 @@ impl<'s, 'b> BodyDecoder<'s, 'b> {
             }
             Type::Optional(inner) => return if self.bool()? { self.value(inner) } else { Some(Value::Null) },
             Type::List(element) => self.list(*element),
-            Type::Named(id) | Type::Boxed(id) => return self.named(*id),
+            Type::Named(id) | Type::Recursive(id) => return self.named(*id),
         })
     }
 

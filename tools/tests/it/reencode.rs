@@ -6,7 +6,9 @@ use std::fs::File;
 use rpcrdma::typed::Signature;
 use rpcrdma::wire::rpc::{self, AcceptStat, CallHeader, MessageType, ReplyBody, ReplyHeader};
 use rpcrdma::wire::{Revision, View};
-use rpcrdma::xdr::{Bulk, Decode, Decoder, Encode, Encoder, NoSpace, Place, Placed, Received, padded};
+use rpcrdma::xdr::{
+    Bulk, BulkLocation, BulkPlacement, Decode, Decoder, Encode, EncodeError, Encoder, ReceivedChunks, padded,
+};
 use rpcrdma_nfs3d::nfs3::nfs_v3::*;
 use rpcrdma_tools::capture::{self, CaptureError};
 use rpcrdma_tools::iwarp::{self, CaptureEvent};
@@ -42,7 +44,7 @@ impl Chunks {
     }
 }
 
-impl Received for Chunks {
+impl ReceivedChunks for Chunks {
     fn item(&self, item: usize, _used: usize, position: usize, len: usize) -> Option<&[u8]> {
         let written = self.writes.get(item).filter(|chunk| !chunk.is_empty());
         let chunk = self.reads.get(&position).or(written)?;
@@ -56,9 +58,9 @@ impl Received for Chunks {
 }
 
 /// Places data into chunks as the captured message did.
-impl Place for Chunks {
-    fn place(&mut self, item: usize, bulk: &Bulk<'_>, position: usize) -> Result<Placed, NoSpace> {
-        Ok(self.item(item, 0, position, bulk.len()).map_or(Placed::Inline, |_| Placed::Apart))
+impl BulkPlacement for Chunks {
+    fn place(&mut self, item: usize, bulk: &Bulk<'_>, position: usize) -> Result<BulkLocation, EncodeError> {
+        Ok(self.item(item, 0, position, bulk.len()).map_or(BulkLocation::Inline, |_| BulkLocation::Apart))
     }
 }
 

@@ -7,8 +7,8 @@
 //!
 //! The compiler reads the languages of RFC 4506 §6 and RFC 5531 §12, without `quadruple`. A comment in front of an
 //! item, or behind it on its line, becomes its documentation. `NAME *next;` as the last field of `struct NAME`, also by
-//! a typedef of the pointer, makes a list of any length. Any other type that contains itself is a `Boxed` view there,
-//! with at most 64 levels.
+//! a typedef of the pointer, makes a list of any length. Any other type that contains itself is a `Recursive` view
+//! there, with at most 64 levels.
 //!
 //! Beyond the RFCs, it reads:
 //! - `unsigned` alone, `char`, `short`, `long`, and the integers of C headers, such as `u_int` and `uint64_t`;

@@ -50,7 +50,7 @@ impl Extent {
 /// Reports types and arguments beyond the limits. The recursion of the schema was checked before.
 pub(crate) fn check(schema: &Schema, problems: &mut Problems) {
     let mut extents = Extents { schema, cache: vec![None; schema.types.len()] };
-    let recursive: HashSet<TypeId> = schema.types.iter().flat_map(|def| def.form.boxed()).collect();
+    let recursive: HashSet<TypeId> = schema.types.iter().flat_map(|def| def.form.recursive()).collect();
     for (index, def) in schema.types.iter().enumerate() {
         let Extent { rust, nested, .. } = extents.named(TypeId(index));
         let (what, bytes, max) = match rust > MAX_BYTES {
@@ -125,7 +125,7 @@ impl Extents<'_> {
             }
             Type::Named(id) => self.named(*id),
             // The discriminant, count or pointer is the least that the type has.
-            Type::Boxed(_) => Extent::of(4, 24),
+            Type::Recursive(_) => Extent::of(4, 24),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Recursive types: lists by optional pointers, and boxed types.
+//! Recursive types: lists by optional pointers, and views of types inside themselves.
 
 use std::mem;
 use std::ops::Range;
@@ -85,7 +85,7 @@ fn box_inside(schema: &mut Schema, id: TypeId, depth: usize, states: &mut [State
         let Some(named) = ty.named_mut() else { continue };
         let (Type::Named(inner) | Type::List(inner)) = *named else { continue };
         match (&states[inner.0], &named) {
-            (State::Open, Type::Named(_)) => *named = Type::Boxed(inner),
+            (State::Open, Type::Named(_)) => *named = Type::Recursive(inner),
             _ => box_inside(schema, inner, depth + 1, states),
         }
     }
@@ -162,7 +162,7 @@ pub(crate) fn check(schema: &Schema, problems: &mut Problems) {
 /// Types of which every value contains another one, so that no value is finite.
 fn endless(schema: &Schema) -> Vec<usize> {
     let inner = |ty: &Type| match ty.elements() {
-        Type::Named(id) | Type::Boxed(id) => Some(id.0),
+        Type::Named(id) | Type::Recursive(id) => Some(id.0),
         _ => None,
     };
     // For each type, how many of its parts must be finite for it to be finite, and the types that it is a part of.
@@ -273,11 +273,11 @@ impl Form {
     }
 
     /// Types that this form boxes.
-    pub(crate) fn boxed(&self) -> Vec<TypeId> {
-        self.types().into_iter().filter_map(Type::boxed).collect()
+    pub(crate) fn recursive(&self) -> Vec<TypeId> {
+        self.types().into_iter().filter_map(Type::recursive).collect()
     }
 
-    /// Named types that this form contains, without boxed ones.
+    /// Named types that this form contains, without those inside themselves.
     pub(crate) fn contained(&self) -> impl Iterator<Item = TypeId> {
         self.types().into_iter().filter_map(Type::named)
     }
@@ -303,10 +303,10 @@ impl Type {
     }
 
     /// The type that this type boxes.
-    pub(crate) fn boxed(&self) -> Option<TypeId> {
+    pub(crate) fn recursive(&self) -> Option<TypeId> {
         match self {
-            Self::Boxed(id) => Some(*id),
-            Self::FixedArray(inner, _) | Self::Array(inner, _) | Self::Optional(inner) => inner.boxed(),
+            Self::Recursive(id) => Some(*id),
+            Self::FixedArray(inner, _) | Self::Array(inner, _) | Self::Optional(inner) => inner.recursive(),
             _ => None,
         }
     }

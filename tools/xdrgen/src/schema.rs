@@ -159,7 +159,7 @@ pub enum Type {
     /// A named type.
     Named(TypeId),
     /// A named type inside a value of the same type, except for the next element of a list.
-    Boxed(TypeId),
+    Recursive(TypeId),
 }
 
 /// `program`

@@ -76,7 +76,7 @@ impl Size {
 pub(crate) struct Sizes<'s> {
     schema: &'s Schema,
     cache: Vec<Option<Size>>,
-    /// Types with eligible items that are elements of arrays or lists, optional data, or boxed.
+    /// Types with eligible items that are elements of arrays or lists, optional data, or inside their own type.
     repeated: Vec<bool>,
 }
 
@@ -111,7 +111,7 @@ impl<'s> Sizes<'s> {
                 size.name_unbounded(|| format!("list of `{}`", self.schema.types[id.0].name.text))
             }
             Type::Named(id) => self.named(*id),
-            Type::Boxed(id) => {
+            Type::Recursive(id) => {
                 self.repeated[id.0] = true;
                 Size::between(4, UNBOUNDED)
                     .name_unbounded(|| format!("`{}` contains itself and", self.schema.types[id.0].name.text))

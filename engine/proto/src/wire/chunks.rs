@@ -7,7 +7,7 @@ use std::fmt;
 
 use super::codes::Version;
 use super::word::word;
-use super::xdr::{BadXdr, Decoder, Encoder, NoSpace};
+use super::xdr::{BadXdr, Decoder, EncodeError, Encoder};
 
 /// Bytes of an encoded [`Segment`].
 pub const SEGMENT_LEN: usize = 16;
@@ -237,7 +237,7 @@ impl Chunks<'_> {
         }
     }
 
-    pub(super) fn emit(&self, out: &mut Encoder<'_>, version: Version) -> Result<(), NoSpace> {
+    pub(super) fn emit(&self, out: &mut Encoder<'_>, version: Version) -> Result<(), EncodeError> {
         if version == Version::V2 {
             out.u32(self.inv_handle)?;
         }
@@ -294,7 +294,7 @@ impl ChunkCounts {
 
 /// Writes a chunk with its discriminator word.
 #[inline]
-fn emit_write_chunk(chunk: &[Segment], out: &mut Encoder<'_>) -> Result<(), NoSpace> {
+fn emit_write_chunk(chunk: &[Segment], out: &mut Encoder<'_>) -> Result<(), EncodeError> {
     out.words([1, chunk.len() as u32])?;
     chunk.iter().try_for_each(|segment| out.words(segment.words()))
 }

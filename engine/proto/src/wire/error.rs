@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::codes::{Flags, HeaderType, Revision, Version};
 use super::view::{COMMON_LEN, common_version_range};
 use super::word::word;
-use super::xdr::{BadXdr, Decoder, Encoder, NoSpace};
+use super::xdr::{BadXdr, Decoder, EncodeError, Encoder};
 
 /// Bytes of the shortest version 1 call or reply header.
 const MIN_V1_LEN: usize = 28;
@@ -297,7 +297,7 @@ impl ErrorBody {
         4 + 4 * self.arguments(version).1
     }
 
-    pub(super) fn emit(&self, out: &mut Encoder<'_>, version: Version, revision: Revision) -> Result<(), NoSpace> {
+    pub(super) fn emit(&self, out: &mut Encoder<'_>, version: Version, revision: Revision) -> Result<(), EncodeError> {
         out.u32(self.code(version, revision))?;
         let (words, count) = self.arguments(version);
         words[..count].iter().try_for_each(|word| out.u32(*word))

@@ -5,7 +5,7 @@ use super::codes::{Flags, HeaderType, Revision, Version};
 use super::error::ErrorBody;
 use super::properties::PropertySet;
 use super::view::COMMON_LEN;
-use super::xdr::{Encoder, NoSpace, padded};
+use super::xdr::{EncodeError, Encoder, padded};
 
 /// A header of either version. Encoding for version 1 omits `received`, `flags` and the handle to invalidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,14 +90,14 @@ impl Header<'_> {
     ///
     /// The caller chooses a body of this version. CONNPROP and OPTIONAL exist in version 2, MSGP and DONE in version 1,
     /// and MORE in [`Revision::Ietf00`].
-    pub fn emit(&self, out: &mut [u8], version: Version, revision: Revision) -> Result<usize, NoSpace> {
+    pub fn emit(&self, out: &mut [u8], version: Version, revision: Revision) -> Result<usize, EncodeError> {
         let htype = self.body.htype();
         debug_assert!(HeaderType::of_version(htype.code(), version).is_some(), "{version} has no {htype}");
         let (needed, available) = (self.encoded_len(version, revision), out.len());
         if needed > available {
-            return Err(NoSpace::new(needed, available));
+            return Err(EncodeError::new(needed, available));
         }
-        self.emit_before(out, needed, version, revision).map(|_| needed).ok_or(NoSpace::new(needed, available))
+        self.emit_before(out, needed, version, revision).map(|_| needed).ok_or(EncodeError::new(needed, available))
     }
 
     /// Writes the header before byte `end` of `buf` and returns its start. Otherwise like [`emit`](Self::emit). Without
@@ -111,7 +111,7 @@ impl Header<'_> {
         Some(start)
     }
 
-    fn write(&self, out: &mut Encoder<'_>, version: Version, revision: Revision) -> Result<(), NoSpace> {
+    fn write(&self, out: &mut Encoder<'_>, version: Version, revision: Revision) -> Result<(), EncodeError> {
         out.words([self.xid, version.code(), self.credit, self.body.htype().code()])?;
         if version == Version::V2 {
             let flags = sent_flags(self.flags, self.received).0;

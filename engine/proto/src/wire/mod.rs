@@ -18,7 +18,7 @@
 //! let view = View::check(&buffer[..len], Revision::Ietf00).expect("a valid header");
 //! assert_eq!(view.reply_chunk().expect("a Reply chunk").total_length(), 4096);
 //! assert_eq!(view.to_string(), "v2 MSG xid=0x00000001 credit=0x20 inv_handle=0x7 reply=[0x7:4096@0x1000]");
-//! # Ok::<(), rpcrdma_proto::wire::NoSpace>(())
+//! # Ok::<(), rpcrdma_proto::wire::EncodeError>(())
 //! ```
 //!
 //! | file | holds |
@@ -67,5 +67,5 @@ pub use error::{ErrorBody, WireError, WireErrorKind};
 pub use head::{Head, HeadLayout, SingleChunks};
 pub use header::{Body, Header, WINDOWED_LEN, emit_msg, emit_windowed, emit_windowed_single, msg_len};
 pub use rpcrdma_xdr as xdr;
-pub use rpcrdma_xdr::{BadXdr, NoSpace};
+pub use rpcrdma_xdr::{BadXdr, EncodeError};
 pub use view::{COMMON_LEN, CheckedHeader, ChunkLimits, ERR_VERS_LEN, View, ViewBody};

@@ -7,7 +7,7 @@
 
 use super::codes::codes;
 use super::properties::{Property, PropertySet, Subset};
-use super::xdr::{BadXdr, Decoder, Encoder, NoSpace};
+use super::xdr::{BadXdr, Decoder, EncodeError, Encoder};
 
 codes! {
     /// The operation, `rdma_opttype`. A receiver answers an unknown one with INVAL_HTYPE.
@@ -106,7 +106,7 @@ impl<'a> Operation<'a> {
     }
 
     /// Writes the body to the start of `out` and returns its length.
-    pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
+    pub fn emit(&self, out: &mut [u8]) -> Result<usize, EncodeError> {
         let mut writer = Encoder::new(out);
         match self {
             Operation::Initial { start, constant } => {

@@ -1,7 +1,7 @@
 //! Private data of a version 1 connection (RFC 8797), eight bytes.
 
 use super::word::word;
-use super::xdr::{Encoder, NoSpace};
+use super::xdr::{EncodeError, Encoder};
 
 /// Bytes of the message.
 pub const LEN: usize = 8;
@@ -48,7 +48,7 @@ impl PrivateData {
 
     /// Writes the message to the start of `out`. Sizes are rounded down to multiples of 1024, within
     /// [`MIN_INLINE_THRESHOLD`]`..=`[`MAX_INLINE_THRESHOLD`].
-    pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
+    pub fn emit(&self, out: &mut [u8]) -> Result<usize, EncodeError> {
         let flags = if self.remote_invalidation { REMOTE_INVALIDATION } else { 0 };
         let mut writer = Encoder::new(out);
         let tail = [VERSION, flags, encode_size(self.send_size), encode_size(self.receive_size)];

@@ -4,7 +4,7 @@
 
 use super::codes::{Revision, codes};
 use super::word::word;
-use super::xdr::{BadXdr, Decoder, Encoder, NoSpace, padded};
+use super::xdr::{BadXdr, Decoder, EncodeError, Encoder, padded};
 
 /// First identifier reserved for experiments; the range ends at `u32::MAX`.
 pub const EXPERIMENTAL: u32 = 0xFFFF_FF00;
@@ -107,7 +107,7 @@ impl<'a> Property<'a> {
         Ok(Property { which: reader.u32("rdma_which")?, data: reader.opaque(usize::MAX, "rdma_data")? })
     }
 
-    pub(super) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), NoSpace> {
+    pub(super) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), EncodeError> {
         out.u32(self.which)?;
         out.opaque(self.data, usize::MAX)
     }
@@ -213,7 +213,7 @@ impl<'a> PropertySet<'a> {
         4 + self.bytes.len()
     }
 
-    pub(crate) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), NoSpace> {
+    pub(crate) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), EncodeError> {
         out.u32(self.count)?;
         out.bytes(self.bytes)
     }
@@ -226,7 +226,7 @@ impl<'a> PropertySet<'a> {
 /// let mut buffer = [0; 64];
 /// let set = Builder::new(&mut buffer).uint32(PropertyId::ReceiveSize.code(), 8192)?.finish();
 /// assert_eq!(set.iter().next().unwrap().uint32(), Some(8192));
-/// # Ok::<(), rpcrdma_proto::wire::NoSpace>(())
+/// # Ok::<(), rpcrdma_proto::wire::EncodeError>(())
 /// ```
 #[derive(Debug)]
 pub struct Builder<'b> {
@@ -241,19 +241,19 @@ impl<'b> Builder<'b> {
     }
 
     /// Adds a property in its wire form.
-    pub fn property(mut self, property: Property<'_>) -> Result<Self, NoSpace> {
+    pub fn property(mut self, property: Property<'_>) -> Result<Self, EncodeError> {
         property.emit(&mut self.out)?;
         self.count += 1;
         Ok(self)
     }
 
     /// Adds a one-word property.
-    pub fn uint32(self, which: u32, value: u32) -> Result<Self, NoSpace> {
+    pub fn uint32(self, which: u32, value: u32) -> Result<Self, EncodeError> {
         self.property(Property { which, data: &value.to_be_bytes() })
     }
 
     /// Adds an opaque property.
-    pub fn opaque(mut self, which: u32, value: &[u8]) -> Result<Self, NoSpace> {
+    pub fn opaque(mut self, which: u32, value: &[u8]) -> Result<Self, EncodeError> {
         self.out.words([which, 4 + padded(value.len()) as u32])?;
         self.out.opaque(value, usize::MAX)?;
         self.count += 1;
@@ -327,7 +327,7 @@ impl<'a> Properties<'a> {
 
     /// Writes the set. It contains the properties of the specification's table that the revision has. Experimental
     /// values and the authentication message are written only if they differ from the default.
-    pub fn emit<'b>(&self, buffer: &'b mut [u8], revision: Revision) -> Result<PropertySet<'b>, NoSpace> {
+    pub fn emit<'b>(&self, buffer: &'b mut [u8], revision: Revision) -> Result<PropertySet<'b>, EncodeError> {
         let words = [
             (PropertyId::SendSize, self.send_size, true),
             (PropertyId::ReceiveSize, self.receive_size, true),
@@ -362,21 +362,21 @@ impl<'a> Subset<'a> {
         Ok(Subset { words: reader.words(what)? })
     }
 
-    pub(super) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), NoSpace> {
+    pub(super) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), EncodeError> {
         out.u32(self.words.len() as u32)?;
         out.bytes(self.words.as_flattened())
     }
 
     /// Encodes a subset of these positions into `buffer`. It takes four bytes per 32 positions, up to the highest
     /// position.
-    pub fn encode(positions: impl IntoIterator<Item = usize>, buffer: &'a mut [u8]) -> Result<Subset<'a>, NoSpace> {
+    pub fn encode(positions: impl IntoIterator<Item = usize>, buffer: &'a mut [u8]) -> Result<Subset<'a>, EncodeError> {
         buffer.fill(0);
         let available = buffer.len();
         let (words, _) = buffer.as_chunks_mut::<4>();
         let mut len = 0;
         for position in positions {
             let index = position / 32;
-            let word = words.get_mut(index).ok_or(NoSpace::new(4 * (index + 1), available))?;
+            let word = words.get_mut(index).ok_or(EncodeError::new(4 * (index + 1), available))?;
             *word = (u32::from_be_bytes(*word) | 1 << (position % 32)).to_be_bytes();
             len = len.max(index + 1);
         }

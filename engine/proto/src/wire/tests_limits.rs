@@ -101,7 +101,7 @@ fn one_line() {
 fn too_little_space() {
     let value = header(Body::Msg(Chunks::NONE));
     let mut out = [0xEE; 35];
-    let error = NoSpace::new(36, 35);
+    let error = EncodeError::new(36, 35);
     assert_eq!(value.emit(&mut out, Version::V2, Revision::Ietf00), Err(error));
     assert_eq!(out, [0xEE; 35]);
     assert_eq!(error.to_string(), "needs 36 bytes of space, found 35");

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::rpc::*;
 use super::tests::bytes;
-use super::{BadXdr, NoSpace};
+use super::{BadXdr, EncodeError};
 
 fn call() -> CallHeader<'static> {
     CallHeader {
@@ -147,7 +147,7 @@ fn accepted_success() {
     let value = ReplyHeader { xid: 7, body: ReplyBody::SUCCESS };
     assert_eq!(value.emit(&mut slow), Ok(ACCEPTED_REPLY_LEN));
     assert_eq!(out, slow);
-    let error = NoSpace::new(24, 23);
+    let error = EncodeError::new(24, 23);
     assert_eq!(value.emit(&mut slow[..23]), Err(error));
 }
 

@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::{ArenaId, Buf, Frozen};
-use rpcrdma_xdr::Received;
+use rpcrdma_xdr::ReceivedChunks;
 
 use super::super::writer::{ResultTooLong, ResultWriter};
 use super::{NoResult, NoResultCause};
@@ -26,7 +26,7 @@ pub(crate) struct ReadArgument {
 pub(crate) struct ReadArguments(pub(super) ArrayVec<ReadArgument, MAX_CHUNKS>);
 
 /// An eligible argument is in the next chunk if the chunk has its position (RFC 8166 §3.4.5).
-impl Received for ReadArguments {
+impl ReceivedChunks for ReadArguments {
     fn item(&self, _: usize, used: usize, position: usize, _: usize) -> Option<&[u8]> {
         let argument = self.0.get(used).filter(|argument| argument.at as usize == position)?;
         argument.buf.as_deref()

@@ -20,7 +20,7 @@ use crate::cross_thread::return_queue::{Link, Linked};
 use crate::fabric::{QpId, ReceivedBuf};
 use crate::proto::{HandlerFailure, InboundId, Refusal};
 pub use crate::proto::{MAX_CHUNKS, MAX_SEGMENTS};
-use crate::wire::NoSpace;
+use crate::wire::EncodeError;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, Flavor, MAX_AUTH_LEN};
 use crate::wire::xdr::padded;
 
@@ -387,10 +387,10 @@ impl<T: ?Sized> ServerCall<T> {
     ///
     /// # Errors
     /// The body is longer than 400 bytes, or not empty for AUTH_NONE.
-    pub fn set_verifier(&mut self, flavor: u32, body: &[u8]) -> Result<(), NoSpace> {
+    pub fn set_verifier(&mut self, flavor: u32, body: &[u8]) -> Result<(), EncodeError> {
         let available = if flavor == Flavor::None.code() { 0 } else { MAX_AUTH_LEN };
         if body.len() > available {
-            return Err(NoSpace::new(body.len(), available));
+            return Err(EncodeError::new(body.len(), available));
         }
         let verifier = || (flavor, body.iter().copied().collect());
         self.parts.cold.begin().verifier = (flavor != Flavor::None.code()).then(verifier);
@@ -480,10 +480,10 @@ impl<T: ?Sized> ServerCall<T> {
     /// `len` exceeds the buffer, which holds the declared [`Procedure::max_reply`](super::Procedure::max_reply) or
     /// slightly more.
     #[inline]
-    pub fn reply_mut(&mut self, len: usize) -> Result<&mut [u8], NoSpace> {
+    pub fn reply_mut(&mut self, len: usize) -> Result<&mut [u8], EncodeError> {
         let (room, written) = self.parts.reply.room();
         let available = room.len();
-        let room = room.get_mut(..len).ok_or(NoSpace::new(len, available))?;
+        let room = room.get_mut(..len).ok_or(EncodeError::new(len, available))?;
         if let Some(unwritten) = room.get_mut(*written..) {
             unwritten.fill(0);
         }

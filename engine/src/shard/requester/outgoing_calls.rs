@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, PagePolicy, Pool, PoolConfig};
-use rpcrdma_xdr::Received;
+use rpcrdma_xdr::ReceivedChunks;
 
 use super::exposures::{CallExposure, ChunkMemory, Exposures};
 use crate::cross_thread::slot::Completer;
@@ -267,7 +267,7 @@ impl Reply {
 }
 
 /// An eligible result is in the Write chunk with its index, unless that chunk is empty.
-impl Received for Reply {
+impl ReceivedChunks for Reply {
     fn item(&self, item: usize, _: usize, _: usize, _: usize) -> Option<&[u8]> {
         self.chunk(item).filter(|bytes| !bytes.is_empty())
     }

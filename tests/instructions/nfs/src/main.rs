@@ -18,7 +18,7 @@ use rpcrdma::config::{DebugConfig, MemoryConfig, PollConfig};
 use rpcrdma::fabric::Fabric;
 use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::shard::{Shard, SimulatedTime};
-use rpcrdma::typed::{Request, Response, Signature};
+use rpcrdma::typed::{CallOptions, Response, Signature};
 use rpcrdma::xdr::{self, Bulk};
 use rpcrdma::{Address, Config, IdlePolicy};
 use rpcrdma_nfs3d::mount3::mount_v3;
@@ -49,7 +49,7 @@ fn server_side(server: &mut Shard<SoftwareFabric>) {
 #[inline(never)]
 fn client_side_start<P: Signature>(
     client: &mut Client,
-    buffers: fn(&mut Client) -> Request<P>,
+    buffers: fn(&mut Client) -> CallOptions<P>,
     args: &P::Args<'_>,
 ) -> Result<(), Failure> {
     let (connection, request) = (client.first(), buffers(client));
@@ -126,7 +126,7 @@ impl Peers {
     fn make<P: Signature>(
         &mut self,
         calls: u32,
-        buffers: fn(&mut Client) -> Request<P>,
+        buffers: fn(&mut Client) -> CallOptions<P>,
         args: &P::Args<'_>,
         good: &mut dyn FnMut(&P::Results<'_>) -> bool,
     ) -> Result<(), Failure> {
@@ -180,7 +180,7 @@ fn main() -> Result<(), Failure> {
     let dir = NfsFh3 { data: &root };
     let by_name = Lookup3Args { what: Diropargs3 { dir, name: Filename3(b"file-00") } };
     let mut found = Vec::new();
-    peers.make::<Lookup>(1, |_| Request::new(), &by_name, &mut |results| match results {
+    peers.make::<Lookup>(1, |_| CallOptions::new(), &by_name, &mut |results| match results {
         Lookup3Res::Ok(ok) => {
             found.extend(ok.object.data);
             true
@@ -192,19 +192,19 @@ fn main() -> Result<(), Failure> {
     match operation.as_str() {
         "getattr" => peers.make::<Getattr>(
             calls,
-            |_| Request::new(),
+            |_| CallOptions::new(),
             &Getattr3Args { object: file },
             &mut |results| matches!(results, Getattr3Res::Ok(ok) if ok.obj_attributes.size == BLOCK as u64),
         ),
         "lookup" => peers.make::<Lookup>(
             calls,
-            |_| Request::new(),
+            |_| CallOptions::new(),
             &by_name,
             &mut |results| matches!(results, Lookup3Res::Ok(ok) if ok.obj_attributes.is_some()),
         ),
         "read" => peers.make::<Read>(
             calls,
-            |_| Request::new().room(BLOCK as u32),
+            |_| CallOptions::new().write_chunk(BLOCK as u32),
             &Read3Args { file, offset: 0, count: BLOCK as u32 },
             &mut |results| matches!(results, Read3Res::Ok(ok) if ok.data.len() == BLOCK),
         ),
@@ -215,7 +215,7 @@ fn main() -> Result<(), Failure> {
                 |client| {
                     let mut data = client.alloc(client.first(), BLOCK).expect("memory");
                     data.set_window(0, BLOCK);
-                    Request::new().lend(data)
+                    CallOptions::new().lend(data)
                 },
                 &Write3Args { file, offset: 0, count, stable: StableHow::Unstable, data },
                 &mut |results| matches!(results, Write3Res::Ok(ok) if ok.count == BLOCK as u32),
@@ -225,7 +225,7 @@ fn main() -> Result<(), Failure> {
             let (dircount, maxcount) = (nfs::DIRECTORY, nfs::DIRECTORY);
             peers.make::<Readdirplus>(
                 calls,
-                |_| Request::new(),
+                |_| CallOptions::new(),
                 &Readdirplus3Args { dir, cookie: 0, cookieverf: Cookieverf3::default(), dircount, maxcount },
                 &mut |results| {
                     // The parent of the root has no handle.

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use rpcrdma::typed::{Answer, CallInfo, Sent};
+use rpcrdma::typed::{CallInfo, ReplySender, ReplySent};
 use rpcrdma::{Refusal, Services};
 
 use crate::protocol::nfs_cb::{self, Compound};
@@ -38,8 +38,8 @@ impl nfs_cb::Server for Callbacks {
         &self,
         _: CallInfo<'_>,
         args: CbCompound4Args<'_>,
-        answer: Answer<'_, Compound>,
-    ) -> Result<Sent, Refusal> {
+        answer: ReplySender<'_, Compound>,
+    ) -> Result<ReplySent, Refusal> {
         let mut status = if args.minorversion == 1 { NFS4_OK } else { NFS4ERR_MINOR_VERS_MISMATCH };
         let (mut operations, mut results) = (args.argarray.iter(), Vec::new());
         while status == NFS4_OK

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::server::ServerConfig;
-use rpcrdma::typed::Request;
+use rpcrdma::typed::CallOptions;
 use rpcrdma::{Address, LocalClient, Server};
 use tempfile::TempDir;
 
@@ -87,7 +87,7 @@ impl TestServer {
             how,
         };
         let first = client.first();
-        let call = Request::<Create>::new().into_call(&mut (&mut *client, first), &args).expect("memory");
+        let call = CallOptions::<Create>::new().into_call(&mut (&mut *client, first), &args).expect("memory");
         client.start(first, call, 0);
         client.flush();
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rpcrdma::client::{ClientConfig, Credential};
 use rpcrdma::fabric::testing::loopback_address;
-use rpcrdma::typed::{Request, Signature};
+use rpcrdma::typed::{CallOptions, Signature};
 use rpcrdma::xdr::{self, Bulk, Decode, Encode};
 use rpcrdma::{CallError, Config, CreditMode, LocalClient, Reply};
 use rpcrdma_nfs3d::UNCHANGED;
@@ -319,9 +319,9 @@ impl Nfs {
         self.client.call(call).map_err(CallError::from)
     }
 
-    fn send<P: Signature>(&mut self, request: Request<P>, args: &P::Args<'_>) -> Reply {
+    fn send<P: Signature>(&mut self, options: CallOptions<P>, args: &P::Args<'_>) -> Reply {
         let first = self.client.first();
-        let call = request.timeout(CALL_TIMEOUT).into_call(&mut (&mut self.client, first), args).expect("memory");
+        let call = options.timeout(CALL_TIMEOUT).into_call(&mut (&mut self.client, first), args).expect("memory");
         self.client.call(call).expect("a reply")
     }
 
@@ -332,7 +332,7 @@ impl Nfs {
         P: Signature,
         P::Results<'static>: Results,
     {
-        decode::<P::Results<'static>>(self.send::<P>(Request::new(), args).results()).split()
+        decode::<P::Results<'static>>(self.send::<P>(CallOptions::new(), args).results()).split()
     }
 
     pub(crate) fn lookup(&mut self, dir: &Fh, name: &str) -> Outcome<Lookup> {
@@ -386,7 +386,7 @@ impl Nfs {
     pub(crate) fn read(&mut self, file: &Fh, offset: u64, count: u32) -> Result<(Fattr3, bool, Vec<u8>), Nfsstat3> {
         let room = self.client.alloc(self.client.first(), (count as usize).max(1)).expect("memory");
         let args = Read3Args { file: *file, offset, count };
-        let reply = self.send(Request::<Read>::new().room_in(room), &args);
+        let reply = self.send(CallOptions::<Read>::new().write_chunk_into(room), &args);
         // The results are decoded field by field, because the data is not in the message.
         let mut results = xdr::Decoder::new(reply.results());
         let status = Nfsstat3::decode(&mut results).expect("a status");
@@ -423,7 +423,7 @@ impl Nfs {
         buf.copy_from_slice(data);
         let (count, data) = (data.len() as u32, Bulk::placed(data.len()));
         let args = Write3Args { file: *file, offset, count, stable, data };
-        decode::<Write3Res>(self.send(Request::<Write>::new().lend(buf), &args).results()).split()
+        decode::<Write3Res>(self.send(CallOptions::<Write>::new().lend(buf), &args).results()).split()
     }
 
     /// Writes without a chunk.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::duplicate_requests::{DuplicateRequestCache, DuplicateRequestCacheConfig};
-use rpcrdma::typed::{Answer, Cache, CallInfo, Sent, Signature};
+use rpcrdma::typed::{CallInfo, ProgramCache, ReplySender, ReplySent, Signature};
 use rpcrdma::wire::rpc::{CallHeader, ReplyBody, ReplyHeader};
 use rpcrdma::xdr::{self, ListBuilder};
 use rpcrdma::{Refusal, Services};
@@ -73,7 +73,7 @@ impl FakeServer {
         let address = format!("soft:nfs3c-fake-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
         let mut services = Services::new();
-        add(&mut services, self, &Cache::new(cache, |_| None));
+        add(&mut services, self, &ProgramCache::new(cache, |_| None));
         let mut config = ServerConfig::default();
         config.shard.memory.bulk_buffers = vec![(128 << 10, 64)];
         let server = rpcrdma::Server::start(&address.parse().unwrap(), services, &config).expect("it starts");
@@ -124,7 +124,12 @@ const NO_WCC: WccData = WccData { before: None, after: None };
 const BUSY: Nfsstat3 = Nfsstat3::ErrJukebox;
 
 impl Server for FakeServer {
-    fn fsinfo(&self, _: CallInfo<'_>, _: Fsinfo3Args<'_>, answer: Answer<'_, Fsinfo>) -> Result<Sent, Refusal> {
+    fn fsinfo(
+        &self,
+        _: CallInfo<'_>,
+        _: Fsinfo3Args<'_>,
+        answer: ReplySender<'_, Fsinfo>,
+    ) -> Result<ReplySent, Refusal> {
         if self.is_busy(Fsinfo::NUMBER) {
             return answer.send(&Fsinfo3Res::Default(BUSY, Fsinfo3Resfail::default()));
         }
@@ -143,7 +148,12 @@ impl Server for FakeServer {
         }))
     }
 
-    fn lookup(&self, _: CallInfo<'_>, _: Lookup3Args<'_>, answer: Answer<'_, Lookup>) -> Result<Sent, Refusal> {
+    fn lookup(
+        &self,
+        _: CallInfo<'_>,
+        _: Lookup3Args<'_>,
+        answer: ReplySender<'_, Lookup>,
+    ) -> Result<ReplySent, Refusal> {
         if self.is_busy(Lookup::NUMBER) {
             return answer.send(&Lookup3Res::Default(BUSY, Lookup3Resfail::default()));
         }
@@ -151,14 +161,19 @@ impl Server for FakeServer {
         answer.send(&Lookup3Res::Ok(Lookup3Resok { object, obj_attributes: None, dir_attributes: None }))
     }
 
-    fn getattr(&self, _: CallInfo<'_>, _: Getattr3Args<'_>, answer: Answer<'_, Getattr>) -> Result<Sent, Refusal> {
+    fn getattr(
+        &self,
+        _: CallInfo<'_>,
+        _: Getattr3Args<'_>,
+        answer: ReplySender<'_, Getattr>,
+    ) -> Result<ReplySent, Refusal> {
         if self.is_busy(Getattr::NUMBER) {
             return answer.send(&Getattr3Res::Default(BUSY));
         }
         answer.send(&Getattr3Res::Ok(Getattr3Resok { obj_attributes: attributes(false) }))
     }
 
-    fn read(&self, _: CallInfo<'_>, args: Read3Args<'_>, answer: Answer<'_, Read>) -> Result<Sent, Refusal> {
+    fn read(&self, _: CallInfo<'_>, args: Read3Args<'_>, answer: ReplySender<'_, Read>) -> Result<ReplySent, Refusal> {
         if self.is_busy(Read::NUMBER) {
             return answer.send(&Read3Res::Default(BUSY, Read3Resfail::default()));
         }
@@ -168,7 +183,12 @@ impl Server for FakeServer {
         answer.send(&Read3Res::Ok(Read3Resok { file_attributes: None, count: args.count, eof, data: data.into() }))
     }
 
-    fn create(&self, _: CallInfo<'_>, _: Create3Args<'_>, answer: Answer<'_, Create>) -> Result<Sent, Refusal> {
+    fn create(
+        &self,
+        _: CallInfo<'_>,
+        _: Create3Args<'_>,
+        answer: ReplySender<'_, Create>,
+    ) -> Result<ReplySent, Refusal> {
         if self.is_busy(Create::NUMBER) {
             return answer.send(&Create3Res::Default(BUSY, Create3Resfail { dir_wcc: NO_WCC }));
         }
@@ -176,7 +196,12 @@ impl Server for FakeServer {
         answer.send(&Create3Res::Ok(Create3Resok { obj, obj_attributes: None, dir_wcc: NO_WCC }))
     }
 
-    fn write(&self, _: CallInfo<'_>, args: Write3Args<'_>, answer: Answer<'_, Write>) -> Result<Sent, Refusal> {
+    fn write(
+        &self,
+        _: CallInfo<'_>,
+        args: Write3Args<'_>,
+        answer: ReplySender<'_, Write>,
+    ) -> Result<ReplySent, Refusal> {
         if self.is_busy(Write::NUMBER) {
             return answer.send(&Write3Res::Default(BUSY, Write3Resfail { file_wcc: NO_WCC }));
         }
@@ -189,7 +214,12 @@ impl Server for FakeServer {
         answer.send(&Write3Res::Ok(Write3Resok { file_wcc: NO_WCC, count, committed, verf: [0; 8] }))
     }
 
-    fn setattr(&self, _: CallInfo<'_>, args: Setattr3Args<'_>, answer: Answer<'_, Setattr>) -> Result<Sent, Refusal> {
+    fn setattr(
+        &self,
+        _: CallInfo<'_>,
+        args: Setattr3Args<'_>,
+        answer: ReplySender<'_, Setattr>,
+    ) -> Result<ReplySent, Refusal> {
         if self.is_busy(Setattr::NUMBER) {
             return answer.send(&Setattr3Res::Default(BUSY, Setattr3Resfail { obj_wcc: NO_WCC }));
         }
@@ -198,7 +228,12 @@ impl Server for FakeServer {
         answer.send(&Setattr3Res::Ok(Setattr3Resok { obj_wcc: NO_WCC }))
     }
 
-    fn commit(&self, _: CallInfo<'_>, _: Commit3Args<'_>, answer: Answer<'_, Commit>) -> Result<Sent, Refusal> {
+    fn commit(
+        &self,
+        _: CallInfo<'_>,
+        _: Commit3Args<'_>,
+        answer: ReplySender<'_, Commit>,
+    ) -> Result<ReplySent, Refusal> {
         if self.is_busy(Commit::NUMBER) {
             return answer.send(&Commit3Res::Default(BUSY, Commit3Resfail { file_wcc: NO_WCC }));
         }
@@ -209,8 +244,8 @@ impl Server for FakeServer {
         &self,
         _: CallInfo<'_>,
         args: Readdirplus3Args<'_>,
-        answer: Answer<'_, Readdirplus>,
-    ) -> Result<Sent, Refusal> {
+        answer: ReplySender<'_, Readdirplus>,
+    ) -> Result<ReplySent, Refusal> {
         if self.is_busy(Readdirplus::NUMBER) {
             return answer.send(&Readdirplus3Res::Default(BUSY, Readdirplus3Resfail::default()));
         }

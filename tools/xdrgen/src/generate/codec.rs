@@ -66,7 +66,7 @@ impl Model {
                 let of = self.decode(of, what);
                 quote!(if from.bool(#what)? { Some(#of) } else { None })
             }
-            Type::Void | Type::FixedArray(..) | Type::List(_) | Type::Named(_) | Type::Boxed(_) => {
+            Type::Void | Type::FixedArray(..) | Type::List(_) | Type::Named(_) | Type::Recursive(_) => {
                 quote!(#xdr::Decode::decode(from)?)
             }
         }

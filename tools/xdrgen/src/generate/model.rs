@@ -165,7 +165,7 @@ impl Model {
                 Facts { len, size, has_default: of.has_default && *count <= 32, ..of.not_words() }
             }
             Type::Array(..) | Type::List(_) => Facts { is_eq: false, ..Facts::BORROWED },
-            Type::Boxed(_) => Facts { is_eq: false, has_default: false, ..Facts::BORROWED },
+            Type::Recursive(_) => Facts { is_eq: false, has_default: false, ..Facts::BORROWED },
             Type::Optional(ty) => Facts { has_default: true, ..self.facts(ty).of_varying_length() },
             Type::Named(id) => *self.facts[id.0].get_or_init(|| self.compute_facts(id.0)),
         }
@@ -220,10 +220,10 @@ impl Model {
                 let ty = self.rust_type(&Type::Named(*id), life, at);
                 quote!(#xdr::List<#life, #ty>)
             }
-            Type::Boxed(id) => {
-                // A boxed type borrows, because it contains a view of itself.
+            Type::Recursive(id) => {
+                // A recursive type borrows, because it contains a view of itself.
                 let name = &self.names[id.0];
-                quote!(#xdr::Boxed<#life, #at #name<#life>>)
+                quote!(#xdr::Recursive<#life, #at #name<#life>>)
             }
             Type::Named(id) => {
                 let name = &self.names[id.0];
@@ -266,14 +266,14 @@ fn id_of(ty: &Type) -> Option<TypeId> {
     if let Type::Named(id) = ty { Some(*id) } else { None }
 }
 
-/// Aliases that are boxed inside themselves through aliases only, for which Rust has no type alias.
+/// Aliases that contain themselves through aliases only, for which Rust has no type alias.
 fn circular(types: &[TypeDef]) -> HashSet<TypeId> {
     let inside = |id: &TypeId| match &types[id.0].form {
-        Form::Alias(ty) => ty.named().or(ty.boxed()),
+        Form::Alias(ty) => ty.named().or(ty.recursive()),
         _ => None,
     };
-    let boxed = types.iter().flat_map(|def| def.form.boxed());
-    boxed.filter(|id| successors(inside(id), inside).take(types.len()).any(|inner| inner == *id)).collect()
+    let recursive = types.iter().flat_map(|def| def.form.recursive());
+    recursive.filter(|id| successors(inside(id), inside).take(types.len()).any(|inner| inner == *id)).collect()
 }
 
 /// True if the Rust type implements `Decode` and `Encode`, including all bounds.

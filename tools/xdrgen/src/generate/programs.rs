@@ -45,7 +45,7 @@ struct Call<'s> {
     signature: Ident,
     /// Name of the method.
     method: Ident,
-    /// Name of the client's method with a request.
+    /// Name of the client's method with call options.
     with: Ident,
     /// Name of the procedure, without the common prefix.
     text: &'s str,
@@ -160,8 +160,8 @@ impl<'s> Module<'s> {
                         &self,
                         call: typed::CallInfo<'_>,
                         #(args: #args,)*
-                        answer: typed::Answer<'_, #signature>,
-                    ) -> Result<typed::Sent, Refusal> {
+                        answer: typed::ReplySender<'_, #signature>,
+                    ) -> Result<typed::ReplySent, Refusal> {
                         let _ = (call, #(#named,)* answer);
                         Err(Refusal::ProcedureUnavailable)
                     }
@@ -213,7 +213,7 @@ impl<'s> Module<'s> {
 
     /// The parameter for the cache, if a procedure needs one.
     fn cache<'c>(calls: impl IntoIterator<Item = &'c Call<'c>>) -> Option<TokenStream> {
-        calls.into_iter().any(|call| call.procedure.placement.cached).then(|| quote!(, cache: &typed::Cache))
+        calls.into_iter().any(|call| call.procedure.placement.cached).then(|| quote!(, cache: &typed::ProgramCache))
     }
 
     fn add(&self, is_local: bool) -> TokenStream {
@@ -324,7 +324,7 @@ impl<'s> Module<'s> {
             let Call { doc, signature, method: name, with, args, .. } = call;
             let named = if args.is_some() { quote!(args) } else { quote!(&()) };
             let args: Vec<_> = args.iter().collect();
-            let method = |name, note: Option<&str>, parameter, request| {
+            let method = |name, note: Option<&str>, parameter, options| {
                 let note = note.iter();
                 quote! {
                     #doc
@@ -335,13 +335,13 @@ impl<'s> Module<'s> {
                     pub fn #name(
                         &mut self, #(args: &#args,)* #parameter
                     ) -> Result<typed::Response<#signature>, typed::Error> {
-                        typed::call(&mut self.0, #request, #named)
+                        typed::call(&mut self.0, #options, #named)
                     }
                 }
             };
-            let plain = method(name, None, quote!(), quote!(typed::Request::new()));
-            let note = " The request may have chunk memory and a time-out.";
-            let with = method(with, Some(note), quote!(request: typed::Request<#signature>), quote!(request));
+            let plain = method(name, None, quote!(), quote!(typed::CallOptions::new()));
+            let note = " The options may have chunk memory and a time-out.";
+            let with = method(with, Some(note), quote!(options: typed::CallOptions<#signature>), quote!(options));
             quote!(#plain #with)
         });
         let is_conversion = |call: &Call<'_>| {

@@ -220,7 +220,7 @@ impl Model {
                 }
 
                 #inline
-                fn encode(&self, to: &mut #xdr::Encoder<'_>) -> Result<(), #xdr::NoSpace> {
+                fn encode(&self, to: &mut #xdr::Encoder<'_>) -> Result<(), #xdr::EncodeError> {
                     #no_to
                     #encode
                 }

@@ -74,7 +74,7 @@ impl Model {
         if let [cases @ .., Variant { name, word: None, .. }] = &all[..] {
             let patterns = cases.iter().map(|case| &case.pattern);
             let held = quote!(Self::#name(#(#patterns)|*, ..));
-            encodes.insert(0, quote!(#held => Err(#xdr::NoSpace::switch()),));
+            encodes.insert(0, quote!(#held => Err(#xdr::EncodeError::switch()),));
         }
         if !is_complete {
             decodes.push(quote!(_ => Err(from.unknown(#name))));
@@ -90,7 +90,7 @@ impl Model {
         let size = |variant: &Variant<'_>| variant.parts.iter().map(|(_, ty)| self.facts(ty).size).sum();
         let mut sizes: Vec<usize> = all.iter().map(size).collect();
         sizes.sort_unstable();
-        // Large variants are not boxed, because values are views that exist on the stack during one call.
+        // Large variants are not in a `Box`, because values are views that exist on the stack during one call.
         let is_uneven = matches!(sizes[..], [.., second, first] if first - second > 150);
         let lint = is_uneven.then(|| quote!(#[allow(clippy::large_enum_variant, clippy::allow_attributes)]));
         let results = self.result_conversions(id, &life, union, &all);

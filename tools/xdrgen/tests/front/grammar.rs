@@ -147,8 +147,8 @@ fn lists() {
 }
 
 #[test]
-fn other_recursion_is_boxed() {
-    let boxed = |id| Type::Boxed(TypeId(id));
+fn other_recursion_is_a_view() {
+    let recursive = |id| Type::Recursive(TypeId(id));
     let first_field = |text: &str, name: &str| {
         let schema = schema(text);
         match form(&schema, name) {
@@ -158,17 +158,17 @@ fn other_recursion_is_boxed() {
             other => panic!("{other:?}"),
         }
     };
-    let pointer = |id| Type::Optional(Box::new(boxed(id)));
+    let pointer = |id| Type::Optional(Box::new(recursive(id)));
     assert_eq!(first_field("struct a { a *first; int i; };", "a"), pointer(0));
     assert_eq!(first_field("struct a { b x; }; struct b { a *x; int i; };", "b"), pointer(0));
     // A structure with two pointers is a tree, not a list.
     assert_eq!(first_field("struct tree { tree *left; tree *right; };", "tree"), pointer(0));
-    assert_eq!(first_field("struct a { a x<>; };", "a"), Type::Array(Box::new(boxed(0)), None));
+    assert_eq!(first_field("struct a { a x<>; };", "a"), Type::Array(Box::new(recursive(0)), None));
     // A typedef of a pointer stays a pointer.
     assert_eq!(first_field("typedef struct a *p; struct a { p x; int i; };", "p"), pointer(1));
     assert_eq!(
         first_field("union a switch (int i) { case 1: b x; default: void; }; struct b { a y; };", "b"),
-        boxed(0)
+        recursive(0)
     );
     let by_value = schema("struct a { int i; a *next; }; struct b { a x; }; typedef a c<>;");
     assert!(by_value.warnings[0].contains("at most 64 of them can follow each other"), "{:?}", by_value.warnings);

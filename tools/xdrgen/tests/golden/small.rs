@@ -48,7 +48,7 @@ impl rpcrdma::xdr::Encode for Status {
     fn encode(
         &self,
         to: &mut rpcrdma::xdr::Encoder<'_>,
-    ) -> Result<(), rpcrdma::xdr::NoSpace> {
+    ) -> Result<(), rpcrdma::xdr::EncodeError> {
         to.u32((*self as i32).cast_unsigned())
     }
 }
@@ -76,7 +76,7 @@ impl rpcrdma::xdr::Encode for Key<'_> {
     fn encode(
         &self,
         to: &mut rpcrdma::xdr::Encoder<'_>,
-    ) -> Result<(), rpcrdma::xdr::NoSpace> {
+    ) -> Result<(), rpcrdma::xdr::EncodeError> {
         to.opaque(self.0, 32)
     }
 }
@@ -117,7 +117,7 @@ impl rpcrdma::xdr::Encode for Pair<'_> {
     fn encode(
         &self,
         to: &mut rpcrdma::xdr::Encoder<'_>,
-    ) -> Result<(), rpcrdma::xdr::NoSpace> {
+    ) -> Result<(), rpcrdma::xdr::EncodeError> {
         to.opaque(self.r#type.0, 32)?;
         to.u64(self.written)?;
         to.bulk(&self.value, 65536)
@@ -158,9 +158,9 @@ impl rpcrdma::xdr::Encode for Result_<'_> {
     fn encode(
         &self,
         to: &mut rpcrdma::xdr::Encoder<'_>,
-    ) -> Result<(), rpcrdma::xdr::NoSpace> {
+    ) -> Result<(), rpcrdma::xdr::EncodeError> {
         match self {
-            Self::Default(Status::Ok, ..) => Err(rpcrdma::xdr::NoSpace::switch()),
+            Self::Default(Status::Ok, ..) => Err(rpcrdma::xdr::EncodeError::switch()),
             Self::Ok(value) => {
                 to.u32(0)?;
                 rpcrdma::xdr::Encode::encode(value, to)
@@ -238,8 +238,8 @@ pub mod store_v1 {
             &self,
             call: typed::CallInfo<'_>,
             args: super::Key<'_>,
-            answer: typed::Answer<'_, Get>,
-        ) -> Result<typed::Sent, Refusal> {
+            answer: typed::ReplySender<'_, Get>,
+        ) -> Result<typed::ReplySent, Refusal> {
             let _ = (call, args, answer);
             Err(Refusal::ProcedureUnavailable)
         }
@@ -253,7 +253,7 @@ pub mod store_v1 {
     pub fn add<S: Server + ::core::marker::Send + ::core::marker::Sync + 'static>(
         services: &mut rpcrdma::Services,
         server: &::std::sync::Arc<S>,
-        cache: &typed::Cache,
+        cache: &typed::ProgramCache,
     ) {
         let held = ::std::sync::Arc::clone(server);
         let procedure = rpcrdma::Procedure::new(move |call| {
@@ -279,7 +279,7 @@ pub mod store_v1 {
     pub fn add_local<S: Server + 'static>(
         services: &mut service::LocalServices,
         server: &::std::rc::Rc<S>,
-        cache: &typed::Cache,
+        cache: &typed::ProgramCache,
     ) {
         let held = ::std::rc::Rc::clone(server);
         let procedure = rpcrdma::Procedure::new(move |call| {
@@ -355,20 +355,20 @@ pub mod store_v1 {
             &mut self,
             args: &super::Key<'_>,
         ) -> Result<typed::Response<Get>, typed::Error> {
-            typed::call(&mut self.0, typed::Request::new(), args)
+            typed::call(&mut self.0, typed::CallOptions::new(), args)
         }
         /// Reads a value.
         ///
-        /// The request may have chunk memory and a time-out.
+        /// The options may have chunk memory and a time-out.
         ///
         /// # Errors
         /// The call failed or was refused, or the reply is invalid.
         pub fn get_with(
             &mut self,
             args: &super::Key<'_>,
-            request: typed::Request<Get>,
+            options: typed::CallOptions<Get>,
         ) -> Result<typed::Response<Get>, typed::Error> {
-            typed::call(&mut self.0, request, args)
+            typed::call(&mut self.0, options, args)
         }
         /// `STORE_PUT`
         ///
@@ -378,20 +378,20 @@ pub mod store_v1 {
             &mut self,
             args: &super::Pair<'_>,
         ) -> Result<typed::Response<Put>, typed::Error> {
-            typed::call(&mut self.0, typed::Request::new(), args)
+            typed::call(&mut self.0, typed::CallOptions::new(), args)
         }
         /// `STORE_PUT`
         ///
-        /// The request may have chunk memory and a time-out.
+        /// The options may have chunk memory and a time-out.
         ///
         /// # Errors
         /// The call failed or was refused, or the reply is invalid.
         pub fn put_with(
             &mut self,
             args: &super::Pair<'_>,
-            request: typed::Request<Put>,
+            options: typed::CallOptions<Put>,
         ) -> Result<typed::Response<Put>, typed::Error> {
-            typed::call(&mut self.0, request, args)
+            typed::call(&mut self.0, options, args)
         }
     }
 }

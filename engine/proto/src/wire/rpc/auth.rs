@@ -2,7 +2,7 @@
 
 use super::super::codes::codes;
 use super::super::word::word;
-use super::super::xdr::{BadXdr, Decoder, Encoder, NoSpace, padded};
+use super::super::xdr::{BadXdr, Decoder, EncodeError, Encoder, padded};
 
 /// The longest body of a credential or verifier, bytes.
 pub const MAX_AUTH_LEN: usize = 400;
@@ -93,7 +93,7 @@ impl<'a> OpaqueAuth<'a> {
         Ok(OpaqueAuth { flavor: reader.u32(what)?, body: reader.opaque(MAX_AUTH_LEN, what)? })
     }
 
-    pub(super) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), NoSpace> {
+    pub(super) fn emit(&self, out: &mut Encoder<'_>) -> Result<(), EncodeError> {
         debug_assert!(self.body.len() <= MAX_AUTH_LEN, "RFC 5531 §8.2 limits opaque_auth");
         out.u32(self.flavor)?;
         out.opaque(self.body, MAX_AUTH_LEN)
@@ -145,7 +145,7 @@ impl<'a> AuthSys<'a> {
     /// Writes a body with supplementary groups. It writes the first [`AuthSys::MAX_GIDS`] groups and truncates the name
     /// to 255 bytes.
     #[doc(hidden)]
-    pub fn emit(&self, gids: &[u32], out: &mut [u8]) -> Result<usize, NoSpace> {
+    pub fn emit(&self, gids: &[u32], out: &mut [u8]) -> Result<usize, EncodeError> {
         let gids = &gids[..gids.len().min(Self::MAX_GIDS)];
         let mut writer = Encoder::new(out);
         writer.u32(self.stamp)?;

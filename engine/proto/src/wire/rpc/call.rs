@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::super::xdr::{BadXdr, Decoder, Encoder, NoSpace};
+use super::super::xdr::{BadXdr, Decoder, EncodeError, Encoder};
 use super::auth::{AuthStat, OpaqueAuth};
 use super::reply::{AcceptStat, RejectStat, ReplyBody};
 use super::{MessageType, RPC_VERSION};
@@ -157,7 +157,7 @@ impl<'a> CallHeader<'a> {
 
     /// Writes the header to the start of `out` and returns its length.
     #[inline]
-    pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
+    pub fn emit(&self, out: &mut [u8]) -> Result<usize, EncodeError> {
         let (needed, available) = (self.encoded_len(), out.len());
         let words = [self.xid, MessageType::Call.code(), RPC_VERSION, self.program, self.version, self.procedure];
         match out.split_first_chunk_mut::<FIXED_LEN>() {
@@ -170,7 +170,7 @@ impl<'a> CallHeader<'a> {
                 self.verifier.emit(&mut writer)?;
                 Ok(FIXED_LEN + writer.len())
             }
-            _ => Err(NoSpace::new(needed, available)),
+            _ => Err(EncodeError::new(needed, available)),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::super::xdr::{BadXdr, Decoder, Encoder, NoSpace};
+use super::super::xdr::{BadXdr, Decoder, EncodeError, Encoder};
 use super::MessageType;
 use super::auth::{AuthStat, Flavor, MAX_AUTH_LEN, OpaqueAuth};
 use super::call::{RpcError, RpcErrorKind};
@@ -220,7 +220,7 @@ impl<'a> ReplyHeader<'a> {
     }
 
     /// Writes the header to the start of `out` and returns its length.
-    pub fn emit(&self, out: &mut [u8]) -> Result<usize, NoSpace> {
+    pub fn emit(&self, out: &mut [u8]) -> Result<usize, EncodeError> {
         let mut writer = Encoder::new(out);
         writer.words([self.xid, MessageType::Reply.code()])?;
         match &self.body {

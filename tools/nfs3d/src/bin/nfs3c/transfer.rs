@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, bail, ensure};
 use rpcrdma::Reply;
 use rpcrdma::client::{ClientCall, LocalClient};
-use rpcrdma::typed::{Request, Response, Signature};
+use rpcrdma::typed::{CallOptions, Response, Signature};
 use rpcrdma::xdr::Bulk;
 use rpcrdma_nfs3d::nfs3::nfs_v3::{Read, Write};
 use rpcrdma_nfs3d::nfs3::{Ftype3, Read3Args, StableHow, Write3Args, Writeverf3};
@@ -92,10 +92,10 @@ pub(crate) fn first_block(nfs: &mut Nfs, file: &Handle, path: &[u8]) -> anyhow::
 
 fn read(client: &mut LocalClient, file: &Handle, part: Part, inline: u32) -> anyhow::Result<ClientCall> {
     let args = Read3Args { file: fh(file), offset: part.offset, count: part.len };
-    let (first, request) = (client.first(), Request::<Read>::new());
+    let (first, options) = (client.first(), CallOptions::<Read>::new());
     Ok(match part.len <= inline {
-        true => request.into_call(&mut (client, first), &args)?.expect_reply(Read::HEAD + part.len as usize),
-        false => request.room(part.len).into_call(&mut (client, first), &args)?,
+        true => options.into_call(&mut (client, first), &args)?.expect_reply(Read::HEAD + part.len as usize),
+        false => options.write_chunk(part.len).into_call(&mut (client, first), &args)?,
     })
 }
 
@@ -167,12 +167,12 @@ fn write(client: &mut LocalClient, file: &Handle, part: Part, from: &File, inlin
     if part.len <= inline {
         let mut data = vec![0; len];
         read_part(from, &mut data, part)?;
-        return Ok(Request::<Write>::new().into_call(&mut (client, first), &args(data[..].into()))?);
+        return Ok(CallOptions::<Write>::new().into_call(&mut (client, first), &args(data[..].into()))?);
     }
     let mut data = client.alloc(first, len)?;
     data.set_window(0, len);
     read_part(from, &mut data, part)?;
-    Ok(Request::<Write>::new().lend(data).into_call(&mut (client, first), &args(Bulk::placed(len)))?)
+    Ok(CallOptions::<Write>::new().lend(data).into_call(&mut (client, first), &args(Bulk::placed(len)))?)
 }
 
 fn read_part(from: &File, data: &mut [u8], part: Part) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! Calls of typed procedures.
+//! Typed calls and their options.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use rpcrdma_mempool::Buf;
-use rpcrdma_xdr::{BadXdr, Bulk, Encode, Encoder, NoSpace, Place, Placed};
+use rpcrdma_xdr::{BadXdr, Bulk, BulkLocation, BulkPlacement, Encode, EncodeError, Encoder};
 
 use super::{Signature, decode, longest_reply};
 use crate::client::{Client, ClientCall, Connection, LocalClient};
@@ -27,7 +27,7 @@ pub enum Error {
     Refused(Refusal),
     /// The arguments exceed a bound, or do not match the lent buffers.
     #[error("arguments: {0}")]
-    Encode(NoSpace),
+    Encode(EncodeError),
     /// The results are not of the procedure's type.
     #[error("results: {0}")]
     Decode(BadXdr),
@@ -90,11 +90,11 @@ impl<F: Fabric> Transport for (&mut LocalClient<F>, Connection) {
     }
 }
 
-/// Buffers for the eligible items of a call, and its time-out.
+/// Options of a typed call: buffers for its eligible items, and a time-out.
 ///
 /// Without buffers, eligible arguments and results travel within the messages.
 #[must_use]
-pub struct Request<P> {
+pub struct CallOptions<P> {
     /// `None` for a call without buffers, which then costs no instructions.
     buffers: Option<Buffers>,
     timeout: Option<Duration>,
@@ -115,13 +115,13 @@ enum Room {
     Buf(Buf),
 }
 
-impl<P: Signature> Default for Request<P> {
+impl<P: Signature> Default for CallOptions<P> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<P: Signature> Request<P> {
+impl<P: Signature> CallOptions<P> {
     /// No buffers, no time-out.
     #[inline]
     pub fn new() -> Self {
@@ -142,15 +142,15 @@ impl<P: Signature> Request<P> {
     /// `len` must not be 0. If the result is longer, the client in version 2 retransmits the call with a longer chunk,
     /// and the handler [runs again](Refusal::ShortChunk); in version 1 the call fails. For a procedure that must not
     /// run twice, offer room for its longest result.
-    pub fn room(mut self, len: u32) -> Self {
+    pub fn write_chunk(mut self, len: u32) -> Self {
         let _ = self.buffers.get_or_insert_default().rooms.try_push(Room::Bytes(len));
         self
     }
 
-    /// Offers a buffer's window for the next eligible result; see [`room`](Self::room).
+    /// Offers a buffer's window for the next eligible result; see [`write_chunk`](Self::write_chunk).
     ///
     /// The result arrives by a Write chunk.
-    pub fn room_in(mut self, room: Buf) -> Self {
+    pub fn write_chunk_into(mut self, room: Buf) -> Self {
         let _ = self.buffers.get_or_insert_default().rooms.try_push(Room::Buf(room));
         self
     }
@@ -191,9 +191,9 @@ impl<P: Signature> Request<P> {
     }
 }
 
-impl<P: Signature> fmt::Debug for Request<P> {
+impl<P: Signature> fmt::Debug for CallOptions<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request").field("of", &P::NAME).field("buffers", &self.buffers).finish_non_exhaustive()
+        f.debug_struct("CallOptions").field("of", &P::NAME).field("buffers", &self.buffers).finish_non_exhaustive()
     }
 }
 
@@ -203,7 +203,7 @@ fn encode_lent(
     mut call: ClientCall,
     Buffers { lent, rooms }: Buffers,
     args: &impl Encode,
-) -> Result<ClientCall, NoSpace> {
+) -> Result<ClientCall, EncodeError> {
     let lens = lent.iter().map(|buf| buf.len()).collect();
     let mut placement = ArgumentPlacement { lens, positions: ArrayVec::new() };
     let mut to = Encoder::placing(call.args_room(), &mut placement);
@@ -212,7 +212,7 @@ fn encode_lent(
     call.set_args_written(written);
     if let Some(&unused) = placement.lens.get(placement.positions.len()) {
         // The arguments do not name this buffer.
-        return Err(NoSpace::placed(0, unused));
+        return Err(EncodeError::placed(0, unused));
     }
     // Empty data has no chunk (RFC 8166 §3.4.4).
     let chunks = placement.positions.into_iter().zip(lent).filter(|(_, data)| !data.is_empty());
@@ -231,16 +231,16 @@ struct ArgumentPlacement {
     positions: ArrayVec<usize, MAX_CHUNKS>,
 }
 
-impl Place for ArgumentPlacement {
-    fn place(&mut self, _: usize, bulk: &Bulk<'_>, position: usize) -> Result<Placed, NoSpace> {
+impl BulkPlacement for ArgumentPlacement {
+    fn place(&mut self, _: usize, bulk: &Bulk<'_>, position: usize) -> Result<BulkLocation, EncodeError> {
         if !bulk.is_placed() {
-            return Ok(Placed::Inline);
+            return Ok(BulkLocation::Inline);
         }
         let lent = self.lens.get(self.positions.len()).copied().unwrap_or(0);
         if lent != bulk.len() || self.positions.try_push(position).is_err() {
-            return Err(NoSpace::placed(bulk.len(), lent));
+            return Err(EncodeError::placed(bulk.len(), lent));
         }
-        Ok(Placed::Apart)
+        Ok(BulkLocation::Apart)
     }
 }
 
@@ -251,10 +251,10 @@ impl Place for ArgumentPlacement {
 #[inline]
 pub fn call<P: Signature, T: Transport>(
     transport: &mut T,
-    request: Request<P>,
+    options: CallOptions<P>,
     args: &P::Args<'_>,
 ) -> Result<Response<P>, Error> {
-    let call = request.into_call(transport, args)?;
+    let call = options.into_call(transport, args)?;
     Ok(Response::of(transport.call(call)?))
 }
 
@@ -265,7 +265,7 @@ pub struct Response<P> {
 }
 
 impl<P: Signature> Response<P> {
-    /// The reply of a call that [`Request::into_call`] has encoded.
+    /// The reply of a call that [`CallOptions::into_call`] has encoded.
     pub fn of(reply: Reply) -> Self {
         Self { reply, of: PhantomData }
     }

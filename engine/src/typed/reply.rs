@@ -1,10 +1,10 @@
-//! Answers of typed procedures, at once or deferred, encoded into the memory that is sent.
+//! Replies of typed procedures, at once or deferred, encoded into the memory that is sent.
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use rpcrdma_mempool::Frozen;
-use rpcrdma_xdr::{Bulk, Encode, Encoder, NoSpace, Place, Placed};
+use rpcrdma_xdr::{Bulk, BulkLocation, BulkPlacement, Encode, EncodeError, Encoder};
 
 use super::{Signature, decode, longest_reply, run_in};
 use crate::proto::{HandlerFailure, Refusal};
@@ -12,20 +12,20 @@ use crate::service::{CallInfo, DeferredCall, ResultRoom, ResultWriter, Results};
 
 /// Proof that a handler has encoded its results.
 #[derive(Debug)]
-pub struct Sent(());
+pub struct ReplySent(());
 
-/// Memory of a call's results, while its handler runs.
+/// Sender of a typed reply, with the memory of its results, while the handler runs.
 ///
 /// A handler [sends](Self::send) results. It may [write](Self::data) or [lend](Self::lend) the data of the first
 /// eligible item before; the results then name the data by [`Bulk::placed`].
-pub struct Answer<'a, P> {
+pub struct ReplySender<'a, P> {
     out: ResultRoom<'a>,
     /// Bytes written at [`Signature::HEAD`] for the first eligible item.
     inline_data: &'a mut usize,
     of: PhantomData<P>,
 }
 
-impl<'a, P: Signature> Answer<'a, P> {
+impl<'a, P: Signature> ReplySender<'a, P> {
     pub(super) fn new(out: ResultRoom<'a>, inline_data: &'a mut usize) -> Self {
         Self { out, inline_data, of: PhantomData }
     }
@@ -36,19 +36,19 @@ impl<'a, P: Signature> Answer<'a, P> {
     /// The results exceed the procedure's declaration, or an item exceeds the caller's Write chunk. The handler returns
     /// this refusal.
     #[inline]
-    pub fn send(mut self, results: &P::Results<'_>) -> Result<Sent, Refusal> {
+    pub fn send(mut self, results: &P::Results<'_>) -> Result<ReplySent, Refusal> {
         let ResultRoom { inline, len, results: chunks, .. } = self.out.reborrow();
         // The buffer may be longer, but the caller has room only for what the procedure declares.
         let declared = inline.len().min(longest_reply::<P>(true));
         let room = &mut inline[..declared];
         if !chunks.is_empty() || *self.inline_data > 0 {
             *len = encode_placed::<P>(room, chunks, *self.inline_data, results)?;
-            return Ok(Sent(()));
+            return Ok(ReplySent(()));
         }
         let mut to = Encoder::new(room);
         results.encode(&mut to)?;
         *len = to.len();
-        Ok(Sent(()))
+        Ok(ReplySent(()))
     }
 
     /// Writer of the first eligible result, in the memory sent.
@@ -60,10 +60,10 @@ impl<'a, P: Signature> Answer<'a, P> {
     /// # Errors
     /// The procedure has no such result, or the call holds [lent](Self::lend) memory.
     pub fn data(&mut self) -> Result<ResultWriter<'_>, Refusal> {
-        Answer::<P>::new(self.out.reborrow(), self.inline_data).into_data()
+        ReplySender::<P>::new(self.out.reborrow(), self.inline_data).into_data()
     }
 
-    /// Writer of the first eligible result, which borrows the memory for as long as this answer does.
+    /// Writer of the first eligible result, which borrows the memory for as long as the sender does.
     fn into_data(self) -> Result<ResultWriter<'a>, Refusal> {
         let Self { out: ResultRoom { inline, results, room, .. }, inline_data, .. } = self;
         *inline_data = 0;
@@ -97,9 +97,9 @@ impl<'a, P: Signature> Answer<'a, P> {
     }
 }
 
-impl<P: Signature> fmt::Debug for Answer<'_, P> {
+impl<P: Signature> fmt::Debug for ReplySender<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Answer").field("to", &P::NAME).finish_non_exhaustive()
+        f.debug_struct("ReplySender").field("to", &P::NAME).finish_non_exhaustive()
     }
 }
 
@@ -162,22 +162,22 @@ impl<P: Signature> Deferred<P> {
     }
 
     /// Memory of the results.
-    fn answer(&mut self) -> Answer<'_, P> {
-        Answer::new(self.call.split(P::BINDING.results.count > 0).2, &mut self.inline_data)
+    fn answer(&mut self) -> ReplySender<'_, P> {
+        ReplySender::new(self.call.split(P::BINDING.results.count > 0).2, &mut self.inline_data)
     }
 
-    /// Writer of the first eligible result; see [`Answer::data`]. The memory stays in place: a device may fill it.
+    /// Writer of the first eligible result; see [`ReplySender::data`]. The memory stays in place: a device may fill it.
     ///
     /// # Errors
-    /// Those of [`Answer::data`].
+    /// Those of [`ReplySender::data`].
     pub fn data(&mut self) -> Result<ResultWriter<'_>, Refusal> {
         self.answer().into_data()
     }
 
-    /// Sends the service's own memory as the first eligible result; see [`Answer::lend`].
+    /// Sends the service's own memory as the first eligible result; see [`ReplySender::lend`].
     ///
     /// # Errors
-    /// Those of [`Answer::lend`].
+    /// Those of [`ReplySender::lend`].
     pub fn lend(&mut self, bytes: Frozen) -> Result<Bulk<'static>, Refusal> {
         self.answer().lend(bytes)
     }
@@ -196,7 +196,7 @@ impl<P: Signature> Deferred<P> {
     /// Runs a handler that answers at once, and answers the call.
     pub fn run(
         mut self,
-        handler: impl for<'a> FnOnce(CallInfo<'a>, P::Args<'a>, Answer<'a, P>) -> Result<Sent, Refusal>,
+        handler: impl for<'a> FnOnce(CallInfo<'a>, P::Args<'a>, ReplySender<'a, P>) -> Result<ReplySent, Refusal>,
     ) {
         let outcome = run_in(&mut self.call, &mut self.inline_data, handler);
         self.call.answer(outcome);
@@ -231,7 +231,7 @@ fn encode_placed<P: Signature>(
             placement.chunks.clear_from(placement.items);
             Ok(len)
         }
-        Err(no_space) => Err(placement.refusal.unwrap_or_else(|| no_space.into())),
+        Err(error) => Err(placement.refusal.unwrap_or_else(|| error.into())),
     }
 }
 
@@ -247,23 +247,23 @@ struct ResultPlacement<'a> {
     refusal: Option<Refusal>,
 }
 
-impl Place for ResultPlacement<'_> {
-    fn place(&mut self, item: usize, bulk: &Bulk<'_>, _: usize) -> Result<Placed, NoSpace> {
+impl BulkPlacement for ResultPlacement<'_> {
+    fn place(&mut self, item: usize, bulk: &Bulk<'_>, _: usize) -> Result<BulkLocation, EncodeError> {
         self.items = item + 1;
         let len = bulk.len();
-        let no_space = NoSpace::placed(len, 0);
+        let error = EncodeError::placed(len, 0);
         let mut unwritten = |written| {
             self.refusal = Some(Refusal::failed(HandlerFailure::Unwritten, len, written));
-            no_space
+            error
         };
         match (self.chunks.has(item), bulk.is_placed()) {
-            (false, false) => Ok(Placed::Inline),
-            (false, true) if item == 0 && len <= self.inline_data => Ok(Placed::At(self.head)),
+            (false, false) => Ok(BulkLocation::Inline),
+            (false, true) if item == 0 && len <= self.inline_data => Ok(BulkLocation::At(self.head)),
             (false, true) => Err(unwritten(self.inline_data)),
-            (true, true) => self.chunks.send(item, len).map(|()| Placed::Apart).map_err(unwritten),
-            (true, false) => self.chunks.copy(item, bulk.bytes()).map(|()| Placed::Apart).map_err(|refusal| {
+            (true, true) => self.chunks.send(item, len).map(|()| BulkLocation::Apart).map_err(unwritten),
+            (true, false) => self.chunks.copy(item, bulk.bytes()).map(|()| BulkLocation::Apart).map_err(|refusal| {
                 self.refusal = Some(refusal);
-                no_space
+                error
             }),
         }
     }

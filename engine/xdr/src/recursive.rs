@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use crate::{BadXdr, Decode, Decoder, Encode, Encoder, NoSpace, encode};
+use crate::{BadXdr, Decode, Decoder, Encode, EncodeError, Encoder, encode};
 
 /// Maximum nesting depth of values of a recursive type.
 ///
@@ -15,27 +15,27 @@ pub const MAX_DEPTH: usize = 64;
 /// The view takes the place of a `Box`: nothing is allocated when a message is decoded, nothing is dropped, and a
 /// value is encoded without recursion. [`get`](Self::get) decodes one level. At most [`MAX_DEPTH`] such values may
 /// be nested.
-pub struct Boxed<'a, T> {
+pub struct Recursive<'a, T> {
     /// Checked bytes of the value.
     bytes: &'a [u8],
     of: PhantomData<fn() -> T>,
 }
 
-impl<T> Clone for Boxed<'_, T> {
+impl<T> Clone for Recursive<'_, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Boxed<'_, T> {}
+impl<T> Copy for Recursive<'_, T> {}
 
-impl<'a, T: Decode<'a>> Boxed<'a, T> {
+impl<'a, T: Decode<'a>> Recursive<'a, T> {
     /// Encodes `value` into `memory`, and returns the view of it. The former content of `memory` is lost.
     ///
     /// # Errors
     /// A length in `value` exceeds its bound in the protocol, or its nesting exceeds [`MAX_DEPTH`]. The content of
     /// `memory` is then unspecified.
-    pub fn new(value: &T, memory: &'a mut Vec<u8>) -> Result<Self, NoSpace>
+    pub fn new(value: &T, memory: &'a mut Vec<u8>) -> Result<Self, EncodeError>
     where
         T: Encode,
     {
@@ -44,7 +44,7 @@ impl<'a, T: Decode<'a>> Boxed<'a, T> {
         *memory = bytes;
         match Decoder::new(memory).nested::<T>() {
             Ok(bytes) if bytes.len() == memory.len() => Ok(Self { bytes, of: PhantomData }),
-            _ => Err(NoSpace::depth(MAX_DEPTH)),
+            _ => Err(EncodeError::depth(MAX_DEPTH)),
         }
     }
 
@@ -58,29 +58,29 @@ impl<'a, T: Decode<'a>> Boxed<'a, T> {
     }
 }
 
-impl<'a, T: Decode<'a>> Decode<'a> for Boxed<'a, T> {
+impl<'a, T: Decode<'a>> Decode<'a> for Recursive<'a, T> {
     fn decode(from: &mut Decoder<'a>) -> Result<Self, BadXdr> {
         Ok(Self { bytes: from.nested::<T>()?, of: PhantomData })
     }
 }
 
-impl<T> Encode for Boxed<'_, T> {
+impl<T> Encode for Recursive<'_, T> {
     fn encoded_len(&self) -> usize {
         self.bytes.len()
     }
 
-    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), NoSpace> {
+    fn encode(&self, to: &mut Encoder<'_>) -> Result<(), EncodeError> {
         to.bytes(self.bytes)
     }
 }
 
-impl<'a, T: Decode<'a> + fmt::Debug> fmt::Debug for Boxed<'a, T> {
+impl<'a, T: Decode<'a> + fmt::Debug> fmt::Debug for Recursive<'a, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.get().fmt(f)
     }
 }
 
-impl<'a, T: Decode<'a> + PartialEq> PartialEq for Boxed<'a, T> {
+impl<'a, T: Decode<'a> + PartialEq> PartialEq for Recursive<'a, T> {
     fn eq(&self, other: &Self) -> bool {
         self.get() == other.get()
     }
