@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::available::AvailableMemory;
 use crate::config::{ArenaConfig, PagePolicy, PageSize};
 use crate::error::{MemError, MemErrorCause};
-use crate::external_memory::GivenMemory;
+use crate::external_memory::ExternalMemory;
 use crate::host::{self, HugePool, MemoryLimits};
 use crate::map::{RawMap, sealed_memfd};
 use crate::report::ArenaReport;
@@ -40,7 +40,7 @@ enum ArenaMemory {
     /// A memfd of this crate.
     Made { map: RawMap, fd: OwnedFd },
     /// Mapped by the application.
-    Given(GivenMemory),
+    External(ExternalMemory),
 }
 
 /// A memory range, mapped once and registered once per device. Clones are handles to the same memory. It is unmapped,
@@ -79,10 +79,10 @@ impl Arena {
     }
 
     /// An arena of memory that the application has mapped.
-    pub(crate) fn from_external(memory: GivenMemory, name: &'static str) -> Self {
+    pub(crate) fn from_external(memory: ExternalMemory, name: &'static str) -> Self {
         let (bytes, pages, node, advice) = (memory.len, None, None, None);
         let report = ArenaReport { name, bytes, pages, node, prefaulted: false, locked: false, advice };
-        Self::with_memory(ArenaMemory::Given(memory), report)
+        Self::with_memory(ArenaMemory::External(memory), report)
     }
 
     fn with_memory(memory: ArenaMemory, report: ArenaReport) -> Self {
@@ -100,18 +100,18 @@ impl Arena {
         self.0.id
     }
 
-    /// Mapped bytes: the requested size in whole pages, or the given size.
+    /// Mapped bytes: the requested size in whole pages, or the size of external memory.
     #[expect(clippy::len_without_is_empty, reason = "an arena is never empty")]
     pub fn len(&self) -> usize {
         self.0.report.bytes
     }
 
-    /// The memfd, sealed against shrinking, growing and further seals. `None` for given memory, which other processes
-    /// cannot map.
+    /// The memfd, sealed against shrinking, growing and further seals. `None` for external memory, which other
+    /// processes cannot map.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0.memory {
             ArenaMemory::Made { fd, .. } => Some(fd.as_fd()),
-            ArenaMemory::Given(_) => None,
+            ArenaMemory::External(_) => None,
         }
     }
 
@@ -131,7 +131,7 @@ impl Arena {
     pub(crate) fn base(&self) -> NonNull<u8> {
         match &self.0.memory {
             ArenaMemory::Made { map, .. } => map.base(),
-            ArenaMemory::Given(memory) => memory.base,
+            ArenaMemory::External(memory) => memory.base,
         }
     }
 

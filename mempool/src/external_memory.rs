@@ -15,7 +15,7 @@ use crate::error::MemError;
 /// ```
 /// use std::ptr::NonNull;
 ///
-/// use rpcrdma_mempool::GivenMemory;
+/// use rpcrdma_mempool::ExternalMemory;
 ///
 /// #[repr(align(4096))]
 /// struct Page([u8; 4096]);
@@ -23,12 +23,12 @@ use crate::error::MemError;
 /// let mut pages: Vec<Page> = (0..16).map(|_| Page([0; 4096])).collect();
 /// let base = NonNull::from(pages.as_mut_slice()).cast();
 /// // SAFETY: the pages stay mapped, and have no other user, until the arena drops `pages`.
-/// let memory = unsafe { GivenMemory::new(base, 16 * 4096, pages) }?;
+/// let memory = unsafe { ExternalMemory::new(base, 16 * 4096, pages) }?;
 /// let arena = memory.into_arena("page cache");
 /// assert_eq!(arena.len(), 65536);
 /// # Ok::<(), rpcrdma_mempool::MemError>(())
 /// ```
-pub struct GivenMemory {
+pub struct ExternalMemory {
     /// First byte.
     pub(crate) base: NonNull<u8>,
     /// Bytes.
@@ -39,11 +39,11 @@ pub struct GivenMemory {
 
 // SAFETY: a mapping belongs to the process, not to a thread. This type gives access to no byte of it, and its owner may
 // go to any thread.
-unsafe impl Send for GivenMemory {}
+unsafe impl Send for ExternalMemory {}
 // SAFETY: a reference only gives address and length.
-unsafe impl Sync for GivenMemory {}
+unsafe impl Sync for ExternalMemory {}
 
-impl GivenMemory {
+impl ExternalMemory {
     /// Wraps the `len` bytes from `base` on, which is a multiple of 4096. `owner` is dropped with the last handle of
     /// the arena and the last buffer in it; devices and calls have finished with the memory by then. The drop of
     /// `owner` unmaps the memory, if necessary.
@@ -86,9 +86,9 @@ impl GivenMemory {
     }
 }
 
-impl fmt::Debug for GivenMemory {
+impl fmt::Debug for ExternalMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GivenMemory({} bytes at {:p})", self.len, self.base)
+        write!(f, "ExternalMemory({} bytes at {:p})", self.len, self.base)
     }
 }
 

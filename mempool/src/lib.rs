@@ -4,7 +4,7 @@
 //!
 //! 1. An [`Arena`] is one sealed memfd, mapped once and prefaulted. It uses hugetlb pages where the host has them, on
 //!    the configured NUMA node. Its [`ArenaReport`] states in one line the pages obtained and how to get larger ones.
-//!    An arena can also be memory that the application has mapped itself ([`GivenMemory`]).
+//!    An arena can also be memory that the application has mapped itself ([`ExternalMemory`]).
 //! 2. A [`Pool`] cuts (part of) an arena into buffers of a few size classes. It belongs to the thread that made it:
 //!    allocating and freeing there uses no atomic operation and never calls the global allocator. Buffers dropped by
 //!    other threads return through a lock-free list; [`Pool::drain_remote`] takes them in once per turn.
@@ -62,7 +62,7 @@ pub use available::AvailableMemory;
 pub use buf::{Buf, Frozen, Lent, Posted};
 pub use config::{ArenaConfig, Class, PagePolicy, PageSize, PoolConfig};
 pub use error::{Leak, MemError};
-pub use external_memory::GivenMemory;
+pub use external_memory::ExternalMemory;
 pub use host::{MemoryLimits, exceeded_limit, thread_limits};
 #[doc(hidden)]
 pub use index_stack::IndexStack;

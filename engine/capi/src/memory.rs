@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use rpcrdma::{Arena, Buf, Frozen};
-use rpcrdma_mempool::{ArenaId, Class, GivenMemory, Pool};
+use rpcrdma_mempool::{ArenaId, Class, ExternalMemory, Pool};
 use rustix::io::Errno;
 
 use crate::failure::ApiFailure;
@@ -129,7 +129,7 @@ impl AdoptedArena {
     /// The memory does not start at a page, or is not a whole number of pages.
     ///
     /// # Safety
-    /// See [`GivenMemory::new`]. It holds until `release` is dropped.
+    /// See [`ExternalMemory::new`]. It holds until `release` is dropped.
     pub(crate) unsafe fn new(
         base: *mut c_void,
         len: usize,
@@ -140,8 +140,8 @@ impl AdoptedArena {
             return Err(ApiFailure::argument(format_args!("len is {len}: expected a multiple of 4096")));
         }
         // SAFETY: the caller guarantees it.
-        let given = unsafe { GivenMemory::new(base, len, release) };
-        let arena = given.map_err(ApiFailure::argument)?.into_arena("memory of the application");
+        let memory = unsafe { ExternalMemory::new(base, len, release) };
+        let arena = memory.map_err(ApiFailure::argument)?.into_arena("memory of the application");
         Ok(Self { arena, results: OnceLock::new() })
     }
 

@@ -586,7 +586,7 @@ pub trait Fabric: Sized {
     fn stats(&self) -> FabricStats;
 
     /// Makes an arena's memory usable in work requests. Registering it twice is [`FabricErrorKind::Misuse`]. On the
-    /// software fabric, [external memory](rpcrdma_mempool::GivenMemory) is for this side's work requests only: with
+    /// software fabric, [external memory](rpcrdma_mempool::ExternalMemory) is for this side's work requests only: with
     /// remote rights it is [`FabricErrorKind::Unsupported`].
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError>;
     /// Undoes [`register`](Self::register).

@@ -170,9 +170,9 @@ knobs! {
     ///
     /// The shard sends from it ([`ServerCall::set_result`](crate::ServerCall::set_result)) and reads into it
     /// ([`Procedure::place_reads_in`](crate::Procedure::place_reads_in)). The application makes the arenas with crate
-    /// `rpcrdma-mempool`: by `ArenaConfig`, or by `GivenMemory` over memory that it has mapped. Peers never get access
-    /// to them. Each shard of a server registers all arenas, so that any shard can answer from any arena. Configuration
-    /// files do not have this knob.
+    /// `rpcrdma-mempool`: by `ArenaConfig`, or by `ExternalMemory` over memory that it has mapped. Peers never get
+    /// access to them. Each shard of a server registers all arenas, so that any shard can answer from any arena.
+    /// Configuration files do not have this knob.
     #[cfg_attr(feature = "serde", serde(skip))]
     #[doc(alias("mr", "memory region"))]
     pub arenas: Vec<Arena> = Vec::new();

@@ -11,7 +11,7 @@ fn config(bytes: usize, pages: PagePolicy) -> ArenaConfig {
 fn map_of(arena: &Arena) -> &RawMap {
     match &arena.0.memory {
         ArenaMemory::Made { map, .. } => map,
-        ArenaMemory::Given(_) => panic!("the arena is a memfd"),
+        ArenaMemory::External(_) => panic!("the arena is a memfd"),
     }
 }
 

@@ -54,7 +54,7 @@ fn anonymous(len: usize) -> Mapping {
 fn arena(mapping: Mapping) -> Arena {
     let (base, len) = (mapping.base, mapping.len);
     // SAFETY: the memory is mapped until `mapping` is dropped, and not shared.
-    Arena::from_external(unsafe { GivenMemory::new(base, len, mapping) }.unwrap(), "given")
+    Arena::from_external(unsafe { ExternalMemory::new(base, len, mapping) }.unwrap(), "external")
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn the_owner_is_dropped_with_the_last_buffer() {
     let (base, dropped) = (mapping.base.addr().get(), Arc::clone(&mapping.dropped));
     let arena = arena(mapping);
     assert_eq!((arena.base_address(), arena.len()), (base, 4 * PAGE));
-    assert_eq!(arena.report().to_string(), "arena given: 16 KiB that the application has mapped");
+    assert_eq!(arena.report().to_string(), "arena external: 16 KiB that the application has mapped");
     assert!(arena.fd().is_none(), "peers cannot map it");
     let pool = Pool::of_pages(arena, Class { size: PAGE, count: 4 }).unwrap();
     let mut page = pool.alloc(10).unwrap();
@@ -103,15 +103,15 @@ fn invalid_ranges_are_refused() {
     let mapping = anonymous(PAGE);
     let base = mapping.base;
     // SAFETY: the memory is not shared, and not used.
-    let empty = unsafe { GivenMemory::new(base, 0, ()) };
+    let empty = unsafe { ExternalMemory::new(base, 0, ()) };
     let inside = NonNull::new(base.as_ptr().wrapping_add(64)).unwrap();
     // SAFETY: the memory is not shared, and not used.
-    let odd = unsafe { GivenMemory::new(inside, 64, ()) };
+    let odd = unsafe { ExternalMemory::new(inside, 64, ()) };
     assert!(empty.unwrap_err().to_string().contains("0 bytes"));
     let error = odd.unwrap_err().to_string();
     assert!(error.contains(&format!("memory for an arena at {:#x}", base.addr().get() + 64)), "{error}");
     // SAFETY: the memory is not shared, and not used.
-    let endless = unsafe { GivenMemory::new(base, usize::MAX - (PAGE - 1), ()) };
+    let endless = unsafe { ExternalMemory::new(base, usize::MAX - (PAGE - 1), ()) };
     let error = endless.unwrap_err().to_string();
     assert!(error.contains("exceed the address space"), "{error}");
 }
@@ -126,7 +126,7 @@ fn a_memfd_of_the_application_works_as_an_arena() {
         eprintln!("{}", theirs.report());
         let base = theirs.base();
         // SAFETY: the memory is mapped until its first arena is dropped, which has no pool.
-        let ours = unsafe { GivenMemory::new(base, theirs.len(), theirs.clone()) }.unwrap();
+        let ours = unsafe { ExternalMemory::new(base, theirs.len(), theirs.clone()) }.unwrap();
         let pool = Pool::of_pages(Arena::from_external(ours, "ours"), Class { size: PAGE, count: 512 }).unwrap();
         let mut page = pool.alloc(3).unwrap();
         page.copy_from_slice(b"abc");

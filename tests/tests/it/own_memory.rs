@@ -7,7 +7,7 @@ use std::io::Write;
 use std::ptr::{NonNull, null_mut};
 
 use rpcrdma::fabric::{Fabric, FabricError, FabricErrorKind};
-use rpcrdma_mempool::{Frozen, GivenMemory};
+use rpcrdma_mempool::{ExternalMemory, Frozen};
 use rpcrdma_tests::prelude::*;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -63,7 +63,7 @@ impl Mapping {
         let (base, len, unmapped) = (self.base, self.len, Arc::clone(&self.unmapped));
         // SAFETY: the memory stays mapped until its drop, and nothing else changes it: the file is neither written nor
         // truncated.
-        let memory = unsafe { GivenMemory::new(base, len, self) }.expect("a mapping");
+        let memory = unsafe { ExternalMemory::new(base, len, self) }.expect("a mapping");
         (memory.into_arena("own"), unmapped)
     }
 }

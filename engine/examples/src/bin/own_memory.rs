@@ -15,7 +15,7 @@ use rpcrdma::config::MemoryConfig;
 use rpcrdma::server::ServerConfig;
 use rpcrdma::service::{Application, LocalProcedure, LocalServices, ShardSetup};
 use rpcrdma::{Address, Arena, Config, Frozen, Refusal, Server, ServerCall};
-use rpcrdma_mempool::{Class, GivenMemory, Pool};
+use rpcrdma_mempool::{Class, ExternalMemory, Pool};
 
 /// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
 const PROGRAM: u32 = 0x2000_0001;
@@ -37,7 +37,7 @@ fn arena() -> Result<Arena, Box<dyn std::error::Error>> {
     let mut pages = vec![CachePage([0; PAGE]); PAGES];
     let base = NonNull::from(pages.as_mut_slice()).cast();
     // SAFETY: the memory is mapped, and nobody else uses it, until the engine drops `pages`.
-    let memory = unsafe { GivenMemory::new(base, PAGES * PAGE, pages) }?;
+    let memory = unsafe { ExternalMemory::new(base, PAGES * PAGE, pages) }?;
     Ok(memory.into_arena("page cache"))
 }
 
