@@ -116,7 +116,7 @@ impl TestInfo {
 /// Engine options in force.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct EngineInfo {
-    /// Version and credit scheme.
+    /// Version and credit mode.
     pub(crate) protocol: &'static str,
     /// Form of the payload.
     pub(crate) form: String,

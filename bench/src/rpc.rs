@@ -86,7 +86,7 @@ impl CallServer {
             workers: args.engine.workers,
             credits: shard.limits.credits,
             inline_threshold: shard.wire.receive_size as u32,
-            scheme: shard.wire.credit_mode.into(),
+            mode: shard.wire.credit_mode.into(),
             ..ServerInfo::of(&load).with_defer(args.engine.defer)
         };
         // Reverse calls of a connection with all its credits: the engine's limit.
@@ -274,7 +274,13 @@ impl CallPlan<'_> {
             )));
         }
         let inline_threshold = self.call.engine.inline_threshold as usize & !3;
-        WireForm::new(self.call.op, self.call.wire_form.form, direction, self.call.engine.scheme()?, inline_threshold)
+        WireForm::new(
+            self.call.op,
+            self.call.wire_form.form,
+            direction,
+            self.call.engine.configured_mode()?,
+            inline_threshold,
+        )
     }
 
     /// Sizes of the operation: all of `-a` that fit, or an error for an `-s` that does not.
@@ -293,12 +299,12 @@ impl CallPlan<'_> {
 
     /// Checks the plan against the server, and drops sizes beyond its memory.
     fn agree(&self, wire_form: &WireForm, serving: &ServerInfo, sizes: &mut Vec<usize>) -> Result<(), Failure> {
-        let agreed = config::agreed(wire_form.scheme, serving.scheme.into());
-        if agreed != wire_form.scheme {
+        let agreed = config::agreed(wire_form.mode, serving.mode.into());
+        if agreed != wire_form.mode {
             // Calls would work, but not in the requested mode.
             return Err(Failure::Usage(format!(
-                "with this server the two ends agree on {}: set --version and --credit-scheme to it, or start the server with others",
-                config::scheme_name(agreed)
+                "with this server the two ends agree on {}: set --version and --credit-mode to it, or start the server with others",
+                config::mode_name(agreed)
             )));
         }
         let inline_threshold = self.call.engine.inline_threshold & !3;
@@ -410,7 +416,7 @@ impl CallPlan<'_> {
                 idle: common.idle.into(),
                 credits: config.limits.credits,
                 inline_threshold: config.wire.receive_size as u32,
-                scheme: config.wire.credit_mode.into(),
+                mode: config.wire.credit_mode.into(),
                 ..ServerInfo::of(&load)
             };
             (run, info)
@@ -433,7 +439,7 @@ impl CallPlan<'_> {
             server_idle: Idle::from(serving.idle).name(),
             batching: config.debug.batch,
             engine: Some(EngineInfo {
-                protocol: config::scheme_name(config.wire.credit_mode),
+                protocol: config::mode_name(config.wire.credit_mode),
                 form: spec.wire_form.form.name(),
                 direction: self.call.wire_form.direction().name(),
                 credits: config.limits.credits,

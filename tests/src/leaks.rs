@@ -53,13 +53,13 @@ pub fn shard_leak(stats: &ShardStats) -> Option<String> {
     let clean = out == receives
         && stats.pool.leaked == 0
         && stats.connections == 0
-        && stats.receives_promised == 0
+        && stats.receives_reserved == 0
         && stats.exposed_buffers == 0
         && stats.worker_queue_depth == 0;
     (!clean).then(|| {
         format!(
-            "{} connections, {out} buffers out, {receives} of them posted, {} Receives promised, {} exposed, {} at workers: {:?}",
-            stats.connections, stats.receives_promised, stats.exposed_buffers, stats.worker_queue_depth, stats.pool
+            "{} connections, {out} buffers out, {receives} of them posted, {} Receives reserved, {} exposed, {} at workers: {:?}",
+            stats.connections, stats.receives_reserved, stats.exposed_buffers, stats.worker_queue_depth, stats.pool
         )
     })
 }

@@ -71,7 +71,7 @@ fn tune_finds_a_deliberately_bad_knob() {
         "--aim calls --repeats 2 --combine 1 --start idle=event --knob signal_every=4,64 --knob batch=off -- -t 64",
     );
     assert_eq!((&said["best"], &said["proven"]), (&"signal_every=4 idle=event".into(), &true.into()), "{said:#}");
-    assert_eq!(said["duel"]["ratio"].as_f64().map(f64::round), Some(4.0), "{said:#}");
+    assert_eq!(said["comparison"]["ratio"].as_f64().map(f64::round), Some(4.0), "{said:#}");
     assert!(said["rpcperf"].as_str().is_some_and(|version| version.starts_with("rpcperf ")), "{said:#}");
     assert_eq!(said["candidates"].as_array().map(Vec::len), Some(3), "{said:#}");
     let server = said["recommended"]["server"].as_str().expect("text");
@@ -107,7 +107,7 @@ fn every_aim_is_measured() {
         let arguments = format!("{arguments} --repeats 1 --knob inline=1024");
         let said = tuned(Path::new(RPCPERF), folder.path(), 0.2, &arguments);
         assert!(said["start"]["figure"].as_f64() > Some(0.0), "{of}: {said:#}");
-        assert_eq!((&said["start"]["runs"], &said["duel"]), (&1.into(), &Value::Null), "{said:#}");
+        assert_eq!((&said["start"]["runs"], &said["comparison"]), (&1.into(), &Value::Null), "{said:#}");
         let failed = said["candidates"][0]["failed"].as_str().expect("text");
         assert!(failed.contains("4096"), "{failed}");
     }

@@ -146,9 +146,9 @@ pub(crate) struct EngineArgs {
     /// Highest protocol version; both ends use the lower one of the two
     #[arg(long, id = "protocol", long = "version", value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     pub(crate) protocol: u8,
-    /// Credit scheme of version 2; incremental if either end selects it (default: windowed)
+    /// Credit mode of version 2; incremental if either end selects it (default: windowed)
     #[arg(long, value_enum)]
-    pub(crate) credit_scheme: Option<CreditScheme>,
+    pub(crate) credit_mode: Option<V2CreditMode>,
     /// Credit limit: messages that the peer may have outstanding (default: 64, or twice -t)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..=32_767))]
     pub(crate) credits: Option<u32>,
@@ -218,14 +218,14 @@ impl EngineArgs {
         knobs.into_iter().filter_map(|(given, knob)| given.then_some(knob))
     }
 
-    pub(crate) fn scheme(&self) -> Result<CreditMode, Failure> {
-        match (self.protocol, self.credit_scheme) {
+    pub(crate) fn configured_mode(&self) -> Result<CreditMode, Failure> {
+        match (self.protocol, self.credit_mode) {
             (1, None) => Ok(CreditMode::V1),
             (1, Some(_)) => Err(Failure::Usage(
-                "--credit-scheme: version 1 has one scheme only, that of RFC 8166 section 3.3".to_owned(),
+                "--credit-mode: version 1 has one credit mode only, that of RFC 8166 section 3.3".to_owned(),
             )),
-            (_, None | Some(CreditScheme::Windowed)) => Ok(CreditMode::V2Windowed),
-            (_, Some(CreditScheme::Incremental)) => Ok(CreditMode::V2Incremental),
+            (_, None | Some(V2CreditMode::Windowed)) => Ok(CreditMode::V2Windowed),
+            (_, Some(V2CreditMode::Incremental)) => Ok(CreditMode::V2Incremental),
         }
     }
 }
@@ -263,9 +263,9 @@ impl FromStr for BufferClass {
     }
 }
 
-/// Credit accounting of version 2.
+/// Credit mode of version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CreditScheme {
+pub(crate) enum V2CreditMode {
     /// Each header states the number of received messages, and the credits beyond them
     Windowed,
     /// Each header grants additional credits

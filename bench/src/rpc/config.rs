@@ -130,7 +130,7 @@ pub(crate) fn shared(
     config.timeouts.keep_alive = Duration::from_millis(args.keep_alive.into());
 
     let wire = &mut config.wire;
-    wire.credit_mode = args.scheme()?;
+    wire.credit_mode = args.configured_mode()?;
     wire.receive_size = args.inline_threshold as usize & !3;
     let debug = &mut config.debug;
     debug.reverse_credits = reverse_credits;
@@ -164,7 +164,7 @@ const BY_OPTION: [(&str, &str); 5] = [
     ("poll.idle", "--idle"),
     ("debug.batch", "--no-batch"),
     ("wire.receive_size", "--inline"),
-    ("wire.credit_mode", "--version and --credit-scheme"),
+    ("wire.credit_mode", "--version and --credit-mode"),
 ];
 
 /// Applies the file, the environment and `--set`, and adds the knobs of this role.
@@ -218,9 +218,9 @@ pub(crate) fn agreed(one: CreditMode, other: CreditMode) -> CreditMode {
     }
 }
 
-/// Version and credit scheme for people.
-pub(crate) fn scheme_name(scheme: CreditMode) -> &'static str {
-    match scheme {
+/// Version and credit mode for people.
+pub(crate) fn mode_name(mode: CreditMode) -> &'static str {
+    match mode {
         CreditMode::V1 => "version 1",
         CreditMode::V2Windowed => "version 2, windowed credits",
         CreditMode::V2Incremental => "version 2, incremental credits",

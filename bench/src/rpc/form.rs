@@ -19,7 +19,7 @@ pub(crate) struct WireForm {
     pub(crate) op: RpcOp,
     /// Form of the payload; inline for `null`, which has none.
     pub(crate) form: Form,
-    pub(crate) scheme: CreditMode,
+    pub(crate) mode: CreditMode,
     /// Longest Send, in bytes.
     pub(crate) inline_threshold: usize,
 }
@@ -30,13 +30,13 @@ impl WireForm {
         op: RpcOp,
         form: Option<Form>,
         direction: Direction,
-        scheme: CreditMode,
+        mode: CreditMode,
         inline_threshold: usize,
     ) -> Result<Self, Failure> {
         let usual = if op.is_bulk() { Form::Chunk } else { Form::Inline };
-        let wire_form = Self { op, form: form.unwrap_or(usual), scheme, inline_threshold };
+        let wire_form = Self { op, form: form.unwrap_or(usual), mode, inline_threshold };
         let name = wire_form.form.name();
-        let refused = match (op, wire_form.form, scheme) {
+        let refused = match (op, wire_form.form, mode) {
             (RpcOp::Null, ..) if form.is_some() => "--op null carries no payload".to_owned(),
             (RpcOp::Echo, Form::Chunk, _) => {
                 "the payload of an echo cannot travel in a chunk; use --op read and write".to_owned()
@@ -55,7 +55,7 @@ impl WireForm {
 
     /// Longest Send that both ends agree on.
     fn threshold(&self) -> usize {
-        match self.scheme {
+        match self.mode {
             // Version 1 states thresholds in multiples of 1024 (RFC 8797).
             CreditMode::V1 => (self.inline_threshold & !1023).min(private_data::MAX_INLINE_THRESHOLD as usize),
             CreditMode::V2Windowed | CreditMode::V2Incremental => self.inline_threshold,
@@ -65,7 +65,7 @@ impl WireForm {
     /// Longest RPC message in one Send.
     fn room(&self) -> usize {
         self.threshold()
-            - match self.scheme {
+            - match self.mode {
                 CreditMode::V1 => msg_len(Version::V1, false),
                 CreditMode::V2Incremental => msg_len(Version::V2, false),
                 CreditMode::V2Windowed => msg_len(Version::V2, true),
@@ -182,21 +182,21 @@ fn call_header_len() -> usize {
 mod tests {
     use super::*;
 
-    fn wire_form(op: RpcOp, form: Option<Form>, direction: Direction, scheme: CreditMode) -> Result<WireForm, Failure> {
-        WireForm::new(op, form, direction, scheme, 4096)
+    fn wire_form(op: RpcOp, form: Option<Form>, direction: Direction, mode: CreditMode) -> Result<WireForm, Failure> {
+        WireForm::new(op, form, direction, mode, 4096)
     }
 
     #[test]
     fn impossible_combinations_are_explained() {
         use Direction::{Both, Forward, Reverse};
-        for (op, form, direction, scheme, said) in [
+        for (op, form, direction, mode, said) in [
             (RpcOp::Null, Form::Inline, Forward, CreditMode::V2Windowed, "no payload"),
             (RpcOp::Echo, Form::Chunk, Forward, CreditMode::V2Windowed, "read and write"),
             (RpcOp::Echo, Form::Continued, Forward, CreditMode::V1, "--version 2"),
             (RpcOp::Read, Form::Chunk, Reverse, CreditMode::V1, "RFC 8167"),
             (RpcOp::Echo, Form::Long, Both, CreditMode::V1, "RFC 8167"),
         ] {
-            let error = wire_form(op, Some(form), direction, scheme).unwrap_err();
+            let error = wire_form(op, Some(form), direction, mode).unwrap_err();
             assert!(matches!(&error, Failure::Usage(text) if text.contains(said)), "{error}");
         }
         assert_eq!(wire_form(RpcOp::Read, None, Forward, CreditMode::V1).unwrap().form, Form::Chunk);

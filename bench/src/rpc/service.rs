@@ -12,7 +12,9 @@ use super::procedure_runner::ProcedureRunner;
 use super::protocol::rpcperf_v5::{
     self, Outcome, PROGRAM, Read, ReadMessage, StartReverse, StopReverse, VERSION, Write, WriteMessage,
 };
-use super::protocol::{BulkPayload, CreditScheme, IdlePolicy, Payload, PayloadForm, Received, Run, ServerInfo};
+use super::protocol::{
+    BulkPayload, CreditMode as WireCreditMode, IdlePolicy, Payload, PayloadForm, Received, Run, ServerInfo,
+};
 use super::reverse::ReverseControl;
 use crate::cli::{Defer, Form, Idle};
 use crate::failure::Failure;
@@ -47,7 +49,7 @@ macro_rules! same {
 same! {
     Idle, IdlePolicy: Poll Adaptive Event Yield;
     Form, PayloadForm: Inline Continued Chunk Long;
-    CreditMode, CreditScheme: V2Windowed V2Incremental V1;
+    CreditMode, WireCreditMode: V2Windowed V2Incremental V1;
 }
 
 impl ServerInfo {

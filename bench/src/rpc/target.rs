@@ -103,7 +103,7 @@ pub(crate) fn connect(
     connect: ConnectConfig,
     services: Option<Services>,
 ) -> Result<(LocalClient, ServerInfo), Failure> {
-    let scheme = config.wire.credit_mode;
+    let mode = config.wire.credit_mode;
     config.debug.sample_latency = 0;
     let services = services.map(Arc::new);
     let config = ClientConfig { shard: config, connect, services, ..ClientConfig::new(PROGRAM, VERSION) };
@@ -111,8 +111,8 @@ pub(crate) fn connect(
     let info = query::<rpcperf_v5::Info>(&mut client, &()).and_then(|reply| reply.results());
     let info = info.map_err(|error| {
         Failure::Run(format!(
-            "querying {address}, by {}: {error}: check that it is an rpcperf with the same --version and --credit-scheme",
-            super::config::scheme_name(scheme)
+            "querying {address}, by {}: {error}: check that it is an rpcperf with the same --version and --credit-mode",
+            super::config::mode_name(mode)
         ))
     })?;
     Ok((client, info))

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{json, only_result, rpcperf, succeeds};
 
-const PROTOCOLS: [&[&str]; 3] = [&["--version", "2"], &["--credit-scheme", "incremental"], &["--version", "1"]];
+const PROTOCOLS: [&[&str]; 3] = [&["--version", "2"], &["--credit-mode", "incremental"], &["--version", "1"]];
 
 /// A counter of one side's engine, per call.
 fn per_call(result: &Value, side: &str, count: &str) -> f64 {

@@ -148,7 +148,7 @@ fn usage_errors_exit_with_2() {
         &["lat", "--loopback", "--op", "echo", "-s", "64K"],
         &["lat", "--loopback", "--op", "null", "-s", "64"],
         &["lat", "--loopback", "--version", "3"],
-        &["lat", "--loopback", "--version", "1", "--credit-scheme", "windowed"],
+        &["lat", "--loopback", "--version", "1", "--credit-mode", "windowed"],
         &["lat", "--loopback", "--credits", "3"],
         &["lat", "--loopback", "--shards", "0"],
         &["lat", "--loopback", "--bulk-buffers", "64K"],
@@ -210,7 +210,7 @@ fn only_result(report: &Value) -> &Value {
 
 #[test]
 fn every_operation_works_in_every_protocol() {
-    for protocol in [&["--version", "2"][..], &["--credit-scheme", "incremental"], &["--version", "1"]] {
+    for protocol in [&["--version", "2"][..], &["--credit-mode", "incremental"], &["--version", "1"]] {
         for (op, size) in [("null", 0), ("echo", 64), ("read", 64), ("write", 64)] {
             let report = json(&[&["lat", "--loopback", "--op", op, "-n", "200"], protocol].concat());
             let result = only_result(&report);
@@ -264,7 +264,7 @@ fn calls_of_all_sizes() {
 
 #[test]
 fn the_error_names_the_longest_echo_which_works() {
-    for protocol in [&["--version", "2"][..], &["--credit-scheme", "incremental"], &["--version", "1"]] {
+    for protocol in [&["--version", "2"][..], &["--credit-mode", "incremental"], &["--version", "1"]] {
         let run = |size: &str| rpcperf(&[&["lat", "--loopback", "-n", "20", "-s", size], protocol].concat());
         let stderr = String::from_utf8(run("4096").stderr).unwrap();
         let (_, named) = stderr.split_once("there is room for ").unwrap_or_else(|| panic!("{stderr}"));
@@ -293,7 +293,7 @@ fn every_variant_of_calls_ends() {
         &["rate", "-D", "0.3"],
         &["rate", "-n", "999", "-t", "100", "--credits", "4"],
         &["rate", "-n", "999", "-t", "100", "--credits", "4", "--version", "1"],
-        &["rate", "-n", "999", "-t", "100", "--credits", "4", "--credit-scheme", "incremental"],
+        &["rate", "-n", "999", "-t", "100", "--credits", "4", "--credit-mode", "incremental"],
         &["rate", "-n", "999", "-q", "20", "-t", "2"],
         &["rate", "-n", "999", "--workers", "3", "-q", "2"],
         &["rate", "-n", "999", "--shards", "2", "-q", "4"],
@@ -531,7 +531,7 @@ fn one_server_serves_many_clients() {
         json(&["rate", &address, "-n", "100", "-q", "3"]);
         // Both ends negotiate version and credits.
         json(&["lat", &address, "-n", "100", "--version", "1"]);
-        json(&["lat", &address, "-n", "100", "--credit-scheme", "incremental"]);
+        json(&["lat", &address, "-n", "100", "--credit-mode", "incremental"]);
         json(&["lat", &address, "-n", "100", "--reverse"]);
         json(&["lat", &address, "-D", "0.2", "--both"]);
         json(&["lat", &address, "-n", "100", "--op", "read", "--form", "inline"]);

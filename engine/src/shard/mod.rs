@@ -494,7 +494,7 @@ fn connection_stats(conn: &Conn, now: u64) -> ConnectionStats {
         },
         credits_granted: proto.credits().credit_limit().into(),
         credits_used: proto.status().credits_used.into(),
-        receives_promised: conn.receive_reservation.receives().into(),
+        receives_reserved: conn.receive_reservation.receives().into(),
         calls_under_way: proto.inbound().len() as u64,
         received: proto.counters().received,
         useful: proto.status().useful_messages,

@@ -96,7 +96,7 @@ fields! {
         credits_granted: u64 = Gauge "Credit limits of all connections",
         credits_used: u64 = Gauge "Credits in use on all connections",
         receives_posted: u64 = Gauge "Receives posted to the device",
-        receives_promised: u64 = Gauge "Receives reserved for connections",
+        receives_reserved: u64 = Gauge "Receives reserved for connections",
         /// Near 0, messages soon lack Receives.
         receives_lowest: u64 = Gauge "Low-water mark of posted Receives",
         worker_queue_depth: u64 = Gauge "Calls with the workers, or waiting for them",
@@ -157,7 +157,7 @@ fields! {
         /// Used credits that are not granted again; in version 1, calls under way.
         credits_used: u64,
         /// Receives reserved for the connection.
-        receives_promised: u64,
+        receives_reserved: u64,
         /// Unanswered calls of the peer.
         calls_under_way: u64,
         /// Messages received.

@@ -104,29 +104,29 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
         // The server reviews each credit limit once in that time.
         let review_interval = 8 * shard.poll.control_interval;
         let (address, server) = world.serve_timed(shard);
-        let promised = || server.stats().receives_promised;
+        let reserved = || server.stats().receives_reserved;
         let new_client = || {
             let mut client = world.client(&address, in_mode(mode).with(|c| c.limits.credits = 64));
             echo(&mut client, b"four").unwrap();
             client
         };
         let mut busy = new_client();
-        assert_eq!(promised(), 9);
+        assert_eq!(reserved(), 9);
         let grown = wait_until(|| {
             burst(&mut busy, 64, 2000);
             server.pass(review_interval);
-            promised() == 65
+            reserved() == 65
         });
-        assert!(grown, "{} Receives are promised", promised());
+        assert!(grown, "{} Receives are reserved", reserved());
         // More connections leave the shard few unreserved Receives. Connections with little use return most of theirs.
         let others: Vec<_> = (0..OTHERS).map(|_| new_client()).collect();
         let shrunk = wait_until(|| {
             // An occasional call delivers a lower grant.
             burst(&mut busy, 1, 20);
             server.pass(review_interval);
-            promised() <= 9 * (OTHERS + 1)
+            reserved() <= 9 * (OTHERS + 1)
         });
-        assert!(shrunk, "{} Receives are promised", promised());
+        assert!(shrunk, "{} Receives are reserved", reserved());
         others.into_iter().for_each(|mut client| echo(&mut client, b"still").unwrap());
         assert_eq!(server.stats().fabric.receiver_not_ready, 0);
     });
@@ -169,8 +169,8 @@ fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
 }
 
 /// A reply permits a client's next call. Outstanding calls hold most message buffers here, so the shard has fewer
-/// Receives than it promised. They suffice for the clients that wait for replies. Other clients are answered meanwhile,
-/// as often as they call.
+/// Receives than it has reserved. They suffice for the clients that wait for replies. Other clients are answered
+/// meanwhile, as often as they call.
 #[test]
 fn clients_are_answered_while_calls_of_others_hold_most_buffers() {
     const CLIENTS: usize = 20;
@@ -204,7 +204,7 @@ fn clients_are_answered_while_calls_of_others_hold_most_buffers() {
             });
             assert!(done, "{ended} calls were answered");
         };
-        let has_few = || world.stats().receives_posted < world.stats().receives_promised;
+        let has_few = || world.stats().receives_posted < world.stats().receives_reserved;
         poll_until(&|_| has_few());
         for n in 0..100 {
             assert!(other.run(0, b"").is_ok(), "call {n}");

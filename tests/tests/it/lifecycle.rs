@@ -7,11 +7,11 @@ fn a_connect_without_receives_for_its_first_messages_is_refused() {
     let (world, address) = World::standard("dry", small());
     let mut client = world.client(&address, small());
     let held: Vec<_> = std::iter::from_fn(|| client.prepare(ECHO, 600).ok()).collect();
-    // A peer may send two messages before its first grant. Receives promised to others remain theirs.
+    // A peer may send two messages before its first grant. Receives reserved for others remain theirs.
     let refused = (0..10).find_map(|_| client.begin_connect(&address).err());
     assert_contains(refused.expect("Receives run out"), &["message_buffers"]);
     let stats = client.stats();
-    assert!(stats.receives_promised < stats.receives_posted + 2 * u64::from(small().limits.credits), "{stats:?}");
+    assert!(stats.receives_reserved < stats.receives_posted + 2 * u64::from(small().limits.credits), "{stats:?}");
     drop(held);
     client.add_connection(&address).expect("there is memory again");
 }

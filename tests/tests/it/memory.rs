@@ -44,7 +44,7 @@ fn more_calls_than_buffers_are_all_served_in_order() {
     });
 }
 
-/// The calls wait in promised Receives, so any number of them may wait.
+/// The calls wait in reserved Receives, so any number of them may wait.
 #[test]
 fn waiting_calls_of_many_connections_are_all_served() {
     for_each(CREDIT_MODES, |mode| {

@@ -219,7 +219,7 @@ impl Host {
 pub(crate) fn receives(stats: &ShardStats) -> String {
     let free: Vec<_> = stats.pool.classes.iter().map(|class| format!("{}x{}", class.free, class.size)).collect();
     format!(
-        "{} connections, {} Receives of {} promised, free {free:?}",
-        stats.connections, stats.receives_posted, stats.receives_promised
+        "{} connections, {} Receives of {} reserved, free {free:?}",
+        stats.connections, stats.receives_posted, stats.receives_reserved
     )
 }

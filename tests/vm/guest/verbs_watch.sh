@@ -29,8 +29,8 @@ shard='.shards[0] | .address == "'$at'" and .answered'
 shows "calls and messages a second" \
     "$shard and .calls.now > 0 and .messages_received.now >= .calls.now / 2 and .messages_sent.now > 0" \
     '.shards[0] | [.calls.now, .messages_received.now, .messages_sent.now]'
-shows "Receives" "$shard and .receives_posted > 0 and .receives_promised > 0 and .receives_lowest > 0" \
-    '.shards[0] | [.receives_posted, .receives_promised, .receives_lowest]'
+shows "Receives" "$shard and .receives_posted > 0 and .receives_reserved > 0 and .receives_lowest > 0" \
+    '.shards[0] | [.receives_posted, .receives_reserved, .receives_lowest]'
 shows "doorbells and work requests of one" "$shard and .doorbells.now > 0 and .post_work_requests.now >= 1" \
     '.shards[0] | [.doorbells.now, .post_work_requests.now]'
 shows "time of a call" "$shard and .p50.now > 0 and .p99.now >= .p50.now" '.shards[0] | [.p50.now, .p99.now]'

@@ -69,7 +69,7 @@ pub(crate) struct ShardRow {
     pub(crate) credits_used: u64,
     pub(crate) credits_granted: u64,
     pub(crate) receives_posted: u64,
-    pub(crate) receives_promised: u64,
+    pub(crate) receives_reserved: u64,
     pub(crate) receives_lowest: u64,
     pub(crate) worker_queue_depth: u64,
     pub(crate) calls_waiting: u64,
@@ -227,7 +227,7 @@ impl Model {
         }
         (row.connections, row.connections_made) = (now.connections, now.connections_made);
         (row.credits_used, row.credits_granted) = (now.credits_used, now.credits_granted);
-        (row.receives_posted, row.receives_promised) = (now.receives_posted, now.receives_promised);
+        (row.receives_posted, row.receives_reserved) = (now.receives_posted, now.receives_reserved);
         (row.receives_lowest, row.worker_queue_depth) = (now.receives_lowest, now.worker_queue_depth);
         (row.calls_waiting, row.longest_wait) = (now.calls_waiting, now.longest_wait);
         let share = |class: &&ClassStats| (class.low_water * 1_000_000).checked_div(class.count);

@@ -62,7 +62,7 @@ const SHARDS: &[Column<ShardRow>] = &[
     number("batch", 5, |row| figure(row.batch, count)),
     number("conns", 5, |row| count(row.connections as f64)),
     number("posted", 6, |row| count(row.receives_posted as f64)),
-    number("promised", 8, |row| count(row.receives_promised as f64)),
+    number("reserved", 8, |row| count(row.receives_reserved as f64)),
     number("lowest", 6, |row| count(row.receives_lowest as f64)),
     number("pool low", 11, |row| {
         row.pool_low.map_or_else(|| "-".to_owned(), |low| fraction(low.low_water as u64, low.count as u64))
@@ -103,7 +103,7 @@ const CONNECTIONS: &[Column<ConnectionRow>] = &[
     words("stage", 11, |row| row.now.stage.clone()),
     number("messages", 8, |row| count(row.now.useful as f64)),
     number("sent", 6, |row| count(row.now.sent as f64)),
-    number("Receives", 8, |row| count(row.now.receives_promised as f64)),
+    number("Receives", 8, |row| count(row.now.receives_reserved as f64)),
     number("min m/s", 7, |row| row.messages.map_or_else(|| "-".to_owned(), |messages| count(messages.min))),
     number("max m/s", 7, |row| row.messages.map_or_else(|| "-".to_owned(), |messages| count(messages.max))),
     words("identity", 20, |row| row.now.identity.clone().unwrap_or_default()),
@@ -168,7 +168,7 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
     ];
     let values = [
         ("credits", format!("{} used of {}", row.credits_used, row.credits_granted)),
-        ("Receives", format!("{} for {} promised", row.receives_posted, row.receives_promised)),
+        ("Receives", format!("{} for {} reserved", row.receives_posted, row.receives_reserved)),
         ("  lowest", row.receives_lowest.to_string()),
         ("pool lowest", low),
         ("worker queue", row.worker_queue_depth.to_string()),

@@ -116,8 +116,8 @@ pub struct Args {
 
     /// Also write JSON to a file; with -, write only JSON to standard output
     ///
-    /// Keys: aim, rpcperf, start, candidates (settings, sweep, stage, runs, figure, ratio, failed, stayed), left_out,
-    /// best, duel (pairs, better, ratio, interval, confidence; null if nothing is better), proven, recommended
+    /// Keys: aim, rpcperf, start, candidates (settings, sweep, stage, runs, figure, ratio, failed, kept), left_out,
+    /// best, comparison (pairs, better, ratio, interval, confidence; null if nothing is better), proven, recommended
     /// (settings, arguments, server, client). A tuning that failed or was interrupted has aim, start and error instead.
     #[arg(long, value_name = "FILE|-")]
     json: Option<PathBuf>,

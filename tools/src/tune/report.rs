@@ -8,11 +8,11 @@ use super::{Args, rpcperf};
 
 /// Returns the report of a completed tuning, as JSON and as text.
 pub(super) fn report(args: &Args, found: &SearchResult) -> (Value, String) {
-    let SearchResult { trials, left_out, best, duel } = found;
+    let SearchResult { trials, left_out, best, comparison } = found;
     let (start, trials) = (&trials[0], &trials[1..]);
     let (aim, figure, form, sign) = args.aim.row();
     let ratio = |gain: f64| (sign * gain).exp();
-    let is_proven = duel.as_ref().is_some_and(|duel| duel.confidence > PROOF);
+    let is_proven = comparison.as_ref().is_some_and(|comparison| comparison.confidence > PROOF);
     let Trial { settings, info, .. } = if is_proven { best } else { start };
     let arguments = rpcperf::arguments(args, settings);
     let [server, client] =
@@ -23,7 +23,7 @@ pub(super) fn report(args: &Args, found: &SearchResult) -> (Value, String) {
         json!({
             "settings": trial.settings.to_string(), "sweep": trial.sweep, "stage": trial.stage,
             "runs": trial.figures.len(), "figure": median(&trial.figures), "ratio": median(&trial.gains).map(ratio),
-            "failed": trial.failed, "stayed": trial.stayed && trial.failed.is_none(),
+            "failed": trial.failed, "kept": trial.kept && trial.failed.is_none(),
         })
     };
     let json = json!({
@@ -33,7 +33,7 @@ pub(super) fn report(args: &Args, found: &SearchResult) -> (Value, String) {
         "candidates": trials.iter().map(candidate).collect::<Vec<_>>(),
         "left_out": left_out.iter().map(|(of, why)| json!({"settings": of.to_string(), "why": why})).collect::<Vec<_>>(),
         "best": best.settings.to_string(),
-        "duel": duel,
+        "comparison": comparison,
         "proven": is_proven,
         "recommended": {"settings": settings.to_string(), "arguments": arguments, "server": server, "client": client},
     });
@@ -71,7 +71,7 @@ pub(super) fn report(args: &Args, found: &SearchResult) -> (Value, String) {
         None if is_proven => "\n".to_owned(),
         None => format!(", the start: {} is not proven better\n", best.settings),
     };
-    if let Some(Difference { pairs, better, ratio, interval: [least, most], confidence, .. }) = duel {
+    if let Some(Difference { pairs, better, ratio, interval: [least, most], confidence, .. }) = comparison {
         // The confidence is rounded down, because it never reaches 100 %.
         let sure = (confidence * 1000.0).floor() / 10.0;
         text += &format!(

@@ -1,4 +1,4 @@
-//! The search: values of single knobs, combinations of the best ones, and a final comparison, the duel.
+//! The search: values of single knobs, combinations of the best ones, and a final comparison.
 //!
 //! *One knob at a time.* From the start, each knob alone takes each of its values. The number of candidates is the sum
 //! of the numbers of values, while a grid would have their product. This suffices because the knobs of this engine
@@ -19,8 +19,8 @@
 //! *The simplest.* Of the combinations with at least [`SHARE`] of the best gain, the one with the fewest changes wins,
 //! so that knobs without a gain keep their values.
 //!
-//! *The duel.* The best of many candidates was also lucky, so its final figures come only from later runs, in pairs
-//! with the start: passes of one candidate, whose gain is relative to the start's run in the same pass.
+//! *The final comparison.* The best of many candidates was also lucky, so its final figures come only from later runs,
+//! in pairs with the start: passes of one candidate, whose gain is relative to the start's run in the same pass.
 
 use serde_json::Value;
 
@@ -54,7 +54,7 @@ pub(super) struct Trial {
     pub(super) info: Value,
     pub(super) failed: Option<String>,
     /// Whether no round dropped it.
-    pub(super) stayed: bool,
+    pub(super) kept: bool,
 }
 
 impl Trial {
@@ -70,10 +70,10 @@ pub(super) struct SearchResult {
     /// The start, then the candidates.
     pub(super) trials: Vec<Trial>,
     pub(super) left_out: Vec<(Settings, String)>,
-    /// The best candidate with its runs in the duel, or the start if nothing was better.
+    /// The best candidate with its runs in the comparison, or the start if nothing was better.
     pub(super) best: Trial,
-    /// Result of the duel; `None` if the best is the start, or has failed.
-    pub(super) duel: Option<Difference>,
+    /// Result of the comparison; `None` if the best is the start, or has failed.
+    pub(super) comparison: Option<Difference>,
 }
 
 /// Searches the values of `--knob`, or the usual ones, on `allowed` cores unless `--cores` names them.
@@ -95,7 +95,7 @@ pub(super) fn search(args: &Args, allowed: usize, runner: Runner<'_>) -> Result<
         }
         search.from = best;
     }
-    search.duel()
+    search.compare()
 }
 
 /// Returns the number of polling threads of these settings.
@@ -145,7 +145,7 @@ impl Search<'_> {
         let is_as_good = |at: &usize| self.trials[*at].gain() >= SHARE * self.trials[best].gain();
         let good = all.iter().copied().filter(is_as_good);
         let simplest = good.min_by_key(|&at| self.trials[at].settings.changes(&from).len()).unwrap_or(best);
-        all.iter().for_each(|&at| self.trials[at].stayed = at == simplest);
+        all.iter().for_each(|&at| self.trials[at].kept = at == simplest);
         Ok(simplest)
     }
 
@@ -156,7 +156,7 @@ impl Search<'_> {
             let advice = "give more cores (--cores), or use --start idle=event";
             self.left_out.push((settings, format!("{threads} polling threads exceed limit {most}: {advice}")));
         } else if settings != self.trials[self.from].settings {
-            self.trials.push(Trial { settings, sweep: self.sweep, stage, stayed: true, ..Trial::default() });
+            self.trials.push(Trial { settings, sweep: self.sweep, stage, kept: true, ..Trial::default() });
             return Some(self.trials.len() - 1);
         }
         None
@@ -172,7 +172,7 @@ impl Search<'_> {
             for group in &mut groups {
                 *group = self.above(f64::NEG_INFINITY, group);
                 let half = group.len().div_ceil(2);
-                group.drain(half..).for_each(|at| self.trials[at].stayed = false);
+                group.drain(half..).for_each(|at| self.trials[at].kept = false);
             }
             all = groups.iter().filter(|group| group.len() > 1).flatten().copied().collect();
         }
@@ -228,9 +228,9 @@ impl Search<'_> {
 
     /// Compares the best trial with the start in pairs of runs, in random order. A candidate that fails in them is not
     /// recommended.
-    fn duel(mut self) -> Result<SearchResult, CommandError> {
+    fn compare(mut self) -> Result<SearchResult, CommandError> {
         let mut best = Trial { settings: self.trials[self.from].settings.clone(), ..Trial::default() };
-        let mut duel = None;
+        let mut comparison = None;
         if self.from > 0 {
             (self.from, self.references) = (0, Vec::new());
             self.trials.push(best);
@@ -241,8 +241,8 @@ impl Search<'_> {
             let same = self.trials.iter_mut().filter(|trial| trial.settings == best.settings);
             same.for_each(|trial| trial.failed.clone_from(&best.failed));
             let (.., sign) = self.args.aim.row();
-            duel = Difference::of(&best.gains, sign).filter(|_| best.failed.is_none());
+            comparison = Difference::of(&best.gains, sign).filter(|_| best.failed.is_none());
         }
-        Ok(SearchResult { trials: self.trials, left_out: self.left_out, best, duel })
+        Ok(SearchResult { trials: self.trials, left_out: self.left_out, best, comparison })
     }
 }

@@ -235,7 +235,7 @@ fn worth(settings: &Settings, of: &[(&str, f64)]) -> f64 {
 }
 
 fn is_proven(found: &SearchResult) -> bool {
-    found.duel.as_ref().is_some_and(|duel| duel.confidence > paired::PROOF)
+    found.comparison.as_ref().is_some_and(|comparison| comparison.confidence > paired::PROOF)
 }
 
 /// A search on eight cores of a quiet machine.
@@ -264,7 +264,7 @@ fn a_bad_start_value_is_improved_on_a_noisy_host() {
         unproven += u32::from(!is_proven(&found));
         let best = &found.best.settings;
         assert!(best.get("credits") != "4", "{seed}: {best}");
-        assert!(found.duel.as_ref().unwrap().ratio > 1.5, "{seed}: {found:?}");
+        assert!(found.comparison.as_ref().unwrap().ratio > 1.5, "{seed}: {found:?}");
         assert!(best.get("workers") != "1" && best.get("idle") != "event", "{seed}");
         assert!((100..300).contains(&machine.runs.len()), "{} runs", machine.runs.len());
         useless += best.changes(&args.start()).len() - 1;
@@ -299,7 +299,7 @@ fn winners_of_several_knobs_are_combined() {
         let is_all = found.best.settings.to_string() == "credits=256 signal_every=64 shards=2";
         all += u32::from(is_all);
         assert!(is_proven(&found), "{found:?}");
-        assert!(!is_all || (found.duel.as_ref().unwrap().ratio / 2.275).ln().abs() < 0.15, "{found:?}");
+        assert!(!is_all || (found.comparison.as_ref().unwrap().ratio / 2.275).ln().abs() < 0.15, "{found:?}");
     }
     // A value is dropped in the first round if two of its three runs are disturbed.
     assert!(all >= 18, "{all} of 20 searches found all three");
@@ -320,7 +320,7 @@ fn a_second_sweep_finds_settings_that_need_the_first() {
     assert_eq!(one.best.settings.to_string(), "credits=16");
     let two = quiet(&format!("{line} --sweeps 3"), hidden).0.unwrap();
     assert_eq!(two.best.settings.to_string(), "credits=16 batch=off");
-    assert!((two.duel.as_ref().unwrap().ratio - 2.0).abs() < 1e-5, "{:?}", two.duel);
+    assert!((two.comparison.as_ref().unwrap().ratio - 2.0).abs() < 1e-5, "{:?}", two.comparison);
 }
 
 #[test]
@@ -358,7 +358,7 @@ fn the_number_and_order_of_runs_follow_the_stages() {
     let (found, runs) = quiet("--knob credits=16,64,16 --knob batch=on,off", worth);
     assert_eq!(found.unwrap().best.settings.to_string(), "credits=16 batch=off");
     // All three values of credits are candidates, also the repeated one, and one value of batch. There are three rounds
-    // for credits and one for batch, two rounds of three combinations with twice the runs, and the duel.
+    // for credits and one for batch, two rounds of three combinations with twice the runs, and the comparison.
     let rounds = 3 * (4 + 2) + 3 * (2 + 1) + 6 * (3 + 1) + 6 * (2 + 1) + 2 * 20;
     assert_eq!(runs.len(), rounds);
     let gaps = runs.split(|run| run == "default").map(<[_]>::len);
@@ -416,7 +416,7 @@ fn only_a_proven_improvement_is_recommended() {
         assert!(text.contains(words), "{words:?} is not in: {text}");
     }
     assert_eq!((&json["proven"], &json["best"]), (&true.into(), &"idle=event".into()));
-    assert!((json["duel"]["ratio"].as_f64().unwrap() - (-0.7_f64).exp()).abs() < 1e-6, "{json}");
+    assert!((json["comparison"]["ratio"].as_f64().unwrap() - (-0.7_f64).exp()).abs() < 1e-6, "{json}");
     assert_eq!(json["recommended"]["arguments"][0], "lat");
     let (json, text) = tuned(&[0.2, 0.1, 0.2, -0.1, 0.2, -0.2, 0.05, -0.06]);
     assert!(text.contains("recommended: default, the start: idle=event is not proven better\n"), "{text}");

@@ -92,7 +92,10 @@ fn the_best_knob_is_recommended_in_text_and_json() {
     }
     let said = json(&fs::read_to_string(&file).expect("the result"));
     assert_eq!((&said["proven"], &said["best"]), (&true.into(), &"credits=256".into()));
-    assert!(said["duel"]["interval"][0].as_f64() > Some(1.9) && said["duel"]["interval"][1].as_f64() < Some(2.1));
+    assert!(
+        said["comparison"]["interval"][0].as_f64() > Some(1.9)
+            && said["comparison"]["interval"][1].as_f64() < Some(2.1)
+    );
     assert_eq!(said["recommended"]["settings"], "credits=256");
     let failed: Vec<_> =
         said["candidates"].as_array().expect("an array").iter().filter(|one| !one["failed"].is_null()).collect();
@@ -112,7 +115,7 @@ fn json_to_standard_output_replaces_the_text() {
     let (status, out, _) = fake.tune(&["--knob", "idle=event", "--json", "-"]);
     let said = json(&out);
     assert_eq!((status, &said["proven"], &said["best"]), (0, &false.into(), &"default".into()));
-    assert_eq!((&said["duel"], &said["recommended"]["settings"]), (&Value::Null, &"default".into()));
+    assert_eq!((&said["comparison"], &said["recommended"]["settings"]), (&Value::Null, &"default".into()));
 }
 
 #[test]

@@ -120,7 +120,7 @@ impl ReceiveBudget {
     pub(in crate::shard) fn add_to(&self, stats: &mut ShardStats) {
         stats.receives_posted = self.held() as u64;
         stats.receives_lowest = self.lowest.min(self.posted) as u64;
-        stats.receives_promised = self.reserved as u64;
+        stats.receives_reserved = self.reserved as u64;
     }
 
     /// Receives that are posted or to be posted next.

@@ -186,7 +186,7 @@ fn callers_with_more_calls_than_credits_use_all_credits() {
     });
 }
 
-/// The row: key `c`: `credits` of less than was configured; `promised` near `receives`
+/// The row: key `c`: `credits` of less than was configured; `reserved` near `receives`
 #[test]
 fn connections_get_few_credits_if_receives_are_scarce() {
     let load = Load {
@@ -210,7 +210,7 @@ fn connections_get_few_credits_if_receives_are_scarce() {
             }),
         )
     };
-    of(512).shows(&load, |view| cut(view) && view["shards"][0]["receives_promised"].as_u64() > Some(512 * 3 / 5));
+    of(512).shows(&load, |view| cut(view) && view["shards"][0]["receives_reserved"].as_u64() > Some(512 * 3 / 5));
     of(4096).shows(&load, |view| view["connections"].as_array().is_some_and(|all| all.len() == 20) && !cut(view));
 }
 

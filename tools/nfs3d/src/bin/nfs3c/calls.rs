@@ -230,7 +230,7 @@ impl Nfs {
             ("connections", of("connections_made")),
             ("calls", of("calls")),
             ("failed", of("calls_failed")),
-            ("again", of("calls_retransmitted")),
+            ("retransmitted", of("calls_retransmitted")),
             ("calls_with_chunks", of("chunked_messages_sent")),
             ("calls_in_chunks", of("long_messages_sent")),
             ("replies_with_chunks", of("chunked_messages_received")),
