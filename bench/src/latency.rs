@@ -134,8 +134,8 @@ mod tests {
     #[test]
     fn an_open_loop_times_operations_from_their_due_time() {
         /// Stalls for 30 ms at its hundredth operation.
-        struct Stall(Fake);
-        impl Target for Stall {
+        struct StallingTarget(Fake);
+        impl Target for StallingTarget {
             fn depth(&self) -> u32 {
                 self.0.depth()
             }
@@ -155,7 +155,7 @@ mod tests {
         let length = Length::Operations { counted: 1000, warm_up: 0 };
         let clock = Clock::new();
         let mut progress = Progress::new(String::new(), 0);
-        let out = measure(&mut Stall(Fake::new(1, 1)), &clock, length, Some(10_000.0), &mut progress).unwrap();
+        let out = measure(&mut StallingTarget(Fake::new(1, 1)), &clock, length, Some(10_000.0), &mut progress).unwrap();
         // 300 operations were due during the stall; a closed loop would count one slow operation.
         let samples = out.samples.unwrap();
         let late = samples.histogram().count_between(1_000_000, 60_000_000_000);

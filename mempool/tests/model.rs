@@ -47,7 +47,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-enum Held {
+enum Handle {
     Buf(Buf),
     Frozen(Frozen),
     Lent(Lent),
@@ -56,19 +56,19 @@ enum Held {
 
 /// A handle, the offset of its buffer, and the byte that fills its window.
 struct Entry {
-    held: Held,
+    held: Handle,
     place: usize,
     class: usize,
     byte: u8,
 }
 
 impl Entry {
-    fn new(held: Held, class: usize, byte: u8) -> Self {
+    fn new(held: Handle, class: usize, byte: u8) -> Self {
         let place = match &held {
-            Held::Buf(buf) => buf.base_offset(),
-            Held::Frozen(frozen) => frozen.base_offset(),
-            Held::Lent(lent) => lent.base_offset(),
-            Held::Posted(posted) => posted.base_offset(),
+            Handle::Buf(buf) => buf.base_offset(),
+            Handle::Frozen(frozen) => frozen.base_offset(),
+            Handle::Lent(lent) => lent.base_offset(),
+            Handle::Posted(posted) => posted.base_offset(),
         };
         Self { held, place, class, byte }
     }
@@ -76,14 +76,14 @@ impl Entry {
     fn check(&self) {
         let whole = |bytes: &[u8]| assert!(bytes.iter().all(|&b| b == self.byte), "bytes changed");
         match &self.held {
-            Held::Buf(buf) => whole(buf),
-            Held::Frozen(frozen) => whole(frozen),
-            Held::Lent(lent) => {
+            Handle::Buf(buf) => whole(buf),
+            Handle::Frozen(frozen) => whole(frozen),
+            Handle::Lent(lent) => {
                 let mut bytes = vec![0; lent.len()];
                 assert!(lent.read_at(0, &mut bytes));
                 whole(&bytes);
             }
-            Held::Posted(_) => {}
+            Handle::Posted(_) => {}
         }
     }
 }
@@ -170,7 +170,7 @@ impl Model {
             self.low[class] = self.low[class].min(self.free[class]);
             self.next_byte = self.next_byte.wrapping_add(1);
             buf.fill(self.next_byte);
-            let entry = Entry::new(Held::Buf(buf), class, self.next_byte);
+            let entry = Entry::new(Handle::Buf(buf), class, self.next_byte);
             assert_eq!(self.clones(entry.place), 0, "a buffer is allocated once");
             self.entries.push(entry);
         }
@@ -208,47 +208,47 @@ impl Model {
         let Entry { held, place, class, byte } = self.entries.swap_remove(index);
         let last = self.clones(place) == 0;
         let held = match (step, held) {
-            (Step::Drop(_), Held::Buf(_) | Held::Frozen(_) | Held::Lent(_)) => {
+            (Step::Drop(_), Handle::Buf(_) | Handle::Frozen(_) | Handle::Lent(_)) => {
                 // The pattern does not bind the handle, so it is dropped with the tuple on return.
                 self.free[class] += usize::from(last);
                 return;
             }
-            (Step::DropRemote(_), Held::Buf(buf)) => {
+            (Step::DropRemote(_), Handle::Buf(buf)) => {
                 self.remote_thread.drop(Sendable::Buf(buf));
                 self.remote[class] += 1;
                 return;
             }
-            (Step::DropRemote(_), Held::Frozen(frozen)) => {
+            (Step::DropRemote(_), Handle::Frozen(frozen)) => {
                 self.remote_thread.drop(Sendable::Frozen(frozen));
                 self.remote[class] += usize::from(last);
                 return;
             }
-            (Step::Freeze(_), Held::Buf(buf)) => Held::Frozen(buf.freeze()),
-            (Step::Lend(_), Held::Buf(buf)) => Held::Lent(buf.lend().unwrap()),
-            (Step::Post(_), Held::Buf(buf)) => Held::Posted(buf.post()),
+            (Step::Freeze(_), Handle::Buf(buf)) => Handle::Frozen(buf.freeze()),
+            (Step::Lend(_), Handle::Buf(buf)) => Handle::Lent(buf.lend().unwrap()),
+            (Step::Post(_), Handle::Buf(buf)) => Handle::Posted(buf.post()),
             // SAFETY: there is no device.
-            (Step::Complete(_), Held::Posted(posted)) => Held::Buf(unsafe { posted.complete() }),
-            (Step::Clone(_), Held::Frozen(frozen)) => {
-                self.entries.push(Entry::new(Held::Frozen(frozen.clone()), class, byte));
-                Held::Frozen(frozen)
+            (Step::Complete(_), Handle::Posted(posted)) => Handle::Buf(unsafe { posted.complete() }),
+            (Step::Clone(_), Handle::Frozen(frozen)) => {
+                self.entries.push(Entry::new(Handle::Frozen(frozen.clone()), class, byte));
+                Handle::Frozen(frozen)
             }
-            (Step::Clone(_), Held::Lent(lent)) => {
-                self.entries.push(Entry::new(Held::Lent(lent.clone()), class, byte));
-                Held::Lent(lent)
+            (Step::Clone(_), Handle::Lent(lent)) => {
+                self.entries.push(Entry::new(Handle::Lent(lent.clone()), class, byte));
+                Handle::Lent(lent)
             }
-            (Step::Reclaim(_), Held::Lent(lent)) => match lent.reclaim() {
+            (Step::Reclaim(_), Handle::Lent(lent)) => match lent.reclaim() {
                 Ok(buf) => {
                     assert!(last, "reclaimed while there are clones");
-                    Held::Buf(buf)
+                    Handle::Buf(buf)
                 }
                 Err(lent) => {
                     assert!(!last, "the only clone was not reclaimed");
-                    Held::Lent(lent)
+                    Handle::Lent(lent)
                 }
             },
-            (Step::Write(_, byte), Held::Buf(mut buf)) => {
+            (Step::Write(_, byte), Handle::Buf(mut buf)) => {
                 buf.fill(*byte);
-                self.entries.push(Entry::new(Held::Buf(buf), class, *byte));
+                self.entries.push(Entry::new(Handle::Buf(buf), class, *byte));
                 return;
             }
             (_, held) => held,
@@ -274,10 +274,10 @@ impl Model {
         let mut seen = std::collections::HashSet::new();
         for entry in self.entries.iter().filter(|entry| seen.insert(entry.place)) {
             let kind = match entry.held {
-                Held::Buf(_) => 0,
-                Held::Frozen(_) => 1,
-                Held::Lent(_) => 2,
-                Held::Posted(_) => 3,
+                Handle::Buf(_) => 0,
+                Handle::Frozen(_) => 1,
+                Handle::Lent(_) => 2,
+                Handle::Posted(_) => 3,
             };
             out[entry.class][kind] += 1;
         }
@@ -305,10 +305,10 @@ impl Model {
         for (i, entry) in self.entries.into_iter().enumerate() {
             entry.check();
             match entry.held {
-                Held::Buf(buf) if i % 2 == 0 => self.remote_thread.drop(Sendable::Buf(buf)),
-                Held::Frozen(frozen) if i % 2 == 0 => self.remote_thread.drop(Sendable::Frozen(frozen)),
+                Handle::Buf(buf) if i % 2 == 0 => self.remote_thread.drop(Sendable::Buf(buf)),
+                Handle::Frozen(frozen) if i % 2 == 0 => self.remote_thread.drop(Sendable::Frozen(frozen)),
                 // SAFETY: there is no device.
-                Held::Posted(posted) => drop(unsafe { posted.complete() }),
+                Handle::Posted(posted) => drop(unsafe { posted.complete() }),
                 held => drop(held),
             }
         }

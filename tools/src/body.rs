@@ -34,13 +34,13 @@ const BUILT_IN: [(&str, &str, Option<&str>); 3] = [
 type Number = [u32; 3];
 
 /// Addresses of caller and server; `None` for messages that are not of a capture.
-type Ends = Option<(SocketAddr, SocketAddr)>;
+type EndpointPair = Option<(SocketAddr, SocketAddr)>;
 
 /// Known programs, and the calls that await their reply.
 #[derive(Debug, Default)]
 pub(crate) struct Bodies {
     schemas: Vec<Schema>,
-    calls: HashMap<(Ends, u32), Number>,
+    calls: HashMap<(EndpointPair, u32), Number>,
 }
 
 /// Decoded arguments or results.

@@ -12,7 +12,7 @@ use rpcrdma::fabric::iwarp::wire::{
 
 use crate::capture::Packet;
 use crate::message::{Flow, Message};
-use crate::tcp::{Direction, Piece, Streams};
+use crate::tcp::{Direction, StreamBytes, Streams};
 
 const KINDS: [MpaFrameKind; 2] = [MpaFrameKind::Request, MpaFrameKind::Reply];
 const KEY: usize = MpaFrameKind::Request.key().len();
@@ -104,7 +104,9 @@ impl Reassembler {
     /// Reads a packet. Returns the events that it completes.
     pub fn packet(&mut self, packet: &Packet<'_>) -> Vec<CaptureEvent> {
         let mut events = Vec::new();
-        let Some(Piece { direction, begins, follows_gap, bytes }) = self.streams.packet(packet) else { return events };
+        let Some(StreamBytes { direction, begins, follows_gap, bytes }) = self.streams.packet(packet) else {
+            return events;
+        };
         if begins && self.directions.contains_key(&direction) {
             self.remove_connection(direction, follows_gap);
         }

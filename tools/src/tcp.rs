@@ -43,7 +43,7 @@ impl Direction {
 
 /// The next bytes of one direction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct StreamBytes {
     /// Their direction.
     pub direction: Direction,
     /// Whether they are the first bytes that were sent, or the first that were captured.
@@ -125,7 +125,7 @@ impl Stream {
 
 impl Streams {
     /// Reads a packet. Returns the next bytes of its direction, if any are new.
-    pub fn packet(&mut self, packet: &Packet<'_>) -> Option<Piece> {
+    pub fn packet(&mut self, packet: &Packet<'_>) -> Option<StreamBytes> {
         let datagram = Datagram::of(packet).filter(|datagram| datagram.protocol == TCP && !datagram.is_fragment)?;
         let header: &[u8; HEADER] = datagram.payload.first_chunk()?;
         let payload = datagram.payload.get(usize::from(header[12] >> 4) * 4..)?;
@@ -143,7 +143,7 @@ impl Streams {
             self.0.insert(direction, Stream::new(first));
         }
         let bytes = self.0.get_mut(&direction)?.segment(first, payload);
-        (begins || !bytes.is_empty()).then_some(Piece { direction, begins, follows_gap, bytes })
+        (begins || !bytes.is_empty()).then_some(StreamBytes { direction, begins, follows_gap, bytes })
     }
 
     /// Whether a direction has no gaps, up to the last captured byte.

@@ -6,7 +6,7 @@ const NAMES: &[(&str, &str)] = &[
     ("`read_chunks` needs", "`max_read` needs"),
     ("`write_chunks` needs", "`max_write` needs"),
     ("Procedure::max_reply", "max_reply of rpcrdma_procedure"),
-    ("ClientConfig::credential, or another function of Procedure::cached or typed::Cache", "client.auth_sys"),
+    ("ClientConfig::credential, or another function of Procedure::cached or typed::ProgramCache", "client.auth_sys"),
     ("Procedure::cached", "RPCRDMA_CACHED"),
     ("Procedure::read_chunks", "read_chunks and max_read of rpcrdma_procedure"),
     ("Procedure::write_chunks", "write_chunks and max_write of rpcrdma_procedure"),

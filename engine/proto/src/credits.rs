@@ -333,7 +333,7 @@ impl Credits {
     fn on_receive_uncounted(&mut self, credit: u32, payload: bool) -> Result<(), PeerFault> {
         if self.credit_mode == CreditMode::V1 {
             // A grant of 0 would be a deadlock (RFC 8166 §3.3.1), so it counts as 1, as with deployed peers.
-            // Outstanding calls beyond the Receives for their replies would be useless, too.
+            // Outstanding calls beyond the Receives for their replies would not help.
             self.limit = self.answered.wrapping_add(credit.clamp(1, self.reply_receives.max(1)));
             return Ok(());
         }

@@ -2,7 +2,7 @@
 //!
 //! # Obligations
 //!
-//! A connection closes if its peer owes something for longer than
+//! A connection closes if an obligation of its peer is open for longer than
 //! [`timeouts.progress`](crate::config::TimeoutConfig::progress).
 //!
 //! # Credit limits, and keep-alive of quiet connections
@@ -132,7 +132,7 @@ impl ObligationChecks {
         self.before_sleep(cx);
     }
 
-    /// Limits a sleep to the next check of all connections: peers may owe something for work since the last check.
+    /// Limits a sleep to the next check of all connections: peers may have obligations from work since the last check.
     pub(super) fn before_sleep<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         cx.schedule.wake_by(self.next(work_of(&cx.stats)));
     }
@@ -161,16 +161,16 @@ impl ObligationChecks {
             return false;
         }
         let (in_device, flow) = (cx.fabric.holds_sends(conn.qp()), cx.fabric.flow(conn.qp()));
-        let owed = owed(conn, in_device, cx.config.limits.max_abandoned);
-        let rest = if owed.half_sent.is_some() { cx.config.wire.reassemble_up_to as u64 } else { 0 };
+        let obligations = obligations_of(conn, in_device, cx.config.limits.max_abandoned);
+        let rest = if obligations.half_sent.is_some() { cx.config.wire.reassemble_up_to as u64 } else { 0 };
         // If the device reports bytes, only those not posted yet are unseen; otherwise all known ones are.
         let unseen = rest
             + match flow {
                 Some(_) => SLACK + conn.sends.unposted(),
-                None => conn.served.outstanding_reads().bytes as u64 + (owed.written - conn.obligations.written),
+                None => conn.served.outstanding_reads().bytes as u64 + (obligations.written - conn.obligations.written),
             };
         let (receive, min_rate) = (cx.config.wire.receive_size as u64, cx.config.limits.min_rate);
-        let (waited, why) = conn.obligations.check(owed, &Interval { nanos, flow, unseen, receive, min_rate });
+        let (waited, why) = conn.obligations.check(obligations, &Interval { nanos, flow, unseen, receive, min_rate });
         if conn.obligations.is_any_owed() {
             self.quiet = 0;
         }
@@ -189,8 +189,8 @@ impl ObligationChecks {
     }
 }
 
-/// What the peer owes. `in_device` means that the device holds memory of this connection.
-fn owed(conn: &Conn, in_device: bool, max_abandoned: usize) -> PeerObligations {
+/// Obligations of the peer. `in_device` means that the device holds memory of this connection.
+fn obligations_of(conn: &Conn, in_device: bool, max_abandoned: usize) -> PeerObligations {
     // A busy peer may delay completions while they hold no memory of this side.
     let status = conn.proto.status();
     let holds = in_device || !conn.sends.is_empty() || status.has_replies;

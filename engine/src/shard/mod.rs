@@ -19,8 +19,8 @@
 //! | `send_queue` | work requests of a connection, and their completions |
 //! | `continued_messages` | messages in parts: sending and reassembly |
 //! | `control_plane` | connect, listen, drain, close, reconnect |
-//! | `checks` | periodic checks of connections: what peers owe, credit limits, keep-alive, calls without an answer |
-//! | `obligations` | timers of what a peer owes |
+//! | `checks` | periodic checks of connections: peers' obligations, credit limits, keep-alive, calls without answer |
+//! | `obligations` | timers of a peer's obligations |
 //! | `peer_events` | the peers of accepted connections, and reports of them to the upper layer |
 //! | `characteristics` | changes of characteristics while connected, and resizing of Receives |
 //! | `clock` | the shard's clock, the schedule of the control plane, and the sampling of calls for latency |

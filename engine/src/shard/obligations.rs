@@ -140,7 +140,7 @@ pub(super) struct ObligationTimers {
 
 impl ObligationTimers {
     /// Checks all obligations; returns the longest wait, and the description of a peer that stalls so.
-    pub(super) fn check(&mut self, owed: PeerObligations, interval: &Interval) -> (u64, &'static str) {
+    pub(super) fn check(&mut self, obligations: PeerObligations, interval: &Interval) -> (u64, &'static str) {
         let time = |bytes: u64| {
             let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(interval.min_rate.max(1));
             u64::try_from(nanos).unwrap_or(u64::MAX)
@@ -150,21 +150,22 @@ impl ObligationTimers {
         let queued = interval.flow.map_or(0, |flow| flow.queued.saturating_add(flow.queued / 8));
         let queued = time(queued.saturating_add(interval.unseen));
         let elapsed = Elapsed { nanos: interval.nanos, moved: moved.map(time), queued, granted: 0 };
-        if self.sends.is_done(owed.completed) {
-            self.written = owed.written;
+        if self.sends.is_done(obligations.completed) {
+            self.written = obligations.written;
         }
         // The last reply has to wait for the bytes and grants of the others.
-        let newly = owed.granted.wrapping_sub(std::mem::replace(&mut self.granted, owed.granted)).cast_signed();
+        let newly =
+            obligations.granted.wrapping_sub(std::mem::replace(&mut self.granted, obligations.granted)).cast_signed();
         let granted = time(interval.receive).saturating_mul(newly.max(0) as u64);
-        let of_replies = Elapsed { queued: queued.saturating_add(time(owed.waiting)), granted, ..elapsed };
+        let of_replies = Elapsed { queued: queued.saturating_add(time(obligations.waiting)), granted, ..elapsed };
         // An answer may be short, so moved bytes do not extend its deadline.
         let of_answers = Elapsed { moved: None, queued: 0, ..elapsed };
         let waits = [
-            (self.sends.check(owed.sends, owed.completed, &elapsed), SENDS),
-            (self.reads.check(owed.read_calls, owed.read_calls_done, &elapsed), READS),
-            (self.replies.check(owed.replies, owed.granted, &of_replies), GRANT),
-            (self.message.check(owed.half_sent, &elapsed), MESSAGE),
-            (self.answers.check(owed.withheld, &of_answers), ANSWERS),
+            (self.sends.check(obligations.sends, obligations.completed, &elapsed), SENDS),
+            (self.reads.check(obligations.read_calls, obligations.read_calls_done, &elapsed), READS),
+            (self.replies.check(obligations.replies, obligations.granted, &of_replies), GRANT),
+            (self.message.check(obligations.half_sent, &elapsed), MESSAGE),
+            (self.answers.check(obligations.withheld, &of_answers), ANSWERS),
         ];
         match waits.into_iter().rev().max_by_key(|wait| wait.0).unwrap_or((0, SENDS)) {
             // Sends and Reads may wait for each other, so both are named.
@@ -178,7 +179,7 @@ impl ObligationTimers {
         self.sends.timer.of.is_some()
     }
 
-    /// Whether anything is owed.
+    /// Whether there is an obligation.
     pub(super) fn is_any_owed(&self) -> bool {
         let sequences = [self.sends, self.reads, self.replies].map(|sequence| sequence.timer);
         sequences.iter().chain([&self.message, &self.answers]).any(|timer| timer.of.is_some())
@@ -197,14 +198,20 @@ mod tests {
     }
 
     /// Checks on a device that reports no bytes. A Receive has 3 bytes.
-    fn check(timers: &mut ObligationTimers, owed: PeerObligations, nanos: u64) -> (u64, &'static str) {
-        timers.check(owed, &Interval { nanos, flow: None, unseen: 0, receive: 3, min_rate: RATE })
+    fn check(timers: &mut ObligationTimers, obligations: PeerObligations, nanos: u64) -> (u64, &'static str) {
+        timers.check(obligations, &Interval { nanos, flow: None, unseen: 0, receive: 3, min_rate: RATE })
     }
 
     /// Checks on a device that has moved `moved` bytes in all, and still has `queued` bytes.
-    fn check_flow(timers: &mut ObligationTimers, owed: PeerObligations, nanos: u64, moved: u64, queued: u64) -> u64 {
+    fn check_flow(
+        timers: &mut ObligationTimers,
+        obligations: PeerObligations,
+        nanos: u64,
+        moved: u64,
+        queued: u64,
+    ) -> u64 {
         let flow = Some(Flow { moved, queued });
-        timers.check(owed, &Interval { nanos, flow, unseen: 0, receive: 0, min_rate: RATE }).0
+        timers.check(obligations, &Interval { nanos, flow, unseen: 0, receive: 0, min_rate: RATE }).0
     }
 
     #[test]
@@ -216,7 +223,7 @@ mod tests {
         assert_eq!(check(&mut timers, sent(90, 8), 10).0, 10, "slow completions are not enough");
         assert_eq!(check(&mut timers, sent(90, 90), 10).0, 0);
         assert!(!timers.is_any_owed());
-        assert_eq!(check(&mut timers, sent(90, 90), 1000).0, 0, "nothing is owed");
+        assert_eq!(check(&mut timers, sent(90, 90), 1000).0, 0, "there is no obligation");
     }
 
     #[test]
@@ -232,10 +239,10 @@ mod tests {
     #[test]
     fn grants_rests_of_messages_and_reads_have_deadlines() {
         let mut timers = ObligationTimers::default();
-        let owed = PeerObligations { replies: 3, granted: 2, half_sent: Some(1), ..PeerObligations::default() };
-        check(&mut timers, owed, 1);
-        assert_eq!(check(&mut timers, owed, 5).0, 5);
-        assert_eq!(check(&mut timers, PeerObligations { granted: 3, ..owed }, 5), (10, MESSAGE));
+        let obligations = PeerObligations { replies: 3, granted: 2, half_sent: Some(1), ..PeerObligations::default() };
+        check(&mut timers, obligations, 1);
+        assert_eq!(check(&mut timers, obligations, 5).0, 5);
+        assert_eq!(check(&mut timers, PeerObligations { granted: 3, ..obligations }, 5), (10, MESSAGE));
         assert_eq!(
             check(&mut timers, PeerObligations { half_sent: Some(2), ..PeerObligations::default() }, 5).0,
             0,
@@ -251,12 +258,12 @@ mod tests {
     #[test]
     fn an_answer_to_an_abandoned_call_restarts_the_wait_and_bytes_do_not() {
         let mut timers = ObligationTimers::default();
-        let owed = |late| PeerObligations { withheld: Some(late), ..PeerObligations::default() };
-        check_flow(&mut timers, owed(7), 1, 0, 1000);
-        assert_eq!(check_flow(&mut timers, owed(7), 5, 500, 1000), 5);
-        assert_eq!(check(&mut timers, owed(7), 5), (10, ANSWERS));
+        let obligations = |late| PeerObligations { withheld: Some(late), ..PeerObligations::default() };
+        check_flow(&mut timers, obligations(7), 1, 0, 1000);
+        assert_eq!(check_flow(&mut timers, obligations(7), 5, 500, 1000), 5);
+        assert_eq!(check(&mut timers, obligations(7), 5), (10, ANSWERS));
         assert!(timers.is_any_owed());
-        assert_eq!(check(&mut timers, owed(8), 5).0, 0, "one was answered");
+        assert_eq!(check(&mut timers, obligations(8), 5).0, 0, "one was answered");
         assert_eq!(check(&mut timers, PeerObligations::default(), 5).0, 0);
         assert!(!timers.is_any_owed());
     }
@@ -292,59 +299,67 @@ mod tests {
 
     #[test]
     fn bytes_of_earlier_replies_extend_the_deadline_of_the_last() {
-        let owed = PeerObligations { replies: 40, waiting: 150, ..PeerObligations::default() };
+        let obligations = PeerObligations { replies: 40, waiting: 150, ..PeerObligations::default() };
         let mut timers = ObligationTimers::default();
-        check_flow(&mut timers, owed, 100, 0, 0);
-        let waited = [100, 200, 300].map(|moved| check_flow(&mut timers, owed, 100, moved, 0));
+        check_flow(&mut timers, obligations, 100, 0, 0);
+        let waited = [100, 200, 300].map(|moved| check_flow(&mut timers, obligations, 100, moved, 0));
         assert_eq!(waited, [0, 50, 150]);
     }
 
     #[test]
     fn sends_and_reads_that_wait_equally_are_both_named() {
         let mut timers = ObligationTimers::default();
-        let owed = PeerObligations { sends: 1, read_calls: 1, ..PeerObligations::default() };
-        check(&mut timers, owed, 1);
-        assert_eq!(check(&mut timers, owed, 5), (5, SENDS_OR_READS), "each may wait for the other");
+        let obligations = PeerObligations { sends: 1, read_calls: 1, ..PeerObligations::default() };
+        check(&mut timers, obligations, 1);
+        assert_eq!(check(&mut timers, obligations, 5), (5, SENDS_OR_READS), "each may wait for the other");
         assert_eq!(
-            check(&mut timers, PeerObligations { completed: 1, ..owed }, 5),
+            check(&mut timers, PeerObligations { completed: 1, ..obligations }, 5),
             (10, READS),
             "the Send has completed"
         );
-        assert_eq!(check(&mut timers, PeerObligations { read_calls_done: 1, ..owed }, 5).1, SENDS);
+        assert_eq!(check(&mut timers, PeerObligations { read_calls_done: 1, ..obligations }, 5).1, SENDS);
     }
 
     #[test]
     fn moved_bytes_extend_the_deadline_by_their_time() {
-        let (mut timers, owed) = (ObligationTimers::default(), sent(1, 0));
-        check_flow(&mut timers, owed, 1, 500, 800);
-        assert_eq!(check_flow(&mut timers, owed, 100, 600, 700), 0, "at the least rate");
-        assert_eq!(check_flow(&mut timers, owed, 100, 640, 660), 60, "too slow");
-        assert_eq!(check_flow(&mut timers, owed, 100, 900, 400), 0, "a later surplus makes up for an earlier lag");
-        assert_eq!(check_flow(&mut timers, owed, 100, 900, 400), 100, "without further bytes the time counts");
+        let (mut timers, obligations) = (ObligationTimers::default(), sent(1, 0));
+        check_flow(&mut timers, obligations, 1, 500, 800);
+        assert_eq!(check_flow(&mut timers, obligations, 100, 600, 700), 0, "at the least rate");
+        assert_eq!(check_flow(&mut timers, obligations, 100, 640, 660), 60, "too slow");
+        assert_eq!(
+            check_flow(&mut timers, obligations, 100, 900, 400),
+            0,
+            "a later surplus makes up for an earlier lag"
+        );
+        assert_eq!(check_flow(&mut timers, obligations, 100, 900, 400), 100, "without further bytes the time counts");
     }
 
     #[test]
     fn a_timer_counts_only_earlier_bytes() {
-        let (mut timers, owed) = (ObligationTimers::default(), sent(1, 0));
-        check_flow(&mut timers, owed, 1, 0, 80);
-        assert_eq!(check_flow(&mut timers, owed, 100, 1000, 80), 10, "80 bytes, and an eighth for headers");
-        assert_eq!(check_flow(&mut timers, owed, 100, 2000, 80), 110, "bytes behind the obligation do not count");
+        let (mut timers, obligations) = (ObligationTimers::default(), sent(1, 0));
+        check_flow(&mut timers, obligations, 1, 0, 80);
+        assert_eq!(check_flow(&mut timers, obligations, 100, 1000, 80), 10, "80 bytes, and an eighth for headers");
+        assert_eq!(
+            check_flow(&mut timers, obligations, 100, 2000, 80),
+            110,
+            "bytes behind the obligation do not count"
+        );
     }
 
     #[test]
     fn surplus_bytes_do_not_use_up_the_extension() {
-        let (mut timers, owed) = (ObligationTimers::default(), sent(1, 0));
-        check_flow(&mut timers, owed, 1, 0, 800);
+        let (mut timers, obligations) = (ObligationTimers::default(), sent(1, 0));
+        check_flow(&mut timers, obligations, 1, 0, 800);
         // Twice the necessary bytes move in each direction. The extension of 900 covers 9 checks.
-        let waited: Vec<_> = (1..=10).map(|n| check_flow(&mut timers, owed, 100, 400 * n, 0)).collect();
+        let waited: Vec<_> = (1..=10).map(|n| check_flow(&mut timers, obligations, 100, 400 * n, 0)).collect();
         assert_eq!(waited, [[0; 9].as_slice(), &[100]].concat());
     }
 
     #[test]
     fn without_reported_bytes_their_time_is_granted_in_advance() {
-        let (mut timers, owed) =
+        let (mut timers, obligations) =
             (ObligationTimers::default(), PeerObligations { read_calls: 1, ..PeerObligations::default() });
-        timers.check(owed, &Interval { nanos: 1, flow: None, unseen: 300, receive: 0, min_rate: RATE });
-        assert_eq!([250, 50, 20].map(|nanos| check(&mut timers, owed, nanos).0), [0, 0, 20]);
+        timers.check(obligations, &Interval { nanos: 1, flow: None, unseen: 300, receive: 0, min_rate: RATE });
+        assert_eq!([250, 50, 20].map(|nanos| check(&mut timers, obligations, nanos).0), [0, 0, 20]);
     }
 }

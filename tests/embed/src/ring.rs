@@ -71,7 +71,7 @@ impl Put {
 
 /// Layout of `struct iovec`.
 #[repr(C)]
-struct Piece {
+struct IoVec {
     base: *const u8,
     len: usize,
 }
@@ -81,7 +81,7 @@ pub(crate) struct Batch {
     file: Arc<File>,
     pub(crate) at: u64,
     pub(crate) puts: Vec<Put>,
-    pieces: Vec<Piece>,
+    pieces: Vec<IoVec>,
 }
 
 impl Batch {
@@ -90,7 +90,7 @@ impl Batch {
 
     pub(crate) fn new(file: Arc<File>, at: u64, puts: Vec<Put>) -> Self {
         let pieces = puts.iter().flat_map(|put| [&put.record.front[..], put.value()]);
-        let pieces = pieces.map(|bytes| Piece { base: bytes.as_ptr(), len: bytes.len() }).collect();
+        let pieces = pieces.map(|bytes| IoVec { base: bytes.as_ptr(), len: bytes.len() }).collect();
         Self { file, at, puts, pieces }
     }
 

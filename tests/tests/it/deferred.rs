@@ -244,7 +244,7 @@ fn a_waiting_call_gets_freed_buffers() {
         // The buffers cover only some of the calls; the others run as these are answered.
         let all = wait_until(|| !held.is_empty() && held.len() as u64 + server.stats().memory_waits >= 8);
         assert!(all && (1..8).contains(&held.len()), "{} were taken", held.len());
-        // Longer than the time-out of peers that owe progress.
+        // Longer than the time-out of peers without progress.
         (0..12).for_each(|_| server.pass(Duration::from_millis(100)));
         for _ in 0..8 {
             let mut call = held.next_call();

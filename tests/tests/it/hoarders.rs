@@ -106,7 +106,7 @@ fn a_client_without_progress_is_disconnected() {
         }),
     ];
     for_each(cases, |(_, owing)| {
-        let (world, address, server) = World::timed("owes", small().with(|c| c.timeouts.progress = PROGRESS));
+        let (world, address, server) = World::timed("obligations", small().with(|c| c.timeouts.progress = PROGRESS));
         let mut witness = world.client(&address, small());
         let mut peer = owing(&address);
         let ended = wait_until(|| {
@@ -300,7 +300,7 @@ fn round(peer: &mut RawPeer, messages: &[Vec<u8>]) {
 
 #[test]
 fn too_many_unsolicited_messages_end_their_connection() {
-    let world = World::new("useless");
+    let world = World::new("unsolicited");
     type Make = fn(&RawPeer) -> Vec<u8>;
     type Case = (&'static str, [CreditMode; 2], Make);
     const ONE: [CreditMode; 2] = [CreditMode::V1; 2];

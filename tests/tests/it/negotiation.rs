@@ -153,7 +153,7 @@ fn a_server_keeps_the_version_of_the_first_message() {
             peer.call(ECHO, Chunks::NONE, b"ping");
             peer.next_message().map(|message| message.version())
         });
-        assert_eq!(versions[3].take(), None, "the connection is over");
+        assert_eq!(versions[3].take(), None, "the connection has ended");
         assert_eq!(versions[..3], [Some(first); 3]);
     });
 }

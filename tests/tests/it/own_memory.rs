@@ -139,7 +139,7 @@ fn a_call_keeps_the_memory_that_it_sends() {
     let (arena, unmapped) = own_arena(PAGE);
     let shard = small().with(|c| {
         c.memory.arenas = vec![arena.clone()];
-        // Checks of what peers owe would ask the device about all Sends.
+        // Checks of the peers' obligations would ask the device about all Sends.
         c.timeouts.progress = Duration::from_secs(3600);
     });
     let (hold, held) = channel();

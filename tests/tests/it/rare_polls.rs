@@ -8,14 +8,14 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Polls for what takes some turns of both ends: fewer than the default time-outs allow.
 const SOON: usize = 9;
 
-struct Ends {
+struct ConnectedPair {
     time: SimulatedTime,
     server: LocalClient,
     client: LocalClient,
     connection: Connection,
 }
 
-impl Ends {
+impl ConnectedPair {
     fn connected(world: &World) -> Self {
         let (address, time) = (world.address(), SimulatedTime::new());
         let server = simulated_server(&address, small(), standard_services(), &time);
@@ -46,7 +46,7 @@ fn a_read_chunk_is_read() {
         return;
     }
     let world = World::new("rare-reads");
-    let mut ends = Ends::connected(&world);
+    let mut ends = ConnectedPair::connected(&world);
     let call = ends.client.prepared(STORE, &be(&[1])).read_chunk(4, ends.client.pattern_buf(1, 50_000));
     ends.client.launch(call, 1);
     let stored = Ok(be(&[50_000]));
@@ -59,7 +59,7 @@ fn a_time_out_is_reported_by_the_second_poll_at_the_latest() {
         return;
     }
     let world = World::new("rare-time-out");
-    let mut ends = Ends::connected(&world);
+    let mut ends = ConnectedPair::connected(&world);
     let call = ends.client.prepare(ECHO, 0).expect("memory").timeout(PAUSE);
     ends.client.launch(call, 1);
     ends.client.poll(|done| panic!("{done:?} too early"));
@@ -78,7 +78,7 @@ fn a_lost_connection_is_noticed() {
         return;
     }
     let world = World::new("rare-loss");
-    let mut ends = Ends::connected(&world);
+    let mut ends = ConnectedPair::connected(&world);
     ends.server.shard_mut().abort();
     ends.poll_until(SOON, |ends, _| ends.client.close_reason(ends.connection).is_some());
 }

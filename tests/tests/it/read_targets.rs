@@ -90,7 +90,7 @@ fn caching(world: &mut World, shard: Config, shards: usize) -> (Address, Arc<Ato
 #[test]
 fn read_chunks_are_placed_in_application_pages_and_sent_from_them() {
     for_each([CreditMode::V2Windowed, CreditMode::V1], |mode| {
-        let mut world = World::new("landing");
+        let mut world = World::new("read-target");
         let (address, asked) = caching(&mut world, in_mode(mode), 2);
         let mut clients = [0; 4].map(|_| world.client(&address, mode));
         let mut seed = 0;
@@ -112,7 +112,7 @@ fn read_chunks_are_placed_in_application_pages_and_sent_from_them() {
 /// The arguments of a long call are known once its message has been read.
 #[test]
 fn place_reads_in_runs_after_the_message_of_a_long_call_was_read() {
-    let mut world = World::new("long-landing");
+    let mut world = World::new("long-read-target");
     let (arena, _) = own_arena(PAGES * PAGE);
     let (ours, own) = (arena.id(), arena.clone());
     let take = move |call: &mut ServerCall| {
@@ -135,7 +135,7 @@ fn place_reads_in_runs_after_the_message_of_a_long_call_was_read() {
 fn unusable_read_targets_fail_only_their_call_without_a_read() {
     // Longer than any buffer of the shard.
     const CHUNK: usize = 4 * PAGE;
-    let mut world = World::new("no-landing");
+    let mut world = World::new("no-read-target");
     let (known, unknown) = (own_arena(4 * CHUNK).0, own_arena(4 * CHUNK).0);
     let pages = |arena: &Arena, size, count| Pool::of_pages(arena.clone(), Class { size, count }).expect("room");
     let far_pages = pages(&known, CHUNK, 1);
@@ -174,7 +174,7 @@ fn unusable_read_targets_fail_only_their_call_without_a_read() {
 #[test]
 fn an_unusable_target_of_the_second_chunk_prevents_all_reads_of_its_call() {
     const BOTH: u32 = 42;
-    let (_world, address) = (World::new("second-landing"), test_fabric::new_address("second-landing"));
+    let (_world, address) = (World::new("second-read-target"), test_fabric::new_address("second-read-target"));
     let (arena, _) = own_arena(3 * PAGE);
     let (foreign, _) = own_arena(PAGE);
     let own = arena.clone();
@@ -227,7 +227,7 @@ fn an_unusable_target_of_the_second_chunk_prevents_all_reads_of_its_call() {
 /// RDMA Reads of a lost connection return their pages, and calls of others reuse them.
 #[test]
 fn pages_are_returned_when_connections_are_lost() {
-    let mut world = World::new("lost-landing");
+    let mut world = World::new("lost-read-target");
     let (address, asked) = caching(&mut world, small(), 1);
     let mut other = world.client(&address, small());
     for round in 1..=2 * PAGES {
@@ -244,7 +244,7 @@ fn pages_are_returned_when_connections_are_lost() {
 /// A call that lacks other memory waits. Then it chooses the target of its chunk again.
 #[test]
 fn calls_that_wait_for_memory_return_their_pages() {
-    let (mut world, held) = (World::new("waiting-landing"), HeldCalls::default());
+    let (mut world, held) = (World::new("waiting-read-target"), HeldCalls::default());
     let (arena, _) = own_arena(PAGES * PAGE);
     let own = arena.clone();
     let both = held.procedure().read_chunks(1, PAGE).uncounted().write_chunks(1, 60_000);

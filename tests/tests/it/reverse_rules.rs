@@ -162,13 +162,13 @@ fn version_1_ignores_credits_of_messages_without_a_direction() {
     let first = called.next_call();
     // Each message offers 64 credits. It answers no call, has no direction, or is malformed.
     let stranger = first ^ 0x4000_0000;
-    for useless in [
+    for unusable in [
         [be(&[stranger, 1, 64, 0, 0, 0, 0]), reply_bytes(stranger, b"")].concat(),
         be(&[stranger, 1, 64, 3, 0, 0, 0]),
         be(&[stranger, 1, 64, 4, 2, 0, 0]),
         be(&[stranger, 1, 64]),
     ] {
-        called.raw.send(&useless);
+        called.raw.send(&unusable);
     }
     // Only the expected reply arrives: the single credit is in use.
     called.raw.ping();

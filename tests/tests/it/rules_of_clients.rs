@@ -55,7 +55,7 @@ fn clients_do_not_answer_unusable_messages() {
         };
         let xid = next_xid(peer).expect("a call");
         let stranger = xid ^ 0x8000_0000;
-        let useless: [&[u32]; 14] = [
+        let unusable: [&[u32]; 14] = [
             &[xid, 1, 9, 2, 4, 1024, 0, 0, 0, xid, 1, 0, 0, 0, 0],
             // Shorter than a header: even the call that they name is unaffected.
             &[xid, 1, 9, 4],
@@ -73,7 +73,7 @@ fn clients_do_not_answer_unusable_messages() {
             &[stranger, 1, 9, 77, 0, 0, 0],
             &[stranger, 3, 9, 0, 0, 0, 0],
         ];
-        useless.iter().for_each(|words| peer.send(&be(words)));
+        unusable.iter().for_each(|words| peer.send(&be(words)));
         peer.send(&[0; 5]);
         peer.reply(xid, b"fine");
         // Truncated replies and replies of unknown type end the call that they name.

@@ -108,8 +108,8 @@ fn a_peer_that_answers_reads_below_min_rate_is_disconnected() {
     });
 }
 
-/// A call that waits for memory owes nothing, so no time-out closes its connection. The client has few credits and many
-/// calls, and polls once a second. Short replies are few bytes, but the client takes all of them.
+/// A call that waits for memory is no obligation of its client, so no time-out closes its connection. The client has few
+/// credits and many calls, and polls once a second. Short replies are few bytes, but the client takes all of them.
 #[test]
 fn a_client_that_takes_some_replies_each_second_is_not_disconnected() {
     const CALLS: u64 = 64;

@@ -255,7 +255,7 @@ fn results_of_refused_and_dropped_calls_are_not_sent() {
 fn chunks_contain_no_bytes_of_earlier_calls() {
     const STORED: u32 = 400;
     for_each(CREDIT_MODES, |mode| {
-        let mut world = World::new("unwritten-landing");
+        let mut world = World::new("unwritten-read-target");
         let (arena, _) = own_arena(PAGES * PAGE);
         let own = arena.clone();
         let mirror = |call: &mut ServerCall| {

@@ -42,7 +42,7 @@ pub(crate) struct CallChecker {
     kept: Vec<(Reply, u64)>,
     next_token: u64,
     runs: Runs,
-    claims: Vec<(u64, Claim)>,
+    claims: Vec<(u64, ImpliedExecutions)>,
     /// One-way calls sent. An error may still arrive for each; no call takes it.
     pub(crate) one_way_sent: u64,
     /// Links that `ping` has called.
@@ -91,7 +91,7 @@ struct Call {
 
 /// Number of executions that a call's result implies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Claim {
+enum ImpliedExecutions {
     Never,
     AtMostOnce,
     Once,
@@ -264,7 +264,8 @@ impl CallChecker {
                     }
                     self.journal.count(form, 1);
                     self.journal.count("reverse calls that succeeded", u64::from(link.terms.reverse));
-                    let claim = if call.shape.one_way { Claim::AtMostOnce } else { Claim::Once };
+                    let claim =
+                        if call.shape.one_way { ImpliedExecutions::AtMostOnce } else { ImpliedExecutions::Once };
                     self.claim(token, &call, claim);
                 }
                 self.links[call.link].has_succeeded = true;
@@ -345,14 +346,14 @@ impl CallChecker {
         self.journal.count(what, 1);
     }
 
-    fn claim(&mut self, token: u64, call: &Call, claim: Claim) {
+    fn claim(&mut self, token: u64, call: &Call, claim: ImpliedExecutions) {
         if !call.shape.noted {
             return;
         }
         let repeats = self.repeats && !call.shape.runs_once();
         let claim = match claim {
-            Claim::Once if repeats => Claim::AtLeastOnce,
-            Claim::AtMostOnce if repeats => return,
+            ImpliedExecutions::Once if repeats => ImpliedExecutions::AtLeastOnce,
+            ImpliedExecutions::AtMostOnce if repeats => return,
             claim => claim,
         };
         self.claims.push((token, claim));
@@ -363,10 +364,10 @@ impl CallChecker {
         for (token, claim) in self.claims.drain(..) {
             let runs = self.runs.of((self.who, token as u32));
             let holds = match claim {
-                Claim::Never => runs == 0,
-                Claim::AtMostOnce => runs <= 1,
-                Claim::Once => runs == 1,
-                Claim::AtLeastOnce => runs >= 1,
+                ImpliedExecutions::Never => runs == 0,
+                ImpliedExecutions::AtMostOnce => runs <= 1,
+                ImpliedExecutions::Once => runs == 1,
+                ImpliedExecutions::AtLeastOnce => runs >= 1,
             };
             let who = self.journal.who();
             assert!(holds, "{who}: call {token} was carried out {runs} times: {claim:?}");
@@ -410,10 +411,10 @@ impl CallChecker {
 }
 
 /// Number of executions that a failure implies.
-fn claim_of(error: &CallError) -> Claim {
+fn claim_of(error: &CallError) -> ImpliedExecutions {
     match (error.progress(), error) {
-        (CallProgress::NotSent, _) | (_, CallError::Refused(_)) => Claim::Never,
-        _ => Claim::AtMostOnce,
+        (CallProgress::NotSent, _) | (_, CallError::Refused(_)) => ImpliedExecutions::Never,
+        _ => ImpliedExecutions::AtMostOnce,
     }
 }
 

@@ -194,8 +194,8 @@ impl Caller {
         link.over = true;
         // Addresses differ from run to run.
         let reason = reason.to_string().split('"').step_by(2).collect::<String>();
-        self.checker.journal.note(format_args!("link {index} is over: {reason}"));
-        assert_eq!(link.under_way, 0, "{}: a connection is over, its calls are not", self.checker.journal.who());
+        self.checker.journal.note(format_args!("link {index} has ended: {reason}"));
+        assert_eq!(link.under_way, 0, "{}: a connection has ended, its calls have not", self.checker.journal.who());
     }
 
     /// No memory is kept or exposed, by the engine's count and by the probe's.

@@ -251,8 +251,8 @@ impl Flow {
             Version::V2 => (1 - self.theirs.beyond()).max(0) as u32,
             // Every call has one reply.
             Version::V1 => {
-                let owed = self.ours.count.wrapping_sub(self.answered) as i32;
-                owed.max(0) as u32 + if self.serves { left } else { 0 }
+                let unanswered = self.ours.count.wrapping_sub(self.answered) as i32;
+                unanswered.max(0) as u32 + if self.serves { left } else { 0 }
             }
         }
     }

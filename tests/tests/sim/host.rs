@@ -83,7 +83,7 @@ impl Host {
             match event {
                 ShardEvent::Open(conn) => self.opened(conn),
                 ShardEvent::Closed { conn, reason } => {
-                    self.checker.journal.note(format_args!("{conn:?} is over: {reason}"));
+                    self.checker.journal.note(format_args!("{conn:?} has ended: {reason}"));
                     let link = self.conns.iter().position(|&known| known == conn);
                     if let Some(link) = link {
                         self.checker.links[link].over = true;

@@ -51,7 +51,7 @@ pub(crate) struct Plan {
     pub(crate) hostile_clients: Vec<usize>,
     /// There is a hostile server.
     pub(crate) hostile_server: bool,
-    pub(crate) ending: Ending,
+    pub(crate) ending: ShutdownMode,
 }
 
 /// The shards of one address.
@@ -102,7 +102,7 @@ pub(crate) struct Habits {
 
 /// The end of a run, after all calls have completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum ShutdownMode {
     /// Clients close their connections.
     Close,
     /// Servers drain.
@@ -214,7 +214,7 @@ impl Plan {
             callers,
             hostile_clients,
             hostile_server,
-            ending: pick(r, &[Ending::Close, Ending::Close, Ending::Drain, Ending::Abort]),
+            ending: pick(r, &[ShutdownMode::Close, ShutdownMode::Close, ShutdownMode::Drain, ShutdownMode::Abort]),
         }
     }
 

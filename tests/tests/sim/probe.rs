@@ -433,7 +433,7 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
                     self.record_end(*qp, End::Other);
                 }
                 ControlEvent::Disconnected { qp, .. } => {
-                    self.journal.note(format_args!("{qp:?} is over"));
+                    self.journal.note(format_args!("{qp:?} has ended"));
                     self.record_end(*qp, End::Other);
                 }
                 ControlEvent::Device(event) => self.journal.note(format_args!("{event}")),

@@ -17,7 +17,7 @@ use crate::device::{Kind, MediumListener, listener};
 use crate::host::Host;
 use crate::hostile::{HostileClient, HostileServer};
 use crate::journal::{Journal, Tally};
-use crate::plan::{Ending, Plan};
+use crate::plan::{Plan, ShutdownMode};
 use crate::service::{Runs, services};
 
 /// Rounds after which a wait fails.
@@ -330,13 +330,13 @@ impl World {
     /// Closes everything. Checks that all memory is free and every lost connection has a cause.
     fn end(&mut self) {
         match self.plan.ending {
-            Ending::Close => self.callers.iter_mut().for_each(Caller::close),
-            Ending::Drain | Ending::Abort => {
+            ShutdownMode::Close => self.callers.iter_mut().for_each(Caller::close),
+            ShutdownMode::Drain | ShutdownMode::Abort => {
                 self.drained.fill(true);
                 // No server will ever accept the connections that wait there.
                 self.listeners.clear();
                 for host in self.hosts.iter_mut().filter(|host| !host.retired) {
-                    if self.plan.ending == Ending::Drain { host.drain() } else { host.abort() }
+                    if self.plan.ending == ShutdownMode::Drain { host.drain() } else { host.abort() }
                 }
             }
         }

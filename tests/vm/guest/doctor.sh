@@ -86,7 +86,7 @@ chmod 600 /dev/infiniband/*
 ulimit -l 64
 look 2 $at
 fires memlock device-files
-grep -q 'sudo prlimit' /run/report || fail "nobody is told to raise limits by himself: $(</run/report)"
+grep -q 'sudo prlimit' /run/report || fail "the report lacks the command that raises the limits: $(</run/report)"
 follow
 look 0 $at
 

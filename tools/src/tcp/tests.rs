@@ -33,7 +33,7 @@ pub(crate) fn packet(ipv6: bool, sequence: u32, flags: u8, payload: &[u8]) -> Ve
     packet
 }
 
-fn read(streams: &mut Streams, bytes: &[u8]) -> Option<Piece> {
+fn read(streams: &mut Streams, bytes: &[u8]) -> Option<StreamBytes> {
     streams.packet(&Packet::new(1, Linktype::ETHERNET, bytes))
 }
 

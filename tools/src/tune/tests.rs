@@ -254,7 +254,7 @@ fn quiet(
 
 #[test]
 fn a_bad_start_value_is_improved_on_a_noisy_host() {
-    let (mut useless, mut unproven) = (0, 0);
+    let (mut without_gain, mut unproven) = (0, 0);
     for seed in 0..40 {
         // The start has bad credits. All other changes are worth nothing, or less.
         let bad = [("credits=4", 0.5), ("batch=off", 0.9), ("idle=event", 0.3), ("workers=1", 0.6)];
@@ -267,11 +267,11 @@ fn a_bad_start_value_is_improved_on_a_noisy_host() {
         assert!(found.comparison.as_ref().unwrap().ratio > 1.5, "{seed}: {found:?}");
         assert!(best.get("workers") != "1" && best.get("idle") != "event", "{seed}");
         assert!((100..300).contains(&machine.runs.len()), "{} runs", machine.runs.len());
-        useless += best.changes(&args.start()).len() - 1;
+        without_gain += best.changes(&args.start()).len() - 1;
     }
     // One run in seven is disturbed. If six of twenty pairs are disturbed, the test correctly proves nothing.
     assert!(unproven <= 3, "{unproven} of 40 searches proved nothing");
-    assert!(useless <= 12, "{useless} knobs without a gain were changed in 40 searches");
+    assert!(without_gain <= 12, "{without_gain} knobs without a gain were changed in 40 searches");
 }
 
 #[test]

@@ -103,7 +103,7 @@ pub(super) struct PeerWindows {
 
 /// A claimed window, whose revocation by the peer waits until it is released.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct ClaimedWindow {
     index: usize,
     /// The peer's region.
     pub(super) region: u32,
@@ -118,13 +118,13 @@ impl PeerWindows {
     }
 
     /// Claims a window for a copy, if the key is valid and grants it.
-    pub(super) fn claim(&self, rkey: u32, address: u64, len: u64, write: bool) -> Option<Claim> {
+    pub(super) fn claim(&self, rkey: u32, address: u64, len: u64, write: bool) -> Option<ClaimedWindow> {
         let index = index_of(rkey, self.windows.max(1)) as usize;
         if index >= self.windows as usize {
             return None;
         }
         let fields = WindowTableEntry::of(&self.table, index)?.claim(rkey)?;
-        let claim = Claim { index, region: fields.region, offset: address as usize };
+        let claim = ClaimedWindow { index, region: fields.region, offset: address as usize };
         let granted = if write { fields.access.remote_write } else { fields.access.remote_read };
         let inside = || address.checked_sub(fields.address).and_then(|skip| fields.len.checked_sub(skip));
         if granted && inside().is_some_and(|left| len <= left) {
@@ -135,7 +135,7 @@ impl PeerWindows {
     }
 
     /// Ends a copy.
-    pub(super) fn release(&self, claim: Claim) {
+    pub(super) fn release(&self, claim: ClaimedWindow) {
         if let Some(entry) = WindowTableEntry::of(&self.table, claim.index) {
             entry.release();
         }

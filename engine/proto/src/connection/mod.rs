@@ -361,7 +361,7 @@ impl Connection {
         let waiting = if blocked { self.outbox.len() as u32 } else { 0 };
         // A message can be rejected together with the continued message that it interrupts, so this may exceed
         // `received`.
-        let useless = self.counters.rejected() + self.unsolicited.grants();
+        let excluded = self.counters.rejected() + self.unsolicited.grants();
         ConnectionStatus {
             reserve: self.config.reserve().max(self.credits.reserve(taken)),
             spared,
@@ -371,7 +371,7 @@ impl Connection {
             queued: self.outbox.dequeued.wrapping_add(waiting),
             sent: self.outbox.dequeued,
             partial_message: self.reassembly.open.map(|_| self.reassembly.begun),
-            useful_messages: self.counters.received.saturating_sub(useless),
+            useful_messages: self.counters.received.saturating_sub(excluded),
         }
     }
 

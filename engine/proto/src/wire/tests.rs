@@ -16,7 +16,7 @@ pub(super) fn bytes(hex: &str) -> Vec<u8> {
 
 /// The parts of a header of any type, owned.
 #[derive(Clone, Debug)]
-struct Parts {
+struct HeaderParts {
     xid: u32,
     credit: u32,
     received: Option<u32>,
@@ -41,9 +41,9 @@ enum Kind {
     Optional(u32, Vec<u8>),
 }
 
-impl Parts {
+impl HeaderParts {
     /// Drops parts that this version and revision lack.
-    fn fit(mut self, version: Version, revision: Revision) -> Parts {
+    fn fit(mut self, version: Version, revision: Revision) -> HeaderParts {
         let has_more = matches!(self.kind, Kind::Msg | Kind::Connprop) && revision == Revision::Ietf00;
         if version == Version::V1 {
             (self.received, self.flags, self.inv_handle) = (None, Flags::NONE, 0);
@@ -152,7 +152,7 @@ fn property() -> impl Strategy<Value = (u32, Vec<u8>)> {
 }
 
 /// A version, a revision, and matching header parts.
-fn parts() -> impl Strategy<Value = (Version, Revision, Parts)> {
+fn parts() -> impl Strategy<Value = (Version, Revision, HeaderParts)> {
     let versions = prop::sample::select(Version::ALL);
     let revisions = prop::sample::select(Revision::ALL);
     (versions, revisions).prop_flat_map(|(version, revision)| {
@@ -179,8 +179,19 @@ fn parts() -> impl Strategy<Value = (Version, Revision, Parts)> {
                 properties.retain(|(which, _)| *which >= 100 || seen.insert(*which));
                 let (reads, writes, reply) = lists;
                 let flags = Flags(flags);
-                let parts =
-                    Parts { xid, credit, received, flags, kind, inv_handle, reads, writes, reply, properties, payload };
+                let parts = HeaderParts {
+                    xid,
+                    credit,
+                    received,
+                    flags,
+                    kind,
+                    inv_handle,
+                    reads,
+                    writes,
+                    reply,
+                    properties,
+                    payload,
+                };
                 (version, revision, parts.fit(version, revision))
             },
         )

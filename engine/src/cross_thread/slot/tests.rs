@@ -135,8 +135,8 @@ mod real {
     #[test]
     fn tickets_and_completers_outlive_the_table_owner() {
         let token = Arc::new(());
-        type Ends = (ResultTicket<Arc<()>>, Completer<Arc<()>>);
-        let ends = || -> [Ends; 3] {
+        type TicketAndCompleter = (ResultTicket<Arc<()>>, Completer<Arc<()>>);
+        let ends = || -> [TicketAndCompleter; 3] {
             let mut table = SlotTable::new(5);
             let used = table.acquire().unwrap();
             let ends = [(); 3].map(|()| table.acquire().unwrap());

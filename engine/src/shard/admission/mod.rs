@@ -173,7 +173,7 @@ impl HostQuotas {
         demand: &Demand,
         may_wait: bool,
     ) -> bool {
-        let Some(Need { len, longest }) = demand.quota_need else { return false };
+        let Some(NeededBuffer { len, longest }) = demand.quota_need else { return false };
         let (needed, chunks) = (demand.chunks.max(1), demand.chunks > 0);
         // If the smallest suitable buffers suffice, the larger ones need no count.
         if is_plentiful(&cx.memory, len, needed) {
@@ -246,23 +246,23 @@ impl HostQuotas {
 
 /// A buffer that a call needs.
 #[derive(Clone, Copy, Debug)]
-struct Need {
+struct NeededBuffer {
     len: usize,
     /// Bytes of the longest buffer that may be used.
     longest: usize,
 }
 
-type Needs = ArrayVec<Need, { 2 * MAX_CHUNKS + 2 }>;
+type NeededBuffers = ArrayVec<NeededBuffer, { 2 * MAX_CHUNKS + 2 }>;
 
 /// Pool buffers that a call needs beside its message: for its Read chunks, its results and its reply.
 #[derive(Debug)]
 pub(super) struct Demand {
     /// Needed buffers, the longest first.
-    needs: Needs,
+    needs: NeededBuffers,
     /// Number of needed buffers for chunks.
     chunks: usize,
     /// The longest buffer for a chunk; without chunks, the buffer for the reply.
-    quota_need: Option<Need>,
+    quota_need: Option<NeededBuffer>,
 }
 
 /// A missing buffer. Its text names the knob.
@@ -295,8 +295,8 @@ impl fmt::Display for Deficit {
 impl Demand {
     /// The demand of a call of the procedure `entry`; `None` if its message has not been read yet.
     pub(super) fn new(memory: &ShardMemory, entry: Option<&LocalProcedure>, call: &Unready) -> Self {
-        let mut needs = Needs::new();
-        let chunk = |len| Need { len: memory.chunk_room(len), longest: usize::MAX };
+        let mut needs = NeededBuffers::new();
+        let chunk = |len| NeededBuffer { len: memory.chunk_room(len), longest: usize::MAX };
         if let Some(entry) = entry.filter(|entry| !entry.results_from_handler) {
             let len = |capacity: u32| (capacity as usize).min(entry.binding.results.max_len);
             needs.extend(call.chunks().capacities().map(len).filter(|&len| len > 0).map(chunk));
@@ -308,7 +308,7 @@ impl Demand {
         let (chunks, longest) = (needs.len(), needs.iter().copied().max_by_key(|need| need.len));
         needs.extend(entry.map(|entry| {
             let (_, len) = reply_room(call, entry);
-            Need { len, longest: memory.longest_suitable(len) }
+            NeededBuffer { len, longest: memory.longest_suitable(len) }
         }));
         let quota_need = longest.or(needs.first().copied());
         needs.sort_unstable_by_key(|need| Reverse(need.len));
@@ -319,9 +319,9 @@ impl Demand {
     pub(super) fn beyond_pool(&self, memory: &ShardMemory, call: &Unready) -> Option<Deficit> {
         let mut needs = self.needs.clone();
         let message = call.message_capacity().filter(|&len| len != memory.sizes.capacity);
-        needs.extend(message.map(|len| Need { len, longest: usize::MAX }));
+        needs.extend(message.map(|len| NeededBuffer { len, longest: usize::MAX }));
         needs.sort_unstable_by_key(|need| Reverse(need.len));
-        let count = |need: &Need| memory.pool.room_within(need.len, need.longest).1;
+        let count = |need: &NeededBuffer| memory.pool.room_within(need.len, need.longest).1;
         let lacking = numbered(&needs).find(|(need, several)| count(need) < *several);
         lacking.map(|(need, several)| deficit(memory, need, several))
     }
@@ -333,7 +333,7 @@ impl Demand {
         let reserved = || numbered(&self.needs).find(|(need, _)| memory.is_awaited(memory.class_of(need.len)));
         let any = || numbered(&self.needs).next();
         let (need, several) =
-            missing.or_else(reserved).or_else(any).unwrap_or((Need { len: 0, longest: usize::MAX }, 1));
+            missing.or_else(reserved).or_else(any).unwrap_or((NeededBuffer { len: 0, longest: usize::MAX }, 1));
         deficit(memory, need, several)
     }
 
@@ -357,27 +357,27 @@ impl Demand {
     }
 
     /// The needs, without longer buffers that are reserved for other calls.
-    fn unreserved(&self, memory: &ShardMemory) -> Needs {
+    fn unreserved(&self, memory: &ShardMemory) -> NeededBuffers {
         self.needs
             .iter()
-            .map(|need| Need { longest: need.longest.min(memory.longest_for(need.len)), ..*need })
+            .map(|need| NeededBuffer { longest: need.longest.min(memory.longest_for(need.len)), ..*need })
             .collect()
     }
 }
 
 /// Each need, with the number of needs that can use its buffers: itself, and longer ones.
-fn numbered(needs: &[Need]) -> impl Iterator<Item = (Need, usize)> + '_ {
+fn numbered(needs: &[NeededBuffer]) -> impl Iterator<Item = (NeededBuffer, usize)> + '_ {
     needs
         .iter()
         .enumerate()
         .map(|(at, need)| (*need, 1 + needs[..at].iter().filter(|longer| longer.len <= need.longest).count()))
 }
 
-fn free(memory: &ShardMemory, need: &Need) -> usize {
+fn free(memory: &ShardMemory, need: &NeededBuffer) -> usize {
     memory.pool.room_within(need.len, need.longest).0
 }
 
-fn deficit(memory: &ShardMemory, need: Need, several: usize) -> Deficit {
+fn deficit(memory: &ShardMemory, need: NeededBuffer, several: usize) -> Deficit {
     let (free, count) = memory.pool.room_within(need.len, need.longest);
     Deficit {
         range: (need.len, need.longest),

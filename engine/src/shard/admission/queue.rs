@@ -47,7 +47,7 @@ impl WaitCause {
 
 /// A waiting call.
 #[derive(Debug)]
-pub(in crate::shard) struct Waiting {
+pub(in crate::shard) struct QueuedCall {
     pub(in crate::shard) call: Unready,
     pub(in crate::shard) cause: WaitCause,
     pub(in crate::shard) ticket: QueueTicket,
@@ -76,9 +76,9 @@ struct BufferReservation {
 
 #[derive(Debug, Default)]
 pub(in crate::shard) struct WaitQueue {
-    calls: VecDeque<Waiting>,
+    calls: VecDeque<QueuedCall>,
     /// During a pass: the calls that the pass has not reached yet.
-    remaining: VecDeque<Waiting>,
+    remaining: VecDeque<QueuedCall>,
     /// Number of the next call.
     next: u64,
     /// Number of the current pass. Connections record the last pass in which one of their calls stayed blocked.
@@ -149,7 +149,7 @@ impl WaitQueue {
         let ticket = QueueTicket { number: self.next, since, unservable_since: None, reported: false };
         self.next += 1;
         self.lacks_buffers |= !cause.is_own();
-        self.keep(cx, conn, Waiting { call, cause, ticket }, demand, since);
+        self.keep(cx, conn, QueuedCall { call, cause, ticket }, demand, since);
         self.due = true;
     }
 
@@ -170,7 +170,7 @@ impl WaitQueue {
     /// Takes the next call that may get memory. The caller [keeps](Self::keep) it, or lets it [start](Self::start).
     ///
     /// A pass that is not full ends once all sizes are reserved, so that its cost does not grow with the queue.
-    pub(in crate::shard) fn next_candidate<F: Fabric>(&mut self, cx: &ShardContext<F>) -> Option<Waiting> {
+    pub(in crate::shard) fn next_candidate<F: Fabric>(&mut self, cx: &ShardContext<F>) -> Option<QueuedCall> {
         loop {
             if !self.is_full_pass && self.sizes.iter().all(|&size| cx.memory.is_awaited(size)) {
                 while let Some(waiting) = self.calls.pop_back() {
@@ -212,7 +212,7 @@ impl WaitQueue {
         &mut self,
         cx: &mut ShardContext<F>,
         conn: &mut Conn,
-        waiting: Waiting,
+        waiting: QueuedCall,
         demand: &Demand,
         now: u64,
     ) {
@@ -268,7 +268,11 @@ impl WaitQueue {
     }
 
     /// Removes the calls that have had no prospect of buffers for a second, and logs long waits.
-    pub(in crate::shard) fn take_unservable<F: Fabric>(&mut self, cx: &mut ShardContext<F>, now: u64) -> Vec<Waiting> {
+    pub(in crate::shard) fn take_unservable<F: Fabric>(
+        &mut self,
+        cx: &mut ShardContext<F>,
+        now: u64,
+    ) -> Vec<QueuedCall> {
         if now < self.next_search || self.is_empty() {
             return Vec::new();
         }
@@ -278,7 +282,7 @@ impl WaitQueue {
         let in_use: Vec<usize> =
             cx.memory.pool.sizes().filter(|&size| any_prospect || self.is_in_use(cx, size)).collect();
         let mut unservable = Vec::new();
-        for (at, Waiting { cause, ticket, .. }) in self.calls.iter_mut().enumerate() {
+        for (at, QueuedCall { cause, ticket, .. }) in self.calls.iter_mut().enumerate() {
             // The limit of a call that waits behind an unservable one of its connection or host runs at the same time.
             let range = match cause {
                 WaitCause::Buffer(deficit) | WaitCause::Quota(deficit) | WaitCause::Earlier(deficit) => deficit.range,
@@ -366,7 +370,7 @@ impl WaitQueue {
 
     /// The waiting calls.
     #[cfg(test)]
-    pub(in crate::shard) fn iter(&self) -> impl Iterator<Item = &Waiting> {
+    pub(in crate::shard) fn iter(&self) -> impl Iterator<Item = &QueuedCall> {
         self.calls.iter()
     }
 

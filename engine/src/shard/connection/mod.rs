@@ -206,7 +206,7 @@ pub(super) struct Conn {
     /// Receives that the shard has reserved for it.
     pub(super) receive_reservation: ReceiveReservation,
     pub(super) usage: CreditUsage,
-    /// Timers of what the peer owes.
+    /// Timers of the peer's obligations.
     pub(super) obligations: ObligationTimers,
     pub(super) reconnect: ReconnectState,
     /// The outgoing continued message, if any.

@@ -23,7 +23,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use super::admission::queue::{WaitCause, Waiting};
+use super::admission::queue::{QueuedCall, WaitCause};
 use super::admission::quota::{OwnerCalls, leaves_plenty, limits_reads};
 use super::admission::{Admission, Demand, must_refuse, reply_room};
 use super::connection::{Conn, Stage};
@@ -406,7 +406,7 @@ impl Responder {
             }
         }
         let started = before - self.admission.queue.len();
-        for Waiting { call, .. } in self.admission.queue.take_unservable(cx, now) {
+        for QueuedCall { call, .. } in self.admission.queue.take_unservable(cx, now) {
             let Some(conn) = cx.conns.take(call.qp()) else { continue };
             cx.with_conn(conn, |cx, conn| {
                 self.refuse_without_memory(cx, conn, call);
@@ -419,8 +419,8 @@ impl Responder {
     }
 
     /// Starts a waiting call, if there is memory for it now.
-    fn retry<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, waiting: Waiting, now: u64) {
-        let Waiting { call, cause: before, ticket } = waiting;
+    fn retry<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, waiting: QueuedCall, now: u64) {
+        let QueuedCall { call, cause: before, ticket } = waiting;
         if before.is_own() {
             conn.served.unblock(&call);
         }
@@ -434,7 +434,7 @@ impl Responder {
             }
             Err(call) => {
                 let cause = cause.unwrap_or_else(|| WaitCause::Buffer(demand.deficit(&cx.memory)));
-                self.admission.queue.keep(cx, conn, Waiting { call, cause, ticket }, &demand, now);
+                self.admission.queue.keep(cx, conn, QueuedCall { call, cause, ticket }, &demand, now);
             }
         }
     }

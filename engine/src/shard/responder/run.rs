@@ -57,7 +57,7 @@ impl Responder {
                 let (peer, name) = (conn.log_name(), call.name());
                 let line = format_args!(
                     "{peer}: {name} is cached, but its caller has no identity: a retransmission runs again \
-                     (ClientConfig::credential, or another function of Procedure::cached or typed::Cache)"
+                     (ClientConfig::credential, or another function of Procedure::cached or typed::ProgramCache)"
                 );
                 cx.log_of(Level::Warn, "calls without an identity", Some(name), line);
             }

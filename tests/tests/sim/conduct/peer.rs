@@ -88,7 +88,7 @@ struct PeerConnection {
     may: [f64; 2],
     /// Time of its last sign of life.
     last_empty_write: Duration,
-    /// Since when it has owed the answer to an RDMA Read.
+    /// Since when an RDMA Read waits for its answer.
     owed_since: Option<Duration>,
     /// It sends nothing more.
     mute: bool,
