@@ -3,8 +3,8 @@
 //! The fence selects the place: `sh` is this host, and `sh vm` the virtual machine. `sh vm server` is another host
 //! there, and `sh vm siw` the machine with the soft-iWARP driver. `sh not run: REASON` is not run. `text output` is the
 //! output of the preceding commands. Each of its lines must occur, except `…`. A `…` at a line's end matches any rest,
-//! and numbers may differ. `rust PATH` is written to that file. After a command that ends with `&`, the next one waits
-//! until it listens. The blocks of a document run in order, in one shell.
+//! and numbers may differ. `rust PATH` is written to that file. After a command that ends with `&`, which starts a
+//! server, the script waits until the server listens. The blocks of a document run in order, in one shell.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -136,14 +136,15 @@ fn run(document: &str) {
     }
     let (clone, logs) = (clone(), tempfile::tempdir().expect("a directory"));
     let logs = logs.path();
-    let siw = !Command::new("modprobe").args(["--dry-run", "siw"]).output().is_ok_and(|done| done.status.success());
+    let lacks_siw =
+        !Command::new("modprobe").args(["--dry-run", "siw"]).output().is_ok_and(|done| done.status.success());
     let mut main = format!("{PRELUDE}{}", if machine { MACHINE } else { "" });
     let mut outputs: Vec<(usize, PathBuf, String)> = Vec::new();
     let mut last = None;
     for block in &blocks {
         if let Some(place) = block.runner() {
             last = None;
-            if place == Runner::SoftIwarp && machine && siw {
+            if place == Runner::SoftIwarp && machine && lacks_siw {
                 println!("not run: {document}:{}: there is no driver siw", block.line);
             } else if here(place) {
                 let own = logs.join(block.line.to_string());
@@ -183,7 +184,7 @@ fn run(document: &str) {
             None => std::thread::sleep(Duration::from_millis(50)),
         }
     };
-    // No one else ends the servers of its blocks.
+    // The servers that the blocks have started do not end by themselves.
     let _ = kill_process_group(Pid::from_child(&shell), Signal::KILL);
     let printed = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
     if !status.is_some_and(|status| status.success()) {
@@ -193,7 +194,7 @@ fn run(document: &str) {
                 println!("{document}:{}:\n{}\n{output}", block.line, block.text);
             }
         }
-        panic!("{document}: a command failed: {status:?}: the last one above");
+        panic!("{document}: the last command above failed: {status:?}");
     }
     for (line, output, expected) in outputs {
         let printed = printed(&output);

@@ -65,7 +65,7 @@ Outstanding calls per connection; fewer if their payload exceeds 32 MiB in total
 buffers stay in a core's cache, as perftest's single buffer does";
 
 impl BwArgs {
-    /// Payload without `-s`, in bytes.
+    /// Default payload size in bytes, used without `-s`.
     pub(crate) fn usual_size(&self) -> usize {
         self.call.wire_form.usual_size(match (self.call.op, self.call.wire_form.form) {
             (RpcOp::Echo, _) | (_, Some(Form::Inline)) => 2048,
@@ -90,7 +90,7 @@ impl CallArgs {
 /// Arguments of the form and direction of calls.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FormArgs {
-    /// Form of the payload, in calls and replies (default: inline; of read and write, chunk)
+    /// Form of the payload, in calls and replies (default: chunk for read and write, otherwise inline)
     #[arg(long, value_enum)]
     pub(crate) form: Option<Form>,
     /// The server calls the client, on the client's connection
@@ -266,7 +266,7 @@ impl FromStr for BufferClass {
 /// Credit mode of version 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum V2CreditMode {
-    /// Each header states the number of received messages, and the credits beyond them
+    /// Each header states how many messages were received, and how many more may be sent
     Windowed,
     /// Each header grants additional credits
     Incremental,

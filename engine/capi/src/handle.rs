@@ -1,10 +1,10 @@
 #![expect(unsafe_code, reason = "a handle is a pointer that callers in C hold")]
-//! Handles: pointers to slots, which detect stale and mistyped handles.
+//! Handles: pointers to slots. A slot detects stale and mistyped handles.
 //!
 //! A slot begins with a mark, which says the kind of the handle, and whether the slot is free, live, or in use by a
-//! function. Slots are reused, and never return to the allocator, so a freed handle still points to a slot. The handles
-//! of a slot differ in a tag in their upper bits, which no address uses, and the mark has the tag of the present
-//! handle. A handle value is reused after 65,536 others of its slot.
+//! function. Slots are reused, and never return to the allocator, so a freed handle still points to a slot. Successive
+//! handles of a slot differ by a tag in their upper 16 bits, which addresses do not use. The mark contains the tag of
+//! the slot's current handle. A handle value recurs after 65,535 other handles of its slot.
 
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::ffi::c_void;
@@ -27,9 +27,10 @@ pub(crate) trait HandleKind: Sized + 'static {
     type Value: 'static;
     /// Name of the type in C.
     const NAME: &'static str;
-    /// Mark of a live handle, which is unlikely to be in other memory. Its last two bits, and those of a tag, are 0.
+    /// Mark of a live handle: a value that other memory is unlikely to contain. Its lowest two bits and its tag bits
+    /// are 0.
     const MARK: u64;
-    /// Whether only one thread at a time may use the handle, which is attached to it.
+    /// Whether the handle is attached to one thread at a time, which alone may use it.
     const BOUND: bool;
     /// Whether the handles of a slot have tags. Handles without tags are plain pointers, which leak checkers recognize.
     const TAGGED: bool;
@@ -40,8 +41,9 @@ pub(crate) trait HandleKind: Sized + 'static {
     fn common() -> &'static SharedFreeSlots<Self>;
 }
 
-/// Bits of a mark: a function uses the slot, or the handle was freed.
+/// Bit of a mark: a function uses the slot.
 const IN_USE: u64 = 1;
+/// Bit of a mark: the handle was freed.
 const FREED: u64 = 2;
 /// Bits of the tag in a handle and its mark, by which the handles of a slot differ.
 const TAG: u64 = 0xffff << 48;
@@ -114,7 +116,7 @@ impl<K: HandleKind> ThreadFreeSlots<K> {
         pointer
     }
 
-    /// Takes the value of a handle, which ends. Its slot becomes one of these.
+    /// Ends a handle and returns its value. The slot joins this list.
     ///
     /// # Errors
     /// See [`lend`].
@@ -210,7 +212,7 @@ impl TemporaryTags {
 
 /// Runs `body` with a handle that ends with it, and then `end` with the result and the value.
 ///
-/// The tag tells the handle from those before it.
+/// The tag distinguishes the handle from earlier ones at the same address.
 #[inline(always)]
 pub(crate) fn with_temporary_handle<K: HandleKind, R, T>(
     tag: u16,
@@ -279,11 +281,11 @@ impl<K: HandleKind> HandleSlot<K> {
             0 => ApiFailure::new(
                 Errno::PERM,
                 format_args!(
-                    "{name}: another thread uses it, or none (rpcrdma_detach there and rpcrdma_attach here pass it on; \
-                     the end of its thread detaches it, too)"
+                    "{name}: attached to another thread, or to none (to move it, call rpcrdma_detach on that thread \
+                     and rpcrdma_attach on this one; the end of a thread also detaches its handles)"
                 ),
             ),
-            IN_USE => ApiFailure::new(Errno::BUSY, format_args!("{name}: a function uses it now")),
+            IN_USE => ApiFailure::new(Errno::BUSY, format_args!("{name}: in use by another function")),
             // The handle was freed, or the slot has a later handle.
             other if other & !(TAG | IN_USE | FREED) == 0 => {
                 checked::report_misuse(format_args!("{name}: freed or answered already"))
@@ -395,7 +397,7 @@ pub(crate) struct LentHandle<'a, K: HandleKind> {
 /// thread has it, or none.
 ///
 /// # Safety
-/// `pointer` is null or came from this library. That a handle was freed is detected likely, but not certainly.
+/// `pointer` is null or came from this library. A freed handle is usually detected, but not always.
 #[inline(always)]
 pub(crate) unsafe fn lend<'a, K: HandleKind>(pointer: *mut K) -> Result<LentHandle<'a, K>, ApiFailure> {
     // SAFETY: the caller guarantees it.
@@ -406,7 +408,7 @@ pub(crate) unsafe fn lend<'a, K: HandleKind>(pointer: *mut K) -> Result<LentHand
     }
 }
 
-/// Lends a handle again after a function of the application has run. `None` if that has freed it.
+/// Lends a handle again after a function of the application has run. `None` if that function has freed the handle.
 ///
 /// # Safety
 /// See [`lend`]. The handle was live before that function, so it is not null.
@@ -418,7 +420,7 @@ pub(crate) unsafe fn lend_if_live<'a, K: HandleKind>(pointer: *mut K) -> Option<
     slot.claim(live).ok().map(|()| LentHandle { slot, live })
 }
 
-/// Takes the value of a handle, which ends.
+/// Ends a handle and returns its value.
 ///
 /// # Errors
 /// See [`lend`].
@@ -433,7 +435,7 @@ pub(crate) unsafe fn take<K: HandleKind>(pointer: *mut K) -> Result<K::Value, Ap
     taken.unwrap_or_else(|_| unsafe { ThreadFreeSlots::new().take(pointer) })
 }
 
-/// Makes a handle live again that [`take`] has ended, with its value.
+/// Makes a handle that [`take`] has ended live again, with this value.
 ///
 /// # Safety
 /// See [`take`], which has ended the handle on this thread. No handle was made since.

@@ -1,4 +1,4 @@
-#![expect(unsafe_code, reason = "takes the word of C about memory that it has mapped")]
+#![expect(unsafe_code, reason = "the C caller guarantees that its memory is mapped")]
 //! Memory of chunks, of the library or of the application.
 
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::failure::ApiFailure;
 
-/// Value of a buffer handle: owned and writable, or shared and only read.
+/// Value of a buffer handle: owned and writable, or shared and read-only.
 pub(crate) enum BufferMemory {
     Owned(Buf),
     /// Memory of an arena that several shards may have.
@@ -48,7 +48,7 @@ impl BufferMemory {
         match self {
             Self::Owned(buf) => Ok(buf),
             Self::Shared(_) | Self::OfShard(_) => {
-                Err(ApiFailure::argument("the buffer is only read: use one of rpcrdma_alloc"))
+                Err(ApiFailure::argument("the buffer is read-only: use one from rpcrdma_alloc"))
             }
         }
     }
@@ -61,7 +61,7 @@ impl BufferMemory {
     /// Converts the buffer for a result of a call whose shard has the arena `own`.
     ///
     /// # Errors
-    /// The memory is another shard's, or a client's.
+    /// The memory belongs to another shard or to a client.
     pub(crate) fn into_result(self, own: Option<ArenaId>) -> Result<Frozen, ApiFailure> {
         let bytes = match self {
             Self::Shared(bytes) => return Ok(bytes),
@@ -70,7 +70,7 @@ impl BufferMemory {
         };
         match own {
             Some(own) if own != bytes.arena() => {
-                Err(ApiFailure::new(Errno::XDEV, "the buffer is another shard's, or a client's: copy it"))
+                Err(ApiFailure::new(Errno::XDEV, "the buffer belongs to another shard or to a client: copy it"))
             }
             _ => Ok(bytes),
         }
@@ -145,7 +145,7 @@ impl AdoptedArena {
         Ok(Self { arena, results: OnceLock::new() })
     }
 
-    /// The arena, which is for Read chunks from now on.
+    /// Reserves the arena for Read chunks, and returns it.
     pub(crate) fn for_reads(&self) -> Result<Arena, ApiFailure> {
         match self.results.get_or_init(|| None) {
             None => Ok(self.arena.clone()),

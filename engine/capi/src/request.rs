@@ -421,7 +421,7 @@ unsafe fn check_buffers(reads: &[rpcrdma_read_chunk], writes: &[rpcrdma_write_ch
         // SAFETY: the caller guarantees it.
         let memory = unsafe { lend(buffer) }?;
         if !matches!(*memory, BufferMemory::Owned(_)) {
-            return Err(ApiFailure::argument("a chunk's buffer is only read: use one of rpcrdma_alloc"));
+            return Err(ApiFailure::argument("a chunk's buffer is read-only: use one from rpcrdma_alloc"));
         }
     }
     Ok(())

@@ -115,8 +115,8 @@ impl<T: Linked> ReturnQueue<T> {
 
     /// Takes all boxes, and leaves `instead` as the head.
     fn take(&mut self, instead: *mut T) -> Drained<T> {
-        // SYNC POINT return: with each exchange in `ReturnHandle::push`; a later one continues the release of an
-        // earlier one.
+        // SYNC POINT return: with each exchange in `ReturnHandle::push`. A later exchange continues the release
+        // sequence of an earlier one.
         let mut last = self.head.0.swap(instead, Ordering::Acquire);
         let mut first = null_mut();
         while !last.is_null() && last != closed() {

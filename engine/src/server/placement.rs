@@ -92,8 +92,8 @@ fn log_placement(addresses: &[Address], devices: &[Option<u32>], cores: &[Option
     for index in without_near_shard(devices, cores, serves) {
         let (address, node) = (&addresses[index], devices[index].unwrap_or_default());
         log::warn!(
-            "{address}: its device is on NUMA node {node}, but none of the shards that serve it is: add cores of that \
-             node to `ServerConfig::cores`"
+            "{address}: its device is on NUMA node {node}, but no shard on that node serves it: add cores of that node \
+             to `ServerConfig::cores`"
         );
     }
 }

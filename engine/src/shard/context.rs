@@ -1,7 +1,8 @@
 //! Shared state of a shard's parts: device, memory, clock, connections, statistics.
 //!
-//! It has no policy about calls. The table finds a connection by its queue pair, or by its owner's name, which is the
-//! connection's first queue pair. A list has the connections with messages to send.
+//! It has no policy about calls. The table finds a connection by its queue pair, or by its name. The name is the
+//! connection's first queue pair, and stays the same when it reconnects. A list has the connections with messages to
+//! send.
 
 use std::fmt::Arguments;
 use std::mem;
@@ -49,7 +50,7 @@ pub(super) struct ShardContext<F: Fabric> {
     sampler: Sampler,
     /// Rate limit of log lines that peers cause.
     pub(super) log: LogLimit<ProcedureName>,
-    /// Posts by the number of work requests in them; the last entry counts all longer ones.
+    /// Number of posts for each length of the chain, in work requests. The last entry counts all longer chains.
     batches: Box<[u64; MAX_BATCH + 1]>,
 }
 
@@ -195,14 +196,16 @@ impl<F: Fabric> ShardContext<F> {
         }
     }
 
-    /// Sets on a lent connection whether Receives suffice for all peers after it grants one more message.
+    /// Checks whether Receives suffice for all peers after one more grant, and stores the result in a lent connection.
     #[inline]
     pub(super) fn check_receives(&mut self, conn: &mut Conn) {
         let ready = self.memory.receives.suffice() || self.suffices_without_spares(conn);
         conn.proto.set_receives_ready(ready);
     }
 
-    /// Whether Receives suffice without the full reservation of each connection, because calls may keep buffers long.
+    /// Whether Receives suffice without the full reservation of each connection.
+    ///
+    /// This keeps connections going while calls hold buffers for a long time.
     #[cold]
     fn suffices_without_spares(&mut self, conn: &mut Conn) -> bool {
         let own = conn.proto.status().spared;
@@ -214,7 +217,7 @@ impl<F: Fabric> ShardContext<F> {
         }
         let suffice = self.memory.receives.suffice_without(others + own);
         self.memory.receives.ran_short |= !suffice;
-        // The Receives that the connection may grant now are needed.
+        // The connection may grant now, so two of its spared Receives are needed.
         conn.receive_reservation.spared = if suffice { own.saturating_sub(2) } else { own };
         self.memory.receives.spared = (self.stats.turns, others + conn.receive_reservation.spared);
         suffice
@@ -334,7 +337,7 @@ impl<F: Fabric> ShardContext<F> {
     }
 
     /// Writes or counts a log line at a level, with lines of its own for each procedure. `of` is `None` for a procedure
-    /// that only the peer has named: this bounds the number of limits.
+    /// that only the peer has named, so that peers cannot create any number of rate limits.
     #[cold]
     pub(super) fn log_of(&mut self, level: Level, what: &'static str, of: Option<ProcedureName>, line: Arguments<'_>) {
         self.log.log_subject(self.clock.read(), level, (what, of), line);
@@ -345,7 +348,7 @@ impl<F: Fabric> ShardContext<F> {
         self.conns.get(conn).filter(|conn| conn.stage() == Stage::Open)
     }
 
-    /// Allocates from an extra pool of bulk buffers, created at first use: exposed to a peer, or to none.
+    /// Allocates from an extra pool of bulk buffers, which the first use creates, registered for peers if `exposed`.
     ///
     /// # Errors
     /// [`CallError::NoMemory`] while no such buffer is free, [`CallError::TooLong`] if the pool never has one,
@@ -379,7 +382,7 @@ impl<F: Fabric> ShardContext<F> {
     /// Allocates `len` bytes for a chunk of a call on this connection; no other peer ever gets access to it.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] while no such buffer of the connection is free, [`CallError::TooLong`] if it has none so
+    /// [`CallError::NoMemory`] while no such buffer of the connection is free, [`CallError::TooLong`] if none is so
     /// long, [`CallError::OutOfMemory`] if the system refuses the memory, [`CallError::Closed`] without a connection.
     pub(super) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
         if let Some(buf) = self.conns.get(conn).and_then(|conn| conn.calls.try_alloc(len)) {
@@ -451,7 +454,7 @@ impl ConnTable {
         self.slots.get_mut(slot)?.take()
     }
 
-    /// Lends a connection by its owner's name for it.
+    /// Lends the connection with this name.
     #[inline]
     pub(super) fn take_ref(&mut self, conn: ConnRef) -> Option<BoxedConn> {
         self.take(conn.0).or_else(|| self.take_reconnected(conn.0))

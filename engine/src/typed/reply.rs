@@ -51,11 +51,11 @@ impl<'a, P: Signature> ReplySender<'a, P> {
         Ok(ReplySent(()))
     }
 
-    /// Writer of the first eligible result, in the memory sent.
+    /// Writer of the first eligible result, in the memory that is sent.
     ///
-    /// The memory is a Write chunk, or the reply. Its room is what the caller accepts; in the reply, less the longest
-    /// other results, or 0 if unbounded results come before. The results name the written bytes by [`Bulk::placed`]. A
-    /// second writer starts from the beginning.
+    /// The memory is a Write chunk, or a part of the reply. A Write chunk has the room that the caller offers. The
+    /// reply has the room that the longest other results leave, or none if unbounded results come before. The results
+    /// name the written bytes by [`Bulk::placed`]. A second writer starts from the beginning.
     ///
     /// # Errors
     /// The procedure has no such result, or the call holds [lent](Self::lend) memory.
@@ -151,7 +151,7 @@ impl<P: Signature> Deferred<P> {
         self.call.info()
     }
 
-    /// Its arguments, in the memory that they arrived in. Each call of this function decodes them.
+    /// The call's arguments, in the memory that they arrived in. Each call of this function decodes them.
     pub fn args(&self) -> P::Args<'_> {
         decode(self.call.incoming()).expect("checked before the handler got the call")
     }
@@ -161,7 +161,7 @@ impl<P: Signature> Deferred<P> {
         self.call.is_disconnected()
     }
 
-    /// Memory of the results.
+    /// Sender of the reply, with the memory of the results.
     fn answer(&mut self) -> ReplySender<'_, P> {
         ReplySender::new(self.call.split(P::BINDING.results.count > 0).2, &mut self.inline_data)
     }

@@ -12,7 +12,7 @@ use rpcrdma::typed::Deferred;
 use crate::log::Record;
 use crate::protocol::kv_v1;
 
-/// Outstanding jobs.
+/// Maximum outstanding jobs.
 const ENTRIES: u32 = 128;
 /// `RWF_DSYNC` of `pwritev2`: written data is on the disk at completion.
 const DSYNC: i32 = 2;
@@ -41,13 +41,13 @@ impl Get {
         Self { call, file, at, len, done: 0 }
     }
 
-    /// True if the whole value is there.
+    /// True if the whole value was read.
     pub(crate) fn is_whole(&self) -> bool {
         self.done == self.len
     }
 }
 
-/// Call of a change.
+/// A call that changes the store.
 pub(crate) enum Change {
     Put(Deferred<kv_v1::Put>),
     Delete(Deferred<kv_v1::Delete>),
@@ -113,7 +113,7 @@ impl Ring {
         Ok(Self { ring: IoUring::new(ENTRIES)?, jobs, free: (0..ENTRIES as usize).collect() })
     }
 
-    /// Readable after a completion.
+    /// Descriptor that is readable while a completion is pending.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
     }

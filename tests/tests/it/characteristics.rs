@@ -247,8 +247,9 @@ fn changes_require_support_at_both_ends() {
 
 #[test]
 fn announced_characteristics_take_effect_at_once() {
-    // Bytes of a call's arguments and of its Write chunk; the parts of the call, the segments of the chunk and whether
-    // a handle is offered, or no call; the update that follows.
+    // Each step is a call and the update that its reply follows. It has the bytes of the arguments and of the Write
+    // chunk, then what the server sees: parts of the call, segments of the chunk, and whether the call offers a handle
+    // to invalidate. A call that the server never sees has `None`.
     type Seen = Option<(usize, usize, bool)>;
     let steps: [(usize, usize, Seen, PropertyId, u32); 6] = [
         (3000, 20_000, Some((1, 1, true)), PropertyId::SegmentSize, 8192),

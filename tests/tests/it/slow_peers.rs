@@ -4,7 +4,7 @@
 use rpcrdma::fabric::iwarp::wire::{self as iwarp, PayloadPlace, RdmapOpcode, fpdu_len};
 use rpcrdma_tests::prelude::*;
 
-/// Time-out of peers that make no progress. A server checks at each eighth of it.
+/// Time-out of peers that make no progress. A server checks for progress eight times within it.
 const PROGRESS: Duration = Duration::from_millis(200);
 const CHECK_INTERVAL: Duration = Duration::from_millis(25);
 /// Bytes that the minimum rate moves between two checks.
@@ -14,7 +14,7 @@ const SLOW: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const OTHER: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// Bytes of each Read chunk.
 const CHUNK: usize = 30_000;
-/// Seed of its content.
+/// Seed of the chunks' content.
 const SEED: u32 = 7;
 /// Position of the chunk in the call: behind the RPC header (RFC 5531 §9) and the seed.
 const POSITION: u32 = 44;
@@ -39,8 +39,12 @@ fn send_call(peer: &mut RawPeer, xid: u32, whole: Segment, segments: usize) {
     peer.call_as(xid, STORE, &Lists::new().read(POSITION, chunk), &be(&[SEED]));
 }
 
-/// A peer of version 1 and its proxy, which moves nothing from now on. The server has `calls` calls of the peer, each
-/// with a Read chunk of `segments` segments. Or the cause of a refusal.
+/// Connects a peer of version 1 through a proxy, which moves nothing from then on.
+///
+/// The server then has `calls` calls of the peer, each with a Read chunk of `segments` segments.
+///
+/// # Errors
+/// The cause of a refusal.
 fn try_reads(server: &Address, from: Ipv4Addr, calls: u32, segments: usize) -> Result<(TcpProxy, RawPeer), String> {
     let proxy = TcpProxy::new(server, from);
     let mut peer = RawPeer::try_connect(proxy.address(), b"")?;
@@ -65,7 +69,7 @@ fn pass(server: &TimedServer, (proxy, peer): &mut (TcpProxy, RawPeer), bytes: us
 /// The peer delivers all requested bytes slightly above the minimum rate.
 #[test]
 fn a_peer_that_answers_reads_at_min_rate_is_not_disconnected() {
-    // A few work requests, and so many that the device has not even received most of them.
+    // First a few work requests, then so many that the device has not even received most of them.
     for_each([(4, 1), (24, 15)], |(calls, segments)| {
         let _world = World::new("least-rate");
         let (address, server) = serve(config().with(|c| {
@@ -79,14 +83,14 @@ fn a_peer_that_answers_reads_at_min_rate_is_not_disconnected() {
             assert!(!slow.1.is_over(), "ended after {checks} checks");
             checks += 1;
         }
-        assert!(checks > 40, "all of it came in {checks} checks: the proxy is not slow");
+        assert!(checks > 40, "all bytes arrived within {checks} checks: the proxy is not slow");
         assert_eq!(server.stats().peers_stalled, 0);
     });
 }
 
 #[test]
 fn a_peer_that_answers_reads_below_min_rate_is_disconnected() {
-    // An RDMA Write of no bytes shows that a peer is alive, and nothing more.
+    // An RDMA Write of no bytes shows that a peer is alive, but is no progress.
     let segment = iwarp::SegmentHeader {
         opcode: RdmapOpcode::Write,
         last: true,
@@ -149,7 +153,7 @@ fn busy_connections_are_evicted_for_other_hosts_once_per_second() {
     let slow = connect_all(SLOW, 1);
     assert_eq!(server.stats().connections_evicted, 0, "a connection of the same host was evicted");
     let mut others = Vec::new();
-    // The last one comes less than a second after the one before.
+    // The second round comes less than a second after the first eviction, and the third a whole second after it.
     for (millis, evicted) in [(1000, 1), (999, 1), (1, 2)] {
         server.pass(Duration::from_millis(millis));
         others.extend(connect_all(OTHER, 0));

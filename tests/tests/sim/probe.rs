@@ -48,7 +48,7 @@ struct QpRecord {
 /// The end of a connection, as a device observes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// This side has closed it in order.
+    /// This side has closed it.
     Own,
     /// The peer or the network has ended it.
     Other,
@@ -86,14 +86,15 @@ pub(crate) struct Probe<F> {
     revision: Revision,
     /// The version that this side prefers.
     version: Version,
-    /// As a server it takes version 1, which cannot authenticate.
+    /// Whether it accepts version 1 as a server. Version 1 cannot authenticate.
     takes_version_1: bool,
-    /// It takes calls.
+    /// Whether it accepts calls.
     serves: bool,
-    /// Hostile peers may connect to it.
+    /// Whether hostile peers may connect to it.
     strangers: bool,
-    /// Messages that a peer may have outstanding: initial and most.
+    /// Messages that a peer may have outstanding at first.
     credits: u32,
+    /// Maximum messages that a peer may ever have outstanding.
     most: u32,
     groups: Vec<FabricAddress>,
     /// Address of the hostile server.
@@ -103,8 +104,9 @@ pub(crate) struct Probe<F> {
     receives: u32,
     /// Private data of connect requests.
     requests: Vec<(RequestId, Vec<u8>)>,
-    /// Connections that have ended. Of those that this side did not end: the group, and whether it was established.
+    /// Number of connections that have ended.
     ends: u64,
+    /// Connections that others ended: the group, and whether the connection was established.
     lost: Vec<(QpId, usize, bool)>,
     /// Established connections that this side destroyed without a close.
     destroyed_unclosed: u64,
@@ -241,13 +243,13 @@ impl<F: Fabric + Smallest> Probe<F> {
         }
         let revision = self.revision;
         let who = self.journal.clone();
-        let Some(seen) = self.record_of(qp) else { panic!("{}: a post to nobody", who.who()) };
+        let Some(seen) = self.record_of(qp) else { panic!("{}: a post to an unknown queue pair", who.who()) };
         if seen.failed {
             return;
         }
         if let (Opcode::LocalInvalidate, Some(window)) = (request.opcode, request.window) {
             let known = seen.bound.iter().any(|bound| bound.window == window);
-            assert!(known, "{}: it revokes a window that nobody may use", who.who());
+            assert!(known, "{}: it revokes a window that is not bound", who.who());
         }
         let checked = message.map_or(Ok(()), |message| {
             seen.census.take(&message, revision, &who);
@@ -266,7 +268,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         (self.seen.iter().map(|seen| seen.flow.promised()).sum(), self.receives)
     }
 
-    /// Every Receive holds any message that a peer may send.
+    /// Checks that every Receive has room for any message that a peer may send.
     fn check_sizes(&mut self) {
         let Some(least) = self.inner.smallest_receive() else { return };
         for QpRecord { qp, flow, sizes, .. } in &self.seen {
@@ -276,7 +278,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         }
     }
 
-    /// Receives cover the messages promised to each peer and to all.
+    /// Checks that Receives cover the messages that each peer, and all peers together, may send.
     fn check_promises(&mut self) {
         self.check_sizes();
         let (promised, _) = self.promises();
@@ -298,7 +300,7 @@ impl<F: Fabric + Smallest> Probe<F> {
         }
         self.receives -= u32::from(buf.is_some());
         let revision = self.revision;
-        // A completion without one is late, of a destroyed queue pair.
+        // A late completion of a destroyed queue pair has no record.
         let Some(seen) = self.record_of(*qp) else { return };
         if !status.is_ok() {
             seen.failed = true;

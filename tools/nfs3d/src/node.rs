@@ -21,8 +21,8 @@ pub(crate) struct Node {
     handle: FileHandle,
     ino: u64,
     kind: FileType,
-    /// Held from reading the attributes before an operation to reading those after it, so that both are of the
-    /// operation.
+    /// Held while the server reads the attributes before an operation, changes the file, and reads the attributes after
+    /// it, so that no other operation changes them in between.
     changes: Mutex<()>,
     reader: OnceLock<OwnedFd>,
     writer: OnceLock<OwnedFd>,
@@ -120,7 +120,7 @@ impl Node {
             return Ok(fd.as_fd());
         }
         let fd = open()?;
-        // If another thread was faster, this descriptor is closed.
+        // If another thread has stored a descriptor meanwhile, this one is closed.
         Ok(cell.get_or_init(|| fd).as_fd())
     }
 

@@ -54,13 +54,13 @@ with_defaults! {
         /// The peer's wait before a retry when no Receive is posted here. InfiniBand code: 1 (10 µs) to 31 (491 ms), 0
         /// for 655 ms. Default 12: 640 µs.
         pub min_rnr_timer: u8 = 12,
-        /// Maximum retransmissions of a lost packet, 0 to 7. The connection ends after them. The limit applies to
-        /// either side, but peers may request another number. Default 6, as in the Linux kernel's NFS. On soft-RoCE 7
-        /// is unlimited, so a dead peer goes unnoticed.
+        /// Maximum retransmissions of a lost packet, 0 to 7. The connection ends after them. This side requests the
+        /// number from its peer, and uses the peer's number if that is lower. Default 6, as in the Linux kernel's NFS.
+        /// On soft-RoCE 7 is unlimited, so a dead peer goes unnoticed.
         pub retries: u8 = 6,
-        /// Maximum retries of a message without a Receive, 0 to 6. The message is this side's. Peers set the number,
-        /// possibly unlimited, and the wait of at most 655 ms. Default 6, which disconnects a peer without Receives
-        /// after 4 s.
+        /// Maximum retries of this side's message when the peer has no Receive posted, 0 to 6. It bounds the number
+        /// that the peer requests, which may be unlimited. The peer also sets the wait before each retry, at most 655
+        /// ms. Default 6, which disconnects a peer without Receives after 4 s.
         pub rnr_retries: u8 = 6,
         /// Longest wait for an acknowledgement before retransmission. InfiniBand code: 4.096 µs times two to the power
         /// of 1 to 31. The actual wait follows from the path and the peer, and may be unlimited. Default 20: 4.3 s.

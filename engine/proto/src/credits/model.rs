@@ -54,7 +54,7 @@ struct End {
 #[derive(Clone, Hash)]
 struct World {
     ends: [End; 2],
-    /// Buffers of end 1 for Receives and unanswered calls, where scarce.
+    /// Buffers that end 1 has for Receives and unanswered calls; `None` if there are always enough.
     buffers: Option<u32>,
     /// The end that announces a lower limit at once, in spite of larger grants, as other implementations may.
     early_announcer: Option<usize>,
@@ -66,7 +66,7 @@ struct Model {
     parts: u32,
     /// Version 1: replies pay for calls, and there are no pure grants.
     v1: bool,
-    /// This end changes its credit limit once, at any time, to that.
+    /// The end that changes its credit limit once, at any time, and its new limit.
     resize: Option<(usize, u32)>,
     /// End 1 starts a call per received call, and answers only afterwards.
     nested: bool,
@@ -100,7 +100,7 @@ impl World {
         Self { ends, buffers: None, early_announcer: None }
     }
 
-    /// Unstarted calls may wait while the credit limit's number of calls is held.
+    /// Whether messages remain to be sent. New calls may wait while the server holds as many as its credit limit.
     fn has_to_send(&self) -> bool {
         let full = |end: &End| end.parked >= end.credits.credit_limit();
         let [caller, server] = &self.ends;
@@ -110,15 +110,15 @@ impl World {
 
     fn send(&mut self, from: usize, kind: Kind, counted: bool, window: Option<u32>) {
         let credits = &mut self.ends[from].credits;
-        let (mut short, refilled) = (credits.clone(), window);
+        let mut windowed = credits.clone();
         let mut words = match kind {
             Kind::Grant => credits.on_send_grant(window),
             Kind::Part | Kind::Call | Kind::Reply => credits.on_send(counted, window),
         };
-        if let (CreditMode::V2Windowed, Some(window), true) = (credits.credit_mode(), refilled, kind != Kind::Grant) {
-            let (credit, received) = short.on_send_windowed(window);
+        if let (CreditMode::V2Windowed, Some(window), true) = (credits.credit_mode(), window, kind != Kind::Grant) {
+            let (credit, received) = windowed.on_send_windowed(window);
             let said = CreditWords { credit, received: Some(received) };
-            assert_eq!((said, &short), (words, &*credits), "both functions agree");
+            assert_eq!((said, &windowed), (words, &*credits), "both functions agree");
         }
         if credits.credit_mode() == CreditMode::V2Incremental {
             let most = words.credit >> 16;
@@ -166,7 +166,7 @@ impl Model {
         end.credits.grant_window(self.served(end), SLOTS, end.unanswered > 0, end.has_partial_call)
     }
 
-    /// Whether Receives suffice, even with one served call less or with its own first call.
+    /// Whether Receives suffice, even after the end has answered one more call or has sent its own first call.
     fn receives_ready(&self, end: &End) -> bool {
         let taken = self.served(end);
         let needed = end.credits.reserve(taken);
@@ -192,21 +192,25 @@ impl Model {
         let mut next = Vec::new();
         for at in 0..2 {
             let end = &world.ends[at];
-            let free = self.v1 && at == 1;
+            let replies_are_free = self.v1 && at == 1;
             let ok = self.receives_ready(end);
             let may_reply = !self.nested || at == 0 || (end.to_call == 0 && end.unanswered == 0);
             if end.unsent_parts > 0 && end.credits.may_send(true, ok) {
                 next.push(self.call(world, at, end.unsent_parts - 1));
             }
-            if end.unsent_parts == 0 && end.unsent_replies > 0 && may_reply && end.credits.may_send(!free, ok) {
+            if end.unsent_parts == 0
+                && end.unsent_replies > 0
+                && may_reply
+                && end.credits.may_send(!replies_are_free, ok)
+            {
                 let mut after = world.clone();
                 after.ends[at].unsent_replies -= 1;
                 let window = ok.then(|| self.grant_window(&after.ends[at]));
-                after.send(at, Kind::Reply, !free, window);
+                after.send(at, Kind::Reply, !replies_are_free, window);
                 next.push(after);
             }
-            let kept = self.v1 || end.unsent_replies == 0 || end.credits.available() > REPLY_CREDITS;
-            if end.unsent_parts == 0 && end.to_call > 0 && kept && end.credits.may_send(true, ok) {
+            let spares_reply_credits = self.v1 || end.unsent_replies == 0 || end.credits.available() > REPLY_CREDITS;
+            if end.unsent_parts == 0 && end.to_call > 0 && spares_reply_credits && end.credits.may_send(true, ok) {
                 let mut after = world.clone();
                 after.ends[at].to_call -= 1;
                 after.ends[at].unanswered += u32::from(self.replies > 0);
@@ -289,8 +293,8 @@ impl Model {
         panic!("seed {seed}: the peers do not come to rest: {:#?}", world.ends);
     }
 
-    /// Visits every reachable world; returns their number. A 64-bit hash stands for a visited world. The chance of a
-    /// collision among a million is 1 in 10 million, and it differs with each run.
+    /// Visits every reachable world; returns their number. A 64-bit hash, keyed anew in each run, stands for a visited
+    /// world. A million worlds collide with a probability below 1 in 10 million.
     fn explore(&self, start: World) -> usize {
         let hashes = RandomState::new();
         let mut seen = HashSet::from([hashes.hash_one(&start)]);
@@ -314,7 +318,7 @@ impl Model {
 /// More slots than outstanding calls here.
 const SLOTS: u32 = 64;
 
-/// Counters that wrap in the middle of the run.
+/// Start of the counters, which therefore wrap in the middle of the run.
 const NEAR_WRAP: u32 = u32::MAX - 2;
 
 #[test]
@@ -331,7 +335,7 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 
-/// Either end changes its credit limit, and announces it when true or at once.
+/// Either end changes its credit limit, and announces it at once or only when it holds.
 #[test]
 fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
     let mut worlds = 0;

@@ -11,17 +11,17 @@ pub(super) const COUNT: usize = 6;
 /// A characteristic and its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Characteristic {
-    /// Longest message that its end sends, bytes.
+    /// Longest message that the announcing end sends, in bytes.
     SendSize(u32),
-    /// Size of the Receives that its end posts, bytes.
+    /// Size of the Receives that the announcing end posts, in bytes.
     ReceiveSize(u32),
-    /// Longest segment that its end handles, bytes.
+    /// Longest segment that the announcing end handles, in bytes.
     SegmentSize(u32),
     /// Maximum segments in one header.
     SegmentCount(u32),
-    /// Requests that its end accepts in the reverse direction.
+    /// Requests that the announcing end accepts in the reverse direction.
     ReverseSupport(ReverseSupport),
-    /// Whether its end, as a requester, accepts replies by Send With Invalidate.
+    /// Whether the announcing end, as a requester, accepts Send With Invalidate.
     RemoteInvalidation(bool),
 }
 
@@ -50,7 +50,7 @@ impl Characteristic {
         }
     }
 
-    /// The characteristic of a property, with its default if empty; `None` for others.
+    /// The characteristic that a property sets. Empty data mean its default. `None` for other properties.
     pub(super) fn read(property: &Property<'_>, revision: Revision) -> Result<Option<Characteristic>, BadXdr> {
         let mut value = Properties::default();
         let id = value.apply(property, revision)?;
@@ -68,7 +68,7 @@ impl Characteristic {
         ]
     }
 
-    /// The value of the same kind that `properties` has.
+    /// The characteristic of the same kind in `properties`.
     pub(super) fn value_in(self, properties: &Properties<'_>) -> Characteristic {
         Self::all(properties).into_iter().find(|kept| kept.id() == self.id()).unwrap_or(self)
     }
@@ -92,5 +92,5 @@ impl Characteristic {
     }
 }
 
-/// A set of kinds.
+/// A set of kinds of characteristics.
 pub(super) type IdSet = BTreeSet<PropertyId>;

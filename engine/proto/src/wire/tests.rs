@@ -221,14 +221,14 @@ proptest! {
 
     /// A value encodes and decodes to the same value, and the payload offset is correct.
     #[test]
-    fn value_to_bytes_to_value((version, revision, parts) in parts()) {
+    fn an_encoded_value_decodes_to_itself((version, revision, parts) in parts()) {
         let header = parts.encode(version, revision);
         let message = [&header[..], &parts.payload].concat();
         let carries_payload = matches!(parts.kind, Kind::Msg | Kind::Msgp(..));
         let part = matches!(parts.kind, Kind::Connprop) && parts.flags.contains(Flags::MORE);
         let whole = match parts.kind {
             _ if carries_payload || part || version == Version::V1 => message,
-            // With four bytes more, some are an ERR_VERS in the layout of all versions.
+            // Four bytes after it could make it an ERR_VERS in the layout that all versions share.
             Kind::Error(_) => header.clone(),
             _ => {
                 prop_assert_eq!(View::check(&message, revision).is_ok(), parts.payload.is_empty());
@@ -249,17 +249,17 @@ proptest! {
         let header = parts.encode(version, revision);
         for len in 0..header.len() {
             let result = View::check(&header[..len], revision);
-            let two_ways = version == Version::V2
-                && matches!(parts.kind, Kind::Error(_)) // one with two arguments
+            let is_also_err_vers = version == Version::V2
+                && matches!(parts.kind, Kind::Error(_)) // an error with two arguments
                 && len == ERR_VERS_LEN
                 && header[16..20] == [0, 0, 0, 1]
-                && header[20..24] <= header[24..28]; // a range
+                && header[20..24] <= header[24..28]; // a valid range of versions
             // A CONNPROP in parts is checked only when it is complete.
             let part = matches!(parts.kind, Kind::Connprop) && parts.flags.contains(Flags::MORE) && len >= 20;
             if part {
                 continue;
             }
-            prop_assert_eq!(result.is_ok(), two_ways, "{} of {}", len, header.len());
+            prop_assert_eq!(result.is_ok(), is_also_err_vers, "{} of {}", len, header.len());
             if let Err(error) = result {
                 prop_assert_eq!(error.xid(), (len >= COMMON_LEN).then_some(parts.xid));
                 prop_assert_eq!(error.version(), (len >= COMMON_LEN).then_some(version));
@@ -269,7 +269,7 @@ proptest! {
 
     /// Fast-path decoding agrees with the view in both directions, for valid headers and with one word changed.
     #[test]
-    fn heads_equal_those_of_views(
+    fn fast_path_decoding_agrees_with_views(
         (version, revision, parts) in parts(),
         (xid, credit, received, response) in any::<(u32, u32, Option<u32>, bool)>(),
         payload in prop::collection::vec(prop_oneof![3 => 0..3_u32, 1 => any::<u32>()], 0..5),
@@ -301,7 +301,7 @@ proptest! {
 
     /// [`emit_msg`] and [`emit_windowed`] write the bytes of [`Header::emit`].
     #[test]
-    fn fast_paths_agree(
+    fn fast_path_encoders_agree_with_emit(
         version in prop::sample::select(Version::ALL),
         (xid, credit, received, flags) in any::<(u32, u32, Option<u32>, u32)>(),
     ) {
@@ -321,7 +321,7 @@ proptest! {
 
     /// [`emit_windowed_single`] writes the bytes of [`Header::emit_before`], for one segment outside a Reply chunk.
     #[test]
-    fn single_segments_agree(
+    fn fast_path_encoder_of_one_segment_agrees_with_emit(
         (xid, credit, received, flags, inv_handle) in any::<(u32, u32, u32, u32, u32)>(),
         reads in prop::collection::vec((any::<u32>(), segment()), 0..3),
         writes in prop::collection::vec(segment(), 0..3),
@@ -346,7 +346,7 @@ proptest! {
 
     /// Random bytes after a plausible start never cause a panic.
     #[test]
-    fn any_bytes(
+    fn random_bytes_never_panic(
         revision in prop::sample::select(Revision::ALL),
         vers in prop_oneof![1..=2_u32, any::<u32>()],
         htype in prop_oneof![0..6_u32, Just(0xFFFF_FF05), any::<u32>()],
@@ -361,7 +361,7 @@ proptest! {
 
     /// A valid header with one byte changed is an error or another valid header. It never causes a panic.
     #[test]
-    fn one_byte_changed(
+    fn one_changed_byte_never_panics(
         (version, revision, parts) in parts(),
         at in any::<prop::sample::Index>(),
         byte in any::<u8>(),
@@ -372,9 +372,11 @@ proptest! {
         invariants::message(&message, revision);
     }
 
-    /// Random bytes in the other parsers.
+    /// Random bytes never cause a panic in the parsers of properties, RPC, AUTH_SYS and private data.
     #[test]
-    fn any_bytes_of_other_kinds(words in prop::collection::vec(prop_oneof![3 => 0..3_u32, 1 => any::<u32>()], 0..40)) {
+    fn random_bytes_never_panic_in_other_parsers(
+        words in prop::collection::vec(prop_oneof![3 => 0..3_u32, 1 => any::<u32>()], 0..40),
+    ) {
         let message: Vec<u8> = words.into_iter().flat_map(u32::to_be_bytes).collect();
         for revision in Revision::ALL {
             invariants::properties(&message, *revision);

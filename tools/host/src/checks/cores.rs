@@ -195,13 +195,13 @@ fn smt(context: &CheckContext) -> Result<Verdict, ReadError> {
 
 /// A limit of CPU time.
 struct Quota {
-    /// CPU time per time, as a number of cores.
+    /// CPU time per elapsed time, as a number of cores.
     cores: f64,
     /// The command that removes the limit.
     fix: String,
 }
 
-/// Reads the quota of one group, if it has any. The topmost group has no such file.
+/// Reads the quota of one group, if it has one. The topmost group has no file for it.
 fn quota(context: &CheckContext, version: Version, directory: &str) -> Result<Option<Quota>, ReadError> {
     let (name, unlimited) = match version {
         Version::V1 => ("cpu.cfs_quota_us", "-1"),

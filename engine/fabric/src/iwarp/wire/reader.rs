@@ -113,7 +113,8 @@ impl SegmentReader {
 
     /// Bytes of the current payload that may bypass the reader.
     ///
-    /// Once the input is consumed, that is the rest of the payload, unless FPDUs have a CRC.
+    /// Once the input is consumed, these are all bytes of the payload that are missing. If FPDUs have a CRC, the number
+    /// is always 0.
     #[inline]
     pub fn payload_left(&self) -> usize {
         if self.framer.part == FpduPart::Payload && !self.crc { self.framer.left } else { 0 }
@@ -192,7 +193,8 @@ impl Framer {
         Ok(Some(ReaderStep::End))
     }
 
-    /// Reads length and header, which may arrive in parts. The bytes after a tagged header are read again.
+    /// Reads length and header, which may arrive in parts. Bytes after a tagged header, which is shorter, stay in the
+    /// input.
     // Not inlined, so that `step`, which is otherwise short, can be.
     #[inline(never)]
     fn read_header<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<ReaderStep<'b>>, SegmentError> {
