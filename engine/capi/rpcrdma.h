@@ -38,7 +38,7 @@
 #include <stdint.h>
 
 
-// The procedure runs on workers (`server.workers`), so its handler may block.
+// The procedure runs on workers, so its handler may block. `server.workers` (default 0) must be at least 1.
 #define RPCRDMA_ON_WORKERS 1
 
 // Calls of the procedure have a duplicate request cache.
@@ -727,6 +727,9 @@ int rpcrdma_services_peers(rpcrdma_services *services, rpcrdma_peer_hook hook, v
 //
 // The function blocks for some milliseconds. Each shard is a thread, and serves one of the addresses. `server.shards`
 // is the number of shards, by default one for each address.
+//
+// Calls may arrive before this function returns. A handler that needs the server's handle, to call back, waits for it
+// on a worker (`RPCRDMA_ON_WORKERS`), or defers the call.
 //
 // # Parameters
 // - `address`: one or several addresses, separated by commas: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
@@ -1714,7 +1717,8 @@ rpcrdma_local_client *rpcrdma_local_client_connect(const char *address,
 // Begins to connect a polled client to a server, without blocking.
 //
 // Poll the client until `rpcrdma_local_client_is_established` is not 0. The first connect is tried once. If it fails,
-// this function returns NULL, or `rpcrdma_local_client_is_established` returns -ENOTCONN.
+// this function returns NULL, or `rpcrdma_local_client_is_established` returns -ENOTCONN. The connect ends after
+// `debug.handshake_timeout` (5 s); `connect.timeout` applies to functions that block.
 //
 // # Parameters
 // - `address`: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.

@@ -82,7 +82,7 @@ pub type rpcrdma_deferred_handler = Option<
     unsafe extern "C-unwind" fn(context: *mut c_void, call: *mut rpcrdma_call, args: *const c_void, args_len: usize),
 >;
 
-/// The procedure runs on workers (`server.workers`), so its handler may block.
+/// The procedure runs on workers, so its handler may block. `server.workers` (default 0) must be at least 1.
 pub const RPCRDMA_ON_WORKERS: u32 = 1;
 /// Calls of the procedure have a duplicate request cache.
 ///

@@ -663,7 +663,9 @@ knobs! {
     /// | `retransmit` without a duplicate request cache at the server | calls that are not idempotent may run twice |
     pub struct ConnectConfig, "connect";
 
-    /// Time-out of connecting. At most 24 h. Default 5 s.
+    /// Time-out of connects that block. At most 24 h. Default 5 s.
+    ///
+    /// `debug.handshake_timeout` limits connects that do not block, and reconnects.
     pub timeout: Duration as "units::duration" = Duration::from_secs(5), duration;
     /// Wait for the first answer before falling back to version 1. At most 24 h. Default 3 s.
     ///

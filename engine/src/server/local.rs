@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use rustix::fd::{AsFd, BorrowedFd};
 
-use super::{CallBacks, ServerConfig, serve, start_workers, workers_conflict};
+use super::{CallBacks, ServerConfig, next_number, serve, start_workers, workers_conflict};
 use crate::address::Address;
 use crate::fabric::Fabric;
 use crate::fabric::any::AnyFabric;
-use crate::service::{LocalServices, Services, ShardSetup};
+use crate::service::{LocalServices, Services, ShardNumber, ShardSetup};
 use crate::shard::{Shard, Workers};
 use crate::start_error::StartError;
 use crate::stats::ShardStats;
@@ -37,8 +37,9 @@ use crate::stats::ShardStats;
 /// }
 /// # }
 /// ```
-#[must_use = "dropped at once, it stops"]
+#[must_use = "the server stops when it is dropped"]
 pub struct LocalServer {
+    number: u32,
     shard: Shard<AnyFabric>,
     // Declared after the shard, which sends jobs to the workers until it is dropped.
     #[expect(dead_code, reason = "held because its drop joins the threads")]
@@ -69,11 +70,13 @@ impl LocalServer {
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
         config.check_local()?;
         let (services, mut workers) = (Arc::new(services), None);
-        let shard = config.open_shard(address, &address.bind()?, 0, |shard| {
+        let number = next_number();
+        let at = ShardNumber { server: number, index: 0 };
+        let shard = config.open_shard(address, &address.bind()?, at, |shard| {
             workers = start_workers(config, &services)?;
             serve(shard, &services, workers.as_ref())
         })?;
-        Ok(Self { shard, workers })
+        Ok(Self { number, shard, workers })
     }
 
     /// Serves an address by services of this thread; see [`start`](Self::start).
@@ -93,14 +96,16 @@ impl LocalServer {
             return Err(workers_conflict());
         }
         let serve = |shard: &mut Shard<AnyFabric>| shard.serve(make(&shard.setup(0)));
-        Ok(Self { shard: config.open_shard(address, &address.bind()?, 0, serve)?, workers: None })
+        let number = next_number();
+        let at = ShardNumber { server: number, index: 0 };
+        Ok(Self { number, shard: config.open_shard(address, &address.bind()?, at, serve)?, workers: None })
     }
 
     /// Listens at one more address of the same fabric.
     ///
     /// # Errors
-    /// Those of [`start`](Self::start). On RDMA devices it always fails, because a shard has one address there. A
-    /// [`Server`](super::Server) has shards for several addresses.
+    /// Those of [`start`](Self::start). On RDMA devices it always fails, because a shard has one address there. Use
+    /// a [`Server`](super::Server) for several addresses, which has shards for each.
     pub fn listen(&mut self, address: &Address) -> Result<(), StartError> {
         Ok(self.shard.listen(&address.bind()?)?)
     }
@@ -158,11 +163,11 @@ impl LocalServer {
 
     /// Creates clients for reverse-direction calls to this server's clients. For the C interface.
     ///
-    /// Such a client does not detect a blocking call on the server's own thread, which never ends.
+    /// A blocking call of such a client on the server's own thread never ends, and is not detected.
     #[doc(hidden)]
     pub fn call_backs(&mut self) -> CallBacks {
         let reverse_credits = self.shard.config().debug.reverse_credits;
-        CallBacks { shards: vec![self.shard.polled_handle()], reverse_credits }
+        CallBacks { server: self.number, shards: vec![self.shard.polled_handle()], reverse_credits }
     }
 
     /// Statistics of the shard.

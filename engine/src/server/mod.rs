@@ -29,6 +29,7 @@ use std::fmt;
 #[cfg(feature = "stats")]
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::address::Address;
@@ -36,7 +37,7 @@ use crate::client::{Client, ClientConfig};
 use crate::config::{AcceptConfig, Config};
 use crate::cross_thread::block_on::block_on;
 use crate::fabric::any::{AnyFabric, AnyListener};
-use crate::service::{Application, Caller, LocalServices, Services, ShardSetup, Sharing};
+use crate::service::{Application, Caller, LocalServices, Services, ShardNumber, ShardSetup, Sharing};
 use crate::shard::{
     Command, ConnRef, InterruptedWork, ResizeCause, ResizeError, Shard, ShardHandle, Workers, check, spawn, worker_of,
 };
@@ -147,14 +148,14 @@ impl ServerConfig {
         &self,
         address: &Address,
         listener: &AnyListener,
-        index: usize,
+        number: ShardNumber,
         equip: impl FnOnce(&mut Shard<AnyFabric>) -> Result<(), StartError>,
     ) -> Result<Shard<AnyFabric>, StartError> {
         let (fabric, services) = (address.open(&self.shard)?, Some(LocalServices::new()));
         let mut shard = Shard::open_local(fabric, self.shard.clone(), services)?.accepting(self.accept.clone());
-        shard.set_index(index as u32);
+        shard.set_number(number);
         if let Some(peers) = &self.peers {
-            shard.set_peer_hook(peers.clone(), index as u32);
+            shard.set_peer_hook(peers.clone(), number);
         }
         equip(&mut shard)?;
         shard.listen(listener)?;
@@ -199,8 +200,9 @@ impl ServerConfig {
 /// assert_eq!(stats.len(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[must_use = "dropped at once, it stops"]
+#[must_use = "the server stops when it is dropped"]
 pub struct Server {
+    number: u32,
     shards: Vec<ShardHandle>,
     reverse_credits: u32,
     // Declared after the shards, which send jobs to the workers until they are dropped.
@@ -286,12 +288,13 @@ impl Server {
         #[cfg(feature = "stats")]
         let socket = config.stats.as_deref().map(StatsSocket::bind).transpose()?;
         let equip = Arc::new(equip);
-        let mut shards = Vec::new();
+        let (number, mut shards) = (next_number(), Vec::new());
         for (index, (address, listener)) in addresses.iter().cloned().enumerate() {
             let (mut own, equip) = (config.clone(), Arc::clone(&equip));
             own.shard.poll.core = config.core(index);
             let core = own.shard.poll.core;
-            let make = move || own.open_shard(&address, &listener, index, |shard| equip(shard, index));
+            let at = ShardNumber { server: number, index: index as u32 };
+            let make = move || own.open_shard(&address, &listener, at, |shard| equip(shard, index));
             let shard = block_on(spawn(format!("rpcrdma-shard{index}"), core, make));
             shards.push(shard.map_err(|error| name_shard(error, index, addresses.len()))?);
         }
@@ -304,6 +307,7 @@ impl Server {
             socket.map(|socket| StatsSocket::start(socket, sources)).transpose()?
         };
         Ok(Self {
+            number,
             shards,
             reverse_credits: config.shard.debug.reverse_credits,
             workers,
@@ -334,7 +338,7 @@ impl Server {
     #[doc(hidden)]
     pub fn call_backs(&self) -> CallBacks {
         let shards = self.shards.iter().map(ShardHandle::share).collect();
-        CallBacks { shards, reverse_credits: self.reverse_credits }
+        CallBacks { server: self.number, shards, reverse_credits: self.reverse_credits }
     }
 
     /// Whether the calling thread is one of its shards, so that a blocking call would wait for itself.
@@ -416,9 +420,16 @@ impl Server {
     }
 }
 
+/// Returns a number that no other server of the process has.
+fn next_number() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Creates clients for reverse-direction calls to a server's clients.
 #[doc(hidden)]
 pub struct CallBacks {
+    server: u32,
     shards: Vec<ShardHandle>,
     reverse_credits: u32,
 }
@@ -426,7 +437,10 @@ pub struct CallBacks {
 impl CallBacks {
     /// A client for calls to a connected client; see [`Server::call_back`].
     pub fn client(&self, caller: Caller, mut config: ClientConfig) -> Option<Client> {
-        let shard = self.shards.get(caller.shard as usize)?;
+        if caller.shard.server != self.server {
+            return None;
+        }
+        let shard = self.shards.get(caller.shard.index as usize)?;
         config.shard.limits.max_calls = (self.reverse_credits as usize).max(1);
         Some(Client::reverse(shard.share(), ConnRef(caller.qp), config))
     }

@@ -22,6 +22,7 @@ mod procedure;
 mod task;
 mod writer;
 
+pub(crate) use call::ShardNumber;
 pub(crate) use call::{
     Admitted, Answered, Arrived, CallChunks, CallParts, CallPool, CallTiming, LengthMismatch, Long, ParsedHeader,
     Ready, Refused, ReplyMessage, Replying, ResultRoom, Results, RpcMessage, ServedCall, Unready,

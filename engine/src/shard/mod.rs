@@ -59,7 +59,7 @@ use crate::cross_thread::parker::{Parker, Signal, Wake};
 use crate::fabric::{Completion, ControlEvent, Fabric, QpId};
 use crate::proto::exchange::{ChangeError, Characteristic, CharacteristicEvent};
 use crate::proto::{CallError, CallId, ConnectionTerms};
-use crate::service::{Application, LocalServices, Services, ShardSetup, Sharing};
+use crate::service::{Application, LocalServices, Services, ShardNumber, ShardSetup, Sharing};
 use crate::start_error::StartError;
 use crate::stats::{ConnectionStats, ShardStats};
 use crate::wire::Version;
@@ -186,8 +186,8 @@ impl<F: Fabric> Shard<F> {
         Ok(shard)
     }
 
-    pub(crate) fn set_index(&mut self, index: u32) {
-        self.responder.set_shard(index);
+    pub(crate) fn set_number(&mut self, number: ShardNumber) {
+        self.responder.set_shard(number);
     }
 
     /// Properties for an application on this shard.
@@ -220,9 +220,9 @@ impl<F: Fabric> Shard<F> {
         Ok(())
     }
 
-    /// Sets the hook for peers' connections; `index` is the shard's index in its server.
-    pub(crate) fn set_peer_hook(&mut self, hook: PeerHook, index: u32) {
-        self.cx.peers.set_hook(hook, index);
+    /// Sets the hook for peers' connections; `number` is the shard's number.
+    pub(crate) fn set_peer_hook(&mut self, hook: PeerHook, number: ShardNumber) {
+        self.cx.peers.set_hook(hook, number);
     }
 
     /// Sets the workers for procedures that run on workers.

@@ -15,7 +15,7 @@ use crate::cross_thread::panics::catch_panic;
 use crate::fabric::QpId;
 use crate::fabric::host::network;
 use crate::fabric::log_limit::LogLimit;
-use crate::service::Caller;
+use crate::service::{Caller, ShardNumber};
 
 /// A peer connected to a server.
 #[derive(Clone, Debug)]
@@ -102,12 +102,12 @@ impl fmt::Debug for PeerHook {
 #[derive(Debug, Default)]
 pub(super) struct PeerReporter {
     hook: Option<PeerHook>,
-    shard: u32,
+    shard: ShardNumber,
 }
 
 impl PeerReporter {
     /// Reports the connections of a server's shard to this hook.
-    pub(super) fn set_hook(&mut self, hook: PeerHook, shard: u32) {
+    pub(super) fn set_hook(&mut self, hook: PeerHook, shard: ShardNumber) {
         (self.hook, self.shard) = (Some(hook), shard);
     }
 
@@ -244,7 +244,7 @@ mod tests {
 
     fn reporter(events: &RecordedEvents) -> PeerReporter {
         let mut reporter = PeerReporter::default();
-        reporter.set_hook(events.hook(), 0);
+        reporter.set_hook(events.hook(), ShardNumber::default());
         reporter
     }
 

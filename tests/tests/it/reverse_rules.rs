@@ -470,6 +470,26 @@ fn reverse_calls_obey_the_support_level_of_the_client() {
     assert_eq!(forward.run(ECHO, b"four"), Ok(b"four".to_vec()));
 }
 
+/// The successor of a server has the same shards, slots and generations. A call that is left of the old one must not
+/// reach a client of the new one.
+#[test]
+fn a_server_calls_back_its_own_callers_only() {
+    let (services, callers) = services_with_hello();
+    let (world, address) = World::serving("reverse-first", small_server(), services);
+    let mut forward = Client::connect(&address, small_client(small())).unwrap();
+    forward.call(ClientCall::new(HELLO)).expect("a reply");
+    let caller = callers.recv().expect("the caller");
+    let (services, others) = services_with_hello();
+    let address = world.address();
+    let other = Server::start(&address, services, &small_server()).expect("it starts");
+    let mut forward = Client::connect(&address, small_client(small())).unwrap();
+    forward.call(ClientCall::new(HELLO)).expect("a reply");
+    let config = || small_client(small());
+    assert!(other.call_back(caller, config()).is_none(), "the caller of another server");
+    assert!(other.call_back(others.recv().expect("the caller"), config()).is_some());
+    assert!(world.server().call_back(caller, config()).is_some());
+}
+
 /// A handler that blocks for a reverse call would wait for its own shard.
 #[test]
 fn a_handler_may_not_block_on_its_own_shard() {

@@ -115,7 +115,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_connect(
 /// Begins to connect a polled client to a server, without blocking.
 ///
 /// Poll the client until `rpcrdma_local_client_is_established` is not 0. The first connect is tried once. If it fails,
-/// this function returns NULL, or `rpcrdma_local_client_is_established` returns -ENOTCONN.
+/// this function returns NULL, or `rpcrdma_local_client_is_established` returns -ENOTCONN. The connect ends after
+/// `debug.handshake_timeout` (5 s); `connect.timeout` applies to functions that block.
 ///
 /// # Parameters
 /// - `address`: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.

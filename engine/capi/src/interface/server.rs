@@ -27,6 +27,9 @@ use crate::types::*;
 /// The function blocks for some milliseconds. Each shard is a thread, and serves one of the addresses. `server.shards`
 /// is the number of shards, by default one for each address.
 ///
+/// Calls may arrive before this function returns. A handler that needs the server's handle, to call back, waits for it
+/// on a worker (`RPCRDMA_ON_WORKERS`), or defers the call.
+///
 /// # Parameters
 /// - `address`: one or several addresses, separated by commas: `soft:NAME`, `iwarp:HOST[:PORT]` or `verbs:HOST[:PORT]`.
 /// - `services`: the procedures.

@@ -33,12 +33,21 @@ pub(crate) use state::{
     ServedCall, Unready,
 };
 
+/// Number of a server's shard, unique in the process.
+///
+/// The shards of a server share `server`, which no other server has, even after this one has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct ShardNumber {
+    pub(crate) server: u32,
+    pub(crate) index: u32,
+}
+
 /// The caller's connection, to [call it back](crate::Server::call_back).
 ///
 /// It is valid while the connection is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
-    pub(crate) shard: u32,
+    pub(crate) shard: ShardNumber,
     pub(crate) qp: QpId,
 }
 
@@ -52,7 +61,7 @@ impl Caller {
     /// Index of the connection's shard in the server. For the C interface.
     #[doc(hidden)]
     pub fn shard(self) -> u32 {
-        self.shard
+        self.shard.index
     }
 }
 
@@ -162,7 +171,7 @@ impl<'a> CallInfo<'a> {
 /// Properties of a call's connection that the handler and the reply need.
 #[derive(Clone, Copy, Debug, Default)]
 struct CallOrigin {
-    shard: u32,
+    shard: ShardNumber,
     qp: QpId,
     /// Host of the peer, if the fabric has addresses.
     host: Option<IpAddr>,

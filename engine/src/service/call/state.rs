@@ -14,7 +14,7 @@ use rpcrdma_mempool::{ArenaId, Buf};
 
 use super::chunks::{CallChunks, LengthMismatch, ReadArgument};
 use super::cold_part::CallTiming;
-use super::{CallOrigin, CallParts, OwnedCall, ReplyBuffer, ServerCall};
+use super::{CallOrigin, CallParts, OwnedCall, ReplyBuffer, ServerCall, ShardNumber};
 use crate::binding::Binding;
 use crate::fabric::{QpId, ReceivedBuf};
 use crate::proto::{InboundId, Refusal};
@@ -154,7 +154,7 @@ impl ServedCall<Arrived> {
     /// A call in new memory.
     #[cold]
     #[inline(never)]
-    fn in_new(shard: u32, qp: QpId, id: InboundId) -> Self {
+    fn in_new(shard: ShardNumber, qp: QpId, id: InboundId) -> Self {
         let parts = CallParts { from: CallOrigin { shard, ..CallOrigin::default() }, ..CallParts::default() };
         Self::in_reused(Box::new(ServerCall { parts, _no_size: [] }), qp, id)
     }
@@ -578,8 +578,8 @@ pub(crate) struct CallPool {
     spare: Vec<Box<OwnedCall>>,
     /// The box returned last, while unused. It serves most calls, which end before the next one arrives.
     last: Option<Box<OwnedCall>>,
-    /// Index of the shard.
-    pub(crate) shard: u32,
+    /// Number of the shard.
+    pub(crate) shard: ShardNumber,
 }
 
 impl CallPool {

@@ -32,7 +32,7 @@ use super::continued_messages::assemble_last;
 use crate::cross_thread::parker::Signal;
 use crate::fabric::{Fabric, ReceivedBuf};
 use crate::proto::{DecodedHeader, DecodedLists, InboundId, Refusal};
-use crate::service::{Admitted, Arrived, LocalServices, Ready, RpcMessage, ServedCall, Unready};
+use crate::service::{Admitted, Arrived, LocalServices, Ready, RpcMessage, ServedCall, ShardNumber, Unready};
 use crate::stats::ShardStats;
 use crate::wire::{CheckedHeader, Head, HeaderType};
 
@@ -53,12 +53,12 @@ pub(super) struct Responder {
     pub(super) replies: Replies,
     /// Retransmissions of running calls.
     retransmitted: VecDeque<ServedCall<Ready>>,
-    /// Calls that wait for fewer pending ones, of all connections.
+    /// Number of calls, of all connections, that wait until fewer calls are pending.
     not_handed_over: usize,
 }
 
 impl Responder {
-    /// Creates the engine. `signal` wakes the shard; at most `most_pending` calls are with workers or deferred.
+    /// Creates a responder. `signal` wakes the shard; at most `most_pending` calls are with workers or deferred.
     pub(super) fn new(services: Option<LocalServices>, signal: Signal, most_pending: usize) -> Self {
         let mut procedures = Procedures::default();
         if let Some(services) = services {
@@ -74,9 +74,9 @@ impl Responder {
         }
     }
 
-    /// Sets the index of the shard.
-    pub(super) fn set_shard(&mut self, index: u32) {
-        self.replies.call_pool.shard = index;
+    /// Sets the number of the shard.
+    pub(super) fn set_shard(&mut self, number: ShardNumber) {
+        self.replies.call_pool.shard = number;
     }
 
     pub(super) fn set_services(&mut self, services: LocalServices) {
@@ -97,7 +97,7 @@ impl Responder {
         self.pending.has_workers()
     }
 
-    /// Whether calls are with workers, futures, or deferred. Checked in every turn: one branch.
+    /// Whether calls are with workers, deferred, or with a future. Every turn checks this, so it is only one branch.
     #[inline]
     pub(super) fn has_pending_calls(&self) -> bool {
         !self.pending.is_empty()
@@ -208,7 +208,7 @@ impl Responder {
         head: &Head,
         message: ReceivedBuf,
     ) {
-        // Most calls are for the procedure called last.
+        // Most calls are for the same procedure as the previous call.
         match self.procedures.decode_repeated(head, &message) {
             Some(header) => self.admit(cx, conn, call.admit(RpcMessage { buf: message, at: head.len }, header)),
             None => self.accept_message(cx, conn, call, RpcMessage { buf: message, at: head.len }),
