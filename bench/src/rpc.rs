@@ -89,7 +89,7 @@ impl CallServer {
             mode: shard.wire.credit_mode.into(),
             ..ServerInfo::of(&load).with_defer(args.engine.defer)
         };
-        // Reverse calls of a connection with all its credits: the engine's limit.
+        // The engine gives at most a quarter of a connection's credits to reverse calls.
         let most = shard.debug.reverse_credits.min(shard.limits.credits / 4).max(1);
         let (control, worker) = ReverseControl::new(most as usize);
         let program = Program::new(&info, Some(control))?;
@@ -303,7 +303,8 @@ impl CallPlan<'_> {
         if agreed != wire_form.mode {
             // Calls would work, but not in the requested mode.
             return Err(Failure::Usage(format!(
-                "with this server the two ends agree on {}: set --version and --credit-mode to it, or start the server with others",
+                "the server and this client negotiate {}, which differs from the request: set --version and --credit-mode \
+                 to it, or start the server with other options",
                 config::mode_name(agreed)
             )));
         }
@@ -338,7 +339,7 @@ impl CallPlan<'_> {
         let largest = if wire_form.form == Form::Inline { 1 } else { sizes.iter().copied().max().unwrap_or(1) };
         // The engine gives a quarter of a server's credits to the reverse direction, and a server has twice as many
         // credits as calls.
-        let twice = if self.call.wire_form.direction() == Direction::Forward { 1 } else { 2 };
+        let factor = if self.call.wire_form.direction() == Direction::Forward { 1 } else { 2 };
         let mut arguments: Vec<String> = Vec::new();
         let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
         option("--only", "calls".to_owned());
@@ -346,7 +347,7 @@ impl CallPlan<'_> {
         option("--client-core", placement.client.to_string());
         option("--idle", common.idle.name());
         option("--size", largest.to_string());
-        option("--outstanding", (twice * self.call.outstanding as usize).to_string());
+        option("--outstanding", (factor * self.call.outstanding as usize).to_string());
         option("--qp", common.qp.to_string());
         option("--form", wire_form.form.name());
         arguments.extend(common.no_batch.then(|| "--no-batch".to_owned()));
@@ -364,7 +365,7 @@ impl CallPlan<'_> {
         let (connections, outstanding) = (common.qp as usize, (self.call.outstanding as usize).min(most));
         let load = Load { connections, outstanding, bulk, message, form: wire_form.form };
         let mut config = config::shared(&self.call.engine, &common.device, common.idle, !common.no_batch, &load)?;
-        // Each connection has its own set.
+        // Each connection has its own set of these buffers.
         config.memory.bulk_buffers = if bulk > 0 { vec![(size, outstanding)] } else { load.exposed_messages() };
         let (config, connect) = config::in_force(&self.call.engine, &common.device, &config)?;
         Ok((load, config, connect))
@@ -392,7 +393,7 @@ impl CallPlan<'_> {
                  --set, or lower -q, --active or -s"
             )));
         }
-        // There are fewer calls unless all of their payloads fit.
+        // If the budget does not cover the payloads of all calls, fewer calls are outstanding.
         let (load, config, connect) = match load.outstanding <= afforded {
             true => (load, config, connect),
             false => self.config(wire_form, size, most.min(afforded))?,

@@ -70,7 +70,7 @@ impl HugePool {
     }
 }
 
-/// The process's limits on locked and mapped memory.
+/// The process's limits on memory, open files and file sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLimits {
     /// `RLIMIT_MEMLOCK`, soft, in bytes; `None`: unlimited.
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn node_lists() {
+    fn lists_of_nodes_contain_their_numbers_and_ranges() {
         assert!(list_contains("0", 0) && !list_contains("0", 1));
         assert!(list_contains("0-1,4", 4) && list_contains("0-1,4", 1) && !list_contains("0-1,4", 2));
         assert!(!list_contains("", 0) && !list_contains("x-y", 0));

@@ -1,6 +1,6 @@
 //! Atomics, cells and threads of `std`, or of `loom` with `--cfg loom`.
 //!
-//! All lock-free code of the engine uses these names, so loom explores the same lines.
+//! All lock-free code of the engine uses these names, so loom tests the code that runs in production.
 
 #[cfg(loom)]
 pub use loom::sync::Arc;

@@ -1,6 +1,7 @@
 // Wrong use of each function: ROW(function, number, result, is_certain, expression).
 //
-// A certain misuse ends the process in the checked build. `tests/c/run` checks that each function has a row.
+// Where `is_certain` is 1, the arguments prove the misuse, so the checked build ends the process.
+// `tests/c/run` checks that each function has a row.
 
 ROW(rpcrdma_version, 1, 0, 0, rpcrdma_version() == NULL)
 ROW(rpcrdma_error, 1, 0, 0, rpcrdma_error() == NULL)

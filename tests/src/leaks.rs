@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rpcrdma::stats::ShardStats;
 
 /// Longest wait for an expected event: bounds hangs, measures nothing.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// Open descriptors of this process by kind, without those whose number varies independently of the engine.
 pub fn open_descriptors() -> Vec<String> {
@@ -28,7 +28,7 @@ pub fn wait_until(mut holds: impl FnMut() -> bool) -> bool {
         if holds() {
             return true;
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIME_LIMIT {
             return false;
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -26,7 +26,7 @@ use rpcrdma::{Address, CreditMode};
 use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
 
 /// Bounds hangs; measures nothing.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 /// Bytes of a receive.
 const RECEIVE: usize = 8192;
 /// Posted receives of a raw peer. Tests make hundreds of peers, and a device pins the memory of each.
@@ -429,7 +429,7 @@ impl<F: Fabric> RawPeer<F> {
             if let Some(reason) = &self.over {
                 return Err(reason.clone());
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIME_LIMIT {
                 return Err("no answer within the time limit".into());
             }
             std::thread::yield_now();
@@ -512,7 +512,7 @@ impl<F: Fabric> RawPeer<F> {
             if self.over.is_some() {
                 return None;
             }
-            assert!(start.elapsed() < PATIENCE, "no message arrived, and the connection did not close");
+            assert!(start.elapsed() < TIME_LIMIT, "no message arrived, and the connection did not close");
             self.turn();
             std::thread::yield_now();
         }
@@ -528,7 +528,7 @@ impl<F: Fabric> RawPeer<F> {
     pub fn wait_until_over_or_failed(&mut self) {
         let start = Instant::now();
         while !self.is_over() && self.failures.is_empty() {
-            assert!(start.elapsed() < PATIENCE, "the work request succeeded");
+            assert!(start.elapsed() < TIME_LIMIT, "the work request succeeded");
             self.turn();
         }
     }
@@ -586,7 +586,7 @@ impl<F: Fabric> RawPeer<F> {
         self.post(true, WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote });
         // The Read completes after all earlier signalled requests.
         while self.completed < self.signalled && self.failures.is_empty() && !self.is_over() {
-            assert!(start.elapsed() < PATIENCE, "the Read neither completes nor fails");
+            assert!(start.elapsed() < TIME_LIMIT, "the Read neither completes nor fails");
             self.turn();
         }
         let mut bytes = vec![0; len];
@@ -906,7 +906,7 @@ impl RawListener {
                 peer.establish().expect("established");
                 return peer;
             }
-            assert!(start.elapsed() < PATIENCE, "no connect request arrived within the time limit");
+            assert!(start.elapsed() < TIME_LIMIT, "no connect request arrived within the time limit");
             std::thread::yield_now();
         }
     }
@@ -940,7 +940,7 @@ impl<F: Fabric> RawListener<F> {
                 }
                 Err(still) => listener = still,
             }
-            assert!(start.elapsed() < PATIENCE, "no connect request arrived within the time limit");
+            assert!(start.elapsed() < TIME_LIMIT, "no connect request arrived within the time limit");
             std::thread::yield_now();
         }
     }

@@ -46,8 +46,8 @@ impl Source {
 impl WorkRequest {
     /// Checks a new request as the driver of a device does.
     ///
-    /// `permits` states whether an arena is registered with these rights. A bind or an invalidation counts as posted in
-    /// `keys`, the windows of the queue pair.
+    /// `permits` states whether an arena is registered with these rights. A valid bind or invalidation is marked
+    /// as posted in `keys`, which holds the windows of the queue pair.
     #[inline]
     pub(crate) fn check<T>(
         &self,

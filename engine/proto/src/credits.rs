@@ -387,7 +387,7 @@ impl Credits {
     /// is valid.
     ///
     /// # Errors
-    /// As [`on_receive`](Self::on_receive).
+    /// Those of [`on_receive`](Self::on_receive).
     #[cold]
     pub fn on_receive_error(&mut self, received: Option<u32>) -> Result<(), PeerFault> {
         self.count_unreadable(None)?;
@@ -397,7 +397,7 @@ impl Credits {
     /// Counts an unusable message as the peer counts it. `increment` is its grant, if its credit word is readable.
     ///
     /// # Errors
-    /// As [`on_receive`](Self::on_receive).
+    /// Those of [`on_receive`](Self::on_receive).
     #[cold]
     pub fn count_unreadable(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
         if self.credit_mode == CreditMode::V1 {

@@ -72,7 +72,7 @@ const YIELD_EVERY: u32 = 256;
 /// println!("{} bytes of results", reply.results().len());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[must_use = "dropped at once, it closes its connections"]
+#[must_use = "the client closes its connections when it is dropped"]
 pub struct LocalClient<F: Fabric = AnyFabric> {
     shard: Shard<F>,
     /// The first connection; `NONE` before there is one.

@@ -62,7 +62,7 @@ use crate::stats::ShardStats;
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[must_use = "dropped at once, it ends its thread"]
+#[must_use = "the endpoint ends its thread when it is dropped"]
 #[derive(Clone)]
 pub struct Endpoint {
     shared: Arc<EndpointState>,

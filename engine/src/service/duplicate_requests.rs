@@ -78,7 +78,7 @@ impl ClientId {
         ClientId(id)
     }
 
-    /// Identity of a client with a name of any length (kept as a digest).
+    /// Identity of a client, from a name of any length.
     pub fn named(name: &[u8]) -> Self {
         ClientId(Sha256::digest(name).into())
     }

@@ -90,7 +90,7 @@ impl<F: Fabric> Transport for (&mut LocalClient<F>, Connection) {
     }
 }
 
-/// Options of a typed call: buffers for its eligible items, and a time-out.
+/// Options of a typed call: buffers for items, and a time-out.
 ///
 /// Without buffers, eligible arguments and results travel within the messages.
 #[must_use]

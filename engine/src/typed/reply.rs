@@ -14,7 +14,7 @@ use crate::service::{CallInfo, DeferredCall, ResultRoom, ResultWriter, Results};
 #[derive(Debug)]
 pub struct ReplySent(());
 
-/// Sender of a typed reply, with the memory of its results, while the handler runs.
+/// Sender of a typed reply, with the memory of its results.
 ///
 /// A handler [sends](Self::send) results. It may [write](Self::data) or [lend](Self::lend) the data of the first
 /// eligible item before; the results then name the data by [`Bulk::placed`].

@@ -1,4 +1,4 @@
-//! The decoder.
+//! Decoding of XDR (RFC 4506).
 
 use thiserror::Error;
 
@@ -196,7 +196,7 @@ impl<'a> Decoder<'a> {
     /// `opaque<max>` that may have arrived in a chunk. Its length is in the message either way.
     ///
     /// # Errors
-    /// Fewer bytes are left, the length exceeds `max`, or a chunk differs from it.
+    /// Fewer bytes are left, the length exceeds `max`, or the chunk has another length.
     #[inline]
     pub fn bulk(&mut self, max: usize, what: &'static str) -> Result<Bulk<'a>, BadXdr> {
         let at = self.at;

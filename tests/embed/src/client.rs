@@ -15,14 +15,14 @@ use crate::protocol::{Entry, KvKey, KvValue, MAX_INLINE, MAX_VALUE, Query};
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Time-out of a call.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A thread for the connections of this process.
+/// Starts an endpoint, whose thread drives the connections of this process.
 ///
 /// # Errors
-/// As [`Endpoint::start`].
+/// Those of [`Endpoint::start`].
 pub async fn endpoint(address: &Address) -> Result<Endpoint> {
-    // There are few of them, because each connection has its own buffers for values.
+    // These buffers for values are few, because each connection has its own.
     let mut config = ClientConfig::new(PROGRAM, VERSION);
     config.shard.memory.bulk_buffers = vec![(16 << 10, 8), (MAX_VALUE as usize, 4)];
     Ok(Endpoint::start_async(address, config).await?)
@@ -36,13 +36,13 @@ impl Store {
     /// Connects.
     ///
     /// # Errors
-    /// As [`Endpoint::connect`].
+    /// Those of [`Endpoint::connect`].
     pub async fn connect(endpoint: &Endpoint, address: &Address) -> Result<Self> {
         Ok(Self(endpoint.connect_async(address).await?))
     }
 
     async fn call<P: Signature>(&mut self, options: CallOptions<P>, args: &P::Args<'_>) -> Result<Response<P>> {
-        let call = options.timeout(PATIENCE).into_call(&mut self.0, args)?;
+        let call = options.timeout(TIMEOUT).into_call(&mut self.0, args)?;
         Ok(Response::of(self.0.start(call)?.await?))
     }
 

@@ -20,10 +20,10 @@ fn at(segment: Segment, skip: i64) -> RemoteMemory {
 }
 
 impl ExposingCall {
-    fn new(world: &World, address: &Address, told: &Receiver<Caller>) -> Self {
+    fn new(world: &World, address: &Address, callers: &Receiver<Caller>) -> Self {
         let mut client = RawPeer::connect_offering(address, |offers| offers.reverse_support = ReverseSupport::General);
         client.ask(HELLO, Chunks::NONE, b"");
-        let mut reverse = called_back(world, told);
+        let mut reverse = called_back(world, callers);
         let data = reverse.pattern_buf(1, LEN);
         let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(LEN as u32);
         let pending = reverse.start(call).expect("a slot");
@@ -34,7 +34,7 @@ impl ExposingCall {
         exposing
     }
 
-    /// Checks that the client can still read its data, so others could without protection.
+    /// Checks that the client can still read the memory, so that only protection can stop the others.
     fn check_data(&mut self) {
         let seen = self.client.read(at(self.read, 0), LEN).expect("it was offered");
         assert!(patterned(1, &seen));
@@ -53,7 +53,7 @@ impl ExposingCall {
     }
 }
 
-/// Checks that a peer can neither write nor read there.
+/// Checks that a peer cannot write to this memory if `write` is true, else that it cannot read it.
 fn assert_unreachable(peer: &mut RawPeer, target: RemoteMemory, len: usize, write: bool) {
     if write {
         peer.write(&vec![9; len], target);
@@ -65,14 +65,14 @@ fn assert_unreachable(peer: &mut RawPeer, target: RemoteMemory, len: usize, writ
 
 #[test]
 fn memory_exposed_to_one_client_is_inaccessible_to_others() {
-    let (services, told) = services_with_hello();
+    let (services, callers) = services_with_hello();
     let (world, address) = World::serving("shown", small_server(), services);
-    let mut exposing = ExposingCall::new(&world, &address, &told);
+    let mut exposing = ExposingCall::new(&world, &address, &callers);
     // Other clients, with and without exposed memory of their own, try the accesses of the first.
     for (segment, write) in [(exposing.read, false), (exposing.write, true), (exposing.write, false)] {
         assert_unreachable(&mut RawPeer::connect(&address), at(segment, 0), LEN, write);
         exposing.check_data();
-        let mut other = ExposingCall::new(&world, &address, &told);
+        let mut other = ExposingCall::new(&world, &address, &callers);
         // Two connections may have equal handles, each for its own memory.
         if ![other.read.handle, other.write.handle].contains(&segment.handle) {
             assert_unreachable(&mut other.client, at(segment, 0), LEN, write);
@@ -86,7 +86,7 @@ fn memory_exposed_to_one_client_is_inaccessible_to_others() {
 
 #[test]
 fn access_to_exposed_memory_is_limited_by_rights_length_and_time() {
-    let (services, told) = services_with_hello();
+    let (services, callers) = services_with_hello();
     let (world, address) = World::serving("shown-bounds", small_server(), services);
     let len = LEN as i64;
     // Writes to the read-only window, reads of the other one, and accesses beyond the ends of both.
@@ -99,7 +99,7 @@ fn access_to_exposed_memory_is_limited_by_rights_length_and_time() {
         (false, true, -1, true),
     ];
     for_each(cases, |(of_read, write, skip, needs_bounds)| {
-        let mut exposing = ExposingCall::new(&world, &address, &told);
+        let mut exposing = ExposingCall::new(&world, &address, &callers);
         if needs_bounds && !exposing.client.checks_window_bounds() {
             exposing.end(b"");
             return;
@@ -115,7 +115,7 @@ fn access_to_exposed_memory_is_limited_by_rights_length_and_time() {
     });
     // Memory exposed for a call is unreachable after its end.
     for write in [false, true] {
-        let exposing = ExposingCall::new(&world, &address, &told);
+        let exposing = ExposingCall::new(&world, &address, &callers);
         let segment = if write { exposing.write } else { exposing.read };
         let (mut client, _reverse, _) = exposing.end(&[3; LEN]);
         assert_unreachable(&mut client, at(segment, 0), LEN, write);

@@ -80,7 +80,7 @@ fn bulk_items_are_equal_inline_and_in_chunks() {
         for_each(LENS.into_iter().enumerate(), |(n, len)| {
             let (name, data) = (vec![b'n'; n], data_of(n as u32, len));
             let blob = blob(&name, &data);
-            // In the message, or in a long one.
+            // The data is inline, in a short or a long message.
             assert_eq!([value(of.store(&blob)), value(of.sum(&blob))], [sum(&data); 2]);
             // In a Read chunk.
             let placed = Blob { data: Bulk::placed(len), ..blob };
@@ -88,7 +88,7 @@ fn bulk_items_are_equal_inline_and_in_chunks() {
             let stored = of.store_with(&placed, options).expect("a reply");
             assert_eq!(stored.results().expect("a checksum"), sum(&data));
             assert_eq!(stored.into_reply().take_sent().count(), len.min(1), "the buffer comes back");
-            // The handler that copies answers as much as is asked for, and a shorter chunk is an error.
+            // Each handler returns at most as many bytes as requested. A shorter Write chunk would be an error.
             for room in [Room::Inline, Room::Chunk, Room::Buf] {
                 fetched::<Fetch>(of, &name, &data, room);
                 fetched::<FetchLater>(of, &name, &data, room);
@@ -152,7 +152,7 @@ fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
         assert_eq!(absent.to_string(), untyped.to_string(), "both forms have one text");
         let wrong = Blob { checksum: 0, ..blob(b"n", b"data") };
         assert!(matches!(of.store(&wrong), Err(Error::Refused(Refusal::GarbageArguments))));
-        // A client of another program is not used.
+        // A typed client refuses a connection to another program.
         let refused = typed_names::Client((&mut *of.0.0, of.0.1)).send(&1).expect_err("another version");
         assert!(matches!(refused, Error::Call(failed) if failed.error == Defect::OtherProgram.into()));
         // These calls are not sent: the name exceeds its bound, or no argument uses the buffer.
@@ -191,8 +191,8 @@ fn a_deferred_call_reports_that_its_connection_has_closed() {
     assert!(wait_until(|| call.is_disconnected()));
 }
 
-/// The buffer of a reply is longer than what is declared. Without this bound, version 1 would lack a Reply chunk for
-/// it.
+/// The buffer of a reply may be longer than the declared length, so only a check refuses longer results. In version 1,
+/// the client has no Reply chunk for them.
 #[test]
 fn results_beyond_the_declared_length_are_refused() {
     with_clients("typed-declared", |of| {
@@ -240,7 +240,7 @@ impl Signature for ShortAdd {
 fn unwritten_arguments_are_sent_as_zeroes() {
     with_clients("typed-short", |of| {
         for n in 0..50 {
-            // Fills the buffers.
+            // The buffers now contain bytes other than zero.
             of.store(&blob(&[0xA5; 64], &[0xA5; 300])).expect("a reply");
             let short = call::<ShortAdd, _>(&mut of.0, CallOptions::new(), &Short).expect("a reply");
             assert_eq!(short.results().expect("a sum"), 0, "{n}");
@@ -261,7 +261,7 @@ fn one_way_procedures_run_and_have_no_reply() {
     let mut notes = blobs.notes.lock().expect("no panic").clone();
     notes.sort_unstable();
     assert_eq!(notes, [1, 2]);
-    assert_eq!(world.stats().calls_dropped, 0, "the drop of a one-way call is its end");
+    assert_eq!(world.stats().calls_dropped, 0, "a one-way call without a reply is not dropped");
     let Err(Error::Call(failed)) = v1.note(&1) else { panic!("version 1 has no one-way calls") };
     assert_eq!(failed.error, Defect::NotOneWay.into());
 }
@@ -287,13 +287,13 @@ fn store_and_fetch(of: &mut typed_v1::Client<Client>, data: &[u8], chunks: bool)
 fn a_server_calls_its_client_with_the_same_types() {
     let mut world = World::new("typed-reverse");
     for_each(configs(), |config| {
-        let (telling, told) = services_with_hello();
-        let address = world.serve_with(small_server(), telling);
+        let (services_with_caller, callers) = services_with_hello();
+        let address = world.serve_with(small_server(), services_with_caller);
         // The client serves the program, and its server calls it.
         let forward = ClientConfig { services: Some(Arc::new(services().0)), ..small_client(config.shard.clone()) };
         let mut forward = Client::connect(&address, forward).expect("a connection");
         forward.call(ClientCall::new(HELLO)).expect("a reply");
-        let caller = told.recv().expect("the caller");
+        let caller = callers.recv().expect("the caller");
         let has_chunks = config.shard.wire.credit_mode != CreditMode::V1;
         let mut of = typed_v1::Client(world.server().call_back(caller, config).expect("a client of this server"));
         assert_eq!(value(of.add(&(2, 3))), 5);
@@ -313,7 +313,7 @@ fn procedures_may_be_named_like_traits_of_the_language() {
     let cache = ProgramCache::default();
     let mut on_shards = Services::new();
     typed_names::add(&mut on_shards, &Arc::new(Names), &cache);
-    // A thread of the application runs what answers at once.
+    // A thread of the application runs the deferred calls, and answers each at once.
     let (submit, submitted) = channel::<DeferredCall>();
     let thread = std::thread::spawn(move || {
         for mut call in submitted {
@@ -333,7 +333,7 @@ fn procedures_may_be_named_like_traits_of_the_language() {
     thread.join().expect("no panic");
 }
 
-/// The compiler refuses what `Services::add` would panic on, and no more.
+/// `xdrgen` refuses exactly the definitions on which `Services::add` would panic.
 #[test]
 fn limits_of_the_compiler_are_those_of_the_engine() {
     let compiles = |items: usize, number: u32| {

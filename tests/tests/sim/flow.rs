@@ -15,7 +15,7 @@ pub(crate) struct Flow {
     /// This side takes calls.
     serves: bool,
     version: Version,
-    /// As a server: it takes version 1, and not only version 2.
+    /// Whether this side, as a server, accepts version 1 besides version 2.
     pub(crate) takes_version_1: bool,
     /// A readable message was sent or received.
     negotiated: bool,
@@ -25,8 +25,9 @@ pub(crate) struct Flow {
     ours: Direction,
     /// Received messages; in version 1, received calls.
     theirs: Direction,
-    /// Version 1: replies sent, and replies received.
+    /// Replies sent, in version 1.
     replied: u32,
+    /// Replies received, in version 1.
     answered: u32,
 }
 
@@ -63,9 +64,9 @@ enum Kind {
 impl Flow {
     /// A new connection. `version` is the one that this side starts with.
     pub(crate) fn new(server: bool, hostile: bool, serves: bool, version: Version) -> Self {
-        // In version 2 only a client's first message is free.
-        let free = |server: bool| Direction::start(u32::from(!server || version == Version::V1));
-        let (ours, theirs) = (free(server), free(!server));
+        // In version 2, only a client's first message needs no credit.
+        let initial = |server: bool| Direction::start(u32::from(!server || version == Version::V1));
+        let (ours, theirs) = (initial(server), initial(!server));
         let takes_version_1 = true;
         Self {
             server,
@@ -115,7 +116,10 @@ impl Flow {
         if let Some(received) = view.received()
             && (received.wrapping_sub(self.theirs.count) as i32) > 0
         {
-            return Err(format!("it reports {received} received messages, of {}", self.theirs.count));
+            return Err(format!(
+                "it reports {received} received messages, but the peer has sent {}",
+                self.theirs.count
+            ));
         }
         // An error grants nothing (version 2 §6.4.3).
         if view.htype() == HeaderType::Error {
@@ -130,7 +134,10 @@ impl Flow {
         }
         let most = view.credit() >> 16;
         if view.received().is_none() && (granted.wrapping_sub(self.theirs.count) as i32).max(1) > most as i32 {
-            return Err(format!("it says that {most} may be outstanding: {granted} of {}", self.theirs.count));
+            return Err(format!(
+                "it allows {most} outstanding messages, but its grant is {granted} after {} received messages",
+                self.theirs.count
+            ));
         }
         self.theirs.limit = granted;
         Ok(())
@@ -203,8 +210,8 @@ impl Flow {
             Some(received) => received.wrapping_add(view.credit().min(MAX_CREDIT)),
             None => self.ours.limit.wrapping_add(view.credit() & 0xFFFF),
         };
-        // Honest peers never reduce a grant. Of hostile ones, an earlier message of the same poll may still be
-        // believed.
+        // Honest peers never reduce a grant. If a hostile peer does, the engine may still use the grant of an
+        // earlier message of the same poll.
         if (limit.wrapping_sub(self.ours.limit) as i32) > 0 {
             self.ours.limit = limit;
         }
@@ -234,11 +241,12 @@ impl Flow {
         self.negotiated.then_some(self.version)
     }
 
-    /// Messages sent, and received; version 2.
+    /// Messages sent, in version 2.
     pub(crate) fn sent(&self) -> u32 {
         self.ours.count
     }
 
+    /// Messages received, in version 2.
     pub(crate) fn received(&self) -> u32 {
         self.theirs.count
     }
@@ -267,10 +275,10 @@ fn kind(view: &View<'_>, server: bool) -> Kind {
         },
         Version::V1 => {
             // The RPC message type.
-            let said = view.payload().get(4..8).map(|word| word == 1u32.to_be_bytes());
+            let is_reply = view.payload().get(4..8).map(|word| word == 1u32.to_be_bytes());
             let reply = match view.htype() {
                 HeaderType::Error => true,
-                HeaderType::Msg => said.unwrap_or(server),
+                HeaderType::Msg => is_reply.unwrap_or(server),
                 _ => server,
             };
             if reply { Kind::Reply } else { Kind::Call }

@@ -19,14 +19,14 @@ use crate::plan::{Plan, pick};
 type RawPeer = rpcrdma_tests::RawPeer<Medium>;
 type RawListener = rpcrdma_tests::RawListener<Medium>;
 
-/// Connections that one opens, one after the other.
+/// Connections that a hostile peer opens, one after the other.
 const MOST_CONNECTIONS: usize = 6;
-/// Maximum buffers that one exposes.
+/// Maximum buffers that a hostile peer exposes.
 const EXPOSURES: usize = 12;
 /// Maximum messages that are remembered for replay.
 const MOST_REMEMBERED: usize = 16;
 
-/// State of either kind.
+/// State that hostile clients and hostile servers have in common.
 struct Behaviour {
     kind: Kind,
     /// Seed of its devices.
@@ -61,7 +61,7 @@ impl Behaviour {
         }
     }
 
-    /// A device for one life.
+    /// A device for one connection.
     fn device(&self, connections_left: usize) -> Medium {
         self.kind.bare(HOUR, IwarpFabricConfig::default(), self.seed | connections_left as u64)
     }
@@ -255,7 +255,7 @@ pub(crate) struct HostileClient {
 }
 
 impl HostileClient {
-    /// It connects in its first turn.
+    /// Creates a client that connects in a later turn, at random.
     pub(crate) fn new(plan: &Plan, index: usize, address: Address, journal: Journal) -> Self {
         Self {
             behaviour: Behaviour::new(plan, index, journal),
@@ -354,11 +354,11 @@ impl HostileClient {
             6 | 7 => {
                 let bytes = behaviour.call(peer, Chunks::NONE, ECHO, b"not as it should be!");
                 let bytes = behaviour.corrupt(bytes);
-                behaviour.send(peer, "a spoilt call", &bytes);
+                behaviour.send(peer, "a corrupted call", &bytes);
             }
             8 if !behaviour.remembered.is_empty() => {
                 let bytes = behaviour.remembered[behaviour.random.below(behaviour.remembered.len())].clone();
-                behaviour.send(peer, "once more", &bytes);
+                behaviour.send(peer, "an earlier message", &bytes);
             }
             9 => {
                 let reads = [ReadSegment { position: 44, target: behaviour.segment() }];
@@ -405,7 +405,7 @@ impl HostileClient {
             }
             16 => {
                 let (key, bytes) = (behaviour.odd_number(), behaviour.call(peer, Chunks::NONE, ECHO, b"invalidates."));
-                behaviour.journal.note(format_args!("invalidates what it does not know"));
+                behaviour.journal.note(format_args!("invalidates a random handle"));
                 peer.send_invalidating(&bytes, Some(key));
             }
             17 => {
@@ -418,7 +418,7 @@ impl HostileClient {
                 peer.write(b"anything", remote);
             }
             _ => {
-                behaviour.journal.note(format_args!("vanishes"));
+                behaviour.journal.note(format_args!("may disconnect"));
                 return !behaviour.random.once_in(2);
             }
         }
@@ -431,12 +431,12 @@ pub(crate) struct HostileServer {
     address: Address,
     state: State,
     connections_left: usize,
-    /// Client memory that it was once given.
+    /// Client memory that calls on this connection have exposed.
     known: Vec<Segment>,
 }
 
 enum State {
-    Away,
+    Disconnected,
     Listening(Box<RawListener>),
     Up(Box<RawPeer>),
 }
@@ -449,12 +449,12 @@ impl HostileServer {
     }
 
     pub(crate) fn turn(&mut self) {
-        self.state = match std::mem::replace(&mut self.state, State::Away) {
-            State::Away if self.connections_left > 0 && self.behaviour.random.once_in(10) => {
+        self.state = match std::mem::replace(&mut self.state, State::Disconnected) {
+            State::Disconnected if self.connections_left > 0 && self.behaviour.random.once_in(10) => {
                 self.connections_left -= 1;
                 self.behaviour.listen(&self.address, self.connections_left)
             }
-            State::Away => State::Away,
+            State::Disconnected => State::Disconnected,
             State::Listening(listener) => match listener.try_accept() {
                 Ok(peer) => {
                     self.behaviour.journal.note(format_args!("accepts"));
@@ -466,14 +466,14 @@ impl HostileServer {
             },
             State::Up(mut peer) => {
                 peer.turn();
-                let mut there = !peer.is_over();
+                let mut is_connected = !peer.is_over();
                 while let Some(message) = peer.take_message() {
-                    there = there && self.answer(&mut peer, &message.bytes);
+                    is_connected = is_connected && self.answer(&mut peer, &message.bytes);
                 }
-                if there && self.behaviour.random.once_in(8) {
+                if is_connected && self.behaviour.random.once_in(8) {
                     self.write_known_memory(&mut peer);
                 }
-                if there { State::Up(peer) } else { State::Away }
+                if is_connected { State::Up(peer) } else { State::Disconnected }
             }
         }
     }
@@ -525,22 +525,22 @@ impl HostileServer {
                     peer.write(&results, remote);
                 }
                 let honest = behaviour.random.once_in(2);
-                let said = if honest { results.len() as u32 } else { behaviour.odd_number() };
-                let mut room: Vec<_> = room.iter().map(|s| Segment { length: said, ..*s }).collect();
+                let length = if honest { results.len() as u32 } else { behaviour.odd_number() };
+                let mut room: Vec<_> = room.iter().map(|s| Segment { length, ..*s }).collect();
                 if room.is_empty() {
                     room.push(behaviour.segment());
                 }
                 let chunks = Chunks { reply: Some(&room), ..Chunks::NONE };
-                let nomsg = if behaviour.random.once_in(4) { Body::Msg(chunks) } else { Body::Nomsg(chunks) };
+                let body = if behaviour.random.once_in(4) { Body::Msg(chunks) } else { Body::Nomsg(chunks) };
                 let payload = if behaviour.random.once_in(4) { &results[..] } else { &[] };
-                let bytes = behaviour.message(peer, xid, Flags::RESPONSE, nomsg, payload);
+                let bytes = behaviour.message(peer, xid, Flags::RESPONSE, body, payload);
                 behaviour.journal.count("hostile long replies", 1);
                 behaviour.send(peer, "a long reply", &bytes);
             }
             24 => behaviour.send_connprop(peer),
             // Correct.
             0..=3 if view.inv_handle() != 0 => {
-                behaviour.journal.note(format_args!("a reply that invalidates what was offered"));
+                behaviour.journal.note(format_args!("a reply that invalidates the offered handle"));
                 peer.send_invalidating(&good, Some(view.inv_handle()));
             }
             0..=5 => behaviour.send(peer, "a reply", &good),
@@ -548,7 +548,7 @@ impl HostileServer {
                 behaviour.send(peer, "a reply", &good);
                 behaviour.send(peer, "the same reply", &good);
             }
-            7 => behaviour.journal.note(format_args!("says nothing")),
+            7 => behaviour.journal.note(format_args!("does not reply")),
             8 => {
                 let error = behaviour.error();
                 let bytes = behaviour.message(peer, xid, Flags::RESPONSE, Body::Error(error), &[]);
@@ -556,7 +556,7 @@ impl HostileServer {
             }
             9 | 10 => {
                 let bytes = behaviour.corrupt(good);
-                behaviour.send(peer, "a spoilt reply", &bytes);
+                behaviour.send(peer, "a corrupted reply", &bytes);
             }
             11 => {
                 let segments: Vec<_> = writes.iter().map(|s| Segment { length: s.length + 1, ..*s }).collect();
@@ -593,31 +593,31 @@ impl HostileServer {
                     let bytes = behaviour.message(peer, odd, flags, Body::Msg(Chunks::NONE), &bytes);
                     peer.send(&bytes);
                 }
-                behaviour.journal.note(format_args!("replies that nobody asked for"));
+                behaviour.journal.note(format_args!("unsolicited replies"));
             }
             18 => {
                 let bytes = behaviour.noise();
                 behaviour.send(peer, "noise", &bytes);
             }
             _ => {
-                behaviour.journal.note(format_args!("vanishes"));
+                behaviour.journal.note(format_args!("disconnects"));
                 return false;
             }
         }
         true
     }
 
-    /// Writes to client memory that it was once given.
+    /// Writes to client memory that an earlier call has exposed.
     fn write_known_memory(&mut self, peer: &mut RawPeer) {
         if self.known.is_empty() {
             return;
         }
-        // Sometimes the most recent.
-        let last = if self.behaviour.random.once_in(2) { 4 } else { self.known.len() };
-        let at = self.known.len() - 1 - self.behaviour.random.below(last.min(self.known.len()));
+        // Half of the time, one of the last four.
+        let count = if self.behaviour.random.once_in(2) { 4 } else { self.known.len() };
+        let at = self.known.len() - 1 - self.behaviour.random.below(count.min(self.known.len()));
         let segment = self.known[at];
         let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
-        self.behaviour.journal.note(format_args!("writes to what it once was given"));
+        self.behaviour.journal.note(format_args!("writes to memory that a call has exposed"));
         self.behaviour.journal.count("hostile writes", 1);
         peer.write(&vec![0xBA; (segment.length as usize).min(100)], remote);
     }

@@ -1,6 +1,7 @@
 //! Procedures of simulated services, in addition to those of all tests.
 //!
-//! They take long messages, and calls that are refused first. Each checks its arguments and counts its executions.
+//! They cover long messages, and calls that the server at first refuses. Each checks its arguments and counts
+//! its executions.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -16,7 +17,7 @@ use crate::plan::Plan;
 
 /// Returns its arguments. They start with a [`Name`], as do those of the following procedures.
 pub(crate) const NOTE: u32 = 20;
-/// One-way.
+/// A one-way procedure that checks its arguments.
 pub(crate) const TELL: u32 = 21;
 /// After the name: seed, bytes of inline results, bytes of each result in a Write chunk, a 0 word, filler. Read chunks:
 /// the patterns of seed, seed + 1, and so on. Inline results: the pattern of seed. Write chunks: the patterns of seed +
@@ -35,7 +36,7 @@ pub(crate) const PANICS: u32 = 26;
 /// [`NOTE`], executed once however often the call is retransmitted.
 pub(crate) const ONCE: u32 = 27;
 
-/// The caller, and the call's number there.
+/// Identifier of a call: its caller, and its number among the calls of this caller.
 pub(crate) type Name = (u32, u32);
 
 /// Executions of each call.
@@ -62,7 +63,8 @@ pub(crate) fn services(plan: &Plan, runs: &Runs, later: &DeferredCalls) -> Servi
     // The declared maximum covers any chunk.
     let chunk = plan.longest_chunk.max(longest);
     let mut services = services_with(longest, chunk, false);
-    // A retransmission that arrives while its call runs gets no reply. Its caller would have to retransmit again.
+    // ONCE is neither deferred nor on workers, because a retransmission that arrives while its call runs gets no reply.
+    // Its caller would have to retransmit again.
     let chosen = |mask: u32, procedure: u32| procedure != ONCE && mask >> (procedure - NOTE) & 1 != 0;
     let is_later = |procedure| chosen(plan.deferred, procedure) && !chosen(plan.on_workers, procedure);
     let mut add = |procedure: u32, entry: Procedure| {
@@ -99,7 +101,7 @@ pub(crate) fn services(plan: &Plan, runs: &Runs, later: &DeferredCalls) -> Servi
         Some(ClientId::number(u64::from(name.0)))
     };
     add(ONCE, recorded(ONCE, note).max_reply(longest).cached(cache, caller));
-    // Prints nothing on the terminal.
+    // Unlike `panic!`, this does not print a message.
     add(PANICS, Procedure::new(|_| resume_unwind(Box::new("as the plan wants"))));
     services
 }
@@ -147,8 +149,8 @@ impl<'a> Words<'a> {
     }
 }
 
-fn right(is: bool) -> Result<(), Refusal> {
-    if is { Ok(()) } else { Err(Refusal::GarbageArguments) }
+fn require(holds: bool) -> Result<(), Refusal> {
+    if holds { Ok(()) } else { Err(Refusal::GarbageArguments) }
 }
 
 fn results(call: &mut ServerCall, seed: u32, len: usize) -> Result<(), Refusal> {
@@ -159,7 +161,7 @@ fn results(call: &mut ServerCall, seed: u32, len: usize) -> Result<(), Refusal> 
 fn note(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut words = Words::of(call)?;
     let name = words.name()?;
-    right(patterned(name.1, words.rest()))?;
+    require(patterned(name.1, words.rest()))?;
     let args = call.args().to_vec();
     call.reply_mut(args.len())?.copy_from_slice(&args);
     Ok(name)
@@ -169,9 +171,9 @@ fn mix(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut words = Words::of(call)?;
     let (name, seed, inline_len) = (words.name()?, words.next()?, words.next()? as usize);
     let wanted = words.list()?;
-    right(patterned(filler(seed), words.rest()))?;
+    require(patterned(filler(seed), words.rest()))?;
     for n in 0..call.read_chunks() {
-        right(patterned(seed + n as u32, call.read_chunk(n).ok_or(Refusal::SystemError)?))?;
+        require(patterned(seed + n as u32, call.read_chunk(n).ok_or(Refusal::SystemError)?))?;
     }
     for (n, &len) in wanted.iter().enumerate() {
         let room = call.write_chunk_capacity(n).ok_or(Refusal::GarbageArguments)?;
@@ -191,10 +193,10 @@ fn flat(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut rest = words.rest();
     for (n, &len) in items.iter().enumerate() {
         let (item, more) = rest.split_at_checked(len.next_multiple_of(4)).ok_or(Refusal::GarbageArguments)?;
-        right(patterned(seed + n as u32, &item[..len]) && filled(0, &item[len..]))?;
+        require(patterned(seed + n as u32, &item[..len]) && filled(0, &item[len..]))?;
         rest = more;
     }
-    right(patterned(filler(seed), rest))?;
+    require(patterned(filler(seed), rest))?;
     results(call, seed, 4 * items.len())?;
     Ok(name)
 }
@@ -203,7 +205,7 @@ fn grow(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut words = Words::of(call)?;
     let (name, seed) = (words.name()?, words.next()?);
     let wanted = words.list()?;
-    right(patterned(filler(seed), words.rest()))?;
+    require(patterned(filler(seed), words.rest()))?;
     for (n, &len) in wanted.iter().enumerate() {
         let room = call.write_chunk_capacity(n).ok_or(Refusal::GarbageArguments)?;
         if room < len {

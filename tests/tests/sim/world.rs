@@ -21,7 +21,7 @@ use crate::plan::{Plan, ShutdownMode};
 use crate::service::{Runs, services};
 
 /// Rounds after which a wait fails.
-const PATIENCE: u64 = 60_000;
+const MAX_ROUNDS: u64 = 60_000;
 /// Rounds of a stall.
 const STALL: usize = 120;
 
@@ -246,7 +246,7 @@ impl World {
 
     /// Runs rounds until a condition holds.
     fn until(&mut self, what: &str, mut so: impl FnMut(&mut Self) -> bool) {
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_ROUNDS {
             if so(self) {
                 return;
             }
@@ -259,7 +259,7 @@ impl World {
 
     /// Makes calls and injects faults.
     fn work(&mut self) {
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_ROUNDS {
             if self.callers.iter().all(|caller| caller.remaining() == 0) {
                 break;
             }

@@ -1,4 +1,4 @@
-//! Keys, size and end of the screen.
+//! The terminal: its keys and size, and the end of the program.
 
 use std::io;
 use std::path::Path;

@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `knobs` | the knobs with their values, settings, and settings as code |
+//! | `knobs` | the knobs and their values; settings, and how code sets them |
 //! | `search` | the search for the best settings |
 //! | `paired` | statistics of pairs of runs |
 //! | `rpcperf` | runs of `rpcperf`, and a file of them to resume a tuning |

@@ -116,7 +116,7 @@ impl PreSharedKey {
     /// Adds a key for a server: for rotation, or one per client.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn and(mut self, id: &str, key: &[u8]) -> Result<Self, KeyError> {
         self.keys.push(Arc::new(NamedKey::new(id, key)?));
         Ok(self)

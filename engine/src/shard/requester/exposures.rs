@@ -22,7 +22,7 @@ use crate::wire::{Chunks, ErrorBody, ReadSegment, Segment, WriteList};
 const MAX_SPARE: usize = 1024;
 
 thread_local! {
-    #[expect(clippy::vec_box, reason = "the boxes themselves are what is kept")]
+    #[expect(clippy::vec_box, reason = "the boxes themselves are reused")]
     static SPARE: RefCell<Vec<Box<CallBuffers>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -91,7 +91,7 @@ impl CallBuffers {
         lens
     }
 
-    /// Moves the Read chunks for arguments that start at byte `to` of the message instead of `from`.
+    /// Adapts the positions of the Read chunks to arguments that start at byte `to` of the message instead of `from`.
     #[inline]
     pub(crate) fn move_reads(&mut self, from: usize, to: usize) {
         let moved = |position: u32| (position - from as u32).saturating_add(to as u32);
@@ -117,7 +117,7 @@ impl CallBuffers {
     }
 }
 
-/// A box of chunk memory, or [none](Self::NONE): one word, moved with every call.
+/// A box of chunk memory, or [none](Self::NONE). It is as small as a pointer, because it moves with every call.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkMemory(Option<Box<CallBuffers>>);
 
@@ -151,7 +151,7 @@ impl ChunkMemory {
         self.0.as_deref_mut()
     }
 
-    /// The box, or an empty one. Inlined, so that the compiler keeps the call around it in registers.
+    /// The box, or an empty one. Inlined, so that the compiler can keep the surrounding call in registers.
     #[inline(always)]
     pub(crate) fn get_or_new(&mut self) -> &mut CallBuffers {
         self.0.get_or_insert_with(spare)
@@ -408,7 +408,7 @@ pub(super) struct ChunkLists {
 
 impl ChunkLists {
     /// Lists of exposed memory for a header. `None` with too many segments: the peer has changed its terms since the
-    /// call got its form.
+    /// form of the call was chosen.
     #[inline(never)]
     pub(super) fn fill(&mut self, exposure: &CallExposure, terms: &ConnectionTerms) -> Option<Chunks<'_>> {
         self.reads.clear();

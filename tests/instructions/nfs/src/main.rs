@@ -36,7 +36,7 @@ const BLOCK: usize = 4096;
 /// Entries of READDIRPLUS, with `.` and `..`.
 const ENTRIES: usize = 100;
 /// Time limit of MOUNT.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// Time of a turn of both sides.
 const TURN: Duration = Duration::from_micros(1);
 
@@ -147,7 +147,7 @@ impl Peers {
 /// Handle of the root, by MOUNT.
 fn root(export: &Arc<Export>) -> Result<Vec<u8>, Failure> {
     let port = mount::serve(export, 0)?;
-    let mut client = StreamClient::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), PATIENCE)?;
+    let mut client = StreamClient::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), TIME_LIMIT)?;
     let path = xdr::encode(&Dirpath(export.path.as_os_str().as_bytes()))?;
     let results = client.call(mount_v3::PROGRAM, mount_v3::VERSION, mount_v3::Mnt::NUMBER, &path)?;
     match xdr::decode(&results)? {

@@ -1,4 +1,4 @@
-//! The iWARP end of a peer's connection, by wire format alone.
+//! The iWARP end of a peer's connection, which uses only the engine's wire formats.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use super::wire::{PeerEvent, RequestedRead};
 
 /// Payload bytes of a segment, as on a path with Ethernet's MTU.
 const PART: usize = 1400;
-/// RDMA Reads that it accepts at a time.
+/// Maximum RDMA Reads outstanding in each direction.
 const READS: u16 = 16;
 
 /// The iWARP end of a connection.
@@ -151,7 +151,7 @@ impl Endpoint {
         self.msn += 1;
     }
 
-    /// Queues an RDMA Write of no bytes, as a sign of life.
+    /// Queues an RDMA Write of no bytes, as a keep-alive probe.
     pub(super) fn send_empty_write(&mut self) {
         let place = PayloadPlace::Tagged { stag: 0, offset: 0 };
         fpdu(&mut self.out, Ddp { opcode: RdmapOpcode::Write, last: true, place }, &[]);

@@ -27,7 +27,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Reserved ports to try, because servers require one unless the export is `insecure`.
 const RESERVED: std::ops::Range<u16> = 665..1024;
 
-/// Addresses of NFS and MOUNT. With `rpcbind`, both ports come from the server's rpcbind.
+/// Addresses of NFS and MOUNT. With `ask_rpcbind`, both ports come from the server's rpcbind.
 pub(crate) fn addresses(
     server: &Address,
     mount: Option<&str>,
