@@ -34,7 +34,7 @@ forms() {
         is $side rdma_version 1
         is $side connections 1
         is $side failed 0
-        is $side again 0
+        is $side retransmitted 0
         is $side rejected 0
     done
 }

@@ -100,7 +100,7 @@ expect "DSCP of its client" "$(classes both 10.0.0.2)" 26
 expect "longest packet with a path MTU of 256" "$(longest both)" "$(long 256)"
 fails "longer packets than the server takes" 'path MTU 1024 exceeds `path_mtu` 512 of this side' -- "$rpcperf" lat $at
 grep -q 'path MTU 1024 exceeds `path_mtu` 512 of this side' /run/own || fail "the server reports nothing: $(</run/own)"
-fails "a knob that iWARP does not have" 'path_mtu = 512: iwarp: addresses do not have it' -- \
+fails "a knob that iWARP does not have" 'path_mtu = 512: not supported by iwarp: addresses' -- \
     bash -c '"$0" lat iwarp:10.0.0.1:20051 -m 512 || exit 1' "$rpcperf"
 
 ip netns add near

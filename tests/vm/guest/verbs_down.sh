@@ -44,7 +44,7 @@ wait "$server" || true
 # server ends all connections at once, logs the reason, and closes the device. When the device returns, each shard of
 # the same server serves again.
 serve server $at -q 8 -s 64K --shards 2 --stats /run/server.stats
-back() { (($(grep -c 'MTU.*: the device is there again' /run/server) == 2 * $1)); }
+back() { (($(grep -c 'MTU.*: the device has returned' /run/server) == 2 * $1)); }
 removed() {
     await bash -c "! kill -0 $deletion 2>/dev/null"
     wait $deletion || fail "$1: rdma link delete: exit status $?"

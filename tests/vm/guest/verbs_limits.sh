@@ -13,7 +13,7 @@ fails "port in use" '10.0.0.1:20049' 'in use' 'rdma resource show cm_id' -- $rpc
 fails "port in use, of raw tests" 'in use' -- $rpcperf serve --listen verbs:10.0.0.1:20048 --only raw
 fails "an address of no device" '127.0.0.1' 'rxe0 port 1' 'GID 1 10.0.0.1 RoCE v2 v0' -- \
     $rpcperf serve --listen verbs:127.0.0.1
-fails "nobody listens" 'nobody listens' '10.0.0.1:999' -- $rpcperf lat verbs:10.0.0.1:999
+fails "an address without a listener" 'no listener at' '10.0.0.1:999' -- $rpcperf lat verbs:10.0.0.1:999
 fails "a device that is not there" 'no device named "mlx5_0"' 'rxe0 port 1' -- $rpcperf lat $at -d mlx5_0
 fails "a GID that is not there" 'the port has no GID' 'GID 1 10.0.0.1 RoCE v2 v0' -- $rpcperf lat $at -d rxe0 -x 9
 fails "a link-local GID" 'link-local' 'GID 1 10.0.0.1 RoCE v2 v0' -- $rpcperf lat $at -x 0
