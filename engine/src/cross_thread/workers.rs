@@ -242,7 +242,7 @@ fn check(config: &WorkerConfig) -> Result<(), StartError> {
     }
     let Some(cores) = &config.cores else { return Ok(()) };
     if cores.len() != count {
-        let given = format_args!("{} cores", cores.len());
+        let given = format!("{} cores", cores.len());
         let expected = format_args!("{count}, one for each worker (`WorkerConfig::count`), or `None`");
         return Err(StartError::invalid("WorkerConfig::cores", given, expected));
     }
