@@ -75,7 +75,7 @@
 //!
 //! // The device says that the connection has ended, before a call was sent.
 //! let (call, _) = client.start_call(8, u64::MAX, 0, false).expect("a slot");
-//! assert_eq!(client.lost(), Some((call, 8, CallError::ConnectionLost { sent: false })));
+//! assert_eq!(client.fail_next_call(), Some((call, 8, CallError::ConnectionLost { sent: false })));
 //! ```
 //!
 //! Either end may call and serve, as [`ConnConfig::max_calls`] and [`ConnConfig::accepts_calls`] permit. The connection

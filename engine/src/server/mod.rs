@@ -196,7 +196,7 @@ impl ServerConfig {
 /// services.add(0x2000_0001, 1, 1, Procedure::new(|_| Ok(())));
 /// let address = format!("soft:server-{}", std::process::id()).parse()?;
 /// let server = Server::start(&address, services, &ServerConfig::default())?;
-/// let stats = server.drain(std::time::Duration::from_secs(1))?;
+/// let stats = server.drain(std::time::Duration::from_secs(10))?;
 /// assert_eq!(stats.len(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
