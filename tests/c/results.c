@@ -168,7 +168,7 @@ static int own_memory(void *context, rpcrdma_call *call, const void *args, size_
         CHECK(!rpcrdma_call_result(call, 0, rpcrdma_arena_part(context, 0, ROOM, NULL, NULL)));
     CHECK(!rpcrdma_call_write_chunk(call, 0, NULL) && errno == EINVAL);
     CHECK(rpcrdma_call_write_chunk_filled(call, 0, 0) == -EINVAL);
-    CHECK(strstr(rpcrdma_error(), has_result ? "given by rpcrdma_call_result" : "RPCRDMA_OWN_RESULTS"));
+    CHECK(strstr(rpcrdma_error(), has_result ? "already has memory of rpcrdma_call_result" : "RPCRDMA_OWN_RESULTS"));
     // The caller does not offer chunk 1, so its data belongs inline.
     CHECK(!rpcrdma_call_write_chunk(call, 1, NULL) && errno == ENOENT);
     return has_result ? 0 : rpcrdma_call_write_chunk_filled(call, 0, ROOM);
