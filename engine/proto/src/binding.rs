@@ -65,7 +65,7 @@ pub enum BindingError {
     TooManyArguments {
         /// Chunks in the call.
         found: usize,
-        /// Maximum of the binding.
+        /// Limit of the binding.
         max: usize,
     },
     /// More Write chunks than eligible results.
@@ -73,7 +73,7 @@ pub enum BindingError {
     TooManyResults {
         /// Chunks in the call.
         found: usize,
-        /// Maximum of the binding.
+        /// Limit of the binding.
         max: usize,
         /// Bytes of an unreduced reply.
         reply_len: usize,
@@ -85,7 +85,7 @@ pub enum BindingError {
         index: usize,
         /// Bytes of the argument.
         len: usize,
-        /// Maximum of the binding.
+        /// Limit of the binding.
         max: usize,
     },
     /// More arguments inline than the procedure has.
@@ -93,7 +93,7 @@ pub enum BindingError {
     CallTooLong {
         /// Bytes in the call.
         len: usize,
-        /// Maximum of the binding.
+        /// Limit of the binding.
         max: usize,
     },
 }

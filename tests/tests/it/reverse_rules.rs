@@ -488,6 +488,8 @@ fn a_server_calls_back_its_own_callers_only() {
     assert!(other.call_back(caller, config()).is_none(), "the caller of another server");
     assert!(other.call_back(others.recv().expect("the caller"), config()).is_some());
     assert!(world.server().call_back(caller, config()).is_some());
+    let mut polled = LocalServer::start(&world.address(), Services::new(), &small_server()).expect("it starts");
+    assert!(polled.call_backs().client(caller, config()).is_none(), "the caller of a server with threads");
 }
 
 /// A handler that blocks for a reverse call would wait for its own shard.

@@ -292,6 +292,22 @@ fn engine_rules_name_existing_tests() {
     }
 }
 
+/// A name of five words or more is a test; knobs and functions have shorter ones.
+#[test]
+fn tests_that_documents_name_exist() {
+    let tests = test_names();
+    let mut seen = 0;
+    for document in ["tests/peers.md", "tests/vm/README.md"] {
+        let text = read(document);
+        let is_name = |text: &&str| text.bytes().all(|byte| byte == b'_' || byte.is_ascii_alphanumeric());
+        for name in text.split('`').filter(is_name).filter(|name| name.matches('_').count() >= 4) {
+            seen += 1;
+            assert!(tests.contains(name), "{document} names the test {name}, which does not exist");
+        }
+    }
+    assert!(seen > 80, "only {seen} names were found");
+}
+
 #[test]
 fn links_have_existing_targets() {
     let mut seen = 0;

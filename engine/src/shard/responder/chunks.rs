@@ -1,4 +1,4 @@
-//! CallChunks of the peers' calls: checks of their lists, and RDMA Reads of Read chunks into their target memory.
+//! Chunks of the peers' calls: checks of their lists, and RDMA Reads of Read chunks into their target memory.
 
 use arrayvec::ArrayVec;
 use log::Level;
