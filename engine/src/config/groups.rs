@@ -235,6 +235,7 @@ knobs! {
     /// | `max_deferred`, `max_reads`, `max_read_bytes`, `max_write_bytes`: calls wait | one peer takes the buffers of others |
     /// | `min_rate`: slow peers hold memory for long | honest but slow peers are disconnected |
     /// | `max_unsolicited_per_second`: honest peers are disconnected | a hostile peer costs CPU time |
+    /// | `max_connections`: new peers are refused, idle ones evicted | the process runs out of file descriptors |
     pub struct LimitsConfig, "limits";
 
     /// Initial credit limit of a connection, 4 to 32767. Default 64.
@@ -295,6 +296,12 @@ knobs! {
     /// These are malformed messages, replies to unknown calls, and unrequested credit grants. The connection is closed
     /// when the limit is exceeded.
     pub max_unsolicited_per_second: u32 = 1000;
+    /// Connections that a shard accepts, at least 1. Default: as many as [`receives`](super::MemoryConfig::receives)
+    /// allows.
+    ///
+    /// Each takes a file descriptor. Over iWARP and shared memory, so do as many closed connections, for
+    /// `debug.linger`, and `debug.max_handshakes` unfinished handshakes.
+    pub max_connections: Option<usize> = None, positive_or_none;
 }
 
 impl LimitsConfig {
@@ -595,7 +602,7 @@ knobs! {
     pub read_depth: u16 = 16, between(1..=MAX_READ_DEPTH);
     /// Concurrent handshakes of a listener of the iWARP or the software fabric. Default 64.
     ///
-    /// The longest idle one is evicted.
+    /// Beyond it, the host with most of them loses its oldest.
     pub max_handshakes: usize = 64, positive;
     /// Time-out of connection setup over iWARP and shared memory, at either side. Default 5 s.
     pub handshake_timeout: Duration as "units::duration" = Duration::from_secs(5), duration;
@@ -634,9 +641,10 @@ knobs! {
     pub setup: Duration as "units::duration" = Duration::from_secs(5), duration;
     /// Silence after which a connection may be evicted. Default 10 s.
     ///
-    /// Accepted connections without useful messages are evicted when new connections need receives. A connection that
-    /// has not sent anything yet may be evicted after 10 ms. A connection of a host with more than its share of
-    /// [`receives`](super::MemoryConfig::receives) may be evicted for another host at any time.
+    /// When a new connection lacks receives, or there are
+    /// [`max_connections`](super::LimitsConfig::max_connections), the shard evicts one of the same host without useful
+    /// messages for this long. A connection that has not sent anything yet may be evicted after 10 ms, and one of a
+    /// host that exceeds its share for another host at any time.
     pub evict_after: Duration as "units::duration" = Duration::from_secs(10);
 }
 

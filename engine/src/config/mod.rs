@@ -99,6 +99,9 @@ impl StartError {
     }
 }
 
+/// Most closed connections that a fabric keeps until their peers have read everything.
+const MAX_CLOSING: usize = 1024;
+
 impl Config {
     /// Configuration of the software fabric for a shard with this configuration.
     #[doc(hidden)]
@@ -113,6 +116,7 @@ impl Config {
             max_handshakes: self.debug.max_handshakes,
             handshake_timeout: self.debug.handshake_timeout,
             linger: self.debug.linger,
+            max_closing: self.max_closing(),
             ..defaults
         }
     }
@@ -137,7 +141,13 @@ impl Config {
             max_handshakes,
             handshake_timeout,
             linger,
+            max_closing: self.max_closing(),
         }
+    }
+
+    /// Maximum closed connections that a socket-based fabric keeps for their peers.
+    fn max_closing(&self) -> usize {
+        self.limits.max_connections.map_or(MAX_CLOSING, |limit| limit.min(MAX_CLOSING))
     }
 
     /// Configuration of the verbs fabric for a shard with this configuration.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use log::Level;
 
+use super::admission::LastEvictions;
 use super::clock::nanoseconds;
 use super::connection::close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
 use super::connection::{Conn, ConnRef, Continuation, Fallback, MessageOwner, ReconnectState, Stage};
@@ -71,8 +72,7 @@ pub(super) struct Lifecycle {
     pub(super) disconnected: Vec<(QpId, CloseReason)>,
     /// Connecting and reconnecting have stopped.
     pub(super) draining: bool,
-    /// Time of the last eviction for another host, in nanoseconds.
-    pub(super) last_eviction_for_others: Option<u64>,
+    pub(super) last_evictions: LastEvictions,
     /// First XID of the next connection. It starts at random, because a duplicate request cache takes an equal call of
     /// a client with an equal XID for a retransmission, even from another shard or process.
     pub(super) seed: u32,

@@ -141,7 +141,7 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
         return Ok(());
     }
     let (first, config) = program::shards(&options.listen, &options.cores)?;
-    let config = ServerConfig { shard, accept, stats: options.stats.clone(), ..config };
+    let mut config = ServerConfig { shard, accept, stats: options.stats.clone(), ..config };
     print_error!("{}", memory_line(&config.shard, config.shards, 0));
     // From here on, signals wait for the loop at the end of this function.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
@@ -158,7 +158,8 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
         "--workers 0: the shards would switch to the user IDs of callers, and threads that do so may not use the RDMA \
          devices of verbs: addresses: use --workers 1 or more"
     );
-    let descriptors = Descriptors::divide(config.shards, config.shard.memory.receives, options.workers.into())?;
+    let descriptors = Descriptors::divide(&config, options.workers.into())?;
+    descriptors.limit_connections(&mut config.shard);
     let export = Arc::new(Export::open(
         &options.directory,
         Options {

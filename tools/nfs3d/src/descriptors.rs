@@ -4,6 +4,8 @@
 use std::fmt;
 
 use anyhow::{Context, ensure};
+use rpcrdma::Config;
+use rpcrdma::server::ServerConfig;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::mount;
@@ -16,53 +18,74 @@ const PER_SHARD: usize = 16;
 const PER_THREAD: usize = 8;
 /// Fewest Receives of a connection: its least credits, and one for a message that only grants credits.
 const MIN_RECEIVES: usize = 5;
-/// Fewest descriptors for files and connections together.
+/// Fewest descriptors of files and connections together, per shard.
 const MIN_SHARED: usize = 64;
+
+/// Part of a shard's sockets that may be handshakes, and as many more that are accepted and not read yet.
+const HANDSHAKE_PART: usize = 8;
 
 /// Shares of the process's descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptors {
     /// `RLIMIT_NOFILE`.
     limit: usize,
-    /// Connections of NFS. Each is one descriptor, on all fabrics.
+    shards: usize,
+    /// Connections of NFS per shard. Each is one descriptor on all fabrics, and as many others may be closing.
     connections: usize,
+    /// Unfinished handshakes per shard.
+    handshakes: usize,
     /// Open files.
     pub(crate) files: usize,
 }
 
 impl Descriptors {
-    /// Raises the limit up to the hard limit, and divides it.
-    ///
-    /// `receives` is the number of Receives of each shard, `threads` the number of threads that execute calls.
+    /// Raises the limit up to the hard limit, and divides it. `threads` is the number of threads that execute calls.
     ///
     /// # Errors
     /// The limit is too low, or the system does not allow raising it.
-    pub(crate) fn divide(shards: usize, receives: usize, threads: usize) -> anyhow::Result<Self> {
+    pub(crate) fn divide(config: &ServerConfig, threads: usize) -> anyhow::Result<Self> {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         let limit = maximum.map_or(RAISED_LIMIT, |hard| hard.min(RAISED_LIMIT)).max(current.unwrap_or(0));
         setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum }).context("RLIMIT_NOFILE")?;
+        let (shards, shard) = (config.shards, &config.shard);
         let open = std::fs::read_dir("/proc/self/fd").context("/proc/self/fd")?.count();
         let own = open + shards * PER_SHARD + (threads + shards) * PER_THREAD + mount::THREADS;
-        Self::divide_limit(limit as usize, own, shards * receives / MIN_RECEIVES)
+        let connections = shard.limits.max_connections.unwrap_or(usize::MAX).min(shard.memory.receives / MIN_RECEIVES);
+        Self::divide_limit(limit as usize, own, shards, connections, shard.debug.max_handshakes)
     }
 
-    /// Divides `limit` descriptors, of which the server needs `own` for itself. There are Receives for `connections`.
-    fn divide_limit(limit: usize, own: usize, connections: usize) -> anyhow::Result<Self> {
+    /// Divides `limit` descriptors, of which the server needs `own` for itself, for at most so many connections and
+    /// handshakes per shard.
+    fn divide_limit(
+        limit: usize,
+        own: usize,
+        shards: usize,
+        max_connections: usize,
+        max_handshakes: usize,
+    ) -> anyhow::Result<Self> {
         let rest = limit.saturating_sub(own);
-        let needed = own + MIN_SHARED;
+        let needed = own + MIN_SHARED * shards;
         ensure!(
-            rest >= MIN_SHARED,
+            limit >= needed,
             "RLIMIT_NOFILE is {limit}, at least {needed} are needed; `ulimit -n 65536` raises it"
         );
-        let connections = connections.min(rest / 2);
-        Ok(Self { limit, connections, files: rest - connections })
+        let sockets = rest / 2 / shards;
+        let handshakes = max_handshakes.min(sockets / HANDSHAKE_PART);
+        let connections = max_connections.min(sockets / 2 - handshakes);
+        Ok(Self { limit, shards, connections, handshakes, files: rest - 2 * shards * (connections + handshakes) })
+    }
+
+    /// Limits the connections of a server to their share.
+    pub(crate) fn limit_connections(&self, config: &mut Config) {
+        config.limits.max_connections = Some(self.connections);
+        config.debug.max_handshakes = self.handshakes;
     }
 }
 
 impl fmt::Display for Descriptors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { limit, connections, files } = self;
-        write!(f, "{limit} descriptors, {connections} of them for connections and {files} for files")
+        let Self { limit, shards, connections, files, .. } = self;
+        write!(f, "{limit} descriptors for at most {} connections and {files} files", shards * connections)
     }
 }
 
@@ -72,13 +95,15 @@ mod tests {
 
     #[test]
     fn connections_get_at_most_half_of_the_descriptors_and_files_the_rest() {
-        let divide = |limit, connections| {
-            Descriptors::divide_limit(limit, 200, connections).map(|all| (all.connections, all.files))
+        let divide = |limit, shards| {
+            Descriptors::divide_limit(limit, 200, shards, 819, 64).map(|all| (all.connections, all.handshakes, all.files))
         };
-        assert_eq!(divide(65_536, 819).unwrap(), (819, 64_517));
-        assert_eq!(divide(1024, 819).unwrap(), (412, 412), "each gets half if not all connections fit");
-        assert_eq!(divide(264, 819).unwrap(), (32, 32));
-        let error = divide(263, 819).unwrap_err().to_string();
+        assert_eq!(divide(65_536, 1).unwrap(), (819, 64, 65_336 - 2 * 883));
+        assert_eq!(divide(65_536, 4).unwrap(), (819, 64, 65_336 - 8 * 883));
+        assert_eq!(divide(1024, 1).unwrap(), (155, 51, 412), "files get half if not all connections fit");
+        assert_eq!(divide(264, 1).unwrap(), (12, 4, 32));
+        assert_eq!(divide(328, 2).unwrap(), (12, 4, 64));
+        let error = divide(263, 1).unwrap_err().to_string();
         assert!(error.contains("RLIMIT_NOFILE is 263, at least 264 are needed"), "{error}");
     }
 }

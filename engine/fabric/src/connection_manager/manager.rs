@@ -1,6 +1,6 @@
 //! Connections of a fabric before they get a queue pair, and after they have lost it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -18,12 +18,8 @@ use crate::{ControlEvent, FabricAddress, FabricError, QpId, RequestId};
 
 /// Maximum expired values of each queue that one pass drops.
 const EXPIRIES: usize = 64;
-/// Maximum closed connections whose peers have not closed them yet. Beyond that the oldest are reset.
-const CLOSING: usize = 1024;
 /// Bytes of a closed connection that one read discards.
 const SCRATCH: usize = 16 << 10;
-/// One host may have this fraction of `max_handshakes` incomplete requests.
-const SHARE: usize = 4;
 
 /// A connection that a peer has started.
 #[derive(Debug)]
@@ -124,7 +120,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
             // A socket that is not watched is closed at once, because the peer's end would go unnoticed.
             return;
         }
-        if self.closing.len() >= CLOSING {
+        if self.closing.len() >= self.limits.max_closing {
             self.closing.remove_oldest(|_| true);
         }
         self.closing.insert(Instant::now() + self.limits.linger, socket);
@@ -220,11 +216,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
     fn admit(&mut self, accepted: Accepted<(OwnedFd, H::Peer)>, fabric: &mut H) -> bool {
         let Accepted { request: (socket, peer), count } = accepted;
         let limit = self.limits.max_handshakes;
-        let is_same = |request: &IncomingConnection<H>| H::is_same_host(&request.peer, &peer);
-        // A host with many incomplete requests evicts one of its own.
-        if self.incomplete.iter().filter(|request| is_same(request)).count() >= (limit / SHARE).max(1) {
-            self.evict(fabric, is_same);
-        } else if self.incomplete.len() + self.complete.len() >= limit && !self.evict(fabric, |_| true) {
+        if self.incomplete.len() + self.complete.len() >= limit && !self.evict(fabric) {
             fabric.refuse(format_args!("{peer}: {limit} connect requests already wait for an answer (max_handshakes)"));
             return false;
         }
@@ -242,10 +234,15 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         self.read_request(id, fabric)
     }
 
-    /// Drops the oldest incomplete request that satisfies `which`. False if there is none.
-    fn evict(&mut self, fabric: &mut H, which: impl Fn(&IncomingConnection<H>) -> bool) -> bool {
-        let Some(evicted) = self.incomplete.remove_oldest(which) else { return false };
-        let peer = &evicted.peer;
+    /// Drops the oldest incomplete request of the host that has most of them. False if there is none.
+    fn evict(&mut self, fabric: &mut H) -> bool {
+        let mut counts = HashMap::new();
+        for request in self.incomplete.iter() {
+            *counts.entry(H::host(&request.peer)).or_insert(0) += 1;
+        }
+        let most = counts.values().copied().max().unwrap_or(0);
+        let oldest = self.incomplete.remove_oldest(|request| counts[&H::host(&request.peer)] == most);
+        let Some(IncomingConnection { peer, .. }) = oldest else { return false };
         fabric.refuse(format_args!(
             "{peer}: evicted, because its request is incomplete and others wait (max_handshakes)"
         ));

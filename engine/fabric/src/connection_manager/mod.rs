@@ -12,7 +12,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `sockets` | the watched descriptors; listeners, with a pause after a failed accept |
-//! | `manager` | connections that peers have started, with quotas by host; connections that this side has started |
+//! | `manager` | connections that peers have started, with eviction by host; connections that this side has started |
 //! | `deadline_queue` | a queue of values with deadlines |
 //!
 //! A transport over plain TCP, such as ONC RPC with record marking, would be another [`ConnectionHandshake`], whose
@@ -29,6 +29,7 @@ mod sockets;
 
 use std::collections::VecDeque;
 use std::fmt::{Arguments, Debug, Display};
+use std::hash::Hash;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -64,6 +65,7 @@ pub(crate) trait ConnectionHandshake: Debug + Sized {
     type Listener: Listen<Accepted = (OwnedFd, Self::Peer)>;
     /// The far end of an accepted connection.
     type Peer: Debug + Display;
+    type Host: Eq + Hash;
     /// The part of its request that a peer has sent, initially nothing.
     type Incoming: Debug + Default;
     /// Our side of a connection that the peer has not answered yet.
@@ -75,10 +77,8 @@ pub(crate) trait ConnectionHandshake: Debug + Sized {
     /// The error of a dial that was not answered in time.
     fn timed_out(limit: Duration) -> FabricError;
 
-    /// Whether two peers share one host's quota of incomplete requests.
-    fn is_same_host(_one: &Self::Peer, _other: &Self::Peer) -> bool {
-        false
-    }
+    /// The host of a peer. When incomplete requests reach their limit, the host with most of them loses one.
+    fn host(peer: &Self::Peer) -> Self::Host;
 
     /// Prepares an accepted socket.
     fn equip(&self, _socket: BorrowedFd<'_>) -> Result<(), FabricError> {
@@ -125,6 +125,8 @@ pub(crate) struct ManagerConfig {
     pub(crate) max_handshakes: usize,
     pub(crate) handshake_timeout: Duration,
     pub(crate) linger: Duration,
+    /// Maximum closed connections whose peers have not closed them yet. Beyond that the oldest are reset.
+    pub(crate) max_closing: usize,
 }
 
 /// The result of a read from a peer's socket.

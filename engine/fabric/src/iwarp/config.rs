@@ -113,12 +113,15 @@ with_defaults! {
         ///
         /// Two more probes follow, a third of this apart.
         pub keep_alive: Duration = Duration::from_secs(60),
-        /// Maximum concurrent handshakes of a listener, which evicts the longest idle one. Default 64.
+        /// Maximum concurrent handshakes of a listener. Beyond it, the host with most of them loses its oldest.
+        /// Default 64.
         pub max_handshakes: usize = 64,
         /// Time-out of connection setup, on either side. Default 5 s.
         pub handshake_timeout: Duration = Duration::from_secs(5),
         /// Time for a closing connection to send its data. Default 1 s.
         pub linger: Duration = Duration::from_secs(1),
+        /// Maximum closing connections. Beyond it, the oldest is reset. Default 1024.
+        pub max_closing: usize = 1024,
     }
 }
 

@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -83,6 +83,7 @@ impl ConnectionHandshake for FabricState {
     const LINGERS: bool = true;
     type Listener = IwarpListener;
     type Peer = SocketAddr;
+    type Host = IpAddr;
     type Incoming = IncomingFrame;
     type Dial = DialState;
     type Answer = MpaFrame;
@@ -93,6 +94,10 @@ impl ConnectionHandshake for FabricState {
 
     fn timed_out(_limit: Duration) -> FabricError {
         FabricError::timed_out("debug.handshake_timeout")
+    }
+
+    fn host(peer: &SocketAddr) -> IpAddr {
+        host::network(peer.ip())
     }
 
     fn equip(&self, socket: BorrowedFd<'_>) -> Result<(), FabricError> {

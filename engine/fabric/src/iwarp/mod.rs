@@ -122,8 +122,8 @@ impl IwarpFabric {
         config.check()?;
         let sockets = epoll::create(CreateFlags::CLOEXEC).map_err(|e| failed("epoll_create", e))?;
         let capabilities = capabilities(&config);
-        let IwarpFabricConfig { max_handshakes, handshake_timeout, linger, .. } = config;
-        let connections = ConnectionManager::new(ManagerConfig { max_handshakes, handshake_timeout, linger })?;
+        let IwarpFabricConfig { max_handshakes, handshake_timeout, linger, max_closing, .. } = config;
+        let connections = ConnectionManager::new(ManagerConfig { max_handshakes, handshake_timeout, linger, max_closing })?;
         connections.sockets.epoll_set.add(&sockets, Token::Qp(QpId::NONE), EventFlags::IN)?;
         Ok(Self {
             connections,

@@ -31,9 +31,8 @@ with_defaults! {
         /// arena. Each is a mapping. The process reserves half of `vm.max_map_count` for them; when few are left, a
         /// connection's share is smaller.
         pub max_regions_per_peer: usize = 128,
-        /// Concurrent handshakes of a fabric. Default 64. A further one evicts the oldest incomplete handshake. A
-        /// process that has a quarter of them evicts its own. Per turn, at most this many connections, and at most 16,
-        /// are accepted or refused.
+        /// Concurrent handshakes of a fabric. Default 64. Beyond it, the process with most of them loses its oldest
+        /// incomplete one. Per turn, at most this many connections, and at most 16, are accepted or refused.
         pub max_handshakes: usize = 64,
         /// Longest connection setup, on either side. Default 5 s.
         pub handshake_timeout: Duration = Duration::from_secs(5),
@@ -43,6 +42,9 @@ with_defaults! {
         pub retry_timeout: Duration = Duration::from_secs(30),
         /// Longest time for which a closing connection waits until its peer has taken all sent data. Default 1 s.
         pub linger: Duration = Duration::from_secs(1),
+        /// Maximum closed connections whose peers have not read everything. Beyond it, the oldest is reset. Default
+        /// 1024.
+        pub max_closing: usize = 1024,
     }
 }
 

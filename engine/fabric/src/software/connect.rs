@@ -69,6 +69,7 @@ impl ConnectionHandshake for SoftwareCommon {
     const LINGERS: bool = false;
     type Listener = SoftwareListener;
     type Peer = PeerProcess;
+    type Host = i32;
     type Incoming = Option<Offer>;
     type Dial = Hello;
     type Answer = (Opening, Descriptors);
@@ -81,9 +82,9 @@ impl ConnectionHandshake for SoftwareCommon {
         FabricError::timed_out(format_args!("{limit:?}, the limit of this fabric (connect.timeout may be shorter)"))
     }
 
-    /// On this fabric, quotas of hosts are quotas of processes.
-    fn is_same_host(one: &PeerProcess, other: &PeerProcess) -> bool {
-        one.pid == other.pid
+    /// On this fabric, each process counts as a host.
+    fn host(peer: &PeerProcess) -> i32 {
+        peer.pid
     }
 
     fn read_request(&mut self, socket: BorrowedFd<'_>, offer: &mut Option<Offer>) -> SocketInput<Vec<u8>> {

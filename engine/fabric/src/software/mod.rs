@@ -154,9 +154,9 @@ impl SoftwareFabric {
             exposure_needs_own_arena: true,
             ..Capabilities::default()
         };
-        let SoftwareConfig { max_handshakes, handshake_timeout, linger, .. } = config;
+        let SoftwareConfig { max_handshakes, handshake_timeout, linger, max_closing, .. } = config;
         Ok(Self {
-            connections: ConnectionManager::new(ManagerConfig { max_handshakes, handshake_timeout, linger })?,
+            connections: ConnectionManager::new(ManagerConfig { max_handshakes, handshake_timeout, linger, max_closing })?,
             closing: Vec::new(),
             common: SoftwareCommon {
                 receives: Receives::new(config.shared_receives),

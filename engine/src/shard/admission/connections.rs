@@ -1,15 +1,19 @@
 //! Accepted connections: the Receives before their first message, and eviction.
 //!
 //! Until its first message a connection has the smallest credit limit, so that a silent peer costs a handful of
-//! Receives. Then it gets the usual limit. Without Receives for one more connection, the shard evicts in this order:
+//! Receives. Then it gets the usual limit. A new connection lacks a place if no Receives are left for it, or if there
+//! are `limits.max_connections` already. Then the shard evicts another connection in this order:
 //!
-//! 1. connections that sent nothing in their time;
-//! 2. for other hosts, idle connections of a host that exceeds its share;
-//! 3. connections silent for long;
-//! 4. for other hosts, any connection of a host that exceeds its share.
+//! 1. one that sent nothing in its time;
+//! 2. for other hosts, an idle one of a host that exceeds its share;
+//! 3. one of the same host that was silent for long;
+//! 4. for other hosts, a busy one of a host that exceeds its share;
+//! 5. for a host without connections, any that was silent for long, if no host exceeds its share.
 //!
-//! Rule 4 covers hosts that are never idle, because a peer whose calls wait for memory has no obligation, so no
-//! deadline ends its connection. The share of a host becomes smaller with more hosts.
+//! The share of a host is what all connections hold, divided by the number of hosts. A host within its share therefore
+//! keeps its connections whatever other hosts do, and a host without connections finds one to evict as long as others
+//! hold more than the least. Rule 4 covers hosts that are never idle, because a peer whose calls wait for memory has no
+//! obligation, so no deadline ends its connection.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,11 +21,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::quota::OwnerCalls;
-use crate::config::RECEIVE_MARGIN;
-use crate::fabric::{Fabric, QpId, RequestId};
+use crate::fabric::{Fabric, FabricError, QpId, RequestId};
 use crate::proto::{ConnConfig, Connection, MIN_CREDITS};
 use crate::shard::clock::nanoseconds;
-use crate::shard::connection::close_reason::{LocalClose, REJECTED_CLOSED, REJECTED_NO_RECEIVES};
+use crate::shard::connection::close_reason::{
+    LocalClose, REJECTED_CLOSED, REJECTED_NO_CONNECTIONS, REJECTED_NO_RECEIVES,
+};
 use crate::shard::connection::{Conn, ConnRef, Stage};
 use crate::shard::control_plane::silence;
 use crate::shard::peer_events::PeerInfo;
@@ -34,9 +39,28 @@ use crate::wire::private_data::PrivateData;
 /// refuses other hosts until the first of these connections are old enough.
 const FIRST_MESSAGE: u64 = 10_000_000;
 
-/// Nanoseconds between evictions for other hosts: of idle connections, and of busy ones. They limit the evictions that
-/// a peer causes by connecting repeatedly.
+/// Nanoseconds between the evictions that one host causes at others: of idle connections, and of busy ones. They limit
+/// the evictions that a host causes by connecting repeatedly, and do not delay other hosts.
 const EVICTION_INTERVALS: [u64; 2] = [FIRST_MESSAGE, 1_000_000_000];
+
+/// What a new connection lacks.
+#[derive(Debug, thiserror::Error)]
+enum Shortage {
+    #[error("this shard has {0} connections (limits.max_connections)")]
+    Connections(usize),
+    #[error("{0}")]
+    Receives(FabricError),
+}
+
+impl Shortage {
+    /// Text of the rejection.
+    fn rejection(&self) -> &'static [u8] {
+        match self {
+            Self::Connections(_) => REJECTED_NO_CONNECTIONS,
+            Self::Receives(_) => REJECTED_NO_RECEIVES,
+        }
+    }
+}
 
 /// A connection that may be evicted.
 #[derive(Clone, Copy, Debug)]
@@ -50,54 +74,74 @@ struct EvictionCandidate<'a> {
     silent: u64,
     /// Nanoseconds that its first message may take.
     first_message_time: u64,
-    /// Receives reserved for it.
-    receives: usize,
+    /// What it holds of what is short: Receives reserved for it, or one connection.
+    holds: usize,
 }
 
-/// A connection of `host` that needs Receives while too few are left.
+/// A connection of `host` that lacks a place.
 #[derive(Clone, Copy, Debug)]
 struct Newcomer<'a> {
     host: &'a str,
     /// Owners whose calls of closed connections hold Receives.
     orphans: &'a [Rc<OwnerCalls>],
-    /// Receives for all connections of all hosts.
-    all: usize,
-    /// Receives of a new connection.
+    /// What a new connection needs of what is short.
     least: usize,
     /// [`accept.evict_after`](crate::config::AcceptConfig::evict_after), in nanoseconds.
     evict_after: u64,
-    /// Nanoseconds since the last eviction for another host.
+    /// Nanoseconds since this host's last eviction at another host.
     since_last: u64,
 }
 
 impl Newcomer<'_> {
     /// Chooses the connection to evict, in the order of the module page; of several, the one that was silent longest.
     ///
-    /// The share is the same for each host, and at most half. If the new connection's host has Receives already,
-    /// another host loses a connection only if it keeps more than that host afterwards. Otherwise two hosts would evict
-    /// each other's connections in turn.
+    /// If the new connection's host has connections already, another host loses one only if it keeps more than that
+    /// host afterwards. Otherwise two hosts would evict each other's connections in turn.
     fn choose(&self, candidates: &[EvictionCandidate<'_>]) -> Option<QpId> {
         let mut held = HashMap::<&str, usize>::from([(self.host, 0)]);
         for one in candidates {
-            *held.entry(one.host).or_default() += one.receives;
+            *held.entry(one.host).or_default() += one.holds;
         }
         for owner in self.orphans {
             *held.entry(owner.name()).or_default() += owner.orphans(false);
         }
-        let share = self.all / held.len().max(2);
+        let share = held.values().sum::<usize>() / held.len();
         let ours = held[self.host];
         let exceeds_share = |one: &EvictionCandidate<'_>| {
-            let theirs = held[one.host];
-            one.host != self.host && theirs > share && (ours == 0 || ours + one.receives < theirs)
+            let (theirs, more) = (held[one.host], if ours == 0 { self.least } else { one.holds });
+            one.host != self.host && theirs > share && ours + more < theirs
         };
-        let rank = |one: &EvictionCandidate<'_>| match () {
-            () if one.is_idle && one.is_new && one.silent >= one.first_message_time => 4,
-            () if one.is_idle && self.since_last >= EVICTION_INTERVALS[0] && exceeds_share(one) => 3,
-            () if one.is_idle && one.silent >= self.evict_after => 2,
-            () => u8::from(self.since_last >= EVICTION_INTERVALS[1] && exceeds_share(one)),
+        let eligible = || candidates.iter().filter(|one| one.holds >= self.least);
+        let none_exceeds = !eligible().any(exceeds_share);
+        let rank = |one: &EvictionCandidate<'_>| {
+            let (exceeds, is_long_silent) = (exceeds_share(one), one.is_idle && one.silent >= self.evict_after);
+            match () {
+                () if one.is_idle && one.is_new && one.silent >= one.first_message_time => 5,
+                () if one.is_idle && exceeds && self.since_last >= EVICTION_INTERVALS[0] => 4,
+                () if is_long_silent && one.host == self.host => 3,
+                () if self.since_last < EVICTION_INTERVALS[1] => 0,
+                () if exceeds => 2,
+                () => u8::from(is_long_silent && none_exceeds && ours == 0),
+            }
         };
-        let eligible = candidates.iter().filter(|one| one.receives >= self.least && rank(one) > 0);
-        eligible.max_by_key(|one| (rank(one), one.silent)).map(|one| one.qp)
+        eligible().filter(|one| rank(one) > 0).max_by_key(|one| (rank(one), one.silent)).map(|one| one.qp)
+    }
+}
+
+/// Time of each host's last eviction at other hosts, in nanoseconds, while it delays the next one.
+#[derive(Debug, Default)]
+pub(in crate::shard) struct LastEvictions(Vec<(Box<str>, u64)>);
+
+impl LastEvictions {
+    /// Nanoseconds since the last eviction for this host.
+    fn since(&self, host: &str, now: u64) -> u64 {
+        self.0.iter().find(|(other, _)| **other == *host).map_or(u64::MAX, |(_, then)| now.saturating_sub(*then))
+    }
+
+    /// Records an eviction for this host, and drops the hosts that may evict again.
+    fn record(&mut self, host: &str, now: u64) {
+        self.0.retain(|(other, then)| **other != *host && now.saturating_sub(*then) < EVICTION_INTERVALS[1]);
+        self.0.push((host.into(), now));
     }
 }
 
@@ -109,12 +153,12 @@ impl<F: Fabric> Shard<F> {
         }
         let now = self.cx.clock.read();
         let info = PeerInfo::new(peer, now);
-        let shortage = self.receive_share().err();
-        let evicted = if shortage.is_some() { self.choose_eviction(&info.owner, now) } else { None };
-        if let (Some(error), None) = (shortage, evicted) {
+        let shortage = self.find_shortage();
+        let evicted = shortage.as_ref().and_then(|shortage| self.choose_eviction(&info.owner, shortage, now));
+        if let (Some(shortage), None) = (shortage, evicted) {
             self.cx.stats.connections_refused += 1;
-            self.cx.warn("connections refused", format_args!("{peer}: connection refused: {error}"));
-            return self.cx.fabric.reject(request, REJECTED_NO_RECEIVES);
+            self.cx.warn("connections refused", format_args!("{peer}: connection refused: {shortage}"));
+            return self.cx.fabric.reject(request, shortage.rejection());
         }
         match self.cx.fabric.accept(request, &self.params()) {
             Ok(qp) => {
@@ -138,15 +182,24 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
+    /// What one more connection lacks, if anything.
+    fn find_shortage(&mut self) -> Option<Shortage> {
+        let accepted = || self.cx.conns.iter().filter(|conn| conn.accepted.is_some()).count();
+        match self.cx.config.limits.max_connections {
+            Some(limit) if accepted() >= limit => Some(Shortage::Connections(limit)),
+            _ => self.receive_share().err().map(Shortage::Receives),
+        }
+    }
+
     /// Chooses the connection to evict for one more of this host, if any.
-    fn choose_eviction(&mut self, host: &str, now: u64) -> Option<QpId> {
+    fn choose_eviction(&mut self, host: &str, shortage: &Shortage, now: u64) -> Option<QpId> {
+        let of_receives = matches!(shortage, Shortage::Receives(_));
         let newcomer = Newcomer {
             host,
-            orphans: &self.responder.owners_with_orphans(),
-            all: self.cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN),
-            least: MIN_CREDITS as usize + 1,
+            orphans: &if of_receives { self.responder.owners_with_orphans() } else { Vec::new() },
+            least: if of_receives { MIN_CREDITS as usize + 1 } else { 1 },
             evict_after: nanoseconds(self.cx.accept.evict_after),
-            since_last: self.life.last_eviction_for_others.map_or(u64::MAX, |then| now.saturating_sub(then)),
+            since_last: self.life.last_evictions.since(host, now),
         };
         let fabric = &mut self.cx.fabric;
         let candidates = self.cx.conns.iter().filter_map(|conn| {
@@ -161,7 +214,7 @@ impl<F: Fabric> Shard<F> {
                 is_idle: conn.proto.status().is_idle && conn.is_idle(),
                 silent,
                 first_message_time: nanoseconds(silence(Duration::from_nanos(FIRST_MESSAGE), round_trip)),
-                receives: conn.receive_reservation.receives() as usize,
+                holds: if of_receives { conn.receive_reservation.receives() as usize } else { 1 },
             })
         });
         newcomer.choose(&candidates.collect::<Vec<_>>())
@@ -172,7 +225,7 @@ impl<F: Fabric> Shard<F> {
         self.cx.stats.connections_evicted += 1;
         let peer = self.cx.conns.get(ConnRef(qp)).and_then(|conn| conn.accepted.as_ref());
         if peer.is_some_and(|peer| !peer.is_new && &*peer.owner != host) {
-            self.life.last_eviction_for_others = Some(now);
+            self.life.last_evictions.record(host, now);
         }
         self.close_now(qp, LocalClose::Evicted);
     }
@@ -218,34 +271,34 @@ impl<F: Fabric> Shard<F> {
 mod tests {
     use super::*;
 
-    fn idle(slot: u32, host: &str, is_new: bool, silent: u64, receives: usize) -> EvictionCandidate<'_> {
+    fn idle(slot: u32, host: &str, is_new: bool, silent: u64, holds: usize) -> EvictionCandidate<'_> {
         let (qp, first_message_time) = (QpId { slot, generation: 0 }, FIRST_MESSAGE);
-        EvictionCandidate { qp, host, is_new, is_idle: true, silent, first_message_time, receives }
+        EvictionCandidate { qp, host, is_new, is_idle: true, silent, first_message_time, holds }
     }
 
-    fn busy(slot: u32, host: &str, silent: u64, receives: usize) -> EvictionCandidate<'_> {
-        EvictionCandidate { is_idle: false, ..idle(slot, host, false, silent, receives) }
+    fn busy(slot: u32, host: &str, silent: u64, holds: usize) -> EvictionCandidate<'_> {
+        EvictionCandidate { is_idle: false, ..idle(slot, host, false, silent, holds) }
     }
 
     /// Slot of the connection that is evicted for one more of this host.
-    fn evicted(candidates: &[EvictionCandidate<'_>], host: &str, all: usize, evict_after: u64) -> Option<u32> {
-        let newcomer = Newcomer { host, orphans: &[], all, least: 5, evict_after, since_last: u64::MAX };
+    fn evicted(candidates: &[EvictionCandidate<'_>], host: &str, evict_after: u64) -> Option<u32> {
+        let newcomer = Newcomer { host, orphans: &[], least: 5, evict_after, since_last: u64::MAX };
         newcomer.choose(candidates).map(|qp| qp.slot)
     }
 
     #[test]
     fn a_distant_connection_has_longer_for_its_first_message() {
-        let near = idle(0, "a", true, 2 * FIRST_MESSAGE, 6);
+        let near = idle(0, "a", true, 2 * FIRST_MESSAGE, 5);
         let distant = EvictionCandidate {
             first_message_time: 50 * FIRST_MESSAGE,
             silent: 49 * FIRST_MESSAGE,
-            ..idle(1, "b", true, 0, 6)
+            ..idle(1, "b", true, 0, 5)
         };
         let long_after = u64::MAX;
-        assert_eq!(evicted(&[distant, near], "c", 1000, long_after), Some(0));
-        assert_eq!(evicted(&[distant], "c", 1000, long_after), None);
+        assert_eq!(evicted(&[distant, near], "c", long_after), Some(0));
+        assert_eq!(evicted(&[distant], "c", long_after), None);
         let late = EvictionCandidate { silent: distant.first_message_time, ..distant };
-        assert_eq!(evicted(&[late, near], "c", 1000, long_after), Some(1));
+        assert_eq!(evicted(&[late, near], "c", long_after), Some(1));
     }
 
     #[test]
@@ -253,59 +306,73 @@ mod tests {
         let long = 9 * FIRST_MESSAGE;
         let all = [
             idle(0, "a", false, long, 65),
-            idle(1, "b", true, FIRST_MESSAGE, 6),
-            idle(2, "b", true, FIRST_MESSAGE + 1, 6),
-            idle(3, "b", true, FIRST_MESSAGE - 1, 6),
+            idle(1, "b", true, FIRST_MESSAGE, 5),
+            idle(2, "b", true, FIRST_MESSAGE + 1, 5),
+            idle(3, "b", true, FIRST_MESSAGE - 1, 5),
         ];
-        assert_eq!(evicted(&all, "c", 1000, long), Some(2));
-        assert_eq!(evicted(&all[..1], "c", 1000, long), Some(0));
-        assert_eq!(evicted(&all[..1], "c", 1000, long + 1), None, "not silent for long enough");
-        assert_eq!(evicted(&all[3..], "c", 1000, long), None, "its first message may be in flight");
+        assert_eq!(evicted(&all, "c", long), Some(2));
+        assert_eq!(evicted(&all[3..], "c", long), None, "its first message may be in flight");
+    }
+
+    #[test]
+    fn connections_that_were_silent_for_long_are_evicted_for_their_own_host() {
+        let all = [idle(0, "a", false, 10, 65), idle(1, "a", false, 20, 65), idle(2, "b", false, 90, 65)];
+        assert_eq!(evicted(&all, "a", 20), Some(1));
+        assert_eq!(evicted(&all, "a", 21), None);
+    }
+
+    #[test]
+    fn hosts_within_their_share_lose_no_connection_while_another_exceeds_its_share() {
+        let all = [idle(0, "a", false, 90, 65), busy(1, "b", 1, 300), busy(2, "b", 2, 300)];
+        assert_eq!(evicted(&all, "c", 50), Some(2), "although the other was silent for long");
+        let limited = Newcomer { host: "c", orphans: &[], least: 5, evict_after: 50, since_last: 0 };
+        assert_eq!(limited.choose(&all), None, "not even while the evictions of this host are limited");
+    }
+
+    #[test]
+    fn a_silent_connection_is_evicted_for_a_host_without_one_if_all_hosts_hold_the_least() {
+        let all = [idle(0, "a", false, 90, 5), idle(1, "b", false, 80, 5)];
+        assert_eq!(evicted(&all, "c", 90), Some(0));
+        assert_eq!(evicted(&all, "c", 91), None);
+        assert_eq!(evicted(&all, "b", 90), None, "this host has a connection");
     }
 
     #[test]
     fn idle_connections_of_hosts_beyond_their_share_are_evicted_for_others() {
-        let all = [idle(0, "a", false, 10, 65), idle(1, "b", false, 30, 60), idle(2, "a", false, 20, 50)];
-        assert_eq!(evicted(&all, "c", 3 * 114, 1000), Some(2), "the one of that host that was silent longest");
-        assert_eq!(evicted(&all, "c", 3 * 115, 1000), None);
-        assert_eq!(
-            evicted(&all, "a", 2 * 59, 1000),
-            None,
-            "not for the same host, nor from a host that would have less"
-        );
-        assert_eq!(evicted(&all, "a", 3 * 114, 15), Some(1), "but one that was silent for long");
+        let all = [idle(0, "a", false, 10, 65), idle(1, "b", false, 30, 50), idle(2, "a", false, 20, 50)];
+        assert_eq!(evicted(&all, "c", 1000), Some(2), "the one of that host that was silent longest");
+        assert_eq!(evicted(&all, "a", 1000), None, "not for the same host, nor from a host that would have less");
     }
 
     #[test]
     fn busy_connections_of_hosts_beyond_their_share_are_evicted_for_others() {
-        let all = [busy(0, "a", 20, 65), busy(1, "a", 30, 50), busy(2, "b", 90, 65), idle(3, "a", false, 0, 5)];
-        assert_eq!(evicted(&all, "c", 3 * 114, 1000), Some(3), "an idle one goes first");
-        assert_eq!(evicted(&all[..3], "c", 3 * 114, 1000), Some(1));
-        assert_eq!(evicted(&all[..3], "c", 3 * 115, 1000), None);
-        assert_eq!(evicted(&all[..3], "c", 3 * 115, 10), None, "busy connections are not evicted for silence");
-        assert_eq!(evicted(&all[..3], "a", 2 * 64, 1000), None, "not for the same host");
+        let all = [busy(0, "a", 20, 65), busy(1, "a", 30, 50), busy(2, "b", 90, 35), idle(3, "a", false, 0, 5)];
+        assert_eq!(evicted(&all, "c", 1000), Some(3), "an idle one goes first");
+        assert_eq!(evicted(&all[..3], "c", 1000), Some(1), "the other host holds less than its share");
+        assert_eq!(evicted(&all[..3], "c", 10), Some(1), "silence matters for idle connections only");
+        assert_eq!(evicted(&all[..3], "a", 1000), None, "not for the same host");
     }
 
     #[test]
     fn a_new_host_gets_a_connection_even_from_many_hosts() {
         let names: Vec<_> = (0..9).map(|n| n.to_string()).collect();
         let all: Vec<_> = (0..9).map(|n| busy(n as u32, &names[n], n as u64, 100)).collect();
-        assert_eq!(evicted(&all, "c", 900, 1000), Some(8), "each has a ninth, and its share is a tenth");
-        assert_eq!(evicted(&all, "3", 900, 1000), None, "this host has as much as the others");
+        assert_eq!(evicted(&all, "c", 1000), Some(8), "each has a ninth, and its share is a tenth");
+        assert_eq!(evicted(&all, "3", 1000), None, "this host has as much as the others");
     }
 
     #[test]
     fn two_hosts_do_not_evict_each_others_connections_in_turn() {
         let of = |a, b| [busy(0, "a", 1, a), busy(1, "a", 2, 65), busy(2, "b", 1, b), busy(3, "b", 2, 65)];
-        assert_eq!(evicted(&of(455, 390), "b", 900, 1000), None, "with one more connection it has as much");
-        assert_eq!(evicted(&of(456, 390), "b", 900, 1000), Some(1));
+        assert_eq!(evicted(&of(455, 390), "b", 1000), None, "with one more connection it has as much");
+        assert_eq!(evicted(&of(456, 390), "b", 1000), Some(1));
     }
 
     #[test]
     fn evictions_for_other_hosts_are_rate_limited() {
         let all = [busy(0, "a", 1, 66), idle(1, "a", false, 2, 65)];
         let after = |candidates: &[EvictionCandidate<'_>], since_last| {
-            let newcomer = Newcomer { host: "c", orphans: &[], all: 130, least: 5, evict_after: 1000, since_last };
+            let newcomer = Newcomer { host: "c", orphans: &[], least: 5, evict_after: 1000, since_last };
             newcomer.choose(candidates).map(|qp| qp.slot)
         };
         assert_eq!((after(&all, FIRST_MESSAGE - 1), after(&all, FIRST_MESSAGE)), (None, Some(1)));

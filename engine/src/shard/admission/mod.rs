@@ -63,6 +63,7 @@ use crate::proto::Knob;
 use crate::service::{CallParts, LocalProcedure, MAX_CHUNKS, Unready};
 use crate::wire::{Version, rpc};
 
+pub(super) use connections::LastEvictions;
 use queue::{WaitCause, WaitQueue};
 use quota::{
     PendingQuota, QuotaOwner, exceeds_reads, is_plentiful, is_scarce, is_scarce_for_hosts, limits_reads, quota,

@@ -89,12 +89,13 @@ impl CloseReason {
         }
     }
 
-    /// Whether the server lacks receives for another connection now.
+    /// Whether the server lacks receives for another connection now, or has as many connections as it accepts.
     ///
     /// For the C interface.
     #[doc(hidden)]
     pub fn is_out_of_receives(&self) -> bool {
-        matches!(&self.0, CloseCause::Rejected { said } if said == REJECTED_NO_RECEIVES)
+        let texts = [REJECTED_NO_RECEIVES, REJECTED_NO_CONNECTIONS];
+        matches!(&self.0, CloseCause::Rejected { said } if texts.contains(&&**said))
     }
 
     /// Error number of a failed system call, if known.
@@ -131,6 +132,8 @@ impl<T: Into<CloseCause>> From<T> for CloseReason {
 pub(crate) const REJECTED_CLOSED: &[u8] = b"closed";
 /// Text of a rejection by a server that lacks Receives for another connection.
 pub(crate) const REJECTED_NO_RECEIVES: &[u8] = b"no receives left";
+/// Text of a rejection by a server that has as many connections as it accepts.
+pub(crate) const REJECTED_NO_CONNECTIONS: &[u8] = b"no connections left";
 
 /// Whether a work request failed through the peer's fault.
 pub(crate) fn is_peer_fault(status: Status) -> bool {
@@ -227,11 +230,12 @@ pub enum LocalClose {
     /// [`timeouts.progress`](crate::config::TimeoutConfig::progress) has passed.
     #[error("{0} (timeouts.progress, limits.min_rate)")]
     ProgressTimeout(&'static str),
-    /// The shard evicted the connection, because others needed its receives.
+    /// The shard evicted the connection, because another needed its place.
     ///
     /// It was silent ([`accept.evict_after`](crate::config::AcceptConfig::evict_after)), or its host exceeded its
-    /// share ([`memory.receives`](crate::config::MemoryConfig::receives)).
-    #[error("evicted: others need its receives (memory.receives)")]
+    /// share of [`memory.receives`](crate::config::MemoryConfig::receives) or
+    /// [`limits.max_connections`](crate::config::LimitsConfig::max_connections).
+    #[error("evicted: another connection needs its place (memory.receives, limits.max_connections)")]
     Evicted,
     /// A message that was counted as sent could not be sent.
     #[error("{0} could not be sent")]

@@ -130,10 +130,13 @@ impl Nfsd {
         if listen.is_none() {
             program.args(["--listen", &address]);
         }
+        if !options.iter().any(|option| option == "--clients") {
+            program.args(["--clients", "1"]);
+        }
         let mut child = program
             .arg(directory.path().join("export"))
             .args(["--progress-timeout", "20", "--min-rate", "8192"])
-            .args(["--mount-port", "0", "--clients", "1", "--squash", "none", "--key"])
+            .args(["--mount-port", "0", "--squash", "none", "--key"])
             .arg(directory.path().join("key"))
             .args(&options)
             .stdin(Stdio::null())

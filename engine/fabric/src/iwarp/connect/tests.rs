@@ -4,6 +4,8 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketType};
+
 use super::*;
 use crate::connection_manager::{EVENTS, READS};
 use crate::iwarp::{Crc, IwarpFabricConfig};
@@ -34,7 +36,15 @@ impl RefusingServer {
 
     /// Connects a peer, which sends these bytes.
     fn connect_peer(&self, bytes: &[u8]) -> TcpStream {
-        let mut socket = TcpStream::connect(&self.at.0).expect("connected");
+        self.connect_peer_from([127, 0, 0, 1], bytes)
+    }
+
+    /// Connects a peer of the host with this address, which sends these bytes.
+    fn connect_peer_from(&self, host: [u8; 4], bytes: &[u8]) -> TcpStream {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        rustix::net::bind(&socket, &SocketAddr::from((host, 0))).expect("a free port");
+        rustix::net::connect(&socket, &self.at.0.parse::<SocketAddr>().expect("an address")).expect("connected");
+        let mut socket = TcpStream::from(socket);
         socket.write_all(bytes).expect("room");
         socket
     }
@@ -131,6 +141,27 @@ fn unanswered_requests_count_as_handshakes() {
         server.fabric.reject(request, b"no");
     }
     assert_eq!((server.fabric.connections.closing.len(), server.fabric.stats().requests_refused), (3 * PLACES, 0));
+}
+
+/// A host that opens silent connections without end loses only its own.
+#[test]
+fn the_host_with_most_handshakes_loses_its_oldest() {
+    const PLACES: usize = 4;
+    let config = IwarpFabricConfig { max_handshakes: PLACES, ..IwarpFabricConfig::default() };
+    let whole = request(&config);
+    let mut server = RefusingServer::new(config);
+    let slow = server.connect_peer_from([127, 0, 0, 2], &whole[..5]);
+    server.turn_until("the slow peer", |all| all.incomplete.len() == 1);
+    let silent: Vec<_> = (0..3 * PLACES).map(|_| server.connect_peer(&[])).collect();
+    let refused = 2 * PLACES as u64 + 1;
+    let start = Instant::now();
+    while server.fabric.stats().requests_refused < refused {
+        server.turn();
+        assert!(start.elapsed() < TIMEOUT, "{} evicted", server.fabric.stats().requests_refused);
+    }
+    let hosts: Vec<_> = server.fabric.connections.incomplete.iter().map(|request| request.peer.ip()).collect();
+    assert_eq!((hosts.len(), hosts[0]), (PLACES, [127, 0, 0, 2].into()));
+    drop((slow, silent));
 }
 
 /// The owner refuses the request, or the fabric does because it does not support the request.

@@ -137,7 +137,7 @@ fn silent_connections_of_one_process_evict_only_its_own() {
         silent.push(dial(&gate));
         cluster.turn();
     }
-    assert_eq!(cluster.server.connections.incomplete.len(), 1 + config().max_handshakes / 4);
+    assert_eq!(cluster.server.connections.incomplete.len(), config().max_handshakes);
     let (_ring, ring_fd) = create_shared(layout(RING).bytes(), "slow").expect("ring");
     let (_table, table_fd) = create_shared(table_bytes(WINDOWS).expect("windows"), "slow").expect("table");
     hello().send(slow.as_fd(), &[ring_fd.as_fd(), table_fd.as_fd()]).expect("send");
