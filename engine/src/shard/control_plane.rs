@@ -17,7 +17,7 @@ use super::{Shard, ShardEvent, characteristics};
 use crate::auth::AuthPolicy;
 use crate::config::RECEIVE_MARGIN;
 use crate::fabric::{
-    ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress, FabricError, FabricErrorKind, QpId, RequestId,
+    ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricErrorKind, QpId, RequestId,
 };
 use crate::proto::{CHUNK_LIMITS, ConnConfig, Connection, CreditMode, MIN_CREDITS, PeerFault, connect_data};
 use crate::wire::Version;
@@ -294,11 +294,7 @@ impl<F: Fabric> Shard<F> {
     #[inline(never)]
     pub(super) fn control(&mut self) {
         for (qp, reason) in std::mem::take(&mut self.life.disconnected) {
-            self.with(qp, |shard, conn| {
-                // A failed work request has counted the fault already.
-                shard.cx.stats.peer_faults += u64::from(is_refusal(&reason) && !conn.has_ended());
-                conn.end_for(reason);
-            });
+            self.with(qp, |_, conn| conn.end_for(reason));
         }
         self.answer_requests();
         self.cx.schedule.begin();
@@ -354,13 +350,11 @@ impl<F: Fabric> Shard<F> {
     /// connections that end at the same time.
     pub(super) fn disconnect_reason(&mut self, qp: QpId) -> Option<CloseReason> {
         let known = self.life.disconnect_reason(qp).cloned();
-        let reason = known.or_else(|| reason_in(&self.control_events, qp)).or_else(|| {
+        known.or_else(|| reason_in(&self.control_events, qp)).or_else(|| {
             self.cx.fabric.poll_control(&mut self.control_events);
             self.cx.schedule.control_now();
             reason_in(&self.control_events, qp)
-        });
-        self.cx.stats.peer_faults += u64::from(reason.as_ref().is_some_and(is_refusal));
-        reason
+        })
     }
 
     fn handle_control_event(&mut self, event: ControlEvent) {
@@ -481,6 +475,7 @@ impl<F: Fabric> Shard<F> {
     /// Ends a connection: ends its calls and frees its resources, or starts to reconnect.
     #[cold]
     pub(super) fn end(&mut self, mut conn: Box<Conn>) {
+        self.cx.stats.peer_faults += u64::from(conn.ends_for_fabric_fault());
         if let Some(attempts) = self.attempts_before_reconnect(&conn) {
             return self.begin_reconnect(conn, attempts);
         }
@@ -674,11 +669,6 @@ fn reason_in(events: &[ControlEvent], qp: QpId) -> Option<CloseReason> {
         }
         _ => None,
     })
-}
-
-/// Whether the peer refused a request, without a failed work request.
-fn is_refusal(reason: &CloseReason) -> bool {
-    matches!(reason.0, CloseCause::Disconnected { cause: Disconnect::Refused, .. })
 }
 
 /// Adds the knobs of a connection's own memory to an out-of-memory error.

@@ -1,6 +1,7 @@
 //! Dispatch of a received message.
 
 use super::Shard;
+use super::connection::close_reason::PEER_FAULTS;
 use super::connection::{Conn, Stage};
 use super::continued_messages::receive_part;
 use crate::fabric::{Fabric, ReceivedBuf};
@@ -173,10 +174,7 @@ impl<F: Fabric> Shard<F> {
     #[cold]
     fn handle_fault(&mut self, conn: &mut Conn, fault: PeerFault) {
         self.cx.stats.peer_faults += 1;
-        self.cx.warn(
-            "connections ended for faults of their peers",
-            format_args!("{}: connection ended: {fault}", conn.log_name()),
-        );
+        self.cx.warn(PEER_FAULTS, format_args!("{}: connection ended: {fault}", conn.log_name()));
         let refused = matches!(fault, PeerFault::NotAuthenticated(_)) && conn.proto.config().server;
         let status = conn.proto.status();
         if refused && conn.stage() == Stage::Open && status.queued == status.sent {

@@ -1,7 +1,7 @@
 //! One turn of the event loop.
 
 use super::Shard;
-use super::connection::close_reason::{CloseCause, CloseReason, is_peer_fault};
+use super::connection::close_reason::{CloseCause, CloseReason};
 use super::connection::{Conn, Continuation, MessageOwner, Stage};
 use super::continued_messages::NextPart;
 use crate::config::POLL_BATCH;
@@ -232,7 +232,6 @@ impl<F: Fabric> Shard<F> {
     /// Close reason for a failed work request. A flushed request results from an event of the control plane.
     #[cold]
     fn failure_reason(&mut self, qp: QpId, opcode: Opcode, status: Status) -> CloseReason {
-        self.cx.stats.peer_faults += u64::from(is_peer_fault(status));
         if status == Status::Flushed
             && let Some(reason) = self.disconnect_reason(qp)
         {

@@ -189,6 +189,18 @@ fn each_host_without_a_connection_gets_one_while_others_hold_all_receives() {
 }
 
 #[test]
+fn bytes_that_are_no_fpdu_end_the_connection_and_count_as_a_fault() {
+    let _world = World::new("no-fpdu");
+    let (address, server) = serve(config());
+    let proxy = TcpProxy::new(&address, OTHER);
+    let mut peer = RawPeer::connect_as(proxy.address(), Version::V1);
+    peer.ping();
+    proxy.inject(&[0xff; 70_000]);
+    assert!(wait_until(|| server.stats().peer_faults == 1), "the fault is counted");
+    assert_eq!(server.stats().connections, 0);
+}
+
+#[test]
 fn a_shard_accepts_max_connections_and_evicts_for_other_hosts() {
     let _world = World::new("most-connections");
     let (address, server) =

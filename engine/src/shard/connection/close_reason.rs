@@ -135,8 +135,11 @@ pub(crate) const REJECTED_NO_RECEIVES: &[u8] = b"no receives left";
 /// Text of a rejection by a server that has as many connections as it accepts.
 pub(crate) const REJECTED_NO_CONNECTIONS: &[u8] = b"no connections left";
 
+/// Log category of connections that ended because their peers violated a protocol.
+pub(crate) const PEER_FAULTS: &str = "connections ended for faults of their peers";
+
 /// Whether a work request failed through the peer's fault.
-pub(crate) fn is_peer_fault(status: Status) -> bool {
+fn is_peer_fault(status: Status) -> bool {
     matches!(status, Status::LocalLength | Status::RemoteAccess | Status::RemoteInvalidRequest)
 }
 
@@ -194,6 +197,7 @@ impl CloseCause {
             Self::Device { .. } | Self::Disconnected { cause: Disconnect::Failure, .. } => {
                 Some("connections ended by their device")
             }
+            Self::Disconnected { cause: Disconnect::Violation | Disconnect::Refused, .. } => Some(PEER_FAULTS),
             Self::Local(LocalClose::Evicted) => Some("connections evicted because others needed their Receives"),
             Self::Local(LocalClose::SetupTimeout) => Some("connections whose setup timed out"),
             _ => None,
@@ -284,6 +288,14 @@ mod tests {
         assert_eq!(CloseReason::from(fault).to_string(), fault.to_string());
         let stalled = CloseReason::from(LocalClose::ProgressTimeout("peer is too slow"));
         assert_eq!(stalled.to_string(), "peer is too slow (timeouts.progress, limits.min_rate)");
+    }
+
+    #[test]
+    fn connections_that_end_for_faults_or_failures_are_logged_and_regular_closes_are_not() {
+        let category = |cause| CloseCause::Disconnected { cause, detail: String::new() }.log_category();
+        assert_eq!([Disconnect::Violation, Disconnect::Refused].map(category), [Some(PEER_FAULTS); 2]);
+        assert!(category(Disconnect::Failure).is_some());
+        assert_eq!([Disconnect::Peer, Disconnect::Local].map(category), [None; 2]);
     }
 
     #[test]

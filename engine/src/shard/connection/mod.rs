@@ -29,7 +29,7 @@ use crate::fabric::{Fabric, FabricAddress, QpId};
 use crate::proto::{CallId, ConnConfig, Connection, CreditMode, Phase};
 use crate::service::{Replying, ServedCall};
 use crate::wire::Version;
-use close_reason::{CloseReason, LocalClose};
+use close_reason::{CloseCause, CloseReason, CloseReasonKind, LocalClose};
 
 /// Reference to a connection of a shard.
 ///
@@ -444,6 +444,14 @@ impl Conn {
     /// Reason for which it ends, if any.
     pub(super) fn close_reason(&self) -> Option<&CloseReason> {
         self.close_reason.as_deref()
+    }
+
+    /// Whether it ends because the fabric has found a fault of its peer. Faults in messages are counted at once, because
+    /// the connection may drain before it ends.
+    pub(super) fn ends_for_fabric_fault(&self) -> bool {
+        self.close_reason().is_some_and(|reason| {
+            !matches!(reason.0, CloseCause::PeerFault(_)) && reason.kind() == CloseReasonKind::PeerFault
+        })
     }
 
     /// Takes the reason for which it ends, if any.
