@@ -1,6 +1,6 @@
-# Shared by scripts of this directory. Sourced by bash. For apt the caller sets $logs, a directory.
+# Functions for the scripts of this directory, which source it in bash. For apt, the caller sets $logs to a directory.
 
-# attended COMMAND…: runs it in the background, so that this script handles signals at once.
+# attended COMMAND…: runs a command in the background and waits for it, so that this script handles signals at once.
 attended() {
     "$@" &
     wait $!
@@ -44,7 +44,7 @@ apt_update() {
     timeout 120 "${as[@]}" apt-get update
 }
 
-# Features of the verbs fabric. Always build the whole workspace with them. Then each build enables the same features of
-# all crates, and nothing is built twice.
+# Features of the verbs fabric. Always build the whole workspace with them, so that each build enables the same features
+# of all crates and no crate is built twice.
 # shellcheck disable=SC2034
 verbs='--features rpcrdma/verbs,rpcrdma-fabric/verbs,rpcrdma-bench/verbs,rpcrdma-tools/verbs,rpcrdma-tests/verbs'

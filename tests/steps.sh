@@ -4,8 +4,8 @@
 # Features of the builds: $verbs, or empty without its libraries.
 features=
 
-# schedule: the order of the steps. The virtual machine takes longest and waits for a third of its time, so the steps
-# that mostly compute run beside it, at the lowest priority.
+# schedule: runs the steps in order. The virtual machines take longest and wait for a third of their time, so the steps
+# that mostly compute run beside them, at the lowest priority.
 schedule() {
     step format
     local name
@@ -36,8 +36,8 @@ schedule() {
     vm_collect
 }
 
-# ahead: builds with directories of their own, at the lowest priority, while tests run. A failure here recurs and counts
-# in the step concerned.
+# ahead: starts builds that have their own directories, at the lowest priority, while tests run. A build that fails here
+# fails again in its step, where it counts.
 ahead() {
     background ahead 1800 nice -n 19 bash -c '
         for profile in release "lto --workspace"; do
@@ -52,7 +52,7 @@ ahead() {
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Unpacks only the program, because the package would start a service.
+# fetch_prometheus: unpacks the package without installing it, because an installation would start a service.
 fetch_prometheus() {
     local work=$target/prometheus
     rm -rf "$work"
@@ -62,7 +62,7 @@ fetch_prometheus() {
     dpkg-deb -x "$work"/prometheus_*.deb "$work" && rm "$work"/*.deb
 }
 
-# fetch_program NAME: installs a cargo subcommand from a build on PyPI. Otherwise builds it, which takes minutes.
+# fetch_program NAME: installs a cargo subcommand that is built on PyPI. If that fails, builds it, which takes minutes.
 fetch_program() {
     local work=$target/programs
     mkdir -p "$work/bin"
@@ -74,13 +74,14 @@ fetch_program() {
     rm -rf "$work/build"
 }
 
-# program_of NAME: ensures a cargo subcommand, of this machine or fetched.
+# program_of NAME: succeeds if a cargo subcommand is installed or can be fetched.
 program_of() {
     command -v "$1" >/dev/null || attended fetch_program "$1" >"$logs/$1.log" 2>&1
     command -v "$1" >/dev/null
 }
 
-# Packages to build the verbs fabric. The default build needs none of them.
+# verbs_packages: sets verbs_missing to the missing packages for builds of the verbs fabric. The default build needs
+# none of them.
 verbs_packages() {
     verbs_missing=()
     local package
@@ -88,7 +89,7 @@ verbs_packages() {
         pkg-config --exists "$package" 2>/dev/null || verbs_missing+=("$package-dev")
     done
     command -v pkg-config >/dev/null || verbs_missing+=(pkg-config)
-    # Must not match libclang-cpp, which belongs to LLVM.
+    # The pattern excludes libclang-cpp, which belongs to LLVM.
     compgen -G '/usr/lib/llvm-*/lib/libclang[-.][0-9s]*' >/dev/null || verbs_missing+=(libclang-dev)
 }
 
@@ -110,7 +111,7 @@ $logs/fetch.log"
         missing "cargo-nextest is missing: cargo install --locked cargo-nextest; see $logs/cargo-nextest.log"
     ! chosen fuzz || command -v c++ >/dev/null || apt g++ || echo "no C++ compiler: the fuzz targets are skipped"
     for tool in "${wanted[@]}"; do command -v "$tool" >/dev/null || optional+=("$tool"); done
-    # rpcgen, and its files.
+    # rpcgen, and the specifications of its package.
     [[ -e /usr/include/rpcsvc/nis.x && -e /usr/include/rpcsvc/rex.x ]] && command -v rpcgen >/dev/null ||
         optional+=(rpcsvc-proto libnsl-dev libtirpc-dev)
     if ((${#optional[@]})); then
@@ -129,7 +130,7 @@ $logs/fetch.log"
     else
         features=$verbs
     fi
-    # Downloads packages and builds a kernel module while the test programs build.
+    # Downloads packages and builds a kernel module, while the test programs are built.
     if chosen vm; then background vm-prepare 900 tests/vm/run --prepare; fi
     crates=$(cargo metadata --no-deps --format-version 1 | grep -o '"manifest_path":"[^"]*"' | sort -u | wc -l) ||
         missing "cargo metadata names no crates"
@@ -142,14 +143,15 @@ step_format() {
     check mutations 60 "$(grep -c ^rule tests/mutations/rules)" rules tests/mutations/run --check
 }
 
-# Also builds the programs for the virtual machine, as their crates have tests. Cargo lists its products as JSON.
+# Also builds the programs for the virtual machine, because their crates have tests. Cargo lists the built programs as
+# JSON.
 step_build() {
     # shellcheck disable=SC2086
     check build 1800 "$crates" crates \
         bash -c 'cargo build --workspace --tests "${@:2}" --message-format=json >"$1"' build "$logs/programs.json" $features
 }
 
-# executable CRATE NAME: the path of a built test program.
+# executable CRATE NAME: prints the path of a built test program.
 executable() {
     sed -n 's/.*"package_id":"[^"]*#'"$1"'@.*"executable":"\([^"]*\/deps\/'"$2"'-[^"]*\)".*/\1/p' \
         "$logs/programs.json" | tail -n 1
@@ -164,22 +166,22 @@ step_tcp() { nextest tcp 900 'package(/^rpcrdma-(tests|blockstore)$/) & binary(i
 
 step_sim() { nextest sim 1800 'binary(sim) & (test(seeds) | test(conduct))' SIM_FIRST=100 SIM_SEEDS=500; }
 
-# Runs the commands that need no device; step vm runs the others.
+# Runs the commands that need no device. Step vm runs the others.
 step_documents() {
     nextest documents 1500 'binary(documents)'
     rm -rf "$target/documents" # release builds of everything
 }
 
-# Without incremental data, which needs more space than all programs. Few lines are compiled only without the verbs
-# fabric: step oldest refuses warnings in them, and tests/packages --release runs their lints.
+# Without incremental data, which needs more space than all programs. Lines that are compiled only without the verbs
+# fabric are few: step oldest refuses warnings in them, and tests/packages --release runs their lints.
 step_lints() {
     # shellcheck disable=SC2086
     CARGO_INCREMENTAL=0 check lints 900 "$crates" crates cargo clippy --workspace $features --all-targets -- -D warnings
     [[ -n $features ]] || skip "lints of the verbs fabric"
 }
 
-# With the features of step lints, whose builds of the dependencies serve here, too. The tests document the public
-# crates again, as JSON.
+# Has the features of step lints, so that it can use the dependencies built there. The tests document the public crates
+# again, as JSON.
 step_doc() {
     # shellcheck disable=SC2086
     RUSTDOCFLAGS="-D warnings" check doc 600 "$crates" crates cargo doc --workspace $features --no-deps
@@ -191,7 +193,8 @@ step_doctests() {
     RUSTDOC=$PWD/tests/rustdoc tests doctests 900 cargo test --workspace $features --doc --no-fail-fast
 }
 
-# hasten: builds the remainder of ahead with the priority of the step. With --all it builds on, for loom and fuzz.
+# hasten: ends the builds of ahead, so that the step builds the rest at normal priority. With --all they continue, for
+# loom and fuzz.
 hasten() { $all || abandon ahead; }
 
 # A workspace with its own lock file and profiles, like a user's program. tests/packages --release runs its lints.
@@ -214,15 +217,16 @@ step_instructions() {
     fi
 }
 
-# Builds with the minimum Rust version without a warning. This covers the language. The lint incompatible_msrv covers
-# the standard library, and a test the dependencies. tests/packages --release checks all published crates from their packages.
+# Builds with the minimum Rust version without a warning, which covers the language. The lint incompatible_msrv covers
+# the standard library, and a test covers the dependencies. tests/packages --release checks all published crates from
+# their packages.
 step_oldest() {
     local oldest
     oldest=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
     if ! rustup run "$oldest" cargo --version >/dev/null 2>&1 &&
         ! attended timeout 300 rustup toolchain install "$oldest" --profile minimal --no-self-update \
             >"$logs/oldest-install.log" 2>&1; then
-        skip "Rust $oldest is not here, and cannot be fetched: see $logs/oldest-install.log"
+        skip "Rust $oldest is not installed and cannot be fetched: see $logs/oldest-install.log"
         return
     fi
     CARGO_TARGET_DIR=$target/oldest RUSTFLAGS='-D warnings' check oldest 900 "${#promised[@]}" crates \
@@ -230,11 +234,11 @@ step_oldest() {
     rm -rf "$target/oldest"
 }
 
-# Crates with a promise of semantic versioning: see CONTRIBUTING.md.
+# Crates that promise semantic versioning: see CONTRIBUTING.md.
 promised=(rpcrdma rpcrdma-mempool rpcrdma-xdr rpcrdma-xdrgen)
 
-# Against the last release before this commit. The tool takes minutes to build, so it is fetched only if it has a
-# release to compare with.
+# Compares the public API with the last release before this commit. The tool takes minutes to build, so it is fetched
+# only if there is a release.
 step_semver() {
     local release
     release=$(git describe --tags --abbrev=0 --match 'v[0-9]*' 'HEAD^' 2>/dev/null) ||
@@ -248,7 +252,7 @@ step_semver() {
     rm -rf "$target/semver"
 }
 
-# c_begin: starts the step beside those that follow, as its programs mostly wait for each other.
+# c_begin: starts step c beside the following steps, because its programs mostly wait for each other.
 c_begin() {
     starts[c]=$SECONDS
     [[ -e /usr/include/liburing.h ]] || apt liburing-dev || true
@@ -261,7 +265,7 @@ step_c() {
     report c "$(grep -c '^ok: ' "$log")" checks
 }
 
-# packages_begin: starts the step beside those that follow, as it also waits for downloads and a system that boots.
+# packages_begin: starts step packages beside the following steps, because it waits for downloads and a booting system.
 packages_begin() {
     local wanted=() program
     starts[packages]=$SECONDS
@@ -286,13 +290,13 @@ step_dependencies() {
     fi
 }
 
-# Covers the `unsafe` code that hands memory on: no read of uninitialized words, and none out of bounds. Mapped memory
-# counts as initialized. Excludes tests that query the kernel's mappings or have time limits.
+# Covers the `unsafe` code that passes memory between owners: it reads neither uninitialized words nor out of bounds.
+# Mapped memory counts as initialized. Excludes tests that query the kernel's mappings or have time limits.
 step_memcheck() {
     need build
     if ! command -v valgrind >/dev/null; then skip "memcheck: valgrind is missing"; return; fi
-    # The fair scheduler: below valgrind there is one processor, and the default scheduler leaves it to a spinning
-    # thread. That takes ten times as long.
+    # Threads share one processor under valgrind. The default scheduler leaves it to a spinning thread, which takes ten
+    # times as long as the fair scheduler.
     # shellcheck disable=SC2016
     tests memcheck 900 bash -c 'status=0
         for program; do
@@ -312,18 +316,18 @@ each_has_tests() {
     failed=$((failed + 1))
 }
 
-# Optimized, as the models are large, but without the slow settings of the release profile.
+# The models are large, so they are optimized, but without the settings of the release profile that build slowly.
 loom=(env RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$target/loom" CARGO_PROFILE_RELEASE_LTO=off
     CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=false
     cargo test -p rpcrdma-mempool -p rpcrdma-fabric -p rpcrdma --release --lib --no-fail-fast)
 step_loom() {
-    # Builds the remainder with the usual priority.
+    # The step builds the rest at normal priority.
     abandon ahead
     tests loom 1800 "${loom[@]}" -- loom_
     each_has_tests loom
 }
 
-# Builds its test programs again, with other specifications than step tests: it follows the last step that runs those.
+# Builds test programs of step tests again, with more specifications, so it follows the last step that runs them.
 step_schemas() {
     nextest schemas 900 'package(rpcrdma-xdrgen-tests) & (binary(oracle) | binary(every))' XDRGEN_SCHEMAS=200
 }
@@ -342,7 +346,7 @@ step_fuzz() {
 # ---------------------------------------------------------------------------------------------------------------------
 vm_ready=
 
-# vm_can: whether the virtual machine and its programs are available. Otherwise the log contains "not run: REASON".
+# vm_can: succeeds if the virtual machine and its programs are available. Otherwise the log contains "not run: REASON".
 vm_can() {
     if [[ -z $vm_ready ]]; then
         [[ -n ${children[vm-prepare]:-} ]] || background vm-prepare 900 tests/vm/run --prepare
@@ -361,8 +365,8 @@ vm_can() {
     [[ $vm_ready == yes ]]
 }
 
-# Modules of integration tests that no device can change: rules of the protocol and of services. They run over the
-# software fabric and TCP.
+# Modules of integration tests whose results no device can change, because they test rules of the protocol and of
+# services. They run over the software fabric and TCP.
 rules=(bindings characteristics decisions duplicate_requests negotiation reverse_rules rules_of_clients rules_of_servers
     stats_socket typed verifiers)
 
@@ -393,7 +397,7 @@ step_vm() {
     [[ -z ${children[vm]:-} ]] || collect vm
 }
 
-# vm_collect: waits for the further machines.
+# vm_collect: waits for the other machines, and counts their results.
 vm_collect() {
     local name
     for name in vm-suites vm-idle; do [[ -z ${children[$name]:-} ]] || collect "$name"; done

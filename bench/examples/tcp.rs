@@ -9,9 +9,9 @@
 //!
 //! `pingpong` sends a message and waits until the server has returned all of it: a round trip. With `--rate` it makes
 //! that number of round trips per second, and with `--sleep` the server sleeps between them, so that the difference is
-//! the time of a wake-up. In `stream` the server sends blocks continuously, and the client receives them into one
-//! buffer of that size, or into several in turn, as each outstanding call has memory of its own; with `--both` each
-//! side does both. The options, and the fields of `--json`, are those of `rpcperf`.
+//! the time of a wake-up. In `stream` the server sends blocks continuously. The client receives them into one buffer of
+//! that size, or into `-t` buffers in turn, because each outstanding call has its own memory. With `--both`, each side
+//! sends and receives. The options, and the fields of `--json`, are those of `rpcperf`.
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;

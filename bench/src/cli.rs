@@ -504,7 +504,7 @@ mod tests {
     fn the_readme_states_the_defaults() {
         let readme = include_str!("../README.md");
         let table = readme.split("| test | one operation | without options |").nth(1).unwrap();
-        let mut held = Vec::new();
+        let mut tests = Vec::new();
         for row in table.lines().skip(2).take_while(|line| line.starts_with('|')) {
             let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
             let words = |cell: &'static str| -> Vec<&str> {
@@ -514,10 +514,10 @@ mod tests {
             if !options.is_empty() {
                 let stated: Vec<&str> = test.iter().chain(&options).copied().collect();
                 assert_eq!(measured(&stated), measured(&test[..1]), "{row}");
-                held.push(test[0]);
+                tests.push(test[0]);
             }
         }
-        assert_eq!(held, ["lat", "rate", "bw", "raw-lat", "raw-bw"]);
+        assert_eq!(tests, ["lat", "rate", "bw", "raw-lat", "raw-bw"]);
     }
 
     #[test]
@@ -537,9 +537,9 @@ mod tests {
             (&["-S", "1"], "iwarp:h", Some("service_level = 1")),
             (&["-m", "256"], "iwarp:h", Some("path_mtu = 256")),
         ] {
-            let said = refused(arguments, address).map(|failure| format!("{failure:?}"));
-            assert_eq!(said.is_some(), knob.is_some(), "{said:?}");
-            assert!(knob.is_none_or(|knob| said.as_ref().is_some_and(|said| said.contains(knob))), "{said:?}");
+            let error = refused(arguments, address).map(|failure| format!("{failure:?}"));
+            assert_eq!(error.is_some(), knob.is_some(), "{error:?}");
+            assert!(knob.is_none_or(|knob| error.as_ref().is_some_and(|error| error.contains(knob))), "{error:?}");
         }
     }
 

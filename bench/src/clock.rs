@@ -13,7 +13,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Calibrates, for some milliseconds.
+    /// Creates a clock. Its calibration takes some milliseconds.
     pub(crate) fn new() -> Self {
         let inner = quanta::Clock::new();
         let name = name_of(&inner);
@@ -40,8 +40,8 @@ impl Clock {
     }
 }
 
-/// `quanta` falls back to the system clock without notice. The raw values show it: that clock advances by one per
-/// nanosecond.
+/// Names the source of a clock. `quanta` falls back to the system clock without notice, which is recognized because
+/// its raw values advance by one per nanosecond.
 fn name_of(clock: &quanta::Clock) -> String {
     let (wall, ticks) = (Instant::now(), clock.raw());
     while wall.elapsed() < Duration::from_millis(5) {
@@ -61,13 +61,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn advances_in_nanoseconds() {
+    fn a_clock_advances_in_nanoseconds() {
         let clock = Clock::new();
-        // In this order a pause of this thread can only lengthen the measured time.
+        // A pause of this thread between the two clock readings can only lengthen the measured time.
         let (start, wall) = (clock.ns(), Instant::now());
         while wall.elapsed() < Duration::from_millis(2) {}
         let ns = clock.ns() - start;
-        // Checks the unit only: a wrong unit is off by a factor, not by a third.
+        // This checks only the unit, which would be wrong by a large factor.
         assert!(ns >= 1_300_000, "{ns} ns for 2 ms");
         assert!(clock.name().contains("TSC") || clock.name().contains("CLOCK_MONOTONIC"));
     }

@@ -42,7 +42,7 @@ impl Counters {
         let time = clock_gettime(ClockId::ProcessCPUTime);
         let cpu_ns = (time.tv_sec as u64) * 1_000_000_000 + time.tv_nsec as u64;
         let mut counters = Self::from([("cpu_ns", cpu_ns)]);
-        for metric in shards.iter().flat_map(ShardStats::metrics).filter(|one| one.kind == MetricKind::Counter) {
+        for metric in shards.iter().flat_map(ShardStats::metrics).filter(|metric| metric.kind == MetricKind::Counter) {
             *counters.0.entry(metric.name.to_owned()).or_default() += metric.value;
         }
         counters

@@ -11,9 +11,9 @@ use serde::Serialize;
 pub(crate) struct Machine {
     /// Processor model.
     pub(crate) cpu_model: Option<String>,
-    /// The hypervisor flag is set: virtual cores may move between host cores at any time.
+    /// Whether the hypervisor flag is set: virtual cores may move between host cores at any time.
     pub(crate) virtual_machine: bool,
-    /// The time-stamp counter has a constant rate, also in sleep states (`constant_tsc` and `nonstop_tsc`).
+    /// Whether the time-stamp counter has a constant rate, also in sleep states (`constant_tsc` and `nonstop_tsc`).
     pub(crate) invariant_tsc: bool,
     /// Frequency governor of the client's core.
     pub(crate) governor: Option<String>,
@@ -28,7 +28,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// `core` is the client's.
+    /// Reads the description. `core` is the client's.
     pub(crate) fn read(core: Option<usize>) -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let flags = field(&cpuinfo, "flags").unwrap_or_default();
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn free_huge_pages() {
+    fn huge_pages_have_their_number_and_size() {
         let meminfo = "MemTotal:  100 kB\nHugePages_Total:      8\nHugePages_Free:  3\nHugepagesize:  2048 kB\n";
         assert_eq!(hugepages(meminfo).unwrap(), "3 of 8 free, 2048 kB each");
         assert_eq!(hugepages("MemTotal: 100 kB\n"), None);

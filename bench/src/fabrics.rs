@@ -74,15 +74,15 @@ pub(crate) fn open(address: &Address, idle: Idle, device: &DeviceArgs) -> Result
 
 /// Device limits for people.
 pub(crate) fn limits(of: &Capabilities) -> String {
-    let yes = |is: bool, what: &str| if is { format!(", {what}") } else { format!(", no {what}") };
+    let describe = |is: bool, what: &str| if is { format!(", {what}") } else { format!(", no {what}") };
     format!(
         "inline data {}, send queue {}, receive queue {}, reads {}{}{}",
         of.max_inline_data,
         of.max_send_wr,
         of.max_recv_wr,
         of.max_read_depth,
-        yes(of.remote_invalidate, "remote invalidation"),
-        yes(of.checks_window_bounds, "check of a window's bounds"),
+        describe(of.remote_invalidate, "remote invalidation"),
+        describe(of.checks_window_bounds, "check of a window's bounds"),
     )
 }
 

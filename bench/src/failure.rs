@@ -23,17 +23,17 @@ impl Failure {
     }
 
     /// The failure of either of two steps, or one with the texts of both and the code of the first.
-    pub(crate) fn of_both(one: Result<(), Self>, other: Result<(), Self>) -> Result<(), Self> {
-        match (one, other) {
-            (Err(one), Err(other)) => Err(match one {
-                Self::Run(text) => Self::Run(format!("{text}; {other}")),
-                Self::Usage(text) => Self::Usage(format!("{text}; {other}")),
+    pub(crate) fn of_both(first: Result<(), Self>, second: Result<(), Self>) -> Result<(), Self> {
+        match (first, second) {
+            (Err(first), Err(second)) => Err(match first {
+                Self::Run(text) => Self::Run(format!("{text}; {second}")),
+                Self::Usage(text) => Self::Usage(format!("{text}; {second}")),
                 Self::Limit(mut lines) => {
-                    lines.push(other.to_string());
+                    lines.push(second.to_string());
                     Self::Limit(lines)
                 }
             }),
-            (one, other) => one.and(other),
+            (first, second) => first.and(second),
         }
     }
 

@@ -78,7 +78,7 @@ impl Figures {
         Self {
             operations: self.operations + other.operations,
             seconds: self.seconds.max(other.seconds),
-            per_second: self.per_second.zip(other.per_second).map(|(one, two)| one + two),
+            per_second: self.per_second.zip(other.per_second).map(|(first, second)| first + second),
             peak: None,
             samples,
             broken: self.broken.clone().or_else(|| other.broken.clone()),

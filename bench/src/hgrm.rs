@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_and_frame() {
+    fn a_distribution_has_a_header_rows_and_comments() {
         let text = text((1..=10_000).map(|i| i * 10));
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "       Value     Percentile TotalCount 1/(1-Percentile)");
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn one_hundred_percent_comes_once() {
+    fn a_distribution_has_one_row_of_100_percent() {
         for n in [1, 2, 3, 1000] {
             let text = text((1..=n).map(|i| i * 1_000_003));
             assert_eq!(text.matches(" 1.000000000000 ").count(), 1, "{n} samples:\n{text}");

@@ -27,7 +27,7 @@ pub(crate) struct Idler {
 }
 
 impl Idler {
-    /// `yields`: both sides share a core.
+    /// Creates the state. `yields` is true if both sides share a core.
     pub(crate) fn new(policy: Idle, yields: bool) -> Self {
         Self { policy, yields: yields || policy == Idle::Yield, empty: 0, armed: false, longest: LONGEST_SLEEP }
     }
@@ -69,7 +69,7 @@ impl Idler {
     fn sleep<F: Fabric>(&mut self, fabric: &mut F, spins: u32) -> bool {
         if self.armed {
             fabric.wait(Some(self.longest));
-            // After a spurious wake-up it sleeps again without spinning.
+            // After a spurious wake-up, the thread sleeps again without spinning.
             self.empty = spins;
         } else {
             fabric.arm();

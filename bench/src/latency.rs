@@ -156,7 +156,7 @@ mod tests {
         let clock = Clock::new();
         let mut progress = Progress::new(String::new(), 0);
         let out = measure(&mut StallingTarget(Fake::new(1, 1)), &clock, length, Some(10_000.0), &mut progress).unwrap();
-        // 300 operations were due during the stall; a closed loop would count one slow operation.
+        // 300 operations were due during the stall. A closed loop would count only one slow operation.
         let samples = out.samples.unwrap();
         let late = samples.histogram().count_between(1_000_000, 60_000_000_000);
         assert!(late >= 250, "{late}");
@@ -181,7 +181,7 @@ mod tests {
                 assert_eq!(
                     next.is_none(),
                     self.0.begun.len() == self.0.depth as usize,
-                    "a full window waits for its ends"
+                    "a full window waits for completions"
                 );
                 self.1.push(next);
             }
@@ -208,10 +208,10 @@ mod tests {
             let (mut fake, clock) = Fake::timed(depth, 1);
             fake.stalls_at = 100;
             let out = run_by(&clock, &mut fake, length, rate).unwrap();
-            let left = fake.begun.len();
-            assert_eq!(out.operations, fake.started - left as u64, "{out:?}");
+            let outstanding = fake.begun.len();
+            assert_eq!(out.operations, fake.started - outstanding as u64, "{out:?}");
             assert!(out.seconds < 600e-6, "{}", out.seconds);
-            let expected = format!("the server stopped answering: outstanding operations: {left};");
+            let expected = format!("the server stopped answering: outstanding operations: {outstanding};");
             assert!(out.broken.is_some_and(|why| why.starts_with(&expected)), "{expected}");
             let (mut none, clock) = Fake::timed(1, 1);
             none.stalls_at = 0;

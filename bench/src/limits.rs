@@ -3,7 +3,7 @@
 
 use crate::report::{Entry, Measured};
 
-/// Each limit applies separately, to each size.
+/// Limits of the figures. Each limit applies separately to each size.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     /// Longest median round trip, in microseconds.

@@ -14,7 +14,7 @@ const BYTES_PER_CLOCK_READ: usize = 256 * 1024;
 const PAGE: usize = 4096;
 
 /// Average rate of one core in bytes per second. It copies `size` bytes repeatedly between the same two buffers, so
-/// from the nearest cache that holds both.
+/// that the data is in the nearest cache that holds both.
 pub(crate) fn bytes_per_second(clock: &Clock, size: usize) -> f64 {
     let (mut source, mut target) = (vec![0x5au8; size + PAGE], vec![0u8; size + PAGE]);
     let (source, target) = (page_aligned(&mut source, size), page_aligned(&mut target, size));

@@ -65,7 +65,7 @@ impl Pending {
         })
     }
 
-    /// Passes on the outcome of a run. Writes the JSON of one that failed before it had results.
+    /// Returns the outcome of a run unchanged. Writes the JSON if the run failed before it had results.
     pub(crate) fn complete(&self, outcome: Result<(), Failure>) -> Result<(), Failure> {
         let Err(failure) = &outcome else { return Ok(()) };
         let written = self.write(Some(&failure.to_string()));
@@ -148,7 +148,7 @@ impl Output {
         Failure::of_both(printed, written.map_err(|e| failed("--hgrm", &path, e)))
     }
 
-    /// Prints the last lines, and writes the JSON. Passes on `error`.
+    /// Prints the last lines, and writes the JSON. Returns `error` unchanged.
     pub(crate) fn end(&self, error: Option<Failure>) -> Result<(), Failure> {
         let printed = if self.tabular { self.print_last_lines() } else { Ok(()) };
         let outcome = error.map_or(printed, Err);
@@ -184,10 +184,10 @@ fn check_writable(path: &Path) -> io::Result<()> {
     rights.map_err(io::Error::from)
 }
 
-/// True if both paths lead to one regular file. A device does not count.
-fn is_same_file(one: &Path, other: &Path) -> bool {
-    let (Ok(one), Ok(other)) = (fs::metadata(one), fs::metadata(other)) else { return false };
-    one.is_file() && (one.dev(), one.ino()) == (other.dev(), other.ino())
+/// Whether both paths lead to the same regular file. Devices do not count.
+fn is_same_file(first: &Path, second: &Path) -> bool {
+    let (Ok(first), Ok(second)) = (fs::metadata(first), fs::metadata(second)) else { return false };
+    first.is_file() && (first.dev(), first.ino()) == (second.dev(), second.ino())
 }
 
 /// Writes to standard output. A closed pipe is not a failure, because the exit code still reports the result.
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_file_per_size() {
+    fn each_size_has_its_own_file() {
         assert_eq!(distribution(Path::new("a.b/out.hgrm"), 64, true), Path::new("a.b/out.64.hgrm"));
         assert_eq!(distribution(Path::new("a.b/out"), 64, true), Path::new("a.b/out.64"));
         assert_eq!(distribution(Path::new("a.b/out"), 64, false), Path::new("a.b/out"));

@@ -117,8 +117,8 @@ impl Placement {
     pub(crate) fn server_cores(&self, given: &[usize], shards: usize, workers: usize) -> ServerCores {
         let first = [self.server];
         let given = if given.is_empty() { &first } else { given };
-        let left = self.allowed.iter().copied().filter(|core| *core != self.client && !given.contains(core));
-        let mut cores = given.iter().copied().chain(left);
+        let other_cores = self.allowed.iter().copied().filter(|core| *core != self.client && !given.contains(core));
+        let mut cores = given.iter().copied().chain(other_cores);
         let shards: Vec<usize> = (0..shards).map(|_| cores.next().unwrap_or(given[0])).collect();
         let workers_cores: Vec<usize> = cores.take(workers).collect();
         let workers = (workers_cores.len() == workers && workers > 0).then_some(workers_cores);

@@ -17,7 +17,7 @@ pub(crate) fn warn(root: Option<&Path>, address: &Address, cores: impl IntoItera
 }
 
 fn line(tree: Tree, address: &Address, cores: CoreList) -> Option<String> {
-    // Connecting reports an unresolved name.
+    // An unresolved name is reported when the client connects.
     let ip = address.socket_address().ok().flatten().map(|at| at.ip());
     let hint = format!("`rpcrdma doctor {address} --cores {cores}` says what to do");
     let device = address.named_device().ok().flatten().map(|named| named.name);

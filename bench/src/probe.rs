@@ -33,12 +33,12 @@ pub(crate) struct Probes {
 #[repr(align(128))]
 struct CacheLine(AtomicU64);
 
-/// Median round trip in nanoseconds between this thread's core and `there`, with one line per direction. `None` if that
+/// Median round trip in nanoseconds between this thread's core and `core`, with one line per direction. `None` if that
 /// core never answers.
-pub(crate) fn line_round_trip(clock: &Clock, there: usize) -> Option<u64> {
+pub(crate) fn line_round_trip(clock: &Clock, core: usize) -> Option<u64> {
     let (ping, pong) = (CacheLine(AtomicU64::new(0)), CacheLine(AtomicU64::new(0)));
     thread::scope(|scope| {
-        scope.spawn(|| echo(&ping, &pong, there));
+        scope.spawn(|| echo(&ping, &pong, core));
         let median = time(clock, &ping, &pong);
         ping.0.store(STOP, Ordering::Release); // pairs with the Acquire load in `echo`
         median
@@ -47,7 +47,7 @@ pub(crate) fn line_round_trip(clock: &Clock, there: usize) -> Option<u64> {
 
 fn echo(ping: &CacheLine, pong: &CacheLine, core: usize) {
     if pin::pin(core).is_err() {
-        return; // `time` gives up after `PATIENCE_NS`
+        return; // `time` gives up after `TIME_LIMIT_NS`
     }
     let mut seen = 0;
     loop {
@@ -92,8 +92,8 @@ fn median(times: &mut [u64]) -> Option<u64> {
     timed.get(timed.len() / 2).copied()
 }
 
-/// Spins without a pause instruction, as its duration would distort the result. Yields at intervals: the other side may
-/// wait for this core.
+/// Spins without a pause instruction, because its duration would distort the result. Yields at intervals, because the
+/// other side may wait for this core.
 fn spin<T>(mut ready: impl FnMut() -> Option<T>) -> T {
     loop {
         for _ in 0..20_000 {
@@ -119,10 +119,10 @@ mod tests {
     fn the_median_covers_answered_probes() {
         let warm = WARM_UP as usize;
         assert_eq!(median(&mut []), None);
-        assert_eq!(median(&mut [7, 3, 5]), Some(5), "few answers, all of them cold");
+        assert_eq!(median(&mut [7, 3, 5]), Some(5), "round trips of the warm-up, because there are no others");
         let mut times = vec![1000; warm];
         times.extend([9, 1, 4]);
-        assert_eq!(median(&mut times), Some(4), "the cold ones are left out");
+        assert_eq!(median(&mut times), Some(4), "cold round trips are excluded");
     }
 
     #[test]

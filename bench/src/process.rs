@@ -75,7 +75,7 @@ impl ServerProcess {
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // A signal of the terminal is for this process, which ends the server.
+            // The terminal's signals reach only this process, which then ends the server.
             .process_group(0)
             .spawn()
             .map_err(|e| Failure::run(format!("--loopback: cannot start {}", program.display()), e))?;
@@ -138,7 +138,7 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // Both fail only after the server's exit.
+        // Both calls fail only after the server's exit.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

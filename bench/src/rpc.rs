@@ -265,7 +265,7 @@ impl CallPlan<'_> {
         if direction != Direction::Forward && self.call.common.qp != 1 {
             return Err(Failure::Usage(format!("-q {}: --reverse and --both use one connection", self.call.common.qp)));
         }
-        // Half of a server's -t.
+        // With --reverse and --both, a server needs twice the client's -t.
         let most = MOST_OUTSTANDING / 2;
         if direction != Direction::Forward && self.call.outstanding as usize > most {
             return Err(Failure::Usage(format!(

@@ -155,13 +155,13 @@ mod tests {
         let mut samples = Samples::new();
         (0..1000u64).for_each(|n| samples.record(n * n));
         let text = serde_json::to_string(&samples).unwrap();
-        let mut again: Samples = serde_json::from_str(&text).unwrap();
-        assert_eq!(again.latency(), samples.latency());
+        let mut parsed: Samples = serde_json::from_str(&text).unwrap();
+        assert_eq!(parsed.latency(), samples.latency());
         let mut other = Samples::new();
         other.record(5_000_000);
-        again.add(&other);
-        let sum = again.latency().unwrap();
-        assert_eq!((again.count(), sum.min, sum.max), (1001, 0, 5_000_000));
+        parsed.add(&other);
+        let sum = parsed.latency().unwrap();
+        assert_eq!((parsed.count(), sum.min, sum.max), (1001, 0, 5_000_000));
         assert!(sum.mean > samples.mean());
     }
 

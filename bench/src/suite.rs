@@ -32,7 +32,7 @@ pub(crate) struct Suite {
 }
 
 impl Suite {
-    /// `server` is started by this invocation, and lives as long as the suite.
+    /// Creates the state. `server` was started by this invocation, and lives as long as the suite.
     pub(crate) fn new(
         placement: Placement,
         server: Option<ServerProcess>,
@@ -145,8 +145,8 @@ impl Suite {
 
     /// Probes only two cores of this machine.
     fn probe(&self) -> Option<u64> {
-        let there = self.info.server_core.filter(|_| !self.placement.shared)?;
-        let probe = || probe::line_round_trip(&self.clock, there);
+        let server_core = self.info.server_core.filter(|_| !self.placement.shared)?;
+        let probe = || probe::line_round_trip(&self.clock, server_core);
         match &self.server {
             Some(server) => server.paused(probe),
             None => probe(),
@@ -171,7 +171,7 @@ fn report(entry: &mut Entry, test: Test, own: Option<Figures>, theirs: Option<Fi
             entry.sum = Some(sum.measured(test, size));
             return sum;
         }
-        (Some(one), None) | (None, Some(one)) => one,
+        (Some(figures), None) | (None, Some(figures)) => figures,
         (None, None) => unreachable!("there is a direction"),
     };
     entry.own = all.measured(test, size);

@@ -151,12 +151,12 @@ pub(crate) fn banner(info: &TestInfo) -> String {
             }
             let item = format!(" {:<16}: {value}", key.replace('_', " "));
             match pending.take() {
-                Some(left) if item.len() <= HALF => {
-                    let _ = writeln!(out, "{left:<HALF$}{item}");
+                Some(first_item) if item.len() <= HALF => {
+                    let _ = writeln!(out, "{first_item:<HALF$}{item}");
                 }
-                left => {
-                    if let Some(left) = left {
-                        let _ = writeln!(out, "{left}");
+                first_item => {
+                    if let Some(first_item) = first_item {
+                        let _ = writeln!(out, "{first_item}");
                     }
                     if item.len() <= HALF {
                         pending = Some(item);
@@ -167,8 +167,8 @@ pub(crate) fn banner(info: &TestInfo) -> String {
             }
         }
     }
-    if let Some(left) = pending {
-        let _ = writeln!(out, "{left}");
+    if let Some(first_item) = pending {
+        let _ = writeln!(out, "{first_item}");
     }
     out + &rule()
 }

@@ -48,7 +48,7 @@ pub(crate) trait Target {
     fn end_reverse(&mut self) -> Result<Figures, Failure> {
         Err(Failure::Run("this side cannot be called".to_owned()))
     }
-    /// The other end, for errors.
+    /// Name of the other end in error texts.
     fn peer(&self) -> &'static str {
         "the server"
     }

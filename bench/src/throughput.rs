@@ -180,9 +180,9 @@ mod tests {
             let (mut fake, clock) = Fake::timed(depth, 1);
             fake.stalls_at = 500;
             let out = measure(&mut fake, &clock, length, &mut Progress::new(String::new(), 0)).unwrap();
-            let left = fake.begun.len();
-            assert_eq!(out.operations, 500 - left as u64, "{out:?}");
-            let expected = format!("the server stopped answering: outstanding operations: {left};");
+            let outstanding = fake.begun.len();
+            assert_eq!(out.operations, 500 - outstanding as u64, "{out:?}");
+            let expected = format!("the server stopped answering: outstanding operations: {outstanding};");
             let broken = out.broken.unwrap_or_default();
             assert!(broken.starts_with(&expected) && broken.ends_with(grace), "{broken}");
         }

@@ -43,7 +43,7 @@
 
 // Calls of the procedure have a duplicate request cache.
 //
-// A call that is retransmitted to the same server does not run again. A new process has nothing of the old one's
+// A call that is retransmitted to the same server does not run again. A new server process starts with an empty
 // cache. The cache tells clients apart by credential, as `client.auth_sys` sets it, and host: each client of this
 // library has a stamp of its own. Calls without a credential run again. A cached procedure has no Write chunks. The
 // cache has the default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
@@ -51,8 +51,8 @@
 
 // Calls have no reply, and end once they are sent.
 //
-// Nothing tells whether such a call has run. The procedure and the request both need the flag: without it in the
-// request, the call ends only by its time-out.
+// The caller does not learn whether such a call has run. The procedure and the request both need the flag: without it
+// in the request, the call ends only by its time-out.
 #define RPCRDMA_ONE_WAY 4
 
 // Write chunks are filled from the application's memory (`rpcrdma_call_result`), not the library's.
@@ -206,7 +206,7 @@ typedef struct {
     rpcrdma_deferred_handler deferred;
     // First argument of the handler. Any thread may use it.
     void *context;
-    // Least room for inline results, in bytes: at most 1 GiB; 0 means 256.
+    // Minimum room for inline results, in bytes: up to 1 GiB; 0 means 256.
     size_t max_reply;
     // Maximum Read chunks of a call, up to 4. They are its eligible arguments (RFC 8166 §6).
     uint32_t read_chunks;
@@ -245,8 +245,8 @@ typedef struct {
     uint64_t connection;
     // The peer, as `rpcrdma_call_peer` writes it.
     //
-    // With `wire.host_key`, a connection begins before its peer has proven its identity: then this is its IP address
-    // at the beginning, and the identity at the end.
+    // With `wire.host_key`, a connection begins before its peer has proven its identity: then this text is the IP
+    // address at the beginning, and the identity at the end.
     const char *peer;
     // Why the connection has ended; NULL if it has begun.
     const char *reason;
@@ -256,10 +256,10 @@ typedef struct {
 
 // Reports that a connection to a server has begun or ended.
 //
-// It reports the beginning before the first call of the connection, and the end once, after its last handler. Deferred
-// calls may still be open, and `rpcrdma_call_is_disconnected` is 1 for them. The function may answer calls. The end of
-// the server ends all connections: `rpcrdma_free` waits for these reports, and so does `rpcrdma_server_drain` unless
-// it times out.
+// The hook reports the beginning before the first call of the connection, and the end once, after its last handler.
+// Deferred calls may still be open, and `rpcrdma_call_is_disconnected` is 1 for them. The hook may answer calls. The
+// end of the server ends all connections: `rpcrdma_free` waits for these reports, and so does `rpcrdma_server_drain`
+// unless it times out.
 //
 // # Parameters
 // - `context`: the argument of `rpcrdma_services_peers`.
@@ -316,7 +316,7 @@ typedef struct {
 
 // A Write chunk: room for a result that the server writes by RDMA.
 //
-// It is for the next eligible result. A chunk of 0 bytes is refused with EINVAL.
+// The chunk is for the next eligible result. A chunk of 0 bytes is refused with EINVAL.
 typedef struct {
     // A buffer of `rpcrdma_alloc`. NULL: `len` bytes of the client's memory.
     rpcrdma_buffer *buffer;
@@ -443,7 +443,7 @@ const char *rpcrdma_error(void);
 
 // Passes each line of the log to a function.
 //
-// The function is called as soon as a line is written. It is set once per process.
+// The log calls the function for each line at once. A process can set the function once.
 //
 // # Parameters
 // - `function`: gets `context`, the level of the line (1 error, 2 warning, 3 information, 4 debug), and the line. It
@@ -513,9 +513,9 @@ rpcrdma_config *rpcrdma_config_new(void);
 // A knob that is set again has its last value. `memory.budget` determines receives and all buffers that are not set.
 //
 // Each call checks the knob, and those that depend on it: set `memory.receives` before a `limits.credits` that needs
-// it. It takes some microseconds. A value that no host can have is refused. What depends on the host, such as the
-// number of its cores, is checked when a server or client starts. A client has smaller defaults, such as 1024
-// receives: its connect checks with those, and may fail.
+// it. A call takes some microseconds. A value that no host can have is refused. A value that depends on the host, such
+// as a core, is checked when a server or client starts. A client has smaller defaults, such as 1024 receives: its
+// connect checks the knobs with those defaults, and may fail.
 //
 // `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, with the key in hexadecimal digits (`openssl rand -hex 32`).
 // Both ends need the same key: peers without it are refused, and so is protocol version 1. The connect of such a
@@ -541,8 +541,8 @@ rpcrdma_config *rpcrdma_config_new(void);
 //
 // # Returns
 // - 0: the knob is set.
-// - -EINVAL: the text names the knob, the value, and what the knob takes, with the other knob if that is a limit. For
-//   a name of an earlier version it gives the present one.
+// - -EINVAL: the text names the knob, the value, and the valid values, with the other knob if that sets the limit. For
+//   a name of an earlier version, the text has the present name.
 // - a negative handle code.
 //
 // # Safety
@@ -551,9 +551,10 @@ int rpcrdma_config_set(rpcrdma_config *config, const char *name, const char *val
 
 // Reads knobs from a TOML file, as programs do with `--config`.
 //
-// The file has all that `rpcrdma_config_set` takes, in its groups, and at most 4 MiB. It is checked at its end. A file
-// with `wire.host_key` is a secret: it is refused if a user other than root and that of this process may read or
-// replace it (`chmod 600 FILE`), as the programs of this project refuse the file of their key.
+// The file may set all knobs of `rpcrdma_config_set`, in their groups, and has at most 4 MiB. The values are checked
+// together after the whole file was read. A file with `wire.host_key` is a secret: it is refused if a user other than
+// root and that of this process may read or replace it (`chmod 600 FILE`), as the programs of this project refuse the
+// file of their key.
 //
 // # Parameters
 // - `config`: the configuration.
@@ -679,8 +680,8 @@ int rpcrdma_services_add(rpcrdma_services *services,
 // - `services`: the services.
 // - `poll`: runs in each turn, and must not block.
 // - `descriptor`: returns a descriptor, such as of an io_uring or an eventfd, that wakes a sleeping shard when it is
-//   readable; -1 if there is none. It is called before each sleep, after a last `poll`. NULL: the task has no
-//   descriptor. The shard ignores a closed descriptor, and that of a file or directory, and the log says so.
+//   readable; -1 if there is none. The shard calls it before each sleep, after a last `poll`. NULL: the task has no
+//   descriptor. The shard ignores a closed descriptor, and one of a file or directory, which the log then reports.
 // - `context`: first argument of both functions.
 //
 // # Ownership
@@ -700,8 +701,8 @@ int rpcrdma_services_task(rpcrdma_services *services, rpcrdma_task poll, rpcrdma
 
 // Sets a hook that reports the connections of a server's clients.
 //
-// An application frees its state of a client there. A second call replaces the hook. The hook of a client's services
-// (`rpcrdma_config_callbacks`) is ignored.
+// In the hook, an application can free its state of a client. A second call replaces the hook. The hook of a client's
+// services (`rpcrdma_config_callbacks`) is ignored.
 //
 // # Parameters
 // - `services`: the services.
@@ -768,7 +769,8 @@ rpcrdma_server *rpcrdma_server_start(const char *address, rpcrdma_services *serv
 //
 // Its calls use the connection of `call` (RFC 8167). A handler on a shard must not block on such a call. Instead, it
 // uses `rpcrdma_client_start`, runs on workers (`RPCRDMA_ON_WORKERS`), or defers `call`, which another thread answers.
-// The function does not ask the peer whether it accepts calls. If it does not, the first call ends with EOPNOTSUPP.
+// The function does not ask the peer whether it accepts calls. If the peer does not, the first call ends with
+// EOPNOTSUPP.
 //
 // # Parameters
 // - `server`: the server.
@@ -777,7 +779,7 @@ rpcrdma_server *rpcrdma_server_start(const char *address, rpcrdma_services *serv
 // - `config`: the knobs, or NULL for the defaults.
 //
 // # Ownership
-// The caller frees the client (`rpcrdma_free`). It may outlive the call.
+// The caller frees the client (`rpcrdma_free`). The client may outlive the call.
 //
 // # Threads
 // Any thread that may use `call`.
@@ -807,7 +809,7 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
 //
 // # Parameters
 // - `server`: the server.
-// - `milliseconds`: the most time that the drain takes. With 0, calls are cut off at once.
+// - `milliseconds`: the maximum time of the drain. With 0, calls are cut off at once.
 //
 // # Ownership
 // The server ends, and is freed, unless the result is -EDEADLK.
@@ -817,8 +819,8 @@ rpcrdma_client *rpcrdma_server_call_back(rpcrdma_server *server,
 //
 // # Returns
 // - 0: no call and no connection was cut off.
-// - -ETIMEDOUT: calls, or connections that clients kept open, were cut off, as with 0 milliseconds. The text says
-//   which.
+// - -ETIMEDOUT: calls, or connections that clients kept open, were cut off, as with 0 milliseconds. The text names
+//   them.
 // - -EDEADLK: a handler or task drains its own server.
 // - a negative handle code.
 //
@@ -869,8 +871,8 @@ rpcrdma_local_server *rpcrdma_local_server_start(const char *address,
 // - `config`: the knobs, or NULL for the defaults.
 //
 // # Ownership
-// The caller frees the client (`rpcrdma_free`). It may outlive the call. It may also outlive the server: its calls
-// fail then.
+// The caller frees the client (`rpcrdma_free`). The client may outlive the call, and also the server: its calls fail
+// then.
 //
 // # Threads
 // The thread of the server. Any thread may use the client, one at a time.
@@ -1059,7 +1061,7 @@ int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info, size_t size
 //
 // # Parameters
 // - `call`: the call.
-// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. It may be NULL.
+// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. The pointer may be NULL.
 // - `len`: bytes of `room`. It may be 0.
 //
 // # Ownership
@@ -1078,7 +1080,7 @@ int rpcrdma_call_peer(rpcrdma_call *call, char *room, size_t len);
 
 // Returns the data of a Read chunk, in place.
 //
-// It is an argument that the client sent by RDMA. The length of the data is among the inline arguments, and `position`
+// The data is an argument that the client sent by RDMA. Its length is among the inline arguments, and `position`
 // counts it. Empty data has no chunk, and data in a call without chunks is inline.
 //
 // # Parameters
@@ -1104,8 +1106,9 @@ const void *rpcrdma_call_read_chunk(rpcrdma_call *call, unsigned int index, size
 
 // Takes the memory of a Read chunk out of a call.
 //
-// The buffer may be kept beyond the call, or lent as a result. It is only read. It is memory of the call's shard: it
-// can be a result only of calls of that shard (`shard` of `rpcrdma_call_header`), unless it came with `reads_into`.
+// The buffer may be kept beyond the call, or lent as a result. The buffer is read-only. It is memory of the call's
+// shard, and can be a result only of calls of that shard (`shard` of `rpcrdma_call_header`), unless the chunk arrived
+// in `reads_into`.
 //
 // # Parameters
 // - `call`: the call.
@@ -1129,8 +1132,8 @@ rpcrdma_buffer *rpcrdma_call_take_read_chunk(rpcrdma_call *call, unsigned int in
 // Returns room for inline results, in the memory that is sent.
 //
 // The room holds zeroes. A second call changes the length, keeps the bytes that were written, and returns the same
-// address. There is room for at least `max_reply` bytes of the procedure. 0 bytes have an address, too. After a
-// failure the handler may write other results. Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
+// address. There is room for at least `max_reply` bytes of the procedure. A room of 0 bytes has an address, too. After
+// a failure the handler may write other results. Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
 //
 // # Parameters
 // - `call`: the call.
@@ -1180,9 +1183,9 @@ int rpcrdma_call_reply_with(rpcrdma_call *call, const void *results, size_t len)
 
 // Returns the memory of a Write chunk.
 //
-// It is for a result that travels by RDMA. The memory is not initialized. The handler or a device writes it. Then
-// `rpcrdma_call_write_chunk_filled` says how many bytes were written; this function forgets what was filled before.
-// The length of the data belongs to the inline results.
+// The memory is for a result that travels by RDMA, and is not initialized. The handler or a device writes it. Then
+// `rpcrdma_call_write_chunk_filled` sets the number of written bytes; this function resets that number to 0. The
+// length of the data belongs to the inline results.
 //
 // If the chunk is too short for the data, the handler writes nothing, and returns the result of
 // `rpcrdma_call_write_chunk_filled(call, index, len)`. A code of its own would be SYSTEM_ERR.
@@ -1257,8 +1260,8 @@ int rpcrdma_call_write_chunk_filled(rpcrdma_call *call, unsigned int index, size
 //
 // # Returns
 // - 0: the buffer is sent with the reply.
-// - -ENOENT: the caller offers no such chunk. The data belongs to the inline results, so have a further part of it
-//   while they are written.
+// - -ENOENT: the caller offers no such chunk. The data belongs to the inline results. The handle has ended, so hold
+//   another part of this memory until they are written.
 // - -EMSGSIZE: the chunk is shorter. The handler may return this code, as for `rpcrdma_call_write_chunk_filled`.
 // - -EXDEV: the buffer is a Read chunk of another shard or server, or a client's buffer: copy it.
 // - a negative handle code.
@@ -1275,7 +1278,7 @@ int rpcrdma_call_result(rpcrdma_call *call, unsigned int index, rpcrdma_buffer *
 // # Parameters
 // - `call`: the call.
 // - `status`: 0 for the results that were written, an `RPCRDMA_` status, or the negative code of a function that has
-//   failed for this call. It means the same as the result of an `rpcrdma_handler`.
+//   failed for this call. The status means the same as the result of an `rpcrdma_handler`.
 //
 // # Ownership
 // The handle of the call ends, with its arguments and its room for results.
@@ -1295,7 +1298,7 @@ int rpcrdma_call_answer(rpcrdma_call *call, int status);
 
 // Tells whether the connection of a deferred call has closed.
 //
-// Nobody awaits the reply of such a call, but it must be answered all the same.
+// Nobody awaits the reply of a call whose connection has closed, but the call must still be answered.
 //
 // # Parameters
 // - `call`: the call.
@@ -1333,9 +1336,9 @@ int rpcrdma_call_is_disconnected(rpcrdma_call *call);
 // The buffer, or NULL after a failure.
 // - EINVAL: `len` is 0, as for mmap: no chunk is empty.
 // - ENOBUFS: the client has no such buffer left now (`memory.bulk_buffers`).
-// - EMSGSIZE: the client's buffers are never so long.
+// - EMSGSIZE: no buffer of the client is that long.
 // - ENOMEM, EMFILE, ENFILE, EFBIG: the system refuses the memory of all its buffers, by the limit that the text names;
-//   the next call asks again.
+//   the next call requests it again.
 // - ENOTCONN: the connection has ended.
 // - EDEADLK: the calling thread runs the client's connection, as for `rpcrdma_client_call`.
 // - a handle code.
@@ -1346,7 +1349,8 @@ rpcrdma_buffer *rpcrdma_alloc(void *client, size_t len);
 
 // Returns the bytes of a buffer.
 //
-// Those of `rpcrdma_call_take_read_chunk` and of `rpcrdma_arena_part` are only read. 0 bytes have an address, too.
+// Buffers of `rpcrdma_call_take_read_chunk` and of `rpcrdma_arena_part` are read-only. A buffer of 0 bytes has an
+// address, too.
 //
 // # Parameters
 // - `buffer`: the buffer.
@@ -1367,8 +1371,8 @@ void *rpcrdma_buffer_data(rpcrdma_buffer *buffer, size_t *len);
 
 // Restricts a buffer to a part of its bytes.
 //
-// The part is one of the buffer's whole memory, or of its present bytes if it is only read. A buffer of 0 bytes is an
-// empty result (`rpcrdma_call_result`), and cannot be a chunk of a request.
+// The part is one of the buffer's whole memory, or of its present bytes if the buffer is read-only. A buffer of 0
+// bytes is an empty result (`rpcrdma_call_result`), and cannot be a chunk of a request.
 //
 // # Parameters
 // - `buffer`: the buffer.
@@ -1393,8 +1397,8 @@ int rpcrdma_buffer_window(rpcrdma_buffer *buffer, size_t start, size_t len);
 // Adopts memory that the application has mapped.
 //
 // The memory is either sent as results (`rpcrdma_arena_part`), or takes Read chunks (`reads_into` of a procedure), not
-// both. From 4 GiB on, it is only for Read chunks. Servers register it because of `rpcrdma_config_arena`, or because
-// their procedures have it.
+// both. From 4 GiB on, it is only for Read chunks. A server registers it if its configuration has the arena
+// (`rpcrdma_config_arena`), or one of its procedures.
 //
 // # Parameters
 // - `base`: first byte, at a multiple of 4096.
@@ -1432,8 +1436,8 @@ rpcrdma_arena *rpcrdma_arena_new(void *base, size_t len, void (*release)(void *c
 // - `arena`: the memory.
 // - `start`: first byte.
 // - `len`: number of bytes.
-// - `release`: is called once, with `context`. It may be NULL. It is short, and does not wait. It may write the part's
-//   bytes, answer calls, and lend parts.
+// - `release`: is called once, with `context`, or is NULL. The function is short, and does not wait. It may write the
+//   part's bytes, answer calls, and lend parts.
 // - `context`: argument of `release`.
 //
 // # Ownership
@@ -1501,7 +1505,7 @@ int rpcrdma_detach(void *handle);
 // Any thread, which polls the handle from then on.
 //
 // # Returns
-// - 0: the calling thread has the handle, also if it had it already.
+// - 0: the calling thread has the handle, or had it already.
 // - -EPERM: another thread has it.
 // - another negative handle code.
 //
@@ -1551,7 +1555,7 @@ rpcrdma_client *rpcrdma_client_connect(const char *address, uint32_t program, ui
 // The caller frees both handles (`rpcrdma_free`). The connection closes when the last one is freed.
 //
 // # Threads
-// The thread that uses `client`. It passes the new handle to the other thread.
+// The thread that uses `client`. This thread passes the new handle to the other thread.
 //
 // # Returns
 // The new handle, or NULL after a failure.
@@ -1568,8 +1572,9 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // # Parameters
 // - `client`: the client.
 // - `request`: the call.
-// - `reply`: gets the reply if the call has started, even if it failed then, and otherwise NULL. It may be NULL. A
-//   caller with buffers in its request passes it, because the codes alone do not always tell who has the buffers.
+// - `reply`: gets the reply if the call has started, even if it failed then, and otherwise NULL. The pointer may be
+//   NULL. A caller with buffers in its request passes a pointer, because the codes alone do not always tell who has
+//   the buffers.
 //
 // # Ownership
 // The caller frees the reply (`rpcrdma_free`). The buffers of the request's chunks stay with the caller if `*reply` is
@@ -1583,7 +1588,7 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // # Returns
 // - 0: the server has answered.
 // - -ETIMEDOUT: the time-out has passed. The code does not tell whether the call was sent: the text does. A call that
-//   waited in vain for a credit was not sent, and its text says that all credits are in use.
+//   got no credit was not sent, and its text says that all credits are in use.
 // - -ECONNRESET: the connection was lost.
 // - -EKEYREJECTED: the server has restarted and refuses the host key. The call was not executed, and a retry is
 //   pointless.
@@ -1593,7 +1598,7 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: the system refuses memory for chunks, by the limit that the text names.
 // - -EREMOTEIO: the server refused the call (`rpcrdma_reply_status`).
 // - -EACCES: the server refused the credential.
-// - -EBUSY: the server drains, or has no memory. It has not run the call, unless the reply itself found no memory: try
+// - -EBUSY: the server drains, or has no memory. The call was not run, unless the reply itself found no memory: try
 //   again later. Without a reply, another thread uses `client` now.
 // - -EPROTO: a malformed reply, a server that refuses version 1, or another transport error.
 // - -EOPNOTSUPP: a call back to a client that takes none, because it has no `rpcrdma_config_callbacks`, or its
@@ -1621,13 +1626,13 @@ int rpcrdma_client_call(rpcrdma_client *client, const rpcrdma_request *request, 
 // the caller.
 //
 // # Threads
-// One thread at a time. It may be the thread that runs the connection: in handlers of a server that calls back, and
-// where a server is polled. There a Read chunk cannot be copied (EDEADLK).
+// One thread at a time. This may be the thread that runs the connection: in handlers of a server that calls back, and
+// where a server is polled. On that thread a Read chunk cannot be copied (EDEADLK).
 //
 // # Returns
 // - 0: the call has started. The connection's thread finds other causes of failure, which the poll reports, and the
-//   buffers are in that reply. Such are ENOTCONN without a connection, and EINVAL for the position of a chunk, a
-//   buffer of another client, or a one-way call that has chunks.
+//   buffers are in that reply. Such causes are ENOTCONN without a connection, and EINVAL for the position of a chunk,
+//   a buffer of another client, or a one-way call that has chunks.
 // - -EAGAIN: too many calls are outstanding (`limits.max_calls`; for calls of a server `debug.reverse_credits`).
 // - -ENOTCONN: the thread of the connection has stopped.
 // - -EINVAL, -EMSGSIZE: the request is invalid.
@@ -1646,9 +1651,9 @@ int rpcrdma_client_start(rpcrdma_client *client, const rpcrdma_request *request)
 //
 // # Parameters
 // - `client`: the client.
-// - `done`: gets each started call that has ended. It may start calls, whose ends are for later polls, and free the
-//   client; the calls that this poll has found are reported all the same. NULL: ended calls are left to the next poll
-//   with a function.
+// - `done`: gets each started call that has ended. The function may start calls, whose ends are for later polls, and
+//   free the client. The calls that this poll has found are reported even then. NULL: ended calls are left to the next
+//   poll with a function.
 // - `context`: first argument of `done`.
 //
 // # Ownership
@@ -1671,7 +1676,7 @@ int rpcrdma_client_poll(rpcrdma_client *client, rpcrdma_done done, void *context
 //
 // # Parameters
 // - `client`: a `rpcrdma_client` or a `rpcrdma_local_client`.
-// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. It may be NULL.
+// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. The pointer may be NULL.
 // - `len`: bytes of `room`. It may be 0.
 //
 // # Ownership
@@ -1770,8 +1775,8 @@ int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
 // # Parameters
 // - `client`: the client.
 // - `request`: the call.
-// - `xid`: gets the number of the call, for `rpcrdma_local_client_cancel`, or 0 if it has ended already. It may be
-//   NULL.
+// - `xid`: gets the number of the call, for `rpcrdma_local_client_cancel`, or 0 if the call has ended already. The
+//   pointer may be NULL.
 //
 // # Ownership
 // If the call starts, it has the buffers of its chunks, which its reply returns. If it does not start, they stay with
@@ -1820,8 +1825,8 @@ int rpcrdma_local_client_cancel(rpcrdma_local_client *client, uint32_t xid);
 
 // Polls a client once, and reports the calls that have ended.
 //
-// The function never blocks. All functions of a poll together are the time between two polls: a loop polls at least 20
-// times a second.
+// The function never blocks. The time of all `done` functions of a poll counts between two polls, and a loop polls at
+// least 20 times a second.
 //
 // # Parameters
 // - `client`: the client.
@@ -1912,7 +1917,7 @@ rpcrdma_buffer *rpcrdma_reply_take_write_chunk(rpcrdma_reply *reply, unsigned in
 
 // Takes the buffer of a Read chunk out of a reply.
 //
-// It is for the next call. The reply of a failed call also has it, where the server can no longer reach it.
+// The buffer is for the next call. The reply of a failed call also has it, where the server can no longer reach it.
 //
 // # Parameters
 // - `reply`: the reply.

@@ -110,7 +110,7 @@ impl Address {
     /// Device that the address names, if any.
     ///
     /// # Errors
-    /// The text before the `@` has neither form of a device.
+    /// The text before the `@` is neither `DEVICE` nor `DEVICE/GID`.
     #[doc(hidden)]
     pub fn named_device(&self) -> Result<Option<NamedDevice>, FabricError> {
         match self {

@@ -16,10 +16,10 @@
 //! const UPPERCASE: u32 = 1;
 //! const LONGEST: usize = 64 << 10;
 //!
-//! // The software fabric needs no device; `verbs:HOST[:PORT]` is one, in builds with the feature `verbs`.
+//! // The software fabric needs no device. `verbs:HOST[:PORT]` names a device, in builds with the feature `verbs`.
 //! let address: Address = format!("soft:uppercase-{}", std::process::id()).parse()?;
 //!
-//! // DDP-eligible arguments and results, which may travel as chunks, are declared. Calls with others are refused.
+//! // Arguments and results that may travel as chunks are declared. Calls with other chunks are refused.
 //! let uppercase = Procedure::new(|call| {
 //!     let text = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
 //!     let mut result = call.result_writer(0)?;

@@ -17,16 +17,16 @@ use rpcrdma::cross_thread::parker::{Parker, Wake};
 use rpcrdma::cross_thread::slot::{Completer, SlotTable};
 use rpcrdma::cross_thread::workers::{WorkerConfig, WorkerPool};
 
-/// The system's allocator, which counts allocations while `COUNTS` is set.
-struct Counting;
+/// The system's allocator, which counts allocations while `COUNTING` is set.
+struct CountingAllocator;
 
-static COUNTS: AtomicBool = AtomicBool::new(false);
+static COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: forwards every call to `System` unchanged, so it upholds the guarantees of `System`.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if COUNTS.load(Ordering::Relaxed) {
+        if COUNTING.load(Ordering::Relaxed) {
             ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         }
         // SAFETY: the caller upholds the conditions of `GlobalAlloc::alloc`.
@@ -40,7 +40,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static GLOBAL: Counting = Counting;
+static GLOBAL: CountingAllocator = CountingAllocator;
 
 /// An application thread makes calls. A shard passes them to a worker, and completes them.
 #[test]
@@ -59,8 +59,8 @@ fn a_call_allocates_nothing_in_the_steady_state() {
             let mut work = mailbox.poll(8, |(n, completer)| queue.push_back((completer, n)));
             had_sender |= mailbox.busy() > 0;
             while let Some((completer, n)) = queue.pop_front() {
-                if let Err(back) = port.dispatch(completer, n) {
-                    queue.push_front(back);
+                if let Err(refused) = port.dispatch(completer, n) {
+                    queue.push_front(refused);
                     break;
                 }
             }
@@ -79,6 +79,7 @@ fn a_call_allocates_nothing_in_the_steady_state() {
     let mut table = SlotTable::new(16);
     let mut run = |calls: u64| {
         for n in 0..calls {
+            // Three calls: one is awaited by a block, one is polled first, and one is abandoned.
             let (mut blocking, first) = table.acquire().unwrap();
             let (mut polled, second) = table.acquire().unwrap();
             let (abandoned, third) = table.acquire().unwrap();
@@ -87,25 +88,25 @@ fn a_call_allocates_nothing_in_the_steady_state() {
             let sent = sender.send((n, third));
             drop(abandoned);
             assert!(sent.is_ok());
-            let early = Pin::new(&mut polled).poll(&mut Context::from_waker(Waker::noop()));
+            let poll = Pin::new(&mut polled).poll(&mut Context::from_waker(Waker::noop()));
             assert_eq!(blocking.wait_with(IdlePolicy::Event, None), Some(Ok(n + 1)));
-            let mut late = || polled.wait_with(IdlePolicy::Event, None).unwrap();
-            let second = if let Poll::Ready(result) = early { result } else { late() };
+            let mut wait = || polled.wait_with(IdlePolicy::Event, None).unwrap();
+            let second = if let Poll::Ready(result) = poll { result } else { wait() };
             assert_eq!(second, Ok(n + 11));
         }
     };
-    // The first calls use each path once, with the allocations that threads make at their first use.
+    // The first calls take each path once, because threads allocate at their first use.
     run(200);
-    COUNTS.store(true, Ordering::Relaxed);
+    COUNTING.store(true, Ordering::Relaxed);
     run(5_000);
-    COUNTS.store(false, Ordering::Relaxed);
+    COUNTING.store(false, Ordering::Relaxed);
     let allocations = ALLOCATIONS.load(Ordering::Relaxed);
     // This allocation checks that the counter works.
-    COUNTS.store(true, Ordering::Relaxed);
+    COUNTING.store(true, Ordering::Relaxed);
     drop(std::hint::black_box(Box::new(1)));
-    COUNTS.store(false, Ordering::Relaxed);
+    COUNTING.store(false, Ordering::Relaxed);
     assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), allocations + 1);
-    assert_eq!(allocations, 0, "in 15000 calls");
+    assert_eq!(allocations, 0, "allocations in 15000 calls");
     drop(sender);
     shard.join().unwrap();
 }

@@ -38,7 +38,7 @@ impl fmt::Display for ArenaId {
 /// The memory behind an arena.
 enum ArenaMemory {
     /// A memfd of this crate.
-    Made { map: RawMap, fd: OwnedFd },
+    Memfd { map: RawMap, fd: OwnedFd },
     /// Mapped by the application.
     External(ExternalMemory),
 }
@@ -75,7 +75,7 @@ impl Arena {
             }
         }
         let (fd, map, report) = obtain(config)?;
-        Ok(Self::with_memory(ArenaMemory::Made { map, fd }, report))
+        Ok(Self::with_memory(ArenaMemory::Memfd { map, fd }, report))
     }
 
     /// An arena of memory that the application has mapped.
@@ -86,9 +86,9 @@ impl Arena {
     }
 
     fn with_memory(memory: ArenaMemory, report: ArenaReport) -> Self {
-        static EARLIER: AtomicU32 = AtomicU32::new(0);
+        static CREATED: AtomicU32 = AtomicU32::new(0);
         // Relaxed: only uniqueness counts.
-        let id = ArenaId(NonZeroU32::MIN.saturating_add(EARLIER.fetch_add(1, Ordering::Relaxed)));
+        let id = ArenaId(NonZeroU32::MIN.saturating_add(CREATED.fetch_add(1, Ordering::Relaxed)));
         log::debug!("{report}");
         Self(Arc::new(SharedArena { id, memory, report, taken: Mutex::new(Vec::new()) }))
     }
@@ -110,7 +110,7 @@ impl Arena {
     /// processes cannot map.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0.memory {
-            ArenaMemory::Made { fd, .. } => Some(fd.as_fd()),
+            ArenaMemory::Memfd { fd, .. } => Some(fd.as_fd()),
             ArenaMemory::External(_) => None,
         }
     }
@@ -130,7 +130,7 @@ impl Arena {
     #[inline]
     pub(crate) fn base(&self) -> NonNull<u8> {
         match &self.0.memory {
-            ArenaMemory::Made { map, .. } => map.base(),
+            ArenaMemory::Memfd { map, .. } => map.base(),
             ArenaMemory::External(memory) => memory.base,
         }
     }
@@ -215,7 +215,8 @@ fn try_pages(config: &ArenaConfig, page: PageSize) -> Result<MappedMemfd, MemErr
         MemError::from(MemErrorCause::HugePages { call, bytes, pool: HugePool::read(page, node), source })
     };
     let fd = sealed_memfd(name, bytes, page).map_err(|error| match *error.0 {
-        // A kernel without this page size fails here. A limit of the process holds for any page size: it is reported.
+        // A kernel without this page size fails here. A limit of the process holds for any page size, so it is
+        // reported.
         MemErrorCause::System { call, source, .. } if page.is_hugetlb() && host::exceeded_limit(&source).is_none() => {
             no_pages(call, source)
         }

@@ -136,8 +136,8 @@ fn groups(root: &Path) -> Vec<(PathBuf, &'static GroupFiles)> {
         };
         // In a container the path may be the host's, with the container's own group mounted at the top. A missing file
         // therefore proves nothing.
-        let around = Path::new(path.trim_start_matches('/')).ancestors();
-        groups.extend(around.map(|path| (root.join(mounted).join(path), files)));
+        let ancestors = Path::new(path.trim_start_matches('/')).ancestors();
+        groups.extend(ancestors.map(|path| (root.join(mounted).join(path), files)));
     }
     groups
 }

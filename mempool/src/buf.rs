@@ -222,12 +222,12 @@ impl Buf {
     #[doc(hidden)]
     pub fn extend_front(&mut self, start: usize) -> bool {
         let window = self.handle.window;
-        let earlier = start <= window.start();
-        if earlier {
+        let is_before = start <= window.start();
+        if is_before {
             let more = window.start() - start;
             self.handle.window = BufWindow::new(start as u32, (window.len() + more) as u32);
         }
-        earlier
+        is_before
     }
 
     /// The whole buffer, without regard to the window.
@@ -247,8 +247,8 @@ impl Buf {
         Frozen { handle }
     }
 
-    /// Lends the buffer to the device. Returns it as the error on any thread but the owner of its pool, and after the
-    /// pool's end.
+    /// Lends the buffer to the device. Returns the buffer as the error on any thread but the owner of its pool, and
+    /// after the pool's end.
     #[inline]
     #[doc(hidden)]
     pub fn lend(self) -> Result<Lent, Self> {

@@ -302,7 +302,8 @@ unsafe fn release_remote(header: NonNull<BufHeader>) {
     }
 }
 
-/// Ends the pool's own use of the core. This call frees the core if no buffer is out; otherwise the last buffer does.
+/// Ends the pool's own use of the core. This call frees the core if no buffer is outstanding; otherwise the last buffer
+/// does.
 ///
 /// # Safety
 /// Called once, by the pool, on the owner thread, as the last thing that it does with `core`.

@@ -76,8 +76,8 @@ impl IndexStack {
         std::iter::successors(next(first), move |&index| next(link(index).load(Ordering::Relaxed)))
     }
 
-    /// Closes the stack. Owner only, once, as its last call. `outstanding` items are not with the owner,
-    /// including those that were returned but not taken.
+    /// Closes the stack. The owner calls this once, as its last call. `outstanding` counts the items that are not with
+    /// the owner, including those that were returned but not taken.
     ///
     /// True if all of them have been returned: the caller then frees all items. Otherwise the last [`push`](Self::push)
     /// returns true.

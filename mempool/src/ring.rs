@@ -215,14 +215,17 @@ mod tests {
             assert_eq!(back, [1; 8], "{position}");
             ring.word(position).store(0, Relaxed);
         }
-        // Across the end, and a whole round.
+        // Write across the end of the ring, and read a whole round.
         assert!(ring.write(4096 * 5 + 4090, &[2; 20]));
         let mut back = [0; 4096];
         assert!(ring.read(4090, &mut back));
         assert_eq!((back[..20].to_vec(), back[20..].iter().all(|&byte| byte == 0)), (vec![2; 20], true));
         let mut all = vec![0; 3 * 4096];
         assert!(rings.read(0, &mut all));
-        assert!(all[..4096].iter().chain(&all[8192..]).all(|&byte| byte == 0), "written outside of the ring");
+        assert!(
+            all[..4096].iter().chain(&all[8192..]).all(|&byte| byte == 0),
+            "nothing is written outside of the ring"
+        );
         assert_eq!(all.iter().filter(|&&byte| byte == 2).count(), 20);
         assert!(!ring.read(0, &mut [0; 4097]) && !ring.write(1, &[3; 4097]));
         assert!(rings.rx().read(0, &mut back) && back == [0; 4096]);

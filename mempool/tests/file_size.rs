@@ -17,7 +17,7 @@ fn memory_beyond_rlimit_fsize_is_an_error_that_names_the_limit() {
         let error = result.unwrap_err();
         let text = error.to_string();
         for part in ["ftruncate of 4194304 bytes failed", "RLIMIT_FSIZE is 1048576", "`ulimit -f unlimited`"] {
-            assert!(text.contains(part), "{text:?} lacks {part:?}");
+            assert!(text.contains(part), "{text:?} must contain {part:?}");
         }
     };
     refused(arena(PagePolicy::Small));

@@ -34,10 +34,10 @@ fn the_error_names_limit_and_remedy() {
         "--memlock=unlimited",
         "setcap cap_ipc_lock+ep",
     ] {
-        assert!(text.contains(part), "{text:?} lacks {part:?}");
+        assert!(text.contains(part), "{text:?} must contain {part:?}");
     }
 
-    // Within the limit it works, and the report shows it.
+    // Within the limit the memory is locked, and the report shows it.
     let arena = locked(16 << 10).unwrap();
     assert!(arena.report().locked && arena.report().to_string().contains(", locked"));
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();

@@ -74,7 +74,7 @@ impl Entry {
     }
 
     fn check(&self) {
-        let whole = |bytes: &[u8]| assert!(bytes.iter().all(|&b| b == self.byte), "bytes changed");
+        let whole = |bytes: &[u8]| assert!(bytes.iter().all(|&b| b == self.byte), "the bytes are unchanged");
         match &self.held {
             Handle::Buf(buf) => whole(buf),
             Handle::Frozen(frozen) => whole(frozen),
@@ -162,9 +162,9 @@ impl Model {
             self.failures[c] += u64::from(self.free[c] == 0);
             self.free[c] > 0
         });
-        let got = self.pool.alloc(len);
-        assert_eq!(got.as_ref().map(Buf::capacity), expected.map(|c| CLASSES[c].0));
-        if let (Some(mut buf), Some(class)) = (got, expected) {
+        let allocated = self.pool.alloc(len);
+        assert_eq!(allocated.as_ref().map(Buf::capacity), expected.map(|c| CLASSES[c].0));
+        if let (Some(mut buf), Some(class)) = (allocated, expected) {
             assert_eq!((buf.start(), buf.len()), (0, len));
             self.free[class] -= 1;
             self.low[class] = self.low[class].min(self.free[class]);
@@ -238,11 +238,11 @@ impl Model {
             }
             (Step::Reclaim(_), Handle::Lent(lent)) => match lent.reclaim() {
                 Ok(buf) => {
-                    assert!(last, "reclaimed while there are clones");
+                    assert!(last, "only the last clone is reclaimed");
                     Handle::Buf(buf)
                 }
                 Err(lent) => {
-                    assert!(!last, "the only clone was not reclaimed");
+                    assert!(!last, "the last clone is reclaimed");
                     Handle::Lent(lent)
                 }
             },
@@ -268,8 +268,8 @@ impl Model {
         }
     }
 
-    /// Buffers out, by class and type: held, frozen, lent, posted.
-    fn out(&self) -> [[usize; 4]; 3] {
+    /// Outstanding buffers, by class and type: held, frozen, lent, posted.
+    fn outstanding(&self) -> [[usize; 4]; 3] {
         let mut out = [[0; 4]; 3];
         let mut seen = std::collections::HashSet::new();
         for entry in self.entries.iter().filter(|entry| seen.insert(entry.place)) {
@@ -286,7 +286,7 @@ impl Model {
 
     /// Ends the pool with outstanding buffers, and then drops the buffers.
     fn finish(self) {
-        let out = self.out();
+        let out = self.outstanding();
         let census = self.pool.census();
         for (class, out) in census.classes.iter().zip(&out) {
             assert_eq!([class.held, class.frozen, class.lent, class.posted], *out);

@@ -1,4 +1,4 @@
-// CHECK: unless a condition holds, it prints the condition and the library's last failure, and ends the program.
+// CHECK: unless its condition holds, prints the condition and the library's last failure, and exits with status 1.
 
 #ifndef TEST_CHECK_H
 #define TEST_CHECK_H

@@ -2,8 +2,8 @@
 //
 //   valgrind --tool=callgrind --toggle-collect='*server_side_poll*' cost CALLS [write|read|config]
 //
-// Calls echo 64 bytes. With `write` and `read`, 4096 bytes travel in a Read or Write chunk. With `config`, a
-// configuration that has several knobs gets one more, CALLS times, in config_side_set.
+// Calls echo 64 bytes. With `write` or `read`, 4096 bytes travel in a Read or Write chunk. With `config`, the program
+// instead sets a knob CALLS times, in config_side_set, in a configuration that has other knobs.
 #include <errno.h>
 #include <rpcrdma.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 
 #define PROGRAM 0x20000001
 #define BULK 4096
-#define ROOM 256 // max_reply, by default
+#define ROOM 256 // the default of max_reply
 
 static char bulk[BULK];
 
@@ -88,17 +88,17 @@ __attribute__((noinline)) static void config_side_set(void) {
     CHECK(!rpcrdma_config_set(config, "memory.receives", "4096"));
 }
 
-// Sets the knobs that a program sets before.
-static void set_others(void) {
-    static const char *const others[][2] = {
+// Sets other knobs, as a program may do first.
+static void set_other_knobs(void) {
+    static const char *const knobs[][2] = {
         {"prefault", "false"},         {"limits.credits", "16"},     {"limits.max_calls", "64"},
         {"limits.max_reads", "8"},     {"timeouts.progress", "20s"}, {"timeouts.keep_alive", "30s"},
         {"connect.timeout", "5s"},     {"wire.host_key", "a:000102030405060708090a0b0c0d0e0f"},
         {"wire.receive_size", "8192"}, {"accept.evict_after", "1h"}, {"memory.bulk_buffers", "[[65536, 3]]"},
         {"client.auth_sys", "1:1"},
     };
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        CHECK(!rpcrdma_config_set(config, others[i][0], others[i][1]));
+    for (size_t i = 0; i < sizeof knobs / sizeof *knobs; i++)
+        CHECK(!rpcrdma_config_set(config, knobs[i][0], knobs[i][1]));
 }
 
 int main(int argc, char **argv) {
@@ -107,7 +107,7 @@ int main(int argc, char **argv) {
         procedure = strcmp(argv[2], "write") ? 3 : 2;
     CHECK((config = rpcrdma_config_new()) && !rpcrdma_config_set(config, "poll.idle", "event"));
     if (argc > 2 && !strcmp(argv[2], "config")) {
-        set_others();
+        set_other_knobs();
         for (int i = 0; i < calls; i++)
             config_side_set();
         return rpcrdma_free(config);

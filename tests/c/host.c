@@ -59,16 +59,17 @@ static void use(const char *path) {
     CHECK(client);
     static const rpcrdma_request request = {.size = sizeof request, .procedure = 1};
     CHECK(!L.rpcrdma_client_call(client, &request, NULL));
-    // The standard descriptors are /dev/null, so that nothing that is printed goes to a peer.
+    // The library has opened /dev/null in place of the closed standard descriptors, so that no printed text reaches a
+    // peer.
     for (int fd = 0; fd < 3; fd++)
         CHECK(!isatty(fd) && lseek(fd, 0, SEEK_CUR) == 0);
-    // A child has the handles, but not the threads behind them.
+    // A forked child has the handles, but not the library's threads, so their use fails.
     pid_t child = fork();
     if (!child)
         _exit(L.rpcrdma_client_call(client, NULL, NULL) != -EPERM || L.rpcrdma_free(server) != -EPERM);
     int status;
     CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
-    // The server ends first, and the client's connection breaks without a SIGPIPE.
+    // The server ends first. The end of the client's connection must cause no SIGPIPE.
     CHECK(!L.rpcrdma_server_drain(server, 1000));
     rpcrdma_reply *reply = NULL;
     CHECK(L.rpcrdma_client_call(client, &request, &reply) < 0 && *L.rpcrdma_error());

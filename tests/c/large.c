@@ -1,4 +1,4 @@
-// A call with large chunk memory, which a thread of the server's side unmaps after all handles were freed.
+// Makes a call with large chunk memory, which a thread of the server unmaps after all handles were freed.
 #include <rpcrdma.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -174,7 +174,7 @@ static void run(const char *address, int is_polled) {
     rpcrdma_server *server = is_polled ? NULL : rpcrdma_server_start(address, services, config);
     CHECK(polled || server);
 
-    // Three reads of a block, and a write behind them.
+    // Each block is read three times, then written.
     rpcrdma_local_client *client = connected(address, config, polled);
     int free_slots = DEPTH;
     for (int i = 0; i < CALLS;) {
@@ -189,13 +189,13 @@ static void run(const char *address, int is_polled) {
     }
     while (free_slots < DEPTH)
         turn(client, polled, done, &free_slots);
-    // All parts are released without a further call.
+    // All parts are released without another call.
     while (released < lent)
         turn(client, polled, NULL, NULL);
     CHECK(reads_done == lent && writes_done == CALLS / 4 && reads_done == 3 * writes_done);
     CHECK(writes_waited > 0 && !refused);
 
-    // A part that does not fit into the chunk is released at once. Then the client offers a longer chunk.
+    // A part that exceeds the chunk is released at once. The client then retransmits the call with a longer chunk.
     free_slots = 0;
     start(client, READ, 0, 0, BLOCK / 2);
     while (!free_slots)
@@ -208,7 +208,7 @@ static void run(const char *address, int is_polled) {
         turn(client, polled, done, &free_slots);
     CHECK(reads_done == 3 * writes_done + 2 && refused == 1);
 
-    // A client is freed while it reads.
+    // The client is freed during its reads.
     for (int i = 0; i < LEFT; i++)
         start(client, READ, (uint32_t)(i % BLOCKS), 0, BLOCK);
     for (int i = 0; i < 3; i++)

@@ -1,7 +1,7 @@
-// Wrong use of each function, by the rows of misuse_rows.h.
+// Misuses each function, as the rows of misuse_rows.h describe.
 //
 //   misuse            runs all rows
-//   misuse --checked  in the checked build: those that do not end the process
+//   misuse --checked  in the checked build: runs the rows that do not end the process
 //   misuse --count    prints the number of certain misuses
 //   misuse --certain N  runs the Nth certain misuse, which ends the process in the checked build
 #define _GNU_SOURCE
@@ -45,7 +45,7 @@ static int empty(void *context, rpcrdma_call *call, const void *args, size_t len
     return 0;
 }
 
-// Keeps the first call, and answers the others.
+// A deferred handler that keeps the first call and answers the others.
 static void keep(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)context, (void)args, (void)len;
     pthread_mutex_lock(&S.lock);
@@ -59,7 +59,7 @@ static void keep(void *context, rpcrdma_call *call, const void *args, size_t len
     }
 }
 
-// Keeps a call until `answer_again`.
+// A deferred handler that keeps a call until `answer_again`.
 static void hold(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)context, (void)args, (void)len;
     pthread_mutex_lock(&S.lock);
@@ -67,7 +67,7 @@ static void hold(void *context, rpcrdma_call *call, const void *args, size_t len
     pthread_mutex_unlock(&S.lock);
 }
 
-// Keeps a call that `tear_down` answers, after the client's time-out.
+// A deferred handler that keeps a call, which `tear_down` answers after the client's time-out.
 static void forget(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)context, (void)args, (void)len;
     pthread_mutex_lock(&S.lock);
@@ -128,7 +128,7 @@ static void *drain_local_server(void *unused) {
     return (void *)(intptr_t)rpcrdma_local_server_drain(S.local_server);
 }
 
-// The result of a function on another thread.
+// Runs a function on another thread and returns its result.
 static int elsewhere(void *(*function)(void *)) {
     pthread_t thread;
     void *result;
@@ -152,7 +152,7 @@ static int call_reads(rpcrdma_buffer *buffer, size_t position) {
     return call(REQUEST(.procedure = 1, .read_chunks = &chunk, .read_count = 1));
 }
 
-// An invalid call leaves the buffer with its caller, which frees it.
+// An invalid call leaves the buffer to its caller, which frees it.
 static int call_reads_own(rpcrdma_buffer *buffer, size_t position) {
     int result = call_reads(buffer, position);
     CHECK(!rpcrdma_free(buffer));
@@ -164,7 +164,7 @@ static int call_writes(rpcrdma_buffer *buffer) {
     return call(REQUEST(.procedure = 1, .write_chunks = &chunk, .write_count = 1));
 }
 
-// Answers a call again, while a later call may have its slot. The later call is not affected.
+// Answers a call twice. A later call, which may have the same slot, is not affected.
 static int answer_again(void) {
     CHECK(!start(REQUEST(.procedure = 4)));
     for (int held = 0; !held;) {
@@ -179,7 +179,7 @@ static int answer_again(void) {
     return result;
 }
 
-// A call that does not start leaves its buffers: the first of two is still valid.
+// A call that does not start leaves its buffers to the caller. The first of two buffers is still valid.
 static int keeps_buffers(rpcrdma_buffer *second) {
     rpcrdma_read_chunk chunks[] = {{.buffer = S.buffer}, {.position = 64, .buffer = second}};
     int result = call(REQUEST(.procedure = 1, .read_chunks = chunks, .read_count = 2));
@@ -187,7 +187,7 @@ static int keeps_buffers(rpcrdma_buffer *second) {
     return result;
 }
 
-// A buffer in two chunks, or more chunks than a call has: the call does not start, and the buffer is still valid.
+// A call with one buffer in two chunks, or with too many chunks, does not start. The buffer is still valid.
 static int shares_buffer(size_t reads) {
     rpcrdma_read_chunk chunks[5];
     for (size_t i = 0; i < 5; i++)
@@ -199,7 +199,7 @@ static int shares_buffer(size_t reads) {
     return result;
 }
 
-// A window of 0 bytes is possible, but cannot be a chunk. The buffer keeps its length.
+// A window of 0 bytes is valid, but cannot be a chunk. The buffer keeps its length.
 static int calls_with_empty_window(void) {
     size_t len;
     rpcrdma_buffer *buffer = rpcrdma_alloc(S.client, 64);
@@ -209,7 +209,7 @@ static int calls_with_empty_window(void) {
     return result;
 }
 
-// Polls within the report: the ends of other calls wait.
+// Polls within a callback. The completions of other calls are not reported.
 static void done(void *context, const rpcrdma_completion *completion) {
     rpcrdma_reply *reply = completion->reply;
     CHECK(!completion->error && !S.in_done);
@@ -232,14 +232,14 @@ static void done(void *context, const rpcrdma_completion *completion) {
     ++*(int *)context;
 }
 
-// The shard of a call. The server has one shard.
+// Returns the shard of a call, which is the server's only shard.
 static uint32_t shard_of(rpcrdma_call *call) {
     rpcrdma_call_info info = {.shard = 1};
     CHECK(!rpcrdma_call_header(call, &info, sizeof info));
     return info.shard;
 }
 
-// A program of another version has a struct of another size.
+// Passes a struct of another size, as a program of another version does.
 static int sizes_of(rpcrdma_call *call) {
     struct {
         rpcrdma_call_info info;
@@ -423,7 +423,7 @@ int main(int argc, char **argv) {
         }
     }
     if (only >= 0)
-        return 3; // It did not end the process.
+        return 3; // The misuse did not end the process.
     tear_down();
     printf("%d rows, %d wrong\n", COUNT, wrong);
     return wrong != 0;

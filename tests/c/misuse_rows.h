@@ -1,4 +1,4 @@
-// Wrong use of each function: ROW(function, number, result, is_certain, expression).
+// Misuses of each function: ROW(function, number, result, is_certain, expression).
 //
 // Where `is_certain` is 1, the arguments prove the misuse, so the checked build ends the process.
 // `tests/c/run` checks that each function has a row.

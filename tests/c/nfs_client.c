@@ -1,7 +1,7 @@
 // Reads and writes a file of an NFSv4.0 server (RFC 7530). The data travels in chunks (RFC 8267).
 //
 //   nfs_client ADDRESS get PATH >FILE    PATH begins at the server's root
-//   nfs_client ADDRESS put PATH <FILE    the file exists
+//   nfs_client ADDRESS put PATH <FILE    the file must exist
 //
 // Prints the client's statistics to standard error.
 #define _GNU_SOURCE
@@ -75,7 +75,7 @@ static uint32_t word(struct xdr *from) {
     return value;
 }
 
-// The results of the last operation, if all have succeeded.
+// Returns the results of the last operation. Exits unless all operations have succeeded.
 static struct xdr results_of(rpcrdma_reply *reply, const struct compound *compound) {
     struct xdr results;
     results.at = rpcrdma_reply_results(reply, &results.left);
@@ -85,7 +85,7 @@ static struct xdr results_of(rpcrdma_reply *reply, const struct compound *compou
         exit(1);
     }
     if (word(&results) || word(&results) != compound->operations)
-        die("reply", "a tag, or another number of operations");
+        die("reply", "it has a tag, or another number of operations than the call");
     for (uint32_t i = 0; i < compound->operations; i++) {
         word(&results);
         if (word(&results))
@@ -105,7 +105,7 @@ static void get(const char *path) {
         eof = word(&results);
         uint32_t len = word(&results);
         if (len) {
-            // The data is in the chunk, and not among the results.
+            // The data must be in the chunk, and not among the inline results.
             rpcrdma_buffer *buffer = rpcrdma_reply_take_write_chunk(reply, 0);
             size_t room = 0;
             const void *data = buffer ? rpcrdma_buffer_data(buffer, &room) : NULL;
@@ -133,7 +133,7 @@ static void put(const char *path) {
         struct compound compound;
         begin(&compound, path, OP_WRITE, offset);
         compound.end = xdr_put_u32(xdr_put_u32(compound.end, FILE_SYNC), (uint32_t)len);
-        // The data follows its length, which is the last of the arguments.
+        // The data follows its length, which ends the inline arguments.
         rpcrdma_reply *reply = call(&compound, data, len, 0);
         struct xdr results = results_of(reply, &compound);
         if (word(&results) != len || word(&results) != FILE_SYNC)

@@ -1,4 +1,4 @@
-// The ends of calls at the handler, the client, and the threads of a server.
+// How calls end: at the handler, at the client, and on the threads of a server.
 //
 //   outcomes ADDRESS ADDRESS
 #define _GNU_SOURCE
@@ -35,7 +35,7 @@ static struct of_shard {
 } of_shards[SHARDS];
 static atomic_int begun, ended;
 
-// The index of a connection among the open ones.
+// Returns the index of a connection in `open`, or `count` if it is not open.
 static int index_of(const struct of_shard *shard, uint64_t connection) {
     int at = 0;
     while (at < shard->count && shard->open[at] != connection)
@@ -82,7 +82,7 @@ static int status(void *context, rpcrdma_call *call, const void *args, size_t le
     return number(args, len);
 }
 
-// Lets a function fail, and returns a code of its own, or the function's.
+// A handler in which a function of the library fails. It returns that function's code, or a code of its own.
 static int fail(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
     (void)context, (void)results, (void)results_len;
     size_t room = 0;
@@ -116,7 +116,7 @@ static int give(void *context, rpcrdma_call *call, const void *args, size_t len,
     return lent = rpcrdma_call_result(call, 0, kept);
 }
 
-// A server's own threads cannot end it, and it continues. They can end another server.
+// A handler that tries to end its own server, which is refused, and ends another server.
 static int end(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
     (void)context, (void)args, (void)len, (void)results, (void)results_len;
     CHECK(rpcrdma_free(server) == -EDEADLK);
@@ -156,7 +156,7 @@ static const rpcrdma_procedure TABLE[] = {
     {.number = CREDENTIAL, .handler = credential},
 };
 
-// Makes a call, and returns its code. `status` gets the status of the reply.
+// Makes a call and returns its code. Sets `*status` to the status of the reply.
 static int call(rpcrdma_client *client, rpcrdma_request request, int *status) {
     rpcrdma_reply *reply = NULL;
     int code = rpcrdma_client_call(client, &request, &reply);
@@ -186,14 +186,14 @@ static void statuses(rpcrdma_client *client, const char *address, rpcrdma_config
     CHECK(!rpcrdma_free(other));
 }
 
-// A handler's code that is not the failed function's does not have the meaning of that failure.
+// A code of the handler's own does not count as the failure of a function, even after one has failed.
 static void own_codes(rpcrdma_client *client) {
     rpcrdma_write_chunk chunk = {.len = ROOM};
     int how = OWN_CODE, is;
     rpcrdma_request request = {.size = sizeof request, .procedure = FAIL, .args = &how, .args_len = sizeof how,
                                .write_chunks = &chunk, .write_count = 1};
     CHECK(call(client, request, &is) == -EREMOTEIO && is == RPCRDMA_SYSTEM_ERR && runs == 1);
-    // The client offers a longer chunk, and the handler runs again.
+    // The client retransmits the call with a longer chunk, so the handler runs twice.
     how = CODE_OF_FUNCTION;
     CHECK(!call(client, request, &is) && !is && runs == 3);
     request.write_count = 0;
@@ -203,7 +203,7 @@ static void own_codes(rpcrdma_client *client) {
     CHECK(call(client, request, &is) == -EREMOTEIO && is == RPCRDMA_GARBAGE_ARGS);
 }
 
-// A Read chunk that was taken can be a result on its own shard only.
+// A Read chunk that a handler has taken can be a result only on the shard that received it.
 static void results_of_shards(rpcrdma_client *clients[2]) {
     rpcrdma_read_chunk data = {.data = "0123456789abcdef", .len = ROOM};
     rpcrdma_write_chunk room = {.len = ROOM};
@@ -222,7 +222,7 @@ static void *drain(void *unused) {
     return NULL;
 }
 
-// A server that drains answers EBUSY, and does not run the call.
+// A draining server does not run new calls. They fail with EBUSY.
 static void busy(rpcrdma_client *client, const char *address, rpcrdma_config *config) {
     rpcrdma_local_client *holder = rpcrdma_local_client_connect(address, PROGRAM, 1, config);
     CHECK(holder && !rpcrdma_local_client_start(holder, &REQUEST(.procedure = HOLD), NULL));
@@ -235,10 +235,10 @@ static void busy(rpcrdma_client *client, const char *address, rpcrdma_config *co
         code = call(client, REQUEST(.procedure = STATUS, .args = &none, .args_len = sizeof none), &is);
     while (!code);
     CHECK(code == -EBUSY && is == -EBUSY);
-    // Handlers use the server's handle until it has ended.
+    // The server's handle is valid until the drain ends.
     rpcrdma_client *back = rpcrdma_server_call_back(server, held, PROGRAM, 1, NULL);
     CHECK(back);
-    // The client takes no calls.
+    // This client accepts no calls.
     CHECK(call(back, REQUEST(.procedure = STATUS), NULL) == -EOPNOTSUPP);
     CHECK(strstr(rpcrdma_error(), "rpcrdma_config_callbacks") && strstr(rpcrdma_error(), "debug.reverse"));
     CHECK(!rpcrdma_free(back));
@@ -251,7 +251,7 @@ static void start_again(void *context, const rpcrdma_completion *completion) {
     CHECK(!rpcrdma_local_client_start(again, &REQUEST(.procedure = HOLD), NULL));
 }
 
-// Makes a client that starts several calls, of which all but the first end at once.
+// Connects a client that starts several calls. All but the first end at once, because they exceed limits.max_calls.
 static void start_beyond_max_calls(const char *address, int calls, int procedure) {
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
@@ -263,14 +263,15 @@ static void start_beyond_max_calls(const char *address, int calls, int procedure
     CHECK(!rpcrdma_free(config));
 }
 
-// Frees the client and makes another one, perhaps in the same slot, whose ends are for its own polls.
+// Frees the client in its callback, and connects another client, possibly in the same slot. The completions of the new
+// client are reported only by polls of the new client.
 static void replace(void *address, const rpcrdma_completion *completion) {
     CHECK(completion->error == -EAGAIN && !replaced++ && !rpcrdma_free(again));
     start_beyond_max_calls(address, 3, STATUS);
     stale = completion->reply;
 }
 
-// Checks that the reply's handle of the freed client is invalid now.
+// Checks that the handle of the freed client's reply is invalid.
 static void replaced_once(void *context, const rpcrdma_completion *completion) {
     (void)context, (void)completion;
     if (stale)
@@ -280,13 +281,13 @@ static void replaced_once(void *context, const rpcrdma_completion *completion) {
 
 static void client_is_replaced_in_callback(char *address) {
     start_beyond_max_calls(address, 3, STATUS);
-    // A poll without a function leaves the ends for the next one.
+    // A poll without a callback leaves the completions for the next poll.
     CHECK(rpcrdma_local_client_poll(again, NULL, NULL) >= 0);
     CHECK(rpcrdma_local_client_poll(again, replace, address) == 1 && replaced == 1);
     CHECK(rpcrdma_local_client_poll(again, replaced_once, NULL) == 1 && !stale && !rpcrdma_free(again));
 }
 
-// A call that a completion starts and that ends at once is reported by the next poll.
+// A call that is started in a callback and ends at once is reported by the next poll.
 static void call_started_in_callback_waits_for_next_poll(const char *address) {
     start_beyond_max_calls(address, 2, HOLD);
     int ends = 0;

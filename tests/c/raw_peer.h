@@ -1,5 +1,5 @@
-// A client of one call: version 1 of RPC-over-RDMA on iWARP (RFC 5044, 5041, 5040), to send what the library's clients
-// do not send.
+// A client for one call of RPC-over-RDMA version 1 over iWARP (RFC 5044, 5041, 5040). It can send messages that the
+// library's clients never send.
 
 #ifndef TEST_RAW_PEER_H
 #define TEST_RAW_PEER_H
@@ -13,7 +13,7 @@
 
 #include "check.h"
 
-// An unused port of 127.0.0.1.
+// Returns an unused port of 127.0.0.1.
 static inline int free_port(void) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof at;
@@ -41,7 +41,7 @@ static inline uint32_t raw_crc32c(const unsigned char *bytes, size_t len) {
     return ~crc;
 }
 
-// Connects to a server. `*crc` gets whether the server requires CRCs.
+// Connects to a server. Sets `*crc` to true if the server requires CRCs.
 static inline int raw_connect(int port, int *crc) {
     struct sockaddr_in to = {
         .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)port)};
@@ -58,7 +58,8 @@ static inline int raw_connect(int port, int *crc) {
     return fd;
 }
 
-// Sends `count` words as the first message, and receives the words of the answer. RDMA Writes are skipped.
+// Sends `count` words as the first message. Stores at most `most` words of the answer, and returns their number. Skips
+// RDMA Writes.
 static inline size_t raw_exchange(int fd, int crc, const uint32_t *words, size_t count, uint32_t *answer, size_t most) {
     unsigned char frame[2048] = {0};
     // Send, last segment, queue 0, message 1.

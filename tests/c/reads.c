@@ -1,5 +1,5 @@
-// Read chunks arrive in memory of the application: at a server with threads, at a polled one, and at a polled client
-// that is called back.
+// Read chunks are placed in memory of the application: at a server with threads, at a polled server, and at a polled
+// client that is called back.
 //
 //   reads ADDRESS ADDRESS
 #define _GNU_SOURCE
@@ -16,9 +16,9 @@ enum { PROGRAM = 0x20000001, PAGE = 64 << 10, PAGES = 24, CALLS = 3 * PAGES, KEP
 
 static unsigned char *memory;
 static int released;
-// Chunks in the application's memory, and in the library's.
+// Number of chunks in the application's memory, and in the library's.
 static int inside, outside;
-// The chunks that the handler has taken, at most KEPT of them, and their first bytes, which must not change.
+// The chunks that the handler has kept, at most KEPT of them, and their first bytes, which must not change.
 static rpcrdma_buffer *kept[KEPT];
 static unsigned char first[KEPT];
 static int count;
@@ -31,7 +31,7 @@ static int is_full_of(const unsigned char *data, size_t len, unsigned char value
     return data[0] == value && !memcmp(data, data + 1, len - 1);
 }
 
-// Keeps the chunks of the first KEPT calls. They are more than there are pages.
+// A handler that keeps the chunks of the first KEPT calls, of which there are more than pages.
 static int take(void *context, rpcrdma_call *call, const void *args, size_t args_len, void *results,
                 size_t *results_len) {
     (void)context, (void)args, (void)args_len, (void)results, (void)results_len;
@@ -66,7 +66,7 @@ static void done(void *context, const rpcrdma_completion *completion) {
     *(int *)context = 1;
 }
 
-// A call with a chunk full of `value`. `server` is NULL if it has threads.
+// Makes a call with a chunk whose bytes are `value`. `server` is NULL if the server has threads.
 static void call(rpcrdma_local_client *client, rpcrdma_local_server *server, int value) {
     uint32_t len = htonl((uint32_t)(PAGE - value));
     rpcrdma_buffer *buffer = rpcrdma_alloc(client, PAGE);
@@ -83,7 +83,7 @@ static void call(rpcrdma_local_client *client, rpcrdma_local_server *server, int
     }
 }
 
-// Services that take chunks in new memory.
+// Creates services whose Read chunks are placed in newly mapped memory.
 static rpcrdma_services *services_with_memory(void) {
     memory = mmap(NULL, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
@@ -117,7 +117,7 @@ static void run(const char *address, int is_polled) {
         CHECK(!polled || rpcrdma_local_server_poll(polled) >= 0);
         CHECK((established = rpcrdma_local_client_is_established(client)) >= 0);
     }
-    // While no page is free, chunks arrive in the library's memory.
+    // While no page is free, chunks are placed in the library's memory.
     for (int i = 0; i < KEPT; i++)
         call(client, polled, i);
     CHECK(inside == PAGES && outside == KEPT - PAGES);
@@ -133,7 +133,7 @@ static void run(const char *address, int is_polled) {
 
 static rpcrdma_server *caller;
 
-// Calls the client back, with a chunk for each byte of the arguments, which is filled with that byte.
+// A handler that calls the client back for each byte of the arguments, with a chunk filled with that byte.
 static int call_back(void *context, rpcrdma_call *call, const void *args, size_t args_len, void *results,
                      size_t *results_len) {
     (void)context, (void)results, (void)results_len;
@@ -154,7 +154,7 @@ static int call_back(void *context, rpcrdma_call *call, const void *args, size_t
     return 0;
 }
 
-// Makes a call that the server answers by `calls` calls back. Their number is a multiple of 4, as XDR requires.
+// Makes a call during which the server makes `calls` calls back. The number must be a multiple of 4, as in XDR.
 static void make_call_backs(rpcrdma_local_client *client, int calls) {
     unsigned char bytes[KEPT];
     for (int i = 0; i < calls; i++)
@@ -165,7 +165,7 @@ static void make_call_backs(rpcrdma_local_client *client, int calls) {
         CHECK(rpcrdma_local_client_poll(client, done, &is_done) >= 0);
 }
 
-// The end of a client returns the memory, and the next client can use all of it.
+// Several clients in turn use the same memory, which the end of each client returns.
 static void run_callbacks(const char *address) {
     enum { CLIENTS = 3 };
     rpcrdma_services *services = services_with_memory(), *of_server = rpcrdma_services_new();

@@ -1,4 +1,4 @@
-// Results that a handler does not write, results that are not XDR, and Write chunks without bytes or memory.
+// Handlers that write no results or results that are not XDR, and Write chunks without bytes or memory.
 //
 //   results ADDRESS ADDRESS
 #define _GNU_SOURCE
@@ -45,7 +45,7 @@ static void keep_line(void *context, int level, const char *line) {
     pthread_mutex_unlock(&lock);
 }
 
-// Whether the log contains this text. The server writes the log before it answers.
+// Returns true if the log contains this text. The server writes to the log before it answers.
 static int has_logged(const char *text) {
     pthread_mutex_lock(&lock);
     int has = strstr(log_text, text) != NULL;
@@ -136,7 +136,8 @@ static void deferred(void *context, rpcrdma_call *call, const void *args, size_t
     CHECK(!rpcrdma_call_answer(call, act(number(args, len), call)));
 }
 
-// Two results of 5 and 100 bytes, as rpcrdma.h says: in the Write chunk, or among the inline results.
+// A handler with two results of 5 and 100 bytes. Each is written to its Write chunk, or among the inline results if
+// there is no chunk, as rpcrdma.h describes.
 static int two_chunks(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
                       size_t *results_len) {
     (void)context, (void)args, (void)len;
@@ -159,7 +160,8 @@ static int two_chunks(void *context, rpcrdma_call *call, const void *args, size_
     return 0;
 }
 
-// The caller offers the Write chunk, whose memory is the handler's: the code is not ENOENT, which asks for inline data.
+// A handler whose own memory is the result. The caller offers the Write chunk, so the code must not be ENOENT, which
+// would ask for inline data.
 static int own_memory(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
                       size_t *results_len) {
     (void)results, (void)results_len;

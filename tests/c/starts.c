@@ -1,4 +1,4 @@
-// Calls and connections that do not start: codes, texts, and the buffers that stay with the caller.
+// Calls and connections that do not start: their codes and texts, and the buffers that the caller keeps.
 //
 //   starts ADDRESS ADDRESS
 #define _GNU_SOURCE
@@ -42,7 +42,7 @@ static rpcrdma_config *new_config(void) {
     return config;
 }
 
-// Checks that a call does not start, and leaves its buffers unchanged.
+// Checks that a call does not start, and that its buffers stay unchanged.
 static void refuses(rpcrdma_local_client *client, rpcrdma_request request, int code, const char *text) {
     uint32_t xid = 7;
     CHECK(rpcrdma_local_client_start(client, &request, &xid) == code && xid == 7);
@@ -199,12 +199,12 @@ static void connects_without_answer(void) {
     connects("soft:starts-nobody", NULL, NULL, ECONNREFUSED);
 }
 
-// Whether a text names the knob of C, and neither that of Rust nor a command-line option.
+// Returns true if a text names the knob as in C, and neither as in Rust nor as a command-line option.
 static int names_knob(const char *text) {
     return strstr(text, "wire.host_key") && !strstr(text, "wire.host_auth") && !strstr(text, "--");
 }
 
-// The close reason names the knob if a server requires a host key.
+// The close reason names the knob if the server requires a host key.
 static void closes_without_key(const char *address) {
     rpcrdma_config *config = new_config();
     rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
@@ -236,7 +236,7 @@ static void connects_without_key(const char *address, rpcrdma_services *services
     closes_without_key(address);
     rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
     CHECK(client);
-    // The server's log names the key of the client that connected with another one.
+    // The server's log names the key of the client that connected with a different key.
     do
         CHECK(!rpcrdma_client_call(client, &REQUEST(.procedure = 1), NULL));
     while (!unproven);
@@ -248,7 +248,7 @@ static void refused(void *context, const rpcrdma_completion *completion) {
     ++*(int *)context;
 }
 
-// A server that requires a host key since its restart: a call that waits for the new connection is not executed.
+// A server requires a host key only after its restart. A call that waits for the new connection is not executed.
 static void calls_without_key(const char *address, rpcrdma_services *services) {
     rpcrdma_config *config = new_config(), *keyed = new_config();
     CHECK(!rpcrdma_config_set(config, "connect.reconnect_attempts", "1000"));
@@ -281,7 +281,7 @@ static void calls_of_version_1_without_key(const char *address, rpcrdma_services
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(server) && !rpcrdma_free(config) && !rpcrdma_free(keyed));
 }
 
-// A limit of file sizes below the library's memory, which is a file to the kernel.
+// Sets a limit of file sizes below the size of the library's memory, which is a file for the kernel.
 static void starts_below_the_limit_of_file_sizes(const char *address, rpcrdma_services *services) {
     struct rlimit before, low;
     CHECK(!getrlimit(RLIMIT_FSIZE, &before));
@@ -304,7 +304,7 @@ static void allow_descriptors(int more) {
     CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
 }
 
-// Whether a start has failed for lack of descriptors, and its text says so.
+// Returns true if a start has failed for lack of descriptors and its text says so.
 static int lacks_descriptors(void) {
     const char *text = rpcrdma_error();
     int says_so = errno == EMFILE && strstr(text, "RLIMIT_NOFILE is ") && strstr(text, "`ulimit -n 65536`");
@@ -329,7 +329,7 @@ static void starts_without_descriptors(const char *address, rpcrdma_services *se
         CHECK(!setrlimit(RLIMIT_NOFILE, &before));
     }
     CHECK(failures > 2);
-    // The client itself lacks descriptors. With more of them, the server would lack some for the connection.
+    // The limits are so low that the client lacks descriptors. With higher limits, the server would lack some.
     for (int more = 0; more < 3; more++) {
         allow_descriptors(more);
         CHECK(!rpcrdma_client_connect(address, PROGRAM, 1, config) && lacks_descriptors());
@@ -339,7 +339,7 @@ static void starts_without_descriptors(const char *address, rpcrdma_services *se
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
 }
 
-// Whether valgrind or a sanitizer runs, whose own memory would count against a limit of address space.
+// Returns true under valgrind or a sanitizer, whose own memory would count against a limit of address space.
 static int is_watched(void) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     return 1;
@@ -349,7 +349,7 @@ static int is_watched(void) {
 #endif
 }
 
-// Bytes that the process has mapped.
+// Returns the number of mapped bytes of the process.
 static size_t mapped(void) {
     unsigned long pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");
@@ -363,7 +363,7 @@ static void allow_memory(size_t more, const struct rlimit *before) {
     CHECK(!setrlimit(RLIMIT_AS, &limit));
 }
 
-// Whether a start has failed with this code, and its text names both limits.
+// Returns true if a start has failed with this code and its text names both limits.
 static int lacks(int code, const char *limit, const char *other) {
     const char *text = rpcrdma_error();
     int says_so = errno == code && strstr(text, limit) && strstr(text, other);
@@ -372,14 +372,14 @@ static int lacks(int code, const char *limit, const char *other) {
     return says_so;
 }
 
-// Starts servers and clients below a limit of address space: threads, buffers and rings are refused.
+// Starts servers and clients below limits of address space, so that threads, buffers and rings are refused.
 static void starts_without_memory(const char *address, rpcrdma_services *services) {
     struct rlimit before;
     CHECK(!getrlimit(RLIMIT_AS, &before));
     rpcrdma_config *config = new_config();
     rpcrdma_server *server = rpcrdma_server_start(address, services, config);
     CHECK(server);
-    // The heap keeps free memory, so that only mappings fail. All threads share one heap.
+    // The heap keeps free memory and all threads share it, so that only mappings fail.
     enum { BLOCKS = 256, BLOCK = 1 << 16 };
     void *blocks[BLOCKS];
     CHECK(mallopt(M_ARENA_MAX, 1) && mallopt(M_MMAP_THRESHOLD, 1 << 30) && mallopt(M_TRIM_THRESHOLD, 1 << 30));
@@ -424,7 +424,7 @@ static void starts_without_memory(const char *address, rpcrdma_services *service
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
 }
 
-// Chunk memory that the system refuses, to both kinds of clients, and then grants.
+// The system refuses chunk memory to both kinds of clients, and later grants it.
 static void allocates_beyond_limits(const char *address, rpcrdma_services *services) {
     rpcrdma_config *config = new_config();
     rpcrdma_server *server = rpcrdma_server_start(address, services, NULL);
@@ -456,7 +456,7 @@ static void allocates_beyond_limits(const char *address, rpcrdma_services *servi
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
 }
 
-// A server whose receives are all taken.
+// A server has Receives for few connections, so that a further connection is refused.
 static void connects_without_receives(const char *address, rpcrdma_services *services) {
     enum { MOST = 256 };
     rpcrdma_config *config = new_config(), *few = new_config();
@@ -465,7 +465,7 @@ static void connects_without_receives(const char *address, rpcrdma_services *ser
     CHECK(!rpcrdma_config_set(few, "accept.evict_after", "1h"));
     rpcrdma_server *server = rpcrdma_server_start(address, services, few);
     CHECK(server);
-    // The credits of idle clients shrink, so that there is room for some more later.
+    // The credits of idle clients shrink, so that some more connections are accepted later.
     void *clients[MOST];
     int count = 0;
     for (int is_polled = 0; is_polled < 2; is_polled++) {
@@ -492,7 +492,7 @@ int main(int argc, char **argv) {
     rpcrdma_config *config = new_config();
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, table, 1, sizeof *table));
-    // This comes first, because the C library keeps the stacks of threads that have ended.
+    // This test comes first, because the C library keeps the stacks of ended threads, which would count as mapped.
     if (!is_watched())
         starts_without_memory(argv[2], services);
     rpcrdma_server *server = rpcrdma_server_start(argv[1], services, NULL);

@@ -24,7 +24,7 @@ static int echo(void *context, rpcrdma_call *call, const void *args, size_t len,
     return 0;
 }
 
-// Sends a Read chunk back.
+// A handler that returns a Read chunk as its result.
 static int bulk_echo(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
                      size_t *results_len) {
     (void)context, (void)args, (void)len, (void)results, (void)results_len;
@@ -33,7 +33,7 @@ static int bulk_echo(void *context, rpcrdma_call *call, const void *args, size_t
 
 static void keep(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)args, (void)len;
-    // The poll uses the server, so handlers cannot.
+    // The poll is using the server, so handlers cannot use it.
     CHECK(!rpcrdma_local_server_call_back(*(rpcrdma_local_server **)context, call, BACK, 1, NULL) && errno == EBUSY);
     CHECK(rpcrdma_detach(*(rpcrdma_local_server **)context) == -EBUSY);
     caller = call;
@@ -95,7 +95,7 @@ static void bulk_done(void *context, const rpcrdma_completion *completion) {
     *(int *)context = 1;
 }
 
-// Calls of all kinds, on this thread, which polls both ends.
+// Makes calls of all kinds on this thread, which polls both ends.
 static void make_calls(rpcrdma_local_client *client) {
     static char data[BULK];
     memset(data, 'x', sizeof data);
@@ -147,11 +147,11 @@ static void moves(char *address) {
     start(address);
     rpcrdma_local_client *client = begin(address);
     make_calls(client);
-    // A buffer of the client stays with this thread.
+    // A buffer of the client remains on this thread.
     rpcrdma_buffer *kept = rpcrdma_alloc(client, 64);
     CHECK(kept);
     run_elsewhere(attach_foreign, client);
-    // A client that is reporting cannot be detached.
+    // A client cannot be detached in its callback.
     uint32_t number = 7;
     caller = (rpcrdma_call *)&server;
     CHECK(!rpcrdma_local_client_start(
@@ -162,13 +162,13 @@ static void moves(char *address) {
     CHECK(!rpcrdma_detach(client) && !rpcrdma_detach(server));
     CHECK(rpcrdma_local_client_poll(client, NULL, NULL) == -EPERM && rpcrdma_detach(client) == -EPERM);
     run_elsewhere(use, client);
-    // The other thread has ended. This thread returns a buffer, and then attaches both ends.
+    // After the end of the other thread, this thread frees a buffer, and then attaches both ends.
     CHECK(!rpcrdma_free(kept));
     CHECK(rpcrdma_local_client_poll(client, NULL, NULL) == -EPERM);
     CHECK(!rpcrdma_attach(client) && !rpcrdma_attach(server));
     make_calls(client);
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(server));
-    // Another thread, which has ended, made both ends. They can be freed here.
+    // Both ends were created by a thread that has ended. This thread can free them.
     client = run_elsewhere(begin_elsewhere, address);
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(server));
 }
@@ -214,22 +214,22 @@ static void calls_back(const char *address) {
         CHECK(rpcrdma_local_server_poll(server) >= 0 && rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
         CHECK(rpcrdma_client_poll(back, NULL, NULL) == 0 && rpcrdma_client_poll(back, back_done, &ended) >= 0);
     }
-    // A blocking call here would wait for its own thread.
+    // A blocking call on this thread would wait for the thread itself, so it is refused.
     CHECK(rpcrdma_client_call(back, &REQUEST(.procedure = ECHO), NULL) == -EDEADLK);
     CHECK(strstr(rpcrdma_error(), "rpcrdma_client_start"));
     CHECK(!rpcrdma_alloc(back, 64) && errno == EDEADLK && rpcrdma_stats(back, NULL, 0) == -EDEADLK);
-    // Another thread may make a blocking call.
+    // On another thread, a blocking call is possible.
     caller = (rpcrdma_call *)&server;
     pthread_t thread;
     CHECK(!pthread_create(&thread, NULL, call_elsewhere, back));
     while (__atomic_load_n(&caller, __ATOMIC_ACQUIRE))
         CHECK(rpcrdma_local_server_poll(server) >= 0 && rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
     CHECK(!pthread_join(thread, NULL));
-    // The end of the server ends its calls.
+    // The end of the server ends the calls that it makes.
     CHECK(!rpcrdma_client_start(back, &REQUEST(.procedure = ECHO, .args = &ended, .args_len = 4)));
     CHECK(!rpcrdma_free(server) && rpcrdma_client_poll(back, lost, &ended) == 1 && ended == 5);
     CHECK(rpcrdma_client_start(back, &REQUEST(.procedure = ECHO)) == -ENOTCONN);
-    // No thread runs the connection any more, so the code is not EDEADLK.
+    // After the end of the server, no thread drives the connection, so the code is not EDEADLK.
     CHECK(rpcrdma_client_call(back, &REQUEST(.procedure = ECHO), NULL) == -ENOTCONN);
     CHECK(strstr(rpcrdma_error(), "server of this client was freed") && strstr(rpcrdma_error(), "free the client"));
     CHECK(!rpcrdma_alloc(back, 64) && errno == ENOTCONN && rpcrdma_stats(back, NULL, 0) > 0);

@@ -1,5 +1,5 @@
-# Two network namespaces, near (192.0.2.1) and far (192.0.2.2), joined by a cable like two hosts. Sourced by bash in the
-# guest, after lib.sh. They are deleted when the script ends.
+# Two network namespaces, near (192.0.2.1) and far (192.0.2.2), joined by a cable like two hosts. Scripts source this
+# file in bash in the guest, after lib.sh. The namespaces are deleted when the script ends.
 ip netns add near
 ip netns add far
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
@@ -9,7 +9,7 @@ ip -netns near address add 192.0.2.1/24 dev n0
 ip -netns far address add 192.0.2.2/24 dev f0
 ip -netns near link set n0 up
 ip -netns far link set f0 up
-# link WORDS…: sets link options at both ends.
+# link OPTION…: sets link options at both ends of the cable.
 link() {
     ip -netns near link set n0 "$@"
     ip -netns far link set f0 "$@"

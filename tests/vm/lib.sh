@@ -1,7 +1,7 @@
-# Shared by the scripts of tests/vm/guest. Sourced by bash in the guest.
+# Functions for the scripts of tests/vm/guest, which source this file in bash in the guest.
 set -euo pipefail
 
-# A script's processes end with it.
+# The processes of a script end with the script.
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done' EXIT
 
 # fail WHY: ends the test.
@@ -10,20 +10,20 @@ fail() {
     exit 1
 }
 
-# await COMMAND…: waits until the command succeeds. The limit far exceeds the time of a slow host, so it detects failure
-# and not delay. Empty the file of a background process before its start: otherwise an earlier process's output may end
-# the wait.
+# await COMMAND…: waits until the command succeeds. The time-out is long enough for a slow host, so it detects failures
+# and not delays. If the command searches a background process's output, empty that file before the start of the
+# process: otherwise output of an earlier process may end the wait.
 await() {
     local end=$((SECONDS + 150))
     until "$@" >/dev/null 2>&1; do
-        ((SECONDS <= end)) || fail "not so within 150 s: $*"
+        ((SECONDS <= end)) || fail "did not succeed within 150 s: $*"
         sleep 0.1
     done
 }
 
-# captured FILE ADDRESS [COMMAND…]: waits until a capture into this file has all packets sent so far. For that it sends
-# a mark to UDP port 9 of an address at the other end; the capture's filter accepts it. COMMAND…: runs a program where
-# the address is reached that way.
+# captured FILE ADDRESS [COMMAND…]: waits until a capture file has all packets sent so far. It sends a mark to UDP port
+# 9 of an address at the other end, which the capture's filter must accept, and waits for the mark. COMMAND… is the
+# prefix that runs a program in a namespace from which packets to the address are captured.
 captured() {
     local file=$1 address=$2
     shift 2
@@ -31,10 +31,10 @@ captured() {
     await marked "$@"
 }
 
-# listening PORT: whether something accepts TCP connections there.
+# listening PORT: succeeds if a process accepts TCP connections at this port.
 listening() { ss -Hltn "sport = :$1" | grep -q .; }
 
-# listening_rdma PORT: whether something accepts RDMA connections there.
+# listening_rdma PORT: succeeds if a process accepts RDMA connections at this port.
 listening_rdma() { rdma resource show cm_id | grep -q "state LISTEN.*:$1 "; }
 
 # program NAME PATH BUILD: sets the variable NAME to a program with the verbs fabric, built by the command BUILD at PATH

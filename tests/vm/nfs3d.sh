@@ -1,4 +1,5 @@
-# For tests of nfs3d with the Linux kernel's client. Sourced by bash in the guest, after lib.sh.
+# Functions for tests of nfs3d with the Linux kernel's client. Scripts source this file in bash in the guest, after
+# lib.sh.
 #
 # The server exports /srv/nfs3d, a file system in memory, at $ours (see peers.sh), RDMA port 20049. MOUNT is at TCP port
 # 20148. Its standard output is in /run/nfs3d.
@@ -25,21 +26,21 @@ serve() {
     await grep -q '^listening' /run/nfs3d
 }
 
-# quit [PATTERN]: ends the server. It may have logged only lines that match, and that a shard did not get its core, as
+# quit [PATTERN]: ends the server. It may have logged only lines that match PATTERN, and that a shard was blocked, as
 # happens on a busy host.
 quit() {
     kill -TERM "$server"
     wait "$server" || fail "the server ended with $?: $(cat /run/nfs3d)"
-    ! grep -v -E "^(listening|drained|stopped|memory: [0-9]|WARN: shard was blocked${1:+|$1})" /run/nfs3d || fail "the server had something to say"
+    ! grep -v -E "^(listening|drained|stopped|memory: [0-9]|WARN: shard was blocked${1:+|$1})" /run/nfs3d || fail "the server logged unexpected lines"
 }
 
-# nfs [DIRECTORY [OPTIONS]]: mounts it.
+# nfs [DIRECTORY [OPTIONS]]: mounts the export.
 nfs() {
     mount -t nfs -o "vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=20148,nolock,${2:-rw}" \
         $ours:$export "${1:-/mnt}"
 }
 
-# connections: the server's clients, as the kernel counts them.
+# connections: prints the number of the server's connections, as the kernel counts them.
 connections() {
     if [[ $fabric == verbs ]]; then
         rdma resource show qp link $DEVICE | grep -c 'type RC.*state RTS.*comm rpcrdma-shard' || true
@@ -48,14 +49,14 @@ connections() {
     fi
 }
 
-# xprt DIRECTORY N: the Nth figure after the word rdma in a mount's mountstats.
+# xprt DIRECTORY N: prints the Nth figure after the word rdma in a mount's mountstats.
 xprt() {
     awk -v dir="$1" -v n="$2" '$1 == "device" { on = $5 == dir }
         on && $1 == "xprt:" && $2 == "rdma" { print $(n + 2) }' \
         /proc/self/mountstats
 }
 
-# sums DIRECTORY: checksums of all files, and targets of all links, below it.
+# sums DIRECTORY: prints the checksums of all files and the targets of all links in a directory.
 sums() {
     (cd "$1" && find . -type f -print0 | sort -z | xargs -0 -r sha256sum && find . -type l -printf '%p %l\n' | sort)
 }

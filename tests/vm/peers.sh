@@ -1,9 +1,9 @@
-# Addresses of the Linux kernel's NFS and of this project's programs. Sourced by bash in the guest, after lib.sh. A
-# script runs another with DEVICE=siw0 to repeat its steps over soft-iWARP.
+# Addresses of the Linux kernel's NFS and of this project's programs. Scripts source this file in bash in the guest,
+# after lib.sh. A script runs another script with DEVICE=siw0 to repeat its steps over soft-iWARP.
 #
 # DEVICE   $kernel and $kernel6   $ours      $fabric
-# rxe0     10.0.0.1, fd00::1      10.0.0.1   verbs: this project's programs use the device, too
-# siw0     10.1.0.1, fd01::1      10.1.0.2   iwarp: they are at the other end of a cable, over TCP; see siw-up
+# rxe0     10.0.0.1, fd00::1      10.0.0.1   verbs: this project's programs use the device too
+# siw0     10.1.0.1, fd01::1      10.1.0.2   iwarp: the programs are at the other end of a cable, over TCP; see siw-up
 #
 # "${enter[@]}" COMMAND runs a command in the namespace of that address. $near is the kernel's end of the cable. $far,
 # in that namespace, is the other end, with the address $across.
@@ -15,13 +15,13 @@ case ${DEVICE:=rxe0} in
         enter=(nsenter --net=/run/netns/ours --)
         "$vm/siw-up"
         ;;
-    *) fail "no DEVICE is called $DEVICE" ;;
+    *) fail "unknown DEVICE $DEVICE" ;;
 esac
 
 # wire [down]: routes packets between the ends of the cable over it, except those to soft-RoCE's own address.
 wire() { [[ $DEVICE == siw0 ]] || "$vm/wire-up" "$@"; }
 
-# cut_off, mend: drop all packets on the cable, unnoticed by the ends; deliver them again.
+# cut_off: drops all packets on the cable, which the ends do not notice. mend: delivers packets again.
 cut_off() {
     tc qdisc add dev $near clsact && tc filter add dev $near ingress matchall action drop
     "${enter[@]}" tc qdisc add dev $far clsact && "${enter[@]}" tc filter add dev $far ingress matchall action drop

@@ -1,14 +1,14 @@
-# Requirements of a virtual machine: packages, a kernel, an initramfs. Sourced by tests/vm/run, which sets $cache, $vm
-# and $logs. All files made here stay in $cache, and one process at a time makes them.
+# Prepares what a virtual machine needs: packages, a kernel, an initramfs. tests/vm/run sources this file, and sets
+# $cache, $vm and $logs. All created files are kept in $cache, and only one process at a time creates them.
 
-# In the host's root, which is the guest's root too.
+# Packages to install on the host, whose root is also the guest's root.
 packages=(qemu-system-x86 busybox-static cpio kmod rdma-core ibverbs-providers ibverbs-utils rdmacm-utils
     libibverbs-dev librdmacm-dev perftest iproute2)
-# In the guest only: on the host their packages would start servers.
+# Packages for the guest only, because on the host they would start servers.
 guest_packages=(nfs-common nfs-kernel-server rpcbind)
 
-# Modules of the initramfs; modprobe finds the others. crc32_generic: rdma_rxe requests it by name from the kernel's
-# crypto, so that it is not among its dependencies.
+# Modules of the initramfs. modprobe finds the others. crc32_generic is listed because rdma_rxe requests it by name from
+# the kernel's crypto, so that it is not among the dependencies of rdma_rxe.
 boot_modules=(virtio_pci 9pnet_virtio 9p overlay veth crc32_generic ib_uverbs rdma_ucm rdma_rxe)
 # Parts of the kernel package to keep. The package is ten times as large.
 kept=(arch crypto fs lib net drivers/block drivers/char drivers/infiniband drivers/virtio
@@ -52,7 +52,7 @@ kernel_package() {
         sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n 1
 }
 
-# The distribution's unmodified kernel; unpacked, not installed.
+# The distribution's unmodified kernel, which is unpacked and not installed.
 unpack_kernel() {
     kernel=$(find "$cache" -maxdepth 1 -name 'kernel-*' | sort -V | tail -n 1)
     [[ -n $kernel ]] && return
@@ -68,7 +68,7 @@ unpack_kernel() {
     echo "unpacking $name" >&2
     (
         cd "$work/debs"
-        # The second attempt updates outdated package lists. No lock is needed, as nothing is installed.
+        # The second attempt updates outdated package lists. No lock is needed, because nothing is installed.
         fetch() {
             timeout 300 apt-get download "$name" &&
                 timeout 300 apt-get install -y --download-only --no-install-recommends -o Debug::NoLocking=1 \
@@ -77,7 +77,7 @@ unpack_kernel() {
         fetch || { apt_update; fetch; }
     ) >"$logs/kernel.log" 2>&1 || unable "the packages $name ${guest_packages[*]} cannot be had: see $logs/kernel.log"
 
-    # Symbolic links as on the host, so that they hide nothing of the host's root.
+    # The same symbolic links as on the host, so that directories here hide nothing of the host's root.
     for name in bin sbin lib lib64; do ln -s "usr/$name" "$work/extra/$name"; done
     local deb tree
     for deb in "$work"/debs/*.deb; do
@@ -116,7 +116,7 @@ add_siw() {
 
 build_initramfs() {
     local version=${kernel##*/kernel-} work=$cache/initramfs module
-    # A new one for each kernel and each change of its contents.
+    # Each kernel and each change of the contents needs a new initramfs.
     initramfs=$kernel/initramfs-$(cat "$vm/init" "$vm/prepare.sh" | sha256sum | cut -c 1-16)
     [[ -e $initramfs ]] && return
     rm -rf "$work"
@@ -137,7 +137,7 @@ build_initramfs() {
     find "$kernel" -maxdepth 1 -name 'initramfs-*' -mmin +60 ! -path "$initramfs" -delete
 }
 
-# On a host that is itself a guest, /dev/kvm may exist without working. So it is tried once.
+# On a host that is itself a guest, /dev/kvm may exist without working, so it is tried once.
 choose_accelerator() {
     if [[ ! -e $cache/accelerator ]]; then
         accelerator=tcg
@@ -153,8 +153,8 @@ choose_accelerator() {
 }
 
 # Passes the host's rate of the time stamp counter to the guest's kernel. Otherwise the kernel measures it against
-# emulated timers. On a busy host it is then wrong by a large factor, and all its clocks with it. Measured each time, as
-# $cache may come from another host. Without a C compiler the kernel measures.
+# emulated timers. On a busy host the result, and with it all clocks of the guest, is wrong by a large factor. The rate
+# is measured each time, because $cache may come from another host. Without a C compiler the kernel measures it.
 measure_tsc() {
     local khz
     clock=

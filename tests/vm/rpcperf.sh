@@ -1,4 +1,5 @@
-# For tests with rpcperf over the verbs fabric. Sourced by bash in the guest, after lib.sh. $rpcperf: the program.
+# Functions for tests with rpcperf over the verbs fabric. Scripts source this file in bash in the guest, after lib.sh.
+# $rpcperf is the program.
 program RPCPERF rpcperf "cargo build -p rpcrdma-bench --features verbs"
 rpcperf=$RPCPERF
 
@@ -13,7 +14,7 @@ serve() {
     await grep -q '^listening' "/run/$name"
 }
 
-# holds: the device's resources in use by all processes, and this server's pinned memory and open files.
+# holds: prints the device's resources in use by all processes, and this server's pinned memory and open files.
 holds() {
     rdma resource show | sed 's/^[0-9]*: //'
     rdma resource show cm_id | grep -c 'state CONNECT' || true
@@ -22,7 +23,7 @@ holds() {
 }
 
 # told EXPRESSION: evaluates Python on `shards`, the statistics of a server with --stats /run/server.stats. Waits until
-# all shards have answered: one in a long system call, as when a link goes down, answers late.
+# all shards have answered. A shard in a long system call, as when a link goes down, answers late.
 told() {
     python3 -c 'import json, socket, sys, time
 for _ in range(100):
@@ -36,13 +37,13 @@ for _ in range(100):
 sys.exit("a shard does not answer")' "$1"
 }
 
-# counted COUNTER: the sum of a counter over all shards of such a server.
+# counted COUNTER: prints the sum of a counter over all shards of such a server.
 counted() { told "sum(shard['$1'] for shard in shards)"; }
 
-# settled: whether the resources equal those in /run/before.
+# settled: succeeds if the resources in use equal those in /run/before.
 settled() { [[ $(holds) == "$(</run/before)" ]]; }
 
-# unharmed WHAT: the server keeps running, and holds no more than before.
+# unharmed WHAT: checks that the server serves, and that it uses no more resources than before.
 unharmed() {
     kill -0 "$server" || fail "$1: the server is gone"
     local end=$((SECONDS + 150))
@@ -56,8 +57,8 @@ unharmed() {
     echo "- $1: ok"
 }
 
-# fails WHAT PATTERN… -- COMMAND…: the command fails by itself, soon, and prints all of these. $ended: another exit
-# status than 1.
+# fails WHAT PATTERN… -- COMMAND…: checks that the command soon fails by itself and prints all patterns. $ended is the
+# expected exit status if that is not 1.
 fails() {
     local what=$1 status=0 patterns=() pattern
     shift
@@ -66,12 +67,12 @@ fails() {
     timeout 150 "$@" >/run/said 2>&1 </dev/null || status=$?
     ((status == ${ended:-1})) || fail "$what: exit status $status: $(</run/said)"
     for pattern in "${patterns[@]}"; do
-        grep -qF -- "$pattern" /run/said || fail "$what: nothing is said of '$pattern': $(</run/said)"
+        grep -qF -- "$pattern" /run/said || fail "$what: the output lacks '$pattern': $(</run/said)"
     done
     echo "- $what: $(tail -n 1 /run/said)"
 }
 
-# up: brings the link up, with the address that it lost.
+# up: brings the link up, and restores the address that it lost.
 up() {
     ip link set v0 up
     ip address add fd00::1/64 dev v0 nodad 2>/dev/null || true
@@ -93,7 +94,7 @@ load() {
     sleep 1
 }
 
-# lost WHAT: each of them ends, with an error for a lost call or for the next one.
+# lost WHAT: checks that each of these clients ends, with an error for a lost call or for the next call.
 lost() {
     local client op status
     for client in "${clients[@]}"; do
@@ -105,7 +106,7 @@ lost() {
     done
     for op in write read; do
         grep -qE 'rpcperf: .*(connection lost|not connected)' "/run/busy-$op" ||
-            fail "$1: nothing is said of the loss: $(<"/run/busy-$op")"
+            fail "$1: the client does not report the loss: $(<"/run/busy-$op")"
         echo "- $1, amid --op $op: $(grep rpcperf: "/run/busy-$op")"
     done
 }

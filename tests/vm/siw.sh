@@ -1,5 +1,5 @@
-# For tests of failing connections between the Linux kernel's NFS server over soft-iWARP and this project's clients.
-# Sourced by bash in the guest, after lib.sh. Starts the server; see nfsd.sh.
+# Functions for tests of failing connections between the Linux kernel's NFS server over soft-iWARP and this project's
+# clients. Scripts source this file in bash in the guest, after lib.sh. It starts the server; see nfsd.sh.
 export DEVICE=siw0
 source "$(dirname "${BASH_SOURCE[0]}")/nfsd.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
@@ -8,15 +8,15 @@ up
 truncate -s 1G /run/large
 cp /run/large /srv/nfs/large
 
-# theirs: the kernel's connections, of both roles.
+# theirs: prints the kernel's connections, of both roles.
 theirs() { rdma resource show cm_id link siw0 | grep -c 'state CONNECT' || true; }
 
-# reachable: whether packets reach the peer. A refused connection proves it, too.
+# reachable: succeeds if packets reach the peer, which a refused connection also proves.
 reachable() {
     [[ $("${enter[@]}" bash -c "exec 3<>/dev/tcp/$kernel/9" 2>&1) != *'No route to host'* ]]
 }
 
-# unharmed WHAT: the kernel's server keeps running, and has freed the closed connections.
+# unharmed WHAT: checks that the kernel's server keeps running and has freed the closed connections.
 unharmed() {
     await eval '(($(theirs) == 0))'
     # When a link has just come up, the other end's address is briefly unresolved.
@@ -35,7 +35,7 @@ busy() {
     await bash -c "(( \$(cat /run/copy /srv/nfs/copy 2>/dev/null | head -c 4000000 | wc -c) == 4000000 ))"
 }
 
-# lost WHAT: the client ends by itself, and prints the reason.
+# lost WHAT: checks that the client ends by itself and prints the reason.
 lost() {
     local status=0
     await bash -c "! kill -0 $client 2>/dev/null"

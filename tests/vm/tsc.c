@@ -1,4 +1,4 @@
-// The rate of the time stamp counter, in kHz, by the system's clock.
+// Prints the rate of the time stamp counter in kHz, measured by the system's clock.
 #include <stdio.h>
 #include <time.h>
 #include <x86intrin.h>
@@ -14,7 +14,7 @@ static long long now(void) {
     return at.tv_sec * 1000000000LL + at.tv_nsec;
 }
 
-// Both at once: the shortest of many readings, as others may have been interrupted.
+// Reads counter and clock together. Uses the shortest of many readings, because longer ones may have been interrupted.
 static struct reading both(void) {
     struct reading best = {0, 0};
     long long shortest = 1000000000;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use fastrand::Rng;
 
-/// Limit of a type's values, in bytes, so that nested arrays stay short.
+/// Maximum bytes of a type's values, which keeps nested arrays short.
 const MAX_VALUE_BYTES: usize = 600;
 
 /// A type that later definitions may use.
@@ -35,8 +35,9 @@ pub(crate) fn specification(seed: u64) -> String {
 }
 
 impl Writer {
-    /// The name of a type, and its bytes. It is never `bool`, because rpcgen's code for arrays of it does not compile.
-    fn base(&mut self) -> (String, usize) {
+    /// Chooses a type. Returns its name and its bytes. The type is never `bool`, because rpcgen's code for arrays of
+    /// `bool` does not compile.
+    fn choose_type(&mut self) -> (String, usize) {
         let basic = [("int", 4), ("unsigned int", 4), ("hyper", 8), ("unsigned hyper", 8), ("double", 8)];
         match self.rng.choice(&self.known) {
             Some(known) if self.rng.bool() => (known.name.clone(), known.bytes),
@@ -50,7 +51,7 @@ impl Writer {
     /// A declaration, and the bytes of its values.
     fn declaration(&mut self, name: &str) -> (String, usize) {
         let len = self.rng.usize(1..9);
-        let (base, bytes) = self.base();
+        let (base, bytes) = self.choose_type();
         let fits = bytes * len <= MAX_VALUE_BYTES;
         match self.rng.u32(0..9) {
             0 => (format!("opaque {name}[{len}]"), len + 3),
@@ -101,14 +102,14 @@ impl Writer {
     }
 
     fn union(&mut self, index: usize) {
-        let (mut arms, mut most) = (String::new(), 0);
+        let (mut arms, mut max_bytes) = (String::new(), 0);
         let mut arm = |writer: &mut Self, label: &str, name: &str| {
             let (declaration, bytes) = match writer.rng.u32(..4) {
                 0 => ("void".into(), 0),
                 _ => writer.declaration(name),
             };
             let _ = write!(arms, " {label}: {declaration};");
-            most = bytes.max(most);
+            max_bytes = bytes.max(max_bytes);
         };
         for case in 0..self.rng.usize(1..4) {
             arm(self, &format!("case {}", 2 * case), &format!("a{case}"));
@@ -118,6 +119,6 @@ impl Writer {
         }
         let switch = ["int", "unsigned int"][self.rng.usize(..2)];
         let _ = writeln!(self.text, "union u{index} switch ({switch} which) {{{arms} }};");
-        self.add_known(format!("u{index}"), 4 + most);
+        self.add_known(format!("u{index}"), 4 + max_bytes);
     }
 }

@@ -7,7 +7,7 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let commit = std::env::var("RPCRDMA_COMMIT").ok().or_else(|| match std::env::var("PROFILE").as_deref() {
         Ok("release") => head_commit(),
-        // Otherwise each commit would rebuild all programs and their tests.
+        // If a debug build recorded the commit, each commit would rebuild all programs and their tests.
         _ => Some("not recorded in a debug build".to_owned()),
     });
     println!("cargo::rustc-env=RPCRDMA_COMMIT={}", commit.as_deref().unwrap_or("unknown"));

@@ -33,7 +33,7 @@ const BUILT_IN: [(&str, &str, Option<&str>); 3] = [
 /// Numbers of program, version and procedure.
 type Number = [u32; 3];
 
-/// Addresses of caller and server; `None` for messages that are not of a capture.
+/// Addresses of caller and server; `None` for messages in hex text.
 type EndpointPair = Option<(SocketAddr, SocketAddr)>;
 
 /// Known programs, and the calls that await their reply.

@@ -50,9 +50,9 @@ pub enum CaptureEvent {
 pub struct Reassembler {
     streams: Streams,
     directions: HashMap<Direction, DirectionState>,
-    /// Count for earlier connections whose ports were reused.
+    /// Directions with gaps of earlier connections whose ports were reused.
     earlier_broken: u64,
-    /// Count for earlier connections whose ports were reused.
+    /// Unfinished directions of earlier connections whose ports were reused.
     earlier_unfinished: u64,
 }
 
@@ -201,7 +201,7 @@ impl DirectionState {
         peer: Option<MpaFrame>,
         mut complete: impl FnMut(RdmapOpcode, Vec<u8>),
     ) -> Result<(), String> {
-        let behind;
+        let after_setup;
         let mut rest = bytes;
         if let Stage::Start(start) = &mut self.stage {
             start.extend_from_slice(bytes);
@@ -219,18 +219,18 @@ impl DirectionState {
             };
             let decoded = MpaFrame::decode(kind, frame).map_err(|error| error.to_string())?;
             let Some((setup, used)) = decoded else { return Ok(()) };
-            behind = frame[used..].to_vec();
-            rest = &behind;
+            after_setup = frame[used..].to_vec();
+            rest = &after_setup;
             self.stage = if setup.reject { Stage::Ended } else { Stage::SetUp };
             self.setup = Some(setup);
         }
-        let Some(own) = self.setup.as_ref().filter(|_| !rest.is_empty()) else { return Ok(()) };
+        let Some(own_setup) = self.setup.as_ref().filter(|_| !rest.is_empty()) else { return Ok(()) };
         if let Stage::SetUp = self.stage {
             if peer.as_ref().is_some_and(|peer| peer.markers) {
                 return Err("the stream has MPA markers, which are not supported".to_owned());
             }
             // The CRC is used in both directions if either end requests it.
-            self.stage = Stage::Open(Box::new(SegmentReader::new(own.crc || peer.is_some_and(|peer| peer.crc))));
+            self.stage = Stage::Open(Box::new(SegmentReader::new(own_setup.crc || peer.is_some_and(|peer| peer.crc))));
         }
         let Stage::Open(reader) = &mut self.stage else { return Ok(()) };
         while let Some(step) = reader.step(&mut rest).map_err(|error| error.to_string())? {
@@ -263,7 +263,7 @@ impl DirectionState {
                     };
                     let message = std::mem::take(&mut self.message);
                     // The first message of an initiator in peer-to-peer mode is no RPC message (RFC 6581 §9.2).
-                    let peer_to_peer = own.enhanced.is_some_and(|enhanced| enhanced.peer_to_peer);
+                    let peer_to_peer = own_setup.enhanced.is_some_and(|enhanced| enhanced.peer_to_peer);
                     let is_rtr = peer_to_peer && msn == 1 && message.is_empty();
                     if matches!(opcode, RdmapOpcode::Send { .. } | RdmapOpcode::Terminate) && !is_rtr {
                         complete(opcode, message);

@@ -185,10 +185,10 @@ mod tests {
         let chain = [&[44, 0, 0, 0, 0, 0, 0, 0], &[60, 0, 0, 0, 0, 0, 0, 1], &OPTIONS[..]].concat();
         assert_eq!(datagram(&packet(&[], 0, &chain)), Some((UDP, 8)));
         // A packet that is cut within the headers has no datagram.
-        let whole = packet(&[0x9100], 0, &chain);
-        let headers = whole.len() - 8;
-        assert!((0..headers).all(|end| datagram(&whole[..end]).is_none_or(|found| found.1 == 0)));
-        assert_eq!(datagram(&whole[..headers + 1]), Some((UDP, 1)));
+        let complete = packet(&[0x9100], 0, &chain);
+        let headers = complete.len() - 8;
+        assert!((0..headers).all(|end| datagram(&complete[..end]).is_none_or(|found| found.1 == 0)));
+        assert_eq!(datagram(&complete[..headers + 1]), Some((UDP, 1)));
         // An extension header may state a length beyond the packet.
         assert_eq!(datagram(&packet(&[], 0, &[UDP, 255, 0, 0, 0, 0, 0, 0])), None);
     }

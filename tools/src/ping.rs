@@ -261,12 +261,12 @@ fn offer_chunk(client: &mut LocalClient, args: &Args, stop: &AtomicBool) -> Opti
 /// Waits, polling the connection and checking for signals.
 fn wait_until(client: &mut LocalClient, until: Instant, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
-        let left = until.saturating_duration_since(Instant::now());
+        let remaining = until.saturating_duration_since(Instant::now());
         client.poll(|_| ());
-        if left.is_zero() {
+        if remaining.is_zero() {
             return;
         }
-        client.wait(left.min(CHECK_INTERVAL));
+        client.wait(remaining.min(CHECK_INTERVAL));
     }
 }
 

@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn an_invalid_snapshot_is_an_error_with_the_path() {
-        for (text, says) in [
+        for (text, expected) in [
             ("", "EOF"),
             (r#"{"format":2,"shards":[{"#, "EOF"),
             ("HTTP/1.1 200 OK", "expected value"),
@@ -100,7 +100,7 @@ mod tests {
             ("{}", "format 0 instead of"),
         ] {
             let error = read_text(text).expect_err(text);
-            assert!(error.contains(says) && error.contains("/stats: "), "{text}: {error}");
+            assert!(error.contains(expected) && error.contains("/stats: "), "{text}: {error}");
         }
         let error = read(Path::new("/nowhere/stats")).expect_err("no server");
         assert!(error.contains("/nowhere/stats") && error.contains("is the server started"), "{error}");

@@ -59,7 +59,7 @@ impl RawSpec {
         self.hello().memory()?.checked_mul(self.qps as usize)
     }
 
-    /// Whether the peer answers: a Send with its echo, and a Write with the answer to the Send after it.
+    /// Whether the peer answers: a Send by its echo, and a Write by an answer to the Send that follows it.
     fn is_answered(&self) -> bool {
         self.round_trips && self.op != RawOp::Read
     }
@@ -95,7 +95,7 @@ pub(crate) struct RawTarget<F: Fabric> {
     idler: Idler,
     completions: Vec<Completion>,
     events: Vec<ControlEvent>,
-    // Declared last, so that it is dropped last: the buffers lent above return to it.
+    // This field is the last, so that it is dropped last, because the buffers of `links` return to the pool.
     _local: Option<Pool>,
 }
 

@@ -108,7 +108,7 @@ impl<F: Fabric> RawServer<F> {
         let Some(peer) = self.peers.get_mut(slot).and_then(Option::as_mut).filter(|p| p.qp == completion.qp) else {
             return; // a late completion of a destroyed queue pair
         };
-        // The event that follows, or an earlier completion, reports the cause of a flush.
+        // A later event or an earlier completion reports the cause of a flush.
         if completion.status == Status::Flushed {
             return;
         }
@@ -163,9 +163,9 @@ impl<F: Fabric> RawServer<F> {
                     }
                 }
                 ControlEvent::Established { qp, .. } => self.welcome(qp),
-                ControlEvent::Disconnected { qp, .. } => self.forget(qp, None),
-                ControlEvent::Rejected { qp, .. } => self.forget(qp, None),
-                ControlEvent::ConnectFailed { qp, error } => self.forget(qp, Some(&error.to_string())),
+                ControlEvent::Disconnected { qp, .. } => self.close(qp, None),
+                ControlEvent::Rejected { qp, .. } => self.close(qp, None),
+                ControlEvent::ConnectFailed { qp, error } => self.close(qp, Some(&error.to_string())),
                 ControlEvent::Device(event) => print_error!("rpcperf: {event}"),
             }
         }
@@ -273,7 +273,7 @@ impl<F: Fabric> RawServer<F> {
     }
 
     /// Closes the connection of a control event, unless it is closed already.
-    fn forget(&mut self, qp: QpId, why: Option<&str>) {
+    fn close(&mut self, qp: QpId, why: Option<&str>) {
         let slot = qp.slot as usize;
         if self.peers.get(slot).and_then(Option::as_ref).is_some_and(|peer| peer.qp == qp) {
             self.drop_peer(slot, why);

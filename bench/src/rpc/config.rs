@@ -107,7 +107,7 @@ pub(crate) fn shared(
     let usual = if load.connections <= 64 { 64 } else { 16 };
     let credits = args.credits.unwrap_or((2 * load.outstanding as u32).clamp(usual, 32_767));
     let reverse_credits = (load.outstanding as u32).max(FEWEST_REVERSE);
-    let one = credits as usize + 1 + reverse_credits as usize;
+    let per_connection = credits as usize + 1 + reverse_credits as usize;
     let mut config = Config::default();
     // Longest shift of a chunk's start. The engine rejects an alignment beyond `LARGEST_ALIGNMENT`.
     let slack = args.chunk_align.saturating_sub(config.memory.chunk_align).min(LARGEST_ALIGNMENT);
@@ -115,7 +115,7 @@ pub(crate) fn shared(
 
     let memory = &mut config.memory;
     memory.budget = BUDGET;
-    memory.receives = SPARE_RECEIVES + (load.connections + SHARE) * one;
+    memory.receives = SPARE_RECEIVES + (load.connections + SHARE) * per_connection;
     memory.small_buffers = args.small_buffers.map_or(1024 + sends, |count| count as usize);
     memory.message_buffers = args.message_buffers.map_or(256 + sends, |count| count as usize);
     memory.bulk_buffers = merged(load).into_iter().map(|(size, count)| (size + slack, count)).collect();
@@ -210,8 +210,8 @@ pub(crate) fn of_server(args: &EngineArgs, mut config: Config) -> Config {
 }
 
 /// Mode that two ends with these preferences negotiate, which is the lower one.
-pub(crate) fn agreed(one: CreditMode, other: CreditMode) -> CreditMode {
-    match (one, other) {
+pub(crate) fn agreed(first: CreditMode, second: CreditMode) -> CreditMode {
+    match (first, second) {
         (CreditMode::V1, _) | (_, CreditMode::V1) => CreditMode::V1,
         (CreditMode::V2Incremental, _) | (_, CreditMode::V2Incremental) => CreditMode::V2Incremental,
         (CreditMode::V2Windowed, CreditMode::V2Windowed) => CreditMode::V2Windowed,

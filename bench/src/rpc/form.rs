@@ -133,7 +133,7 @@ impl WireForm {
         let messages = self.messages(size);
         let bulk = u64::from(self.op != RpcOp::Null);
         let part_room = self.room() & !3;
-        // Minimum of each kind per call; `None`: any number.
+        // Minimum of each kind of message per call; `None` allows any number.
         let (parts, chunked, long) = match self.form {
             Form::Inline => (Some(0), Some(0), Some(0)),
             Form::Chunk => (Some(0), Some(bulk), Some(0)),
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn impossible_combinations_are_explained() {
         use Direction::{Both, Forward, Reverse};
-        for (op, form, direction, mode, said) in [
+        for (op, form, direction, mode, expected) in [
             (RpcOp::Null, Form::Inline, Forward, CreditMode::V2Windowed, "no payload"),
             (RpcOp::Echo, Form::Chunk, Forward, CreditMode::V2Windowed, "read and write"),
             (RpcOp::Echo, Form::Continued, Forward, CreditMode::V1, "--version 2"),
@@ -197,7 +197,7 @@ mod tests {
             (RpcOp::Echo, Form::Long, Both, CreditMode::V1, "RFC 8167"),
         ] {
             let error = wire_form(op, Some(form), direction, mode).unwrap_err();
-            assert!(matches!(&error, Failure::Usage(text) if text.contains(said)), "{error}");
+            assert!(matches!(&error, Failure::Usage(text) if text.contains(expected)), "{error}");
         }
         assert_eq!(wire_form(RpcOp::Read, None, Forward, CreditMode::V1).unwrap().form, Form::Chunk);
         assert_eq!(wire_form(RpcOp::Null, None, Both, CreditMode::V1).unwrap().form, Form::Inline);

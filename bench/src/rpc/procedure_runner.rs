@@ -48,7 +48,7 @@ struct WaitingCall {
 /// Calls wait in a queue, as on a server that waits for its disk.
 #[derive(Clone, Default)]
 pub(crate) struct RunDeferred {
-    /// Zero: the task's next poll.
+    /// Delay of the replies; with zero, the task's next poll answers.
     delay: Duration,
     waiting: Rc<RefCell<VecDeque<WaitingCall>>>,
 }
@@ -66,18 +66,18 @@ impl ProcedureRunner for RunDeferred {
         &self,
         handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static,
     ) -> LocalProcedure {
-        let (handler, own): (Rc<Handler>, _) = (Rc::new(handler), self.clone());
+        let (handler, runner): (Rc<Handler>, _) = (Rc::new(handler), self.clone());
         Procedure::deferred(move |call| {
             // A zero delay needs no clock reading.
-            let due = (!own.delay.is_zero()).then(|| Instant::now() + own.delay);
-            own.waiting.borrow_mut().push_back(WaitingCall { due, call, handler: Rc::clone(&handler) });
+            let due = (!runner.delay.is_zero()).then(|| Instant::now() + runner.delay);
+            runner.waiting.borrow_mut().push_back(WaitingCall { due, call, handler: Rc::clone(&handler) });
         })
     }
 }
 
 impl ShardTask for RunDeferred {
     fn poll(&mut self) -> bool {
-        // All calls wait equally long, so they are due in order.
+        // All calls have the same delay, so they are due in order.
         let mut waiting = self.waiting.borrow_mut();
         let now = waiting.front().and_then(|first| first.due).map(|_| Instant::now());
         let is_due = |waiting: &WaitingCall| waiting.due.is_none_or(|due| now.is_some_and(|now| due <= now));

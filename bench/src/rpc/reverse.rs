@@ -51,15 +51,15 @@ pub(crate) struct ReverseRun {
 pub(crate) type Outcome = Result<Figures, String>;
 
 enum ReverseState {
-    /// No run yet.
+    /// No run was requested yet.
     Idle,
-    /// A run towards this client.
+    /// A run with calls to this client is in progress.
     Running(Caller),
     /// [`Outcome`] of the last run, as JSON.
     Done(Vec<u8>),
 }
 
-/// The procedures' end: requests runs, and returns their outcomes.
+/// The procedures' handle of the thread, which requests runs and returns their outcomes.
 #[derive(Clone)]
 pub(crate) struct ReverseControl {
     state: Arc<Mutex<ReverseState>>,
@@ -68,14 +68,14 @@ pub(crate) struct ReverseControl {
     most: usize,
 }
 
-/// The thread's end: makes the requested runs.
+/// The thread that makes the requested runs.
 pub(crate) struct ReverseWorker {
     state: Arc<Mutex<ReverseState>>,
     runs: Receiver<(Caller, ReverseRun)>,
 }
 
 impl ReverseControl {
-    /// Makes both ends. A run has at most `most` outstanding calls.
+    /// Creates the thread's state and its handle. A run has at most `most` outstanding calls.
     pub(crate) fn new(most: usize) -> (Self, ReverseWorker) {
         let (send, runs) = channel();
         let state = Arc::new(Mutex::new(ReverseState::Idle));
@@ -100,7 +100,7 @@ impl ReverseControl {
     /// Ends the run towards this client early, if there is one.
     pub(crate) fn stop(&self, caller: Caller) {
         let state = locked(&self.state);
-        // The lock is held, so that the request cannot reach a later run.
+        // The state stays locked, so that the request cannot stop a later run.
         if matches!(*state, ReverseState::Running(of) if of == caller) {
             stop::set_requested(true);
         }
@@ -175,7 +175,7 @@ impl ReverseTarget {
         Ok(Self { client, shape, slots, under_way: Vec::with_capacity(run.outstanding), stamp: 0, idle })
     }
 
-    fn ended(&mut self, token: u32, result: CallResult, done: &mut Vec<u32>) -> Result<(), Failure> {
+    fn complete_call(&mut self, token: u32, result: CallResult, done: &mut Vec<u32>) -> Result<(), Failure> {
         let mut reply = result.map_err(|end| failed(&end.error))?;
         let slot = &mut self.slots[token as usize];
         if !self.shape.is_right(slot, &mut reply) {
@@ -232,7 +232,7 @@ impl Target for ReverseTarget {
                 Some(result) => {
                     let token = *token;
                     self.under_way.remove(at);
-                    self.ended(token, result, done)?;
+                    self.complete_call(token, result, done)?;
                 }
                 None => at += 1,
             }
@@ -248,7 +248,7 @@ impl Target for ReverseTarget {
             IdleStep::Sleep if !self.under_way.is_empty() => {
                 let (token, mut pending) = self.under_way.remove(0);
                 let result = pending.join();
-                self.ended(token, result, done)?;
+                self.complete_call(token, result, done)?;
             }
             IdleStep::Sleep => thread::yield_now(),
         }

@@ -19,17 +19,17 @@ use super::reverse::ReverseControl;
 use crate::cli::{Defer, Form, Idle};
 use crate::failure::Failure;
 
-/// No arguments, no results.
+/// Procedure without arguments and results.
 pub(crate) const NULL: u32 = 0;
-/// Returns the arguments as results, up to [`SMALL`] bytes.
+/// Procedure that returns its arguments as results, up to [`SMALL`] bytes.
 pub(crate) const ECHO_SMALL: u32 = 1;
-/// Returns the arguments as results, up to the message length.
+/// Procedure that returns its arguments as results, up to the message length.
 pub(crate) const ECHO: u32 = 2;
 /// Results up to this size use small buffers.
 pub(crate) const SMALL: usize = 256;
 
 /// Conversions between enumerations with the same variants.
-macro_rules! same {
+macro_rules! convert_variants {
     ($($ours:ident, $theirs:ident: $($variant:ident)*;)*) => {
         $(
             impl From<$ours> for $theirs {
@@ -46,7 +46,7 @@ macro_rules! same {
         )*
     };
 }
-same! {
+convert_variants! {
     Idle, IdlePolicy: Poll Adaptive Event Yield;
     Form, PayloadForm: Inline Continued Chunk Long;
     CreditMode, WireCreditMode: V2Windowed V2Incremental V1;
@@ -217,7 +217,7 @@ fn echo(call: &mut ServerCall) -> Result<(), Refusal> {
     results.put(args).map_err(|_| Refusal::GarbageArguments)
 }
 
-/// `len` bytes of [`pattern`], immutable from here on.
+/// Returns `len` immutable bytes of [`pattern`].
 fn content(len: usize) -> Result<(Arena, Frozen), Failure> {
     let arena = ArenaConfig { bytes: 0, name: "rpcperf-content", ..ArenaConfig::default() };
     let pool = Pool::new(&PoolConfig { classes: vec![Class { size: len, count: 1 }], arena })
@@ -239,10 +239,10 @@ const PERIOD: usize = 251;
 pub(crate) fn fill(bytes: &mut [u8]) {
     let (head, rest) = bytes.split_at_mut(bytes.len().min(PERIOD));
     head.iter_mut().enumerate().for_each(|(at, byte)| *byte = pattern(at));
-    rest.chunks_mut(PERIOD).for_each(|again| again.copy_from_slice(&head[..again.len()]));
+    rest.chunks_mut(PERIOD).for_each(|part| part.copy_from_slice(&head[..part.len()]));
 }
 
-/// The last four bytes, or all of fewer. Data copied in order is complete if its end is.
+/// Returns the last four bytes, or all bytes if there are fewer. Data that was copied in order is complete if they are.
 #[inline]
 pub(crate) fn tail(bytes: &[u8]) -> u32 {
     match bytes.last_chunk() {
@@ -268,13 +268,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_load_survives_its_encoding() {
+    fn an_encoded_load_decodes_to_the_original() {
         let load = Load { connections: 4, outstanding: 16, bulk: 1 << 20, message: 70_000, form: Form::Continued };
         assert_eq!(ServerInfo::of(&load).load(), load);
     }
 
     #[test]
-    fn a_delay_survives_its_encoding() {
+    fn an_encoded_delay_decodes_to_the_original() {
         for defer in [None, Some(0), Some(700)] {
             assert_eq!(ServerInfo::default().with_defer(defer.map(Defer)).deferred_us(), defer);
         }

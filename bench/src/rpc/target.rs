@@ -55,7 +55,7 @@ pub(crate) struct CallSpec {
     /// Configuration of the client's shard.
     pub(crate) config: Config,
     pub(crate) connect: ConnectConfig,
-    /// The server's calls, and the description of this side for them.
+    /// The server's run of calls to this side, and the description of this side that it needs.
     pub(crate) reverse: Option<(ReverseRun, ServerInfo)>,
 }
 
@@ -371,7 +371,7 @@ impl Target for RpcTarget {
         let mut stopped: Option<Instant> = None;
         let text = loop {
             match stopped {
-                // Once its last calls are answered, the server reports its figures until now.
+                // The server reports the figures so far once its last calls are answered.
                 None if stop::is_requested() => {
                     let reply = query::<StopReverse>(&mut self.client, &()).and_then(|reply| reply.results());
                     reply.map_err(|error| Failure::run(ASKING, error))?;

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::{Server, rpcperf, scratch, succeeds};
+use crate::{Server, rpcperf, run_successfully, scratch_path};
 
 /// Reads and removes the JSON of a run.
-fn report(file: &std::path::Path) -> Value {
+fn take_report(file: &std::path::Path) -> Value {
     let text = std::fs::read_to_string(file).expect("the file");
     std::fs::remove_file(file).expect("the file");
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}"))
@@ -19,12 +19,12 @@ fn report(file: &std::path::Path) -> Value {
 
 #[test]
 fn a_signal_while_a_run_connects_ends_it_and_completes_the_json() {
-    let file = scratch("connecting.json");
+    let file = scratch_path("connecting.json");
     for test in ["lat", "rate", "bw", "raw-lat", "raw-bw"] {
         for signal in ["-INT", "-TERM"] {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             let port = listener.local_addr().expect("an address").port();
-            // The bare fabric is served at the port after that of calls.
+            // Raw tests connect to the port after that of calls.
             let address = format!("iwarp:127.0.0.1:{}", port - u16::from(test.starts_with("raw")));
             let mut child = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
                 .args([test, &address, "--json", file.to_str().expect("text")])
@@ -34,9 +34,9 @@ fn a_signal_while_a_run_connects_ends_it_and_completes_the_json() {
                 .expect("the program starts");
             // This connection is never answered.
             let _connection = listener.accept().expect("a client");
-            send(signal, child.id());
+            send_signal(signal, child.id());
             assert_eq!(child.wait().expect("our child").code(), Some(1), "{test} {signal}");
-            let report = report(&file);
+            let report = take_report(&file);
             assert!(report["error"].as_str().is_some_and(|error| error.contains("interrupted by SIGINT")), "{report}");
             assert_eq!((&report["results"], &report["test_info"]), (&Value::Array(vec![]), &Value::Null), "{test}");
         }
@@ -45,13 +45,13 @@ fn a_signal_while_a_run_connects_ends_it_and_completes_the_json() {
 
 #[test]
 fn a_run_without_a_server_completes_the_json() {
-    let file = scratch("absent.json");
-    let nobody = format!("soft:rpcperf-nobody-{}", std::process::id());
+    let file = scratch_path("absent.json");
+    let unused = format!("soft:rpcperf-nobody-{}", std::process::id());
     for test in ["lat", "raw-lat"] {
-        let output = rpcperf(&[test, &nobody, "--json", file.to_str().expect("text")]);
+        let output = rpcperf(&[test, &unused, "--json", file.to_str().expect("text")]);
         let errors = String::from_utf8(output.stderr).expect("text");
         assert_eq!(output.status.code(), Some(1), "{errors}");
-        let report = report(&file);
+        let report = take_report(&file);
         let error = report["error"].as_str().unwrap_or_else(|| panic!("{report}"));
         assert!(!error.is_empty() && errors.contains(error), "{error}: {errors}");
     }
@@ -68,16 +68,16 @@ fn full_standard_output_is_a_failure_but_a_closed_pipe_is_not() {
         &["lat", "--loopback", "--print-config"],
         &["serve", "--print-config"],
     ] {
-        let to = |stdout: Stdio| {
-            let _cores = crate::alone();
+        let run = |stdout: Stdio| {
+            let _cores = crate::lock_cores();
             let mut command = Command::new(env!("CARGO_BIN_EXE_rpcperf"));
             let output = command.args(arguments).stdout(stdout).output().expect("the program starts");
             (output.status.code(), String::from_utf8(output.stderr).expect("text"))
         };
-        let (code, errors) = to(full().into());
+        let (code, errors) = run(full().into());
         assert_eq!(code, Some(1), "{arguments:?}: {errors}");
         assert!(errors.contains("standard output: No space left on device"), "{arguments:?}: {errors}");
-        let (code, errors) = to(closed().into());
+        let (code, errors) = run(closed().into());
         assert_eq!(code, Some(0), "{arguments:?}: {errors}");
         assert!(!errors.contains("Broken pipe"), "{arguments:?}: {errors}");
     }
@@ -85,25 +85,25 @@ fn full_standard_output_is_a_failure_but_a_closed_pipe_is_not() {
 
 #[test]
 fn the_json_reports_that_the_table_was_not_written() {
-    let file = scratch("beside.json");
-    let _cores = crate::alone();
+    let file = scratch_path("beside.json");
+    let _cores = crate::lock_cores();
     let output = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
         .args(["lat", "--loopback", "-n", "100", "--json", file.to_str().expect("text")])
         .stdout(std::fs::File::options().write(true).open("/dev/full").expect("it exists"))
         .output()
         .expect("the program starts");
     assert_eq!(output.status.code(), Some(1));
-    let report = report(&file);
+    let report = take_report(&file);
     assert!(report["error"].as_str().is_some_and(|error| error.contains("standard output: No space")), "{report}");
 }
 
 #[test]
 fn full_standard_error_does_not_change_the_exit_code() {
-    let nobody = format!("soft:nobody-{}", std::process::id());
+    let unused = format!("soft:nobody-{}", std::process::id());
     for (arguments, code) in
-        [(&["lat", "--loopback", "-n", "100"][..], 0), (&["lat", &nobody], 1), (&["lat", "x:y"], 2)]
+        [(&["lat", "--loopback", "-n", "100"][..], 0), (&["lat", &unused], 1), (&["lat", "x:y"], 2)]
     {
-        let _cores = crate::alone();
+        let _cores = crate::lock_cores();
         let status = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
             .args(arguments)
             .stdout(Stdio::null())
@@ -114,8 +114,8 @@ fn full_standard_error_does_not_change_the_exit_code() {
     }
 }
 
-/// Voluntary context switches of all threads of a process.
-fn sleeps(process: u32) -> u64 {
+/// Returns the voluntary context switches of all threads of a process.
+fn voluntary_switches(process: u32) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs").flatten();
     let status = tasks.flat_map(|task| std::fs::read_to_string(task.path().join("status")));
     let count = |status: String| {
@@ -125,17 +125,19 @@ fn sleeps(process: u32) -> u64 {
     status.map(count).sum()
 }
 
-fn send(signal: &str, process: u32) {
+fn send_signal(signal: &str, process: u32) {
     let kill = Command::new("kill").args([signal, &process.to_string()]).status().expect("kill");
     assert!(kill.success());
 }
 
-/// Stops the server of a measuring client, sends the client a signal if one is given, and returns the report.
-fn with_a_stopped_server(address: &str, arguments: &[&str], signal: Option<&str>) -> Value {
-    let _cores = crate::alone();
+/// Runs a client, suspends its server during the measurement, and returns the client's report.
+///
+/// `signal` is sent to the client once the server is suspended.
+fn run_with_stopped_server(address: &str, arguments: &[&str], signal: Option<&str>) -> Value {
+    let _cores = crate::lock_cores();
     let (server, _) = Server::start(&["--listen", address, "--idle", "event"]);
     let server_id = server.0.id();
-    let file = scratch("stopped.json");
+    let file = scratch_path("stopped.json");
     let mut client = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
         .args([arguments[0], address, "--json", file.to_str().expect("text")])
         .args(&arguments[1..])
@@ -149,24 +151,24 @@ fn with_a_stopped_server(address: &str, arguments: &[&str], signal: Option<&str>
     let (ended, end) = mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {
         if end.recv_timeout(Duration::from_secs(60)) == Err(mpsc::RecvTimeoutError::Timeout) {
-            send("-KILL", client_id);
+            send_signal("-KILL", client_id);
         }
     });
-    // The server sleeps between calls; the connections take few of them.
-    let before = sleeps(server_id);
-    while sleeps(server_id) < before + 500 && client.try_wait().expect("our child").is_none() {
+    // The server sleeps between calls. So many sleeps show that connections are set up and calls are measured.
+    let before = voluntary_switches(server_id);
+    while voluntary_switches(server_id) < before + 500 && client.try_wait().expect("our child").is_none() {
         std::thread::yield_now();
     }
-    send("-STOP", server_id);
+    send_signal("-STOP", server_id);
     if let Some(signal) = signal {
-        send(signal, client_id);
+        send_signal(signal, client_id);
     }
     let status = client.wait().expect("our child");
     drop(ended);
     watchdog.join().expect("the watchdog ends");
     assert_eq!(status.code(), Some(1), "{arguments:?} {signal:?}: {status}");
     assert!(lines.any(|line| line.contains("----")), "{arguments:?} {signal:?}: the table ends");
-    report(&file)
+    take_report(&file)
 }
 
 #[test]
@@ -174,7 +176,7 @@ fn a_run_with_a_stopped_server_ends_and_reports_its_results_so_far() {
     let soft = &format!("soft:rpcperf-stopped-{}", std::process::id());
     let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
     let iwarp = &format!("iwarp:127.0.0.1:{port}");
-    let (for_time, for_long) = (["-D", "3", "-f", "0"], ["-D", "600", "-f", "0"]);
+    let (three_seconds, ten_minutes) = (["-D", "3", "-f", "0"], ["-D", "600", "-f", "0"]);
     for (address, arguments, signal) in [
         (soft, &["lat"][..], None),
         (soft, &["lat"], Some("-INT")),
@@ -185,9 +187,9 @@ fn a_run_with_a_stopped_server_ends_and_reports_its_results_so_far() {
         (soft, &["raw-bw", "-t", "1"], None),
         (iwarp, &["lat"], Some("-TERM")),
     ] {
-        let length = if signal.is_some() { for_long } else { for_time };
-        let arguments = [arguments, &length].concat();
-        let report = with_a_stopped_server(address, &arguments, signal);
+        let duration = if signal.is_some() { ten_minutes } else { three_seconds };
+        let arguments = [arguments, &duration].concat();
+        let report = run_with_stopped_server(address, &arguments, signal);
         let expected = signal.map_or("the server stopped answering", |_| "interrupted by SIGINT");
         assert!(report["error"].as_str().is_some_and(|error| error.contains(expected)), "{arguments:?}: {report}");
         assert_eq!(report["results"].as_array().map(Vec::len), Some(1), "{arguments:?}: {report}");
@@ -197,12 +199,12 @@ fn a_run_with_a_stopped_server_ends_and_reports_its_results_so_far() {
 
 #[test]
 fn files_of_results_are_checked_before_a_run() {
-    let nobody = format!("soft:rpcperf-nobody-{}", std::process::id());
-    let file = scratch("results");
+    let unused = format!("soft:rpcperf-nobody-{}", std::process::id());
+    let file = scratch_path("results");
     let path = file.to_str().expect("text");
     let (directory, name) = path.rsplit_once('/').expect("an absolute path");
     // A link to a file that does not exist yet.
-    let link = scratch("results-link");
+    let link = scratch_path("results-link");
     std::os::unix::fs::symlink(&file, &link).expect("a link");
     let to_file = link.to_str().expect("text");
     for (test, arguments, code, expected) in [
@@ -214,13 +216,13 @@ fn files_of_results_are_checked_before_a_run() {
         ("lat", &["--hgrm", path, "--json", to_file], 2, "--hgrm and --json write the same"),
         ("lat", &["--hgrm", to_file, "--json", path], 2, "--hgrm and --json write the same"),
     ] {
-        let output = rpcperf(&[&[test, &nobody], arguments].concat());
+        let output = rpcperf(&[&[test, &unused], arguments].concat());
         let errors = String::from_utf8(output.stderr).expect("text");
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {errors}");
         assert!(errors.contains(expected), "{arguments:?}: {errors}");
         assert!(!file.exists(), "{arguments:?}");
     }
-    std::fs::remove_file(&link).expect("it is there");
+    std::fs::remove_file(&link).expect("the link");
 }
 
 #[test]
@@ -236,7 +238,7 @@ fn each_result_file_that_cannot_be_written_is_named() {
 #[test]
 fn only_clients_with_the_host_key_are_served() {
     use std::os::unix::fs::PermissionsExt;
-    let [key, other] = ["key", "other-key"].map(scratch);
+    let [key, other] = ["key", "other-key"].map(scratch_path);
     for (path, byte) in [(&key, 7), (&other, 8)] {
         std::fs::write(path, [byte; 32]).expect("a file");
         std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).expect("our file");
@@ -245,9 +247,9 @@ fn only_clients_with_the_host_key_are_served() {
     let address = format!("soft:rpcperf-key-{}", std::process::id());
     let (_server, _) = Server::start(&["--listen", &address, "--only", "calls", "--host-key", key]);
     let call = ["lat", &address, "-n", "10"];
-    succeeds(&[&call[..], &["--host-key", key]].concat());
+    run_successfully(&[&call[..], &["--host-key", key]].concat());
     // The server of a loopback run gets the key of the client.
-    succeeds(&["lat", "--loopback", "-n", "10", "--host-key", key]);
+    run_successfully(&["lat", "--loopback", "-n", "10", "--host-key", key]);
     for (options, reason) in [
         (&[][..], "server requires a host key, and this side has none (wire.host_auth, or `--host-key FILE`)"),
         (&["--host-key", other], "peer's proof is wrong"),

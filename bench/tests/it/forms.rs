@@ -4,14 +4,14 @@
 
 use serde_json::Value;
 
-use super::{json, only_result, rpcperf, succeeds};
+use super::{only_result, rpcperf, run_for_json, run_successfully};
 
 const PROTOCOLS: [&[&str]; 3] = [&["--version", "2"], &["--credit-mode", "incremental"], &["--version", "1"]];
 
-/// A counter of one side's engine, per call.
+/// Returns a counter of one side's engine, divided by its number of calls.
 fn per_call(result: &Value, side: &str, count: &str) -> f64 {
-    let of = |name: &str| result[side][name].as_f64().unwrap_or_else(|| panic!("{side} {name} in {result}"));
-    of(count) / of("calls")
+    let counter = |name: &str| result[side][name].as_f64().unwrap_or_else(|| panic!("{side} {name} in {result}"));
+    counter(count) / counter("calls")
 }
 
 #[test]
@@ -34,25 +34,27 @@ fn every_form_works_for_every_operation_and_protocol() {
                 continue;
             }
             let arguments = ["lat", "--loopback", "--op", op, "--form", form, "-s", size, "-n", "100", "-t", "3"];
-            let report = json(&[&arguments[..], protocol].concat());
+            let report = run_for_json(&[&arguments[..], protocol].concat());
             let result = only_result(&report);
             assert_eq!(report["test_info"]["form"], form);
             let sent = |count: &str| {
                 let name = format!("{count}_messages_sent");
                 [per_call(result, "client", &name), per_call(result, "server", &name)]
             };
+            // Messages of each form per call, sent by the client and by the server.
             let [parts, chunked, long] = ["continued", "chunked", "long"].map(sent);
-            let (calls, replies) = (op != "read", op != "write");
-            let carried = |each: f64| [if calls { each } else { 0.0 }, if replies { each } else { 0.0 }];
+            // The arguments of a read and the results of a write have no payload.
+            let (in_calls, in_replies) = (op != "read", op != "write");
+            let expected = |each: f64| [if in_calls { each } else { 0.0 }, if in_replies { each } else { 0.0 }];
             match form {
                 "inline" => assert_eq!((parts, chunked, long), ([0.0; 2], [0.0; 2], [0.0; 2]), "{op}"),
                 "continued" => {
                     assert_eq!((chunked, long), ([0.0; 2], [0.0; 2]), "{op}");
-                    let both = parts.iter().zip(carried(1.0)).all(|(&found, least)| found >= least);
+                    let both = parts.iter().zip(expected(1.0)).all(|(&found, least)| found >= least);
                     assert!(both && parts.iter().sum::<f64>() >= 2.0, "{op}: {parts:?}");
                 }
                 "chunk" => assert_eq!((chunked[0], long, parts), (1.0, [0.0; 2], [0.0; 2]), "{op}"),
-                _ => assert_eq!((long, parts), (carried(1.0), [0.0; 2]), "{op}"),
+                _ => assert_eq!((long, parts), (expected(1.0), [0.0; 2]), "{op}"),
             }
         }
     }
@@ -61,22 +63,22 @@ fn every_form_works_for_every_operation_and_protocol() {
 #[test]
 fn every_form_has_rates_and_bandwidths() {
     for form in ["inline", "continued", "chunk", "long"] {
-        let report = json(&["bw", "--loopback", "--form", form, "-n", "300", "-q", "2"]);
+        let report = run_for_json(&["bw", "--loopback", "--form", form, "-n", "300", "-q", "2"]);
         let result = only_result(&report);
         assert!(result["bytes_per_s"].as_f64() > Some(0.0) && result["size"].as_u64() >= Some(2048), "{form}");
     }
     for form in ["inline", "continued", "long"] {
-        let report = json(&["rate", "--loopback", "--form", form, "-n", "300", "-t", "4", "--workers", "1"]);
+        let report = run_for_json(&["rate", "--loopback", "--form", form, "-n", "300", "-t", "4", "--workers", "1"]);
         assert!(only_result(&report)["rps"].as_f64() > Some(0.0), "{form}");
     }
-    json(&["bw", "--loopback", "--op", "write", "--form", "continued", "-n", "20", "-s", "4M"]);
-    json(&["bw", "--loopback", "--op", "read", "--form", "long", "-n", "20", "-s", "4M", "--version", "1"]);
+    run_for_json(&["bw", "--loopback", "--op", "write", "--form", "continued", "-n", "20", "-s", "4M"]);
+    run_for_json(&["bw", "--loopback", "--op", "read", "--form", "long", "-n", "20", "-s", "4M", "--version", "1"]);
 }
 
 #[test]
 fn all_sizes_of_a_form_are_measured() {
     for (form, first, last) in [("inline", 2, 2048), ("continued", 4096, 1 << 20), ("long", 4096, 1 << 20)] {
-        let report = json(&["lat", "--loopback", "--op", "read", "--form", form, "-a", "-n", "5"]);
+        let report = run_for_json(&["lat", "--loopback", "--op", "read", "--form", form, "-a", "-n", "5"]);
         let sizes: Vec<u64> =
             report["results"].as_array().unwrap().iter().map(|r| r["size"].as_u64().unwrap()).collect();
         assert_eq!(sizes.first(), Some(&first), "{form}");
@@ -85,7 +87,7 @@ fn all_sizes_of_a_form_are_measured() {
 }
 
 #[test]
-fn the_server_calls_the_client() {
+fn reverse_runs_make_calls_from_the_server() {
     for protocol in PROTOCOLS {
         for (test, op, form) in [
             ("lat", "null", None),
@@ -101,11 +103,11 @@ fn the_server_calls_the_client() {
             }
             let arguments = [test, "--loopback", "--reverse", "--op", op, "-n", "200", "-t", "3"];
             let form = form.map_or_else(Vec::new, |form| vec!["--form", form]);
-            let report = json(&[&arguments, &form[..], protocol].concat());
+            let report = run_for_json(&[&arguments, &form[..], protocol].concat());
             let result = only_result(&report);
             assert_eq!((&report["test_info"]["direction"], &result["iters"]), (&"reverse".into(), &200.into()));
             assert!(result["reverse"].is_null() && result["sum"].is_null(), "{result}");
-            // Both ends count a call: caller and server.
+            // Caller and server each count every call.
             assert!(result["client"]["calls"].as_u64() >= Some(220), "{test} {op} {protocol:?}: {result}");
             assert_eq!(result["server"]["calls_failed"], 0);
             assert_eq!(result["rtt_ns"].is_object(), test == "lat");
@@ -119,7 +121,7 @@ fn both_directions_run_concurrently_on_one_connection() {
         for (test, op, figure) in [("lat", "echo", "rtt_ns"), ("rate", "echo", "rps"), ("bw", "read", "bytes_per_s")] {
             let form = if test == "bw" { ["--form", "inline"] } else { ["-t", "4"] };
             let arguments = [test, "--loopback", "--both", "--op", op, "-D", "0.4", "-f", "0.05"];
-            let report = json(&[&arguments[..], &form, protocol].concat());
+            let report = run_for_json(&[&arguments[..], &form, protocol].concat());
             let result = only_result(&report);
             assert_eq!(report["test_info"]["direction"], "both");
             assert_eq!(report["test_info"]["qps"], 1);
@@ -128,26 +130,26 @@ fn both_directions_run_concurrently_on_one_connection() {
             assert!(forward > 0 && reverse > 0 && forward + reverse == sum, "{result}");
             assert!(!result["sum"][figure].is_null() && !result["reverse"][figure].is_null(), "{result}");
             if test != "lat" {
-                let of = |value: &Value| value[figure].as_f64().unwrap();
-                let (sum, parts) = (of(&result["sum"]), of(result) + of(&result["reverse"]));
+                let figure_of = |value: &Value| value[figure].as_f64().unwrap();
+                let (sum, parts) = (figure_of(&result["sum"]), figure_of(result) + figure_of(&result["reverse"]));
                 assert!((sum / parts - 1.0).abs() < 1e-9, "{result}");
             }
         }
     }
-    json(&["bw", "--loopback", "--both", "-D", "0.2"]);
-    json(&["bw", "--loopback", "--both", "-D", "0.2", "--op", "write", "--form", "continued"]);
-    json(&["rate", "--loopback", "--both", "-D", "0.2", "--form", "long", "-t", "2"]);
-    json(&["lat", "--loopback", "--both", "-D", "0.2", "--idle", "event"]);
+    run_for_json(&["bw", "--loopback", "--both", "-D", "0.2"]);
+    run_for_json(&["bw", "--loopback", "--both", "-D", "0.2", "--op", "write", "--form", "continued"]);
+    run_for_json(&["rate", "--loopback", "--both", "-D", "0.2", "--form", "long", "-t", "2"]);
+    run_for_json(&["lat", "--loopback", "--both", "-D", "0.2", "--idle", "event"]);
 }
 
 #[test]
 fn the_table_has_a_line_for_each_direction() {
-    let table = succeeds(&["lat", "--loopback", "--both", "-D", "0.3"]);
+    let table = run_successfully(&["lat", "--loopback", "--both", "-D", "0.3"]);
     let header = table.lines().position(|line| line.starts_with(" #bytes")).unwrap();
     let lines: Vec<&str> = table.lines().skip(header).take(4).collect();
     let last = lines.iter().map(|line| line.split_whitespace().last().unwrap());
     assert!(last.eq(["direction", "forward", "reverse", "sum"]), "{table}");
-    assert!(!succeeds(&["lat", "--loopback", "-n", "10"]).contains("sum"));
+    assert!(!run_successfully(&["lat", "--loopback", "-n", "10"]).contains("sum"));
 }
 
 #[test]
@@ -182,10 +184,10 @@ fn impossible_options_are_refused_and_explained() {
 #[test]
 fn help_names_forms_and_directions() {
     for test in ["lat", "rate", "bw"] {
-        let help = succeeds(&[test, "--help"]);
+        let help = run_successfully(&[test, "--help"]);
         for option in ["--form", "inline", "continued", "chunk", "long", "--reverse", "--both"] {
             assert!(help.contains(option), "{test}: {option}");
         }
     }
-    assert!(succeeds(&["serve", "--help"]).contains("--form"));
+    assert!(run_successfully(&["serve", "--help"]).contains("--form"));
 }

@@ -7,8 +7,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Runs the program under a limit of the shell, such as `ulimit -n 48`.
-fn limited(limit: &str, arguments: &[&str]) -> Command {
+/// Returns a command that runs the program after a command of the shell, such as `ulimit -n 48`.
+fn command_with_limit(limit: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("bash");
     command.args(["-c", &format!(r#"{limit} && exec "$@""#), "rpcperf", env!("CARGO_BIN_EXE_rpcperf")]);
     command.args(arguments).stdin(Stdio::null());
@@ -24,7 +24,7 @@ struct Server {
 impl Server {
     fn start(limit: &str, arguments: &[&str]) -> Self {
         let arguments = [&["serve", "--idle", "event", "--only", "calls", "-q", "64", "--listen"], arguments].concat();
-        let command = &mut limited(limit, &arguments);
+        let command = &mut command_with_limit(limit, &arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("bash");
         let mut ready = String::new();
         BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut ready).expect("text");
@@ -35,7 +35,7 @@ impl Server {
         Self { child, log }
     }
 
-    /// Waits for a line of the log that contains all these words.
+    /// Waits for a log line with all these words, and returns it.
     fn wait_for_line(&self, words: &[&str]) -> String {
         loop {
             let line = self.log.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|e| panic!("{words:?}: {e}"));
@@ -54,40 +54,40 @@ impl Server {
     }
 }
 
-fn text(output: &Output) -> String {
+fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The kernel drops the descriptors of a connect request that the process has no room for.
+/// The kernel drops the descriptors of a connect request if the process may not open more.
 #[test]
 fn the_software_fabric_names_rlimit_nofile_at_both_ends() {
-    let _cores = crate::alone();
+    let _cores = crate::lock_cores();
     let address = format!("soft:few-files-{}", std::process::id());
     let rate = ["rate", &address, "-q", "64", "-t", "1", "-D", "0.1"];
     let server = Server::start("ulimit -n 48", &[&address]);
-    let client = limited("true", &rate).output().expect("bash");
+    let client = command_with_limit("true", &rate).output().expect("bash");
     assert_eq!(client.status.code(), Some(1));
     assert!(
-        text(&client).contains("it refused the connection") && text(&client).contains("RLIMIT_NOFILE is 48;"),
+        stderr_of(&client).contains("it refused the connection") && stderr_of(&client).contains("RLIMIT_NOFILE is 48;"),
         "{}",
-        text(&client)
+        stderr_of(&client)
     );
     let line = server.wait_for_line(&["connect request refused"]);
     assert!(line.contains("RLIMIT_NOFILE is 48; `ulimit -n"), "{line}");
     drop(server.stop());
 
     let server = Server::start("true", &[&address]);
-    let client = limited("ulimit -n 48", &rate).output().expect("bash");
+    let client = command_with_limit("ulimit -n 48", &rate).output().expect("bash");
     assert_eq!(client.status.code(), Some(1));
-    assert!(text(&client).contains("RLIMIT_NOFILE is 48; `ulimit -n"), "{}", text(&client));
+    assert!(stderr_of(&client).contains("RLIMIT_NOFILE is 48; `ulimit -n"), "{}", stderr_of(&client));
     drop(server.stop());
 }
 
 /// Opens more connections to an iWARP server than it has descriptors, each with a request.
-fn open_connections(at: &str) -> Vec<TcpStream> {
+fn open_connections(address: &str) -> Vec<TcpStream> {
     let request = [b"MPA ID Req Frame", &[0x40, 1, 0, 0][..]].concat();
     let connect = |_| {
-        let mut connection = TcpStream::connect(at).expect("the backlog has room");
+        let mut connection = TcpStream::connect(address).expect("the backlog has room");
         connection.write_all(&request).expect("written");
         connection
     };
@@ -96,18 +96,19 @@ fn open_connections(at: &str) -> Vec<TcpStream> {
 
 #[test]
 fn an_iwarp_listener_without_descriptors_pauses_and_resumes() {
-    let _cores = crate::alone();
-    let at = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").to_string();
-    let server = Server::start("ulimit -n 20", &[&format!("iwarp:{at}")]);
-    let connections = open_connections(&at);
+    let _cores = crate::lock_cores();
+    let address =
+        std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").to_string();
+    let server = Server::start("ulimit -n 20", &[&format!("iwarp:{address}")]);
+    let connections = open_connections(&address);
     let line = server.wait_for_line(&["accept"]);
     assert!(line.contains("RLIMIT_NOFILE is 20; `ulimit -n"), "{line}");
-    // This leaves time for many failures.
+    // Without a pause, accept would fail many times in this second.
     std::thread::sleep(Duration::from_secs(1));
     drop(connections);
-    let rate = ["rate", &format!("iwarp:{at}"), "-q", "1", "-t", "1", "-D", "0.1"];
-    let client = limited("true", &rate).output().expect("bash");
-    assert!(client.status.success(), "{}", text(&client));
+    let rate = ["rate", &format!("iwarp:{address}"), "-q", "1", "-t", "1", "-D", "0.1"];
+    let client = command_with_limit("true", &rate).output().expect("bash");
+    assert!(client.status.success(), "{}", stderr_of(&client));
     let mut failures = 1;
     for line in server.stop().iter().filter(|line| line.contains("accept")) {
         // "WARN: 180892 more: failures of accept"
@@ -115,35 +116,37 @@ fn an_iwarp_listener_without_descriptors_pauses_and_resumes() {
             line.strip_suffix(" more: failures of accept").and_then(|line| line.rsplit(' ').next()?.parse().ok());
         failures += more.unwrap_or(1);
     }
-    assert!(failures <= 41, "{failures} reports, where 40 connections wait");
+    assert!(failures <= 41, "{failures} failures are reported, expected at most 41 with 40 connections");
 }
 
-/// Connections of peers leave no descriptor for readers of the statistics.
+/// The connections of peers use all descriptors, so a reader of the statistics gets none.
 #[test]
 fn a_statistics_socket_without_descriptors_pauses_and_resumes() {
-    let _cores = crate::alone();
-    let at = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").to_string();
-    let path = crate::scratch("stats");
-    let server = Server::start("ulimit -n 20", &[&format!("iwarp:{at}"), "--stats", path.to_str().expect("a path")]);
-    let connections = open_connections(&at);
+    let _cores = crate::lock_cores();
+    let address =
+        std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").to_string();
+    let path = crate::scratch_path("stats");
+    let server =
+        Server::start("ulimit -n 20", &[&format!("iwarp:{address}"), "--stats", path.to_str().expect("a path")]);
+    let connections = open_connections(&address);
     server.wait_for_line(&["iWARP", "accept"]);
     let mut reader = UnixStream::connect(&path).expect("it listens");
     let line = server.wait_for_line(&["statistics socket: accept"]);
     assert!(line.contains("RLIMIT_NOFILE is 20; `ulimit -n 65536` raises it"), "{line}");
     drop(connections);
     let mut snapshot = String::new();
-    reader.read_to_string(&mut snapshot).expect("it ends well");
+    reader.read_to_string(&mut snapshot).expect("text");
     assert!(snapshot.ends_with("}\n"), "{snapshot}");
     drop(server.stop());
 }
 
-/// The library's memory is files to the kernel, which would end the process by a signal beyond the limit.
+/// The kernel treats the library's memory as files, and ends a process that exceeds the limit by a signal.
 #[test]
 fn memory_beyond_rlimit_fsize_is_an_error_that_names_the_limit() {
     let address = format!("soft:small-files-{}", std::process::id());
     for arguments in [&["serve", "--listen", &address][..], &["lat", "--loopback", "-n", "1"]] {
-        let refused = limited("ulimit -f 1024", arguments).output().expect("bash");
-        let stderr = text(&refused);
+        let refused = command_with_limit("ulimit -f 1024", arguments).output().expect("bash");
+        let stderr = stderr_of(&refused);
         assert_eq!(refused.status.code(), Some(1), "{stderr}");
         assert!(stderr.contains("RLIMIT_FSIZE is 1048576") && stderr.contains("`ulimit -f unlimited`"), "{stderr}");
     }

@@ -12,30 +12,30 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
-/// Each run spins on two cores. Concurrent runs would starve each other.
-fn alone() -> MutexGuard<'static, ()> {
+/// Locks the cores for one run. Each run spins on two cores, so concurrent runs would starve each other.
+fn lock_cores() -> MutexGuard<'static, ()> {
     static CORES: Mutex<()> = Mutex::new(());
     CORES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs the program, one instance at a time.
 fn rpcperf(arguments: &[&str]) -> Output {
-    let _cores = alone();
+    let _cores = lock_cores();
     Command::new(env!("CARGO_BIN_EXE_rpcperf")).args(arguments).output().expect("the program starts")
 }
 
 /// Runs the program, which must succeed, and returns standard output.
 ///
-/// A busy host may complete too little in a short `-D`. Then the program requests a longer one, and the run is
-/// repeated.
-fn succeeds(arguments: &[&str]) -> String {
+/// On a busy host, too few operations may complete within a short `-D`. The program then requests a longer time, and
+/// the run is repeated with it.
+fn run_successfully(arguments: &[&str]) -> String {
     let mut arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
     loop {
         let output = rpcperf(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
         let stderr = String::from_utf8_lossy(&output.stderr);
-        let asks = stderr.contains("done within the time that counts");
+        let is_too_short = stderr.contains("done within the time that counts");
         match arguments.iter().position(|argument| argument == "-D") {
-            Some(at) if asks && output.status.code() == Some(1) => {
+            Some(at) if is_too_short && output.status.code() == Some(1) => {
                 let seconds: f64 = arguments[at + 1].parse().expect("seconds");
                 assert!(seconds < 20.0, "{arguments:?}: {stderr}");
                 arguments[at + 1] = (seconds * 2.0).to_string();
@@ -48,20 +48,20 @@ fn succeeds(arguments: &[&str]) -> String {
     }
 }
 
-/// Runs with `--json -`; standard output must be one JSON document.
-fn json(arguments: &[&str]) -> Value {
-    let text = succeeds(&[arguments, &["--json", "-"]].concat());
+/// Runs the program with `--json -`, and parses its output, which must be one JSON document.
+fn run_for_json(arguments: &[&str]) -> Value {
+    let text = run_successfully(&[arguments, &["--json", "-"]].concat());
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e} in:\n{text}"))
 }
 
-/// A file of this test run.
-fn scratch(name: &str) -> PathBuf {
+/// Returns the path of a temporary file of this process.
+fn scratch_path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()))
 }
 
 #[test]
 fn the_configuration_in_force_is_printed() {
-    let file = scratch("knobs.toml");
+    let file = scratch_path("knobs.toml");
     std::fs::write(
         &file,
         "[limits]\ncredits = 8\nmax_reads = 3\n[debug]\nsample_latency = 1\n\
@@ -70,17 +70,17 @@ fn the_configuration_in_force_is_printed() {
     .expect("a file");
     let path = file.to_str().expect("a path");
     let from = ["--config", path, "--set", "limits.max_reads=5", "--print-config"];
-    let server = succeeds(&[&["serve", "--credits", "32"], &from[..]].concat());
+    let server = run_successfully(&[&["serve", "--credits", "32"], &from[..]].concat());
     for line in ["credits = 32", "max_reads = 5", "sample_latency = 1", "keep_alive = \"2s\"", "name = \"unset\""] {
         assert!(server.lines().any(|printed| printed.split(" # ").next() == Some(line)), "{line} is not in {server}");
     }
-    let client = succeeds(&[&["lat", "--loopback", "--print-config"], &from[..4]].concat());
+    let client = run_successfully(&[&["lat", "--loopback", "--print-config"], &from[..4]].concat());
     assert!(client.contains("\ncredits = 8 # "), "{client}");
     // One file may hold the knobs of both roles.
     assert!(server.contains("[accept]\nsetup = \"7s\"\n") && !server.contains("[connect]"), "{server}");
     assert!(client.contains("[connect]\ntimeout = \"9s\"\n") && !client.contains("[accept]"), "{client}");
     // The server of a loopback client ignores the client's knobs.
-    succeeds(&["lat", "--loopback", "-n", "10", "--set", "connect.negotiation=3s"]);
+    run_successfully(&["lat", "--loopback", "-n", "10", "--set", "connect.negotiation=3s"]);
     let refused = rpcperf(&["lat", "--loopback", "--set", "poll.idle=event"]);
     let stderr = String::from_utf8_lossy(&refused.stderr);
     assert!(
@@ -99,7 +99,7 @@ fn the_configuration_in_force_is_printed() {
 #[test]
 fn memory_is_printed_and_stays_within_the_budget() {
     let bytes = |arguments: &[&str]| {
-        let printed = succeeds(&[&["serve", "--print-config"], arguments].concat());
+        let printed = run_successfully(&[&["serve", "--print-config"], arguments].concat());
         let budget = printed.lines().find(|line| line.starts_with("budget = ")).expect("a budget");
         let (_, bytes) = budget.split_once(" # ").expect("its cost");
         bytes.split(' ').next().and_then(|bytes| bytes.parse::<usize>().ok()).expect("a number")
@@ -114,7 +114,7 @@ fn memory_is_printed_and_stays_within_the_budget() {
     }
     let output = rpcperf(&["lat", "--loopback", "-n", "10"]);
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(errors.matches("rpcperf: memory: ").count(), 2, "of both ends: {errors}");
+    assert_eq!(errors.matches("rpcperf: memory: ").count(), 2, "a line for each end: {errors}");
     let refused = rpcperf(&["serve", "-q", "16384", "-t", "256"]);
     let errors = String::from_utf8_lossy(&refused.stderr);
     assert!(
@@ -167,9 +167,9 @@ fn usage_errors_exit_with_2() {
 }
 
 #[test]
-fn the_idle_policy_yield_works() {
+fn runs_with_idle_policy_yield_succeed() {
     for test in ["lat", "raw-lat"] {
-        succeeds(&[test, "--loopback", "-n", "10", "--idle", "yield"]);
+        run_successfully(&[test, "--loopback", "-n", "10", "--idle", "yield"]);
     }
 }
 
@@ -183,7 +183,7 @@ fn help_exits_with_0() {
         &["raw-lat", "-h"],
         &["raw-bw", "--help"],
     ] {
-        assert!(!succeeds(asked).is_empty());
+        assert!(!run_successfully(asked).is_empty());
     }
 }
 
@@ -197,7 +197,7 @@ fn an_address_without_a_server_is_a_failure() {
     }
 }
 
-/// The only result of a run, with all percentiles present and ordered.
+/// Returns the only result of a run, after a check that all percentiles are present and ordered.
 fn only_result(report: &Value) -> &Value {
     assert!(report["error"].is_null(), "{report}");
     let [result] = report["results"].as_array().unwrap().as_slice() else { panic!("{report}") };
@@ -212,7 +212,7 @@ fn only_result(report: &Value) -> &Value {
 fn every_operation_works_in_every_protocol() {
     for protocol in [&["--version", "2"][..], &["--credit-mode", "incremental"], &["--version", "1"]] {
         for (op, size) in [("null", 0), ("echo", 64), ("read", 64), ("write", 64)] {
-            let report = json(&[&["lat", "--loopback", "--op", op, "-n", "200"], protocol].concat());
+            let report = run_for_json(&[&["lat", "--loopback", "--op", op, "-n", "200"], protocol].concat());
             let result = only_result(&report);
             assert_eq!((&result["size"], &result["iters"]), (&size.into(), &200.into()), "{op}");
             assert!(result["rtt_ns"].is_object());
@@ -231,11 +231,11 @@ fn every_operation_works_in_every_protocol() {
 }
 
 #[test]
-fn rates_and_bandwidths_of_calls() {
+fn rate_and_bw_report_rates_and_bandwidths() {
     for (test, op, size) in
         [("rate", "null", 0), ("rate", "echo", 64), ("bw", "echo", 2048), ("bw", "read", 65536), ("bw", "write", 65536)]
     {
-        let report = json(&[test, "--loopback", "--op", op, "-n", "500", "-q", "4", "-t", "5"]);
+        let report = run_for_json(&[test, "--loopback", "--op", op, "-n", "500", "-q", "4", "-t", "5"]);
         let result = only_result(&report);
         assert_eq!((&result["size"], &result["outstanding"]), (&size.into(), &20.into()), "{test} {op}");
         let rps = result["rps"].as_f64().unwrap();
@@ -252,9 +252,9 @@ fn rates_and_bandwidths_of_calls() {
 }
 
 #[test]
-fn calls_of_all_sizes() {
+fn lat_measures_all_sizes_of_an_operation() {
     for (op, largest) in [("echo", 2048), ("read", 8 << 20), ("write", 8 << 20)] {
-        let report = json(&["lat", "--loopback", "--op", op, "-a", "-n", "10"]);
+        let report = run_for_json(&["lat", "--loopback", "--op", op, "-a", "-n", "10"]);
         let sizes: Vec<u64> =
             report["results"].as_array().unwrap().iter().map(|r| r["size"].as_u64().unwrap()).collect();
         let wanted: Vec<u64> = (1..24).map(|power| 1 << power).take_while(|&size| size <= largest).collect();
@@ -263,7 +263,7 @@ fn calls_of_all_sizes() {
 }
 
 #[test]
-fn the_error_names_the_longest_echo_which_works() {
+fn the_error_names_the_longest_echo_that_works() {
     for protocol in [&["--version", "2"][..], &["--credit-mode", "incremental"], &["--version", "1"]] {
         let run = |size: &str| rpcperf(&[&["lat", "--loopback", "-n", "20", "-s", size], protocol].concat());
         let stderr = String::from_utf8(run("4096").stderr).unwrap();
@@ -273,7 +273,7 @@ fn the_error_names_the_longest_echo_which_works() {
         assert_eq!(run(&longest.to_string()).status.code(), Some(0), "{longest} {protocol:?}");
         assert_eq!(run(&(longest + 1).to_string()).status.code(), Some(2), "{longest} {protocol:?}");
     }
-    succeeds(&["lat", "--loopback", "-n", "20", "-s", "4096", "--inline", "8192"]);
+    run_successfully(&["lat", "--loopback", "-n", "20", "-s", "4096", "--inline", "8192"]);
 }
 
 #[test]
@@ -311,7 +311,7 @@ fn every_variant_of_calls_ends() {
         &["bw", "-n", "20", "--op", "write", "-s", "8M", "--chunk-align", "4096"],
     ] {
         let arguments: Vec<&str> = [&variant[..1], &["--loopback"], &variant[1..]].concat();
-        only_result(&json(&arguments));
+        only_result(&run_for_json(&arguments));
     }
 }
 
@@ -327,9 +327,9 @@ fn operations() -> impl Iterator<Item = (String, &'static str, &'static str)> {
 }
 
 #[test]
-fn round_trips_of_every_operation() {
+fn raw_lat_reports_percentiles_of_every_operation() {
     for (loopback, fabric, op) in operations() {
-        let report = json(&["raw-lat", &loopback, "--op", op, "-n", "200", "-s", "64"]);
+        let report = run_for_json(&["raw-lat", &loopback, "--op", op, "-n", "200", "-s", "64"]);
         assert_eq!(report["schema"], 1);
         let [result] = report["results"].as_array().unwrap().as_slice() else { panic!("{report}") };
         assert_eq!((&result["size"], &result["iters"]), (&64.into(), &200.into()), "{op}");
@@ -346,9 +346,9 @@ fn round_trips_of_every_operation() {
 }
 
 #[test]
-fn bandwidth_of_every_operation() {
+fn raw_bw_reports_rates_of_every_operation() {
     for (loopback, _, op) in operations() {
-        let report = json(&["raw-bw", &loopback, "--op", op, "-n", "500", "-s", "4K", "-q", "2", "-t", "10"]);
+        let report = run_for_json(&["raw-bw", &loopback, "--op", op, "-n", "500", "-s", "4K", "-q", "2", "-t", "10"]);
         let result = &report["results"][0];
         assert_eq!((&result["iters"], &result["outstanding"]), (&500.into(), &20.into()), "{op}");
         let at = |name: &str| result[name].as_f64().unwrap_or_else(|| panic!("{op}: {name} in {result}"));
@@ -362,7 +362,7 @@ fn bandwidth_of_every_operation() {
 #[test]
 fn raw_tests_of_all_sizes_are_in_one_array() {
     for (op, largest) in [("send", None), ("read", Some(8 << 20))] {
-        let report = json(&["raw-lat", "--loopback", "--op", op, "-a", "-n", "20"]);
+        let report = run_for_json(&["raw-lat", "--loopback", "--op", op, "-a", "-n", "20"]);
         let sizes: Vec<u64> =
             report["results"].as_array().unwrap().iter().map(|r| r["size"].as_u64().unwrap()).collect();
         let wanted: Vec<u64> = (1..=sizes.len() as u32).map(|power| 1 << power).collect();
@@ -389,14 +389,14 @@ fn every_variant_of_a_run_ends() {
         &["raw-bw", "--loopback", "-n", "777", "--no-batch", "--warmup", "13"],
         &["raw-bw", "--loopback", "-n", "50", "-s", "8M", "--op", "write"],
     ] {
-        let report = json(variant);
+        let report = run_for_json(variant);
         assert_eq!(report["results"].as_array().map(Vec::len), Some(1), "{variant:?}");
         assert!(report["error"].is_null(), "{variant:?}");
     }
 }
 
 #[test]
-fn each_limit_alone_exits_with_3() {
+fn a_missed_limit_exits_with_3() {
     let run = ["--loopback", "-n", "100", "-s", "64"];
     for (test, limit, value) in [
         ("raw-lat", "--limit-p50", "0.000001"),
@@ -411,7 +411,7 @@ fn each_limit_alone_exits_with_3() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(3), "{limit}: {stderr}");
         assert!(stderr.contains("64 bytes") && stderr.contains("the limit is"), "{stderr}");
-        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON also then");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON despite the missed limit");
         assert_eq!(report["results"][0]["limits_missed"].as_array().map(Vec::len), Some(1));
     }
     for (test, limit, value) in [
@@ -423,16 +423,16 @@ fn each_limit_alone_exits_with_3() {
         ("rate", "--limit-rate", "0.001"),
         ("bw", "--limit-rate", "0.001"),
     ] {
-        succeeds(&[&[test][..], &run, &[limit, value]].concat());
+        run_successfully(&[&[test][..], &run, &[limit, value]].concat());
     }
 }
 
 #[test]
-fn json_file_and_table() {
-    let path = scratch("report.json");
+fn the_table_is_printed_beside_a_json_file() {
+    let path = scratch_path("report.json");
     let path_text = path.to_str().unwrap();
     std::fs::write(&path, "x".repeat(100_000)).unwrap();
-    let table = succeeds(&["raw-lat", "--loopback", "-n", "100", "-s", "2", "--json", path_text]);
+    let table = run_successfully(&["raw-lat", "--loopback", "-n", "100", "-s", "2", "--json", path_text]);
     let report: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     assert_eq!(report["results"][0]["iters"], 100);
     std::fs::remove_file(&path).unwrap();
@@ -447,8 +447,8 @@ fn json_file_and_table() {
 
 #[test]
 fn the_hgrm_file_can_be_parsed() {
-    let path = scratch("out.hgrm");
-    succeeds(&["raw-lat", "--loopback", "-n", "500", "-s", "16", "--hgrm", path.to_str().unwrap()]);
+    let path = scratch_path("out.hgrm");
+    run_successfully(&["raw-lat", "--loopback", "-n", "500", "-s", "16", "--hgrm", path.to_str().unwrap()]);
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     let mut rows = 0;
@@ -465,8 +465,8 @@ fn the_hgrm_file_can_be_parsed() {
 }
 
 #[test]
-fn the_server_of_a_killed_client_ends() {
-    let _cores = alone();
+fn a_loopback_server_ends_after_its_client_was_killed() {
+    let _cores = lock_cores();
     let mut client = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
         .args(["raw-lat", "--loopback", "-D", "60", "--json", "-"])
         .spawn()
@@ -477,13 +477,13 @@ fn the_server_of_a_killed_client_ends() {
     client.kill().unwrap();
     client.wait().unwrap();
     eventually(|| {
-        // Its new parent may not have reaped it yet.
+        // The new parent of the server may not have reaped it yet.
         let state = std::fs::read_to_string(format!("/proc/{server}/stat")).unwrap_or_default();
         (state.is_empty() || state.contains(") Z ")).then_some(())
     });
 }
 
-/// Waits for an event, with a time limit.
+/// Waits until `happened` returns a value, for at most 20 s.
 fn eventually<T>(mut happened: impl FnMut() -> Option<T>) -> T {
     for _ in 0..2000 {
         if let Some(value) = happened() {
@@ -521,22 +521,22 @@ fn one_server_serves_many_clients() {
     let (_server, line) = Server::start(&["--listen", &address]);
     assert!(line.starts_with("listening on ") && line.contains(&address), "{line}");
     for _ in 0..2 {
-        let lat = json(&["raw-lat", &address, "-n", "100"]);
+        let lat = run_for_json(&["raw-lat", &address, "-n", "100"]);
         assert_eq!((&lat["test_info"]["loopback"], &lat["test_info"]["address"]), (&false.into(), &(*address).into()));
-        json(&["raw-bw", &address, "-n", "100", "--op", "read", "-q", "4"]);
-        let lat = json(&["lat", &address, "-n", "100"]);
+        run_for_json(&["raw-bw", &address, "-n", "100", "--op", "read", "-q", "4"]);
+        let lat = run_for_json(&["lat", &address, "-n", "100"]);
         assert_eq!(lat["test_info"]["server_idle"], "adaptive");
         assert!(only_result(&lat)["server"].is_null(), "only a server that this run has started reports its counters");
-        json(&["bw", &address, "-n", "100", "--op", "write", "-q", "4", "-s", "8M"]);
-        json(&["rate", &address, "-n", "100", "-q", "3"]);
+        run_for_json(&["bw", &address, "-n", "100", "--op", "write", "-q", "4", "-s", "8M"]);
+        run_for_json(&["rate", &address, "-n", "100", "-q", "3"]);
         // Both ends negotiate version and credits.
-        json(&["lat", &address, "-n", "100", "--version", "1"]);
-        json(&["lat", &address, "-n", "100", "--credit-mode", "incremental"]);
-        json(&["lat", &address, "-n", "100", "--reverse"]);
-        json(&["lat", &address, "-D", "0.2", "--both"]);
-        json(&["lat", &address, "-n", "100", "--op", "read", "--form", "inline"]);
+        run_for_json(&["lat", &address, "-n", "100", "--version", "1"]);
+        run_for_json(&["lat", &address, "-n", "100", "--credit-mode", "incremental"]);
+        run_for_json(&["lat", &address, "-n", "100", "--reverse"]);
+        run_for_json(&["lat", &address, "-D", "0.2", "--both"]);
+        run_for_json(&["lat", &address, "-n", "100", "--op", "read", "--form", "inline"]);
     }
-    // Inconsistent options fail with an explanation, and the server survives.
+    // Options that do not match those of the server fail with an explanation, and the server continues.
     for (wrong, code, expected) in [
         (&["lat", &address, "--inline", "8192"][..], 2, "--inline"),
         (&["bw", &address, "-s", "16M"], 2, "larger -s"),
@@ -549,7 +549,7 @@ fn one_server_serves_many_clients() {
         assert_eq!(output.status.code(), Some(code), "{wrong:?}: {stderr}");
         assert!(stderr.contains(expected), "{wrong:?}: {stderr}");
     }
-    json(&["lat", &address, "-n", "100"]);
+    run_for_json(&["lat", &address, "-n", "100"]);
     let output = rpcperf(&["serve", "--listen", &address]);
     assert_eq!(output.status.code(), Some(1), "the address is taken");
 }
@@ -560,7 +560,7 @@ fn a_server_listens_at_several_addresses() {
     let (_server, line) = Server::start(&["--listen", &addresses.join(","), "--only", "calls", "-s", "4K", "-t", "4"]);
     assert!(line.starts_with(&format!("listening on {}, calls", addresses.join(", "))), "{line}");
     for address in &addresses {
-        let lat = json(&["lat", address, "-n", "100"]);
+        let lat = run_for_json(&["lat", address, "-n", "100"]);
         assert_eq!(lat["test_info"]["address"], **address);
     }
 }
@@ -568,9 +568,9 @@ fn a_server_listens_at_several_addresses() {
 /// Sends a signal to a run that has printed its titles.
 ///
 /// Returns its exit code, the lines that it prints after the titles, and its JSON.
-fn interrupted(arguments: &[&str], signal: &str, name: &str) -> (Option<i32>, Vec<String>, Value) {
-    let _cores = alone();
-    let file = scratch(name);
+fn interrupt_run(arguments: &[&str], signal: &str, name: &str) -> (Option<i32>, Vec<String>, Value) {
+    let _cores = lock_cores();
+    let file = scratch_path(name);
     let path = file.to_str().expect("text");
     let mut child = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
         .args([arguments, &["--loopback", "--json", path]].concat())
@@ -581,7 +581,7 @@ fn interrupted(arguments: &[&str], signal: &str, name: &str) -> (Option<i32>, Ve
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     let titles = lines.by_ref().map_while(Result::ok).find(|line| line.contains("#bytes"));
     assert!(titles.is_some(), "{arguments:?}");
-    // The titles precede the operations; the run takes a minute.
+    // The run prints the titles before its first operation, and takes a minute.
     std::thread::sleep(std::time::Duration::from_secs(2));
     let kill = Command::new("kill").args([signal, &child.id().to_string()]).status().expect("kill");
     assert!(kill.success());
@@ -606,11 +606,11 @@ fn an_interrupted_run_reports_its_results_so_far() {
         (&["lat", "-D", "60", "-f", "0", "--rate", "100", "--both"], "-INT", &["forward", "reverse", "sum"]),
         (&["bw", "-D", "60", "-f", "0", "--both"], "-TERM", &["forward", "reverse", "sum"]),
     ] {
-        let hgrm = scratch("interrupted.hgrm");
+        let hgrm = scratch_path("interrupted.hgrm");
         let with_hgrm = ["--hgrm", hgrm.to_str().expect("text")];
         let arguments =
             if arguments[0].ends_with("lat") { [arguments, &with_hgrm].concat() } else { arguments.to_vec() };
-        let (code, rows, report) = interrupted(&arguments, signal, "interrupted.json");
+        let (code, rows, report) = interrupt_run(&arguments, signal, "interrupted.json");
         assert_eq!(code, Some(1), "{arguments:?}: {report}");
         assert!(report["error"].as_str().is_some_and(|error| error.contains("interrupted by SIGINT")), "{report}");
         assert_eq!(report["results"].as_array().map(Vec::len), Some(1), "{arguments:?}: {report}");
@@ -623,6 +623,7 @@ fn an_interrupted_run_reports_its_results_so_far() {
             let iters = measured["iters"].as_u64().unwrap_or_else(|| panic!("{arguments:?}: {report}"));
             let row: Vec<&str> = rows[number].split_whitespace().collect();
             let printed = [&row[..2], &row[row.len() - usize::from(!directions.is_empty())..]].concat();
+            // Each row begins with size and iterations, and ends with the direction if there is one.
             let (size, iters_text) = (result["size"].to_string(), iters.to_string());
             let wanted: Vec<&str> =
                 [&size[..], &iters_text].into_iter().chain(directions.get(number).copied()).collect();

@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use tempfile::TempDir;
 
-use crate::{alone, rpcperf};
+use crate::{lock_cores, rpcperf};
 
-/// The first two cores in the affinity of the test, if there are two.
+/// Returns the first two cores in the affinity of the test, if there are two.
 fn two_cores() -> Option<(usize, usize)> {
     let set = sched_getaffinity(None).expect("an affinity");
     let mut allowed = (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core));
@@ -20,7 +20,7 @@ fn two_cores() -> Option<(usize, usize)> {
     two
 }
 
-/// A machine without isolated cores.
+/// Creates the files of a machine without isolated cores.
 fn machine() -> TempDir {
     let root = tempfile::tempdir().expect("a directory");
     let cores = root.path().join("sys/devices/system/cpu");
@@ -30,16 +30,17 @@ fn machine() -> TempDir {
     root
 }
 
-/// The cores that the warning names.
+/// Returns the cores that the warning names.
 fn warned_cores(stderr: &str) -> Option<&str> {
     let mut lines = stderr.lines().filter_map(|line| line.strip_prefix("rpcperf: placement: "));
     let line = lines.next()?;
-    assert_eq!(lines.next(), None, "there is one warning for both ends: {stderr}");
+    assert_eq!(lines.next(), None, "expected one warning for both ends: {stderr}");
     line.split_once("--cores ")?.1.split_once('`').map(|(cores, _)| cores)
 }
 
-fn pair((one, other): (usize, usize)) -> String {
-    if one + 1 == other { format!("{one}-{other}") } else { format!("{one},{other}") }
+/// Formats two cores as a core list.
+fn format_pair((first, second): (usize, usize)) -> String {
+    if first + 1 == second { format!("{first}-{second}") } else { format!("{first},{second}") }
 }
 
 #[test]
@@ -54,13 +55,13 @@ fn a_test_reports_the_pinning_of_both_ends() {
         assert!(output.status.success(), "{arguments:?}: {stderr}");
         warned_cores(&stderr).map(str::to_owned)
     };
-    let of_two = Some(pair((first, second)));
+    let both_cores = Some(format_pair((first, second)));
     for test in ["lat", "raw-lat"] {
-        assert_eq!(run(&[test, "--loopback", "--cores", &both]), of_two, "{test}: client and server");
+        assert_eq!(run(&[test, "--loopback", "--cores", &both]), both_cores, "{test}: client and server");
         assert_eq!(run(&[test, "--loopback", "--cores", &same]), Some(first.to_string()), "{test}: one core");
     }
     for more in [&["--shards", "2"][..], &["--workers", "1"], &["--reverse"]] {
-        assert_eq!(run(&[&["lat", "--loopback", "--cores", &same], more].concat()), of_two, "{more:?}");
+        assert_eq!(run(&[&["lat", "--loopback", "--cores", &same], more].concat()), both_cores, "{more:?}");
     }
 }
 
@@ -69,7 +70,7 @@ fn a_server_reports_the_pinning_of_its_threads() {
     let Some((first, second)) = two_cores() else { return };
     let machine = machine();
     let serve = |name: &str, arguments: &[&str]| {
-        let _cores = alone();
+        let _cores = lock_cores();
         let address = format!("soft:placement-{name}-{}", std::process::id());
         let mut server = Command::new(env!("CARGO_BIN_EXE_rpcperf"))
             .args(["serve", "--listen", &address, "--size", "64K", "--only", "calls", "--root"])
@@ -91,8 +92,8 @@ fn a_server_reports_the_pinning_of_its_threads() {
     };
     let second_core = second.to_string();
     let swapped = format!("{second},{first}");
-    let of_two = Some(pair((first, second)));
+    let both_cores = Some(format_pair((first, second)));
     assert_eq!(serve("one", &["--cores", &second_core]), Some(second_core.clone()));
-    assert_eq!(serve("shards", &["--cores", &second_core, "--shards", "2"]), of_two);
-    assert_eq!(serve("workers", &["--cores", &swapped, "--workers", "1"]), of_two);
+    assert_eq!(serve("shards", &["--cores", &second_core, "--shards", "2"]), both_cores);
+    assert_eq!(serve("workers", &["--cores", &swapped, "--workers", "1"]), both_cores);
 }

@@ -31,11 +31,11 @@ static struct job *waiting, **last = &waiting;
 static unsigned int under_way;
 
 // Queues a copy of the job. Returns 0, or -1 if there is no memory.
-static int queue_job(struct job with) {
+static int queue_job(struct job queued) {
     struct job *job = malloc(sizeof *job);
     if (!job)
         return -1;
-    *job = with;
+    *job = queued;
     *last = job;
     last = &job->next;
     return 0;
@@ -87,7 +87,7 @@ static int end_jobs(void (*end)(const struct job *job, int error)) {
             last = &job->next;
             continue;
         }
-        // A job that moved no bytes is one beyond the end of a truncated file.
+        // A job that moved no bytes is beyond the end of a truncated file.
         end(job, moved < 0 ? -moved : job->done < job->len ? EIO : 0);
         free(job);
     }

@@ -177,22 +177,23 @@ static void flush(void *context, rpcrdma_call *call, const void *args, size_t ar
     queue((struct job){.call = call, .kind = FLUSH_JOB});
 }
 
-static void open_file(const char *path, uint64_t least) {
+// Opens the file, or creates it, and grows it to `min_size` bytes.
+static void open_file(const char *path, uint64_t min_size) {
     file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     struct stat stat;
     if (file < 0 || fstat(file, &stat))
         die(path, strerror(errno));
     size = (uint64_t)stat.st_size;
-    if (least > size && ftruncate(file, (off_t)least))
+    if (min_size > size && ftruncate(file, (off_t)min_size))
         die(path, strerror(errno));
-    size = least > size ? least : size;
+    size = min_size > size ? min_size : size;
     if (!size)
         die(path, "is empty: -n BYTES gives it a size");
 }
 
 int main(int argc, char **argv) {
     const char *address = "soft:blockstore";
-    uint64_t least = 0;
+    uint64_t min_size = 0;
     rpcrdma_config *config = rpcrdma_config_new();
     rpcrdma_services *services = rpcrdma_services_new();
     if (!config || !services)
@@ -202,7 +203,7 @@ int main(int argc, char **argv) {
         if (option == 'a')
             address = optarg;
         else if (option == 'n')
-            least = number(optarg, 1, LONG_MAX);
+            min_size = number(optarg, 1, LONG_MAX);
         else if (option == 's')
             set_knob(config, optarg);
         else
@@ -210,7 +211,7 @@ int main(int argc, char **argv) {
     }
     if (optind + 1 != argc)
         die("usage", "block_server [-a ADDRESS] [-n BYTES] [-s KNOB=VALUE]... FILE");
-    open_file(argv[optind], least);
+    open_file(argv[optind], min_size);
     int error = io_uring_queue_init(ENTRIES, &ring, 0);
     if (error) {
         fprintf(stderr, "block_server: io_uring_queue_init: %s (sysctl kernel.io_uring_disabled)\n", strerror(-error));
@@ -245,8 +246,8 @@ int main(int argc, char **argv) {
     int signal;
     sigwait(&signals, &signal);
 
-    int left = rpcrdma_server_drain(server, DRAIN_TIMEOUT);
-    if (left)
+    int error_of_drain = rpcrdma_server_drain(server, DRAIN_TIMEOUT);
+    if (error_of_drain)
         fprintf(stderr, "block_server: drain: %s\n", rpcrdma_error());
     // The thread of the shard has ended. The kernel may still use memory of calls that were cut off.
     while (waiting || under_way) {
@@ -259,5 +260,5 @@ int main(int argc, char **argv) {
     }
     io_uring_queue_exit(&ring);
     close(file);
-    return left ? 1 : 0;
+    return error_of_drain ? 1 : 0;
 }

@@ -29,13 +29,13 @@ static inline void set_knob(rpcrdma_config *config, char *argument) {
     set(config, argument, value + 1);
 }
 
-// Parses a whole number, an option's argument.
-static inline unsigned long number(const char *argument, unsigned long least, unsigned long most) {
+// Parses an option's argument, a whole number from `min` to `max`.
+static inline unsigned long number(const char *argument, unsigned long min, unsigned long max) {
     char *end;
     errno = 0;
     unsigned long value = strtoul(argument, &end, 10);
-    if (errno || end == argument || *end || value < least || value > most) {
-        fprintf(stderr, "%s: %s: expected %lu to %lu\n", program_invocation_short_name, argument, least, most);
+    if (errno || end == argument || *end || value < min || value > max) {
+        fprintf(stderr, "%s: %s: expected %lu to %lu\n", program_invocation_short_name, argument, min, max);
         exit(1);
     }
     return value;

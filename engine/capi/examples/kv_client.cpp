@@ -135,13 +135,13 @@ private:
 
 // Value of a key: unique, of varying length.
 std::string value(std::uint32_t seed, std::uint32_t client, std::uint32_t key) {
-    constexpr std::uint32_t most[] = {0, 200, 5000, 16 << 10, 256 << 10};
+    constexpr std::uint32_t limits[] = {0, 200, 5000, 16 << 10, 256 << 10};
     std::uint64_t state = std::uint64_t(seed) << 40 | std::uint64_t(client) << 20 | key;
     auto next = [&state] {
         state = state * 6364136223846793005 + 1442695040888963407;
         return static_cast<std::uint32_t>(state >> 33);
     };
-    std::uint32_t len = next(), limit = most[key % 5];
+    std::uint32_t len = next(), limit = limits[key % 5];
     std::string bytes(limit ? len % limit + 1 : 0, '\0');
     for (char &byte : bytes)
         byte = static_cast<char>(next());

@@ -54,9 +54,9 @@ static inline int xdr_u64(struct xdr *from, uint64_t *value) {
     return 0;
 }
 
-// Takes opaque data of at most `most` bytes, in place.
-static inline int xdr_opaque(struct xdr *from, size_t most, const unsigned char **data, uint32_t *len) {
-    if (xdr_u32(from, len) || *len > most)
+// Takes opaque data of at most `max` bytes, in place. Returns 0, or -1 if the data is longer or incomplete.
+static inline int xdr_opaque(struct xdr *from, size_t max, const unsigned char **data, uint32_t *len) {
+    if (xdr_u32(from, len) || *len > max)
         return -1;
     *data = xdr_bytes(from, *len);
     return *data ? 0 : -1;

@@ -152,5 +152,5 @@ pub(crate) unsafe fn address(pointer: *const c_char) -> Result<Address, ApiFailu
 pub(crate) unsafe fn addresses(pointer: *const c_char) -> Result<Vec<Address>, ApiFailure> {
     // SAFETY: the caller guarantees it.
     let text = unsafe { text("address", pointer) }?;
-    text.split(',').map(|one| one.parse().map_err(ApiFailure::argument)).collect()
+    text.split(',').map(|address| address.parse().map_err(ApiFailure::argument)).collect()
 }

@@ -54,18 +54,17 @@ impl ExtraKnobs {
     /// Sets the knob `name`. `None` if it is not one of these knobs.
     fn set(&mut self, name: &str, text: &str) -> Option<Result<(), ApiFailure>> {
         Some(match name {
-            "server.shards" => number_in_range(name, text, 1..=MOST_THREADS).map(|count| self.shards = Some(count)),
+            "server.shards" => number_in_range(name, text, 1..=MAX_THREADS).map(|count| self.shards = Some(count)),
             "server.cores" => {
                 let cores: Option<Vec<_>> = text.split(',').map(core_range).collect();
                 let wrong = || {
-                    let most = HIGHEST_CORE;
                     ApiFailure::argument(format_args!(
-                        "invalid {name} `{text}`: expected cores of 0 to {most}, such as 0,2 or 0-3"
+                        "invalid {name} `{text}`: expected cores of 0 to {HIGHEST_CORE}, such as 0,2 or 0-3"
                     ))
                 };
                 cores.ok_or_else(wrong).map(|cores| self.cores = Some(cores.into_iter().flatten().collect()))
             }
-            "server.workers" => number_in_range(name, text, 0..=MOST_THREADS).map(|count| self.workers = count),
+            "server.workers" => number_in_range(name, text, 0..=MAX_THREADS).map(|count| self.workers = count),
             "server.stats" if text.len() > LONGEST_SOCKET => Err(ApiFailure::argument(format_args!(
                 "{name} is a path of {} bytes: names of Unix sockets have at most {LONGEST_SOCKET}",
                 text.len()
@@ -88,7 +87,7 @@ impl Knobs {
             false => full_names(name),
         };
         let name = match &found[..] {
-            [one] => one,
+            [only] => only,
             [] => return Err(ApiFailure::argument(format_args!("no knob `{name}` (tuning.md lists all)"))),
             several => return Err(ApiFailure::argument(format_args!("{name} is ambiguous: {}", several.join(" or ")))),
         };
@@ -268,10 +267,10 @@ fn full_names(name: &str) -> Vec<String> {
     knobs_named(name).into_iter().chain(own.map(str::to_owned)).collect()
 }
 
-/// Parses a number. `most` is the highest value of the knob, for the error.
-fn number<T: FromStr>(name: &str, text: &str, most: impl Display) -> Result<T, ApiFailure> {
+/// Parses a number. `max` is the highest value of the knob, for the error.
+fn number<T: FromStr>(name: &str, text: &str, max: impl Display) -> Result<T, ApiFailure> {
     let wrong =
-        |_| ApiFailure::argument(format_args!("invalid {name} `{text}`: expected a whole number, at most {most}"));
+        |_| ApiFailure::argument(format_args!("invalid {name} `{text}`: expected a whole number, at most {max}"));
     text.trim().parse().map_err(wrong)
 }
 
@@ -279,7 +278,7 @@ fn number<T: FromStr>(name: &str, text: &str, most: impl Display) -> Result<T, A
 const LONGEST_SOCKET: usize = 107;
 
 /// Maximum shards, or workers, of a server.
-const MOST_THREADS: usize = 1024;
+const MAX_THREADS: usize = 1024;
 /// Highest number of a core in a `cpu_set_t`.
 const HIGHEST_CORE: usize = 1023;
 

@@ -36,9 +36,9 @@ pub(crate) trait HandleKind: Sized + 'static {
     const TAGGED: bool;
 
     /// Free slots of this thread.
-    fn spare() -> &'static LocalKey<ThreadFreeSlots<Self>>;
+    fn thread_slots() -> &'static LocalKey<ThreadFreeSlots<Self>>;
     /// Free slots of all threads.
-    fn common() -> &'static SharedFreeSlots<Self>;
+    fn shared_slots() -> &'static SharedFreeSlots<Self>;
 }
 
 /// Bit of a mark: a function uses the slot.
@@ -67,16 +67,16 @@ impl<K: HandleKind> SharedFreeSlots<K> {
 
     /// Moves up to [`BATCH`] slots to a thread's list.
     #[cold]
-    fn move_to(&self, spare: &mut Vec<FreeSlot<K>>) {
-        let mut common = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let rest = common.len().saturating_sub(BATCH);
-        spare.extend(common.drain(rest..));
+    fn move_to(&self, slots: &mut Vec<FreeSlot<K>>) {
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let rest = shared.len().saturating_sub(BATCH);
+        slots.extend(shared.drain(rest..));
     }
 
     /// Takes all but the first `rest` slots of a thread's list.
     #[cold]
-    fn take_from(&self, spare: &mut Vec<FreeSlot<K>>, rest: usize) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(spare.drain(rest..));
+    fn take_from(&self, slots: &mut Vec<FreeSlot<K>>, rest: usize) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(slots.drain(rest..));
     }
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct ThreadFreeSlots<K: HandleKind>(RefCell<Vec<FreeSlot<K>>>);
 
 impl<K: HandleKind> Drop for ThreadFreeSlots<K> {
     fn drop(&mut self) {
-        K::common().take_from(self.0.get_mut(), 0);
+        K::shared_slots().take_from(self.0.get_mut(), 0);
     }
 }
 
@@ -97,11 +97,11 @@ impl<K: HandleKind> ThreadFreeSlots<K> {
     /// Makes a handle in one of these slots, or in a new one.
     #[inline]
     fn new_handle(&self, value: K::Value) -> *mut K {
-        let mut spare = self.0.borrow_mut();
-        if spare.is_empty() {
-            K::common().move_to(&mut spare);
+        let mut slots = self.0.borrow_mut();
+        if slots.is_empty() {
+            K::shared_slots().move_to(&mut slots);
         }
-        let FreeSlot(slot) = spare.pop().unwrap_or_else(HandleSlot::free);
+        let FreeSlot(slot) = slots.pop().unwrap_or_else(HandleSlot::free);
         // Relaxed, as in `end_handle`: a free slot of another thread comes through the mutex of `SharedFreeSlots`.
         let before = (slot.mark.load(Ordering::Relaxed) ^ K::MARK) >> TAG_SHIFT;
         let tag = if K::TAGGED { before.wrapping_add(1) << TAG_SHIFT } else { 0 };
@@ -131,10 +131,10 @@ impl<K: HandleKind> ThreadFreeSlots<K> {
         let value = unsafe { slot.value.get().read() };
         // SAFETY: the slot was live; its next handle writes another value.
         let value = unsafe { value.assume_init() };
-        let mut spare = self.0.borrow_mut();
-        spare.push(FreeSlot(slot));
-        if spare.len() == 2 * BATCH {
-            K::common().take_from(&mut spare, BATCH);
+        let mut slots = self.0.borrow_mut();
+        slots.push(FreeSlot(slot));
+        if slots.len() == 2 * BATCH {
+            K::shared_slots().take_from(&mut slots, BATCH);
         }
         Ok(value)
     }
@@ -175,9 +175,9 @@ fn this_thread<K: HandleKind>() -> u64 {
 #[inline]
 pub(crate) fn new_handle<K: HandleKind>(value: K::Value) -> *mut K {
     let mut value = Some(value);
-    let held = K::spare().try_with(|spare| value.take().map(|value| spare.new_handle(value))).ok().flatten();
+    let handle = K::thread_slots().try_with(|slots| value.take().map(|value| slots.new_handle(value))).ok().flatten();
     // An ending thread has no list of free slots any more.
-    held.unwrap_or_else(|| value.map_or(std::ptr::null_mut(), |value| ThreadFreeSlots::new().new_handle(value)))
+    handle.unwrap_or_else(|| value.map_or(std::ptr::null_mut(), |value| ThreadFreeSlots::new().new_handle(value)))
 }
 
 thread_local!(static TEMPORARY_TAGS: TemporaryTags = TemporaryTags(Rc::default()));
@@ -430,7 +430,7 @@ pub(crate) unsafe fn lend_if_live<'a, K: HandleKind>(pointer: *mut K) -> Option<
 #[inline]
 pub(crate) unsafe fn take<K: HandleKind>(pointer: *mut K) -> Result<K::Value, ApiFailure> {
     // SAFETY: the caller guarantees it.
-    let taken = K::spare().try_with(|spare| unsafe { spare.take(pointer) });
+    let taken = K::thread_slots().try_with(|slots| unsafe { slots.take(pointer) });
     // SAFETY: the caller guarantees it.
     taken.unwrap_or_else(|_| unsafe { ThreadFreeSlots::new().take(pointer) })
 }
@@ -442,13 +442,13 @@ pub(crate) unsafe fn take<K: HandleKind>(pointer: *mut K) -> Result<K::Value, Ap
 #[cold]
 pub(crate) unsafe fn restore_handle<K: HandleKind>(pointer: *mut K, value: K::Value) {
     let (slot, live) = untagged(pointer);
-    let free = |spare: &mut Vec<FreeSlot<K>>| {
-        let at = spare.iter().rposition(|FreeSlot(free)| std::ptr::eq(*free, slot))?;
-        Some(spare.swap_remove(at))
+    let free = |slots: &mut Vec<FreeSlot<K>>| {
+        let at = slots.iter().rposition(|FreeSlot(free)| std::ptr::eq(*free, slot))?;
+        Some(slots.swap_remove(at))
     };
-    let found = K::spare().try_with(|spare| free(&mut spare.0.borrow_mut())).ok().flatten();
+    let found = K::thread_slots().try_with(|slots| free(&mut slots.0.borrow_mut())).ok().flatten();
     // `take` may have moved the slot to the shared list. If another thread has it now, the handle stays ended.
-    let found = found.or_else(|| free(&mut K::common().0.lock().unwrap_or_else(PoisonError::into_inner)));
+    let found = found.or_else(|| free(&mut K::shared_slots().0.lock().unwrap_or_else(PoisonError::into_inner)));
     let Some(FreeSlot(slot)) = found else { return };
     // SAFETY: the slot is free, so only this function uses its value.
     let place = unsafe { &mut *slot.value.get() };

@@ -52,18 +52,18 @@ impl Log for LogSink {
 static LOG_SINK: OnceLock<LogSink> = OnceLock::new();
 
 /// Makes `sink` the log of the process.
-pub(crate) fn install(sink: LogSink, most: c_int) -> Result<(), ApiFailure> {
-    let most = match most {
+pub(crate) fn install(sink: LogSink, highest: c_int) -> Result<(), ApiFailure> {
+    let max_level = match highest {
         0 => LevelFilter::Off,
         1 => LevelFilter::Error,
         2 => LevelFilter::Warn,
         3 => LevelFilter::Info,
         4 => LevelFilter::Debug,
-        _ => return Err(ApiFailure::argument(format_args!("most is {most}: 0 (no lines) to 4 (debug)"))),
+        _ => return Err(ApiFailure::argument(format_args!("most is {highest}: 0 (no lines) to 4 (debug)"))),
     };
     LOG_SINK.set(sink).map_err(|_| ApiFailure::new(Errno::BUSY, "rpcrdma_log was called before"))?;
     let sink = LOG_SINK.get().ok_or_else(|| ApiFailure::new(Errno::BUSY, "no log"))?;
     log::set_logger(sink).map_err(|error| ApiFailure::new(Errno::BUSY, error))?;
-    log::set_max_level(most);
+    log::set_max_level(max_level);
     Ok(())
 }

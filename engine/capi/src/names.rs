@@ -121,15 +121,15 @@ mod tests {
         }
     }
 
-    fn check(folder: &Path, found: &mut Vec<String>, seen: &mut usize) {
+    fn check(folder: &Path, found: &mut Vec<String>, text_count: &mut usize) {
         for entry in fs::read_dir(folder).expect("a folder").flatten() {
             let path = entry.path();
             if path.is_dir() && !path.ends_with("tests") {
-                check(&path, found, seen);
+                check(&path, found, text_count);
             } else if path.extension().is_some_and(|end| end == "rs") && !path.ends_with("tests.rs") {
                 let literals = literals(&fs::read_to_string(&path).expect("a source file"));
                 for text in literals.into_iter().filter(|text| has_rust_name(text)) {
-                    *seen += 1;
+                    *text_count += 1;
                     if has_rust_name(&to_c_names(text.clone())) {
                         found.push(format!("{}: {text}", path.display()));
                     }
@@ -142,16 +142,16 @@ mod tests {
     fn no_text_of_the_engine_names_an_item_of_rust_or_an_option() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         if !root.join("engine/proto").is_dir() {
-            // This is the published package, without the sources of the engine.
+            // The published package has no sources of the engine.
             return;
         }
-        let (mut found, mut seen) = (Vec::new(), 0);
+        let (mut found, mut text_count) = (Vec::new(), 0);
         for crate_of in
             ["engine/src", "engine/proto/src", "engine/fabric/src", "mempool/src", "engine/capi/src/interface"]
         {
-            check(&root.join(crate_of), &mut found, &mut seen);
+            check(&root.join(crate_of), &mut found, &mut text_count);
         }
         assert!(found.is_empty(), "add their counterparts in C to NAMES: {found:#?}");
-        assert!(seen > 20, "only {seen} such texts were found");
+        assert!(text_count > 20, "only {text_count} such texts were found");
     }
 }

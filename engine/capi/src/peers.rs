@@ -20,8 +20,8 @@ pub struct rpcrdma_peer_event {
     pub connection: u64,
     /// The peer, as `rpcrdma_call_peer` writes it.
     ///
-    /// With `wire.host_key`, a connection begins before its peer has proven its identity: then this is its IP address
-    /// at the beginning, and the identity at the end.
+    /// With `wire.host_key`, a connection begins before its peer has proven its identity: then this text is the IP
+    /// address at the beginning, and the identity at the end.
     pub peer: *const c_char,
     /// Why the connection has ended; NULL if it has begun.
     pub reason: *const c_char,
@@ -31,10 +31,10 @@ pub struct rpcrdma_peer_event {
 
 /// Reports that a connection to a server has begun or ended.
 ///
-/// It reports the beginning before the first call of the connection, and the end once, after its last handler. Deferred
-/// calls may still be open, and `rpcrdma_call_is_disconnected` is 1 for them. The function may answer calls. The end of
-/// the server ends all connections: `rpcrdma_free` waits for these reports, and so does `rpcrdma_server_drain` unless
-/// it times out.
+/// The hook reports the beginning before the first call of the connection, and the end once, after its last handler.
+/// Deferred calls may still be open, and `rpcrdma_call_is_disconnected` is 1 for them. The hook may answer calls. The
+/// end of the server ends all connections: `rpcrdma_free` waits for these reports, and so does `rpcrdma_server_drain`
+/// unless it times out.
 ///
 /// # Parameters
 /// - `context`: the argument of `rpcrdma_services_peers`.

@@ -22,7 +22,7 @@ pub(crate) struct PolledClient {
     /// Whether a poll is reporting the ends of calls.
     is_reporting: bool,
     /// Empty list for the next batch.
-    spare: Vec<CompletedCall>,
+    next_batch: Vec<CompletedCall>,
     /// Distinguishes the client from a later one in the same slot.
     id: u64,
     /// Tags of its replies, which it shares with the other temporary handles of its thread.
@@ -34,7 +34,7 @@ impl PolledClient {
         static CREATED: AtomicU64 = AtomicU64::new(0);
         // Relaxed: the number only has to be unique.
         let id = CREATED.fetch_add(1, Ordering::Relaxed);
-        Self { client, is_reporting: false, spare: Vec::new(), id, tags: TemporaryTags::of_thread() }
+        Self { client, is_reporting: false, next_batch: Vec::new(), id, tags: TemporaryTags::of_thread() }
     }
 
     /// Releases state that belongs to this thread.
@@ -85,7 +85,7 @@ impl PolledClient {
     /// Takes all calls that have ended. [`reuse_batch`](Self::reuse_batch) returns the list.
     #[inline]
     pub(crate) fn take_ended(&mut self) -> Vec<CompletedCall> {
-        std::mem::replace(self.client.shard_mut().done(), std::mem::take(&mut self.spare))
+        std::mem::replace(self.client.shard_mut().done(), std::mem::take(&mut self.next_batch))
     }
 
     #[inline]
@@ -95,7 +95,7 @@ impl PolledClient {
 
     /// Returns the empty list of a batch, for the next one.
     pub(crate) fn reuse_batch(&mut self, batch: Vec<CompletedCall>) {
-        self.spare = batch;
+        self.next_batch = batch;
     }
 
     /// Tag of the next report's reply.

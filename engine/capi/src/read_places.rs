@@ -40,7 +40,7 @@ impl ReadPlaces {
         }
     }
 
-    /// Allocates a place, on a shard's thread. `None` if none is free.
+    /// Allocates a place, on a shard's thread. Returns `None` if no place is free.
     pub(crate) fn allocate(&self) -> Option<Buf> {
         THREAD_PARTS.with_borrow_mut(|parts| {
             let of_arena = parts.iter().filter(|part| part.arena().id() == self.arena.id());

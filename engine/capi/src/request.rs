@@ -35,7 +35,7 @@ pub struct rpcrdma_read_chunk {
 
 /// A Write chunk: room for a result that the server writes by RDMA.
 ///
-/// It is for the next eligible result. A chunk of 0 bytes is refused with EINVAL.
+/// The chunk is for the next eligible result. A chunk of 0 bytes is refused with EINVAL.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_write_chunk {

@@ -86,15 +86,15 @@ pub type rpcrdma_deferred_handler = Option<
 pub const RPCRDMA_ON_WORKERS: u32 = 1;
 /// Calls of the procedure have a duplicate request cache.
 ///
-/// A call that is retransmitted to the same server does not run again. A new process has nothing of the old one's
+/// A call that is retransmitted to the same server does not run again. A new server process starts with an empty
 /// cache. The cache tells clients apart by credential, as `client.auth_sys` sets it, and host: each client of this
 /// library has a stamp of its own. Calls without a credential run again. A cached procedure has no Write chunks. The
 /// cache has the default sizes of `DuplicateRequestCacheConfig` in `tuning.md`, which C cannot change.
 pub const RPCRDMA_CACHED: u32 = 2;
 /// Calls have no reply, and end once they are sent.
 ///
-/// Nothing tells whether such a call has run. The procedure and the request both need the flag: without it in the
-/// request, the call ends only by its time-out.
+/// The caller does not learn whether such a call has run. The procedure and the request both need the flag: without it
+/// in the request, the call ends only by its time-out.
 pub const RPCRDMA_ONE_WAY: u32 = 4;
 /// Write chunks are filled from the application's memory (`rpcrdma_call_result`), not the library's.
 pub const RPCRDMA_OWN_RESULTS: u32 = 8;
@@ -121,7 +121,7 @@ pub struct rpcrdma_procedure {
     pub deferred: rpcrdma_deferred_handler,
     /// First argument of the handler. Any thread may use it.
     pub context: *mut c_void,
-    /// Least room for inline results, in bytes: at most 1 GiB; 0 means 256.
+    /// Minimum room for inline results, in bytes: up to 1 GiB; 0 means 256.
     pub max_reply: usize,
     /// Maximum Read chunks of a call, up to 4. They are its eligible arguments (RFC 8166 §6).
     pub read_chunks: u32,
@@ -366,7 +366,7 @@ impl ServiceTable {
             }
             procedure = procedure.on_workers();
         }
-        // This is the last check, so that a refused entry leaves the arena as it was.
+        // The arena is checked last, so that a refused entry leaves it as it was.
         if !of.reads_into.is_null() {
             if of.read_chunks == 0 {
                 return wrong("reads_into without read_chunks");
@@ -417,7 +417,7 @@ impl ServiceTable {
 /// Refuses sizes that no configuration permits.
 fn check_sizes(of: &rpcrdma_procedure) -> Result<(), ApiFailure> {
     let has = |flag: u32| of.flags & flag != 0;
-    let chunk = |is_own: bool| match is_own {
+    let chunk = |is_application_memory: bool| match is_application_memory {
         true => (LONGEST_CHUNK, "the protocol has no longer chunks"),
         false => (LONGEST_BUFFER, "memory.bulk_buffers has no longer buffers"),
     };
@@ -427,9 +427,9 @@ fn check_sizes(of: &rpcrdma_procedure) -> Result<(), ApiFailure> {
         ("max_read", of.max_read, chunk(!of.reads_into.is_null())),
         ("max_write", of.max_write, chunk(has(RPCRDMA_OWN_RESULTS))),
     ];
-    match sizes.into_iter().find(|(_, size, (most, _))| size > most) {
-        Some((field, size, (most, why))) => {
-            Err(ApiFailure::argument(format_args!("{field} is {size}: at most {most} bytes, as {why}")))
+    match sizes.into_iter().find(|(_, size, (limit, _))| size > limit) {
+        Some((field, size, (limit, why))) => {
+            Err(ApiFailure::argument(format_args!("{field} is {size}: at most {limit} bytes, as {why}")))
         }
         None => Ok(()),
     }
@@ -481,7 +481,7 @@ fn count_results(call: &mut ServedCall, len: usize) -> Result<(), Refusal> {
     }
     let mut writer = call.reply_writer();
     if len > writer.room() {
-        // This fails with the cause.
+        // The writer refuses the zeroes with an error that names the cause.
         return Ok(writer.put_zeroes(len)?);
     }
     // SAFETY: the handler says that it has written these bytes.

@@ -63,14 +63,14 @@ macro_rules! kinds {
             const BOUND: bool = $bound;
             const TAGGED: bool = $tagged;
 
-            fn spare() -> &'static LocalKey<ThreadFreeSlots<Self>> {
-                thread_local!(static SPARE: ThreadFreeSlots<$name> = const { ThreadFreeSlots::new() });
-                &SPARE
+            fn thread_slots() -> &'static LocalKey<ThreadFreeSlots<Self>> {
+                thread_local!(static THREAD_SLOTS: ThreadFreeSlots<$name> = const { ThreadFreeSlots::new() });
+                &THREAD_SLOTS
             }
 
-            fn common() -> &'static SharedFreeSlots<Self> {
-                static COMMON: SharedFreeSlots<$name> = SharedFreeSlots::new();
-                &COMMON
+            fn shared_slots() -> &'static SharedFreeSlots<Self> {
+                static SHARED_SLOTS: SharedFreeSlots<$name> = SharedFreeSlots::new();
+                &SHARED_SLOTS
             }
         })*
     };

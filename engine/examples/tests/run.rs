@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Runs a program, which must succeed, and returns its output.
-fn output(program: &str, args: &[&str]) -> String {
+fn run_program(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output().expect("the program starts");
     let (printed, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{program} {args:?}: {}: {printed}{errors}", output.status);
     printed.into_owned()
 }
 
-/// Name, program, start of the last output line.
+/// Each example: its name, its program, and the start of its last output line.
 const EXAMPLES: &[(&str, &str, &str)] = &[
     ("async_client", env!("CARGO_BIN_EXE_async_client"), "16 blocks read at once"),
     ("bulk", env!("CARGO_BIN_EXE_bulk"), "8 blocks of 1048576 bytes written and read"),
@@ -26,13 +26,13 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("raw_protocol", env!("CARGO_BIN_EXE_raw_protocol"), "  calls per turn: [0, 4, 2]"),
 ];
 
-/// Limit of the number of examples, and of the lines of each.
+/// Maximum number of examples, and maximum number of lines of each.
 const LIMITS: (usize, usize) = (10, 150);
 
 #[test]
 fn each_example_succeeds_and_prints_its_result() {
     for (name, program, last) in EXAMPLES {
-        let printed = output(program, &[]);
+        let printed = run_program(program, &[]);
         assert!(printed.lines().last().is_some_and(|line| line.starts_with(last)), "{name}: {printed}");
     }
 }
@@ -44,7 +44,7 @@ fn examples_use_the_address_in_their_argument() {
             continue;
         }
         let address = format!("iwarp:{}", rpcrdma::fabric::testing::loopback_address().0);
-        let printed = output(program, &[&address]);
+        let printed = run_program(program, &[&address]);
         assert!(printed.lines().last().is_some_and(|line| line.starts_with(last)), "{name}: {printed}");
     }
 }
@@ -55,7 +55,7 @@ fn examples_are_few_and_short() {
     let entries = directory.read_dir().expect("the examples");
     let sources: BTreeSet<PathBuf> = entries.map(|entry| entry.expect("a directory entry").path()).collect();
     let names = EXAMPLES.iter().map(|(name, ..)| directory.join(format!("{name}.rs"))).collect();
-    assert_eq!(sources, names, "source files, and examples that run here");
+    assert_eq!(sources, names, "source files (left), and EXAMPLES (right)");
     let (examples, lines) = LIMITS;
     assert!(sources.len() <= examples, "{} examples, limit {examples}", sources.len());
     for path in sources {

@@ -11,7 +11,7 @@ pub struct Arrival {
     pub qp: QpId,
     /// The message.
     pub buf: ReceivedBuf,
-    /// The key of ours that the message revoked.
+    /// The key of this side that the message revoked.
     pub invalidated: Option<u32>,
 }
 

@@ -86,13 +86,13 @@ impl WorkRequest {
 impl Capabilities {
     /// Checks the parameters of a new queue pair of a fabric over sockets.
     pub(crate) fn check_params(&self, params: &ConnectParams) -> Result<(), FabricError> {
-        for (what, got, most) in [
+        for (what, got, limit) in [
             ("bytes of private data", params.private_data.len(), self.max_connect_private_data),
             ("send_queue_depth", params.send_queue_depth as usize, self.max_send_wr as usize),
             ("windows", params.windows as usize, MAX_WINDOWS),
         ] {
-            if got > most {
-                return Err(FabricError::misuse(format!("{what}: {got} exceeds {most}")));
+            if got > limit {
+                return Err(FabricError::misuse(format!("{what}: {got} exceeds {limit}")));
             }
         }
         Ok(())

@@ -11,12 +11,12 @@ pub enum DeviceEvent {
     /// The port has lost its link. Connections stay: a queue pair retransmits unacknowledged packets, and ends when its
     /// retries are used up.
     PortDown {
-        /// Its number.
+        /// The port's number.
         port: u32,
     },
     /// The port has its link again.
     PortUp {
-        /// Its number.
+        /// The port's number.
         port: u32,
     },
     /// The device or a shared queue failed: all connections end.

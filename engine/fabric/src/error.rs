@@ -113,12 +113,12 @@ impl FabricError {
         Self::new(FabricErrorKind::Address, format_args!("address {:?}: {detail}", address.as_ref()))
     }
 
-    /// Another listener has the address. `detail`: its state, and the remedy.
+    /// Another listener has the address. `detail` is its state, and the remedy.
     pub(crate) fn in_use(address: impl AsRef<str>, detail: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::AddressInUse, format_args!("address {:?} is in use: {detail}", address.as_ref()))
     }
 
-    /// No listener at the address. `detail`: the failed call, and the remedy.
+    /// No listener at the address. `detail` is the failed call, and the remedy.
     pub(crate) fn unreachable(address: impl AsRef<str>, detail: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::Unreachable, format_args!("no listener at {:?}: {detail}", address.as_ref()))
     }
@@ -128,12 +128,12 @@ impl FabricError {
         Self::new(FabricErrorKind::TimedOut, format_args!("peer did not answer within {knob}"))
     }
 
-    /// A failed call. `detail`: the error, the limit, and the command that fixes it.
+    /// A failed call. `detail` is the error, the limit, and the command that fixes it.
     pub(crate) fn system(call: impl fmt::Display, detail: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::System, format_args!("{call}: {detail}"))
     }
 
-    /// A failed call, because there is no such device. `detail`: the reason, and the command that fixes it.
+    /// A failed call, because there is no such device. `detail` is the reason, and the command that fixes it.
     #[cfg(feature = "verbs")]
     pub(crate) fn no_device(call: impl fmt::Display, detail: impl fmt::Display) -> Self {
         Self::new(FabricErrorKind::Unsupported, format_args!("{call}: {detail}"))

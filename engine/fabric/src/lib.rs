@@ -3,8 +3,8 @@
 //! A [`Fabric`] is one shard's device: its completion queue, its shared receive queue, its queue pairs and its
 //! connection manager. One thread owns and drives it. Semantics are those of reliable connected queue pairs (InfiniBand
 //! Architecture 1.2.1 chapter 9; RFC 5040). Requests of a queue pair take effect in order, and a Write is visible
-//! before the Send behind it. Reads are unordered with later Sends unless fenced. Errors are receiver-not-ready, length
-//! and rights. An error flushes the queue pair.
+//! before the Send behind it. Reads are unordered with later Sends unless fenced. A request can fail for lack
+//! of a Receive, for its length, or for its rights. An error flushes the queue pair.
 //!
 //! # Ownership of memory
 //! 1. Memory given to the fabric is *moved* into it. It is a [`Buf`] in [`Fabric::post_recv`] or [`WorkRequest::Send`],
@@ -108,7 +108,7 @@ pub use self::received::ReceivedBuf;
 use rpcrdma_mempool::{Arena, ArenaId, Buf, Frozen, Lent};
 use rustix::fd::BorrowedFd;
 
-/// A queue pair, by slot and generation; never names a newer one.
+/// A queue pair, by slot and generation; never names a newer queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct QpId {
     /// Index into the fabric's table: small, dense, reused.
@@ -651,7 +651,7 @@ pub trait Fabric: Sized {
     /// else reports arrivals. Over TCP these are a bounded number per turn, and for idle connections only in every 16th
     /// turn.
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize;
-    /// Polls as [`poll_cq`](Self::poll_cq) does, but returns a single message, the common case of a conversation.
+    /// Polls as [`poll_cq`](Self::poll_cq) does, but returns a single message instead of appending its completion.
     #[inline]
     fn poll_message(&mut self, out: &mut Vec<Completion>, max: usize) -> Found {
         let count = self.poll_cq(out, max);

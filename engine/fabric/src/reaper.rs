@@ -93,7 +93,7 @@ mod tests {
     }
 
     /// The next reported drop. The time-out only bounds a hang.
-    fn next(drops: &Receiver<u32>) -> u32 {
+    fn next_drop(drops: &Receiver<u32>) -> u32 {
         drops.recv_timeout(Duration::from_secs(20)).expect("a drop")
     }
 
@@ -109,11 +109,11 @@ mod tests {
         for n in 10..100 {
             reaper.dispose(SlowDrop(n, report.clone(), None));
         }
-        let mut rest: Vec<u32> = (10..100).map(|_| next(&drops)).collect();
+        let mut rest: Vec<u32> = (10..100).map(|_| next_drop(&drops)).collect();
         rest.sort_unstable();
         assert_eq!(rest, (10..100).collect::<Vec<_>>());
         drop((release, release_2));
-        let mut slow = [next(&drops), next(&drops)];
+        let mut slow = [next_drop(&drops), next_drop(&drops)];
         slow.sort_unstable();
         assert_eq!(slow, [1, 2]);
         assert!(lock(&reaper.state).threads <= 3);
@@ -126,7 +126,7 @@ mod tests {
         let (report, drops) = channel();
         let (release, wait) = channel();
         reaper.dispose(SlowDrop(0, report.clone(), Some(wait)));
-        // The thread may have taken the first one, or not yet.
+        // The thread may have taken the first value already.
         for n in 1..4 {
             assert!(!reaper.is_full(), "{n}");
             reaper.dispose(SlowDrop(n, report.clone(), None));
@@ -134,7 +134,7 @@ mod tests {
         reaper.dispose(SlowDrop(4, report.clone(), None));
         assert!(reaper.is_full());
         drop(release);
-        let order: Vec<u32> = (0..5).map(|_| next(&drops)).collect();
+        let order: Vec<u32> = (0..5).map(|_| next_drop(&drops)).collect();
         assert_eq!(order, [0, 1, 2, 3, 4]);
         assert!(!reaper.is_full());
     }

@@ -18,7 +18,7 @@ impl Completion {
 
 /// Posted receives. The last one posted is warmest in the cache, and is used first.
 #[derive(Debug)]
-pub(crate) struct Receives {
+pub(crate) struct ReceiveQueue {
     bufs: Vec<Buf>,
     /// Receives posted after a fence. They are used after those in `bufs`.
     after_fence: Vec<Buf>,
@@ -26,7 +26,7 @@ pub(crate) struct Receives {
     depth: usize,
 }
 
-impl Receives {
+impl ReceiveQueue {
     /// An empty queue of `depth` places.
     pub(crate) fn new(depth: usize) -> Self {
         Self { bufs: Vec::with_capacity(depth), after_fence: Vec::new(), fenced: false, depth }

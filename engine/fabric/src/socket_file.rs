@@ -39,8 +39,8 @@ impl SocketFile {
         rustix::fs::fchmod(socket, Mode::RUSR | Mode::WUSR).map_err(|e| failed(&format!("fchmod 0600 {name}"), e))?;
         let mut bound = rustix::net::bind(socket, &socket_address);
         if bound == Err(Errno::ADDRINUSE) && is_stale(path, &socket_address)? {
-            let whose = kind_and_owner(path).unwrap_or_default();
-            std::fs::remove_file(path).map_err(|e| failed(&format!("unlink {name}, {whose}"), e))?;
+            let owner = kind_and_owner(path).unwrap_or_default();
+            std::fs::remove_file(path).map_err(|e| failed(&format!("unlink {name}, {owner}"), e))?;
             bound = rustix::net::bind(socket, &socket_address);
         }
         bound.map_err(|e| file_error(&name, path, e))?;

@@ -64,11 +64,11 @@ mod tests {
         assert_eq!(stall.check(1, after(3), LIMIT), Duration::ZERO, "time counts from the first check");
         assert_eq!(stall.check(1, after(8), LIMIT), Duration::from_secs(5));
         assert_eq!(stall.check(1, after(18), LIMIT), Duration::from_secs(15));
-        assert_eq!(stall.check(2, after(20), LIMIT), Duration::ZERO, "progress");
+        assert_eq!(stall.check(2, after(20), LIMIT), Duration::ZERO, "progress restarts the time");
         assert_eq!(stall.check(2, after(21), LIMIT), Duration::from_secs(1));
         stall.stop();
         assert!(!stall.is_running());
-        assert_eq!(stall.check(2, after(22), LIMIT), Duration::ZERO, "another wait");
+        assert_eq!(stall.check(2, after(22), LIMIT), Duration::ZERO, "a new wait starts at zero");
     }
 
     #[test]

@@ -108,13 +108,13 @@ impl<T> WindowKeys<T> {
 
     /// Revokes a window by index: its key is invalid from now on.
     ///
-    /// `ends` gets index, key and bound memory. It makes the key invalid for the peer, and returns whether the memory
-    /// is no longer in use. Otherwise the window is busy, and the caller repeats the call.
-    pub(crate) fn revoke(&mut self, index: u32, ends: impl FnOnce(u32, u32, &T) -> bool) -> Revoked {
+    /// `end_access` gets index, key and bound memory. It makes the key invalid for the peer, and returns whether the
+    /// memory is no longer in use. Otherwise the window is busy, and the caller repeats the call.
+    pub(crate) fn revoke(&mut self, index: u32, end_access: impl FnOnce(u32, u32, &T) -> bool) -> Revoked {
         let Some(key) = self.windows.get_mut(index as usize) else { return Revoked::NotBound };
         let Some(bound) = &key.bound else { return Revoked::NotBound };
         key.valid = false;
-        if !ends(index, key.current, bound) {
+        if !end_access(index, key.current, bound) {
             return Revoked::Busy;
         }
         key.bound = None;
@@ -123,17 +123,18 @@ impl<T> WindowKeys<T> {
 
     /// Revokes a window by its key, at the request of a peer's message. This side posts no invalidation for it, and a
     /// bind that was posted already stays posted.
-    pub(crate) fn revoke_key(&mut self, rkey: u32, ends: impl FnOnce(u32, u32, &T) -> bool) -> Revoked {
+    pub(crate) fn revoke_key(&mut self, rkey: u32, end_access: impl FnOnce(u32, u32, &T) -> bool) -> Revoked {
         let Some(index) = self.index(rkey) else { return Revoked::NotBound };
         if let Some(key) = self.windows.get_mut(index as usize) {
             key.posted_bound = key.posted != key.current && key.posted_bound;
         }
-        self.revoke(index, ends)
+        self.revoke(index, end_access)
     }
 
-    /// Revokes all windows as [`revoke`](Self::revoke) does. False if any is busy: the caller repeats the call.
-    pub(crate) fn revoke_all(&mut self, ends: impl Fn(u32, u32, &T) -> bool) -> bool {
-        (0..self.windows.len() as u32).filter(|&index| self.revoke(index, &ends) == Revoked::Busy).count() == 0
+    /// Revokes all windows as [`revoke`](Self::revoke) does. Returns false if any is busy; the caller then repeats the
+    /// call.
+    pub(crate) fn revoke_all(&mut self, end_access: impl Fn(u32, u32, &T) -> bool) -> bool {
+        (0..self.windows.len() as u32).filter(|&index| self.revoke(index, &end_access) == Revoked::Busy).count() == 0
     }
 
     /// The memory bound to the window with this valid key.

@@ -122,7 +122,7 @@ impl Binding {
         Self { arguments: none, counted: true, results: none, max_call, max_reply }
     }
 
-    /// Sets the count of DDP-eligible arguments and the most bytes of each.
+    /// Sets the count of DDP-eligible arguments and the maximum bytes of each.
     pub const fn arguments(mut self, count: usize, max_len: usize) -> Self {
         self.arguments = Eligible { count, max_len };
         self
@@ -136,9 +136,9 @@ impl Binding {
     }
 
     /// Bytes of the argument in a Read chunk of `chunk` bytes. The chunk may include the XDR round-up; the count in the
-    /// message does not (RFC 8166 §3.4.5.2). `word` is the one in front of the chunk, if any. `None` if it differs from
-    /// the count of these bytes, or exceeds the argument's maximum: such arguments are garbage. An
-    /// [uncounted](Self::uncounted) argument has all bytes of the chunk, up to its maximum.
+    /// message does not (RFC 8166 §3.4.5.2). `word` is the word of the message in front of the chunk, if any. Returns
+    /// `None` if the word is not the count of these bytes, or exceeds the argument's maximum: such arguments are
+    /// garbage. An [uncounted](Self::uncounted) argument has all bytes of the chunk, up to its maximum.
     #[doc(hidden)]
     pub const fn argument_len(&self, chunk: usize, word: Option<u32>) -> Option<usize> {
         let max_len = self.arguments.max_len;
@@ -157,7 +157,7 @@ impl Binding {
         }
     }
 
-    /// Sets the count of DDP-eligible results and the most bytes of each.
+    /// Sets the count of DDP-eligible results and the maximum bytes of each.
     pub const fn results(mut self, count: usize, max_len: usize) -> Self {
         self.results = Eligible { count, max_len };
         self
@@ -178,9 +178,9 @@ impl Binding {
 
     /// Checks a call: a requester before sending, a responder before reading.
     ///
-    /// `inline_len` is the bytes of arguments in the message. `reads` has the bytes of each Read chunk but one at
-    /// position zero, `writes` those of each Write chunk. An empty Write chunk counts, and asks for its result
-    /// inline. A Write chunk may have more room than the result can need. `reduction` is the result of
+    /// `inline_len` is the number of argument bytes in the message. `reads` has the length of each Read chunk, except
+    /// one at position zero, and `writes` that of each Write chunk. An empty Write chunk counts, and requests its
+    /// result inline. A Write chunk may have more room than the result can need. `reduction` is the result of
     /// [`reduction_allowed`].
     ///
     /// # Errors
@@ -252,7 +252,7 @@ impl Bindings {
 ///
 /// RPCSEC_GSS integrity and privacy cover whole messages, and control messages are RPCSEC_GSS's own. With these no item
 /// is eligible: the call is as on a transport without direct placement (RFC 8166 §8.2.2). The same holds for unknown
-/// services and unreadable credentials. Plain authentication (`rpc_gss_svc_none`) changes nothing.
+/// services and unreadable credentials. Authentication alone (`rpc_gss_svc_none`) does not restrict reduction.
 pub fn reduction_allowed(flavor: u32, credential: &[u8]) -> bool {
     const DATA: u32 = 0;
     const SERVICE_NONE: u32 = 1;

@@ -145,7 +145,7 @@ pub enum CallError {
     Refused(Refusal),
 }
 
-/// How far a failed call got.
+/// The last stage that a failed call reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CallProgress {
@@ -172,7 +172,7 @@ pub enum ErrorParty {
 }
 
 impl CallError {
-    /// The row of the error in the table of [`CallError`]: progress, whether a retry is safe, and the responsible party.
+    /// The error's row in the table of [`CallError`]: progress, whether a retry is safe, and the responsible party.
     const fn row(&self) -> (CallProgress, bool, ErrorParty) {
         use CallProgress::{Answered, NotSent, Unanswered};
         match self {
@@ -197,7 +197,7 @@ impl CallError {
         }
     }
 
-    /// How far the call got.
+    /// The last stage that the call reached.
     pub const fn progress(&self) -> CallProgress {
         self.row().0
     }
@@ -210,13 +210,13 @@ impl CallError {
         self.row().1
     }
 
-    /// The server drains, or has no memory for the call.
+    /// Whether the server drains, or has no memory for the call.
     #[doc(hidden)]
     pub const fn is_busy(&self) -> bool {
         matches!(self, Self::Transport(ErrorBody::System))
     }
 
-    /// The error for a call that the server has answered: memory for its reply is lacking.
+    /// Converts an error of missing local memory to the error of a call that the server has answered.
     #[doc(hidden)]
     pub const fn of_reply(self) -> Self {
         match self {
@@ -405,7 +405,7 @@ mod tests {
                 "{error:?}: a call that may have run must not be retried"
             );
         }
-        // The table has a row for each, in that order.
+        // The table has a row for each of these errors, in the same order.
         let rows = include_str!("call_error.rs").lines().filter_map(|line| line.strip_prefix("/// | `"));
         let rows: Vec<Vec<&str>> = rows.map(|row| row.split(" | ").collect()).collect();
         let mut all = all();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{CallError, Credits};
 
-/// A call of ours, for the life of its connection.
+/// A call of this side, for the life of its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallId(u32);
 
@@ -41,11 +41,11 @@ enum OutboundState {
 struct OutboundSlot {
     xid: u32,
     state: OutboundState,
-    /// [`TRIED`], and the age in calls of [`age`](CallTable::age), so that a new call needs one store for both.
+    /// [`TRIED`], and the age in runs of [`age`](CallTable::age), so that a new call needs one store for both.
     marks: u8,
     /// The caller's name for the call, as [`age`](CallTable::age) returns it.
     name: u16,
-    /// The caller's own number for the call. Of a free slot: the next free one, or [`NO_SLOT`].
+    /// The caller's own number for the call. In a free slot, the next free slot or [`NO_SLOT`].
     token: u64,
     /// The deadline, or the time at which the call was abandoned.
     deadline: u64,
@@ -55,7 +55,7 @@ struct OutboundSlot {
 const TRIED: u8 = 0x80;
 /// No slot has this number.
 const NO_SLOT: u64 = u64::MAX;
-/// Age of a call that is reported, in calls of [`CallTable::age`].
+/// Age at which a call is reported, in runs of [`CallTable::age`].
 const OLD: u8 = 2;
 
 impl OutboundSlot {
@@ -79,7 +79,7 @@ pub(super) enum ReplyMatch {
 #[derive(Clone, Debug)]
 pub struct CallTable {
     slots: Vec<OutboundSlot>,
-    /// The first free slot, or [`NO_SLOT`]: the last freed one.
+    /// The first free slot, which was freed last, or [`NO_SLOT`].
     free: u64,
     /// Slots in use: calls, and abandoned ones with an outstanding reply.
     pub(super) used: usize,
@@ -91,7 +91,7 @@ pub struct CallTable {
     /// Abandoned calls without an answer, and late answers so far.
     abandoned: usize,
     late: u32,
-    /// A lower bound of deadlines, among scanned slots while a scan is under way.
+    /// A lower bound of the deadlines. During a scan it does not cover the slots that are not scanned yet.
     earliest: u64,
     /// The next slot to scan for a deadline; 0 between scans.
     scan_next: usize,
@@ -156,8 +156,8 @@ impl CallTable {
         Ok(call)
     }
 
-    /// Makes all calls older; returns the names of those that have been unanswered since the call before the last one.
-    /// Each is returned once.
+    /// Makes all calls one run older. Returns the names of calls that have reached the age [`OLD`] without an answer,
+    /// each once.
     pub(super) fn age(&mut self) -> Vec<u16> {
         let mut old = Vec::new();
         if self.is_empty() {
@@ -176,14 +176,14 @@ impl CallTable {
         old
     }
 
-    /// Whether the peer leaves too many calls unanswered: `most` of them are abandoned, or abandoned ones hold all
-    /// `credits`. Then returns the number of late answers so far, which wraps.
+    /// Number of late answers so far, which wraps, if the peer leaves too many calls unanswered: `max_abandoned` calls
+    /// are abandoned, or abandoned calls hold all `credits`.
     ///
-    /// No call need wait for a credit at the moment: a caller that makes one call after the other, each with a
-    /// time-out, has no call between two of them.
-    pub fn withheld_answers(&self, most: usize, credits: &Credits) -> Option<u32> {
+    /// This does not require a call that waits for a credit. A caller that makes one call after the other, each with a
+    /// time-out, has no such call between two of them.
+    pub fn withheld_answers(&self, max_abandoned: usize, credits: &Credits) -> Option<u32> {
         let hold_all = || credits.available() == 0 && self.unanswered().0 == self.abandoned;
-        (self.abandoned > 0 && (self.abandoned >= most || hold_all())).then_some(self.late)
+        (self.abandoned > 0 && (self.abandoned >= max_abandoned || hold_all())).then_some(self.late)
     }
 
     /// The error of an unsent call, if unanswered calls hold all `credits`.
@@ -412,7 +412,7 @@ impl CallTable {
         self.used == 0
     }
 
-    /// No deadline is earlier than this; `u64::MAX` for none. It may be early, never late.
+    /// A lower bound of all deadlines; `u64::MAX` if there are none. The first deadline may be later.
     #[inline]
     pub fn next_deadline(&self) -> u64 {
         if self.scan_next == 0 { self.earliest } else { 0 }
@@ -450,12 +450,12 @@ impl CallTable {
             self.scanned.set(self.scanned.get() + 1);
             matches!(slot.state, OutboundState::Queued | OutboundState::Sent)
         };
-        let at = match from.iter().position(live) {
-            Some(at) => self.last_found + at,
+        let index = match from.iter().position(live) {
+            Some(index) => self.last_found + index,
             None => before.iter().position(live)?,
         };
-        self.last_found = at;
-        Some(CallId(self.slots[at].xid))
+        self.last_found = index;
+        Some(CallId(self.slots[index].xid))
     }
 }
 

@@ -30,8 +30,8 @@ with_defaults! {
         pub max_calls: usize = 32,
         /// Calls in the reverse direction that this client accepts.
         pub reverse: ReverseSupport = ReverseSupport::None,
-        /// Whether a pure grant waits until half the credit limit is unreported, because another message may carry the
-        /// credits before. Otherwise each message is reported at once.
+        /// Whether a pure grant waits until half the credit limit is unreported. Another message may carry the credits
+        /// meanwhile. If false, each received message is reported at once.
         pub coalesce_grants: bool = true,
         /// Start of the XIDs. It should differ from connection to connection.
         pub xid_seed: u32 = 0,
@@ -70,8 +70,8 @@ impl ConnConfig {
         self.credits + 1 + if self.accepts_calls && self.max_calls > 0 { self.reverse_credits } else { 0 }
     }
 
-    /// Whether changes of characteristics are offered. The older revision has no continuation: a waiting message could
-    /// not be sent after the peer reduced its Receives.
+    /// Whether changes of characteristics are offered. The older revision does not offer them: it has no continuation,
+    /// so a queued message might not fit after the peer reduced its Receive size.
     pub(super) fn offers_changes(&self) -> bool {
         self.optional_operations && self.credit_mode != CreditMode::V1 && self.revision == Revision::Ietf00
     }

@@ -1,13 +1,13 @@
 //! Flow control: three credit modes with exact counts.
 //!
-//! All three are one rule seen from two ends. A *sender* has sent `sent` messages and may continue up to `limit`. A
+//! All three follow one rule, which has two ends. A *sender* has sent `sent` messages and may continue up to `limit`. A
 //! *receiver* has received `received` messages and has announced `announced_limit`, for which it reserves Receives. The
 //! modes differ in the encoding of the limit:
 //!
 //! | mode | `rdma_credit` | resulting limit |
 //! |---|---|---|
 //! | [`CreditMode::V2Windowed`] | credits from here on | `received` word + credits |
-//! | [`CreditMode::V2Incremental`] | low half: newly granted; high half: most outstanding | previous limit + newly granted, and no more than the most at a time |
+//! | [`CreditMode::V2Incremental`] | low half: newly granted; high half: maximum outstanding | previous limit + newly granted, but no more outstanding than the maximum |
 //! | [`CreditMode::V1`] | requested, or granted, calls outstanding | calls answered + granted |
 //!
 //! A client's initial limit is 1 and a server's 0 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.3). In version 1 it is
@@ -38,8 +38,8 @@ pub const MAX_CREDITS: u32 = 0x7FFF;
 /// grants without end.
 const MAX_CONSECUTIVE_GRANTS: u8 = 4;
 
-/// Credits for replies alone, while the peer has calls to answer. The peer grants them beyond its limit; this side
-/// keeps them back when it calls.
+/// Credits for replies only. An end with outstanding calls grants them beyond its credit limit, and its peer does not
+/// use them for calls of its own.
 pub(super) const REPLY_CREDITS: u32 = 2;
 
 /// The two credit words of a header.
@@ -59,7 +59,7 @@ pub struct Credits {
     sent: u32,
     /// Limit of `sent`.
     limit: u32,
-    /// Incremental: all that the peer has granted. The limit is lower while the peer permits fewer outstanding.
+    /// Incremental: sum of the peer's grants. `limit` is lower while the peer permits fewer outstanding messages.
     granted: u32,
     /// The received count in the peer's last header; windowed only.
     acknowledged: u32,
@@ -70,8 +70,8 @@ pub struct Credits {
     /// Incremental: the part of `announced_limit` that no message has announced so far. A client keeps a Receive for
     /// its server's first message, and announces it in its own first message.
     unannounced: u32,
-    /// The credit limit that this side offers: Receives, within [`MIN_CREDITS`] and [`MAX_CREDITS`]. Version
-    /// 1: calls of the peer that it takes.
+    /// The credit limit that this side offers: Receives, within [`MIN_CREDITS`] and [`MAX_CREDITS`]. In version 1:
+    /// concurrent calls of the peer.
     credit_limit: u32,
     /// Version 1: Receives for replies to this side's calls.
     reply_receives: u32,
@@ -160,8 +160,8 @@ impl Credits {
         self.credit_limit
     }
 
-    /// Version 1: concurrent calls tolerated beyond the credit limit. Deployed clients reuse the credit of a call that
-    /// they abandon before its reply, because its process was killed or the mount was forced off.
+    /// Version 1: maximum concurrent calls tolerated, which is twice the credit limit. Deployed clients reuse the
+    /// credit of a call that they abandon before its reply, because its process was killed or the mount was forced off.
     #[inline]
     pub fn tolerated(&self) -> u32 {
         2 * self.credit_limit
@@ -203,13 +203,13 @@ impl Credits {
     ///
     /// While this side has `called`, the window has a few more credits for the replies. Messages that have begun must
     /// be completed, even if the peer's calls exceed a reduced credit limit. So the window has at least one credit
-    /// while a reply is expected, or a message of the peer is `half` received. It has no second one, because that would
-    /// admit another call.
+    /// while a reply is expected, or while a message of the peer is `incomplete`. It does not have a second one, which
+    /// would admit another call.
     #[inline]
-    pub(super) fn grant_window(&self, taken: u32, slots: u32, called: bool, half: bool) -> u32 {
+    pub(super) fn grant_window(&self, taken: u32, slots: u32, called: bool, incomplete: bool) -> u32 {
         let for_replies = if called { REPLY_CREDITS } else { 0 };
-        let least = u32::from((called || half) && taken < slots);
-        self.credit_limit.min((self.credit_limit + for_replies).saturating_sub(taken).max(least))
+        let minimum = u32::from((called || incomplete) && taken < slots);
+        self.credit_limit.min((self.credit_limit + for_replies).saturating_sub(taken).max(minimum))
     }
 
     /// Version 2: credits that the peer has used and not received back.
@@ -279,7 +279,7 @@ impl Credits {
     /// credits and the count of received messages.
     #[inline(always)]
     pub fn on_send_windowed(&mut self, window: u32) -> (u32, u32) {
-        // This comes first, because most callers know here that the window is the credit limit.
+        // The limit is raised first, because most callers know here that the window is the credit limit.
         self.raise_limit(window);
         self.sent = self.sent.wrapping_add(1);
         self.consecutive_grants = 0;
@@ -304,12 +304,12 @@ impl Credits {
     #[inline]
     fn words(&self, before: u32) -> CreditWords {
         if self.credit_mode == CreditMode::V2Windowed {
-            let left = self.announced_limit.wrapping_sub(self.received) as i32;
-            if left < 0 {
+            let remaining = self.announced_limit.wrapping_sub(self.received) as i32;
+            if remaining < 0 {
                 // The one message beyond the limit has arrived. Report one message less, so that the sum is the limit.
                 return CreditWords { credit: 0, received: Some(self.announced_limit) };
             }
-            CreditWords { credit: left as u32, received: Some(self.received) }
+            CreditWords { credit: remaining as u32, received: Some(self.received) }
         } else {
             let newly = self.announced_limit.wrapping_sub(before);
             // Announced credits stay valid: a lower limit is announced as it becomes true.
@@ -364,21 +364,21 @@ impl Credits {
     /// Processes an incremental grant. The low half has the increment, the high half the outstanding limit (version 2
     /// §4.3.1.1).
     fn on_increment(&mut self, credit: u32) -> Result<(), PeerFault> {
-        let (newly, most) = (credit & 0xFFFF, credit >> 16);
-        // It is -1 after a pure grant beyond the limit.
-        let left = self.granted.wrapping_sub(self.sent) as i32;
+        let (newly, max_outstanding) = (credit & 0xFFFF, credit >> 16);
+        // The number of available credits is -1 after a pure grant beyond the limit.
+        let available = self.granted.wrapping_sub(self.sent) as i32;
         // No peer can reserve more than 2^16 Receives. Beyond that, the sum would wrap.
-        if left + newly as i32 > 2 * MAX_CREDITS as i32 {
-            return Err(PeerFault::GrantedTooMuch { available: left.max(0) as u32, newly });
+        if available + newly as i32 > 2 * MAX_CREDITS as i32 {
+            return Err(PeerFault::GrantedTooMuch { available: available.max(0) as u32, newly });
         }
         self.granted = self.granted.wrapping_add(newly);
         if newly > 0 {
-            // At most `most` messages may be outstanding, so the peer has received the others.
-            self.received_by_peer = self.granted.wrapping_sub(most);
+            // At most `max_outstanding` messages may be outstanding, so the peer has received the others.
+            self.received_by_peer = self.granted.wrapping_sub(max_outstanding);
         }
         // Until the peer raises its limit of outstanding messages, no more are usable. A limit of 0 would be a
         // deadlock.
-        let usable = (left + newly as i32).min(most.max(1) as i32);
+        let usable = (available + newly as i32).min(max_outstanding.max(1) as i32);
         self.limit = self.sent.wrapping_add(usable as u32);
         Ok(())
     }
@@ -483,12 +483,12 @@ impl Credits {
     #[inline]
     pub fn is_grant_due(&self, window: Option<u32>) -> bool {
         let Some(window) = window else { return false };
-        let left = self.announced_limit.wrapping_sub(self.received) as i32;
+        let remaining = self.announced_limit.wrapping_sub(self.received) as i32;
         // Pure grants use credits, too, and must be reported eventually. But a single pure grant causes no other one,
-        // because two idle peers would then alternate for ever.
+        // because two idle peers would then exchange grants without end.
         let low = match window >= self.credit_limit {
-            true => self.received != self.reported && left <= (self.credit_limit / 2) as i32,
-            false => self.is_small_grant_due(window, left),
+            true => self.received != self.reported && remaining <= (self.credit_limit / 2) as i32,
+            false => self.is_small_grant_due(window, remaining),
         };
         (low || self.unreported_payload() >= self.grant_after) && self.may_grant() && self.credit_mode != CreditMode::V1
     }
@@ -496,8 +496,9 @@ impl Credits {
     /// Whether a pure grant is due while the window is smaller than the credit limit. Only a peer without credits needs
     /// one, or a peer that has used its one grant beyond the limit.
     #[cold]
-    fn is_small_grant_due(&self, window: u32, left: i32) -> bool {
-        left < 0 || (left == 0 && (window > 1 || (window == 1 && self.consecutive_grants < MAX_CONSECUTIVE_GRANTS)))
+    fn is_small_grant_due(&self, window: u32, remaining: i32) -> bool {
+        remaining < 0
+            || (remaining == 0 && (window > 1 || (window == 1 && self.consecutive_grants < MAX_CONSECUTIVE_GRANTS)))
     }
 
     /// Whether a pure grant may be sent. It may exceed the limit by one.

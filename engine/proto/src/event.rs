@@ -7,8 +7,8 @@ use crate::wire::ErrorBody;
 
 /// The call or reply that a received message completes.
 ///
-/// Its header is the one that the owner has decoded itself, or else [`Connection::header`]. The header of a continued
-/// message is that of its last part.
+/// If the owner has not decoded the header itself, [`Connection::header`] returns it. The header of a continued message
+/// is that of its last part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceivedMessage {
     /// A call of the peer: end it by [`Connection::reply`], [`Connection::reply_error`] or [`Connection::forget`].
@@ -91,7 +91,7 @@ pub enum Outgoing {
     },
     /// A pure grant, which is a header only. It stays due until it is written, or another message carries the credits.
     Grant {
-        /// Whether the peer needs it. Otherwise it is a keep-alive.
+        /// Whether the peer needs the credits. Otherwise the grant is a keep-alive.
         due: bool,
     },
 }

@@ -1,7 +1,7 @@
 //! Changing characteristics of a running connection (draft-dnoveck-nfsv4-rpcrdma-xcharext-02, called XC
 //! below).
 //!
-//! One [`Exchange`] per end of a connection whose peer offered [`PropertyId::OptionalType`]. It starts with the
+//! Each end has one [`Exchange`] per connection whose peer offered [`PropertyId::OptionalType`]. It starts with the
 //! CONNPROP values ([`adopt_connprop`](Exchange::adopt_connprop)) and states all values of this end once (INITXCH).
 //! From then on:
 //!
@@ -20,7 +20,7 @@
 //! [`failed`](Exchange::failed). It takes the [events](Exchange::poll_event) after each and sends the output of
 //! [`poll_transmit`](Exchange::poll_transmit).
 //!
-//! The document leaves some cases open, which are decided as follows. There is one request at a time per end, because
+//! The draft leaves some cases open, which are decided as follows. There is one request at a time per end, because
 //! nothing ties an update to its request (XC §4.4). A second request of the peer is rejected, wholly or for the pending
 //! values, as XC §3 permits. An update of a value declared constant is accepted, because the peer knows its own state.
 //! A repeated INITXCH counts as updates. Memory is bounded: at most six characteristics of a message are kept, and at
@@ -60,7 +60,7 @@ pub type CharacteristicList = ArrayVec<Characteristic, COUNT>;
 /// An event for the owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CharacteristicEvent {
-    /// A value of the peer's changed to this.
+    /// A characteristic of the peer has changed to this value.
     Peer(Characteristic),
     /// The peer requests these values. Decide by [`Exchange::answer`], now or later.
     Requested(CharacteristicList),
@@ -220,15 +220,15 @@ impl Exchange {
     /// Processes an error that the peer reported with this XID. True if it concerned an operation of this end.
     pub fn failed(&mut self, xid: u32, error: &ErrorBody) -> bool {
         let request = self.request.take_if(|(expected, _)| *expected == xid);
-        let ours = request.is_some() || (xid == 0 && *error == ErrorBody::InvalHtype);
+        let is_own = request.is_some() || (xid == 0 && *error == ErrorBody::InvalHtype);
         for wanted in request.into_iter().flat_map(|(_, wanted)| wanted) {
             self.events.push_back(CharacteristicEvent::Answer { wanted, outcome: ChangeOutcome::Rejected });
         }
-        if ours && *error == ErrorBody::InvalHtype && std::mem::replace(&mut self.supported, false) {
+        if is_own && *error == ErrorBody::InvalHtype && std::mem::replace(&mut self.supported, false) {
             self.queue.clear();
             self.events.push_back(CharacteristicEvent::Unsupported);
         }
-        ours
+        is_own
     }
 
     /// INITXCH (XC §4.1).
@@ -272,8 +272,8 @@ impl Exchange {
         for (position, property) in want.iter().enumerate() {
             let Some(value) = Characteristic::read(&property, self.revision)? else { continue };
             let id = value.id();
-            let again = !seen.insert(id);
-            if !(again || busy || self.local_constant.contains(&id) || self.answered_pending.contains(&id)) {
+            let is_repeated = !seen.insert(id);
+            if !(is_repeated || busy || self.local_constant.contains(&id) || self.answered_pending.contains(&id)) {
                 open.push((position, value));
             }
         }
@@ -487,7 +487,7 @@ impl Exchange {
 /// Whether each requested property, and no other, is in exactly one subset.
 fn is_partition(wanted: &CharacteristicList, done: Subset<'_>, rejected: Subset<'_>, pending: Subset<'_>) -> bool {
     let subsets = [done, rejected, pending];
-    let inside = |subset: &Subset<'_>| subset.iter().all(|position| position < wanted.len());
-    let once = |at: usize| subsets.iter().filter(|subset| subset.contains(at)).count() == 1;
-    subsets.iter().all(inside) && (0..wanted.len()).all(once)
+    let is_inside = |subset: &Subset<'_>| subset.iter().all(|position| position < wanted.len());
+    let is_in_one = |at: usize| subsets.iter().filter(|subset| subset.contains(at)).count() == 1;
+    subsets.iter().all(is_inside) && (0..wanted.len()).all(is_in_one)
 }

@@ -176,8 +176,8 @@ pub enum Refusal {
         /// Limit in bytes.
         limit: u32,
     },
-    /// No reply, for procedures of `Procedure::one_way`. Any other becomes a [`SystemError`](Self::SystemError), since
-    /// its caller waits.
+    /// No reply, for procedures of `Procedure::one_way`. In any other procedure it becomes a
+    /// [`SystemError`](Self::SystemError), because the caller waits for a reply.
     #[error("no reply")]
     NoReply,
     /// The credential was refused; the `auth_stat` of RFC 5531 §9.
@@ -197,7 +197,8 @@ pub enum HandlerFailure {
     Switch,
     /// The result exceeds the length declared for a Write chunk.
     Undeclared,
-    /// No such Write chunk; `needed` is its index. Bad arguments, if the procedure declares it.
+    /// The call has no such Write chunk; `needed` is its index. If the procedure declares the chunk, the arguments are
+    /// at fault.
     NoChunk,
     /// The Write chunk holds the handler's own memory already.
     Shared,
@@ -218,7 +219,7 @@ impl From<EncodeError> for Refusal {
     fn from(error: EncodeError) -> Self {
         let what = match error.kind() {
             EncodeErrorKind::Bound => HandlerFailure::Bound,
-            EncodeErrorKind::Placed => HandlerFailure::Unwritten,
+            EncodeErrorKind::PlacedLength => HandlerFailure::Unwritten,
             EncodeErrorKind::Switch => HandlerFailure::Switch,
             _ => HandlerFailure::Reply,
         };

@@ -105,8 +105,8 @@ pub enum ReplyForm {
 
 /// Chooses the form of a reply.
 ///
-/// `header` is the length of the transport header with the returned Write chunks. `reply` is
-/// that of the reduced RPC message, `room` that of an offered Reply chunk.
+/// `header` is the length of the transport header with the returned Write chunks, `reply` that of the reduced RPC
+/// message, and `room` that of an offered Reply chunk.
 pub fn choose_reply(limits: &FormLimits, header: usize, reply: usize, room: Option<u64>) -> ReplyForm {
     if header + reply <= limits.send_inline_threshold {
         ReplyForm::Inline
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(call(&V1, 100, 4056), Ok((CallForm::Inline, false)));
         assert_eq!(call(&V1, 100, 4057), Ok((CallForm::Inline, true)));
         assert_eq!(call(&V1, 5000, 5000), Ok((CallForm::Long, true)));
-        // Nor can it be continued if this side does not reassemble that much.
+        // A reply that exceeds what this side reassembles needs a Reply chunk.
         let small = FormLimits { reassemble_up_to: 8192, ..V2 };
         assert_eq!(call(&small, 100, 8192), Ok((CallForm::Inline, false)));
         assert_eq!(call(&small, 100, 8193), Ok((CallForm::Inline, true)));

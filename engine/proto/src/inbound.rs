@@ -22,7 +22,7 @@ struct InboundSlot {
     xid: u32,
     /// Generation of the current call, or of the next.
     generation: u32,
-    /// Of a free slot: the next free one, or [`NO_SLOT`]. Else [`SERVED`] or [`WITH_CHUNKS`].
+    /// In a free slot, the next free slot or [`NO_SLOT`]; in a used slot, [`SERVED`] or [`WITH_CHUNKS`].
     next: u32,
 }
 
@@ -32,8 +32,8 @@ const SERVED: u32 = u32::MAX - 1;
 /// A served call that has a chunk list.
 const WITH_CHUNKS: u32 = u32::MAX - 2;
 
-/// The peer's calls. There are two slots per concurrent call, as version 1 tolerates twice as many. Free ones form a
-/// list, last freed first.
+/// The peer's calls. There are two slots per concurrent call, because version 1 tolerates twice as many calls. Free
+/// slots form a list, with the last freed slot first.
 #[derive(Debug)]
 pub struct InboundTable {
     slots: Vec<InboundSlot>,
@@ -177,11 +177,11 @@ mod tests {
     #[test]
     fn calls_with_chunks_are_counted_until_they_are_answered() {
         let mut table = InboundTable::new(1);
-        let plain = table.insert(1, false).unwrap();
+        let inline = table.insert(1, false).unwrap();
         let chunked = table.insert(1, true).unwrap();
-        assert!(table.is_duplicate(plain) && table.is_duplicate(chunked));
+        assert!(table.is_duplicate(inline) && table.is_duplicate(chunked));
         assert_eq!((table.len(), table.with_chunks()), (2, 1));
-        assert_eq!((table.remove(plain), table.with_chunks()), (Some(1), 1));
+        assert_eq!((table.remove(inline), table.with_chunks()), (Some(1), 1));
         assert_eq!((table.remove(chunked), table.with_chunks()), (Some(1), 0));
         assert!(table.remove(chunked).is_none() && table.with_chunks() == 0);
     }

@@ -17,9 +17,9 @@
 //! [reserve](ConnectionStatus::reserve) of Receives posted, and states by
 //! [`set_receives_ready`](Connection::set_receives_ready) whether it does so for all its connections.
 //!
-//! A connection that ends fails its calls by [`fail_next_call`](Connection::fail_next_call), until `None`. Or
-//! [`interrupt`](Connection::interrupt) keeps them for [`restart`](Connection::restart) on a new connection. Calls of
-//! the peer end with it in either case.
+//! When the connection ends, call [`fail_next_call`](Connection::fail_next_call) until `None`, which fails its calls.
+//! Or call [`interrupt`](Connection::interrupt), which keeps them for [`restart`](Connection::restart) on a new
+//! connection. In either case the peer's calls end with the connection.
 //!
 //! ```
 //! use rpcrdma_proto::{CallError, ConnConfig, Connection, Event, Form, Outgoing, ReceivedMessage};
@@ -73,7 +73,7 @@
 //! assert_eq!(answered, Some((call, 7)));
 //! assert!(client.status().is_idle && server.status().is_idle && !client.has_output());
 //!
-//! // The device says that the connection has ended, before a call was sent.
+//! // The device reports that the connection has ended, before a call was sent.
 //! let (call, _) = client.start_call(8, u64::MAX, 0, false).expect("a slot");
 //! assert_eq!(client.fail_next_call(), Some((call, 8, CallError::ConnectionLost { sent: false })));
 //! ```

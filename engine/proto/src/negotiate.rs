@@ -157,7 +157,7 @@ impl Session {
 pub struct ConnectionTerms {
     /// Protocol version.
     pub version: Version,
-    /// Longest message to send, in bytes: own limit or the peer's Receives.
+    /// Longest message to send, in bytes: the smaller of this side's limit and the peer's Receive size.
     pub send_inline_threshold: usize,
     /// Longest message that the peer will send, in bytes.
     pub receive_inline_threshold: usize,
@@ -178,7 +178,7 @@ pub struct ConnectionTerms {
 }
 
 impl ConnectionTerms {
-    /// The terms of version 2 from the peer's CONNPROP, or its defaults without one.
+    /// The terms of version 2 from the peer's CONNPROP, or the defaults of version 2 without one.
     pub(super) fn from_properties(config: &ConnConfig, peer: &Properties<'_>) -> Self {
         Self {
             version: Version::V2,
@@ -197,7 +197,7 @@ impl ConnectionTerms {
 
     /// The terms after changes of either end.
     pub(super) fn changed(self, config: &ConnConfig, local: &Properties<'_>, peer: &Properties<'_>) -> Self {
-        let ours = ConnConfig {
+        let changed_config = ConnConfig {
             longest_send: config.longest_send.min((local.send_size as usize).max(FIRST_MESSAGE_LEN)),
             receive_size: local.receive_size as usize,
             ..config.clone()
@@ -207,7 +207,7 @@ impl ConnectionTerms {
             optional: self.optional,
             remote_invalidation: config.remote_invalidation && peer.remote_invalidation,
             offers_invalidation: local.remote_invalidation,
-            ..Self::from_properties(&ours, peer)
+            ..Self::from_properties(&changed_config, peer)
         }
     }
 
@@ -258,7 +258,7 @@ pub(super) fn properties(config: &ConnConfig) -> Properties<'static> {
         host_auth: None,
         windowed_credits: config.credit_mode == CreditMode::V2Windowed,
         optional_type,
-        // Without the operations, each call states its own invalidation handle.
+        // Without operations on characteristics, each call states its own invalidation handle.
         remote_invalidation: optional_type && config.remote_invalidation,
     }
 }

@@ -21,7 +21,7 @@ pub(super) enum QueuedMessage {
     Optional,
     /// A transport error about the message with this XID.
     Error { xid: u32, error: ErrorBody },
-    /// The answer to an unsupported version, in the layout of all versions.
+    /// The answer to an unsupported version, in the layout that all versions share.
     WrongVersion { xid: u32, vers: u32 },
 }
 
@@ -126,7 +126,7 @@ mod tests {
     fn errors_are_counted_while_they_wait() {
         let mut outbox = Outbox::new(2);
         (0..10).for_each(|_| outbox.push_error(ERROR, 2));
-        assert_eq!((outbox.len(), outbox.errors), (MIN_ERRORS, MIN_ERRORS), "no more than there is room for");
+        assert_eq!((outbox.len(), outbox.errors), (MIN_ERRORS, MIN_ERRORS), "further errors are dropped");
         assert_eq!(outbox.front(), Some(ERROR));
         outbox.pop();
         assert_eq!((outbox.errors, outbox.dequeued), (MIN_ERRORS - 1, 1));

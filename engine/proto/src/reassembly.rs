@@ -61,13 +61,13 @@ impl PartialMessage {
     }
 }
 
-/// The peer's incomplete continued message, and the one that was broken off.
+/// The peer's incomplete continued message, and the one that was aborted.
 #[derive(Debug, Default)]
 pub(super) struct PartialMessages {
     /// The incoming continued message.
     pub(super) open: Option<PartialMessage>,
     /// Number of continued messages that have begun; wraps.
     pub(super) begun: u32,
-    /// The XID of a continued reply that was broken off. Its call ends after the present message.
+    /// The XID of a continued reply that was aborted. Its call ends after the present message.
     pub(super) orphan: Option<u32>,
 }

@@ -305,15 +305,15 @@ fn the_queue_stays_bounded_when_waiting_calls_time_out() {
 
 /// Host authentication with an opening of maximum length.
 #[derive(Clone, Debug)]
-struct Longest;
+struct LongestOpening;
 
-impl Mechanism for Longest {
+impl Mechanism for LongestOpening {
     fn begin(&self, _: Role) -> Box<dyn AuthHandshake> {
         Box::new(self.clone())
     }
 }
 
-impl AuthHandshake for Longest {
+impl AuthHandshake for LongestOpening {
     fn step(&mut self, _: Option<&[u8]>) -> AuthStep {
         AuthStep::Continue(vec![0; MAX_OPENING])
     }
@@ -322,7 +322,7 @@ impl AuthHandshake for Longest {
 /// Version 2 §4.3.3.
 #[test]
 fn the_first_message_has_at_most_1024_bytes_with_the_longest_opening() {
-    let auth = AuthPolicy::Optional(Arc::new(Longest));
+    let auth = AuthPolicy::Optional(Arc::new(LongestOpening));
     let mut client = Connection::new(ConnConfig { auth, ..config(CreditMode::V2Windowed, false) });
     let out = client.poll_transmit().unwrap();
     let mut buf = vec![0; 8192];
@@ -376,7 +376,7 @@ fn part(xid: u32, flags: Flags) -> Vec<u8> {
 
 #[test]
 fn a_reply_that_is_broken_off_ends_its_call() {
-    // The reply is broken off by another reply, and by an unreadable message.
+    // The reply is aborted by another reply, and by an unreadable message.
     let unreadable = words(&[3, 2, 0, 77, 1, 0, 0, 0, 0]);
     for other in [part(3, Flags::NONE), unreadable] {
         let (mut client, call) = negotiated_client();
@@ -386,7 +386,7 @@ fn a_reply_that_is_broken_off_ends_its_call() {
         ));
         assert!(matches!(handle(&mut client, &other), Ok(Handled::Event(Event::Rejected(_)))));
         assert!(matches!(client.poll_event(), Some(Event::Failed { token: 1, .. })));
-        assert!(client.poll_event().is_none(), "it ends once");
+        assert!(client.poll_event().is_none(), "the call ends once");
         assert_eq!(client.calls().used, 0);
     }
 }
@@ -439,8 +439,8 @@ fn a_message_stays_next_until_its_header_is_written() {
 fn a_message_in_parts_holds_back_others_until_its_last_part() {
     for no_memory in [false, true] {
         let (mut client, _) = negotiated_client();
-        let (call, now) = client.start_call(2, u64::MAX, 0, true).unwrap();
-        assert!(now);
+        let (call, is_sent) = client.start_call(2, u64::MAX, 0, true).unwrap();
+        assert!(is_sent);
         let mut buf = [0; 512];
         if no_memory {
             assert_eq!(client.write_header(Outgoing::Call(call), &Form::PART, &mut [], 0), None);

@@ -14,7 +14,7 @@ pub(super) struct UnsolicitedLimit {
 }
 
 impl UnsolicitedLimit {
-    /// A budget of `per_second`, and the same as a burst.
+    /// A budget of `per_second` messages, which is also the longest burst.
     pub(super) fn new(per_second: u32) -> Self {
         Self { per_second, remaining: per_second, refilled: 0, grants: 0 }
     }
@@ -43,7 +43,7 @@ impl UnsolicitedLimit {
         const SECOND: u128 = 1_000_000_000;
         let elapsed = u128::from(now.saturating_sub(self.refilled));
         let more = (elapsed * u128::from(self.per_second) / SECOND).min(u128::from(self.per_second)) as u32;
-        // The fraction below one stays for the next time.
+        // Time that yields less than one message counts for the next refill.
         if more > 0 {
             self.remaining = self.remaining.saturating_add(more).min(self.per_second);
             self.refilled = now;
@@ -59,7 +59,7 @@ mod tests {
     fn an_unused_budget_does_not_exceed_one_second() {
         let mut budget = UnsolicitedLimit::new(10);
         assert!((0..10).all(|_| budget.count().is_none()));
-        // First steps of a tenth of a second, then a long one.
+        // The time advances in steps of 0.1 s, and the budget is refilled at each.
         for tenth in 1..50 {
             budget.advance_time(tenth * 100_000_000);
             assert_eq!(budget.count(), None);

@@ -88,9 +88,9 @@ impl ClientConfig {
     /// Checks the settings that a shard by itself cannot check.
     fn check(&self) -> Result<(), ConfigError> {
         self.connect.validate()?;
-        let wanted = "at least 1, because the client has services, and version 1 never grants 0 (RFC 8166 §3.3.1)";
+        let expected = "at least 1, because the client has services, and version 1 never grants 0 (RFC 8166 §3.3.1)";
         match (&self.services, self.shard.debug.reverse_credits) {
-            (Some(_), 0) => Err(ConfigError::new("debug.reverse_credits", 0, wanted)),
+            (Some(_), 0) => Err(ConfigError::new("debug.reverse_credits", 0, expected)),
             _ => Ok(()),
         }
     }
@@ -123,7 +123,7 @@ impl ClientConfig {
             Some(Some(binding)) => {
                 binding.check_call(inline_len, &reads, &writes, reduction)?;
                 // The limit holds if each result uses the Write chunk offered for it.
-                memory.most_results = (!writes.is_empty()).then(|| binding.reply_len(writes.len()));
+                memory.max_inline_results = (!writes.is_empty()).then(|| binding.reply_len(writes.len()));
                 Ok(())
             }
             // Bindings name all items that may be reduced.

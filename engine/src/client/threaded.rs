@@ -43,9 +43,9 @@ use crate::stats::ShardStats;
 /// # let server = Server::start(&address, services, &ServerConfig::default())?;
 /// # let runtime = async {
 /// let endpoint = Endpoint::start_async(&address, ClientConfig::new(0x2000_0001, 1)).await?;
-/// let mut one = endpoint.connect_async(&address).await?;
+/// let mut client = endpoint.connect_async(&address).await?;
 /// let mut other = endpoint.connect_async(&address).await?;
-/// let (first, second) = (one.start(ClientCall::new(0))?, other.start(ClientCall::new(0))?);
+/// let (first, second) = (client.start(ClientCall::new(0))?, other.start(ClientCall::new(0))?);
 /// (first.await?, second.await?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # };

@@ -2,7 +2,7 @@
 
 use rpcrdma_mempool::{ArenaConfig, AvailableMemory, Class, PoolConfig};
 
-use super::{Config, ConfigError, DebugConfig, MOST_BUFFERS, MemoryConfig, RECEIVE_MARGIN};
+use super::{Config, ConfigError, DebugConfig, MAX_BUFFERS, MemoryConfig, RECEIVE_MARGIN};
 use crate::proto::{CHUNK_LIMITS, CallError, Knob};
 use crate::start_error::{StartError, StartErrorKind};
 use crate::wire::{self, ChunkCounts, ChunkLimits, Version};
@@ -42,8 +42,8 @@ struct BufferCount<'a> {
     bytes: usize,
     /// Default number, which is also the weight in the budget.
     usual: usize,
-    least: usize,
-    most: usize,
+    min: usize,
+    max: usize,
 }
 
 impl BufferCount<'_> {
@@ -64,13 +64,7 @@ fn class_counts<'a>(
     let (largest, others) = (list.iter().map(|class| class.0).max(), list.len().saturating_sub(1).max(1));
     list.iter_mut().map(move |(size, count)| {
         let share = if Some(*size) == largest { 4 * share } else { share / others };
-        BufferCount {
-            count,
-            bytes: padded(*size),
-            usual: (share / (*size).max(1)).max(1),
-            least: 1,
-            most: MOST_BUFFERS,
-        }
+        BufferCount { count, bytes: padded(*size), usual: (share / (*size).max(1)).max(1), min: 1, max: MAX_BUFFERS }
     })
 }
 
@@ -89,42 +83,42 @@ impl Config {
         let (usual, message_bytes) =
             (MemoryConfig::default(), self.message_sizes().into_iter().map(padded).sum::<usize>());
         let credits = self.limits.credits as usize + RECEIVE_MARGIN + 1;
-        let least = credits.max(self.limits.max_credits as usize).max(2 * RECEIVE_MARGIN);
+        let min_receives = credits.max(self.limits.max_credits as usize).max(2 * RECEIVE_MARGIN);
         let MemoryConfig { receives, small_buffers, message_buffers, bulk_buffers, long_buffers, .. } =
             &mut sized.memory;
         // The largest class holds the longest message, unless the number of its buffers is set.
         if let Some((size, 0)) = long_buffers.iter_mut().max_by_key(|class| class.0) {
             *size = (*size).max(self.wire.reassemble_up_to);
         }
-        let of = |count, bytes, usual, least, most| BufferCount { count, bytes, usual, least, most };
+        let of = |count, bytes, usual, min, max| BufferCount { count, bytes, usual, min, max };
         let all = [
-            of(receives, padded(self.wire.receive_size), usual.receives, least, 1 << 20),
-            of(small_buffers, padded(SMALL_BUFFER), usual.small_buffers, 16, MOST_BUFFERS),
-            of(message_buffers, message_bytes, usual.message_buffers, 1, MOST_BUFFERS),
+            of(receives, padded(self.wire.receive_size), usual.receives, min_receives, 1 << 20),
+            of(small_buffers, padded(SMALL_BUFFER), usual.small_buffers, 16, MAX_BUFFERS),
+            of(message_buffers, message_bytes, usual.message_buffers, 1, MAX_BUFFERS),
         ];
         let all = all.into_iter().chain(class_counts(bulk_buffers, &usual.bulk_buffers));
         let all = all.chain(class_counts(long_buffers, &usual.long_buffers));
         let (mut derived, set): (Vec<_>, Vec<_>) = all.partition(|count| *count.count == 0);
-        let mut taken: u128 = set.iter().map(|count| count.bytes(*count.count)).sum();
-        let least = taken + derived.iter().map(|count| count.bytes(count.least)).sum::<u128>();
-        if least > budget {
-            let expected = format!("at least {least} bytes for the values of memory, limits and wire");
+        let mut reserved: u128 = set.iter().map(|count| count.bytes(*count.count)).sum();
+        let needed = reserved + derived.iter().map(|count| count.bytes(count.min)).sum::<u128>();
+        if needed > budget {
+            let expected = format!("at least {needed} bytes for the values of memory, limits and wire");
             return Err(ConfigError::new("memory.budget", budget, expected));
         }
         // A number that would be below its minimum is set to the minimum, and the other ones share the remaining bytes.
         loop {
             let weight: u128 = derived.iter().map(|count| count.bytes(count.usual)).sum();
-            let left = budget - taken;
-            let short = derived.iter().position(|count| count.usual as u128 * left < count.least as u128 * weight);
+            let remaining = budget - reserved;
+            let short = derived.iter().position(|count| count.usual as u128 * remaining < count.min as u128 * weight);
             let Some(short) = short else {
-                for BufferCount { count, usual, most, .. } in derived {
-                    *count = usize::try_from(usual as u128 * left / weight.max(1)).unwrap_or(most).min(most);
+                for BufferCount { count, usual, max, .. } in derived {
+                    *count = usize::try_from(usual as u128 * remaining / weight.max(1)).unwrap_or(max).min(max);
                 }
                 return Ok(sized);
             };
             let count = derived.swap_remove(short);
-            taken += count.bytes(count.least);
-            *count.count = count.least;
+            reserved += count.bytes(count.min);
+            *count.count = count.min;
         }
     }
 

@@ -88,11 +88,11 @@ fn duration(knob: &'static str, value: Duration) -> Result<(), ConfigError> {
 }
 
 /// Maximum number of buffers of a size.
-pub(super) const MOST_BUFFERS: usize = 1 << 24;
+pub(super) const MAX_BUFFERS: usize = 1 << 24;
 /// Bytes of the longest buffer.
 pub(crate) const LONGEST_BUFFER: usize = 1 << 30;
 /// Maximum bytes of memory: the address space of a process.
-const MOST_BYTES: usize = 1 << 47;
+const MAX_BYTES: usize = 1 << 47;
 
 /// Refuses a number of a core or NUMA node that no host has.
 ///
@@ -119,7 +119,7 @@ knobs! {
     /// It covers receives and buffers, and at clients the chunks of one connection. The numbers of this group that are
     /// 0 share the bytes that the other ones leave, in the proportions of their defaults. There are always enough
     /// receives for the credits of a connection, and a buffer of each size. At most 128 TiB. Default 0.
-    pub budget: usize as "units::bytes" = 0, |knob, bytes| between(0..=MOST_BYTES)(knob, bytes);
+    pub budget: usize as "units::bytes" = 0, |knob, bytes| between(0..=MAX_BYTES)(knob, bytes);
     /// Receives of the shard, 256 to 1048576. Default 4096.
     ///
     /// They bound receive memory whatever the number of connections. While receives are scarce, each host may keep an
@@ -129,12 +129,12 @@ knobs! {
     /// Buffers of 512 bytes, 16 to 16777216. Default 4096.
     ///
     /// With as many of them as [`receives`](Self::receives), each call under way has a buffer for a short reply.
-    pub small_buffers: usize = 4096, between(16..=MOST_BUFFERS);
+    pub small_buffers: usize = 4096, between(16..=MAX_BUFFERS);
     /// Buffers of `receive_size` bytes and headroom, 1 to 16777216. Default 512.
     ///
     /// They hold long messages, and received messages that the application still uses. The buffers of
     /// [`receives`](Self::receives) are separate.
-    pub message_buffers: usize = 512, between(1..=MOST_BUFFERS);
+    pub message_buffers: usize = 512, between(1..=MAX_BUFFERS);
     /// Buffers for chunks: bytes and number of each class.
     ///
     /// They hold data that travels by RDMA Read and RDMA Write. Sizes count the chunk alone: data of 64 KiB takes a
@@ -212,13 +212,13 @@ impl MemoryConfig {
             let is_valid = classes.len() <= MAX_CLASSES;
             check(is_valid, knob, format_args!("{} size classes", classes.len()), "at most 29")?;
             for &(size, count) in classes {
-                let is_valid = (1..=LONGEST_BUFFER).contains(&size) && (1..=MOST_BUFFERS).contains(&count);
+                let is_valid = (1..=LONGEST_BUFFER).contains(&size) && (1..=MAX_BUFFERS).contains(&count);
                 let expected = "1 to 1073741824 bytes and 1 to 16777216 buffers of each class";
                 check(is_valid, knob, format_args!("{count} of {size} bytes"), expected)?;
             }
             let all: usize = classes.iter().map(|(size, count)| size * count).sum();
             let expected = "at most 140737488355328, the address space of a process";
-            check(all <= MOST_BYTES, knob, format_args!("{all} bytes in all"), expected)?;
+            check(all <= MAX_BYTES, knob, format_args!("{all} bytes in all"), expected)?;
         }
         Ok(())
     }
@@ -310,10 +310,10 @@ impl LimitsConfig {
         let (Self { credits, max_credits, .. }, receives) = (self, memory.receives);
         // A connection needs one receive more than credits, for a pure grant.
         let reserve = RECEIVE_MARGIN + 1;
-        let most = receives - reserve;
+        let limit = receives - reserve;
         let expected =
-            format!("{MIN_CREDITS} to {most}, because memory.receives is {receives}, with {reserve} in reserve");
-        check(*credits as usize <= most, "limits.credits", credits, expected)?;
+            format!("{MIN_CREDITS} to {limit}, because memory.receives is {receives}, with {reserve} in reserve");
+        check(*credits as usize <= limit, "limits.credits", credits, expected)?;
         let knob = "limits.max_credits";
         check(max_credits >= credits, knob, max_credits, format!("at least limits.credits, which is {credits}"))?;
         let expected = format!("{MIN_CREDITS} to {receives}, because memory.receives is {receives}");
@@ -495,7 +495,7 @@ knobs! {
     };
     /// Idle time before a TCP keep-alive probe (`TCP_KEEPIDLE`). Default 60 s.
     ///
-    /// 1 s to 32767 s. Two more probes follow, a third of this apart.
+    /// 1 s to 32767 s. Two more probes follow, each after a third of this time.
     pub keep_alive: Duration as "units::duration" = Duration::from_secs(60), |knob, wait: Duration| {
         check((1..=32767).contains(&wait.as_secs()), knob, format_args!("{wait:?}"), "1 s to 32767 s")
     };
@@ -614,14 +614,14 @@ impl DebugConfig {
     /// Checks that all values are valid, and that none contradicts the wire group.
     pub(super) fn validate(&self, wire: &WireConfig) -> Result<(), ConfigError> {
         self.check_each()?;
-        let (most, size) = (self.max_receive_size, wire.receive_size);
+        let (max_size, size) = (self.max_receive_size, wire.receive_size);
         let expected = format!("0, or at least wire.receive_size, which is {size}");
-        check(most == 0 || most >= size, "debug.max_receive_size", most, expected)?;
-        let (never, knob) = (!self.resize_on_request, "debug.resize_on_request");
+        check(max_size == 0 || max_size >= size, "debug.max_receive_size", max_size, expected)?;
+        let (is_off, knob) = (!self.resize_on_request, "debug.resize_on_request");
         let expected = "false, or debug.optional_operations true, which is false: a request is such an operation";
-        check(never || self.optional_operations, knob, true, expected)?;
+        check(is_off || self.optional_operations, knob, true, expected)?;
         let expected = "false, because wire.credit_mode is v1, and only peers of version 2 request another size";
-        check(never || wire.credit_mode != CreditMode::V1, knob, true, expected)
+        check(is_off || wire.credit_mode != CreditMode::V1, knob, true, expected)
     }
 }
 

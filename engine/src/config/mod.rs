@@ -38,7 +38,7 @@ pub(crate) use buffers::{
     BUFFER_ALIGN, HEADROOM_CALL, HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER, ShardBuffers, headroom_for,
 };
 pub(crate) use groups::LONGEST_BUFFER;
-use groups::MOST_BUFFERS;
+use groups::MAX_BUFFERS;
 pub use groups::{
     AcceptConfig, ConnectConfig, DebugConfig, DeviceConfig, IwarpConfig, LimitsConfig, MemoryConfig, PollConfig,
     TimeoutConfig, WireConfig,

@@ -171,7 +171,7 @@ fn an_invalid_knob_is_refused_by_name_value_and_range() {
 fn a_buffer_size_of_two_knobs_is_attributed_to_bulk_buffers() {
     let config = Config::default();
     let knob = |serves, needed| config.shard_buffers(serves).knob_of(needed).to_string();
-    assert_eq!(knob(true, 1 << 20), "`memory.bulk_buffers`", "both have it");
+    assert_eq!(knob(true, 1 << 20), "`memory.bulk_buffers`", "both knobs have this size");
     assert_eq!(knob(true, 32 << 10), "`memory.long_buffers`");
     assert_eq!(knob(false, 1 << 20), "`memory.long_buffers`", "a client without services has none for bulk data");
 }
@@ -230,9 +230,9 @@ fn a_budget_determines_all_numbers_in_the_proportions_of_the_defaults() {
     for budget in [6 << 20, 64 << 20, 1 << 30, 8 << 30] {
         let config = within(budget);
         assert_eq!(config.validate(), Ok(()));
-        let (sized, most) = (config.sized().expect("the budget suffices"), 8 << 30);
+        let (sized, largest) = (config.sized().expect("the budget suffices"), 8 << 30);
         assert!(sized.memory_bytes() <= budget, "{:?}", sized.memory);
-        assert!(sized.memory_bytes() > budget / 2 || budget == most, "{:?}", sized.memory);
+        assert!(sized.memory_bytes() > budget / 2 || budget == largest, "{:?}", sized.memory);
         assert_eq!(numbers(&sized.sized().expect("all numbers are set")), numbers(&sized));
     }
 }
@@ -258,9 +258,9 @@ fn a_budget_keeps_set_numbers_and_suffices_for_credits_and_message_sizes() {
 fn costs_of_the_knobs_of_buffers_add_up_to_the_budget() {
     let config = Config::default();
     let costs = config.costs();
-    let of = |knob: &str| costs.iter().find(|cost| cost.0 == knob).map_or(0, |cost| cost.1);
+    let cost = |knob: &str| costs.iter().find(|cost| cost.0 == knob).map_or(0, |cost| cost.1);
     let buffers = ["receives", "small_buffers", "message_buffers", "bulk_buffers", "long_buffers"];
-    let sum: usize = buffers.iter().map(|knob| of(&format!("memory.{knob}"))).sum();
-    assert_eq!((of("memory.budget"), of("limits.credits")), (sum, 65 * 4096));
-    assert!(of("memory.receives") >= 4096 * 4096 && of("memory.receives") < 4200 * 4096, "{costs:?}");
+    let sum: usize = buffers.iter().map(|knob| cost(&format!("memory.{knob}"))).sum();
+    assert_eq!((cost("memory.budget"), cost("limits.credits")), (sum, 65 * 4096));
+    assert!(cost("memory.receives") >= 4096 * 4096 && cost("memory.receives") < 4200 * 4096, "{costs:?}");
 }

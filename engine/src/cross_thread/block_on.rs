@@ -13,7 +13,7 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     let waker = Waker::from(parker.signal());
     let mut future = pin!(future);
     loop {
-        // It arms before the poll, so that no wake-up is lost.
+        // The parker is armed before the poll, so that no wake-up is lost.
         parker.arm();
         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(value) => return value,

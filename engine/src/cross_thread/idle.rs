@@ -152,9 +152,9 @@ mod tests {
     #[test]
     fn adaptive_sleeps_after_its_spins_and_again_after_a_spurious_wake_up() {
         let mut idle = Idle::new(IdlePolicy::Adaptive { spin: 3 });
-        let got: Vec<_> = (0..5).map(|_| idle.after_empty_poll()).collect();
+        let steps: Vec<_> = (0..5).map(|_| idle.after_empty_poll()).collect();
         use IdleStep::{Sleep, Spin};
-        assert_eq!(got, [Spin, Spin, Spin, Sleep, Sleep]);
+        assert_eq!(steps, [Spin, Spin, Spin, Sleep, Sleep]);
         idle.reset();
         assert_eq!((idle.after_empty_poll(), idle.empty), (Spin, 1));
     }

@@ -86,7 +86,7 @@ impl Parker {
                 *known = Some(me);
             }
         }
-        // It is a swap, so that it follows the write of a late notifier of the last sleep.
+        // The flag is set by a swap, which follows the write of a late notifier of the last sleep.
         self.shared.sleeping.swap(true, Ordering::Relaxed);
         // SYNC POINT sleep: with the fence in `Signal::notify`.
         fence(Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! SpscProducer of a ring, with the signal of the receiving thread.
+//! The producer of a ring, with the signal of the receiving thread.
 #![forbid(unsafe_code)]
 
 use rpcrdma_mempool::sync::thread;

@@ -19,7 +19,7 @@
 //! 1. `value` belongs to the completer until it sets DONE. Then it belongs to the ticket, unless TICKET_GONE was set
 //!    before DONE: in that case it stays the completer's.
 //! 2. `waiter` belongs to the ticket while WAITER is clear, and to no end while it is set. It belongs to the completer
-//!    once that sets DONE, or sees TICKET_GONE, while WAITER is set.
+//!    once the completer sets DONE, or sees TICKET_GONE, while WAITER is set.
 //! 3. The last end returns the slot, once, with both cells empty. The completer returns it if it finds TICKET_GONE. The
 //!    ticket returns it if DONE was set without WAITER, because the completer has finished then. If WAITER was set when
 //!    DONE was, both ends have work left: the completer sets COMPLETER_GONE, the ticket sets TICKET_GONE, and the
@@ -329,16 +329,16 @@ impl<T> Drop for ResultTicket<T> {
     fn drop(&mut self) {
         let Some(end) = self.end else { return };
         let state = &end.slot().state;
-        let mut seen = state.load(Ordering::Acquire);
-        while seen & DONE == 0 {
+        let mut observed = state.load(Ordering::Acquire);
+        while observed & DONE == 0 {
             // Until DONE is set, only this end changes the state. SYNC POINT end of use: orders this end's accesses
             // before the return of the slot, and the end of the table.
-            match state.compare_exchange_weak(seen, seen | TICKET_GONE, Ordering::AcqRel, Ordering::Acquire) {
+            match state.compare_exchange_weak(observed, observed | TICKET_GONE, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
-                Err(now) => seen = now,
+                Err(now) => observed = now,
             }
         }
-        drop(take(end, seen));
+        drop(take(end, observed));
     }
 }
 
@@ -359,15 +359,15 @@ fn take<T>(end: SlotEnd<T>, state: u32) -> Result<T, Disconnected> {
 /// Stores the waiter in the slot; returns false if the result exists already.
 fn register<T>(end: SlotEnd<T>, waiter: ResultWaiter) -> bool {
     let state = &end.slot().state;
-    let mut seen = state.load(Ordering::Relaxed);
+    let mut observed = state.load(Ordering::Relaxed);
     // If an earlier waiter is in the cell, the ticket takes the cell back first.
-    while seen == WAITER {
+    while observed == WAITER {
         match state.compare_exchange_weak(WAITER, 0, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => seen = 0,
-            Err(now) => seen = now,
+            Ok(_) => observed = 0,
+            Err(now) => observed = now,
         }
     }
-    if seen & DONE != 0 {
+    if observed & DONE != 0 {
         return false;
     }
     // SAFETY: rule 2, WAITER is clear and only this end sets it.

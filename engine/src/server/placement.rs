@@ -56,13 +56,11 @@ fn by_node(addresses: &[Option<u32>], shards: &[Option<u32>]) -> Vec<usize> {
         place.iter().for_each(|&address| counts[address] += 1);
     }
     while let Some(unserved) = counts.iter().position(|&count| count == 0) {
-        let Some(most) = (0..counts.len()).max_by_key(|&address| counts[address]).filter(|&most| counts[most] > 1)
-        else {
-            break;
-        };
-        let last = serves.iter().rposition(|&address| address == Some(most));
+        let fullest = (0..counts.len()).max_by_key(|&address| counts[address]);
+        let Some(fullest) = fullest.filter(|&address| counts[address] > 1) else { break };
+        let last = serves.iter().rposition(|&address| address == Some(fullest));
         last.into_iter().for_each(|shard| serves[shard] = Some(unserved));
-        counts[most] -= 1;
+        counts[fullest] -= 1;
         counts[unserved] += 1;
     }
     serves.into_iter().map(Option::unwrap_or_default).collect()
@@ -162,7 +160,8 @@ mod tests {
 
     #[test]
     fn a_configured_placement_is_used_if_valid_and_refused_otherwise() {
-        let addresses: Vec<Address> = ["soft:a", "soft:b"].iter().map(|text| text.parse().expect("one")).collect();
+        let addresses: Vec<Address> =
+            ["soft:a", "soft:b"].iter().map(|text| text.parse().expect("an address")).collect();
         let placed = |serves: &[usize]| {
             let config = ServerConfig { shards: 3, serves: Some(serves.to_vec()), ..ServerConfig::default() };
             config.placement(&addresses)

@@ -33,7 +33,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of connections of all shards in a snapshot.
 const MAX_CONNECTIONS: usize = 512;
 
-/// Maximum number of readers at a time. A further one replaces the oldest that has its snapshot.
+/// Maximum number of readers at a time. A further reader replaces the oldest one that has its snapshot.
 const MAX_READERS: usize = 16;
 /// Time within which a reader must read its snapshot.
 const READER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -198,31 +198,31 @@ impl StatsReaders {
         let wake = self.readers.iter().map(|reader| reader.until).chain(waits.then_some(self.next)).min();
         let accepts = self.has_room();
         let mut polled = vec![PollFd::new(stopped, PollFlags::IN)];
-        let new = if accepts { PollFlags::IN } else { PollFlags::empty() };
-        polled.push(PollFd::new(&self.listener, new));
+        let listener_events = if accepts { PollFlags::IN } else { PollFlags::empty() };
+        polled.push(PollFd::new(&self.listener, listener_events));
         polled.extend(self.readers.iter().map(|reader| {
             let events = if reader.answer.is_some() { PollFlags::OUT } else { PollFlags::empty() };
             PollFd::new(&reader.stream, events)
         }));
         let timeout = wake.map(|wake| {
             // The time-out is rounded up, because the clock of poll is coarser.
-            let left = wake.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
+            let remaining = wake.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+            Timespec { tv_sec: remaining.as_secs() as i64, tv_nsec: remaining.subsec_nanos().into() }
         });
         // An error is a signal, which causes a spurious wake-up.
         let _ = poll(&mut polled, timeout.as_ref());
-        let seen: Vec<_> = polled.iter().map(PollFd::revents).collect();
-        if !seen[0].is_empty() {
+        let received_events: Vec<_> = polled.iter().map(PollFd::revents).collect();
+        if !received_events[0].is_empty() {
             return false;
         }
         let now = Instant::now();
-        let gone = PollFlags::HUP | PollFlags::ERR;
-        let mut reader_events = seen[2..].iter();
+        let hang_up = PollFlags::HUP | PollFlags::ERR;
+        let mut reader_events = received_events[2..].iter();
         self.readers.retain_mut(|reader| {
-            let gone = reader_events.next().is_some_and(|seen| seen.intersects(gone));
-            !gone && now < reader.until && reader.write()
+            let is_gone = reader_events.next().is_some_and(|events| events.intersects(hang_up));
+            !is_gone && now < reader.until && reader.write()
         });
-        if seen[1].contains(PollFlags::IN) {
+        if received_events[1].contains(PollFlags::IN) {
             self.accept(now);
         }
         self.answer(now, take);
@@ -284,7 +284,7 @@ mod tests {
     /// Serves snapshots of `bytes` bytes, each filled with its number, while `run` runs.
     ///
     /// Returns the number of snapshots.
-    fn serving(bytes: usize, run: impl FnOnce(&(dyn Fn() -> UnixStream + Sync))) -> usize {
+    fn run_with_snapshots(bytes: usize, run: impl FnOnce(&(dyn Fn() -> UnixStream + Sync))) -> usize {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("stats");
         let listener = UnixListener::bind(&path).expect("a socket");
@@ -306,7 +306,7 @@ mod tests {
         taken.into_inner()
     }
 
-    fn all_of(mut stream: UnixStream) -> Vec<u8> {
+    fn read_all(mut stream: UnixStream) -> Vec<u8> {
         let mut all = Vec::new();
         stream.read_to_end(&mut all).expect("the stream ends without an error");
         all
@@ -314,8 +314,8 @@ mod tests {
 
     #[test]
     fn a_reader_gets_one_whole_snapshot_and_the_end() {
-        serving(LONG, |connect| {
-            let (first, second) = (all_of(connect()), all_of(connect()));
+        run_with_snapshots(LONG, |connect| {
+            let (first, second) = (read_all(connect()), read_all(connect()));
             assert_eq!((first.len(), second.len()), (LONG, LONG));
             assert_eq!(
                 (first[LONG - 1], second[LONG - 1]),
@@ -327,30 +327,30 @@ mod tests {
 
     #[test]
     fn input_of_readers_is_ignored() {
-        serving(100, |connect| {
+        run_with_snapshots(100, |connect| {
             for bytes in [1, 3000, 100_000] {
                 let mut reader = connect();
                 // The reader may have been answered before it writes.
                 let written = reader.write_all(&vec![b'x'; bytes]).map_err(|error| error.kind());
                 assert!(matches!(written, Ok(()) | Err(ErrorKind::BrokenPipe)), "{written:?}");
-                assert_eq!(all_of(reader).len(), 100, "{bytes} bytes written");
+                assert_eq!(read_all(reader).len(), 100, "{bytes} bytes written");
             }
             let reader = connect();
             reader.shutdown(Shutdown::Write).expect("shutdown");
-            assert_eq!(all_of(reader).len(), 100);
+            assert_eq!(read_all(reader).len(), 100);
             drop(connect());
-            assert_eq!(all_of(connect()).len(), 100);
+            assert_eq!(read_all(connect()).len(), 100);
         });
     }
 
     #[test]
     fn readers_that_do_not_read_are_replaced_by_new_ones() {
-        serving(LONG, |connect| {
+        run_with_snapshots(LONG, |connect| {
             let stuck: Vec<_> = (0..5 * MAX_READERS).map(|_| connect()).collect();
             for _ in 0..3 {
-                assert_eq!(all_of(connect()).len(), LONG);
+                assert_eq!(read_all(connect()).len(), LONG);
             }
-            let replaced = stuck.into_iter().map(all_of).filter(|all| all.len() < LONG).count();
+            let replaced = stuck.into_iter().map(read_all).filter(|all| all.len() < LONG).count();
             assert!(replaced >= 4 * MAX_READERS, "{replaced} readers were replaced");
         });
     }
@@ -359,14 +359,14 @@ mod tests {
     fn many_simultaneous_readers_share_few_snapshots() {
         const READERS: usize = 200;
         let begun = Instant::now();
-        let taken = serving(1000, |connect| {
+        let taken = run_with_snapshots(1000, |connect| {
             std::thread::scope(|scope| {
                 for _ in 0..READERS / 10 {
-                    scope.spawn(|| (0..10).for_each(|_| assert_eq!(all_of(connect()).len(), 1000)));
+                    scope.spawn(|| (0..10).for_each(|_| assert_eq!(read_all(connect()).len(), 1000)));
                 }
             });
         });
-        let most = 1 + begun.elapsed().as_millis() / SNAPSHOT_INTERVAL.as_millis();
-        assert!(taken as u128 <= most, "{taken} snapshots, {most} are the most");
+        let limit = 1 + begun.elapsed().as_millis() / SNAPSHOT_INTERVAL.as_millis();
+        assert!(taken as u128 <= limit, "{taken} snapshots, at most {limit} expected");
     }
 }

@@ -6,10 +6,10 @@
 //! arguments of the original call. One cache serves all shards and workers, because a new connection may be on another
 //! shard. The cache has parts, each with a lock that is held for a lookup only.
 //!
-//! Limits: the cache does not survive a restart of the server. It is bounded, so a reply may be evicted early. The
-//! evicted reply is the oldest one of the host that holds most, so a host with many calls evicts its own replies,
-//! whatever connections and credentials it uses. The cache keeps inline results only, because procedures with results
-//! in Write chunks are reads, which may run twice.
+//! Limits: the cache does not survive a restart of the server. It is bounded, so a reply may be evicted before the end
+//! of its lifetime. The evicted reply is the oldest one of the host that holds the most, so a host with many calls
+//! evicts its own replies, whatever connections and credentials it uses. The cache keeps inline results only, because
+//! procedures with results in Write chunks are reads, which may run twice.
 #![forbid(unsafe_code)]
 
 mod part;

@@ -253,8 +253,8 @@ impl<S: Sharing> Procedure<S> {
 
     /// Bytes of each argument that identify a retransmission; default 256.
     ///
-    /// They distinguish it from another call with the same XID and lengths. The inline arguments count as one argument,
-    /// and each Read chunk as another one. Call this after [`cached`](Self::cached).
+    /// These bytes distinguish a retransmission from another call with the same XID and lengths. The inline arguments
+    /// count as one argument, and each Read chunk as another one. Call this after [`cached`](Self::cached).
     pub fn checksummed(mut self, bytes: usize) -> Self {
         if let Some(cached) = &mut self.cached {
             cached.checksummed = bytes;

@@ -19,7 +19,7 @@ use crate::proto::{HandlerFailure, Refusal};
 pub struct ResultWriter<'a> {
     room: &'a mut [u8],
     len: &'a mut usize,
-    /// Set when the address of `room` is passed on, so that the memory must stay; `None` where it stays anyway.
+    /// Set when the address of `room` is passed on, so that the memory must stay; `None` where it always stays.
     is_exposed: Option<&'a mut bool>,
     /// Index of the Write chunk, and the maximum bytes that the procedure declares for it.
     chunk: Option<(u32, u32)>,
@@ -162,11 +162,11 @@ impl<'a> ResultWriter<'a> {
     pub fn read_from(&mut self, file: impl AsFd, offset: u64, most: usize) -> io::Result<usize> {
         // The kernel refuses a range that exceeds the largest file, although no file has bytes there.
         let before_limit = usize::try_from((i64::MAX as u64).saturating_sub(offset)).unwrap_or(usize::MAX);
-        let most = most.min(self.room()).min(before_limit);
-        let room = self.next(most).map_err(io::Error::other)?;
+        let target_len = most.min(self.room()).min(before_limit);
+        let room = self.next(target_len).map_err(io::Error::other)?;
         let mut len = 0;
-        while len < most {
-            match pread(&file, &mut room[len..most], offset + len as u64) {
+        while len < target_len {
+            match pread(&file, &mut room[len..target_len], offset + len as u64) {
                 Ok(0) => break,
                 Ok(more) => len += more,
                 Err(Errno::INTR) => {}

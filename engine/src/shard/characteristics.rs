@@ -25,7 +25,7 @@ use crate::proto::exchange::{Characteristic, CharacteristicEvent};
 /// Smallest Receives of version 2: a new peer may send messages of this size before negotiation (§4.3.2).
 pub(super) const MIN_RECEIVE_SIZE: usize = 4096;
 /// Events kept for the application.
-const MOST_EVENTS: usize = 256;
+const MAX_EVENTS: usize = 256;
 
 /// Error of a change of the receive size.
 ///
@@ -47,8 +47,8 @@ impl ResizeError {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ResizeCause {
     /// The size is out of range.
-    #[error("invalid receive size {wanted}: expected a multiple of 4 from 4096 to {most} (debug.max_receive_size)")]
-    Bounds { wanted: usize, most: usize },
+    #[error("invalid receive size {wanted}: expected a multiple of 4 from 4096 to {max} (debug.max_receive_size)")]
+    Bounds { wanted: usize, max: usize },
     /// An earlier change, to this size, is still in progress.
     #[error("receive size is already changing to {to} bytes")]
     Busy { to: usize },
@@ -68,9 +68,9 @@ pub(crate) enum ResizeCause {
 enum Progress {
     #[default]
     Done,
-    /// The older Receives are consumed once this many Receives have been consumed.
+    /// Waits until this many Receives have been consumed in all, because the older ones are then used up.
     Growing(u64),
-    /// The peers have to receive the smaller limit.
+    /// Waits until all peers have received the smaller size.
     Shrinking,
 }
 
@@ -86,7 +86,8 @@ pub(super) struct CharacteristicChanges {
 }
 
 impl CharacteristicChanges {
-    /// Records an event of a connection. A requested receive size, if allowed, is granted when possible.
+    /// Records an event of a connection. A receive size that the peer requests is granted later, if the configuration
+    /// allows it.
     pub(super) fn add(&mut self, config: &Config, conn: &Conn, event: CharacteristicEvent) {
         if let CharacteristicEvent::Requested(wanted) = &event
             && config.debug.resize_on_request
@@ -100,9 +101,9 @@ impl CharacteristicChanges {
         self.push_event((ConnRef(conn.origin()), event));
     }
 
-    /// Adds an event; drops the oldest of too many.
+    /// Adds an event; at the limit, drops the oldest one.
     fn push_event(&mut self, change: (ConnRef, CharacteristicEvent)) {
-        if self.events.len() == MOST_EVENTS {
+        if self.events.len() == MAX_EVENTS {
             self.events.pop_front();
         }
         self.events.push_back(change);
@@ -129,9 +130,9 @@ impl CharacteristicChanges {
     /// # Errors
     /// Nothing has changed.
     pub(super) fn resize<F: Fabric>(&mut self, cx: &mut ShardContext<F>, bytes: usize) -> Result<(), ResizeCause> {
-        let (most, announced) = (cx.config.longest_message(), cx.memory.sizes.announced);
-        if !(MIN_RECEIVE_SIZE..=most).contains(&bytes) || !bytes.is_multiple_of(4) {
-            return Err(ResizeCause::Bounds { wanted: bytes, most });
+        let (max, announced) = (cx.config.longest_message(), cx.memory.sizes.announced);
+        if !(MIN_RECEIVE_SIZE..=max).contains(&bytes) || !bytes.is_multiple_of(4) {
+            return Err(ResizeCause::Bounds { wanted: bytes, max });
         }
         match self.progress {
             Progress::Done => {}
@@ -175,7 +176,7 @@ impl CharacteristicChanges {
                 announce(cx, true);
             }
         }
-        // Memory of sizes that are not used any more is freed.
+        // Frees the memory of sizes that are no longer in use.
         let is_unused = |sized: &mut SizedPool| {
             sized.pool.drain_remote();
             sized.pool.stats().classes.iter().all(|class| class.outstanding == 0)
@@ -204,7 +205,7 @@ impl CharacteristicChanges {
     }
 }
 
-/// Switches to receives of this size, and drops those not posted yet.
+/// Posts Receives of this size from now on, and drops the other Receives that are not posted yet.
 fn switch_to<F: Fabric>(cx: &mut ShardContext<F>, bytes: usize) -> Result<(), ResizeCause> {
     let sizes = &mut cx.memory.sizes;
     let next = match sizes.retired.iter().position(|sized| sized.size == bytes) {
@@ -245,12 +246,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_of_too_many_events_are_dropped() {
+    fn the_oldest_events_beyond_the_limit_are_dropped() {
         let mut changes = CharacteristicChanges::default();
-        for bytes in 0..=MOST_EVENTS as u32 {
+        for bytes in 0..=MAX_EVENTS as u32 {
             changes.push_event((ConnRef::NONE, CharacteristicEvent::Peer(Characteristic::ReceiveSize(bytes))));
         }
         let first = CharacteristicEvent::Peer(Characteristic::ReceiveSize(1));
-        assert_eq!((changes.events.len(), changes.events.front().map(|(_, event)| event)), (MOST_EVENTS, Some(&first)));
+        assert_eq!((changes.events.len(), changes.events.front().map(|(_, event)| event)), (MAX_EVENTS, Some(&first)));
     }
 }

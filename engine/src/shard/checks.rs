@@ -49,7 +49,7 @@ const TURNOVERS: u64 = 8;
 /// Nanoseconds between two checks of a connection's unanswered calls: a second.
 const UNANSWERED_INTERVAL: u64 = 1_000_000_000;
 /// Number of connections up to which the unanswered calls of all are checked at once.
-const FEW: usize = 64;
+const MAX_CHECKED_AT_ONCE: usize = 64;
 
 /// For each part that is due, the nanoseconds since its last check. A connection's part is its slot modulo [`PARTS`].
 type Due = [Option<u64>; PARTS];
@@ -108,8 +108,8 @@ impl ObligationChecks {
     fn begin(&mut self, now: u64, every: u64) -> Due {
         let is_pause = now.saturating_sub(self.rounds.due) > every.saturating_mul(2);
         let was_paused = mem::replace(&mut self.paused, is_pause);
-        let most = if is_pause && !was_paused { 0 } else { every.saturating_mul(2) };
-        let due = self.rounds.begin(now, every).map(|part| part.map(|nanos| nanos.min(most)));
+        let max_nanos = if is_pause && !was_paused { 0 } else { every.saturating_mul(2) };
+        let due = self.rounds.begin(now, every).map(|part| part.map(|nanos| nanos.min(max_nanos)));
         self.quiet += due.iter().flatten().count();
         self.all_due = now.saturating_add(every);
         due
@@ -268,8 +268,8 @@ fn fit_limit<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, open: usize) 
     let wanted = if free < total / 8 {
         credits.min((total / open.max(1)).saturating_sub(2) as u32)
     } else if received >= TURNOVERS * u64::from(credits) && free > total / 4 * 3 {
-        let most = cx.config.limits.max_credits.saturating_sub(credits);
-        credits + cx.memory.receives.take_surplus(credits.min((free / 4) as u32).min(most))
+        let max_growth = cx.config.limits.max_credits.saturating_sub(credits);
+        credits + cx.memory.receives.take_surplus(credits.min((free / 4) as u32).min(max_growth))
     } else {
         credits
     };
@@ -318,7 +318,7 @@ impl UnansweredCalls {
     /// Logs calls without an answer, by procedure; part of a control-plane run.
     pub(super) fn control<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
         let now = cx.clock.read();
-        let parts = if cx.conns.slots().len() <= FEW { PARTS } else { 1 };
+        let parts = if cx.conns.slots().len() <= MAX_CHECKED_AT_ONCE { PARTS } else { 1 };
         for _ in 0..parts {
             let Some(part) = self.take_due(now) else { return };
             cx.with_slots(|slot| slot % PARTS == part, report_unanswered);
@@ -330,7 +330,7 @@ impl UnansweredCalls {
 fn report_unanswered<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn) {
     let mut old = conn.proto.age_calls();
     old.sort_unstable();
-    for calls in old.chunk_by(|one, next| one == next) {
+    for calls in old.chunk_by(|call, next| call == next) {
         log_unanswered(cx, conn, calls[0], calls.len());
     }
 }
@@ -363,14 +363,14 @@ mod tests {
             let due = rounds.begin(now, EVERY);
             (0..2 * PARTS).filter(|&slot| due[slot % PARTS].is_some()).collect::<Vec<_>>()
         };
-        assert_eq!(at(1_000_000).len(), 32, "all at first");
-        assert!(at(1_000_000).is_empty() && at(1_000_009).is_empty(), "none is due again at once");
+        assert_eq!(at(1_000_000).len(), 32, "all parts are due at first");
+        assert!(at(1_000_000).is_empty() && at(1_000_009).is_empty(), "no part is due again at once");
         let turns: Vec<_> = (1..=PARTS as u64).map(|n| at(1_000_000 + 10 * n)).collect();
         assert_eq!((&turns[0][..], &turns[15][..]), (&[0, 16][..], &[15, 31][..]));
         assert!(at(1_000_169).is_empty());
-        assert_eq!(at(1_000_170 + 2 * 10), [0, 1, 2, 16, 17, 18], "also those that were missed");
+        assert_eq!(at(1_000_170 + 2 * 10), [0, 1, 2, 16, 17, 18], "the missed parts are due, too");
         assert_eq!(at(1_000_170 + 3 * 10), [3, 19]);
-        assert_eq!(at(2_000_000).len(), 32, "each once");
+        assert_eq!(at(2_000_000).len(), 32, "after a pause each part is due once");
     }
 
     #[test]
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn a_pause_does_not_count_as_delay_of_a_peer() {
         let mut checks = ObligationChecks::default();
-        assert_eq!(checks.begin(10_000, EVERY), [Some(0); PARTS], "after a pause all are due");
+        assert_eq!(checks.begin(10_000, EVERY), [Some(0); PARTS], "after a pause all parts are due");
         assert_eq!(
             checks.begin(20_000, EVERY),
             [Some(2 * EVERY); PARTS],
@@ -404,7 +404,11 @@ mod tests {
             assert_eq!((checked, turn[part]), (vec![part], Some(10 + 10 * part as u64)));
         }
         let turn = checks.begin(checks.rounds.due + 20, EVERY);
-        assert_eq!(turn.iter().filter(|part| part.is_some()).count(), 3, "two intervals late");
+        assert_eq!(
+            turn.iter().filter(|part| part.is_some()).count(),
+            3,
+            "two intervals late, so two more parts are due"
+        );
         assert_eq!(turn[..3], [Some(EVERY + 20), Some(EVERY + 10), Some(EVERY)]);
     }
 

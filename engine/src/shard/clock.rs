@@ -44,7 +44,7 @@ pub(super) struct Clock {
     simulated: Option<SimulatedTime>,
     now: u64,
     /// Turns to the next reading.
-    left: u32,
+    turns_left: u32,
     /// Maximum turns to the next reading after an idle turn.
     idle: u32,
     /// The last measurement: at the start of a turn, or before or after a sleep.
@@ -59,7 +59,7 @@ impl Clock {
             began: Instant::now(),
             simulated: None,
             now: 0,
-            left: TURNS,
+            turns_left: TURNS,
             idle: IDLE_TURNS,
             measured_at: 0,
             longest: 0,
@@ -104,9 +104,9 @@ impl Clock {
     /// Starts a turn; reads the clock in some of them.
     #[inline]
     pub(super) fn begin_turn(&mut self) {
-        self.left -= 1;
-        if self.left == 0 {
-            self.left = TURNS;
+        self.turns_left -= 1;
+        if self.turns_left == 0 {
+            self.turns_left = TURNS;
             self.measure();
         }
     }
@@ -114,7 +114,7 @@ impl Clock {
     /// Ends a turn without work.
     #[inline]
     pub(super) fn end_idle_turn(&mut self) {
-        self.left = self.left.min(self.idle);
+        self.turns_left = self.turns_left.min(self.idle);
     }
 
     /// The time of the last reading, which was at most [`TURNS`] turns ago.
@@ -148,7 +148,7 @@ pub(super) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Divisor of the control-plane interval while a connection is being set up: at most seven extra runs for each.
+/// Divisor of the control-plane interval while a connection is being set up: at most seven extra runs per connection.
 const HASTE: u64 = 128;
 
 /// Schedule of the control plane and of timers, in nanoseconds since the shard's creation.
@@ -156,7 +156,7 @@ const HASTE: u64 = 128;
 pub(super) struct Schedule {
     /// Next control-plane run.
     control_due: u64,
-    /// Time to the next run, if it is sooner than usual.
+    /// Time to the next run after [`hasten`](Self::hasten), until it reaches the usual interval.
     pace: u64,
     /// Next timer.
     next: u64,
@@ -255,7 +255,7 @@ impl Sampler {
         self.state ^= self.state >> 7;
         self.state ^= self.state << 17;
         // Without sampling, the count never reaches 0.
-        self.until = (2 * self.every).checked_sub(1).map_or(u64::MAX, |most| self.state % most + 1);
+        self.until = (2 * self.every).checked_sub(1).map_or(u64::MAX, |span| self.state % span + 1);
         self.every > 0
     }
 }
@@ -294,7 +294,7 @@ mod tests {
         let mut polled = Clock::simulated(&time);
         time.advance(Duration::from_secs(5));
         turns(&mut polled);
-        assert_eq!(polled.take_blocked(), None, "its owner may poll rarely");
+        assert_eq!(polled.take_blocked(), None, "a shard that its owner polls never counts as blocked");
         let mut clock = Clock::simulated(&time);
         clock.spin();
         time.advance(Duration::from_millis(999));
@@ -310,25 +310,25 @@ mod tests {
         time.advance(Duration::from_secs(7));
         clock.end_sleep();
         turns(&mut clock);
-        assert_eq!(clock.take_blocked(), Some(2_000_000_000), "the turn before the sleep");
+        assert_eq!(clock.take_blocked(), Some(2_000_000_000), "the turn before the sleep counts");
     }
 
     #[test]
     fn control_plane_runs_at_intervals_or_on_request() {
         let mut schedule = Schedule::default();
         let interval = Duration::from_nanos(10);
-        assert!(schedule.take_control_due(5, interval), "at first");
+        assert!(schedule.take_control_due(5, interval), "the first run is due at once");
         assert!(!schedule.take_control_due(14, interval));
         assert!(schedule.take_control_due(15, interval));
         schedule.control_now();
-        assert!(schedule.take_control_due(16, interval), "on request");
+        assert!(schedule.take_control_due(16, interval), "a requested run is due at once");
         schedule.end_sleep(false, 20);
         assert!(
             !schedule.take_control_due(19, interval) && schedule.take_control_due(20, interval),
-            "no later than the end of the sleep"
+            "the run is due when the sleep ends"
         );
         schedule.end_sleep(true, u64::MAX);
-        assert!(schedule.take_control_due(20, interval), "the device has events");
+        assert!(schedule.take_control_due(20, interval), "a run is due because the device has events");
     }
 
     #[test]
@@ -340,7 +340,7 @@ mod tests {
         let mut schedule = Schedule::default();
         assert_eq!(runs(&mut schedule, 0, 12_800_000), 10, "one per interval");
         schedule.hasten(interval);
-        assert!(schedule.take_control_due(12_800_000, interval), "at once");
+        assert!(schedule.take_control_due(12_800_000, interval), "a run is due at once");
         assert!(!schedule.take_control_due(12_809_000, interval) && schedule.take_control_due(12_810_000, interval));
         assert_eq!(runs(&mut schedule, 12_811_000, 14_080_000), 6, "each interval is twice the last");
         assert_eq!(runs(&mut schedule, 14_080_000, 26_880_000), 10, "one per interval");
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn the_earliest_timer_counts_until_the_control_plane_runs() {
         let mut schedule = Schedule::default();
-        assert_eq!(schedule.next(), 0, "the first run");
+        assert_eq!(schedule.next(), 0, "the first run is due");
         assert!(schedule.take_control_due(0, Duration::from_nanos(1)));
         assert_eq!(schedule.next(), u64::MAX);
         schedule.wake_by(30);
@@ -369,14 +369,18 @@ mod tests {
         let taken: Vec<u32> = (0..64_000).filter(|_| sampler.should_sample()).collect();
         assert!((900..1100).contains(&taken.len()), "{}", taken.len());
         for pattern in [2, 3, 64] {
-            let of_first = taken.iter().filter(|&&call| call % pattern == 0).count();
+            let multiples = taken.iter().filter(|&&call| call % pattern == 0).count();
             let share = taken.len() / pattern as usize;
-            assert!((share / 2..2 * share + 2).contains(&of_first), "{of_first} of {} in {pattern}", taken.len());
+            assert!(
+                (share / 2..2 * share + 2).contains(&multiples),
+                "{multiples} of {} samples are multiples of {pattern}",
+                taken.len()
+            );
         }
     }
 
     #[test]
-    fn sampling_of_all_or_no_calls() {
+    fn all_or_no_calls_are_sampled_if_configured() {
         let (mut all, mut none) = (Sampler::new(1), Sampler::new(0));
         assert!((0..1000).all(|_| all.should_sample()) && !(0..1000).any(|_| none.should_sample()));
     }

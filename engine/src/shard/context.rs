@@ -94,7 +94,7 @@ impl<F: Fabric> ShardContext<F> {
         nanoseconds(first.saturating_mul(1 << attempts.min(20)).min(longest))
     }
 
-    /// Sets a timer one control-plane interval from now, to retry something.
+    /// Sets a timer for a retry one control-plane interval from now.
     pub(super) fn retry_soon(&mut self) {
         let soon = self.clock.deadline_after(Some(self.config.poll.control_interval));
         self.schedule.wake_by(soon);
@@ -264,7 +264,7 @@ impl<F: Fabric> ShardContext<F> {
         !self.parked_for_buffer.is_empty()
     }
 
-    /// Retries after buffers may have been freed.
+    /// Makes parked connections ready again, after buffers may have been freed.
     #[cold]
     pub(super) fn retry_parked(&mut self) {
         for slot in mem::take(&mut self.parked_for_buffer) {
@@ -356,7 +356,7 @@ impl<F: Fabric> ShardContext<F> {
     pub(super) fn alloc_bulk(&mut self, pool: &mut Option<Pool>, exposed: bool, len: usize) -> Result<Buf, CallError> {
         if pool.is_none() && !self.config.memory.bulk_buffers.is_empty() {
             match self.bulk_pool(exposed) {
-                Ok(made) => *pool = Some(made),
+                Ok(created) => *pool = Some(created),
                 Err(error) => {
                     let what = if exposed { "memory to expose to a peer" } else { "memory for a copy of a reply" };
                     self.error(what, format_args!("{what}: {error}"));
@@ -465,8 +465,8 @@ impl ConnTable {
         if let Some(at) = self.reconnecting.iter().position(|conn| conn.origin() == origin) {
             return Some(self.reconnecting.remove(at));
         }
-        let &(_, now) = self.aliases.iter().find(|(first, _)| *first == origin)?;
-        self.take(now)
+        let &(_, current) = self.aliases.iter().find(|(first, _)| *first == origin)?;
+        self.take(current)
     }
 
     /// Returns a lent connection. False if it is closed, and has to be [ended](Self::take_closed).
@@ -523,7 +523,7 @@ impl ConnTable {
     /// The connection with this name, if it has a queue pair.
     pub(super) fn get(&self, conn: ConnRef) -> Option<&Conn> {
         let alias = self.aliases.iter().find(|(first, _)| *first == conn.0);
-        let qp = alias.map_or(conn.0, |&(_, now)| now);
+        let qp = alias.map_or(conn.0, |&(_, current)| current);
         self.peek(qp.slot).filter(|conn| conn.qp() == qp)
     }
 
@@ -671,7 +671,7 @@ mod tests {
         assert!(!table.restore(lent));
         assert!(table.take(qp(0, 7)).is_none() && table.get(ConnRef(qp(0, 7))).is_none());
         assert!(table.has_closed() && !table.is_empty(), "it is not ended yet");
-        assert_eq!(table.take_closed().pop().expect("the one").qp(), qp(0, 7));
+        assert_eq!(table.take_closed().pop().expect("the closed connection").qp(), qp(0, 7));
         assert!(!table.has_closed() && table.is_empty());
     }
 
@@ -680,7 +680,7 @@ mod tests {
         let mut table = ConnTable::default();
         let name = qp(0, 0);
         table.insert(conn(name));
-        for again in [qp(5, 0), qp(0, 1)] {
+        for new_qp in [qp(5, 0), qp(0, 1)] {
             let mut lost = table.take_ref(ConnRef(name)).expect("by its name");
             lost.end_for(LocalClose::Requested);
             lost.enter(Stage::Reconnecting);
@@ -689,10 +689,10 @@ mod tests {
             assert!(!table.reconnecting.is_empty() && !table.is_empty() && table.get(ConnRef(name)).is_none());
             let parked = table.take_ref(ConnRef(name)).expect("by its name, while it has no queue pair");
             assert!(table.restore(parked), "it is parked, and not closed");
-            let mut made = table.take_parked().pop().expect("one");
-            made.attach_qp(again, ConnConfig::default());
-            table.insert(made);
-            assert_eq!(table.get(ConnRef(name)).expect("by its name").qp(), again);
+            let mut parked = table.take_parked().pop().expect("the parked connection");
+            parked.attach_qp(new_qp, ConnConfig::default());
+            table.insert(parked);
+            assert_eq!(table.get(ConnRef(name)).expect("by its name").qp(), new_qp);
         }
         table.take(qp(0, 1)).expect("by its queue pair");
         table.forget(name);
@@ -702,18 +702,18 @@ mod tests {
     #[test]
     fn a_connection_is_ready_once() {
         let mut ready = ReadyList::default();
-        let (mut one, mut other) = (open_conn(3, true), open_conn(5, true));
-        ready.add(&mut one);
-        ready.add(&mut one);
+        let (mut first, mut second) = (open_conn(3, true), open_conn(5, true));
+        ready.add(&mut first);
+        ready.add(&mut first);
         assert_eq!((ready.take_only(), ready.take_only()), (Some(3), None));
-        one.set_ready(false);
-        ready.add(&mut other);
-        ready.add(&mut one);
-        assert_eq!(ready.take_only(), None, "there are two");
+        first.set_ready(false);
+        ready.add(&mut second);
+        ready.add(&mut first);
+        assert_eq!(ready.take_only(), None, "two connections are ready");
         let all = ready.take_all();
         assert_eq!(all, [5, 3]);
-        other.set_ready(false);
-        ready.add(&mut other);
+        second.set_ready(false);
+        ready.add(&mut second);
         ready.reuse(all);
         assert_eq!(ready.take_all(), [5], "added after take_all");
         assert!(ready.is_empty(), "the reused list is empty");

@@ -1,9 +1,9 @@
 //! Continued messages, which travel in parts (version 2 §4.5.2): how they are sent, and how received ones are
 //! reassembled.
 //!
-//! Reassembly uses at most half of the long buffers of each size. Of the last eighth, each host may use one buffer. If
-//! a host needs one more, the shard drops the slowest message of the host with the most messages. If no host has more
-//! than one, the shard drops a message that has taken [long](LONG).
+//! Reassembly uses at most half of the long buffers of each size. While an eighth or less of them is free, each host
+//! may use only one. If a host needs one more, the shard drops the slowest message of the host with the most messages.
+//! If no host has more than one, the shard drops a message that has taken [long](LONG).
 //!
 //! A list has the messages in long buffers, so that messages of peers cause no scan of all connections.
 
@@ -39,7 +39,7 @@ struct Assembly {
 }
 
 impl Assembly {
-    /// Average rate, bytes per second.
+    /// Average rate in bytes per second.
     fn rate(&self, now: u64) -> u64 {
         (self.len as u64).saturating_mul(1_000_000_000) / now.saturating_sub(self.began).max(1)
     }
@@ -94,13 +94,13 @@ impl Assemblies {
         let in_size = || self.long.iter().filter(|assembly| assembly.capacity >= size);
         let mut counts: HashMap<QuotaOwner, usize> = HashMap::new();
         in_size().for_each(|assembly| *counts.entry(assembly.owner).or_default() += 1);
-        let most = counts.values().copied().max()?;
+        let max_count = counts.values().copied().max()?;
         let count = |owner: &QuotaOwner| counts.get(owner).copied().unwrap_or(0);
-        let may_drop = |assembly: &&Assembly| match (assembly.owner == owner, count(&owner) == most) {
+        let may_drop = |assembly: &&Assembly| match (assembly.owner == owner, count(&owner) == max_count) {
             (own, true) => own && assembly.age < age,
             (own, false) => {
                 let takes_long = || !own && now.saturating_sub(assembly.began) >= LONG;
-                if most > 1 { count(&assembly.owner) == most } else { takes_long() }
+                if max_count > 1 { count(&assembly.owner) == max_count } else { takes_long() }
             }
         };
         in_size().filter(may_drop).min_by_key(|assembly| (assembly.rate(now), assembly.age)).map(|assembly| assembly.qp)
@@ -199,7 +199,7 @@ pub(super) enum NextPart {
 }
 
 impl<F: Fabric> ShardContext<F> {
-    /// Sends the first part of a message that is too long for one.
+    /// Sends the first part of a message that is too long for one part.
     #[cold]
     pub(super) fn start_continuation(&mut self, conn: &mut Conn, continuation: Continuation) {
         debug_assert!(continuation.last_header + continuation.rest.len() > conn.proto.terms().send_inline_threshold);
@@ -212,8 +212,8 @@ impl<F: Fabric> ShardContext<F> {
         if let MessageOwner::Call(call, Some(index)) = continuation.owner
             && !conn.exposes(call, index)
         {
-            // The peer answered before the message was complete, so its exposed memory is the caller's again. The rest
-            // has to be sent nevertheless, because otherwise the peer would take the next message for it.
+            // The peer answered before the message was complete, so its exposed memory belongs to the caller again. The
+            // rest has to be sent nevertheless, because otherwise the peer would take the next message for it.
             continuation.owner = MessageOwner::Call(call, None);
             continuation.last_header = conn.proto.credits().header_len(&ChunkCounts::default());
         }
@@ -322,7 +322,7 @@ mod tests {
             all.may_take(128, (0, 4), other) && !all.may_take(128, (0, 2), other),
             "one message has a longer buffer"
         );
-        assert!(all.may_take(64, (4, 6), one), "most are free");
+        assert!(all.may_take(64, (4, 6), one), "most buffers are free");
         assert_eq!(all.choose_dropped(65, 5, other, LONG), Some(qp(3)), "the only message in a buffer of this size");
         for slot in [7, 6, 5] {
             table.get_mut(qp(slot)).expect("in the table").assembling.discard();
@@ -352,8 +352,16 @@ mod tests {
         assert_eq!(all.choose_dropped(64, 1, greedy, now), None);
         assert_eq!(all.choose_dropped(64, age, newcomer, LONG), Some(qp(3)), "even though another host's takes long");
         all.long.remove(1);
-        assert_eq!(all.choose_dropped(64, age, newcomer, now), None, "no host has more than one, and none takes long");
-        assert_eq!(all.choose_dropped(64, age, newcomer, LONG), Some(qp(1)), "one that takes long");
-        assert_eq!(all.choose_dropped(64, age, greedy, LONG), Some(qp(3)), "no host has more, so one of its own");
+        assert_eq!(
+            all.choose_dropped(64, age, newcomer, now),
+            None,
+            "no host has more than one, and no message takes long"
+        );
+        assert_eq!(all.choose_dropped(64, age, newcomer, LONG), Some(qp(1)), "a message that takes long");
+        assert_eq!(
+            all.choose_dropped(64, age, greedy, LONG),
+            Some(qp(3)),
+            "no host has more, so the host's own message is dropped"
+        );
     }
 }

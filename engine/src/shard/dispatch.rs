@@ -149,7 +149,7 @@ impl<F: Fabric> Shard<F> {
                 let error = match error {
                     // Only the shard knows whether its pool has such buffers at all.
                     CallError::NoReplyBuffer { needed, knob: Knob::LONG_BUFFERS } => {
-                        cx.memory.lacks_buffer(needed).of_reply()
+                        cx.memory.missing_buffer(needed).of_reply()
                     }
                     other => other,
                 };

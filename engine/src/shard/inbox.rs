@@ -30,7 +30,7 @@ const CLOSE_POLLS: u32 = 256;
 
 /// An RPC message from another thread; short ones fit the ring's slot.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "the large one is the one that is frequent")]
+#[expect(clippy::large_enum_variant, reason = "the large variant is the frequent one")]
 pub(crate) enum RemoteMessage {
     Short([u8; 232], u16),
     Long(Vec<u8>),
@@ -107,7 +107,7 @@ pub(super) fn send_command(connector: &Connector<Command>, command: Command) {
     let _ = connector.connect(1).send(command);
 }
 
-#[expect(clippy::large_enum_variant, reason = "the large one is the one that is frequent")]
+#[expect(clippy::large_enum_variant, reason = "the large variant is the frequent one")]
 pub(crate) enum Command {
     Call(RemoteCall),
     Connect(ConnectRequest),
@@ -327,7 +327,8 @@ struct AllocWaiter {
 /// abandons it, or the connection closes.
 #[derive(Default)]
 pub(super) struct AllocQueue {
-    /// By connection, then longer buffers first, because shorter requests may use them, then by arrival.
+    /// Sorted by connection, then by size, longest first, because shorter requests may use longer buffers, then by
+    /// arrival.
     waiters: Vec<AllocWaiter>,
     /// Time of the next removal of abandoned waits, in nanoseconds.
     sweep_at: u64,
@@ -427,11 +428,11 @@ impl ApplicationTask {
 
     /// Drops the task after a panic with this text.
     pub(super) fn drop_panicked<F: Fabric>(&mut self, cx: &mut ShardContext<F>, panic: &str) {
-        let again = match self.end() {
+        let drop_panic = match self.end() {
             Ok(()) => String::new(),
             Err(panic) => format!("; its drop panicked, too: {panic}"),
         };
-        let line = format_args!("application task of a shard panicked and was dropped: {panic}{again}");
+        let line = format_args!("application task of a shard panicked and was dropped: {panic}{drop_panic}");
         cx.error("application tasks that panicked", line);
     }
 
@@ -473,32 +474,35 @@ mod tests {
         (shard, name, time)
     }
 
-    fn ask(shard: &mut Shard<NoDevice>, conn: ConnRef, len: usize) -> Wait {
+    fn request_alloc(shard: &mut Shard<NoDevice>, conn: ConnRef, len: usize) -> Wait {
         let (wait, answer) = oneshot();
         shard.allocs.wait(&mut shard.cx, conn, len, answer);
         wait
     }
 
-    fn got(wait: &mut Wait) -> Option<Result<usize, CallError>> {
+    fn take_result(wait: &mut Wait) -> Option<Result<usize, CallError>> {
         wait.try_take().map(|answer| answer.expect("the shard runs").map(|buf| buf.capacity()))
     }
 
     #[test]
     fn a_wait_blocks_neither_another_size_nor_an_impossible_one() {
         let (mut shard, conn, _) = shard();
-        let long = shard.alloc_exposed(conn, 65536).expect("the only one");
-        let mut waits = ask(&mut shard, conn, 65536);
-        let impossible = got(&mut ask(&mut shard, conn, 65537));
+        let long = shard.alloc_exposed(conn, 65536).expect("the only long buffer");
+        let mut waits = request_alloc(&mut shard, conn, 65536);
+        let impossible = take_result(&mut request_alloc(&mut shard, conn, 65537));
         assert!(matches!(impossible, Some(Err(CallError::TooLong { .. }))), "{impossible:?}");
-        let mut short = ask(&mut shard, conn, 1);
-        assert_eq!((shard.allocs.poll(&mut shard.cx), got(&mut short)), (1, Some(Ok(4096))));
-        assert_eq!((shard.allocs.poll(&mut shard.cx), got(&mut waits)), (0, None));
+        let mut short = request_alloc(&mut shard, conn, 1);
+        assert_eq!((shard.allocs.poll(&mut shard.cx), take_result(&mut short)), (1, Some(Ok(4096))));
+        assert_eq!((shard.allocs.poll(&mut shard.cx), take_result(&mut waits)), (0, None));
         // The long buffer goes to the waiter that needs it, in any order of the buffers.
-        let short = shard.alloc_exposed(conn, 1).expect("the short one");
-        let mut later = ask(&mut shard, conn, 1);
+        let short = shard.alloc_exposed(conn, 1).expect("the short buffer");
+        let mut later = request_alloc(&mut shard, conn, 1);
         drop(long);
-        assert_eq!((shard.allocs.poll(&mut shard.cx), got(&mut waits), got(&mut later)), (1, Some(Ok(65536)), None));
-        assert_eq!((shard.allocs.poll(&mut shard.cx), got(&mut later)), (1, Some(Ok(65536))));
+        assert_eq!(
+            (shard.allocs.poll(&mut shard.cx), take_result(&mut waits), take_result(&mut later)),
+            (1, Some(Ok(65536)), None)
+        );
+        assert_eq!((shard.allocs.poll(&mut shard.cx), take_result(&mut later)), (1, Some(Ok(65536))));
         drop(short);
         assert!(shard.allocs.is_empty());
     }
@@ -506,14 +510,14 @@ mod tests {
     #[test]
     fn an_abandoned_wait_leaves_the_queue_before_a_buffer_is_free() {
         let (mut shard, conn, time) = shard();
-        let _long = shard.alloc_exposed(conn, 65536).expect("the only one");
-        let mut waits = ask(&mut shard, conn, 65536);
-        let others: Vec<_> = (0..1000).map(|_| ask(&mut shard, conn, 65536)).collect();
+        let _long = shard.alloc_exposed(conn, 65536).expect("the only long buffer");
+        let mut waits = request_alloc(&mut shard, conn, 65536);
+        let others: Vec<_> = (0..1000).map(|_| request_alloc(&mut shard, conn, 65536)).collect();
         assert_eq!((shard.allocs.poll(&mut shard.cx), shard.allocs.waiters.len()), (0, 1001));
         drop(others);
         time.advance(shard.cx.config.poll.control_interval);
         shard.cx.clock.read();
         assert_eq!((shard.allocs.poll(&mut shard.cx), shard.allocs.waiters.len()), (0, 1));
-        assert_eq!(got(&mut waits), None);
+        assert_eq!(take_result(&mut waits), None);
     }
 }

@@ -9,14 +9,14 @@ use crate::start_error::StartError;
 
 /// Appends an item to a list that nearly always has room: builds it in place, and grows the list out of line.
 #[inline(always)]
-pub(super) fn push<T>(list: &mut Vec<T>, made: impl FnOnce() -> T) {
-    if list.len() < list.capacity() { list.push(made()) } else { grow(list, made()) }
+pub(super) fn push<T>(list: &mut Vec<T>, make: impl FnOnce() -> T) {
+    if list.len() < list.capacity() { list.push(make()) } else { grow(list, make()) }
 }
 
 #[cold]
 #[inline(never)]
-fn grow<T>(list: &mut Vec<T>, last: T) {
-    list.push(last);
+fn grow<T>(list: &mut Vec<T>, item: T) {
+    list.push(item);
 }
 
 /// Receives of one size other than the configured one.
@@ -65,7 +65,7 @@ pub(super) struct ShardMemory {
     left_to_calls: usize,
     pub(super) sizes: ReceiveSizes,
     /// Buffer sizes that calls wait for, ascending.
-    awaited: Vec<usize>,
+    reserved_sizes: Vec<usize>,
     /// Failed allocations.
     pub(super) failures: u64,
 }
@@ -89,7 +89,7 @@ impl ShardMemory {
             receives: ReceiveBudget::new(config.memory.receives),
             left_to_calls: config.memory.message_buffers / 2,
             sizes: ReceiveSizes { announced, filled, capacity, configured_capacity, ..ReceiveSizes::default() },
-            awaited: Vec::new(),
+            reserved_sizes: Vec::new(),
             failures: 0,
         })
     }
@@ -131,12 +131,12 @@ impl ShardMemory {
     /// Out of buffers, or too long.
     #[inline]
     pub(super) fn alloc_for_call(&mut self, len: usize) -> Result<Buf, CallError> {
-        self.alloc(len).ok_or_else(|| self.lacks_buffer(len))
+        self.alloc(len).ok_or_else(|| self.missing_buffer(len))
     }
 
     /// Reason for the lack of a pool buffer for `len` bytes.
     #[cold]
-    pub(super) fn lacks_buffer(&self, len: usize) -> CallError {
+    pub(super) fn missing_buffer(&self, len: usize) -> CallError {
         self.buffers.missing_buffer(len)
     }
 
@@ -164,37 +164,37 @@ impl ShardMemory {
 
     /// Reserves buffers of a size for the calls that wait for them.
     pub(super) fn reserve_size(&mut self, size: usize) {
-        if let Err(at) = self.awaited.binary_search(&size) {
-            self.awaited.insert(at, size);
+        if let Err(at) = self.reserved_sizes.binary_search(&size) {
+            self.reserved_sizes.insert(at, size);
         }
     }
 
     /// Ends all reservations of sizes.
     pub(super) fn release_sizes(&mut self) {
-        self.awaited.clear();
+        self.reserved_sizes.clear();
     }
 
     /// Whether this size is reserved for waiting calls.
-    pub(super) fn is_awaited(&self, size: usize) -> bool {
-        self.awaited.contains(&size)
+    pub(super) fn is_size_reserved(&self, size: usize) -> bool {
+        self.reserved_sizes.contains(&size)
     }
 
     /// Whether any size is reserved.
     #[inline(always)]
-    pub(super) fn has_awaited_sizes(&self) -> bool {
-        !self.awaited.is_empty()
+    pub(super) fn has_reserved_sizes(&self) -> bool {
+        !self.reserved_sizes.is_empty()
     }
 
     /// The longest buffer for `len` bytes that no call waits for.
     #[inline(always)]
     pub(super) fn longest_for(&self, len: usize) -> usize {
-        if self.has_awaited_sizes() { self.longest_not_awaited(len) } else { usize::MAX }
+        if self.has_reserved_sizes() { self.longest_not_reserved(len) } else { usize::MAX }
     }
 
     #[cold]
-    fn longest_not_awaited(&self, len: usize) -> usize {
+    fn longest_not_reserved(&self, len: usize) -> usize {
         let own = self.class_of(len);
-        self.awaited.iter().find(|&&size| size > own).map_or(usize::MAX, |&size| size - 1)
+        self.reserved_sizes.iter().find(|&&size| size > own).map_or(usize::MAX, |&size| size - 1)
     }
 
     /// Of `count` buffers that hold `len` bytes, the number that are not Receives, and so are shared by calls.
@@ -302,8 +302,8 @@ mod tests {
         rooms.into_iter().for_each(|(len, room)| assert_eq!(memory.chunk_room(len), room));
         let first = memory.alloc_chunk(1 << 16).expect("one of the longer buffers");
         assert!(first.address().is_multiple_of(4096) && first.capacity() == 1 << 17);
-        assert_eq!(memory.alloc_chunk(1 << 17).expect("the other").start(), 0, "no buffer has room to align it");
-        let _second = memory.alloc_chunk(1 << 16).expect("the other");
+        assert_eq!(memory.alloc_chunk(1 << 17).expect("the other buffer").start(), 0, "no buffer has room to align it");
+        let _second = memory.alloc_chunk(1 << 16).expect("the other buffer");
         assert!(memory.alloc_chunk(1 << 16).is_none(), "shorter buffers cannot align it, and are not used");
         config.memory.chunk_align = 64;
         assert_eq!(context(config).memory.chunk_room(100), 100);

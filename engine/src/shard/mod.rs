@@ -165,12 +165,12 @@ impl<F: Fabric> Shard<F> {
     pub fn open_local(fabric: F, config: Config, services: Option<LocalServices>) -> Result<Self, StartError> {
         check(&config, services.as_ref(), 1)?;
         let cx = ShardContext::open(fabric, config, services.is_some())?;
-        let most_pending = cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN);
+        let max_pending = cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN);
         let cross_thread = CrossThreadState::new(Parker::new(Wake::Fabric(cx.fabric.waker())));
         let mut shard = Self {
             cx,
             requester: Requester::new(),
-            responder: Responder::new(services, cross_thread.sleeper.signal(), most_pending),
+            responder: Responder::new(services, cross_thread.sleeper.signal(), max_pending),
             life: Lifecycle::new(),
             obligation_checks: ObligationChecks::default(),
             credit_limits: CreditLimits::default(),
@@ -371,7 +371,7 @@ impl<F: Fabric> Shard<F> {
         result
     }
 
-    /// Ends the connections that were returned closed.
+    /// Ends the closed connections that were returned to the table.
     #[cold]
     fn end_closed(&mut self) {
         while self.cx.conns.has_closed() {

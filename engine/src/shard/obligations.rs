@@ -5,8 +5,8 @@
 //!
 //! A slow peer is not disconnected. Other bytes precede an obligation in the queue, so each byte moved in either
 //! direction extends the deadline by its time at [`limits.min_rate`](crate::config::LimitsConfig::min_rate). Only the
-//! bytes in front of the obligation count: other traffic does not extend the deadline without limit. If the device does
-//! not report progress, the time of those bytes is granted in advance.
+//! bytes in front of the obligation count; otherwise other traffic would extend the deadline without limit. If the
+//! device does not report progress, the time of those bytes is granted in advance.
 //!
 //! A granted reply extends the deadline as much as a whole receive. Otherwise short replies would disconnect a peer
 //! with few credits that grants slowly but steadily. The number of replies is bounded, and so is that time.
@@ -31,7 +31,7 @@ pub(super) struct PeerObligations {
     /// Sends so far, and those completed.
     pub(super) sends: u32,
     pub(super) completed: u32,
-    /// Bytes of the RDMA Writes before these Sends.
+    /// Bytes of all RDMA Writes queued before these Sends.
     pub(super) written: u64,
     /// Numbers of calls so far whose RDMA Reads were posted, and completed.
     pub(super) read_calls: u32,
@@ -53,7 +53,7 @@ pub(super) struct Interval {
     pub(super) nanos: u64,
     /// Bytes that the device reports; `None` if it does not report them.
     pub(super) flow: Option<Flow>,
-    /// Unreported bytes that may have to move first.
+    /// Bytes that the device does not report, and that may have to move before the obligation is met.
     pub(super) unseen: u64,
     /// Bytes of a whole receive.
     pub(super) receive: u64,
@@ -139,7 +139,7 @@ pub(super) struct ObligationTimers {
 }
 
 impl ObligationTimers {
-    /// Checks all obligations; returns the longest wait, and the description of a peer that stalls so.
+    /// Checks all obligations; returns the longest wait, and its description.
     pub(super) fn check(&mut self, obligations: PeerObligations, interval: &Interval) -> (u64, &'static str) {
         let time = |bytes: u64| {
             let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(interval.min_rate.max(1));
@@ -153,7 +153,7 @@ impl ObligationTimers {
         if self.sends.is_done(obligations.completed) {
             self.written = obligations.written;
         }
-        // The last reply has to wait for the bytes and grants of the others.
+        // The last reply has to wait for the bytes and grants of the earlier ones.
         let newly =
             obligations.granted.wrapping_sub(std::mem::replace(&mut self.granted, obligations.granted)).cast_signed();
         let granted = time(interval.receive).saturating_mul(newly.max(0) as u64);
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(check(&mut timers, sent(5, 0), 10).0, 0, "the first check only starts the timer");
         assert_eq!(check(&mut timers, sent(9, 4), 10).0, 10, "the fifth has not completed");
         assert_eq!(check(&mut timers, sent(9, 5), 10).0, 0, "the fifth has completed, and the ninth is awaited");
-        assert_eq!(check(&mut timers, sent(90, 8), 10).0, 10, "slow completions are not enough");
+        assert_eq!(check(&mut timers, sent(90, 8), 10).0, 10, "the ninth has not completed");
         assert_eq!(check(&mut timers, sent(90, 90), 10).0, 0);
         assert!(!timers.is_any_owed());
         assert_eq!(check(&mut timers, sent(90, 90), 1000).0, 0, "there is no obligation");
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(
             check(&mut timers, PeerObligations { half_sent: Some(2), ..PeerObligations::default() }, 5).0,
             0,
-            "another message"
+            "another message restarts the timer"
         );
         let reads = |read_calls_done| PeerObligations { read_calls: 3, read_calls_done, ..PeerObligations::default() };
         check(&mut timers, reads(0), 1);
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(check_flow(&mut timers, obligations(7), 5, 500, 1000), 5);
         assert_eq!(check(&mut timers, obligations(7), 5), (10, ANSWERS));
         assert!(timers.is_any_owed());
-        assert_eq!(check(&mut timers, obligations(8), 5).0, 0, "one was answered");
+        assert_eq!(check(&mut timers, obligations(8), 5).0, 0, "an abandoned call was answered");
         assert_eq!(check(&mut timers, PeerObligations::default(), 5).0, 0);
         assert!(!timers.is_any_owed());
     }
@@ -273,8 +273,8 @@ mod tests {
         let mut timers = ObligationTimers::default();
         let replies = |replies, granted| PeerObligations { replies, granted, ..PeerObligations::default() };
         check(&mut timers, replies(40, 0), 1);
-        assert_eq!(check(&mut timers, replies(41, 1), 5), (2, GRANT), "another reply waits");
-        assert_eq!(check(&mut timers, replies(42, 2), 5), (4, GRANT), "slower than the least rate");
+        assert_eq!(check(&mut timers, replies(41, 1), 5), (2, GRANT), "the granted reply extends the deadline by 3 ns");
+        assert_eq!(check(&mut timers, replies(42, 2), 5), (4, GRANT), "the grants are slower than the least rate");
         assert_eq!(check(&mut timers, replies(42, 2), 5), (9, GRANT));
         assert_eq!(check(&mut timers, replies(50, 40), 5).0, 0, "all replies of the first check are granted");
         assert_eq!(check(&mut timers, replies(50, 50), 5).0, 0);
@@ -284,17 +284,17 @@ mod tests {
     #[test]
     fn a_peer_that_grants_at_the_least_rate_is_never_late() {
         let mut timers = ObligationTimers { granted: u32::MAX - 9, ..ObligationTimers::default() };
-        let waits = |granted: u32| PeerObligations {
+        let obligations = |granted: u32| PeerObligations {
             replies: 30,
             granted: granted.wrapping_sub(10),
             ..PeerObligations::default()
         };
-        check(&mut timers, waits(0), 1);
+        check(&mut timers, obligations(0), 1);
         // Each check grants two replies in the time of two Receives.
-        let late: Vec<_> = (1..=15).map(|n| check(&mut timers, waits(2 * n), 6).0).collect();
+        let late: Vec<_> = (1..=15).map(|n| check(&mut timers, obligations(2 * n), 6).0).collect();
         assert_eq!(late, [0; 15]);
-        assert_eq!(check(&mut timers, waits(39), 6).0, 0, "nine grants at once");
-        assert_eq!(check(&mut timers, waits(38), 6).0, 6, "the last reply waits again");
+        assert_eq!(check(&mut timers, obligations(39), 6).0, 0, "nine grants at once");
+        assert_eq!(check(&mut timers, obligations(38), 6).0, 6, "the last reply waits again");
     }
 
     #[test]
@@ -324,8 +324,8 @@ mod tests {
     fn moved_bytes_extend_the_deadline_by_their_time() {
         let (mut timers, obligations) = (ObligationTimers::default(), sent(1, 0));
         check_flow(&mut timers, obligations, 1, 500, 800);
-        assert_eq!(check_flow(&mut timers, obligations, 100, 600, 700), 0, "at the least rate");
-        assert_eq!(check_flow(&mut timers, obligations, 100, 640, 660), 60, "too slow");
+        assert_eq!(check_flow(&mut timers, obligations, 100, 600, 700), 0, "the bytes moved at the least rate");
+        assert_eq!(check_flow(&mut timers, obligations, 100, 640, 660), 60, "the bytes moved too slowly");
         assert_eq!(
             check_flow(&mut timers, obligations, 100, 900, 400),
             0,

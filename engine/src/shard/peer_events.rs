@@ -254,7 +254,7 @@ mod tests {
         let reporter = reporter(&events);
         let mut conn = accepted(3);
         conn.report_ended(&LocalClose::Requested.into());
-        assert!(events.take().is_empty(), "its start was not reported");
+        assert!(events.take().is_empty(), "no end is reported without a start");
         conn.report_established(&reporter);
         conn.report_established(&reporter);
         assert_eq!(events.take(), ["3 established"]);
@@ -274,11 +274,11 @@ mod tests {
         let calls = [conn.close_report.clone(), conn.close_report.clone()];
         conn.report_ended(&LocalClose::Requested.into());
         drop((conn, reporter));
-        assert_eq!(events.take(), ["3 established"], "workers have calls of it");
-        let [one, other] = calls;
-        drop(one);
+        assert_eq!(events.take(), ["3 established"], "the end is not reported while workers have calls");
+        let [first, last] = calls;
+        drop(first);
         assert!(events.take().is_empty());
-        std::thread::spawn(move || drop(other)).join().unwrap();
+        std::thread::spawn(move || drop(last)).join().unwrap();
         assert_eq!(events.take(), [format!("3: {}", LocalClose::Requested)]);
     }
 

@@ -13,7 +13,7 @@ const FAR_AHEAD: usize = 3;
 const AHEAD: usize = 1;
 
 /// Number of connections up to which nothing is prefetched, because their state stays in the caches.
-const FEW: usize = 16;
+const CACHED_CONNS: usize = 16;
 
 /// Maximum messages of one connection in one turn.
 const TRANSMIT_BATCH: usize = 64;
@@ -148,7 +148,7 @@ impl<F: Fabric> Shard<F> {
     /// Handles completions other than a single message.
     #[inline(never)]
     fn handle_completions(&mut self, only_one: bool) {
-        let many = self.cx.conns.slots().len() > FEW;
+        let many = self.cx.conns.slots().len() > CACHED_CONNS;
         let mut completions = std::mem::take(&mut self.completions);
         let mut rest = completions.drain(..);
         while let Some(first) = rest.next() {
@@ -156,8 +156,8 @@ impl<F: Fabric> Shard<F> {
                 self.prefetch_next(rest.as_slice());
             }
             self.count_receive(&first);
-            // A late completion has no connection. Consecutive completions are often of one connection, which is lent
-            // once.
+            // Consecutive completions often concern one connection, which is then lent only once. A late completion has
+            // no connection.
             self.with(first.qp, |shard, conn| {
                 shard.handle_completion(conn, first);
                 while !conn.has_ended()
@@ -372,7 +372,7 @@ mod tests {
     use crate::wire::ErrorBody;
 
     /// A shard whose connection lacks a buffer after the first turns, and all buffers of its pool.
-    fn starved() -> (Shard<NoDevice>, SimulatedTime, Vec<rpcrdma_mempool::Buf>) {
+    fn starved_shard() -> (Shard<NoDevice>, SimulatedTime, Vec<rpcrdma_mempool::Buf>) {
         let time = SimulatedTime::new();
         let mut shard = Shard::open(NoDevice::default(), small(), None).expect("memory");
         shard.simulate(&time);
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn a_connection_without_a_buffer_does_not_keep_the_shard_awake() {
-        let (mut shard, time, held) = starved();
+        let (mut shard, time, held) = starved_shard();
         let interval = shard.config().poll.control_interval;
         assert!((0..64).all(|_| !shard.poll_once()), "the shard is idle");
         assert_eq!(shard.arm(interval * 9), Some(interval), "it retries at the next interval");
@@ -409,7 +409,7 @@ mod tests {
 
     #[test]
     fn a_connection_without_a_buffer_retries_when_one_is_freed() {
-        let (mut shard, _time, held) = starved();
+        let (mut shard, _time, held) = starved_shard();
         drop(held);
         shard.cx.retry_parked();
         assert!(shard.poll_once());

@@ -16,9 +16,9 @@ pub(super) struct SendQueue {
     /// Numbers of the last Send, the last signaled one, and the last completed one. Numbers wrap.
     sends: u32,
     signalled: u32,
-    left: u32,
+    completed: u32,
     /// Whether the next Send is signaled in any case.
-    next_is_awaited: bool,
+    signal_next: bool,
     /// Number of the last Send that follows RDMA Writes.
     writer: u32,
     /// Bytes of RDMA Writes queued so far.
@@ -33,8 +33,8 @@ impl SendQueue {
             chain: Vec::with_capacity(64),
             sends: 0,
             signalled: 0,
-            left: 0,
-            next_is_awaited: false,
+            completed: 0,
+            signal_next: false,
             writer: 0,
             written: 0,
             writes: VecDeque::new(),
@@ -59,9 +59,9 @@ impl SendQueue {
         push(&mut self.chain, || Posting { wr_id, signalled, wr: wr() });
     }
 
-    /// Signals the next Send, whose completion returns memory that is awaited.
+    /// Signals the next Send, because calls wait for the memory that its completion returns.
     pub(super) fn await_next(&mut self) {
-        self.next_is_awaited = true;
+        self.signal_next = true;
     }
 
     /// Queues a Send; one in `signal_every` is signaled.
@@ -72,10 +72,10 @@ impl SendQueue {
             return self.grow_and_push_send(buf, invalidate, signal_every);
         }
         self.sends = self.sends.wrapping_add(1);
-        let signalled = self.sends.wrapping_sub(self.signalled) >= signal_every || self.next_is_awaited;
+        let signalled = self.sends.wrapping_sub(self.signalled) >= signal_every || self.signal_next;
         if signalled {
             self.signalled = self.sends;
-            self.next_is_awaited = false;
+            self.signal_next = false;
         }
         let wr = WorkRequest::Send { buf, invalidate, fence: false };
         self.chain.push(Posting { wr_id: u64::from(self.sends), signalled, wr });
@@ -116,7 +116,7 @@ impl SendQueue {
         self.chain.truncate(len);
     }
 
-    /// Posts the queue by a function that takes as many as the device does; returns their number.
+    /// Posts the queue with `post`, which removes the work requests that the device accepts; returns their number.
     #[inline]
     pub(super) fn post<E>(&mut self, post: impl FnOnce(&mut Vec<Posting>) -> Result<(), E>) -> (usize, Result<(), E>) {
         let count = self.chain.len();
@@ -127,7 +127,7 @@ impl SendQueue {
     /// Records the completion of a signaled Send, and of all before it.
     #[inline]
     pub(super) fn send_completed(&mut self, wr_id: u64) {
-        self.left = wr_id as u32;
+        self.completed = wr_id as u32;
         if !self.writes.is_empty() {
             self.forget_written();
         }
@@ -164,8 +164,8 @@ impl SendQueue {
     #[cold]
     fn forget_written(&mut self) {
         // Numbers wrap, and outstanding ones are less than half their range after the last completed one.
-        let left = self.left;
-        self.writes.retain(|&(send, _)| send.wrapping_sub(left).cast_signed() > 0);
+        let completed = self.completed;
+        self.writes.retain(|&(send, _)| send.wrapping_sub(completed).cast_signed() > 0);
     }
 
     /// Whether Sends follow the last signaled one, so that no completion will report them.
@@ -175,24 +175,24 @@ impl SendQueue {
 
     /// Whether a signaled Send is outstanding.
     pub(super) fn awaits_end(&self) -> bool {
-        self.left != self.signalled
+        self.completed != self.signalled
     }
 
     /// Sends that have not completed.
     #[inline]
     pub(super) fn under_way(&self) -> u32 {
-        self.sends.wrapping_sub(self.left)
+        self.sends.wrapping_sub(self.completed)
     }
 
     /// Sends that have not completed, up to the last one that follows RDMA Writes.
     pub(super) fn writers_under_way(&self) -> u32 {
-        let count = self.writer.wrapping_sub(self.left);
+        let count = self.writer.wrapping_sub(self.completed);
         if (1..=self.under_way()).contains(&count) { count } else { 0 }
     }
 
     /// Numbers of the last Send, and of the last completed one. They wrap.
     pub(super) fn numbers(&self) -> (u32, u32) {
-        (self.sends, self.left)
+        (self.sends, self.completed)
     }
 
     /// Resets after the loss of the device: posted work counts as completed, and queued work is dropped.
@@ -200,7 +200,7 @@ impl SendQueue {
         self.chain.clear();
         self.writes.clear();
         self.written = 0;
-        (self.signalled, self.left) = (self.sends, self.sends);
+        (self.signalled, self.completed) = (self.sends, self.sends);
     }
 }
 
@@ -221,13 +221,13 @@ mod tests {
 
     /// Identifiers of the signaled work requests.
     fn signalled(queue: &mut SendQueue) -> Vec<u64> {
-        let mut names = Vec::new();
+        let mut ids = Vec::new();
         let (count, result) = queue.post(|chain| {
-            names.extend(chain.drain(..).filter(|posting| posting.signalled).map(|posting| posting.wr_id));
+            ids.extend(chain.drain(..).filter(|posting| posting.signalled).map(|posting| posting.wr_id));
             Ok::<(), ()>(())
         });
         assert!(count > 0 && result == Ok(()) && queue.is_empty());
-        names
+        ids
     }
 
     #[test]
@@ -238,7 +238,7 @@ mod tests {
             queue.push_send(buf(&pool), None, 4);
         }
         assert_eq!(queue.under_way(), 7);
-        assert_eq!(signalled(&mut queue), [1], "the fourth, as numbers wrap");
+        assert_eq!(signalled(&mut queue), [1], "the fourth Send, whose number has wrapped");
         assert!(queue.has_unsignalled() && queue.awaits_end());
         queue.send_completed(1);
         assert!(queue.has_unsignalled() && !queue.awaits_end());

@@ -98,9 +98,9 @@ impl Fabric for NoDevice {
     fn destroy_qp(&mut self, _: QpId) {}
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
-        let Some(left) = self.connect_requests.checked_sub(1) else { return };
-        self.connect_requests = left;
-        let request = RequestId(left as u64);
+        let Some(rest) = self.connect_requests.checked_sub(1) else { return };
+        self.connect_requests = rest;
+        let request = RequestId(rest as u64);
         events.push(ControlEvent::ConnectRequest { request, private_data: Vec::new(), peer: "x".into() });
     }
 

@@ -24,7 +24,7 @@ const YIELD_EVERY: u32 = 256;
 /// Longest sleep without deadlines.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// Longest sleep with calls that wait for memory.
+/// Longest sleep while calls wait for memory.
 const MEMORY_WAIT_SLEEP: Duration = Duration::from_millis(1);
 
 thread_local! {
@@ -63,18 +63,18 @@ pub(crate) async fn spawn<F: Fabric>(
     core: Option<usize>,
     make: impl FnOnce() -> Result<Shard<F>, StartError> + Send + 'static,
 ) -> Result<ShardHandle, StartError> {
-    let (started, start) = oneshot();
+    let (ticket, completer) = oneshot();
     let thread = Builder::new().name(name).spawn(move || {
         SHARD.set(Some(thread::current().id()));
-        let made = core.map_or(Ok(()), pin_current_thread);
-        match made.and_then(|()| make()) {
+        let pinned = core.map_or(Ok(()), pin_current_thread);
+        match pinned.and_then(|()| make()) {
             Ok(mut shard) => {
                 // If nobody waits for this handle any more, it is dropped here, which stops the shard.
-                start.complete(Ok(shard.handle(true)));
+                completer.complete(Ok(shard.handle(true)));
                 let interrupted = shard.run_until_stopped();
                 return Some((shard.stats(), interrupted));
             }
-            Err(error) => start.complete(Err(error)),
+            Err(error) => completer.complete(Err(error)),
         }
         None
     });
@@ -82,7 +82,7 @@ pub(crate) async fn spawn<F: Fabric>(
     let panicked = |_| {
         StartError::new(StartErrorKind::Application, "thread of a shard panicked at its start (see standard error)")
     };
-    let mut shard = started.await.map_err(panicked)??;
+    let mut shard = ticket.await.map_err(panicked)??;
     shard.thread = Some(thread);
     Ok(shard)
 }
@@ -118,7 +118,7 @@ impl ShardHandle {
         Self { connector: self.connector.clone(), id: self.id, is_owner: false, thread: None }
     }
 
-    /// Its thread.
+    /// Thread of the shard.
     #[inline]
     pub(crate) fn thread(&self) -> ShardThread {
         self.id
@@ -150,13 +150,13 @@ impl ShardHandle {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Joins its thread; returns the shard's results.
+    /// Joins the shard's thread; returns the shard's results.
     pub(crate) fn join(&mut self) -> Option<StoppedShard> {
         // A panic has been printed already.
         self.thread.take()?.join().ok()?
     }
 
-    /// Detaches its thread, which ends after the stop command and its current handler.
+    /// Detaches the shard's thread, which ends after the stop command and its current handler.
     pub(crate) fn detach(mut self) {
         drop(self.thread.take());
     }

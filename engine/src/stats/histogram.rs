@@ -117,7 +117,7 @@ mod tests {
         assert_eq!((&empty["count"], &empty["buckets"]), (&json!(0), &json!([])));
         assert!(read(empty).is_empty());
         assert!(read(json!({"more": 1})).is_empty());
-        let most = read(json!({"buckets": [[0, 1], [u64::MAX, u64::MAX], [u64::MAX, u64::MAX]]}));
-        assert_eq!(most.len(), u64::MAX);
+        let saturated = read(json!({"buckets": [[0, 1], [u64::MAX, u64::MAX], [u64::MAX, u64::MAX]]}));
+        assert_eq!(saturated.len(), u64::MAX);
     }
 }

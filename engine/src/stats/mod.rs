@@ -73,7 +73,7 @@ fields! {
         calls_failed: u64 = Counter "Calls that were refused, or ended without a reply",
         /// See [`DeferredCall`](crate::service::DeferredCall).
         calls_dropped: u64 = Counter "Deferred calls dropped without an answer",
-        /// In version 1, when the server drains or has no memory for them. Their connections end.
+        /// These are calls of version 1, when the server drains or has no memory for them. Their connections end.
         calls_shed: u64 = Counter "Calls dropped for the client to retransmit",
         calls_retransmitted: u64 = Counter "Own calls retransmitted",
         /// See [`place_reads_in`](crate::Procedure::place_reads_in).
@@ -282,22 +282,22 @@ impl ProcedureStats {
     }
 }
 
-/// A [`Histogram`] of values from 1 to `MOST`, with `DIGITS` significant digits; empty at first.
+/// A [`Histogram`] of values from 1 to `MAX`, with `DIGITS` significant digits; empty at first.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 #[doc(hidden)]
-pub struct Values<const MOST: u64, const DIGITS: u8>(
+pub struct Values<const MAX: u64, const DIGITS: u8>(
     #[cfg_attr(feature = "stats", serde(with = "histogram"))] Histogram<u64>,
 );
 
-impl<const MOST: u64, const DIGITS: u8> Default for Values<MOST, DIGITS> {
+impl<const MAX: u64, const DIGITS: u8> Default for Values<MAX, DIGITS> {
     fn default() -> Self {
         // The bounds in use are constants within the histogram's range.
-        Self(Histogram::new_with_bounds(1, MOST, DIGITS).expect("valid bounds"))
+        Self(Histogram::new_with_bounds(1, MAX, DIGITS).expect("valid bounds"))
     }
 }
 
-impl<const MOST: u64, const DIGITS: u8> Deref for Values<MOST, DIGITS> {
+impl<const MAX: u64, const DIGITS: u8> Deref for Values<MAX, DIGITS> {
     type Target = Histogram<u64>;
 
     fn deref(&self) -> &Histogram<u64> {
@@ -305,7 +305,7 @@ impl<const MOST: u64, const DIGITS: u8> Deref for Values<MOST, DIGITS> {
     }
 }
 
-impl<const MOST: u64, const DIGITS: u8> DerefMut for Values<MOST, DIGITS> {
+impl<const MAX: u64, const DIGITS: u8> DerefMut for Values<MAX, DIGITS> {
     fn deref_mut(&mut self) -> &mut Histogram<u64> {
         &mut self.0
     }
@@ -448,7 +448,8 @@ mod tests {
         let stats: ShardStats =
             serde_json::from_value(values.iter().map(|(name, &value)| (name.clone(), Value::from(value))).collect())
                 .expect("a shard's numbers");
-        let metrics: BTreeMap<String, u64> = stats.metrics().map(|one| (one.name.to_owned(), one.value)).collect();
+        let metrics: BTreeMap<String, u64> =
+            stats.metrics().map(|metric| (metric.name.to_owned(), metric.value)).collect();
         assert_eq!(metrics, values);
     }
 }

@@ -270,7 +270,7 @@ impl<P: Signature> Response<P> {
         Self { reply, of: PhantomData }
     }
 
-    /// Decodes its results, in the memory that they arrived in.
+    /// Decodes the results, in the memory that they arrived in.
     ///
     /// # Errors
     /// [`Error::Decode`].

@@ -74,10 +74,10 @@ impl<'a, P: Signature> ReplySender<'a, P> {
             return Err(Refusal::failed(HandlerFailure::NoChunk, 0, 0));
         }
         // The room has whole words, because padding follows the data.
-        let most = (room.saturating_sub(P::BINDING.max_reply) & !3).min(P::MAX_INLINE_RESULT);
+        let limit = (room.saturating_sub(P::BINDING.max_reply) & !3).min(P::MAX_INLINE_RESULT);
         let room = inline.get_mut(P::HEAD..).unwrap_or_default();
-        let most = most.min(room.len());
-        Ok(ResultWriter::new(&mut room[..most], inline_data))
+        let limit = limit.min(room.len());
+        Ok(ResultWriter::new(&mut room[..limit], inline_data))
     }
 
     /// Sends the service's own memory as the first eligible result, as [`set_result`](crate::ServerCall::set_result).

@@ -121,12 +121,12 @@ impl<'a> Decoder<'a> {
         self.chunk(what).map(|word| u32::from_be_bytes(*word))
     }
 
-    /// Several words with one length check.
+    /// `N` words, with one length check.
     ///
     /// # Errors
     /// Fewer bytes are left.
     #[inline(always)]
-    pub fn run<const N: usize>(&mut self, what: &'static str) -> Result<[u32; N], BadXdr> {
+    pub fn word_array<const N: usize>(&mut self, what: &'static str) -> Result<[u32; N], BadXdr> {
         let bad = BadXdr { what, at: self.at };
         let (words, _) = self.bytes.get(self.at..).unwrap_or_default().as_chunks();
         let words: &[_; N] = words.first_chunk().ok_or(bad)?;

@@ -27,7 +27,7 @@ pub enum EncodeErrorKind {
     /// A length exceeds the bound of its type.
     Bound,
     /// Placed data has no buffer or chunk of its length.
-    Placed,
+    PlacedLength,
     /// A default arm has the switch value of another arm.
     Switch,
     /// Values of a recursive type are nested too deep.
@@ -50,7 +50,7 @@ impl EncodeError {
     /// Placed data does not match its buffer or chunk.
     #[must_use]
     pub const fn placed(len: usize, available: usize) -> Self {
-        Self { needed: len, available, kind: EncodeErrorKind::Placed }
+        Self { needed: len, available, kind: EncodeErrorKind::PlacedLength }
     }
 
     /// A union's default arm has the switch value of another arm.
@@ -78,13 +78,13 @@ impl EncodeError {
             EncodeErrorKind::Bound => format!("length {needed} exceeds {available}, the bound in the `.x` file"),
             EncodeErrorKind::Depth => format!("values of a recursive type are nested more than {available} deep"),
             EncodeErrorKind::Switch => "`Default` with a switch of another arm".to_owned(),
-            EncodeErrorKind::Placed if *available == 0 => {
+            EncodeErrorKind::PlacedLength if *available == 0 => {
                 format!("`Bulk::placed` of {needed} bytes without a buffer or chunk")
             }
-            EncodeErrorKind::Placed if *needed == 0 => {
+            EncodeErrorKind::PlacedLength if *needed == 0 => {
                 format!("buffer of {available} bytes is lent, and no argument names it by `Bulk::placed`")
             }
-            EncodeErrorKind::Placed => {
+            EncodeErrorKind::PlacedLength => {
                 format!("`Bulk::placed` of {needed} bytes for a buffer of {available}: the lengths must be equal")
             }
         }

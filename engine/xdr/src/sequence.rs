@@ -138,7 +138,7 @@ impl<'a, T: Decode<'a>> Decode<'a> for List<'a, T> {
 
 impl<T: Encode> Encode for List<'_, T> {
     fn encoded_len(&self) -> usize {
-        // This is the inherent method, which arrays have, too.
+        // The inherent method is called, which arrays have, too.
         self.encoded_len()
     }
 

@@ -10,7 +10,7 @@ fn config(bytes: usize, pages: PagePolicy) -> ArenaConfig {
 
 fn map_of(arena: &Arena) -> &RawMap {
     match &arena.0.memory {
-        ArenaMemory::Made { map, .. } => map,
+        ArenaMemory::Memfd { map, .. } => map,
         ArenaMemory::External(_) => panic!("the arena is a memfd"),
     }
 }
@@ -50,7 +50,7 @@ fn auto_reports_its_pages_and_a_remedy() {
     assert!(!line.contains('\n'), "{line}");
     match report.pages.unwrap() {
         PageSize::Huge2M => {
-            // Other processes may use some, too.
+            // Other processes may use such pages, too.
             let pool = HugePool::read(PageSize::Huge2M, None);
             assert!(pool.total - pool.free >= 4, "{line}");
         }
@@ -93,7 +93,7 @@ fn missing_pages_are_an_error_with_a_remedy() {
         let text = error.to_string();
         assert!(matches!(*error.0, MemErrorCause::HugePages { .. }), "{text}");
         for part in [&format!("of {bytes} bytes in {page} pages failed"), "pages are needed", "are free", "sudo tee"] {
-            assert!(text.contains(part), "{text:?} lacks {part:?}");
+            assert!(text.contains(part), "{text:?} must contain {part:?}");
         }
         // With Auto this is no error, but the report shows it.
         if page == PageSize::Huge2M && HugePool::read(page, None).total == 0 {

@@ -28,7 +28,7 @@ fn the_window_moves_within_the_capacity() {
     assert_eq!(*buf, [100, 101, 102]);
     assert_eq!(buf.offset(), buf.base_offset() + 100);
     assert_eq!(buf.address(), pool.arena().base_address() + buf.offset());
-    assert!(buf.extend_front(98) && !buf.extend_front(99), "only to the front");
+    assert!(buf.extend_front(98) && !buf.extend_front(99), "the window extends only to the front");
     assert_eq!(*buf, [98, 99, 100, 101, 102]);
     buf.set_window(256, 0);
     assert!(buf.is_empty());

@@ -9,12 +9,15 @@ fn assert_text(error: MemErrorCause, parts: &[&str]) {
     let error = MemError::from(error);
     // Programs print the error with its source, the system's error.
     let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
-    assert!(source.is_empty() || !error.to_string().contains(&source[2..]), "the text repeats its source: {error}");
+    assert!(
+        source.is_empty() || !error.to_string().contains(&source[2..]),
+        "the text does not repeat its source: {error}"
+    );
     let text = format!("{error}{source}");
     for part in parts {
-        assert!(text.contains(part), "{text:?} lacks {part:?}");
+        assert!(text.contains(part), "{text:?} must contain {part:?}");
     }
-    assert!(!text.contains('\n') && !text.contains("  "), "one line: {text:?}");
+    assert!(!text.contains('\n') && !text.contains("  "), "the text is one line: {text:?}");
 }
 
 fn no_memory() -> io::Error {
@@ -32,7 +35,7 @@ const LIMITS: MemoryLimits = MemoryLimits {
 };
 
 #[test]
-fn hugepages() {
+fn the_text_for_huge_pages_counts_the_missing_pages() {
     let error = |page, node| MemErrorCause::HugePages {
         call: "mmap",
         bytes: 1 << 30,
@@ -59,7 +62,7 @@ fn hugepages() {
 }
 
 #[test]
-fn transparent() {
+fn the_text_for_transparent_pages_names_the_setting() {
     assert_text(
         MemErrorCause::Transparent { bytes: 4096, setting: "never".into() },
         &[
@@ -71,7 +74,7 @@ fn transparent() {
 }
 
 #[test]
-fn memlock() {
+fn the_text_for_locking_names_the_limits() {
     assert_text(
         MemErrorCause::Lock { bytes: 16 << 20, limits: LIMITS, source: no_memory() },
         &[
@@ -88,7 +91,7 @@ fn memlock() {
 }
 
 #[test]
-fn numa() {
+fn the_text_for_a_node_names_the_online_nodes() {
     assert_text(
         MemErrorCause::Bind { bytes: 4096, node: 1, online: "0-1".into(), source: rustix::io::Errno::PERM.into() },
         &["mbind of 4096 bytes to NUMA node 1 failed", "not permitted", "0-1", "--cap-add SYS_NICE"],
@@ -96,7 +99,7 @@ fn numa() {
 }
 
 #[test]
-fn populate() {
+fn the_text_for_populating_names_the_available_bytes() {
     assert_text(
         MemErrorCause::Populate {
             call: "madvise(MADV_POPULATE_WRITE)",
@@ -114,7 +117,7 @@ fn populate() {
 }
 
 #[test]
-fn system_calls() {
+fn the_text_for_a_system_call_names_the_exceeded_limit() {
     let error = |errno: rustix::io::Errno| MemErrorCause::System {
         call: "memfd_create",
         bytes: 4096,
@@ -136,7 +139,7 @@ fn system_calls() {
 }
 
 #[test]
-fn invalid_requests() {
+fn texts_for_invalid_requests_name_the_sizes() {
     assert_text(*MemError::empty().0, &["0 bytes", "ArenaConfig::bytes"]);
     assert_text(
         MemErrorCause::ArenaFull { arena: 3, needed: 500, free: 400, len: 4096 },

@@ -71,7 +71,7 @@ fn the_owner_is_dropped_with_the_last_buffer() {
     let (kept, other) = (page.freeze(), pool.alloc(PAGE).unwrap());
     drop(pool);
     thread::spawn(move || drop(other)).join().unwrap();
-    assert!(!dropped.load(Ordering::SeqCst), "one buffer is out");
+    assert!(!dropped.load(Ordering::SeqCst), "one buffer is outstanding");
     let clone = kept.clone();
     drop(kept);
     thread::spawn(move || assert_eq!(*clone, *b"0123456789")).join().unwrap();

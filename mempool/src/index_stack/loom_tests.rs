@@ -28,7 +28,7 @@ impl Shared {
     /// Frees everything, as in the pool: the holder of the last buffer may touch all memory.
     fn free(&self) {
         (0..self.bytes.len() as u32).for_each(|index| self.touch(index));
-        assert_eq!(self.freed.fetch_add(1, Ordering::Relaxed), 0, "freed twice");
+        assert_eq!(self.freed.fetch_add(1, Ordering::Relaxed), 0, "the items are freed once");
     }
 
     fn return_index(&self, index: u32) {
@@ -56,7 +56,7 @@ fn loom_each_returned_buffer_is_taken_once() {
         returners.into_iter().for_each(|returner| returner.join().unwrap());
         seen.extend(shared.take());
         seen.sort_unstable();
-        assert_eq!(seen, [0, 1, 2], "each returns once");
+        assert_eq!(seen, [0, 1, 2], "each index returns once");
     });
 }
 
@@ -68,9 +68,9 @@ fn loom_a_buffer_is_reused_while_others_return() {
             let shared = shared.clone();
             thread::spawn(move || shared.return_index(0))
         };
-        // Reused as soon as it is returned, and then returned by another thread.
-        let again = shared.take().last();
-        let second = again.map(|index| {
+        // The buffer is reused as soon as it is returned, and then returned by another thread.
+        let reused = shared.take().last();
+        let second = reused.map(|index| {
             let shared = shared.clone();
             thread::spawn(move || shared.return_index(index))
         });

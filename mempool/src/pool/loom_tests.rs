@@ -4,12 +4,12 @@ use crate::sync::cell::UnsafeCell;
 use crate::sync::{Arc, thread};
 use crate::{Arena, ArenaConfig, Class, PagePolicy, Pool};
 
-/// One arena for all interleavings: it is not explored.
+/// One arena for all interleavings, which loom does not explore.
 fn arena() -> Arena {
     Arena::new(&ArenaConfig { bytes: 4096, pages: PagePolicy::Small, ..ArenaConfig::default() }).unwrap()
 }
 
-/// The pool's range is free again: its core was freed, once.
+/// Asserts that the pool's range is free again, because its core was freed once.
 fn assert_freed(arena: &Arena) {
     let offset = arena.take_range(arena.len(), 1).expect("the range is free");
     arena.free_range(offset);

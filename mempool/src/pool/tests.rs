@@ -119,7 +119,7 @@ fn memory_outlives_the_pool_until_the_last_buffer_is_gone() {
     drop(here);
     assert!(
         matches!(arena.take_range(arena.len(), 1), Err(error) if matches!(*error.0, MemErrorCause::ArenaFull { .. })),
-        "a buffer is still out"
+        "a buffer is still outstanding"
     );
     thread::spawn(move || {
         there.copy_from_slice(b"gone");
@@ -145,8 +145,8 @@ fn several_pools_share_an_arena() {
     // The second pool's range is free again after the drop of the pool and its buffers.
     pools.remove(1);
     bufs.retain(|buf| buf.offset() / 4096 != 1);
-    let again = Pool::in_arena(arena.clone(), &classes).unwrap();
-    assert_eq!(again.alloc(1).unwrap().offset(), 4096);
+    let reused = Pool::in_arena(arena.clone(), &classes).unwrap();
+    assert_eq!(reused.alloc(1).unwrap().offset(), 4096);
 }
 
 /// A pool that moves to another thread, which only unsafe code can do.

@@ -1,4 +1,4 @@
-//! Store client for tokio; it never blocks a runtime thread.
+//! A client of the store for tokio, which never blocks a thread of the runtime.
 
 use std::error::Error;
 use std::time::Duration;
@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// # Errors
 /// Those of [`Endpoint::start`].
 pub async fn endpoint(address: &Address) -> Result<Endpoint> {
-    // These buffers for values are few, because each connection has its own.
+    // Few buffers for values suffice, because each connection has its own.
     let mut config = ClientConfig::new(PROGRAM, VERSION);
     config.shard.memory.bulk_buffers = vec![(16 << 10, 8), (MAX_VALUE as usize, 4)];
     Ok(Endpoint::start_async(address, config).await?)
@@ -33,7 +33,7 @@ pub async fn endpoint(address: &Address) -> Result<Endpoint> {
 pub struct Store(Client);
 
 impl Store {
-    /// Connects.
+    /// Connects to a store.
     ///
     /// # Errors
     /// Those of [`Endpoint::connect`].
@@ -70,7 +70,7 @@ impl Store {
         Ok(response.results()?.map(|value| value.0.bytes().to_vec()))
     }
 
-    /// Deletes the value of a key; returns whether it existed.
+    /// Deletes the value of a key. Returns true if the key existed.
     ///
     /// # Errors
     /// The call failed.
@@ -78,7 +78,7 @@ impl Store {
         Ok(self.call(CallOptions::<Delete>::new(), &KvKey(key.as_bytes())).await?.results()?)
     }
 
-    /// Keys with this prefix, in order.
+    /// Returns the keys with this prefix, in order.
     ///
     /// # Errors
     /// A call failed.

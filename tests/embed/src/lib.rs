@@ -1,6 +1,6 @@
 //! A key-value store over ONC RPC with values transferred by RDMA.
 //!
-//! An embedder of the engine could write it with the README and the documentation alone.
+//! This program uses only what the README and the documentation of the engine describe.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -10,8 +10,8 @@
 //! | `server` | the procedures of one shard, and the task that writes its log and reads all logs |
 //! | `client` | the store for a client on tokio |
 //!
-//! Each shard has a thread, an io_uring and a log. Any shard may put a key, so all shards share the index. A lookup
-//! locks it.
+//! Each shard has a thread, an io_uring and a log. Any shard may put a key, so all shards share the index, which
+//! each lookup locks.
 
 pub mod client;
 mod log;

@@ -1,8 +1,8 @@
 //! Log of each shard, and one index over all logs.
 //!
-//! A record is a head, the key and the value. Each batch of records is appended to the log, and answered once it is on
-//! the disk. So answered records survive a crash, in front of a possibly torn tail. The sequence orders records of one
-//! key.
+//! A record is a head, the key and the value. A batch of records is appended to the log. Its calls are answered once it
+//! is on the disk, so answered records survive a crash. A torn record may follow them. The sequence number orders the
+//! records of one key.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -29,7 +29,7 @@ pub(crate) struct ValuePosition {
     pub(crate) len: u32,
 }
 
-/// Index entry of a key. The entry of a deleted key stays, so that no older record replaces it.
+/// Index entry of a key. The entry of a deleted key is kept, so that no older record replaces it.
 #[derive(Debug)]
 struct Entry {
     sequence: u64,
@@ -83,7 +83,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Reads a log into the index; returns the end of its last whole record.
+    /// Reads a log into the index, and truncates it after its last complete record. Returns that end.
     fn replay(&self, log: usize, file: &File) -> io::Result<u64> {
         let (mut reader, len) = (BufReader::new(file), file.metadata()?.len());
         let mut end = 0;
@@ -112,7 +112,7 @@ impl Store {
         Ok(end)
     }
 
-    /// Log of a shard, and its end when it was opened.
+    /// Returns the log of a shard, and its end when it was opened.
     pub(crate) fn log(&self, log: usize) -> (Arc<File>, u64) {
         (Arc::clone(&self.logs[log]), self.ends[log])
     }
@@ -125,12 +125,12 @@ impl Store {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Position of a key's value.
+    /// Finds the position of a key's value.
     pub(crate) fn find(&self, key: &[u8]) -> Option<ValuePosition> {
         self.index().get(key)?.place
     }
 
-    /// A page of keys with `prefix`, after `after`; true if more follow.
+    /// Returns a page of the keys that have `prefix` and follow `after`, and true if more keys follow.
     pub(crate) fn list(&self, prefix: &[u8], after: &[u8]) -> (Vec<Vec<u8>>, bool) {
         let (mut names, mut room) = (Vec::new(), MAX_PAGE);
         let from = if after >= prefix { Bound::Excluded(after) } else { Bound::Included(prefix) };
@@ -151,7 +151,7 @@ impl Store {
         (names, false)
     }
 
-    /// A record that sets or deletes a key, later than all earlier records.
+    /// Creates a record that sets or deletes a key, with a higher sequence number than all earlier records.
     pub(crate) fn record(&self, key: &[u8], value_len: Option<u32>) -> Record {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let words = [MAGIC, (sequence >> 32) as u32, sequence as u32, key.len() as u32, value_len.unwrap_or(NONE)];
@@ -160,7 +160,7 @@ impl Store {
         Record { front, sequence, value_len }
     }
 
-    /// Enters a record at byte `at` of a log into the index.
+    /// Adds a record, which is at byte `at` of a log, to the index.
     pub(crate) fn index_record(&self, log: usize, at: u64, record: &Record) {
         let place = record.value_len.map(|len| ValuePosition { log, at: at + record.front.len() as u64, len });
         let new = Entry { sequence: record.sequence, place };
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_torn_log_is_replayed_up_to_its_last_whole_record() {
+    fn a_torn_log_is_replayed_up_to_its_last_complete_record() {
         let directory = std::env::temp_dir().join(format!("kv-log-{}", std::process::id()));
         let store = Store::open(&directory, 2).unwrap();
         let mut at = [0, 0];
@@ -200,7 +200,7 @@ mod tests {
         let torn = store.record(b"torn", Some(100));
         store.logs()[0].write_all_at(&torn.front, at[0]).unwrap();
         for store in [&store, &Store::open(&directory, 1).unwrap(), &Store::open(&directory, 2).unwrap()] {
-            let ValuePosition { log, at, len } = store.find(b"a/1").expect("it was put");
+            let ValuePosition { log, at, len } = store.find(b"a/1").expect("the key was put");
             assert_eq!((log, len), (1, 5));
             let mut value = [0; 5];
             store.logs()[log].read_exact_at(&mut value, at).unwrap();

@@ -12,12 +12,12 @@ use rpcrdma::typed::Deferred;
 use crate::log::Record;
 use crate::protocol::kv_v1;
 
-/// Maximum outstanding jobs.
+/// Maximum number of outstanding jobs.
 const ENTRIES: u32 = 128;
 /// `RWF_DSYNC` of `pwritev2`: written data is on the disk at completion.
 const DSYNC: i32 = 2;
 
-/// Job for the kernel.
+/// An operation for the kernel.
 pub(crate) enum Job {
     /// Reads a value into the memory that its call answers from.
     Read(Get),
@@ -36,7 +36,7 @@ pub(crate) struct Get {
 }
 
 impl Get {
-    /// A read for a call that has room for the value.
+    /// Creates the read of a value, for a call whose result buffer has space for it.
     pub(crate) fn new(call: Deferred<kv_v1::Get>, file: Arc<File>, at: u64, len: usize) -> Self {
         Self { call, file, at, len, done: 0 }
     }
@@ -85,8 +85,8 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Maximum records per batch: the kernel accepts 1024 pieces.
-    pub(crate) const MOST: usize = 256;
+    /// Maximum records per batch. The kernel accepts 1024 pieces, and a record has two.
+    pub(crate) const MAX_RECORDS: usize = 256;
 
     pub(crate) fn new(file: Arc<File>, at: u64, puts: Vec<Put>) -> Self {
         let pieces = puts.iter().flat_map(|put| [&put.record.front[..], put.value()]);

@@ -93,11 +93,12 @@ impl kv_v1::Server for Shard {
 struct Disk {
     store: Arc<Store>,
     ring: Ring,
-    /// Number of its own log, and the end of that log.
+    /// Number of this shard's log.
     index: usize,
     log: Arc<File>,
+    /// End of this shard's log.
     end: u64,
-    /// A batch is in progress. The next batch starts at its completion.
+    /// True while a batch is in progress. The next batch starts at its completion.
     writing: bool,
     puts: VecDeque<Put>,
     gets: VecDeque<Get>,
@@ -119,7 +120,7 @@ impl Disk {
             let file = Arc::clone(&self.store.logs()[place.log]);
             self.gets.push_back(Get::new(call, file, place.at, len));
         } else {
-            // The caller offers no room for it.
+            // The caller's Write chunk is too short for the value.
             call.refuse(Refusal::GarbageArguments);
         }
     }
@@ -134,15 +135,15 @@ impl Disk {
                     self.gets.push_front(get);
                     break;
                 }
-                Err(Job::Write(_)) => unreachable!("it was a read"),
+                Err(Job::Write(_)) => unreachable!("the job is a read"),
             }
         }
         if !self.writing && !self.puts.is_empty() {
-            let puts = self.puts.drain(..self.puts.len().min(Batch::MOST)).collect();
+            let puts = self.puts.drain(..self.puts.len().min(Batch::MAX_RECORDS)).collect();
             match self.ring.start(Job::Write(Batch::new(Arc::clone(&self.log), self.end, puts))) {
                 Ok(()) => (busy, self.writing) = (true, true),
                 Err(Job::Write(batch)) => batch.puts.into_iter().rev().for_each(|put| self.puts.push_front(put)),
-                Err(Job::Read(_)) => unreachable!("it was a write"),
+                Err(Job::Read(_)) => unreachable!("the job is a write"),
             }
         }
         self.ring.submit().expect("io_uring_enter");
@@ -192,7 +193,7 @@ impl Disk {
     }
 }
 
-/// Refusal for a local failure, and a log line with its cause.
+/// Logs the cause of a local failure, and returns the refusal.
 fn failed(why: &str) -> Refusal {
     eprintln!("kv-server: {why}");
     Refusal::SystemError
@@ -201,7 +202,7 @@ fn failed(why: &str) -> Refusal {
 /// Task of the shard.
 struct Task {
     disk: Rc<RefCell<Disk>>,
-    /// Duplicate of the ring's descriptor: the shard requests it while the disk may be borrowed.
+    /// Duplicate of the ring's descriptor, because the shard may request it while the disk is borrowed.
     descriptor: OwnedFd,
 }
 

@@ -1,4 +1,4 @@
-//! Server and clients as processes: values survive concurrent clients and kills.
+//! Server and clients are processes. Values survive concurrent clients, kills and restarts.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have exited.
+        // The process may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -31,7 +31,7 @@ impl TestStore {
         Self { address: format!("soft:{name}"), directory }
     }
 
-    /// `None` without io_uring.
+    /// Starts a server. Returns `None` if io_uring is not available.
     fn serve(&self) -> Option<Server> {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kv-server"));
         command.arg(&self.address).arg(&self.directory).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -39,8 +39,12 @@ impl TestStore {
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         if line != "ready\n" {
-            let status = child.wait().expect("it has ended");
-            assert_eq!(status.code(), Some(77), "the server failed; its output has the cause");
+            let status = child.wait().expect("the process ends");
+            assert_eq!(
+                status.code(),
+                Some(77),
+                "the server prints `ready`, or exits with 77; its output has the cause"
+            );
             println!("not run: io_uring is not available");
             return None;
         }
@@ -48,23 +52,26 @@ impl TestStore {
         Some(Server { child, input })
     }
 
-    fn client(&self, what: &str, seed: u32) -> Child {
+    fn start_client(&self, what: &str, seed: u32) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kv-client"));
         command.args([&self.address, what, &seed.to_string()]).stdout(Stdio::piped());
         command.spawn().expect("a process")
     }
 
-    /// Runs these clients concurrently.
+    /// Runs a client for each seed, all concurrently.
     fn run(&self, what: &str, seeds: &[u32]) {
-        let clients: Vec<_> = seeds.iter().map(|&seed| self.client(what, seed)).collect();
+        let clients: Vec<_> = seeds.iter().map(|&seed| self.start_client(what, seed)).collect();
         for mut client in clients {
-            assert!(client.wait().expect("it ends").success(), "the client failed; its output has the cause");
+            assert!(
+                client.wait().expect("the process ends").success(),
+                "the client succeeds; its output has the cause"
+            );
         }
     }
 
-    /// A client that puts values until it is killed.
-    fn busy_client(&self, seed: u32) -> Child {
-        let mut client = self.client("forever", seed);
+    /// Starts a client that puts values until it is killed.
+    fn start_busy_client(&self, seed: u32) -> Child {
+        let mut client = self.start_client("forever", seed);
         let mut line = String::new();
         BufReader::new(client.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         assert_eq!(line, "begun\n");
@@ -95,11 +102,11 @@ fn a_killed_client_affects_no_other_client() {
     let Some(_server) = store.serve() else { return };
     store.run("fill", &[1]);
     for _ in 0..3 {
-        let mut client = store.busy_client(9);
-        let mut others = [store.client("fill", 2), store.client("verify", 1)];
-        client.kill().expect("it runs");
-        client.wait().expect("it ends");
-        assert!(others.iter_mut().all(|other| other.wait().expect("it ends").success()));
+        let mut client = store.start_busy_client(9);
+        let mut others = [store.start_client("fill", 2), store.start_client("verify", 1)];
+        client.kill().expect("the process is running");
+        client.wait().expect("the process ends");
+        assert!(others.iter_mut().all(|other| other.wait().expect("the process ends").success()));
     }
     store.run("verify", &[1, 2]);
 }
@@ -111,14 +118,14 @@ fn answered_values_survive_restarts_and_kills_of_the_server() {
     store.run("fill", &[1]);
     // The server exits cleanly.
     drop(server.input.take());
-    assert!(server.child.wait().expect("it ends").success());
+    assert!(server.child.wait().expect("the process ends").success());
     let Some(mut server) = store.serve() else { return };
     store.run("verify", &[1]);
     store.run("fill", &[2]);
     // The server is killed while it serves, and its client fails.
-    let mut client = store.busy_client(9);
-    server.child.kill().expect("it runs");
-    assert!(!client.wait().expect("it ends").success());
+    let mut client = store.start_busy_client(9);
+    server.child.kill().expect("the process is running");
+    assert!(!client.wait().expect("the process ends").success());
     drop(server);
     let Some(_server) = store.serve() else { return };
     store.run("verify", &[1, 2]);

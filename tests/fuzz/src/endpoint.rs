@@ -1,4 +1,4 @@
-//! An iWARP connection without a socket, with an arbitrary peer; see `run_scenario`.
+//! An iWARP connection without a socket, with an arbitrary peer; see [`run_scenario`].
 
 use rpcrdma::fabric::iwarp::fuzz::run_scenario;
 

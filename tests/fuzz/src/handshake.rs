@@ -6,7 +6,7 @@ pub fn run(data: &[u8]) {
     let [mode, bytes @ ..] = data else { return };
     match mode & 1 {
         0 => fuzz::handshake(bytes),
-        // Prepends the constant magic word and version.
+        // Prepends the magic word and the version, which are constant.
         _ => fuzz::handshake(&[b"RPsf\x03\0", bytes].concat()),
     }
 }

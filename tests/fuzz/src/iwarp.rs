@@ -1,4 +1,4 @@
-//! Bytes of an iWARP connection: segment stream, set-up frames, Terminates.
+//! Bytes of an iWARP connection: a stream of FPDUs, set-up frames, and Terminate messages.
 
 use rpcrdma::fabric::iwarp::wire::{crc32c, fpdu_len, invariants};
 
@@ -15,16 +15,16 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// The stream with a correct CRC in each complete FPDU.
+/// Returns the stream with a correct CRC in each complete FPDU.
 fn with_crcs(stream: &[u8]) -> Vec<u8> {
     let mut stream = stream.to_vec();
     let mut rest = &mut stream[..];
     while let Some(len) = rest.first_chunk() {
         let len = fpdu_len(usize::from(u16::from_be_bytes(*len)));
-        let Some((fpdu, behind)) = rest.split_at_mut_checked(len) else { break };
+        let Some((fpdu, following)) = rest.split_at_mut_checked(len) else { break };
         let (covered, crc) = fpdu.split_last_chunk_mut().expect("an FPDU has a CRC");
         *crc = crc32c(covered).to_le_bytes();
-        rest = behind;
+        rest = following;
     }
     stream
 }

@@ -1,6 +1,6 @@
 //! Fuzz targets, one module each.
 //!
-//! `targets/` passes them to libFuzzer. `tests/tests/corpus.rs` runs them over the corpus.
+//! `targets/` passes their functions `run` to libFuzzer. `tests/tests/corpus.rs` runs them over the corpus.
 
 pub mod capture;
 pub mod connection;

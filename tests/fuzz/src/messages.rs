@@ -1,4 +1,4 @@
-//! Messages: the decoders of common forms against the complete view.
+//! Messages: compares fast-path decoding by fixed layouts with the complete decoder.
 
 use rpcrdma::wire::{Revision, invariants};
 

@@ -1,4 +1,4 @@
-//! Captured packets, down to their messages.
+//! Captured packets, and the messages that are reassembled from them.
 
 use pcap_parser::Linktype;
 use rpcrdma::wire::{Revision, View};
@@ -9,16 +9,16 @@ use rpcrdma_tools::roce;
 const LINKS: [Linktype; 6] =
     [Linktype::ETHERNET, Linktype::LINUX_SLL, Linktype::LINUX_SLL2, Linktype::RAW, Linktype::IPV6, Linktype::NULL];
 
-/// Input: the link type, then packets, each after its length.
+/// Runs an input: the link type, then packets, each of them after its length.
 pub fn run(data: &[u8]) {
     let [link, rest @ ..] = data else { return };
     let mut rest = rest;
     let link = LINKS[usize::from(link & 7).min(5)];
     let (mut roce, mut iwarp) = (roce::Reassembler::default(), iwarp::Reassembler::default());
-    let (mut frame, mut left) = (0, rest.len());
-    while let [len, behind @ ..] = rest {
-        let (bytes, behind) = behind.split_at(behind.len().min(usize::from(*len)));
-        rest = behind;
+    let (mut frame, mut unassigned) = (0, rest.len());
+    while let [len, following @ ..] = rest {
+        let (bytes, following) = following.split_at(following.len().min(usize::from(*len)));
+        rest = following;
         frame += 1;
         let packet = Packet::new(frame, link, bytes);
         for found in roce.packet(&packet).map(CaptureEvent::Send).into_iter().chain(iwarp.packet(&packet)) {
@@ -37,7 +37,9 @@ pub fn run(data: &[u8]) {
             };
             assert_eq!(message.frame, frame);
             // Each byte of the input is in at most one message.
-            left = left.checked_sub(message.bytes.len()).expect("more bytes than there were");
+            unassigned = unassigned
+                .checked_sub(message.bytes.len())
+                .expect("the messages together are at most as long as the input");
             let _ = View::check(&message.bytes, Revision::Ietf00).map(|view| view.to_string());
         }
     }

@@ -8,7 +8,7 @@ pub fn run(data: &[u8]) {
     if mode & 1 == 0 {
         return invariants::connect_message(rest);
     }
-    // The format word, at any position in the rest.
-    let (front, behind) = rest.split_at(usize::from(mode >> 1).min(rest.len()));
-    invariants::connect_message(&[front, &FORMAT.to_be_bytes(), behind].concat());
+    // Inserts the format word at any position.
+    let (front, back) = rest.split_at(usize::from(mode >> 1).min(rest.len()));
+    invariants::connect_message(&[front, &FORMAT.to_be_bytes(), back].concat());
 }

@@ -1,6 +1,6 @@
-//! Property sets, and the operations that change them.
+//! Property sets, and the operations that change characteristics.
 //!
-//! Parsed properties are emitted again. An end that changes its characteristics survives any peer.
+//! A decoded property set is encoded in equal bytes. No sequence of the peer's operations crashes an endpoint.
 
 use rpcrdma::proto::exchange::{Characteristic, CharacteristicEvent, Exchange, Verdict};
 use rpcrdma::wire::optional::{Operation, OperationCode};
@@ -13,17 +13,17 @@ pub fn run(data: &[u8]) {
     if mode & 2 == 0 {
         invariants::properties(bytes, revision);
     } else {
-        exchange(bytes, revision);
+        run_exchange(bytes, revision);
     }
 }
 
-/// Runs the peer's steps: each is a first word with a length, and its bytes.
-fn exchange(mut input: &[u8], revision: Revision) {
+/// Runs steps of both ends. Each consists of its kind, a length, and that many bytes.
+fn run_exchange(mut input: &[u8], revision: Revision) {
     let mut end = Exchange::new(revision, &Properties::default(), &[PropertyId::SegmentSize]);
     let mut xid = 0;
     while let [step, len, rest @ ..] = input {
-        let (bytes, behind) = rest.split_at(rest.len().min(usize::from(*len)));
-        input = behind;
+        let (bytes, following) = rest.split_at(rest.len().min(usize::from(*len)));
+        input = following;
         xid += 1;
         match step & 7 {
             0 => _ = end.request(xid, &[Characteristic::ReceiveSize(8192), Characteristic::SegmentCount(4)]),
@@ -31,10 +31,10 @@ fn exchange(mut input: &[u8], revision: Revision) {
             2 => _ = end.resolve(Characteristic::ReceiveSize(u32::from(*len) * 64)),
             3 => {
                 let verdicts = [Verdict::Done, Verdict::Rejected, Verdict::Pending];
-                let mut turn = usize::from(*len);
+                let mut index = usize::from(*len);
                 end.answer(|_| {
-                    turn += 1;
-                    verdicts[turn % 3]
+                    index += 1;
+                    verdicts[index % 3]
                 });
             }
             4 => {
@@ -53,15 +53,15 @@ fn exchange(mut input: &[u8], revision: Revision) {
             }
         }
         while let Some(event) = end.poll_event() {
-            if let CharacteristicEvent::Requested(wanted) = event {
-                assert!(!wanted.is_empty());
+            if let CharacteristicEvent::Requested(requested) = event {
+                assert!(!requested.is_empty());
             }
         }
-        // Usually reads its own messages.
+        // Unless bit 6 of the step is set, takes the pending messages, which must be decodable.
         if step & 0x40 == 0 {
             while let Some(out) = end.poll_transmit() {
-                assert!(out.optinfo.len() < 200, "longer than it is said to be");
-                let operation = Operation::parse(out.code, &out.optinfo).expect("its own is understood");
+                assert!(out.optinfo.len() < 200, "an operation is shorter than 200 bytes");
+                let operation = Operation::parse(out.code, &out.optinfo).expect("a sent operation is decodable");
                 assert_eq!(operation.code(), out.code);
                 assert_eq!(out.flags == Flags::RESPONSE, out.code == OperationCode::Respond);
             }

@@ -2,8 +2,8 @@
 //!
 //! The peer writes arbitrary bytes into all shared memory at any time. This side sends, receives, exposes memory, and
 //! accesses the peer's memory. Every buffer returns to its pool, and every signalled request completes once. While the
-//! peer obeys the rules, its messages arrive whole and in order. Each Receive contains a mark before it is posted, like
-//! old bytes of another peer's message, and no completion may deliver the mark.
+//! peer obeys the rules, its messages arrive complete and in order. Each Receive is filled with a mark before it is
+//! posted. The mark stands for old bytes of another peer's message, so no completion may deliver it.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -23,26 +23,27 @@ struct Fixture {
     peer: Peer,
     pool: Pool,
     exposed: Pool,
-    /// Content of receives before posting. It is random, so no input contains it.
+    /// Bytes that fill a Receive before it is posted. They are random, so no input contains them.
     mark: [u8; 8],
 }
 
+/// Buffers of each pool.
 const BUFFERS: usize = 32;
-/// Bytes of a receive: shorter than the longest message.
-const RECEIVE: usize = 1024;
+/// Bytes of a Receive, which are fewer than those of the longest message.
+const RECEIVE_SIZE: usize = 1024;
 
-fn pool() -> Pool {
+fn create_pool() -> Pool {
     let arena = ArenaConfig { pages: PagePolicy::Small, ..ArenaConfig::default() };
-    Pool::new(&PoolConfig { classes: vec![Class { size: MAX_MESSAGE, count: BUFFERS }], arena }).expect("pool")
+    Pool::new(&PoolConfig { classes: vec![Class { size: MAX_MESSAGE, count: BUFFERS }], arena }).expect("a pool")
 }
 
 impl Fixture {
     fn new() -> Self {
         let config = SoftwareConfig { max_message: MAX_MESSAGE, shared_receives: 8, ..SoftwareConfig::default() };
-        let mut fabric = SoftwareFabric::new(config).expect("open");
-        let (pool, exposed) = (pool(), pool());
-        fabric.register(pool.arena(), Access::LOCAL).expect("register");
-        fabric.register(exposed.arena(), Access::REMOTE).expect("register");
+        let mut fabric = SoftwareFabric::new(config).expect("a fabric");
+        let (pool, exposed) = (create_pool(), create_pool());
+        fabric.register(pool.arena(), Access::LOCAL).expect("the arena is registered");
+        fabric.register(exposed.arena(), Access::REMOTE).expect("the arena is registered");
         let mark = RandomState::new().build_hasher().finish().to_ne_bytes();
         Self { fabric, peer: Peer::new(), pool, exposed, mark }
     }
@@ -63,11 +64,15 @@ struct Scenario<'t, 'd> {
     windows: Vec<WindowId>,
     /// Signalled requests without a completion.
     posted: Vec<u64>,
-    next: u64,
-    /// Messages of the peer that this side has not received; `None` once the peer has broken the rules.
-    honest: Option<VecDeque<Vec<u8>>>,
+    /// Identifier of the last posted request.
+    last_id: u64,
+    /// Messages that the peer has sent and this side has not received. `None` once the peer has broken the rules.
+    unreceived: Option<VecDeque<Vec<u8>>>,
+    /// List for completions, kept for reuse.
     done: Vec<Completion>,
+    /// Violations that the fabric had counted before this scenario.
     violations: u64,
+    /// True once a request has failed, which ends the connection.
     ended: bool,
 }
 
@@ -85,8 +90,8 @@ impl<'t, 'd> Scenario<'t, 'd> {
         let violations = fabric.stats().peer_violations;
         let qp = peer.join(fabric, exposed.arena().id(), &params);
         let windows = (0..WINDOWS).map(|_| fabric.alloc_window(qp).expect("a window")).collect();
-        let (honest, done) = (Some(VecDeque::new()), Vec::new());
-        Self { fixture, input, qp, windows, posted: Vec::new(), next: 0, honest, done, violations, ended: false }
+        let (unreceived, done) = (Some(VecDeque::new()), Vec::new());
+        Self { fixture, input, qp, windows, posted: Vec::new(), last_id: 0, unreceived, done, violations, ended: false }
     }
 
     fn byte(&mut self) -> u8 {
@@ -113,21 +118,23 @@ impl<'t, 'd> Scenario<'t, 'd> {
         self.end();
     }
 
+    /// Performs an action of either side. `argument` varies it.
     fn step(&mut self, step: u8, argument: u8) {
         match step {
             0..=2 => self.poll(1 + usize::from(argument)),
             3 => {
                 let own = argument & 1 != 0;
-                let mut bufs: Vec<Buf> = (0..=argument >> 2).map_while(|_| self.fixture.pool.alloc(RECEIVE)).collect();
+                let mut bufs: Vec<Buf> =
+                    (0..=argument >> 2).map_while(|_| self.fixture.pool.alloc(RECEIVE_SIZE)).collect();
                 for place in bufs.iter_mut().flat_map(|buf| buf.full_mut().as_chunks_mut().0) {
                     *place = self.fixture.mark;
                 }
                 let _ = self.fixture.fabric.post_recv(own.then_some(self.qp), &mut bufs);
             }
-            4 | 5 => self.peer_sends(argument),
+            4 | 5 => self.send_from_peer(argument),
             6 => self.poke(argument),
             7 => {
-                // Writes a word at a word position: headers, reports, bells, entries.
+                // The peer writes an aligned word, as headers, progress reports, doorbells and table entries are.
                 let part = [Part::Rings, Part::Table, Part::Ours, Part::Rings][usize::from(argument & 3)];
                 let at = 8 * usize::from(self.byte()) * if argument & 4 != 0 { 8 } else { 1 };
                 let (low, high) = (u64::from(self.word()), u64::from(self.byte()));
@@ -135,10 +142,10 @@ impl<'t, 'd> Scenario<'t, 'd> {
                 let _ = self.fixture.peer.poke(part, at, &(low | high << 32).to_ne_bytes());
             }
             8 => {
-                // Reports progress, or refuses a message.
+                // The peer reports any progress, or refuses a message.
                 let (head, refusal) = (64 * u64::from(self.byte()), u64::from(argument >> 2));
                 let at = self.fixture.peer.report();
-                self.honest = None;
+                self.unreceived = None;
                 assert!(self.fixture.peer.poke(Part::Rings, at, &head.to_ne_bytes()));
                 assert!(self.fixture.peer.poke(Part::Rings, at + 8, &refusal.to_ne_bytes()));
             }
@@ -163,13 +170,14 @@ impl<'t, 'd> Scenario<'t, 'd> {
         }
     }
 
-    /// Records that the peer breaks the rules, which a change of exposed memory does not.
+    /// Records that the peer breaks the rules by writing to this part. Only writes to exposed memory are allowed.
     fn break_rules(&mut self, part: Part) {
         if part != Part::Exposed {
-            self.honest = None;
+            self.unreceived = None;
         }
     }
 
+    /// Lets the peer write bytes to any part of the shared memory.
     fn poke(&mut self, argument: u8) {
         let part = [Part::Rings, Part::Table, Part::Ours, Part::Exposed][usize::from(argument & 3)];
         let at = usize::from(self.byte()) << (argument >> 2 & 3) << 3;
@@ -179,11 +187,12 @@ impl<'t, 'd> Scenario<'t, 'd> {
         let _ = self.fixture.peer.poke(part, at % self.fixture.peer.len(part), bytes);
     }
 
-    fn peer_sends(&mut self, argument: u8) {
+    /// Lets the peer send a message by the rules, except that it may invalidate any key.
+    fn send_from_peer(&mut self, argument: u8) {
         let len = usize::from(self.byte()) << (argument & 3);
         let invalidate = if argument & 12 == 4 {
             let window = self.windows[usize::from(argument) % self.windows.len()];
-            // The bound key, if one is bound.
+            // The current key of the window if bit 4 is clear, else the next one.
             Some(self.fixture.fabric.next_rkey(window).wrapping_sub(u32::from(argument & 16 == 0)))
         } else {
             None
@@ -192,19 +201,19 @@ impl<'t, 'd> Scenario<'t, 'd> {
         let front = self.bytes(len.min(4));
         payload[..front.len()].copy_from_slice(front);
         let sent = self.fixture.peer.send(&payload, invalidate, 0);
-        match &mut self.honest {
-            // Invalidating an unbound key breaks the rules.
-            Some(_) if invalidate.is_some() => self.honest = None,
+        match &mut self.unreceived {
+            // The key may be unbound, and invalidating an unbound key breaks the rules.
+            Some(_) if invalidate.is_some() => self.unreceived = None,
             Some(queue) if sent => queue.push_back(payload),
             _ => {}
         }
     }
 
     fn post(&mut self, wr: WorkRequest, signalled: bool) {
-        self.next += 1;
-        let mut chain = vec![Posting { wr_id: self.next, signalled, wr }];
+        self.last_id += 1;
+        let mut chain = vec![Posting { wr_id: self.last_id, signalled, wr }];
         if self.fixture.fabric.post_send(self.qp, &mut chain).is_ok() && chain.is_empty() && signalled {
-            self.posted.push(self.next);
+            self.posted.push(self.last_id);
         }
     }
 
@@ -246,17 +255,17 @@ impl<'t, 'd> Scenario<'t, 'd> {
         self.post(WorkRequest::Bind { window, mem, offset: 0, len, access }, argument & 8 != 0);
     }
 
-    fn poll(&mut self, most: usize) {
+    fn poll(&mut self, limit: usize) {
         let mut done = std::mem::take(&mut self.done);
-        let new = self.fixture.fabric.poll_cq(&mut done, most);
-        assert!(new <= most && new == done.len());
+        let new = self.fixture.fabric.poll_cq(&mut done, limit);
+        assert!(new <= limit && new == done.len());
         for completion in done.drain(..) {
-            self.completed(completion);
+            self.handle_completion(completion);
         }
         self.done = done;
     }
 
-    fn completed(&mut self, completion: Completion) {
+    fn handle_completion(&mut self, completion: Completion) {
         assert_eq!(completion.qp, self.qp);
         if completion.opcode != Opcode::Recv {
             assert!(completion.buf.is_none());
@@ -275,17 +284,24 @@ impl<'t, 'd> Scenario<'t, 'd> {
             return;
         }
         assert!(buf.len() <= MAX_MESSAGE);
-        assert!(buf.windows(8).all(|bytes| bytes != self.fixture.mark), "bytes that the peer has not sent");
-        if let Some(queue) = &mut self.honest {
-            let sent = queue.pop_front().expect("a message that was not sent");
+        assert!(
+            buf.windows(8).all(|bytes| bytes != self.fixture.mark),
+            "a Receive contains only bytes that the peer has sent"
+        );
+        if let Some(queue) = &mut self.unreceived {
+            let sent = queue.pop_front().expect("the peer has sent this message");
             assert_eq!(sent[..], buf[..]);
         }
     }
 
     /// Checks that all resources are returned.
     fn end(mut self) {
-        if self.honest.is_some() && !self.ended {
-            assert_eq!(self.fixture.fabric.stats().peer_violations, self.violations, "a violation by an honest peer");
+        if self.unreceived.is_some() && !self.ended {
+            assert_eq!(
+                self.fixture.fabric.stats().peer_violations,
+                self.violations,
+                "a peer that obeys the rules is not reported"
+            );
         }
         self.fixture.fabric.destroy_qp(self.qp);
         loop {
@@ -294,18 +310,19 @@ impl<'t, 'd> Scenario<'t, 'd> {
                 break;
             }
             for completion in std::mem::take(&mut self.done) {
-                self.completed(completion);
+                self.handle_completion(completion);
             }
         }
-        assert!(self.posted.is_empty(), "never reported: {:?}", self.posted);
+        assert!(self.posted.is_empty(), "every signalled request completes, but these did not: {:?}", self.posted);
         let mut events = Vec::new();
         self.fixture.fabric.poll_control(&mut events);
         assert!(!events.iter().any(|event| matches!(event, ControlEvent::Established { .. })));
-        // Frees memory that the peer claims to copy from: no socket shows that the peer is alive.
+        // The peer may claim that it still copies from buffers. The second poll frees them, because no socket shows
+        // that the peer is alive.
         self.fixture.fabric.poll_control(&mut events);
         let free = |pool: &Pool| pool.stats().classes[0].free;
-        assert_eq!(free(&self.fixture.exposed), BUFFERS, "exposed memory was not returned");
-        // The shared queue keeps its receives.
-        assert!(free(&self.fixture.pool) + 8 >= BUFFERS, "buffers are lost");
+        assert_eq!(free(&self.fixture.exposed), BUFFERS, "all exposed memory is returned");
+        // The shared receive queue keeps up to eight buffers.
+        assert!(free(&self.fixture.pool) + 8 >= BUFFERS, "all other buffers are returned");
     }
 }

@@ -1,4 +1,4 @@
-//! RPC headers: calls, replies, and their credentials.
+//! RPC messages, and AUTH_SYS credentials.
 
 use rpcrdma::wire::invariants;
 

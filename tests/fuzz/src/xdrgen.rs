@@ -1,4 +1,4 @@
-//! A specification, and after a zero byte its placement file.
+//! Specifications and placement files. The input is a specification, and after a zero byte its placement file.
 
 use ::xdrgen::{Options, Source, generate, parse};
 

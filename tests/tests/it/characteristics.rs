@@ -329,8 +329,8 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
         assert_eq!(next_message(&mut peer).invalidated, invalidates.then_some(room.handle), "call {xid}");
     }
     drop((peer, world));
-    // The client's side: a call with one chunk posts a Bind and a Send, and an invalidation of its own if the server
-    // does none.
+    // At the client, a call with one chunk posts a Bind and a Send, and also an invalidation unless the server
+    // invalidates the handle.
     let (world, address) = serving("invalidation-2", config());
     for_each(pairs(V2_CREDIT_MODES, [true, false]), |(mode, offered)| {
         let config = config().with(|c| (c.wire.credit_mode, c.debug.remote_invalidate) = (mode, offered));

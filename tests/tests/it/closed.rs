@@ -10,8 +10,8 @@ const GREEDY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 /// Calls of each of its connections.
 const CALLS: u64 = 32;
 
-/// One more connection of the greedy host, with its calls under way.
-fn greedy(address: &Address, procedure: u32) -> (TcpProxy, LocalClient) {
+/// Connects the greedy host once more, and starts its calls on that connection.
+fn connect_greedy(address: &Address, procedure: u32) -> (TcpProxy, LocalClient) {
     let proxy = TcpProxy::new(address, GREEDY);
     let mut client = LocalClient::connect(proxy.address(), small_client(small())).expect("a connection");
     (0..CALLS).for_each(|n| _ = client.send(procedure, b"", n));
@@ -29,7 +29,7 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
     let most = small().memory.receives / 2;
     while world.stats().backpressure == 0 {
         let before = held.len();
-        let (_proxy, mut client) = greedy(&address, HELD);
+        let (_proxy, mut client) = connect_greedy(&address, HELD);
         client.quiet_until(|_| held.len() > before || world.stats().backpressure > 0);
         assert!(held.len() <= most, "{} calls are held", held.len());
     }
@@ -45,7 +45,7 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
     }
     // The greedy host waits for its own calls.
     let waited = world.stats().backpressure;
-    let (_proxy, mut client) = greedy(&address, HELD);
+    let (_proxy, mut client) = connect_greedy(&address, HELD);
     client.poll_until(|_| world.stats().backpressure >= waited + CALLS / 2);
     assert_eq!(held.len(), before, "the host uses its share");
     let mut answered = 0;
@@ -70,7 +70,7 @@ fn workers_skip_the_calls_of_closed_connections() {
     let address = serve_gated(&mut world, &gate);
     let mut victim = world.client(&address, small());
     for connection in 1..=3 {
-        let (_proxy, mut client) = greedy(&address, GATED);
+        let (_proxy, mut client) = connect_greedy(&address, GATED);
         // The worker runs a call of the first connection. It skips calls whose connections have closed.
         client.poll_until(|_| world.stats().worker_queue_depth == connection * CALLS && gate.arrivals() == 1);
     }
@@ -79,7 +79,7 @@ fn workers_skip_the_calls_of_closed_connections() {
     victim.poll_until(|_| world.stats().worker_queue_depth == 3 * CALLS + 1);
     gate.open();
     assert!(victim.end_of(0).is_ok());
-    assert_eq!(gate.arrivals(), 2, "a call of a closed connection ran");
+    assert_eq!(gate.arrivals(), 2, "no further call of a closed connection runs");
 }
 
 #[test]
@@ -95,5 +95,5 @@ fn dropping_a_server_does_not_wait_for_queued_calls() {
         client.each_end(CALLS as usize, |done| assert!(done.result.is_err()));
         gate.open();
     });
-    assert_eq!(gate.arrivals(), 1, "a queued call ran");
+    assert_eq!(gate.arrivals(), 1, "no queued call runs");
 }

@@ -6,8 +6,8 @@ use rpcrdma_tests::prelude::*;
 /// Approximate duration of a turn of a busy shard.
 const TURN: Duration = Duration::from_micros(1);
 
-/// The simulated time to make `connections` connections in sequence. The shards poll the control plane about every
-/// hundredth of a control interval, and less often only where a poll finds nothing.
+/// Returns the simulated time to make `connections` connections in sequence. The shards poll the control plane about
+/// every hundredth of a control interval, and less often only where a poll finds nothing.
 fn time_for(connections: u32, shard: &Config) -> Duration {
     let time = SimulatedTime::new();
     let world = World::new("connects");

@@ -139,8 +139,8 @@ fn a_pure_grant_keeps_a_quiet_connection_alive() {
         let mut client = world.client(&address, mode);
         echo(&mut client, b"four").unwrap();
         let before = client.stats().messages.received;
-        // More grants than the client has credit for. It acknowledges them now and then; acknowledgments are not
-        // acknowledged.
+        // The server sends more grants than the client has granted credits. The client acknowledges grants from time
+        // to time, and the server does not acknowledge acknowledgments.
         client.quiet_until(|client| {
             server.pass(2 * KEEP_ALIVE);
             client.stats().messages.received >= before + 70

@@ -3,7 +3,8 @@
 use rpcrdma_tests::prelude::*;
 
 use super::negotiation::lengths;
-/// A client that reconnects so often, and waits for the server's version for this time.
+
+/// A client that reconnects up to `attempts` times, and waits `negotiation` for the server's version.
 fn impatient(revision: Revision, attempts: u32, negotiation: Duration) -> ClientConfig {
     small_client(small().with(|c| c.debug.revision = revision)).with(|c| {
         c.connect.negotiation = negotiation;
@@ -66,7 +67,7 @@ fn a_repeated_property_gets_bad_xdr() {
         ([(2, number), (2, number), (3, number)], false),
         ([(6, auth), (1, number), (6, auth)], false),
         ([(2, b""), (3, number), (2, number)], false),
-        // Unknown properties are not read.
+        // Unknown properties may be repeated, because they are not decoded.
         ([(0x1234, number), (0x1234, number), (2, number)], true),
         ([(1, number), (2, number), (3, number)], true),
     ];
@@ -94,7 +95,7 @@ fn bytes_after_a_header_without_payload_get_bad_xdr_in_version_2() {
         client.send(&[client.connprop(Flags::NONE, &[property]), vec![0; 4]].concat());
         client.bad_xdr("behind a CONNPROP");
         client.send(&client.connprop(Flags::MORE, &[property]));
-        // A set has a count; a property has a number, a length and data.
+        // Removes the set: its count, and the number, length and data of its only property.
         let mut last = client.connprop(Flags::NONE, &[property]);
         last.truncate(last.len() - 16);
         client.send(&[last, vec![0; 4]].concat());
@@ -116,7 +117,7 @@ fn only_handles_of_its_chunks_are_invalidated_for_a_call() {
         assert_eq!(ask(other.handle, ECHO, Lists::new(), &[7]), None, "a call without chunks");
         assert_eq!(ask(other.handle, LOAD, one.clone(), &[0, 64]), None, "a Write chunk with another handle");
         assert_eq!(ask(other.handle, LOAD, both.clone(), &[0, 64]), None, "and a Reply chunk");
-        // The last call of a connection in parts has no chunks either.
+        // Each call invalidates the handle of its own chunk.
         assert_eq!(ask(reply.handle, LOAD, both, &[0, 64]), Some(reply.handle));
         assert_eq!(ask(write.handle, LOAD, one, &[0, 64]), Some(write.handle));
         // The memory of the other handle is still exposed.
@@ -171,8 +172,10 @@ fn policies() -> [(AuthPolicy, bool); 2] {
     [(AuthPolicy::Required(key()), true), (AuthPolicy::Optional(key()), false)]
 }
 
-/// Sends a CONNPROP with a defect, and returns the error that answers it: opaque data of HOSTAUTH beyond their own end,
-/// an unknown flag in the header, and RECEIVED before it was offered.
+/// Sends a CONNPROP with a defect, and returns the error that answers it.
+///
+/// The defects are HOSTAUTH data beyond the end of the property (case 0), an unknown flag in the header (1), and
+/// RECEIVED before it was offered (2).
 fn send_malformed_properties(peer: &mut RawPeer, case: usize) -> ErrorBody {
     let data: &[u8] = if case == 0 { &[0, 0, 0, 9, 1, 2, 3, 4] } else { &[0; 4] };
     peer.windowed = case == 2;
@@ -230,7 +233,7 @@ fn a_client_that_requires_authentication_ends_the_connection_after_malformed_pro
     });
 }
 
-/// Like an inline call, a long one may have arguments of any length: whether they are valid is for their program.
+/// Long calls, like inline calls, may have arguments of any length. The program decides whether the length is valid.
 #[test]
 fn a_long_call_may_have_a_length_that_is_not_a_multiple_of_4() {
     with_raw("odd-long", CREDIT_MODES, |client| {
@@ -239,7 +242,7 @@ fn a_long_call_may_have_a_length_that_is_not_a_multiple_of_4() {
     });
 }
 
-/// RSSIZ bounds what this side sends; longer segments of a peer need nothing but their length.
+/// The procedure's declaration limits the chunks of a peer, so segments longer than this end's RSSIZ are accepted.
 #[test]
 fn a_segment_longer_than_rssiz_is_accepted() {
     for_each(V2_CREDIT_MODES, |mode| {

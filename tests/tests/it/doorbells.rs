@@ -9,7 +9,7 @@ use rpcrdma_tests::prelude::*;
 const AT_A_TIME: u64 = 32;
 const ROUNDS: u64 = 100;
 
-/// Work of both ends in these rounds. Earlier rounds build up credit.
+/// Returns the work of client and server in [`ROUNDS`] rounds, after rounds that raise the credit limit.
 fn rounds<F: Fabric>(config: &Config, at: &Address, bind: &FabricAddress, open: impl Fn() -> F) -> [Since; 2] {
     let mode = config.wire.credit_mode;
     let listener = F::bind(bind).expect("a free address");
@@ -45,7 +45,7 @@ struct Since {
     posts: u64,
     doorbells: u64,
     signalled: u64,
-    /// Only those that found work.
+    /// Only system calls that found work.
     system_calls: u64,
 }
 

@@ -251,7 +251,7 @@ fn a_call_whose_handler_panicked_runs_once() {
 fn a_refusal_is_cached_only_if_the_call_may_have_had_effects() {
     let fixture = fixture("refusals", 64);
     let mut peer = RawPeer::connect(&fixture.address);
-    // Garbage arguments have changed nothing, so the call may run again.
+    // A handler that refuses garbage arguments has had no effect, so the call may run again.
     for (args, stat, runs) in [(1, GARBAGE_ARGS, [1, 2, 3]), (2, SYSTEM_ERR, [4; 3]), (3, SYSTEM_ERR, [5; 3])] {
         for runs in runs {
             assert_eq!(status(&mut peer, args, REFUSES, &be(&[args])), stat, "{args}");

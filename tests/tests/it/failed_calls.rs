@@ -33,8 +33,8 @@ fn start(client: &mut LocalClient, procedure: u32, token: u64) {
     client.launch(call, token);
 }
 
-/// The error and the buffers of a failed call. It must return its Read chunk unchanged, and its Write chunk if that has
-/// a buffer already.
+/// Returns the error and the buffers of a failed call. The call must return its Read chunk unchanged, and its Write
+/// chunk if that already had a buffer.
 fn failed_with_buffers(result: CallResult, seed: u32) -> (CallError, Buf, Option<Buf>) {
     let mut failed = result.expect_err("it fails");
     let sent = failed.returned.take_sent().next().expect("the Read chunk");
@@ -237,7 +237,7 @@ fn long_echo_services() -> Services {
     standard_and([(ECHO, echo_of(8000))])
 }
 
-/// A call that is under way keeps the server from closing the connection. Others are refused meanwhile.
+/// An unanswered call keeps the draining server from closing the connection, and new calls are refused meanwhile.
 #[test]
 fn calls_refused_by_a_draining_server_are_retransmitted_to_the_next_one() {
     for_each(V2_CREDIT_MODES, |mode| {

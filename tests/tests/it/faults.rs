@@ -14,16 +14,16 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
     for_each([0, 1000], |invalidations_refused| {
         let world = World::new("not-revoked");
         let address = world.address();
-        let ((tell, told), (said, says)) = (channel(), channel());
+        let ((resume, resumed), (readable_sender, readable)) = (channel(), channel());
         let mut server = RawServer::start_in(CreditMode::V1, &address, move |peer| {
             let call = peer.next_call();
             let memory = remote(call.reads().next().expect("a Read chunk").target);
             let before = peer.read(memory, 500).is_some_and(|bytes| patterned(1, &bytes));
             peer.reply(call.xid(), b"");
-            said.send(before).expect("the test listens");
-            // The client's callback runs meanwhile.
-            if told.recv().is_ok() {
-                said.send(peer.read(memory, 500).is_some()).expect("the test listens");
+            readable_sender.send(before).expect("the test listens");
+            // The test resumes this script from the callback of the failed call.
+            if resumed.recv().is_ok() {
+                readable_sender.send(peer.read(memory, 500).is_some()).expect("the test listens");
             }
         });
         let config = in_mode(CreditMode::V1);
@@ -33,11 +33,11 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
         client.send_call(1, |client| client.prepared(STORE, &[0; 4]).read_chunk(4, client.pattern_buf(1, 500)));
         let mut end = None;
         client.each_end(1, |done| {
-            assert!(says.recv().expect("the server speaks"), "it was exposed");
-            // On a live connection this thread has to answer the RDMA Read.
+            assert!(readable.recv().expect("the server reports"), "the memory was exposed during the call");
+            // On a live connection this thread would have to answer the RDMA Read, so it cannot wait for it.
             if done.result.is_err() {
-                tell.send(()).expect("the server waits");
-                assert!(!says.recv().expect("the server speaks"), "its memory can still be reached");
+                resume.send(()).expect("the server waits");
+                assert!(!readable.recv().expect("the server reports"), "the peer no longer reaches the memory");
             }
             end = Some(outcome_of(done.result));
         });
@@ -47,7 +47,7 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
         };
         assert_eq!(end, Some(expected));
         assert_eq!(client.is_established(client.first()), invalidations_refused == 0);
-        drop((tell, client));
+        drop((resume, client));
         server.join();
     });
 }

@@ -1,24 +1,25 @@
-//! Clients that hold memory or Receives, beside a witness that must be served.
-//! They take no replies, leave messages unfinished, or stay silent.
+//! Clients that occupy memory or Receives, while the server must serve another client, the witness.
+//! They receive no replies, leave messages unfinished, or stay silent.
 
 use rpcrdma::fabric::{ConnectParams, ControlEvent, Fabric};
 use rpcrdma_tests::prelude::*;
 
-/// Number of peers; fewer on devices, whose emulated machine has less memory.
-fn many() -> u32 {
+/// Number of peers. It is lower on devices, because the emulated machine has less memory.
+fn peer_count() -> u32 {
     if test_fabric::on_device() { 12 } else { 24 }
 }
 
-/// Time-out of peers that make no progress. Tests advance it in eighths, and the server checks after each. A working
-/// peer takes its messages in between, however slow the host is.
+/// Time-out of peers that make no progress. Tests advance the clock by an eighth of it, and the server checks after
+/// each step. In between, a correct peer receives its messages, however slow the machine is.
 const PROGRESS: Duration = Duration::from_millis(200);
 
-/// Requests all it may, inline and by chunks, takes no reply, and finally leaves a call unfinished.
+/// Sends as many calls as the peer may, inline and with chunks, receives no reply, and leaves a last call unfinished.
 fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
     let (segment, _) = peer.expose(&[0; 60_000], Access::REMOTE_WRITE);
-    // The grant exceeds its Receives. Incremental grants add up, so each stays low enough for a plausible total.
+    // The peer grants more credits than it has Receives. Incremental grants add up, so each stays low enough for a
+    // plausible total.
     peer.credit = if peer.windowed || peer.version == Version::V1 { 30_000 } else { 500 };
-    // Replies that nearly fill a message take a longer path.
+    // Replies that nearly fill a message do not take the fast path.
     (2..60).for_each(|xid| peer.call_as(xid, REPLY, Chunks::NONE, &be(&[if xid % 2 == 0 { 4000 } else { 3000 }])));
     echo(witness, b"meanwhile").expect("the witness is served");
     (60..90).for_each(|xid| peer.call_as(xid, LOAD, &Lists::new().write([segment]), &be(&[0, 60_000])));
@@ -30,8 +31,8 @@ fn hoard(peer: &mut RawPeer, witness: &mut LocalClient) {
     }
 }
 
-/// Checks that others get every resource that the hoarders request.
-fn is_served(witness: &mut LocalClient, continues: bool) {
+/// Checks that another client gets every resource that the hoarders request.
+fn assert_resources_left(witness: &mut LocalClient, continues: bool) {
     assert_served(witness);
     for seed in 0..3 {
         mirror(witness, seed, &[60_000]).expect("bulk memory is left");
@@ -48,24 +49,24 @@ fn many_clients_that_never_read_take_no_memory_from_others() {
         let (world, address) = World::standard("hoard", in_mode(mode).with(|c| c.memory.receives = 4096));
         let mut witness = world.client(&address, mode);
         let mut peers = Vec::new();
-        for n in 0..many() {
+        for n in 0..peer_count() {
             let mut peer = RawPeer::connect_in(&address, mode);
             peer.ping();
             hoard(&mut peer, &mut witness);
             peers.push(peer);
             if n % 4 == 3 {
-                is_served(&mut witness, mode != CreditMode::V1);
+                assert_resources_left(&mut witness, mode != CreditMode::V1);
             }
         }
-        assert_eq!(world.stats().connections, u64::from(many()) + 1, "a connection ended for another reason");
-        is_served(&mut witness, mode != CreditMode::V1);
+        assert_eq!(world.stats().connections, u64::from(peer_count()) + 1, "all connections stay open");
+        assert_resources_left(&mut witness, mode != CreditMode::V1);
     });
 }
 
 #[test]
 fn a_client_that_never_reads_is_disconnected() {
     for_each(CREDIT_MODES, |mode| {
-        // A device without progress reports grants time in proportion to the queued bytes. This rate makes that time
+        // For a device that cannot report progress, the deadline grows with the queued bytes. A high rate makes it
         // short.
         let shard = in_mode(mode).with(|c| (c.timeouts.progress, c.limits.min_rate) = (PROGRESS, 1 << 30));
         let (world, address, server) = World::timed("deadline", shard);
@@ -74,7 +75,7 @@ fn a_client_that_never_reads_is_disconnected() {
         peer.ping();
         hoard(&mut peer, &mut witness);
         if test_fabric::on_device() && mode == CreditMode::V1 {
-            // The peer's device takes the replies by itself.
+            // The peer's device receives the replies without the peer.
             return;
         }
         let ended = wait_until(|| {
@@ -82,14 +83,15 @@ fn a_client_that_never_reads_is_disconnected() {
             server.pass(PROGRESS / 8);
             server.stats().peers_stalled == 1
         });
-        assert!(ended && wait_until(|| server.stats().connections == 1), "the peer is not disconnected");
-        is_served(&mut witness, mode != CreditMode::V1);
-        assert_eq!(server.stats().peers_stalled, 1, "another peer was disconnected, too");
+        assert!(ended && wait_until(|| server.stats().connections == 1), "the server disconnects the peer");
+        assert_resources_left(&mut witness, mode != CreditMode::V1);
+        assert_eq!(server.stats().peers_stalled, 1, "the server disconnects no other peer");
     });
 }
 
 #[test]
 fn a_client_without_progress_is_disconnected() {
+    // What the server waits for, and a function that connects such a peer.
     type Case = (&'static str, fn(&Address) -> RawPeer);
     let cases: [Case; 2] = [
         ("the rest of a message", |address| {
@@ -105,23 +107,23 @@ fn a_client_without_progress_is_disconnected() {
             peer
         }),
     ];
-    for_each(cases, |(_, owing)| {
+    for_each(cases, |(_, connect_stalled)| {
         let (world, address, server) = World::timed("obligations", small().with(|c| c.timeouts.progress = PROGRESS));
         let mut witness = world.client(&address, small());
-        let mut peer = owing(&address);
+        let mut peer = connect_stalled(&address);
         let ended = wait_until(|| {
             peer.turn();
             echo(&mut witness, b"meanwhile").expect("the witness is served");
             server.pass(PROGRESS / 8);
             peer.is_over()
         });
-        assert!(ended, "the peer is not disconnected");
+        assert!(ended, "the server disconnects the peer");
         assert_eq!(server.stats().peers_stalled, 1);
         assert_served(&mut witness);
     });
 }
 
-/// A peer that grants one credit, for the server's properties.
+/// Connects a peer that grants a single credit, which the server's properties use up.
 fn connect_without_grants(address: &Address) -> RawPeer {
     let mut peer = RawPeer::connect_silently(address);
     peer.credit = 1;
@@ -130,7 +132,7 @@ fn connect_without_grants(address: &Address) -> RawPeer {
     peer
 }
 
-/// The replies wait for a grant, each with its buffer.
+/// Each reply occupies a buffer while it waits for a grant.
 #[test]
 fn clients_that_grant_nothing_leave_buffers_to_others() {
     let shard = scarce(2, 2).with(|c| (c.limits.credits, c.memory.message_buffers) = (16, 60));
@@ -143,28 +145,28 @@ fn clients_that_grant_nothing_leave_buffers_to_others() {
         peer
     });
     let stats = world.stats();
-    assert_eq!((stats.connections, stats.peers_stalled), (11, 0), "a peer was disconnected");
+    assert_eq!((stats.connections, stats.peers_stalled), (11, 0), "all connections stay open");
 }
 
-/// Only signaled Sends complete. The missing completions of the others do not count against the peer.
+/// Unsignaled Sends have no completion of their own. The server must not mistake that for a peer without progress.
 #[test]
 fn an_idle_client_is_not_disconnected() {
     let shard = small().with(|c| (c.timeouts.progress, c.poll.idle) = (PROGRESS, IdlePolicy::Poll));
-    let (world, address, server) = World::timed("quiet", shard.clone());
+    let (world, address, server) = World::timed("idle", shard.clone());
     let time = SimulatedTime::new();
-    let mut quiet = simulated_client(&address, shard, &time);
-    quiet.add_connection(&address).expect("a connection");
-    let mut busy = world.client(&address, small());
-    assert_served(&mut quiet);
+    let mut idle = simulated_client(&address, shard, &time);
+    idle.add_connection(&address).expect("a connection");
+    let mut other = world.client(&address, small());
+    assert_served(&mut idle);
     for _ in 0..5 * 8 {
-        echo(&mut busy, b"time passes").expect("an echo");
+        echo(&mut other, b"time passes").expect("an echo");
         time.advance(PROGRESS / 8);
         // A shard reads its clock at least once in 64 turns.
-        (0..64).for_each(|_| _ = quiet.poll(|_| {}));
+        (0..64).for_each(|_| _ = idle.poll(|_| {}));
         server.pass(PROGRESS / 8);
     }
-    assert_served(&mut quiet);
-    assert_eq!((server.stats().peers_stalled, quiet.stats().peers_stalled), (0, 0));
+    assert_served(&mut idle);
+    assert_eq!((server.stats().peers_stalled, idle.stats().peers_stalled), (0, 0));
 }
 
 /// Silent connections of one process, which reconnect whenever they are closed.
@@ -214,16 +216,16 @@ fn silent_connections_do_not_block_new_ones() {
     let mut silent = SilentPeers::new(&address);
     silent.connect(200);
     for round in 0..20 {
-        // A few silent peers connect between any two newcomers.
+        // A few silent connections begin before each new client.
         assert!(wait_until(|| silent.reconnect_closed() > 20 * round));
-        let mut newcomer = eventually(|| {
+        let mut new_client = eventually(|| {
             silent.reconnect_closed();
             LocalClient::connect(&address, small_client(small())).ok()
         });
-        assert_served(&mut newcomer);
+        assert_served(&mut new_client);
         assert_served(&mut witness);
     }
-    // A fast host refused most of them, as no connection had been silent for 10 ms.
+    // On a fast machine the server refused most connections so far, because none had been silent for 10 ms.
     assert!(wait_until(|| {
         silent.reconnect_closed();
         world.stats().connections_evicted > 100
@@ -237,26 +239,26 @@ fn silent_connections_are_evicted_for_new_ones() {
     let silent_after = Duration::from_millis(if test_fabric::on_device() { 1000 } else { 100 });
     let (world, address) = World::standard("silent", small_server().with(|c| c.accept.evict_after = silent_after));
     let mut witness = world.client(&address, small());
-    let mut not_silent = || echo(&mut witness, b"not silent").expect("the witness is served");
+    let mut keep_witness_active = || echo(&mut witness, b"not silent").expect("the witness is served");
     let _peers: Vec<_> = (0..107)
         .map(|_| {
-            // A peer that connects before the others' credits shrink has to retry.
+            // A peer is refused until the server has reduced the credits of the other connections.
             let mut peer = eventually(|| {
-                not_silent();
+                keep_witness_active();
                 RawPeer::try_connect(&address, b"").ok()
             });
-            // One served call makes each peer hold its Receives.
+            // After a peer's first call its Receives stay reserved.
             peer.exchange_properties();
             peer.ping();
             peer
         })
         .collect();
     for seed in 0..5 {
-        let mut newcomer = eventually(|| {
-            not_silent();
+        let mut new_client = eventually(|| {
+            keep_witness_active();
             LocalClient::connect(&address, small_client(small())).ok()
         });
-        mirror(&mut newcomer, seed, &[777]).expect("it is served");
+        mirror(&mut new_client, seed, &[777]).expect("it is served");
     }
     assert!(world.stats().connections_evicted > 0);
 }
@@ -272,7 +274,7 @@ fn a_connection_not_set_up_in_time_is_closed() {
         );
         let mut witness = world.client(&address, small());
         let mut peer = RawPeer::connect_silently(&address);
-        // The server has established the connection, too.
+        // Both connections are established at the server.
         assert!(wait_until(|| server.stats().peers.iter().filter(|peer| peer.stage == "open").count() == 2));
         for _ in 0..3 {
             server.pass(setup_timeout);
@@ -289,11 +291,12 @@ fn a_connection_not_set_up_in_time_is_closed() {
     }
 }
 
-/// Sends unsolicited messages and a call, and waits for the call's answer or the end. Errors may precede the answer.
-fn round(peer: &mut RawPeer, messages: &[Vec<u8>]) {
+/// Sends unsolicited messages and a call, and waits for the call's answer or for the end of the connection. Errors may
+/// precede the answer.
+fn run_round(peer: &mut RawPeer, messages: &[Vec<u8>]) {
     messages.iter().for_each(|message| peer.send(message));
     peer.call_as(100, ECHO, Chunks::NONE, b"");
-    while !peer.is_over() && peer.take_message().is_none_or(|it| !it.bytes.starts_with(&be(&[100]))) {
+    while !peer.is_over() && peer.take_message().is_none_or(|message| !message.bytes.starts_with(&be(&[100]))) {
         peer.turn();
     }
 }
@@ -303,33 +306,35 @@ fn too_many_unsolicited_messages_end_their_connection() {
     let world = World::new("unsolicited");
     type Make = fn(&RawPeer) -> Vec<u8>;
     type Case = (&'static str, [CreditMode; 2], Make);
-    const ONE: [CreditMode; 2] = [CreditMode::V1; 2];
-    const BOTH: [CreditMode; 2] = [CreditMode::V1, CreditMode::V2Windowed];
+    const V1_ONLY: [CreditMode; 2] = [CreditMode::V1; 2];
+    const BOTH_VERSIONS: [CreditMode; 2] = [CreditMode::V1, CreditMode::V2Windowed];
     let kinds: [Case; 5] = [
-        ("RDMA_DONE", ONE, |_| be(&[9, 1, 1, 3])),
-        ("a header that cannot be read", ONE, |_| be(&[9, 1, 1, 0, 2, 2, 2])),
-        ("twelve bytes", BOTH, |_| be(&[9, 1, 1])),
-        ("a reply to nothing", BOTH, |peer| {
+        ("RDMA_DONE", V1_ONLY, |_| be(&[9, 1, 1, 3])),
+        ("a header that cannot be read", V1_ONLY, |_| be(&[9, 1, 1, 0, 2, 2, 2])),
+        ("twelve bytes", BOTH_VERSIONS, |_| be(&[9, 1, 1])),
+        ("a reply without a call", BOTH_VERSIONS, |peer| {
             peer.message(9, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(9, b""))
         }),
-        ("an error about nothing", BOTH, |peer| peer.message(9, Flags::RESPONSE, Body::Error(ErrorBody::BadXdr), b"")),
+        ("an error without a call", BOTH_VERSIONS, |peer| {
+            peer.message(9, Flags::RESPONSE, Body::Error(ErrorBody::BadXdr), b"")
+        }),
     ];
     for_each(kinds, |(_, modes, make)| {
         for mode in modes {
-            // No time passes that would renew the budget.
+            // The server's clock stands still, so the number of tolerated messages is not renewed.
             let config = in_mode(mode).with(|c| c.limits.max_unsolicited_per_second = 20);
             let (address, server) = world.serve_timed(config);
             let mut witness = world.client(&address, mode);
             let mut peer = RawPeer::connect_in(&address, mode);
             let mut rounds = 0;
-            // The peer breaks no other rule: each reply returns the credit for a message.
+            // The peer has a credit for each message, because each reply grants one. So it breaks no other rule.
             while !peer.is_over() && rounds < 40 {
                 let message = make(&peer);
-                round(&mut peer, &[message]);
+                run_round(&mut peer, &[message]);
                 rounds += 1;
             }
-            assert!(peer.is_over() && rounds > 18, "{mode:?}: {rounds} rounds were tolerated");
-            assert!(wait_until(|| server.stats().peer_faults == 1), "the fault was not counted");
+            assert!(peer.is_over() && rounds > 18, "{mode:?}: about 20 rounds end the connection, not {rounds}");
+            assert!(wait_until(|| server.stats().peer_faults == 1), "the server counts the fault");
             assert_served(&mut witness);
         }
     });
@@ -340,14 +345,13 @@ fn too_many_unsolicited_grants_end_their_connection() {
     let (world, address, server) = World::timed("grants", small().with(|c| c.limits.max_unsolicited_per_second = 20));
     let mut witness = world.client(&address, small());
     let mut peer = RawPeer::connect(&address);
-    let mut grants = |count: usize| {
+    let mut ends_by_grants = |count: usize| {
         let grants: Vec<_> = (0..count).map(|_| peer.message(0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"")).collect();
-        round(&mut peer, &grants);
+        run_round(&mut peer, &grants);
         peer.is_over()
     };
-    // One grant per reply is allowed.
-    assert!(!(0..200).any(|_| grants(1)), "one grant per reply ended the connection");
-    assert!((0..5000).any(|_| grants(4)), "rounds of unsolicited grants were tolerated");
-    assert!(wait_until(|| server.stats().peer_faults == 1), "the fault was not counted");
+    assert!(!(0..200).any(|_| ends_by_grants(1)), "one grant per reply is allowed");
+    assert!((0..5000).any(|_| ends_by_grants(4)), "four grants per reply end the connection");
+    assert!(wait_until(|| server.stats().peer_faults == 1), "the server counts the fault");
     assert_served(&mut witness);
 }

@@ -68,13 +68,13 @@ struct Words {
 }
 
 #[derive(Debug)]
-struct Saying {
+struct WordsHandshake {
     of: Words,
     role: Role,
     at: usize,
 }
 
-impl Saying {
+impl WordsHandshake {
     fn message(&self) -> Vec<u8> {
         let len = if self.at == 0 && self.role == Role::Client { 400 } else { self.of.len };
         [&vec![b'.'; len], self.of.words[self.at].as_bytes()].concat()
@@ -83,11 +83,11 @@ impl Saying {
 
 impl Mechanism for Words {
     fn begin(&self, role: Role) -> Box<dyn AuthHandshake> {
-        Box::new(Saying { of: *self, role, at: 0 })
+        Box::new(WordsHandshake { of: *self, role, at: 0 })
     }
 }
 
-impl AuthHandshake for Saying {
+impl AuthHandshake for WordsHandshake {
     fn step(&mut self, message: Option<&[u8]>) -> AuthStep {
         let words = self.of.words;
         let mut last = None;
@@ -117,10 +117,10 @@ fn host_authentication_may_take_several_messages() {
         let address = serve(&mut world, config.clone());
         let mut client = world.client(&address, config);
         assert_eq!(who(&mut client), ["a client of words"; 2], "{mode:?}, {len} bytes");
-        // The client sends four messages; each but the first takes as many parts as it needs.
+        // The client sends four messages. The first fits one part; each other needs `len / 4096` parts, rounded up.
         let parts = 1 + 3 * (len as u64).div_ceil(4096);
         let received = world.stats().messages.received;
-        assert!(received >= parts + 2, "{received} messages came, {parts} were expected for {len} bytes");
+        assert!(received >= parts + 2, "at least {parts} + 2 messages for {len} bytes, not {received}");
         for seed in 0..20 {
             mirror(&mut client, seed, &[5000]).expect("an authenticated client is served");
         }
@@ -136,7 +136,7 @@ fn a_shared_key_authenticates_the_client_by_its_name() {
         let mut client = world.client(&address, with(required(name)));
         assert_eq!(who(&mut client), [name; 2]);
         drop(client);
-        // The server reuses the boxes of served calls for any later connection.
+        // The server reuses the allocations of served calls for later connections, so nothing may be left in them.
         world.assert_server_clean();
     }
     let stats = world.stats();
@@ -161,7 +161,7 @@ fn the_policies_of_both_ends_decide_about_unauthenticated_peers() {
     let mut world = World::new("policy");
     let (off, optional, required) = (AuthPolicy::Off, AuthPolicy::Optional(key("blue")), required("blue"));
     let missing = AuthError::Missing.to_string();
-    // Policies of server and client; then the client's name at the server, or the end that closes the connection.
+    // Policies of server and client, and the client's name at the server or the end that closes the connection.
     for (server, client, outcome) in [
         (&off, &off, Ok("")),
         (&off, &optional, Ok("")),

@@ -64,12 +64,14 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
         ("an unknown type", Error(InvalHtype), |_| raw(&[2, 9, 77, 4, 0, 0, 0, 0, 0])),
         ("a type of version 1", Error(InvalHtype), |_| raw(&[2, 9, 2, 4, 0, 0, 0, 0, 0])),
         ("an unknown flag", Error(InvalFlag), |_| raw(&[2, 9, 0, 0x8004, 0, 0, 0, 0, 0])),
-        ("a count of segments that lies", Error(BadXdr), |_| raw(&[2, 9, 0, 4, 0, 0, 0, 1, MAX, 0, 0])),
+        ("a segment count beyond the message", Error(BadXdr), |_| raw(&[2, 9, 0, 4, 0, 0, 0, 1, MAX, 0, 0])),
         ("chunks before the last part", Error(InvalFlag), |p| {
             msg(p, Flags::MORE, &Lists::new().read(44, [GOOD]), &nul(XID))
         }),
         ("no count", End, |_| [raw(&[2, 9, 0, 0, 0, 0, 0, 0]), nul(XID)].concat()),
-        ("acknowledges the future", End, |_| [raw(&[2, 9, 0, 4, 99, 0, 0, 0, 0]), nul(XID)].concat()),
+        ("an acknowledgement of messages that were not sent", End, |_| {
+            [raw(&[2, 9, 0, 4, 99, 0, 0, 0, 0]), nul(XID)].concat()
+        }),
         ("a reply", Silence, |p| msg(p, Flags::RESPONSE, &Lists::new(), &reply_bytes(XID, b""))),
         ("an error", Silence, |p| message(p, Flags::RESPONSE, Body::Error(ErrorBody::System))),
         ("an RPC reply as a call", Silence, |p| plain(p, &reply_bytes(XID, b""))),
@@ -91,9 +93,7 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
         ("100 Write chunks of nothing", Error(WriteChunks { max: 4 }), |p| writes(p, &[0; 100])),
         ("a Reply chunk of 17 segments", SEGMENTS, |p| call(p, ECHO, &Lists::new().reply([GOOD; 17]))),
         ("segments that are 4 GiB in all", SEGMENTS, |p| reads(p, &[(44, with(MAX, u64::MAX)); 20])),
-        ("each entry says that one more follows", Error(BadXdr), |_| {
-            [raw(&[2, 9, 0, 4, 0, 0]), [0, 0, 0, 1].repeat(900)].concat()
-        }),
+        ("a list without an end", Error(BadXdr), |_| [raw(&[2, 9, 0, 4, 0, 0]), [0, 0, 0, 1].repeat(900)].concat()),
         ("no payload under an XID", Error(BadXdr), |p| nomsg(p, Flags::NONE, &Lists::new())),
         ("no payload that goes on", Error(InvalFlag), |p| nomsg(p, Flags::MORE, &Lists::new())),
         ("an operation that was not offered", Error(InvalHtype), |p| {

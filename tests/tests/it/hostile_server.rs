@@ -50,7 +50,7 @@ fn bad_replies_end_their_call_with_a_cause() {
         ("more Write chunks than were offered", BOTH, Malformed, |peer, call| {
             with(peer, call, &Lists::new().write([]).write([]));
         }),
-        ("more bytes than there is room for", BOTH, Malformed, |peer, call| {
+        ("a Write chunk longer than the offered one", BOTH, Malformed, |peer, call| {
             with(peer, call, &Lists::new().write([LONG]))
         }),
         ("8 GiB", BOTH, Malformed, |peer, call| with(peer, call, &Lists::new().write([HUGE; 2]))),
@@ -70,11 +70,11 @@ fn bad_replies_end_their_call_with_a_cause() {
             let bytes = peer.message(call.xid(), Flags::RESPONSE, Body::Msg(Chunks::NONE), b"");
             peer.send(&bytes[..30]);
         }),
-        ("a key invalidated that is not theirs", TWO, Lost, |peer, call| {
+        ("an invalidated handle that was not offered", TWO, Lost, |peer, call| {
             let key = call.inv_handle() ^ 0x55;
             peer.reply_with(call.xid(), Chunks::NONE, &reply_bytes(call.xid(), b""), Some(key));
         }),
-        ("an acknowledgement of what was never sent", TWO, Lost, |peer, call| {
+        ("an acknowledgement of messages that were not sent", TWO, Lost, |peer, call| {
             peer.received += 1000;
             peer.reply(call.xid(), b"");
             peer.received -= 1000;
@@ -144,27 +144,29 @@ fn calls_to_a_silent_server_end_at_their_deadlines() {
 
 #[test]
 fn a_server_accesses_offered_memory_only_during_the_call() {
-    let (said, says) = channel();
+    let (readable_sender, readable) = channel();
     let (ended, has_ended) = channel();
     let server = RawServer::start("grab", move |peer| {
         let call = peer.next_call();
         let read = call.reads().next().expect("a Read chunk").target;
         let write = call.write_chunks()[0][0];
-        said.send(patterned(0, &peer.read(remote(read), 500).expect("it was offered"))).expect("the test listens");
+        readable_sender
+            .send(patterned(0, &peer.read(remote(read), 500).expect("it was offered")))
+            .expect("the test listens");
         peer.write(&[3; 500], remote(write));
         let used = Lists::new().write([Segment { length: 500, ..write }]);
         peer.reply_with(call.xid(), &used, &reply_bytes(call.xid(), b""), None);
-        // The caller has its result and has not polled the client since, yet the keys are invalid.
+        // The keys are invalid as soon as the caller has its result, without a further poll of the client.
         let () = has_ended.recv().expect("the call has ended");
-        said.send(peer.read(remote(read), 500).is_none()).expect("the test listens");
+        readable_sender.send(peer.read(remote(read), 500).is_none()).expect("the test listens");
     });
     let mut client = server.client(small());
     assert_eq!(with_memory(&mut client), Ok(vec![3; 500]));
     ended.send(()).expect("the server waits");
-    assert!(says.recv().expect("the server speaks"), "the offered memory was not readable");
+    assert!(readable.recv().expect("the server reports"), "the offered memory is readable during the call");
     let error = inline_call(&mut client).expect_err("the stale key ends the connection");
     assert!(matches!(error, CallError::ConnectionLost { sent: true }), "{error}");
-    assert!(says.recv().expect("the server speaks"), "a stale key is refused");
+    assert!(readable.recv().expect("the server speaks"), "a stale key is refused");
 }
 
 #[test]

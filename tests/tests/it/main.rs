@@ -1,6 +1,6 @@
 //! End-to-end tests of the engine over the software fabric.
 
-/// Entry point of child processes; empty in the parent.
+/// Runs the role of a child process. In the parent process it does nothing.
 #[test]
 fn child_process() {
     if let Some((role, address)) = rpcrdma_tests::child_role() {

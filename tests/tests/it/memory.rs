@@ -44,7 +44,7 @@ fn more_calls_than_buffers_are_all_served_in_order() {
     });
 }
 
-/// The calls wait in reserved Receives, so any number of them may wait.
+/// Waiting calls occupy Receives that are reserved for them, so any number of calls may wait.
 #[test]
 fn waiting_calls_of_many_connections_are_all_served() {
     for_each(CREDIT_MODES, |mode| {
@@ -92,7 +92,7 @@ fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
         }
     }
     assert_eq!(world.stats().peer_faults, 0);
-    // The first call does not end, so no other is answered.
+    // The worker runs the first call until the gate opens, so no call is answered.
     (0..2 * CREDITS + 2).for_each(|xid| client.call_as(xid, GATED, Chunks::NONE, b""));
     drop(client.wait_until_over());
     assert!(wait_until(|| world.stats().peer_faults == 1));

@@ -56,12 +56,12 @@ pub(super) fn lengths(client: &mut RawPeer, len: usize) -> Vec<usize> {
     client.whole_answer().1.iter().map(|part| part.len()).collect()
 }
 
-/// Checks the longest message of a server, and that it takes calls of `taken` bytes in one message.
-fn assert_longest_messages(client: &mut RawPeer, header: usize, longest: usize, taken: usize) {
+/// Checks the longest message that a server sends, and that it accepts calls of `accepted` bytes in one message.
+fn assert_longest_messages(client: &mut RawPeer, header: usize, longest: usize, accepted: usize) {
     assert_eq!(lengths(client, longest - header - RPC_REPLY), [longest]);
     let parts = lengths(client, longest - header - RPC_REPLY + 4);
     assert!(parts.len() == 2 && parts.iter().all(|&len| len <= longest), "{parts:?}");
-    assert_eq!(client.ask(STORE, Chunks::NONE, &vec![0; taken - header - RPC_CALL]).htype(), HeaderType::Msg);
+    assert_eq!(client.ask(STORE, Chunks::NONE, &vec![0; accepted - header - RPC_CALL]).htype(), HeaderType::Msg);
 }
 
 /// Checks a client's longest inline call, and its longest expected reply without a Reply chunk.
@@ -212,10 +212,11 @@ fn the_answer_to_the_first_message_selects_the_version() {
     assert!(LocalClient::connect(server.address(), config).is_err());
 }
 
-/// The version word of the error is the client's, or the server's own.
+/// The version word of ERR_VERS may be the client's version or the server's.
 #[test]
 fn the_error_for_an_unsupported_version_names_the_peers_range() {
-    // The error, and whether the client has version 1. A server with the client's own version contradicts itself.
+    // The words of ERR_VERS (version, lowest, highest), and whether the client supports version 1. Some ranges
+    // include version 2, although the server has just refused it.
     let cases = [([2, 0, 0], true), ([2, 1, 1], false), ([2, 2, 2], false), ([2, 3, 4], true), ([9, 5, 9], true)];
     for_each(pairs([Revision::Ietf00, Revision::Cel09], cases), |(revision, (err_vers, version_1))| {
         let server = RawServer::script("range", revision, &[Step::Hello, Step::ErrVers(err_vers), Step::UntilOver]);
@@ -226,8 +227,8 @@ fn the_error_for_an_unsupported_version_names_the_peers_range() {
     });
 }
 
-/// The older revision has no continued messages. A client that continued without properties receives them while a call
-/// waits that was built for the defaults.
+/// The older revision has no continued messages. A client that started without the server's properties receives them
+/// late, while a call waits whose form assumes the defaults.
 #[test]
 fn a_waiting_call_made_too_long_by_the_properties_fails_alone() {
     let (started, has_started) = channel();

@@ -7,7 +7,7 @@ const NOTE: u32 = 60;
 #[test]
 fn one_way_calls_run_in_order_and_take_no_credits() {
     for_each(V2_CREDIT_MODES, |mode| {
-        let (services, told) = noting();
+        let (services, notes) = noting();
         let (_world, mut client) = World::pair_with("one-way", small_server(), services, mode);
         // Every hundredth call is continued, though a call with a reply would use chunks for that length.
         let args = |n: u64| match n % 200 {
@@ -20,42 +20,42 @@ fn one_way_calls_run_in_order_and_take_no_credits() {
             call.args_mut().copy_from_slice(&args(n));
             Some(call.one_way())
         };
-        // At most as many as there are slots.
+        // 100 calls at a time, because each needs a call slot.
         client.keep_busy(100, 2000, call, |done| drop(done.result.expect("it is sent")));
-        // The echo arrives behind the last of them.
+        // The echo arrives after the last one-way call.
         echo(&mut client, b"done").unwrap();
-        assert!(told.try_iter().eq((0..2000).map(args)));
+        assert!(notes.try_iter().eq((0..2000).map(args)));
     });
 }
 
 /// Services with a [`NOTE`] that passes its arguments to the test.
 fn noting() -> (Services, Receiver<Vec<u8>>) {
-    let (tell, told) = channel();
+    let (report, notes) = channel();
     let note = Procedure::new(move |call| {
-        tell.send(call.args().to_vec()).expect("the test waits");
+        report.send(call.args().to_vec()).expect("the test waits");
         Ok(())
     });
     let services = standard_and([(NOTE, note.one_way())]);
-    (services, told)
+    (services, notes)
 }
 
 #[test]
 fn one_way_calls_may_be_as_long_as_reassemble_up_to() {
-    let (services, told) = noting();
+    let (services, notes) = noting();
     let config =
         || small().with(|c| (c.wire.reassemble_up_to, c.memory.long_buffers) = (100_000, vec![(128 << 10, 8)]));
     let (_world, mut client) = World::pair_with("one-way-long", config(), services, config());
     // The RPC header has 40 bytes.
     let [call, longer] = [99_960, 99_964].map(|len| client.prepared(NOTE, &data_of(7, len)).one_way());
     assert_eq!(client.outcome(call), Ok(Vec::new()));
-    assert!(told.recv_timeout(Duration::from_secs(20)).expect("it runs") == data_of(7, 99_960));
+    assert!(notes.recv_timeout(Duration::from_secs(20)).expect("it runs") == data_of(7, 99_960));
     assert_matches!(client.outcome(longer).expect_err("it is too long"), CallError::TooLong { .. });
     assert_eq!(client.stats().exposed_buffers, 0);
 }
 
 #[test]
 fn one_way_calls_are_refused_in_version_1_and_with_chunks() {
-    let (services, told) = noting();
+    let (services, notes) = noting();
     let (world, address) = World::serving("one-way-not", small_server(), services);
     let mut client = world.client(&address, CreditMode::V1);
     assert_eq!(client.run_call(|client| client.prepared(NOTE, b"").one_way()), Err(Defect::NotOneWay.into()));
@@ -73,6 +73,6 @@ fn one_way_calls_are_refused_in_version_1_and_with_chunks() {
     let refused = client.call(ClientCall::new(NOTE).write_chunk_into(chunk).one_way());
     assert_eq!(outcome_of(refused), Err(Defect::NotOneWay.into()));
     // They run in order, after the call of version 1.
-    let ran: Vec<_> = (0..101).map(|_| told.recv_timeout(Duration::from_secs(20)).expect("it runs")).collect();
+    let ran: Vec<_> = (0..101).map(|_| notes.recv_timeout(Duration::from_secs(20)).expect("it runs")).collect();
     assert!(ran[1..].iter().zip(0..).all(|(args, n)| *args == [n; 8]));
 }

@@ -1,5 +1,5 @@
-//! The application on the shard's thread.
-//! Services and a task of one shard, servers polled by their caller, and sleeps in the caller's loop.
+//! Applications on the shard's thread: services and tasks of one shard, servers that their caller polls, and event
+//! loops that sleep for several shards.
 
 use std::pin::Pin;
 
@@ -14,8 +14,8 @@ const COUNT: u32 = 501;
 
 type Queue = Rc<RefCell<VecDeque<DeferredCall>>>;
 
-/// Services that share a queue and a counter with the rest of their shard, without a lock.
-fn sharing(queue: &Queue) -> LocalServices {
+/// Services that share a queue with the task of their shard, without a lock.
+fn services_sharing(queue: &Queue) -> LocalServices {
     let queue = Rc::clone(queue);
     let by_task = Procedure::deferred(move |call| queue.borrow_mut().push_back(call));
     let by_task = by_task.read_chunks(1, 1 << 16).uncounted().write_chunks(1, 1 << 16);
@@ -29,7 +29,7 @@ fn sharing(queue: &Queue) -> LocalServices {
     services
 }
 
-/// Answers the queued calls with their arguments; true if there were any.
+/// Answers the queued calls with their arguments. Returns whether there were any.
 fn answer_all(queue: &Queue) -> bool {
     let calls = std::mem::take(&mut *queue.borrow_mut());
     let any = !calls.is_empty();
@@ -40,9 +40,10 @@ fn answer_all(queue: &Queue) -> bool {
     any
 }
 
-struct Answering(Queue);
+/// Answers the queued calls in each turn.
+struct AnsweringTask(Queue);
 
-impl ShardTask for Answering {
+impl ShardTask for AnsweringTask {
     fn poll(&mut self) -> bool {
         answer_all(&self.0)
     }
@@ -52,16 +53,16 @@ impl ShardTask for Answering {
 fn handlers_and_the_task_of_a_shard_share_state() {
     for_each([IdlePolicy::Poll, IdlePolicy::Event], |idle| {
         let world = World::new("shared");
-        let made = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&made);
+        let shards_started = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&shards_started);
         let config = ServerConfig { shard: small().with(|c| c.poll.idle = idle), shards: 2, ..ServerConfig::default() };
         let (address, _server) = world.serve_tasks(config, move |setup| {
             assert!(setup.index < 2 && setup.arena.len() > 1 << 20);
             count.fetch_add(1, Ordering::Relaxed);
             let queue = Queue::default();
-            (sharing(&queue), Answering(queue))
+            (services_sharing(&queue), AnsweringTask(queue))
         });
-        assert_eq!(made.load(Ordering::Relaxed), 2);
+        assert_eq!(shards_started.load(Ordering::Relaxed), 2);
         let mut clients = [0; 4].map(|_| world.client(&address, small()));
         let mut counts = [0; 4];
         for round in 0..21u32 {
@@ -81,28 +82,28 @@ fn handlers_and_the_task_of_a_shard_share_state() {
 #[test]
 fn a_shard_does_not_sleep_while_its_task_has_work() {
     const TURNS: usize = 1000;
-    /// Reports work in its first turns. Counts turns, and attempts to sleep between those.
+    /// Reports work in its first turns. Counts all turns, and the shard's attempts to sleep while there was work.
     #[derive(Clone, Default)]
-    struct Working(Arc<[AtomicUsize; 2]>);
-    impl ShardTask for Working {
+    struct BusyTask(Arc<[AtomicUsize; 2]>);
+    impl ShardTask for BusyTask {
         fn poll(&mut self) -> bool {
             self.0[0].fetch_add(1, Ordering::SeqCst) + 1 < TURNS
         }
 
         fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-            // The shard asks for it before each sleep.
-            let amid = (1..TURNS).contains(&self.0[0].load(Ordering::SeqCst));
-            self.0[1].fetch_add(usize::from(amid), Ordering::SeqCst);
+            // The shard calls this before each sleep.
+            let has_work = (1..TURNS).contains(&self.0[0].load(Ordering::SeqCst));
+            self.0[1].fetch_add(usize::from(has_work), Ordering::SeqCst);
             None
         }
     }
-    let (world, working) = (World::new("working"), Working::default());
-    let task = working.clone();
+    let (world, busy) = (World::new("working"), BusyTask::default());
+    let task = busy.clone();
     let config = small().with(|c| c.poll.idle = IdlePolicy::Event);
     let (_, server) = world.serve_tasks(config, move |_| (standard_services().to_local(), task.clone()));
     // The shard sleeps once the task has no work.
-    assert!(wait_until(|| working.0[0].load(Ordering::SeqCst) >= TURNS && server.stats()[0].sleeps > 0));
-    assert_eq!(working.0[1].load(Ordering::SeqCst), 0, "the shard slept while its task had work");
+    assert!(wait_until(|| busy.0[0].load(Ordering::SeqCst) >= TURNS && server.stats()[0].sleeps > 0));
+    assert_eq!(busy.0[1].load(Ordering::SeqCst), 0, "the shard does not sleep while its task has work");
     drop(server);
 }
 
@@ -144,10 +145,10 @@ fn a_polled_server_refuses_what_needs_threads() {
 fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer, Address) {
     let address = world.address();
     let config = small().with(|c| c.poll.idle = idle).of_server();
-    (LocalServer::start_with(&address, |_| sharing(queue), &config).expect("a server"), address)
+    (LocalServer::start_with(&address, |_| services_sharing(queue), &config).expect("a server"), address)
 }
 
-fn caller(address: &Address, rounds: u32) -> JoinHandle<()> {
+fn spawn_caller(address: &Address, rounds: u32) -> JoinHandle<()> {
     let address = address.clone();
     std::thread::spawn(move || {
         let mut client = LocalClient::connect(&address, small_client(small())).expect("a connection");
@@ -158,7 +159,7 @@ fn caller(address: &Address, rounds: u32) -> JoinHandle<()> {
     })
 }
 
-/// Serves two addresses, in a loop that never sleeps and in one that sleeps when idle.
+/// The server has two addresses. The loop never sleeps in the first case, and sleeps when idle in the second.
 #[test]
 fn a_server_is_polled_in_a_loop_of_its_caller() {
     for_each([IdlePolicy::Poll, IdlePolicy::Event], |idle| {
@@ -169,18 +170,18 @@ fn a_server_is_polled_in_a_loop_of_its_caller() {
         // On an RDMA device a shard has one address.
         assert_eq!(listens.is_err(), second.scheme() == "verbs", "{listens:?}");
         let start = Instant::now();
-        let mut callers = vec![caller(&address, 100)];
-        callers.extend(listens.is_ok().then(|| caller(&second, 100)));
+        let mut callers = vec![spawn_caller(&address, 100)];
+        callers.extend(listens.is_ok().then(|| spawn_caller(&second, 100)));
         let connections = callers.len() as u64;
         while !callers.iter().all(|caller| caller.is_finished()) {
             let busy = server.poll() | answer_all(&queue);
             if !busy && idle == IdlePolicy::Event {
                 server.wait(Duration::from_secs(1));
             }
-            // Without wake-ups each call takes a second.
+            // Without wake-ups each call would take a second.
             assert!(start.elapsed() < Duration::from_secs(60), "{:?}", server.stats());
         }
-        callers.into_iter().for_each(|caller| caller.join().expect("it ends well"));
+        callers.into_iter().for_each(|caller| caller.join().expect("no panic"));
         let stats = server.stats();
         assert_eq!((stats.calls, stats.connections_made), (200 * connections, connections));
         assert_eq!(stats.sleeps > 0, idle == IdlePolicy::Event);
@@ -201,7 +202,7 @@ fn pair_in_one_loop(world: &World, queue: &Queue) -> (LocalServer, LocalClient) 
     (server, client)
 }
 
-/// A client may disconnect during its calls, so the server logs that at level info at most.
+/// Clients may disconnect during their calls, so the server logs this at level info at most.
 #[test]
 fn a_client_dropped_during_calls_causes_no_warning() {
     let world = World::new("leaves-amid");
@@ -219,7 +220,7 @@ fn a_client_dropped_during_calls_causes_no_warning() {
             drop(client);
             assert!(wait_until(|| {
                 server.poll();
-                // The answer comes after the disconnect.
+                // The deferred call is answered after the disconnect.
                 answer_all(&queue);
                 server.stats().connections == 0
             }));
@@ -229,16 +230,16 @@ fn a_client_dropped_during_calls_causes_no_warning() {
     });
 }
 
-/// The last connection may close in the turn before a sleep, and nothing would end that sleep.
+/// The last connection may close in the turn before a sleep. No event would end that sleep.
 #[test]
 fn a_drained_loop_does_not_sleep() {
     let world = World::new("drained-awake");
     let (mut server, mut client) = pair_in_one_loop(&world, &Queue::default());
     server.begin_drain();
     client.poll_until(|_| {
-        let slept = server.arm(Duration::from_secs(3600));
+        let timeout = server.arm(Duration::from_secs(3600));
         server.disarm();
-        assert!(!server.is_drained() || slept.is_none(), "it would sleep for {slept:?}");
+        assert!(!server.is_drained() || timeout.is_none(), "a drained server must not sleep, even for {timeout:?}");
         server.is_drained()
     });
 }
@@ -248,16 +249,16 @@ fn a_client_that_keeps_calling_does_not_prevent_a_drain() {
     let world = World::new("drain-caller");
     let (mut server, mut client) = pair_in_one_loop(&world, &Queue::default());
     server.begin_drain();
-    let mut under_way = 0;
+    let mut outstanding = 0;
     assert!(wait_until(|| {
-        while under_way < 4
+        while outstanding < 4
             && let Ok(call) = client.prepare(ECHO, 0)
         {
             client.launch(call, 1);
-            under_way += 1;
+            outstanding += 1;
         }
         server.poll();
-        client.poll(|_| under_way -= 1);
+        client.poll(|_| outstanding -= 1);
         server.is_drained()
     }));
 }
@@ -273,12 +274,12 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
     let world = World::new("own-epoll");
     let queue = Queue::default();
     let (mut server, address) = local_server(&world, IdlePolicy::Event, &queue);
-    let caller = caller(&address, 100);
-    // A second server, with a client on the same thread.
-    let (mut other, there) = local_server(&world, IdlePolicy::Event, &Queue::default());
+    let caller = spawn_caller(&address, 100);
+    // The loop also has a second server, and a client of it.
+    let (mut other, other_address) = local_server(&world, IdlePolicy::Event, &Queue::default());
     let config = small_client(small().with(|c| c.poll.idle = IdlePolicy::Event));
-    let mut client = LocalClient::open(there.open(&config.shard).expect("a device"), config).expect("memory");
-    let connection = client.begin_connect(&there).expect("a way");
+    let mut client = LocalClient::open(other_address.open(&config.shard).expect("a device"), config).expect("memory");
+    let connection = client.begin_connect(&other_address).expect("a connect request");
     let (mut ended, mut started, mut slept) = (0, 0, 0);
     let start = Instant::now();
     while !caller.is_finished() || ended < 100 {
@@ -296,7 +297,7 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
         if busy {
             continue;
         }
-        // Each end is armed, and was polled before.
+        // All three are armed, after the last poll of each found no work.
         let second = Duration::from_secs(1);
         let longest = [server.arm(second), other.arm(second), client.arm(second)];
         if let [Some(one), Some(two), Some(three)] = longest
@@ -309,97 +310,102 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
         other.disarm();
         client.disarm();
     }
-    caller.join().expect("it ends well");
+    caller.join().expect("no panic");
     assert!(slept > 0, "the loop never slept");
 }
 
-/// A procedure whose calls a task or a future holds.
-const TAKEN: u32 = 700;
-/// Actions of the holder.
+/// A procedure whose calls a task or a future keeps.
+const KEPT_CALL: u32 = 700;
+/// Actions of a future, selected by the first byte of the arguments.
 const PANIC: u8 = 0;
 const END: u8 = 1;
 const WAIT: u8 = 2;
 
 /// Panics when dropped, and counts its drops.
-struct Bomb(Arc<AtomicUsize>);
+struct PanicOnDrop(Arc<AtomicUsize>);
 
-impl Drop for Bomb {
+impl Drop for PanicOnDrop {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::SeqCst);
-        panic!("as the test wants, at the end");
+        panic!("expected by the test, in drop");
     }
 }
 
-fn end(client: &mut LocalClient) -> Result<(), CallError> {
+fn next_end(client: &mut LocalClient) -> Result<(), CallError> {
     client.end().1.map(drop)
 }
 
 const SYSTEM_ERR: Result<(), CallError> = Err(CallError::Refused(Refusal::SystemError));
 
-/// Holds calls, and panics at the chosen points once it has one.
-struct Task {
+/// Keeps calls, and panics in the selected functions once it has a call.
+struct PanickingTask {
     calls: Rc<RefCell<Vec<DeferredCall>>>,
     in_poll: bool,
     in_descriptor: bool,
-    _bomb: Option<Bomb>,
+    _panic_on_drop: Option<PanicOnDrop>,
 }
 
-impl ShardTask for Task {
+impl ShardTask for PanickingTask {
     fn poll(&mut self) -> bool {
-        assert!(!self.in_poll || self.calls.borrow().is_empty(), "as the test wants");
+        assert!(!self.in_poll || self.calls.borrow().is_empty(), "expected by the test");
         false
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        assert!(!self.in_descriptor || self.calls.borrow().is_empty(), "as the test wants");
+        assert!(!self.in_descriptor || self.calls.borrow().is_empty(), "expected by the test");
         None
     }
 }
 
 #[test]
 fn a_task_that_panics_is_dropped_with_its_calls_and_the_shard_continues() {
-    // In its poll, in its descriptor, in its drop.
+    // Whether the task panics in `poll`, in `descriptor` and in `drop`.
     let cases = [(true, false, false), (true, false, true), (false, true, false), (false, true, true)];
-    for_each(cases, |(in_poll, in_descriptor, bomb)| {
-        let (world, bombs) = (World::new("task-bomb"), Arc::new(AtomicUsize::new(0)));
-        let count = Arc::clone(&bombs);
+    for_each(cases, |(in_poll, in_descriptor, in_drop)| {
+        let (world, drops) = (World::new("task-bomb"), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::clone(&drops);
         let (address, server) = world.serve_tasks(small().with(|c| c.poll.idle = IdlePolicy::Event), move |_| {
             // Only the task owns the calls.
             let calls = Rc::<RefCell<Vec<DeferredCall>>>::default();
             let weak = Rc::downgrade(&calls);
-            let take = move |call| weak.upgrade().map_or((), |calls| calls.borrow_mut().push(call));
-            let task = Task { calls, in_poll, in_descriptor, _bomb: bomb.then(|| Bomb(Arc::clone(&count))) };
-            (local_and(TAKEN, Procedure::deferred(take)), task)
+            let keep = move |call| weak.upgrade().map_or((), |calls| calls.borrow_mut().push(call));
+            let task = PanickingTask {
+                calls,
+                in_poll,
+                in_descriptor,
+                _panic_on_drop: in_drop.then(|| PanicOnDrop(Arc::clone(&count))),
+            };
+            (local_and(KEPT_CALL, Procedure::deferred(keep)), task)
         });
         let mut client = world.client(&address, small());
         for _ in 0..4 {
-            // The first call is dropped with the task. The later calls find no task.
-            client.send(TAKEN, &[WAIT], 0);
-            assert_eq!(end(&mut client), SYSTEM_ERR);
-            assert_eq!(bombs.load(Ordering::SeqCst), usize::from(bomb));
+            // The first call is dropped with the task. Later calls are dropped because there is no task.
+            client.send(KEPT_CALL, &[WAIT], 0);
+            assert_eq!(next_end(&mut client), SYSTEM_ERR);
+            assert_eq!(drops.load(Ordering::SeqCst), usize::from(in_drop));
             echo(&mut client, b"goes on").expect("an echo");
         }
         assert_eq!(server.stats()[0].calls_dropped, 4);
     });
 }
 
-/// A future of a call, whose argument selects the action. Its drop panics.
-struct Panicking {
+/// A future of a call. The call's argument selects its action, and its drop panics.
+struct PanickingFuture {
     call: Option<DeferredCall>,
     polled: Arc<AtomicUsize>,
-    _bomb: Bomb,
+    _panic_on_drop: PanicOnDrop,
 }
 
-impl Future for Panicking {
+impl Future for PanickingFuture {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
         self.polled.fetch_add(1, Ordering::SeqCst);
         let Some(call) = &self.call else { return Poll::Pending };
         match call.args()[0] {
-            PANIC => panic!("as the test wants"),
+            PANIC => panic!("expected by the test"),
             END => {
-                self.call.take().expect("it is there").answer(Ok(()));
+                self.call.take().expect("the call is not answered yet").answer(Ok(()));
                 Poll::Ready(())
             }
             _ => Poll::Pending,
@@ -409,28 +415,32 @@ impl Future for Panicking {
 
 #[test]
 fn futures_that_panic_when_dropped_affect_no_other_call() {
-    let (bombs, polled) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let (count, polls) = (Arc::clone(&bombs), Arc::clone(&polled));
-    let begin = move |call| Panicking { call: Some(call), polled: Arc::clone(&polls), _bomb: Bomb(Arc::clone(&count)) };
-    let services = standard_and([(TAKEN, Procedure::asynchronous(begin))]);
+    let (drops, polled) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (count, polls) = (Arc::clone(&drops), Arc::clone(&polled));
+    let begin = move |call| PanickingFuture {
+        call: Some(call),
+        polled: Arc::clone(&polls),
+        _panic_on_drop: PanicOnDrop(Arc::clone(&count)),
+    };
+    let services = standard_and([(KEPT_CALL, Procedure::asynchronous(begin))]);
     let (mut world, address) = World::serving("future-bomb", small_server(), services);
     let mut client = world.client(&address, small());
     let mut other = world.client(&address, small());
     // One future panics, and one completes.
-    client.send(TAKEN, &[PANIC], 0);
-    assert_eq!(end(&mut client), SYSTEM_ERR);
-    client.send(TAKEN, &[END], 0);
-    assert_eq!(end(&mut client), Ok(()));
+    client.send(KEPT_CALL, &[PANIC], 0);
+    assert_eq!(next_end(&mut client), SYSTEM_ERR);
+    client.send(KEPT_CALL, &[END], 0);
+    assert_eq!(next_end(&mut client), Ok(()));
     echo(&mut client, b"goes on").expect("an echo");
-    assert_eq!(bombs.load(Ordering::SeqCst), 2);
-    // Three futures end with their connection. Those of another connection last until the shard ends.
-    (0..3).for_each(|token| _ = client.send(TAKEN, &[WAIT], token));
-    (0..2).for_each(|token| _ = other.send(TAKEN, &[WAIT], token));
+    assert_eq!(drops.load(Ordering::SeqCst), 2);
+    // The three futures of one connection are dropped when it ends. The two of the other last until the shard ends.
+    (0..3).for_each(|token| _ = client.send(KEPT_CALL, &[WAIT], token));
+    (0..2).for_each(|token| _ = other.send(KEPT_CALL, &[WAIT], token));
     assert!(wait_until(|| polled.load(Ordering::SeqCst) == 7));
     drop(client);
-    assert!(wait_until(|| bombs.load(Ordering::SeqCst) == 5));
+    assert!(wait_until(|| drops.load(Ordering::SeqCst) == 5));
     echo(&mut other, b"goes on").expect("an echo");
-    // The shard drops the last futures one by one, as two panics at once would abort the process.
+    // The shard must catch each drop's panic on its own, because a panic during another would abort the process.
     drop(world.take_server());
-    assert_eq!(bombs.load(Ordering::SeqCst), 7);
+    assert_eq!(drops.load(Ordering::SeqCst), 7);
 }

@@ -107,7 +107,7 @@ fn parts_of_a_continued_message_are_sent_in_order_and_uninterrupted() {
             assert!(parts[parts.len() - 1].flags().contains(Flags::RESPONSE));
         }
     });
-    // A client sends such calls.
+    // A client sends two long calls and a short one.
     for_each(V2_CREDIT_MODES, |mode| {
         const LENS: [usize; 3] = [10_000, 9_000, 8];
         let server = RawServer::start("parts-out-2", move |peer| {
@@ -128,15 +128,15 @@ fn parts_of_a_continued_message_are_sent_in_order_and_uninterrupted() {
     });
 }
 
-/// Sends a message without its last part; returns that part.
+/// Sends the first part of a call, and returns the rest of the message.
 fn begin(client: &mut RawPeer, xid: u32) -> Vec<u8> {
     let message = call_bytes(xid, PROGRAM, VERSION, ECHO, &[0; 40]);
     client.part(xid, Flags::MORE, &message[..40]);
     message[40..].to_vec()
 }
 
-/// Begins a call, and a drain once its first part has arrived. A drain waits for the rest of such a message, and of no
-/// other.
+/// Sends the first part of a call, and begins a drain once it has arrived. A drain waits for the rest of messages that
+/// began before it, but not of later ones.
 fn drain_within(world: &mut World, address: &Address, client: &mut RawPeer) -> (Vec<u8>, Draining) {
     client.ping();
     let rest = begin(client, 41);
@@ -161,7 +161,7 @@ fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
         assert_eq!(client.error(), (41, ErrorBody::System));
         client.call_as(42, ECHO, Chunks::NONE, &[0; 40]);
         assert_eq!(client.error(), (42, ErrorBody::System));
-        // The drain does not wait for the rest of this message.
+        // This message begins during the drain, so the drain does not wait for its rest.
         begin(&mut client, 43);
         client.wait_until_over();
         let stats = drained.join().expect("no panic").expect("nothing is left");
@@ -174,7 +174,7 @@ fn a_part_with_another_xid_or_type_gets_inval_flag() {
     with_raw("not-the-next", V2_CREDIT_MODES, |client| {
         let long = Lists::new().read(0, [segment(64)]);
         let others: [(u32, Flags, Body<'_>); 5] = [
-            // The first part of another message, and all of another.
+            // The first part of another message, and a whole other message.
             (42, Flags::MORE, Body::Msg(Chunks::NONE)),
             (42, Flags::NONE, Body::Msg(Chunks::NONE)),
             (41, Flags::NONE, Body::Nomsg(long.chunks())),
@@ -320,7 +320,7 @@ fn a_reply_too_long_for_its_reply_chunk_is_continued() {
     });
 }
 
-/// The server abandons its replies, or mixes them. Only the calls that they name end.
+/// The server begins one reply and then sends two others. The calls of the first two replies fail.
 #[test]
 fn interleaved_replies_end_only_their_calls() {
     let server = RawServer::start("mixed-replies", |peer| {

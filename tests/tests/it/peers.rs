@@ -108,8 +108,8 @@ fn the_peer_hook_runs_after_workers_finish_a_vanished_clients_calls() {
     assert_eq!((events.last(), log.count((Ends, caller))), (Some(&(Left, caller)), RUNNING), "the waiting call ran");
 }
 
-/// The last holder of a connection's calls reports its end, as no shard exists any more. Either the rings to the
-/// workers have room for all calls, or the shard keeps one, which ends with it. Either way the third does not run.
+/// No shard exists any more, so the worker that ends a connection's last call reports the connection's end. The third
+/// call is in a ring in the first case, and still with the shard in the second case. It runs in neither.
 #[test]
 fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
     for_each([256, 1], |ring_capacity| {
@@ -144,7 +144,7 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
 
 /// Outstanding calls of the child.
 const CALLS: usize = 3;
-/// Those that the two workers run.
+/// Calls of the child that the two workers run at once.
 const RUNNING: usize = 2;
 
 pub(crate) fn child(address: &Address) {

@@ -7,8 +7,8 @@ use rpcrdma_tests::prelude::*;
 const CALL_HEADERS: usize = 28 + RPC_CALL;
 const REPLY_HEADERS: usize = 28 + RPC_REPLY;
 
-/// Makes a call with `args` bytes of arguments and `results` bytes of expected results. Returns the length of its
-/// message, its type, and whether it has a Reply chunk, as the server receives it.
+/// Makes a call with `args` bytes of arguments and `results` bytes of expected results. Returns what the server
+/// received: the length and type of the message, and whether it has a Reply chunk.
 pub(super) fn seen(
     client: &mut LocalClient,
     calls: &Receiver<Message>,
@@ -35,7 +35,7 @@ pub(super) fn assert_longest(
     assert!(seen(client, calls, 0, reply_len - header - RPC_REPLY + 4).2);
 }
 
-pub(super) fn said(send_size: u32, receive_size: u32, remote_invalidation: bool) -> Vec<u8> {
+pub(super) fn encode_private_data(send_size: u32, receive_size: u32, remote_invalidation: bool) -> Vec<u8> {
     let mut bytes = vec![0; 8];
     PrivateData { remote_invalidation, send_size, receive_size }.emit(&mut bytes).expect("space");
     bytes
@@ -84,28 +84,31 @@ fn without_private_data_both_thresholds_are_1024() {
 #[test]
 fn private_data_sets_the_thresholds_of_each_direction() {
     let (world, address) = serving("thresholds-v1", version_1(8192));
-    let client = assert_longest_reply(RawPeer::connect_with_private_data(&address, &said(2048, 3072, false)), 3072);
+    let client = assert_longest_reply(
+        RawPeer::connect_with_private_data(&address, &encode_private_data(2048, 3072, false)),
+        3072,
+    );
     let expected = PrivateData { remote_invalidation: true, send_size: 8192, receive_size: 8192 };
     assert_eq!(PrivateData::parse(&client.private_data), Some(expected));
     drop(client);
     // The server does not exceed its own send size.
-    assert_longest_reply(RawPeer::connect_with_private_data(&address, &said(2048, 65536, false)), 8192);
+    assert_longest_reply(RawPeer::connect_with_private_data(&address, &encode_private_data(2048, 65536, false)), 8192);
     drop(world);
-    assert_thresholds_of_calls(said(3072, 2048, false), 2048, 3072);
-    assert_thresholds_of_calls(said(65536, 65536, false), 8192, 8192);
+    assert_thresholds_of_calls(encode_private_data(3072, 2048, false), 2048, 3072);
+    assert_thresholds_of_calls(encode_private_data(65536, 65536, false), 8192, 8192);
 }
 
 #[test]
 fn unknown_private_data_is_ignored() {
     let (world, address) = serving("others-data", version_1(8192));
-    let good = said(8192, 8192, true);
+    let good = encode_private_data(8192, 8192, true);
     let newer = [&good[..4], &[2], &good[5..]].concat();
     let other = [&[good[0] ^ 1], &good[1..]].concat();
     for data in [vec![0xA5; 40], good[..7].to_vec(), newer, other] {
         assert_longest_reply(RawPeer::connect_with_private_data(&address, &data), 1024);
     }
-    // Foreign data may precede the private data.
-    let behind = [&[7; 5][..], &said(2048, 2048, false), &[0; 9]].concat();
+    // Other data may precede and follow the private data.
+    let behind = [&[7; 5][..], &encode_private_data(2048, 2048, false), &[0; 9]].concat();
     assert_longest_reply(RawPeer::connect_with_private_data(&address, &behind), 2048);
     drop(world);
     assert_thresholds_of_calls(vec![0xF6; 30], 1024, 1024);
@@ -113,17 +116,18 @@ fn unknown_private_data_is_ignored() {
 
 #[test]
 fn thresholds_may_change_with_a_reconnection() {
-    let (tell, told) = channel();
+    let (report, reports) = channel();
     let server = RawServer::listen("resettled", move |mut listener| {
-        for private_data in [said(4096, 4096, true), Vec::new(), said(2048, 2048, false)] {
+        for private_data in [encode_private_data(4096, 4096, true), Vec::new(), encode_private_data(2048, 2048, false)]
+        {
             listener.private_data = private_data;
             let mut peer = listener.accept_in(CreditMode::V1);
             for _ in 0..2 {
                 let call = peer.next_call();
-                tell.send((call.len(), call.htype())).expect("the test listens");
+                report.send((call.len(), call.htype())).expect("the test listens");
                 peer.reply(call.xid(), b"");
             }
-            // The client has the replies before it sends more.
+            // The third call shows that the client has received both replies. It is answered on the next connection.
             peer.next_call();
         }
         let mut peer = listener.accept_in(CreditMode::V1);
@@ -133,13 +137,12 @@ fn thresholds_may_change_with_a_reconnection() {
     });
     let mut client = server.client(reconnecting(version_1(4096), 1000).with(|c| c.connect.retransmit = true));
     for receive_size in [4096, 1024, 2048] {
-        // An exact fit shows which threshold is in force. The third call of each connection is answered on the next
-        // one.
+        // A call that just fits and one that just exceeds the threshold show which threshold is in force.
         for args in [receive_size - CALL_HEADERS, receive_size - CALL_HEADERS + 4] {
             client.run(ECHO, &vec![0; args]).expect("a reply");
         }
-        assert_eq!(told.recv().expect("the server speaks"), (receive_size, HeaderType::Msg));
-        assert_eq!(told.recv().expect("the server speaks").1, HeaderType::Nomsg);
+        assert_eq!(reports.recv().expect("the server speaks"), (receive_size, HeaderType::Msg));
+        assert_eq!(reports.recv().expect("the server speaks").1, HeaderType::Nomsg);
         // The call times out after it was sent; then the connection is lost.
         client.send_call(1, |client| client.prepared(ECHO, b"").timeout(Duration::from_millis(1)));
         client.end().1.expect_err("no answer");
@@ -188,7 +191,7 @@ fn invalidated(client: &mut RawPeer) -> Vec<(Vec<u32>, Option<u32>)> {
 #[test]
 fn version_1_invalidates_the_only_handle_of_the_call_that_it_answers() {
     let (world, address) = serving("invalidates-v1", version_1(4096));
-    let mut client = RawPeer::connect_with_private_data(&address, &said(4096, 4096, true));
+    let mut client = RawPeer::connect_with_private_data(&address, &encode_private_data(4096, 4096, true));
     for (handles, invalidated) in invalidated(&mut client) {
         // The only handle, or none.
         assert_eq!(invalidated, if let [only] = handles[..] { Some(only) } else { None }, "of {handles:x?}");
@@ -196,7 +199,7 @@ fn version_1_invalidates_the_only_handle_of_the_call_that_it_answers() {
     client.ping();
     // A client accepts invalidation of any of its handles, too.
     let server = RawServer::listen(&world.address(), |mut listener| {
-        listener.private_data = said(4096, 4096, true);
+        listener.private_data = encode_private_data(4096, 4096, true);
         let mut peer = listener.accept_silently();
         peer.version = Version::V1;
         for which in 0..4 {
@@ -220,9 +223,9 @@ fn version_1_invalidates_the_only_handle_of_the_call_that_it_answers() {
 #[test]
 fn version_1_invalidates_only_if_both_ends_agree() {
     let cases = [
-        (true, said(4096, 4096, false)),
-        (false, said(4096, 4096, true)),
-        (false, said(4096, 4096, false)),
+        (true, encode_private_data(4096, 4096, false)),
+        (false, encode_private_data(4096, 4096, true)),
+        (false, encode_private_data(4096, 4096, false)),
         (true, Vec::new()),
         (true, vec![1; 30]),
     ];

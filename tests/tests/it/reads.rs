@@ -106,7 +106,7 @@ fn calls_beyond_the_reads_of_a_connection_wait_and_all_are_answered() {
 
 #[test]
 fn replies_beyond_the_writes_of_a_connection_wait_and_all_are_sent() {
-    // A reply that exceeds the limit goes alone. Completions of an earlier round's writes may be outstanding.
+    // A reply that exceeds the limit by itself is sent alone. Writes of an earlier round may not have completed yet.
     let all = CHUNK * ROUNDS * TOGETHER;
     for_each([(Some(CHUNK + CHUNK / 2), true), (Some(1), true), (Some(all), false), (None, false)], |(most, waits)| {
         assert_eq!(served(LOAD, |limits| limits.max_write_bytes = most, 1, TOGETHER).1.write_waits > 0, waits);

@@ -2,28 +2,28 @@
 
 use rpcrdma_tests::prelude::*;
 
-use super::private_data::said;
+use super::private_data::encode_private_data;
 
-/// A raw client, and the server's handle to call it.
-struct Called {
+/// A raw client that its server may call, and the server's handle for such calls.
+struct CallableClient {
     raw: RawPeer,
     reverse: Client,
-    told: Receiver<Caller>,
+    callers: Receiver<Caller>,
     address: Address,
     world: World,
 }
 
-impl Called {
+impl CallableClient {
     fn new(name: &'static str, mode: CreditMode) -> Self {
-        Self::by(name, in_mode(mode), |address| RawPeer::connect_in(address, mode))
+        Self::connect_by(name, in_mode(mode), |address| RawPeer::connect_in(address, mode))
     }
 
-    fn by(name: &'static str, server: Config, connect: impl FnOnce(&Address) -> RawPeer) -> Self {
-        let (services, told) = services_with_hello();
+    fn connect_by(name: &'static str, server: Config, connect: impl FnOnce(&Address) -> RawPeer) -> Self {
+        let (services, callers) = services_with_hello();
         let (world, address) = World::serving(name, server, services);
         let mut raw = connect(&address);
-        let reverse = allowed(&mut raw, &told, &world);
-        Self { raw, reverse, told, address, world }
+        let reverse = allow_reverse_calls(&mut raw, &callers, &world);
+        Self { raw, reverse, callers, address, world }
     }
 
     fn start(&mut self) -> Pending {
@@ -38,51 +38,51 @@ impl Called {
 
     fn answer(&mut self, xid: u32, pending: Pending, results: &[u8]) {
         self.raw.reply(xid, results);
-        ends(pending, Ok(results.to_vec()));
+        assert_ends(pending, Ok(results.to_vec()));
     }
 }
 
-/// The handle of a client that allows its server to call it.
-fn allowed(raw: &mut RawPeer, told: &Receiver<Caller>, world: &World) -> Client {
+/// Sends the call by which a client allows reverse calls, and returns the server's handle to the client.
+fn allow_reverse_calls(raw: &mut RawPeer, callers: &Receiver<Caller>, world: &World) -> Client {
     raw.ask(HELLO, Chunks::NONE, b"");
-    called_back(world, told)
+    called_back(world, callers)
 }
 
 #[track_caller]
-fn ends(mut pending: Pending, expected: Outcome) {
+fn assert_ends(mut pending: Pending, expected: Outcome) {
     assert_eq!(outcome_of(pending.join()), expected);
 }
 
 /// Runs the script of a raw server against a client with services.
-fn against_client(name: &'static str, config: Config, script: impl FnOnce(&mut RawPeer) + Send + 'static) {
+fn run_against_client(name: &'static str, config: Config, script: impl FnOnce(&mut RawPeer) + Send + 'static) {
     let mode = config.wire.credit_mode;
     let mut server = RawServer::start_in(mode, name, script);
     let _client = Client::connect(server.address(), serving_client(config)).expect("a connection");
     server.join();
 }
 
-/// The answer of a client to its server's call, with XID [`XID`].
+/// Sends a call with XID [`XID`] to the client, and returns the client's answer.
 fn ask(peer: &mut RawPeer, procedure: u32, lists: &Lists, args: &[u8]) -> Message {
     peer.call(procedure, lists, args);
     peer.next_call()
 }
 
-fn serves(peer: &mut RawPeer, args: &[u8]) {
+fn assert_echoes(peer: &mut RawPeer, args: &[u8]) {
     assert_eq!(ask(peer, ECHO, &Lists::new(), args).payload(), reply_bytes(XID, args));
 }
 
 #[test]
 fn reverse_messages_have_version_xid_and_type_of_their_own() {
     for_each(CREDIT_MODES, |mode| {
-        let mut called = Called::new("reverse-call", mode);
-        let pending = called.start();
-        let call = called.raw.answer();
-        assert_eq!((call.version(), call.htype()), (called.raw.version, HeaderType::Msg));
+        let mut client = CallableClient::new("reverse-call", mode);
+        let pending = client.start();
+        let call = client.raw.answer();
+        assert_eq!((call.version(), call.htype()), (client.raw.version, HeaderType::Msg));
         assert!(!call.flags().contains(Flags::RESPONSE) && !call.has_chunks());
         assert_eq!(call.payload(), call_bytes(call.xid(), PROGRAM, VERSION, ECHO, b"four"));
-        called.answer(call.xid(), pending, b"good");
-        drop(called);
-        against_client("reverse-reply", in_mode(mode), move |peer| {
+        client.answer(call.xid(), pending, b"good");
+        drop(client);
+        run_against_client("reverse-reply", in_mode(mode), move |peer| {
             for xid in [XID, 5, u32::MAX] {
                 peer.call_as(xid, ECHO, Chunks::NONE, b"four");
                 let answer = peer.next_call();
@@ -97,105 +97,105 @@ fn reverse_messages_have_version_xid_and_type_of_their_own() {
 #[test]
 fn both_directions_may_use_the_same_xid_at_once() {
     for_each(CREDIT_MODES, |mode| {
-        let mut called = Called::new("one-xid", mode);
+        let mut client = CallableClient::new("one-xid", mode);
         for _ in 0..5 {
-            let pending = called.start();
-            let xid = called.next_call();
-            // A call in the other direction uses the same XID, before the first is answered.
-            called.raw.call_as(xid, ECHO, Chunks::NONE, b"mine");
-            let answer = called.raw.answer();
+            let pending = client.start();
+            let xid = client.next_call();
+            // The client's call uses the XID of the server's unanswered call.
+            client.raw.call_as(xid, ECHO, Chunks::NONE, b"mine");
+            let answer = client.raw.answer();
             assert_eq!((answer.xid(), answer.payload()), (xid, &reply_bytes(xid, b"mine")[..]));
-            called.answer(xid, pending, b"yours");
+            client.answer(xid, pending, b"yours");
         }
     });
 }
 
-/// In version 2 a flag alone selects the owner of an XID.
+/// In version 2 only the RESPONSE flag tells which end chose an XID.
 #[test]
 fn the_response_flag_selects_the_xid_space() {
     for_each(V2_CREDIT_MODES, |mode| {
-        let mut called = Called::new("whose", mode);
-        let pending = called.start();
-        let xid = called.next_call();
-        // A reply under the XID without the flag does not answer the server's call. Nor does a reply with the flag and
-        // another XID.
-        called.raw.part(xid, Flags::NONE, &reply_bytes(xid, b"nobody's"));
-        called.raw.part(!xid, Flags::RESPONSE, &reply_bytes(!xid, b"nobody's"));
-        // Each answer of the server has the flag, also an error, because the XID is the client's.
-        let answer = called.raw.ask(STORE, &Lists::new().read(2, [segment(8)]), &[0; 4]);
+        let mut client = CallableClient::new("whose", mode);
+        let pending = client.start();
+        let xid = client.next_call();
+        // Neither message answers the server's call: the first lacks the flag, and the second has another XID.
+        client.raw.part(xid, Flags::NONE, &reply_bytes(xid, b"nobody's"));
+        client.raw.part(!xid, Flags::RESPONSE, &reply_bytes(!xid, b"nobody's"));
+        // All answers of the server have the flag, even errors, because the client chose their XID.
+        let answer = client.raw.ask(STORE, &Lists::new().read(2, [segment(8)]), &[0; 4]);
         assert_eq!(answer.error(), (XID, ErrorBody::BadXdr));
         assert!(answer.flags().contains(Flags::RESPONSE));
-        assert!(called.raw.ask(ECHO, Chunks::NONE, b"").flags().contains(Flags::RESPONSE));
-        called.answer(xid, pending, b"mine");
-        called.raw.ping();
+        assert!(client.raw.ask(ECHO, Chunks::NONE, b"").flags().contains(Flags::RESPONSE));
+        client.answer(xid, pending, b"mine");
+        client.raw.ping();
     });
 }
 
-/// A raw client of version 1, and a server with these reverse credits.
-fn called_v1(name: &'static str, reverse_credits: u32) -> Called {
+/// A raw version 1 client, of a server with `reverse_credits` reverse credits.
+fn called_v1(name: &'static str, reverse_credits: u32) -> CallableClient {
     let config = in_mode(CreditMode::V1).with(|c| c.debug.reverse_credits = reverse_credits);
-    Called::by(name, config, |address| RawPeer::connect_in(address, CreditMode::V1))
+    CallableClient::connect_by(name, config, |address| RawPeer::connect_in(address, CreditMode::V1))
 }
 
 #[test]
 fn version_1_counts_credits_per_direction() {
-    let mut called = called_v1("apart", 2);
-    let pending = [called.start(), called.start()];
-    // One credit exists before the first reply. Credits in calls of the other direction apply to that direction.
+    let mut client = called_v1("apart", 2);
+    let pending = [client.start(), client.start()];
+    // Before the first reply the server has one credit. The client's pings grant credits for their own direction only,
+    // so the server's second call still waits for the first reply.
     for (n, pending) in pending.into_iter().enumerate() {
-        let xid = called.next_call();
-        (0..if n == 0 { 10 } else { 0 }).for_each(|_| called.raw.ping());
-        called.answer(xid, pending, &[n as u8]);
+        let xid = client.next_call();
+        (0..if n == 0 { 10 } else { 0 }).for_each(|_| client.raw.ping());
+        client.answer(xid, pending, &[n as u8]);
     }
-    // The server sends as many calls as it has Receives for, though the client grants 64.
-    let pending = [called.start(), called.start()].map(|pending| (called.next_call(), pending));
-    // The client's calls keep all of their credits.
-    (100..140).for_each(|xid| called.raw.call_as(xid, ECHO, Chunks::NONE, b""));
-    (100..140).for_each(|xid| assert_eq!(called.raw.answer().xid(), xid));
-    pending.into_iter().for_each(|(xid, pending)| called.answer(xid, pending, b"late"));
+    // The client grants 64 credits, but the server has Receives for two replies, so it sends two calls at once.
+    let pending = [client.start(), client.start()].map(|pending| (client.next_call(), pending));
+    // The two reverse calls take no credit from the client's own calls.
+    (100..140).for_each(|xid| client.raw.call_as(xid, ECHO, Chunks::NONE, b""));
+    (100..140).for_each(|xid| assert_eq!(client.raw.answer().xid(), xid));
+    pending.into_iter().for_each(|(xid, pending)| client.answer(xid, pending, b"late"));
 }
 
 #[test]
 fn version_1_ignores_credits_of_messages_without_a_direction() {
-    let mut called = called_v1("no-direction", 8);
-    let [one, two, three] = [0; 3].map(|_| called.start());
-    let first = called.next_call();
-    // Each message offers 64 credits. It answers no call, has no direction, or is malformed.
-    let stranger = first ^ 0x4000_0000;
+    let mut client = called_v1("no-direction", 8);
+    let [pending_1, pending_2, pending_3] = [0; 3].map(|_| client.start());
+    let first = client.next_call();
+    // Each message grants 64 credits, but it answers no call, has no direction, or is malformed.
+    let unknown_xid = first ^ 0x4000_0000;
     for unusable in [
-        [be(&[stranger, 1, 64, 0, 0, 0, 0]), reply_bytes(stranger, b"")].concat(),
-        be(&[stranger, 1, 64, 3, 0, 0, 0]),
-        be(&[stranger, 1, 64, 4, 2, 0, 0]),
-        be(&[stranger, 1, 64]),
+        [be(&[unknown_xid, 1, 64, 0, 0, 0, 0]), reply_bytes(unknown_xid, b"")].concat(),
+        be(&[unknown_xid, 1, 64, 3, 0, 0, 0]),
+        be(&[unknown_xid, 1, 64, 4, 2, 0, 0]),
+        be(&[unknown_xid, 1, 64]),
     ] {
-        called.raw.send(&unusable);
+        client.raw.send(&unusable);
     }
-    // Only the expected reply arrives: the single credit is in use.
-    called.raw.ping();
-    called.answer(first, one, b"one");
-    let (second, third) = (called.next_call(), called.next_call());
-    called.answer(second, two, b"two");
-    called.answer(third, three, b"three");
+    // The server's second call does not precede the reply to this ping, because its single credit is in use.
+    client.raw.ping();
+    client.answer(first, pending_1, b"one");
+    let (second, third) = (client.next_call(), client.next_call());
+    client.answer(second, pending_2, b"two");
+    client.answer(third, pending_3, b"three");
 }
 
 #[test]
 fn reverse_calls_obey_the_thresholds_of_the_connection() {
-    // The client's receive size limits a server's calls, as it limits its replies.
-    let mut called = Called::by("reverse-terms", in_mode(CreditMode::V1), |address| {
-        RawPeer::connect_with_private_data(address, &said(2048, 2048, false))
+    // The client's receive size limits the server's calls as well as its replies.
+    let mut client = CallableClient::connect_by("reverse-terms", in_mode(CreditMode::V1), |address| {
+        RawPeer::connect_with_private_data(address, &encode_private_data(2048, 2048, false))
     });
     let longest = 2048 - 28 - ARGS_AT as usize;
-    let pending = called.reverse.begin(ECHO, &vec![0; longest]);
-    let call = called.raw.answer();
+    let pending = client.reverse.begin(ECHO, &vec![0; longest]);
+    let call = client.raw.answer();
     assert_eq!(call.len(), 2048);
-    called.answer(call.xid(), pending, b"");
-    let too_long = called.reverse.run(ECHO, &vec![0; longest + 4]);
+    client.answer(call.xid(), pending, b"");
+    let too_long = client.reverse.run(ECHO, &vec![0; longest + 4]);
     assert!(matches!(too_long, Err(CallError::TooLong { needed: 2052, limit: 2048, .. })));
-    called.raw.ping();
-    drop(called);
-    // The server's receive size limits a client's replies, as it limits its calls.
+    client.raw.ping();
+    drop(client);
+    // The server's receive size limits the client's replies as well as its calls.
     let mut server = RawServer::listen("reverse-terms-2", |mut listener| {
-        listener.private_data = said(2048, 2048, false);
+        listener.private_data = encode_private_data(2048, 2048, false);
         let mut peer = listener.accept_in(CreditMode::V1);
         let longest = 2048 - 28 - 24;
         let mut reply_of = |len: u32| ask(&mut peer, REPLY, &Lists::new(), &be(&[len]));
@@ -210,7 +210,7 @@ fn reverse_calls_obey_the_thresholds_of_the_connection() {
 #[test]
 fn chunks_in_a_reverse_call_are_refused_where_unsupported() {
     for_each(pairs(CREDIT_MODES, [ReverseSupport::Inline, ReverseSupport::General]), |(mode, reverse)| {
-        against_client("reverse-chunks", in_mode(mode).with(|c| c.debug.reverse = reverse), move |peer| {
+        run_against_client("reverse-chunks", in_mode(mode).with(|c| c.debug.reverse = reverse), move |peer| {
             for _ in 0..3 {
                 let (read, _memory) = peer.source(0, 64);
                 peer.call(STORE, &Lists::new().read(ARGS_AT + 4, [read]), &be(&[0]));
@@ -220,19 +220,19 @@ fn chunks_in_a_reverse_call_are_refused_where_unsupported() {
                     }
                     _ => peer.refusal(ErrorBody::ReadChunks { max: 0 }, "a Read chunk"),
                 }
-                serves(peer, b"four");
+                assert_echoes(peer, b"four");
             }
         });
     });
 }
 
-/// Version 1 has no flag for the owner of an XID. The chunk lists decide if a message does not contain its RPC message.
+/// Version 1 has no flag for the direction of a message. If the RPC message is not inline, the chunk lists tell it.
 #[test]
 fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
     for_each([ReverseSupport::Inline, ReverseSupport::General], |reverse| {
         let server = RawServer::start_in(CreditMode::V1, "no-reply", move |peer| {
             let xid = peer.next_call().xid();
-            // The same XID in the other direction.
+            // The peer's call has the XID of the client's unanswered call.
             let call = call_bytes(xid, PROGRAM, VERSION, ECHO, b"four");
             let (whole, _memory) = peer.expose(&call, Access::REMOTE_READ);
             let (room, _room) = peer.room(4096);
@@ -253,8 +253,8 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
                     (Body::Msg(reply.chunks()), &call),
                 ];
                 let messages = bodies.map(|(body, payload)| peer.message(xid, Flags::NONE, body, payload));
-                // A truncated Read list.
-                for_each(messages.into_iter().chain([be(&[xid, 1, 9, 1, 1, 0, 7])]), |message| {
+                let truncated_read_list = be(&[xid, 1, 9, 1, 1, 0, 7]);
+                for_each(messages.into_iter().chain([truncated_read_list]), |message| {
                     peer.send(&message);
                     assert!(peer.next_call().is_err_chunk(xid));
                 });
@@ -267,12 +267,12 @@ fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
     });
 }
 
-/// If the client takes no chunks, the error names the kind that was offered.
+/// A client that accepts no chunks answers with the error for the kind of chunk that was offered.
 #[test]
 fn the_error_for_chunks_of_a_reverse_call_names_the_offered_kind() {
     for_each(V2_CREDIT_MODES, |mode| {
         let config = in_mode(mode).with(|c| c.debug.reverse = ReverseSupport::Inline);
-        against_client("none-offered", config, |peer| {
+        run_against_client("none-offered", config, |peer| {
             let none = ErrorBody::ReplyResource { length_needed: 0 };
             let write = Lists::new().write([segment(64)]);
             for (lists, error) in [
@@ -289,7 +289,7 @@ fn the_error_for_chunks_of_a_reverse_call_names_the_offered_kind() {
 #[test]
 fn a_client_invalidates_handles_of_a_reverse_call() {
     for_each(V2_CREDIT_MODES, |mode| {
-        against_client("reverse-invalidates", in_mode(mode), |peer| {
+        run_against_client("reverse-invalidates", in_mode(mode), |peer| {
             for offer in [true, false, true] {
                 let (write, memory) = peer.room(64);
                 let lists = Lists::new().offer(if offer { write.handle } else { 0 }).write([write]);
@@ -303,23 +303,23 @@ fn a_client_invalidates_handles_of_a_reverse_call() {
 
 #[test]
 fn no_reverse_call_before_the_upper_layer_allows_it() {
-    // The application allows reverse calls per connection. Until then the client receives nothing but replies.
+    // The application allows reverse calls for each connection. Until then the client receives only replies.
     for_each(CREDIT_MODES, |mode| {
-        let (services, told) = services_with_hello();
+        let (services, callers) = services_with_hello();
         let shard = in_mode(mode).with(|c| c.timeouts.keep_alive = Duration::from_millis(1));
         let (world, address) = World::serving("not-yet-ready", shard, services);
         let connect = || RawPeer::connect_in(&address, mode);
         let pings = |client: &mut RawPeer| (0..50).for_each(|_| client.ping());
         let (mut ready, mut other) = (connect(), connect());
         [&mut ready, &mut other].into_iter().for_each(pings);
-        let mut reverse = allowed(&mut ready, &told, &world);
+        let mut reverse = allow_reverse_calls(&mut ready, &callers, &world);
         ready.ping();
-        // The server calls one client, and not the other.
+        // Only the ready client gets a call.
         let pending = reverse.begin(ECHO, b"four");
         let xid = ready.answer().xid();
         pings(&mut other);
         ready.reply(xid, b"now");
-        ends(pending, Ok(b"now".to_vec()));
+        assert_ends(pending, Ok(b"now".to_vec()));
     });
 }
 
@@ -327,11 +327,11 @@ fn no_reverse_call_before_the_upper_layer_allows_it() {
 fn a_client_with_services_reconnects_without_calls_of_its_own() {
     for_each(CREDIT_MODES, |mode| {
         let mut server = RawServer::listen("kept-up", move |mut listener| {
-            for leaves in [false, true, false] {
-                // The client has no calls of its own: it reconnects so that servers can call it.
+            for disconnects in [false, true, false] {
+                // The client has no calls of its own. It reconnects so that its server can call it.
                 let mut peer = listener.accept_in(mode);
-                serves(&mut peer, b"there?");
-                if leaves { peer.disconnect() } else { peer.vanish() }
+                assert_echoes(&mut peer, b"there?");
+                if disconnects { peer.disconnect() } else { peer.vanish() }
             }
         });
         let config = reconnecting(serving_client(in_mode(mode)), 10_000);
@@ -343,23 +343,23 @@ fn a_client_with_services_reconnects_without_calls_of_its_own() {
 #[test]
 fn a_reverse_call_can_be_retried_after_a_reconnect() {
     for_each(CREDIT_MODES, |mode| {
-        let mut called = Called::new("come-back", mode);
-        let pending = called.start();
-        called.next_call();
-        let Called { raw, mut reverse, told, world, address } = called;
+        let mut client = CallableClient::new("come-back", mode);
+        let pending = client.start();
+        client.next_call();
+        let CallableClient { raw, mut reverse, callers, world, address } = client;
         raw.vanish();
         // The call ends, and its error reports that it may have run.
-        ends(pending, Err(CallError::ConnectionLost { sent: true }));
+        assert_ends(pending, Err(CallError::ConnectionLost { sent: true }));
         assert!(reverse.call(ClientCall::new(ECHO)).is_err(), "the connection has ended");
         drop(reverse);
-        // The client reconnects. Its new connection needs its own permission.
+        // The client reconnects, and must allow reverse calls again for the new connection.
         let mut raw = RawPeer::connect_in(&address, mode);
         (0..50).for_each(|_| raw.ping());
-        let reverse = allowed(&mut raw, &told, &world);
-        let mut called = Called { raw, reverse, told, world, address };
-        let pending = called.start();
-        let xid = called.next_call();
-        called.answer(xid, pending, b"once more");
+        let reverse = allow_reverse_calls(&mut raw, &callers, &world);
+        let mut client = CallableClient { raw, reverse, callers, world, address };
+        let pending = client.start();
+        let xid = client.next_call();
+        client.answer(xid, pending, b"once more");
     });
 }
 
@@ -384,17 +384,17 @@ fn a_client_answers_defective_reverse_calls_as_a_server_does() {
     for_each(CREDIT_MODES, |mode| {
         let mut server = RawServer::start_in(mode, "reverse-defects", move |peer| {
             if mode == CreditMode::V1 {
-                // A client of version 1 speaks first.
+                // In version 1 the client sends the first message.
                 let xid = peer.next_call().xid();
                 peer.reply(xid, b"");
             }
-            // XIDs that differ, next to another defect.
+            // The XIDs of transport and RPC header differ, and the RPC header has another defect.
             let call = with_word(&call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"four"), 8, 3);
-            let plain =
+            let inline_message =
                 |peer: &RawPeer, payload: &[u8]| peer.message(XID, Flags::NONE, Body::Msg(Chunks::NONE), payload);
-            let mut defects = vec![(plain(peer, &call), ErrorBody::BadXdr)];
+            let mut defects = vec![(inline_message(peer, &call), ErrorBody::BadXdr)];
             if mode != CreditMode::V1 {
-                defects.push((plain(peer, &[0; 3]), ErrorBody::BadXdr));
+                defects.push((inline_message(peer, &[0; 3]), ErrorBody::BadXdr));
                 let mut operation = peer.message(XID, Flags::NONE, Body::Optional { opttype: 1, optinfo: &[] }, b"");
                 operation.truncate(operation.len() - 4);
                 let mut flagged = peer.connprop(Flags::NONE, &[(2, &be(&[4096]))]);
@@ -418,7 +418,7 @@ fn a_client_answers_defective_reverse_calls_as_a_server_does() {
     });
 }
 
-/// A client of version 1 grants these credits to its server, so they must not be 0.
+/// A version 1 client grants its reverse credits to the server, so their number must not be 0.
 #[test]
 fn a_client_with_services_has_reverse_credits() {
     let world = World::new("no-credits");
@@ -461,17 +461,17 @@ fn reverse_calls_obey_the_support_level_of_the_client() {
         let call = ClientCall::new(LOAD).args(be(&[1, 5, 5, 0, 0])).write_chunk(5000);
         assert_eq!(outcome_of(reverse.call(call)).map(drop), chunks);
     });
-    // A client without services is not called.
-    let (services, told) = services_with_hello();
+    // A client without services gets no reverse calls.
+    let (services, callers) = services_with_hello();
     let (world, address) = World::serving("reverse-none", small_server(), services);
     let mut forward = Client::connect(&address, small_client(small())).unwrap();
-    let mut reverse = call_back(&world, &mut forward, &told);
+    let mut reverse = call_back(&world, &mut forward, &callers);
     assert_eq!(reverse.run(ECHO, b"four"), Err(CallError::NoReverse));
     assert_eq!(forward.run(ECHO, b"four"), Ok(b"four".to_vec()));
 }
 
-/// The successor of a server has the same shards, slots and generations. A call that is left of the old one must not
-/// reach a client of the new one.
+/// A restarted server has the same shards, slots and generations as before. A caller that the old server reported must
+/// not select a client of the new server.
 #[test]
 fn a_server_calls_back_its_own_callers_only() {
     let (services, callers) = services_with_hello();
@@ -485,18 +485,21 @@ fn a_server_calls_back_its_own_callers_only() {
     let mut forward = Client::connect(&address, small_client(small())).unwrap();
     forward.call(ClientCall::new(HELLO)).expect("a reply");
     let config = || small_client(small());
-    assert!(other.call_back(caller, config()).is_none(), "the caller of another server");
+    assert!(other.call_back(caller, config()).is_none(), "a server rejects the caller of another server");
     assert!(other.call_back(others.recv().expect("the caller"), config()).is_some());
     assert!(world.server().call_back(caller, config()).is_some());
     let mut polled = LocalServer::start(&world.address(), Services::new(), &small_server()).expect("it starts");
-    assert!(polled.call_backs().client(caller, config()).is_none(), "the caller of a server with threads");
+    assert!(
+        polled.call_backs().client(caller, config()).is_none(),
+        "a polled server rejects the caller of another server"
+    );
 }
 
 /// A handler that blocks for a reverse call would wait for its own shard.
 #[test]
 fn a_handler_may_not_block_on_its_own_shard() {
     const BACK: u32 = 101;
-    let (mut services, told) = services_with_hello();
+    let (mut services, callers) = services_with_hello();
     let reverse: Arc<Mutex<Option<Client>>> = Arc::default();
     let held = Arc::clone(&reverse);
     let back = Procedure::new(move |call| {
@@ -504,7 +507,7 @@ fn a_handler_may_not_block_on_its_own_shard() {
         let reverse = reverse.as_mut().expect("set before");
         assert_eq!(reverse.run(ECHO, b"four"), Err(Defect::OwnShard.into()));
         assert_eq!(reverse.alloc(4096).map(drop), Err(Defect::OwnShard.into()));
-        // What does not block is possible.
+        // A handler may begin a reverse call, because that does not block.
         drop(reverse.begin(ECHO, b"four"));
         Ok(call.reply_writer().put(b"done")?)
     });
@@ -515,26 +518,26 @@ fn a_handler_may_not_block_on_its_own_shard() {
         started.join().map(drop).map_err(|_| Refusal::GarbageArguments)
     });
     services.add(PROGRAM, VERSION, BACK, back).add(PROGRAM, VERSION, BACK + 1, join);
-    let (_world, mut forward, back) = both_ways_with("reverse-own-shard", small_server(), (services, told), small());
+    let (_world, mut forward, back) = both_ways_with("reverse-own-shard", small_server(), (services, callers), small());
     *reverse.lock().expect("no panic") = Some(back);
     assert_eq!(forward.run(BACK, b""), Ok(b"done".to_vec()));
-    // A join there is the handler's panic.
+    // A `join` on the handler's own shard panics.
     assert_eq!(forward.run(BACK + 1, b""), Err(CallError::Refused(Refusal::SystemError)));
     assert_eq!(forward.run(ECHO, b"four"), Ok(b"four".to_vec()), "the shard runs");
-    // Another thread may block for it.
+    // Another thread may block for a reverse call.
     let mut reverse = reverse.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take().expect("set before");
     assert_eq!(reverse.run(ECHO, b"four"), Ok(b"four".to_vec()));
 }
 
-/// A restart would otherwise fail the calls whose handlers call back.
+/// Otherwise a restart would fail calls whose handlers make reverse calls.
 #[test]
 fn a_draining_server_calls_back_while_it_serves_calls() {
     for_each(CREDIT_MODES, |mode| {
-        let ((mut services, told), held) = (services_with_hello(), HeldCalls::default());
+        let ((mut services, callers), held) = (services_with_hello(), HeldCalls::default());
         services.add(PROGRAM, VERSION, HELD, held.procedure());
         let (mut world, address) = World::serving("reverse-drain", mode, services);
         let mut forward = Client::connect(&address, serving_client(in_mode(mode))).expect("a connection");
-        let mut reverse = call_back(&world, &mut forward, &told);
+        let mut reverse = call_back(&world, &mut forward, &callers);
         let mut pending = forward.begin(HELD, b"");
         let call = held.next_call();
         let draining = world.drain(Duration::from_secs(20));
@@ -543,7 +546,7 @@ fn a_draining_server_calls_back_while_it_serves_calls() {
         assert_eq!(reverse.run(ECHO, b"four"), Ok(b"four".to_vec()));
         call.answer(Ok(()));
         pending.join().expect("a reply");
-        draining.join().expect("it ends").expect("nothing is left");
+        draining.join().expect("it ends").expect("all calls are answered");
         assert_matches!(reverse.run(ECHO, b"four"), Err(CallError::Closed | CallError::ConnectionLost { sent: false }));
     });
 }
@@ -560,13 +563,13 @@ fn reverse_calls_end_with_the_connection() {
 
 #[test]
 fn a_callback_after_the_disconnect_gets_an_error() {
-    let (services, told) = services_with_hello();
+    let (services, callers) = services_with_hello();
     let (world, address) = World::serving("reverse-late", small_server(), services);
     let mut forward = Client::connect(&address, serving_client(small())).unwrap();
     forward.call(ClientCall::new(HELLO)).unwrap();
     drop(forward);
     assert!(wait_until(|| world.stats().connections == 0));
-    let mut reverse = called_back(&world, &told);
+    let mut reverse = called_back(&world, &callers);
     assert_eq!(reverse.run(ECHO, b"four"), Err(CallError::Closed));
     assert_eq!(reverse.close_reason().map(CloseReason::kind), Some(CloseReasonKind::Unknown));
 }

@@ -6,7 +6,7 @@ use rpcrdma_tests::prelude::*;
 #[test]
 fn calls_offer_items_without_padding_at_their_positions() {
     for_each(CREDIT_MODES, |mode| {
-        let (server, says) = RawServer::recording("calls", move |mut listener| listener.accept_in(mode));
+        let (server, recorded) = RawServer::recording("calls", move |mut listener| listener.accept_in(mode));
         let mut client = server.client(mode);
         // Arguments: a word, 501 bytes and their padding, a word, 7 bytes.
         let mut call = client.chunked(MIRROR, &be(&[501, 7]), &[], &[503, 1]);
@@ -14,14 +14,14 @@ fn calls_offer_items_without_padding_at_their_positions() {
             call = call.read_chunk(at, client.alloc(client.first(), len).expect("a buffer"));
         }
         client.call(call).expect("a reply");
-        let call = says.recv().expect("the server speaks");
+        let call = recorded.recv().expect("the server speaks");
         let (flags, version) = match mode {
             CreditMode::V2Windowed => (Flags::RECEIVED, Version::V2),
             CreditMode::V2Incremental => (Flags::NONE, Version::V2),
             CreditMode::V1 => (Flags::NONE, Version::V1),
         };
         assert_eq!((call.htype(), call.version(), call.flags()), (HeaderType::Msg, version, flags));
-        // The message without its chunks and their padding.
+        // The inline message lacks the chunks and their padding.
         let (header, args_at) = CallHeader::parse(call.payload()).expect("an RPC call");
         assert_eq!((header.xid, header.procedure), (call.xid(), MIRROR));
         assert_eq!(call.payload()[4..8], be(&[0]), "CALL");
@@ -40,7 +40,7 @@ fn calls_offer_items_without_padding_at_their_positions() {
         }
         // Without chunks there is no handle to offer.
         client.run(ECHO, b"").expect("a reply");
-        assert_eq!(says.recv().expect("the server speaks").inv_handle(), 0);
+        assert_eq!(recorded.recv().expect("the server speaks").inv_handle(), 0);
     });
 }
 
@@ -95,7 +95,7 @@ fn clients_do_not_answer_unusable_messages() {
 /// them.
 #[test]
 fn malformed_properties_of_a_server_get_bad_xdr() {
-    // The number of properties, a valid one in most, and the defect; then bytes per part.
+    // The words of a set: number of properties, in most cases a valid property, and the defect. Then bytes per part.
     let cases: [(&str, &[u32], usize); 5] = [
         ("a number of three bytes", &[2, 2, 4, 8192, 1, 3, 0], 100),
         ("data beyond the message", &[2, 2, 4, 8192, 1, 8, 0], 100),

@@ -7,21 +7,22 @@ use rpcrdma_tests::prelude::*;
 /// Time-out of peers that make no progress. A server checks for progress eight times within it.
 const PROGRESS: Duration = Duration::from_millis(200);
 const CHECK_INTERVAL: Duration = Duration::from_millis(25);
-/// Bytes that the minimum rate moves between two checks.
-const LEAST: usize = 1000;
-/// Hosts of the slow peer and of another one.
-const SLOW: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-const OTHER: Ipv4Addr = Ipv4Addr::LOCALHOST;
+/// Bytes that a peer at the minimum rate delivers between two checks.
+const MIN_BYTES_PER_CHECK: usize = 1000;
+/// Host of the slow peers.
+const SLOW_HOST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+/// Host of other peers.
+const OTHER_HOST: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// Bytes of each Read chunk.
 const CHUNK: usize = 30_000;
 /// Seed of the chunks' content.
 const SEED: u32 = 7;
-/// Position of the chunk in the call: behind the RPC header (RFC 5531 §9) and the seed.
+/// Position of the chunk in the call: after the RPC header (RFC 5531 §9) and the seed.
 const POSITION: u32 = 44;
 
 fn config() -> Config {
-    let least_rate = LEAST as u64 * (1000 / CHECK_INTERVAL.as_millis() as u64);
-    small().with(|c| (c.timeouts.progress, c.limits.min_rate) = (PROGRESS, least_rate))
+    let min_rate = MIN_BYTES_PER_CHECK as u64 * (1000 / CHECK_INTERVAL.as_millis() as u64);
+    small().with(|c| (c.timeouts.progress, c.limits.min_rate) = (PROGRESS, min_rate))
 }
 
 fn serve(config: impl OfServer) -> (Address, TimedServer) {
@@ -30,37 +31,43 @@ fn serve(config: impl OfServer) -> (Address, TimedServer) {
     (address, server)
 }
 
-fn expose(peer: &mut RawPeer) -> Segment {
+fn expose_chunk(peer: &mut RawPeer) -> Segment {
     peer.source(SEED, CHUNK).0
 }
 
-fn send_call(peer: &mut RawPeer, xid: u32, whole: Segment, segments: usize) {
-    let chunk = whole.cut(&vec![(CHUNK / segments) as u32; segments]);
+fn send_call(peer: &mut RawPeer, xid: u32, memory: Segment, segments: usize) {
+    let chunk = memory.cut(&vec![(CHUNK / segments) as u32; segments]);
     peer.call_as(xid, STORE, &Lists::new().read(POSITION, chunk), &be(&[SEED]));
 }
 
-/// Connects a peer of version 1 through a proxy, which moves nothing from then on.
+/// Connects a version 1 peer through a proxy, and sends calls whose chunks the server has to read.
 ///
-/// The server then has `calls` calls of the peer, each with a Read chunk of `segments` segments.
+/// The proxy delivers `calls` calls, each with a Read chunk of `segments` segments. After that it moves bytes only by
+/// [`TcpProxy::pass`].
 ///
 /// # Errors
-/// The cause of a refusal.
-fn try_reads(server: &Address, from: Ipv4Addr, calls: u32, segments: usize) -> Result<(TcpProxy, RawPeer), String> {
+/// Returns the cause if the server refuses the connection.
+fn try_start_reads(
+    server: &Address,
+    from: Ipv4Addr,
+    calls: u32,
+    segments: usize,
+) -> Result<(TcpProxy, RawPeer), String> {
     let proxy = TcpProxy::new(server, from);
     let mut peer = RawPeer::try_connect(proxy.address(), b"")?;
     peer.version = Version::V1;
     peer.ping();
     proxy.hold();
-    let whole = expose(&mut peer);
-    (2..2 + calls).for_each(|xid| send_call(&mut peer, xid, whole, segments));
-    // The calls are far shorter than one chunk.
+    let memory = expose_chunk(&mut peer);
+    (2..2 + calls).for_each(|xid| send_call(&mut peer, xid, memory, segments));
+    // Together the calls are far shorter than one chunk, so this delivers all of them.
     proxy.pass(CHUNK);
     Ok((proxy, peer))
 }
 
-/// Advances the server's clock by one check, while the proxy moves `bytes` bytes.
-fn pass(server: &TimedServer, (proxy, peer): &mut (TcpProxy, RawPeer), bytes: usize) {
-    // Not every turn polls an idle connection.
+/// Advances the server's clock by one check interval, and moves `bytes` bytes through the proxy.
+fn advance_one_check(server: &TimedServer, (proxy, peer): &mut (TcpProxy, RawPeer), bytes: usize) {
+    // An idle connection is not polled in every turn.
     (0..64).for_each(|_| peer.turn());
     proxy.pass(bytes);
     server.pass(CHECK_INTERVAL);
@@ -69,51 +76,53 @@ fn pass(server: &TimedServer, (proxy, peer): &mut (TcpProxy, RawPeer), bytes: us
 /// The peer delivers all requested bytes slightly above the minimum rate.
 #[test]
 fn a_peer_that_answers_reads_at_min_rate_is_not_disconnected() {
-    // First a few work requests, then so many that the device has not even received most of them.
+    // A few RDMA Reads, and so many that most Read Requests have not even reached the peer.
     for_each([(4, 1), (24, 15)], |(calls, segments)| {
         let _world = World::new("least-rate");
         let (address, server) = serve(config().with(|c| {
             (c.limits.credits, c.limits.max_credits, c.limits.max_calls) = (64, 64, 64);
             c.memory.bulk_buffers = vec![(32 << 10, 4 * 24)];
         }));
-        let mut slow = try_reads(&address, SLOW, calls, segments).expect("a connection");
+        let mut slow = try_start_reads(&address, SLOW_HOST, calls, segments).expect("a connection");
         let mut checks = 0;
         while server.stats().calls < 1 + u64::from(calls) {
-            pass(&server, &mut slow, LEAST + LEAST / 4);
-            assert!(!slow.1.is_over(), "ended after {checks} checks");
+            advance_one_check(&server, &mut slow, MIN_BYTES_PER_CHECK + MIN_BYTES_PER_CHECK / 4);
+            assert!(!slow.1.is_over(), "the connection stays open: it ended after {checks} checks");
             checks += 1;
         }
-        assert!(checks > 40, "all bytes arrived within {checks} checks: the proxy is not slow");
+        assert!(checks > 40, "the proxy delays the bytes: all arrived within {checks} checks");
         assert_eq!(server.stats().peers_stalled, 0);
     });
 }
 
 #[test]
 fn a_peer_that_answers_reads_below_min_rate_is_disconnected() {
-    // An RDMA Write of no bytes shows that a peer is alive, but is no progress.
+    // An empty RDMA Write shows that a peer is alive, but does not count as progress.
     let segment = iwarp::SegmentHeader {
         opcode: RdmapOpcode::Write,
         last: true,
         place: PayloadPlace::Tagged { stag: 0, offset: 0 },
     };
-    let mut nothing = segment.encode(0).to_vec();
-    nothing.resize(fpdu_len(nothing.len() - 2), 0);
-    // Calls, bytes that are delivered between two checks, and bytes that are sent beside them.
-    for_each([(4, LEAST / 3, &[][..], 100), (16, 0, &nothing[..], 20)], |(calls, bytes, beside, checks)| {
+    let mut empty_write = segment.encode(0).to_vec();
+    empty_write.resize(fpdu_len(empty_write.len() - 2), 0);
+    // Calls, delivered bytes per check, further bytes that the proxy sends per check, and checks until the disconnect.
+    let cases = [(4, MIN_BYTES_PER_CHECK / 3, &b""[..], 100), (16, 0, &empty_write[..], 20)];
+    for_each(cases, |(calls, bytes, injected, checks)| {
         let _world = World::new("too-slow");
         let (address, server) = serve(config());
-        let mut slow = try_reads(&address, SLOW, calls, 1).expect("a connection");
+        let mut slow = try_start_reads(&address, SLOW_HOST, calls, 1).expect("a connection");
         let ended = (0..checks).any(|_| {
-            pass(&server, &mut slow, bytes);
-            slow.0.inject(beside);
+            advance_one_check(&server, &mut slow, bytes);
+            slow.0.inject(injected);
             server.stats().peers_stalled == 1
         });
-        assert!(ended, "the peer is not disconnected");
+        assert!(ended, "the server disconnects the peer within {checks} checks");
     });
 }
 
-/// A call that waits for memory is no obligation of its client, so no time-out closes its connection. The client has few
-/// credits and many calls, and polls once a second. Short replies are few bytes, but the client takes all of them.
+/// The client has few credits and many calls, and polls once a second. Its short replies move fewer bytes than the
+/// minimum rate, but it receives all of them. Calls that wait for memory are no obligation of the client either, so no
+/// time-out closes its connection.
 #[test]
 fn a_client_that_takes_some_replies_each_second_is_not_disconnected() {
     const CALLS: u64 = 64;
@@ -138,30 +147,31 @@ fn a_client_that_takes_some_replies_each_second_is_not_disconnected() {
     });
 }
 
-/// A host whose connections are never idle does not exclude other hosts. A busy connection is evicted for each of them,
-/// at most once per second of the clock that all shards of the server share.
+/// A host whose connections are never idle does not exclude other hosts. The server evicts a busy connection for each
+/// connection of another host, at most once per second. All shards of a server share the clock of this limit.
 #[test]
 fn busy_connections_are_evicted_for_other_hosts_once_per_second() {
     let _world = World::new("one-a-second");
-    let shard = config().with(|c| (c.memory.receives, c.timeouts.progress) = (256, Duration::MAX));
-    let (address, server) = serve(shard);
-    let connect_all = |from, calls| {
-        let all: Vec<_> = std::iter::from_fn(|| try_reads(&address, from, calls, 1).ok()).take(128).collect();
-        assert!(all.len() < 128, "each connection keeps Receives");
+    let config = config().with(|c| (c.memory.receives, c.timeouts.progress) = (256, Duration::MAX));
+    let (address, server) = serve(config);
+    let connect_until_refused = |from, calls| {
+        let all: Vec<_> = std::iter::from_fn(|| try_start_reads(&address, from, calls, 1).ok()).take(128).collect();
+        assert!(all.len() < 128, "Receives run out before 128 connections");
         all
     };
-    let slow = connect_all(SLOW, 1);
-    assert_eq!(server.stats().connections_evicted, 0, "a connection of the same host was evicted");
+    let slow = connect_until_refused(SLOW_HOST, 1);
+    assert_eq!(server.stats().connections_evicted, 0, "a host's own connections are not evicted for it");
     let mut others = Vec::new();
-    // The second round comes less than a second after the first eviction, and the third a whole second after it.
+    // The second round is 999 ms after the first eviction, and the third is one second after it.
     for (millis, evicted) in [(1000, 1), (999, 1), (1, 2)] {
         server.pass(Duration::from_millis(millis));
-        others.extend(connect_all(OTHER, 0));
+        others.extend(connect_until_refused(OTHER_HOST, 0));
         assert_eq!(server.stats().connections_evicted, evicted);
     }
     let stats = server.stats();
-    let known = (stats.connections + stats.connections_evicted) as usize;
-    assert_eq!((known, stats.peers_stalled), (slow.len() + others.len(), 0), "a connection ended for another reason");
+    let open_or_evicted = (stats.connections + stats.connections_evicted) as usize;
+    let expected = (slow.len() + others.len(), 0);
+    assert_eq!((open_or_evicted, stats.peers_stalled), expected, "connections end only by eviction");
 }
 
 /// Connects of one host do not use up the evictions of another one, and no host within its share loses a connection.
@@ -221,14 +231,14 @@ fn a_host_with_many_connections_leaves_bulk_memory_to_others() {
         (c.memory.bulk_buffers, c.memory.long_buffers) = (vec![(32 << 10, 16)], vec![(32 << 10, 8)]);
         c.timeouts.progress = Duration::MAX;
     }));
-    let slow = [0; 12].map(|_| try_reads(&address, SLOW, 8, 1).expect("a connection"));
+    let slow = [0; 12].map(|_| try_start_reads(&address, SLOW_HOST, 8, 1).expect("a connection"));
     server.pass(CHECK_INTERVAL);
-    let proxy = TcpProxy::new(&address, OTHER);
+    let proxy = TcpProxy::new(&address, OTHER_HOST);
     let mut peer = RawPeer::connect_as(proxy.address(), Version::V1);
     for xid in 1..4 {
-        let whole = expose(&mut peer);
-        send_call(&mut peer, xid, whole, 1);
-        // The call does not wait for memory.
+        let memory = expose_chunk(&mut peer);
+        send_call(&mut peer, xid, memory, 1);
+        // The call finds memory, so it is answered although the slow peers make no progress.
         let _row = row(xid);
         let reply = eventually(|| {
             peer.turn();
@@ -238,10 +248,11 @@ fn a_host_with_many_connections_leaves_bulk_memory_to_others() {
         assert_eq!(reply.bytes[reply.bytes.len() - 4..], be(&[CHUNK as u32]));
     }
     let stats = server.stats();
-    assert_eq!((stats.peers_stalled, stats.connections), (0, slow.len() as u64 + 1), "a connection has closed");
+    assert_eq!((stats.peers_stalled, stats.connections), (0, slow.len() as u64 + 1), "all connections stay open");
 }
 
-/// The socket takes little, and the proxy moves nothing for longer than a closing connection lingers.
+/// The server's socket buffer is short, and the proxy forwards nothing for longer than `debug.linger`, for which a
+/// closing connection waits at most if nothing moves.
 #[test]
 fn a_drain_waits_for_replies_to_a_slow_peer() {
     let _world = World::new("slow-drain");
@@ -251,18 +262,18 @@ fn a_drain_waits_for_replies_to_a_slow_peer() {
     let address = test_fabric::tcp_address();
     let config = ServerConfig { shard, ..ServerConfig::default() };
     let server = Server::start(&address, standard_services(), &config).expect("a server");
-    let proxy = TcpProxy::new(&address, SLOW);
-    let (connected, held) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    let proxy = TcpProxy::new(&address, SLOW_HOST);
+    let (connected, proxy_held) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
             let mut client = LocalClient::connect(proxy.address(), small_client(small())).expect("a connection");
             connected.wait();
-            held.wait();
+            proxy_held.wait();
             load(&mut client, SEED, &[(RESULT, RESULT)])
         });
         connected.wait();
         proxy.hold();
-        held.wait();
+        proxy_held.wait();
         assert!(wait_until(|| {
             proxy.pass(1000);
             server.stats()[0].calls == 1
@@ -273,6 +284,6 @@ fn a_drain_waits_for_replies_to_a_slow_peer() {
             proxy.pass(64 << 10);
         }
         assert_eq!(client.join().expect("no panic"), Ok(()));
-        drained.join().expect("no panic").expect("nothing was cut off");
+        drained.join().expect("no panic").expect("all calls are answered");
     });
 }

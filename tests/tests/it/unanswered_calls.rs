@@ -59,13 +59,13 @@ fn calls_complete_with_a_single_free_credit() {
 fn a_credit_limit_below_the_unanswered_calls_blocks_no_message() {
     const CREDITS: u32 = 12;
     for_each(V2_CREDIT_MODES, |mode| {
-        let (services, told) = services_with_hello();
+        let (services, callers) = services_with_hello();
         let shard = small().with(|c| {
             (c.limits.credits, c.limits.max_credits, c.memory.receives) = (CREDITS, CREDITS, 256);
         });
         let (world, address, held) = serving("shrunk", shard, services);
         let mut forward = Client::connect(&address, serving_client(in_mode(mode))).unwrap();
-        let mut reverse = call_back(&world, &mut forward, &told);
+        let mut reverse = call_back(&world, &mut forward, &callers);
         let mut pending: Vec<_> = (1..CREDITS).map(|_| forward.begin(HELD, b"")).collect();
         assert!(wait_until(|| held.len() == pending.len()), "{} are held", held.len());
         let mut others = Vec::new();
@@ -88,12 +88,12 @@ fn a_credit_limit_below_the_unanswered_calls_blocks_no_message() {
 #[test]
 fn calls_that_wait_for_reverse_calls_are_answered() {
     for_each(CREDIT_MODES, |mode| {
-        let (mut services, told) = services_with_hello();
+        let (mut services, callers) = services_with_hello();
         let held = HeldCalls::default();
         add_held(&mut services, &held);
         let server = few_credits(CreditMode::V2Windowed, 8);
         let client = in_mode(mode).with(|c| (c.limits.credits, c.limits.max_calls) = (8, 64));
-        let (_world, mut forward, mut reverse) = both_ways_with("nested", server, (services, told), client);
+        let (_world, mut forward, mut reverse) = both_ways_with("nested", server, (services, callers), client);
         let mut pending = [0; 40].map(|_| forward.begin(HELD, b""));
         for _ in 0..pending.len() {
             let call = held.next_call();
@@ -113,27 +113,27 @@ fn a_call_without_bulk_data_overtakes_calls_that_wait_for_bulk_memory() {
     clients.iter_mut().for_each(|client| echo(client, b"four").unwrap());
     let waits = || world.stats().memory_waits;
     held_bulk(&mut clients[0], 0);
-    settle(&mut clients, || held.len() == 1);
+    poll_all_until(&mut clients, || held.len() == 1);
     start(&mut clients[1], HELD_LONG, 4, 0);
-    settle(&mut clients, || held.len() == 2);
+    poll_all_until(&mut clients, || held.len() == 2);
     let long = held.last();
     held_bulk(&mut clients[2], 0);
-    settle(&mut clients, || waits() > 0);
+    poll_all_until(&mut clients, || waits() > 0);
     let before = waits();
     start(&mut clients[3], HELD_LONG, 4, 0);
-    settle(&mut clients, || waits() > before);
+    poll_all_until(&mut clients, || waits() > before);
     // The call is queued behind one that waits for other memory.
     long.answer(Ok(()));
-    settle(&mut clients, || held.len() == 2);
+    poll_all_until(&mut clients, || held.len() == 2);
     // Then bulk memory is free again.
     held.answer_all();
-    settle(&mut clients, || held.len() == 1);
+    poll_all_until(&mut clients, || held.len() == 1);
     held.answer_all();
 }
 
 /// Polls clients until `done`. Their devices answer RDMA Reads over TCP only when polled.
 #[track_caller]
-fn settle(clients: &mut [LocalClient], mut done: impl FnMut() -> bool) {
+fn poll_all_until(clients: &mut [LocalClient], mut done: impl FnMut() -> bool) {
     assert!(wait_until(|| {
         clients.iter_mut().for_each(|client| _ = client.poll(drop));
         done()
@@ -152,16 +152,16 @@ fn a_call_waits_for_memory_of_a_call_whose_handler_has_not_run() {
         let mut clients = [0; 2].map(|_| world.client(&address, in_mode(mode)));
         clients.iter_mut().for_each(|client| echo(client, b"four").unwrap());
         start(&mut clients[0], HELD, 4, 0);
-        settle(&mut clients, || held.len() == 1);
+        poll_all_until(&mut clients, || held.len() == 1);
         held_bulk(&mut clients[0], 1);
-        settle(&mut clients, || server.stats().backpressure > 0);
+        poll_all_until(&mut clients, || server.stats().backpressure > 0);
         store(&mut clients[1], 5);
-        settle(&mut clients, || server.stats().calls_waiting == 1);
+        poll_all_until(&mut clients, || server.stats().calls_waiting == 1);
         server.pass(Duration::from_millis(1200));
         assert_eq!(
             server.stats().calls_waiting,
             1,
-            "the call was refused although the application does not keep the memory"
+            "the call still waits, because the application does not keep the memory"
         );
         let mut ended = 0;
         assert!(wait_until(|| {
@@ -194,12 +194,12 @@ fn calls_that_need_buffers_kept_by_the_application_are_refused_after_a_second() 
     let mut clients = [0; 2].map(|_| world.client(&address, small()));
     clients.iter_mut().for_each(|client| echo(client, b"four").unwrap());
     start(&mut clients[1], HELD, 4, 100);
-    settle(&mut clients, || held.len() == 1);
+    poll_all_until(&mut clients, || held.len() == 1);
     clients[0].run_call(|client| client.chunked(404, &[0; 4], &[40_000], &[])).expect("it is kept");
     (1..=2).for_each(|token| store(&mut clients[0], token));
-    settle(&mut clients, || server.stats().calls_waiting == 2);
+    poll_all_until(&mut clients, || server.stats().calls_waiting == 2);
     server.pass(Duration::from_millis(900));
-    assert_eq!(server.stats().pool_empty, 0, "a call was refused too early");
+    assert_eq!(server.stats().pool_empty, 0, "no call is refused within the first second");
     let mut failed = 0;
     assert!(wait_until(|| {
         server.pass(Duration::from_millis(100));

@@ -83,8 +83,8 @@ fn replies_of_every_form_have_room_for_a_verifier() {
         let (_world, address, _) = serving("verifiers", mode);
         let config = signing(mode, Credential::opaque(FLAVOR, vec![1; 20]));
         let mut client = LocalClient::connect(&address, config.clone()).unwrap();
-        // Lengths around the limit of one message, without and with the longest verifier. Then replies in parts, or in
-        // a Reply chunk.
+        // The lengths lie around the limit of one message, without and with the longest verifier. The last two need
+        // several parts, or a Reply chunk.
         let around = (3600..4100).step_by(40);
         for results in [0, 8, SHORT].into_iter().chain(around).chain([8000, LONGEST]) {
             for (verifier, chunk) in [(0, false), (5, true), (400, false), (400, true)] {

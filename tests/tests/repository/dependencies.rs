@@ -14,18 +14,18 @@ const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 /// Directories of the lock files: the workspace's, and those that it excludes.
 const WORKSPACES: [&str; 4] = ["", "tests/fuzz", "tests/embed", "tests/instructions"];
 
-/// The text after the first line start that equals `start`.
-fn behind<'a>(toml: &'a str, start: &str) -> &'a str {
-    let (_, rest) = toml.split_once(&format!("\n{start}")).unwrap_or_else(|| panic!("there is no {start}"));
+/// The text after the first line that begins with `start`, without `start` itself.
+fn text_after<'a>(toml: &'a str, start: &str) -> &'a str {
+    let (_, rest) = toml.split_once(&format!("\n{start}")).unwrap_or_else(|| panic!("no line begins with {start:?}"));
     rest
 }
 
-/// The raw value of the first key of this name in a TOML text.
+/// The value of the first key with this name, as written in the TOML text.
 fn value<'a>(toml: &'a str, key: &str) -> &'a str {
-    behind(toml, &format!("{key} = ")).lines().next().unwrap_or_default()
+    text_after(toml, &format!("{key} = ")).lines().next().unwrap_or_default()
 }
 
-/// The strings of an array.
+/// The strings of a TOML array.
 fn strings(array: &str) -> Vec<&str> {
     array.split('"').skip(1).step_by(2).collect()
 }
@@ -46,51 +46,56 @@ fn packages_of(workspace: &str) -> Option<Vec<Value>> {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["metadata", "--format-version", "1", "--locked", "--all-features"]).args(offline);
         cargo.args(["--filter-platform", &target]).current_dir(root().join(workspace));
-        let output = cargo.output().expect("it runs");
+        let output = cargo.output().expect("cargo metadata runs");
         output.status.success().then_some(output.stdout)
     };
     let json = metadata(&["--offline"]).or_else(|| metadata(&[]))?;
-    let mut all: Value = serde_json::from_slice(&json).expect("JSON");
-    let Value::Array(packages) = all["packages"].take() else { panic!("no packages") };
-    assert!(packages.len() > 30, "only {} crates in {workspace:?}", packages.len());
+    let mut all: Value = serde_json::from_slice(&json).expect("cargo metadata prints JSON");
+    let Value::Array(packages) = all["packages"].take() else { panic!("`packages` is not an array") };
+    assert!(packages.len() > 30, "expected more than 30 crates in {workspace:?}, found {}", packages.len());
     Some(packages)
 }
 
-/// Whether these licences satisfy an SPDX expression. AND binds more tightly than OR; a slash is an old OR.
-fn is_met(expression: &str, allowed: &[&str]) -> bool {
+/// True if the allowed licences satisfy an SPDX expression. AND binds more tightly than OR; a slash is an older
+/// spelling of OR.
+fn is_satisfied(expression: &str, allowed: &[&str]) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut words = spaced.split_whitespace().peekable();
-    let met = any(&mut words, allowed);
-    assert_eq!(words.next(), None, "behind the end of {expression:?}");
-    met
+    let satisfied = any_of(&mut words, allowed);
+    assert_eq!(words.next(), None, "unexpected text after the end of {expression:?}");
+    satisfied
 }
 
+/// The remaining words of an SPDX expression.
 type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 
-fn any(words: &mut Words<'_>, allowed: &[&str]) -> bool {
-    let mut met = all(words, allowed);
+/// Evaluates terms joined by OR.
+fn any_of(words: &mut Words<'_>, allowed: &[&str]) -> bool {
+    let mut satisfied = all_of(words, allowed);
     while words.next_if_eq(&"OR").is_some() {
-        met |= all(words, allowed);
+        satisfied |= all_of(words, allowed);
     }
-    met
+    satisfied
 }
 
-fn all(words: &mut Words<'_>, allowed: &[&str]) -> bool {
-    let mut met = one(words, allowed);
+/// Evaluates terms joined by AND.
+fn all_of(words: &mut Words<'_>, allowed: &[&str]) -> bool {
+    let mut satisfied = licence(words, allowed);
     while words.next_if_eq(&"AND").is_some() {
-        met &= one(words, allowed);
+        satisfied &= licence(words, allowed);
     }
-    met
+    satisfied
 }
 
-fn one(words: &mut Words<'_>, allowed: &[&str]) -> bool {
-    let word = words.next().expect("a licence");
+/// Evaluates one licence or an expression in parentheses.
+fn licence(words: &mut Words<'_>, allowed: &[&str]) -> bool {
+    let word = words.next().expect("the expression has another licence");
     if word == "(" {
-        let met = any(words, allowed);
+        let satisfied = any_of(words, allowed);
         assert_eq!(words.next(), Some(")"));
-        return met;
+        return satisfied;
     }
-    // An exception permits more, but has a name of its own.
+    // A licence WITH an exception does not match the licence alone.
     let exception = words.next_if_eq(&"WITH").and_then(|_| words.next());
     exception.is_none() && allowed.contains(&word)
 }
@@ -98,11 +103,12 @@ fn one(words: &mut Words<'_>, allowed: &[&str]) -> bool {
 #[test]
 fn licence_expressions_are_evaluated() {
     let allowed = ["MIT", "Apache-2.0"];
-    for met in ["MIT", "MIT/GPL-3.0", "GPL-3.0 OR MIT", "(MIT OR GPL-3.0) AND Apache-2.0", "MIT AND Apache-2.0"] {
-        assert!(is_met(met, &allowed), "{met}");
+    for expression in ["MIT", "MIT/GPL-3.0", "GPL-3.0 OR MIT", "(MIT OR GPL-3.0) AND Apache-2.0", "MIT AND Apache-2.0"]
+    {
+        assert!(is_satisfied(expression, &allowed), "{expression}");
     }
-    for not in ["GPL-3.0", "MIT AND GPL-3.0", "GPL-3.0 OR GPL-2.0 AND MIT", "Apache-2.0 WITH X", "MITx"] {
-        assert!(!is_met(not, &allowed), "{not}");
+    for expression in ["GPL-3.0", "MIT AND GPL-3.0", "GPL-3.0 OR GPL-2.0 AND MIT", "Apache-2.0 WITH X", "MITx"] {
+        assert!(!is_satisfied(expression, &allowed), "{expression}");
     }
 }
 
@@ -111,22 +117,25 @@ fn deny_toml_allows_all_licences_and_no_unused_ones() {
     let Some(packages) = packages() else { return };
     let deny = read("deny.toml");
     let allowed = strings(value(&deny, "allow"));
+    // A package whose manifest has no licence, and the licence that deny.toml read from its file.
     let clarified = (value(&deny, "crate").trim_matches('"'), value(&deny, "expression").trim_matches('"'));
-    let exception = behind(&deny, "[[licenses.exceptions]]");
-    let (excepted, also) = (value(exception, "crate").trim_matches('"'), strings(value(exception, "allow")));
-    let (mut used, mut refused) = (Vec::new(), Vec::new());
+    let exception = text_after(&deny, "[[licenses.exceptions]]");
+    let (excepted, exception_licences) =
+        (value(exception, "crate").trim_matches('"'), strings(value(exception, "allow")));
+    let (mut used, mut not_allowed) = (Vec::new(), Vec::new());
     for package in &packages {
-        let name = package["name"].as_str().expect("a name");
-        let by_file = (name == clarified.0).then_some(clarified.1);
-        let licence = package["license"].as_str().or(by_file).unwrap_or("none");
-        let also = if name == excepted { &also[..] } else { &[] };
-        if !is_met(licence, &[&allowed, also].concat()) {
-            refused.push(format!("{name}: {licence}"));
+        let name = package["name"].as_str().expect("a package has a name");
+        let licence_from_deny = (name == clarified.0).then_some(clarified.1);
+        let licence = package["license"].as_str().or(licence_from_deny).unwrap_or("none");
+        let additional = if name == excepted { &exception_licences[..] } else { &[] };
+        if !is_satisfied(licence, &[&allowed, additional].concat()) {
+            not_allowed.push(format!("{name}: {licence}"));
         }
         used.extend(licence.split([' ', '/', '(', ')']).map(str::to_owned));
     }
-    assert!(refused.is_empty(), "deny.toml does not allow: {refused:#?}");
-    let unused: Vec<_> = allowed.iter().chain(&also).filter(|&&name| !used.iter().any(|word| word == name)).collect();
+    assert!(not_allowed.is_empty(), "deny.toml does not allow: {not_allowed:#?}");
+    let unused: Vec<_> =
+        allowed.iter().chain(&exception_licences).filter(|&&name| !used.iter().any(|word| word == name)).collect();
     assert!(unused.is_empty(), "deny.toml allows licences that no package has: {unused:?}");
 }
 
@@ -134,10 +143,10 @@ fn deny_toml_allows_all_licences_and_no_unused_ones() {
 fn all_dependencies_come_from_crates_io() {
     for workspace in WORKSPACES {
         let lock = read(Path::new(workspace).join("Cargo.lock"));
-        let from: Vec<_> = lock.lines().filter_map(|line| line.strip_prefix("source = ")).collect();
-        assert!(from.len() > 30, "only {} sources in {workspace:?}", from.len());
-        let others: Vec<_> = from.iter().filter(|source| source.trim_matches('"') != CRATES_IO).collect();
-        assert!(others.is_empty(), "{workspace:?}: {others:?}");
+        let sources: Vec<_> = lock.lines().filter_map(|line| line.strip_prefix("source = ")).collect();
+        assert!(sources.len() > 30, "expected more than 30 sources in {workspace:?}, found {}", sources.len());
+        let others: Vec<_> = sources.iter().filter(|source| source.trim_matches('"') != CRATES_IO).collect();
+        assert!(others.is_empty(), "{workspace:?}: sources other than crates.io: {others:?}");
     }
 }
 
@@ -154,12 +163,12 @@ fn no_dependency_requires_a_newer_rust() {
     let Some(packages) = packages() else { return };
     let version = |text: &str| -> Vec<u32> { text.split('.').map(|n| n.parse().expect("a number")).collect() };
     let manifest = read("Cargo.toml");
-    let oldest = value(&manifest, "rust-version").trim_matches('"');
+    let minimum = value(&manifest, "rust-version").trim_matches('"');
     let newer: Vec<_> = packages
         .iter()
         .filter_map(|package| Some((package["name"].as_str()?, package["rust_version"].as_str()?)))
-        .filter(|(_, wanted)| version(wanted) > version(&format!("{oldest}.0")))
+        .filter(|(_, required)| version(required) > version(&format!("{minimum}.0")))
         .collect();
-    assert!(newer.is_empty(), "Rust {oldest} is the minimum; these require a newer one: {newer:?}");
-    assert!(read("README.md").contains(&format!("Rust {oldest} or later")), "README.md");
+    assert!(newer.is_empty(), "Rust {minimum} is the minimum; these packages require a newer one: {newer:?}");
+    assert!(read("README.md").contains(&format!("Rust {minimum} or later")), "README.md states another minimum");
 }

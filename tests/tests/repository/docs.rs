@@ -25,23 +25,23 @@ const KNOBS: &[(&str, &str)] = &[
     ("DuplicateRequestCacheConfig", "engine/src/service/duplicate_requests.rs"),
 ];
 
-/// Fields of them that are no options: groups of others, and parts of the program.
-const PARTS: &[&str] = &["shard", "accept", "workers", "more_addresses", "peers"];
-/// Maximum options of the manual.
-const MOST_OPTIONS: usize = 60;
+/// Fields of [`KNOBS`] that are not options: nested groups, and objects that only a program can supply.
+const NOT_OPTIONS: &[&str] = &["shard", "accept", "workers", "more_addresses", "peers"];
+/// Maximum number of options in `tuning.md`.
+const MAX_OPTIONS: usize = 60;
 
-/// The public fields of a struct, in order: as written, or in a group of `knobs!`.
+/// The public fields of a struct, in order. The struct is written out or declared by the macro `knobs!`.
 fn fields(file: &str, name: &str) -> Vec<String> {
     let code = code(&read(file));
     let start = code.find(&format!("pub struct {name} {{")).or_else(|| code.find(&format!("pub struct {name}, ")));
     let start = start.unwrap_or_else(|| panic!("{file} has no struct {name}"));
     let body = &code[start..];
-    let body = &body[..body.find("\n}").expect("the struct ends")];
+    let body = &body[..body.find("\n}").expect("the struct has a closing brace")];
     let field = |line: &str| Some(line.trim().strip_prefix("pub ")?.split_once(':')?.0.to_owned());
     body.lines().skip(1).filter_map(field).collect()
 }
 
-fn number(text: &str) -> u32 {
+fn parse_number(text: &str) -> u32 {
     match text.strip_prefix("0x") {
         Some(hex) => u32::from_str_radix(hex, 16),
         None => text.parse(),
@@ -50,14 +50,14 @@ fn number(text: &str) -> u32 {
 }
 
 #[test]
-fn tuning_names_every_knob_and_no_other() {
+fn tuning_lists_exactly_the_knobs() {
     let document = read("tuning.md");
     let mut options = 0;
     for &(name, file) in KNOBS {
         let mut fields = fields(file, name);
-        fields.retain(|field| !PARTS.contains(&field.as_str()));
+        fields.retain(|field| !NOT_OPTIONS.contains(&field.as_str()));
         options += fields.len();
-        assert!(fields.len() >= 2, "{name}: {fields:?}");
+        assert!(fields.len() >= 2, "expected at least two options in {name}: {fields:?}");
         let rows = rows(&section(&document, &format!("### `{name}`")));
         let named: Vec<String> = rows.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
         assert_eq!(named, fields, "the table of {name} in tuning.md (left) and its fields, in order (right)");
@@ -65,7 +65,7 @@ fn tuning_names_every_knob_and_no_other() {
             assert!(row.len() >= 5 && row.iter().all(|cell| !cell.is_empty()), "a cell of {name} is empty: {row:?}");
         }
     }
-    assert!((40..=MOST_OPTIONS).contains(&options), "{options} options");
+    assert!((40..=MAX_OPTIONS).contains(&options), "{options} options, expected 40 to {MAX_OPTIONS}");
 }
 
 /// The debug group has one paragraph, which names each of its knobs.
@@ -73,14 +73,14 @@ fn tuning_names_every_knob_and_no_other() {
 fn tuning_names_every_debug_knob_in_one_paragraph() {
     let section = section(&read("tuning.md"), "### Debug");
     let paragraphs: Vec<&str> = section.trim().split("\n\n").filter(|text| !text.starts_with('#')).collect();
-    assert_eq!(paragraphs.len(), 1, "{paragraphs:?}");
+    assert_eq!(paragraphs.len(), 1, "the section Debug has one paragraph: {paragraphs:?}");
     for field in fields("engine/src/config/groups.rs", "DebugConfig") {
         let named = [format!("`{field}`"), format!("`{field} = ")];
-        assert!(named.iter().any(|name| paragraphs[0].contains(name)), "{field}");
+        assert!(named.iter().any(|name| paragraphs[0].contains(name)), "the section Debug does not name `{field}`");
     }
 }
 
-/// Each row maps a symptom to a counter and a knob. It equals the first line of the test that provokes it.
+/// Each row maps a symptom to a counter and a knob. The test that provokes the symptom quotes it after `The row: `.
 #[test]
 fn every_symptom_in_tuning_has_a_test() {
     let listed = rows(&section(&read("tuning.md"), "### When calls are slow"));
@@ -89,14 +89,14 @@ fn every_symptom_in_tuning_has_a_test() {
         .filter(|row| !row[1].contains("(no test provokes this)"))
         .map(|row| row[0].clone())
         .collect();
-    assert!(listed.len() > 10, "{listed:?}");
+    assert!(listed.len() > 10, "expected more than ten symptoms: {listed:?}");
     let tests = read("tools/tests/it/top/symptoms.rs");
     let provoked: Vec<String> = tests
         .split("\n/// The row: ")
         .skip(1)
         .map(|rest| {
-            let (row, behind) = rest.split_once('\n').expect("a line");
-            assert!(behind.starts_with("#[test]\nfn "), "{row}: this is no test");
+            let (row, following) = rest.split_once('\n').expect("a function follows the comment");
+            assert!(following.starts_with("#[test]\nfn "), "{row}: expected a test below this comment");
             row.to_owned()
         })
         .collect();
@@ -111,7 +111,7 @@ fn variants(file: &str, name: &str) -> Vec<String> {
     let code = code(&read(file));
     let start = code.find(&format!("pub enum {name} {{")).unwrap_or_else(|| panic!("{file} has no enum {name}"));
     let body = &code[start..];
-    let body = &body[..body.find("\n}").expect("the enum ends")];
+    let body = &body[..body.find("\n}").expect("the enum has a closing brace")];
     let variant = |line: &str| {
         let name = line.strip_prefix("    ")?.split([',', '(', ' ']).next()?;
         name.starts_with(|first: char| first.is_ascii_uppercase()).then(|| name.to_owned())
@@ -123,21 +123,24 @@ fn variants(file: &str, name: &str) -> Vec<String> {
 fn every_error_of_a_call_and_of_a_start_is_documented() {
     let rows = rows(&section(&read("engine/README.md"), "## Errors"));
     let documented: BTreeSet<String> = rows.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
-    let mut there = BTreeSet::new();
+    let mut variants_in_code = BTreeSet::new();
     for (name, file) in
         [("CallError", "engine/proto/src/call_error.rs"), ("StartErrorKind", "engine/src/start_error.rs")]
     {
-        there.extend(variants(file, name).into_iter().map(|variant| format!("{name}::{variant}")));
+        variants_in_code.extend(variants(file, name).into_iter().map(|variant| format!("{name}::{variant}")));
     }
-    assert!(there.len() >= 20, "{there:?}");
-    assert_eq!(documented, there, "the table of errors in engine/README.md (left) and the variants (right)");
+    assert!(variants_in_code.len() >= 20, "expected at least 20 variants: {variants_in_code:?}");
+    assert_eq!(
+        documented, variants_in_code,
+        "the table of errors in engine/README.md (left), and the variants (right)"
+    );
 }
 
-/// Methods behind `unstable-internals` that `engine/PROTOCOL.md` names as such.
+/// Methods of the feature `unstable-internals` that `engine/PROTOCOL.md` names.
 const UNSTABLE: &[&str] =
     &["LocalClient::request_change", "LocalClient::take_changes", "LocalClient::set_remote_invalidation"];
 
-/// Variants, fields and functions of public types are in `engine/api.txt`.
+/// Each `Type::member` that a document names for a public type is in `engine/api.txt`.
 #[test]
 fn public_names_in_documents_exist() {
     let list = read("engine/api.txt");
@@ -155,7 +158,7 @@ fn public_names_in_documents_exist() {
     let members: BTreeSet<String> = items.iter().map(|item| last(item.1, 2)).collect();
     let mut seen = 0;
     for document in files(".", ".md") {
-        // The change log also has names of earlier versions.
+        // The change log also has names that only earlier versions had.
         if document.ends_with("CHANGELOG.md") {
             continue;
         }
@@ -165,23 +168,23 @@ fn public_names_in_documents_exist() {
         let is_name = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
         for path in spans.flat_map(|span| span.split(|c| !is_name(c))).filter(|path| path.contains("::")) {
             let name = last(path, 2);
-            if types.contains(name.split("::").next().expect("a type")) {
+            if types.contains(name.split("::").next().expect("split yields at least one part")) {
                 seen += 1;
                 let known = members.contains(&name) || UNSTABLE.contains(&name.as_str());
                 assert!(known, "{document} names {path}, which is not in engine/api.txt");
             }
         }
     }
-    assert!(seen > 80, "only {seen} names were found");
+    assert!(seen > 80, "expected more than 80 names, found {seen}");
 }
 
-/// Keys of an object and of all that it contains.
-fn keys(value: &serde_json::Value, all: &mut BTreeSet<String>) {
+/// Adds the keys of a JSON value and of all values in it to `all`.
+fn collect_keys(value: &serde_json::Value, all: &mut BTreeSet<String>) {
     match value {
-        serde_json::Value::Array(list) => list.iter().for_each(|value| keys(value, all)),
+        serde_json::Value::Array(list) => list.iter().for_each(|value| collect_keys(value, all)),
         serde_json::Value::Object(object) => object.iter().for_each(|(key, value)| {
             all.insert(key.clone());
-            keys(value, all);
+            collect_keys(value, all);
         }),
         _ => {}
     }
@@ -196,7 +199,7 @@ fn counters_of_tuning_exist() {
     stats.peers.push(Default::default());
     stats.pool.classes.push(Default::default());
     let mut known: BTreeSet<String> = ["preemptions", "busy"].map(String::from).into();
-    keys(&serde_json::to_value(stats).expect("JSON"), &mut known);
+    collect_keys(&serde_json::to_value(stats).expect("statistics are encodable as JSON"), &mut known);
     known.extend(DuplicateRequestCacheStats::default().metrics().map(|metric| metric.name.to_owned()));
     let mut seen = 0;
     let mut column = None;
@@ -208,24 +211,24 @@ fn counters_of_tuning_exist() {
             column = cells.iter().position(|cell| ["check", "counter"].contains(cell));
         } else if let Some(cell) = column.and_then(|column| cells.get(column)) {
             for name in cell.split('`').skip(1).step_by(2) {
-                let plain = name.bytes().all(|b| b.is_ascii_lowercase() || b"_*".contains(&b));
-                // Programs, and keys of `top`.
-                if plain && !["rpcperf", "top", "c"].contains(&name) {
+                let is_identifier = name.bytes().all(|b| b.is_ascii_lowercase() || b"_*".contains(&b));
+                // `rpcperf` and `top` are programs, and `c` is a key of `top`.
+                if is_identifier && !["rpcperf", "top", "c"].contains(&name) {
                     seen += 1;
                     let found = match name.strip_suffix('*') {
                         Some(start) => known.iter().any(|known| known.starts_with(start)),
                         None => known.contains(name),
                     };
-                    assert!(found, "tuning.md names {name}, which is no counter: {line}");
+                    assert!(found, "tuning.md names {name}, which is not a counter: {line}");
                 }
             }
         }
     }
-    assert!(seen > 40, "only {seen} counters were found");
+    assert!(seen > 40, "expected more than 40 counters, found {seen}");
 }
 
 #[test]
-fn the_error_codes_are_those_of_the_codec() {
+fn documented_error_codes_equal_those_of_the_codec() {
     let all = [
         ErrorBody::Vers { low: 0, high: 0 },
         ErrorBody::BadXdr,
@@ -239,21 +242,21 @@ fn the_error_codes_are_those_of_the_codec() {
         ErrorBody::System,
     ];
     let rows = rows(&section(&read("engine/PROTOCOL.md"), "## Error codes"));
-    assert_eq!(rows.len(), all.len());
+    assert_eq!(rows.len(), all.len(), "rows of the table and errors of the codec");
     for (row, error) in rows.iter().zip(all) {
         let code = |revision| error.code(Version::V2, revision);
         assert_eq!(row[0], error.name());
-        assert_eq!(number(&row[1]), code(Revision::Ietf00), "{row:?}");
-        assert_eq!(number(&row[2]), code(Revision::Cel09), "{row:?}");
+        assert_eq!(parse_number(&row[1]), code(Revision::Ietf00), "{row:?}");
+        assert_eq!(parse_number(&row[2]), code(Revision::Cel09), "{row:?}");
     }
 }
 
 #[test]
-fn the_properties_are_those_of_the_codec() {
+fn documented_properties_equal_those_of_the_codec() {
     let rows = rows(&section(&read("engine/PROTOCOL.md"), "## Properties"));
-    assert_eq!(rows.len(), PropertyId::ALL.len());
+    assert_eq!(rows.len(), PropertyId::ALL.len(), "rows of the table and properties of the codec");
     for (row, property) in rows.iter().zip(PropertyId::ALL) {
-        let code = |cell: &String| (cell != "–").then(|| number(cell));
+        let code = |cell: &String| (cell != "–").then(|| parse_number(cell));
         assert_eq!(row[0], property.name());
         assert_eq!(code(&row[1]), property.which(Revision::Ietf00), "{row:?}");
         assert_eq!(code(&row[2]), property.which(Revision::Cel09), "{row:?}");
@@ -261,12 +264,12 @@ fn the_properties_are_those_of_the_codec() {
 }
 
 #[test]
-fn the_header_types_are_those_of_the_codec() {
+fn documented_header_types_equal_those_of_the_codec() {
     let rows = rows(&section(&read("engine/PROTOCOL.md"), "## Headers"));
     let rows: Vec<_> = rows.iter().filter(|row| HeaderType::ALL.iter().any(|htype| htype.name() == row[1])).collect();
-    assert_eq!(rows.len(), HeaderType::ALL.len());
+    assert_eq!(rows.len(), HeaderType::ALL.len(), "rows of the table and header types of the codec");
     for (row, htype) in rows.iter().zip(HeaderType::ALL) {
-        assert_eq!((number(&row[0]), row[1].as_str()), (htype.code(), htype.name()));
+        assert_eq!((parse_number(&row[0]), row[1].as_str()), (htype.code(), htype.name()));
         let has = |version| HeaderType::of_version(htype.code(), version).is_some();
         let versions = match (has(Version::V1), has(Version::V2)) {
             (true, true) => "both",
@@ -280,19 +283,23 @@ fn the_header_types_are_those_of_the_codec() {
 #[test]
 fn engine_rules_name_existing_tests() {
     let tests = test_names();
-    assert!(tests.contains("engine_rules_name_existing_tests"), "{} tests were found", tests.len());
+    assert!(
+        tests.contains("engine_rules_name_existing_tests"),
+        "this test is not among the {} tests found",
+        tests.len()
+    );
     let rows = rows(&section(&read("engine/REQUIREMENTS.md"), "## Tests of engine-specific rules"));
-    assert!(rows.len() >= 25, "only {} rules have a proof", rows.len());
+    assert!(rows.len() >= 25, "expected at least 25 rules, found {}", rows.len());
     for row in rows {
         let named: Vec<&str> = row[2].split(", ").map(|name| name.trim_matches('`')).collect();
-        assert!(!named.is_empty() && !row[0].is_empty() && !row[1].is_empty(), "{row:?}");
+        assert!(!named.is_empty() && !row[0].is_empty() && !row[1].is_empty(), "a cell is empty: {row:?}");
         for name in named {
-            assert!(tests.contains(name), "no test is named {name:?}, which is to prove: {}", row[1]);
+            assert!(tests.contains(name), "the test {name:?} does not exist; it would prove: {}", row[1]);
         }
     }
 }
 
-/// A name of five words or more is a test; knobs and functions have shorter ones.
+/// A name of five or more words is taken for a test. Knobs and functions have fewer words.
 #[test]
 fn tests_that_documents_name_exist() {
     let tests = test_names();
@@ -305,7 +312,7 @@ fn tests_that_documents_name_exist() {
             assert!(tests.contains(name), "{document} names the test {name}, which does not exist");
         }
     }
-    assert!(seen > 80, "only {seen} names were found");
+    assert!(seen > 80, "expected more than 80 names, found {seen}");
 }
 
 #[test]
@@ -314,68 +321,75 @@ fn links_have_existing_targets() {
     for document in files(".", ".md") {
         let document = document.trim_start_matches("./");
         let text = read(document);
-        let folder = root().join(document).parent().expect("a file is in a folder").to_owned();
+        let directory = root().join(document).parent().expect("a file is in a directory").to_owned();
         for link in text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link) {
             if link.contains("://") {
                 continue;
             }
             seen += 1;
             let (file, heading) = link.split_once('#').unwrap_or((link, ""));
-            let target = if file.is_empty() { root().join(document) } else { folder.join(file) };
-            assert!(target.exists(), "{document} links to {link}, which is not there");
+            let target = if file.is_empty() { root().join(document) } else { directory.join(file) };
+            assert!(target.exists(), "{document} links to {link}, which does not exist");
             if !heading.is_empty() {
-                let text = std::fs::read_to_string(&target).expect("a heading is in a text");
+                let text = std::fs::read_to_string(&target).expect("a link with a heading leads to a text file");
                 assert!(
                     text.lines().any(|line| anchor(line).as_deref() == Some(heading)),
-                    "{document}: no heading for {link}"
+                    "{document}: no heading matches the link {link}"
                 );
             }
         }
     }
-    assert!(seen > 10, "only {seen} links were found");
+    assert!(seen > 10, "expected more than ten links, found {seen}");
 }
 
-/// `tests/documents.rs` runs each block of commands, or the block gives a reason.
+/// `tests/documents.rs` runs each block of commands, unless the block states why it is not run.
 #[test]
 fn commands_in_documents_are_run_or_give_a_reason() {
     let mut documents = vec!["README.md".to_owned()];
-    documents.extend(["tools", "deploy"].iter().flat_map(|folder| files(folder, ".md")));
-    let (mut run, mut shown) = (0, 0);
+    documents.extend(["tools", "deploy"].iter().flat_map(|directory| files(directory, ".md")));
+    let (mut run, mut outputs) = (0, 0);
     for document in &documents {
-        assert!(COMMANDS.contains(&document.as_str()), "the commands in {document} are not run");
-        let mut commands = false;
+        assert!(
+            COMMANDS.contains(&document.as_str()),
+            "{document} is missing in COMMANDS, so its commands would not run"
+        );
+        let mut preceding_block_runs = false;
         for block in blocks(&read(document)) {
-            let kind = block.info.split(' ').next().expect("a word");
-            assert!(matches!(kind, "sh" | "text" | "rust"), "{document}:{}: what is {kind:?}?", block.line);
-            let place = block.runner();
-            run += usize::from(place.is_some_and(|place| place != Runner::NotRun));
+            let kind = block.info.split(' ').next().expect("split yields at least one part");
+            assert!(
+                matches!(kind, "sh" | "text" | "rust"),
+                "{document}:{}: a block is sh, text or rust, not {kind:?}",
+                block.line
+            );
+            let runner = block.runner();
+            run += usize::from(runner.is_some_and(|runner| runner != Runner::NotRun));
             if block.info == "text output" {
-                assert!(commands, "{document}:{}: no commands print this", block.line);
-                shown += 1;
+                assert!(preceding_block_runs, "{document}:{}: no executed block precedes this output", block.line);
+                outputs += 1;
             }
-            commands = place.is_some_and(|place| place != Runner::NotRun);
+            preceding_block_runs = runner.is_some_and(|runner| runner != Runner::NotRun);
         }
     }
-    assert!(run > 20 && shown > 5, "{run} blocks are run, and {shown} outputs compared");
+    assert!(run > 20 && outputs > 5, "expected more than 20 blocks and 5 outputs: {run} blocks, {outputs} outputs");
 }
 
-/// Anchor of a heading.
+/// The anchor that GitHub derives from a heading. `None` if the line is not a heading.
 fn anchor(line: &str) -> Option<String> {
     let text = line.strip_prefix('#')?.trim_start_matches('#').trim().to_lowercase();
     let kept = |c: char| c.is_alphanumeric() || c == ' ' || c == '-' || c == '_';
     Some(text.chars().filter(|&c| kept(c)).map(|c| if c == ' ' { '-' } else { c }).collect())
 }
 
-/// The steps of a call name functions that exist in the files of their rows.
+/// Each function in the tables of a call exists in the file that its row names before it.
 #[test]
 fn call_tables_name_existing_functions() {
     let readme = read("engine/README.md");
-    let ways = ["## One inline call", "## One bulk call"].map(|heading| rows(&section(&readme, heading)));
-    for way in &ways {
-        assert!((8..=12).contains(&way.len()), "{} steps", way.len());
+    let tables = ["## One inline call", "## One bulk call"].map(|heading| rows(&section(&readme, heading)));
+    for table in &tables {
+        assert!((8..=12).contains(&table.len()), "expected 8 to 12 steps, found {}", table.len());
     }
     let mut seen = 0;
-    for row in ways.iter().flatten() {
+    for row in tables.iter().flatten() {
         let mut file = String::new();
         let text = row[1..].join(" ");
         for name in text.split('`').skip(1).step_by(2) {
@@ -384,45 +398,45 @@ fn call_tables_name_existing_functions() {
             } else if name.chars().all(|c| c.is_ascii_lowercase() || c == '_') {
                 let names: Vec<&str> = words(&file).collect();
                 let defined = names.windows(2).any(|pair| pair == ["fn", name]);
-                // `a` of `file`: the file may follow the function.
+                // In "`function` of `file`", the file follows the function.
                 let elsewhere = text.split_once(&format!("`{name}` of `")).and_then(|(_, rest)| rest.split_once('`'));
                 let elsewhere = elsewhere.is_some_and(|(path, _)| {
                     let text = read(format!("engine/{path}"));
                     ['(', '<'].iter().any(|end| text.contains(&format!("fn {name}{end}")))
                 });
-                assert!(defined || elsewhere, "step {} names {name}, which is not there", row[0]);
+                assert!(defined || elsewhere, "step {} names the function {name}, which does not exist", row[0]);
                 seen += 1;
             }
         }
     }
-    assert!(seen > 20, "only {seen} functions were named");
+    assert!(seen > 20, "expected more than 20 functions, found {seen}");
 }
 
-/// Modules with a table of their files.
-const PAGES: &[&str] =
+/// Files that must have a table of the files beside them.
+const REQUIRED_TABLES: &[&str] =
     &["engine/proto/src/lib.rs", "engine/proto/src/wire/mod.rs", "engine/fabric/src/lib.rs", "engine/src/shard/mod.rs"];
 
-/// A table of files lists each file beside its module, tests excluded, and no other.
+/// A table of files lists exactly the modules in its directory, without tests.
 #[test]
 fn tables_of_files_are_complete() {
     let with_table = |path: &String| read(path).lines().any(|line| line.starts_with("//! | file | "));
     let pages: Vec<String> =
         ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs")).collect();
     let pages: Vec<String> = pages.into_iter().filter(with_table).collect();
-    for page in PAGES {
+    for page in REQUIRED_TABLES {
         assert!(pages.iter().any(|path| path == page), "{page} has no table of its files");
     }
     let mut wrong = Vec::new();
     for page in &pages {
-        let (folder, own) = page.rsplit_once('/').expect("a file is in a folder");
+        let (directory, own) = page.rsplit_once('/').expect("a file is in a directory");
         // `a.rs` and all files in `a/` form module `a`.
         let module = |path: &String| {
-            let inner = path.strip_prefix(folder)?.strip_prefix('/')?;
+            let inner = path.strip_prefix(directory)?.strip_prefix('/')?;
             let name = inner.split('/').next()?;
-            (!is_test(&format!("{folder}/{name}"))).then(|| name.trim_end_matches(".rs").to_owned())
+            (!is_test(&format!("{directory}/{name}"))).then(|| name.trim_end_matches(".rs").to_owned())
         };
-        let mut there: BTreeSet<String> = files(folder, ".rs").iter().filter_map(module).collect();
-        there.remove(own.trim_end_matches(".rs"));
+        let mut existing: BTreeSet<String> = files(directory, ".rs").iter().filter_map(module).collect();
+        existing.remove(own.trim_end_matches(".rs"));
         let text: Vec<String> =
             read(page).lines().map_while(|line| line.strip_prefix("//!")).map(|line| line.trim().into()).collect();
         let mut named = BTreeSet::new();
@@ -433,13 +447,13 @@ fn tables_of_files_are_complete() {
                 }
             }
         }
-        wrong.extend(named.difference(&there).map(|name| format!("{page} names {name}, which is not there")));
-        wrong.extend(there.difference(&named).map(|name| format!("{page} does not name {name}")));
+        wrong.extend(named.difference(&existing).map(|name| format!("{page} names {name}, which does not exist")));
+        wrong.extend(existing.difference(&named).map(|name| format!("{page} does not name {name}")));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Files that documents name without a link exist.
+/// Rust files that documents name in backticks exist.
 #[test]
 fn files_named_in_documents_exist() {
     let mut seen = 0;
@@ -457,15 +471,15 @@ fn files_named_in_documents_exist() {
         "CONTRIBUTING.md",
         "bench/measurements.md",
     ] {
-        let folder = root().join(document).parent().expect("a file is in a folder").to_owned();
+        let directory = root().join(document).parent().expect("a file is in a directory").to_owned();
         for name in read(document).split('`').skip(1).step_by(2) {
-            let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-./".contains(&b));
-            if plain && name.contains('/') && name.ends_with(".rs") {
+            let is_path = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-./".contains(&b));
+            if is_path && name.contains('/') && name.ends_with(".rs") {
                 seen += 1;
-                let found = [&folder, &folder.join("src"), &root()].iter().any(|base| base.join(name).exists());
-                assert!(found, "{document} names {name}, which is not there");
+                let found = [&directory, &directory.join("src"), &root()].iter().any(|base| base.join(name).exists());
+                assert!(found, "{document} names {name}, which does not exist");
             }
         }
     }
-    assert!(seen > 10, "only {seen} names of files were found");
+    assert!(seen > 10, "expected more than ten file names, found {seen}");
 }

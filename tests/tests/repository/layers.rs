@@ -1,4 +1,4 @@
-//! Layering and location of `unsafe`.
+//! Order of the layers, and the files that may have `unsafe` code.
 
 use std::collections::BTreeSet;
 
@@ -7,21 +7,21 @@ use rpcrdma_tests::source::{code, code_without_tests, files, is_test, paths, rea
 /// A layer of the engine.
 struct Layer {
     name: &'static str,
-    /// Its files and directories. A directory ends with a slash. The longest match applies.
+    /// Files and directories of the layer. A directory ends with a slash. The longest match applies.
     places: &'static [&'static str],
-    /// The layers that it names. An unused entry fails the test.
+    /// Other layers that it uses. The test fails if it does not use one of them.
     uses: &'static [&'static str],
-    /// It names no clock, no thread, no atomic.
+    /// True if it may use no clock, thread or atomic.
     pure: bool,
-    /// Crates that it may name besides `std` and `core`.
+    /// Dependencies that it may use.
     crates: &'static [&'static str],
 }
 
 const MEMPOOL: &str = "rpcrdma_mempool";
 const XDR: &str = "rpcrdma_xdr";
 
-/// From the bottom to the top: a layer uses only layers above it in this table. Cargo ensures that `rpcrdma-proto`
-/// names no fabric, and that neither names the engine.
+/// All layers, the lowest first, so a layer uses only those above it in this table. Cargo ensures that `rpcrdma-proto`
+/// and `rpcrdma-fabric` use neither each other nor the engine.
 const LAYERS: &[Layer] = &[
     Layer {
         name: "wire",
@@ -155,15 +155,15 @@ const LAYERS: &[Layer] = &[
     },
 ];
 
-/// Source directories of the engine's crates. `lib.rs` of the last is above all layers.
+/// Source directories of the engine's crates. `engine/src/lib.rs` is above all layers.
 const CRATES: &[&str] = &["engine/proto/src/", "engine/fabric/src/", "engine/src/"];
 
 /// Words that name a clock, a thread or an atomic.
 const IMPURE: &[&str] = &["time", "Instant", "SystemTime", "thread", "thread_local", "sync", "atomic", "Arc", "Mutex"];
 
-/// The source files with `unsafe` code. Tests may have it with a reason.
+/// Source files that may have `unsafe` code. Test files may have it too, with a reason.
 const UNSAFE: &[&str] = &[
-    // The border to C: each function there takes pointers.
+    // The C interface, whose functions take pointers.
     "engine/capi/src/any.rs",
     "engine/capi/src/arguments.rs",
     "engine/capi/src/handle.rs",
@@ -208,18 +208,19 @@ const UNSAFE: &[&str] = &[
     "tools/nfs3d/src/sys.rs",
 ];
 
+/// All Rust files of the repository.
 fn sources() -> Vec<String> {
     let all: Vec<_> =
         ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs")).collect();
-    assert!(all.len() > 100, "only {} source files were found", all.len());
+    assert!(all.len() > 100, "expected more than 100 source files, found {}", all.len());
     all
 }
 
 /// The source files of the engine, without tests.
-fn engine() -> Vec<String> {
+fn engine_sources() -> Vec<String> {
     let all = CRATES.iter().flat_map(|crate_| files(crate_.trim_end_matches('/'), ".rs"));
     let all: Vec<_> = all.filter(|path| !is_test(path) && path != "engine/src/lib.rs").collect();
-    assert!(all.len() > 100, "only {} source files were found", all.len());
+    assert!(all.len() > 100, "expected more than 100 source files, found {}", all.len());
     all
 }
 
@@ -233,28 +234,28 @@ fn layer_of(path: &str) -> Option<&'static Layer> {
     LAYERS.iter().filter_map(place_of).max_by_key(|place| place.0).map(|place| place.1)
 }
 
-/// The crate of a file, and its modules from the crate's root.
+/// Returns the source directory of the crate of a file, and the path of its module in the crate.
 fn module_of(path: &str) -> (&'static str, Vec<&str>) {
-    let crate_ = *CRATES.iter().find(|crate_| path.starts_with(**crate_)).expect("it is the engine's");
-    let mut steps: Vec<&str> = path[crate_.len()..].trim_end_matches(".rs").split('/').collect();
-    if ["mod", "lib"].contains(steps.last().unwrap_or(&"")) {
-        steps.pop();
+    let crate_ = *CRATES.iter().find(|crate_| path.starts_with(**crate_)).expect("the file is in one of CRATES");
+    let mut modules: Vec<&str> = path[crate_.len()..].trim_end_matches(".rs").split('/').collect();
+    if ["mod", "lib"].contains(modules.last().unwrap_or(&"")) {
+        modules.pop();
     }
-    (crate_, steps)
+    (crate_, modules)
 }
 
-/// The layers that a file names, with the naming path.
-fn arrows(path: &str, code: &str) -> Vec<(String, String)> {
+/// Returns the layers that a file uses, each with the path that names it.
+fn used_layers(path: &str, code: &str) -> Vec<(String, String)> {
     let (crate_, modules) = module_of(path);
     let mut found: Vec<(String, String)> = paths(code, "crate").into_iter().collect();
-    // A path that climbs to the root of the crate.
-    let climb = vec!["super"; modules.len()].join("::");
-    if !climb.is_empty() {
-        found.extend(paths(code, &climb).into_iter().filter(|(first, _)| first != "super" && first != "*"));
+    // A path to the crate's root by way of `super`.
+    let to_root = vec!["super"; modules.len()].join("::");
+    if !to_root.is_empty() {
+        found.extend(paths(code, &to_root).into_iter().filter(|(first, _)| first != "super" && first != "*"));
     }
     let layer = |(first, second): (String, String)| {
         let named = format!("crate::{first}::{second}");
-        // The engine's `pub use` makes modules of lower crates its own.
+        // `pub use` in the engine's `lib.rs` gives its crate modules with the names of lower layers.
         let places = [format!("{crate_}{first}/"), format!("{crate_}{first}.rs")];
         let layer = LAYERS.iter().find(|layer| layer.name == first && crate_ == "engine/src/");
         let layer = layer.or_else(|| places.iter().find_map(|place| layer_of(place)));
@@ -267,18 +268,19 @@ fn arrows(path: &str, code: &str) -> Vec<(String, String)> {
 fn modules_use_only_lower_layers() {
     let mut wrong = Vec::new();
     let mut used = vec![BTreeSet::new(); LAYERS.len()];
-    for path in engine() {
+    for path in engine_sources() {
         let Some(layer) = layer_of(&path) else {
-            wrong.push(format!("{path} belongs to no layer"));
+            wrong.push(format!("{path} is in no layer of LAYERS"));
             continue;
         };
-        let place = LAYERS.iter().position(|other| other.name == layer.name).expect("it is from the table");
-        for (target, named) in arrows(&path, &code_without_tests(&read(&path))) {
+        let place =
+            LAYERS.iter().position(|other| other.name == layer.name).expect("layer_of returns an entry of LAYERS");
+        for (target, named) in used_layers(&path, &code_without_tests(&read(&path))) {
             if target == layer.name {
                 continue;
             }
             if !layer.uses.contains(&target.as_str()) {
-                wrong.push(format!("{path} names {named}: {} does not use {target}", layer.name));
+                wrong.push(format!("{path} names {named}: LAYERS does not let {} use {target}", layer.name));
             }
             used[place].insert(target);
         }
@@ -286,10 +288,10 @@ fn modules_use_only_lower_layers() {
     for (place, layer) in LAYERS.iter().enumerate() {
         for target in layer.uses {
             if !LAYERS[..place].iter().any(|lower| lower.name == *target) {
-                wrong.push(format!("the table lets {} use {target}, which is not above it", layer.name));
+                wrong.push(format!("LAYERS lets {} use {target}, which is not above it", layer.name));
             }
             if !used[place].contains(*target) {
-                wrong.push(format!("the table lets {} use {target}, and it does not", layer.name));
+                wrong.push(format!("LAYERS lets {} use {target}, which it does not use", layer.name));
             }
         }
     }
@@ -297,7 +299,7 @@ fn modules_use_only_lower_layers() {
 }
 
 #[test]
-fn layers_name_only_their_crates() {
+fn layers_use_only_their_listed_crates() {
     let manifests = ["engine", "engine/fabric", "engine/proto"].map(|crate_| read(format!("{crate_}/Cargo.toml")));
     let dependencies: BTreeSet<String> = manifests
         .iter()
@@ -309,12 +311,12 @@ fn layers_name_only_their_crates() {
         .collect();
     assert!(dependencies.contains(MEMPOOL) && dependencies.contains("rustix"), "{dependencies:?}");
     let mut wrong = Vec::new();
-    for path in engine() {
+    for path in engine_sources() {
         let Some(layer) = layer_of(&path) else { continue };
         let code = code_without_tests(&read(&path));
         for name in words(&code).filter(|word| dependencies.contains(*word)) {
             if !layer.crates.contains(&name) {
-                wrong.push(format!("{path} names the crate {name}, which {} does not use", layer.name));
+                wrong.push(format!("{path} names the crate {name}, which LAYERS does not list for {}", layer.name));
             }
         }
     }
@@ -325,19 +327,19 @@ fn layers_name_only_their_crates() {
 fn pure_layers_use_no_clock_thread_or_atomic() {
     let mut wrong = Vec::new();
     let mut seen = 0;
-    for path in engine() {
+    for path in engine_sources() {
         let Some(layer) = layer_of(&path) else { continue };
         if !layer.pure {
             continue;
         }
         seen += 1;
-        // A duration is no clock.
+        // `Duration` does not read a clock.
         let code = code_without_tests(&read(&path)).replace("std::time::Duration", "");
         for word in words(&code).filter(|word| IMPURE.contains(word) || word.starts_with("Atomic")) {
             wrong.push(format!("{path} names {word}"));
         }
     }
-    assert!(seen > 20, "only {seen} files are of pure layers");
+    assert!(seen > 20, "expected more than 20 files of pure layers, found {seen}");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -350,23 +352,23 @@ fn unsafe_code_is_in_listed_files_only() {
         if !words(&code).any(|word| word == "unsafe") {
             continue;
         }
-        let squeezed: String = code.split_whitespace().collect();
+        let without_spaces: String = code.split_whitespace().collect();
         if is_test(&path) {
-            if !squeezed.contains("expect(unsafe_code,reason=\"\"") {
-                wrong.push(format!("{path} does not say why it has unsafe code: expect(unsafe_code, reason = \"…\")"));
+            if !without_spaces.contains("expect(unsafe_code,reason=\"\"") {
+                wrong.push(format!("{path} needs expect(unsafe_code, reason = \"…\") for its unsafe code"));
             }
             continue;
         }
         if !UNSAFE.contains(&path.as_str()) {
-            wrong.push(format!("{path} has unsafe code and is not listed"));
+            wrong.push(format!("{path} has unsafe code, but UNSAFE does not list it"));
         }
-        if !squeezed.starts_with("#![expect(unsafe_code,reason=\"\"") {
+        if !without_spaces.starts_with("#![expect(unsafe_code,reason=\"\"") {
             wrong.push(format!("{path} does not start with #![expect(unsafe_code, reason = \"…\")]"));
         }
         found.insert(path);
     }
     for path in UNSAFE.iter().filter(|path| !found.contains(**path)) {
-        wrong.push(format!("{path} is listed and has no unsafe code"));
+        wrong.push(format!("UNSAFE lists {path}, which has no unsafe code"));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

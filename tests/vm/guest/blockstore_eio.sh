@@ -38,11 +38,12 @@ quit() {
         fail "the server logged more lines"
 }
 client() { "$BLOCKSTORE" "$1" "$2" $at --block 4K "${@:3}"; }
-# served SOURCE [OPTION…]: the store starts with the contents of this file.
+# served SOURCE [OPTION…]: checks that the store begins with the contents of this file.
 served() { client verify "$@" >/run/said 2>&1 || fail "verify $*: $(</run/said)"; }
-# complaints CALL: number of the server's log lines about a failed system call.
+# complaints CALL: prints the number of the server's log lines about a failed system call.
 complaints() { grep -c "^$1: " /run/errors || true; }
-# broken CALL WHERE COMMAND…: the command fails there with the protocol's error, and the server logs a line.
+# broken CALL WHERE COMMAND…: checks that the command fails at this place with the protocol's error, and that the server
+# logs a line.
 broken() {
     local call=$1 where=$2 before status=0
     shift 2
@@ -65,7 +66,7 @@ echo "+$sectors" >$disk/badblocks
 
 # Another client, of good blocks, runs from before the first error until after the last.
 head -c $good /run/old >/run/before
-# It waits between its runs, as all processes poll and the machine has two processors.
+# This client waits between its runs, because all processes poll and the machine has two processors.
 until [[ -e /run/enough ]]; do client verify /run/before --depth 4 && sleep 1 || exit; done >/run/other 2>&1 &
 other=$!
 await grep -q "equal to the source's" /run/other

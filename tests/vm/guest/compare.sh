@@ -3,7 +3,7 @@
 source "$(dirname "$0")/../lib.sh"
 trap 'rpc.nfsd 0 2>/dev/null || true' EXIT
 
-# rows N PATTERN COMMAND…: its output has N rows, each with figures.
+# rows N PATTERN COMMAND…: checks that the command prints N rows that match PATTERN, which requires figures.
 rows() {
     local n=$1 pattern=$2 began=$SECONDS
     shift 2

@@ -5,7 +5,7 @@ source "$(dirname "$0")/../lib.sh"
 devinfo=$(ibv_devinfo -v -d rxe0)
 echo "$devinfo"
 
-# has PATTERN: in the description of the device.
+# has PATTERN: checks that the description of the device matches.
 has() { grep -qE "$1" <<<"$devinfo" || fail "the device has no $1"; }
 
 has 'state:[[:space:]]+PORT_ACTIVE'
@@ -15,7 +15,7 @@ has 'MEM_WINDOW_TYPE_2B'
 has 'GID\[ *1\]:[[:space:]]+::ffff:10\.0\.0\.1, RoCE v2'
 has 'GID\[ *2\]:[[:space:]]+fd00::1, RoCE v2'
 
-# at_least N FIELD: in the description of the device.
+# at_least N FIELD: checks the value of a field in the description of the device.
 at_least() {
     local value
     value=$(awk -v field="$2:" '$1 == field { print $2 }' <<<"$devinfo")

@@ -17,13 +17,13 @@ look() {
     ((status == wanted)) || fail "doctor $*: exit status $status, wanted $wanted: $(</run/report)"
 }
 
-# fires NAME…: these checks report a warning or an error.
+# fires NAME…: expects that these checks report a warning or an error.
 fires() {
     local name
     for name; do grep -Eq "^  (warning|error) +$name: " /run/report || fail "check $name reports nothing: $(</run/report)"; done
 }
 
-# follow: runs the commands of all warnings and errors.
+# follow: runs the commands that the warnings and errors recommend.
 follow() {
     awk '/^  (warning|error) /{ wanted = 1 } /^  (ok|unknown|note) /{ wanted = fix = 0 }
         !wanted { next }

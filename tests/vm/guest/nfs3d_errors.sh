@@ -6,7 +6,7 @@ storage 20M
 serve
 nfs
 
-# refuses WHAT COMMAND…: the command must fail with this message.
+# refuses MESSAGE COMMAND…: checks that the command fails with this message.
 refuses() {
     local what=$1
     shift

@@ -10,7 +10,7 @@ umount /mnt
 nfs
 
 echo "- parts of files, at odd places"
-# parts COMMAND…: runs it with several offsets and lengths.
+# parts COMMAND…: runs a command with several offsets and lengths.
 parts() {
     local at len
     for at in 1 3 4093 1048573; do
@@ -62,7 +62,7 @@ for i in {1..30}; do mv "file-$i" "moved-$((i % 10))"; done
 ln moved-1 hard
 [[ $(stat -c %h hard) == 2 && $(stat -c %i hard) == $(stat -c %i moved-1) ]] || fail "hard link: $(stat hard)"
 rm moved-1
-[[ $(cat hard) == 21 ]] || fail "a file is gone with one of its two names"
+[[ $(cat hard) == 21 ]] || fail "a file must keep its data when one of its two names is removed"
 mkfifo fifo
 mknod null c 1 3
 [[ $(stat -c '%F %t:%T' null) == 'character special file 1:3' && -p fifo ]] || fail "$(stat null fifo)"
@@ -72,13 +72,13 @@ echo long >"$long"
 ! touch "${long}n" 2>/run/error || fail "a name of 256 bytes was accepted"
 grep -q 'File name too long' /run/error || fail "$(cat /run/error)"
 mkdir -p a/b/c
-! rmdir a 2>/run/error || fail "rmdir of a directory with something in it"
+! rmdir a 2>/run/error || fail "rmdir removed a directory that is not empty"
 grep -q 'Directory not empty' /run/error || fail "$(cat /run/error)"
 mv a/b .
 rmdir a b/c b
 cd /
 rm -r /mnt/names
-[[ ! -e $export/names ]] || fail "rm -r left something"
+[[ ! -e $export/names ]] || fail "rm -r did not remove everything"
 
 echo "- a file that is open is there until it is closed"
 exec 5<>/mnt/open

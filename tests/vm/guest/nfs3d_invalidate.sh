@@ -38,7 +38,7 @@ quit
 # Lists the handles of calls, and those named by Sends With Invalidate (opcode 23 of InfiniBand). tshark prints a line
 # per packet with all values of a field. Of several Sends in one TCP segment it sees only the first. There rpcrdma
 # decode replaces it, with a line per message.
-# messages: by rpcrdma decode.
+# messages: lists them by rpcrdma decode.
 messages() {
     "$RPCRDMA" decode --json "$capture" >/run/decoded || fail "rpcrdma decode"
     python3 -c 'import json, sys
@@ -55,7 +55,7 @@ for line in sys.stdin:
     by = ("", "") if invalidated is None else ("23", "%08x" % invalidated)
     print(by[0], "", "", ",".join(shown), by[1], message["destination"], sep="\t")' </run/decoded >/run/all
 }
-# packets: by tshark.
+# packets: lists them by tshark.
 packets() {
     tshark -r "$capture" -T fields -E occurrence=a -E separator=/t -E aggregator=, \
         -e infiniband.bth.opcode -e infiniband.bth.destqp -e infiniband.bth.psn \
@@ -82,6 +82,6 @@ read -r several kept total unknown bad </run/found
 echo "$several calls name several handles, $kept handles are in several calls," \
     "$total are invalidated, of which $unknown are of no call"
 ((several >= ${#odd[@]})) || fail "only $several calls name several handles: there are no odd READs here"
-((kept >= 1)) || fail "no handle is in several calls: there is no write pad here"
+((kept >= 1)) || fail "no handle is in several calls, so the client uses no segment for padding"
 ((total >= ${#even[@]} && unknown == 0)) || fail "$total handles are invalidated, and $unknown of them are of no call"
 [[ -z $bad ]] || fail "handles that the client keeps are invalidated: $bad"

@@ -10,7 +10,7 @@ nfs /mnt2
 head -c 16000000 /dev/urandom >/run/file
 exec 5</run/file
 mkdir /mnt/work
-# Each of these fails if a change is lost or repeated: the file to rename is missing, or a file is left over.
+# These commands fail if a change is lost or repeated, because the file to rename is missing, or a file is left over.
 (
     set +e # failures are checked below
     cd /mnt/work
@@ -41,7 +41,7 @@ goes_on() { [[ $(written) != "$before" ]]; }
 for round in 1 2; do
     before=$(written)
     await goes_on
-    sleep 1 # time for the other processes, whose state is invisible here
+    sleep 1 # gives the other processes time, whose state is unknown here
     kill -KILL "$server"
     wait "$server" 2>/dev/null || true
     sleep 1
@@ -63,9 +63,9 @@ rounds=$(</run/rounds)
 echo "- $rounds rounds of names"
 for ((i = 1; i <= rounds; i++)); do
     if ((i % 3 == 0)); then
-        [[ ! -e $export/work/done-$i ]] || fail "done-$i was removed and is there"
+        [[ ! -e $export/work/done-$i ]] || fail "done-$i exists after its removal"
     else
-        [[ $(<"$export/work/done-$i") == "$i" ]] || fail "done-$i is not there, or another"
+        [[ $(<"$export/work/done-$i") == "$i" ]] || fail "done-$i is missing or has other contents"
     fi
 done
 [[ -z $(find $export/work -name 'new-*' -o -name 'dir-*') ]] ||

@@ -91,7 +91,8 @@ first() {
 }
 busy() { [[ -s /run/first ]] && (($(in_flight) > 0)); }
 
-# hold WHAT…: the second client gets replies while the first waits for the disk. The first completes, too.
+# hold WHAT…: checks that the second client gets replies while the first waits for the disk, and that the first
+# completes.
 hold() {
     first "$1"
     await busy

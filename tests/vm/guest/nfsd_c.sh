@@ -6,7 +6,7 @@ up
 stats=/run/stats
 rm -rf /srv/nfs/*
 
-# nfs_client ARGUMENT…: must succeed. The connection's statistics are in $stats.
+# nfs_client ARGUMENT…: runs nfs_client, which must succeed. The connection's statistics are in $stats.
 nfs_client() { "${enter[@]}" "$NFS_CLIENT" $at "$@" 2>$stats || fail "nfs_client $*: $(cat $stats)"; }
 
 # Five blocks, the last one of a length that needs round-up.
@@ -28,6 +28,6 @@ at_least $stats chunked_messages_sent 5
 is $stats calls_failed 0
 
 echo "- errors"
-! "${enter[@]}" "$NFS_CLIENT" $at get a/absent 2>$stats || fail "a file that is not there"
+! "${enter[@]}" "$NFS_CLIENT" $at get a/absent 2>$stats || fail "get of an absent file succeeded"
 grep -q "status is 2" $stats || fail "$(cat $stats)" # NFS4ERR_NOENT
 rm -rf /srv/nfs/*

@@ -22,10 +22,10 @@ for version in 2 1; do
     timeout 40 bash -c 'echo after >>/srv/nfs/callback/file' || fail "the delegation was not returned: $(cat $said)"
     wait $client || fail "the client ended with $?: $(cat $said)"
     cat $said
-    # Both ends end up with version 1, whichever version the client starts with.
+    # The ends negotiate version 1, whichever version the client starts with.
     for words in 'session of RPC-over-RDMA version 1, with a back channel' 'CB_SEQUENCE 1 of slot 0' CB_RECALL \
         'returned the delegation' ', 0 messages rejected'; do
-        grep -q "$words" $said || fail "the client has not said: $words"
+        grep -q "$words" $said || fail "the client has not printed: $words"
     done
     [[ $(cat /srv/nfs/callback/file) == $'before\nafter' ]] || fail "$(cat /srv/nfs/callback/file)"
     rm /srv/nfs/callback/file

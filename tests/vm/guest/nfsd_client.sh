@@ -7,7 +7,7 @@ up
 stats=/run/stats
 rm -rf /srv/nfs/*
 
-# nfs3c ARGUMENT…: must succeed. Its output is in /run/out, the connection's statistics in $stats.
+# nfs3c ARGUMENT…: runs nfs3c, which must succeed. Its output is in /run/out, the connection's statistics in $stats.
 nfs3c() { "${enter[@]}" "$NFS3C" --stats $at /srv/nfs "$@" >/run/out 2>$stats || fail "nfs3c $*: $(cat $stats)"; }
 
 echo "- files of all lengths"
@@ -21,7 +21,7 @@ diff -r /run/lengths /srv/nfs/lengths || fail "the written files differ"
 nfs3c --block 262144 sum lengths
 diff <(sort /run/out) <(cd /run/lengths && sha256sum ./* | sort) || fail "the read files differ"
 
-# forms OPTION…: a file in both directions, 77 calls each way.
+# forms OPTION…: transfers a file in both directions, with 77 calls each.
 forms() {
     nfs3c --block 65536 --depth 64 "$@" put /run/file big
     cmp /run/file /srv/nfs/big || fail "the server's file differs"
@@ -76,19 +76,19 @@ ln -s nfs3d/src/main.rs /srv/nfs/tree/link
 ln -s "$(printf 'x%.0s' $(seq 1000))" /srv/nfs/tree/long-link
 nfs3c ls tree/many
 at_least $stats replies_in_chunks 2
-diff <(awk '{ print $NF }' /run/out) <(LC_ALL=C ls /srv/nfs/tree/many) || fail "other names"
+diff <(awk '{ print $NF }' /run/out) <(LC_ALL=C ls /srv/nfs/tree/many) || fail "the listed names differ from the directory"
 nfs3c sum tree
 at_least $stats replies_in_chunks 4 # two of them for links
 diff <(sort /run/out) \
     <(cd /srv/nfs/tree &&
         { find . -type f -print0 | xargs -0 sha256sum && find . -type l -printf '%p %l\n'; } | sort) ||
-    fail "other sums"
+    fail "the checksums differ"
 nfs3c stat tree/nfs3d/src/main.rs
-grep -q " $(stat -c %s /srv/nfs/tree/nfs3d/src/main.rs) " /run/out || fail "another size: $(cat /run/out)"
+grep -q " $(stat -c %s /srv/nfs/tree/nfs3d/src/main.rs) " /run/out || fail "the listing lacks the size: $(cat /run/out)"
 
 echo "- errors"
-! "${enter[@]}" "$NFS3C" $at /srv/nfs get absent /run/nfsd-back 2>$stats || fail "a file that is not there"
+! "${enter[@]}" "$NFS3C" $at /srv/nfs get absent /run/nfsd-back 2>$stats || fail "get of an absent file succeeded"
 grep -q NFS3ERR_NOENT $stats || fail "$(cat $stats)"
-! "${enter[@]}" "$NFS3C" $at /srv/elsewhere ls 2>$stats || fail "an export that is not there"
+! "${enter[@]}" "$NFS3C" $at /srv/elsewhere ls 2>$stats || fail "ls of an absent export succeeded"
 grep -q MNT3ERR $stats || fail "$(cat $stats)"
 rm -rf /srv/nfs/*

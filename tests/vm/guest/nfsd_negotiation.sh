@@ -6,7 +6,7 @@ program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
 up
 said=/run/ping
 
-# ping OPTION…: must succeed. Its output is in $said.
+# ping OPTION…: runs ping, which must succeed. Its output is in $said.
 ping() { "${enter[@]}" "$RPCRDMA" ping --json -c 20 -i 0 "$@" >$said || fail "ping $*: $(cat $said)"; }
 
 echo "- begins in version 2, is answered with ERR_VERS, and continues in version 1 on the same connection"
@@ -50,7 +50,7 @@ grep -q 'connections begun: \([2-9]\|1[0-9]\)' /run/pings || fail "$(cat /run/pi
 
 echo "- IPv6, and other programs and versions"
 ping "$fabric:[$kernel6]:20049" 100227 3
-! "${enter[@]}" "$RPCRDMA" ping --json -c 1 $at 100003 9 >$said || fail "a version that is not served"
+! "${enter[@]}" "$RPCRDMA" ping --json -c 1 $at 100003 9 >$said || fail "ping of an unsupported version succeeded"
 grep -q 'server has 3 to 4' $said || fail "$(cat $said)"
-! "${enter[@]}" "$RPCRDMA" ping -c 1 $at:20050 2>$said || fail "a port without a listener"
+! "${enter[@]}" "$RPCRDMA" ping -c 1 $at:20050 2>$said || fail "ping of a port without a listener succeeded"
 grep -q 'no listener at' $said || fail "$(cat $said)"

@@ -39,7 +39,8 @@ kill -INT $capturing
 wait $capturing
 chmod a+r "$capture"
 
-# One pass, as each takes long under emulation: a line per packet, with the first value of each field.
+# Prints a line per packet, with the first value of each field. There is only one pass, because each takes long under
+# emulation.
 fields=(frame.number _ws.malformed rpcordma.version rpcordma.msg_type rpcordma.flow_control
     rpcordma.reads_count rpcordma.writes_count rpcordma.reply_count rpcordma.position rpcordma.segment_count
     rpcordma.rdma_length rpc.msgtyp nfs.procedure_v3 nfs.count3 nfs.name
@@ -51,7 +52,7 @@ awk -F '\t' '$18 == "" || !seen[$16, $17, $18]++' /run/all >/run/packets
 echo "$(wc -l </run/all) packets, $(wc -l </run/packets) of them sent once"
 (($(wc -l </run/packets) > 50)) || fail "only $(wc -l </run/packets) packets were captured"
 
-# show FIELD CONDITION: this field of the packets for which the condition is true.
+# show FIELD CONDITION: prints this field of the packets for which the condition is true.
 show() {
     awk -F '\t' "{
         frame = \$1; malformed = \$2; version = \$3; type = \$4; credit = \$5
@@ -62,7 +63,7 @@ show() {
     }" /run/packets
 }
 
-# some N CONDITION: at least N packets meet the condition.
+# some N CONDITION: checks that at least N packets meet the condition.
 some() {
     local found
     found=$(show frame "$2" | wc -l)

@@ -42,17 +42,17 @@ shown() {
     done
 }
 
-# classes NAME ADDRESS: the DSCPs of packets from this address. The first field is the source address, the second the
-# DSCP.
+# classes NAME ADDRESS: prints the DSCPs of packets from this address. The first field is the source address, the second
+# the DSCP.
 classes() { awk -v from="$2" '$1 == from { print $2 }' "/run/$1" | sort -nu | xargs; }
 
-# expect WHAT GOT WANTED
+# expect WHAT ACTUAL EXPECTED: checks that two values are equal.
 expect() {
     [[ $2 == "$3" ]] || fail "$1: '$2', not '$3'"
     echo "- $1: $2"
 }
 
-# Packets with data of an RDMA message, not of the connection manager (destination queue pair 1).
+# Selects packets with data of an RDMA message, not of the connection manager (destination queue pair 1).
 roce='-e ip.src -e ip.dsfield.dscp -e udp.length -Y infiniband.bth.destqp!=1'
 at=verbs:10.0.0.1:20049
 # The routing tables now assign that address to the other device.

@@ -6,7 +6,7 @@ source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 
 # saves: checks these counts. The batch size of a side depends on scheduling: the slower side finds and sends larger
-# batches, and the other smaller ones. So it gets several attempts.
+# batches, and the other smaller ones. Therefore it gets several attempts.
 saves() {
     "$rpcperf" rate --loopback=verbs:10.0.0.1:20049 -s 64 -t 32 -n 5000 -d rxe0 -x 1 >/run/rate
     sed -n '/a call of/p' /run/rate

@@ -2,7 +2,7 @@
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../peers.sh"
 
-# The time limit ends what hangs in user space. For the rest, the log shows where the kernel waits.
+# The time limit ends programs that hang in user space. If the kernel hangs, the log shows where it waits.
 limit=120
 for address in $kernel $kernel6; do
     timeout -k 5 $limit rping -s -a "$address" -C 10 -V & # -V: checks received data

@@ -6,7 +6,7 @@ source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 modprobe -a sch_tbf sch_netem || { echo "no traffic control in this kernel"; exit 77; }
 
-# cable RATE: its rate in each direction.
+# cable RATE: sets the rate of the cable in each direction.
 cable() {
     local end
     for end in "tc" "ip netns exec ours tc"; do
@@ -29,12 +29,12 @@ for step in "256kbit 640" "1mbit 2560" "8mbit 16384" "100mbit 16384"; do
     cable "$rate"
     began=$SECONDS
     dd if=/run/data of=/mnt/data bs=1M conv=fsync status=none
-    cmp /run/data $export/data || fail "$rate: the server has other data"
+    cmp /run/data $export/data || fail "$rate: the server's file differs"
     wrote=$((SECONDS - began)) began=$SECONDS
     echo 3 >/proc/sys/vm/drop_caches
-    cmp /run/data /mnt/data || fail "$rate: the client has other data"
+    cmp /run/data /mnt/data || fail "$rate: the data read by the client differs"
     echo "- $rate: $kbytes KiB written in $wrote s, read in $((SECONDS - began)) s"
-    (($(xprt /mnt 3) == connects)) || fail "$rate: it had to connect again: $(cat /run/nfs3d)"
+    (($(xprt /mnt 3) == connects)) || fail "$rate: the client reconnected: $(cat /run/nfs3d)"
 done
 cable 1gbit
 umount /mnt

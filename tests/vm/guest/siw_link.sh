@@ -6,8 +6,8 @@ source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../siw.sh"
 
 # forgotten: ends the kernel server's TCP connections, as an administrator can. A client with a dead link cannot signal
-# its end. The server notices only when it sends. While it waits for the rest of a Read or for the next call it never
-# does: siw enables no keep-alive.
+# its end. The server detects the end only when it sends. It never does so while it waits for the rest of a Read or for
+# the next call, because siw enables no keep-alive.
 forgotten() { ss -HKtn state established 'sport = :20049'; }
 
 for what in put get; do

@@ -33,19 +33,19 @@ capture() {
     kill -INT $capturing
     wait $capturing
     chmod a+r "$file"
-    # Both run in parallel, as tshark starts slowly.
+    # Two instances of tshark run in parallel, because tshark starts slowly.
     tshark -r "$file" -Y 'tcp && (_ws.expert.severity == error && !_ws.malformed || iwarp_mpa.bad_length)' >/run/wrong \
         2>/run/tshark-wrong &
     looking=$!
     tshark -r "$file" -Y tcp -T fields -E separator=/t "${fields[@]/#/-e}" >"/run/$1" 2>/run/tshark ||
         fail "$(</run/tshark)"
     wait $looking || fail "$(</run/tshark-wrong)"
-    [[ ! -s /run/wrong ]] || fail "$1: tshark finds fault: $(</run/wrong)"
+    [[ ! -s /run/wrong ]] || fail "$1: tshark reports errors: $(</run/wrong)"
     echo "$1: $(wc -l <"/run/$1") packets"
 }
 
-# show NAME CONDITION: the numbers of the packets for which it is true. operations(N): RDMAP messages of this opcode in
-# the packet (RFC 5040 §4.3).
+# show NAME CONDITION: prints the numbers of the packets for which the condition is true. In it, operations(N) is the
+# number of RDMAP messages with this opcode in the packet (RFC 5040 §4.3).
 show() {
     awk -F '\t' "
         function operations(n,    values, count, total, i) {
@@ -60,7 +60,7 @@ show() {
         $2 { print \$1 }" "/run/$1"
 }
 
-# some NAME N CONDITION: at least N packets meet the condition.
+# some NAME N CONDITION: checks that at least N packets meet the condition.
 some() {
     local found
     found=$(show "$1" "$3" | wc -l)
@@ -68,8 +68,8 @@ some() {
     echo "$1: $found packets: $3"
 }
 
-# in_segments NAME: no FPDU exceeds the peer's segment size, less 12 bytes for TCP's time stamp option, and some reach
-# it. An FPDU has 6 bytes besides the ULPDU, whose length tshark shows.
+# in_segments NAME: checks that no FPDU exceeds the peer's segment size, less 12 bytes for TCP's time stamp option, and
+# that some FPDUs reach it. An FPDU has 6 bytes besides the ULPDU, whose length tshark shows.
 in_segments() {
     awk -F '\t' -v name="$1" '
         $13 != "" && (!most || $13 - 12 < most) { most = $13 - 12 }
@@ -80,8 +80,8 @@ in_segments() {
         }' "/run/$1" || fail "$1: FPDUs do not fill their segments, or are longer"
 }
 
-# decoded NAME: rpcrdma decode finds as many messages as tshark finds ends of Sends (opcodes 3 to 6), and those of
-# version 1 in the same packets.
+# decoded NAME: checks that rpcrdma decode finds as many messages as tshark finds ends of Sends (opcodes 3 to 6), and
+# those of version 1 in the same packets.
 decoded() {
     "$RPCRDMA" decode --json "$RPCRDMA_VM_RESULTS/siw-$1.pcapng" >/run/decoded || fail "rpcrdma decode"
     local theirs ours
@@ -97,7 +97,7 @@ decoded() {
         fail "$1: tshark sees messages of version 1 in other packets than rpcrdma decode"
 }
 
-# sound NAME: only the known replies are malformed, and no Terminate (opcode 7) ended a connection.
+# sound NAME: checks that only the known replies are malformed, and that no Terminate (opcode 7) ended a connection.
 sound() {
     local odd
     odd=$(show "$1" 'malformed != "" && !(procedure ~ /6/ && answer ~ /1/)')
@@ -126,10 +126,10 @@ some client 3 'reply != ""'
 some client 3 "operations(1) && from == \"$kernel\""
 some client 3 "operations(2) && from == \"$ours\""
 some client 6 "operations(0) && from == \"$kernel\""
-# Send With Invalidate, only where permitted: not on the last connection.
+# Send With Invalidate occurs only where it is permitted, which excludes the last connection.
 some client 3 "operations(4) + operations(6) && from == \"$kernel\""
 last=$(show client 'request != ""' | tail -n 1)
-[[ -z $(show client "\$1 > $last && operations(4) + operations(6)") ]] || fail "invalidated without leave"
+[[ -z $(show client "\$1 > $last && operations(4) + operations(6)") ]] || fail "a handle was invalidated without permission"
 some client 10 'version ~ /1/ && type != ""'
 
 storage
@@ -139,7 +139,7 @@ server() {
     cp /run/file /run/small /mnt/
     umount /mnt
     nfs
-    cmp /run/file /mnt/file || fail "another file is read"
+    cmp /run/file /mnt/file || fail "the file that was read differs"
     ls -l /mnt >/dev/null
     umount /mnt
 }

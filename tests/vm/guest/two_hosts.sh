@@ -38,7 +38,7 @@ await grep -q '^listening' /run/store
 far "$BLOCKSTORE" copy /run/movie iwarp:192.0.2.1:20050 --host-key /run/host.key
 far "$BLOCKSTORE" verify /run/movie iwarp:192.0.2.1:20050 --host-key /run/host.key
 grep 'equal to the source' /run/said
-cmp -n 3000001 /run/movie /run/disk.img || fail "something else was stored"
+cmp -n 3000001 /run/movie /run/disk.img || fail "the stored data differs"
 # A client without a key is not served.
 ! ip netns exec far "$BLOCKSTORE" verify /run/movie iwarp:192.0.2.1:20050 >/run/said 2>&1 || fail "served without a key"
 grep -q '^error' /run/said || fail "$(</run/said)"

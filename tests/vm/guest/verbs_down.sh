@@ -24,7 +24,7 @@ gone() { rdma resource show | grep -q " qp 1 "; }
 for ((second = 0; second < 15; second++)); do gone && break || sleep 1; done
 echo "- of the clients, the device holds $(theirs) queue pairs after $second s"
 up
-# It frees that one when the server ends.
+# The device frees that queue pair when the server ends.
 kill "$server"
 await bash -c "! kill -0 $server 2>/dev/null"
 wait "$server" || true

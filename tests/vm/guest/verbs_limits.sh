@@ -34,7 +34,7 @@ fails "little memory may be locked" ibv_reg_mr bytes 'RLIMIT_MEMLOCK is' 'ulimit
 fails "no memory may be locked, at a server" 'RLIMIT_MEMLOCK is' 'ulimit -l unlimited' -- \
     prlimit --memlock=65536 "${nobody[@]}" $rpcperf serve --listen verbs:10.0.0.1:20059
 fails "few files" 'ulimit -n' -- prlimit --nofile=8 $rpcperf raw-lat $at
-"${nobody[@]}" $rpcperf lat $at -n 20 >/dev/null || fail "a user with all that is needed does not get through"
+"${nobody[@]}" $rpcperf lat $at -n 20 >/dev/null || fail "a user with all permissions is not served"
 mv /dev/infiniband/rdma_cm /dev/infiniband/hidden
 fails "no connection manager" /dev/infiniband/rdma_cm 'modprobe rdma_ucm' -- $rpcperf lat $at
 mv /dev/infiniband/hidden /dev/infiniband/rdma_cm
@@ -52,4 +52,4 @@ fails "no device, at a server" 'modprobe' 'rdma link add' -- $rpcperf serve --li
 rdma link add rxe0 type rxe netdev v0
 await grep -qs ffff:0a00:0001 /sys/class/infiniband/rxe0/ports/1/gids/1
 serve server $at --only calls
-$rpcperf lat $at -n 20 >/dev/null || fail "not served after all that"
+$rpcperf lat $at -n 20 >/dev/null || fail "not served after these failures"

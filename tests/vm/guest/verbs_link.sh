@@ -25,9 +25,9 @@ await grep -q 'port 1 is down' /run/server
 up
 unharmed "the link down and up, with nothing under way"
 
-# The other client connects before the cable has routes, and so stays within the device. soft-RoCE blocks for a second
-# or more when it destroys a queue pair whose packets a dead link still holds. That blocks the shard, so a call may take
-# several of those.
+# The other client connects before the cable has routes, so its packets stay within the device. soft-RoCE blocks for a
+# second or more when it destroys a queue pair whose packets a dead link still holds. That blocks the shard, possibly
+# several times during one call.
 "$RPCRDMA" ping -c 100000 -i 0.1 -W 20 $at 0x20525046 5 >/run/other 2>&1 &
 other=$!
 answers() { wc -l </run/other; }
@@ -48,9 +48,9 @@ before=$(answers)
 ip link set v1 down
 await grep -q DOWN /sys/class/infiniband/rxe0/ports/1/state
 lost "the link down"
-grep -q 'port 1 is down' /run/idle || fail "a lost client does not say that its port is down: $(</run/idle)"
+grep -q 'port 1 is down' /run/idle || fail "a lost client does not report that its port is down: $(</run/idle)"
 # The server's device has reported it too. The server counts it twice: once here, once with no outstanding calls.
-grep -q 'port 1 is down' /run/server || fail "the server does not say that the port is down: $(</run/server)"
+grep -q 'port 1 is down' /run/server || fail "the server does not report that the port is down: $(</run/server)"
 (($(counted port_downs) >= 2)) || fail "the server has counted $(counted port_downs) times that the port went down"
 # No message informs the server. Its device or its keep-alive detects it.
 await bash -c "(( \$(rdma resource show qp link rxe0 | grep -c 'type RC') == $quiet ))"

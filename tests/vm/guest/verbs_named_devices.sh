@@ -10,20 +10,20 @@ trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
 rdma link add rxe1 type rxe netdev v1
 await grep -qs 'ffff:0a00:0002' /sys/class/infiniband/rxe1/ports/1/gids/*
 
-# shards DEVICE: the server's threads that have a protection domain there, in order.
+# shards DEVICE: prints the server's threads that have a protection domain of this device, in order.
 shards() { rdma resource show pd | sed -n "s/^dev $1 .* comm rpcrdma-shard\([0-9]*\).*/\1/p" | sort -u | xargs; }
 
-# calls SHARD: the number of calls that it has answered.
+# calls SHARD: prints the number of calls that a shard has answered.
 calls() { told "shards[$1]['calls']"; }
 
-# listens ADDRESS ADDRESS: starts a server of both. The first must be on rxe0, the second on rxe1.
+# listens ADDRESS ADDRESS: starts a server of both addresses. The first must be on rxe0, the second on rxe1.
 listens() {
     serve server "$1,$2" --only calls --stats /run/server.stats
     [[ "$(shards rxe0) / $(shards rxe1)" == "0 / 1" ]] || fail "$1, $2: not a device each: $(rdma resource show pd)"
 }
 
-# reached SHARD ADDRESS DEVICE FROM: calls to that address reach that shard, by connections of that device and IP
-# address.
+# reached SHARD ADDRESS DEVICE FROM: checks that calls to an address reach this shard, by connections of this device and
+# from this IP address.
 reached() {
     local before other=$((1 - $1)) client
     before=$(calls $other)

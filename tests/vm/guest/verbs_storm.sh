@@ -47,9 +47,9 @@ for op in write read; do
     status=0
     wait "$client" || status=$?
     ((status == 1)) || fail "exit status $status of a client without a server: $(<"/run/busy-$op")"
-    grep -q 'rpcperf: .*' "/run/busy-$op" || fail "a client without a server does not say why it ends"
+    grep -q 'rpcperf: .*' "/run/busy-$op" || fail "a client without a server does not print why it ends"
     echo "- a server killed amid --op $op: $(grep 'rpcperf: ' "/run/busy-$op" | tail -n 1)"
     await bash -c "rdma resource show | grep -q ' qp 1 .* ctx 0 srq 0'"
     serve server $at -q 4 -s 64K
-    "$rpcperf" lat $at -n 20 >/dev/null || fail "a server in the place of one that was killed"
+    "$rpcperf" lat $at -n 20 >/dev/null || fail "a server that replaces a killed one does not serve"
 done

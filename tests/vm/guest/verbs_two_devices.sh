@@ -7,7 +7,7 @@ rdma link add rxe1 type rxe netdev v1
 await grep -qs 'ffff:0a00:0002' /sys/class/infiniband/rxe1/ports/1/gids/*
 first=verbs:10.0.0.1:20050 second=verbs:10.0.0.2:20050
 
-# shards DEVICE: the server's threads that have a protection domain there, in order.
+# shards DEVICE: prints the server's threads that have a protection domain of this device, in order.
 shards() { rdma resource show pd | sed -n "s/^dev $1 .* comm rpcrdma-shard\([0-9]*\).*/\1/p" | sort | xargs; }
 
 head -c 300001 /dev/urandom >/run/source
@@ -21,4 +21,4 @@ for way in "copy $first" "verify $second" "copy $second" "verify $first"; do
 done
 kill -TERM "$server"
 wait "$server" || fail "the server ended with $?: $(</run/store)"
-[[ -z "$(shards rxe0)$(shards rxe1)" ]] || fail "a device is held yet: $(rdma resource show pd)"
+[[ -z "$(shards rxe0)$(shards rxe1)" ]] || fail "a device is still in use: $(rdma resource show pd)"

@@ -13,13 +13,13 @@ serve server $at --only calls --stats /run/server.stats
 load=$!
 await bash -c 'rdma resource show cm_id | grep -q "state CONNECT.* comm rpcperf.*dst-addr 10.0.0.1:20049"'
 
-# view: the JSON view.
+# view: prints the JSON view.
 view() { "$RPCRDMA" top --once --json --interval 2 --stats /run/server.stats >/run/view; }
-# shows WHAT EXPRESSION SHOWN: holds in the last view, or in one within several intervals.
+# shows WHAT EXPRESSION SHOWN: checks that EXPRESSION is true in the last view, or in one of the following intervals.
 shows() {
     local end=$((SECONDS + 150))
     until jq -e "$2" /run/view >/dev/null; do
-        ((SECONDS <= end)) || fail "top: $1: not so: $2: $(</run/view)"
+        ((SECONDS <= end)) || fail "top: $1: not true within the time-out: $2: $(</run/view)"
         view || true
     done
     echo "- top, $1: $(jq -c "$3" /run/view)"
@@ -52,7 +52,7 @@ screen send-keys -t t q
 await bash -c '! tmux -S /run/screen list-sessions'
 
 "$RPCRDMA" exporter --stats /run/server.stats --listen 127.0.0.1:9420 >/run/exporter 2>&1 &
-# packets: the device's received packets, according to the exporter.
+# packets: prints the number of packets that the device has received, according to the exporter.
 packets() {
     python3 -c 'import re, urllib.request
 text = urllib.request.urlopen("http://127.0.0.1:9420/metrics").read().decode()

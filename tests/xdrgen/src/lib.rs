@@ -2,13 +2,13 @@
 
 use rpcrdma_xdr::{BadXdr, Decode, Encode, decode, encode};
 
-/// Function that decodes a value and encodes it again.
+/// A function that decodes a value and encodes the result.
 pub type RoundTrip = fn(&[u8]) -> Result<Vec<u8>, BadXdr>;
 
-/// Index of a type in its schema, and its function.
+/// A type: its index in its schema, and its function.
 pub type TypeCase = (usize, RoundTrip);
 
-/// A file and its types.
+/// A specification and its types.
 #[derive(Clone, Copy, Debug)]
 pub struct File {
     /// Name without extension.

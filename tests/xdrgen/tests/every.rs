@@ -111,8 +111,8 @@ fn lists_have_no_pointers() {
 }
 
 #[test]
-fn recursive_values_are_views_with_a_limited_depth() {
-    let deepest = |depth: usize| {
+fn recursive_values_are_decoded_up_to_the_maximum_depth() {
+    let nested_trees = |depth: usize| {
         let mut words = Vec::new();
         (0..depth).for_each(|level| words.extend([word(level as u32), word(1)]));
         // The innermost tree, and the right branches of all levels.
@@ -120,7 +120,7 @@ fn recursive_values_are_views_with_a_limited_depth() {
         words.extend(vec![[0; 4]; depth]);
         words
     };
-    let words = deepest(MAX_DEPTH);
+    let words = nested_trees(MAX_DEPTH);
     let mut tree: Tree<'_> = decode(words.as_flattened()).expect("the deepest allowed nesting");
     assert_eq!(encode(&tree).expect("within bounds"), words.as_flattened());
     for level in 0..MAX_DEPTH {
@@ -130,7 +130,7 @@ fn recursive_values_are_views_with_a_limited_depth() {
     assert_eq!(tree, Tree::default());
 
     for depth in [MAX_DEPTH + 1, 1_000_000] {
-        let words = deepest(depth);
+        let words = nested_trees(depth);
         let error = decode::<Tree<'_>>(words.as_flattened()).expect_err("too deep");
         assert_eq!(error.what, "nesting depth");
     }

@@ -1,7 +1,7 @@
-//! Comparison with rpcgen: each type decodes random values and encodes them again, in Rust and in C.
+//! Comparison with rpcgen: random values of each type are decoded and encoded by Rust and by C.
 
 use std::fmt::Write as _;
-use std::fs::{self, File as Opened};
+use std::fs::{self, File as InputFile};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -13,8 +13,8 @@ use xdrgen::{Source, parse};
 const VALUES: usize = 10_000;
 /// Number of values of each type of a random file.
 const FEWER_VALUES: usize = 200;
-/// Number of random files that are compared with C. A comparison takes about a second.
-const COMPARED: usize = 8;
+/// Number of random files that are compared with C. Each comparison takes about a second.
+const COMPARED_FILES: usize = 8;
 /// Files for which rpcgen generates C code that does not compile.
 ///
 /// libtirpc itself declares the types of `rpcbind`. `circular` has typedefs that are impossible in C, and a union with
@@ -23,7 +23,7 @@ const NOT_IN_C: [&str; 2] = ["rpcbind", "circular"];
 
 #[test]
 fn rust_and_c_encode_each_value_of_each_type_the_same() {
-    let missing = missing();
+    let missing = find_missing_program();
     if let Some(reason) = missing {
         println!("not run: {reason}");
     }
@@ -31,7 +31,7 @@ fn rust_and_c_encode_each_value_of_each_type_the_same() {
     for file in FILES {
         let is_random = file.name.starts_with("random_");
         let source = Source { name: file.name.into(), text: file.text.into() };
-        let schema = parse(&source, None).expect("it was compiled");
+        let schema = parse(&source, None).expect("build.rs has parsed the file");
         let is_narrow = ["char", "short"].iter().any(|ty| file.text.contains(ty));
         let mut random = Random { schema: &schema, rng: fastrand::Rng::with_seed(1), is_narrow, depth: 0 };
         let mut values = Vec::new();
@@ -45,14 +45,14 @@ fn rust_and_c_encode_each_value_of_each_type_the_same() {
             }
         }
         randoms += usize::from(is_random);
-        if missing.is_none() && randoms <= COMPARED && !NOT_IN_C.contains(&file.name) {
+        if missing.is_none() && randoms <= COMPARED_FILES && !NOT_IN_C.contains(&file.name) {
             compare(file, &schema, &values);
         }
     }
 }
 
-/// Name of a needed program or library that is not installed.
-fn missing() -> Option<&'static str> {
+/// Returns a message about a required program or library that is not installed.
+fn find_missing_program() -> Option<&'static str> {
     let runs = |program: &str| Command::new(program).arg("--version").output().is_ok();
     match () {
         () if !runs("gcc") => Some("needs gcc"),
@@ -66,7 +66,7 @@ fn missing() -> Option<&'static str> {
 struct Random<'s> {
     schema: &'s Schema,
     rng: fastrand::Rng,
-    /// The file has C types narrower than a word.
+    /// True if the file has C types that are narrower than a word, so that values must be small.
     is_narrow: bool,
     /// Number of values of recursive types around the current value.
     depth: usize,
@@ -82,13 +82,13 @@ impl Random<'_> {
         matches!(ty, Type::Recursive(_)) && self.depth >= 6
     }
 
-    /// A number of elements.
-    fn count(&mut self, max: Option<u32>, usual: u32) -> u32 {
-        self.rng.u32(0..=max.unwrap_or(usual).min(usual))
+    /// Chooses a number of elements up to `max`, and up to `limit` to keep values short.
+    fn count(&mut self, max: Option<u32>, limit: u32) -> u32 {
+        self.rng.u32(0..=max.unwrap_or(limit).min(limit))
     }
 
     fn bytes(&mut self, len: u32, to: &mut Vec<u8>) {
-        // Strings of C cannot contain zero bytes.
+        // C strings cannot contain zero bytes, so no value does.
         to.extend((0..len).map(|_| self.rng.u8(1..)));
         to.resize(to.len().next_multiple_of(4), 0);
     }
@@ -111,7 +111,7 @@ impl Random<'_> {
         let cases = |arm: &Arm| arm.cases.iter().map(|case| case.value as u32).collect::<Vec<_>>();
         let word = u32::from_be_bytes(to[at..].try_into().expect("a word"));
         let mut arm = union.arms.iter().find(|arm| cases(arm).contains(&word));
-        // A random number is rarely a case, but a union without a default arm needs one.
+        // A random number is rarely a case of the union, but a union without a default arm needs a case.
         if arm.is_none() && (union.default.is_none() || self.rng.bool()) {
             arm = self.rng.choice(&union.arms);
             let case = arm.and_then(|arm| self.rng.choice(cases(arm))).expect("a union has cases");
@@ -196,18 +196,18 @@ fn compare(file: &File, schema: &Schema, values: &[(usize, Vec<u8>)]) {
         let _ = writeln!(program, "case {index}: return round_trip((xdrproc_t)xdr_{ty}, sizeof({ty}));");
     }
     program += TAIL;
-    fs::write(path("main.c"), program).expect("written");
-    // nis.x has continued lines, which rpcgen does not accept.
-    fs::write(path(&format!("{name}.x")), file.text.replace("\\\n", " ")).expect("written");
-    fs::write(path("input"), input).expect("written");
+    fs::write(path("main.c"), program).expect("the file is written");
+    // rpcgen does not accept continued lines, which nis.x has.
+    fs::write(path(&format!("{name}.x")), file.text.replace("\\\n", " ")).expect("the file is written");
+    fs::write(path("input"), input).expect("the file is written");
     let build = format!(
         "rpcgen -h -o {name}.h {name}.x && rpcgen -c -o {name}.c {name}.x && \
          gcc -w -O1 -I/usr/include/tirpc -o main main.c {name}.c -ltirpc"
     );
-    let built = Command::new("sh").args(["-c", &build]).current_dir(&dir).output().expect("sh");
+    let built = Command::new("sh").args(["-c", &build]).current_dir(&dir).output().expect("sh runs");
     assert!(built.status.success(), "{name}: {}", String::from_utf8_lossy(&built.stderr));
-    let input = Stdio::from(Opened::open(path("input")).expect("written"));
-    let output = Command::new(path("main")).stdin(input).output().expect("it was built");
+    let input = Stdio::from(InputFile::open(path("input")).expect("the input exists"));
+    let output = Command::new(path("main")).stdin(input).output().expect("the C program runs");
     assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
     if output.stdout != expected {
         let at = output.stdout.iter().zip(&expected).take_while(|(c, rust)| c == rust).count();
@@ -217,7 +217,7 @@ fn compare(file: &File, schema: &Schema, values: &[(usize, Vec<u8>)]) {
             end > at
         };
         let (index, bytes) = values.iter().find(is_mismatch).expect("one of the values");
-        panic!("{name}: C differs in {}, {bytes:02x?}", schema.types[*index].name.text);
+        panic!("{name}: C and Rust encode {} differently: {bytes:02x?}", schema.types[*index].name.text);
     }
 }
 

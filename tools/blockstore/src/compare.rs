@@ -123,7 +123,8 @@ pub(crate) fn run(options: &Compare) -> anyhow::Result<()> {
     let mut rows = Vec::new();
     say("| | fio | blockstore | ratio |\n| --- | --- | --- | --- |");
     for row in chosen {
-        let [fio, store] = alternate(&mut server, row, "adaptive")?.map(|all| Rounds::of(&all, |one| one.rate));
+        let [fio, store] =
+            alternate(&mut server, row, "adaptive")?.map(|all| Rounds::of(&all, |measurement| measurement.rate));
         let ratio = store.median / fio.median;
         say(&format!("| {} | {fio} | {store} | {ratio:.2} |", row.name));
         rows.push(json!({
@@ -137,8 +138,8 @@ pub(crate) fn run(options: &Compare) -> anyhow::Result<()> {
     let mut server = None;
     let measured = alternate(&mut server, PROCESSOR_TIME_ROW, "event")?;
     stop(server)?;
-    let rates = Rounds::of(&measured[1], |one| one.rate);
-    let [fio, store] = measured.map(|all| Rounds::of(&all, |one| one.processor));
+    let rates = Rounds::of(&measured[1], |measurement| measurement.rate);
+    let [fio, store] = measured.map(|all| Rounds::of(&all, |measurement| measurement.processor));
     say(&format!(
         "processor time of one of the {}, in µs, with a server that sleeps when it can ({:.0}/s): fio {:.2}, blockstore {:.2}",
         PROCESSOR_TIME_ROW.name, rates.median, fio.median, store.median
@@ -177,7 +178,7 @@ impl std::fmt::Display for Rounds {
     }
 }
 
-/// A server process, and where its client runs.
+/// A server process, its address, and the core of its client.
 struct MeasuredServer {
     process: ServerProcess,
     address: Address,

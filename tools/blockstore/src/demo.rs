@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
         arguments.extend(["--cores".to_owned(), cores.clone()]);
     }
     let server = ServerProcess::start(&address, &dir.path().join("store"), &arguments)?;
-    // Both processes have the files open, so their names can be removed. Nothing is left behind, whatever happens.
+    // Both processes have the files open, so their names can be removed. No file remains if either process is killed.
     dir.close().context("cannot remove the temporary directory")?;
 
     let mut client = BlockClient::connect(&address, block, depth.into(), AuthPolicy::Off)?;
@@ -78,12 +78,12 @@ pub(crate) fn pseudo_random(path: PathBuf, size: u64, seed: u64) -> anyhow::Resu
         let mut file = File::options().read(true).write(true).create_new(true).open(&path)?;
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut chunk = vec![0; 1 << 20];
-        let mut left = size;
-        while left > 0 {
-            let len = left.min(chunk.len() as u64);
+        let mut remaining = size;
+        while remaining > 0 {
+            let len = remaining.min(chunk.len() as u64);
             rng.fill(&mut chunk[..len as usize]);
             file.write_all(&chunk[..len as usize])?;
-            left -= len;
+            remaining -= len;
         }
         Ok::<_, std::io::Error>(file)
     };

@@ -88,10 +88,10 @@ struct DiskState {
     waiting: VecDeque<Job>,
     /// Writes that wait for the gate, oldest first.
     gated: VecDeque<Job>,
-    /// The first gated write has priority at the gate.
+    /// Whether the first gated write has priority at the gate.
     has_priority: bool,
     finish: Finish,
-    /// O_DIRECT is not used any more, because it failed in spite of the right alignment.
+    /// Whether O_DIRECT failed despite the right alignment, and is no longer used.
     no_direct: bool,
 }
 

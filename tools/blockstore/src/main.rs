@@ -221,8 +221,8 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     print_error!("{}", memory_line(&config.shard, config.shards, 0));
     let store = Arc::new(store);
     let (server, engine) = if uring {
-        let (own, entries) = (Arc::clone(&store), options.ring);
-        let make = move |setup: &ShardSetup<'_>| server::uring_application(&own, setup, entries);
+        let (shard_store, entries) = (Arc::clone(&store), options.ring);
+        let make = move |setup: &ShardSetup<'_>| server::uring_application(&shard_store, setup, entries);
         let direct = store.direct().map_or("", |_| ", O_DIRECT");
         (Server::start_with(first, make, &config)?, format!("io_uring{direct}"))
     } else {

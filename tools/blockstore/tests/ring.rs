@@ -1,4 +1,4 @@
-//! The io_uring of a shard that ends while the kernel still uses its memory.
+//! The end of a shard while the kernel still uses the memory of its io_uring.
 #![deny(unsafe_code)]
 
 #[path = "../src/protocol.rs"]
@@ -70,12 +70,12 @@ fn a_ring_lives_until_the_kernel_no_longer_uses_its_memory() {
 fn check_end_with_outstanding_read(registered: bool) {
     let (file, mut writer) = std::io::pipe().expect("a pipe");
     let (submitted, submissions) = mpsc::channel();
-    let (mut left, file) = (file.try_clone().expect("a descriptor"), Arc::new(file));
+    let (mut reader, file) = (file.try_clone().expect("a descriptor"), Arc::new(file));
     let address: Address =
         format!("soft:blockstore-ring-{}-{registered}", std::process::id()).parse().expect("an address");
-    let own = Arc::clone(&file);
+    let pipe = Arc::clone(&file);
     let make = move |setup: &rpcrdma::service::ShardSetup<'_>| {
-        let mut ring = Ring::new(4, &[own.as_fd()])?;
+        let mut ring = Ring::new(4, &[pipe.as_fd()])?;
         if registered {
             ring.register(setup.arena)?;
         }
@@ -101,7 +101,7 @@ fn check_end_with_outstanding_read(registered: bool) {
     assert_eq!(submissions.recv(), Ok(1), "the read is submitted");
 
     let undrained = server.drain(Duration::from_millis(100)).expect_err("a call that does not end").to_string();
-    // The shard exists as long as the kernel may write to its memory.
+    // The shard stays as long as the kernel may write to its memory.
     assert!(undrained.contains("handlers running on 1 shard"), "{undrained}");
     assert!(
         matches!(ended.recv(), Ok(Err(FailedCall { error: CallError::ConnectionLost { .. }, .. }))),
@@ -112,7 +112,7 @@ fn check_end_with_outstanding_read(registered: bool) {
 
     writer.write_all(&[7; LEN]).expect("the pipe has room");
     assert_eq!(submissions.recv(), Err(mpsc::RecvError), "the ring ends after the read");
-    // The kernel has moved the written bytes to the memory of the call.
-    ioctl_fionbio(&left, true).expect("a descriptor");
-    assert_eq!(left.read(&mut [0]).map_err(|error| error.kind()), Err(std::io::ErrorKind::WouldBlock));
+    // The pipe is empty, because the kernel has read its bytes into the memory of the call.
+    ioctl_fionbio(&reader, true).expect("a descriptor");
+    assert_eq!(reader.read(&mut [0]).map_err(|error| error.kind()), Err(std::io::ErrorKind::WouldBlock));
 }

@@ -7,7 +7,7 @@ use rpcrdma::config::{AcceptConfig, ConnectConfig};
 
 use super::{MAX_SHOWN, Role, SHARED, Setting, SettingError, Settings, is_of_other_role, parse_values, shorten};
 
-/// Groups of knobs: those of all programs, then those of one role.
+/// Returns the groups of knobs: those of all programs, then those of one role only.
 fn groups() -> impl Iterator<Item = &'static str> {
     SHARED.iter().copied().chain([ConnectConfig::GROUP, AcceptConfig::GROUP])
 }

@@ -131,7 +131,7 @@ impl Idle {
     }
 }
 
-/// A knob and its value. A text may be read as several values, the first valid of which is used.
+/// A knob and its possible values. Text can be read in several ways, and the first valid value is used.
 #[derive(Clone, Debug)]
 struct Setting {
     /// The file, the variable, or `--set`.
@@ -142,7 +142,7 @@ struct Setting {
     values: Vec<Value>,
 }
 
-/// Settings from file, environment and `--set`, lowest precedence first.
+/// Settings from file, environment and `--set`, in ascending order of precedence.
 #[derive(Clone, Debug, Default)]
 pub struct Settings(Vec<Setting>);
 
@@ -153,7 +153,7 @@ pub enum SettingError {
     /// The file cannot be read.
     #[error("--config {}: {why}", path.display())]
     File {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
         /// What failed.
         why: String,
@@ -166,9 +166,9 @@ pub enum SettingError {
     /// There is no such knob.
     #[error("{source_}: unknown knob `{knob}`: {known}")]
     Unknown {
-        /// Its source.
+        /// Source of the setting.
         source_: String,
-        /// Its name.
+        /// Name of the knob.
         knob: String,
         /// The known knobs or groups.
         known: String,
@@ -176,21 +176,21 @@ pub enum SettingError {
     /// The knob was renamed or removed in an earlier version.
     #[error("{source_}: knob {knob} {became}")]
     Replaced {
-        /// Its source.
+        /// Source of the setting.
         source_: String,
-        /// Its name.
+        /// Name of the knob.
         knob: String,
-        /// Its new name, or why it was removed.
+        /// The knob's new name, or why it was removed.
         became: String,
     },
     /// The value has the wrong type.
     #[error("{source_}: invalid {knob} `{value}`: {why}")]
     Value {
-        /// Its source.
+        /// Source of the setting.
         source_: String,
-        /// Its name.
+        /// Name of the knob.
         knob: String,
-        /// Its value.
+        /// The value as written.
         value: String,
         /// The expected form, and the default.
         why: String,
@@ -436,10 +436,10 @@ impl Settings {
     }
 }
 
-/// Resets the numbers of buffers to 0 that no setting determines, so that the budget determines them.
+/// Sets the numbers of buffers that no setting determines to 0, so that the budget determines them.
 ///
-/// If the defaults have no budget, this applies to all numbers. Otherwise the defaults are what the program needs: only
-/// if the needs exceed the budget does the program get fewer buffers than it needs, but as many receives.
+/// If the defaults have no budget, the budget determines all these numbers. Otherwise the defaults state what the
+/// program needs. If that exceeds the budget, the program gets fewer buffers than it needs, but not fewer receives.
 fn apply_budget(config: &mut Config, defaults: &Config, is_set: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
     let (mut needs, is_all) = (config.memory.clone(), defaults.memory.budget == 0);
     if needs.budget == 0 && numbers(&mut config.memory).any(|(_, number)| *number == 0) {

@@ -34,8 +34,8 @@ pub static VERSION: LazyLock<String> = LazyLock::new(|| {
 
 /// Prepares the process. Each program calls it first.
 ///
-/// Afterwards a write beyond RLIMIT_FSIZE (`ulimit -f`) fails with EFBIG, while SIGXFSZ would end the process without a
-/// message. Child processes do not inherit this.
+/// Afterwards, a write beyond RLIMIT_FSIZE (`ulimit -f`) fails with EFBIG. By default, SIGXFSZ would end the process
+/// without a message. Child processes do not inherit this handling.
 pub fn start() {
     // Unlike an ignored signal, a handler is reset by exec. Registering one for this signal cannot fail.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());

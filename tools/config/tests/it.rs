@@ -18,7 +18,7 @@ struct Program {
     own: bool,
 }
 
-fn file(text: &str) -> tempfile::NamedTempFile {
+fn temporary_file(text: &str) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().expect("a file");
     file.write_all(text.as_bytes()).expect("written");
     file
@@ -26,7 +26,7 @@ fn file(text: &str) -> tempfile::NamedTempFile {
 
 /// Returns the configuration of a server with these sources.
 fn resolve(text: &str, variables: &[(&str, &str)], set: &[&str], options: &[&str]) -> Result<Config, SettingError> {
-    let file = file(text);
+    let file = temporary_file(text);
     let path = file.path().to_str().expect("a path");
     let arguments = ["program", "--config", path].into_iter().chain(set.iter().flat_map(|text| ["--set", text]));
     let args = Program::parse_from(arguments).config;
@@ -34,7 +34,7 @@ fn resolve(text: &str, variables: &[(&str, &str)], set: &[&str], options: &[&str
     args.load_with(variables)?.apply(&Config::default(), &AcceptConfig::default(), options).map(|(config, _)| config)
 }
 
-fn refused(text: &str, variables: &[(&str, &str)], set: &[&str]) -> String {
+fn resolve_error(text: &str, variables: &[(&str, &str)], set: &[&str]) -> String {
     resolve(text, variables, set, &[]).expect_err("it is invalid").to_string()
 }
 
@@ -112,13 +112,13 @@ fn the_printed_configuration_has_every_knob_and_reads_back() {
     config.wire.receive_size = 5000;
     let connect = ConnectConfig { reconnect_attempts: 5, ..ConnectConfig::default() };
     let text = to_toml(&config, &connect);
-    let path = file(&text);
+    let path = temporary_file(&text);
     let args = ConfigArgs { config: Some(path.path().to_owned()), ..ConfigArgs::default() };
     let settings = args.load_with(std::iter::empty()).expect("a file");
-    let (again, connect) =
+    let (reread, connect) =
         settings.apply(&Config::default(), &ConnectConfig::default(), &[]).expect("what was printed");
-    assert_eq!(to_toml(&again, &connect), text);
-    assert_eq!((again.wire.receive_size, again.poll.idle), (5000, IdlePolicy::Adaptive { spin: 77 }));
+    assert_eq!(to_toml(&reread, &connect), text);
+    assert_eq!((reread.wire.receive_size, reread.poll.idle), (5000, IdlePolicy::Adaptive { spin: 77 }));
     assert_eq!(connect.reconnect_attempts, 5);
     let costs =
         ["receives = 4096 # 20709376 bytes per shard", "credits = 64 # 325000 bytes of the receives, per connection"];
@@ -133,9 +133,12 @@ fn a_budget_determines_numbers_that_are_not_set() {
     let config = resolve("[memory]\nbudget = \"64MiB\"\nmessage_buffers = 100\n", &[], &[], &[]).expect("it suffices");
     assert!(config.memory.receives > 4096 && config.memory.message_buffers == 100, "{:?}", config.memory);
     assert!((48 << 20..=64 << 20).contains(&config.memory_bytes()), "{}", config.memory_bytes());
-    let said = refused("[memory]\nbudget = \"1MiB\"\n", &[], &[]);
-    assert!(said.contains(".tmp") && said.contains(": invalid memory.budget `1048576`: expected at least "), "{said}");
-    // The defaults of a program are its needs, which the budget only limits.
+    let error = resolve_error("[memory]\nbudget = \"1MiB\"\n", &[], &[]);
+    assert!(
+        error.contains(".tmp") && error.contains(": invalid memory.budget `1048576`: expected at least "),
+        "{error}"
+    );
+    // A program's own numbers of buffers are what it needs. A budget lowers them if necessary, and never raises them.
     let program = |set: &str| {
         let mut needs = Config::default();
         (needs.memory.budget, needs.memory.bulk_buffers) = (64 << 20, vec![(1 << 20, 100)]);
@@ -148,25 +151,25 @@ fn a_budget_determines_numbers_that_are_not_set() {
     assert!((30..45).contains(&memory.bulk_buffers[0].1), "{memory:?}");
     let memory = program("memory.budget=4GiB").expect("it suffices");
     assert_eq!((memory.receives, memory.bulk_buffers), (4096, vec![(1 << 20, 100)]));
-    let said = program("memory.receives=65536").expect_err("they exceed it").to_string();
-    assert!(said.contains("invalid memory.budget `67108864`: expected at least 2"), "{said}");
+    let error = program("memory.receives=65536").expect_err("the receives exceed the budget").to_string();
+    assert!(error.contains("invalid memory.budget `67108864`: expected at least 2"), "{error}");
 }
 
 #[test]
 fn a_renamed_knob_is_an_error_with_its_new_name() {
-    let said = refused("[poll]\nbatch = false\n", &[], &[]);
-    assert!(said.ends_with(": knob poll.batch was renamed to debug.batch"), "{said}");
-    let said = refused("", &[("RPCRDMA_WIRE_REVISION", "cel09")], &[]);
-    assert_eq!(said, "RPCRDMA_WIRE_REVISION: knob wire.revision was renamed to debug.revision");
-    let said = refused("", &[], &["iwarp.tos=3"]);
-    assert_eq!(said, "--set: knob iwarp.tos was removed, because device.tos determines its value");
+    let error = resolve_error("[poll]\nbatch = false\n", &[], &[]);
+    assert!(error.ends_with(": knob poll.batch was renamed to debug.batch"), "{error}");
+    let error = resolve_error("", &[("RPCRDMA_WIRE_REVISION", "cel09")], &[]);
+    assert_eq!(error, "RPCRDMA_WIRE_REVISION: knob wire.revision was renamed to debug.revision");
+    let error = resolve_error("", &[], &["iwarp.tos=3"]);
+    assert_eq!(error, "--set: knob iwarp.tos was removed, because device.tos determines its value");
     assert!(!resolve("", &[], &["debug.batch=false"], &[]).expect("its name").debug.batch);
 }
 
 #[test]
 fn servers_and_clients_share_a_file_and_the_environment() {
     let text = "[accept]\nsetup = \"7s\"\n[connect]\nreconnect_attempts = 3\n[limits]\ncredits = 99\n";
-    let file = file(text);
+    let file = temporary_file(text);
     let args = ConfigArgs { config: Some(file.path().to_owned()), ..ConfigArgs::default() };
     let variables = [("RPCRDMA_CONNECT_TIMEOUT", "9s"), ("RPCRDMA_ACCEPT_EVICT_AFTER", "8s")];
     let variables = variables.iter().map(|&(name, value)| (name.into(), value.into()));
@@ -176,9 +179,9 @@ fn servers_and_clients_share_a_file_and_the_environment() {
     assert_eq!((accept.setup.as_secs(), accept.evict_after.as_secs()), (7, 8));
     assert_eq!((connect.reconnect_attempts, connect.timeout.as_secs()), (3, 9));
     assert_eq!((server.limits.credits, client.limits.credits), (99, 99));
-    // An argument of the program is meant for its own role.
-    let said = refused("", &[], &["connect.timeout=9s"]);
-    assert!(said.starts_with("--set: unknown knob `connect.timeout`: knobs are in groups"), "{said}");
+    // An argument with a knob of the other role is an error.
+    let error = resolve_error("", &[], &["connect.timeout=9s"]);
+    assert!(error.starts_with("--set: unknown knob `connect.timeout`: knobs are in groups"), "{error}");
     let set = vec!["connect.timeout=9s".to_owned(), "limits.credits=5".to_owned()];
     let args = ConfigArgs { set, ..ConfigArgs::default() };
     assert_eq!(args.arguments::<AcceptConfig>(), ["--set=limits.credits=5"]);
@@ -186,53 +189,53 @@ fn servers_and_clients_share_a_file_and_the_environment() {
 
 #[test]
 fn an_error_names_source_knob_and_value() {
-    let said = refused("[memory]\nreceive = 10\n", &[], &[]);
-    assert!(said.contains(": unknown knob `memory.receive`: memory has budget, receives, small_buffers"), "{said}");
-    let said = refused("", &[("RPCRDMA_LIMITS_CREDIT", "10")], &[]);
-    assert!(said.starts_with("RPCRDMA_LIMITS_CREDIT: unknown knob `limits.credit`: limits has credits"), "{said}");
-    let said = refused("", &[], &["receives=10"]);
+    let error = resolve_error("[memory]\nreceive = 10\n", &[], &[]);
+    assert!(error.contains(": unknown knob `memory.receive`: memory has budget, receives, small_buffers"), "{error}");
+    let error = resolve_error("", &[("RPCRDMA_LIMITS_CREDIT", "10")], &[]);
+    assert!(error.starts_with("RPCRDMA_LIMITS_CREDIT: unknown knob `limits.credit`: limits has credits"), "{error}");
+    let error = resolve_error("", &[], &["receives=10"]);
     assert!(
-        said.starts_with("--set: unknown knob `receives`: knobs are in groups, such as memory.receives: memory, lim"),
-        "{said}"
+        error.starts_with("--set: unknown knob `receives`: knobs are in groups, such as memory.receives: memory, lim"),
+        "{error}"
     );
-    let said = refused("[accepts]\nsetup = \"1s\"\n", &[], &[]);
-    assert!(said.contains(", iwarp") && said.contains(", accept") && said.ends_with(", connect"), "{said}");
-    let said = refused("", &[], &["accepts.setup=1s"]);
-    assert!(said.contains(", accept") && !said.contains("connect"), "{said}");
+    let error = resolve_error("[accepts]\nsetup = \"1s\"\n", &[], &[]);
+    assert!(error.contains(", iwarp") && error.contains(", accept") && error.ends_with(", connect"), "{error}");
+    let error = resolve_error("", &[], &["accepts.setup=1s"]);
+    assert!(error.contains(", accept") && !error.contains("connect"), "{error}");
     for (knob, value) in [("timeouts.keep_alive", "30"), ("iwarp.busy_poll", "50")] {
-        let said = refused("", &[], &[&format!("{knob}={value}")]);
+        let error = resolve_error("", &[], &[&format!("{knob}={value}")]);
         assert!(
-            said.starts_with(&format!("--set: invalid {knob} `{value}`: expected a time such as \"10s\"")),
-            "{said}"
+            error.starts_with(&format!("--set: invalid {knob} `{value}`: expected a time such as \"10s\"")),
+            "{error}"
         );
     }
-    let said = refused("", &[], &["accept.setup=soon"]);
+    let error = resolve_error("", &[], &["accept.setup=soon"]);
     assert!(
-        said.starts_with("--set: invalid accept.setup `soon`: expected a time such as \"10s\" or \"5ms\""),
-        "{said}"
+        error.starts_with("--set: invalid accept.setup `soon`: expected a time such as \"10s\" or \"5ms\""),
+        "{error}"
     );
-    let said = refused("", &[("RPCRDMA_WIRE_RECEIVE_SIZE", "-1k")], &[]);
+    let error = resolve_error("", &[("RPCRDMA_WIRE_RECEIVE_SIZE", "-1k")], &[]);
     assert!(
-        said.starts_with(
+        error.starts_with(
             "RPCRDMA_WIRE_RECEIVE_SIZE: invalid wire.receive_size `-1k`: expected a size such as \"64KiB\""
         ),
-        "{said}"
+        "{error}"
     );
-    let said = refused("", &[], &["limits.max_reads=nan"]);
-    assert!(said.starts_with("--set: invalid limits.max_reads `nan`: "), "{said}");
-    let said = refused("[limits]\nmax_reads = inf\n", &[], &[]);
-    assert!(said.ends_with(": no knob accepts `nan` or `inf`"), "{said}");
-    let said = refused("", &[], &["memory.receives"]);
-    assert!(said.contains("expected GROUP.KNOB=VALUE"), "{said}");
-    let said = refused("receives = 3\n", &[], &[]);
-    assert!(said.contains("unknown knob `receives`: knobs are in groups"), "{said}");
-    let said = refused("[memory\n", &[], &[]);
-    assert!(said.starts_with("--config ") && said.contains(": line 1: "), "{said}");
+    let error = resolve_error("", &[], &["limits.max_reads=nan"]);
+    assert!(error.starts_with("--set: invalid limits.max_reads `nan`: "), "{error}");
+    let error = resolve_error("[limits]\nmax_reads = inf\n", &[], &[]);
+    assert!(error.ends_with(": no knob accepts `nan` or `inf`"), "{error}");
+    let error = resolve_error("", &[], &["memory.receives"]);
+    assert!(error.contains("expected GROUP.KNOB=VALUE"), "{error}");
+    let error = resolve_error("receives = 3\n", &[], &[]);
+    assert!(error.contains("unknown knob `receives`: knobs are in groups"), "{error}");
+    let error = resolve_error("[memory\n", &[], &[]);
+    assert!(error.starts_with("--config ") && error.contains(": line 1: "), "{error}");
 }
 
 #[test]
 fn knobs_of_the_program_can_be_taken_before_settings_are_applied() {
-    let file = file("[server]\nshards = 2\ncores = [0, 2]\nstats = \"/run/stats\"\n[limits]\ncredits = 8\n");
+    let file = temporary_file("[server]\nshards = 2\ncores = [0, 2]\nstats = \"/run/stats\"\n[limits]\ncredits = 8\n");
     let mut settings = Settings::default();
     settings.read(file.path()).expect("a file");
     settings.set("a test", "server.shards", "3");
@@ -244,18 +247,18 @@ fn knobs_of_the_program_can_be_taken_before_settings_are_applied() {
 
 #[test]
 fn a_value_of_several_lines_is_refused() {
-    let error = refused("", &[], &["limits.credits=8\n[limits]\nmax_calls = 1"]);
+    let error = resolve_error("", &[], &["limits.credits=8\n[limits]\nmax_calls = 1"]);
     assert!(error.contains("limits.credits"), "{error}");
 }
 
 #[test]
 fn a_value_out_of_range_names_its_last_source() {
     let text = "[limits]\ncredits = 100\n[memory]\nreceives = 10\n";
-    assert!(refused(text, &[], &[]).ends_with(": invalid memory.receives `10`: expected 256 to 1048576"));
-    let said = refused(text, &[("RPCRDMA_MEMORY_RECEIVES", "20")], &[]);
-    assert_eq!(said, "RPCRDMA_MEMORY_RECEIVES: invalid memory.receives `20`: expected 256 to 1048576");
+    assert!(resolve_error(text, &[], &[]).ends_with(": invalid memory.receives `10`: expected 256 to 1048576"));
+    let error = resolve_error(text, &[("RPCRDMA_MEMORY_RECEIVES", "20")], &[]);
+    assert_eq!(error, "RPCRDMA_MEMORY_RECEIVES: invalid memory.receives `20`: expected 256 to 1048576");
     assert_eq!(
-        refused(text, &[("RPCRDMA_MEMORY_RECEIVES", "20")], &["memory.receives=2M"]),
+        resolve_error(text, &[("RPCRDMA_MEMORY_RECEIVES", "20")], &["memory.receives=2M"]),
         "--set: invalid memory.receives `2M`: expected a whole number; default 4096"
     );
 }
@@ -277,11 +280,11 @@ fn errors_about_values_state_the_form_and_the_default() {
         ("memory.bulk_buffers=[[\"x\", 1]]", "expected a size such as \"64KiB\", or a number of bytes; default"),
         ("limits.max_reads=0", "at least 1, or unset for no limit (in a file: \"unset\")"),
     ] {
-        let said = refused("", &[], &[set]);
-        assert!(said.contains(expected), "{said}");
+        let error = resolve_error("", &[], &[set]);
+        assert!(error.contains(expected), "{error}");
     }
-    let said = refused("[limits]\nmax_reads = unset\n", &[], &[]);
-    assert!(said.contains(": line 2: ") && said.ends_with(" (in a file: \"unset\")"), "{said}");
+    let error = resolve_error("[limits]\nmax_reads = unset\n", &[], &[]);
+    assert!(error.contains(": line 2: ") && error.ends_with(" (in a file: \"unset\")"), "{error}");
 }
 
 #[test]
@@ -289,27 +292,27 @@ fn errors_shorten_long_values_and_invalid_utf_8_is_refused() {
     let long = "x".repeat(1 << 20);
     let (value, knob) = (format!("memory.receives={long}"), format!("memory.{long}=1"));
     for set in [&value, &knob, &long] {
-        let said = refused("", &[], &[set]);
-        assert!(said.len() < 1000 && said.contains("x… (1048"), "{said}");
+        let error = resolve_error("", &[], &[set]);
+        assert!(error.len() < 1000 && error.contains("x… (1048"), "{error}");
     }
     for text in [format!("[memory]\nreceives = \"{long}\"\n"), format!("{long} = 1\n"), format!("[a]\nb = {long}\n")] {
-        let said = refused(&text, &[], &[]);
-        assert!(said.len() < 1000, "{said}");
+        let error = resolve_error(&text, &[], &[]);
+        assert!(error.len() < 1000, "{error}");
     }
     use std::os::unix::ffi::OsStringExt;
     let value = std::ffi::OsString::from_vec(vec![b'1', 0xFF]);
     let variables = [("RPCRDMA_MEMORY_RECEIVES".into(), value.clone()), ("RPCRDMA_FABRIC".into(), value)];
-    let said = ConfigArgs::default().load_with(variables.into_iter()).expect_err("no text").to_string();
-    assert_eq!(said, "RPCRDMA_MEMORY_RECEIVES: invalid memory.receives `1\u{FFFD}`: expected text in UTF-8");
+    let error = ConfigArgs::default().load_with(variables.into_iter()).expect_err("no text").to_string();
+    assert_eq!(error, "RPCRDMA_MEMORY_RECEIVES: invalid memory.receives `1\u{FFFD}`: expected text in UTF-8");
 }
 
 #[test]
 fn a_file_that_exceeds_the_limit_is_refused_with_its_size() {
-    let long = file("");
+    let long = temporary_file("");
     long.as_file().set_len(5 << 20).expect("a sparse file");
     for (path, size) in [(long.path(), "5242880"), (Path::new("/dev/zero"), "more than 4194304")] {
-        let said = Settings::default().read(path).expect_err("too long").to_string();
+        let error = Settings::default().read(path).expect_err("too long").to_string();
         let path = path.display();
-        assert_eq!(said, format!("--config {path}: file of {size} bytes exceeds limit 4194304"));
+        assert_eq!(error, format!("--config {path}: file of {size} bytes exceeds limit 4194304"));
     }
 }

@@ -11,11 +11,11 @@ use crate::tree::ReadError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// As wanted.
+    /// The state is as wanted.
     Ok,
     /// The checked state cannot be read, which is no failure by itself.
     Unknown,
-    /// Not as wanted, but possibly irrelevant to the planned server.
+    /// The state is not as wanted, but this may not matter to the planned server.
     Note,
     /// The server works, but with higher latency, lower throughput or fewer connections.
     Warning,
@@ -70,12 +70,12 @@ impl Verdict {
         Self { status, observed: observed.into(), fix: Some(fix.into()) }
     }
 
-    /// As wanted if `is_ok`, or else a fault with a fix.
+    /// Returns an OK verdict if `is_ok`, otherwise a fault with a fix.
     pub(crate) fn ok_if(is_ok: bool, observed: impl Into<String>, status: Status, fix: impl Into<String>) -> Self {
         if is_ok { Self::ok(observed) } else { Self::fault(status, observed, fix) }
     }
 
-    /// The state cannot be read. `fix` is a command that may show it.
+    /// Returns the verdict on a state that cannot be read. `fix` is a command that may show it.
     pub(crate) fn unknown(observed: impl Into<String>, fix: impl Into<String>) -> Self {
         Self::fault(Status::Unknown, observed, fix)
     }
@@ -88,7 +88,7 @@ impl Verdict {
 pub struct Check {
     pub(crate) name: &'static str,
     pub(crate) area: Area,
-    /// The fabrics to which it applies. Empty: it applies to every server.
+    /// The fabrics to which the check applies; empty if it applies to every server.
     pub(crate) fabrics: &'static [Fabric],
     pub(crate) wanted: &'static str,
     pub(crate) why: &'static str,
@@ -96,12 +96,12 @@ pub struct Check {
 }
 
 impl Check {
-    /// Its unique name.
+    /// The check's unique name.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Its subject.
+    /// Subject of the check.
     pub fn area(&self) -> Area {
         self.area
     }
@@ -124,7 +124,7 @@ impl Check {
 pub struct Finding {
     /// The check's name.
     pub name: &'static str,
-    /// Its severity.
+    /// Severity of the finding.
     pub status: Status,
     /// The observed state, or why it cannot be read.
     pub observed: String,
@@ -134,7 +134,7 @@ pub struct Finding {
     pub why: &'static str,
     /// Shell commands that fix it. Comments describe manual work.
     pub fix: Option<String>,
-    /// Its subject.
+    /// Subject of the check.
     #[serde(skip)]
     pub area: Area,
 }

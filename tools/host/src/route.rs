@@ -44,7 +44,8 @@ fn local_v6(table: &str, to: Ipv6Addr) -> Option<String> {
     })
 }
 
-/// Like [`by_v4`], for lines of `destination prefix source prefix gateway metric count use flags name`.
+/// Returns the interface of the most specific IPv6 route, or among equally specific ones, of the lowest metric. Lines
+/// are `destination prefix source prefix gateway metric count use flags name`.
 fn by_v6(table: &str, to: Ipv6Addr) -> Option<String> {
     let routes = table.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();

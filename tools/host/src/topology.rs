@@ -185,7 +185,7 @@ fn nodes(tree: &Tree, online: &CoreList) -> Vec<Node> {
     tree.numbered(NODE, "node").unwrap_or_default().into_iter().map(node).collect()
 }
 
-/// `Node 0 MemTotal:  98765 kB`
+/// Returns the number of a line such as `Node 0 MemTotal:  98765 kB`.
 fn memory(meminfo: &str) -> Option<u64> {
     let (_, rest) = meminfo.split_once("MemTotal:")?;
     rest.split_whitespace().next()?.parse().ok()

@@ -65,10 +65,7 @@ impl Descriptors {
     ) -> anyhow::Result<Self> {
         let rest = limit.saturating_sub(own);
         let needed = own + MIN_SHARED * shards;
-        ensure!(
-            limit >= needed,
-            "RLIMIT_NOFILE is {limit}, at least {needed} are needed; `ulimit -n 65536` raises it"
-        );
+        ensure!(limit >= needed, "RLIMIT_NOFILE is {limit}, at least {needed} are needed; `ulimit -n 65536` raises it");
         let sockets = rest / 2 / shards;
         let handshakes = max_handshakes.min(sockets / HANDSHAKE_PART);
         let connections = max_connections.min(sockets / 2 - handshakes);
@@ -96,7 +93,8 @@ mod tests {
     #[test]
     fn connections_get_at_most_half_of_the_descriptors_and_files_the_rest() {
         let divide = |limit, shards| {
-            Descriptors::divide_limit(limit, 200, shards, 819, 64).map(|all| (all.connections, all.handshakes, all.files))
+            Descriptors::divide_limit(limit, 200, shards, 819, 64)
+                .map(|all| (all.connections, all.handshakes, all.files))
         };
         assert_eq!(divide(65_536, 1).unwrap(), (819, 64, 65_336 - 2 * 883));
         assert_eq!(divide(65_536, 4).unwrap(), (819, 64, 65_336 - 8 * 883));

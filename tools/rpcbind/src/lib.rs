@@ -203,7 +203,7 @@ fn find(
     found.map(|at| if at.ip().is_unspecified() { SocketAddr::new(host, at.port()) } else { at }).ok_or(unknown)
 }
 
-/// Entries of a server at the host's rpcbind, which drop withdraws.
+/// Registered entries of a server at the local rpcbind. Drop withdraws them.
 #[derive(Debug)]
 pub struct Registration {
     mappings: Vec<Mapping>,

@@ -79,7 +79,7 @@ fn answer(list: &mut Vec<Mapping>, procedure: u32, args: &[u8]) -> Vec<u8> {
     u32::from(is_accepted).to_be_bytes().to_vec()
 }
 
-fn at(text: &str) -> SocketAddr {
+fn socket_address(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
@@ -91,15 +91,15 @@ fn universal_addresses_are_formatted_and_parsed() {
         ("[fd00::1]:20049", "fd00::1.78.81"),
         ("[::]:65535", "::.255.255"),
     ] {
-        assert_eq!(universal(at(address)), text);
-        assert_eq!(parse_universal(text), Some(at(address)));
+        assert_eq!(universal(socket_address(address)), text);
+        assert_eq!(parse_universal(text), Some(socket_address(address)));
     }
     // Other notations of an IPv6 address are also parsed (RFC 5665 §5.2.3.4).
     for (text, address) in [
         ("2001:db8:0:0:8:800:200C:417A.203.81", "[2001:db8::8:800:200c:417a]:52049"),
         ("::FFFF:192.0.2.7.203.81", "[::ffff:192.0.2.7]:52049"),
     ] {
-        assert_eq!(parse_universal(text), Some(at(address)));
+        assert_eq!(parse_universal(text), Some(socket_address(address)));
     }
     for text in ["", "1", "1.2", "10.0.0.1", "10.0.0.1.256.1", "10.0.0.1.1.-1", "/run/rpcbind.sock", "x.1.1"] {
         assert_eq!(parse_universal(text), None, "{text:?}");
@@ -108,7 +108,7 @@ fn universal_addresses_are_formatted_and_parsed() {
 
 #[test]
 fn an_entry_is_encoded_as_two_numbers_and_three_strings() {
-    let mut entry = Mapping::new(100_003, 3, Rdma, at("10.0.0.1:20049"));
+    let mut entry = Mapping::new(100_003, 3, Rdma, socket_address("10.0.0.1:20049"));
     entry.owner = "root".into();
     let bytes = b"\0\x01\x86\xA3\0\0\0\x03\0\0\0\x04rdma\0\0\0\x0E10.0.0.1.78.81\0\0\0\0\0\x04root";
     assert_eq!(rpcrdma_xdr::encode(&entry.to_rpcb()).unwrap(), bytes);
@@ -119,9 +119,9 @@ fn an_entry_is_encoded_as_two_numbers_and_three_strings() {
 fn registrations_are_taken_over_refused_and_withdrawn() {
     let fake = FakeRpcbind::start();
     let mappings = vec![
-        Mapping::new(100_003, 3, Rdma, at("10.0.0.1:20049")),
-        Mapping::new(100_003, 3, Rdma, at("[fd00::1]:20049")),
-        Mapping::new(100_005, 3, Tcp, at("0.0.0.0:20048")),
+        Mapping::new(100_003, 3, Rdma, socket_address("10.0.0.1:20049")),
+        Mapping::new(100_003, 3, Rdma, socket_address("[fd00::1]:20049")),
+        Mapping::new(100_005, 3, Tcp, socket_address("0.0.0.0:20048")),
     ];
     let registration = Registration::at_socket(&fake.socket, mappings.clone()).unwrap();
     let netids: Vec<_> = fake.list().iter().map(|line| line.netid.clone()).collect();
@@ -129,7 +129,10 @@ fn registrations_are_taken_over_refused_and_withdrawn() {
     // A server that restarts after a crash registers the same address again. Another address is refused.
     std::mem::forget(registration);
     let registration = Registration::at_socket(&fake.socket, mappings).unwrap();
-    let other = vec![Mapping::new(100_227, 3, Rdma, at("1.1.1.1:1")), Mapping::new(100_003, 3, Rdma, at("1.1.1.1:1"))];
+    let other = vec![
+        Mapping::new(100_227, 3, Rdma, socket_address("1.1.1.1:1")),
+        Mapping::new(100_003, 3, Rdma, socket_address("1.1.1.1:1")),
+    ];
     let error = Registration::at_socket(&fake.socket, other).unwrap_err().to_string();
     assert!(error.contains("user superuser registered it at 10.0.0.1.78.81"), "{error}");
     assert_eq!(fake.list().len(), 3, "the mapping before the refused one is withdrawn");
@@ -140,21 +143,21 @@ fn registrations_are_taken_over_refused_and_withdrawn() {
 #[test]
 fn a_look_up_finds_the_rdma_address_of_the_hosts_family() {
     let fake = FakeRpcbind::start();
-    let host = at("10.0.0.1:0").ip();
+    let host = socket_address("10.0.0.1:0").ip();
     let registered = Registration::at_socket(
         &fake.socket,
         vec![
-            Mapping::new(7, 3, Tcp, at("0.0.0.0:2049")),
-            Mapping::new(7, 4, Rdma, at("0.0.0.0:1")),
-            Mapping::new(7, 3, Rdma, at("[::]:2")),
-            Mapping::new(7, 3, Rdma, at("0.0.0.0:20049")),
+            Mapping::new(7, 3, Tcp, socket_address("0.0.0.0:2049")),
+            Mapping::new(7, 4, Rdma, socket_address("0.0.0.0:1")),
+            Mapping::new(7, 3, Rdma, socket_address("[::]:2")),
+            Mapping::new(7, 3, Rdma, socket_address("0.0.0.0:20049")),
         ],
     );
     let all = dump(&mut at_socket(&fake.socket).unwrap()).unwrap();
-    assert_eq!(find(&all, host, "rdma", 7, 3).unwrap(), at("10.0.0.1:20049"));
+    assert_eq!(find(&all, host, "rdma", 7, 3).unwrap(), socket_address("10.0.0.1:20049"));
     assert_eq!(
-        find(&all, at("[fd00::1]:0").ip(), Rdma.netid(at("[fd00::1]:0").ip()), 7, 3).unwrap(),
-        at("[fd00::1]:2")
+        find(&all, socket_address("[fd00::1]:0").ip(), Rdma.netid(socket_address("[fd00::1]:0").ip()), 7, 3).unwrap(),
+        socket_address("[fd00::1]:2")
     );
     let error = find(&all, host, "rdma", 8, 3).unwrap_err().to_string();
     let start = "rpcbind at 10.0.0.1 has no program 8 version 3 over rdma (`rpcinfo -p 10.0.0.1`;";

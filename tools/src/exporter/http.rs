@@ -70,11 +70,13 @@ impl Connections {
     fn admit(&self, stream: TcpStream, address: IpAddr, log: impl FnOnce(Arguments<'_>)) -> Option<ConnectionSlot<'_>> {
         let (address, host) = (address.to_canonical(), network(address));
         let mut open = self.lock();
-        let is_host_full = open.iter().filter(|one| one.host == host).count() >= MAX_PER_HOST;
+        let is_host_full = open.iter().filter(|connection| connection.host == host).count() >= MAX_PER_HOST;
         if is_host_full || open.len() >= MAX_CONNECTIONS {
             let limit = if is_host_full { MAX_PER_HOST } else { MAX_CONNECTIONS };
             let what = if is_host_full { "connections of this host" } else { "connections" };
-            let is_replaceable = |one: &&mut OpenConnection| one.awaits_request && (!is_host_full || one.host == host);
+            let is_replaceable = |connection: &&mut OpenConnection| {
+                connection.awaits_request && (!is_host_full || connection.host == host)
+            };
             let Some(oldest) = open.iter_mut().find(is_replaceable) else {
                 log(format_args!("{address}: connection refused: limit of {limit} {what}, all being answered"));
                 return None;
@@ -85,7 +87,8 @@ impl Connections {
             // The connection's thread then reads the end of the stream and exits.
             let _ = oldest.stream.shutdown(Shutdown::Both);
             let stream = Arc::clone(&oldest.stream);
-            let is_open = |open: &mut Vec<OpenConnection>| open.iter().any(|one| Arc::ptr_eq(&one.stream, &stream));
+            let is_open =
+                |open: &mut Vec<OpenConnection>| open.iter().any(|connection| Arc::ptr_eq(&connection.stream, &stream));
             open = self.ended.wait_while(open, is_open).unwrap_or_else(PoisonError::into_inner);
         }
         let stream = Arc::new(stream);
@@ -98,14 +101,14 @@ impl ConnectionSlot<'_> {
     /// Claims the place for the response. Returns false if another connection has taken it.
     fn claim(&self) -> bool {
         let mut open = self.of.lock();
-        let own = open.iter_mut().find(|one| Arc::ptr_eq(&one.stream, &self.stream));
+        let own = open.iter_mut().find(|connection| Arc::ptr_eq(&connection.stream, &self.stream));
         own.is_some_and(|own| std::mem::take(&mut own.awaits_request))
     }
 }
 
 impl Drop for ConnectionSlot<'_> {
     fn drop(&mut self) {
-        self.of.lock().retain(|one| !Arc::ptr_eq(&one.stream, &self.stream));
+        self.of.lock().retain(|connection| !Arc::ptr_eq(&connection.stream, &self.stream));
         self.of.ended.notify_all();
     }
 }
@@ -308,8 +311,8 @@ mod tests {
         assert_eq!(slots.len(), MAX_PER_HOST);
         let mapped = "::ffff:10.0.0.1".parse().expect("an address");
         let refused = clients.admit_answered(mapped).expect_err("the same host");
-        let says = "10.0.0.1: connection refused: limit of 4 connections of this host, all being answered";
-        assert_eq!(refused, says);
+        let expected = "10.0.0.1: connection refused: limit of 4 connections of this host, all being answered";
+        assert_eq!(refused, expected);
         let of_v6 = |address: &str| address.parse::<IpAddr>().expect("an address");
         let network: Vec<_> =
             (0..9).filter_map(|n| clients.admit_answered(of_v6(&format!("fd00::{n}:1"))).ok()).collect();
@@ -339,7 +342,9 @@ mod tests {
         };
         // Waits until a connection has lost its place, and the new one waits for its end.
         let wait_for_replacement = |next: &ScopedJoinHandle<'_, _>, slot: &ConnectionSlot<'_>| {
-            let is_own = |one: &OpenConnection| one.awaits_request && Arc::ptr_eq(&one.stream, &slot.stream);
+            let is_own = |connection: &OpenConnection| {
+                connection.awaits_request && Arc::ptr_eq(&connection.stream, &slot.stream)
+            };
             while clients.connections.lock().iter().any(is_own) {
                 assert!(!next.is_finished());
                 std::thread::yield_now();

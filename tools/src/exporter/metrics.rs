@@ -97,9 +97,9 @@ impl Collector for SnapshotCollector {
             (Origin::Driver, ("device_hw_counter", "Counters of RDMA devices' drivers (hw_counters)", None)),
             (Origin::Port, ("device_port_counter", "Counters of RDMA devices' ports (counters)", None)),
         ] {
-            let members = self.devices.iter().filter(|one| one.origin == origin).map(|one| {
-                let labels = [("device", &one.device), ("port", &one.port), ("counter", &one.name)];
-                (labels.map(|(name, value)| (name, value.clone())).to_vec(), one.value)
+            let members = self.devices.iter().filter(|counter| counter.origin == origin).map(|counter| {
+                let labels = [("device", &counter.device), ("port", &counter.port), ("counter", &counter.name)];
+                (labels.map(|(name, value)| (name, value.clone())).to_vec(), counter.value)
             });
             family(encoder, head, MetricType::Counter, members, counter)?;
         }
@@ -189,28 +189,32 @@ fn encode_pools(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardSt
 }
 
 fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardStats)]) -> EncodeResult {
-    let with_procedure = |labels: &Labels, one: &ProcedureStats| {
-        let labels = with(labels, "program", &one.program.to_string());
-        with(&with(&labels, "version", &one.version.to_string()), "procedure", &one.procedure.to_string())
+    let with_procedure = |labels: &Labels, procedure: &ProcedureStats| {
+        let labels = with(labels, "program", &procedure.program.to_string());
+        with(&with(&labels, "version", &procedure.version.to_string()), "procedure", &procedure.procedure.to_string())
     };
     let of_shard = |(labels, stats): &(Labels, &ShardStats)| -> Vec<(Labels, ProcedureStats)> {
-        stats.procedures.iter().map(|one| (with_procedure(labels, one), one.clone())).collect()
+        stats.procedures.iter().map(|procedure| (with_procedure(labels, procedure), procedure.clone())).collect()
     };
     let procedures: Vec<_> = shards.iter().flat_map(of_shard).collect();
-    let members = procedures.iter().map(|(labels, one)| (labels.clone(), &*one.latency));
+    let members = procedures.iter().map(|(labels, procedure)| (labels.clone(), &*procedure.latency));
     let head = ("procedure_latency", "Time from arrival to reply of timed calls", Some(&Unit::Seconds));
     family(encoder, head, MetricType::Histogram, members, |metric, values| {
         histogram(metric, values, &latency_bounds(), 1e9)
     })?;
     for (name, help, of) in [
-        ("procedure_argument", "Argument bytes of timed calls", (|one| one.bytes_in) as fn(&ProcedureStats) -> u64),
-        ("procedure_result", "Result bytes of timed calls", |one| one.bytes_out),
+        (
+            "procedure_argument",
+            "Argument bytes of timed calls",
+            (|procedure| procedure.bytes_in) as fn(&ProcedureStats) -> u64,
+        ),
+        ("procedure_result", "Result bytes of timed calls", |procedure| procedure.bytes_out),
     ] {
-        let members = procedures.iter().map(|(labels, one)| (labels.clone(), of(one)));
+        let members = procedures.iter().map(|(labels, procedure)| (labels.clone(), of(procedure)));
         family(encoder, (name, help, Some(&Unit::Bytes)), MetricType::Counter, members, counter)?;
     }
-    let refusals = procedures.iter().flat_map(|(labels, one)| {
-        REFUSALS.iter().map(|(reason, of)| (with(labels, "reason", reason), of(&one.refusals)))
+    let refusals = procedures.iter().flat_map(|(labels, procedure)| {
+        REFUSALS.iter().map(|(reason, of)| (with(labels, "reason", reason), of(&procedure.refusals)))
     });
     let head = ("procedure_refusals", "Refused calls, by reason", None);
     family(encoder, head, MetricType::Counter, refusals, counter)

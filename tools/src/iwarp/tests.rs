@@ -149,9 +149,9 @@ fn unreadable_bytes_end_only_their_direction() {
     let mut damaged = wire.fpdu(send(1, 0, true), b"abcd");
     damaged[21] ^= 1;
     assert!(reason(&wire.send(0, &damaged)).starts_with("invalid CRC 0x"));
-    let right = wire.fpdu(send(1, 0, true), b"abcd");
-    assert_eq!(wire.send(0, &right), []);
-    assert_eq!(messages(wire.send(1, &right)), [b"abcd"]);
+    let valid = wire.fpdu(send(1, 0, true), b"abcd");
+    assert_eq!(wire.send(0, &valid), []);
+    assert_eq!(messages(wire.send(1, &valid)), [b"abcd"]);
 
     let mut wire = CapturedConnection::new(|_| {});
     let gap = wire.fpdu(send(1, 3, true), b"abcd");
@@ -216,8 +216,8 @@ fn a_send_that_another_message_interrupts_is_counted() {
     let mut wire = CapturedConnection::new(|_| {});
     let part = wire.fpdu(send(1, 0, false), b"abcd");
     assert_eq!(wire.send(0, &part), []);
-    let whole = wire.fpdu(send(2, 0, true), b"efgh");
-    assert_eq!(messages(wire.send(0, &whole)), [b"efgh"]);
+    let complete = wire.fpdu(send(2, 0, true), b"efgh");
+    assert_eq!(messages(wire.send(0, &complete)), [b"efgh"]);
     assert_eq!(losses(&wire), (0, 1));
 }
 

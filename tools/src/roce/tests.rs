@@ -65,7 +65,7 @@ fn a_send_of_one_packet_is_read_over_ipv4_ipv6_and_vlan() {
     for (vlan, ipv6) in [(false, false), (true, false), (false, true), (true, true)] {
         let wire = PacketBuilder { queue_pair: 0x123456, vlan, ipv6 };
         let send = read(&mut Reassembler::default(), &wire.packet(0x04, 7, b"hello")).expect("a Send");
-        assert_eq!(send.bytes, b"hello", "padding and checksum are gone");
+        assert_eq!(send.bytes, b"hello", "without padding and checksum");
         assert_eq!((send.invalidate, send.immediate), (None, None));
         let flow = if ipv6 { "::1 > :: qp 0x123456" } else { "10.0.0.1 > 10.0.0.2 qp 0x123456" };
         assert_eq!(send.flow.to_string(), flow);
@@ -75,13 +75,13 @@ fn a_send_of_one_packet_is_read_over_ipv4_ipv6_and_vlan() {
 #[test]
 fn extended_headers_are_decoded() {
     let mut reassembler = Reassembler::default();
-    let mut one = |opcode, psn| {
+    let mut read_one = |opcode, psn| {
         let send = read(&mut reassembler, &PLAIN.packet(opcode, psn, &[0, 0, 0xC, 0x5D, 1, 2, 3])).expect("a Send");
         (send.invalidate, send.immediate, send.bytes)
     };
-    assert_eq!(one(0x17, 1), (Some(0xC5D), None, vec![1, 2, 3]));
-    assert_eq!(one(0x05, 2), (None, Some(0xC5D), vec![1, 2, 3]));
-    assert_eq!(one(0x04, 3), (None, None, vec![0, 0, 0xC, 0x5D, 1, 2, 3]));
+    assert_eq!(read_one(0x17, 1), (Some(0xC5D), None, vec![1, 2, 3]));
+    assert_eq!(read_one(0x05, 2), (None, Some(0xC5D), vec![1, 2, 3]));
+    assert_eq!(read_one(0x04, 3), (None, None, vec![0, 0, 0xC, 0x5D, 1, 2, 3]));
 }
 
 #[test]
@@ -102,13 +102,13 @@ fn a_send_may_span_the_wrap_of_sequence_numbers() {
 #[test]
 fn queue_pairs_do_not_mix() {
     let other = PacketBuilder { queue_pair: 0x12, ..PLAIN };
-    let (got, _) = messages(&[
+    let (sends, _) = messages(&[
         PLAIN.packet(0x00, 1, b"a"),
         other.packet(0x00, 1, b"x"),
         other.packet(0x02, 2, b"y"),
         PLAIN.packet(0x02, 2, b"b"),
     ]);
-    assert_eq!(got, [b"xy", b"ab"]);
+    assert_eq!(sends, [b"xy", b"ab"]);
 }
 
 #[test]
@@ -116,31 +116,31 @@ fn retransmissions_count_once() {
     let (first, last) = (PLAIN.packet(0x00, 1, b"a"), PLAIN.packet(0x02, 2, b"b"));
     let only = PLAIN.packet(0x04, 3, b"c");
     let packets = [&first, &first, &last, &only, &first, &last, &only].map(Vec::clone);
-    let (got, reassembler) = messages(&packets);
-    assert_eq!(got, [&b"ab"[..], b"c"]);
+    let (sends, reassembler) = messages(&packets);
+    assert_eq!(sends, [&b"ab"[..], b"c"]);
     assert_eq!((reassembler.retransmitted(), reassembler.unfinished()), (4, 0));
 }
 
 /// The receiver misses packet 2 and refuses 3 and 4. The sender goes back and retransmits all three.
 #[test]
 fn packets_that_came_too_early_are_used_when_retransmitted() {
-    let [one, two, three] = [(0x00, 1), (0x01, 2), (0x02, 3)].map(|(op, psn)| PLAIN.packet(op, psn, &[psn as u8]));
+    let [first, middle, last] = [(0x00, 1), (0x01, 2), (0x02, 3)].map(|(op, psn)| PLAIN.packet(op, psn, &[psn as u8]));
     let only = PLAIN.packet(0x04, 4, b"z");
-    let (got, reassembler) = messages(&[&one, &three, &only, &two, &three, &only].map(Vec::clone));
-    assert_eq!(got, [&b"z"[..], &[1, 2, 3]]);
+    let (sends, reassembler) = messages(&[&first, &last, &only, &middle, &last, &only].map(Vec::clone));
+    assert_eq!(sends, [&b"z"[..], &[1, 2, 3]]);
     assert_eq!((reassembler.unfinished(), reassembler.unplaced()), (0, 0));
 }
 
 #[test]
 fn missing_packets_lose_only_their_own_send() {
-    let (got, reassembler) = messages(&[
+    let (sends, reassembler) = messages(&[
         PLAIN.packet(0x00, 1, b"a"),
         PLAIN.packet(0x02, 3, b"c"),
         PLAIN.packet(0x04, 4, b"d"),
         PLAIN.packet(0x01, 6, b"f"),
         PLAIN.packet(0x04, 7, b"g"),
     ]);
-    assert_eq!(got, [b"d", b"g"]);
+    assert_eq!(sends, [b"d", b"g"]);
     // Packet 1 began a Send. Packets 3 and 6 follow missing ones.
     assert_eq!((reassembler.unfinished(), reassembler.unplaced()), (1, 2));
 }
@@ -173,8 +173,8 @@ fn an_open_send_stays_counted_after_sequence_numbers_wrap() {
 #[test]
 fn open_sends_are_bounded() {
     let packets: Vec<_> = (0..=MAX_OPEN as u32).map(|index| PLAIN.packet(0x00, 2 * index, b"a")).collect();
-    let (got, reassembler) = messages(&packets);
-    assert_eq!((got.len(), reassembler.unfinished()), (0, MAX_OPEN as u64 + 1));
+    let (sends, reassembler) = messages(&packets);
+    assert_eq!((sends.len(), reassembler.unfinished()), (0, MAX_OPEN as u64 + 1));
     assert!(reassembler.flows.values().all(|state| state.open.len() <= MAX_OPEN));
 }
 
@@ -193,9 +193,9 @@ fn packets_other_than_sends_are_skipped() {
 
 #[test]
 fn packets_captured_in_part_are_counted() {
-    let whole = PLAIN.packet(0x04, 1, b"abcd");
-    let (got, reassembler) = messages(&[whole[..whole.len() - 1].to_vec()]);
-    assert_eq!((got.len(), reassembler.truncated()), (0, 1));
+    let complete = PLAIN.packet(0x04, 1, b"abcd");
+    let (sends, reassembler) = messages(&[complete[..complete.len() - 1].to_vec()]);
+    assert_eq!((sends.len(), reassembler.truncated()), (0, 1));
 }
 
 #[test]
@@ -203,9 +203,9 @@ fn packets_too_short_for_their_headers_are_counted() {
     for (opcode, len) in [(0x04, BTH_LEN - 1), (0x04, BTH_LEN + ICRC_LEN - 1), (0x17, BTH_LEN + ICRC_LEN + 3)] {
         let mut packet = PLAIN.packet(opcode, 1, b"abcd");
         packet[38..40].copy_from_slice(&(8 + len as u16).to_be_bytes());
-        let (got, reassembler) = messages(&[packet, PLAIN.packet(0x04, 2, b"efgh")]);
+        let (sends, reassembler) = messages(&[packet, PLAIN.packet(0x04, 2, b"efgh")]);
         assert_eq!(
-            (got, reassembler.malformed(), reassembler.truncated()),
+            (sends, reassembler.malformed(), reassembler.truncated()),
             (vec![b"efgh".to_vec()], 1, 0),
             "{opcode:#x}"
         );

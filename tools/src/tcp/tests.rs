@@ -71,9 +71,9 @@ fn early_and_duplicate_segments_are_delivered_once_in_order() {
         let at = |from: usize, to: usize| (end.wrapping_sub(5).wrapping_add(from as u32), &all[from..to]);
         let in_order = [at(0, 3), at(3, 5), at(5, 10)];
         let early = [at(0, 3), at(5, 10), at(3, 5)];
-        let again = [at(0, 3), at(0, 3), at(3, 5), at(3, 5), at(5, 10), at(0, 10)];
+        let duplicates = [at(0, 3), at(0, 3), at(3, 5), at(3, 5), at(5, 10), at(0, 10)];
         let other_cuts = [at(0, 3), at(4, 6), at(7, 10), at(4, 5), at(0, 5), at(5, 8)];
-        for segments in [&in_order[..], &early, &again, &other_cuts] {
+        for segments in [&in_order[..], &early, &duplicates, &other_cuts] {
             assert_eq!(stream(segments.iter().copied()), (all.to_vec(), true), "{segments:?}");
         }
     }
@@ -96,17 +96,17 @@ fn bytes_after_a_gap_are_held_back_in_bounded_memory() {
 #[test]
 fn a_connection_begins_with_its_syn() {
     let mut streams = Streams::default();
-    let mut one = |sequence, flags, payload: &[u8]| {
+    let mut read_one = |sequence, flags, payload: &[u8]| {
         read(&mut streams, &packet(false, sequence, flags, payload)).map(|piece| (piece.begins, piece.bytes))
     };
-    assert_eq!(one(99, SYN, b""), Some((true, vec![])));
-    assert_eq!(one(100, ACK, b""), None);
-    assert_eq!(one(100, ACK, b"a"), Some((false, b"a".to_vec())));
-    assert_eq!(one(99, SYN, b""), None, "a retransmission");
-    assert_eq!(one(101, ACK, b"b"), Some((false, b"b".to_vec())));
+    assert_eq!(read_one(99, SYN, b""), Some((true, vec![])));
+    assert_eq!(read_one(100, ACK, b""), None);
+    assert_eq!(read_one(100, ACK, b"a"), Some((false, b"a".to_vec())));
+    assert_eq!(read_one(99, SYN, b""), None, "a retransmission");
+    assert_eq!(read_one(101, ACK, b"b"), Some((false, b"b".to_vec())));
     // Another SYN begins a new connection on the same ports.
-    assert_eq!(one(50, SYN, b"x"), Some((true, b"x".to_vec())));
-    assert_eq!(one(52, ACK, b"y"), Some((false, b"y".to_vec())));
+    assert_eq!(read_one(50, SYN, b"x"), Some((true, b"x".to_vec())));
+    assert_eq!(read_one(52, ACK, b"y"), Some((false, b"y".to_vec())));
     // An acknowledgement after a FIN leaves no gap.
     let fin = read(&mut streams, &packet(false, 53, ACK | FIN, b""));
     let last = read(&mut streams, &packet(false, 54, ACK, b""));
@@ -116,14 +116,14 @@ fn a_connection_begins_with_its_syn() {
 
 #[test]
 fn packets_without_a_whole_segment_are_skipped() {
-    let whole = packet(false, 1, ACK, b"a");
-    let mut fragment = whole.clone();
+    let complete = packet(false, 1, ACK, b"a");
+    let mut fragment = complete.clone();
     fragment[20] = 0x20;
-    let mut udp = whole.clone();
+    let mut udp = complete.clone();
     udp[23] = 17;
-    let mut offset = whole.clone();
+    let mut offset = complete.clone();
     offset[46] = 0xF0;
-    for bytes in [&fragment[..], &udp, &offset, &whole[..40], &[]] {
+    for bytes in [&fragment[..], &udp, &offset, &complete[..40], &[]] {
         assert_eq!(read(&mut Streams::default(), bytes), None);
     }
 }

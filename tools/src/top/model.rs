@@ -334,19 +334,20 @@ fn between(before: &Histogram<u64>, now: &Histogram<u64>) -> Option<Histogram<u6
 fn by_procedure(snapshot: &Snapshot) -> BTreeMap<(u32, u32, u32), (ProcedureStats, u64)> {
     let mut all = BTreeMap::new();
     for stats in snapshot.shards.iter().filter_map(|shard| shard.stats.as_ref()) {
-        for one in &stats.procedures {
+        for procedure in &stats.procedures {
             let none = || {
                 let mut none = ProcedureStats::default();
                 none.latency.auto(true);
                 (none, 0_u64)
             };
-            let (sum, refusals) = all.entry((one.program, one.version, one.procedure)).or_insert_with(none);
-            sum.calls = sum.calls.saturating_add(one.calls);
-            sum.bytes_in = sum.bytes_in.saturating_add(one.bytes_in);
-            sum.bytes_out = sum.bytes_out.saturating_add(one.bytes_out);
+            let (sum, refusals) =
+                all.entry((procedure.program, procedure.version, procedure.procedure)).or_insert_with(none);
+            sum.calls = sum.calls.saturating_add(procedure.calls);
+            sum.bytes_in = sum.bytes_in.saturating_add(procedure.bytes_in);
+            sum.bytes_out = sum.bytes_out.saturating_add(procedure.bytes_out);
             // Adding cannot fail, because the histogram resizes itself.
-            let _ = sum.latency.add(&*one.latency);
-            *refusals = refusals.saturating_add(sum_refusals(&one.refusals));
+            let _ = sum.latency.add(&*procedure.latency);
+            *refusals = refusals.saturating_add(sum_refusals(&procedure.refusals));
         }
     }
     all

@@ -42,11 +42,11 @@ impl Difference {
         let mut sorted = gains.to_vec();
         sorted.sort_by(f64::total_cmp);
         let (least, most) = (sorted[out], sorted[pairs - 1 - out]);
-        let [ratio, one, other] = [median(&sorted)?, least, most].map(|gain| (sign * gain).exp());
+        let [ratio, first_bound, second_bound] = [median(&sorted)?, least, most].map(|gain| (sign * gain).exp());
         // 0 does not count as a gain.
         let better = gains.iter().filter(|gain| **gain > 0.0).count();
         let confidence = better.checked_sub(1).map_or(0.0, |fewer| up_to[fewer]);
-        let interval = [one.min(other), one.max(other)];
+        let interval = [first_bound.min(second_bound), first_bound.max(second_bound)];
         Some(Self { pairs, better, ratio, interval, confidence })
     }
 }

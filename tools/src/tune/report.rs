@@ -49,10 +49,10 @@ pub(super) fn report(args: &Args, found: &SearchResult) -> (Value, String) {
     if info["optimized_build"] == false {
         text += "this rpcperf is a debug build, whose figures do not apply to a release build\n";
     }
-    for trials in trials.chunk_by(|one, other| (one.sweep, one.stage) == (other.sweep, other.stage)) {
+    for trials in trials.chunk_by(|first, second| (first.sweep, first.stage) == (second.sweep, second.stage)) {
         text += &format!("\n{}\n  {:>7} {:>4} {figure:>8}  settings\n", trials[0].stage, "times", "runs");
         let mut trials: Vec<&Trial> = trials.iter().collect();
-        trials.sort_by(|one, other| other.gain().total_cmp(&one.gain()));
+        trials.sort_by(|first, second| second.gain().total_cmp(&first.gain()));
         for Trial { settings, figures, gains, failed, .. } in trials {
             let gain = median(gains).filter(|_| failed.is_none());
             let times = gain.map_or_else(|| "failed".to_owned(), |gain| format!("{:.3}", ratio(gain)));

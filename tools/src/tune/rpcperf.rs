@@ -24,7 +24,7 @@ use super::knobs::Settings;
 use super::search::Outcome;
 use super::{Aim, Args};
 
-/// Starts of output lines that do not explain a failure.
+/// Prefixes of output lines that do not explain a failure.
 const IGNORED: [&str; 3] = ["placement:", "Usage:", "For more information"];
 
 /// Version of state files, which changes also with the order of the search.
@@ -55,7 +55,7 @@ impl<'a> Rpcperf<'a> {
         let mut cores = CpuSet::new();
         args.cores().into_iter().for_each(|core| cores.set(core));
         (cores.count() > 0).then(|| sched_setaffinity(None, &cores)).transpose()?;
-        let beside = || std::env::current_exe().map(|own| own.with_file_name("rpcperf"));
+        let beside = || std::env::current_exe().map(|program| program.with_file_name("rpcperf"));
         Ok(Self { args, program: args.rpcperf.clone().map_or_else(beside, Ok)?, signals })
     }
 
@@ -103,8 +103,8 @@ impl<'a> Rpcperf<'a> {
     }
 }
 
-/// Returns the cause of a failed run: the last two lines of its output. If the server failed to start, its error comes
-/// first.
+/// Returns the cause of a failed run: the last two lines of its output. The first of them may be an error of the
+/// server.
 pub(super) fn failure_cause(output: &str) -> Option<String> {
     let explains = |line: &&str| !line.is_empty() && !IGNORED.iter().any(|start| line.starts_with(start));
     let lines: Vec<&str> =
@@ -155,9 +155,9 @@ pub(super) fn open_state(path: &Path, args: &Args, cores: usize) -> io::Result<(
     let mut text = String::new();
     (&mut file).take(MAX_LEN).read_to_string(&mut text)?;
     let mut lines = text.split_inclusive('\n');
-    if let Some(theirs) = lines.next().filter(|theirs| *theirs != head) {
-        let theirs: String = theirs.chars().filter(|char| !char.is_control()).take(999).collect();
-        return Err(io::Error::other(format!("it belongs to a tuning with other options: {theirs}")));
+    if let Some(stored) = lines.next().filter(|stored| *stored != head) {
+        let stored: String = stored.chars().filter(|char| !char.is_control()).take(999).collect();
+        return Err(io::Error::other(format!("it belongs to a tuning with other options: {stored}")));
     }
     // An incomplete last line was being written when the tuning ended. Failed runs at the end may be the cause of that,
     // so they are repeated.

@@ -180,18 +180,18 @@ impl Search<'_> {
     }
 
     /// Returns the candidates with more than this gain, the best first.
-    fn above(&self, gain: f64, these: &[usize]) -> Vec<usize> {
+    fn above(&self, gain: f64, candidates: &[usize]) -> Vec<usize> {
         let gain_of = |at: usize| self.trials[at].gain();
-        let mut above: Vec<usize> = these.iter().copied().filter(|&at| gain_of(at) > gain).collect();
+        let mut above: Vec<usize> = candidates.iter().copied().filter(|&at| gain_of(at) > gain).collect();
         // The sort is stable, so the first declared of equal candidates wins.
-        above.sort_by(|&one, &other| gain_of(other).total_cmp(&gain_of(one)));
+        above.sort_by(|&first, &second| gain_of(second).total_cmp(&gain_of(first)));
         above
     }
 
     /// Runs each of these candidates once, unless it has failed, with a reference run in each block of them. A
     /// candidate is compared with the reference runs of its block and of `beside` blocks on both sides.
-    fn pass(&mut self, these: &[usize], beside: usize) -> Result<(), CommandError> {
-        let mut order: Vec<usize> = these.iter().copied().filter(|&at| self.trials[at].failed.is_none()).collect();
+    fn pass(&mut self, candidates: &[usize], beside: usize) -> Result<(), CommandError> {
+        let mut order: Vec<usize> = candidates.iter().copied().filter(|&at| self.trials[at].failed.is_none()).collect();
         self.random.shuffle(&mut order);
         let mut runs = Vec::new();
         for block in order.chunks(BLOCK) {

@@ -62,9 +62,9 @@ fn settings_list_only_changes_of_defaults() {
     }
     let start = settings("batch=off credits=128");
     assert_eq!(start.to_string(), "credits=128 batch=off");
-    let back = start.clone().with(&("batch", "on".to_owned()));
-    assert_eq!((back.to_string().as_str(), back.get("batch")), ("credits=128", "on"));
-    assert_eq!(back.changes(&start), [("batch", "on".to_owned())]);
+    let reset = start.clone().with(&("batch", "on".to_owned()));
+    assert_eq!((reset.to_string().as_str(), reset.get("batch")), ("credits=128", "on"));
+    assert_eq!(reset.changes(&start), [("batch", "on".to_owned())]);
     assert_eq!((start.get("shards"), start.get("credits"), start.get("small_buffers")), ("1", "128", ""));
     let line = |text: &str| settings(text).arguments().join(" ");
     assert_eq!(
@@ -107,7 +107,7 @@ fn printed_code_compiles_and_has_all_changes() {
         "credits=128 batch=off coalesce_grants=off signal_every=4 receive_size=8192 idle=event small_buffers=512 \
          message_buffers=300 bulk_buffers=64K:4+1M:2+7:1 shards=2 workers=1",
     );
-    assert_eq!(every.changes(&Settings::default()).len(), KNOBS.len(), "every knob is in it");
+    assert_eq!(every.changes(&Settings::default()).len(), KNOBS.len(), "every knob is changed");
     let [of_server, of_client] = every.code(&[0, 1, 2, 3], "64");
     #[rustfmt::skip]
     let (server, text) = value_and_code! {
@@ -316,11 +316,11 @@ fn a_second_sweep_finds_settings_that_need_the_first() {
         })
     };
     let line = "--knob credits=16,64 --knob batch=off";
-    let one = quiet(line, hidden).0.unwrap();
-    assert_eq!(one.best.settings.to_string(), "credits=16");
-    let two = quiet(&format!("{line} --sweeps 3"), hidden).0.unwrap();
-    assert_eq!(two.best.settings.to_string(), "credits=16 batch=off");
-    assert!((two.comparison.as_ref().unwrap().ratio - 2.0).abs() < 1e-5, "{:?}", two.comparison);
+    let first = quiet(line, hidden).0.unwrap();
+    assert_eq!(first.best.settings.to_string(), "credits=16");
+    let second = quiet(&format!("{line} --sweeps 3"), hidden).0.unwrap();
+    assert_eq!(second.best.settings.to_string(), "credits=16 batch=off");
+    assert!((second.comparison.as_ref().unwrap().ratio - 2.0).abs() < 1e-5, "{:?}", second.comparison);
 }
 
 #[test]

@@ -118,17 +118,17 @@ fn data_in_chunks_is_shown_by_its_length() {
     assert!(text.ends_with("error bad_body: no item at position 52 of a Read chunk at byte 48"), "{text}");
     assert_eq!(status, 1);
 
-    // The result is in a Write chunk, inline because the chunk was not used, or with the whole reply in a Reply chunk.
+    // The result is in a Write chunk, inline behind an unused Write chunk, or in a Reply chunk with the whole reply.
     let write = |len: u32| format!("00000000 00000001 00000001 00000009 {len:08x} 00000000 00000000 00000000 00000000");
-    let asked = call(3, &write(64), "");
-    let (status, text, body) = decode(&(asked.clone() + &reply(&write(6), "00000006")));
+    let call_with_chunk = call(3, &write(64), "");
+    let (status, text, body) = decode(&(call_with_chunk.clone() + &reply(&write(6), "00000006")));
     assert_eq!((status, text.as_str()), (0, "READ bytes=6 chunk=write"));
     assert_eq!(body["results"], json!({"bytes": 6, "chunk": "write"}));
-    let (status, text, _) = decode(&(asked.clone() + &reply(&write(0), "00000001 ee000000")));
+    let (status, text, _) = decode(&(call_with_chunk.clone() + &reply(&write(0), "00000001 ee000000")));
     assert_eq!((status, text.as_str()), (0, "READ 0xee"));
     let nomsg =
         "00000001 00000001 00000020 00000001 00000000 00000000 00000001 00000001 00000009 00000070 00000000 00000000";
-    let (status, text, _) = decode(&(asked + nomsg));
+    let (status, text, _) = decode(&(call_with_chunk + nomsg));
     assert_eq!((status, text.as_str()), (0, "READ bytes=112 chunk=reply"));
 }
 
@@ -167,9 +167,9 @@ fn bodies_that_are_elsewhere_or_unknown_are_omitted() {
     let long = format!(
         "00000001 00000001 00000020 00000001 00000001 00000000 00000009 00000064 00000000 00000000 {NO_CHUNKS}\n"
     );
-    for again in [&protected, &long] {
-        let (status, _, body) = decode(&format!("{earlier}{again}{}", reply(NO_CHUNKS, "")));
-        assert_eq!((status, body), (0, Value::Null), "{again}");
+    for replacement in [&protected, &long] {
+        let (status, _, body) = decode(&format!("{earlier}{replacement}{}", reply(NO_CHUNKS, "")));
+        assert_eq!((status, body), (0, Value::Null), "{replacement}");
     }
     // The body is protected by RPCSEC_GSS, the call is missing, the procedure is unknown, or the call failed.
     let failed = reply(NO_CHUNKS, "").replace("00000000 \n", "00000004\n");
@@ -190,7 +190,7 @@ fn bad_definitions_are_reported_with_their_file() {
     assert!(status == 1 && errors.contains("/nonexistent.x: No such file"), "{errors}");
 }
 
-/// Program 100227 of the captures is unknown.
+/// The captures also have calls of program 100227, whose bodies cannot be decoded.
 #[test]
 fn all_bodies_of_known_programs_in_captures_are_decoded() {
     for (capture, known, bodies) in [(CAPTURE, 448, 448), (IWARP, 110, 110)] {
@@ -234,8 +234,8 @@ fn schema(file: &str) -> Schema {
 fn rfc_8267_4_sizes_and_placement_of_nfs3() {
     let schema = schema("tools/nfs3d/nfs3.x");
     let procedures = &schema.programs[0].versions[0].procedures;
-    // Inline bytes of arguments and results, added up by hand from RFC 1813 §3.3, with handles of 64 bytes, names of
-    // 255 and directories of 64 KiB.
+    // Inline bytes of arguments and results, added up by hand from RFC 1813 §3.3, for handles of 64 bytes, names of
+    // 255 bytes and directories of 64 KiB.
     let sizes: [[u32; 2]; 22] = [
         [0, 0],
         [68, 88],

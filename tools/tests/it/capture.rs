@@ -113,7 +113,7 @@ fn every_header_agrees_with_tshark() {
         assert_eq!(decode(send), *row);
     }
     // Numbers of rows with a Read list, with Write chunks and with a Reply chunk.
-    let with_chunks = |of: usize| rows.iter().filter(|row| row.counts[of] > 0).count();
+    let with_chunks = |list: usize| rows.iter().filter(|row| row.counts[list] > 0).count();
     assert_eq!([0, 1, 2].map(with_chunks), [2, 8, 8]);
     assert_eq!(sends.iter().filter(|send| send.invalidate.is_some()).count(), 5);
 }
@@ -226,7 +226,8 @@ fn every_iwarp_header_agrees_with_tshark() {
     for (send, row) in sends.iter().zip(&rows) {
         assert_eq!(decode(send), *row);
     }
-    let with_chunks = |of: usize| rows.iter().filter(|row| row.counts[of] > 0).count();
+    // Numbers of rows with a Read list, with Write chunks and with a Reply chunk.
+    let with_chunks = |list: usize| rows.iter().filter(|row| row.counts[list] > 0).count();
     assert_eq!([0, 1, 2].map(with_chunks), [2, 6, 18]);
     assert_eq!(sends.iter().filter(|send| send.invalidate.is_some()).count(), 5);
 }
@@ -285,7 +286,7 @@ fn every_iwarp_segment_agrees_with_tshark() {
             start.drain(..used);
             *reader = Some(SegmentReader::new(false));
         }
-        let reader = reader.as_mut().expect("it is set up");
+        let reader = reader.as_mut().expect("a reader after the set-up frame");
         let bytes = std::mem::take(start);
         let mut rest = &bytes[..];
         while let Some(step) = reader.step(&mut rest).expect("valid segments") {

@@ -19,7 +19,7 @@ pub(crate) fn rpcrdma(arguments: &[&str], input: &[u8]) -> Output {
         .expect("the binary runs");
     let mut stdin = child.stdin.take().expect("piped");
     let input = input.to_vec();
-    // The child may end before it has read everything, so a failed write is fine.
+    // The child may end before it has read all input, so an error of the write is ignored.
     let writer = std::thread::spawn(move || _ = stdin.write_all(&input));
     let output = child.wait_with_output().expect("the binary ends");
     writer.join().expect("writer");
@@ -45,7 +45,7 @@ pub(crate) fn packets(capture: &str) -> Vec<Vec<u8>> {
     packets
 }
 
-/// Decodes a pcap file with these whole Ethernet packets.
+/// Decodes a pcap file with these Ethernet packets. Returns exit status, standard output and standard error.
 fn decode_packets(packets: &[Vec<u8>]) -> (Option<i32>, String, String) {
     let mut file = [0xa1b2_c3d4, 0x0002_0004, 0, 0, 65_535, 1].map(u32::to_be_bytes).concat();
     for packet in packets {
@@ -194,7 +194,7 @@ fn calls_and_replies_are_decoded_to_text() {
 }
 
 #[test]
-fn bad_lines_do_not_stop_the_others() {
+fn lines_after_a_malformed_line_are_decoded() {
     let input = "\
         xyz\n\
         0000\n\
@@ -337,7 +337,7 @@ fn ip_fragments_are_reported() {
     }
 }
 
-/// The file states the length of the captured part as that of the packet, but the IP header states a greater one.
+/// The capture states that the shortened packet is complete, but the length in its IP header is greater.
 #[test]
 fn packets_that_end_before_their_datagram_are_reported() {
     for capture in [CAPTURE, IWARP] {
@@ -374,7 +374,7 @@ fn a_capture_that_ends_within_its_header_is_refused() {
     // The first block of pcapng, with eight bytes of options, in both byte orders.
     let section = [0x0A0D_0D0A, 36, 0x1A2B_3C4D, 1, u32::MAX, u32::MAX, 1, 0, 36];
     let pcap = std::fs::read(CAPTURE).expect("test data");
-    let says =
+    let expected =
         "rpcrdma: standard input: the capture ends within its header: check that the capture has run and was closed\n";
     for header in [pcap[..24].to_vec(), section.map(u32::to_be_bytes).concat(), section.map(u32::to_le_bytes).concat()]
     {
@@ -382,7 +382,7 @@ fn a_capture_that_ends_within_its_header_is_refused() {
             let output = rpcrdma(&["decode"], &header[..end]);
             let errors = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(1));
-            assert_eq!(errors == says, end < header.len(), "{end}: {errors}");
+            assert_eq!(errors == expected, end < header.len(), "{end}: {errors}");
         }
     }
 }
@@ -440,10 +440,10 @@ fn overlong_lines_of_hex_text_are_refused_in_bounded_memory() {
     let text = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = text.lines().collect();
     let [too_long, message] = lines[..] else { panic!("{output:?}") };
-    let says = "error bad_hex: line exceeds 6291456 bytes: hex text has one message per line";
-    assert_eq!((too_long, message), (says, "v1 MSG xid=0x00000001 credit=0x20"));
+    let expected = "error bad_hex: line exceeds 6291456 bytes: hex text has one message per line";
+    assert_eq!((too_long, message), (expected, "v1 MSG xid=0x00000001 credit=0x20"));
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(1), &[][..]));
-    writer.join().expect("writer").expect("all of it is read");
+    writer.join().expect("writer").expect("all input is read");
 }
 
 /// A reader that exits early, as `head` does, causes no failure and no message.

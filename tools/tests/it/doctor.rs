@@ -26,7 +26,7 @@ fn machine(files: &[(&str, &str)]) -> TempDir {
     root
 }
 
-fn at(root: &TempDir) -> &str {
+fn path_of(root: &TempDir) -> &str {
     root.path().to_str().expect("a path of text")
 }
 
@@ -60,10 +60,10 @@ fn every_finding_on_this_machine_is_complete() {
 #[test]
 fn the_exit_status_is_that_of_the_worst_finding() {
     let nothing = machine(&[]);
-    assert_eq!(doctor(&["--root", at(&nothing)]).0, 0, "unknown is not a failure");
-    let (status, report) = doctor_json(&["--root", at(&machine(&[("proc/sys/vm/overcommit_memory", "2\n")]))]);
+    assert_eq!(doctor(&["--root", path_of(&nothing)]).0, 0, "unknown is not a failure");
+    let (status, report) = doctor_json(&["--root", path_of(&machine(&[("proc/sys/vm/overcommit_memory", "2\n")]))]);
     assert_eq!((status, &report["status"]), (1, &"warning".into()));
-    let (status, report) = doctor_json(&["verbs:10.0.0.1:20049", "--root", at(&nothing)]);
+    let (status, report) = doctor_json(&["verbs:10.0.0.1:20049", "--root", path_of(&nothing)]);
     assert_eq!((status, &report["status"]), (2, &"error".into()));
 }
 
@@ -94,7 +94,7 @@ fn wrong_usage_has_an_exit_status_of_its_own() {
 fn text_output_has_findings_and_fixes() {
     let files = [("proc/sys/vm/overcommit_memory", "2\n"), ("proc/self/status", "Uid:\t1000\t1000\t1000\t1000\n")];
     let root = machine(&files);
-    let (_, out, _) = doctor(&["--root", at(&root)]);
+    let (_, out, _) = doctor(&["--root", path_of(&root)]);
     for words in [
         "cores\n",
         "  unknown  core-online: ",
@@ -107,6 +107,6 @@ fn text_output_has_findings_and_fixes() {
         assert!(out.contains(words), "{words:?} is not in: {out}");
     }
     assert!(!out.contains("wanted: each given core is online"), "{out}");
-    let (_, out, _) = doctor(&["--all", "--root", at(&root)]);
+    let (_, out, _) = doctor(&["--all", "--root", path_of(&root)]);
     assert!(out.contains("wanted: each given core is online"), "{out}");
 }

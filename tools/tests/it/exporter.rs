@@ -11,7 +11,7 @@ use crate::loaded_server::{LoadedServer, rpcrdma};
 use crate::wait::{eventually, has};
 use serde_json::Value;
 
-/// A program that is killed on drop.
+/// A process that is killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
@@ -22,12 +22,12 @@ impl Drop for Running {
     }
 }
 
-/// Starts an exporter. Returns its address.
-fn exporter(stats: &Path) -> (Running, String) {
+/// Starts an exporter of a statistics socket. Returns its process and address.
+fn start_exporter(stats: &Path) -> (Running, String) {
     start(rpcrdma().args(["exporter", "--listen", "127.0.0.1:0", "--stats"]).arg(stats))
 }
 
-/// Runs this command, which starts an exporter. Returns its address.
+/// Runs a command that starts an exporter. Returns its process and address.
 fn start(exporter: &mut Command) -> (Running, String) {
     let mut exporter = Running(exporter.stdout(Stdio::piped()).spawn().expect("it runs"));
     let mut line = String::new();
@@ -52,7 +52,7 @@ fn value(body: &str, series: &str) -> Option<f64> {
 #[test]
 fn a_scrape_gets_the_current_counters() {
     let mut served = LoadedServer::start();
-    let (_exporter, address) = exporter(&served.stats());
+    let (_exporter, address) = start_exporter(&served.stats());
     let calls = |body: &str| value(body, r#"rpcrdma_calls_total{shard="0"}"#);
     let mut first = None;
     assert!(eventually(|| {
@@ -62,7 +62,7 @@ fn a_scrape_gets_the_current_counters() {
         first > Some(0.0)
     }));
     assert!(eventually(|| calls(&get(&address, "/metrics").expect("a reply").1) > first));
-    // Silent clients delay others only for a limited time.
+    // Clients that send no request delay others only for a limited time.
     let _silent: Vec<_> = (0..20).map(|_| TcpStream::connect(&address).expect("it listens")).collect();
     assert!(eventually(|| get(&address, "/metrics").is_some_and(|(_, body)| body.ends_with("# EOF\n"))));
     served.end();
@@ -86,7 +86,7 @@ fn an_exporter_without_descriptors_pauses_and_logs_it() {
     assert!(line.contains("RLIMIT_NOFILE is 7; `ulimit -n 65536` raises it"), "{line}");
     drop(silent);
     assert!(eventually(|| get(&address, "/").is_some_and(|(head, _)| head.starts_with("HTTP/1.1 200"))));
-    // Silent connections last for two seconds, and accept is tried every 100 ms, but the log is limited.
+    // Accept fails every 100 ms for the two seconds of the silent connections, but the log is rate-limited.
     drop(exporter);
     let more = log.iter().count();
     assert!(more <= 8, "{more} further lines");
@@ -108,8 +108,8 @@ fn an_address_in_use_is_named_in_the_error() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
     let output = rpcrdma().args(["exporter", "--stats", "x", "--listen", &address]).output().expect("it runs");
-    let says = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(1) && says.contains(&address) && says.contains("--listen"), "{output:?}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && errors.contains(&address) && errors.contains("--listen"), "{output:?}");
 }
 
 /// Returns the answer of Prometheus to a query.
@@ -123,12 +123,12 @@ fn query(prometheus: &str, query: &str) -> Option<f64> {
 }
 
 #[test]
-fn prometheus_scrapes_it_and_answers_queries() {
+fn prometheus_answers_queries_from_scrapes() {
     if !has("prometheus") {
         return;
     }
     let served = LoadedServer::start();
-    let (_exporter, address) = exporter(&served.stats());
+    let (_exporter, address) = start_exporter(&served.stats());
     let config = served.directory().join("prometheus.yml");
     let text = format!(
         "global: {{scrape_interval: 1s, scrape_timeout: 1s}}\n\

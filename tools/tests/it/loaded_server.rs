@@ -26,6 +26,7 @@ pub(crate) struct LoadedServer {
     load: Option<JoinHandle<()>>,
 }
 
+/// Returns a configuration of a shard with little memory.
 pub(crate) fn shard() -> Config {
     Config {
         memory: MemoryConfig {
@@ -74,7 +75,7 @@ impl LoadedServer {
         self.server = Some(Server::start(&self.address, services, &config).expect("a server"));
     }
 
-    /// Ends the server. The client waits for another.
+    /// Ends the server. The client retries until it is restarted.
     pub(crate) fn end(&mut self) {
         drop(self.server.take());
     }
@@ -90,7 +91,7 @@ impl LoadedServer {
     }
 }
 
-/// Makes one call per millisecond while the connection lasts. This shows in rates, but leaves cores to other tests.
+/// Makes one call per millisecond while the connection lasts, a measurable rate that leaves cores to other tests.
 fn call(address: &Address, stop: &AtomicBool) {
     let shard = Config { poll: PollConfig { idle: IdlePolicy::Event, ..shard().poll }, ..shard() };
     let config = ClientConfig { shard, ..ClientConfig::new(PROGRAM, 1) };
@@ -113,7 +114,7 @@ impl Drop for LoadedServer {
     }
 }
 
-/// The tested program.
+/// Returns a command that runs the tested program.
 pub(crate) fn rpcrdma() -> Command {
     Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
 }

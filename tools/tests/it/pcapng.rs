@@ -22,7 +22,7 @@ const KINDS: [BlockKind; 3] = [BlockKind::Enhanced, BlockKind::Simple, BlockKind
 struct FileBuilder {
     big: bool,
     bytes: Vec<u8>,
-    /// Positions of the ends of its blocks.
+    /// Offsets of the ends of all blocks.
     ends: Vec<usize>,
 }
 
@@ -116,7 +116,7 @@ fn all_kinds_of_blocks_in_both_byte_orders_give_the_messages_of_pcap() {
     }
 }
 
-/// Packets that would not be decoded even if they were whole are also reported.
+/// This includes packets that would not be decoded if they were whole.
 #[test]
 fn packets_that_are_cut_short_are_reported() {
     let snap_length = 302;

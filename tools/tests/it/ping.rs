@@ -65,17 +65,17 @@ fn ping_json(arguments: &[&str]) -> (i32, Value) {
 fn version_credits_chunk_and_times_are_reported() {
     let address = address();
     let server = serve(&address, CreditMode::V2Windowed);
-    let (status, said) = ping_json(&["-c", "20", "-i", "0", &address, "0x20000001", "3"]);
-    assert_eq!(status, 0, "{said}");
+    let (status, report) = ping_json(&["-c", "20", "-i", "0", &address, "0x20000001", "3"]);
+    assert_eq!(status, 0, "{report}");
     for (key, expected) in [("rdma_version", 2), ("calls", 20), ("answered", 20), ("failed", 0)] {
-        assert_eq!(said[key], expected, "{key}: {said}");
+        assert_eq!(report[key], expected, "{key}: {report}");
     }
-    assert_eq!((&said["reply_chunk"], &said["connections"]), (&"inline".into(), &1.into()), "{said}");
+    assert_eq!((&report["reply_chunk"], &report["connections"]), (&"inline".into(), &1.into()), "{report}");
     // The server invalidates the offered handle, which the software fabric supports.
-    assert_eq!((&said["invalidated_by_server"], &said["invalidated_here"]), (&1.into(), &0.into()), "{said}");
-    let us = |key: &str| said["rtt_us"][key].as_f64().expect("a number");
+    assert_eq!((&report["invalidated_by_server"], &report["invalidated_here"]), (&1.into(), &0.into()), "{report}");
+    let us = |key: &str| report["rtt_us"][key].as_f64().expect("a number");
     assert!(us("min") <= us("p50") && us("p50") <= us("p99") && us("p99") <= us("max") && us("max") > 0.0);
-    assert!(said["credits"].as_u64().is_some_and(|credits| credits >= 1), "{said}");
+    assert!(report["credits"].as_u64().is_some_and(|credits| credits >= 1), "{report}");
     let calls: u64 = server.stats().iter().map(|shard| shard.calls).sum();
     assert_eq!(calls, 21);
 }
@@ -108,20 +108,20 @@ fn version_1_is_used_if_either_side_requires_it() {
         let _server = serve(&address, credit_mode);
         let mut arguments = vec!["-c", "2", "-i", "0", "--rdma-version", version, &address, "536870913", "3"];
         arguments.extend((!invalidate).then_some("--no-invalidate"));
-        let (status, said) = ping_json(&arguments);
-        assert_eq!((status, &said["rdma_version"], &said["answered"]), (0, &1.into(), &2.into()), "{said}");
+        let (status, report) = ping_json(&arguments);
+        assert_eq!((status, &report["rdma_version"], &report["answered"]), (0, &1.into(), &2.into()), "{report}");
         // The client falls back to version 1 on the same connection.
-        assert_eq!(said["connections"], 1, "{said}");
-        assert_eq!(said["credits_at_start"], 1, "{said}");
-        assert!(said["credits"].as_u64().is_some_and(|credits| credits > 1), "{said}");
-        let revoked = (&said["invalidated_by_server"], &said["invalidated_here"]);
-        assert_eq!(revoked, (&u8::from(invalidate).into(), &u8::from(!invalidate).into()), "{said}");
+        assert_eq!(report["connections"], 1, "{report}");
+        assert_eq!(report["credits_at_start"], 1, "{report}");
+        assert!(report["credits"].as_u64().is_some_and(|credits| credits > 1), "{report}");
+        let revoked = (&report["invalidated_by_server"], &report["invalidated_here"]);
+        assert_eq!(revoked, (&u8::from(invalidate).into(), &u8::from(!invalidate).into()), "{report}");
     }
 }
 
 #[test]
-fn crc_option_determines_whether_the_mpa_request_asks_for_crcs() {
-    for (options, asked) in
+fn only_crc_always_sets_the_crc_flag_of_the_mpa_request() {
+    for (options, has_crc) in
         [(&[][..], false), (&["--crc", "never"], false), (&["--crc", "if-asked"], false), (&["--crc", "always"], true)]
     {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bound");
@@ -129,20 +129,20 @@ fn crc_option_determines_whether_the_mpa_request_asks_for_crcs() {
         // The server closes the connection after the request.
         let server = std::thread::spawn(move || {
             let (mut socket, _) = listener.accept().expect("a connection");
-            let mut said = Vec::new();
+            let mut bytes = Vec::new();
             loop {
-                if let Some((request, _)) = MpaFrame::decode(MpaFrameKind::Request, &said).expect("a request") {
+                if let Some((request, _)) = MpaFrame::decode(MpaFrameKind::Request, &bytes).expect("a request") {
                     return request;
                 }
                 let mut space = [0; 1024];
                 let n = socket.read(&mut space).expect("bytes");
-                assert!(n > 0, "its end within the request");
-                said.extend_from_slice(&space[..n]);
+                assert!(n > 0, "the stream ended within the request");
+                bytes.extend_from_slice(&space[..n]);
             }
         });
         let (status, _, errors) = ping(&[options, &["-c", "1", &address]].concat());
         assert_eq!(status, 1, "{errors}");
-        assert_eq!(server.join().expect("a request").crc, asked, "{options:?}");
+        assert_eq!(server.join().expect("a request").crc, has_crc, "{options:?}");
     }
 }
 
@@ -191,10 +191,10 @@ fn text_output_has_a_line_per_call_and_a_summary() {
 fn unserved_programs_and_wrong_usage_are_errors() {
     let address = address();
     let _server = serve(&address, CreditMode::V2Windowed);
-    let (status, said) = ping_json(&["-c", "2", "-i", "0", &address]);
-    assert_eq!((status, &said["answered"], &said["failed"]), (1, &0.into(), &2.into()), "{said}");
-    assert_eq!((&said["reply_chunk"], &said["rtt_us"]), (&"failed".into(), &Value::Null), "{said}");
-    let errors = said["errors"].to_string();
+    let (status, report) = ping_json(&["-c", "2", "-i", "0", &address]);
+    assert_eq!((status, &report["answered"], &report["failed"]), (1, &0.into(), &2.into()), "{report}");
+    assert_eq!((&report["reply_chunk"], &report["rtt_us"]), (&"failed".into(), &Value::Null), "{report}");
+    let errors = report["errors"].to_string();
     assert!(errors.contains("program") && errors.contains(":2"), "{errors}");
     let (status, out, errors) = ping(&["-c", "1", "soft:nobody-listens-here"]);
     assert_eq!((status, out.as_str()), (1, ""));
@@ -234,18 +234,18 @@ fn ping_reconnects_to_a_restarted_server_and_runs_until_interrupted() {
         .spawn()
         .expect("the binary runs");
     let mut out = BufReader::new(child.stdout.take().expect("piped"));
-    let mut until = |words: &str| {
+    let mut read_until = |words: &str| {
         let mut line = String::new();
         while !line.contains(words) {
             line.clear();
             assert!(out.read_line(&mut line).expect("text") > 0, "it ended without {words:?}");
         }
     };
-    until("reply 3 ");
+    read_until("reply 3 ");
     drop(server);
-    until("call ");
+    read_until("call ");
     let _server = serve(&address, CreditMode::V2Windowed);
-    until("reply ");
+    read_until("reply ");
     interrupt(&child);
     let mut rest = String::new();
     out.read_to_string(&mut rest).expect("text");
@@ -270,9 +270,9 @@ fn a_signal_ends_a_call_without_a_reply() {
         let _unanswered = arrival.recv().expect("a call");
         interrupt(&child);
         let output = child.wait_with_output().expect("our child");
-        let said: Value = serde_json::from_slice(&output.stdout).expect("one object");
-        assert_eq!((output.status.code(), &said["calls"]), (Some(1), &0.into()), "{said}");
-        assert_eq!(said["reply_chunk"], "none", "{said}");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("one object");
+        assert_eq!((output.status.code(), &report["calls"]), (Some(1), &0.into()), "{report}");
+        assert_eq!(report["reply_chunk"], "none", "{report}");
     }
 }
 
@@ -305,7 +305,7 @@ fn assert_signal_ends(listener: &TcpListener, options: &[&str]) {
         .stderr(Stdio::null())
         .spawn()
         .expect("it starts");
-    // The connection stays open, but is not answered.
+    // The server keeps the connection open, but does not answer.
     let _connection = listener.accept().expect("a client");
     interrupt(&child);
     assert_eq!(child.wait().expect("our child").signal(), Some(2));
@@ -324,8 +324,8 @@ fn a_server_that_requires_a_host_key_serves_only_clients_with_the_key() {
     let server =
         serve_with(&address, Config { wire: WireConfig { host_auth, ..WireConfig::default() }, ..Config::default() });
     let file = file.to_str().expect("text");
-    let (status, said) = ping_json(&["-c", "2", "-i", "0", "--host-key", file, &address, "0x20000001", "3"]);
-    assert_eq!((status, &said["answered"]), (0, &2.into()), "{said}");
+    let (status, report) = ping_json(&["-c", "2", "-i", "0", "--host-key", file, &address, "0x20000001", "3"]);
+    assert_eq!((status, &report["answered"]), (0, &2.into()), "{report}");
     let (status, out, errors) = ping(&["-c", "2", "-i", "0", &address, "0x20000001", "3"]);
     assert_eq!((status, out.as_str()), (1, ""), "{errors}");
     assert!(errors.contains("requires a host key") && errors.contains("--host-key"), "{errors}");
@@ -333,5 +333,5 @@ fn a_server_that_requires_a_host_key_serves_only_clients_with_the_key() {
     let other = ["-c", "1", "--host-key", file, "--host-key-id", "other", &address, "0x20000001", "3"];
     assert!(ping(&other).2.contains("refuses the host key"));
     let calls: u64 = server.stats().iter().map(|shard| shard.calls).sum();
-    assert_eq!(calls, 3, "of the client with the key");
+    assert_eq!(calls, 3, "only calls of the client with the key");
 }

@@ -21,7 +21,7 @@ use crate::decode::{CAPTURE, IWARP};
 struct Chunks {
     /// Read chunks by position in the body.
     reads: BTreeMap<usize, Vec<u8>>,
-    /// Write chunks. An empty one was not used.
+    /// Write chunks; an unused one is empty.
     writes: Vec<Vec<u8>>,
 }
 
@@ -65,22 +65,22 @@ impl BulkPlacement for Chunks {
 }
 
 /// Checks that encoding the decoded value gives the same bytes.
-fn assert_reencodes<'a, T: Decode<'a> + Encode>(bytes: &'a [u8], chunks: &'a Chunks, what: &str) {
+fn assert_reencodes<'a, T: Decode<'a> + Encode>(bytes: &'a [u8], chunks: &'a Chunks, context: &str) {
     let mut from = Decoder::with_chunks(bytes, chunks);
-    let value = T::decode(&mut from).unwrap_or_else(|error| panic!("{what}: {error:?}"));
-    from.end().unwrap_or_else(|error| panic!("{what}: {error:?}"));
+    let value = T::decode(&mut from).unwrap_or_else(|error| panic!("{context}: {error:?}"));
+    from.end().unwrap_or_else(|error| panic!("{context}: {error:?}"));
     let (mut out, mut place) = (vec![0xee; value.encoded_len()], chunks.clone());
     let mut to = Encoder::placing(&mut out, &mut place);
-    value.encode(&mut to).unwrap_or_else(|error| panic!("{what}: {error:?}"));
-    assert_eq!(to.into_written(), bytes, "{what}");
+    value.encode(&mut to).unwrap_or_else(|error| panic!("{context}: {error:?}"));
+    assert_eq!(to.into_written(), bytes, "{context}");
 }
 
 fn check_body<P: Signature>(is_call: bool, bytes: &[u8], chunks: &Chunks, frame: u64) {
-    let what = format!("frame {frame}: {} {}", P::NAME, if is_call { "arguments" } else { "results" });
+    let context = format!("frame {frame}: {} {}", P::NAME, if is_call { "arguments" } else { "results" });
     if is_call {
-        assert_reencodes::<P::Args<'_>>(bytes, chunks, &what)
+        assert_reencodes::<P::Args<'_>>(bytes, chunks, &context)
     } else {
-        assert_reencodes::<P::Results<'_>>(bytes, chunks, &what)
+        assert_reencodes::<P::Results<'_>>(bytes, chunks, &context)
     }
 }
 
@@ -101,9 +101,10 @@ fn check_procedure(procedure: u32, is_call: bool, bytes: &[u8], chunks: &Chunks,
     }
 }
 
-/// Checks all bodies of NFS in a capture. Returns their number, and how many have data in chunks. Replies in a Reply
-/// chunk are not in a Send.
-fn bodies(file: &str) -> (usize, usize) {
+/// Checks all bodies of NFS in a capture. Returns the number of bodies, and of those with data in chunks.
+///
+/// Replies in a Reply chunk are omitted, because they are not in a Send.
+fn check_bodies(file: &str) -> (usize, usize) {
     let (mut roce, mut iwarp) = (roce::Reassembler::default(), iwarp::Reassembler::default());
     let mut sends = Vec::new();
     capture::read(File::open(file).expect("test data"), |packet| {
@@ -143,7 +144,7 @@ fn bodies(file: &str) -> (usize, usize) {
 
 #[test]
 fn reencoded_bodies_equal_those_of_captures() {
-    let counts = [CAPTURE, IWARP].map(bodies);
+    let counts = [CAPTURE, IWARP].map(check_bodies);
     assert!(counts.iter().map(|(bodies, _)| bodies).sum::<usize>() > 500, "{counts:?}");
     assert!(counts.iter().all(|(_, with_chunks)| *with_chunks > 0), "{counts:?}");
 }

@@ -1,4 +1,4 @@
-//! A real terminal to run a program in.
+//! Runs programs in a terminal.
 
 use std::path::Path;
 use std::process::Command;

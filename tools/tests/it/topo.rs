@@ -57,20 +57,24 @@ fn text_and_json_output_agree() {
         assert!(out.contains(words), "{words:?} is not in: {out}");
     }
     let (status, out, _) = topo(&[&["iwarp:192.0.2.1", "--cores", "4", "--json"], &root[..]].concat());
-    let said: Value = serde_json::from_str(&out).expect("JSON");
+    let report: Value = serde_json::from_str(&out).expect("JSON");
     assert_eq!(status, 0);
-    assert_eq!((&said["plan"]["shards"], &said["plan"]["workers"]), (&[5, 6, 4][..].into(), &[7][..].into()), "{said}");
-    assert!(said["plan"]["commands"][0].as_str().is_some_and(|line| line.contains("--listen iwarp:192.0.2.1 ")));
-    assert_eq!((&said["cores"][5]["isolated"], &said["nodes"][1]["cores"][0]), (&true.into(), &4.into()));
-    assert_eq!((&said["devices"][0]["name"], &said["devices"][0]["kind"]), (&"nvme0".into(), &"nvme".into()));
+    assert_eq!(
+        (&report["plan"]["shards"], &report["plan"]["workers"]),
+        (&[5, 6, 4][..].into(), &[7][..].into()),
+        "{report}"
+    );
+    assert!(report["plan"]["commands"][0].as_str().is_some_and(|line| line.contains("--listen iwarp:192.0.2.1 ")));
+    assert_eq!((&report["cores"][5]["isolated"], &report["nodes"][1]["cores"][0]), (&true.into(), &4.into()));
+    assert_eq!((&report["devices"][0]["name"], &report["devices"][0]["kind"]), (&"nvme0".into(), &"nvme".into()));
 }
 
 #[test]
 fn a_core_is_proposed_on_this_machine() {
     let (status, out, errors) = topo(&["--json", "--cores", "1"]);
-    let said: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {errors}"));
+    let report: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {errors}"));
     assert_eq!(status, 0);
-    assert_eq!(said["plan"]["shards"].as_array().map(Vec::len), Some(1), "{said}");
+    assert_eq!(report["plan"]["shards"].as_array().map(Vec::len), Some(1), "{report}");
     assert_eq!(topo(&[]).0, 0);
 }
 

@@ -9,8 +9,10 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Script with constant figures, so that no test depends on time: 256 credits are better than the start, idle policy
-/// event is worse. The variable `runs` is the number of this run. It changes the last digit, which is the noise.
+/// Script with constant figures, so that no test depends on time.
+///
+/// 256 credits are better than the start, and idle policy event is worse. The variable `runs` is the number of this
+/// run, and changes the last digit as noise.
 const PLANTED: &str = r#"
 figure=1000
 for word in "$@"; do
@@ -75,8 +77,8 @@ fn json(text: &str) -> Value {
 fn the_best_knob_is_recommended_in_text_and_json() {
     let fake = FakeRpcperf::new(PLANTED);
     let file = fake.path("result.json");
-    let result = file.to_str().expect("text");
-    let (status, out, errors) = fake.tune(&[KNOBS, &["--json", result, "--", "-t", "8"]].concat());
+    let path = file.to_str().expect("text");
+    let (status, out, errors) = fake.tune(&[KNOBS, &["--json", path, "--", "-t", "8"]].concat());
     assert_eq!((status, errors.as_str()), (0, ""), "no progress bar without a terminal");
     for words in [
         "aim: calls (calls/s), more is better\nrpcperf 0.0.0: rpcperf rate --loopback -D 0.5 -t 8\n",
@@ -90,16 +92,20 @@ fn the_best_knob_is_recommended_in_text_and_json() {
     ] {
         assert!(out.contains(words), "{words:?} is not in: {out}");
     }
-    let said = json(&fs::read_to_string(&file).expect("the result"));
-    assert_eq!((&said["proven"], &said["best"]), (&true.into(), &"credits=256".into()));
+    let result = json(&fs::read_to_string(&file).expect("the result"));
+    assert_eq!((&result["proven"], &result["best"]), (&true.into(), &"credits=256".into()));
     assert!(
-        said["comparison"]["interval"][0].as_f64() > Some(1.9)
-            && said["comparison"]["interval"][1].as_f64() < Some(2.1)
+        result["comparison"]["interval"][0].as_f64() > Some(1.9)
+            && result["comparison"]["interval"][1].as_f64() < Some(2.1)
     );
-    assert_eq!(said["recommended"]["settings"], "credits=256");
-    let failed: Vec<_> =
-        said["candidates"].as_array().expect("an array").iter().filter(|one| !one["failed"].is_null()).collect();
-    assert!(failed.len() == 1 && failed[0]["settings"] == "batch=off", "{said}");
+    assert_eq!(result["recommended"]["settings"], "credits=256");
+    let failed: Vec<_> = result["candidates"]
+        .as_array()
+        .expect("an array")
+        .iter()
+        .filter(|candidate| !candidate["failed"].is_null())
+        .collect();
+    assert!(failed.len() == 1 && failed[0]["settings"] == "batch=off", "{result}");
     let runs = fake.runs();
     assert!(runs.iter().all(|line| line.starts_with("rate --loopback -D 0.5 -t 8 ") && line.ends_with("--json -")));
     assert_eq!(
@@ -113,13 +119,13 @@ fn the_best_knob_is_recommended_in_text_and_json() {
 fn json_to_standard_output_replaces_the_text() {
     let fake = FakeRpcperf::new(PLANTED);
     let (status, out, _) = fake.tune(&["--knob", "idle=event", "--json", "-"]);
-    let said = json(&out);
-    assert_eq!((status, &said["proven"], &said["best"]), (0, &false.into(), &"default".into()));
-    assert_eq!((&said["comparison"], &said["recommended"]["settings"]), (&Value::Null, &"default".into()));
+    let result = json(&out);
+    assert_eq!((status, &result["proven"], &result["best"]), (0, &false.into(), &"default".into()));
+    assert_eq!((&result["comparison"], &result["recommended"]["settings"]), (&Value::Null, &"default".into()));
 }
 
 #[test]
-fn json_goes_to_devices_and_pipes() {
+fn json_is_written_to_devices_and_pipes() {
     let fake = FakeRpcperf::new(PLANTED);
     let knob = ["--knob", "idle=event", "--json"];
     let (status, out, errors) = fake.tune(&[&knob[..], &["/dev/null"]].concat());
@@ -136,13 +142,13 @@ fn json_goes_to_devices_and_pipes() {
     assert_eq!(json(&reader.join().expect("the reader"))["best"], "default");
 }
 
-/// If the write fails at the end, the text is still printed. If the file cannot be opened, there are no runs.
+/// A file that cannot be written at the end does not suppress the text. One that cannot be opened prevents all runs.
 #[test]
 fn errors_of_the_json_file_name_it() {
     let fake = FakeRpcperf::new(PLANTED);
     let (status, out, errors) = fake.tune(&["--knob", "idle=event", "--json", "/dev/full"]);
-    let says = "rpcrdma: --json /dev/full: No space left on device (os error 28); name another file\n";
-    assert_eq!((status, errors.as_str()), (1, says));
+    let expected = "rpcrdma: --json /dev/full: No space left on device (os error 28); name another file\n";
+    assert_eq!((status, errors.as_str()), (1, expected));
     assert!(out.contains("recommended: default"), "{out}");
     let fake = FakeRpcperf::new(PLANTED);
     let (status, out, errors) = fake.tune(&["--knob", "idle=event", "--json", "/nowhere/result"]);
@@ -159,14 +165,14 @@ fn an_interrupted_tuning_resumes_from_its_state() {
     let all = whole.runs().len();
 
     // The ninth run and its child keep a pipe open and wait for an interrupt.
-    let waits = "if [ -p \"$dir/there\" ] && [ $runs = 9 ]; then\n\
+    let wait_script = "if [ -p \"$dir/there\" ] && [ $runs = 9 ]; then\n\
                  exec 3>\"$dir/there\"; echo there >&3; sleep 600 & wait; echo late >&3; fi\n";
-    let fake = FakeRpcperf::new(&format!("{waits}{planted}"));
+    let fake = FakeRpcperf::new(&format!("{wait_script}{planted}"));
     let made = Command::new("mkfifo").arg(fake.path("there")).status().expect("mkfifo");
     assert!(made.success());
     let state = fake.path("state").display().to_string();
-    let result = fake.path("result.json").display().to_string();
-    let arguments = fake.arguments(&[KNOBS, &["--state", &state, "--json", &result]].concat());
+    let result_path = fake.path("result.json").display().to_string();
+    let arguments = fake.arguments(&[KNOBS, &["--state", &state, "--json", &result_path]].concat());
     let tune = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))
         .arg("tune")
         .args(&arguments)
@@ -184,16 +190,19 @@ fn an_interrupted_tuning_resumes_from_its_state() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), &[][..]), "{errors}");
     assert!(errors.contains(&format!("interrupted; 8 runs are kept in {state}: the same command resumes")), "{errors}");
-    let said = json(&fs::read_to_string(&result).expect("the result"));
-    assert!(said["error"].as_str().is_some_and(|error| error.starts_with("interrupted; 8 runs are kept")), "{said}");
+    let result = json(&fs::read_to_string(&result_path).expect("the result"));
+    assert!(
+        result["error"].as_str().is_some_and(|error| error.starts_with("interrupted; 8 runs are kept")),
+        "{result}"
+    );
     // The end of the pipe shows that no process has it open.
     let rest = there.read_to_string(&mut line).map(|_| line);
-    assert_eq!(rest.expect("text"), "there\n", "a run outlives its tuning");
+    assert_eq!(rest.expect("text"), "there\n", "no run outlives its tuning");
 
     fs::remove_file(fake.path("there")).expect("it is there");
     let (status, out, errors) = fake.tune(&[KNOBS, &["--state", &state]].concat());
     assert_eq!((status, errors.as_str()), (0, ""));
-    assert_eq!(fake.runs().len(), all + 1, "only the run that was interrupted is made again");
+    assert_eq!(fake.runs().len(), all + 1, "only the interrupted run is repeated");
     assert_eq!(out, expected);
     // All runs are in the state file now.
     assert_eq!(fake.tune(&[KNOBS, &["--state", &state]].concat()).1, out);
@@ -210,8 +219,8 @@ fn a_terminal_shows_the_progress() {
         return;
     }
     // From the third run on, each waits until the file `held` is removed.
-    let holds = "while [ $runs -ge 3 ] && [ -e \"$dir/held\" ]; do sleep 0.05; done\n";
-    let fake = FakeRpcperf::new(&format!("{holds}{PLANTED}"));
+    let hold_script = "while [ $runs -ge 3 ] && [ -e \"$dir/held\" ]; do sleep 0.05; done\n";
+    let fake = FakeRpcperf::new(&format!("{hold_script}{PLANTED}"));
     fs::write(fake.path("held"), "").expect("a file");
     let words = fake.arguments(KNOBS).join(" ");
     let command = format!("{} tune {words}; read end", env!("CARGO_BIN_EXE_rpcrdma"));
@@ -224,8 +233,8 @@ fn a_terminal_shows_the_progress() {
     terminal.tmux(&["resize-window", "-t", "t", "-x", "120", "-y", "40"]);
     fs::remove_file(fake.path("held")).expect("it is there");
     // At the end the result replaces the progress.
-    let is_over = |screen: &str| screen.contains("recommended: credits=256") && !screen.contains(" runs, ");
-    assert!(terminal.shows(is_over), "{}", terminal.seen);
+    let is_finished = |screen: &str| screen.contains("recommended: credits=256") && !screen.contains(" runs, ");
+    assert!(terminal.shows(is_finished), "{}", terminal.seen);
     terminal.key("Enter");
     assert!(terminal.ends());
 }

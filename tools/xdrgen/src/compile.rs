@@ -216,14 +216,14 @@ fn check_defines(defines: &[String]) -> Result<(), CompileError> {
 ///
 /// They are `NAME.toml`, and placement files that belong to no specification.
 fn misnamed(path: &Path) -> impl Iterator<Item = PathBuf> {
-    let plain = path.with_extension("toml").file_name().map(ToOwned::to_owned);
+    let same_stem = path.with_extension("toml").file_name().map(ToOwned::to_owned);
     let files = fs::read_dir(directory(path)).into_iter().flatten().flatten().map(|entry| entry.path());
     files.filter(move |file| {
         let Some(name) = file.file_name().and_then(|name| name.to_str()) else { return false };
         let of_another = |stem| file.with_file_name(format!("{stem}.x")).exists();
         let is_used = name.strip_suffix(".placement.toml").is_some_and(of_another);
         let is_data = name.ends_with("ml") || name.ends_with(".placement");
-        file.file_name() == plain.as_deref() || (name.contains("placement") && is_data && !is_used)
+        file.file_name() == same_stem.as_deref() || (name.contains("placement") && is_data && !is_used)
     })
 }
 

@@ -8,13 +8,13 @@ use annotate_snippets::{Annotation, AnnotationKind, Level, Renderer, Snippet};
 use crate::Source;
 use crate::sources::Sources;
 
-/// Limit of errors that are shown.
+/// Maximum errors in a report.
 const MAX_SHOWN: usize = 20;
 
 /// An error.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem {
-    /// The error is in the placement file, not in the specification.
+    /// Whether the error is in the placement file rather than in the specification.
     in_placement: bool,
     at: Range<usize>,
     message: String,
@@ -37,7 +37,7 @@ impl Problem {
 /// Errors found so far.
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
-    /// At most one more than [`MAX_SHOWN`].
+    /// The first [`MAX_SHOWN`] errors, and the last one.
     list: Vec<Problem>,
     count: usize,
     /// Warnings about the specification, and their positions.
@@ -144,7 +144,7 @@ impl fmt::Display for Errors {
 /// A mark below a line, and its label.
 type Mark<'a> = (AnnotationKind, Range<usize>, Option<&'a str>);
 
-/// Only the lines with marks, because the renderer reads all lines that it gets.
+/// Returns the lines with marks. Other lines are omitted, because the renderer would read all of them.
 fn snippet<'a>(source: &'a Source, marks: &[Mark<'a>]) -> Snippet<'a, Annotation<'a>> {
     let start = marks.iter().map(|(_, at, _)| at.start).min().unwrap_or(0);
     let start = source.text[..start].rfind('\n').map_or(0, |end| end + 1);

@@ -88,7 +88,7 @@ struct Unexpected {
     /// Number of tokens from there to the end.
     left: usize,
     expected: String,
-    /// `expected` is the whole message, not what was expected.
+    /// Whether `expected` is the whole message rather than the expected token.
     is_reason: bool,
 }
 

@@ -37,9 +37,9 @@ pub(crate) struct Conditions {
 
 struct Branch {
     at: Range<usize>,
-    /// The current lines are not skipped.
+    /// Whether the current lines are read rather than skipped.
     active: bool,
-    /// Some part of the condition was active.
+    /// Whether some part of the condition was active.
     taken: bool,
 }
 
@@ -168,7 +168,7 @@ impl<'s> Preprocessor<'s> {
             let known = self.defined.get(part).copied().flatten().or_else(|| self.hidden.get(part).copied());
             match number(part) {
                 Ok(value) => Some(value),
-                // This stands for a value that makes any sum too large.
+                // This value makes any sum too large.
                 Err(InvalidNumber::Range) => Some(i128::MAX / 2),
                 Err(InvalidNumber::Form) => known,
             }

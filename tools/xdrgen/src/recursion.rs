@@ -118,13 +118,13 @@ fn direct_value(ty: &Type) -> Option<TypeId> {
 /// True if `fields` contain the type `id` at any depth.
 fn contains(schema: &Schema, fields: &[Field], id: TypeId) -> bool {
     let mut seen = vec![false; schema.types.len()];
-    let mut left: Vec<TypeId> = fields.iter().filter_map(|field| field.ty.named()).collect();
-    while let Some(next) = left.pop() {
+    let mut pending: Vec<TypeId> = fields.iter().filter_map(|field| field.ty.named()).collect();
+    while let Some(next) = pending.pop() {
         if next == id {
             return true;
         }
         if !mem::replace(&mut seen[next.0], true) {
-            left.extend(schema.types[next.0].form.contained());
+            pending.extend(schema.types[next.0].form.contained());
         }
     }
     false

@@ -112,7 +112,7 @@ pub(crate) fn resolve<'p>(definitions: Vec<Definition>, c: Preprocessor<'p>, pro
     schema
 }
 
-/// `typedef struct x x;`
+/// Whether a definition gives a type its own name, such as `typedef struct x x;`.
 fn is_same_name(definition: &Definition) -> bool {
     matches!(&definition.body, Body::Typedef(Declaration { name, base: Base::Named(base), shape: Shape::Single, .. })
         if base.text == name.text)

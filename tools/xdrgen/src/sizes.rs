@@ -20,7 +20,7 @@ pub(crate) struct Size {
     pub(crate) max_len: u64,
     /// Maximum bytes in front of the first eligible item, including the word of its length.
     pub(crate) head: u64,
-    /// There is always an eligible item.
+    /// Whether there is always an eligible item.
     always_has_item: bool,
 }
 
@@ -134,11 +134,11 @@ impl<'s> Sizes<'s> {
 
     /// For each type, whether it is inside an array, list, optional or recursive data that has eligible items.
     pub(crate) fn inside_repeated(mut self) -> Vec<bool> {
-        let mut left: Vec<usize> = (0..self.repeated.len()).filter(|i| self.repeated[*i]).collect();
-        while let Some(i) = left.pop() {
+        let mut pending: Vec<usize> = (0..self.repeated.len()).filter(|i| self.repeated[*i]).collect();
+        while let Some(i) = pending.pop() {
             for inner in self.schema.types[i].form.contained() {
                 if !std::mem::replace(&mut self.repeated[inner.0], true) {
-                    left.push(inner.0);
+                    pending.push(inner.0);
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Tests of the text of generated code, and of the program `xdrgen`.
 //!
-//! To record changed code: `xdrgen tools/xdrgen/tests/golden/small.x -o tools/xdrgen/tests/golden/small.rs`.
+//! This command records changed code: `xdrgen tools/xdrgen/tests/golden/small.x -o tools/xdrgen/tests/golden/small.rs`.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -54,7 +54,7 @@ fn reserved_and_repeated_names_get_an_underscore() {
 }
 
 #[test]
-fn a_typedef_is_one_type_whatever_uses_it() {
+fn a_typedef_is_one_type_for_all_its_uses() {
     let typedefs = "typedef opaque data<9>; typedef data same; typedef string text<>; typedef int list<7>;
         typedef int number; typedef list lists<2>;
         union maybe switch (bool some) { case TRUE: data value; case FALSE: void; };";
@@ -106,25 +106,28 @@ fn the_program_writes_a_file_or_shows_errors() {
     let (x, placement, out) = (path("small.x"), path("other.toml"), path("out.rs"));
     fs::write(&x, X).expect("written");
     fs::write(&placement, PLACEMENT).expect("written");
-    let done = xdrgen(&[&x, "--placement", &placement, "-o", &out]);
-    assert!(done.status.success(), "{done:?}");
+    let output = xdrgen(&[&x, "--placement", &placement, "-o", &out]);
+    assert!(output.status.success(), "{output:?}");
     assert_eq!(fs::read_to_string(&out).expect("written"), GOLDEN);
 
-    let done = xdrgen(&[&x, "--types-only"]);
-    let types = String::from_utf8(done.stdout).expect("text");
-    assert!(done.status.success() && types.contains("pub struct Pair<'a>"), "{types}");
+    let output = xdrgen(&[&x, "--types-only"]);
+    let types = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success() && types.contains("pub struct Pair<'a>"), "{types}");
 
     fs::write(path("other.placement.toml"), "").expect("written");
-    let done = xdrgen(&[&x, "--types-only"]);
-    let warnings = String::from_utf8(done.stderr).expect("text");
-    assert!(done.status.success() && warnings.starts_with("warning: ") && warnings.contains("other.pl"), "{warnings}");
+    let output = xdrgen(&[&x, "--types-only"]);
+    let warnings = String::from_utf8(output.stderr).expect("text");
+    assert!(
+        output.status.success() && warnings.starts_with("warning: ") && warnings.contains("other.pl"),
+        "{warnings}"
+    );
 
     fs::write(&x, "struct a { b c; };").expect("written");
-    let done = xdrgen(&[&x]);
-    let errors = String::from_utf8(done.stderr).expect("text");
-    assert!(!done.status.success() && errors.contains("small.x:1:12") && errors.contains("^"), "{errors}");
-    let done = xdrgen(&[&path("none.x")]);
-    assert!(String::from_utf8_lossy(&done.stderr).contains("none.x: No such file"), "{done:?}");
+    let output = xdrgen(&[&x]);
+    let errors = String::from_utf8(output.stderr).expect("text");
+    assert!(!output.status.success() && errors.contains("small.x:1:12") && errors.contains("^"), "{errors}");
+    let output = xdrgen(&[&path("none.x")]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("none.x: No such file"), "{output:?}");
 }
 
 #[test]
@@ -139,9 +142,9 @@ fn output_beyond_rlimit_fsize_is_an_error_that_names_it() {
     };
     let to_file = limited().arg("-o").arg(&out).output().expect("it was built");
     let to_output = limited().stdout(fs::File::create(&out).expect("made")).output().expect("it was built");
-    for (done, file) in [(to_file, "out.rs: "), (to_output, "standard output: ")] {
-        let errors = String::from_utf8_lossy(&done.stderr);
-        assert_eq!(done.status.code(), Some(1), "{done:?}");
+    for (output, file) in [(to_file, "out.rs: "), (to_output, "standard output: ")] {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
         let limit = "(RLIMIT_FSIZE; `ulimit -f unlimited` lifts it)";
         assert!(errors.contains(&format!("{file}File too large")) && errors.contains(limit), "{errors}");
     }
@@ -168,8 +171,8 @@ fn a_file_is_replaced_as_a_whole_or_not_at_all() {
     assert!(fs::read_to_string(&out).expect("a file").contains("pub struct Pair") && link.is_symlink());
     assert_eq!((fs::metadata(&out).expect("a file").permissions().mode() & 0o777, files()), (0o640, 3));
     for device in ["/dev/stdout", "/dev/stderr"] {
-        let done = run("unlimited", Path::new(device));
-        assert_eq!([done.stdout, done.stderr].concat(), fs::read(&out).expect("a file"), "{device}");
+        let output = run("unlimited", Path::new(device));
+        assert_eq!([output.stdout, output.stderr].concat(), fs::read(&out).expect("a file"), "{device}");
     }
 }
 
@@ -181,15 +184,15 @@ fn output_that_is_not_written_is_an_error() {
     let x = x.to_str().expect("a path");
     let full = || OpenOptions::new().write(true).open("/dev/full").expect("a device");
     let to_output = Command::new(env!("CARGO_BIN_EXE_xdrgen")).arg(x).stdout(full()).output().expect("it was built");
-    for (done, place) in [(to_output, "standard output"), (xdrgen(&[x, "-o", "/dev/full"]), "/dev/full")] {
-        let errors = String::from_utf8_lossy(&done.stderr);
-        assert_eq!(done.status.code(), Some(1), "{done:?}");
+    for (output, place) in [(to_output, "standard output"), (xdrgen(&[x, "-o", "/dev/full"]), "/dev/full")] {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(errors.starts_with(&format!("{place}: No space left on device")), "{errors}");
     }
 }
 
 /// Writes files to a new directory, and compiles the first one. Returns the code, or standard error.
-fn compiled(files: &[(&str, &str)], arguments: &[&str]) -> Result<String, String> {
+fn compile(files: &[(&str, &str)], arguments: &[&str]) -> Result<String, String> {
     let dir = tempfile::tempdir().expect("a directory");
     for (name, text) in files {
         let path = dir.path().join(name);
@@ -197,9 +200,9 @@ fn compiled(files: &[(&str, &str)], arguments: &[&str]) -> Result<String, String
         fs::write(path, text).expect("written");
     }
     let path = dir.path().join(files[0].0);
-    let done = xdrgen(&[&["--types-only", path.to_str().expect("a path")], arguments].concat());
+    let output = xdrgen(&[&["--types-only", path.to_str().expect("a path")], arguments].concat());
     let text = |bytes| String::from_utf8(bytes).expect("text");
-    if done.status.success() { Ok(text(done.stdout)) } else { Err(text(done.stderr)) }
+    if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
 }
 
 #[test]
@@ -216,7 +219,7 @@ fn included_specifications_are_part_of_the_one_that_includes_them() {
         ),
         ("c.x", "#include \"c.h\"\nstruct c { int y; };"),
     ];
-    let code = compiled(&files, &[]).expect("code");
+    let code = compile(&files, &[]).expect("code");
     for item in ["pub struct A {", "pub type B = ", "pub struct C {", "pub struct M {", "pub const SIZE: u32 = 3;"] {
         assert_eq!(code.matches(item).count(), 1, "{item}: {code}");
     }
@@ -250,16 +253,16 @@ fn errors_name_the_included_file_and_its_line() {
             "a.x:2:7",
         ),
     ] {
-        let errors = compiled(files, &[]).expect_err("no specification");
+        let errors = compile(files, &[]).expect_err("no specification");
         assert!(errors.contains(message) && errors.contains(place), "{message} at {place}: {errors}");
     }
     let names: Vec<_> = (0..20).map(|i| (format!("f{i}.x"), format!("#include \"f{}.x\"\n", i + 1))).collect();
     let mut files: Vec<_> = names.iter().map(|(name, text)| (&**name, &**text)).collect();
     files.push(("f20.x", ""));
-    let errors = compiled(&files, &[]).expect_err("too deep");
+    let errors = compile(&files, &[]).expect_err("too deep");
     assert!(errors.contains("including `f16.x` exceeds 16 nested files"), "{errors}");
     let long = " ".repeat(9 << 20);
-    let errors = compiled(&[("m.x", &format!("#include \"a.x\"\n{long}")), ("a.x", &long)], &[]).expect_err("too long");
+    let errors = compile(&[("m.x", &format!("#include \"a.x\"\n{long}")), ("a.x", &long)], &[]).expect_err("too long");
     assert!(errors.contains("a.x: a specification and its included files exceed 16777216 bytes"), "{errors}");
 }
 
@@ -269,9 +272,9 @@ fn names_are_defined_by_options() {
         "m.x",
         "#ifdef WIDE\ntypedef opaque a[LEN];\n#else\ntypedef int a;\n#endif\n#if LEVEL\nstruct b { a x; };\n#endif\n",
     )];
-    let code = compiled(&file, &["-D", "WIDE", "-DLEN=0x10", "-D", "LEVEL=0"]).expect("code");
+    let code = compile(&file, &["-D", "WIDE", "-DLEN=0x10", "-D", "LEVEL=0"]).expect("code");
     assert!(code.contains("pub type A = [u8; 16];") && !code.contains("LEN") && !code.contains("struct B"), "{code}");
-    assert!(compiled(&file, &["-DLEVEL"]).expect("code").contains("pub x: A,"));
+    assert!(compile(&file, &["-DLEVEL"]).expect("code").contains("pub x: A,"));
 }
 
 #[test]
@@ -287,18 +290,18 @@ fn definitions_of_options_are_names_and_numbers() {
         ("LEN=18446744073709551616", "`18446744073709551616` is not an integer of 64 bits"),
         ("X=2", "another definition of `X` is 1"),
     ] {
-        let errors = compiled(&file, &["-D", "X", "-D", define]).expect_err("invalid");
+        let errors = compile(&file, &["-D", "X", "-D", define]).expect_err("invalid");
         let error = format!("error: invalid value '{define}' for '-D <NAME[=VALUE]>': {reason}\n\nUsage: xdrgen ");
         assert!(errors.starts_with(&error), "{errors}");
     }
     for (define, name, place) in [("LEN=5", "LEN", "m.x:2:7"), ("SIZE", "SIZE", "m.x:1:1"), ("a=1", "a", "m.x:4:16")] {
-        let errors = compiled(&file, &["-D", define]).expect_err("defined twice");
+        let errors = compile(&file, &["-D", define]).expect_err("defined twice");
         let error = format!("error: `{name}` is also defined by the option `-D {define}`\n");
         assert!(errors.starts_with(&error) && errors.contains(place), "{errors}");
     }
-    let code = compiled(&file, &["-DHIDDEN=7", "-DX", "-DX=1"]).expect("code");
+    let code = compile(&file, &["-DHIDDEN=7", "-DX", "-DX=1"]).expect("code");
     assert!(code.contains("pub type A = [u8; 7];"), "{code}");
     let file = [("m.x", "typedef opaque a[LEN];\n#undef LEN\n#ifndef LEN\nconst LEN = 4;\n#endif\n")];
-    let code = compiled(&file, &["-DLEN=7"]).expect("code");
+    let code = compile(&file, &["-DLEN=7"]).expect("code");
     assert!(code.contains("pub type A = [u8; 7];") && code.contains("pub const LEN: u32 = 4;"), "{code}");
 }

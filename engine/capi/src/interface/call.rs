@@ -102,7 +102,7 @@ pub unsafe extern "C" fn rpcrdma_call_header(
 ///
 /// # Parameters
 /// - `call`: the call.
-/// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. It may be NULL.
+/// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. The pointer may be NULL.
 /// - `len`: bytes of `room`. It may be 0.
 ///
 /// # Ownership
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn rpcrdma_call_peer(call: *mut rpcrdma_call, room: *mut c
 
 /// Returns the data of a Read chunk, in place.
 ///
-/// It is an argument that the client sent by RDMA. The length of the data is among the inline arguments, and `position`
+/// The data is an argument that the client sent by RDMA. Its length is among the inline arguments, and `position`
 /// counts it. Empty data has no chunk, and data in a call without chunks is inline.
 ///
 /// # Parameters
@@ -175,8 +175,9 @@ pub unsafe extern "C" fn rpcrdma_call_read_chunk(
 
 /// Takes the memory of a Read chunk out of a call.
 ///
-/// The buffer may be kept beyond the call, or lent as a result. It is only read. It is memory of the call's shard: it
-/// can be a result only of calls of that shard (`shard` of `rpcrdma_call_header`), unless it came with `reads_into`.
+/// The buffer may be kept beyond the call, or lent as a result. The buffer is read-only. It is memory of the call's
+/// shard, and can be a result only of calls of that shard (`shard` of `rpcrdma_call_header`), unless the chunk arrived
+/// in `reads_into`.
 ///
 /// # Parameters
 /// - `call`: the call.
@@ -209,8 +210,8 @@ pub unsafe extern "C" fn rpcrdma_call_take_read_chunk(call: *mut rpcrdma_call, i
 /// Returns room for inline results, in the memory that is sent.
 ///
 /// The room holds zeroes. A second call changes the length, keeps the bytes that were written, and returns the same
-/// address. There is room for at least `max_reply` bytes of the procedure. 0 bytes have an address, too. After a
-/// failure the handler may write other results. Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
+/// address. There is room for at least `max_reply` bytes of the procedure. A room of 0 bytes has an address, too. After
+/// a failure the handler may write other results. Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
 ///
 /// # Parameters
 /// - `call`: the call.
@@ -297,9 +298,9 @@ pub unsafe extern "C" fn rpcrdma_call_reply_with(call: *mut rpcrdma_call, result
 
 /// Returns the memory of a Write chunk.
 ///
-/// It is for a result that travels by RDMA. The memory is not initialized. The handler or a device writes it. Then
-/// `rpcrdma_call_write_chunk_filled` says how many bytes were written; this function forgets what was filled before.
-/// The length of the data belongs to the inline results.
+/// The memory is for a result that travels by RDMA, and is not initialized. The handler or a device writes it. Then
+/// `rpcrdma_call_write_chunk_filled` sets the number of written bytes; this function resets that number to 0. The
+/// length of the data belongs to the inline results.
 ///
 /// If the chunk is too short for the data, the handler writes nothing, and returns the result of
 /// `rpcrdma_call_write_chunk_filled(call, index, len)`. A code of its own would be SYSTEM_ERR.
@@ -382,7 +383,7 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call
             Err(error) => return Err(call.fail_to_fill(index, len, Errno::INVAL, error)),
         };
         if len > writer.room() {
-            // This fails with the cause.
+            // The writer refuses the zeroes with an error that names the cause.
             let error = writer.put_zeroes(len).expect_err("there is no room");
             return Err(call.fail_to_write(ResultPart::Chunk(index), Errno::MSGSIZE, error));
         }
@@ -413,8 +414,8 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call
 ///
 /// # Returns
 /// - 0: the buffer is sent with the reply.
-/// - -ENOENT: the caller offers no such chunk. The data belongs to the inline results, so have a further part of it
-///   while they are written.
+/// - -ENOENT: the caller offers no such chunk. The data belongs to the inline results. The handle has ended, so hold
+///   another part of this memory until they are written.
 /// - -EMSGSIZE: the chunk is shorter. The handler may return this code, as for `rpcrdma_call_write_chunk_filled`.
 /// - -EXDEV: the buffer is a Read chunk of another shard or server, or a client's buffer: copy it.
 /// - a negative handle code.
@@ -459,7 +460,7 @@ pub unsafe extern "C" fn rpcrdma_call_result(
 /// # Parameters
 /// - `call`: the call.
 /// - `status`: 0 for the results that were written, an `RPCRDMA_` status, or the negative code of a function that has
-///   failed for this call. It means the same as the result of an `rpcrdma_handler`.
+///   failed for this call. The status means the same as the result of an `rpcrdma_handler`.
 ///
 /// # Ownership
 /// The handle of the call ends, with its arguments and its room for results.
@@ -486,7 +487,7 @@ pub unsafe extern "C" fn rpcrdma_call_answer(call: *mut rpcrdma_call, status: c_
 
 /// Tells whether the connection of a deferred call has closed.
 ///
-/// Nobody awaits the reply of such a call, but it must be answered all the same.
+/// Nobody awaits the reply of a call whose connection has closed, but the call must still be answered.
 ///
 /// # Parameters
 /// - `call`: the call.

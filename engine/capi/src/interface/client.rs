@@ -76,7 +76,7 @@ pub unsafe extern "C" fn rpcrdma_client_connect(
 /// The caller frees both handles (`rpcrdma_free`). The connection closes when the last one is freed.
 ///
 /// # Threads
-/// The thread that uses `client`. It passes the new handle to the other thread.
+/// The thread that uses `client`. This thread passes the new handle to the other thread.
 ///
 /// # Returns
 /// The new handle, or NULL after a failure.
@@ -100,8 +100,9 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// # Parameters
 /// - `client`: the client.
 /// - `request`: the call.
-/// - `reply`: gets the reply if the call has started, even if it failed then, and otherwise NULL. It may be NULL. A
-///   caller with buffers in its request passes it, because the codes alone do not always tell who has the buffers.
+/// - `reply`: gets the reply if the call has started, even if it failed then, and otherwise NULL. The pointer may be
+///   NULL. A caller with buffers in its request passes a pointer, because the codes alone do not always tell who has
+///   the buffers.
 ///
 /// # Ownership
 /// The caller frees the reply (`rpcrdma_free`). The buffers of the request's chunks stay with the caller if `*reply` is
@@ -115,7 +116,7 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// # Returns
 /// - 0: the server has answered.
 /// - -ETIMEDOUT: the time-out has passed. The code does not tell whether the call was sent: the text does. A call that
-///   waited in vain for a credit was not sent, and its text says that all credits are in use.
+///   got no credit was not sent, and its text says that all credits are in use.
 /// - -ECONNRESET: the connection was lost.
 /// - -EKEYREJECTED: the server has restarted and refuses the host key. The call was not executed, and a retry is
 ///   pointless.
@@ -125,7 +126,7 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: the system refuses memory for chunks, by the limit that the text names.
 /// - -EREMOTEIO: the server refused the call (`rpcrdma_reply_status`).
 /// - -EACCES: the server refused the credential.
-/// - -EBUSY: the server drains, or has no memory. It has not run the call, unless the reply itself found no memory: try
+/// - -EBUSY: the server drains, or has no memory. The call was not run, unless the reply itself found no memory: try
 ///   again later. Without a reply, another thread uses `client` now.
 /// - -EPROTO: a malformed reply, a server that refuses version 1, or another transport error.
 /// - -EOPNOTSUPP: a call back to a client that takes none, because it has no `rpcrdma_config_callbacks`, or its
@@ -181,13 +182,13 @@ pub unsafe extern "C" fn rpcrdma_client_call(
 /// the caller.
 ///
 /// # Threads
-/// One thread at a time. It may be the thread that runs the connection: in handlers of a server that calls back, and
-/// where a server is polled. There a Read chunk cannot be copied (EDEADLK).
+/// One thread at a time. This may be the thread that runs the connection: in handlers of a server that calls back, and
+/// where a server is polled. On that thread a Read chunk cannot be copied (EDEADLK).
 ///
 /// # Returns
 /// - 0: the call has started. The connection's thread finds other causes of failure, which the poll reports, and the
-///   buffers are in that reply. Such are ENOTCONN without a connection, and EINVAL for the position of a chunk, a
-///   buffer of another client, or a one-way call that has chunks.
+///   buffers are in that reply. Such causes are ENOTCONN without a connection, and EINVAL for the position of a chunk,
+///   a buffer of another client, or a one-way call that has chunks.
 /// - -EAGAIN: too many calls are outstanding (`limits.max_calls`; for calls of a server `debug.reverse_credits`).
 /// - -ENOTCONN: the thread of the connection has stopped.
 /// - -EINVAL, -EMSGSIZE: the request is invalid.
@@ -223,9 +224,9 @@ pub unsafe extern "C" fn rpcrdma_client_start(client: *mut rpcrdma_client, reque
 ///
 /// # Parameters
 /// - `client`: the client.
-/// - `done`: gets each started call that has ended. It may start calls, whose ends are for later polls, and free the
-///   client; the calls that this poll has found are reported all the same. NULL: ended calls are left to the next poll
-///   with a function.
+/// - `done`: gets each started call that has ended. The function may start calls, whose ends are for later polls, and
+///   free the client. The calls that this poll has found are reported even then. NULL: ended calls are left to the next
+///   poll with a function.
 /// - `context`: first argument of `done`.
 ///
 /// # Ownership
@@ -268,7 +269,7 @@ pub unsafe extern "C" fn rpcrdma_client_poll(
 ///
 /// # Parameters
 /// - `client`: a `rpcrdma_client` or a `rpcrdma_local_client`.
-/// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. It may be NULL.
+/// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. The pointer may be NULL.
 /// - `len`: bytes of `room`. It may be 0.
 ///
 /// # Ownership

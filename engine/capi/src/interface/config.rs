@@ -31,9 +31,9 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// A knob that is set again has its last value. `memory.budget` determines receives and all buffers that are not set.
 ///
 /// Each call checks the knob, and those that depend on it: set `memory.receives` before a `limits.credits` that needs
-/// it. It takes some microseconds. A value that no host can have is refused. What depends on the host, such as the
-/// number of its cores, is checked when a server or client starts. A client has smaller defaults, such as 1024
-/// receives: its connect checks with those, and may fail.
+/// it. A call takes some microseconds. A value that no host can have is refused. A value that depends on the host, such
+/// as a core, is checked when a server or client starts. A client has smaller defaults, such as 1024 receives: its
+/// connect checks the knobs with those defaults, and may fail.
 ///
 /// `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, with the key in hexadecimal digits (`openssl rand -hex 32`).
 /// Both ends need the same key: peers without it are refused, and so is protocol version 1. The connect of such a
@@ -59,8 +59,8 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 ///
 /// # Returns
 /// - 0: the knob is set.
-/// - -EINVAL: the text names the knob, the value, and what the knob takes, with the other knob if that is a limit. For
-///   a name of an earlier version it gives the present one.
+/// - -EINVAL: the text names the knob, the value, and the valid values, with the other knob if that sets the limit. For
+///   a name of an earlier version, the text has the present name.
 /// - a negative handle code.
 ///
 /// # Safety
@@ -82,9 +82,10 @@ pub unsafe extern "C" fn rpcrdma_config_set(
 
 /// Reads knobs from a TOML file, as programs do with `--config`.
 ///
-/// The file has all that `rpcrdma_config_set` takes, in its groups, and at most 4 MiB. It is checked at its end. A file
-/// with `wire.host_key` is a secret: it is refused if a user other than root and that of this process may read or
-/// replace it (`chmod 600 FILE`), as the programs of this project refuse the file of their key.
+/// The file may set all knobs of `rpcrdma_config_set`, in their groups, and has at most 4 MiB. The values are checked
+/// together after the whole file was read. A file with `wire.host_key` is a secret: it is refused if a user other than
+/// root and that of this process may read or replace it (`chmod 600 FILE`), as the programs of this project refuse the
+/// file of their key.
 ///
 /// # Parameters
 /// - `config`: the configuration.

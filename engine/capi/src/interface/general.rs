@@ -48,7 +48,7 @@ pub extern "C" fn rpcrdma_error() -> *const c_char {
 
 /// Passes each line of the log to a function.
 ///
-/// The function is called as soon as a line is written. It is set once per process.
+/// The log calls the function for each line at once. A process can set the function once.
 ///
 /// # Parameters
 /// - `function`: gets `context`, the level of the line (1 error, 2 warning, 3 information, 4 debug), and the line. It
@@ -84,8 +84,8 @@ pub unsafe extern "C" fn rpcrdma_log(
     })
 }
 
-/// Whether the calling thread may wait for the end of a server. Of several threads that end it at once, one wins: so
-/// only threads of this library look into it.
+/// Checks that the calling thread may wait for the end of a server. If several threads end the server at once, one of
+/// them frees it. So only a thread of this library, which the server waits for, accesses the server here.
 ///
 /// # Safety
 /// See [`handle::share`].

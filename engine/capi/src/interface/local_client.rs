@@ -186,8 +186,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
 /// # Parameters
 /// - `client`: the client.
 /// - `request`: the call.
-/// - `xid`: gets the number of the call, for `rpcrdma_local_client_cancel`, or 0 if it has ended already. It may be
-///   NULL.
+/// - `xid`: gets the number of the call, for `rpcrdma_local_client_cancel`, or 0 if the call has ended already. The
+///   pointer may be NULL.
 ///
 /// # Ownership
 /// If the call starts, it has the buffers of its chunks, which its reply returns. If it does not start, they stay with
@@ -265,8 +265,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_cancel(client: *mut rpcrdma_local_
 
 /// Polls a client once, and reports the calls that have ended.
 ///
-/// The function never blocks. All functions of a poll together are the time between two polls: a loop polls at least 20
-/// times a second.
+/// The function never blocks. The time of all `done` functions of a poll counts between two polls, and a loop polls at
+/// least 20 times a second.
 ///
 /// # Parameters
 /// - `client`: the client.

@@ -28,9 +28,9 @@ use crate::types::*;
 /// The buffer, or NULL after a failure.
 /// - EINVAL: `len` is 0, as for mmap: no chunk is empty.
 /// - ENOBUFS: the client has no such buffer left now (`memory.bulk_buffers`).
-/// - EMSGSIZE: the client's buffers are never so long.
+/// - EMSGSIZE: no buffer of the client is that long.
 /// - ENOMEM, EMFILE, ENFILE, EFBIG: the system refuses the memory of all its buffers, by the limit that the text names;
-///   the next call asks again.
+///   the next call requests it again.
 /// - ENOTCONN: the connection has ended.
 /// - EDEADLK: the calling thread runs the client's connection, as for `rpcrdma_client_call`.
 /// - a handle code.
@@ -59,7 +59,8 @@ pub unsafe extern "C" fn rpcrdma_alloc(client: *mut c_void, len: usize) -> *mut 
 
 /// Returns the bytes of a buffer.
 ///
-/// Those of `rpcrdma_call_take_read_chunk` and of `rpcrdma_arena_part` are only read. 0 bytes have an address, too.
+/// Buffers of `rpcrdma_call_take_read_chunk` and of `rpcrdma_arena_part` are read-only. A buffer of 0 bytes has an
+/// address, too.
 ///
 /// # Parameters
 /// - `buffer`: the buffer.
@@ -89,8 +90,8 @@ pub unsafe extern "C" fn rpcrdma_buffer_data(buffer: *mut rpcrdma_buffer, len: *
 
 /// Restricts a buffer to a part of its bytes.
 ///
-/// The part is one of the buffer's whole memory, or of its present bytes if it is only read. A buffer of 0 bytes is an
-/// empty result (`rpcrdma_call_result`), and cannot be a chunk of a request.
+/// The part is one of the buffer's whole memory, or of its present bytes if the buffer is read-only. A buffer of 0
+/// bytes is an empty result (`rpcrdma_call_result`), and cannot be a chunk of a request.
 ///
 /// # Parameters
 /// - `buffer`: the buffer.
@@ -121,8 +122,8 @@ pub unsafe extern "C" fn rpcrdma_buffer_window(buffer: *mut rpcrdma_buffer, star
 /// Adopts memory that the application has mapped.
 ///
 /// The memory is either sent as results (`rpcrdma_arena_part`), or takes Read chunks (`reads_into` of a procedure), not
-/// both. From 4 GiB on, it is only for Read chunks. Servers register it because of `rpcrdma_config_arena`, or because
-/// their procedures have it.
+/// both. From 4 GiB on, it is only for Read chunks. A server registers it if its configuration has the arena
+/// (`rpcrdma_config_arena`), or one of its procedures.
 ///
 /// # Parameters
 /// - `base`: first byte, at a multiple of 4096.
@@ -173,8 +174,8 @@ pub unsafe extern "C" fn rpcrdma_arena_new(
 /// - `arena`: the memory.
 /// - `start`: first byte.
 /// - `len`: number of bytes.
-/// - `release`: is called once, with `context`. It may be NULL. It is short, and does not wait. It may write the part's
-///   bytes, answer calls, and lend parts.
+/// - `release`: is called once, with `context`, or is NULL. The function is short, and does not wait. It may write the
+///   part's bytes, answer calls, and lend parts.
 /// - `context`: argument of `release`.
 ///
 /// # Ownership

@@ -3,7 +3,7 @@
 //!
 //! Each function checks its arguments, and does its work, within [`entry`](crate::failure::entry).
 
-// This order is that of the header.
+// The modules are in the order of the header.
 mod general;
 
 mod config;

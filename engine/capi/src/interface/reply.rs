@@ -103,7 +103,7 @@ pub unsafe extern "C" fn rpcrdma_reply_take_write_chunk(
 
 /// Takes the buffer of a Read chunk out of a reply.
 ///
-/// It is for the next call. The reply of a failed call also has it, where the server can no longer reach it.
+/// The buffer is for the next call. The reply of a failed call also has it, where the server can no longer reach it.
 ///
 /// # Parameters
 /// - `reply`: the reply.

@@ -91,7 +91,8 @@ pub unsafe extern "C" fn rpcrdma_server_start(
 ///
 /// Its calls use the connection of `call` (RFC 8167). A handler on a shard must not block on such a call. Instead, it
 /// uses `rpcrdma_client_start`, runs on workers (`RPCRDMA_ON_WORKERS`), or defers `call`, which another thread answers.
-/// The function does not ask the peer whether it accepts calls. If it does not, the first call ends with EOPNOTSUPP.
+/// The function does not ask the peer whether it accepts calls. If the peer does not, the first call ends with
+/// EOPNOTSUPP.
 ///
 /// # Parameters
 /// - `server`: the server.
@@ -100,7 +101,7 @@ pub unsafe extern "C" fn rpcrdma_server_start(
 /// - `config`: the knobs, or NULL for the defaults.
 ///
 /// # Ownership
-/// The caller frees the client (`rpcrdma_free`). It may outlive the call.
+/// The caller frees the client (`rpcrdma_free`). The client may outlive the call.
 ///
 /// # Threads
 /// Any thread that may use `call`.
@@ -142,7 +143,7 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
 ///
 /// # Parameters
 /// - `server`: the server.
-/// - `milliseconds`: the most time that the drain takes. With 0, calls are cut off at once.
+/// - `milliseconds`: the maximum time of the drain. With 0, calls are cut off at once.
 ///
 /// # Ownership
 /// The server ends, and is freed, unless the result is -EDEADLK.
@@ -152,8 +153,8 @@ pub unsafe extern "C" fn rpcrdma_server_call_back(
 ///
 /// # Returns
 /// - 0: no call and no connection was cut off.
-/// - -ETIMEDOUT: calls, or connections that clients kept open, were cut off, as with 0 milliseconds. The text says
-///   which.
+/// - -ETIMEDOUT: calls, or connections that clients kept open, were cut off, as with 0 milliseconds. The text names
+///   them.
 /// - -EDEADLK: a handler or task drains its own server.
 /// - a negative handle code.
 ///
@@ -238,8 +239,8 @@ pub unsafe extern "C" fn rpcrdma_local_server_start(
 /// - `config`: the knobs, or NULL for the defaults.
 ///
 /// # Ownership
-/// The caller frees the client (`rpcrdma_free`). It may outlive the call. It may also outlive the server: its calls
-/// fail then.
+/// The caller frees the client (`rpcrdma_free`). The client may outlive the call, and also the server: its calls fail
+/// then.
 ///
 /// # Threads
 /// The thread of the server. Any thread may use the client, one at a time.
@@ -466,8 +467,8 @@ pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, l
         let stats = match unsafe { lend_any(handle) }? {
             AnyEndpoint::Server(server) if server.is_on_own_shard() => return Err(own()),
             AnyEndpoint::Client(client) if client.is_on_own_shard() => return Err(own()),
-            AnyEndpoint::Server(server) => server.stats_with_connections(MOST_PEERS),
-            AnyEndpoint::LocalServer(mut polled) => vec![polled.server.stats_with_connections(MOST_PEERS)],
+            AnyEndpoint::Server(server) => server.stats_with_connections(MAX_PEERS),
+            AnyEndpoint::LocalServer(mut polled) => vec![polled.server.stats_with_connections(MAX_PEERS)],
             AnyEndpoint::Client(mut client) => client.client().stats().into_iter().collect(),
             AnyEndpoint::LocalClient(mut local) => vec![local.client.stats()],
         };
@@ -478,7 +479,7 @@ pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, l
 }
 
 /// Maximum connections of a shard in the statistics.
-const MOST_PEERS: usize = 64;
+const MAX_PEERS: usize = 64;
 
 /// The failure of a function that got a call of another server.
 #[cold]

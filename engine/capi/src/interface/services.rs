@@ -83,8 +83,8 @@ pub unsafe extern "C" fn rpcrdma_services_add(
 /// - `services`: the services.
 /// - `poll`: runs in each turn, and must not block.
 /// - `descriptor`: returns a descriptor, such as of an io_uring or an eventfd, that wakes a sleeping shard when it is
-///   readable; -1 if there is none. It is called before each sleep, after a last `poll`. NULL: the task has no
-///   descriptor. The shard ignores a closed descriptor, and that of a file or directory, and the log says so.
+///   readable; -1 if there is none. The shard calls it before each sleep, after a last `poll`. NULL: the task has no
+///   descriptor. The shard ignores a closed descriptor, and one of a file or directory, which the log then reports.
 /// - `context`: first argument of both functions.
 ///
 /// # Ownership
@@ -116,8 +116,8 @@ pub unsafe extern "C" fn rpcrdma_services_task(
 
 /// Sets a hook that reports the connections of a server's clients.
 ///
-/// An application frees its state of a client there. A second call replaces the hook. The hook of a client's services
-/// (`rpcrdma_config_callbacks`) is ignored.
+/// In the hook, an application can free its state of a client. A second call replaces the hook. The hook of a client's
+/// services (`rpcrdma_config_callbacks`) is ignored.
 ///
 /// # Parameters
 /// - `services`: the services.

@@ -28,11 +28,11 @@ impl Drop for ThreadHandles {
 impl ThreadHandles {
     fn add(handle: *mut c_void) {
         // The list of an ending thread may be gone: then the handle is not detached.
-        let _ = THREAD_HANDLES.try_with(|held| held.0.borrow_mut().push(handle));
+        let _ = THREAD_HANDLES.try_with(|handles| handles.0.borrow_mut().push(handle));
     }
 
     fn remove(handle: *mut c_void) {
-        let _ = THREAD_HANDLES.try_with(|held| held.0.borrow_mut().retain(|known| *known != handle));
+        let _ = THREAD_HANDLES.try_with(|handles| handles.0.borrow_mut().retain(|known| *known != handle));
     }
 }
 
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn rpcrdma_detach(handle: *mut c_void) -> c_int {
 /// Any thread, which polls the handle from then on.
 ///
 /// # Returns
-/// - 0: the calling thread has the handle, also if it had it already.
+/// - 0: the calling thread has the handle, or had it already.
 /// - -EPERM: another thread has it.
 /// - another negative handle code.
 ///

@@ -1,4 +1,4 @@
-//! Calls as futures: how are calls awaited?
+//! Calls as futures: how does a program await calls?
 //!
 //! A program awaits them in any runtime, and a procedure of a server awaits calls to other servers before it answers.
 //!
@@ -23,11 +23,12 @@ use rpcrdma::{Address, CallError, Procedure, Refusal, Server, Services};
 const PROGRAM: u32 = 0x2000_0001;
 /// Argument: number of a block. Result: the block.
 const READ: u32 = 1;
+/// Number of blocks that the program reads.
 const BLOCKS: u8 = 16;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// A server whose block `n` is the byte `n`, four times.
+/// Starts a server whose block `n` is the byte `n`, four times.
 fn replica(name: &str) -> Result<(Address, Server), Failure> {
     let address: Address = format!("soft:async-{name}-{}", std::process::id()).parse()?;
     let read = Procedure::new(|call| {
@@ -41,13 +42,13 @@ fn replica(name: &str) -> Result<(Address, Server), Failure> {
     Ok((address, server))
 }
 
-/// Clients of the two replicas, of one shard of the gateway.
+/// The two clients by which one shard of the gateway calls the replicas.
 struct Replicas([RefCell<Client>; 2]);
 
 impl Replicas {
     /// Reads a block, if both replicas agree on it.
     async fn read(&self, number: Vec<u8>) -> Result<Vec<u8>, CallError> {
-        // Both calls are under way before either is awaited. No borrow lasts across an `await`.
+        // Both calls start before the first `await`. No borrow of a client lasts across an `await`.
         let call = || ClientCall::new(READ).args(number.clone());
         let first = self.0[0].borrow_mut().start(call())?;
         let second = self.0[1].borrow_mut().start(call())?;

@@ -4,8 +4,8 @@
 //!
 //! `cargo run --release --bin bulk`
 //!
-//! A *Read chunk* is an argument in the client's memory: the server's device reads it from there. A *Write chunk* is
-//! room for a result in the client's memory: the server's device writes it there. The message itself stays short.
+//! A *Read chunk* is an argument in the client's memory, from which the server's device reads it. A *Write chunk* is
+//! memory of the client for a result, to which the server's device writes it. The message itself stays short.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,9 @@ const WRITE: u32 = 1;
 /// Arguments: offset. Results: data as `opaque<>`.
 const READ: u32 = 2;
 
+/// Bytes of a block.
 const BLOCK: usize = 1 << 20;
+/// Number of blocks of the store.
 const BLOCKS: usize = 8;
 
 type Store = Mutex<Vec<u8>>;
@@ -49,7 +51,7 @@ fn read(store: &Store, call: &mut ServerCall) -> Result<(), Refusal> {
     let range = range(call)?;
     // The shard sends the result once the handler returns.
     call.result_writer(0)?.put(&store.lock().map_err(|_| Refusal::SystemError)?[range])?;
-    // The length of the opaque stays in the message.
+    // The length of the opaque data stays in the message.
     call.reply_mut(4)?.copy_from_slice(&(BLOCK as u32).to_be_bytes());
     Ok(())
 }
@@ -58,7 +60,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Shared memory. The first argument may name another transport: `iwarp:127.0.0.1:20049`.
     let address = std::env::args().nth(1).unwrap_or_else(|| format!("soft:bulk-{}", std::process::id()));
     let address: Address = address.parse()?;
-    // Both ends have buffers for chunks, here for four blocks each.
+    // Each end needs buffers for chunks, here for four blocks.
     let config = Config {
         memory: MemoryConfig { bulk_buffers: vec![(BLOCK, 4)], ..MemoryConfig::default() },
         ..Config::default()
@@ -67,7 +69,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store: Arc<Store> = Arc::new(Mutex::new(vec![0; BLOCKS * BLOCK]));
     let (written, stored) = (Arc::clone(&store), store);
     let mut services = Services::new();
-    // A procedure declares the number of its chunks, and their most bytes.
+    // A procedure declares the number of its chunks, and the maximum bytes of each.
     services.add(PROGRAM, 1, WRITE, Procedure::new(move |call| write(&written, call)).read_chunks(1, BLOCK)).add(
         PROGRAM,
         1,
@@ -80,7 +82,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut client = LocalClient::connect(&address, ClientConfig { shard: config, ..ClientConfig::new(PROGRAM, 1) })?;
     let connection = client.first();
     for block in 0..BLOCKS {
-        // The server of this connection may read this memory. It returns to the client when the call ends.
+        // This memory can be exposed to the server of this connection. The client gets it back when the call ends.
         let mut data = client.alloc(connection, BLOCK)?;
         data.fill(block as u8 + 1);
         let mut call = client.prepare(WRITE, 12)?;

@@ -1,6 +1,6 @@
 //! Callbacks: how does a server call its client?
 //!
-//! A client watches a value. When the value changes, the server calls the client on the connection that the client made
+//! A client watches a value. When the value changes, the server calls the client, on the client's own connection
 //! (RFC 8167).
 //!
 //! `cargo run --release --bin callback`
@@ -21,8 +21,8 @@ const CALLBACK: u32 = 0x2000_0002;
 /// Procedure of the client. Argument: the new value.
 const CHANGED: u32 = 1;
 
-/// Wraps the sender of a channel for a handler, which several threads may call.
-fn shared<T>(sender: mpsc::Sender<T>) -> impl Fn(T) -> Result<(), Refusal> {
+/// Returns a function that sends to a channel. Several threads may call it, as they call handlers.
+fn send_handler<T>(sender: mpsc::Sender<T>) -> impl Fn(T) -> Result<(), Refusal> {
     let sender = Mutex::new(sender);
     move |value| sender.lock().map_err(|_| Refusal::SystemError)?.send(value).map_err(|_| Refusal::SystemError)
 }
@@ -34,14 +34,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // The server keeps the callers of WATCH.
     let (sender, watchers) = mpsc::channel();
-    let register = shared(sender);
+    let register = send_handler(sender);
     let mut services = Services::new();
     services.add(PROGRAM, 1, WATCH, Procedure::new(move |call| register(call.info().caller())));
     let server = Server::start(&address, services, &ServerConfig::default())?;
 
     // The client serves calls too. `debug.reverse_credits` bounds the calls that its server may have outstanding.
     let (sender, changes) = mpsc::channel();
-    let changed = shared(sender);
+    let changed = send_handler(sender);
     let mut callbacks = Services::new();
     let handler = move |call: &mut rpcrdma::ServerCall| {
         let value = call.args().try_into().map_err(|_| Refusal::GarbageArguments)?;
@@ -52,12 +52,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut client = Client::connect(&address, config)?;
     client.call(ClientCall::new(WATCH))?;
 
-    // Back at the server: a client of the caller, on the same connection.
+    // On the server's side, a new client calls the watcher on the watcher's connection.
     let caller = watchers.recv()?;
     let mut watcher = server.call_back(caller, ClientConfig::new(CALLBACK, 1)).ok_or("the watcher has disconnected")?;
     for value in 1..=3u32 {
         watcher.call(ClientCall::new(CHANGED).args(value.to_be_bytes()).timeout(Duration::from_secs(10)))?;
-        assert_eq!(changes.try_recv(), Ok(value), "the handler of the client has run before the call ends");
+        assert_eq!(changes.try_recv(), Ok(value), "the client's handler runs before the call ends");
         println!("the client received value {value}");
     }
 

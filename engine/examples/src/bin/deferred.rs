@@ -5,7 +5,7 @@
 //! `cargo run --release --bin deferred`
 //!
 //! A [`DeferredCall`] can move to any thread, with its arguments and its buffers. A server with state for each core
-//! keeps it in a `ShardTask` instead. A procedure may also be a future: see the example `async_client`.
+//! instead keeps its calls in a `ShardTask`. A procedure may also be a future: see the example `async_client`.
 
 use std::sync::{Mutex, mpsc};
 
@@ -16,9 +16,9 @@ use rpcrdma::{Address, Procedure, Refusal, Server, Services};
 
 /// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
 const PROGRAM: u32 = 0x2000_0001;
-/// The disk answers this procedure.
+/// Procedure that the disk answers.
 const SLOW: u32 = 1;
-/// The handler answers this procedure at once.
+/// Procedure that the handler answers at once.
 const FAST: u32 = 2;
 /// Number of calls that the disk collects before it answers.
 const QUEUE: usize = 4;
@@ -65,10 +65,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for block in 0..QUEUE as u32 {
         let mut call = client.prepare(SLOW, 4)?;
         call.args_mut().copy_from_slice(&block.to_be_bytes());
-        // The token names the call when it ends.
+        // The completion of the call has this token, which is the block number.
         client.start(connection, call, block.into());
         if block == 1 {
-            // The disk waits for more calls. The server answers others meanwhile.
+            // While the disk waits for more calls, the server answers other procedures.
             let fast = client.prepare(FAST, 0)?;
             client.call(fast)?;
         }

@@ -8,6 +8,7 @@ use rpcrdma::{Address, Procedure, Server, Services};
 
 /// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
 const PROGRAM: u32 = 0x2000_0001;
+/// Procedure whose results are its arguments.
 const ECHO: u32 = 1;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

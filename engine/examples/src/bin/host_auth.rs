@@ -4,7 +4,7 @@
 //!
 //! `cargo run --release --bin host_auth`
 //!
-//! The key proves that the peer holds it. It does not encrypt: data on the network can be read and changed.
+//! Each end proves that it has the key. Traffic is not encrypted, so it can be read and changed on the network.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const PROGRAM: u32 = 0x2000_0001;
 /// Result: the authenticated name of the caller's host.
 const WHO_AM_I: u32 = 1;
 
-/// A real program reads 32 random bytes from a file, such as `openssl rand -out FILE 32` writes.
+/// Keys of the two hosts. A real program reads 32 random bytes from a file, as `openssl rand -out FILE 32` writes them.
 const KEY_OF_ALICE: [u8; 32] = [0xA1; 32];
 const KEY_OF_BOB: [u8; 32] = [0xB0; 32];
 

@@ -21,10 +21,12 @@ use rpcrdma::{Address, Config, Procedure, Refusal, Server, Services};
 
 /// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
 const PROGRAM: u32 = 0x2000_0001;
+/// Procedure whose results are its arguments.
 const ECHO: u32 = 1;
+/// Number of calls.
 const CALLS: u32 = 1000;
 
-/// The configuration of both ends. The address selects the transport; only iWARP's own knobs are set here.
+/// The configuration of both ends. The address selects the transport, so only knobs of iWARP are set here.
 fn config() -> Config {
     // A CRC-32C detects errors that TCP's checksum misses, but costs time. Both ends agree on it when they connect.
     Config { iwarp: IwarpConfig { crc: Crc::Always, ..IwarpConfig::default() }, ..Config::default() }

@@ -19,6 +19,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 /// Program numbers from 0x20000000 to 0x3fffffff are free for anyone to use (RFC 5531 §13).
 const PROGRAM: u32 = 0x2000_0001;
+/// Procedure whose results are its arguments.
 const ECHO: u32 = 1;
 /// Number of calls, and of writes to the socket.
 const ROUNDS: u32 = 1000;
@@ -33,7 +34,7 @@ struct SocketEcho {
 }
 
 impl SocketEcho {
-    /// Echoes without blocking. True if there was work.
+    /// Echoes available bytes without blocking. Returns true if there were any.
     fn poll(&mut self) -> Result<bool, Failure> {
         let mut bytes = [0; 64];
         match self.socket.read(&mut bytes) {
@@ -61,7 +62,7 @@ fn run(server: &mut LocalServer, other: &mut SocketEcho) -> Result<(), Failure> 
         if other.is_closed {
             return Ok(());
         }
-        // From now on, new work makes the server's descriptor readable. `None` means that there is work already.
+        // Once armed, new work makes the server's descriptor readable. `None` means that there is work already.
         if let Some(longest) = server.arm(Duration::from_secs(1)) {
             let mut events = Vec::with_capacity(2);
             epoll::wait(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&longest.try_into()?))?;
@@ -70,7 +71,7 @@ fn run(server: &mut LocalServer, other: &mut SocketEcho) -> Result<(), Failure> 
     }
 }
 
-/// The peer of both: makes calls and writes to the socket, in turn.
+/// The peer of server and socket, which alternately makes a call and writes to the socket.
 fn peer(address: &Address, mut socket: UnixStream) -> Result<(), Failure> {
     let mut client = LocalClient::connect(address, ClientConfig::new(PROGRAM, 1))?;
     let mut back = [0; 4];

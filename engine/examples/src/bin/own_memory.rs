@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release --bin own_memory`
 //!
-//! The cache is a `Vec` here. It may be hugetlb pages, a memfd, or the pages of another library.
+//! Here the cache is a `Vec`. It may also be hugetlb pages, a memfd, or memory of another library.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -24,7 +24,9 @@ const WRITE: u32 = 1;
 /// Argument: number of a page. Result: the page.
 const READ: u32 = 2;
 
+/// Bytes of a page.
 const PAGE: usize = 4096;
+/// Number of pages in the cache.
 const PAGES: usize = 64;
 
 /// A page, aligned for devices and for O_DIRECT.
@@ -32,8 +34,8 @@ const PAGES: usize = 64;
 #[repr(align(4096))]
 struct CachePage(#[expect(dead_code, reason = "buffers of the engine refer to it")] [u8; PAGE]);
 
-/// Makes an arena of the program's memory.
-fn arena() -> Result<Arena, Box<dyn std::error::Error>> {
+/// Allocates the cache, and makes an arena of it.
+fn create_arena() -> Result<Arena, Box<dyn std::error::Error>> {
     let mut pages = vec![CachePage([0; PAGE]); PAGES];
     let base = NonNull::from(pages.as_mut_slice()).cast();
     // SAFETY: the memory is mapped, and nobody else uses it, until the engine drops `pages`.
@@ -54,10 +56,10 @@ fn number(call: &ServerCall) -> Result<u32, Refusal> {
 impl PageCache {
     fn write(&self, call: &mut ServerCall) -> Result<(), Refusal> {
         let number = number(call)?;
-        // This is the page itself, not a copy.
+        // The chunk is the cache page itself, into which the device has read the data.
         let page = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
         assert_eq!((page.arena(), page.len()), (self.free.arena().id(), PAGE), "the device has written into the cache");
-        // The page that was stored before becomes free once no reply is sent from it.
+        // The earlier page of this number becomes free once no reply is sent from it.
         self.stored.borrow_mut().insert(number, page);
         Ok(())
     }
@@ -65,7 +67,7 @@ impl PageCache {
     fn read(&self, call: &mut ServerCall) -> Result<(), Refusal> {
         let number = number(call)?;
         let page = self.stored.borrow().get(&number).cloned().ok_or(Refusal::SystemError)?;
-        // This lends the page, from which the device sends.
+        // The device sends from the page itself.
         Ok(call.set_result(0, page)?)
     }
 }
@@ -75,7 +77,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| format!("soft:own-memory-{}", std::process::id()));
     let address: Address = address.parse()?;
 
-    let arena = arena()?;
+    let arena = create_arena()?;
     // Each shard registers the memory with its device.
     let shard =
         Config { memory: MemoryConfig { arenas: vec![arena.clone()], ..MemoryConfig::default() }, ..Config::default() };

@@ -84,7 +84,7 @@ use super::connection_manager::{ConnectionManager, Control, ManagedFabric, Manag
 use super::error::failed;
 use super::forward::over_sockets;
 use super::qp_table::QpTable;
-use super::receives::Receives;
+use super::receives::ReceiveQueue;
 use super::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
     Flow, PostError, Posting, QpId, RequestId, Waker, WindowId,
@@ -123,14 +123,15 @@ impl IwarpFabric {
         let sockets = epoll::create(CreateFlags::CLOEXEC).map_err(|e| failed("epoll_create", e))?;
         let capabilities = capabilities(&config);
         let IwarpFabricConfig { max_handshakes, handshake_timeout, linger, max_closing, .. } = config;
-        let connections = ConnectionManager::new(ManagerConfig { max_handshakes, handshake_timeout, linger, max_closing })?;
+        let connections =
+            ConnectionManager::new(ManagerConfig { max_handshakes, handshake_timeout, linger, max_closing })?;
         connections.sockets.epoll_set.add(&sockets, Token::Qp(QpId::NONE), EventFlags::IN)?;
         Ok(Self {
             connections,
             common: FabricState {
                 shared: SharedResources {
                     arenas: Arenas::default(),
-                    receives: Receives::new(config.shared_receives),
+                    receives: ReceiveQueue::new(config.shared_receives),
                     stats: FabricStats::default(),
                 },
                 ready: VecDeque::with_capacity(64),

@@ -143,21 +143,21 @@ impl IwarpQp {
         EventData::new_u64(self.rdmap.id.slot.into())
     }
 
-    /// Establishes the connection. `early` are the bytes that arrived after the peer's frame. A responder `waits`: it
-    /// sends nothing before the first message of the initiator.
+    /// Establishes the connection. `leftover` are the bytes that setup has read after the peer's frame. A responder
+    /// `waits`: it sends nothing before the first message of the initiator.
     pub(super) fn begin(
         &mut self,
         common: &mut FabricState,
         socket: OwnedFd,
         agreed: &Negotiated,
         waits: bool,
-        early: &[u8],
+        leftover: &[u8],
     ) -> Result<(), FabricError> {
         let FabricState { config, sockets, .. } = common;
         let segment = getsockopt(&socket, TcpMaxSeg).unwrap_or(0).max(MIN_SEGMENT);
         let max_ulpdu = setup::max_ulpdu(config.fpdu_size, agreed.is_same_engine, segment as usize);
         self.rdmap.begin(agreed, waits, max_ulpdu, config.max_message);
-        self.unconsumed.extend_from_slice(early);
+        self.unconsumed.extend_from_slice(leftover);
         self.state = IwarpQpState::Up;
         let token = self.token();
         let stream = self.stream.insert(ByteStream { socket });
@@ -277,7 +277,7 @@ impl IwarpQp {
         let mut status = self.rdmap.consume(&mut common.shared, &mut input, out, end)?;
         match input.len() {
             0 => self.unconsumed = Vec::new(),
-            left => drop(self.unconsumed.drain(..self.unconsumed.len() - left)),
+            rest => drop(self.unconsumed.drain(..self.unconsumed.len() - rest)),
         }
         let (mut reads, mut has_more) = (0, true);
         loop {

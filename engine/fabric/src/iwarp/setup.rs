@@ -174,7 +174,7 @@ impl RequestedParameters {
 }
 
 /// Minimum MULPDU (RFC 5044 §3), however short the TCP segments are.
-const LEAST_ULPDU: usize = 128;
+const MIN_ULPDU: usize = 128;
 /// The longest FPDU: a TCP segment of a loopback device (MTU 65536), without IPv6 header and TCP header with
 /// timestamps. The format's maximum would leave a small segment after each full one.
 const MAX_FPDU: usize = 65536 - 40 - 32;
@@ -188,7 +188,7 @@ pub(super) fn max_ulpdu(size: FpduSize, is_same_engine: bool, segment: usize) ->
     };
     // Subtract the length and the CRC. There is no pad.
     let longest = longest - (fpdu_len(2) - 2);
-    longest.clamp(LEAST_ULPDU, MAX_ULPDU)
+    longest.clamp(MIN_ULPDU, MAX_ULPDU)
 }
 
 /// The private data of the sender's upper layer, without the engine's identification.
@@ -231,15 +231,15 @@ mod tests {
             let (ours, theirs) = (requested(asked, 8, 4), requested(answering, 3, 16));
             let request = ours.request(b"hello");
             assert_eq!(private_data(&request), b"hello");
-            let Ok((reply, there)) = theirs.reply_to(&request, b"answer") else {
+            let Ok((reply, responder)) = theirs.reply_to(&request, b"answer") else {
                 assert_eq!(crc, None);
                 continue;
             };
-            let here = ours.accept_reply(&reply).expect("an agreement");
-            assert_eq!((Some(here.crc), here.crc), (crc, there.crc));
-            assert_eq!((here.ord, there.ird), (3, 3));
-            assert_eq!((here.ird, there.ord), (8, 8));
-            assert!(here.is_same_engine && there.is_same_engine);
+            let initiator = ours.accept_reply(&reply).expect("an agreement");
+            assert_eq!((Some(initiator.crc), initiator.crc), (crc, responder.crc));
+            assert_eq!((initiator.ord, responder.ird), (3, 3));
+            assert_eq!((initiator.ird, responder.ord), (8, 8));
+            assert!(initiator.is_same_engine && responder.is_same_engine);
             assert_eq!(private_data(&reply), b"answer");
         }
         let reply =
@@ -267,7 +267,7 @@ mod tests {
                 assert_eq!(fpdu_len(max_ulpdu(size, is_same_engine, segment)), MAX_FPDU, "{size:?}");
             }
         }
-        assert_eq!(max_ulpdu(FpduSize::Segment, false, 20), LEAST_ULPDU, "however short");
+        assert_eq!(max_ulpdu(FpduSize::Segment, false, 20), MIN_ULPDU, "the minimum applies to shorter segments");
     }
 
     #[test]
@@ -288,9 +288,9 @@ mod tests {
         let answer = |frame: MpaFrame| requested(Crc::IfAsked, 4, 4).reply_to(&frame, b"").expect_err("a refusal");
         assert!(answer(MpaFrame { markers: true, ..good.clone() }).contains("markers"));
         assert!(answer(MpaFrame { revision: 3, enhanced: None, ..good.clone() }).contains("revision 3"));
-        let mut unread = good.clone();
-        unread.enhanced.as_mut().expect("depths").ird = 0;
-        assert!(answer(unread).contains("IRD 0"));
+        let mut no_reads = good.clone();
+        no_reads.enhanced.as_mut().expect("depths").ird = 0;
+        assert!(answer(no_reads).contains("IRD 0"));
         let mut greedy = requested(Crc::IfAsked, 4, 9).reply_to(&good, b"").expect("a reply").0;
         greedy.enhanced.as_mut().expect("depths").ord = 9;
         let error = requested(Crc::IfAsked, 4, 4).accept_reply(&greedy).expect_err("too many");
@@ -312,7 +312,7 @@ mod tests {
     }
 
     /// Returns the frame with changed depths or flags.
-    fn changed(mut frame: MpaFrame, change: impl FnOnce(&mut EnhancedData)) -> MpaFrame {
+    fn with_enhanced(mut frame: MpaFrame, change: impl FnOnce(&mut EnhancedData)) -> MpaFrame {
         change(frame.enhanced.as_mut().expect("it is enhanced"));
         frame
     }
@@ -327,14 +327,15 @@ mod tests {
     #[test]
     fn excluded_read_depths_are_not_negotiated() {
         let ours = requested(Crc::IfAsked, 4, 5);
-        let request =
-            changed(requested(Crc::IfAsked, 8, 8).request(b""), |depths| (depths.ird, depths.ord) = (0x3FFF, 0x3FFF));
+        let request = with_enhanced(requested(Crc::IfAsked, 8, 8).request(b""), |depths| {
+            (depths.ird, depths.ord) = (0x3FFF, 0x3FFF)
+        });
         let (reply, agreed) = ours.reply_to(&request, b"").expect("a reply");
         let depths = reply.enhanced.expect("depths");
         assert_eq!((depths.ird, depths.ord), (0x3FFF, 0x3FFF));
         assert_eq!((agreed.ird, agreed.ord), (4, 5), "the depths of this side are unchanged");
-        let here = requested(Crc::IfAsked, 8, 8).accept_reply(&reply).expect("an agreement");
-        assert_eq!((here.ird, here.ord), (8, 8));
+        let initiator = requested(Crc::IfAsked, 8, 8).accept_reply(&reply).expect("an agreement");
+        assert_eq!((initiator.ird, initiator.ord), (8, 8));
     }
 
     #[test]
@@ -345,7 +346,7 @@ mod tests {
             (peer_to_peer, [rtr_send, rtr_write, rtr_read], ird)
         };
         let request = |write, read| {
-            changed(asks.request(b""), |flags| (flags.ord, flags.rtr_write, flags.rtr_read) = (0, write, read))
+            with_enhanced(asks.request(b""), |flags| (flags.ord, flags.rtr_write, flags.rtr_read) = (0, write, read))
         };
         // A Read as RTR message needs an IRD of at least 1.
         let (reply, agreed) = answers.reply_to(&request(false, true), b"").expect("a reply");
@@ -353,11 +354,13 @@ mod tests {
         // Without a common RTR message, the reply names the supported one.
         let (reply, _) = answers.reply_to(&request(false, false), b"").expect("a reply");
         assert_eq!(flags(&reply).1, [false, true, false]);
-        let error = asks.accept_reply(&changed(reply, |flags| flags.rtr_write = false)).expect_err("none is left");
+        let error = asks
+            .accept_reply(&with_enhanced(reply, |flags| flags.rtr_write = false))
+            .expect_err("no RTR message is left");
         assert_eq!(error.fault, TerminateFault::NoRtrOption);
         // Without peer-to-peer mode there is no RTR message.
-        let plain = changed(asks.request(b""), |flags| flags.peer_to_peer = false);
-        let (reply, _) = answers.reply_to(&plain, b"").expect("a reply");
+        let client_server = with_enhanced(asks.request(b""), |flags| flags.peer_to_peer = false);
+        let (reply, _) = answers.reply_to(&client_server, b"").expect("a reply");
         assert_eq!(flags(&reply).1, [false; 3]);
         assert!(!asks.accept_reply(&reply).expect("an agreement").rtr);
     }

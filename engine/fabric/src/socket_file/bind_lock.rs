@@ -38,7 +38,7 @@ impl BindLock {
     /// The directory is missing or not writable; or the lock file cannot be removed, or is locked for longer. The error
     /// names its path and owner.
     pub(super) fn acquire(name: &str, path: &Path) -> Result<Self, FabricError> {
-        let lock = beside(path);
+        let lock = lock_path(path);
         let start = Instant::now();
         while start.elapsed() < TIMEOUT {
             let file = match open(&lock) {
@@ -67,14 +67,14 @@ impl BindLock {
                 Err(Errno::WOULDBLOCK | Errno::INTR) if ours || start.elapsed() < FOREIGN_TIMEOUT => {
                     std::thread::sleep(PAUSE);
                 }
-                // Other processes of this user wait for the same: the first one's file stays.
+                // Another process of this user may have replaced the file already; its file stays.
                 Err(Errno::WOULDBLOCK | Errno::INTR) if is_at(&file, &lock) => displace(name, &lock)?,
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {}
                 Err(error) => return Err(FabricError::address(name, format!("flock {}: {error}", lock.display()))),
             }
         }
-        let (shown, whose) = (lock.display(), kind_and_owner(&lock).unwrap_or_default());
-        let detail = format!("{shown}, {whose}, has been locked (flock) for longer than {TIMEOUT:?}");
+        let (shown, owner) = (lock.display(), kind_and_owner(&lock).unwrap_or_default());
+        let detail = format!("{shown}, {owner}, has been locked (flock) for longer than {TIMEOUT:?}");
         Err(FabricError::address(name, format!("{detail}; `fuser -v {shown}` shows by which process")))
     }
 }
@@ -89,7 +89,7 @@ impl Drop for BindLock {
 }
 
 /// The lock file of a socket file.
-fn beside(path: &Path) -> PathBuf {
+fn lock_path(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.rpcrdma-lock"))
 }
@@ -113,18 +113,18 @@ fn is_ours(file: &File) -> bool {
 
 /// Whether the file is still the one at this path.
 fn is_at(file: &File, path: &Path) -> bool {
-    let there = std::fs::symlink_metadata(path);
-    file.metadata().is_ok_and(|own| there.is_ok_and(|m| (m.dev(), m.ino()) == (own.dev(), own.ino())))
+    let at_path = std::fs::symlink_metadata(path);
+    file.metadata().is_ok_and(|own| at_path.is_ok_and(|m| (m.dev(), m.ino()) == (own.dev(), own.ino())))
 }
 
 /// Removes a foreign file in the lock file's place.
 fn displace(name: &str, lock: &Path) -> Result<(), FabricError> {
-    let whose = kind_and_owner(lock).unwrap_or_default();
+    let owner = kind_and_owner(lock).unwrap_or_default();
     match std::fs::remove_file(lock).or_else(|error| std::fs::remove_dir(lock).map_err(|_| error)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             let shown = lock.display();
             let remedy = "remove it, or use a directory that only the server's user may write to";
-            let detail = format!("{shown} is {whose}, and prevents our lock (unlink: {error}); {remedy}");
+            let detail = format!("{shown} is {owner}, and prevents our lock (unlink: {error}); {remedy}");
             Err(FabricError::address(name, detail))
         }
         _ => Ok(()),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     /// A world-writable directory like /tmp; `None` unless this process is root.
-    fn public() -> Option<tempfile::TempDir> {
+    fn public_directory() -> Option<tempfile::TempDir> {
         if !rustix::process::geteuid().is_root() {
             println!("not run: needs root, to act as another user");
             return None;
@@ -185,7 +185,7 @@ mod tests {
         SocketFile::listen(socket.expect("a socket").as_fd(), path, 8)
     }
 
-    fn hold(path: &Path) -> File {
+    fn acquire_flock(path: &Path) -> File {
         let file = File::options().read(true).open(path).expect("it may be read");
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).expect("it is free");
         file
@@ -193,12 +193,12 @@ mod tests {
 
     #[test]
     fn foreign_locks_do_not_prevent_a_server_from_starting() {
-        let Some(directory) = public() else { return };
+        let Some(directory) = public_directory() else { return };
         let path = directory.path().join("server");
-        let lock = beside(&path);
+        let lock = lock_path(&path);
         let held = as_user(NOBODY, || {
             std::fs::write(&lock, "").expect("any user may");
-            (hold(directory.path()), hold(&lock))
+            (acquire_flock(directory.path()), acquire_flock(&lock))
         });
         drop(listen(&path).expect("root may remove it"));
         // Other kinds of files in the lock file's place, and a file of ours that others may open.
@@ -208,7 +208,7 @@ mod tests {
         drop(listen(&path).expect("a directory with nothing in it"));
         std::fs::write(&lock, "").expect("ours");
         std::fs::set_permissions(&lock, std::fs::Permissions::from_mode(0o666)).expect("chmod");
-        let held = as_user(NOBODY, || (held, hold(&lock)));
+        let held = as_user(NOBODY, || (held, acquire_flock(&lock)));
         drop(listen(&path).expect("a file of ours that all may open"));
         assert_eq!(std::fs::read_dir(directory.path()).expect("it is there").count(), 0, "nothing is left behind");
         drop(held);
@@ -216,9 +216,9 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_removed_is_reported_with_its_owner() {
-        let Some(directory) = public() else { return };
+        let Some(directory) = public_directory() else { return };
         let path = directory.path().join("server");
-        let lock = beside(&path);
+        let lock = lock_path(&path);
         let refused = |what: &str, place: &Path| {
             let error = as_user(NOBODY, || listen(&path).expect_err("refused").to_string());
             for part in [place.to_str().expect("UTF-8"), "user 65533"] {
@@ -227,7 +227,7 @@ mod tests {
         };
         let held = as_user(ANOTHER, || {
             std::fs::write(&lock, "").expect("any user may");
-            hold(&lock)
+            acquire_flock(&lock)
         });
         refused("a lock that is held", &lock);
         drop(held);
@@ -273,7 +273,11 @@ mod tests {
                 .filter(|end| matches!(end, Err(error) if error.kind() == FabricErrorKind::AddressInUse))
                 .count();
             assert_eq!(refused, 7, "round {round}: {all:?}");
-            assert_eq!(std::fs::read_dir(directory.path()).expect("it is there").count(), 1, "only the socket");
+            assert_eq!(
+                std::fs::read_dir(directory.path()).expect("it is there").count(),
+                1,
+                "only the socket file remains"
+            );
             drop(all);
         }
     }

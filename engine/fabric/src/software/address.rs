@@ -88,7 +88,7 @@ impl fmt::Display for PeerProcess {
 /// Identifies the other end, or refuses its process.
 type Admit = fn(BorrowedFd<'_>) -> Result<PeerProcess, String>;
 
-/// Parses an address: that of the socket, and its file, if it has one.
+/// Parses an address into that of the socket, and the path of its file, if it has one.
 fn parse(address: &FabricAddress) -> Result<(SocketAddrUnix, Option<PathBuf>), FabricError> {
     let name = address.0.as_str();
     let bad = |detail: &str| FabricError::address(name, detail);

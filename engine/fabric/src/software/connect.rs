@@ -277,7 +277,7 @@ impl ManagedFabric for SoftwareFabric {
             qp.cold = false;
             qp.disarm();
             // The queue pair has no doorbell set, so a fabric that is armed must poll once more before it sleeps.
-            self.common.rung = true;
+            self.common.doorbell_rang = true;
             self.hot.push(slot);
             // All queue pairs may turn cold, which must not allocate.
             self.cold.reserve(self.hot.len());
@@ -352,7 +352,7 @@ impl ManagedFabric for SoftwareFabric {
 
     fn busy_limit(&self) -> Option<Duration> {
         let common = &self.common;
-        if common.rung || !common.ready.is_empty() || !common.control.events.is_empty() {
+        if common.doorbell_rang || !common.ready.is_empty() || !common.control.events.is_empty() {
             Some(Duration::ZERO)
         } else if self.hot.iter().any(|&slot| self.table.peek_at(slot).is_some_and(SoftwareQp::needs_polls)) {
             Some(SHORT_TICK)

@@ -1,5 +1,5 @@
 //! Protocols between two processes, explored by loom. Run `RUSTFLAGS="--cfg loom" cargo test -p rpcrdma-fabric
-//! --release --lib model`.
+//! --release --lib loom_`.
 
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};

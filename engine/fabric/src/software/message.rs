@@ -44,7 +44,7 @@ pub(crate) enum SocketMessage {
     Reject {
         private_data: Vec<u8>,
     },
-    /// The fabric refuses, not its owner.
+    /// The fabric itself refuses the request, and not its owner.
     Refused {
         reason: String,
     },
@@ -118,9 +118,9 @@ impl SocketMessage {
         if u16::from_le_bytes([v0, v1]) != VERSION {
             return Err("unknown version of the software fabric; run the same release on both sides");
         }
-        // Per kind: known flags, count of numbers in the body, and most bytes of private data or text behind them.
+        // Per kind: known flags, count of numbers in the body, and maximum bytes of private data or text behind them.
         // Only Hello and Accept state whether their sender may sleep.
-        let (known, count, most) = match kind {
+        let (known, count, max_rest) = match kind {
             1 | 2 => (MAY_SLEEP, 3, MAX_PRIVATE_DATA),
             3 | 6 => (0, 0, MAX_PRIVATE_DATA),
             4 => (0, 4, 0),
@@ -131,7 +131,7 @@ impl SocketMessage {
             return Err("unknown flags");
         }
         let (numbers, rest) = body.split_at_checked(4 * count).ok_or(SHORT)?;
-        if rest.len() > most {
+        if rest.len() > max_rest {
             return Err("too much private data, or bytes behind the message");
         }
         let numbers: ArrayVec<u32, 4> = numbers.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
@@ -171,8 +171,8 @@ impl SocketMessage {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let receive = || rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
-        let got = match rustix::io::retry_on_intr(receive) {
-            Ok(got) => got,
+        let received = match rustix::io::retry_on_intr(receive) {
+            Ok(received) => received,
             Err(Errno::AGAIN) => return SocketInput::Pending,
             Err(_) => return SocketInput::Closed,
         };
@@ -185,17 +185,17 @@ impl SocketMessage {
                 _ => foreign = true,
             }
         }
-        if got.flags.contains(ReturnFlags::CTRUNC) || foreign {
+        if received.flags.contains(ReturnFlags::CTRUNC) || foreign {
             // When this process has no free descriptor, the kernel drops descriptors with no other sign than this flag.
             // With too little space, it installs as many as fit.
             let is_our_limit = !foreign && descriptors.len() < MAX_DESCRIPTORS;
             let lost = || SocketInput::Failed(failed("recvmsg of a message with descriptors", Errno::MFILE));
             return if is_our_limit { lost() } else { SocketInput::violation("unexpected control data") };
         }
-        if got.bytes == 0 {
+        if received.bytes == 0 {
             return SocketInput::Closed;
         }
-        match Self::decode(&bytes[..got.bytes.min(bytes.len())]) {
+        match Self::decode(&bytes[..received.bytes.min(bytes.len())]) {
             Ok(message) => SocketInput::Message((message, descriptors)),
             Err(why) => SocketInput::violation(why),
         }

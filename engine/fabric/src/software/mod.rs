@@ -63,14 +63,15 @@ use self::window::OwnWindows;
 use super::connection_manager::{ConnectionManager, Control, ManagedFabric, ManagerConfig, SocketInput};
 use super::forward::over_sockets;
 use super::qp_table::QpTable;
-use super::receives::Receives;
+use super::receives::ReceiveQueue;
 use super::{
     Access, Arrival, Capabilities, Completion, ConnectParams, ControlEvent, Disconnect, Fabric, FabricAddress,
     FabricError, FabricStats, Flow, Found, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
 /// Cold queue pairs checked per poll, and as many again after one with work. One turn can therefore take a burst from
-/// all of them. With a fixed number it would take many turns, each longer than the last because active ones turn hot.
+/// all of them. With a fixed number, a burst would take many turns, each longer than the last because active queue
+/// pairs turn hot.
 const COLD_POLLS: usize = 2;
 /// Cold queue pairs checked in the poll after a full one, because an owner that is busy with messages polls rarely.
 const COLD_POLLS_AFTER_FULL: usize = 16;
@@ -84,7 +85,7 @@ const MESSAGE_PREFETCH_DISTANCE: usize = 4;
 pub(crate) struct SoftwareCommon {
     config: SoftwareConfig,
     /// The shared receive queue.
-    receives: Receives,
+    receives: ReceiveQueue,
     /// Completions that are ready, such as flushed ones.
     ready: VecDeque<Completion>,
     control: Control,
@@ -94,7 +95,7 @@ pub(crate) struct SoftwareCommon {
     next_region: u32,
     peer_memory: PeerMemory,
     /// Whether a doorbell has rung since `arm`.
-    rung: bool,
+    doorbell_rang: bool,
 }
 
 /// A destroyed queue pair whose peer is copying. Its memory is not reusable yet.
@@ -156,17 +157,22 @@ impl SoftwareFabric {
         };
         let SoftwareConfig { max_handshakes, handshake_timeout, linger, max_closing, .. } = config;
         Ok(Self {
-            connections: ConnectionManager::new(ManagerConfig { max_handshakes, handshake_timeout, linger, max_closing })?,
+            connections: ConnectionManager::new(ManagerConfig {
+                max_handshakes,
+                handshake_timeout,
+                linger,
+                max_closing,
+            })?,
             closing: Vec::new(),
             common: SoftwareCommon {
-                receives: Receives::new(config.shared_receives),
+                receives: ReceiveQueue::new(config.shared_receives),
                 ready: VecDeque::with_capacity(64),
                 control: Control::default(),
                 stats: FabricStats::default(),
                 regions: Regions::default(),
                 next_region: 0,
                 peer_memory: PeerMemory::new(&PROCESS_BUDGET),
-                rung: false,
+                doorbell_rang: false,
                 config,
             },
             table: QpTable::default(),
@@ -190,10 +196,10 @@ impl SoftwareFabric {
     /// Polls the hot queue pairs. Returns a single message, if nothing was appended behind `start`.
     #[inline]
     fn poll_hot(&mut self, out: &mut Vec<Completion>, start: usize, end: usize) -> Option<Arrival> {
-        let mut left = self.hot.len();
-        let prefetches = left > QP_PREFETCH_DISTANCE;
-        while left > 0 && out.len() < end {
-            left -= 1;
+        let mut rest = self.hot.len();
+        let prefetches = rest > QP_PREFETCH_DISTANCE;
+        while rest > 0 && out.len() < end {
+            rest -= 1;
             if self.turn >= self.hot.len() {
                 self.turn = 0;
             }
@@ -204,7 +210,7 @@ impl SoftwareFabric {
             match self.poll_slot(slot, out, end) {
                 Ok(message) => {
                     self.turn += 1;
-                    if left == 0 && out.len() == start {
+                    if rest == 0 && out.len() == start {
                         return Some(message);
                     }
                     out.push(message.into());
@@ -424,7 +430,7 @@ impl Fabric for SoftwareFabric {
             }
         }
         self.for_each_hot(SoftwareQp::arm);
-        self.common.rung = false;
+        self.common.doorbell_rang = false;
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {

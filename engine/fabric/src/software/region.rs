@@ -53,7 +53,7 @@ const LONG: usize = 64 << 20;
 /// The mappings that connections of the software fabric may have in this process.
 #[derive(Debug)]
 pub(super) struct MappingBudget {
-    most: usize,
+    limit: usize,
     used: AtomicUsize,
 }
 
@@ -65,14 +65,14 @@ pub(super) static PROCESS_BUDGET: LazyLock<MappingBudget> = LazyLock::new(|| {
 });
 
 impl MappingBudget {
-    pub(super) const fn new(most: usize) -> Self {
-        Self { most, used: AtomicUsize::new(0) }
+    pub(super) const fn new(limit: usize) -> Self {
+        Self { limit, used: AtomicUsize::new(0) }
     }
 
-    /// Mappings that are left.
-    pub(super) fn left(&self) -> usize {
+    /// Mappings that are not reserved.
+    pub(super) fn remaining(&self) -> usize {
         // Relaxed: the counter orders no other accesses.
-        self.most.saturating_sub(self.used.load(Ordering::Relaxed))
+        self.limit.saturating_sub(self.used.load(Ordering::Relaxed))
     }
 
     /// Reserves `count` mappings until the result is dropped.
@@ -80,13 +80,13 @@ impl MappingBudget {
         // Counted before the check, so that concurrent fabrics do not exceed the budget. After an error, the drop of
         // the reservation subtracts them again.
         let reservation = MappingReservation { budget: self, count };
-        if self.used.fetch_add(count, Ordering::Relaxed) + count <= self.most {
+        if self.used.fetch_add(count, Ordering::Relaxed) + count <= self.limit {
             return Ok(reservation);
         }
         Err(format!(
             "this process has reached its limit of {} mappings for connections: raise vm.max_map_count (sysctl), \
              which is twice that",
-            self.most
+            self.limit
         ))
     }
 }
@@ -134,9 +134,9 @@ impl PeerMemory {
         }
         self.by_inode.retain(|_, mapping| mapping.strong_count() > 0);
         let reservation = self.budget.reserve(1)?;
-        let max = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes exceed the address space"))?;
-        // Peers are our own user or root, who could kill this process in other ways than by removing hugetlb pages.
-        let mapping = PeerMapping::map_trusted(fd, max).map_err(|e| e.to_string())?;
+        let len = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes exceed the address space"))?;
+        // Peers run as our own user or as root. They could kill this process anyway, without removing hugetlb pages.
+        let mapping = PeerMapping::map_trusted(fd, len).map_err(|e| e.to_string())?;
         let mapping = Rc::new((mapping, reservation));
         self.by_inode.insert(key, Rc::downgrade(&mapping));
         Ok(mapping)
@@ -181,7 +181,7 @@ impl ExposedMemory {
             return Err(format!("{total} mapped bytes exceed {} (max_mapped_per_peer)", config.max_mapped_per_peer));
         }
         // A connection takes one of the last mappings for its first region only.
-        let share = (memory.budget.left() / SHARE).max(1);
+        let share = (memory.budget.remaining() / SHARE).max(1);
         if self.list.len() >= config.max_regions_per_peer.min(share) {
             return Err(format!(
                 "{} exposed regions exceed the limit: max_regions_per_peer is {}, the share of vm.max_map_count is \

@@ -11,9 +11,9 @@
 //! A ring starts small. The producer enlarges it, up to the negotiated size, when a record does not fit. Therefore the
 //! used part is only as long as the traffic needs, and stays in cache for any number of connections. In place of the
 //! record the producer writes a *marker* with the new ring size. The next record starts at the first byte behind the
-//! smaller ring, and the producer's position skips forward to the next one that denotes this byte in the larger ring.
-//! The bytes of a record that the consumer has not taken yet are then reused at a position that is at least the larger
-//! ring's length away from the record's. The usual count of free bytes therefore still protects such records. Until the
+//! smaller ring, and the producer's position skips forward to the next position that maps to this byte in the larger
+//! ring. Bytes of a record that the consumer has not taken yet are then reused only at positions that follow the
+//! record's by at least the larger ring's length, so the usual count of free bytes still protects the record. Until the
 //! consumer reaches the marker, the producer may also fill the new part.
 //!
 //! The memory is shared with a process that may be hostile: every word is read once, then checked.
@@ -96,7 +96,7 @@ fn longest(bytes: u32) -> u32 {
     bytes.saturating_sub(LINE + HEADER as u32)
 }
 
-/// The position of the record after a marker. It is the next position where the smaller ring ended.
+/// The position of the record after a marker: the next one that maps to the end of the smaller ring.
 fn position_after_marker(at: u64, from: u32, to: u32) -> u64 {
     let (from, to) = (u64::from(from), u64::from(to));
     let next = (at & !(to - 1)) + from;
@@ -114,7 +114,7 @@ pub(super) struct RingProducer {
     acked: u64,
     /// The position after the last marker.
     grown: u64,
-    /// The end of the part that this growth has added.
+    /// The end, as a position, of the part that the last growth has added.
     new_until: u64,
 }
 
@@ -417,16 +417,16 @@ mod tests {
 
     #[test]
     fn a_growing_ring_always_has_room_for_the_longest_message() {
-        for most in [4 << 10, 8 << 10, 64 << 10] {
-            for len in [0, 100, 500, 1000, 3000, 8000, 20_000].into_iter().filter(|len| 2 * len <= most as usize) {
+        for max in [4 << 10, 8 << 10, 64 << 10] {
+            for len in [0, 100, 500, 1000, 3000, 8000, 20_000].into_iter().filter(|len| 2 * len <= max as usize) {
                 for sent in 0.. {
-                    let mut ends = RingEnds::new(most);
-                    assert!((0..sent).all(|_| ends.send(&vec![7; len])), "{most}: {sent} of {len} bytes");
-                    if ends.tx.bytes == most {
+                    let mut ends = RingEnds::new(max);
+                    assert!((0..sent).all(|_| ends.send(&vec![7; len])), "{max}: {sent} of {len} bytes");
+                    if ends.tx.bytes == max {
                         assert!(sent > 0);
                         break;
                     }
-                    assert!(ends.send(&vec![7; most as usize / 2]), "{most}: after {sent} of {len} bytes");
+                    assert!(ends.send(&vec![7; max as usize / 2]), "{max}: after {sent} of {len} bytes");
                 }
             }
         }

@@ -104,14 +104,14 @@ impl Cluster {
         let c = cluster.client.connect(&cluster.address.clone(), &params()).expect("connect");
         let s = cluster.accept();
         cluster.honest = (c, s);
-        cluster.receives(8);
+        cluster.post_receives(8);
         cluster.check();
         cluster
     }
 
     /// Accepts the pending or next connect request.
     fn accept(&mut self) -> QpId {
-        let request = self.until("a connect request", |t| {
+        let request = self.wait_until("a connect request", |t| {
             let at = t.events.iter().position(|e| matches!(e, ControlEvent::ConnectRequest { .. }))?;
             match t.events.remove(at) {
                 ControlEvent::ConnectRequest { request, .. } => Some(request),
@@ -121,7 +121,7 @@ impl Cluster {
         self.server.accept(request, &params()).expect("accept")
     }
 
-    fn receives(&mut self, n: usize) {
+    fn post_receives(&mut self, n: usize) {
         let mut bufs: Vec<Buf> = (0..n).map_while(|_| self.pool.alloc(4096)).collect();
         assert_eq!(self.server.post_recv(None, &mut bufs), n);
     }
@@ -134,7 +134,7 @@ impl Cluster {
         self.client.poll_control(&mut Vec::new());
     }
 
-    fn until<T>(&mut self, what: &str, mut check: impl FnMut(&mut Self) -> Option<T>) -> T {
+    fn wait_until<T>(&mut self, what: &str, mut check: impl FnMut(&mut Self) -> Option<T>) -> T {
         let start = Instant::now();
         loop {
             if let Some(found) = check(self) {
@@ -153,10 +153,12 @@ impl Cluster {
         buf.copy_from_slice(&sent.to_le_bytes());
         let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
         let honest = self.honest;
-        self.until("the honest connection is up", |t| t.client.table.get(honest.0).filter(|q| q.is_live()).map(|_| ()));
+        self.wait_until("the honest connection is up", |t| {
+            t.client.table.get(honest.0).filter(|q| q.is_live()).map(|_| ())
+        });
         let posted = self.client.post_send(honest.0, &mut vec![Posting { wr_id: 0, signalled: false, wr }]);
         assert_eq!(posted, Ok(()));
-        let got = self.until("the honest message", |t| {
+        let got = self.wait_until("the honest message", |t| {
             let at = t.done.iter().position(|d| d.qp == honest.1 && d.opcode == Opcode::Recv)?;
             Some(t.done.swap_remove(at))
         });
@@ -167,8 +169,8 @@ impl Cluster {
     }
 
     /// Waits until this queue pair of the server has ended, and destroys it.
-    fn ends(&mut self, qp: QpId) {
-        self.until("the hostile connection ends", |t| {
+    fn expect_end(&mut self, qp: QpId) {
+        self.wait_until("the hostile connection ends", |t| {
             let at =
                 t.events.iter().position(|e| matches!(e, ControlEvent::Disconnected { qp: id, .. } if *id == qp))?;
             Some(t.events.remove(at))
@@ -196,7 +198,7 @@ impl Cluster {
         (HostilePeer { peer_table: Some(peer_table), ..hostile }, qp)
     }
 
-    fn refused(&mut self, what: &str, hostile: &OwnedFd) {
+    fn expect_refusal(&mut self, what: &str, hostile: &OwnedFd) {
         let start = Instant::now();
         while !matches!(SocketMessage::receive(hostile.as_fd()), SocketInput::Closed) {
             assert!(start.elapsed() < TIMEOUT, "{what}: not refused");
@@ -247,7 +249,7 @@ impl HostilePeer {
         Self { socket, ring, table, peer_table: None, layout }
     }
 
-    fn at(&self) -> usize {
+    fn ring_start(&self) -> usize {
         self.layout.tx_ring()
     }
 
@@ -280,7 +282,7 @@ fn null() -> OwnedFd {
     std::fs::File::open("/dev/null").expect("/dev/null").into()
 }
 
-fn raw(socket: &OwnedFd, bytes: &[u8]) {
+fn send_raw(socket: &OwnedFd, bytes: &[u8]) {
     rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL).expect("send");
 }
 

@@ -147,14 +147,14 @@ mod tests {
 
     #[test]
     fn an_address_names_the_device_once() {
-        let plain = at("10.0.0.1:7", Some("rxe1"), Some(2));
-        assert_eq!(plain.clone().with_device_of_address(), Ok(plain.clone()));
+        let expected = at("10.0.0.1:7", Some("rxe1"), Some(2));
+        assert_eq!(expected.clone().with_device_of_address(), Ok(expected.clone()));
         for (address, device, gid_index) in [
             ("rxe1/2@10.0.0.1:7", None, None),
             ("rxe1/2@10.0.0.1:7", Some("rxe1"), Some(2)),
             ("rxe1@10.0.0.1:7", None, Some(2)),
         ] {
-            assert_eq!(at(address, device, gid_index).with_device_of_address(), Ok(plain.clone()), "{address}");
+            assert_eq!(at(address, device, gid_index).with_device_of_address(), Ok(expected.clone()), "{address}");
         }
         for (address, device, gid_index, why) in [
             ("rxe1@10.0.0.1", Some("rxe0"), None, "names rxe1, but `device` is rxe0"),

@@ -297,31 +297,32 @@ mod tests {
         DevicePort { is_iwarp: true, ..port(device, true, vec![gid(0, "200:0:101::", "IB/RoCE v1")]) }
     }
 
-    fn two() -> Vec<DevicePort> {
-        let both = |last: &str| {
+    fn three_ports() -> Vec<DevicePort> {
+        let gids = |last: &str| {
             vec![
                 gid(0, "fe80::1", "RoCE v2"),
                 gid(1, &format!("::ffff:10.0.0.{last}"), "IB/RoCE v1"),
                 gid(2, &format!("::ffff:10.0.0.{last}"), "RoCE v2"),
             ]
         };
-        vec![port("mlx5_0", false, both("1")), port("mlx5_1", true, both("2")), port("mlx5_2", true, both("3"))]
+        vec![port("mlx5_0", false, gids("1")), port("mlx5_1", true, gids("2")), port("mlx5_2", true, gids("3"))]
     }
 
     fn failure(name: Option<&str>, address: Option<&str>) -> String {
         let address = address.map(|text| text.parse().expect("an address"));
-        choose(&two(), name, address, None).expect_err("a failure").to_string()
+        choose(&three_ports(), name, address, None).expect_err("a failure").to_string()
     }
 
     #[test]
     fn an_address_selects_its_routable_gid() {
-        let choice = choose(&two(), None, Some("10.0.0.3".parse().expect("an address")), None).expect("a device");
+        let choice =
+            choose(&three_ports(), None, Some("10.0.0.3".parse().expect("an address")), None).expect("a device");
         assert_eq!((choice.device.as_str(), choice.gid.map(|gid| gid.index)), ("mlx5_2", Some(2)));
     }
 
     #[test]
     fn a_name_or_the_first_active_port_selects_the_device() {
-        let device = |name| choose(&two(), name, None, None).map(|choice| choice.device);
+        let device = |name| choose(&three_ports(), name, None, None).map(|choice| choice.device);
         assert_eq!(device(None).expect("a device"), "mlx5_1");
         assert_eq!(device(Some("mlx5_2")).expect("a device"), "mlx5_2");
     }
@@ -330,11 +331,11 @@ mod tests {
     fn a_gid_index_selects_the_gid() {
         let address = Some("10.0.0.2".parse().expect("an address"));
         for (name, device, ip) in [(None, "mlx5_1", "10.0.0.2"), (Some("mlx5_2"), "mlx5_2", "10.0.0.3")] {
-            let choice = choose(&two(), name, address, Some(2)).expect("a device");
+            let choice = choose(&three_ports(), name, address, Some(2)).expect("a device");
             assert_eq!((choice.device.as_str(), choice.gid.map(|gid| gid.ip().to_string())), (device, Some(ip.into())));
         }
         for (index, why) in [(0, "is link-local"), (1, "is not of RoCE v2"), (3, "the port has no GID")] {
-            let text = choose(&two(), Some("mlx5_1"), None, Some(index)).expect_err("a failure").to_string();
+            let text = choose(&three_ports(), Some("mlx5_1"), None, Some(index)).expect_err("a failure").to_string();
             assert!(text.contains(why) && text.contains("mlx5_2 port 1 (Ethernet, active"), "{text}");
         }
     }
@@ -343,7 +344,7 @@ mod tests {
     fn an_address_belongs_to_its_device() {
         let address = "10.0.0.2".parse().expect("an address");
         for (name, is_its) in [("mlx5_1", true), ("mlx5_2", false), ("mlx4_0", false)] {
-            assert_eq!(has_address(&two(), name, address), is_its, "{name}");
+            assert_eq!(has_address(&three_ports(), name, address), is_its, "{name}");
         }
     }
 
@@ -376,7 +377,7 @@ mod tests {
             assert_eq!(refused(&alone, name, to), FabricError::iwarp("siw0"));
         }
         // An iWARP device before others does not affect the choice.
-        let mut ports = two();
+        let mut ports = three_ports();
         ports.insert(0, rnic("irdma0"));
         let device = |name, to| choose(&ports, name, to, None).map(|choice| choice.device);
         assert_eq!(device(None, None).expect("a device"), "mlx5_1");

@@ -269,8 +269,8 @@ impl VerbsFabric {
         };
         // Capabilities that peers know or that the layout of memory depends on.
         let guarantees = |device: &OpenedDevice| {
-            let can = &device.capabilities;
-            (can.remote_invalidate, can.exposure_needs_own_arena, can.checks_window_bounds)
+            let capabilities = &device.capabilities;
+            (capabilities.remote_invalidate, capabilities.exposure_needs_own_arena, capabilities.checks_window_bounds)
         };
         if guarantees(&self.device) != guarantees(found) {
             return refused("its capabilities have changed: restart the program");

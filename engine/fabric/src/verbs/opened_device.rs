@@ -24,7 +24,7 @@ use crate::epoll_set::EpollSet;
 use crate::host;
 use crate::{Capabilities, FabricError};
 
-/// Spare completion entries, for queue pairs that are destroyed while completions are outstanding.
+/// Completion entries reserved for queue pairs that are destroyed while completions are outstanding.
 const SPARE_COMPLETIONS: u32 = 32;
 
 /// Device objects that connections share.
@@ -86,10 +86,13 @@ impl OpenedDevice {
         let (max_cqe, max_srq_wr) = (limit(attributes.max_cqe), limit(attributes.max_srq_wr));
         let entries = config.completions.saturating_add(receives).min(max_cqe);
         if receives > max_srq_wr || receives > entries / 2 {
-            let most = max_srq_wr.min(max_cqe / 2);
+            let max_receives = max_srq_wr.min(max_cqe / 2);
             return Err(FabricError::system(
                 format!("ibv_create_srq of {receives} Receives"),
-                format!("exceeds limit {most} of {}: lower `memory.receives`, or use more shards", choice.device),
+                format!(
+                    "exceeds limit {max_receives} of {}: lower `memory.receives`, or use more shards",
+                    choice.device
+                ),
             ));
         }
         let cq = CompletionQueue::new(&context, completions, entries)

@@ -107,7 +107,7 @@ impl ProbePair {
         self.pool.alloc(len).ok_or_else(|| io::Error::other("no buffer left"))
     }
 
-    fn lent(&self) -> io::Result<Lent> {
+    fn lend_buf(&self) -> io::Result<Lent> {
         self.buf(BYTES)?.lend().map_err(|_| io::Error::other("the pool belongs to another thread"))
     }
 
@@ -159,13 +159,13 @@ impl ProbePair {
 
     /// Posts a Write of the peer and returns its status.
     fn write(&mut self, len: usize, remote: RemoteMemory) -> io::Result<Status> {
-        let src = Source::Lent(self.lent()?);
+        let src = Source::Lent(self.lend_buf()?);
         self.post(1, WorkRequest::Write { src, offset: 0, len, remote })?;
         self.wait(1, Opcode::Write)
     }
 
     fn probe_remote_invalidate(mut self) -> io::Result<bool> {
-        let mem = self.lent()?;
+        let mem = self.lend_buf()?;
         let first = self.expose(&mem)?;
         if !self.write(WINDOW, first)?.is_ok() {
             return Err(io::Error::other("the device refused a Write into a window"));
@@ -179,12 +179,12 @@ impl ProbePair {
         }
         // The window must be free now, and its old key invalid.
         self.ends[0].windows.free_invalidated(first.rkey);
-        let again = self.expose(&mem)?;
-        Ok(self.write(WINDOW, again)?.is_ok() && self.write(WINDOW, first)? == Status::RemoteAccess)
+        let reused = self.expose(&mem)?;
+        Ok(self.write(WINDOW, reused)?.is_ok() && self.write(WINDOW, first)? == Status::RemoteAccess)
     }
 
     fn probe_window_bounds(mut self) -> io::Result<bool> {
-        let mem = self.lent()?;
+        let mem = self.lend_buf()?;
         let remote = self.expose(&mem)?;
         Ok(self.write(WINDOW + 1, remote)? == Status::RemoteAccess)
     }

@@ -80,7 +80,7 @@ impl QpWindows {
         Ok(window)
     }
 
-    /// Marks a free window as bound before the bind is posted. Returns the window with its key after the bind.
+    /// Marks a free window as bound, before its bind is posted. Returns the window, and the key that the bind gives it.
     #[inline]
     pub(super) fn begin_bind(&mut self, index: u32) -> Result<(*mut ibv_mw, u32), &'static str> {
         let window = self.transition(index, (WindowState::Free, WindowState::Bound), "a window that is bound")?;

@@ -197,8 +197,8 @@ impl WorkQueues {
         room: usize,
     ) -> Result<(), PostError> {
         let room = room.min(self.depth.saturating_sub(self.in_flight.len()));
-        let one = if chain.len() == 1 && room > 0 { self.post_one(context, chain) } else { None };
-        one.unwrap_or_else(|| self.post_all(context, chain, room))
+        let posted = if chain.len() == 1 && room > 0 { self.post_one(context, chain) } else { None };
+        posted.unwrap_or_else(|| self.post_all(context, chain, room))
     }
 
     /// Posts a chain of one inline Send, which most calls and replies are. `None` for any other chain.

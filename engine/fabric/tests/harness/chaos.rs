@@ -2,8 +2,8 @@
 //!
 //! Requests fail, connections break, completions are late, and those of different queue pairs are reordered.
 //!
-//! The same seed over the same calls injects the same faults. No request is lost: an injected failure is reported like
-//! any other, in order, and the memory is returned after it.
+//! With the same seed, the same calls meet the same faults. No request is lost: an injected failure is reported like
+//! any other, in order, and the memory of its request is returned.
 
 #![forbid(unsafe_code)]
 
@@ -22,37 +22,37 @@ use crate::{
     Flow, PostError, Posting, QpId, RequestId, Status, Waker, WindowId, WorkRequest,
 };
 
-/// Rates of faults. Each knob is a probability in thousandths, 0 by default.
+/// Rates of faults. Each field except `seed` is a probability in thousandths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChaosConfig {
     /// Seed of the sequence of faults.
     pub seed: u64,
-    /// Per Send posted: the peer has no Receive until the retries end.
+    /// Per posted Send: it fails as if the peer had posted no Receive.
     pub receiver_not_ready: u16,
-    /// Per request posted: the queue pair goes to error.
+    /// Per posted request: the queue pair enters the error state.
     pub flush: u16,
-    /// Per Read or Write posted: the peer's key refuses it.
+    /// Per posted Read or Write: it fails as if its key did not permit it.
     pub rights: u16,
-    /// Per completion: a delay of 1 to 64 polls, also for later completions of the queue pair.
+    /// Per completion: it is delayed by 1 to 64 polls, as are later completions of its queue pair.
     pub delay: u16,
     /// Per poll: completions of different queue pairs are reordered.
     pub reorder: u16,
     /// Per `poll_control`: one connection breaks.
     pub disconnect: u16,
-    /// Per chain posted: the send queue takes only a part of it.
+    /// Per posted chain: the send queue accepts only a part of it.
     pub queue_full: u16,
-    /// Per chain of Receives posted: the queue takes only a part of it.
+    /// Per posted chain of Receives: the queue accepts only a part of it.
     pub receives_refused: u16,
-    /// Per Send posted: the device refuses it and its successors. The connection stays up.
+    /// Per posted Send: the device refuses it and the rest of its chain. The connection stays up.
     pub sends_refused: u16,
-    /// Per LocalInvalidate posted: the device refuses it and its successors. The connection stays up.
+    /// Per posted LocalInvalidate: the device refuses it and the rest of its chain. The connection stays up.
     pub invalidations_refused: u16,
 }
 
 /// Faults injected so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChaosStats {
-    /// Injected failures of requests, each with all requests behind it.
+    /// Injected failures. The requests after a failed request are not counted.
     pub failed: u64,
     /// Late completions.
     pub delayed: u64,
@@ -60,7 +60,7 @@ pub struct ChaosStats {
     pub reordered: u64,
     /// Broken connections.
     pub disconnected: u64,
-    /// Posts of requests or Receives of which only a part was taken.
+    /// Posted chains of requests or Receives of which only a part was accepted.
     pub cut_short: u64,
 }
 
@@ -71,28 +71,31 @@ pub struct Chaos<F> {
     config: ChaosConfig,
     random: Xorshift,
     stats: ChaosStats,
-    /// Queue pairs that are known to be connected.
+    /// Connected queue pairs, in which faults may be injected.
     live: Vec<QpId>,
-    /// Queue pairs with an injected failure, in order.
+    /// Queue pairs with an injected failure that is not completely reported, oldest first.
     failing: Vec<FailingQp>,
     /// Queue pairs that this wrapper has broken, oldest first.
     broken: Vec<QpId>,
     /// Late completions, in order of arrival.
     late: VecDeque<LateCompletion>,
+    /// Number of polls so far.
     polls: u64,
 }
 
-/// A queue pair with an injected failure, which also holds later posts until they are flushed.
+/// A queue pair with an injected failure.
 #[derive(Debug)]
 struct FailingQp {
     qp: QpId,
+    /// The failed request and all later ones, with the statuses to report.
     postings: Vec<(Posting, Status)>,
-    /// Completions of a destroyed queue pair, whose memory has been returned.
+    /// Completions to report for a destroyed queue pair, whose memory has been returned.
     ended: Vec<Completion>,
-    /// Whether the inner fabric has reported its end.
+    /// True once the inner fabric has reported the end of the queue pair.
     ended_inside: bool,
 }
 
+/// A completion, and the number of the first poll that may report it.
 #[derive(Debug)]
 struct LateCompletion {
     until: u64,
@@ -100,9 +103,9 @@ struct LateCompletion {
 }
 
 impl<F: Fabric> Chaos<F> {
-    /// Whether completions are ready.
+    /// True if this wrapper itself has completions to report.
     fn is_busy(&self) -> bool {
-        !self.late.is_empty() || self.failing.iter().any(|d| d.ended_inside)
+        !self.late.is_empty() || self.failing.iter().any(|failing| failing.ended_inside)
     }
 
     /// Wraps a fabric.
@@ -125,7 +128,7 @@ impl<F: Fabric> Chaos<F> {
         self.stats
     }
 
-    /// Connections broken so far, oldest first; no other loss was injected.
+    /// Connections broken so far, oldest first. All other connections are free of injected failures.
     pub fn broken(&self) -> &[QpId] {
         &self.broken
     }
@@ -135,7 +138,7 @@ impl<F: Fabric> Chaos<F> {
         &mut self.inner
     }
 
-    /// Records a connected queue pair, which may be broken once.
+    /// Records a connected queue pair. A queue pair that this wrapper has broken stays unrecorded.
     fn record_connected(&mut self, qp: QpId) {
         if !self.live.contains(&qp) && !self.broken.contains(&qp) {
             self.live.push(qp);
@@ -156,24 +159,27 @@ impl<F: Fabric> Chaos<F> {
         failure.or_else(|| self.random.chance(self.config.flush).then_some(Status::Flushed))
     }
 
-    /// Reports injected failures, once the inner fabric has reported all earlier requests.
-    fn end_failing(&mut self, out: &mut Vec<Completion>, end: usize) {
-        for failing in self.failing.iter_mut().filter(|d| d.ended_inside) {
+    /// Reports injected failures of queue pairs whose earlier requests the inner fabric has all reported.
+    fn report_failures(&mut self, out: &mut Vec<Completion>, end: usize) {
+        for failing in self.failing.iter_mut().filter(|failing| failing.ended_inside) {
             let qp = failing.qp;
             let n = failing.ended.len().min(end.saturating_sub(out.len()));
             out.extend(failing.ended.drain(..n));
             let n = failing.postings.len().min(end.saturating_sub(out.len()));
-            out.extend(failing.postings.drain(..n).map(|(posting, status)| ended(qp, &posting, status)));
+            out.extend(failing.postings.drain(..n).map(|(posting, status)| failed_completion(qp, &posting, status)));
         }
-        // The inner queue pair is in error by now, and flushes itself.
-        self.failing.retain(|d| !d.ended_inside || !d.postings.is_empty() || !d.ended.is_empty());
+        // From now on the inner queue pair is in the error state, and flushes later requests itself.
+        self.failing
+            .retain(|failing| !failing.ended_inside || !failing.postings.is_empty() || !failing.ended.is_empty());
     }
 
-    fn failed_here(&mut self, qp: QpId) -> Option<&mut FailingQp> {
-        self.failing.iter_mut().find(|d| d.qp == qp)
+    /// Finds the injected failure of a queue pair.
+    fn find_failing(&mut self, qp: QpId) -> Option<&mut FailingQp> {
+        self.failing.iter_mut().find(|failing| failing.qp == qp)
     }
 
-    fn refuses(&mut self, wr: &WorkRequest) -> bool {
+    /// Chooses whether the device refuses this request.
+    fn chooses_refusal(&mut self, wr: &WorkRequest) -> bool {
         match wr {
             WorkRequest::Send { .. } => self.random.chance(self.config.sends_refused),
             WorkRequest::LocalInvalidate { .. } => self.random.chance(self.config.invalidations_refused),
@@ -183,7 +189,7 @@ impl<F: Fabric> Chaos<F> {
 
     /// Posts a chain without injected failures, of which the device may refuse a part.
     fn post_or_refuse(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        let Some(at) = chain.iter().position(|posting| self.refuses(&posting.wr)) else {
+        let Some(at) = chain.iter().position(|posting| self.chooses_refusal(&posting.wr)) else {
             return self.post_or_fill(qp, chain);
         };
         self.stats.cut_short += 1;
@@ -206,22 +212,25 @@ impl<F: Fabric> Chaos<F> {
         result.and(if full { Err(PostError::QueueFull) } else { Ok(()) })
     }
 
+    /// Moves the completions after `before` to the late ones, each with its delay.
     fn delay(&mut self, out: &mut Vec<Completion>, before: usize) {
         if self.config.delay == 0 && self.late.is_empty() {
             return;
         }
         for completion in out.drain(before..) {
-            let behind = self.late.iter().rev().find(|l| l.completion.qp == completion.qp).map_or(0, |l| l.until);
+            let preceding =
+                self.late.iter().rev().find(|late| late.completion.qp == completion.qp).map_or(0, |late| late.until);
             let own = if self.random.chance(self.config.delay) {
                 self.stats.delayed += 1;
                 self.polls + 1 + self.random.below(64)
             } else {
                 self.polls
             };
-            self.late.push_back(LateCompletion { until: own.max(behind), completion });
+            self.late.push_back(LateCompletion { until: own.max(preceding), completion });
         }
     }
 
+    /// Reports late completions that are due.
     fn release_due(&mut self, out: &mut Vec<Completion>, end: usize) {
         let mut kept = VecDeque::with_capacity(self.late.len());
         for late in self.late.drain(..) {
@@ -234,17 +243,18 @@ impl<F: Fabric> Chaos<F> {
         self.late = kept;
     }
 
+    /// Sometimes reorders completions of different queue pairs.
     fn reorder(&mut self, batch: &mut [Completion]) {
         if batch.len() > 1 && self.random.chance(self.config.reorder) {
             self.stats.reordered += 1;
             let salt = self.random.next();
-            // Stable: a queue pair's own completions stay in order.
+            // The sort is stable, so the completions of one queue pair stay in order.
             batch.sort_by_key(|c| (u64::from(c.qp.slot) + 1).wrapping_mul(salt | 1) >> 32);
         }
     }
 }
 
-fn ended(qp: QpId, posting: &Posting, status: Status) -> Completion {
+fn failed_completion(qp: QpId, posting: &Posting, status: Status) -> Completion {
     Completion::ended(qp, posting.wr_id, posting.wr.opcode(), status)
 }
 
@@ -258,11 +268,11 @@ impl<F: Fabric> Fabric for Chaos<F> {
     fn destroy_qp(&mut self, qp: QpId) {
         self.live.retain(|&id| id != qp);
         self.inner.destroy_qp(qp);
-        if let Some(failing) = self.failed_here(qp) {
-            // From here on the inner fabric reports only the completions that it has just flushed.
+        if let Some(failing) = self.find_failing(qp) {
+            // The inner fabric reports no more than the completions that it has just flushed.
             failing.ended_inside = true;
             let postings = failing.postings.drain(..);
-            failing.ended.extend(postings.map(|(posting, status)| ended(qp, &posting, status)));
+            failing.ended.extend(postings.map(|(posting, status)| failed_completion(qp, &posting, status)));
         }
     }
 
@@ -274,7 +284,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
                 ControlEvent::Established { qp, .. } => self.record_connected(*qp),
                 ControlEvent::Disconnected { qp, .. } => {
                     self.live.retain(|id| id != qp);
-                    if let Some(failing) = self.failed_here(*qp) {
+                    if let Some(failing) = self.find_failing(*qp) {
                         failing.ended_inside = true;
                     }
                 }
@@ -282,8 +292,8 @@ impl<F: Fabric> Fabric for Chaos<F> {
             }
         }
         if !self.live.is_empty() && self.random.chance(self.config.disconnect) {
-            let broken = self.random.below(self.live.len() as u64) as usize;
-            let broken = self.live.swap_remove(broken);
+            let index = self.random.below(self.live.len() as u64) as usize;
+            let broken = self.live.swap_remove(index);
             self.stats.disconnected += 1;
             self.broken.push(broken);
             self.inner.disconnect(broken);
@@ -302,7 +312,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
     }
 
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        if let Some(failing) = self.failed_here(qp) {
+        if let Some(failing) = self.find_failing(qp) {
             failing.postings.extend(chain.drain(..).map(|posting| (posting, Status::Flushed)));
             return Ok(());
         }
@@ -319,7 +329,7 @@ impl<F: Fabric> Fabric for Chaos<F> {
         let mut rest = chain.split_off(at);
         let result = self.inner.post_send(qp, chain);
         if result.is_err() {
-            // The post failed before the request that was to fail.
+            // The post has failed already, before the request that was chosen to fail.
             chain.append(&mut rest);
             return result;
         }
@@ -337,12 +347,12 @@ impl<F: Fabric> Fabric for Chaos<F> {
         let end = before.saturating_add(max);
         self.polls += 1;
         let n = self.inner.poll_cq(out, max);
-        // A message may arrive, and be answered, before the event that the connection is established.
+        // A message may arrive, and its receiver may answer it, before the event `Established`.
         for message in out[before..].iter().filter(|c| c.buf.is_some() && c.status.is_ok()) {
             self.record_connected(message.qp);
         }
         if n < max {
-            self.end_failing(out, end);
+            self.report_failures(out, end);
         }
         self.delay(out, before);
         self.release_due(out, end);

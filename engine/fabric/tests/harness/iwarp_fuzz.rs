@@ -1,7 +1,7 @@
 //! Fuzzing of one connection without a socket, with an arbitrary peer.
 //!
-//! This module serves the fuzz target `endpoint` and its own test. The peer sends valid segments, segments with values
-//! that are off by one, or arbitrary bytes. This side sends, receives, exposes memory and accesses the peer's memory.
+//! The fuzz target `endpoint` and the test below use it. The peer sends valid segments, segments with slightly wrong
+//! values, or arbitrary bytes. This side sends, receives, exposes memory and accesses the peer's memory.
 //!
 //! Invariants: hidden memory is neither changed nor sent, and readable memory is not changed. Each signalled request
 //! completes once. Every buffer returns to the pool. Segments of this side's messages are not interleaved.
@@ -16,19 +16,19 @@ use super::wire::{
     MAX_ULPDU, PayloadPlace, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, RdmapOpcode, ReadRequest, ReaderStep,
     SegmentHeader, SegmentReader, crc32c, fpdu_len,
 };
-use crate::receives::Receives;
+use crate::receives::ReceiveQueue;
 use crate::{
     Access, Completion, ConnectParams, FabricStats, Opcode, Posting, QpId, RemoteMemory, Source, WindowId, WorkRequest,
 };
 
-/// Factors of all lengths in a scenario: short, or long enough for direct reads.
+/// Factors of all lengths in a scenario. The second makes payloads long enough for direct placement.
 const SCALES: [usize; 2] = [1, 36];
 /// Bytes of a Receive, at scale 1.
-const RECEIVE: usize = 512;
+const RECEIVE_SIZE: usize = 512;
 /// Bytes of exposed memory, at scale 1.
 const EXPOSED: usize = 256;
-/// Bytes of hidden memory before and after the exposed memory, at scale 1.
-const AROUND: usize = 128;
+/// Bytes of hidden memory on each side of the exposed memory, at scale 1.
+const HIDDEN: usize = 128;
 /// Buffers of each kind.
 const BUFFERS: usize = 24;
 const WINDOWS: u32 = 4;
@@ -54,11 +54,11 @@ fn run_and_count_direct(input: &[u8]) -> usize {
     POOL.with_borrow_mut(|pool| {
         let pool = pool.get_or_insert_with(|| {
             let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
-            let classes = SCALES.map(|scale| Class { size: scale * RECEIVE, count: BUFFERS });
-            Pool::new(&PoolConfig { classes: classes.to_vec(), arena }).expect("memory")
+            let classes = SCALES.map(|scale| Class { size: scale * RECEIVE_SIZE, count: BUFFERS });
+            Pool::new(&PoolConfig { classes: classes.to_vec(), arena }).expect("a pool")
         });
         let placed = Scenario::new(pool, input).run();
-        assert!(pool.stats().classes.iter().all(|class| class.free == BUFFERS), "a buffer did not return to the pool");
+        assert!(pool.stats().classes.iter().all(|class| class.free == BUFFERS), "every buffer returns to the pool");
         placed
     })
 }
@@ -70,7 +70,7 @@ struct ExposedBuffer {
     mem: Lent,
     window: u32,
     rkey: u32,
-    /// Whether the peer may write to the buffer, or could before the revocation.
+    /// True if the window permits writes.
     writable: bool,
     /// The contents at the revocation of the window.
     at_revocation: Option<Vec<u8>>,
@@ -78,9 +78,9 @@ struct ExposedBuffer {
 
 impl ExposedBuffer {
     fn contents(&self, scale: usize) -> Vec<u8> {
-        let mut now = vec![0; scale * RECEIVE];
-        assert!(self.mem.read_at(0, &mut now));
-        now
+        let mut contents = vec![0; scale * RECEIVE_SIZE];
+        assert!(self.mem.read_at(0, &mut contents));
+        contents
     }
 }
 
@@ -88,26 +88,28 @@ struct Scenario<'p, 'd> {
     input: &'d [u8],
     /// One of [`SCALES`].
     scale: usize,
-    /// Whether FPDUs have a CRC.
+    /// True if FPDUs have a CRC.
     crc: bool,
-    /// Whether the peer's bytes arrive in two parts, with direct reads as from a socket.
+    /// True if the peer's bytes arrive in two parts, of which the second may be placed directly, as from a socket.
     in_parts: bool,
     /// Number of directly placed bytes.
     placed: usize,
     pool: &'p Pool,
     stream: RdmapStream,
     shared: SharedResources,
+    /// Number of allocated windows.
     windows: u32,
     exposed: Vec<ExposedBuffer>,
     /// Signalled requests that are not yet reported.
     posted: Vec<u64>,
-    next: u64,
+    /// Identifier of the last posted request.
+    last_id: u64,
     /// Requests that invalidate a window: identifier and window.
     revoking: Vec<(u64, u32)>,
     done: Vec<Completion>,
     /// Unconsumed bytes of the peer, which wait for a Receive.
     unread: Vec<u8>,
-    /// Numbers of the peer's next messages by queue.
+    /// Message sequence numbers of the peer's next messages, by queue.
     msn: [u32; 3],
     /// Offset of the peer's next Send segment.
     offset: u32,
@@ -118,6 +120,7 @@ struct Scenario<'p, 'd> {
     peer_reader: SegmentReader,
     /// The opcode of this side's incomplete message.
     partial_message: Option<RdmapOpcode>,
+    /// True once the connection has ended.
     ended: bool,
 }
 
@@ -135,10 +138,10 @@ impl<'p, 'd> Scenario<'p, 'd> {
         let (waits, crc, in_parts) = (mode & 4 != 0, mode & 8 != 0, mode & 16 != 0);
         let (scale, max_ulpdu) = (SCALES[usize::from(mode >> 5 & 1)], if mode & 64 != 0 { MAX_ULPDU } else { 100 });
         let agreed = Negotiated { crc, ord: 2, ird: 2, rtr: false, is_same_engine: true };
-        stream.begin(&agreed, waits, max_ulpdu, scale * RECEIVE);
+        stream.begin(&agreed, waits, max_ulpdu, scale * RECEIVE_SIZE);
         let mut arenas = Arenas::default();
-        arenas.add(pool.arena().id(), Access::REMOTE, || Ok(())).expect("it is new");
-        let shared = SharedResources { arenas, receives: Receives::new(4), stats: FabricStats::default() };
+        arenas.add(pool.arena().id(), Access::REMOTE, || Ok(())).expect("the arena is new");
+        let shared = SharedResources { arenas, receives: ReceiveQueue::new(4), stats: FabricStats::default() };
         Self {
             input,
             scale,
@@ -151,7 +154,7 @@ impl<'p, 'd> Scenario<'p, 'd> {
             windows: 0,
             exposed: Vec::new(),
             posted: Vec::new(),
-            next: 0,
+            last_id: 0,
             revoking: Vec::new(),
             done: Vec::new(),
             unread: Vec::new(),
@@ -185,6 +188,7 @@ impl<'p, 'd> Scenario<'p, 'd> {
         placed
     }
 
+    /// Performs an action of either side. `argument` varies it.
     fn step(&mut self, step: u8, argument: u8) {
         match step {
             0 => {
@@ -192,19 +196,21 @@ impl<'p, 'd> Scenario<'p, 'd> {
                 self.input = rest;
                 self.receive_bytes(bytes);
             }
-            1 | 2 => self.peer_sends(argument),
-            3 => self.peer_writes(argument),
-            4 => self.peer_reads(argument),
-            5 => self.peer_responds(argument),
-            6 => self.segment(RdmapOpcode::Terminate, true, self.untagged(QUEUE_TERMINATE), &[0x11, argument, 0, 0]),
-            7 => self.receive(argument),
+            1 | 2 => self.send_from_peer(argument),
+            3 => self.write_from_peer(argument),
+            4 => self.read_from_peer(argument),
+            5 => self.respond_from_peer(argument),
+            6 => {
+                self.send_segment(RdmapOpcode::Terminate, true, self.untagged(QUEUE_TERMINATE), &[0x11, argument, 0, 0])
+            }
+            7 => self.post_receives(argument),
             8 => self.send(argument),
             9 | 10 => self.access_peer(argument),
             11 | 12 => self.expose(argument),
             13 => {
                 let window = WindowId { qp: ID, index: u32::from(argument) % WINDOWS };
                 self.post(WorkRequest::LocalInvalidate { window }, argument & 4 != 0);
-                self.revoking.push((self.next, window.index));
+                self.revoking.push((self.last_id, window.index));
             }
             14 if argument == 0 => self.stream.outbound.send_empty_write(),
             _ => self.send_output(if step == 14 { 7 * usize::from(argument) } else { usize::MAX }),
@@ -215,39 +221,44 @@ impl<'p, 'd> Scenario<'p, 'd> {
         PayloadPlace::Untagged { queue, msn: self.msn[queue as usize], offset: 0 }
     }
 
-    /// Sends a segment of the peer.
-    fn segment(&mut self, opcode: RdmapOpcode, last: bool, place: PayloadPlace, payload: &[u8]) {
+    /// Sends a segment from the peer.
+    fn send_segment(&mut self, opcode: RdmapOpcode, last: bool, place: PayloadPlace, payload: &[u8]) {
         let header = SegmentHeader { opcode, last, place }.encode(payload.len());
         let mut bytes = [&header[..], payload].concat();
         let whole = fpdu_len(header.len() - 2 + payload.len());
         if self.crc {
             bytes.resize(whole - 4, 0);
             bytes.extend(crc32c(&bytes).to_le_bytes());
-            let deviation = self.deviation();
+            let deviation = self.next_deviation();
             bytes[whole - 1] ^= deviation as u8;
         }
         bytes.resize(whole, 0);
         self.receive_bytes(&bytes);
     }
 
-    /// The next length of the scenario.
-    fn length(&mut self) -> usize {
+    /// Takes a length from the input.
+    fn next_length(&mut self) -> usize {
         self.scale * usize::from(self.byte())
     }
 
-    /// The next deviation from a correct value, which is mostly 0.
-    fn deviation(&mut self) -> u32 {
+    /// Takes a deviation from a correct value, usually 0, from the input.
+    fn next_deviation(&mut self) -> u32 {
         let byte = self.byte();
         if byte > 0xE0 { u32::from(byte & 7) } else { 0 }
     }
 
-    fn peer_sends(&mut self, argument: u8) {
-        let (last, deviation) = (argument & 1 != 0, self.deviation());
-        let invalidate = (argument & 6 == 6).then(|| self.key()).flatten();
-        let len = self.length();
+    fn send_from_peer(&mut self, argument: u8) {
+        let (last, deviation) = (argument & 1 != 0, self.next_deviation());
+        let invalidate = (argument & 6 == 6).then(|| self.choose_key()).flatten();
+        let len = self.next_length();
         let place =
             PayloadPlace::Untagged { queue: QUEUE_SEND, msn: self.msn[0], offset: self.offset.wrapping_add(deviation) };
-        self.segment(RdmapOpcode::Send { invalidate, solicited: argument & 8 != 0 }, last, place, &vec![argument; len]);
+        self.send_segment(
+            RdmapOpcode::Send { invalidate, solicited: argument & 8 != 0 },
+            last,
+            place,
+            &vec![argument; len],
+        );
         if last {
             (self.msn[0], self.offset) = (self.msn[0].wrapping_add(1), 0);
         } else {
@@ -255,31 +266,31 @@ impl<'p, 'd> Scenario<'p, 'd> {
         }
     }
 
-    /// A key of this side, or one near it.
-    fn key(&mut self) -> Option<u32> {
-        let (which, deviation) = (usize::from(self.byte()), self.deviation());
+    /// Chooses a key of this side, or a key near it.
+    fn choose_key(&mut self) -> Option<u32> {
+        let (which, deviation) = (usize::from(self.byte()), self.next_deviation());
         let buffer = self.exposed.get(which.checked_rem(self.exposed.len())?)?;
         Some(buffer.rkey.wrapping_add(deviation))
     }
 
-    /// A range of exposed memory, or one near it: STag, tagged offset and length.
-    fn place(&mut self) -> Option<(u32, u64, usize)> {
-        let stag = self.key()?;
-        let (which, at, len, deviation) = (self.byte(), self.length(), self.length(), self.deviation());
+    /// Chooses STag, tagged offset and length of a range in exposed memory or near it.
+    fn choose_range(&mut self) -> Option<(u32, u64, usize)> {
+        let stag = self.choose_key()?;
+        let (which, at, len, deviation) = (self.byte(), self.next_length(), self.next_length(), self.next_deviation());
         let buffer = &self.exposed[usize::from(which) % self.exposed.len()];
-        let start = (buffer.mem.offset() + self.scale * AROUND + at) as u64;
+        let start = (buffer.mem.offset() + self.scale * HIDDEN + at) as u64;
         let rest = (self.scale * EXPOSED).saturating_sub(at);
         Some((stag, start.wrapping_sub(u64::from(deviation >> 2)), len.min(rest) + (deviation & 3) as usize))
     }
 
-    fn peer_writes(&mut self, argument: u8) {
-        let Some((stag, offset, len)) = self.place() else { return };
+    fn write_from_peer(&mut self, argument: u8) {
+        let Some((stag, offset, len)) = self.choose_range() else { return };
         let place = PayloadPlace::Tagged { stag, offset };
-        self.segment(RdmapOpcode::Write, argument & 1 != 0, place, &vec![0x33; len]);
+        self.send_segment(RdmapOpcode::Write, argument & 1 != 0, place, &vec![0x33; len]);
     }
 
-    fn peer_reads(&mut self, argument: u8) {
-        let Some((source_stag, source_offset, len)) = self.place() else { return };
+    fn read_from_peer(&mut self, argument: u8) {
+        let Some((source_stag, source_offset, len)) = self.choose_range() else { return };
         let request = ReadRequest {
             sink_stag: self.word(),
             sink_offset: u64::from(self.byte()),
@@ -288,13 +299,13 @@ impl<'p, 'd> Scenario<'p, 'd> {
             source_offset,
         };
         let place = self.untagged(QUEUE_READ_REQUEST);
-        self.segment(RdmapOpcode::ReadRequest, argument & 15 != 1, place, &request.encode());
+        self.send_segment(RdmapOpcode::ReadRequest, argument & 15 != 1, place, &request.encode());
         self.msn[1] = self.msn[1].wrapping_add(1);
     }
 
-    /// Sends a Read Response to this side's oldest Read.
-    fn peer_responds(&mut self, argument: u8) {
-        let deviation = self.deviation();
+    /// Sends the next Read Response to this side's oldest Read.
+    fn respond_from_peer(&mut self, argument: u8) {
+        let deviation = self.next_deviation();
         let part = self.scale as u32 * u32::from(argument);
         let Some(read) = self.own_reads.first_mut() else { return };
         let len = if argument & 1 != 0 { read.len } else { read.len.min(part) };
@@ -306,45 +317,44 @@ impl<'p, 'd> Scenario<'p, 'd> {
         if last {
             self.own_reads.remove(0);
         }
-        self.segment(RdmapOpcode::ReadResponse, last != (deviation == 7), place, &vec![0x44; len as usize]);
+        self.send_segment(RdmapOpcode::ReadResponse, last != (deviation == 7), place, &vec![0x44; len as usize]);
     }
 
-    fn receive(&mut self, argument: u8) {
-        let room = |receives: &mut Receives| receives.room();
-        let own = self.stream.own_receives.as_mut().map(room);
+    fn post_receives(&mut self, argument: u8) {
+        let own = self.stream.own_receives.as_mut().map(|receives| receives.room());
         let bufs: Vec<Buf> = (0..own.unwrap_or_else(|| self.shared.receives.room()).min(usize::from(argument & 3) + 1))
-            .map_while(|_| self.pool.alloc(self.scale * RECEIVE))
+            .map_while(|_| self.pool.alloc(self.scale * RECEIVE_SIZE))
             .collect();
         self.stream.own_receives.as_mut().unwrap_or(&mut self.shared.receives).post(bufs.into_iter());
         self.receive_bytes(&[]);
     }
 
-    fn buffer(&self, len: usize) -> Option<Buf> {
-        let mut buf = self.pool.alloc(self.scale * RECEIVE)?;
+    fn alloc_buffer(&self, len: usize) -> Option<Buf> {
+        let mut buf = self.pool.alloc(self.scale * RECEIVE_SIZE)?;
         buf.fill(0x55);
-        buf.set_window(0, len.min(self.scale * RECEIVE));
+        buf.set_window(0, len.min(self.scale * RECEIVE_SIZE));
         Some(buf)
     }
 
     fn post(&mut self, wr: WorkRequest, signalled: bool) {
-        self.next += 1;
-        let mut chain = vec![Posting { wr_id: self.next, signalled, wr }];
+        self.last_id += 1;
+        let mut chain = vec![Posting { wr_id: self.last_id, signalled, wr }];
         let posted = self.stream.post(&mut self.shared, &mut chain).is_ok() && chain.is_empty();
         if posted && signalled {
-            self.posted.push(self.next);
+            self.posted.push(self.last_id);
         }
     }
 
     fn send(&mut self, argument: u8) {
-        let (len, invalidate) = (self.length(), (argument & 2 != 0).then_some(9));
-        let Some(buf) = self.buffer(len) else { return };
+        let (len, invalidate) = (self.next_length(), (argument & 2 != 0).then_some(9));
+        let Some(buf) = self.alloc_buffer(len) else { return };
         self.post(WorkRequest::Send { buf, invalidate, fence: argument & 4 != 0 }, argument & 1 != 0);
     }
 
     /// Posts an RDMA Read or Write of this side.
     fn access_peer(&mut self, argument: u8) {
-        let (len, remote) = (self.length(), RemoteMemory { rkey: 0x77, address: 0x1000 });
-        let Some(buf) = self.buffer(self.scale * RECEIVE) else { return };
+        let (len, remote) = (self.next_length(), RemoteMemory { rkey: 0x77, address: 0x1000 });
+        let Some(buf) = self.alloc_buffer(self.scale * RECEIVE_SIZE) else { return };
         let wr = match (argument >> 1 & 1, buf) {
             (0, buf) => match buf.lend() {
                 Ok(dst) => WorkRequest::Read { dst, offset: 0, len, remote },
@@ -358,8 +368,8 @@ impl<'p, 'd> Scenario<'p, 'd> {
     /// Exposes the middle of a buffer.
     fn expose(&mut self, argument: u8) {
         let writable = argument & 4 != 0;
-        let (around, len) = (self.scale * AROUND, self.scale * EXPOSED);
-        let Some(mut buf) = self.pool.alloc(self.scale * RECEIVE) else { return };
+        let (around, len) = (self.scale * HIDDEN, self.scale * EXPOSED);
+        let Some(mut buf) = self.pool.alloc(self.scale * RECEIVE_SIZE) else { return };
         buf.as_chunks_mut().0.fill(SECRET);
         if !writable {
             buf[around..around + len].fill(0x11);
@@ -372,10 +382,10 @@ impl<'p, 'd> Scenario<'p, 'd> {
         let Some(rkey) = self.stream.windows.next(window) else { return };
         let access = if writable { Access { remote_read: false, ..Access::REMOTE } } else { Access::REMOTE_READ };
         let window_id = WindowId { qp: ID, index: window };
-        let before = self.next;
+        let before = self.last_id;
         self.post(WorkRequest::Bind { window: window_id, mem: mem.clone(), offset: around, len, access }, true);
         if self.posted.last() == Some(&(before + 1)) {
-            self.exposed.push(ExposedBuffer { id: self.next, mem, window, rkey, writable, at_revocation: None });
+            self.exposed.push(ExposedBuffer { id: self.last_id, mem, window, rkey, writable, at_revocation: None });
         }
     }
 
@@ -383,7 +393,7 @@ impl<'p, 'd> Scenario<'p, 'd> {
     fn send_output(&mut self, max: usize) {
         self.ended |= self.stream.produce().is_err();
         let bytes = self.stream.outbound.buffer.bytes(max);
-        assert!(!bytes.windows(SECRET.len()).any(|part| part == SECRET), "hidden memory was sent");
+        assert!(!bytes.windows(SECRET.len()).any(|part| part == SECRET), "hidden memory is never sent");
         self.stream.outbound.buffer.advance(bytes.len());
         let mut rest = &bytes[..];
         while let Some(step) = self.peer_reader.step(&mut rest).expect("this side sends valid segments") {
@@ -391,7 +401,7 @@ impl<'p, 'd> Scenario<'p, 'd> {
                 ReaderStep::Segment { segment, .. } => {
                     assert!(
                         self.partial_message.is_none_or(|opcode| opcode == segment.opcode),
-                        "segments of two messages are mixed"
+                        "a message's segments are not interleaved with another's"
                     );
                     self.partial_message = (!segment.last).then_some(segment.opcode);
                     self.partial_request = (segment.opcode == RdmapOpcode::ReadRequest).then(Vec::new);
@@ -434,7 +444,7 @@ impl<'p, 'd> Scenario<'p, 'd> {
         self.consume(bytes);
     }
 
-    /// Consumes the unconsumed bytes, then these bytes of the peer.
+    /// Consumes earlier unread bytes, then these bytes of the peer.
     fn consume(&mut self, bytes: &[u8]) {
         if self.ended {
             return;
@@ -442,28 +452,28 @@ impl<'p, 'd> Scenario<'p, 'd> {
         self.unread.extend_from_slice(bytes);
         let mut input = &self.unread[..];
         let taken = self.stream.consume(&mut self.shared, &mut input, &mut self.done, usize::MAX);
-        let left = input.len();
-        self.unread.drain(..self.unread.len() - left);
+        let unread = input.len();
+        self.unread.drain(..self.unread.len() - unread);
         self.stream.reap(&mut self.done);
         self.check_completions();
         self.ended |= taken.is_err();
-        let part = self.scale * AROUND..self.scale * (AROUND + EXPOSED);
+        let exposed_range = self.scale * HIDDEN..self.scale * (HIDDEN + EXPOSED);
         for buffer in &self.exposed {
-            let now = buffer.contents(self.scale);
-            let outside = now[..part.start].iter().chain(&now[part.end..]);
+            let contents = buffer.contents(self.scale);
+            let outside = contents[..exposed_range.start].iter().chain(&contents[exposed_range.end..]);
             assert!(
                 outside.zip(SECRET.iter().cycle()).all(|(a, b)| a == b),
-                "written outside of window {}",
+                "memory outside of window {} is not written",
                 buffer.window
             );
             assert!(
-                buffer.writable || now[part.clone()].iter().all(|&byte| byte == 0x11),
-                "written without remote write access, window {}",
+                buffer.writable || contents[exposed_range.clone()].iter().all(|&byte| byte == 0x11),
+                "memory of window {}, which permits no writes, is not written",
                 buffer.window
             );
             assert!(
-                buffer.at_revocation.as_ref().is_none_or(|contents| *contents == now),
-                "written after the revocation"
+                buffer.at_revocation.as_ref().is_none_or(|revoked| *revoked == contents),
+                "memory is not written after the revocation"
             );
         }
     }
@@ -472,7 +482,7 @@ impl<'p, 'd> Scenario<'p, 'd> {
         for done in self.done.drain(..) {
             assert_eq!(done.qp, ID);
             if done.opcode == Opcode::Recv {
-                assert!(done.buf.is_some_and(|buf| buf.len() <= self.scale * RECEIVE));
+                assert!(done.buf.is_some_and(|buf| buf.len() <= self.scale * RECEIVE_SIZE));
                 continue;
             }
             let revoked = self.revoking.iter().find(|(id, _)| *id == done.wr_id && done.status.is_ok());
@@ -486,7 +496,7 @@ impl<'p, 'd> Scenario<'p, 'd> {
             match self.posted.iter().position(|&id| id == done.wr_id) {
                 Some(at) => _ = self.posted.remove(at),
                 // A failed request completes even if it is not signalled.
-                None => assert!(!done.status.is_ok(), "{done:?} was not signalled"),
+                None => assert!(!done.status.is_ok(), "an unsignalled request completes only on failure: {done:?}"),
             }
         }
     }
@@ -494,7 +504,7 @@ impl<'p, 'd> Scenario<'p, 'd> {
     fn end(mut self) {
         self.stream.flush(crate::Status::Flushed, &mut self.done);
         self.check_completions();
-        assert!(self.posted.is_empty(), "never reported: {:?}", self.posted);
+        assert!(self.posted.is_empty(), "every signalled request completes, but these did not: {:?}", self.posted);
     }
 }
 
@@ -502,16 +512,20 @@ impl<'p, 'd> Scenario<'p, 'd> {
 mod tests {
     use proptest::prelude::*;
 
-    /// Long messages whose header arrives first: into a Receive, and into a window.
+    /// Payloads of long messages are placed directly, in a Receive and in a window, if their headers arrive first.
     #[test]
     fn scenarios_can_place_payloads_directly() {
         assert_eq!(super::run_and_count_direct(&[0x70, 0x07, 0, 0x12, 0, 255, 20]), 9180);
         assert_eq!(super::run_and_count_direct(&[0x70, 0x4B, 0x0F, 0x13, 0, 0, 0, 0, 255, 0, 16]), 9180);
-        assert_eq!(super::run_and_count_direct(&[0x60, 0x07, 0x12, 0, 255]), 0, "in one part");
+        assert_eq!(
+            super::run_and_count_direct(&[0x60, 0x07, 0x12, 0, 255]),
+            0,
+            "a message in one part is not placed directly"
+        );
         assert_eq!(
             super::run_and_count_direct(&[0x78, 0x07, 0, 0x12, 0, 255, 0, 20]),
             0,
-            "with a CRC, which is checked first"
+            "a message with a CRC is checked before it is placed"
         );
     }
 
@@ -519,7 +533,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
         #[test]
-        fn any_scenario_keeps_the_invariants(input in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn arbitrary_scenarios_keep_the_invariants(input in prop::collection::vec(any::<u8>(), 0..400)) {
             super::run_scenario(&input);
         }
     }

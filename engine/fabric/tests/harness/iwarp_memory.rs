@@ -1,8 +1,8 @@
 //! An iWARP fabric without sockets, for tests. Byte queues join two endpoints within one thread.
 //!
 //! All random choices follow from a seed, and there is no clock, so the same calls produce the same events. A poll of a
-//! connection moves a random number of bytes, so its streams are cut anywhere. There are no time limits: an incomplete
-//! message, a peer that receives nothing, and a missing answer cause an unlimited wait.
+//! connection moves a random number of bytes, so its streams are cut anywhere. There are no time limits, so the fabric
+//! waits forever for the rest of a message, for a peer that receives nothing, and for a missing answer.
 
 #![forbid(unsafe_code)]
 
@@ -24,7 +24,7 @@ use super::{IwarpFabricConfig, capabilities};
 use crate::accept_balancer::{AcceptBalancer, Accepted, BalancerMember, ConnectionCount};
 use crate::error::failed;
 use crate::qp_table::QpTable;
-use crate::receives::Receives;
+use crate::receives::ReceiveQueue;
 use crate::testing::random::Xorshift;
 use crate::{
     Access, Capabilities, Completion, ConnectParams, ControlEvent, Fabric, FabricAddress, FabricError, FabricStats,
@@ -69,7 +69,7 @@ impl Drop for BoundName {
 struct ByteQueue {
     frame: Option<MpaFrame>,
     bytes: VecDeque<u8>,
-    /// Whether the sender has closed. Then it sends and reads nothing more.
+    /// True once the sender has closed the connection. It then neither sends nor reads anything more.
     closed: bool,
 }
 
@@ -85,9 +85,9 @@ struct MemoryEndpoint {
 impl MemoryEndpoint {
     /// Connects to an address as a peer of this name, with an MPA Request Frame.
     fn connect_queues(address: &FabricAddress, peer: &str, request: MpaFrame) -> Result<Self, FabricError> {
-        let (there, back) = (Rc::<RefCell<ByteQueue>>::default(), Rc::<RefCell<ByteQueue>>::default());
-        let far = Self { outgoing: Rc::clone(&back), incoming: Rc::clone(&there), peer: peer.to_owned() };
-        let near = Self { outgoing: there, incoming: back, peer: address.0.clone() };
+        let (to_peer, from_peer) = (Rc::<RefCell<ByteQueue>>::default(), Rc::<RefCell<ByteQueue>>::default());
+        let far = Self { outgoing: Rc::clone(&from_peer), incoming: Rc::clone(&to_peer), peer: peer.to_owned() };
+        let near = Self { outgoing: to_peer, incoming: from_peer, peer: address.0.clone() };
         near.send_frame(request);
         let known =
             BOUND.with_borrow_mut(|bound| bound.get_mut(&address.0).map(|bound| bound.connecting.push_back(far)));
@@ -134,23 +134,23 @@ impl RawEndpoint {
         self.0.take_frame()
     }
 
-    /// Sends up to `most` bytes from the front of `bytes`.
+    /// Sends up to `max` bytes from the front of `bytes`.
     ///
     /// It sends only as many as the queue has room for.
-    pub fn send(&self, bytes: &mut VecDeque<u8>, most: usize) {
+    pub fn send(&self, bytes: &mut VecDeque<u8>, max: usize) {
         let mut queue = self.0.outgoing.borrow_mut();
-        let count = most.min(QUEUE_BYTES - queue.bytes.len()).min(bytes.len());
+        let count = max.min(QUEUE_BYTES - queue.bytes.len()).min(bytes.len());
         queue.bytes.extend(bytes.drain(..count));
     }
 
-    /// Receives up to `most` bytes.
-    pub fn receive(&self, most: usize) -> Vec<u8> {
+    /// Receives up to `max` bytes.
+    pub fn receive(&self, max: usize) -> Vec<u8> {
         let mut queue = self.0.incoming.borrow_mut();
-        let count = most.min(queue.bytes.len());
+        let count = max.min(queue.bytes.len());
         queue.bytes.drain(..count).collect()
     }
 
-    /// Whether the other end has closed the connection.
+    /// True once the other end has closed the connection.
     pub fn is_closed(&self) -> bool {
         self.0.is_peer_closed()
     }
@@ -179,8 +179,8 @@ struct MemoryState {
 impl MemoryState {
     /// A random number of bytes to move: none, few or many.
     fn random_count(&mut self) -> usize {
-        let most = 2 << self.random.below(17);
-        self.random.below(most) as usize
+        let limit = 2 << self.random.below(17);
+        self.random.below(limit) as usize
     }
 }
 
@@ -203,7 +203,7 @@ struct MemoryQp {
     state: MemoryQpState,
     /// The connection, until it ends.
     end: Option<MemoryEndpoint>,
-    /// Polls in which a message of a closed peer found no Receive.
+    /// Number of polls in which a message of a closed peer found no Receive.
     polls_without_receive: u32,
     /// Counts an accepted connection at its listener.
     count: Option<ConnectionCount>,
@@ -221,17 +221,17 @@ impl MemoryQp {
     }
 
     /// Polls the connection once.
-    fn poll(&mut self, common: &mut MemoryState, out: &mut Vec<Completion>, most: usize) {
+    fn poll(&mut self, common: &mut MemoryState, out: &mut Vec<Completion>, max: usize) {
         if !self.is_live() {
             return;
         }
-        match self.read(common, out, most) {
+        match self.read(common, out, max) {
             Ok(()) => self.flush(common),
             Err(failure) => self.fail(common, failure),
         }
     }
 
-    fn read(&mut self, common: &mut MemoryState, out: &mut Vec<Completion>, most: usize) -> Result<(), StreamFailure> {
+    fn read(&mut self, common: &mut MemoryState, out: &mut Vec<Completion>, max: usize) -> Result<(), StreamFailure> {
         let Some(end) = &self.end else { return Ok(()) };
         let mut queue = end.incoming.borrow_mut();
         let mut count = common.random_count().min(queue.bytes.len());
@@ -246,12 +246,12 @@ impl MemoryQp {
             count -= direct;
         }
         let mut input = &queue.bytes.make_contiguous()[..count];
-        let taken = self.rdmap.consume(&mut common.shared, &mut input, out, most)?;
+        let status = self.rdmap.consume(&mut common.shared, &mut input, out, max)?;
         count -= input.len();
         queue.bytes.drain(..count);
-        self.polls_without_receive += u32::from(taken == InputStatus::NoReceive && queue.closed);
-        let all = taken == InputStatus::Consumed && queue.closed && queue.bytes.is_empty();
-        if all || self.polls_without_receive > LINGER { Err(self.rdmap.peer_closed()) } else { Ok(()) }
+        self.polls_without_receive += u32::from(status == InputStatus::NoReceive && queue.closed);
+        let all_consumed = status == InputStatus::Consumed && queue.closed && queue.bytes.is_empty();
+        if all_consumed || self.polls_without_receive > LINGER { Err(self.rdmap.peer_closed()) } else { Ok(()) }
     }
 
     fn flush(&mut self, common: &mut MemoryState) {
@@ -262,12 +262,12 @@ impl MemoryQp {
         self.rdmap.reap(&mut common.ready);
     }
 
-    /// Sends up to `most` bytes, as many as the queue has room for. Sends nothing to a closed peer, whose earlier bytes
+    /// Sends up to `max` bytes, as many as the queue has room for. Sends nothing to a closed peer, whose earlier bytes
     /// are still readable.
-    fn write(&mut self, most: usize) {
+    fn write(&mut self, max: usize) {
         let Some(end) = self.end.as_ref().filter(|end| !end.is_peer_closed()) else { return };
         let mut queue = end.outgoing.borrow_mut();
-        let bytes = self.rdmap.outbound.buffer.bytes(most.min(QUEUE_BYTES - queue.bytes.len()));
+        let bytes = self.rdmap.outbound.buffer.bytes(max.min(QUEUE_BYTES - queue.bytes.len()));
         self.rdmap.outbound.buffer.advance(bytes.len());
         queue.bytes.extend(bytes);
     }
@@ -301,8 +301,8 @@ impl MemoryQp {
         self.fail(common, StreamFailure::local("never connected"));
     }
 
-    /// Does the queue pair's work of connection management.
-    fn do_due_work(&mut self, common: &mut MemoryState) {
+    /// Continues the establishment or the close of the connection.
+    fn manage_connection(&mut self, common: &mut MemoryState) {
         match self.state {
             MemoryQpState::Connecting(requested) => self.read_reply(common, requested),
             MemoryQpState::Closing => {
@@ -363,7 +363,7 @@ impl MemoryFabric {
     /// Opens the fabric for one shard. The seed determines all random choices.
     pub fn new(config: IwarpFabricConfig, seed: u64) -> Result<Self, FabricError> {
         config.check()?;
-        // The descriptor is always readable, because the next turn is always due.
+        // The descriptor is always readable, because the fabric must be polled without pause.
         let always_readable = rustix::event::eventfd(1, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
         Ok(Self {
             always_readable: Arc::new(always_readable.map_err(|e| failed("eventfd", e))?),
@@ -371,7 +371,7 @@ impl MemoryFabric {
             common: MemoryState {
                 shared: SharedResources {
                     arenas: Arenas::default(),
-                    receives: Receives::new(config.shared_receives),
+                    receives: ReceiveQueue::new(config.shared_receives),
                     stats: FabricStats::default(),
                 },
                 ready: VecDeque::new(),
@@ -399,17 +399,19 @@ impl MemoryFabric {
             MemoryQp { id, rdmap, state, end: Some(end), polls_without_receive: 0, count: None }
         });
         self.qps.push(id);
-        self.table.get(id).expect("it was just inserted")
+        self.table.get(id).expect("the queue pair was just inserted")
     }
 
     /// Accepts connections at the fabric's listening addresses.
     fn accept_connections(&mut self) {
-        let most = self.common.config.max_handshakes;
+        let max_handshakes = self.common.config.max_handshakes;
         let mut accepted = Vec::new();
         for (listener, member) in &self.listening {
             let connecting =
                 BOUND.with_borrow_mut(|bound| bound.get_mut(&listener.0.0).map(|b| b.connecting.split_off(0)));
-            accepted.extend(connecting.into_iter().flatten().filter_map(|endpoint| member.assign(endpoint, most)));
+            accepted.extend(
+                connecting.into_iter().flatten().filter_map(|endpoint| member.assign(endpoint, max_handshakes)),
+            );
             accepted.extend(member.take_handed_over());
         }
         for Accepted { request: end, count } in accepted {
@@ -541,7 +543,7 @@ impl Fabric for MemoryFabric {
         self.accept_connections();
         for &id in &self.qps {
             if let Some(qp) = self.table.get(id) {
-                qp.do_due_work(&mut self.common);
+                qp.manage_connection(&mut self.common);
             }
         }
         events.extend(self.common.events.drain(..));

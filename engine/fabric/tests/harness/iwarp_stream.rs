@@ -1,15 +1,15 @@
-//! Access to the outbound bytes of a connection, for tests without a socket.
+//! Reads the outbound bytes of a connection, for tests without a socket.
 
 use super::{SendBuffer, Span, copy};
 
 impl SendBuffer {
-    /// Copies the next bytes to send, up to `most`.
-    pub(crate) fn bytes(&self, most: usize) -> Vec<u8> {
+    /// Copies the next bytes to send, up to `max`.
+    pub(crate) fn bytes(&self, max: usize) -> Vec<u8> {
         let mut all = Vec::new();
         let mut at = self.first;
         for span in &self.spans {
             let start = all.len();
-            let room = most - start;
+            let room = max - start;
             if room == 0 {
                 break;
             }

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::FabricAddress;
 
-/// An unused TCP address of this host, in 127.0.0.0/8. Each call returns another one. The last 22 bits hold the process
-/// number. The ports exclude those of NFS, 20048 and 20049, where servers listen at all addresses.
+/// Returns an unused TCP address of this host, in 127.0.0.0/8. Each call returns a different address. The last 22 bits
+/// of the IP address are the process number. The ports are above 20048 and 20049, where NFS servers may listen at all
+/// addresses.
 pub fn loopback_address() -> FabricAddress {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed) % 8_000;

@@ -9,7 +9,7 @@ pub mod trace;
 
 pub use self::loopback::loopback_address;
 
-/// For [`forward`](crate::forward::forward): the `inner` fabric of a wrapper.
+/// Gives [`forward`](crate::forward::forward) access to the `inner` fabric of a wrapper.
 macro_rules! inner {
     ($self:ident, $fabric:ident => $what:expr) => {{
         let Self { inner: $fabric, .. } = $self;

@@ -2,14 +2,14 @@
 
 #![forbid(unsafe_code)]
 
-/// Marsaglia's xorshift64*: small, and sufficient to choose faults.
+/// The generator xorshift64*, which is small and random enough to choose faults.
 #[derive(Debug)]
 pub(crate) struct Xorshift(u64);
 
 impl Xorshift {
-    /// The numbers of a seed.
+    /// Starts the sequence of a seed.
     pub(crate) fn new(seed: u64) -> Self {
-        // The state may not be zero, because it would stay zero.
+        // The state must not be zero, because it would stay zero.
         Self(seed ^ 0x9e37_79b9_7f4a_7c15 | 1)
     }
 
@@ -21,12 +21,12 @@ impl Xorshift {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// One of the first `n` numbers.
+    /// A random number below `n`. It is 0 if `n` is 0.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n.max(1)
     }
 
-    /// True with this probability, in thousandths.
+    /// Returns true with this probability, in thousandths.
     pub(crate) fn chance(&mut self, per_mille: u16) -> bool {
         per_mille > 0 && self.below(1000) < u64::from(per_mille)
     }

@@ -1,6 +1,6 @@
 //! Inputs of a hostile peer, for the fuzz targets of `tests/fuzz`.
 //!
-//! They are handshake bytes, and a connection's shared memory without its socket.
+//! The inputs are handshake bytes, and writes to the shared memory of a connection that has no socket.
 
 use std::os::fd::AsFd;
 
@@ -26,8 +26,8 @@ pub const WINDOWS: u32 = 4;
 /// Bytes of memory that the peer exposes, as region 0.
 pub const EXPOSED: usize = 4096;
 
-/// Checks that a decoded datagram encodes to the same bytes. The text of a refusal is escaped instead,
-/// because it is for logs.
+/// Checks that a decoded datagram is encoded in the same bytes. The exception is the text of a refusal, which is
+/// escaped for logs.
 pub fn handshake(bytes: &[u8]) {
     match SocketMessage::decode(bytes) {
         Ok(SocketMessage::Refused { reason }) => assert!(!reason.contains(char::is_control)),
@@ -39,17 +39,17 @@ pub fn handshake(bytes: &[u8]) {
 /// The parts of a connection's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Reports, bells, and both rings.
+    /// Progress reports, doorbells, and both rings.
     Rings,
     /// The table of the peer's own windows.
     Table,
-    /// The table of our windows, mapped by the peer too.
+    /// The table of this side's windows, which the peer maps too.
     Ours,
     /// Memory that the peer has exposed.
     Exposed,
 }
 
-/// The peer's side.
+/// The peer's side of a connection.
 #[derive(Debug)]
 pub struct Peer {
     memory: [SharedMapping; 4],
@@ -59,13 +59,13 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Creates connection memory, reusable for successive connections.
+    /// Creates the shared memory, which successive connections reuse.
     pub fn new() -> Self {
         let layout = Layout { side: Side::Connector, ring_bytes: RING as u32 };
         let table = table_bytes(WINDOWS).expect("a valid number");
         let memory =
             [layout.bytes(), table, table, EXPOSED].map(|bytes| SharedMapping::create(bytes, "fuzz").expect("memory"));
-        let rings = layout.rings(map(&memory[0])).expect("they fit");
+        let rings = layout.rings(map(&memory[0])).expect("the rings fit in the memory");
         Self { memory, rings, producer: layout.producer(), layout }
     }
 
@@ -74,33 +74,35 @@ impl Peer {
         self.memory[part as usize].len()
     }
 
-    /// Starts a connection: a queue pair with zeroed memory. Memory of the arena `exposed` may be exposed on it.
+    /// Creates a connected queue pair with zeroed shared memory, which may expose memory of the arena `exposed`.
     pub fn join(&mut self, fabric: &mut SoftwareFabric, exposed: ArenaId, params: &ConnectParams) -> QpId {
         for part in &self.memory {
             assert!(part.write(0, &[0; 4 * RING][..part.len()]));
         }
         self.producer = self.layout.producer();
-        self.rings = self.layout.rings(map(&self.memory[0])).expect("they fit");
+        self.rings = self.layout.rings(map(&self.memory[0])).expect("the rings fit in the memory");
         let layout = Layout { side: Side::Acceptor, ..self.layout };
-        let ring = layout.rings(map(&self.memory[0])).expect("they fit");
+        let ring = layout.rings(map(&self.memory[0])).expect("the rings fit in the memory");
         let windows = OwnWindows::new(map(&self.memory[Part::Ours as usize]), params.windows, 0x5a5a_5a5a);
         let mappings = fabric.common.peer_memory.budget.reserve(region::MAPPINGS_PER_CONNECTION).expect("mappings");
         let (max_message, memory) = (MAX_MESSAGE as u32, ExposedMemory::new(0, mappings));
         let id = fabric.table.insert(|id| SoftwareQp::new(id, layout, ring, windows, params, max_message, memory));
-        let region = fabric.common.regions.get(exposed).expect("it is registered").id;
-        let qp = fabric.table.get(id).expect("it was just made");
+        let region = fabric.common.regions.get(exposed).expect("the arena is registered").id;
+        let qp = fabric.table.get(id).expect("the queue pair was just inserted");
         qp.peer_windows = Some(PeerWindows::new(map(&self.memory[Part::Table as usize]), WINDOWS));
         qp.state = SoftwareQpState::Up;
-        // The descriptor counts as sent.
+        // The state is that after the arena's descriptor was sent to the peer.
         qp.announced.push((exposed, region));
         let exposed = self.memory[Part::Exposed as usize].fd().try_clone_to_owned().expect("dup");
         let common = &mut fabric.common;
-        qp.exposed.add(&mut common.peer_memory, 0, exposed, EXPOSED as u64, &common.config).expect("it fits");
+        qp.exposed
+            .add(&mut common.peer_memory, 0, exposed, EXPOSED as u64, &common.config)
+            .expect("the region is within the budget");
         fabric.start_polling(id.slot);
         id
     }
 
-    /// Stores bytes anywhere, as the peer may. False if they exceed the part.
+    /// Writes bytes anywhere, as the peer can. Returns false if they exceed the part.
     pub fn poke(&self, part: Part, at: usize, bytes: &[u8]) -> bool {
         self.memory[part as usize].write(at, bytes)
     }
@@ -110,9 +112,10 @@ impl Peer {
         self.memory[part as usize].read(at, bytes)
     }
 
-    /// Sends an honest peer's message; false without room. `head` is the peer's progress in our ring.
+    /// Sends a message as an honest peer does. `head` is the peer's progress in this side's ring. Returns false if the
+    /// ring has no space.
     pub fn send(&mut self, payload: &[u8], invalidate: Option<u32>, head: u64) -> bool {
-        // The peer reads our reports and enlarges its ring, as the fabric does.
+        // Like the fabric, the peer reads this side's progress report and enlarges its ring.
         let mut report = [0; 8];
         assert!(self.peek(Part::Rings, size_of::<Line>() * self.layout.lines().peer_report, &mut report));
         let honest = self.producer.acknowledge(u64::from_ne_bytes(report));
@@ -136,19 +139,19 @@ impl Peer {
         announce(&self.rings, &self.producer, len, 0);
     }
 
-    /// The peer's progress word in [`Part::Rings`]. On refusal a non-zero word follows.
+    /// Position of the peer's progress word in [`Part::Rings`]. A non-zero word after it refuses a message.
     pub fn report(&self) -> usize {
         size_of::<Line>() * self.layout.lines().own_report
     }
 }
 
 impl SoftwareFabric {
-    /// Bytes of the smallest Receive in the shared queue, which no peer's limit may exceed. Scans all Receives.
+    /// Bytes of the smallest Receive in the shared queue. Peers must not get a larger limit. Scans all Receives.
     pub fn smallest_receive(&self) -> Option<usize> {
         self.common.receives.iter().map(Buf::capacity).min()
     }
 
-    /// Announces a message of any length, unwritten, as a hostile peer may.
+    /// Announces a message of any length without writing it, as a hostile peer can.
     pub fn announce(&mut self, qp: QpId, len: u32) {
         if let Some(qp) = self.table.get(qp) {
             announce(&qp.ring, &qp.tx, len, qp.rx.taken());

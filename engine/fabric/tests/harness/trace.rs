@@ -26,10 +26,10 @@ use crate::{
     Flow, PostError, Posting, QpId, RequestId, Source, Waker, WindowId, WorkRequest,
 };
 
-/// Formats a message as text; a codec's printer fits here.
+/// Formats a message as text.
 pub type Printer = fn(&[u8]) -> String;
 
-/// A printer of message lengths only.
+/// A [`Printer`] that prints only the length of a message.
 pub fn length(message: &[u8]) -> String {
     format!("{} bytes", message.len())
 }
@@ -42,7 +42,7 @@ pub struct Trace<F> {
 }
 
 impl<F: Fabric> Trace<F> {
-    /// Wraps a fabric; `sink` gets each line, without its end.
+    /// Wraps a fabric. `sink` gets each line, without the line end.
     pub fn new(inner: F, printer: Printer, sink: impl FnMut(&str) + 'static) -> Self {
         Self { inner, printer, sink: Box::new(sink) }
     }
@@ -57,11 +57,11 @@ impl<F: Fabric> Trace<F> {
         self.inner
     }
 
-    fn line(&mut self, text: fmt::Arguments<'_>) {
+    fn log(&mut self, text: fmt::Arguments<'_>) {
         (self.sink)(&text.to_string());
     }
 
-    fn request(&self, qp: QpId, posting: &Posting) -> String {
+    fn format_request(&self, qp: QpId, posting: &Posting) -> String {
         let signalled = if posting.signalled { " signalled" } else { "" };
         let what = match &posting.wr {
             WorkRequest::Send { buf, invalidate, fence } => {
@@ -87,7 +87,7 @@ impl<F: Fabric> Trace<F> {
         format!("{qp:?} > {:#x}{signalled} {what}", posting.wr_id)
     }
 
-    fn completion(&self, done: &Completion) -> String {
+    fn format_completion(&self, done: &Completion) -> String {
         let Completion { wr_id, qp, opcode, status, buf, invalidated } = done;
         let invalidated = invalidated.map_or(String::new(), |key| format!(" invalidated {key:#010x}"));
         match buf {
@@ -110,13 +110,13 @@ impl<F: Fabric> Fabric for Trace<F> {
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
         let result = self.inner.register(arena, access);
-        self.line(format_args!("register arena {} of {} bytes for {access:?}: {result:?}", arena.id(), arena.len()));
+        self.log(format_args!("register arena {} of {} bytes for {access:?}: {result:?}", arena.id(), arena.len()));
         result
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
         let result = self.inner.deregister(arena);
-        self.line(format_args!("deregister arena {arena}: {result:?}"));
+        self.log(format_args!("deregister arena {arena}: {result:?}"));
         result
     }
 
@@ -126,39 +126,39 @@ impl<F: Fabric> Fabric for Trace<F> {
 
     fn listen(&mut self, listener: &Self::Listener) -> Result<(), FabricError> {
         let result = self.inner.listen(listener);
-        self.line(format_args!("listen: {result:?}"));
+        self.log(format_args!("listen: {result:?}"));
         result
     }
 
     fn unlisten(&mut self) {
-        self.line(format_args!("unlisten"));
+        self.log(format_args!("unlisten"));
         self.inner.unlisten();
     }
 
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
         let result = self.inner.connect(address, params);
-        self.line(format_args!("connect to {:?} with {params:?}: {result:?}", address.0));
+        self.log(format_args!("connect to {:?} with {params:?}: {result:?}", address.0));
         result
     }
 
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let result = self.inner.accept(request, params);
-        self.line(format_args!("accept {request:?} with {params:?}: {result:?}"));
+        self.log(format_args!("accept {request:?} with {params:?}: {result:?}"));
         result
     }
 
     fn reject(&mut self, request: RequestId, private_data: &[u8]) {
-        self.line(format_args!("reject {request:?} with {} bytes", private_data.len()));
+        self.log(format_args!("reject {request:?} with {} bytes", private_data.len()));
         self.inner.reject(request, private_data);
     }
 
     fn disconnect(&mut self, qp: QpId) {
-        self.line(format_args!("{qp:?} disconnect"));
+        self.log(format_args!("{qp:?} disconnect"));
         self.inner.disconnect(qp);
     }
 
     fn destroy_qp(&mut self, qp: QpId) {
-        self.line(format_args!("{qp:?} destroy"));
+        self.log(format_args!("{qp:?} destroy"));
         self.inner.destroy_qp(qp);
     }
 
@@ -166,39 +166,39 @@ impl<F: Fabric> Fabric for Trace<F> {
         let before = events.len();
         self.inner.poll_control(events);
         for event in &events[before..] {
-            self.line(format_args!("event {event:?}"));
+            self.log(format_args!("event {event:?}"));
         }
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         let result = self.inner.alloc_window(qp);
-        self.line(format_args!("{qp:?} window: {result:?}"));
+        self.log(format_args!("{qp:?} window: {result:?}"));
         result
     }
 
     fn fence_receives(&mut self) {
-        self.line(format_args!("shared Receives: present ones precede later ones"));
+        self.log(format_args!("fence shared Receives"));
         self.inner.fence_receives();
     }
 
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
         let (wanted, taken) = (bufs.len(), self.inner.post_recv(qp, bufs));
         match qp {
-            Some(qp) => self.line(format_args!("{qp:?} Receives: {taken} of {wanted}")),
-            None => self.line(format_args!("shared Receives: {taken} of {wanted}")),
+            Some(qp) => self.log(format_args!("{qp:?} Receives: {taken} of {wanted}")),
+            None => self.log(format_args!("shared Receives: {taken} of {wanted}")),
         }
         taken
     }
 
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        let lines: Vec<String> = chain.iter().map(|posting| self.request(qp, posting)).collect();
+        let lines: Vec<String> = chain.iter().map(|posting| self.format_request(qp, posting)).collect();
         let result = self.inner.post_send(qp, chain);
         let taken = lines.len() - chain.len();
         for line in &lines[..taken] {
             (self.sink)(line);
         }
         if let Err(error) = result {
-            self.line(format_args!("{qp:?} post: {error:?}, {} left", chain.len()));
+            self.log(format_args!("{qp:?} post: {error:?}, {} left", chain.len()));
         }
         result
     }
@@ -207,19 +207,19 @@ impl<F: Fabric> Fabric for Trace<F> {
         let before = out.len();
         let n = self.inner.poll_cq(out, max);
         for done in &out[before..] {
-            let line = self.completion(done);
+            let line = self.format_completion(done);
             (self.sink)(&line);
         }
         n
     }
 
     fn arm(&mut self) {
-        self.line(format_args!("arm"));
+        self.log(format_args!("arm"));
         self.inner.arm();
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        self.line(format_args!("wait {timeout:?}"));
+        self.log(format_args!("wait {timeout:?}"));
         self.inner.wait(timeout)
     }
 

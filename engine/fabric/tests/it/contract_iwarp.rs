@@ -7,29 +7,30 @@ use rpcrdma_fabric::testing::loopback_address;
 
 use crate::contract::{self, nowhere};
 
-/// Runs the contract, without immediate data, which iWARP does not have.
-fn check(config: &IwarpFabricConfig) {
-    let open = || IwarpFabric::new(config.clone()).expect("open");
+/// Runs the contract over TCP.
+fn check_contract(config: &IwarpFabricConfig) {
+    let open = || IwarpFabric::new(config.clone()).expect("a fabric");
     assert_holds(&contract::run_with(contract::cases(), || Ok((open(), open(), loopback_address())), nowhere));
 }
 
+/// Asserts that all cases passed except those about immediate data, which iWARP does not have.
 fn assert_holds(report: &contract::Report) {
     report.assert_all_but(&contract::IMMEDIATE_DATA);
 }
 
 #[test]
 fn iwarp() {
-    check(&IwarpFabricConfig::default());
+    check_contract(&IwarpFabricConfig::default());
 }
 
 #[test]
 fn iwarp_with_crc() {
-    check(&IwarpFabricConfig { crc: Crc::Always, ..IwarpFabricConfig::default() });
+    check_contract(&IwarpFabricConfig { crc: Crc::Always, ..IwarpFabricConfig::default() });
 }
 
 #[test]
 fn iwarp_in_segments() {
-    check(&IwarpFabricConfig { fpdu_size: FpduSize::Segment, ..IwarpFabricConfig::default() });
+    check_contract(&IwarpFabricConfig { fpdu_size: FpduSize::Segment, ..IwarpFabricConfig::default() });
 }
 
 #[test]
@@ -39,10 +40,10 @@ fn iwarp_with_small_sockets() {
         receive_buffer: Some(32 << 10),
         ..IwarpFabricConfig::default()
     };
-    check(&small);
+    check_contract(&small);
 }
 
-/// One thread drives both ends here. This fabric never sleeps, because no other thread could wake it.
+/// One thread drives both ends, so this fabric never sleeps: no other thread could wake it.
 #[test]
 fn iwarp_in_memory() {
     let segments = IwarpFabricConfig { crc: Crc::Always, fpdu_size: FpduSize::Segment, ..IwarpFabricConfig::default() };

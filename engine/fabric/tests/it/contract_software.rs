@@ -17,49 +17,51 @@ fn address() -> FabricAddress {
 }
 
 fn open(config: &SoftwareConfig) -> SoftwareFabric {
-    SoftwareFabric::new(config.clone()).expect("open")
+    SoftwareFabric::new(config.clone()).expect("a fabric")
 }
 
-/// Extends the linger time for cases that leave messages unpolled, so that slow hosts pass.
-fn lingering(config: &SoftwareConfig, leaves_unpolled: bool) -> SoftwareConfig {
+/// Extends the linger time for a case that leaves messages unpolled, which may take long on a slow host.
+fn config_for_case(config: &SoftwareConfig, leaves_unpolled: bool) -> SoftwareConfig {
     let linger = if leaves_unpolled { 2 * contract::TIMEOUT } else { config.linger };
     SoftwareConfig { linger, ..config.clone() }
 }
 
-/// Runs both ends in this process.
+/// Runs the contract with both ends in this process.
 fn run(config: &SoftwareConfig) -> contract::Report {
     contract::run_lingering(contract::cases(), |leaves_unpolled| {
-        let config = lingering(config, leaves_unpolled);
+        let config = config_for_case(config, leaves_unpolled);
         Ok((open(&config), open(&config), address()))
     })
 }
 
-/// Checks the report of a fabric without immediate data.
-fn check(report: &contract::Report) {
+/// Asserts that all cases passed except those about immediate data, which this fabric does not have.
+fn assert_holds(report: &contract::Report) {
     report.assert_all_but(&contract::IMMEDIATE_DATA);
 }
 
 #[test]
 fn software() {
-    check(&run(&SoftwareConfig::default()));
+    assert_holds(&run(&SoftwareConfig::default()));
 }
 
 #[test]
 fn software_with_small_rings() {
     let config = SoftwareConfig { ring_bytes: 16 << 10, max_message: 8 << 10, ..SoftwareConfig::default() };
-    check(&run(&config));
+    assert_holds(&run(&config));
 }
 
-const MEETING_PATH: &str = "FABRIC_CONTRACT_FAR";
+/// Environment variable with the path of the socket at which the test waits for the server process.
+const SOCKET_PATH: &str = "FABRIC_CONTRACT_FAR";
+/// Environment variable with the linger time of the server's fabric.
 const LINGER_MS: &str = "FABRIC_CONTRACT_LINGER_MS";
 
 /// Server process of [`software_across_processes`].
 #[test]
 #[ignore = "the server process of another test in this file"]
 fn server_process() {
-    let path = std::env::var(MEETING_PATH).expect("only to be started by another test");
-    let socket = UnixStream::connect(path).expect("the test that started it");
-    let linger = std::env::var(LINGER_MS).expect("only to be started by another test");
+    let path = std::env::var(SOCKET_PATH).expect("software_across_processes sets it");
+    let socket = UnixStream::connect(path).expect("software_across_processes listens");
+    let linger = std::env::var(LINGER_MS).expect("software_across_processes sets it");
     let linger = Duration::from_millis(linger.parse().expect("milliseconds"));
     crate::remote_fabric::serve(socket, SoftwareConfig { linger, ..SoftwareConfig::default() });
 }
@@ -68,30 +70,32 @@ fn server_process() {
 #[test]
 fn software_across_processes() {
     let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("meeting");
-    let meeting = UnixListener::bind(&path).expect("bind");
+    let path = directory.path().join("socket");
+    let listener = UnixListener::bind(&path).expect("bind");
     let mut children: Vec<Child> = Vec::new();
-    // These cases wake the server from another thread, or expose its memory, which the remote fabric does not support.
-    let left_out = ["another thread", "a Write with immediate data"];
-    let cases: Vec<_> =
-        contract::cases().into_iter().filter(|case| !left_out.iter().any(|words| case.name.contains(words))).collect();
+    // The remote fabric does not support these cases, which wake the server from another thread or expose its memory.
+    let unsupported = ["another thread", "a Write with immediate data"];
+    let cases: Vec<_> = contract::cases()
+        .into_iter()
+        .filter(|case| !unsupported.iter().any(|words| case.name.contains(words)))
+        .collect();
     let report = contract::run_lingering(cases, |leaves_unpolled| {
-        let config = lingering(&SoftwareConfig::default(), leaves_unpolled);
+        let config = config_for_case(&SoftwareConfig::default(), leaves_unpolled);
         let client = open(&config);
-        let child = Command::new(std::env::current_exe().expect("own path"))
+        let child = Command::new(std::env::current_exe().expect("the path of this program"))
             .args(["--ignored", "--exact", "contract_software::server_process", "--test-threads=1"])
-            .env(MEETING_PATH, &path)
+            .env(SOCKET_PATH, &path)
             .env(LINGER_MS, config.linger.as_millis().to_string())
             .stdout(Stdio::null())
             .spawn();
         children.push(child.expect("spawn"));
-        let (socket, _) = meeting.accept().expect("accept");
+        let (socket, _) = listener.accept().expect("accept");
         let server = RemoteFabric::new(socket, client.capabilities().clone());
         Ok((LocalOrRemote::Local(Box::new(client)), LocalOrRemote::Remote(Box::new(server)), address()))
     });
     // Each child exits once its socket closes and all buffers have returned to its pool.
-    let ends: Vec<_> = children.iter_mut().map(|c| c.wait().expect("wait").success()).collect();
-    let skipped = contract::IMMEDIATE_DATA.iter().filter(|name| !left_out.iter().any(|words| name.contains(words)));
+    let succeeded: Vec<_> = children.iter_mut().map(|c| c.wait().expect("wait").success()).collect();
+    let skipped = contract::IMMEDIATE_DATA.iter().filter(|name| !unsupported.iter().any(|words| name.contains(words)));
     report.assert_all_but(&skipped.copied().collect::<Vec<_>>());
-    assert!(ends.iter().all(|&ok| ok), "the other process failed: {ends:?}");
+    assert!(succeeded.iter().all(|&ok| ok), "every server process succeeds: {succeeded:?}");
 }

@@ -8,11 +8,11 @@ use rpcrdma_fabric::verbs::{self, VerbsConfig, VerbsFabric};
 
 use crate::contract;
 
-/// Environment variable that makes a missing device an error. It is set on hosts that have a device.
+/// Environment variable that is set on hosts with a device. The test then fails if it finds none.
 const MUST_RUN: &str = "RPCRDMA_VERBS";
 
-/// One IPv4 and one IPv6 address. Empty without a device.
-fn hosts() -> Vec<IpAddr> {
+/// Returns one IPv4 and one IPv6 address of the host's RDMA devices, or none without a device.
+fn device_addresses() -> Vec<IpAddr> {
     let all = verbs::local_addresses();
     let mut hosts: Vec<IpAddr> = all.iter().copied().find(IpAddr::is_ipv4).into_iter().collect();
     hosts.extend(all.iter().copied().find(IpAddr::is_ipv6));
@@ -24,18 +24,18 @@ fn hosts() -> Vec<IpAddr> {
 }
 
 fn open(address: &FabricAddress) -> VerbsFabric {
-    // A message without a Receive has six retries. The default interval is 4 ms, too short for a slow host. Code 0 is
-    // 655 ms.
+    // A message without a Receive is retried six times. The default interval of 4 ms is too short for a slow host. The
+    // code 0 means 655 ms.
     let config = VerbsConfig { address: Some(address.clone()), min_rnr_timer: 0, ..VerbsConfig::default() };
-    VerbsFabric::new(config).expect("open")
+    VerbsFabric::new(config).expect("a fabric")
 }
 
-/// Whether the environment selects the case with this name.
+/// True if `RPCRDMA_CASE` selects the case with this name.
 fn is_selected(name: &str) -> bool {
     std::env::var("RPCRDMA_CASE").map_or(true, |wanted| name.contains(&wanted))
 }
 
-/// Prints log lines if `RPCRDMA_LOG` is set, to debug failures.
+/// Prints log lines, for the analysis of failures. `RPCRDMA_LOG` has the level.
 struct Printer(std::sync::OnceLock<std::time::Instant>);
 
 static PRINTER: Printer = Printer(std::sync::OnceLock::new());
@@ -60,7 +60,7 @@ fn verbs() {
         log::set_max_level(level);
     }
     static PORT: AtomicU16 = AtomicU16::new(20100);
-    for host in hosts() {
+    for host in device_addresses() {
         let next = || SocketAddr::new(host, PORT.fetch_add(1, Ordering::Relaxed)).to_string();
         let make = || {
             let address = FabricAddress(next());

@@ -1,4 +1,4 @@
-//! Tests with hostile or defective iWARP peers, which are plain sockets.
+//! Tests with hostile or defective iWARP peers, which the tests act as through TCP sockets.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -21,17 +21,19 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Time-out of each awaited event.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Time-out of the fabric in tests that wait for it.
+/// Time-out of the fabric in tests that wait until it passes.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A fabric that accepts every connection, and also connects to peers.
 struct Server {
     fabric: IwarpFabric,
-    at: SocketAddr,
+    address: SocketAddr,
     _listener: IwarpListener,
     pool: Pool,
     done: Vec<Completion>,
+    /// Established connections.
     up: Vec<QpId>,
+    /// Ended connections.
     ended: Vec<(QpId, Disconnect, String)>,
     /// Failed connects of the server.
     failed: Vec<(QpId, FabricError)>,
@@ -41,7 +43,7 @@ struct Server {
 impl Server {
     fn new(config: IwarpFabricConfig) -> Self {
         let FabricAddress(address) = loopback_address();
-        let mut fabric = IwarpFabric::new(config).expect("open");
+        let mut fabric = IwarpFabric::new(config).expect("a fabric");
         let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
         let classes = vec![Class { size: 4096, count: 64 }, Class { size: 1 << 20, count: 16 }];
         let pool = Pool::new(&PoolConfig { classes, arena }).expect("memory");
@@ -52,7 +54,7 @@ impl Server {
         assert_eq!(fabric.post_recv(None, &mut receives), 8);
         Self {
             fabric,
-            at: address.parse().expect("an address"),
+            address: address.parse().expect("an address"),
             _listener: listener,
             pool,
             done: Vec::new(),
@@ -80,6 +82,7 @@ impl Server {
         self.pool.drain_remote();
     }
 
+    /// Polls until `find` returns a value.
     fn poll_until<T>(&mut self, what: &str, mut find: impl FnMut(&mut Self) -> Option<T>) -> T {
         let start = Instant::now();
         loop {
@@ -94,11 +97,11 @@ impl Server {
 
     /// Connects a peer that does not send anything yet.
     fn connect_silent_peer(&self) -> Peer {
-        let socket = TcpStream::connect(self.at).expect("connected");
+        let socket = TcpStream::connect(self.address).expect("connected");
         Peer::new(socket)
     }
 
-    /// Connects to a peer, which receives the MPA Request Frame.
+    /// Connects to a peer, which receives the MPA Request Frame and does not answer yet.
     fn connect_to_peer(&mut self) -> (Peer, QpId) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("bound");
         let at = listener.local_addr().expect("an address");
@@ -113,7 +116,7 @@ impl Server {
     }
 
     /// Waits for the error of a connect of the server.
-    fn failure_of(&mut self, qp: QpId) -> String {
+    fn wait_connect_error(&mut self, qp: QpId) -> String {
         self.poll_until("a failure", |server| {
             let (_, error) = server.failed.iter().find(|(failed, _)| *failed == qp)?;
             Some(error.to_string())
@@ -121,7 +124,7 @@ impl Server {
     }
 
     /// Posts a Write of `len` bytes.
-    fn write(&mut self, qp: QpId, wr_id: u64, len: usize) {
+    fn post_write(&mut self, qp: QpId, wr_id: u64, len: usize) {
         let src = Source::Frozen(self.pool.alloc(len).expect("a buffer").freeze());
         let remote = RemoteMemory { rkey: 7, address: 0 };
         let wr = WorkRequest::Write { src, offset: 0, len, remote };
@@ -129,7 +132,7 @@ impl Server {
     }
 
     /// Waits for `n` Writes and returns their statuses.
-    fn writes(&mut self, n: usize) -> Vec<Status> {
+    fn wait_writes(&mut self, n: usize) -> Vec<Status> {
         self.poll_until("completions", |server| {
             let writes = server.done.iter().filter(|c| c.opcode == Opcode::Write);
             (writes.clone().count() == n).then(|| writes.map(|c| c.status).collect())
@@ -149,7 +152,7 @@ impl Server {
 
     /// Establishes the connection of a peer that has not sent anything yet.
     fn finish_handshake(&mut self, mut peer: Peer, revision: u8, crc: bool) -> (Peer, QpId) {
-        peer.send(&request(crc, revision));
+        peer.send(&request_frame(crc, revision));
         let before = self.up.len();
         let qp = self.poll_until("a connection", |server| server.up.get(before).copied());
         let reply = self.poll_until("a reply", |_| {
@@ -176,7 +179,8 @@ impl Server {
         self.poll_until("its end", |server| server.ended.iter().any(|(ended, ..)| *ended == qp).then_some(()));
     }
 
-    fn end_of(&mut self, qp: QpId) -> (Disconnect, String) {
+    /// Waits for the end of a connection. Returns its cause and reason.
+    fn wait_end(&mut self, qp: QpId) -> (Disconnect, String) {
         self.poll_until("the end", |server| {
             let (_, cause, reason) = server.ended.iter().find(|(ended, ..)| *ended == qp)?;
             Some((*cause, reason.clone()))
@@ -195,6 +199,7 @@ impl Server {
     }
 }
 
+/// An iWARP peer, which a test controls.
 struct Peer {
     socket: TcpStream,
     received: Vec<u8>,
@@ -213,7 +218,7 @@ impl Peer {
     }
 
     fn send(&mut self, bytes: &[u8]) {
-        self.socket.write_all(bytes).expect("room in the socket");
+        self.socket.write_all(bytes).expect("the socket has space");
     }
 
     /// Reads all available bytes. Returns true at the end of the stream.
@@ -253,11 +258,11 @@ fn untagged(queue: u32, msn: u32, offset: u32) -> PayloadPlace {
     PayloadPlace::Untagged { queue, msn, offset }
 }
 
-fn request(crc: bool, revision: u8) -> Vec<u8> {
-    frame(MpaFrameKind::Request, crc, revision, 4)
+fn request_frame(crc: bool, revision: u8) -> Vec<u8> {
+    mpa_frame(MpaFrameKind::Request, crc, revision, 4)
 }
 
-fn frame(kind: MpaFrameKind, crc: bool, revision: u8, ord: u16) -> Vec<u8> {
+fn mpa_frame(kind: MpaFrameKind, crc: bool, revision: u8, ord: u16) -> Vec<u8> {
     let enhanced =
         EnhancedData { ird: 4, ord, peer_to_peer: false, rtr_send: false, rtr_write: false, rtr_read: false };
     let enhanced = (revision == 2).then_some(enhanced);
@@ -291,23 +296,23 @@ fn short_timeouts() -> IwarpFabricConfig {
 #[test]
 fn silent_connections_do_not_block_new_peers() {
     let mut server = Server::new(IwarpFabricConfig { max_handshakes: 8, ..IwarpFabricConfig::default() });
-    // 10,000 peers, or as many as the descriptor limit permits. The server polls rarely, so they connect faster than it
-    // accepts.
+    // Connects 10,000 peers, or as many as the descriptor limit permits. They connect faster than the server accepts,
+    // because it rarely polls.
     let files = getrlimit(Resource::Nofile);
-    let most = files.maximum.map_or(10_000, |most| most.saturating_sub(500).min(10_000)) as usize;
+    let count = files.maximum.map_or(10_000, |limit| limit.saturating_sub(500).min(10_000)) as usize;
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).expect("up to the hard limit");
-    if most < 10_000 {
-        println!("not run: 10,000 sockets: the hard limit of files (ulimit -Hn) leaves room for {most}");
+    if count < 10_000 {
+        println!("not run: 10,000 sockets: the hard limit of files (ulimit -Hn) permits {count}");
     }
     let mut silent = Vec::new();
-    while silent.len() < most {
+    while silent.len() < count {
         silent.extend((0..500).map(|_| server.connect_silent_peer()));
         let connected = silent.len() as u64;
         server.poll_until("refusals", |server| (server.fabric.stats().requests_refused + 8 >= connected).then_some(()));
     }
     server.check_serves_new_peer();
     let open = silent.iter_mut().filter_map(|peer| (!peer.read_available()).then_some(())).count();
-    assert!(open <= 8, "{open} silent connections are still open");
+    assert!(open <= 8, "at most eight silent connections stay open, not {open}");
     server.close();
 }
 
@@ -315,7 +320,7 @@ fn silent_connections_do_not_block_new_peers() {
 fn slow_handshakes_end_at_the_handshake_timeout() {
     let mut server = Server::new(short_timeouts());
     let mut peer = server.connect_silent_peer();
-    for byte in request(false, 2) {
+    for byte in request_frame(false, 2) {
         if peer.socket.write_all(&[byte]).is_err() {
             break;
         }
@@ -333,15 +338,15 @@ fn slow_handshakes_end_at_the_handshake_timeout() {
 #[test]
 fn unsupported_requests_are_refused_by_a_reply() {
     let mut server = Server::new(IwarpFabricConfig { crc: Crc::Never, ..IwarpFabricConfig::default() });
-    for (what, bytes) in [("revision 3", request(false, 3)), ("CRCs", request(true, 2))] {
+    for (what, bytes) in [("revision 3", request_frame(false, 3)), ("CRCs", request_frame(true, 2))] {
         let mut peer = server.connect_silent_peer();
         peer.send(&bytes);
         server.poll_until(what, |_| peer.read_available().then_some(()));
         let (reply, _) = MpaFrame::decode(MpaFrameKind::Reply, &peer.received).expect("a reply").expect("whole");
         assert!(reply.reject, "{what}");
     }
-    // Bytes that are no FPDU, and an FPDU before the reply.
-    let early = [request(false, 2), fpdu(SEND, true, untagged(0, 1, 0), b"early", false)].concat();
+    // The server closes the connection without a reply after invalid bytes, and after an FPDU before the reply.
+    let early = [request_frame(false, 2), fpdu(SEND, true, untagged(0, 1, 0), b"early", false)].concat();
     for (what, bytes) in [("HTTP", b"GET / HTTP/1.1\r\n\r\n".to_vec()), ("an early FPDU", early)] {
         let mut peer = server.connect_silent_peer();
         peer.send(&bytes);
@@ -367,12 +372,12 @@ fn a_peer_of_revision_1_is_served_and_read_from() {
     };
     server.fabric.post_send(qp, &mut vec![read(1), read(2)]).expect("posted");
     for n in 1..=2 {
-        // 18 bytes of DDP header follow the length field. The sink's STag comes next.
+        // A Read Request has 18 bytes of DDP header and 28 of payload, which begins with the sink's STag.
         let whole = fpdu_len(18 + 28);
         server.poll_until("a Read Request", |_| (peer.read_available() || peer.received.len() >= whole).then_some(()));
         server.turn();
         peer.read_available();
-        assert_eq!(peer.received.len(), whole, "one outstanding Read");
+        assert_eq!(peer.received.len(), whole, "only one Read is outstanding");
         let sink = peer.received[20..24].first_chunk().expect("an STag");
         let place = PayloadPlace::Tagged { stag: u32::from_be_bytes(*sink), offset: 0 };
         peer.received.clear();
@@ -406,7 +411,7 @@ fn violations_are_answered_by_a_terminate() {
         let (mut peer, qp) = server.establish(crc);
         peer.send(&bytes);
         assert_eq!(peer.terminate_fault(&mut server, crc), expected, "{what}");
-        assert_eq!(server.end_of(qp).0, Disconnect::Violation, "{what}");
+        assert_eq!(server.wait_end(qp).0, Disconnect::Violation, "{what}");
         server.check_serves_new_peer();
         server.close();
     }
@@ -419,39 +424,40 @@ fn fpdu_of_version(version: u8) -> Vec<u8> {
 }
 
 #[test]
-fn half_a_message_holds_a_receive_until_retry_timeout() {
+fn half_a_message_occupies_a_receive_until_retry_timeout() {
     let mut server = Server::new(short_timeouts());
     let (mut peer, qp) = server.establish(false);
     let message = fpdu(SEND, true, untagged(0, 1, 0), &[1; 1000], false);
     peer.send(&message[..500]);
-    let (cause, reason) = server.end_of(qp);
+    let (cause, reason) = server.wait_end(qp);
     assert_eq!(cause, Disconnect::Failure);
     assert!(reason.contains("the rest of a message"), "{reason}");
     server.check_serves_new_peer();
     server.close();
 }
 
-/// `rnr_retry` 7 means unlimited retries, but `retry_timeout` still bounds the wait for a Receive.
+/// `rnr_retry` 7 means unlimited retries, but `retry_timeout` still bounds the wait. Of nine messages, the last has no
+/// Receive.
 #[test]
 fn a_message_waits_for_a_receive_until_retry_timeout() {
-    let beyond: Vec<_> = (1..10).map(|msn| fpdu(SEND, true, untagged(0, msn, 0), &[msn as u8; 100], false)).collect();
-    let beyond = beyond.concat();
-    for (config, late) in [(IwarpFabricConfig::default(), false), (short_timeouts(), true)] {
+    let messages: Vec<_> = (1..10).map(|msn| fpdu(SEND, true, untagged(0, msn, 0), &[msn as u8; 100], false)).collect();
+    let messages = messages.concat();
+    for (config, times_out) in [(IwarpFabricConfig::default(), false), (short_timeouts(), true)] {
         let mut server = Server::new(config);
         server.params.rnr_retry = 7;
         let (mut peer, qp) = server.establish(false);
-        peer.send(&beyond);
+        peer.send(&messages);
         server
             .poll_until("a message that waits", |server| (server.fabric.stats().receiver_not_ready > 0).then_some(()));
-        if late {
+        if times_out {
             assert_eq!(peer.terminate_fault(&mut server, false), Some(TerminateFault::NoBuffer));
-            let (cause, reason) = server.end_of(qp);
+            let (cause, reason) = server.wait_end(qp);
             assert_eq!(cause, Disconnect::Violation);
             assert!(reason.contains("no Receive was posted for a message within iwarp.retry_timeout"), "{reason}");
         }
         let mut bufs: Vec<Buf> = server.done.drain(..).filter_map(|c| Some(c.buf?.into_buf())).collect();
         assert_eq!(server.fabric.post_recv(None, &mut bufs), 8);
-        if !late {
+        if !times_out {
             let last = server.poll_until("the message", |server| server.done.pop());
             assert_eq!((last.qp, last.buf.as_ref().map(|buf| buf[0])), (qp, Some(9)));
             assert!(server.ended.is_empty());
@@ -465,22 +471,22 @@ fn a_message_waits_for_a_receive_until_retry_timeout() {
 fn a_peer_that_stops_reading_is_disconnected_and_others_are_served() {
     let mut server = Server::new(IwarpFabricConfig { send_buffer: Some(64 << 10), ..short_timeouts() });
     let (mut peer, qp) = server.establish(false);
-    // The peer must send the first FPDU. This empty Write lets the server send.
+    // The server may send only after the peer's first FPDU, which is this empty Write.
     peer.send(&fpdu(RdmapOpcode::Write, true, PayloadPlace::Tagged { stag: 0, offset: 0 }, b"", false));
-    (0..12).for_each(|wr_id| server.write(qp, wr_id, 1 << 20));
+    (0..12).for_each(|wr_id| server.post_write(qp, wr_id, 1 << 20));
     server.check_serves_new_peer();
-    let (cause, reason) = server.end_of(qp);
+    let (cause, reason) = server.wait_end(qp);
     assert_eq!(cause, Disconnect::Failure);
-    // TCP has the same limit, and reports first if the fabric is polled late.
+    // TCP has the same time-out, and may report it before the fabric does.
     let reasons = ["acknowledged no sent data", "TCP did not answer for iwarp.retry_timeout"];
     assert!(reasons.iter().any(|words| reason.contains(words)), "{reason}");
-    let last = server.writes(12);
+    let last = server.wait_writes(12);
     assert!(last.contains(&Status::RetryExceeded) && last.last() == Some(&Status::Flushed), "{last:?}");
     server.check_serves_new_peer();
     server.close();
 }
 
-/// TCP's own time-out would treat a window smaller than a segment as no answer.
+/// The time-out of TCP would end such a connection, because the peer's window stays smaller than a segment.
 #[test]
 fn a_slowly_reading_peer_stays_connected() {
     // In the first case the socket buffer is full. In the others it holds all data, without and with a Read Request.
@@ -496,10 +502,10 @@ fn check_slow_reader(send_buffer: usize, len: usize, read: bool) {
     let mut server = Server::new(config);
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
     set_socket_recv_buffer_size(&socket, 16 << 10).expect("SO_RCVBUF");
-    rustix::net::connect(&socket, &server.at).expect("connected");
+    rustix::net::connect(&socket, &server.address).expect("connected");
     let (mut peer, qp) = server.finish_handshake(Peer::new(socket.into()), 2, false);
     peer.send(&fpdu(RdmapOpcode::Write, true, PayloadPlace::Tagged { stag: 0, offset: 0 }, b"", false));
-    server.write(qp, 0, len);
+    server.post_write(qp, 0, len);
     if read {
         let dst = server.pool.alloc(100).expect("a buffer").lend().expect("of this thread");
         let wr = WorkRequest::Read { dst, offset: 0, len: 100, remote: RemoteMemory { rkey: 7, address: 0 } };
@@ -507,15 +513,15 @@ fn check_slow_reader(send_buffer: usize, len: usize, read: bool) {
     }
     let (start, mut taken) = (Instant::now(), 0);
     while start.elapsed() < 2 * retry_timeout {
-        // The window opens so rarely that TCP probes it in between.
+        // The peer's window opens so rarely that TCP sends probes in between.
         taken += peer.socket.read(&mut [0; 1024]).unwrap_or(0);
         server.turn();
         assert!(server.ended.is_empty(), "{:?} after {taken} bytes", server.ended);
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert!(taken < len / 2, "the peer was not slow: {taken} bytes");
+    assert!(taken < len / 2, "the peer reads less than half of the data, not {taken} bytes");
     drop(peer);
-    server.end_of(qp);
+    server.wait_end(qp);
     server.close();
 }
 
@@ -527,12 +533,12 @@ fn a_close_at_any_byte_ends_only_that_connection() {
         let (mut peer, qp) = server.establish(false);
         peer.send(&message[..cut]);
         drop(peer);
-        assert_eq!(server.end_of(qp).0, Disconnect::Peer, "after {cut} bytes");
+        assert_eq!(server.wait_end(qp).0, Disconnect::Peer, "after {cut} bytes");
         server.fabric.destroy_qp(qp);
         server.up.retain(|up| *up != qp);
-        // The Receive of a partial message returns.
+        // The Receive of the partial message is returned, so that it can be posted again.
         let mut back: Vec<Buf> = server.done.drain(..).filter_map(|c| Some(c.buf?.into_buf())).collect();
-        assert!(back.len() <= 1, "after {cut} bytes");
+        assert!(back.len() <= 1, "at most one Receive is returned after {cut} bytes");
         server.fabric.post_recv(None, &mut back);
     }
     server.check_serves_new_peer();
@@ -542,15 +548,21 @@ fn a_close_at_any_byte_ends_only_that_connection() {
 #[test]
 fn an_invalid_reply_fails_the_connect() {
     let mut server = Server::new(IwarpFabricConfig::default());
-    let (few, other) = (Some(TerminateFault::InsufficientIrd), Some(TerminateFault::MpaCatastrophic));
+    let (insufficient_ird, catastrophic) =
+        (Some(TerminateFault::InsufficientIrd), Some(TerminateFault::MpaCatastrophic));
     for (what, reply, expected, fault) in [
         ("HTTP", b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), "invalid MPA Reply Frame", None),
-        ("the server's own request", request(false, 2), "invalid MPA Reply Frame", None),
-        ("revision 1", frame(MpaFrameKind::Reply, false, 1, 4), "without enhanced data", other),
-        ("more Reads than are taken", frame(MpaFrameKind::Reply, false, 2, 17), "ORD 17 exceeds IRD 16", few),
+        ("the server's own request", request_frame(false, 2), "invalid MPA Reply Frame", None),
+        ("revision 1", mpa_frame(MpaFrameKind::Reply, false, 1, 4), "without enhanced data", catastrophic),
+        (
+            "more Reads than the server accepts",
+            mpa_frame(MpaFrameKind::Reply, false, 2, 17),
+            "ORD 17 exceeds IRD 16",
+            insufficient_ird,
+        ),
         (
             "half a reply, then the end of the stream",
-            frame(MpaFrameKind::Reply, false, 2, 4)[..19].to_vec(),
+            mpa_frame(MpaFrameKind::Reply, false, 2, 4)[..19].to_vec(),
             "closed the connection",
             None,
         ),
@@ -561,14 +573,14 @@ fn an_invalid_reply_fails_the_connect() {
         if expected.starts_with("closed") {
             peer.socket.shutdown(Shutdown::Write).expect("shutdown");
         }
-        let error = server.failure_of(qp);
+        let error = server.wait_connect_error(qp);
         assert!(error.contains(expected), "{what}: {error}");
         server.fabric.destroy_qp(qp);
         assert_eq!(peer.terminate_fault(&mut server, false), fault, "{what}");
     }
     let (peer, qp) = server.connect_to_peer();
     peer.reset();
-    let error = server.failure_of(qp);
+    let error = server.wait_connect_error(qp);
     assert!(error.contains("reset"), "{error}");
     assert!(server.up.is_empty() && server.ended.is_empty(), "{:?} {:?}", server.up, server.ended);
     server.check_serves_new_peer();
@@ -578,11 +590,11 @@ fn an_invalid_reply_fails_the_connect() {
 #[test]
 fn a_missing_reply_fails_the_connect_after_handshake_timeout() {
     let mut server = Server::new(short_timeouts());
-    let half = &frame(MpaFrameKind::Reply, false, 2, 4)[..30];
-    for reply in [&[][..], half] {
+    let half_reply = &mpa_frame(MpaFrameKind::Reply, false, 2, 4)[..30];
+    for reply in [&[][..], half_reply] {
         let (mut peer, qp) = server.connect_to_peer();
         peer.send(reply);
-        let error = server.failure_of(qp);
+        let error = server.wait_connect_error(qp);
         assert!(error.contains("did not answer within debug.handshake_timeout"), "{error}");
         server.fabric.destroy_qp(qp);
         server.poll_until("the end", |_| peer.read_available().then_some(()));
@@ -591,14 +603,14 @@ fn a_missing_reply_fails_the_connect_after_handshake_timeout() {
     server.close();
 }
 
-/// The TCP segment of the reply also carries the first message or a part of it.
+/// The TCP segment with the reply also has the first message or a part of it.
 #[test]
 fn bytes_after_the_reply_are_the_first_message() {
     let mut server = Server::new(IwarpFabricConfig::default());
     let message = fpdu(SEND, true, untagged(0, 1, 0), b"hello", false);
     for cut in [message.len(), 30, 1] {
         let (mut peer, qp) = server.connect_to_peer();
-        peer.send(&[&frame(MpaFrameKind::Reply, false, 2, 4)[..], &message[..cut]].concat());
+        peer.send(&[&mpa_frame(MpaFrameKind::Reply, false, 2, 4)[..], &message[..cut]].concat());
         server.poll_until("a connection", |server| server.up.contains(&qp).then_some(()));
         peer.send(&message[cut..]);
         let got = server.poll_until("a message", |server| server.done.pop());
@@ -617,16 +629,16 @@ fn a_reset_or_half_close_during_traffic_ends_only_that_connection() {
         let (mut peer, qp) = server.establish(false);
         peer.send(&fpdu(SEND, true, untagged(0, 1, 0), b"a call", false));
         let call = server.poll_until("a message", |server| server.done.pop());
-        (0..8).for_each(|wr_id| server.write(qp, wr_id, 1 << 20));
-        let more = fpdu(SEND, true, untagged(0, 2, 0), &[1; 1000], false);
+        (0..8).for_each(|wr_id| server.post_write(qp, wr_id, 1 << 20));
+        let second = fpdu(SEND, true, untagged(0, 2, 0), &[1; 1000], false);
         if reset {
-            peer.send(&more[..500]);
-            // By now, half of the message has a Receive.
+            peer.send(&second[..500]);
+            // After these turns, the received half of the message occupies a Receive.
             (0..100).for_each(|_| server.turn());
             peer.reset();
-            assert_eq!(server.end_of(qp).0, Disconnect::Peer);
+            assert_eq!(server.wait_end(qp).0, Disconnect::Peer);
         } else {
-            peer.send(&more);
+            peer.send(&second);
             peer.socket.shutdown(Shutdown::Write).expect("shutdown");
             // The fabric delivers messages received before the end.
             let last = server.poll_until("the last message", |server| {
@@ -634,15 +646,15 @@ fn a_reset_or_half_close_during_traffic_ends_only_that_connection() {
                 Some(server.done.swap_remove(at))
             });
             assert_eq!((last.status, last.buf.map(|buf| buf.len())), (Status::Success, Some(1000)));
-            let (cause, reason) = server.end_of(qp);
+            let (cause, reason) = server.wait_end(qp);
             assert_eq!((cause, &reason[..]), (Disconnect::Peer, "the peer closed the connection"));
             // Only the part of the first Write that the socket took arrives.
             server.poll_until("the end of the stream", |_| peer.read_available().then_some(()));
             assert!(!peer.received.is_empty() && peer.received.len() < 8 << 20, "{} bytes", peer.received.len());
         }
-        // The reply is posted after the end and is flushed with the Writes in flight.
-        server.write(qp, 8, 1 << 20);
-        let ends = server.writes(9);
+        // A Write posted after the end is flushed, as are the Writes in flight.
+        server.post_write(qp, 8, 1 << 20);
+        let ends = server.wait_writes(9);
         assert_eq!(ends.last(), Some(&Status::Flushed), "{ends:?}");
         assert!(ends.iter().all(|end| matches!(end, Status::Success | Status::Flushed)), "{ends:?}");
         drop(call);
@@ -651,14 +663,14 @@ fn a_reset_or_half_close_during_traffic_ends_only_that_connection() {
     }
 }
 
-/// More messages arrive than one poll completes, from more connections than one poll reads without epoll.
+/// More messages arrive than one poll returns, from more connections than one poll reads without epoll.
 #[test]
-fn the_next_poll_takes_completions_left_by_a_full_one() {
+fn later_polls_return_the_completions_that_exceed_a_full_poll() {
     for crc in [false, true] {
         let mut server = Server::new(IwarpFabricConfig::default());
         let mut peers: Vec<_> = (0..8).map(|_| server.establish(crc)).collect();
-        let mut more: Vec<Buf> = (0..48).map(|_| server.pool.alloc(4096).expect("a buffer")).collect();
-        assert_eq!(server.fabric.post_recv(None, &mut more), 48);
+        let mut receives: Vec<Buf> = (0..48).map(|_| server.pool.alloc(4096).expect("a buffer")).collect();
+        assert_eq!(server.fabric.post_recv(None, &mut receives), 48);
         for (peer, _) in &mut peers {
             let all = (1..8).map(|msn| fpdu(SEND, true, untagged(0, msn, 0), &[msn as u8; 100], crc));
             peer.send(&all.collect::<Vec<_>>().concat());
@@ -666,11 +678,11 @@ fn the_next_poll_takes_completions_left_by_a_full_one() {
         let start = Instant::now();
         while server.done.len() < 56 {
             server.fabric.poll_cq(&mut server.done, 3);
-            assert!(start.elapsed() < TIMEOUT, "{} of 56 messages", server.done.len());
+            assert!(start.elapsed() < TIMEOUT, "56 messages arrive within {TIMEOUT:?}, not {}", server.done.len());
         }
         for (_, qp) in &peers {
-            let mine = server.done.iter().filter(|c| c.qp == *qp);
-            let first: Vec<_> = mine.map(|c| c.buf.as_ref().map(|buf| buf[0])).collect();
+            let messages = server.done.iter().filter(|c| c.qp == *qp);
+            let first: Vec<_> = messages.map(|c| c.buf.as_ref().map(|buf| buf[0])).collect();
             assert_eq!(first, (1..8).map(Some).collect::<Vec<_>>());
         }
         server.close();

@@ -1,6 +1,6 @@
 //! The software fabric between processes: data transfer and killed peers.
 //!
-//! The peer process is this test binary, which then runs only [`peer`].
+//! The peer process is a second process of this test program, which runs only [`peer`].
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -14,19 +14,24 @@ use rpcrdma_fabric::{
 };
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
+/// Time-out of each awaited event.
 const TIMEOUT: Duration = Duration::from_secs(20);
+/// Environment variable with the function that the peer process runs.
 const ROLE: &str = "FABRIC_PEER_ROLE";
+/// Environment variable with the address that the peer process listens at or connects to.
 const ADDRESS: &str = "FABRIC_PEER_ADDRESS";
+/// Bytes of a buffer of exposed memory.
 const SIZE: usize = 64 << 10;
 
-/// Serializes the tests, because they count this process's descriptors.
-fn serialize() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(|e| e.into_inner())
+/// Lets only one test run at a time, because tests count the descriptors of this process.
+fn run_alone() -> MutexGuard<'static, ()> {
+    static RUNNING: Mutex<()> = Mutex::new(());
+    RUNNING.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Minimum of several counts. The C library briefly opens a file when a harness thread first allocates.
-fn descriptors() -> usize {
+/// Counts the open descriptors of this process. Returns the minimum of several counts, because the C library briefly
+/// opens a file when a thread first allocates.
+fn count_descriptors() -> usize {
     let check = |_| {
         std::thread::sleep(Duration::from_millis(1));
         std::fs::read_dir("/proc/self/fd").expect("/proc").count()
@@ -34,7 +39,8 @@ fn descriptors() -> usize {
     (0..10).map(check).min().unwrap_or(0)
 }
 
-fn mappings() -> usize {
+/// Counts the mappings of shared memory in this process.
+fn count_mappings() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc");
     maps.lines().filter(|l| l.contains("/memfd:")).count()
 }
@@ -64,16 +70,16 @@ impl End {
     fn new() -> Self {
         let arena = || ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
         let pool = |size, count| {
-            Pool::new(&PoolConfig { classes: vec![Class { size, count }], arena: arena() }).expect("pool")
+            Pool::new(&PoolConfig { classes: vec![Class { size, count }], arena: arena() }).expect("a pool")
         };
         let (messages, exposed) = (pool(8192, 512), pool(SIZE, 16));
-        let mut fabric = SoftwareFabric::new(SoftwareConfig::default()).expect("open");
+        let mut fabric = SoftwareFabric::new(SoftwareConfig::default()).expect("a fabric");
         fabric.register(messages.arena(), Access::LOCAL).expect("register");
         fabric.register(exposed.arena(), Access::REMOTE).expect("register");
         Self { fabric, pool: messages, exposed, done: Vec::new(), events: Vec::new() }
     }
 
-    fn receives(&mut self, n: usize) {
+    fn post_receives(&mut self, n: usize) {
         let mut bufs: Vec<Buf> = (0..n).map_while(|_| self.pool.alloc(8192)).collect();
         assert_eq!(self.fabric.post_recv(None, &mut bufs), n);
     }
@@ -95,11 +101,12 @@ impl End {
         self.fabric.poll_control(&mut self.events);
     }
 
-    /// Payload and invalidated key of the next message. Reposts its Receive.
-    fn take(&mut self, qp: QpId) -> Option<(Vec<u8>, Option<u32>)> {
+    /// Takes payload and invalidated key of the next message. Reposts its Receive to the shared queue.
+    fn take_message(&mut self, qp: QpId) -> Option<(Vec<u8>, Option<u32>)> {
         self.take_from(qp, None)
     }
 
+    /// Takes the next message, and reposts its Receive to `queue`.
     fn take_from(&mut self, qp: QpId, queue: Option<QpId>) -> Option<(Vec<u8>, Option<u32>)> {
         let at = self.done.iter().position(|d| d.qp == qp && d.opcode == Opcode::Recv && d.status.is_ok())?;
         let done = self.done.remove(at);
@@ -115,8 +122,12 @@ impl End {
             if let Some(found) = check(self) {
                 return found;
             }
-            let waits = self.done.len();
-            assert!(start.elapsed() < TIMEOUT, "{what}; {waits} completions wait, and {:?}", self.events);
+            let waiting = self.done.len();
+            assert!(
+                start.elapsed() < TIMEOUT,
+                "{what} within {TIMEOUT:?}; {waiting} completions are untaken, and {:?}",
+                self.events
+            );
             self.turn();
             // Both processes may share one core.
             std::thread::yield_now();
@@ -134,11 +145,11 @@ impl End {
                 Err(error) => panic!("{error}"),
             }
         };
-        self.established(qp);
+        self.wait_until_established(qp);
         qp
     }
 
-    fn established(&mut self, qp: QpId) {
+    fn wait_until_established(&mut self, qp: QpId) {
         self.until("the connection is established", |e| {
             let at =
                 e.events.iter().position(|e| matches!(e, ControlEvent::Established { qp: id, .. } if *id == qp))?;
@@ -154,8 +165,8 @@ impl End {
     fn echo(&mut self, qp: QpId, seed: u64, len: usize) {
         let bytes = pattern(seed, len);
         assert!(self.send(qp, &[b"E", &bytes], None), "post");
-        let (got, _) = self.until("the echo", |e| e.take(qp));
-        assert!(got == bytes, "the echo is damaged");
+        let (got, _) = self.until("the echo", |e| e.take_message(qp));
+        assert!(got == bytes, "the echo equals the sent bytes");
     }
 
     /// Checks that all memory returns to the pools.
@@ -168,12 +179,12 @@ impl End {
     }
 }
 
-/// A peer process. Drop kills it.
+/// A peer process. The drop kills it.
 struct Peer(Child);
 
 impl Peer {
     fn start(role: &str, address: &FabricAddress) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("own path"))
+        let mut child = Command::new(std::env::current_exe().expect("the path of this program"))
             .args(["--ignored", "--exact", "processes::peer", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .env(ADDRESS, &address.0)
@@ -182,9 +193,9 @@ impl Peer {
             .spawn()
             .expect("spawn");
         let mut lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
-        // The peer is ready now. Nothing reads its later output.
+        // The peer prints "ready" once it listens or is connected. Its later output is not read.
         let ready = lines.any(|line| line.expect("stdout").contains("ready"));
-        assert!(ready, "the peer did not start");
+        assert!(ready, "the peer prints `ready`");
         Self(child)
     }
 
@@ -220,34 +231,34 @@ fn transfer_request(what: &[u8; 1], remote: RemoteMemory, len: usize, seed: u64)
     .concat()
 }
 
-/// Peer process. It runs until a kill, or until the parent closes its standard input.
+/// The peer process. It runs until it is killed, or until the parent closes its standard input.
 #[test]
 #[ignore = "the peer process of the tests in this file"]
 fn peer() {
     let (Ok(role), Ok(address)) = (std::env::var(ROLE), std::env::var(ADDRESS)) else {
-        panic!("only to be started by another test");
+        panic!("another test starts this one, with {ROLE} and {ADDRESS} set");
     };
     let address = FabricAddress(address);
-    std::thread::spawn(exit_with_the_test);
+    std::thread::spawn(exit_with_parent);
     match role.as_str() {
         "serve" => serve(&address),
         "storm" => storm(&address),
-        other => panic!("no such role: {other}"),
+        other => panic!("unknown role {other}"),
     }
 }
 
-/// Exits at the end of standard input, which carries no data.
-fn exit_with_the_test() {
+/// Exits when the parent closes standard input, which carries no data.
+fn exit_with_parent() {
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     std::process::exit(0)
 }
 
-/// Echoes, writes and reads on request.
+/// Listens, and serves requests: `E` echoes, `W` writes to the requester's memory, and `R` reads it and sends the sum.
 fn serve(address: &FabricAddress) -> ! {
     let mut end = End::new();
     let listener = SoftwareFabric::bind(address).expect("bind");
     end.fabric.listen(&listener).expect("listen");
-    end.receives(256);
+    end.post_receives(256);
     println!("ready");
     let mut reads: Vec<(QpId, Lent, usize)> = Vec::new();
     loop {
@@ -300,10 +311,10 @@ fn serve(address: &FabricAddress) -> ! {
     }
 }
 
-/// Connects, exposes memory, and sends without pause.
+/// Connects, exposes memory with requests to write to it, and sends numbered messages without pause.
 fn storm(address: &FabricAddress) -> ! {
     let mut end = End::new();
-    end.receives(256);
+    end.post_receives(256);
     let qp = end.connect(address);
     println!("ready");
     let mut n = 0u64;
@@ -329,13 +340,13 @@ fn storm(address: &FabricAddress) -> ! {
 }
 
 #[test]
-fn data_and_memory_between_processes() {
-    let _guard = serialize();
-    let before = descriptors();
+fn messages_and_rdma_work_between_processes() {
+    let _guard = run_alone();
+    let before = count_descriptors();
     let to = address("data");
     let peer = Peer::start("serve", &to);
     let mut end = End::new();
-    end.receives(64);
+    end.post_receives(64);
     let qp = end.connect(&to);
     for i in 0..2000u64 {
         end.echo(qp, i, (i as usize * 61) % 4096);
@@ -352,14 +363,14 @@ fn data_and_memory_between_processes() {
         };
         let remote = bind(&mut end, Access::REMOTE_WRITE);
         end.send(qp, &[&transfer_request(b"W", remote, len, i as u64)], None);
-        let (text, invalidated) = end.until("the Write", |e| e.take(qp));
+        let (text, invalidated) = end.until("the Write", |e| e.take_message(qp));
         assert_eq!((&text[..], invalidated), (&b"written"[..], Some(remote.rkey)));
         let mut got = vec![0; len];
         assert!(mem.read_at(0, &mut got));
-        assert!(got == pattern(i as u64, len), "{len} bytes are damaged");
+        assert!(got == pattern(i as u64, len), "a Write of {len} bytes arrives complete");
         let remote = bind(&mut end, Access::REMOTE_READ);
         end.send(qp, &[&transfer_request(b"R", remote, len, 0)], None);
-        let (sum, _) = end.until("the Read", |e| e.take(qp));
+        let (sum, _) = end.until("the Read", |e| e.take_message(qp));
         assert_eq!(u64_at(&sum, 0), got.iter().map(|&b| u64::from(b)).sum::<u64>(), "{len} bytes");
         let wr = WorkRequest::LocalInvalidate { window };
         end.fabric.post_send(qp, &mut vec![Posting { wr_id: 6, signalled: true, wr }]).expect("invalidate");
@@ -367,24 +378,24 @@ fn data_and_memory_between_processes() {
             let at = e.done.iter().position(|d| d.opcode == Opcode::LocalInvalidate)?;
             Some(e.done.remove(at))
         });
-        assert!(mem.reclaim().is_ok(), "the memory is still held");
+        assert!(mem.reclaim().is_ok(), "invalidated memory is returned");
     }
     end.fabric.destroy_qp(qp);
     end.close();
     drop(peer);
-    assert_eq!(descriptors(), before, "descriptors leak");
+    assert_eq!(count_descriptors(), before, "all descriptors are closed");
 }
 
-/// Kills the server at arbitrary instructions. Its connection ends, each posted request completes once, and the other
-/// connection's data stays intact.
+/// Kills a server at arbitrary instructions. The connection to it ends, and each posted request completes once. A
+/// connection to another server stays intact.
 #[test]
 fn a_killed_server_ends_its_own_connection_only() {
-    let _guard = serialize();
-    let (before, maps) = (descriptors(), mappings());
+    let _guard = run_alone();
+    let (before, maps) = (count_descriptors(), count_mappings());
     let steady = address("steady");
     let other = Peer::start("serve", &steady);
     let mut end = End::new();
-    end.receives(256);
+    end.post_receives(256);
     let steady_qp = end.connect(&steady);
     for round in 0..25u64 {
         let failing = address(&format!("failing-{round}"));
@@ -397,7 +408,7 @@ fn a_killed_server_ends_its_own_connection_only() {
         let mut turns = 0u64;
         end.until("the end of the killed peer's connection", |end| {
             turns += 1;
-            // A mix of operations, so that the kill interrupts the peer in any of them.
+            // Binds and Write requests are mixed with echoes, so that the kill may interrupt any of these operations.
             if turns % 3 == 1 && !end.has_ended(killed_qp) {
                 let remote = RemoteMemory {
                     rkey: end.fabric.next_rkey(window),
@@ -432,7 +443,7 @@ fn a_killed_server_ends_its_own_connection_only() {
             let mut i = 0;
             while i < end.done.len() {
                 if end.done[i].qp == killed_qp && end.done[i].wr_id >= 100 {
-                    assert_eq!(end.done[i].wr_id, 100 + ended, "out of order, or twice");
+                    assert_eq!(end.done[i].wr_id, 100 + ended, "each request completes once and in order");
                     ended += 1;
                     end.done.remove(i);
                 } else if end.done[i].qp == killed_qp {
@@ -448,11 +459,11 @@ fn a_killed_server_ends_its_own_connection_only() {
         });
         assert!(posted > 0);
         end.fabric.destroy_qp(killed_qp);
-        let mut held = mem.take();
-        end.until("the memory is returned", |_| match held.take()?.reclaim() {
+        let mut lent = mem.take();
+        end.until("the memory is returned", |_| match lent.take()?.reclaim() {
             Ok(_) => Some(()),
-            Err(lent) => {
-                held = Some(lent);
+            Err(in_use) => {
+                lent = Some(in_use);
                 None
             }
         });
@@ -462,18 +473,18 @@ fn a_killed_server_ends_its_own_connection_only() {
     end.fabric.destroy_qp(steady_qp);
     end.close();
     drop(other);
-    assert_eq!(descriptors(), before, "descriptors leak");
-    assert_eq!(mappings(), maps, "mappings leak");
+    assert_eq!(count_descriptors(), before, "all descriptors are closed");
+    assert_eq!(count_mappings(), maps, "all memory is unmapped");
 }
 
-/// The local server receives Writes, and writes into memory of processes that die.
+/// Kills clients at arbitrary instructions, while this process serves them and writes to their memory.
 #[test]
 fn a_killed_client_ends_its_own_connection_only() {
-    let _guard = serialize();
-    let (before, maps) = (descriptors(), mappings());
+    let _guard = run_alone();
+    let (before, maps) = (count_descriptors(), count_mappings());
     let here = address("here");
     let mut end = End::new();
-    end.receives(256);
+    end.post_receives(256);
     let steady = address("steady-too");
     let other = Peer::start("serve", &steady);
     let steady_qp = end.connect(&steady);
@@ -515,8 +526,8 @@ fn a_killed_client_ends_its_own_connection_only() {
                     }
                 } else {
                     got += 1;
-                    assert_eq!(u64_at(&bytes, 0), got, "lost, or twice");
-                    assert!(bytes[8..] == pattern(got, (got * 131 % 4000) as usize), "message {got} is damaged");
+                    assert_eq!(u64_at(&bytes, 0), got, "each message arrives once and in order");
+                    assert!(bytes[8..] == pattern(got, (got * 131 % 4000) as usize), "message {got} arrives unchanged");
                 }
             }
             if got >= kill_at && writes > 0 {
@@ -544,14 +555,14 @@ fn a_killed_client_ends_its_own_connection_only() {
     drop(listener);
     end.close();
     drop(other);
-    assert_eq!(descriptors(), before, "descriptors leak");
-    assert_eq!(mappings(), maps, "mappings leak");
+    assert_eq!(count_descriptors(), before, "all descriptors are closed");
+    assert_eq!(count_mappings(), maps, "all memory is unmapped");
 }
 
-/// A dead process's socket file does not block the address. A live one's does.
+/// The socket file of a live process makes its address busy. That of a dead process is replaced.
 #[test]
-fn socket_files() {
-    let _guard = serialize();
+fn stale_socket_files_are_replaced() {
+    let _guard = run_alone();
     let directory = tempfile::tempdir().expect("directory");
     let path = directory.path().join("server");
     let to = FabricAddress(path.to_str().expect("utf-8").to_owned());
@@ -559,23 +570,23 @@ fn socket_files() {
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).expect("socket").permissions());
     assert_eq!(mode & 0o777, 0o600);
     let mut end = End::new();
-    end.receives(8);
+    end.post_receives(8);
     let qp = end.connect(&to);
     end.echo(qp, 1, 100);
     assert!(
         matches!(SoftwareFabric::bind(&to), Err(error) if error.kind() == FabricErrorKind::AddressInUse),
-        "a live server's file"
+        "the address of a live server is busy"
     );
     killed_peer.kill();
     assert!(path.exists());
     assert!(matches!(end.fabric.connect(&to, &params()), Err(error) if error.kind() == FabricErrorKind::Unreachable));
-    let listener = SoftwareFabric::bind(&to).expect("a dead server's file");
+    let listener = SoftwareFabric::bind(&to).expect("the address of a dead server is free");
     assert!(
         matches!(SoftwareFabric::bind(&to), Err(error) if error.kind() == FabricErrorKind::AddressInUse),
-        "this process's listener"
+        "the address of this process's listener is busy"
     );
     drop(listener);
-    assert!(!path.exists(), "the file is left behind");
+    assert!(!path.exists(), "the drop of the listener removes the file");
     // `bind` removes only sockets.
     std::fs::write(&path, b"precious").expect("write");
     let refused = SoftwareFabric::bind(&to).expect_err("refused");
@@ -585,9 +596,8 @@ fn socket_files() {
 }
 
 #[test]
-fn malformed_addresses() {
-    // Other tests count descriptors.
-    let _guard = serialize();
+fn malformed_addresses_are_refused() {
+    let _guard = run_alone();
     for name in ["", "a\0b", "line\nbreak", "/tmp/", &"x".repeat(200), "/no/such/directory/here"] {
         let to = FabricAddress(name.to_owned());
         let bound = SoftwareFabric::bind(&to);

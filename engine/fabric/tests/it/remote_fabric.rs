@@ -18,7 +18,9 @@ use rpcrdma_fabric::{
 };
 use rpcrdma_mempool::{Arena, ArenaConfig, ArenaId, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
 
-const RECEIVE: usize = 4096;
+/// Bytes of a Receive.
+const RECEIVE_SIZE: usize = 4096;
+/// Statuses, by their code in an answer.
 const STATUSES: [Status; 8] = [
     Status::Success,
     Status::LocalLength,
@@ -29,6 +31,7 @@ const STATUSES: [Status; 8] = [
     Status::RnrRetryExceeded,
     Status::RemoteOperation,
 ];
+/// Opcodes, by their code in an answer.
 const OPCODES: [Opcode; 4] = [Opcode::Send, Opcode::Write, Opcode::Read, Opcode::Recv];
 
 /// A request or an answer as a sequence of words.
@@ -67,13 +70,13 @@ impl Words {
     }
 
     fn get_qp(&mut self) -> QpId {
-        let both = self.get();
-        QpId { slot: (both >> 32) as u32, generation: both as u32 }
+        let word = self.get();
+        QpId { slot: (word >> 32) as u32, generation: word as u32 }
     }
 
     fn send(self, socket: &mut UnixStream) {
         let len = (self.bytes.len() as u64).to_le_bytes();
-        socket.write_all(&[&len[..], &self.bytes].concat()).expect("the other process");
+        socket.write_all(&[&len[..], &self.bytes].concat()).expect("the other process is running");
     }
 
     /// Returns `None` at the end of the stream.
@@ -105,10 +108,10 @@ mod request_code {
 
 /// Serves requests until the socket closes.
 pub(crate) fn serve(mut socket: UnixStream, config: SoftwareConfig) {
-    let classes = vec![Class { size: RECEIVE, count: 1024 }, Class { size: 4 << 20, count: 4 }];
+    let classes = vec![Class { size: RECEIVE_SIZE, count: 1024 }, Class { size: 4 << 20, count: 4 }];
     let arena = ArenaConfig { pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
-    let pool = Pool::new(&PoolConfig { classes, arena }).expect("pool");
-    let mut fabric = SoftwareFabric::new(config).expect("open");
+    let pool = Pool::new(&PoolConfig { classes, arena }).expect("a pool");
+    let mut fabric = SoftwareFabric::new(config).expect("a fabric");
     fabric.register(pool.arena(), Access::LOCAL).expect("register");
     let mut listener: Option<SoftwareListener> = None;
     let mut reads: VecDeque<(QpId, Lent)> = VecDeque::new();
@@ -116,11 +119,11 @@ pub(crate) fn serve(mut socket: UnixStream, config: SoftwareConfig) {
         let mut answer = Words::default();
         match request.get() {
             request_code::STATS => {
-                let s = fabric.stats();
-                answer.put(s.receiver_not_ready).put(s.access_refused).put(s.peer_violations);
+                let stats = fabric.stats();
+                answer.put(stats.receiver_not_ready).put(stats.access_refused).put(stats.peer_violations);
             }
             request_code::LISTEN => {
-                let address = FabricAddress(String::from_utf8(request.get_bytes()).expect("a name"));
+                let address = FabricAddress(String::from_utf8(request.get_bytes()).expect("the address is UTF-8"));
                 let bound = SoftwareFabric::bind(&address).expect("bind");
                 fabric.listen(&bound).expect("listen");
                 listener = Some(bound);
@@ -157,13 +160,13 @@ pub(crate) fn serve(mut socket: UnixStream, config: SoftwareConfig) {
                         ControlEvent::Disconnected { qp, reason, .. } => {
                             answer.put(2).put_qp(qp).put_bytes(reason.as_bytes())
                         }
-                        other => panic!("not for an acceptor: {other:?}"),
+                        other => panic!("an acceptor does not support {other:?}"),
                     };
                 }
             }
             request_code::RECEIVES => {
                 let qp = (request.get() == 1).then(|| request.get_qp());
-                let mut bufs: Vec<Buf> = (0..request.get()).map_while(|_| pool.alloc(RECEIVE)).collect();
+                let mut bufs: Vec<Buf> = (0..request.get()).map_while(|_| pool.alloc(RECEIVE_SIZE)).collect();
                 answer.put(fabric.post_recv(qp, &mut bufs) as u64);
             }
             request_code::POST => {
@@ -214,8 +217,8 @@ pub(crate) fn serve(mut socket: UnixStream, config: SoftwareConfig) {
                     answer.put(d.invalidated.map_or(u64::MAX, u64::from)).put(u64::from(d.buf.is_some()));
                     let mut bytes = Vec::new();
                     if d.opcode == Opcode::Read {
-                        let at = reads.iter().position(|r| r.0 == d.qp).expect("a Read");
-                        let (_, lent) = reads.remove(at).expect("a Read");
+                        let at = reads.iter().position(|r| r.0 == d.qp).expect("the Read was posted");
+                        let (_, lent) = reads.remove(at).expect("the Read was posted");
                         bytes = vec![0; lent.len()];
                         assert!(lent.read_at(0, &mut bytes));
                     } else if let Some(buf) = d.buf.filter(|_| d.status.is_ok()) {
@@ -250,8 +253,11 @@ pub(crate) struct RemoteFabric {
     stats: FabricStats,
     capabilities: Capabilities,
     registered: Vec<ArenaId>,
+    /// Buffers for the messages of each receive queue. The other process has posted as many.
     receives: HashMap<Option<QpId>, Vec<Buf>>,
-    own: Vec<QpId>,
+    /// Queue pairs with a receive queue of their own.
+    own_queues: Vec<QpId>,
+    /// Posted Reads: queue pair, target and offset.
     reads: VecDeque<(QpId, Lent, usize)>,
 }
 
@@ -263,33 +269,35 @@ impl RemoteFabric {
             capabilities,
             registered: Vec::new(),
             receives: HashMap::new(),
-            own: Vec::new(),
+            own_queues: Vec::new(),
             reads: VecDeque::new(),
         }
     }
 
+    /// Sends a request and returns the answer.
     fn call(&mut self, fill: impl FnOnce(&mut Words)) -> Words {
         let mut words = Words::default();
         fill(&mut words);
         words.send(&mut self.socket);
-        Words::receive(&mut self.socket).expect("the other process lives")
+        Words::receive(&mut self.socket).expect("the other process is running")
     }
 
-    fn queue(&self, qp: QpId) -> Option<QpId> {
-        self.own.contains(&qp).then_some(qp)
+    /// The receive queue of a queue pair; `None` is the shared queue.
+    fn receive_queue(&self, qp: QpId) -> Option<QpId> {
+        self.own_queues.contains(&qp).then_some(qp)
     }
 
     fn post(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         let mut answer = self.call(|w| {
             w.put(request_code::POST).put_qp(qp).put(chain.len() as u64);
             for posting in chain.iter() {
-                let mut head = |kind: u64, key: u64, address: u64, bytes: &[u8]| {
+                let mut put_request = |kind: u64, key: u64, address: u64, bytes: &[u8]| {
                     w.put(kind).put(posting.wr_id).put(u64::from(posting.signalled));
                     w.put(key).put(address).put_bytes(bytes);
                 };
                 match &posting.wr {
                     WorkRequest::Send { buf, invalidate, .. } => {
-                        head(0, invalidate.map_or(u64::MAX, u64::from), 0, buf);
+                        put_request(0, invalidate.map_or(u64::MAX, u64::from), 0, buf);
                     }
                     WorkRequest::Write { src, offset, len, remote } => {
                         let mut bytes = vec![0; *len];
@@ -297,12 +305,12 @@ impl RemoteFabric {
                             Source::Lent(lent) => assert!(lent.read_at(*offset, &mut bytes)),
                             Source::Frozen(frozen) => bytes.copy_from_slice(&frozen[*offset..*offset + *len]),
                         }
-                        head(1, u64::from(remote.rkey), remote.address, &bytes);
+                        put_request(1, u64::from(remote.rkey), remote.address, &bytes);
                     }
                     WorkRequest::Read { len, remote, .. } => {
-                        head(2, u64::from(remote.rkey), remote.address, &vec![0; *len]);
+                        put_request(2, u64::from(remote.rkey), remote.address, &vec![0; *len]);
                     }
-                    other => panic!("not for an acceptor: {other:?}"),
+                    other => panic!("an acceptor does not support {other:?}"),
                 }
             }
         });
@@ -324,23 +332,23 @@ impl RemoteFabric {
         let mut answer = self.call(|w| {
             w.put(request_code::COMPLETIONS).put(max as u64);
         });
-        let n = answer.get();
-        if n == 0 {
-            // Each poll costs both processes several system calls. An idle caller polls less often.
+        let count = answer.get();
+        if count == 0 {
+            // Each poll costs both processes several system calls, so an idle caller sleeps between polls.
             std::thread::sleep(Duration::from_micros(50));
         }
-        for _ in 0..n {
+        for _ in 0..count {
             let (wr_id, qp) = (answer.get(), answer.get_qp());
             let (opcode, status) = (OPCODES[answer.get() as usize], STATUSES[answer.get() as usize]);
             let invalidated = Some(answer.get()).filter(|&k| k != u64::MAX).map(|k| k as u32);
             let (has_buf, bytes) = (answer.get() == 1, answer.get_bytes());
             if opcode == Opcode::Read {
-                let at = self.reads.iter().position(|r| r.0 == qp).expect("a Read");
-                let (_, lent, offset) = self.reads.remove(at).expect("a Read");
+                let at = self.reads.iter().position(|r| r.0 == qp).expect("the Read was posted");
+                let (_, lent, offset) = self.reads.remove(at).expect("the Read was posted");
                 assert!(lent.write_at(offset, &bytes));
             }
             let buf = has_buf.then(|| {
-                let queue = self.queue(qp);
+                let queue = self.receive_queue(qp);
                 let mut buf = self.receives.get_mut(&queue).and_then(Vec::pop).expect("a Receive");
                 buf.set_window(0, bytes.len());
                 buf.copy_from_slice(&bytes);
@@ -348,7 +356,7 @@ impl RemoteFabric {
             });
             out.push(Completion { wr_id, qp, opcode, status, buf, invalidated });
         }
-        n as usize
+        count as usize
     }
 
     fn events(&mut self, events: &mut Vec<ControlEvent>) {
@@ -360,13 +368,13 @@ impl RemoteFabric {
                 0 => ControlEvent::ConnectRequest {
                     request: RequestId(answer.get()),
                     private_data: answer.get_bytes(),
-                    peer: String::from_utf8(answer.get_bytes()).expect("words"),
+                    peer: String::from_utf8(answer.get_bytes()).expect("the text is UTF-8"),
                 },
                 1 => ControlEvent::Established { qp: answer.get_qp(), private_data: Vec::new() },
                 _ => ControlEvent::Disconnected {
                     qp: answer.get_qp(),
                     cause: Disconnect::Failure,
-                    reason: String::from_utf8(answer.get_bytes()).expect("words"),
+                    reason: String::from_utf8(answer.get_bytes()).expect("the text is UTF-8"),
                 },
             });
         }
@@ -423,7 +431,7 @@ impl Fabric for LocalOrRemote {
 
     fn listen(&mut self, listener: &FabricAddress) -> Result<(), FabricError> {
         match self {
-            Self::Local(_) => panic!("the other process listens"),
+            Self::Local(_) => panic!("only the remote fabric listens"),
             Self::Remote(f) => {
                 f.call(|w| {
                     w.put(request_code::LISTEN).put_bytes(listener.0.as_bytes());
@@ -447,7 +455,7 @@ impl Fabric for LocalOrRemote {
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
         match self {
             Self::Local(f) => f.connect(address, params),
-            Self::Remote(_) => panic!("the other process accepts"),
+            Self::Remote(_) => panic!("a remote fabric does not connect"),
         }
     }
 
@@ -462,7 +470,7 @@ impl Fabric for LocalOrRemote {
                 });
                 let qp = answer.get_qp();
                 if params.own_receive_queue.is_some() {
-                    f.own.push(qp);
+                    f.own_queues.push(qp);
                 }
                 Ok(qp)
             }
@@ -512,28 +520,28 @@ impl Fabric for LocalOrRemote {
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         match self {
             Self::Local(f) => f.alloc_window(qp),
-            Self::Remote(_) => panic!("the other process exposes nothing"),
+            Self::Remote(_) => panic!("a remote fabric exposes no memory"),
         }
     }
 
     fn next_rkey(&self, window: WindowId) -> u32 {
         match self {
             Self::Local(f) => f.next_rkey(window),
-            Self::Remote(_) => panic!("the other process exposes nothing"),
+            Self::Remote(_) => panic!("a remote fabric exposes no memory"),
         }
     }
 
     fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
         match self {
             Self::Local(f) => f.remote_address(mem, offset),
-            Self::Remote(_) => panic!("the other process exposes nothing"),
+            Self::Remote(_) => panic!("a remote fabric exposes no memory"),
         }
     }
 
     fn fence_receives(&mut self) {
         match self {
             Self::Local(f) => f.fence_receives(),
-            Self::Remote(_) => panic!("the other process has Receives of one size"),
+            Self::Remote(_) => panic!("a remote fabric has Receives of one size"),
         }
     }
 
@@ -597,14 +605,14 @@ impl Fabric for LocalOrRemote {
     fn waker(&self) -> Waker {
         match self {
             Self::Local(f) => f.waker(),
-            Self::Remote(_) => panic!("the other process cannot be woken from this one"),
+            Self::Remote(_) => panic!("this process cannot wake a remote fabric"),
         }
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
         match self {
             Self::Local(f) => f.descriptor(),
-            Self::Remote(_) => panic!("the descriptor belongs to the other process"),
+            Self::Remote(_) => panic!("a remote fabric has no descriptor in this process"),
         }
     }
 

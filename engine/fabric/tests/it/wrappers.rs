@@ -1,4 +1,4 @@
-//! The wrappers keep the contract, and injected errors are reported correctly.
+//! Wrapped fabrics keep the contract, and injected errors are reported correctly.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -20,17 +20,18 @@ fn address() -> FabricAddress {
 }
 
 fn open() -> SoftwareFabric {
-    SoftwareFabric::new(SoftwareConfig::default()).expect("open")
+    SoftwareFabric::new(SoftwareConfig::default()).expect("a fabric")
 }
 
-/// Extends the linger time for cases that leave messages unpolled, so that slow hosts pass.
+/// Extends the linger time for a case that leaves messages unpolled, which may take long on a slow host.
 fn open_for(leaves_unpolled: bool) -> SoftwareFabric {
     let default = SoftwareConfig::default();
     let linger = if leaves_unpolled { 2 * contract::TIMEOUT } else { default.linger };
-    SoftwareFabric::new(SoftwareConfig { linger, ..default }).expect("open")
+    SoftwareFabric::new(SoftwareConfig { linger, ..default }).expect("a fabric")
 }
 
-fn check(report: &contract::Report) {
+/// Asserts that all cases passed except those about immediate data, which wrapped fabrics do not have.
+fn assert_holds(report: &contract::Report) {
     report.assert_all_but(&contract::IMMEDIATE_DATA);
 }
 
@@ -40,22 +41,22 @@ fn a_traced_fabric_keeps_the_contract() {
     let wrap = |leaves_unpolled| {
         let lines = Rc::clone(&lines);
         Trace::new(open_for(leaves_unpolled), trace::length, move |line| {
-            assert!(!line.contains('\n'), "not one line: {line}");
+            assert!(!line.contains('\n'), "a traced line has no line end: {line}");
             lines.set(lines.get() + 1);
         })
     };
-    check(&contract::run_lingering(contract::cases(), |leaves_unpolled| {
+    assert_holds(&contract::run_lingering(contract::cases(), |leaves_unpolled| {
         Ok((wrap(leaves_unpolled), wrap(leaves_unpolled), address()))
     }));
-    assert!(lines.get() > 1000, "only {} lines", lines.get());
+    assert!(lines.get() > 1000, "expected more than 1000 lines, got {}", lines.get());
 }
 
-/// Both wrappers over TCP, with chaos disabled.
+/// Runs the contract over TCP with both wrappers. Chaos injects nothing.
 #[test]
 fn wrapped_tcp_fabrics_keep_the_contract() {
-    let open = || IwarpFabric::new(IwarpFabricConfig::default()).expect("open");
+    let open = || IwarpFabric::new(IwarpFabricConfig::default()).expect("a fabric");
     let wrap = || Trace::new(Chaos::new(open(), ChaosConfig::default()), trace::length, |_| ());
-    check(&contract::run_with(contract::cases(), || Ok((wrap(), wrap(), loopback_address())), nowhere));
+    assert_holds(&contract::run_with(contract::cases(), || Ok((wrap(), wrap(), loopback_address())), nowhere));
 }
 
 #[test]
@@ -65,7 +66,7 @@ fn a_trace_has_requests_and_completions() {
     let client =
         Trace::new(open(), |m| String::from_utf8_lossy(m).into_owned(), move |l| sink.borrow_mut().push(l.into()));
     let server = Trace::new(open(), trace::length, |_| ());
-    let mut world = World::new(client, server, address(), address()).expect("world");
+    let mut world = World::new(client, server, address(), address()).expect("two fabrics");
     let (c, s) = world.connect().expect("connect");
     world.server.post_receives(None, 1).expect("post");
     let send = world.client.send(0x77, b"hello").expect("send");
@@ -75,10 +76,10 @@ fn a_trace_has_requests_and_completions() {
     let lines = lines.borrow().join("\n");
     assert!(lines.contains(&format!("{c:?} > 0x77 signalled Send: hello")), "{lines}");
     assert!(lines.contains(&format!("{c:?} < 0x77 Send Success")), "{lines}");
-    world.close().expect("balance");
+    world.close().expect("all buffers are returned");
 }
 
-/// Chaos delays and reorders but injects no errors.
+/// Chaos delays and reorders completions, but injects no errors.
 #[test]
 fn delayed_and_reordered_completions_keep_the_contract() {
     let seed = Cell::new(1);
@@ -89,9 +90,9 @@ fn delayed_and_reordered_completions_keep_the_contract() {
             ChaosConfig { seed: seed.get(), delay: 300, reorder: 500, ..ChaosConfig::default() },
         )
     };
-    // A delaying fabric fails cases that poll only once.
+    // These cases poll only once, so a delayed completion would fail them.
     let cases = contract::cases().into_iter().filter(|c| !c.name.starts_with("a destroyed queue pair"));
-    check(&contract::run_lingering(cases.collect(), |leaves_unpolled| {
+    assert_holds(&contract::run_lingering(cases.collect(), |leaves_unpolled| {
         Ok((wrap(leaves_unpolled), wrap(leaves_unpolled), address()))
     }));
 }
@@ -103,8 +104,8 @@ struct Outcomes {
     failures: u64,
 }
 
-/// Many connections send until they break. Each request completes once and in order, and all memory returns to the
-/// pools.
+/// Sends on one connection after the other until it breaks. Checks that each request completes once and in order, and
+/// that all memory returns to the pools.
 fn send_until_broken(config: ChaosConfig) -> Outcomes {
     send_until_broken_on(open, address(), config)
 }
@@ -112,7 +113,7 @@ fn send_until_broken(config: ChaosConfig) -> Outcomes {
 fn send_until_broken_on<F: Fabric>(open: impl Fn() -> F, address: FabricAddress, config: ChaosConfig) -> Outcomes {
     let client = Chaos::new(open(), config);
     let server = Chaos::new(open(), ChaosConfig { seed: config.seed + 1, ..ChaosConfig::default() });
-    let mut world = World::new(client, server, address.clone(), address).expect("world");
+    let mut world = World::new(client, server, address.clone(), address).expect("two fabrics");
     let mut seen = Outcomes::default();
     let retrying = ConnectParams { rnr_retry: 7, ..ConnectParams::default() };
     for _ in 0..20 {
@@ -130,7 +131,7 @@ fn send_until_broken_on<F: Fabric>(open: impl Fn() -> F, address: FabricAddress,
             }
             world.turn();
             while let Some(done) = world.client.take(c, Opcode::Send) {
-                assert_eq!(done.wr_id, ended, "out of order");
+                assert_eq!(done.wr_id, ended, "completions are in order");
                 ended += 1;
                 seen.ends.push((c, done.wr_id, done.status));
                 broken |= !done.status.is_ok();
@@ -145,18 +146,18 @@ fn send_until_broken_on<F: Fabric>(open: impl Fn() -> F, address: FabricAddress,
         for (_, id, _) in successes {
             // Without acknowledgements, a completed Send may still be lost with its connection.
             let lost = !world.acknowledges() && broken;
-            assert!(arrived.contains_key(id) || lost, "message {id} of {c:?} was reported as sent");
+            assert!(arrived.contains_key(id) || lost, "message {id} of {c:?} completed, so it must have arrived");
         }
-        assert!(arrived.values().all(|&times| times == 1), "{c:?}: {arrived:?}");
+        assert!(arrived.values().all(|&times| times == 1), "each message of {c:?} arrives once: {arrived:?}");
         seen.failures += u64::from(broken);
         world.client.fabric.destroy_qp(c);
         world.server.fabric.destroy_qp(s);
         world.turn();
         world.client.completions.clear();
         world.server.completions.clear();
-        // Posted buffers of the shared receive queue are left for the next connection.
+        // The shared receive queue keeps its posted buffers for the next connection.
     }
-    world.close().expect("balance");
+    world.close().expect("all buffers are returned");
     seen
 }
 
@@ -165,14 +166,14 @@ fn failures_are_reported_in_order() {
     let config =
         ChaosConfig { seed: 5, receiver_not_ready: 5, flush: 5, delay: 100, reorder: 100, ..ChaosConfig::default() };
     let seen = send_until_broken(config);
-    assert!(seen.failures > 5, "chaos did nothing: {}", seen.failures);
+    assert!(seen.failures > 5, "chaos breaks more than five connections, not {}", seen.failures);
     let statuses: Vec<Status> = seen.ends.iter().map(|e| e.2).collect();
     assert!(statuses.contains(&Status::RnrRetryExceeded) && statuses.contains(&Status::Flushed));
 }
 
 #[test]
 fn failures_over_tcp_are_reported_in_order() {
-    let open = || IwarpFabric::new(IwarpFabricConfig::default()).expect("open");
+    let open = || IwarpFabric::new(IwarpFabricConfig::default()).expect("a fabric");
     let config = ChaosConfig {
         seed: 8,
         receiver_not_ready: 5,
@@ -183,13 +184,13 @@ fn failures_over_tcp_are_reported_in_order() {
         ..ChaosConfig::default()
     };
     let seen = send_until_broken_on(open, loopback_address(), config);
-    assert!(seen.failures > 5, "chaos did nothing: {}", seen.failures);
+    assert!(seen.failures > 5, "chaos breaks more than five connections, not {}", seen.failures);
 }
 
 #[test]
 fn broken_connections_complete_all_requests() {
     let seen = send_until_broken(ChaosConfig { seed: 6, disconnect: 20, ..ChaosConfig::default() });
-    assert!(seen.failures > 0 || seen.ends.len() < 20 * 200, "chaos did nothing");
+    assert!(seen.failures > 0 || seen.ends.len() < 20 * 200, "chaos breaks a connection");
 }
 
 #[test]
@@ -199,7 +200,7 @@ fn the_same_seed_injects_the_same_failures() {
         send_until_broken(config).ends.into_iter().filter(|e| !e.2.is_ok()).map(|e| (e.0, e.1)).collect::<Vec<_>>()
     };
     let (first, second) = (failed(config), failed(config));
-    assert!(!first.is_empty());
+    assert!(!first.is_empty(), "chaos injects failures");
     // Chaos chooses the first failure of each connection. The flushed requests after it depend on timing.
     let firsts = |all: &[(QpId, u64)]| {
         let mut seen = Vec::new();

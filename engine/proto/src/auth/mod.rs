@@ -12,15 +12,16 @@
 //! | | message 3 … → | [`receive`](HostAuth::receive) |
 //!
 //! The ends take turns, one message per CONNPROP. The client starts, in its first CONNPROP. A CONNPROP without a
-//! message means that the peer does not authenticate or stops, and so does version 1, which has no properties. The
-//! [`AuthPolicy`] then decides about the connection. A server that refuses a client says so with an empty message, also
-//! to a client that has not opened an exchange.
+//! message means that the peer does not authenticate, or stops. Version 1, which has no properties, means the same. The
+//! [`AuthPolicy`] then decides about the connection. A server refuses a client with an empty message, even if the
+//! client has not opened an exchange.
 //!
 //! # Protection and limits
 //! The exchange proves which key the peer holds at that time. It does **not** protect later traffic: headers,
 //! chunk lists, properties and payload travel as before. An attacker that can change fabric traffic can take the
 //! connection over after the exchange. It can relay the exchange to another holder of the key, or strip it (with
-//! [`AuthPolicy::Optional`]). Against those, isolate the fabric or encrypt below; for payloads there is RPCSEC_GSS.
+//! [`AuthPolicy::Optional`]). Against such attackers, isolate the fabric or encrypt below it; RPCSEC_GSS protects
+//! payloads.
 #![forbid(unsafe_code)]
 
 mod psk;
@@ -32,9 +33,9 @@ use std::sync::Arc;
 
 pub use psk::{KeyError, MAX_KEY_ID, MIN_KEY, PreSharedKey};
 
-/// Longest message of an exchange, bytes. It must also fit the peer's Receive, or be continued.
+/// Longest message of an exchange, in bytes. It must also fit the peer's Receive, or be continued.
 pub const MAX_MESSAGE: usize = 16 * 1024;
-/// Longest opening message, in bytes. With the other properties it must fit the first CONNPROP, which has 1024.
+/// Longest opening message, in bytes. With the other properties it must fit the first CONNPROP of 1024 bytes.
 pub const MAX_OPENING: usize = 512;
 /// Maximum messages accepted from a peer before the exchange is complete.
 pub const MAX_STEPS: u32 = 8;

@@ -21,7 +21,7 @@ use super::{AuthError, AuthHandshake, AuthStep, Mechanism, Role};
 
 /// Shortest key, in bytes. Use 32 random bytes.
 pub const MIN_KEY: usize = 16;
-/// Longest name of a key, bytes.
+/// Longest name of a key, in bytes.
 pub const MAX_KEY_ID: usize = 64;
 
 const LABEL: &[u8] = b"rpcrdma host authentication psk 1";
@@ -76,7 +76,7 @@ impl NamedKey {
         mac
     }
 
-    /// Checks a proof. The comparison takes the same time, wherever a wrong proof differs.
+    /// Checks a proof, in constant time.
     fn check(&self, proof: &[u8], maker: Role, client: &Nonce, server: &Nonce) -> Result<(), AuthError> {
         self.proof(maker, client, server).verify_slice(proof).map_err(|_| AuthError::WrongProof)
     }
@@ -113,7 +113,7 @@ impl PreSharedKey {
         Ok(Self { keys: vec![Arc::new(NamedKey::new(id, key)?)] })
     }
 
-    /// Adds a key for a server: for rotation, or one per client.
+    /// Adds a key that a server accepts: for rotation, or one per client.
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
@@ -201,8 +201,8 @@ impl AuthHandshake for ServerHandshake {
         self.proceed(message.unwrap_or_default()).unwrap_or_else(AuthStep::Failed)
     }
 
-    /// Only the server's first answer tells the client whether its key is the right one, and a client with another key
-    /// leaves then.
+    /// The server's first answer shows a client whether both ends have the same key. A client with another key
+    /// disconnects then, and the server knows only the name that it has claimed.
     fn claimed(&self) -> Option<&str> {
         match self {
             ServerHandshake::Challenged(key, ..) => Some(&key.id),

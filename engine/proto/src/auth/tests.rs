@@ -32,38 +32,38 @@ fn answer(end: &mut HostAuth, message: &[u8]) -> Vec<u8> {
 fn both_ends_prove_that_they_have_the_key() {
     let (mut client, mut server) = (client(keys()), server(keys()));
     assert_eq!(server.open(), Ok(None), "the client sends first");
-    let one = open(&mut client);
+    let opening = open(&mut client);
     assert!(!server.permits_calls() && !client.permits_calls());
-    let two = answer(&mut server, &one);
+    let challenge = answer(&mut server, &opening);
     assert!(!server.permits_calls(), "the client has proved nothing yet");
-    let three = answer(&mut client, &two);
+    let proof = answer(&mut client, &challenge);
     assert_eq!((client.permits_calls(), client.peer()), (true, Some("host-a")));
-    assert_eq!(server.receive(Some(&three)), Ok(None));
+    assert_eq!(server.receive(Some(&proof)), Ok(None));
     assert_eq!((server.permits_calls(), server.peer()), (true, Some("host-a")));
     assert!(!server.in_progress() && !client.in_progress());
-    assert!([one, two, three].iter().all(|message| message.len() <= MAX_OPENING));
+    assert!([opening, challenge, proof].iter().all(|message| message.len() <= MAX_OPENING));
 }
 
 #[test]
 fn other_properties_may_follow_authentication() {
     let (mut client, mut server) = (client(keys()), server(keys()));
-    let two = answer(&mut server, &open(&mut client));
-    let three = answer(&mut client, &two);
-    assert_eq!(server.receive(Some(&three)), Ok(None));
+    let challenge = answer(&mut server, &open(&mut client));
+    let proof = answer(&mut client, &challenge);
+    assert_eq!(server.receive(Some(&proof)), Ok(None));
     assert_eq!(server.receive(None), Ok(None), "CONNPROP without a message");
     assert!(server.permits_calls());
-    assert_eq!(server.receive(Some(&three)), Err(AuthError::Unexpected), "but no second exchange");
+    assert_eq!(server.receive(Some(&proof)), Err(AuthError::Unexpected), "a second exchange is refused");
     assert!(!server.permits_calls());
 }
 
 #[test]
 fn a_server_accepts_any_of_its_keys() {
-    let both = || keys().and("host-b", &[9; 16]).expect("long enough");
+    let two_keys = || keys().and("host-b", &[9; 16]).expect("long enough");
     let (mut client, mut server) =
-        (client(PreSharedKey::new("host-b", &[9; 16]).expect("long enough")), server(both()));
-    let two = answer(&mut server, &open(&mut client));
-    let three = answer(&mut client, &two);
-    assert_eq!(server.receive(Some(&three)), Ok(None));
+        (client(PreSharedKey::new("host-b", &[9; 16]).expect("long enough")), server(two_keys()));
+    let challenge = answer(&mut server, &open(&mut client));
+    let proof = answer(&mut client, &challenge);
+    assert_eq!(server.receive(Some(&proof)), Ok(None));
     assert_eq!(server.peer(), Some("host-b"));
 }
 
@@ -71,8 +71,8 @@ fn a_server_accepts_any_of_its_keys() {
 fn either_end_detects_a_wrong_key() {
     let wrong = || PreSharedKey::new("host-a", &[0x5B; 32]).expect("long enough");
     let (mut honest, mut impostor) = (client(keys()), server(wrong()));
-    let two = answer(&mut impostor, &open(&mut honest));
-    assert_eq!(honest.receive(Some(&two)), Err(AuthError::WrongProof));
+    let challenge = answer(&mut impostor, &open(&mut honest));
+    assert_eq!(honest.receive(Some(&challenge)), Err(AuthError::WrongProof));
     assert!(!honest.permits_calls());
     assert_eq!(honest.receive(None), Err(AuthError::WrongProof), "the failure is permanent");
     // The other end knows only that no proof has arrived for this name.
@@ -81,9 +81,9 @@ fn either_end_detects_a_wrong_key() {
     let (mut honest, mut impostor) = (server(keys()), client(wrong()));
     answer(&mut honest, &open(&mut impostor));
     // The impostor cannot check the server's proof, but sends a proof of its own.
-    let mut three = vec![3];
-    three.extend_from_slice(&[0; 32]);
-    assert_eq!(honest.receive(Some(&three)), Err(AuthError::WrongProof));
+    let mut proof = vec![3];
+    proof.extend_from_slice(&[0; 32]);
+    assert_eq!(honest.receive(Some(&proof)), Err(AuthError::WrongProof));
     assert!(!honest.permits_calls());
 }
 
@@ -97,73 +97,73 @@ fn an_unknown_key_is_refused() {
 fn messages_cannot_be_reflected() {
     // An attacker without the key answers the client with the client's own messages.
     let mut victim = client(keys());
-    let one = open(&mut victim);
-    assert_eq!(victim.receive(Some(&one)), Err(AuthError::Malformed));
+    let opening = open(&mut victim);
+    assert_eq!(victim.receive(Some(&opening)), Err(AuthError::Malformed));
     // The attacker sends the server's own proof back. A proof names the role that made it, so it is not a client's.
     let mut victim = server(keys());
-    let two = answer(&mut victim, &open(&mut client(keys())));
-    let mut three = vec![3];
-    three.extend_from_slice(&two[33..]);
-    assert_eq!(victim.receive(Some(&three)), Err(AuthError::WrongProof));
+    let challenge = answer(&mut victim, &open(&mut client(keys())));
+    let mut proof = vec![3];
+    proof.extend_from_slice(&challenge[33..]);
+    assert_eq!(victim.receive(Some(&proof)), Err(AuthError::WrongProof));
     // The attacker opens a second connection to the same server, with the nonce of the first as its own.
     let mut first = server(keys());
     let mut client = client(keys());
-    let two = answer(&mut first, &open(&mut client));
+    let challenge = answer(&mut first, &open(&mut client));
     let mut opening = vec![1, 1, 6];
     opening.extend_from_slice(b"host-a");
-    opening.extend_from_slice(&two[1..33]);
+    opening.extend_from_slice(&challenge[1..33]);
     let mut second = server(keys());
     let oracle = answer(&mut second, &opening);
-    let mut three = vec![3];
-    three.extend_from_slice(&oracle[33..]);
-    assert_eq!(first.receive(Some(&three)), Err(AuthError::WrongProof));
+    let mut proof = vec![3];
+    proof.extend_from_slice(&oracle[33..]);
+    assert_eq!(first.receive(Some(&proof)), Err(AuthError::WrongProof));
 }
 
 #[test]
 fn replayed_messages_are_rejected() {
     let (mut a, mut b) = (client(keys()), server(keys()));
-    let one = open(&mut a);
-    let two = answer(&mut b, &one);
-    let three = answer(&mut a, &two);
+    let opening = open(&mut a);
+    let challenge = answer(&mut b, &opening);
+    let proof = answer(&mut a, &challenge);
     // The messages of the recorded client are sent to a server.
-    let mut again = server(keys());
-    let fresh = answer(&mut again, &one);
-    assert_ne!(fresh, two, "nonces are fresh");
-    assert_eq!(again.receive(Some(&three)), Err(AuthError::WrongProof));
+    let mut repeated = server(keys());
+    let fresh = answer(&mut repeated, &opening);
+    assert_ne!(fresh, challenge, "nonces are fresh");
+    assert_eq!(repeated.receive(Some(&proof)), Err(AuthError::WrongProof));
     // The message of the recorded server is sent to a client.
-    let mut again = client(keys());
-    assert_ne!(open(&mut again), one, "nonces are fresh");
-    assert_eq!(again.receive(Some(&two)), Err(AuthError::WrongProof));
+    let mut repeated = client(keys());
+    assert_ne!(open(&mut repeated), opening, "nonces are fresh");
+    assert_eq!(repeated.receive(Some(&challenge)), Err(AuthError::WrongProof));
 }
 
 #[test]
 fn truncated_and_changed_messages_are_rejected() {
     let (mut a, mut b) = (client(keys()), server(keys()));
-    let one = open(&mut a);
-    for len in 0..one.len() {
-        assert!(server(keys()).receive(Some(&one[..len])).is_err(), "opening of {len} bytes");
+    let opening = open(&mut a);
+    for len in 0..opening.len() {
+        assert!(server(keys()).receive(Some(&opening[..len])).is_err(), "opening of {len} bytes");
     }
-    let two = answer(&mut b, &one);
-    for len in 0..two.len() {
+    let challenge = answer(&mut b, &opening);
+    for len in 0..challenge.len() {
         let mut end = client(keys());
         open(&mut end);
         // An empty message is the server's refusal.
         let error = if len == 0 { AuthError::KeyRefused } else { AuthError::Malformed };
-        assert_eq!(end.receive(Some(&two[..len])), Err(error));
+        assert_eq!(end.receive(Some(&challenge[..len])), Err(error));
     }
-    let three = answer(&mut a, &two);
-    for at in 0..three.len() {
+    let proof = answer(&mut a, &challenge);
+    for at in 0..proof.len() {
         let mut end = server(keys());
-        answer(&mut end, &one);
-        assert_eq!(end.receive(Some(&three[..at])), Err(AuthError::Malformed));
+        answer(&mut end, &opening);
+        assert_eq!(end.receive(Some(&proof[..at])), Err(AuthError::Malformed));
     }
     // The exchange itself, with one bit of the last message changed.
-    let mut changed = three.clone();
+    let mut changed = proof.clone();
     changed[20] ^= 1;
     assert_eq!(b.receive(Some(&changed)), Err(AuthError::WrongProof));
-    assert_eq!(b.receive(Some(&three)), Err(AuthError::WrongProof), "no second try");
+    assert_eq!(b.receive(Some(&proof)), Err(AuthError::WrongProof), "the failure is permanent");
     // Longer messages, and an empty one.
-    let mut longer = one.clone();
+    let mut longer = opening.clone();
     longer.push(0);
     assert_eq!(server(keys()).receive(Some(&longer)), Err(AuthError::Malformed));
     assert_eq!(server(keys()).receive(Some(&[])), Err(AuthError::Malformed));
@@ -276,10 +276,10 @@ fn the_proof_is_hmac_sha256_of_label_role_name_and_nonces() {
     let mut opening = vec![1, 1, 6];
     opening.extend_from_slice(b"host-a");
     opening.extend_from_slice(&[0x11; 32]);
-    let two = answer(&mut server(keys()), &opening);
+    let challenge = answer(&mut server(keys()), &opening);
     let mut mac = Hmac::<sha2::Sha256>::new_from_slice(KEY).expect("any length");
     mac.update(b"rpcrdma host authentication psk 1\x02\x06host-a");
     mac.update(&[0x11; 32]);
-    mac.update(&two[1..33]);
-    assert_eq!(two[33..], mac.finalize().into_bytes()[..]);
+    mac.update(&challenge[1..33]);
+    assert_eq!(challenge[33..], mac.finalize().into_bytes()[..]);
 }

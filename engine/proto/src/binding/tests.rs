@@ -17,8 +17,8 @@ fn rfc_8166_6_1_only_eligible_items_may_be_reduced() {
     let error = ONE_EACH.check_call(100, &[4097], &[], true).expect_err("too long");
     assert_eq!(error, BindingError::ArgumentTooLong { index: 0, len: 4097, max: 4096 });
     assert_eq!(error.answer(), Some(ErrorBody::BadXdr), "ERR_CHUNK in version 1");
-    assert_eq!(ONE_EACH.check_call(100, &[], &[1 << 20], true), Ok(()), "room to spare is no harm");
-    assert_eq!(ONE_EACH.check_call(100, &[], &[0], true), Ok(()), "an empty chunk asks for inline");
+    assert_eq!(ONE_EACH.check_call(100, &[], &[1 << 20], true), Ok(()), "a Write chunk may be longer than the result");
+    assert_eq!(ONE_EACH.check_call(100, &[], &[0], true), Ok(()), "an empty chunk requests the result inline");
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn rfc_8166_6_2_sizes_follow_from_the_reduction() {
     assert_eq!([0, 1, 2, 3].map(|reduced| odd.call_len(reduced)), [116, 108, 100, 100]);
     assert_eq!([0, 1].map(|reduced| odd.reply_len(reduced)), [1204, 200]);
     assert_eq!(ONE_EACH.check_call(100 + 4096, &[], &[], true), Ok(()), "all inline");
-    let error = ONE_EACH.check_call(101, &[4096], &[], true).expect_err("more than there is");
+    let error = ONE_EACH.check_call(101, &[4096], &[], true).expect_err("longer than the inline arguments");
     assert_eq!((error, error.answer()), (BindingError::CallTooLong { len: 101, max: 100 }, None));
     let unbounded = Binding::inline(usize::MAX, 0).arguments(3, usize::MAX - 3);
     assert_eq!(unbounded.check_call(usize::MAX, &[], &[], true), Ok(()), "no overflow");
@@ -53,20 +53,27 @@ fn rfc_8166_8_2_2_nothing_is_reduced_when_the_credential_forbids_it() {
 
 #[test]
 fn rfc_8166_3_4_5_2_round_up_is_known_by_the_count_in_front_of_the_chunk() {
-    let of = |chunk, word| ONE_EACH.argument_len(chunk, word);
-    assert_eq!([5, 6, 7, 8].map(|count| of(8, Some(count))), [5, 6, 7, 8].map(Some));
-    // Without round-up.
-    assert_eq!([of(5, Some(5)), of(0, Some(0))], [Some(5), Some(0)]);
-    // With a word that is no count of these bytes, or with none.
-    let other = [of(7, Some(5)), of(8, Some(4)), of(8, Some(9)), of(8, None), of(8, Some(0)), of(8, Some(u32::MAX))];
-    assert_eq!(other, [None; 6]);
+    let argument_len = |chunk, word| ONE_EACH.argument_len(chunk, word);
+    assert_eq!([5, 6, 7, 8].map(|count| argument_len(8, Some(count))), [5, 6, 7, 8].map(Some));
+    // The chunk has no round-up.
+    assert_eq!([argument_len(5, Some(5)), argument_len(0, Some(0))], [Some(5), Some(0)]);
+    // The word is not the count of these bytes, or is missing.
+    let unknown_lengths = [
+        argument_len(7, Some(5)),
+        argument_len(8, Some(4)),
+        argument_len(8, Some(9)),
+        argument_len(8, None),
+        argument_len(8, Some(0)),
+        argument_len(8, Some(u32::MAX)),
+    ];
+    assert_eq!(unknown_lengths, [None; 6]);
     let odd = Binding::inline(0, 0).arguments(1, 4094);
     assert_eq!(
         [4093, 4094, 4095, 4096].map(|count| odd.argument_len(4096, Some(count))),
         [Some(4093), Some(4094), None, None]
     );
-    // One word, after its number of elements.
-    assert_eq!(of(4, Some(1)), Some(1));
+    // The argument is an array of one word, and the word in front is its number of elements.
+    assert_eq!(argument_len(4, Some(1)), Some(1));
     assert_eq!(ONE_EACH.uncounted().argument_len(4, Some(1)), Some(4));
     assert_eq!(odd.uncounted().argument_len(4096, None), Some(4094));
 }
@@ -83,9 +90,9 @@ fn credential(version: u32, gss_proc: u32, service: u32, handle: &[u8]) -> Vec<u
 }
 
 #[test]
-fn rfc_8166_8_2_2_2_plain_authentication_changes_nothing() {
+fn rfc_8166_8_2_2_2_authentication_alone_allows_reduction() {
     assert!(reduction_allowed(0, &[]), "AUTH_NONE");
-    assert!(reduction_allowed(1, &[0xFF; 20]), "AUTH_SYS, whatever is in it");
+    assert!(reduction_allowed(1, &[0xFF; 20]), "AUTH_SYS, with any body");
     for version in 1..=3 {
         assert!(reduction_allowed(RPCSEC_GSS, &credential(version, 0, 1, b"context")));
     }
@@ -118,7 +125,7 @@ fn an_unreadable_credential_allows_no_reduction() {
     let mut endless = credential(1, 0, 1, b"");
     endless[16..20].fill(0xFF);
     assert!(!reduction_allowed(RPCSEC_GSS, &endless));
-    assert!(!reduction_allowed(RPCSEC_GSS, &credential(4, 0, 1, b"")), "a version not known");
+    assert!(!reduction_allowed(RPCSEC_GSS, &credential(4, 0, 1, b"")), "an unknown version");
     assert!(!reduction_allowed(RPCSEC_GSS, &credential(0, 0, 1, b"")));
 }
 

@@ -8,10 +8,7 @@ fn a_late_reply_never_matches_another_call() {
     assert_eq!(table.abandon(first, 0), Some((1, true)));
     assert_eq!(table.abandon(first, 0), None, "a call ends once");
     let second = table.insert(OutboundState::Queued, 2, u64::MAX, 0).unwrap();
-    assert!(
-        table.insert(OutboundState::Queued, 3, u64::MAX, 0).is_none(),
-        "the slot of the abandoned call is not free"
-    );
+    assert!(table.insert(OutboundState::Queued, 3, u64::MAX, 0).is_none(), "the abandoned call keeps its slot");
     assert!(table.mark_sent(second));
     assert_eq!(table.answered(first.xid()), ReplyMatch::Late(first));
     assert_eq!(table.answered(first.xid()), ReplyMatch::Unknown, "only one reply is outstanding");
@@ -82,17 +79,17 @@ fn abandoned_calls_end_with_their_connection() {
 #[test]
 fn a_call_expires_at_its_deadline_and_not_before() {
     let mut table = CallTable::new(8, 0);
-    let a = table.insert(OutboundState::Queued, 1, 50, 0).unwrap();
-    let b = table.insert(OutboundState::Queued, 2, 20, 0).unwrap();
+    let at_50 = table.insert(OutboundState::Queued, 1, 50, 0).unwrap();
+    let at_20 = table.insert(OutboundState::Queued, 2, 20, 0).unwrap();
     table.insert(OutboundState::Queued, 3, u64::MAX, 0).unwrap();
     assert_eq!(table.next_deadline(), 20);
     assert_eq!(table.expired(19), None);
-    assert_eq!(table.expired(20), Some(b));
-    table.remove(b).unwrap();
+    assert_eq!(table.expired(20), Some(at_20));
+    table.remove(at_20).unwrap();
     assert_eq!(table.expired(20), None);
     assert_eq!(table.next_deadline(), 50);
-    assert_eq!(table.expired(60), Some(a));
-    table.remove(a).unwrap();
+    assert_eq!(table.expired(60), Some(at_50));
+    table.remove(at_50).unwrap();
     assert_eq!(table.expired(60), None);
     assert_eq!(table.next_deadline(), u64::MAX);
     assert_eq!(table.used, 1);
@@ -130,11 +127,11 @@ fn a_call_started_during_a_scan_keeps_its_own_deadline() {
     table.insert(OutboundState::Queued, 3, 50, 0).unwrap();
     assert_eq!(table.expired(10), Some(first));
     table.remove(first).unwrap();
-    let again = table.insert(OutboundState::Queued, 4, 20, 0).unwrap();
-    assert_eq!(table.slot(again), table.slot(first));
+    let later = table.insert(OutboundState::Queued, 4, 20, 0).unwrap();
+    assert_eq!(table.slot(later), table.slot(first));
     let second = table.expired(10).unwrap();
     table.remove(second).unwrap();
     assert_eq!(table.expired(10), None);
     assert_eq!(table.next_deadline(), 20);
-    assert_eq!(table.expired(20), Some(again));
+    assert_eq!(table.expired(20), Some(later));
 }

@@ -109,12 +109,12 @@ impl CharacteristicChanges<'_> {
         let Connection { characteristics, credits, config, .. } = &mut *self.0;
         let announced = characteristics.exchange.as_ref().map(|exchange| exchange.local().receive_size as usize);
         let announced = announced.unwrap_or(config.receive_size);
-        let least = if characteristics.are_known(credits) { 0 } else { characteristics.guaranteed };
-        characteristics.guaranteed = least.max(announced);
+        let earlier = if characteristics.are_known(credits) { 0 } else { characteristics.guaranteed };
+        characteristics.guaranteed = earlier.max(announced);
         characteristics.guaranteed
     }
 
-    /// Starts the exchange on the peer's properties, if both ends offer it.
+    /// Starts the exchange with the peer's properties, if both ends offer it.
     pub(super) fn start(&mut self, peer: &PropertySet<'_>) {
         let config = &self.0.config;
         if !config.offers_changes() || !self.0.session.terms.optional {
@@ -130,7 +130,7 @@ impl CharacteristicChanges<'_> {
     /// afterwards.
     ///
     /// # Errors
-    /// Nothing of it took effect; [`ExchangeError::answer`] says what to answer.
+    /// The message had no effect. [`ExchangeError::answer`] returns the answer to send.
     #[cold]
     pub(super) fn handle(&mut self, view: &View<'_>, opttype: u32, optinfo: &[u8]) -> Result<(), ExchangeError> {
         let exchange = self.0.characteristics.exchange.as_mut();
@@ -138,7 +138,7 @@ impl CharacteristicChanges<'_> {
         exchange.handle(view.xid(), view.flags(), opttype, optinfo)
     }
 
-    /// Applies what an OPTIONAL message has changed.
+    /// Applies the changes of an OPTIONAL message.
     #[cold]
     pub(super) fn finish_message(&mut self) {
         // The peer may wait for proof that its announcement was read.
@@ -149,11 +149,11 @@ impl CharacteristicChanges<'_> {
     /// Handles an error that may concern an operation of this side; true if so.
     #[cold]
     pub(super) fn failed(&mut self, xid: u32, error: &ErrorBody) -> bool {
-        let ours = self.0.characteristics.exchange.as_mut().is_some_and(|exchange| exchange.failed(xid, error));
-        if ours {
+        let is_own = self.0.characteristics.exchange.as_mut().is_some_and(|exchange| exchange.failed(xid, error));
+        if is_own {
             self.take_events();
         }
-        ours
+        is_own
     }
 
     fn take_events(&mut self) {
@@ -173,7 +173,7 @@ impl CharacteristicChanges<'_> {
         let (now, sizes) = (exchange.local().receive_size, config.receive_sizes);
         let is_acceptable = |bytes: u32| {
             let bytes = bytes as usize;
-            bytes.is_multiple_of(4) && sizes.is_some_and(|(least, most)| (least..=most).contains(&bytes))
+            bytes.is_multiple_of(4) && sizes.is_some_and(|(min, max)| (min..=max).contains(&bytes))
         };
         exchange.answer(|wanted| match wanted {
             Characteristic::SendSize(bytes)

@@ -170,7 +170,7 @@ impl Connection {
 
     /// States whether the reserves of all connections are posted. Only then does this one grant credits.
     ///
-    /// It is true at first. Set it whenever it has changed; each granted message may change it.
+    /// The state is true at first. Call this whenever it has changed, which each message with a grant may cause.
     #[inline]
     pub fn set_receives_ready(&mut self, ready: bool) {
         self.receives_ready = ready;
@@ -267,11 +267,11 @@ impl Connection {
     /// [written](Self::write_header) now. Otherwise the reply is queued.
     #[inline]
     pub fn reply(&mut self, id: InboundId, at_once: bool) -> bool {
-        let now = at_once && self.outbox.is_empty() && self.credits.may_send(false, self.receives_ready);
-        if !now {
+        let is_sent_now = at_once && self.outbox.is_empty() && self.credits.may_send(false, self.receives_ready);
+        if !is_sent_now {
             self.outbox.push(QueuedMessage::Reply(id));
         }
-        now
+        is_sent_now
     }
 
     /// Queues a transport error instead of a reply, and forgets the call.
@@ -380,7 +380,7 @@ impl Connection {
     /// Whether [`poll_transmit`](Self::poll_transmit) may return a message; check after input and commands.
     #[inline]
     pub fn has_output(&self) -> bool {
-        // This is one branch, because it is evaluated for each message.
+        // The operator `&` makes one branch of the three conditions, because they are evaluated for each message.
         !(self.outbox.is_empty() & self.calls.has_empty_queue() & !self.outbox.keep_alive)
             || self.credits.is_grant_due(self.grant_window_if_ready())
     }
@@ -577,8 +577,8 @@ impl Connection {
             message @ QueuedMessage::WrongVersion { xid, vers } => {
                 self.outbox.pop();
                 let credit = if self.needs_no_credit(message) {
-                    // The server counts neither this answer nor, from here on, the message that it answers: the peer
-                    // has the credit of that message again.
+                    // The server does not count this answer, and no longer counts the message that it answers. So the
+                    // peer has the credit of that message again.
                     self.counters.sent += 1;
                     self.credits.on_version_refused();
                     1
@@ -604,11 +604,12 @@ impl Connection {
     #[inline]
     fn grant_window(&self) -> u32 {
         let taken = self.inbound.len() + self.outbox.errors;
-        if taken == 0 { self.credits.credit_limit() } else { self.grant_window_beside(taken) }
+        if taken == 0 { self.credits.credit_limit() } else { self.reduced_grant_window(taken) }
     }
 
+    /// The window while `taken` calls of the peer are unanswered.
     #[inline]
-    fn grant_window_beside(&self, taken: usize) -> u32 {
+    fn reduced_grant_window(&self, taken: usize) -> u32 {
         let [taken, slots] = [taken, self.inbound.capacity()].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         self.credits.grant_window(taken, slots, !self.calls.is_empty(), self.reassembly.open.is_some())
     }
@@ -644,8 +645,8 @@ impl Connection {
         self.outbox.keep_alive = false;
     }
 
-    /// Counts an outgoing message and returns its credit words. Version 1 counts `call`s. A message that `grants`
-    /// nothing repeats the old credits.
+    /// Counts an outgoing message and returns its credit words. Version 1 counts it only if it is a `call`. Without
+    /// `grants`, the words repeat the old credits.
     fn account(&mut self, call: bool, grants: bool) -> CreditWords {
         if self.session.version() == Version::V1 {
             self.counters.sent += 1;
@@ -661,7 +662,8 @@ impl Connection {
         self.credits.on_send(true, None)
     }
 
-    /// Counts an error. Version 2 ignores its credits: it grants nothing, and a pure grant may still be due after it.
+    /// Counts an outgoing error. In version 2 it grants nothing, because receivers ignore its credit word, so a pure
+    /// grant may still be due after it.
     fn account_error(&mut self) -> CreditWords {
         self.account(false, self.session.version() == Version::V1)
     }

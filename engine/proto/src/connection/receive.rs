@@ -1,7 +1,7 @@
 //! Input: processing of received messages.
 //!
-//! A complete call or reply is returned; all other events are queued. Version 2 comes first, then version 1, the
-//! negotiation of both, and messages that cannot be used.
+//! A complete call or reply is returned; all other events are queued. The functions of version 2 come first, then those
+//! of version 1, of the negotiation, and of unusable messages.
 
 use super::{Connection, Event, ReceivedMessage};
 use crate::calls::{CallId, ReplyMatch};
@@ -32,7 +32,7 @@ enum XidOwner {
 impl Connection {
     /// Processes a received message. Returns the call or reply that is complete with it.
     ///
-    /// Otherwise the message may have [events](Self::poll_event), which name bytes of it.
+    /// If none is complete, the message may have [events](Self::poll_event), which refer to bytes of the message.
     ///
     /// `header` is this message's header as [decoded by its layout](HeaderLayouts::decode), which is fast. Without it
     /// the header is checked as a whole, and [`header`](Self::header) then returns it. Both ways are equivalent.
@@ -81,7 +81,7 @@ impl Connection {
 
     // ---- version 2
 
-    /// Handles a call or reply in one piece, in the negotiated layout: its credits and its kind.
+    /// Counts the credits of a call or reply in one piece, in the negotiated layout, and completes it.
     #[inline(always)]
     fn complete(&mut self, head: Head, lists: Option<ListKinds>) -> ReceivedMessage {
         // A windowed header is of version 2.
@@ -165,8 +165,8 @@ impl Connection {
 
     /// Handles a version 2 message whose credits are counted, by its type.
     fn dispatch(&mut self, view: &View<'_>, body: ViewBody<'_>, grant: bool) -> ReceiveResult {
-        // A grant may arrive between the parts of a message. Otherwise two peers that both send parts would wait for
-        // each other for ever.
+        // A grant may arrive between the parts of a message. Otherwise two peers that both send parts could block each
+        // other.
         if grant {
             let exceeded = self.unsolicited.count_grant(self.counters.sent);
             return Ok(self.check_unsolicited(exceeded));
@@ -310,14 +310,14 @@ impl Connection {
         if self.changes().failed(xid, &error) {
             return false;
         }
-        let curable = matches!(
+        let may_be_retried = matches!(
             error,
             ErrorBody::ReadChunks { .. }
                 | ErrorBody::WriteResource { .. }
                 | ErrorBody::ReplyResource { .. }
                 | ErrorBody::System
         );
-        if curable && let Some((call, token)) = self.calls.retryable(xid) {
+        if may_be_retried && let Some((call, token)) = self.calls.retryable(xid) {
             self.queue_event(Event::Retryable { call, token, error });
             return true;
         }
@@ -431,7 +431,7 @@ impl Connection {
     /// Handles another message that arrives instead of the next part. Both messages are rejected.
     #[cold]
     fn handle_interruption(&mut self, partial: PartialMessage, view: &View<'_>) -> ReceivedMessage {
-        self.break_off(partial);
+        self.abort_partial(partial);
         if is_response(view) || view.htype() == HeaderType::Error {
             let why = "it arrived between the parts of another message";
             self.end_call(view.xid(), CallError::MalformedReply(why));
@@ -442,13 +442,13 @@ impl Connection {
 
     /// Drops a continued message whose rest will not arrive.
     #[cold]
-    fn break_off(&mut self, partial: PartialMessage) {
+    fn abort_partial(&mut self, partial: PartialMessage) {
         self.reassembly.open = None;
         self.session.connprop.part = Vec::new();
         if partial.response {
             self.reassembly.orphan = Some(partial.xid);
         } else {
-            // This queues no event, because the event of the present message must come first.
+            // No event is queued here, because the event of the present message must come first.
             let error = ErrorBody::InvalFlag;
             self.outbox.push_error(QueuedMessage::Error { xid: partial.xid, error }, self.inbound.capacity());
             self.count_rejected(&RejectReason::Answered(error));
@@ -548,7 +548,7 @@ impl Connection {
                 self.confirm_server_version(false);
                 self.check_overrun()?;
                 Ok(match body {
-                    // Deployed servers drop it silently, too.
+                    // Deployed servers also drop RDMA_DONE silently.
                     ViewBody::Done => self.reject(RejectReason::Unexpected),
                     _ => self.answer(view.xid(), ErrorBody::BadXdr),
                 })
@@ -564,7 +564,7 @@ impl Connection {
     /// calls in progress.
     fn complete_v1(&mut self, head: Head, lists: Option<ListKinds>) -> ReceiveResult {
         if head.response {
-            // A message that answers no call of ours grants nothing.
+            // A message that answers no call of this side grants nothing.
             let answers = self.calls.is_outstanding(CallId::of_xid(head.xid));
             let received = self.complete_reply(head.xid, lists);
             if answers {
@@ -580,11 +580,11 @@ impl Connection {
         Ok(self.complete_call(head.xid, lists))
     }
 
-    /// Whether a version 1 message answers a call of this side. The header does not show it.
+    /// Whether a version 1 message answers a call of this side. The header does not show the direction.
     fn is_answer_v1(&self, view: &View<'_>) -> bool {
         match view.htype() {
             HeaderType::Error => true,
-            // The RPC message shows it, if it is inline (RFC 8167 §5).
+            // An inline RPC message shows the direction (RFC 8167 §5).
             HeaderType::Msg if view.payload().len() >= 8 => view.payload()[4..8] == 1u32.to_be_bytes(),
             // Replies have no Read list, and long calls have one. A server offers no Reply chunk, so it expects no long
             // reply. A message that looks like one concerns the call with its XID, if that call is in progress.
@@ -733,16 +733,16 @@ impl Connection {
         self.handle_unusable(xid, owner, kind, increment)
     }
 
-    /// Counts an unusable message, which took a Receive. It also breaks off a continued message in progress.
+    /// Counts an unusable message, which took a Receive. It also ends a continued message in progress.
     fn count_unusable(&mut self, increment: Option<u32>) -> Result<(), PeerFault> {
         self.credits.count_unreadable(increment)?;
         if let Some(partial) = self.reassembly.open {
-            self.break_off(partial);
+            self.abort_partial(partial);
         }
         Ok(())
     }
 
-    /// Handles a message that cannot be used. Its grant in increments is still valid.
+    /// Handles an unusable message. Its incremental grant, `increment`, is valid nevertheless.
     #[cold]
     fn handle_unusable(
         &mut self,

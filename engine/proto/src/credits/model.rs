@@ -1,8 +1,8 @@
 //! Flow control model: all interleavings of two peers with few credits.
 //!
 //! For every order of sending, delivery, refilling and granting: at most as many messages are in flight as Receives are
-//! posted. Only a pure grant exceeds its sender's limit. Headers are true, every message arrives, and the peers come to
-//! rest.
+//! posted. Only a pure grant exceeds its sender's limit. The limits in headers are correct, every message arrives, and
+//! at the end no peer has a message to send.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -45,8 +45,8 @@ struct End {
     parked: u32,
     /// Whether its credit limit was changed.
     resized: bool,
-    /// The other end's last limit of outstanding messages, and messages sent since. Recorded only if that end announces
-    /// early.
+    /// The other end's last limit of outstanding messages, and the number of messages sent since. It is recorded only
+    /// if that end is the [early announcer](World::early_announcer).
     peer_limit: Option<(u32, u32)>,
 }
 
@@ -64,7 +64,7 @@ struct Model {
     replies: u32,
     /// Messages per call.
     parts: u32,
-    /// Version 1: replies pay for calls, and there are no pure grants.
+    /// Version 1: each reply returns the credit of its call, and there are no pure grants.
     v1: bool,
     /// The end that changes its credit limit once, at any time, and its new limit.
     resize: Option<(usize, u32)>,
@@ -117,12 +117,15 @@ impl World {
         };
         if let (CreditMode::V2Windowed, Some(window), true) = (credits.credit_mode(), window, kind != Kind::Grant) {
             let (credit, received) = windowed.on_send_windowed(window);
-            let said = CreditWords { credit, received: Some(received) };
-            assert_eq!((said, &windowed), (words, &*credits), "both functions agree");
+            let expected = CreditWords { credit, received: Some(received) };
+            assert_eq!((expected, &windowed), (words, &*credits), "both functions agree");
         }
         if credits.credit_mode() == CreditMode::V2Incremental {
-            let most = words.credit >> 16;
-            assert!(most >= credits.peer_credits().max(1), "more is outstanding than the header says: {credits:#?}");
+            let max_outstanding = words.credit >> 16;
+            assert!(
+                max_outstanding >= credits.peer_credits().max(1),
+                "the header covers all outstanding messages: {credits:#?}"
+            );
             if self.early_announcer == Some(from) {
                 words.credit = credits.credit_limit << 16 | words.credit & 0xFFFF;
             }
@@ -137,9 +140,9 @@ impl World {
                 self.ends
             );
         }
-        if let Some((most, since)) = &mut self.ends[from].peer_limit {
+        if let Some((limit, since)) = &mut self.ends[from].peer_limit {
             *since += 1;
-            assert!(*since <= *most + u32::from(!payload), "{since} sent where {most} may be outstanding");
+            assert!(*since <= *limit + u32::from(!payload), "{since} sent where {limit} may be outstanding");
         }
         self.ends[1 - from].arriving.push_back(Message { words, kind });
         let to = &self.ends[1 - from];
@@ -177,13 +180,13 @@ impl Model {
         end.posted >= needed || end.posted + spared >= needed + 2
     }
 
-    /// The most Receives that an end can post.
-    fn most(&self, world: &World, at: usize) -> u32 {
+    /// Maximum number of Receives that an end can post.
+    fn max_posted(&self, world: &World, at: usize) -> u32 {
         let end = &world.ends[at];
-        let most = end.credits.reserve(self.served(end));
+        let reserve = end.credits.reserve(self.served(end));
         match world.buffers {
-            Some(buffers) if at == 1 => most.min(buffers.saturating_sub(self.served(end))),
-            _ => most,
+            Some(buffers) if at == 1 => reserve.min(buffers.saturating_sub(self.served(end))),
+            _ => reserve,
         }
     }
 
@@ -233,9 +236,9 @@ impl Model {
                 end.resized = true;
                 next.push(after);
             }
-            if end.posted < self.most(world, at) {
+            if end.posted < self.max_posted(world, at) {
                 let mut after = world.clone();
-                after.ends[at].posted = self.most(world, at);
+                after.ends[at].posted = self.max_posted(world, at);
                 next.push(after);
             }
         }
@@ -283,39 +286,39 @@ impl Model {
         for _ in 0..10_000 {
             let mut next = self.steps(&world);
             if next.is_empty() {
-                return assert!(!world.has_to_send(), "seed {seed}: messages wait for ever: {:#?}", world.ends);
+                return assert!(!world.has_to_send(), "seed {seed}: messages remain to be sent: {:#?}", world.ends);
             }
             drawn ^= drawn << 13;
             drawn ^= drawn >> 7;
             drawn ^= drawn << 17;
             world = next.swap_remove((drawn >> 32) as usize % next.len());
         }
-        panic!("seed {seed}: the peers do not come to rest: {:#?}", world.ends);
+        panic!("seed {seed}: the peers still send after 10,000 steps: {:#?}", world.ends);
     }
 
     /// Visits every reachable world; returns their number. A 64-bit hash, keyed anew in each run, stands for a visited
     /// world. A million worlds collide with a probability below 1 in 10 million.
     fn explore(&self, start: World) -> usize {
         let hashes = RandomState::new();
-        let mut seen = HashSet::from([hashes.hash_one(&start)]);
+        let mut visited = HashSet::from([hashes.hash_one(&start)]);
         let mut open = vec![start];
         while let Some(world) = open.pop() {
             let next = self.steps(&world);
             if next.is_empty() {
-                assert!(!world.has_to_send(), "deadlock: messages wait for ever: {:#?}", world.ends);
+                assert!(!world.has_to_send(), "deadlock: messages remain to be sent: {:#?}", world.ends);
             }
             for after in next {
-                if seen.insert(hashes.hash_one(&after)) {
-                    assert!(seen.len() < 3_000_000, "the peers do not come to rest");
+                if visited.insert(hashes.hash_one(&after)) {
+                    assert!(visited.len() < 3_000_000, "the number of reachable worlds is limited");
                     open.push(after);
                 }
             }
         }
-        seen.len()
+        visited.len()
     }
 }
 
-/// More slots than outstanding calls here.
+/// Slots for calls: more than any of these tests has outstanding calls.
 const SLOTS: u32 = 64;
 
 /// Start of the counters, which therefore wrap in the middle of the run.
@@ -335,7 +338,7 @@ fn no_interleaving_of_version_2_overruns_or_deadlocks() {
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 
-/// Either end changes its credit limit, and announces it at once or only when it holds.
+/// Either end changes its credit limit, and announces it at once, or only once it takes effect.
 #[test]
 fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
     let mut worlds = 0;
@@ -396,22 +399,23 @@ fn no_interleaving_stalls_with_a_single_free_credit() {
 /// parts or not, are answered, even with the minimum of buffers.
 #[test]
 fn no_interleaving_stalls_when_the_credit_limit_shrinks_below_the_unanswered_calls() {
-    const HELD: u32 = 2 * MIN_CREDITS - 1;
+    const UNANSWERED: u32 = 2 * MIN_CREDITS - 1;
     let mut worlds = 0;
     for credit_mode in [CreditMode::V2Windowed, CreditMode::V2Incremental] {
         let shrinks = |parts| Model { parts, resize: Some((1, MIN_CREDITS)), ..Model::new(1) };
         let start = |calls, calls_back, buffers| {
             let mut start = World::new(credit_mode, 2 * MIN_CREDITS, true, calls, NEAR_WRAP);
-            (start.ends[1].to_call, start.ends[1].parked, start.buffers) = (calls_back, HELD, buffers);
+            (start.ends[1].to_call, start.ends[1].parked, start.buffers) = (calls_back, UNANSWERED, buffers);
             start
         };
-        for buffers in [None, Some(HELD + MIN_CREDITS + 1)] {
+        for buffers in [None, Some(UNANSWERED + MIN_CREDITS + 1)] {
             for (parts, calls, calls_back) in [(1, 1, 3), (1, 3, 1), (2, 1, 1), (3, 1, 0), (3, 1, 1)] {
                 worlds += shrinks(parts).explore(start(calls, calls_back, buffers));
             }
             // More calls have too many interleavings to explore all.
             for seed in 0..1_500 {
-                let [parts, calls, calls_back] = [(1, 3), (1, 7), (0, 9)].map(|(least, n)| least + (seed % n) as u32);
+                let [parts, calls, calls_back] =
+                    [(1, 3), (1, 7), (0, 9)].map(|(min, count)| min + (seed % count) as u32);
                 shrinks(parts).walk(start(calls, calls_back, buffers), seed);
             }
         }

@@ -12,7 +12,8 @@ fn exceeding_the_announced_limit_is_a_fault_at_once() {
         let mut credits = Credits::new(credit_mode, true, 4, true);
         let received = (credit_mode == CreditMode::V2Windowed).then_some(0);
         let words = CreditWords { credit: 1, received };
-        // The first uses the initial credit. The second is accepted, because there is a Receive for a pure grant, too.
+        // The first message uses the initial credit. The second one is accepted, because a Receive is kept for a pure
+        // grant.
         assert!(credits.on_receive(words, true).is_ok());
         assert!(credits.on_receive(words, true).is_ok());
         let fault = credits.on_receive(words, true).unwrap_err();
@@ -65,8 +66,8 @@ fn calls_in_progress_keep_their_receives_when_the_limit_shrinks() {
         let taken = 12;
         (0..taken).for_each(|_| credits.on_receive(CreditWords { credit: 1, received }, true).unwrap());
         credits.set_credit_limit(4);
-        let left = credits.peer_credits();
-        assert_eq!(credits.reserve(taken), taken + left + 1, "{credit_mode:?}");
+        let peer_credits = credits.peer_credits();
+        assert_eq!(credits.reserve(taken), taken + peer_credits + 1, "{credit_mode:?}");
         assert_eq!(credits.spared(taken, 0), taken, "{credit_mode:?}: messages that may still arrive need the others");
         assert_eq!((credits.reserve(0), credits.spared(0, 4)), (5, 0), "{credit_mode:?}: after the calls");
     }
@@ -118,8 +119,8 @@ fn only_a_client_has_an_initial_credit() {
 #[test]
 fn a_lowered_limit_of_outstanding_messages_takes_effect() {
     let mut credits = Credits::new(CreditMode::V2Incremental, false, 8, true);
-    let receive_grant = |credits: &mut Credits, most: u32, newly: u32| {
-        let words = CreditWords { credit: most << 16 | newly, received: None };
+    let receive_grant = |credits: &mut Credits, max_outstanding: u32, newly: u32| {
+        let words = CreditWords { credit: max_outstanding << 16 | newly, received: None };
         credits.on_receive(words, true).unwrap();
         credits.available()
     };
@@ -133,7 +134,7 @@ fn a_lowered_limit_of_outstanding_messages_takes_effect() {
     // Granted credits are not lost.
     assert_eq!(receive_grant(&mut credits, 4, 0), 4);
     assert_eq!(receive_grant(&mut credits, 16, 1), 13);
-    // A peer with limit 0 would wait without end.
+    // A limit of 0 counts as 1, because no message could be sent otherwise.
     assert_eq!(receive_grant(&mut credits, 0, 1), 1);
 }
 

@@ -57,20 +57,20 @@ impl Characteristic {
         Ok(id.and_then(|id| Self::all(&value).into_iter().find(|value| value.id() == id)))
     }
 
-    pub(super) const fn all(of: &Properties<'_>) -> [Characteristic; COUNT] {
+    pub(super) const fn all(properties: &Properties<'_>) -> [Characteristic; COUNT] {
         [
-            Characteristic::SendSize(of.send_size),
-            Characteristic::ReceiveSize(of.receive_size),
-            Characteristic::SegmentSize(of.segment_size),
-            Characteristic::SegmentCount(of.segment_count),
-            Characteristic::ReverseSupport(of.reverse_support),
-            Characteristic::RemoteInvalidation(of.remote_invalidation),
+            Characteristic::SendSize(properties.send_size),
+            Characteristic::ReceiveSize(properties.receive_size),
+            Characteristic::SegmentSize(properties.segment_size),
+            Characteristic::SegmentCount(properties.segment_count),
+            Characteristic::ReverseSupport(properties.reverse_support),
+            Characteristic::RemoteInvalidation(properties.remote_invalidation),
         ]
     }
 
     /// The characteristic of the same kind in `properties`.
     pub(super) fn value_in(self, properties: &Properties<'_>) -> Characteristic {
-        Self::all(properties).into_iter().find(|kept| kept.id() == self.id()).unwrap_or(self)
+        Self::all(properties).into_iter().find(|value| value.id() == self.id()).unwrap_or(self)
     }
 
     pub(super) fn store(self, properties: &mut Properties<'_>) {

@@ -68,7 +68,7 @@ pub enum ChangeError {
     /// An earlier request for the property is pending.
     #[error("{0} is pending at the peer")]
     Pending(PropertyId),
-    /// The property is constant or never stated: not requestable (version 2 §6.4.4).
+    /// The property is constant, or the peer has never stated it (version 2 §6.4.4).
     #[error("{0} is constant")]
     Constant(PropertyId),
     /// The peer has no pending request for the property.

@@ -79,13 +79,13 @@ proptest! {
     /// In the end both know each other's values, and each request has ended once.
     #[test]
     fn both_ends_agree_in_the_end_and_every_request_ends_once(steps in prop::collection::vec(step(), 0..80)) {
-        let new = || End {
+        let new_end = || End {
             exchange: Exchange::new(Revision::Ietf00, &Properties::default(), &[]),
             requested: 0,
             ended: 0,
             pending: IdSet::default(),
         };
-        let mut ends = [new(), new()];
+        let mut ends = [new_end(), new_end()];
         for (xid, step) in steps.into_iter().enumerate() {
             match step {
                 ExchangeStep::Request(end, wanted) => {
@@ -108,18 +108,18 @@ proptest! {
         }
         // Undecided requests are decided and pending ones resolved, until nothing is left to send.
         loop {
-            let mut moved = false;
-            for at in 0..2 {
-                while deliver(&mut ends, at) {
-                    moved = true;
+            let mut progressed = false;
+            for from in 0..2 {
+                while deliver(&mut ends, from) {
+                    progressed = true;
                 }
-                let exchange = &mut ends[at].exchange;
-                moved |= exchange.answer(|_| Verdict::Rejected);
+                let exchange = &mut ends[from].exchange;
+                progressed |= exchange.answer(|_| Verdict::Rejected);
                 for value in Characteristic::all(exchange.local()) {
-                    moved |= exchange.resolve(value).is_ok();
+                    progressed |= exchange.resolve(value).is_ok();
                 }
             }
-            if !moved {
+            if !progressed {
                 break;
             }
         }

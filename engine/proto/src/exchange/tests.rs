@@ -1,4 +1,4 @@
-//! Each rule of the exchange, one test.
+//! Tests of the exchange, one for each rule.
 
 use super::operation::{encode_operation, subset};
 use super::*;
@@ -11,7 +11,7 @@ fn end() -> Exchange {
     Exchange::new(REVISION, &Properties::default(), &[])
 }
 
-/// Moves everything from one end to the other.
+/// Delivers all operations of one end to the other.
 fn deliver(from: &mut Exchange, to: &mut Exchange) {
     while let Some(out) = from.poll_transmit() {
         to.handle(out.xid, out.flags, out.code.code(), &out.optinfo).expect("an operation of another end is valid");
@@ -85,7 +85,7 @@ fn the_initial_statement_is_complete_and_fits_the_smallest_receive() {
     assert_eq!(
         events(&mut b),
         [CharacteristicEvent::Peer(ReceiveSize(65536)), CharacteristicEvent::Peer(RemoteInvalidation(true))],
-        "what differs from the defaults"
+        "each value that differs from its default"
     );
     assert_eq!(b.peer(), &local);
     assert_eq!(
@@ -143,13 +143,13 @@ fn each_requested_value_is_done_rejected_or_pending() {
     assert_eq!(a.request(77, &wanted), Ok(()));
     deliver(&mut a, &mut b);
     assert_eq!(events(&mut b), [CharacteristicEvent::Requested(wanted.iter().copied().collect())]);
-    assert!(!b.has_output(), "nothing is answered before it is decided");
+    assert!(!b.has_output(), "the answer waits for the decision");
     assert!(b.answer(|value| match value {
         SegmentCount(_) => Verdict::Done,
         ReceiveSize(_) => Verdict::Pending,
         _ => Verdict::Rejected,
     }));
-    assert!(!b.answer(|_| Verdict::Done), "once");
+    assert!(!b.answer(|_| Verdict::Done), "a request is answered once");
     assert_eq!((b.local().segment_count, b.local().receive_size), (8, 4096));
     assert_eq!(next_answer(&mut b.clone()), (77, [vec![0], vec![2], vec![1]]));
     deliver(&mut b, &mut a);
@@ -186,10 +186,10 @@ fn a_pending_request_ends_by_the_update_that_clears_it() {
         );
         assert_eq!(a.request(2, &[ReceiveSize(9000)]), Err(ChangeError::Pending(PropertyId::ReceiveSize)));
         b.resolve(last).expect("is pending");
-        assert_eq!(b.resolve(last), Err(ChangeError::NotPending(PropertyId::ReceiveSize)), "once");
+        assert_eq!(b.resolve(last), Err(ChangeError::NotPending(PropertyId::ReceiveSize)), "it is resolved once");
         deliver(&mut b, &mut a);
         assert_eq!(events(&mut a), [CharacteristicEvent::Peer(last), answer(ReceiveSize(8192), outcome)]);
-        assert_eq!(a.request(2, &[ReceiveSize(9000)]), Ok(()), "free again");
+        assert_eq!(a.request(2, &[ReceiveSize(9000)]), Ok(()), "the earlier request has ended");
     }
 }
 
@@ -206,8 +206,8 @@ fn an_unsolicited_update_never_clears_pending() {
     a.handle(out.xid, out.flags, out.code.code(), &out.optinfo).expect("accepted");
     assert_eq!(events(&mut a), [CharacteristicEvent::Peer(ReceiveSize(8192))]);
     b.update(ReceiveSize(8192)).expect("no change");
-    assert!(!b.has_output(), "nothing new");
-    // If a peer sends one nevertheless, its value takes effect, and its flag is ignored.
+    assert!(!b.has_output(), "an equal value is not announced");
+    // If a peer sends an unsolicited update with the flag nevertheless, its value takes effect.
     let now = Property { which: PropertyId::ReceiveSize.code(), data: &[0, 0, 48, 0] };
     assert_eq!(deliver_raw(&mut a, 0, Operation::Update { now, clears_pending: true }), Ok(()));
     assert_eq!(events(&mut a), [CharacteristicEvent::Peer(ReceiveSize(12288))]);
@@ -317,28 +317,32 @@ fn an_answer_carries_the_xid_of_its_request_and_the_response_flag() {
     assert_eq!(a.clone().handle(5, Flags::NONE, 3, &optinfo), Err(ExchangeError::BadAnswer));
     assert_eq!(a.handle(5, Flags::RESPONSE, 3, &optinfo), Ok(()));
     assert_eq!(events(&mut a).last(), Some(&answer(SendSize(8192), ChangeOutcome::Done)));
-    assert_eq!(a.handle(5, Flags::RESPONSE, 3, &optinfo), Err(ExchangeError::NotRequested(5)), "once");
+    assert_eq!(
+        a.handle(5, Flags::RESPONSE, 3, &optinfo),
+        Err(ExchangeError::NotRequested(5)),
+        "a request has one answer"
+    );
 }
 
 #[test]
 fn malformed_operations_get_the_error_of_the_specification() {
     let size = PropertyId::ReceiveSize.code() as u8;
-    let (yes, no) = (Some(ErrorBody::BadXdr), Flags::NONE);
+    let (bad_xdr, none) = (Some(ErrorBody::BadXdr), Flags::NONE);
     let cases: [(u32, Flags, &[u8], Option<ErrorBody>); 10] = [
-        (0, no, &[], Some(ErrorBody::InvalHtype)),
-        (5, no, &[], Some(ErrorBody::InvalHtype)),
+        (0, none, &[], Some(ErrorBody::InvalHtype)),
+        (5, none, &[], Some(ErrorBody::InvalHtype)),
         (1, Flags::RESPONSE, &[0; 8], Some(ErrorBody::InvalFlag)),
         (2, Flags::RESPONSE, &[0; 4], Some(ErrorBody::InvalFlag)),
-        (1, no, &[0; 4], yes),
-        (2, no, &[0; 8], yes),
+        (1, none, &[0; 4], bad_xdr),
+        (2, none, &[0; 8], bad_xdr),
         // Data beyond the end of the message.
-        (2, no, &[0, 0, 0, 1, 0, 0, 0, size, 0, 0, 0, 4], yes),
+        (2, none, &[0, 0, 0, 1, 0, 0, 0, size, 0, 0, 0, 4], bad_xdr),
         // A known property with data of the wrong length.
-        (4, no, &[0, 0, 0, size, 0, 0, 0, 2, 1, 1, 0, 0, 0, 0, 0, 0], yes),
+        (4, none, &[0, 0, 0, size, 0, 0, 0, 2, 1, 1, 0, 0, 0, 0, 0, 0], bad_xdr),
         // A boolean that is neither 0 nor 1.
-        (4, no, &[0, 0, 0, size, 0, 0, 0, 4, 0, 1, 0, 0, 0, 0, 0, 2], yes),
+        (4, none, &[0, 0, 0, size, 0, 0, 0, 4, 0, 1, 0, 0, 0, 0, 0, 2], bad_xdr),
         // A constant that is not in the set.
-        (1, no, &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1], yes),
+        (1, none, &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1], bad_xdr),
     ];
     for (code, flags, optinfo, expected) in cases {
         let (mut a, _) = pair();
@@ -370,7 +374,7 @@ fn a_peer_without_support_gets_no_more_operations() {
     a.request(5, &[SendSize(8192)]).expect("may be requested");
     a.poll_transmit().expect("REQXCH");
     a.update(ReceiveSize(8192)).expect("may change");
-    assert!(!a.failed(4, &ErrorBody::BadXdr), "not ours");
+    assert!(!a.failed(4, &ErrorBody::BadXdr), "no request has this XID");
     assert!(a.failed(5, &ErrorBody::InvalHtype));
     assert_eq!(events(&mut a), [answer(SendSize(8192), ChangeOutcome::Rejected), CharacteristicEvent::Unsupported]);
     assert!(!a.has_output());
@@ -416,7 +420,7 @@ fn unsent_updates_of_one_value_are_merged() {
         events(&mut a),
         [CharacteristicEvent::Peer(ReceiveSize(65536)), CharacteristicEvent::Peer(SendSize(8192))]
     );
-    // But not across an answer, which concerns another value.
+    // An update before a queued answer is not replaced, because the answer may state another value.
     b.update(ReceiveSize(10)).expect("may change");
     request(&mut b, 7, &[(PropertyId::ReceiveSize.code(), &[0, 0, 0, 11])]).expect("accepted");
     assert!(b.answer(|_| Verdict::Done));
@@ -425,7 +429,7 @@ fn unsent_updates_of_one_value_are_merged() {
 }
 
 #[test]
-fn an_undefined_level_of_reverse_support_is_the_default_and_none_of_the_older_revision() {
+fn an_undefined_level_of_reverse_support_is_the_default_and_invalid_in_the_older_revision() {
     let update = |to: &mut Exchange, which, level: u32| {
         let now = Property { which, data: &level.to_be_bytes() };
         deliver_raw(to, 0, Operation::Update { now, clears_pending: false })
@@ -453,7 +457,7 @@ fn a_repeated_property_is_an_error_in_a_statement_and_rejected_in_a_request() {
     }
     let stated = Operation::Initial { start: builder.finish(), constant: subset([], &mut []) };
     assert!(matches!(deliver_raw(&mut b, 0, stated), Err(ExchangeError::BadXdr(_))));
-    assert_eq!(events(&mut b), [], "nothing of it took effect");
+    assert_eq!(events(&mut b), [], "no value of the refused operation takes effect");
     request(&mut a, 9, &twice).expect("a request");
     a.answer(|_| Verdict::Done);
     assert_eq!(next_answer(&mut a), (9, [vec![0], vec![1], vec![]]));

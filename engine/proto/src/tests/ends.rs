@@ -77,7 +77,7 @@ fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bo
         for abandoned in 1..=3 {
             assert!(pair.client.handle_timeout(100).is_some());
             let withheld = [abandoned, abandoned + 1]
-                .map(|most| pair.client.calls().withheld_answers(most, pair.client.credits()));
+                .map(|limit| pair.client.calls().withheld_answers(limit, pair.client.credits()));
             assert_eq!(withheld, [Some(0), None], "{credit_mode:?}: {abandoned} abandoned calls");
         }
         assert_eq!(

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Returns a server's rejection of one raw message, and its answers.
-pub(super) fn served(credit_mode: CreditMode, message: &[u8]) -> (Option<RejectReason>, Vec<Vec<u8>>) {
+/// Delivers one raw message to a new server. Returns the server's rejection and answers.
+pub(super) fn deliver_to_new_server(credit_mode: CreditMode, message: &[u8]) -> (Option<RejectReason>, Vec<Vec<u8>>) {
     let mut server = Connection::new(config(credit_mode, true));
     let rejected = match handle(&mut server, message).unwrap() {
         Handled::Event(Event::Rejected(why)) => Some(why),
@@ -25,11 +25,11 @@ fn a_server_answers_invalid_messages_with_the_protocols_error() {
         (&[9, 2, 1, 0, 0, 0, 5], ErrorBody::BadXdr),
     ];
     for (message, error) in cases {
-        let (rejected, answer) = served(CreditMode::V2Windowed, &words(message));
+        let (rejected, answer) = deliver_to_new_server(CreditMode::V2Windowed, &words(message));
         assert_eq!(rejected, Some(RejectReason::Answered(error)), "{message:?}");
         let view = View::check(&answer[0], Revision::Ietf00).unwrap();
         assert_eq!((view.xid(), view.body()), (9, ViewBody::Error(error)), "{message:?}");
-        // The error grants nothing and used the only credit.
+        // The error grants nothing and has used the only credit, so a pure grant follows.
         let view = View::check(&answer[1], Revision::Ietf00).unwrap();
         assert_eq!((view.xid(), view.htype(), answer.len()), (0, HeaderType::Nomsg, 2), "{message:?}");
     }
@@ -111,11 +111,11 @@ fn answers_to_invalid_messages_are_bounded_while_the_peer_reads_none() {
     for credit_mode in ALL {
         let mut server = Connection::new(config(credit_mode, true));
         let taken = (0..10_000).take_while(|_| handle(&mut server, &words(&[9, 7, 1, 0])).is_ok()).count();
-        let most = if credit_mode == CreditMode::V1 { 2 * CREDITS } else { CREDITS } + 1;
-        assert!(taken as u32 <= most, "{credit_mode:?}: {taken}");
+        let limit = if credit_mode == CreditMode::V1 { 2 * CREDITS } else { CREDITS } + 1;
+        assert!(taken as u32 <= limit, "{credit_mode:?}: {taken}");
         let mut link = VecDeque::new();
         Pair::transmit(&mut server, &mut link);
-        assert!(link.len() as u32 <= most, "{credit_mode:?}: {}", link.len());
+        assert!(link.len() as u32 <= limit, "{credit_mode:?}: {}", link.len());
     }
 }
 
@@ -157,6 +157,7 @@ fn an_error_never_answers_an_error() {
                     handle(&mut server, &words(&[8, 2, 8 << 16 | 8, 77, 0])).unwrap();
                     handle(&mut server, &words(&[8, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
                 }
+                // The messages that the server sends without the error are discarded.
                 let mut link = VecDeque::new();
                 Pair::transmit(&mut server, &mut link);
                 link.clear();
@@ -171,6 +172,7 @@ fn an_error_never_answers_an_error() {
                         assert!(matches!(fault, PeerFault::VersionChanged(_)), "{message:?}: {fault}")
                     }
                 }
+                // The messages after the error may be of any type but ERROR.
                 Pair::transmit(&mut server, &mut link);
                 let types: Vec<_> = link
                     .iter()
@@ -181,7 +183,7 @@ fn an_error_never_answers_an_error() {
             }
         }
     }
-    // An error between the parts of another message breaks that message off, which is then answered.
+    // An error between the parts of another message ends that message. Only that message is answered.
     let mut server = Connection::new(config(CreditMode::V2Incremental, true));
     let mut link = VecDeque::new();
     handle(&mut server, &words(&[8, 2, 8 << 16 | 8, 1, 0, 0, 0, 0, 0])).unwrap();
@@ -194,6 +196,6 @@ fn an_error_never_answers_an_error() {
     handle(&mut server, &words(&[9, 2, 0, 4, 0, 2])).unwrap();
     Pair::transmit(&mut server, &mut link);
     let errors = link.iter().map(|message| View::check(message, Revision::Ietf00).unwrap());
-    let about: Vec<_> = errors.filter(|view| view.htype() == HeaderType::Error).map(|view| view.xid()).collect();
-    assert_eq!(about, [7]);
+    let answered: Vec<_> = errors.filter(|view| view.htype() == HeaderType::Error).map(|view| view.xid()).collect();
+    assert_eq!(answered, [7]);
 }

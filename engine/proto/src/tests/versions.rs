@@ -1,12 +1,12 @@
 //! Unsupported versions: the server's answer and the client's reaction.
 
-use super::unsolicited::served;
+use super::unsolicited::deliver_to_new_server;
 use super::*;
 
 #[test]
 fn another_version_is_answered_in_the_layout_of_all_versions() {
     for (vers, credit_mode, low, high) in [(3, CreditMode::V2Windowed, 1, 2), (2, CreditMode::V1, 1, 1)] {
-        let (rejected, answer) = served(credit_mode, &words(&[9, vers, 1, 0, 0, 0, 0, 0, 0]));
+        let (rejected, answer) = deliver_to_new_server(credit_mode, &words(&[9, vers, 1, 0, 0, 0, 0, 0, 0]));
         assert_eq!(rejected, Some(RejectReason::Answered(ErrorBody::Vers { low, high })));
         // xid, the peer's version, credits, RDMA_ERROR, ERR_VERS, low, high (RFC 8166 §7).
         let mut expected = words(&[9, vers, CREDITS, 4, 1, low, high]);
@@ -26,11 +26,7 @@ fn each_call_of_an_unsupported_version_gets_err_vers_and_its_credit_back() {
         }
         for token in 0..5 {
             Pair::transmit(&mut pair.client, &mut pair.to_server);
-            assert_eq!(
-                pair.to_server.len(),
-                1,
-                "{credit_mode:?}: the one credit of a client that was not granted others"
-            );
+            assert_eq!(pair.to_server.len(), 1, "{credit_mode:?}: a client without a grant has one credit");
             let call = pair.to_server.pop_front().unwrap();
             let rejected = handle(&mut pair.server, &call);
             let error = ErrorBody::Vers { low: 2, high: 2 };
@@ -57,15 +53,15 @@ fn each_call_of_an_unsupported_version_gets_err_vers_and_its_credit_back() {
 
 #[test]
 fn unreadable_messages_are_answered_in_their_version() {
-    let spoilt_1 = words(&[9, 1, 1, 0, 0, 0, 5]);
-    let (rejected, answer) = served(CreditMode::V2Windowed, &spoilt_1);
+    let malformed = words(&[9, 1, 1, 0, 0, 0, 5]);
+    let (rejected, answer) = deliver_to_new_server(CreditMode::V2Windowed, &malformed);
     assert_eq!(rejected, Some(RejectReason::Answered(ErrorBody::BadXdr)));
     // RDMA_ERROR, ERR_CHUNK, and no words of version 2.
     assert_eq!(answer, [words(&[9, 1, CREDITS, 4, 2])]);
-    let (rejected, _) = served(CreditMode::V1, &words(&[9, 2, 1, 0, 0, 0, 5]));
+    let (rejected, _) = deliver_to_new_server(CreditMode::V1, &words(&[9, 2, 1, 0, 0, 0, 5]));
     assert_eq!(rejected, Some(RejectReason::Answered(ErrorBody::Vers { low: 1, high: 1 })));
     let mut pair = Pair::new(CreditMode::V2Windowed);
-    assert_eq!(handle(&mut pair.server, &spoilt_1).unwrap_err(), PeerFault::VersionChanged(1));
+    assert_eq!(handle(&mut pair.server, &malformed).unwrap_err(), PeerFault::VersionChanged(1));
 }
 
 #[test]
@@ -73,7 +69,7 @@ fn messages_shorter_than_a_header_are_dropped_without_an_answer() {
     for credit_mode in ALL {
         // The last message has a version, but is shorter than any call of version 1.
         for message in [&[][..], &[0], &[0; 15], &words(&[9, 1, 1, 0, 0, 0])] {
-            let (rejected, answer) = served(credit_mode, message);
+            let (rejected, answer) = deliver_to_new_server(credit_mode, message);
             assert_eq!(rejected, Some(RejectReason::TooShort));
             // A grant returns its Receive, if the credit mode has pure grants. No other answer follows.
             let views: Vec<_> = answer.iter().map(|answer| View::check(answer, Revision::Ietf00).unwrap()).collect();
@@ -123,7 +119,7 @@ fn a_client_ends_when_the_server_lists_no_common_version() {
 
 #[test]
 fn any_range_and_version_word_of_an_err_vers_is_read() {
-    // The version word is ours, or the server's own.
+    // The version word is the one that the client sent, or the server's own.
     for vers in [1, 2, 3, 0x100] {
         for (low, high) in [(3, 4), (4, 4), (5, 9), (8, 8), (10, 20), (u32::MAX, u32::MAX)] {
             let fault =
@@ -153,14 +149,14 @@ fn any_range_and_version_word_of_an_err_vers_is_read() {
 
 #[test]
 fn an_error_to_the_first_message_only_shows_the_servers_version() {
-    for (words_of, error) in [
+    for (message, error) in [
         (&[9, 2, 0, 4, 1, 2][..], ErrorBody::BadXdr),
         (&[9, 2, 0, 4, 1, 10], ErrorBody::System),
         (&[9, 2, 0, 4, 1, 9, 8], ErrorBody::ReplyResource { length_needed: 8 }),
     ] {
         let mut client = client_in_negotiation();
         assert!(!client.session().has_received_version_2());
-        assert!(matches!(handle(&mut client, &words(words_of)), Ok(Handled::Event(Event::Rejected(_)))));
+        assert!(matches!(handle(&mut client, &words(message)), Ok(Handled::Event(Event::Rejected(_)))));
         assert_eq!((client.session().phase(), client.session().first_error()), (Phase::Hello, Some(error)));
         assert!(client.session().has_received_version_2() && !client.session().is_open());
         // A grant completes the negotiation.
@@ -183,7 +179,7 @@ fn a_server_that_changes_the_version_ends_the_connection() {
         let mut pair = Pair::new(CreditMode::V2Windowed);
         let fault = handle(&mut pair.client, &words(&[9, vers, 1, 0, 0, 0, 0, 9, 1])).unwrap_err();
         assert_eq!(fault, PeerFault::VersionChanged(vers));
-        // An error does not end it, nor does another version before the negotiation.
+        // An error does not end the connection, nor does another version before the negotiation.
         let mut pair = Pair::new(CreditMode::V2Windowed);
         assert!(matches!(
             handle(&mut pair.client, &words(&[9, vers, 1, 4, 2])),
@@ -193,7 +189,7 @@ fn a_server_that_changes_the_version_ends_the_connection() {
             handle(&mut client_in_negotiation(), &words(&[9, vers, 1, 0, 0, 0, 0, 9, 1])),
             Ok(Handled::Event(Event::Rejected(_)))
         ));
-        // RFC 8166 §4.5: a client of version 1 silently discards it.
+        // RFC 8166 §4.5: a client of version 1 silently discards a message of another version.
         let mut pair = Pair::new(CreditMode::V1);
         let vers = if vers == 1 { 2 } else { vers };
         assert!(matches!(
@@ -217,7 +213,7 @@ fn a_version_error_after_negotiation_changes_nothing() {
 #[test]
 fn a_malformed_reply_is_not_answered() {
     // Version 2: RESPONSE is set, and the Reply chunk's word is neither 0 nor 1.
-    let (rejected, answer) = served(CreditMode::V2Windowed, &words(&[9, 2, 1, 0, 1, 0, 0, 0, 5]));
+    let (rejected, answer) = deliver_to_new_server(CreditMode::V2Windowed, &words(&[9, 2, 1, 0, 1, 0, 0, 0, 5]));
     assert!(matches!(rejected, Some(RejectReason::Dropped(_))), "{rejected:?}");
     assert!(
         answer.iter().all(|answer| {

@@ -44,10 +44,10 @@ impl Head {
         const CALL: u32 = Flags::RECEIVED.0;
         const REPLY: u32 = Flags::RECEIVED.with(Flags::RESPONSE).0;
         let header: &[u8; WINDOWED_LEN] = message.first_chunk()?;
-        let is_plain = word(header, 4) == Version::V2.code()
+        let has_layout = word(header, 4) == Version::V2.code()
             && word(header, 12) == HeaderType::Msg.code()
             && header.last_chunk() == Some(&[0; ListOffsets::ABSENT_LEN]);
-        if !is_plain {
+        if !has_layout {
             return None;
         }
         match word(header, 16) {
@@ -158,8 +158,8 @@ fn read<const N: usize>(message: &[u8], version: Version, flags: Flags) -> Optio
     let payload = match lists.strip_prefix(&[0; ListOffsets::ABSENT_LEN]) {
         Some(payload) => payload,
         None => {
-            let (read, lists) = one_or_none(lists, &[], READ_SEGMENT_LEN)?;
-            let (write, payload) = one_or_none(lists, &ONE, SEGMENT_LEN)?;
+            let (read, lists) = read_short_list(lists, &[], READ_SEGMENT_LEN)?;
+            let (write, payload) = read_short_list(lists, &ONE, SEGMENT_LEN)?;
             read_at = if read { N + ONE.len() } else { 0 };
             write_at = if write { message.len() - payload.len() - NONE.len() - SEGMENT_LEN } else { 0 };
             payload.strip_prefix(&NONE)?
@@ -185,7 +185,7 @@ const NONE: [u8; 4] = [0; 4];
 /// Reads a list of at most one entry, which has `len` bytes after its `counts`. Returns whether there is an entry, and
 /// the bytes after the list.
 #[inline]
-fn one_or_none<'a>(list: &'a [u8], counts: &[u8], len: usize) -> Option<(bool, &'a [u8])> {
+fn read_short_list<'a>(list: &'a [u8], counts: &[u8], len: usize) -> Option<(bool, &'a [u8])> {
     if let Some(rest) = list.strip_prefix(&NONE) {
         return Some((false, rest));
     }

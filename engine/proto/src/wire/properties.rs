@@ -14,9 +14,9 @@ codes! {
     pub enum PropertyId {
         /// Longest message that the property's sender sends, `uint32`, bytes.
         SendSize = 1, "SBSIZ";
-        /// Size of its receive buffers, `uint32`, bytes.
+        /// Size of the sender's receive buffers, `uint32`, bytes.
         ReceiveSize = 2, "RBSIZ";
-        /// Longest segment that it supports, `uint32`, bytes.
+        /// Longest segment that the sender supports, `uint32`, bytes.
         SegmentSize = 3, "RSSIZ";
         /// Maximum segments in one header, `uint32`.
         SegmentCount = 4, "RCSIZ";
@@ -269,7 +269,7 @@ impl<'b> Builder<'b> {
 with_defaults! {
     /// All known properties of a set, as one value.
     ///
-    /// Default: that of version 2 §5.2, without experimental properties.
+    /// Default: the defaults of version 2 §5.2, without experimental properties.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Properties<'a> {
         /// [`PropertyId::SendSize`], bytes.

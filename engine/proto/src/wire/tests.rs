@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use proptest::prelude::*;
 
-use super::invariants::{self, Owned, heads_agree_with_views, whole_view};
+use super::invariants::{self, Owned, check_view, compare_heads_with_view};
 use super::properties::{Builder, Properties, Property, PropertyId, ReverseSupport, Subset};
 use super::*;
 
@@ -228,7 +228,7 @@ proptest! {
         let part = matches!(parts.kind, Kind::Connprop) && parts.flags.contains(Flags::MORE);
         let whole = match parts.kind {
             _ if carries_payload || part || version == Version::V1 => message,
-            // Four bytes after it could make it an ERR_VERS in the layout that all versions share.
+            // With four more bytes, the header could be an ERR_VERS in the layout that all versions share.
             Kind::Error(_) => header.clone(),
             _ => {
                 prop_assert_eq!(View::check(&message, revision).is_ok(), parts.payload.is_empty());
@@ -240,7 +240,7 @@ proptest! {
         prop_assert_eq!(view.payload_offset(), if part { whole.len() } else { header.len() });
         prop_assert_eq!(view.payload(), if carries_payload { &parts.payload[..] } else { &[] });
         parts.with(|value| assert_eq!(Owned::of(&view).header(), value));
-        whole_view(&view);
+        check_view(&view);
     }
 
     /// No header is a prefix of another one. The exception is the ERR_VERS of RFC 8166 §7.
@@ -276,7 +276,7 @@ proptest! {
         changed in prop::option::of((0..24_usize, prop_oneof![0..3_u32, any::<u32>()])),
         (read, write, handle) in any::<(Option<[u32; 4]>, Option<[u32; 3]>, u32)>(),
     ) {
-        heads_agree_with_views(&[parts.encode(version, revision), parts.payload].concat(), revision);
+        compare_heads_with_view(&[parts.encode(version, revision), parts.payload].concat(), revision);
         let flags = if response { Flags::RESPONSE } else { Flags::NONE };
         let segment = |[handle, length, low]: [u32; 3]| Segment { handle, length, offset: u64::from(low) << 7 };
         let read = read.map(|[position, rest @ ..]| ReadSegment { position, target: segment(rest) });
@@ -287,15 +287,15 @@ proptest! {
             writes: WriteList { counts: &counts[..counts[0] as usize], segments: write.as_slice() },
             ..Chunks::NONE
         };
-        let plain = Header { xid, credit, received, flags, body: Body::Msg(chunks) };
+        let value = Header { xid, credit, received, flags, body: Body::Msg(chunks) };
         let mut header = [0; 128];
-        let len = plain.emit(&mut header, version, revision).expect("space");
+        let len = value.emit(&mut header, version, revision).expect("space");
         let mut message = header[..len].to_vec();
         message.extend(payload.into_iter().flat_map(u32::to_be_bytes));
-        heads_agree_with_views(&message, revision);
+        compare_heads_with_view(&message, revision);
         if let Some((at, word)) = changed && let Some(place) = message.get_mut(4 * at..4 * at + 4) {
             place.copy_from_slice(&word.to_be_bytes());
-            heads_agree_with_views(&message, revision);
+            compare_heads_with_view(&message, revision);
         }
     }
 
@@ -396,7 +396,7 @@ proptest! {
         prop_assert_eq!(subset.encoded_len(), 4 + 4 * words);
     }
 
-    /// All property values survive an encoding, in each revision that has them.
+    /// All property values are equal after encoding and decoding, in each revision that has them.
     #[test]
     fn properties_of_both_revisions(
         words in any::<[u32; 4]>(),

@@ -255,7 +255,7 @@ fn err_vers_in_the_layout_of_all_versions() {
     let view = View::check(&message, Revision::Ietf00).expect("valid");
     assert_eq!((view.version(), view.flags(), view.payload_offset()), (Version::V2, Flags::NONE, 28));
     assert_eq!(view.body(), ViewBody::Error(ErrorBody::Vers { low: 1, high: 1 }));
-    // It is the error of version 1, except for the version word.
+    // These bytes are the error of version 1, except for the version word.
     let error = Header { credit: 0x40, ..header(Body::Error(ErrorBody::Vers { low: 1, high: 1 })) };
     let mut out = [0; 28];
     assert_eq!(error.emit(&mut out, Version::V1, Revision::Ietf00), Ok(28));
@@ -364,15 +364,15 @@ fn v2_connprop_with_bad_data() {
 /// Optional operations: type 0xFFFFFF05 with the codes and bodies of draft-dnoveck-nfsv4-rpcrdma-xcharext-02 §4.
 #[test]
 fn v2_optional_operations() {
-    let (mut set, mut one, mut two, mut three) = ([0; 64], [0; 8], [0; 8], [0; 8]);
+    let (mut set, mut done, mut rejected, mut pending) = ([0; 64], [0; 8], [0; 8], [0; 8]);
     let want = Builder::new(&mut set)
         .uint32(PropertyId::ReceiveSize.code(), 8192)
         .and_then(|set| set.uint32(PropertyId::RemoteInvalidation.code(), 1))
         .expect("space")
         .finish();
-    let done = Subset::encode([0], &mut one).expect("space");
-    let rejected = Subset::encode([33, 1], &mut two).expect("space");
-    let pending = Subset::encode([], &mut three).expect("space");
+    let done = Subset::encode([0], &mut done).expect("space");
+    let rejected = Subset::encode([33, 1], &mut rejected).expect("space");
+    let pending = Subset::encode([], &mut pending).expect("space");
     let now = Property { which: 2, data: &[0, 0, 0x20, 0] };
     let properties = "00000002  00000002 00000004 00002000  ffffff02 00000004 00000001";
     let operations = [
@@ -393,6 +393,7 @@ fn v2_optional_operations() {
             Operation::Update { now, clears_pending: true },
         ),
     ];
+    // Each operation is encoded and decoded. Each shorter prefix of its bytes is refused, and one byte more.
     for (code, body, operation) in operations {
         let mut optinfo = vec![0; operation.encoded_len()];
         assert_eq!((operation.emit(&mut optinfo), operation.code()), (Ok(optinfo.len()), code));

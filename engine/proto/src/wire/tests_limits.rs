@@ -52,7 +52,7 @@ fn private_data_message() {
     assert_eq!(value.emit(&mut out), Ok(8));
     assert_eq!(out[..], bytes("f6ab0e18 010103ff"));
     assert_eq!(PrivateData::parse(&out), Some(value));
-    assert_eq!(PrivateData::parse(&bytes("00f6ab0e 18010103 ff000000")), Some(value), "not aligned");
+    assert_eq!(PrivateData::parse(&bytes("00f6ab0e 18010103 ff000000")), Some(value), "at an unaligned offset");
     assert_eq!(PrivateData::parse(&bytes("f6ab0e18 01ff0000")).map(|data| data.send_size), Some(1024));
     for none in ["", "00000000 00000000 00000000", "f6ab0e18 0201 0303", "f6ab0e18 010103"] {
         assert_eq!(PrivateData::parse(&bytes(none)), None, "{none:?}");
@@ -64,7 +64,7 @@ fn private_data_message() {
 }
 
 #[test]
-fn one_line() {
+fn a_header_is_displayed_as_one_line() {
     let line = |hex: &str| View::check(&bytes(hex), Revision::Ietf00).expect("valid").to_string();
     assert_eq!(
         line(
@@ -98,7 +98,7 @@ fn one_line() {
 
 /// Nothing is written into a buffer that is too small. The error reports both sizes.
 #[test]
-fn too_little_space() {
+fn a_header_beyond_its_buffer_is_an_error_with_both_sizes() {
     let value = header(Body::Msg(Chunks::NONE));
     let mut out = [0xEE; 35];
     let error = EncodeError::new(36, 35);

@@ -138,9 +138,8 @@ fn bad_calls_and_their_answers() {
     assert!(CallHeader::parse(&bytes(&longest)).is_ok(), "400 bytes are allowed");
 }
 
-/// The fast path of a successful reply.
 #[test]
-fn accepted_success() {
+fn the_fast_path_of_a_successful_reply_writes_the_same_bytes() {
     let mut out = [0xEE; 28];
     assert_eq!(emit_accepted_success(&mut out, 7), ACCEPTED_REPLY_LEN);
     let mut slow = [0xEE; 28];
@@ -174,7 +173,7 @@ proptest! {
         }
     }
 
-    /// Calls survive an encoding, and every strict prefix is an error.
+    /// Calls are equal after encoding and decoding, and every strict prefix is an error.
     #[test]
     fn calls(
         words in any::<[u32; 6]>(),

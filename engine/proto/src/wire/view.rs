@@ -48,7 +48,7 @@ impl CheckedHeader {
 /// The body of a received header. Its chunk lists are [`View::reads`], [`View::writes`] and [`View::reply_chunk`].
 pub type ViewBody<'a> = Body<'a, ()>;
 
-/// A receiver's limits on chunks and segments. They are not below what it offers to its peers.
+/// A receiver's limits on chunks and segments. They are at least those that it announces to its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkLimits {
     /// Read chunks: distinct positions in the Read list, without position zero.
@@ -326,9 +326,9 @@ impl<'a> View<'a> {
 
 /// The range of an ERR_VERS in the layout that RFC 8166 §7 fixes for all versions, if these bytes are one.
 pub(super) fn common_version_range(bytes: &[u8]) -> Option<(u32, u32)> {
-    let is_one =
+    let is_err_vers =
         bytes.len() == ERR_VERS_LEN && word(bytes, 12) == HeaderType::Error.code() && word(bytes, COMMON_LEN) == 1;
-    is_one.then(|| (word(bytes, COMMON_LEN + 4), word(bytes, COMMON_LEN + 8))).filter(|(low, high)| low <= high)
+    is_err_vers.then(|| (word(bytes, COMMON_LEN + 4), word(bytes, COMMON_LEN + 8))).filter(|(low, high)| low <= high)
 }
 
 /// Whether this is an ERR_VERS without the flags word. A responder that lacks version 2 sends it and echoes our version

@@ -21,19 +21,20 @@ impl std::fmt::Write for Length {
     }
 }
 
-fn shown(what: &impl std::fmt::Display) {
+/// Checks that a value has a text.
+fn check_text(value: &impl std::fmt::Display) {
     let mut text = Length(0);
-    write!(text, "{what}").expect("nothing fails here");
-    assert!(text.0 > 0, "it has no text");
+    write!(text, "{value}").expect("counting does not fail");
+    assert!(text.0 > 0, "the text is not empty");
 }
 
 /// Checks a received message. A view encodes to an equal view, and all readers agree with it. An invalid message has an
 /// answer.
 pub fn message(bytes: &[u8], revision: Revision) {
-    heads_agree_with_views(bytes, revision);
+    compare_heads_with_view(bytes, revision);
     match View::check(bytes, revision) {
-        Ok(view) => whole_view(&view),
-        Err(error) => unreadable(bytes, &error, revision),
+        Ok(view) => check_view(&view),
+        Err(error) => check_error(bytes, &error, revision),
     }
     if let Ok(view) = View::check_continued(bytes, revision) {
         assert!(view.properties_continued().len() <= bytes.len());
@@ -41,8 +42,8 @@ pub fn message(bytes: &[u8], revision: Revision) {
 }
 
 /// Checks the printable error and the answer of an invalid message.
-fn unreadable(bytes: &[u8], error: &WireError, revision: Revision) {
-    shown(error);
+fn check_error(bytes: &[u8], error: &WireError, revision: Revision) {
+    check_text(error);
     assert_eq!(error.xid().is_some(), bytes.len() >= COMMON_LEN);
     assert!(error.xid().is_some() || error.is_too_short() && error.kind.answer((Version::V1, Version::V2)).is_none());
     if let (Some(xid), Some(version), Some(body)) =
@@ -51,7 +52,7 @@ fn unreadable(bytes: &[u8], error: &WireError, revision: Revision) {
         let header = Header { xid, credit: 1, received: None, flags: Flags::RESPONSE, body: Body::Error(body) };
         let mut out = [0; 64];
         let len = header.emit(&mut out, version, revision).expect("space");
-        let answer = View::check(&out[..len], revision).expect("an answer is no mistake");
+        let answer = View::check(&out[..len], revision).expect("the answer is valid");
         assert_eq!((answer.xid(), answer.htype()), (xid, HeaderType::Error));
     }
 }
@@ -100,19 +101,19 @@ impl<'a> Owned<'a> {
 }
 
 /// Calls every accessor and encodes the view's values.
-pub(super) fn whole_view(view: &View<'_>) {
+pub(super) fn check_view(view: &View<'_>) {
     let (version, revision) = (view.version(), view.revision());
     assert!(view.payload_offset() <= view.bytes().len());
     let writes = view.writes().next().is_some() || view.reply_chunk().is_some();
     assert_eq!(view.has_chunks(), view.reads().next().is_some() || writes);
     let _ = view.check_limits(&ChunkLimits { read_chunks: 2, write_chunks: 2, segments: 2 });
-    shown(view);
+    check_text(view);
     if view.flags().contains(Flags::MORE) && view.htype() == HeaderType::Connprop {
         // A part of a set is checked only when the set is complete.
         return;
     }
     if let ViewBody::Connprop(set) = view.body() {
-        property_set(&set, revision);
+        check_property_set(&set, revision);
     }
     let owned = Owned::of(view);
     let header = owned.header();
@@ -128,7 +129,7 @@ pub(super) fn whole_view(view: &View<'_>) {
 }
 
 /// Compares each layout's reading of a message with its view.
-pub(super) fn heads_agree_with_views(message: &[u8], revision: Revision) {
+pub(super) fn compare_heads_with_view(message: &[u8], revision: Revision) {
     let view = View::check(message, revision);
     for layout in [HeadLayout::V1, HeadLayout::V2, HeadLayout::V2Windowed] {
         let version = if layout == HeadLayout::V1 { Version::V1 } else { Version::V2 };
@@ -156,17 +157,17 @@ pub(super) fn heads_agree_with_views(message: &[u8], revision: Revision) {
                 Version::V1 => msg_type == Some(true),
                 Version::V2 => view.flags().contains(Flags::RESPONSE),
             };
-            // Without chunks no handle is the message's.
-            let said = (view.xid(), view.credit(), view.received(), 0);
-            assert_eq!((head.xid, head.credit, head.received, head.inv_handle), said);
+            // Without chunks, a handle is meaningless.
+            let expected = (view.xid(), view.credit(), view.received(), 0);
+            assert_eq!((head.xid, head.credit, head.received, head.inv_handle), expected);
             assert_eq!((head.response, head.len), (response, view.payload_offset()));
         }
-        chunks_agree(message, layout, view.as_ref().ok().filter(|view| view.version() == version));
+        compare_chunks_with_view(message, layout, view.as_ref().ok().filter(|view| view.version() == version));
     }
 }
 
 /// Compares a message with chunks.
-fn chunks_agree(message: &[u8], layout: HeadLayout, view: Option<&View<'_>>) {
+fn compare_chunks_with_view(message: &[u8], layout: HeadLayout, view: Option<&View<'_>>) {
     let response = |view: &View<'_>| match layout {
         HeadLayout::V1 => view.payload().get(4..8) == Some(&[0, 0, 0, 1]),
         _ => view.flags().contains(Flags::RESPONSE),
@@ -189,8 +190,8 @@ fn chunks_agree(message: &[u8], layout: HeadLayout, view: Option<&View<'_>>) {
     let read = layout.read(message).filter(|(_, chunks)| !chunks.are_absent());
     assert_eq!(read.is_some(), expected.is_some(), "{layout:?} {message:?}");
     if let (Some((head, chunks)), Some(view)) = (read, expected) {
-        let said = (view.xid(), view.credit(), view.received(), view.inv_handle());
-        assert_eq!((head.xid, head.credit, head.received, head.inv_handle), said);
+        let expected = (view.xid(), view.credit(), view.received(), view.inv_handle());
+        assert_eq!((head.xid, head.credit, head.received, head.inv_handle), expected);
         assert_eq!((head.response, head.len), (response(view), view.payload_offset()));
         assert_eq!((chunks.has_read(), chunks.read(message)), (view.reads().next().is_some(), view.reads().next()));
         assert_eq!(chunks.write(message), view.writes().next().and_then(|chunk| chunk.segments().next()));
@@ -200,7 +201,7 @@ fn chunks_agree(message: &[u8], layout: HeadLayout, view: Option<&View<'_>>) {
 /// Checks the body of a CONNPROP or of a characteristics operation. A valid body encodes to an equal body.
 pub fn properties(bytes: &[u8], revision: Revision) {
     if let Ok(set) = PropertySet::parse(bytes, revision) {
-        property_set(&set, revision);
+        check_property_set(&set, revision);
     }
     for code in OperationCode::ALL {
         let Ok(operation) = Operation::parse(*code, bytes) else { continue };
@@ -215,7 +216,7 @@ pub fn properties(bytes: &[u8], revision: Revision) {
 }
 
 /// Checks a valid set.
-fn property_set(set: &PropertySet<'_>, revision: Revision) {
+fn check_property_set(set: &PropertySet<'_>, revision: Revision) {
     assert_eq!(set.iter().count(), set.len());
     assert_eq!(set.iter().next().is_none(), set.is_empty());
     let properties = Properties::from_set(set, revision).expect("it was checked");
@@ -246,7 +247,7 @@ pub fn rpc_message(bytes: &[u8]) {
             auth_sys(header.credential.body);
         }
         Err(error) => {
-            shown(&error);
+            check_text(&error);
             assert!(CallHeader::read_anonymous(bytes).is_none());
             if let Some(body) = error.answer() {
                 let answer = ReplyHeader { xid: error.xid.expect("it is long enough to be answered"), body };
@@ -257,7 +258,7 @@ pub fn rpc_message(bytes: &[u8]) {
         }
     }
     if let Ok((header, len)) = reply {
-        shown(&header.body);
+        check_text(&header.body);
         assert_eq!((len, header.encoded_len() <= bytes.len()), (header.encoded_len(), true));
         let mut out = vec![0; len];
         assert_eq!(header.emit(&mut out), Ok(len));
@@ -276,10 +277,10 @@ pub fn auth_sys(body: &[u8]) {
 
 /// Checks the private data of a connect message, at any position.
 pub fn connect_message(bytes: &[u8]) {
-    let Some(said) = PrivateData::parse(bytes) else { return };
-    assert!((private_data::MIN_INLINE_THRESHOLD..=private_data::MAX_INLINE_THRESHOLD).contains(&said.send_size));
-    assert!((private_data::MIN_INLINE_THRESHOLD..=private_data::MAX_INLINE_THRESHOLD).contains(&said.receive_size));
+    let Some(data) = PrivateData::parse(bytes) else { return };
+    assert!((private_data::MIN_INLINE_THRESHOLD..=private_data::MAX_INLINE_THRESHOLD).contains(&data.send_size));
+    assert!((private_data::MIN_INLINE_THRESHOLD..=private_data::MAX_INLINE_THRESHOLD).contains(&data.receive_size));
     let mut out = [0; private_data::LEN];
-    assert_eq!(said.emit(&mut out), Ok(private_data::LEN));
-    assert_eq!(PrivateData::parse(&out), Some(said));
+    assert_eq!(data.emit(&mut out), Ok(private_data::LEN));
+    assert_eq!(PrivateData::parse(&out), Some(data));
 }

@@ -15,10 +15,10 @@ mod real {
     }
 
     fn poll<T: Send>(mailbox: &mut Mailbox<T>, max: usize) -> Vec<T> {
-        let mut got = Vec::new();
-        let count = mailbox.poll(max, |item| got.push(item));
-        assert_eq!(count, got.len());
-        got
+        let mut items = Vec::new();
+        let count = mailbox.poll(max, |item| items.push(item));
+        assert_eq!(count, items.len());
+        items
     }
 
     #[test]
@@ -26,20 +26,20 @@ mod real {
         let (mut mailbox, connector) = mailbox();
         let mut flood = connector.connect(256);
         let mut quiet = connector.clone().connect(4);
-        assert!(!mailbox.has_work(), "nothing was sent");
+        assert!(!mailbox.has_work(), "a mailbox without items has no work");
         (0..200).for_each(|_| flood.send('f').unwrap());
         quiet.send('q').unwrap();
         assert!(mailbox.has_work(), "a new ring is work");
         let first = poll(&mut mailbox, 24);
         assert_eq!((mailbox.busy(), first.len()), (2, 24));
-        assert!(first.contains(&'q'), "within one turn");
-        let mut rest = 0;
+        assert!(first.contains(&'q'), "each sender is polled within one turn");
+        let mut remaining = 0;
         while mailbox.has_work() {
-            let got = poll(&mut mailbox, 24).len();
-            assert!((1..=24).contains(&got));
-            rest += got;
+            let count = poll(&mut mailbox, 24).len();
+            assert!((1..=24).contains(&count));
+            remaining += count;
         }
-        assert_eq!((rest, poll(&mut mailbox, 24).len()), (177, 0));
+        assert_eq!((remaining, poll(&mut mailbox, 24).len()), (177, 0));
     }
 
     #[test]
@@ -55,9 +55,9 @@ mod real {
             sender.send(n + 100).unwrap();
         }
         senders.truncate(1);
-        let mut got = poll(&mut mailbox, 64);
-        got.sort_unstable();
-        assert_eq!(got, [100, 101, 102, 103, 104]);
+        let mut items = poll(&mut mailbox, 64);
+        items.sort_unstable();
+        assert_eq!(items, [100, 101, 102, 103, 104]);
         assert!(poll(&mut mailbox, 64).is_empty());
         assert_eq!(mailbox.busy(), 1);
     }
@@ -70,12 +70,12 @@ mod real {
         assert_eq!((poll(&mut mailbox, 64).len(), mailbox.busy()), (0, 0));
         for round in 0..3 {
             senders.iter_mut().enumerate().for_each(|(n, sender)| sender.send((round, n)).unwrap());
-            let mut got = Vec::new();
+            let mut items = Vec::new();
             while mailbox.has_work() {
-                got.append(&mut poll(&mut mailbox, 64));
+                items.append(&mut poll(&mut mailbox, 64));
             }
-            got.sort_unstable();
-            assert!(got.into_iter().eq((0..SENDERS).map(|n| (round, n))));
+            items.sort_unstable();
+            assert!(items.into_iter().eq((0..SENDERS).map(|n| (round, n))));
             assert_eq!(mailbox.busy(), SENDERS);
             (0..IDLE_AFTER).for_each(|_| assert!(poll(&mut mailbox, 64).is_empty()));
             assert_eq!(mailbox.busy(), ALWAYS_POLLED, "a poll of these costs less than making them idle");
@@ -241,13 +241,13 @@ mod model {
             });
             // The shard is a separate thread, which blocks only in its sleep: see the models of `parker`.
             let shard = thread::spawn(move || {
-                let mut got = None;
-                while got.is_none() {
-                    if mailbox.poll(4, |item| got = Some(item)) == 0 {
+                let mut received = None;
+                while received.is_none() {
+                    if mailbox.poll(4, |item| received = Some(item)) == 0 {
                         parker.sleep_unless(|| mailbox.has_work(), None);
                     }
                 }
-                assert_eq!(got.as_deref(), Some(&7));
+                assert_eq!(received.as_deref(), Some(&7));
             });
             app.join().unwrap();
             shard.join().unwrap();
@@ -266,13 +266,13 @@ mod model {
                 sender_stays.then_some(sender)
             });
             let shard = thread::spawn(move || {
-                let mut got = Vec::new();
-                while got.len() < 2 {
-                    if mailbox.poll(4, |item| got.push(*item)) == 0 && got.len() < 2 {
+                let mut items = Vec::new();
+                while items.len() < 2 {
+                    if mailbox.poll(4, |item| items.push(*item)) == 0 && items.len() < 2 {
                         parker.sleep_unless(|| mailbox.has_work(), None);
                     }
                 }
-                assert_eq!(got, [1, 2]);
+                assert_eq!(items, [1, 2]);
             });
             let sender = app.join().unwrap();
             shard.join().unwrap();

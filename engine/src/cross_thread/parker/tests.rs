@@ -14,15 +14,15 @@ mod real {
         const ITEMS: usize = if cfg!(miri) { 50 } else { 2_000 };
         let mut parker = Parker::new(Wake::Thread);
         let (signal, items) = (parker.signal(), Arc::new(AtomicUsize::new(0)));
-        let seen = Arc::new(AtomicUsize::new(0));
+        let received = Arc::new(AtomicUsize::new(0));
         let thread = {
-            let (items, seen) = (Arc::clone(&items), Arc::clone(&seen));
+            let (items, received) = (Arc::clone(&items), Arc::clone(&received));
             std::thread::spawn(move || {
                 for n in 1..=ITEMS {
                     while items.load(Ordering::Acquire) < n {
                         parker.sleep_unless(|| items.load(Ordering::Acquire) >= n, None);
                     }
-                    seen.store(n, Ordering::Release);
+                    received.store(n, Ordering::Release);
                 }
             })
         };
@@ -30,7 +30,7 @@ mod real {
             items.store(n, Ordering::Release);
             signal.notify();
             // The items are published one at a time, so a lost wake-up would hang the test here.
-            while seen.load(Ordering::Acquire) < n {
+            while received.load(Ordering::Acquire) < n {
                 std::thread::yield_now();
             }
         }

@@ -70,7 +70,7 @@ mod alone {
         for number in 0..4 {
             assert!(handle.push(item(number, &dropped)).is_ok());
         }
-        // It takes the whole list, but only one box of it.
+        // `drain` takes the whole list, but the test takes only one box of it.
         assert_eq!(queue.drain().next().map(|item| item.number), Some(0));
         assert_eq!(dropped.load(Ordering::Relaxed), 4);
         assert!(handle.push(item(4, &dropped)).is_ok());

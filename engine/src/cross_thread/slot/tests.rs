@@ -31,7 +31,7 @@ mod real {
             let (mut ticket, completer) = pairs.pop().unwrap();
             completer.complete(round);
             assert_eq!(ticket.try_take(), Some(Ok(round)));
-            assert_eq!(ticket.try_take(), None, "taken once");
+            assert_eq!(ticket.try_take(), None, "a result is taken once");
             let (mut ticket, completer) = pairs.pop().unwrap();
             std::thread::spawn(move || completer.complete(round)).join().unwrap();
             std::thread::spawn(move || assert_eq!(ticket.try_take(), Some(Ok(round)))).join().unwrap();
@@ -222,9 +222,9 @@ mod model {
             let (mut ticket, completer) = table.acquire().unwrap();
             let value = Counted(Arc::clone(&dropped));
             let thread = thread::spawn(move || completer.complete(value));
-            let got = ticket.wait_with(IdlePolicy::Event, None).unwrap().unwrap();
+            let value_of_ticket = ticket.wait_with(IdlePolicy::Event, None).unwrap().unwrap();
             assert_eq!(dropped.load(Ordering::Relaxed), 0);
-            drop(got);
+            drop(value_of_ticket);
             thread.join().unwrap();
             reuse(&mut table, &dropped);
             assert_eq!(dropped.load(Ordering::Relaxed), 2);
@@ -337,12 +337,12 @@ mod model {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(2);
             let (ticket, completer) = table.acquire().unwrap();
-            let (spare, lost) = table.acquire().unwrap();
+            let other_ends = table.acquire().unwrap();
             let value = Counted(Arc::clone(&dropped));
             let shard = thread::spawn(move || completer.complete(value));
             // Nothing after the ticket's drop orders this thread with the others.
             let app = thread::spawn(move || drop(ticket));
-            drop((spare, lost));
+            drop(other_ends);
             drop(table);
             shard.join().unwrap();
             app.join().unwrap();

@@ -61,14 +61,14 @@ mod model {
             match *op {
                 Op::Push => self.push(),
                 Op::Pop => assert_eq!(self.consumer.pop().map(|item| item.0), self.items.pop_front()),
-                Op::Drain(ask, take) => {
-                    let got: Vec<_> = self.consumer.drain(ask).take(take).map(|item| item.0).collect();
-                    let count = take.min(ask).min(self.items.len());
-                    assert_eq!(got, self.items.drain(..count).collect::<Vec<_>>());
+                Op::Drain(max, take) => {
+                    let drained: Vec<_> = self.consumer.drain(max).take(take).map(|item| item.0).collect();
+                    let count = take.min(max).min(self.items.len());
+                    assert_eq!(drained, self.items.drain(..count).collect::<Vec<_>>());
                 }
             }
             assert_eq!(len(&self.producer), self.items.len());
-            assert_eq!(Rc::strong_count(&self.alive), 1 + self.items.len(), "an item was lost, or kept");
+            assert_eq!(Rc::strong_count(&self.alive), 1 + self.items.len(), "exactly the items of the ring exist");
         }
     }
 
@@ -227,7 +227,7 @@ mod model {
                 assert_eq!(dropped.load(Ordering::Relaxed), 1, "taken or reclaimed");
             }
             thread.join().unwrap();
-            assert_eq!(dropped.load(Ordering::Relaxed), 1, "an item stayed in the ring while the producer exists");
+            assert_eq!(dropped.load(Ordering::Relaxed), 1, "taken or reclaimed before the producer is dropped");
             drop(producer);
             assert_eq!(dropped.load(Ordering::Relaxed), 1);
         });

@@ -48,12 +48,12 @@ mod models {
                 })
                 .collect();
             let poller = thread::spawn(move || {
-                let mut seen = 0;
-                while seen != setters * each {
+                let mut observed = 0;
+                while observed != setters * each {
                     let mut check = || {
                         let was_set = flag.take();
                         if was_set {
-                            seen = published.iter().map(|count| count.load(Ordering::Relaxed)).sum();
+                            observed = published.iter().map(|count| count.load(Ordering::Relaxed)).sum();
                         }
                         was_set
                     };

@@ -19,7 +19,7 @@ fn config(count: usize, ring_capacity: usize, idle: IdlePolicy) -> WorkerConfig 
 fn collect_all<J, D>(port: &mut ShardPort<u64, J, D>, parker: &mut Parker) -> BTreeMap<u64, JobResult<D>> {
     let mut all = BTreeMap::new();
     while port.outstanding() > 0 {
-        if port.collect(3, |key, result| assert!(all.insert(key, result).is_none(), "twice: {key}")) == 0 {
+        if port.collect(3, |key, result| assert!(all.insert(key, result).is_none(), "{key} is collected once")) == 0 {
             parker.sleep_unless(|| port.has_done(), None);
         }
     }
@@ -33,8 +33,8 @@ fn every_job_is_collected_once_under_back_pressure() {
         let pool = WorkerPool::new(&config(2, 4, idle), |n: u64| n * n).unwrap();
         let mut parker = Parker::new(Wake::Thread);
         let mut port = pool.attach_shard(&parker.signal());
-        let (mut sent, mut got, mut refused) = (0u64, BTreeMap::new(), 0);
-        while got.len() < JOBS as usize {
+        let (mut sent, mut collected, mut refused) = (0u64, BTreeMap::new(), 0);
+        while collected.len() < JOBS as usize {
             while sent < JOBS {
                 match port.dispatch(sent, sent + 7) {
                     Ok(()) => sent += 1,
@@ -46,12 +46,12 @@ fn every_job_is_collected_once_under_back_pressure() {
                     }
                 }
             }
-            if port.collect(64, |key, result| assert!(got.insert(key, result).is_none())) == 0 {
+            if port.collect(64, |key, result| assert!(collected.insert(key, result).is_none())) == 0 {
                 parker.sleep_unless(|| port.has_done(), None);
             }
         }
         assert!(refused > 0);
-        assert!(got.into_iter().all(|(key, result)| result == Ok((key + 7) * (key + 7))));
+        assert!(collected.into_iter().all(|(key, result)| result == Ok((key + 7) * (key + 7))));
         assert_eq!(port.outstanding(), 0);
     }
 }
@@ -81,7 +81,7 @@ fn shards_that_share_workers_get_their_own_results() {
 #[test]
 fn a_panic_of_a_job_is_its_result_and_the_worker_continues() {
     let pool = WorkerPool::new(&config(1, 8, IdlePolicy::Event), |n: u64| match n {
-        0 => panic!("plain"),
+        0 => panic!("constant"),
         1 => panic!("number {n}"),
         2 => std::panic::panic_any(n),
         _ => n,
@@ -90,11 +90,11 @@ fn a_panic_of_a_job_is_its_result_and_the_worker_continues() {
     let mut parker = Parker::new(Wake::Thread);
     let mut port = pool.attach_shard(&parker.signal());
     (0..4).for_each(|n| port.dispatch(n, n).unwrap());
-    let got = collect_all(&mut port, &mut parker);
-    assert_eq!(got[&0], Err(JobError::Panicked("plain".into())));
-    assert_eq!(got[&1], Err(JobError::Panicked("number 1".into())));
-    assert_eq!(got[&2].as_ref().unwrap_err().to_string(), "the job panicked: (the panic value is not a string)");
-    assert_eq!(got[&3], Ok(3));
+    let collected = collect_all(&mut port, &mut parker);
+    assert_eq!(collected[&0], Err(JobError::Panicked("constant".into())));
+    assert_eq!(collected[&1], Err(JobError::Panicked("number 1".into())));
+    assert_eq!(collected[&2].as_ref().unwrap_err().to_string(), "the job panicked: (the panic value is not a string)");
+    assert_eq!(collected[&3], Ok(3));
 }
 
 #[test]
@@ -147,8 +147,8 @@ fn a_stop_finishes_dispatched_jobs_and_refuses_new_ones() {
     drop(pool);
     assert_eq!(ran.load(Ordering::Relaxed), 100, "the drop joins the workers after every job");
     assert_eq!(port.dispatch(200, 200), Err((200, 200)));
-    let got = collect_all(&mut port, &mut parker);
-    assert!(got.len() == 100 && got.into_iter().all(|(key, result)| result == Ok(key)));
+    let collected = collect_all(&mut port, &mut parker);
+    assert!(collected.len() == 100 && collected.into_iter().all(|(key, result)| result == Ok(key)));
 }
 
 /// Dispatches jobs while the pool stops. Each job is run, reported as stopped, or refused.
@@ -191,9 +191,9 @@ fn a_job_that_a_worker_left_is_reported_as_stopped() {
     pair.jobs.push((5, 5)).unwrap();
     pair.outstanding += 1;
     assert!(port.has_done());
-    let mut got = Vec::new();
-    assert_eq!(port.collect(8, |key, result| got.push((key, result))), 1);
-    assert_eq!(got, [(5, Err(JobError::Stopped))]);
+    let mut collected = Vec::new();
+    assert_eq!(port.collect(8, |key, result| collected.push((key, result))), 1);
+    assert_eq!(collected, [(5, Err(JobError::Stopped))]);
     assert_eq!((port.outstanding(), JobError::Stopped.to_string()), (0, "the worker pool has stopped".into()));
 }
 
@@ -220,9 +220,9 @@ fn workers_are_pinned_one_to_a_core() {
     let mut parker = Parker::new(Wake::Thread);
     let mut port = pool.attach_shard(&parker.signal());
     (0..cores.len() as u64).for_each(|key| port.dispatch(key, ()).unwrap());
-    let mut seen: Vec<_> = collect_all(&mut port, &mut parker).into_values().map(Result::unwrap).collect();
-    seen.sort_unstable();
-    assert_eq!(seen, cores.iter().map(|&core| (1, core)).collect::<Vec<_>>());
+    let mut pinned: Vec<_> = collect_all(&mut port, &mut parker).into_values().map(Result::unwrap).collect();
+    pinned.sort_unstable();
+    assert_eq!(pinned, cores.iter().map(|&core| (1, core)).collect::<Vec<_>>());
 }
 
 #[test]

@@ -404,13 +404,13 @@ impl CallChunks {
         self.results.iter().map(|result| result.len).sum()
     }
 
-    /// Limits each result to the declared `most` bytes, and allocates pool memory for its room by `alloc`, if any.
+    /// Limits each result to the declared `max_len` bytes, and allocates pool memory for its room by `alloc`, if any.
     ///
     /// Returns false without enough memory.
     #[inline]
-    pub(super) fn prepare_results(&mut self, most: u32, alloc: Option<impl FnMut(usize) -> Option<Buf>>) -> bool {
+    pub(super) fn prepare_results(&mut self, max_len: u32, alloc: Option<impl FnMut(usize) -> Option<Buf>>) -> bool {
         self.results.iter_mut().for_each(|result| {
-            (result.capacity, result.declared) = (result.capacity.min(most), most);
+            (result.capacity, result.declared) = (result.capacity.min(max_len), max_len);
         });
         let Some(mut alloc) = alloc else { return true };
         self.results.iter_mut().filter(|result| result.has_room()).all(|result| {
@@ -448,13 +448,13 @@ impl CallChunks {
     ) -> Option<usize> {
         let (mut written, mut segments) = (0, &mut self.writes[..]);
         for (result, &count) in self.results.iter_mut().zip(&self.counts) {
-            let (mine, rest) = std::mem::take(&mut segments).split_at_mut(count as usize);
+            let (chunk, rest) = std::mem::take(&mut segments).split_at_mut(count as usize);
             segments = rest;
             let source = match result.shared.take() {
                 Some(bytes) => Some(Source::Frozen(bytes)),
                 None => result.pool.take().map(|buf| buf.lend().map(Source::Lent)).transpose().ok()?,
             };
-            write(mine, source, result.len as u32);
+            write(chunk, source, result.len as u32);
             written += result.len;
         }
         if let Some(chunk) = &mut self.reply {

@@ -66,10 +66,10 @@ impl ColdPart {
 #[derive(Debug, Default)]
 pub(super) struct ColdSlot {
     part: Option<Box<ColdPart>>,
-    /// A cleared cold part, while the call has none.
-    spare: Option<Box<ColdPart>>,
+    /// A cleared cold part for the next use, while the call has none.
+    cleared: Option<Box<ColdPart>>,
     /// Whether anything but the chunks of the cold part is used.
-    has_more: bool,
+    uses_more: bool,
 }
 
 impl ColdSlot {
@@ -80,15 +80,15 @@ impl ColdSlot {
 
     /// Whether the call uses more of the cold part than its chunks.
     #[inline]
-    pub(super) fn has_more(&self) -> bool {
-        self.has_more
+    pub(super) fn uses_more(&self) -> bool {
+        self.uses_more
     }
 
     /// Whether the reply needs nothing of the cold part, because the call has at most Read chunks, which it does not
     /// return.
     #[inline]
-    pub(super) fn leaves_reply_plain(&self) -> bool {
-        self.get().is_none_or(|cold| !self.has_more && !cold.chunks.is_returned())
+    pub(super) fn is_unused_by_reply(&self) -> bool {
+        self.get().is_none_or(|cold| !self.uses_more && !cold.chunks.is_returned())
     }
 
     /// The cold part, if the call has one.
@@ -106,7 +106,7 @@ impl ColdSlot {
     /// Starts using the cold part.
     #[inline]
     pub(super) fn begin(&mut self) -> &mut ColdPart {
-        self.has_more = true;
+        self.uses_more = true;
         self.begin_part()
     }
 
@@ -118,7 +118,7 @@ impl ColdSlot {
 
     #[inline]
     fn begin_part(&mut self) -> &mut ColdPart {
-        self.part.get_or_insert_with(|| self.spare.take().unwrap_or_default())
+        self.part.get_or_insert_with(|| self.cleared.take().unwrap_or_default())
     }
 
     /// Ends the use of the cold part, if the call has one, and clears it.
@@ -132,8 +132,8 @@ impl ColdSlot {
     #[inline(never)]
     fn clear(&mut self) {
         if let Some(mut part) = self.part.take() {
-            part.clear(!std::mem::take(&mut self.has_more));
-            self.spare.get_or_insert(part);
+            part.clear(!std::mem::take(&mut self.uses_more));
+            self.cleared.get_or_insert(part);
         }
     }
 }

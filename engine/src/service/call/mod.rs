@@ -296,7 +296,7 @@ impl CallParts {
         (self.entry != NO_ENTRY).then_some(self.entry)
     }
 
-    /// Its chunk lists.
+    /// The chunk lists of the call.
     #[inline]
     pub(crate) fn chunks(&self) -> &CallChunks {
         self.cold.get().map_or(NO_CHUNKS, |cold| &cold.chunks)
@@ -379,9 +379,9 @@ impl<T: ?Sized> ServerCall<T> {
     pub fn reply_room(&self) -> usize {
         let inline = (self.parts.from.reply_room as usize).saturating_sub(self.parts.chunks().returned().encoded_len());
         let chunk = self.parts.chunks().reply_capacity().unwrap_or(0);
-        let taken = inline.max(usize::try_from(chunk).unwrap_or(usize::MAX)).saturating_sub(self.parts.header_len());
+        let limit = inline.max(usize::try_from(chunk).unwrap_or(usize::MAX)).saturating_sub(self.parts.header_len());
         let ReplyBuffer { buf, at, .. } = &self.parts.reply;
-        taken.min(buf.as_ref().map_or(0, |buf| buf.capacity().saturating_sub(*at)))
+        limit.min(buf.as_ref().map_or(0, |buf| buf.capacity().saturating_sub(*at)))
     }
 
     /// Sets the verifier of the reply (RFC 5531 §8.2); may allocate.

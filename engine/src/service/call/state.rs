@@ -111,7 +111,7 @@ impl<S> ServedCall<S> {
         &mut self.memory.parts
     }
 
-    /// Its chunk lists, mutable.
+    /// The chunk lists of the call, mutable.
     pub(crate) fn chunks_mut(&mut self) -> Option<&mut CallChunks> {
         self.parts().chunks_mut()
     }
@@ -341,7 +341,7 @@ impl ServedCall<Ready> {
         self.parts().refusal = outcome.err();
         let mut answered: ServedCall<Answered> = self.into_state();
         // The reply is kept even if the connection has closed, because a call that has run must not run again.
-        if answered.parts().cold.has_more() {
+        if answered.parts().cold.uses_more() {
             answered.keep_for_retransmissions();
         }
         answered
@@ -360,7 +360,7 @@ impl ServedCall<Ready> {
         self.answered(Err(Refusal::SystemError))
     }
 
-    /// The call, of a closed connection, that did not run, so that its retransmission runs.
+    /// The call after its connection has closed before it ran. Its retransmission runs.
     #[cold]
     pub(crate) fn skipped(mut self) -> ServedCall<Answered> {
         if let Some(reservation) = self.parts().cold.get_mut().and_then(|cold| cold.reservation.take()) {
@@ -401,14 +401,14 @@ impl ServedCall<Answered> {
         self.refusal.map_or(Ok(()), Err)
     }
 
-    /// Completes and takes the reply of a plain call, whose message begins at byte `at`.
+    /// Completes and takes a reply without refusal, verifier and chunks, whose message begins at byte `at`.
     ///
     /// # Errors
     /// Returns a call with a refusal, a verifier, or chunks that the reply returns.
     #[inline(always)]
-    pub(crate) fn complete_plain(mut self, at: usize) -> Result<(ServedCall<Replying>, ReplyMessage), Self> {
+    pub(crate) fn complete_inline(mut self, at: usize) -> Result<(ServedCall<Replying>, ReplyMessage), Self> {
         let CallParts { xid, reply, refusal, cold, .. } = self.parts();
-        if refusal.is_some() || !cold.leaves_reply_plain() || reply.at != at + ACCEPTED_REPLY_LEN {
+        if refusal.is_some() || !cold.is_unused_by_reply() || reply.at != at + ACCEPTED_REPLY_LEN {
             return Err(self);
         }
         let Some(mut buf) = reply.buf.take() else { return Err(self) };
@@ -448,7 +448,7 @@ impl ServedCall<Answered> {
         self.cold.get().is_some_and(|cold| cold.verifier.is_some())
     }
 
-    /// Moves its results to byte `at` of the reply's buffer, or of a longer one, unless they start there or behind.
+    /// Moves its results to byte `at` of the reply's buffer, or of a longer one, unless they start at or behind it.
     ///
     /// Returns false without memory.
     #[cold]
@@ -575,7 +575,7 @@ impl ServedCall<Replying> {
 #[derive(Debug, Default)]
 pub(crate) struct CallPool {
     #[expect(clippy::vec_box, reason = "the pool keeps the boxes themselves")]
-    spare: Vec<Box<OwnedCall>>,
+    unused: Vec<Box<OwnedCall>>,
     /// The box returned last, while unused. It serves most calls, which end before the next one arrives.
     last: Option<Box<OwnedCall>>,
     /// Number of the shard.
@@ -585,13 +585,13 @@ pub(crate) struct CallPool {
 impl CallPool {
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.spare.len() + usize::from(self.last.is_some())
+        self.unused.len() + usize::from(self.last.is_some())
     }
 
     /// Takes a box for a call that arrived on this connection, with this identifier.
     #[inline(always)]
     pub(crate) fn take(&mut self, qp: QpId, id: InboundId) -> ServedCall<Arrived> {
-        match self.last.take().or_else(|| self.spare.pop()) {
+        match self.last.take().or_else(|| self.unused.pop()) {
             Some(memory) => ServedCall::in_reused(memory, qp, id),
             None => ServedCall::in_new(self.shard, qp, id),
         }
@@ -607,7 +607,7 @@ impl CallPool {
     pub(crate) fn put_memory(&mut self, memory: Box<OwnedCall>) {
         match &mut self.last {
             last @ None => *last = Some(memory),
-            Some(_) => self.spare.push(memory),
+            Some(_) => self.unused.push(memory),
         }
     }
 }

@@ -59,8 +59,9 @@ impl CachePart {
         }
         while self.calls.len() >= entries {
             // Evicts the oldest finished call of the host with most calls.
-            let Some((_, most)) = self.largest(|calls| calls.running + calls.finished.len()) else { return false };
-            self.evict(most);
+            let largest = self.largest(|calls| calls.running + calls.finished.len());
+            let Some((_, evicted)) = largest else { return false };
+            self.evict(evicted);
         }
         self.calls.insert(key, CacheEntry { state: CallState::InProgress, host });
         self.running += 1;
@@ -96,7 +97,7 @@ impl CachePart {
         while self.stats.bytes + len > limit {
             let own = self.hosts.get(&host).map_or(0, |calls| calls.bytes);
             let evicted = match self.largest(|calls| calls.bytes) {
-                Some((most, other)) if most >= own + len => other,
+                Some((bytes, other)) if bytes >= own + len => other,
                 _ if own > 0 => host,
                 _ => return false,
             };
@@ -119,7 +120,7 @@ impl CachePart {
         let finished = |(&host, calls): (&HostId, &HostCalls)| {
             calls.finished.front().map(|(oldest, _)| (number(calls), Reverse(*oldest), host))
         };
-        self.hosts.iter().filter_map(finished).max().map(|(most, _, host)| (most, host))
+        self.hosts.iter().filter_map(finished).max().map(|(number, _, host)| (number, host))
     }
 
     /// Evicts the oldest finished call of a host.

@@ -80,13 +80,20 @@ fn the_verifier_of_a_reply_is_kept() {
 #[test]
 fn arguments_in_chunks_are_part_of_the_checksum() {
     let args = [7; 300];
-    let of = |chunks: &[&[u8]]| checksum(&CACHE, (0, &[]), &[&[&b"arguments"[..]], chunks].concat());
-    let (mut early, mut late) = (args, args);
-    (early[255], late[256]) = (8, 8);
-    assert_eq!(of(&[&args]), of(&[&late]), "only the first bytes count");
-    let all = [of(&[]), of(&[&args]), of(&[&early]), of(&[&args[..299]]), of(&[&[]]), of(&[&args, &[]])];
-    for (n, one) in all.iter().enumerate() {
-        assert!(all[n + 1..].iter().all(|other| other != one), "{n}");
+    let checksum_with = |chunks: &[&[u8]]| checksum(&CACHE, (0, &[]), &[&[&b"arguments"[..]], chunks].concat());
+    let (mut covered, mut uncovered) = (args, args);
+    (covered[255], uncovered[256]) = (8, 8);
+    assert_eq!(checksum_with(&[&args]), checksum_with(&[&uncovered]), "the checksum covers the first 256 bytes");
+    let checksums = [
+        checksum_with(&[]),
+        checksum_with(&[&args]),
+        checksum_with(&[&covered]),
+        checksum_with(&[&args[..299]]),
+        checksum_with(&[&[]]),
+        checksum_with(&[&args, &[]]),
+    ];
+    for (n, checksum) in checksums.iter().enumerate() {
+        assert!(checksums[n + 1..].iter().all(|other| other != checksum), "{n}");
     }
 }
 
@@ -94,16 +101,23 @@ fn arguments_in_chunks_are_part_of_the_checksum() {
 #[test]
 fn a_call_of_another_user_is_another_call() {
     let (body, args) = ([7; 400], &[&b"arguments"[..]][..]);
-    let mut late = body;
-    late[399] = 8;
-    let of = |flavor, body: &[u8]| checksum(&CACHE, (flavor, body), args);
-    assert_eq!(of(1, &body), of(1, &body));
-    let all = [of(0, &[]), of(1, &[]), of(1, &body), of(1, &late), of(1, &body[..396]), of(2, &body)];
-    for (n, one) in all.iter().enumerate() {
-        assert!(all[n + 1..].iter().all(|other| other != one), "{n}");
+    let mut changed = body;
+    changed[399] = 8;
+    let checksum_with = |flavor, body: &[u8]| checksum(&CACHE, (flavor, body), args);
+    assert_eq!(checksum_with(1, &body), checksum_with(1, &body));
+    let checksums = [
+        checksum_with(0, &[]),
+        checksum_with(1, &[]),
+        checksum_with(1, &body),
+        checksum_with(1, &changed),
+        checksum_with(1, &body[..396]),
+        checksum_with(2, &body),
+    ];
+    for (n, checksum) in checksums.iter().enumerate() {
+        assert!(checksums[n + 1..].iter().all(|other| other != checksum), "{n}");
     }
     let other = DuplicateRequestCache::new(DuplicateRequestCacheConfig::default());
-    assert_ne!(checksum(&other, (1, &body), args), of(1, &body), "a peer cannot compute it");
+    assert_ne!(checksum(&other, (1, &body), args), checksum_with(1, &body), "a peer cannot compute it");
 }
 
 #[test]
@@ -127,24 +141,24 @@ fn a_finished_call_expires_after_its_lifetime() {
 fn calls_that_differ_in_anything_are_different_calls() {
     let args = [7; 300];
     let of = key_of;
-    let one = ClientId::number(1);
-    let mut early = args;
-    early[255] = 8;
-    let mut late = args;
-    late[256] = 8;
-    let first = of(one, 1, 100, 3, 9, &args);
+    let client = ClientId::number(1);
+    let mut covered = args;
+    covered[255] = 8;
+    let mut uncovered = args;
+    uncovered[256] = 8;
+    let first = of(client, 1, 100, 3, 9, &args);
     let others = [
         of(ClientId::number(2), 1, 100, 3, 9, &args),
         of(ClientId::named(b"one"), 1, 100, 3, 9, &args),
-        of(one, 2, 100, 3, 9, &args),
-        of(one, 1, 101, 3, 9, &args),
-        of(one, 1, 100, 4, 9, &args),
-        of(one, 1, 100, 3, 10, &args),
-        of(one, 1, 100, 3, 9, &args[..299]),
-        of(one, 1, 100, 3, 9, &early),
+        of(client, 2, 100, 3, 9, &args),
+        of(client, 1, 101, 3, 9, &args),
+        of(client, 1, 100, 4, 9, &args),
+        of(client, 1, 100, 3, 10, &args),
+        of(client, 1, 100, 3, 9, &args[..299]),
+        of(client, 1, 100, 3, 9, &covered),
     ];
     assert!(others.iter().all(|other| *other != first));
-    assert_eq!(of(one, 1, 100, 3, 9, &late), first, "only the first 256 bytes count");
+    assert_eq!(of(client, 1, 100, 3, 9, &uncovered), first, "the checksum covers the first 256 bytes");
     assert_ne!(ClientId::named(&[]), ClientId::number(0));
     let cache = cache(64, 1024);
     new(&cache, first).finish(OpaqueAuth::NONE, b"first");
@@ -163,7 +177,11 @@ fn the_call_that_finished_first_is_evicted_first() {
     slow.finish(OpaqueAuth::NONE, b"0");
     new(&cache, key(3)).finish(OpaqueAuth::NONE, b"3");
     assert_eq!(cache.stats().evictions, 1);
-    assert_eq!(reply(&cache, key(0)).as_deref(), Some(&b"0"[..]), "begun first, but finished late");
+    assert_eq!(
+        reply(&cache, key(0)).as_deref(),
+        Some(&b"0"[..]),
+        "it began before the others, and finished after them"
+    );
     assert_eq!(reply(&cache, key(2)).as_deref(), Some(&b"2"[..]));
     drop(new(&cache, key(1)));
 }
@@ -211,18 +229,18 @@ fn running_calls_of_a_host_leave_room_for_others() {
 #[test]
 fn a_host_with_many_calls_evicts_only_its_own() {
     let cache = cache(4096, 1 << 20);
-    let of = |client, xid| key_of(ClientId::number(client), xid, 100, 3, 12, b"arguments");
+    let key_for = |client, xid| key_of(ClientId::number(client), xid, 100, 3, 12, b"arguments");
     for xid in 0..200 {
-        new(&cache, of(0, xid)).finish(OpaqueAuth::NONE, &xid.to_be_bytes());
+        new(&cache, key_for(0, xid)).finish(OpaqueAuth::NONE, &xid.to_be_bytes());
     }
     for xid in 0..15_000 {
-        match cache.begin(of(1 + u64::from(xid), xid), "192.0.2.2") {
+        match cache.begin(key_for(1 + u64::from(xid), xid), "192.0.2.2") {
             Lookup::New(reservation) => reservation.finish(OpaqueAuth::NONE, &[0; 80]),
             other => panic!("not new: {other:?}"),
         }
     }
-    let again: Vec<_> = (0..200).map(|xid| reply(&cache, of(0, xid))).collect();
-    assert_eq!(again, (0..200u32).map(|xid| Some(xid.to_be_bytes().to_vec())).collect::<Vec<_>>());
+    let repeated: Vec<_> = (0..200).map(|xid| reply(&cache, key_for(0, xid))).collect();
+    assert_eq!(repeated, (0..200u32).map(|xid| Some(xid.to_be_bytes().to_vec())).collect::<Vec<_>>());
     assert!(cache.stats().evictions > 10_000);
 }
 
@@ -286,7 +304,7 @@ fn a_call_whose_reply_is_too_long_to_keep_does_not_run_again() {
     new(&cache, key(1)).finish(OpaqueAuth::NONE, &[1; 60]);
     new(&cache, key(2)).finish(OpaqueAuth::NONE, &[2; 101]);
     assert!(matches!(begin(&cache, key(2)), Lookup::Lost));
-    assert_eq!(reply(&cache, key(1)), Some(vec![1; 60]), "nothing was evicted for it");
+    assert_eq!(reply(&cache, key(1)), Some(vec![1; 60]), "the first reply is still in the cache");
     assert_eq!((cache.stats().lost, cache.stats().bytes), (1, 60));
 }
 
@@ -350,6 +368,7 @@ proptest! {
         let mut finished: HashMap<u32, Option<Vec<u8>>> = HashMap::new();
         for (xid, action, len) in steps {
             match action {
+                // A call arrives. The cache must find it as the model does, or have evicted it after its end.
                 0 | 1 => match begin(&cache, key(xid)) {
                     Lookup::New(reservation) => {
                         prop_assert!(running.insert(xid, reservation).is_none());
@@ -363,11 +382,13 @@ proptest! {
                     Lookup::Full => prop_assert!(running.len() == 3),
                     Lookup::Unidentified => prop_assert!(false, "the call has a key"),
                 },
+                // The call is answered.
                 2 => if let Some(reservation) = running.remove(&xid) {
                     let reply = vec![xid as u8; len];
                     reservation.finish(OpaqueAuth::NONE, &reply);
                     finished.insert(xid, Some(reply));
                 },
+                // The call ends without a reply: the cache forgets it, or keeps it as a call whose reply is lost.
                 _ => if let Some(reservation) = running.remove(&xid) {
                     if len < 30 {
                         reservation.forget();
@@ -381,8 +402,9 @@ proptest! {
             prop_assert!(stats.entries <= 6 && stats.bytes <= 100);
             prop_assert!(stats.entries >= running.len() as u64);
         }
+        // After the last call, all entries are finished, and the statistics count exactly the bytes of their replies.
         drop(running);
-        let held: u64 = cache.parts.iter().map(|part| {
+        let reply_bytes: u64 = cache.parts.iter().map(|part| {
             let part = lock(part);
             assert_eq!(part.finished(), part.calls.len());
             part.calls.values().map(|entry| match &entry.state {
@@ -390,6 +412,6 @@ proptest! {
                 _ => 0,
             }).sum::<u64>()
         }).sum();
-        prop_assert_eq!(held, cache.stats().bytes);
+        prop_assert_eq!(reply_bytes, cache.stats().bytes);
     }
 }

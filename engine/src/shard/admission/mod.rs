@@ -96,7 +96,7 @@ impl Admission {
         call: &Unready,
     ) -> Option<WaitCause> {
         // Almost always buffers are plentiful, so that no other check is needed.
-        let unchecked = !conn.served.has_blocked() && !cx.memory.has_awaited_sizes() && !limits_reads(&cx.config);
+        let unchecked = !conn.served.has_blocked() && !cx.memory.has_reserved_sizes() && !limits_reads(&cx.config);
         if unchecked && has_plentiful_chunks(&cx.memory, entry, call) {
             return None;
         }
@@ -191,7 +191,7 @@ impl HostQuotas {
         // A new connection of a process shares the quota with its closed ones. Those of a host count for the host only.
         let own_orphans = if chunks && conn.host.is_some() { 0 } else { orphans };
         // The count includes the call itself.
-        let held = conn.served.held(&conn.proto, chunks) + sends_held(conn, chunks);
+        let held = conn.served.count_memory_holders(&conn.proto, chunks) + sends_held(conn, chunks);
         held + own_orphans > quota(count)
             || (scarce_for_hosts
                 && conn.host.is_some()
@@ -239,8 +239,8 @@ impl HostQuotas {
         }
         let held = self.held.entry(conn.quota_owner()).or_default();
         for chunks in [false, true] {
-            held[usize::from(chunks)] +=
-                conn.served.held(&conn.proto, chunks) + if sends { sends_held(conn, chunks) } else { 0 };
+            held[usize::from(chunks)] += conn.served.count_memory_holders(&conn.proto, chunks)
+                + if sends { sends_held(conn, chunks) } else { 0 };
         }
     }
 }
@@ -331,7 +331,7 @@ impl Demand {
     pub(super) fn deficit(&self, memory: &ShardMemory) -> Deficit {
         let needs = self.unreserved(memory);
         let missing = numbered(&needs).find(|(need, several)| free(memory, need) < *several);
-        let reserved = || numbered(&self.needs).find(|(need, _)| memory.is_awaited(memory.class_of(need.len)));
+        let reserved = || numbered(&self.needs).find(|(need, _)| memory.is_size_reserved(memory.class_of(need.len)));
         let any = || numbered(&self.needs).next();
         let (need, several) =
             missing.or_else(reserved).or_else(any).unwrap_or((NeededBuffer { len: 0, longest: usize::MAX }, 1));
@@ -344,7 +344,7 @@ impl Demand {
 
     /// Whether the call needs buffers of a size that is reserved for other calls.
     pub(super) fn is_reserved(&self, memory: &ShardMemory) -> bool {
-        memory.has_awaited_sizes() && self.needs.iter().any(|need| memory.is_awaited(memory.class_of(need.len)))
+        memory.has_reserved_sizes() && self.needs.iter().any(|need| memory.is_size_reserved(memory.class_of(need.len)))
     }
 
     /// Sizes of which no more are free than the call needs, with the number of free ones.

@@ -172,7 +172,7 @@ impl WaitQueue {
     /// A pass that is not full ends once all sizes are reserved, so that its cost does not grow with the queue.
     pub(in crate::shard) fn next_candidate<F: Fabric>(&mut self, cx: &ShardContext<F>) -> Option<QueuedCall> {
         loop {
-            if !self.is_full_pass && self.sizes.iter().all(|&size| cx.memory.is_awaited(size)) {
+            if !self.is_full_pass && self.sizes.iter().all(|&size| cx.memory.is_size_reserved(size)) {
                 while let Some(waiting) = self.calls.pop_back() {
                     self.remaining.push_front(waiting);
                 }
@@ -184,7 +184,7 @@ impl WaitQueue {
                 WaitCause::Buffer(Deficit { size, several, .. }) => {
                     self.add_size(*size);
                     // An earlier call needs the same buffers, or fewer of them.
-                    cx.memory.is_awaited(*size)
+                    cx.memory.is_size_reserved(*size)
                         || self.lacked.iter().any(|lacked| lacked.0 == *size && lacked.1 <= *several)
                 }
                 _ if !self.is_full_pass => true,

@@ -132,7 +132,7 @@ pub(super) struct Assembling {
 }
 
 impl Assembling {
-    /// Whether there is one.
+    /// Whether a message is under way.
     #[inline]
     pub(super) fn is_under_way(&self) -> bool {
         self.buf.is_some()
@@ -185,25 +185,25 @@ impl Continuation {
 #[repr(C, align(64))]
 pub(super) struct Conn {
     qp: QpId,
-    /// Its first queue pair, which names it for its owner.
+    /// First queue pair, which names the connection for its owner.
     origin: QpId,
     /// If set, the connection ends after the current work, for this reason.
     close_reason: Option<Box<CloseReason>>,
     stage: Stage,
-    /// Whether it is in the list of ready connections.
+    /// Whether the connection is in the ready list.
     ready: bool,
     /// Address of a client's host, if any.
     pub(super) host: Option<IpAddr>,
     pub(super) sends: SendQueue,
-    /// Our calls on it.
+    /// Calls of this side.
     pub(super) calls: OutgoingCalls,
-    /// The peer's calls on it.
+    /// Calls of the peer.
     pub(super) served: ServedCalls,
     // The start of `proto` is hot too.
     pub(super) proto: Connection,
     /// The incoming continued message, if any.
     pub(super) assembling: Assembling,
-    /// Receives that the shard has reserved for it.
+    /// Receives that the shard has reserved for the connection.
     pub(super) receive_reservation: ReceiveReservation,
     pub(super) usage: CreditUsage,
     /// Timers of the peer's obligations.
@@ -231,8 +231,9 @@ struct DrainDeadlines {
     last_received: u64,
     /// Final deadline, which messages do not extend.
     end: u64,
-    /// A message that the peer had begun by then. Its rest has its own [deadline](super::obligations).
-    half: Option<u32>,
+    /// Message that the peer had begun when the deadlines were set. Its rest has its own
+    /// [deadline](super::obligations).
+    partial: Option<u32>,
     /// Whether the peer has not received all replies yet.
     undelivered: bool,
 }
@@ -240,11 +241,11 @@ struct DrainDeadlines {
 impl DrainDeadlines {
     /// Deadline, given the state `now`. Messages of the peer extend it, up to a limit.
     fn until(&mut self, silence: u64, now: Self) -> u64 {
-        if now.half.is_some() && now.half == self.half {
+        if now.partial.is_some() && now.partial == self.partial {
             return u64::MAX;
         }
         // Once the begun message is complete, later messages of the peer have the full time.
-        if self.half.take().is_some() {
+        if self.partial.take().is_some() {
             self.end = now.end;
         }
         // The peer may send its next call after it has received the replies.
@@ -260,7 +261,7 @@ impl DrainDeadlines {
 }
 
 /// Silence intervals after which a draining connection closes, even if its peer keeps calling.
-const MOST_INTERVALS: u64 = 10;
+const MAX_INTERVALS: u64 = 10;
 
 /// Cache lines of a connection that each message needs.
 const HOT_LINES: usize = (offset_of!(Conn, proto) + Connection::HOT_BYTES).div_ceil(64);
@@ -292,7 +293,7 @@ impl Conn {
         }
     }
 
-    /// Marks it as accepted from this peer, with the address of the peer's host.
+    /// Marks the connection as accepted from this peer, with the address of the peer's host.
     pub(super) fn set_accepted(&mut self, accepted: PeerInfo, host: Option<IpAddr>) {
         (self.accepted, self.host) = (Some(accepted), host);
     }
@@ -303,7 +304,7 @@ impl Conn {
         prefetch::<HOT_LINES, _>(self);
     }
 
-    /// Prefetches all of it, for rare work.
+    /// Prefetches the whole connection, for rare work.
     #[inline]
     pub(super) fn prefetch_all(&self) {
         prefetch::<{ usize::MAX }, _>(self);
@@ -317,13 +318,13 @@ impl Conn {
         prefetch::<2, _>(self.sends.next_place());
     }
 
-    /// Its queue pair; [`ConnRef::NONE`] while it has none.
+    /// Current queue pair; [`ConnRef::NONE`] without one.
     #[inline]
     pub(super) fn qp(&self) -> QpId {
         self.qp
     }
 
-    /// Its first queue pair, which names it for its owner.
+    /// First queue pair, which names the connection for its owner.
     #[inline]
     pub(super) fn origin(&self) -> QpId {
         self.origin
@@ -343,7 +344,7 @@ impl Conn {
         self.stage = next;
     }
 
-    /// Owner of the quota that its calls count against: its host, or itself.
+    /// Owner of the quota that the peer's calls count against: the peer's host, or this connection.
     pub(super) fn quota_owner(&self) -> QuotaOwner {
         QuotaOwner::new(self.host, self.origin)
     }
@@ -377,21 +378,21 @@ impl Conn {
         }
     }
 
-    /// Whether it is in the list of ready connections.
+    /// Whether the connection is in the ready list.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
         self.ready
     }
 
-    /// Sets whether it is in the list of ready connections. Returns false if that is unchanged.
+    /// Sets whether the connection is in the ready list. Returns false if that is unchanged.
     #[inline]
     pub(super) fn set_ready(&mut self, ready: bool) -> bool {
         mem::replace(&mut self.ready, ready) != ready
     }
 
-    /// Removes and returns its queue pair.
+    /// Removes and returns the current queue pair.
     pub(super) fn detach_qp(&mut self) -> QpId {
-        // It is marked as ready, so that no caller adds it to the list.
+        // The connection is marked as ready, so that no caller adds it to the list.
         self.ready = true;
         mem::replace(&mut self.qp, ConnRef::NONE.0)
     }
@@ -429,9 +430,9 @@ impl Conn {
     /// Deadline of a draining connection without calls, in nanoseconds. With `undelivered` the peer has not received
     /// all replies.
     pub(super) fn drain_deadline(&mut self, now: u64, silence: u64, undelivered: bool) -> u64 {
-        let (received, half) = (self.proto.counters().received, self.proto.status().partial_message);
-        let end = now.saturating_add(silence.saturating_mul(MOST_INTERVALS));
-        let state = DrainDeadlines { received, last_received: now, end, half, undelivered: true };
+        let (received, partial) = (self.proto.counters().received, self.proto.status().partial_message);
+        let end = now.saturating_add(silence.saturating_mul(MAX_INTERVALS));
+        let state = DrainDeadlines { received, last_received: now, end, partial, undelivered: true };
         self.drain_deadlines.get_or_insert(state).until(silence, DrainDeadlines { undelivered, ..state })
     }
 
@@ -441,7 +442,7 @@ impl Conn {
         self.close_reason.is_some()
     }
 
-    /// Reason for which it ends, if any.
+    /// Reason for which the connection ends, if any.
     pub(super) fn close_reason(&self) -> Option<&CloseReason> {
         self.close_reason.as_deref()
     }
@@ -454,7 +455,7 @@ impl Conn {
         })
     }
 
-    /// Takes the reason for which it ends, if any.
+    /// Takes the reason for which the connection ends, if any.
     pub(super) fn take_close_reason(&mut self) -> Option<CloseReason> {
         self.close_reason.take().map(|reason| *reason)
     }
@@ -519,8 +520,8 @@ impl Conn {
         self.served.holds_nothing() && self.sends.is_empty() && !self.holds_sends(fabric)
     }
 
-    /// Whether it has sent messages whose memory the fabric may still use. Sends without a completion count, because
-    /// not every fabric knows more.
+    /// Whether messages were sent whose memory the fabric may still use. Sends without a completion count, because not
+    /// every fabric knows more.
     pub(super) fn holds_sends(&self, fabric: &mut impl Fabric) -> bool {
         self.sends.under_way() > 0 && fabric.holds_sends(self.qp)
     }
@@ -531,19 +532,20 @@ impl Conn {
         fabric.round_trip(self.qp).is_some() && fabric.flow(self.qp).is_some_and(|flow| flow.queued > 0)
     }
 
-    /// Whether the send queue is longer than a receiving peer would let it become, so that replies have to wait.
-    /// Otherwise all buffers of the shard would queue for a peer that reads nothing, or grants more than it has.
+    /// Whether more Sends are outstanding than a peer that receives would leave, so that replies have to wait. Without
+    /// this limit, all buffers of the shard could queue for a peer that reads nothing, or that grants more than it can
+    /// receive.
     #[inline]
     pub(super) fn is_backlogged(&self, signal_every: u32) -> bool {
         let under_way = self.sends.under_way();
         // Most connections have sent fewer since the last signaled Send.
         under_way >= signal_every && {
-            let most = self.proto.credits().credit_limit().max(self.proto.calls().capacity() as u32);
-            under_way >= most.saturating_add(signal_every)
+            let limit = self.proto.credits().credit_limit().max(self.proto.calls().capacity() as u32);
+            under_way >= limit.saturating_add(signal_every)
         }
     }
 
-    /// Whether it is lost and not open again yet.
+    /// Whether the connection is lost and not open again yet.
     pub(super) fn is_reconnecting(&self) -> bool {
         self.reconnect.is_under_way()
             && matches!(self.stage, Stage::Reconnecting | Stage::Connecting | Stage::Negotiating)
@@ -568,26 +570,27 @@ impl Conn {
         (self.was_refused_version_2() && self.proto.counters().received == 1).then_some(Fallback::Refused)
     }
 
-    /// Marks it as lost after this number of attempts; returns its reason to fall back to version 1, if any.
+    /// Marks the connection as lost after this number of attempts; returns its reason to fall back to version 1, if
+    /// any.
     pub(super) fn mark_lost(&mut self, attempts: u32, wire: &WireConfig) -> Option<Fallback> {
         let fallback = self.fallback(wire);
         // Servers may evict connections in setup, so one loss does not prove that the server ignored the message.
         self.reconnect.lost_unanswered = fallback.is_none() && self.is_unanswered(wire);
         self.reconnect.spoke_version_2 |= self.proto.session().has_received_version_2();
-        let kept = self.reconnect.fallback.filter(|kept| *kept == Fallback::Refused);
-        self.reconnect.fallback = fallback.or(kept);
+        let permanent = self.reconnect.fallback.filter(|fallback| *fallback == Fallback::Refused);
+        self.reconnect.fallback = fallback.or(permanent);
         (self.reconnect.attempts, self.reconnect.open_since) = (attempts, None);
         fallback
     }
 
-    /// Whether it asked for version 2 and continues in version 1, after a version error.
+    /// Whether this client asked for version 2 and continues in version 1, after a version error.
     pub(super) fn was_refused_version_2(&self) -> bool {
         self.proto.terms().version == Version::V1 && self.proto.config().credit_mode != CreditMode::V1
     }
 
-    /// Whether it has no pending calls and exposes no memory.
+    /// Whether the connection has no pending calls and exposes no memory.
     pub(super) fn is_idle(&self) -> bool {
-        self.served.none_pending() && self.calls.expose_nothing()
+        self.served.has_no_pending_calls() && self.calls.expose_nothing()
     }
 }
 
@@ -603,7 +606,7 @@ mod tests {
             received,
             last_received,
             end: last_received + 1000,
-            half: None,
+            partial: None,
             undelivered,
         };
         let mut deadlines = at(0, 7, true);
@@ -633,7 +636,7 @@ mod tests {
         let mut conn = new_conn(3, false);
         conn.end_for(LocalClose::Requested);
         assert_eq!((conn.detach_qp(), conn.qp()), (first, ConnRef::NONE.0));
-        assert!(!conn.set_ready(true), "it counts as listed");
+        assert!(!conn.set_ready(true), "it counts as ready");
         conn.enter(Stage::Reconnecting);
         conn.attach_qp(second, ConnConfig::default());
         assert_eq!((conn.qp(), conn.origin(), conn.stage()), (second, first, Stage::Connecting));

@@ -79,7 +79,7 @@ impl Requester {
         self.handle_reply(cx, conn, (call, token), read, ReceivedBuf::whole(whole), invalidated);
     }
 
-    /// Reports a decoded reply, at once or when no memory is exposed.
+    /// Reports a decoded reply: at once, or once no memory is exposed.
     #[inline(always)]
     pub(crate) fn handle_reply<F: Fabric>(
         &mut self,
@@ -248,7 +248,7 @@ impl Requester {
         let mut memory = conn.calls.slot(&conn.proto, call).memory.take();
         let formed = form_retransmission(cx, conn, call, cause, &mut memory);
         let slot = conn.calls.slot(&conn.proto, call);
-        let lack = match formed {
+        let form_error = match formed {
             Ok(message) => {
                 (slot.message, slot.memory) = (Some(message), memory.unless_empty());
                 cx.stats.calls_retransmitted += 1;
@@ -257,18 +257,18 @@ impl Requester {
                 }
                 return cx.ready.add(conn);
             }
-            Err(lack) => lack,
+            Err(error) => error,
         };
         let error = match cause {
             RetransmitCause::Reconnected if slot.was_sent => CallError::ConnectionLost { sent: true },
-            RetransmitCause::Reconnected => lack,
-            RetransmitCause::Refused(error) => match lack {
-                CallError::NoReplyBuffer { .. } => lack,
+            RetransmitCause::Reconnected => form_error,
+            RetransmitCause::Refused(error) => match form_error {
+                CallError::NoReplyBuffer { .. } => form_error,
                 // The server refused the call before it ran, and this side lacks a buffer for the unreduced message.
                 CallError::NoMemory { .. } | CallError::TooLong { .. }
                     if matches!(error, ErrorBody::ReadChunks { .. }) && slot.retries == 1 =>
                 {
-                    lack
+                    form_error
                 }
                 _ => CallError::Transport(error),
             },
@@ -402,13 +402,13 @@ impl Requester {
         }
         let Some(memory) = reply.memory.get_mut() else { return Ok(()) };
         // By the binding, a result that has a Write chunk must be in it (RFC 8166 §6.1).
-        let most = memory.most_results.unwrap_or(usize::MAX);
+        let max_results = memory.max_inline_results.unwrap_or(usize::MAX);
         if let Some(buf) = memory.reply.take()
             && let Some(len) = long
         {
             self.take_long(cx, reply, buf, len)?;
         }
-        if reply.results().len() > most {
+        if reply.results().len() > max_results {
             return Err(CallError::MalformedReply("a result is not in its Write chunk"));
         }
         Ok(())
@@ -549,15 +549,15 @@ fn abandon(conn: &mut Conn, call: CallId) -> (CompletionTarget, ChunkMemory) {
 #[inline(always)]
 fn revoke<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, index: u32, invalidated: Option<u32>) -> bool {
     let Conn { calls: OutgoingCalls { exposures, .. }, sends, .. } = conn;
-    let (windows, left, all) = exposures.end(index, invalidated);
-    cx.stats.windows_revoked_here += left as u64;
-    cx.stats.windows_revoked_by_peers += (all - left) as u64;
-    if left == 0 {
+    let (windows, remaining, all) = exposures.end(index, invalidated);
+    cx.stats.windows_revoked_here += remaining as u64;
+    cx.stats.windows_revoked_by_peers += (all - remaining) as u64;
+    if remaining == 0 {
         return true;
     }
     for (n, window) in windows.enumerate() {
         // Revocations complete in order, so only the last one is signaled.
-        let signalled = n + 1 == left;
+        let signalled = n + 1 == remaining;
         sends.push_named(u64::from(index), signalled, || WorkRequest::LocalInvalidate { window });
     }
     cx.ready.add(conn);
@@ -573,8 +573,8 @@ pub(crate) struct DecodedReply {
 }
 
 impl DecodedReply {
-    /// A reply in a message; `lists` is the check of its chunk lists. `payload` is the RPC message, at `base` of the
-    /// message.
+    /// A reply in a message; `lists` is the check of its chunk lists. `payload` is the RPC message, at byte `base` of
+    /// the message.
     #[inline(always)]
     fn of(lists: Result<(), CallError>, xid: u32, payload: &[u8], base: usize) -> Self {
         Self { header: lists.and_then(|()| header_of(xid, payload, base)), long: None }
@@ -591,7 +591,7 @@ impl DecodedReply {
 }
 
 /// Decodes a reply's RPC header, and checks its lists against the call's exposure. `payload` is the RPC message, at
-/// `base` of the message.
+/// byte `base` of the message.
 #[inline(never)]
 fn decode_reply(
     view: Option<&View<'_>>,

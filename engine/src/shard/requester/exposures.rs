@@ -18,12 +18,12 @@ use crate::service::{MAX_CHUNKS, MAX_SEGMENTS};
 use crate::shard::memory::push;
 use crate::wire::{Chunks, ErrorBody, ReadSegment, Segment, WriteList};
 
-/// Maximum boxes that a thread keeps.
-const MAX_SPARE: usize = 1024;
+/// Maximum free boxes that a thread keeps.
+const MAX_FREE_BOXES: usize = 1024;
 
 thread_local! {
     #[expect(clippy::vec_box, reason = "the boxes themselves are reused")]
-    static SPARE: RefCell<Vec<Box<CallBuffers>>> = const { RefCell::new(Vec::new()) };
+    static FREE_BOXES: RefCell<Vec<Box<CallBuffers>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Kind of an exposed chunk.
@@ -53,7 +53,7 @@ pub(crate) struct CallBuffers {
     /// Whether the call has too many chunks.
     pub(crate) too_many: bool,
     /// Maximum bytes of inline results beside the Write chunks, if the binding is known.
-    pub(crate) most_results: Option<usize>,
+    pub(crate) max_inline_results: Option<usize>,
 }
 
 impl CallBuffers {
@@ -154,7 +154,7 @@ impl ChunkMemory {
     /// The box, or an empty one. Inlined, so that the compiler can keep the surrounding call in registers.
     #[inline(always)]
     pub(crate) fn get_or_new(&mut self) -> &mut CallBuffers {
-        self.0.get_or_insert_with(spare)
+        self.0.get_or_insert_with(take_box)
     }
 
     /// Frees an empty box.
@@ -183,31 +183,31 @@ impl Drop for ChunkMemory {
     #[inline]
     fn drop(&mut self) {
         if let Some(memory) = self.0.take() {
-            keep(memory);
+            recycle(memory);
         }
     }
 }
 
 #[inline(never)]
-fn spare() -> Box<CallBuffers> {
-    SPARE.with_borrow_mut(Vec::pop).unwrap_or_default()
+fn take_box() -> Box<CallBuffers> {
+    FREE_BOXES.with_borrow_mut(Vec::pop).unwrap_or_default()
 }
 
 /// Empties the box, and keeps it for the next call.
 #[inline(never)]
-fn keep(mut memory: Box<CallBuffers>) {
+fn recycle(mut memory: Box<CallBuffers>) {
     memory.args = Vec::new();
     // There is mostly one buffer, for which this takes fewer instructions than `clear`.
     while memory.send.pop().is_some() {}
     while memory.receive.pop().is_some() {}
     memory.wanted.clear();
     memory.too_many = false;
-    (memory.call, memory.reply, memory.most_results) = (None, None, None);
+    (memory.call, memory.reply, memory.max_inline_results) = (None, None, None);
     // A thread that ends keeps no box.
-    let _ = SPARE.try_with(|spare| {
-        let mut spare = spare.borrow_mut();
-        if spare.len() < MAX_SPARE {
-            spare.push(memory);
+    let _ = FREE_BOXES.try_with(|boxes| {
+        let mut boxes = boxes.borrow_mut();
+        if boxes.len() < MAX_FREE_BOXES {
+            boxes.push(memory);
         }
     });
 }
@@ -324,13 +324,13 @@ impl Exposures {
         invalidated: Option<u32>,
     ) -> (impl Iterator<Item = WindowId> + use<'_>, usize, usize) {
         let exposure = &mut self.slots[index as usize];
-        let mut left = 0;
+        let mut remaining = 0;
         for part in &mut exposure.parts {
             part.revoked = Some(part.at.target.handle) == invalidated;
-            left += usize::from(!part.revoked);
+            remaining += usize::from(!part.revoked);
         }
         let bound = exposure.parts.iter().filter(|part| !part.revoked).map(|part| part.window);
-        (bound, left, exposure.parts.len())
+        (bound, remaining, exposure.parts.len())
     }
 
     /// Stores the call's outcome until the last revocation.
@@ -378,7 +378,7 @@ impl Exposures {
         (memory, whole)
     }
 
-    /// Exposures of ended calls, waiting for the last revocation.
+    /// Indices of the exposures with an outcome, which wait for the last revocation.
     pub(super) fn ended(&self) -> Vec<u32> {
         let all = self.slots.iter().zip(0..);
         all.filter(|(exposure, _)| exposure.outcome.is_some()).map(|(_, index)| index).collect()
@@ -415,13 +415,13 @@ impl ChunkLists {
         self.counts.clear();
         self.writes.clear();
         self.reply.clear();
-        let mut left = terms.segment_count as usize;
+        let mut segments_left = terms.segment_count as usize;
         let (mut offer, mut has_reply) = (0, false);
         for part in &exposure.parts {
             let (mut rest, size) = (part.at.target, terms.segment_size);
             let count = segments_of(rest.length as usize, terms);
-            match left.checked_sub(count) {
-                Some(fewer) if count <= MAX_SEGMENTS => left = fewer,
+            match segments_left.checked_sub(count) {
+                Some(fewer) if count <= MAX_SEGMENTS => segments_left = fewer,
                 _ => return None,
             }
             offer = rest.handle;
@@ -486,10 +486,10 @@ mod tests {
     }
 
     /// An outcome without results.
-    fn failed(again: bool) -> PendingOutcome {
+    fn pending_outcome(refused: bool) -> PendingOutcome {
         let (call, _) = Connection::new(ConnConfig::default()).start_call(1, u64::MAX, 0, false).expect("a free slot");
         let result = Err(CallError::Closed.into());
-        match again {
+        match refused {
             true => PendingOutcome::Refused(call, ErrorBody::System),
             false => PendingOutcome::Ended { target: CompletionTarget::Polled, token: 7, result, long: None },
         }
@@ -503,9 +503,9 @@ mod tests {
         assert!(exposure.is_long() && exposure.reply().is_some());
         assert!(!exposure.is_long_only() && exposure.parts.len() == 4);
         assert!(!exposures.is_empty() && exposures.ended().is_empty());
-        let (bound, left, all) = exposures.end(index, Some(2));
-        assert_eq!((bound.map(|window| window.index).collect::<Vec<_>>(), left, all), (vec![1, 3, 4], 3, 4));
-        exposures.set_outcome(index, Some(failed(true)));
+        let (bound, remaining, all) = exposures.end(index, Some(2));
+        assert_eq!((bound.map(|window| window.index).collect::<Vec<_>>(), remaining, all), (vec![1, 3, 4], 3, 4));
+        exposures.set_outcome(index, Some(pending_outcome(true)));
         assert_eq!(exposures.ended(), [index]);
         drop(held);
         let outcome = exposures.take_outcome(index);
@@ -519,8 +519,8 @@ mod tests {
         assert_eq!(memory.reply.as_ref().map(|buf| buf.len()), Some(4));
         assert!(exposures.is_empty() && exposures.ended().is_empty());
         // The slot and the windows are reused.
-        let (again, _held) = expose(&mut exposures, &pool);
-        assert_eq!((again, exposures.windows.pop()), (index, None));
+        let (reused, _held) = expose(&mut exposures, &pool);
+        assert_eq!((reused, exposures.windows.pop()), (index, None));
     }
 
     #[test]
@@ -549,12 +549,12 @@ mod tests {
         let (index, _held) = expose(&mut exposures, &pool);
         drop(_held);
         drop(exposures.end(index, None));
-        exposures.set_outcome(index, Some(failed(false)));
+        exposures.set_outcome(index, Some(pending_outcome(false)));
         assert_eq!(exposures.ended(), [index]);
         let outcome = exposures.take_outcome(index);
         let (memory, _) = exposures.recover(index, outcome.is_some(), false);
-        let given = memory.get().map(|memory| memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>());
-        assert_eq!(given, Some(vec![3]), "the buffer of a failed call keeps its length");
+        let lens = memory.get().map(|memory| memory.receive.iter().map(|buf| buf.len()).collect::<Vec<_>>());
+        assert_eq!(lens, Some(vec![3]), "the buffer of a failed call keeps its length");
         assert!(exposures.is_empty());
     }
 }

@@ -26,7 +26,8 @@ pub(super) enum RetransmitCause {
     Reconnected,
 }
 
-/// Chooses the form of a call that is not inline only. Allocates exposed memory only if it `may_expose` any.
+/// Chooses the form of a call that may need more than an inline message. Allocates exposed memory only if it
+/// `may_expose` any.
 ///
 /// # Errors
 /// The call cannot be sent.
@@ -98,17 +99,17 @@ fn choose_form<F: Fabric>(
         let mut long = cx.alloc_exposed_on(conn, message.len())?;
         long.copy_from_slice(message);
         memory.get_or_new().call = Some(long);
-        *message = cx.memory.copy_of(&[]).ok_or_else(|| cx.memory.lacks_buffer(HEADROOM_CHUNKS))?;
+        *message = cx.memory.copy_of(&[]).ok_or_else(|| cx.memory.missing_buffer(HEADROOM_CHUNKS))?;
     }
     let chunks = measure(memory.get(), conn.proto.terms())?;
     make_room(cx, conn, message, &chunks)
 }
 
-/// Ensures room for the headers of the call and of its reply, with such lists: in one message each, and in the call's
-/// headroom.
+/// Ensures room for the headers of the call and of its reply, with these chunk lists: each header must fit one message,
+/// and the call's header must fit the headroom.
 ///
 /// # Errors
-/// [`CallError::Invalid`]; [`CallError::NoMemory`] to move the call to a buffer with room.
+/// [`CallError::Invalid`] if a header does not fit; [`CallError::NoMemory`] without a buffer that has the headroom.
 #[inline]
 fn make_room<F: Fabric>(
     cx: &mut ShardContext<F>,
@@ -142,7 +143,7 @@ fn make_more_room<F: Fabric>(
     }
     if message.start() < header {
         let needed = header + message.len();
-        *message = cx.memory.copy_with(header, message).ok_or_else(|| cx.memory.lacks_buffer(needed))?;
+        *message = cx.memory.copy_with(header, message).ok_or_else(|| cx.memory.missing_buffer(needed))?;
     }
     Ok(())
 }
@@ -178,7 +179,7 @@ pub(super) fn form_retransmission<F: Fabric>(
     let kept = slot.message.take().or_else(|| slot.take_kept(&mut cx.memory)).filter(|message| !message.is_empty());
     let mut message = kept
         .or_else(|| memory.get_mut().and_then(|memory| memory.call.take()))
-        .ok_or_else(|| cx.memory.lacks_buffer(HEADROOM_CHUNKS))?;
+        .ok_or_else(|| cx.memory.missing_buffer(HEADROOM_CHUNKS))?;
     let may_expose = slot.empty_reply.is_none();
     match cause {
         RetransmitCause::Reconnected | RetransmitCause::Refused(ErrorBody::System) => {
@@ -204,7 +205,7 @@ pub(super) fn form_retransmission<F: Fabric>(
         }
     }
     let needed = HEADROOM_CHUNKS + message.len();
-    message = cx.memory.with_headroom(message).ok_or_else(|| cx.memory.lacks_buffer(needed))?;
+    message = cx.memory.with_headroom(message).ok_or_else(|| cx.memory.missing_buffer(needed))?;
     if memory.get().is_some_and(CallBuffers::is_empty) {
         *memory = ChunkMemory::NONE;
     }
@@ -213,8 +214,8 @@ pub(super) fn form_retransmission<F: Fabric>(
     Ok(message)
 }
 
-/// Allocates the resources that a refusal requires; `last` after an earlier refusal. Returns a new message if the call
-/// moves to a chunk.
+/// Allocates the resources that a refusal requires; `last` means that an earlier form was refused, too. Returns a new
+/// message if the call moves to a chunk.
 fn enlarge<F: Fabric>(
     cx: &mut ShardContext<F>,
     conn: &mut Conn,
@@ -228,7 +229,7 @@ fn enlarge<F: Fabric>(
             if last {
                 // The responder cannot use the Write chunks, so all results become inline (version 2 §6.4.3).
                 memory.receive.clear();
-                memory.most_results = None;
+                memory.max_inline_results = None;
             }
             let needed = (length_needed as usize).max(cx.config.wire.receive_size);
             memory.reply = Some(cx.alloc_exposed_on(conn, padded(needed)).map_err(CallError::of_reply)?);
@@ -247,7 +248,7 @@ fn enlarge<F: Fabric>(
             memory.send.clear();
             // The call is long even if it fits a message, or could be continued (version 2 §6.4.3).
             memory.call = Some(whole);
-            Ok(Some(cx.memory.copy_of(&[]).ok_or_else(|| cx.memory.lacks_buffer(HEADROOM_CHUNKS))?))
+            Ok(Some(cx.memory.copy_of(&[]).ok_or_else(|| cx.memory.missing_buffer(HEADROOM_CHUNKS))?))
         }
         _ => Err(CallError::Transport(error)),
     }
@@ -275,10 +276,10 @@ fn unreduce(message: &[u8], memory: &CallBuffers, whole: &mut [u8]) {
 #[inline(always)]
 pub(super) fn measure(memory: Option<&CallBuffers>, terms: &ConnectionTerms) -> Result<ChunkCounts, CallError> {
     let Some(memory) = memory else { return Ok(ChunkCounts::default()) };
-    let (mut counts, mut most) = (ChunkCounts::default(), 0);
+    let (mut counts, mut longest) = (ChunkCounts::default(), 0);
     let mut count = |buf: &Buf| {
         let segments = segments_of(buf.len(), terms);
-        most = segments.max(most);
+        longest = segments.max(longest);
         segments
     };
     if let Some(call) = &memory.call {
@@ -293,8 +294,8 @@ pub(super) fn measure(memory: Option<&CallBuffers>, terms: &ConnectionTerms) -> 
     counts.writes = memory.receive.len();
     counts.reply = memory.reply.as_ref().map(count);
     let (segments, limit) = (counts.segments(), terms.segment_count as usize);
-    if most > MAX_SEGMENTS {
-        return Err(Defect::ChunkSegments { segments: most, limit: MAX_SEGMENTS }.into());
+    if longest > MAX_SEGMENTS {
+        return Err(Defect::ChunkSegments { segments: longest, limit: MAX_SEGMENTS }.into());
     }
     if segments > limit { Err(Defect::HeaderSegments { segments, limit }.into()) } else { Ok(counts) }
 }
@@ -302,8 +303,8 @@ pub(super) fn measure(memory: Option<&CallBuffers>, terms: &ConnectionTerms) -> 
 /// Checks the chunks of a call: owner of the memory, emptiness, and positions. `message` is the reduced one.
 #[inline]
 fn check_memory(conn: &Conn, memory: &CallBuffers, message: &[u8]) -> Result<(), CallError> {
-    let mine = conn.calls.exposed_pool().map(|pool| pool.arena().id());
-    let fits = |buf: &Buf| Some(buf.arena()) == mine && !buf.is_empty();
+    let own_arena = conn.calls.exposed_pool().map(|pool| pool.arena().id());
+    let fits = |buf: &Buf| Some(buf.arena()) == own_arena && !buf.is_empty();
     // Position zero would be the message itself. Positions ascend, no chunk overlaps the next one, and none starts
     // beyond the end.
     let (mut earliest, mut end) = (4, message.len());

@@ -388,7 +388,7 @@ impl Requester {
         None
     }
 
-    /// Ends a call that cannot be sent (again), with its refusal or the missing resources.
+    /// Ends a call that cannot be sent or retransmitted, with its refusal or the missing resources.
     #[cold]
     fn give_up_call<F: Fabric>(
         &mut self,
@@ -522,7 +522,7 @@ mod tests {
                 target: CompletionTarget::Polled,
                 procedure: 0,
             };
-            let call = self.requester.start(&mut self.cx, self.name, request, false).expect("it starts");
+            let call = self.requester.start(&mut self.cx, self.name, request, false).expect("the call starts");
             self.with(|_, cx, conn| cx.post_chain(conn));
             call
         }
@@ -547,7 +547,7 @@ mod tests {
         }
 
         /// Tokens and outcomes of the ended calls.
-        fn ended(&mut self) -> Vec<(u64, Result<(), CallError>)> {
+        fn take_ended(&mut self) -> Vec<(u64, Result<(), CallError>)> {
             self.requester
                 .done()
                 .drain(..)
@@ -557,7 +557,7 @@ mod tests {
     }
 
     /// Kinds of the posted work requests.
-    fn kinds(fixture: &mut RequesterFixture) -> Vec<&'static str> {
+    fn take_kinds(fixture: &mut RequesterFixture) -> Vec<&'static str> {
         let kind = |wr: &WorkRequest| match wr {
             WorkRequest::Send { .. } => "send",
             WorkRequest::Bind { .. } => "bind",
@@ -571,12 +571,12 @@ mod tests {
     fn a_call_ends_once_with_its_reply() {
         let mut fixture = RequesterFixture::new();
         let call = fixture.start(7, None, None);
-        assert_eq!(kinds(&mut fixture), ["send"]);
-        assert!(fixture.ended().is_empty());
+        assert_eq!(take_kinds(&mut fixture), ["send"]);
+        assert!(fixture.take_ended().is_empty());
         fixture.answer(&message(16, &reply(call.xid())), None);
-        assert_eq!(fixture.ended(), [(7, Ok(()))]);
+        assert_eq!(fixture.take_ended(), [(7, Ok(()))]);
         fixture.with(|requester, cx, conn| requester.end_connection_calls(cx, conn, CloseReasonKind::Peer));
-        assert!(fixture.ended().is_empty(), "the call has ended already");
+        assert!(fixture.take_ended().is_empty(), "the call has ended already");
     }
 
     #[test]
@@ -586,10 +586,10 @@ mod tests {
         assert_eq!(fixture.requester.next_deadline(), 100);
         fixture.time.advance(Duration::from_nanos(100));
         fixture.requester.expire(&mut fixture.cx, 100);
-        assert_eq!(fixture.ended(), [(1, Err(CallError::TimedOut { sent: true }))]);
+        assert_eq!(fixture.take_ended(), [(1, Err(CallError::TimedOut { sent: true }))]);
         assert_eq!(fixture.requester.next_deadline(), u64::MAX);
         fixture.answer(&message(16, &reply(call.xid())), None);
-        assert!(fixture.ended().is_empty(), "the call has ended already");
+        assert!(fixture.take_ended().is_empty(), "the call has ended already");
     }
 
     #[test]
@@ -598,7 +598,7 @@ mod tests {
         fixture.start(1, None, None);
         fixture.start(2, None, Some(256));
         fixture.with(|requester, cx, conn| requester.end_connection_calls(cx, conn, CloseReasonKind::Peer));
-        let mut ended = fixture.ended();
+        let mut ended = fixture.take_ended();
         ended.sort_by_key(|&(token, _)| token);
         // The second call had to wait for the first one's credit.
         let lost = |sent| Err(CallError::ConnectionLost { sent });
@@ -609,14 +609,14 @@ mod tests {
     fn a_call_awaiting_retransmission_returns_its_memory_when_its_connection_closes() {
         let mut fixture = RequesterFixture::new();
         let call = fixture.start(5, None, Some(256));
-        kinds(&mut fixture);
+        take_kinds(&mut fixture);
         let error = ErrorBody::ReplyResource { length_needed: 512 };
         fixture.with(|requester, cx, conn| {
-            // A refused call waits.
+            // After the interruption a refused call waits for its retransmission.
             conn.proto.interrupt();
             requester.handle_refusal(cx, conn, call, 5, error, None);
         });
-        assert!(fixture.ended().is_empty(), "its memory has to be revoked first");
+        assert!(fixture.take_ended().is_empty(), "its memory has to be revoked first");
         fixture.with(|requester, cx, conn| requester.end_connection_calls(cx, conn, CloseReasonKind::Peer));
         let mut ended: Vec<_> = fixture.requester.done().drain(..).collect();
         assert_eq!(ended.len(), 1);
@@ -651,16 +651,16 @@ mod tests {
     fn exposed_memory_is_revoked_before_its_call_ends() {
         let mut fixture = RequesterFixture::new();
         let call = fixture.start(3, None, Some(256));
-        assert_eq!(kinds(&mut fixture), ["bind", "send"], "the Bind precedes the Send");
-        let index = fixture.with(|_, _, conn| conn.calls.slot(&conn.proto, call).exposure).expect("one");
+        assert_eq!(take_kinds(&mut fixture), ["bind", "send"], "the Bind precedes the Send");
+        let index = fixture.with(|_, _, conn| conn.calls.slot(&conn.proto, call).exposure).expect("an exposure");
         let (handle, offset) = fixture.with(|_, _, conn| {
-            let segment = conn.calls.exposure(&conn.proto, call).expect("one").parts[0].at.target;
+            let segment = conn.calls.exposure(&conn.proto, call).expect("an exposure").parts[0].at.target;
             (segment.handle, segment.offset)
         });
         let lists = [0, 1, 1, handle, 200, (offset >> 32) as u32, offset as u32, 0, 0];
         fixture.answer(&message_with_lists(16, &lists, &reply(call.xid())), None);
-        assert_eq!(kinds(&mut fixture), ["invalidate"]);
-        assert!(fixture.ended().is_empty(), "the peer may still reach it");
+        assert_eq!(take_kinds(&mut fixture), ["invalidate"]);
+        assert!(fixture.take_ended().is_empty(), "the peer may still reach it");
         fixture.with(|requester, cx, conn| requester.handle_revoked(cx, conn, index));
         let done: Vec<_> = fixture.requester.done().drain(..).collect();
         assert_eq!(done.len(), 1);
@@ -673,11 +673,11 @@ mod tests {
     fn memory_that_the_peer_has_invalidated_is_not_revoked_again() {
         let mut fixture = RequesterFixture::new();
         let call = fixture.start(3, None, Some(256));
-        kinds(&mut fixture);
-        let handle =
-            fixture.with(|_, _, conn| conn.calls.exposure(&conn.proto, call).expect("one").parts[0].at.target.handle);
+        take_kinds(&mut fixture);
+        let handle = fixture
+            .with(|_, _, conn| conn.calls.exposure(&conn.proto, call).expect("an exposure").parts[0].at.target.handle);
         fixture.answer(&message(16, &reply(call.xid())), Some(handle));
-        assert!(kinds(&mut fixture).is_empty());
-        assert_eq!(fixture.ended(), [(3, Ok(()))]);
+        assert!(take_kinds(&mut fixture).is_empty());
+        assert_eq!(fixture.take_ended(), [(3, Ok(()))]);
     }
 }

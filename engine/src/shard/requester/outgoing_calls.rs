@@ -47,12 +47,13 @@ pub(super) struct CallSlot {
     pub(super) message: Option<Buf>,
     /// The chunk memory until the call is sent; then `exposure` has it.
     pub(super) memory: ChunkMemory,
-    /// Index of its exposure.
+    /// Index of the call's exposure.
     pub(super) exposure: Option<u32>,
     /// Start in nanoseconds, if the call is sampled.
     pub(super) started: Option<u64>,
-    /// For a retransmission: a copy of the message, or the message itself if it was sent in parts.
+    /// Message for a retransmission: a copy, or the message itself if it was sent in parts.
     pub(super) kept: Option<Buf>,
+    /// Copy of a short message, for a retransmission.
     pub(super) copy: Vec<u8>,
     /// Maximum bytes of inline results.
     pub(super) max_reply: usize,
@@ -62,7 +63,7 @@ pub(super) struct CallSlot {
     pub(super) retries: u8,
     /// Number of refusals by ERR_SYSTEM.
     pub(super) refusals: u16,
-    /// Whether it was sent on an earlier connection, so that the server may have executed it.
+    /// Whether the call was sent on an earlier connection, so that the server may have executed it.
     pub(super) was_sent: bool,
 }
 
@@ -87,7 +88,7 @@ impl CallSlot {
         self.kept.take()
     }
 
-    /// Drops the message, which will not be sent (again).
+    /// Drops the message, which will not be sent or retransmitted.
     #[inline]
     pub(super) fn forget(&mut self) {
         (self.message, self.memory, self.kept, self.empty_reply) = (None, ChunkMemory::NONE, None, None);
@@ -342,7 +343,7 @@ const UNCOLLECTED_BYTES: usize = 1 << 20;
 const UNCOLLECTED_SIZE: usize = 512;
 
 /// Memory of replies that other threads have not collected yet. If these replies stayed in their Receives, the peer's
-/// next replies would lack Receives, and the peer would take this side for stalled.
+/// next replies would lack Receives, and the peer would consider this side stalled.
 #[derive(Default)]
 pub(super) struct UncollectedReplies {
     /// The newest pool. Earlier ones are freed with their last buffers.

@@ -135,10 +135,10 @@ pub(super) fn check_position_zero(chunks: &CallChunks, longest: u64) -> Result<(
     }
 }
 
-fn check_reads(asked: &[ReadSegment], entry: &LocalProcedure, args_at: usize, inline: usize) -> Result<(), ErrorBody> {
+fn check_reads(list: &[ReadSegment], entry: &LocalProcedure, args_at: usize, inline: usize) -> Result<(), ErrorBody> {
     // Earliest start of the next chunk, and bytes that earlier chunks have inserted before it.
     let (mut earliest, mut inserted) = (args_at as u64, 0u64);
-    let (mut rest, mut chunks) = (asked, 0);
+    let (mut rest, mut chunks) = (list, 0);
     while let [first, behind @ ..] = rest {
         if chunks == entry.binding.arguments.count {
             return Err(ErrorBody::ReadChunks { max: entry.binding.arguments.count as u32 });
@@ -176,7 +176,7 @@ fn check_writes(entry: &LocalProcedure, flavor: u32, results: usize) -> Result<(
             let length_needed = (rpc::accepted_reply_room(flavor) + entry.binding.max_reply) as u32;
             Err(ErrorBody::ReplyResource { length_needed })
         }
-        (chunks, most) if chunks > most => Err(ErrorBody::WriteChunks { max: most as u32 }),
+        (chunks, limit) if chunks > limit => Err(ErrorBody::WriteChunks { max: limit as u32 }),
         _ => Ok(()),
     }
 }
@@ -222,7 +222,7 @@ fn push_reads<F: Fabric>(
     call: &mut ReadingCall,
     targets: &mut ArrayVec<Lent, MAX_CHUNKS>,
 ) -> Result<usize, NoTarget> {
-    let name = call.id().index() as u64;
+    let wr_id = call.id().index() as u64;
     let first_two = {
         let mut reads = call.chunks().to_fetch();
         (reads.next(), reads.next())
@@ -230,7 +230,7 @@ fn push_reads<F: Fabric>(
     if let (Some((position, segment)), None) = first_two {
         // Most chunks have one segment.
         let target = choose_target(cx, procedures, call, position, segment.length as usize)?;
-        sends.push_named(name, true, || read_of(&target, 0, &segment));
+        sends.push_named(wr_id, true, || read_of(&target, 0, &segment));
         targets.push(target);
         return Ok(1);
     }
@@ -244,7 +244,7 @@ fn push_reads<F: Fabric>(
         }
         let Some(target) = targets.last() else { continue };
         // Reads complete in order, so only the last one is signaled.
-        sends.push_named(name, at + 1 == count, || read_of(target, filled, &segment));
+        sends.push_named(wr_id, at + 1 == count, || read_of(target, filled, &segment));
         filled += segment.length as usize;
     }
     Ok(count)

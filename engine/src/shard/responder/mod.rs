@@ -58,14 +58,14 @@ pub(super) struct Responder {
 }
 
 impl Responder {
-    /// Creates a responder. `signal` wakes the shard; at most `most_pending` calls are with workers or deferred.
-    pub(super) fn new(services: Option<LocalServices>, signal: Signal, most_pending: usize) -> Self {
+    /// Creates a responder. `signal` wakes the shard; at most `max_pending` calls are with workers or deferred.
+    pub(super) fn new(services: Option<LocalServices>, signal: Signal, max_pending: usize) -> Self {
         let mut procedures = Procedures::default();
         if let Some(services) = services {
             procedures.set_services(services);
         }
         Self {
-            admission: Admission::new(most_pending),
+            admission: Admission::new(max_pending),
             pending: PendingCalls::new(signal, Rc::clone(procedures.recent())),
             procedures,
             replies: Replies::default(),
@@ -83,7 +83,7 @@ impl Responder {
         self.procedures.set_services(services);
     }
 
-    /// Whether it has services.
+    /// Whether services are set.
     pub(super) fn serves(&self) -> bool {
         self.procedures.serves()
     }
@@ -303,7 +303,7 @@ impl Responder {
         }
         // Most calls need only a buffer for their reply, and such buffers are almost always plentiful.
         let entry = self.procedures.entry(call.entry());
-        if !cx.memory.has_awaited_sizes() && call.is_short() {
+        if !cx.memory.has_reserved_sizes() && call.is_short() {
             let (results_at, len) = reply_room(&call, entry);
             if let Some(reply) =
                 cx.memory.pool.alloc_if(len, |free, count| leaves_plenty(&cx.memory, len, (free, count)))
@@ -420,16 +420,16 @@ impl Responder {
 
     /// Starts a waiting call, if there is memory for it now.
     fn retry<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, waiting: QueuedCall, now: u64) {
-        let QueuedCall { call, cause: before, ticket } = waiting;
-        if before.is_own() {
+        let QueuedCall { call, cause: last_cause, ticket } = waiting;
+        if last_cause.is_own() {
             conn.served.unblock(&call);
         }
         let demand = Demand::new(&cx.memory, self.procedures.of(&call), &call);
-        let cause = self.admission.find_cause(cx, conn, &demand, &call, !before.is_own());
+        let cause = self.admission.find_cause(cx, conn, &demand, &call, !last_cause.is_own());
         let started = if cause.is_none() { self.begin(cx, conn, call) } else { Err(call) };
         match started {
             Ok(()) => {
-                self.admission.queue.start(ticket, &before, now);
+                self.admission.queue.start(ticket, &last_cause, now);
                 cx.ready.add(conn);
             }
             Err(call) => {

@@ -99,8 +99,8 @@ impl Procedures {
         let message = message.get(head.len..)?;
         let header = rpc::CallHeader::read_anonymous(message)?;
         let last = self.last.as_ref()?;
-        let again = header.xid == head.xid && message.get(NAME)? == last.name;
-        again.then_some(ParsedHeader { entry: last.entry, len: rpc::ANONYMOUS_CALL_LEN })
+        let is_repeated = header.xid == head.xid && message.get(NAME)? == last.name;
+        is_repeated.then_some(ParsedHeader { entry: last.entry, len: rpc::ANONYMOUS_CALL_LEN })
     }
 
     /// Decodes the RPC message of a call, and checks its chunks against the declaration.
@@ -172,11 +172,11 @@ impl Procedures {
             // No code of the application ran, so the system did not run the thread.
             return;
         }
-        let one = names.first().copied().filter(|_| names.len() == 1);
+        let only = names.first().copied().filter(|_| names.len() == 1);
         let line = format_args!(
             "shard was blocked for {time:.1?} by {text}, or did not get its core: long work belongs on workers \
              (Procedure::on_workers) or in other threads (Procedure::deferred)"
         );
-        cx.log_of(Level::Warn, "shards blocked for a second or more", one, line);
+        cx.log_of(Level::Warn, "shards blocked for a second or more", only, line);
     }
 }

@@ -133,7 +133,7 @@ pub(in crate::shard) struct Replies {
 }
 
 impl Replies {
-    /// Sends an ordinary reply now, if possible; [`send`](Self::send) sends others. The caller posts the connection's
+    /// Sends a plain reply now, if possible; [`send`](Self::send) sends others. The caller posts the connection's
     /// chain.
     #[inline(always)]
     pub(super) fn send_plain<F: Fabric>(
@@ -411,8 +411,8 @@ impl Replies {
                 match call.compose(body, at, |len| cx.memory.alloc(len)) {
                     Ok(call) => return self.send(cx, conn, call),
                     Err(call) if has_to_retransmit(conn, error) => return self.shed(cx, conn, call, error),
-                    Err(back) => {
-                        call = back;
+                    Err(uncomposed) => {
+                        call = uncomposed;
                         log_error(cx, conn, &call, error)
                     }
                 }
@@ -434,7 +434,7 @@ impl Replies {
                     "{peer}: {error} to {name}: {read} bytes in Read chunks and {writes} Write chunks exceed its \
                      declaration (Procedure::read_chunks, Procedure::write_chunks)"
                 );
-                // The procedure exists, so that the number of its log limits is bounded.
+                // The procedure exists, so the number of rate limits stays bounded.
                 cx.log_of(Level::Warn, "calls with undeclared chunks", Some(name), line);
                 log_refused(cx, conn, &call, "calls refused by the transport", &error);
                 error
@@ -546,20 +546,20 @@ fn emit_written(
 
 /// Queues the RDMA Writes that fill a chunk's segments in order, and sets the length of each.
 fn fill(conn: &mut Conn, segments: &mut [Segment], mut source: Option<Source>, len: u32) {
-    let (mut offset, mut left) = (0, len);
+    let (mut offset, mut rest) = (0, len);
     for segment in segments {
-        let len = segment.length.min(left);
+        let len = segment.length.min(rest);
         let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
         segment.length = len;
         if len > 0 {
             // The last Write owns the source.
-            let src = if len == left { source.take() } else { source.clone() };
+            let src = if len == rest { source.take() } else { source.clone() };
             if let Some(src) = src {
                 conn.sends.push(WorkRequest::Write { src, offset, len: len as usize, remote });
             }
         }
         offset += len as usize;
-        left -= len;
+        rest -= len;
     }
 }
 
@@ -652,7 +652,7 @@ pub(super) fn log_system_error<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn,
 /// Outcomes of calls by procedure: all refusals, and the sampled calls.
 #[derive(Debug, Default)]
 pub(super) struct CallOutcomes {
-    /// For all calls.
+    /// Refusals of all calls.
     refusals: Refusals,
     /// By the procedure's entry; up to the highest entry with an outcome.
     entries: Vec<ProcedureOutcomes>,

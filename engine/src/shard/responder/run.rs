@@ -139,7 +139,7 @@ impl Responder {
     #[inline(always)]
     pub(super) fn finish<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Answered>) {
         cx.stats.calls += 1;
-        match call.complete_plain(HEADROOM_PLAIN) {
+        match call.complete_inline(HEADROOM_PLAIN) {
             Ok((call, reply)) => self.replies.send_plain(cx, conn, call, reply),
             Err(call) => self.finish_other(cx, conn, call),
         }
@@ -195,7 +195,7 @@ impl Responder {
             && self.admission.pending.is_exhausted(&source.owner)
         {
             let line = format_args!(
-                "{}: call waits: handlers and workers have as many calls of its host as they leave to others, {} of \
+                "{}: call waits: its host has reached its share of the calls with handlers and workers, {} of \
                  them of closed connections (memory.receives)",
                 conn.log_name(),
                 source.owner.orphans(false)
@@ -497,11 +497,11 @@ impl SimulatedWorkers {
 struct Futures {
     all: FuturesUnordered<HandlerFuture>,
     /// Wakes the shard to poll a future.
-    bell: Arc<WakeFlag>,
+    wake_flag: Arc<WakeFlag>,
     waker: Waker,
     /// Whether any future was added since the last poll.
     started: bool,
-    /// Whether any future may be of a closed connection.
+    /// Whether any future may belong to a closed connection.
     abandoned: bool,
     recent: Rc<RecentProcedures>,
 }
@@ -559,11 +559,11 @@ impl Drop for HandlerFuture {
 }
 
 impl Futures {
-    /// `signal` wakes the shard. `recent` gets the procedures whose futures are polled.
+    /// Creates an empty set. `signal` wakes the shard. `recent` gets the procedures whose futures are polled.
     pub(super) fn new(signal: Signal, recent: Rc<RecentProcedures>) -> Self {
-        let bell = Arc::new(WakeFlag::new(signal));
-        let waker = Arc::clone(&bell).into();
-        Self { all: FuturesUnordered::new(), bell, waker, started: false, abandoned: false, recent }
+        let wake_flag = Arc::new(WakeFlag::new(signal));
+        let waker = Arc::clone(&wake_flag).into();
+        Self { all: FuturesUnordered::new(), wake_flag, waker, started: false, abandoned: false, recent }
     }
 
     /// Adds a future, polled in this turn or the next.
@@ -590,7 +590,7 @@ impl Futures {
         // All three are read before the test, because each is reported once.
         let started = std::mem::take(&mut self.started);
         let abandoned = std::mem::take(&mut self.abandoned);
-        if !(self.bell.take() | started | abandoned) {
+        if !(self.wake_flag.take() | started | abandoned) {
             return 0;
         }
         let before = self.all.len();
@@ -637,7 +637,7 @@ pub(super) struct PendingCalls {
 }
 
 impl PendingCalls {
-    /// `signal` wakes the shard. `recent` gets the procedures whose futures are polled.
+    /// Creates an empty set. `signal` wakes the shard. `recent` gets the procedures whose futures are polled.
     pub(super) fn new(signal: Signal, recent: Rc<RecentProcedures>) -> Self {
         Self {
             futures: Futures::new(signal.clone(), recent),
@@ -703,8 +703,8 @@ impl PendingCalls {
     pub(super) fn dispatch(&mut self) -> usize {
         let Some(port) = self.workers.as_mut() else { return 0 };
         while let Some((key, job)) = self.backlog.pop_front() {
-            if let Err(back) = port.dispatch(key, job) {
-                self.backlog.push_front(back);
+            if let Err(rejected) = port.dispatch(key, job) {
+                self.backlog.push_front(rejected);
                 break;
             }
             self.counted = self.counted.saturating_sub(1);
@@ -726,7 +726,7 @@ impl PendingCalls {
         self.finished = finished;
     }
 
-    /// DeferredOrigin of the calls of one more connection, to this peer. They count against the quotas of `owner`.
+    /// Creates the origin of the calls of a connection to this peer. These calls count against the quotas of `owner`.
     pub(super) fn origin(&self, owner: &Arc<str>, peer: Box<str>) -> Arc<DeferredOrigin> {
         self.returns.origin(owner, peer)
     }

@@ -140,7 +140,7 @@ impl ServedCalls {
     }
 
     /// Whether no call is with workers, or deferred.
-    pub(in crate::shard) fn none_pending(&self) -> bool {
+    pub(in crate::shard) fn has_no_pending_calls(&self) -> bool {
         self.at_workers | self.deferred == 0
     }
 
@@ -163,14 +163,14 @@ impl ServedCalls {
 
     pub(in crate::shard) fn outstanding_reads(&self) -> ReadUsage {
         let reads = self.reads.iter().map(PendingReads::reads);
-        reads.fold(ReadUsage::default(), |all, one| ReadUsage {
-            count: all.count + one.count,
-            bytes: all.bytes + one.bytes,
+        reads.fold(ReadUsage::default(), |sum, usage| ReadUsage {
+            count: sum.count + usage.count,
+            bytes: sum.bytes + usage.bytes,
         })
     }
 
     /// Number of unanswered calls that hold memory of the shard, or get it next; with `chunks`, only those with chunks.
-    pub(in crate::shard) fn held(&self, proto: &Connection, chunks: bool) -> usize {
+    pub(in crate::shard) fn count_memory_holders(&self, proto: &Connection, chunks: bool) -> usize {
         let served = if chunks { proto.inbound().with_chunks() } else { proto.inbound().len() };
         served.saturating_sub(self.blocked[usize::from(chunks)])
     }

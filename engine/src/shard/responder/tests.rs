@@ -136,7 +136,7 @@ impl ResponderFixture {
     }
 
     /// XIDs of the replies that were sent on a connection since the last call of this function.
-    fn sent(&mut self, conn: &mut Conn) -> Vec<u32> {
+    fn take_sent_xids(&mut self, conn: &mut Conn) -> Vec<u32> {
         self.cx.post_chain(conn);
         let sent = self.cx.fabric.take_sent();
         sent.iter().map(|bytes| u32::from_be_bytes(bytes[..4].try_into().expect("a word"))).collect()
@@ -159,7 +159,7 @@ fn each_call_is_answered_once() {
     let mut conn = open_conn(0, true);
     for xid in 1..=3 {
         fixture.serve(&mut conn, xid, SHORT);
-        assert_eq!(fixture.sent(&mut conn), [xid]);
+        assert_eq!(fixture.take_sent_xids(&mut conn), [xid]);
         assert!(conn.served.holds_nothing() && !fixture.responder.has_waiting_work());
     }
     assert_eq!(fixture.cx.stats.calls, 3);
@@ -170,8 +170,8 @@ fn procedures_for_workers_run_on_the_shard_without_workers() {
     let mut fixture = ResponderFixture::new();
     let mut conn = open_conn(0, true);
     fixture.serve(&mut conn, 5, ON_WORKERS);
-    assert_eq!(fixture.sent(&mut conn), [5]);
-    assert!(conn.served.none_pending());
+    assert_eq!(fixture.take_sent_xids(&mut conn), [5]);
+    assert!(conn.served.has_no_pending_calls());
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn calls_for_workers_wait_for_room_in_the_rings_and_return_once() {
     for xid in 1..=5 {
         fixture.serve(&mut conn, xid, ON_WORKERS);
     }
-    assert!(fixture.responder.has_waiting_work() && !conn.served.none_pending());
+    assert!(fixture.responder.has_waiting_work() && !conn.served.has_no_pending_calls());
     fixture.cx.conns.insert(conn);
     let mut answered = Vec::new();
     for _ in 0..8 {
@@ -191,12 +191,12 @@ fn calls_for_workers_wait_for_room_in_the_rings_and_return_once() {
         workers.turn(0);
         fixture.responder.collect(&mut fixture.cx);
         let mut conn = fixture.cx.conns.take_slot(0).expect("present");
-        answered.extend(fixture.sent(&mut conn));
+        answered.extend(fixture.take_sent_xids(&mut conn));
         fixture.cx.conns.restore(conn);
     }
     assert_eq!(answered, [1, 2, 3, 4, 5]);
     assert_eq!(fixture.responder.pending.with_workers(), 0);
-    assert!(fixture.cx.conns.take_slot(0).expect("present").served.none_pending());
+    assert!(fixture.cx.conns.take_slot(0).expect("present").served.has_no_pending_calls());
 }
 
 #[test]
@@ -207,9 +207,13 @@ fn deferred_calls_return_once_and_waiting_ones_follow() {
         fixture.serve(&mut conn, xid, DEFERRED);
     }
     let taken: Vec<_> = fixture.held.try_iter().collect();
-    assert_eq!(taken.iter().map(|call| call.info().xid()).collect::<Vec<_>>(), [1, 2], "as many as may be deferred");
+    assert_eq!(
+        taken.iter().map(|call| call.info().xid()).collect::<Vec<_>>(),
+        [1, 2],
+        "at most two calls may be deferred"
+    );
     assert_eq!((fixture.responder.pending.len(), conn.served.deferred, conn.served.not_handed_over.len()), (2, 2, 2));
-    assert!(!conn.served.none_pending() && fixture.sent(&mut conn).is_empty());
+    assert!(!conn.served.has_no_pending_calls() && fixture.take_sent_xids(&mut conn).is_empty());
     fixture.cx.conns.insert(conn);
     assert_eq!(fixture.responder.collect(&mut fixture.cx), 0);
     let mut taken = taken.into_iter();
@@ -219,17 +223,17 @@ fn deferred_calls_return_once_and_waiting_ones_follow() {
     assert_eq!((fixture.cx.stats.calls_dropped, fixture.cx.stats.calls_failed), (1, 1));
     // The shard collects other deferred calls when it answers one at once.
     let mut conn = fixture.cx.conns.take_slot(0).expect("present");
-    assert_eq!(fixture.sent(&mut conn), [2, 1], "in the order of their return");
+    assert_eq!(fixture.take_sent_xids(&mut conn), [2, 1], "in the order of their return");
     fixture.held.try_iter().for_each(|call| call.answer(Ok(())));
     fixture.serve(&mut conn, 5, DEFERRED);
-    assert_eq!(conn.served.not_handed_over.len(), 1, "two are deferred until the shard collects them");
+    assert_eq!(conn.served.not_handed_over.len(), 1, "two calls are deferred until the shard collects them");
     fixture.cx.conns.insert(conn);
     while fixture.responder.collect(&mut fixture.cx) > 0 {
         fixture.held.try_iter().for_each(|call| call.answer(Ok(())));
     }
     let mut conn = fixture.cx.conns.take_slot(0).expect("present");
-    assert_eq!(fixture.sent(&mut conn), [3, 4, 5]);
-    assert!(conn.served.none_pending() && fixture.responder.pending.is_empty());
+    assert_eq!(fixture.take_sent_xids(&mut conn), [3, 4, 5]);
+    assert!(conn.served.has_no_pending_calls() && fixture.responder.pending.is_empty());
 }
 
 #[test]
@@ -238,7 +242,7 @@ fn a_peer_that_receives_nothing_is_disconnected_while_others_have_deferred_calls
     let (mut stalled, mut conn) = (open_conn(0, true), open_conn(1, true));
     // A reply that never completes.
     fixture.serve(&mut stalled, 1, SHORT);
-    assert_eq!(fixture.sent(&mut stalled), [1]);
+    assert_eq!(fixture.take_sent_xids(&mut stalled), [1]);
     fixture.serve(&mut conn, 2, DEFERRED);
     let held = fixture.empty_pool();
     fixture.serve_in_spare(&mut conn, 3);
@@ -251,7 +255,7 @@ fn a_peer_that_receives_nothing_is_disconnected_while_others_have_deferred_calls
         checks.control(&mut fixture.cx);
         fixture.responder.continue_waiting(&mut fixture.cx);
     }
-    assert_eq!(fixture.cx.stats.peers_stalled, 1, "after `timeouts.progress`");
+    assert_eq!(fixture.cx.stats.peers_stalled, 1, "the peer is disconnected after `timeouts.progress`");
     assert!(
         fixture.responder.waits_for_memory() && fixture.cx.stats.calls_failed == 0,
         "the deferred call may free its buffers"
@@ -297,11 +301,11 @@ fn a_cached_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
     assert_eq!(fixture.cx.memory.receives.reservable(), 256, "its Receive can be reserved again");
     fixture.serve(&mut conn, 7, CACHED);
     fixture.responder.dispatch(&mut fixture.cx);
-    assert!(workers.turn(0), "the first one did not run");
+    assert!(workers.turn(0), "the call of the closed connection did not run");
     fixture.cx.conns.insert(conn);
     fixture.responder.collect(&mut fixture.cx);
     let mut conn = fixture.cx.conns.take_slot(1).expect("present");
-    assert_eq!((fixture.sent(&mut conn), fixture.cx.stats.calls), (vec![7], 1));
+    assert_eq!((fixture.take_sent_xids(&mut conn), fixture.cx.stats.calls), (vec![7], 1));
 }
 
 #[test]
@@ -353,9 +357,9 @@ fn a_connection_beyond_its_quota_delays_no_other() {
     let mut conn = open_conn(0, true);
     // The device reports no completions, so all replies stay outstanding.
     let held = fixture.empty_pool();
-    let few = held.len() / 8;
+    let free = held.len() / 8;
     let mut held = held;
-    held.truncate(held.len() - few);
+    held.truncate(held.len() - free);
     let mut xid = 0;
     while !conn.served.awaits_completions() {
         xid += 1;
@@ -364,8 +368,8 @@ fn a_connection_beyond_its_quota_delays_no_other() {
     }
     let mut other = open_conn(1, true);
     fixture.serve_in_spare(&mut other, 100);
-    assert!(!other.served.awaits_completions(), "it holds no buffers yet");
-    assert!(conn.served.held(&conn.proto, false) + conn.sends.under_way() as usize > 1);
+    assert!(!other.served.awaits_completions(), "the other connection holds no buffers yet");
+    assert!(conn.served.count_memory_holders(&conn.proto, false) + conn.sends.under_way() as usize > 1);
     assert_eq!(fixture.responder.admission.queue.len(), 1);
     fixture.cx.conns.insert(conn);
     let reported = |fixture: &mut ResponderFixture| {
@@ -393,8 +397,11 @@ fn replies_beyond_the_write_limit_delay_no_others() {
     };
     assert!(is_sent(&mut conn, 1, 5000), "a reply that exceeds the limit by itself is sent alone");
     assert!(!is_sent(&mut conn, 2, 600) && !is_sent(&mut conn, 3, 400));
-    assert!(is_sent(&mut conn, 4, 0), "it has no RDMA Writes");
-    assert!(is_sent(&mut other, 5, 600) && is_sent(&mut other, 6, 400), "nothing is outstanding there");
+    assert!(is_sent(&mut conn, 4, 0), "a reply without RDMA Writes is not delayed");
+    assert!(
+        is_sent(&mut other, 5, 600) && is_sent(&mut other, 6, 400),
+        "the other connection has no outstanding RDMA Writes"
+    );
     assert!(!is_sent(&mut other, 7, 1));
     assert!(conn.sends.awaits_end(), "a completion was requested");
     assert_eq!((fixture.cx.stats.write_waits, fixture.responder.replies.delayed), (3, 3));
@@ -419,12 +426,12 @@ fn calls_without_memory_wait_and_start_in_order() {
         fixture.serve_in_spare(&mut conn, xid);
     }
     assert!(fixture.responder.waits_for_memory() && fixture.responder.has_waiting_work());
-    assert!(fixture.sent(&mut conn).is_empty());
+    assert!(fixture.take_sent_xids(&mut conn).is_empty());
     drop(held);
     fixture.cx.conns.insert(conn);
     assert_eq!(fixture.responder.continue_waiting(&mut fixture.cx), 3);
     let mut conn = fixture.cx.conns.take_slot(0).expect("present");
-    assert_eq!(fixture.sent(&mut conn), [1, 2, 3]);
+    assert_eq!(fixture.take_sent_xids(&mut conn), [1, 2, 3]);
     assert!(!fixture.responder.has_waiting_work());
 }
 
@@ -442,7 +449,7 @@ fn calls_of_closed_connections_leave_the_queue() {
     fixture.cx.conns.insert(open);
     assert_eq!(fixture.responder.continue_waiting(&mut fixture.cx), 1, "the call of the open connection");
     let mut open = fixture.cx.conns.take_slot(1).expect("present");
-    assert_eq!(fixture.sent(&mut open), [2]);
+    assert_eq!(fixture.take_sent_xids(&mut open), [2]);
 }
 
 #[test]
@@ -451,12 +458,12 @@ fn a_closed_connection_leaves_no_reservation() {
     let mut conn = open_conn(0, true);
     let held = fixture.empty_pool();
     fixture.serve_in_spare(&mut conn, 1);
-    assert!(fixture.cx.memory.has_awaited_sizes());
+    assert!(fixture.cx.memory.has_reserved_sizes());
     drop(held);
     fixture.responder.end_connection_calls(&mut fixture.cx, &mut conn);
     assert!(fixture.responder.has_waiting_work(), "the next turn releases the size");
     assert_eq!(fixture.responder.continue_waiting(&mut fixture.cx), 0);
-    assert!(!fixture.cx.memory.has_awaited_sizes() && !fixture.responder.has_waiting_work());
+    assert!(!fixture.cx.memory.has_reserved_sizes() && !fixture.responder.has_waiting_work());
 }
 
 /// The time limit starts anew for each call, even if others have waited for the same buffers.
@@ -471,10 +478,10 @@ fn a_call_without_a_prospect_of_buffers_is_refused_after_a_second() {
     fixture.responder.continue_waiting(&mut fixture.cx);
     let mut closing = fixture.cx.conns.take_slot(0).expect("present");
     fixture.responder.end_connection_calls(&mut fixture.cx, &mut closing);
-    let _kept_too = fixture.keep_pool();
+    let _kept_later = fixture.keep_pool();
     time.advance(Duration::from_secs(10));
     fixture.serve_in_spare(&mut open, 2);
-    let _kept_as_well: Vec<_> = fixture.spare.drain(..).map(Buf::freeze).collect();
+    let _kept_spares: Vec<_> = fixture.spare.drain(..).map(Buf::freeze).collect();
     fixture.cx.conns.insert(open);
     for millis in [0, 999] {
         time.advance(Duration::from_millis(millis));
@@ -501,8 +508,8 @@ fn unservable_calls_of_a_connection_are_refused_in_the_same_second() {
         fixture.responder.control(&mut fixture.cx, false);
         fixture.responder.continue_waiting(&mut fixture.cx);
         // A refusal that is being sent counts as a prospect of memory.
-        let mut conn = fixture.cx.conns.take_slot(0).expect("it is there");
-        fixture.sent(&mut conn);
+        let mut conn = fixture.cx.conns.take_slot(0).expect("present");
+        fixture.take_sent_xids(&mut conn);
         fixture.cx.conns.insert(conn);
         (fixture.responder.admission.queue.len(), fixture.cx.stats.pool_empty)
     };
@@ -519,7 +526,7 @@ fn short_replies_do_not_use_bulk_memory() {
     let longest = fixture.cx.memory.longest_suitable(1);
     let held: Vec<_> = std::iter::from_fn(|| fixture.cx.memory.pool.alloc_within(1, longest)).collect();
     fixture.serve_in_spare(&mut conn, 1);
-    assert!(fixture.responder.waits_for_memory() && fixture.sent(&mut conn).is_empty());
+    assert!(fixture.responder.waits_for_memory() && fixture.take_sent_xids(&mut conn).is_empty());
     assert_eq!(fixture.cx.memory.pool.room(1).0, 4, "the `long_buffers` are free");
     let call = &fixture.responder.admission.queue.iter().next().expect("a waiting call").call;
     let demand = Demand::new(&fixture.cx.memory, fixture.responder.procedures.of(call), call);
@@ -609,36 +616,36 @@ fn calls_without_chunks_do_not_count_for_the_quota_of_bulk_memory() {
 fn a_call_that_needs_many_buffers_is_only_overtaken_outside_its_reservation() {
     let (mut fixture, time) = (ResponderFixture::new(), SimulatedTime::new());
     fixture.cx.clock = Clock::simulated(&time);
-    let (mut many, mut one) = (open_conn(0, true), open_conn(1, true));
+    let (mut many, mut single) = (open_conn(0, true), open_conn(1, true));
     let bulk = |fixture: &mut ResponderFixture, conn: &mut Conn, xid: u32, chunks: usize| {
         let call = fixture.bulk_call(conn, xid, chunks);
         fixture.responder.start(&mut fixture.cx, conn, call);
     };
     let mut held = vec![fixture.cx.memory.pool.alloc(40_000).expect("a buffer")];
     bulk(&mut fixture, &mut many, 1, 4);
-    bulk(&mut fixture, &mut one, 2, 1);
+    bulk(&mut fixture, &mut single, 2, 1);
     assert_eq!(
         fixture.responder.admission.queue.len(),
         2,
-        "three are free, the first call needs four and reserves them"
+        "three buffers are free; the first call needs four, and reserves them"
     );
     fixture.cx.conns.insert(many);
-    fixture.cx.conns.insert(one);
+    fixture.cx.conns.insert(single);
     let pass = |fixture: &mut ResponderFixture, millis| {
         time.advance(Duration::from_millis(millis));
         fixture.responder.continue_waiting(&mut fixture.cx)
     };
     assert_eq!((pass(&mut fixture, 1), pass(&mut fixture, 998)), (0, 0), "the later call waits");
     assert_eq!(pass(&mut fixture, 2), 1, "the reservation ends after a second");
-    let mut one = fixture.cx.conns.take_slot(1).expect("present");
-    bulk(&mut fixture, &mut one, 3, 1);
+    let mut single = fixture.cx.conns.take_slot(1).expect("present");
+    bulk(&mut fixture, &mut single, 3, 1);
     assert_eq!(fixture.responder.admission.queue.len(), 1, "without a reservation a new call starts");
-    fixture.cx.conns.restore(one);
+    fixture.cx.conns.restore(single);
     assert_eq!((pass(&mut fixture, 4000), fixture.responder.admission.queue.len()), (0, 1));
-    let mut one = fixture.cx.conns.take_slot(1).expect("present");
-    bulk(&mut fixture, &mut one, 4, 1);
+    let mut single = fixture.cx.conns.take_slot(1).expect("present");
+    bulk(&mut fixture, &mut single, 4, 1);
     assert_eq!(fixture.responder.admission.queue.len(), 2, "the next reservation delays new calls again");
-    fixture.cx.conns.restore(one);
+    fixture.cx.conns.restore(single);
     held.clear();
     fixture.cx.fabric.take_sent();
     assert!(pass(&mut fixture, 1) >= 1, "enough buffers are free");
@@ -672,12 +679,12 @@ fn the_call_that_has_waited_longest_gets_a_freed_buffer() {
     fixture.cx.conns.insert(first);
     fixture.cx.conns.insert(later);
     for len in [512, 65536] {
-        let one = held.iter().position(|buf| buf.capacity() == len).expect("an allocated one");
-        held.swap_remove(one);
+        let at = held.iter().position(|buf| buf.capacity() == len).expect("an allocated buffer");
+        held.swap_remove(at);
     }
     assert_eq!(fixture.responder.continue_waiting(&mut fixture.cx), 1);
     let mut first = fixture.cx.conns.take_slot(0).expect("present");
-    assert_eq!(fixture.sent(&mut first), [1], "the later one needs the same size for its reply");
+    assert_eq!(fixture.take_sent_xids(&mut first), [1], "the later call needs the same size for its reply");
 }
 
 #[test]
@@ -696,14 +703,14 @@ fn a_call_starts_without_a_reservation_when_enough_buffers_are_free() {
         assert_eq!(fixture.responder.continue_waiting(&mut fixture.cx), 0);
     }
     assert!(
-        !fixture.cx.memory.has_awaited_sizes() && fixture.responder.admission.queue.len() == 2,
+        !fixture.cx.memory.has_reserved_sizes() && fixture.responder.admission.queue.len() == 2,
         "the reservation has ended"
     );
     held.pop();
     assert_eq!(
         (fixture.responder.continue_waiting(&mut fixture.cx), fixture.responder.admission.queue.len()),
         (1, 1),
-        "the call that needs two"
+        "the call that needs two buffers starts"
     );
 }
 
@@ -713,28 +720,28 @@ fn a_call_gathers_several_buffers_before_later_calls() {
     let (mut fixture, time) = (ResponderFixture::new(), SimulatedTime::new());
     fixture.cx.clock = Clock::simulated(&time);
     let (mut first, mut later) = (open_conn(0, true), open_conn(1, true));
-    let (all, one) = (fixture.bulk_call(&mut first, 1, 4), fixture.bulk_call(&mut later, 2, 1));
+    let (bulk, single) = (fixture.bulk_call(&mut first, 1, 4), fixture.bulk_call(&mut later, 2, 1));
     let mut held = fixture.empty_pool();
     let mut free_one = |len: usize| {
-        let one = held.iter().position(|buf| buf.capacity() == len).expect("an allocated one");
-        drop(held.swap_remove(one));
+        let at = held.iter().position(|buf| buf.capacity() == len).expect("an allocated buffer");
+        drop(held.swap_remove(at));
     };
     (0..3).for_each(|_| free_one(65536));
-    fixture.responder.start(&mut fixture.cx, &mut first, all);
+    fixture.responder.start(&mut fixture.cx, &mut first, bulk);
     time.advance(Duration::from_millis(1));
-    fixture.responder.start(&mut fixture.cx, &mut later, one);
+    fixture.responder.start(&mut fixture.cx, &mut later, single);
     fixture.cx.conns.insert(first);
     fixture.cx.conns.insert(later);
     free_one(512);
     assert_eq!(
         fixture.responder.continue_waiting(&mut fixture.cx),
         0,
-        "a reply buffer and three others are free, and the later call starts with none"
+        "a reply buffer and three bulk buffers are free, and the later call gets none"
     );
     free_one(65536);
     assert_eq!(fixture.responder.continue_waiting(&mut fixture.cx), 1);
     let mut first = fixture.cx.conns.take_slot(0).expect("present");
-    assert_eq!(fixture.sent(&mut first).len(), 1);
+    assert_eq!(fixture.take_sent_xids(&mut first).len(), 1);
 }
 
 /// A call that needs only a reply buffer respects reserved sizes, too.
@@ -746,10 +753,10 @@ fn short_replies_do_not_use_reserved_sizes() {
     let (mut first, mut later) = (open_conn(0, true), open_conn(1, true));
     let mut held = fixture.empty_pool();
     fixture.serve_in_spare(&mut first, 1);
-    assert!(fixture.cx.memory.is_awaited(512));
+    assert!(fixture.cx.memory.is_size_reserved(512));
     held.clear();
     fixture.serve_in_spare(&mut later, 2);
-    assert_eq!((fixture.responder.admission.queue.len(), fixture.sent(&mut later)), (2, vec![]));
+    assert_eq!((fixture.responder.admission.queue.len(), fixture.take_sent_xids(&mut later)), (2, vec![]));
     fixture.cx.conns.insert(first);
     fixture.cx.conns.insert(later);
     assert_eq!(fixture.responder.continue_waiting(&mut fixture.cx), 2);
@@ -766,22 +773,22 @@ fn a_call_that_lacks_one_of_two_sizes_reserves_both_for_a_second() {
     fixture.responder.start(&mut fixture.cx, &mut conn, call);
     fixture.cx.conns.insert(conn);
     let mut free_one = |fixture: &mut ResponderFixture, len: usize| {
-        let one = held.iter().position(|buf| buf.capacity() == len).expect("an allocated one");
-        held.swap_remove(one);
+        let at = held.iter().position(|buf| buf.capacity() == len).expect("an allocated buffer");
+        held.swap_remove(at);
         fixture.responder.continue_waiting(&mut fixture.cx)
     };
-    let awaited = |fixture: &ResponderFixture| [512, 65536].map(|len| fixture.cx.memory.is_awaited(len));
-    assert_eq!(awaited(&fixture), [false, true], "it waits for the longer size");
-    assert_eq!((free_one(&mut fixture, 65536), awaited(&fixture)), (0, [true, true]));
+    let reserved = |fixture: &ResponderFixture| [512, 65536].map(|len| fixture.cx.memory.is_size_reserved(len));
+    assert_eq!(reserved(&fixture), [false, true], "the call waits for the longer size");
+    assert_eq!((free_one(&mut fixture, 65536), reserved(&fixture)), (0, [true, true]));
     time.advance(Duration::from_millis(999));
-    assert_eq!((fixture.responder.continue_waiting(&mut fixture.cx), awaited(&fixture)), (0, [true, true]));
+    assert_eq!((fixture.responder.continue_waiting(&mut fixture.cx), reserved(&fixture)), (0, [true, true]));
     time.advance(Duration::from_millis(1));
     assert_eq!(
-        (fixture.responder.continue_waiting(&mut fixture.cx), awaited(&fixture)),
+        (fixture.responder.continue_waiting(&mut fixture.cx), reserved(&fixture)),
         (0, [true, false]),
         "the reservation has ended"
     );
-    assert_eq!((free_one(&mut fixture, 512), awaited(&fixture)), (1, [false, false]));
+    assert_eq!((free_one(&mut fixture, 512), reserved(&fixture)), (1, [false, false]));
 }
 
 #[test]
@@ -804,7 +811,7 @@ fn waiting_calls_are_counted_and_logged_after_a_second() {
     };
     assert_eq!(waiting(&mut fixture), (2, 700, 0));
     time.advance(Duration::from_millis(300));
-    assert_eq!(waiting(&mut fixture), (2, 1000, 1), "the first was logged");
+    assert_eq!(waiting(&mut fixture), (2, 1000, 1), "the first call was logged");
     drop(held);
     assert_eq!(waiting(&mut fixture), (0, 0, 0));
 }
@@ -851,7 +858,10 @@ fn passes_without_freed_buffers_try_few_calls() {
     }
     fixture.responder.continue_waiting(&mut fixture.cx);
     let queue = &fixture.responder.admission.queue;
-    assert!(queue.iter().filter(|waiting| waiting.cause.is_own()).count() > 32, "beyond the quotas of connections");
+    assert!(
+        queue.iter().filter(|waiting| waiting.cause.is_own()).count() > 32,
+        "these calls exceed the quotas of their connections"
+    );
     let numbers = |fixture: &ResponderFixture| -> Vec<u32> {
         fixture.responder.admission.queue.iter().map(|waiting| waiting.call.id().index() as u32).collect()
     };
@@ -870,5 +880,5 @@ fn passes_without_freed_buffers_try_few_calls() {
     assert_eq!(tries(&mut fixture), 1, "the first call reserves the size");
     fixture.responder.admission.queue.request_pass();
     assert!(tries(&mut fixture) > 32, "a requested pass also tries the calls beyond a quota");
-    assert_eq!(numbers(&fixture), before, "all keep their places");
+    assert_eq!(numbers(&fixture), before, "all calls keep their places");
 }

@@ -15,20 +15,20 @@ use rpcrdma::Address;
 use rpcrdma::client::Endpoint;
 use rpcrdma_embed::client::{Result, Store, endpoint};
 
-/// Clients of one process.
+/// Number of clients in one process.
 const CLIENTS: u32 = 6;
-/// Keys of each client.
+/// Number of keys of each client.
 const KEYS: u32 = 40;
 
-/// Value of a key: unique, of varying length.
+/// Derives the value of a key, which is unique and of varying length.
 fn value(seed: u32, client: u32, key: u32) -> Vec<u8> {
     let mut state = u64::from(seed) << 40 | u64::from(client) << 20 | u64::from(key);
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as u32
     };
-    let (most, len) = ([0, 200, 5000, 16 << 10, 256 << 10][key as usize % 5], next());
-    let len = if most == 0 { 0 } else { len % most + 1 };
+    let (max_len, len) = ([0, 200, 5000, 16 << 10, 256 << 10][key as usize % 5], next());
+    let len = if max_len == 0 { 0 } else { len % max_len + 1 };
     (0..len).map(|_| next() as u8).collect()
 }
 
@@ -110,7 +110,7 @@ fn main() -> std::result::Result<ExitCode, Box<dyn Error>> {
     let outcome = runtime.block_on(async {
         let endpoint = endpoint(&address).await?;
         let outcome = run(&endpoint, &address, what, seed).await;
-        // Dropping the endpoint waits for its thread, so the endpoint leaves the runtime first.
+        // The drop of the endpoint waits for a thread, so the endpoint is returned and dropped outside of the runtime.
         Ok::<_, Box<dyn Error + Send + Sync>>((endpoint, outcome))
     });
     match outcome.and_then(|(_endpoint, outcome)| outcome) {

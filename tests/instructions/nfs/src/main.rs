@@ -1,7 +1,8 @@
-//! Instructions of NFS calls on each side, for callgrind; `tests/instructions/run` counts them.
+//! Makes NFS calls under callgrind, by which `tests/instructions/run` counts the instructions of each side.
 //!
-//! Like `bench/examples/instructions.rs`: both sides on one thread, time passes by turns. The server is that of `nfs3d
-//! --workers 0`, the client uses its generated types. Instructions of the kernel are not counted.
+//! As in `bench/examples/instructions.rs`, both sides run on one thread, and each turn advances a simulated clock. The
+//! server is that of `nfs3d --workers 0`, and the client uses nfs3d's generated types. Instructions of the kernel are
+//! not counted.
 //!
 //! Usage: `nfs_instructions CALLS getattr|lookup|read|write|readdirplus DIRECTORY`. The directory must be empty.
 #![forbid(unsafe_code)]
@@ -33,19 +34,20 @@ type Client = LocalClient<SoftwareFabric>;
 
 /// Bytes of READ and WRITE.
 const BLOCK: usize = 4096;
-/// Entries of READDIRPLUS, with `.` and `..`.
+/// Number of entries of READDIRPLUS, including `.` and `..`.
 const ENTRIES: usize = 100;
 /// Time limit of MOUNT.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
-/// Time of a turn of both sides.
+/// Simulated time of a turn of both sides.
 const TURN: Duration = Duration::from_micros(1);
 
+/// Runs one turn of the server, for which callgrind counts this function.
 #[inline(never)]
 fn server_side(server: &mut Shard<SoftwareFabric>) {
     server.poll_once();
 }
 
-/// Starts a call. `buffers` adds its chunks.
+/// Starts a call. `buffers` adds its chunks. callgrind counts this function for the client.
 #[inline(never)]
 fn client_side_start<P: Signature>(
     client: &mut Client,
@@ -59,14 +61,14 @@ fn client_side_start<P: Signature>(
     Ok(())
 }
 
-/// One turn. Returns whether the call ended; its results must be `good`.
+/// Runs one turn of the client. Returns true if the call ended, whose results `check` must accept.
 #[inline(never)]
-fn client_side_poll<P: Signature>(client: &mut Client, good: &mut dyn FnMut(&P::Results<'_>) -> bool) -> bool {
+fn client_side_poll<P: Signature>(client: &mut Client, check: &mut dyn FnMut(&P::Results<'_>) -> bool) -> bool {
     let mut ended = false;
     client.poll(|done| {
         let response = Response::<P>::of(done.result.unwrap_or_else(|error| panic!("{}: {error}", P::NAME)));
         let results = response.results().unwrap_or_else(|error| panic!("{}: {error}", P::NAME));
-        assert!(good(&results), "{}: unexpected results", P::NAME);
+        assert!(check(&results), "{}: unexpected results", P::NAME);
         ended = true;
     });
     ended
@@ -123,19 +125,19 @@ impl Peers {
     }
 
     /// Makes calls, one at a time.
-    fn make<P: Signature>(
+    fn make_calls<P: Signature>(
         &mut self,
         calls: u32,
         buffers: fn(&mut Client) -> CallOptions<P>,
         args: &P::Args<'_>,
-        good: &mut dyn FnMut(&P::Results<'_>) -> bool,
+        check: &mut dyn FnMut(&P::Results<'_>) -> bool,
     ) -> Result<(), Failure> {
         for _ in 0..calls {
             client_side_start(&mut self.client, buffers, args)?;
             loop {
                 self.time.advance(TURN);
                 server_side(&mut self.server);
-                if client_side_poll::<P>(&mut self.client, good) {
+                if client_side_poll::<P>(&mut self.client, check) {
                     break;
                 }
             }
@@ -144,8 +146,8 @@ impl Peers {
     }
 }
 
-/// Handle of the root, by MOUNT.
-fn root(export: &Arc<Export>) -> Result<Vec<u8>, Failure> {
+/// Gets the handle of the export's root by MOUNT.
+fn mount_root(export: &Arc<Export>) -> Result<Vec<u8>, Failure> {
     let port = mount::serve(export, 0)?;
     let mut client = StreamClient::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), TIME_LIMIT)?;
     let path = xdr::encode(&Dirpath(export.path.as_os_str().as_bytes()))?;
@@ -170,17 +172,17 @@ fn main() -> Result<(), Failure> {
         read_only: false,
         sync: true,
         policy: Policy::new(Squash::None),
-        handles: HandleSource::Names, // the kernel's need root
+        handles: HandleSource::Names, // handles of the kernel need root
         key: Key::default(),
         files: 1024,
     };
     let export = Arc::new(Export::open(directory, options)?);
-    let root = root(&export)?;
+    let root = mount_root(&export)?;
     let mut peers = Peers::connect(&export)?;
     let dir = NfsFh3 { data: &root };
     let by_name = Lookup3Args { what: Diropargs3 { dir, name: Filename3(b"file-00") } };
     let mut found = Vec::new();
-    peers.make::<Lookup>(1, |_| CallOptions::new(), &by_name, &mut |results| match results {
+    peers.make_calls::<Lookup>(1, |_| CallOptions::new(), &by_name, &mut |results| match results {
         Lookup3Res::Ok(ok) => {
             found.extend(ok.object.data);
             true
@@ -190,19 +192,19 @@ fn main() -> Result<(), Failure> {
     let file = NfsFh3 { data: &found };
 
     match operation.as_str() {
-        "getattr" => peers.make::<Getattr>(
+        "getattr" => peers.make_calls::<Getattr>(
             calls,
             |_| CallOptions::new(),
             &Getattr3Args { object: file },
             &mut |results| matches!(results, Getattr3Res::Ok(ok) if ok.obj_attributes.size == BLOCK as u64),
         ),
-        "lookup" => peers.make::<Lookup>(
+        "lookup" => peers.make_calls::<Lookup>(
             calls,
             |_| CallOptions::new(),
             &by_name,
             &mut |results| matches!(results, Lookup3Res::Ok(ok) if ok.obj_attributes.is_some()),
         ),
-        "read" => peers.make::<Read>(
+        "read" => peers.make_calls::<Read>(
             calls,
             |_| CallOptions::new().write_chunk(BLOCK as u32),
             &Read3Args { file, offset: 0, count: BLOCK as u32 },
@@ -210,7 +212,7 @@ fn main() -> Result<(), Failure> {
         ),
         "write" => {
             let (count, data) = (BLOCK as u32, Bulk::placed(BLOCK));
-            peers.make::<Write>(
+            peers.make_calls::<Write>(
                 calls,
                 |client| {
                     let mut data = client.alloc(client.first(), BLOCK).expect("memory");
@@ -223,17 +225,17 @@ fn main() -> Result<(), Failure> {
         }
         "readdirplus" => {
             let (dircount, maxcount) = (nfs::DIRECTORY, nfs::DIRECTORY);
-            peers.make::<Readdirplus>(
+            peers.make_calls::<Readdirplus>(
                 calls,
                 |_| CallOptions::new(),
                 &Readdirplus3Args { dir, cookie: 0, cookieverf: Cookieverf3::default(), dircount, maxcount },
                 &mut |results| {
-                    // The parent of the root has no handle.
+                    // All entries have handles, except the parent of the root.
                     matches!(results, Readdirplus3Res::Ok(ok) if ok.reply.eof
-                        && ok.reply.entries.into_iter().filter(|entry| entry.name_handle.is_some()).count() == ENTRIES - 1)
+                        && ok.reply.entries.into_iter().filter(|e| e.name_handle.is_some()).count() == ENTRIES - 1)
                 },
             )
         }
-        other => Err(format!("{other}: no operation").into()),
+        other => Err(format!("unknown operation `{other}`").into()),
     }
 }

@@ -24,7 +24,7 @@ mod system_limits;
 use protocol::blockstore_v1::{self, Flush, Read, Write};
 use protocol::{Info, ReadData, Status, Written};
 
-/// Options that select each way of a server to move blocks.
+/// Options for each way in which a server reads and writes its file.
 const IO_MODES: [&[&str]; 3] = [&["--io", "uring"], &["--io", "uring", "--buffered"], &["--io", "threads"]];
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_blockstore");
@@ -38,6 +38,7 @@ fn address() -> String {
     }
 }
 
+/// Returns the part of an address behind its scheme.
 fn name(address: &str) -> &str {
     address.split_once(':').expect("a scheme").1
 }
@@ -47,7 +48,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 #[track_caller]
-fn succeeds(arguments: &[&str]) -> String {
+fn run_successfully(arguments: &[&str]) -> String {
     let Output { status, stdout, stderr } = run(arguments);
     let stderr = String::from_utf8_lossy(&stderr);
     assert!(status.success(), "{arguments:?}: {status}: {stderr}");
@@ -56,7 +57,7 @@ fn succeeds(arguments: &[&str]) -> String {
 
 /// Runs the program, which must exit with 1 and print all of `words` on standard error.
 #[track_caller]
-fn fails(arguments: &[&str], words: &[&str]) {
+fn expect_failure(arguments: &[&str], words: &[&str]) {
     check_failure(&run(arguments), words);
 }
 
@@ -142,11 +143,11 @@ fn text(path: &Path) -> &str {
 fn the_demo_copies_and_verifies() {
     let dir = directory();
     let size = std::env::var("BLOCKSTORE_DEMO_SIZE").unwrap_or_else(|_| "64M".into());
-    let output = succeeds(&["demo", "--size", &size, "--dir", text(dir.path())]);
+    let output = run_successfully(&["demo", "--size", &size, "--dir", text(dir.path())]);
     for word in ["copied", "flushed", "verified", "software fabric", "equal to the source's", "drained", " 0 refused"] {
         assert!(output.contains(word), "{word:?} is not in: {output}");
     }
-    assert_eq!(dir.path().read_dir().expect("a directory").count(), 0, "temporary files are left");
+    assert_eq!(dir.path().read_dir().expect("a directory").count(), 0, "no temporary files are left");
 }
 
 /// The first and the last core that this process may use. They are the same if it may use only one.
@@ -160,7 +161,7 @@ fn cores() -> [String; 2] {
 fn compare_prints_the_chosen_row_and_the_processor_time() {
     let dir = directory();
     let json = dir.path().join("rows.json");
-    fails(&["compare", "--only", "depth 1,"], &["--only", "depth 1,", "4 KiB random reads, depth 1"]);
+    expect_failure(&["compare", "--only", "depth 1,"], &["--only", "depth 1,", "4 KiB random reads, depth 1"]);
     if Command::new("fio").arg("--version").output().is_err() {
         println!("not run: there is no fio (apt-get install fio)");
         return;
@@ -169,7 +170,7 @@ fn compare_prints_the_chosen_row_and_the_processor_time() {
     let [first, last] = &cores();
     let options = ["compare", "--rounds", "1", "--size", "16M", "--only", name, "--dir", text(dir.path())];
     let cores = ["--server-core", first, "--client-core", last];
-    let output = succeeds(&[&options[..], &cores, &["--json", text(&json)]].concat());
+    let output = run_successfully(&[&options[..], &cores, &["--json", text(&json)]].concat());
     let rows = std::fs::read_to_string(&json).expect("the rows");
     let rows: Vec<Value> = serde_json::from_str(&rows).expect("JSON");
     // The row of the processor time does not depend on `--only`.
@@ -186,7 +187,7 @@ fn compare_prints_the_chosen_row_and_the_processor_time() {
         assert!(output.contains(word), "{word:?} is not in: {output}");
     }
     drop(std::fs::remove_file(json));
-    assert_eq!(dir.path().read_dir().expect("a directory").count(), 0, "temporary files are left");
+    assert_eq!(dir.path().read_dir().expect("a directory").count(), 0, "no temporary files are left");
 }
 
 #[test]
@@ -194,11 +195,11 @@ fn printing_the_configuration_touches_no_file() {
     let dir = directory();
     let file = dir.path().join("store");
     for size in [&["--size", "1M"][..], &[]] {
-        let printed = succeeds(&[&["serve", "--file", text(&file), "--print-config"], size].concat());
+        let printed = run_successfully(&[&["serve", "--file", text(&file), "--print-config"], size].concat());
         assert!(printed.contains("[memory]"), "{printed}");
         assert!(!file.exists());
     }
-    assert!(succeeds(&["--version"]).starts_with("blockstore "));
+    assert!(run_successfully(&["--version"]).starts_with("blockstore "));
 }
 
 #[test]
@@ -215,14 +216,14 @@ fn only_clients_with_the_host_key_are_served() {
     }
     let store = StoreServer::serve(&file, &["--size", "1M", "--host-key", text(&key)]);
     for with in ["copy", "verify"] {
-        succeeds(&[with, text(&source), &store.address, "--host-key", text(&key)]);
+        run_successfully(&[with, text(&source), &store.address, "--host-key", text(&key)]);
     }
-    fails(&["copy", text(&source), &store.address, "--host-key", text(&other)], &["error"]);
-    fails(&["copy", text(&source), &store.address], &["requires a host key", "--host-key"]);
-    fails(&["copy", text(&source), &store.address, "--host-key", text(&short)], &["--host-key", "15 bytes"]);
+    expect_failure(&["copy", text(&source), &store.address, "--host-key", text(&other)], &["error"]);
+    expect_failure(&["copy", text(&source), &store.address], &["requires a host key", "--host-key"]);
+    expect_failure(&["copy", text(&source), &store.address, "--host-key", text(&short)], &["--host-key", "15 bytes"]);
     // The client refuses a server that does not authenticate itself.
     let open = StoreServer::serve(&dir.path().join("open"), &["--size", "1M"]);
-    fails(&["copy", text(&source), &open.address, "--host-key", text(&key)], &["error"]);
+    expect_failure(&["copy", text(&source), &open.address, "--host-key", text(&key)], &["error"]);
     store.stop(Signal::TERM);
 }
 
@@ -248,14 +249,14 @@ fn copies_of_any_block_size_change_only_their_range() {
         std::fs::write(&source, bytes).expect("the source");
         std::fs::write(&file, &before).expect("the store");
         let store = StoreServer::serve(&file, mode);
-        succeeds(&["copy", text(&source), &store.address, "--block", block, "--depth", depth]);
-        let output = succeeds(&["verify", text(&source), &store.address, "--block", "5003", "--seed", "9"]);
+        run_successfully(&["copy", text(&source), &store.address, "--block", block, "--depth", depth]);
+        let output = run_successfully(&["verify", text(&source), &store.address, "--block", "5003", "--seed", "9"]);
         assert!(output.contains("equal to the source's"), "{output}");
         let output = store.stop(Signal::TERM);
         assert!(output.contains("drained") && output.contains(" 0 refused"), "{output}");
         let after = std::fs::read(&file).expect("the store");
-        assert!(after[..bytes.len()] == *bytes, "{mode:?}, blocks of {block}: the copy differs");
-        assert!(after[bytes.len()..] == before[bytes.len()..], "{mode:?}, blocks of {block}: the rest has changed");
+        assert!(after[..bytes.len()] == *bytes, "{mode:?}, blocks of {block}: the copy equals the source");
+        assert!(after[bytes.len()..] == before[bytes.len()..], "{mode:?}, blocks of {block}: the rest is unchanged");
     }
 }
 
@@ -268,7 +269,7 @@ fn verify_names_the_block_that_differs() {
     std::fs::write(&file, &bytes).expect("the store");
     let store = StoreServer::serve(&file, &[]);
     // Byte 700 000 is in the block at 10 * 65536.
-    fails(&["verify", text(&source), &store.address], &["65536 bytes at 655360", "checksum"]);
+    expect_failure(&["verify", text(&source), &store.address], &["65536 bytes at 655360", "checksum"]);
 }
 
 /// A client that can send invalid calls.
@@ -284,7 +285,7 @@ enum Placement {
     Inline,
 }
 
-/// In a Read chunk at the right position, behind the length.
+/// A Read chunk at the position of the data, which is behind its length.
 const CHUNK: Placement = Placement::ChunkAt(12);
 
 impl RawClient {
@@ -335,7 +336,7 @@ impl RawClient {
         let result = result.map(|ReadData { eof, data }| (eof, data.bytes().to_vec()));
         let chunk = response.into_reply().chunk(0).map(<[u8]>::to_vec);
         let read = result.as_ref().map_or_else(|_| Vec::new(), |(_, data)| data.clone());
-        assert_eq!(chunk, room.map(|_| read), "the data is not in the Write chunk");
+        assert_eq!(chunk, room.map(|_| read), "the Write chunk has the data");
         Ok(result)
     }
 
@@ -375,11 +376,11 @@ fn words(offset: u64, count: u32) -> Vec<u8> {
 #[test]
 fn reads_end_at_the_end_of_the_store() {
     for mode in IO_MODES {
-        read_to_the_end(mode);
+        check_reads(mode);
     }
 }
 
-fn read_to_the_end(mode: &[&str]) {
+fn check_reads(mode: &[&str]) {
     let dir = directory();
     let file = dir.path().join("store");
     let bytes = random_file(&file, 100_003, 4);
@@ -402,7 +403,7 @@ fn read_to_the_end(mode: &[&str]) {
     assert_eq!(raw.read(size, 10, None), data(true, &bytes[0..0]), "at the end");
     assert_eq!(raw.read(4096, 2048, None), data(false, &bytes[4096..6144]), "blocks of a disk");
     let (eof, inline) = raw.read(8192, 65536, None).expect("an answer").expect("a result");
-    assert!(!eof && (4000..=RawClient::MAX_INLINE).contains(&inline.len()), "not as much as fits a message");
+    assert!(!eof && (4000..=RawClient::MAX_INLINE).contains(&inline.len()), "the data fills the message");
     assert!(bytes[8192..].starts_with(&inline));
 
     for offset in [size + 1, 1 << 40, u64::MAX] {
@@ -437,11 +438,11 @@ fn results_are_encoded_as_the_protocol_specifies() {
 #[test]
 fn writes_are_whole_or_refused() {
     for mode in IO_MODES {
-        write_and_refuse(mode);
+        check_writes(mode);
     }
 }
 
-fn write_and_refuse(mode: &[&str]) {
+fn check_writes(mode: &[&str]) {
     let dir = directory();
     let file = dir.path().join("store");
     let mut bytes = random_file(&file, 2_000_003, 5);
@@ -457,7 +458,7 @@ fn write_and_refuse(mode: &[&str]) {
     assert_eq!(raw.write(size - 3, 3, &data[..3], CHUNK), written(3), "the last bytes");
     let max = RawClient::BLOCK_MAX;
     assert_eq!(raw.write(1000, max as u32, &data[..max], CHUNK), written(max as u32), "the longest block");
-    // WRITEs without a Read chunk, in a short message and in a long one.
+    // WRITEs without a Read chunk, as inline and long messages.
     assert_eq!(raw.write(20, 7, &data[..7], Placement::Inline), written(7), "odd offset and length");
     assert_eq!(raw.write(1_100_000, 3999, &data[..3999], Placement::Inline), written(3999), "a message");
     assert_eq!(raw.write(1_126_400, 512, &data[..512], Placement::Inline), written(512), "a block of a disk");
@@ -495,7 +496,7 @@ fn write_and_refuse(mode: &[&str]) {
     let extra = refused(&mut raw, blockstore_v1::Info::NUMBER, &words(0, 0));
     assert_eq!(extra, Err(CallError::Refused(Refusal::GarbageArguments)));
     assert!(raw.info().is_ok(), "the server continues");
-    assert!(std::fs::read(&file).expect("the store") == bytes, "only what was accepted was written");
+    assert!(std::fs::read(&file).expect("the store") == bytes, "the file has exactly the accepted data");
 }
 
 #[test]
@@ -506,7 +507,7 @@ fn a_sleeping_shard_wakes_for_every_block() {
     for mode in [&["--idle", "event"][..], &["--idle", "event", "--buffered"], &["--idle", "adaptive"]] {
         let store = StoreServer::serve(&file, mode);
         let start = Instant::now();
-        succeeds(&["verify", text(&file), &store.address, "--block", "4K", "--depth", "1"]);
+        run_successfully(&["verify", text(&file), &store.address, "--block", "4K", "--depth", "1"]);
         // A missed wake-up would delay a block by a second.
         assert!(start.elapsed() < Duration::from_secs(30), "{mode:?}: {:?}", start.elapsed());
     }
@@ -521,7 +522,7 @@ fn concurrent_writes_to_one_page_are_not_lost() {
     let mut clients = [RawClient::connect(&store), RawClient::connect(&store)];
     let mut rng = fastrand::Rng::with_seed(12);
     for round in 0..200u32 {
-        // The first half of the page can use O_DIRECT. The last bytes go through the page cache.
+        // The first write is aligned for O_DIRECT, and the second one needs the page cache.
         let page = rng.usize(..4) * 4096;
         let calls = [(0, 2048, 0), (4096 - 100, 100, 1)].map(|(at, len, client)| {
             let data = vec![rng.u8(..); len];
@@ -607,8 +608,8 @@ fn a_read_only_store_refuses_writes() {
     let mut raw = RawClient::connect(&store);
     assert!(!raw.info().expect("an answer").expect("a result").writable);
     assert_eq!(raw.write(0, 3, &[1; 3], CHUNK), Ok(Err(Status::ReadOnly)));
-    fails(&["copy", text(&source), &store.address], &["read-only"]);
-    succeeds(&["verify", text(&file), &store.address]);
+    expect_failure(&["copy", text(&source), &store.address], &["read-only"]);
+    run_successfully(&["verify", text(&file), &store.address]);
     assert!(std::fs::read(&file).expect("the store") == bytes);
 }
 
@@ -619,28 +620,31 @@ fn impossible_options_are_refused_before_any_work() {
     random_file(&large, 10_000, 8);
     let bytes = random_file(&small, 9_999, 9);
     let store = StoreServer::serve(&small, &[]);
-    let nobody = address();
+    let unused = address();
     let (small, large, none) = (text(&small), text(&large), text(&none));
 
-    fails(&["copy", large, &store.address], &["10000 bytes", "9999"]);
-    fails(&["verify", large, &store.address], &["10000 bytes", "9999"]);
-    fails(&["copy", small, &store.address, "--block", "2M"], &["2097152", "1048576"]);
-    fails(&["copy", none, &store.address], &[none, "No such file"]);
-    fails(&["copy", small, &nobody], &["no listener at", name(&nobody)]);
-    fails(&["serve", "--file", none, "--listen", &nobody], &[none, "No such file", "--size"]);
-    fails(&["serve", "--file", text(dir.path()), "--listen", &nobody, "--read-only"], &["not a regular file"]);
-    fails(&["serve", "--file", large, "--size", "9999", "--listen", &nobody], &["10000", "9999"]);
-    fails(&["serve", "--file", none, "--size", "4000000T", "--listen", &nobody], &["fallocate", "4398046511104000000"]);
-    // One server has the same address, the other one has the same file.
-    fails(&["serve", "--file", large, "--listen", &store.address], &[name(&store.address), "in use"]);
-    fails(&["serve", "--file", small, "--listen", &nobody], &[small, "another process has locked the file"]);
+    expect_failure(&["copy", large, &store.address], &["10000 bytes", "9999"]);
+    expect_failure(&["verify", large, &store.address], &["10000 bytes", "9999"]);
+    expect_failure(&["copy", small, &store.address, "--block", "2M"], &["2097152", "1048576"]);
+    expect_failure(&["copy", none, &store.address], &[none, "No such file"]);
+    expect_failure(&["copy", small, &unused], &["no listener at", name(&unused)]);
+    expect_failure(&["serve", "--file", none, "--listen", &unused], &[none, "No such file", "--size"]);
+    expect_failure(&["serve", "--file", text(dir.path()), "--listen", &unused, "--read-only"], &["not a regular file"]);
+    expect_failure(&["serve", "--file", large, "--size", "9999", "--listen", &unused], &["10000", "9999"]);
+    expect_failure(
+        &["serve", "--file", none, "--size", "4000000T", "--listen", &unused],
+        &["fallocate", "4398046511104000000"],
+    );
+    // The address or the file is in use by another server.
+    expect_failure(&["serve", "--file", large, "--listen", &store.address], &[name(&store.address), "in use"]);
+    expect_failure(&["serve", "--file", small, "--listen", &unused], &[small, "another process has locked the file"]);
 
     assert!(std::fs::read(small).expect("the store") == bytes);
     let output = store.stop(Signal::INT);
     assert!(output.contains("drained"), "{output}");
 }
 
-/// A copy that takes long, because it has many small blocks. Most of the source is a hole.
+/// A copy of many small blocks, which takes long. Most of the source file is a hole.
 struct LongCopy {
     dir: TempDir,
     source: PathBuf,
@@ -669,7 +673,7 @@ impl LongCopy {
         let file = File::open(&self.file).expect("the store");
         let mut begin = [0; 5];
         while begin != *b"begin" {
-            assert_eq!(child.try_wait().expect("a child"), None, "the copy has ended early");
+            assert_eq!(child.try_wait().expect("a child"), None, "the copy is still running");
             file.read_exact_at(&mut begin, 0).expect("the store");
             std::thread::yield_now();
         }
@@ -688,7 +692,7 @@ fn a_copy_reports_that_its_server_was_killed() {
     check_failure(&output, &["WRITE stopped after", "of 524288 blocks", "connection lost", "the server has ended"]);
 
     // The address and the file can be used again.
-    fails(&["copy", text(&long.source), &store.address], &["no listener at", name(&store.address)]);
+    expect_failure(&["copy", text(&long.source), &store.address], &["no listener at", name(&store.address)]);
     let restarted = StoreServer::serve(&long.file, &[]);
     assert_eq!(RawClient::connect(&restarted).info().expect("an answer").expect("a result").size, 256 << 20);
     drop(long.dir);

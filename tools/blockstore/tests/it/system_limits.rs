@@ -14,9 +14,9 @@ use super::{
     text,
 };
 
-/// A command that runs `script` in its own user and mount namespaces. The script gets the arguments that are added.
+/// Returns a command that runs `script` in its own user and mount namespaces, with the arguments that a caller adds.
 ///
-/// `None` if the system does not allow such namespaces.
+/// Returns `None` if the system does not allow such namespaces.
 fn unshared(script: &str) -> Option<Command> {
     let command = |script: &str| {
         let mut command = Command::new("unshare");
@@ -41,11 +41,12 @@ fn a_full_disk_fails_writes_and_keeps_its_data() {
             return;
         };
         let store = StoreServer::serve_with(command.arg(PROGRAM), &file, &[mode, &["--size", "4M"]].concat());
-        // The store fills the disk. It then gets a hole, and another file takes the free space but for half of a block.
+        // The store fills the disk. The test then punches a hole into its file, and fills the free space with another
+        // file, except for half of a block.
         let disk = PathBuf::from(format!("/proc/{}/root/{disk}", store.child.id()));
-        let all = File::options().write(true).open(disk.join("store")).expect("the store");
+        let store_file = File::options().write(true).open(disk.join("store")).expect("the store");
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&all, hole, 1 << 20, 3 << 20).expect("a hole");
+        rustix::fs::fallocate(&store_file, hole, 1 << 20, 3 << 20).expect("a hole");
         let half = 512 << 10;
         std::fs::write(disk.join("other"), vec![1; (3 << 20) - half]).expect("there is room");
 
@@ -93,8 +94,8 @@ fn a_store_that_does_not_fit_its_disk_is_refused() {
     check_failure(&command.output().expect("a shell"), &["fallocate of 4194304 bytes", "df ", "No space left"]);
 }
 
-/// A command that runs the arguments that are added with a system call denied.
-fn without(call: libc::c_long) -> Command {
+/// Returns a command that runs the program in its arguments with a system call denied.
+fn command_without(call: libc::c_long) -> Command {
     // The filter loads the number of the call, fails this call with EPERM, and allows all others (linux/filter.h,
     // linux/seccomp.h).
     let filter = r"
@@ -134,7 +135,7 @@ fn serve_some_blocks(command: &mut Command, arguments: &[&str]) -> (String, Stri
 #[test]
 fn without_io_uring_the_server_reports_it_and_uses_threads() {
     for call in [libc::SYS_io_uring_setup, libc::SYS_io_uring_register, libc::SYS_io_uring_enter] {
-        let (output, errors) = serve_some_blocks(&mut without(call), &["--workers", "2"]);
+        let (output, errors) = serve_some_blocks(&mut command_without(call), &["--workers", "2"]);
         assert!(output.contains("drained") && output.contains(" 0 refused"), "{call}: {output}");
         let words = "no io_uring here (Operation not permitted";
         let is_reported =
@@ -145,12 +146,12 @@ fn without_io_uring_the_server_reports_it_and_uses_threads() {
         let file = dir.path().join("store");
         random_file(&file, 5000, 16);
         let serve = [PROGRAM, "serve", "--io", "uring", "--listen", &address(), "--file", text(&file)];
-        let output = without(call).args(serve).output().expect("perl");
+        let output = command_without(call).args(serve).output().expect("perl");
         check_failure(&output, &["io_uring: Operation not permitted", "kernel.io_uring_disabled", "seccomp"]);
     }
 }
 
-/// True if the system reports that files in `dir` support O_DIRECT.
+/// Whether the system reports that files in `dir` support O_DIRECT.
 fn has_direct(dir: &Path) -> bool {
     let path = dir.join("direct");
     random_file(&path, 4096, 17);
@@ -170,7 +171,7 @@ fn the_start_line_reports_o_direct_or_its_absence() {
     assert_eq!(reports, (is_supported, !is_supported), "{output}{errors}");
 
     // Without statx, the server does not know the alignment for O_DIRECT.
-    let (output, errors) = serve_some_blocks(&mut without(libc::SYS_statx), uring);
+    let (output, errors) = serve_some_blocks(&mut command_without(libc::SYS_statx), uring);
     assert!(output.lines().next().is_some_and(|first| first.ends_with(", io_uring")), "{output}");
     assert!(output.contains("drained") && output.contains(" 0 refused"), "{output}");
     let is_reported = errors.contains(": no O_DIRECT here (") && errors.contains("): using buffered I/O");

@@ -70,7 +70,8 @@ fn cpuset_cores(context: &CheckContext) -> Result<Verdict, ReadError> {
     }
     let wanted = contained.with(&missing);
     let mut fix = vec![format!("# in a container, on its host: docker update --cpuset-cpus {wanted} CONTAINER")];
-    // From the top down, because a group contains at most the cores of its parent. The topmost group has all cores.
+    // The commands go from the top down, because a group has at most the cores of its parent. The topmost group has
+    // all cores.
     let groups = Groups::of(context.tree(), "cpuset");
     let below_top = groups.iter().flat_map(|groups| groups.directories.iter().rev().skip(1));
     fix.extend(below_top.map(|directory| context.write(&wanted.to_string(), &[format!("{directory}/cpuset.cpus")])));
@@ -128,8 +129,8 @@ fn isolate(context: &CheckContext) -> String {
     lines.join("\n")
 }
 
-/// At most a note, because it needs a kernel built with `CONFIG_NO_HZ_FULL` and gains only a few microseconds per
-/// millisecond.
+/// Checks for a tickless kernel. The finding is at most a note, because the setting needs a kernel with
+/// `CONFIG_NO_HZ_FULL` and gains only a few microseconds per millisecond.
 fn nohz_full(context: &CheckContext) -> Result<Verdict, ReadError> {
     let tickless = list(context.tree(), &format!("{CPU}/nohz_full"))?;
     let Some(cores) = &context.server().cores else {

@@ -156,7 +156,7 @@ fn link(context: &CheckContext) -> Result<Verdict, ReadError> {
         }
     }
     let observed = states.join(", ");
-    // One of several ports is enough.
+    // One active port is enough.
     if down.len() < states.len() {
         return Ok(Verdict::ok(observed));
     }

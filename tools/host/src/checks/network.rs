@@ -7,7 +7,7 @@ use crate::tree::ReadError;
 
 /// An RDMA path MTU of 4096 bytes plus the headers of RoCE.
 const WANTED_MTU: u32 = 4200;
-/// Sizes to which the kernel grows a connection's buffers by default, in bytes.
+/// The kernel's default maximum sizes of a connection's buffers, in bytes.
 const TCP_RMEM: u64 = 6 << 20;
 const TCP_WMEM: u64 = 4 << 20;
 /// Lowest sufficient limit of buffer sizes that are set explicitly, in bytes.
@@ -63,7 +63,7 @@ fn interface(context: &CheckContext) -> Result<Verdict, ReadError> {
     Ok(Verdict::fault(Status::Error, format!("{name} is down"), fix))
 }
 
-/// At most a note, because packets are lost unless the switches between the hosts support the MTU, too.
+/// Checks the MTU. The finding is at most a note, because packets that a switch does not support are lost.
 fn mtu(context: &CheckContext) -> Result<Verdict, ReadError> {
     let (mut mtus, mut fixes) = (Vec::new(), Vec::new());
     for name in interfaces(context) {

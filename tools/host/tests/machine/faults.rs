@@ -62,7 +62,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Fault> {
     [cores::FAULTS, memory::FAULTS, devices::FAULTS, network::FAULTS, library::FAULTS].into_iter().flatten()
 }
 
-/// Makes the process that of a user without privileges.
+/// Makes a user without privileges the owner of the process.
 fn as_user(machine: &Machine) {
     machine.edit(
         "/proc/self/status",

@@ -27,14 +27,14 @@ fn the_worst_findings_of_a_laptop_are_notes() {
         let findings = machine.run_checks(fabric, None);
         assert_eq!(worst(&findings), Status::Note, "{findings:#?}");
     }
-    // Reserved cores turn notes into warnings, but never into errors.
+    // Reserved cores raise notes to warnings, and never to errors.
     let findings = machine.run_checks(SOFT, Some("2"));
     for name in ["isolation", "irq-affinity", "irqbalance", "workqueues", "governor", "c-states", "huge-pages", "swap"]
     {
         assert_eq!(status(&findings, name), Status::Warning, "{name}");
     }
     assert_eq!(worst(&findings), Status::Warning);
-    // It lacks an RDMA device.
+    // A laptop has no RDMA device.
     assert_eq!(status(&machine.run_checks(VERBS, None), "memlock"), Status::Error);
     assert_eq!(status(&machine.run_checks(VERBS, None), "rdma-device"), Status::Error);
 }
@@ -117,7 +117,7 @@ fn offline_siblings_and_unshared_send_queues_are_ok() {
     machine.file("/sys/devices/system/cpu/isolated", "1-3\n");
     assert_eq!(status("smt"), Status::Warning);
     machine.file("/sys/devices/system/cpu/online", "0-8,12-15\n");
-    assert_eq!(status("smt"), Status::Ok, "they are offline");
+    assert_eq!(status("smt"), Status::Ok, "the siblings are offline");
     let queue = "/sys/class/net/eth0/queues/tx-0/xps_cpus";
     assert_eq!(
         [("0004\n", Status::Ok), ("0006\n", Status::Ok), ("0014\n", Status::Note), ("0010\n", Status::Ok)].map(
@@ -133,23 +133,23 @@ fn offline_siblings_and_unshared_send_queues_are_ok() {
 #[test]
 fn an_interrupt_disturbs_cores_that_are_allowed_and_effective() {
     let machine = server();
-    let of_irq_24 = |allowed: &str, effective: &str| {
+    let status_of_irq_24 = |allowed: &str, effective: &str| {
         machine.file("/proc/irq/24/smp_affinity_list", allowed);
         machine.file("/proc/irq/24/effective_affinity_list", effective);
         machine.finding("irq-affinity", None, Some("1-3")).status
     };
-    assert_eq!(of_irq_24("0-15\n", "2\n"), Status::Warning);
-    assert_eq!(of_irq_24("0-15\n", "4\n"), Status::Ok);
+    assert_eq!(status_of_irq_24("0-15\n", "2\n"), Status::Warning);
+    assert_eq!(status_of_irq_24("0-15\n", "4\n"), Status::Ok);
     // The interrupt was redirected and moves at its next occurrence.
-    assert_eq!(of_irq_24("0\n", "2\n"), Status::Ok);
+    assert_eq!(status_of_irq_24("0\n", "2\n"), Status::Ok);
     // The device of the interrupt has not started, so there is no effective affinity.
-    assert_eq!(of_irq_24("0-15\n", "\n"), Status::Warning);
+    assert_eq!(status_of_irq_24("0-15\n", "\n"), Status::Warning);
 }
 
 #[test]
 fn an_address_of_a_peer_selects_the_device_on_the_route() {
     let machine = server();
-    let on = |device: Option<&str>, ip: &str| {
+    let find_device = |device: Option<&str>, ip: &str| {
         let ip = Some(ip.parse().expect("an address"));
         let planned = PlannedServer { fabric: VERBS, ip, device: device.map(Into::into), cores: None };
         CheckContext::new(machine.tree(), planned)
@@ -158,12 +158,12 @@ fn an_address_of_a_peer_selects_the_device_on_the_route() {
             .find(|finding| finding.name == "rdma-device")
             .expect("the check was run")
     };
-    let at = |ip| on(None, ip);
-    assert_eq!(at("192.0.2.77").observed, "mlx5_0");
-    assert_eq!(at("0.0.0.0").observed, "mlx5_0");
-    assert_eq!(at("203.0.113.1").status, Status::Error, "there is no route");
-    assert_eq!(on(Some("mlx5_0"), "203.0.113.1").observed, "mlx5_0", "the address names it");
-    assert_eq!(on(Some("mlx5_7"), "192.0.2.77").observed, "no device mlx5_7, only mlx5_0");
+    let find_by_route = |ip| find_device(None, ip);
+    assert_eq!(find_by_route("192.0.2.77").observed, "mlx5_0");
+    assert_eq!(find_by_route("0.0.0.0").observed, "mlx5_0");
+    assert_eq!(find_by_route("203.0.113.1").status, Status::Error, "there is no route");
+    assert_eq!(find_device(Some("mlx5_0"), "203.0.113.1").observed, "mlx5_0", "the address names the device");
+    assert_eq!(find_device(Some("mlx5_7"), "192.0.2.77").observed, "no device mlx5_7, only mlx5_0");
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn every_check_has_a_finding_if_any_file_is_missing_or_malformed() {
     run("restored");
 }
 
-/// Makes each file unreadable that makes a check fail.
+/// For each fault, makes each file that causes it unreadable.
 #[test]
 fn checks_do_not_pass_if_their_deciding_file_is_unreadable() {
     let (mut files, mut passed) = (0, Vec::new());

@@ -60,7 +60,7 @@ impl Machine {
         self
     }
 
-    /// Replaces a text that the file must contain.
+    /// Replaces a text in a file, which must contain it.
     pub(crate) fn edit(&self, path: &str, from: &str, to: &str) -> &Self {
         let text = fs::read_to_string(self.path(path)).expect("a text");
         assert!(text.contains(from), "{path} has no {from:?}: {text}");
@@ -111,7 +111,7 @@ pub(crate) fn list(text: &str) -> CoreList {
 }
 
 /// Adds a core with its caches. It is one of the threads `siblings`.
-pub(crate) fn core(machine: &Machine, id: usize, package: usize, siblings: &str) {
+pub(crate) fn add_core(machine: &Machine, id: usize, package: usize, siblings: &str) {
     let folder = format!("/sys/devices/system/cpu/cpu{id}");
     machine.file(&format!("{folder}/topology/thread_siblings_list"), format!("{siblings}\n"));
     machine.file(&format!("{folder}/topology/physical_package_id"), format!("{package}\n"));
@@ -134,23 +134,23 @@ pub(crate) fn core(machine: &Machine, id: usize, package: usize, siblings: &str)
     }
 }
 
-pub(crate) fn node(machine: &Machine, id: usize, cores: &str, distances: &str) {
+pub(crate) fn add_node(machine: &Machine, id: usize, cores: &str, distances: &str) {
     let folder = format!("/sys/devices/system/node/node{id}");
     machine.file(&format!("{folder}/cpulist"), format!("{cores}\n"));
     machine.file(&format!("{folder}/distance"), format!("{distances}\n"));
     machine.file(&format!("{folder}/meminfo"), format!("Node {id} MemTotal:       65536000 kB\n"));
-    hugepages(machine, &format!("{folder}/hugepages"), 512, 512);
+    write_hugepages(machine, &format!("{folder}/hugepages"), 512, 512);
 }
 
-pub(crate) fn hugepages(machine: &Machine, folder: &str, reserved: u64, free: u64) {
+pub(crate) fn write_hugepages(machine: &Machine, folder: &str, reserved: u64, free: u64) {
     machine.file(&format!("{folder}/hugepages-2048kB/nr_hugepages"), format!("{reserved}\n"));
     machine.file(&format!("{folder}/hugepages-2048kB/free_hugepages"), format!("{free}\n"));
     machine.file(&format!("{folder}/hugepages-1048576kB/nr_hugepages"), "0\n");
     machine.file(&format!("{folder}/hugepages-1048576kB/free_hugepages"), "0\n");
 }
 
-/// Adds the files that all machines have: a process of root, limits, kernel settings.
-fn kernel(machine: &Machine, cores: &str) {
+/// Adds the files that all machines have: a process of root, its limits, and kernel settings.
+fn add_kernel_files(machine: &Machine, cores: &str) {
     machine
         .file("/proc/self/status", format!("Name:\trpcrdma\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nGroups:\t0 \nCapEff:\t000001ffffffffff\nCpus_allowed_list:\t{cores}\n"))
         .file("/proc/self/limits", "Limit                     Soft Limit           Hard Limit           Units     \nMax open files            65536                524288               files     \nMax locked memory         unlimited            unlimited            bytes     \n")
@@ -184,14 +184,14 @@ fn kernel(machine: &Machine, cores: &str) {
         .file("/sys/devices/system/cpu/present", format!("{cores}\n"))
         .file("/sys/devices/system/cpu/isolated", "\n")
         .file("/sys/devices/system/cpu/nohz_full", " (null)\n");
-    hugepages(machine, "/sys/kernel/mm/hugepages", 1024, 1024);
+    write_hugepages(machine, "/sys/kernel/mm/hugepages", 1024, 1024);
     let route = |net: [u8; 4], mask: [u8; 4]| (u32::from_ne_bytes(net), u32::from_ne_bytes(mask));
     let (net, mask) = route([192, 0, 2, 0], [255, 255, 255, 0]);
     machine.file("/proc/net/route", format!("Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\neth0\t{net:08X}\t00000000\t0001\t0\t0\t0\t{mask:08X}\n"));
 }
 
 /// Adds a network card and its interface.
-pub(crate) fn network(machine: &Machine, name: &str, bus: &str, node: i32) {
+pub(crate) fn add_network_card(machine: &Machine, name: &str, bus: &str, node: i32) {
     let device = format!("/sys/devices/pci0/{bus}");
     machine.file(&format!("{device}/numa_node"), format!("{node}\n"));
     machine.file(&format!("{device}/net/{name}/mtu"), "9000\n").file(&format!("{device}/net/{name}/operstate"), "up\n");
@@ -204,7 +204,7 @@ pub(crate) fn network(machine: &Machine, name: &str, bus: &str, node: i32) {
 }
 
 /// Adds a RoCE device to an existing network card.
-pub(crate) fn rdma(machine: &Machine, name: &str, interface: &str, bus: &str, ip: &str) {
+pub(crate) fn add_rdma_device(machine: &Machine, name: &str, interface: &str, bus: &str, ip: &str) {
     let device = format!("/sys/devices/pci0/{bus}");
     for (file, text) in [
         ("current_link_speed", "16.0 GT/s PCIe"),
@@ -256,13 +256,13 @@ pub(crate) fn rdma(machine: &Machine, name: &str, interface: &str, bus: &str, ip
 /// [`ADDRESS`] and an NVMe disk are on the first socket, and another card is on the second.
 pub(crate) fn server() -> Machine {
     let machine = Machine::empty();
-    kernel(&machine, "0-15");
+    add_kernel_files(&machine, "0-15");
     for id in 0..16 {
         let first = id % 8;
-        core(&machine, id, first / 4, &format!("{first},{}", first + 8));
+        add_core(&machine, id, first / 4, &format!("{first},{}", first + 8));
     }
-    node(&machine, 0, "0-3,8-11", "10 21");
-    node(&machine, 1, "4-7,12-15", "21 10");
+    add_node(&machine, 0, "0-3,8-11", "10 21");
+    add_node(&machine, 1, "4-7,12-15", "21 10");
     machine
         .file("/sys/devices/system/cpu/isolated", "1-3,9-11\n")
         .file("/sys/devices/system/cpu/nohz_full", "1-3,9-11\n");
@@ -271,11 +271,11 @@ pub(crate) fn server() -> Machine {
         machine.file(&format!("/proc/irq/{irq}/smp_affinity_list"), format!("{cores}\n"));
         machine.folder(&format!("/proc/irq/{irq}/handler"));
     }
-    // This interrupt has no handler.
+    // Interrupt 26 has no handler.
     machine.file("/proc/irq/26/smp_affinity_list", "0-15\n");
-    network(&machine, "eth0", "0000:3b:00.0", 0);
-    rdma(&machine, "mlx5_0", "eth0", "0000:3b:00.0", "192.0.2.1");
-    network(&machine, "eth1", "0000:af:00.0", 1);
+    add_network_card(&machine, "eth0", "0000:3b:00.0", 0);
+    add_rdma_device(&machine, "mlx5_0", "eth0", "0000:3b:00.0", "192.0.2.1");
+    add_network_card(&machine, "eth1", "0000:af:00.0", 1);
     let library = concat!("librpcrdma.so.", env!("CARGO_PKG_VERSION"));
     machine.file(&format!("/usr/lib/{library}"), "").link("/usr/lib/librpcrdma.so.0", library);
     machine.file("/etc/ld.so.cache", "ld.so-1.7.0\0librpcrdma.so.0\0/usr/lib/librpcrdma.so.0\0");
@@ -288,15 +288,15 @@ pub(crate) fn server() -> Machine {
 /// A laptop with the defaults of a distribution: one node, no SMT, no isolation, power saving.
 pub(crate) fn laptop() -> Machine {
     let machine = Machine::empty();
-    kernel(&machine, "0-3");
+    add_kernel_files(&machine, "0-3");
     for id in 0..4 {
-        core(&machine, id, 0, &id.to_string());
+        add_core(&machine, id, 0, &id.to_string());
         machine.file(&format!("/sys/devices/system/cpu/cpu{id}/cpufreq/scaling_governor"), "powersave\n");
         machine.file(&format!("/sys/devices/system/cpu/cpu{id}/cpuidle/state2/disable"), "0\n");
     }
-    node(&machine, 0, "0-3", "10");
-    hugepages(&machine, "/sys/devices/system/node/node0/hugepages", 0, 0);
-    hugepages(&machine, "/sys/kernel/mm/hugepages", 0, 0);
+    add_node(&machine, 0, "0-3", "10");
+    write_hugepages(&machine, "/sys/devices/system/node/node0/hugepages", 0, 0);
+    write_hugepages(&machine, "/sys/kernel/mm/hugepages", 0, 0);
     machine
         .file("/proc/self/status", "Uid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\nGroups:\t27 1000 \nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-3\n")
         .edit("/proc/self/limits", "65536 ", "1024 ")

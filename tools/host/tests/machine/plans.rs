@@ -9,7 +9,7 @@ use rpcrdma_host::{CoreList, Topology};
 use crate::machines::{Machine, container, laptop, list, server};
 
 fn device(machine: &Machine, name: &str) -> Device {
-    devices(&machine.tree()).into_iter().find(|device| device.name == name).expect("it has one of that name")
+    devices(&machine.tree()).into_iter().find(|device| device.name == name).expect("a device of that name")
 }
 
 /// Proposes a plan near a device, or without a device, and checks its invariants.
@@ -26,10 +26,10 @@ fn plan(machine: &Machine, near: Option<&str>, request: PlanRequest) -> Result<P
 fn assert_invariants(topology: &Topology, plan: &Plan) {
     let shards: CoreList = plan.shards().iter().copied().collect();
     let all: BTreeSet<usize> = plan.shards().iter().chain(plan.workers()).copied().collect();
-    assert_eq!(all.len(), plan.shards().len() + plan.workers().len(), "a core for each thread: {plan:?}");
+    assert_eq!(all.len(), plan.shards().len() + plan.workers().len(), "each thread has its own core: {plan:?}");
     assert!(all.iter().all(|core| topology.allowed().contains(*core)), "{plan:?}");
     for core in shards.iter().filter_map(|id| topology.core(id)) {
-        assert_eq!(core.siblings.common(&shards).len(), 1, "two shards on threads of one core: {plan:?}");
+        assert_eq!(core.siblings.common(&shards).len(), 1, "each shard has its own physical core: {plan:?}");
     }
     assert!(!plan.why().is_empty());
 }
@@ -110,13 +110,13 @@ fn a_quarter_of_the_cores_is_for_workers() {
 #[test]
 fn plans_need_no_numa_nodes_and_respect_the_cpuset() {
     let machine = laptop();
-    let one = plan(&machine, None, threads(2, 1)).expect("room");
-    assert_eq!((one.shards(), one.workers()), (&[1, 2][..], &[3][..]));
-    assert!(!one.configuration().contains("numa_node"), "there is no choice");
+    let with_node = plan(&machine, None, threads(2, 1)).expect("room");
+    assert_eq!((with_node.shards(), with_node.workers()), (&[1, 2][..], &[3][..]));
+    assert!(!with_node.configuration().contains("numa_node"), "there is only one node");
     machine.remove("/sys/devices/system/node");
-    let none = plan(&machine, None, threads(2, 1)).expect("room");
-    assert_eq!((none.shards(), none.workers()), (one.shards(), one.workers()));
-    assert!(gives_reason(&none, "no NUMA nodes"));
+    let without_nodes = plan(&machine, None, threads(2, 1)).expect("room");
+    assert_eq!((without_nodes.shards(), without_nodes.workers()), (with_node.shards(), with_node.workers()));
+    assert!(gives_reason(&without_nodes, "no NUMA nodes"));
     // The container has two threads of one physical core, for a shard and a worker.
     let machine = container();
     let both = plan(&machine, Some("mlx5_0"), threads(1, 1)).expect("room");

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use rpcrdma_host::Topology;
 use rpcrdma_host::devices::{Kind, devices};
 
-use crate::machines::{ADDRESS, Machine, container, core, laptop, list, server};
+use crate::machines::{ADDRESS, Machine, add_core, container, laptop, list, server};
 
 #[test]
 fn a_server_has_two_sockets_and_two_threads_per_core() {
@@ -68,8 +68,8 @@ fn topologies_are_read_without_nodes_or_most_files() {
     assert_eq!((topology.distance(0, 0), topology.cores.len()), (10, 4));
     // Some kernels list cores only as directories, or only in /proc/cpuinfo.
     let machine = Machine::empty();
-    core(&machine, 0, 0, "0-1");
-    core(&machine, 1, 0, "0-1");
+    add_core(&machine, 0, 0, "0-1");
+    add_core(&machine, 1, 0, "0-1");
     assert_eq!(Topology::read(&machine.tree()).online(), list("0-1"));
     let machine = Machine::empty();
     machine.file("/proc/cpuinfo", "processor\t: 0\nmodel name\t: x\n\nprocessor\t: 2\n");

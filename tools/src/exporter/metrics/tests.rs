@@ -52,7 +52,7 @@ fn value(text: &str, series: &str) -> f64 {
 #[test]
 fn metrics_have_the_values_of_the_snapshot_in_base_units() {
     let text = text(Some(snapshot(2)), devices());
-    for (series, is) in [
+    for (series, expected) in [
         ("rpcrdma_up", 1.0),
         ("rpcrdma_uptime_seconds", 1.5),
         (r#"rpcrdma_calls_total{shard="1"}"#, 1001.0),
@@ -74,7 +74,7 @@ fn metrics_have_the_values_of_the_snapshot_in_base_units() {
         (r#"rpcrdma_device_hw_counter_total{device="mlx5_0",port="1",counter="out_of_buffer"}"#, 12.0),
         (r#"rpcrdma_device_port_counter_total{device="mlx5_0",port="1",counter="link_downed"}"#, 3.0),
     ] {
-        assert_eq!(value(&text, series), is, "{series}");
+        assert_eq!(value(&text, series), expected, "{series}");
     }
     let sum = value(&text, r#"rpcrdma_call_latency_seconds_sum{shard="0"}"#);
     assert!((30.0..30.5).contains(&sum), "{sum}");
@@ -91,8 +91,8 @@ fn series_are_unique_and_families_have_valid_names_and_help() {
     for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (name, kind) = line.split_once(' ').expect("name and type");
         families += 1;
-        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-        assert!(name.starts_with("rpcrdma_") && name.chars().all(plain) && !name.ends_with("_total"), "{line}");
+        let is_name_char = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        assert!(name.starts_with("rpcrdma_") && name.chars().all(is_name_char) && !name.ends_with("_total"), "{line}");
         assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
         assert!(text.contains(&format!("# HELP {name} ")), "{name} has no help text");
     }

@@ -16,7 +16,7 @@ use serde_json::Value;
 fn once_prints_one_interval_in_json() {
     let served = LoadedServer::start();
     let mut view = Value::Null;
-    // The client may not have begun yet, or have no core during an interval.
+    // During an interval the client may not have connected yet, or may not be scheduled.
     let called = eventually(|| {
         let output =
             rpcrdma().args(["top", "--once", "--json", "--interval", "0.5", "--stats"]).arg(served.stats()).output();
@@ -45,7 +45,7 @@ fn without_a_terminal_each_interval_is_printed() {
     let out = BufReader::new(top.stdout.take().expect("a pipe"));
     let heads = out.lines().map_while(Result::ok).filter(|line| line.starts_with("shard  busy calls/s"));
     assert_eq!(heads.take(3).count(), 3);
-    // The reader of the output has ended, which is not an error.
+    // The closed pipe is not an error.
     assert!(top.wait().expect("it ends").success());
 }
 
@@ -81,14 +81,14 @@ fn once_without_a_server_fails_with_the_cause() {
     let path = directory.path().join("stats");
     let once = || rpcrdma().args(["top", "--once", "--stats"]).arg(&path).output().expect("it runs");
     let output = once();
-    let says = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(1) && says.contains("is the server started"), "{output:?}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && errors.contains("is the server started"), "{output:?}");
     drop(UnixListener::bind(&path).expect("a socket"));
     assert_eq!(once().status.code(), Some(1));
     std::fs::write(directory.path().join("file"), "").expect("a file");
     let output = rpcrdma().args(["top", "--stats"]).arg(directory.path().join("file")).output().expect("it runs");
-    let says = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(1) && says.contains("not a socket"), "{output:?}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && errors.contains("not a socket"), "{output:?}");
     assert_eq!(
         rpcrdma().args(["top", "--once", "--interval", "0", "--stats", "x"]).status().expect("it runs").code(),
         Some(2)
@@ -108,20 +108,20 @@ fn once_fails_if_the_uptime_of_the_server_does_not_advance() {
     });
     let output = rpcrdma().args(["top", "--once", "--interval", "0.1", "--stats"]).arg(&path).output();
     let output = output.expect("it runs");
-    let says = String::from_utf8_lossy(&output.stderr).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1));
-    assert!(says.contains("10 snapshots without an interval: `uptime` does not advance (it is 7 ns)"), "{says}");
+    assert!(errors.contains("10 snapshots without an interval: `uptime` does not advance (it is 7 ns)"), "{errors}");
 }
 
 /// Runs `rpcrdma top` in a terminal of this size, with these environment variables.
-fn top(served: &LoadedServer, size: (u32, u32), environment: &str) -> Terminal {
+fn open_top(served: &LoadedServer, size: (u32, u32), environment: &str) -> Terminal {
     let (program, stats) = (env!("CARGO_BIN_EXE_rpcrdma"), served.stats());
     let command = format!("{environment} exec {program} top --interval 0.2 --stats {}", stats.display());
     Terminal::open(served.directory(), size, &command)
 }
 
-/// Returns the rate of calls of the first shard.
-fn calls(screen: &str) -> Option<&str> {
+/// Returns the rate of calls of the first shard, unless it is 0.
+fn call_rate(screen: &str) -> Option<&str> {
     let row = screen.lines().skip_while(|line| !line.starts_with("shard  busy")).nth(1)?;
     row.split_whitespace().nth(2).filter(|calls| calls.starts_with(|c: char| c.is_ascii_digit()) && *calls != "0")
 }
@@ -132,20 +132,20 @@ fn a_terminal_shows_a_busy_server_and_reacts_to_keys() {
         return;
     }
     let served = LoadedServer::start();
-    let mut terminal = top(&served, (100, 30), "");
+    let mut terminal = open_top(&served, (100, 30), "");
     let title = format!("rpcrdma top  pid {}", std::process::id());
-    assert!(terminal.shows(|screen| screen.contains(&title) && calls(screen).is_some()));
+    assert!(terminal.shows(|screen| screen.contains(&title) && call_rate(screen).is_some()));
     assert!(terminal.seen.contains("credits") && terminal.seen.contains("lowest"), "{}", terminal.seen);
     println!("{}", terminal.seen);
     terminal.key("p");
     assert!(terminal.shows(|screen| screen.contains(&format!("{PROGRAM} v1"))));
     terminal.key("c");
     assert!(terminal.shows(|screen| screen.contains(&format!("pid {} uid", std::process::id()))));
-    // The screen adapts to a narrow size, and back.
+    // The screen adapts to a smaller size, and then to the original one.
     terminal.tmux(&["resize-window", "-t", "t", "-x", "40", "-y", "20"]);
     terminal.key("s");
     let narrow =
-        |screen: &str| screen.contains("shard  busy calls/s    p50    p99 faults\n") && calls(screen).is_some();
+        |screen: &str| screen.contains("shard  busy calls/s    p50    p99 faults\n") && call_rate(screen).is_some();
     assert!(terminal.shows(narrow));
     terminal.tmux(&["resize-window", "-t", "t", "-x", "100", "-y", "30"]);
     assert!(terminal.shows(|screen| screen.contains("queue")));
@@ -159,12 +159,12 @@ fn top_waits_for_a_restarted_server() {
         return;
     }
     let mut served = LoadedServer::start();
-    let mut terminal = top(&served, (80, 24), "NO_COLOR=1");
-    assert!(terminal.shows(|screen| calls(screen).is_some()));
+    let mut terminal = open_top(&served, (80, 24), "NO_COLOR=1");
+    assert!(terminal.shows(|screen| call_rate(screen).is_some()));
     served.end();
     assert!(terminal.shows(|screen| screen.starts_with("no snapshot: ")));
     served.serve();
-    assert!(terminal.shows(|screen| screen.starts_with("rpcrdma top") && calls(screen).is_some()));
+    assert!(terminal.shows(|screen| screen.starts_with("rpcrdma top") && call_rate(screen).is_some()));
     // Colours would be escape sequences.
     let coloured = terminal.tmux(&["capture-pane", "-p", "-e", "-t", "t"]);
     let colours = |code: &&str| code.strip_prefix(['3', '4']).is_some_and(|rest| !rest.starts_with(['9', 'm']));
@@ -172,14 +172,14 @@ fn top_waits_for_a_restarted_server() {
     assert!(!codes.iter().any(colours) && !codes.is_empty(), "{codes:?}");
 }
 
-/// Each cell of the screen takes memory, and the program cannot verify the size that the terminal claims.
+/// Each cell of the screen takes memory, and the program cannot verify the size that the terminal reports.
 #[test]
 fn memory_is_bounded_if_the_terminal_claims_a_great_size() {
     if !has("tmux") {
         return;
     }
     let served = LoadedServer::start();
-    let mut terminal = top(&served, (100, 30), "stty rows 65535 cols 65535;");
+    let mut terminal = open_top(&served, (100, 30), "stty rows 65535 cols 65535;");
     let title = format!("rpcrdma top  pid {}", std::process::id());
     assert!(terminal.shows(|screen| screen.contains(&title)));
     terminal.key("q");
@@ -192,15 +192,15 @@ fn a_dumb_terminal_gets_plain_text_and_closing_a_terminal_ends_top() {
         return;
     }
     let served = LoadedServer::start();
-    let mut terminal = top(&served, (200, 50), "TERM=dumb");
+    let mut terminal = open_top(&served, (200, 50), "TERM=dumb");
     assert!(terminal.shows(|screen| screen.contains("shard  busy") && !screen.contains("q: quit")));
     drop(terminal);
     // Under nohup the program gets no SIGHUP when the terminal closes.
     let pid = served.directory().join("pid").display().to_string();
-    let mut terminal = top(&served, (80, 24), &format!("echo $$ >{pid}; trap '' HUP;"));
+    let mut terminal = open_top(&served, (80, 24), &format!("echo $$ >{pid}; trap '' HUP;"));
     assert!(terminal.shows(|screen| screen.contains("q: quit")));
-    let pid = std::fs::read_to_string(&pid).expect("its number");
+    let pid = std::fs::read_to_string(&pid).expect("a process ID");
     drop(terminal);
     let running = || std::path::Path::new("/proc").join(pid.trim()).exists();
-    assert!(eventually(|| !running()), "process {pid} runs without a terminal");
+    assert!(eventually(|| !running()), "expected the end of process {pid}");
 }

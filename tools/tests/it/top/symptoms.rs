@@ -1,6 +1,6 @@
 //! Provokes each symptom that `tuning.md` lists under slow calls, and checks that `rpcrdma top` shows it.
 //!
-//! The tests follow the order of the list, and the documentation of each is its row.
+//! The tests follow the order of the list. The documentation of each test is its row of the list.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -72,15 +72,15 @@ struct Load {
 }
 
 impl Load {
-    fn of(depth: usize) -> Self {
+    fn with_depth(depth: usize) -> Self {
         Self { connections: 1, depth, read_chunk: 0, config: shard() }
     }
 
     /// Creates a load with Read chunks of this length, and memory for `depth` of them.
-    fn of_chunks(depth: usize, read_chunk: usize) -> Self {
+    fn with_chunks(depth: usize, read_chunk: usize) -> Self {
         let config =
             Config { memory: MemoryConfig { bulk_buffers: vec![(64 << 10, depth)], ..shard().memory }, ..shard() };
-        Self { read_chunk, config, ..Self::of(depth) }
+        Self { read_chunk, config, ..Self::with_depth(depth) }
     }
 
     fn run<'s>(&'s self, scope: &'s Scope<'s, '_>, address: &'s Address, stop: &'s AtomicBool) {
@@ -119,7 +119,7 @@ impl Load {
     }
 }
 
-fn done(call: &mut ServerCall) -> Result<(), Refusal> {
+fn reply_zeros(call: &mut ServerCall) -> Result<(), Refusal> {
     call.reply_mut(4)?.fill(0);
     Ok(())
 }
@@ -128,31 +128,31 @@ fn server_config(shard: Config) -> ServerConfig {
     ServerConfig { shard, ..ServerConfig::default() }
 }
 
-fn now(row: &Value, figure: &str) -> f64 {
+fn current(row: &Value, figure: &str) -> f64 {
     row[figure]["now"].as_f64().unwrap_or(0.0)
 }
 
-/// Whether the shard serves calls without the symptom, as after the change of the knob.
-fn works(view: &Value, symptom: &str) -> bool {
+/// Whether the shard serves calls without the symptom.
+fn is_without(view: &Value, symptom: &str) -> bool {
     let shard = &view["shards"][0];
-    now(shard, "calls") > 0.0 && shard[symptom]["max"] == 0.0
+    current(shard, "calls") > 0.0 && shard[symptom]["max"] == 0.0
 }
 
 /// The row: `0?` for a shard: it does not answer
 #[test]
 fn a_shard_with_a_blocked_handler_is_shown_without_an_answer() {
     let blocked = std::sync::Arc::new(Mutex::new(()));
-    let end = blocked.lock().expect("no panic");
+    let guard = blocked.lock().expect("no panic");
     let handler = std::sync::Arc::clone(&blocked);
     let server = SymptomServer::new(
         Procedure::new(move |call| {
             drop(handler.lock());
-            done(call)
+            reply_zeros(call)
         }),
         server_config(shard()),
     );
-    server.shows(&Load::of(1), |view| view["shards"][0]["answered"] == false);
-    drop(end);
+    server.shows(&Load::with_depth(1), |view| view["shards"][0]["answered"] == false);
+    drop(guard);
 }
 
 /// The row: `queue` stays above 0, `backpressure/s` counts
@@ -160,29 +160,29 @@ fn a_shard_with_a_blocked_handler_is_shown_without_an_answer() {
 fn slow_workers_cause_a_queue_and_backpressure() {
     let slow = Procedure::new(|call| {
         std::thread::sleep(Duration::from_millis(5));
-        done(call)
+        reply_zeros(call)
     });
     let workers = WorkerConfig { ring_capacity: 4, ..WorkerConfig::default() };
     let server =
         SymptomServer::new(slow.on_workers(), ServerConfig { workers: Some(workers), ..server_config(shard()) });
-    server.shows(&Load::of(16), |view| {
+    server.shows(&Load::with_depth(16), |view| {
         let shard = &view["shards"][0];
-        shard["worker_queue_depth"].as_u64() > Some(4) && now(shard, "backpressure") > 0.0
+        shard["worker_queue_depth"].as_u64() > Some(4) && current(shard, "backpressure") > 0.0
     });
 }
 
 /// The row: key `c`: `credits` 64/64 while `busy` is low
 #[test]
 fn callers_with_more_calls_than_credits_use_all_credits() {
-    let held = Mutex::new(Vec::<DeferredCall>::new());
-    let holds = Procedure::deferred(move |call| held.lock().expect("no panic").push(call));
+    let kept = Mutex::new(Vec::<DeferredCall>::new());
+    let keep_calls = Procedure::deferred(move |call| kept.lock().expect("no panic").push(call));
     let server = SymptomServer::new(
-        holds,
+        keep_calls,
         server_config(Config { limits: LimitsConfig { credits: 8, max_credits: 8, ..shard().limits }, ..shard() }),
     );
-    server.shows(&Load::of(32), |view| {
+    server.shows(&Load::with_depth(32), |view| {
         let (shard, connection) = (&view["shards"][0], &view["connections"][0]);
-        connection["credits_used"] == 8 && connection["credits_granted"] == 8 && now(shard, "busy") < 0.5
+        connection["credits_used"] == 8 && connection["credits_granted"] == 8 && current(shard, "busy") < 0.5
     });
 }
 
@@ -192,17 +192,17 @@ fn connections_get_few_credits_if_receives_are_scarce() {
     let load = Load {
         connections: 20,
         config: Config { memory: MemoryConfig { receives: 4096, ..shard().memory }, ..shard() },
-        ..Load::of(1)
+        ..Load::with_depth(1)
     };
-    let cut = |view: &Value| {
+    let has_few_credits = |view: &Value| {
         let granted = view["connections"].as_array().into_iter().flatten();
         granted
             .filter_map(|connection| connection["credits_granted"].as_u64())
             .any(|granted| 0 < granted && granted < 16)
     };
-    let of = |receives| {
+    let start_server = |receives| {
         SymptomServer::new(
-            Procedure::new(done),
+            Procedure::new(reply_zeros),
             server_config(Config {
                 memory: MemoryConfig { receives, ..shard().memory },
                 limits: LimitsConfig { credits: 16, max_credits: 16, ..shard().limits },
@@ -210,40 +210,44 @@ fn connections_get_few_credits_if_receives_are_scarce() {
             }),
         )
     };
-    of(512).shows(&load, |view| cut(view) && view["shards"][0]["receives_reserved"].as_u64() > Some(512 * 3 / 5));
-    of(4096).shows(&load, |view| view["connections"].as_array().is_some_and(|all| all.len() == 20) && !cut(view));
+    start_server(512).shows(&load, |view| {
+        has_few_credits(view) && view["shards"][0]["receives_reserved"].as_u64() > Some(512 * 3 / 5)
+    });
+    start_server(4096).shows(&load, |view| {
+        view["connections"].as_array().is_some_and(|all| all.len() == 20) && !has_few_credits(view)
+    });
 }
 
 /// The row: `waits/s` above 0; `pool lowest` 0 of a class
 #[test]
 fn calls_wait_if_memory_for_chunks_is_scarce() {
-    let of = |buffers| {
-        let takes = Procedure::new(done).read_chunks(1, 40_000).uncounted();
+    let start_server = |buffers| {
+        let procedure = Procedure::new(reply_zeros).read_chunks(1, 40_000).uncounted();
         SymptomServer::new(
-            takes,
+            procedure,
             server_config(Config {
                 memory: MemoryConfig { bulk_buffers: vec![(64 << 10, buffers)], ..shard().memory },
                 ..shard()
             }),
         )
     };
-    let load = Load::of_chunks(16, 40_000);
-    of(2).shows(&load, |view| {
+    let load = Load::with_chunks(16, 40_000);
+    start_server(2).shows(&load, |view| {
         let shard = &view["shards"][0];
-        now(shard, "memory_waits") > 0.0
+        current(shard, "memory_waits") > 0.0
             && shard["pool_low"]["buffers_lowest"] == 0
             && shard["pool_low"]["size"].as_u64() > Some(40_000)
     });
-    of(32).shows(&load, |view| works(view, "memory_waits"));
+    start_server(32).shows(&load, |view| is_without(view, "memory_waits"));
 }
 
 /// The row: `read waits/s` below the table (`rwaits/s` in it, on a wide screen) above 0
 #[test]
 fn calls_wait_beyond_the_limit_of_rdma_reads() {
-    let of = |max_reads| {
-        let takes = Procedure::new(done).read_chunks(1, 40_000).uncounted();
+    let start_server = |max_reads| {
+        let procedure = Procedure::new(reply_zeros).read_chunks(1, 40_000).uncounted();
         SymptomServer::new(
-            takes,
+            procedure,
             server_config(Config {
                 limits: LimitsConfig { max_reads, ..shard().limits },
                 memory: MemoryConfig { bulk_buffers: vec![(64 << 10, 32)], ..shard().memory },
@@ -251,55 +255,55 @@ fn calls_wait_beyond_the_limit_of_rdma_reads() {
             }),
         )
     };
-    let load = Load::of_chunks(16, 40_000);
-    of(Some(1)).shows(&load, |view| now(&view["shards"][0], "read_waits") > 0.0);
-    of(None).shows(&load, |view| works(view, "read_waits"));
+    let load = Load::with_chunks(16, 40_000);
+    start_server(Some(1)).shows(&load, |view| current(&view["shards"][0], "read_waits") > 0.0);
+    start_server(None).shows(&load, |view| is_without(view, "read_waits"));
 }
 
 /// The row: `sleeps/s` near `calls/s`
 #[test]
 fn sleeps_between_calls_are_counted() {
-    let of = |idle| {
+    let start_server = |idle| {
         SymptomServer::new(
-            Procedure::new(done),
+            Procedure::new(reply_zeros),
             server_config(Config { poll: PollConfig { idle, ..shard().poll }, ..shard() }),
         )
     };
-    of(IdlePolicy::Event).shows(&Load::of(1), |view| {
+    start_server(IdlePolicy::Event).shows(&Load::with_depth(1), |view| {
         let shard = &view["shards"][0];
-        now(shard, "calls") > 0.0 && now(shard, "sleeps") * 2.0 > now(shard, "calls")
+        current(shard, "calls") > 0.0 && current(shard, "sleeps") * 2.0 > current(shard, "calls")
     });
-    of(IdlePolicy::Poll).shows(&Load::of(1), |view| works(view, "sleeps"));
+    start_server(IdlePolicy::Poll).shows(&Load::with_depth(1), |view| is_without(view, "sleeps"));
 }
 
 /// The row: `batch` 1 and `doorbells/s` near `sent/s` at full load
 #[test]
 fn without_batching_each_message_has_a_doorbell() {
-    let of = |batch| {
+    let start_server = |batch| {
         SymptomServer::new(
-            Procedure::new(done),
+            Procedure::new(reply_zeros),
             server_config(Config { debug: DebugConfig { batch, ..shard().debug }, ..shard() }),
         )
     };
-    of(false).shows(&Load::of(16), |view| {
+    start_server(false).shows(&Load::with_depth(16), |view| {
         let shard = &view["shards"][0];
-        now(shard, "messages_sent") > 0.0
-            && now(shard, "doorbells") >= now(shard, "messages_sent")
-            && now(shard, "post_work_requests") < 1.1
+        current(shard, "messages_sent") > 0.0
+            && current(shard, "doorbells") >= current(shard, "messages_sent")
+            && current(shard, "post_work_requests") < 1.1
     });
-    of(true).shows(&Load::of(16), |view| {
+    start_server(true).shows(&Load::with_depth(16), |view| {
         let shard = &view["shards"][0];
-        now(shard, "post_work_requests") > 1.5 && now(shard, "doorbells") < now(shard, "messages_sent")
+        current(shard, "post_work_requests") > 1.5 && current(shard, "doorbells") < current(shard, "messages_sent")
     });
 }
 
 /// The row: key `p`: `refused/s` above 0
 #[test]
 fn refusals_are_reported_per_procedure() {
-    let refuses = Procedure::new(|_| Err(Refusal::GarbageArguments));
-    let server = SymptomServer::new(refuses, server_config(shard()));
-    server.shows(&Load::of(1), |view| {
-        view["procedures"].as_array().is_some_and(|all| all.iter().any(|procedure| now(procedure, "refused") > 0.0))
+    let refuse = Procedure::new(|_| Err(Refusal::GarbageArguments));
+    let server = SymptomServer::new(refuse, server_config(shard()));
+    server.shows(&Load::with_depth(1), |view| {
+        view["procedures"].as_array().is_some_and(|all| all.iter().any(|procedure| current(procedure, "refused") > 0.0))
     });
 }
 
@@ -307,7 +311,7 @@ fn refusals_are_reported_per_procedure() {
 #[test]
 fn protocol_violations_are_counted_as_faults() {
     let server = SymptomServer::new(
-        Procedure::new(done),
+        Procedure::new(reply_zeros),
         server_config(Config { limits: LimitsConfig { max_unsolicited_per_second: 1, ..shard().limits }, ..shard() }),
     );
     // The client makes no calls and sends keep-alive messages with its grant.
@@ -316,7 +320,7 @@ fn protocol_violations_are_counted_as_faults() {
             timeouts: TimeoutConfig { keep_alive: Duration::from_millis(2), ..shard().timeouts },
             ..shard()
         },
-        ..Load::of(0)
+        ..Load::with_depth(0)
     };
     server.shows(&load, |view| view["shards"][0]["faults_total"].as_u64() > Some(0));
 }
@@ -324,19 +328,20 @@ fn protocol_violations_are_counted_as_faults() {
 /// The row: none of that, `busy` near 100 %
 #[test]
 fn a_saturated_shard_is_busy_without_other_symptoms() {
-    let computes = Procedure::new(|call| {
+    let compute = Procedure::new(|call| {
         let end = Instant::now() + Duration::from_micros(200);
         while Instant::now() < end {}
-        done(call)
+        reply_zeros(call)
     });
-    // A polling shard has idle turns as soon as its caller has no core for a moment.
+    // A polling shard would have idle turns whenever its caller is not scheduled.
     let server = SymptomServer::new(
-        computes,
+        compute,
         server_config(Config { poll: PollConfig { idle: IdlePolicy::Event, ..shard().poll }, ..shard() }),
     );
-    server.shows(&Load::of(64), |view| {
+    server.shows(&Load::with_depth(64), |view| {
         let shard = &view["shards"][0];
-        let quiet = ["backpressure", "memory_waits", "read_waits", "faults"].iter().all(|name| now(shard, name) == 0.0);
-        now(shard, "busy") > 0.9 && now(shard, "calls") > 0.0 && shard["worker_queue_depth"] == 0 && quiet
+        let quiet =
+            ["backpressure", "memory_waits", "read_waits", "faults"].iter().all(|name| current(shard, name) == 0.0);
+        current(shard, "busy") > 0.9 && current(shard, "calls") > 0.0 && shard["worker_queue_depth"] == 0 && quiet
     });
 }

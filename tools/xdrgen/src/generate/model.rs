@@ -1,4 +1,4 @@
-//! The schema as it is generated: names and properties of the Rust types.
+//! The schema with names and properties of the Rust types.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -29,7 +29,7 @@ pub(super) struct Model {
 /// Properties of a type.
 #[derive(Clone, Copy)]
 pub(super) struct Facts {
-    /// The type borrows from the message.
+    /// Whether the type borrows from the message.
     pub(super) borrows: bool,
     /// Encoded length, if it is fixed.
     pub(super) len: Option<usize>,
@@ -37,9 +37,9 @@ pub(super) struct Facts {
     pub(super) is_eq: bool,
     /// Approximate size of the Rust type, in bytes.
     pub(super) size: usize,
-    /// The type has only numbers, so that any words are a valid value.
+    /// Whether the type has only numbers, so that any words are a valid value.
     pub(super) reads_words: bool,
-    /// The type has only numbers, enums and bools.
+    /// Whether the type has only numbers, enums and bools.
     pub(super) writes_words: bool,
 }
 

@@ -38,8 +38,8 @@ impl Scope {
             name.push('_');
         }
         // `gen` is a keyword since edition 2024, but syn accepts it as an identifier.
-        let plain = syn::parse_str(&name).ok().filter(|_| name != "gen");
-        plain.unwrap_or_else(|| Ident::new_raw(&name, Span::call_site()))
+        let ident = syn::parse_str(&name).ok().filter(|_| name != "gen");
+        ident.unwrap_or_else(|| Ident::new_raw(&name, Span::call_site()))
     }
 }
 

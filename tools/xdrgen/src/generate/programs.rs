@@ -339,10 +339,10 @@ impl<'s> Module<'s> {
                     }
                 }
             };
-            let plain = method(name, None, quote!(), quote!(typed::CallOptions::new()));
+            let without_options = method(name, None, quote!(), quote!(typed::CallOptions::new()));
             let note = " The options may have chunk memory and a time-out.";
             let with = method(with, Some(note), quote!(options: typed::CallOptions<#signature>), quote!(options));
-            quote!(#plain #with)
+            quote!(#without_options #with)
         });
         let is_conversion = |call: &Call<'_>| {
             let name = call.method.to_string();

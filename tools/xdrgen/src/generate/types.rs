@@ -102,7 +102,7 @@ impl Model {
             } else {
                 let (mut next, what, words) = (0, what(&fields[0]), Literal::usize_unsuffixed(words));
                 let values = fields.iter().map(|field| self.decode_words(&field.ty, &mut next));
-                decode.push(quote!(let words = from.run::<#words>(#what)?; #(let #locals = #values;)*));
+                decode.push(quote!(let words = from.word_array::<#words>(#what)?; #(let #locals = #values;)*));
             }
         }
         let decode = quote!(#(#decode)* Ok(Self { #(#inits),* }));

@@ -38,7 +38,7 @@ fn field(text: &str) -> Type {
 const OTHER: TypeId = TypeId(0);
 
 #[test]
-fn integers() {
+fn integer_types_are_parsed() {
     let expected = [
         ("int x;", Type::Int),
         ("unsigned int x;", Type::UnsignedInt),
@@ -54,7 +54,7 @@ fn integers() {
 }
 
 #[test]
-fn integers_of_c() {
+fn integer_types_of_c_are_parsed() {
     let words = ["char x;", "short x;", "long x;", "int32_t x;"];
     assert!(words.iter().all(|text| field(text) == Type::Int));
     let words = ["unsigned x;", "unsigned char x;", "unsigned short x;", "unsigned long x;", "u_int x;", "uint32_t x;"];
@@ -68,7 +68,7 @@ fn integers_of_c() {
 }
 
 #[test]
-fn opaque_and_string() {
+fn opaque_and_string_types_are_parsed() {
     assert_eq!(field("opaque x[N];"), Type::FixedOpaque(3));
     assert_eq!(field("opaque x[0];"), Type::FixedOpaque(0));
     assert_eq!(field("opaque x<0x10>;"), Type::Opaque { max: Some(16), is_bulk: false });
@@ -78,7 +78,7 @@ fn opaque_and_string() {
 }
 
 #[test]
-fn arrays_and_optional_data() {
+fn arrays_and_optional_data_are_parsed() {
     let other = || Box::new(Type::Named(OTHER));
     assert_eq!(field("other x[N];"), Type::FixedArray(other(), 3));
     assert_eq!(field("other x<N>;"), Type::Array(other(), Some(3)));
@@ -89,7 +89,7 @@ fn arrays_and_optional_data() {
 }
 
 #[test]
-fn constants() {
+fn constants_have_their_values() {
     let schema = schema(
         "const A = 10; const B = -0x1F; const C = 017; const D = Z; const Z = 10; const T = \"text\";
 #define no\n#define E 5 /* five */
@@ -112,7 +112,7 @@ fn nested_types_have_names() {
 }
 
 #[test]
-fn unions() {
+fn unions_have_arms_and_a_default() {
     let schema = schema(
         "enum e { A, B, C }; typedef e alias;
         union u switch (alias tag) { case A: case 1: int x; case C: void; };
@@ -131,7 +131,7 @@ fn unions() {
 }
 
 #[test]
-fn lists() {
+fn pointers_to_the_own_structure_are_lists() {
     let own = "struct node { int i; node *next; }; struct t { node *nodes; };";
     let typedef = "typedef struct node *list; struct node { int i; list next; }; struct t { list nodes; };";
     let rfc1833 = "struct *list { int i; list next; }; struct t { list nodes; };";
@@ -147,7 +147,7 @@ fn lists() {
 }
 
 #[test]
-fn other_recursion_is_a_view() {
+fn recursion_that_is_not_a_list_is_a_recursive_type() {
     let recursive = |id| Type::Recursive(TypeId(id));
     let first_field = |text: &str, name: &str| {
         let schema = schema(text);
@@ -190,7 +190,7 @@ fn recursion_without_end_or_of_large_types_is_refused() {
 }
 
 #[test]
-fn dialects_of_other_compilers() {
+fn dialects_of_other_compilers_are_parsed() {
     let text = "namespace one { typedef string key; struct ahead; } pragma header nfs4; pragma big_endian a;
         namespace two { struct a { zcopaque data<9>; zcopaque rest; zcopaque id[4]; key name; };
         union cb switch (unsigned flavor) { case AUTH_NONE: void; case AUTH_SYS: authsys_parms sys;
@@ -233,7 +233,7 @@ fn names_of_two_namespaces_must_differ() {
 }
 
 #[test]
-fn programs() {
+fn programs_have_versions_and_procedures() {
     let schema = schema(
         "/* P's. */\nprogram P {\n version V1 { void NULL(void) = 0; int ADD(int, unsigned hyper) = 1; } = 1;
         version V2 { string NAME(string) = 7; opaque RAW(opaque<5>) = 8; a A(struct a) = 9; } = 0x2;\n} = 0x20000000;
@@ -268,7 +268,7 @@ fn comments_are_documentation() {
 }
 
 #[test]
-fn preprocessor() {
+fn conditions_select_definitions() {
     let text = "%#define HIDDEN 4\n%#define SUM HIDDEN+1\n#include <a.h>\n#ifdef RPC_HDR\n%junk\n$ junk\n#else\ntypedef int a;\n#endif
 #define ON 1\n#if ON\n#ifndef OFF\ntypedef int b[SUM];\n#elif 1\njunk\n#endif\n#if !defined(ON)\n#if 1\njunk\n#endif\n#endif
 #else\njunk\n#endif\n#if 0\njunk\n#elif !OFF\ntypedef int c;\n#endif\n";
@@ -334,7 +334,7 @@ fn preprocessor_lines_have_an_effect_or_are_reported() {
 }
 
 #[test]
-fn syntax_errors() {
+fn syntax_errors_name_the_expected_token() {
     let cases = [
         ("typedef quadruple q;", "`quadruple` is not supported: Rust has no such type"),
         ("typedef void;", "a named item cannot be `void`"),
@@ -370,7 +370,7 @@ fn syntax_errors() {
 }
 
 #[test]
-fn errors_of_names_and_numbers() {
+fn unknown_names_and_invalid_numbers_are_errors() {
     let cases = [
         ("typedef a b;", "unknown type `a`"),
         ("typedef a a;", "unknown type `a`"),
@@ -467,7 +467,7 @@ fn nesting_is_bounded() {
 }
 
 #[test]
-fn golden_errors() {
+fn errors_show_the_line_and_mark_the_position() {
     let text = "/* Réseau */\nstruct a {\n\tint x\n};\nconst 5 = 1;\ntypedef int fine;\nprogram p {\n} = 1\n";
     let expected = "\
 error: expected `;`, found `}`

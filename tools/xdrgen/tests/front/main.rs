@@ -1,4 +1,4 @@
-//! Tests of the front end, which makes a schema of a specification and its placement file.
+//! Tests of the front end, which compiles a specification and its placement file to a schema.
 
 mod any_text;
 mod foreign;
@@ -14,17 +14,17 @@ fn compile(xdr: &str, placement: Option<&str>) -> Result<Schema, Errors> {
     parse(&source("t.x", xdr), placement.as_ref())
 }
 
-/// The schema of a valid specification.
+/// Returns the schema of a valid specification.
 fn schema(xdr: &str, placement: Option<&str>) -> Schema {
     compile(xdr, placement).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-/// The report about a specification with errors.
+/// Returns the error report of an invalid specification.
 fn errors(xdr: &str, placement: Option<&str>) -> String {
     compile(xdr, placement).expect_err(xdr).to_string()
 }
 
-/// The titles of all errors.
+/// Returns the titles of all errors.
 fn titles(xdr: &str, placement: Option<&str>) -> Vec<String> {
     errors(xdr, placement).lines().filter_map(|line| line.strip_prefix("error: ")).map(str::to_owned).collect()
 }

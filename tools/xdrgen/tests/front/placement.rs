@@ -39,7 +39,7 @@ run = 'deferred'
 max_reply = 8192
 ";
 
-/// Limits of the other procedures.
+/// Limits of READ and LIST.
 const LIMITS: &str = "[FILES_V1.READ]\nmax_reply = 99\n[FILES_V1.LIST]\nmax_reply = 99\n";
 
 fn procedures(xdr: &str, placement: Option<&str>) -> Vec<Procedure> {
@@ -85,7 +85,7 @@ fn limits_have_defaults_without_a_placement_file() {
 
 /// The first eligible item is behind a union that may also have one.
 #[test]
-fn head_behind_an_optional_item() {
+fn the_head_includes_a_union_without_its_item() {
     let xdr = "union u switch (int i) { case 0: opaque a<8>; default: int b[5]; };
         struct r { u first; int c; opaque d<8>; };
         program P { version V { r F(void) = 1; } = 1; } = 1;";
@@ -203,7 +203,7 @@ fn invalid_placement_files_are_refused() {
 }
 
 #[test]
-fn golden_errors() {
+fn errors_show_the_line_and_mark_the_position() {
     let placement = "eligible = ['read_ok.data']\n\n[bounds]\nname = 255\n\n[FILES_V1.WRITE]\ncashed = true\n";
     let expected = "\
 error: `read_ok.data` has no bound: give one in `[bounds]`

@@ -30,7 +30,7 @@ use self::windows::Windows;
 use super::setup::Negotiated;
 use super::sys::ReceiveTarget;
 use super::wire::{ReaderStep, SegmentReader, Terminate, TerminateFault};
-use crate::receives::Receives;
+use crate::receives::ReceiveQueue;
 use crate::registrations::Registrations;
 use crate::{Completion, ConnectParams, Disconnect, FabricStats, Flow, QpId, Status};
 
@@ -47,7 +47,7 @@ pub(super) type Arenas = Registrations<()>;
 pub(super) struct SharedResources {
     pub(super) arenas: Arenas,
     /// The shared receive queue.
-    pub(super) receives: Receives,
+    pub(super) receives: ReceiveQueue,
     pub(super) stats: FabricStats,
 }
 
@@ -99,7 +99,7 @@ pub(super) struct RdmapStream {
     pub(super) outbound: Outbound,
     pub(super) windows: Windows,
     /// The queue pair's own receive queue, if it does not use the shared one.
-    pub(super) own_receives: Option<Receives>,
+    pub(super) own_receives: Option<ReceiveQueue>,
     pub(super) rnr_retry: u8,
     reader: SegmentReader,
     placement: Placement,
@@ -116,7 +116,7 @@ impl RdmapStream {
             id,
             outbound: Outbound::new(params.send_queue_depth, random),
             windows: Windows::new(params.windows, random),
-            own_receives: params.own_receive_queue.map(|depth| Receives::new(depth as usize)),
+            own_receives: params.own_receive_queue.map(|depth| ReceiveQueue::new(depth as usize)),
             rnr_retry: params.rnr_retry,
             reader: SegmentReader::default(),
             placement: Placement::default(),
@@ -257,12 +257,12 @@ impl RdmapStream {
     /// read there by [`advance_direct`](Self::advance_direct).
     #[inline]
     pub(super) fn direct_target(&mut self) -> Option<ReceiveTarget<'_>> {
-        let left = self.reader.payload_left();
-        if left < DIRECT || self.waits_for_receive() {
+        let rest = self.reader.payload_left();
+        if rest < DIRECT || self.waits_for_receive() {
             return None;
         }
         // `consume` reports a revoked window.
-        self.placement.receive_target(&self.windows, left).ok()?
+        self.placement.receive_target(&self.windows, rest).ok()?
     }
 
     /// Counts `n` bytes as read into the direct target. `n` is at least 1.
@@ -284,7 +284,7 @@ impl RdmapStream {
 /// Returns the failure for the peer's Terminate.
 #[cold]
 fn terminate_failure(message: &[u8]) -> StreamFailure {
-    let (fault, words) = match Terminate::decode(message) {
+    let (fault, text) = match Terminate::decode(message) {
         Ok(terminate) => (terminate.fault(), terminate.to_string()),
         Err(error) => (None, error.to_string()),
     };
@@ -293,7 +293,7 @@ fn terminate_failure(message: &[u8]) -> StreamFailure {
         Status::RemoteAccess | Status::RemoteInvalidRequest => Disconnect::Refused,
         _ => Disconnect::Failure,
     };
-    StreamFailure::new(status, cause, format!("the peer sent a Terminate: {words}"))
+    StreamFailure::new(status, cause, format!("the peer sent a Terminate: {text}"))
 }
 
 /// The status of this side's oldest unfinished request after a peer's Terminate with this fault.

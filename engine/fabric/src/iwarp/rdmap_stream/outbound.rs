@@ -15,7 +15,7 @@ use crate::iwarp::wire::{
     PayloadPlace, QUEUE_READ_REQUEST, QUEUE_SEND, QUEUE_TERMINATE, RdmapOpcode, ReadRequest, SegmentHeader,
     TAGGED_HEADER, Terminate, TerminateFault, UNTAGGED_HEADER,
 };
-use crate::receives::Receives;
+use crate::receives::ReceiveQueue;
 use crate::window_keys::Revoked;
 use crate::{Completion, Opcode, PostError, Posting, RemoteMemory, Source, Status, WorkRequest};
 
@@ -317,7 +317,7 @@ impl RdmapStream {
             Completion::ended(*id, wr_id, opcode, status)
         }));
         let partial = std::mem::take(placement).message.map(|message| message.buf);
-        let bufs = partial.into_iter().chain(own_receives.iter_mut().flat_map(Receives::drain));
+        let bufs = partial.into_iter().chain(own_receives.iter_mut().flat_map(ReceiveQueue::drain));
         done.extend(bufs.map(|buf| Completion::failed_receive(*id, Status::Flushed, buf)));
         windows.revoke_all(|_, _, _| true);
     }

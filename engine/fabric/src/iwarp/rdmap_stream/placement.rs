@@ -162,13 +162,13 @@ impl Placement {
     /// Directs the next `len` bytes to the Receive of the message in progress, if they fit.
     #[inline]
     fn continue_message(&mut self, len: usize) -> Result<(), Violation> {
-        let most = |message: &PartialReceive| message.buf.capacity().min(self.max_message);
-        let Some(message) = self.message.take_if(|message| message.len + len > most(message)) else {
+        let limit = |message: &PartialReceive| message.buf.capacity().min(self.max_message);
+        let Some(message) = self.message.take_if(|message| message.len + len > limit(message)) else {
             self.target = PayloadTarget::Receive;
             return Ok(());
         };
-        let (least, most) = (message.len + len, most(&message));
-        let what = format_args!("a message of at least {least} bytes exceeds its Receive of {most}");
+        let (needed, limit) = (message.len + len, limit(&message));
+        let what = format_args!("a message of at least {needed} bytes exceeds its Receive of {limit}");
         let receive = Some((message.buf, Status::LocalLength));
         Err(Violation { receive, ..Violation::new(TerminateFault::TooLong, what) })
     }

@@ -40,7 +40,7 @@ impl Endpoint {
         let pool = Pool::new(&PoolConfig { classes, arena }).expect("memory");
         let mut arenas = Arenas::default();
         arenas.add(pool.arena().id(), Access::REMOTE, || Ok(())).expect("a new arena");
-        let shared = SharedResources { arenas, receives: Receives::new(64), stats: FabricStats::default() };
+        let shared = SharedResources { arenas, receives: ReceiveQueue::new(64), stats: FabricStats::default() };
         let connect = ConnectParams { send_queue_depth: 64, windows: 8, rnr_retry, ..ConnectParams::default() };
         let id = QpId { slot: 3, generation: 1 };
         let mut stream = RdmapStream::new(id, &connect, 0xabcd_ef01);
@@ -49,12 +49,12 @@ impl Endpoint {
         Self { stream, shared, pool, done: Vec::new(), failure: None }
     }
 
-    fn receives(&mut self, n: usize) {
+    fn post_receives(&mut self, n: usize) {
         let bufs: Vec<_> = (0..n).map(|_| self.pool.alloc(RECEIVE).expect("a buffer")).collect();
         self.shared.receives.post(bufs.into_iter());
     }
 
-    fn lent(&self, bytes: &[u8]) -> Lent {
+    fn lend_bytes(&self, bytes: &[u8]) -> Lent {
         let mut buf = self.pool.alloc(bytes.len()).expect("a buffer");
         buf.copy_from_slice(bytes);
         buf.lend().expect("a buffer of this thread")
@@ -83,12 +83,12 @@ impl Endpoint {
         let (offset, len) = (part.start, part.len());
         let remote = RemoteMemory { rkey, address: (mem.offset() + offset) as u64 };
         self.post(0xb1d, WorkRequest::Bind { window, mem: mem.clone(), offset, len, access });
-        self.output();
+        self.take_output();
         (window, remote)
     }
 
     /// Takes the pending output, which then counts as sent.
-    fn output(&mut self) -> Vec<u8> {
+    fn take_output(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         loop {
             if let Err(failure) = self.stream.produce() {
@@ -106,7 +106,7 @@ impl Endpoint {
     }
 
     /// Consumes bytes of the peer. Returns the unconsumed rest.
-    fn input(&mut self, mut bytes: &[u8]) -> Vec<u8> {
+    fn consume(&mut self, mut bytes: &[u8]) -> Vec<u8> {
         if self.failure.is_none() {
             match self.stream.consume(&mut self.shared, &mut bytes, &mut self.done, usize::MAX) {
                 Ok(_) => {}
@@ -138,7 +138,7 @@ fn contents(lent: &Lent) -> Vec<u8> {
 fn exchange(a: &mut Endpoint, b: &mut Endpoint, piece_lengths: &[usize]) {
     let mut piece_lengths = piece_lengths.iter().cycle().copied();
     loop {
-        let (from_a, from_b) = (a.output(), b.output());
+        let (from_a, from_b) = (a.take_output(), b.take_output());
         if from_a.is_empty() && from_b.is_empty() {
             return;
         }
@@ -146,7 +146,7 @@ fn exchange(a: &mut Endpoint, b: &mut Endpoint, piece_lengths: &[usize]) {
             let mut rest = &bytes[..];
             while !rest.is_empty() {
                 let (piece, more) = rest.split_at(piece_lengths.next().unwrap_or(1).clamp(1, rest.len()));
-                assert!(to.input(piece).is_empty() || to.failure.is_some());
+                assert!(to.consume(piece).is_empty() || to.failure.is_some());
                 rest = more;
             }
         }
@@ -189,11 +189,11 @@ proptest! {
     ) {
         let params = StreamParams { crc, max_ulpdu, ..default_params() };
         let (mut a, mut b) = (Endpoint::new(params, 0), Endpoint::new(StreamParams { waits: true, ..params }, 0));
-        b.receives(sizes.len());
+        b.post_receives(sizes.len());
         a.stream.outbound.send_empty_write();
         exchange(&mut a, &mut b, &piece_lengths);
         let pattern = |n: usize, len: usize| (0..len).map(|i| (i * 7 + n) as u8).collect::<Vec<_>>();
-        let place = b.lent(&vec![0; 60_000]);
+        let place = b.lend_bytes(&vec![0; 60_000]);
         let (_, remote) = b.expose(&place, Access::REMOTE);
         let mut writes = Vec::new();
         let mut at = 0;
@@ -202,7 +202,7 @@ proptest! {
             match n % 3 {
                 0 => a.send(n as u64, &bytes, None, n % 2 == 0),
                 1 => {
-                    let src = Source::Lent(a.lent(&bytes));
+                    let src = Source::Lent(a.lend_bytes(&bytes));
                     let remote = RemoteMemory { address: remote.address + at as u64, ..remote };
                     a.post(n as u64, WorkRequest::Write { src, offset: 0, len: size, remote });
                     writes.push((n, at, size));
@@ -211,7 +211,7 @@ proptest! {
                 _ => {
                     // Read the bytes of the previous Write.
                     let (source, from, len) = writes[writes.len() - 1];
-                    let dst = a.lent(&vec![0; len]);
+                    let dst = a.lend_bytes(&vec![0; len]);
                     let remote = RemoteMemory { address: remote.address + from as u64, ..remote };
                     a.post(n as u64, WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote });
                     exchange(&mut a, &mut b, &piece_lengths);
@@ -246,8 +246,8 @@ proptest! {
     ) {
         const EXPOSED: Range<usize> = 1000..2000;
         let mut endpoint = Endpoint::new(default_params(), 0);
-        endpoint.receives(2);
-        let memory = endpoint.lent(&[7; 4000]);
+        endpoint.post_receives(2);
+        let memory = endpoint.lend_bytes(&[7; 4000]);
         let (_, remote) = endpoint.expose_part(&memory, EXPOSED, Access::REMOTE_WRITE);
         let mut bytes = match opcode {
             0 | 2 => {
@@ -263,7 +263,7 @@ proptest! {
             bytes[at] ^= bits;
         }
         bytes.extend(&more);
-        endpoint.input(&bytes);
+        endpoint.consume(&bytes);
         let now = contents(&memory);
         prop_assert!(now[..EXPOSED.start].iter().chain(&now[EXPOSED.end..]).all(|&byte| byte == 7));
         if flipped.is_none() {
@@ -308,32 +308,32 @@ fn violations_are_reported_with_their_terminate_fault() {
         (
             "a Read without the right",
             Box::new(move |writable, _| {
-                let ask = request(4, writable.rkey, writable.address);
-                fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &ask)
+                let body = request(4, writable.rkey, writable.address);
+                fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &body)
             }),
             TerminateFault::AccessRights,
         ),
         (
             "a Read past the end",
             Box::new(move |_, readable| {
-                let ask = request(1001, readable.rkey, readable.address);
-                fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &ask)
+                let body = request(1001, readable.rkey, readable.address);
+                fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &body)
             }),
             TerminateFault::Bounds,
         ),
         (
             "a Read of an unknown key",
             Box::new(move |_, readable| {
-                let ask = request(1, readable.rkey + 1, readable.address);
-                fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &ask)
+                let body = request(1, readable.rkey + 1, readable.address);
+                fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &body)
             }),
             TerminateFault::InvalidStag,
         ),
         (
             "three Reads with a read depth of two",
             Box::new(move |_, readable| {
-                let ask = request(1, readable.rkey, readable.address);
-                let all = (1..4).map(|msn| fpdu(RdmapOpcode::ReadRequest, true, untagged(1, msn, 0), &ask));
+                let body = request(1, readable.rkey, readable.address);
+                let all = (1..4).map(|msn| fpdu(RdmapOpcode::ReadRequest, true, untagged(1, msn, 0), &body));
                 all.collect::<Vec<_>>().concat()
             }),
             TerminateFault::NoBuffer,
@@ -389,7 +389,7 @@ fn violations_are_reported_with_their_terminate_fault() {
             TerminateFault::MsnRange,
         ),
         (
-            "a second half first",
+            "the second half of a message first",
             Box::new(|_, _| fpdu(SEND, true, untagged(0, 1, 4), b"half")),
             TerminateFault::InvalidOffset,
         ),
@@ -427,30 +427,30 @@ fn violations_are_reported_with_their_terminate_fault() {
     ];
     for (what, attack, expected) in attacks {
         let mut endpoint = Endpoint::new(default_params(), 0);
-        endpoint.receives(2);
-        let (one, two) = (endpoint.lent(&[1; 1000]), endpoint.lent(&[2; 1000]));
-        let (_, writable) = endpoint.expose(&one, Access::REMOTE_WRITE);
-        let (_, readable) = endpoint.expose(&two, Access::REMOTE_READ);
-        endpoint.input(&attack(writable, readable));
+        endpoint.post_receives(2);
+        let (target, source) = (endpoint.lend_bytes(&[1; 1000]), endpoint.lend_bytes(&[2; 1000]));
+        let (_, writable) = endpoint.expose(&target, Access::REMOTE_WRITE);
+        let (_, readable) = endpoint.expose(&source, Access::REMOTE_READ);
+        endpoint.consume(&attack(writable, readable));
         assert_eq!(endpoint.fault(), Some(expected), "{what}: {:?}", endpoint.failure);
-        assert_eq!((contents(&one), contents(&two)), (vec![1; 1000], vec![2; 1000]), "{what}");
+        assert_eq!((contents(&target), contents(&source)), (vec![1; 1000], vec![2; 1000]), "{what}");
         let stats = endpoint.shared.stats;
         assert_eq!(stats.peer_violations + stats.access_refused, 1, "{what}");
         // All memory returns to the pool: two Receives, and the exposed buffers.
         let mut ended = Vec::new();
         endpoint.stream.flush(Status::Flushed, &mut ended);
         drop((ended, endpoint.done, endpoint.stream, endpoint.shared));
-        assert!(one.reclaim().is_ok() && two.reclaim().is_ok(), "{what}");
+        assert!(target.reclaim().is_ok() && source.reclaim().is_ok(), "{what}");
         endpoint.pool.close().expect(what);
     }
 }
 
 /// Posts a Read of `len` bytes. Returns its memory and the Read Request.
 fn post_read(endpoint: &mut Endpoint, len: usize) -> (Lent, ReadRequest) {
-    let dst = endpoint.lent(&[0; 100]);
+    let dst = endpoint.lend_bytes(&[0; 100]);
     let remote = RemoteMemory { rkey: 5, address: 0 };
     endpoint.post(1, WorkRequest::Read { dst: dst.clone(), offset: 10, len, remote });
-    let bytes = endpoint.output();
+    let bytes = endpoint.take_output();
     let mut reader = SegmentReader::new(false);
     let (mut input, mut request) = (&bytes[..], None);
     while let Some(step) = reader.step(&mut input).expect("segments") {
@@ -469,7 +469,7 @@ fn read_response(stag: u32, offset: u64, last: bool, len: usize) -> Vec<u8> {
 #[test]
 fn message_numbers_wrap() {
     let (mut a, mut b) = (Endpoint::new(default_params(), 0), Endpoint::new(default_params(), 0));
-    b.receives(3);
+    b.post_receives(3);
     a.stream.outbound.send_msn = u32::MAX - 1;
     b.stream.placement.send_msn = u32::MAX - 1;
     for n in 0..3 {
@@ -484,7 +484,7 @@ fn message_numbers_wrap() {
             b.failure
         );
     }
-    b.input(&fpdu(SEND, true, untagged(0, 1, 0), b"again"));
+    b.consume(&fpdu(SEND, true, untagged(0, 1, 0), b"again"));
     assert_eq!(b.fault(), Some(TerminateFault::MsnRange), "number 1 was already used");
 }
 
@@ -492,9 +492,10 @@ fn message_numbers_wrap() {
 #[test]
 fn an_empty_read_request_may_have_any_stag() {
     let mut endpoint = Endpoint::new(default_params(), 0);
-    let ask = ReadRequest { sink_stag: 0x1234, sink_offset: 99, len: 0, source_stag: 0x5678, source_offset: u64::MAX };
-    endpoint.input(&fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &ask.encode()));
-    assert_eq!(endpoint.output(), fpdu(RdmapOpcode::ReadResponse, true, tagged(0x1234, 99), b""));
+    let request =
+        ReadRequest { sink_stag: 0x1234, sink_offset: 99, len: 0, source_stag: 0x5678, source_offset: u64::MAX };
+    endpoint.consume(&fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &request.encode()));
+    assert_eq!(endpoint.take_output(), fpdu(RdmapOpcode::ReadResponse, true, tagged(0x1234, 99), b""));
     assert_eq!(endpoint.fault(), None);
 }
 
@@ -504,14 +505,14 @@ fn an_empty_read_response_may_have_any_stag() {
     let mut endpoint = Endpoint::new(default_params(), 0);
     let (dst, request) = post_read(&mut endpoint, 0);
     assert_eq!(request.len, 0);
-    endpoint.input(&read_response(!request.sink_stag, 77, true, 0));
+    endpoint.consume(&read_response(!request.sink_stag, 77, true, 0));
     assert_eq!(endpoint.fault(), None, "{:?}", endpoint.failure);
     assert_eq!(endpoint.done.pop().map(|done| done.status), Some(Status::Success));
     assert_eq!(contents(&dst), vec![0; 100]);
     // An empty response to a Read of 80 bytes is too short.
     let mut endpoint = Endpoint::new(default_params(), 0);
     let (_dst, request) = post_read(&mut endpoint, 80);
-    endpoint.input(&read_response(!request.sink_stag, 77, true, 0));
+    endpoint.consume(&read_response(!request.sink_stag, 77, true, 0));
     assert_eq!(endpoint.fault(), Some(TerminateFault::TaggedBounds));
 }
 
@@ -527,48 +528,48 @@ fn a_read_response_must_match_its_request() {
         let mut endpoint = Endpoint::new(default_params(), 0);
         let (dst, request) = post_read(&mut endpoint, 80);
         assert_eq!((request.len, request.source_stag), (80, 5));
-        endpoint.input(&read_response(request.sink_stag + stag, request.sink_offset + offset, last, len));
+        endpoint.consume(&read_response(request.sink_stag + stag, request.sink_offset + offset, last, len));
         assert_eq!(endpoint.fault(), Some(expected), "{what}");
         assert_eq!(contents(&dst), vec![0; 100], "{what}");
     }
     // A Write to the sink STag of a Read is refused, because the STag is valid only for the response.
     let mut endpoint = Endpoint::new(default_params(), 0);
     let (dst, request) = post_read(&mut endpoint, 80);
-    endpoint.input(&read_response(request.sink_stag, 0, false, 40));
-    endpoint.input(&fpdu(RdmapOpcode::Write, true, tagged(request.sink_stag, 40), &[9; 40]));
+    endpoint.consume(&read_response(request.sink_stag, 0, false, 40));
+    endpoint.consume(&fpdu(RdmapOpcode::Write, true, tagged(request.sink_stag, 40), &[9; 40]));
     assert_eq!(endpoint.fault(), Some(TerminateFault::TaggedInvalidStag));
     let mut expected = vec![0; 100];
     expected[10..50].fill(7);
     assert_eq!(contents(&dst), expected);
     let mut endpoint = Endpoint::new(default_params(), 0);
     let (_dst, request) = post_read(&mut endpoint, 80);
-    endpoint.input(&read_response(request.sink_stag, 0, false, 40));
-    endpoint.input(&read_response(request.sink_stag, 0, false, 40));
+    endpoint.consume(&read_response(request.sink_stag, 0, false, 40));
+    endpoint.consume(&read_response(request.sink_stag, 0, false, 40));
     assert_eq!(endpoint.fault(), Some(TerminateFault::TaggedBounds));
 }
 
 #[test]
 fn reads_wait_for_the_read_depth_and_fenced_sends_for_reads() {
     let (mut a, mut b) = (Endpoint::new(default_params(), 0), Endpoint::new(default_params(), 0));
-    b.receives(1);
-    let place = b.lent(&[3; 100]);
+    b.post_receives(1);
+    let place = b.lend_bytes(&[3; 100]);
     let (_, remote) = b.expose(&place, Access::REMOTE_READ);
-    let dst = a.lent(&[0; 100]);
+    let dst = a.lend_bytes(&[0; 100]);
     for n in 0..3 {
         a.post(n, WorkRequest::Read { dst: dst.clone(), offset: 0, len: 100, remote });
     }
     a.send(3, b"behind all of them", None, true);
     // The read depth is two.
     let two = fpdu_len(18 + 28) * 2;
-    let output = a.output();
+    let output = a.take_output();
     assert_eq!(output.len(), two);
-    b.input(&output);
+    b.consume(&output);
     assert!(b.take_completion(Opcode::Recv).is_none());
-    let responses = b.output();
-    a.input(&responses);
+    let responses = b.take_output();
+    a.consume(&responses);
     assert_eq!(a.done.iter().map(|c| c.wr_id).collect::<Vec<_>>(), [0, 1]);
-    let output = a.output();
-    b.input(&output);
+    let output = a.take_output();
+    b.consume(&output);
     assert!(b.take_completion(Opcode::Recv).is_none(), "the Send must not overtake the third Read");
     exchange(&mut a, &mut b, &[100]);
     assert!(b.take_completion(Opcode::Recv).is_some());
@@ -579,9 +580,9 @@ fn reads_wait_for_the_read_depth_and_fenced_sends_for_reads() {
 fn a_responder_sends_nothing_before_the_first_fpdu() {
     let (mut a, mut b) =
         (Endpoint::new(default_params(), 0), Endpoint::new(StreamParams { waits: true, ..default_params() }, 0));
-    a.receives(1);
+    a.post_receives(1);
     b.send(1, b"early", None, false);
-    assert!(b.output().is_empty());
+    assert!(b.take_output().is_empty());
     a.stream.outbound.send_empty_write();
     exchange(&mut a, &mut b, &[3]);
     assert!(a.take_completion(Opcode::Recv).is_some() && b.done.len() == 1);
@@ -590,34 +591,34 @@ fn a_responder_sends_nothing_before_the_first_fpdu() {
 #[test]
 fn exposed_memory_is_revoked_only_after_its_read_response_is_sent() {
     let mut b = Endpoint::new(default_params(), 0);
-    b.receives(1);
-    let place = b.lent(&[3; 5000]);
+    b.post_receives(1);
+    let place = b.lend_bytes(&[3; 5000]);
     let (window, remote) = b.expose(&place, Access::REMOTE_READ);
-    let ask = ReadRequest {
+    let request = ReadRequest {
         sink_stag: 1,
         sink_offset: 0,
         len: 5000,
         source_stag: remote.rkey,
         source_offset: remote.address,
     };
-    b.input(&fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &ask.encode()));
+    b.consume(&fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 1, 0), &request.encode()));
     b.stream.produce().expect("an answer");
     assert!(b.stream.outbound.buffer.len() > 0);
     b.post(9, WorkRequest::LocalInvalidate { window });
     b.stream.produce().expect("nothing new");
     b.stream.reap(&mut b.done);
     assert!(b.take_completion(Opcode::LocalInvalidate).is_none(), "the response is not yet sent");
-    b.output();
+    b.take_output();
     assert!(b.take_completion(Opcode::LocalInvalidate).is_some());
     assert!(place.reclaim().is_ok());
     // A peer must not invalidate memory during its own Read.
-    let place = b.lent(&[3; 5000]);
+    let place = b.lend_bytes(&[3; 5000]);
     let (_, remote) = b.expose(&place, Access::REMOTE_READ);
-    let ask = ReadRequest { source_stag: remote.rkey, source_offset: remote.address, ..ask };
-    b.input(&fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 2, 0), &ask.encode()));
+    let request = ReadRequest { source_stag: remote.rkey, source_offset: remote.address, ..request };
+    b.consume(&fpdu(RdmapOpcode::ReadRequest, true, untagged(1, 2, 0), &request.encode()));
     b.stream.produce().expect("an answer");
     let opcode = RdmapOpcode::Send { invalidate: Some(remote.rkey), solicited: false };
-    b.input(&fpdu(opcode, true, untagged(0, 1, 0), b"gone"));
+    b.consume(&fpdu(opcode, true, untagged(0, 1, 0), b"gone"));
     assert_eq!(b.fault(), Some(TerminateFault::CannotInvalidate));
 }
 
@@ -632,13 +633,13 @@ fn segments_of_a_message_are_contiguous() {
     }
     endpoint.stream.produce().expect("output");
     endpoint.stream.outbound.send_empty_write();
-    assert!(!has_empty_write(&endpoint.output()), "in the middle of a Write");
+    assert!(!has_empty_write(&endpoint.take_output()), "no empty Write interrupts a Write");
     endpoint.stream.outbound.send_empty_write();
-    assert!(has_empty_write(&endpoint.output()), "between messages");
+    assert!(has_empty_write(&endpoint.take_output()), "an empty Write follows a complete message");
     endpoint.stream.outbound.terminate(&Terminate::new(TerminateFault::LocalCatastrophic, None, None));
-    endpoint.output();
+    endpoint.take_output();
     endpoint.stream.outbound.send_empty_write();
-    assert!(endpoint.output().is_empty(), "after a Terminate");
+    assert!(endpoint.take_output().is_empty(), "nothing follows a Terminate");
 }
 
 /// Whether these FPDUs include an empty Write.
@@ -658,19 +659,19 @@ fn has_empty_write(mut bytes: &[u8]) -> bool {
 fn a_message_waits_for_a_receive_up_to_rnr_retry() {
     let waiting = |retries| {
         let mut endpoint = Endpoint::new(default_params(), retries);
-        let rest = endpoint.input(&[fpdu(SEND, true, untagged(0, 1, 0), b"one"), vec![0, 1]].concat());
+        let rest = endpoint.consume(&[fpdu(SEND, true, untagged(0, 1, 0), b"one"), vec![0, 1]].concat());
         assert!(endpoint.failure.is_none() && endpoint.stream.waits_for_receive());
         (endpoint, rest)
     };
     let (mut endpoint, rest) = waiting(7);
-    (0..100_000).for_each(|_| drop(endpoint.input(&[])));
-    endpoint.receives(1);
-    assert!(endpoint.input(&rest).is_empty());
+    (0..100_000).for_each(|_| drop(endpoint.consume(&[])));
+    endpoint.post_receives(1);
+    assert!(endpoint.consume(&rest).is_empty());
     assert_eq!(endpoint.take_completion(Opcode::Recv).expect("a message").buf.as_deref(), Some(&b"one"[..]));
     assert_eq!(endpoint.shared.stats.receiver_not_ready, 1);
     let (mut endpoint, _) = waiting(1);
     for _ in 0..5000 {
-        endpoint.input(&[]);
+        endpoint.consume(&[]);
     }
     assert_eq!(endpoint.fault(), Some(TerminateFault::NoBuffer));
 }
@@ -678,10 +679,10 @@ fn a_message_waits_for_a_receive_up_to_rnr_retry() {
 #[test]
 fn a_message_too_long_in_later_segments_fails_its_receive() {
     let (mut a, mut b) = (Endpoint::new(default_params(), 0), Endpoint::new(default_params(), 0));
-    b.receives(2);
+    b.post_receives(2);
     a.send(1, &[7; RECEIVE + 1], None, false);
-    let output = a.output();
-    b.input(&output);
+    let output = a.take_output();
+    b.consume(&output);
     assert_eq!(b.fault(), Some(TerminateFault::TooLong));
     let ended = b.take_completion(Opcode::Recv).expect("the partly filled Receive");
     assert_eq!((ended.status, ended.buf.as_deref()), (Status::LocalLength, Some(&[][..])));
@@ -697,10 +698,10 @@ fn a_terminate_sets_the_status_of_the_oldest_request() {
         ([0x20, 0x02, 0, 0], Status::RemoteOperation, Disconnect::Failure),
     ] {
         let mut endpoint = Endpoint::new(default_params(), 0);
-        let dst = endpoint.lent(&[0; 8]);
+        let dst = endpoint.lend_bytes(&[0; 8]);
         endpoint.post(4, WorkRequest::Read { dst, offset: 0, len: 8, remote: RemoteMemory { rkey: 1, address: 0 } });
-        endpoint.output();
-        endpoint.input(&fpdu(RdmapOpcode::Terminate, true, untagged(2, 1, 0), &control));
+        endpoint.take_output();
+        endpoint.consume(&fpdu(RdmapOpcode::Terminate, true, untagged(2, 1, 0), &control));
         let failure = endpoint.failure.take().expect("the end");
         assert!(failure.terminate.is_none());
         assert_eq!((failure.status, failure.cause), (status, cause));

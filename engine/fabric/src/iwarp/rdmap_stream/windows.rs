@@ -34,8 +34,8 @@ impl ExposedRange {
         Self { mem, address, len: len as u64, access, busy_until: Cell::new(0) }
     }
 
-    /// Returns the check for [`WindowKeys::revoke`] that the stream no longer uses the memory, if it has sent all bytes
-    /// before position `sent`.
+    /// Returns the check for [`WindowKeys::revoke`], which passes once the stream no longer uses the memory. The stream
+    /// has sent all bytes before position `sent`.
     pub(super) fn is_free(sent: u64) -> impl FnOnce(u32, u32, &Self) -> bool {
         move |_, _, range| range.busy_until.get() <= sent
     }
@@ -60,7 +60,7 @@ impl ExposedRange {
         let range = windows.find(stag).ok_or(invalid)?;
         address.checked_add(len).ok_or(wrap)?;
         let skip = address.checked_sub(range.address).ok_or(bounds)?;
-        range.len.checked_sub(skip).filter(|left| len <= *left).ok_or(bounds)?;
+        range.len.checked_sub(skip).filter(|rest| len <= *rest).ok_or(bounds)?;
         let granted = if write { range.access.remote_write } else { range.access.remote_read };
         let offset = address as usize - range.mem.offset();
         if granted { Ok((range, offset)) } else { Err(TerminateFault::AccessRights) }

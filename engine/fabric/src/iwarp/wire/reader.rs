@@ -117,7 +117,7 @@ impl SegmentReader {
     /// is always 0.
     #[inline]
     pub fn payload_left(&self) -> usize {
-        if self.framer.part == FpduPart::Payload && !self.crc { self.framer.left } else { 0 }
+        if self.framer.part == FpduPart::Payload && !self.crc { self.framer.remaining } else { 0 }
     }
 
     /// Counts `n` bytes of the payload that have bypassed the reader.
@@ -167,8 +167,8 @@ struct Framer {
     /// Number of received bytes in `header`.
     filled: usize,
     part: FpduPart,
-    /// Remaining bytes of payload or trailer, at least one of a payload.
-    left: usize,
+    /// Remaining bytes of payload or trailer; never 0 within a payload.
+    remaining: usize,
     /// Bytes of pad and CRC after the payload.
     trailer: usize,
 }
@@ -179,14 +179,14 @@ impl Framer {
         if matches!(self.part, FpduPart::Between | FpduPart::Header) {
             return self.read_header(input);
         }
-        let (bytes, rest) = input.split_at(self.left.min(input.len()));
+        let (bytes, rest) = input.split_at(self.remaining.min(input.len()));
         *input = rest;
         if self.part == FpduPart::Payload {
             self.advance_payload(bytes.len());
             return Ok((!bytes.is_empty()).then_some(ReaderStep::Payload(bytes)));
         }
-        self.left -= bytes.len();
-        if self.left > 0 {
+        self.remaining -= bytes.len();
+        if self.remaining > 0 {
             return Ok(None);
         }
         self.part = FpduPart::Between;
@@ -211,7 +211,7 @@ impl Framer {
         let used = if let Ok(Some((.., used))) = decoded { used } else { self.filled };
         *input = &input[used - before..];
         let Some((segment, len, used)) = decoded? else { return Ok(None) };
-        (self.part, self.left, self.trailer) = (FpduPart::Payload, len, trailer(used - LENGTH + len));
+        (self.part, self.remaining, self.trailer) = (FpduPart::Payload, len, trailer(used - LENGTH + len));
         self.advance_payload(0);
         Ok(Some(ReaderStep::Segment { segment, len }))
     }
@@ -219,9 +219,9 @@ impl Framer {
     /// Counts `n` bytes of the payload as read.
     #[inline]
     fn advance_payload(&mut self, n: usize) {
-        self.left -= n;
-        if self.left == 0 {
-            (self.part, self.left) = (FpduPart::Trailer, self.trailer);
+        self.remaining -= n;
+        if self.remaining == 0 {
+            (self.part, self.remaining) = (FpduPart::Trailer, self.trailer);
         }
     }
 }

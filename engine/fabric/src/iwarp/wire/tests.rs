@@ -129,7 +129,7 @@ proptest! {
     ) {
         let stream = stream(&segments);
         prop_assert_eq!(read(&stream, crc, &cuts, bypass), events(&segments));
-        // Also byte by byte.
+        // The stream is also read byte by byte.
         prop_assert_eq!(read(&stream, crc, &vec![1; stream.len()], bypass), events(&segments));
     }
 

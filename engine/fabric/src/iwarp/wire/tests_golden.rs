@@ -50,7 +50,7 @@ fn an_fpdu_of_rfc_5044_is_read() {
 
 /// The MPA frames are frames 4 and 6 of the capture.
 #[test]
-fn mpa_frames_of_soft_iwarp() {
+fn mpa_frames_of_soft_iwarp_decode() {
     let private_data = |invalidation: u8| vec![0xf6, 0xab, 0x0e, 0x18, 1, invalidation, 3, 3];
     let depths =
         |ird, ord| EnhancedData { ird, ord, peer_to_peer: false, rtr_send: false, rtr_write: false, rtr_read: false };
@@ -90,7 +90,7 @@ fn mpa_frame_flags_are_the_bits_of_the_rfcs() {
         out[16..].to_vec()
     };
     let none = EnhancedData { ird: 1, ord: 2, peer_to_peer: true, rtr_send: false, rtr_write: false, rtr_read: false };
-    let plain = MpaFrame {
+    let unflagged = MpaFrame {
         kind: MpaFrameKind::Reply,
         revision: 1,
         markers: false,
@@ -99,12 +99,12 @@ fn mpa_frame_flags_are_the_bits_of_the_rfcs() {
         enhanced: None,
         private_data: vec![7],
     };
-    let enhanced = |enhanced| MpaFrame { revision: 2, enhanced: Some(enhanced), ..plain.clone() };
+    let enhanced = |enhanced| MpaFrame { revision: 2, enhanced: Some(enhanced), ..unflagged.clone() };
     for (setup, expected) in [
-        (plain.clone(), "00 01 0001 07"),
-        (MpaFrame { markers: true, ..plain.clone() }, "80 01 0001 07"),
-        (MpaFrame { crc: true, ..plain.clone() }, "40 01 0001 07"),
-        (MpaFrame { reject: true, ..plain.clone() }, "20 01 0001 07"),
+        (unflagged.clone(), "00 01 0001 07"),
+        (MpaFrame { markers: true, ..unflagged.clone() }, "80 01 0001 07"),
+        (MpaFrame { crc: true, ..unflagged.clone() }, "40 01 0001 07"),
+        (MpaFrame { reject: true, ..unflagged.clone() }, "20 01 0001 07"),
         (enhanced(none), "10 02 0005 8001 0002 07"),
         (enhanced(EnhancedData { rtr_send: true, ..none }), "10 02 0005 c001 0002 07"),
         (enhanced(EnhancedData { rtr_write: true, ..none }), "10 02 0005 8001 8002 07"),
@@ -126,7 +126,7 @@ fn mpa_frame_flags_are_the_bits_of_the_rfcs() {
 
 /// The headers are those of frames 8, 60, 48, 29 and 47 of the capture.
 #[test]
-fn segment_headers_of_soft_iwarp() {
+fn segment_headers_of_soft_iwarp_decode() {
     let tagged =
         |opcode, last, stag, offset| SegmentHeader { opcode, last, place: PayloadPlace::Tagged { stag, offset } };
     let revoking = RdmapOpcode::Send { invalidate: Some(0x6aac_f801), solicited: false };
@@ -163,7 +163,7 @@ fn segment_headers_of_soft_iwarp() {
 /// The request is frame 47 of the capture. The header of the call in frame 46 names 5000 bytes at 0x6a49b6ac5a62000
 /// with the handle 0x6aacf801.
 #[test]
-fn a_read_request_of_soft_iwarp() {
+fn a_read_request_of_soft_iwarp_decodes() {
     let frame = bytes(
         "002e 4141 00000000 00000001 00000001 00000000
          cc0efe01 ff257810063aa000 00001388 6aacf801 06a49b6ac5a62000 00000000",

@@ -26,7 +26,7 @@ use super::ring::{LINE, RecordHeader, RingConsumer, RingProducer};
 use super::window::{OwnWindows, PeerWindows};
 use crate::accept_balancer::ConnectionCount;
 use crate::connection_manager::SocketInput;
-use crate::receives::Receives;
+use crate::receives::ReceiveQueue;
 use crate::stall_timer::StallTimer;
 use crate::window_keys::Revoked;
 use crate::{
@@ -124,7 +124,7 @@ pub(crate) struct SoftwareQp {
     retire: RetireQueue,
     pub(crate) pending: VecDeque<Posting>,
     depth: usize,
-    pub(crate) own_receives: Option<Box<Receives>>,
+    pub(crate) own_receives: Option<Box<ReceiveQueue>>,
     lines: Lines,
     // Receiver-not-ready.
     rnr_retry: u8,
@@ -173,7 +173,7 @@ impl SoftwareQp {
             retire: RetireQueue::new(depth),
             pending: VecDeque::new(),
             depth,
-            own_receives: params.own_receive_queue.map(|depth| Box::new(Receives::new(depth as usize))),
+            own_receives: params.own_receive_queue.map(|depth| Box::new(ReceiveQueue::new(depth as usize))),
             lines: layout.lines(),
             rnr_retry: params.rnr_retry,
             rnr_polls: 0,
@@ -308,10 +308,11 @@ impl SoftwareQp {
         self.has_work = true;
         common.control.attention.push(self.id.slot);
         // Requests that the peer has taken succeed. The refused request gets the cause.
-        while let Some(r) = self.retire.pop(u64::MAX) {
-            let status = if r.end <= self.tx.acked() { r.status } else { refused.take().unwrap_or(Status::Flushed) };
-            if r.signalled || !status.is_ok() {
-                common.ready.push_back(Completion::ended(self.id, r.wr_id, r.opcode, status));
+        while let Some(request) = self.retire.pop(u64::MAX) {
+            let status =
+                if request.end <= self.tx.acked() { request.status } else { refused.take().unwrap_or(Status::Flushed) };
+            if request.signalled || !status.is_ok() {
+                common.ready.push_back(Completion::ended(self.id, request.wr_id, request.opcode, status));
             }
         }
         common.ready.extend(self.pending.drain(..).map(|posting| posting.flushed(self.id)));
@@ -383,11 +384,11 @@ impl SoftwareQp {
 
     /// A value that changes with the progress of waiting requests.
     fn progress(&self) -> Progress {
-        let left = match self.pending.front().map(|posting| &posting.wr) {
+        let remaining = match self.pending.front().map(|posting| &posting.wr) {
             Some(WorkRequest::Read { len, .. } | WorkRequest::Write { len, .. }) => *len,
             _ => 0,
         };
-        (self.tx.acked(), self.pending.len(), left)
+        (self.tx.acked(), self.pending.len(), remaining)
     }
 
     /// Takes the messages that wait at the connection's socket. False once the socket is closed.
@@ -400,7 +401,7 @@ impl SoftwareQp {
                 SocketInput::Closed => return Ok(false),
                 SocketInput::Failed(error) => return Err(error),
                 SocketInput::Message((SocketMessage::Bell, fds)) if fds.is_empty() => {
-                    common.rung = true;
+                    common.doorbell_rang = true;
                     self.armed = None;
                 }
                 SocketInput::Message((SocketMessage::Region { id, bytes }, mut fds)) if fds.len() == 1 => {

@@ -8,7 +8,7 @@ use crate::{Opcode, Status};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExecutedRequest {
     pub(super) wr_id: u64,
-    /// Reported once the peer has taken everything before this position.
+    /// The request is reported once the peer has taken everything before this position.
     pub(super) end: u64,
     pub(super) opcode: Opcode,
     pub(super) signalled: bool,

@@ -24,7 +24,8 @@ impl SoftwareQp {
         if self.post_single(common, chain) { Ok(()) } else { self.post_chain(common, chain) }
     }
 
-    /// Posts the chain if it is a single Send with room, the common case of a conversation. Otherwise changes nothing.
+    /// Posts the chain if it is a single Send with room, as in an exchange of calls and replies. Otherwise changes
+    /// nothing.
     #[inline(never)]
     fn post_single(&mut self, common: &mut SoftwareCommon, chain: &mut Vec<Posting>) -> bool {
         if chain.len() == 1
@@ -347,13 +348,15 @@ impl SoftwareQp {
                 return false;
             }
         }
-        while let Some(&r) = self.retire.first_reported()
-            && r.end <= self.tx.acked()
+        while let Some(&request) = self.retire.first_reported()
+            && request.end <= self.tx.acked()
         {
-            if !r.status.is_ok() {
-                let (cause, reason) = match r.status {
+            if !request.status.is_ok() {
+                let (cause, reason) = match request.status {
                     Status::Flushed => (Disconnect::Peer, PEER_CLOSED.to_owned()),
-                    status => (Disconnect::Failure, format!("{:?} {:#x} failed: {status:?}", r.opcode, r.wr_id)),
+                    status => {
+                        (Disconnect::Failure, format!("{:?} {:#x} failed: {status:?}", request.opcode, request.wr_id))
+                    }
                 };
                 self.fail(common, cause, reason, None);
                 return false;
@@ -361,7 +364,7 @@ impl SoftwareQp {
             if out.len() >= end {
                 return true;
             }
-            out.push(Completion::ended(self.id, r.wr_id, r.opcode, Status::Success));
+            out.push(Completion::ended(self.id, request.wr_id, request.opcode, Status::Success));
             self.retire.pop_reported();
         }
         // A signalled request removes the unsignalled ones before it. Without one, they are removed here.

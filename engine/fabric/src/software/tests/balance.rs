@@ -17,16 +17,16 @@ fn a_connection_goes_to_the_fabric_with_the_fewest_connections() {
     let address = cluster.address.clone();
     let mut connect = || cluster.client.connect(&address, &params()).expect("connect");
     connect();
-    assert_eq!((requests(&mut cluster.server), requests(&mut other)), (0, 1), "the server already has one");
+    assert_eq!((requests(&mut cluster.server), requests(&mut other)), (0, 1), "the server already has a connection");
     connect();
     assert_eq!(
         (requests(&mut cluster.server), requests(&mut other)),
         (1, 0),
-        "with equal numbers, the fabric that accepted it"
+        "with equal numbers, the fabric that accepted the connection keeps it"
     );
     let last = connect();
     assert_eq!(requests(&mut cluster.server), 0);
-    // It was handed to the other fabric, which ends without a poll.
+    // The last connection was handed to the other fabric, which ends before it polls.
     other.unlisten();
     assert_eq!(requests(&mut cluster.server), 1, "the connection is handed back");
     cluster.client.destroy_qp(last);

@@ -37,7 +37,7 @@ fn invalid_hellos_are_refused() {
     for (what, message, fds) in &cases {
         let socket = dial(&cluster.address);
         message.send(socket.as_fd(), fds).expect("send");
-        cluster.refused(what, &socket);
+        cluster.expect_refusal(what, &socket);
     }
     // Datagrams that are not messages.
     for bytes in [
@@ -52,8 +52,8 @@ fn invalid_hellos_are_refused() {
         &[0xff; 5000],
     ] {
         let socket = dial(&cluster.address);
-        raw(&socket, bytes);
-        cluster.refused(&format!("{} bytes", bytes.len()), &socket);
+        send_raw(&socket, bytes);
+        cluster.expect_refusal(&format!("{} bytes", bytes.len()), &socket);
     }
 }
 
@@ -67,17 +67,17 @@ fn connects_of_other_users_are_limited_per_turn_and_in_the_log() {
     let listener = SoftwareListener::bind_for(&gate, |_| Err("another user".to_owned())).expect("bind");
     cluster.server.listen(&listener).expect("listen");
     let sockets: Vec<OwnedFd> = (0..CONNECTS).map(|_| dial(&gate)).collect();
-    let most = config().max_handshakes as u64;
+    let max_refused = config().max_handshakes as u64;
     let before = cluster.server.stats().requests_refused;
     cluster.server.poll_control(&mut cluster.events);
-    assert_eq!(cluster.server.stats().requests_refused - before, most, "refusals in one turn");
+    assert_eq!(cluster.server.stats().requests_refused - before, max_refused, "refusals in one turn");
     for socket in &sockets {
-        cluster.refused("another user", socket);
+        cluster.expect_refusal("another user", socket);
     }
     assert_eq!(cluster.server.stats().requests_refused - before, CONNECTS as u64);
     let (hostile, qp) = cluster.hostile_peer();
     drop(hostile);
-    cluster.ends(qp);
+    cluster.expect_end(qp);
     // The sum is logged after the interval, or at the end.
     drop(cluster);
     let lines = logged();
@@ -111,10 +111,10 @@ fn silent_handshakes_do_not_block_others() {
     // A peer that sends its request connects while the silent ones are open.
     let (hostile, qp) = cluster.hostile_peer();
     drop(hostile);
-    cluster.ends(qp);
+    cluster.expect_end(qp);
     // The silent ones are closed after their time-out.
     for socket in &silent {
-        cluster.refused("silent", socket);
+        cluster.expect_refusal("silent", socket);
     }
 }
 
@@ -128,7 +128,7 @@ fn silent_connections_of_one_process_evict_only_its_own() {
     let admit = |_: BorrowedFd<'_>| Ok(PeerProcess { pid: PID.load(Ordering::Relaxed), uid: 0 });
     let listener = SoftwareListener::bind_for(&gate, admit).expect("bind");
     cluster.server.listen(&listener).expect("listen");
-    // A slow, but honest peer.
+    // A slow but honest peer connects first.
     let slow = dial(&gate);
     cluster.turn();
     PID.store(2, Ordering::Relaxed);
@@ -145,7 +145,7 @@ fn silent_connections_of_one_process_evict_only_its_own() {
     cluster.turn();
     assert!(matches!(SocketMessage::receive(slow.as_fd()), SocketInput::Message((SocketMessage::Accept(_), _))));
     drop(slow);
-    cluster.ends(qp);
+    cluster.expect_end(qp);
 }
 
 /// A connector offers rings of maximum size to an acceptor with smaller ones: only the acceptor's size is used.
@@ -184,16 +184,16 @@ fn rings_do_not_exceed_the_acceptors_maximum() {
     let untouched = (layout.bytes()..ring.len()).step_by(8).all(|at| word(&ring, at).get() == 0);
     assert!(untouched && word(&ring, layout.rx_ring()).get() != 0);
     drop(socket);
-    cluster.ends(qp);
+    cluster.expect_end(qp);
     // An honest client with long rings sends messages both ways, several times around the ring.
     let long = SoftwareConfig { ring_bytes: LONG as usize, max_message: 8192, ..honest() };
     let mut client = SoftwareFabric::new(long).expect("open");
     client.register(cluster.pool.arena(), Access::LOCAL).expect("register");
-    let c = client.connect(&cluster.address, &params()).expect("connect");
-    let s = cluster.accept();
-    cluster.until("the client is up", |_| {
+    let client_qp = client.connect(&cluster.address, &params()).expect("connect");
+    let server_qp = cluster.accept();
+    cluster.wait_until("the client is up", |_| {
         client.poll_control(&mut Vec::new());
-        client.table.get(c).filter(|q| q.is_live()).map(|_| ())
+        client.table.get(client_qp).filter(|q| q.is_live()).map(|_| ())
     });
     let mut bufs: Vec<Buf> = (0..8).map_while(|_| cluster.pool.alloc(4096)).collect();
     assert_eq!(client.post_recv(None, &mut bufs), 8);
@@ -204,15 +204,15 @@ fn rings_do_not_exceed_the_acceptors_maximum() {
             let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
             fabric.post_send(qp, &mut vec![Posting { wr_id: 0, signalled: false, wr }]).expect("post");
         };
-        send(&mut client, c, &cluster.pool);
-        let got = cluster.until("the client's message", |t| {
-            let at = t.done.iter().position(|d| d.qp == s && d.opcode == Opcode::Recv)?;
+        send(&mut client, client_qp, &cluster.pool);
+        let got = cluster.wait_until("the client's message", |t| {
+            let at = t.done.iter().position(|d| d.qp == server_qp && d.opcode == Opcode::Recv)?;
             t.done.swap_remove(at).buf
         });
         assert!(got.len() == 3000 && got.iter().all(|&byte| byte == round));
         cluster.server.post_recv(None, &mut vec![got.into_buf()]);
-        send(&mut cluster.server, s, &cluster.pool);
-        let got = cluster.until("the server's message", |_| {
+        send(&mut cluster.server, server_qp, &cluster.pool);
+        let got = cluster.wait_until("the server's message", |_| {
             let mut done = Vec::new();
             client.poll_cq(&mut done, 1);
             done.pop()?.buf
@@ -221,7 +221,7 @@ fn rings_do_not_exceed_the_acceptors_maximum() {
         client.post_recv(None, &mut vec![got.into_buf()]);
     }
     drop(client);
-    cluster.ends(s);
+    cluster.expect_end(server_qp);
 }
 
 /// An acceptor sends more than agreed, within the connector's offer.
@@ -232,20 +232,20 @@ fn messages_longer_than_agreed_end_the_connection() {
     let mut client = open();
     client.register(cluster.pool.arena(), Access::LOCAL).expect("register");
     client.connect(&cluster.address, &params()).expect("connect");
-    let s = cluster.accept();
+    let server_qp = cluster.accept();
     let mut bufs = vec![cluster.pool.alloc(4096).expect("buffer")];
     assert_eq!(client.post_recv(None, &mut bufs), 1);
-    cluster.server.table.get(s).expect("the queue pair").max_message = 4096;
+    cluster.server.table.get(server_qp).expect("the queue pair").max_message = 4096;
     let buf = cluster.pool.alloc(3000).expect("buffer");
     let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
-    cluster.server.post_send(s, &mut vec![Posting { wr_id: 0, signalled: false, wr }]).expect("post");
-    cluster.until("the message is refused", |_| {
+    cluster.server.post_send(server_qp, &mut vec![Posting { wr_id: 0, signalled: false, wr }]).expect("post");
+    cluster.wait_until("the message is refused", |_| {
         client.poll_cq(&mut Vec::new(), 1);
         client.poll_control(&mut Vec::new());
         (client.stats().peer_violations == 1).then_some(())
     });
     drop(client);
-    cluster.ends(s);
+    cluster.expect_end(server_qp);
 }
 
 /// An acceptor that sends invalid answers.
@@ -310,7 +310,7 @@ fn invalid_answers_fail_the_connect() {
 
 /// Processes that endlessly connect and send requests, so that each poll finds another pending request.
 #[test]
-fn a_slow_request_completes_among_endless_ones() {
+fn a_slow_request_completes_among_endless_requests() {
     const POLLS: usize = 8;
     static PID: AtomicI32 = AtomicI32::new(1);
     let mut cluster = Cluster::new("without-end");

@@ -6,8 +6,8 @@ use super::*;
 /// Each region is a mapping, of which the process has a limited number.
 #[test]
 fn a_connection_gets_a_share_of_the_processs_mappings() {
-    const MOST: usize = 64;
-    static BUDGET: MappingBudget = MappingBudget::new(MOST);
+    const MAX_MAPPINGS: usize = 64;
+    static BUDGET: MappingBudget = MappingBudget::new(MAX_MAPPINGS);
     let mut cluster = Cluster::new("mappings");
     let budget = &BUDGET;
     cluster.server.common.peer_memory = PeerMemory::new(budget);
@@ -16,48 +16,49 @@ fn a_connection_gets_a_share_of_the_processs_mappings() {
     };
     // A single connection gets its share or `max_regions_per_peer`, and no more.
     let default = cluster.server.common.config.max_regions_per_peer;
-    for (regions, expected) in [(default, 4..=MOST / 8), (3, 3..=3)] {
+    for (regions, expected) in [(default, 4..=MAX_MAPPINGS / 8), (3, 3..=3)] {
         cluster.server.common.config.max_regions_per_peer = regions;
         let violations = cluster.server.stats().peer_violations;
         let (hostile, qp) = cluster.hostile_peer();
-        assert_eq!(budget.left(), MOST - MAPPINGS_PER_CONNECTION);
-        (0..MOST as u32).for_each(|id| expose(&hostile, id));
-        cluster.until("the connection is ended", |t| (t.server.stats().peer_violations > violations).then_some(()));
-        let taken = MOST - MAPPINGS_PER_CONNECTION - budget.left();
-        assert!(expected.contains(&taken), "{taken} of {MOST} mappings, max_regions_per_peer is {regions}");
+        assert_eq!(budget.remaining(), MAX_MAPPINGS - MAPPINGS_PER_CONNECTION);
+        (0..MAX_MAPPINGS as u32).for_each(|id| expose(&hostile, id));
+        cluster
+            .wait_until("the connection is ended", |t| (t.server.stats().peer_violations > violations).then_some(()));
+        let taken = MAX_MAPPINGS - MAPPINGS_PER_CONNECTION - budget.remaining();
+        assert!(expected.contains(&taken), "{taken} of {MAX_MAPPINGS} mappings, max_regions_per_peer is {regions}");
         drop(hostile);
-        cluster.ends(qp);
-        assert_eq!(budget.left(), MOST, "all are returned");
+        cluster.expect_end(qp);
+        assert_eq!(budget.remaining(), MAX_MAPPINGS, "all mappings are returned");
     }
     cluster.server.common.config.max_regions_per_peer = default;
     let violations = cluster.server.stats().peer_violations;
     // The last peers get one region each; without free mappings, a connection is refused.
     let mut hostile_peers = Vec::new();
-    while budget.left() >= MAPPINGS_PER_CONNECTION {
+    while budget.remaining() >= MAPPINGS_PER_CONNECTION {
         let (hostile, qp) = cluster.hostile_peer();
-        let before = budget.left();
+        let before = budget.remaining();
         for id in 0..8 {
-            if budget.left() / 8 > id as usize || id == 0 && before > 0 {
+            if budget.remaining() / 8 > id as usize || id == 0 && before > 0 {
                 expose(&hostile, id);
                 cluster.turn();
             }
         }
-        assert!(before == 0 || budget.left() < before, "a connection cannot expose its first memory");
+        assert!(before == 0 || budget.remaining() < before, "each connection can expose its first memory");
         hostile_peers.push((hostile, qp));
     }
     assert_eq!(cluster.server.stats().peer_violations, violations, "each stayed within its share");
     let refused = cluster.server.stats().requests_refused;
     let one_more = HostilePeer::new(&cluster.address);
-    cluster.refused("no mappings left", &one_more.socket);
+    cluster.expect_refusal("no mappings left", &one_more.socket);
     assert_eq!(cluster.server.stats().requests_refused, refused + 1);
     for (hostile, qp) in hostile_peers {
         drop(hostile);
-        cluster.ends(qp);
+        cluster.expect_end(qp);
     }
-    assert_eq!(budget.left(), MOST, "all are returned");
+    assert_eq!(budget.remaining(), MAX_MAPPINGS, "all mappings are returned");
     let (hostile, qp) = cluster.hostile_peer();
     drop(hostile);
-    cluster.ends(qp);
+    cluster.expect_end(qp);
 }
 
 /// Arenas are found in any order of registration, and not after their removal.
@@ -72,14 +73,14 @@ fn registered_arenas_are_found() {
         assert!(!regions.contains(arena.id()) && regions.get(arena.id()).is_none());
         let mut add = || regions.add(arena.id(), Access::LOCAL, || Region::new(arena, Access::LOCAL, id as u32));
         add().expect("registered");
-        assert!(add().is_err(), "registered twice");
+        assert!(add().is_err(), "an arena cannot be registered twice");
         assert!(order[..=id].iter().all(|&known| regions.contains(arenas[known].id())));
         assert_eq!(regions.get(arena.id()).map(|region| region.id), Some(id as u32));
     }
     for (removed, &at) in order.iter().enumerate() {
         let arena = arenas[at].id();
         regions.remove(arena).expect("deregistered");
-        assert!(regions.remove(arena).is_err(), "deregistered twice");
+        assert!(regions.remove(arena).is_err(), "an arena cannot be deregistered twice");
         assert!(!regions.contains(arena) && regions.get(arena).is_none());
         assert!(order[removed + 1..].iter().all(|&left| regions.contains(arenas[left].id())));
     }
@@ -99,12 +100,12 @@ fn unmapped_long_memory_returns_its_reservation() {
         let added = exposed.add(&mut memory, 0, expose(), LEN as u64, &SoftwareConfig::default());
         added.map(|()| exposed).expect("mapped")
     });
-    assert_eq!((first.get(0).map(PeerMapping::len), budget.left()), (Some(LEN), 3), "one mapping for both");
+    assert_eq!((first.get(0).map(PeerMapping::len), budget.remaining()), (Some(LEN), 3), "one mapping for both");
     drop(first);
-    assert_eq!(budget.left(), 3);
+    assert_eq!(budget.remaining(), 3);
     drop(second);
     let start = Instant::now();
-    while budget.left() < 4 {
+    while budget.remaining() < 4 {
         assert!(start.elapsed() < TIMEOUT, "not unmapped");
         std::thread::yield_now();
     }
@@ -113,7 +114,7 @@ fn unmapped_long_memory_returns_its_reservation() {
     let why = memory.map(expose(), LEN as u64).expect_err("the budget is used up");
     assert!(why.contains("vm.max_map_count"), "{why}");
     drop(reservations);
-    assert_eq!(budget.left(), 4);
+    assert_eq!(budget.remaining(), 4);
 }
 
 /// A window table whose entries point to unknown regions, or beyond the end of memory.
@@ -149,10 +150,10 @@ fn invalid_window_entries_are_refused() {
             };
             let posted = cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]);
             assert_eq!(posted, Ok(()));
-            cluster.until("the request is refused", |t| {
+            cluster.wait_until("the request is refused", |t| {
                 t.done.iter().find(|d| d.qp == qp && d.status == Status::RemoteAccess).map(|_| ())
             });
-            cluster.ends(qp);
+            cluster.expect_end(qp);
             assert_eq!(
                 cluster.server.stats().access_refused,
                 refused + 1,
@@ -165,7 +166,7 @@ fn invalid_window_entries_are_refused() {
     let remote = RemoteMemory { rkey: u32::MAX, address: 0 };
     let wr = WorkRequest::Write { src: Source::Lent(lend(&cluster)), offset: 0, len: 64, remote };
     cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("post");
-    cluster.ends(qp);
+    cluster.expect_end(qp);
 }
 
 /// A bind for a peer that has closed the connection is flushed, and is not a failure.
@@ -177,11 +178,11 @@ fn a_bind_after_the_peer_has_closed_is_flushed() {
     let window = cluster.server.alloc_window(qp).expect("window");
     let wr = WorkRequest::Bind { window, mem: lend(&cluster), offset: 0, len: 4096, access: Access::REMOTE };
     cluster.server.post_send(qp, &mut vec![Posting { wr_id: 1, signalled: true, wr }]).expect("bind");
-    let status = cluster.until("the bind completes", |t| t.done.iter().find(|d| d.qp == qp).map(|d| d.status));
+    let status = cluster.wait_until("the bind completes", |t| t.done.iter().find(|d| d.qp == qp).map(|d| d.status));
     assert_eq!(status, Status::Flushed);
     let is_end = |event: &ControlEvent| matches!(event, ControlEvent::Disconnected { qp: id, .. } if *id == qp);
     let event =
-        cluster.until("the end is reported", |t| t.events.iter().position(is_end).map(|at| t.events.remove(at)));
+        cluster.wait_until("the end is reported", |t| t.events.iter().position(is_end).map(|at| t.events.remove(at)));
     assert!(matches!(event, ControlEvent::Disconnected { cause: Disconnect::Peer, .. }), "{event:?}");
 }
 
@@ -197,18 +198,21 @@ fn a_peer_that_never_ends_its_copy_holds_memory_only_for_linger() {
     let table = hostile.peer_table.as_ref().expect("table");
     let entry = table.line(window.index as usize * ENTRY_BYTES).expect("an entry");
     let valid = entry[0].acquire();
-    assert_eq!(valid & 1, 1, "not bound: {valid:#x}");
+    assert_eq!(valid & 1, 1, "the window is bound: {valid:#x}");
     entry[BUSY].publish(1);
     let wr = WorkRequest::LocalInvalidate { window };
     cluster.server.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]).expect("invalidate");
     for _ in 0..200 {
         cluster.check();
     }
-    assert!(!cluster.done.iter().any(|d| d.opcode == Opcode::LocalInvalidate), "revoked while the peer copies");
+    assert!(
+        !cluster.done.iter().any(|d| d.opcode == Opcode::LocalInvalidate),
+        "nothing is revoked while the peer copies"
+    );
     cluster.server.destroy_qp(qp);
-    let mem = mem.reclaim().expect_err("the memory is free while the peer copies");
+    let mem = mem.reclaim().expect_err("the peer still copies");
     let mut mem = Some(mem);
-    cluster.until("the memory returns", |t| {
+    cluster.wait_until("the memory returns", |t| {
         t.check();
         match mem.take()?.reclaim() {
             Ok(_) => Some(()),

@@ -22,9 +22,9 @@ fn invalid_record_headers_end_the_connection() {
         };
         let violations = cluster.server.stats().peer_violations;
         let (hostile, qp) = cluster.hostile_peer();
-        word(&hostile.ring, hostile.at() + 8).set(random);
-        word(&hostile.ring, hostile.at()).publish(first);
-        cluster.ends(qp);
+        word(&hostile.ring, hostile.ring_start() + 8).set(random);
+        word(&hostile.ring, hostile.ring_start()).publish(first);
+        cluster.expect_end(qp);
         assert_eq!(cluster.server.stats().peer_violations, violations + 1, "{first:#x} {random:#x}");
     }
 }
@@ -45,12 +45,12 @@ fn records_longer_than_the_ring_expose_no_other_bytes() {
         let violations = cluster.server.stats().peer_violations;
         let (hostile, qp) = cluster.hostile_peer();
         let RecordHeader { first, second } = RecordHeader::message(len, None, 0);
-        word(&hostile.ring, hostile.at() + 8).set(second);
-        word(&hostile.ring, hostile.at()).publish(first);
-        cluster.ends(qp);
+        word(&hostile.ring, hostile.ring_start() + 8).set(second);
+        word(&hostile.ring, hostile.ring_start()).publish(first);
+        cluster.expect_end(qp);
         assert_eq!(cluster.server.stats().peer_violations, violations + 1, "{len}");
         let bytes = cluster.done.iter().filter(|done| done.qp == qp).filter_map(|done| done.buf.as_deref());
-        assert_eq!(bytes.map(<[u8]>::len).sum::<usize>(), 0, "{len}: bytes that the peer never sent");
+        assert_eq!(bytes.map(<[u8]>::len).sum::<usize>(), 0, "{len}: no byte is shown that the peer never sent");
     }
 }
 
@@ -65,15 +65,17 @@ fn invalid_reports_end_the_connection() {
     let (hostile, qp) = cluster.hostile_peer();
     assert_eq!(send(&mut cluster, qp), Ok(()));
     hostile.report()[0].publish(1 << 40);
-    cluster.until("the Send ends", |t| t.done.iter().find(|d| d.qp == qp && d.status == Status::Flushed).map(|_| ()));
-    cluster.ends(qp);
+    cluster
+        .wait_until("the Send ends", |t| t.done.iter().find(|d| d.qp == qp && d.status == Status::Flushed).map(|_| ()));
+    cluster.expect_end(qp);
     // Refusals with unknown codes.
     for code in [3, u64::MAX] {
         let (hostile, qp) = cluster.hostile_peer();
         assert_eq!(send(&mut cluster, qp), Ok(()));
         hostile.report()[1].publish(code);
-        cluster.until("the Send ends", |t| t.done.iter().find(|d| d.status == Status::RemoteOperation).map(|_| ()));
-        cluster.ends(qp);
+        cluster
+            .wait_until("the Send ends", |t| t.done.iter().find(|d| d.status == Status::RemoteOperation).map(|_| ()));
+        cluster.expect_end(qp);
     }
 }
 
@@ -86,43 +88,43 @@ fn unexpected_socket_messages_end_the_connection() {
     type Attack<'a> = Box<dyn Fn(&HostilePeer) + 'a>;
     let region = |id, bytes| SocketMessage::Region { id, bytes };
     let attacks: Vec<(&str, Attack<'_>)> = vec![
-        ("a second Hello", Box::new(|i| i.send(&hello(), &[memory.fd(), memory.fd()]))),
-        ("a Reject", Box::new(|i| i.send(&SocketMessage::Reject { private_data: vec![] }, &[]))),
-        ("a region without a descriptor", Box::new(|i| i.send(&region(1, 8192), &[]))),
-        ("a region with two descriptors", Box::new(|i| i.send(&region(1, 8192), &[memory.fd(), memory.fd()]))),
-        ("a bell with a descriptor", Box::new(|i| i.send(&SocketMessage::Bell, &[memory.fd()]))),
-        ("an unsealed region", Box::new(|i| i.send(&region(1, 8192), &[open_memory.as_fd()]))),
-        ("a region with a wrong size", Box::new(|i| i.send(&region(1, 4096), &[memory.fd()]))),
-        ("a region of no bytes", Box::new(|i| i.send(&region(1, 0), &[memory.fd()]))),
-        ("a region of too many bytes", Box::new(|i| i.send(&region(1, 2 << 20), &[big.fd()]))),
-        ("a region of the largest size", Box::new(|i| i.send(&region(1, u64::MAX), &[big.fd()]))),
+        ("a second Hello", Box::new(|peer| peer.send(&hello(), &[memory.fd(), memory.fd()]))),
+        ("a Reject", Box::new(|peer| peer.send(&SocketMessage::Reject { private_data: vec![] }, &[]))),
+        ("a region without a descriptor", Box::new(|peer| peer.send(&region(1, 8192), &[]))),
+        ("a region with two descriptors", Box::new(|peer| peer.send(&region(1, 8192), &[memory.fd(), memory.fd()]))),
+        ("a bell with a descriptor", Box::new(|peer| peer.send(&SocketMessage::Bell, &[memory.fd()]))),
+        ("an unsealed region", Box::new(|peer| peer.send(&region(1, 8192), &[open_memory.as_fd()]))),
+        ("a region with a wrong size", Box::new(|peer| peer.send(&region(1, 4096), &[memory.fd()]))),
+        ("a region of no bytes", Box::new(|peer| peer.send(&region(1, 0), &[memory.fd()]))),
+        ("a region of too many bytes", Box::new(|peer| peer.send(&region(1, 2 << 20), &[big.fd()]))),
+        ("a region of the largest size", Box::new(|peer| peer.send(&region(1, u64::MAX), &[big.fd()]))),
         (
             "one region twice",
-            Box::new(|i| {
-                i.send(&region(1, 8192), &[memory.fd()]);
-                i.send(&region(1, 8192), &[memory.fd()]);
+            Box::new(|peer| {
+                peer.send(&region(1, 8192), &[memory.fd()]);
+                peer.send(&region(1, 8192), &[memory.fd()]);
             }),
         ),
         (
             "more regions than may be mapped",
-            Box::new(|i| {
+            Box::new(|peer| {
                 for id in 0..100 {
-                    i.send(&region(id, 16 << 10), &[sealed(16 << 10).fd()]);
+                    peer.send(&region(id, 16 << 10), &[sealed(16 << 10).fd()]);
                 }
                 for id in 100..200 {
                     // The connection may have ended already.
-                    let _ = region(id, 16 << 10).send(i.socket.as_fd(), &[sealed(16 << 10).fd()]);
+                    let _ = region(id, 16 << 10).send(peer.socket.as_fd(), &[sealed(16 << 10).fd()]);
                 }
             }),
         ),
-        ("random bytes", Box::new(|i| raw(&i.socket, &[7; 100]))),
+        ("random bytes", Box::new(|peer| send_raw(&peer.socket, &[7; 100]))),
     ];
     for (what, attack) in &attacks {
         println!("{what}");
         let violations = cluster.server.stats().peer_violations;
         let (hostile, qp) = cluster.hostile_peer();
         attack(&hostile);
-        cluster.ends(qp);
+        cluster.expect_end(qp);
         assert_eq!(cluster.server.stats().peer_violations, violations + 1, "{what}");
     }
 }
@@ -137,7 +139,7 @@ fn endless_bells_do_not_stop_other_connections() {
         cluster.check();
     }
     drop(hostile);
-    cluster.ends(qp);
+    cluster.expect_end(qp);
 }
 
 /// A peer that takes no messages, or never ends a copy: its waiting requests complete with an error, and no longer hold
@@ -165,12 +167,12 @@ fn a_peer_that_takes_no_messages_is_disconnected() {
     let mut waited = |seconds| waiting.stalled_for(start + Duration::from_secs(seconds), limit).map(|t| t.as_secs());
     assert_eq!([0, 10, 20, 31, 41].map(&mut waited), [0, 10, 20, 0, 10].map(Some));
     waiting.stall.stop();
-    cluster.until("the first of them ends", |t| {
+    cluster.wait_until("the first Send ends", |t| {
         t.done.iter().find(|d| d.qp == qp && d.status == Status::RnrRetryExceeded && d.wr_id == 0).map(|_| ())
     });
     assert_eq!(cluster.done.iter().filter(|d| d.qp == qp && d.status == Status::Flushed).count(), 31);
     assert_eq!(outstanding(&cluster), before);
-    cluster.ends(qp);
+    cluster.expect_end(qp);
     // Endless copy: the memory cannot be recovered, and the connection ends.
     let (hostile, qp) = cluster.hostile_peer();
     let window = cluster.server.alloc_window(qp).expect("window");
@@ -180,7 +182,7 @@ fn a_peer_that_takes_no_messages_is_disconnected() {
     table.line(window.index as usize * ENTRY_BYTES).expect("an entry")[BUSY].publish(1);
     let wr = WorkRequest::LocalInvalidate { window };
     cluster.server.post_send(qp, &mut vec![Posting { wr_id: 2, signalled: true, wr }]).expect("invalidate");
-    cluster.ends(qp);
+    cluster.expect_end(qp);
 }
 
 /// Random writes to the shared memory while it is in use.
@@ -202,7 +204,7 @@ fn random_writes_to_shared_memory_end_only_their_connection() {
                     word(&peer_table, (at % 4096) & !7).set(random);
                     word(&table, (at % 4096) & !7).set(random);
                 }
-                // Now and then a valid record.
+                // Write a valid record now and then.
                 let mut tx = layout.producer();
                 assert!(tx.push(&ring.tx(), &[1; 100], || RecordHeader::message(100, None, 0)));
             }

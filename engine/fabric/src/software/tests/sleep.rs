@@ -8,13 +8,13 @@ const IDLE_POLLS: usize = 5000;
 
 impl Cluster {
     /// Waits until the client's end of a connection is up.
-    fn until_up(&mut self, client: QpId) {
-        self.until("the client is up", |t| t.client.table.get(client).filter(|qp| qp.is_live()).map(|_| ()));
+    fn wait_until_up(&mut self, client: QpId) {
+        self.wait_until("the client is up", |t| t.client.table.get(client).filter(|qp| qp.is_live()).map(|_| ()));
     }
 
     /// The client sends a message.
     fn send(&mut self, client: QpId, signalled: bool) {
-        self.receives(1);
+        self.post_receives(1);
         let buf = self.pool.alloc(8).expect("a buffer");
         let wr = WorkRequest::Send { buf, invalidate: None, fence: false };
         let posted = self.client.post_send(client, &mut vec![Posting { wr_id: 1, signalled, wr }]);
@@ -22,12 +22,12 @@ impl Cluster {
     }
 
     /// Makes twenty more connections. Returns the queue pairs of the client and the server.
-    fn twenty_more(&mut self) -> Vec<(QpId, QpId)> {
+    fn connect_twenty(&mut self) -> Vec<(QpId, QpId)> {
         let mut pairs = Vec::new();
         for _ in 0..20 {
             let client = self.client.connect(&self.address.clone(), &params()).expect("connect");
             let server = self.accept();
-            self.until_up(client);
+            self.wait_until_up(client);
             self.turn();
             pairs.push((client, server));
         }
@@ -53,11 +53,11 @@ impl Cluster {
 #[test]
 fn cold_queue_pairs_stay_cold_in_sleeps_and_each_can_end_one() {
     let mut cluster = Cluster::new("idle");
-    let pairs = cluster.twenty_more();
+    let pairs = cluster.connect_twenty();
     cluster.turn_all_cold();
     for (client, server) in [pairs[7], pairs[19], pairs[7]] {
         cluster.prepare_sleep();
-        assert!(!cluster.server.wait(Some(Duration::ZERO)), "a control event although nothing ended the sleep");
+        assert!(!cluster.server.wait(Some(Duration::ZERO)), "no control event ends the sleep");
         assert_eq!((cluster.server.hot.len(), cluster.server.cold.len()), (0, 21), "no cold queue pair turns hot");
         cluster.prepare_sleep();
         cluster.send(client, false);
@@ -73,7 +73,7 @@ fn cold_queue_pairs_stay_cold_in_sleeps_and_each_can_end_one() {
 #[test]
 fn a_burst_from_all_cold_queue_pairs_arrives_in_one_turn() {
     let mut cluster = Cluster::new("at-once");
-    let pairs = cluster.twenty_more();
+    let pairs = cluster.connect_twenty();
     cluster.turn_all_cold();
     for &(client, _) in &pairs {
         cluster.send(client, false);
@@ -86,10 +86,10 @@ fn a_burst_from_all_cold_queue_pairs_arrives_in_one_turn() {
 #[test]
 fn an_idle_peers_message_arrives_beside_a_peer_that_fills_each_poll() {
     let mut cluster = Cluster::new("busy");
-    let (busy, server) = cluster.twenty_more()[0];
+    let (busy, server) = cluster.connect_twenty()[0];
     cluster.turn_all_cold();
     cluster.send(busy, false);
-    cluster.until("the busy peer's message", |t| t.done.pop());
+    cluster.wait_until("the busy peer's message", |t| t.done.pop());
     let idle = cluster.honest;
     cluster.send(idle.0, false);
     let mut received = false;
@@ -106,11 +106,11 @@ fn an_idle_peers_message_arrives_beside_a_peer_that_fills_each_poll() {
 #[test]
 fn after_a_full_poll_more_cold_queue_pairs_are_checked() {
     let mut cluster = Cluster::new("full");
-    let pairs = cluster.twenty_more();
+    let pairs = cluster.connect_twenty();
     cluster.turn_all_cold();
     let (busy, server) = pairs[0];
     cluster.send(busy, false);
-    cluster.until("the busy peer's message", |t| t.done.pop());
+    cluster.wait_until("the busy peer's message", |t| t.done.pop());
     let mut polls = 0;
     for &(idle, _) in &pairs[1..] {
         cluster.send(idle, false);
@@ -128,9 +128,9 @@ fn after_a_full_poll_more_cold_queue_pairs_are_checked() {
 #[test]
 fn a_single_message_is_returned_and_several_are_appended() {
     let mut cluster = Cluster::new("alone");
-    let pairs = cluster.twenty_more();
+    let pairs = cluster.connect_twenty();
     cluster.turn_all_cold();
-    // Found by the check of cold connections, then in each poll.
+    // The message is found by the check of cold connections first, then in each poll.
     for (client, server) in [pairs[3], pairs[3], pairs[9], pairs[3]] {
         cluster.send(client, false);
         let message = loop {
@@ -181,7 +181,7 @@ fn the_poll_before_a_sleep_completes_a_signalled_send() {
         for _ in 0..before {
             cluster.client.poll_cq(&mut done, 64);
         }
-        assert!(done.is_empty(), "the server has not taken it");
+        assert!(done.is_empty(), "the server has not taken the message");
         // The server takes and reports it without a doorbell, because no side sleeps yet.
         (0..64).for_each(|_| {
             cluster.server.poll_cq(&mut cluster.done, 64);

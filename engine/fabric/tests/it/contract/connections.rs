@@ -14,14 +14,14 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "a disconnect is reported at both ends", check: disconnect },
         Case { name: "a disconnect before the answer is reported", check: disconnect_early },
         Case { name: "messages sent before a disconnect arrive", check: sent_before_disconnect },
-        Case { name: LEAVES_MESSAGES_UNPOLLED, check: end_behind_messages },
+        Case { name: LEAVES_MESSAGES_UNPOLLED, check: end_after_messages },
         Case { name: "a disconnect flushes in order and returns memory", check: flush_order },
         Case { name: "a destroyed queue pair has its work flushed", check: destroy_with_work },
         Case { name: "a stale queue pair is refused", check: stale },
         Case { name: "a queue pair in error flushes posted requests", check: post_in_error },
         Case { name: "nothing can be posted before the connection is established", check: not_connected },
         Case { name: "many connections, each with its own messages", check: many },
-        Case { name: "connections end in either order", check: come_and_go },
+        Case { name: "connections end in either order", check: end_in_either_order },
         Case { name: "an address is bound once", check: in_use },
         Case { name: "a connect to an address without a listener fails", check: unreachable },
         Case { name: "unlisten refuses new connections and keeps established ones", check: unlisten },
@@ -39,21 +39,21 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
 }
 
 fn private_data<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let ask = vec![1; w.client.fabric.capabilities().max_connect_private_data.min(56)];
-    let answer = vec![2; w.server.fabric.capabilities().max_accept_private_data.min(196)];
-    let params = ConnectParams { private_data: ask.clone(), ..ConnectParams::default() };
+    let request_data = vec![1; w.client.fabric.capabilities().max_connect_private_data.min(56)];
+    let answer_data = vec![2; w.server.fabric.capabilities().max_accept_private_data.min(196)];
+    let params = ConnectParams { private_data: request_data.clone(), ..ConnectParams::default() };
     let c = w.start_connect(&params)?;
-    let (request, got) = w.request()?;
-    same("asked", &got[..ask.len().min(got.len())], &ask[..])?;
-    let params = ConnectParams { private_data: answer.clone(), ..ConnectParams::default() };
+    let (request, got) = w.wait_request()?;
+    expect_eq("data of the request", &got[..request_data.len().min(got.len())], &request_data[..])?;
+    let params = ConnectParams { private_data: answer_data.clone(), ..ConnectParams::default() };
     let s = w.accept(request, &params)?;
-    let got = w.established(c, s)?;
-    same("answered", &got[..answer.len().min(got.len())], &answer[..])
+    let got = w.wait_established(c, s)?;
+    expect_eq("data of the answer", &got[..answer_data.len().min(got.len())], &answer_data[..])
 }
 
 fn rejected<F: Fabric>(w: &mut World<F>) -> Outcome {
     let c = w.start_connect(&ConnectParams::default())?;
-    let (request, _) = w.request()?;
+    let (request, _) = w.wait_request()?;
     w.server.fabric.reject(request, b"full");
     let reason = w.until("the client is rejected", |w| {
         w.client.events.iter().find_map(|e| match e {
@@ -61,7 +61,7 @@ fn rejected<F: Fabric>(w: &mut World<F>) -> Outcome {
             _ => None,
         })
     })?;
-    same("reason", reason.get(..4), Some(&b"full"[..]))
+    expect_eq("reason", reason.get(..4), Some(&b"full"[..]))
 }
 
 fn disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -72,7 +72,7 @@ fn disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
         } else {
             w.server.fabric.disconnect(s);
         }
-        w.both_disconnected(c, s)?;
+        w.wait_both_disconnected(c, s)?;
         w.client.fabric.destroy_qp(c);
         w.server.fabric.destroy_qp(s);
     }
@@ -82,18 +82,18 @@ fn disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
 fn disconnect_early<F: Fabric>(w: &mut World<F>) -> Outcome {
     let params = ConnectParams::default();
     let c = w.start_connect(&params)?;
-    let (request, _) = w.request()?;
+    let (request, _) = w.wait_request()?;
     let s = w.accept(request, &params)?;
     // The answer has arrived, but the client has not polled it.
     w.client.fabric.disconnect(c);
     w.until("the client gets an event of the end", |w| {
-        let over = |e: &ControlEvent| match e {
+        let is_end = |e: &ControlEvent| match e {
             ControlEvent::ConnectFailed { qp, .. } | ControlEvent::Disconnected { qp, .. } => *qp == c,
             _ => false,
         };
-        w.client.events.iter().any(over).then_some(())
+        w.client.events.iter().any(is_end).then_some(())
     })?;
-    w.server_disconnected(s)
+    w.wait_server_disconnected(s)
 }
 
 fn sent_before_disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -101,35 +101,35 @@ fn sent_before_disconnect<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.server.post_receives(None, 8)?;
     let sends: Result<Vec<_>, _> = (0..8).map(|i| w.client.send(i, &[i as u8; 100])).collect();
     w.client.post(c, sends?)?;
-    w.until("the messages are taken", |w| {
+    w.until("the messages arrive", |w| {
         w.server.turn();
         (w.server.completions.len() == 8).then_some(())
     })?;
     w.client.fabric.disconnect(c);
     for i in 0..8 {
-        same("message", bytes(&w.server_done(s, Opcode::Recv)?)?, &[i as u8; 100][..])?;
+        expect_eq("message", bytes(&w.server_done(s, Opcode::Recv)?)?, &[i as u8; 100][..])?;
         let sent = w.client_done(c, Opcode::Send)?;
-        same("completion", (sent.wr_id, sent.status), (i, Status::Success))?;
+        expect_eq("completion", (sent.wr_id, sent.status), (i, Status::Success))?;
     }
-    w.both_disconnected(c, s)
+    w.wait_both_disconnected(c, s)
 }
 
-fn end_behind_messages<F: Fabric>(w: &mut World<F>) -> Outcome {
+fn end_after_messages<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
     w.server.post_receives(None, 4)?;
     let sends: Result<Vec<_>, _> = (0..4).map(|i| w.client.quiet_send(i, &[i as u8; 300])).collect();
     w.client.post(c, sends?)?;
     w.client.fabric.disconnect(c);
-    // A busy server polls late, and polls control events first.
+    // The server stands for a busy one, which polls completions late, and control events before them.
     for _ in 0..IDLE_TURNS {
         w.client.turn();
         w.server.fabric.poll_control(&mut w.server.events);
     }
-    ensure!(take_disconnected(&mut w.server.events, s).is_none(), "the end came before the messages");
+    ensure!(take_disconnected(&mut w.server.events, s).is_none(), "the end is reported after the messages");
     for i in 0..4 {
-        same("message", bytes(&w.server_done(s, Opcode::Recv)?)?, &[i as u8; 300][..])?;
+        expect_eq("message", bytes(&w.server_done(s, Opcode::Recv)?)?, &[i as u8; 300][..])?;
     }
-    w.server_disconnected(s)
+    w.wait_server_disconnected(s)
 }
 
 fn flush_order<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -139,15 +139,15 @@ fn flush_order<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.post(c, sends?)?;
     w.server.fabric.destroy_qp(s);
     if !w.acknowledges() {
-        // The Sends completed when they left.
-        return w.client_disconnected(c);
+        // Without acknowledgements, the Sends completed when they left.
+        return w.wait_client_disconnected(c);
     }
     for i in 0..20 {
         let ended = w.client_done(c, Opcode::Send)?;
         ensure!(!ended.status.is_ok(), "{ended:?}");
-        same("order", ended.wr_id, i)?;
+        expect_eq("order", ended.wr_id, i)?;
     }
-    w.client_disconnected(c)
+    w.wait_client_disconnected(c)
 }
 
 fn destroy_with_work<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -166,36 +166,36 @@ fn destroy_with_work<F: Fabric>(w: &mut World<F>) -> Outcome {
             _ => sends += 1,
         }
     }
-    ensure!(sends <= 10 && receives <= 16, "{sends} sends and {receives} Receives ended");
-    w.server_disconnected(s)
+    ensure!(sends <= 10 && receives <= 16, "at most 10 Sends and 16 Receives complete, not {sends} and {receives}");
+    w.wait_server_disconnected(s)
 }
 
 fn stale<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
     w.client.fabric.destroy_qp(c);
-    w.server_disconnected(s)?;
+    w.wait_server_disconnected(s)?;
     let (c2, s2) = w.connect()?;
-    ensure!(c2 != c, "the same identifier for another queue pair");
+    ensure!(c2 != c, "each queue pair has a new identifier");
     let send = w.client.send(1, b"old")?;
-    let (left, error) = w.client.refused(c, send)?;
-    same("error", error, PostError::NotConnected)?;
+    let (left, error) = w.client.post_refused(c, send)?;
+    expect_eq("error", error, PostError::NotConnected)?;
     drop(left);
-    ensure!(w.client.fabric.alloc_window(c).is_err(), "a window for a destroyed queue pair");
+    ensure!(w.client.fabric.alloc_window(c).is_err(), "a destroyed queue pair gets no window");
     w.client.fabric.disconnect(c);
     w.client.fabric.destroy_qp(c);
     w.server.post_receives(None, 1)?;
     w.client.send_now(c2, 2, b"new")?;
-    same("message", bytes(&w.server_done(s2, Opcode::Recv)?)?, b"new")
+    expect_eq("message", bytes(&w.server_done(s2, Opcode::Recv)?)?, b"new")
 }
 
 fn post_in_error<F: Fabric>(w: &mut World<F>) -> Outcome {
     let own = ConnectParams { own_receive_queue: Some(4), ..ConnectParams::default() };
     let (c, s) = w.connect_with(&own, &own)?;
     w.server.fabric.disconnect(s);
-    w.client_disconnected(c)?;
+    w.wait_client_disconnected(c)?;
     w.client.send_now(c, 5, b"late")?;
     let ended = w.client_done(c, Opcode::Send)?;
-    same("Send", (ended.wr_id, ended.status), (5, Status::Flushed))?;
+    expect_eq("Send", (ended.wr_id, ended.status), (5, Status::Flushed))?;
     w.client.post_receives(Some(c), 1)?;
     let ended = w.client_done(c, Opcode::Recv)?;
     ensure!(ended.status == Status::Flushed && ended.buf.is_some(), "{ended:?}");
@@ -206,17 +206,17 @@ fn not_connected<F: Fabric>(w: &mut World<F>) -> Outcome {
     let own = ConnectParams { own_receive_queue: Some(4), ..ConnectParams::default() };
     let c = w.start_connect(&own)?;
     let send = w.client.send(1, b"early")?;
-    let (left, error) = w.client.refused(c, send)?;
-    same("error", error, PostError::NotConnected)?;
+    let (left, error) = w.client.post_refused(c, send)?;
+    expect_eq("error", error, PostError::NotConnected)?;
     drop(left);
     // Receives and windows may precede the connection.
     w.client.post_receives(Some(c), 1)?;
     w.client.fabric.alloc_window(c).map_err(|e| e.to_string())?;
-    let (request, _) = w.request()?;
+    let (request, _) = w.wait_request()?;
     let s = w.accept(request, &ConnectParams::default())?;
-    w.established(c, s)?;
+    w.wait_established(c, s)?;
     w.server.send_now(s, 2, b"hello")?;
-    same("message", bytes(&w.client_done(c, Opcode::Recv)?)?, b"hello")
+    expect_eq("message", bytes(&w.client_done(c, Opcode::Recv)?)?, b"hello")
 }
 
 fn many<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -230,14 +230,14 @@ fn many<F: Fabric>(w: &mut World<F>) -> Outcome {
             w.client.send_now(*c, i as u64, &[i as u8, round])?;
         }
         for (i, (c, s)) in pairs.iter().enumerate() {
-            same("message", bytes(&w.server_done(*s, Opcode::Recv)?)?, &[i as u8, round][..])?;
-            same("completion", w.client_done(*c, Opcode::Send)?.wr_id, i as u64)?;
+            expect_eq("message", bytes(&w.server_done(*s, Opcode::Recv)?)?, &[i as u8, round][..])?;
+            expect_eq("completion", w.client_done(*c, Opcode::Send)?.wr_id, i as u64)?;
         }
     }
     Ok(())
 }
 
-fn come_and_go<F: Fabric>(w: &mut World<F>) -> Outcome {
+fn end_in_either_order<F: Fabric>(w: &mut World<F>) -> Outcome {
     for i in 0..30u64 {
         let (c, s) = w.connect()?;
         w.server.post_receives(None, 1)?;
@@ -245,11 +245,11 @@ fn come_and_go<F: Fabric>(w: &mut World<F>) -> Outcome {
         bytes(&w.server_done(s, Opcode::Recv)?)?;
         if i % 2 == 0 {
             w.client.fabric.destroy_qp(c);
-            w.server_disconnected(s)?;
+            w.wait_server_disconnected(s)?;
             w.server.fabric.destroy_qp(s);
         } else {
             w.server.fabric.destroy_qp(s);
-            w.client_disconnected(c)?;
+            w.wait_client_disconnected(c)?;
             w.client.fabric.destroy_qp(c);
         }
     }
@@ -260,7 +260,7 @@ fn in_use<F: Fabric>(w: &mut World<F>) -> Outcome {
     match F::bind(&w.address) {
         Err(error) if error.kind() == FabricErrorKind::AddressInUse => Ok(()),
         Err(other) => Err(format!("another error: {other}")),
-        Ok(_) => Err("bound twice".to_owned()),
+        Ok(_) => Err("an address in use can be bound".to_owned()),
     }
 }
 
@@ -291,30 +291,31 @@ fn unlisten<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.idle();
     ensure!(
         !w.server.events.iter().any(|e| matches!(e, ControlEvent::ConnectRequest { .. })),
-        "a connect request after unlisten"
+        "no connect request arrives after unlisten"
     );
     w.server.post_receives(None, 1)?;
     w.client.send_now(c, 1, b"still here")?;
-    same("message", bytes(&w.server_done(s, Opcode::Recv)?)?, b"still here")
+    expect_eq("message", bytes(&w.server_done(s, Opcode::Recv)?)?, b"still here")
 }
 
-/// Arms the server, checks for an empty completion queue, runs `act`, and sleeps.
-fn sleep<F: Fabric>(w: &mut World<F>, act: impl FnOnce(&mut World<F>) -> Outcome) -> Result<Duration, String> {
+/// Arms the server, checks that no completion is ready, runs `act`, and waits. Returns the duration of the wait.
+fn sleep_after<F: Fabric>(w: &mut World<F>, act: impl FnOnce(&mut World<F>) -> Outcome) -> Result<Duration, String> {
     w.server.fabric.arm();
     let n = w.server.fabric.poll_cq(&mut w.server.completions, 64);
-    same("completions before the sleep", n, 0)?;
+    expect_eq("completions before the sleep", n, 0)?;
     act(w)?;
     let start = Instant::now();
     w.server.fabric.wait(Some(TIMEOUT));
     Ok(start.elapsed())
 }
 
-fn woke(after: Duration) -> Outcome {
-    ensure!(after < TIMEOUT, "the sleep lasted until its time-out");
+/// Returns an error text if a sleep lasted until its time-out.
+fn expect_woken(slept: Duration) -> Outcome {
+    ensure!(slept < TIMEOUT, "the sleeper wakes before its time-out");
     Ok(())
 }
 
-/// Whether an armed fabric would not sleep. A fabric with a `longest_wait` of zero needs polls instead.
+/// True if an armed fabric would not sleep. A fabric whose `longest_wait` is zero never sleeps.
 fn would_wake<F: Fabric>(fabric: &F) -> bool {
     if fabric.longest_wait() == Some(Duration::ZERO) {
         return true;
@@ -330,10 +331,10 @@ fn wakes_for_message<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.idle();
     for i in 0..20u64 {
         let send = w.client.quiet_send(i, b"wake up")?;
-        let slept = sleep(w, |w| w.client.post(c, [send]))?;
-        woke(slept)?;
+        let slept = sleep_after(w, |w| w.client.post(c, [send]))?;
+        expect_woken(slept)?;
         bytes(&w.server_done(s, Opcode::Recv)?)?;
-        // A message without a sleeper.
+        // The server polls for this message, without a sleep.
         w.client.send_quietly(c, i, b"awake")?;
         bytes(&w.server_done(s, Opcode::Recv)?)?;
     }
@@ -342,64 +343,64 @@ fn wakes_for_message<F: Fabric>(w: &mut World<F>) -> Outcome {
 
 fn wakes_for_completion<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
-    let retrying = w.server.send(1, b"for the client")?;
+    let send = w.server.send(1, b"for the client")?;
     w.client.post_receives(None, 1)?;
     w.idle();
-    w.server.post(s, [retrying])?;
+    w.server.post(s, [send])?;
     w.server.fabric.arm();
     w.server.fabric.poll_cq(&mut w.server.completions, 64);
     let mut got = Vec::new();
     let start = Instant::now();
     while w.client.take(c, Opcode::Recv).is_none() {
-        ensure!(start.elapsed() < TIMEOUT, "the message does not arrive");
+        ensure!(start.elapsed() < TIMEOUT, "the message arrives within the time-out");
         w.client.turn();
     }
     // The client has no more work and only polls.
     for _ in 0..IDLE_TURNS {
         w.client.fabric.poll_cq(&mut got, 64);
     }
-    // Some devices complete the Send without the client's help, possibly before this.
+    // Some devices complete the Send without polls of the client, and may have done so already.
     if w.server.completions.is_empty() {
         let start = Instant::now();
         w.server.fabric.wait(Some(TIMEOUT));
-        woke(start.elapsed())?;
+        expect_woken(start.elapsed())?;
     }
-    same("completion", w.server_done(s, Opcode::Send)?.wr_id, 1)
+    expect_eq("completion", w.server_done(s, Opcode::Send)?.wr_id, 1)
 }
 
 fn wakes_for_events<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let mut asked = None;
-    let slept = sleep(w, |w| {
-        asked = Some(w.client.fabric.connect(&w.address, &ConnectParams::default()).map_err(|e| e.to_string())?);
+    let mut connecting = None;
+    let slept = sleep_after(w, |w| {
+        connecting = Some(w.client.fabric.connect(&w.address, &ConnectParams::default()).map_err(|e| e.to_string())?);
         // Some fabrics need several turns before the server sees the request.
         let start = Instant::now();
         while !would_wake(&w.server.fabric) {
-            ensure!(start.elapsed() < TIMEOUT, "nothing wakes the server");
+            ensure!(start.elapsed() < TIMEOUT, "the request wakes the server");
             w.client.turn();
         }
         Ok(())
     })?;
-    woke(slept)?;
-    let c = asked.ok_or("not asked")?;
+    expect_woken(slept)?;
+    let c = connecting.ok_or("the client did not connect")?;
     w.client.qps.push(c);
-    let (request, _) = w.request()?;
+    let (request, _) = w.wait_request()?;
     let s = w.accept(request, &ConnectParams::default())?;
-    w.established(c, s)?;
-    let slept = sleep(w, |w| {
+    w.wait_established(c, s)?;
+    let slept = sleep_after(w, |w| {
         w.client.fabric.destroy_qp(c);
         Ok(())
     })?;
-    woke(slept)?;
-    w.server_disconnected(s)
+    expect_woken(slept)?;
+    w.wait_server_disconnected(s)
 }
 
 fn wakes_for_waker<F: Fabric>(w: &mut World<F>) -> Outcome {
     let waker = w.server.fabric.waker();
-    let slept = sleep(w, |_| {
+    let slept = sleep_after(w, |_| {
         waker.wake();
         Ok(())
     })?;
-    woke(slept)?;
+    expect_woken(slept)?;
     let thread = std::thread::spawn({
         let waker = waker.clone();
         move || {
@@ -407,9 +408,9 @@ fn wakes_for_waker<F: Fabric>(w: &mut World<F>) -> Outcome {
             waker.wake();
         }
     });
-    let slept = sleep(w, |_| Ok(()))?;
+    let slept = sleep_after(w, |_| Ok(()))?;
     thread.join().map_err(|_| "the thread panicked")?;
-    woke(slept)?;
+    expect_woken(slept)?;
     // Without a wake-up, `wait` returns after the time-out.
     w.server.fabric.arm();
     w.server.fabric.wait(Some(Duration::from_millis(1)));

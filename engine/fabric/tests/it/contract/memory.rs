@@ -5,10 +5,10 @@ use rpcrdma_fabric::Source;
 
 pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
     vec![
-        Case { name: "a Write is visible before the Send behind it", check: write_then_send },
+        Case { name: "a Write is visible before the Send after it", check: write_then_send },
         Case { name: "a Write of shared immutable memory", check: write_frozen },
-        Case { name: "a Read sees what was written", check: read_after_write },
-        Case { name: "a long Write and a long Read arrive whole", check: long_transfers },
+        Case { name: "a Read returns data of an earlier Write", check: read_after_write },
+        Case { name: "a long Write and a long Read arrive complete", check: long_transfers },
         Case { name: "a window exposes part of a buffer and no more", check: part_of_buffer },
         Case { name: "a key is stale after a local invalidation", check: local_invalidation },
         Case { name: "Send With Invalidate revokes, and its completion has the key", check: remote_invalidation },
@@ -20,25 +20,25 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "an unknown key is refused", check: no_such_key },
         Case { name: "a key works on its own connection only", check: other_connection },
         Case { name: "a key of another connection invalidates nothing", check: invalidate_of_another },
-        Case { name: "invalidating what is not bound ends the connection", check: invalidate_nothing },
-        Case { name: "windows are bounded, and bind only what may be exposed", check: bind_checks },
+        Case { name: "invalidating an unbound key ends the connection", check: invalidate_nothing },
+        Case { name: "windows are limited, and bind only memory that may be exposed", check: bind_checks },
         Case { name: "exposed memory is returned when its queue pair is destroyed", check: exposed_then_destroyed },
     ]
 }
 
-fn write<F: Fabric>(w: &World<F>, contents: &[u8], remote: RemoteMemory) -> Result<Posting, String> {
+fn write_request<F: Fabric>(w: &World<F>, contents: &[u8], remote: RemoteMemory) -> Result<Posting, String> {
     let src = Source::Lent(w.server.lent(contents)?);
     let wr = WorkRequest::Write { src, offset: 0, len: contents.len(), remote };
     Ok(Posting { wr_id: 0x33, signalled: true, wr })
 }
 
 fn write_now<F: Fabric>(w: &mut World<F>, s: QpId, contents: &[u8], remote: RemoteMemory) -> Outcome {
-    let write = write(w, contents, remote)?;
+    let write = write_request(w, contents, remote)?;
     w.server.post(s, [write])
 }
 
-/// A connection with client memory exposed to the peer, and that memory's remote address.
-fn exposed<F: Fabric>(
+/// Connects, and exposes memory of the client. Returns both queue pairs, the memory and its remote address.
+fn connect_and_expose<F: Fabric>(
     w: &mut World<F>,
     contents: &[u8],
     access: Access,
@@ -49,7 +49,7 @@ fn exposed<F: Fabric>(
     Ok((c, s, place, remote))
 }
 
-fn read(dst: &Lent, len: usize, remote: RemoteMemory) -> Posting {
+fn read_request(dst: &Lent, len: usize, remote: RemoteMemory) -> Posting {
     Posting { wr_id: 0x44, signalled: true, wr: WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote } }
 }
 
@@ -59,25 +59,25 @@ fn contents(lent: &Lent) -> Result<Vec<u8>, String> {
     Ok(to)
 }
 
-/// Checks these bytes at `from`. With acknowledgements they are there when the Write has completed, else soon after.
-fn holds<F: Fabric>(w: &mut World<F>, place: &Lent, from: usize, expected: &[u8]) -> Outcome {
+/// Expects these bytes at `from`. Without acknowledgements, they may arrive soon after the completion of the Write.
+fn expect_memory<F: Fabric>(w: &mut World<F>, place: &Lent, from: usize, expected: &[u8]) -> Outcome {
     let part = |place: &Lent| contents(place).map(|all| all[from..from + expected.len()].to_vec());
     if w.acknowledges() {
-        return same("memory", &part(place)?[..], expected);
+        return expect_eq("memory", &part(place)?[..], expected);
     }
     w.until("the memory changes", |_| part(place).is_ok_and(|part| part == expected).then_some(()))
 }
 
-fn shifted(remote: RemoteMemory, by: u64) -> RemoteMemory {
+fn offset_by(remote: RemoteMemory, by: u64) -> RemoteMemory {
     RemoteMemory { address: remote.address + by, ..remote }
 }
 
-fn invalidate(window: WindowId) -> Posting {
+fn invalidate_request(window: WindowId) -> Posting {
     Posting { wr_id: 0x55, signalled: true, wr: WorkRequest::LocalInvalidate { window } }
 }
 
-/// Skips a case about window bounds on a device that does not check them.
-fn no_bounds<F: Fabric>(w: &mut World<F>) -> bool {
+/// Marks the case as skipped, and returns true, if the device does not check the bounds of windows.
+fn skip_without_bounds<F: Fabric>(w: &mut World<F>) -> bool {
     if !w.client.fabric.capabilities().checks_window_bounds {
         w.missing = Some("the device does not check the bounds of windows");
     }
@@ -85,15 +85,15 @@ fn no_bounds<F: Fabric>(w: &mut World<F>) -> bool {
 }
 
 /// Expects the posted request and the connection to end with `RemoteAccess`.
-fn refused<F: Fabric>(w: &mut World<F>, c: QpId, s: QpId, opcode: Opcode) -> Outcome {
+fn expect_refused<F: Fabric>(w: &mut World<F>, c: QpId, s: QpId, opcode: Opcode) -> Outcome {
     let status = w.server_done(s, opcode)?.status;
-    // Without acknowledgements, a Write completes when it leaves.
-    let left = !w.acknowledges() && opcode == Opcode::Write && status == Status::Success;
-    ensure!(status == Status::RemoteAccess || left, "status: {status:?}");
-    w.until("it is counted", |w| {
+    // Without acknowledgements, a Write completes successfully once it is sent.
+    let completed_early = !w.acknowledges() && opcode == Opcode::Write && status == Status::Success;
+    ensure!(status == Status::RemoteAccess || completed_early, "status: {status:?}");
+    w.until("the refusal is counted", |w| {
         (w.server.fabric.stats().access_refused + w.client.fabric.stats().access_refused > 0).then_some(())
     })?;
-    w.both_disconnected(c, s)
+    w.wait_both_disconnected(c, s)
 }
 
 fn write_then_send<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -101,37 +101,37 @@ fn write_then_send<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.post_receives(None, 1)?;
     let place = w.client.lent(&[0; 3000])?;
     let (_, remote) = w.client.expose(c, &place, Access::REMOTE_WRITE)?;
-    let chain = [write(w, &[0xab; 3000], remote)?, w.server.quiet_send(1, b"written")?];
+    let chain = [write_request(w, &[0xab; 3000], remote)?, w.server.quiet_send(1, b"written")?];
     w.server.post(s, chain)?;
-    same("message", bytes(&w.client_done(c, Opcode::Recv)?)?, b"written")?;
-    same("memory", contents(&place)?, vec![0xab; 3000])?;
+    expect_eq("message", bytes(&w.client_done(c, Opcode::Recv)?)?, b"written")?;
+    expect_eq("memory", contents(&place)?, vec![0xab; 3000])?;
     let done = w.server_done(s, Opcode::Write)?;
-    same("completion", (done.wr_id, done.status), (0x33, Status::Success))
+    expect_eq("completion", (done.wr_id, done.status), (0x33, Status::Success))
 }
 
 fn write_frozen<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let (_, s, place, remote) = exposed(w, &[0; 100], Access::REMOTE_WRITE)?;
+    let (_, s, place, remote) = connect_and_expose(w, &[0; 100], Access::REMOTE_WRITE)?;
     let shared = w.server.message(b"0123456789")?.freeze();
     let half = |offset: usize, remote| {
         let wr = WorkRequest::Write { src: Source::Frozen(shared.clone()), offset, len: 5, remote };
         Posting { wr_id: 1, signalled: true, wr }
     };
-    w.server.post(s, [half(5, remote), half(0, shifted(remote, 5))])?;
-    same("first", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
-    same("second", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
-    holds(w, &place, 0, b"5678901234\0\0")
+    w.server.post(s, [half(5, remote), half(0, offset_by(remote, 5))])?;
+    expect_eq("first", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    expect_eq("second", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    expect_memory(w, &place, 0, b"5678901234\0\0")
 }
 
 fn read_after_write<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let (_, s, _place, remote) = exposed(w, &[1; 500], Access::REMOTE)?;
+    let (_, s, _place, remote) = connect_and_expose(w, &[1; 500], Access::REMOTE)?;
     let to = w.server.lent(&[0; 500])?;
-    let chain = [write(w, &[2; 250], remote)?, read(&to, 500, remote)];
+    let chain = [write_request(w, &[2; 250], remote)?, read_request(&to, 500, remote)];
     w.server.post(s, chain)?;
-    same("Write", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
-    same("Read", w.server_done(s, Opcode::Read)?.status, Status::Success)?;
+    expect_eq("Write", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    expect_eq("Read", w.server_done(s, Opcode::Read)?.status, Status::Success)?;
     let got = contents(&to)?;
-    same("written half", &got[..250], &[2; 250][..])?;
-    same("other half", &got[250..], &[1; 250][..])
+    expect_eq("written half", &got[..250], &[2; 250][..])?;
+    expect_eq("other half", &got[250..], &[1; 250][..])
 }
 
 fn long_transfers<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -141,16 +141,16 @@ fn long_transfers<F: Fabric>(w: &mut World<F>) -> Outcome {
     let place = w.client.lent(&vec![0; len])?;
     let (_, remote) = w.client.expose(c, &place, Access::REMOTE)?;
     w.client.post_receives(None, 1)?;
-    let chain = [write(w, &pattern, remote)?, w.server.send(9, b"behind")?];
+    let chain = [write_request(w, &pattern, remote)?, w.server.send(9, b"behind")?];
     w.server.post(s, chain)?;
-    same("message", bytes(&w.client_done(c, Opcode::Recv)?)?, b"behind")?;
-    ensure!(contents(&place)? == pattern, "the Write is damaged");
-    same("Write", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
-    same("Send", w.server_done(s, Opcode::Send)?.status, Status::Success)?;
+    expect_eq("message", bytes(&w.client_done(c, Opcode::Recv)?)?, b"behind")?;
+    ensure!(contents(&place)? == pattern, "the Write arrives unchanged");
+    expect_eq("Write", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    expect_eq("Send", w.server_done(s, Opcode::Send)?.status, Status::Success)?;
     let to = w.server.lent(&vec![0; len])?;
-    w.server.post(s, [read(&to, len, remote)])?;
-    same("Read", w.server_done(s, Opcode::Read)?.status, Status::Success)?;
-    ensure!(contents(&to)? == pattern, "the Read is damaged");
+    w.server.post(s, [read_request(&to, len, remote)])?;
+    expect_eq("Read", w.server_done(s, Opcode::Read)?.status, Status::Success)?;
+    ensure!(contents(&to)? == pattern, "the Read arrives unchanged");
     Ok(())
 }
 
@@ -163,27 +163,27 @@ fn part_of_buffer<F: Fabric>(w: &mut World<F>) -> Outcome {
     let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 100, len: 50, access: Access::REMOTE };
     w.client.post(c, [Posting { wr_id: 5, signalled: true, wr }])?;
     let bound = w.client_done(c, Opcode::Bind)?;
-    same("bind", (bound.wr_id, bound.status), (5, Status::Success))?;
+    expect_eq("bind", (bound.wr_id, bound.status), (5, Status::Success))?;
     write_now(w, s, &[2; 50], remote)?;
-    same("inside", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
-    holds(w, &mem, 99, &[[1].as_slice(), &[2; 50], &[1]].concat())?;
-    if no_bounds(w) {
+    expect_eq("inside", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    expect_memory(w, &mem, 99, &[[1].as_slice(), &[2; 50], &[1]].concat())?;
+    if skip_without_bounds(w) {
         return Ok(());
     }
     write_now(w, s, &[3; 1], RemoteMemory { address: remote.address - 1, ..remote })?;
-    refused(w, c, s, Opcode::Write)
+    expect_refused(w, c, s, Opcode::Write)
 }
 
 fn local_invalidation<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
     let place = w.client.lent(&[0; 64])?;
     let (window, remote) = w.client.expose(c, &place, Access::REMOTE)?;
-    w.client.post(c, [invalidate(window)])?;
+    w.client.post(c, [invalidate_request(window)])?;
     let done = w.client_done(c, Opcode::LocalInvalidate)?;
-    same("completion", (done.wr_id, done.status), (0x55, Status::Success))?;
-    ensure!(place.reclaim().is_ok(), "the fabric still holds the memory");
+    expect_eq("completion", (done.wr_id, done.status), (0x55, Status::Success))?;
+    ensure!(place.reclaim().is_ok(), "the fabric has returned the memory");
     write_now(w, s, &[1; 64], remote)?;
-    refused(w, c, s, Opcode::Write)
+    expect_refused(w, c, s, Opcode::Write)
 }
 
 fn remote_invalidation<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -192,18 +192,18 @@ fn remote_invalidation<F: Fabric>(w: &mut World<F>) -> Outcome {
     let place = w.client.lent(&[0; 64])?;
     let (window, remote) = w.client.expose(c, &place, Access::REMOTE_WRITE)?;
     let wr = WorkRequest::Send { buf: w.server.message(b"done")?, invalidate: Some(remote.rkey), fence: true };
-    let chain = [write(w, &[9; 64], remote)?, Posting { wr_id: 2, signalled: true, wr }];
+    let chain = [write_request(w, &[9; 64], remote)?, Posting { wr_id: 2, signalled: true, wr }];
     w.server.post(s, chain)?;
     let got = w.client_done(c, Opcode::Recv)?;
-    same("message", bytes(&got)?, b"done")?;
-    same("invalidated", got.invalidated, Some(remote.rkey))?;
-    same("memory", contents(&place)?, vec![9; 64])?;
-    same("Send", w.server_done(s, Opcode::Send)?.status, Status::Success)?;
-    let place = place.reclaim().map_err(|_| "the fabric still holds the memory")?;
+    expect_eq("message", bytes(&got)?, b"done")?;
+    expect_eq("invalidated", got.invalidated, Some(remote.rkey))?;
+    expect_eq("memory", contents(&place)?, vec![9; 64])?;
+    expect_eq("Send", w.server_done(s, Opcode::Send)?.status, Status::Success)?;
+    let place = place.reclaim().map_err(|_| "the fabric has not returned the memory")?;
     // The window is free, so a new bind needs no local invalidation.
     let place = place.lend().map_err(|_| "lend")?;
     let again = w.client.rebind(c, window, &place, Access::REMOTE)?;
-    ensure!(again.rkey != remote.rkey, "the key did not change");
+    ensure!(again.rkey != remote.rkey, "a new bind has a new key");
     write_now(w, s, &[8; 64], again)?;
     while !w.server.completions.is_empty() {
         w.server.completions.clear();
@@ -215,56 +215,56 @@ fn rebound<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
     let place = w.client.lent(&[0; 64])?;
     let (window, first) = w.client.expose(c, &place, Access::REMOTE)?;
-    w.client.post(c, [invalidate(window)])?;
-    same("invalidated", w.client_done(c, Opcode::LocalInvalidate)?.status, Status::Success)?;
+    w.client.post(c, [invalidate_request(window)])?;
+    expect_eq("invalidated", w.client_done(c, Opcode::LocalInvalidate)?.status, Status::Success)?;
     let second = w.client.rebind(c, window, &place, Access::REMOTE)?;
-    ensure!(first.rkey != second.rkey, "the key did not change");
+    ensure!(first.rkey != second.rkey, "a new bind has a new key");
     write_now(w, s, &[1; 64], second)?;
-    same("new key", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    expect_eq("new key", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
     write_now(w, s, &[2; 64], first)?;
-    refused(w, c, s, Opcode::Write)?;
-    same("memory", contents(&place)?, vec![1; 64])
+    expect_refused(w, c, s, Opcode::Write)?;
+    expect_eq("memory", contents(&place)?, vec![1; 64])
 }
 
 fn write_bounds<F: Fabric>(w: &mut World<F>) -> Outcome {
-    if no_bounds(w) {
+    if skip_without_bounds(w) {
         return Ok(());
     }
-    let (c, s, place, remote) = exposed(w, &[0; 64], Access::REMOTE)?;
-    write_now(w, s, &[1; 64], shifted(remote, 1))?;
-    refused(w, c, s, Opcode::Write)?;
-    same("memory", contents(&place)?, vec![0; 64])
+    let (c, s, place, remote) = connect_and_expose(w, &[0; 64], Access::REMOTE)?;
+    write_now(w, s, &[1; 64], offset_by(remote, 1))?;
+    expect_refused(w, c, s, Opcode::Write)?;
+    expect_eq("memory", contents(&place)?, vec![0; 64])
 }
 
 fn read_bounds<F: Fabric>(w: &mut World<F>) -> Outcome {
-    if no_bounds(w) {
+    if skip_without_bounds(w) {
         return Ok(());
     }
-    let (c, s, _place, remote) = exposed(w, &[0; 64], Access::REMOTE)?;
+    let (c, s, _place, remote) = connect_and_expose(w, &[0; 64], Access::REMOTE)?;
     let to = w.server.lent(&[0; 100])?;
-    w.server.post(s, [read(&to, 65, remote)])?;
-    refused(w, c, s, Opcode::Read)
+    w.server.post(s, [read_request(&to, 65, remote)])?;
+    expect_refused(w, c, s, Opcode::Read)
 }
 
 fn write_rights<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let (c, s, place, remote) = exposed(w, &[0; 64], Access::REMOTE_READ)?;
+    let (c, s, place, remote) = connect_and_expose(w, &[0; 64], Access::REMOTE_READ)?;
     write_now(w, s, &[1; 64], remote)?;
-    refused(w, c, s, Opcode::Write)?;
-    same("memory", contents(&place)?, vec![0; 64])
+    expect_refused(w, c, s, Opcode::Write)?;
+    expect_eq("memory", contents(&place)?, vec![0; 64])
 }
 
 fn read_rights<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let (c, s, _place, remote) = exposed(w, &[5; 64], Access::REMOTE_WRITE)?;
+    let (c, s, _place, remote) = connect_and_expose(w, &[5; 64], Access::REMOTE_WRITE)?;
     let to = w.server.lent(&[0; 64])?;
-    w.server.post(s, [read(&to, 64, remote)])?;
-    refused(w, c, s, Opcode::Read)?;
-    same("memory", contents(&to)?, vec![0; 64])
+    w.server.post(s, [read_request(&to, 64, remote)])?;
+    expect_refused(w, c, s, Opcode::Read)?;
+    expect_eq("memory", contents(&to)?, vec![0; 64])
 }
 
 fn no_such_key<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let (c, s, _place, remote) = exposed(w, &[0; 64], Access::REMOTE)?;
+    let (c, s, _place, remote) = connect_and_expose(w, &[0; 64], Access::REMOTE)?;
     write_now(w, s, &[1; 64], RemoteMemory { rkey: remote.rkey ^ 0x8000_0000, ..remote })?;
-    refused(w, c, s, Opcode::Write)
+    expect_refused(w, c, s, Opcode::Write)
 }
 
 fn other_connection<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -273,10 +273,10 @@ fn other_connection<F: Fabric>(w: &mut World<F>) -> Outcome {
     let place = w.client.lent(&[0; 64])?;
     let (_, remote) = w.client.expose(c1, &place, Access::REMOTE)?;
     write_now(w, s2, &[1; 64], remote)?;
-    refused(w, c2, s2, Opcode::Write)?;
+    expect_refused(w, c2, s2, Opcode::Write)?;
     write_now(w, s1, &[2; 64], remote)?;
-    same("its own", w.server_done(s1, Opcode::Write)?.status, Status::Success)?;
-    holds(w, &place, 0, &[2; 64])
+    expect_eq("Write on its own connection", w.server_done(s1, Opcode::Write)?.status, Status::Success)?;
+    expect_memory(w, &place, 0, &[2; 64])
 }
 
 fn invalidate_nothing<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -284,7 +284,7 @@ fn invalidate_nothing<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.post_receives(None, 1)?;
     let wr = WorkRequest::Send { buf: w.server.message(b"?")?, invalidate: Some(0xdead_0100), fence: false };
     w.server.post(s, [Posting { wr_id: 3, signalled: true, wr }])?;
-    w.both_disconnected(c, s)?;
+    w.wait_both_disconnected(c, s)?;
     let got = w.client_done(c, Opcode::Recv)?;
     ensure!(!got.status.is_ok() && got.buf.is_some(), "{got:?}");
     Ok(())
@@ -303,43 +303,43 @@ fn invalidate_of_another<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (_, remote) = w.client.expose(c1, &place, Access::REMOTE)?;
     let wr = WorkRequest::Send { buf: w.server.message(b"?")?, invalidate: Some(remote.rkey), fence: false };
     w.server.post(s2, [Posting { wr_id: 3, signalled: true, wr }])?;
-    w.both_disconnected(c2, s2)?;
+    w.wait_both_disconnected(c2, s2)?;
     let got = w.client_done(c2, Opcode::Recv)?;
     ensure!(!got.status.is_ok() && got.buf.is_some(), "{got:?}");
     write_now(w, s1, &[2; 64], remote)?;
-    same("its own", w.server_done(s1, Opcode::Write)?.status, Status::Success)?;
-    holds(w, &place, 0, &[2; 64])
+    expect_eq("Write on its own connection", w.server_done(s1, Opcode::Write)?.status, Status::Success)?;
+    expect_memory(w, &place, 0, &[2; 64])
 }
 
 fn bind_checks<F: Fabric>(w: &mut World<F>) -> Outcome {
     let few = ConnectParams { windows: 2, ..ConnectParams::default() };
     let (c, _) = w.connect_with(&few, &few)?;
     let (c2, _) = w.connect()?;
-    let one = w.client.fabric.alloc_window(c).map_err(|e| e.to_string())?;
-    let two = w.client.fabric.alloc_window(c).map_err(|e| e.to_string())?;
-    ensure!(one != two, "the same window twice");
-    ensure!(w.client.fabric.alloc_window(c).is_err(), "a third window of two");
+    let first = w.client.fabric.alloc_window(c).map_err(|e| e.to_string())?;
+    let second = w.client.fabric.alloc_window(c).map_err(|e| e.to_string())?;
+    ensure!(first != second, "each window has its own identifier");
+    ensure!(w.client.fabric.alloc_window(c).is_err(), "a third window is refused if two are allowed");
     let mem = w.client.lent(&[0; 64])?;
-    let bind = |w: &mut World<F>, qp, window, mem: &Lent, offset, len| {
+    let expect_refused = |w: &mut World<F>, qp, window, mem: &Lent, offset, len| {
         let wr = WorkRequest::Bind { window, mem: mem.clone(), offset, len, access: Access::REMOTE };
-        let (left, error) = w.client.refused(qp, Posting { wr_id: 1, signalled: true, wr })?;
+        let (left, error) = w.client.post_refused(qp, Posting { wr_id: 1, signalled: true, wr })?;
         drop(left);
         ensure!(matches!(error, PostError::Invalid(_)), "{error:?}");
         Ok(())
     };
-    bind(w, c, one, &mem, 0, 0).map_err(|e| format!("no bytes: {e}"))?;
-    bind(w, c, one, &mem, 1, 64).map_err(|e| format!("past the end: {e}"))?;
-    bind(w, c2, one, &mem, 0, 64).map_err(|e| format!("another queue pair's window: {e}"))?;
+    expect_refused(w, c, first, &mem, 0, 0).map_err(|e| format!("no bytes: {e}"))?;
+    expect_refused(w, c, first, &mem, 1, 64).map_err(|e| format!("past the end: {e}"))?;
+    expect_refused(w, c2, first, &mem, 0, 64).map_err(|e| format!("another queue pair's window: {e}"))?;
     let private = w.client.message(&[0; 64])?.lend().map_err(|_| "lend")?;
-    bind(w, c, one, &private, 0, 64).map_err(|e| format!("memory without remote rights: {e}"))?;
-    w.client.rebind(c, one, &mem, Access::REMOTE)?;
-    bind(w, c, one, &mem, 0, 64).map_err(|e| format!("a window that is bound: {e}"))
+    expect_refused(w, c, first, &private, 0, 64).map_err(|e| format!("memory without remote rights: {e}"))?;
+    w.client.rebind(c, first, &mem, Access::REMOTE)?;
+    expect_refused(w, c, first, &mem, 0, 64).map_err(|e| format!("a window that is bound: {e}"))
 }
 
 fn exposed_then_destroyed<F: Fabric>(w: &mut World<F>) -> Outcome {
-    let (c, s, place, remote) = exposed(w, &[0; 64], Access::REMOTE)?;
+    let (c, s, place, remote) = connect_and_expose(w, &[0; 64], Access::REMOTE)?;
     write_now(w, s, &[1; 64], remote)?;
-    same("Write", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
+    expect_eq("Write", w.server_done(s, Opcode::Write)?.status, Status::Success)?;
     w.client.fabric.destroy_qp(c);
     let mut place = Some(place);
     w.until("the memory is returned", |_| match place.take()?.reclaim() {

@@ -8,10 +8,10 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "messages arrive whole and in order", check: order },
         Case { name: "messages of every length arrive", check: lengths },
         Case { name: "many messages use every position of the rings", check: volume },
-        Case { name: "a long conversation of short messages", check: conversation },
-        Case { name: "a long message arrives after short ones were taken", check: long_behind_short },
+        Case { name: "many short calls and replies alternate", check: short_messages },
+        Case { name: "a long message arrives after short ones were received", check: long_after_short },
         Case { name: "a shared receive queue serves all connections", check: shared_queue },
-        Case { name: "Receives behind a fence are taken last", check: fenced_receives },
+        Case { name: "Receives after a fence are used last", check: fenced_receives },
         Case { name: "a private receive queue serves one queue pair only", check: own_queue },
         Case { name: "a chain is executed in order", check: chain },
         Case { name: "only signalled requests complete", check: selective_signalling },
@@ -21,11 +21,11 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "without a Receive, the Send fails after its retries", check: few_retries },
         Case { name: "without a Receive, but with unlimited retries, the message waits", check: waits_for_receive },
         Case { name: "a full send queue refuses requests until it has room", check: queue_full },
-        Case { name: "concurrent Sends in both directions arrive", check: both_ways },
+        Case { name: "concurrent Sends in both directions arrive", check: both_directions },
         Case { name: "memory that is not registered is refused", check: foreign_memory },
         Case { name: "a Send with immediate data is not a message", check: send_with_immediate },
         Case { name: "a Write with immediate data is not a message", check: write_with_immediate },
-        Case { name: "a Write of nothing with immediate data is not a message", check: nothing_with_immediate },
+        Case { name: "a Write of nothing with immediate data is not a message", check: empty_write_with_immediate },
     ]
 }
 
@@ -41,9 +41,9 @@ fn order<F: Fabric>(w: &mut World<F>) -> Outcome {
     }
     for i in 0..100u64 {
         let got = w.server_done(s, Opcode::Recv)?;
-        same("message", bytes(&got)?, &pattern(i as usize, 64)[..])?;
+        expect_eq("message", bytes(&got)?, &pattern(i as usize, 64)[..])?;
         let sent = w.client_done(c, Opcode::Send)?;
-        same("completion", (sent.wr_id, sent.status), (i, Status::Success))?;
+        expect_eq("completion", (sent.wr_id, sent.status), (i, Status::Success))?;
     }
     Ok(())
 }
@@ -55,7 +55,7 @@ fn lengths<F: Fabric>(w: &mut World<F>) -> Outcome {
         w.server.post_receives(None, 1)?;
         w.client.send_quietly(c, 0, &pattern(len, len))?;
         let got = w.server_done(s, Opcode::Recv)?;
-        same(&format!("message of {len} bytes"), bytes(&got)?, &pattern(len, len)[..])?;
+        expect_eq(&format!("message of {len} bytes"), bytes(&got)?, &pattern(len, len)[..])?;
     }
     Ok(())
 }
@@ -72,9 +72,9 @@ fn volume<F: Fabric>(w: &mut World<F>) -> Outcome {
             sent += 1;
         }
         while let Some(done) = w.server.take(s, Opcode::Recv) {
-            let wanted = pattern(got, len(got));
-            if bytes(&done).ok()? != &wanted[..] {
-                return Some(Err(format!("message {got} is damaged")));
+            let expected = pattern(got, len(got));
+            if bytes(&done).ok()? != &expected[..] {
+                return Some(Err(format!("message {got} arrives damaged")));
             }
             got += 1;
             let mut back = vec![done.buf?.into_buf()];
@@ -84,36 +84,36 @@ fn volume<F: Fabric>(w: &mut World<F>) -> Outcome {
     })?
 }
 
-fn conversation<F: Fabric>(w: &mut World<F>) -> Outcome {
+fn short_messages<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
     w.server.post_receives(None, 1)?;
     w.client.post_receives(None, 1)?;
     for i in 0..6000 {
         w.client.send_quietly(c, 0, &pattern(i, 100))?;
         let got = w.server_done(s, Opcode::Recv)?;
-        same("call", bytes(&got)?, &pattern(i, 100)[..])?;
-        w.server.post_again(got)?;
+        expect_eq("call", bytes(&got)?, &pattern(i, 100)[..])?;
+        w.server.repost(got)?;
         w.server.send_quietly(s, 0, &pattern(i + 1, 100))?;
         let got = w.client_done(c, Opcode::Recv)?;
-        same("reply", bytes(&got)?, &pattern(i + 1, 100)[..])?;
-        w.client.post_again(got)?;
+        expect_eq("reply", bytes(&got)?, &pattern(i + 1, 100)[..])?;
+        w.client.repost(got)?;
     }
     Ok(())
 }
 
-fn long_behind_short<F: Fabric>(w: &mut World<F>) -> Outcome {
+fn long_after_short<F: Fabric>(w: &mut World<F>) -> Outcome {
     for short in [0, 8, 20, 40, 70] {
         let (c, s) = w.connect()?;
         w.server.post_receives(None, 1)?;
         for i in 0..short {
             w.client.send_now(c, 0, &pattern(i, 100))?;
             let got = w.server_done(s, Opcode::Recv)?;
-            w.server.post_again(got)?;
+            w.server.repost(got)?;
             w.client_done(c, Opcode::Send)?;
         }
         w.client.send_quietly(c, 0, &pattern(short, 2048))?;
-        let got = w.server_done(s, Opcode::Recv).map_err(|e| format!("behind {short} messages: {e}"))?;
-        same("message", bytes(&got)?, &pattern(short, 2048)[..])?;
+        let got = w.server_done(s, Opcode::Recv).map_err(|e| format!("after {short} messages: {e}"))?;
+        expect_eq("message", bytes(&got)?, &pattern(short, 2048)[..])?;
     }
     Ok(())
 }
@@ -126,8 +126,8 @@ fn shared_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
     }
     for (i, (c, s)) in pairs.iter().enumerate() {
         let got = w.server_done(*s, Opcode::Recv)?;
-        same("message", bytes(&got)?, &pattern(i, 100)[..])?;
-        same("completion", w.client_done(*c, Opcode::Send)?.status, Status::Success)?;
+        expect_eq("message", bytes(&got)?, &pattern(i, 100)[..])?;
+        expect_eq("completion", w.client_done(*c, Opcode::Send)?.status, Status::Success)?;
     }
     Ok(())
 }
@@ -135,22 +135,22 @@ fn shared_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
 fn fenced_receives<F: Fabric>(w: &mut World<F>) -> Outcome {
     const OLD: usize = 5;
     let (c, s) = w.connect()?;
-    let larger = |end: &mut End<F>| {
-        let mut one = vec![end.pool.alloc(1 << 20).ok_or("the pool is empty")?];
-        same("Receives posted", end.fabric.post_recv(None, &mut one), 1)
+    let post_larger = |end: &mut End<F>| {
+        let mut bufs = vec![end.pool.alloc(1 << 20).ok_or("the pool is empty")?];
+        expect_eq("Receives posted", end.fabric.post_recv(None, &mut bufs), 1)
     };
     w.client.post_receives(None, OLD)?;
     w.client.fabric.fence_receives();
     for i in 0..3 * OLD {
-        // Two larger Receives, in separate chains. Later ones replace them.
+        // Two larger Receives are posted in separate chains before they are needed, then one for each message.
         if i == 0 || i == OLD - 1 || i > OLD {
-            larger(&mut w.client)?;
+            post_larger(&mut w.client)?;
         }
         w.server.send_quietly(s, 0, &pattern(i, 64))?;
         let got = w.client_done(c, Opcode::Recv)?;
-        same("message", bytes(&got)?, &pattern(i, 64)[..])?;
+        expect_eq("message", bytes(&got)?, &pattern(i, 64)[..])?;
         let old = got.buf.as_ref().is_some_and(|buf| buf.capacity() < 1 << 20);
-        same(&format!("message {i} took an old Receive"), old, i < OLD)?;
+        expect_eq(&format!("message {i} uses a Receive from before the fence"), old, i < OLD)?;
     }
     Ok(())
 }
@@ -162,11 +162,11 @@ fn own_queue<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.server.post_receives(None, 1)?;
     w.client.send_now(c, 1, b"first")?;
     w.idle();
-    ensure!(w.server.take(s, Opcode::Recv).is_none(), "the queue pair took a Receive of the shared queue");
+    ensure!(w.server.take(s, Opcode::Recv).is_none(), "the queue pair uses no Receive of the shared queue");
     w.server.post_receives(Some(s), 2)?;
     let got = w.server_done(s, Opcode::Recv)?;
-    same("message", bytes(&got)?, b"first")?;
-    let mut bufs: Vec<Buf> = (0..9).map_while(|_| w.server.pool.alloc(RECEIVE)).collect();
+    expect_eq("message", bytes(&got)?, b"first")?;
+    let mut bufs: Vec<Buf> = (0..9).map_while(|_| w.server.pool.alloc(RECEIVE_SIZE)).collect();
     let taken = w.server.fabric.post_recv(Some(s), &mut bufs);
     ensure!((3..=8).contains(&taken), "a queue of 4 with 1 posted took {taken} of 9");
     // The disconnect flushes the Receives left in the connection's queue.
@@ -185,8 +185,8 @@ fn chain<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.client.post(c, chain?)?;
     for i in 0..16 {
         let got = w.server_done(s, Opcode::Recv)?;
-        same("message", bytes(&got)?, &pattern(i, 200)[..])?;
-        same("completion", w.client_done(c, Opcode::Send)?.wr_id, i as u64)?;
+        expect_eq("message", bytes(&got)?, &pattern(i, 200)[..])?;
+        expect_eq("completion", w.client_done(c, Opcode::Send)?.wr_id, i as u64)?;
     }
     Ok(())
 }
@@ -201,10 +201,10 @@ fn selective_signalling<F: Fabric>(w: &mut World<F>) -> Outcome {
     for _ in 0..20 {
         bytes(&w.server_done(s, Opcode::Recv)?)?;
     }
-    same("first signalled", w.client_done(c, Opcode::Send)?.wr_id, 9)?;
-    same("second signalled", w.client_done(c, Opcode::Send)?.wr_id, 19)?;
+    expect_eq("first signalled", w.client_done(c, Opcode::Send)?.wr_id, 9)?;
+    expect_eq("second signalled", w.client_done(c, Opcode::Send)?.wr_id, 19)?;
     w.idle();
-    ensure!(w.client.completions.is_empty(), "more completions: {:?}", w.client.completions);
+    ensure!(w.client.completions.is_empty(), "unsignalled Sends do not complete: {:?}", w.client.completions);
     Ok(())
 }
 
@@ -218,50 +218,50 @@ fn unsignalled_failure<F: Fabric>(w: &mut World<F>) -> Outcome {
     // The third message has no Receive.
     w.client.send_quietly(c, 3, b"too many")?;
     if !w.acknowledges() {
-        w.client_disconnected(c)?;
-        return w.server_disconnected(s);
+        w.wait_client_disconnected(c)?;
+        return w.wait_server_disconnected(s);
     }
     let failed = w.client_done(c, Opcode::Send)?;
-    same("failure", (failed.wr_id, failed.status), (3, Status::RnrRetryExceeded))
+    expect_eq("failure", (failed.wr_id, failed.status), (3, Status::RnrRetryExceeded))
 }
 
 fn too_long<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
-    let mut short = w.server.pool.alloc(RECEIVE).into_iter().collect::<Vec<_>>();
+    let mut short = w.server.pool.alloc(RECEIVE_SIZE).into_iter().collect::<Vec<_>>();
     let capacity = short.first().map_or(0, |b| b.capacity());
     w.server.fabric.post_recv(None, &mut short);
     w.client.send_now(c, 1, &vec![7; capacity + 1])?;
     let got = w.server_done(s, Opcode::Recv)?;
-    // Some devices (rxe) report another status.
+    // Soft-RoCE reports LocalQpOperation.
     ensure!(matches!(got.status, Status::LocalLength | Status::LocalQpOperation), "receiver: {got:?}");
     let sent = w.client_done(c, Opcode::Send)?;
-    same("sender", sent.wr_id, 1)?;
+    expect_eq("sender", sent.wr_id, 1)?;
     let is_refused = matches!(sent.status, Status::RemoteInvalidRequest | Status::RemoteOperation);
     ensure!(is_refused || !w.acknowledges(), "sender: {sent:?}");
-    w.both_disconnected(c, s)
+    w.wait_both_disconnected(c, s)
 }
 
 fn not_ready<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
-    let sends = [w.client.send(1, b"nobody waits")?, w.client.quiet_send(2, b"for these")?];
+    let sends = [w.client.send(1, b"no Receive")?, w.client.quiet_send(2, b"flushed")?];
     w.client.post(c, sends)?;
     if w.acknowledges() {
         let sent = w.client_done(c, Opcode::Send)?;
-        same("first", (sent.wr_id, sent.status), (1, Status::RnrRetryExceeded))?;
+        expect_eq("first", (sent.wr_id, sent.status), (1, Status::RnrRetryExceeded))?;
         let sent = w.client_done(c, Opcode::Send)?;
-        same("behind", (sent.wr_id, sent.status), (2, Status::Flushed))?;
+        expect_eq("second", (sent.wr_id, sent.status), (2, Status::Flushed))?;
     }
-    w.both_disconnected(c, s)?;
-    same("messages that were not taken", w.server.fabric.stats().receiver_not_ready, 1)
+    w.wait_both_disconnected(c, s)?;
+    expect_eq("messages without a Receive", w.server.fabric.stats().receiver_not_ready, 1)
 }
 
 fn few_retries<F: Fabric>(w: &mut World<F>) -> Outcome {
     let retrying = ConnectParams { rnr_retry: 2, ..ConnectParams::default() };
     let (c, s) = w.connect_with(&ConnectParams::default(), &retrying)?;
-    w.client.send_now(c, 1, b"nobody waits")?;
+    w.client.send_now(c, 1, b"no Receive")?;
     let status = w.client_done(c, Opcode::Send)?.status;
     ensure!(status == Status::RnrRetryExceeded || !w.acknowledges(), "status: {status:?}");
-    w.both_disconnected(c, s)
+    w.wait_both_disconnected(c, s)
 }
 
 fn waits_for_receive<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -270,15 +270,15 @@ fn waits_for_receive<F: Fabric>(w: &mut World<F>) -> Outcome {
     let sends = [w.client.send(1, b"one")?, w.client.send(2, b"two")?];
     w.client.post(c, sends)?;
     w.idle();
-    let early = &w.client.completions;
-    ensure!(early.is_empty() || !w.acknowledges(), "completed without a Receive: {early:?}");
-    ensure!(w.client.events.is_empty() && w.server.events.is_empty(), "the waiting connection ended");
+    let completions = &w.client.completions;
+    ensure!(completions.is_empty() || !w.acknowledges(), "a Send waits for a Receive: {completions:?}");
+    ensure!(w.client.events.is_empty() && w.server.events.is_empty(), "a waiting connection stays established");
     w.server.post_receives(None, 2)?;
-    same("first", bytes(&w.server_done(s, Opcode::Recv)?)?, b"one")?;
-    same("second", bytes(&w.server_done(s, Opcode::Recv)?)?, b"two")?;
-    same("first", w.client_done(c, Opcode::Send)?.wr_id, 1)?;
-    same("second", w.client_done(c, Opcode::Send)?.wr_id, 2)?;
-    ensure!(w.server.fabric.stats().receiver_not_ready > 0, "receiver_not_ready was not counted");
+    expect_eq("first", bytes(&w.server_done(s, Opcode::Recv)?)?, b"one")?;
+    expect_eq("second", bytes(&w.server_done(s, Opcode::Recv)?)?, b"two")?;
+    expect_eq("first", w.client_done(c, Opcode::Send)?.wr_id, 1)?;
+    expect_eq("second", w.client_done(c, Opcode::Send)?.wr_id, 2)?;
+    ensure!(w.server.fabric.stats().receiver_not_ready > 0, "receiver_not_ready is counted");
     Ok(())
 }
 
@@ -291,88 +291,97 @@ fn queue_full<F: Fabric>(w: &mut World<F>) -> Outcome {
         chain.push(w.client.send(i, b"fill")?);
     }
     let result = w.client.fabric.post_send(c, &mut chain);
-    same("result", result, Err(PostError::QueueFull))?;
+    expect_eq("result", result, Err(PostError::QueueFull))?;
     let posted = 40 - chain.len();
     ensure!((8..40).contains(&posted), "a queue of 8 took {posted} of 40");
-    same("first that is left", chain.first().map(|p| p.wr_id), Some(posted as u64))?;
+    expect_eq("first refused request", chain.first().map(|p| p.wr_id), Some(posted as u64))?;
     w.server.post_receives(None, 40)?;
-    w.until("the rest is taken", |w| {
+    w.until("the rest is posted", |w| {
         let _ = w.client.fabric.post_send(c, &mut chain);
         chain.is_empty().then_some(())
     })?;
     for i in 0..40 {
         bytes(&w.server_done(s, Opcode::Recv)?)?;
-        same("completion", w.client_done(c, Opcode::Send)?.wr_id, i)?;
+        expect_eq("completion", w.client_done(c, Opcode::Send)?.wr_id, i)?;
     }
     Ok(())
 }
 
-fn both_ways<F: Fabric>(w: &mut World<F>) -> Outcome {
+fn both_directions<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, s) = w.connect()?;
     w.server.post_receives(None, 64)?;
     w.client.post_receives(None, 64)?;
     for i in 0..64 {
-        let ours = w.client.quiet_send(0, &pattern(i, 300))?;
-        let theirs = w.server.quiet_send(0, &pattern(i + 1000, 500))?;
-        w.client.post(c, [ours])?;
-        w.server.post(s, [theirs])?;
+        let to_server = w.client.quiet_send(0, &pattern(i, 300))?;
+        let to_client = w.server.quiet_send(0, &pattern(i + 1000, 500))?;
+        w.client.post(c, [to_server])?;
+        w.server.post(s, [to_client])?;
     }
     for i in 0..64 {
-        same("to the server", bytes(&w.server_done(s, Opcode::Recv)?)?, &pattern(i, 300)[..])?;
-        same("to the client", bytes(&w.client_done(c, Opcode::Recv)?)?, &pattern(i + 1000, 500)[..])?;
+        expect_eq("to the server", bytes(&w.server_done(s, Opcode::Recv)?)?, &pattern(i, 300)[..])?;
+        expect_eq("to the client", bytes(&w.client_done(c, Opcode::Recv)?)?, &pattern(i + 1000, 500)[..])?;
     }
     Ok(())
 }
 
 fn foreign_memory<F: Fabric>(w: &mut World<F>) -> Outcome {
     let (c, _) = w.connect()?;
-    ensure!(w.client.fabric.register(w.client.pool.arena(), Access::LOCAL).is_err(), "registered twice");
+    ensure!(
+        w.client.fabric.register(w.client.pool.arena(), Access::LOCAL).is_err(),
+        "a registered arena cannot be registered again"
+    );
     let foreign = Pool::new(&PoolConfig {
-        classes: vec![Class { size: RECEIVE, count: 2 }],
+        classes: vec![Class { size: RECEIVE_SIZE, count: 2 }],
         arena: ArenaConfig { pages: PagePolicy::Small, ..ArenaConfig::default() },
     });
     let foreign = foreign.map_err(|e| e.to_string())?;
-    ensure!(w.client.fabric.deregister(foreign.arena().id()).is_err(), "deregistered an arena that was not registered");
+    ensure!(w.client.fabric.deregister(foreign.arena().id()).is_err(), "an unregistered arena cannot be deregistered");
     let buf = foreign.alloc(10).ok_or("empty")?;
     let send = Posting { wr_id: 1, signalled: true, wr: WorkRequest::Send { buf, invalidate: None, fence: false } };
-    let (left, error) = w.client.refused(c, send)?;
+    let (left, error) = w.client.post_refused(c, send)?;
     ensure!(matches!(error, PostError::Invalid(_)), "{error:?}");
     drop(left);
     let mut bufs: Vec<Buf> = foreign.alloc(10).into_iter().collect();
-    same("Receives taken", w.client.fabric.post_recv(None, &mut bufs), 0)?;
+    expect_eq("Receives taken", w.client.fabric.post_recv(None, &mut bufs), 0)?;
     bufs.clear();
     foreign.close().map_err(|e| e.to_string())
 }
 
-/// The client posts this with immediate data after an ordinary message. The message arrives. The immediate data ends
-/// the connection and delivers no message. Other connections continue, and the consumed Receive shows no byte.
-fn immediate<F: Fabric>(w: &mut World<F>, (c, s): (QpId, QpId), posting: Posting) -> Outcome {
-    let (other, others_peer) = w.connect()?;
+/// Lets the client post a request with immediate data, which must end its connection and deliver no message.
+///
+/// The consumed Receive is empty, although its buffer has data of another client. The other client's connection
+/// continues.
+fn expect_immediate_refused<F: Fabric>(w: &mut World<F>, (c, s): (QpId, QpId), posting: Posting) -> Outcome {
+    let (other, other_at_server) = w.connect()?;
     w.server.post_receives(None, 1)?;
     w.client.send_now(other, 1, &pattern(5, 300))?;
-    let got = w.server_done(others_peer, Opcode::Recv)?;
-    same("message", bytes(&got)?, &pattern(5, 300)[..])?;
-    // The reposted buffer still holds another client's data.
-    w.server.post_again(got)?;
+    let got = w.server_done(other_at_server, Opcode::Recv)?;
+    expect_eq("message", bytes(&got)?, &pattern(5, 300)[..])?;
+    // The reposted buffer still has the other client's data.
+    w.server.repost(got)?;
     if !w.client.fabric.post_immediate(c, posting, 7) {
         // The software fabric's rings have no such records.
         w.missing = Some("the fabric has no work requests with immediate data");
         return Ok(());
     }
     let got = w.server_done(s, Opcode::Recv)?;
-    same("status", got.status, Status::RemoteInvalidRequest)?;
-    same("bytes of the Receive", got.buf.as_deref(), Some(&[][..]))?;
-    w.both_disconnected(c, s)?;
-    same("counted violations", w.server.fabric.stats().peer_violations, 1)?;
-    w.server.post_again(got)?;
+    expect_eq("status", got.status, Status::RemoteInvalidRequest)?;
+    expect_eq("bytes of the Receive", got.buf.as_deref(), Some(&[][..]))?;
+    w.wait_both_disconnected(c, s)?;
+    expect_eq("counted violations", w.server.fabric.stats().peer_violations, 1)?;
+    w.server.repost(got)?;
     w.client.send_now(other, 2, &pattern(6, 300))?;
-    same("message of another", bytes(&w.server_done(others_peer, Opcode::Recv)?)?, &pattern(6, 300)[..])
+    expect_eq(
+        "message of the other client",
+        bytes(&w.server_done(other_at_server, Opcode::Recv)?)?,
+        &pattern(6, 300)[..],
+    )
 }
 
 fn send_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
     let pair = w.connect()?;
     let posting = w.client.send(3, &pattern(1, 200))?;
-    immediate(w, pair, posting)
+    expect_immediate_refused(w, pair, posting)
 }
 
 fn write_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
@@ -382,14 +391,14 @@ fn write_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
     w.idle();
     let src = Source::Lent(w.client.lent(&pattern(1, 300))?);
     let wr = WorkRequest::Write { src, offset: 0, len: 300, remote };
-    immediate(w, (c, s), Posting { wr_id: 3, signalled: true, wr })
+    expect_immediate_refused(w, (c, s), Posting { wr_id: 3, signalled: true, wr })
 }
 
-fn nothing_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
+fn empty_write_with_immediate<F: Fabric>(w: &mut World<F>) -> Outcome {
     let pair = w.connect()?;
     let src = Source::Lent(w.client.lent(&[0; 8])?);
     // An empty Write needs no key.
     let remote = RemoteMemory { rkey: 0, address: 0 };
     let wr = WorkRequest::Write { src, offset: 0, len: 0, remote };
-    immediate(w, pair, Posting { wr_id: 3, signalled: true, wr })
+    expect_immediate_refused(w, pair, Posting { wr_id: 3, signalled: true, wr })
 }

@@ -1,8 +1,8 @@
 //! Conformance cases for every fabric.
 //!
-//! A [`World`] is two fabrics and a bound address. [`run`] makes one per case, runs the case, and then checks that all
-//! buffers have returned to their pools. A failed case returns an error as text. Cases never hang, because an event
-//! that is missing after [`TIMEOUT`] is an error, too.
+//! A [`World`] is two fabrics and a bound address. [`run`] makes a world for each case, runs the case, and then checks
+//! that all buffers have returned to their pools. A failed case returns an error as text. A case fails if an event is
+//! missing after [`TIMEOUT`].
 
 mod connections;
 mod memory;
@@ -18,12 +18,12 @@ use rpcrdma_fabric::{
     PostError, Posting, QpId, ReceivedBuf, RemoteMemory, RequestId, Status, WindowId, WorkRequest,
 };
 
-/// Longest wait of a case for something that must happen.
+/// Time-out of each event that must happen.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
-/// Turns in which something must *not* happen.
+/// Number of turns in which an event must *not* happen.
 const IDLE_TURNS: usize = 3000;
 /// Bytes of a Receive.
-const RECEIVE: usize = 4096;
+const RECEIVE_SIZE: usize = 4096;
 
 /// The result of a case, with the error as text.
 pub(crate) type Outcome = Result<(), String>;
@@ -47,7 +47,7 @@ pub(crate) struct Report {
     pub(crate) skipped: Vec<(&'static str, &'static str)>,
 }
 
-/// Cases about work requests with immediate data, which only devices support.
+/// Cases about work requests with immediate data, which only RDMA devices support.
 pub(crate) const IMMEDIATE_DATA: [&str; 3] = [
     "a Send with immediate data is not a message",
     "a Write with immediate data is not a message",
@@ -55,15 +55,15 @@ pub(crate) const IMMEDIATE_DATA: [&str; 3] = [
 ];
 
 impl Report {
-    /// Asserts that all cases passed, except these, which the fabric does not support.
+    /// Asserts that all cases passed, and that exactly the `unsupported` cases were skipped.
     ///
     /// # Panics
-    /// If a case failed, or others were skipped.
+    /// If a case failed, or if other cases were skipped.
     pub(crate) fn assert_all_but(&self, unsupported: &[&str]) {
         assert!(self.failed.is_empty(), "{:#?}", self.failed);
         let skipped: Vec<_> = self.skipped.iter().map(|(name, _)| *name).collect();
         assert_eq!(skipped, unsupported, "{:#?}", self.skipped);
-        assert!(self.passed.len() >= 40, "only {} cases ran", self.passed.len());
+        assert!(self.passed.len() >= 40, "expected at least 40 passed cases, got {}", self.passed.len());
     }
 
     fn add(&mut self, other: Self) {
@@ -94,8 +94,8 @@ pub(crate) fn run<F: Fabric>(
     run_with(cases, make, |address| FabricAddress(format!("{}-nowhere", address.0)))
 }
 
-/// Runs cases on fabrics that keep a connection's last messages only for a limited time. `make` gets true for cases
-/// that leave messages unpolled for a while, which may be long on a slow host.
+/// Runs cases on fabrics that keep the last messages of a connection only for a limited time. `make` gets true for a
+/// case that leaves messages unpolled, which may take long on a slow host.
 pub(crate) fn run_lingering<F: Fabric>(
     cases: Vec<Case<F>>,
     mut make: impl FnMut(bool) -> Result<(F, F, FabricAddress), FabricError>,
@@ -108,7 +108,8 @@ pub(crate) fn run_lingering<F: Fabric>(
     report
 }
 
-/// Runs cases on fabrics whose addresses are not names. `nowhere` derives an address without a listener.
+/// Runs each case in its own world, for fabrics with any form of address. `nowhere` derives an address without a
+/// listener.
 pub(crate) fn run_with<F: Fabric>(
     cases: Vec<Case<F>>,
     mut make: impl FnMut() -> Result<(F, F, FabricAddress), FabricError>,
@@ -122,7 +123,7 @@ pub(crate) fn run_with<F: Fabric>(
             World::new(client, server, address, nowhere)
         });
         let mut missing = None;
-        let outcome = world.map_err(|e| format!("no world: {e}")).and_then(|mut world| {
+        let outcome = world.map_err(|e| format!("cannot make two fabrics: {e}")).and_then(|mut world| {
             let outcome = (case.check)(&mut world);
             missing = world.missing;
             outcome.and(world.close())
@@ -136,7 +137,7 @@ pub(crate) fn run_with<F: Fabric>(
     report
 }
 
-/// Returns an error text unless a condition holds.
+/// Returns from the function with an error text unless a condition holds.
 macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => {
         if !$condition {
@@ -168,7 +169,7 @@ pub(crate) struct World<F: Fabric> {
     pub(crate) client: End<F>,
     /// The side that accepts.
     pub(crate) server: End<F>,
-    /// Where the server listens.
+    /// The address at which the server listens.
     pub(crate) address: FabricAddress,
     /// Keeps the address bound.
     _listener: F::Listener,
@@ -183,7 +184,7 @@ impl<F: Fabric> End<F> {
         let pool = |name, count| {
             let arena =
                 ArenaConfig { bytes: 0, name, pages: PagePolicy::Small, prefault: false, ..ArenaConfig::default() };
-            let classes = vec![Class { size: RECEIVE, count }, Class { size: 4 << 20, count: 2 }];
+            let classes = vec![Class { size: RECEIVE_SIZE, count }, Class { size: 4 << 20, count: 2 }];
             Pool::new(&PoolConfig { classes, arena }).map_err(|e| FabricError::new(FabricErrorKind::System, e))
         };
         let (messages, exposed) = (pool("contract-messages", 1024)?, pool("contract-exposed", 64)?);
@@ -199,7 +200,7 @@ impl<F: Fabric> End<F> {
         Ok(buf)
     }
 
-    /// Memory to expose or to copy to and from, with these contents.
+    /// Lent memory with these contents, for a window or as source or target of RDMA work.
     pub(crate) fn lent(&self, bytes: &[u8]) -> Result<Lent, String> {
         let mut buf = self.exposed.alloc(bytes.len()).ok_or("the pool is empty")?;
         buf.copy_from_slice(bytes);
@@ -208,7 +209,7 @@ impl<F: Fabric> End<F> {
 
     /// Posts `n` Receives of 4096 bytes.
     pub(crate) fn post_receives(&mut self, qp: Option<QpId>, n: usize) -> Outcome {
-        let mut bufs: Vec<Buf> = (0..n).map_while(|_| self.pool.alloc(RECEIVE)).collect();
+        let mut bufs: Vec<Buf> = (0..n).map_while(|_| self.pool.alloc(RECEIVE_SIZE)).collect();
         ensure!(bufs.len() == n, "the pool is empty");
         let taken = self.fabric.post_recv(qp, &mut bufs);
         ensure!(taken == n && bufs.is_empty(), "of {n} Receives {taken} were posted");
@@ -223,8 +224,8 @@ impl<F: Fabric> End<F> {
         Ok(())
     }
 
-    /// Posts one request that must be refused, and returns it.
-    pub(crate) fn refused(&mut self, qp: QpId, posting: Posting) -> Result<(Posting, PostError), String> {
+    /// Posts one request that must be refused. Returns the request and the error.
+    pub(crate) fn post_refused(&mut self, qp: QpId, posting: Posting) -> Result<(Posting, PostError), String> {
         let mut chain = vec![posting];
         match (self.fabric.post_send(qp, &mut chain), chain.pop()) {
             (Err(error), Some(posting)) => Ok((posting, error)),
@@ -238,7 +239,7 @@ impl<F: Fabric> End<F> {
         Ok(Posting { wr_id, signalled: true, wr: WorkRequest::Send { buf, invalidate: None, fence: false } })
     }
 
-    /// A Send that completes only on failure.
+    /// An unsignalled Send, which completes only on failure.
     pub(crate) fn quiet_send(&self, wr_id: u64, bytes: &[u8]) -> Result<Posting, String> {
         Ok(Posting { signalled: false, ..self.send(wr_id, bytes)? })
     }
@@ -249,16 +250,16 @@ impl<F: Fabric> End<F> {
         self.post(qp, [send])
     }
 
-    /// Posts a Send that completes only on failure.
+    /// Posts an unsignalled Send.
     fn send_quietly(&mut self, qp: QpId, wr_id: u64, bytes: &[u8]) -> Outcome {
         let send = self.quiet_send(wr_id, bytes)?;
         self.post(qp, [send])
     }
 
-    /// Posts the buffer of a message to the shared queue again.
-    fn post_again(&mut self, done: Completion) -> Outcome {
+    /// Posts the buffer of a received message to the shared queue.
+    fn repost(&mut self, done: Completion) -> Outcome {
         let mut bufs = done.buf.into_iter().map(ReceivedBuf::into_buf).collect();
-        same("Receives posted again", self.fabric.post_recv(None, &mut bufs), 1)
+        expect_eq("reposted Receives", self.fabric.post_recv(None, &mut bufs), 1)
     }
 
     /// Binds a new window to a buffer, and returns its remote address.
@@ -268,7 +269,7 @@ impl<F: Fabric> End<F> {
         Ok((window, remote))
     }
 
-    /// Binds a free window to a whole buffer, unsignalled.
+    /// Binds a free window to a whole buffer, by an unsignalled request.
     pub(crate) fn rebind(
         &mut self,
         qp: QpId,
@@ -323,7 +324,7 @@ impl<F: Fabric> World<F> {
         Ok(Self { client, server, address, _listener: listener, nowhere, missing: None })
     }
 
-    /// Whether a completion proves delivery to the peer.
+    /// True if the completion of a request proves its delivery to the peer.
     pub(crate) fn acknowledges(&self) -> bool {
         self.client.fabric.capabilities().acknowledges
     }
@@ -351,7 +352,7 @@ impl<F: Fabric> World<F> {
         }
     }
 
-    /// Runs turns in which nothing may happen.
+    /// Runs turns in which an unexpected event could happen.
     pub(crate) fn idle(&mut self) {
         for _ in 0..IDLE_TURNS {
             self.turn();
@@ -369,7 +370,7 @@ impl<F: Fabric> World<F> {
     }
 
     /// Waits for a connect request at the server.
-    pub(crate) fn request(&mut self) -> Result<(RequestId, Vec<u8>), String> {
+    pub(crate) fn wait_request(&mut self) -> Result<(RequestId, Vec<u8>), String> {
         self.until("the server sees a connect request", |w| {
             let at = w.server.events.iter().position(|e| matches!(e, ControlEvent::ConnectRequest { .. }))?;
             match w.server.events.remove(at) {
@@ -393,16 +394,16 @@ impl<F: Fabric> World<F> {
         Ok(s)
     }
 
-    /// Connects with these parameters at each end; returns both queue pairs.
+    /// Connects with the parameters of each end. Returns the queue pairs of client and server.
     pub(crate) fn connect_with(
         &mut self,
         client: &ConnectParams,
         server: &ConnectParams,
     ) -> Result<(QpId, QpId), String> {
         let c = self.start_connect(client)?;
-        let (request, _) = self.request()?;
+        let (request, _) = self.wait_request()?;
         let s = self.accept(request, server)?;
-        self.established(c, s)?;
+        self.wait_established(c, s)?;
         Ok((c, s))
     }
 
@@ -411,8 +412,8 @@ impl<F: Fabric> World<F> {
         self.connect_with(&ConnectParams::default(), &ConnectParams::default())
     }
 
-    /// Waits until both ends are connected; returns the acceptor's private data.
-    pub(crate) fn established(&mut self, client: QpId, server: QpId) -> Result<Vec<u8>, String> {
+    /// Waits until both ends are connected. Returns the private data of the server's answer.
+    pub(crate) fn wait_established(&mut self, client: QpId, server: QpId) -> Result<Vec<u8>, String> {
         let take = |end: &mut End<F>, id: QpId| {
             let at = end.events.iter().position(|e| matches!(e, ControlEvent::Established { qp, .. } if *qp == id))?;
             match end.events.remove(at) {
@@ -426,25 +427,25 @@ impl<F: Fabric> World<F> {
     }
 
     /// Waits for the client's `Disconnected` event.
-    pub(crate) fn client_disconnected(&mut self, qp: QpId) -> Outcome {
+    pub(crate) fn wait_client_disconnected(&mut self, qp: QpId) -> Outcome {
         self.until("the client gets the Disconnected event", |w| take_disconnected(&mut w.client.events, qp))
     }
 
     /// Waits for the server's `Disconnected` event.
-    pub(crate) fn server_disconnected(&mut self, qp: QpId) -> Outcome {
+    pub(crate) fn wait_server_disconnected(&mut self, qp: QpId) -> Outcome {
         self.until("the server gets the Disconnected event", |w| take_disconnected(&mut w.server.events, qp))
     }
 
     /// Waits for the `Disconnected` event of both ends.
-    fn both_disconnected(&mut self, client: QpId, server: QpId) -> Outcome {
-        self.client_disconnected(client)?;
-        self.server_disconnected(server)
+    fn wait_both_disconnected(&mut self, client: QpId, server: QpId) -> Outcome {
+        self.wait_client_disconnected(client)?;
+        self.wait_server_disconnected(server)
     }
 
     /// Destroys everything, and checks that all buffers have returned.
     pub(crate) fn close(self) -> Outcome {
         let Self { client, server, .. } = self;
-        // The server is closed before either is checked, so that it holds none of the client's memory.
+        // The server closes first, so that it holds none of the client's memory. The client closes in any case.
         let server = server.close();
         client.close().and(server)
     }
@@ -462,8 +463,8 @@ fn bytes(completion: &Completion) -> Result<&[u8], String> {
     completion.buf.as_deref().ok_or_else(|| format!("a Receive without its buffer: {completion:?}"))
 }
 
-/// Compares a result with the expected value.
-fn same<T: PartialEq + Debug>(what: &str, got: T, expected: T) -> Outcome {
+/// Returns an error text unless a value equals the expected one.
+fn expect_eq<T: PartialEq + Debug>(what: &str, got: T, expected: T) -> Outcome {
     ensure!(got == expected, "{what}: got {got:?}, expected {expected:?}");
     Ok(())
 }

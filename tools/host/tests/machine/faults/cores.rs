@@ -7,7 +7,7 @@ use crate::machines::Machine;
 
 const CPU: &str = "/sys/devices/system/cpu";
 
-/// In the order of the checks.
+/// Faults in the order of the checks.
 pub(super) const FAULTS: &[Fault] = &[
     unfixable(
         "core-online",

@@ -7,7 +7,7 @@ use crate::machines::Machine;
 
 const PORT: &str = "/sys/class/infiniband/mlx5_0/ports/1";
 
-/// In the order of the checks.
+/// Faults in the order of the checks.
 pub(super) const FAULTS: &[Fault] = &[
     unfixable(
         "rdma-device",

@@ -13,7 +13,7 @@ pub(super) const FAULTS: &[Fault] = &[
         None,
         "1-3",
         |m| {
-            installed(m, "0.0.9");
+            install(m, "0.0.9");
             m.file("/etc/ld.so.cache", format!("ld.so-1.7.0\0librpcrdma.so.0\0{DIRECTORY}/librpcrdma.so.0\0"));
         },
         Warning,
@@ -24,7 +24,7 @@ pub(super) const FAULTS: &[Fault] = &[
         None,
         "1-3",
         |m| {
-            installed(m, "0.1.0");
+            install(m, "0.1.0");
             m.file("/etc/ld.so.cache", "ld.so-1.7.0\0libc.so.6\0/lib/libc.so.6\0");
         },
         Warning,
@@ -32,7 +32,8 @@ pub(super) const FAULTS: &[Fault] = &[
     ),
 ];
 
-fn installed(machine: &Machine, version: &str) {
+/// Installs a version of the library.
+fn install(machine: &Machine, version: &str) {
     let file = format!("librpcrdma.so.{version}");
     machine.file(&format!("{DIRECTORY}/{file}"), "").link(&format!("{DIRECTORY}/librpcrdma.so.0"), &file);
 }

@@ -3,16 +3,17 @@
 use rpcrdma_host::Status::{Error, Note, Warning};
 
 use super::{Fault, GROUP, IWARP, SOFT, VERBS, as_user, fixable, unfixable};
-use crate::machines::{Machine, hugepages};
+use crate::machines::{Machine, write_hugepages};
 
-/// In the order of the checks.
+/// Faults in the order of the checks.
 pub(super) const FAULTS: &[Fault] = &[
-    // Three shards on node 0 need 96 pages, and 10 are reserved. Only the kernel would report added pages as free.
+    // Three shards on node 0 need 96 pages, and 10 are reserved. The fix cannot be tested on files, because only a
+    // kernel would report the added pages as free.
     unfixable(
         "huge-pages",
         None,
         "1-3",
-        |m| hugepages(m, "/sys/devices/system/node/node0/hugepages", 10, 10),
+        |m| write_hugepages(m, "/sys/devices/system/node/node0/hugepages", 10, 10),
         Warning,
         "echo 96 | tee /sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages",
     ),
@@ -20,7 +21,7 @@ pub(super) const FAULTS: &[Fault] = &[
         "huge-pages",
         None,
         "1-3",
-        |m| hugepages(m, "/sys/devices/system/node/node0/hugepages", 512, 0),
+        |m| write_hugepages(m, "/sys/devices/system/node/node0/hugepages", 512, 0),
         Note,
         "echo 608 | tee",
     ),
@@ -100,7 +101,7 @@ pub(super) const FAULTS: &[Fault] = &[
         Warning,
         "docker update --memory",
     ),
-    // Version 1 manages the cpu controller, and version 2 beside it manages memory.
+    // Control groups of version 1 have the cpu controller, and those of version 2 have the memory controller.
     fixable(
         "memory-limit",
         None,

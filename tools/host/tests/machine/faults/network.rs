@@ -4,7 +4,7 @@ use rpcrdma_host::Status::{Error, Note, Warning};
 
 use super::{Fault, IWARP, SOFT, VERBS, fixable, unfixable};
 
-/// In the order of the checks.
+/// Faults in the order of the checks.
 pub(super) const FAULTS: &[Fault] = &[
     unfixable(
         "interface",
