@@ -181,17 +181,19 @@ fn each_host_without_a_connection_gets_one_while_others_hold_all_receives() {
     let shard = config().with(|c| (c.memory.receives, c.timeouts.progress) = (256, Duration::MAX));
     let evict_after = Duration::from_secs(1);
     let (address, server) = serve(small_server().with(|c| (c.shard, c.accept.evict_after) = (shard, evict_after)));
-    let proxy = TcpProxy::new(&address, OTHER);
+    let proxy = TcpProxy::new(&address, OTHER_HOST);
     let mut silent = RawPeer::connect_as(proxy.address(), Version::V1);
     silent.ping();
-    let slow: Vec<_> = std::iter::from_fn(|| try_reads(&address, SLOW, 1, 1).ok()).take(128).collect();
+    let slow: Vec<_> = std::iter::from_fn(|| try_start_reads(&address, SLOW_HOST, 1, 1).ok()).take(128).collect();
     assert!(slow.len() < 128, "each connection keeps Receives");
     server.pass(2 * evict_after);
     let mut others = Vec::new();
     for (host, evicted) in [(3, 1), (4, 2), (5, 3)] {
-        others.push(try_reads(&address, Ipv4Addr::new(127, 0, 0, host), 0, 1).expect("a connection is evicted for it"));
+        others.push(
+            try_start_reads(&address, Ipv4Addr::new(127, 0, 0, host), 0, 1).expect("a connection is evicted for it"),
+        );
         assert_eq!(server.stats().connections_evicted, evicted);
-        let again = try_reads(&address, Ipv4Addr::new(127, 0, 0, host), 0, 1);
+        let again = try_start_reads(&address, Ipv4Addr::new(127, 0, 0, host), 0, 1);
         assert!(again.is_ok() || server.stats().connections_evicted == evicted, "one per second for this host");
         others.extend(again);
     }
@@ -202,7 +204,7 @@ fn each_host_without_a_connection_gets_one_while_others_hold_all_receives() {
 fn bytes_that_are_no_fpdu_end_the_connection_and_count_as_a_fault() {
     let _world = World::new("no-fpdu");
     let (address, server) = serve(config());
-    let proxy = TcpProxy::new(&address, OTHER);
+    let proxy = TcpProxy::new(&address, OTHER_HOST);
     let mut peer = RawPeer::connect_as(proxy.address(), Version::V1);
     peer.ping();
     proxy.inject(&[0xff; 70_000]);
@@ -215,10 +217,11 @@ fn a_shard_accepts_max_connections_and_evicts_for_other_hosts() {
     let _world = World::new("most-connections");
     let (address, server) =
         serve(config().with(|c| (c.limits.max_connections, c.timeouts.progress) = (Some(3), Duration::MAX)));
-    let _slow: Vec<_> = (0..3).map(|_| try_reads(&address, SLOW, 1, 1).expect("a connection")).collect();
-    let refused = try_reads(&address, SLOW, 1, 1).err().expect("all connections are in use by the same host");
+    let _slow: Vec<_> = (0..3).map(|_| try_start_reads(&address, SLOW_HOST, 1, 1).expect("a connection")).collect();
+    let refused =
+        try_start_reads(&address, SLOW_HOST, 1, 1).err().expect("all connections are in use by the same host");
     assert!(refused.contains("no connections left"), "{refused}");
-    let _other = try_reads(&address, OTHER, 0, 1).expect("a connection is evicted for another host");
+    let _other = try_start_reads(&address, OTHER_HOST, 0, 1).expect("a connection is evicted for another host");
     server.pass(CHECK_INTERVAL);
     let stats = server.stats();
     assert_eq!((stats.connections, stats.connections_evicted, stats.connections_refused), (3, 1, 1));

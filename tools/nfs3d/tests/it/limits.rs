@@ -82,7 +82,7 @@ fn silent_connections_leave_descriptors_for_files() {
     let root = nfs.root;
     let connect = |n: usize| {
         let mut socket = TcpStream::connect(&at).expect("connected");
-        socket.write_all(&REQUEST[..if n % 2 == 0 { 5 } else { REQUEST.len() }]).expect("room");
+        socket.write_all(&REQUEST[..if n.is_multiple_of(2) { 5 } else { REQUEST.len() }]).expect("room");
         socket
     };
     let silent: Vec<_> = (0..600).map(connect).collect();
