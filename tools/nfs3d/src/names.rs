@@ -17,7 +17,7 @@ use crate::lock::lock;
 use crate::nfs3::Nfsstat3;
 use crate::status::Outcome;
 use link_table::LinkTable;
-use search::{Progress, Search, is_absence};
+use search::{Progress, Search, Wanted, is_absence};
 
 /// Bytes of a birth time: seconds and nanoseconds.
 const BIRTH: usize = 12;
@@ -35,10 +35,9 @@ pub(crate) struct Names {
     dev: u64,
     /// No system call is made with this lock held, because each LOOKUP needs it.
     known: Mutex<LinkTable>,
-    /// Inodes that are searched for, until one of their names was followed or they are known to be absent. The value is
-    /// the number of the pass that decides, which is the first one that began after the request. No system call is made
-    /// with this lock held.
-    wanted: Mutex<HashMap<u64, u64>>,
+    /// Inodes that are searched for, until one of their names was followed or they are known to be absent. No system call
+    /// is made with this lock held.
+    wanted: Mutex<HashMap<u64, Wanted>>,
     /// Locked while a call performs its part of the search.
     search: Mutex<Search>,
 }
@@ -83,7 +82,7 @@ impl Names {
     ///
     /// # Errors
     /// `NFS3ERR_JUKEBOX` while the search continues, of which each call performs a bounded part; `NFS3ERR_STALE` if the
-    /// search has not found the file, or if a later file has the inode number.
+    /// search has shown that no name leads to the file, or if a later file has the inode number.
     pub(crate) fn find(&self, ino: u64, birth: &[u8]) -> Outcome<OwnedFd> {
         if let Some(file) = self.follow(ino, birth)? {
             return Ok(file);

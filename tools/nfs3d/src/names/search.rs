@@ -3,6 +3,10 @@
 //! A pass visits the tree once, directory by directory, and opens each directory from its parent, so its cost is linear
 //! in the number of names. Each call performs a bounded part of the pass. The next call that needs a search continues
 //! the pass, whichever file it searches for, and the names that the pass records serve all calls.
+//!
+//! A file that exists is missed if it, or a directory above it, moves from a directory that the pass has not visited to
+//! one that it has. Such a move changes the first directory, so a pass proves absence if no directory changed between
+//! the beginning of the pass and the end of its visit.
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
@@ -12,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, RawDir, SeekFrom, fstat, seek};
 use rustix::io::{self, Errno};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::{DEPTH, Names, open_below};
 use crate::lock::lock;
@@ -26,8 +31,11 @@ const NAMES_PER_PASS: u64 = 1 << 32;
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 /// Limit of files that are searched for at once.
 const MAX_WANTED: usize = 1 << 16;
-/// Passes after which the result for a file is forgotten, if its client has not asked again.
-const RESULT_PASSES: u64 = 16;
+/// Passes in a row that decide about a file together, if directories changed during each of them. Without this limit, a
+/// client would never learn of a removed file if the tree changes all the time.
+pub(super) const CHANGED_PASSES: u64 = 16;
+/// Passes after which a file is forgotten, if its client has not asked again.
+const RESULT_PASSES: u64 = 2 * CHANGED_PASSES;
 /// Limit of subdirectories that each frame holds. Further ones are read later.
 const BATCH: usize = 32;
 
@@ -53,10 +61,19 @@ impl Frame {
 pub(super) enum Progress {
     /// A name of the inode was recorded.
     Found,
-    /// A whole pass since the first request has found no name that leads to the inode.
+    /// No name leads to the inode: see [`Search::is_absent`].
     Absent,
     /// The search must continue.
     Pending,
+}
+
+/// An inode that is searched for. Passes are numbered from 1.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    /// The first pass that began after the request.
+    first_pass: u64,
+    /// The last pass that listed the inode, although the name did not lead to it afterwards.
+    listed_pass: u64,
 }
 
 /// State of the search. [`Names`] keeps it locked, so that one call at a time searches.
@@ -71,6 +88,12 @@ pub(super) struct Search {
     pub(super) begun: u64,
     /// Number of passes completed.
     completed: u64,
+    /// The last completed pass during which no directory changed.
+    conclusive: u64,
+    /// Beginning of this pass, by the clock of the file system's time stamps: seconds and nanoseconds.
+    began_at: (i64, i64),
+    /// A directory changed during this pass, or was not visited completely.
+    changed: bool,
     /// Names visited in this pass.
     pub(super) visited: u64,
     /// Directories opened in this pass.
@@ -91,6 +114,9 @@ impl Search {
             seen: HashSet::new(),
             begun: 0,
             completed: 0,
+            conclusive: 0,
+            began_at: (0, 0),
+            changed: false,
             visited: 0,
             opened: 0,
             elapsed: Duration::ZERO,
@@ -118,9 +144,10 @@ impl Search {
     /// # Errors
     /// Those of the system, such as too many open files.
     pub(super) fn advance(&mut self, names: &Names, ino: u64, budget: &mut usize) -> io::Result<Progress> {
-        let Some(decisive) = self.decisive_pass(names, ino) else { return Ok(Progress::Pending) };
-        if self.completed >= decisive {
-            lock(&names.wanted).remove(&ino);
+        if !self.request(names, ino) {
+            return Ok(Progress::Pending);
+        }
+        if self.take_absent(names, ino) {
             return Ok(Progress::Absent);
         }
         let start = Instant::now();
@@ -133,40 +160,62 @@ impl Search {
         let found = self.visit(names, ino, budget, start);
         self.elapsed += start.elapsed();
         if found? {
+            let mut wanted = lock(&names.wanted);
+            wanted.entry(ino).and_modify(|wanted| wanted.listed_pass = self.begun);
             return Ok(Progress::Found);
         }
         if !self.frames.is_empty() {
             return Ok(Progress::Pending);
         }
         self.completed = self.begun;
+        if !self.changed {
+            self.conclusive = self.begun;
+        }
         self.next_pass_at = Some(Instant::now() + self.elapsed.max(MIN_PAUSE));
         (self.dir, self.seen) = (None, HashSet::new());
-        if self.completed < decisive {
-            return Ok(Progress::Pending);
-        }
-        lock(&names.wanted).remove(&ino);
-        Ok(Progress::Absent)
+        Ok(if self.take_absent(names, ino) { Progress::Absent } else { Progress::Pending })
     }
 
-    /// Number of the pass that decides about an inode; `None` while too many other inodes are searched for.
-    fn decisive_pass(&self, names: &Names, ino: u64) -> Option<u64> {
+    /// Records that an inode is searched for. Returns false while too many other inodes are.
+    fn request(&self, names: &Names, ino: u64) -> bool {
         let mut wanted = lock(&names.wanted);
         if wanted.len() >= MAX_WANTED && !wanted.contains_key(&ino) {
-            wanted.retain(|_, pass| *pass > self.completed);
+            wanted.retain(|_, wanted| !self.is_absent(*wanted));
             if wanted.len() >= MAX_WANTED {
-                return None;
+                return false;
             }
         }
-        Some(*wanted.entry(ino).or_insert(self.begun + 1))
+        wanted.entry(ino).or_insert(Wanted { first_pass: self.begun + 1, listed_pass: 0 });
+        true
+    }
+
+    /// True if a conclusive pass since the request has found no name that leads to the inode, or if
+    /// [`CHANGED_PASSES`] passes in a row have not listed it.
+    fn is_absent(&self, wanted: Wanted) -> bool {
+        let unlisted_from = wanted.first_pass.max(wanted.listed_pass + 1);
+        self.conclusive >= wanted.first_pass || self.completed + 1 >= unlisted_from + CHANGED_PASSES
+    }
+
+    /// Ends the search for an inode that is absent. Returns whether it is.
+    fn take_absent(&self, names: &Names, ino: u64) -> bool {
+        let mut wanted = lock(&names.wanted);
+        let absent = wanted.get(&ino).is_some_and(|wanted| self.is_absent(*wanted));
+        if absent {
+            wanted.remove(&ino);
+        }
+        absent
     }
 
     fn begin_pass(&mut self, names: &Names) -> io::Result<()> {
         self.dir = Some(open_below(&names.root, b".")?);
+        // The kernel takes time stamps of files from this clock, which is behind the precise one.
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        (self.began_at, self.changed) = ((now.tv_sec, now.tv_nsec), false);
         self.frames.push(Frame::new(names.root_ino, Box::default()));
         self.begun += 1;
         (self.visited, self.opened, self.elapsed) = (0, 1, Duration::ZERO);
         let oldest = self.begun.saturating_sub(RESULT_PASSES);
-        lock(&names.wanted).retain(|_, pass| *pass >= oldest);
+        lock(&names.wanted).retain(|_, wanted| wanted.first_pass >= oldest);
         Ok(())
     }
 
@@ -177,9 +226,10 @@ impl Search {
             if self.visited >= NAMES_PER_PASS {
                 log::warn!(
                     "search for moved files: the tree has more than {NAMES_PER_PASS} names, and files with other names \
-                     are not found"
+                     may not be found"
                 );
                 self.frames.clear();
+                self.changed = true;
             } else if let Some(name) = frame.subdirs.pop() {
                 *budget -= 1;
                 self.enter(names, name)?;
@@ -218,6 +268,8 @@ impl Search {
     /// Makes the parent the current directory, or else its nearest ancestor that still exists.
     fn leave(&mut self, names: &Names) -> io::Result<()> {
         self.opened += 1;
+        let stat = self.dir.as_ref().and_then(|dir| fstat(dir).ok());
+        self.changed |= stat.is_none_or(|stat| (stat.st_ctime, stat.st_ctime_nsec as i64) >= self.began_at);
         let above = self.dir.as_ref().map(|dir| open_below(dir, b".."));
         self.frames.pop();
         let mut above = above.and_then(Result::ok);
@@ -232,6 +284,8 @@ impl Search {
                 Err(error) if !is_absence(error) => return Err(error),
                 Ok(dir) if fstat(&dir)?.st_ino == frame.ino => Some(dir),
                 _ => {
+                    // The rest of this directory is not visited.
+                    self.changed = true;
                     self.frames.pop();
                     None
                 }
@@ -273,8 +327,9 @@ impl Search {
             if matches!(entry.file_type(), FileType::Directory | FileType::Unknown) {
                 frame.subdirs.push(name.into());
             }
-            // `wanted` may lack this call's inode, if another call has followed a name of it meanwhile.
-            let is_wanted = ino == wanted || lock(&names.wanted).contains_key(&ino);
+            // This call follows the name of its own inode at once. Any other inode may move before a call follows its
+            // name, so this pass does not decide about it.
+            let is_wanted = ino == wanted || lock(&names.wanted).remove(&ino).is_some();
             let mut links = lock(&names.known);
             if !is_wanted {
                 links.insert_if_room(ino, frame.ino, name);

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{CWD, openat};
 use tempfile::TempDir;
@@ -50,8 +51,15 @@ fn unnest(top: &Path) {
     fs::remove_dir(&a).expect("empty");
 }
 
+/// Waits until the clock of the file system's time stamps has advanced, so that a pass does not take earlier changes for
+/// changes during the pass.
+fn let_clock_advance() {
+    thread::sleep(Duration::from_millis(25));
+}
+
 /// Repeats a request until there is a result. Returns it and the number of requests.
 fn find(names: &Names, (ino, birth): (u64, [u8; BIRTH])) -> (Outcome<u64>, usize) {
+    let_clock_advance();
     for asked in 1.. {
         let found = names.find(ino, &birth).map(|file| fstat(&file).expect("attributes").st_ino);
         if found != Err(Nfsstat3::ErrJukebox) {
@@ -133,6 +141,86 @@ fn a_pass_that_began_before_a_request_does_not_make_its_file_stale() {
     let (found, asked) = find(&names, moves);
     assert_eq!((found, lock(&names.search).begun > 1 || asked == 1), (Ok(moves.0), true));
     assert_eq!(find(&names, absent).0, Err(Nfsstat3::ErrStale));
+}
+
+/// A move from a directory that the pass has not visited to one that it has hides a file from the pass.
+#[test]
+fn a_file_that_moves_during_a_pass_does_not_become_stale() {
+    for moves_directory in [false, true] {
+        let (order, directory) = export();
+        let dirs = ["first", "second"].map(|name| directory.path().join(name));
+        for dir in &dirs {
+            fs::create_dir(dir).expect("a directory");
+            (0..10).for_each(|n| fs::write(dir.join(format!("{n}")), "").expect("a file"));
+        }
+        let_clock_advance();
+        // One pass shows in which order the next one visits the directories.
+        lock(&order.search).names_per_call = 1;
+        let visited = loop {
+            assert_eq!(order.find(1, &[0; BIRTH]).err(), Some(Nfsstat3::ErrJukebox));
+            if let Some(visited) = dirs.iter().find(|dir| lock(&order.search).has_entered(dir)) {
+                break visited;
+            }
+        };
+        let other = dirs.iter().find(|dir| *dir != visited).expect("two directories");
+        let names = Names::new(order.root, &rustix::fs::stat(directory.path()).expect("attributes"));
+        lock(&names.search).names_per_call = 1;
+        let (ino, birth) = identity(&other.join("5"));
+        // The pass lists the first directory, its ten files, and the second directory.
+        let is_at_move = |search: &Search| match moves_directory {
+            true => search.visited == 12,
+            false => search.has_entered(other),
+        };
+        while !is_at_move(&lock(&names.search)) {
+            assert_eq!(names.find(ino, &birth).err(), Some(Nfsstat3::ErrJukebox));
+        }
+        match moves_directory {
+            true => fs::rename(other, visited.join("moved")).expect("renamed"),
+            false => fs::rename(other.join("5"), visited.join("moved")).expect("renamed"),
+        }
+        lock(&names.search).names_per_call = usize::MAX;
+        assert_eq!(names.find(ino, &birth).err(), Some(Nfsstat3::ErrJukebox), "the pass has not found the file");
+        assert_eq!(find(&names, (ino, birth)).0, Ok(ino));
+        assert_eq!(lock(&names.search).begun, 2);
+    }
+}
+
+/// A search for another file may list the name of a file that moves before a call follows the name.
+#[test]
+fn a_file_that_moves_after_another_search_has_listed_it_does_not_become_stale() {
+    let (names, directory) = export();
+    let file = directory.path().join("file");
+    fs::write(&file, "").expect("a file");
+    let (ino, birth) = identity(&file);
+    let_clock_advance();
+    lock(&names.search).names_per_call = 0;
+    for (ino, birth) in [(1, [0; BIRTH]), (ino, birth)] {
+        assert_eq!(names.find(ino, &birth).err(), Some(Nfsstat3::ErrJukebox));
+    }
+    lock(&names.search).end_pause();
+    lock(&names.search).names_per_call = usize::MAX;
+    assert_eq!(find(&names, (1, [0; BIRTH])).0, Err(Nfsstat3::ErrStale));
+    lock(&names.search).end_pause();
+    assert_eq!(find(&names, (2, [0; BIRTH])).0, Err(Nfsstat3::ErrStale));
+    fs::rename(&file, directory.path().join("moved")).expect("renamed");
+    assert_eq!(find(&names, (ino, birth)).0, Ok(ino));
+}
+
+/// The client must learn of the removal, even if no pass is conclusive.
+#[test]
+fn a_removed_file_becomes_stale_in_a_tree_that_changes_all_the_time() {
+    let (names, directory) = export();
+    for pass in 1..=search::CHANGED_PASSES {
+        lock(&names.search).names_per_call = 0;
+        assert_eq!(names.find(1, &[0; BIRTH]).err(), Some(Nfsstat3::ErrJukebox));
+        fs::write(directory.path().join(format!("{pass}")), "").expect("a file");
+        lock(&names.search).names_per_call = usize::MAX;
+        let last = pass == search::CHANGED_PASSES;
+        let expected = if last { Nfsstat3::ErrStale } else { Nfsstat3::ErrJukebox };
+        assert_eq!(names.find(1, &[0; BIRTH]).err(), Some(expected), "{pass}");
+        assert_eq!(lock(&names.search).begun, pass);
+        lock(&names.search).end_pause();
+    }
 }
 
 /// File systems give the inode number of a removed file to a new one.
