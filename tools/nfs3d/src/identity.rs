@@ -12,7 +12,7 @@ use rpcrdma_config::print_error;
 use rpcrdma_proto::wire::rpc::Flavor;
 use rustix::fs::{Gid, Stat, Uid};
 use rustix::io;
-use rustix::process::{getegid, geteuid};
+use rustix::process::geteuid;
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, capabilities, capabilities_secure_bits, set_capabilities, set_thread_groups,
     set_thread_res_gid, set_thread_res_uid,
@@ -54,9 +54,8 @@ pub struct Policy {
     squash: Squash,
     /// The server can switch users. Otherwise all calls run as the server's own user.
     privileged: bool,
-    /// User and group of the server.
+    /// User of the server.
     uid: u32,
-    gid: u32,
 }
 
 /// User of a call.
@@ -72,8 +71,8 @@ pub(crate) struct Identity {
 impl Policy {
     /// Creates the policy of a server that runs as this process's user.
     pub fn new(squash: Squash) -> Self {
-        let (uid, gid) = (geteuid(), getegid());
-        Self { squash, privileged: uid.is_root(), uid: uid.as_raw(), gid: gid.as_raw() }
+        let uid = geteuid();
+        Self { squash, privileged: uid.is_root(), uid: uid.as_raw() }
     }
 
     /// True if credentials are honoured.
@@ -105,8 +104,10 @@ impl Policy {
     }
 
     /// Identity of the server.
+    #[cfg(test)]
     pub(crate) fn own(&self) -> Identity {
-        Identity { uid: self.uid, gid: self.gid, groups: ArrayVec::new(), fixed: !self.privileged }
+        let gid = rustix::process::getegid().as_raw();
+        Identity { uid: self.uid, gid, groups: ArrayVec::new(), fixed: !self.privileged }
     }
 
     /// Identity of a call.
@@ -115,11 +116,19 @@ impl Policy {
     /// The credential is malformed, or neither AUTH_NONE nor AUTH_SYS.
     pub(crate) fn of(&self, call: &CallInfo<'_>) -> Result<Identity, Refusal> {
         let (flavor, body) = call.credential();
+        self.of_credential(flavor, body).map_err(|stat| Refusal::Authentication(stat.code()))
+    }
+
+    /// Identity of a credential of this flavor.
+    ///
+    /// # Errors
+    /// The credential is malformed, or neither AUTH_NONE nor AUTH_SYS.
+    pub(crate) fn of_credential(&self, flavor: u32, body: &[u8]) -> Result<Identity, AuthStat> {
         let nobody = (NOBODY, NOBODY, ArrayVec::new());
         let (uid, gid, groups) = if flavor == Flavor::None.code() {
             nobody
         } else if flavor == AuthSys::FLAVOR {
-            let sys = AuthSys::parse(body).map_err(|_| Refusal::Authentication(AuthStat::BadCred.code()))?;
+            let sys = AuthSys::parse(body).map_err(|_| AuthStat::BadCred)?;
             // To the system calls the highest number means "unchanged", which would leave root.
             let valid = |id| if id == u32::MAX { NOBODY } else { id };
             match self.squash {
@@ -133,7 +142,7 @@ impl Policy {
                 Squash::None => (valid(sys.uid), valid(sys.gid), sys.gids().map(valid).collect()),
             }
         } else {
-            return Err(Refusal::Authentication(AuthStat::RejectedCred.code()));
+            return Err(AuthStat::RejectedCred);
         };
         let uid = if self.privileged { uid } else { self.uid };
         Ok(Identity { uid, gid, groups, fixed: !self.privileged })

@@ -15,11 +15,12 @@ use rpcrdma::typed::Signature;
 use rpcrdma::xdr::{self, Decoder, Encode};
 use rpcrdma_config::program;
 use rpcrdma_fabric::log_limit::ClockedLog;
-use rpcrdma_proto::wire::rpc::{AcceptStat, CallHeader, Flavor, ReplyBody, ReplyHeader};
+use rpcrdma_proto::wire::rpc::{AcceptStat, CallHeader, Flavor, RejectStat, ReplyBody, ReplyHeader};
 use rpcrdma_rpcbind::stream::{self, Timed};
 
 use crate::connections::Connections;
 use crate::export::Export;
+use crate::identity::Identity;
 use crate::lines;
 use crate::lock::lock;
 use crate::mount3::mount_v3::{Dump, Export as Exported, Mnt, PROGRAM, Umnt, Umntall, VERSION};
@@ -127,7 +128,7 @@ impl Mountd {
             Err(error) => (error.answer()?, Vec::new()),
             Ok((header, at)) => match self.dispatch(&header, &call[at..], peer) {
                 Ok(results) => (ReplyBody::SUCCESS, results),
-                Err(refusal) => (ReplyBody::accepted(refusal), Vec::new()),
+                Err(refusal) => (refusal, Vec::new()),
             },
         };
         let mut reply = vec![0; 64];
@@ -137,37 +138,43 @@ impl Mountd {
         Some(reply)
     }
 
-    fn dispatch(&self, header: &CallHeader<'_>, args: &[u8], peer: SocketAddr) -> Result<Vec<u8>, AcceptStat> {
+    /// Executes a call. The error is the reply that refuses it.
+    fn dispatch(&self, header: &CallHeader<'_>, args: &[u8], peer: SocketAddr) -> Result<Vec<u8>, ReplyBody<'static>> {
         if header.program != PROGRAM {
-            return Err(AcceptStat::ProgUnavail);
+            return Err(ReplyBody::accepted(AcceptStat::ProgUnavail));
         }
         if header.version != VERSION {
-            return Err(AcceptStat::ProgMismatch { low: VERSION, high: VERSION });
+            return Err(ReplyBody::accepted(AcceptStat::ProgMismatch { low: VERSION, high: VERSION }));
         }
+        let garbage = |_| ReplyBody::accepted(AcceptStat::GarbageArgs);
         // The length of the path is checked later, because MNT has a status for a path that is too long.
         let mut args = Decoder::new(args);
         let path = match header.procedure {
-            Mnt::NUMBER | Umnt::NUMBER => args.opaque(CALL_MAX, "path").map_err(|_| AcceptStat::GarbageArgs)?,
+            Mnt::NUMBER | Umnt::NUMBER => args.opaque(CALL_MAX, "path").map_err(garbage)?,
             _ => b"",
         };
-        args.end().map_err(|_| AcceptStat::GarbageArgs)?;
+        args.end().map_err(garbage)?;
         let host = peer.ip().to_canonical().to_string();
         match header.procedure {
             0 => {}
-            Mnt::NUMBER => return self.mount(path, host),
+            Mnt::NUMBER => {
+                let user = self.export.options.policy.of_credential(header.credential.flavor, header.credential.body);
+                let user = user.map_err(|stat| ReplyBody::Denied(RejectStat::AuthError(stat.code())))?;
+                return self.mount(path, host, &user);
+            }
             Dump::NUMBER => return self.dump(),
             Umnt::NUMBER => drop(lock(&self.mounts).remove(&(host, path.to_vec()))),
             Umntall::NUMBER => lock(&self.mounts).retain(|(mounted_by, _)| *mounted_by != host),
             Exported::NUMBER => return self.exports(),
-            _ => return Err(AcceptStat::ProcUnavail),
+            _ => return Err(ReplyBody::accepted(AcceptStat::ProcUnavail)),
         }
         Ok(Vec::new())
     }
 
-    /// MNT of the export or a directory below it.
-    fn mount(&self, path: &[u8], host: String) -> Result<Vec<u8>, AcceptStat> {
+    /// MNT of the export or a directory below it, by a user.
+    fn mount(&self, path: &[u8], host: String, user: &Identity) -> Result<Vec<u8>, ReplyBody<'static>> {
         const FLAVORS: [i32; 2] = [Flavor::Sys.code() as i32, Flavor::None.code() as i32];
-        let found = self.find(path);
+        let found = self.find(path, user);
         encode(&match &found {
             Ok(node) => {
                 let mounts = &mut *lock(&self.mounts);
@@ -180,24 +187,24 @@ impl Mountd {
         })
     }
 
-    fn find(&self, path: &[u8]) -> Result<Arc<Node>, Mountstat3> {
+    /// Finds a directory. The user must be allowed to search each directory above it, up to the export.
+    fn find(&self, path: &[u8], user: &Identity) -> Result<Arc<Node>, Mountstat3> {
         if path.len() > MNTPATHLEN as usize {
             return Err(Mountstat3::ErrNametoolong);
         }
         let path = Path::new(std::ffi::OsStr::from_bytes(path));
         let below = path.strip_prefix(&self.export.path).map_err(|_| Mountstat3::ErrNoent)?;
-        let user = self.export.options.policy.own();
         let mut node = Arc::clone(&self.export.root);
         for part in below.components() {
             let Component::Normal(part) = part else { return Err(Mountstat3::ErrInval) };
-            let found = self.export.look_up(&node, part.as_bytes(), &user);
+            let found = self.export.look_up(&node, part.as_bytes(), user);
             node = found.map_err(mount_status)?.0;
         }
         node.check_dir().map_err(mount_status)?;
         Ok(node)
     }
 
-    fn dump(&self) -> Result<Vec<u8>, AcceptStat> {
+    fn dump(&self) -> Result<Vec<u8>, ReplyBody<'static>> {
         let mounts = lock(&self.mounts);
         let bodies: Vec<_> = (mounts.iter())
             .map(|(host, path)| Mountbody { ml_hostname: Name(host.as_bytes()), ml_directory: Dirpath(path) })
@@ -206,14 +213,14 @@ impl Mountd {
     }
 
     /// EXPORT, which lists one directory for all hosts.
-    fn exports(&self) -> Result<Vec<u8>, AcceptStat> {
+    fn exports(&self) -> Result<Vec<u8>, ReplyBody<'static>> {
         let ex_dir = Dirpath(self.export.path.as_os_str().as_bytes());
         encode(&Exports::from(&[Exportnode { ex_dir, ex_groups: Groups::default() }][..]))
     }
 }
 
-fn encode(results: &impl Encode) -> Result<Vec<u8>, AcceptStat> {
-    xdr::encode(results).map_err(|_| AcceptStat::SystemErr)
+fn encode(results: &impl Encode) -> Result<Vec<u8>, ReplyBody<'static>> {
+    xdr::encode(results).map_err(|_| ReplyBody::accepted(AcceptStat::SystemErr))
 }
 
 /// Converts an NFS status to the MOUNT status with the same number, or to MNT3ERR_IO if there is none.

@@ -77,9 +77,24 @@ impl<S: Read + Write> StreamClient<S> {
     /// # Errors
     /// The connection is unusable after any error except [`StreamError::Refused`].
     pub fn call(&mut self, program: u32, version: u32, procedure: u32, args: &[u8]) -> Result<Vec<u8>, StreamError> {
+        self.call_as(OpaqueAuth::NONE, program, version, procedure, args)
+    }
+
+    /// Makes a call with a credential. Arguments and results are XDR encoded.
+    ///
+    /// # Errors
+    /// The connection is unusable after any error except [`StreamError::Refused`].
+    pub fn call_as(
+        &mut self,
+        credential: OpaqueAuth<'_>,
+        program: u32,
+        version: u32,
+        procedure: u32,
+        args: &[u8],
+    ) -> Result<Vec<u8>, StreamError> {
         self.xid = self.xid.wrapping_add(1);
-        let auth = OpaqueAuth::NONE;
-        let header = CallHeader { xid: self.xid, program, version, procedure, credential: auth, verifier: auth };
+        let verifier = OpaqueAuth::NONE;
+        let header = CallHeader { xid: self.xid, program, version, procedure, credential, verifier };
         let mut message = vec![0; header.encoded_len()];
         header.emit(&mut message).map_err(|_| StreamError::Malformed("the call's header"))?;
         message.extend(args);

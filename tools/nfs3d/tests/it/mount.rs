@@ -1,16 +1,18 @@
 //! MOUNT on TCP.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 
-use rpcrdma::wire::rpc::{AcceptStat, CallHeader, OpaqueAuth, ReplyBody, ReplyHeader};
+use rpcrdma::wire::rpc::{AcceptStat, AuthStat, AuthSys, CallHeader, OpaqueAuth, RejectStat, ReplyBody, ReplyHeader};
 use rpcrdma::xdr::{Encoder, padded};
 use rpcrdma_nfs3d::mount3::mount_v3::{PROGRAM, VERSION};
 use rpcrdma_nfs3d::mount3::{Exports, Mountlist, Mountres3, Mountstat3};
 
-use crate::client::{Nfsd, decode};
+use crate::client::{Nfsd, decode, is_root};
 
 /// Sends a record unchanged, and returns the next one from the server.
 fn exchange(stream: &mut TcpStream, record: &[u8]) -> Option<Vec<u8>> {
@@ -25,8 +27,13 @@ fn exchange(stream: &mut TcpStream, record: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn record(program: u32, version: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
-    let auth = OpaqueAuth::NONE;
-    let header = CallHeader { xid: 77, program, version, procedure, credential: auth, verifier: auth };
+    record_of(OpaqueAuth::NONE, program, version, procedure, args)
+}
+
+/// A call with a credential.
+fn record_of(credential: OpaqueAuth<'_>, program: u32, version: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
+    let verifier = OpaqueAuth::NONE;
+    let header = CallHeader { xid: 77, program, version, procedure, credential, verifier };
     let mut message = vec![0; header.encoded_len()];
     header.emit(&mut message).expect("room");
     message.extend(args);
@@ -41,6 +48,17 @@ fn results(reply: &[u8]) -> &[u8] {
     let (header, at) = ReplyHeader::parse(reply).expect("a reply");
     assert_eq!((header.xid, header.body), (77, ReplyBody::SUCCESS));
     &reply[at..]
+}
+
+/// Status of mounting a directory as a user; 0 if it is mounted.
+fn mount_status(port: u16, path: &Path, uid: Option<u32>) -> u32 {
+    let mut body = vec![0; 400];
+    let len = AuthSys::new(0, b"tests", uid.unwrap_or(0), uid.unwrap_or(0)).emit(&[], &mut body).expect("room");
+    let sys = OpaqueAuth { flavor: AuthSys::FLAVOR, body: &body[..len] };
+    let credential = if uid.is_some() { sys } else { OpaqueAuth::NONE };
+    let call = record_of(credential, PROGRAM, VERSION, 1, &path_args(path));
+    let reply = exchange(&mut connect(port), &call).expect("a reply");
+    u32::from_be_bytes(results(&reply)[..4].try_into().expect("a status"))
 }
 
 /// Calls MOUNT.
@@ -72,8 +90,8 @@ pub(crate) fn mount(port: u16, path: &Path) -> Result<Vec<u8>, Mountstat3> {
 fn only_directories_of_the_export_can_be_mounted() {
     let nfsd = Nfsd::start(&[]);
     let (port, path) = (nfsd.mount_port, nfsd.path());
-    std::fs::create_dir_all(path.join("a/b")).unwrap();
-    std::fs::write(path.join("file"), b"").unwrap();
+    fs::create_dir_all(path.join("a/b")).unwrap();
+    fs::write(path.join("file"), b"").unwrap();
     std::os::unix::fs::symlink("/", path.join("link")).unwrap();
     decode::<()>(&call(port, 0, &[]));
     let (root, below) = (mount(port, &path).unwrap(), mount(port, &path.join("a/b")).unwrap());
@@ -98,6 +116,42 @@ fn only_directories_of_the_export_can_be_mounted() {
     let all: Vec<_> = decode::<Exports<'_>>(&call(port, 5, &[])).iter().collect();
     assert_eq!(all.len(), 1);
     assert_eq!(all[0].ex_dir.0, path.as_os_str().as_bytes());
+}
+
+#[test]
+fn only_directories_that_the_caller_could_reach_locally_can_be_mounted() {
+    if !is_root() {
+        return println!("not run: only root can act as other users");
+    }
+    const OWNER: u32 = 1234;
+    for squash in ["none", "root", "all"] {
+        let nfsd = Nfsd::start(&["--squash", squash]);
+        let (port, top) = (nfsd.mount_port, nfsd.path());
+        // A private directory, and an open one below it.
+        let (private, open) = (top.join("private"), top.join("private/open"));
+        fs::create_dir_all(&open).unwrap();
+        chown(&private, Some(OWNER), Some(OWNER)).unwrap();
+        fs::set_permissions(&private, fs::Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(&top, fs::Permissions::from_mode(0o755)).unwrap();
+        for (uid, may_search) in
+            [(Some(0), squash == "none"), (Some(OWNER), squash != "all"), (Some(5678), false), (None, false)]
+        {
+            let what = format!("{uid:?} with --squash {squash}");
+            let status = |path: &Path| mount_status(port, path, uid);
+            assert_eq!((status(&top), status(&private)), (0, 0), "{what}");
+            let denied = Mountstat3::ErrAcces as u32;
+            assert_eq!(status(&open), if may_search { 0 } else { denied }, "{what}");
+            let absent = if may_search { Mountstat3::ErrNoent as u32 } else { denied };
+            assert_eq!(status(&private.join("absent")), absent, "{what}: the status reveals which names exist");
+        }
+        // The root of the export can be mounted even if nobody may search it.
+        fs::set_permissions(&top, fs::Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(mount_status(port, &top, None), 0);
+        let gss = OpaqueAuth { flavor: 6, body: &[] };
+        let reply = exchange(&mut connect(port), &record_of(gss, PROGRAM, VERSION, 1, &path_args(&top))).unwrap();
+        let (header, _) = ReplyHeader::parse(&reply).expect("a reply");
+        assert_eq!(header.body, ReplyBody::Denied(RejectStat::AuthError(AuthStat::RejectedCred.code())));
+    }
 }
 
 #[test]

@@ -57,6 +57,21 @@ fn figure(stats: &str, name: &str) -> u64 {
     rest.split([',', '}']).next().and_then(|number| number.parse().ok()).expect("a number")
 }
 
+/// MOUNT refuses a directory that the caller may not reach.
+#[test]
+fn the_client_mounts_as_its_user() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let nfsd = Nfsd::start(&[]);
+    let private = nfsd.path().join("private");
+    std::fs::create_dir_all(private.join("open")).unwrap();
+    std::fs::set_permissions(&private, std::fs::Permissions::from_mode(0o700)).unwrap();
+    put(&private.join("open/file"), b"data");
+    let mut client = Command::new(env!("CARGO_BIN_EXE_nfs3c"));
+    client.arg(&nfsd.address).arg(private.join("open"));
+    let output = client.args(["--mount", &format!("127.0.0.1:{}", nfsd.mount_port), "ls"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).contains("file"), "{output:?}");
+}
+
 /// The key authenticates both hosts, and each program requires that the other one has it.
 #[test]
 fn only_peers_with_the_same_host_key_connect() {

@@ -11,6 +11,7 @@ use rpcrdma::xdr;
 use rpcrdma_nfs3d::mount3::mount_v3::{Mnt, PROGRAM, VERSION};
 use rpcrdma_nfs3d::mount3::{Dirpath, Mountres3};
 use rpcrdma_nfs3d::nfs3::nfs_v3;
+use rpcrdma_proto::wire::rpc::{AuthSys, MAX_AUTH_LEN, OpaqueAuth};
 use rpcrdma_rpcbind::stream::{StreamClient, Timed};
 use rpcrdma_rpcbind::{self as rpcbind, Transport};
 use rustix::io::Errno;
@@ -52,7 +53,7 @@ pub(crate) fn addresses(
     Ok((server.clone(), mount))
 }
 
-/// Gets the handle of an exported directory from MOUNT at an address.
+/// Gets the handle of an exported directory from MOUNT at an address, as the user of this process.
 pub(crate) fn root_handle(at: SocketAddr, export: &[u8]) -> anyhow::Result<Handle> {
     let describe = || format!("MOUNT of {} at {at}", Escaped(export));
     let end = Instant::now() + TIME_LIMIT;
@@ -61,7 +62,11 @@ pub(crate) fn root_handle(at: SocketAddr, export: &[u8]) -> anyhow::Result<Handl
         None => StreamClient::connect(at, TIME_LIMIT).with_context(describe)?,
     };
     let path = xdr::encode(&Dirpath(export)).with_context(describe)?;
-    let results = client.call(PROGRAM, VERSION, Mnt::NUMBER, &path).with_context(describe)?;
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let mut body = [0; MAX_AUTH_LEN];
+    let len = AuthSys::new(0, b"nfs3c", uid, gid).emit(&[], &mut body).with_context(describe)?;
+    let user = OpaqueAuth { flavor: AuthSys::FLAVOR, body: &body[..len] };
+    let results = client.call_as(user, PROGRAM, VERSION, Mnt::NUMBER, &path).with_context(describe)?;
     let results = xdr::decode::<Mountres3<'_>>(&results).with_context(describe)?.into_result();
     results.map(|results| results.fhandle.0.into()).map_err(|status| anyhow!("{}: {}", describe(), status.name()))
 }
