@@ -1,6 +1,7 @@
 //! CREATE, MKDIR, MKNOD.
 #![forbid(unsafe_code)]
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rpcrdma::typed::{ReplySender, Signature};
@@ -65,8 +66,22 @@ impl Call<'_> {
 
     /// Opens a new file with `O_PATH`, sets its remaining attributes, and makes it stable. Removes it if that fails.
     pub(crate) fn finish(&self, dir: &Node, name: &[u8], rest: &NewAttributes) -> Outcome<Arc<Node>> {
+        self.finish_open(dir, name, rest, None)
+    }
+
+    /// Does what [`finish`](Self::finish) does. `creator` is the descriptor that created a regular file.
+    fn finish_open(
+        &self,
+        dir: &Node,
+        name: &[u8],
+        rest: &NewAttributes,
+        creator: Option<OwnedFd>,
+    ) -> Outcome<Arc<Node>> {
         let made = name_stat(dir, name).ok_or(Nfsstat3::ErrNoent)?;
         let finished = self.export.look_up(dir, name, &self.user).and_then(|(node, _)| {
+            if let Some(creator) = creator {
+                node.keep_creator(&self.user, creator)?;
+            }
             rest.apply(&node, &self.user)?;
             self.export.sync_change(&node)?;
             Ok(node)
@@ -97,16 +112,16 @@ impl Call<'_> {
             let new = NewAttributes::new(new)?;
             match self.make_file(dir, name, new.initial_mode()) {
                 // The creation has set the mode.
-                Ok(()) => self.finish(dir, name, &NewAttributes { mode: None, ..new }),
+                Ok(file) => self.finish_open(dir, name, &NewAttributes { mode: None, ..new }, Some(file)),
                 Err(Errno::EXIST) if !must_be_new => self.reuse_existing(dir, name, new.size),
                 Err(error) => Err(error.into()),
             }
         })
     }
 
-    fn make_file(&self, dir: &Node, name: &[u8], mode: Mode) -> io::Result<()> {
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        self.user.run_as(|| openat(dir.fd(), name, flags, mode)).map(drop)
+    fn make_file(&self, dir: &Node, name: &[u8], mode: Mode) -> io::Result<OwnedFd> {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        self.user.run_as(|| openat(dir.fd(), name, flags, mode))
     }
 
     /// Handles an unchecked CREATE of an existing file: only the size applies.
@@ -128,7 +143,10 @@ impl Call<'_> {
         let seconds = |bytes| Timespec { tv_sec: i64::from(u32::from_be_bytes(bytes) & 0x7FFF_FFFF), tv_nsec: 0 };
         let times = Timestamps { last_access: seconds([a, b, c, d]), last_modification: seconds([e, f, g, h]) };
         match self.make_file(dir, name, Mode::empty()) {
-            Ok(()) => self.finish(dir, name, &NewAttributes { times: Some(times), ..NewAttributes::default() }),
+            Ok(file) => {
+                let new = NewAttributes { times: Some(times), ..NewAttributes::default() };
+                self.finish_open(dir, name, &new, Some(file))
+            }
             Err(Errno::EXIST) => {
                 let (node, stat) = self.export.look_up(dir, name, &self.user)?;
                 let stored = (stat.st_atime, stat.st_mtime);

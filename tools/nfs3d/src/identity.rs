@@ -201,6 +201,11 @@ impl Identity {
         })
     }
 
+    /// True if the server cannot switch users.
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.fixed
+    }
+
     /// True if this user has the rights of the owner `uid`: the owner, root, and any user of a server that cannot
     /// switch.
     pub(crate) fn owns(&self, uid: u32) -> bool {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, accessat, fstat, fsync, openat};
-use rustix::io::{self, Errno};
+use rustix::io::{self, Errno, fcntl_dupfd_cloexec};
 
 use crate::handles::FileHandle;
 use crate::identity::Identity;
@@ -159,6 +159,20 @@ impl Node {
         let open_as_owner =
             || user.run_as(open).or_else(|error| if error == Errno::ACCESS { open() } else { Err(error) });
         Ok(WritableFile::Cached(Self::cached_or_open(&self.writer, open_as_owner)?))
+    }
+
+    /// Keeps the descriptor that created the file for reads and writes by its owner.
+    ///
+    /// The mode of a new file may deny access to its owner, whose client may use the file nevertheless, as the process
+    /// that created it could. Only root can open such a file later, so a server that is not root keeps this descriptor
+    /// while the node exists.
+    pub(crate) fn keep_creator(&self, user: &Identity, creator: OwnedFd) -> Outcome<()> {
+        // Another process may have replaced the new file.
+        if user.is_fixed() && fstat(&creator)?.st_ino == self.ino {
+            let _ = self.reader.set(fcntl_dupfd_cloexec(&creator, 0)?);
+            let _ = self.writer.set(creator);
+        }
+        Ok(())
     }
 
     /// True if the user has this access.

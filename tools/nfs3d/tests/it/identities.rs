@@ -101,18 +101,45 @@ fn threads_do_not_keep_the_user_and_groups_of_a_call() {
     }
 }
 
+/// Starts a server as a user that is not root, with options of `setpriv`.
+fn start_as_owner(options: &str) -> Nfsd {
+    let script = format!(
+        "chown -R {OWNER}:{OWNER} $EXPORT/..; exec setpriv --reuid={OWNER} --regid={OWNER} --clear-groups {options} \
+         \"$@\""
+    );
+    Nfsd::start_after(&script, &[])
+}
+
+/// The kernel's client creates a file with its final mode, and then writes it.
+#[test]
+fn the_owner_may_use_a_new_file_whose_mode_denies_it() {
+    if !has_root() {
+        return;
+    }
+    for nfsd in [Nfsd::start(&[]), start_as_owner("")] {
+        fs::set_permissions(nfsd.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let mut nfs = nfsd.client_in(OWNER, &[]);
+        let root = nfs.root;
+        for mode in [0o444, 0o200, 0] {
+            let new = Sattr3 { size: Some(0), ..with_mode(mode) };
+            let ways = [Createhow3::Guarded(new), Createhow3::Unchecked(new), Createhow3::Exclusive([7; 8])];
+            for (n, how) in ways.into_iter().enumerate() {
+                let file = nfs.create(&root, &format!("{mode:o}-{n}"), how).unwrap().obj.unwrap();
+                nfs.setattr(&file, with_mode(mode), None).unwrap();
+                nfs.write(&file, 0, b"content", StableHow::FileSync).unwrap();
+                nfs.setattr(&file, with_size(4), None).unwrap();
+                assert_eq!(nfs.read(&file, 0, 100).unwrap().2, b"cont", "{mode:o}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_server_that_is_not_root_uses_no_capabilities() {
     if !has_root() {
         return;
     }
-    let nfsd = Nfsd::start_after(
-        &format!(
-            "chown -R {OWNER}:{OWNER} $EXPORT/..; exec setpriv --reuid={OWNER} --regid={OWNER} --clear-groups \
-             --inh-caps=+fsetid,+dac_override --ambient-caps=+fsetid,+dac_override \"$@\""
-        ),
-        &[],
-    );
+    let nfsd = start_as_owner("--inh-caps=+fsetid,+dac_override --ambient-caps=+fsetid,+dac_override");
     let path = nfsd.path().join("file");
     file_of(&path, OWNER, 0o4755);
     file_of(&nfsd.path().join("others"), OTHER, 0o600);
