@@ -4,7 +4,10 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, accessat, fstat, fsync, openat};
+use rustix::fs::{
+    Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags, accessat, fstat, fsync, openat,
+    statx,
+};
 use rustix::io::{self, Errno, fcntl_dupfd_cloexec};
 
 use crate::handles::FileHandle;
@@ -87,6 +90,26 @@ impl Node {
     pub(crate) fn stat(&self) -> Outcome<Stat> {
         let stat = fstat(&self.file)?;
         if stat.st_nlink == 0 { Err(Nfsstat3::ErrStale) } else { Ok(stat) }
+    }
+
+    /// Owner of a file that is about to be written.
+    ///
+    /// # Errors
+    /// `NFS3ERR_PERM` for an append-only or immutable file, which also a descriptor that was opened before may not
+    /// change. `NFS3ERR_STALE` if the file has no name any more.
+    pub(crate) fn owner_for_write(&self) -> Outcome<u32> {
+        let stat = match statx(&self.file, "", AtFlags::EMPTY_PATH, StatxFlags::UID | StatxFlags::NLINK) {
+            // A filter of system calls may lack it.
+            Err(Errno::NOSYS | Errno::PERM) => return Ok(self.stat()?.st_uid),
+            stat => stat?,
+        };
+        if stat.stx_nlink == 0 {
+            Err(Nfsstat3::ErrStale)
+        } else if stat.stx_attributes.intersects(StatxAttributes::APPEND | StatxAttributes::IMMUTABLE) {
+            Err(Nfsstat3::ErrPerm)
+        } else {
+            Ok(stat.stx_uid)
+        }
     }
 
     /// Excludes other changes of the node by the server.

@@ -14,7 +14,7 @@ use crate::lines;
 use crate::nfs::{Call, HandlerResult, TRANSFER};
 use crate::nfs3::nfs_v3::Read;
 use crate::nfs3::*;
-use crate::node::{Node, WritableFile};
+use crate::node::Node;
 use crate::status::{Outcome, Results};
 
 impl Call<'_> {
@@ -62,16 +62,11 @@ impl Call<'_> {
         outcome.map(done).map_err(|status| (status, Write3Resfail { file_wcc }))
     }
 
-    /// Opens the file for writes by the caller.
-    fn writer<'n>(&self, node: &'n Node) -> Outcome<WritableFile<'n>> {
-        self.export.check_writable()?;
-        node.writer(&self.user, node.stat()?.st_uid)
-    }
-
     /// Writes as the user, with the requested stability. Returns the number of bytes, fewer than requested on a full
     /// disk.
     fn write_all(&self, node: &Node, offset: u64, data: &[u8], stable: StableHow) -> Outcome<u32> {
-        let file = self.writer(node)?;
+        self.export.check_writable()?;
+        let file = node.writer(&self.user, node.owner_for_write()?)?;
         let end = offset.checked_add(data.len() as u64).and_then(|end| i64::try_from(end).ok());
         end.ok_or(Nfsstat3::ErrFbig)?;
         // With the user's privileges the kernel clears set-ID bits, and denies reserved blocks and quotas.
@@ -97,11 +92,16 @@ impl Call<'_> {
         })?)
     }
 
+    /// Syncs the whole file, whatever the range. This requires the right to write.
+    fn sync_written(&self, node: &Node) -> Outcome<()> {
+        self.export.check_writable()?;
+        let file = node.writer(&self.user, node.stat()?.st_uid)?;
+        self.check_sync(self.user.run_as(|| Ok(fsync(file.as_fd())))?)
+    }
+
     pub(crate) fn commit(&self, args: Commit3Args<'_>) -> Results<Commit3Resok, Commit3Resfail> {
         let node = self.export.find(args.file)?;
-        // The whole file is synced, whatever the range. This requires the right to write.
-        let outcome =
-            self.writer(&node).and_then(|file| self.check_sync(self.user.run_as(|| Ok(fsync(file.as_fd())))?));
+        let outcome = self.sync_written(&node);
         let file_wcc = wcc_data(None, &node);
         let done = |()| Commit3Resok { file_wcc, verf: self.export.verifier() };
         outcome.map(done).map_err(|status| (status, Commit3Resfail { file_wcc }))

@@ -4,6 +4,7 @@ use std::fs;
 use std::mem::MaybeUninit;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
 use rpcrdma_nfs3d::UNCHANGED;
@@ -132,6 +133,31 @@ fn the_owner_may_use_a_new_file_whose_mode_denies_it() {
             }
         }
     }
+}
+
+/// The server may have opened the file before the flag was set.
+#[test]
+fn append_only_and_immutable_files_are_not_written() {
+    if !has_root() {
+        return;
+    }
+    let nfsd = Nfsd::start(&[]);
+    let path = nfsd.path().join("file");
+    let mut nfs = nfsd.client();
+    let root = nfs.root;
+    let file = nfs.make(&root, "file");
+    for flag in ["a", "i"] {
+        nfs.write(&file, 0, b"data", StableHow::FileSync).unwrap();
+        let change = |sign| Command::new("chattr").arg(format!("{sign}{flag}")).arg(&path).output();
+        match change("+") {
+            Ok(output) if output.status.success() => {}
+            output => return println!("not run: chattr: {output:?}"),
+        }
+        let written = nfs.write(&file, 0, b"more", StableHow::FileSync);
+        assert!(change("-").unwrap().status.success());
+        assert_eq!(status(written), Nfsstat3::ErrPerm, "chattr +{flag}");
+    }
+    assert_eq!(fs::read(&path).unwrap(), b"data");
 }
 
 #[test]
