@@ -11,7 +11,7 @@
 use std::fs::DirBuilder;
 use std::io::Write as _;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -281,6 +281,14 @@ fn key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
         file.write_all(&key).and_then(|()| file.sync_all()).with_context(name)?;
     } else {
         let bytes = secret_file::read(path).context("--key")?;
+        let links = path.metadata().with_context(name)?.nlink();
+        ensure!(
+            links == 1,
+            "--key {}: the file has {links} names (hard links), by one of which clients could reach it in the exported \
+             directory: remove the others, which `find DIRECTORY -samefile {}` lists",
+            name(),
+            name()
+        );
         ensure!(
             bytes.len() == key.len(),
             "invalid key {}: expected {} bytes, found {}",

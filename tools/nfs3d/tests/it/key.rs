@@ -102,6 +102,24 @@ fn a_key_that_is_not_a_regular_file_is_refused() {
 }
 
 #[test]
+fn a_key_with_a_second_name_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (export, key) = (directory.path().join("export"), directory.path().join("key"));
+    fs::create_dir(&export).expect("a directory");
+    fs::write(&key, [7; 32]).expect("a key");
+    set_mode(&key, 0o600);
+    fs::hard_link(&key, export.join("link")).expect("a link");
+    let mut server = Command::new(env!("CARGO_BIN_EXE_nfs3d"));
+    // The port is in use, so a server that accepts the key ends at once.
+    let port = std::net::TcpListener::bind("[::]:0").expect("a port");
+    server.arg(&export).args(["--mount-port", &port.local_addr().expect("an address").port().to_string()]);
+    let output = server.arg("--key").arg(&key).stdin(Stdio::null()).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    let output = String::from_utf8(output.stderr).expect("text");
+    assert!(output.contains(&format!("--key {}: the file has 2 names", key.display())), "{output}");
+}
+
+#[test]
 fn a_key_that_others_may_read_or_replace_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     let top = directory.path().canonicalize().expect("a path");
