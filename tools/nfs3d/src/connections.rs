@@ -11,9 +11,9 @@ use crate::lines;
 use crate::lock::lock;
 
 /// Limit of connections of all hosts.
-const MAX_CONNECTIONS: usize = 64;
+pub(crate) const MAX_CONNECTIONS: usize = 64;
 /// Limit of connections per host.
-const MAX_PER_HOST: usize = 16;
+pub(crate) const MAX_PER_HOST: usize = 16;
 
 /// Open connections with the addresses of their peers, the least recently used first.
 #[derive(Default)]

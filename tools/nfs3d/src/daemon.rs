@@ -56,7 +56,9 @@ struct Cli {
     /// soft:NAME.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "soft:nfs3d")]
     listen: Vec<Address>,
-    /// TCP port of MOUNT; 0 selects a free port.
+    /// TCP port of MOUNT; 0 selects a free port. MOUNT serves 64 connections, of which a host gets 16, and evicts the
+    /// least recently used one for a new one. It closes a connection after 30 s without a call, or when a call takes
+    /// 5 s. Paths have at most 1024 bytes. The list of mounts has at most 1024 entries.
     #[arg(long, value_name = "PORT", default_value_t = 20048)]
     mount_port: u16,
     /// Register NFS and MOUNT with the host's rpcbind, and withdraw them at the end. rpcbind holds one IPv4 and one
@@ -94,7 +96,8 @@ struct Cli {
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     keep_alive: u32,
     /// Seconds without progress, such as in moving the data of a WRITE, before the server ends the connection. Time in
-    /// which the client moves data at --min-rate does not count.
+    /// which the client moves data at --min-rate does not count. The set-up of a connection over iwarp: or soft: is
+    /// limited by debug.handshake_timeout instead (5 s).
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     progress_timeout: u32,
     /// Minimum data rate of a client, in bytes per second; see --progress-timeout.

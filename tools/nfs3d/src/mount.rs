@@ -227,3 +227,26 @@ fn encode(results: &impl Encode) -> Result<Vec<u8>, ReplyBody<'static>> {
 fn mount_status(status: Nfsstat3) -> Mountstat3 {
     xdr::decode(&(status as i32).to_be_bytes()).unwrap_or(Mountstat3::ErrIo)
 }
+
+#[cfg(test)]
+mod tests {
+    use rpcrdma::config::DebugConfig;
+
+    use super::*;
+    use crate::connections::{MAX_CONNECTIONS, MAX_PER_HOST};
+
+    #[test]
+    fn the_help_text_states_the_limits_of_connections() {
+        let help = crate::daemon::command_line().render_long_help().to_string();
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        for limit in [
+            format!("MOUNT serves {MAX_CONNECTIONS} connections, of which a host gets {MAX_PER_HOST}"),
+            format!("after {} s without a call, or when a call takes {} s", IDLE.as_secs(), CALL_TIME.as_secs()),
+            format!("Paths have at most {MNTPATHLEN} bytes"),
+            format!("The list of mounts has at most {MOUNTS} entries"),
+            format!("debug.handshake_timeout instead ({} s)", DebugConfig::default().handshake_timeout.as_secs()),
+        ] {
+            assert!(help.contains(&limit), "{limit:?} is not in: {help}");
+        }
+    }
+}
