@@ -147,7 +147,7 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     let mut config = ServerConfig { shard, accept, stats: options.stats.clone(), ..config };
     print_error!("{}", memory_line(&config.shard, config.shards, 0));
     // From here on, signals wait for the loop at the end of this function.
-    let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot handle SIGINT and SIGTERM")?;
     let key = key(&options.key.clone().map_or_else(default_key, Ok)?, &options.directory)?;
     // Clients choose the modes of their files. The code that creates any other file sets its mode.
     rustix::process::umask(rustix::fs::Mode::empty());
@@ -176,7 +176,7 @@ fn serve(options: &Cli, matches: &ArgMatches) -> anyhow::Result<()> {
     )?);
     let mount_port = mount::serve(&export, options.mount_port)?;
     let pool = (options.workers > 0).then(|| Pool::start(&export, options.workers.into())).transpose();
-    let pool = pool.context("--workers")?;
+    let pool = pool.with_context(|| format!("cannot start {} threads (--workers)", options.workers))?;
     let server = Server::start(first, nfs::services(&export, pool.as_ref()), &config)?;
     let registered = if options.rpcbind { Some(register(&options.listen, mount_port)?) } else { None };
     let exported = Arc::clone(&export);
@@ -280,7 +280,8 @@ fn key(path: &Path, directory: &Path) -> anyhow::Result<Key> {
         );
     }
     if let Some(mut file) = secret_file::create(path).context("--key")? {
-        getrandom::fill(&mut key).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;
+        getrandom::fill(&mut key)
+            .map_err(|error| anyhow::anyhow!("cannot get random bytes from the system: {error}"))?;
         file.write_all(&key).and_then(|()| file.sync_all()).with_context(name)?;
     } else {
         let bytes = secret_file::read(path).context("--key")?;

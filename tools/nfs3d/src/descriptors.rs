@@ -46,9 +46,12 @@ impl Descriptors {
     pub(crate) fn divide(config: &ServerConfig, threads: usize) -> anyhow::Result<Self> {
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         let limit = maximum.map_or(RAISED_LIMIT, |hard| hard.min(RAISED_LIMIT)).max(current.unwrap_or(0));
-        setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum }).context("RLIMIT_NOFILE")?;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum })
+            .with_context(|| format!("cannot raise the limit of open files (RLIMIT_NOFILE) to {limit}"))?;
         let (shards, shard) = (config.shards, &config.shard);
-        let open = std::fs::read_dir("/proc/self/fd").context("/proc/self/fd")?.count();
+        let open = std::fs::read_dir("/proc/self/fd")
+            .context("cannot count the open files of the process in /proc/self/fd")?
+            .count();
         let own = open + shards * PER_SHARD + (threads + shards) * PER_THREAD + mount::THREADS;
         let connections = shard.limits.max_connections.unwrap_or(usize::MAX).min(shard.memory.receives / MIN_RECEIVES);
         Self::divide_limit(limit as usize, own, shards, connections, shard.debug.max_handshakes)

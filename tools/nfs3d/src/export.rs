@@ -86,7 +86,8 @@ impl Export {
             .map_err(|status| anyhow::anyhow!("{}: cannot make its file handle: {}", path.display(), status.name()))?;
         let path_fd = openat(&root, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let mut verifier = [0; 8];
-        getrandom::fill(&mut verifier).map_err(|error| anyhow::anyhow!("getrandom: {error}"))?;
+        getrandom::fill(&mut verifier)
+            .map_err(|error| anyhow::anyhow!("cannot get random bytes from the system: {error}"))?;
         Ok(Self {
             path,
             root: Arc::new(Node::new(path_fd, handle, &stat)),

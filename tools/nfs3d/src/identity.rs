@@ -87,20 +87,21 @@ impl Policy {
     pub fn prepare(&self) -> anyhow::Result<()> {
         if !self.privileged {
             // Calls run as the server's user, and must have no more rights than any other process of this user.
-            let mut sets = capabilities(None).context("capget")?;
+            let mut sets = capabilities(None).context("cannot read the capabilities of the process")?;
             for set in [&mut sets.effective, &mut sets.permitted, &mut sets.inheritable] {
                 set.remove(FILE_CAPABILITIES);
             }
-            return set_capabilities(None, sets).context("capset");
+            return set_capabilities(None, sets)
+                .context("cannot drop the capabilities that override permissions of files");
         }
-        let bits = capabilities_secure_bits().context("PR_GET_SECUREBITS")?;
+        let bits = capabilities_secure_bits().context("cannot read the securebits of the process")?;
         ensure!(
             !bits.contains(CapabilitiesSecureBits::NO_SETUID_FIXUP),
             "the process has the securebit no-setuid-fixup, with which calls of users would run with the capabilities \
              of root: start without SECBIT_NO_SETUID_FIXUP"
         );
         // Root's own groups are dropped, because each call sets the groups of its caller.
-        set_thread_groups(&[]).context("setgroups")
+        set_thread_groups(&[]).context("cannot drop the supplementary groups of root (this needs CAP_SETGID)")
     }
 
     /// Identity of the server.

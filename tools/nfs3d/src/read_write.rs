@@ -86,8 +86,11 @@ impl Call<'_> {
     /// Changes the write verifier after a failed sync, because earlier writes may be lost.
     fn check_sync(&self, synced: io::Result<()>) -> Outcome<()> {
         Ok(synced.inspect_err(|error| {
-            let line = format_args!("fsync: {error}: clients will write uncommitted data again");
-            lines::log(log::Level::Error, "failures of fsync", line);
+            let line = format_args!(
+                "cannot make written data stable: {error}: clients will write uncommitted data again; check the disk \
+                 and the file system of the exported directory"
+            );
+            lines::log(log::Level::Error, "failures to make written data stable", line);
             self.export.change_verifier();
         })?)
     }
@@ -121,4 +124,49 @@ fn write_at(file: BorrowedFd<'_>, data: &[u8], offset: u64) -> io::Result<usize>
         }
     }
     Ok(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::export::{Export, Options};
+    use crate::handles::HandleSource;
+    use crate::identity::{Policy, Squash};
+    use crate::lock::lock;
+
+    /// Log lines of this process.
+    static LINES: Mutex<String> = Mutex::new(String::new());
+
+    struct Recorder;
+
+    impl log::Log for Recorder {
+        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn log(&self, record: &log::Record<'_>) {
+            lock(&LINES).push_str(&format!("{}\n", record.args()));
+        }
+
+        fn flush(&self) {}
+    }
+
+    #[test]
+    fn a_failed_sync_is_logged_in_terms_of_an_operator() {
+        log::set_logger(&Recorder).expect("no other logger");
+        log::set_max_level(log::LevelFilter::Warn);
+        let directory = tempfile::tempdir().expect("a directory");
+        let policy = Policy::new(Squash::None);
+        let (read_only, sync, handles, key, files) = (false, false, HandleSource::Names, [7; 32], 100);
+        let options = Options { read_only, sync, policy, handles, key, files };
+        let export = Export::open(directory.path(), options).expect("a directory");
+        let (call, before) = (Call { export: &export, user: policy.own() }, export.verifier());
+        assert_eq!(call.check_sync(Err(Errno::IO)), Err(Nfsstat3::ErrIo));
+        assert_ne!(export.verifier(), before);
+        let lines = lock(&LINES).clone();
+        let expected = "cannot make written data stable: Input/output error (os error 5): clients will write";
+        assert!(lines.contains(expected) && !lines.contains("fsync"), "{lines}");
+    }
 }

@@ -63,22 +63,28 @@ fn a_change_by_another_user_clears_set_id_bits() {
 }
 
 #[test]
-fn a_server_whose_threads_would_keep_the_capabilities_of_root_does_not_start() {
+fn a_server_that_cannot_run_calls_with_the_rights_of_their_users_does_not_start() {
     if !can_switch_users() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
     let export = directory.path().join("export");
     fs::create_dir(&export).unwrap();
-    let output = Command::new("setpriv")
-        .args(["--securebits", "+no_setuid_fixup", env!("CARGO_BIN_EXE_nfs3d")])
-        .arg(&export)
-        .args(["--listen", "iwarp:192.0.2.1:1", "--mount-port", "0", "--key"])
-        .arg(directory.path().join("key"))
-        .output()
-        .unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(errors.contains("start without SECBIT_NO_SETUID_FIXUP"), "{errors}");
+    let errors = |options: [&str; 2]| {
+        let output = Command::new("setpriv")
+            .args(options)
+            .arg(env!("CARGO_BIN_EXE_nfs3d"))
+            .arg(&export)
+            .args(["--listen", "iwarp:192.0.2.1:1", "--mount-port", "0", "--key"])
+            .arg(directory.path().join("key"))
+            .output()
+            .unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let keeps = errors(["--securebits", "+no_setuid_fixup"]);
+    assert!(keeps.contains("start without SECBIT_NO_SETUID_FIXUP"), "{keeps}");
+    let lacks = errors(["--bounding-set", "-setgid"]);
+    assert!(lacks.contains("cannot drop the supplementary groups of root (this needs CAP_SETGID): "), "{lacks}");
 }
 
 /// A mounted file system in a file, unmounted on drop.
