@@ -541,8 +541,8 @@ rpcrdma_config *rpcrdma_config_new(void);
 //
 // # Returns
 // - 0: the knob is set.
-// - -EINVAL: the text names the knob, the value, and the valid values, with the other knob if that sets the limit. For
-//   a name of an earlier version, the text has the present name.
+// - -EINVAL: the text begins with the knob, and names the value, and the valid values, with the other knob if that
+//   sets the limit. For a name of an earlier version, the text has the present name.
 // - a negative handle code.
 //
 // # Safety

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rpcrdma::auth::{AuthPolicy, PreSharedKey};
 use rpcrdma::client::{ClientConfig, Credential};
-use rpcrdma::config::{AcceptConfig, Config, ConnectConfig};
+use rpcrdma::config::{AcceptConfig, Config, ConfigError, ConnectConfig};
 use rpcrdma::rpc::AuthSys;
 use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::{Arena, Services};
@@ -59,14 +59,14 @@ impl ExtraKnobs {
                 let cores: Option<Vec<_>> = text.split(',').map(core_range).collect();
                 let wrong = || {
                     ApiFailure::argument(format_args!(
-                        "invalid {name} `{text}`: expected cores of 0 to {HIGHEST_CORE}, such as 0,2 or 0-3"
+                        "{name}: invalid value `{text}`: expected cores of 0 to {HIGHEST_CORE}, such as 0,2 or 0-3"
                     ))
                 };
                 cores.ok_or_else(wrong).map(|cores| self.cores = Some(cores.into_iter().flatten().collect()))
             }
             "server.workers" => number_in_range(name, text, 0..=MAX_THREADS).map(|count| self.workers = count),
             "server.stats" if text.len() > LONGEST_SOCKET => Err(ApiFailure::argument(format_args!(
-                "{name} is a path of {} bytes: names of Unix sockets have at most {LONGEST_SOCKET}",
+                "{name}: path of {} bytes exceeds {LONGEST_SOCKET}, the limit of names of Unix sockets",
                 text.len()
             ))),
             "server.stats" => {
@@ -88,8 +88,8 @@ impl Knobs {
         };
         let name = match &found[..] {
             [only] => only,
-            [] => return Err(ApiFailure::argument(format_args!("no knob `{name}` (tuning.md lists all)"))),
-            several => return Err(ApiFailure::argument(format_args!("{name} is ambiguous: {}", several.join(" or ")))),
+            [] => return Err(ApiFailure::argument(format_args!("{name}: no such knob (tuning.md lists all)"))),
+            several => return Err(ApiFailure::argument(format_args!("{name}: ambiguous, {}", several.join(" or ")))),
         };
         if let Some(done) = self.extra.set(name, text) {
             return done;
@@ -99,7 +99,7 @@ impl Knobs {
             true => settings.set_applied(SOURCE, name, text, (config, connect)),
             false => settings.set_applied(SOURCE, name, text, (config, accept)),
         };
-        set.map_err(setting_failure)
+        set.map_err(|error| setting_failure(error, Some(name)))
     }
 
     /// Adds the knobs of a file.
@@ -110,7 +110,7 @@ impl Knobs {
                 let code = errno.map_or(Errno::INVAL, Errno::from_raw_os_error);
                 ApiFailure::new(code, format_args!("{}: {why}", path.display()))
             }
-            error => setting_failure(error),
+            error => setting_failure(error, None),
         })?;
         let mut own = self.extra.clone();
         for name in EXTRA_KNOBS {
@@ -134,9 +134,9 @@ impl Knobs {
     ///
     /// Dependencies between knobs are checked when a server or client starts.
     fn apply(&mut self, next: Settings) -> Result<(), ApiFailure> {
-        let (config, accept) =
-            next.apply(&Config::default(), &AcceptConfig::default(), &[]).map_err(setting_failure)?;
-        let (_, connect) = next.apply(&Config::default(), &ConnectConfig::default(), &[]).map_err(setting_failure)?;
+        let failure = |error| setting_failure(error, None);
+        let (config, accept) = next.apply(&Config::default(), &AcceptConfig::default(), &[]).map_err(failure)?;
+        let (_, connect) = next.apply(&Config::default(), &ConnectConfig::default(), &[]).map_err(failure)?;
         self.applied = (config, accept, connect);
         self.settings = next;
         Ok(())
@@ -239,20 +239,38 @@ impl Knobs {
 /// Prefix of the names of a client's own knobs.
 const CONNECT: &str = "connect.";
 
+/// The failure of a setting: its source, unless that is `rpcrdma_config_set`, then the knob, and the cause.
+///
+/// `set` is the knob that `rpcrdma_config_set` sets. The cause may name another one.
 #[cold]
-fn setting_failure(error: SettingError) -> ApiFailure {
-    match error {
+fn setting_failure(error: SettingError, set: Option<&str>) -> ApiFailure {
+    let (source, text) = match error {
         SettingError::Unknown { source_, knob, known } => {
             let own = EXTRA_KNOBS.join(", ");
             let hint = Some(to_c_names(knob.clone())).filter(|here| *here != knob);
             let hint = hint.map_or_else(String::new, |here| format!(" (in C: {here})"));
-            ApiFailure::untranslated(
-                Errno::INVAL,
-                format!("{source_}: no knob {knob}{hint}: {}; also {own}", to_c_names(known)),
-            )
+            let text = format!("{knob}: no such knob{hint}: {}; also {own}", to_c_names(known));
+            return ApiFailure::untranslated(Errno::INVAL, with_source(&source_, text));
         }
-        error => ApiFailure::argument(error),
-    }
+        SettingError::Replaced { source_, knob, became } => (source_, format!("{knob}: {became}")),
+        SettingError::Value { source_, knob, value, why } => {
+            (source_, format!("{knob}: invalid value `{value}`: {why}"))
+        }
+        SettingError::Refused { source_, error } => match set {
+            Some(set) if set != error.knob => (source_, format!("{set}: {error}")),
+            _ => {
+                let ConfigError { knob, value, expected, .. } = error;
+                (source_, format!("{knob}: invalid value `{value}`: expected {expected}"))
+            }
+        },
+        error => return ApiFailure::argument(error),
+    };
+    ApiFailure::argument(with_source(&source, text))
+}
+
+/// Puts the source of a setting in front of a text, unless that is `rpcrdma_config_set`.
+fn with_source(source: &str, text: String) -> String {
+    if source == SOURCE { text } else { format!("{source}: {text}") }
 }
 
 /// Names of the [`ExtraKnobs`].
@@ -269,8 +287,9 @@ fn full_names(name: &str) -> Vec<String> {
 
 /// Parses a number. `max` is the highest value of the knob, for the error.
 fn number<T: FromStr>(name: &str, text: &str, max: impl Display) -> Result<T, ApiFailure> {
-    let wrong =
-        |_| ApiFailure::argument(format_args!("invalid {name} `{text}`: expected a whole number, at most {max}"));
+    let wrong = |_| {
+        ApiFailure::argument(format_args!("{name}: invalid value `{text}`: expected a whole number, at most {max}"))
+    };
     text.trim().parse().map_err(wrong)
 }
 
@@ -288,7 +307,7 @@ fn number_in_range(name: &str, text: &str, range: RangeInclusive<usize>) -> Resu
     match range.contains(&value) {
         true => Ok(value),
         false => Err(ApiFailure::argument(format_args!(
-            "invalid {name} `{value}`: expected {} to {}",
+            "{name}: invalid value `{value}`: expected {} to {}",
             range.start(),
             range.end()
         ))),
@@ -318,8 +337,9 @@ struct AuthSysUser {
 
 impl AuthSysUser {
     fn of(name: &str, text: &str) -> Result<Self, ApiFailure> {
-        let wrong =
-            || ApiFailure::argument(format_args!("invalid {name} `{text}`: expected UID:GID or UID:GID:GID,GID"));
+        let wrong = || {
+            ApiFailure::argument(format_args!("{name}: invalid value `{text}`: expected UID:GID or UID:GID:GID,GID"))
+        };
         let mut parts = text.splitn(3, ':');
         let uid = user_or_group_id(name, parts.next().ok_or_else(wrong)?)?;
         let gid = user_or_group_id(name, parts.next().ok_or_else(wrong)?)?;
@@ -327,7 +347,7 @@ impl AuthSysUser {
         let gids = gids.map(|gid| user_or_group_id(name, gid)).collect::<Result<Vec<_>, _>>()?;
         match gids.len() {
             ..=AuthSys::MAX_GIDS => Ok(Self { uid, gid, gids }),
-            many => Err(ApiFailure::argument(format_args!("{name} has {many} groups: at most {}", AuthSys::MAX_GIDS))),
+            many => Err(ApiFailure::argument(format_args!("{name}: {many} groups exceed {}", AuthSys::MAX_GIDS))),
         }
     }
 
@@ -371,48 +391,75 @@ mod tests {
     fn an_unknown_knob_is_named_as_it_was_written() {
         for (name, in_c) in [("wire.host_auth", "wire.host_key"), ("memory.arenas", "rpcrdma_config_arena")] {
             let text = refused(name, "1");
-            assert!(text.contains(&format!("no knob {name} (in C: {in_c})")), "{text}");
+            assert!(text.starts_with(&format!("{name}: no such knob (in C: {in_c})")), "{text}");
         }
-        assert!(refused("wire.colour", "1").contains("no knob wire.colour: wire has "));
+        assert!(refused("wire.colour", "1").starts_with("wire.colour: no such knob: wire has "));
     }
 
     #[test]
     fn a_value_that_no_host_permits_is_refused_when_it_is_set() {
         let (many, long) = (format!("0:0:{}", ["1"; 17].join(",")), "/".repeat(108));
         for (name, value, text) in [
-            ("memory.budget", "256TiB", "invalid memory.budget `281474976710656`: expected 0 to 140737488355328"),
+            (
+                "memory.budget",
+                "256TiB",
+                "memory.budget: invalid value `281474976710656`: expected 0 to 140737488355328",
+            ),
             (
                 "memory.bulk_buffers",
                 "[[1073741824, 16777216]]",
-                "invalid memory.bulk_buffers `18014398509481984 bytes in all`",
+                "memory.bulk_buffers: invalid value `18014398509481984 bytes in all`",
             ),
             (
                 "memory.receives",
                 "99999999999999999999",
-                "invalid memory.receives `99999999999999999999`: expected 256 to 1048576",
+                "memory.receives: invalid value `99999999999999999999`: expected 256 to 1048576",
             ),
-            ("memory.numa_node", "1024", "invalid memory.numa_node `1024`: expected 0 to 1023"),
-            ("limits.credits", "5000000000", "invalid limits.credits `5000000000`: expected 4 to 32767"),
-            ("limits.credits", "-1", "invalid limits.credits `-1`: expected 4 to 32767"),
-            ("limits.max_deferred", "4294967296", "expected a whole number, 0 to 4294967295"),
-            ("poll.core", "1024", "invalid poll.core `1024`: expected 0 to 1023"),
-            ("device.gid_index", "256", "invalid device.gid_index `256`: expected 0 to 255"),
+            ("memory.numa_node", "1024", "memory.numa_node: invalid value `1024`: expected 0 to 1023"),
+            ("limits.credits", "5000000000", "limits.credits: invalid value `5000000000`: expected 4 to 32767"),
+            ("limits.credits", "-1", "limits.credits: invalid value `-1`: expected 4 to 32767"),
+            (
+                "limits.max_deferred",
+                "4294967296",
+                "limits.max_deferred: invalid value `4294967296`: expected a whole number, 0 to 4294967295",
+            ),
+            ("poll.core", "1024", "poll.core: invalid value `1024`: expected 0 to 1023"),
+            ("device.gid_index", "256", "device.gid_index: invalid value `256`: expected 0 to 255"),
             (
                 "server.workers",
                 "99999999999999999999",
-                "invalid server.workers `99999999999999999999`: expected a whole number, at",
+                "server.workers: invalid value `99999999999999999999`: expected a whole number, at",
             ),
             (
                 "client.auth_sys",
                 "4294967296:0",
-                "invalid client.auth_sys `4294967296`: expected a whole number, at most 4294967295",
+                "client.auth_sys: invalid value `4294967296`: expected a whole number, at most 4294967295",
             ),
-            ("client.auth_sys", &many, "client.auth_sys has 17 groups: at most 16"),
-            ("server.stats", &long, "server.stats is a path of 108 bytes: names of Unix sockets have at most 107"),
+            ("client.auth_sys", &many, "client.auth_sys: 17 groups exceed 16"),
+            ("server.stats", &long, "server.stats: path of 108 bytes exceeds 107"),
         ] {
-            assert!(refused(name, value).contains(text), "{name}: {}", refused(name, value));
+            assert!(refused(name, value).starts_with(text), "{name}: {}", refused(name, value));
         }
         assert!(Knobs::default().set("server.stats", &long[1..]).is_ok());
+    }
+
+    #[test]
+    fn a_text_begins_with_the_knob_that_was_set() {
+        for (name, value) in [
+            ("nothing", "1"),
+            ("wire.revision", "1"),
+            ("debug.nothing", "1"),
+            ("server.cores", "x"),
+            ("server.stats", &"/".repeat(108)),
+            ("client.auth_sys", "0"),
+            ("wire.host_key", "me"),
+            ("poll.idle", "never"),
+            // The text names `memory.receives`, which is too small.
+            ("limits.credits", "32767"),
+        ] {
+            let text = refused(name, value);
+            assert!(text.starts_with(&format!("{name}: ")), "{text}");
+        }
     }
 
     #[test]
@@ -489,9 +536,9 @@ mod tests {
         for (file, cause) in [
             (
                 &b"[server]\nworkers = \"two\"\n"[..],
-                "invalid server.workers `two`: expected a whole number, at most 1024",
+                "server.workers: invalid value `two`: expected a whole number, at most 1024",
             ),
-            (b"[server]\nshards = 0\n", "invalid server.shards `0`: expected 1 to 1024"),
+            (b"[server]\nshards = 0\n", "server.shards: invalid value `0`: expected 1 to 1024"),
             (b"[wire]\nhost_key = \"me\"\n", "wire.host_key: expected ID:KEY, with the key in hexadecimal digits"),
             (b"[limits]\n# \xff\n", "line 2: not UTF-8"),
             ("#".repeat(5 << 20).as_bytes(), "file of 5242880 bytes exceeds limit 4194304"),

@@ -59,8 +59,8 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 ///
 /// # Returns
 /// - 0: the knob is set.
-/// - -EINVAL: the text names the knob, the value, and the valid values, with the other knob if that sets the limit. For
-///   a name of an earlier version, the text has the present name.
+/// - -EINVAL: the text begins with the knob, and names the value, and the valid values, with the other knob if that
+///   sets the limit. For a name of an earlier version, the text has the present name.
 /// - a negative handle code.
 ///
 /// # Safety
