@@ -273,6 +273,11 @@ static void calls_of_version_1_without_key(const char *address, rpcrdma_services
     rpcrdma_config *config = new_config(), *keyed = new_config();
     CHECK(!rpcrdma_config_set(config, "wire.credit_mode", "v1"));
     CHECK(!rpcrdma_config_set(keyed, "wire.host_key", "blue:000102030405060708090a0b0c0d0e0f"));
+    // Both in one configuration contradict each other.
+    CHECK(rpcrdma_config_set(config, "wire.host_key", "blue:000102030405060708090a0b0c0d0e0f") == -EINVAL);
+    CHECK(!strncmp(rpcrdma_error(), "wire.host_key: ", 15) && names_knob(rpcrdma_error()));
+    CHECK(rpcrdma_config_set(keyed, "wire.credit_mode", "v1") == -EINVAL && names_knob(rpcrdma_error()));
+    CHECK(!strncmp(rpcrdma_error(), "wire.credit_mode: ", 18));
     rpcrdma_server *server = rpcrdma_server_start(address, services, keyed);
     rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
     CHECK(server && client);

@@ -91,8 +91,9 @@ impl Knobs {
             [] => return Err(ApiFailure::argument(format_args!("{name}: no such knob (tuning.md lists all)"))),
             several => return Err(ApiFailure::argument(format_args!("{name}: ambiguous, {}", several.join(" or ")))),
         };
-        if let Some(done) = self.extra.set(name, text) {
-            return done;
+        let mut extra = self.extra.clone();
+        if let Some(done) = extra.set(name, text) {
+            return done.and_then(|()| self.replace_extra(name, extra));
         }
         let (settings, (config, accept, connect)) = (&mut self.settings, &mut self.applied);
         let set = match name.starts_with(CONNECT) {
@@ -100,6 +101,18 @@ impl Knobs {
             false => settings.set_applied(SOURCE, name, text, (config, accept)),
         };
         set.map_err(|error| setting_failure(error, Some(name)))
+    }
+
+    /// Replaces the extra knobs, of which `name` was set, unless they contradict the settings.
+    fn replace_extra(&mut self, name: &str, extra: ExtraKnobs) -> Result<(), ApiFailure> {
+        if name == HOST_KEY {
+            let mut config = self.applied.0.clone();
+            config.wire.host_auth.clone_from(&extra.host_auth);
+            config.validate().map_err(|error| ApiFailure::argument(format_args!("{name}: {error}")))?;
+            self.applied.0 = config;
+        }
+        self.extra = extra;
+        Ok(())
     }
 
     /// Adds the knobs of a file.
@@ -125,18 +138,22 @@ impl Knobs {
                 own.set(name, &text).unwrap_or(Ok(())).map_err(of_file)?;
             }
         }
-        self.apply(next)?;
+        // The file may contradict an earlier setting, whose failure does not name the file.
+        self.apply(next, &own.host_auth).map_err(|failure| {
+            let name = path.display().to_string();
+            if failure.text().starts_with(&name) { failure } else { failure.with_subject(name) }
+        })?;
         self.extra = own;
         Ok(())
     }
 
-    /// Replaces the settings if the new ones are valid.
-    ///
-    /// Dependencies between knobs are checked when a server or client starts.
-    fn apply(&mut self, next: Settings) -> Result<(), ApiFailure> {
+    /// Replaces the settings if the new ones are valid with this host authentication.
+    fn apply(&mut self, next: Settings, host_auth: &AuthPolicy) -> Result<(), ApiFailure> {
         let failure = |error| setting_failure(error, None);
-        let (config, accept) = next.apply(&Config::default(), &AcceptConfig::default(), &[]).map_err(failure)?;
-        let (_, connect) = next.apply(&Config::default(), &ConnectConfig::default(), &[]).map_err(failure)?;
+        let mut defaults = Config::default();
+        defaults.wire.host_auth.clone_from(host_auth);
+        let (config, accept) = next.apply(&defaults, &AcceptConfig::default(), &[]).map_err(failure)?;
+        let (_, connect) = next.apply(&defaults, &ConnectConfig::default(), &[]).map_err(failure)?;
         self.applied = (config, accept, connect);
         self.settings = next;
         Ok(())
@@ -460,6 +477,44 @@ mod tests {
             let text = refused(name, value);
             assert!(text.starts_with(&format!("{name}: ")), "{text}");
         }
+    }
+
+    #[test]
+    fn a_host_key_and_version_1_are_refused_in_either_order() {
+        let key = format!("me:{}", "07".repeat(32));
+        let mut knobs = Knobs::default();
+        assert!(knobs.set("wire.host_key", &key).is_ok());
+        let text = "wire.credit_mode: invalid value `v1`: expected a mode of version 2, because wire.host_key is set \
+                    and version 1 has no host authentication; or no wire.host_key";
+        let refusal = knobs.set("wire.credit_mode", "v1").expect_err("a key is set");
+        assert_eq!((refusal.code(), refusal.text()), (Errno::INVAL, text));
+        // Other knobs of the group leave the key as it is.
+        assert!(knobs.set("wire.receive_size", "8192").is_ok());
+        assert!(knobs.set("wire.credit_mode", "v1").is_err() && knobs.client(1, 1).is_ok());
+
+        let mut knobs = Knobs::default();
+        assert!(knobs.set("wire.credit_mode", "v1").is_ok());
+        let refusal = knobs.set("wire.host_key", &key).expect_err("version 1 is set");
+        assert!(refusal.text().starts_with("wire.host_key: invalid wire.credit_mode `v1`: "), "{}", refusal.text());
+        assert!(matches!(knobs.client(1, 1).map(|config| config.shard.wire.host_auth), Ok(AuthPolicy::Off)));
+
+        let file = format!("[wire]\nhost_key = \"{key}\"\ncredit_mode = \"v1\"\n");
+        let (path, result) = loaded(file.as_bytes(), 0o600);
+        let text = result.err().expect("the file contradicts itself");
+        assert!(text.starts_with(&format!("{path}: wire.credit_mode: invalid value `v1`")), "{text}");
+    }
+
+    #[test]
+    fn a_file_that_contradicts_an_earlier_setting_is_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().canonicalize().expect("a path").join("key.toml");
+        fs::write(&path, format!("[wire]\nhost_key = \"me:{}\"\n", "07".repeat(32))).expect("space");
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("our file");
+        let mut knobs = Knobs::default();
+        assert!(knobs.set("wire.credit_mode", "v1").is_ok());
+        let refusal = knobs.load(&path).expect_err("version 1 is set");
+        assert!(refusal.text().starts_with(&format!("{}: wire.credit_mode", path.display())), "{}", refusal.text());
+        assert!(matches!(knobs.extra.host_auth, AuthPolicy::Off));
     }
 
     #[test]

@@ -47,6 +47,8 @@ const NAMES: &[(&str, &str)] = &[
     ("calls from `prepare` of this client", "calls are of this client"),
     ("DeferredCall", "deferred call"),
     ("wire.host_auth, or `--host-key FILE`", "wire.host_key"),
+    ("wire.host_auth is required", "wire.host_key is set"),
+    ("wire.host_auth off or optional", "no wire.host_key"),
     ("wire.host_auth", "wire.host_key"),
     ("openssl rand -out FILE 32", "openssl rand -hex 32"),
     ("build with `--features verbs`", "build with `engine/capi/install --features=verbs`"),

@@ -399,9 +399,7 @@ impl Settings {
                 sources.insert(&setting.knob, setting.source.clone());
             }
         }
-        // Files cannot contain these knobs.
-        made.memory.arenas.clone_from(&config.memory.arenas);
-        made.wire.host_auth.clone_from(&config.wire.host_auth);
+        keep_unnamed(&mut made, config);
         let source_of = |knob: &str| sources.get(knob).map_or("defaults", String::as_str).to_owned();
         let refused = |error: ConfigError| SettingError::Refused { source_: source_of(error.knob), error };
         apply_budget(&mut made, config, |knob| sources.contains_key(knob)).map_err(refused)?;
@@ -426,6 +424,7 @@ impl Settings {
         let setting = Setting { source, is_argument: false, knob, values };
         let (mut made, mut made_role, defaults) = (config.clone(), role.clone(), Config::default());
         setting.apply(&mut made, &mut made_role, (&defaults, &R::default()))?;
+        keep_unnamed(&mut made, config);
         let is_set = |knob: &str| knob == setting.knob || self.0.iter().any(|earlier| earlier.knob == knob);
         let refused = |error| SettingError::Refused { source_: setting.source.clone(), error };
         apply_budget(&mut made, &defaults, is_set).map_err(refused)?;
@@ -434,6 +433,12 @@ impl Settings {
         self.0.push(setting);
         Ok(())
     }
+}
+
+/// Copies the knobs that no setting can name, because a setting resets all such knobs of its group.
+fn keep_unnamed(made: &mut Config, before: &Config) {
+    made.memory.arenas.clone_from(&before.memory.arenas);
+    made.wire.host_auth.clone_from(&before.wire.host_auth);
 }
 
 /// Sets the numbers of buffers that no setting determines to 0, so that the budget determines them.

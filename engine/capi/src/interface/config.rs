@@ -40,7 +40,8 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// client fails with EKEYREJECTED. A client of version 1 connects, and its calls end with -EPROTO: they were not
 /// executed, and a retry fails in the same way. The code is not EKEYREJECTED, because the server names only its
 /// versions: calls to a server whose `wire.version_1` is false end with the same error. ID names the key, not the host,
-/// and `rpcrdma_call_peer` writes it. All hosts with one key have one name; that of `blockstore` is `blockstore`.
+/// and `rpcrdma_call_peer` writes it. All hosts with one key have one name; that of `blockstore` is `blockstore`. A key
+/// and `wire.credit_mode` v1 contradict each other, so the one that is set later is refused.
 ///
 /// # Parameters
 /// - `config`: the configuration.
