@@ -8,10 +8,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use nix::sys::socket::sockopt::PeerCredentials;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags};
 
+use super::message::MAX_DESCRIPTORS;
 use crate::accept_balancer::{AcceptBalancer, BalancerMember};
 use crate::connection_manager::{ConnectProgress, Listen};
 use crate::socket_file::{SocketFile, bind_error, new_socket, other_kind};
@@ -66,6 +68,13 @@ impl Listen for SoftwareListener {
     }
 
     fn accept(&self) -> Result<Result<Self::Accepted, String>, Errno> {
+        // The kernel drops the descriptors of the peer's opening message if this process has too few free ones. The
+        // connection then waits in the listener's queue, as it does without a descriptor for its socket.
+        let spare = [(); MAX_DESCRIPTORS].map(|()| self.socket().try_clone_to_owned());
+        if let Some(error) = spare.iter().find_map(|duplicate| duplicate.as_ref().err()) {
+            let is_waiting = is_readable(self.socket());
+            return Err(if is_waiting { Errno::from_io_error(error).unwrap_or(Errno::MFILE) } else { Errno::AGAIN });
+        }
         let socket = rustix::net::accept_with(self.socket(), SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?;
         Ok((self.0.admit)(socket.as_fd()).map(|peer| (socket, peer)))
     }
@@ -132,6 +141,12 @@ pub(super) fn connect(address: &FabricAddress) -> Result<ConnectProgress, Fabric
         _ => format!("connect: {error}"),
     };
     Err(FabricError::unreachable(&address.0, detail))
+}
+
+/// Whether a connection waits at a listener.
+fn is_readable(socket: BorrowedFd<'_>) -> bool {
+    let mut listener = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+    rustix::event::poll(&mut listener, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// Refuses peers that are neither our user nor root.

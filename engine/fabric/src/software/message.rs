@@ -30,7 +30,7 @@ use crate::error::failed;
 /// Maximum bytes of private data in a Hello, Accept or Reject.
 pub(super) const MAX_PRIVATE_DATA: usize = 256;
 /// Maximum descriptors beside one message.
-const MAX_DESCRIPTORS: usize = 2;
+pub(super) const MAX_DESCRIPTORS: usize = 2;
 const MAX_MESSAGE: usize = 32 + MAX_PRIVATE_DATA;
 const MAGIC: u32 = u32::from_le_bytes(*b"RPsf");
 const VERSION: u16 = 3;

@@ -3,6 +3,7 @@
 //! The peer process is a second process of this test program, which runs only [`peer`].
 
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use rpcrdma_fabric::{
     RemoteMemory, Source, Status, WorkRequest,
 };
 use rpcrdma_mempool::{ArenaConfig, Buf, Class, Lent, PagePolicy, Pool, PoolConfig};
+use rustix::process::{Resource, Rlimit};
 
 /// Time-out of each awaited event.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -22,6 +24,8 @@ const ROLE: &str = "FABRIC_PEER_ROLE";
 const ADDRESS: &str = "FABRIC_PEER_ADDRESS";
 /// Bytes of a buffer of exposed memory.
 const SIZE: usize = 64 << 10;
+/// Time for which the peer `scarce` lacks descriptors.
+const SCARCE: Duration = Duration::from_millis(500);
 
 /// Lets only one test run at a time, because tests count the descriptors of this process.
 fn run_alone() -> MutexGuard<'static, ()> {
@@ -243,6 +247,7 @@ fn peer() {
     match role.as_str() {
         "serve" => serve(&address),
         "storm" => storm(&address),
+        "scarce" => serve_without_descriptors(&address),
         other => panic!("unknown role {other}"),
     }
 }
@@ -260,6 +265,32 @@ fn serve(address: &FabricAddress) -> ! {
     end.fabric.listen(&listener).expect("listen");
     end.post_receives(256);
     println!("ready");
+    run(end)
+}
+
+/// Serves with one free descriptor for `SCARCE`, and then with all.
+fn serve_without_descriptors(address: &FabricAddress) -> ! {
+    let mut end = End::new();
+    let listener = SoftwareFabric::bind(address).expect("bind");
+    end.fabric.listen(&listener).expect("listen");
+    end.post_receives(256);
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(128), ..limit }).expect("a lower limit");
+    let mut hoard: Vec<_> = std::iter::from_fn(|| std::io::stdin().as_fd().try_clone_to_owned().ok()).collect();
+    // The socket of a connection gets it, but not the two descriptors of its opening message.
+    hoard.pop();
+    println!("ready");
+    let ready = Instant::now();
+    while ready.elapsed() < SCARCE {
+        end.turn();
+        std::thread::yield_now();
+    }
+    drop(hoard);
+    run(end)
+}
+
+/// Serves the connections of a listener.
+fn run(mut end: End) -> ! {
     let mut reads: Vec<(QpId, Lent, usize)> = Vec::new();
     loop {
         end.turn();
@@ -384,6 +415,21 @@ fn messages_and_rdma_work_between_processes() {
     end.close();
     drop(peer);
     assert_eq!(count_descriptors(), before, "all descriptors are closed");
+}
+
+/// A server accepts no connection whose descriptors it could not receive, until it has free ones.
+#[test]
+fn a_connection_waits_until_the_server_has_free_descriptors() {
+    let _guard = run_alone();
+    let to = address("scarce");
+    let peer = Peer::start("scarce", &to);
+    let mut end = End::new();
+    end.post_receives(16);
+    let qp = end.connect(&to);
+    end.echo(qp, 1, 100);
+    end.fabric.destroy_qp(qp);
+    end.close();
+    drop(peer);
 }
 
 /// Kills a server at arbitrary instructions. The connection to it ends, and each posted request completes once. A
