@@ -1724,7 +1724,7 @@ rpcrdma_local_client *rpcrdma_local_client_connect(const char *address,
 // Begins to connect a polled client to a server, without blocking.
 //
 // Poll the client until `rpcrdma_local_client_is_established` is not 0. The first connect is tried once. If it fails,
-// this function returns NULL, or `rpcrdma_local_client_is_established` returns -ENOTCONN. The connect ends after
+// this function returns NULL, or `rpcrdma_local_client_is_established` returns the code. The connect ends after
 // `debug.handshake_timeout` (5 s); `connect.timeout` applies to functions that block.
 //
 // # Parameters
@@ -1765,7 +1765,8 @@ rpcrdma_local_client *rpcrdma_local_client_begin(const char *address,
 // # Returns
 // - 1: calls may be started.
 // - 0: the client connects.
-// - -ENOTCONN: the connection has ended; the text says why.
+// - -ENOTCONN: the connection was established, and has ended; the text says why.
+// - -ECONNREFUSED, -ETIMEDOUT or another code of `rpcrdma_client_connect`: the connect has failed; the text says why.
 // - another negative handle code.
 //
 // # Safety

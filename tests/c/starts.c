@@ -170,10 +170,27 @@ static void sizes(rpcrdma_local_client *client) {
     refuses(client, REQUEST(.procedure = 1, .args = "hello", .args_len = 5), -EINVAL, "args_len is 5");
 }
 
-// The codes of a connect: with a thread, and polled.
+// The result of a connect that does not block: a negative code, or 1 once it is established.
+static int begins(const char *address, rpcrdma_config *config) {
+    rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
+    int state = client ? 0 : -errno;
+    while (client && !(state = rpcrdma_local_client_is_established(client)))
+        CHECK(rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
+    CHECK(!rpcrdma_free(client));
+    return state;
+}
+
+// The codes of a connect: with a thread, polled, and begun without blocking.
 static void connects(const char *address, const char *knob, const char *value, int code) {
     rpcrdma_config *config = new_config();
     CHECK(!knob || !rpcrdma_config_set(config, knob, value));
+    // `connect.timeout` is for functions that block.
+    if (!knob || strcmp(knob, "connect.timeout")) {
+        int begun = -begins(address, config);
+        if (begun != code)
+            fprintf(stderr, "%s: %d instead of %d: %s\n", address, begun, code, rpcrdma_error());
+        CHECK(begun == code);
+    }
     CHECK(!rpcrdma_client_connect(address, PROGRAM, 1, config));
     if (errno != code)
         fprintf(stderr, "%s: %d instead of %d: %s\n", address, errno, code, rpcrdma_error());
@@ -212,7 +229,7 @@ static void closes_without_key(const char *address) {
     int state;
     while (!(state = rpcrdma_local_client_is_established(client)))
         CHECK(rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
-    CHECK(state == -ENOTCONN && names_knob(rpcrdma_error()));
+    CHECK(state == -EKEYREJECTED && names_knob(rpcrdma_error()));
     char reason[256];
     int len = rpcrdma_close_reason(client, reason, sizeof reason);
     CHECK(len > 0 && len < (int)sizeof reason && (int)strlen(reason) == len);
@@ -266,6 +283,21 @@ static void calls_without_key(const char *address, rpcrdma_services *services) {
         CHECK(rpcrdma_local_client_poll(client, refused, &ended) >= 0);
     CHECK(ended == 1 && !rpcrdma_free(client) && !rpcrdma_free(server));
     CHECK(!rpcrdma_free(config) && !rpcrdma_free(keyed));
+}
+
+// The end of an established connection is no failed connect.
+static void ends_once_established(const char *address, rpcrdma_services *services) {
+    rpcrdma_config *config = new_config();
+    rpcrdma_server *server = rpcrdma_server_start(address, services, config);
+    rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
+    CHECK(server && client);
+    while (!rpcrdma_local_client_is_established(client))
+        CHECK(rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
+    CHECK(rpcrdma_local_client_is_established(client) == 1 && !rpcrdma_free(server));
+    while (rpcrdma_local_client_is_established(client) >= 0)
+        CHECK(rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
+    CHECK(rpcrdma_local_client_is_established(client) == -ENOTCONN);
+    CHECK(!rpcrdma_free(client) && !rpcrdma_free(config));
 }
 
 // A client of version 1 connects to a server that requires a key, and its calls fail without being executed.
@@ -512,6 +544,7 @@ int main(int argc, char **argv) {
     connects_without_key(argv[2], services);
     calls_without_key(argv[2], services);
     calls_of_version_1_without_key(argv[2], services);
+    ends_once_established(argv[2], services);
     starts_below_the_limit_of_file_sizes(argv[2], services);
     starts_without_descriptors(argv[2], services);
     allocates_beyond_limits(argv[2], services);

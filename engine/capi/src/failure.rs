@@ -107,7 +107,7 @@ impl From<ConnectError> for ApiFailure {
 }
 
 /// The code for a connection that was not established.
-fn connect_error_code(reason: &CloseReason) -> Errno {
+pub(crate) fn connect_error_code(reason: &CloseReason) -> Errno {
     let limit = resource_limit_code(reason.os_error());
     limit.unwrap_or_else(|| match reason.kind() {
         _ if reason.is_bad_address() => Errno::INVAL,

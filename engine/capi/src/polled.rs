@@ -19,6 +19,8 @@ use crate::threaded_client::{ENDED, ThreadedClient};
 /// A polled client with one connection.
 pub(crate) struct PolledClient {
     pub(crate) client: LocalClient,
+    /// Whether the connection was ever seen established.
+    was_established: bool,
     /// Whether a poll is reporting the ends of calls.
     is_reporting: bool,
     /// Empty list for the next batch.
@@ -34,7 +36,15 @@ impl PolledClient {
         static CREATED: AtomicU64 = AtomicU64::new(0);
         // Relaxed: the number only has to be unique.
         let id = CREATED.fetch_add(1, Ordering::Relaxed);
-        Self { client, is_reporting: false, next_batch: Vec::new(), id, tags: TemporaryTags::of_thread() }
+        let was_established = client.is_established(client.first());
+        Self {
+            client,
+            was_established,
+            is_reporting: false,
+            next_batch: Vec::new(),
+            id,
+            tags: TemporaryTags::of_thread(),
+        }
     }
 
     /// Releases state that belongs to this thread.
@@ -59,6 +69,21 @@ impl PolledClient {
     #[inline]
     pub(crate) fn connection(&self) -> Connection {
         self.client.first()
+    }
+
+    /// Runs one turn of the client. Returns true if there was work.
+    #[inline]
+    pub(crate) fn turn(&mut self) -> bool {
+        let busy = self.client.turn();
+        if !self.was_established {
+            self.was_established = self.client.is_established(self.connection());
+        }
+        busy
+    }
+
+    /// Whether the connection was established, so that its end is not a failed connect.
+    pub(crate) fn was_established(&self) -> bool {
+        self.was_established
     }
 
     /// Whether this poll has ends of calls to report.

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::arguments::store;
 use crate::ended_call::EndedCall;
-use crate::failure::{ApiFailure, entry};
+use crate::failure::{ApiFailure, connect_error_code, entry};
 use crate::handle::{LentHandle, lend, lend_if_live, with_temporary_handle};
 use crate::interface::knobs;
 use crate::interface::threads::new_bound_handle;
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_connect(
 /// Begins to connect a polled client to a server, without blocking.
 ///
 /// Poll the client until `rpcrdma_local_client_is_established` is not 0. The first connect is tried once. If it fails,
-/// this function returns NULL, or `rpcrdma_local_client_is_established` returns -ENOTCONN. The connect ends after
+/// this function returns NULL, or `rpcrdma_local_client_is_established` returns the code. The connect ends after
 /// `debug.handshake_timeout` (5 s); `connect.timeout` applies to functions that block.
 ///
 /// # Parameters
@@ -164,7 +164,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_begin(
 /// # Returns
 /// - 1: calls may be started.
 /// - 0: the client connects.
-/// - -ENOTCONN: the connection has ended; the text says why.
+/// - -ENOTCONN: the connection was established, and has ended; the text says why.
+/// - -ECONNREFUSED, -ETIMEDOUT or another code of `rpcrdma_client_connect`: the connect has failed; the text says why.
 /// - another negative handle code.
 ///
 /// # Safety
@@ -175,7 +176,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
         // SAFETY: the caller guarantees it.
         let local = unsafe { lend(client) }?;
         match local.client.close_reason(local.connection()) {
-            Some(reason) => Err(ApiFailure::new(Errno::NOTCONN, reason)),
+            Some(reason) if local.was_established() => Err(ApiFailure::new(Errno::NOTCONN, reason)),
+            Some(reason) => Err(ApiFailure::new(connect_error_code(reason), reason)),
             None => Ok(c_int::from(local.client.is_established(local.connection()))),
         }
     })
@@ -296,7 +298,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_poll(
     entry("rpcrdma_local_client_poll", || {
         // SAFETY: the caller guarantees it.
         let mut local = unsafe { lend(client) }?;
-        let busy = local.client.turn();
+        let busy = local.turn();
         let (Some(done), true) = (done, local.has_ends_to_report()) else { return Ok(c_int::from(busy)) };
         local.begin_report();
         let id = local.id();
