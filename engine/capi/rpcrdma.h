@@ -52,7 +52,8 @@
 // Calls have no reply, and end once they are sent.
 //
 // The caller does not learn whether such a call has run. The procedure and the request both need the flag: without it
-// in the request, the call ends only by its time-out.
+// in the request, the call ends only by its time-out. Version 1 of the protocol has no such calls: on a connection of
+// version 1 they end with EINVAL and are not sent, and so do those with chunks.
 #define RPCRDMA_ONE_WAY 4
 
 // Write chunks are filled from the application's memory (`rpcrdma_call_result`), not the library's.
@@ -445,6 +446,9 @@ const char *rpcrdma_error(void);
 //
 // The log calls the function for each line at once. A process can set the function once.
 //
+// Lines that peers or calls can cause are limited: a shard passes at most 8 lines of a kind in 10 seconds, and then one
+// line with the number of those left out, such as `17 more: connect requests refused`.
+//
 // # Parameters
 // - `function`: gets `context`, the level of the line (1 error, 2 warning, 3 information, 4 debug), and the line. It
 //   must not call this library, nor block, because it runs within functions of this library while they use their
@@ -489,8 +493,9 @@ int rpcrdma_log(void (*function)(void *context, int level, const char *line), vo
 // - 0: the handle has ended.
 // - -EPERM: another thread has the polled server or client.
 // - -EINVAL: the handle is a call, which `rpcrdma_call_answer` ends, or a reply that a callback got.
-// - -EDEADLK: a handler or task frees its own server.
-// - a negative handle code.
+// - -EDEADLK: a handler or task frees its own server, which has threads.
+// - -EBUSY: a handler frees its own polled server, or another function uses the handle.
+// - another negative handle code.
 //
 // # Safety
 // `handle` is NULL or came from this library, and nobody uses it any more.
@@ -1024,7 +1029,9 @@ int rpcrdma_disarm(void *handle);
 // client.
 //
 // # Returns
-// - the length of the whole text. The array is empty if the server, or the thread of the client, has ended.
+// - the length of the whole text. A polled server that is drained still has its statistics. For a client that calls back
+//   on a connection of a server that was freed, the array is empty.
+// - -EBADF: the server was freed or drained, or another thread is freeing or draining it.
 // - -EDEADLK: the caller is a handler or task of the same server, or the thread that runs the connection of a client,
 //   and would wait for itself. A handler on a worker (`RPCRDMA_ON_WORKERS`) may call the function.
 // - -EBUSY: a handler of a polled server calls the function. Call it between polls instead.

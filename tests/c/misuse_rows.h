@@ -166,6 +166,7 @@ ROW(rpcrdma_disarm, 2, 0, 0, rpcrdma_disarm(S.local_server))
 ROW(rpcrdma_stats, 1, -EINVAL, 0, rpcrdma_stats(NULL, NULL, 0))
 ROW(rpcrdma_stats, 2, -EBADF, 1, rpcrdma_stats(S.services, NULL, 0))
 ROW(rpcrdma_stats, 3, 1, 0, rpcrdma_stats(S.server, NULL, 99) > 99)
+ROW(rpcrdma_stats, 4, -EBADF, 1, rpcrdma_stats(S.drained, NULL, 0))
 
 ROW(rpcrdma_call_header, 1, -EINVAL, 0, rpcrdma_call_header(NULL, NULL, 0))
 ROW(rpcrdma_call_header, 2, 0, 0, rpcrdma_call_header(S.call, NULL, 0))

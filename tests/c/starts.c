@@ -315,6 +315,8 @@ static void calls_of_version_1_without_key(const char *address, rpcrdma_services
     CHECK(server && client);
     CHECK(rpcrdma_client_call(client, &REQUEST(.procedure = 1), NULL) == -EPROTO);
     CHECK(strstr(rpcrdma_error(), "not executed, and a retry on this connection fails"));
+    CHECK(rpcrdma_client_call(client, &REQUEST(.procedure = 1, .flags = RPCRDMA_ONE_WAY), NULL) == -EINVAL);
+    CHECK(strstr(rpcrdma_error(), "one-way call in version 1"));
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(server) && !rpcrdma_free(config) && !rpcrdma_free(keyed));
 }
 

@@ -94,7 +94,8 @@ pub const RPCRDMA_CACHED: u32 = 2;
 /// Calls have no reply, and end once they are sent.
 ///
 /// The caller does not learn whether such a call has run. The procedure and the request both need the flag: without it
-/// in the request, the call ends only by its time-out.
+/// in the request, the call ends only by its time-out. Version 1 of the protocol has no such calls: on a connection of
+/// version 1 they end with EINVAL and are not sent, and so do those with chunks.
 pub const RPCRDMA_ONE_WAY: u32 = 4;
 /// Write chunks are filled from the application's memory (`rpcrdma_call_result`), not the library's.
 pub const RPCRDMA_OWN_RESULTS: u32 = 8;

@@ -50,6 +50,9 @@ pub extern "C" fn rpcrdma_error() -> *const c_char {
 ///
 /// The log calls the function for each line at once. A process can set the function once.
 ///
+/// Lines that peers or calls can cause are limited: a shard passes at most 8 lines of a kind in 10 seconds, and then one
+/// line with the number of those left out, such as `17 more: connect requests refused`.
+///
 /// # Parameters
 /// - `function`: gets `context`, the level of the line (1 error, 2 warning, 3 information, 4 debug), and the line. It
 ///   must not call this library, nor block, because it runs within functions of this library while they use their
@@ -122,8 +125,9 @@ pub(crate) unsafe fn check_may_end(server: *mut rpcrdma_server) -> Result<(), Ap
 /// - 0: the handle has ended.
 /// - -EPERM: another thread has the polled server or client.
 /// - -EINVAL: the handle is a call, which `rpcrdma_call_answer` ends, or a reply that a callback got.
-/// - -EDEADLK: a handler or task frees its own server.
-/// - a negative handle code.
+/// - -EDEADLK: a handler or task frees its own server, which has threads.
+/// - -EBUSY: a handler frees its own polled server, or another function uses the handle.
+/// - another negative handle code.
 ///
 /// # Safety
 /// `handle` is NULL or came from this library, and nobody uses it any more.

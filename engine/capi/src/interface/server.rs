@@ -451,7 +451,9 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 /// client.
 ///
 /// # Returns
-/// - the length of the whole text. The array is empty if the server, or the thread of the client, has ended.
+/// - the length of the whole text. A polled server that is drained still has its statistics. For a client that calls back
+///   on a connection of a server that was freed, the array is empty.
+/// - -EBADF: the server was freed or drained, or another thread is freeing or draining it.
 /// - -EDEADLK: the caller is a handler or task of the same server, or the thread that runs the connection of a client,
 ///   and would wait for itself. A handler on a worker (`RPCRDMA_ON_WORKERS`) may call the function.
 /// - -EBUSY: a handler of a polled server calls the function. Call it between polls instead.
