@@ -5,12 +5,17 @@
 const NAMES: &[(&str, &str)] = &[
     ("`read_chunks` needs", "`max_read` needs"),
     ("`write_chunks` needs", "`max_write` needs"),
+    (
+        "Procedure::max_reply, or max_reply and max_inline_result in the placement file",
+        "max_reply of rpcrdma_procedure",
+    ),
     ("Procedure::max_reply", "max_reply of rpcrdma_procedure"),
     ("ClientConfig::credential, or another function of Procedure::cached or typed::ProgramCache", "client.auth_sys"),
     ("Procedure::cached", "RPCRDMA_CACHED"),
     ("Procedure::read_chunks", "read_chunks and max_read of rpcrdma_procedure"),
     ("Procedure::write_chunks", "write_chunks and max_write of rpcrdma_procedure"),
     ("Procedure::results_from_handler", "RPCRDMA_OWN_RESULTS"),
+    ("Procedure::on_workers`, or `run` in the placement file, needs", "RPCRDMA_ON_WORKERS` needs"),
     ("Procedure::on_workers", "RPCRDMA_ON_WORKERS"),
     ("Procedure::deferred", "deferred of rpcrdma_procedure"),
     ("Procedure::one_way", "RPCRDMA_ONE_WAY"),
@@ -81,13 +86,18 @@ mod tests {
     fn literals(source: &str) -> Vec<String> {
         let source = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
         let lines = source.lines().filter(|line| !line.trim_start().starts_with("//"));
-        let source = lines.collect::<Vec<_>>().join("\n").replace("'\"'", "").replace("\\\"", "'");
+        // A backslash at the end of a line joins the next one.
+        let joined = lines.map(str::trim_start).map(|line| match line.strip_suffix('\\') {
+            Some(begun) => begun.to_owned(),
+            None => format!("{line}\n"),
+        });
+        let source = joined.collect::<String>().replace("'\"'", "").replace("\\\"", "'");
         source.split('"').skip(1).step_by(2).map(str::to_owned).collect()
     }
 
-    /// Whether a text names a path of Rust or a command-line option, which a program in C lacks.
+    /// Whether a text names a path of Rust, a command-line option or a placement file, which a program in C lacks.
     fn has_rust_name(text: &str) -> bool {
-        has_path(text) || has_option(text)
+        has_path(text) || has_option(text) || text.contains("placement file")
     }
 
     /// Whether a text has a path of Rust, such as `Procedure::max_reply`.
