@@ -530,12 +530,15 @@ rpcrdma_config *rpcrdma_config_new(void);
 // and `rpcrdma_call_peer` writes it. All hosts with one key have one name; that of `blockstore` is `blockstore`. A key
 // and `wire.credit_mode` v1 contradict each other, so the one that is set later is refused.
 //
+// A server creates the socket file of `server.stats` when it starts, and removes it when it ends. It replaces the socket
+// of a server that has crashed. It never replaces or removes any other file: its start fails with EADDRNOTAVAIL.
+//
 // # Parameters
 // - `config`: the configuration.
 // - `name`: `group.knob`, such as `memory.receives`, or the knob alone if one group has it, such as `credits`.
 //   `tuning.md` lists all knobs. The C interface also has `server.shards`, `server.cores` (`0,2` or `0-3`),
-//   `server.workers` (threads), `server.stats` (a socket for `rpcrdma top`), `client.auth_sys` (`UID:GID:GID,…`, the
-//   credential of all calls) and `wire.host_key`.
+//   `server.workers` (threads), `server.stats` (path of a socket for `rpcrdma top`, such as `/run/NAME/stats`),
+//   `client.auth_sys` (`UID:GID:GID,…`, the credential of all calls) and `wire.host_key`.
 // - `value`: the value, written as in `tuning.md`: `64`, `"30s"`, or `[[65536, 32], [1048576, 8]]` for
 //   `memory.bulk_buffers`.
 //
@@ -753,8 +756,8 @@ int rpcrdma_services_peers(rpcrdma_services *services, rpcrdma_peer_hook hook, v
 // # Returns
 // The server, or NULL after a failure: the text names the call, the limit and the remedy.
 // - EINVAL: an argument or a knob is invalid, such as a core or a NUMA node that this process may not use.
-// - EADDRINUSE: another server has the address, or `server.stats`.
-// - EADDRNOTAVAIL: this host cannot serve the address.
+// - EADDRINUSE: another server has the address, or `server.stats`; or `address` lists one address twice.
+// - EADDRNOTAVAIL: this host cannot serve the address, or the path of `server.stats` or `soft:` is not that of a socket.
 // - ENOENT: the folder of `server.stats` does not exist.
 // - ENOMEM: the server needs more memory than the host has left, or than the control group, RLIMIT_AS (`ulimit -v`),
 //   RLIMIT_MEMLOCK (`ulimit -l`, for devices) or `vm.max_map_count` permits.

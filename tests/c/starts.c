@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -300,6 +301,38 @@ static void ends_once_established(const char *address, rpcrdma_services *service
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(config));
 }
 
+// Addresses that are in use, by another server or by the same one.
+static void starts_at_used_addresses(const char *address, rpcrdma_services *services) {
+    rpcrdma_config *config = new_config();
+    char twice[256];
+    snprintf(twice, sizeof twice, "%s,%s", address, address);
+    CHECK(!rpcrdma_server_start(twice, services, config) && errno == EADDRINUSE);
+    CHECK(strstr(rpcrdma_error(), "is listed twice") && strstr(rpcrdma_error(), address));
+    rpcrdma_server *server = rpcrdma_server_start(address, services, config);
+    CHECK(server && !rpcrdma_server_start(address, services, config) && errno == EADDRINUSE);
+    CHECK(strstr(rpcrdma_error(), "another ") && !strstr(rpcrdma_error(), "twice"));
+    CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
+}
+
+// A server neither replaces nor removes a file at the path of its statistics that is no socket.
+static void spares_other_files(const char *address, rpcrdma_services *services) {
+    char path[] = "/tmp/rpcrdma-starts-XXXXXX", other[64];
+    int file = mkstemp(path);
+    CHECK(file >= 0 && write(file, "data", 4) == 4);
+    snprintf(other, sizeof other, "%s-link", path);
+    CHECK(!symlink(path, other));
+    const char *paths[] = {path, other};
+    for (int i = 0; i < 2; i++) {
+        rpcrdma_config *config = new_config();
+        CHECK(!rpcrdma_config_set(config, "server.stats", paths[i]));
+        CHECK(!rpcrdma_server_start(address, services, config) && errno == EADDRNOTAVAIL);
+        CHECK(strstr(rpcrdma_error(), "not a socket") && !rpcrdma_free(config));
+    }
+    struct stat before, after;
+    CHECK(!fstat(file, &before) && !lstat(path, &after) && before.st_ino == after.st_ino && after.st_size == 4);
+    CHECK(!lstat(other, &after) && S_ISLNK(after.st_mode) && !close(file) && !unlink(other) && !unlink(path));
+}
+
 // A client of version 1 connects to a server that requires a key, and its calls fail without being executed.
 static void calls_of_version_1_without_key(const char *address, rpcrdma_services *services) {
     rpcrdma_config *config = new_config(), *keyed = new_config();
@@ -547,6 +580,8 @@ int main(int argc, char **argv) {
     calls_without_key(argv[2], services);
     calls_of_version_1_without_key(argv[2], services);
     ends_once_established(argv[2], services);
+    starts_at_used_addresses(argv[2], services);
+    spares_other_files(argv[2], services);
     starts_below_the_limit_of_file_sizes(argv[2], services);
     starts_without_descriptors(argv[2], services);
     allocates_beyond_limits(argv[2], services);

@@ -78,7 +78,7 @@ fn file_error(name: &str, path: &Path, error: Errno) -> FabricError {
     if other_kind(path).is_some() {
         return FabricError::address(
             name,
-            format!("there is {found}, not a socket; remove it, or choose another name"),
+            format!("there is {found}, not a socket; choose another name, or remove it"),
         );
     }
     let remedy = "stop it, else remove the file; or choose another name";

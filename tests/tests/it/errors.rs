@@ -180,7 +180,7 @@ fn a_file_that_is_not_a_socket_is_not_reported_as_in_use() {
     std::fs::write(&path, "a file of somebody's").unwrap();
     let address = format!("soft:{}", path.display()).parse().unwrap();
     let error = Server::start(&address, one(empty_procedure()), &small_server()).err().unwrap().to_string();
-    let parts = ["there is a plain file of user", ", not a socket; remove it"];
+    let parts = ["there is a plain file of user", ", not a socket; choose another name, or remove it"];
     assert!(parts.iter().all(|part| error.contains(part)) && !error.contains("in use"), "{error}");
     let [error, _] = unconnected(&address, &small_client(small()));
     assert!(error.contains("there is a plain file, not a socket"), "{error}");

@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-use rpcrdma::Server;
 use rpcrdma::server::LocalServer;
+use rpcrdma::{Address, Server};
 use rustix::io::Errno;
 
 use crate::any::{AnyEndpoint, lend_any};
@@ -45,8 +45,8 @@ use crate::types::*;
 /// # Returns
 /// The server, or NULL after a failure: the text names the call, the limit and the remedy.
 /// - EINVAL: an argument or a knob is invalid, such as a core or a NUMA node that this process may not use.
-/// - EADDRINUSE: another server has the address, or `server.stats`.
-/// - EADDRNOTAVAIL: this host cannot serve the address.
+/// - EADDRINUSE: another server has the address, or `server.stats`; or `address` lists one address twice.
+/// - EADDRNOTAVAIL: this host cannot serve the address, or the path of `server.stats` or `soft:` is not that of a socket.
 /// - ENOENT: the folder of `server.stats` does not exist.
 /// - ENOMEM: the server needs more memory than the host has left, or than the control group, RLIMIT_AS (`ulimit -v`),
 ///   RLIMIT_MEMLOCK (`ulimit -l`, for devices) or `vm.max_map_count` permits.
@@ -83,7 +83,8 @@ pub unsafe extern "C" fn rpcrdma_server_start(
             Some(make) => Server::start_with(first, move |setup| Ok(make(setup)), &config),
             None => Server::start(first, services.services(), &config),
         };
-        Ok(new_handle(ThreadedServer::new(server?)))
+        let server = server.map_err(|error| explain_repeated_address(&addresses, error.into()))?;
+        Ok(new_handle(ThreadedServer::new(server)))
     })
 }
 
@@ -482,6 +483,21 @@ pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, l
 
 /// Maximum connections of a shard in the statistics.
 const MAX_PEERS: usize = 64;
+
+/// Explains a failed start whose own addresses are in each other's way.
+#[cold]
+fn explain_repeated_address(addresses: &[Address], failure: ApiFailure) -> ApiFailure {
+    let repeated = addresses.iter().enumerate().find(|(index, address)| addresses[..*index].contains(address));
+    match repeated {
+        Some((_, address)) if failure.code() == Errno::ADDRINUSE => ApiFailure::new(
+            Errno::ADDRINUSE,
+            format_args!(
+                "address {address} is listed twice: list it once (server.shards sets the shards that share it)"
+            ),
+        ),
+        _ => failure,
+    }
+}
 
 /// The failure of a function that got a call of another server.
 #[cold]
