@@ -1,4 +1,4 @@
-//! Calls of a client on the test's thread, each in one step.
+//! Helpers that make the calls of a client, each in one step.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -21,22 +21,24 @@ pub fn outcome_of(result: CallResult) -> Outcome {
     result.map(|reply| reply.results().to_vec()).map_err(CallError::from)
 }
 
-/// Calls on a client's first connection. Arguments and chunks lie in the client's memory.
+/// Calls on the first connection of a client that the test polls. Arguments and chunks lie in the client's memory.
 pub trait Calls {
-    /// A call with these arguments.
+    /// Prepares a call with these arguments.
     fn prepared(&mut self, procedure: u32, args: &[u8]) -> ClientCall;
 
-    /// Memory for a chunk, with the pattern of a seed.
+    /// Allocates memory for a chunk, with the pattern of a seed.
     fn pattern_buf(&mut self, seed: u32, len: usize) -> Buf;
 
-    /// A call with these arguments, followed by a Read chunk of each length in `sent` with the pattern of its index,
-    /// and with Write chunks of the lengths in `room`.
+    /// Prepares a call with these arguments and chunks.
+    ///
+    /// After the arguments follows a Read chunk of each length in `sent`, with the pattern of its index. `room` has the
+    /// lengths of the Write chunks.
     fn chunked(&mut self, procedure: u32, args: &[u8], sent: &[usize], room: &[usize]) -> ClientCall;
 
     /// Starts a call.
     fn launch(&mut self, call: ClientCall, token: u64) -> Option<CallId>;
 
-    /// Starts a call of each token.
+    /// Starts a call for each token.
     fn launch_each(
         &mut self,
         tokens: impl IntoIterator<Item = u64>,
@@ -54,18 +56,18 @@ pub trait Calls {
         self.launch(call, token)
     }
 
-    /// Starts a call, and sends it unless it has to wait.
+    /// Starts a call, and sends it at once unless it lacks a credit.
     fn send_call(&mut self, token: u64, call: impl FnOnce(&mut Self) -> ClientCall) -> Option<CallId>;
 
-    /// Starts a call with these arguments, and sends it unless it has to wait.
+    /// Starts a call with these arguments, and sends it at once unless it lacks a credit.
     fn send(&mut self, procedure: u32, args: &[u8], token: u64) -> Option<CallId> {
         self.send_call(token, |client| client.prepared(procedure, args))
     }
 
-    /// Makes a call and waits for its end.
+    /// Makes a prepared call, and waits for its end.
     fn outcome(&mut self, call: ClientCall) -> Outcome;
 
-    /// Makes a call and waits for its end.
+    /// Makes the call that `call` prepares, and waits for its end.
     fn run_call(&mut self, call: impl FnOnce(&mut Self) -> ClientCall) -> Outcome {
         let call = call(self);
         self.outcome(call)
@@ -90,8 +92,9 @@ pub trait Calls {
         ends
     }
 
-    /// Keeps up to `depth` calls outstanding until `count` have ended, and checks each. `call` makes the call of a
-    /// token, or returns `None` if there is no buffer.
+    /// Keeps up to `depth` calls outstanding until `count` have ended, and checks each.
+    ///
+    /// `call` prepares the call of a token, or returns `None` if there is no buffer.
     fn keep_busy(
         &mut self,
         depth: u64,
@@ -100,13 +103,13 @@ pub trait Calls {
         check: impl FnMut(CompletedCall),
     );
 
-    /// Polls until `holds`; calls may end meanwhile. Panics after the time limit.
-    fn poll_until(&mut self, holds: impl FnMut(&mut Self) -> bool);
+    /// Polls until a condition holds, and drops calls that end before. Panics after the time limit.
+    fn poll_until(&mut self, condition: impl FnMut(&mut Self) -> bool);
 
-    /// Polls until `holds`; no call may end meanwhile. Panics after the time limit.
-    fn quiet_until(&mut self, holds: impl FnMut(&mut Self) -> bool);
+    /// Polls until a condition holds. Panics if a call ends before, or after the time limit.
+    fn quiet_until(&mut self, condition: impl FnMut(&mut Self) -> bool);
 
-    /// Polls until this call has ended. Others may end meanwhile.
+    /// Polls until the call with this token has ended, and drops calls that end before.
     fn end_of(&mut self, token: u64) -> Outcome;
 
     /// Polls until a call has ended.
@@ -130,10 +133,10 @@ impl<F: Fabric> Calls for LocalClient<F> {
 
     fn chunked(&mut self, procedure: u32, args: &[u8], sent: &[usize], room: &[usize]) -> ClientCall {
         let mut call = self.prepared(procedure, args);
-        let mut at = args.len();
+        let mut position = args.len();
         for (n, &len) in sent.iter().enumerate() {
-            call = call.read_chunk(at, self.pattern_buf(n as u32, len));
-            at += len.next_multiple_of(4);
+            call = call.read_chunk(position, self.pattern_buf(n as u32, len));
+            position += len.next_multiple_of(4);
         }
         for &len in room {
             call = call.write_chunk_into(self.alloc(self.first(), len).expect("a buffer"));
@@ -165,9 +168,9 @@ impl<F: Fabric> Calls for LocalClient<F> {
         mut check: impl FnMut(CompletedCall),
     ) {
         let (mut started, mut ended) = (0, 0);
-        // The time-out bounds each completion, not their total.
+        // The time limit applies to each wait for a completion, not to their sum.
         while ended < count {
-            let before = ended;
+            let ended_before = ended;
             let progressed = wait_until(|| {
                 for _ in 0..1000 {
                     while started < count
@@ -189,39 +192,39 @@ impl<F: Fabric> Calls for LocalClient<F> {
                         std::thread::yield_now();
                     }
                 }
-                ended > before
+                ended > ended_before
             });
-            assert!(progressed, "{ended} of {count} calls have ended");
+            assert!(progressed, "after the time limit, {ended} of {count} calls have ended");
         }
     }
 
     #[track_caller]
-    fn poll_until(&mut self, mut holds: impl FnMut(&mut Self) -> bool) {
+    fn poll_until(&mut self, mut condition: impl FnMut(&mut Self) -> bool) {
         assert!(wait_until(|| {
             self.poll(drop);
-            holds(self)
+            condition(self)
         }));
     }
 
     #[track_caller]
-    fn quiet_until(&mut self, mut holds: impl FnMut(&mut Self) -> bool) {
+    fn quiet_until(&mut self, mut condition: impl FnMut(&mut Self) -> bool) {
         assert!(wait_until(|| {
-            self.poll(|done| panic!("{done:?}"));
-            holds(self)
+            self.poll(|done| panic!("no call may end: {done:?}"));
+            condition(self)
         }));
     }
 
     #[track_caller]
     fn each_end(&mut self, count: usize, mut check: impl FnMut(CompletedCall)) {
         let mut ended = 0;
-        let all = wait_until(|| {
+        let all_ended = wait_until(|| {
             self.poll(|done| {
                 check(done);
                 ended += 1;
             });
             ended >= count
         });
-        assert!(all, "{ended} of {count} calls have ended");
+        assert!(all_ended, "after the time limit, {ended} of {count} calls have ended");
     }
 
     #[track_caller]
@@ -255,7 +258,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs a future on this thread, which sleeps meanwhile.
+/// Runs a future on this thread, which sleeps while the future is pending.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);
@@ -268,7 +271,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Calls of a client whose shard has a thread.
+/// Calls of a client whose shard has a thread of its own.
 pub trait ThreadCalls {
     /// Starts a call with these arguments.
     fn begin(&mut self, procedure: u32, args: &[u8]) -> Pending;
@@ -276,7 +279,7 @@ pub trait ThreadCalls {
     /// Makes a call with these arguments, and waits for its end.
     fn run(&mut self, procedure: u32, args: &[u8]) -> Outcome;
 
-    /// Memory for a chunk, with the pattern of a seed.
+    /// Allocates memory for a chunk, with the pattern of a seed.
     fn pattern_buf(&mut self, seed: u32, len: usize) -> Buf;
 }
 
@@ -297,7 +300,7 @@ impl ThreadCalls for Client {
     }
 }
 
-/// Connects a client to a server that runs in `turn`, on the same thread.
+/// Connects a client to a server that `turn` polls on the same thread.
 #[track_caller]
 pub fn connect_polling<F: Fabric>(
     client: &mut LocalClient<F>,

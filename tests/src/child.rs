@@ -1,9 +1,9 @@
-//! Peers in child processes, which run this test binary.
+//! Peers in child processes, which run the same test binary.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-/// Name of the hidden test of a child.
+/// Name of the test that a child process runs.
 pub const CHILD_TEST: &str = "child_process";
 const ROLE: &str = "RPCRDMA_TEST_CHILD";
 
@@ -21,7 +21,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts this program again in `role`, with `address`.
+    /// Starts another process of this program, with this role and address.
     pub fn start(role: &str, address: &str) -> Self {
         let program = std::env::current_exe().expect("this binary");
         let mut process = Command::new(program)
@@ -41,8 +41,8 @@ impl Child {
         let mut line = String::new();
         loop {
             line.clear();
-            let read = self.output.read_line(&mut line).expect("its output");
-            assert!(read > 0, "the child ended before it said {word:?}");
+            let bytes = self.output.read_line(&mut line).expect("the child's output");
+            assert!(bytes > 0, "the child must print {word:?} before it ends");
             if line.contains(word) {
                 return;
             }

@@ -1,8 +1,8 @@
-//! Recognizable data, and reproducible random numbers.
+//! Data patterns of a seed, and reproducible random numbers.
 
 use rpcrdma::service::{ResultTooLong, ResultWriter};
 
-/// Ascending bytes, two periods long, so that 256 bytes can start at any value.
+/// Ascending bytes. There are two periods, so that 256 bytes can start at any value.
 const RAMP: [u8; 512] = {
     let mut ramp = [0; 512];
     let mut n = 0;
@@ -12,7 +12,7 @@ const RAMP: [u8; 512] = {
     }
     ramp
 };
-/// Block length of a pattern. Whole blocks are copied and compared: bytewise loops took most of a simulation's time.
+/// Length of a block, the unit of copies and comparisons. Loops over bytes would take most of a simulation's time.
 const BLOCK: usize = 256;
 
 /// Fills `bytes` with the pattern of `seed`.
@@ -22,29 +22,29 @@ pub fn pattern(seed: u32, bytes: &mut [u8]) {
     }
 }
 
-/// `len` bytes of the pattern of `seed`.
+/// Returns `len` bytes of the pattern of `seed`.
 pub fn data_of(seed: u32, len: usize) -> Vec<u8> {
     let mut data = vec![0; len];
     pattern(seed, &mut data);
     data
 }
 
-/// Writes `len` bytes of the pattern of `seed`.
+/// Writes `len` bytes of the pattern of `seed` to a result.
 pub fn put_pattern(mut writer: ResultWriter<'_>, seed: u32, len: usize) -> Result<(), ResultTooLong> {
     (0..len.div_ceil(BLOCK)).try_for_each(|n| writer.put(expected(seed, n, BLOCK.min(len - n * BLOCK))))
 }
 
-/// True if `bytes` hold the pattern of `seed`.
+/// Whether `bytes` are the pattern of `seed`.
 pub fn patterned(seed: u32, bytes: &[u8]) -> bool {
     bytes.chunks(BLOCK).enumerate().all(|(n, block)| block == expected(seed, n, block.len()))
 }
 
-/// True if all of `bytes` are `byte`.
+/// Whether each of `bytes` is `byte`.
 pub fn filled(byte: u8, bytes: &[u8]) -> bool {
     bytes.split_first().is_none_or(|(&first, rest)| first == byte && *rest == bytes[..rest.len()])
 }
 
-/// The first `len` bytes of block `n`. Each block starts 3 further, so that neighbours differ.
+/// The first `len` bytes of block `n`. Each block starts with a value greater by 3, so that adjacent blocks differ.
 fn expected(seed: u32, n: usize, len: usize) -> &'static [u8] {
     let first = ((seed.wrapping_mul(0x9E37_79B9) >> 24) as usize + 3 * n) % BLOCK;
     &RAMP[first..first + len]

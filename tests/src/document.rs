@@ -12,7 +12,7 @@ pub fn section(document: &str, heading: &str) -> String {
     lines.take_while(|line| !ends(line)).collect::<Vec<_>>().join("\n")
 }
 
-/// Rows of all tables in a text without their heads, as trimmed cells.
+/// Rows of all tables in a text, without the header rows, as trimmed cells.
 pub fn rows(text: &str) -> Vec<Vec<String>> {
     let cells = |line: &str| line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect();
     let mut rows = Vec::new();
@@ -86,28 +86,28 @@ pub enum Runner {
     Host,
     /// The virtual machine, which has the device `rxe0`.
     Machine,
-    /// The virtual machine with the soft-iWARP driver.
+    /// The virtual machine, if it has the soft-iWARP driver.
     SoftIwarp,
-    /// The virtual machine, in the network namespace of another host without a device.
+    /// Another host in the virtual machine: a network namespace without a device.
     Server,
     /// Nowhere, for the reason in the document.
     NotRun,
 }
 
 impl Block {
-    /// Where its commands run; `None` if the block has no commands.
+    /// Where the commands of the block run; `None` if it has no commands.
     ///
     /// # Panics
     /// If the fence is invalid.
     pub fn runner(&self) -> Option<Runner> {
-        let place = match self.info.strip_prefix("sh")?.trim_start() {
+        let runner = match self.info.strip_prefix("sh")?.trim_start() {
             "" => Runner::Host,
             "vm" => Runner::Machine,
             "vm siw" => Runner::SoftIwarp,
             "vm server" => Runner::Server,
             reason if reason.strip_prefix("not run: ").is_some_and(|reason| reason.len() > 10) => Runner::NotRun,
-            _ => panic!("line {}: a block of commands is not marked {:?}", self.line, self.info),
+            _ => panic!("line {}: invalid words {:?} after the fence of a block of commands", self.line, self.info),
         };
-        Some(place)
+        Some(runner)
     }
 }

@@ -1,4 +1,4 @@
-//! Calls that a test holds back: deferred calls, and handlers that wait at a gate.
+//! Calls whose answers a test delays: deferred calls, and handlers that wait at a gate.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -23,45 +23,45 @@ pub const GATED: u32 = 410;
 pub struct HeldCalls(Arc<Mutex<VecDeque<DeferredCall>>>);
 
 impl HeldCalls {
-    /// A procedure that leaves its calls here.
+    /// A procedure that adds its calls to this queue.
     pub fn procedure(&self) -> Procedure {
         let held = self.clone();
-        Procedure::deferred(move |call| held.calls().push_back(call))
+        Procedure::deferred(move |call| held.lock().push_back(call))
     }
 
-    fn calls(&self) -> MutexGuard<'_, VecDeque<DeferredCall>> {
-        self.0.lock().expect("nobody panics with it")
+    fn lock(&self) -> MutexGuard<'_, VecDeque<DeferredCall>> {
+        self.0.lock().expect("no holder panics")
     }
 
     /// Number of held calls.
     pub fn len(&self) -> usize {
-        self.calls().len()
+        self.lock().len()
     }
 
-    /// True if no call is held.
+    /// Whether no call is held.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Waits for a call, and takes the first one.
+    /// Takes the oldest call, or waits for one.
     #[track_caller]
     pub fn next_call(&self) -> DeferredCall {
-        eventually(|| self.calls().pop_front())
+        eventually(|| self.lock().pop_front())
     }
 
     /// Takes the latest call.
     pub fn last(&self) -> DeferredCall {
-        self.calls().pop_back().expect("a held call")
+        self.lock().pop_back().expect("a held call")
     }
 
-    /// Answers all calls, with no results.
+    /// Answers all calls, with empty results.
     pub fn answer_all(&self) {
-        std::mem::take(&mut *self.calls()).into_iter().for_each(|call| call.answer(Ok(())));
+        std::mem::take(&mut *self.lock()).into_iter().for_each(|call| call.answer(Ok(())));
     }
 
     /// Drops all calls.
     pub fn clear(&self) {
-        drop(std::mem::take(&mut *self.calls()));
+        drop(std::mem::take(&mut *self.lock()));
     }
 }
 
@@ -71,18 +71,18 @@ pub fn answer(mut call: DeferredCall, results: &[u8]) {
     call.answer(Ok(()));
 }
 
-/// Who answers the calls of a procedure.
+/// Where the calls of a procedure are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerMode {
     /// On the shard.
     Shard,
     /// On a worker.
     Workers,
-    /// On the shard, with the deferred call.
+    /// On the shard, as a deferred call.
     Deferred,
-    /// By a thread, with the deferred call.
+    /// On a thread of its own, as a deferred call.
     Thread,
-    /// In a future, between two awaits.
+    /// In a future, which waits once before the handler and once before the answer.
     Future,
 }
 
@@ -92,21 +92,21 @@ impl AnswerMode {
     where
         H: Fn(&mut ServerCall) -> Result<(), Refusal> + Clone + Send + Sync + 'static,
     {
-        let plain = handler.clone();
+        let call_handler = handler.clone();
         let run = move |mut call: DeferredCall| {
             let outcome = handler(&mut call);
             call.answer(outcome);
         };
         match self {
-            Self::Shard => Procedure::new(plain),
-            Self::Workers => Procedure::new(plain).on_workers(),
+            Self::Shard => Procedure::new(call_handler),
+            Self::Workers => Procedure::new(call_handler).on_workers(),
             Self::Deferred => Procedure::deferred(run),
             Self::Thread => Procedure::deferred(move |call| {
                 let run = run.clone();
                 drop(std::thread::spawn(move || run(call)));
             }),
             Self::Future => Procedure::asynchronous(move |mut call| {
-                let handler = plain.clone();
+                let handler = call_handler.clone();
                 async move {
                     wake_by_thread().await;
                     let outcome = handler(&mut call);
@@ -120,10 +120,10 @@ impl AnswerMode {
 
 /// Returns after one wake-up by another thread.
 pub async fn wake_by_thread() {
-    let mut asked = false;
+    let mut has_thread = false;
     let woken = Arc::new(AtomicBool::new(false));
     poll_fn(|context| {
-        if !std::mem::replace(&mut asked, true) {
+        if !std::mem::replace(&mut has_thread, true) {
             let (waker, woken) = (context.waker().clone(), Arc::clone(&woken));
             std::thread::spawn(move || {
                 woken.store(true, Ordering::Release);
@@ -135,41 +135,43 @@ pub async fn wake_by_thread() {
     .await;
 }
 
-/// Holds handlers until it is opened.
+/// Blocks handlers until it is opened. The state is whether it is open, and the number of arrivals.
 #[derive(Clone, Default)]
 pub struct Gate(Arc<(Mutex<(bool, usize)>, Condvar)>);
 
 impl Gate {
-    /// Releases all handlers, also later ones.
+    /// Releases all handlers that wait, and lets later ones pass.
     pub fn open(&self) {
-        self.0.0.lock().expect("nobody panics with it").0 = true;
+        self.0.0.lock().expect("no holder panics").0 = true;
         self.0.1.notify_all();
     }
 
-    /// Opens the gate when dropped, so that a failed test does not wait for its handlers.
+    /// Returns a guard whose drop opens the gate.
+    ///
+    /// Without it, a test that fails would wait for its handlers.
     pub fn open_on_drop(&self) -> impl Drop + use<> {
-        struct Opens(Gate);
-        impl Drop for Opens {
+        struct OpenGuard(Gate);
+        impl Drop for OpenGuard {
             fn drop(&mut self) {
                 self.0.open();
             }
         }
-        Opens(self.clone())
+        OpenGuard(self.clone())
     }
 
     /// Waits until the gate is open.
     pub fn wait(&self) {
-        let mut state = self.0.0.lock().expect("nobody panics with it");
+        let mut state = self.0.0.lock().expect("no holder panics");
         state.1 += 1;
-        drop(self.0.1.wait_while(state, |state| !state.0).expect("nobody panics with it"));
+        drop(self.0.1.wait_while(state, |state| !state.0).expect("no holder panics"));
     }
 
     /// Number of handlers that have arrived at the gate.
     pub fn arrivals(&self) -> usize {
-        self.0.0.lock().expect("nobody panics with it").1
+        self.0.0.lock().expect("no holder panics").1
     }
 
-    /// A procedure that waits at the gate and has no results.
+    /// A procedure that waits at the gate and returns no results.
     pub fn procedure(&self) -> Procedure {
         let gate = self.clone();
         Procedure::new(move |_: &mut ServerCall| {
@@ -178,7 +180,9 @@ impl Gate {
         })
     }
 
-    /// The standard services, and [`GATED`], on a worker or on the shard. It fills a Write chunk if the call has one.
+    /// The standard services and [`GATED`], which runs on a worker or on the shard.
+    ///
+    /// [`GATED`] fills the first Write chunk of its call, if any.
     pub fn services(&self, workers: bool) -> Services {
         let gate = self.clone();
         let handler = move |call: &mut ServerCall| {

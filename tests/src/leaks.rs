@@ -1,31 +1,31 @@
-//! Leaks of descriptors and memory, and waits with a time limit.
+//! Checks for leaks of descriptors and memory, and waits with a time limit.
 
 use std::time::{Duration, Instant};
 
 use rpcrdma::stats::ShardStats;
 
-/// Longest wait for an expected event: bounds hangs, measures nothing.
+/// Maximum wait for an expected event. It bounds hangs, and is far longer than any event takes.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
-/// Open descriptors of this process by kind, without those whose number varies independently of the engine.
+/// Sorted targets of this process's open descriptors, without `/proc`.
 pub fn open_descriptors() -> Vec<String> {
     let entries = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted");
     let targets = entries.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
     let mut names: Vec<String> = targets
         .map(|target| target.to_string_lossy().into_owned())
         .filter(|name| !name.contains("/proc/"))
-        // Sockets and pipes have a unique number each.
+        // Removes the number that is unique for each socket or pipe.
         .map(|name| name.split_once(":[").map_or(name.clone(), |(kind, _)| kind.to_owned()))
         .collect();
     names.sort_unstable();
     names
 }
 
-/// Waits until `holds`; false after the time limit.
-pub fn wait_until(mut holds: impl FnMut() -> bool) -> bool {
+/// Waits until a condition holds. Returns false after the time limit.
+pub fn wait_until(mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     loop {
-        if holds() {
+        if condition() {
             return true;
         }
         if start.elapsed() > TIME_LIMIT {
@@ -35,7 +35,7 @@ pub fn wait_until(mut holds: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Waits until there is a value. Panics after the time limit.
+/// Waits until `get` returns a value. Panics after the time limit.
 #[track_caller]
 pub fn eventually<T>(mut get: impl FnMut() -> Option<T>) -> T {
     let mut value = None;
@@ -43,14 +43,16 @@ pub fn eventually<T>(mut get: impl FnMut() -> Option<T>) -> T {
         value = get();
         value.is_some()
     });
-    value.expect("no value within the time limit")
+    value.expect("a value within the time limit")
 }
 
-/// Memory of a shard without connections beyond its posted receives; `None` if it holds none.
+/// Describes what an idle shard holds besides posted Receives, if anything.
+///
+/// An idle shard has no connections, exposed buffers, reserved Receives or calls at workers.
 pub fn shard_leak(stats: &ShardStats) -> Option<String> {
-    let out: usize = stats.pool.classes.iter().map(|class| class.outstanding).sum();
+    let outstanding: usize = stats.pool.classes.iter().map(|class| class.outstanding).sum();
     let receives = stats.receives_posted as usize;
-    let clean = out == receives
+    let clean = outstanding == receives
         && stats.pool.leaked == 0
         && stats.connections == 0
         && stats.receives_reserved == 0
@@ -58,7 +60,8 @@ pub fn shard_leak(stats: &ShardStats) -> Option<String> {
         && stats.worker_queue_depth == 0;
     (!clean).then(|| {
         format!(
-            "{} connections, {out} buffers out, {receives} of them posted, {} Receives reserved, {} exposed, {} at workers: {:?}",
+            "{} connections, {outstanding} buffers in use, {receives} of them posted Receives, {} Receives reserved, \
+             {} buffers exposed, {} calls at workers: {:?}",
             stats.connections, stats.receives_reserved, stats.exposed_buffers, stats.worker_queue_depth, stats.pool
         )
     })

@@ -1,6 +1,6 @@
 //! Shared helpers of the integration tests.
 //!
-//! A [`World`] holds servers and clients. Other modules hold the services, recognizable data, misbehaving peers
+//! A [`World`] has the servers of a test. Other modules have the services, data patterns, peers without an engine
 //! ([`RawPeer`]), and child processes.
 #![forbid(unsafe_code)]
 
@@ -54,7 +54,7 @@ pub use world::{
     own_pool, reconnecting, scarce, served_or_lost, small, small_client, small_server, store,
 };
 
-/// Compiles the examples in documents outside the crates, and runs those that can run.
+/// Makes doc tests of the examples in documents.
 #[cfg(doctest)]
 mod documents {
     #[doc = include_str!("../../README.md")]

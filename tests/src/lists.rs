@@ -60,12 +60,12 @@ impl<'a> From<&'a Lists> for Chunks<'a> {
     }
 }
 
-/// Parts of exposed memory.
+/// Divides a segment of exposed memory.
 pub trait Cut {
-    /// `length` bytes after the first `skip`.
+    /// The `length` bytes that follow the first `skip` bytes.
     fn part(&self, skip: u32, length: u32) -> Segment;
 
-    /// Consecutive segments of these lengths.
+    /// Consecutive segments of these lengths, from the start of this segment.
     fn cut(&self, lens: &[u32]) -> Vec<Segment>;
 }
 
@@ -76,11 +76,11 @@ impl Cut for Segment {
 
     fn cut(&self, lens: &[u32]) -> Vec<Segment> {
         let starts = lens.iter().scan(0, |end, len| Some(std::mem::replace(end, *end + len)));
-        starts.zip(lens).map(|(at, &len)| self.part(at, len)).collect()
+        starts.zip(lens).map(|(start, &len)| self.part(start, len)).collect()
     }
 }
 
-/// A segment of memory that nobody has exposed.
+/// A segment whose handle belongs to no window.
 pub fn segment(length: u32) -> Segment {
     Segment { handle: 1, length, offset: 0 }
 }

@@ -11,26 +11,26 @@ use rpcrdma::{Address, Config, Services};
 use crate::test_fabric;
 use crate::world::OfClient;
 
-/// A shard with these services that listens on an open device.
+/// Opens a shard with these services, which listens on an open device.
 pub fn polled_server<F: Fabric>(fabric: F, listener: &F::Listener, config: Config, services: Services) -> Shard<F> {
     let mut server = Shard::open(fabric, config, Some(Arc::new(services))).expect("a shard");
     server.listen(listener).expect("listening");
     server
 }
 
-/// A client without a connection.
+/// Opens a client without a connection.
 pub fn polled_client(address: &Address, config: impl OfClient) -> LocalClient {
     LocalClient::open(test_fabric::open(address), config.of_client()).expect("a client")
 }
 
-/// A client without a connection, in simulated time.
+/// Opens a client without a connection, in simulated time.
 pub fn simulated_client(address: &Address, config: impl OfClient, time: &SimulatedTime) -> LocalClient<AnyFabric> {
     let mut client = polled_client(address, config);
     client.simulate(time);
     client
 }
 
-/// A client in simulated time that serves these procedures at an address.
+/// Opens a client in simulated time that serves these procedures at an address.
 pub fn simulated_server(address: &Address, config: Config, services: Services, time: &SimulatedTime) -> LocalClient {
     let mut config = config.of_client();
     config.services = Some(Arc::new(services));

@@ -1,4 +1,4 @@
-//! What most integration tests name.
+//! Names that most integration tests import.
 
 pub use std::cell::{Cell, RefCell};
 pub use std::collections::VecDeque;

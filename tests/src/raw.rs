@@ -1,4 +1,4 @@
-//! A peer without an engine: sends arbitrary bytes, obeys no rule.
+//! A peer without an engine, which can send any bytes and break any rule.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,11 +25,11 @@ use rpcrdma::wire::{
 use rpcrdma::{Address, CreditMode};
 use rpcrdma_mempool::{ArenaConfig, Class, Lent, PagePolicy, Pool, PoolConfig};
 
-/// Bounds hangs; measures nothing.
+/// Maximum wait for an expected event. It bounds hangs, and is far longer than any event takes.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 /// Bytes of a receive.
 const RECEIVE: usize = 8192;
-/// Posted receives of a raw peer. Tests make hundreds of peers, and a device pins the memory of each.
+/// Posted receives of a raw peer: few, because tests make hundreds of peers, and a device pins the memory of each.
 const RECEIVES: usize = 128;
 /// XID of the calls of raw clients, unless a test needs another.
 pub const XID: u32 = 0x0102_0304;
@@ -39,10 +39,10 @@ pub const ARGS_AT: u32 = 40;
 pub const RPC_CALL: usize = ARGS_AT as usize;
 /// Bytes of an RPC reply header with `AUTH_NONE`.
 pub const RPC_REPLY: usize = 24;
-/// Bytes of an exposed buffer, unless the test needs more.
+/// Bytes of a buffer for exposed memory. Longer memory has a pool of its own.
 const EXPOSED: usize = 1 << 16;
 
-/// Content of [room](RawPeer::room) that nobody has written.
+/// Initial content of memory that [`RawPeer::room`] exposes.
 pub const UNTOUCHED: u8 = 0xEE;
 
 /// A received message.
@@ -106,12 +106,12 @@ impl Message {
         self.view().received()
     }
 
-    /// The handle that may be invalidated.
+    /// The handle that the receiver may invalidate.
     pub fn inv_handle(&self) -> u32 {
         self.view().inv_handle()
     }
 
-    /// True if the header has chunks.
+    /// Whether the header has chunks.
     pub fn has_chunks(&self) -> bool {
         self.view().has_chunks()
     }
@@ -126,7 +126,7 @@ impl Message {
         self.view().payload()
     }
 
-    /// True if other parts of the message follow.
+    /// Whether other parts of the message follow.
     pub fn more(&self) -> bool {
         self.flags().contains(Flags::MORE)
     }
@@ -151,8 +151,9 @@ impl Message {
         self.view().reply_chunk()
     }
 
-    /// True if this is ERR_CHUNK with this XID: XID, version, credits, ERROR, ERR_CHUNK.
+    /// Whether this is ERR_CHUNK with this XID, and grants a credit.
     pub fn is_err_chunk(&self, xid: u32) -> bool {
+        // XID, version, credits, ERROR, ERR_CHUNK.
         let words = be(&[xid, 1, self.credit(), 4, 2]);
         self.bytes == words && self.credit() != 0
     }
@@ -162,7 +163,7 @@ impl Message {
     pub fn error(&self) -> (u32, ErrorBody) {
         match self.view().body() {
             ViewBody::Error(error) => (self.xid(), error),
-            _ => panic!("no error: {}", self.view()),
+            _ => panic!("expected an error: {}", self.view()),
         }
     }
 
@@ -175,38 +176,43 @@ impl Message {
     /// Properties of a CONNPROP.
     #[track_caller]
     pub fn properties(&self) -> Properties<'_> {
-        let ViewBody::Connprop(set) = self.view().body() else { panic!("no CONNPROP: {}", self.view()) };
+        let ViewBody::Connprop(set) = self.view().body() else { panic!("expected CONNPROP: {}", self.view()) };
         Properties::from_set(&set, self.revision).expect("properties")
     }
 }
 
-/// One end of a connection.
+/// An end of a connection that the test drives.
 pub struct RawPeer<F: Fabric = AnyFabric> {
     fabric: F,
+    /// Memory for messages.
     messages: Pool,
+    /// Memory for data and for exposed chunks.
     exposed: Pool,
     qp: QpId,
     inbox: VecDeque<Message>,
-    /// Received messages, grants included, for windowed headers.
+    /// Number of received messages, grants included, for windowed headers.
     pub received: u32,
     /// Failed completions.
     pub failures: Vec<(Opcode, Status)>,
-    /// Completed signalled work requests.
+    /// Number of completed signalled work requests.
     pub completed: usize,
-    /// Posted signalled work requests.
+    /// Number of posted signalled work requests.
     signalled: usize,
-    /// Posts no receives.
+    /// Whether this end posts no receives.
     without_receives: bool,
     up: bool,
+    /// Cause of the end, if the connection has ended.
     over: Option<String>,
     /// Protocol version of its headers.
     pub version: Version,
-    /// Receives that its headers offer: the credit limit of version 2 (the high half with increments), or the credit
-    /// word of version 1.
+    /// Number of messages that the other side may have outstanding.
+    ///
+    /// It is the credit word of version 1 and of windowed headers, and its high half with increments.
     pub credit: u32,
-    /// Messages that increments have granted to the other side so far. A client's first message needs no grant.
+    /// Number of messages that increments have granted to the other side so far. A client's first message needs no
+    /// grant.
     granted_total: u32,
-    /// Headers are windowed: they carry the count of received messages.
+    /// Whether headers are windowed, with the count of received messages.
     pub windowed: bool,
     /// Revision that determines the code points of its headers.
     pub revision: Revision,
@@ -222,11 +228,11 @@ fn pool(size: usize, count: usize) -> Pool {
     Pool::new(&PoolConfig { classes: vec![Class { size, count }], arena }).expect("memory")
 }
 
-/// A device with its registered memory.
-fn equip<F: Fabric>(mut fabric: F) -> (F, Pool, Pool) {
+/// Registers memory with a device, for messages and for data that the other side accesses.
+fn register_memory<F: Fabric>(mut fabric: F) -> (F, Pool, Pool) {
     let (messages, exposed) = (pool(RECEIVE, 4 * RECEIVES), pool(EXPOSED, 32));
-    fabric.register(messages.arena(), Access::LOCAL).expect("registered");
-    fabric.register(exposed.arena(), Access::REMOTE).expect("registered");
+    fabric.register(messages.arena(), Access::LOCAL).expect("registered memory");
+    fabric.register(exposed.arena(), Access::REMOTE).expect("registered memory");
     (fabric, messages, exposed)
 }
 
@@ -309,8 +315,9 @@ impl RawPeer {
         Ok(peer)
     }
 
-    /// Starts to connect as a client, and returns at once. [Take turns](Self::turn) until it [is up](Self::is_up) or
-    /// closed.
+    /// Starts to connect as a client, and returns at once.
+    ///
+    /// The caller takes [turns](Self::turn) until the connection [is up](Self::is_up) or [over](Self::is_over).
     ///
     /// # Errors
     /// Cause of the failure.
@@ -318,10 +325,11 @@ impl RawPeer {
         Self::begin_on(test_fabric::open(address), address, private_data)
     }
 
-    /// Connects as a client without posted receives, so the server retries its Sends without limit; panics if the
-    /// server refuses.
+    /// Connects as a client that posts no receives; panics if the server refuses.
+    ///
+    /// The server then retries its Sends without limit.
     pub fn connect_without_receives(address: &Address) -> Self {
-        let (mut fabric, messages, exposed) = equip(test_fabric::open(address));
+        let (mut fabric, messages, exposed) = register_memory(test_fabric::open(address));
         let qp = fabric.connect(address.fabric_address(), &params(b"")).expect("a connect request");
         let mut peer = Self { without_receives: true, ..Self::bare(fabric, messages, exposed, qp, 0) };
         peer.establish().expect("a connection");
@@ -335,12 +343,13 @@ impl<F: Fabric> RawPeer<F> {
     /// # Errors
     /// Cause of the failure.
     pub fn begin_on(fabric: F, address: &Address, private_data: &[u8]) -> Result<Self, String> {
-        let (mut fabric, messages, exposed) = equip(fabric);
+        let (mut fabric, messages, exposed) = register_memory(fabric);
         post_receives(&mut fabric, &messages, RECEIVES);
         let qp = fabric.connect(address.fabric_address(), &params(private_data)).map_err(|e| e.to_string())?;
         Ok(Self::bare(fabric, messages, exposed, qp, 0))
     }
 
+    /// A peer that has neither sent nor received a message.
     fn bare(fabric: F, messages: Pool, exposed: Pool, qp: QpId, granted_total: u32) -> Self {
         Self {
             fabric,
@@ -365,7 +374,7 @@ impl<F: Fabric> RawPeer<F> {
         }
     }
 
-    /// Exchanges properties with a server; returns its message.
+    /// Sends a CONNPROP, and applies the server's. Returns the server's.
     pub fn exchange_properties(&mut self) -> Message {
         self.send_properties();
         let answer = self.receive().expect("the server's properties");
@@ -373,12 +382,12 @@ impl<F: Fabric> RawPeer<F> {
         answer
     }
 
-    /// Exchanges properties with a client; returns its message.
+    /// Answers a client's CONNPROP, and applies it. Returns the client's.
     pub fn answer_properties(&mut self) -> Message {
-        let hello = self.receive().expect("the client's properties");
+        let connprop = self.receive().expect("the client's properties");
         self.send_properties();
-        self.apply_properties(&hello.bytes);
-        hello
+        self.apply_properties(&connprop.bytes);
+        connprop
     }
 
     /// Sends a CONNPROP with the properties that this side [offers](Self::offers).
@@ -389,7 +398,7 @@ impl<F: Fabric> RawPeer<F> {
         self.send(&message);
     }
 
-    /// A CONNPROP with these properties, and with XID [`XID`].
+    /// Encodes a CONNPROP with these properties and with XID [`XID`].
     pub fn connprop(&self, flags: Flags, properties: &[(u32, &[u8])]) -> Vec<u8> {
         let mut buffer = [0; 1024];
         let mut set = Builder::new(&mut buffer);
@@ -411,17 +420,19 @@ impl<F: Fabric> RawPeer<F> {
     /// Applies the other side's CONNPROP.
     pub fn apply_properties(&mut self, message: &[u8]) {
         let view = View::check(message, self.revision).expect("a header");
-        let ViewBody::Connprop(set) = view.body() else { panic!("no CONNPROP: {view}") };
+        let ViewBody::Connprop(set) = view.body() else { panic!("expected CONNPROP: {view}") };
         let properties = Properties::from_set(&set, self.revision).expect("properties");
         self.windowed = properties.windowed_credits && self.offers.windowed_credits;
     }
 
+    /// Posts receives, unless this end posts none.
     fn refill(&mut self, count: usize) {
         if !self.without_receives {
             post_receives(&mut self.fabric, &self.messages, count);
         }
     }
 
+    /// Waits until the connection is established. Returns the cause if it ends before.
     fn establish(&mut self) -> Result<(), String> {
         let start = Instant::now();
         while !self.up {
@@ -443,10 +454,10 @@ impl<F: Fabric> RawPeer<F> {
         self.control();
     }
 
-    /// Processes up to `most` completions; returns their number.
-    pub fn take(&mut self, most: usize) -> usize {
+    /// Processes up to `max` completions; returns their number.
+    pub fn take(&mut self, max: usize) -> usize {
         let mut completions = Vec::new();
-        let count = self.fabric.poll_cq(&mut completions, most);
+        let count = self.fabric.poll_cq(&mut completions, max);
         for completion in completions {
             self.complete(completion);
         }
@@ -475,7 +486,7 @@ impl<F: Fabric> RawPeer<F> {
         }
     }
 
-    /// True once the connection is established.
+    /// Whether the connection has been established.
     pub fn is_up(&self) -> bool {
         self.up
     }
@@ -512,28 +523,28 @@ impl<F: Fabric> RawPeer<F> {
             if self.over.is_some() {
                 return None;
             }
-            assert!(start.elapsed() < TIME_LIMIT, "no message arrived, and the connection did not close");
+            assert!(start.elapsed() < TIME_LIMIT, "expected a message or the end of the connection");
             self.turn();
             std::thread::yield_now();
         }
     }
 
-    /// Waits until the other side closes the connection; panics after a time limit.
+    /// Waits until the connection ends, and drops received messages. Returns the cause of the end.
     pub fn wait_until_over(&mut self) -> String {
         while self.receive().is_some() {}
         self.over.clone().unwrap_or_default()
     }
 
-    /// Waits until the connection closes or a work request fails.
+    /// Waits until the connection ends or a work request fails.
     pub fn wait_until_over_or_failed(&mut self) {
         let start = Instant::now();
         while !self.is_over() && self.failures.is_empty() {
-            assert!(start.elapsed() < TIME_LIMIT, "the work request succeeded");
+            assert!(start.elapsed() < TIME_LIMIT, "expected a failed work request or the end of the connection");
             self.turn();
         }
     }
 
-    /// True once the connection is closed.
+    /// Whether the connection has ended.
     pub fn is_over(&self) -> bool {
         self.over.is_some()
     }
@@ -543,12 +554,12 @@ impl<F: Fabric> RawPeer<F> {
         self.send_invalidating(bytes, None);
     }
 
-    /// Sends bytes, and invalidates a key of the other side.
+    /// Sends one message, and invalidates a key if there is one.
     pub fn send_invalidating(&mut self, bytes: &[u8], invalidate: Option<u32>) {
         let mut buf = self.messages.alloc(bytes.len()).expect("a buffer");
         buf.copy_from_slice(bytes);
-        if let (false, Some(newly)) = (self.windowed, newly_granted(bytes)) {
-            self.granted_total = self.granted_total.wrapping_add(newly);
+        if let (false, Some(increment)) = (self.windowed, granted_increment(bytes)) {
+            self.granted_total = self.granted_total.wrapping_add(increment);
         }
         self.post(false, WorkRequest::Send { buf, invalidate, fence: false });
     }
@@ -557,7 +568,7 @@ impl<F: Fabric> RawPeer<F> {
     pub fn write(&mut self, bytes: &[u8], remote: RemoteMemory) {
         let mut buf = self.exposed.alloc(bytes.len()).expect("a buffer");
         buf.copy_from_slice(bytes);
-        let src = Source::Lent(buf.lend().expect("of this thread"));
+        let src = Source::Lent(buf.lend().expect("a buffer of this thread"));
         self.post(true, WorkRequest::Write { src, offset: 0, len: bytes.len(), remote });
     }
 
@@ -569,12 +580,13 @@ impl<F: Fabric> RawPeer<F> {
         self.fabric.post_immediate(self.qp, Posting { wr_id: 0, signalled: true, wr }, 1)
     }
 
-    /// Writes bytes into the other side's memory with immediate data; false if the fabric lacks the operation. An empty
-    /// write needs no key.
+    /// Writes bytes into the other side's memory with immediate data; false if the fabric lacks the operation.
+    ///
+    /// A write of no bytes needs no valid key.
     pub fn write_immediate(&mut self, bytes: &[u8], remote: RemoteMemory) -> bool {
         let mut buf = self.exposed.alloc(bytes.len().max(1)).expect("a buffer");
         buf[..bytes.len()].copy_from_slice(bytes);
-        let src = Source::Lent(buf.lend().expect("of this thread"));
+        let src = Source::Lent(buf.lend().expect("a buffer of this thread"));
         let wr = WorkRequest::Write { src, offset: 0, len: bytes.len(), remote };
         self.fabric.post_immediate(self.qp, Posting { wr_id: 0, signalled: true, wr }, 1)
     }
@@ -584,47 +596,49 @@ impl<F: Fabric> RawPeer<F> {
         let dst = self.exposed.alloc(len)?.lend().ok()?;
         let start = Instant::now();
         self.post(true, WorkRequest::Read { dst: dst.clone(), offset: 0, len, remote });
-        // The Read completes after all earlier signalled requests.
+        // The Read is the latest signalled request, so it has completed once all have.
         while self.completed < self.signalled && self.failures.is_empty() && !self.is_over() {
-            assert!(start.elapsed() < TIME_LIMIT, "the Read neither completes nor fails");
+            assert!(start.elapsed() < TIME_LIMIT, "expected a completion or failure of the Read");
             self.turn();
         }
         let mut bytes = vec![0; len];
         (self.completed == self.signalled && dst.read_at(0, &mut bytes)).then_some(bytes)
     }
 
+    /// Posts a work request.
     fn post(&mut self, signalled: bool, wr: WorkRequest) {
         self.signalled += usize::from(signalled);
         let mut chain = vec![Posting { wr_id: 0, signalled, wr }];
-        // A closed connection rejects the request; tests detect that by other means.
+        // A closed connection rejects the request, which tests detect by the end of the connection.
         let _ = self.fabric.post_send(self.qp, &mut chain);
     }
 
-    /// Exposes memory with this content; returns its segment and the memory.
+    /// Exposes memory with this content. Returns its segment and the memory.
     pub fn expose(&mut self, bytes: &[u8], access: Access) -> (Segment, Lent) {
-        let long = (bytes.len() > EXPOSED).then(|| pool(bytes.len(), 1));
-        if let Some(long) = &long {
-            self.fabric.register(long.arena(), Access::REMOTE).expect("registered");
+        let own_pool = (bytes.len() > EXPOSED).then(|| pool(bytes.len(), 1));
+        if let Some(pool) = &own_pool {
+            self.fabric.register(pool.arena(), Access::REMOTE).expect("registered memory");
         }
-        let mut buf = long.as_ref().unwrap_or(&self.exposed).alloc(bytes.len()).expect("a buffer");
+        let mut buf = own_pool.as_ref().unwrap_or(&self.exposed).alloc(bytes.len()).expect("a buffer");
         buf.copy_from_slice(bytes);
-        let mem = buf.lend().expect("of this thread");
+        let mem = buf.lend().expect("a buffer of this thread");
         let window = self.fabric.alloc_window(self.qp).expect("a window");
         let (handle, offset) = (self.fabric.next_rkey(window), self.fabric.remote_address(&mem, 0));
         self.post(false, WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: bytes.len(), access });
         (Segment { handle, length: bytes.len() as u32, offset }, mem)
     }
 
-    /// Credit word of version 2 with increments, as a correct peer sends it now: new grants, below the outstanding
-    /// limit. An error grants nothing.
+    /// Current credit word of a correct peer, in version 2 with increments.
+    ///
+    /// The low half is the increment, and the high half the limit of outstanding messages. An error grants nothing.
     pub fn increment(&self, error: bool) -> u32 {
-        let left = self.granted_total.wrapping_sub(self.received) as i32;
-        let newly = if error { 0 } else { (self.credit as i32 - left).clamp(0, 0xFFFF) };
-        let most = (left + newly).max(self.credit as i32) as u32;
-        most << 16 | newly as u32
+        let unused = self.granted_total.wrapping_sub(self.received) as i32;
+        let increment = if error { 0 } else { (self.credit as i32 - unused).clamp(0, 0xFFFF) };
+        let limit = (unused + increment).max(self.credit as i32) as u32;
+        limit << 16 | increment as u32
     }
 
-    /// Header and payload, as a correct peer sends them now.
+    /// Encodes header and payload, with the current credits of a correct peer.
     pub fn message(&self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
         let received = self.windowed.then_some(self.received);
         let credit = match (self.version, received) {
@@ -633,12 +647,12 @@ impl<F: Fabric> RawPeer<F> {
         };
         let header = Header { xid, credit, received, flags, body };
         let mut bytes = vec![0; header.encoded_len(self.version, self.revision)];
-        header.emit(&mut bytes, self.version, self.revision).expect("as long as it says");
+        header.emit(&mut bytes, self.version, self.revision).expect("space for the header");
         bytes.extend_from_slice(payload);
         bytes
     }
 
-    /// Sends a message with this body, as a correct peer sends it now.
+    /// Sends a message with this body and the current credits.
     pub fn send_body(&mut self, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) {
         let bytes = self.message(xid, flags, body, payload);
         self.send(&bytes);
@@ -657,8 +671,8 @@ impl<F: Fabric> RawPeer<F> {
     /// Sends an RPC message in a Position Zero Read chunk, with XID [`XID`]. Returns the memory of the chunk.
     #[must_use]
     pub fn long(&mut self, message: &[u8]) -> Lent {
-        let (whole, memory) = self.expose(message, Access::REMOTE_READ);
-        self.nomsg(XID, &Lists::new().read(0, [whole]));
+        let (segment, memory) = self.expose(message, Access::REMOTE_READ);
+        self.nomsg(XID, &Lists::new().read(0, [segment]));
         memory
     }
 
@@ -670,7 +684,7 @@ impl<F: Fabric> RawPeer<F> {
     /// Sends an operation on characteristics.
     pub fn operation(&mut self, xid: u32, operation: Operation<'_>) {
         let mut optinfo = vec![0; operation.encoded_len()];
-        operation.emit(&mut optinfo).expect("as long as it says");
+        operation.emit(&mut optinfo).expect("space for the operation");
         let body = Body::Optional { opttype: operation.code().code(), optinfo: &optinfo };
         self.send_body(xid, Flags::NONE, body, b"");
     }
@@ -710,15 +724,18 @@ impl<F: Fabric> RawPeer<F> {
     #[track_caller]
     pub fn answer(&mut self) -> Message {
         loop {
-            let message = self.receive().expect("the connection closed");
-            let grant = message.htype() == HeaderType::Nomsg && message.xid() == 0;
-            if !grant && message.htype() != HeaderType::Connprop {
+            let message = self.receive().expect("an answer before the end of the connection");
+            let is_grant = message.htype() == HeaderType::Nomsg && message.xid() == 0;
+            if !is_grant && message.htype() != HeaderType::Connprop {
                 return message;
             }
         }
     }
 
-    /// Waits for an answer in one part or in several. Returns the RPC message, and the parts.
+    /// Waits for an answer in one part or several. Returns the RPC message, and the parts.
+    ///
+    /// Checks that no other message arrives between the parts, and that each part but the last has whole words and no
+    /// chunks.
     #[track_caller]
     pub fn whole_answer(&mut self) -> (Vec<u8>, Vec<Message>) {
         let mut parts = vec![self.answer()];
@@ -727,7 +744,7 @@ impl<F: Fabric> RawPeer<F> {
             assert_eq!(
                 (part.xid(), part.htype()),
                 (parts[0].xid(), parts[0].htype()),
-                "another message arrived between two parts"
+                "XID and type of all parts must be equal"
             );
             parts.push(part);
         }
@@ -743,7 +760,7 @@ impl<F: Fabric> RawPeer<F> {
         self.answer().error()
     }
 
-    /// Waits for the refusal of a defective call: BAD_XDR, or ERR_CHUNK in version 1.
+    /// Waits for BAD_XDR, or for ERR_CHUNK in version 1.
     #[track_caller]
     pub fn bad_xdr(&mut self, what: &str) {
         self.refusal(ErrorBody::BadXdr, what);
@@ -765,7 +782,9 @@ impl<F: Fabric> RawPeer<F> {
         assert!(answer.is_err_chunk(XID), "{what}: {answer}");
     }
 
-    /// Checks that the connection is alive, and that no unexpected message has arrived.
+    /// Checks that the connection is alive, by an echo.
+    ///
+    /// The next message must be the reply.
     #[track_caller]
     pub fn ping(&mut self) {
         self.call_as(7, ECHO, Chunks::NONE, b"ping");
@@ -773,7 +792,7 @@ impl<F: Fabric> RawPeer<F> {
         assert_eq!((answer.xid(), answer.payload()), (7, &reply_bytes(7, b"ping")[..]));
     }
 
-    /// Prepares a server for a client of this credit mode.
+    /// As a server, negotiates with a client of this credit mode.
     pub fn answer_properties_in(&mut self, mode: CreditMode) {
         match mode {
             CreditMode::V1 => self.version = Version::V1,
@@ -791,8 +810,8 @@ impl<F: Fabric> RawPeer<F> {
     #[track_caller]
     pub fn expect_only(&mut self, count: usize) -> Vec<Message> {
         let messages: Vec<_> = (0..count).map(|_| self.next_call()).collect();
-        let more = self.poll_for_messages();
-        assert!(more.is_empty(), "beyond {count} messages: {}", more[0]);
+        let further = self.poll_for_messages();
+        assert!(further.is_empty(), "expected {count} messages, but there is also {}", further[0]);
         messages
     }
 
@@ -801,7 +820,9 @@ impl<F: Fabric> RawPeer<F> {
         self.reply_with(xid, Chunks::NONE, &reply_bytes(xid, results), None);
     }
 
-    /// Answers a call with any chunks and payload, and invalidates a key.
+    /// Answers a call with any chunks and payload.
+    ///
+    /// Also invalidates a key if there is one.
     pub fn reply_with<'a>(&mut self, xid: u32, chunks: impl Into<Chunks<'a>>, payload: &[u8], invalidate: Option<u32>) {
         let bytes = self.message(xid, Flags::RESPONSE, Body::Msg(chunks.into()), payload);
         self.send_invalidating(&bytes, invalidate);
@@ -812,14 +833,14 @@ impl<F: Fabric> RawPeer<F> {
         self.send_body(xid, Flags::RESPONSE, Body::Error(error), b"");
     }
 
-    /// Answers each call correctly until the client disconnects.
+    /// Answers each call with the results `fine` until the client disconnects.
     pub fn answer_all_calls(&mut self) {
         while let Some(call) = self.next_message() {
             self.reply(call.xid(), b"fine");
         }
     }
 
-    /// Processes events for a while, and returns the messages that have arrived, without grants.
+    /// Takes 300 turns. Returns the messages that have arrived, without grants.
     pub fn poll_for_messages(&mut self) -> Vec<Message> {
         for _ in 0..300 {
             self.turn();
@@ -828,17 +849,17 @@ impl<F: Fabric> RawPeer<F> {
         self.inbox.drain(..).filter(|message| message.xid() != 0).collect()
     }
 
-    /// Reads all of a segment of the other side; `None` after a failure.
+    /// Reads a whole segment of the other side; `None` after a failure.
     pub fn fetch(&mut self, segment: Segment) -> Option<Vec<u8>> {
         self.read(remote(segment), segment.length as usize)
     }
 
-    /// Exposes memory with a pattern, to be read.
+    /// Exposes memory with a pattern, which the other side may read.
     pub fn source(&mut self, seed: u32, len: usize) -> (Segment, Lent) {
         self.expose(&data_of(seed, len), Access::REMOTE_READ)
     }
 
-    /// Exposes memory to be written, filled with [`UNTOUCHED`].
+    /// Exposes memory filled with [`UNTOUCHED`], which the other side may write.
     pub fn room(&mut self, len: usize) -> (Segment, Lent) {
         self.expose(&vec![UNTOUCHED; len], Access::REMOTE_WRITE)
     }
@@ -846,7 +867,7 @@ impl<F: Fabric> RawPeer<F> {
     /// Drops the connection without a disconnect, like a process that exits.
     pub fn vanish(self) {}
 
-    /// True if its device checks window bounds.
+    /// Whether its device checks window bounds.
     pub fn checks_window_bounds(&self) -> bool {
         self.fabric.capabilities().checks_window_bounds
     }
@@ -858,13 +879,13 @@ impl<F: Fabric> RawPeer<F> {
 }
 
 impl RawPeer<SoftwareFabric> {
-    /// Announces a message of any length without writing its bytes.
+    /// Announces a message of any length, but does not write its bytes.
     pub fn announce(&mut self, len: u32) {
         self.fabric.announce(self.qp, len);
     }
 }
 
-/// Accepts connections as a server.
+/// A listener that accepts connections as raw peers.
 pub struct RawListener<F: Fabric = AnyFabric> {
     fabric: F,
     messages: Pool,
@@ -896,14 +917,15 @@ impl RawListener {
         loop {
             if let Some((qp, private_data)) = self.take_request() {
                 self.fabric.unlisten();
-                let (mut fabric, messages, exposed) = equip(test_fabric::open(&self.address));
+                // The peer keeps the device of its connection, so the listener continues with a new one.
+                let (mut fabric, messages, exposed) = register_memory(test_fabric::open(&self.address));
                 fabric.listen(&self.listener).expect("listening");
                 let fabric = std::mem::replace(&mut self.fabric, fabric);
                 let messages = std::mem::replace(&mut self.messages, messages);
                 let exposed = std::mem::replace(&mut self.exposed, exposed);
                 let mut peer = RawPeer::bare(fabric, messages, exposed, qp, 1);
                 (peer.private_data, peer.revision) = (private_data, self.revision);
-                peer.establish().expect("established");
+                peer.establish().expect("an established connection");
                 return peer;
             }
             assert!(start.elapsed() < TIME_LIMIT, "no connect request arrived within the time limit");
@@ -915,30 +937,30 @@ impl RawListener {
 impl<F: Fabric> RawListener<F> {
     /// Listens with an open device at a bound address.
     pub fn bind_on(fabric: F, address: &Address, listener: F::Listener) -> Self {
-        let (mut fabric, messages, exposed) = equip(fabric);
+        let (mut fabric, messages, exposed) = register_memory(fabric);
         fabric.listen(&listener).expect("listening");
         let address = address.clone();
         Self { fabric, messages, exposed, address, listener, private_data: Vec::new(), revision: Revision::Ietf00 }
     }
 
-    /// Accepts the first connection and exchanges properties; accepts no second one.
+    /// Accepts one connection, exchanges properties, and stops listening.
     pub fn accept(self) -> RawPeer<F> {
         let mut peer = self.accept_silently();
         peer.answer_properties();
         peer
     }
 
-    /// Accepts the first connection, and no second one.
+    /// Accepts one connection, and stops listening.
     pub fn accept_silently(self) -> RawPeer<F> {
         let start = Instant::now();
         let mut listener = Box::new(self);
         loop {
             match listener.try_accept() {
                 Ok(mut peer) => {
-                    peer.establish().expect("established");
+                    peer.establish().expect("an established connection");
                     return peer;
                 }
-                Err(still) => listener = still,
+                Err(unchanged) => listener = unchanged,
             }
             assert!(start.elapsed() < TIME_LIMIT, "no connect request arrived within the time limit");
             std::thread::yield_now();
@@ -960,13 +982,13 @@ impl<F: Fabric> RawListener<F> {
         }
     }
 
-    /// Accepts a pending request; returns its private data too.
+    /// Accepts a pending request. Returns the queue pair, and the private data of the request.
     fn take_request(&mut self) -> Option<(QpId, Vec<u8>)> {
         let mut events = Vec::new();
         self.fabric.poll_control(&mut events);
         events.into_iter().find_map(|event| match event {
             ControlEvent::ConnectRequest { request, private_data, .. } => {
-                // Receives are posted first, because the client may send right after the accept.
+                // Posts receives first, because the client may send as soon as the request is accepted.
                 post_receives(&mut self.fabric, &self.messages, RECEIVES);
                 let qp = self.fabric.accept(request, &params(&self.private_data)).ok()?;
                 Some((qp, private_data))
@@ -976,19 +998,19 @@ impl<F: Fabric> RawListener<F> {
     }
 }
 
-/// Credits that an increment in `message` grants.
-fn newly_granted(message: &[u8]) -> Option<u32> {
+/// Number of messages that the header of `message` grants, if it has an increment.
+fn granted_increment(message: &[u8]) -> Option<u32> {
     let word = |at: usize| message.get(at..at + 4).map(|word| u32::from_be_bytes(word.try_into().expect("a word")));
     let grants = word(4) == Some(Version::V2.code()) && word(12).is_some_and(|htype| htype != HeaderType::Error.code());
     word(8).filter(|_| grants).map(|credit| credit & 0xFFFF)
 }
 
-/// An RPC call.
+/// Encodes an RPC call.
 pub fn call_bytes(xid: u32, program: u32, version: u32, procedure: u32, args: &[u8]) -> Vec<u8> {
     call_bytes_as(OpaqueAuth::NONE, xid, program, version, procedure, args)
 }
 
-/// An RPC call with a credential.
+/// Encodes an RPC call with a credential.
 pub fn call_bytes_as(
     credential: OpaqueAuth<'_>,
     xid: u32,
@@ -999,26 +1021,26 @@ pub fn call_bytes_as(
 ) -> Vec<u8> {
     let header = CallHeader { xid, program, version, procedure, credential, verifier: OpaqueAuth::NONE };
     let mut bytes = vec![0; header.encoded_len()];
-    header.emit(&mut bytes).expect("as long as it says");
+    header.emit(&mut bytes).expect("space for the header");
     bytes.extend_from_slice(args);
     bytes
 }
 
-/// A successful RPC reply.
+/// Encodes a successful RPC reply.
 pub fn reply_bytes(xid: u32, results: &[u8]) -> Vec<u8> {
     let header = ReplyHeader { xid, body: ReplyBody::SUCCESS };
     let mut bytes = vec![0; header.encoded_len()];
-    header.emit(&mut bytes).expect("as long as it says");
+    header.emit(&mut bytes).expect("space for the header");
     bytes.extend_from_slice(results);
     bytes
 }
 
-/// Words of a message.
+/// Encodes words in network byte order.
 pub fn be(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
-/// `bytes` with another word at an offset.
+/// Returns `bytes` with another word at an offset.
 pub fn with_word(bytes: &[u8], at: usize, word: u32) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[at..at + 4].copy_from_slice(&word.to_be_bytes());
@@ -1033,6 +1055,6 @@ pub fn remote(segment: Segment) -> RemoteMemory {
 /// The first bytes of exposed memory.
 pub fn contents(memory: &Lent, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    assert!(memory.read_at(0, &mut bytes), "the memory is there");
+    assert!(memory.read_at(0, &mut bytes), "the memory must have {len} bytes");
     bytes
 }

@@ -28,8 +28,10 @@ impl ServerPlace for &'static str {
     }
 }
 
-/// A thread that accepts connections and follows a script. After the script of a single connection it
-/// [answers all calls](RawPeer::answer_all_calls). The drop waits for the end of the thread, so drop clients first.
+/// A server on a thread that follows a script.
+///
+/// After the script of a single connection, the thread [answers all calls](RawPeer::answer_all_calls). The drop waits
+/// for the end of the thread, so drop clients first.
 pub struct RawServer<T: Send + 'static = ()> {
     thread: Option<JoinHandle<()>>,
     result: Receiver<T>,
@@ -38,7 +40,7 @@ pub struct RawServer<T: Send + 'static = ()> {
 }
 
 impl<T: Send + 'static> RawServer<T> {
-    /// A server that has exchanged properties with its only client.
+    /// Starts a server of one client. The script begins after the exchange of properties.
     pub fn start(place: impl ServerPlace, script: impl FnOnce(&mut RawPeer) -> T + Send + 'static) -> Self {
         Self::run(place, move |listener, report| {
             let mut peer = listener.accept();
@@ -47,7 +49,7 @@ impl<T: Send + 'static> RawServer<T> {
         })
     }
 
-    /// A server of one client that has sent nothing yet.
+    /// Starts a server of one client. The script begins before the first message.
     pub fn start_silently(place: impl ServerPlace, script: impl FnOnce(&mut RawPeer) -> T + Send + 'static) -> Self {
         Self::run(place, move |listener, report| {
             let mut peer = listener.accept_silently();
@@ -56,7 +58,7 @@ impl<T: Send + 'static> RawServer<T> {
         })
     }
 
-    /// A server of one client with this credit mode. In version 2 they have exchanged properties.
+    /// Starts a server of one client with this credit mode. The script begins after the negotiation.
     pub fn start_in(
         mode: CreditMode,
         place: impl ServerPlace,
@@ -68,7 +70,7 @@ impl<T: Send + 'static> RawServer<T> {
         })
     }
 
-    /// A server that accepts connections itself.
+    /// Starts a server whose script accepts the connections.
     pub fn listen(place: impl ServerPlace, script: impl FnOnce(RawListener) -> T + Send + 'static) -> Self {
         Self::run(place, move |listener, report| report(script(listener)))
     }
@@ -76,15 +78,15 @@ impl<T: Send + 'static> RawServer<T> {
     fn run(place: impl ServerPlace, script: impl FnOnce(RawListener, &dyn Fn(T)) + Send + 'static) -> Self {
         let (address, world) = place.address();
         let (sender, result) = mpsc::channel();
-        let (ready, is_ready) = mpsc::channel();
-        let at = address.clone();
+        let (ready_sender, ready) = mpsc::channel();
+        let thread_address = address.clone();
         let thread = std::thread::spawn(move || {
-            let listener = RawListener::bind(&at);
-            ready.send(()).expect("the test waits");
+            let listener = RawListener::bind(&thread_address);
+            ready_sender.send(()).expect("a test that waits");
             // The test may have dropped the receiver.
             script(listener, &|result| drop(sender.send(result)));
         });
-        is_ready.recv().expect("the server listens");
+        ready.recv().expect("a listening server");
         Self { thread: Some(thread), result, address, _world: world }
     }
 
@@ -98,16 +100,17 @@ impl<T: Send + 'static> RawServer<T> {
         LocalClient::connect(&self.address, config.of_client()).expect("a connection")
     }
 
-    /// Waits for the end of the script.
+    /// Waits for the end of the script. Returns its result.
     #[track_caller]
     pub fn join(&mut self) -> T {
-        self.result.recv().expect("the script ran")
+        self.result.recv().expect("the result of the script")
     }
 }
 
 impl RawServer {
-    /// A server that passes each message of its client to the test, and answers whole calls without results. `begin`
-    /// accepts the connection.
+    /// Starts a server that passes each message to the test.
+    ///
+    /// `begin` accepts the connection. The server replies to calls with empty results.
     pub fn recording(
         place: impl ServerPlace,
         begin: impl FnOnce(RawListener) -> RawPeer + Send + 'static,
@@ -117,7 +120,7 @@ impl RawServer {
             let mut peer = begin(listener);
             while let Some(message) = peer.next_message() {
                 let (xid, more) = (message.xid(), message.more());
-                sender.send(message).expect("the test listens");
+                sender.send(message).expect("a test that receives");
                 if !more {
                     peer.reply(xid, b"");
                 }
@@ -129,11 +132,11 @@ impl RawServer {
 
 impl<T: Send + 'static> Drop for RawServer<T> {
     fn drop(&mut self) {
-        // The script of a failed test may wait for the test, so its thread is not joined.
+        // After a failure, the script may wait for the test forever, so this does not wait for its thread.
         if !std::thread::panicking()
             && let Some(thread) = self.thread.take()
         {
-            thread.join().expect("the script ran");
+            thread.join().expect("a script without a panic");
         }
     }
 }

@@ -10,10 +10,10 @@ use rpcrdma::{Config, Procedure, Refusal, Services};
 use crate::services::{standard_and, standard_services};
 use crate::world::{OfServer, World, small, small_client};
 
-/// Number of a procedure that tells the test its caller.
+/// Number of a procedure that sends the test its caller.
 pub const HELLO: u32 = 100;
 
-/// The standard services, and [`HELLO`].
+/// The standard services and [`HELLO`], and the callers of [`HELLO`].
 pub fn services_with_hello() -> (Services, Receiver<Caller>) {
     let (sender, callers) = channel();
     let sender = Mutex::new(sender);
@@ -24,21 +24,21 @@ pub fn services_with_hello() -> (Services, Receiver<Caller>) {
     (standard_and([(HELLO, hello)]), callers)
 }
 
-/// A client that serves the standard program.
+/// Configuration of a client that serves the standard program.
 pub fn serving_client(shard: Config) -> ClientConfig {
     ClientConfig { services: Some(Arc::new(standard_services())), ..small_client(shard) }
 }
 
-/// The server's handle to call a client, which says hello.
+/// Lets a client call [`HELLO`]. Returns the server's handle to call that client.
 pub fn call_back(world: &World, forward: &mut Client, callers: &Receiver<Caller>) -> Client {
     forward.call(ClientCall::new(HELLO)).expect("a reply");
     called_back(world, callers)
 }
 
-/// The server's handle to call a client that has said hello.
+/// The server's handle to call a client that has called [`HELLO`].
 pub fn called_back(world: &World, callers: &Receiver<Caller>) -> Client {
     let caller = callers.recv().expect("the caller");
-    world.server().call_back(caller, small_client(small())).expect("of this server")
+    world.server().call_back(caller, small_client(small())).expect("a caller of this server")
 }
 
 /// A world with a server, a client with services, and the server's handle to call it.

@@ -1,4 +1,4 @@
-//! Drivers of tests that are tables.
+//! Helpers of tests that run once for each row of a table.
 
 use std::fmt::{Debug, Display};
 
@@ -8,10 +8,10 @@ use crate::raw::RawPeer;
 use crate::services::standard_services;
 use crate::world::World;
 
-/// Names the row of a table if the test fails in it.
+/// Guard that prints a row's name if the test fails before the drop.
 pub struct Row(String);
 
-/// Begins a row, which ends with the drop.
+/// Begins a row of a table. The drop of the guard ends the row.
 pub fn row(name: impl Debug) -> Row {
     Row(format!("{name:?}"))
 }
@@ -26,14 +26,15 @@ impl Drop for Row {
 
 /// Runs a test for each row of a table. A failure names the row.
 pub fn for_each<T: Debug>(rows: impl IntoIterator<Item = T>, mut test: impl FnMut(T)) {
-    for each in rows {
-        let _row = row(&each);
-        test(each);
+    for item in rows {
+        let _row = row(&item);
+        test(item);
     }
 }
 
-/// Runs a test in each credit mode, with a raw client of a new server of the standard services. The connection is
-/// alive before the test, and after it unless the test has ended it.
+/// Runs a test in each credit mode, with a raw client of a new server of the standard services.
+///
+/// Checks before the test that the connection is alive, and again after the test unless the test has ended it.
 pub fn with_raw(name: &'static str, modes: impl IntoIterator<Item = CreditMode>, test: impl FnMut(&mut RawPeer)) {
     with_raw_of(name, modes, &standard_services(), test);
 }
@@ -55,7 +56,7 @@ pub fn with_raw_of(
     });
 }
 
-/// Each of `first` with each of `second`.
+/// Pairs each item of `first` with each item of `second`.
 pub fn pairs<A: Clone, B: Clone>(
     first: impl IntoIterator<Item = A>,
     second: impl IntoIterator<Item = B>,
@@ -64,16 +65,16 @@ pub fn pairs<A: Clone, B: Clone>(
     first.into_iter().flat_map(|a| second.iter().map(move |b| (a.clone(), b.clone()))).collect()
 }
 
-/// Checks that a text has all of these parts.
+/// Checks that a text contains each of these parts.
 #[track_caller]
 pub fn assert_contains(text: impl Display, parts: &[&str]) {
     let text = text.to_string();
     for part in parts {
-        assert!(text.contains(part), "{text:?} lacks {part:?}");
+        assert!(text.contains(part), "{text:?} must contain {part:?}");
     }
 }
 
-/// An error with all its sources, as programs print it.
+/// Formats an error with all its sources, as programs print it.
 pub fn chain(error: &dyn std::error::Error) -> String {
     std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
@@ -84,7 +85,7 @@ macro_rules! assert_matches {
     ($value:expr, $pattern:pat) => {
         match $value {
             $pattern => {}
-            other => panic!("{other:?} does not match {}", stringify!($pattern)),
+            other => panic!("{other:?}, expected {}", stringify!($pattern)),
         }
     };
 }

@@ -6,18 +6,18 @@ use rpcrdma::wire::{ErrorBody, HeaderType, Revision, Version};
 use crate::raw::{RawListener, RawPeer, be};
 use crate::raw_server::{RawServer, ServerPlace};
 
-/// A step of a scripted server, mostly on its latest connection.
+/// A step of a scripted server. Steps other than accepts apply to its latest connection.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
-    /// Accepts a connection, and takes its first message, a CONNPROP of version 2.
+    /// Accepts a connection, and waits for its first message, a CONNPROP of version 2.
     Hello,
     /// Accepts a connection without taking a message.
     Accept,
     /// Accepts a connection in this mode, and answers one call.
     Serve(CreditMode),
-    /// Answers the first message: `[version word, lowest version, highest version]`.
+    /// Answers the first message with ERR_VERS: version word, lowest and highest supported version.
     ErrVers([u32; 3]),
-    /// Answers the latest message with this error.
+    /// Answers the first message with this error.
     Refuse(ErrorBody),
     /// Sends a pure grant.
     Grant,
@@ -25,7 +25,7 @@ pub enum Step {
     AnswerV1,
     /// Answers each call of version 2 until the client disconnects.
     AnswerV2,
-    /// Waits until the client closes the connection.
+    /// Waits until the client ends the connection.
     UntilOver,
     /// Disconnects.
     Disconnect,
@@ -33,10 +33,12 @@ pub enum Step {
     Vanish,
 }
 
-/// A server on its latest connection, and the XID of the latest message.
+/// State of a scripted server.
 struct Scripted {
     listener: RawListener,
+    /// The latest connection.
     peer: Option<RawPeer>,
+    /// XID of the latest CONNPROP.
     xid: u32,
 }
 
@@ -54,9 +56,9 @@ impl Scripted {
         match step {
             Step::Accept => _ = self.accept(),
             Step::Hello => {
-                let hello = self.accept().receive().expect("a first message");
-                assert_eq!((hello.version(), hello.htype()), (Version::V2, HeaderType::Connprop));
-                self.xid = hello.xid();
+                let connprop = self.accept().receive().expect("a first message");
+                assert_eq!((connprop.version(), connprop.htype()), (Version::V2, HeaderType::Connprop));
+                self.xid = connprop.xid();
             }
             Step::Serve(mode) => {
                 let peer = self.accept();
@@ -64,7 +66,7 @@ impl Scripted {
                 let xid = peer.next_call().xid();
                 peer.reply(xid, b"fine");
             }
-            // ERR_VERS has the layout that all versions share, which has no flags.
+            // All versions share the layout of ERR_VERS, which has no flags.
             Step::ErrVers([vers, low, high]) => self.peer().send(&be(&[xid, vers, 0x0020_0020, 4, 1, low, high])),
             Step::Refuse(error) => self.peer().refuse(xid, error),
             Step::Grant => self.peer().grant(),
@@ -97,7 +99,7 @@ impl Scripted {
 }
 
 impl RawServer {
-    /// A server of this revision that takes these steps. A failure names the step.
+    /// Starts a server of this revision that takes these steps. A failure names the step.
     pub fn script(place: impl ServerPlace, revision: Revision, steps: &[Step]) -> Self {
         let steps = steps.to_vec();
         Self::listen(place, move |mut listener| {

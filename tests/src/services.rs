@@ -1,4 +1,4 @@
-//! Program of the tests. Procedures check their data and refuse wrong data.
+//! The standard program of the tests. Its procedures check their data, and refuse calls with wrong data.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,30 +13,34 @@ use crate::data::{pattern, patterned, put_pattern};
 
 /// Program number.
 pub const PROGRAM: u32 = 0x2000_0001;
-/// Program version. Version 5 exists too.
+/// Program version. Version 5 also exists, with [`ECHO`] only.
 pub const VERSION: u32 = 3;
 
 /// Returns its arguments.
 pub const ECHO: u32 = 1;
-/// Arguments: seed. Read chunks: the pattern of seed, seed + 1, and so on. Results: the length of each.
+/// Checks Read chunks.
+///
+/// Arguments: seed. Read chunks: the patterns of seed, seed + 1, and so on. Results: the length of each chunk.
 pub const STORE: u32 = 2;
-/// Arguments: seed, then the length of each result. Write chunks: the pattern of seed, seed + 1, and so on. Results:
-/// the capacity of each.
+/// Fills Write chunks.
+///
+/// Arguments: seed, then the length of each result. Write chunks: the patterns of seed, seed + 1, and so on, cut to the
+/// chunk. Results: the capacity of each chunk.
 pub const LOAD: u32 = 3;
 /// Copies Read chunk n into Write chunk n.
 pub const MIRROR: u32 = 4;
-/// Arguments: the refusal.
+/// Refuses its call. Arguments: number of the refusal.
 pub const REFUSE: u32 = 5;
-/// Results: flavor and body of the caller's credential.
+/// Returns flavor and body of the caller's credential.
 pub const CREDENTIAL: u32 = 6;
 /// Returns its arguments after a sleep, on a worker if there is one. The first word is the sleep in microseconds.
 pub const WORKER_ECHO: u32 = 7;
 /// Panics, on a worker if there is one.
 pub const PANIC: u32 = 8;
-/// Arguments: length of the reply, in bytes.
+/// Returns a pattern. Arguments: the number of bytes, which is also the seed.
 pub const REPLY: u32 = 9;
 
-/// Bytes of the longest [`REPLY`] beyond a message.
+/// Bytes by which the results of [`REPLY`] may exceed a message.
 pub const LONGER: usize = 404;
 /// Longest sleep, in microseconds.
 const LONGEST_SLEEP: u32 = 200_000;
@@ -48,7 +52,7 @@ pub fn standard_services() -> Services {
     services_for(4096)
 }
 
-/// The program with more procedures, for a server without workers.
+/// The program with further procedures, for a server without workers.
 pub fn standard_and<const N: usize>(procedures: [(u32, Procedure); N]) -> Services {
     let mut services = standard_services();
     for (number, procedure) in procedures {
@@ -78,7 +82,9 @@ pub fn services_with(receive_size: usize, chunk: usize, workers: bool) -> Servic
 /// Handler of a procedure.
 pub type StandardHandler = fn(&mut ServerCall) -> Result<(), Refusal>;
 
-/// The program with procedures made by `procedure`. `place` applies to the procedures for workers.
+/// The program with procedures that `procedure` makes from their handlers.
+///
+/// `place` decides where the procedures run that are meant for workers.
 pub fn services_by(
     receive_size: usize,
     chunk: usize,
@@ -99,13 +105,13 @@ pub fn services_by(
         .add(PROGRAM, VERSION, REFUSE, procedure(refuse))
         .add(PROGRAM, VERSION, CREDENTIAL, procedure(credential).max_reply(512))
         .add(PROGRAM, VERSION, WORKER_ECHO, place(procedure(worker_echo).max_reply(receive_size)))
-        .add(PROGRAM, VERSION, PANIC, place(procedure(|_| panic!("as the test wants"))))
+        .add(PROGRAM, VERSION, PANIC, place(procedure(|_| panic!("panic of the test"))))
         .add(PROGRAM, VERSION, REPLY, procedure(reply).max_reply(receive_size + LONGER))
         .add(PROGRAM, 5, ECHO, procedure(echo).max_reply(receive_size));
     services
 }
 
-/// A procedure that returns its arguments of up to `max_reply` bytes.
+/// A procedure that returns its arguments, up to `max_reply` bytes.
 pub fn echo_of(max_reply: usize) -> Procedure {
     Procedure::new(echo).max_reply(max_reply)
 }
@@ -120,21 +126,21 @@ pub fn run_once(procedure: Procedure, cache: &Arc<DuplicateRequestCache>) -> Pro
     procedure.cached(Arc::clone(cache), |_| Some(ClientId::number(7)))
 }
 
-/// A word of the arguments.
+/// Reads a word of the arguments.
 fn word(call: &ServerCall, index: usize) -> Result<u32, Refusal> {
     let bytes = call.args().get(4 * index..4 * index + 4).and_then(|bytes| bytes.try_into().ok());
     bytes.map(u32::from_be_bytes).ok_or(Refusal::GarbageArguments)
 }
 
-/// Sets the results. Results beyond the reply buffer are the server's fault.
-fn results(call: &mut ServerCall, bytes: &[u8]) -> Result<(), Refusal> {
+/// Writes the results. Fails the call if they exceed the reply buffer.
+fn write_results(call: &mut ServerCall, bytes: &[u8]) -> Result<(), Refusal> {
     call.reply_mut(bytes.len())?.copy_from_slice(bytes);
     Ok(())
 }
 
 fn echo(call: &mut ServerCall) -> Result<(), Refusal> {
     let args = call.args().to_vec();
-    results(call, &args)
+    write_results(call, &args)
 }
 
 fn worker_echo(call: &mut ServerCall) -> Result<(), Refusal> {
@@ -152,21 +158,21 @@ fn store(call: &mut ServerCall) -> Result<(), Refusal> {
         }
         lens.extend((data.len() as u32).to_be_bytes());
     }
-    results(call, &lens)
+    write_results(call, &lens)
 }
 
 fn load(call: &mut ServerCall) -> Result<(), Refusal> {
     let seed = word(call, 0)?;
-    let mut room = Vec::new();
+    let mut capacities = Vec::new();
     for n in 0..MAX_CHUNKS {
         let Some(capacity) = call.write_chunk_capacity(n) else { continue };
         let len = (word(call, n + 1)? as usize).min(capacity);
         if let Ok(writer) = call.result_writer(n) {
             put_pattern(writer, seed + n as u32, len)?;
         }
-        room.extend((capacity as u32).to_be_bytes());
+        capacities.extend((capacity as u32).to_be_bytes());
     }
-    results(call, &room)
+    write_results(call, &capacities)
 }
 
 fn mirror(call: &mut ServerCall) -> Result<(), Refusal> {
@@ -191,7 +197,7 @@ fn refuse(call: &mut ServerCall) -> Result<(), Refusal> {
 fn credential(call: &mut ServerCall) -> Result<(), Refusal> {
     let (flavor, body) = call.info().credential();
     let bytes = [&flavor.to_be_bytes()[..], body].concat();
-    results(call, &bytes)
+    write_results(call, &bytes)
 }
 
 fn reply(call: &mut ServerCall) -> Result<(), Refusal> {

@@ -1,11 +1,11 @@
-//! Reader of this repository's sources: code and names.
+//! Reader of this repository's sources: files, code, names.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Root of the repository.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the repository").into()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository around this crate").into()
 }
 
 /// Reads a file by its path from the root of the repository.
@@ -23,17 +23,17 @@ pub fn read(path: impl AsRef<Path>) -> String {
 /// If a directory is unreadable.
 pub fn files(directory: &str, ending: &str) -> Vec<String> {
     let mut found = Vec::new();
-    let mut open = vec![root().join(directory)];
-    while let Some(directory) = open.pop() {
+    let mut pending = vec![root().join(directory)];
+    while let Some(directory) = pending.pop() {
         let entries = std::fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
         for path in entries.map(|entry| entry.expect("a directory entry").path()) {
             if path.is_dir() {
                 let name = path.file_name().unwrap_or_default();
                 if name != "target" && !name.to_string_lossy().starts_with('.') {
-                    open.push(path);
+                    pending.push(path);
                 }
             } else if path.to_string_lossy().ends_with(ending) {
-                let path = path.strip_prefix(root()).expect("below the root");
+                let path = path.strip_prefix(root()).expect("a path below the root");
                 found.push(path.to_string_lossy().into_owned());
             }
         }
@@ -42,14 +42,14 @@ pub fn files(directory: &str, ending: &str) -> Vec<String> {
     found
 }
 
-/// True if a source file holds only tests.
+/// Whether a source file contains only tests.
 pub fn is_test(path: &str) -> bool {
     let in_directory = path.contains("/tests/") || path.starts_with("tests/");
     let name = path.rsplit('/').next().unwrap_or(path);
     in_directory || name.starts_with("tests") || name.ends_with("_tests.rs") || name.ends_with("model.rs")
 }
 
-/// A source without comments, and with empty string and character literals.
+/// Removes comments and the contents of literals from a source.
 pub fn code(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -85,6 +85,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
+/// Length of a block comment at the start of `text`.
 fn block_comment(text: &str) -> usize {
     let (mut depth, mut at) = (0, 0);
     while at < text.len() {
@@ -104,6 +105,7 @@ fn block_comment(text: &str) -> usize {
     text.len()
 }
 
+/// Length of a string literal at the start of `text`.
 fn string(text: &str) -> usize {
     let mut escaped = false;
     for (at, c) in text.char_indices().skip(1) {
@@ -117,6 +119,7 @@ fn string(text: &str) -> usize {
     text.len()
 }
 
+/// Length of a raw string literal at the start of `text`; `None` for another word with an `r`.
 fn raw_string(text: &str) -> Option<usize> {
     let hashes = text[1..].bytes().take_while(|&b| b == b'#').count();
     let open = 1 + hashes;
@@ -125,7 +128,7 @@ fn raw_string(text: &str) -> Option<usize> {
     Some(text[open + 1..].find(&end).map_or(text.len(), |at| open + 1 + at + end.len()))
 }
 
-/// Length of a character literal; 0 for a lifetime.
+/// Length of a character literal at the start of `text`; 0 for a lifetime.
 fn character(text: &str) -> usize {
     let mut chars = text.char_indices().skip(1);
     match chars.next() {
@@ -135,7 +138,7 @@ fn character(text: &str) -> usize {
     }
 }
 
-/// [`code`] without the items of test builds.
+/// The [`code`] of a source without the items that only test builds have.
 pub fn code_without_tests(source: &str) -> String {
     let mut code = code(source);
     while let Some(start) = test_attribute(&code) {
@@ -178,7 +181,7 @@ pub fn test_names() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for path in ["bench", "engine", "mempool", "tests", "tools"].iter().flat_map(|crate_| files(crate_, ".rs")) {
         let code = code(&read(&path));
-        // Other attributes may follow `#[test]`. The next function is the test.
+        // The test is the next function. Other attributes may come before it.
         for (at, marker) in code.match_indices("#[test]") {
             let mut words = words(&code[at + marker.len()..]);
             if words.by_ref().take(12).any(|word| word == "fn") {
@@ -194,8 +197,9 @@ pub fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c| !is_word(c)).filter(|word| !word.is_empty())
 }
 
-/// The two steps after each `prefix::` in a piece of [`code`], with groups split. `crate::a::{B, c::D}` gives `("a",
-/// "B")` and `("a", "c")`.
+/// Finds the paths after `prefix::` in a piece of [`code`]. Returns the first two names of each.
+///
+/// A group gives several paths: `crate::a::{B, c::D}` gives `("a", "B")` and `("a", "c")`.
 pub fn paths(code: &str, prefix: &str) -> BTreeSet<(String, String)> {
     let start = format!("{prefix}::");
     let mut found = BTreeSet::new();
@@ -216,7 +220,7 @@ pub fn paths(code: &str, prefix: &str) -> BTreeSet<(String, String)> {
     found
 }
 
-/// The first paths of a path or a group.
+/// Splits a group at the start of `text` into its paths; without a group, returns the path there.
 fn branches(text: &str) -> Vec<String> {
     let text = text.trim_start();
     let Some(group) = text.strip_prefix('{') else {
@@ -243,7 +247,7 @@ fn branches(text: &str) -> Vec<String> {
     out
 }
 
-/// A path, including the group at its end.
+/// The path at the start of `text`, including the group at its end.
 fn one_path(text: &str) -> String {
     let end = text.find(|c: char| !is_word(c) && c != ':' && c != '*').unwrap_or(text.len());
     if text[end..].starts_with('{') && text[..end].ends_with("::") {

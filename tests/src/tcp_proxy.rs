@@ -1,4 +1,4 @@
-//! A TCP proxy between a peer and a server, which can hold bytes back and inject others.
+//! A TCP proxy between a peer and a server, which can delay bytes and insert others.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -18,7 +18,7 @@ enum Request {
     Inject(Vec<u8>),
 }
 
-/// A proxy with one connection. At first it forwards all bytes.
+/// A proxy of one connection. It forwards all bytes until [`hold`](Self::hold).
 pub struct TcpProxy {
     address: Address,
     requests: Option<Sender<(Request, Sender<usize>)>>,
@@ -26,25 +26,25 @@ pub struct TcpProxy {
 }
 
 impl TcpProxy {
-    /// Connects to a server over TCP from address `from` in 127.0.0.0/8.
+    /// Starts a proxy that connects to a server over TCP from address `from` in 127.0.0.0/8.
     pub fn new(server: &Address, from: Ipv4Addr) -> Self {
-        let Address::Iwarp(server) = server else { panic!("{server} is not over TCP") };
+        let Address::Iwarp(server) = server else { panic!("{server}: expected an address over TCP") };
         let server: SocketAddr = server.0.parse().expect("an address");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-        let at = listener.local_addr().expect("a bound listener");
+        let listening = listener.local_addr().expect("a bound listener");
         let (requests, received) = channel();
         let thread = std::thread::spawn(move || {
             let (peer, _) = listener.accept().expect("a peer");
             let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
             bind(&socket, &SocketAddr::from((from, 0))).expect("an address of this host");
-            connect(&socket, &server).expect("the server listens");
+            connect(&socket, &server).expect("a listening server");
             run([peer, TcpStream::from(socket)], &received);
         });
-        let address = format!("iwarp:{at}").parse().expect("an address");
+        let address = format!("iwarp:{listening}").parse().expect("an address");
         Self { address, requests: Some(requests), thread: Some(thread) }
     }
 
-    /// Address for the peer.
+    /// Address to which the peer connects.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -64,10 +64,11 @@ impl TcpProxy {
         self.request(Request::Inject(bytes.to_vec()));
     }
 
+    /// Sends a request to the thread. Returns the number of bytes that it has moved to the server.
     fn request(&self, request: Request) -> usize {
         let (reply, answer) = channel();
         let requests = self.requests.as_ref().expect("present until the drop");
-        // The thread ends with the connection; then no bytes move.
+        // The thread ends with the connection, after which no bytes move.
         requests.send((request, reply)).map_or(0, |()| answer.recv().unwrap_or(0))
     }
 }
@@ -75,8 +76,8 @@ impl TcpProxy {
 impl Drop for TcpProxy {
     fn drop(&mut self) {
         self.requests = None;
-        let ended = self.thread.take().map(JoinHandle::join);
-        assert!(std::thread::panicking() || ended.is_some_and(|ended| ended.is_ok()), "the proxy has panicked");
+        let result = self.thread.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || result.is_some_and(|result| result.is_ok()), "the proxy has panicked");
     }
 }
 
@@ -85,7 +86,7 @@ fn run(ends: [TcpStream; 2], received: &Receiver<(Request, Sender<usize>)>) {
     let [peer, server] = &ends;
     for end in &ends {
         end.set_nonblocking(true).expect("a socket");
-        // Sends forwarded bytes at once.
+        // Nagle's algorithm would delay forwarded bytes.
         end.set_nodelay(true).expect("a socket");
     }
     let mut held = false;
@@ -109,7 +110,7 @@ fn run(ends: [TcpStream; 2], received: &Receiver<(Request, Sender<usize>)>) {
                     }
                     Request::Inject(bytes) => write_all(server, &bytes).map(|()| bytes.len()),
                 };
-                // The caller waits for the reply.
+                // Cannot fail, because the caller waits for the reply.
                 let _ = reply.send(moved.unwrap_or(0));
                 moved
             }
@@ -126,7 +127,7 @@ fn forward(mut from: &TcpStream, to: &TcpStream, bytes: usize) -> Option<usize> 
     let mut len = 0;
     while len < bytes {
         match from.read(&mut buffer[len..]) {
-            // Bytes that arrived before the end are delivered.
+            // The bytes that arrived before the end must still be forwarded.
             Ok(0) if len > 0 => break,
             Ok(0) => return None,
             Ok(n) => len += n,
@@ -137,6 +138,7 @@ fn forward(mut from: &TcpStream, to: &TcpStream, bytes: usize) -> Option<usize> 
     write_all(to, &buffer[..len]).map(|()| len)
 }
 
+/// Writes all bytes; `None` if the end has closed.
 fn write_all(mut to: &TcpStream, mut bytes: &[u8]) -> Option<()> {
     while !bytes.is_empty() {
         match to.write(bytes) {

@@ -1,6 +1,6 @@
-//! Fabric of the tests, selected by `RPCRDMA_FABRIC`.
+//! The fabric under test, which the variable `RPCRDMA_FABRIC` selects.
 //!
-//! The software fabric is the default. `iwarp` selects TCP, and `verbs` an RDMA device.
+//! The software fabric is the default. `iwarp` selects RDMA over TCP, and `verbs` an RDMA device.
 
 use std::cell::RefCell;
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ use rpcrdma::fabric::iwarp::{IwarpFabric, IwarpFabricConfig};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma::fabric::testing::loopback_address;
 
-/// Fabric under test: `soft` (default), `iwarp` or `verbs`.
+/// Name of the variable: `soft` (default), `iwarp` or `verbs`.
 const FABRIC: &str = "RPCRDMA_FABRIC";
 
 /// Scheme of this run's addresses.
@@ -22,17 +22,19 @@ fn scheme() -> String {
     std::env::var(FABRIC).unwrap_or_else(|_| "soft".to_owned())
 }
 
-/// True on a fabric other than software.
+/// Whether the fabric is not the software fabric.
 pub fn on_device() -> bool {
     scheme() != "soft"
 }
 
-/// True over TCP. A sender then gets no notice of a received message, and a peer needs no receive per message.
+/// Whether the fabric is RDMA over TCP.
+///
+/// A Send then completes before the peer has received it, and a message may arrive before a receive is posted.
 pub fn over_tcp() -> bool {
     scheme() == "iwarp"
 }
 
-/// A unique address. Panics if the fabric is missing.
+/// A unique address of the fabric under test. Panics if the fabric is missing.
 pub fn new_address(name: &str) -> Address {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -44,25 +46,27 @@ pub fn new_address(name: &str) -> Address {
     text.parse().unwrap_or_else(|error| panic!("{FABRIC} is set: {error}"))
 }
 
-/// A free address over TCP, a fabric whose hosts have addresses.
+/// A free address of RDMA over TCP, for tests that need hosts with addresses.
 pub fn tcp_address() -> Address {
     format!("iwarp:{}", loopback_address().0).parse().expect("an address")
 }
 
 #[cfg(feature = "verbs")]
 fn device_address(number: u16) -> String {
-    let all = rpcrdma::fabric::verbs::local_addresses();
-    let host = all.iter().find(|host| host.is_ipv4()).or(all.first());
-    let host = *host.unwrap_or_else(|| panic!("{FABRIC} is set, and there is no RDMA device with an address"));
+    let hosts = rpcrdma::fabric::verbs::local_addresses();
+    let host = hosts.iter().find(|host| host.is_ipv4()).or(hosts.first());
+    let host = *host.unwrap_or_else(|| panic!("{FABRIC} requires an RDMA device with an address"));
     std::net::SocketAddr::new(host, 21_000 + number).to_string()
 }
 
 #[cfg(not(feature = "verbs"))]
 fn device_address(_: u16) -> String {
-    panic!("{FABRIC} is set, and the tests were built without `--features verbs`")
+    panic!("{FABRIC} requires tests that are built with `--features verbs`")
 }
 
-/// Opens the fabric of an address with defaults and long time-outs, so that the tests bound slow operations themselves.
+/// Opens the fabric of an address with default limits, but with long time-outs.
+///
+/// Operations then end only by the time limits of the tests.
 pub fn open(address: &Address) -> AnyFabric {
     const LONG: Duration = Duration::from_secs(2000);
     match address {
@@ -81,11 +85,11 @@ pub fn open(address: &Address) -> AnyFabric {
 }
 
 thread_local! {
-    /// Log lines of this thread, while a test [collects](warnings_of) them.
+    /// Warnings and errors of this thread, while [`warnings_of`] collects them.
     static WARNINGS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
 }
 
-/// Prints log records up to a level, and collects the warnings and errors of threads in [`warnings_of`].
+/// A logger that prints records up to a level, and collects warnings and errors for [`warnings_of`].
 struct Printer {
     start: std::time::Instant,
     level: LevelFilter,
@@ -119,20 +123,22 @@ pub fn print_logs() {
     }
 }
 
+/// The level in the variable `RPCRDMA_LOG`.
 fn level_of_environment() -> Option<LevelFilter> {
     std::env::var("RPCRDMA_LOG").ok().and_then(|level| level.parse().ok())
 }
 
+/// Installs the printer, and enables records up to a level.
 fn install(level: LevelFilter) {
     static PRINTER: OnceLock<Printer> = OnceLock::new();
     let printer =
         || Printer { start: std::time::Instant::now(), level: level_of_environment().unwrap_or(LevelFilter::Off) };
-    // Fails if another test has installed it.
+    // Fails if an earlier call has installed the printer.
     let _ = log::set_logger(PRINTER.get_or_init(printer));
     log::set_max_level(log::max_level().max(level));
 }
 
-/// Runs `f`, and returns the warnings and errors that this thread logs meanwhile.
+/// Runs `f`. Returns the warnings and errors that `f` logs on this thread.
 pub fn warnings_of(f: impl FnOnce()) -> Vec<String> {
     install(LevelFilter::Warn);
     WARNINGS.set(Some(Vec::new()));
@@ -140,7 +146,9 @@ pub fn warnings_of(f: impl FnOnce()) -> Vec<String> {
     WARNINGS.take().unwrap_or_default()
 }
 
-/// Opens the descriptors that libraries keep for the life of the process.
+/// Opens a device and a listener once in the process.
+///
+/// Libraries keep some of their descriptors until the process ends.
 pub fn warm_up() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     if on_device() {

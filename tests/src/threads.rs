@@ -7,10 +7,11 @@ use rpcrdma::service::{DeferredCall, LocalServices};
 use rpcrdma::{Arena, Buf, CallResult, Client, Endpoint, Frozen, LocalClient, Procedure, Server, Services};
 
 const fn send<T: Send>() {}
+/// Requires what `anyhow` and `Box<dyn Error>` require of an error.
 const fn error<T: std::error::Error + Send + Sync + 'static>() {}
 const fn send_and_sync<T: Send + Sync>() {}
 
-/// Ambiguous for a `Send` type.
+/// Has one implementation for a type that is not `Send`. For a `Send` type it has two, so that its use is ambiguous.
 trait NotSend<A> {
     const OK: () = ();
 }

@@ -1,4 +1,4 @@
-//! A server on simulated time, independent of the host.
+//! A server in simulated time, which does not depend on the speed of the host.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -14,16 +14,17 @@ use rpcrdma::{Address, Services};
 use crate::leaks::{shard_leak, wait_until};
 use crate::world::OfServer;
 
-/// Polls within which a shard reads its clock and runs due timers.
+/// Number of polls within which a shard reads its clock and runs due timers.
 const TURNS: usize = 64;
 /// More connections than any test has.
-const CONNECTIONS: usize = 1000;
+const MAX_CONNECTIONS: usize = 1000;
 
 /// Work for the server's thread.
 type Work = Box<dyn FnOnce(&mut Shard<AnyFabric>, &SimulatedTime) + Send>;
 
-/// A server with one shard, on its own thread. Only [`pass`](Self::pass) advances its clock. At the drop it must hold
-/// no memory.
+/// A server with one shard on its own thread, in simulated time.
+///
+/// Only [`pass`](Self::pass) advances its clock. The drop checks that the server holds no memory.
 pub struct TimedServer {
     work_queue: Option<Sender<Work>>,
     thread: Option<JoinHandle<()>>,
@@ -58,16 +59,17 @@ impl TimedServer {
 
     /// Statistics of the server, with all connections.
     pub fn stats(&self) -> ShardStats {
-        self.execute(|shard, _| shard.stats_with_connections(CONNECTIONS))
+        self.execute(|shard, _| shard.stats_with_connections(MAX_CONNECTIONS))
     }
 
+    /// Runs a function on the server's thread.
     fn execute<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Shard<AnyFabric>, &SimulatedTime) -> T + Send + 'static,
     ) -> T {
         let (reply, answer) = channel();
         let item: Work = Box::new(move |shard: &mut Shard<AnyFabric>, time: &SimulatedTime| {
-            // The caller waits for the reply.
+            // Cannot fail, because the caller waits for the reply.
             let _ = reply.send(work(shard, time));
         });
         self.work_queue.as_ref().expect("present until the drop").send(item).expect("the server runs");
@@ -75,7 +77,7 @@ impl TimedServer {
     }
 }
 
-/// Serves until the drop of all senders.
+/// Serves, and executes queued work, until all senders have been dropped.
 fn run(shard: &mut Shard<AnyFabric>, time: &SimulatedTime, queued: &Receiver<Work>) {
     loop {
         match queued.try_recv() {
@@ -89,7 +91,7 @@ fn run(shard: &mut Shard<AnyFabric>, time: &SimulatedTime, queued: &Receiver<Wor
     }
 }
 
-/// One poll. With a stopped clock the control plane would never become due by itself.
+/// Polls once. Runs the control plane each time, because with a stopped clock it would never become due.
 fn turn(shard: &mut Shard<AnyFabric>) -> bool {
     shard.poll_control();
     shard.poll_once()
@@ -107,7 +109,7 @@ impl Drop for TimedServer {
             assert!(clean, "{leak:?}");
         }
         self.work_queue = None;
-        let ended = self.thread.take().map(JoinHandle::join);
-        assert!(failed || ended.is_some_and(|ended| ended.is_ok()), "the server has panicked");
+        let result = self.thread.take().map(JoinHandle::join);
+        assert!(failed || result.is_some_and(|result| result.is_ok()), "the server's thread has panicked");
     }
 }

@@ -1,4 +1,4 @@
-//! Typed program of the tests: a store of blobs, and a program whose procedures have names of the language.
+//! Typed programs of the tests: a store of blobs, and a program whose procedures have names that Rust also uses.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -28,36 +28,37 @@ pub struct Blobs {
     pub notes: Mutex<Vec<u32>>,
 }
 
-/// A checksum.
+/// Computes the checksum of a blob.
 pub fn sum(data: &[u8]) -> u32 {
     data.iter().fold(7, |sum: u32, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()))
 }
 
 impl Blobs {
-    fn found<T>(&self, name: &[u8], then: impl FnOnce(Option<&[u8]>, u32) -> T) -> T {
+    /// Calls a function with the data of a blob, if it exists, and with the number of blobs.
+    fn with_blob<T>(&self, name: &[u8], f: impl FnOnce(Option<&[u8]>, u32) -> T) -> T {
         let blobs = self.blobs.lock().expect("no panic");
-        then(blobs.get(name).map(Vec::as_slice), blobs.len() as u32)
+        f(blobs.get(name).map(Vec::as_slice), blobs.len() as u32)
     }
 
-    /// Writes the data in place, and answers.
+    /// Writes the data of a blob into its Write chunk, and answers.
     fn answer_in_place<P>(&self, mut call: Deferred<P>)
     where
         P: for<'a> Signature<Args<'a> = Wanted<'a>, Results<'a> = Found<'a>>,
     {
         let name = call.args().name.to_vec();
-        let data = self.found(&name, |data, _| data.map(<[u8]>::to_vec));
+        let data = self.with_blob(&name, |data, _| data.map(<[u8]>::to_vec));
         let Some(data) = data else {
-            // The data written for a success is not sent.
+            // The reply must not contain this data, because it has no blob.
             call.data().expect("a writer").put(b"left").expect("room for 4 bytes");
-            return call.send(&Found::Missing(self.found(b"", |_, count| count)));
+            return call.send(&Found::Missing(self.with_blob(b"", |_, count| count)));
         };
-        let most = call.args().most as usize;
-        let mut room = match call.data() {
-            Ok(room) => room,
+        let max_len = call.args().most as usize;
+        let mut writer = match call.data() {
+            Ok(writer) => writer,
             Err(refusal) => return call.refuse(refusal),
         };
-        let len = data.len().min(most).min(room.room());
-        room.put(&data[..len]).expect("as much as there is room for");
+        let len = data.len().min(max_len).min(writer.room());
+        writer.put(&data[..len]).expect("room for the data");
         let blob = Blob { name: &name, data: Bulk::placed(len), checksum: sum(&data[..len]) };
         call.send(&Found::Found(blob));
     }
@@ -84,7 +85,7 @@ impl typed_v1::Server for Arc<Blobs> {
     }
 
     fn fetch(&self, _: CallInfo<'_>, wanted: Wanted<'_>, answer: ReplySender<'_, Fetch>) -> Result<ReplySent, Refusal> {
-        self.found(wanted.name, |data, count| match data {
+        self.with_blob(wanted.name, |data, count| match data {
             Some(data) => {
                 let data = &data[..data.len().min(wanted.most as usize)];
                 answer.send(&Found::Found(Blob { name: wanted.name, data: data.into(), checksum: sum(data) }))
@@ -115,7 +116,7 @@ impl typed_v1::Server for Arc<Blobs> {
     }
 
     fn note_later(&self, call: Deferred<typed_v1::NoteLater>) {
-        // A one-way call ends when it is dropped. A call with a reply would get SYSTEM_ERR.
+        // The drop completes the call, because it is one-way. A call with a reply would get SYSTEM_ERR.
         self.notes.lock().expect("no panic").push(call.args());
     }
 
@@ -137,27 +138,27 @@ impl typed_v1::Server for Arc<Blobs> {
         answer.send(&Pair { first: pair.second, second: pair.first })
     }
 
-    fn count(&self, _: CallInfo<'_>, most: u32, answer: ReplySender<'_, Count>) -> Result<ReplySent, Refusal> {
-        let numbers: Vec<u32> = (0..most).collect();
+    fn count(&self, _: CallInfo<'_>, end: u32, answer: ReplySender<'_, Count>) -> Result<ReplySent, Refusal> {
+        let numbers: Vec<u32> = (0..end).collect();
         answer.send(&Numbers(numbers[..].into()))
     }
 }
 
-/// A world with a server of the program.
+/// A world with a server of the blob store.
 pub fn serving(name: &'static str) -> (World, Address, Arc<Blobs>) {
     let (services, blobs) = services();
     let (world, address) = World::serving(name, small_server().with_workers(1), services);
     (world, address, blobs)
 }
 
-/// Services of the program, and their store.
+/// The services of the blob store, and their blobs.
 pub fn services() -> (Services, Arc<Blobs>) {
     let (mut services, blobs) = (Services::new(), Arc::new(Blobs::default()));
     typed_v1::add(&mut services, &Arc::new(Arc::clone(&blobs)));
     (services, blobs)
 }
 
-/// The value of a reply.
+/// The results of a successful reply.
 pub fn value<P, T>(response: Result<Response<P>, Error>) -> T
 where
     P: for<'a> Signature<Results<'a> = T>,
@@ -165,7 +166,7 @@ where
     response.expect("a reply").results().expect("results")
 }
 
-/// A server whose procedures return their argument and their number.
+/// A server whose procedures return the sum of their argument and their number.
 pub struct Names;
 
 macro_rules! names {
@@ -196,10 +197,11 @@ macro_rules! names {
             }
         }
 
-        /// Calls each procedure, and returns the results less the argument.
-        pub fn call_names(of: &mut typed_names::Client<Client>) -> Vec<i32> {
-            let mut numbers = vec![$(value(of.$method(&100)) - 100),*];
-            numbers.extend([value(of.into_(&100)), value(of.clone_(&100)), value(of.future(&100))].map(|sum| sum - 100));
+        /// Calls each procedure. Returns the numbers of the procedures: their results minus the argument.
+        pub fn call_names(client: &mut typed_names::Client<Client>) -> Vec<i32> {
+            let mut numbers = vec![$(value(client.$method(&100)) - 100),*];
+            let deferred = [value(client.into_(&100)), value(client.clone_(&100)), value(client.future(&100))];
+            numbers.extend(deferred.map(|sum| sum - 100));
             numbers
         }
     };

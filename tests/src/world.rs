@@ -1,4 +1,4 @@
-//! Servers and clients of one test, checked for leaks at its end.
+//! Servers and clients of one test, with a check for leaks at its end.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -21,27 +21,30 @@ use crate::test_fabric;
 use crate::timed::TimedServer;
 
 /// Worlds run one at a time, because each counts the descriptors of the process.
-static TURN: Mutex<()> = Mutex::new(());
+static WORLD_LOCK: Mutex<()> = Mutex::new(());
 
-/// The drain of a server, on a thread.
+/// The thread that drains a server.
 pub type Draining = JoinHandle<Result<Vec<ShardStats>, Undrained>>;
 
-/// Servers of one test. The drop checks that each server and this process' descriptors are back at their initial state.
-/// Drop clients first.
+/// The servers of one test.
+///
+/// The drop checks that no server holds memory, and that the process has the same open descriptors as before. Drop
+/// clients first.
 pub struct World {
     name: &'static str,
+    /// Descriptors that were open before the test.
     descriptors: Vec<String>,
     servers: Vec<Server>,
-    _turn: MutexGuard<'static, ()>,
+    _lock: MutexGuard<'static, ()>,
 }
 
 impl World {
-    /// Waits until no other world exists. Messages and addresses contain `name`.
+    /// Creates a world as soon as no other one exists. Addresses and failures contain `name`.
     pub fn new(name: &'static str) -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = WORLD_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         test_fabric::print_logs();
         test_fabric::warm_up();
-        Self { name, descriptors: open_descriptors(), servers: Vec::new(), _turn: turn }
+        Self { name, descriptors: open_descriptors(), servers: Vec::new(), _lock: lock }
     }
 
     /// A world with a server of these services.
@@ -58,21 +61,23 @@ impl World {
         Self::serving(name, config, services)
     }
 
-    /// A world with a server of the standard services and of [`HELD`], whose calls the test holds.
+    /// A world with a server of the standard services and [`HELD`].
+    ///
+    /// The test answers the calls of [`HELD`].
     pub fn holding(name: &'static str, config: impl OfServer) -> (Self, Address, HeldCalls) {
         let held = HeldCalls::default();
         let (world, address) = Self::serving(name, config, standard_and([(HELD, held.procedure())]));
         (world, address, held)
     }
 
-    /// A world with a server of the standard services with a simulated clock.
+    /// A world with a server of the standard services in simulated time.
     pub fn timed(name: &'static str, config: impl OfServer) -> (Self, Address, TimedServer) {
         let world = Self::new(name);
         let (address, server) = world.serve_timed(config);
         (world, address, server)
     }
 
-    /// A world with a server of these services with a simulated clock.
+    /// A world with a server of these services in simulated time.
     pub fn timed_with(name: &'static str, config: impl OfServer, services: Services) -> (Self, Address, TimedServer) {
         let world = Self::new(name);
         let address = world.address();
@@ -80,14 +85,14 @@ impl World {
         (world, address, server)
     }
 
-    /// A world with a server of the standard services and its client.
+    /// A world with a server of the standard services, and its client.
     pub fn pair(name: &'static str, server: impl OfServer, client: impl OfClient) -> (Self, LocalClient) {
         let (world, address) = Self::standard(name, server);
         let client = world.client(&address, client);
         (world, client)
     }
 
-    /// A world with a server of these services and its client.
+    /// A world with a server of these services, and its client.
     pub fn pair_with(
         name: &'static str,
         server: impl OfServer,
@@ -99,7 +104,7 @@ impl World {
         (world, client)
     }
 
-    /// A world with a server of the standard services in this credit mode, and its raw client.
+    /// A world with a server of the standard services in this credit mode, and a raw client.
     pub fn raw(name: &'static str, mode: CreditMode) -> (Self, RawPeer) {
         let (world, address) = Self::standard(name, mode);
         (world, RawPeer::connect_in(&address, mode))
@@ -112,14 +117,16 @@ impl World {
         (world, address, client)
     }
 
-    /// A world with a server of these services in this credit mode, and its raw client.
+    /// A world with a server of these services in this credit mode, and a raw client.
     pub fn raw_with(name: &'static str, mode: CreditMode, services: Services) -> (Self, RawPeer) {
         let (world, address) = Self::serving(name, mode, services);
         (world, RawPeer::connect_in(&address, mode))
     }
 
-    /// A world with a server of the standard services in this credit mode, and a client that must remain
-    /// [served](assert_served).
+    /// A world with a server of the standard services, and a witness.
+    ///
+    /// The witness is a client. Both are in this credit mode.
+    /// The test checks with [`assert_served`] that the server still serves the witness.
     pub fn witnessed(name: &'static str, mode: CreditMode) -> (Self, Address, LocalClient) {
         let (world, address) = Self::standard(name, mode);
         let witness = world.client(&address, mode);
@@ -138,19 +145,19 @@ impl World {
         self.serve_with(config, services)
     }
 
-    /// Starts a server.
+    /// Starts a server of these services.
     pub fn serve_with(&mut self, config: impl OfServer, services: Services) -> Address {
         let address = self.address();
         self.serve_at(&address, config, services);
         address
     }
 
-    /// Starts a server at `address`.
+    /// Starts a server of these services at `address`.
     pub fn serve_at(&mut self, address: &Address, config: impl OfServer, services: Services) {
         self.servers.push(Server::start(address, services, &config.of_server()).expect("a server"));
     }
 
-    /// Starts a server whose shards have services and a task of their own. Drop it before this world.
+    /// Starts a server whose shards each have their own services and task. Drop the server before this world.
     pub fn serve_tasks<T: ShardTask + 'static>(
         &self,
         config: impl OfServer,
@@ -165,7 +172,7 @@ impl World {
         (address, server)
     }
 
-    /// Starts a server of the standard services with a simulated clock. Drop it before this world.
+    /// Starts a server of the standard services in simulated time. Drop the server before this world.
     pub fn serve_timed(&self, config: impl OfServer) -> (Address, TimedServer) {
         let config = config.of_server();
         let services = services_of(&config);
@@ -184,7 +191,7 @@ impl World {
         self.server().stats().swap_remove(0)
     }
 
-    /// Removes the latest server, to end it.
+    /// Removes the latest server from this world. Its drop ends the server.
     pub fn take_server(&mut self) -> Server {
         self.servers.pop().expect("a server was started")
     }
@@ -195,7 +202,7 @@ impl World {
         std::thread::spawn(move || server.drain(time))
     }
 
-    /// A client on this thread.
+    /// Connects a client that the test polls.
     pub fn client(&self, address: &Address, config: impl OfClient) -> LocalClient {
         LocalClient::connect(address, config.of_client()).expect("a connection")
     }
@@ -206,6 +213,7 @@ impl World {
     }
 }
 
+/// Waits until a server has no connections and holds no memory.
 fn assert_clean(name: &str, server: &Server) {
     let mut leaks = Vec::new();
     let clean = wait_until(|| {
@@ -224,23 +232,23 @@ impl Drop for World {
             assert_clean(self.name, server);
         }
         self.servers.clear();
-        let mut now = Vec::new();
-        let same = wait_until(|| {
-            now = open_descriptors();
-            now == self.descriptors
+        let mut descriptors = Vec::new();
+        let unchanged = wait_until(|| {
+            descriptors = open_descriptors();
+            descriptors == self.descriptors
         });
-        assert!(same, "{}: descriptors were {:?}, are {now:?}", self.name, self.descriptors);
+        assert!(unchanged, "{}: open descriptors {descriptors:?}, expected {:?}", self.name, self.descriptors);
     }
 }
 
-/// The standard services of one shard, with one more procedure.
+/// The standard services of one shard, and a further procedure.
 pub fn local_and(number: u32, procedure: LocalProcedure) -> LocalServices {
     let mut services = standard_services().to_local();
     services.add(PROGRAM, VERSION, number, procedure);
     services
 }
 
-/// A shard that starts fast: little memory, small pages without prefaulting.
+/// Configuration of a shard that starts fast: little memory, small pages without prefaulting.
 pub fn small() -> Config {
     Config::default().with(|c| {
         c.memory.receives = 640;
@@ -252,30 +260,32 @@ pub fn small() -> Config {
     })
 }
 
-/// A [small] shard with `bulk` buffers of 64 KiB for chunks, and `long` buffers of 32 KiB for long messages.
+/// Configuration of a [small] shard with few buffers.
+///
+/// It has `bulk` buffers of 64 KiB for chunks, and `long` buffers of 32 KiB for long messages.
 pub fn scarce(bulk: usize, long: usize) -> Config {
     small().with(|c| (c.memory.bulk_buffers, c.memory.long_buffers) = (vec![(64 << 10, bulk)], vec![(32 << 10, long)]))
 }
 
-/// A [small] shard with a credit mode.
+/// Configuration of a [small] shard with this credit mode.
 pub fn in_mode(mode: CreditMode) -> Config {
     small().with(|c| c.wire.credit_mode = mode)
 }
 
-/// A [small] shard in a credit mode whose connections have `credits` credits, under any load.
+/// Configuration of a [small] shard whose connections always have `credits` credits.
 pub fn few_credits(mode: CreditMode, credits: u32) -> Config {
     in_mode(mode).with(|c| (c.limits.credits, c.limits.max_credits) = (credits, credits))
 }
 
-/// An application's own memory, which an engine may use if it is given the arena.
+/// Application memory, whose arena can be given to an engine.
 pub fn own_pool(size: usize, count: usize) -> Pool {
     let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, name: "own", ..ArenaConfig::default() };
     Pool::new(&PoolConfig { classes: vec![Class { size, count }], arena }).expect("memory")
 }
 
-/// Changes to a configuration.
+/// Changes a configuration.
 pub trait With: Sized {
-    /// The changed configuration.
+    /// Returns the configuration after `change`.
     fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self
@@ -286,7 +296,9 @@ impl With for Config {}
 impl With for ClientConfig {}
 impl With for ServerConfig {}
 
-/// Configuration of a client of the standard program: of its shard, its credit mode, or complete.
+/// What can configure a test's client.
+///
+/// It is a shard's configuration, a credit mode, or a complete configuration.
 pub trait OfClient {
     /// The complete configuration.
     fn of_client(self) -> ClientConfig;
@@ -310,7 +322,9 @@ impl OfClient for ClientConfig {
     }
 }
 
-/// Configuration of a test's server: of its shard, its credit mode, or complete.
+/// What can configure a test's server.
+///
+/// It is a shard's configuration, a credit mode, or a complete configuration.
 pub trait OfServer: Sized {
     /// The complete configuration.
     fn of_server(self) -> ServerConfig;
@@ -340,17 +354,19 @@ impl OfServer for ServerConfig {
     }
 }
 
-/// A server of one small shard.
+/// Configuration of a server with one [small] shard.
 pub fn small_server() -> ServerConfig {
     ServerConfig { shard: small(), ..ServerConfig::default() }
 }
 
-/// A client of the standard program.
+/// Configuration of a client of the standard program.
 pub fn small_client(shard: Config) -> ClientConfig {
     ClientConfig { shard, ..ClientConfig::new(PROGRAM, VERSION) }
 }
 
-/// A client that makes up to `attempts` attempts to reconnect, almost without a delay.
+/// Configuration of a client that reconnects up to `attempts` times.
+///
+/// The delay before each attempt is at most 10 ms.
 pub fn reconnecting(config: impl OfClient, attempts: u32) -> ClientConfig {
     config.of_client().with(|c| {
         c.connect.reconnect_attempts = attempts;
@@ -358,24 +374,25 @@ pub fn reconnecting(config: impl OfClient, attempts: u32) -> ClientConfig {
     })
 }
 
-/// True if the call has its reply, or was lost with its connection.
-pub fn served_or_lost<T>(end: &Result<T, FailedCall>) -> bool {
+/// Whether the call has its reply, or was lost with its connection.
+pub fn served_or_lost<T>(result: &Result<T, FailedCall>) -> bool {
     let lost = |failed: &FailedCall| matches!(failed.error, CallError::ConnectionLost { .. } | CallError::Closed);
-    end.as_ref().err().is_none_or(lost)
+    result.as_ref().err().is_none_or(lost)
 }
 
 fn words(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_be_bytes()).collect()
 }
 
+/// Prepares a call with these arguments.
 fn prepared<F: Fabric>(client: &mut LocalClient<F>, procedure: u32, args: &[u8]) -> Result<ClientCall, CallError> {
     let mut call = client.prepare(procedure, args.len())?;
     call.args_mut().copy_from_slice(args);
     Ok(call)
 }
 
-/// Memory with the pattern of a seed.
-fn filled<F: Fabric>(
+/// Allocates memory with the pattern of a seed.
+fn pattern_buf<F: Fabric>(
     client: &mut LocalClient<F>,
     connection: Connection,
     seed: u32,
@@ -394,7 +411,7 @@ pub fn echo<F: Fabric>(client: &mut LocalClient<F>, args: &[u8]) -> Result<(), C
     let mut call = client.prepare(ECHO, args.len())?;
     call.args_mut().copy_from_slice(args);
     let reply = client.call(call)?;
-    assert_eq!(reply.results(), args, "an echo of other bytes");
+    assert_eq!(reply.results(), args, "results of an echo");
     Ok(())
 }
 
@@ -405,25 +422,27 @@ pub fn echo<F: Fabric>(client: &mut LocalClient<F>, args: &[u8]) -> Result<(), C
 pub fn store<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) -> Result<(), CallError> {
     let first = client.first();
     let mut call = prepared(client, STORE, &words(&[seed]))?;
-    let mut at = 4;
+    let mut position = 4;
     for (n, &len) in lens.iter().enumerate() {
-        let data = filled(client, first, seed + n as u32, len)?;
-        call = call.read_chunk(at, data);
-        at += len.next_multiple_of(4);
+        let data = pattern_buf(client, first, seed + n as u32, len)?;
+        call = call.read_chunk(position, data);
+        position += len.next_multiple_of(4);
     }
     let mut reply = client.call(call)?;
     let expected: Vec<u32> = lens.iter().map(|&len| len as u32).collect();
-    assert_eq!(reply.results(), words(&expected), "the lengths that the server has read");
-    let mut back = 0;
+    assert_eq!(reply.results(), words(&expected), "lengths of the chunks that the server has read");
+    let mut returned = 0;
     for (n, buf) in reply.take_sent().enumerate() {
-        assert!(patterned(seed + n as u32, &buf) && buf.len() == lens[n], "the returned memory has changed");
-        back += 1;
+        assert!(patterned(seed + n as u32, &buf) && buf.len() == lens[n], "returned memory must be unchanged");
+        returned += 1;
     }
-    assert_eq!(back, lens.len());
+    assert_eq!(returned, lens.len(), "returned Read chunks");
     Ok(())
 }
 
-/// Offers Write chunks with `(room, wanted)` bytes each, and checks the written results.
+/// Offers Write chunks, and checks the written results.
+///
+/// `chunks` has for each chunk its capacity and the length of the result. A longer result is cut to the capacity.
 ///
 /// # Errors
 /// The failure of a call without a reply.
@@ -432,47 +451,48 @@ pub fn load<F: Fabric>(client: &mut LocalClient<F>, seed: u32, chunks: &[(usize,
     let mut args = vec![seed];
     args.extend(chunks.iter().map(|&(_, wanted)| wanted as u32));
     let mut call = prepared(client, LOAD, &words(&args))?;
-    for &(room, _) in chunks {
-        let mut buf = client.alloc(first, room)?;
+    for &(capacity, _) in chunks {
+        let mut buf = client.alloc(first, capacity)?;
         buf.fill(0xEE);
         call = call.write_chunk_into(buf);
     }
-    loaded(client.call(call), seed, chunks)
+    check_write_chunks(client.call(call), seed, chunks)
 }
 
-fn loaded(result: CallResult, seed: u32, chunks: &[(usize, usize)]) -> Result<(), CallError> {
+/// Checks the results in Write chunks, as [`load`] describes them.
+fn check_write_chunks(result: CallResult, seed: u32, chunks: &[(usize, usize)]) -> Result<(), CallError> {
     let reply = result?;
-    for (n, &(room, wanted)) in chunks.iter().enumerate() {
-        let got = reply.chunk(n).expect("as many chunks as were offered");
-        assert_eq!(got.len(), wanted.min(room), "chunk {n}");
-        assert!(patterned(seed + n as u32, got), "chunk {n} has other bytes");
+    for (n, &(capacity, wanted)) in chunks.iter().enumerate() {
+        let chunk = reply.chunk(n).expect("as many chunks as were offered");
+        assert_eq!(chunk.len(), wanted.min(capacity), "length of chunk {n}");
+        assert!(patterned(seed + n as u32, chunk), "chunk {n} must have the pattern of its seed");
     }
     Ok(())
 }
 
-/// Sends data through the server's memory and back.
+/// Sends Read chunks, and checks that the server returns the same data in Write chunks.
 ///
 /// # Errors
 /// The failure of a call without a reply.
 pub fn mirror<F: Fabric>(client: &mut LocalClient<F>, seed: u32, lens: &[usize]) -> Result<(), CallError> {
     let first = client.first();
     let mut call = prepared(client, MIRROR, &words(&[seed]))?;
-    let mut at = 4;
+    let mut position = 4;
     for (n, &len) in lens.iter().enumerate() {
-        let data = filled(client, first, seed + n as u32, len)?;
-        call = call.read_chunk(at, data);
-        at += len.next_multiple_of(4);
-        let room = client.alloc(first, len)?;
-        call = call.write_chunk_into(room);
+        let data = pattern_buf(client, first, seed + n as u32, len)?;
+        call = call.read_chunk(position, data);
+        position += len.next_multiple_of(4);
+        let result = client.alloc(first, len)?;
+        call = call.write_chunk_into(result);
     }
     let chunks: Vec<_> = lens.iter().map(|&len| (len, len)).collect();
-    loaded(client.call(call), seed, &chunks)
+    check_write_chunks(client.call(call), seed, &chunks)
 }
 
-/// Checks that a client is served while others misbehave.
+/// Checks that the server serves a client, whatever other clients do.
 pub fn assert_served<F: Fabric>(witness: &mut LocalClient<F>) {
     for seed in 0..5 {
-        echo(witness, &[seed as u8; 50]).expect("the witness is served");
-        mirror(witness, seed, &[777]).expect("the witness is served");
+        echo(witness, &[seed as u8; 50]).expect("a reply to the witness");
+        mirror(witness, seed, &[777]).expect("a reply to the witness");
     }
 }

@@ -1,4 +1,4 @@
-//! A warm engine allocates nothing, at either end.
+//! Checks that neither end of a connection allocates memory once its buffers and tables have grown.
 #![expect(unsafe_code, reason = "a global allocator that counts")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -33,38 +33,39 @@ impl Signature for Mirror {
     type Results<'a> = Blob<'a>;
 }
 
-/// Procedure that keeps the shard busy until [`crowd`] has started its calls.
+/// Number of the procedure that keeps the shard busy until [`call_all_at_once`] has started its calls.
 const PAUSE: u32 = 30;
-/// Token of its call.
-const PAUSED: u64 = MOST;
-/// Such a call is running.
-static PAUSES: AtomicBool = AtomicBool::new(false);
-/// Maximum outstanding calls: fewer than the credits that a busy server leaves its client, half of its credit limit.
-const MOST: u64 = 24;
+/// Token of the call of [`PAUSE`].
+const PAUSE_TOKEN: u64 = MAX_CALLS;
+/// Whether a call of [`PAUSE`] is running. Clearing it ends the call.
+static IS_PAUSED: AtomicBool = AtomicBool::new(false);
+/// Maximum outstanding calls. A busy server leaves its client half of its credit limit, which is more.
+const MAX_CALLS: u64 = 24;
 /// Maximum outstanding bulk calls.
-const MOST_BULK: u64 = 7;
+const MAX_BULK_CALLS: u64 = 7;
 
-struct Counting;
+/// An allocator that counts allocations while [`IS_COUNTING`] is set.
+struct CountingAllocator;
 
-static COUNTS: AtomicBool = AtomicBool::new(false);
+static IS_COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// The harness's thread, which allocates when it reports a slow test. The test has a thread of its own.
+/// Whether this is the test harness's thread, which allocates when it reports a slow test.
 fn is_main_thread() -> bool {
     rustix::thread::gettid() == rustix::process::getpid()
 }
 
-fn count() {
+fn count_allocation() {
     // Relaxed: the count does not order other memory, and is read when all threads are idle.
-    if COUNTS.load(Ordering::Relaxed) && !is_main_thread() {
+    if IS_COUNTING.load(Ordering::Relaxed) && !is_main_thread() {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 // SAFETY: all methods forward to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count_allocation();
         // SAFETY: the caller upholds `GlobalAlloc::alloc`.
         unsafe { System.alloc(layout) }
     }
@@ -75,16 +76,16 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
+        count_allocation();
         // SAFETY: the caller upholds `GlobalAlloc::realloc`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Procedures that allocate nothing themselves.
+/// Services whose handlers allocate nothing.
 fn services() -> Services {
     let mut services = Services::new();
     let echo = |call: &mut ServerCall| {
@@ -94,8 +95,8 @@ fn services() -> Services {
         Ok(())
     };
     let pause = |_: &mut ServerCall| {
-        PAUSES.store(true, Ordering::Release);
-        while PAUSES.load(Ordering::Acquire) {
+        IS_PAUSED.store(true, Ordering::Release);
+        while IS_PAUSED.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
         Ok(())
@@ -107,6 +108,7 @@ fn services() -> Services {
     services
 }
 
+/// Starts an echo of 64 bytes.
 fn start(client: &mut LocalClient, token: u64) {
     let first = client.first();
     let mut call = client.prepare(ECHO, 64).expect("a buffer");
@@ -114,30 +116,31 @@ fn start(client: &mut LocalClient, token: u64) {
     client.start(first, call, token);
 }
 
+/// Starts a call with bulk data in both directions.
 fn start_bulk(client: &mut LocalClient, token: u64) {
     let first = client.first();
     let mut data = client.alloc(first, 9000).expect("a buffer");
     data.fill(token as u8);
-    let room = client.alloc(first, 9000).expect("a buffer");
+    let result = client.alloc(first, 9000).expect("a buffer");
     let blob = Blob { name: b"name", data: Bulk::placed(9000), checksum: 0 };
-    let options = CallOptions::<Mirror>::new().lend(data).write_chunk_into(room);
+    let options = CallOptions::<Mirror>::new().lend(data).write_chunk_into(result);
     let call = options.into_call(&mut (&mut *client, first), &blob).expect("a buffer");
     client.start(first, call, token);
 }
 
-/// Gives the server's shard as many calls at once as it will ever receive.
-fn crowd(client: &mut LocalClient, count: u64, start: fn(&mut LocalClient, u64)) {
+/// Makes `count` calls that all reach the server's shard in one turn, so that its tables grow to their final size.
+fn call_all_at_once(client: &mut LocalClient, count: u64, start: fn(&mut LocalClient, u64)) {
     let first = client.first();
     let pause = client.prepare(PAUSE, 0).expect("a buffer");
-    client.start(first, pause, PAUSED);
-    while !PAUSES.load(Ordering::Acquire) {
+    client.start(first, pause, PAUSE_TOKEN);
+    while !IS_PAUSED.load(Ordering::Acquire) {
         client.poll(|_| {});
     }
     for token in 0..count {
         start(client, token);
     }
     client.poll(|_| {});
-    PAUSES.store(false, Ordering::Release);
+    IS_PAUSED.store(false, Ordering::Release);
     let mut ended = 0;
     while ended <= count {
         client.poll(|done| {
@@ -147,8 +150,8 @@ fn crowd(client: &mut LocalClient, count: u64, start: fn(&mut LocalClient, u64))
     }
 }
 
-/// Echoes of 64 bytes, `depth` at a time.
-fn calls(client: &mut LocalClient, count: u64, depth: u64) {
+/// Makes echo calls of 64 bytes, `depth` at a time.
+fn echo_calls(client: &mut LocalClient, count: u64, depth: u64) {
     let (mut started, mut ended) = (0, 0);
     while ended < count {
         while started < count && started - ended < depth {
@@ -157,7 +160,7 @@ fn calls(client: &mut LocalClient, count: u64, depth: u64) {
         }
         let busy = client.poll(|done| {
             let reply = done.result.expect("a reply");
-            assert!(filled(done.token as u8, reply.results()), "another reply");
+            assert!(filled(done.token as u8, reply.results()), "the results must repeat the token");
             ended += 1;
         });
         if !busy {
@@ -166,7 +169,7 @@ fn calls(client: &mut LocalClient, count: u64, depth: u64) {
     }
 }
 
-/// Bulk data in both directions, `depth` calls at a time.
+/// Makes calls with bulk data in both directions, `depth` at a time.
 fn bulk_calls(client: &mut LocalClient, count: u64, depth: u64) {
     let (mut started, mut ended) = (0, 0);
     while ended < count {
@@ -188,15 +191,15 @@ fn bulk_calls(client: &mut LocalClient, count: u64, depth: u64) {
 
 #[test]
 fn a_warm_engine_allocates_nothing() {
-    std::thread::spawn(allocates_nothing).join().expect("it allocates nothing");
+    // The main thread is not counted.
+    std::thread::spawn(check_allocations).join().expect("no allocations");
 }
 
-fn allocates_nothing() {
+fn check_allocations() {
     for mode in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         for (remote_invalidate, batch, signal_every) in [(true, true, 16), (false, false, 1)] {
             let mut world = World::new("alloc");
-            // A growing credit limit needs larger tables. So it starts with the most credits, and with Receives for
-            // them.
+            // A credit limit that grows makes tables grow. So the limit starts at its maximum, with Receives for it.
             let (max_credits, receives) = (small().limits.credits, 16 * small().limits.credits as usize);
             let shard = small().with(|c| {
                 c.wire.credit_mode = mode;
@@ -209,19 +212,19 @@ fn allocates_nothing() {
             let config = rpcrdma::server::ServerConfig { shard: shard.clone(), ..small_server() };
             let address = world.serve_with(config, services());
             let mut client = world.client(&address, shard);
-            for depth in [1, MOST_BULK] {
-                calls(&mut client, 500, depth);
+            for depth in [1, MAX_BULK_CALLS] {
+                echo_calls(&mut client, 500, depth);
                 bulk_calls(&mut client, 100, depth);
             }
-            crowd(&mut client, MOST, start);
-            crowd(&mut client, MOST_BULK, start_bulk);
-            COUNTS.store(true, Ordering::Relaxed);
-            for depth in [1, MOST_BULK] {
-                calls(&mut client, 500, depth);
+            call_all_at_once(&mut client, MAX_CALLS, start);
+            call_all_at_once(&mut client, MAX_BULK_CALLS, start_bulk);
+            IS_COUNTING.store(true, Ordering::Relaxed);
+            for depth in [1, MAX_BULK_CALLS] {
+                echo_calls(&mut client, 500, depth);
                 bulk_calls(&mut client, 100, depth);
             }
-            calls(&mut client, 1000, MOST);
-            COUNTS.store(false, Ordering::Relaxed);
+            echo_calls(&mut client, 1000, MAX_CALLS);
+            IS_COUNTING.store(false, Ordering::Relaxed);
             let count = ALLOCATIONS.swap(0, Ordering::Relaxed);
             assert_eq!(count, 0, "allocations in 2200 calls, {mode:?}, batch {batch}");
         }

@@ -1,31 +1,31 @@
-//! Each fuzz target over its corpus, without libFuzzer.
+//! Runs each fuzz target on its corpus, without libFuzzer.
 //!
-//! `tests/fuzz/run` creates new inputs.
+//! `tests/fuzz/run` adds inputs to the corpus.
 
 use std::path::Path;
 
 #[path = "../fuzz/src/lib.rs"]
-#[expect(unreachable_pub, reason = "a library elsewhere, a module here")]
+#[expect(unreachable_pub, reason = "the fuzz targets use this file as a library")]
 mod fuzz;
 
 /// Runs a target on each file of its corpus.
-fn corpus(target: &str, run: fn(&[u8])) {
+fn run_corpus(target: &str, run: fn(&[u8])) {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
     let mut inputs = 0;
     for entry in std::fs::read_dir(&directory).expect("each target has a corpus") {
-        let path = entry.expect("a directory that can be read").path();
-        println!("{}", path.display()); // the last line names the failing input
-        run(&std::fs::read(path).expect("a file that can be read"));
+        let path = entry.expect("a readable directory").path();
+        println!("{}", path.display()); // If the target panics, the last line names its input.
+        run(&std::fs::read(path).expect("a readable file"));
         inputs += 1;
     }
-    assert!(inputs >= 10, "{}: only {inputs} inputs", directory.display());
+    assert!(inputs >= 10, "{}: {inputs} inputs, at least 10 expected", directory.display());
 }
 
 macro_rules! targets {
     ($($name:ident)*) => {
         $(#[test]
         fn $name() {
-            corpus(stringify!($name), fuzz::$name::run);
+            run_corpus(stringify!($name), fuzz::$name::run);
         })*
 
         #[test]

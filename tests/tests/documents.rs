@@ -1,10 +1,20 @@
 //! Runs the commands of the documents and compares their output.
 //!
-//! The fence selects the place: `sh` is this host, and `sh vm` the virtual machine. `sh vm server` is another host
-//! there, and `sh vm siw` the machine with the soft-iWARP driver. `sh not run: REASON` is not run. `text output` is the
-//! output of the preceding commands. Each of its lines must occur, except `…`. A `…` at a line's end matches any rest,
-//! and numbers may differ. `rust PATH` is written to that file. After a command that ends with `&`, which starts a
-//! server, the script waits until the server listens. The blocks of a document run in order, in one shell.
+//! The blocks of a document run in order, in one shell. The words after a block's fence say what it is:
+//!
+//! | words | block |
+//! |---|---|
+//! | `sh` | commands for this host |
+//! | `sh vm` | commands for the virtual machine |
+//! | `sh vm server` | commands for another host in the virtual machine, a network namespace |
+//! | `sh vm siw` | commands for the virtual machine, if it has the soft-iWARP driver |
+//! | `sh not run: REASON` | commands that the test does not run |
+//! | `text output` | output of the preceding commands |
+//! | `rust PATH` | content of that file |
+//!
+//! Each line of `text output` must occur in the output, but numbers may differ. A `…` at a line's end matches any text,
+//! and a line of only `…` is ignored. After a command that ends with `&`, which starts a server, the script waits until
+//! the server listens.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -32,8 +42,9 @@ ready() {
 rpcrdma() { command rpcrdma "$@" || [[ $1 == doctor && $? == 1 ]]; }
 "#;
 
-/// Two hosts with the documents' names, and the variables of the documents. Ends a mountd of an earlier script in this
-/// machine, to free the port of MOUNT.
+/// Set-up of the virtual machine: two hosts with the documents' addresses, and the documents' variables.
+///
+/// It first ends the `rpc.mountd` of an earlier script, to free the port of MOUNT.
 const MACHINE: &str = r#"pkill -x rpc.mountd || true
 ip netns add server
 ip link add eth0 type veth peer name eth0 netns server
@@ -55,13 +66,14 @@ restore() {
 trap restore EXIT
 "#;
 
+/// The directory `target` of the build.
 fn target() -> PathBuf {
     let program = std::env::current_exe().expect("this program");
     program.ancestors().nth(3).expect("target/PROFILE/deps").to_owned()
 }
 
-/// A directory with a clone of this repository: links to its files, and its own `target`.
-fn clone() -> tempfile::TempDir {
+/// Creates a directory with a clone of this repository: links to its files, and its own `target`.
+fn clone_repository() -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     let clone = directory.path().join("rpcrdma");
     fs::create_dir(&clone).expect("a directory");
@@ -77,7 +89,7 @@ fn clone() -> tempfile::TempDir {
     directory
 }
 
-/// A block's commands. Servers run in the background; the script waits until they listen.
+/// Converts a block's commands to a script, which waits until each server in the background listens.
 fn script(text: &str, logs: &Path) -> String {
     let mut script = PRELUDE.to_owned();
     for (n, line) in text.lines().enumerate() {
@@ -93,74 +105,76 @@ fn script(text: &str, logs: &Path) -> String {
     script
 }
 
-/// A line in comparable form: blanks are equal, and so are numbers with their units.
-fn shape(line: &str) -> String {
-    let mut shape = String::new();
-    let mut number = false;
+/// Replaces each number with its unit prefix by 0, and each run of white space by one space.
+fn normalize(line: &str) -> String {
+    let mut normalized = String::new();
+    let mut in_number = false;
     for c in line.split_whitespace().collect::<Vec<_>>().join(" ").chars() {
-        let more = c.is_ascii_digit() || number && matches!(c, '.' | 'k' | 'M' | 'G');
-        if more && !number {
-            shape.push('0');
-        } else if !more {
-            shape.push(c);
+        let is_number = c.is_ascii_digit() || in_number && matches!(c, '.' | 'k' | 'M' | 'G');
+        if is_number && !in_number {
+            normalized.push('0');
+        } else if !is_number {
+            normalized.push(c);
         }
-        number = more;
+        in_number = is_number;
     }
-    shape
+    normalized
 }
 
 /// The first expected line that was not printed.
 fn missing<'a>(expected: &'a str, printed: &str) -> Option<&'a str> {
-    let printed: Vec<String> = printed.lines().map(shape).collect();
+    let printed: Vec<String> = printed.lines().map(normalize).collect();
     expected.lines().find(|line| {
-        let wanted = match line.split_once('…') {
+        let prefix = match line.split_once('…') {
             Some((start, _)) if start.trim().is_empty() => return false,
-            Some((start, _)) => shape(start),
-            None => return !printed.contains(&shape(line)),
+            Some((start, _)) => normalize(start),
+            None => return !printed.contains(&normalize(line)),
         };
-        !printed.iter().any(|line| line.starts_with(&wanted))
+        !printed.iter().any(|line| line.starts_with(&prefix))
     })
 }
 
-/// Runs a document's blocks: in the virtual machine those for it, elsewhere those for a host.
+/// Runs a document's blocks: in the virtual machine those for the machine, elsewhere those for a host.
 fn run(document: &str) {
     let machine = std::env::var_os("RPCRDMA_VM").is_some();
-    let here = |place| match place {
+    let runs_here = |runner| match runner {
         Runner::Host => !machine,
         Runner::Machine | Runner::Server | Runner::SoftIwarp => machine,
         Runner::NotRun => false,
     };
     let blocks = blocks(&read(document));
-    if !blocks.iter().any(|block| block.runner().is_some_and(here)) {
+    if !blocks.iter().any(|block| block.runner().is_some_and(runs_here)) {
         return;
     }
-    let (clone, logs) = (clone(), tempfile::tempdir().expect("a directory"));
+    let (clone, logs) = (clone_repository(), tempfile::tempdir().expect("a directory"));
     let logs = logs.path();
     let lacks_siw =
         !Command::new("modprobe").args(["--dry-run", "siw"]).output().is_ok_and(|done| done.status.success());
+    // The main script runs each block's script, with its output in a file. `outputs` has for each block of expected
+    // output its line, the file of the block before it, and the text.
     let mut main = format!("{PRELUDE}{}", if machine { MACHINE } else { "" });
     let mut outputs: Vec<(usize, PathBuf, String)> = Vec::new();
-    let mut last = None;
+    let mut last_output = None;
     for block in &blocks {
-        if let Some(place) = block.runner() {
-            last = None;
-            if place == Runner::SoftIwarp && machine && lacks_siw {
+        if let Some(runner) = block.runner() {
+            last_output = None;
+            if runner == Runner::SoftIwarp && machine && lacks_siw {
                 println!("not run: {document}:{}: there is no driver siw", block.line);
-            } else if here(place) {
-                let own = logs.join(block.line.to_string());
-                fs::create_dir(&own).expect("a directory");
-                let (file, output) = (own.join("script"), own.join("output"));
-                fs::write(&file, script(&block.text, &own)).expect("written");
-                let by = if place == Runner::Server { "ip netns exec server bash" } else { "source" };
-                let (file, shown) = (file.display(), output.display());
-                main.push_str(&format!("echo '{document}:{}'\n{by} {file} >{shown} 2>&1\n", block.line));
-                last = Some(output);
+            } else if runs_here(runner) {
+                let directory = logs.join(block.line.to_string());
+                fs::create_dir(&directory).expect("a directory");
+                let (file, output) = (directory.join("script"), directory.join("output"));
+                fs::write(&file, script(&block.text, &directory)).expect("a written file");
+                let shell = if runner == Runner::Server { "ip netns exec server bash" } else { "source" };
+                let (file, output_name) = (file.display(), output.display());
+                main.push_str(&format!("echo '{document}:{}'\n{shell} {file} >{output_name} 2>&1\n", block.line));
+                last_output = Some(output);
             }
         } else if let Some(path) = block.info.strip_prefix("rust ").filter(|_| !machine) {
             let file = logs.join(format!("{}.rs", block.line));
-            fs::write(&file, &block.text).expect("written");
+            fs::write(&file, &block.text).expect("a written file");
             main.push_str(&format!("cp {} {path}\n", file.display()));
-        } else if let Some(output) = last.take().filter(|_| block.info == "text output") {
+        } else if let Some(output) = last_output.take().filter(|_| block.info == "text output") {
             outputs.push((block.line, output, block.text.clone()));
         }
     }
@@ -170,10 +184,10 @@ fn run(document: &str) {
     let path = format!("{}:{path}", debug.display());
     let mut shell = Command::new("bash");
     shell.args(["-c", &main]).current_dir(clone.path().join("rpcrdma")).process_group(0).stdin(Stdio::null());
-    // One target directory for all, a user's own crate included, so that dependencies are built once.
+    // All crates, also those that a document creates, share one target directory, so that dependencies are built once.
     shell.env("PATH", path).env("CARGO_TARGET_DIR", target().join("documents")).env("CARGO_NET_OFFLINE", "true");
     for (knob, value) in [("LTO", "off"), ("CODEGEN_UNITS", "16"), ("DEBUG", "false"), ("OPT_LEVEL", "0")] {
-        shell.env(format!("CARGO_PROFILE_RELEASE_{knob}"), value); // a fraction of the build time
+        shell.env(format!("CARGO_PROFILE_RELEASE_{knob}"), value); // Shortens the build.
     }
     let mut shell = shell.spawn().expect("a shell");
     let deadline = Instant::now() + Duration::from_secs(840);
@@ -184,7 +198,7 @@ fn run(document: &str) {
             None => std::thread::sleep(Duration::from_millis(50)),
         }
     };
-    // The servers that the blocks have started do not end by themselves.
+    // Ends the servers that the blocks have started.
     let _ = kill_process_group(Pid::from_child(&shell), Signal::KILL);
     let printed = |path: &Path| String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned();
     if !status.is_some_and(|status| status.success()) {

@@ -17,8 +17,8 @@ use rpcrdma_tests::*;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Uid;
 
-/// Maximum lines of one kind within a test. There may be several shards, and more than one interval.
-const FEW: usize = 100;
+/// Maximum log lines of one kind within a test, which may have several shards and last for several log intervals.
+const MAX_LINES: usize = 100;
 
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -40,34 +40,35 @@ impl Log for LineCollector {
 
 /// Takes the lines since the last call. Installs the collector, and collects warnings from now on.
 fn take_warnings() -> Vec<String> {
-    // Fails if another test has installed it.
+    // Fails if an earlier call has installed the collector.
     let _ = log::set_logger(&LineCollector);
     log::set_max_level(LevelFilter::Warn);
     take_lines()
 }
 
+/// Takes the lines since the last call.
 fn take_lines() -> Vec<String> {
     std::mem::take(&mut LINES.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Checks that single lines and sums account for `count` events in few lines.
-fn assert_few(lines: &[String], count: usize) {
+/// Checks that fewer than [`MAX_LINES`] lines report `count` events: one event each, or a number of further events.
+fn assert_rate_limited(lines: &[String], count: usize) {
     let (sums, single): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.contains(" more: "));
-    let of = |line: &str| line.split(' ').next().and_then(|number| number.parse::<usize>().ok());
-    let summed: usize = sums.iter().filter_map(|line| of(line)).sum();
-    assert!(lines.len() < FEW, "{} lines: {:?}", lines.len(), &lines[..FEW]);
+    let first_number = |line: &str| line.split(' ').next().and_then(|number| number.parse::<usize>().ok());
+    let summed: usize = sums.iter().filter_map(|line| first_number(line)).sum();
+    assert!(lines.len() < MAX_LINES, "{} lines: {:?}", lines.len(), &lines[..MAX_LINES]);
     assert_eq!(summed + single.len(), count, "{lines:?}");
 }
 
 #[test]
 fn repeated_violations_log_a_bounded_number_of_lines() {
-    const PEERS: usize = 3 * FEW;
+    const PEERS: usize = 3 * MAX_LINES;
     let mut world = World::new("faults-flood");
     take_warnings();
     let address = world.serve(small_server());
     for _ in 0..PEERS {
         let mut peer = RawPeer::connect(&address);
-        // Not the negotiated version.
+        // A header of version 3, where version 2 is negotiated.
         let mut bytes: Vec<u8> = [7u32, 3, 9, 0, 0, 0, 0].iter().flat_map(|word| word.to_be_bytes()).collect();
         bytes.extend(call_bytes(7, PROGRAM, VERSION, 0, b""));
         peer.send(&bytes);
@@ -76,28 +77,28 @@ fn repeated_violations_log_a_bounded_number_of_lines() {
     }
     let faults = world.server().stats().iter().map(|shard| shard.peer_faults).sum::<u64>();
     assert!(faults >= PEERS as u64, "{faults} faults of {PEERS} peers");
-    // The server logs outstanding sums when it stops, at the latest.
+    // When the server stops, it logs the sums that it has not logged yet.
     drop(world.take_server());
-    assert_few(&take_warnings(), faults as usize);
+    assert_rate_limited(&take_warnings(), faults as usize);
 }
 
-/// The hook panics for each peer that connects.
 #[test]
 fn a_panicking_peer_hook_logs_a_bounded_number_of_lines() {
-    const PEERS: usize = 3 * FEW;
+    const PEERS: usize = 3 * MAX_LINES;
     let mut world = World::new("hook-flood");
     take_warnings();
-    let peers = Some(rpcrdma::server::PeerHook::new(|_| panic!("of {}", "old age")));
+    let peers = Some(rpcrdma::server::PeerHook::new(|_| panic!("cause {}", 7)));
     let address = world.serve(rpcrdma::server::ServerConfig { peers, ..small_server() });
     for _ in 0..PEERS {
         RawPeer::connect(&address).disconnect();
     }
     drop(world.take_server());
     let lines = take_warnings();
-    assert!(lines.len() < FEW && lines.iter().any(|line| line.contains("of old age")), "{} lines", lines.len());
+    assert!(lines.len() < MAX_LINES && lines.iter().any(|line| line.contains("cause 7")), "{} lines", lines.len());
 }
 
-/// Any user can connect to an abstract name. Another user floods it with refused connections while calls are served.
+/// Any user can connect to the abstract socket name of a server. Here another user does so, until the server has
+/// refused many connections, while a client makes calls.
 #[test]
 fn refused_connects_of_another_user_affect_no_client_and_are_rate_limited_in_the_log() {
     const CONNECTS: usize = 3000;
@@ -117,15 +118,15 @@ fn refused_connects_of_another_user_affect_no_client_and_are_rate_limited_in_the
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let nobody = Uid::from_raw(65534);
-            // Affects this thread alone.
-            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("root may");
+            // Changes the user of this thread only.
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("root's privilege");
             let to = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("a name");
             while connects.load(Ordering::Relaxed) < CONNECTS {
                 let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
                 let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
                 match rustix::net::connect(socket.expect("a socket"), &to) {
                     Ok(()) => _ = connects.fetch_add(1, Ordering::Relaxed),
-                    // The queue is full.
+                    // The queue of the listening socket is full.
                     Err(_) => std::thread::yield_now(),
                 }
             }
@@ -139,31 +140,30 @@ fn refused_connects_of_another_user_affect_no_client_and_are_rate_limited_in_the
     assert!(wait_until(|| refused() == CONNECTS), "{} of {CONNECTS} were refused", refused());
     drop(client);
     drop(world.take_server());
-    assert_few(&take_warnings(), CONNECTS);
+    assert_rate_limited(&take_warnings(), CONNECTS);
 }
 
 /// A handler whose future panics while it owns its call.
 async fn panic_with_call(_call: DeferredCall) {
-    panic!("of {}", "old age")
+    panic!("cause {}", 7)
 }
 
-/// The caller gets the cause. The server logs it at level info.
 #[test]
 fn a_refused_call_is_logged_at_level_info() {
     let mut world = World::new("refused");
     let address = world.serve(small_server());
     let mut client = world.client(&address, small());
-    echo(&mut client, b"in whose place the next one is").expect("it is served");
+    echo(&mut client, b"first call").expect("a reply");
     take_warnings();
     log::set_max_level(LevelFilter::Info);
     let call = client.prepare(99, 0).expect("a buffer");
     client.call(call).expect_err("there is no such procedure");
     let lines = take_lines();
-    let what = format!("refused procedure 99 of program 0x{PROGRAM:x}, version {VERSION}: PROC_UNAVAIL");
-    assert!(lines.iter().any(|line| line.ends_with(&what)), "{lines:?}");
+    let expected = format!("refused procedure 99 of program 0x{PROGRAM:x}, version {VERSION}: PROC_UNAVAIL");
+    assert!(lines.iter().any(|line| line.ends_with(&expected)), "{lines:?}");
 }
 
-/// One procedure fails each time. A failure of another procedure for the same cause is still logged.
+/// The log limits the failures of each procedure separately: many failures of procedure 20 precede one of procedure 21.
 #[test]
 fn failures_of_one_procedure_do_not_hide_those_of_another_in_the_log() {
     let mut world = World::new("noisy");
@@ -174,23 +174,26 @@ fn failures_of_one_procedure_do_not_hide_those_of_another_in_the_log() {
     }
     let address = world.serve_with(small_server(), services);
     let mut client = world.client(&address, small());
-    for _ in 0..FEW {
+    for _ in 0..MAX_LINES {
         let call = client.prepare(20, 0).expect("a buffer");
-        client.call(call).expect_err("it fails");
+        client.call(call).expect_err("SYSTEM_ERR");
     }
     let call = client.prepare(21, 0).expect("a buffer");
-    client.call(call).expect_err("it fails");
+    client.call(call).expect_err("SYSTEM_ERR");
     let lines = take_warnings();
-    assert!(lines.len() < FEW && lines.iter().any(|line| line.contains("SYSTEM_ERR to procedure 21 ")), "{lines:?}");
+    assert!(
+        lines.len() < MAX_LINES && lines.iter().any(|line| line.contains("SYSTEM_ERR to procedure 21 ")),
+        "{lines:?}"
+    );
 }
 
-/// A client may disconnect during its calls, so the server logs that at level info at most.
+/// A client disconnects 40 times, with a deferred call and several echo calls outstanding, after more and more polls.
 #[test]
 fn a_client_dropped_during_calls_causes_no_warning() {
-    let mut world = World::new("leaves-amid");
+    let mut world = World::new("dropped-client");
     let (hold, held) = std::sync::mpsc::channel();
     let mut services = standard_services();
-    let take = move |call: DeferredCall| hold.send(call).expect("a test");
+    let take = move |call: DeferredCall| hold.send(call).expect("a test that receives");
     services.add(
         PROGRAM,
         VERSION,
@@ -216,16 +219,15 @@ fn a_client_dropped_during_calls_causes_no_warning() {
             client.poll(|_| answers += 1);
         }
         if round % 4 < 2 {
-            // The call of the procedure that holds calls has arrived.
-            let mut taken = None;
+            // Waits until the deferred call has arrived, and answers it after the disconnect.
+            let mut deferred = None;
             assert!(wait_until(|| {
                 client.poll(|_| answers += 1);
-                taken = held.try_recv().ok();
-                taken.is_some()
+                deferred = held.try_recv().ok();
+                deferred.is_some()
             }));
             drop(client);
-            // The answer comes after the disconnect.
-            taken.expect("a call").answer(Ok(()));
+            deferred.expect("a call").answer(Ok(()));
         } else {
             drop(client);
         }
@@ -238,8 +240,8 @@ fn a_client_dropped_during_calls_causes_no_warning() {
     assert_eq!(take_warnings(), [""; 0]);
 }
 
-/// A server that answers nothing of one procedure: the log names it, waiting calls fail with the cause, and only a new
-/// connection frees the credits.
+/// The server never answers a procedure. The client's log names it, calls that wait for a credit fail with
+/// `CallError::NoCredits`, and a new connection frees the credits.
 #[test]
 fn calls_without_an_answer_are_logged_and_end_their_connection() {
     const CREDITS: u32 = 4;
@@ -262,23 +264,24 @@ fn calls_without_an_answer_are_logged_and_end_their_connection() {
         let first = client.first();
         echo(&mut client, b"before").expect("a reply");
         take_warnings();
-        // The peer's credits, and calls that wait for one.
-        let mut ended = Vec::new();
+        // Half of the calls take all credits, the other half wait for one.
+        let mut outcomes = Vec::new();
         for token in 0..u64::from(2 * CREDITS) {
             let call = client.prepare(20, 0).expect("a buffer").timeout(Duration::from_millis(1300));
             client.start(first, call, token);
         }
         let mut lines = Vec::new();
         assert!(wait_until(|| {
-            client.poll(|done| ended.push(done.result.map(drop).map_err(CallError::from)));
+            client.poll(|done| outcomes.push(done.result.map(drop).map_err(CallError::from)));
             lines.append(&mut take_warnings());
-            ended.len() == 2 * CREDITS as usize
+            outcomes.len() == 2 * CREDITS as usize
         }));
-        let unsent: Vec<_> = ended.iter().filter(|end| **end != Err(CallError::TimedOut { sent: true })).collect();
-        assert!(!unsent.is_empty(), "{ended:?}");
-        for end in unsent {
-            let Err(CallError::NoCredits { unanswered, .. }) = end else { panic!("{ended:?}") };
-            assert!((1..=CREDITS as usize).contains(unanswered), "{ended:?}");
+        let timed_out = Err(CallError::TimedOut { sent: true });
+        let unsent: Vec<_> = outcomes.iter().filter(|outcome| **outcome != timed_out).collect();
+        assert!(!unsent.is_empty(), "{outcomes:?}");
+        for outcome in unsent {
+            let Err(CallError::NoCredits { unanswered, .. }) = outcome else { panic!("{outcomes:?}") };
+            assert!((1..=CREDITS as usize).contains(unanswered), "{outcomes:?}");
         }
         // This call waits for a credit, which the new connection provides.
         let call = client.prepare(ECHO, 0).expect("a buffer");
@@ -290,17 +293,17 @@ fn calls_without_an_answer_are_logged_and_end_their_connection() {
             answered
         }));
         assert!(client.is_established(first));
-        let has = |text: &str| assert!(lines.iter().any(|line| line.contains(text)), "{text}: {lines:?}");
-        has(&format!(
+        let assert_logged = |text: &str| assert!(lines.iter().any(|line| line.contains(text)), "{text}: {lines:?}");
+        assert_logged(&format!(
             "calls of procedure 20 of program {PROGRAM:#x}, version {VERSION} (the program called last on this \
              connection) have had no answer for a second"
         ));
-        has("connection ended: peer does not answer calls that their callers abandoned");
+        assert_logged("connection ended: peer does not answer calls that their callers abandoned");
         drop(held);
     }
 }
 
-/// Abandoned calls beyond `limits.max_abandoned` end their connection although credits are left and no call waits.
+/// The connection ends because there are `limits.max_abandoned` abandoned calls. Credits are left, and no call waits.
 #[test]
 fn too_many_abandoned_calls_end_their_connection_while_credits_are_left() {
     let mut world = World::new("abandoned");
@@ -324,28 +327,28 @@ fn too_many_abandoned_calls_end_their_connection_while_credits_are_left() {
         client.poll(|done| assert!(done.result.is_err()));
         client.close_reason(first).is_some()
     }));
-    let reason = client.close_reason(first).expect("it has ended").to_string();
+    let reason = client.close_reason(first).expect("the cause of the end").to_string();
     assert!(reason.contains("peer does not answer calls that their callers abandoned"), "{reason}");
     drop(held);
 }
 
-/// A function, a future, and a task that block their shard.
+/// The shard is blocked by a handler, by the future of a handler, and by a task.
 #[test]
 fn a_blocked_shard_is_logged_with_the_procedure() {
     let block = || std::thread::sleep(Duration::from_millis(1200));
     for idle in [rpcrdma::IdlePolicy::Event, rpcrdma::IdlePolicy::Poll] {
         let mut world = World::new("blocked");
         let mut services = standard_services();
-        let of_future = move |call: DeferredCall| async move {
+        let future = move |call: DeferredCall| async move {
             block();
             call.answer(Ok(()));
         };
-        let of_function = Procedure::new(move |_| {
+        let handler = Procedure::new(move |_| {
             block();
             Ok(())
         });
-        services.add(PROGRAM, VERSION, 20, of_function);
-        services.add(PROGRAM, VERSION, 21, Procedure::asynchronous(of_future));
+        services.add(PROGRAM, VERSION, 20, handler);
+        services.add(PROGRAM, VERSION, 21, Procedure::asynchronous(future));
         let address = world.serve_with(of_shard(small().with(|c| c.poll.idle = idle)), services);
         let mut client = world.client(&address, small());
         take_warnings();
@@ -362,15 +365,16 @@ fn a_blocked_shard_is_logged_with_the_procedure() {
         }
     }
     let world = World::new("blocked-task");
-    let (address, wanted) = (world.address(), Arc::new(std::sync::atomic::AtomicBool::new(false)));
-    let starts = Arc::clone(&wanted);
+    // The task blocks only after the start of the server has returned.
+    let (address, block_once) = (world.address(), Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let flag_of_task = Arc::clone(&block_once);
     let make = move |_: &rpcrdma::service::ShardSetup<'_>| {
-        let task = Blocker(Arc::clone(&wanted));
+        let task = BlockingTask(Arc::clone(&flag_of_task));
         Ok(rpcrdma::service::Application { services: standard_services().to_local(), task: Some(Box::new(task)) })
     };
     let server = rpcrdma::Server::start_with(&address, make, &small_server()).expect("a server");
     take_warnings();
-    starts.store(true, Ordering::SeqCst);
+    block_once.store(true, Ordering::SeqCst);
     let mut lines = Vec::new();
     assert!(wait_until(|| {
         lines.append(&mut take_warnings());
@@ -384,22 +388,22 @@ fn of_shard(shard: rpcrdma::Config) -> rpcrdma::server::ServerConfig {
 }
 
 /// A task that blocks its shard once, when the flag is set.
-struct Blocker(Arc<std::sync::atomic::AtomicBool>);
+struct BlockingTask(Arc<std::sync::atomic::AtomicBool>);
 
-impl rpcrdma::service::ShardTask for Blocker {
+impl rpcrdma::service::ShardTask for BlockingTask {
     fn poll(&mut self) -> bool {
-        let wanted = self.0.swap(false, Ordering::SeqCst);
-        if wanted {
+        let block = self.0.swap(false, Ordering::SeqCst);
+        if block {
             std::thread::sleep(Duration::from_millis(1200));
         }
-        wanted
+        block
     }
 }
 
-/// Without an identity, a retransmission cannot be distinguished from a new call, so each runs.
+/// The duplicate request cache cannot recognize retransmissions of a caller without an identity, so every call runs.
 #[test]
 fn callers_without_an_identity_are_logged_at_a_limited_rate() {
-    const CALLS: usize = 3 * FEW;
+    const CALLS: usize = 3 * MAX_LINES;
     let mut world = World::new("nobody");
     take_warnings();
     let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
@@ -418,19 +422,19 @@ fn callers_without_an_identity_are_logged_at_a_limited_rate() {
         lines[0].contains("procedure 20 of program 0x20000001, version 3 is cached, but its caller has no identity"),
         "{lines:?}"
     );
-    assert_few(&lines, CALLS);
+    assert_rate_limited(&lines, CALLS);
 }
 
-/// The peer learns only of a system error. The log has the cause, once per kind instead of per call.
+/// The peer gets only a system error. The server's log has the cause, once per kind of cause and not once per call.
 #[test]
 fn system_errors_are_logged_with_their_cause_at_a_limited_rate() {
-    const CALLS: usize = 3 * FEW;
+    const CALLS: usize = 3 * MAX_LINES;
     let mut world = World::new("system-errors");
     take_warnings();
     let workers = Some(rpcrdma::server::WorkerConfig { count: 1, ..Default::default() });
     let config = rpcrdma::server::ServerConfig { workers, ..small_server() };
     let mut services = services_of(&config);
-    let panics = || Procedure::new(|_| panic!("of {}", "old age"));
+    let panics = || Procedure::new(|_| panic!("cause {}", 7));
     services
         .add(PROGRAM, VERSION, 20, panics())
         .add(PROGRAM, VERSION, 21, panics().on_workers())
@@ -438,15 +442,16 @@ fn system_errors_are_logged_with_their_cause_at_a_limited_rate() {
         .add(PROGRAM, VERSION, 23, Procedure::new(|_| Err(Refusal::SystemError)))
         .add(PROGRAM, VERSION, 27, Procedure::new(|call| call.reply_mut(8 << 20).map(drop).map_err(Refusal::from)))
         .add(PROGRAM, VERSION, 24, Procedure::new(|_| Ok(())).write_chunks(4, 1 << 20))
-        .add(PROGRAM, VERSION, 25, Procedure::deferred(|_| panic!("of {}", "old age")))
+        .add(PROGRAM, VERSION, 25, Procedure::deferred(|_| panic!("cause {}", 7)))
         .add(PROGRAM, VERSION, 26, Procedure::asynchronous(panic_with_call));
     let address = world.serve_with(config, services);
     let mut client = world.client(&address, small());
     let system_error = Err(CallError::Refused(Refusal::SystemError));
     let failed = |world: &World| world.server().stats().iter().map(|shard| shard.calls_failed).sum::<u64>();
+    // Failures that cause one line: the panic or the error of a handler, on the shard or on a worker.
     for (procedure, cause) in [
-        (20, "handler panicked: of old age"),
-        (21, "handler panicked: of old age"),
+        (20, "handler panicked: cause 7"),
+        (21, "handler panicked: cause 7"),
         (22, "handler returned Refusal::NoReply (Procedure::one_way)"),
         (23, "handler returned Refusal::SystemError"),
         (27, "inline results of at least 8388608 bytes exceed"),
@@ -460,6 +465,7 @@ fn system_errors_are_logged_with_their_cause_at_a_limited_rate() {
         let matching = lines.iter().filter(|text| text.contains(&line) && text.contains(cause)).count();
         assert_eq!((matching, lines.len()), (1, 1), "{lines:?}");
     }
+    // The panic of a deferred procedure or of a future causes two lines: the panic, and the lost call.
     for procedure in [25, 26] {
         let call = client.prepare(procedure, 0).expect("a buffer");
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error, "{procedure}");
@@ -467,32 +473,34 @@ fn system_errors_are_logged_with_their_cause_at_a_limited_rate() {
         let answered = format!(": SYSTEM_ERR to procedure {procedure} of program 0x20000001, version 3: ");
         assert_eq!(lines.len(), 2, "{lines:?}");
         let name = format!("procedure {procedure} of program 0x20000001, version 3");
-        let panicked = format!(": deferred handler of {name} panicked: of old age");
+        let panicked = format!(": deferred handler of {name} panicked: cause 7");
         let (panics, drops): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.ends_with(&panicked));
         let [panic, drop] = [&panics[..], &drops].map(|lines| lines.first().expect("both lines").as_str());
         assert!(drop.contains(&answered) && drop.ends_with("was dropped without an answer"), "{lines:?}");
         let peer = |line: &str| line.split(": ").next().map(str::to_owned);
         assert_eq!(peer(panic), peer(drop), "both name the peer");
     }
+    // Many failures of one kind.
     for _ in 0..CALLS {
         let call = client.prepare(23, 0).expect("a buffer");
         assert_eq!(client.call(call).map(drop).map_err(CallError::from), system_error);
     }
-    // The procedure needs more buffers than there are.
-    let poor = small().with(|c| {
+    // A second server cannot start a call, because the call needs more buffers than the server has.
+    let few_buffers = small().with(|c| {
         c.memory.bulk_buffers = vec![(1 << 20, 1)];
         c.memory.long_buffers = vec![];
     });
-    let mut scanty = Services::new();
-    scanty.add(PROGRAM, VERSION, 24, Procedure::new(|_| Ok(())).write_chunks(4, 1 << 20));
-    let address = world.serve_with(rpcrdma::server::ServerConfig { shard: poor, ..small_server() }, scanty);
+    let mut services = Services::new();
+    services.add(PROGRAM, VERSION, 24, Procedure::new(|_| Ok(())).write_chunks(4, 1 << 20));
+    let address = world.serve_with(rpcrdma::server::ServerConfig { shard: few_buffers, ..small_server() }, services);
     let mut other = world.client(&address, small());
     let mut call = other.prepare(24, 0).expect("a buffer");
     for _ in 0..2 {
-        let room = other.alloc(other.first(), 1 << 20).expect("a buffer");
-        call = call.write_chunk_into(room);
+        let result = other.alloc(other.first(), 1 << 20).expect("a buffer");
+        call = call.write_chunk_into(result);
     }
     assert_eq!(other.call(call).map(drop).map_err(CallError::from), Err(CallError::Transport(ErrorBody::System)));
+    // A raw client sends Read chunks that the procedure does not declare.
     let mut peer = RawPeer::connect(&address);
     let (target, _) = peer.expose(&[0; 100], Access::REMOTE_READ);
     let reads = &[ReadSegment { position: 40, target }];
@@ -503,13 +511,14 @@ fn system_errors_are_logged_with_their_cause_at_a_limited_rate() {
         peer.receive().expect("an error");
     }
     drop((client, other, peer));
+    // The second server has logged two kinds of errors; the rest is the first server's failures of procedure 23.
     drop(world.take_server());
     let (undeclared, lines): (Vec<_>, Vec<_>) = take_warnings().into_iter().partition(|line| line.contains("declar"));
     assert!(undeclared[0].contains("Procedure::read_chunks"), "{undeclared:?}");
-    assert_few(&undeclared, CALLS);
-    let (of_memory, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.contains("ERR_SYSTEM"));
-    assert!(of_memory.len() == 1 && of_memory[0].contains(&Knob::BULK_BUFFERS.to_string()), "{of_memory:?}");
-    assert!(of_memory[0].contains("2 buffers of at least 1048576 bytes"), "{of_memory:?}");
+    assert_rate_limited(&undeclared, CALLS);
+    let (no_memory, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.contains("ERR_SYSTEM"));
+    assert!(no_memory.len() == 1 && no_memory[0].contains(&Knob::BULK_BUFFERS.to_string()), "{no_memory:?}");
+    assert!(no_memory[0].contains("2 buffers of at least 1048576 bytes"), "{no_memory:?}");
     drop(world.take_server());
-    assert_few(&[others, take_warnings()].concat(), CALLS);
+    assert_rate_limited(&[others, take_warnings()].concat(), CALLS);
 }

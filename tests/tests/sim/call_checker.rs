@@ -1,7 +1,7 @@
 //! Forward or reverse calls of one shard, with checks of every completion.
 //!
-//! A call completes exactly once, with the right reply or a true cause. After completion no peer can reach its memory.
-//! The number of executions matches its result.
+//! A call completes exactly once, with the right reply or with an error whose condition holds. After completion no peer
+//! can reach its memory. The number of its executions matches its result.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,9 +20,9 @@ use crate::changes;
 use crate::device::Device;
 use crate::forms::{Draw, Shape, Terms};
 use crate::journal::Journal;
-use crate::plan::{Habits, Plan};
+use crate::plan::{Plan, Workload};
 use crate::probe::BufferId;
-use crate::service::Runs;
+use crate::service::Executions;
 
 /// The calls of one shard.
 pub(crate) struct CallChecker {
@@ -31,24 +31,27 @@ pub(crate) struct CallChecker {
     pub(crate) links: Vec<Link>,
     time: SimulatedTime,
     plan: Rc<Plan>,
-    habits: Habits,
-    /// First half of the [`Name`](crate::service::Name) of all its calls.
+    workload: Workload,
+    /// Number of this caller in the [`Name`](crate::service::Name) of its calls.
     who: u32,
-    /// Calls may be retransmitted on a new connection (`reconnects`), and may then execute twice (`repeats`).
+    /// Whether calls may be retransmitted on a new connection.
     reconnects: bool,
-    repeats: bool,
+    /// Whether retransmitted calls may execute twice.
+    may_repeat: bool,
+    /// Outstanding calls by token.
     calls: BTreeMap<u64, Call>,
     /// Replies that are kept, with a hash of their contents.
     kept: Vec<(Reply, u64)>,
     next_token: u64,
-    runs: Runs,
-    claims: Vec<(u64, ImpliedExecutions)>,
-    /// One-way calls sent. An error may still arrive for each; no call takes it.
+    executions: Executions,
+    /// By token of a completed call: the executions that its result implies.
+    implied: Vec<(u64, ImpliedExecutions)>,
+    /// Number of one-way calls sent. For each an error may arrive after the call has completed.
     pub(crate) one_way_sent: u64,
-    /// Links that `ping` has called.
+    /// Number of links that `ping` has processed.
     pinged: usize,
-    /// By group: calls that the peer refused because it had no memory or was draining.
-    pub(crate) turned_away: Vec<u64>,
+    /// By group: calls that the server rejected because it had no memory or was draining.
+    pub(crate) rejected_calls: Vec<u64>,
 }
 
 /// A connection from the caller's point of view.
@@ -58,18 +61,19 @@ pub(crate) struct Link {
     /// The group at the server end; `None` for the hostile server.
     pub(crate) group: Option<usize>,
     pub(crate) terms: Terms,
-    /// The peer is hostile.
+    /// Whether the peer may be hostile.
     pub(crate) hostile: bool,
-    /// This side closes it.
+    /// Whether this side closes it.
     pub(crate) closing: bool,
-    pub(crate) over: bool,
-    /// It has been established.
-    pub(crate) opened: bool,
-    /// A call on it has succeeded.
+    pub(crate) has_ended: bool,
+    /// Whether it has ever been established.
+    pub(crate) was_open: bool,
+    /// Whether a call on it has succeeded. Always true on a client's links.
     pub(crate) has_succeeded: bool,
-    /// Calls that always fit within the credits.
-    pub(crate) room: usize,
-    pub(crate) under_way: usize,
+    /// Number of calls that may always be outstanding.
+    pub(crate) guaranteed_calls: usize,
+    /// Number of calls that have not completed.
+    pub(crate) outstanding: usize,
     /// Calls cancelled or timed out after they were sent, whose replies have not arrived.
     pub(crate) abandoned: usize,
 }
@@ -80,13 +84,14 @@ struct Call {
     id: Option<CallId>,
     deadline: Option<u64>,
     cancelled: bool,
-    /// The limit of calls may have been reached when it was started.
-    crowded: bool,
-    /// Its link was not open.
-    refused: bool,
-    /// Connections of this side that had ended when it was started.
-    ends: u64,
-    places: Vec<BufferId>,
+    /// Whether the limit of calls may have been reached when it was started.
+    may_exceed_limit: bool,
+    /// Whether its link was not open when it was started.
+    was_closed: bool,
+    /// Number of this side's connections that had ended when it was started.
+    ended_before: u64,
+    /// Its chunk memory.
+    buffers: Vec<BufferId>,
 }
 
 /// Number of executions that a call's result implies.
@@ -103,33 +108,32 @@ pub(crate) struct CheckerContext<'a> {
     pub(crate) plan: &'a Rc<Plan>,
     pub(crate) journal: Journal,
     pub(crate) time: &'a SimulatedTime,
-    pub(crate) runs: &'a Runs,
+    pub(crate) executions: &'a Executions,
     pub(crate) who: u32,
-    pub(crate) habits: Habits,
+    pub(crate) workload: Workload,
 }
 
 impl CallChecker {
     pub(crate) fn new(context: CheckerContext<'_>, connect: &ConnectConfig) -> Self {
-        let CheckerContext { plan, journal, time, runs, who, habits } = context;
+        let CheckerContext { plan, journal, time, executions, who, workload } = context;
         Self {
             journal,
             random: Random::new(plan.seed ^ (u64::from(who) + 1) << 40),
             links: Vec::new(),
             time: time.clone(),
             plan: Rc::clone(plan),
-            habits,
+            workload,
             who,
             reconnects: connect.reconnect_attempts > 0,
-            // A connection lost during negotiation is reopened in any case.
-            repeats: connect.retransmit,
+            may_repeat: connect.retransmit,
             calls: BTreeMap::new(),
             kept: Vec::new(),
             next_token: 0,
-            runs: runs.clone(),
-            claims: Vec::new(),
+            executions: executions.clone(),
+            implied: Vec::new(),
             pinged: 0,
             one_way_sent: 0,
-            turned_away: vec![0; plan.groups.len()],
+            rejected_calls: vec![0; plan.groups.len()],
         }
     }
 
@@ -140,7 +144,7 @@ impl CallChecker {
                 self.start(client);
             }
         }
-        if self.habits.cancel != 0 && self.random.once_in(3 * self.habits.cancel) {
+        if self.workload.cancel != 0 && self.random.once_in(3 * self.workload.cancel) {
             self.cancel(client);
         }
         if self.random.once_in(self.plan.change) {
@@ -152,24 +156,25 @@ impl CallChecker {
         }
     }
 
-    /// Calls not yet made.
+    /// Number of calls not yet made.
     pub(crate) fn remaining(&self) -> usize {
-        self.habits.calls.saturating_sub(self.next_token as usize)
+        self.workload.calls.saturating_sub(self.next_token as usize)
     }
 
-    /// Calls that have not completed.
-    pub(crate) fn under_way(&self) -> usize {
+    /// Number of calls that have not completed.
+    pub(crate) fn outstanding(&self) -> usize {
         self.calls.len()
     }
 
+    /// Makes a random call on a random link.
     fn start(&mut self, client: &mut LocalClient<Device>) {
         let link = self.random.below(self.links.len().max(1));
-        let Some(&Link { opened, over, under_way, .. }) = self.links.get(link) else { return };
-        if under_way >= self.habits.depth {
+        let Some(&Link { was_open, has_ended, outstanding, .. }) = self.links.get(link) else { return };
+        if outstanding >= self.workload.depth {
             return;
         }
-        // Occasionally calls on a link that is not open.
-        if (!opened || over) && !self.random.once_in(20) {
+        // One of 20 calls that are drawn for a closed link is made.
+        if (!was_open || has_ended) && !self.random.once_in(20) {
             return;
         }
         let plan = Rc::clone(&self.plan);
@@ -179,44 +184,46 @@ impl CallChecker {
         self.call(client, link, shape);
     }
 
-    /// Makes a call. Returns false if the pool is empty.
+    /// Makes a call. Returns false if the pool is empty or the connection is closed.
     fn call(&mut self, client: &mut LocalClient<Device>, link: usize, shape: Shape) -> bool {
         let connection = self.links[link].connection;
-        let (mut call, places) = match shape.prepare(client, connection) {
+        let (mut call, buffers) = match shape.prepare(client, connection) {
             Ok(prepared) => prepared,
             Err(CallError::NoMemory { .. }) => {
-                self.journal.count("client pools dry", 1);
+                self.journal.count("client pools empty", 1);
                 return false;
             }
             Err(CallError::Closed) => {
-                assert!(!client.is_established(connection), "an open connection says that it is closed");
+                assert!(!client.is_established(connection), "CallError::Closed requires a closed connection");
                 return false;
             }
             Err(other) => panic!("{}: {other}", self.journal.who()),
         };
         let token = self.next_token;
         self.next_token += 1;
-        let given = self.habits.deadline;
-        // A hostile peer may never reply.
+        let deadline_ratio = self.workload.deadline;
         let mut deadline = None;
-        if self.links[link].hostile || self.random.once_in(given) {
+        // A hostile peer may never reply, so each of its calls needs a time-out.
+        if self.links[link].hostile || self.random.once_in(deadline_ratio) {
             let time = 1 + self.random.below(200 * self.plan.tick as usize) as u64;
             call = call.timeout(Duration::from_nanos(time));
             deadline = Some(self.time.now() + time);
         }
         self.journal.note(format_args!("call {token} on {link}: {}", shape.form));
         let entry = &mut self.links[link];
-        entry.under_way += 1;
-        let crowded = entry.under_way + entry.abandoned > entry.room;
-        let refused = !client.is_established(connection);
-        let ends = client.shard().fabric().ends();
+        entry.outstanding += 1;
+        let may_exceed_limit = entry.outstanding + entry.abandoned > entry.guaranteed_calls;
+        let was_closed = !client.is_established(connection);
+        let ended_before = client.shard().fabric().ends();
         let id = client.start(connection, call, token);
-        let call = Call { link, shape, id, deadline, cancelled: false, crowded, refused, ends, places };
+        let cancelled = false;
+        let call = Call { link, shape, id, deadline, cancelled, may_exceed_limit, was_closed, ended_before, buffers };
         self.calls.insert(token, call);
         self.journal.count("calls", 1);
         true
     }
 
+    /// Cancels a random outstanding call.
     fn cancel(&mut self, client: &mut LocalClient<Device>) {
         if self.calls.is_empty() {
             return;
@@ -230,26 +237,26 @@ impl CallChecker {
         }
     }
 
-    /// Checks and drops kept replies.
-    pub(crate) fn release(&mut self, most: usize) {
-        let count = most.min(self.kept.len());
+    /// Drops up to `max` kept replies. Checks that their contents have not changed.
+    pub(crate) fn release(&mut self, max: usize) {
+        let count = max.min(self.kept.len());
         for (reply, contents) in self.kept.drain(..count) {
-            assert_eq!(contents_of(&reply), contents, "{}: a reply changes", self.journal.who());
+            assert_eq!(hash_contents(&reply), contents, "{}: hash of a kept reply", self.journal.who());
         }
     }
 
     /// Checks a completed call.
-    pub(crate) fn ended(&mut self, client: &mut LocalClient<Device>, done: CompletedCall) {
+    pub(crate) fn check_completed(&mut self, client: &mut LocalClient<Device>, done: CompletedCall) {
         let who = self.journal.clone();
         let who = who.who();
         let CompletedCall { token, mut result } = done;
         if let Err(failed) = &mut result {
-            // A peer that could still reach the buffers would fail its own checks.
+            // If a peer could still read the returned buffers, the overwritten data would fail its checks.
             failed.returned.take_sent().for_each(|mut buf| buf.fill(!0));
             failed.returned.take_chunks().for_each(|mut buf| buf.fill(!0));
         }
-        let Some(call) = self.calls.remove(&token) else { panic!("{who}: call {token} ends again") };
-        self.links[call.link].under_way -= 1;
+        let Some(call) = self.calls.remove(&token) else { panic!("{who}: call {token} completes twice") };
+        self.links[call.link].outstanding -= 1;
         let link = &self.links[call.link];
         let (form, hostile) = (call.shape.form, link.hostile);
         match result {
@@ -259,18 +266,18 @@ impl CallChecker {
                 self.journal.count("calls that succeeded", 1);
                 self.one_way_sent += u64::from(call.shape.one_way);
                 if !hostile {
-                    if let Err(wrong) = call.shape.check(&mut reply, &link.terms) {
-                        panic!("{who}: call {token}, {form}: {wrong}");
+                    if let Err(mismatch) = call.shape.check(&mut reply, &link.terms) {
+                        panic!("{who}: call {token}, {form}: {mismatch}");
                     }
                     self.journal.count(form, 1);
                     self.journal.count("reverse calls that succeeded", u64::from(link.terms.reverse));
-                    let claim =
+                    let implied =
                         if call.shape.one_way { ImpliedExecutions::AtMostOnce } else { ImpliedExecutions::Once };
-                    self.claim(token, &call, claim);
+                    self.record_executions(token, &call, implied);
                 }
                 self.links[call.link].has_succeeded = true;
-                if hostile || self.random.once_in(self.habits.keep) {
-                    let contents = contents_of(&reply);
+                if hostile || self.random.once_in(self.workload.keep) {
+                    let contents = hash_contents(&reply);
                     self.kept.push((reply, contents));
                 }
             }
@@ -279,53 +286,57 @@ impl CallChecker {
                 let abandoned = matches!(error, CallError::TimedOut { .. } | CallError::Cancelled { .. });
                 if abandoned {
                     self.links[call.link].abandoned += 1;
-                } else if call.id.is_some() && !self.may_reuse(client, hostile) {
+                } else if call.id.is_some() && !self.may_reuse_memory(client, hostile) {
                     self.check_unexposed(client, token, &call);
                 }
                 if !hostile {
-                    self.judge(client, token, &call, error);
-                    self.claim(token, &call, claim_of(&error));
+                    self.check_error(client, token, &call, error);
+                    self.record_executions(token, &call, implied_executions(&error));
                 }
             }
         }
     }
 
-    /// A retransmitted call with larger buffers may now use the memory of the failed call.
-    fn may_reuse(&self, client: &mut LocalClient<Device>, hostile: bool) -> bool {
+    /// Whether a retransmitted call, whose buffers are replaced, may now use the memory of a failed call.
+    fn may_reuse_memory(&self, client: &mut LocalClient<Device>, hostile: bool) -> bool {
         self.reconnects
-            || self.calls.values().any(|call| call.shape.replaced())
+            || self.calls.values().any(|call| call.shape.may_replace_memory())
             || (hostile && client.stats().calls_retransmitted > 0)
     }
 
+    /// Checks that no peer can reach the memory of a completed call.
     fn check_unexposed(&self, client: &LocalClient<Device>, token: u64, call: &Call) {
         let probe = client.shard().fabric();
-        let exposed = call.places.iter().any(|&place| probe.exposes(place));
-        assert!(!exposed, "{}: the memory of call {token} is exposed after its end", self.journal.who());
+        let exposed = call.buffers.iter().any(|&buffer| probe.exposes(buffer));
+        assert!(!exposed, "{}: the memory of call {token} is exposed after its completion", self.journal.who());
     }
 
-    /// Checks that an error is true.
-    fn judge(&mut self, client: &mut LocalClient<Device>, token: u64, call: &Call, error: CallError) {
+    /// Checks that the condition of an error holds.
+    fn check_error(&mut self, client: &mut LocalClient<Device>, token: u64, call: &Call, error: CallError) {
         let who = self.journal.who();
         let link = &self.links[call.link];
         if call.shape.fails_with(&error, &link.terms) {
             self.journal.count(call.shape.form, 1);
             return;
         }
-        let over = link.over || client.close_reason(link.connection).is_some();
-        let (what, is_true) = match error {
+        let has_ended = link.has_ended || client.close_reason(link.connection).is_some();
+        let (event, holds) = match error {
             CallError::ConnectionLost { .. } => {
-                // An unanswered first message is retransmitted in version 1, on a new connection.
-                let remade = client.stats().connections_made > self.links.len() as u64;
-                let again = client.shard().fabric().ends() > call.ends || remade;
-                (if again && !over { "calls lost, connections not" } else { "calls lost" }, over || again)
+                // After an unanswered first message, the client opens a new connection with version 1.
+                let reopened = client.stats().connections_made > self.links.len() as u64;
+                let replaced = client.shard().fabric().ends() > call.ended_before || reopened;
+                let event = if replaced && !has_ended { "calls lost on reopened links" } else { "calls lost" };
+                (event, has_ended || replaced)
             }
             CallError::TimedOut { .. } | CallError::NoCredits { .. } => {
-                ("deadlines passed", call.deadline.is_some_and(|deadline| deadline <= self.time.now()))
+                ("calls timed out", call.deadline.is_some_and(|deadline| deadline <= self.time.now()))
             }
             CallError::Cancelled { .. } => ("calls cancelled", call.cancelled),
-            CallError::TooManyCalls { .. } => ("too many calls", call.crowded),
-            CallError::Closed => ("calls on closed connections", call.refused || link.closing),
-            CallError::NoReverse => ("clients that are not called", link.terms.reverse && !link.has_succeeded),
+            CallError::TooManyCalls { .. } => ("calls beyond the limit", call.may_exceed_limit),
+            CallError::Closed => ("calls on closed connections", call.was_closed || link.closing),
+            CallError::NoReverse => {
+                ("reverse calls to clients that accept none", link.terms.reverse && !link.has_succeeded)
+            }
             CallError::NoMemory { .. }
             | CallError::NoReplyBuffer { .. }
             | CallError::TooLong { knob: Knob::BULK_BUFFERS | Knob::LONG_BUFFERS, .. } => {
@@ -333,55 +344,62 @@ impl CallChecker {
             }
             CallError::Transport(ErrorBody::System | ErrorBody::BadXdr) => {
                 if let Some(group) = link.group {
-                    self.turned_away[group] += 1;
+                    self.rejected_calls[group] += 1;
                 }
-                ("calls turned away", true)
+                ("calls rejected by the peer's transport", true)
             }
             CallError::Transport(
                 ErrorBody::ReadChunks { .. } | ErrorBody::ReplyResource { .. } | ErrorBody::WriteResource { .. },
-            ) => ("calls that could not be sent again", client.stats().pool_empty > 0),
+            ) => ("calls that could not be retransmitted", client.stats().pool_empty > 0),
             _ => ("", false),
         };
-        assert!(is_true, "{who}: call {token}, {}: {error}", call.shape.form);
-        self.journal.count(what, 1);
+        assert!(holds, "{who}: call {token}, {}: {error}, whose condition must hold", call.shape.form);
+        self.journal.count(event, 1);
     }
 
-    fn claim(&mut self, token: u64, call: &Call, claim: ImpliedExecutions) {
-        if !call.shape.noted {
+    /// Records the number of executions that a call's result implies, for a later check.
+    fn record_executions(&mut self, token: u64, call: &Call, implied: ImpliedExecutions) {
+        if !call.shape.counted {
             return;
         }
-        let repeats = self.repeats && !call.shape.runs_once();
-        let claim = match claim {
-            ImpliedExecutions::Once if repeats => ImpliedExecutions::AtLeastOnce,
-            ImpliedExecutions::AtMostOnce if repeats => return,
-            claim => claim,
+        let may_repeat = self.may_repeat && !call.shape.runs_once();
+        let implied = match implied {
+            ImpliedExecutions::Once if may_repeat => ImpliedExecutions::AtLeastOnce,
+            ImpliedExecutions::AtMostOnce if may_repeat => return,
+            implied => implied,
         };
-        self.claims.push((token, claim));
+        self.implied.push((token, implied));
     }
 
     /// Checks each call's number of executions against its result.
-    pub(crate) fn check_claims(&mut self) {
-        for (token, claim) in self.claims.drain(..) {
-            let runs = self.runs.of((self.who, token as u32));
-            let holds = match claim {
-                ImpliedExecutions::Never => runs == 0,
-                ImpliedExecutions::AtMostOnce => runs <= 1,
-                ImpliedExecutions::Once => runs == 1,
-                ImpliedExecutions::AtLeastOnce => runs >= 1,
+    pub(crate) fn check_executions(&mut self) {
+        for (token, implied) in self.implied.drain(..) {
+            let executions = self.executions.of((self.who, token as u32));
+            let holds = match implied {
+                ImpliedExecutions::Never => executions == 0,
+                ImpliedExecutions::AtMostOnce => executions <= 1,
+                ImpliedExecutions::Once => executions == 1,
+                ImpliedExecutions::AtLeastOnce => executions >= 1,
             };
             let who = self.journal.who();
-            assert!(holds, "{who}: call {token} was carried out {runs} times: {claim:?}");
+            assert!(holds, "{who}: call {token} was executed {executions} times, expected {implied:?}");
         }
     }
 
-    /// Calls once on every open connection: none has run out of credits. Makes as many calls at a time as memory
-    /// allows, and returns true once every link has been called.
+    /// Calls once on every open connection, to check that it still has a credit.
+    ///
+    /// Makes as many calls at a time as memory allows, and returns true once every link has been called.
     pub(crate) fn ping(&mut self, client: &mut LocalClient<Device>) -> bool {
         let first = self.pinged;
         for link in first..self.links.len() {
-            let Link { connection, hostile, room, .. } = self.links[link];
-            if client.is_established(connection) && !hostile && room > 0 && !self.call(client, link, Shape::ping()) {
-                assert!(link > first, "{}: no memory though nothing is under way", self.journal.who());
+            let Link { connection, hostile, guaranteed_calls, .. } = self.links[link];
+            let callable = client.is_established(connection) && !hostile && guaranteed_calls > 0;
+            if callable && !self.call(client, link, Shape::ping()) {
+                assert!(
+                    link > first,
+                    "{}: memory for a call is expected while none is outstanding",
+                    self.journal.who()
+                );
                 return false;
             }
             self.pinged = link + 1;
@@ -390,28 +408,28 @@ impl CallChecker {
     }
 
     /// Checks that the closing shard has completed every call.
-    pub(crate) fn check_all_ended(&mut self, ended: Vec<CompletedCall>) {
+    pub(crate) fn check_all_completed(&mut self, ended: Vec<CompletedCall>) {
         for done in ended {
             let call = self.calls.remove(&done.token);
-            assert!(call.is_some(), "{}: call {} ends again", self.journal.who(), done.token);
+            assert!(call.is_some(), "{}: call {} completes twice", self.journal.who(), done.token);
         }
-        let left: Vec<_> = self.calls.keys().collect();
-        assert!(left.is_empty(), "{}: calls {left:?} never end", self.journal.who());
+        let incomplete: Vec<_> = self.calls.keys().collect();
+        assert!(incomplete.is_empty(), "{}: calls {incomplete:?} never complete", self.journal.who());
     }
 
     /// Describes what the checker is waiting for.
     pub(crate) fn waits_for(&self) -> String {
         let calls =
             self.calls.iter().map(|(token, call)| format!("call {token} ({}) on link {}", call.shape.form, call.link));
-        let links = self.links.iter().enumerate().filter(|(_, link)| !link.over);
-        let links = links.map(|(index, link)| format!("link {index}: {} given up", link.abandoned));
+        let links = self.links.iter().enumerate().filter(|(_, link)| !link.has_ended);
+        let links = links.map(|(index, link)| format!("link {index}: {} calls abandoned", link.abandoned));
         let all: Vec<_> = calls.chain(links).collect();
         all.join(", ")
     }
 }
 
 /// Number of executions that a failure implies.
-fn claim_of(error: &CallError) -> ImpliedExecutions {
+fn implied_executions(error: &CallError) -> ImpliedExecutions {
     match (error.progress(), error) {
         (CallProgress::NotSent, _) | (_, CallError::Refused(_)) => ImpliedExecutions::Never,
         _ => ImpliedExecutions::AtMostOnce,
@@ -419,7 +437,7 @@ fn claim_of(error: &CallError) -> ImpliedExecutions {
 }
 
 /// A hash of all contents of a reply.
-fn contents_of(reply: &Reply) -> u64 {
+fn hash_contents(reply: &Reply) -> u64 {
     let mut hasher = DefaultHasher::new();
     reply.results().hash(&mut hasher);
     (0..).map_while(|n| reply.chunk(n)).for_each(|chunk| chunk.hash(&mut hasher));

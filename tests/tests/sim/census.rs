@@ -1,43 +1,43 @@
-//! Counts of message forms in sent headers, for the coverage check.
+//! Counts the forms of sent messages, for the coverage check.
 
 use rpcrdma::wire::{ErrorBody, Flags, HeaderType, Revision, Version, View, ViewBody};
 
 use crate::journal::Journal;
 
-/// Census of one connection.
+/// State of the census of one connection.
 #[derive(Debug)]
 pub(crate) struct Census {
     server: bool,
-    /// The initial credits, and the last credit value sent.
-    first: u32,
+    initial_credits: u32,
+    /// The last credit limit sent.
     credits: u32,
-    /// A multi-part message is being sent.
+    /// Whether a multi-part message is being sent.
     continued: bool,
 }
 
 impl Census {
-    pub(crate) fn new(server: bool, first: u32) -> Self {
-        Self { server, first, credits: 0, continued: false }
+    pub(crate) fn new(server: bool, initial_credits: u32) -> Self {
+        Self { server, initial_credits, credits: 0, continued: false }
     }
 
     /// Counts a sent message.
-    pub(crate) fn take(&mut self, message: &[u8], revision: Revision, journal: &Journal) {
-        let see = |what: &'static str| journal.count(what, 1);
-        let Ok(view) = View::check(message, revision) else { return see("ERR_VERS") };
+    pub(crate) fn count_message(&mut self, message: &[u8], revision: Revision, journal: &Journal) {
+        let count = |form: &'static str| journal.count(form, 1);
+        let Ok(view) = View::check(message, revision) else { return count("ERR_VERS") };
         match view.body() {
-            ViewBody::Connprop(_) => return see("CONNPROP"),
-            ViewBody::Error(error) => return see(error_name(&error)),
+            ViewBody::Connprop(_) => return count("CONNPROP"),
+            ViewBody::Error(error) => return count(error_name(&error)),
             _ => {}
         }
         let (more, grant) = (view.flags().contains(Flags::MORE), view.xid() == 0 && !view.has_chunks());
         if view.htype() == HeaderType::Nomsg && grant {
             return if self.continued {
-                see("grants between the parts of a message")
+                count("grants between the parts of a message")
             };
         }
         let was_continued = std::mem::replace(&mut self.continued, more);
         if more {
-            return see("parts of messages");
+            return count("parts of messages");
         }
         let response = match view.version() {
             Version::V2 => view.flags().contains(Flags::RESPONSE),
@@ -46,43 +46,44 @@ impl Census {
         };
         let mut chunks: Vec<u32> = view.reads().map(|read| read.position).collect();
         chunks.dedup();
-        let many = chunks.len() > 1 || view.writes().nth(1).is_some();
+        let several = chunks.len() > 1 || view.writes().nth(1).is_some();
         if view.has_chunks() && was_continued {
-            see(if response { "continued replies with chunks" } else { "continued calls with chunks" });
+            count(if response { "continued replies with chunks" } else { "continued calls with chunks" });
         }
-        if many && !response {
-            see("calls with several chunks");
+        if several && !response {
+            count("calls with several chunks");
         }
         if !response && chunks.first() == Some(&0) {
-            see(if chunks.len() > 1 { "long calls with chunks" } else { "long calls" });
+            count(if chunks.len() > 1 { "long calls with chunks" } else { "long calls" });
         }
         if let Some(chunk) = view.reply_chunk() {
-            see(match (response, view.htype(), chunk.total_length()) {
+            count(match (response, view.htype(), chunk.total_length()) {
                 (false, ..) => "Reply chunks offered",
                 (true, HeaderType::Nomsg, _) => "long replies",
-                _ => "Reply chunks that come back unused",
+                _ => "Reply chunks returned unused",
             });
         }
         match (response == self.server, view.version(), view.received()) {
-            (true, Version::V2, None) => see("messages with increments"),
-            (true, Version::V2, Some(_)) => see("messages with counts"),
-            (true, Version::V1, _) => see("messages of version 1"),
-            (false, Version::V2, _) => see("messages of the reverse direction, version 2"),
-            (false, Version::V1, _) => see("messages of the reverse direction, version 1"),
+            (true, Version::V2, None) => count("messages with increments"),
+            (true, Version::V2, Some(_)) => count("messages with counts"),
+            (true, Version::V1, _) => count("messages of version 1"),
+            (false, Version::V2, _) => count("reverse-direction messages of version 2"),
+            (false, Version::V1, _) => count("reverse-direction messages of version 1"),
         }
-        self.size(&view, see);
+        self.count_credit_limit(&view, count);
     }
 
-    fn size(&mut self, view: &View<'_>, see: impl Fn(&'static str)) {
+    /// Counts a change of the credit limit, which only version 2 with increments sends.
+    fn count_credit_limit(&mut self, view: &View<'_>, count: impl Fn(&'static str)) {
         if view.version() == Version::V1 || view.received().is_some() {
             return;
         }
         let credits = view.credit() >> 16;
         if credits < self.credits {
-            see("credit limits that shrink");
+            count("credit limits lowered");
         }
-        if credits > self.first && credits > self.credits {
-            see("credit limits that grow");
+        if credits > self.initial_credits && credits > self.credits {
+            count("credit limits raised");
         }
         self.credits = credits;
     }

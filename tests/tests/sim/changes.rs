@@ -8,8 +8,8 @@ use crate::call_checker::Link;
 use crate::device::Device;
 use crate::journal::Journal;
 
-/// Smallest Receives of version 2.
-const LEAST: usize = 4096;
+/// Minimum Receive size of version 2.
+const MIN_SIZE: usize = 4096;
 
 /// Changes a characteristic, or asks a peer to change one.
 pub(crate) fn make_change(client: &mut LocalClient<Device>, links: &[Link], random: &mut Random, journal: &Journal) {
@@ -21,13 +21,13 @@ pub(crate) fn make_change(client: &mut LocalClient<Device>, links: &[Link], rand
         return;
     }
     let connection = open[random.below(open.len())].connection;
-    let made = match random.below(3) {
+    let result = match random.below(3) {
         0 => client.set_remote_invalidation(connection, random.once_in(2)),
         _ => {
-            let most = longest(client);
+            let max = max_size(client);
             let mut wanted = vec![
-                Characteristic::ReceiveSize(any_size(random, most) as u32),
-                Characteristic::SendSize(4 * (200 + random.below(most / 4)) as u32),
+                Characteristic::ReceiveSize(draw_size(random, max) as u32),
+                Characteristic::SendSize(4 * (200 + random.below(max / 4)) as u32),
                 Characteristic::RemoteInvalidation(random.once_in(2)),
                 Characteristic::SegmentCount(1 + random.below(9) as u32),
             ];
@@ -35,40 +35,42 @@ pub(crate) fn make_change(client: &mut LocalClient<Device>, links: &[Link], rand
             client.request_change(connection, &wanted)
         }
     };
-    journal.note(format_args!("asks for a change: {made:?}"));
-    match made {
-        Ok(()) => journal.count("changes asked for", 1),
-        Err(ChangeError::Unsupported) => journal.count("peers that take no changes", 1),
+    journal.note(format_args!("requests a change: {result:?}"));
+    match result {
+        Ok(()) => journal.count("changes requested", 1),
+        Err(ChangeError::Unsupported) => journal.count("change requests to peers without support", 1),
         Err(_) => {}
     }
 }
 
-fn longest(client: &LocalClient<Device>) -> usize {
+/// Maximum Receive size that the configuration allows.
+fn max_size(client: &LocalClient<Device>) -> usize {
     let config = client.config();
     config.wire.receive_size.max(config.debug.max_receive_size)
 }
 
-/// Draws a size, usually an acceptable one.
-fn any_size(random: &mut Random, most: usize) -> usize {
-    LEAST + 4 * random.below((most.saturating_sub(LEAST) / 4).max(1) + 40)
+/// Draws a Receive size from the minimum to slightly more than the maximum.
+fn draw_size(random: &mut Random, max: usize) -> usize {
+    MIN_SIZE + 4 * random.below((max.saturating_sub(MIN_SIZE) / 4).max(1) + 40)
 }
 
+/// Changes the Receive size of this shard. Checks that the engine accepts only a valid size, and one change at a time.
 fn resize(client: &mut LocalClient<Device>, random: &mut Random, journal: &Journal) {
-    let most = longest(client);
-    let bytes = any_size(random, most);
+    let max = max_size(client);
+    let bytes = draw_size(random, max);
     let stats = client.stats();
-    let changes = stats.receive_size != stats.receive_size_posted;
+    let is_changing = stats.receive_size != stats.receive_size_posted;
     let result = client.change_receive_size(bytes);
     journal.note(format_args!("Receives of {bytes}: {result:?}"));
     let who = journal.who();
     match result {
         Ok(()) => {
-            assert!((LEAST..=most).contains(&bytes) && !changes, "{who}: it takes {bytes}");
-            journal.count("Receives that grow", u64::from(bytes > stats.receive_size));
-            journal.count("Receives that shrink", u64::from(bytes < stats.receive_size));
+            assert!((MIN_SIZE..=max).contains(&bytes) && !is_changing, "{who}: change to {bytes} must be rejected");
+            journal.count("Receive sizes increased", u64::from(bytes > stats.receive_size));
+            journal.count("Receive sizes reduced", u64::from(bytes < stats.receive_size));
         }
-        Err(error) if error.is_busy() => assert!(changes, "{who}: nothing changes"),
-        Err(error) => assert!(!(LEAST..=most).contains(&bytes), "{who}: {error}"),
+        Err(error) if error.is_busy() => assert!(is_changing, "{who}: busy requires an unfinished change"),
+        Err(error) => assert!(!(MIN_SIZE..=max).contains(&bytes), "{who}: {error}"),
     }
 }
 
@@ -76,14 +78,14 @@ fn resize(client: &mut LocalClient<Device>, random: &mut Random, journal: &Journ
 pub(crate) fn count_events(client: &mut LocalClient<Device>, journal: &Journal) {
     for (connection, event) in client.take_changes() {
         journal.note(format_args!("{connection:?}: {event:?}"));
-        let what = match event {
-            CharacteristicEvent::Peer(Characteristic::ReceiveSize(_)) => "peers' Receives of another size",
-            CharacteristicEvent::Answer { outcome: ChangeOutcome::Done, .. } => "changes that are made",
-            CharacteristicEvent::Answer { outcome: ChangeOutcome::Pending, .. } => "changes that are pending",
-            CharacteristicEvent::Answer { outcome: ChangeOutcome::Rejected, .. } => "changes that are rejected",
-            CharacteristicEvent::Answer { outcome: ChangeOutcome::Partial(_), .. } => "changes of another kind",
+        let name = match event {
+            CharacteristicEvent::Peer(Characteristic::ReceiveSize(_)) => "peers' Receive sizes changed",
+            CharacteristicEvent::Answer { outcome: ChangeOutcome::Done, .. } => "changes done",
+            CharacteristicEvent::Answer { outcome: ChangeOutcome::Pending, .. } => "changes pending",
+            CharacteristicEvent::Answer { outcome: ChangeOutcome::Rejected, .. } => "changes rejected",
+            CharacteristicEvent::Answer { outcome: ChangeOutcome::Partial(_), .. } => "changes done in part",
             _ => continue,
         };
-        journal.count(what, 1);
+        journal.count(name, 1);
     }
 }

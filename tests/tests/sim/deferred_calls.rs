@@ -1,4 +1,4 @@
-//! Deferred calls that are answered later, in any order.
+//! Deferred calls, which are answered in random order.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -7,45 +7,45 @@ use rpcrdma::{Procedure, Refusal, ServerCall};
 use rpcrdma_tests::Random;
 
 /// The handler of a deferred call.
-type Work = Arc<dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync>;
+type Handler = Arc<dyn Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync>;
 
 /// Unanswered deferred calls.
 #[derive(Clone, Default)]
-pub(crate) struct DeferredCalls(Arc<Mutex<Vec<(DeferredCall, Work)>>>);
+pub(crate) struct DeferredCalls(Arc<Mutex<Vec<(DeferredCall, Handler)>>>);
 
 impl DeferredCalls {
-    fn calls(&self) -> MutexGuard<'_, Vec<(DeferredCall, Work)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(DeferredCall, Handler)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A procedure that defers calls with an even XID and answers the others at once.
     pub(crate) fn procedure(
         &self,
-        work: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static,
+        handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + 'static,
     ) -> Procedure {
-        let (later, work): (_, Work) = (self.clone(), Arc::new(work));
+        let (deferred, handler): (_, Handler) = (self.clone(), Arc::new(handler));
         Procedure::deferred(move |mut call| {
             if call.info().xid() & 1 == 0 {
-                later.calls().push((call, Arc::clone(&work)));
+                deferred.lock().push((call, Arc::clone(&handler)));
             } else {
-                let outcome = work(&mut call);
+                let outcome = handler(&mut call);
                 call.answer(outcome);
             }
         })
     }
 
-    /// Answers one call. Returns 1 if it was abandoned by then, 0 if not, `None` if there is none.
+    /// Answers a random call. Returns 1 if its connection has closed, 0 if not, `None` without a call.
     pub(crate) fn answer(&self, random: &mut Random) -> Option<u64> {
-        let mut calls = self.calls();
+        let mut calls = self.lock();
         if calls.is_empty() {
             return None;
         }
-        let which = random.below(calls.len());
-        let (mut call, work) = calls.swap_remove(which);
+        let index = random.below(calls.len());
+        let (mut call, handler) = calls.swap_remove(index);
         drop(calls);
-        let abandoned = call.is_disconnected();
-        let outcome = work(&mut call);
+        let disconnected = call.is_disconnected();
+        let outcome = handler(&mut call);
         call.answer(outcome);
-        Some(u64::from(abandoned))
+        Some(u64::from(disconnected))
     }
 }

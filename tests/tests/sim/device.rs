@@ -19,25 +19,27 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 use crate::caller::Addresses;
 use crate::journal::Journal;
 use crate::probe::Probe;
-use crate::sizes::Smallest;
+use crate::sizes::SmallestReceive;
 
 pub(crate) type Device = Probe<Chaos<Medium>>;
 
-/// Longer than any run. Time limits of the fabric use another clock.
+/// Disables a time limit of a fabric, which does not use simulated time. Longer than any run.
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
 /// The fabric of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FabricKind {
     Software,
-    /// iWARP connections without sockets. A message without a Receive ends no connection: it waits, because every end
-    /// lets its peer retry without limit. Chaos fails requests above the fabric, also in ways that no iWARP device
-    /// does, such as a refused Write. The engine has to tolerate them.
+    /// iWARP connections without sockets.
+    ///
+    /// A message without a Receive waits for one, because every end lets its peer retry without limit. Chaos, above the
+    /// fabric, fails requests also in ways in which no iWARP device does, for example by refusing a Write. The engine
+    /// must tolerate them.
     Endpoint(Crc, FpduSize),
 }
 
-impl Kind {
-    /// One of every four seeds runs over endpoints. The seed alone decides; nothing is drawn.
+impl FabricKind {
+    /// Chooses endpoints for one of every four seeds. Uses the seed itself, not a number drawn from it.
     pub(crate) fn of(seed: u64) -> Self {
         let crc = if seed & 4 == 0 { Crc::Never } else { Crc::Always };
         let size = if seed & 8 == 0 { FpduSize::Segment } else { FpduSize::Longest };
@@ -60,7 +62,7 @@ impl Kind {
         }
     }
 
-    /// A device without chaos. Of its own time limits only `linger` matters.
+    /// Opens a device without chaos. All its time limits but `linger` are disabled.
     pub(crate) fn bare(self, linger: Duration, iwarp: IwarpFabricConfig, seed: u64) -> Medium {
         let (handshake_timeout, retry_timeout) = (HOUR, HOUR);
         let config = SoftwareConfig { linger, handshake_timeout, retry_timeout, ..SoftwareConfig::default() };
@@ -78,18 +80,24 @@ impl Kind {
     }
 }
 
-/// Opens a probed device. `serves`: it takes calls. `strangers`: hostile peers may connect.
+/// Opens a probed device. `serves`: it accepts calls. `has_hostile_clients`: hostile peers may connect.
 pub(crate) fn device(
-    kind: Kind,
+    kind: FabricKind,
     (config, software): (&Config, &SoftwareConfig),
     chaos: ChaosConfig,
     journal: &Journal,
     addresses: Option<&Rc<Addresses>>,
-    (serves, strangers): (bool, bool),
+    (serves, has_hostile_clients): (bool, bool),
 ) -> Device {
-    // Must differ from the numbers that chaos draws from the same seed.
+    // Inverts the seed, because the medium must not draw the same numbers as chaos.
     let medium = kind.open(software, config.iwarp(), !chaos.seed);
-    Probe::new(Chaos::new(medium, chaos), journal.clone(), config, addresses.map(|all| &**all), (serves, strangers))
+    Probe::new(
+        Chaos::new(medium, chaos),
+        journal.clone(),
+        config,
+        addresses.map(|all| &**all),
+        (serves, has_hostile_clients),
+    )
 }
 
 pub(crate) fn listener(address: &Address) -> MediumListener {
@@ -110,17 +118,17 @@ pub(crate) enum MediumListener {
     Endpoint(MemoryListener),
 }
 
-/// Applies the expression to either fabric.
-macro_rules! each {
-    ($self:expr, $fabric:ident => $what:expr) => {
+/// Evaluates an expression with the fabric of either variant.
+macro_rules! with_fabric {
+    ($self:expr, $fabric:ident => $expression:expr) => {
         match $self {
-            Self::Software($fabric) => $what,
-            Self::Endpoint($fabric) => $what,
+            Self::Software($fabric) => $expression,
+            Self::Endpoint($fabric) => $expression,
         }
     };
 }
 
-impl Smallest for Chaos<Medium> {
+impl SmallestReceive for Chaos<Medium> {
     fn smallest_receive(&mut self) -> Option<usize> {
         match self.inner() {
             Medium::Software(fabric) => fabric.smallest_receive(),
@@ -133,19 +141,19 @@ impl Fabric for Medium {
     type Listener = MediumListener;
 
     fn capabilities(&self) -> &Capabilities {
-        each!(self, fabric => fabric.capabilities())
+        with_fabric!(self, fabric => fabric.capabilities())
     }
 
     fn stats(&self) -> FabricStats {
-        each!(self, fabric => fabric.stats())
+        with_fabric!(self, fabric => fabric.stats())
     }
 
     fn register(&mut self, arena: &Arena, access: Access) -> Result<(), FabricError> {
-        each!(self, fabric => fabric.register(arena, access))
+        with_fabric!(self, fabric => fabric.register(arena, access))
     }
 
     fn deregister(&mut self, arena: ArenaId) -> Result<(), FabricError> {
-        each!(self, fabric => fabric.deregister(arena))
+        with_fabric!(self, fabric => fabric.deregister(arena))
     }
 
     /// Binds an address that starts with its fabric's scheme.
@@ -166,86 +174,86 @@ impl Fabric for Medium {
     }
 
     fn unlisten(&mut self) {
-        each!(self, fabric => fabric.unlisten())
+        with_fabric!(self, fabric => fabric.unlisten())
     }
 
     fn connect(&mut self, address: &FabricAddress, params: &ConnectParams) -> Result<QpId, FabricError> {
-        each!(self, fabric => fabric.connect(address, params))
+        with_fabric!(self, fabric => fabric.connect(address, params))
     }
 
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
-        each!(self, fabric => fabric.accept(request, params))
+        with_fabric!(self, fabric => fabric.accept(request, params))
     }
 
     fn reject(&mut self, request: RequestId, private_data: &[u8]) {
-        each!(self, fabric => fabric.reject(request, private_data))
+        with_fabric!(self, fabric => fabric.reject(request, private_data))
     }
 
     fn disconnect(&mut self, qp: QpId) {
-        each!(self, fabric => fabric.disconnect(qp))
+        with_fabric!(self, fabric => fabric.disconnect(qp))
     }
 
     fn holds_sends(&mut self, qp: QpId) -> bool {
-        each!(self, fabric => fabric.holds_sends(qp))
+        with_fabric!(self, fabric => fabric.holds_sends(qp))
     }
 
     fn flow(&mut self, qp: QpId) -> Option<Flow> {
-        each!(self, fabric => fabric.flow(qp))
+        with_fabric!(self, fabric => fabric.flow(qp))
     }
 
     fn destroy_qp(&mut self, qp: QpId) {
-        each!(self, fabric => fabric.destroy_qp(qp))
+        with_fabric!(self, fabric => fabric.destroy_qp(qp))
     }
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
-        each!(self, fabric => fabric.poll_control(events))
+        with_fabric!(self, fabric => fabric.poll_control(events))
     }
 
     fn alloc_window(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
-        each!(self, fabric => fabric.alloc_window(qp))
+        with_fabric!(self, fabric => fabric.alloc_window(qp))
     }
 
     fn next_rkey(&self, window: WindowId) -> u32 {
-        each!(self, fabric => fabric.next_rkey(window))
+        with_fabric!(self, fabric => fabric.next_rkey(window))
     }
 
     fn remote_address(&self, mem: &Lent, offset: usize) -> u64 {
-        each!(self, fabric => fabric.remote_address(mem, offset))
+        with_fabric!(self, fabric => fabric.remote_address(mem, offset))
     }
 
     fn post_recv(&mut self, qp: Option<QpId>, bufs: &mut Vec<Buf>) -> usize {
-        each!(self, fabric => fabric.post_recv(qp, bufs))
+        with_fabric!(self, fabric => fabric.post_recv(qp, bufs))
     }
 
     fn fence_receives(&mut self) {
-        each!(self, fabric => fabric.fence_receives())
+        with_fabric!(self, fabric => fabric.fence_receives())
     }
 
     fn post_send(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        each!(self, fabric => fabric.post_send(qp, chain))
+        with_fabric!(self, fabric => fabric.post_send(qp, chain))
     }
 
     fn poll_cq(&mut self, out: &mut Vec<Completion>, max: usize) -> usize {
-        each!(self, fabric => fabric.poll_cq(out, max))
+        with_fabric!(self, fabric => fabric.poll_cq(out, max))
     }
 
     fn arm(&mut self) {
-        each!(self, fabric => fabric.arm())
+        with_fabric!(self, fabric => fabric.arm())
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        each!(self, fabric => fabric.wait(timeout))
+        with_fabric!(self, fabric => fabric.wait(timeout))
     }
 
     fn waker(&self) -> Waker {
-        each!(self, fabric => fabric.waker())
+        with_fabric!(self, fabric => fabric.waker())
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        each!(self, fabric => fabric.descriptor())
+        with_fabric!(self, fabric => fabric.descriptor())
     }
 
     fn longest_wait(&self) -> Option<Duration> {
-        each!(self, fabric => fabric.longest_wait())
+        with_fabric!(self, fabric => fabric.longest_wait())
     }
 }

@@ -1,26 +1,26 @@
-//! Flow control by sent and received headers, independent of the engine's counts.
+//! Credits of a connection by its sent and received headers, independent of the engine's counts.
 
 use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::{ERR_VERS_LEN, ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind};
 
-/// Exceeds any honest credit value. Beyond it, counters would wrap.
+/// Exceeds any honest credit value. Greater values are capped or ignored, because differences of counters would wrap.
 const MAX_CREDIT: u32 = 1 << 20;
 
-/// Credits of one connection according to its headers. Counters wrap.
+/// Credits of one connection according to its headers. Counters wrap around.
 #[derive(Debug)]
-pub(crate) struct Flow {
+pub(crate) struct FlowControl {
     server: bool,
-    /// The peer is hostile; its grants mean nothing.
+    /// Whether the peer is hostile. Messages excess its grants are then no error.
     hostile: bool,
-    /// This side takes calls.
+    /// Whether this side accepts calls.
     serves: bool,
     version: Version,
     /// Whether this side, as a server, accepts version 1 besides version 2.
-    pub(crate) takes_version_1: bool,
-    /// A readable message was sent or received.
+    pub(crate) accepts_version_1: bool,
+    /// Whether a readable message was sent or received.
     negotiated: bool,
-    /// Whether the peer's first CONNPROP offers windowed credits; `None` before it.
-    offer: Option<bool>,
+    /// Whether the peer's first CONNPROP offers windowed credits; `None` before that message.
+    offers_windowed: Option<bool>,
     /// Sent messages; in version 1, sent calls.
     ours: Direction,
     /// Received messages; in version 1, received calls.
@@ -47,35 +47,35 @@ impl Direction {
         self.count = self.count.wrapping_add(1);
     }
 
-    /// Messages beyond the limit; negative: messages left.
-    fn beyond(&self) -> i32 {
+    /// Number of messages excess the limit; if negative, of messages still allowed.
+    fn excess(&self) -> i32 {
         self.count.wrapping_sub(self.limit) as i32
     }
 }
 
-/// Kind of a message in terms of flow control.
+/// Kind of a message in terms of credits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum MessageKind {
     Call,
     Reply,
     Grant,
 }
 
-impl Flow {
-    /// A new connection. `version` is the one that this side starts with.
+impl FlowControl {
+    /// State of a new connection. `version` is the one that this side starts with.
     pub(crate) fn new(server: bool, hostile: bool, serves: bool, version: Version) -> Self {
         // In version 2, only a client's first message needs no credit.
         let initial = |server: bool| Direction::start(u32::from(!server || version == Version::V1));
         let (ours, theirs) = (initial(server), initial(!server));
-        let takes_version_1 = true;
+        let accepts_version_1 = true;
         Self {
             server,
             hostile,
             serves,
             version,
-            takes_version_1,
+            accepts_version_1,
             negotiated: false,
-            offer: None,
+            offers_windowed: None,
             ours,
             theirs,
             replied: 0,
@@ -86,10 +86,10 @@ impl Flow {
     /// Counts a sent message.
     ///
     /// # Errors
-    /// The broken rule.
+    /// The message breaks a rule.
     pub(crate) fn send(&mut self, message: &[u8], revision: Revision) -> Result<(), String> {
         if is_err_vers(message, revision) {
-            // ERR_VERS and the message that it answers are outside the credits of version 2.
+            // Version 2 counts neither ERR_VERS nor the message that it answers.
             return Ok(());
         }
         let view = View::check(message, revision);
@@ -98,19 +98,19 @@ impl Flow {
             format!("it sends a malformed message: {e:?}: {start:02x?}")
         })?;
         if self.hostile || (!self.server && self.ours.count == 0 && !self.negotiated) {
-            // A client whose version was rejected starts in version 1. The version that a hostile peer settles on is
-            // not visible here.
+            // A client whose version was rejected starts again in version 1. How a hostile peer negotiates is unknown,
+            // so the version of this side's message counts.
             self.version = view.version();
         }
         if view.version() != self.version {
             return Err(format!("it sends version {:?} after {:?}", view.version(), self.version));
         }
         if self.version == Version::V1 {
-            return self.send_1(&view);
+            return self.send_version_1(&view);
         }
         self.ours.add();
-        let pure = kind(&view, self.server) == Kind::Grant;
-        if self.ours.beyond() > i32::from(pure) && !self.hostile {
+        let pure = message_kind(&view, self.server) == MessageKind::Grant;
+        if self.ours.excess() > i32::from(pure) && !self.hostile {
             return Err(format!("it sends message {} with a limit of {}", self.ours.count, self.ours.limit));
         }
         if let Some(received) = view.received()
@@ -132,10 +132,11 @@ impl Flow {
         if (granted.wrapping_sub(self.theirs.limit) as i32) < 0 {
             return Err(format!("it reduces its grant: {granted} after {}", self.theirs.limit));
         }
-        let most = view.credit() >> 16;
-        if view.received().is_none() && (granted.wrapping_sub(self.theirs.count) as i32).max(1) > most as i32 {
+        let max_in_flight = view.credit() >> 16;
+        let in_flight = (granted.wrapping_sub(self.theirs.count) as i32).max(1);
+        if view.received().is_none() && in_flight > max_in_flight as i32 {
             return Err(format!(
-                "it allows {most} outstanding messages, but its grant is {granted} after {} received messages",
+                "it allows {max_in_flight} messages in flight, but its grant is {granted} after {} received messages",
                 self.theirs.count
             ));
         }
@@ -143,15 +144,15 @@ impl Flow {
         Ok(())
     }
 
-    /// Counts a sent message of version 1, where only calls count.
-    fn send_1(&mut self, view: &View<'_>) -> Result<(), String> {
-        if kind(view, self.server) == Kind::Reply {
+    /// Counts a sent message of version 1. Only calls need credits.
+    fn send_version_1(&mut self, view: &View<'_>) -> Result<(), String> {
+        if message_kind(view, self.server) == MessageKind::Reply {
             self.replied = self.replied.wrapping_add(1);
             self.theirs.limit = self.replied.wrapping_add(view.credit().max(1));
             return Ok(());
         }
         self.ours.add();
-        if self.ours.beyond() > 0 && !self.hostile {
+        if self.ours.excess() > 0 && !self.hostile {
             return Err(format!("it makes call {} with a limit of {}", self.ours.count, self.ours.limit));
         }
         Ok(())
@@ -161,14 +162,14 @@ impl Flow {
     pub(crate) fn receive(&mut self, message: &[u8], revision: Revision) {
         let first = !std::mem::replace(&mut self.negotiated, true);
         if !self.server && is_err_vers(message, revision) {
-            self.refused(first);
+            self.receive_err_vers(first);
             return;
         }
         let view = View::check(message, revision);
-        // An unreadable message still has a version.
+        // The version of an unreadable message may be readable.
         let version = view.as_ref().map_or_else(WireError::version, |view| Some(view.version()));
-        let short = view.as_ref().is_err_and(WireError::is_too_short);
-        if first && self.server && self.takes_version_1 && version == Some(Version::V1) && !short {
+        let too_short = view.as_ref().is_err_and(WireError::is_too_short);
+        if first && self.server && self.accepts_version_1 && version == Some(Version::V1) && !too_short {
             *self = Self { negotiated: true, ..Self::new(true, self.hostile, self.serves, Version::V1) };
         }
         // An unreadable message still grants credits.
@@ -176,15 +177,15 @@ impl Flow {
             Ok(view) => (view.htype() != HeaderType::Error).then(|| view.credit()),
             Err(error) => error.credit(),
         };
-        // Without the peer's offer, counts of messages are not negotiated and cannot be read.
-        let view = view.ok().filter(|view| self.offer == Some(true) || view.received().is_none());
+        // Unless the peer has offered windowed credits, a header with a count of messages is unreadable.
+        let view = view.ok().filter(|view| self.offers_windowed == Some(true) || view.received().is_none());
         let Some(view) = view else {
-            // The message consumes a Receive. A server may still wait for a readable message.
+            // A server of version 2 waits for a readable first message. The unreadable one has consumed a Receive.
             self.negotiated = !(first && self.server && self.version == Version::V2);
             if self.version == Version::V2 {
                 self.theirs.add();
-                let newly = increment.map_or(0, |credit| credit & 0xFFFF);
-                self.ours.limit = self.ours.limit.wrapping_add(newly);
+                let increment = increment.map_or(0, |credit| credit & 0xFFFF);
+                self.ours.limit = self.ours.limit.wrapping_add(increment);
             }
             return;
         };
@@ -196,30 +197,31 @@ impl Flow {
             return;
         }
         if self.version == Version::V1 {
-            return self.receive_1(&view);
+            return self.receive_version_1(&view);
         }
         self.theirs.add();
         if let ViewBody::Connprop(set) = view.body() {
             let offers = || Properties::from_set(&set, revision).is_ok_and(|peer| peer.windowed_credits);
-            self.offer.get_or_insert_with(offers);
+            self.offers_windowed.get_or_insert_with(offers);
         }
         let limit = match view.received() {
             _ if view.htype() == HeaderType::Error => return,
-            // The count exceeds the sent messages.
+            // The peer claims to have received more messages than were sent.
             Some(received) if self.ours.count.wrapping_sub(received) > MAX_CREDIT => return,
             Some(received) => received.wrapping_add(view.credit().min(MAX_CREDIT)),
             None => self.ours.limit.wrapping_add(view.credit() & 0xFFFF),
         };
-        // Honest peers never reduce a grant. If a hostile peer does, the engine may still use the grant of an
-        // earlier message of the same poll.
+        // Honest peers never reduce a grant. If a hostile peer does, the engine may still use the earlier grant until
+        // the end of the poll.
         if (limit.wrapping_sub(self.ours.limit) as i32) > 0 {
             self.ours.limit = limit;
         }
     }
 
-    fn receive_1(&mut self, view: &View<'_>) {
-        match kind(view, !self.server) {
-            Kind::Reply => {
+    /// Counts a received message of version 1.
+    fn receive_version_1(&mut self, view: &View<'_>) {
+        match message_kind(view, !self.server) {
+            MessageKind::Reply => {
                 self.answered = self.answered.wrapping_add(1);
                 self.ours.limit = self.answered.wrapping_add(view.credit().clamp(1, MAX_CREDIT));
             }
@@ -227,8 +229,8 @@ impl Flow {
         }
     }
 
-    /// The peer rejects the attempted version. A client restarts in version 1.
-    fn refused(&mut self, first: bool) {
+    /// Counts a received ERR_VERS. If it is the first message, the client starts again in version 1.
+    fn receive_err_vers(&mut self, first: bool) {
         if first {
             *self = Self { negotiated: true, ..Self::new(false, self.hostile, self.serves, Version::V1) };
         } else if self.version == Version::V2 {
@@ -241,37 +243,38 @@ impl Flow {
         self.negotiated.then_some(self.version)
     }
 
-    /// Messages sent, in version 2.
+    /// Number of messages sent, in version 2.
     pub(crate) fn sent(&self) -> u32 {
         self.ours.count
     }
 
-    /// Messages received, in version 2.
+    /// Number of messages received, in version 2.
     pub(crate) fn received(&self) -> u32 {
         self.theirs.count
     }
 
-    /// Messages that the peer may still send. Each needs a Receive.
+    /// Number of messages that the peer may still send. Each needs a Receive.
     pub(crate) fn promised(&self) -> u32 {
-        let left = (-self.theirs.beyond()).max(0) as u32;
         match self.version {
-            // One more, for a pure grant.
-            Version::V2 => (1 - self.theirs.beyond()).max(0) as u32,
-            // Every call has one reply.
+            // A peer without credits may still send one pure grant.
+            Version::V2 => (1 - self.theirs.excess()).max(0) as u32,
+            // Replies to this side's calls, and calls of the peer.
             Version::V1 => {
-                let unanswered = self.ours.count.wrapping_sub(self.answered) as i32;
-                unanswered.max(0) as u32 + if self.serves { left } else { 0 }
+                let replies = self.ours.count.wrapping_sub(self.answered) as i32;
+                let calls = (-self.theirs.excess()).max(0) as u32;
+                replies.max(0) as u32 + if self.serves { calls } else { 0 }
             }
         }
     }
 }
 
-/// Kind of a message from a server or from a client.
-fn kind(view: &View<'_>, server: bool) -> Kind {
+/// Kind of a message that a server or a client has sent.
+fn message_kind(view: &View<'_>, server: bool) -> MessageKind {
     match view.version() {
         Version::V2 => match view.htype() {
-            HeaderType::Nomsg if view.xid() == 0 && !view.has_chunks() => Kind::Grant,
-            _ => Kind::Call,
+            HeaderType::Nomsg if view.xid() == 0 && !view.has_chunks() => MessageKind::Grant,
+            // Version 2 counts calls, replies and errors alike.
+            _ => MessageKind::Call,
         },
         Version::V1 => {
             // The RPC message type.
@@ -281,13 +284,14 @@ fn kind(view: &View<'_>, server: bool) -> Kind {
                 HeaderType::Msg => is_reply.unwrap_or(server),
                 _ => server,
             };
-            if reply { Kind::Reply } else { Kind::Call }
+            if reply { MessageKind::Reply } else { MessageKind::Call }
         }
     }
 }
 
-/// Whether it is ERR_VERS. Its layout is the same in all versions and carries no credits. It may name an unknown
-/// version.
+/// Whether a message is ERR_VERS.
+///
+/// Its layout is the same in all versions, without credits. The version in its header may be unknown.
 fn is_err_vers(message: &[u8], revision: Revision) -> bool {
     match View::check(message, revision) {
         Ok(view) => matches!(view.body(), ViewBody::Error(ErrorBody::Vers { .. })),

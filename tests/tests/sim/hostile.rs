@@ -12,23 +12,23 @@ use rpcrdma::wire::{
 use rpcrdma_mempool::Lent;
 use rpcrdma_tests::{ECHO, LOAD, PROGRAM, REPLY, Random, STORE, VERSION, call_bytes, pattern, reply_bytes};
 
-use crate::device::{HOUR, Kind, Medium, listener};
+use crate::device::{FabricKind, HOUR, Medium, listener};
 use crate::journal::Journal;
 use crate::plan::{Plan, pick};
 
 type RawPeer = rpcrdma_tests::RawPeer<Medium>;
 type RawListener = rpcrdma_tests::RawListener<Medium>;
 
-/// Connections that a hostile peer opens, one after the other.
-const MOST_CONNECTIONS: usize = 6;
+/// Maximum connections of a hostile peer, one after the other.
+const MAX_CONNECTIONS: usize = 6;
 /// Maximum buffers that a hostile peer exposes.
-const EXPOSURES: usize = 12;
-/// Maximum messages that are remembered for replay.
-const MOST_REMEMBERED: usize = 16;
+const MAX_EXPOSED: usize = 12;
+/// Maximum messages that a hostile peer keeps for replay.
+const MAX_RECORDED: usize = 16;
 
-/// State that hostile clients and hostile servers have in common.
+/// State and messages of a hostile client or server.
 struct Behaviour {
-    kind: Kind,
+    kind: FabricKind,
     /// Seed of its devices.
     seed: u64,
     random: Random,
@@ -37,11 +37,12 @@ struct Behaviour {
     version: Version,
     revision: Revision,
     inline_threshold: usize,
-    remembered: Vec<Vec<u8>>,
+    /// Messages for replay.
+    recorded: Vec<Vec<u8>>,
     exposed: Vec<Lent>,
     xid: u32,
-    /// It has offered windowed credits.
-    offers: bool,
+    /// Whether it has offered windowed credits.
+    offers_windowed: bool,
 }
 
 impl Behaviour {
@@ -54,14 +55,14 @@ impl Behaviour {
             version: Version::V2,
             revision: plan.revision,
             inline_threshold: 4096,
-            remembered: Vec::new(),
+            recorded: Vec::new(),
             exposed: Vec::new(),
             xid: 1,
-            offers: false,
+            offers_windowed: false,
         }
     }
 
-    /// A device for one connection.
+    /// Opens a device for one connection.
     fn device(&self, connections_left: usize) -> Medium {
         self.kind.bare(HOUR, IwarpFabricConfig::default(), self.seed | connections_left as u64)
     }
@@ -70,8 +71,8 @@ impl Behaviour {
         State::Listening(Box::new(RawListener::bind_on(self.device(connections_left), address, listener(address))))
     }
 
-    /// An extreme or random number.
-    fn odd_number(&mut self) -> u32 {
+    /// Draws a number, often an extreme one.
+    fn draw_number(&mut self) -> u32 {
         match self.random.below(6) {
             0 => 0,
             1 => u32::MAX,
@@ -81,19 +82,20 @@ impl Behaviour {
         }
     }
 
-    fn segment(&mut self) -> Segment {
-        Segment { handle: self.odd_number(), length: self.odd_number(), offset: u64::from(self.odd_number()) }
+    /// Draws the fields of a segment.
+    fn draw_segment(&mut self) -> Segment {
+        Segment { handle: self.draw_number(), length: self.draw_number(), offset: u64::from(self.draw_number()) }
     }
 
-    /// A mostly correct message with the given fields.
+    /// Encodes a message. Its credit fields are usually correct.
     fn message(&mut self, peer: &RawPeer, xid: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
-        let honest = !self.random.once_in(8);
-        let credit = match honest {
+        let valid_credit = !self.random.once_in(8);
+        let credit = match valid_credit {
             true if self.version == Version::V2 && !peer.windowed => peer.increment(matches!(body, Body::Error(_))),
             true => 20,
-            false => self.odd_number(),
+            false => self.draw_number(),
         };
-        let received = if self.random.once_in(12) { self.odd_number() } else { peer.received };
+        let received = if self.random.once_in(12) { self.draw_number() } else { peer.received };
         let received = (peer.windowed && self.version == Version::V2).then_some(received);
         let header = Header { xid, credit, received, flags, body };
         let mut bytes = vec![0; header.encoded_len(self.version, self.revision)];
@@ -104,10 +106,10 @@ impl Behaviour {
         bytes
     }
 
-    /// Sends a CONNPROP, correct or slightly wrong.
+    /// Sends a CONNPROP, which may have invalid values or be corrupted.
     fn send_connprop(&mut self, peer: &mut RawPeer) {
-        let odd = self.random.once_in(4);
-        let mut value = |usual: u32| if odd && self.random.once_in(2) { self.odd_number() } else { usual };
+        let invalid = self.random.once_in(4);
+        let mut value = |valid: u32| if invalid && self.random.once_in(2) { self.draw_number() } else { valid };
         let properties = Properties {
             send_size: value(8192),
             receive_size: value(8192),
@@ -121,46 +123,47 @@ impl Behaviour {
         let set = properties.emit(&mut buffer, self.revision).expect("space");
         self.version = Version::V2;
         let bytes = self.message(peer, 7, Flags::NONE, Body::Connprop(set), &[]);
-        self.offers = properties.windowed_credits;
+        self.offers_windowed = properties.windowed_credits;
         let bytes = if self.random.once_in(10) { self.corrupt(bytes) } else { bytes };
         self.send(peer, "properties", &bytes);
-        self.journal.count("hostile introductions", 1);
+        self.journal.count("hostile CONNPROP messages", 1);
     }
 
-    /// Usually honours the peer's properties.
+    /// If a message is a CONNPROP, usually uses windowed credits as negotiated.
     fn apply_properties(&mut self, peer: &mut RawPeer, message: &[u8]) {
         let Ok(view) = View::check(message, self.revision) else { return };
         if let ViewBody::Connprop(set) = view.body() {
-            let peers = Properties::from_set(&set, self.revision).is_ok_and(|peer| peer.windowed_credits);
-            peer.windowed = peers && self.offers && !self.random.once_in(20);
+            let offered = Properties::from_set(&set, self.revision).is_ok_and(|peer| peer.windowed_credits);
+            peer.windowed = offered && self.offers_windowed && !self.random.once_in(20);
         }
     }
 
-    /// Sends a message in parts, correct or not.
-    fn parts(&mut self, peer: &mut RawPeer, xid: u32, response: bool, message: &[u8]) {
+    /// Sends a message in two parts. In six of eight cases the second part is wrong or missing.
+    fn send_parts(&mut self, peer: &mut RawPeer, xid: u32, response: bool, message: &[u8]) {
         let flags = if response { Flags::RESPONSE } else { Flags::NONE };
         let more = flags.with(Flags::MORE);
-        let what = self.random.below(8);
-        let (one, two) = message.split_at((message.len() / 2) & !3);
+        let case = self.random.below(8);
+        let (first, second) = message.split_at((message.len() / 2) & !3);
         let mut send_part = |behaviour: &mut Self, xid, flags, payload: &[u8]| {
             let bytes = behaviour.message(peer, xid, flags, Body::Msg(Chunks::NONE), payload);
             behaviour.send(peer, "a part", &bytes);
         };
         self.journal.count("hostile messages in parts", 1);
-        send_part(self, xid, more, one);
-        match what {
-            // Correct.
-            0 | 1 => send_part(self, xid, flags, two),
-            // Another message in between.
+        send_part(self, xid, more, first);
+        match case {
+            // The correct second part.
+            0 | 1 => send_part(self, xid, flags, second),
+            // Another call instead.
             2 => {
                 let other = call_bytes(xid + 1, PROGRAM, VERSION, ECHO, b"in between");
                 send_part(self, xid + 1, Flags::NONE, &other);
             }
-            3 => send_part(self, xid ^ 5, more, two),
-            // Without an end.
+            // Another XID.
+            3 => send_part(self, xid ^ 5, more, second),
+            // Many parts, none of which is the last one.
             4 => (0..4 + self.random.below(20)).for_each(|_| send_part(self, xid, more, &[9; 4000])),
-            // The other direction, noise, or another type.
-            5 => send_part(self, xid, Flags::NONE.with(if response { Flags::NONE } else { Flags::RESPONSE }), two),
+            // The opposite direction.
+            5 => send_part(self, xid, Flags::NONE.with(if response { Flags::NONE } else { Flags::RESPONSE }), second),
             6 => {
                 let noise = self.noise();
                 self.send(peer, "noise between parts", &noise);
@@ -173,13 +176,14 @@ impl Behaviour {
         }
     }
 
+    /// Encodes a call with a new XID.
     fn call(&mut self, peer: &RawPeer, chunks: Chunks<'_>, procedure: u32, args: &[u8]) -> Vec<u8> {
         self.xid += 1;
         let call = call_bytes(self.xid, PROGRAM, VERSION, procedure, args);
         self.message(peer, self.xid, Flags::NONE, Body::Msg(chunks), &call)
     }
 
-    /// Corrupts a message.
+    /// Truncates a message, extends it, or flips some bits of its headers.
     fn corrupt(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
         match self.random.below(4) {
             0 => {
@@ -189,7 +193,7 @@ impl Behaviour {
             1 => bytes.extend((0..self.random.below(40)).map(|n| n as u8)),
             _ => {
                 for _ in 0..1 + self.random.below(4) {
-                    // Only headers matter.
+                    // Both headers together are shorter.
                     let len = bytes.len().min(100);
                     if let Some(byte) = bytes.get_mut(self.random.below(len.max(1))) {
                         *byte ^= 1 << self.random.below(8);
@@ -200,13 +204,15 @@ impl Behaviour {
         bytes
     }
 
+    /// Draws random bytes.
     fn noise(&mut self) -> Vec<u8> {
         let len = self.random.below(self.inline_threshold);
         (0..len).map(|_| self.random.draw() as u8).collect()
     }
 
+    /// Exposes a copy of these bytes, unless too many are exposed.
     fn expose(&mut self, peer: &mut RawPeer, bytes: &[u8], access: Access) -> Option<Segment> {
-        if self.exposed.len() >= EXPOSURES {
+        if self.exposed.len() >= MAX_EXPOSED {
             return None;
         }
         let (segment, mem) = peer.expose(bytes, access);
@@ -214,18 +220,19 @@ impl Behaviour {
         Some(segment)
     }
 
-    fn send(&mut self, peer: &mut RawPeer, what: &'static str, bytes: &[u8]) {
-        self.journal.note(format_args!("{what}: {} bytes", bytes.len()));
+    /// Sends a message, and records it for replay.
+    fn send(&mut self, peer: &mut RawPeer, description: &'static str, bytes: &[u8]) {
+        self.journal.note(format_args!("{description}: {} bytes", bytes.len()));
         self.journal.count("hostile messages", 1);
-        if self.remembered.len() < MOST_REMEMBERED {
-            self.remembered.push(bytes.to_vec());
+        if self.recorded.len() < MAX_RECORDED {
+            self.recorded.push(bytes.to_vec());
         }
         peer.send(bytes);
     }
 
-    /// Draws any error.
-    fn error(&mut self) -> ErrorBody {
-        let n = self.odd_number();
+    /// Draws an error.
+    fn draw_error(&mut self) -> ErrorBody {
+        let n = self.draw_number();
         pick(
             &mut self.random,
             &[
@@ -262,7 +269,7 @@ impl HostileClient {
             address,
             peer: None,
             sent_connprop: false,
-            connections_left: MOST_CONNECTIONS,
+            connections_left: MAX_CONNECTIONS,
         }
     }
 
@@ -278,7 +285,7 @@ impl HostileClient {
             }
             return;
         };
-        // Occasionally it polls nothing.
+        // One of three turns polls nothing.
         if !self.behaviour.random.once_in(3) {
             peer.turn();
         }
@@ -290,8 +297,8 @@ impl HostileClient {
         }
         while let Some(message) = peer.take_message() {
             self.behaviour.apply_properties(&mut peer, &message.bytes);
-            if self.behaviour.remembered.len() < MOST_REMEMBERED {
-                self.behaviour.remembered.push(message.bytes);
+            if self.behaviour.recorded.len() < MAX_RECORDED {
+                self.behaviour.recorded.push(message.bytes);
             }
         }
         if peer.is_over() && self.behaviour.random.once_in(3) {
@@ -303,17 +310,17 @@ impl HostileClient {
         self.peer = Some(peer);
     }
 
-    /// Performs a random action. Returns false once the connection is gone.
+    /// Performs a random action. Returns false to end the connection.
     fn act(&mut self, peer: &mut RawPeer) -> bool {
         let behaviour = &mut self.behaviour;
-        let what = behaviour.random.below(26);
-        match what {
+        let action = behaviour.random.below(26);
+        match action {
             20 | 21 => {
                 behaviour.xid += 1;
                 let mut args = vec![0; 12 + behaviour.random.below(6000)];
                 pattern(3, &mut args);
                 let call = call_bytes(behaviour.xid, PROGRAM, VERSION, ECHO, &args);
-                behaviour.parts(peer, behaviour.xid, false, &call);
+                behaviour.send_parts(peer, behaviour.xid, false, &call);
             }
             22 => behaviour.send_connprop(peer),
             23 => {
@@ -325,18 +332,18 @@ impl HostileClient {
                 behaviour.send(peer, "another version", &bytes);
             }
             24 => {
-                let segments = [behaviour.segment(), behaviour.segment()];
+                let segments = [behaviour.draw_segment(), behaviour.draw_segment()];
                 let count = behaviour.random.below(3);
                 let chunks = Chunks { reply: Some(&segments[..count]), ..Chunks::NONE };
                 let bytes = behaviour.call(peer, chunks, REPLY, &2000u32.to_be_bytes());
-                behaviour.send(peer, "a call with a Reply chunk of anything", &bytes);
+                behaviour.send(peer, "a call with a random Reply chunk", &bytes);
             }
             25 => {
                 behaviour.xid += 1;
                 let call = call_bytes(behaviour.xid, PROGRAM, VERSION, ECHO, b"a long call, or not");
                 let target = behaviour.expose(peer, &call, Access::REMOTE_READ);
-                let odd = behaviour.random.once_in(3);
-                let target = target.filter(|_| !odd).unwrap_or_else(|| behaviour.segment());
+                let invalid = behaviour.random.once_in(3);
+                let target = target.filter(|_| !invalid).unwrap_or_else(|| behaviour.draw_segment());
                 let reads = [ReadSegment { position: 0, target }, ReadSegment { position: 44, target }];
                 let count = behaviour.random.below(3);
                 let body = Body::Nomsg(Chunks { reads: &reads[..count], ..Chunks::NONE });
@@ -356,25 +363,25 @@ impl HostileClient {
                 let bytes = behaviour.corrupt(bytes);
                 behaviour.send(peer, "a corrupted call", &bytes);
             }
-            8 if !behaviour.remembered.is_empty() => {
-                let bytes = behaviour.remembered[behaviour.random.below(behaviour.remembered.len())].clone();
+            8 if !behaviour.recorded.is_empty() => {
+                let bytes = behaviour.recorded[behaviour.random.below(behaviour.recorded.len())].clone();
                 behaviour.send(peer, "an earlier message", &bytes);
             }
             9 => {
-                let reads = [ReadSegment { position: 44, target: behaviour.segment() }];
+                let reads = [ReadSegment { position: 44, target: behaviour.draw_segment() }];
                 let bytes = behaviour.call(peer, Chunks { reads: &reads, ..Chunks::NONE }, STORE, &1u32.to_be_bytes());
-                behaviour.send(peer, "a call with a Read chunk of anything", &bytes);
+                behaviour.send(peer, "a call with a random Read chunk", &bytes);
             }
             10 => {
-                let segments = [behaviour.segment(), behaviour.segment()];
+                let segments = [behaviour.draw_segment(), behaviour.draw_segment()];
                 let writes = WriteList { counts: &[2], segments: &segments };
                 let bytes = behaviour.call(peer, Chunks { writes, ..Chunks::NONE }, LOAD, &[0, 0, 0, 1, 0, 0, 2, 0]);
-                behaviour.send(peer, "a call with a Write chunk of anything", &bytes);
+                behaviour.send(peer, "a call with a random Write chunk", &bytes);
             }
             11 | 12 => {
                 let mut data = vec![0; 1 + behaviour.random.below(2000)];
                 pattern(1, &mut data);
-                // Sometimes with the wrong access right.
+                // One of three has the wrong access right.
                 let access =
                     pick(&mut behaviour.random, &[Access::REMOTE_READ, Access::REMOTE_READ, Access::REMOTE_WRITE]);
                 if let Some(target) = behaviour.expose(peer, &data, access) {
@@ -390,21 +397,21 @@ impl HostileClient {
                     let bytes = behaviour.call(peer, Chunks::NONE, ECHO, b"again and again.");
                     peer.send(&bytes);
                 }
-                behaviour.journal.note(format_args!("calls beyond its credits"));
+                behaviour.journal.note(format_args!("sends calls beyond its credits"));
             }
             14 => {
-                let (error, xid) = (behaviour.error(), behaviour.odd_number());
+                let (error, xid) = (behaviour.draw_error(), behaviour.draw_number());
                 let bytes = behaviour.message(peer, xid, Flags::RESPONSE, Body::Error(error), &[]);
                 behaviour.send(peer, "an error", &bytes);
             }
             15 => {
-                let xid = behaviour.odd_number();
+                let xid = behaviour.draw_number();
                 let bytes =
                     behaviour.message(peer, xid, Flags::RESPONSE, Body::Msg(Chunks::NONE), &reply_bytes(xid, b"what?"));
                 behaviour.send(peer, "a reply", &bytes);
             }
             16 => {
-                let (key, bytes) = (behaviour.odd_number(), behaviour.call(peer, Chunks::NONE, ECHO, b"invalidates."));
+                let (key, bytes) = (behaviour.draw_number(), behaviour.call(peer, Chunks::NONE, ECHO, b"invalidates."));
                 behaviour.journal.note(format_args!("invalidates a random handle"));
                 peer.send_invalidating(&bytes, Some(key));
             }
@@ -413,8 +420,9 @@ impl HostileClient {
                 behaviour.send(peer, "a grant", &bytes);
             }
             18 => {
-                let remote = RemoteMemory { rkey: behaviour.odd_number(), address: u64::from(behaviour.odd_number()) };
-                behaviour.journal.note(format_args!("writes anywhere"));
+                let remote =
+                    RemoteMemory { rkey: behaviour.draw_number(), address: u64::from(behaviour.draw_number()) };
+                behaviour.journal.note(format_args!("writes to a random address"));
                 peer.write(b"anything", remote);
             }
             _ => {
@@ -431,7 +439,7 @@ pub(crate) struct HostileServer {
     address: Address,
     state: State,
     connections_left: usize,
-    /// Client memory that calls on this connection have exposed.
+    /// Client memory that calls on this connection have exposed at some time.
     known: Vec<Segment>,
 }
 
@@ -444,8 +452,8 @@ enum State {
 impl HostileServer {
     pub(crate) fn new(plan: &Plan, address: Address, journal: Journal) -> Self {
         let behaviour = Behaviour::new(plan, 50, journal);
-        let state = behaviour.listen(&address, MOST_CONNECTIONS);
-        Self { behaviour, address, state, connections_left: MOST_CONNECTIONS, known: Vec::new() }
+        let state = behaviour.listen(&address, MAX_CONNECTIONS);
+        Self { behaviour, address, state, connections_left: MAX_CONNECTIONS, known: Vec::new() }
     }
 
     pub(crate) fn turn(&mut self) {
@@ -478,7 +486,7 @@ impl HostileServer {
         }
     }
 
-    /// Answers a call in a random way. Returns false once the connection is gone.
+    /// Answers a message in a random way. Returns false to end the connection.
     fn answer(&mut self, peer: &mut RawPeer, call: &[u8]) -> bool {
         let behaviour = &mut self.behaviour;
         let Ok(view) = View::check(call, behaviour.revision) else { return true };
@@ -489,7 +497,7 @@ impl HostileServer {
             match behaviour.random.below(8) {
                 0 => {}
                 1 => {
-                    let error = behaviour.error();
+                    let error = behaviour.draw_error();
                     let bytes = behaviour.message(peer, xid, Flags::RESPONSE, Body::Error(error), &[]);
                     behaviour.send(peer, "an error to properties", &bytes);
                 }
@@ -507,30 +515,31 @@ impl HostileServer {
         let reads: Vec<Segment> = view.reads().map(|read| read.target).collect();
         self.known.extend(writes.iter().chain(&reads));
         let counts = vec![1; writes.len()];
-        let list = Chunks { writes: WriteList { counts: &counts, segments: &writes }, ..Chunks::NONE };
+        let chunks = Chunks { writes: WriteList { counts: &counts, segments: &writes }, ..Chunks::NONE };
         let results = reply_bytes(xid, b"whatever it is");
-        let good = behaviour.message(peer, xid, Flags::RESPONSE, Body::Msg(list), &results);
+        let reply = behaviour.message(peer, xid, Flags::RESPONSE, Body::Msg(chunks), &results);
         match behaviour.random.below(25) {
             20 | 21 => {
                 let mut results = vec![0; behaviour.random.below(9000)];
                 pattern(5, &mut results);
                 let reply = reply_bytes(xid, &results);
-                behaviour.parts(peer, xid, true, &reply);
+                behaviour.send_parts(peer, xid, true, &reply);
             }
             22 | 23 => {
-                // A long reply into the offered Reply chunk, or into none.
-                let room: Vec<Segment> = view.reply_chunk().map_or_else(Vec::new, |chunk| chunk.segments().collect());
-                for segment in &room {
+                // A long reply in the offered Reply chunk, or with a Reply chunk that was not offered.
+                let offered: Vec<Segment> =
+                    view.reply_chunk().map_or_else(Vec::new, |chunk| chunk.segments().collect());
+                for segment in &offered {
                     let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
                     peer.write(&results, remote);
                 }
-                let honest = behaviour.random.once_in(2);
-                let length = if honest { results.len() as u32 } else { behaviour.odd_number() };
-                let mut room: Vec<_> = room.iter().map(|s| Segment { length, ..*s }).collect();
-                if room.is_empty() {
-                    room.push(behaviour.segment());
+                let valid_length = behaviour.random.once_in(2);
+                let length = if valid_length { results.len() as u32 } else { behaviour.draw_number() };
+                let mut segments: Vec<_> = offered.iter().map(|s| Segment { length, ..*s }).collect();
+                if segments.is_empty() {
+                    segments.push(behaviour.draw_segment());
                 }
-                let chunks = Chunks { reply: Some(&room), ..Chunks::NONE };
+                let chunks = Chunks { reply: Some(&segments), ..Chunks::NONE };
                 let body = if behaviour.random.once_in(4) { Body::Msg(chunks) } else { Body::Nomsg(chunks) };
                 let payload = if behaviour.random.once_in(4) { &results[..] } else { &[] };
                 let bytes = behaviour.message(peer, xid, Flags::RESPONSE, body, payload);
@@ -538,24 +547,24 @@ impl HostileServer {
                 behaviour.send(peer, "a long reply", &bytes);
             }
             24 => behaviour.send_connprop(peer),
-            // Correct.
+            // Correct replies.
             0..=3 if view.inv_handle() != 0 => {
                 behaviour.journal.note(format_args!("a reply that invalidates the offered handle"));
-                peer.send_invalidating(&good, Some(view.inv_handle()));
+                peer.send_invalidating(&reply, Some(view.inv_handle()));
             }
-            0..=5 => behaviour.send(peer, "a reply", &good),
+            0..=5 => behaviour.send(peer, "a reply", &reply),
             6 => {
-                behaviour.send(peer, "a reply", &good);
-                behaviour.send(peer, "the same reply", &good);
+                behaviour.send(peer, "a reply", &reply);
+                behaviour.send(peer, "the same reply", &reply);
             }
             7 => behaviour.journal.note(format_args!("does not reply")),
             8 => {
-                let error = behaviour.error();
+                let error = behaviour.draw_error();
                 let bytes = behaviour.message(peer, xid, Flags::RESPONSE, Body::Error(error), &[]);
                 behaviour.send(peer, "an error", &bytes);
             }
             9 | 10 => {
-                let bytes = behaviour.corrupt(good);
+                let bytes = behaviour.corrupt(reply);
                 behaviour.send(peer, "a corrupted reply", &bytes);
             }
             11 => {
@@ -563,19 +572,19 @@ impl HostileServer {
                 let writes = WriteList { counts: &counts, segments: &segments };
                 let body = Body::Msg(Chunks { writes, ..Chunks::NONE });
                 let bytes = behaviour.message(peer, xid, Flags::RESPONSE, body, &results);
-                behaviour.send(peer, "a reply that has written too much", &bytes);
+                behaviour.send(peer, "a reply that claims to have written beyond its chunks", &bytes);
             }
             12 => {
-                let reads = [ReadSegment { position: 0, target: behaviour.segment() }];
+                let reads = [ReadSegment { position: 0, target: behaviour.draw_segment() }];
                 let body = Body::Msg(Chunks { reads: &reads, ..Chunks::NONE });
                 let bytes = behaviour.message(peer, xid, Flags::RESPONSE, body, &results);
                 behaviour.send(peer, "a reply with a Read list", &bytes);
             }
             13 if !self.known.is_empty() => {
-                // A current or an old key.
+                // The key is valid, or belongs to an earlier call.
                 let key = self.known[behaviour.random.below(self.known.len())].handle;
                 behaviour.journal.note(format_args!("a reply that invalidates"));
-                peer.send_invalidating(&good, Some(key));
+                peer.send_invalidating(&reply, Some(key));
             }
             14..=16 => {
                 for segment in &writes {
@@ -583,14 +592,14 @@ impl HostileServer {
                     let remote = RemoteMemory { rkey: segment.handle, address: segment.offset };
                     peer.write(&bytes, remote);
                 }
-                behaviour.send(peer, "a reply with results", &good);
+                behaviour.send(peer, "a reply with results", &reply);
             }
             17 => {
                 for n in 0..10 + behaviour.random.below(30) as u32 {
-                    let odd = behaviour.odd_number();
-                    let bytes = reply_bytes(odd, b"nobody asked");
+                    let unknown_xid = behaviour.draw_number();
+                    let bytes = reply_bytes(unknown_xid, b"nobody asked");
                     let flags = if n % 2 == 0 { Flags::RESPONSE } else { Flags::NONE };
-                    let bytes = behaviour.message(peer, odd, flags, Body::Msg(Chunks::NONE), &bytes);
+                    let bytes = behaviour.message(peer, unknown_xid, flags, Body::Msg(Chunks::NONE), &bytes);
                     peer.send(&bytes);
                 }
                 behaviour.journal.note(format_args!("unsolicited replies"));
@@ -607,12 +616,12 @@ impl HostileServer {
         true
     }
 
-    /// Writes to client memory that an earlier call has exposed.
+    /// Writes to client memory that a call has exposed, and perhaps no longer exposes.
     fn write_known_memory(&mut self, peer: &mut RawPeer) {
         if self.known.is_empty() {
             return;
         }
-        // Half of the time, one of the last four.
+        // In half of the cases, one of the last four segments.
         let count = if self.behaviour.random.once_in(2) { 4 } else { self.known.len() };
         let at = self.known.len() - 1 - self.behaviour.random.below(count.min(self.known.len()));
         let segment = self.known[at];

@@ -1,6 +1,6 @@
 //! The events of a run as one hash, and optionally as text.
 //!
-//! Two runs of a seed are equal if their hashes are.
+//! Two runs of a seed are equal if their hashes are equal.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -10,7 +10,9 @@ use std::rc::Rc;
 use rpcrdma::fabric::testing::chaos::ChaosStats;
 use rpcrdma::shard::SimulatedTime;
 
-/// One participant's handle to the journal of a run. Keys of memory windows are random and are never recorded.
+/// One participant's handle to the journal of a run.
+///
+/// Events must not contain keys of memory windows, because these are random.
 #[derive(Clone, Debug)]
 pub(crate) struct Journal {
     who: Rc<str>,
@@ -30,7 +32,7 @@ struct Shared {
 pub(crate) type Tally = BTreeMap<&'static str, u64>;
 
 impl Journal {
-    /// An empty journal. With `trace`, it also prints each event.
+    /// Creates an empty journal. With `trace`, it also prints each event.
     pub(crate) fn new(time: SimulatedTime, trace: bool) -> Self {
         let shared = Shared {
             time,
@@ -42,7 +44,7 @@ impl Journal {
         Self { who: "world".into(), shared: Rc::new(shared) }
     }
 
-    /// A handle for another participant.
+    /// Creates a handle for another participant.
     pub(crate) fn of(&self, who: &str) -> Self {
         Self { who: who.into(), shared: Rc::clone(&self.shared) }
     }
@@ -64,7 +66,7 @@ impl Journal {
         }
     }
 
-    /// Prints details of the last event if tracing is on. They are not hashed.
+    /// Prints details of the last event if tracing is on. The hash does not include them.
     pub(crate) fn trace(&self, what: impl FnOnce() -> String) {
         if self.shared.trace {
             println!("{:>19}   {}", "", what());
@@ -79,10 +81,10 @@ impl Journal {
     }
 
     /// Counts the faults that a device injected.
-    pub(crate) fn chaos(&self, stats: &ChaosStats) {
+    pub(crate) fn count_chaos(&self, stats: &ChaosStats) {
         self.count("chaos: requests failed", stats.failed);
-        self.count("chaos: completions late", stats.delayed);
-        self.count("chaos: polls in another order", stats.reordered);
+        self.count("chaos: completions delayed", stats.delayed);
+        self.count("chaos: polls reordered", stats.reordered);
         self.count("chaos: connections broken", stats.disconnected);
         self.count("chaos: posts cut short", stats.cut_short);
     }

@@ -1,6 +1,6 @@
-//! A device wrapper that keeps its own account of exposures and promises.
+//! A device wrapper that checks the engine's counts of exposed memory, credits and message sizes.
 //!
-//! It records all requests and completions, to check the engine's counts independently.
+//! It keeps its own counts, from all requests and completions.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,30 +18,30 @@ use rpcrdma_mempool::{Arena, ArenaId, Buf, Lent};
 
 use crate::caller::Addresses;
 use crate::census::Census;
-use crate::flow::Flow;
+use crate::flow::FlowControl;
 use crate::journal::Journal;
-use crate::sizes::{Sizes, Smallest};
+use crate::sizes::{Sizes, SmallestReceive};
 
-/// A buffer, independent of its window.
+/// Identifies a buffer by its arena and its offset there.
 pub(crate) type BufferId = (ArenaId, usize);
 
-/// The probe's account of a queue pair.
+/// What the probe knows of a queue pair.
 #[derive(Debug)]
 struct QpRecord {
     qp: QpId,
-    /// Posted requests without a proof of completion.
+    /// Posted requests that no completion covers yet.
     posted: VecDeque<Request>,
     /// Windows that the peer may use.
     bound: Vec<Bound>,
-    flow: Flow,
+    flow: FlowControl,
     sizes: Sizes,
     census: Census,
-    /// A request has failed. Later posts are not executed.
+    /// Whether a request has failed, so that the device executes no later one.
     failed: bool,
     /// At a client: the group that it connects to.
     group: Option<usize>,
-    up: bool,
-    /// Its end, if it has ended.
+    established: bool,
+    /// How the connection ended, if it has ended.
     end: Option<End>,
 }
 
@@ -52,11 +52,11 @@ enum End {
     Own,
     /// The peer or the network has ended it.
     Other,
-    /// It was refused because Receives ran out.
-    Full,
+    /// The server refused it because it lacked Receives.
+    NoReceives,
 }
 
-/// Connections that others ended.
+/// Number of connections that the peer or the network ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Loss {
     /// After they were established.
@@ -72,11 +72,12 @@ struct Request {
     window: Option<WindowId>,
 }
 
+/// A bound window.
 #[derive(Debug)]
 struct Bound {
     window: WindowId,
     rkey: u32,
-    place: BufferId,
+    buffer: BufferId,
 }
 
 #[derive(Debug)]
@@ -87,38 +88,39 @@ pub(crate) struct Probe<F> {
     /// The version that this side prefers.
     version: Version,
     /// Whether it accepts version 1 as a server. Version 1 cannot authenticate.
-    takes_version_1: bool,
+    accepts_version_1: bool,
     /// Whether it accepts calls.
     serves: bool,
     /// Whether hostile peers may connect to it.
-    strangers: bool,
+    has_hostile_clients: bool,
     /// Messages that a peer may have outstanding at first.
     credits: u32,
     /// Maximum messages that a peer may ever have outstanding.
-    most: u32,
+    max_credits: u32,
+    /// By group: its address.
     groups: Vec<FabricAddress>,
     /// Address of the hostile server.
     hostile: Option<FabricAddress>,
-    seen: Vec<QpRecord>,
-    /// Receives posted to the inner fabric.
+    records: Vec<QpRecord>,
+    /// Number of Receives posted to the inner fabric.
     receives: u32,
     /// Private data of connect requests.
     requests: Vec<(RequestId, Vec<u8>)>,
     /// Number of connections that have ended.
     ends: u64,
-    /// Connections that others ended: the group, and whether the connection was established.
+    /// Connections that the peer or the network ended: the group, and whether the connection was established.
     lost: Vec<(QpId, usize, bool)>,
-    /// Established connections that this side destroyed without a close.
+    /// Number of established connections that this side destroyed without a disconnect.
     destroyed_unclosed: u64,
 }
 
-impl<F: Fabric + Smallest> Probe<F> {
+impl<F: Fabric + SmallestReceive> Probe<F> {
     pub(crate) fn new(
         inner: F,
         journal: Journal,
         config: &Config,
         addresses: Option<&Addresses>,
-        (serves, strangers): (bool, bool),
+        (serves, has_hostile_clients): (bool, bool),
     ) -> Self {
         let groups: Vec<_> = addresses
             .map_or_else(Vec::new, |all| all.groups.iter().map(|group| group.fabric_address().clone()).collect());
@@ -127,16 +129,16 @@ impl<F: Fabric + Smallest> Probe<F> {
             journal,
             revision: config.debug.revision,
             version: if config.wire.credit_mode == CreditMode::V1 { Version::V1 } else { Version::V2 },
-            takes_version_1: config.wire.version_1 && !matches!(config.wire.host_auth, AuthPolicy::Required(_)),
+            accepts_version_1: config.wire.version_1 && !matches!(config.wire.host_auth, AuthPolicy::Required(_)),
             serves,
-            strangers,
+            has_hostile_clients,
             credits: config.limits.credits,
-            // Version 1 counts each direction separately.
-            most: config.limits.credits.max(config.limits.max_credits) + config.debug.reverse_credits.max(4) + 1,
+            // Version 1 counts each direction separately. Version 2 allows one more message, a pure grant.
+            max_credits: config.limits.credits.max(config.limits.max_credits) + config.debug.reverse_credits.max(4) + 1,
             lost: Vec::new(),
             groups,
             hostile: addresses.map(|all| all.hostile.fabric_address().clone()),
-            seen: Vec::new(),
+            records: Vec::new(),
             receives: 0,
             requests: Vec::new(),
             ends: 0,
@@ -152,38 +154,38 @@ impl<F: Fabric + Smallest> Probe<F> {
         self.ends
     }
 
-    /// Connections to a group that others ended. Excludes those in `broken`, which the device itself broke.
+    /// Connections to a group that the peer or the network ended, except those in `broken`, which chaos broke here.
     pub(crate) fn losses(&self, group: usize, broken: &[QpId]) -> Loss {
         let mut loss = Loss::default();
-        for (_, _, up) in self.lost.iter().filter(|(qp, of, _)| *of == group && !broken.contains(qp)) {
-            *if *up { &mut loss.lost } else { &mut loss.missed } += 1;
+        for (_, _, established) in self.lost.iter().filter(|(qp, of, _)| *of == group && !broken.contains(qp)) {
+            *if *established { &mut loss.lost } else { &mut loss.missed } += 1;
         }
         loss
     }
 
-    /// Established connections that this side destroyed without a close.
+    /// Number of established connections that this side destroyed without a disconnect.
     pub(crate) fn destroyed_unclosed(&self) -> u64 {
         self.destroyed_unclosed
     }
 
     /// Whether a peer may reach this memory.
-    pub(crate) fn exposes(&self, place: BufferId) -> bool {
-        self.seen.iter().any(|seen| seen.bound.iter().any(|bound| bound.place == place))
+    pub(crate) fn exposes(&self, buffer: BufferId) -> bool {
+        self.records.iter().any(|record| record.bound.iter().any(|bound| bound.buffer == buffer))
     }
 
-    /// Windows that peers may use.
+    /// Number of windows that peers may use.
     pub(crate) fn windows(&self) -> usize {
-        self.seen.iter().map(|seen| seen.bound.len()).sum()
+        self.records.iter().map(|record| record.bound.len()).sum()
     }
 
     fn record_of(&mut self, qp: QpId) -> Option<&mut QpRecord> {
-        self.seen.iter_mut().find(|seen| seen.qp == qp)
+        self.records.iter_mut().find(|record| record.qp == qp)
     }
 
-    fn add(&mut self, qp: QpId, server: bool, hostile: bool, group: Option<usize>, sizes: Sizes) {
-        let mut flow = Flow::new(server, hostile, self.serves, self.version);
-        flow.takes_version_1 = self.takes_version_1;
-        self.seen.push(QpRecord {
+    fn add_record(&mut self, qp: QpId, server: bool, hostile: bool, group: Option<usize>, sizes: Sizes) {
+        let mut flow = FlowControl::new(server, hostile, self.serves, self.version);
+        flow.accepts_version_1 = self.accepts_version_1;
+        self.records.push(QpRecord {
             qp,
             posted: VecDeque::new(),
             bound: Vec::new(),
@@ -192,31 +194,31 @@ impl<F: Fabric + Smallest> Probe<F> {
             census: Census::new(server, self.credits),
             failed: false,
             group,
-            up: false,
+            established: false,
             end: None,
         });
     }
 
-    /// Removes a connection, and records the side that ended it.
-    fn remove_qp(&mut self, qp: QpId) {
-        let Some(at) = self.seen.iter().position(|seen| seen.qp == qp) else { return };
-        let QpRecord { up, end, group, .. } = self.seen.remove(at);
+    /// Removes a connection's record, and counts how the connection ended.
+    fn remove_record(&mut self, qp: QpId) {
+        let Some(at) = self.records.iter().position(|record| record.qp == qp) else { return };
+        let QpRecord { established, end, group, .. } = self.records.remove(at);
         self.ends += 1;
         match (end, group) {
-            (None, _) => self.destroyed_unclosed += u64::from(up),
-            (Some(End::Other), Some(group)) => self.lost.push((qp, group, up)),
+            (None, _) => self.destroyed_unclosed += u64::from(established),
+            (Some(End::Other), Some(group)) => self.lost.push((qp, group, established)),
             _ => {}
         }
     }
 
-    /// Records that the device reports the end of a connection.
+    /// Records how a connection ended, unless an earlier end is known.
     fn record_end(&mut self, qp: QpId, end: End) {
-        if let Some(seen) = self.record_of(qp) {
-            seen.end.get_or_insert(end);
+        if let Some(record) = self.record_of(qp) {
+            record.end.get_or_insert(end);
         }
     }
 
-    /// The records for a request, made before it is posted.
+    /// Describes a request before the post consumes it: the request, the window that it binds, and its message.
     fn describe_request(&self, posting: &Posting) -> (Request, Option<Bound>, Option<Vec<u8>>) {
         let (opcode, window, mut bound, mut message) = match &posting.wr {
             WorkRequest::Send { buf, .. } => (Opcode::Send, None, None, Some(buf.to_vec())),
@@ -228,53 +230,53 @@ impl<F: Fabric + Smallest> Probe<F> {
         let bound = bound.take().zip(window).map(|(mem, window)| Bound {
             window,
             rkey: self.inner.next_rkey(window),
-            place: (mem.arena(), mem.base_offset()),
+            buffer: (mem.arena(), mem.base_offset()),
         });
         (Request { opcode, signalled: posting.signalled, window }, bound, message.take())
     }
 
-    /// Records a posted request.
-    fn post(&mut self, qp: QpId, (request, bound, message): (Request, Option<Bound>, Option<Vec<u8>>)) {
+    /// Records a posted request, and checks its exposure or its message.
+    fn record_post(&mut self, qp: QpId, (request, bound, message): (Request, Option<Bound>, Option<Vec<u8>>)) {
         let length = message.as_ref().map_or(0, Vec::len);
         let mark = if request.signalled { " signalled" } else { "" };
         self.journal.note(format_args!("{qp:?} > {:?}{mark} {length}", request.opcode));
         if let Some(bound) = &bound {
-            assert!(!self.exposes(bound.place), "{}: memory is exposed twice", self.journal.who());
+            assert!(!self.exposes(bound.buffer), "{}: memory is exposed twice", self.journal.who());
         }
         let revision = self.revision;
-        let who = self.journal.clone();
-        let Some(seen) = self.record_of(qp) else { panic!("{}: a post to an unknown queue pair", who.who()) };
-        if seen.failed {
+        let journal = self.journal.clone();
+        let Some(record) = self.record_of(qp) else { panic!("{}: a post to an unknown queue pair", journal.who()) };
+        if record.failed {
             return;
         }
         if let (Opcode::LocalInvalidate, Some(window)) = (request.opcode, request.window) {
-            let known = seen.bound.iter().any(|bound| bound.window == window);
-            assert!(known, "{}: it revokes a window that is not bound", who.who());
+            let is_bound = record.bound.iter().any(|bound| bound.window == window);
+            assert!(is_bound, "{}: only a bound window may be invalidated", journal.who());
         }
         let checked = message.map_or(Ok(()), |message| {
-            seen.census.take(&message, revision, &who);
-            seen.flow.send(&message, revision)?;
-            seen.sizes.send(&message, revision, seen.flow.sent())
+            record.census.count_message(&message, revision, &journal);
+            record.flow.send(&message, revision)?;
+            record.sizes.send(&message, revision, record.flow.sent())
         });
-        if let Err(wrong) = checked {
-            panic!("{} {qp:?}: {wrong}", who.who());
+        if let Err(violation) = checked {
+            panic!("{} {qp:?}: {violation}", journal.who());
         }
-        seen.bound.extend(bound);
-        seen.posted.push_back(request);
+        record.bound.extend(bound);
+        record.posted.push_back(request);
     }
 
-    /// Messages that all peers together may send, and the Receives for them.
+    /// Number of messages that all peers together may send, and of posted Receives.
     pub(crate) fn promises(&self) -> (u32, u32) {
-        (self.seen.iter().map(|seen| seen.flow.promised()).sum(), self.receives)
+        (self.records.iter().map(|record| record.flow.promised()).sum(), self.receives)
     }
 
     /// Checks that every Receive has room for any message that a peer may send.
     fn check_sizes(&mut self) {
-        let Some(least) = self.inner.smallest_receive() else { return };
-        for QpRecord { qp, flow, sizes, .. } in &self.seen {
+        let Some(smallest) = self.inner.smallest_receive() else { return };
+        for QpRecord { qp, flow, sizes, .. } in &self.records {
             let promised = sizes.promised(flow.negotiated());
             let who = self.journal.who();
-            assert!(promised <= least, "{who} {qp:?}: {promised} bytes may come, a Receive has {least}");
+            assert!(promised <= smallest, "{who} {qp:?}: the peer may send {promised} bytes, a Receive has {smallest}");
         }
     }
 
@@ -283,14 +285,15 @@ impl<F: Fabric + Smallest> Probe<F> {
         self.check_sizes();
         let (promised, _) = self.promises();
         let who = self.journal.who();
-        for QpRecord { qp, flow, .. } in &self.seen {
-            let may_come = flow.promised();
-            assert!(may_come <= self.most, "{who} {qp:?}: {may_come} messages with {} credits", self.most);
+        for QpRecord { qp, flow, .. } in &self.records {
+            let (count, max) = (flow.promised(), self.max_credits);
+            assert!(count <= max, "{who} {qp:?}: the peer may send {count} messages, at most {max} expected");
         }
-        assert!(promised <= self.receives, "{who}: {promised} messages may come, for {} Receives", self.receives);
+        assert!(promised <= self.receives, "{who}: peers may send {promised} messages to {} Receives", self.receives);
     }
 
-    fn complete(&mut self, completion: &Completion) {
+    /// Records a completion, and removes what it proves from the records.
+    fn record_completion(&mut self, completion: &Completion) {
         let Completion { qp, opcode, status, buf, invalidated, .. } = completion;
         let length = buf.as_ref().map_or(0, |buf| buf.len());
         let mark = if invalidated.is_some() { " invalidated" } else { "" };
@@ -300,23 +303,23 @@ impl<F: Fabric + Smallest> Probe<F> {
         }
         self.receives -= u32::from(buf.is_some());
         let revision = self.revision;
-        // A late completion of a destroyed queue pair has no record.
-        let Some(seen) = self.record_of(*qp) else { return };
+        // A delayed completion of a destroyed queue pair has no record.
+        let Some(record) = self.record_of(*qp) else { return };
         if !status.is_ok() {
-            seen.failed = true;
-            seen.end.get_or_insert(End::Other);
+            record.failed = true;
+            record.end.get_or_insert(End::Other);
         } else if let Some(buf) = buf {
-            seen.flow.receive(buf, revision);
-            seen.sizes.receive(buf, revision, seen.flow.received());
-            seen.bound.retain(|bound| Some(bound.rkey) != *invalidated);
+            record.flow.receive(buf, revision);
+            record.sizes.receive(buf, revision, record.flow.received());
+            record.bound.retain(|bound| Some(bound.rkey) != *invalidated);
         } else {
-            // Completions are in order: all earlier requests are complete.
-            while let Some(request) = seen.posted.pop_front() {
+            // Completions are in order, so this one also covers all earlier unsignalled requests.
+            while let Some(request) = record.posted.pop_front() {
                 if request.opcode == Opcode::LocalInvalidate {
-                    seen.bound.retain(|bound| Some(bound.window) != request.window);
+                    record.bound.retain(|bound| Some(bound.window) != request.window);
                 }
                 if request.signalled {
-                    assert_eq!(request.opcode, *opcode, "{qp:?} completes in another order");
+                    assert_eq!(request.opcode, *opcode, "{qp:?} must complete requests in order");
                     break;
                 }
             }
@@ -331,7 +334,7 @@ fn describe(message: &[u8], revision: Revision) -> String {
     }
 }
 
-impl<F: Fabric + Smallest> Fabric for Probe<F> {
+impl<F: Fabric + SmallestReceive> Fabric for Probe<F> {
     type Listener = F::Listener;
 
     fn capabilities(&self) -> &Capabilities {
@@ -368,16 +371,17 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
         self.journal.note(format_args!("{qp:?} connects"));
         let hostile = self.hostile.as_ref() == Some(address);
         let group = self.groups.iter().position(|group| group == address);
-        self.add(qp, false, hostile, group, Sizes::new(false, &params.private_data, &[], hostile));
+        self.add_record(qp, false, hostile, group, Sizes::new(false, &params.private_data, &[], hostile));
         Ok(qp)
     }
 
     fn accept(&mut self, request: RequestId, params: &ConnectParams) -> Result<QpId, FabricError> {
         let qp = self.inner.accept(request, params)?;
         self.journal.note(format_args!("{qp:?} accepts"));
-        let theirs = self.requests.iter().position(|(asks, _)| *asks == request);
-        let theirs = theirs.map(|at| self.requests.swap_remove(at).1).unwrap_or_default();
-        self.add(qp, true, false, None, Sizes::new(true, &params.private_data, &theirs, self.strangers));
+        let index = self.requests.iter().position(|(known, _)| *known == request);
+        let theirs = index.map(|at| self.requests.swap_remove(at).1).unwrap_or_default();
+        let sizes = Sizes::new(true, &params.private_data, &theirs, self.has_hostile_clients);
+        self.add_record(qp, true, false, None, sizes);
         Ok(qp)
     }
 
@@ -403,7 +407,7 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
     fn destroy_qp(&mut self, qp: QpId) {
         self.journal.note(format_args!("{qp:?} destroy"));
         self.inner.destroy_qp(qp);
-        self.remove_qp(qp);
+        self.remove_record(qp);
     }
 
     fn poll_control(&mut self, events: &mut Vec<ControlEvent>) {
@@ -411,24 +415,24 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
         self.inner.poll_control(events);
         for event in &events[before..] {
             match event {
-                // The peer's address differs from process to process.
+                // Omits the peer's address, which differs from process to process.
                 ControlEvent::ConnectRequest { request, private_data, .. } => {
                     self.requests.push((*request, private_data.clone()));
-                    self.journal.note(format_args!("{request:?} asks"));
+                    self.journal.note(format_args!("{request:?} arrives"));
                 }
                 ControlEvent::Established { qp, private_data } => {
-                    self.journal.note(format_args!("{qp:?} is up"));
-                    if let Some(seen) = self.record_of(*qp) {
-                        seen.up = true;
+                    self.journal.note(format_args!("{qp:?} is established"));
+                    if let Some(record) = self.record_of(*qp) {
+                        record.established = true;
                         if !private_data.is_empty() {
-                            seen.sizes.set_peer_private_data(private_data);
+                            record.sizes.set_peer_private_data(private_data);
                         }
                     }
                 }
                 ControlEvent::Rejected { qp, private_data } => {
                     self.journal.note(format_args!("{qp:?} is rejected"));
-                    let full = private_data == b"no receives left";
-                    self.record_end(*qp, if full { End::Full } else { End::Other });
+                    let no_receives = private_data == b"no receives left";
+                    self.record_end(*qp, if no_receives { End::NoReceives } else { End::Other });
                 }
                 ControlEvent::ConnectFailed { qp, .. } => {
                     self.journal.note(format_args!("{qp:?} failed"));
@@ -475,10 +479,10 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
         }
         requests.truncate(count - chain.len());
         for request in requests {
-            self.post(qp, request);
+            self.record_post(qp, request);
         }
         if result.is_err() {
-            self.journal.note(format_args!("{qp:?} {} left: {result:?}", chain.len()));
+            self.journal.note(format_args!("{qp:?}: {} requests not posted: {result:?}", chain.len()));
         }
         self.check_promises();
         result
@@ -488,7 +492,7 @@ impl<F: Fabric + Smallest> Fabric for Probe<F> {
         let before = out.len();
         let count = self.inner.poll_cq(out, max);
         for completion in &out[before..] {
-            self.complete(completion);
+            self.record_completion(completion);
         }
         count
     }

@@ -1,7 +1,7 @@
-//! Procedures of simulated services, in addition to those of all tests.
+//! Procedures of the simulated services, in addition to those of `rpcrdma_tests`.
 //!
-//! They cover long messages, and calls that the server at first refuses. Each checks its arguments and counts
-//! its executions.
+//! They cover long messages, and calls that the server at first rejects because of their chunks. Each procedure checks
+//! its arguments and counts its executions.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -15,35 +15,42 @@ use rpcrdma_tests::{PROGRAM, VERSION, filled, pattern, patterned, put_pattern, s
 use crate::deferred_calls::DeferredCalls;
 use crate::plan::Plan;
 
-/// Returns its arguments. They start with a [`Name`], as do those of the following procedures.
+/// Returns its arguments, which are a [`Name`] and a pattern. The arguments of each other procedure but [`PANICS`] also
+/// start with a name.
 pub(crate) const NOTE: u32 = 20;
-/// A one-way procedure that checks its arguments.
-pub(crate) const TELL: u32 = 21;
-/// After the name: seed, bytes of inline results, bytes of each result in a Write chunk, a 0 word, filler. Read chunks:
-/// the patterns of seed, seed + 1, and so on. Inline results: the pattern of seed. Write chunks: the patterns of seed +
-/// 1 and so on.
+/// A one-way procedure with the arguments of [`NOTE`].
+pub(crate) const ONE_WAY: u32 = 21;
+/// Takes and returns inline data and chunks.
+///
+/// Arguments after the name: seed, bytes of inline results, bytes of each result in a Write chunk, a 0 word, filler.
+/// Read chunks: the patterns of seed, seed + 1, and so on. Inline results: the pattern of seed. Write chunks: the
+/// patterns of seed + 1, seed + 2, and so on.
 pub(crate) const MIX: u32 = 22;
-/// Takes no chunks. After the name: seed, bytes of each item, a 0 word, the items with their round-up, filler. Results:
-/// the number of items.
+/// Takes several items inline, and no chunks.
+///
+/// Arguments after the name: seed, bytes of each item, a 0 word, the items with their XDR padding, filler. Results: 4
+/// bytes per item.
 pub(crate) const FLAT: u32 = 23;
-/// After the name: seed, bytes of each result, a 0 word. Refuses a result whose Write chunk is too small.
+/// Refuses a call whose Write chunk is too small for its result.
+///
+/// Arguments after the name: seed, bytes of each result, a 0 word, filler.
 pub(crate) const GROW: u32 = 24;
-/// Returns no chunks. After the name: seed, bytes of inline results.
+/// Returns inline results, and no chunks. Arguments after the name: seed, bytes of the results.
 pub(crate) const GIVE: u32 = 25;
 
 pub(crate) const PANICS: u32 = 26;
 
-/// [`NOTE`], executed once however often the call is retransmitted.
+/// The procedure of [`NOTE`], executed once however often a call is retransmitted.
 pub(crate) const ONCE: u32 = 27;
 
-/// Identifier of a call: its caller, and its number among the calls of this caller.
+/// Identifier of a call: the number of its caller, and its number among that caller's calls.
 pub(crate) type Name = (u32, u32);
 
-/// Executions of each call.
+/// Number of executions of each call.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Runs(Arc<Mutex<BTreeMap<Name, u32>>>);
+pub(crate) struct Executions(Arc<Mutex<BTreeMap<Name, u32>>>);
 
-impl Runs {
+impl Executions {
     fn add(&self, name: Name) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;
     }
@@ -53,65 +60,70 @@ impl Runs {
     }
 }
 
-/// The filler's seed.
+/// Seed of the filler behind the other arguments.
 pub(crate) fn filler(seed: u32) -> u32 {
     seed ^ 0x00FF_0000
 }
 
-pub(crate) fn services(plan: &Plan, runs: &Runs, later: &DeferredCalls) -> Services {
+/// The services of a group of servers, or of the clients.
+pub(crate) fn services(plan: &Plan, executions: &Executions, deferred: &DeferredCalls) -> Services {
     let longest = plan.longest_message;
-    // The declared maximum covers any chunk.
+    // Covers chunks and long messages.
     let chunk = plan.longest_chunk.max(longest);
     let mut services = services_with(longest, chunk, false);
-    // ONCE is neither deferred nor on workers, because a retransmission that arrives while its call runs gets no reply.
-    // Its caller would have to retransmit again.
+    // ONCE is neither deferred nor on workers. Otherwise a retransmission could arrive while the call runs, and would
+    // get no reply.
     let chosen = |mask: u32, procedure: u32| procedure != ONCE && mask >> (procedure - NOTE) & 1 != 0;
-    let is_later = |procedure| chosen(plan.deferred, procedure) && !chosen(plan.on_workers, procedure);
+    let is_deferred = |procedure| chosen(plan.deferred, procedure) && !chosen(plan.on_workers, procedure);
     let mut add = |procedure: u32, entry: Procedure| {
         let entry = if chosen(plan.on_workers, procedure) { entry.on_workers() } else { entry };
         services.add(PROGRAM, VERSION, procedure, entry);
     };
-    let recorded = |procedure, handler| {
-        let work = recorded(runs, handler);
-        if is_later(procedure) { later.procedure(work) } else { Procedure::new(work) }
+    let counted_procedure = |procedure, handler| {
+        let handler = counted(executions, handler);
+        if is_deferred(procedure) { deferred.procedure(handler) } else { Procedure::new(handler) }
     };
-    add(NOTE, recorded(NOTE, note).max_reply(longest));
-    let one_way_runs = runs.clone();
+    add(NOTE, counted_procedure(NOTE, note).max_reply(longest));
+    let one_way_executions = executions.clone();
     add(
-        TELL,
+        ONE_WAY,
         Procedure::new(move |call| {
             if let Ok(mut words) = Words::of(call)
                 && let Ok(name) = words.name()
                 && patterned(name.1, words.rest())
             {
-                one_way_runs.add(name);
+                one_way_executions.add(name);
             }
             Ok(())
         })
         .one_way(),
     );
-    let both = recorded(MIX, mix).read_chunks(MAX_CHUNKS, chunk).uncounted().write_chunks(MAX_CHUNKS, chunk);
-    add(MIX, both.max_reply(longest));
-    add(FLAT, recorded(FLAT, flat));
-    add(GROW, recorded(GROW, grow).write_chunks(MAX_CHUNKS, chunk));
-    add(GIVE, recorded(GIVE, give).max_reply(longest));
+    let mixed = counted_procedure(MIX, mix).read_chunks(MAX_CHUNKS, chunk).uncounted();
+    add(MIX, mixed.write_chunks(MAX_CHUNKS, chunk).max_reply(longest));
+    add(FLAT, counted_procedure(FLAT, flat));
+    add(GROW, counted_procedure(GROW, grow).write_chunks(MAX_CHUNKS, chunk));
+    add(GIVE, counted_procedure(GIVE, give).max_reply(longest));
     let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
     let caller = |call: &ServerCall| {
         let name = Words::of(call).and_then(|mut words| words.name()).ok()?;
         Some(ClientId::number(u64::from(name.0)))
     };
-    add(ONCE, recorded(ONCE, note).max_reply(longest).cached(cache, caller));
-    // Unlike `panic!`, this does not print a message.
-    add(PANICS, Procedure::new(|_| resume_unwind(Box::new("as the plan wants"))));
+    add(ONCE, counted_procedure(ONCE, note).max_reply(longest).cached(cache, caller));
+    // Unlike `panic!`, `resume_unwind` prints no message.
+    add(PANICS, Procedure::new(|_| resume_unwind(Box::new("panic of the test"))));
     services
 }
 
-type Checked = fn(&mut ServerCall) -> Result<Name, Refusal>;
+/// A handler that returns the name of its call.
+type NamingHandler = fn(&mut ServerCall) -> Result<Name, Refusal>;
 
-/// A handler whose successes are counted.
-fn recorded(runs: &Runs, handler: Checked) -> impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + use<> {
-    let runs = runs.clone();
-    move |call| handler(call).map(|name| runs.add(name))
+/// Wraps a handler to count the executions that succeed.
+fn counted(
+    executions: &Executions,
+    handler: NamingHandler,
+) -> impl Fn(&mut ServerCall) -> Result<(), Refusal> + Send + Sync + use<> {
+    let executions = executions.clone();
+    move |call| handler(call).map(|name| executions.add(name))
 }
 
 /// Reads arguments word by word.
@@ -132,14 +144,14 @@ impl<'a> Words<'a> {
         Ok((self.next()?, self.next()?))
     }
 
-    /// Words up to a 0 word. Each is encoded plus one.
-    fn list(&mut self) -> Result<Vec<usize>, Refusal> {
-        let mut list = Vec::new();
+    /// Reads lengths up to a 0 word. Each is encoded as length + 1.
+    fn lengths(&mut self) -> Result<Vec<usize>, Refusal> {
+        let mut lengths = Vec::new();
         loop {
             match self.next()? {
-                0 => return Ok(list),
-                _ if list.len() == MAX_CHUNKS => return Err(Refusal::GarbageArguments),
-                length => list.push(length as usize - 1),
+                0 => return Ok(lengths),
+                _ if lengths.len() == MAX_CHUNKS => return Err(Refusal::GarbageArguments),
+                length => lengths.push(length as usize - 1),
             }
         }
     }
@@ -149,11 +161,13 @@ impl<'a> Words<'a> {
     }
 }
 
-fn require(holds: bool) -> Result<(), Refusal> {
-    if holds { Ok(()) } else { Err(Refusal::GarbageArguments) }
+/// Refuses the call unless its arguments are valid.
+fn require(valid: bool) -> Result<(), Refusal> {
+    if valid { Ok(()) } else { Err(Refusal::GarbageArguments) }
 }
 
-fn results(call: &mut ServerCall, seed: u32, len: usize) -> Result<(), Refusal> {
+/// Writes the pattern of `seed` as inline results.
+fn write_results(call: &mut ServerCall, seed: u32, len: usize) -> Result<(), Refusal> {
     pattern(seed, call.reply_mut(len)?);
     Ok(())
 }
@@ -170,7 +184,7 @@ fn note(call: &mut ServerCall) -> Result<Name, Refusal> {
 fn mix(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut words = Words::of(call)?;
     let (name, seed, inline_len) = (words.name()?, words.next()?, words.next()? as usize);
-    let wanted = words.list()?;
+    let wanted = words.lengths()?;
     require(patterned(filler(seed), words.rest()))?;
     for n in 0..call.read_chunks() {
         require(patterned(seed + n as u32, call.read_chunk(n).ok_or(Refusal::SystemError)?))?;
@@ -182,14 +196,14 @@ fn mix(call: &mut ServerCall) -> Result<Name, Refusal> {
             put_pattern(writer, seed + 1 + n as u32, len)?;
         }
     }
-    results(call, seed, inline_len)?;
+    write_results(call, seed, inline_len)?;
     Ok(name)
 }
 
 fn flat(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut words = Words::of(call)?;
     let (name, seed) = (words.name()?, words.next()?);
-    let items = words.list()?;
+    let items = words.lengths()?;
     let mut rest = words.rest();
     for (n, &len) in items.iter().enumerate() {
         let (item, more) = rest.split_at_checked(len.next_multiple_of(4)).ok_or(Refusal::GarbageArguments)?;
@@ -197,14 +211,14 @@ fn flat(call: &mut ServerCall) -> Result<Name, Refusal> {
         rest = more;
     }
     require(patterned(filler(seed), rest))?;
-    results(call, seed, 4 * items.len())?;
+    write_results(call, seed, 4 * items.len())?;
     Ok(name)
 }
 
 fn grow(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut words = Words::of(call)?;
     let (name, seed) = (words.name()?, words.next()?);
-    let wanted = words.list()?;
+    let wanted = words.lengths()?;
     require(patterned(filler(seed), words.rest()))?;
     for (n, &len) in wanted.iter().enumerate() {
         let room = call.write_chunk_capacity(n).ok_or(Refusal::GarbageArguments)?;
@@ -213,13 +227,13 @@ fn grow(call: &mut ServerCall) -> Result<Name, Refusal> {
         }
         put_pattern(call.result_writer(n)?, seed + n as u32, len)?;
     }
-    results(call, seed, 8)?;
+    write_results(call, seed, 8)?;
     Ok(name)
 }
 
 fn give(call: &mut ServerCall) -> Result<Name, Refusal> {
     let mut words = Words::of(call)?;
     let (name, seed, len) = (words.name()?, words.next()?, words.next()? as usize);
-    results(call, seed, len)?;
+    write_results(call, seed, len)?;
     Ok(name)
 }

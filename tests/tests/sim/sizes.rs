@@ -1,4 +1,4 @@
-//! Message and Receive sizes by sent and received headers, as they change.
+//! Checks message sizes against the Receive sizes that sent and received headers announce.
 
 use std::collections::VecDeque;
 
@@ -7,39 +7,42 @@ use rpcrdma::wire::private_data::PrivateData;
 use rpcrdma::wire::properties::{Properties, PropertyId, PropertySet};
 use rpcrdma::wire::{Revision, Version, View, ViewBody};
 
-/// Receive size of version 2 by default, and the minimum of every peer.
-const DEFAULT: usize = 4096;
-const LEAST: usize = 1024;
+/// Default Receive size of version 2.
+const DEFAULT_SIZE: usize = 4096;
+/// Minimum Receive size of every peer.
+const MIN_SIZE: usize = 1024;
 
-/// The sizes of one connection's messages.
+/// The Receive sizes of both ends of a connection.
 #[derive(Debug)]
 pub(crate) struct Sizes {
-    /// Size of this side's Receives: `own_first_size` from the connect messages (version 1), `own_sizes` from later
-    /// messages. Each of these is stored with the count of messages at which it was sent. The first one applies until
-    /// the peer has provably read the next.
+    /// Size of this side's Receives by its private data, which version 1 uses.
     own_first_size: usize,
+    /// Sizes of this side's Receives by its messages, each with the number of the message. The peer has provably read
+    /// the first one, and perhaps later ones.
     own_sizes: VecDeque<(u32, usize)>,
-    /// Size of the peer's Receives, from the connect messages and from later messages.
+    /// Size of the peer's Receives by its private data, which version 1 uses.
     peer_first_size: usize,
+    /// Sizes of the peer's Receives by its messages, each with the number of the message.
     peer_sizes: VecDeque<(u32, usize)>,
-    /// Messages that increments allow the peer.
+    /// Number of messages that the peer's increments allow this side to send.
     limit: u32,
-    /// A CONNPROP was sent, and one was received. Only the first of each end counts.
+    /// Whether a CONNPROP was sent. Only the first one counts.
     sent_connprop: bool,
+    /// Whether a CONNPROP was received. Only the first one counts.
     received_connprop: bool,
-    /// The peer may be hostile; its values mean nothing.
+    /// Whether the peer may be hostile. The sizes that it announces are then not checked.
     hostile: bool,
 }
 
 impl Sizes {
-    /// A new connection with both ends' private data.
+    /// State of a new connection with both ends' private data.
     pub(crate) fn new(server: bool, ours: &[u8], theirs: &[u8], hostile: bool) -> Self {
         let size = |data: &[u8]| PrivateData::parse(data).unwrap_or_default().receive_size as usize;
         Self {
             own_first_size: size(ours),
-            own_sizes: VecDeque::from([(0, DEFAULT)]),
+            own_sizes: VecDeque::from([(0, DEFAULT_SIZE)]),
             peer_first_size: size(theirs),
-            peer_sizes: VecDeque::from([(0, DEFAULT)]),
+            peer_sizes: VecDeque::from([(0, DEFAULT_SIZE)]),
             limit: u32::from(!server),
             sent_connprop: false,
             received_connprop: false,
@@ -52,23 +55,23 @@ impl Sizes {
         self.peer_first_size = PrivateData::parse(theirs).unwrap_or_default().receive_size as usize;
     }
 
-    /// Checks the `count`th sent message.
+    /// Checks a sent message, the connection's `count`th.
     ///
     /// # Errors
-    /// It may be too long for the peer.
+    /// The message may exceed the peer's Receives.
     pub(crate) fn send(&mut self, message: &[u8], revision: Revision, count: u32) -> Result<(), String> {
         let Ok(view) = View::check(message, revision) else { return Ok(()) };
-        let most = match (view.version(), view.received()) {
+        let max = match (view.version(), view.received()) {
             (Version::V1, _) => self.peer_first_size,
             (Version::V2, Some(received)) => {
-                forget(&mut self.peer_sizes, received);
+                discard_outdated(&mut self.peer_sizes, received);
                 largest(&self.peer_sizes)
             }
-            // A message with increments does not reveal which messages its sender has read.
+            // A message with increments does not tell which messages its sender has read.
             (Version::V2, None) => largest(&self.peer_sizes),
         };
-        if message.len() > most.max(LEAST) && !self.hostile {
-            return Err(format!("it sends {} bytes to a peer that takes {most}", message.len()));
+        if message.len() > max.max(MIN_SIZE) && !self.hostile {
+            return Err(format!("it sends {} bytes to a peer with Receives of {max}", message.len()));
         }
         if let Some(size) = receive_size(&view, revision, &mut self.sent_connprop) {
             self.own_sizes.push_back((count, size));
@@ -76,12 +79,12 @@ impl Sizes {
         Ok(())
     }
 
-    /// Records the `count`th received message.
+    /// Records a received message, the connection's `count`th.
     pub(crate) fn receive(&mut self, message: &[u8], revision: Revision, count: u32) {
         let view = match View::check(message, revision) {
             Ok(view) => view,
-            // A malformed message grants credits, too.
-            Err(error) => return error.credit().into_iter().for_each(|credit| self.granted(credit)),
+            // A malformed message also grants credits.
+            Err(error) => return error.credit().into_iter().for_each(|credit| self.record_increment(credit)),
         };
         if view.version() == Version::V1 {
             return;
@@ -90,22 +93,23 @@ impl Sizes {
             self.peer_sizes.push_back((count, size));
         }
         match view.received() {
-            Some(received) => forget(&mut self.own_sizes, received),
-            None if !matches!(view.body(), ViewBody::Error(_)) => self.granted(view.credit()),
+            Some(received) => discard_outdated(&mut self.own_sizes, received),
+            None if !matches!(view.body(), ViewBody::Error(_)) => self.record_increment(view.credit()),
             None => {}
         }
     }
 
-    fn granted(&mut self, credit: u32) {
-        let newly = credit & 0xFFFF;
-        self.limit = self.limit.wrapping_add(newly);
-        // The outstanding limit is the room of the peer, which has received all earlier messages.
-        if newly > 0 {
-            forget(&mut self.own_sizes, self.limit.wrapping_sub(credit >> 16));
+    /// Records a credit value of version 2 with increments.
+    fn record_increment(&mut self, credit: u32) {
+        let increment = credit & 0xFFFF;
+        self.limit = self.limit.wrapping_add(increment);
+        // The peer allows that many messages in flight (`credit >> 16`), so it has received all before them.
+        if increment > 0 {
+            discard_outdated(&mut self.own_sizes, self.limit.wrapping_sub(credit >> 16));
         }
     }
 
-    /// The longest message that the peer may send. `version` is the negotiated one, if any.
+    /// Length of the longest message that the peer may send. `version` is the negotiated one, if any.
     pub(crate) fn promised(&self, version: Option<Version>) -> usize {
         match version {
             Some(Version::V1) => self.own_first_size,
@@ -115,37 +119,37 @@ impl Sizes {
     }
 }
 
-/// Removes all but the last of the values sent up to a count.
-fn forget(said: &mut VecDeque<(u32, usize)>, count: u32) {
-    while said.get(1).is_some_and(|&(at, _)| count.wrapping_sub(at) as i32 >= 0) {
-        said.pop_front();
+/// Of the sizes in messages up to number `count`, removes all but the last.
+fn discard_outdated(sizes: &mut VecDeque<(u32, usize)>, count: u32) {
+    while sizes.get(1).is_some_and(|&(number, _)| count.wrapping_sub(number) as i32 >= 0) {
+        sizes.pop_front();
     }
 }
 
-fn largest(said: &VecDeque<(u32, usize)>) -> usize {
-    said.iter().map(|&(_, size)| size).max().unwrap_or(DEFAULT)
+fn largest(sizes: &VecDeque<(u32, usize)>) -> usize {
+    sizes.iter().map(|&(_, size)| size).max().unwrap_or(DEFAULT_SIZE)
 }
 
 /// The Receive size that a message announces for its sender.
-fn receive_size(view: &View<'_>, revision: Revision, seen: &mut bool) -> Option<usize> {
+fn receive_size(view: &View<'_>, revision: Revision, has_connprop: &mut bool) -> Option<usize> {
     let in_set = |set: PropertySet<'_>| {
-        let mut all = Properties::default();
-        let said: Result<Vec<_>, _> = set.iter().map(|property| all.apply(&property, revision)).collect();
-        said.ok()?.contains(&Some(PropertyId::ReceiveSize)).then_some(all.receive_size as usize)
+        let mut properties = Properties::default();
+        let ids: Result<Vec<_>, _> = set.iter().map(|property| properties.apply(&property, revision)).collect();
+        ids.ok()?.contains(&Some(PropertyId::ReceiveSize)).then_some(properties.receive_size as usize)
     };
     match view.body() {
-        ViewBody::Connprop(_) if *seen => None,
+        ViewBody::Connprop(_) if *has_connprop => None,
         ViewBody::Connprop(set) => {
-            *seen = true;
+            *has_connprop = true;
             in_set(set)
         }
         ViewBody::Optional { opttype, optinfo } => {
             match Operation::parse(OperationCode::from_code(opttype)?, optinfo).ok()? {
                 Operation::Initial { start, .. } => in_set(start),
                 Operation::Update { now, .. } => {
-                    let mut all = Properties::default();
-                    let id = all.apply(&now, revision).ok()??;
-                    (id == PropertyId::ReceiveSize).then_some(all.receive_size as usize)
+                    let mut properties = Properties::default();
+                    let id = properties.apply(&now, revision).ok()??;
+                    (id == PropertyId::ReceiveSize).then_some(properties.receive_size as usize)
                 }
                 Operation::Request { .. } | Operation::Respond { .. } => None,
             }
@@ -155,7 +159,7 @@ fn receive_size(view: &View<'_>, revision: Revision, seen: &mut bool) -> Option<
 }
 
 /// A device that reports its smallest Receive.
-pub(crate) trait Smallest {
-    /// The smallest of the shared queue.
+pub(crate) trait SmallestReceive {
+    /// Bytes of the smallest Receive in the shared queue.
     fn smallest_receive(&mut self) -> Option<usize>;
 }

@@ -1,6 +1,4 @@
-//! Callback program (RFC 8881 §20): CB_SEQUENCE and CB_RECALL.
-//!
-//! Other operations are not supported.
+//! Callback program (RFC 8881 §20), with the operations CB_SEQUENCE and CB_RECALL only.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -11,16 +9,14 @@ use rpcrdma::{Refusal, Services};
 use crate::protocol::nfs_cb::{self, Compound};
 use crate::protocol::*;
 
-/// Callbacks of the server.
+/// An operation of a callback of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallbackEvent {
-    /// First operation of each callback.
-    Sequence {
-        slot: u32,
-        sequence: u32,
-    },
+    /// CB_SEQUENCE, the first operation of each callback.
+    Sequence { slot: u32, sequence: u32 },
+    /// CB_RECALL, the recall of a delegation.
     Recall(Stateid4),
-    /// An unsupported operation.
+    /// The number of an unsupported operation.
     Other(u32),
 }
 
@@ -74,7 +70,7 @@ impl nfs_cb::Server for Callbacks {
                 }
             };
             results.push(result);
-            // A callback is answered even if nothing receives its event.
+            // The callback gets its answer even if the main loop has ended.
             let _ = self.0.send(event);
         }
         answer.send(&CbCompound4Res { status, tag: args.tag, resarray: results[..].into() })

@@ -1,13 +1,13 @@
 //! An NFS version 4.1 client that answers callbacks of its server.
 //!
-//! It opens a file, obtains a delegation, and waits for the recall. The recall is a call in the reverse direction on
-//! the client's connection (RFC 8167). Then the client returns the delegation.
+//! It opens a file, obtains a delegation, and waits until the server recalls the delegation. The recall is a call in
+//! the reverse direction on the client's connection (RFC 8167). Then the client returns the delegation.
 //!
 //! ```text
 //! cargo run --release -p rpcrdma-tests --features verbs --bin nfs41c -- verbs:10.0.0.1 file
 //! ```
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | `session` | a session with a back channel, and its operations |
 //! | `callback` | the callback program |
@@ -73,7 +73,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
             ..config.shard.wire
         },
         debug: DebugConfig {
-            // Each call of the server has a slot of the session.
+            // Each outstanding call of the server takes a slot of the session and a credit.
             reverse_credits: session::BACK_SLOTS,
             ..config.shard.debug
         },
@@ -104,7 +104,7 @@ fn run(options: &Cli) -> anyhow::Result<()> {
         }
         ensure!(Instant::now() < end, "no recall within {} s", options.wait);
     }
-    session.give_back(&file.handle, delegation)?;
+    session.return_delegation(&file.handle, delegation)?;
     say("returned the delegation");
     session.close(&file)?;
     let (calls, rejected) = session.end()?;

@@ -8,12 +8,13 @@ use rpcrdma::xdr::Array;
 use crate::protocol::nfs_v4::{self, Compound};
 use crate::protocol::*;
 
-/// Outstanding calls of the server.
+/// Maximum outstanding calls of the server.
 pub(crate) const BACK_SLOTS: u32 = 4;
-/// Longest request or reply, in bytes. It fits an inline message.
-const LONGEST: u32 = 2048;
-/// Longest callback, in bytes.
-const LONGEST_BACK: u32 = 1024;
+/// Maximum length of a request or reply, in bytes: what an inline message can hold.
+const MAX_SIZE: u32 = 2048;
+/// Maximum length of a callback, in bytes.
+const MAX_CALLBACK_SIZE: u32 = 1024;
+/// Name of the owner of opens, and of this machine in credentials.
 const OWNER: &[u8] = b"nfs41c";
 
 /// A client with one session of one slot.
@@ -33,7 +34,7 @@ pub(crate) struct File {
     pub(crate) delegation: Option<Stateid4>,
 }
 
-/// Makes a call. All its operations must succeed.
+/// Makes a call, all of whose operations must succeed.
 fn call(client: &mut LocalClient, operations: &[NfsArgop4<'_>]) -> anyhow::Result<Response<Compound>> {
     let connection = client.first();
     let args = Compound4Args { tag: Default::default(), minorversion: 1, argarray: operations.into() };
@@ -50,7 +51,7 @@ impl Session {
     pub(crate) fn create(mut client: LocalClient, uid: u32, gid: u32) -> anyhow::Result<Self> {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
         let owner = format!("nfs41c of process {}", std::process::id());
-        let introduction = ExchangeId4Args {
+        let exchange = ExchangeId4Args {
             eia_clientowner: ClientOwner4 {
                 co_verifier: (now.as_nanos() as u64).to_be_bytes(),
                 co_ownerid: owner.as_bytes(),
@@ -59,15 +60,15 @@ impl Session {
             eia_state_protect: StateProtect4::Sp4None,
             eia_client_impl_id: Array::default(),
         };
-        let response = call(&mut client, &[NfsArgop4::ExchangeId(introduction)])?;
-        let Some(NfsResop4::ExchangeId(ExchangeId4Res::Nfs4Ok(known))) = response.results()?.resarray.iter().next()
+        let response = call(&mut client, &[NfsArgop4::ExchangeId(exchange)])?;
+        let Some(NfsResop4::ExchangeId(ExchangeId4Res::Nfs4Ok(exchanged))) = response.results()?.resarray.iter().next()
         else {
             bail!("no results of EXCHANGE_ID")
         };
 
-        let channel = |longest, cached, slots| ChannelAttrs4 {
-            ca_maxrequestsize: longest,
-            ca_maxresponsesize: longest,
+        let channel = |max_size, cached, slots| ChannelAttrs4 {
+            ca_maxrequestsize: max_size,
+            ca_maxresponsesize: max_size,
             ca_maxresponsesize_cached: cached,
             ca_maxoperations: 8,
             ca_maxrequests: slots,
@@ -76,11 +77,11 @@ impl Session {
         let credential = CallbackSecParms4::Sys(AuthSysParms { machinename: OWNER, uid, gid, ..Default::default() });
         let credentials = [credential];
         let creation = CreateSession4Args {
-            csa_clientid: known.eir_clientid,
-            csa_sequence: known.eir_sequenceid,
+            csa_clientid: exchanged.eir_clientid,
+            csa_sequence: exchanged.eir_sequenceid,
             csa_flags: CREATE_SESSION4_FLAG_CONN_BACK_CHAN,
-            csa_fore_chan_attrs: channel(LONGEST, LONGEST, 1),
-            csa_back_chan_attrs: channel(LONGEST_BACK, 0, BACK_SLOTS),
+            csa_fore_chan_attrs: channel(MAX_SIZE, MAX_SIZE, 1),
+            csa_back_chan_attrs: channel(MAX_CALLBACK_SIZE, 0, BACK_SLOTS),
             csa_cb_program: nfs_cb::PROGRAM,
             csa_sec_parms: credentials[..].into(),
         };
@@ -92,9 +93,9 @@ impl Session {
         };
         ensure!(
             created.csr_flags & CREATE_SESSION4_FLAG_CONN_BACK_CHAN != 0,
-            "the server makes no back channel of this connection"
+            "the server does not use this connection as a back channel"
         );
-        let mut session = Self { client, client_id: known.eir_clientid, id: created.csr_sessionid, sequence: 0 };
+        let mut session = Self { client, client_id: exchanged.eir_clientid, id: created.csr_sessionid, sequence: 0 };
         session.call(&[NfsArgop4::ReclaimComplete(false)])?;
         Ok(session)
     }
@@ -109,7 +110,7 @@ impl Session {
     /// Opens a file for reading, by its path from the root.
     pub(crate) fn open(&mut self, path: &str) -> anyhow::Result<File> {
         let mut names: Vec<&[u8]> = path.split('/').filter(|name| !name.is_empty()).map(str::as_bytes).collect();
-        let Some(last) = names.pop() else { bail!("a path without a name") };
+        let Some(last) = names.pop() else { bail!("the path `{path}` has no file name") };
         let open = Open4Args {
             seqid: 0,
             share_access: OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WANT_READ_DELEG,
@@ -135,10 +136,11 @@ impl Session {
     }
 
     /// Returns a delegation.
-    pub(crate) fn give_back(&mut self, handle: &[u8], delegation: Stateid4) -> anyhow::Result<()> {
+    pub(crate) fn return_delegation(&mut self, handle: &[u8], delegation: Stateid4) -> anyhow::Result<()> {
         self.call(&[NfsArgop4::Putfh(NfsFh4(handle)), NfsArgop4::Delegreturn(delegation)]).map(drop)
     }
 
+    /// Closes a file.
     pub(crate) fn close(&mut self, file: &File) -> anyhow::Result<()> {
         let close = Close4Args { seqid: 0, open_stateid: file.stateid };
         self.call(&[NfsArgop4::Putfh(NfsFh4(&file.handle)), NfsArgop4::Close(close)]).map(drop)
@@ -156,7 +158,7 @@ impl Session {
         self.client.terms(self.client.first()).map_or(0, |terms| terms.version())
     }
 
-    /// Destroys the session and the client ID. Returns the number of calls made and served, and of malformed messages.
+    /// Destroys the session and the client ID. Returns the numbers of calls made and served, and of rejected messages.
     pub(crate) fn end(mut self) -> anyhow::Result<(u64, u64)> {
         call(&mut self.client, &[NfsArgop4::DestroySession(self.id)])?;
         call(&mut self.client, &[NfsArgop4::DestroyClientid(self.client_id)])?;

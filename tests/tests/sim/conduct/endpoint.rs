@@ -1,4 +1,4 @@
-//! The iWARP end of a peer's connection, which uses only the engine's wire formats.
+//! A peer's end of an iWARP connection. It shares only the wire formats with the engine.
 
 use std::collections::VecDeque;
 
@@ -13,11 +13,11 @@ use rpcrdma::wire::{Body, Chunks, Flags, Header, ReadSegment, Revision, Segment,
 use super::wire::{PeerEvent, RequestedRead};
 
 /// Payload bytes of a segment, as on a path with Ethernet's MTU.
-const PART: usize = 1400;
-/// Maximum RDMA Reads outstanding in each direction.
-const READS: u16 = 16;
+const SEGMENT_PAYLOAD: usize = 1400;
+/// Maximum outstanding RDMA Reads in each direction.
+const MAX_READS: u16 = 16;
 
-/// The iWARP end of a connection.
+/// A peer's end of an iWARP connection.
 pub(super) struct Endpoint {
     end: RawEndpoint,
     up: bool,
@@ -32,8 +32,8 @@ pub(super) struct Endpoint {
     msn: u32,
 }
 
-/// One FPDU, without a CRC.
-fn fpdu(out: &mut VecDeque<u8>, segment: Ddp, payload: &[u8]) {
+/// Queues one FPDU without a CRC.
+fn queue_fpdu(out: &mut VecDeque<u8>, segment: Ddp, payload: &[u8]) {
     let header = segment.encode(payload.len());
     out.extend(header.iter().chain(payload));
     let ulpdu = header.len() - 2 + payload.len();
@@ -49,8 +49,8 @@ impl Endpoint {
             crc: false,
             reject: false,
             enhanced: Some(EnhancedData {
-                ird: READS,
-                ord: READS,
+                ird: MAX_READS,
+                ord: MAX_READS,
                 peer_to_peer: false,
                 rtr_send: false,
                 rtr_write: false,
@@ -84,11 +84,11 @@ impl Endpoint {
         self.refused || self.end.is_closed()
     }
 
-    /// Receives at most `most` bytes. Returns their number, and adds the events to `events`.
-    pub(super) fn receive(&mut self, most: usize, events: &mut Vec<PeerEvent>) -> usize {
-        let bytes = self.end.receive(most);
+    /// Receives at most `max` bytes, and appends their events. Returns the number of bytes.
+    pub(super) fn receive(&mut self, max: usize, events: &mut Vec<PeerEvent>) -> usize {
+        let bytes = self.end.receive(max);
         let mut input = &bytes[..];
-        while let Some(step) = self.reader.step(&mut input).expect("the server keeps to the rules") {
+        while let Some(step) = self.reader.step(&mut input).expect("correct segments of the server") {
             match step {
                 ReaderStep::Segment { segment, .. } => (self.segment, self.payload) = (Some(segment), Vec::new()),
                 ReaderStep::Payload(bytes) => self.payload.extend_from_slice(bytes),
@@ -98,8 +98,9 @@ impl Endpoint {
         bytes.len()
     }
 
+    /// Handles a complete segment.
     fn take_segment(&mut self) -> Option<PeerEvent> {
-        let segment = self.segment.take().expect("it has begun");
+        let segment = self.segment.take().expect("a segment header before its end");
         let payload = std::mem::take(&mut self.payload);
         match (segment.opcode, segment.place) {
             (RdmapOpcode::Send { .. }, _) => {
@@ -112,7 +113,7 @@ impl Endpoint {
                 Some(PeerEvent::Written { handle: stag, offset, bytes: payload })
             }
             (RdmapOpcode::ReadRequest, _) => {
-                let request = ReadRequest::decode(payload[..].try_into().expect("its length"));
+                let request = ReadRequest::decode(payload[..].try_into().expect("the length of a Read Request"));
                 Some(PeerEvent::ReadRequested(RequestedRead {
                     handle: request.source_stag,
                     offset: request.source_offset,
@@ -125,12 +126,15 @@ impl Endpoint {
         }
     }
 
-    /// Answers an RDMA Read.
+    /// Queues the response to an RDMA Read.
     pub(super) fn answer(&mut self, requested: &RequestedRead, data: &[u8]) {
-        for (n, part) in data.chunks(PART).enumerate() {
-            let place = PayloadPlace::Tagged { stag: requested.sink.0, offset: requested.sink.1 + (n * PART) as u64 };
-            let last = (n + 1) * PART >= data.len();
-            fpdu(&mut self.out, Ddp { opcode: RdmapOpcode::ReadResponse, last, place }, part);
+        for (n, part) in data.chunks(SEGMENT_PAYLOAD).enumerate() {
+            let place = PayloadPlace::Tagged {
+                stag: requested.sink.0,
+                offset: requested.sink.1 + (n * SEGMENT_PAYLOAD) as u64,
+            };
+            let last = (n + 1) * SEGMENT_PAYLOAD >= data.len();
+            queue_fpdu(&mut self.out, Ddp { opcode: RdmapOpcode::ReadResponse, last, place }, part);
         }
     }
 
@@ -140,13 +144,14 @@ impl Endpoint {
         let body = Body::Msg(Chunks { reads, writes: WriteList { counts, segments: writes }, ..Chunks::NONE });
         let header = Header { xid, credit: 32, received: None, flags: Flags::NONE, body };
         let mut message = vec![0; header.encoded_len(Version::V1, Revision::default())];
-        header.emit(&mut message, Version::V1, Revision::default()).expect("as long as it says");
+        header.emit(&mut message, Version::V1, Revision::default()).expect("space for the header");
         message.extend_from_slice(rpc);
-        let parts = message.chunks(PART).count();
-        for (n, part) in message.chunks(PART).enumerate() {
-            let place = PayloadPlace::Untagged { queue: QUEUE_SEND, msn: self.msn, offset: (n * PART) as u32 };
+        let parts = message.chunks(SEGMENT_PAYLOAD).count();
+        for (n, part) in message.chunks(SEGMENT_PAYLOAD).enumerate() {
+            let place =
+                PayloadPlace::Untagged { queue: QUEUE_SEND, msn: self.msn, offset: (n * SEGMENT_PAYLOAD) as u32 };
             let opcode = RdmapOpcode::Send { invalidate: None, solicited: false };
-            fpdu(&mut self.out, Ddp { opcode, last: n + 1 == parts, place }, part);
+            queue_fpdu(&mut self.out, Ddp { opcode, last: n + 1 == parts, place }, part);
         }
         self.msn += 1;
     }
@@ -154,13 +159,13 @@ impl Endpoint {
     /// Queues an RDMA Write of no bytes, as a keep-alive probe.
     pub(super) fn send_empty_write(&mut self) {
         let place = PayloadPlace::Tagged { stag: 0, offset: 0 };
-        fpdu(&mut self.out, Ddp { opcode: RdmapOpcode::Write, last: true, place }, &[]);
+        queue_fpdu(&mut self.out, Ddp { opcode: RdmapOpcode::Write, last: true, place }, &[]);
     }
 
-    /// Sends at most `most` queued bytes. Returns their number.
-    pub(super) fn send(&mut self, most: usize) -> usize {
+    /// Sends at most `max` queued bytes. Returns their number.
+    pub(super) fn send(&mut self, max: usize) -> usize {
         let before = self.out.len();
-        self.end.send(&mut self.out, most);
+        self.end.send(&mut self.out, max);
         before - self.out.len()
     }
 }

@@ -1,24 +1,24 @@
-//! Timing and omissions of a peer whose messages are correct.
+//! Timing and omissions of a peer, whose messages are correct.
 
 use std::time::Duration;
 
 use rpcrdma_tests::Random;
 
 use super::MIN_RATE;
-use crate::device::Kind;
+use crate::device::FabricKind;
 
 /// A peer's behaviour over time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Conduct {
     /// Meets all obligations at once.
     Fast,
-    /// Meets all obligations, at this number of bytes per second in each direction.
+    /// Meets all obligations, but moves only this number of bytes per second in each direction.
     Rate(u64),
-    /// Meets all obligations except answers to RDMA Reads. Optionally sends an RDMA Write of no bytes at this interval.
+    /// Answers no RDMA Reads. If there is an interval, sends an RDMA Write of no bytes as often.
     AnswersNoReads(Option<Duration>),
     /// Grants the server no more messages after its first reply.
     GrantsNothing,
-    /// Sends one byte per interval; over a ring, proportionally fewer messages.
+    /// Moves one byte per interval in each direction; over a ring, whole messages at proportionally longer intervals.
     Trickles(Duration),
     /// Stops receiving after a few replies.
     TakesNothing,
@@ -27,20 +27,20 @@ pub(super) enum Conduct {
     /// After this time, sends this number of bytes of its next message, and nothing afterwards. Over a ring, it
     /// announces the message, and writes none of it.
     SendsPartially(Duration, usize),
-    /// Stays connected for this time, leaves, and reconnects.
+    /// Stays connected for this time, leaves, and reconnects after a random time.
     Reconnects(Duration),
 }
 
 impl Conduct {
-    /// Draws a conduct that is possible on the fabric. With `holds_memory`, it is one that holds memory.
-    pub(super) fn draw(random: &mut Random, kind: Kind, holds_memory: bool) -> Self {
-        let millis = |random: &mut Random, most: usize| Duration::from_millis(1 + random.below(most) as u64);
+    /// Draws a conduct that is possible on the fabric. `holds_memory`: the peer must hold memory of the server.
+    pub(super) fn draw(random: &mut Random, kind: FabricKind, holds_memory: bool) -> Self {
+        let millis = |random: &mut Random, max: usize| Duration::from_millis(1 + random.below(max) as u64);
         match if holds_memory { 3 + random.below(5) } else { random.below(10) } {
             0 => Self::Fast,
             // From the minimum rate plus an eighth (TCP's overhead) up to sixteen times that.
             1 | 2 => Self::Rate((MIN_RATE + MIN_RATE / 8) << random.below(5)),
             3 => Self::Rate(1 + random.below(MIN_RATE as usize / 2) as u64),
-            4 | 5 if kind == Kind::Software => Self::GrantsNothing,
+            4 | 5 if kind == FabricKind::Software => Self::GrantsNothing,
             4 => Self::AnswersNoReads(None),
             5 => Self::AnswersNoReads(Some(millis(random, 300))),
             6 => Self::Trickles(millis(random, 500)),
@@ -62,16 +62,16 @@ impl Conduct {
         }
     }
 
-    /// Bytes that it moves each way in this time.
+    /// Number of bytes that the peer may move in each direction within this time.
     pub(super) fn bytes_in(self, time: Duration) -> f64 {
         match self {
             Self::Rate(rate) => rate as f64 * time.as_secs_f64(),
-            Self::Trickles(each) => time.as_secs_f64() / each.as_secs_f64(),
+            Self::Trickles(interval) => time.as_secs_f64() / interval.as_secs_f64(),
             _ => f64::INFINITY,
         }
     }
 
-    /// Its name in the tally.
+    /// Name of the conduct in the tally.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Fast => "peers that are fast",

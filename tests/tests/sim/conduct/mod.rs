@@ -1,15 +1,15 @@
-//! Withholding peers against one server, in simulated time.
+//! Simulates peers that are slow, stop, or withhold progress, against one server.
 //!
-//! The peers' messages are correct; their timing is not. One seed is one run: even seeds over iWARP endpoints, odd ones
-//! over the software fabric.
+//! The peers' messages are correct; their timing is not. Each seed is one run in simulated time, over iWARP endpoints
+//! if the seed is even, over the software fabric if it is odd.
 //!
-//! Invariants after every step, whatever the other peers do:
+//! Invariants, whatever the other peers do:
 //!
-//! - A witness with one call at a time gets each reply within a bound.
-//! - No byte that a peer sends or receives belongs to another.
-//! - A peer that meets the minimum rate is never disconnected or refused.
+//! - A witness, a peer with one call at a time, gets each reply within a bound.
+//! - Each peer reads and receives only its own data.
+//! - The server never disconnects or refuses a peer that meets the minimum rate.
 //! - Each call is answered once.
-//! - No peer holds memory beyond a bound while it withholds.
+//! - A peer that withholds progress holds memory for a bounded time.
 //! - Peers cause a bounded number of log lines.
 //! - After all peers have left, all memory is free.
 
@@ -31,7 +31,7 @@ use rpcrdma::fabric::iwarp::{Crc, FpduSize};
 use rpcrdma::shard::{Shard, SimulatedTime};
 use rpcrdma_tests::{Random, With, shard_leak, small};
 
-use crate::device::{Kind, Medium, listener};
+use crate::device::{FabricKind, Medium, listener};
 use grammar::Conduct;
 use peer::{Peer, WITNESS};
 
@@ -41,21 +41,24 @@ const SEEDS: u64 = 500;
 const MIN_RATE: u64 = 20_000;
 /// Time that a peer may withhold progress.
 const PROGRESS: Duration = Duration::from_secs(2);
-/// Longest chunk of a run, in bytes: short, so that outstanding calls need less than the engine's slack, or long, so
-/// that they need more.
+/// Longest chunk of a run, in bytes. With short chunks, outstanding calls need less memory than the engine leaves to
+/// everyone; with long chunks they need more.
 const CHUNKS: [usize; 2] = [16 << 10, 256 << 10];
 /// Buffers of one chunk each: enough for two stopped hosts, as `tuning.md` recommends.
 const BUFFERS: usize = 16;
-/// Number of stopped hosts, besides the witness's host, for which [`BUFFERS`] suffice.
+/// Maximum number of stopped hosts that leave the witness a buffer of [`BUFFERS`].
 const HOSTS: usize = 2;
-/// Longest duration of a call with free memory. A poll of a connection moves a random number of bytes, 8 KiB on
-/// average. Ten low draws in a row make a step move only a few KiB.
-fn soon(chunk: usize) -> Duration {
+/// Maximum duration of a call if memory is free.
+///
+/// A poll of a connection moves a random number of bytes, 8 KiB on average, so a step may move only a few KiB.
+fn bound_with_memory(chunk: usize) -> Duration {
     Duration::from_millis(400) + Duration::from_millis(100) * (chunk / (64 << 10)) as u32
 }
-/// Longest duration of a call whose memory others hold. It is twice the sum of their deadline and the time of a chunk
-/// at the minimum rate, because the first freed buffer may go to an earlier call. Two seconds cover the remainder.
-fn bound(chunk: usize) -> Duration {
+/// Maximum duration of a call if other peers hold all memory.
+///
+/// It is twice the sum of those peers' deadline and the time of a chunk at the minimum rate, because the first freed
+/// buffer may go to an earlier call. Two more seconds cover the rest of the call.
+fn bound_without_memory(chunk: usize) -> Duration {
     2 * (PROGRESS + Duration::from_millis(1000 * chunk as u64 / MIN_RATE)) + Duration::from_secs(2)
 }
 /// Time between two steps.
@@ -65,11 +68,11 @@ const TURNS: usize = 8;
 /// Steps in which calls start.
 const STEPS: usize = 150;
 /// Maximum number of further steps until all calls of honest peers have replies.
-const LAST_STEPS: usize = 4000;
+const MAX_FINAL_STEPS: usize = 4000;
 /// Log lines allowed per connection.
-const LINES: u64 = 3;
-/// Log lines allowed in addition to those.
-const MORE_LINES: u64 = 40;
+const LINES_PER_CONNECTION: u64 = 3;
+/// Log lines allowed per run, in addition to those of its connections.
+const LINES_PER_RUN: u64 = 40;
 
 thread_local! {
     /// Warnings and errors that this thread has logged.
@@ -81,9 +84,10 @@ fn traced() -> bool {
     std::env::var_os("SIM_TRACE").is_some()
 }
 
-struct Counter;
+/// A logger that counts warnings and errors.
+struct LineCounter;
 
-impl log::Log for Counter {
+impl log::Log for LineCounter {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
         true
     }
@@ -102,8 +106,8 @@ impl log::Log for Counter {
 
 struct World {
     seed: u64,
-    kind: Kind,
-    /// Prints events.
+    kind: FabricKind,
+    /// Whether to print events.
     trace: bool,
     time: SimulatedTime,
     random: Random,
@@ -111,7 +115,7 @@ struct World {
     address: Address,
     peers: Vec<Peer>,
     witness: Peer,
-    /// Longest duration of a call of the witness.
+    /// Maximum duration of a call of the witness.
     bound: Duration,
 }
 
@@ -119,22 +123,22 @@ impl World {
     fn new(seed: u64) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let kind = match seed % 2 {
-            0 => Kind::Endpoint(Crc::Never, FpduSize::Segment),
-            _ => Kind::Software,
+            0 => FabricKind::Endpoint(Crc::Never, FpduSize::Segment),
+            _ => FabricKind::Software,
         };
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let address = format!("{}:conduct-{}-{number}", kind.scheme(), std::process::id());
         let address: Address = address.parse().expect("a name");
         let mut random = Random::new(seed);
-        let chunk = CHUNKS[usize::from(kind != Kind::Software && random.once_in(4))];
+        let chunk = CHUNKS[usize::from(kind != FabricKind::Software && random.once_in(4))];
         let config = small().with(|c| {
             c.memory.bulk_buffers = vec![(chunk, BUFFERS)];
             c.memory.long_buffers = vec![(2 * chunk, 1)];
             c.timeouts.progress = PROGRESS;
             c.limits.min_rate = MIN_RATE;
         });
-        // Data that a closed peer has left in its ring is dropped at once, because it may be an endless series of
-        // records.
+        // Without a linger time, the fabric drops unread data of a closed peer at once. Such data may be an endless
+        // series of records.
         let fabric = kind.bare(Duration::ZERO, config.iwarp(), seed);
         let mut shard = Shard::open(fabric, config, Some(Arc::new(service::services(chunk)))).expect("a shard");
         let time = SimulatedTime::new();
@@ -156,9 +160,9 @@ impl World {
             peers.iter().for_each(|peer| println!("{}", peer.description()));
         }
         let witness = Peer::new((kind, chunk), Conduct::Fast, WITNESS, 200, Some(1), seed);
-        // On the software fabric peers have no host; each connection has a share of its own.
-        let hosts = if kind == Kind::Software { peers.len() } else { used_hosts.len() };
-        let bound = if hosts <= HOSTS { soon(chunk) } else { bound(chunk) };
+        // On the software fabric peers have no host, so each connection has a quota of its own.
+        let hosts = if kind == FabricKind::Software { peers.len() } else { used_hosts.len() };
+        let bound = if hosts <= HOSTS { bound_with_memory(chunk) } else { bound_without_memory(chunk) };
         Self { seed, kind, trace: traced(), time, random, shard, address, peers, witness, bound }
     }
 
@@ -166,7 +170,7 @@ impl World {
         Duration::from_nanos(self.time.now())
     }
 
-    /// Advances the time by a step. The peers take their turns, beginning with a random one, and then the witness.
+    /// Advances the time by a step, and gives each peer a turn, beginning with a random one. The witness is last.
     fn step(&mut self, busy: bool) {
         self.time.advance(STEP);
         let now = self.now();
@@ -179,10 +183,12 @@ impl World {
         self.witness.turn(&self.address, now, STEP, busy);
         self.serve(TURNS);
         let slowest = self.witness.counters.slowest;
-        assert!(slowest <= self.bound, "a call of the witness took {slowest:?}");
-        assert!(!busy || self.witness.waits(now) <= self.bound, "a call of the witness waits");
+        assert!(slowest <= self.bound, "a call of the witness took {slowest:?}, at most {:?} expected", self.bound);
+        let waiting = self.witness.longest_wait(now);
+        assert!(!busy || waiting <= self.bound, "a call of the witness waits for {waiting:?}");
     }
 
+    /// Lets the server take some turns.
     fn serve(&mut self, turns: usize) {
         for _ in 0..turns {
             self.shard.poll_control();
@@ -195,31 +201,35 @@ impl World {
         }
     }
 
+    /// Runs the simulation to its end. Returns the counts of its events.
     fn run(mut self) -> BTreeMap<&'static str, u64> {
-        let logged = LOGGED.get();
+        let logged_before = LOGGED.get();
         for _ in 0..STEPS {
             self.step(true);
         }
-        // Withholding peers leave, as their calls may never complete.
+        // The calls of other than honest peers may never complete, so these peers leave.
         let leaving = self.peers.iter_mut().filter(|peer| !peer.conduct.is_honest());
         let left = leaving.map(|peer| u64::from(peer.leave())).sum::<u64>();
         let mut steps = 0;
-        while self.peers.iter().chain([&self.witness]).any(|peer| peer.under_way() > 0) {
+        while self.peers.iter().chain([&self.witness]).any(|peer| peer.outstanding() > 0) {
             self.step(false);
             steps += 1;
-            assert!(steps < LAST_STEPS, "calls of honest peers are not answered");
+            assert!(steps < MAX_FINAL_STEPS, "calls of honest peers wait for replies after {steps} steps");
         }
         let all = || self.peers.iter().chain([&self.witness]);
-        assert!(self.witness.counters.answered > 10, "the witness had {} answers", self.witness.counters.answered);
+        let answered = self.witness.counters.answered;
+        assert!(answered > 10, "the witness got {answered} replies, more than 10 expected");
         let connections: u64 = all().map(|peer| peer.counters.connections).sum();
-        let lines = LOGGED.get() - logged;
-        assert!(lines <= LINES * connections + MORE_LINES, "{lines} lines for {connections} connections");
+        let lines = LOGGED.get() - logged_before;
+        let max_lines = LINES_PER_CONNECTION * connections + LINES_PER_RUN;
+        assert!(lines <= max_lines, "{lines} log lines, at most {max_lines} expected");
+        // A peer that the server ends for a missed deadline notices the end, unless it has left before.
         let mut tally = BTreeMap::new();
         let ended: u64 = all().map(|peer| peer.counters.ended).sum();
         let stalled = self.shard.stats().peers_stalled;
         assert!(
             stalled <= ended + left,
-            "{stalled} peers stalled: {ended} connections were ended by the server, and {left} peers had left"
+            "{stalled} connections missed a deadline: the server ended {ended} connections, and {left} peers left"
         );
         for peer in all() {
             *tally.entry(peer.conduct.name()).or_default() += 1;
@@ -229,7 +239,7 @@ impl World {
             ("connections made", connections),
             ("connections ended", ended),
             ("connections ended for a missed deadline", stalled),
-            ("runs over the software fabric", u64::from(matches!(self.kind, Kind::Software))),
+            ("runs over the software fabric", u64::from(matches!(self.kind, FabricKind::Software))),
             ("calls that reuse an XID", all().map(|peer| peer.counters.reused).sum()),
             ("calls retransmitted", all().map(|peer| peer.counters.retransmitted).sum()),
             ("calls that waited for memory", self.shard.stats().memory_waits),
@@ -246,7 +256,7 @@ impl World {
     }
 }
 
-/// Events that must occur in a run of many seeds.
+/// Events that must occur in at least one of the seeds.
 const COVERED: &[&str] = &[
     "peers that are fast",
     "peers that are slow",
@@ -267,13 +277,14 @@ const COVERED: &[&str] = &[
 
 #[test]
 fn conduct() {
-    let _turn = crate::turn();
-    if log::set_logger(&Counter).is_ok() {
+    let _lock = crate::lock_process();
+    if log::set_logger(&LineCounter).is_ok() {
         log::set_max_level(if traced() { log::LevelFilter::Debug } else { log::LevelFilter::Warn });
     }
-    let total = crate::in_parallel("conduct", SEEDS, |seed| World::new(seed).run());
+    let total = crate::run_in_parallel("conduct", SEEDS, |seed| World::new(seed).run());
     if let Some(total) = total {
-        let missing: Vec<_> = COVERED.iter().filter(|what| total.get(*what).is_none_or(|&times| times == 0)).collect();
-        assert!(missing.is_empty(), "these never happened: {missing:?}");
+        let missing: Vec<_> =
+            COVERED.iter().filter(|event| total.get(*event).is_none_or(|&times| times == 0)).collect();
+        assert!(missing.is_empty(), "no seed has these events: {missing:?}");
     }
 }

@@ -9,29 +9,29 @@ use rpcrdma_tests::{ECHO, LOAD, PROGRAM, Random, STORE, VERSION, call_bytes, pat
 
 use super::PROGRESS;
 use super::grammar::Conduct;
-use super::service::KEEP;
+use super::service::CACHED;
 use super::wire::{PeerEvent, RequestedRead, Wire};
-use crate::device::Kind;
+use crate::device::FabricKind;
 
 /// Bytes of an RPC call header without credential (RFC 5531 §9).
 const CALL_HEADER: u32 = 40;
 /// Prefix of all marks. No pattern contains it.
 const MARKS: u32 = 0xa500;
-/// The highest number of a peer: that of the witness.
+/// Number of the witness, the highest of all peers.
 pub(super) const WITNESS: u32 = 100;
-/// Maximum outstanding calls of one peer.
+/// Maximum outstanding calls of a peer other than the witness.
 const DEPTH: usize = 8;
 
 /// An outstanding call.
 #[derive(Clone, Debug)]
-struct Call {
+struct OutstandingCall {
     procedure: u32,
     seed: u32,
     len: usize,
     began: Duration,
-    /// Bytes that the server wrote for it.
+    /// Bytes that the server has written to its Write chunk.
     written: Vec<u8>,
-    /// Answer to its RDMA Read.
+    /// Data of its Read chunk.
     data: Vec<u8>,
 }
 
@@ -40,7 +40,7 @@ struct Call {
 pub(super) struct PeerCounters {
     /// Calls that were answered.
     pub(super) answered: u64,
-    /// The longest duration of a call.
+    /// Duration of the slowest call.
     pub(super) slowest: Duration,
     /// Connections that the server ended.
     pub(super) ended: u64,
@@ -56,10 +56,10 @@ pub(super) struct PeerCounters {
 pub(super) struct Peer {
     pub(super) conduct: Conduct,
     pub(super) counters: PeerCounters,
-    kind: Kind,
-    /// Bytes of its longest chunk.
+    kind: FabricKind,
+    /// Maximum length of its chunks, in bytes.
     chunk: usize,
-    /// All its calls store a chunk of that length.
+    /// Whether all its calls have a Read chunk of the maximum length.
     stores: bool,
     host: String,
     /// Prefix of its XIDs and data, unique among all peers.
@@ -68,35 +68,35 @@ pub(super) struct Peer {
     random: Random,
     next: u32,
     connection: Option<PeerConnection>,
-    /// Time of its next connect.
+    /// Time from which on it may connect again.
     next_connect: Duration,
-    /// XID and length of the last answered call of [`KEEP`].
-    kept: Option<(u32, usize)>,
-    /// Calls of [`KEEP`] that were unanswered when their connection was lost.
-    unanswered: Vec<(u32, Call)>,
+    /// XID and length of the last answered call of [`CACHED`].
+    last_cached: Option<(u32, usize)>,
+    /// Calls of [`CACHED`] that were unanswered when their connection was lost.
+    unanswered: Vec<(u32, OutstandingCall)>,
 }
 
-/// One connection.
+/// A connection of a peer.
 struct PeerConnection {
     wire: Wire,
     began: Duration,
-    calls: BTreeMap<u32, Call>,
-    /// Version 1: most outstanding calls (RFC 8166 §3.3.1). One, until the server grants more.
+    calls: BTreeMap<u32, OutstandingCall>,
+    /// Version 1: maximum outstanding calls (RFC 8166 §3.3.1). One, until the server grants more.
     credits: usize,
+    /// Whether it has received a reply.
     answered: bool,
-    /// Bytes that it may receive, and send.
-    may: [f64; 2],
-    /// Time of its last sign of life.
+    /// Bytes that the conduct allows to receive, and to send.
+    allowance: [f64; 2],
     last_empty_write: Duration,
-    /// Since when an RDMA Read waits for its answer.
+    /// Time of the first RDMA Read that the peer has not answered.
     owed_since: Option<Duration>,
-    /// It sends nothing more.
+    /// Whether the peer has sent a partial message. It then sends nothing more.
     mute: bool,
 }
 
 impl Peer {
     pub(super) fn new(
-        (kind, chunk): (Kind, usize),
+        (kind, chunk): (FabricKind, usize),
         conduct: Conduct,
         number: u32,
         host: usize,
@@ -118,38 +118,40 @@ impl Peer {
             next: 1,
             connection: None,
             next_connect: Duration::ZERO,
-            kept: None,
+            last_cached: None,
             unanswered: Vec::new(),
         }
     }
 
-    /// Its host and conduct.
+    /// Describes the peer by its host and conduct.
     pub(super) fn description(&self) -> String {
         format!("{}: {:?}", self.host, self.conduct)
     }
 
-    /// Outstanding calls.
-    pub(super) fn under_way(&self) -> usize {
+    /// Number of outstanding calls.
+    pub(super) fn outstanding(&self) -> usize {
         self.connection.as_ref().map_or(0, |connection| connection.calls.len())
     }
 
-    /// Age of its oldest call.
-    pub(super) fn waits(&self, now: Duration) -> Duration {
+    /// Age of the oldest outstanding call.
+    pub(super) fn longest_wait(&self, now: Duration) -> Duration {
         let calls = self.connection.iter().flat_map(|connection| connection.calls.values());
         calls.map(|call| now - call.began).max().unwrap_or_default()
     }
 
-    /// Leaves silently. Returns true if the server had not ended the connection; it still may before it notices.
+    /// Drops the connection without notice. Returns true unless the server has ended it before.
+    ///
+    /// The server may still count a missed deadline of this connection before it notices that the peer has left.
     pub(super) fn leave(&mut self) -> bool {
         let Some(mut connection) = self.connection.take() else { return false };
-        let over = connection.wire.is_over();
-        self.counters.ended += u64::from(over);
-        let calls = connection.calls.into_iter().filter(|(_, call)| call.procedure == KEEP);
+        let ended = connection.wire.is_over();
+        self.counters.ended += u64::from(ended);
+        let calls = connection.calls.into_iter().filter(|(_, call)| call.procedure == CACHED);
         self.unanswered.extend(calls);
-        !over
+        !ended
     }
 
-    /// A turn at `now`, `passed` after the previous one. `busy`: it starts calls.
+    /// Takes a turn at `now`, which is `passed` after the previous one. `busy`: it starts calls.
     pub(super) fn turn(&mut self, address: &Address, now: Duration, passed: Duration, busy: bool) {
         if self.connection.is_none() && busy && now >= self.next_connect {
             self.connect(address, now);
@@ -160,22 +162,22 @@ impl Peer {
             self.leave();
             return;
         }
-        // Unused bytes must not accumulate into a faster rate later.
+        // The limit keeps an unused allowance from becoming a burst above the rate.
         let (more, unit) = (self.conduct.bytes_in(passed), connection.wire.unit());
-        connection.may = connection.may.map(|may| (may + more).min(more.max(unit) * 2.0));
+        connection.allowance = connection.allowance.map(|bytes| (bytes + more).min(more.max(unit) * 2.0));
         if connection.wire.is_over() {
-            return self.lost(now);
+            return self.handle_end(now);
         }
         if !connection.wire.is_up() {
             return;
         }
         self.receive(now);
         if self.connection.as_mut().is_some_and(|connection| connection.wire.is_over()) {
-            return self.lost(now);
+            return self.handle_end(now);
         }
         self.begin_calls(now, busy);
         self.send(now);
-        self.check_owed(now);
+        self.check_unanswered_reads(now);
     }
 
     fn connect(&mut self, address: &Address, now: Duration) {
@@ -186,16 +188,16 @@ impl Peer {
             calls: BTreeMap::new(),
             credits: 1,
             answered: false,
-            may: [0.0; 2],
+            allowance: [0.0; 2],
             last_empty_write: now,
             owed_since: None,
             mute: false,
         });
     }
 
-    /// The server has ended the connection.
-    fn lost(&mut self, now: Duration) {
-        assert!(!self.conduct.is_honest(), "{} was ended", self.description());
+    /// Handles the end of the connection by the server, which is no fault unless the peer is honest.
+    fn handle_end(&mut self, now: Duration) {
+        assert!(!self.conduct.is_honest(), "{}: the server must not end an honest peer", self.description());
         self.next_connect = now + Duration::from_millis(self.random.below(1500) as u64);
         self.leave();
     }
@@ -207,34 +209,36 @@ impl Peer {
 
     /// Receives messages and RDMA operations.
     fn receive(&mut self, now: Duration) {
-        let takes_nothing = self.conduct == Conduct::TakesNothing && self.counters.answered > 3;
-        if self.has_stopped(now) || takes_nothing {
+        let stops_receiving = self.conduct == Conduct::TakesNothing && self.counters.answered > 3;
+        if self.has_stopped(now) || stops_receiving {
             return;
         }
         let Some(connection) = &mut self.connection else { return };
         let mut events = Vec::new();
-        connection.may[0] -= connection.wire.receive(connection.may[0].max(0.0) as usize, &mut events) as f64;
+        connection.allowance[0] -=
+            connection.wire.receive(connection.allowance[0].max(0.0) as usize, &mut events) as f64;
         for event in events {
             match event {
-                PeerEvent::Message(message) => self.answered(&message, now),
-                PeerEvent::Written { handle, offset, bytes } => self.written(handle, offset, &bytes),
+                PeerEvent::Message(message) => self.check_reply(&message, now),
+                PeerEvent::Written { handle, offset, bytes } => self.record_write(handle, offset, &bytes),
                 PeerEvent::ReadRequested(requested) => self.answer_read(&requested, now),
                 PeerEvent::Fault => {
-                    assert!(!self.conduct.is_honest(), "{} got a fault report", self.description());
+                    assert!(!self.conduct.is_honest(), "{}: an honest peer got an error report", self.description());
                 }
             }
         }
     }
 
-    /// Checks that written bytes belong to a call and fit its memory.
-    fn written(&mut self, handle: u32, offset: u64, bytes: &[u8]) {
+    /// Records written bytes. Checks that they belong to a call and fit its memory.
+    fn record_write(&mut self, handle: u32, offset: u64, bytes: &[u8]) {
         let Some(connection) = &mut self.connection else { return };
-        let call = connection.calls.get_mut(&handle).expect("memory that was exposed");
-        assert_eq!(offset as usize, call.written.len(), "it is written in order");
+        let call = connection.calls.get_mut(&handle).expect("memory of an outstanding call");
+        assert_eq!(offset as usize, call.written.len(), "Writes must be in order");
         call.written.extend_from_slice(bytes);
-        assert!(call.written.len() <= call.len, "beyond the memory that was exposed");
+        assert!(call.written.len() <= call.len, "Writes must not exceed the exposed memory");
     }
 
+    /// Answers an RDMA Read, unless the conduct forbids it.
     fn answer_read(&mut self, requested: &RequestedRead, now: Duration) {
         let Some(connection) = &mut self.connection else { return };
         if matches!(self.conduct, Conduct::AnswersNoReads(_)) {
@@ -246,93 +250,96 @@ impl Peer {
     }
 
     /// Checks that a reply belongs to a call and carries its data.
-    fn answered(&mut self, message: &[u8], now: Duration) {
+    fn check_reply(&mut self, message: &[u8], now: Duration) {
         let Some(connection) = &mut self.connection else { return };
         let view = View::check(message, Revision::default()).expect("a message");
         let Some(mut call) = connection.calls.remove(&view.xid()) else {
-            // A peer that announces a message may get an error for it. The error may name an old call of its own, or a
-            // part of one; never another peer's call.
+            // The server may answer the old bytes of a message that the peer announced but did not write: with a reply
+            // to an old call of this peer, or with an error for bytes that are no header. It must not answer another
+            // peer's call.
             let mark = view.xid() >> 16;
-            let marked = (MARKS..=MARKS + WITNESS).contains(&mark);
-            let own = mark == self.mark || !marked && matches!(view.body(), ViewBody::Error(_));
-            return assert!(connection.mute && own, "a reply to a call of another: {view}");
+            let is_mark = (MARKS..=MARKS + WITNESS).contains(&mark);
+            let own = mark == self.mark || !is_mark && matches!(view.body(), ViewBody::Error(_));
+            return assert!(connection.mute && own, "{view} answers no call of {}", self.description());
         };
         (connection.credits, connection.answered) = (view.credit() as usize, true);
         if let Some(written) = connection.wire.unexpose(view.xid(), call.len) {
             call.written = written;
         }
         if matches!(view.body(), ViewBody::Error(_)) {
-            // Only a host whose calls crowd the server may get an error.
-            return assert!(!self.conduct.is_honest(), "{} is refused: {view}", self.description());
+            // The server may reject calls only of a host that holds too much memory. An honest peer has its own host.
+            return assert!(!self.conduct.is_honest(), "{}: an honest peer got {view}", self.description());
         }
         // XID, REPLY, accepted, no verifier, success (RFC 5531 §9).
         let results = &view.payload()[24..];
         match call.procedure {
-            ECHO => assert!(results.len() == call.len && patterned(call.seed, &results[4..]), "bytes of another call"),
-            STORE => assert_eq!(results, (call.len as u32).to_be_bytes(), "other bytes were read"),
+            ECHO => assert!(results.len() == call.len && patterned(call.seed, &results[4..]), "results must match"),
+            STORE => assert_eq!(results, (call.len as u32).to_be_bytes(), "number of bytes that the server has read"),
             LOAD => {
-                assert!(call.written.len() == call.len && patterned(call.seed, &call.written), "bytes of another call")
+                assert!(call.written.len() == call.len && patterned(call.seed, &call.written), "results must match")
             }
             _ => {
-                assert_eq!(results, call.seed.to_be_bytes(), "the reply to another call");
-                self.kept = Some((view.xid(), call.len));
+                assert_eq!(results, call.seed.to_be_bytes(), "number that the call has sent");
+                self.last_cached = Some((view.xid(), call.len));
             }
         }
         self.counters.answered += 1;
         self.counters.slowest = self.counters.slowest.max(now - call.began);
     }
 
-    /// The next call, and its XID.
-    fn draw_call(&mut self, now: Duration) -> (u32, Call) {
+    /// Draws the next call and its XID.
+    fn draw_call(&mut self, now: Duration) -> (u32, OutstandingCall) {
         if let Some((xid, call)) = self.unanswered.pop() {
             self.counters.retransmitted += 1;
-            return (xid, Call { began: now, written: Vec::new(), ..call });
+            return (xid, OutstandingCall { began: now, written: Vec::new(), ..call });
         }
         let seed = self.mark << 16 | self.next;
         self.next += 1;
         let procedure = match self.conduct {
-            // Before the first reply it may have one outstanding call only.
+            // The first call on a connection is short, because it has the only credit until its reply arrives.
             _ if self.connection.as_ref().is_some_and(|connection| !connection.answered) => ECHO,
             Conduct::AnswersNoReads(_) => STORE,
             _ if self.stores => STORE,
-            // An announced message is an old one of the ring, which by now refers to other data and so is another call.
-            Conduct::SendsPartially(..) if self.kind == Kind::Software => {
+            // An announced message repeats an old message of the ring. Its Read chunk by now has other data, so that to
+            // CACHED it would be another call.
+            Conduct::SendsPartially(..) if self.kind == FabricKind::Software => {
                 [ECHO, STORE, STORE, LOAD][self.random.below(4)]
             }
-            _ => [ECHO, STORE, STORE, LOAD, KEEP][self.random.below(5)],
+            _ => [ECHO, STORE, STORE, LOAD, CACHED][self.random.below(5)],
         };
-        let (xid, len) = match (procedure, self.kept) {
+        let (xid, len) = match (procedure, self.last_cached) {
             // A message without private data has at most 1024 bytes (RFC 8797).
             (ECHO, _) => (seed, 8 + 4 * self.random.below(200)),
-            (KEEP, Some((xid, len))) if self.random.once_in(2) => {
-                (self.counters.reused, self.kept) = (self.counters.reused + 1, None);
+            (CACHED, Some((xid, len))) if self.random.once_in(2) => {
+                (self.counters.reused, self.last_cached) = (self.counters.reused + 1, None);
                 (xid, len)
             }
             _ if self.stores => (seed, self.chunk),
             _ => (seed, 4 * (1 + self.random.below(self.chunk / 4))),
         };
         let mut data = Vec::new();
-        if procedure == KEEP {
+        if procedure == CACHED {
             data.extend(seed.to_be_bytes());
         }
-        if matches!(procedure, STORE | KEEP) {
+        if matches!(procedure, STORE | CACHED) {
             let head = data.len();
             data.resize(len, 0);
             pattern(seed, &mut data[head..]);
         }
-        (xid, Call { procedure, seed, len, began: now, written: Vec::new(), data })
+        (xid, OutstandingCall { procedure, seed, len, began: now, written: Vec::new(), data })
     }
 
+    /// Queues calls while credits and the conduct allow more.
     fn begin_calls(&mut self, now: Duration, busy: bool) {
         let stopped = self.has_stopped(now);
         loop {
             let Some(connection) = &self.connection else { return };
-            let under_way = connection.calls.len();
+            let outstanding = connection.calls.len();
             if !busy
                 || stopped
                 || connection.mute
-                || under_way >= self.depth
-                || connection.wire.room(under_way, connection.credits) == 0
+                || outstanding >= self.depth
+                || connection.wire.available_credits(outstanding, connection.credits) == 0
             {
                 return;
             }
@@ -346,9 +353,9 @@ impl Peer {
                     pattern(call.seed, &mut args[4..]);
                     args
                 }
-                STORE | KEEP => {
+                STORE | CACHED => {
                     let target = connection.wire.expose(xid, &call.data, call.len);
-                    // Only the data distinguishes the calls of KEEP.
+                    // Calls of CACHED differ only in the data of their Read chunks.
                     let head = if call.procedure == STORE { call.seed } else { self.mark };
                     reads.push(ReadSegment { position: CALL_HEADER + 4, target });
                     head.to_be_bytes().to_vec()
@@ -364,11 +371,12 @@ impl Peer {
         }
     }
 
+    /// Sends as many bytes as the conduct allows, and what else the conduct asks for.
     fn send(&mut self, now: Duration) {
         let stopped = self.has_stopped(now);
         let Some(connection) = &mut self.connection else { return };
         match self.conduct {
-            Conduct::AnswersNoReads(Some(each)) if now >= connection.last_empty_write + each => {
+            Conduct::AnswersNoReads(Some(interval)) if now >= connection.last_empty_write + interval => {
                 connection.last_empty_write = now;
                 connection.wire.send_empty_write();
             }
@@ -380,13 +388,13 @@ impl Peer {
             _ => {}
         }
         if !stopped && !connection.mute {
-            connection.may[1] -= connection.wire.send(connection.may[1].max(0.0) as usize) as f64;
+            connection.allowance[1] -= connection.wire.send(connection.allowance[1].max(0.0) as usize) as f64;
         }
     }
 
-    /// A peer that answers no Reads holds memory for a bounded time only. Its signs of life extend it little.
-    fn check_owed(&self, now: Duration) {
+    /// Checks that the server ends a peer that answers no Reads in time, even if the peer sends empty Writes.
+    fn check_unanswered_reads(&self, now: Duration) {
         let since = self.connection.as_ref().and_then(|connection| connection.owed_since).unwrap_or(now);
-        assert!(now - since < 2 * PROGRESS, "{} holds memory beyond the bound", self.description());
+        assert!(now - since < 2 * PROGRESS, "{} must not hold memory for longer", self.description());
     }
 }

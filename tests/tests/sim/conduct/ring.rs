@@ -1,7 +1,7 @@
 //! A peer's end of a connection on the software fabric.
 //!
 //! The peer's conduct decides when it sends and receives messages. The server's device reads and writes exposed memory
-//! on its own.
+//! without the peer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -19,8 +19,8 @@ use crate::device::HOUR;
 /// Filler of memory that the server may not write.
 const UNTOUCHED: u8 = 0xee;
 
-/// A queued call.
-struct Call {
+/// A call that waits to be sent.
+struct QueuedCall {
     xid: u32,
     reads: Vec<ReadSegment>,
     writes: Vec<Segment>,
@@ -30,20 +30,23 @@ struct Call {
 /// The ring end of a connection.
 pub(super) struct Ring {
     peer: RawPeer<SoftwareFabric>,
-    /// As long as the longest chunk.
+    /// Filler of the length of the longest chunk.
     untouched: Vec<u8>,
-    /// Memory exposed for a call each, and memory available for the next one.
+    /// By XID of an outstanding call: its exposed memory.
     exposed: BTreeMap<u32, (Segment, Lent)>,
+    /// Exposed memory that no call uses.
     free: Vec<(Segment, Lent)>,
-    out: VecDeque<Call>,
-    /// Version 2: messages that the server has granted and that are unsent. The first is free.
+    out: VecDeque<QueuedCall>,
+    /// Version 2: number of messages that may be sent. The first message needs no grant.
     may_send: u32,
-    introduced: bool,
+    /// Whether the CONNPROP is sent, if the version has one.
+    sent_connprop: bool,
 }
 
 impl Ring {
     pub(super) fn connect(address: &Address, version: Version, chunk: usize) -> Self {
-        // Time limits of the fabric use another clock. A peer that takes nothing must notice the end at once.
+        // Disables the fabric's time limits, which do not use simulated time. Without a linger time, a peer that stops
+        // receiving notices the end of its connection at once.
         let config = SoftwareConfig {
             linger: Duration::ZERO,
             handshake_timeout: HOUR,
@@ -62,14 +65,15 @@ impl Ring {
             free,
             out,
             may_send: 1,
-            introduced: version == Version::V1,
+            sent_connprop: version == Version::V1,
         }
     }
 
+    /// Whether the connection is established. Sends the CONNPROP as soon as it is.
     pub(super) fn is_up(&mut self) -> bool {
         self.peer.control();
-        if !self.introduced && self.peer.is_up() {
-            self.introduced = true;
+        if !self.sent_connprop && self.peer.is_up() {
+            self.sent_connprop = true;
             self.may_send -= 1;
             self.peer.send_properties();
         }
@@ -81,39 +85,39 @@ impl Ring {
         self.peer.is_over()
     }
 
-    /// Calls that may start with `under_way` outstanding. `granted` is the credit value of the last reply.
-    pub(super) fn room(&self, under_way: usize, granted: usize) -> usize {
+    /// Number of calls that may start while `outstanding` are outstanding. `granted` is the last reply's credit value.
+    pub(super) fn available_credits(&self, outstanding: usize, granted: usize) -> usize {
         match self.peer.version {
-            Version::V1 => granted.saturating_sub(under_way),
+            Version::V1 => granted.saturating_sub(outstanding),
             Version::V2 => (self.may_send as usize).saturating_sub(self.out.len()),
         }
     }
 
-    /// Receives messages of at least `most` bytes in total, if there are as many. Returns their bytes.
-    pub(super) fn receive(&mut self, most: usize, events: &mut Vec<PeerEvent>) -> usize {
-        let mut taken = 0;
-        while taken < most {
+    /// Receives messages until their total length reaches `max` bytes. Returns that length.
+    pub(super) fn receive(&mut self, max: usize, events: &mut Vec<PeerEvent>) -> usize {
+        let mut received = 0;
+        while received < max {
             if self.peer.take(1) == 0 {
                 break;
             }
             let Some(message) = self.peer.take_message() else { continue };
-            taken += message.bytes.len();
-            assert_eq!(message.invalidated, None, "an invalidation that was not allowed");
+            received += message.bytes.len();
+            assert_eq!(message.invalidated, None, "no header permits a remote invalidation");
             let view = View::check(&message.bytes, Revision::default()).expect("a message");
             if self.peer.version == Version::V2 && !matches!(view.body(), ViewBody::Error(_)) {
                 self.may_send += view.credit() & 0xffff;
             }
             match view.body() {
                 ViewBody::Connprop(_) => self.peer.apply_properties(&message.bytes),
-                // A pure grant is no event.
+                // A pure grant has no further content.
                 ViewBody::Nomsg(()) if view.xid() == 0 => {}
                 _ => events.push(PeerEvent::Message(message.bytes)),
             }
         }
-        taken
+        received
     }
 
-    /// Exposes `len` bytes of memory for a call, with these contents.
+    /// Exposes `len` bytes of memory for a call. They start with `data`; the rest is filler.
     pub(super) fn expose(&mut self, xid: u32, data: &[u8], len: usize) -> Segment {
         let (segment, memory) = self.free.pop().unwrap_or_else(|| self.peer.expose(&self.untouched, Access::REMOTE));
         assert!(memory.write_at(0, &self.untouched) && memory.write_at(0, data));
@@ -121,39 +125,39 @@ impl Ring {
         Segment { length: len as u32, ..segment }
     }
 
-    /// Returns the contents, and checks that nothing beyond their length was written.
+    /// Returns the memory's contents, and checks that the server wrote nothing behind them.
     pub(super) fn unexpose(&mut self, xid: u32, len: usize) -> Option<Vec<u8>> {
         let (segment, memory) = self.exposed.remove(&xid)?;
         let mut bytes = vec![0; self.untouched.len()];
         assert!(memory.read_at(0, &mut bytes));
-        assert!(filled(UNTOUCHED, &bytes[len..]), "beyond the memory that was exposed");
+        assert!(filled(UNTOUCHED, &bytes[len..]), "the memory behind the exposed part must be unchanged");
         self.free.push((segment, memory));
         bytes.truncate(len);
         Some(bytes)
     }
 
     pub(super) fn call(&mut self, xid: u32, reads: &[ReadSegment], writes: &[Segment], rpc: &[u8]) {
-        self.out.push_back(Call { xid, reads: reads.to_vec(), writes: writes.to_vec(), rpc: rpc.to_vec() });
+        self.out.push_back(QueuedCall { xid, reads: reads.to_vec(), writes: writes.to_vec(), rpc: rpc.to_vec() });
     }
 
     pub(super) fn grant_nothing(&mut self) {
         self.peer.credit = 0;
     }
 
-    /// Announces a message, and writes none of it.
+    /// Announces a message, but writes none of it.
     pub(super) fn announce(&mut self, bytes: usize) {
         self.peer.announce(70 * bytes as u32);
     }
 
-    /// Sends messages of at most `most` bytes in total. Returns their bytes.
-    pub(super) fn send(&mut self, most: usize) -> usize {
+    /// Sends queued messages of at most `max` bytes in total. Returns their bytes.
+    pub(super) fn send(&mut self, max: usize) -> usize {
         let mut sent = 0;
         while let Some(call) = self.out.pop_front() {
-            let Call { xid, reads, writes, rpc } = &call;
+            let QueuedCall { xid, reads, writes, rpc } = &call;
             let counts: &[u32] = if writes.is_empty() { &[] } else { &[1] };
             let body = Body::Msg(Chunks { reads, writes: WriteList { counts, segments: writes }, ..Chunks::NONE });
             let message = self.peer.message(*xid, Flags::NONE, body, rpc);
-            if sent + message.len() > most {
+            if sent + message.len() > max {
                 self.out.push_front(call);
                 break;
             }

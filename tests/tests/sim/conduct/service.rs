@@ -7,30 +7,32 @@ use rpcrdma::service::duplicate_requests::{ClientId, DuplicateRequestCache, Dupl
 use rpcrdma::{Procedure, Refusal, ServerCall, Services};
 use rpcrdma_tests::{PROGRAM, VERSION, patterned, services_with};
 
-/// Arguments: mark of the caller. Read chunk: a unique number, and its pattern. Results: that number. Runs once,
-/// however often the call is retransmitted.
-pub(super) const KEEP: u32 = 20;
+/// A procedure that runs once, however often a call is retransmitted.
+///
+/// Arguments: mark of the caller. Read chunk: a unique number, and its pattern. Results: that number.
+pub(super) const CACHED: u32 = 20;
 
-/// The caller identifies itself. The test covers duplicates within one caller.
+/// Identifies the caller by the mark in its arguments.
 fn caller(call: &ServerCall) -> Option<ClientId> {
     let mark = call.args().first_chunk()?;
     Some(ClientId::number(u64::from(u32::from_be_bytes(*mark))))
 }
 
 pub(super) fn services(chunk: usize) -> Services {
-    let ran = Mutex::new(BTreeSet::new());
-    let keep = move |call: &mut ServerCall| {
+    let executed = Mutex::new(BTreeSet::new());
+    let handler = move |call: &mut ServerCall| {
         let data = call.read_chunk(0).and_then(|data| data.split_first_chunk()).ok_or(Refusal::GarbageArguments)?;
         let number = *data.0;
         if !patterned(u32::from_be_bytes(number), data.1) {
             return Err(Refusal::GarbageArguments);
         }
-        assert!(ran.lock().expect("nobody panics with it").insert(number), "a call has run twice");
+        assert!(executed.lock().expect("no holder panics").insert(number), "each call must run once");
         call.reply_mut(number.len())?.copy_from_slice(&number);
         Ok(())
     };
     let cache = Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
     let mut services = services_with(4096, chunk, false);
-    services.add(PROGRAM, VERSION, KEEP, Procedure::new(keep).read_chunks(1, chunk).uncounted().cached(cache, caller));
+    let procedure = Procedure::new(handler).read_chunks(1, chunk).uncounted().cached(cache, caller);
+    services.add(PROGRAM, VERSION, CACHED, procedure);
     services
 }

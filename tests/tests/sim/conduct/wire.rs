@@ -1,6 +1,6 @@
-//! A peer's end of a connection on either fabric; sends correct messages.
+//! A peer's end of a connection on either fabric, which sends correct messages.
 //!
-//! The [peer](super::peer) decides when to use it.
+//! The [peer](super::peer) decides when it sends and receives.
 
 use rpcrdma::Address;
 use rpcrdma::wire::{ReadSegment, Segment, Version};
@@ -9,7 +9,7 @@ use rpcrdma_tests::Random;
 use super::endpoint::Endpoint;
 use super::grammar::Conduct;
 use super::ring::Ring;
-use crate::device::Kind;
+use crate::device::FabricKind;
 
 /// A received event.
 pub(super) enum PeerEvent {
@@ -26,7 +26,7 @@ pub(super) enum PeerEvent {
     Fault,
 }
 
-/// An RDMA Read.
+/// An RDMA Read that the server requests.
 pub(super) struct RequestedRead {
     pub(super) handle: u32,
     pub(super) offset: u64,
@@ -35,40 +35,41 @@ pub(super) struct RequestedRead {
     pub(super) sink: (u32, u64),
 }
 
-/// Either end.
+/// A peer's end of a connection on either fabric.
 #[expect(clippy::large_enum_variant, reason = "a peer has one, and moves none")]
 pub(super) enum Wire {
     Endpoint(Endpoint),
     Ring(Ring),
 }
 
-macro_rules! each {
-    ($self:expr, $wire:ident => $what:expr) => {
+/// Evaluates an expression with the end of either variant.
+macro_rules! with_end {
+    ($self:expr, $end:ident => $expression:expr) => {
         match $self {
-            Self::Endpoint($wire) => $what,
-            Self::Ring($wire) => $what,
+            Self::Endpoint($end) => $expression,
+            Self::Ring($end) => $expression,
         }
     };
 }
 
 impl Wire {
     pub(super) fn connect(
-        (kind, chunk): (Kind, usize),
+        (kind, chunk): (FabricKind, usize),
         conduct: Conduct,
         address: &Address,
         host: &str,
         random: &mut Random,
     ) -> Self {
         match kind {
-            Kind::Endpoint(..) => Self::Endpoint(Endpoint::connect(address.fabric_address(), host)),
-            Kind::Software => {
-                let first = conduct != Conduct::GrantsNothing && random.once_in(2);
-                Self::Ring(Ring::connect(address, if first { Version::V1 } else { Version::V2 }, chunk))
+            FabricKind::Endpoint(..) => Self::Endpoint(Endpoint::connect(address.fabric_address(), host)),
+            FabricKind::Software => {
+                let version_1 = conduct != Conduct::GrantsNothing && random.once_in(2);
+                Self::Ring(Ring::connect(address, if version_1 { Version::V1 } else { Version::V2 }, chunk))
             }
         }
     }
 
-    /// Smallest number of bytes sent or received at once: of a stream one, of a ring a message.
+    /// Number of bytes that are sent or received at once: 1 on a stream, those of a long message on a ring.
     pub(super) fn unit(&self) -> f64 {
         match self {
             Self::Endpoint(_) => 1.0,
@@ -77,20 +78,20 @@ impl Wire {
     }
 
     pub(super) fn is_up(&mut self) -> bool {
-        each!(self, wire => wire.is_up())
+        with_end!(self, end => end.is_up())
     }
 
-    /// The server has ended or refused it.
+    /// Whether the server has ended or refused the connection.
     pub(super) fn is_over(&mut self) -> bool {
-        each!(self, wire => wire.is_over())
+        with_end!(self, end => end.is_over())
     }
 
-    /// Receives at most `most` bytes; over a ring, including the message that exceeds them. Returns their number.
-    pub(super) fn receive(&mut self, most: usize, events: &mut Vec<PeerEvent>) -> usize {
-        each!(self, wire => wire.receive(most, events))
+    /// Receives at most `max` bytes, or over a ring, messages until these bytes are reached. Returns their number.
+    pub(super) fn receive(&mut self, max: usize, events: &mut Vec<PeerEvent>) -> usize {
+        with_end!(self, end => end.receive(max, events))
     }
 
-    /// Exposes memory for this call, with these contents. The device of a ring serves it on its own.
+    /// Exposes memory with these contents for a call. Over a ring, the server's device accesses it without the peer.
     pub(super) fn expose(&mut self, xid: u32, data: &[u8], len: usize) -> Segment {
         match self {
             Self::Endpoint(_) => Segment { handle: xid, length: len as u32, offset: 0 },
@@ -98,7 +99,7 @@ impl Wire {
         }
     }
 
-    /// Ends the exposure. Returns the contents if a device has written them.
+    /// Ends the exposure of a call. Returns the contents of its memory if a device may have written them.
     pub(super) fn unexpose(&mut self, xid: u32, len: usize) -> Option<Vec<u8>> {
         match self {
             Self::Endpoint(_) => None,
@@ -108,40 +109,41 @@ impl Wire {
 
     /// Queues a call.
     pub(super) fn call(&mut self, xid: u32, reads: &[ReadSegment], writes: &[Segment], rpc: &[u8]) {
-        each!(self, wire => wire.call(xid, reads, writes, rpc))
+        with_end!(self, end => end.call(xid, reads, writes, rpc))
     }
 
+    /// Answers an RDMA Read.
     pub(super) fn answer(&mut self, requested: &RequestedRead, data: &[u8]) {
         match self {
             Self::Endpoint(endpoint) => endpoint.answer(requested, data),
-            Self::Ring(_) => unreachable!("the device answers"),
+            Self::Ring(_) => unreachable!("over a ring, the server's device reads the memory"),
         }
     }
 
-    /// Calls that may start with `under_way` outstanding and `granted` credits in the last reply.
-    pub(super) fn room(&self, under_way: usize, granted: usize) -> usize {
+    /// Number of calls that may start while `outstanding` are outstanding. `granted` is the last reply's credit value.
+    pub(super) fn available_credits(&self, outstanding: usize, granted: usize) -> usize {
         match self {
-            Self::Endpoint(_) => granted.saturating_sub(under_way),
-            Self::Ring(ring) => ring.room(under_way, granted),
+            Self::Endpoint(_) => granted.saturating_sub(outstanding),
+            Self::Ring(ring) => ring.available_credits(outstanding, granted),
         }
     }
 
-    /// Sends a sign of life.
+    /// Sends an RDMA Write of no bytes, as a keep-alive probe.
     pub(super) fn send_empty_write(&mut self) {
         match self {
             Self::Endpoint(endpoint) => endpoint.send_empty_write(),
-            Self::Ring(_) => unreachable!("the device answers"),
+            Self::Ring(_) => unreachable!("only a peer over iWARP sends empty Writes"),
         }
     }
 
-    /// Stops granting messages to the server. Only in version 2 does a client grant any.
+    /// Stops granting messages to the server. Only over a ring may a peer use version 2, in which clients grant.
     pub(super) fn grant_nothing(&mut self) {
         if let Self::Ring(ring) = self {
             ring.grant_nothing();
         }
     }
 
-    /// Sends `bytes` bytes of its next message, and nothing afterwards.
+    /// Sends `bytes` bytes of the next message; over a ring, announces a message instead.
     pub(super) fn send_partially(&mut self, bytes: usize) {
         match self {
             Self::Endpoint(endpoint) => drop(endpoint.send(bytes)),
@@ -149,8 +151,8 @@ impl Wire {
         }
     }
 
-    /// Sends at most `most` bytes. Returns their number.
-    pub(super) fn send(&mut self, most: usize) -> usize {
-        each!(self, wire => wire.send(most))
+    /// Sends at most `max` queued bytes. Returns their number.
+    pub(super) fn send(&mut self, max: usize) -> usize {
+        with_end!(self, end => end.send(max))
     }
 }
