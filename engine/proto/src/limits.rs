@@ -6,7 +6,7 @@ use crate::wire::ChunkLimits;
 
 /// Maximum chunks per direction, besides Position Zero Read and Reply chunks.
 pub const MAX_CHUNKS: usize = 4;
-/// Maximum segments of a chunk of any of the four kinds (RFC 8267 §6.4.2).
+/// Maximum segments of a chunk of any kind (RFC 8267 §6.4.2).
 pub const MAX_SEGMENTS: usize = 16;
 
 /// Limits on the chunk lists of a call, for [`View::check_limits`](crate::wire::View::check_limits).

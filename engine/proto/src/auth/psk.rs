@@ -113,7 +113,7 @@ impl PreSharedKey {
         Ok(Self { keys: vec![Arc::new(NamedKey::new(id, key)?)] })
     }
 
-    /// Adds a key that a server accepts: for rotation, or one per client.
+    /// Adds a key, for rotation, or one per client, at a server.
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
