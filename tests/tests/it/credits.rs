@@ -5,11 +5,11 @@ use rpcrdma_tests::prelude::*;
 
 use super::parts::{LONG, long_world};
 
-/// A message with arbitrary increments.
-fn with_increment(xid: u32, most: u32, newly: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
-    let header = Header { xid, credit: most << 16 | newly, received: None, flags, body };
+/// Encodes a message of the incremental credit mode with this limit and this increment.
+fn with_increment(xid: u32, limit: u32, increment: u32, flags: Flags, body: Body<'_>, payload: &[u8]) -> Vec<u8> {
+    let header = Header { xid, credit: limit << 16 | increment, received: None, flags, body };
     let mut bytes = vec![0; header.encoded_len(Version::V2, Revision::Ietf00)];
-    header.emit(&mut bytes, Version::V2, Revision::Ietf00).expect("as long as it says");
+    header.emit(&mut bytes, Version::V2, Revision::Ietf00).expect("a buffer of the encoded length");
     bytes.extend_from_slice(payload);
     bytes
 }
@@ -40,8 +40,8 @@ fn a_server_obeys_a_lowered_limit_of_outstanding_messages() {
     let config = small().with(|c| c.debug.continue_up_to = 64 << 10);
     let (_world, _, mut client) = long_world("lowered", CreditMode::V2Incremental, config);
     client.ping();
-    let grant = |most| with_increment(0, most, 0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
-    // Credit covers all parts of the reply; then the limit drops to two outstanding.
+    let grant = |limit| with_increment(0, limit, 0, Flags::NONE, Body::Nomsg(Chunks::NONE), b"");
+    // The credits of the client cover all parts of the reply. Then the limit drops to two outstanding messages.
     let call = call_bytes(XID, PROGRAM, VERSION, LONG, &[7; 40_000]);
     let parts: Vec<_> = call.chunks(4000).collect();
     for (n, part) in parts.iter().enumerate() {
@@ -53,7 +53,7 @@ fn a_server_obeys_a_lowered_limit_of_outstanding_messages() {
         reply.extend(client.expect_only(2));
         client.send(&grant(2));
     }
-    // Earlier credit becomes usable once the limit allows it.
+    // Credits that were granted earlier become usable again once the limit allows it.
     reply.extend(client.expect_only(2));
     client.send(&grant(64));
     while reply.last().expect("a part").more() {
@@ -64,8 +64,8 @@ fn a_server_obeys_a_lowered_limit_of_outstanding_messages() {
     client.ping();
 }
 
-/// A receiver must ignore the credits of an error. An error therefore carries the current limit and grants nothing new,
-/// or the count would be lost.
+/// An error carries the current limit and grants no new credits. A receiver must ignore the credits of an error, so it
+/// would not count new ones.
 #[test]
 fn errors_carry_the_limit_and_no_new_credits() {
     with_raw("grant-of-errors", V2_CREDIT_MODES, |client| {
@@ -74,22 +74,26 @@ fn errors_carry_the_limit_and_no_new_credits() {
             false => (message.credit() >> 16, message.credit() & 0xFFFF),
             true => (message.credit(), 0),
         };
-        let (most, _) = granted(&client.ask(ECHO, Chunks::NONE, b""));
+        let (limit, _) = granted(&client.ask(ECHO, Chunks::NONE, b""));
         for _ in 0..100 {
             let answer = client.ask(STORE, &Lists::new().read(2, [segment(8)]), &[0; 4]);
             assert_eq!(answer.error(), (XID, ErrorBody::BadXdr));
-            let (now, newly) = granted(&answer);
-            assert!(newly == 0 && (now == most || is_windowed && (1..=most).contains(&now)), "{answer}");
+            let (new_limit, increment) = granted(&answer);
+            assert!(
+                increment == 0 && (new_limit == limit || is_windowed && (1..=limit).contains(&new_limit)),
+                "{answer}"
+            );
         }
     });
 }
 
 /// Connections that use most of the server's Receives.
 const OTHERS: u64 = 85;
-/// Idle time before a message, exceeded by an eighth at most.
+/// Idle time before a keep-alive message. The server may wait longer by an eighth.
 const KEEP_ALIVE: Duration = Duration::from_millis(20);
 
-fn burst(client: &mut LocalClient, depth: u64, calls: u64) {
+/// Makes `calls` calls, with at most `depth` of them outstanding.
+fn make_calls(client: &mut LocalClient, depth: u64, calls: u64) {
     client.keep_busy(depth, calls, |client, _| client.prepare(ECHO, 4).ok(), |done| drop(done.result.unwrap()));
 }
 
@@ -101,7 +105,7 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
             (c.limits.credits, c.limits.max_credits) = (8, 64);
             (c.debug.reverse_credits, c.memory.receives) = (0, 1024);
         });
-        // The server reviews each credit limit once in that time.
+        // The server reviews each credit limit once in this interval.
         let review_interval = 8 * shard.poll.control_interval;
         let (address, server) = world.serve_timed(shard);
         let reserved = || server.stats().receives_reserved;
@@ -113,16 +117,17 @@ fn credit_limits_grow_under_load_and_shrink_when_receives_are_short() {
         let mut busy = new_client();
         assert_eq!(reserved(), 9);
         let grown = wait_until(|| {
-            burst(&mut busy, 64, 2000);
+            make_calls(&mut busy, 64, 2000);
             server.pass(review_interval);
             reserved() == 65
         });
         assert!(grown, "{} Receives are reserved", reserved());
-        // More connections leave the shard few unreserved Receives. Connections with little use return most of theirs.
+        // More connections leave the shard few unreserved Receives. Connections that use few credits then return most
+        // of their Receives.
         let others: Vec<_> = (0..OTHERS).map(|_| new_client()).collect();
         let shrunk = wait_until(|| {
-            // An occasional call delivers a lower grant.
-            burst(&mut busy, 1, 20);
+            // The replies to a few calls deliver a lower grant.
+            make_calls(&mut busy, 1, 20);
             server.pass(review_interval);
             reserved() <= 9 * (OTHERS + 1)
         });
@@ -139,8 +144,8 @@ fn a_pure_grant_keeps_a_quiet_connection_alive() {
         let mut client = world.client(&address, mode);
         echo(&mut client, b"four").unwrap();
         let before = client.stats().messages.received;
-        // The server sends more grants than the client has granted credits. The client acknowledges grants from time
-        // to time, and the server does not acknowledge acknowledgments.
+        // The server sends more grants than it has credits from the client, which acknowledges them from time to time.
+        // The server does not acknowledge these acknowledgments.
         client.quiet_until(|client| {
             server.pass(2 * KEEP_ALIVE);
             client.stats().messages.received >= before + 70
@@ -157,20 +162,20 @@ fn version_1_keeps_a_quiet_connection_alive_without_a_message() {
     let mut client = world.client(&address, CreditMode::V1);
     echo(&mut client, b"four").unwrap();
     let before = server.stats();
-    // There are more requests than the send queue holds, so they must complete.
+    // The server posts more keep-alive requests than its send queue holds, so they must complete.
     client.quiet_until(|_| {
         server.pass(2 * KEEP_ALIVE);
         server.stats().fabric.posts >= before.fabric.posts + 300
     });
     let now = server.stats();
-    assert_eq!(now.messages.sent, before.messages.sent, "a message was sent");
-    assert!(now.completions > before.completions + 290, "a keep-alive request did not complete");
+    assert_eq!(now.messages.sent, before.messages.sent, "no message is sent");
+    assert!(now.completions > before.completions + 290, "the keep-alive requests complete");
     echo(&mut client, b"four").unwrap();
 }
 
-/// A reply permits a client's next call. Outstanding calls hold most message buffers here, so the shard has fewer
-/// Receives than it has reserved. They suffice for the clients that wait for replies. Other clients are answered
-/// meanwhile, as often as they call.
+/// Outstanding calls hold most message buffers, so the shard has posted fewer Receives than it has reserved. The posted
+/// ones suffice, because clients that wait for replies send no further calls. Meanwhile the shard answers other clients
+/// as often as they call.
 #[test]
 fn clients_are_answered_while_calls_of_others_hold_most_buffers() {
     const CLIENTS: usize = 20;
@@ -202,14 +207,14 @@ fn clients_are_answered_while_calls_of_others_hold_most_buffers() {
                 }
                 goal(ended)
             });
-            assert!(done, "{ended} calls were answered");
+            assert!(done, "only {ended} calls were answered");
         };
-        let has_few = || world.stats().receives_posted < world.stats().receives_reserved;
-        poll_until(&|_| has_few());
+        let has_few_receives = || world.stats().receives_posted < world.stats().receives_reserved;
+        poll_until(&|_| has_few_receives());
         for n in 0..100 {
             assert!(other.run(0, b"").is_ok(), "call {n}");
         }
-        assert!(has_few());
+        assert!(has_few_receives());
         gate.open();
         poll_until(&|ended| ended == CLIENTS as u64 * CALLS);
         assert_eq!((world.stats().calls_failed, world.stats().fabric.receiver_not_ready), (0, 0));

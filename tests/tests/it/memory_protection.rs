@@ -1,11 +1,11 @@
 //! Protection of memory that a server exposes to a client (version 2 §10.1).
-//! Only that client reaches it, during the call, within its bounds.
+//! Only that client can reach the memory, only during the call, and only within the bounds of the memory.
 
 use rpcrdma_tests::prelude::*;
 
 const LEN: usize = 500;
 
-/// A server that calls its client with a Read chunk and a Write chunk.
+/// A call of a server to its client, with a Read chunk and a Write chunk.
 struct ExposingCall {
     client: RawPeer,
     xid: u32,
@@ -15,7 +15,8 @@ struct ExposingCall {
     reverse: Client,
 }
 
-fn at(segment: Segment, skip: i64) -> RemoteMemory {
+/// The address `skip` bytes after the start of a segment.
+fn address_in(segment: Segment, skip: i64) -> RemoteMemory {
     RemoteMemory { rkey: segment.handle, address: segment.offset.wrapping_add_signed(skip) }
 }
 
@@ -34,16 +35,16 @@ impl ExposingCall {
         exposing
     }
 
-    /// Checks that the client can still read the memory, so that only protection can stop the others.
+    /// Checks that the client can still read the memory, so only protection can deny it to other clients.
     fn check_data(&mut self) {
-        let seen = self.client.read(at(self.read, 0), LEN).expect("it was offered");
+        let seen = self.client.read(address_in(self.read, 0), LEN).expect("the call exposes the memory");
         assert!(patterned(1, &seen));
     }
 
     /// Answers the call with `written` in the Write chunk. Returns the bytes that the server's caller receives.
     fn end(mut self, written: &[u8]) -> (RawPeer, Client, Vec<u8>) {
         if !written.is_empty() {
-            self.client.write(written, at(self.write, 0));
+            self.client.write(written, address_in(self.write, 0));
         }
         let used = Lists::new().write([self.write.part(0, written.len() as u32)]);
         self.client.reply_with(self.xid, &used, &reply_bytes(self.xid, b""), None);
@@ -53,7 +54,7 @@ impl ExposingCall {
     }
 }
 
-/// Checks that a peer cannot write to this memory if `write` is true, else that it cannot read it.
+/// Checks that a peer cannot write to this memory if `write` is true, or cannot read it otherwise.
 fn assert_unreachable(peer: &mut RawPeer, target: RemoteMemory, len: usize, write: bool) {
     if write {
         peer.write(&vec![9; len], target);
@@ -68,20 +69,20 @@ fn memory_exposed_to_one_client_is_inaccessible_to_others() {
     let (services, callers) = services_with_hello();
     let (world, address) = World::serving("shown", small_server(), services);
     let mut exposing = ExposingCall::new(&world, &address, &callers);
-    // Other clients, with and without exposed memory of their own, try the accesses of the first.
+    // Other clients try the accesses of the first one. The server exposes memory to some of them, too.
     for (segment, write) in [(exposing.read, false), (exposing.write, true), (exposing.write, false)] {
-        assert_unreachable(&mut RawPeer::connect(&address), at(segment, 0), LEN, write);
+        assert_unreachable(&mut RawPeer::connect(&address), address_in(segment, 0), LEN, write);
         exposing.check_data();
         let mut other = ExposingCall::new(&world, &address, &callers);
         // Two connections may have equal handles, each for its own memory.
         if ![other.read.handle, other.write.handle].contains(&segment.handle) {
-            assert_unreachable(&mut other.client, at(segment, 0), LEN, write);
+            assert_unreachable(&mut other.client, address_in(segment, 0), LEN, write);
         }
         drop(other);
         exposing.check_data();
     }
     let (_client, _reverse, seen) = exposing.end(&[3; LEN]);
-    assert_eq!(seen, [3; LEN], "another client has written");
+    assert_eq!(seen, [3; LEN], "only the first client has written");
 }
 
 #[test]
@@ -89,7 +90,9 @@ fn access_to_exposed_memory_is_limited_by_rights_length_and_time() {
     let (services, callers) = services_with_hello();
     let (world, address) = World::serving("shown-bounds", small_server(), services);
     let len = LEN as i64;
-    // Writes to the read-only window, reads of the other one, and accesses beyond the ends of both.
+    // Each case: whether the target is the Read chunk, whether the access is a write, its distance from the start of
+    // the chunk, and whether the device must check bounds. The first two accesses lack the right. The others cross a
+    // bound of the chunk.
     let cases = [
         (true, true, 0, false),
         (false, false, 0, false),
@@ -106,7 +109,7 @@ fn access_to_exposed_memory_is_limited_by_rights_length_and_time() {
         }
         assert_unreachable(
             &mut exposing.client,
-            at(if of_read { exposing.read } else { exposing.write }, skip),
+            address_in(if of_read { exposing.read } else { exposing.write }, skip),
             2,
             write,
         );
@@ -118,6 +121,6 @@ fn access_to_exposed_memory_is_limited_by_rights_length_and_time() {
         let exposing = ExposingCall::new(&world, &address, &callers);
         let segment = if write { exposing.write } else { exposing.read };
         let (mut client, _reverse, _) = exposing.end(&[3; LEN]);
-        assert_unreachable(&mut client, at(segment, 0), LEN, write);
+        assert_unreachable(&mut client, address_in(segment, 0), LEN, write);
     }
 }

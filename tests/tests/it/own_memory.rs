@@ -15,7 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 pub(super) const PAGE: usize = 4096;
 /// Bytes of an arena, one hugetlb page.
 const LEN: usize = 2 << 20;
-/// Returns a page of the application's memory.
+/// A procedure that returns a page of the application's memory.
 const PAGE_OF: u32 = 20;
 
 /// A mapping of the application; sets a flag when it is unmapped.
@@ -58,7 +58,7 @@ impl Mapping {
         Self { base: NonNull::new(base.cast()).expect("no mapping is at 0"), len, unmapped: Arc::default() }
     }
 
-    /// An arena over the mapping, and the flag of its unmapping.
+    /// Returns an arena over the mapping, and a flag that its unmapping sets.
     fn into_arena(self) -> (Arena, Arc<AtomicBool>) {
         let (base, len, unmapped) = (self.base, self.len, Arc::clone(&self.unmapped));
         // SAFETY: the memory stays mapped until its drop, and nothing else changes it: the file is neither written nor
@@ -68,47 +68,47 @@ impl Mapping {
     }
 }
 
-/// An arena over an anonymous mapping in small pages, and the flag of its unmapping.
+/// Returns an arena over an anonymous mapping in small pages, and a flag that its unmapping sets.
 pub(super) fn own_arena(bytes: usize) -> (Arena, Arc<AtomicBool>) {
     Mapping::anonymous(bytes, MapFlags::empty()).expect("memory").into_arena()
 }
 
-fn get(client: &mut LocalClient, token: u64) {
+fn request_page(client: &mut LocalClient, token: u64) {
     client.send_call(token, |client| client.chunked(PAGE_OF, b"", &[], &[PAGE]));
 }
 
 /// All shards and workers send pages that one thread has filled.
 #[test]
 fn any_shard_sends_memory_mapped_by_the_application() {
-    sends_from(World::new("mapped"), own_arena(LEN), |page| pattern(7, page));
+    assert_page_sent(World::new("mapped"), own_arena(LEN), |page| pattern(7, page));
 }
 
 #[test]
 fn results_are_sent_from_hugetlb_pages() {
     let world = World::new("hugetlb");
     match Mapping::anonymous(LEN, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
-        Ok(mapping) => sends_from(world, mapping.into_arena(), |page| pattern(7, page)),
+        Ok(mapping) => assert_page_sent(world, mapping.into_arena(), |page| pattern(7, page)),
         Err(error) => println!("not run: no hugetlb pages ({error}; sysctl vm.nr_hugepages)"),
     }
 }
 
-/// The data was written to the file, and no buffer holds a copy.
+/// The server sends data that was written to a file. No buffer holds a copy.
 #[test]
 fn results_are_sent_from_a_memfd() {
     let world = World::new("memfd");
     let mut file = File::from(memfd_create("own", MemfdFlags::CLOEXEC).expect("a memfd"));
     let page = data_of(7, PAGE);
     for _ in 0..LEN / PAGE {
-        file.write_all(&page).expect("there is memory");
+        file.write_all(&page).expect("memory");
     }
     let mapping = Mapping::of_file(&file, LEN).expect("a mapping");
     drop(file);
-    sends_from(world, mapping.into_arena(), |_| {});
+    assert_page_sent(world, mapping.into_arena(), |_| {});
 }
 
-/// Sends a page of the application's memory to four clients. `fill` writes pattern 7 where the memory does not hold it
-/// yet.
-fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fill: impl Fn(&mut [u8])) {
+/// Checks that a server sends a page of the application's memory to four clients. `fill` writes pattern 7 unless the
+/// memory already holds it.
+fn assert_page_sent(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fill: impl Fn(&mut [u8])) {
     let pool = Pool::of_pages(arena.clone(), Class { size: PAGE, count: 4 }).unwrap();
     let mut page = pool.alloc(PAGE).unwrap();
     fill(&mut page);
@@ -120,7 +120,7 @@ fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fil
     let address = world.serve_with(ServerConfig { shards: 2, ..shard.with_workers(2) }, services);
     let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
     for client in &mut clients {
-        get(client, 0);
+        request_page(client, 0);
         client.each_end(1, |done| assert!(patterned(7, done.result.expect("a page").chunk(0).expect("a chunk"))));
     }
     let served = world.server().stats();
@@ -129,10 +129,10 @@ fn sends_from(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>), fil
     assert!(!unmapped.load(Ordering::SeqCst), "the server still uses the memory");
     world.assert_server_clean();
     drop(world.take_server());
-    assert!(unmapped.load(Ordering::SeqCst), "the memory is still mapped");
+    assert!(unmapped.load(Ordering::SeqCst), "the memory is unmapped with the server");
 }
 
-/// The application has dropped its arena and its pool. The call keeps its memory until it has been sent.
+/// The application has dropped its arena and its pool. The call keeps the memory of its results until they were sent.
 #[test]
 fn a_call_keeps_the_memory_that_it_sends() {
     let mut world = World::new("kept");
@@ -142,15 +142,15 @@ fn a_call_keeps_the_memory_that_it_sends() {
         // Checks of the peers' obligations would ask the device about all Sends.
         c.timeouts.progress = Duration::from_secs(3600);
     });
-    let (hold, held) = channel();
-    let deferred = Procedure::deferred(move |call| hold.send(call).expect("somebody takes it"));
+    let (send_call, calls) = channel();
+    let deferred = Procedure::deferred(move |call| send_call.send(call).expect("the test waits"));
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, PAGE_OF, deferred.write_chunks(1, PAGE).results_from_handler());
     let address = world.serve_with(shard, services);
     let mut client = world.client(&address, small());
-    get(&mut client, 0);
+    request_page(&mut client, 0);
     client.flush();
-    let mut call = held.recv().expect("the call");
+    let mut call = calls.recv().expect("the call");
     let pool = Pool::of_pages(arena, Class { size: PAGE, count: 1 }).unwrap();
     let mut page = pool.alloc(PAGE).unwrap();
     pattern(3, &mut page);
@@ -158,12 +158,12 @@ fn a_call_keeps_the_memory_that_it_sends() {
     let owner = Arc::new(());
     let page: Frozen = page.freeze().with_owner(Arc::clone(&owner));
     drop(pool);
-    call.set_result(0, page).expect("there is room");
+    call.set_result(0, page).expect("a chunk for the page");
     assert_eq!(Arc::strong_count(&owner), 2);
     call.answer(Ok(()));
     client.each_end(1, |done| assert!(patterned(3, done.result.expect("a page").chunk(0).expect("a chunk"))));
     client.poll_until(|_| Arc::strong_count(&owner) == 1);
-    drop((client, held));
+    drop((client, calls));
     world.assert_server_clean();
     drop(world.take_server());
     assert!(unmapped.load(Ordering::SeqCst));
@@ -175,11 +175,11 @@ fn memory_that_peers_cannot_map_is_not_registered_for_them() {
     let _world = World::new("not-shown");
     let (arena, _) = own_arena(PAGE);
     let mut fabric = test_fabric::open(&test_fabric::new_address("not-shown"));
-    let shown = fabric.register(&arena, Access::REMOTE_READ);
+    let registered = fabric.register(&arena, Access::REMOTE_READ);
     if test_fabric::on_device() {
-        return assert_eq!(shown, Ok(()), "a device registers any pages");
+        return assert_eq!(registered, Ok(()), "a device registers any pages");
     }
-    assert_eq!(shown.as_ref().map_err(FabricError::kind), Err(FabricErrorKind::Unsupported));
-    assert!(shown.unwrap_err().to_string().contains("`ArenaConfig::build`"), "the remedy");
-    assert_eq!(fabric.register(&arena, Access::LOCAL), Ok(()), "for this side's own work requests");
+    assert_eq!(registered.as_ref().map_err(FabricError::kind), Err(FabricErrorKind::Unsupported));
+    assert!(registered.unwrap_err().to_string().contains("`ArenaConfig::build`"), "the error names the remedy");
+    assert_eq!(fabric.register(&arena, Access::LOCAL), Ok(()), "local access needs no descriptor");
 }

@@ -14,27 +14,27 @@ const ROUNDS: usize = 4;
 /// RDMA Reads of a server, as its fabric traces them.
 #[derive(Clone, Copy, Default)]
 struct Reads {
-    under_way: u64,
-    most: u64,
-    all: u64,
+    outstanding: u64,
+    max_outstanding: u64,
+    total: u64,
 }
 
 impl Reads {
-    /// Parses a line of the trace.
-    fn see(&mut self, line: &str) {
+    /// Counts a Read that this line of the trace starts or completes.
+    fn count_line(&mut self, line: &str) {
         if line.contains(" > ") && line.contains(" Read ") {
-            self.under_way += 1;
-            self.all += 1;
-            self.most = self.most.max(self.under_way);
+            self.outstanding += 1;
+            self.total += 1;
+            self.max_outstanding = self.max_outstanding.max(self.outstanding);
         } else if line.contains(" < ") && line.contains(" Read ") {
-            self.under_way -= 1;
+            self.outstanding -= 1;
         }
     }
 }
 
-/// The Reads and the statistics of a server with these limits, whose client keeps `together` calls of `procedure`
-/// outstanding on each connection.
-fn served(
+/// Runs a server with these limits, whose client makes `together` calls of `procedure` at once on each connection, in
+/// each of [`ROUNDS`] rounds. Returns the Reads and the statistics of the server.
+fn serve_calls(
     procedure: u32,
     limit: impl FnOnce(&mut LimitsConfig),
     connections: usize,
@@ -47,7 +47,7 @@ fn served(
     let seen = Rc::clone(&reads);
     let trace = move |line: &str| {
         let mut now = seen.get();
-        now.see(line);
+        now.count_line(line);
         seen.set(now);
     };
     let fabric = Trace::new(address.open(&config).expect("a fabric"), trace::length, trace);
@@ -55,9 +55,9 @@ fn served(
     let mut server = polled_server(fabric, &listener, config, standard_services());
     let mut client = polled_client(&address, small());
     let connect = |_| connect_polling(&mut client, &address, || _ = server.poll_once());
-    let all: Vec<_> = (0..connections).map(connect).collect();
+    let opened: Vec<_> = (0..connections).map(connect).collect();
     for _ in 0..ROUNDS {
-        for (seed, &connection) in (0..).zip(all.iter().cycle().take(connections * together)) {
+        for (seed, &connection) in (0..).zip(opened.iter().cycle().take(connections * together)) {
             let mut chunk = client.alloc(connection, CHUNK).expect("memory");
             let call = if procedure == STORE {
                 pattern(seed, &mut chunk);
@@ -65,12 +65,12 @@ fn served(
             } else {
                 client.prepared(LOAD, &be(&[seed, CHUNK as u32])).write_chunk_into(chunk)
             };
-            client.start(connection, call, seed.into()).expect("under way");
+            client.start(connection, call, seed.into()).expect("a started call");
         }
         let mut answered = 0;
         while answered < connections * together {
             client.poll(|done| {
-                let reply = done.result.expect("no call is refused for it");
+                let reply = done.result.expect("a limit refuses no call");
                 match procedure {
                     STORE => assert_eq!(reply.results(), be(&[CHUNK as u32])),
                     _ => assert!(patterned(done.token as u32, reply.chunk(0).expect("its chunk"))),
@@ -85,8 +85,9 @@ fn served(
 
 #[test]
 fn calls_beyond_the_reads_of_a_connection_wait_and_all_are_answered() {
-    // The limits, the number of Reads at a time if only that is limited, and whether calls wait. A call that exceeds
-    // the limit runs alone. The last limits are enough for all.
+    // Each case: the limits of Reads and of bytes, the expected maximum of outstanding Reads if only the first limit is
+    // set, and whether calls wait. A call that exceeds the limit of bytes by itself runs alone. In the last two cases
+    // the calls exceed no limit.
     let cases = [
         (Some(1), None, Some(1), true),
         (Some(3), None, Some(3), true),
@@ -95,26 +96,28 @@ fn calls_beyond_the_reads_of_a_connection_wait_and_all_are_answered() {
         (Some(TOGETHER), Some(CHUNK * TOGETHER), None, false),
         (None, None, None, false),
     ];
-    for_each(cases, |(max_reads, max_bytes, most, waits)| {
+    for_each(cases, |(max_reads, max_bytes, expected, waits)| {
         let limit = |limits: &mut LimitsConfig| (limits.max_reads, limits.max_read_bytes) = (max_reads, max_bytes);
-        let (reads, stats) = served(STORE, limit, 1, TOGETHER);
-        assert!(reads.all >= (ROUNDS * TOGETHER) as u64, "{} Reads were seen", reads.all);
+        let (reads, stats) = serve_calls(STORE, limit, 1, TOGETHER);
+        assert!(reads.total >= (ROUNDS * TOGETHER) as u64, "{} Reads were seen", reads.total);
         assert_eq!(stats.read_waits > 0, waits);
-        assert!(if waits { most.is_none_or(|most| reads.most == most) } else { reads.most > 3 }, "{}", reads.most);
+        let max = reads.max_outstanding;
+        assert!(if waits { expected.is_none_or(|expected| max == expected) } else { max > 3 }, "{max}");
     });
 }
 
 #[test]
 fn replies_beyond_the_writes_of_a_connection_wait_and_all_are_sent() {
-    // A reply that exceeds the limit by itself is sent alone. Writes of an earlier round may not have completed yet.
+    // A reply that exceeds the limit by itself is sent alone. Writes of an earlier round may not have completed yet, so
+    // the sufficient limit covers all rounds.
     let all = CHUNK * ROUNDS * TOGETHER;
     for_each([(Some(CHUNK + CHUNK / 2), true), (Some(1), true), (Some(all), false), (None, false)], |(most, waits)| {
-        assert_eq!(served(LOAD, |limits| limits.max_write_bytes = most, 1, TOGETHER).1.write_waits > 0, waits);
+        assert_eq!(serve_calls(LOAD, |limits| limits.max_write_bytes = most, 1, TOGETHER).1.write_waits > 0, waits);
     });
 }
 
 #[test]
 fn a_connection_does_not_wait_for_the_reads_of_another() {
-    let (reads, stats) = served(STORE, |limits| limits.max_reads = Some(1), 2, 1);
-    assert_eq!((reads.most, stats.read_waits), (2, 0), "each has its own limit");
+    let (reads, stats) = serve_calls(STORE, |limits| limits.max_reads = Some(1), 2, 1);
+    assert_eq!((reads.max_outstanding, stats.read_waits), (2, 0), "each connection has its own limit");
 }

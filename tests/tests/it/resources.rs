@@ -1,8 +1,8 @@
-//! Calls beyond the other end's resources (version 2 §6.4.3): errors and retries.
+//! Calls that exceed the other end's resources (version 2 §6.4.3): errors and retransmissions.
 
 use rpcrdma_tests::prelude::*;
 
-/// Results: two Write chunks, the second of [`NEEDED`] bytes.
+/// A procedure whose results are two Write chunks, of 8 bytes and of [`NEEDED`] bytes.
 const TWO: u32 = 80;
 const NEEDED: usize = 5000;
 
@@ -19,7 +19,7 @@ fn services() -> Services {
     services
 }
 
-fn with(mode: CreditMode, revision: Revision) -> Config {
+fn config_in(mode: CreditMode, revision: Revision) -> Config {
     in_mode(mode).with(|c| c.debug.revision = revision)
 }
 
@@ -27,7 +27,7 @@ fn with(mode: CreditMode, revision: Revision) -> Config {
 fn too_short_a_write_chunk_gets_write_resource_with_index_and_length() {
     with_raw_of("short-chunk", CREDIT_MODES, &services(), |client| {
         let (room, untouched) = client.room(6000);
-        // First the second chunk is short. Then both are, and the error names the first.
+        // In the first case the second chunk is too short. In the second case both are, and the error names the first.
         for (lens, chunk_index, length_needed) in [([8, 4999], 2, NEEDED as u32), ([7, 10], 1, 8)] {
             let [one, two] = lens.map(|len| room.part(0, len));
             client.call(TWO, &Lists::new().write([one]).write([two]), b"");
@@ -41,12 +41,12 @@ fn too_short_a_write_chunk_gets_write_resource_with_index_and_length() {
     });
 }
 
-fn two(client: &mut LocalClient, room: [usize; 2]) -> Result<(), CallError> {
+fn call_two(client: &mut LocalClient, room: [usize; 2]) -> Result<(), CallError> {
     let call = client.chunked(TWO, b"", &[], &room);
     let reply = client.call(call)?;
     for (n, len) in [8, NEEDED].into_iter().enumerate() {
-        let got = reply.chunk(n).expect("a chunk");
-        assert!(got.len() == len && patterned(n as u32, got));
+        let chunk = reply.chunk(n).expect("a chunk");
+        assert!(chunk.len() == len && patterned(n as u32, chunk));
     }
     Ok(())
 }
@@ -55,17 +55,17 @@ fn two(client: &mut LocalClient, room: [usize; 2]) -> Result<(), CallError> {
 fn write_resource_makes_the_client_retransmit_with_more_room() {
     for_each(CREDIT_MODES, |mode| {
         let (_world, mut client) = World::pair_with("more-room", mode, services(), mode);
-        assert_eq!(two(&mut client, [8, NEEDED]), Ok(()));
+        assert_eq!(call_two(&mut client, [8, NEEDED]), Ok(()));
         assert_eq!(client.stats().calls_retransmitted, 0);
-        for_each([([8, 100], 1), ([4, NEEDED], 1), ([1, 1], 2)], |(room, attempts)| {
+        for_each([([8, 100], 1), ([4, NEEDED], 1), ([1, 1], 2)], |(room, retransmissions)| {
             let before = client.stats().calls_retransmitted;
-            let result = two(&mut client, room);
+            let result = call_two(&mut client, room);
             if mode == CreditMode::V1 {
                 // Version 1 has one error for all cases, without the needed length.
                 assert!(matches!(result, Err(CallError::Transport(_))), "{result:?}");
             } else {
                 assert_eq!(result, Ok(()));
-                assert_eq!(client.stats().calls_retransmitted - before, attempts);
+                assert_eq!(client.stats().calls_retransmitted - before, retransmissions);
             }
             assert_eq!(client.stats().exposed_buffers, 0);
         });
@@ -81,7 +81,7 @@ fn too_short_a_reply_chunk_gets_reply_resource_with_the_length() {
         (CreditMode::V1, Revision::Ietf00),
     ];
     for_each(modes, |(mode, revision)| {
-        let (_world, address) = World::serving("short-reply-chunk", with(mode, revision), services());
+        let (_world, address) = World::serving("short-reply-chunk", config_in(mode, revision), services());
         let mut client = RawPeer::connect_with(&address, mode, revision);
         let (room, memory) = client.room(6023);
         for lists in [Lists::new().reply([room]), Lists::new().reply([]), Lists::new()] {
@@ -96,24 +96,24 @@ fn too_short_a_reply_chunk_gets_reply_resource_with_the_length() {
 #[test]
 fn reply_resource_makes_the_client_retransmit_with_more_room() {
     for_each(V2_CREDIT_MODES, |mode| {
-        let config = with(mode, Revision::Cel09);
+        let config = config_in(mode, Revision::Cel09);
         let (_world, mut client) = World::pair_with("more-reply-room", config.clone(), services(), config);
         // The last call declares no reply length.
-        for (expected, again) in [(Some(10_000), 0), (Some(4500), 1), (None, 1)] {
+        for (expected, retransmissions) in [(Some(10_000), 0), (Some(4500), 1), (None, 1)] {
             let before = client.stats().calls_retransmitted;
             let mut call = client.prepared(REPLY, &be(&[10_000]));
             if let Some(expected) = expected {
                 call = call.expect_reply(expected);
             }
             assert_eq!(client.outcome(call), Ok(data_of(10_000, 10_000)));
-            assert_eq!(client.stats().calls_retransmitted - before, again);
+            assert_eq!(client.stats().calls_retransmitted - before, retransmissions);
         }
     });
 }
 
 #[test]
 fn reply_room_is_bounded_by_configuration() {
-    let config = with(CreditMode::V2Windowed, Revision::Cel09);
+    let config = config_in(CreditMode::V2Windowed, Revision::Cel09);
     let few = config.clone().with(|c| c.memory.bulk_buffers = vec![(8 << 10, 4)]);
     let (_world, mut client) = World::pair_with("most-reply-room", config, services(), few);
     assert_eq!(client.run(REPLY, &be(&[8000])).map(|results| results.len()), Ok(8000));
@@ -122,18 +122,18 @@ fn reply_room_is_bounded_by_configuration() {
     assert_eq!(client.stats().exposed_buffers, 0);
 }
 
-/// The RPC message in the Read chunks of a long call.
-fn fetched(peer: &mut RawPeer, call: &Message) -> Vec<u8> {
+/// Reads the RPC message from the Position Zero Read chunk of a long call.
+fn fetch_message(peer: &mut RawPeer, call: &Message) -> Vec<u8> {
     assert!(call.htype() == HeaderType::Nomsg && call.reads().all(|read| read.position == 0), "{call}");
-    call.reads().flat_map(|read| peer.fetch(read.target).expect("it is offered")).collect()
+    call.reads().flat_map(|read| peer.fetch(read.target).expect("the chunk is readable")).collect()
 }
 
 /// Form of a call at the server: type, number of Read chunks and of Write chunks, and bytes of the Reply chunk.
 type Form = (HeaderType, usize, usize, Option<u64>);
-/// Attempts of a call, with the errors that answer them; an attempt without an error is answered.
+/// Attempts of a call, with the errors that answer them; an attempt without an error gets a reply.
 type Attempts = &'static [(Form, Option<ErrorBody>)];
 
-/// The server refuses attempts of calls, and the client makes the next attempt in another form, or ends the call.
+/// A raw server refuses attempts of calls. The client makes the next attempt in another form, or ends the call.
 #[test]
 fn resource_errors_make_the_client_retransmit_in_another_form_or_end_the_call() {
     use HeaderType::{Msg, Nomsg};
@@ -148,7 +148,7 @@ fn resource_errors_make_the_client_retransmit_in_another_form_or_end_the_call() 
     type Make = fn(&mut LocalClient) -> ClientCall;
     const LOAD_100: Make = |client| client.chunked(LOAD, &[0; 4], &[], &[100]);
     const CASES: [(&str, Make, &[Attempts]); 6] = [
-        // The client keeps no copy of the first call. It retransmits the second one.
+        // The client keeps no copy of the first call, so it retransmits only the second one.
         (
             "too little room for replies",
             |client| client.prepared(ECHO, &[0; 4]),
@@ -162,11 +162,12 @@ fn resource_errors_make_the_client_retransmit_in_another_form_or_end_the_call() 
             &[&[((Msg, 1, 0, None), NO_READS), ((Nomsg, 1, 0, None), None)]],
         ),
         (
-            "nor a short reply",
+            "no Read chunks, and a Reply chunk",
             |client| client.chunked(STORE, &be(&[8]), &[8], &[]).expect_reply(100_000),
             &[&[((Msg, 1, 0, Some(100_024)), NO_READS), ((Nomsg, 1, 0, Some(100_024)), None)]],
         ),
-        // Indexes start at 1, and the call has one Write chunk. The others report limits without a remedy.
+        // The call has one Write chunk, whose index is 1, so the first two errors name chunks that do not exist. The
+        // client cannot remedy the other errors by another form.
         (
             "no remedy",
             LOAD_100,
@@ -193,7 +194,7 @@ fn resource_errors_make_the_client_retransmit_in_another_form_or_end_the_call() 
                     assert!(offered.is_some() == room.is_some() && offered >= room, "{offered:?}");
                     if htype == Nomsg && error.is_none() {
                         let args = [be(&[8]), data_of(0, 8)].concat();
-                        assert_eq!(fetched(peer, &call), call_bytes(call.xid(), PROGRAM, VERSION, STORE, &args));
+                        assert_eq!(fetch_message(peer, &call), call_bytes(call.xid(), PROGRAM, VERSION, STORE, &args));
                     }
                     xids.push(call.xid());
                     match error {
@@ -201,7 +202,7 @@ fn resource_errors_make_the_client_retransmit_in_another_form_or_end_the_call() 
                         None => peer.reply(call.xid(), b"fine"),
                     }
                 }
-                assert!(xids.iter().all(|xid| *xid == xids[0]), "each attempt is the same call");
+                assert!(xids.iter().all(|xid| *xid == xids[0]), "each attempt has the same XID");
             });
         });
         let mut client = server.client(in_mode(mode).with(|c| c.debug.continue_up_to = 0));
@@ -236,7 +237,7 @@ fn reply_room_is_remembered_across_a_reconnect() {
 
 #[test]
 fn read_chunks_error_makes_the_client_send_a_long_call() {
-    // The second value of `continue_up_to` would allow to continue the whole call.
+    // The second value of `continue_up_to` would allow the client to continue the whole call.
     let cases = pairs([(CreditMode::V2Windowed, 0), (CreditMode::V2Incremental, 1)], [0, 60 << 10]);
     for_each(cases, |((mode, max), continue_up_to)| {
         let server = RawServer::start("whole", move |peer| {
@@ -248,7 +249,7 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
             // The message contains all of the data, with the padding of both items.
             let args = [be(&[5001]), data_of(5001, 5001), vec![0; 3], be(&[7]), data_of(7, 7), vec![0], be(&[0xAAAA])];
             let expected = call_bytes(call.xid(), PROGRAM, VERSION, STORE, &args.concat());
-            assert!(fetched(peer, &again) == expected);
+            assert!(fetch_message(peer, &again) == expected);
             peer.reply(call.xid(), b"");
         });
         let mut client = server.client(in_mode(mode).with(|c| c.debug.continue_up_to = continue_up_to));
@@ -261,7 +262,7 @@ fn read_chunks_error_makes_the_client_send_a_long_call() {
     });
 }
 
-/// The server did not run the call, and this side lacks a buffer for the call, not for its reply.
+/// The server did not run the call. The client lacks a buffer for the long form of the call, not for its reply.
 #[test]
 fn the_error_of_a_call_without_a_buffer_for_its_long_form_names_the_limit() {
     let server = RawServer::start("no-whole", |peer| {

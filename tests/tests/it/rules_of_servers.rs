@@ -1,4 +1,4 @@
-//! Protocol rules of responders, observed from the other end.
+//! Protocol rules of responders, as a raw client observes them.
 //! `engine/REQUIREMENTS.md` lists these tests.
 
 use rpcrdma_tests::prelude::*;
@@ -33,7 +33,7 @@ fn replies_repeat_xid_and_version_and_have_no_read_list() {
     });
 }
 
-/// RFC 5531 §9.
+/// RFC 5531 §9 defines this refusal.
 #[test]
 fn another_version_of_rpc_is_answered_with_the_range() {
     with_raw("rpcvers", CREDIT_MODES, |client| {
@@ -50,18 +50,21 @@ fn write_chunks_are_returned_with_their_segments_and_true_lengths() {
     with_raw("written", CREDIT_MODES, |client| {
         let ((all, memory), (other, untouched)) = (client.room(1000), client.room(100));
         let segments = all.cut(&[300, 400, 300]);
-        // 501 bytes, which XDR would pad to 504, and none.
+        // The results are an item of 501 bytes, which XDR would pad to 504, and an empty item.
         let answer = client.ask(LOAD, &Lists::new().write(&segments).write([other]), &be(&[9, 501, 0]));
-        let with = |segment: Segment, length| Segment { length, ..segment };
-        let first = vec![with(segments[0], 300), with(segments[1], 201), with(segments[2], 0)];
-        assert_eq!(answer.write_chunks(), [first, vec![with(other, 0)]]);
+        let with_length = |segment: Segment, length| Segment { length, ..segment };
+        let first = vec![with_length(segments[0], 300), with_length(segments[1], 201), with_length(segments[2], 0)];
+        assert_eq!(answer.write_chunks(), [first, vec![with_length(other, 0)]]);
         let now = contents(&memory, 1000);
         assert!(patterned(9, &now[..501]));
-        assert!(filled(UNTOUCHED, &now[501..]) && filled(UNTOUCHED, &contents(&untouched, 100)), "padding was written");
+        assert!(
+            filled(UNTOUCHED, &now[501..]) && filled(UNTOUCHED, &contents(&untouched, 100)),
+            "no padding is written"
+        );
     });
 }
 
-/// The error's maximum is that of the procedure, or 0.
+/// The error names the number of Read chunks that the procedure declares, which may be 0.
 #[test]
 fn read_chunks_beyond_those_of_the_procedure_are_refused_with_their_number() {
     const TWO: u32 = 20;
@@ -80,7 +83,7 @@ fn read_chunks_beyond_those_of_the_procedure_are_refused_with_their_number() {
 #[test]
 fn pure_grants_have_xid_0_no_chunks_and_no_flag() {
     with_raw("grants", V2_CREDIT_MODES, |client| {
-        // Each message consumes a Receive and gets no answer. A grant is due after half the credits.
+        // Each message consumes a Receive and gets no answer. The server sends a grant after half the credits.
         for _ in 0..small().limits.credits - 1 {
             client.part(XID, Flags::RESPONSE, &reply_bytes(XID, b""));
         }
@@ -98,7 +101,7 @@ fn an_operation_that_is_not_supported_gets_inval_htype() {
             client.message(XID, Flags::NONE, Body::Optional { opttype, optinfo }, b"")
         };
         let mut messages: Vec<_> = [1, 2, 3, 4, 5, u32::MAX].map(|opttype| operation(client, opttype, &[0; 8])).into();
-        // Whatever the body is: none, one word, more opaque data than the message has, and bytes after its end.
+        // The body does not matter: it is empty, one word, cut off within its opaque data, or followed by other bytes.
         let whole = operation(client, 1, b"");
         let words: [&[u32]; 4] = [&[], &[1], &[1, 100, 0], &[1, 0, 7]];
         messages.extend(words.map(|body| [&whole[..whole.len() - 8], &be(body)].concat()));
@@ -117,24 +120,24 @@ fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
     let (size, most, count) = (4096u32.to_be_bytes(), be(&[1 << 20]), be(&[16]));
     with_raw("properties", [CreditMode::V2Windowed], |client| {
         let cases: [(&str, u32, &[u8], bool); 8] = [
-            ("good", 2, &size, true),
-            ("the default", 2, b"", true),
-            ("unknown, and of a strange length", 0x1234_5678, b"abc", true),
-            ("an experiment of others", 0xFFFF_FFFE, b"", true),
+            ("a valid property", 2, &size, true),
+            ("an empty value", 2, b"", true),
+            ("an unknown property of three bytes", 0x1234_5678, b"abc", true),
+            ("an unknown experimental property", 0xFFFF_FFFE, b"", true),
             ("a number of three bytes", 2, &size[1..], false),
-            ("two numbers for one", 1, &[0; 8], false),
+            ("two words instead of one", 1, &[0; 8], false),
             ("a boolean of 2", 0xFFFF_FF02, &[0, 0, 0, 2], false),
-            ("opaque data beyond their own end", 6, &[0, 0, 0, 9, 1, 2, 3, 4], false),
+            ("opaque data longer than the property", 6, &[0, 0, 0, 9, 1, 2, 3, 4], false),
         ];
-        for_each(cases, |(_, which, data, good)| {
+        for_each(cases, |(_, which, data, is_valid)| {
             // Each case stands between two valid properties.
             client.send(&client.connprop(Flags::NONE, &[(3, &most), (which, data), (4, &count)]));
-            if !good {
+            if !is_valid {
                 client.bad_xdr("a property");
             }
             client.ping();
         });
-        // Data beyond the end of the message.
+        // The data of a property extends beyond the end of the message.
         let bytes = client.connprop(Flags::NONE, &[(2, &size)]);
         client.send(&bytes[..bytes.len() - 4]);
         client.bad_xdr("cut off");
@@ -144,7 +147,7 @@ fn malformed_properties_get_bad_xdr_and_unknown_ones_pass() {
 #[test]
 fn unknown_flags_of_a_connprop_get_inval_flag() {
     let size: &[u8] = &be(&[4096]);
-    // The older revision has this code in place of INVAL_FLAG. There, MORE is unknown, too.
+    // The older revision sends INVAL_HTYPE in place of INVAL_FLAG. It does not know the MORE flag (2), either.
     let revisions = [
         (Revision::Ietf00, 2, ErrorBody::InvalFlag, [0x80, 0x8000_0000]),
         (Revision::Cel09, 1, ErrorBody::InvalHtype, [0x80, 2]),
@@ -155,15 +158,15 @@ fn unknown_flags_of_a_connprop_get_inval_flag() {
         for flag in flags {
             let mut client = RawPeer::connect_with(&address, mode, revision);
             let mut bytes = client.connprop(Flags::NONE, &[(which, size)]);
-            let said = u32::from_be_bytes(bytes[16..20].try_into().expect("a word"));
-            bytes = with_word(&bytes, 16, said | flag);
+            let known_flags = u32::from_be_bytes(bytes[16..20].try_into().expect("a word"));
+            bytes = with_word(&bytes, 16, known_flags | flag);
             client.send(&bytes);
             let answer = client.answer();
             assert_eq!(answer.error(), (XID, error), "{flag:#x}");
             assert!(answer.flags().contains(Flags::RESPONSE), "each error has RESPONSE");
             client.ping();
         }
-        // The received count before both ends have offered it.
+        // The RECEIVED flag is unknown before both ends have offered the received count.
         let mut peer = RawPeer::connect_silently(&address);
         (peer.revision, peer.windowed) = (revision, true);
         peer.send(&peer.connprop(Flags::NONE, &[(9, size)]));
@@ -171,12 +174,12 @@ fn unknown_flags_of_a_connprop_get_inval_flag() {
     });
 }
 
-/// The error is the same if other fields of the RPC header are invalid, too, and in a long call.
+/// The error does not change if other fields of the RPC header are invalid, too, or if the call is long.
 #[test]
 fn differing_xids_get_bad_xdr_or_err_chunk() {
     with_raw("two-xids", CREDIT_MODES, |client| {
         let good = call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b"four");
-        // Message type, RPC version, program, length of the credential.
+        // In each payload one field is invalid: message type, RPC version, program, length of the credential.
         let wrong = [(4, 7), (8, 3), (12, 1), (28, 1000)].map(|(at, word)| with_word(&good, at, word));
         let cut = [good.len(), 4, 8, 20].map(|len| good[..len].to_vec());
         for_each(wrong.into_iter().chain(cut), |payload| {
@@ -225,7 +228,7 @@ fn a_call_that_the_transport_refuses_is_not_run() {
         assert_eq!(client.error(), (XID, ErrorBody::BadXdr));
         assert_eq!(gate.arrivals(), before);
         client.ask(20, Chunks::NONE, &[0; 8]);
-        assert_eq!(gate.arrivals(), before + 1, "a good call is run");
+        assert_eq!(gate.arrivals(), before + 1, "a valid call is run");
     });
 }
 
@@ -239,7 +242,7 @@ fn a_server_invalidates_only_handles_of_the_call() {
         type Edit = fn(Lists) -> Lists;
         let cases: [(&str, u32, Edit, bool); 5] = [
             ("offered", LOAD, |lists| lists, true),
-            ("not offered, after one that was", LOAD, |lists| lists.offer(0), false),
+            ("not offered, after an offered handle", LOAD, |lists| lists.offer(0), false),
             ("an error revokes nothing", MIRROR, read, false),
             ("a refusal without chunks", 999, |_| Lists::new(), false),
             ("offered again", LOAD, |lists| lists, true),
@@ -261,17 +264,17 @@ fn version_1_errors_repeat_xid_and_version_with_err_chunk() {
     let call = |procedure, lists: &Lists| msg(lists, &call_bytes(XID, PROGRAM, VERSION, procedure, &[0; 4]));
     let read = |count| (0..count).fold(Lists::new(), |lists, n| lists.read(ARGS_AT + 4 + 8 * n, [segment(8)]));
     let (many, one) = (vec![segment(8); 150], Lists::new().write([segment(8)]));
-    // No Read list; then a Write list of one chunk, or a Reply chunk, of `count` segments.
+    // These headers have one Write chunk or a Reply chunk, which claims `count` segments and has one.
     let write_of = |count| be(&[XID, 1, 9, 0, 0, 1, count, 1, 8, 0, 0, 0, 0]);
     let reply_of = |count| be(&[XID, 1, 9, 0, 0, 0, 1, count, 1, 8, 0, 0]);
     let cases: [(&str, Vec<u8>); 20] = [
-        ("an unknown procedure", be(&[XID, 1, 9, 9, 0, 0, 0])),
+        ("an unknown message type", be(&[XID, 1, 9, 9, 0, 0, 0])),
         ("a type of version 2", be(&[XID, 1, 9, 5, 0, 0, 0])),
         ("NOMSG without chunks", be(&[XID, 1, 9, 1, 0, 0, 0])),
         ("a boolean of 2", be(&[XID, 1, 9, 0, 2, 0, 0])),
         ("a list that is cut off", be(&[XID, 1, 9, 0, 1, 40, 1])),
         ("MSGP", [be(&[XID, 1, 9, 2, 4, 1024, 0, 0, 0]), call_bytes(XID, PROGRAM, VERSION, ECHO, b"")].concat()),
-        ("two XIDs", msg(&Lists::new(), &call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b""))),
+        ("two different XIDs", msg(&Lists::new(), &call_bytes(XID + 1, PROGRAM, VERSION, ECHO, b""))),
         ("an argument that may not be reduced", call(ECHO, &read(1))),
         ("more arguments than may be reduced", call(STORE, &read(5))),
         ("a result that may not be reduced", call(ECHO, &one)),
@@ -279,12 +282,12 @@ fn version_1_errors_repeat_xid_and_version_with_err_chunk() {
         ("150 Write chunks", call(LOAD, &many.iter().fold(Lists::new(), |lists, &one| lists.write([one])))),
         ("150 segments in a Reply chunk", call(LOAD, &Lists::new().reply(&many))),
         ("150 segments in a Read chunk", call(STORE, &Lists::new().read(ARGS_AT + 4, &many))),
-        ("a Write chunk of 17 segments that are not there", write_of(17)),
-        ("a Write chunk of 1025", write_of(1025)),
-        ("a Write chunk of 4 G", write_of(u32::MAX)),
-        ("a Reply chunk of 17 segments that are not there", reply_of(17)),
-        ("a Reply chunk of 1025", reply_of(1025)),
-        ("a Reply chunk of 4 G", reply_of(u32::MAX)),
+        ("a Write chunk that claims 17 segments", write_of(17)),
+        ("a Write chunk that claims 1025 segments", write_of(1025)),
+        ("a Write chunk that claims 4 G segments", write_of(u32::MAX)),
+        ("a Reply chunk that claims 17 segments", reply_of(17)),
+        ("a Reply chunk that claims 1025 segments", reply_of(1025)),
+        ("a Reply chunk that claims 4 G segments", reply_of(u32::MAX)),
     ];
     for_each(cases, |(what, bytes)| {
         client.send(&bytes);
@@ -298,6 +301,7 @@ fn version_1_errors_repeat_xid_and_version_with_err_chunk() {
 #[test]
 fn version_1_servers_drop_done_and_error_silently() {
     with_raw("dropped", [CreditMode::V1], |client| {
+        // One DONE and two ERRORs.
         for words in [&[XID, 1, 9, 3, 0, 0, 0][..], &[XID, 1, 9, 4, 2, 0, 0], &[XID, 1, 9, 4, 1, 1, 1]] {
             client.send(&be(words));
             client.ping();
@@ -310,12 +314,12 @@ fn version_1_drops_messages_shorter_than_28_bytes() {
     let (world, address, mut client) = World::raw_at("too-short", CreditMode::V1);
     let mut witness = world.client(&address, CreditMode::V1);
     client.ping();
-    // The claimed type does not matter.
+    // Short messages of any type are dropped.
     let mut sent = 0;
     for htype in [0, 1, 2, 3, 4, 9] {
         let whole = be(&[XID, 1, 9, htype, 0, 0, 0]);
         for len in [1, 3, 4, 15, 16, 19, 20, 24, 27] {
-            // An ERROR and a DONE have fewer words, so they are not too short.
+            // A DONE (3) of 16 bytes and an ERROR (4) of 20 bytes are complete.
             if htype == 3 && len >= 16 || htype == 4 && len >= 20 {
                 continue;
             }
@@ -328,7 +332,7 @@ fn version_1_drops_messages_shorter_than_28_bytes() {
     assert_eq!(world.stats().messages.rejected_short, sent);
 }
 
-/// A server distinguishes calls by their order alone, so it runs and answers each.
+/// A server distinguishes calls by their order alone, so it runs and answers each of them.
 #[test]
 fn calls_that_share_an_xid_are_all_answered() {
     for_each(CREDIT_MODES, |mode| {

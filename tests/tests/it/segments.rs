@@ -3,8 +3,9 @@
 use rpcrdma::service::MAX_SEGMENTS;
 use rpcrdma_tests::prelude::*;
 
+/// Bytes of a chunk.
 const CHUNK: usize = 1000;
-/// Segments in all lists of a call's header.
+/// Maximum number of segments in all lists of a call's header.
 const IN_HEADER: usize = (2 * MAX_CHUNKS + 2) * MAX_SEGMENTS;
 
 /// Splits one piece of memory into `count` segments of about equal length.
@@ -25,7 +26,7 @@ struct Counts<'a> {
 }
 
 impl Counts<'_> {
-    fn all(&self) -> usize {
+    fn total(&self) -> usize {
         let lists = self.reads.iter().chain(self.writes).sum::<usize>();
         self.zero + lists + self.reply.unwrap_or(0)
     }
@@ -42,7 +43,8 @@ struct Offer {
 }
 
 impl Offer {
-    /// Exposes Read chunks with patterns, from one word behind the RPC header, and empty Write chunks.
+    /// Exposes Read chunks that hold patterns, Write chunks and a Reply chunk. The positions of the Read chunks begin
+    /// one word behind the RPC header.
     fn new(client: &mut RawPeer, counts: &Counts<'_>, message: &[u8]) -> Self {
         let (mut lists, mut writes, mut results, mut others) = (Lists::new(), Vec::new(), Vec::new(), Vec::new());
         if counts.zero > 0 {
@@ -87,7 +89,7 @@ fn exchange(client: &mut RawPeer, counts: &Counts<'_>) -> (Offer, Message) {
 }
 
 /// Checks that a call with these chunks runs, and that its answer returns all of them.
-fn is_served(client: &mut RawPeer, counts: &Counts<'_>) {
+fn assert_call_served(client: &mut RawPeer, counts: &Counts<'_>) {
     let _row = row(counts);
     let (offer, answer) = exchange(client, counts);
     let results = match (counts.reads.len(), counts.writes.len()) {
@@ -104,9 +106,9 @@ fn is_served(client: &mut RawPeer, counts: &Counts<'_>) {
     }
 }
 
-/// Checks that a call with these chunks is refused, with SEGMENTS if the version has it, and that the connection
-/// survives.
-fn is_refused(client: &mut RawPeer, counts: &Counts<'_>, max: u32) {
+/// Checks that a call with these chunks is refused, with the error SEGMENTS if the version has it, and that the
+/// connection survives.
+fn assert_call_refused(client: &mut RawPeer, counts: &Counts<'_>, max: u32) {
     let _row = row(counts);
     let (_offer, answer) = exchange(client, counts);
     let expected = if client.version == Version::V1 { ErrorBody::BadXdr } else { ErrorBody::Segments { max } };
@@ -119,8 +121,8 @@ fn replies_return_as_many_segments_as_their_calls_may_offer() {
     with_raw("returned", CREDIT_MODES, |client| {
         for_each([(13, 16), (14, 16), (15, 15), (16, 14), (16, 16)], |(write, reply)| {
             let counts = Counts { writes: &[write], reply: Some(reply), ..Counts::default() };
-            is_served(client, &counts);
-            // Refusals return the chunks, too. Calls behind them are answered.
+            assert_call_served(client, &counts);
+            // A refusal returns the chunks, too, and later calls are answered.
             let offer = Offer::new(client, &counts, b"");
             let answer = client.ask(LOAD, &offer.lists, b"");
             assert_eq!(answer.reply_body(), ReplyBody::accepted(AcceptStat::GarbageArgs));
@@ -140,7 +142,7 @@ fn a_long_reply_returns_as_many_segments_as_its_call_may_offer() {
         let offer = Offer::new(client, &Counts { writes, ..Counts::default() }, b"");
         let (room, memory) = client.room(3200);
         let answer = client.ask(90, &offer.lists.clone().reply(cut(room, MAX_SEGMENTS)), b"");
-        assert_eq!(answer.reply_chunk().expect("it is used").total_length(), 3024);
+        assert_eq!(answer.reply_chunk().expect("a Reply chunk").total_length(), 3024);
         assert_eq!(contents(&memory, 3024), reply_bytes(XID, &data_of(7, 3000)));
         assert!(answer.writes().map(|chunk| chunk.len()).eq(writes.iter().copied()));
     });
@@ -158,7 +160,7 @@ fn sixteen_segments_are_accepted_in_any_chunk_of_a_call() {
             Counts { reads: &[16, 16, 1, 16], ..Counts::default() },
             Counts { reads: &[1, 16], writes: &[16, 1], reply: Some(16), ..Counts::default() },
         ] {
-            is_served(client, &counts);
+            assert_call_served(client, &counts);
         }
     });
 }
@@ -174,7 +176,7 @@ fn seventeen_segments_in_any_chunk_are_refused_with_the_limit() {
             Counts { writes: &[16, 17], ..Counts::default() },
             Counts { writes: &[1], reply: Some(17), ..Counts::default() },
         ] {
-            is_refused(client, &counts, MAX_SEGMENTS as u32);
+            assert_call_refused(client, &counts, MAX_SEGMENTS as u32);
         }
     });
 }
@@ -182,13 +184,13 @@ fn seventeen_segments_in_any_chunk_are_refused_with_the_limit() {
 #[test]
 fn a_server_announces_the_segment_count_of_its_largest_header() {
     for_each(V2_CREDIT_MODES, |mode| {
-        let (_world, address) = World::standard("told", mode);
+        let (_world, address) = World::standard("announced", mode);
         let mut client = RawPeer::connect_silently(&address);
         assert_eq!(client.exchange_properties().properties().segment_count as usize, IN_HEADER);
         let all = [16; MAX_CHUNKS];
         let counts = Counts { zero: 16, reads: &all, writes: &all, reply: Some(16) };
-        assert_eq!(counts.all(), IN_HEADER);
-        is_served(&mut client, &counts);
+        assert_eq!(counts.total(), IN_HEADER);
+        assert_call_served(&mut client, &counts);
     });
 }
 
@@ -206,7 +208,7 @@ fn lists_too_long_for_the_callers_receives_are_refused_before_the_call_runs() {
         };
         let counts = Counts { writes: &[16; MAX_CHUNKS], reply: Some(16), ..Counts::default() };
         // 1024 bytes hold a refusal of 64 bytes with four Write chunks and a Reply chunk, each of 11 segments.
-        is_refused(&mut client, &counts, 11);
+        assert_call_refused(&mut client, &counts, 11);
         assert_eq!(gate.arrivals(), 0);
         let counts = Counts { writes: &[11; MAX_CHUNKS], reply: Some(11), ..Counts::default() };
         let (_offer, answer) = exchange(&mut client, &counts);
@@ -226,7 +228,7 @@ fn a_reply_that_no_longer_fits_is_an_error_and_later_calls_are_answered() {
         client.receive().expect("the initial set");
         let offer = Offer::new(&mut client, &Counts { writes: &[16; MAX_CHUNKS], ..Counts::default() }, b"");
         client.call(GATED, &offer.lists, b"");
-        // The header of the reply has 1096 bytes.
+        // The header of the reply has 1096 bytes, and the client now announces Receives of 1024 bytes.
         let now = Property { which: PropertyId::ReceiveSize.code(), data: &1024u32.to_be_bytes() };
         client.operation(0, Operation::Update { now, clears_pending: false });
         client.ping();
@@ -246,7 +248,7 @@ fn reply_room_excludes_the_chunk_lists() {
     // Without the count of received messages the header is 4 bytes shorter than its maximum.
     let modes = [(CreditMode::V2Windowed, 4096), (CreditMode::V2Incremental, 4092), (CreditMode::V1, 1024)];
     for_each(modes, |(mode, longest)| {
-        // Without continuation a reply is one message.
+        // This revision has no continuation, so a reply is one message.
         let config = in_mode(mode).with(|c| c.debug.revision = Revision::Cel09);
         let (_world, address) = World::serving("room", config, services.clone());
         let mut client = RawPeer::connect_with(&address, mode, Revision::Cel09);
@@ -261,8 +263,8 @@ fn reply_room_excludes_the_chunk_lists() {
     });
 }
 
-/// Interleaves the segments of several chunks at random, each chunk in order.
-fn mixed(random: &mut Random, mut chunks: Vec<Vec<ReadSegment>>) -> Vec<ReadSegment> {
+/// Interleaves the segments of several chunks at random, and keeps the order within each chunk.
+fn interleave(random: &mut Random, mut chunks: Vec<Vec<ReadSegment>>) -> Vec<ReadSegment> {
     let mut list = Vec::new();
     while !chunks.is_empty() {
         let n = random.below(chunks.len());
@@ -293,7 +295,7 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
                     chunk.insert(random.below(chunk.len() + 1), empty);
                 }
             }
-            let list = mixed(&mut random, chunks);
+            let list = interleave(&mut random, chunks);
             match long {
                 true => client.nomsg(XID, self::reads(&list)),
                 false => client.msg(XID, self::reads(&list), &message),
@@ -301,22 +303,23 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
             let answer = client.answer();
             assert_eq!(answer.payload(), reply_bytes(XID, &be(&[CHUNK as u32; 3])), "seed {seed}: {answer}");
         });
-        // Position Zero alternates with the other chunk, in both orders. Then it is last.
+        // The segments of the Position Zero chunk alternate with those of the other chunk, in both orders. In the last
+        // list they follow all others.
         let offer = Offer::new(client, &Counts { zero: 4, reads: &[4], ..Counts::default() }, &message);
         let (zero, other) = offer.lists.chunks().reads.split_at(4);
-        let turns = |first: &[ReadSegment], second: &[ReadSegment]| -> Vec<ReadSegment> {
+        let alternate = |first: &[ReadSegment], second: &[ReadSegment]| -> Vec<ReadSegment> {
             first.iter().zip(second).flat_map(|(&a, &b)| [a, b]).collect()
         };
-        for list in [turns(zero, other), turns(other, zero), [other, zero].concat()] {
+        for list in [alternate(zero, other), alternate(other, zero), [other, zero].concat()] {
             client.nomsg(XID, reads(&list));
             assert_eq!(client.answer().payload(), reply_bytes(XID, &be(&[CHUNK as u32])), "{list:?}");
         }
     });
 }
 
-/// A client's call with `args` bytes of arguments and eight chunks of 16 segments each. Returns the payload that a raw
+/// Makes a call with `args` bytes of arguments and eight chunks of 16 segments each. Returns the payload that a raw
 /// server received.
-fn call_of_many(mode: CreditMode, args: usize, offers: Properties<'static>) -> Outcome {
+fn call_with_many_segments(mode: CreditMode, args: usize, offers: Properties<'static>) -> Outcome {
     let (server, parts) = RawServer::recording("of-many", move |listener| {
         let mut peer = listener.accept_silently();
         peer.offers = offers;
@@ -344,17 +347,17 @@ fn a_call_may_have_as_many_segments_as_its_server_announces() {
             windowed_credits: mode == CreditMode::V2Windowed,
             ..Properties::default()
         };
-        // In one message, and in two: the last one has the lists, of 2592 bytes.
+        // The call takes one message or two. The last message has the chunk lists, of 2592 bytes.
         for args in [400, 1400, 3000] {
-            let payload = call_of_many(mode, args, offers).expect("it is answered");
+            let payload = call_with_many_segments(mode, args, offers).expect("a reply");
             assert_eq!(payload[ARGS_AT as usize..], data_of(3, args));
         }
-        let fewer = call_of_many(mode, 4, Properties { segment_count: 127, ..offers });
+        let fewer = call_with_many_segments(mode, 4, Properties { segment_count: 127, ..offers });
         assert_eq!(fewer, Err(Defect::HeaderSegments { segments: 128, limit: 127 }.into()));
         for (offers, longest) in
             [(Properties { receive_size: 2048, ..offers }, 2040), (Properties { send_size: 1024, ..offers }, 1016)]
         {
-            let small = call_of_many(mode, 4, offers);
+            let small = call_with_many_segments(mode, 4, offers);
             let Err(CallError::Invalid(call)) = &small else { panic!("{small:?}") };
             assert!(matches!(call.defect(), Defect::HeaderTooLong { limit, .. } if limit == longest), "{small:?}");
         }

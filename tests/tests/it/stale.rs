@@ -7,22 +7,24 @@ use rpcrdma_tests::prelude::*;
 use super::own_memory::{PAGE, own_arena};
 use super::read_targets::{PAGES, page_of};
 
-/// The content of all of the server's memory from one client. No other client may see it.
+/// The byte that fills all messages and chunks of one client. No other client may receive it.
 const SECRET: u8 = 0xA5;
-/// Procedures with the secret as arguments, results and chunks, and their limits of inline results in bytes.
+/// Procedures whose arguments, results and chunks are the secret, each with its limit of inline results in bytes.
 const SPILLS: [(u32, usize); 3] = [(198, 100), (199, 3000), (200, 20_000)];
-/// Echoes its arguments, in a message of the same form.
+/// A procedure that echoes its arguments in a message of the same form.
 const LONG_ECHO: u32 = 300;
-/// The first of the procedures that leave results unwritten.
-const SLOPPY: u32 = 500;
-/// Bytes of inline results: a short message, a long one, one in parts or in a Reply chunk, one in a Reply chunk.
+/// The number of the first procedure that leaves results unwritten.
+const FIRST_PARTIAL_WRITER: u32 = 500;
+/// Bytes of inline results: the first two fit one message, the third needs a continued message or a Reply chunk, and
+/// the last needs a Reply chunk.
 const LENGTHS: [usize; 4] = [100, 3000, 8000, 20_000];
 /// Bytes of results in Write chunks.
 const CHUNKS: [usize; 2] = [5000, 1_000_000];
 
 type Handler = fn(&mut ServerCall, usize) -> Result<(), Refusal>;
 
-/// Handlers that leave `len` bytes of inline results unwritten, except for this number of ones at the start.
+/// Handlers that leave `len` bytes of inline results unwritten, each with the number of bytes that it sets to 1 at the
+/// start.
 const INLINE: [(Handler, usize); 5] = [
     (|call, len| Ok(call.reply_mut(len).map(drop)?), 0),
     (|call, len| Ok(call.reply_mut(len).map(|results| results[..3].fill(1))?), 3),
@@ -51,7 +53,8 @@ const INLINE: [(Handler, usize); 5] = [
     ),
 ];
 
-/// Handlers that leave parts of a result in a Write chunk unwritten. The last writer starts again at byte 0.
+/// Handlers that write ones and then zeroes into a Write chunk, each with the number of its ones. The second handler
+/// replaces its first writer by another one, which starts again at byte 0.
 const DIRECT: [(Handler, usize); 2] = [
     (
         |call, len| {
@@ -72,6 +75,7 @@ const DIRECT: [(Handler, usize); 2] = [
     ),
 ];
 
+/// Checks that all arguments are the secret, and returns the secret as results.
 fn spill(call: &mut ServerCall) -> Result<(), Refusal> {
     let len = call.args().len();
     if !filled(SECRET, call.args()) || !filled(SECRET, call.read_chunk(0).unwrap_or_default()) {
@@ -84,40 +88,41 @@ fn spill(call: &mut ServerCall) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// How the sloppy procedures are answered.
+/// How the calls of partial writers are answered.
 const ANSWER_MODES: [AnswerMode; 4] = [AnswerMode::Shard, AnswerMode::Workers, AnswerMode::Thread, AnswerMode::Future];
 
 /// A procedure that leaves results unwritten.
 #[derive(Clone)]
-struct Sloppy {
+struct PartialWriter {
     number: u32,
     procedure: Procedure,
-    /// Bytes of its results, and the ones at their start.
+    /// Bytes of the results.
     len: usize,
+    /// Bytes at the start of the results that are 1.
     ones: usize,
     /// True if the results are in a Write chunk.
     chunk: bool,
 }
 
-impl Sloppy {
+impl PartialWriter {
     fn expected(&self) -> Vec<u8> {
-        expected(self.len, self.ones)
+        ones_then_zeroes(self.len, self.ones)
     }
 }
 
-/// The sloppy procedures. For each answer mode, inline ones come first, by length, then those with chunks.
-fn sloppy() -> Vec<Sloppy> {
-    let inline = INLINE.iter().flat_map(|one| LENGTHS.map(|len| (one, len, false)));
-    let direct = DIRECT.iter().flat_map(|one| CHUNKS.map(|len| (one, len, true)));
+/// All partial writers. For each answer mode, those with inline results precede those with a Write chunk.
+fn partial_writers() -> Vec<PartialWriter> {
+    let inline = INLINE.iter().flat_map(|handler| LENGTHS.map(|len| (handler, len, false)));
+    let direct = DIRECT.iter().flat_map(|handler| CHUNKS.map(|len| (handler, len, true)));
     let all: Vec<_> = inline.chain(direct).collect();
-    /// A handler with the bytes that it writes, the length of the results, and whether they go into a chunk.
+    /// A handler with the number of its ones, the length of the results, and whether they go into a chunk.
     type Answer<'a> = (&'a (Handler, usize), usize, bool);
     let make = |(number, (answer_mode, (&(handler, ones), len, chunk))): (u32, (AnswerMode, Answer<'_>))| {
         let procedure = answer_mode.procedure(move |call| handler(call, len));
         let procedure = if chunk { procedure.write_chunks(1, 1 << 20) } else { procedure.max_reply(len) };
-        Sloppy { number, procedure, len, ones, chunk }
+        PartialWriter { number, procedure, len, ones, chunk }
     };
-    (SLOPPY..).zip(pairs(ANSWER_MODES, all)).map(make).collect()
+    (FIRST_PARTIAL_WRITER..).zip(pairs(ANSWER_MODES, all)).map(make).collect()
 }
 
 fn services() -> Services {
@@ -126,15 +131,15 @@ fn services() -> Services {
         let spill = Procedure::new(spill).max_reply(room).read_chunks(1, 1 << 20).uncounted().write_chunks(1, 1 << 20);
         services.add(PROGRAM, VERSION, number, spill);
     }
-    for one in sloppy() {
-        services.add(PROGRAM, VERSION, one.number, one.procedure);
+    for writer in partial_writers() {
+        services.add(PROGRAM, VERSION, writer.number, writer.procedure);
     }
     services
 }
 
 /// A call that sends and receives nothing but the secret.
 fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> ClientCall {
-    let (procedure, _) = SPILLS.into_iter().find(|&(_, room)| args <= room).expect("not too long");
+    let (procedure, _) = SPILLS.into_iter().find(|&(_, room)| args <= room).expect("a procedure for this length");
     let call = client.prepared(procedure, &vec![SECRET; args]).expect_reply(args);
     if chunk == 0 {
         return call;
@@ -147,9 +152,10 @@ fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> ClientCal
 /// Fills the memory of both ends with the secret. It covers as many buffers of each size as calls hold at a time, up to
 /// the size for results of `len` bytes.
 fn fill_with_secrets(client: &mut LocalClient, len: usize) {
+    // Bytes of arguments, bytes of each chunk, and number of calls at a time.
     let sizes =
         [(60, 0, 16), (3000, 0, 16), (8000, 0, 4), (19_000, 0, 4), (64, 5000, 4), (64, 60_000, 4), (64, 1 << 20, 2)];
-    // The largest calls take as long as all others, and most results are far shorter.
+    // The calls with the largest chunks take as long as all others, so they are made only before results of that size.
     for (args, chunk, calls) in sizes.into_iter().filter(|&(_, chunk, _)| chunk <= 60_000 || len > 60_000) {
         client.launch_each(0..calls as u64, |client, _| secret_call(client, args, chunk));
         client.each_end(calls, |done| {
@@ -159,20 +165,20 @@ fn fill_with_secrets(client: &mut LocalClient, len: usize) {
     }
 }
 
-fn expected(len: usize, ones: usize) -> Vec<u8> {
+fn ones_then_zeroes(len: usize, ones: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     bytes[..ones].fill(1);
     bytes
 }
 
-/// A server of these services, and two clients.
-fn two_clients(name: &'static str, mode: CreditMode, services: Services) -> (World, Address, [LocalClient; 2]) {
+/// Starts a server of these services, and two clients.
+fn start_two_clients(name: &'static str, mode: CreditMode, services: Services) -> (World, Address, [LocalClient; 2]) {
     let (world, address) = World::serving(name, mode.with_workers(1), services);
     let clients = [0; 2].map(|_| world.client(&address, mode));
     (world, address, clients)
 }
 
-fn room(client: &mut LocalClient, len: usize) -> Buf {
+fn alloc_room(client: &mut LocalClient, len: usize) -> Buf {
     let mut room = client.alloc(client.first(), len).unwrap();
     room.fill(UNTOUCHED);
     room
@@ -181,48 +187,49 @@ fn room(client: &mut LocalClient, len: usize) -> Buf {
 #[test]
 fn unwritten_results_are_zero() {
     for_each(CREDIT_MODES, |mode| {
-        let (_world, _, [mut victim, mut other]) = two_clients("unwritten-results", mode, services());
-        // In the other modes the forms of replies differ, but not the threads of handlers.
+        let (_world, _, [mut victim, mut other]) = start_two_clients("unwritten-results", mode, services());
+        // The credit mode affects the forms of replies, not the threads of handlers, so one mode covers the threads.
         let answer_modes = if mode == CreditMode::V2Windowed { ANSWER_MODES.len() } else { 1 };
-        let all = sloppy();
+        let all = partial_writers();
         let count = answer_modes * all.len() / ANSWER_MODES.len();
-        for one in all.into_iter().take(count) {
-            let _row = row((one.number, one.len));
-            fill_with_secrets(&mut victim, one.len);
-            let call = other.prepared(one.number, b"");
-            if one.chunk {
-                let call = call.write_chunk_into(room(&mut other, one.len + 100));
+        for writer in all.into_iter().take(count) {
+            let _row = row((writer.number, writer.len));
+            fill_with_secrets(&mut victim, writer.len);
+            let call = other.prepared(writer.number, b"");
+            if writer.chunk {
+                let call = call.write_chunk_into(alloc_room(&mut other, writer.len + 100));
                 let mut reply = other.call(call).unwrap();
                 assert!(reply.results().is_empty());
                 let mut chunk = reply.take_chunks().next().unwrap();
-                assert!(chunk[..] == one.expected());
-                chunk.set_window(0, one.len + 100);
-                assert!(filled(UNTOUCHED, &chunk[one.len..]), "bytes after the result were written");
+                assert!(chunk[..] == writer.expected());
+                chunk.set_window(0, writer.len + 100);
+                assert!(filled(UNTOUCHED, &chunk[writer.len..]), "bytes after the result are unchanged");
             } else {
-                assert_eq!(other.outcome(call.expect_reply(one.len)), Ok(one.expected()));
+                assert_eq!(other.outcome(call.expect_reply(writer.len)), Ok(writer.expected()));
             }
         }
     });
 }
 
-/// A refused or dropped call sends neither its written results nor earlier content.
+/// The reply to a refused or dropped call has neither written results nor bytes of earlier calls.
 #[test]
 fn results_of_refused_and_dropped_calls_are_not_sent() {
-    const GIVEN_UP: u32 = 400;
+    /// The number of the first of these procedures.
+    const FIRST: u32 = 400;
     const LEN: usize = 3000;
-    fn begin(call: &mut ServerCall) {
-        call.reply_mut(LEN).expect("room")[..5].fill(1);
+    fn write_results(call: &mut ServerCall) {
+        call.reply_mut(LEN).expect("a buffer")[..5].fill(1);
         if let Ok(mut writer) = call.result_writer(0) {
-            writer.put(&[1; 5]).and_then(|()| writer.put_zeroes(LEN - 5)).expect("room");
+            writer.put(&[1; 5]).and_then(|()| writer.put_zeroes(LEN - 5)).expect("a chunk");
         }
     }
     let refuse = |call: &mut ServerCall| {
-        begin(call);
+        write_results(call);
         Err(Refusal::SystemError)
     };
     // A handler that panics drops a deferred call.
     fn panics(call: &mut ServerCall) -> Result<(), Refusal> {
-        begin(call);
+        write_results(call);
         panic!("as the test wants");
     }
     let mut all: Vec<_> = ANSWER_MODES.map(|answer_mode| answer_mode.procedure(refuse)).into();
@@ -231,26 +238,26 @@ fn results_of_refused_and_dropped_calls_are_not_sent() {
     );
     for_each(CREDIT_MODES, |mode| {
         let mut services = services();
-        for (number, procedure) in (GIVEN_UP..).zip(all.clone()) {
+        for (number, procedure) in (FIRST..).zip(all.clone()) {
             services.add(PROGRAM, VERSION, number, procedure.max_reply(LEN).write_chunks(1, 1 << 16));
         }
-        let (_world, address, [mut victim, mut other]) = two_clients("unwritten-given-up", mode, services);
+        let (_world, address, [mut victim, mut other]) = start_two_clients("unwritten-given-up", mode, services);
         let mut peer = RawPeer::connect_in(&address, mode);
-        for_each(GIVEN_UP..GIVEN_UP + all.len() as u32, |number| {
+        for_each(FIRST..FIRST + all.len() as u32, |number| {
             fill_with_secrets(&mut victim, LEN);
             peer.call_as(number, number, Chunks::NONE, &[]);
             // RFC 5531 §9: MSG_ACCEPTED with an empty verifier, SYSTEM_ERR, and no results.
             assert_eq!(peer.answer().payload(), be(&[number, 1, 0, 0, 0, 5]));
-            let call = other.prepared(number, b"").write_chunk_into(room(&mut other, LEN));
+            let call = other.prepared(number, b"").write_chunk_into(alloc_room(&mut other, LEN));
             let mut failed = other.call(call).unwrap_err();
             assert_eq!(failed.error, CallError::Refused(Refusal::SystemError));
-            let room = failed.returned.take_chunks().next().expect("it comes back");
-            assert!(filled(UNTOUCHED, &room), "the chunk was written");
+            let room = failed.returned.take_chunks().next().expect("the call returns the chunk");
+            assert!(filled(UNTOUCHED, &room), "the chunk is unchanged");
         });
     });
 }
 
-/// A short chunk lands in a page of the application's cache that held another client's long chunk.
+/// A short chunk is read into a page of the application that held another client's longer chunk.
 #[test]
 fn chunks_contain_no_bytes_of_earlier_calls() {
     const STORED: u32 = 400;
@@ -271,71 +278,71 @@ fn chunks_contain_no_bytes_of_earlier_calls() {
             let mut data = client.alloc(client.first(), len).unwrap();
             data.fill(byte);
             let call = client.prepared(STORED, &[0; 4]).read_chunk(4, data);
-            let call = call.write_chunk_into(room(client, PAGE));
+            let call = call.write_chunk_into(alloc_room(client, PAGE));
             let mut page = client.call(call).unwrap().take_chunks().next().unwrap();
             assert!(page[..] == vec![byte; len], "{len} bytes");
             page.set_window(0, PAGE);
-            assert!(filled(UNTOUCHED, &page[len..]), "{len} bytes: behind them");
+            assert!(filled(UNTOUCHED, &page[len..]), "bytes after {len} bytes are unchanged");
         };
         for len in [1, 3, 100, 4093] {
-            // The server uses its pages in turn, or one page repeatedly.
+            // The clients share pages, whether the server uses its pages in turn or one of them repeatedly.
             (0..2 * PAGES).for_each(|_| store(&mut victim, SECRET, PAGE));
             (0..2 * PAGES).for_each(|_| store(&mut other, 1, len));
         }
     });
 }
 
-/// Both replies are clean, and the cache keeps nothing beyond the results.
+/// Neither the first reply nor the cached reply has bytes beyond the results.
 #[test]
 fn cached_replies_contain_no_bytes_of_other_calls() {
     let cache = request_cache(64);
     let mut services = services();
-    let kept: Vec<_> = (400..).zip(pairs(INLINE, [100, 3000])).collect();
-    for &(number, ((handler, _), len)) in &kept {
+    let procedures: Vec<_> = (400..).zip(pairs(INLINE, [100, 3000])).collect();
+    for &(number, ((handler, _), len)) in &procedures {
         let procedure = Procedure::new(move |call| handler(call, len)).max_reply(len);
         services.add(PROGRAM, VERSION, number, run_once(procedure, &cache));
     }
     let (world, address) = World::serving("unwritten-kept", small_server().with_workers(1), services);
     let mut victim = world.client(&address, small());
     let mut peer = RawPeer::connect(&address);
-    for (number, ((_, ones), len)) in kept {
+    for (number, ((_, ones), len)) in procedures {
         for _ in 0..2 {
             fill_with_secrets(&mut victim, len);
             peer.call_as(number, number, Chunks::NONE, &[]);
-            let reply = reply_bytes(number, &expected(len, ones));
+            let reply = reply_bytes(number, &ones_then_zeroes(len, ones));
             assert!(peer.receive().expect("a reply").payload() == reply, "procedure {number}");
         }
     }
     assert_eq!(cache.stats().hits, 10);
 }
 
-/// A client of two servers. Neither server sees data that the client exchanged with the other.
+/// Of two servers of a client, neither receives data that the client exchanged with the other.
 #[test]
 fn unwritten_bytes_of_a_clients_buffer_are_zero() {
     for_each(CREDIT_MODES, |mode| {
         let mut world = World::new("unwritten-arguments");
-        let [one, other] = [0; 2].map(|_| world.serve_with(mode.with_workers(1), services()));
-        let mut client = world.client(&one, mode);
+        let [first, other] = [0; 2].map(|_| world.serve_with(mode.with_workers(1), services()));
+        let mut client = world.client(&first, mode);
         let second = client.add_connection(&other).unwrap();
         for_each(pairs([100, 3000, 3900, 20_000], [0, 5]), |(len, ones)| {
             fill_with_secrets(&mut client, len);
             let mut call = client.prepare(LONG_ECHO, len).unwrap().expect_reply(len);
             call.put_args(&vec![1; ones]).unwrap();
-            assert!(client.call_on(second, call).unwrap().results() == expected(len, ones));
+            assert!(client.call_on(second, call).unwrap().results() == ones_then_zeroes(len, ones));
             let mut call = client.prepare(LONG_ECHO, len).unwrap();
             assert!(filled(0, call.args_mut()));
             call.args_mut().fill(SECRET);
             call.put_args(b"").unwrap();
             assert_eq!(call.put_args(b"1"), Err(EncodeError::new(1, 0)));
-            assert!(filled(SECRET, call.args_mut()), "what is written stays");
+            assert!(filled(SECRET, call.args_mut()), "written arguments are kept");
         });
-        // Memory for chunks belongs to a connection, and is new with it. One byte of an XID may equal the secret; eight
-        // in a row do not.
+        // Chunk memory belongs to one connection, and each connection starts with new memory. A byte of an XID there
+        // may equal the secret by chance, so the test looks for eight such bytes in a row.
         for len in [100, 1 << 16, 1 << 20] {
             let mut chunk = client.alloc(second, len).unwrap();
             assert_eq!(chunk.full_mut().windows(8).filter(|bytes| **bytes == [SECRET; 8]).count(), 0, "{len} bytes");
         }
-        let third = client.add_connection(&one).unwrap();
+        let third = client.add_connection(&first).unwrap();
         assert!(filled(0, client.alloc(third, 1 << 16).unwrap().full_mut()));
     });
 }
@@ -343,29 +350,29 @@ fn unwritten_bytes_of_a_clients_buffer_are_zero() {
 #[test]
 fn unwritten_reverse_replies_are_zero() {
     let mut world = World::new("unwritten-reverse");
-    let one = world.serve_with(small().with_workers(1), services());
-    let (telling, told) = services_with_hello();
-    let other = world.serve_with(small(), telling);
-    // The client has no workers, so their procedures run on its shard, too.
+    let first = world.serve_with(small().with_workers(1), services());
+    let (hello_services, callers) = services_with_hello();
+    let other = world.serve_with(small(), hello_services);
+    // The client has no workers, so procedures for workers run on its shard.
     let config = ClientConfig { services: Some(Arc::new(services())), ..small_client(small()) };
-    let mut client = LocalClient::connect(&one, config.with(|c| c.shard.limits.max_calls = 200)).unwrap();
+    let mut client = LocalClient::connect(&first, config.with(|c| c.shard.limits.max_calls = 200)).unwrap();
     let second = client.add_connection(&other).unwrap();
     let hello = client.prepared(HELLO, b"");
     client.call_on(second, hello).unwrap();
-    let mut back = called_back(&world, &told);
-    for one in sloppy() {
-        let _row = row((one.number, one.len));
-        fill_with_secrets(&mut client, one.len);
-        let call = ClientCall::new(one.number);
-        let call = if one.chunk { call.write_chunk(one.len as u32) } else { call.expect_reply(one.len) };
+    let mut back = called_back(&world, &callers);
+    for writer in partial_writers() {
+        let _row = row((writer.number, writer.len));
+        fill_with_secrets(&mut client, writer.len);
+        let call = ClientCall::new(writer.number);
+        let call = if writer.chunk { call.write_chunk(writer.len as u32) } else { call.expect_reply(writer.len) };
         let mut pending = back.start(call).unwrap();
         let reply = eventually(|| {
             client.poll(|_| {});
             pending.try_take()
         });
         let reply = reply.unwrap();
-        let got = if one.chunk { reply.chunk(0).unwrap_or_default() } else { reply.results() };
-        assert!(got == one.expected());
+        let results = if writer.chunk { reply.chunk(0).unwrap_or_default() } else { reply.results() };
+        assert!(results == writer.expected());
     }
     drop(back);
 }

@@ -7,7 +7,7 @@ use rpcrdma::client::Endpoint;
 use rpcrdma::fabric::Disconnect;
 use rpcrdma_tests::prelude::*;
 
-fn workers() -> ServerConfig {
+fn server_config() -> ServerConfig {
     small().with_workers(2)
 }
 
@@ -17,7 +17,7 @@ fn connect(address: &Address, config: Config) -> Client {
 
 #[test]
 fn blocking_calls_futures_and_polls_return_the_same_replies() {
-    let (_world, address) = World::standard("client", workers());
+    let (_world, address) = World::standard("client", server_config());
     for_each([IdlePolicy::Poll, IdlePolicy::default(), IdlePolicy::Event], |idle| {
         let mut client = connect(&address, small().with(|c| c.poll.idle = idle));
         for len in [0, 1, 64, 191, 192, 193, 1000, 3900] {
@@ -29,7 +29,7 @@ fn blocking_calls_futures_and_polls_return_the_same_replies() {
         }
         // The call takes two messages, but the procedure has no room for such a reply.
         assert_eq!(client.run(ECHO, &[0; 6000]), Err(CallError::Refused(Refusal::SystemError)));
-        // Longer than any buffer, so it does not become a message.
+        // The call is longer than any buffer, so the client does not send it.
         let error = client.run(ECHO, &vec![0; 2 << 20]).unwrap_err();
         assert!(matches!(error, CallError::TooLong { limit: 0x10_0000, knob: Knob::LONG_BUFFERS, .. }), "{error}");
         assert_eq!(client.stats().unwrap().calls_failed, 2);
@@ -38,7 +38,7 @@ fn blocking_calls_futures_and_polls_return_the_same_replies() {
 
 #[test]
 fn dropped_futures_affect_no_other_call() {
-    let (_world, address) = World::standard("dropped", workers());
+    let (_world, address) = World::standard("dropped", server_config());
     let mut client = connect(&address, small());
     for round in 0..20 {
         let calls: Vec<_> = (0..30).map(|n| (n, client.begin(WORKER_ECHO, &be(&[200, n])))).collect();
@@ -46,7 +46,7 @@ fn dropped_futures_affect_no_other_call() {
             assert_eq!(outcome_of(block_on(pending)), Ok(be(&[200, n])));
         }
     }
-    // Dropped calls end by themselves.
+    // Dropped calls end by themselves, so a new call succeeds.
     assert!(wait_until(|| client.call(ClientCall::new(ECHO)).is_ok()));
 }
 
@@ -65,14 +65,14 @@ fn a_client_with_a_thread_sends_and_receives_chunks() {
         assert_eq!(outcome_of(client.call(call)), Ok(be(&[10_001])));
     }
     drop(client.start(ClientCall::new(LOAD).args(be(&[1, 9])).write_chunk(1 << 20)).unwrap());
-    assert!(wait_until(|| client.stats().unwrap().exposed_buffers == 0), "an abandoned call holds memory");
+    assert!(wait_until(|| client.stats().unwrap().exposed_buffers == 0), "abandoned calls release their memory");
     let failed = client.call(ClientCall::new(LOAD).args([0; 8]).write_chunk(1 << 30)).unwrap_err();
     assert_eq!(failed.error, CallError::TooLong { needed: 1 << 30, limit: 1 << 20, knob: Knob::BULK_BUFFERS });
 }
 
 #[test]
 fn many_threads_share_one_connection() {
-    let (_world, address) = World::standard("another", workers());
+    let (_world, address) = World::standard("another", server_config());
     let client = connect(&address, small());
     std::thread::scope(|scope| {
         for thread in 0..6 {
@@ -83,9 +83,9 @@ fn many_threads_share_one_connection() {
                     match n % 3 {
                         0 => assert_eq!(client.run(ECHO, &args), Ok(args)),
                         1 => {
-                            let (a, b) = (client.begin(ECHO, &args), client.begin(ECHO, &[9]));
-                            assert_eq!(outcome_of(block_on(b)), Ok(vec![9]));
-                            assert_eq!(outcome_of(block_on(a)), Ok(args));
+                            let (first, second) = (client.begin(ECHO, &args), client.begin(ECHO, &[9]));
+                            assert_eq!(outcome_of(block_on(second)), Ok(vec![9]));
+                            assert_eq!(outcome_of(block_on(first)), Ok(args));
                         }
                         _ => {
                             let data = client.pattern_buf(n, 300);
@@ -103,9 +103,9 @@ fn many_threads_share_one_connection() {
 
 #[test]
 fn calls_end_at_deadlines_limits_and_the_close() {
-    let (gate, shut) = (Gate::default(), Gate::default());
-    let (mut world, address) = World::serving("client-limits", workers(), gate.services(true));
-    let _open = (gate.open_on_drop(), shut.open_on_drop());
+    let (gate, second_gate) = (Gate::default(), Gate::default());
+    let (mut world, address) = World::serving("client-limits", server_config(), gate.services(true));
+    let _opens = (gate.open_on_drop(), second_gate.open_on_drop());
     let mut client = connect(&address, small().with(|c| c.limits.max_calls = 4));
     let failed = client.call(ClientCall::new(GATED).timeout(Duration::from_millis(1))).unwrap_err();
     assert_eq!(failed.error, CallError::TimedOut { sent: true });
@@ -114,7 +114,7 @@ fn calls_end_at_deadlines_limits_and_the_close() {
     let refused = client.start(ClientCall::new(GATED)).unwrap_err();
     assert_eq!(refused.error, CallError::TooManyCalls { limit: 4 });
     gate.open();
-    // Calls beyond the connection's table end the same way.
+    // A call beyond the connection's own table ends with the same error.
     for mut pending in [first, second, third] {
         assert_matches!(outcome_of(pending.join()), Ok(_) | Err(CallError::TooManyCalls { .. }));
     }
@@ -122,12 +122,12 @@ fn calls_end_at_deadlines_limits_and_the_close() {
     client.close();
     assert!(wait_until(|| client.run(ECHO, b"") == Err(CallError::Closed)));
 
-    let address = world.serve_with(workers(), shut.services(true));
+    let address = world.serve_with(server_config(), second_gate.services(true));
     let mut orphan = connect(&address, small());
     let mut pending = orphan.begin(GATED, b"");
     drop(orphan);
     let end = outcome_of(pending.join());
-    assert!(matches!(end, Err(CallError::ConnectionLost { .. })), "{end:?}: its client was dropped");
+    assert!(matches!(end, Err(CallError::ConnectionLost { .. })), "{end:?} of a call whose client was dropped");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn calls_started_before_a_close_complete() {
     for _ in 0..20 {
         let mut client = connect(&address, small());
         let mut other = client.clone();
-        // A quiet ring and a new one: the close travels by a third.
+        // The two calls use an idle ring and a new one. The close uses a third ring.
         client.run(ECHO, b"").unwrap();
         let calls = [client.begin(ECHO, b""), other.begin(ECHO, b"")];
         client.close();
@@ -170,14 +170,15 @@ fn calls_started_before_a_close_complete() {
     }
 }
 
-fn end_of<T>(future: &mut Pin<Box<impl Future<Output = T>>>) -> T {
+/// Polls a future until it is ready.
+fn poll_to_end<T>(future: &mut Pin<Box<impl Future<Output = T>>>) -> T {
     eventually(|| match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),
         Poll::Pending => None,
     })
 }
 
-/// A reply that is not collected releases its Receive. Otherwise the server's next replies would find none.
+/// A reply that is not collected releases its Receive. Otherwise the server's next replies would find no Receive.
 #[test]
 fn replies_that_are_not_collected_hold_no_receives() {
     let server = small_server().with(|c| c.shard.timeouts.progress = Duration::from_secs(1));
@@ -185,53 +186,56 @@ fn replies_that_are_not_collected_hold_no_receives() {
     let config = small().with(|c| (c.limits.max_calls, c.memory.small_buffers) = (4096, 4096));
     let mut client = connect(&address, config);
     let calls: Vec<_> = (0..4096).map(|n| client.begin(ECHO, &be(&[n, 7]))).collect();
-    // The last is answered after all others.
+    // The last call is answered after all others, so their replies are not collected yet.
     for (n, mut call) in (0..4096).zip(calls).rev() {
         assert_eq!(outcome_of(call.join()), Ok(be(&[n, 7])));
     }
     assert!(client.close_reason().is_none());
 }
 
-/// Requests for memory are served in order. None waits for memory of a closed connection.
+/// Requests for memory are served in order. They fail when their connection closes.
 #[test]
 fn futures_of_memory_wait_for_a_free_buffer_in_order() {
     let (_world, address) = World::standard("memory-later", small_server());
     let config = small().with(|c| c.memory.bulk_buffers = vec![(4096, 1)]);
     let mut client = Client::connect(&address, small_client(config)).unwrap();
-    let held = client.alloc(4096).expect("the only one");
+    let only_buffer = client.alloc(4096).expect("the only buffer");
     let mut context = Context::from_waker(Waker::noop());
     let (mut first, mut second) = (Box::pin(client.alloc_async(1)), Box::pin(client.alloc_async(1)));
     let refused = client.alloc(1).map(drop);
     assert_eq!(refused, Err(CallError::NoMemory { needed: 1, knob: Knob::BULK_BUFFERS }), "`alloc` does not wait");
     assert!(first.as_mut().poll(&mut context).is_pending() && second.as_mut().poll(&mut context).is_pending());
-    let given_up = client.alloc_async(1);
+    let dropped = client.alloc_async(1);
     let last = Box::pin(client.alloc_async(1));
-    drop((held, given_up));
-    let buf = end_of(&mut first);
-    assert!(matches!(second.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending), "in order");
+    drop((only_buffer, dropped));
+    let buf = poll_to_end(&mut first);
+    assert!(
+        matches!(second.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending),
+        "requests are served in order"
+    );
     drop(buf.expect("a buffer"));
-    drop(end_of(&mut second).expect("a buffer"));
-    let held = end_of(&mut { last }).expect("a buffer, behind one that was given up");
-    assert_matches!(end_of(&mut Box::pin(client.alloc_async(4097))).map(drop), Err(CallError::TooLong { .. }));
-    let mut left = Box::pin(client.alloc_async(1));
+    drop(poll_to_end(&mut second).expect("a buffer"));
+    let last_buffer = poll_to_end(&mut { last }).expect("a buffer, after a dropped request");
+    assert_matches!(poll_to_end(&mut Box::pin(client.alloc_async(4097))).map(drop), Err(CallError::TooLong { .. }));
+    let mut waiting = Box::pin(client.alloc_async(1));
     client.close();
-    assert_eq!(end_of(&mut left).map(drop), Err(CallError::Closed));
-    drop(held);
+    assert_eq!(poll_to_end(&mut waiting).map(drop), Err(CallError::Closed));
+    drop(last_buffer);
 }
 
-fn shared() -> ClientConfig {
+fn endpoint_config() -> ClientConfig {
     small_client(small().with(|c| (c.limits.credits, c.limits.max_calls) = (4, 16)))
 }
 
-fn roomy() -> ServerConfig {
-    ServerConfig { shard: small().with(|c| (c.limits.credits, c.memory.receives) = (4, 1024)), ..workers() }
+fn endpoint_server_config() -> ServerConfig {
+    ServerConfig { shard: small().with(|c| (c.limits.credits, c.memory.receives) = (4, 1024)), ..server_config() }
 }
 
 fn connections(endpoint: &Endpoint) -> u64 {
-    endpoint.stats().expect("its shard lives").connections
+    endpoint.stats().expect("the shard runs").connections
 }
 
-/// Takes the results of those futures that are ready.
+/// Removes the futures that are ready, and returns their results.
 fn take_ready<F: Future + Unpin>(waiting: &mut Vec<F>, context: &mut Context<'_>) -> Vec<F::Output> {
     let mut ready = Vec::new();
     waiting.retain_mut(|future| match Pin::new(future).poll(context) {
@@ -244,16 +248,16 @@ fn take_ready<F: Future + Unpin>(waiting: &mut Vec<F>, context: &mut Context<'_>
     ready
 }
 
-/// Polls a future once and drops it; true if it was pending.
-fn begun<T>(future: impl Future<Output = T>) -> bool {
+/// Polls a future once and drops it. Returns whether it was pending.
+fn poll_once_and_drop<T>(future: impl Future<Output = T>) -> bool {
     pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
 #[test]
 fn connections_share_a_thread_and_close_independently() {
     const CONNECTIONS: usize = 40;
-    let (world, address) = World::standard("endpoint", roomy());
-    let endpoint = Endpoint::start(&address, shared()).expect("a thread");
+    let (world, address) = World::standard("endpoint", endpoint_server_config());
+    let endpoint = Endpoint::start(&address, endpoint_config()).expect("a thread");
     assert_eq!(connections(&endpoint), 0);
     // One thread makes all connections at the same time.
     let mut waiting: Vec<_> = (0..CONNECTIONS).map(|_| Box::pin(endpoint.connect_async(&address))).collect();
@@ -268,21 +272,22 @@ fn connections_share_a_thread_and_close_independently() {
         let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(5000);
         assert!(patterned(seed, client.call(call).unwrap().chunk(0).unwrap()));
     }
-    // Half of the clients drop with calls outstanding. These calls end, and the other clients see no effect.
-    let mut going = clients.split_off(CONNECTIONS / 2);
-    let ends: Vec<_> = going.iter_mut().map(|client| client.begin(WORKER_ECHO, &be(&[300_000]))).collect();
-    let stays: Vec<_> = clients.iter_mut().map(|client| client.begin(ECHO, &[7])).collect();
+    // Half of the clients are dropped with calls outstanding. These calls end, and the other clients see no effect.
+    let mut dropped_clients = clients.split_off(CONNECTIONS / 2);
+    let dropped_calls: Vec<_> =
+        dropped_clients.iter_mut().map(|client| client.begin(WORKER_ECHO, &be(&[300_000]))).collect();
+    let other_calls: Vec<_> = clients.iter_mut().map(|client| client.begin(ECHO, &[7])).collect();
     // A connection lives as long as any of its clients.
-    let mut kept = going[0].clone();
-    drop(going);
+    let mut kept = dropped_clients[0].clone();
+    drop(dropped_clients);
     assert_eq!(kept.run(ECHO, &[8]), Ok(vec![8]));
     drop(kept);
-    for mut pending in ends {
+    for mut pending in dropped_calls {
         let end = pending.join().map(drop);
         // Calls that the shard had not yet taken count as unsent.
         assert!(served_or_lost(&end), "{end:?}");
     }
-    stays.into_iter().for_each(|mut pending| assert_eq!(outcome_of(pending.join()), Ok(vec![7])));
+    other_calls.into_iter().for_each(|mut pending| assert_eq!(outcome_of(pending.join()), Ok(vec![7])));
     assert!(wait_until(|| connections(&endpoint) == CONNECTIONS as u64 / 2), "{}", connections(&endpoint));
     assert!(wait_until(|| world.stats().connections == CONNECTIONS as u64 / 2));
     // The endpoint reuses the slots of closed connections.
@@ -294,13 +299,13 @@ fn connections_share_a_thread_and_close_independently() {
 fn the_shard_lives_as_long_as_any_handle() {
     let (_world, address) = World::standard("endpoint-end", small_server());
     let services = Arc::new(Services::new());
-    let config = ClientConfig { services: Some(Arc::clone(&services)), ..shared() };
+    let config = ClientConfig { services: Some(Arc::clone(&services)), ..endpoint_config() };
     let endpoint = Endpoint::start(&address, config).expect("a thread");
     let mut client = endpoint.clone().connect(&address).expect("a connection");
     drop(endpoint);
     assert_eq!(client.run(ECHO, &[1]), Ok(vec![1]));
     drop(client);
-    // The shard's thread has ended and released everything.
+    // The shard's thread has ended and has released its services.
     assert_eq!(Arc::strong_count(&services), 1);
 }
 
@@ -308,9 +313,9 @@ fn the_shard_lives_as_long_as_any_handle() {
 fn futures_and_blocking_calls_are_equivalent() {
     let (_world, address) = World::standard("endpoint-async", small_server());
     let clients = block_on(async {
-        let endpoint = Endpoint::start_async(&address, shared()).await?;
-        let (one, alone) = (endpoint.connect_async(&address), Client::connect_async(&address, shared()));
-        Ok::<_, ConnectError>([one.await?, alone.await?])
+        let endpoint = Endpoint::start_async(&address, endpoint_config()).await?;
+        let (shared, alone) = (endpoint.connect_async(&address), Client::connect_async(&address, endpoint_config()));
+        Ok::<_, ConnectError>([shared.await?, alone.await?])
     });
     for mut client in clients.expect("connections") {
         let reply = block_on(async {
@@ -327,18 +332,18 @@ fn futures_and_blocking_calls_are_equivalent() {
 
 #[test]
 fn requests_beyond_the_ring_capacity_are_all_served() {
-    let (_world, address) = World::standard("endpoint-ring", workers());
+    let (_world, address) = World::standard("endpoint-ring", server_config());
     let config =
         small_client(small().with(|c| (c.limits.max_calls, c.memory.bulk_buffers) = (2, vec![(64 << 10, 100)])));
     let mut client = Client::connect(&address, config).expect("a connection");
-    let mut asked: Vec<_> = (0..150).map(|_| Box::pin(client.alloc_async(10))).collect();
-    // Requested buffers leave room for calls.
+    let mut requests: Vec<_> = (0..150).map(|_| Box::pin(client.alloc_async(10))).collect();
+    // The requests for buffers leave room for calls in the rings.
     let mut call = client.begin(ECHO, &[5]);
-    // Requests reach the shard by several rings, and so in any order.
-    let mut answered = |count: usize| {
+    // Requests reach the shard through several rings, so they are served in any order.
+    let mut take_buffers = |count: usize| {
         let mut buffers = Vec::new();
         let all = wait_until(|| {
-            let ready = take_ready(&mut asked, &mut Context::from_waker(Waker::noop()));
+            let ready = take_ready(&mut requests, &mut Context::from_waker(Waker::noop()));
             buffers.extend(ready.into_iter().map(|answer| answer.expect("a buffer")));
             buffers.len() >= count
         });
@@ -346,28 +351,28 @@ fn requests_beyond_the_ring_capacity_are_all_served() {
         buffers
     };
     // 100 buffers exist; the other requests wait until these are dropped.
-    drop(answered(100));
-    drop(answered(50));
+    drop(take_buffers(100));
+    drop(take_buffers(50));
     assert_eq!(outcome_of(call.join()), Ok(vec![5]));
 }
 
 #[test]
 fn abandoned_connects_leave_no_resources() {
-    let (world, address) = World::standard("endpoint-dropped", roomy());
+    let (world, address) = World::standard("endpoint-dropped", endpoint_server_config());
     let services = Arc::new(Services::new());
-    let config = || ClientConfig { services: Some(Arc::clone(&services)), ..shared() };
+    let config = || ClientConfig { services: Some(Arc::clone(&services)), ..endpoint_config() };
     for _ in 0..10 {
-        begun(Endpoint::start_async(&address, config()));
-        begun(Client::connect_async(&address, config()));
+        poll_once_and_drop(Endpoint::start_async(&address, config()));
+        poll_once_and_drop(Client::connect_async(&address, config()));
     }
-    assert!(wait_until(|| Arc::strong_count(&services) == 1), "threads that nobody waited for have ended");
-    let endpoint = Endpoint::start(&address, shared()).expect("a thread");
+    assert!(wait_until(|| Arc::strong_count(&services) == 1), "the threads of abandoned starts have ended");
+    let endpoint = Endpoint::start(&address, endpoint_config()).expect("a thread");
     for _ in 0..50 {
-        begun(endpoint.connect_async(&address));
+        poll_once_and_drop(endpoint.connect_async(&address));
     }
     let mut client = endpoint.connect(&address).expect("a connection");
     for _ in 0..10 {
-        begun(client.alloc_async(1000));
+        poll_once_and_drop(client.alloc_async(1000));
     }
     assert!(wait_until(|| connections(&endpoint) == 1), "{}", connections(&endpoint));
     assert!(wait_until(|| world.stats().connections == 1));
@@ -376,15 +381,15 @@ fn abandoned_connects_leave_no_resources() {
 
 #[test]
 fn a_connect_to_a_silent_server_times_out() {
-    // A device has its own time-outs for a silent server.
+    // The test is not for devices, because they have their own time-outs for a silent server.
     if test_fabric::on_device() {
         return;
     }
     let mut world = World::new("endpoint-silent");
     let silent = world.address();
     let _listener = silent.bind().expect("an address that nobody serves");
-    // Live servers answer within that time, even on a busy host.
-    let config = shared().with(|c| c.connect.timeout = Duration::from_secs(2));
+    // A live server answers within this time, even on a busy host.
+    let config = endpoint_config().with(|c| c.connect.timeout = Duration::from_secs(2));
     let endpoint = Endpoint::start(&silent, config).expect("a thread");
     let error = endpoint.connect(&silent).expect_err("nobody answers");
     assert!(matches!(error, ConnectError::TimedOut { .. }), "{error}");

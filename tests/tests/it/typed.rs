@@ -10,13 +10,13 @@ use rpcrdma_tests::typed::{
     serving, sum, typed_names, typed_v1, value,
 };
 
-/// Lengths of blobs: nothing, unpadded, about what fits a message, and longer than any message.
+/// Lengths of blobs: empty, with XDR padding, near the longest message, and longer than any message.
 const LENS: [usize; 7] = [0, 1, 1021, 2999, 3001, 9001, 100_003];
 
 /// A client of the program on the test's thread.
 type Typed<'a> = typed_v1::Client<(&'a mut LocalClient, Connection)>;
 
-/// Runs a test with a client of the program in each version.
+/// Runs a test with a client of the program in each protocol version.
 fn with_clients(name: &'static str, mut test: impl FnMut(&mut Typed<'_>)) {
     let (world, address, blobs) = serving(name);
     for_each(configs(), |config| {
@@ -27,17 +27,17 @@ fn with_clients(name: &'static str, mut test: impl FnMut(&mut Typed<'_>)) {
     blobs.threads.lock().expect("no panic").drain(..).for_each(|thread| thread.join().expect("no panic"));
 }
 
-fn lent(client: &mut LocalClient, data: &[u8]) -> Buf {
-    let mut lent = client.alloc(client.first(), data.len()).expect("a buffer");
-    lent.copy_from_slice(data);
-    lent
+fn copy_to_buffer(client: &mut LocalClient, data: &[u8]) -> Buf {
+    let mut buffer = client.alloc(client.first(), data.len()).expect("a buffer");
+    buffer.copy_from_slice(data);
+    buffer
 }
 
 fn blob<'a>(name: &'a [u8], data: &'a [u8]) -> Blob<'a> {
     Blob { name, data: data.into(), checksum: sum(data) }
 }
 
-/// A client of the program, in versions 1 and 2.
+/// Configurations of a client of the program in versions 1 and 2.
 fn configs() -> [ClientConfig; 2] {
     [CreditMode::V1, CreditMode::V2Windowed].map(|mode| {
         let bindings = Some(Arc::new(typed_v1::bindings()));
@@ -57,18 +57,18 @@ enum Room {
 }
 
 /// Fetches a blob with room of this kind, and checks it.
-fn fetched<P>(of: &mut Typed<'_>, name: &[u8], data: &[u8], room: Room)
+fn assert_fetched<P>(client: &mut Typed<'_>, name: &[u8], data: &[u8], room: Room)
 where
     P: for<'a> Signature<Args<'a> = Wanted<'a>, Results<'a> = Found<'a>>,
 {
     let (options, most) = match room {
         Room::Inline => (CallOptions::<P>::new(), P::MAX_INLINE_RESULT),
         Room::Chunk => (CallOptions::new().write_chunk(1 << 20), usize::MAX),
-        Room::Buf => (CallOptions::new().write_chunk_into(of.0.0.alloc(of.0.1, 5000).expect("a buffer")), 5000),
+        Room::Buf => (CallOptions::new().write_chunk_into(client.0.0.alloc(client.0.1, 5000).expect("a buffer")), 5000),
     };
     let _row = row((P::NAME, room));
     let wanted = Wanted { name, most: most.min(1 << 20) as u32 };
-    let response = call(&mut of.0, options, &wanted).expect("a reply");
+    let response = call(&mut client.0, options, &wanted).expect("a reply");
     let Found::Found(blob) = response.results().expect("results") else { panic!("the blob is there") };
     assert_eq!((blob.name, blob.checksum), (name, sum(blob.data.bytes())));
     assert!(blob.data.bytes() == &data[..data.len().min(most)]);
@@ -76,27 +76,27 @@ where
 
 #[test]
 fn bulk_items_are_equal_inline_and_in_chunks() {
-    with_clients("typed", |of| {
+    with_clients("typed", |client| {
         for_each(LENS.into_iter().enumerate(), |(n, len)| {
             let (name, data) = (vec![b'n'; n], data_of(n as u32, len));
             let blob = blob(&name, &data);
             // The data is inline, in a short or a long message.
-            assert_eq!([value(of.store(&blob)), value(of.sum(&blob))], [sum(&data); 2]);
-            // In a Read chunk.
+            assert_eq!([value(client.store(&blob)), value(client.sum(&blob))], [sum(&data); 2]);
+            // The data is in a Read chunk.
             let placed = Blob { data: Bulk::placed(len), ..blob };
-            let options = CallOptions::new().lend(lent(of.0.0, &data));
-            let stored = of.store_with(&placed, options).expect("a reply");
+            let options = CallOptions::new().lend(copy_to_buffer(client.0.0, &data));
+            let stored = client.store_with(&placed, options).expect("a reply");
             assert_eq!(stored.results().expect("a checksum"), sum(&data));
-            assert_eq!(stored.into_reply().take_sent().count(), len.min(1), "the buffer comes back");
-            // Each handler returns at most as many bytes as requested. A shorter Write chunk would be an error.
+            assert_eq!(stored.into_reply().take_sent().count(), len.min(1), "a nonempty buffer is returned");
+            // The client requests no more bytes than the room holds. A Write chunk that is too short would be an error.
             for room in [Room::Inline, Room::Chunk, Room::Buf] {
-                fetched::<Fetch>(of, &name, &data, room);
-                fetched::<FetchLater>(of, &name, &data, room);
-                fetched::<FetchAsync>(of, &name, &data, room);
+                assert_fetched::<Fetch>(client, &name, &data, room);
+                assert_fetched::<FetchLater>(client, &name, &data, room);
+                assert_fetched::<FetchAsync>(client, &name, &data, room);
             }
         });
         for options in [CallOptions::new(), CallOptions::new().write_chunk(5000)] {
-            let missing = of.fetch_later_with(&Wanted { name: b"nobody", most: 9 }, options).expect("a reply");
+            let missing = client.fetch_later_with(&Wanted { name: b"nobody", most: 9 }, options).expect("a reply");
             assert_eq!(missing.results().expect("results"), Found::Missing(LENS.len() as u32));
         }
     });
@@ -105,19 +105,19 @@ fn bulk_items_are_equal_inline_and_in_chunks() {
 #[test]
 fn several_bulk_items_keep_their_order() {
     let (long, short) = (data_of(1, 70_001), data_of(2, 1003));
-    with_clients("typed-pair", |of| {
-        for_each(pairs(pairs([(&long, &short), (&short, &long)], 0..4), 0..3), |(((first, second), lends), rooms)| {
+    with_clients("typed-pair", |client| {
+        for_each(pairs(pairs([(&long, &short), (&short, &long)], 0..4), 0..3), |(((first, second), lends), chunks)| {
             let mut options = CallOptions::new();
             let mut item = |is_lent: bool, data| {
                 if !is_lent {
                     return Bulk::from(data);
                 }
-                options = std::mem::take(&mut options).lend(lent(of.0.0, data));
+                options = std::mem::take(&mut options).lend(copy_to_buffer(client.0.0, data));
                 Bulk::placed(data.len())
             };
             let pair = Pair { first: item(lends & 1 > 0, first), second: item(lends & 2 > 0, second) };
-            let options = (0..rooms).fold(options, |options, _| options.write_chunk(70_001));
-            let response = of.swap_with(&pair, options).expect("a reply");
+            let options = (0..chunks).fold(options, |options, _| options.write_chunk(70_001));
+            let response = client.swap_with(&pair, options).expect("a reply");
             let swapped = response.results().expect("a pair");
             assert!(swapped.first.bytes() == &second[..] && swapped.second.bytes() == &first[..]);
         });
@@ -126,6 +126,8 @@ fn several_bulk_items_keep_their_order() {
 
 #[test]
 fn a_typed_result_of_an_empty_write_chunk_is_sent_inline() {
+    // The procedure swaps two items. The first Write chunk is empty, so `two` is returned inline. The second Write
+    // chunk receives the data of `one` unless the chunk is empty, too.
     let [one, two] = [[be(&[100]), vec![1; 100]].concat(), [be(&[5]), vec![2; 5], vec![0; 3]].concat()];
     for_each(CREDIT_MODES, |mode| {
         let (_world, address) = World::serving("typed-empty-write", mode.of_server().with_workers(1), services().0);
@@ -143,62 +145,70 @@ fn a_typed_result_of_an_empty_write_chunk_is_sent_inline() {
 }
 
 #[test]
-fn errors_of_the_engine_of_rpc_and_of_decoding_differ() {
-    with_clients("typed-errors", |of| {
-        assert_eq!(value(of.add(&(i32::MAX, 1))), i32::MIN);
-        let absent = of.absent().expect_err("no such procedure");
+fn engine_errors_rpc_refusals_and_decoding_errors_are_distinct() {
+    with_clients("typed-errors", |client| {
+        assert_eq!(value(client.add(&(i32::MAX, 1))), i32::MIN);
+        let absent = client.absent().expect_err("no such procedure");
         assert!(matches!(absent, Error::Refused(Refusal::ProcedureUnavailable)));
-        let untyped = of.0.call(ClientCall::new(typed_v1::Absent::NUMBER)).expect_err("no such procedure");
-        assert_eq!(absent.to_string(), untyped.to_string(), "both forms have one text");
+        let untyped = client.0.call(ClientCall::new(typed_v1::Absent::NUMBER)).expect_err("no such procedure");
+        assert_eq!(absent.to_string(), untyped.to_string(), "typed and untyped errors have the same text");
         let wrong = Blob { checksum: 0, ..blob(b"n", b"data") };
-        assert!(matches!(of.store(&wrong), Err(Error::Refused(Refusal::GarbageArguments))));
+        assert!(matches!(client.store(&wrong), Err(Error::Refused(Refusal::GarbageArguments))));
         // A typed client refuses a connection to another program.
-        let refused = typed_names::Client((&mut *of.0.0, of.0.1)).send(&1).expect_err("another version");
+        let refused = typed_names::Client((&mut *client.0.0, client.0.1))
+            .send(&1)
+            .expect_err("the connection has another version");
         assert!(matches!(refused, Error::Call(failed) if failed.error == Defect::OtherProgram.into()));
         // These calls are not sent: the name exceeds its bound, or no argument uses the buffer.
-        assert!(matches!(of.store(&blob(&[0; 65], b"data")), Err(Error::Encode(_))));
-        let options = CallOptions::new().lend(lent(of.0.0, &[0; 64]));
-        assert!(matches!(of.store_with(&blob(b"n", b"data"), options), Err(Error::Encode(_))));
+        assert!(matches!(client.store(&blob(&[0; 65], b"data")), Err(Error::Encode(_))));
+        let options = CallOptions::new().lend(copy_to_buffer(client.0.0, &[0; 64]));
+        assert!(matches!(client.store_with(&blob(b"n", b"data"), options), Err(Error::Encode(_))));
         // Undecodable arguments do not reach the handler: too few, too many, or a name that is too long.
         let name = [be(&[65]), vec![0; 68 + 8]].concat();
         let (store, add) = ((Store::NUMBER, vec![0; 8]), (typed_v1::Add::NUMBER, vec![0; 12]));
         for (procedure, args) in [store, add, (FetchLater::NUMBER, name.clone()), (FetchAsync::NUMBER, name)] {
-            assert_eq!(of.0.0.run(procedure, &args), Err(CallError::Refused(Refusal::GarbageArguments)), "{procedure}");
+            assert_eq!(
+                client.0.0.run(procedure, &args),
+                Err(CallError::Refused(Refusal::GarbageArguments)),
+                "{procedure}"
+            );
         }
-        // A chunk at a position without an item.
-        let misplaced = ClientCall::new(Store::NUMBER).args(be(&[0, 64, 0])).read_chunk(0, lent(of.0.0, &[0; 64]));
-        assert!(of.0.call(misplaced).is_err());
-        let reply = of.0.call(ClientCall::new(typed_v1::Add::NUMBER).args(vec![0; 8])).expect("a reply");
+        // No item is at the position of the chunk.
+        let misplaced =
+            ClientCall::new(Store::NUMBER).args(be(&[0, 64, 0])).read_chunk(0, copy_to_buffer(client.0.0, &[0; 64]));
+        assert!(client.0.call(misplaced).is_err());
+        let reply = client.0.call(ClientCall::new(typed_v1::Add::NUMBER).args(vec![0; 8])).expect("a reply");
         assert!(matches!(Response::<Fetch>::of(reply).results(), Err(Error::Decode(_))));
-        // An error of the engine.
-        of.0.0.begin_close(of.0.1);
-        assert!(matches!(of.add(&(1, 2)), Err(Error::Call(_))));
+        // The connection closes, so the engine ends the call.
+        client.0.0.begin_close(client.0.1);
+        assert!(matches!(client.add(&(1, 2)), Err(Error::Call(_))));
     });
 }
 
 #[test]
 fn a_deferred_call_reports_that_its_connection_has_closed() {
-    let (hold, held) = channel();
+    let (send_call, calls) = channel();
     let mut services = Services::new();
-    let deferred = Procedure::deferred(move |call| take::<FetchLater>(call, |call| hold.send(call).expect("a test")));
+    let deferred =
+        Procedure::deferred(move |call| take::<FetchLater>(call, |call| send_call.send(call).expect("the test waits")));
     services.add(FetchLater::PROGRAM, FetchLater::VERSION, FetchLater::NUMBER, deferred);
     let [config, _] = configs();
     let (_world, mut client) = World::pair_with("typed-closed", small_server(), services, config);
     client.send(FetchLater::NUMBER, &[0; 8], 0);
-    let call: Deferred<FetchLater> = held.recv().expect("a call");
+    let call: Deferred<FetchLater> = calls.recv().expect("a call");
     assert!(!call.is_disconnected());
     drop(client);
     assert!(wait_until(|| call.is_disconnected()));
 }
 
 /// The buffer of a reply may be longer than the declared length, so only a check refuses longer results. In version 1,
-/// the client has no Reply chunk for them.
+/// the client offers no Reply chunk for longer results.
 #[test]
 fn results_beyond_the_declared_length_are_refused() {
-    with_clients("typed-declared", |of| {
-        assert_eq!(of.count(&100).expect("a reply").results().expect("numbers").0.len(), 100);
+    with_clients("typed-declared", |client| {
+        assert_eq!(client.count(&100).expect("a reply").results().expect("numbers").0.len(), 100);
         for most in [101, 10_001] {
-            assert!(matches!(of.count(&most), Err(Error::Refused(Refusal::SystemError))), "{most}");
+            assert!(matches!(client.count(&most), Err(Error::Refused(Refusal::SystemError))), "{most}");
         }
     });
 }
@@ -238,11 +248,11 @@ impl Signature for ShortAdd {
 
 #[test]
 fn unwritten_arguments_are_sent_as_zeroes() {
-    with_clients("typed-short", |of| {
+    with_clients("typed-short", |client| {
         for n in 0..50 {
-            // The buffers now contain bytes other than zero.
-            of.store(&blob(&[0xA5; 64], &[0xA5; 300])).expect("a reply");
-            let short = call::<ShortAdd, _>(&mut of.0, CallOptions::new(), &Short).expect("a reply");
+            // This call leaves bytes other than zero in the buffers.
+            client.store(&blob(&[0xA5; 64], &[0xA5; 300])).expect("a reply");
+            let short = call::<ShortAdd, _>(&mut client.0, CallOptions::new(), &Short).expect("a reply");
             assert_eq!(short.results().expect("a sum"), 0, "{n}");
         }
     });
@@ -266,20 +276,20 @@ fn one_way_procedures_run_and_have_no_reply() {
     assert_eq!(failed.error, Defect::NotOneWay.into());
 }
 
-/// Stores data with a client that has a thread, and fetches it: inline, or in chunks.
-fn store_and_fetch(of: &mut typed_v1::Client<Client>, data: &[u8], chunks: bool) {
+/// Stores data through a client that has its own thread, and fetches the data back, inline or in chunks.
+fn store_and_fetch(client: &mut typed_v1::Client<Client>, data: &[u8], chunks: bool) {
     let blob = blob(b"threads", data);
     let (blob, store, fetch) = if chunks {
-        let mut lent = of.0.alloc(data.len()).expect("a buffer");
-        lent.copy_from_slice(data);
+        let mut buffer = client.0.alloc(data.len()).expect("a buffer");
+        buffer.copy_from_slice(data);
         let placed = Blob { data: Bulk::placed(data.len()), ..blob };
-        (placed, CallOptions::new().lend(lent), CallOptions::new().write_chunk(1 << 20))
+        (placed, CallOptions::new().lend(buffer), CallOptions::new().write_chunk(1 << 20))
     } else {
         (blob, CallOptions::new(), CallOptions::new())
     };
-    assert_eq!(value(of.store_with(&blob, store)), sum(data));
-    let response = of.fetch_with(&Wanted { name: b"threads", most: 1 << 20 }, fetch).expect("a reply");
-    let Found::Found(found) = response.results().expect("results") else { panic!("it is there") };
+    assert_eq!(value(client.store_with(&blob, store)), sum(data));
+    let response = client.fetch_with(&Wanted { name: b"threads", most: 1 << 20 }, fetch).expect("a reply");
+    let Found::Found(found) = response.results().expect("results") else { panic!("the blob is there") };
     assert!(found.data.bytes() == data);
 }
 
@@ -289,21 +299,21 @@ fn a_server_calls_its_client_with_the_same_types() {
     for_each(configs(), |config| {
         let (services_with_caller, callers) = services_with_hello();
         let address = world.serve_with(small_server(), services_with_caller);
-        // The client serves the program, and its server calls it.
+        // The client serves the program, and the server calls the client.
         let forward = ClientConfig { services: Some(Arc::new(services().0)), ..small_client(config.shard.clone()) };
         let mut forward = Client::connect(&address, forward).expect("a connection");
         forward.call(ClientCall::new(HELLO)).expect("a reply");
         let caller = callers.recv().expect("the caller");
         let has_chunks = config.shard.wire.credit_mode != CreditMode::V1;
-        let mut of = typed_v1::Client(world.server().call_back(caller, config).expect("a client of this server"));
-        assert_eq!(value(of.add(&(2, 3))), 5);
-        // A call may also be started, and end later.
-        let call = CallOptions::<Store>::new().into_call(&mut of.0, &blob(b"later", b"data")).expect("a call");
-        let reply = of.0.start(call).expect("a start").join().expect("a reply");
+        let mut client = typed_v1::Client(world.server().call_back(caller, config).expect("a client of this server"));
+        assert_eq!(value(client.add(&(2, 3))), 5);
+        // A call may also be started now and joined later.
+        let call = CallOptions::<Store>::new().into_call(&mut client.0, &blob(b"later", b"data")).expect("a call");
+        let reply = client.0.start(call).expect("a start").join().expect("a reply");
         assert_eq!(Response::<Store>::of(reply).results().expect("a checksum"), sum(b"data"));
-        assert!(matches!(of.absent(), Err(Error::Refused(Refusal::ProcedureUnavailable))));
+        assert!(matches!(client.absent(), Err(Error::Refused(Refusal::ProcedureUnavailable))));
         // Version 1 has no chunks in this direction.
-        store_and_fetch(&mut of, &data_of(4, if has_chunks { 30_000 } else { 500 }), has_chunks);
+        store_and_fetch(&mut client, &data_of(4, if has_chunks { 30_000 } else { 500 }), has_chunks);
     });
 }
 
@@ -326,8 +336,8 @@ fn procedures_may_be_named_like_traits_of_the_language() {
     for services in [on_shards, deferred] {
         let address = world.serve_with(small_server().with_workers(1), services);
         let config = ClientConfig::new(PROGRAM, typed_names::VERSION);
-        let mut of = typed_names::Client(Client::connect(&address, config).expect("a connection"));
-        assert_eq!(call_names(&mut of), [1, 2, 3, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 6, 5, 4]);
+        let mut client = typed_names::Client(Client::connect(&address, config).expect("a connection"));
+        assert_eq!(call_names(&mut client), [1, 2, 3, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 6, 5, 4]);
     }
     drop(world);
     thread.join().expect("no panic");
@@ -335,7 +345,7 @@ fn procedures_may_be_named_like_traits_of_the_language() {
 
 /// `xdrgen` refuses exactly the definitions on which `Services::add` would panic.
 #[test]
-fn limits_of_the_compiler_are_those_of_the_engine() {
+fn the_compiler_has_the_limits_of_the_engine() {
     let compiles = |items: usize, number: u32| {
         let fields: String = (0..items).map(|n| format!("opaque f{n}<9>; ")).collect();
         let text = format!("struct a {{ {fields}}}; program P {{ version V {{ void F(a) = {number}; }} = 1; }} = 1;");

@@ -1,4 +1,4 @@
-//! RFC 8166 rules of both ends of version 1: credits and chunks.
+//! Rules of RFC 8166 for both ends of version 1: credits and chunks.
 
 use rpcrdma::wire::xdr::padded;
 use rpcrdma_tests::prelude::*;
@@ -8,11 +8,11 @@ const CREDITS: u32 = 8;
 /// Runs the script of a raw server whose client makes `calls` calls at once.
 fn with_calls(name: &'static str, calls: u64, script: impl FnOnce(&mut Requester<'_>) + Send + 'static) {
     let server = RawServer::start_in(CreditMode::V1, name, |peer| {
-        let mut requester = Requester { peer, open: Vec::new() };
+        let mut requester = Requester { peer, unanswered: Vec::new() };
         script(&mut requester);
         // The remaining calls are answered, too.
-        requester.answer(requester.open.len(), CREDITS);
-        assert_eq!(peer.failures, [], "a reply met no Receive");
+        requester.answer(requester.unanswered.len(), CREDITS);
+        assert_eq!(peer.failures, [], "each reply finds a Receive");
     });
     let mut client = server.client(few_credits(CreditMode::V1, CREDITS));
     client.launch_each(0..calls, |client, _| client.prepared(ECHO, &[0; 4]));
@@ -22,25 +22,25 @@ fn with_calls(name: &'static str, calls: u64, script: impl FnOnce(&mut Requester
 /// A server's view of a client that has more calls than credits.
 struct Requester<'a> {
     peer: &'a mut RawPeer,
-    /// Received, unanswered calls.
-    open: Vec<u32>,
+    /// Calls that the server has received and not answered.
+    unanswered: Vec<u32>,
 }
 
 impl Requester<'_> {
-    /// Receives calls until `open` are unanswered, and checks that no more arrive.
+    /// Receives calls until `count` of them are unanswered, and checks that no more arrive.
     #[track_caller]
-    fn expect_unanswered(&mut self, open: usize) {
-        for call in self.peer.expect_only(open.saturating_sub(self.open.len())) {
+    fn expect_unanswered(&mut self, count: usize) {
+        for call in self.peer.expect_only(count.saturating_sub(self.unanswered.len())) {
             assert_eq!((call.version(), call.htype(), call.credit()), (Version::V1, HeaderType::Msg, CREDITS));
-            self.open.push(call.xid());
+            self.unanswered.push(call.xid());
         }
-        assert_eq!(self.open.len(), open);
+        assert_eq!(self.unanswered.len(), count);
     }
 
     /// Answers `calls` calls, the latest first.
     fn answer(&mut self, calls: usize, grant: u32) {
         self.peer.credit = grant;
-        for xid in self.open.split_off(self.open.len() - calls).into_iter().rev() {
+        for xid in self.unanswered.split_off(self.unanswered.len() - calls).into_iter().rev() {
             self.peer.reply(xid, b"");
         }
     }
@@ -51,10 +51,10 @@ fn the_first_call_of_version_1_is_alone_until_its_reply_grants_credits() {
     with_calls("v1-first", 30, |requester| {
         requester.expect_unanswered(1);
         // Messages that answer no call grant no credits: a reply and an error for an unknown XID.
-        let stranger = requester.open[0] ^ 0x8000_0000;
+        let unknown_xid = requester.unanswered[0] ^ 0x8000_0000;
         requester.peer.credit = CREDITS;
-        requester.peer.reply(stranger, b"");
-        requester.peer.send(&be(&[stranger, 1, CREDITS, 4, 2]));
+        requester.peer.reply(unknown_xid, b"");
+        requester.peer.send(&be(&[unknown_xid, 1, CREDITS, 4, 2]));
         requester.expect_unanswered(1);
         requester.answer(1, 5);
         requester.expect_unanswered(5);
@@ -71,7 +71,7 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
             (1, 4, 4),
             // The client has a Receive for each of four replies that arrive at once.
             (4, 7, 7),
-            // The grant is below the number of unanswered calls: the client sends none until fewer are unanswered.
+            // The grant is below the number of unanswered calls: the client sends no call until fewer are unanswered.
             (1, 2, 6),
             (3, 2, 3),
             (2, 2, 2),
@@ -81,9 +81,9 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
             (1, 30_000, 8),
             (1, u32::MAX, 8),
         ];
-        for_each(steps, |(calls, grant, open)| {
+        for_each(steps, |(calls, grant, unanswered)| {
             requester.answer(calls, grant);
-            requester.expect_unanswered(open);
+            requester.expect_unanswered(unanswered);
         });
     });
 }
@@ -92,32 +92,32 @@ fn a_requester_of_version_1_has_no_more_calls_unanswered_than_were_granted() {
 #[test]
 fn a_responder_of_version_1_posts_receives_before_it_grants_credits() {
     let shard = few_credits(CreditMode::V1, 4).with(|c| (c.limits.max_credits, c.memory.receives) = (64, 1024));
-    // The server reviews each credit limit once in that time.
+    // The server reviews each credit limit once in this interval.
     let review_interval = 8 * shard.poll.control_interval;
     let (_world, address, server) = World::timed("v1-receives", shard);
     let mut client = RawPeer::connect_in(&address, CreditMode::V1);
-    let (mut open, mut granted) = (0, 1);
+    let (mut unanswered, mut granted) = (0, 1);
     let grown = wait_until(|| {
         for _ in 0..500 {
-            while open < granted {
+            while unanswered < granted {
                 client.call(ECHO, Chunks::NONE, b"four");
-                open += 1;
+                unanswered += 1;
             }
             granted = client.answer().credit();
             assert!((4..=64).contains(&granted), "{granted} granted");
-            open -= 1;
+            unanswered -= 1;
         }
         server.pass(review_interval);
         granted >= 16
     });
-    assert!(grown, "no more than {granted} are granted");
+    assert!(grown, "{granted} credits granted, expected at least 16");
     let stats = server.stats();
     assert_eq!((stats.fabric.receiver_not_ready, stats.peer_faults), (0, 0));
     assert_eq!(client.failures, []);
 }
 
-/// Each item goes into its own chunk with its own length, whether or not it would fit inline. The message does not
-/// contain it.
+/// Each item goes into its own Write chunk, with its own length, even if it would fit inline. The message does not
+/// contain the item.
 #[test]
 fn results_go_into_their_write_chunks_even_if_short() {
     const ROOM: u32 = 5000;
@@ -138,7 +138,7 @@ fn results_go_into_their_write_chunks_even_if_short() {
                 assert!(patterned(9 + n as u32, &now[at..at + len]), "item {n}");
                 before[at..at + len].copy_from_slice(&now[at..at + len]);
             }
-            assert!(now == before, "more was written than the items");
+            assert!(now == before, "only the items are written");
         });
     });
 }
@@ -161,9 +161,9 @@ fn read_chunks_are_accepted_with_and_without_their_padding() {
         let good = call.args().len() == 12 && word(2)? == b"last";
         if good { Ok(()) } else { Err(Refusal::GarbageArguments) }
     };
-    // One procedure takes items far longer than these, and one takes the item of 501 bytes exactly.
-    let takes = |longest| Procedure::new(check).read_chunks(2, longest);
-    let services = standard_and([(20, takes(1 << 20)), (21, takes(501))]);
+    // The first procedure accepts much longer items, the second one items of at most 501 bytes.
+    let checking = |longest| Procedure::new(check).read_chunks(2, longest);
+    let services = standard_and([(20, checking(1 << 20)), (21, checking(501))]);
     with_raw_of("short-arguments", CREDIT_MODES, &services, |client| {
         let lens = [1, 2, 3, 4, 5, 6, 7, 8, 501, 4095].map(|len| (20, len));
         for_each(lens.into_iter().chain([(21, 501)]), |(procedure, len): (u32, u32)| {
@@ -172,26 +172,31 @@ fn read_chunks_are_accepted_with_and_without_their_padding() {
                 let data = [data_of(n, len as usize), vec![0xFF; (whole - len) as usize]].concat();
                 client.expose(&data, Access::REMOTE_READ)
             };
-            let ((first, _one), (second, _two)) = (item(0), item(1));
+            let ((first, _first_memory), (second, _second_memory)) = (item(0), item(1));
             let args = [be(&[len, len]), b"last".to_vec()].concat();
             // The padding may have a segment of its own.
-            let (short, long, apart) = ([len], [whole], [len, whole - len]);
-            let mut cuts = vec![(&short[..], len), (&long[..], len), (&short[..], whole), (&long[..], whole)];
-            cuts.extend((whole > len).then_some((&apart[..], len)));
-            for (one, two) in cuts {
-                let lists = Lists::new().read(ARGS_AT + 4, first.cut(one));
-                let lists = lists.read(ARGS_AT + 4 + whole + 4, second.cut(&[two]));
-                assert_eq!(client.ask(procedure, &lists, &args).payload(), reply_bytes(XID, b""), "{one:?}, {two}");
+            let (bare, with_padding, split) = ([len], [whole], [len, whole - len]);
+            let mut cuts =
+                vec![(&bare[..], len), (&with_padding[..], len), (&bare[..], whole), (&with_padding[..], whole)];
+            cuts.extend((whole > len).then_some((&split[..], len)));
+            for (first_lens, second_len) in cuts {
+                let lists = Lists::new().read(ARGS_AT + 4, first.cut(first_lens));
+                let lists = lists.read(ARGS_AT + 4 + whole + 4, second.cut(&[second_len]));
+                assert_eq!(
+                    client.ask(procedure, &lists, &args).payload(),
+                    reply_bytes(XID, b""),
+                    "{first_lens:?}, {second_len}"
+                );
             }
         });
-        // One byte above the padded maximum.
+        // The chunk is one byte longer than an item of 501 bytes with its padding.
         client.call(21, &Lists::new().read(ARGS_AT + 4, [segment(505)]), &be(&[501]));
         client.bad_xdr("an item that is too long");
     });
 }
 
-/// ERR_CHUNK reports that the same call would fail in the same way (RFC 8267 §6.4.2), also before a disconnect
-/// (§6.7.2). The call ends without retransmission.
+/// ERR_CHUNK reports that the same call would fail in the same way (RFC 8267 §6.4.2), even if a disconnect
+/// follows (§6.7.2). The call therefore ends without retransmission.
 #[test]
 fn err_chunk_ends_its_call_without_retransmission() {
     type Form = fn(&mut LocalClient) -> ClientCall;
@@ -211,7 +216,7 @@ fn err_chunk_ends_its_call_without_retransmission() {
                 peer = listener.accept_in(CreditMode::V1);
             }
             while let Some(call) = peer.next_message() {
-                assert_ne!(call.xid(), refused, "a refused call was retransmitted");
+                assert_ne!(call.xid(), refused, "a refused call is not retransmitted");
                 peer.reply(call.xid(), b"fine");
             }
         });
