@@ -19,14 +19,14 @@ fn messages_of_any_length_are_delivered() {
         for len in (0..70).chain([127, 128, 400, 401, 511, 512, 513, 1000]) {
             echo(&mut client, &data_of(len as u32, len)).unwrap();
         }
-        // The first length fits one message. The second call is continued, or long in version 1.
+        // A call of the first length fits one message. The other is continued, or long in version 1.
         let longest = 4096 - header - RPC_CALL;
         for len in [longest, longest + 1] {
             assert_eq!(client.run(REFUSE, &vec![0; len]), refused(Refusal::GarbageArguments), "{len}");
         }
         let longest = (4096 - header - RPC_REPLY) as u32;
         for (len, fits) in [(longest, true), (longest + 1, mode != CreditMode::V1)] {
-            // The call expected a shorter reply; version 1 has one error for all cases.
+            // The call declares a shorter reply. Version 1 has one error for all such cases.
             let too_long = Err(CallError::Transport(ErrorBody::BadXdr));
             let expected = if fits { Ok(data_of(len, len as usize)) } else { too_long };
             assert_eq!(client.run(REPLY, &be(&[len])), expected, "{len}");
@@ -36,10 +36,11 @@ fn messages_of_any_length_are_delivered() {
 }
 
 #[test]
-fn the_last_part_of_a_reply_without_a_buffer_is_not_taken_for_the_reply() {
+fn a_continued_reply_without_a_buffer_fails_only_its_call() {
     let long = |len| Procedure::new(move |call| Ok(call.reply_mut(len).map(drop)?)).max_reply(len);
     let services = standard_and([(20, long(6000)), (21, long(10_000))]);
-    // The first part fits a message buffer. The second, possibly the last, does not fit behind it.
+    // The first part fits a message buffer, and the second does not fit behind it. If the second part is the last, the
+    // client must not take it for the whole reply.
     let config = small().with(|c| c.memory.long_buffers = vec![]);
     let (_world, mut client) = World::pair_with("no-room", small(), services, config);
     for procedure in [20, 21] {
@@ -48,7 +49,7 @@ fn the_last_part_of_a_reply_without_a_buffer_is_not_taken_for_the_reply() {
     }
 }
 
-/// RFC 5531 §9.
+/// The refusals of RFC 5531 §9.
 #[test]
 fn refusals_of_rpc_reach_the_caller() {
     let (world, address) = World::standard("refusals", small());
@@ -64,7 +65,7 @@ fn refusals_of_rpc_reach_the_caller() {
         (PROGRAM, VERSION, REFUSE, &[3], Refusal::Authentication(5)),
         (PROGRAM, VERSION, REFUSE, &[4], Refusal::RpcMismatch { low: 2, high: 2 }),
         (PROGRAM, VERSION, REFUSE, &[5], Refusal::ProgramMismatch { low: 7, high: 9 }),
-        // Arguments that are too short, and more results than the procedure declares.
+        // The arguments are too short, then the results exceed the procedure's declaration.
         (PROGRAM, VERSION, REFUSE, &[], Refusal::GarbageArguments),
         (PROGRAM, VERSION, REPLY, &[6000], Refusal::SystemError),
     ];
@@ -80,21 +81,21 @@ fn refusals_of_rpc_reach_the_caller() {
 #[test]
 fn the_server_sees_the_credential() {
     let (world, address) = World::standard("credential", small());
-    let of = |credential| {
+    let server_credential = |credential| {
         let mut client = world.client(&address, ClientConfig { credential, ..small_client(small()) });
         client.run(CREDENTIAL, b"").unwrap()
     };
-    assert_eq!(of(Credential::none()), [0; 4]);
+    assert_eq!(server_credential(Credential::none()), [0; 4]);
     let long = "m".repeat(255);
     for (machine, uid, gid, gids) in [("host-a", 1000, 100, &[4, 24, 27][..]), (&long, 7, 8, &[9; 16])] {
-        let results = of(Credential::sys(machine, uid, gid, gids).unwrap());
+        let results = server_credential(Credential::sys(machine, uid, gid, gids).unwrap());
         assert_eq!(results[..4], be(&[1]));
         let sys = AuthSys::parse(&results[4..]).unwrap();
         assert_eq!((sys.machine, sys.uid, sys.gid, sys.gids().len()), (machine.as_bytes(), uid, gid, gids.len()));
     }
 }
 
-/// The error code differs between the revisions.
+/// Both revisions are tested, because they have different codes for this error.
 #[test]
 fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
     for_each([Revision::Ietf00, Revision::Cel09], |revision| {
@@ -107,7 +108,7 @@ fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
         });
         let (_world, mut client) = World::pair_with("errors", server, services, config);
         for _ in 0..5 {
-            // Two Write chunks: no other form of the call is valid.
+            // A call with two Write chunks has no other valid form, so its error reaches the caller.
             client.launch_each(0..128, |client, token| {
                 client.chunked(20, b"", &[], if token < 20 { &[1000; 2] } else { &[] })
             });
@@ -125,17 +126,17 @@ fn a_client_with_few_credits_gets_every_error_of_a_server_with_many() {
 #[test]
 fn a_connection_of_another_client_counts_as_closed() {
     let (world, address) = World::standard("foreign", small());
-    let (mut one, mut other) = (world.client(&address, small()), world.client(&address, small()));
+    let (mut client, mut other) = (world.client(&address, small()), world.client(&address, small()));
     let second = other.add_connection(&address).unwrap();
-    let call = one.prepared(ECHO, b"");
-    assert_eq!(one.call_on(second, call).map(drop).map_err(CallError::from), Err(CallError::Closed));
-    assert!(!one.is_established(second) && other.is_established(second));
-    assert_eq!(one.alloc(second, 8).map(drop), Err(CallError::Closed));
+    let call = client.prepared(ECHO, b"");
+    assert_eq!(client.call_on(second, call).map(drop).map_err(CallError::from), Err(CallError::Closed));
+    assert!(!client.is_established(second) && other.is_established(second));
+    assert_eq!(client.alloc(second, 8).map(drop), Err(CallError::Closed));
 }
 
 #[test]
 fn a_server_recovers_from_a_shortage_of_memory() {
-    // No other buffers can hold data that exceeds the bulk buffers. Three results do not fit into two buffers.
+    // Three results need three bulk buffers. The server has two, and its other buffers are too short for a result.
     let rich = small().with(|c| c.memory.bulk_buffers = vec![(64 << 10, 30)]);
     let (_world, mut client) = World::pair("server-pool", scarce(2, 2), rich);
     for _ in 0..5 {
@@ -146,17 +147,17 @@ fn a_server_recovers_from_a_shortage_of_memory() {
     }
 }
 
-fn unstarted(address: &Address, config: ServerConfig) -> String {
+fn start_error(address: &Address, config: ServerConfig) -> String {
     Server::start(address, standard_services(), &config).expect_err("the start fails").to_string()
 }
 
 #[test]
 fn errors_of_busy_and_invalid_addresses_name_the_cause() {
     let (world, address) = World::standard("addresses", small());
-    let nowhere = world.address();
+    let unused_address = world.address();
     for error in [
-        LocalClient::connect(&nowhere, small_client(small())).err().unwrap(),
-        Client::connect(&nowhere, small_client(small())).err().unwrap(),
+        LocalClient::connect(&unused_address, small_client(small())).err().unwrap(),
+        Client::connect(&unused_address, small_client(small())).err().unwrap(),
     ] {
         assert!(error.to_string().contains("no listener"), "{error}");
     }
@@ -169,7 +170,8 @@ fn errors_of_busy_and_invalid_addresses_name_the_cause() {
         (&long, "address"),
     ];
     for_each(cases, |(name, part)| {
-        assert_contains(unstarted(&name.parse().unwrap(), small_server()), &[part]);
+        assert_contains(start_error(&name.parse().unwrap(), small_server()), &[part]);
+        // Clients cannot connect to the last two addresses either.
         let connects = part != "address" || LocalClient::connect(&name.parse().unwrap(), small_client(small())).is_ok();
         assert_eq!(connects, part != "address");
     });
@@ -197,7 +199,7 @@ fn errors_of_invalid_configurations_name_the_cause() {
         (ServerConfig { shards: 0, ..small_server() }, "", ""),
         (cores(1, vec![100_000]), "", "100000"),
     ] {
-        let error = unstarted(&address, config);
+        let error = start_error(&address, config);
         assert!(error.starts_with(start) && error.contains(part), "{error}");
     }
     let accept = AcceptConfig { setup: Duration::from_secs(1 << 20), ..Default::default() };

@@ -1,10 +1,10 @@
-//! Calls with Read and Write chunks, bindings, and memory beyond a call.
+//! Calls with Read and Write chunks, their limits, and the memory of their data.
 
 use rpcrdma::service::NoResult;
 use rpcrdma_tests::prelude::*;
 
-/// A procedure for chunks of any data.
-fn bulk(procedure: Procedure, count: usize, longest: usize) -> Procedure {
+/// Declares up to `count` Read chunks and `count` Write chunks of any data, each of up to `longest` bytes.
+fn with_chunks(procedure: Procedure, count: usize, longest: usize) -> Procedure {
     procedure.read_chunks(count, longest).uncounted().write_chunks(count, longest)
 }
 
@@ -30,17 +30,17 @@ fn chunks_are_aligned_to_chunk_align() {
     for_each([64, 512, 4096], |align| {
         let flip = Procedure::new(move |call| {
             let data = call.read_chunk(0).ok_or(Refusal::GarbageArguments)?;
-            let (at, data) = (data.as_ptr(), flipped(data));
+            let (source, data) = (data.as_ptr(), flipped(data));
             let mut result = call.result_writer(0)?;
-            let places = [at, result.as_mut_ptr()];
-            assert!(places.iter().all(|at| at.addr().is_multiple_of(align)), "{places:?}");
+            let places = [source, result.as_mut_ptr()];
+            assert!(places.iter().all(|place| place.addr().is_multiple_of(align)), "{places:?}");
             Ok(result.put(&data)?)
         });
         let config = small().with(|c| {
             c.memory.chunk_align = align;
             c.memory.bulk_buffers = vec![(8192, 16), (128 << 10, 8), ((1 << 20) + 4096, 4)];
         });
-        let services = standard_and([(FLIP, bulk(flip, 1, 1 << 20))]);
+        let services = standard_and([(FLIP, with_chunks(flip, 1, 1 << 20))]);
         let (_world, mut client) = World::pair_with("aligned", config, services, small());
         for len in [1, 500, 4096, 5000, 64 << 10, 1 << 20] {
             let call = client.chunked(FLIP, b"", &[len], &[len]);
@@ -96,7 +96,7 @@ fn chunks_beyond_the_declaration_are_refused_without_closing_the_connection() {
         (20, &[], &[1, 1], transport(ErrorBody::WriteChunks { max: 1 })),
         (REFUSE, &[], &[], refused(Refusal::GarbageArguments)),
         (999, &[5], &[5], refused(Refusal::ProcedureUnavailable)),
-        // These calls are refused too, and retransmitted without reduction.
+        // The server refuses these calls, too, and the client retransmits them without reduction.
         (20, &[1, 1, 1], &[], Ok(())),
         (ECHO, &[5], &[], Ok(())),
         (ECHO, &[], &[5], Ok(())),
@@ -105,42 +105,42 @@ fn chunks_beyond_the_declaration_are_refused_without_closing_the_connection() {
         assert_eq!(client.run_call(|client| client.chunked(procedure, &[0; 4], sent, room)).map(drop), expected);
         echo(&mut client, b"the connection lives on").unwrap();
     });
-    let again = client.stats().calls_retransmitted;
+    let retransmitted = client.stats().calls_retransmitted;
     assert_eq!(
-        again,
+        retransmitted,
         1 + 1 + 2,
         "the call with a Write chunk is retransmitted twice: its second Reply chunk is larger"
     );
     drop(client);
-    assert_eq!(world.stats().calls_failed, 4 + again);
+    assert_eq!(world.stats().calls_failed, 4 + retransmitted);
 }
 
 /// A written result exceeds either the caller's chunk, which the caller may enlarge, or the procedure's declaration.
 #[test]
 fn a_result_beyond_its_chunk_is_retransmitted_and_one_beyond_its_declaration_fails() {
-    let written = |call: &mut ServerCall| {
+    let write_result = |call: &mut ServerCall| {
         let len = u32::from_be_bytes(call.args()[..4].try_into().map_err(|_| Refusal::GarbageArguments)?);
         let mut writer = call.result_writer(0)?;
         writer.put_zeroes(60)?;
         Ok(writer.put_zeroes(len as usize - 60)?)
     };
-    let services = standard_and([(20, Procedure::new(written).write_chunks(1, 4096))]);
+    let services = standard_and([(20, Procedure::new(write_result).write_chunks(1, 4096))]);
     let (_world, mut client) = World::pair_with("written-results", small(), services, small());
     let system = || Err(CallError::Refused(Refusal::SystemError));
     let cases = [(64, 64, Ok(()), 0), (4096, 64, Ok(()), 1), (4097, 64, system(), 0), (4097, 8000, system(), 0)];
-    for_each(cases, |(len, room, outcome, again)| {
+    for_each(cases, |(len, room, outcome, retransmitted)| {
         let before = client.stats().calls_retransmitted;
         let call = client.chunked(20, &be(&[len]), &[], &[room]);
         let result = client.call(call).map(|reply| assert_eq!(reply.chunk(0).unwrap().len(), len as usize));
         assert_eq!(result.map_err(CallError::from), outcome);
-        assert_eq!(client.stats().calls_retransmitted - before, again);
+        assert_eq!(client.stats().calls_retransmitted - before, retransmitted);
     });
 }
 
 #[test]
 fn invalid_positions_fail_only_their_call() {
     let (_world, mut client) = World::pair("positions", small(), small());
-    // Not a multiple of 4, behind the arguments, within another chunk, before another chunk.
+    // The last position is not a multiple of 4, behind the arguments, within another chunk, or before another chunk.
     for_each([&[3][..], &[8], &[1 << 20], &[4, 4 + 68], &[4, 4 + 60], &[4, 0]], |positions| {
         let mut call = client.prepared(STORE, &[0; 4]);
         for &at in positions {
@@ -165,9 +165,9 @@ fn memory_of_other_connections_and_clients_is_refused() {
     let first = client.first();
     let second = client.add_connection(&address).unwrap();
     let _ = client.alloc(first, 10).unwrap();
-    let others = client.alloc(second, 10).unwrap();
-    let call = client.prepared(STORE, &[0; 4]).read_chunk(4, others);
-    // A message that another client has prepared.
+    let of_second = client.alloc(second, 10).unwrap();
+    let call = client.prepared(STORE, &[0; 4]).read_chunk(4, of_second);
+    // The last two calls are messages that another client has prepared.
     let mut stranger = world.client(&address, small());
     for call in [call, stranger.prepared(ECHO, &[0; 4]), stranger.prepared(ECHO, &[0; 4]).one_way()] {
         assert_eq!(client.outcome(call), Err(Defect::ForeignMemory.into()));
@@ -202,7 +202,8 @@ fn memory_of_the_handler_is_shared_by_several_results() {
         let reply = done.result.unwrap();
         assert!([60_001, 77].iter().enumerate().all(|(n, &len)| reply.chunk(n).unwrap() == data_of(5, len)));
     });
-    // The client retransmits the first call with the rest of the chunk's buffer as room.
+    // The first Write chunk is one byte too short, so the client retransmits that call with all of the buffer in the
+    // chunk. The last call lacks its second Write chunk.
     let missing = Err(CallError::Refused(Refusal::GarbageArguments));
     for (room, outcome) in [(&[60_000, 60_001][..], Ok(())), (&[60_001], missing)] {
         assert_eq!(client.run_call(|client| client.chunked(20, b"", &[], room)).map(drop), outcome);
@@ -220,12 +221,13 @@ fn memory_of_the_handler_is_shared_by_several_results() {
 fn a_result_without_a_chunk_is_an_error() {
     let pool = own_pool(4096, 1);
     let page = pool.alloc(4096).expect("a buffer").freeze();
-    let why = |result: Result<rpcrdma::service::ResultWriter<'_>, NoResult>| result.map(drop).expect_err("no result");
+    let error_of =
+        |result: Result<rpcrdma::service::ResultWriter<'_>, NoResult>| result.map(drop).expect_err("no result");
     let own = move |call: &mut ServerCall| {
-        assert!(why(call.result_writer(0)).to_string().contains("has no pool memory"));
+        assert!(error_of(call.result_writer(0)).to_string().contains("has no pool memory"));
         let none = "no Write chunk 1: not offered, or not declared (Procedure::write_chunks)";
-        assert_eq!(why(call.result_writer(1)).to_string(), none);
-        let too_small = call.set_result(0, page.clone()).expect_err("a byte is missing");
+        assert_eq!(error_of(call.result_writer(1)).to_string(), none);
+        let too_small = call.set_result(0, page.clone()).expect_err("the chunk is one byte too short");
         assert_eq!(too_small.to_string(), "result of 4096 bytes exceeds 4095 (Write chunk 0)");
         assert_eq!(Refusal::from(too_small), Refusal::ShortChunk { index: 0, needed: 4096 });
         Ok(())
@@ -234,18 +236,18 @@ fn a_result_without_a_chunk_is_an_error() {
         let argument = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
         call.result_writer(1).expect_err("no chunk");
         call.set_result(0, argument)?;
-        assert!(why(call.result_writer(0)).to_string().contains("ServerCall::set_result"));
+        assert!(error_of(call.result_writer(0)).to_string().contains("ServerCall::set_result"));
         assert_eq!(call.reply_mut(1 << 20).map(|room| room.len()).map_err(|error| error.needed), Err(1 << 20));
-        Err(why(call.result_writer(0)).into())
+        Err(error_of(call.result_writer(0)).into())
     };
     let undeclared = |call: &mut ServerCall| Ok(call.result_writer(0)?.put(&[1])?);
     let services = standard_and([
         (30, Procedure::new(own).write_chunks(1, 4096).results_from_handler()),
-        (31, bulk(Procedure::new(from_pool), 1, 4096)),
+        (31, with_chunks(Procedure::new(from_pool), 1, 4096)),
         (32, Procedure::new(undeclared)),
     ]);
     let (_world, mut client) = World::pair_with("nowhere", small(), services, small());
-    // The second handler has sent that memory already. The third call fails by an error of the service.
+    // The second handler writes into a chunk whose result is already set. The third procedure declares no Write chunk.
     let refused = Err(CallError::Refused(Refusal::SystemError));
     let cases: [(u32, &[usize], &[usize], _); 3] =
         [(30, &[], &[4095], Ok(Vec::new())), (31, &[100], &[4096], refused.clone()), (32, &[], &[], refused)];
@@ -286,7 +288,7 @@ fn the_late_reply_releases_the_memory_of_an_abandoned_call() {
             waits.wait();
             Ok(call.result_writer(0)?.put(b"late")?)
         };
-        let services = standard_and([(20, bulk(Procedure::new(handler), 1, 1 << 20).on_workers())]);
+        let services = standard_and([(20, with_chunks(Procedure::new(handler), 1, 1 << 20).on_workers())]);
         let config = small().with(|c| c.debug.remote_invalidate = remote_invalidate);
         let (_world, mut client) = World::pair_with("late", small().with_workers(2), services, config);
         let _opens = gate.open_on_drop();

@@ -1,13 +1,13 @@
-//! Calls of closed connections that handlers and workers still have.
+//! Calls that handlers and workers still hold after their connections have closed.
 //! A host connects, calls, disconnects and reconnects. Other hosts must not be affected.
 
 use rpcrdma_tests::prelude::*;
 
 use super::unanswered_calls::add_held;
 
-/// Host that reconnects. The others are at 127.0.0.1.
+/// The address of the host that reconnects. Other clients are at 127.0.0.1.
 const GREEDY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-/// Calls of each of its connections.
+/// Calls of each connection of the greedy host.
 const CALLS: u64 = 32;
 
 /// Connects the greedy host once more, and starts its calls on that connection.
@@ -26,14 +26,15 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
     world.serve_at(&address, small(), services);
     let mut victim = world.client(&address, small());
     echo(&mut victim, b"four").expect("it is served");
-    let most = small().memory.receives / 2;
+    let max_held = small().memory.receives / 2;
+    // The greedy host reconnects until its calls wait.
     while world.stats().backpressure == 0 {
         let before = held.len();
         let (_proxy, mut client) = connect_greedy(&address, HELD);
         client.quiet_until(|_| held.len() > before || world.stats().backpressure > 0);
-        assert!(held.len() <= most, "{} calls are held", held.len());
+        assert!(held.len() <= max_held, "{} calls are held", held.len());
     }
-    assert!(wait_until(|| world.stats().connections == 1), "only the victim is left");
+    assert!(wait_until(|| world.stats().connections == 1), "only the victim stays connected");
     let before = held.len();
     echo(&mut victim, b"four").expect("it is served");
     let mut other = world.client(&address, small());
@@ -43,7 +44,7 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
         held.last().answer(Ok(()));
         assert!(client.end_of(0).is_ok());
     }
-    // The greedy host waits for its own calls.
+    // New calls of the greedy host wait for its earlier ones.
     let waited = world.stats().backpressure;
     let (_proxy, mut client) = connect_greedy(&address, HELD);
     client.poll_until(|_| world.stats().backpressure >= waited + CALLS / 2);
@@ -56,7 +57,7 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
     }));
 }
 
-/// A server with one worker, which waits at this gate.
+/// Starts a server with one worker, which waits at this gate.
 fn serve_gated(world: &mut World, gate: &Gate) -> Address {
     let services = standard_and([(GATED, gate.procedure().on_workers().max_reply(0))]);
     let address = test_fabric::tcp_address();
@@ -74,7 +75,7 @@ fn workers_skip_the_calls_of_closed_connections() {
         // The worker runs a call of the first connection. It skips calls whose connections have closed.
         client.poll_until(|_| world.stats().worker_queue_depth == connection * CALLS && gate.arrivals() == 1);
     }
-    assert!(wait_until(|| world.stats().connections == 1 && gate.arrivals() == 1), "a worker runs one of them");
+    assert!(wait_until(|| world.stats().connections == 1 && gate.arrivals() == 1), "the worker runs one call");
     victim.send(GATED, b"", 0);
     victim.poll_until(|_| world.stats().worker_queue_depth == 3 * CALLS + 1);
     gate.open();

@@ -1,4 +1,4 @@
-//! Control-plane polls needed to connect, measured in simulated time.
+//! Connects: their duration, their distribution over the shards, and the reasons of their ends.
 
 use rpcrdma::shard::LocalClose;
 use rpcrdma_tests::prelude::*;
@@ -8,7 +8,7 @@ const TURN: Duration = Duration::from_micros(1);
 
 /// Returns the simulated time to make `connections` connections in sequence. The shards poll the control plane about
 /// every hundredth of a control interval, and less often only where a poll finds nothing.
-fn time_for(connections: u32, shard: &Config) -> Duration {
+fn connect_time(connections: u32, shard: &Config) -> Duration {
     let time = SimulatedTime::new();
     let world = World::new("connects");
     let address = world.address();
@@ -33,11 +33,11 @@ fn a_busy_server_accepts_within_a_tenth_of_the_control_interval() {
         return;
     }
     let shard = small().with(|c| (c.limits.credits, c.memory.receives) = (4, 4096));
-    // The first connection waits for polls that are due anyway.
-    let (first, interval) = (time_for(1, &shard), shard.poll.control_interval);
+    // Before the first connection the polls find nothing, so they come only at regular intervals.
+    let (first, interval) = (connect_time(1, &shard), shard.poll.control_interval);
     assert!(first < interval * 3, "{first:?} for the first");
     // The mean over 500 connections exceeds the mean over 50 by at most one turn.
-    let each = [50, 500].map(|connections| (time_for(connections, &shard) - first) / (connections - 1));
+    let each = [50, 500].map(|connections| (connect_time(connections, &shard) - first) / (connections - 1));
     assert!(each[0] < interval / 10 && each[1] <= each[0] + TURN, "{each:?}");
 }
 
@@ -45,33 +45,33 @@ fn a_busy_server_accepts_within_a_tenth_of_the_control_interval() {
 fn connections_spread_evenly_over_the_shards_of_a_server() {
     let shard = small().with(|c| c.limits.credits = 4);
     let (world, address) = World::standard("spread", ServerConfig { shards: 4, ..shard.clone().of_server() });
-    let held = || -> Vec<u64> { world.server().stats().iter().map(|stats| stats.connections).collect() };
-    for of_each in [10, 2] {
+    let connections = || -> Vec<u64> { world.server().stats().iter().map(|stats| stats.connections).collect() };
+    for per_shard in [10, 2] {
         let mut client = world.client(&address, shard.clone());
-        (1..4 * of_each).for_each(|_| _ = client.add_connection(&address).expect("a connection"));
-        assert_eq!(held(), [of_each; 4]);
+        (1..4 * per_shard).for_each(|_| _ = client.add_connection(&address).expect("a connection"));
+        assert_eq!(connections(), [per_shard; 4]);
         drop(client);
-        assert!(wait_until(|| held() == [0; 4]));
+        assert!(wait_until(|| connections() == [0; 4]));
     }
 }
 
 #[test]
 fn close_reasons_of_the_last_connections_are_kept() {
-    // Each connection is slow on a device.
+    // On a device, each connection takes long.
     if test_fabric::on_device() {
         return;
     }
     let (world, address) = World::standard("reasons", small_server());
     let mut client = world.client(&address, small());
-    let nowhere = world.address();
+    let unused_address = world.address();
     let first = client.first();
-    // This connection closes early, so the reasons of a thousand others displace its own.
-    let lost = client.begin_connect(&address).expect("it begins");
-    client.begin_close(lost);
-    client.poll_until(|client| client.close_reason(lost).is_some());
-    assert_eq!(client.close_reason(lost), Some(&LocalClose::Requested.into()));
+    // This connection closes first, so the reasons of a thousand others displace its own.
+    let displaced = client.begin_connect(&address).expect("it begins");
+    client.begin_close(displaced);
+    client.poll_until(|client| client.close_reason(displaced).is_some());
+    assert_eq!(client.close_reason(displaced), Some(&LocalClose::Requested.into()));
     for _ in 0..1100 {
-        let connection = match client.begin_connect(&nowhere) {
+        let connection = match client.begin_connect(&unused_address) {
             Ok(connection) => connection,
             // The failure may be immediate.
             Err(_) => client.begin_connect(&address).expect("it begins"),
@@ -79,7 +79,7 @@ fn close_reasons_of_the_last_connections_are_kept() {
         client.begin_close(connection);
         client.poll_until(|client| client.close_reason(connection).is_some());
     }
-    assert_eq!(client.close_reason(lost), Some(&CloseCause::Unknown.into()));
+    assert_eq!(client.close_reason(displaced), Some(&CloseCause::Unknown.into()));
     assert_eq!((client.close_reason(first), client.is_established(first)), (None, true));
 }
 
@@ -119,15 +119,16 @@ fn one_server_listens_on_several_fabrics() {
     let refused = start(1).expect_err("more addresses than shards");
     assert!(refused.to_string().starts_with("2 addresses exceed 1 shards (ServerConfig::shards)"), "{refused}");
     let server = start(3).expect("a server");
-    let held = || -> Vec<u64> { server.stats().iter().map(|stats| stats.connections).collect() };
+    let connections = || -> Vec<u64> { server.stats().iter().map(|stats| stats.connections).collect() };
+    // The shards take the addresses in turn, so only shard 1 has the second address.
     let mut second = world.client(&addresses[1], shard.clone());
-    echo(&mut second, b"the shard between").expect("a reply");
-    assert_eq!(held(), [0, 1, 0]);
-    let mut firsts = [0; 2].map(|_| world.client(&addresses[0], shard.clone()));
-    firsts.iter_mut().for_each(|client| echo(client, b"the shards at its sides").expect("a reply"));
-    let now = held();
-    assert_eq!((now[1], now[0] + now[2]), (1, 2), "{now:?}");
-    drop((firsts, second, server));
+    echo(&mut second, b"shard 1").expect("a reply");
+    assert_eq!(connections(), [0, 1, 0]);
+    let mut others = [0; 2].map(|_| world.client(&addresses[0], shard.clone()));
+    others.iter_mut().for_each(|client| echo(client, b"shard 0 or 2").expect("a reply"));
+    let counts = connections();
+    assert_eq!((counts[1], counts[0] + counts[2]), (1, 2), "{counts:?}");
+    drop((others, second, server));
     for address in &addresses {
         drop(Server::start(address, standard_services(), &shard.clone().of_server()).expect("a free address"));
     }

@@ -5,7 +5,7 @@ use rpcrdma_tests::prelude::*;
 use super::negotiation::lengths;
 
 /// A client that reconnects up to `attempts` times, and waits `negotiation` for the server's version.
-fn impatient(revision: Revision, attempts: u32, negotiation: Duration) -> ClientConfig {
+fn client_config(revision: Revision, attempts: u32, negotiation: Duration) -> ClientConfig {
     small_client(small().with(|c| c.debug.revision = revision)).with(|c| {
         c.connect.negotiation = negotiation;
         (c.connect.reconnect_attempts, c.connect.retransmit) = (attempts, true);
@@ -19,14 +19,14 @@ fn an_error_to_the_first_message_does_not_lead_to_version_1() {
     for_each([Revision::Ietf00, Revision::Cel09], |revision| {
         let steps = [Hello, Refuse(ErrorBody::BadXdr), UntilOver, Accept, AnswerV2];
         let server = RawServer::script("first-error", revision, &steps);
-        let mut client = server.client(impatient(revision, 3, Duration::from_secs(1)));
+        let mut client = server.client(client_config(revision, 3, Duration::from_secs(1)));
         assert_answered(&mut client, 1);
         assert_eq!(client.terms(client.first()).map(|terms| terms.version()), Some(2));
         drop((client, server));
-        // Without reconnects the cause is named.
+        // A client that does not reconnect reports the cause.
         for_each(errors, |error| {
             let server = RawServer::script("first-error-2", revision, &[Hello, Refuse(error), UntilOver]);
-            let config = impatient(revision, 0, Duration::from_millis(400));
+            let config = client_config(revision, 0, Duration::from_millis(400));
             let refused = LocalClient::connect(server.address(), config).expect_err("refused");
             let name = match (revision, error) {
                 (Revision::Cel09, ErrorBody::InvalFlag) => ErrorBody::InvalHtype,
@@ -46,11 +46,11 @@ fn properties_with_a_default_are_lenient() {
         assert_eq!(peer.receive().expect("the server's properties").htype(), HeaderType::Connprop);
         peer
     };
-    // RBSIZ below 1024 is read as 1024, the smallest Receives of version 1.
+    // RBSIZ below 1024 is read as 1024, the size of the smallest Receives of version 1.
     let mut client = send_first(2, 100, Flags::NONE);
     assert_eq!(lengths(&mut client, 1024 - 36 - 24), [1024]);
     assert_eq!(lengths(&mut client, 1024 - 36 - 24 + 4).iter().max(), Some(&1024));
-    // BRS of 3 and more is the default. A server that reads it makes inline calls only.
+    // A BRS of 3 or more is read as the default, which allows the server inline calls only.
     [3, 7].into_iter().for_each(|level| send_first(5, level, Flags::NONE).ping());
     // The XID of a CONNPROP belongs to neither direction, so RESPONSE has no meaning.
     let mut client = send_first(2, 2048, Flags::RESPONSE);
@@ -71,10 +71,10 @@ fn a_repeated_property_gets_bad_xdr() {
         ([(0x1234, number), (0x1234, number), (2, number)], true),
         ([(1, number), (2, number), (3, number)], true),
     ];
-    for_each(cases, |(properties, good)| {
+    for_each(cases, |(properties, is_valid)| {
         let mut client = RawPeer::connect_in(&address, CreditMode::V2Windowed);
         client.send(&client.connprop(Flags::NONE, &properties));
-        if !good {
+        if !is_valid {
             client.bad_xdr("a property");
         }
         client.ping();
@@ -113,13 +113,13 @@ fn only_handles_of_its_chunks_are_invalidated_for_a_call() {
             assert_eq!(answer.htype(), HeaderType::Msg);
             answer.invalidated
         };
-        let (one, both) = (Lists::new().write([write]), Lists::new().write([write]).reply([reply]));
+        let (write_only, with_reply) = (Lists::new().write([write]), Lists::new().write([write]).reply([reply]));
         assert_eq!(ask(other.handle, ECHO, Lists::new(), &[7]), None, "a call without chunks");
-        assert_eq!(ask(other.handle, LOAD, one.clone(), &[0, 64]), None, "a Write chunk with another handle");
-        assert_eq!(ask(other.handle, LOAD, both.clone(), &[0, 64]), None, "and a Reply chunk");
+        assert_eq!(ask(other.handle, LOAD, write_only.clone(), &[0, 64]), None, "a Write chunk with another handle");
+        assert_eq!(ask(other.handle, LOAD, with_reply.clone(), &[0, 64]), None, "two chunks with other handles");
         // Each call invalidates the handle of its own chunk.
-        assert_eq!(ask(reply.handle, LOAD, both, &[0, 64]), Some(reply.handle));
-        assert_eq!(ask(write.handle, LOAD, one, &[0, 64]), Some(write.handle));
+        assert_eq!(ask(reply.handle, LOAD, with_reply, &[0, 64]), Some(reply.handle));
+        assert_eq!(ask(write.handle, LOAD, write_only, &[0, 64]), Some(write.handle));
         // The memory of the other handle is still exposed.
         assert_eq!(ask(other.handle, LOAD, Lists::new().write([other]), &[0, 64]), Some(other.handle));
         assert_eq!(contents(&other_memory, 64), data_of(0, 64));
@@ -138,13 +138,13 @@ fn a_continued_call_without_chunks_invalidates_nothing() {
     });
 }
 
-/// The limit of reassembled messages does not end a message that its sender never completes.
+/// A message beyond `wire.reassemble_up_to` stays in progress until its last part, so only a deadline ends this one.
 #[test]
 fn an_endless_reply_ends_the_connection() {
     let server = RawServer::start("endless-reply", |peer| {
         let xid = peer.next_call().xid();
         while !peer.is_over() {
-            // The client grants a credit for each next part.
+            // The client grants a credit for each further part.
             peer.part(xid, Flags::RESPONSE.with(Flags::MORE), &[0; 4000]);
             let sent = peer.received;
             while !peer.is_over() && peer.received == sent {
@@ -156,7 +156,7 @@ fn an_endless_reply_ends_the_connection() {
     let mut client = server.client(small().with(|c| {
         c.wire.reassemble_up_to = 16 << 10;
         c.timeouts.progress = Duration::from_millis(200);
-        // At this rate, the bytes of the message extend the deadline by little.
+        // At this minimum rate, the bytes of the message hardly extend the deadline.
         c.limits.min_rate = 1 << 30;
     }));
     assert_eq!(inline_call(&mut client), Err(CallError::ConnectionLost { sent: true }));
@@ -166,7 +166,7 @@ fn an_endless_reply_ends_the_connection() {
     );
 }
 
-/// Policies of host authentication, with whether it is required.
+/// The policies of host authentication, each with whether it requires authentication.
 fn policies() -> [(AuthPolicy, bool); 2] {
     let key = || Arc::new(PreSharedKey::new("one", b"a key of some length, as keys are").expect("a key"));
     [(AuthPolicy::Required(key()), true), (AuthPolicy::Optional(key()), false)]
@@ -194,7 +194,8 @@ fn a_malformed_authentication_message_ends_the_connection_where_it_is_required()
             let mut peer = RawPeer::connect_silently(&address);
             let error = send_malformed_properties(&mut peer, case);
             if required {
-                // The connection ends without an error. A CONNPROP with an empty message refuses the client.
+                // The connection ends without a transport error. The server may first refuse the client by a CONNPROP
+                // with an empty authentication message.
                 while let Some(last) = peer.receive() {
                     assert_eq!(last.properties().host_auth, Some(&[][..]));
                 }
@@ -217,10 +218,10 @@ fn a_client_that_requires_authentication_ends_the_connection_after_malformed_pro
                 return assert!(peer.receive().is_none(), "the client sends nothing more");
             }
             assert_eq!(peer.next_call().error(), (XID, error));
-            // The credit word that came with RECEIVED was no increment.
+            // The client does not count the credit word of that message, so its call needs a grant.
             peer.grant();
         });
-        // No time-out of the negotiation disturbs the test.
+        // The negotiation does not time out within the test.
         let config = small_client(small().with(|c| c.wire.host_auth = host_auth))
             .with(|c| c.connect.negotiation = Duration::from_secs(600));
         if required {
@@ -247,9 +248,9 @@ fn a_long_call_may_have_a_length_that_is_not_a_multiple_of_4() {
 fn a_segment_longer_than_rssiz_is_accepted() {
     for_each(V2_CREDIT_MODES, |mode| {
         // A procedure may take longer chunks than the longest of `bulk_buffers`, which RSSIZ announces.
-        let most = 2 << 20;
-        let config = in_mode(mode).with(|c| c.memory.long_buffers.push((most, 1)));
-        let (_world, address) = World::serving("long-segment", config, services_with(4096, most, false));
+        let longest_chunk = 2 << 20;
+        let config = in_mode(mode).with(|c| c.memory.long_buffers.push((longest_chunk, 1)));
+        let (_world, address) = World::serving("long-segment", config, services_with(4096, longest_chunk, false));
         let mut client = RawPeer::connect_silently(&address);
         let longest = client.exchange_properties().properties().segment_size;
         let (room, memory) = client.room(20_000);
@@ -274,7 +275,7 @@ fn parts_may_be_short_and_messages_without_an_xid_get_bad_xdr() {
         if client.version == Version::V1 {
             return;
         }
-        // In parts: nothing, three bytes, and the rest.
+        // The parts have no bytes, three bytes, and the rest of the call.
         let call = call_bytes(XID, PROGRAM, VERSION, ECHO, b"four");
         client.part(XID, Flags::MORE, b"");
         client.part(XID, Flags::MORE, &call[..3]);

@@ -40,7 +40,7 @@ fn calls_answered_by_many_threads_complete_exactly_once() {
     const CALLS: u64 = 400;
     let is_dropped = |token: u64| (token as u8).is_multiple_of(5);
     for_each(POLICIES, |idle| {
-        let (take, calls) = channel::<DeferredCall>();
+        let (sender, calls) = channel::<DeferredCall>();
         let calls = Arc::new(Mutex::new(calls));
         let threads = [0; 8].map(|_| {
             let calls = Arc::clone(&calls);
@@ -55,7 +55,7 @@ fn calls_answered_by_many_threads_complete_exactly_once() {
                 }
             })
         });
-        let held = Procedure::deferred(move |call| take.send(call).expect("somebody answers it"));
+        let held = Procedure::deferred(move |call| sender.send(call).expect("a thread answers it"));
         let config = small().with(|c| c.poll.idle = idle);
         let (mut world, address) = World::serving("many-threads", config, standard_and([(HELD, held)]));
         let caller = || {
@@ -67,7 +67,7 @@ fn calls_answered_by_many_threads_complete_exactly_once() {
                 let results = Ok(done.token.to_be_bytes().to_vec());
                 assert_eq!(outcome_of(done.result), if is_dropped(done.token) { system_error() } else { results });
             });
-            assert_eq!(ends, [1; CALLS as usize], "each ends once");
+            assert_eq!(ends, [1; CALLS as usize], "each call ends once");
         };
         std::thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(caller))));
         let dropped = 2 * (0..CALLS).filter(|&token| is_dropped(token)).count() as u64;
@@ -76,7 +76,7 @@ fn calls_answered_by_many_threads_complete_exactly_once() {
         // The dropped server drops the sender of its procedure, so the threads end.
         world.assert_server_clean();
         drop(world.take_server());
-        threads.into_iter().for_each(|thread| thread.join().expect("it ends well"));
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
     });
 }
 
@@ -87,24 +87,24 @@ fn new_client(world: &World, address: &Address, mode: CreditMode) -> LocalClient
     client
 }
 
-/// A call that waited in a queue until its connection closed has not run: a retransmission runs.
+/// A call that waited in a queue until its connection closed has not run, so its retransmission runs.
 #[test]
 fn a_skipped_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
     let (cache, held) = (request_cache(64), HeldCalls::default());
     let services = standard_and([(HELD, run_once(held.procedure(), &cache))]);
     let (_world, address) = World::serving("skipped", small(), services);
-    let [mut gone, mut peer] = [0; 2].map(|_| RawPeer::connect(&address));
-    gone.call_as(1, HELD, Chunks::NONE, b"");
+    let [mut lost_peer, mut peer] = [0; 2].map(|_| RawPeer::connect(&address));
+    lost_peer.call_as(1, HELD, Chunks::NONE, b"");
     let waiting = held.next_call();
     let owner = Arc::clone(waiting.quota_owner());
-    gone.vanish();
+    lost_peer.vanish();
     assert!(wait_until(|| waiting.is_disconnected()), "the server notices the disconnect");
     assert!(waiting.skip_if_disconnected().is_none());
-    assert!(wait_until(|| cache.stats().entries == 0), "the call is still in the cache");
+    assert!(wait_until(|| cache.stats().entries == 0), "the call leaves the cache");
     peer.call_as(1, HELD, Chunks::NONE, b"");
-    let again = held.next_call();
-    assert_eq!(*again.quota_owner(), owner, "another connection of the same host");
-    answer(again.skip_if_disconnected().expect("its connection is open"), b"done");
+    let retransmitted = held.next_call();
+    assert_eq!(*retransmitted.quota_owner(), owner, "another connection of the same host");
+    answer(retransmitted.skip_if_disconnected().expect("its connection is open"), b"done");
     assert_eq!(peer.receive().expect("a reply").payload(), reply_bytes(1, b"done"));
     assert_eq!((cache.stats().misses, cache.stats().lost), (2, 0));
 }
@@ -136,7 +136,7 @@ fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
         let mut client = new_client(&world, &address, mode);
         client.send(HELD, b"", 8);
         let call = held.next_call();
-        let undrained = world.take_server().drain(Duration::from_millis(50)).expect_err("a call was left");
+        let undrained = world.take_server().drain(Duration::from_millis(50)).expect_err("a call is unanswered");
         assert!(undrained.to_string().contains("connections open on 1 shard"), "{undrained}");
         // A slow device may need longer than the drain's time-out.
         assert!(wait_until(|| call.is_disconnected()));
@@ -151,24 +151,24 @@ fn a_deferred_reply_is_cached_and_its_call_runs_once() {
         let held = HeldCalls::default();
         let services = standard_and([(HELD, run_once(held.procedure(), &request_cache(16)))]);
         let (_world, address) = World::serving("once-later", mode, services);
-        // The same call on two connections. The first closes before the answer.
+        // Both connections send the same call. The first closes before the answer.
         let [first, mut second] = [0; 2].map(|_| RawPeer::connect_in(&address, mode));
         let call = |mut peer: RawPeer| {
             peer.call_as(99, HELD, Chunks::NONE, b"");
             peer
         };
         let first = call(first);
-        let taken = held.next_call();
+        let held_call = held.next_call();
         first.vanish();
         second = call(second);
-        assert!(wait_until(|| taken.is_disconnected()));
-        assert!(held.is_empty(), "the call ran twice");
-        answer(taken, b"once");
+        assert!(wait_until(|| held_call.is_disconnected()));
+        assert!(held.is_empty(), "the call runs once");
+        answer(held_call, b"once");
         assert_eq!(second.receive().expect("a reply").payload(), reply_bytes(99, b"once"));
         // The progress of a dropped call is unknown, so it does not run again.
-        for again in [false, true] {
+        for retransmitted in [false, true] {
             second.call_as(100, HELD, Chunks::NONE, b"");
-            if !again {
+            if !retransmitted {
                 drop(held.next_call());
             }
             assert_eq!(second.receive().expect("a reply").payload()[20..24], be(&[5]), "SYSTEM_ERR");
@@ -180,12 +180,12 @@ fn a_deferred_reply_is_cached_and_its_call_runs_once() {
 #[test]
 fn a_future_may_outlive_its_answer_and_is_dropped_with_its_connection() {
     for_each(CREDIT_MODES, |mode| {
-        // The future holds a part of it until it is dropped.
+        // Each future holds a reference until it is dropped.
         let alive = Arc::new(());
         let wakers: Arc<Mutex<Vec<Waker>>> = Arc::default();
-        let kept = (Arc::clone(&alive), Arc::clone(&wakers));
-        let for_ever = move |call: DeferredCall| {
-            let (alive, wakers) = kept.clone();
+        let shared = (Arc::clone(&alive), Arc::clone(&wakers));
+        let never_ready = move |call: DeferredCall| {
+            let (alive, wakers) = shared.clone();
             async move {
                 let answered = !call.args().is_empty();
                 let mut call = Some(call);
@@ -200,12 +200,12 @@ fn a_future_may_outlive_its_answer_and_is_dropped_with_its_connection() {
                 drop((call, alive));
             }
         };
-        let services = standard_and([(HELD, Procedure::asynchronous(for_ever))]);
+        let services = standard_and([(HELD, Procedure::asynchronous(never_ready))]);
         let (world, address) = World::serving("futures", mode, services);
         let [mut client, mut other] = [0; 2].map(|_| new_client(&world, &address, mode));
-        let none = Arc::strong_count(&alive);
-        let futures = || Arc::strong_count(&alive) - none;
-        client.run(HELD, b"four").expect("a reply, though the future goes on");
+        let initial = Arc::strong_count(&alive);
+        let futures = || Arc::strong_count(&alive) - initial;
+        client.run(HELD, b"four").expect("a reply, although its future is pending");
         client.send(HELD, b"", 1);
         other.send(HELD, b"", 2);
         client.quiet_until(|_| {
@@ -243,8 +243,8 @@ fn a_waiting_call_gets_freed_buffers() {
         }
         // The buffers cover only some of the calls; the others run as these are answered.
         let all = wait_until(|| !held.is_empty() && held.len() as u64 + server.stats().memory_waits >= 8);
-        assert!(all && (1..8).contains(&held.len()), "{} were taken", held.len());
-        // Longer than the time-out of peers without progress.
+        assert!(all && (1..8).contains(&held.len()), "{} calls are held", held.len());
+        // The calls stay unanswered for longer than the time-out of peers without progress.
         (0..12).for_each(|_| server.pass(Duration::from_millis(100)));
         for _ in 0..8 {
             let mut call = held.next_call();
@@ -261,18 +261,18 @@ fn a_waiting_call_gets_freed_buffers() {
 /// handler finally sends other memory.
 #[test]
 fn memory_with_a_published_address_stays_with_its_call() {
-    for_each([true, false], |told| {
-        let mut world = World::new("told");
+    for_each([true, false], |is_published| {
+        let mut world = World::new("published");
         let pool = own_pool(1 << 16, 1);
         let own = Mutex::new(Some(pool.alloc(8).unwrap().freeze()));
-        let (hold, held) = channel();
+        let (call_sender, held) = channel();
         let procedure = Procedure::deferred(move |mut call: DeferredCall| {
-            if told {
+            if is_published {
                 assert!(!call.result_writer(0).expect("a Write chunk").as_mut_ptr().is_null());
             }
             let own = own.lock().unwrap().take().expect("one call");
             call.set_result(0, own).expect("there is room");
-            hold.send(call).expect("the test waits");
+            call_sender.send(call).expect("the test waits");
         });
         // One call takes all bulk memory.
         let config = small().with(|c| {
@@ -286,12 +286,12 @@ fn memory_with_a_published_address_stays_with_its_call() {
         }
         // The second call is answered, unless it waits for the memory of the first.
         let mut ended = 0;
-        match told {
+        match is_published {
             true => client.quiet_until(|_| world.stats().memory_waits == 1),
             false => client.each_end(1, |done| ended += done.token),
         }
-        assert_eq!(ended, u64::from(!told));
+        assert_eq!(ended, u64::from(!is_published));
         held.recv().expect("a call").answer(Ok(()));
-        client.each_end(if told { 2 } else { 1 }, |done| drop(done.result.expect("a reply")));
+        client.each_end(if is_published { 2 } else { 1 }, |done| drop(done.result.expect("a reply")));
     });
 }

@@ -6,25 +6,32 @@ use rpcrdma::fabric::software::SoftwareFabric;
 use rpcrdma::fabric::{Fabric, FabricAddress, FabricStats};
 use rpcrdma_tests::prelude::*;
 
-const AT_A_TIME: u64 = 32;
+/// Calls of each round.
+const OUTSTANDING: u64 = 32;
 const ROUNDS: u64 = 100;
 
-/// Returns the work of client and server in [`ROUNDS`] rounds, after rounds that raise the credit limit.
-fn rounds<F: Fabric>(config: &Config, at: &Address, bind: &FabricAddress, open: impl Fn() -> F) -> [Since; 2] {
+/// Returns the work of client and server in [`ROUNDS`] rounds. Earlier rounds, which are not counted, raise the credit
+/// limit.
+fn measure_rounds<F: Fabric>(
+    config: &Config,
+    address: &Address,
+    bind: &FabricAddress,
+    open: impl Fn() -> F,
+) -> [CounterDeltas; 2] {
     let mode = config.wire.credit_mode;
     let listener = F::bind(bind).expect("a free address");
     let mut server = polled_server(open(), &listener, config.clone(), standard_services());
     let mut client = LocalClient::open(open(), small_client(config.clone())).expect("a shard");
-    let connection = connect_polling(&mut client, at, || _ = server.poll_once());
+    let connection = connect_polling(&mut client, address, || _ = server.poll_once());
     let mut rounds = |count: u64| {
         for _ in 0..count {
-            for token in 0..AT_A_TIME {
+            for token in 0..OUTSTANDING {
                 let call = client.prepared(ECHO, &[token as u8; 64]);
                 client.start(connection, call, token);
             }
             client.flush();
             let mut ended = 0;
-            while ended < AT_A_TIME {
+            while ended < OUTSTANDING {
                 server.poll_once();
                 client.poll(|done| {
                     assert!(done.result.is_ok(), "{mode:?}: {:?}", done.result.err());
@@ -36,12 +43,12 @@ fn rounds<F: Fabric>(config: &Config, at: &Address, bind: &FabricAddress, open: 
     };
     let before = rounds(20);
     let after = rounds(ROUNDS);
-    [Since::new(&before[0], &after[0]), Since::new(&before[1], &after[1])]
+    [CounterDeltas::new(&before[0], &after[0]), CounterDeltas::new(&before[1], &after[1])]
 }
 
 /// Differences of one end's counters.
 #[derive(Debug)]
-struct Since {
+struct CounterDeltas {
     posts: u64,
     doorbells: u64,
     signalled: u64,
@@ -49,7 +56,7 @@ struct Since {
     system_calls: u64,
 }
 
-impl Since {
+impl CounterDeltas {
     fn new(before: &FabricStats, now: &FabricStats) -> Self {
         Self {
             posts: now.posts - before.posts,
@@ -69,20 +76,20 @@ fn with_32_calls_outstanding_doorbells_are_batched_and_few_sends_are_signaled() 
         let host = loopback_address();
         let address = |scheme: &str, at: &FabricAddress| format!("{scheme}:{}", at.0).parse().expect("an address");
         let open = || SoftwareFabric::new(config.software()).expect("a fabric");
-        let software = rounds(&config, &address("soft", &name), &name, open);
+        let software = measure_rounds(&config, &address("soft", &name), &name, open);
         let open = || IwarpFabric::new(config.iwarp()).expect("a fabric");
-        let tcp = rounds(&config, &address("iwarp", &host), &host, open);
-        for (side, done) in
+        let tcp = measure_rounds(&config, &address("iwarp", &host), &host, open);
+        for (side, deltas) in
             ["client", "server", "client over TCP", "server over TCP"].iter().zip(software.iter().chain(&tcp))
         {
-            let Since { posts, doorbells, signalled, .. } = done;
-            assert!(*posts >= ROUNDS * AT_A_TIME, "{mode:?}, {side}: {done:?}");
-            assert!(*posts >= 4 * doorbells && *posts >= 8 * signalled, "{mode:?}, {side}: {done:?}");
+            let CounterDeltas { posts, doorbells, signalled, .. } = deltas;
+            assert!(*posts >= ROUNDS * OUTSTANDING, "{mode:?}, {side}: {deltas:?}");
+            assert!(*posts >= 4 * doorbells && *posts >= 8 * signalled, "{mode:?}, {side}: {deltas:?}");
         }
         // The output of a turn leaves in one write and arrives in one read.
-        for done in &tcp {
-            assert!(done.posts >= 4 * done.system_calls, "{mode:?}, over TCP: {done:?}");
-            assert!(done.system_calls >= 2 * ROUNDS, "{mode:?}, over TCP: {done:?}");
+        for deltas in &tcp {
+            assert!(deltas.posts >= 4 * deltas.system_calls, "{mode:?}, over TCP: {deltas:?}");
+            assert!(deltas.system_calls >= 2 * ROUNDS, "{mode:?}, over TCP: {deltas:?}");
         }
     }
 }

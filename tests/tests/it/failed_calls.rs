@@ -7,45 +7,46 @@ const MISSING: u32 = 51;
 const LEN: usize = 3000;
 
 /// The standard services, and [`HELD`], which takes a Read chunk and a Write chunk.
-fn holding(held: &HeldCalls) -> Services {
+fn held_services(held: &HeldCalls) -> Services {
     standard_and([(HELD, held.procedure().read_chunks(1, LEN).uncounted().write_chunks(1, LEN))])
 }
 
 fn holding_pair(name: &'static str, client: impl OfClient) -> (World, LocalClient, HeldCalls) {
     let held = HeldCalls::default();
-    let (world, client) = World::pair_with(name, small(), holding(&held), client);
+    let (world, client) = World::pair_with(name, small(), held_services(&held), client);
     (world, client, held)
 }
 
-fn ended(client: &mut LocalClient) -> CallResult {
+fn next_result(client: &mut LocalClient) -> CallResult {
     let mut ended = None;
     client.each_end(1, |done| ended = Some(done.result));
     ended.expect("one call has ended")
 }
 
-fn with_buffers(client: &mut LocalClient, procedure: u32, seed: u32) -> ClientCall {
+/// A call with a Read chunk and a Write chunk of [`LEN`] bytes.
+fn call_with_buffers(client: &mut LocalClient, procedure: u32, seed: u32) -> ClientCall {
     let data = client.pattern_buf(seed, LEN);
     client.chunked(procedure, b"", &[], &[LEN]).read_chunk(0, data)
 }
 
 fn start(client: &mut LocalClient, procedure: u32, token: u64) {
-    let call = with_buffers(client, procedure, token as u32);
+    let call = call_with_buffers(client, procedure, token as u32);
     client.launch(call, token);
 }
 
 /// Returns the error and the buffers of a failed call. The call must return its Read chunk unchanged, and its Write
 /// chunk if that already had a buffer.
-fn failed_with_buffers(result: CallResult, seed: u32) -> (CallError, Buf, Option<Buf>) {
+fn error_and_buffers(result: CallResult, seed: u32) -> (CallError, Buf, Option<Buf>) {
     let mut failed = result.expect_err("it fails");
     let sent = failed.returned.take_sent().next().expect("the Read chunk");
     let room = failed.returned.take_chunks().next();
     assert!(patterned(seed, &sent) && sent.len() == LEN);
     assert!(room.as_ref().is_none_or(|room| room.len() == LEN));
-    (failed_without_buffers(failed), sent, room)
+    (error_without_buffers(failed), sent, room)
 }
 
-/// The error of a failed call, which must have no buffers left to return.
-fn failed_without_buffers(mut failed: FailedCall) -> CallError {
+/// Returns the error of a failed call, which must have no buffers left to return.
+fn error_without_buffers(mut failed: FailedCall) -> CallError {
     assert_eq!((failed.returned.take_sent().count(), failed.returned.take_chunks().count()), (0, 0));
     failed.error
 }
@@ -54,17 +55,17 @@ fn failed_without_buffers(mut failed: FailedCall) -> CallError {
 fn a_refused_call_returns_its_buffers() {
     let (_world, mut client, held) = holding_pair("returned", small());
     let refused = CallError::Refused(Refusal::ProcedureUnavailable);
-    let call = with_buffers(&mut client, MISSING, 3);
-    assert_eq!(failed_with_buffers(client.call(call), 3).0, refused, "a blocking call");
+    let call = call_with_buffers(&mut client, MISSING, 3);
+    assert_eq!(error_and_buffers(client.call(call), 3).0, refused, "a blocking call");
     start(&mut client, MISSING, 1);
-    let (error, sent, room) = failed_with_buffers(ended(&mut client), 1);
+    let (error, sent, room) = error_and_buffers(next_result(&mut client), 1);
     assert_eq!(error, refused);
     let call = client.prepared(MIRROR, &[0; 4]).read_chunk(4, sent).write_chunk_into(room.expect("the Write chunk"));
     assert!(patterned(1, client.call(call).expect("a reply").chunk(0).expect("a result")));
     start(&mut client, HELD, 2);
     client.quiet_until(|_| held.len() == 1);
     held.answer_all();
-    let mut reply = ended(&mut client).expect("a reply");
+    let mut reply = next_result(&mut client).expect("a reply");
     assert!(patterned(2, &reply.take_sent().next().expect("the Read chunk")));
 }
 
@@ -73,12 +74,12 @@ fn calls_of_lost_and_closed_connections_return_their_buffers() {
     let (mut world, mut client, held) = holding_pair("returned-lost", small());
     start(&mut client, HELD, 1);
     client.quiet_until(|_| held.len() == 1);
-    let late = with_buffers(&mut client, HELD, 2);
+    let late = call_with_buffers(&mut client, HELD, 2);
     drop(world.take_server());
-    let (error, _, room) = failed_with_buffers(ended(&mut client), 1);
+    let (error, _, room) = error_and_buffers(next_result(&mut client), 1);
     assert!(room.is_some() && error == CallError::ConnectionLost { sent: true }, "{error}");
     client.launch(late, 2);
-    assert_eq!(failed_with_buffers(ended(&mut client), 2).0, CallError::Closed);
+    assert_eq!(error_and_buffers(next_result(&mut client), 2).0, CallError::Closed);
     held.clear();
 }
 
@@ -87,24 +88,25 @@ fn time_outs_return_unsent_buffers_and_keep_exposed_memory() {
     let held = HeldCalls::default();
     let config = small().with(|c| (c.limits.credits, c.limits.max_credits) = (4, 4));
     // In version 1 an unanswered call holds a credit.
-    let (_world, mut client) = World::pair_with("returned-late", config, holding(&held), CreditMode::V1);
+    let (_world, mut client) = World::pair_with("returned-late", config, held_services(&held), CreditMode::V1);
     // The first calls take all credits.
-    client
-        .launch_each(0..6, |client, token| with_buffers(client, HELD, token as u32).timeout(Duration::from_millis(20)));
+    client.launch_each(0..6, |client, token| {
+        call_with_buffers(client, HELD, token as u32).timeout(Duration::from_millis(20))
+    });
     let mut ends = Vec::new();
     client.each_end(6, |done| ends.push((done.token as u32, done.result)));
     let timed_out = CallError::TimedOut { sent: true };
     let is_sent = |end: &CallResult| end.as_ref().is_err_and(|failed| failed.error == timed_out);
     let sent = ends.iter().filter(|(_, end)| is_sent(end)).count();
     assert!((1..6).contains(&sent), "{sent} of 6");
-    assert!(wait_until(|| held.len() == sent), "{sent} were sent, {} have arrived", held.len());
+    assert!(wait_until(|| held.len() == sent), "{sent} calls were sent, {} have arrived", held.len());
     for (seed, end) in ends {
         if is_sent(&end) {
-            failed_without_buffers(end.expect_err("it has failed"));
+            error_without_buffers(end.expect_err("it has failed"));
         } else {
-            let error = failed_with_buffers(end, seed).0;
+            let error = error_and_buffers(end, seed).0;
             let no_credits = matches!(error, CallError::NoCredits { unanswered, .. } if unanswered == sent);
-            assert!(no_credits, "{error:?}: the server holds all credits");
+            assert!(no_credits, "{error:?}: the sent calls hold all credits");
         }
     }
     assert_eq!(client.stats().exposed_buffers, 2 * sent as u64, "the buffers of sent calls stay exposed");
@@ -115,7 +117,7 @@ fn time_outs_return_unsent_buffers_and_keep_exposed_memory() {
 #[test]
 fn a_client_with_a_thread_returns_the_buffers_of_failed_calls() {
     let held = HeldCalls::default();
-    let (mut world, address) = World::serving("returned-thread", small(), holding(&held));
+    let (mut world, address) = World::serving("returned-thread", small(), held_services(&held));
     let mut client = Client::connect(&address, small_client(small())).expect("a connection");
     let call = |client: &mut Client, procedure: u32| {
         ClientCall::new(procedure).read_chunk(0, client.pattern_buf(7, LEN)).write_chunk(LEN as u32)
@@ -125,14 +127,14 @@ fn a_client_with_a_thread_returns_the_buffers_of_failed_calls() {
         client.start(call).expect("a slot")
     };
     let refused = CallError::Refused(Refusal::ProcedureUnavailable);
-    let one = call(&mut client, MISSING);
-    assert_eq!(failed_with_buffers(client.call(one), 7).0, refused);
-    assert_eq!(failed_with_buffers(block_on(start(&mut client, MISSING)), 7).0, refused);
+    let missing = call(&mut client, MISSING);
+    assert_eq!(error_and_buffers(client.call(missing), 7).0, refused);
+    assert_eq!(error_and_buffers(block_on(start(&mut client, MISSING)), 7).0, refused);
     let mut pending = start(&mut client, HELD);
     assert!(wait_until(|| held.len() == 1));
     assert!(!client.is_closed());
     drop(world.take_server());
-    assert_eq!(failed_with_buffers(pending.join(), 7).0, CallError::ConnectionLost { sent: true });
+    assert_eq!(error_and_buffers(pending.join(), 7).0, CallError::ConnectionLost { sent: true });
     assert!(client.is_closed() && client.close_reason().is_some());
     held.clear();
 }
@@ -140,24 +142,24 @@ fn a_client_with_a_thread_returns_the_buffers_of_failed_calls() {
 #[test]
 fn a_call_that_is_not_started_returns_its_buffers() {
     let held = HeldCalls::default();
-    let (_world, address) = World::serving("returned-unstarted", small(), holding(&held));
+    let (_world, address) = World::serving("returned-unstarted", small(), held_services(&held));
     let config = small_client(small().with(|c| c.limits.max_calls = 1));
     let mut client = Client::connect(&address, config).expect("a connection");
-    let mut start = |chunks: u32| {
-        let call = (0..chunks).fold(ClientCall::new(HELD).write_chunk(LEN as u32), |call, seed| {
+    let mut start = |count: u32| {
+        let call = (0..count).fold(ClientCall::new(HELD).write_chunk(LEN as u32), |call, seed| {
             call.read_chunk(seed as usize * LEN, client.pattern_buf(seed, LEN))
         });
         client.start(call)
     };
-    let pending = start(1).expect("its slot");
-    let (error, ..) = failed_with_buffers(Err(start(1).expect_err("it has one slot")), 0);
+    let pending = start(1).expect("a slot");
+    let (error, ..) = error_and_buffers(Err(start(1).expect_err("the only slot is in use")), 0);
     assert_eq!(error, CallError::TooManyCalls { limit: 1 });
-    let mut failed = start(MAX_CHUNKS as u32 + 1).expect_err("a chunk too many");
-    let back: Vec<_> = failed.returned.take_sent().collect();
-    assert_eq!(back.len(), MAX_CHUNKS, "the chunks that fit the call");
-    assert!((0..).zip(&back).all(|(seed, data)| patterned(seed, data)));
+    let mut failed = start(MAX_CHUNKS as u32 + 1).expect_err("one chunk too many");
+    let chunks: Vec<_> = failed.returned.take_sent().collect();
+    assert_eq!(chunks.len(), MAX_CHUNKS, "the chunks that fit the call");
+    assert!((0..).zip(&chunks).all(|(seed, data)| patterned(seed, data)));
     let too_many = CallError::from(Defect::TooManyChunks { limit: MAX_CHUNKS });
-    assert_eq!(failed_without_buffers(failed), too_many);
+    assert_eq!(error_without_buffers(failed), too_many);
     // If the call arrived after `clear`, the handler would hold it beyond the end of this test.
     assert!(wait_until(|| held.len() == 1), "the first call arrives");
     drop(pending);
@@ -173,10 +175,7 @@ fn a_call_of_a_stopped_shard_returns_its_buffers() {
     assert!(!reverse.is_closed());
     drop(world.take_server());
     let call = ClientCall::new(STORE).read_chunk(4, data);
-    assert_eq!(
-        failed_with_buffers(Err(reverse.start(call).expect_err("the shard has stopped")), 5).0,
-        CallError::Closed
-    );
+    assert_eq!(error_and_buffers(Err(reverse.start(call).expect_err("the shard has stopped")), 5).0, CallError::Closed);
     assert!(reverse.is_closed() && reverse.close_reason().is_some());
 }
 
@@ -188,7 +187,7 @@ fn calls_kept_for_a_reconnect_return_their_buffers_when_it_fails() {
     client.quiet_until(|_| held.len() == 3);
     drop(world.take_server());
     client.each_end(3, |done| {
-        assert!(matches!(failed_with_buffers(done.result, done.token as u32).0, CallError::ConnectionLost { .. }));
+        assert!(matches!(error_and_buffers(done.result, done.token as u32).0, CallError::ConnectionLost { .. }));
     });
     held.clear();
 }
@@ -217,7 +216,7 @@ fn calls_are_retransmitted_to_the_next_server_with_their_xids() {
         for _ in 0..3 {
             echo(&mut client, b"before").unwrap();
             drop(world.take_server());
-            // Some calls start before the client detects the loss, some without a connection.
+            // Some calls start before the client detects the loss, others while it has no connection.
             for token in 0..20 {
                 client.send_call(token, |client| client.prepared(ECHO, &args(token)).expect_reply(args(token).len()));
                 client.poll(|done| panic!("{done:?} without a server"));
@@ -237,7 +236,7 @@ fn long_echo_services() -> Services {
     standard_and([(ECHO, echo_of(8000))])
 }
 
-/// An unanswered call keeps the draining server from closing the connection, and new calls are refused meanwhile.
+/// The draining server refuses new calls, and keeps the connection open because one call is unanswered.
 #[test]
 fn calls_refused_by_a_draining_server_are_retransmitted_to_the_next_one() {
     for_each(V2_CREDIT_MODES, |mode| {
@@ -274,7 +273,7 @@ fn calls_refused_by_a_draining_server_are_retransmitted_to_the_next_one() {
     });
 }
 
-/// Arguments of a call: short, long, or in chunks.
+/// Arguments of 4, 400 or 6000 bytes; the longest exceed a message.
 fn args(token: u64) -> Vec<u8> {
     vec![token as u8; [4, 400, 6000][token as usize % 3]]
 }

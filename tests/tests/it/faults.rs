@@ -3,7 +3,7 @@
 use rpcrdma::fabric::testing::chaos::{Chaos, ChaosConfig};
 use rpcrdma_tests::prelude::*;
 
-fn device(address: &Address, config: &Config, chaos: ChaosConfig, seed: u64) -> Chaos<AnyFabric> {
+fn faulty_device(address: &Address, config: &Config, chaos: ChaosConfig, seed: u64) -> Chaos<AnyFabric> {
     Chaos::new(address.open(config).expect("a device"), ChaosConfig { seed, ..chaos })
 }
 
@@ -18,9 +18,9 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
         let mut server = RawServer::start_in(CreditMode::V1, &address, move |peer| {
             let call = peer.next_call();
             let memory = remote(call.reads().next().expect("a Read chunk").target);
-            let before = peer.read(memory, 500).is_some_and(|bytes| patterned(1, &bytes));
+            let is_readable = peer.read(memory, 500).is_some_and(|bytes| patterned(1, &bytes));
             peer.reply(call.xid(), b"");
-            readable_sender.send(before).expect("the test listens");
+            readable_sender.send(is_readable).expect("the test listens");
             // The test resumes this script from the callback of the failed call.
             if resumed.recv().is_ok() {
                 readable_sender.send(peer.read(memory, 500).is_some()).expect("the test listens");
@@ -28,16 +28,16 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
         });
         let config = in_mode(CreditMode::V1);
         let chaos = ChaosConfig { invalidations_refused, ..ChaosConfig::default() };
-        let fabric = device(&address, &config, chaos, 1);
+        let fabric = faulty_device(&address, &config, chaos, 1);
         let mut client = LocalClient::with_fabric(fabric, &address, small_client(config)).expect("a connection");
         client.send_call(1, |client| client.prepared(STORE, &[0; 4]).read_chunk(4, client.pattern_buf(1, 500)));
         let mut end = None;
         client.each_end(1, |done| {
-            assert!(readable.recv().expect("the server reports"), "the memory was exposed during the call");
-            // On a live connection this thread would have to answer the RDMA Read, so it cannot wait for it.
+            assert!(readable.recv().expect("the server reports"), "the memory is exposed during the call");
+            // On an open connection this thread itself answers RDMA Reads, so it cannot wait for one here.
             if done.result.is_err() {
                 resume.send(()).expect("the server waits");
-                assert!(!readable.recv().expect("the server reports"), "the peer no longer reaches the memory");
+                assert!(!readable.recv().expect("the server reports"), "the memory is revoked when the call ends");
             }
             end = Some(outcome_of(done.result));
         });
@@ -55,17 +55,17 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
 /// A reply or an error that cannot be sent closes the connection, so the client need not wait for it.
 #[test]
 fn a_reply_that_cannot_be_sent_ends_the_connection() {
-    let good = [be(&[7, 1, 9, 0, 0, 0, 0]), call_bytes(7, PROGRAM, VERSION, ECHO, b"four")].concat();
+    let call = [be(&[7, 1, 9, 0, 0, 0, 0]), call_bytes(7, PROGRAM, VERSION, ECHO, b"four")].concat();
     // An unknown header type, which the server answers with an error.
-    let bad = be(&[7, 1, 9, 77, 0, 0, 0]);
+    let unknown_type = be(&[7, 1, 9, 77, 0, 0, 0]);
     let refused = ChaosConfig { sends_refused: 1000, ..ChaosConfig::default() };
     let lost = ChaosConfig { receiver_not_ready: 1000, ..ChaosConfig::default() };
     let devices = [(ChaosConfig::default(), true), (refused, false), (lost, false)];
-    for_each(pairs(devices, [good, bad]), |((chaos, answered), message)| {
+    for_each(pairs(devices, [call, unknown_type]), |((chaos, answered), message)| {
         let world = World::new("not-sent");
         let (address, config) = (world.address(), in_mode(CreditMode::V1));
         let listener = address.bind().expect("a free address");
-        let fabric = device(&address, &config, chaos, 1);
+        let fabric = faulty_device(&address, &config, chaos, 1);
         let mut server = polled_server(fabric, &listener, config, standard_services());
         let mut peer = RawPeer::begin(&address, b"").expect("a connect request");
         let mut until = |peer: &mut RawPeer, holds: &dyn Fn(&mut RawPeer, &ShardStats) -> bool| {
@@ -82,7 +82,7 @@ fn a_reply_that_cannot_be_sent_ends_the_connection() {
             until(&mut peer, &|peer, _| peer.take_message().is_some());
             assert!(!peer.is_over());
         } else {
-            // The connection is closed at the server as well.
+            // Both ends close the connection.
             until(&mut peer, &|peer, stats| peer.is_over() && stats.connections == 0);
             assert!(peer.take_message().is_none());
         }

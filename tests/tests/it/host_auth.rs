@@ -4,21 +4,21 @@ use rpcrdma::CallProgress;
 use rpcrdma::proto::auth::{AuthHandshake, AuthStep, Mechanism, Role};
 use rpcrdma_tests::prelude::*;
 
-/// Results: the authenticated name of the caller's host, or nothing.
-const WHO: u32 = 40;
+/// Returns the authenticated name of the caller's host, or nothing. The next number is the same procedure on workers.
+const CALLER_NAME: u32 = 40;
 
 fn services() -> Services {
-    let who = Procedure::new(|call| {
+    let name_caller = Procedure::new(|call| {
         let name = call.info().peer_identity().unwrap_or_default().to_owned();
         call.reply_mut(name.len()).expect("a short name").copy_from_slice(name.as_bytes());
         Ok(())
     })
     .read_chunks(1, 64)
     .uncounted();
-    standard_and([(WHO, who.clone()), (WHO + 1, who.on_workers())])
+    standard_and([(CALLER_NAME, name_caller.clone()), (CALLER_NAME + 1, name_caller.on_workers())])
 }
 
-fn with(host_auth: AuthPolicy) -> Config {
+fn with_policy(host_auth: AuthPolicy) -> Config {
     small().with(|c| c.wire.host_auth = host_auth)
 }
 
@@ -28,7 +28,7 @@ fn serve(world: &mut World, shard: Config) -> Address {
 
 fn serving(name: &'static str, policy: AuthPolicy) -> (World, Address) {
     let mut world = World::new(name);
-    let address = serve(&mut world, with(policy));
+    let address = serve(&mut world, with_policy(policy));
     (world, address)
 }
 
@@ -40,15 +40,15 @@ fn key(name: &str) -> Arc<PreSharedKey> {
     Arc::new(PreSharedKey::new(name, name.repeat(8).as_bytes()).expect("a key"))
 }
 
-/// The client's name at the server, on the shard and on a worker, with and without a chunk.
-fn who(client: &mut LocalClient) -> [String; 2] {
-    [WHO, WHO + 1].map(|procedure| {
-        let [plain, chunk] = [false, true].map(|chunk| {
-            let call = client.chunked(procedure, b"", if chunk { &[64] } else { &[] }, &[]);
+/// Returns the client's name at the server, on the shard and on a worker. It is the same with and without a chunk.
+fn caller_names(client: &mut LocalClient) -> [String; 2] {
+    [CALLER_NAME, CALLER_NAME + 1].map(|procedure| {
+        let [inline, with_chunk] = [false, true].map(|has_chunk| {
+            let call = client.chunked(procedure, b"", if has_chunk { &[64] } else { &[] }, &[]);
             String::from_utf8(client.outcome(call).expect("a reply")).expect("a name")
         });
-        assert_eq!(plain, chunk);
-        plain
+        assert_eq!(inline, with_chunk);
+        inline
     })
 }
 
@@ -60,7 +60,8 @@ fn refusal(result: Result<LocalClient, ConnectError>) -> String {
     }
 }
 
-/// A mechanism in which each end sends one message per word. Each message has `len` bytes and ends in the next word.
+/// A mechanism in which each end sends one message per word. A message has `len` bytes, or 400 in the client's first
+/// message, and then the word.
 #[derive(Clone, Copy, Debug)]
 struct Words {
     words: &'static [&'static str],
@@ -69,36 +70,37 @@ struct Words {
 
 #[derive(Debug)]
 struct WordsHandshake {
-    of: Words,
+    mechanism: Words,
     role: Role,
-    at: usize,
+    /// Index of the next word.
+    next: usize,
 }
 
 impl WordsHandshake {
     fn message(&self) -> Vec<u8> {
-        let len = if self.at == 0 && self.role == Role::Client { 400 } else { self.of.len };
-        [&vec![b'.'; len], self.of.words[self.at].as_bytes()].concat()
+        let len = if self.next == 0 && self.role == Role::Client { 400 } else { self.mechanism.len };
+        [&vec![b'.'; len], self.mechanism.words[self.next].as_bytes()].concat()
     }
 }
 
 impl Mechanism for Words {
     fn begin(&self, role: Role) -> Box<dyn AuthHandshake> {
-        Box::new(WordsHandshake { of: *self, role, at: 0 })
+        Box::new(WordsHandshake { mechanism: *self, role, next: 0 })
     }
 }
 
 impl AuthHandshake for WordsHandshake {
     fn step(&mut self, message: Option<&[u8]>) -> AuthStep {
-        let words = self.of.words;
+        let words = self.mechanism.words;
         let mut last = None;
         if let Some(message) = message {
-            if !message.ends_with(words[self.at].as_bytes()) {
+            if !message.ends_with(words[self.next].as_bytes()) {
                 return AuthStep::Failed(AuthError::WrongProof);
             }
             last = (self.role == Role::Server).then(|| self.message());
-            self.at += 1;
+            self.next += 1;
         }
-        match (self.at == words.len(), self.role) {
+        match (self.next == words.len(), self.role) {
             (true, Role::Server) => AuthStep::Done { peer: "a client of words".into(), last },
             (true, Role::Client) => AuthStep::Done { peer: "a server of words".into(), last: None },
             (false, _) => AuthStep::Continue(last.unwrap_or_else(|| self.message())),
@@ -113,10 +115,10 @@ fn host_authentication_may_take_several_messages() {
         [(CreditMode::V2Windowed, 3), (CreditMode::V2Windowed, 15_000), (CreditMode::V2Incremental, 10_001)]
     {
         let policy = AuthPolicy::Required(Arc::new(Words { words: &["one", "two", "three", "four"], len }));
-        let config = with(policy).with(|c| c.wire.credit_mode = mode);
+        let config = with_policy(policy).with(|c| c.wire.credit_mode = mode);
         let address = serve(&mut world, config.clone());
         let mut client = world.client(&address, config);
-        assert_eq!(who(&mut client), ["a client of words"; 2], "{mode:?}, {len} bytes");
+        assert_eq!(caller_names(&mut client), ["a client of words"; 2], "{mode:?}, {len} bytes");
         // The client sends four messages. The first fits one part; each other needs `len / 4096` parts, rounded up.
         let parts = 1 + 3 * (len as u64).div_ceil(4096);
         let received = world.stats().messages.received;
@@ -133,15 +135,15 @@ fn a_shared_key_authenticates_the_client_by_its_name() {
     let keys = keys.and_then(|keys| keys.and("red", "red".repeat(8).as_bytes())).expect("two keys");
     let (world, address) = serving("psk", AuthPolicy::Required(Arc::new(keys)));
     for name in ["red", "blue"] {
-        let mut client = world.client(&address, with(required(name)));
-        assert_eq!(who(&mut client), [name; 2]);
+        let mut client = world.client(&address, with_policy(required(name)));
+        assert_eq!(caller_names(&mut client), [name; 2]);
         drop(client);
         // The server reuses the allocations of served calls for later connections, so nothing may be left in them.
         world.assert_server_clean();
     }
     let stats = world.stats();
     assert_eq!(stats.peer_faults, 0);
-    let stranger = LocalClient::connect(&address, small_client(with(required("green"))));
+    let stranger = LocalClient::connect(&address, small_client(with_policy(required("green"))));
     assert!(refusal(stranger).contains(&AuthError::KeyRefused.to_string()));
     assert!(wait_until(|| world.stats().peer_faults == 1), "the fault is counted");
 }
@@ -151,7 +153,7 @@ fn a_wrong_key_ends_the_connection_at_the_end_that_detects_it() {
     let impostor = Arc::new(PreSharedKey::new("blue", &[9; 32]).expect("a key"));
     let (_world, address) = serving("wrong-key", AuthPolicy::Optional(impostor));
     for policy in [required("blue"), AuthPolicy::Optional(key("blue"))] {
-        let reason = refusal(LocalClient::connect(&address, small_client(with(policy))));
+        let reason = refusal(LocalClient::connect(&address, small_client(with_policy(policy))));
         assert!(reason.contains(&AuthError::WrongProof.to_string()), "{reason}");
     }
 }
@@ -172,11 +174,11 @@ fn the_policies_of_both_ends_decide_about_unauthenticated_peers() {
         (&required, &off, Err("server")),
         (&off, &required, Err("client")),
     ] {
-        let only_2 = |host_auth: &AuthPolicy| with(host_auth.clone()).with(|c| c.wire.version_1 = false);
-        let address = serve(&mut world, only_2(server));
-        let result = LocalClient::connect(&address, small_client(only_2(client)));
+        let in_version_2 = |host_auth: &AuthPolicy| with_policy(host_auth.clone()).with(|c| c.wire.version_1 = false);
+        let address = serve(&mut world, in_version_2(server));
+        let result = LocalClient::connect(&address, small_client(in_version_2(client)));
         match outcome {
-            Ok(name) => assert_eq!(who(&mut result.expect("a connection")), [name; 2]),
+            Ok(name) => assert_eq!(caller_names(&mut result.expect("a connection")), [name; 2]),
             Err("client") => assert!(refusal(result).contains(&missing)),
             Err(_) => {
                 assert!(refusal(result).contains(&AuthError::KeyRequired.to_string()));
@@ -184,26 +186,27 @@ fn the_policies_of_both_ends_decide_about_unauthenticated_peers() {
             }
         }
     }
-    // Version 1 has no properties.
-    let old = |host_auth: &AuthPolicy| with(host_auth.clone()).with(|c| c.wire.credit_mode = CreditMode::V1);
-    let address = serve(&mut world, with(optional.clone()));
-    assert_eq!(who(&mut world.client(&address, old(&off))), [""; 2]);
-    let address = serve(&mut world, with(required.clone()));
-    let mut client = world.client(&address, old(&off));
+    // Version 1 has no properties, so neither end can authenticate.
+    let in_version_1 =
+        |host_auth: &AuthPolicy| with_policy(host_auth.clone()).with(|c| c.wire.credit_mode = CreditMode::V1);
+    let address = serve(&mut world, with_policy(optional.clone()));
+    assert_eq!(caller_names(&mut world.client(&address, in_version_1(&off))), [""; 2]);
+    let address = serve(&mut world, with_policy(required.clone()));
+    let mut client = world.client(&address, in_version_1(&off));
     for _ in 0..5 {
         let error = echo(&mut client, b"refused").expect_err("version 1 cannot authenticate");
         assert_eq!(error, CallError::Transport(ErrorBody::Vers { low: 2, high: 2 }));
         assert_eq!(error.progress(), CallProgress::Answered);
     }
     drop(client);
-    let address = serve(&mut world, old(&off));
-    assert_eq!(who(&mut world.client(&address, with(optional))), [""; 2]);
-    let reason = refusal(LocalClient::connect(&address, small_client(with(required.clone()))));
+    let address = serve(&mut world, in_version_1(&off));
+    assert_eq!(caller_names(&mut world.client(&address, with_policy(optional))), [""; 2]);
+    let reason = refusal(LocalClient::connect(&address, small_client(with_policy(required.clone()))));
     assert!(reason.contains(&missing), "{reason}");
     // Neither end starts with a configuration that admits no peer.
-    let config = ServerConfig { shard: old(&required), ..small_server() };
+    let config = ServerConfig { shard: in_version_1(&required), ..small_server() };
     let started = Server::start(&world.address(), standard_services(), &config).map(drop);
-    let connected = LocalClient::connect(&address, small_client(old(&required))).map(drop);
+    let connected = LocalClient::connect(&address, small_client(in_version_1(&required))).map(drop);
     for reason in
         [connected.expect_err("a contradiction").to_string(), started.expect_err("a contradiction").to_string()]
     {
@@ -236,9 +239,9 @@ fn calls_before_the_end_of_authentication_are_refused() {
 
     peer.call_as(1, ECHO, Chunks::NONE, b"now!");
     assert_eq!(peer.receive().expect("an error").error(), (1, ErrorBody::System));
-    assert_eq!(world.stats().peer_faults, 0, "it may still authenticate");
+    assert_eq!(world.stats().peer_faults, 0, "the client may still authenticate");
 
-    // A third message that is invalid.
+    // The third authentication message is invalid.
     peer.send(&connprop(&peer, &[3; 33]));
     peer.wait_until_over();
     assert_eq!(world.stats().peer_faults, 1);
@@ -247,7 +250,7 @@ fn calls_before_the_end_of_authentication_are_refused() {
 #[test]
 fn a_client_without_the_key_is_refused_at_its_first_attempt() {
     let (world, address) = serving("no-key", required("blue"));
-    let mut config = small_client(with(AuthPolicy::Off));
+    let mut config = small_client(with_policy(AuthPolicy::Off));
     config.connect.reconnect_attempts = 10;
     assert_contains(refusal(LocalClient::connect(&address, config.clone())), &[&AuthError::KeyRequired.to_string()]);
     assert_eq!(world.stats().peer_faults, 1, "one attempt, without a fallback to version 1");
@@ -258,8 +261,8 @@ fn a_client_without_the_key_is_refused_at_its_first_attempt() {
 
 #[test]
 fn calls_of_a_client_without_the_key_of_a_restarted_server_are_not_executed() {
-    let (mut world, address) = World::standard("new-key", with(AuthPolicy::Off));
-    let mut config = small_client(with(AuthPolicy::Off));
+    let (mut world, address) = World::standard("new-key", with_policy(AuthPolicy::Off));
+    let mut config = small_client(with_policy(AuthPolicy::Off));
     config.connect.reconnect_attempts = 1000;
     let mut client = LocalClient::connect(&address, config).expect("no key is required");
     echo(&mut client, b"once").expect("a reply");
@@ -268,7 +271,7 @@ fn calls_of_a_client_without_the_key_of_a_restarted_server_are_not_executed() {
     client.quiet_until(|client| !client.is_established(first));
     assert!(client.close_reason(first).is_none(), "it reconnects");
     client.begin(ECHO, b"", 7);
-    world.serve_at(&address, with(required("blue")), standard_services());
+    world.serve_at(&address, with_policy(required("blue")), standard_services());
     assert_eq!(client.end(), (7, Err(CallError::NotAuthenticated)));
     assert_eq!(client.close_reason(first).map(|reason| reason.kind()), Some(CloseReasonKind::NotAuthenticated));
     assert_eq!(world.stats().peer_faults, 1, "the client was refused once");

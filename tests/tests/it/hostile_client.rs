@@ -20,10 +20,10 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
     const GOOD: Segment = Segment { handle: 1, length: 64, offset: 0 };
     const SEGMENTS: Reaction = Error(Segments { max: 16 });
     const MAX: u32 = u32::MAX;
-    const fn with(length: u32, offset: u64) -> Segment {
+    const fn segment_with(length: u32, offset: u64) -> Segment {
         Segment { length, offset, ..GOOD }
     }
-    fn nul(xid: u32) -> Vec<u8> {
+    fn echo_call(xid: u32) -> Vec<u8> {
         call_bytes(xid, PROGRAM, VERSION, ECHO, b"")
     }
     fn message(peer: &RawPeer, flags: Flags, body: Body<'_>) -> Vec<u8> {
@@ -35,7 +35,7 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
     fn msg(peer: &RawPeer, flags: Flags, lists: &Lists, payload: &[u8]) -> Vec<u8> {
         peer.message(XID, flags, Body::Msg(lists.chunks()), payload)
     }
-    fn plain(peer: &RawPeer, payload: &[u8]) -> Vec<u8> {
+    fn inline(peer: &RawPeer, payload: &[u8]) -> Vec<u8> {
         msg(peer, Flags::NONE, &Lists::new(), payload)
     }
     fn call(peer: &RawPeer, procedure: u32, lists: &Lists) -> Vec<u8> {
@@ -49,7 +49,8 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
     fn writes(peer: &RawPeer, counts: &[usize]) -> Vec<u8> {
         call(peer, LOAD, &counts.iter().fold(Lists::new(), |lists, &count| lists.write(vec![GOOD; count])))
     }
-    // Header of version 2: XID, version, credit, type, flags, count, handle to invalidate, lists.
+    /// A header of version 2. After the XID follow: version, credit, type, flags, count, handle to invalidate, and
+    /// lists.
     fn raw(words: &[u32]) -> Vec<u8> {
         be(&[&[XID], words].concat())
     }
@@ -57,8 +58,8 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
     let cases: [(&str, Reaction, Make); 44] = [
         ("one byte", Silence, |_| vec![1]),
         ("15 bytes", Silence, |_| vec![0; 15]),
-        ("cut off behind the common words", Error(BadXdr), |_| raw(&[2, 9, 0])),
-        ("cut off behind the flags", Error(BadXdr), |_| raw(&[2, 9, 0, 4])),
+        ("cut off after the common words", Error(BadXdr), |_| raw(&[2, 9, 0])),
+        ("cut off after the flags", Error(BadXdr), |_| raw(&[2, 9, 0, 4])),
         ("cut off in the lists", Error(BadXdr), |_| raw(&[2, 9, 0, 4, 0, 0, 1, 4, 5])),
         ("a boolean of 2", Error(BadXdr), |_| raw(&[2, 9, 0, 4, 0, 0, 2, 0, 0])),
         ("an unknown type", Error(InvalHtype), |_| raw(&[2, 9, 77, 4, 0, 0, 0, 0, 0])),
@@ -66,45 +67,45 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
         ("an unknown flag", Error(InvalFlag), |_| raw(&[2, 9, 0, 0x8004, 0, 0, 0, 0, 0])),
         ("a segment count beyond the message", Error(BadXdr), |_| raw(&[2, 9, 0, 4, 0, 0, 0, 1, MAX, 0, 0])),
         ("chunks before the last part", Error(InvalFlag), |p| {
-            msg(p, Flags::MORE, &Lists::new().read(44, [GOOD]), &nul(XID))
+            msg(p, Flags::MORE, &Lists::new().read(44, [GOOD]), &echo_call(XID))
         }),
-        ("no count", End, |_| [raw(&[2, 9, 0, 0, 0, 0, 0, 0]), nul(XID)].concat()),
+        ("no count of received messages", End, |_| [raw(&[2, 9, 0, 0, 0, 0, 0, 0]), echo_call(XID)].concat()),
         ("an acknowledgement of messages that were not sent", End, |_| {
-            [raw(&[2, 9, 0, 4, 99, 0, 0, 0, 0]), nul(XID)].concat()
+            [raw(&[2, 9, 0, 4, 99, 0, 0, 0, 0]), echo_call(XID)].concat()
         }),
         ("a reply", Silence, |p| msg(p, Flags::RESPONSE, &Lists::new(), &reply_bytes(XID, b""))),
         ("an error", Silence, |p| message(p, Flags::RESPONSE, Body::Error(ErrorBody::System))),
-        ("an RPC reply as a call", Silence, |p| plain(p, &reply_bytes(XID, b""))),
-        ("half an RPC message", Silence, |p| plain(p, &nul(XID)[..6])),
-        ("two XIDs", Error(BadXdr), |p| plain(p, &nul(XID + 1))),
-        ("a call in a chunk that is not there", End, |p| nomsg(p, Flags::NONE, &Lists::new().read(0, [GOOD]))),
-        ("a position that is odd", Error(BadXdr), |p| reads(p, &[(42, GOOD)])),
+        ("an RPC reply as a call", Silence, |p| inline(p, &reply_bytes(XID, b""))),
+        ("half an RPC message", Silence, |p| inline(p, &echo_call(XID)[..6])),
+        ("different XIDs in the two headers", Error(BadXdr), |p| inline(p, &echo_call(XID + 1))),
+        ("a call in a chunk that is not exposed", End, |p| nomsg(p, Flags::NONE, &Lists::new().read(0, [GOOD]))),
+        ("a position that is not a multiple of 4", Error(BadXdr), |p| reads(p, &[(42, GOOD)])),
         ("a position in the RPC header", Error(BadXdr), |p| reads(p, &[(8, GOOD)])),
         ("a position beyond the message", Error(BadXdr), |p| reads(p, &[(400, GOOD)])),
-        ("positions that go back", Error(BadXdr), |p| reads(p, &[(44, GOOD), (40, GOOD)])),
+        ("descending positions", Error(BadXdr), |p| reads(p, &[(44, GOOD), (40, GOOD)])),
         ("chunks that overlap", Error(BadXdr), |p| reads(p, &[(40, GOOD), (44, GOOD)])),
-        ("an empty segment", Error(BadXdr), |p| reads(p, &[(44, with(0, 0))])),
-        ("4 GiB", Error(BadXdr), |p| reads(p, &[(44, with(MAX, 0))])),
-        ("4 GiB in two parts", Error(BadXdr), |p| reads(p, &[(44, with(1 << 31, 0)); 2])),
+        ("an empty segment", Error(BadXdr), |p| reads(p, &[(44, segment_with(0, 0))])),
+        ("a segment of 4 GiB", Error(BadXdr), |p| reads(p, &[(44, segment_with(MAX, 0))])),
+        ("two segments of 4 GiB in all", Error(BadXdr), |p| reads(p, &[(44, segment_with(1 << 31, 0)); 2])),
         ("five Read chunks", Error(ReadChunks { max: 4 }), |p| reads(p, &[0, 1, 2, 3, 4].map(|n| (44 + 64 * n, GOOD)))),
         ("17 segments", SEGMENTS, |p| reads(p, &[(44, GOOD); 17])),
         ("five Write chunks", Error(WriteChunks { max: 4 }), |p| writes(p, &[1; 5])),
         ("a Write chunk of 17 segments", SEGMENTS, |p| writes(p, &[17])),
-        ("100 Write chunks of nothing", Error(WriteChunks { max: 4 }), |p| writes(p, &[0; 100])),
+        ("100 empty Write chunks", Error(WriteChunks { max: 4 }), |p| writes(p, &[0; 100])),
         ("a Reply chunk of 17 segments", SEGMENTS, |p| call(p, ECHO, &Lists::new().reply([GOOD; 17]))),
-        ("segments that are 4 GiB in all", SEGMENTS, |p| reads(p, &[(44, with(MAX, u64::MAX)); 20])),
-        ("a list without an end", Error(BadXdr), |_| [raw(&[2, 9, 0, 4, 0, 0]), [0, 0, 0, 1].repeat(900)].concat()),
-        ("no payload under an XID", Error(BadXdr), |p| nomsg(p, Flags::NONE, &Lists::new())),
-        ("no payload that goes on", Error(InvalFlag), |p| nomsg(p, Flags::MORE, &Lists::new())),
+        ("20 segments of 4 GiB", SEGMENTS, |p| reads(p, &[(44, segment_with(MAX, u64::MAX)); 20])),
+        ("a list without its end", Error(BadXdr), |_| [raw(&[2, 9, 0, 4, 0, 0]), [0, 0, 0, 1].repeat(900)].concat()),
+        ("a NOMSG without chunks", Error(BadXdr), |p| nomsg(p, Flags::NONE, &Lists::new())),
+        ("a NOMSG with the flag MORE", Error(InvalFlag), |p| nomsg(p, Flags::MORE, &Lists::new())),
         ("an operation that was not offered", Error(InvalHtype), |p| {
             message(p, Flags::NONE, Body::Optional { opttype: 2, optinfo: b"" })
         }),
-        ("properties that are garbage", Error(BadXdr), |_| raw(&[2, 9, 5, 4, 0, 7, MAX, 1, 2])),
+        ("properties beyond the message", Error(BadXdr), |_| raw(&[2, 9, 5, 4, 0, 7, MAX, 1, 2])),
         ("a property that is longer than the message", Error(BadXdr), |_| raw(&[2, 9, 5, 4, 0, 1, 2, 4000, 4096])),
-        ("an error that has no flag", Silence, |p| message(p, Flags::NONE, Body::Error(BadXdr))),
-        ("another version", End, |_| [raw(&[3, 9, 0, 0, 0, 0]), nul(XID)].concat()),
-        ("version 1", End, |_| [raw(&[1, 9, 0, 0, 0, 0]), nul(XID)].concat()),
-        ("a Read of memory that is not there", End, |p| reads(p, &[(44, GOOD)])),
+        ("an error without the flag RESPONSE", Silence, |p| message(p, Flags::NONE, Body::Error(BadXdr))),
+        ("another version", End, |_| [raw(&[3, 9, 0, 0, 0, 0]), echo_call(XID)].concat()),
+        ("version 1", End, |_| [raw(&[1, 9, 0, 0, 0, 0]), echo_call(XID)].concat()),
+        ("a Read of memory that is not exposed", End, |p| reads(p, &[(44, GOOD)])),
     ];
     let (world, address, mut witness) = World::witnessed("malformed", CreditMode::V2Windowed);
     for_each(cases, |(_, reaction, make)| {
@@ -117,10 +118,10 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
             Silence => {}
             End => {
                 peer.wait_until_over();
-                assert!(wait_until(|| world.stats().peer_faults == faults + 1), "no fault was counted");
+                assert!(wait_until(|| world.stats().peer_faults == faults + 1), "the fault is counted");
             }
         }
-        // Messages stay in order: an answer would precede this reply.
+        // Messages arrive in order, so an unexpected answer would precede this reply.
         if !matches!(reaction, End) {
             peer.ping();
         }
@@ -129,7 +130,8 @@ fn malformed_messages_get_the_errors_of_the_protocol() {
     });
     let (messages, faults) = (world.stats().messages, world.stats().peer_faults);
     assert_eq!(faults, 6);
-    // Calls that the procedure's declaration refuses count as failed calls, the others as rejected messages.
+    // Calls that exceed the procedure's declaration count as failed calls, other malformed messages as rejected
+    // messages.
     assert_eq!((messages.rejected_short, messages.rejected_unknown_xid, messages.rejected_unexpected), (2, 3, 0));
     assert!(messages.rejected_answered >= 20, "{messages:?}");
 }
@@ -142,7 +144,7 @@ fn random_messages_affect_no_other_client() {
         for _ in 0..40 {
             let mut peer = RawPeer::connect_in(&address, mode);
             for _ in 0..20 {
-                // A valid message with changed words, a truncated one, or noise.
+                // A valid message with up to three changed bytes, which may also be truncated.
                 let call = call_bytes(9, PROGRAM, VERSION, 1 + random.below(6) as u32, &[0; 40]);
                 let target = Segment { handle: random.draw() as u32, ..segment(random.below(9000) as u32) };
                 let lists = match random.below(4) {
@@ -180,7 +182,7 @@ fn a_client_that_ignores_its_credits_loses_its_connection() {
         for _ in 0..5 {
             let mut peer = RawPeer::connect_in(&address, mode);
             if mode != CreditMode::V1 {
-                // A fast server that has credit for its replies would keep granting.
+                // With credit for its replies, a fast server would grant further credits.
                 peer.credit = 0;
             }
             (1..1000).for_each(|xid| peer.call_as(xid, ECHO, Chunks::NONE, b"now"));
@@ -214,24 +216,24 @@ fn memory_that_was_not_offered_is_not_touched() {
         call(&mut peer, false, Segment { length, ..segment });
         assert_eq!(peer.answer().payload(), reply_bytes(XID, &be(&[length])));
     }
-    type Lie = fn(Segment) -> Segment;
+    type Falsify = fn(Segment) -> Segment;
     let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
-    let lies: [(&str, [Access; 2], Lie); 5] = [
+    let cases: [(&str, [Access; 2], Falsify); 5] = [
         ("another key", [read, write], |segment| Segment { handle: segment.handle ^ 0x100, ..segment }),
-        ("the key before", [read, write], |segment| Segment { handle: segment.handle.wrapping_sub(1), ..segment }),
+        ("the preceding key", [read, write], |segment| Segment { handle: segment.handle.wrapping_sub(1), ..segment }),
         ("beyond its end", [read, write], |segment| Segment { length: segment.length + 1, ..segment }),
         ("before its start", [read, write], |segment| Segment { offset: segment.offset.wrapping_sub(4), ..segment }),
-        ("the wrong right", [write, read], |segment| segment),
+        ("the wrong access right", [write, read], |segment| segment),
     ];
     let mut faults = 0;
-    for (name, accesses, lie) in lies {
+    for (name, accesses, falsify) in cases {
         for (access, write) in accesses.into_iter().zip([false, true]) {
             let _row = row((name, write));
             let (mut peer, segment, memory) = connect(access);
             if name.contains("its") && !peer.checks_window_bounds() {
                 continue;
             }
-            call(&mut peer, write, lie(segment));
+            call(&mut peer, write, falsify(segment));
             peer.wait_until_over();
             assert_eq!(contents(&memory, 1000), data);
             faults += 1;
@@ -258,7 +260,7 @@ fn err_vers_has_the_layout_common_to_all_versions() {
 
 #[test]
 fn a_violation_is_recorded_when_the_disconnect_arrives_in_the_same_turn() {
-    // Each turn polls the control plane after all else.
+    // Each turn polls the control plane after its other steps.
     let config = small().with(|c| c.poll.control_interval = Duration::from_nanos(1));
     let (world, address) = World::standard("same-turn", config);
     for count in 1..=10 {
@@ -267,7 +269,7 @@ fn a_violation_is_recorded_when_the_disconnect_arrives_in_the_same_turn() {
         peer.nomsg(XID, &Lists::new().read(0, [segment(64)]));
         peer.wait_until_over();
         assert!(wait_until(|| world.stats().connections == 0));
-        assert_eq!(world.stats().peer_faults, count, "its Read of memory that is not exposed");
+        assert_eq!(world.stats().peer_faults, count, "the fault is the Read of memory that is not exposed");
         peer.vanish();
     }
 }

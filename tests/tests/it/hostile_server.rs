@@ -3,8 +3,8 @@
 
 use rpcrdma_tests::prelude::*;
 
-/// A call with a Read chunk and a Write chunk of 500 bytes.
-fn with_memory(client: &mut LocalClient) -> Outcome {
+/// Makes a call with a Read chunk and a Write chunk of 500 bytes, and returns its result.
+fn call_with_chunks(client: &mut LocalClient) -> Outcome {
     let call = client.chunked(MIRROR, &[0; 4], &[500], &[500]);
     client.call(call).map(|reply| reply.chunk(0).unwrap_or_default().to_vec()).map_err(CallError::from)
 }
@@ -20,61 +20,72 @@ enum Expected {
     Lost,
 }
 
-/// Some replies exist only in version 2, and some are written by hand in version 1, whose replies have no direction.
+/// Some of these replies exist only in version 2. Others are hand-written headers of version 1, which has no flag for
+/// the direction.
 #[test]
 fn bad_replies_end_their_call_with_a_cause() {
     use Expected::{Lost, Malformed, Transport};
     type Script = fn(&mut RawPeer, &Message);
     const LONG: Segment = Segment { handle: 0, length: 501, offset: 0 };
     const HUGE: Segment = Segment { length: u32::MAX, ..LONG };
-    const ONE: &[CreditMode] = &[CreditMode::V1];
-    const TWO: &[CreditMode] = &[CreditMode::V2Windowed];
-    const BOTH: &[CreditMode] = &[CreditMode::V1, CreditMode::V2Windowed];
-    fn with(peer: &mut RawPeer, call: &Message, lists: &Lists) {
+    const ONLY_V1: &[CreditMode] = &[CreditMode::V1];
+    const ONLY_V2: &[CreditMode] = &[CreditMode::V2Windowed];
+    const V1_AND_V2: &[CreditMode] = &[CreditMode::V1, CreditMode::V2Windowed];
+    fn reply_with_lists(peer: &mut RawPeer, call: &Message, lists: &Lists) {
         peer.reply_with(call.xid(), lists, &reply_bytes(call.xid(), b""), None);
     }
-    fn payload(peer: &mut RawPeer, call: &Message, bytes: &[u8]) {
+    fn reply_with_payload(peer: &mut RawPeer, call: &Message, bytes: &[u8]) {
         peer.reply_with(call.xid(), Chunks::NONE, bytes, None);
     }
-    fn words(peer: &mut RawPeer, call: &Message, words: &[u32]) {
+    fn send_header(peer: &mut RawPeer, call: &Message, words: &[u32]) {
         peer.send(&be(&[&[call.xid(), 1, 9], words].concat()));
     }
     let cases: [(&str, &[CreditMode], Expected, Script); 19] = [
-        ("a transport error", TWO, Transport, |peer, call| peer.refuse(call.xid(), ErrorBody::System)),
-        ("no RPC message", BOTH, Malformed, |peer, call| payload(peer, call, b"")),
-        ("half an RPC header", BOTH, Malformed, |peer, call| payload(peer, call, &reply_bytes(call.xid(), b"")[..13])),
-        ("an RPC call", TWO, Malformed, |peer, call| payload(peer, call, &call_bytes(call.xid(), 1, 1, 1, b""))),
-        ("two XIDs", BOTH, Malformed, |peer, call| payload(peer, call, &reply_bytes(call.xid() ^ 1, b""))),
-        ("a Read list", BOTH, Malformed, |peer, call| with(peer, call, &Lists::new().read(0, [LONG]))),
-        ("a Read chunk of an item", BOTH, Malformed, |peer, call| with(peer, call, &Lists::new().read(44, [LONG]))),
-        ("more Write chunks than were offered", BOTH, Malformed, |peer, call| {
-            with(peer, call, &Lists::new().write([]).write([]));
+        ("a transport error", ONLY_V2, Transport, |peer, call| peer.refuse(call.xid(), ErrorBody::System)),
+        ("an empty payload", V1_AND_V2, Malformed, |peer, call| reply_with_payload(peer, call, b"")),
+        ("half an RPC header", V1_AND_V2, Malformed, |peer, call| {
+            reply_with_payload(peer, call, &reply_bytes(call.xid(), b"")[..13])
         }),
-        ("a Write chunk longer than the offered one", BOTH, Malformed, |peer, call| {
-            with(peer, call, &Lists::new().write([LONG]))
+        ("an RPC call", ONLY_V2, Malformed, |peer, call| {
+            reply_with_payload(peer, call, &call_bytes(call.xid(), 1, 1, 1, b""))
         }),
-        ("8 GiB", BOTH, Malformed, |peer, call| with(peer, call, &Lists::new().write([HUGE; 2]))),
-        ("a Reply chunk that was not offered", BOTH, Malformed, |peer, call| {
-            with(peer, call, &Lists::new().reply([LONG]))
+        ("different XIDs in the two headers", V1_AND_V2, Malformed, |peer, call| {
+            reply_with_payload(peer, call, &reply_bytes(call.xid() ^ 1, b""))
         }),
-        ("a long reply without room for it", BOTH, Malformed, |peer, call| {
+        ("a Read list", V1_AND_V2, Malformed, |peer, call| reply_with_lists(peer, call, &Lists::new().read(0, [LONG]))),
+        ("a Read chunk of an item", V1_AND_V2, Malformed, |peer, call| {
+            reply_with_lists(peer, call, &Lists::new().read(44, [LONG]))
+        }),
+        ("more Write chunks than were offered", V1_AND_V2, Malformed, |peer, call| {
+            reply_with_lists(peer, call, &Lists::new().write([]).write([]));
+        }),
+        ("a Write chunk longer than the offered one", V1_AND_V2, Malformed, |peer, call| {
+            reply_with_lists(peer, call, &Lists::new().write([LONG]))
+        }),
+        ("a Write chunk of 8 GiB", V1_AND_V2, Malformed, |peer, call| {
+            reply_with_lists(peer, call, &Lists::new().write([HUGE; 2]))
+        }),
+        ("a Reply chunk that was not offered", V1_AND_V2, Malformed, |peer, call| {
+            reply_with_lists(peer, call, &Lists::new().reply([LONG]))
+        }),
+        ("a long reply without room for it", V1_AND_V2, Malformed, |peer, call| {
             peer.send_body(call.xid(), Flags::RESPONSE, Body::Nomsg(Lists::new().reply([LONG]).chunks()), b"");
         }),
-        ("NOMSG without chunks", ONE, Malformed, |peer, call| words(peer, call, &[1, 0, 0, 0])),
-        ("a boolean of 2", ONE, Malformed, |peer, call| words(peer, call, &[0, 0, 2, 0])),
-        ("a list that is cut off", ONE, Malformed, |peer, call| words(peer, call, &[0, 0, 1, 1])),
-        ("a type of version 2", ONE, Malformed, |peer, call| words(peer, call, &[5, 0, 0, 0])),
-        ("a header that is cut off", TWO, Malformed, |peer, call| {
+        ("NOMSG without chunks", ONLY_V1, Malformed, |peer, call| send_header(peer, call, &[1, 0, 0, 0])),
+        ("a boolean of 2", ONLY_V1, Malformed, |peer, call| send_header(peer, call, &[0, 0, 2, 0])),
+        ("a truncated list", ONLY_V1, Malformed, |peer, call| send_header(peer, call, &[0, 0, 1, 1])),
+        ("a type of version 2", ONLY_V1, Malformed, |peer, call| send_header(peer, call, &[5, 0, 0, 0])),
+        ("a truncated header", ONLY_V2, Malformed, |peer, call| {
             // Credit for the next call, which the truncated header cannot grant.
             peer.grant();
             let bytes = peer.message(call.xid(), Flags::RESPONSE, Body::Msg(Chunks::NONE), b"");
             peer.send(&bytes[..30]);
         }),
-        ("an invalidated handle that was not offered", TWO, Lost, |peer, call| {
+        ("an invalidated handle that was not offered", ONLY_V2, Lost, |peer, call| {
             let key = call.inv_handle() ^ 0x55;
             peer.reply_with(call.xid(), Chunks::NONE, &reply_bytes(call.xid(), b""), Some(key));
         }),
-        ("an acknowledgement of messages that were not sent", TWO, Lost, |peer, call| {
+        ("an acknowledgement of messages that were not sent", ONLY_V2, Lost, |peer, call| {
             peer.received += 1000;
             peer.reply(call.xid(), b"");
             peer.received -= 1000;
@@ -88,13 +99,13 @@ fn bad_replies_end_their_call_with_a_cause() {
             });
             let mut client = server.client(mode);
             let error =
-                if memory { with_memory(&mut client) } else { inline_call(&mut client) }.expect_err("a bad reply");
-            let (is_right, next) = match expected {
+                if memory { call_with_chunks(&mut client) } else { inline_call(&mut client) }.expect_err("a bad reply");
+            let (is_expected, next) = match expected {
                 Transport => (error == CallError::Transport(ErrorBody::System), Ok(b"fine".to_vec())),
                 Malformed => (matches!(error, CallError::MalformedReply(_)), Ok(b"fine".to_vec())),
                 Lost => (error == CallError::ConnectionLost { sent: true }, Err(CallError::Closed)),
             };
-            assert!(is_right, "{mode:?}: {error}");
+            assert!(is_expected, "{mode:?}: {error}");
             assert_eq!(client.stats().exposed_buffers, 0, "the memory returns with the end of the call");
             assert_eq!(inline_call(&mut client), next, "{mode:?}");
         }
@@ -161,19 +172,19 @@ fn a_server_accesses_offered_memory_only_during_the_call() {
         readable_sender.send(peer.read(remote(read), 500).is_none()).expect("the test listens");
     });
     let mut client = server.client(small());
-    assert_eq!(with_memory(&mut client), Ok(vec![3; 500]));
+    assert_eq!(call_with_chunks(&mut client), Ok(vec![3; 500]));
     ended.send(()).expect("the server waits");
     assert!(readable.recv().expect("the server reports"), "the offered memory is readable during the call");
     let error = inline_call(&mut client).expect_err("the stale key ends the connection");
     assert!(matches!(error, CallError::ConnectionLost { sent: true }), "{error}");
-    assert!(readable.recv().expect("the server speaks"), "a stale key is refused");
+    assert!(readable.recv().expect("the server reports"), "a stale key is refused");
 }
 
 #[test]
 fn a_server_that_floods_its_client_loses_the_connection() {
     let server = RawServer::start("flood", |peer| {
         peer.next_call();
-        // Without credit the client cannot grant more.
+        // A client without credit cannot send grants.
         peer.credit = 0;
         (0..1000).for_each(|xid| peer.reply(xid, &[0; 64]));
         peer.wait_until_over();

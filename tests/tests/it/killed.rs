@@ -6,7 +6,7 @@ use rpcrdma_tests::prelude::*;
 pub(crate) fn child(role: &str, address: &Address) {
     match role {
         "client" => busy_client(address),
-        "client-of-echo" => super::peers::child(address),
+        "client-of-echo" => super::peers::begin_calls_and_wait(address),
         "server" => {
             let server = Server::start(address, standard_services(), &small_server()).expect("a server");
             println!("ready");
@@ -18,8 +18,8 @@ pub(crate) fn child(role: &str, address: &Address) {
     }
 }
 
-/// A call that sends and receives `len` bytes, or none if there are no buffers for it.
-fn mirrored(client: &mut LocalClient, seed: u32, len: usize) -> ClientCall {
+/// A call that sends and receives `len` bytes in chunks, or has no chunks if there are no buffers for them.
+fn prepare_mirror(client: &mut LocalClient, seed: u32, len: usize) -> ClientCall {
     let first = client.first();
     let call = client.prepared(MIRROR, &[0; 4]);
     let (Ok(mut data), Ok(room)) = (client.alloc(first, len), client.alloc(first, len)) else { return call };
@@ -27,7 +27,7 @@ fn mirrored(client: &mut LocalClient, seed: u32, len: usize) -> ClientCall {
     call.read_chunk(4, data).write_chunk_into(room)
 }
 
-/// Keeps many calls with Reads and Writes outstanding, without end.
+/// Keeps 12 calls outstanding until it is killed. Half of them have chunks.
 fn busy_client(address: &Address) {
     let mut client = LocalClient::connect(address, small_client(small())).expect("a connection");
     let mut random = Random::new(u64::from(std::process::id()));
@@ -35,7 +35,7 @@ fn busy_client(address: &Address) {
         if token == 12 {
             println!("ready");
         }
-        Some(if random.once_in(2) { mirrored(client, 0, 60_000) } else { client.prepared(MIRROR, &[0; 4]) })
+        Some(if random.once_in(2) { prepare_mirror(client, 0, 60_000) } else { client.prepared(MIRROR, &[0; 4]) })
     };
     client.keep_busy(12, u64::MAX, call, |done| {
         if done.result.is_err() {
@@ -62,7 +62,7 @@ fn clients_killed_at_random_affect_no_other_client() {
             mirror(witness, seed, &[1 + seed as usize * 37 % 9000]).expect("a mirror");
         }
     };
-    // Two children at a time: one starts while the other works.
+    // Two children run at a time, so that one starts while the other works.
     let mut children = vec![Child::start("client", &address.to_string())];
     for _ in 0..kills {
         children.push(Child::start("client", &address.to_string()));
@@ -91,6 +91,7 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
         let mut client = world.client(&address, small());
         let first = client.first();
         let (mut ends, mut under_way) = (Vec::new(), 0);
+        // The server is killed after this many turns of the client.
         let turns = random.below(3000);
         let mut server = Some(server);
         let over = wait_until(|| {
@@ -103,7 +104,7 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                 while under_way < 20 && client.is_established(first) {
                     let token = ends.len() as u64;
                     let len = if token.is_multiple_of(2) { 5000 } else { 8 };
-                    let call = mirrored(&mut client, token as u32, len);
+                    let call = prepare_mirror(&mut client, token as u32, len);
                     ends.push(0);
                     under_way += 1;
                     client.launch(call, token);
@@ -114,15 +115,15 @@ fn calls_of_a_killed_server_end_once_with_a_cause() {
                     assert!(served_or_lost(&done.result), "{:?}", done.result);
                     let chunk =
                         |reply: &rpcrdma::Reply| patterned(done.token as u32, reply.chunk(0).unwrap_or_default());
-                    assert!(done.result.as_ref().ok().is_none_or(chunk), "the reply has other data");
+                    assert!(done.result.as_ref().ok().is_none_or(chunk), "the reply has the data of its call");
                 });
             }
             server.is_none() && !client.is_established(first) && under_way == 0
         });
-        assert!(over, "{under_way} calls never ended");
+        assert!(over, "{under_way} calls have not ended");
         assert!(ends.iter().all(|&ends| ends == 1));
         assert_eq!(shard_leak(&client.stats()), None);
-        // A flushed completion is no cause. A device may report nothing better.
+        // A flushed completion does not tell the cause, but some devices report nothing else.
         let cause = client.close_reason(first).map(CloseReason::cause);
         let flushed = matches!(cause, Some(CloseCause::Device { status: Status::Flushed, .. }));
         assert!(cause.is_some() && (!flushed || test_fabric::on_device() && !test_fabric::over_tcp()), "{cause:?}");

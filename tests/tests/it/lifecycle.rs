@@ -6,13 +6,13 @@ use rpcrdma_tests::prelude::*;
 fn a_connect_without_receives_for_its_first_messages_is_refused() {
     let (world, address) = World::standard("dry", small());
     let mut client = world.client(&address, small());
-    let held: Vec<_> = std::iter::from_fn(|| client.prepare(ECHO, 600).ok()).collect();
-    // A peer may send two messages before its first grant. Receives reserved for others remain theirs.
+    let calls: Vec<_> = std::iter::from_fn(|| client.prepare(ECHO, 600).ok()).collect();
+    // A peer may send two messages before its first grant. Receives of other connections stay reserved for these.
     let refused = (0..10).find_map(|_| client.begin_connect(&address).err());
     assert_contains(refused.expect("Receives run out"), &["message_buffers"]);
     let stats = client.stats();
     assert!(stats.receives_reserved < stats.receives_posted + 2 * u64::from(small().limits.credits), "{stats:?}");
-    drop(held);
+    drop(calls);
     client.add_connection(&address).expect("there is memory again");
 }
 
@@ -21,7 +21,7 @@ fn ends_without_a_common_version_report_it() {
     let (world, address) = World::standard("versions", small().with(|c| c.wire.version_1 = false));
     let mut client = world.client(&address, CreditMode::V1);
     for _ in 0..5 {
-        let error = echo(&mut client, b"whoever understands this").unwrap_err();
+        let error = echo(&mut client, b"no common version").unwrap_err();
         assert_eq!(error, CallError::Transport(ErrorBody::Vers { low: 2, high: 2 }));
         assert_contains(error, &["not executed", "wire.version_1"]);
     }
@@ -46,7 +46,7 @@ fn a_sleeping_server_wakes_up() {
             let mut client = world.client(&address, small().with(|c| c.poll.idle = client_idle));
             for _ in 0..5 {
                 echo(&mut client, b"good morning").unwrap();
-                assert!(idle == IdlePolicy::Poll || sleeps(world.stats().sleeps), "the shard does not sleep");
+                assert!(idle == IdlePolicy::Poll || sleeps(world.stats().sleeps), "the shard sleeps between calls");
                 client.run(WORKER_ECHO, &[0; 4]).unwrap();
             }
             mirror(&mut client, 5, &[100_000]).unwrap();
@@ -87,7 +87,7 @@ fn a_drain_finishes_running_calls_and_refuses_new_ones() {
     });
 }
 
-/// ERR_CHUNK would be an error of the application. After a disconnect the client retransmits its unanswered calls.
+/// The application would get ERR_CHUNK as an error. Unanswered calls are retransmitted after the disconnect.
 #[test]
 fn a_drain_leaves_new_calls_of_version_1_unanswered() {
     let gate = Gate::default();
@@ -99,13 +99,13 @@ fn a_drain_leaves_new_calls_of_version_1_unanswered() {
     peer.call_as(2, GATED, Chunks::NONE, b"");
     assert!(wait_until(|| gate.arrivals() > 0));
     let drained = world.drain(Duration::from_secs(20));
-    assert!(wait_until(|| RawPeer::try_connect(&address, &[]).is_err()), "the server accepts new connections");
+    assert!(wait_until(|| RawPeer::try_connect(&address, &[]).is_err()), "the server refuses new connections");
     (3..5).for_each(|xid| peer.call_as(xid, ECHO, Chunks::NONE, b""));
-    // Earlier messages have arrived once that call is answered.
+    // The server receives the new calls before it answers the gated one.
     gate.open();
     let answered: Vec<_> = std::iter::from_fn(|| peer.receive()).map(|message| message.xid()).collect();
     assert_eq!(answered, [2], "only the running call is answered");
-    let stats = drained.join().expect("no panic").expect("nothing is left");
+    let stats = drained.join().expect("no panic").expect("all calls are answered");
     assert_eq!(stats[0].calls_failed, 0);
     // On a device the calls may arrive after the disconnect.
     assert!(test_fabric::on_device() || stats[0].calls_shed == 2, "{}", stats[0].calls_shed);
@@ -115,27 +115,27 @@ fn a_drain_leaves_new_calls_of_version_1_unanswered() {
 fn a_drain_returns_at_its_time_out_while_a_handler_blocks() {
     let on_workers = "connections open on 1 shard, 1 call not answered, handlers running on 1 worker";
     let on_shard = "connections open on 1 shard, handlers running on 1 shard";
-    // A tenth of the time is for disconnects, which a busy host or a device may delay. Stuck handlers are never cut
-    // off.
+    // A tenth of the time is for disconnects, which a busy host or a device may delay. Handlers are never
+    // interrupted.
     let long = if test_fabric::on_device() { 5.0 } else { 2.0 };
-    for (config, left, seconds) in [(small().with_workers(2), on_workers, long), (small_server(), on_shard, 0.3)] {
+    for (config, remaining, seconds) in [(small().with_workers(2), on_workers, long), (small_server(), on_shard, 0.3)] {
         let gate = Gate::default();
         let services = gate.services(config.workers.is_some());
         let (mut world, mut client) = World::pair_with("drain-timeout", config, services, small());
         echo(&mut client, b"hello").unwrap();
         client.begin(GATED, b"", 1);
         client.poll_until(|_| gate.arrivals() > 0);
-        // An unbounded drain would wait forever: the gate opens only after it returns.
+        // A drain that waits for the handler would never return, because the gate opens only afterwards.
         let drain = world.drain(Duration::from_secs_f64(seconds));
         let returns = wait_until(|| drain.is_finished());
         gate.open();
-        let undrained = drain.join().expect("no panic").expect_err("a call was left").to_string();
-        assert_eq!(undrained, format!("drain timed out after {:?}: {left}", Duration::from_secs_f64(seconds)));
-        assert!(returns, "the drain waits for a handler");
+        let undrained = drain.join().expect("no panic").expect_err("a call is unanswered").to_string();
+        assert_eq!(undrained, format!("drain timed out after {:?}: {remaining}", Duration::from_secs_f64(seconds)));
+        assert!(returns, "the drain returns while a handler blocks");
         // A stuck shard answers its call before it notices the stop.
         let (_, end) = client.end();
         let lost = Err(CallError::ConnectionLost { sent: true });
-        assert!(end == lost || (left == on_shard && end.is_ok()), "{end:?}");
+        assert!(end == lost || (remaining == on_shard && end.is_ok()), "{end:?}");
     }
 }
 
@@ -152,9 +152,9 @@ fn a_server_can_restart_at_the_same_address() {
         assert!(wait_until(|| echo(&mut client, b"after").is_err()));
         assert!(client.add_connection(address).is_err(), "the server has ended");
         world.serve_at(address, small(), standard_services());
-        let again = client.add_connection(address).unwrap();
+        let connection = client.add_connection(address).unwrap();
         let call = client.prepared(ECHO, b"again");
-        assert_eq!(client.call_on(again, call).unwrap().results(), b"again");
+        assert_eq!(client.call_on(connection, call).unwrap().results(), b"again");
         drop(client);
         drop(world.take_server());
     }
@@ -164,11 +164,11 @@ fn a_server_can_restart_at_the_same_address() {
 #[test]
 fn closing_a_client_waits_for_its_calls() {
     let (world, address) = World::standard("close", small().with_workers(2));
-    for patient in [true, false] {
+    for waits in [true, false] {
         let mut client = world.client(&address, small());
         client.launch_each(0..10, |client, _| client.prepared(WORKER_ECHO, &be(&[5000])));
-        let ended = client.close(if patient { Duration::from_secs(20) } else { Duration::ZERO });
+        let ended = client.close(if waits { Duration::from_secs(20) } else { Duration::ZERO });
         let served = ended.iter().filter(|done| done.result.is_ok()).count();
-        assert!(ended.len() <= 10 && (!patient || served == 10), "{served} of {}", ended.len());
+        assert!(ended.len() <= 10 && (!waits || served == 10), "{served} of {}", ended.len());
     }
 }

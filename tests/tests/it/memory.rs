@@ -2,23 +2,24 @@
 
 use rpcrdma_tests::prelude::*;
 
-/// Outstanding calls, and bytes of each call's chunk.
+/// Outstanding calls of a client.
 const CALLS: u64 = 24;
+/// Bytes of each call's chunk.
 const LEN: usize = 50_000;
 
-/// A server with memory for two such chunks.
-fn poor(mode: CreditMode) -> Config {
+/// A server with memory for the chunks of two calls.
+fn server_config(mode: CreditMode) -> Config {
     scarce(2, 2).with(|c| c.wire.credit_mode = mode)
 }
 
-fn rich(mode: CreditMode) -> Config {
+fn client_config(mode: CreditMode) -> Config {
     in_mode(mode).with(|c| c.memory.bulk_buffers = vec![(64 << 10, 2 * CALLS as usize)])
 }
 
 /// Makes [`CALLS`] calls with a chunk each, all at once. Returns their tokens in the order of completion.
-fn all_at_once(client: &mut LocalClient, procedure: u32) -> Vec<u64> {
+fn run_all_at_once(client: &mut LocalClient, procedure: u32) -> Vec<u64> {
     client.launch_each(0..CALLS, |client, token| match procedure {
-        STORE => storing(client, token),
+        STORE => prepare_store(client, token),
         _ => client.chunked(LOAD, &be(&[token as u32, LEN as u32]), &[], &[LEN]),
     });
     let mut ended = Vec::new();
@@ -33,9 +34,9 @@ fn all_at_once(client: &mut LocalClient, procedure: u32) -> Vec<u64> {
 #[test]
 fn more_calls_than_buffers_are_all_served_in_order() {
     for_each(CREDIT_MODES, |mode| {
-        let (world, mut client) = World::pair("waiting", poor(mode), rich(mode));
+        let (world, mut client) = World::pair("waiting", server_config(mode), client_config(mode));
         for procedure in [STORE, LOAD] {
-            let ended = all_at_once(&mut client, procedure);
+            let ended = run_all_at_once(&mut client, procedure);
             assert!(ended.is_sorted(), "{ended:?}");
         }
         let stats = world.stats();
@@ -48,9 +49,9 @@ fn more_calls_than_buffers_are_all_served_in_order() {
 #[test]
 fn waiting_calls_of_many_connections_are_all_served() {
     for_each(CREDIT_MODES, |mode| {
-        let shard = poor(mode).with(|c| c.memory.message_buffers = 4);
+        let shard = server_config(mode).with(|c| c.memory.message_buffers = 4);
         let (world, address) = World::standard("all-wait", shard);
-        let mut clients = [0; 4].map(|_| world.client(&address, rich(mode)));
+        let mut clients = [0; 4].map(|_| world.client(&address, client_config(mode)));
         let mut ended = [0; 4];
         clients.iter_mut().for_each(|client| (0..CALLS).for_each(|token| store(client, token)));
         let all = wait_until(|| {
@@ -59,19 +60,19 @@ fn waiting_calls_of_many_connections_are_all_served() {
             }
             ended == [CALLS; 4]
         });
-        assert!(all, "{ended:?} calls have ended well");
+        assert!(all, "{ended:?} calls succeeded");
         let stats = world.stats();
         assert!(stats.memory_waits > 0 && stats.calls_failed == 0, "{stats:?}");
     });
 }
 
-fn storing(client: &mut LocalClient, token: u64) -> ClientCall {
+fn prepare_store(client: &mut LocalClient, token: u64) -> ClientCall {
     let seed = token as u32;
     client.prepared(STORE, &be(&[seed])).read_chunk(4, client.pattern_buf(seed, LEN))
 }
 
 pub(super) fn store(client: &mut LocalClient, token: u64) {
-    let call = storing(client, token);
+    let call = prepare_store(client, token);
     client.launch(call, token);
 }
 

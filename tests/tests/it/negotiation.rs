@@ -3,7 +3,7 @@
 
 use rpcrdma_tests::prelude::*;
 
-use super::private_data::{assert_longest, seen};
+use super::private_data::{assert_longest, record_call};
 
 /// A configuration with messages of 8192 bytes, which continues no message that can use a chunk.
 fn large() -> Config {
@@ -75,8 +75,8 @@ fn assert_thresholds(header: usize, script: impl FnOnce(&mut RawPeer) + Send + '
     assert_longest(&mut client, &calls, header, call, reply);
     // A Reply chunk makes the header longer, so the longest inline call is shorter.
     let args = call - (header + 4 + 16) - RPC_CALL;
-    assert_eq!(seen(&mut client, &calls, args, 8192), (call, HeaderType::Msg, true));
-    assert_eq!(seen(&mut client, &calls, args + 4, 8192).1, HeaderType::Nomsg);
+    assert_eq!(record_call(&mut client, &calls, args, 8192), (call, HeaderType::Msg, true));
+    assert_eq!(record_call(&mut client, &calls, args + 4, 8192).1, HeaderType::Nomsg);
 }
 
 #[test]

@@ -2,12 +2,13 @@
 
 use rpcrdma_tests::prelude::*;
 
+/// Passes its arguments to the test.
 const NOTE: u32 = 60;
 
 #[test]
 fn one_way_calls_run_in_order_and_take_no_credits() {
     for_each(V2_CREDIT_MODES, |mode| {
-        let (services, notes) = noting();
+        let (services, notes) = note_services();
         let (_world, mut client) = World::pair_with("one-way", small_server(), services, mode);
         // Every hundredth call is continued, though a call with a reply would use chunks for that length.
         let args = |n: u64| match n % 200 {
@@ -28,8 +29,8 @@ fn one_way_calls_run_in_order_and_take_no_credits() {
     });
 }
 
-/// Services with a [`NOTE`] that passes its arguments to the test.
-fn noting() -> (Services, Receiver<Vec<u8>>) {
+/// Returns services with [`NOTE`], and the arguments of its calls.
+fn note_services() -> (Services, Receiver<Vec<u8>>) {
     let (report, notes) = channel();
     let note = Procedure::new(move |call| {
         report.send(call.args().to_vec()).expect("the test waits");
@@ -41,7 +42,7 @@ fn noting() -> (Services, Receiver<Vec<u8>>) {
 
 #[test]
 fn one_way_calls_may_be_as_long_as_reassemble_up_to() {
-    let (services, notes) = noting();
+    let (services, notes) = note_services();
     let config =
         || small().with(|c| (c.wire.reassemble_up_to, c.memory.long_buffers) = (100_000, vec![(128 << 10, 8)]));
     let (_world, mut client) = World::pair_with("one-way-long", config(), services, config());
@@ -55,7 +56,7 @@ fn one_way_calls_may_be_as_long_as_reassemble_up_to() {
 
 #[test]
 fn one_way_calls_are_refused_in_version_1_and_with_chunks() {
-    let (services, notes) = noting();
+    let (services, notes) = note_services();
     let (world, address) = World::serving("one-way-not", small_server(), services);
     let mut client = world.client(&address, CreditMode::V1);
     assert_eq!(client.run_call(|client| client.prepared(NOTE, b"").one_way()), Err(Defect::NotOneWay.into()));
@@ -72,7 +73,7 @@ fn one_way_calls_are_refused_in_version_1_and_with_chunks() {
     let chunk = client.alloc(100).unwrap();
     let refused = client.call(ClientCall::new(NOTE).write_chunk_into(chunk).one_way());
     assert_eq!(outcome_of(refused), Err(Defect::NotOneWay.into()));
-    // They run in order, after the call of version 1.
+    // The one-way calls run in order, after the call of version 1.
     let ran: Vec<_> = (0..101).map(|_| notes.recv_timeout(Duration::from_secs(20)).expect("it runs")).collect();
     assert!(ran[1..].iter().zip(0..).all(|(args, n)| *args == [n; 8]));
 }

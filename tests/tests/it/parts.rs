@@ -45,8 +45,8 @@ fn send_in_parts<'a>(
     client.msg(xid, chunks, rest);
 }
 
-/// The next whole answer, which is a MSG with this XID.
-fn whole(client: &mut RawPeer, xid: u32) -> (Vec<u8>, Vec<Message>) {
+/// Receives the next message and its parts. It must be a MSG with this XID.
+fn receive_whole(client: &mut RawPeer, xid: u32) -> (Vec<u8>, Vec<Message>) {
     let (payload, parts) = client.whole_answer();
     assert_eq!((parts[0].xid(), parts[0].htype()), (xid, HeaderType::Msg));
     (payload, parts)
@@ -70,8 +70,8 @@ fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
         let services = standard_and([(LONG, long.max_reply(LENGTH)), (SHORT, short)]);
         let listener = address.bind().expect("a free address");
         let mut server = polled_server(test_fabric::open(&address), &listener, config, services);
-        let patient = in_mode(mode).with(|c| c.debug.continue_up_to = 64 << 10);
-        let mut client = polled_client(&address, patient);
+        let client_config = in_mode(mode).with(|c| c.debug.continue_up_to = 64 << 10);
+        let mut client = polled_client(&address, client_config);
         connect_polling(&mut client, &address, || _ = server.poll_once());
         for token in 0..6 {
             let procedure = if token == 0 { LONG } else { SHORT };
@@ -102,7 +102,7 @@ fn parts_of_a_continued_message_are_sent_in_order_and_uninterrupted() {
             send_in_parts(client, xid, &message, vec![4000; message.len() / 4000], Chunks::NONE);
         }
         for (xid, args, count) in calls {
-            let (payload, parts) = whole(client, xid);
+            let (payload, parts) = receive_whole(client, xid);
             assert_eq!((payload, parts.len() >= count), (reply_bytes(xid, args), true));
             assert!(parts[parts.len() - 1].flags().contains(Flags::RESPONSE));
         }
@@ -129,7 +129,7 @@ fn parts_of_a_continued_message_are_sent_in_order_and_uninterrupted() {
 }
 
 /// Sends the first part of a call, and returns the rest of the message.
-fn begin(client: &mut RawPeer, xid: u32) -> Vec<u8> {
+fn send_first_part(client: &mut RawPeer, xid: u32) -> Vec<u8> {
     let message = call_bytes(xid, PROGRAM, VERSION, ECHO, &[0; 40]);
     client.part(xid, Flags::MORE, &message[..40]);
     message[40..].to_vec()
@@ -137,34 +137,34 @@ fn begin(client: &mut RawPeer, xid: u32) -> Vec<u8> {
 
 /// Sends the first part of a call, and begins a drain once it has arrived. A drain waits for the rest of messages that
 /// began before it, but not of later ones.
-fn drain_within(world: &mut World, address: &Address, client: &mut RawPeer) -> (Vec<u8>, Draining) {
+fn begin_drain_within_message(world: &mut World, address: &Address, client: &mut RawPeer) -> (Vec<u8>, Draining) {
     client.ping();
-    let rest = begin(client, 41);
+    let rest = send_first_part(client, 41);
     assert!(wait_until(|| world.stats().messages.continued_received == 1), "the first part arrives");
     let drained = world.drain(Duration::from_secs(20));
-    assert!(wait_until(|| RawPeer::try_connect(address, &[]).is_err()), "the server accepts new connections");
+    assert!(wait_until(|| RawPeer::try_connect(address, &[]).is_err()), "the server refuses new connections");
     (rest, drained)
 }
 
 /// Without an error the client would not know whether its call ran. After the late rest, the drain waits for further
-/// messages for as long as after any other message.
+/// messages as long as after any other message.
 #[test]
 fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
     for_each(V2_CREDIT_MODES, |mode| {
         let interval = Duration::from_millis(30);
         let config = small().with(|c| c.poll.control_interval = interval);
         let (mut world, address, mut client) = long_world("drain-rest", mode, config);
-        let (rest, drained) = drain_within(&mut world, &address, &mut client);
-        // Longer than a drain waits for calls, or listens to a client that continues to call.
+        let (rest, drained) = begin_drain_within_message(&mut world, &address, &mut client);
+        // This is longer than a drain waits for a silent client, or for one that continues to call.
         std::thread::sleep(12 * interval);
         client.part(41, Flags::NONE, &rest);
         assert_eq!(client.error(), (41, ErrorBody::System));
         client.call_as(42, ECHO, Chunks::NONE, &[0; 40]);
         assert_eq!(client.error(), (42, ErrorBody::System));
         // This message begins during the drain, so the drain does not wait for its rest.
-        begin(&mut client, 43);
+        send_first_part(&mut client, 43);
         client.wait_until_over();
-        let stats = drained.join().expect("no panic").expect("nothing is left");
+        let stats = drained.join().expect("no panic").expect("all calls have ended");
         assert_eq!((stats[0].calls, stats[0].calls_failed, stats[0].peers_stalled), (1, 2, 0));
     });
 }
@@ -174,7 +174,7 @@ fn a_part_with_another_xid_or_type_gets_inval_flag() {
     with_raw("not-the-next", V2_CREDIT_MODES, |client| {
         let long = Lists::new().read(0, [segment(64)]);
         let others: [(u32, Flags, Body<'_>); 5] = [
-            // The first part of another message, and a whole other message.
+            // The first part of another message, and another message of a single part.
             (42, Flags::MORE, Body::Msg(Chunks::NONE)),
             (42, Flags::NONE, Body::Msg(Chunks::NONE)),
             (41, Flags::NONE, Body::Nomsg(long.chunks())),
@@ -182,7 +182,7 @@ fn a_part_with_another_xid_or_type_gets_inval_flag() {
             (41, Flags::RESPONSE, Body::Msg(Chunks::NONE)),
         ];
         for_each(others, |(xid, flags, body)| {
-            begin(client, 41);
+            send_first_part(client, 41);
             client.send_body(xid, flags, body, if body.htype() == HeaderType::Msg { &[0; 40] } else { b"" });
             assert_eq!(client.error(), (41, ErrorBody::InvalFlag));
             if !flags.contains(Flags::RESPONSE) {
@@ -196,16 +196,16 @@ fn a_part_with_another_xid_or_type_gets_inval_flag() {
 #[test]
 fn a_continued_message_has_its_chunks_in_the_last_part() {
     with_long("last-part", |client| {
-        // The last part has the lists of a call. Positions count from the start of the whole message.
+        // The last part of a call has its chunk lists. Positions count from the start of the whole message.
         let (read, _from) = client.source(0, 100);
         let message = call_bytes(XID, PROGRAM, VERSION, STORE, &[0; 5000]);
         send_in_parts(client, XID, &message, [3000], &Lists::new().read(ARGS_AT + 5000, [read]));
         assert_eq!(client.answer().payload(), reply_bytes(XID, &be(&[100])));
-        // The last part also has the lists of a reply.
+        // The last part of a reply has its chunk lists, too.
         let (write, memory) = client.room(300);
         let message = call_bytes(XID, PROGRAM, VERSION, LONG, &[7; 9000]);
         send_in_parts(client, XID, &message, [4000, 4000], &Lists::new().write([write]));
-        let (payload, parts) = whole(client, XID);
+        let (payload, parts) = receive_whole(client, XID);
         assert_eq!(payload, reply_bytes(XID, &[7; 9000]));
         assert_eq!(parts[parts.len() - 1].write_chunks(), [[write]]);
         assert_eq!(contents(&memory, 300), data_of(3, 300));
@@ -222,7 +222,7 @@ fn the_rest_of_a_continued_message_waits_for_credits() {
             peer.answer_properties();
             let mut parts = vec![peer.next_call(), peer.next_call()];
             for granted in [1, 1, 20] {
-                assert!(peer.poll_for_messages().is_empty(), "a part without a credit");
+                assert!(peer.poll_for_messages().is_empty(), "no part is sent without a credit");
                 peer.credit = granted;
                 peer.grant();
                 parts.push(peer.next_call());
@@ -230,7 +230,7 @@ fn the_rest_of_a_continued_message_waits_for_credits() {
             assert!(parts.iter().all(Message::more));
             let xid = parts[0].xid();
             let mut payload: Vec<u8> = parts.iter().flat_map(|part| part.payload().to_vec()).collect();
-            payload.extend(whole(peer, xid).0);
+            payload.extend(receive_whole(peer, xid).0);
             assert_eq!(payload[ARGS_AT as usize..], data_of(9, 40_000));
             peer.reply(xid, b"");
         });
@@ -255,18 +255,18 @@ fn a_message_in_many_parts_is_reassembled() {
     with_long("put-together", |client| {
         let args = data_of(2, 7000);
         let message = call_bytes(XID, PROGRAM, VERSION, LONG, &args);
-        // Parts of any length, also empty, with grants between them.
-        let mut at = 0;
+        // The parts have any length, even none, and grants come between them.
+        let mut offset = 0;
         for len in [1, 0, 3, 40, 1000, 5, 0, 4000] {
-            client.part(XID, Flags::MORE, &message[at..at + len]);
+            client.part(XID, Flags::MORE, &message[offset..offset + len]);
             client.grant();
-            at += len;
+            offset += len;
         }
-        client.part(XID, Flags::NONE, &message[at..]);
-        assert!(whole(client, XID).0 == reply_bytes(XID, &args));
+        client.part(XID, Flags::NONE, &message[offset..]);
+        assert!(receive_whole(client, XID).0 == reply_bytes(XID, &args));
         // The last part may be empty.
         send_in_parts(client, XID, &message, message.chunks(4000).map(<[u8]>::len), Chunks::NONE);
-        assert!(whole(client, XID).0 == reply_bytes(XID, &args));
+        assert!(receive_whole(client, XID).0 == reply_bytes(XID, &args));
     });
     let results = b"in as many parts as there are bytes";
     let server = RawServer::start("put-together-2", |peer| {
@@ -311,12 +311,12 @@ fn a_reply_too_long_for_its_reply_chunk_is_continued() {
         let (room, memory) = client.room(100);
         for offered in [&[room][..], &[]] {
             client.call(REPLY, &Lists::new().reply(offered), &be(&[4400]));
-            let (payload, parts) = whole(client, XID);
+            let (payload, parts) = receive_whole(client, XID);
             assert!(parts.len() > 1 && payload.len() == 24 + 4400 && patterned(4400, &payload[24..]));
-            let returned = parts[parts.len() - 1].reply_chunk().expect("it comes back");
+            let returned = parts[parts.len() - 1].reply_chunk().expect("the Reply chunk is returned");
             assert_eq!((returned.len(), returned.total_length()), (offered.len(), 0));
         }
-        assert_eq!(contents(&memory, 100), [UNTOUCHED; 100], "nothing was written");
+        assert_eq!(contents(&memory, 100), [UNTOUCHED; 100], "the chunk stays unwritten");
     });
 }
 

@@ -7,15 +7,12 @@ use rpcrdma_tests::prelude::*;
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum LoggedEvent {
     Established,
-    /// Start and end of a call.
-    Begins,
-    Ends,
-    /// The peer closed its connection.
-    Left,
-    /// The server closed it.
-    Stopped,
+    CallBegan,
+    CallEnded,
+    ClosedByPeer,
+    ClosedByServer,
 }
-use LoggedEvent::{Begins, Ends, Established, Left, Stopped};
+use LoggedEvent::{CallBegan, CallEnded, ClosedByPeer, ClosedByServer, Established};
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<(LoggedEvent, Caller)>>>);
@@ -34,8 +31,8 @@ impl Log {
         self.all()
     }
 
-    fn count(&self, of: (LoggedEvent, Caller)) -> usize {
-        self.all().iter().filter(|&&event| event == of).count()
+    fn count(&self, wanted: (LoggedEvent, Caller)) -> usize {
+        self.all().iter().filter(|&&event| event == wanted).count()
     }
 
     fn hook(&self) -> PeerHook {
@@ -43,22 +40,22 @@ impl Log {
         PeerHook::new(move |event| match event {
             PeerEvent::Established(peer) => log.add(Established, peer.caller()),
             PeerEvent::Ended(peer, reason) => match reason.kind() {
-                CloseReasonKind::Peer => log.add(Left, peer.caller()),
-                CloseReasonKind::Local => log.add(Stopped, peer.caller()),
+                CloseReasonKind::Peer => log.add(ClosedByPeer, peer.caller()),
+                CloseReasonKind::Local => log.add(ClosedByServer, peer.caller()),
                 _ => panic!("{reason:?}"),
             },
             other => panic!("{other:?}"),
         })
     }
 
-    /// A server that logs here. Its ECHO runs on a worker until the test sends a message.
+    /// Starts a server that logs its events here. Each ECHO occupies a worker until the test sends a message.
     fn serve(&self, world: &mut World, config: ServerConfig) -> (Address, Sender<()>) {
         let (open, gate) = channel();
         let (gate, log) = (Mutex::new(gate), self.clone());
         let echo = Procedure::new(move |call| {
-            log.add(Begins, call.info().caller());
+            log.add(CallBegan, call.info().caller());
             let opened = gate.lock().expect("no panic").recv_timeout(Duration::from_secs(20));
-            log.add(Ends, call.info().caller());
+            log.add(CallEnded, call.info().caller());
             opened.map_err(|_| Refusal::SystemError)
         });
         let mut services = Services::new();
@@ -76,7 +73,7 @@ fn begin_call(client: &mut LocalClient) {
 fn the_peer_hook_gets_the_close_reason_of_a_client() {
     let (mut world, log) = (World::new("leaves"), Log::default());
     let (address, open) = log.serve(&mut world, small().with_workers(2));
-    open.send(()).expect("it is there");
+    open.send(()).expect("the server runs");
     let mut client = world.client(&address, small());
     client.run(ECHO, b"").expect("it is served");
     let (_, first) = log.all()[0];
@@ -85,9 +82,13 @@ fn the_peer_hook_gets_the_close_reason_of_a_client() {
     let (_, second) = log.wait_for(5)[3];
     other.poll(drop);
     drop(other);
-    let expected = [Established, Begins, Ends].map(|event| (event, first)).into_iter();
-    let expected = expected.chain([(Established, second), (Left, first), (Left, second)]);
-    assert!(second != first && log.wait_for(6).into_iter().eq(expected), "each once: {:?}", log.all());
+    let expected = [Established, CallBegan, CallEnded].map(|event| (event, first)).into_iter();
+    let expected = expected.chain([(Established, second), (ClosedByPeer, first), (ClosedByPeer, second)]);
+    assert!(
+        second != first && log.wait_for(6).into_iter().eq(expected),
+        "each event once, in this order: {:?}",
+        log.all()
+    );
 }
 
 #[test]
@@ -101,23 +102,27 @@ fn the_peer_hook_runs_after_workers_finish_a_vanished_clients_calls() {
     child.kill();
     assert!(wait_until(|| world.stats().connections == 0));
     for _ in 0..RUNNING {
-        assert_eq!(log.count((Left, caller)), 0, "the hook ran before its calls ended");
-        open.send(()).expect("it is there");
+        assert_eq!(log.count((ClosedByPeer, caller)), 0, "the hook waits until the calls have ended");
+        open.send(()).expect("the server runs");
     }
     let events = log.wait_for(2 + 2 * RUNNING);
-    assert_eq!((events.last(), log.count((Ends, caller))), (Some(&(Left, caller)), RUNNING), "the waiting call ran");
+    assert_eq!(
+        (events.last(), log.count((CallEnded, caller))),
+        (Some(&(ClosedByPeer, caller)), RUNNING),
+        "only the running calls end"
+    );
 }
 
-/// No shard exists any more, so the worker that ends a connection's last call reports the connection's end. The third
+/// The shard has ended, so the worker that ends a connection's last call reports the end of the connection. The third
 /// call is in a ring in the first case, and still with the shard in the second case. It runs in neither.
 #[test]
 fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
     for_each([256, 1], |ring_capacity| {
         let (mut world, log) = (World::new("stops"), Log::default());
-        let pool = WorkerConfig { count: 2, ring_capacity, ..Default::default() };
-        let (address, open) = log.serve(&mut world, ServerConfig { workers: Some(pool), ..small().with_workers(2) });
+        let workers = WorkerConfig { count: 2, ring_capacity, ..Default::default() };
+        let (address, open) = log.serve(&mut world, ServerConfig { workers: Some(workers), ..small().with_workers(2) });
         let mut client = world.client(&address, small());
-        open.send(()).expect("it is there");
+        open.send(()).expect("the server runs");
         // Before the first reply there is credit for one call only.
         client.run(ECHO, b"").expect("it is served");
         let (_, busy) = log.all()[0];
@@ -127,30 +132,31 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
         let mut other = world.client(&address, small());
         let (_, idle) = log.wait_for(6)[5];
         let server = world.take_server();
-        let gone = std::thread::spawn(move || drop(server));
+        let dropping = std::thread::spawn(move || drop(server));
         // The shard has closed both connections, and is joined before the workers.
-        assert_eq!(log.wait_for(7)[6], (Stopped, idle));
+        assert_eq!(log.wait_for(7)[6], (ClosedByServer, idle));
         for client in [&mut client, &mut other] {
             client.poll_until(|client| !client.is_established(client.first()));
         }
-        assert_eq!(log.count((Stopped, busy)), 0, "calls of it run: {:?}", log.all());
-        (0..RUNNING).for_each(|_| open.send(()).expect("it is there"));
-        gone.join().expect("no panic");
-        let counts = [(Ends, busy), (Stopped, busy), (Stopped, idle)].map(|event| log.count(event));
+        assert_eq!(log.count((ClosedByServer, busy)), 0, "its calls still run: {:?}", log.all());
+        (0..RUNNING).for_each(|_| open.send(()).expect("the server runs"));
+        dropping.join().expect("no panic");
+        let counts = [(CallEnded, busy), (ClosedByServer, busy), (ClosedByServer, idle)].map(|event| log.count(event));
         assert_eq!(counts, [1 + RUNNING, 1, 1], "{:?}", log.all());
-        assert_eq!(log.all().last(), Some(&(Stopped, busy)));
+        assert_eq!(log.all().last(), Some(&(ClosedByServer, busy)));
     });
 }
 
-/// Outstanding calls of the child.
+/// Calls that a client begins.
 const CALLS: usize = 3;
-/// Calls of the child that the two workers run at once.
+/// Calls that the two workers run at once.
 const RUNNING: usize = 2;
 
-pub(crate) fn child(address: &Address) {
+/// The child process: begins [`CALLS`] calls, and waits to be killed.
+pub(crate) fn begin_calls_and_wait(address: &Address) {
     let mut client = LocalClient::connect(address, small_client(small())).expect("a connection");
     (0..CALLS).for_each(|_| begin_call(&mut client));
-    // The sent calls do not end before this process does.
+    // Polls until all calls are sent. They do not end before this process does.
     while client.stats().messages.sent < CALLS as u64 {
         client.poll(drop);
     }
@@ -177,5 +183,5 @@ fn a_local_server_runs_the_peer_hook() {
     }));
     client.join().expect("it was served");
     let all = log.all();
-    assert!(matches!(all[..], [(Established, one), (Left, same)] if one == same), "{all:?}");
+    assert!(matches!(all[..], [(Established, opened), (ClosedByPeer, closed)] if opened == closed), "{all:?}");
 }

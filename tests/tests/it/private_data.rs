@@ -3,13 +3,14 @@
 use rpcrdma::wire::private_data::PrivateData;
 use rpcrdma_tests::prelude::*;
 
-/// Bytes of the transport header and the RPC header of a message without chunks.
+/// Bytes of the transport header and the RPC header of a call without chunks.
 const CALL_HEADERS: usize = 28 + RPC_CALL;
+/// Bytes of both headers of a reply without chunks.
 const REPLY_HEADERS: usize = 28 + RPC_REPLY;
 
 /// Makes a call with `args` bytes of arguments and `results` bytes of expected results. Returns what the server
 /// received: the length and type of the message, and whether it has a Reply chunk.
-pub(super) fn seen(
+pub(super) fn record_call(
     client: &mut LocalClient,
     calls: &Receiver<Message>,
     args: usize,
@@ -17,7 +18,7 @@ pub(super) fn seen(
 ) -> (usize, HeaderType, bool) {
     let call = client.prepared(ECHO, &vec![0; args]).expect_reply(results);
     client.call(call).expect("a reply");
-    let call = calls.recv().expect("the server speaks");
+    let call = calls.recv().expect("a recorded call");
     (call.len(), call.htype(), call.reply_chunk().is_some())
 }
 
@@ -29,10 +30,10 @@ pub(super) fn assert_longest(
     call: usize,
     reply_len: usize,
 ) {
-    assert_eq!(seen(client, calls, call - header - RPC_CALL, 0), (call, HeaderType::Msg, false));
-    assert_eq!(seen(client, calls, call - header - RPC_CALL + 4, 0).1, HeaderType::Nomsg);
-    assert!(!seen(client, calls, 0, reply_len - header - RPC_REPLY).2);
-    assert!(seen(client, calls, 0, reply_len - header - RPC_REPLY + 4).2);
+    assert_eq!(record_call(client, calls, call - header - RPC_CALL, 0), (call, HeaderType::Msg, false));
+    assert_eq!(record_call(client, calls, call - header - RPC_CALL + 4, 0).1, HeaderType::Nomsg);
+    assert!(!record_call(client, calls, 0, reply_len - header - RPC_REPLY).2);
+    assert!(record_call(client, calls, 0, reply_len - header - RPC_REPLY + 4).2);
 }
 
 pub(super) fn encode_private_data(send_size: u32, receive_size: u32, remote_invalidation: bool) -> Vec<u8> {
@@ -73,7 +74,7 @@ fn assert_thresholds_of_calls(private_data: Vec<u8>, call: usize, reply_len: usi
 fn without_private_data_both_thresholds_are_1024() {
     let (world, address) = serving("no-private-data", version_1(8192));
     let mut client = assert_longest_reply(RawPeer::connect_with_private_data(&address, b""), 1024);
-    // The server takes calls of this size and larger ones.
+    // The server accepts calls of this size, and of the size of its Receives.
     for len in [1024, 8192] {
         assert_eq!(client.ask(STORE, Chunks::NONE, &vec![0; len - CALL_HEADERS]).htype(), HeaderType::Msg);
     }
@@ -108,8 +109,8 @@ fn unknown_private_data_is_ignored() {
         assert_longest_reply(RawPeer::connect_with_private_data(&address, &data), 1024);
     }
     // Other data may precede and follow the private data.
-    let behind = [&[7; 5][..], &encode_private_data(2048, 2048, false), &[0; 9]].concat();
-    assert_longest_reply(RawPeer::connect_with_private_data(&address, &behind), 2048);
+    let embedded = [&[7; 5][..], &encode_private_data(2048, 2048, false), &[0; 9]].concat();
+    assert_longest_reply(RawPeer::connect_with_private_data(&address, &embedded), 2048);
     drop(world);
     assert_thresholds_of_calls(vec![0xF6; 30], 1024, 1024);
 }
@@ -141,8 +142,8 @@ fn thresholds_may_change_with_a_reconnection() {
         for args in [receive_size - CALL_HEADERS, receive_size - CALL_HEADERS + 4] {
             client.run(ECHO, &vec![0; args]).expect("a reply");
         }
-        assert_eq!(reports.recv().expect("the server speaks"), (receive_size, HeaderType::Msg));
-        assert_eq!(reports.recv().expect("the server speaks").1, HeaderType::Nomsg);
+        assert_eq!(reports.recv().expect("the server reports"), (receive_size, HeaderType::Msg));
+        assert_eq!(reports.recv().expect("the server reports").1, HeaderType::Nomsg);
         // The call times out after it was sent; then the connection is lost.
         client.send_call(1, |client| client.prepared(ECHO, b"").timeout(Duration::from_millis(1)));
         client.end().1.expect_err("no answer");
@@ -153,37 +154,38 @@ fn thresholds_may_change_with_a_reconnection() {
 }
 
 /// Makes calls with each kind of chunk. Returns the handles of each call and the handle that its reply invalidates.
-fn invalidated(client: &mut RawPeer) -> Vec<(Vec<u32>, Option<u32>)> {
+fn collect_invalidations(client: &mut RawPeer) -> Vec<(Vec<u32>, Option<u32>)> {
     let mut answers = Vec::new();
     let mut ask = |client: &mut RawPeer, procedure, lists: Lists, args: &[u32], segments: &[Segment]| {
         let answer = client.ask(procedure, &lists, &be(args));
         assert_eq!(answer.htype(), HeaderType::Msg);
         answers.push((segments.iter().map(|segment| segment.handle).collect(), answer.invalidated));
     };
-    let (at, none) = (ARGS_AT + 4, Lists::new);
+    let (at, lists) = (ARGS_AT + 4, Lists::new);
     let (read, _from) = client.source(0, 64);
-    ask(client, STORE, none().read(at, [read]), &[0], &[read]);
+    ask(client, STORE, lists().read(at, [read]), &[0], &[read]);
     let (write, _to) = client.room(64);
-    ask(client, LOAD, none().write([write]), &[0, 64], &[write]);
+    ask(client, LOAD, lists().write([write]), &[0, 64], &[write]);
     let (room, _room) = client.room(64);
-    ask(client, ECHO, none().reply([room]), &[0], &[room]);
+    ask(client, ECHO, lists().reply([room]), &[0], &[room]);
     let ((read, _from), (write, _to)) = (client.source(0, 64), client.room(64));
-    ask(client, MIRROR, none().read(at, [read]).write([write]), &[0], &[read, write]);
-    // Segments with one handle; then a segment for the last bytes of several calls, as the Linux client's write pad is.
+    ask(client, MIRROR, lists().read(at, [read]).write([write]), &[0], &[read, write]);
+    // The first chunk has two segments with one handle. Then several calls share a segment for their last bytes, which
+    // is like the write pad of the Linux client.
     let (whole, _to) = client.room(64);
-    ask(client, LOAD, none().write(whole.cut(&[40, 24])), &[0, 64], &[whole]);
+    ask(client, LOAD, lists().write(whole.cut(&[40, 24])), &[0, 64], &[whole]);
     let (pad, _pad) = client.room(4);
     for _ in 0..2 {
         let (write, _to) = client.room(64);
-        ask(client, LOAD, none().write([write.part(0, 61), pad]), &[0, 61], &[write, pad]);
+        ask(client, LOAD, lists().write([write.part(0, 61), pad]), &[0, 61], &[write, pad]);
     }
     let (read, _from) = client.source(0, 64);
-    ask(client, STORE, none().read(at, read.cut(&[32, 32])), &[0], &[read]);
-    ask(client, ECHO, none(), &[0], &[]);
+    ask(client, STORE, lists().read(at, read.cut(&[32, 32])), &[0], &[read]);
+    ask(client, ECHO, lists(), &[0], &[]);
     // A long call.
     let message = call_bytes(XID, PROGRAM, VERSION, ECHO, &be(&[0]));
     let (whole, _call) = client.expose(&message, Access::REMOTE_READ);
-    client.nomsg(XID, &none().read(0, [whole]));
+    client.nomsg(XID, &lists().read(0, [whole]));
     answers.push((vec![whole.handle], client.answer().invalidated));
     answers
 }
@@ -192,12 +194,12 @@ fn invalidated(client: &mut RawPeer) -> Vec<(Vec<u32>, Option<u32>)> {
 fn version_1_invalidates_the_only_handle_of_the_call_that_it_answers() {
     let (world, address) = serving("invalidates-v1", version_1(4096));
     let mut client = RawPeer::connect_with_private_data(&address, &encode_private_data(4096, 4096, true));
-    for (handles, invalidated) in invalidated(&mut client) {
-        // The only handle, or none.
+    for (handles, invalidated) in collect_invalidations(&mut client) {
+        // The reply invalidates the only handle of its call, or none of several.
         assert_eq!(invalidated, if let [only] = handles[..] { Some(only) } else { None }, "of {handles:x?}");
     }
     client.ping();
-    // A client accepts invalidation of any of its handles, too.
+    // A client accepts the invalidation of any handle of its call.
     let server = RawServer::listen(&world.address(), |mut listener| {
         listener.private_data = encode_private_data(4096, 4096, true);
         let mut peer = listener.accept_silently();
@@ -235,7 +237,7 @@ fn version_1_invalidates_only_if_both_ends_agree() {
         let mut client = RawPeer::connect_with_private_data(&address, &data);
         let own = PrivateData::parse(&client.private_data).expect("the server's private data");
         assert_eq!(own.remote_invalidation, remote_invalidate);
-        for (handles, invalidated) in invalidated(&mut client) {
+        for (handles, invalidated) in collect_invalidations(&mut client) {
             assert_eq!(invalidated, None, "{handles:x?}");
         }
     });

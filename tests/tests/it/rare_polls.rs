@@ -1,12 +1,12 @@
-//! A server and a client that their owner polls twice a second, in simulated time.
+//! A server and a client that are polled only twice a second, in simulated time.
 
 use rpcrdma::client::CompletedCall;
 use rpcrdma_tests::prelude::*;
 
-/// Between two polls.
+/// The time between two polls.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Polls for what takes some turns of both ends: fewer than the default time-outs allow.
-const SOON: usize = 9;
+/// Polls within which a step of a few turns must end. The default time-outs allow more polls.
+const MAX_POLLS: usize = 9;
 
 struct ConnectedPair {
     time: SimulatedTime,
@@ -16,41 +16,41 @@ struct ConnectedPair {
 }
 
 impl ConnectedPair {
-    fn connected(world: &World) -> Self {
+    fn connect(world: &World) -> Self {
         let (address, time) = (world.address(), SimulatedTime::new());
         let server = simulated_server(&address, small(), standard_services(), &time);
         let mut client = simulated_client(&address, small(), &time);
         let connection = client.begin_connect(&address).expect("it begins");
-        let mut ends = Self { time, server, client, connection };
-        ends.poll_until(SOON, |ends, _| ends.client.is_established(connection));
-        ends
+        let mut pair = Self { time, server, client, connection };
+        pair.poll_until(MAX_POLLS, |pair, _| pair.client.is_established(connection));
+        pair
     }
 
-    /// Polls both ends once after each pause.
-    fn poll_until(&mut self, polls: usize, mut holds: impl FnMut(&mut Self, Vec<CompletedCall>) -> bool) {
-        let held = (0..polls).any(|_| {
+    /// Polls both ends once after each pause, up to `polls` times, until `is_done`.
+    fn poll_until(&mut self, polls: usize, mut is_done: impl FnMut(&mut Self, Vec<CompletedCall>) -> bool) {
+        let done = (0..polls).any(|_| {
             self.time.advance(PAUSE);
             self.server.poll(|_| {});
             let mut ended = Vec::new();
             self.client.poll(|done| ended.push(done));
-            holds(self, ended)
+            is_done(self, ended)
         });
-        assert!(held, "after {polls} polls");
+        assert!(done, "done within {polls} polls");
     }
 }
 
 #[test]
-fn a_read_chunk_is_read() {
+fn a_read_chunk_arrives_within_the_time_outs() {
     // A device works between polls, for times that are not simulated.
     if test_fabric::on_device() {
         return;
     }
     let world = World::new("rare-reads");
-    let mut ends = ConnectedPair::connected(&world);
-    let call = ends.client.prepared(STORE, &be(&[1])).read_chunk(4, ends.client.pattern_buf(1, 50_000));
-    ends.client.launch(call, 1);
+    let mut pair = ConnectedPair::connect(&world);
+    let call = pair.client.prepared(STORE, &be(&[1])).read_chunk(4, pair.client.pattern_buf(1, 50_000));
+    pair.client.launch(call, 1);
     let stored = Ok(be(&[50_000]));
-    ends.poll_until(SOON, |_, ended| ended.into_iter().any(|done| outcome_of(done.result) == stored));
+    pair.poll_until(MAX_POLLS, |_, ended| ended.into_iter().any(|done| outcome_of(done.result) == stored));
 }
 
 #[test]
@@ -59,26 +59,26 @@ fn a_time_out_is_reported_by_the_second_poll_at_the_latest() {
         return;
     }
     let world = World::new("rare-time-out");
-    let mut ends = ConnectedPair::connected(&world);
-    let call = ends.client.prepare(ECHO, 0).expect("memory").timeout(PAUSE);
-    ends.client.launch(call, 1);
-    ends.client.poll(|done| panic!("{done:?} too early"));
+    let mut pair = ConnectedPair::connect(&world);
+    let call = pair.client.prepare(ECHO, 0).expect("memory").timeout(PAUSE);
+    pair.client.launch(call, 1);
+    pair.client.poll(|done| panic!("{done:?} before the time-out"));
     // The server does not answer.
     let mut errors = Vec::new();
     for _ in 0..2 {
-        ends.time.advance(PAUSE);
-        ends.client.poll(|done| errors.push(outcome_of(done.result)));
+        pair.time.advance(PAUSE);
+        pair.client.poll(|done| errors.push(outcome_of(done.result)));
     }
     assert_eq!(errors, [Err(CallError::TimedOut { sent: true })]);
 }
 
 #[test]
-fn a_lost_connection_is_noticed() {
+fn a_lost_connection_is_detected() {
     if test_fabric::on_device() {
         return;
     }
     let world = World::new("rare-loss");
-    let mut ends = ConnectedPair::connected(&world);
-    ends.server.shard_mut().abort();
-    ends.poll_until(SOON, |ends, _| ends.client.close_reason(ends.connection).is_some());
+    let mut pair = ConnectedPair::connect(&world);
+    pair.server.shard_mut().abort();
+    pair.poll_until(MAX_POLLS, |pair, _| pair.client.close_reason(pair.connection).is_some());
 }

@@ -8,7 +8,8 @@ use rpcrdma_tests::prelude::*;
 
 use super::own_memory::{PAGE, own_arena};
 
-/// Store a page; the argument is its seed. In order: in the handler, on a worker, deferred, and in the default memory.
+/// Procedures that store a page, whose seed is their argument: on the shard, on a worker, deferred, and in memory that
+/// the server chooses.
 const STORES: [u32; 4] = [30, 31, 32, 33];
 /// Returns the page stored last.
 const LATEST: u32 = 34;
@@ -21,6 +22,7 @@ thread_local! {
     static CACHE: OnceCell<Pool> = const { OnceCell::new() };
 }
 
+/// Allocates a page of `arena` from the pool of the current shard.
 pub(super) fn page_of(arena: &Arena) -> Option<Buf> {
     CACHE.with(|cache| {
         let pages = || Pool::of_pages(arena.clone(), Class { size: PAGE, count: PAGES }).expect("room for it");
@@ -30,10 +32,14 @@ pub(super) fn page_of(arena: &Arena) -> Option<Buf> {
     })
 }
 
-fn keep(call: &mut ServerCall, ours: ArenaId, latest: &Mutex<Option<rpcrdma_mempool::Frozen>>) -> Result<(), Refusal> {
+fn keep_page(
+    call: &mut ServerCall,
+    arena_id: ArenaId,
+    latest: &Mutex<Option<rpcrdma_mempool::Frozen>>,
+) -> Result<(), Refusal> {
     let seed = call.args().try_into().map(u32::from_be_bytes).or(Err(Refusal::GarbageArguments))?;
     let page = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
-    let placed = page.arena() == ours && page.address().is_multiple_of(PAGE) && page.base_offset() == page.offset();
+    let placed = page.arena() == arena_id && page.address().is_multiple_of(PAGE) && page.base_offset() == page.offset();
     if !placed || !patterned(seed, &page) {
         return Err(Refusal::SystemError);
     }
@@ -42,68 +48,68 @@ fn keep(call: &mut ServerCall, ours: ArenaId, latest: &Mutex<Option<rpcrdma_memp
 }
 
 /// A cache of pages: calls store into them without a copy, and replies send from them.
-fn services(arena: &Arena, asked: &Arc<AtomicUsize>) -> Services {
-    let (latest, ours) = (Arc::new(Mutex::new(None)), arena.id());
-    let land = |procedure: Procedure| {
-        let (arena, asked) = (arena.clone(), Arc::clone(asked));
+fn services(arena: &Arena, pages_requested: &Arc<AtomicUsize>) -> Services {
+    let (latest, arena_id) = (Arc::new(Mutex::new(None)), arena.id());
+    let with_read_target = |procedure: Procedure| {
+        let (arena, pages_requested) = (arena.clone(), Arc::clone(pages_requested));
         let choose = move |call: &ServerCall, chunk: usize, len: usize| {
             assert_eq!((call.args().len(), chunk, call.read_chunk_at(chunk)), (4, 0, Some(4)));
             assert!(len <= PAGE);
-            asked.fetch_add(1, Ordering::SeqCst);
+            pages_requested.fetch_add(1, Ordering::SeqCst);
             page_of(&arena)
         };
         procedure.read_chunks(1, PAGE).uncounted().place_reads_in(choose)
     };
-    let kept = Arc::clone(&latest);
-    let handler = move |call: &mut ServerCall| keep(call, ours, &kept);
-    let usual = |call: &mut ServerCall| match call.read_chunk(0) {
+    let stored = Arc::clone(&latest);
+    let handler = move |call: &mut ServerCall| keep_page(call, arena_id, &stored);
+    let check_default_memory = |call: &mut ServerCall| match call.read_chunk(0) {
         Some(page) if !patterned(9999, page) => Ok(()),
         _ => Err(Refusal::GarbageArguments),
     };
-    let give = move |call: &mut ServerCall| {
+    let send_latest = move |call: &mut ServerCall| {
         let page = latest.lock().unwrap().clone().ok_or(Refusal::SystemError)?;
         Ok(call.set_result(0, page)?)
     };
     standard_and([
-        (STORES[0], land(Procedure::new(handler.clone()))),
-        (STORES[1], land(Procedure::new(handler.clone()).on_workers())),
-        (STORES[2], land(AnswerMode::Thread.procedure(handler))),
-        (STORES[3], Procedure::new(usual).read_chunks(1, PAGE).place_reads_in(|_, _, _| None)),
-        (LATEST, Procedure::new(give).write_chunks(1, PAGE).results_from_handler()),
+        (STORES[0], with_read_target(Procedure::new(handler.clone()))),
+        (STORES[1], with_read_target(Procedure::new(handler.clone()).on_workers())),
+        (STORES[2], with_read_target(AnswerMode::Thread.procedure(handler))),
+        (STORES[3], Procedure::new(check_default_memory).read_chunks(1, PAGE).place_reads_in(|_, _, _| None)),
+        (LATEST, Procedure::new(send_latest).write_chunks(1, PAGE).results_from_handler()),
     ])
 }
 
-fn put(client: &mut LocalClient, procedure: u32, seed: u32, len: usize) -> Result<(), CallError> {
+fn call_store(client: &mut LocalClient, procedure: u32, seed: u32, len: usize) -> Result<(), CallError> {
     let call = client.prepared(procedure, &be(&[seed])).read_chunk(4, client.pattern_buf(seed, len));
     client.outcome(call).map(drop)
 }
 
 /// A server of `shards` shards, each with pages of one arena, and the number of pages requested.
-fn caching(world: &mut World, shard: Config, shards: usize) -> (Address, Arc<AtomicUsize>) {
+fn serve_cache(world: &mut World, shard: Config, shards: usize) -> (Address, Arc<AtomicUsize>) {
     let (arena, _) = own_arena(shards * PAGES * PAGE);
-    let asked = Arc::new(AtomicUsize::new(0));
-    let services = services(&arena, &asked);
+    let pages_requested = Arc::new(AtomicUsize::new(0));
+    let services = services(&arena, &pages_requested);
     let shard = shard.with(|c| c.memory.arenas = vec![arena]);
-    (world.serve_with(ServerConfig { shards, ..shard.with_workers(2) }, services), asked)
+    (world.serve_with(ServerConfig { shards, ..shard.with_workers(2) }, services), pages_requested)
 }
 
 #[test]
 fn read_chunks_are_placed_in_application_pages_and_sent_from_them() {
     for_each([CreditMode::V2Windowed, CreditMode::V1], |mode| {
         let mut world = World::new("read-target");
-        let (address, asked) = caching(&mut world, in_mode(mode), 2);
+        let (address, pages_requested) = serve_cache(&mut world, in_mode(mode), 2);
         let mut clients = [0; 4].map(|_| world.client(&address, mode));
         let mut seed = 0;
         for _ in 0..2 * PAGES {
             for (client, procedure) in clients.iter_mut().zip([30, 31, 32, 30]) {
                 seed += 1;
                 let len = if procedure == 31 { PAGE } else { PAGE - seed as usize };
-                put(client, procedure, seed, len).unwrap();
+                call_store(client, procedure, seed, len).unwrap();
                 let call = client.chunked(LATEST, b"", &[], &[PAGE]);
                 assert!(client.call(call).unwrap().chunk(0).unwrap() == data_of(seed, len));
             }
         }
-        assert_eq!(asked.load(Ordering::SeqCst), seed as usize);
+        assert_eq!(pages_requested.load(Ordering::SeqCst), seed as usize);
         drop(clients);
         assert_eq!(world.server().stats().iter().map(|shard| shard.read_targets_refused).sum::<u64>(), 0);
     });
@@ -114,10 +120,10 @@ fn read_chunks_are_placed_in_application_pages_and_sent_from_them() {
 fn place_reads_in_runs_after_the_message_of_a_long_call_was_read() {
     let mut world = World::new("long-read-target");
     let (arena, _) = own_arena(PAGES * PAGE);
-    let (ours, own) = (arena.id(), arena.clone());
+    let (arena_id, own) = (arena.id(), arena.clone());
     let take = move |call: &mut ServerCall| {
         let chunk = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
-        let good = call.args().len() == 20_000 && chunk.arena() == ours && patterned(1, &chunk);
+        let good = call.args().len() == 20_000 && chunk.arena() == arena_id && patterned(1, &chunk);
         if good { Ok(()) } else { Err(Refusal::SystemError) }
     };
     let choose = move |call: &ServerCall, _: usize, _: usize| {
@@ -138,15 +144,16 @@ fn unusable_read_targets_fail_only_their_call_without_a_read() {
     let mut world = World::new("no-read-target");
     let (known, unknown) = (own_arena(4 * CHUNK).0, own_arena(4 * CHUNK).0);
     let pages = |arena: &Arena, size, count| Pool::of_pages(arena.clone(), Class { size, count }).expect("room");
-    let far_pages = pages(&known, CHUNK, 1);
-    let far = Mutex::new(far_pages.alloc(CHUNK));
+    let foreign_pages = pages(&known, CHUNK, 1);
+    let foreign_page = Mutex::new(foreign_pages.alloc(CHUNK));
     let (gate, arena) = (Gate::default(), known.clone());
     gate.open();
     let choose = move |call: &ServerCall, _: usize, len: usize| match call.args()[3] {
-        // Too short, of an arena that the server does not have, of another thread, none, and good ones.
+        // The target is too short, of an arena that the server does not have, of another thread, missing after a panic,
+        // missing, or valid.
         0 => pages(&known, CHUNK - 64, 1).alloc(CHUNK - 64),
         1 => pages(&unknown, CHUNK, 1).alloc(len),
-        2 => far.lock().unwrap().take(),
+        2 => foreign_page.lock().unwrap().take(),
         3 => panic!("as the test wants"),
         4 => None,
         _ => CACHE.with(|cache| cache.get_or_init(|| pages(&known, CHUNK, 2)).alloc(len)),
@@ -160,12 +167,12 @@ fn unusable_read_targets_fail_only_their_call_without_a_read() {
     });
     let address = world.serve_with(config, services);
     let mut client = world.client(&address, small());
-    for wrong in 0..5 {
-        assert_eq!(put(&mut client, 30, wrong, CHUNK), Err(CallError::Refused(Refusal::SystemError)), "{wrong}");
+    for case in 0..5 {
+        assert_eq!(call_store(&mut client, 30, case, CHUNK), Err(CallError::Refused(Refusal::SystemError)), "{case}");
         echo(&mut client, b"unharmed").unwrap();
     }
-    assert_eq!(gate.arrivals(), 0, "a handler ran");
-    (5..9).for_each(|seed| put(&mut client, 30, seed, CHUNK).unwrap());
+    assert_eq!(gate.arrivals(), 0, "no handler runs");
+    (5..9).for_each(|seed| call_store(&mut client, 30, seed, CHUNK).unwrap());
     let stats = world.stats();
     assert_eq!((stats.read_targets_refused, stats.calls_failed, stats.peer_faults), (5, 5, 0));
 }
@@ -173,7 +180,7 @@ fn unusable_read_targets_fail_only_their_call_without_a_read() {
 /// The first chunk has a target and a queued RDMA Read when the target of the second chunk turns out to be unusable.
 #[test]
 fn an_unusable_target_of_the_second_chunk_prevents_all_reads_of_its_call() {
-    const BOTH: u32 = 42;
+    const TWO_CHUNKS: u32 = 42;
     let (_world, address) = (World::new("second-read-target"), test_fabric::new_address("second-read-target"));
     let (arena, _) = own_arena(3 * PAGE);
     let (foreign, _) = own_arena(PAGE);
@@ -181,10 +188,11 @@ fn an_unusable_target_of_the_second_chunk_prevents_all_reads_of_its_call() {
     let pages = OnceCell::new();
     let choose = move |call: &ServerCall, chunk: usize, len: usize| {
         let pages_of = |arena: &Arena, size, count| Pool::of_pages(arena.clone(), Class { size, count }).expect("room");
+        // The argument selects the target of the second chunk: too short, of an arena that the server lacks, or usable.
         match (chunk, call.args()[3]) {
             (1, 0) => pages_of(&own, 64, 1).alloc(64),
             (1, 1) => pages_of(&foreign, PAGE, 1).alloc(PAGE),
-            // The target of a refused call's first chunk serves the next call.
+            // The next call reuses the target of a refused call's first chunk.
             _ => pages.get_or_init(|| pages_of(&own, PAGE, 2)).alloc(len),
         }
     };
@@ -193,10 +201,11 @@ fn an_unusable_target_of_the_second_chunk_prevents_all_reads_of_its_call() {
         _ => Err(Refusal::GarbageArguments),
     };
     let mut services = Services::new().to_local();
-    let both = Procedure::new(handler).read_chunks(2, PAGE).uncounted();
-    services.add(PROGRAM, VERSION, BOTH, both.place_reads_in(choose));
+    let procedure = Procedure::new(handler).read_chunks(2, PAGE).uncounted();
+    services.add(PROGRAM, VERSION, TWO_CHUNKS, procedure.place_reads_in(choose));
     let reads = Rc::new(Cell::new(0));
     let count = Rc::clone(&reads);
+    // The trace counts the RDMA Reads that the server posts.
     let fabric = Trace::new(test_fabric::open(&address), trace::length, move |line| {
         count.set(count.get() + usize::from(line.contains(" Read ") && line.contains(" bytes of ")));
     });
@@ -206,9 +215,11 @@ fn an_unusable_target_of_the_second_chunk_prevents_all_reads_of_its_call() {
     server.listen(&listener).expect("listening");
     let mut client = polled_client(&address, small());
     connect_polling(&mut client, &address, || _ = server.poll_once());
-    for (what, wanted) in [(0, 0), (1, 0), (0, 0), (1, 0), (2, 2), (2, 4)] {
-        let [one, two] = [10, 11].map(|seed| client.pattern_buf(seed, PAGE));
-        client.send_call(0, |client| client.prepared(BOTH, &be(&[what])).read_chunk(4, one).read_chunk(4 + PAGE, two));
+    for (case, expected_reads) in [(0, 0), (1, 0), (0, 0), (1, 0), (2, 2), (2, 4)] {
+        let [first, second] = [10, 11].map(|seed| client.pattern_buf(seed, PAGE));
+        client.send_call(0, |client| {
+            client.prepared(TWO_CHUNKS, &be(&[case])).read_chunk(4, first).read_chunk(4 + PAGE, second)
+        });
         let ended = eventually(|| {
             server.poll_once();
             let mut ended = None;
@@ -216,48 +227,48 @@ fn an_unusable_target_of_the_second_chunk_prevents_all_reads_of_its_call() {
             ended
         });
         let refused = Err(CallError::Refused(Refusal::SystemError));
-        assert_eq!(ended, if what == 2 { Ok(()) } else { refused }, "{what}");
-        assert_eq!(reads.get(), wanted, "{what}: RDMA Reads");
+        assert_eq!(ended, if case == 2 { Ok(()) } else { refused }, "{case}");
+        assert_eq!(reads.get(), expected_reads, "{case}: RDMA Reads");
     }
     assert_eq!(server.stats().read_targets_refused, 4);
     drop(client);
     server.abort();
 }
 
-/// RDMA Reads of a lost connection return their pages, and calls of others reuse them.
+/// RDMA Reads of a lost connection return their pages, which calls of other connections reuse.
 #[test]
 fn pages_are_returned_when_connections_are_lost() {
     let mut world = World::new("lost-read-target");
-    let (address, asked) = caching(&mut world, small(), 1);
+    let (address, pages_requested) = serve_cache(&mut world, small(), 1);
     let mut other = world.client(&address, small());
     for round in 1..=2 * PAGES {
         let mut client = RawPeer::connect_in(&address, CreditMode::V1);
-        // Memory that no peer exposes.
+        // The call names memory that the client does not expose.
         client.call(STORES[0], &Lists::new().read(ARGS_AT + 4, [segment(PAGE as u32)]), &[0; 4]);
         drop(client.wait_until_over());
-        assert!(wait_until(|| asked.load(Ordering::SeqCst) == round));
+        assert!(wait_until(|| pages_requested.load(Ordering::SeqCst) == round));
     }
     // If pages leaked, this call would get none and its chunk would be read into other memory.
-    put(&mut other, STORES[0], 5, PAGE).unwrap();
+    call_store(&mut other, STORES[0], 5, PAGE).unwrap();
 }
 
-/// A call that lacks other memory waits. Then it chooses the target of its chunk again.
+/// A call that waits for other memory returns its page, and requests another one when it continues.
 #[test]
 fn calls_that_wait_for_memory_return_their_pages() {
     let (mut world, held) = (World::new("waiting-read-target"), HeldCalls::default());
     let (arena, _) = own_arena(PAGES * PAGE);
     let own = arena.clone();
-    let both = held.procedure().read_chunks(1, PAGE).uncounted().write_chunks(1, 60_000);
+    let procedure = held.procedure().read_chunks(1, PAGE).uncounted().write_chunks(1, 60_000);
     // The standard services would need longer buffers.
     let mut services = Services::new();
-    services.add(PROGRAM, VERSION, HELD, both.place_reads_in(move |_, _, _| page_of(&own)));
+    services.add(PROGRAM, VERSION, HELD, procedure.place_reads_in(move |_, _, _| page_of(&own)));
     let address = world.serve_with(scarce(2, 2).with(|c| c.memory.arenas = vec![arena]), services);
     let mut client = world.client(&address, small());
     client.launch_each(0..6, |client, seed| {
         let call = client.chunked(HELD, &be(&[seed as u32]), &[], &[60_000]);
         call.read_chunk(4, client.pattern_buf(seed as u32, PAGE))
     });
-    // There is memory for two. The first call stays unanswered until another waits.
+    // The server has memory for two calls. The test answers the first call only once another one waits.
     client.quiet_until(|_| world.stats().memory_waits > 0);
     let mut ended = 0;
     assert!(wait_until(|| {

@@ -8,13 +8,13 @@ fn calls_offer_items_without_padding_at_their_positions() {
     for_each(CREDIT_MODES, |mode| {
         let (server, recorded) = RawServer::recording("calls", move |mut listener| listener.accept_in(mode));
         let mut client = server.client(mode);
-        // Arguments: a word, 501 bytes and their padding, a word, 7 bytes.
+        // The arguments are a word, 501 bytes with their padding, a word, and 7 bytes.
         let mut call = client.chunked(MIRROR, &be(&[501, 7]), &[], &[503, 1]);
         for (at, len) in [(4, 501), (4 + 504 + 4, 7)] {
             call = call.read_chunk(at, client.alloc(client.first(), len).expect("a buffer"));
         }
         client.call(call).expect("a reply");
-        let call = recorded.recv().expect("the server speaks");
+        let call = recorded.recv().expect("a recorded call");
         let (flags, version) = match mode {
             CreditMode::V2Windowed => (Flags::RECEIVED, Version::V2),
             CreditMode::V2Incremental => (Flags::NONE, Version::V2),
@@ -30,7 +30,8 @@ fn calls_offer_items_without_padding_at_their_positions() {
         let places: Vec<_> = reads.iter().map(|read| (read.position, read.target.length)).collect();
         assert_eq!(places, [(at + 4, 501), (at + 512, 7)]);
         let writes = call.write_chunks();
-        let lens: Vec<Vec<u32>> = writes.iter().map(|chunk| chunk.iter().map(|one| one.length).collect()).collect();
+        let lens: Vec<Vec<u32>> =
+            writes.iter().map(|chunk| chunk.iter().map(|segment| segment.length).collect()).collect();
         assert_eq!(lens, [[503], [1]]);
         let handles: Vec<_> =
             reads.iter().map(|read| read.target).chain(writes.concat()).map(|segment| segment.handle).collect();
@@ -40,7 +41,7 @@ fn calls_offer_items_without_padding_at_their_positions() {
         }
         // Without chunks there is no handle to offer.
         client.run(ECHO, b"").expect("a reply");
-        assert_eq!(recorded.recv().expect("the server speaks").inv_handle(), 0);
+        assert_eq!(recorded.recv().expect("a recorded call").inv_handle(), 0);
     });
 }
 
@@ -54,24 +55,24 @@ fn clients_do_not_answer_unusable_messages() {
             Some(call.xid())
         };
         let xid = next_xid(peer).expect("a call");
-        let stranger = xid ^ 0x8000_0000;
+        let unknown_xid = xid ^ 0x8000_0000;
         let unusable: [&[u32]; 14] = [
             &[xid, 1, 9, 2, 4, 1024, 0, 0, 0, xid, 1, 0, 0, 0, 0],
-            // Shorter than a header: even the call that they name is unaffected.
+            // These messages are shorter than their header, so they do not affect even the call that they name.
             &[xid, 1, 9, 4],
             &[xid, 1, 9, 4, 1],
             &[xid, 1, 9, 0, 1, 0],
             &[xid, 1, 9, 3, 0, 0, 0],
-            &[stranger, 1, 9, 4],
-            &[stranger, 1, 9, 4, 1, 1],
-            &[stranger, 1, 9, 4, 2],
-            &[stranger, 1, 9, 0, 1, 0],
+            &[unknown_xid, 1, 9, 4],
+            &[unknown_xid, 1, 9, 4, 1, 1],
+            &[unknown_xid, 1, 9, 4, 2],
+            &[unknown_xid, 1, 9, 0, 1, 0],
             // Errors with unknown codes belong to no call either, whatever follows the code.
             &[xid, 1, 9, 4, 77],
             &[xid, 1, 9, 4, 77, 0, 0],
             &[xid, 1, 9, 4, 0, 1, 1],
-            &[stranger, 1, 9, 77, 0, 0, 0],
-            &[stranger, 3, 9, 0, 0, 0, 0],
+            &[unknown_xid, 1, 9, 77, 0, 0, 0],
+            &[unknown_xid, 3, 9, 0, 0, 0, 0],
         ];
         unusable.iter().for_each(|words| peer.send(&be(words)));
         peer.send(&[0; 5]);
@@ -92,7 +93,7 @@ fn clients_do_not_answer_unusable_messages() {
 }
 
 /// Covers properties in one message and in parts. The server gets an error, and the client continues at once without
-/// them.
+/// the server's properties.
 #[test]
 fn malformed_properties_of_a_server_get_bad_xdr() {
     // The words of a set: number of properties, in most cases a valid property, and the defect. Then bytes per part.
@@ -103,11 +104,11 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
         ("a boolean of 2", &[2, 1, 2, 4, 8192, 1, 0xFFFF_FF02, 4, 2], 100),
         ("a number of three bytes, in parts", &[2, 2, 4, 8192, 1, 3, 0], 12),
     ];
-    for_each(pairs(V2_CREDIT_MODES, cases), |(mode, (_, words, len))| {
+    for_each(pairs(V2_CREDIT_MODES, cases), |(mode, (_, words, part_len))| {
         let server = RawServer::start_silently("bad-properties", move |peer| {
             assert_eq!(peer.receive().expect("the client's properties").htype(), HeaderType::Connprop);
             let body = be(words);
-            let parts: Vec<_> = body.chunks(len).collect();
+            let parts: Vec<_> = body.chunks(part_len).collect();
             for (n, part) in parts.iter().enumerate() {
                 let more = if n + 1 < parts.len() { 2 } else { 0 };
                 peer.send(&[&be(&[XID, 2, peer.increment(false), 5, more]), *part].concat());
@@ -155,17 +156,20 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
         let server = RawServer::start_silently("gaps", |peer| {
             peer.offers = Properties { segment_size: 4096, ..peer.offers };
             peer.answer_properties();
-            for (reply_chunk, (lengths, _)) in [false, true].into_iter().flat_map(|n| CASES.map(|case| (n, case))) {
+            // The client makes each call first with a Write chunk, then with a Reply chunk.
+            for (in_reply_chunk, (lengths, _)) in
+                [false, true].into_iter().flat_map(|in_reply| CASES.map(|case| (in_reply, case)))
+            {
                 let call = peer.next_call();
                 let (xid, room) = (call.xid(), call.reply_chunk());
-                let chunk = if reply_chunk { room } else { call.writes().next() };
+                let chunk = if in_reply_chunk { room } else { call.writes().next() };
                 let offered: Vec<Segment> = chunk.expect("a chunk").segments().collect();
                 assert!(offered.iter().map(|segment| segment.length).eq([4096, 4096, 1808]));
-                let of = |n: usize| offered.get(n).copied().unwrap_or_default();
-                let used = lengths.iter().enumerate().map(|(n, &length)| Segment { length, ..of(n) });
+                let offered_segment = |n: usize| offered.get(n).copied().unwrap_or_default();
+                let used = lengths.iter().enumerate().map(|(n, &length)| Segment { length, ..offered_segment(n) });
                 let used: Vec<Segment> = used.collect();
-                if reply_chunk {
-                    peer.write(&reply_bytes(xid, b""), remote(of(0)));
+                if in_reply_chunk {
+                    peer.write(&reply_bytes(xid, b""), remote(offered_segment(0)));
                     peer.send_body(xid, Flags::RESPONSE, Body::Nomsg(Lists::new().reply(used).chunks()), b"");
                 } else {
                     peer.reply_with(xid, &Lists::new().write(used), &reply_bytes(xid, b""), None);
@@ -188,7 +192,7 @@ fn gaps_between_the_segments_of_a_returned_chunk_end_the_call() {
                 // The reply's header has 24 bytes.
                 (Ok(reply), Some(len @ 24..)) => assert_eq!(reply.results().len(), len - 24),
                 (Err(failed), None | Some(..24)) => assert!(malformed(failed.error)),
-                (result, _) => panic!("of the Reply chunk: {result:?}"),
+                (result, _) => panic!("in the Reply chunk: {result:?}"),
             }
         });
         assert_eq!(client.stats().exposed_buffers, 0);

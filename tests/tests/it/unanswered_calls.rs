@@ -8,6 +8,7 @@ use super::memory::store;
 const HELD_LONG: u32 = 401;
 /// A held procedure with a Read chunk.
 const HELD_BULK: u32 = 402;
+/// A procedure that ignores its arguments and has no results.
 const SINK: u32 = 403;
 const LONG: usize = 20_000;
 
@@ -31,7 +32,7 @@ fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
     client.send_call(token, |client| client.prepared(procedure, &vec![1; len]).expect_reply(LONG));
 }
 
-/// All but one of a peer's calls are held. The last credit serves one call after another, also for continued messages.
+/// Held calls use all credits of a client but one. The last credit serves one call after another, also continued calls.
 #[test]
 fn calls_complete_with_a_single_free_credit() {
     const CREDITS: u32 = 4;
@@ -53,8 +54,8 @@ fn calls_complete_with_a_single_free_credit() {
     });
 }
 
-/// A client holds more calls than its credit limit, which other clients have reduced. A call in parts that uses its
-/// last credit arrives whole, and a call of the server is answered.
+/// A client has more unanswered calls than its credit limit, because other clients have reduced the limit. A continued
+/// call still arrives, and a call of the server is answered.
 #[test]
 fn a_credit_limit_below_the_unanswered_calls_blocks_no_message() {
     const CREDITS: u32 = 12;
@@ -67,7 +68,7 @@ fn a_credit_limit_below_the_unanswered_calls_blocks_no_message() {
         let mut forward = Client::connect(&address, serving_client(in_mode(mode))).unwrap();
         let mut reverse = call_back(&world, &mut forward, &callers);
         let mut pending: Vec<_> = (1..CREDITS).map(|_| forward.begin(HELD, b"")).collect();
-        assert!(wait_until(|| held.len() == pending.len()), "{} are held", held.len());
+        assert!(wait_until(|| held.len() == pending.len()), "{} calls are held", held.len());
         let mut others = Vec::new();
         assert!(wait_until(|| {
             others.extend(LocalClient::connect(&address, mode.of_client()));
@@ -75,7 +76,7 @@ fn a_credit_limit_below_the_unanswered_calls_blocks_no_message() {
             let peers = &world.server().stats_with_connections(64)[0].peers;
             peers.iter().all(|peer| peer.credits_granted + 2 < CREDITS.into())
         }));
-        forward.call(ClientCall::new(SINK).args([1; 7000])).expect("all parts of it come");
+        forward.call(ClientCall::new(SINK).args([1; 7000])).expect("all parts arrive");
         reverse.run(ECHO, b"four").expect("it is answered");
         held.answer_all();
         pending.iter_mut().for_each(|pending| _ = pending.join().expect("it was answered"));
@@ -105,27 +106,27 @@ fn calls_that_wait_for_reverse_calls_are_answered() {
     });
 }
 
-/// The call waits for a long buffer behind a call that waits for bulk memory, which stays held.
+/// The last call waits for a long buffer. The call ahead of it waits for bulk memory, which a held call uses.
 #[test]
 fn a_call_without_bulk_data_overtakes_calls_that_wait_for_bulk_memory() {
     let (world, address, held) = serving("past-bulk", scarce(1, 1), services_with(4096, 64 << 10, false));
     let mut clients = [0; 4].map(|_| world.client(&address, small()));
     clients.iter_mut().for_each(|client| echo(client, b"four").unwrap());
     let waits = || world.stats().memory_waits;
-    held_bulk(&mut clients[0], 0);
+    start_held_bulk(&mut clients[0], 0);
     poll_all_until(&mut clients, || held.len() == 1);
     start(&mut clients[1], HELD_LONG, 4, 0);
     poll_all_until(&mut clients, || held.len() == 2);
     let long = held.last();
-    held_bulk(&mut clients[2], 0);
+    start_held_bulk(&mut clients[2], 0);
     poll_all_until(&mut clients, || waits() > 0);
     let before = waits();
     start(&mut clients[3], HELD_LONG, 4, 0);
     poll_all_until(&mut clients, || waits() > before);
-    // The call is queued behind one that waits for other memory.
+    // The answer frees the long buffer for the last call.
     long.answer(Ok(()));
     poll_all_until(&mut clients, || held.len() == 2);
-    // Then bulk memory is free again.
+    // These answers free the bulk memory for the call that was ahead.
     held.answer_all();
     poll_all_until(&mut clients, || held.len() == 1);
     held.answer_all();
@@ -140,8 +141,8 @@ fn poll_all_until(clients: &mut [LocalClient], mut done: impl FnMut() -> bool) {
     }));
 }
 
-/// A call has its chunk, and its handler waits until another call is answered. A call that needs this memory is neither
-/// served nor refused meanwhile.
+/// One call has the memory for its chunk, but its handler cannot run until another call is answered. A further call
+/// that needs this memory waits meanwhile.
 #[test]
 fn a_call_waits_for_memory_of_a_call_whose_handler_has_not_run() {
     for_each(CREDIT_MODES, |mode| {
@@ -153,7 +154,7 @@ fn a_call_waits_for_memory_of_a_call_whose_handler_has_not_run() {
         clients.iter_mut().for_each(|client| echo(client, b"four").unwrap());
         start(&mut clients[0], HELD, 4, 0);
         poll_all_until(&mut clients, || held.len() == 1);
-        held_bulk(&mut clients[0], 1);
+        start_held_bulk(&mut clients[0], 1);
         poll_all_until(&mut clients, || server.stats().backpressure > 0);
         store(&mut clients[1], 5);
         poll_all_until(&mut clients, || server.stats().calls_waiting == 1);
@@ -172,12 +173,12 @@ fn a_call_waits_for_memory_of_a_call_whose_handler_has_not_run() {
     });
 }
 
-fn held_bulk(client: &mut LocalClient, token: u64) {
+fn start_held_bulk(client: &mut LocalClient, token: u64) {
     client.send_call(token, |client| client.chunked(HELD_BULK, &[0; 4], &[40_000], &[]));
 }
 
-/// The server waits one second for bulk memory that the application keeps, even while held calls have none of it. Then
-/// it refuses the calls of a connection, one after another.
+/// The server waits at most one second for bulk memory that only the application keeps. Unanswered calls without such
+/// memory do not extend the wait. Then the server refuses the waiting calls of a connection, one after another.
 #[test]
 fn calls_that_need_buffers_kept_by_the_application_are_refused_after_a_second() {
     let (held, kept) = (HeldCalls::default(), Arc::new(Mutex::new(Vec::new())));
@@ -207,7 +208,7 @@ fn calls_that_need_buffers_kept_by_the_application_are_refused_after_a_second() 
         failed == 2
     }));
     assert_eq!((server.stats().pool_empty, held.len()), (2, 1));
-    kept.lock().expect("nobody panics with it").clear();
+    kept.lock().expect("no panic").clear();
     held.answer_all();
     assert!(clients[1].end_of(100).is_ok());
 }

@@ -19,7 +19,7 @@ const SIGN_AND_REFUSE: u32 = 64;
 const SHORT: usize = 400;
 const LONGEST: usize = 20_000;
 
-fn body(len: usize) -> Vec<u8> {
+fn verifier_body(len: usize) -> Vec<u8> {
     data_of(3, len)
 }
 
@@ -29,10 +29,10 @@ fn sign(call: &mut ServerCall) -> Result<(), Refusal> {
     let [verifier, results] = [verifier, results].map(|word| u32::from_be_bytes(word) as usize);
     let too_long = EncodeError::new(MAX_AUTH_LEN + 1, MAX_AUTH_LEN);
     assert_eq!(call.set_verifier(FLAVOR, &[1; MAX_AUTH_LEN + 1]), Err(too_long));
-    assert!(call.set_verifier(0, &[1]).is_err(), "AUTH_NONE is empty");
-    // The last verifier is sent.
+    assert!(call.set_verifier(0, &[1]).is_err(), "AUTH_NONE has no body");
+    // Only the last verifier is sent.
     call.set_verifier(9, &[1; 300]).map_err(|_| Refusal::SystemError)?;
-    call.set_verifier(FLAVOR, &body(verifier)).map_err(|_| Refusal::SystemError)?;
+    call.set_verifier(FLAVOR, &verifier_body(verifier)).map_err(|_| Refusal::SystemError)?;
     if let Ok(mut chunk) = call.result_writer(0) {
         chunk.put(&[8; 100]).map_err(|_| Refusal::SystemError)?;
     }
@@ -41,13 +41,13 @@ fn sign(call: &mut ServerCall) -> Result<(), Refusal> {
 }
 
 fn services(cache: &Arc<DuplicateRequestCache>) -> Services {
-    let signs = |most| Procedure::new(sign).max_reply(most);
+    let sign_up_to = |max| Procedure::new(sign).max_reply(max);
     let refuses = Procedure::new(|call| sign(call).and(Err(Refusal::GarbageArguments)));
     standard_and([
-        (SIGN, signs(LONGEST).write_chunks(1, 100)),
-        (WORKER_SIGN, signs(LONGEST).write_chunks(1, 100).on_workers()),
-        (SHORT_SIGN, signs(SHORT).write_chunks(1, 100)),
-        (SIGN_ONCE, run_once(signs(LONGEST), cache)),
+        (SIGN, sign_up_to(LONGEST).write_chunks(1, 100)),
+        (WORKER_SIGN, sign_up_to(LONGEST).write_chunks(1, 100).on_workers()),
+        (SHORT_SIGN, sign_up_to(SHORT).write_chunks(1, 100)),
+        (SIGN_ONCE, run_once(sign_up_to(LONGEST), cache)),
         (SIGN_AND_REFUSE, refuses.max_reply(0)),
     ])
 }
@@ -58,17 +58,17 @@ fn serving(name: &'static str, mode: CreditMode) -> (World, Address, Arc<Duplica
     (world, address, cache)
 }
 
-fn signing(mode: CreditMode, credential: Credential) -> ClientConfig {
+fn client_config(mode: CreditMode, credential: Credential) -> ClientConfig {
     ClientConfig { credential, ..small_client(in_mode(mode)) }
 }
 
 fn assert_signed(result: CallResult, verifier: usize, results: usize, what: &str) {
     let reply = result.unwrap_or_else(|error| panic!("{what}, {verifier} and {results} bytes: {error}"));
-    assert_eq!(reply.verifier(), (FLAVOR, &body(verifier)[..]), "{what}");
+    assert_eq!(reply.verifier(), (FLAVOR, &verifier_body(verifier)[..]), "{what}");
     assert!(reply.results().len() == results && patterned(9, reply.results()), "{what}");
 }
 
-/// A call that declares the length of its results, but not of its verifier.
+/// Makes a call that declares the length of its results, but not of its verifier.
 fn call(client: &mut LocalClient, procedure: u32, verifier: usize, results: usize, chunk: bool) -> CallResult {
     let mut call = client.prepared(procedure, &be(&[verifier as u32, results as u32])).expect_reply(results);
     if chunk {
@@ -81,7 +81,7 @@ fn call(client: &mut LocalClient, procedure: u32, verifier: usize, results: usiz
 fn replies_of_every_form_have_room_for_a_verifier() {
     for mode in CREDIT_MODES {
         let (_world, address, _) = serving("verifiers", mode);
-        let config = signing(mode, Credential::opaque(FLAVOR, vec![1; 20]));
+        let config = client_config(mode, Credential::opaque(FLAVOR, vec![1; 20]));
         let mut client = LocalClient::connect(&address, config.clone()).unwrap();
         // The lengths lie around the limit of one message, without and with the longest verifier. The last two need
         // several parts, or a Reply chunk.
@@ -112,16 +112,16 @@ fn replies_of_every_form_have_room_for_a_verifier() {
         }
         assert_eq!(client.stats().map(|stats| stats.calls_retransmitted), Some(0));
         drop(client);
-        // A client without reserved room gets the verifiers that fit.
-        let mut client = LocalClient::connect(&address, signing(mode, Credential::none())).unwrap();
+        // A client that reserves no room for verifiers gets those that fit.
+        let mut client = LocalClient::connect(&address, client_config(mode, Credential::none())).unwrap();
         assert_signed(call(&mut client, SIGN, 37, 8, false), 37, 8, "AUTH_NONE");
         let echo = client.prepared(ECHO, b"");
         assert_eq!(client.call(echo).unwrap().verifier(), (0, &[][..]), "the next reply has no verifier");
     }
 }
 
-fn signed(xid: u32, verifier: usize, stat: AcceptStat, results: usize) -> Vec<u8> {
-    let body = body(verifier);
+fn signed_reply(xid: u32, verifier: usize, stat: AcceptStat, results: usize) -> Vec<u8> {
+    let body = verifier_body(verifier);
     let body = ReplyBody::Accepted { verifier: OpaqueAuth { flavor: FLAVOR, body: &body }, stat };
     let header = ReplyHeader { xid, body };
     let mut bytes = vec![0; header.encoded_len() + results];
@@ -140,13 +140,13 @@ fn refusals_and_cached_replies_have_their_verifier() {
         peer.whole_answer().0
     };
     for (xid, (verifier, results)) in (1..).zip([(0, 0), (7, 100), (400, 3000), (400, 15_000)]) {
-        for time in 0..2 {
-            let expected = signed(xid, verifier, AcceptStat::Success, results);
-            assert!(ask(xid, SIGN_ONCE, verifier, results) == expected, "{verifier}, {results}, time {time}");
+        for attempt in 0..2 {
+            let expected = signed_reply(xid, verifier, AcceptStat::Success, results);
+            assert!(ask(xid, SIGN_ONCE, verifier, results) == expected, "{verifier}, {results}, attempt {attempt}");
         }
     }
     assert_eq!(cache.stats().hits, 4);
     for (xid, verifier) in (100..).zip([0, 7, 400]) {
-        assert_eq!(ask(xid, SIGN_AND_REFUSE, verifier, 0), signed(xid, verifier, AcceptStat::GarbageArgs, 0));
+        assert_eq!(ask(xid, SIGN_AND_REFUSE, verifier, 0), signed_reply(xid, verifier, AcceptStat::GarbageArgs, 0));
     }
 }
