@@ -227,7 +227,11 @@ impl<F: Fabric> Shard<F> {
         let most = (left / SHARE).max(MIN_CREDITS as usize).min(left.saturating_sub(1)) as u32;
         if most < MIN_CREDITS {
             let remedy = "raise `memory.receives`, or lower `limits.credits`";
-            return Err(no_receives(format!("other connections have reserved all {limit} of this shard; {remedy}")));
+            let detail = format!(
+                "other connections have reserved those of this shard, which are {limit} with {RECEIVE_MARGIN} that stay \
+                 unreserved; {remedy}"
+            );
+            return Err(no_receives(detail));
         }
         Ok(self.cx.config.limits.credits.min(most))
     }

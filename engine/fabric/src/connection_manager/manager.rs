@@ -215,10 +215,9 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
     /// Admits an accepted connection. True if its request is already complete.
     fn admit(&mut self, accepted: Accepted<(OwnedFd, H::Peer)>, fabric: &mut H) -> bool {
         let Accepted { request: (socket, peer), count } = accepted;
-        let limit = self.limits.max_handshakes;
-        if self.incomplete.len() + self.complete.len() >= limit && !self.evict(fabric) {
-            fabric.refuse(format_args!("{peer}: {limit} connect requests already wait for an answer (max_handshakes)"));
-            return false;
+        // Complete requests do not count, because they may not evict incomplete ones of other hosts.
+        if self.incomplete.len() >= self.limits.max_handshakes {
+            self.evict(fabric);
         }
         let token = Token::Request(self.incomplete.next);
         let flags = EventFlags::IN | EventFlags::RDHUP;
@@ -234,19 +233,19 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         self.read_request(id, fabric)
     }
 
-    /// Drops the oldest incomplete request of the host that has most of them. False if there is none.
-    fn evict(&mut self, fabric: &mut H) -> bool {
+    /// Drops the oldest incomplete request of the host that has most of them.
+    fn evict(&mut self, fabric: &mut H) {
         let mut counts = HashMap::new();
         for request in self.incomplete.iter() {
             *counts.entry(H::host(&request.peer)).or_insert(0) += 1;
         }
         let most = counts.values().copied().max().unwrap_or(0);
         let oldest = self.incomplete.remove_oldest(|request| counts[&H::host(&request.peer)] == most);
-        let Some(IncomingConnection { peer, .. }) = oldest else { return false };
-        fabric.refuse(format_args!(
-            "{peer}: evicted, because its request is incomplete and others wait (max_handshakes)"
-        ));
-        true
+        if let Some(IncomingConnection { peer, .. }) = oldest {
+            fabric.refuse(format_args!(
+                "{peer}: evicted, because its request is incomplete and others wait (max_handshakes)"
+            ));
+        }
     }
 
     /// Reads from a peer. True if its request is now complete, for the owner to answer. Further input ends a complete

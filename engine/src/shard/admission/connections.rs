@@ -10,6 +10,9 @@
 //! 4. for other hosts, a busy one of a host that exceeds its share;
 //! 5. for a host without connections, any that was silent for long, if no host exceeds its share.
 //!
+//! Of several connections, the one of the host that holds most is evicted, and of these the one that was silent longest.
+//! Among those that sent nothing, what a host holds by such connections counts.
+//!
 //! The share of a host is what all connections hold, divided by the number of hosts. A host within its share therefore
 //! keeps its connections whatever other hosts do, and a host without connections finds one to evict as long as others
 //! hold more than the least. Rule 4 covers hosts that are never idle, because a peer whose calls wait for memory has no
@@ -62,6 +65,9 @@ impl Shortage {
     }
 }
 
+/// Rank of connections that sent nothing in their time: they are evicted first.
+const NEW: u8 = 5;
+
 /// A connection that may be evicted.
 #[derive(Clone, Copy, Debug)]
 struct EvictionCandidate<'a> {
@@ -93,14 +99,17 @@ struct Newcomer<'a> {
 }
 
 impl Newcomer<'_> {
-    /// Chooses the connection to evict, in the order of the module page; of several, the one that was silent longest.
+    /// Chooses the connection to evict, in the order of the module page. Of several, it is the one of the host that holds
+    /// most, and of these the one that was silent longest.
     ///
     /// If the new connection's host has connections already, another host loses one only if it keeps more than that
     /// host afterwards. Otherwise two hosts would evict each other's connections in turn.
     fn choose(&self, candidates: &[EvictionCandidate<'_>]) -> Option<QpId> {
         let mut held = HashMap::<&str, usize>::from([(self.host, 0)]);
+        let mut held_by_new = HashMap::<&str, usize>::new();
         for one in candidates {
             *held.entry(one.host).or_default() += one.holds;
+            *held_by_new.entry(one.host).or_default() += if one.is_new { one.holds } else { 0 };
         }
         for owner in self.orphans {
             *held.entry(owner.name()).or_default() += owner.orphans(false);
@@ -116,7 +125,7 @@ impl Newcomer<'_> {
         let rank = |one: &EvictionCandidate<'_>| {
             let (exceeds, is_long_silent) = (exceeds_share(one), one.is_idle && one.silent >= self.evict_after);
             match () {
-                () if one.is_idle && one.is_new && one.silent >= one.first_message_time => 5,
+                () if one.is_idle && one.is_new && one.silent >= one.first_message_time => NEW,
                 () if one.is_idle && exceeds && self.since_last >= EVICTION_INTERVALS[0] => 4,
                 () if is_long_silent && one.host == self.host => 3,
                 () if self.since_last < EVICTION_INTERVALS[1] => 0,
@@ -124,7 +133,11 @@ impl Newcomer<'_> {
                 () => u8::from(is_long_silent && none_exceeds && ours == 0),
             }
         };
-        eligible().filter(|one| rank(one) > 0).max_by_key(|one| (rank(one), one.silent)).map(|one| one.qp)
+        let order = |one: &&EvictionCandidate<'_>| match rank(one) {
+            NEW => (NEW, held_by_new[one.host], one.silent),
+            rank => (rank, held[one.host], one.silent),
+        };
+        eligible().filter(|one| rank(one) > 0).max_by_key(order).map(|one| one.qp)
     }
 }
 
@@ -312,6 +325,25 @@ mod tests {
         ];
         assert_eq!(evicted(&all, "c", long), Some(2));
         assert_eq!(evicted(&all[3..], "c", long), None, "its first message may be in flight");
+    }
+
+    #[test]
+    fn of_connections_without_a_message_the_host_with_most_loses_one() {
+        let all = [
+            idle(0, "distant", true, 9 * FIRST_MESSAGE, 5),
+            idle(1, "distant", false, FIRST_MESSAGE, 500),
+            idle(2, "hostile", true, 2 * FIRST_MESSAGE, 5),
+            idle(3, "hostile", true, 3 * FIRST_MESSAGE, 5),
+        ];
+        assert_eq!(evicted(&all, "c", u64::MAX), Some(3));
+        assert_eq!(evicted(&all[..3], "c", u64::MAX), Some(0), "with equal numbers, the one that was silent longest");
+    }
+
+    #[test]
+    fn the_host_that_holds_most_loses_a_connection_first() {
+        let all = [busy(0, "a", 90, 41), busy(1, "b", 1, 10), busy(2, "b", 2, 10), busy(3, "b", 3, 90)];
+        let many = [idle(4, "c", false, 0, 5), idle(5, "d", false, 0, 5), idle(6, "e", false, 0, 5)];
+        assert_eq!(evicted(&[&all[..], &many].concat(), "f", u64::MAX), Some(3), "host a exceeds its share, too");
     }
 
     #[test]

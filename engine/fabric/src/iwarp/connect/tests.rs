@@ -164,6 +164,26 @@ fn the_host_with_most_handshakes_loses_its_oldest() {
     drop((slow, silent));
 }
 
+/// A host with many complete requests, which the owner answers late, evicts no slow handshake of another host.
+#[test]
+fn complete_requests_evict_no_incomplete_ones() {
+    const PLACES: usize = 3;
+    let config = IwarpFabricConfig { max_handshakes: PLACES, ..IwarpFabricConfig::default() };
+    let whole = request(&config);
+    let mut server = RefusingServer::new(config);
+    let slow = server.connect_peer_from([127, 0, 0, 2], &whole[..5]);
+    server.turn_until("the slow peer", |all| all.incomplete.len() == 1);
+    let complete: Vec<_> = (0..3 * PLACES).map(|_| server.connect_peer(&whole)).collect();
+    let (mut events, start) = (Vec::new(), Instant::now());
+    while events.len() < PLACES {
+        server.fabric.poll_control(&mut events);
+        assert!(start.elapsed() < TIMEOUT, "{} requests", events.len());
+    }
+    server.fabric.poll_control(&mut events);
+    assert_eq!((server.fabric.connections.incomplete.len(), server.fabric.stats().requests_refused), (1, 0));
+    drop((slow, complete));
+}
+
 /// The owner refuses the request, or the fabric does because it does not support the request.
 #[test]
 fn refused_sockets_stay_open_for_linger() {
