@@ -5,10 +5,11 @@
 //! are `limits.max_connections` already. Then the shard evicts another connection in this order:
 //!
 //! 1. one that sent nothing in its time;
-//! 2. for other hosts, an idle one of a host that exceeds its share;
+//! 2. for other hosts, an idle one of a host that exceeds its share and has several;
 //! 3. one of the same host that was silent for long;
-//! 4. for other hosts, a busy one of a host that exceeds its share;
-//! 5. for a host without connections, any that was silent for long, if no host exceeds its share.
+//! 4. for other hosts, a busy one of a host that exceeds its share and has several;
+//! 5. for a host without connections, if no host exceeds its share with several, the only one of a host that exceeds its
+//!    share, or one that was silent for long.
 //!
 //! Of several connections, the one of the host that holds most is evicted, and of these the one that was silent longest.
 //! Among those that sent nothing, what a host holds by such connections counts.
@@ -84,6 +85,15 @@ struct EvictionCandidate<'a> {
     holds: usize,
 }
 
+/// What the connections of a host hold of what is short.
+#[derive(Clone, Copy, Debug, Default)]
+struct Holding {
+    all: usize,
+    /// The part of connections that have sent nothing.
+    by_new: usize,
+    connections: usize,
+}
+
 /// A connection of `host` that lacks a place.
 #[derive(Clone, Copy, Debug)]
 struct Newcomer<'a> {
@@ -105,37 +115,39 @@ impl Newcomer<'_> {
     /// If the new connection's host has connections already, another host loses one only if it keeps more than that
     /// host afterwards. Otherwise two hosts would evict each other's connections in turn.
     fn choose(&self, candidates: &[EvictionCandidate<'_>]) -> Option<QpId> {
-        let mut held = HashMap::<&str, usize>::from([(self.host, 0)]);
-        let mut held_by_new = HashMap::<&str, usize>::new();
+        let mut holdings = HashMap::<&str, Holding>::from([(self.host, Holding::default())]);
         for one in candidates {
-            *held.entry(one.host).or_default() += one.holds;
-            *held_by_new.entry(one.host).or_default() += if one.is_new { one.holds } else { 0 };
+            let holding = holdings.entry(one.host).or_default();
+            holding.all += one.holds;
+            holding.by_new += if one.is_new { one.holds } else { 0 };
+            holding.connections += 1;
         }
         for owner in self.orphans {
-            *held.entry(owner.name()).or_default() += owner.orphans(false);
+            holdings.entry(owner.name()).or_default().all += owner.orphans(false);
         }
-        let share = held.values().sum::<usize>() / held.len();
-        let ours = held[self.host];
+        let share = holdings.values().map(|holding| holding.all).sum::<usize>() / holdings.len();
+        let ours = holdings[self.host].all;
         let exceeds_share = |one: &EvictionCandidate<'_>| {
-            let (theirs, more) = (held[one.host], if ours == 0 { self.least } else { one.holds });
+            let (theirs, more) = (holdings[one.host].all, if ours == 0 { self.least } else { one.holds });
             one.host != self.host && theirs > share && ours + more < theirs
         };
+        let is_surplus = |one: &EvictionCandidate<'_>| holdings[one.host].connections > 1 && exceeds_share(one);
         let eligible = || candidates.iter().filter(|one| one.holds >= self.least);
-        let none_exceeds = !eligible().any(exceeds_share);
+        let has_surplus = eligible().any(is_surplus);
         let rank = |one: &EvictionCandidate<'_>| {
-            let (exceeds, is_long_silent) = (exceeds_share(one), one.is_idle && one.silent >= self.evict_after);
+            let is_long_silent = one.is_idle && one.silent >= self.evict_after;
             match () {
                 () if one.is_idle && one.is_new && one.silent >= one.first_message_time => NEW,
-                () if one.is_idle && exceeds && self.since_last >= EVICTION_INTERVALS[0] => 4,
+                () if one.is_idle && is_surplus(one) && self.since_last >= EVICTION_INTERVALS[0] => 4,
                 () if is_long_silent && one.host == self.host => 3,
                 () if self.since_last < EVICTION_INTERVALS[1] => 0,
-                () if exceeds => 2,
-                () => u8::from(is_long_silent && none_exceeds && ours == 0),
+                () if is_surplus(one) => 2,
+                () => u8::from(!has_surplus && ours == 0 && (is_long_silent || exceeds_share(one))),
             }
         };
-        let order = |one: &&EvictionCandidate<'_>| match rank(one) {
-            NEW => (NEW, held_by_new[one.host], one.silent),
-            rank => (rank, held[one.host], one.silent),
+        let order = |one: &&EvictionCandidate<'_>| match (rank(one), holdings[one.host]) {
+            (NEW, Holding { by_new, .. }) => (NEW, by_new, one.silent),
+            (rank, Holding { all, .. }) => (rank, all, one.silent),
         };
         eligible().filter(|one| rank(one) > 0).max_by_key(order).map(|one| one.qp)
     }
@@ -337,6 +349,17 @@ mod tests {
         ];
         assert_eq!(evicted(&all, "c", u64::MAX), Some(3));
         assert_eq!(evicted(&all[..3], "c", u64::MAX), Some(0), "with equal numbers, the one that was silent longest");
+    }
+
+    #[test]
+    fn the_only_connection_of_a_host_is_evicted_last() {
+        let single = idle(0, "a", false, 90, 41);
+        let others = [busy(1, "b", 1, 30), busy(2, "b", 2, 30), idle(3, "c", false, 0, 5), idle(4, "d", false, 0, 5)];
+        let all = [&[single][..], &others].concat();
+        assert_eq!(evicted(&all, "e", u64::MAX), Some(2), "although the other is idle and exceeds its share, too");
+        let all = [&[single][..], &others[..1], &others[2..]].concat();
+        assert_eq!(evicted(&all, "e", u64::MAX), Some(0));
+        assert_eq!(evicted(&all, "c", u64::MAX), None, "this host has a connection");
     }
 
     #[test]
