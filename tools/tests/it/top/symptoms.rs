@@ -186,7 +186,7 @@ fn callers_with_more_calls_than_credits_use_all_credits() {
     });
 }
 
-/// The row: key `c`: `credits` of less than was configured; `reserved` near `receives`
+/// The row: key `c`: `credits` of less than was configured; `reserved` near `receives` − 128
 #[test]
 fn connections_get_few_credits_if_receives_are_scarce() {
     let load = Load {
