@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use crate::lock::lock;
@@ -12,26 +13,47 @@ use crate::node::Node;
 /// A used node moves to the young generation. Each [rotation](NodeCache::rotate) and each overflow drops the old
 /// generation, and the young one becomes old. Unused files are therefore closed soon, and removed ones free their
 /// space.
+///
+/// A node that could not be opened again is [kept](NodeCache::keep) until a whole rotation has not used it, whatever
+/// other clients open. Each host has a share of kept nodes; further ones are like other nodes.
 #[derive(Debug)]
 pub(crate) struct NodeCache {
     generations: Mutex<Generations>,
-    /// Limit of nodes per generation.
+    /// Limit of nodes per generation, and of kept nodes.
     limit: usize,
+}
+
+/// Part of the kept nodes that one host may have.
+const SHARE: usize = 8;
+
+#[derive(Debug)]
+struct KeptNode {
+    node: Arc<Node>,
+    host: Option<IpAddr>,
+    /// Whether it was used since the last rotation.
+    is_used: bool,
 }
 
 #[derive(Debug, Default)]
 struct Generations {
     young: HashMap<u64, Arc<Node>>,
     old: HashMap<u64, Arc<Node>>,
+    kept: HashMap<u64, KeptNode>,
 }
 
 impl NodeCache {
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { generations: Mutex::default(), limit: limit.max(1) }
+    /// Creates a cache that opens at most `files` files.
+    pub(crate) fn new(files: usize) -> Self {
+        // Two generations and the kept nodes, each node with up to three files.
+        Self { generations: Mutex::default(), limit: (files / 9).max(1) }
     }
 
     pub(crate) fn get(&self, ino: u64) -> Option<Arc<Node>> {
         let mut all = lock(&self.generations);
+        if let Some(kept) = all.kept.get_mut(&ino) {
+            kept.is_used = true;
+            return Some(Arc::clone(&kept.node));
+        }
         if let Some(node) = all.young.get(&ino) {
             return Some(Arc::clone(node));
         }
@@ -56,10 +78,19 @@ impl NodeCache {
         node
     }
 
+    /// Keeps a node that this host has created, unless the host has its share of kept nodes.
+    pub(crate) fn keep(&self, node: &Arc<Node>, host: Option<IpAddr>) {
+        let mut all = lock(&self.generations);
+        let of_host = all.kept.values().filter(|kept| kept.host == host).count();
+        if all.kept.len() < self.limit && of_host < self.limit.div_ceil(SHARE) {
+            all.kept.insert(node.ino(), KeptNode { node: Arc::clone(node), host, is_used: true });
+        }
+    }
+
     /// Closes a removed file.
     pub(crate) fn remove(&self, ino: u64) {
         let mut all = lock(&self.generations);
-        let removed = (all.young.remove(&ino), all.old.remove(&ino));
+        let removed = (all.young.remove(&ino), all.old.remove(&ino), all.kept.remove(&ino));
         // The lock is released first, because closing the last descriptor of a large file takes time.
         drop(all);
         drop(removed);
@@ -67,9 +98,13 @@ impl NodeCache {
 
     /// Drops nodes that were not used since the rotation before the last.
     pub(crate) fn rotate(&self) {
-        let old = lock(&self.generations).rotate();
+        let mut all = lock(&self.generations);
+        let is_unused = |_: &u64, kept: &mut KeptNode| !std::mem::replace(&mut kept.is_used, false);
+        let unused: Vec<_> = all.kept.extract_if(is_unused).collect();
+        let old = all.rotate();
         // The lock is released first, because closing files takes time.
-        drop(old);
+        drop(all);
+        drop((old, unused));
     }
 }
 
@@ -93,20 +128,43 @@ mod tests {
     use super::*;
     use crate::handles::FileHandle;
 
+    fn node(ino: u64) -> Node {
+        let file = openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let mut stat = fstat(&file).unwrap();
+        stat.st_ino = ino;
+        Node::new(file, FileHandle::default(), &stat)
+    }
+
     #[test]
     fn nodes_stay_within_the_limit_even_if_all_are_used() {
         const LIMIT: usize = 10;
-        let cache = NodeCache::new(LIMIT);
+        let cache = NodeCache::new(9 * LIMIT);
         for ino in 0..200 {
-            let file = openat(CWD, "/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
-            let mut stat = fstat(&file).unwrap();
-            stat.st_ino = ino;
-            cache.enter(Node::new(file, FileHandle::default(), &stat));
+            cache.enter(node(ino));
             assert_eq!(cache.get(ino).map(|node| node.ino()), Some(ino));
             // The client uses every file that it knows.
             (0..ino).for_each(|ino| drop(cache.get(ino)));
             let all = lock(&cache.generations);
             assert!(all.young.len() <= LIMIT && all.old.len() <= LIMIT, "{} and {}", all.young.len(), all.old.len());
         }
+    }
+
+    #[test]
+    fn kept_nodes_stay_until_an_unused_rotation_whatever_others_open() {
+        let cache = NodeCache::new(9 * 16);
+        let host = |last| Some(IpAddr::from([192, 0, 2, last]));
+        cache.keep(&cache.enter(node(1)), host(1));
+        for ino in 100..200 {
+            // Only the share of another host is kept.
+            cache.keep(&cache.enter(node(ino)), host(2));
+        }
+        assert_eq!(lock(&cache.generations).kept.len(), 1 + 2);
+        cache.rotate();
+        assert!(cache.get(1).is_some(), "used since");
+        cache.rotate();
+        assert!(cache.get(1).is_some());
+        cache.rotate();
+        cache.rotate();
+        assert!(cache.get(1).is_none() && lock(&cache.generations).kept.is_empty());
     }
 }

@@ -81,6 +81,9 @@ impl Call<'_> {
         let finished = self.export.look_up(dir, name, &self.user).and_then(|(node, _)| {
             if let Some(creator) = creator {
                 node.keep_creator(&self.user, creator)?;
+                if self.user.is_fixed() && made.st_mode & 0o600 != 0o600 {
+                    self.export.keep_open(&node, self.host);
+                }
             }
             rest.apply(&node, &self.user)?;
             self.export.sync_change(&node)?;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -93,7 +94,7 @@ impl Export {
             root: Arc::new(Node::new(path_fd, handle, &stat)),
             dev: stat.st_dev,
             handles,
-            cache: NodeCache::new(options.files / 6),
+            cache: NodeCache::new(options.files),
             verifier: AtomicU64::new(u64::from_be_bytes(verifier)),
             options,
         })
@@ -106,6 +107,11 @@ impl Export {
 
     pub(crate) fn is_root(&self, node: &Node) -> bool {
         node.ino() == self.root.ino()
+    }
+
+    /// Keeps a new file open that its mode denies to its owner, so that this host can write it.
+    pub(crate) fn keep_open(&self, node: &Arc<Node>, host: Option<IpAddr>) {
+        self.cache.keep(node, host);
     }
 
     /// Closes files that were not used since the last but one call.

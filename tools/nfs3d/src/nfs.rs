@@ -1,11 +1,13 @@
 //! The procedures, and the threads that run them.
 #![forbid(unsafe_code)]
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rpcrdma::service::duplicate_requests::{DuplicateRequestCache, DuplicateRequestCacheConfig, by_address};
 use rpcrdma::typed::{CallInfo, ProgramCache, ReplySender, ReplySent, Signature};
 use rpcrdma::{Refusal, Services};
+use rpcrdma_fabric::host::network;
 
 use crate::export::Export;
 use crate::identity::Identity;
@@ -43,6 +45,7 @@ pub(crate) struct Call<'a> {
     pub(crate) export: &'a Export,
     /// The user as whom the call runs, which its credential determines.
     pub(crate) user: Identity,
+    pub(crate) host: Option<IpAddr>,
 }
 
 /// Implements the server. A handler marked `-> Results` returns its results, any other sends its reply itself.
@@ -55,7 +58,11 @@ macro_rules! procedures {
                 args: $args<'_>,
                 answer: ReplySender<'_, $signature>,
             ) -> HandlerResult {
-                let call = Call { export: self, user: self.options.policy.of(&info)? };
+                let call = Call {
+                    export: self,
+                    user: self.options.policy.of(&info)?,
+                    host: info.peer_host().map(network),
+                };
                 procedures!(@answer answer, call.$method(args) $(, $results)?)
             })*
         }

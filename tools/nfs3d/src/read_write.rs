@@ -162,7 +162,7 @@ mod tests {
         let (read_only, sync, handles, key, files) = (false, false, HandleSource::Names, [7; 32], 100);
         let options = Options { read_only, sync, policy, handles, key, files };
         let export = Export::open(directory.path(), options).expect("a directory");
-        let (call, before) = (Call { export: &export, user: policy.own() }, export.verifier());
+        let (call, before) = (Call { export: &export, user: policy.own(), host: None }, export.verifier());
         assert_eq!(call.check_sync(Err(Errno::IO)), Err(Nfsstat3::ErrIo));
         assert_ne!(export.verifier(), before);
         let lines = lock(&LINES).clone();

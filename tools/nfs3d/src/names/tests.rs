@@ -320,7 +320,7 @@ fn removal_by_clients_leaves_no_known_names() {
     let (read_only, sync, handles, key, files) = (false, false, HandleSource::Names, [7; 32], 100);
     let export = Export::open(directory.path(), Options { read_only, sync, policy, handles, key, files });
     let export = export.expect("a directory");
-    let (call, dir) = (Call { export: &export, user: policy.own() }, export.root.handle());
+    let (call, dir) = (Call { export: &export, user: policy.own(), host: None }, export.root.handle());
     let learn = |name: &str| drop(export.look_up(&export.root, name.as_bytes(), &call.user).expect("it is there"));
     for n in 0..20 {
         fs::write(directory.path().join("file"), "").expect("a file");
