@@ -96,6 +96,18 @@ pub(crate) struct SoftwareCommon {
     peer_memory: PeerMemory,
     /// Whether a doorbell has rung since `arm`.
     doorbell_rang: bool,
+    /// A descriptor that is closed while sockets of connections are read. Without a free descriptor for the memory that
+    /// a connected peer exposes, the kernel drops it, and the connection would end.
+    reserved_descriptor: Option<OwnedFd>,
+}
+
+impl SoftwareCommon {
+    /// Reserves a descriptor, unless one is reserved or none is free.
+    fn reserve_descriptor(&mut self, socket: BorrowedFd<'_>) {
+        if self.reserved_descriptor.is_none() {
+            self.reserved_descriptor = socket.try_clone_to_owned().ok();
+        }
+    }
 }
 
 /// A destroyed queue pair whose peer is copying. Its memory is not reusable yet.
@@ -173,6 +185,7 @@ impl SoftwareFabric {
                 next_region: 0,
                 peer_memory: PeerMemory::new(&PROCESS_BUDGET),
                 doorbell_rang: false,
+                reserved_descriptor: None,
                 config,
             },
             table: QpTable::default(),

@@ -3,7 +3,7 @@
 //! The peer process is a second process of this test program, which runs only [`peer`].
 
 use std::io::{BufRead, BufReader};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -258,7 +258,8 @@ fn exit_with_parent() {
     std::process::exit(0)
 }
 
-/// Listens, and serves requests: `E` echoes, `W` writes to the requester's memory, and `R` reads it and sends the sum.
+/// Listens, and serves requests: `E` echoes, `H` opens descriptors until none is free, `W` writes to the requester's
+/// memory, and `R` reads it and sends the sum.
 fn serve(address: &FabricAddress) -> ! {
     let mut end = End::new();
     let listener = SoftwareFabric::bind(address).expect("bind");
@@ -274,9 +275,7 @@ fn serve_without_descriptors(address: &FabricAddress) -> ! {
     let listener = SoftwareFabric::bind(address).expect("bind");
     end.fabric.listen(&listener).expect("listen");
     end.post_receives(256);
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(128), ..limit }).expect("a lower limit");
-    let mut hoard: Vec<_> = std::iter::from_fn(|| std::io::stdin().as_fd().try_clone_to_owned().ok()).collect();
+    let mut hoard = hoard_descriptors();
     // The socket of a connection gets it, but not the two descriptors of its opening message.
     hoard.pop();
     println!("ready");
@@ -289,9 +288,17 @@ fn serve_without_descriptors(address: &FabricAddress) -> ! {
     run(end)
 }
 
+/// Opens descriptors until none is free.
+fn hoard_descriptors() -> Vec<OwnedFd> {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(128), ..limit }).expect("a lower limit");
+    std::iter::from_fn(|| std::io::stdin().as_fd().try_clone_to_owned().ok()).collect()
+}
+
 /// Serves the connections of a listener.
 fn run(mut end: End) -> ! {
     let mut reads: Vec<(QpId, Lent, usize)> = Vec::new();
+    let mut hoards = Vec::new();
     loop {
         end.turn();
         std::thread::yield_now();
@@ -320,6 +327,12 @@ fn run(mut end: End) -> ! {
                 continue;
             }
             let qp = done.qp;
+            if bytes[0] == b'H' {
+                let hoard = hoard_descriptors();
+                end.send(qp, &[&hoard.len().to_le_bytes()], None);
+                hoards.push(hoard);
+                continue;
+            }
             if bytes[0] == b'E' {
                 end.send(qp, &[&bytes[1..]], None);
                 continue;
@@ -428,6 +441,32 @@ fn a_connection_waits_until_the_server_has_free_descriptors() {
     let qp = end.connect(&to);
     end.echo(qp, 1, 100);
     end.fabric.destroy_qp(qp);
+    end.close();
+    drop(peer);
+}
+
+/// A server without free descriptors keeps its connections, and accesses memory that their peers expose meanwhile.
+#[test]
+fn a_connected_peer_is_served_without_free_descriptors() {
+    let _guard = run_alone();
+    let to = address("hoard");
+    let peer = Peer::start("serve", &to);
+    let mut end = End::new();
+    end.post_receives(16);
+    let qp = end.connect(&to);
+    end.send(qp, &[b"H"], None);
+    let (hoarded, _) = end.until("the hoard", |e| e.take_message(qp));
+    assert!(u64_at(&hoarded, 0) > 0, "the server had free descriptors");
+    let (window, mem) = (end.fabric.alloc_window(qp).expect("window"), end.lend());
+    let remote = RemoteMemory { rkey: end.fabric.next_rkey(window), address: end.fabric.remote_address(&mem, 0) };
+    let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: SIZE, access: Access::REMOTE_WRITE };
+    end.fabric.post_send(qp, &mut vec![Posting { wr_id: 5, signalled: false, wr }]).expect("bind");
+    end.send(qp, &[&transfer_request(b"W", remote, SIZE, 7)], None);
+    end.until("the Write", |e| e.take_message(qp));
+    let mut got = vec![0; SIZE];
+    assert!(mem.read_at(0, &mut got) && got == pattern(7, SIZE), "the Write arrives complete");
+    end.fabric.destroy_qp(qp);
+    drop(mem);
     end.close();
     drop(peer);
 }

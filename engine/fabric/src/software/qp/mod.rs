@@ -396,7 +396,12 @@ impl SoftwareQp {
         // Bounded, because a peer may fill the socket as fast as this side reads it.
         for _ in 0..64 {
             let Some(socket) = self.socket() else { return Ok(false) };
-            match SocketMessage::receive(socket) {
+            common.reserved_descriptor = None;
+            let input = SocketMessage::receive(socket);
+            if !matches!(input, SocketInput::Message(_)) {
+                common.reserve_descriptor(socket);
+            }
+            match input {
                 SocketInput::Pending => break,
                 SocketInput::Closed => return Ok(false),
                 SocketInput::Failed(error) => return Err(error),
