@@ -53,7 +53,29 @@ struct ExtraKnobs {
 impl ExtraKnobs {
     /// Sets the knob `name`. `None` if it is not one of these knobs.
     fn set(&mut self, name: &str, text: &str) -> Option<Result<(), ApiFailure>> {
+        // As in a file, a text may stand in quotes, and `unset` restores the default.
+        let text = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
         Some(match name {
+            "server.shards" if text == UNSET => {
+                self.shards = None;
+                Ok(())
+            }
+            "server.cores" if text == UNSET => {
+                self.cores = None;
+                Ok(())
+            }
+            "server.stats" if text == UNSET => {
+                self.stats = None;
+                Ok(())
+            }
+            "client.auth_sys" if text == UNSET => {
+                self.user = None;
+                Ok(())
+            }
+            HOST_KEY if text == UNSET => {
+                self.host_auth = AuthPolicy::Off;
+                Ok(())
+            }
             "server.shards" => number_in_range(name, text, 1..=MAX_THREADS).map(|count| self.shards = Some(count)),
             "server.cores" => {
                 let cores: Option<Vec<_>> = text.split(',').map(core_range).collect();
@@ -293,6 +315,8 @@ fn with_source(source: &str, text: String) -> String {
 /// Names of the [`ExtraKnobs`].
 const EXTRA_KNOBS: [&str; 6] =
     ["server.shards", "server.cores", "server.workers", "server.stats", "client.auth_sys", HOST_KEY];
+/// The value of a knob that has none.
+const UNSET: &str = "unset";
 /// The knob whose value is a secret.
 const HOST_KEY: &str = "wire.host_key";
 
@@ -458,6 +482,23 @@ mod tests {
             assert!(refused(name, value).starts_with(text), "{name}: {}", refused(name, value));
         }
         assert!(Knobs::default().set("server.stats", &long[1..]).is_ok());
+    }
+
+    #[test]
+    fn knobs_of_c_may_be_quoted_and_unset() {
+        let mut knobs = Knobs::default();
+        assert!(knobs.set("server.stats", "\"/run/stats\"").is_ok());
+        assert_eq!(knobs.extra.stats.as_deref(), Some(Path::new("/run/stats")));
+        let key = format!("me:{}", "07".repeat(32));
+        for (name, value) in [("server.cores", "0-1"), ("client.auth_sys", "1:2"), ("wire.host_key", &key)] {
+            assert!(knobs.set(name, &format!("\"{value}\"")).is_ok(), "{name}");
+        }
+        for name in ["server.stats", "server.cores", "client.auth_sys", "wire.host_key", "server.shards"] {
+            assert!(knobs.set(name, "unset").is_ok() && knobs.set(name, "\"unset\"").is_ok(), "{name}");
+        }
+        let ExtraKnobs { shards, cores, stats, user, host_auth, .. } = &knobs.extra;
+        assert!(shards.is_none() && cores.is_none() && stats.is_none() && user.is_none());
+        assert!(matches!(host_auth, AuthPolicy::Off));
     }
 
     #[test]

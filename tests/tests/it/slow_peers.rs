@@ -220,7 +220,7 @@ fn a_shard_accepts_max_connections_and_evicts_for_other_hosts() {
     let _slow: Vec<_> = (0..3).map(|_| try_start_reads(&address, SLOW_HOST, 1, 1).expect("a connection")).collect();
     let refused =
         try_start_reads(&address, SLOW_HOST, 1, 1).err().expect("all connections are in use by the same host");
-    assert!(refused.contains("no connections left"), "{refused}");
+    assert!(refused.contains("no connections left (limits.max_connections)"), "{refused}");
     let _other = try_start_reads(&address, OTHER_HOST, 0, 1).expect("a connection is evicted for another host");
     server.pass(CHECK_INTERVAL);
     let stats = server.stats();

@@ -36,10 +36,11 @@ use crate::types::*;
 ///
 /// # Returns
 /// The client, or NULL after a failure.
-/// - ECONNREFUSED: the address has no listener, there is no such host, or the server takes no more connections.
+/// - ECONNREFUSED: the address has no listener, there is no such host, or the server is about to end.
 /// - ETIMEDOUT: the server did not answer in time (the text names the knob). A server without free descriptors answers
 ///   nobody, and its log says so.
-/// - EAGAIN: the server has no receives left for one more connection: try again later, or raise its `memory.receives`.
+/// - EAGAIN: the server has no receives or connections left for one more client, as the text says: try again later, or
+///   raise its `memory.receives` or `limits.max_connections`.
 /// - ECONNRESET: the server closed the connection before it was established.
 /// - EKEYREJECTED: a host key is missing or wrong (`wire.host_key`, at this side or at the server). No call was
 ///   executed, and a retry fails in the same way.

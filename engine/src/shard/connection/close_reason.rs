@@ -133,7 +133,7 @@ pub(crate) const REJECTED_CLOSED: &[u8] = b"closed";
 /// Text of a rejection by a server that lacks Receives for another connection.
 pub(crate) const REJECTED_NO_RECEIVES: &[u8] = b"no receives left";
 /// Text of a rejection by a server that has as many connections as it accepts.
-pub(crate) const REJECTED_NO_CONNECTIONS: &[u8] = b"no connections left";
+pub(crate) const REJECTED_NO_CONNECTIONS: &[u8] = b"no connections left (limits.max_connections)";
 
 /// Log category of connections that ended because their peers violated a protocol.
 pub(crate) const PEER_FAULTS: &str = "connections ended for faults of their peers";
