@@ -135,7 +135,9 @@ impl ServeArgs {
         self.listen.len().max(self.engine.shards as usize)
     }
 
-    /// Arguments of the server that a test without an address starts: its kind of tests, defaults otherwise.
+    /// Arguments of the server as which a test without an address runs.
+    ///
+    /// It serves only this kind of test, with the test's options where `serve` has them, and defaults otherwise.
     pub(crate) fn of_test(common: &CommonArgs, kind: TestKind, call: Option<&CallArgs>) -> Result<Self, Failure> {
         if common.json.is_some() {
             return Err(Failure::Usage(
@@ -521,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn packet_options_have_perftests_names_and_the_servers() {
+    fn packet_options_have_perftests_letters_and_reach_the_server() {
         let device = |arguments: &[&str]| raw_lat(arguments).unwrap().common.device;
         let all = ["-S", "3", "-T", "104", "-m", "1024"];
         let path = PathConfig { tos: Some(104), service_level: Some(3), path_mtu: Some(1024) };

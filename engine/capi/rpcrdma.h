@@ -1908,7 +1908,7 @@ int rpcrdma_reply_status(rpcrdma_reply *reply);
 
 // Takes the buffer of a Write chunk out of a reply.
 //
-// The buffer is as long as its data. The reply of a failed call also has it, where the server can no longer reach it.
+// The buffer is as long as its data. The reply of a failed call also has it, if the server can no longer reach it.
 //
 // # Parameters
 // - `reply`: the reply.
@@ -1931,7 +1931,8 @@ rpcrdma_buffer *rpcrdma_reply_take_write_chunk(rpcrdma_reply *reply, unsigned in
 
 // Takes the buffer of a Read chunk out of a reply.
 //
-// The buffer is for the next call. The reply of a failed call also has it, where the server can no longer reach it.
+// The buffer can be lent to another call. The reply of a failed call also has it, if the server can no longer reach
+// it.
 //
 // # Parameters
 // - `reply`: the reply.

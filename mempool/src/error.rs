@@ -29,7 +29,7 @@ impl MemError {
         MemErrorCause::System { call, bytes, limits: MemoryLimits::read(), source }.into()
     }
 
-    /// Whether the request itself is invalid: no host has such memory.
+    /// Whether the request itself is invalid, so that it would fail on any host.
     #[doc(hidden)]
     pub fn is_invalid(&self) -> bool {
         matches!(&*self.0, MemErrorCause::Invalid(_))

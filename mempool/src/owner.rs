@@ -13,6 +13,6 @@ thread_local!(static MARK: u8 = 0);
 /// This thread's number: no two threads have it at the same time.
 #[inline]
 pub fn current() -> u64 {
-    // A mark without a drop has its address as long as the thread lives.
+    // The mark has no destructor, so its address is not reused before the thread ends.
     MARK.try_with(|mark| std::ptr::from_ref(mark).addr() as u64).unwrap_or(0)
 }

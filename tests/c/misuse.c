@@ -4,6 +4,8 @@
 //   misuse --checked  in the checked build: runs the rows that do not end the process
 //   misuse --count    prints the number of certain misuses
 //   misuse --certain N  runs the Nth certain misuse, which ends the process in the checked build
+//
+// A misuse is certain if the arguments alone prove it (`is_certain`).
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -209,7 +211,7 @@ static int calls_with_empty_window(void) {
     return result;
 }
 
-// Polls within a callback. The completions of other calls are not reported.
+// Polls within a callback, and checks that these polls report no completions of other calls.
 static void done(void *context, const rpcrdma_completion *completion) {
     rpcrdma_reply *reply = completion->reply;
     CHECK(!completion->error && !S.in_done);
@@ -251,7 +253,7 @@ static int sizes_of(rpcrdma_call *call) {
     return rpcrdma_call_header(call, &older, sizeof older.xid) || older.xid != newer.info.xid || older.program != 1;
 }
 
-// The next failure overwrites the text in place.
+// The pointer to the error text stays valid, because the next failure overwrites the text in place.
 static int text_stays(void) {
     rpcrdma_free(S.call);
     const char *text = rpcrdma_error();
@@ -414,7 +416,8 @@ int main(int argc, char **argv) {
             continue;
         errno = 0;
         intptr_t result = ROWS[i].run();
-        // A failure sets errno, too, but on its own thread, and where the row did not fail before (`S.`).
+        // A failure also sets errno, but this thread does not see it if the function failed on another thread (-EPERM),
+        // or if it failed earlier and the row only reads its result from `S`.
         int has_code = result >= 0 || result == -EPERM || errno == (int)-result || !strncmp(ROWS[i].text, "S.", 2);
         if (result != ROWS[i].result || !has_code || !*rpcrdma_error()) {
             fprintf(stderr, "%s: %ld instead of %ld: %s\n", ROWS[i].text, (long)result, (long)ROWS[i].result,

@@ -15,14 +15,17 @@
 
 enum { PROGRAM = 0x20000001, ROOM = 16 };
 enum { STATUS = 1, FAIL, KEEP, GIVE, END, END_ON_WORKER, HOLD, CREDENTIAL };
-// Failures of FAIL.
+// Arguments of FAIL, which select how its handler fails.
 enum { OWN_CODE, CODE_OF_FUNCTION, OWN_CODE_WITHOUT_CHUNK, CODE_WITHOUT_CHUNK };
 
 static rpcrdma_server *server, *other;
-static rpcrdma_local_client *again;
+// A client that may have only one outstanding call.
+static rpcrdma_local_client *one_call;
+// The reply of a client that was freed in its callback, and the number of such clients.
 static rpcrdma_reply *stale;
 static int replaced;
-static atomic_int runs, lent, lines;
+// Runs of FAIL, the code of the last `rpcrdma_call_result`, and log lines about the descriptor of a task.
+static atomic_int runs, result_code, lines;
 static _Atomic(rpcrdma_buffer *) kept;
 static _Atomic(rpcrdma_call *) held;
 
@@ -113,7 +116,7 @@ static int keep(void *context, rpcrdma_call *call, const void *args, size_t len,
 
 static int give(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
     (void)context, (void)args, (void)len, (void)results, (void)results_len;
-    return lent = rpcrdma_call_result(call, 0, kept);
+    return result_code = rpcrdma_call_result(call, 0, kept);
 }
 
 // A handler that tries to end its own server, which is refused, and ends another server.
@@ -186,7 +189,8 @@ static void statuses(rpcrdma_client *client, const char *address, rpcrdma_config
     CHECK(!rpcrdma_free(other));
 }
 
-// A code of the handler's own does not count as the failure of a function, even after one has failed.
+// A handler that returns the code of a failed function gets the reply for that failure. Any other negative code gets
+// SYSTEM_ERR, even after a function has failed.
 static void own_codes(rpcrdma_client *client) {
     rpcrdma_write_chunk chunk = {.len = ROOM};
     int how = OWN_CODE, is;
@@ -212,7 +216,7 @@ static void results_of_shards(rpcrdma_client *clients[2]) {
         CHECK(!call(clients[0], REQUEST(.procedure = KEEP, .read_chunks = &data, .read_count = 1), NULL));
         rpcrdma_request request = {.size = sizeof request, .procedure = GIVE, .write_chunks = &room, .write_count = 1};
         CHECK(call(clients[shard], request, &is) == (shard ? -EREMOTEIO : 0));
-        CHECK(lent == (shard ? -EXDEV : 0) && is == (shard ? RPCRDMA_SYSTEM_ERR : 0));
+        CHECK(result_code == (shard ? -EXDEV : 0) && is == (shard ? RPCRDMA_SYSTEM_ERR : 0));
     }
 }
 
@@ -246,9 +250,9 @@ static void busy(rpcrdma_client *client, const char *address, rpcrdma_config *co
     CHECK(!rpcrdma_free(holder) && !pthread_join(thread, NULL));
 }
 
-static void start_again(void *context, const rpcrdma_completion *completion) {
+static void start_in_callback(void *context, const rpcrdma_completion *completion) {
     CHECK(completion->error == -EAGAIN && ++*(int *)context < 1000);
-    CHECK(!rpcrdma_local_client_start(again, &REQUEST(.procedure = HOLD), NULL));
+    CHECK(!rpcrdma_local_client_start(one_call, &REQUEST(.procedure = HOLD), NULL));
 }
 
 // Connects a client that starts several calls. All but the first end at once, because they exceed limits.max_calls.
@@ -256,23 +260,23 @@ static void start_beyond_max_calls(const char *address, int calls, int procedure
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
     CHECK(!rpcrdma_config_set(config, "limits.max_calls", "1"));
-    CHECK(again = rpcrdma_local_client_connect(address, PROGRAM, 1, config));
+    CHECK(one_call = rpcrdma_local_client_connect(address, PROGRAM, 1, config));
     for (int i = 0; i < calls; i++)
         CHECK(!rpcrdma_local_client_start(
-            again, &REQUEST(.procedure = procedure, .args = &i, .args_len = sizeof i), NULL));
+            one_call, &REQUEST(.procedure = procedure, .args = &i, .args_len = sizeof i), NULL));
     CHECK(!rpcrdma_free(config));
 }
 
 // Frees the client in its callback, and connects another client, possibly in the same slot. The completions of the new
 // client are reported only by polls of the new client.
 static void replace(void *address, const rpcrdma_completion *completion) {
-    CHECK(completion->error == -EAGAIN && !replaced++ && !rpcrdma_free(again));
+    CHECK(completion->error == -EAGAIN && !replaced++ && !rpcrdma_free(one_call));
     start_beyond_max_calls(address, 3, STATUS);
     stale = completion->reply;
 }
 
 // Checks that the handle of the freed client's reply is invalid.
-static void replaced_once(void *context, const rpcrdma_completion *completion) {
+static void check_stale_reply(void *context, const rpcrdma_completion *completion) {
     (void)context, (void)completion;
     if (stale)
         CHECK(!rpcrdma_reply_results(stale, NULL) && errno == EBADF && !rpcrdma_reply_keep(stale));
@@ -282,9 +286,9 @@ static void replaced_once(void *context, const rpcrdma_completion *completion) {
 static void client_is_replaced_in_callback(char *address) {
     start_beyond_max_calls(address, 3, STATUS);
     // A poll without a callback leaves the completions for the next poll.
-    CHECK(rpcrdma_local_client_poll(again, NULL, NULL) >= 0);
-    CHECK(rpcrdma_local_client_poll(again, replace, address) == 1 && replaced == 1);
-    CHECK(rpcrdma_local_client_poll(again, replaced_once, NULL) == 1 && !stale && !rpcrdma_free(again));
+    CHECK(rpcrdma_local_client_poll(one_call, NULL, NULL) >= 0);
+    CHECK(rpcrdma_local_client_poll(one_call, replace, address) == 1 && replaced == 1);
+    CHECK(rpcrdma_local_client_poll(one_call, check_stale_reply, NULL) == 1 && !stale && !rpcrdma_free(one_call));
 }
 
 // A call that is started in a callback and ends at once is reported by the next poll.
@@ -292,10 +296,10 @@ static void call_started_in_callback_waits_for_next_poll(const char *address) {
     start_beyond_max_calls(address, 2, HOLD);
     int ends = 0;
     for (int polls = 1; polls < 4; polls++)
-        CHECK(rpcrdma_local_client_poll(again, start_again, &ends) == 1 && ends == polls);
+        CHECK(rpcrdma_local_client_poll(one_call, start_in_callback, &ends) == 1 && ends == polls);
     while (!held)
-        CHECK(rpcrdma_local_client_poll(again, NULL, NULL) >= 0);
-    CHECK(!rpcrdma_call_answer(held, 0) && !rpcrdma_free(again));
+        CHECK(rpcrdma_local_client_poll(one_call, NULL, NULL) >= 0);
+    CHECK(!rpcrdma_call_answer(held, 0) && !rpcrdma_free(one_call));
     held = NULL;
 }
 

@@ -14,7 +14,7 @@ use rpcrdma::fabric::iwarp::{IwarpFabric, IwarpFabricConfig};
 use rpcrdma::fabric::software::{SoftwareConfig, SoftwareFabric};
 use rpcrdma::fabric::testing::loopback_address;
 
-/// Name of the variable: `soft` (default), `iwarp` or `verbs`.
+/// The environment variable, whose value is `soft` (default), `iwarp` or `verbs`.
 const FABRIC: &str = "RPCRDMA_FABRIC";
 
 /// Scheme of this run's addresses.
@@ -148,7 +148,8 @@ pub fn warnings_of(f: impl FnOnce()) -> Vec<String> {
 
 /// Opens a device and a listener once in the process.
 ///
-/// Libraries keep some of their descriptors until the process ends.
+/// Libraries keep some of their descriptors until the process ends, so these must be open before a test counts
+/// descriptors.
 pub fn warm_up() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     if on_device() {

@@ -20,7 +20,7 @@ pub(crate) trait ProcedureRunner {
     ) -> Procedure<Self::Sharing>;
 }
 
-/// Runs handlers in the shard's poll of the call, or on workers.
+/// Runs handlers on the shard as soon as it receives the call, or on workers.
 pub(crate) struct RunAtOnce {
     pub(crate) on_workers: bool,
 }

@@ -80,7 +80,7 @@ fn a_server_reports_the_pinning_of_its_threads() {
             .stderr(Stdio::piped())
             .spawn()
             .expect("the server starts");
-        // The server is listening, so all its output is written.
+        // The first line of output says that the server is listening. By then, it has written all warnings.
         let mut line = String::new();
         BufReader::new(server.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
         server.kill().expect("killed");

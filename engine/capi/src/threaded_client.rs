@@ -1,4 +1,4 @@
-//! A client whose connection another thread runs: its own, a server's, or one that polls a server.
+//! A client whose shard runs on a thread of the library, or on the thread with which the application polls a server.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;

@@ -21,7 +21,7 @@ impl<T> Default for AcceptBalancer<T> {
 /// The load of one fabric, which the others read.
 #[derive(Debug)]
 struct Load<T> {
-    /// Each connection or connect request of the fabric holds a clone.
+    /// The load is the number of clones: each connection or connect request of the fabric holds one.
     connections: ConnectionCount,
     /// Connections that other fabrics have accepted for this one.
     handed_over: Mutex<VecDeque<Accepted<T>>>,
@@ -53,13 +53,14 @@ impl<T> BalancerMember<T> {
         Self { balancer: Arc::clone(balancer), own }
     }
 
-    /// Assigns a connection that this fabric has accepted, and returns it if this fabric keeps it. At most
-    /// `max_waiting` handed-over connections wait for a fabric.
+    /// Assigns a connection that this fabric has accepted, and returns it if this fabric keeps it. A fabric for
+    /// which `max_waiting` handed-over connections already wait gets no further one.
     pub(crate) fn assign(&self, request: T, max_waiting: usize) -> Option<Accepted<T>> {
         // The lock is held until the connection is counted, so that a concurrent call sees the new count.
         let all = lock(&self.balancer.0);
-        let others = all.iter().filter(|load| lock(&load.handed_over).len() < max_waiting);
-        let fewest = others.min_by_key(|load| (Arc::strong_count(&load.connections), !Arc::ptr_eq(load, &self.own)));
+        let candidates = all.iter().filter(|load| lock(&load.handed_over).len() < max_waiting);
+        let fewest =
+            candidates.min_by_key(|load| (Arc::strong_count(&load.connections), !Arc::ptr_eq(load, &self.own)));
         let load = Arc::clone(fewest.unwrap_or(&self.own));
         let accepted = Accepted { request, count: Arc::clone(&load.connections) };
         drop(all);
@@ -96,7 +97,7 @@ impl<T> Drop for BalancerMember<T> {
 }
 
 impl<T> Load<T> {
-    /// Hands over a connection that is counted here.
+    /// Hands a connection, which this fabric's load already counts, over to this fabric.
     fn hand_over(&self, accepted: Accepted<T>) {
         lock(&self.handed_over).push_back(accepted);
         self.waker.wake();

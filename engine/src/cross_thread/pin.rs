@@ -11,7 +11,8 @@ use crate::start_error::{StartError, StartErrorKind};
 
 /// The cores that this process may use, ascending.
 ///
-/// They are read once, so pinning a thread by [`pin_current_thread`] does not restrict the threads that it starts.
+/// They are read once, so a thread that a pinned thread starts may be pinned to any of them, although it inherits the
+/// core.
 pub fn allowed_cores() -> &'static [usize] {
     static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
     ALLOWED.get_or_init(|| {

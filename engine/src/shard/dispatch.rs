@@ -9,7 +9,7 @@ use crate::proto::{CallError, DecodedLists, Event, Knob, PeerFault, ReceivedMess
 use crate::wire::{ErrorBody, Head};
 
 impl<F: Fabric> Shard<F> {
-    /// Passes a message to the connection, then to the engine of the call or reply.
+    /// Passes a message to the protocol's connection, then a call to the responder, or a reply to the requester.
     ///
     /// Each kind of message has its own function, so that its state stays in registers.
     #[inline(never)]
@@ -101,7 +101,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// Whether a message has to be ignored, because the connection is not open yet, or closing.
+    /// Whether a message has to be ignored, because the connection is closing. Establishes an accepted connection.
     #[inline]
     fn must_ignore(&mut self, conn: &mut Conn) -> bool {
         matches!(conn.stage(), Stage::Connecting | Stage::Closing) && !self.may_accept(conn)
@@ -178,7 +178,7 @@ impl<F: Fabric> Shard<F> {
         let refused = matches!(fault, PeerFault::NotAuthenticated(_)) && conn.proto.config().server;
         let status = conn.proto.status();
         if refused && conn.stage() == Stage::Open && status.queued == status.sent {
-            // The client has granted a message, so the server sends it the cause before the connection closes.
+            // No message waits for a credit, so the server can send the client the cause before the connection closes.
             return conn.drain();
         }
         conn.end_for(fault);

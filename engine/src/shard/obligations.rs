@@ -3,13 +3,14 @@
 //! A peer has to receive its messages, answer RDMA Reads, grant credits for its replies, finish a message that it has
 //! begun, and answer calls that this side has abandoned. Until then it holds memory or credits of the shard.
 //!
-//! A slow peer is not disconnected. Other bytes precede an obligation in the queue, so each byte moved in either
-//! direction extends the deadline by its time at [`limits.min_rate`](crate::config::LimitsConfig::min_rate). Only the
-//! bytes in front of the obligation count; otherwise other traffic would extend the deadline without limit. If the
-//! device does not report progress, the time of those bytes is granted in advance.
+//! A slow peer is not disconnected while it moves [`limits.min_rate`](crate::config::LimitsConfig::min_rate) bytes per
+//! second. Other bytes precede an obligation in the queue, so each byte moved in either direction extends the deadline
+//! by its time at that rate. Only the bytes in front of the obligation count; otherwise other traffic would extend the
+//! deadline without limit. If the device does not report progress, the time of those bytes is granted in advance.
 //!
-//! A granted reply extends the deadline as much as a whole receive. Otherwise short replies would disconnect a peer
-//! with few credits that grants slowly but steadily. The number of replies is bounded, and so is that time.
+//! A granted reply, however short, extends the deadline by the time of a full receive buffer. Otherwise short replies
+//! would disconnect a peer with few credits that grants slowly but steadily. The number of replies is bounded, and so
+//! is that time.
 //!
 //! The message path reads no clock for this. Periodic checks of the connections time each obligation without progress.
 
@@ -43,7 +44,7 @@ pub(super) struct PeerObligations {
     pub(super) waiting: u64,
     /// Number of the incomplete incoming message.
     pub(super) half_sent: Option<u32>,
-    /// Late answers so far, while too many calls that this side has abandoned are without one.
+    /// Number of late answers so far; `None` unless the peer leaves too many abandoned calls unanswered.
     pub(super) withheld: Option<u32>,
 }
 
@@ -55,7 +56,7 @@ pub(super) struct Interval {
     pub(super) flow: Option<Flow>,
     /// Bytes that the device does not report, and that may have to move before the obligation is met.
     pub(super) unseen: u64,
-    /// Bytes of a whole receive.
+    /// Size of a receive buffer, in bytes.
     pub(super) receive: u64,
     /// Least rate of a peer, in bytes per second.
     pub(super) min_rate: u64,
@@ -69,7 +70,7 @@ struct Elapsed {
     moved: Option<u64>,
     /// Time of the bytes still to move.
     queued: u64,
-    /// Time of the granted replies, each as a whole receive.
+    /// Time of the granted replies, each counted as a full receive buffer.
     granted: u64,
 }
 
@@ -91,7 +92,8 @@ impl ObligationTimer {
         }
         self.nanos = self.nanos.saturating_add(elapsed.nanos).saturating_sub(elapsed.granted);
         let Some(moved) = elapsed.moved else { return self.nanos.saturating_sub(self.extension) };
-        // Bytes of the other direction may move meanwhile. A surplus does not reduce the rest of the extension.
+        // More bytes may have moved than the waited time needs, such as those of the other direction. They do not use
+        // up the extension.
         let used = moved.min(self.extension).min(self.nanos);
         self.extension -= used;
         self.nanos -= used;
@@ -134,7 +136,7 @@ pub(super) struct ObligationTimers {
     moved: u64,
     /// Granted replies.
     granted: u32,
-    /// Bytes of RDMA Writes before the next Send to complete.
+    /// [`PeerObligations::written`] when the awaited Send was chosen.
     pub(super) written: u64,
 }
 

@@ -18,8 +18,8 @@ use crate::proto::Defect;
 use crate::start_error::{StartError, StartErrorKind};
 use crate::stats::ShardStats;
 
-/// Empty turns between two yields of the core. A shard that shares its core with a busy thread yields after some
-/// microseconds; one that owns its core yields only while idle.
+/// Empty turns between two yields of the core. They take only some microseconds, so an idle shard soon leaves a shared
+/// core to a busy thread. A shard with work does not yield.
 const YIELD_EVERY: u32 = 256;
 /// Longest sleep without deadlines.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -108,7 +108,7 @@ pub(crate) struct ShardHandle {
 }
 
 impl ShardHandle {
-    /// A connector for one more thread.
+    /// The connector, which connects further threads to the shard.
     pub(crate) fn connector(&self) -> &Connector<Command> {
         &self.connector
     }
@@ -229,8 +229,8 @@ impl<F: Fabric> Shard<F> {
         self.cross_thread.sleeper.arm();
         self.cx.fabric.arm();
         let events = self.life.events.len();
-        // The turn does not report control-plane work, and a close may be the last of a drain. A ready connection needs
-        // another turn.
+        // `poll_once` does not count control-plane work as work, so new events are checked, too: a close may complete a
+        // drain. A ready connection needs another turn.
         if self.poll_once() || self.life.events.len() != events || !self.cx.ready.is_empty() {
             return None;
         }

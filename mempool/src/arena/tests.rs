@@ -39,7 +39,7 @@ fn the_memfd_is_sealed() {
     assert!(name.to_string_lossy().contains("arena-test"), "{name:?}");
 }
 
-/// Takes the pages of this host, and checks the report against them.
+/// The host decides which pages the arena gets, and the report must match them.
 #[test]
 fn auto_reports_its_pages_and_a_remedy() {
     let bytes = 8 << 20;
@@ -137,7 +137,8 @@ fn binding_reaches_the_kernel() {
     let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
     let line = maps.lines().find(|line| line.starts_with(&start)).unwrap();
     assert!(line.contains(" bind:0 "), "{line}");
-    // A node beyond one word of the mask that no machine has: the kernel refuses it, instead of reading past the mask.
+    // No machine has node 900, whose bit is beyond the first word of the node mask. The kernel must refuse it, instead
+    // of reading past the mask.
     assert!(map_of(&arena).bind(900).is_err());
 }
 

@@ -100,6 +100,7 @@ struct Disk {
     end: u64,
     /// True while a batch is in progress. The next batch starts at its completion.
     writing: bool,
+    /// Records to append to the log, of PUT and DELETE calls.
     puts: VecDeque<Put>,
     gets: VecDeque<Get>,
 }

@@ -5,7 +5,8 @@ use rpcrdma_tests::prelude::*;
 
 /// The time between two polls.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Polls within which a step of a few turns must end. The default time-outs allow more polls.
+/// Polls within which a connect, a call or the detection of a loss must end: each takes only a few turns. The default
+/// time-outs are longer than these polls.
 const MAX_POLLS: usize = 9;
 
 struct ConnectedPair {

@@ -33,7 +33,7 @@ fn too_short_a_write_chunk_gets_write_resource_with_index_and_length() {
             client.call(TWO, &Lists::new().write([one]).write([two]), b"");
             client.refusal(ErrorBody::WriteResource { chunk_index, length_needed }, "a short Write chunk");
         }
-        // A procedure without Write chunks needs a Reply chunk for its longest reply.
+        // The procedure declares no Write chunk, so the error asks for a Reply chunk that holds the longest reply.
         client.call(ECHO, &Lists::new().write([room]), b"");
         client.refusal(ErrorBody::ReplyResource { length_needed: 24 + (16 << 10) }, "a Write chunk");
         client.ping();

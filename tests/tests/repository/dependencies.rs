@@ -117,7 +117,7 @@ fn deny_toml_allows_all_licences_and_no_unused_ones() {
     let Some(packages) = packages() else { return };
     let deny = read("deny.toml");
     let allowed = strings(value(&deny, "allow"));
-    // A package whose manifest has no licence, and the licence that deny.toml read from its file.
+    // The one package whose manifest has no licence, and the licence that deny.toml states for it.
     let clarified = (value(&deny, "crate").trim_matches('"'), value(&deny, "expression").trim_matches('"'));
     let exception = text_after(&deny, "[[licenses.exceptions]]");
     let (excepted, exception_licences) =

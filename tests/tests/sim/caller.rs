@@ -28,18 +28,18 @@ pub(crate) struct Caller {
     pub(crate) checker: CallChecker,
     plan: Rc<Plan>,
     index: usize,
-    /// Addresses of the groups and of the hostile server.
+    /// Addresses to which it connects.
     addresses: Rc<Addresses>,
     /// Prepared calls that are never made, and that hold all message buffers.
     hoard: Vec<ClientCall>,
     /// Remaining turns until it drops the hoard.
     hoard_turns: usize,
     reconnects: usize,
-    /// Links that it opens late, and its remaining turns until then.
+    /// Groups to which it connects late (`None`: the hostile server), and its remaining turns until then.
     late: (Vec<Option<usize>>, usize),
 }
 
-/// Listening addresses.
+/// Listening addresses of the servers: one for each group of server shards, and the hostile server's.
 #[derive(Debug)]
 pub(crate) struct Addresses {
     pub(crate) groups: Vec<Address>,
@@ -61,7 +61,7 @@ impl Caller {
         let serves = plan.reverse != ReverseSupport::None;
         let fabric = device(plan.kind, (config, software), *chaos, &journal, Some(addresses), (serves, false));
         let services = serves.then(|| Arc::new(services(plan, executions, deferred)));
-        // A client never grants 0 reverse credits.
+        // A client that serves calls grants at least one reverse credit.
         let reverse_credits = config.debug.reverse_credits.max(u32::from(serves));
         let shard = config.clone().with(|c| c.debug.reverse_credits = reverse_credits);
         let client = ClientConfig { services, connect: connect.clone(), ..small_client(shard) };
@@ -237,7 +237,8 @@ impl Caller {
         checker.check_all_completed(client.close(Duration::ZERO));
     }
 
-    /// Checks that no memory, window or Receive is in use, and that the counters report no error.
+    /// Checks that no memory, window or Receive is in use, and that the counters report no error. In a `calm` run,
+    /// delays are the only faults.
     pub(crate) fn check_leaks(&mut self, calm: bool) {
         self.checker.release(usize::MAX);
         self.checker.check_executions();

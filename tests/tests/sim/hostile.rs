@@ -129,7 +129,8 @@ impl Behaviour {
         self.journal.count("hostile CONNPROP messages", 1);
     }
 
-    /// If a message is a CONNPROP, usually uses windowed credits as negotiated.
+    /// Switches windowed credits on or off as the CONNPROPs of both ends agree, except in one of 20 cases. Ignores
+    /// other messages.
     fn apply_properties(&mut self, peer: &mut RawPeer, message: &[u8]) {
         let Ok(view) = View::check(message, self.revision) else { return };
         if let ViewBody::Connprop(set) = view.body() {
@@ -193,7 +194,7 @@ impl Behaviour {
             1 => bytes.extend((0..self.random.below(40)).map(|n| n as u8)),
             _ => {
                 for _ in 0..1 + self.random.below(4) {
-                    // Both headers together are shorter.
+                    // Without chunks, the transport and RPC headers together are shorter than 100 bytes.
                     let len = bytes.len().min(100);
                     if let Some(byte) = bytes.get_mut(self.random.below(len.max(1))) {
                         *byte ^= 1 << self.random.below(8);

@@ -88,7 +88,7 @@ client copy /run/new >/run/said 2>&1 || fail "copy to a repaired disk: $(</run/s
 served /run/new
 quit
 
-echo "- through it"
+echo "- through the page cache"
 echo "+$sectors" >$disk/badblocks
 echo 3 >/proc/sys/vm/drop_caches
 serve --buffered

@@ -41,7 +41,7 @@ goes_on() { [[ $(written) != "$before" ]]; }
 for round in 1 2; do
     before=$(written)
     await goes_on
-    sleep 1 # gives the other processes time, whose state is unknown here
+    sleep 1 # so that the other processes make progress, too, which this loop does not check
     kill -KILL "$server"
     wait "$server" 2>/dev/null || true
     sleep 1

@@ -1,5 +1,5 @@
-# The verbs fabric beside an iWARP device, which it does not drive. Clients and servers ignore it if there is another
-# device. Alone or by name they refuse it, with a sentence that names the fabric for it.
+# The verbs fabric beside an iWARP device, which it does not support. Clients and servers ignore that device if there is
+# another one. If it is the only one, or is named, they refuse it with an error that names the fabric to use instead.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../rpcperf.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"

@@ -211,7 +211,7 @@ impl Store {
         self.size.checked_sub(offset).ok_or(Status::OutOfRange)
     }
 
-    /// Checks a READ of `count` bytes. Returns the number of bytes to read, of which `room` fit the reply.
+    /// Checks a READ of `count` bytes. Returns the number of bytes to read: at most `room`, which the reply holds.
     pub(crate) fn check_read(&self, offset: u64, count: u32, room: usize) -> Result<usize, Status> {
         if count as usize > BLOCK_MAX {
             return Err(Status::TooLong);

@@ -1,17 +1,19 @@
 //! The search: values of single knobs, combinations of the best ones, and a final comparison.
 //!
-//! *One knob at a time.* From the start, each knob alone takes each of its values. The number of candidates is the sum
-//! of the numbers of values, while a grid would have their product. This suffices because the knobs of this engine
-//! affect different costs and mostly do not interact. The values of a knob form a group, so that a knob with five good
-//! values does not displace the only good value of another.
+//! The *start* of a sweep is the settings of `--start`, or the best ones of the previous sweep.
+//!
+//! *One knob at a time.* Each knob alone takes each of its values, while the others keep those of the start. The number
+//! of candidates is the sum of the numbers of values, while a grid would have their product. This suffices because the
+//! knobs of this engine affect different costs and mostly do not interact. The values of a knob form a group, so that a
+//! knob with five good values does not displace the only good value of another.
 //!
 //! *Successive halving.* In each round each candidate runs several times, and then the worse half of each group is
 //! dropped, until one candidate is left. So candidates that are hard to distinguish get the most runs.
 //!
-//! *Interleaved.* A pass runs each candidate once, in random order, with a run of the start in each [`BLOCK`] of them.
+//! *Interleaved.* A pass runs each candidate once, in random order, and the start once for every [`BLOCK`] candidates.
 //! The gain of a candidate is relative to the median of the start's runs in its block and the two adjacent blocks, so
-//! that slow changes of the host affect both. The median of all gains counts. So a single run that the host disturbed
-//! does not decide, whether it is the candidate's or the start's.
+//! that slow changes of the host affect both. The median of all gains counts, so a single disturbed run of
+//! the candidate or of the start does not decide.
 //!
 //! *Together.* The winners with a gain, at most `--combine`, are tried in every combination, again by halving, with new
 //! runs. This misses pairs of knobs that help only together, some of which another sweep from the result finds.
@@ -19,8 +21,8 @@
 //! *The simplest.* Of the combinations with at least [`SHARE`] of the best gain, the one with the fewest changes wins,
 //! so that knobs without a gain keep their values.
 //!
-//! *The final comparison.* The best of many candidates was also lucky, so its final figures come only from later runs,
-//! in pairs with the start: passes of one candidate, whose gain is relative to the start's run in the same pass.
+//! *The final comparison.* The best of many candidates was also lucky, so its final figures come only from later runs.
+//! These are pairs: each pass runs the candidate and the settings of `--start` once, and compares the two runs.
 
 use serde_json::Value;
 
@@ -48,7 +50,7 @@ pub(super) struct Trial {
     pub(super) sweep: u16,
     pub(super) stage: &'static str,
     pub(super) figures: Vec<f64>,
-    /// The gain of each run over the start of its sweep.
+    /// The gain of each run over the settings from which its sweep started.
     pub(super) gains: Vec<f64>,
     /// The conditions of its last run.
     pub(super) info: Value,
@@ -82,7 +84,7 @@ pub(super) struct SearchResult {
 /// Runs of the start failed, or the tuning cannot continue.
 pub(super) fn search(args: &Args, allowed: usize, runner: Runner<'_>) -> Result<SearchResult, CommandError> {
     let cores = if args.cores.is_empty() { allowed } else { args.cores().len() };
-    // At least two threads are allowed, one for each end, and as many as the start has.
+    // Allows at least two threads, one for each end, and at least as many as the start has.
     let threads = if args.remote { usize::MAX } else { cores.max(2).max(polling_threads(&args.start())) };
     let trials = vec![Trial { settings: args.start(), ..Trial::default() }];
     let (random, references, left_out) = (fastrand::Rng::with_seed(args.seed), Vec::new(), Vec::new());

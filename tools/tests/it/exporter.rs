@@ -86,7 +86,8 @@ fn an_exporter_without_descriptors_pauses_and_logs_it() {
     assert!(line.contains("RLIMIT_NOFILE is 7; `ulimit -n 65536` raises it"), "{line}");
     drop(silent);
     assert!(eventually(|| get(&address, "/").is_some_and(|(head, _)| head.starts_with("HTTP/1.1 200"))));
-    // Accept fails every 100 ms for the two seconds of the silent connections, but the log is rate-limited.
+    // While the silent connections were open (at most two seconds), accept failed every 100 ms, but the log is
+    // rate-limited.
     drop(exporter);
     let more = log.iter().count();
     assert!(more <= 8, "{more} further lines");

@@ -7,7 +7,7 @@ use crate::schema::{Form, Name, Schema, Type, TypeDef, TypeId};
 
 /// Limit of the bytes of a type. Its values are decoded on the stack of a shard, in a few copies.
 const MAX_BYTES: u64 = 32 << 10;
-/// Limit of the bytes of a type with its nested types, each level once, because all are on the stack at once.
+/// Limit of the bytes of a type and the largest types nested in it, one per level, which are on the stack at once.
 const MAX_NESTED: u64 = 4 * MAX_BYTES;
 /// Limit of the bytes of a type that contains itself, with its nested types. All levels are on the stack at once.
 const MAX_RECURSIVE: u64 = MAX_NESTED / MAX_DEPTH;
@@ -64,7 +64,7 @@ pub(crate) fn check(schema: &Schema, problems: &mut Problems) {
             let message = format!("`{}` {what} {bytes} bytes by value, which exceeds {max}", def.name.text);
             problems
                 .add(&def.name.at, message)
-                .help("`<n>`, an array of variable length, stays in the message; its encoding starts with its length");
+                .help("`<n>`, a variable-length array, stays in the message, but its encoding starts with its length");
         }
         for (name, ty) in declared_types(def) {
             if extents.has_empty_elements(ty) {
@@ -157,7 +157,7 @@ impl Extents<'_> {
         extent
     }
 
-    /// True if the type has elements that take no bytes. A count alone would then be any number of values.
+    /// True if the type has elements that take no bytes. A short message could then stand for any number of values.
     fn has_empty_elements(&mut self, ty: &Type) -> bool {
         match ty {
             Type::Array(inner, _) | Type::FixedArray(inner, _) => {

@@ -70,7 +70,7 @@ pub unsafe extern "C" fn rpcrdma_reply_status(reply: *mut rpcrdma_reply) -> c_in
 
 /// Takes the buffer of a Write chunk out of a reply.
 ///
-/// The buffer is as long as its data. The reply of a failed call also has it, where the server can no longer reach it.
+/// The buffer is as long as its data. The reply of a failed call also has it, if the server can no longer reach it.
 ///
 /// # Parameters
 /// - `reply`: the reply.
@@ -103,7 +103,8 @@ pub unsafe extern "C" fn rpcrdma_reply_take_write_chunk(
 
 /// Takes the buffer of a Read chunk out of a reply.
 ///
-/// The buffer is for the next call. The reply of a failed call also has it, where the server can no longer reach it.
+/// The buffer can be lent to another call. The reply of a failed call also has it, if the server can no longer reach
+/// it.
 ///
 /// # Parameters
 /// - `reply`: the reply.

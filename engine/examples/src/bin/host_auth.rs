@@ -48,7 +48,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     let mut services = Services::new();
     services.add(PROGRAM, 1, WHO_AM_I, who);
-    // With `Required`, a peer without a key cannot connect. With `Optional` it can, but has no identity.
+    // With `Required`, the server ends the connection of a peer without a key. With `Optional` the peer may call, but
+    // has no identity.
     let shard = Config {
         wire: WireConfig { host_auth: AuthPolicy::Required(Arc::new(keys)), ..WireConfig::default() },
         ..Config::default()

@@ -74,7 +74,7 @@ mod real {
         signal.notify();
         assert_eq!(wakes(), 0);
         parker.arm();
-        // The thread sleeps in its fabric, so this must return.
+        // With `Wake::Fabric` the thread would sleep in its fabric, so `park` only disarms, and returns at once.
         parker.park(None);
         signal.notify();
         assert_eq!(wakes(), 0);

@@ -264,7 +264,8 @@ impl Requester {
             RetransmitCause::Reconnected => form_error,
             RetransmitCause::Refused(error) => match form_error {
                 CallError::NoReplyBuffer { .. } => form_error,
-                // The server refused the call before it ran, and this side lacks a buffer for the unreduced message.
+                // The server refused the first form before the call ran, and this side lacks a buffer for the unreduced
+                // message. After an earlier refusal the call may have run.
                 CallError::NoMemory { .. } | CallError::TooLong { .. }
                     if matches!(error, ErrorBody::ReadChunks { .. }) && slot.retries == 1 =>
                 {
@@ -428,7 +429,7 @@ impl Requester {
         if cx.fabric.capabilities().exposure_needs_own_arena {
             buf = self.private_copy(cx, &buf).map_err(CallError::of_reply)?;
         }
-        // The message that was received first has the transport header.
+        // The Receive still holds the transport header, which begins with the XID.
         let xid = reply.message.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
         reply.header = header_of(xid, &buf, 0)?;
         reply.message = ReceivedBuf::whole(buf);
@@ -491,7 +492,8 @@ impl Requester {
             let answered = matches!(outcome, Some(PendingOutcome::Ended { result: Ok(_), .. }));
             let (memory, _) = conn.calls.exposures.recover(index, true, answered);
             match outcome {
-                // The reply had arrived. Only the revocation was missing, which the end of the queue pair has done.
+                // The reply had arrived, but the call's windows were not revoked when the connection ended. The caller
+                // gets an error, with its buffers, because the destroyed queue pair no longer reaches them.
                 Some(PendingOutcome::Ended { target, token, result, .. }) => {
                     let error = result.err().map_or(CallError::ConnectionLost { sent: true }, CallError::from);
                     self.deliver(cx, target, token, Err(FailedCall::new(error, memory)));
@@ -623,7 +625,7 @@ fn decode_long_reply(view: &View<'_>, exposure: Option<&mut CallExposure>) -> De
     let len = record_written(view.writes().map(|chunk| chunk.segments()), exposure).and(len);
     match len {
         Ok(0) => {
-            let error = CallError::MalformedReply("its length does not fit the Reply chunk");
+            let error = CallError::MalformedReply("it is in a Reply chunk that is missing or empty");
             DecodedReply { header: Err(error), long: None }
         }
         Ok(len) => DecodedReply { header: Ok(0..0), long: Some(len) },

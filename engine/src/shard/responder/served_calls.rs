@@ -83,7 +83,7 @@ pub(in crate::shard) struct ServedCalls {
     pub(super) reads: Vec<PendingReads>,
     /// Calls with completed RDMA Reads so far; wraps.
     pub(super) read_calls_done: u32,
-    /// Number of calls that workers have and have not answered.
+    /// Number of calls that were given to workers and are not yet answered.
     pub(super) at_workers: u32,
     /// Number of deferred calls.
     pub(super) deferred: u32,
