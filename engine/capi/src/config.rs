@@ -56,26 +56,7 @@ impl ExtraKnobs {
         // As in a file, a text may stand in quotes, and `unset` restores the default.
         let text = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
         Some(match name {
-            "server.shards" if text == UNSET => {
-                self.shards = None;
-                Ok(())
-            }
-            "server.cores" if text == UNSET => {
-                self.cores = None;
-                Ok(())
-            }
-            "server.stats" if text == UNSET => {
-                self.stats = None;
-                Ok(())
-            }
-            "client.auth_sys" if text == UNSET => {
-                self.user = None;
-                Ok(())
-            }
-            HOST_KEY if text == UNSET => {
-                self.host_auth = AuthPolicy::Off;
-                Ok(())
-            }
+            _ if text == UNSET && self.unset(name) => Ok(()),
             "server.shards" => number_in_range(name, text, 1..=MAX_THREADS).map(|count| self.shards = Some(count)),
             "server.cores" => {
                 let cores: Option<Vec<_>> = text.split(',').map(core_range).collect();
@@ -99,6 +80,19 @@ impl ExtraKnobs {
             HOST_KEY => host_key(name, text).map(|policy| self.host_auth = policy),
             _ => return None,
         })
+    }
+
+    /// Sets the knob `name` to its default. False if it is not one of these knobs, or always has a value.
+    fn unset(&mut self, name: &str) -> bool {
+        match name {
+            "server.shards" => self.shards = None,
+            "server.cores" => self.cores = None,
+            "server.stats" => self.stats = None,
+            "client.auth_sys" => self.user = None,
+            HOST_KEY => self.host_auth = AuthPolicy::Off,
+            _ => return false,
+        }
+        true
     }
 }
 

@@ -232,7 +232,7 @@ impl SoftwareFabric {
         may_sleep: bool,
     ) -> Result<(), FabricError> {
         self.connections.sockets.epoll_set.add(&socket, Token::Qp(id), EventFlags::IN | EventFlags::RDHUP)?;
-        self.common.reserve_descriptor(socket.as_fd());
+        self.common.reserve_descriptor();
         let qp = self.table.find(id)?;
         qp.socket = Some(socket);
         qp.peer_windows = Some(windows);

@@ -163,6 +163,18 @@ impl SocketMessage {
         rustix::io::retry_on_intr(send).map(drop)
     }
 
+    /// Whether the next message may carry descriptors, which a doorbell does not. `None` if no message has arrived.
+    pub(super) fn next_has_descriptors(socket: BorrowedFd<'_>) -> Option<bool> {
+        let bell = Self::Bell.encode();
+        let mut head = [0; MAX_MESSAGE];
+        let look = || rustix::net::recv(socket, &mut head, RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        match rustix::io::retry_on_intr(look) {
+            Ok((_, len)) => Some(len > 0 && head[..len] != bell[..]),
+            Err(Errno::AGAIN) => None,
+            Err(_) => Some(false),
+        }
+    }
+
     /// Reads one message. The descriptors of a refused message are closed.
     pub(super) fn receive(socket: BorrowedFd<'_>) -> SocketInput<(Self, Descriptors)> {
         // One byte more than the longest message, to detect longer ones.

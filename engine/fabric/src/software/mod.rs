@@ -49,6 +49,7 @@ mod window;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::Shutdown;
 
@@ -96,16 +97,16 @@ pub(crate) struct SoftwareCommon {
     peer_memory: PeerMemory,
     /// Whether a doorbell has rung since `arm`.
     doorbell_rang: bool,
-    /// A descriptor that is closed while sockets of connections are read. Without a free descriptor for the memory that
-    /// a connected peer exposes, the kernel drops it, and the connection would end.
+    /// A descriptor that is closed before a message with the memory of a connected peer is received. If this process
+    /// had no free descriptor, the kernel would drop that of the memory, and the connection would end.
     reserved_descriptor: Option<OwnedFd>,
 }
 
 impl SoftwareCommon {
     /// Reserves a descriptor, unless one is reserved or none is free.
-    fn reserve_descriptor(&mut self, socket: BorrowedFd<'_>) {
+    fn reserve_descriptor(&mut self) {
         if self.reserved_descriptor.is_none() {
-            self.reserved_descriptor = socket.try_clone_to_owned().ok();
+            self.reserved_descriptor = eventfd(0, EventfdFlags::CLOEXEC).ok();
         }
     }
 }

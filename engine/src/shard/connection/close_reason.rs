@@ -29,7 +29,7 @@ pub enum CloseReasonKind {
     Local,
     /// A time-out passed: connect, negotiation, setup or progress.
     TimedOut,
-    /// The server evicted the connection, because others needed its receives.
+    /// The server evicted the connection, because another connection needed its place.
     Evicted,
     /// The device, or the network to the peer, failed.
     Device,
@@ -198,7 +198,7 @@ impl CloseCause {
                 Some("connections ended by their device")
             }
             Self::Disconnected { cause: Disconnect::Violation | Disconnect::Refused, .. } => Some(PEER_FAULTS),
-            Self::Local(LocalClose::Evicted) => Some("connections evicted because others needed their Receives"),
+            Self::Local(LocalClose::Evicted) => Some("connections evicted because others needed their places"),
             Self::Local(LocalClose::SetupTimeout) => Some("connections whose setup timed out"),
             _ => None,
         }

@@ -396,12 +396,12 @@ impl SoftwareQp {
         // Bounded, because a peer may fill the socket as fast as this side reads it.
         for _ in 0..64 {
             let Some(socket) = self.socket() else { return Ok(false) };
-            common.reserved_descriptor = None;
-            let input = SocketMessage::receive(socket);
-            if !matches!(input, SocketInput::Message(_)) {
-                common.reserve_descriptor(socket);
+            match SocketMessage::next_has_descriptors(socket) {
+                None => break,
+                Some(true) => common.reserved_descriptor = None,
+                Some(false) => {}
             }
-            match input {
+            match SocketMessage::receive(socket) {
                 SocketInput::Pending => break,
                 SocketInput::Closed => return Ok(false),
                 SocketInput::Failed(error) => return Err(error),
@@ -419,6 +419,7 @@ impl SoftwareQp {
                 }
             }
         }
+        common.reserve_descriptor();
         Ok(true)
     }
 

@@ -89,6 +89,20 @@ fn connects_of_other_users_are_limited_per_turn_and_in_the_log() {
     assert_eq!(summed + lines.len(), CONNECTS, "{sums:?}");
 }
 
+/// The descriptor that a fabric reserves is none of a peer's socket, which would stay open with it.
+#[test]
+fn the_socket_of_a_destroyed_queue_pair_is_closed() {
+    let mut cluster = Cluster::new("closed-socket");
+    let (hostile, qp) = cluster.hostile_peer();
+    let (_memory, descriptor) = create_shared(4096, "exposed").expect("memory");
+    hostile.send(&SocketMessage::Region { id: 0, bytes: 4096 }, &[descriptor.as_fd()]);
+    cluster.turn();
+    cluster.server.destroy_qp(qp);
+    let send = || SocketMessage::Bell.send(hostile.socket.as_fd(), &[]);
+    cluster.wait_until("the close", |_| (send() == Err(rustix::io::Errno::PIPE)).then_some(()));
+    cluster.check();
+}
+
 #[test]
 fn flags_are_valid_only_in_messages_that_define_them() {
     for (kind, body, known) in [(1, 12, true), (2, 12, true), (3, 0, false), (4, 16, false), (5, 0, false)] {
