@@ -398,6 +398,27 @@ impl Status {
     }
 }
 
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Success => "success",
+            Self::LocalLength => "local length error: the message exceeds its Receive",
+            Self::LocalQpOperation => "local queue pair operation error",
+            Self::LocalProtection => "local protection error",
+            Self::Flushed => "work request flushed",
+            Self::WindowBind => "memory window bind error",
+            Self::RemoteInvalidRequest => "remote invalid request error",
+            Self::RemoteAccess => "remote access error",
+            Self::RemoteOperation => "remote operation error",
+            Self::RetryExceeded => "transport retries exceeded: the peer does not acknowledge",
+            Self::PortDown => "local port down, or peer unreachable",
+            Self::RnrRetryExceeded => "RNR retries exceeded: the peer has no Receive posted",
+            Self::Fatal => "device failed",
+            Self::Other(code) => return write!(f, "unknown status {code}"),
+        })
+    }
+}
+
 /// The end of one work request.
 #[derive(Debug)]
 pub struct Completion {

@@ -184,7 +184,7 @@ pub fn drain(server: Server) -> String {
     };
     let sum = |name| stats.iter().filter_map(|shard| shard.get(name)).sum::<u64>();
     let (calls, failed, shed) = (sum("calls"), sum("calls_failed"), sum("calls_shed"));
-    format!("{drained}; {calls} calls served, {failed} refused, {shed} left for retransmission")
+    format!("{drained}; {calls} calls served, {failed} refused, {shed} dropped, which clients retransmit")
 }
 
 #[cfg(test)]

@@ -66,8 +66,8 @@ fn bind_error(address: &FabricAddress, at: SocketAddr, call: &str, error: Errno)
     let (text, port) = (&address.0, at.port());
     match error {
         Errno::ADDRINUSE => {
-            let remedy = format_args!("`ss -ltnp 'sport = :{port}'` names it; choose another port");
-            FabricError::in_use(text, format_args!("another process listens at TCP port {port}: {remedy}"))
+            let remedy = format_args!("`ss -ltnp 'sport = :{port}'` names its process; choose another port");
+            FabricError::in_use(text, format_args!("TCP port {port} is in use: {remedy}"))
         }
         Errno::ADDRNOTAVAIL => {
             let remedy = "`ip addr` lists them; 0.0.0.0 and [::] mean all";

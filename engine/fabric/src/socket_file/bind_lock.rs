@@ -137,7 +137,8 @@ fn no_directory(path: &Path, error: Errno) -> String {
         _ => Path::new("."),
     };
     match error {
-        Errno::NOENT | Errno::NOTDIR => format!("directory {}: {error}; create it first", parent.display()),
+        Errno::NOENT => format!("directory {}: {error}; create it first", parent.display()),
+        Errno::NOTDIR => format!("directory {}: {error}; choose another path", parent.display()),
         error => format!("directory {}: {error}; its owner must permit this user to create files", parent.display()),
     }
 }

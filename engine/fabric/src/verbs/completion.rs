@@ -155,7 +155,7 @@ fn with_port_state(status: Status, is_port_down: bool) -> Status {
 #[cold]
 fn record_failure(qp: &mut VerbsQp, attention: &mut Vec<u32>, what: &str, status: Status, vendor: u32) {
     let cause = if status == Status::PortDown { Disconnect::PortDown } else { Disconnect::Failure };
-    qp.fail(attention, cause, || format!("{what} failed: {status:?} (vendor error {vendor:#x})"));
+    qp.fail(attention, cause, || format!("{what} failed: {status} (vendor error {vendor:#x})"));
 }
 
 /// Puts a queue pair into error after immediate data. The device itself accepts such data and continues.

@@ -153,7 +153,7 @@ impl ProbePair {
         self.post(0, WorkRequest::Bind { window, mem, offset: 0, len: WINDOW, access: Access::REMOTE_WRITE })?;
         match self.wait(0, Opcode::Bind)? {
             Status::Success => Ok(RemoteMemory { rkey, address }),
-            status => Err(io::Error::other(format!("binding a window: {status:?}"))),
+            status => Err(io::Error::other(format!("binding a window: {status}"))),
         }
     }
 

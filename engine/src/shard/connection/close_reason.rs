@@ -249,7 +249,7 @@ pub enum LocalClose {
 fn describe_failure(opcode: Opcode, status: Status) -> String {
     match status {
         Status::Flushed => format!("connection ended during a {opcode:?}"),
-        _ => format!("{opcode:?} failed: {status:?}"),
+        _ => format!("{opcode:?} failed: {status}"),
     }
 }
 
@@ -278,7 +278,7 @@ mod tests {
         assert!(
             ended(Status::RetryExceeded).log_category().is_some() && ended(Status::Flushed).log_category().is_none()
         );
-        assert_eq!(ended(Status::RetryExceeded).to_string(), "Write failed: RetryExceeded");
+        assert_eq!(ended(Status::RetryExceeded).to_string(), "Write failed: transport retries exceeded: the peer does not acknowledge");
         assert_eq!(ended(Status::Flushed).to_string(), "connection ended during a Write");
     }
 

@@ -355,7 +355,7 @@ impl SoftwareQp {
                 let (cause, reason) = match request.status {
                     Status::Flushed => (Disconnect::Peer, PEER_CLOSED.to_owned()),
                     status => {
-                        (Disconnect::Failure, format!("{:?} {:#x} failed: {status:?}", request.opcode, request.wr_id))
+                        (Disconnect::Failure, format!("{:?} {:#x} failed: {status}", request.opcode, request.wr_id))
                     }
                 };
                 self.fail(common, cause, reason, None);
