@@ -17,16 +17,16 @@ use rpcrdma::cross_thread::parker::{Parker, Wake};
 use rpcrdma::cross_thread::slot::{Completer, SlotTable};
 use rpcrdma::cross_thread::workers::{WorkerConfig, WorkerPool};
 
-/// The system's allocator, which counts allocations while `COUNTING` is set.
+/// An allocator that counts allocations while `IS_COUNTING` is set.
 struct CountingAllocator;
 
-static COUNTING: AtomicBool = AtomicBool::new(false);
+static IS_COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: forwards every call to `System` unchanged, so it upholds the guarantees of `System`.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if COUNTING.load(Ordering::Relaxed) {
+        if IS_COUNTING.load(Ordering::Relaxed) {
             ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         }
         // SAFETY: the caller upholds the conditions of `GlobalAlloc::alloc`.
@@ -79,7 +79,7 @@ fn a_call_allocates_nothing_in_the_steady_state() {
     let mut table = SlotTable::new(16);
     let mut run = |calls: u64| {
         for n in 0..calls {
-            // Three calls: one is awaited by a block, one is polled first, and one is abandoned.
+            // The test waits for the first call, polls the second one before it waits, and abandons the third one.
             let (mut blocking, first) = table.acquire().unwrap();
             let (mut polled, second) = table.acquire().unwrap();
             let (abandoned, third) = table.acquire().unwrap();
@@ -95,16 +95,16 @@ fn a_call_allocates_nothing_in_the_steady_state() {
             assert_eq!(second, Ok(n + 11));
         }
     };
-    // The first calls take each path once, because threads allocate at their first use.
+    // The first calls take each path, because a thread may allocate when it first takes a path.
     run(200);
-    COUNTING.store(true, Ordering::Relaxed);
+    IS_COUNTING.store(true, Ordering::Relaxed);
     run(5_000);
-    COUNTING.store(false, Ordering::Relaxed);
+    IS_COUNTING.store(false, Ordering::Relaxed);
     let allocations = ALLOCATIONS.load(Ordering::Relaxed);
     // This allocation checks that the counter works.
-    COUNTING.store(true, Ordering::Relaxed);
+    IS_COUNTING.store(true, Ordering::Relaxed);
     drop(std::hint::black_box(Box::new(1)));
-    COUNTING.store(false, Ordering::Relaxed);
+    IS_COUNTING.store(false, Ordering::Relaxed);
     assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), allocations + 1);
     assert_eq!(allocations, 0, "allocations in 15000 calls");
     drop(sender);

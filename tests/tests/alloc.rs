@@ -39,10 +39,12 @@ const PAUSE: u32 = 30;
 const PAUSE_TOKEN: u64 = MAX_CALLS;
 /// Whether a call of [`PAUSE`] is running. Clearing it ends the call.
 static IS_PAUSED: AtomicBool = AtomicBool::new(false);
-/// Maximum outstanding calls. A busy server leaves its client half of its credit limit, which is more.
+/// Maximum outstanding calls: less than half of the credit limit, which a busy server leaves to its client.
 const MAX_CALLS: u64 = 24;
 /// Maximum outstanding bulk calls.
 const MAX_BULK_CALLS: u64 = 7;
+/// Bytes of bulk data in each direction of a bulk call.
+const BULK_LEN: usize = 9000;
 
 /// An allocator that counts allocations while [`IS_COUNTING`] is set.
 struct CountingAllocator;
@@ -109,7 +111,7 @@ fn services() -> Services {
 }
 
 /// Starts an echo of 64 bytes.
-fn start(client: &mut LocalClient, token: u64) {
+fn start_echo(client: &mut LocalClient, token: u64) {
     let first = client.first();
     let mut call = client.prepare(ECHO, 64).expect("a buffer");
     call.args_mut().fill(token as u8);
@@ -119,17 +121,17 @@ fn start(client: &mut LocalClient, token: u64) {
 /// Starts a call with bulk data in both directions.
 fn start_bulk(client: &mut LocalClient, token: u64) {
     let first = client.first();
-    let mut data = client.alloc(first, 9000).expect("a buffer");
+    let mut data = client.alloc(first, BULK_LEN).expect("a buffer");
     data.fill(token as u8);
-    let result = client.alloc(first, 9000).expect("a buffer");
-    let blob = Blob { name: b"name", data: Bulk::placed(9000), checksum: 0 };
+    let result = client.alloc(first, BULK_LEN).expect("a buffer");
+    let blob = Blob { name: b"name", data: Bulk::placed(BULK_LEN), checksum: 0 };
     let options = CallOptions::<Mirror>::new().lend(data).write_chunk_into(result);
     let call = options.into_call(&mut (&mut *client, first), &blob).expect("a buffer");
     client.start(first, call, token);
 }
 
 /// Makes `count` calls that all reach the server's shard in one turn, so that its tables grow to their final size.
-fn call_all_at_once(client: &mut LocalClient, count: u64, start: fn(&mut LocalClient, u64)) {
+fn call_all_at_once(client: &mut LocalClient, count: u64, start_call: fn(&mut LocalClient, u64)) {
     let first = client.first();
     let pause = client.prepare(PAUSE, 0).expect("a buffer");
     client.start(first, pause, PAUSE_TOKEN);
@@ -137,10 +139,11 @@ fn call_all_at_once(client: &mut LocalClient, count: u64, start: fn(&mut LocalCl
         client.poll(|_| {});
     }
     for token in 0..count {
-        start(client, token);
+        start_call(client, token);
     }
     client.poll(|_| {});
     IS_PAUSED.store(false, Ordering::Release);
+    // The call of PAUSE also ends.
     let mut ended = 0;
     while ended <= count {
         client.poll(|done| {
@@ -155,7 +158,7 @@ fn echo_calls(client: &mut LocalClient, count: u64, depth: u64) {
     let (mut started, mut ended) = (0, 0);
     while ended < count {
         while started < count && started - ended < depth {
-            start(client, started);
+            start_echo(client, started);
             started += 1;
         }
         let busy = client.poll(|done| {
@@ -180,7 +183,7 @@ fn bulk_calls(client: &mut LocalClient, count: u64, depth: u64) {
         let busy = client.poll(|done| {
             let reply = done.result.expect("a reply");
             let chunk = reply.chunk(0).expect("a chunk");
-            assert!(chunk.len() == 9000 && filled(done.token as u8, chunk));
+            assert!(chunk.len() == BULK_LEN && filled(done.token as u8, chunk));
             ended += 1;
         });
         if !busy {
@@ -199,7 +202,7 @@ fn check_allocations() {
     for mode in [CreditMode::V2Windowed, CreditMode::V2Incremental, CreditMode::V1] {
         for (remote_invalidate, batch, signal_every) in [(true, true, 16), (false, false, 1)] {
             let mut world = World::new("alloc");
-            // A credit limit that grows makes tables grow. So the limit starts at its maximum, with Receives for it.
+            // Tables grow with the credit limit, so the limit starts at its maximum, with enough Receives for it.
             let (max_credits, receives) = (small().limits.credits, 16 * small().limits.credits as usize);
             let shard = small().with(|c| {
                 c.wire.credit_mode = mode;
@@ -216,7 +219,7 @@ fn check_allocations() {
                 echo_calls(&mut client, 500, depth);
                 bulk_calls(&mut client, 100, depth);
             }
-            call_all_at_once(&mut client, MAX_CALLS, start);
+            call_all_at_once(&mut client, MAX_CALLS, start_echo);
             call_all_at_once(&mut client, MAX_BULK_CALLS, start_bulk);
             IS_COUNTING.store(true, Ordering::Relaxed);
             for depth in [1, MAX_BULK_CALLS] {

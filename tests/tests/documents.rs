@@ -1,6 +1,6 @@
 //! Runs the commands of the documents and compares their output.
 //!
-//! The blocks of a document run in order, in one shell. The words after a block's fence say what it is:
+//! The blocks of a document run in order, in one shell. The words after a block's fence declare its kind:
 //!
 //! | words | block |
 //! |---|---|
@@ -44,7 +44,7 @@ rpcrdma() { command rpcrdma "$@" || [[ $1 == doctor && $? == 1 ]]; }
 
 /// Set-up of the virtual machine: two hosts with the documents' addresses, and the documents' variables.
 ///
-/// It first ends the `rpc.mountd` of an earlier script, to free the port of MOUNT.
+/// The set-up first ends the `rpc.mountd` of an earlier script, to free the port of MOUNT.
 const MACHINE: &str = r#"pkill -x rpc.mountd || true
 ip netns add server
 ip link add eth0 type veth peer name eth0 netns server
@@ -121,8 +121,8 @@ fn normalize(line: &str) -> String {
     normalized
 }
 
-/// The first expected line that was not printed.
-fn missing<'a>(expected: &'a str, printed: &str) -> Option<&'a str> {
+/// Finds the first expected line that was not printed.
+fn find_missing_line<'a>(expected: &'a str, printed: &str) -> Option<&'a str> {
     let printed: Vec<String> = printed.lines().map(normalize).collect();
     expected.lines().find(|line| {
         let prefix = match line.split_once('…') {
@@ -150,8 +150,8 @@ fn run(document: &str) {
     let logs = logs.path();
     let lacks_siw =
         !Command::new("modprobe").args(["--dry-run", "siw"]).output().is_ok_and(|done| done.status.success());
-    // The main script runs each block's script, with its output in a file. `outputs` has for each block of expected
-    // output its line, the file of the block before it, and the text.
+    // The main script runs each block's script, and writes its output to a file. For each block of expected output,
+    // `outputs` has its line, the output file of the block before it, and its text.
     let mut main = format!("{PRELUDE}{}", if machine { MACHINE } else { "" });
     let mut outputs: Vec<(usize, PathBuf, String)> = Vec::new();
     let mut last_output = None;
@@ -192,7 +192,7 @@ fn run(document: &str) {
     let mut shell = shell.spawn().expect("a shell");
     let deadline = Instant::now() + Duration::from_secs(840);
     let status = loop {
-        match shell.try_wait().expect("its status") {
+        match shell.try_wait().expect("the status of the shell") {
             Some(status) => break Some(status),
             None if Instant::now() > deadline => break None,
             None => std::thread::sleep(Duration::from_millis(50)),
@@ -212,7 +212,7 @@ fn run(document: &str) {
     }
     for (line, output, expected) in outputs {
         let printed = printed(&output);
-        if let Some(line_expected) = missing(&expected, &printed) {
+        if let Some(line_expected) = find_missing_line(&expected, &printed) {
             panic!("{document}:{line}: not printed: {line_expected}\n{printed}");
         }
     }
@@ -247,7 +247,7 @@ documents! {
 #[test]
 fn output_lines_are_compared_without_their_numbers() {
     let printed = "a 12.5 us\nb   1.39M calls\nc xyz\n";
-    assert_eq!(missing("a 7 us\n…\nb 400k calls\nc x…\n", printed), None);
-    assert_eq!(missing("c x\n", printed), Some("c x"));
-    assert_eq!(missing("d…\n", printed), Some("d…"));
+    assert_eq!(find_missing_line("a 7 us\n…\nb 400k calls\nc x…\n", printed), None);
+    assert_eq!(find_missing_line("c x\n", printed), Some("c x"));
+    assert_eq!(find_missing_line("d…\n", printed), Some("d…"));
 }

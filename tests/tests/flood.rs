@@ -1,6 +1,6 @@
 //! Rate limits of the log lines that peers cause.
 //!
-//! The log of the whole process is counted, so these tests have their own.
+//! These tests count the log lines of the whole process, so they are in a test program of their own.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,7 +38,7 @@ impl Log for LineCollector {
     fn flush(&self) {}
 }
 
-/// Takes the lines since the last call. Installs the collector, and collects warnings from now on.
+/// Takes the lines since the last call. Also installs the collector, and sets the log level to warnings.
 fn take_warnings() -> Vec<String> {
     // Fails if an earlier call has installed the collector.
     let _ = log::set_logger(&LineCollector);
@@ -51,7 +51,7 @@ fn take_lines() -> Vec<String> {
     std::mem::take(&mut LINES.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Checks that fewer than [`MAX_LINES`] lines report `count` events: one event each, or a number of further events.
+/// Checks that fewer than [`MAX_LINES`] lines report `count` events: a line has one event, or a number of further ones.
 fn assert_rate_limited(lines: &[String], count: usize) {
     let (sums, single): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.contains(" more: "));
     let first_number = |line: &str| line.split(' ').next().and_then(|number| number.parse::<usize>().ok());
@@ -187,18 +187,18 @@ fn failures_of_one_procedure_do_not_hide_those_of_another_in_the_log() {
     );
 }
 
-/// A client disconnects 40 times, with a deferred call and several echo calls outstanding, after more and more polls.
+/// A client disconnects 40 times with a deferred call and several echo calls outstanding, each time one poll later.
 #[test]
 fn a_client_dropped_during_calls_causes_no_warning() {
     let mut world = World::new("dropped-client");
-    let (hold, held) = std::sync::mpsc::channel();
+    let (sender, held_calls) = std::sync::mpsc::channel();
     let mut services = standard_services();
-    let take = move |call: DeferredCall| hold.send(call).expect("a test that receives");
+    let hold = move |call: DeferredCall| sender.send(call).expect("a test that receives");
     services.add(
         PROGRAM,
         VERSION,
         20,
-        Procedure::deferred(take).uncounted().read_chunks(1, 1 << 20).write_chunks(1, 1 << 20),
+        Procedure::deferred(hold).uncounted().read_chunks(1, 1 << 20).write_chunks(1, 1 << 20),
     );
     let address = world.serve_with(small_server(), services);
     take_warnings();
@@ -223,7 +223,7 @@ fn a_client_dropped_during_calls_causes_no_warning() {
             let mut deferred = None;
             assert!(wait_until(|| {
                 client.poll(|_| answers += 1);
-                deferred = held.try_recv().ok();
+                deferred = held_calls.try_recv().ok();
                 deferred.is_some()
             }));
             drop(client);
@@ -233,28 +233,28 @@ fn a_client_dropped_during_calls_causes_no_warning() {
         }
     }
     assert!(wait_until(|| {
-        held.try_iter().for_each(|call| call.answer(Ok(())));
+        held_calls.try_iter().for_each(|call| call.answer(Ok(())));
         world.server().stats()[0].connections == 0
     }));
     drop(world.take_server());
     assert_eq!(take_warnings(), [""; 0]);
 }
 
-/// The server never answers a procedure. The client's log names it, calls that wait for a credit fail with
-/// `CallError::NoCredits`, and a new connection frees the credits.
+/// The server never answers calls of a procedure. The client's log names the procedure, calls that wait for a credit
+/// fail with `CallError::NoCredits`, and a new connection frees the credits.
 #[test]
 fn calls_without_an_answer_are_logged_and_end_their_connection() {
     const CREDITS: u32 = 4;
     for (max_abandoned, mode) in [(32, CreditMode::V1), (32, CreditMode::V2Windowed), (2, CreditMode::V2Windowed)] {
         let mut world = World::new("withheld");
-        let (hold, held) = std::sync::mpsc::channel();
+        let (sender, held_calls) = std::sync::mpsc::channel();
         let mut services = standard_services();
-        services.add(PROGRAM, VERSION, 20, Procedure::deferred(move |call: DeferredCall| _ = hold.send(call)));
+        services.add(PROGRAM, VERSION, 20, Procedure::deferred(move |call: DeferredCall| _ = sender.send(call)));
         let shard = small().with(|c| {
             (c.limits.credits, c.limits.max_credits) = (CREDITS, CREDITS);
             c.wire.credit_mode = mode;
         });
-        let address = world.serve_with(of_shard(shard.clone()), services);
+        let address = world.serve_with(server_config(shard.clone()), services);
         let config = small_client(shard).with(|c| {
             c.connect.reconnect_attempts = 3;
             c.shard.limits.max_abandoned = max_abandoned;
@@ -299,7 +299,7 @@ fn calls_without_an_answer_are_logged_and_end_their_connection() {
              connection) have had no answer for a second"
         ));
         assert_logged("connection ended: peer does not answer calls that their callers abandoned");
-        drop(held);
+        drop(held_calls);
     }
 }
 
@@ -307,9 +307,9 @@ fn calls_without_an_answer_are_logged_and_end_their_connection() {
 #[test]
 fn too_many_abandoned_calls_end_their_connection_while_credits_are_left() {
     let mut world = World::new("abandoned");
-    let (hold, held) = std::sync::mpsc::channel();
+    let (sender, held_calls) = std::sync::mpsc::channel();
     let mut services = standard_services();
-    services.add(PROGRAM, VERSION, 20, Procedure::deferred(move |call: DeferredCall| _ = hold.send(call)));
+    services.add(PROGRAM, VERSION, 20, Procedure::deferred(move |call: DeferredCall| _ = sender.send(call)));
     let address = world.serve_with(small_server(), services);
     let config = small_client(small()).with(|c| {
         c.shard.limits.max_abandoned = 2;
@@ -329,7 +329,7 @@ fn too_many_abandoned_calls_end_their_connection_while_credits_are_left() {
     }));
     let reason = client.close_reason(first).expect("the cause of the end").to_string();
     assert!(reason.contains("peer does not answer calls that their callers abandoned"), "{reason}");
-    drop(held);
+    drop(held_calls);
 }
 
 /// The shard is blocked by a handler, by the future of a handler, and by a task.
@@ -349,7 +349,7 @@ fn a_blocked_shard_is_logged_with_the_procedure() {
         });
         services.add(PROGRAM, VERSION, 20, handler);
         services.add(PROGRAM, VERSION, 21, Procedure::asynchronous(future));
-        let address = world.serve_with(of_shard(small().with(|c| c.poll.idle = idle)), services);
+        let address = world.serve_with(server_config(small().with(|c| c.poll.idle = idle)), services);
         let mut client = world.client(&address, small());
         take_warnings();
         for procedure in [20, 21] {
@@ -383,7 +383,7 @@ fn a_blocked_shard_is_logged_with_the_procedure() {
     drop(server);
 }
 
-fn of_shard(shard: rpcrdma::Config) -> rpcrdma::server::ServerConfig {
+fn server_config(shard: rpcrdma::Config) -> rpcrdma::server::ServerConfig {
     rpcrdma::server::ServerConfig { shard, ..small_server() }
 }
 

@@ -30,7 +30,7 @@ fn lock_cores() -> MutexGuard<'static, ()> {
 
 /// Runs `rpcrdma tune` with this benchmark program. Returns its JSON result.
 ///
-/// A busy host may complete too few calls in a short run. `tune` then reports that, and this function doubles the time.
+/// A busy host may complete too few calls in a short run. `tune` then fails, and this function doubles the time.
 fn run_tune(program: &Path, folder: &Path, mut seconds: f64, arguments: &str) -> Value {
     let _cores = lock_cores();
     let result = folder.join("result.json");
@@ -87,8 +87,8 @@ fn cores() -> String {
     cores.map(|core| core.to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// For each aim, `rpcperf` reports the figure, and it accepts each knob. The only candidate, `inline=1024`, is
-/// impossible, so that `tune` compares nothing.
+/// For each aim, `rpcperf` reports the figure, and it accepts each knob. `tune` compares nothing, because its only
+/// candidate, `inline=1024`, is below the minimum.
 #[test]
 fn every_aim_is_measured() {
     let folder = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! Runs the yardsticks: programs with whose figures those of the benchmark are compared.
+//! Runs the yardsticks: programs whose figures are compared with those of the benchmark.
 
 use std::process::Command;
 

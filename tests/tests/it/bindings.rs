@@ -184,8 +184,8 @@ fn refusals_return_write_chunks_unused() {
 /// Puts an item into the Write chunk of this index. Returns whether there is such a chunk.
 type PutItem = fn(&mut ServerCall, usize, &[u8]) -> bool;
 
-/// Writes an opaque item of each length, in its Write chunk if there is one, else inline. For the handlers, an empty
-/// Write chunk is no chunk. They differ only in `put_item`.
+/// Writes an opaque item of each length, in its Write chunk if there is one, else inline. Handlers treat an empty Write
+/// chunk as absent, and differ only in `put_item`.
 fn write_items(call: &mut ServerCall, lens: [usize; 2], put_item: PutItem) -> Result<(), Refusal> {
     let mut inline = Vec::new();
     for (n, len) in lens.into_iter().enumerate() {

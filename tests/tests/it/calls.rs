@@ -19,7 +19,7 @@ fn messages_of_any_length_are_delivered() {
         for len in (0..70).chain([127, 128, 400, 401, 511, 512, 513, 1000]) {
             echo(&mut client, &data_of(len as u32, len)).unwrap();
         }
-        // A call of the first length fits one message. The other is continued, or long in version 1.
+        // A call of the first length fits one message. The longer call is continued, or a long call in version 1.
         let longest = 4096 - header - RPC_CALL;
         for len in [longest, longest + 1] {
             assert_eq!(client.run(REFUSE, &vec![0; len]), refused(Refusal::GarbageArguments), "{len}");
@@ -79,7 +79,7 @@ fn refusals_of_rpc_reach_the_caller() {
 }
 
 #[test]
-fn the_server_sees_the_credential() {
+fn handlers_get_the_credential_of_the_caller() {
     let (world, address) = World::standard("credential", small());
     let server_credential = |credential| {
         let mut client = world.client(&address, ClientConfig { credential, ..small_client(small()) });
@@ -209,7 +209,7 @@ fn errors_of_invalid_configurations_name_the_cause() {
         LocalServer::start(&address, standard_services(), &long).err(),
         LocalServer::start_with(&address, |_| standard_services().to_local(), &long).err(),
     ] {
-        let error = error.expect("it cannot start").to_string();
+        let error = error.expect("the start fails").to_string();
         assert!(error.starts_with("invalid accept.setup `"), "{error}");
     }
 }

@@ -62,7 +62,7 @@ fn request_changes(peer: &mut RawPeer, xid: u32, values: &[(u32, &[u8])]) -> [Ve
     peer.operation(xid, Operation::Request { want: encode_set(values, &mut [0; 512]) });
     let (answered, flags, code, optinfo) = next_operation(peer);
     assert_eq!((answered, code), (xid, OperationCode::Respond));
-    assert!(flags.contains(Flags::RESPONSE), "the XID is one of the requester");
+    assert!(flags.contains(Flags::RESPONSE), "the requester chose the XID");
     match Operation::parse(code, &optinfo).expect("an answer") {
         Operation::Respond { done, rejected, pending } => {
             [done, rejected, pending].map(|positions| positions.iter().collect())
@@ -239,7 +239,7 @@ fn changes_require_support_at_both_ends() {
         let wanted = [Characteristic::SendSize(2048)];
         assert_eq!(client.request_change(first, &wanted), Err(ChangeError::Unsupported));
         // The connection keeps its negotiated sizes until it closes.
-        world.server().change_receive_size(8192).expect("it grows");
+        world.server().change_receive_size(8192).expect("the Receives grow");
         assert!(wait_until(|| {
             echo(&mut client, b"uses a Receive").expect("a reply");
             world.stats().receive_size == 8192
@@ -248,7 +248,7 @@ fn changes_require_support_at_both_ends() {
         for bytes in [32_768, 2048, 8190] {
             assert!(world.server().change_receive_size(bytes).is_err(), "{bytes}");
         }
-        world.server().change_receive_size(4096).expect("it shrinks");
+        world.server().change_receive_size(4096).expect("the Receives shrink");
         (0..10).for_each(|_| mirror(&mut client, 3, &[5000]).expect("a reply"));
         drop(client);
         assert!(wait_until(|| world.stats().receive_size_posted == 4096));
@@ -305,7 +305,7 @@ fn announced_characteristics_take_effect_at_once() {
     });
 }
 
-/// A call that waits for a credit keeps the form it had when it started. If that form becomes invalid, only this call
+/// A call that waits for a credit keeps the form that it had at its start. If this form becomes invalid, only this call
 /// fails.
 #[test]
 fn a_waiting_call_made_invalid_by_shorter_segments_fails_alone() {
@@ -326,7 +326,7 @@ fn a_waiting_call_made_invalid_by_shorter_segments_fails_alone() {
     let mut client = server.client(small());
     for (token, room) in [(1, 64 << 10), (2, 512 << 10), (3, 8 << 10)] {
         let call = client.chunked(LOAD, &[0; 100], &[], &[room]);
-        client.launch(call, token).expect("it is sent, or waits");
+        client.launch(call, token).expect("the call is sent, or waits");
     }
     // The chunk of the third call needs two segments, which every peer accepts.
     let too_many = CallError::from(Defect::ChunkSegments { segments: 128, limit: 16 });
@@ -353,14 +353,14 @@ fn remote_invalidation_is_switched_off_and_on_while_connected() {
         let config = config().with(|c| (c.wire.credit_mode, c.debug.remote_invalidate) = (mode, offered));
         let mut client = world.client(&address, config);
         for round in 0..if offered { 6 } else { 1 } {
-            let on = offered && round % 2 == 0;
+            let is_on = offered && round % 2 == 0;
             if round > 0 {
-                client.set_remote_invalidation(client.first(), on).expect("the server supports changes");
+                client.set_remote_invalidation(client.first(), is_on).expect("the server supports changes");
             }
             let before = client.stats().fabric.posts;
             (0..10).for_each(|seed| load(&mut client, seed, &[(5000, 5000)]).expect("a reply"));
             let posts = client.stats().fabric.posts - before;
-            assert!(if on { (20..30).contains(&posts) } else { posts >= 30 }, "{posts} posts, round {round}");
+            assert!(if is_on { (20..30).contains(&posts) } else { posts >= 30 }, "{posts} posts, round {round}");
         }
         let constant = Err(ChangeError::Constant(PropertyId::RemoteInvalidation));
         assert!(offered || client.set_remote_invalidation(client.first(), true) == constant);

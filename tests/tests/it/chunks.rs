@@ -165,8 +165,8 @@ fn memory_of_other_connections_and_clients_is_refused() {
     let first = client.first();
     let second = client.add_connection(&address).unwrap();
     let _ = client.alloc(first, 10).unwrap();
-    let of_second = client.alloc(second, 10).unwrap();
-    let call = client.prepared(STORE, &[0; 4]).read_chunk(4, of_second);
+    let memory_of_second = client.alloc(second, 10).unwrap();
+    let call = client.prepared(STORE, &[0; 4]).read_chunk(4, memory_of_second);
     // The last two calls are messages that another client has prepared.
     let mut stranger = world.client(&address, small());
     for call in [call, stranger.prepared(ECHO, &[0; 4]), stranger.prepared(ECHO, &[0; 4]).one_way()] {
@@ -202,7 +202,7 @@ fn memory_of_the_handler_is_shared_by_several_results() {
         let reply = done.result.unwrap();
         assert!([60_001, 77].iter().enumerate().all(|(n, &len)| reply.chunk(n).unwrap() == data_of(5, len)));
     });
-    // The first Write chunk is one byte too short, so the client retransmits that call with all of the buffer in the
+    // The first Write chunk is one byte too short, so the client retransmits that call with its whole buffer as the
     // chunk. The last call lacks its second Write chunk.
     let missing = Err(CallError::Refused(Refusal::GarbageArguments));
     for (room, outcome) in [(&[60_000, 60_001][..], Ok(())), (&[60_001], missing)] {

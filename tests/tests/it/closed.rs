@@ -25,7 +25,7 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
     let address = test_fabric::tcp_address();
     world.serve_at(&address, small(), services);
     let mut victim = world.client(&address, small());
-    echo(&mut victim, b"four").expect("it is served");
+    echo(&mut victim, b"four").expect("the victim is served");
     let max_held = small().memory.receives / 2;
     // The greedy host reconnects until its calls wait.
     while world.stats().backpressure == 0 {
@@ -36,7 +36,7 @@ fn a_host_that_reconnects_leaves_half_of_the_receives_to_others() {
     }
     assert!(wait_until(|| world.stats().connections == 1), "only the victim stays connected");
     let before = held.len();
-    echo(&mut victim, b"four").expect("it is served");
+    echo(&mut victim, b"four").expect("the victim is served");
     let mut other = world.client(&address, small());
     for client in [&mut victim, &mut other] {
         client.send(HELD, b"", 0);

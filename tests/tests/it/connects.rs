@@ -1,4 +1,4 @@
-//! Connects: their duration, their distribution over the shards, and the reasons of their ends.
+//! Connections: the duration of connects, the distribution over shards, and close reasons.
 
 use rpcrdma::shard::LocalClose;
 use rpcrdma_tests::prelude::*;
@@ -7,7 +7,7 @@ use rpcrdma_tests::prelude::*;
 const TURN: Duration = Duration::from_micros(1);
 
 /// Returns the simulated time to make `connections` connections in sequence. The shards poll the control plane about
-/// every hundredth of a control interval, and less often only where a poll finds nothing.
+/// 100 times per control interval, and less often only after polls that find nothing.
 fn connect_time(connections: u32, shard: &Config) -> Duration {
     let time = SimulatedTime::new();
     let world = World::new("connects");
@@ -15,7 +15,7 @@ fn connect_time(connections: u32, shard: &Config) -> Duration {
     let mut server = simulated_server(&address, shard.clone(), standard_services(), &time);
     let mut client = simulated_client(&address, shard.clone(), &time);
     for _ in 0..connections {
-        let connection = client.begin_connect(&address).expect("it begins");
+        let connection = client.begin_connect(&address).expect("a connect request");
         while !client.is_established(connection) {
             server.poll(|_| {});
             client.poll(|_| {});
@@ -66,7 +66,7 @@ fn close_reasons_of_the_last_connections_are_kept() {
     let unused_address = world.address();
     let first = client.first();
     // This connection closes first, so the reasons of a thousand others displace its own.
-    let displaced = client.begin_connect(&address).expect("it begins");
+    let displaced = client.begin_connect(&address).expect("a connect request");
     client.begin_close(displaced);
     client.poll_until(|client| client.close_reason(displaced).is_some());
     assert_eq!(client.close_reason(displaced), Some(&LocalClose::Requested.into()));
@@ -74,7 +74,7 @@ fn close_reasons_of_the_last_connections_are_kept() {
         let connection = match client.begin_connect(&unused_address) {
             Ok(connection) => connection,
             // The failure may be immediate.
-            Err(_) => client.begin_connect(&address).expect("it begins"),
+            Err(_) => client.begin_connect(&address).expect("a connect request"),
         };
         client.begin_close(connection);
         client.poll_until(|client| client.close_reason(connection).is_some());

@@ -38,7 +38,7 @@ fn an_error_to_the_first_message_does_not_lead_to_version_1() {
 }
 
 #[test]
-fn properties_with_a_default_are_lenient() {
+fn invalid_values_of_properties_with_a_default_are_tolerated() {
     let (_world, address) = World::standard("lenient", CreditMode::V2Windowed);
     let send_first = |which, value, flags| {
         let mut peer = RawPeer::connect_silently(&address);
@@ -104,7 +104,7 @@ fn bytes_after_a_header_without_payload_get_bad_xdr_in_version_2() {
 }
 
 #[test]
-fn only_handles_of_its_chunks_are_invalidated_for_a_call() {
+fn a_reply_invalidates_only_handles_of_the_chunks_of_its_call() {
     with_raw("other-handle", V2_CREDIT_MODES, |client| {
         let ((other, other_memory), (write, _memory)) = (client.room(64), client.room(64));
         let (reply, _reply) = client.room(64);
@@ -161,7 +161,7 @@ fn an_endless_reply_ends_the_connection() {
     }));
     assert_eq!(inline_call(&mut client), Err(CallError::ConnectionLost { sent: true }));
     assert_contains(
-        client.close_reason(client.first()).expect("it has ended"),
+        client.close_reason(client.first()).expect("the connection has ended"),
         &["peer sends the rest of a message too slowly"],
     );
 }

@@ -104,7 +104,7 @@ fn a_skipped_call_of_a_closed_connection_runs_when_it_is_retransmitted() {
     peer.call_as(1, HELD, Chunks::NONE, b"");
     let retransmitted = held.next_call();
     assert_eq!(*retransmitted.quota_owner(), owner, "another connection of the same host");
-    answer(retransmitted.skip_if_disconnected().expect("its connection is open"), b"done");
+    answer(retransmitted.skip_if_disconnected().expect("an open connection"), b"done");
     assert_eq!(peer.receive().expect("a reply").payload(), reply_bytes(1, b"done"));
     assert_eq!((cache.stats().misses, cache.stats().lost), (2, 0));
 }
@@ -128,7 +128,7 @@ fn a_drain_waits_for_deferred_calls_up_to_its_time_out() {
         answer(call, b"last");
         assert_eq!(client.end(), (7, Ok(b"last".to_vec())));
         client.quiet_until(|_| draining.is_finished());
-        assert!(draining.join().expect("it ends").is_ok());
+        assert!(draining.join().expect("no panic").is_ok());
         drop((client, world));
 
         // A drain does not wait forever for an answer. The call may be answered after the server has ended.
@@ -230,7 +230,7 @@ fn deferred_procedures_do_not_run_on_workers() {
     Services::new().add(1, 1, 1, Procedure::deferred(drop).on_workers());
 }
 
-/// Unanswered calls hold their memory. A call that waits for memory gets it once they are answered.
+/// Unanswered calls hold their memory. A call that waits for memory gets some once other calls are answered.
 #[test]
 fn a_waiting_call_gets_freed_buffers() {
     for_each(CREDIT_MODES, |mode| {
@@ -241,7 +241,7 @@ fn a_waiting_call_gets_freed_buffers() {
         for (token, client) in (0..).zip(&mut clients) {
             client.send_call(token, |client| client.chunked(HELD, b"", &[], &[1 << 20]));
         }
-        // The buffers cover only some of the calls; the others run as these are answered.
+        // The buffers cover only some of the calls; the other calls run once answers free buffers.
         let all = wait_until(|| !held.is_empty() && held.len() as u64 + server.stats().memory_waits >= 8);
         assert!(all && (1..8).contains(&held.len()), "{} calls are held", held.len());
         // The calls stay unanswered for longer than the time-out of peers without progress.

@@ -286,7 +286,7 @@ fn a_cached_procedure_may_not_declare_write_chunks() {
 
 /// A cache may identify clients by host, which stays the same when the port changes.
 #[test]
-fn handlers_see_the_callers_host_on_fabrics_with_addresses() {
+fn handlers_get_the_callers_host_on_fabrics_with_addresses() {
     let host = Procedure::new(|call| {
         let host = call.info().peer_host().map_or_else(String::new, |host| host.to_string());
         call.reply_mut(host.len())?.copy_from_slice(host.as_bytes());

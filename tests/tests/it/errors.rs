@@ -4,7 +4,7 @@ use rpcrdma::{StartError, StartErrorKind};
 use rpcrdma_tests::prelude::*;
 
 /// Services whose only procedure, number 7, is this one.
-fn as_service(procedure: Procedure) -> Services {
+fn single_service(procedure: Procedure) -> Services {
     let mut services = Services::new();
     services.add(PROGRAM, VERSION, 7, procedure);
     services
@@ -29,25 +29,26 @@ fn connect_errors(address: &Address, config: &ClientConfig) -> [String; 2] {
 #[test]
 fn a_procedure_on_workers_needs_workers() {
     let mut world = World::new("no-workers");
-    let error = start_error(&world, as_service(empty_procedure().on_workers()), small());
+    let error = start_error(&world, single_service(empty_procedure().on_workers()), small());
     assert_eq!(error.kind(), StartErrorKind::Config, "{error}");
     let text = error.to_string();
     assert!(text.starts_with("procedure 7 of program 0x20000001, version 3: "), "{text}");
     assert!(text.contains("`Procedure::on_workers`") && text.contains("`ServerConfig::workers`"), "{text}");
     drop(
-        Server::start(&world.address(), as_service(empty_procedure().on_workers()), &small().with_workers(1))
+        Server::start(&world.address(), single_service(empty_procedure().on_workers()), &small().with_workers(1))
             .expect("workers"),
     );
     // A server whose services belong to one shard needs workers for such procedures, too.
-    let local = || as_service(empty_procedure().on_workers()).to_local();
-    let error = LocalServer::start_with(&world.address(), |_| local(), &small_server()).expect_err("it has no workers");
+    let local = || single_service(empty_procedure().on_workers()).to_local();
+    let error =
+        LocalServer::start_with(&world.address(), |_| local(), &small_server()).expect_err("a server without workers");
     assert_eq!(error.to_string(), text);
     let make = move |_: &ShardSetup<'_>| Ok(Application { services: local(), task: None });
-    let error = Server::start_with(&world.address(), make, &small_server()).expect_err("it has no workers");
+    let error = Server::start_with(&world.address(), make, &small_server()).expect_err("a server without workers");
     assert_eq!(error.to_string(), text);
     // A client runs all procedures on its shard. This is documented, and lets a server share the handlers.
     let address = world.serve(small());
-    let services = Some(Arc::new(as_service(empty_procedure().on_workers())));
+    let services = Some(Arc::new(single_service(empty_procedure().on_workers())));
     drop(LocalClient::connect(&address, ClientConfig { services, ..small_client(small()) }).expect("a client"));
 }
 
@@ -63,21 +64,21 @@ fn a_declaration_larger_than_any_buffer_is_refused() {
         (empty_procedure().max_reply(longest), "max_reply", "`memory.long_buffers`", &add),
         (empty_procedure().max_reply(usize::MAX), "max_reply", "`memory.long_buffers`", ""),
     ] {
-        let error = start_error(&world, as_service(procedure.clone()), small());
+        let error = start_error(&world, single_service(procedure.clone()), small());
         let text = error.to_string();
         assert_eq!(error.kind(), StartErrorKind::Config, "{text}");
         for part in ["procedure 7 of program 0x20000001", declared, knob, &longest.to_string()] {
             assert!(text.contains(part) && text.ends_with(end), "{text}");
         }
         // The services of a client are checked, too.
-        let config = ClientConfig { services: Some(Arc::new(as_service(procedure))), ..small_client(small()) };
+        let config = ClientConfig { services: Some(Arc::new(single_service(procedure))), ..small_client(small()) };
         assert!(connect_errors(&address, &config)[0].contains(declared));
     }
     for procedure in [
         empty_procedure().read_chunks(4, longest).write_chunks(4, longest).max_reply(longest - 200),
         empty_procedure().write_chunks(1, 4 * longest).results_from_handler(),
     ] {
-        world.serve_with(small_server(), as_service(procedure));
+        world.serve_with(small_server(), single_service(procedure));
     }
 }
 
@@ -87,7 +88,7 @@ fn more_memory_than_the_host_has_is_refused() {
     let (world, address) = World::standard("memory", small());
     let available = usize::try_from(rpcrdma_mempool::MemoryLimits::read().available).unwrap();
     let too_much = small().with(|c| c.memory.bulk_buffers = vec![(1 << 20, (available >> 20) + 1024)]);
-    let error = start_error(&world, as_service(empty_procedure()), too_much.clone());
+    let error = start_error(&world, single_service(empty_procedure()), too_much.clone());
     let text = chain(&error);
     assert_eq!(error.kind(), StartErrorKind::Memory, "{text}");
     assert!(text.starts_with("buffers exceed") && text.contains("`memory.bulk_buffers`"), "{text}");
@@ -98,8 +99,8 @@ fn more_memory_than_the_host_has_is_refused() {
     }
     // One shard could have this memory; eight cannot.
     let half = small().with(|c| c.memory.message_buffers = available / 4 / 3 / 4096);
-    let text =
-        start_error(&world, as_service(empty_procedure()), ServerConfig { shards: 8, ..half.of_server() }).to_string();
+    let text = start_error(&world, single_service(empty_procedure()), ServerConfig { shards: 8, ..half.of_server() })
+        .to_string();
     assert!(text.starts_with("buffers of 8 shards") && text.contains("`memory.message_buffers`"), "{text}");
 }
 
@@ -108,7 +109,7 @@ fn errors_name_the_knob_that_was_set() {
     let (mut world, address) = World::standard("knobs", small());
     for receive_size in [0, 2 << 20] {
         let config = small().with(|c| c.wire.receive_size = receive_size);
-        let server = start_error(&world, as_service(empty_procedure()), config.clone());
+        let server = start_error(&world, single_service(empty_procedure()), config.clone());
         assert_eq!(server.config().map(|error| error.knob), Some("wire.receive_size"));
         for text in connect_errors(&address, &small_client(config)).into_iter().chain([server.to_string()]) {
             assert!(text.starts_with(&format!("invalid wire.receive_size `{receive_size}`: expected ")), "{text}");
@@ -124,7 +125,7 @@ fn errors_name_the_knob_that_was_set() {
 }
 
 #[test]
-fn too_long_differs_from_no_free_buffer() {
+fn a_message_without_a_free_buffer_differs_from_one_that_is_too_long() {
     let (world, address) = World::standard("too-long", small());
     let mut client = world.client(&address, small().with(|c| c.memory.bulk_buffers = vec![(4096, 2)]));
     let first = client.first();
@@ -174,13 +175,13 @@ fn a_file_that_is_not_a_socket_is_not_reported_as_in_use() {
     if test_fabric::on_device() {
         return;
     }
-    // This world excludes other tests until the directory is removed, because they count descriptors.
+    // This world excludes other tests until the directory is removed, because those tests count descriptors.
     let _world = World::new("plain-file");
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("server");
     std::fs::write(&path, "a file of another program").unwrap();
     let address = format!("soft:{}", path.display()).parse().unwrap();
-    let error = Server::start(&address, as_service(empty_procedure()), &small_server()).err().unwrap().to_string();
+    let error = Server::start(&address, single_service(empty_procedure()), &small_server()).err().unwrap().to_string();
     let parts = ["there is a plain file of user", ", not a socket; choose another name, or remove it"];
     assert!(parts.iter().all(|part| error.contains(part)) && !error.contains("in use"), "{error}");
     let [error, _] = connect_errors(&address, &small_client(small()));
@@ -199,9 +200,9 @@ fn error_texts_do_not_contain_their_source() {
         Box::new(rpcrdma_rpcbind::stream::StreamError::from(io())),
         Box::new(CloseReason::from(rpcrdma::proto::PeerFault::NotAuthenticated(AuthError::WrongProof))),
         Box::new(CallError::from(rpcrdma::proto::binding::BindingError::ReductionOff)),
-        Box::new(start_error(&world, as_service(empty_procedure()), shard)),
-        Box::new(start_error(&world, as_service(empty_procedure()), ServerConfig { workers, ..small_server() })),
-        Box::new(start_error(&world, as_service(empty_procedure().on_workers()), small())),
+        Box::new(start_error(&world, single_service(empty_procedure()), shard)),
+        Box::new(start_error(&world, single_service(empty_procedure()), ServerConfig { workers, ..small_server() })),
+        Box::new(start_error(&world, single_service(empty_procedure().on_workers()), small())),
         Box::new(Server::start_with(&world.address(), make, &small_server()).expect_err("the application refuses")),
     ];
     for error in errors {

@@ -37,7 +37,7 @@ fn start(client: &mut LocalClient, procedure: u32, token: u64) {
 /// Returns the error and the buffers of a failed call. The call must return its Read chunk unchanged, and its Write
 /// chunk if that already had a buffer.
 fn error_and_buffers(result: CallResult, seed: u32) -> (CallError, Buf, Option<Buf>) {
-    let mut failed = result.expect_err("it fails");
+    let mut failed = result.expect_err("the call fails");
     let sent = failed.returned.take_sent().next().expect("the Read chunk");
     let room = failed.returned.take_chunks().next();
     assert!(patterned(seed, &sent) && sent.len() == LEN);
@@ -102,7 +102,7 @@ fn time_outs_return_unsent_buffers_and_keep_exposed_memory() {
     assert!(wait_until(|| held.len() == sent), "{sent} calls were sent, {} have arrived", held.len());
     for (seed, end) in ends {
         if is_sent(&end) {
-            error_without_buffers(end.expect_err("it has failed"));
+            error_without_buffers(end.expect_err("the call has failed"));
         } else {
             let error = error_and_buffers(end, seed).0;
             let no_credits = matches!(error, CallError::NoCredits { unanswered, .. } if unanswered == sent);
@@ -264,7 +264,7 @@ fn calls_refused_by_a_draining_server_are_retransmitted_to_the_next_one() {
             client.poll(|done| ends.push((done.token, outcome_of(done.result))));
             draining.is_finished()
         }));
-        draining.join().expect("no panic").expect("it has drained");
+        draining.join().expect("no panic").expect("the server has drained");
         world.serve_at(&address, small_server(), long_echo_services());
         ends.extend(client.ends(20 - ends.len()));
         ends.sort_by_key(|(token, _)| *token);

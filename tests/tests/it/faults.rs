@@ -52,7 +52,7 @@ fn a_refused_invalidation_ends_the_connection_before_the_call() {
     });
 }
 
-/// A reply or an error that cannot be sent closes the connection, so the client need not wait for it.
+/// If a reply or an error cannot be sent, the server closes the connection, so the client does not wait for an answer.
 #[test]
 fn a_reply_that_cannot_be_sent_ends_the_connection() {
     let call = [be(&[7, 1, 9, 0, 0, 0, 0]), call_bytes(7, PROGRAM, VERSION, ECHO, b"four")].concat();
@@ -68,22 +68,22 @@ fn a_reply_that_cannot_be_sent_ends_the_connection() {
         let fabric = faulty_device(&address, &config, chaos, 1);
         let mut server = polled_server(fabric, &listener, config, standard_services());
         let mut peer = RawPeer::begin(&address, b"").expect("a connect request");
-        let mut until = |peer: &mut RawPeer, holds: &dyn Fn(&mut RawPeer, &ShardStats) -> bool| {
+        let mut poll_until = |peer: &mut RawPeer, holds: &dyn Fn(&mut RawPeer, &ShardStats) -> bool| {
             assert!(wait_until(|| {
                 server.poll_once();
                 peer.turn();
                 holds(peer, &server.stats())
             }));
         };
-        until(&mut peer, &|peer, _| peer.is_up());
+        poll_until(&mut peer, &|peer, _| peer.is_up());
         peer.version = Version::V1;
         peer.send(&message);
         if answered {
-            until(&mut peer, &|peer, _| peer.take_message().is_some());
+            poll_until(&mut peer, &|peer, _| peer.take_message().is_some());
             assert!(!peer.is_over());
         } else {
             // Both ends close the connection.
-            until(&mut peer, &|peer, stats| peer.is_over() && stats.connections == 0);
+            poll_until(&mut peer, &|peer, stats| peer.is_over() && stats.connections == 0);
             assert!(peer.take_message().is_none());
         }
     });

@@ -1,5 +1,5 @@
 //! Clients that occupy memory or Receives, while the server must serve another client, the witness.
-//! They receive no replies, leave messages unfinished, or stay silent.
+//! Such clients receive no replies, leave messages unfinished, or stay silent.
 
 use rpcrdma::fabric::{ConnectParams, ControlEvent, Fabric};
 use rpcrdma_tests::prelude::*;
@@ -91,7 +91,7 @@ fn a_client_that_never_reads_is_disconnected() {
 
 #[test]
 fn a_client_without_progress_is_disconnected() {
-    // What the server waits for, and a function that connects such a peer.
+    // The message that the server waits for, and a function that connects a peer which withholds it.
     type Case = (&'static str, fn(&Address) -> RawPeer);
     let cases: [Case; 2] = [
         ("the rest of a message", |address| {
@@ -258,7 +258,7 @@ fn silent_connections_are_evicted_for_new_ones() {
             keep_witness_active();
             LocalClient::connect(&address, small_client(small())).ok()
         });
-        mirror(&mut new_client, seed, &[777]).expect("it is served");
+        mirror(&mut new_client, seed, &[777]).expect("the new client is served");
     }
     assert!(world.stats().connections_evicted > 0);
 }
@@ -327,7 +327,7 @@ fn too_many_unsolicited_messages_end_their_connection() {
             let mut witness = world.client(&address, mode);
             let mut peer = RawPeer::connect_in(&address, mode);
             let mut rounds = 0;
-            // The peer has a credit for each message, because each reply grants one. So it breaks no other rule.
+            // The peer breaks no other rule: it has a credit for each message, because each reply grants one.
             while !peer.is_over() && rounds < 40 {
                 let message = make(&peer);
                 run_round(&mut peer, &[message]);

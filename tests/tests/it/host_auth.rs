@@ -40,7 +40,7 @@ fn key(name: &str) -> Arc<PreSharedKey> {
     Arc::new(PreSharedKey::new(name, name.repeat(8).as_bytes()).expect("a key"))
 }
 
-/// Returns the client's name at the server, on the shard and on a worker. It is the same with and without a chunk.
+/// Returns the client's name at the server, on the shard and on a worker. The name must not depend on chunks.
 fn caller_names(client: &mut LocalClient) -> [String; 2] {
     [CALLER_NAME, CALLER_NAME + 1].map(|procedure| {
         let [inline, with_chunk] = [false, true].map(|has_chunk| {
@@ -119,7 +119,8 @@ fn host_authentication_may_take_several_messages() {
         let address = serve(&mut world, config.clone());
         let mut client = world.client(&address, config);
         assert_eq!(caller_names(&mut client), ["a client of words"; 2], "{mode:?}, {len} bytes");
-        // The client sends four messages. The first fits one part; each other needs `len / 4096` parts, rounded up.
+        // The client sends four messages. The first fits one part; each of the others needs `len / 4096` parts, rounded
+        // up.
         let parts = 1 + 3 * (len as u64).div_ceil(4096);
         let received = world.stats().messages.received;
         assert!(received >= parts + 2, "at least {parts} + 2 messages for {len} bytes, not {received}");
@@ -269,7 +270,7 @@ fn calls_of_a_client_without_the_key_of_a_restarted_server_are_not_executed() {
     drop(world.take_server());
     let first = client.first();
     client.quiet_until(|client| !client.is_established(first));
-    assert!(client.close_reason(first).is_none(), "it reconnects");
+    assert!(client.close_reason(first).is_none(), "the client reconnects");
     client.begin(ECHO, b"", 7);
     world.serve_at(&address, with_policy(required("blue")), standard_services());
     assert_eq!(client.end(), (7, Err(CallError::NotAuthenticated)));

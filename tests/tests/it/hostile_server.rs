@@ -91,22 +91,22 @@ fn bad_replies_end_their_call_with_a_cause() {
             peer.received -= 1000;
         }),
     ];
-    for_each(pairs(cases, [false, true]), |((_, modes, expected, script), memory)| {
+    for_each(pairs(cases, [false, true]), |((_, modes, expected, script), has_chunks)| {
         for &mode in modes {
             let server = RawServer::start_in(mode, "bad-replies", move |peer| {
                 let call = peer.next_call();
                 script(peer, &call);
             });
             let mut client = server.client(mode);
-            let error =
-                if memory { call_with_chunks(&mut client) } else { inline_call(&mut client) }.expect_err("a bad reply");
+            let error = if has_chunks { call_with_chunks(&mut client) } else { inline_call(&mut client) }
+                .expect_err("a bad reply");
             let (is_expected, next) = match expected {
                 Transport => (error == CallError::Transport(ErrorBody::System), Ok(b"fine".to_vec())),
                 Malformed => (matches!(error, CallError::MalformedReply(_)), Ok(b"fine".to_vec())),
                 Lost => (error == CallError::ConnectionLost { sent: true }, Err(CallError::Closed)),
             };
             assert!(is_expected, "{mode:?}: {error}");
-            assert_eq!(client.stats().exposed_buffers, 0, "the memory returns with the end of the call");
+            assert_eq!(client.stats().exposed_buffers, 0, "no memory stays exposed after the call");
             assert_eq!(inline_call(&mut client), next, "{mode:?}");
         }
     });
@@ -156,24 +156,24 @@ fn calls_to_a_silent_server_end_at_their_deadlines() {
 #[test]
 fn a_server_accesses_offered_memory_only_during_the_call() {
     let (readable_sender, readable) = channel();
-    let (ended, has_ended) = channel();
+    let (send_ended, await_ended) = channel();
     let server = RawServer::start("grab", move |peer| {
         let call = peer.next_call();
         let read = call.reads().next().expect("a Read chunk").target;
         let write = call.write_chunks()[0][0];
         readable_sender
-            .send(patterned(0, &peer.read(remote(read), 500).expect("it was offered")))
+            .send(patterned(0, &peer.read(remote(read), 500).expect("the memory was offered")))
             .expect("the test listens");
         peer.write(&[3; 500], remote(write));
         let used = Lists::new().write([Segment { length: 500, ..write }]);
         peer.reply_with(call.xid(), &used, &reply_bytes(call.xid(), b""), None);
         // The keys are invalid as soon as the caller has its result, without a further poll of the client.
-        let () = has_ended.recv().expect("the call has ended");
+        let () = await_ended.recv().expect("the call has ended");
         readable_sender.send(peer.read(remote(read), 500).is_none()).expect("the test listens");
     });
     let mut client = server.client(small());
     assert_eq!(call_with_chunks(&mut client), Ok(vec![3; 500]));
-    ended.send(()).expect("the server waits");
+    send_ended.send(()).expect("the server waits");
     assert!(readable.recv().expect("the server reports"), "the offered memory is readable during the call");
     let error = inline_call(&mut client).expect_err("the stale key ends the connection");
     assert!(matches!(error, CallError::ConnectionLost { sent: true }), "{error}");

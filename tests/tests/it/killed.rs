@@ -27,7 +27,7 @@ fn prepare_mirror(client: &mut LocalClient, seed: u32, len: usize) -> ClientCall
     call.read_chunk(4, data).write_chunk_into(room)
 }
 
-/// Keeps 12 calls outstanding until it is killed. Half of them have chunks.
+/// Keeps 12 calls outstanding, half of them with chunks, until this process is killed.
 fn busy_client(address: &Address) {
     let mut client = LocalClient::connect(address, small_client(small())).expect("a connection");
     let mut random = Random::new(u64::from(std::process::id()));

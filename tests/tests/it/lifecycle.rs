@@ -7,7 +7,7 @@ fn a_connect_without_receives_for_its_first_messages_is_refused() {
     let (world, address) = World::standard("dry", small());
     let mut client = world.client(&address, small());
     let calls: Vec<_> = std::iter::from_fn(|| client.prepare(ECHO, 600).ok()).collect();
-    // A peer may send two messages before its first grant. Receives of other connections stay reserved for these.
+    // A peer may send two messages before its first grant, so a connect needs Receives that no connection has reserved.
     let refused = (0..10).find_map(|_| client.begin_connect(&address).err());
     assert_contains(refused.expect("Receives run out"), &["message_buffers"]);
     let stats = client.stats();
@@ -17,7 +17,7 @@ fn a_connect_without_receives_for_its_first_messages_is_refused() {
 }
 
 #[test]
-fn ends_without_a_common_version_report_it() {
+fn calls_without_a_common_version_fail_with_err_vers() {
     let (world, address) = World::standard("versions", small().with(|c| c.wire.version_1 = false));
     let mut client = world.client(&address, CreditMode::V1);
     for _ in 0..5 {
@@ -28,7 +28,7 @@ fn ends_without_a_common_version_report_it() {
 }
 
 #[test]
-fn a_sleeping_server_wakes_up() {
+fn a_sleeping_server_wakes_for_calls() {
     let policies = [IdlePolicy::Poll, IdlePolicy::Adaptive { spin: 200 }, IdlePolicy::Event, IdlePolicy::default()];
     for_each(policies, |idle| {
         let config = small().with(|c| c.poll.idle = idle).of_server();
@@ -95,7 +95,7 @@ fn a_drain_leaves_new_calls_of_version_1_unanswered() {
     let _opens = gate.open_on_drop();
     let mut peer = RawPeer::connect_as(&address, Version::V1);
     peer.call_as(1, ECHO, Chunks::NONE, b"");
-    assert!(peer.receive().is_some(), "it is served");
+    assert!(peer.receive().is_some(), "the first call is answered");
     peer.call_as(2, GATED, Chunks::NONE, b"");
     assert!(wait_until(|| gate.arrivals() > 0));
     let drained = world.drain(Duration::from_secs(20));

@@ -115,7 +115,7 @@ fn a_long_reply_with_two_different_xids_ends_its_call() {
 }
 
 /// The memfds of this process that have `bytes` at offset `at`. On the software fabric an address is an arena offset,
-/// so the client's memory is among them. A hostile process may keep such a descriptor for ever.
+/// so the client's memory is among them. A hostile process may keep such a descriptor forever.
 fn memories_with(bytes: &[u8], at: u64) -> Vec<File> {
     let open = std::fs::read_dir("/proc/self/fd").expect("/proc").flatten().map(|entry| entry.path());
     let is_memory =
@@ -141,7 +141,7 @@ fn later_writes_of_the_server_do_not_change_a_reply() {
             let call = peer.next_call();
             let (room, message) = (reply_segment(&call), reply_bytes(call.xid(), &results));
             peer.write(&message, remote(room));
-            // This may include the server's own memory. The client has no copy yet, because the reply was not sent.
+            // The list may include the server's own memory. The client has no copy yet, because the reply was not sent.
             let memories = memories_with(&message, room.offset);
             assert!(!memories.is_empty(), "the arena that the client has exposed");
             send_nomsg(peer, call.xid(), Some(room.part(0, message.len() as u32)));

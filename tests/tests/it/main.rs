@@ -1,6 +1,6 @@
 //! End-to-end tests of the engine over the software fabric.
 
-/// Runs the role of a child process. In the parent process it does nothing.
+/// Runs the role of a child process. In the parent process this test does nothing.
 #[test]
 fn child_process() {
     if let Some((role, address)) = rpcrdma_tests::child_role() {

@@ -77,7 +77,7 @@ pub(super) fn store(client: &mut LocalClient, token: u64) {
 }
 
 #[test]
-fn version_1_clients_may_have_twice_their_credits_of_calls_under_way() {
+fn version_1_clients_may_have_twice_as_many_calls_as_credits() {
     const CREDITS: u32 = 8;
     let (shard, gate) = (few_credits(CreditMode::V1, CREDITS), Gate::default());
     let (world, address) = World::serving("twice-the-credits", shard.with_workers(1), gate.services(true));

@@ -113,7 +113,7 @@ fn access_to_exposed_memory_is_limited_by_rights_length_and_time() {
             2,
             write,
         );
-        // The connection closes, and the call ends with it.
+        // The call ends because its connection closes.
         assert_eq!(outcome_of(exposing.pending.join()), Err(CallError::ConnectionLost { sent: true }));
     });
     // Memory exposed for a call is unreachable after its end.

@@ -113,7 +113,7 @@ fn without_connprop_both_thresholds_are_4096() {
 }
 
 #[test]
-fn properties_left_out_keep_their_defaults() {
+fn omitted_properties_keep_their_defaults() {
     let (_world, address) = serving_large("left-out");
     let mut client = RawPeer::connect_silently(&address);
     // The message has one property only, the maximum length of a segment.
@@ -206,7 +206,8 @@ fn the_answer_to_the_first_message_selects_the_version() {
             2,
             &[Hello, Vanish, Serve(WINDOWED), Disconnect, Accept, UntilOver, Accept, AnswerV2],
         ),
-        // Servers of version 1 may close the connection instead of an error. Neither reconnect counts as an attempt.
+        // Servers of version 1 may close the connection instead of sending an error. Neither reconnect counts as an
+        // attempt.
         ("two losses", default_config, 1, &[Hello, Vanish, Hello, Vanish, Accept, AnswerV1]),
         // The server continues after its error, so the client continues, too, with the defaults.
         ("an error and a message", long_negotiation, 2, &[Hello, Refuse(ErrorBody::BadXdr), Grant, AnswerV2]),
@@ -239,7 +240,7 @@ fn the_error_for_an_unsupported_version_names_the_peers_range() {
 }
 
 /// The older revision has no continued messages. A client that started without the server's properties receives them
-/// while a call waits, whose form assumes the defaults.
+/// while a call, whose form assumes the defaults, waits.
 #[test]
 fn a_waiting_call_made_too_long_by_the_properties_fails_alone() {
     let (send_start, await_start) = channel();

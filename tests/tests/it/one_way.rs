@@ -22,7 +22,7 @@ fn one_way_calls_run_in_order_and_take_no_credits() {
             Some(call.one_way())
         };
         // 100 calls at a time, because each needs a call slot.
-        client.keep_busy(100, 2000, call, |done| drop(done.result.expect("it is sent")));
+        client.keep_busy(100, 2000, call, |done| drop(done.result.expect("the call is sent")));
         // The echo arrives after the last one-way call.
         echo(&mut client, b"done").unwrap();
         assert!(notes.try_iter().eq((0..2000).map(args)));
@@ -49,8 +49,8 @@ fn one_way_calls_may_be_as_long_as_reassemble_up_to() {
     // The RPC header has 40 bytes.
     let [call, longer] = [99_960, 99_964].map(|len| client.prepared(NOTE, &data_of(7, len)).one_way());
     assert_eq!(client.outcome(call), Ok(Vec::new()));
-    assert!(notes.recv_timeout(Duration::from_secs(20)).expect("it runs") == data_of(7, 99_960));
-    assert_matches!(client.outcome(longer).expect_err("it is too long"), CallError::TooLong { .. });
+    assert!(notes.recv_timeout(Duration::from_secs(20)).expect("the call runs") == data_of(7, 99_960));
+    assert_matches!(client.outcome(longer).expect_err("the call is too long"), CallError::TooLong { .. });
     assert_eq!(client.stats().exposed_buffers, 0);
 }
 
@@ -74,6 +74,6 @@ fn one_way_calls_are_refused_in_version_1_and_with_chunks() {
     let refused = client.call(ClientCall::new(NOTE).write_chunk_into(chunk).one_way());
     assert_eq!(outcome_of(refused), Err(Defect::NotOneWay.into()));
     // The one-way calls run in order, after the call of version 1.
-    let ran: Vec<_> = (0..101).map(|_| notes.recv_timeout(Duration::from_secs(20)).expect("it runs")).collect();
+    let ran: Vec<_> = (0..101).map(|_| notes.recv_timeout(Duration::from_secs(20)).expect("the call runs")).collect();
     assert!(ran[1..].iter().zip(0..).all(|(args, n)| *args == [n; 8]));
 }

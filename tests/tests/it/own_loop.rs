@@ -32,12 +32,12 @@ fn services_sharing(queue: &Queue) -> LocalServices {
 /// Answers the queued calls with their arguments. Returns whether there were any.
 fn answer_all(queue: &Queue) -> bool {
     let calls = std::mem::take(&mut *queue.borrow_mut());
-    let any = !calls.is_empty();
+    let has_calls = !calls.is_empty();
     for call in calls {
         let args = call.args().to_vec();
         answer(call, &args);
     }
-    any
+    has_calls
 }
 
 /// Answers the queued calls in each turn.
@@ -82,18 +82,22 @@ fn handlers_and_the_task_of_a_shard_share_state() {
 #[test]
 fn a_shard_does_not_sleep_while_its_task_has_work() {
     const TURNS: usize = 1000;
-    /// Reports work in its first turns. Counts all turns, and the shard's attempts to sleep while there was work.
+    /// Reports work in its first turns.
     #[derive(Clone, Default)]
-    struct BusyTask(Arc<[AtomicUsize; 2]>);
+    struct BusyTask {
+        turns: Arc<AtomicUsize>,
+        /// The shard's attempts to sleep while there was work.
+        early_sleeps: Arc<AtomicUsize>,
+    }
     impl ShardTask for BusyTask {
         fn poll(&mut self) -> bool {
-            self.0[0].fetch_add(1, Ordering::SeqCst) + 1 < TURNS
+            self.turns.fetch_add(1, Ordering::SeqCst) + 1 < TURNS
         }
 
         fn descriptor(&self) -> Option<BorrowedFd<'_>> {
             // The shard calls this before each sleep.
-            let has_work = (1..TURNS).contains(&self.0[0].load(Ordering::SeqCst));
-            self.0[1].fetch_add(usize::from(has_work), Ordering::SeqCst);
+            let has_work = (1..TURNS).contains(&self.turns.load(Ordering::SeqCst));
+            self.early_sleeps.fetch_add(usize::from(has_work), Ordering::SeqCst);
             None
         }
     }
@@ -102,23 +106,23 @@ fn a_shard_does_not_sleep_while_its_task_has_work() {
     let config = small().with(|c| c.poll.idle = IdlePolicy::Event);
     let (_, server) = world.serve_tasks(config, move |_| (standard_services().to_local(), task.clone()));
     // The shard sleeps once the task has no work.
-    assert!(wait_until(|| busy.0[0].load(Ordering::SeqCst) >= TURNS && server.stats()[0].sleeps > 0));
-    assert_eq!(busy.0[1].load(Ordering::SeqCst), 0, "the shard does not sleep while its task has work");
+    assert!(wait_until(|| busy.turns.load(Ordering::SeqCst) >= TURNS && server.stats()[0].sleeps > 0));
+    assert_eq!(busy.early_sleeps.load(Ordering::SeqCst), 0, "the shard does not sleep while its task has work");
     drop(server);
 }
 
 #[test]
-fn a_failed_start_is_an_error() {
+fn errors_of_start_with_name_the_cause() {
     let world = World::new("unmade");
     let config = ServerConfig { workers: Some(WorkerConfig::default()), ..small_server() };
     let refused = Server::start_with(&world.address(), |_| Ok(Application::default()), &config).err();
     assert!(refused.is_some_and(|error| error.to_string().starts_with("`ServerConfig::workers` is set")));
     let refused = Server::start_with(&world.address(), |_| Err("no disk".into()), &small_server()).err();
-    assert_eq!(chain(&refused.expect("it fails")), "application of shard 0 failed to start: no disk");
+    assert_eq!(chain(&refused.expect("the start fails")), "application of shard 0 failed to start: no disk");
 }
 
 #[test]
-fn a_polled_server_refuses_what_needs_threads() {
+fn a_polled_server_refuses_fields_that_need_threads() {
     let world = World::new("no-threads");
     type Change = fn(&mut ServerConfig);
     let cases: [(&str, Change); 6] = [
@@ -135,7 +139,7 @@ fn a_polled_server_refuses_what_needs_threads() {
             LocalServer::start(&address, standard_services(), &config),
             LocalServer::start_with(&address, |_| standard_services().to_local(), &config),
         ] {
-            let error = refused.expect_err("it needs threads");
+            let error = refused.expect_err("the field needs threads");
             let text = format!("`ServerConfig::{field}` is set: a `LocalServer` is one shard on its caller's thread");
             assert_eq!((error.kind(), error.to_string()), (StartErrorKind::Config, text));
         }
@@ -166,12 +170,12 @@ fn a_server_is_polled_in_a_loop_of_its_caller() {
         let (world, queue) = (World::new("polled"), Queue::default());
         let (mut server, address) = local_server(&world, idle, &queue);
         let second = world.address();
-        let listens = server.listen(&second);
+        let second_listen = server.listen(&second);
         // On an RDMA device a shard has one address.
-        assert_eq!(listens.is_err(), second.scheme() == "verbs", "{listens:?}");
+        assert_eq!(second_listen.is_err(), second.scheme() == "verbs", "{second_listen:?}");
         let start = Instant::now();
         let mut callers = vec![spawn_caller(&address, 100)];
-        callers.extend(listens.is_ok().then(|| spawn_caller(&second, 100)));
+        callers.extend(second_listen.is_ok().then(|| spawn_caller(&second, 100)));
         let connections = callers.len() as u64;
         while !callers.iter().all(|caller| caller.is_finished()) {
             let busy = server.poll() | answer_all(&queue);
@@ -297,7 +301,7 @@ fn a_server_and_a_client_sleep_in_one_loop_of_their_callers() {
         if busy {
             continue;
         }
-        // All three are armed, after the last poll of each found no work.
+        // The loop arms all three, because the last poll of each found no work.
         let second = Duration::from_secs(1);
         let longest = [server.arm(second), other.arm(second), client.arm(second)];
         if let [Some(one), Some(two), Some(three)] = longest
@@ -433,7 +437,8 @@ fn futures_that_panic_when_dropped_affect_no_other_call() {
     assert_eq!(next_end(&mut client), Ok(()));
     echo(&mut client, b"goes on").expect("an echo");
     assert_eq!(drops.load(Ordering::SeqCst), 2);
-    // The three futures of one connection are dropped when it ends. The two of the other last until the shard ends.
+    // The three futures of one connection are dropped when that connection ends. The two futures of the other
+    // connection last until the shard ends.
     (0..3).for_each(|token| _ = client.send(KEPT_CALL, &[WAIT], token));
     (0..2).for_each(|token| _ = other.send(KEPT_CALL, &[WAIT], token));
     assert!(wait_until(|| polled.load(Ordering::SeqCst) == 7));

@@ -16,9 +16,9 @@ pub(super) const PAGE: usize = 4096;
 /// Bytes of an arena, one hugetlb page.
 const LEN: usize = 2 << 20;
 /// A procedure that returns a page of the application's memory.
-const PAGE_OF: u32 = 20;
+const GET_PAGE: u32 = 20;
 
-/// A mapping of the application; sets a flag when it is unmapped.
+/// A mapping of the application, whose drop unmaps it and sets a flag.
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
@@ -32,7 +32,7 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the owner drops it once nothing uses the mapping any more.
+        // SAFETY: the owner drops the mapping once nothing uses it any more.
         unsafe { munmap(self.base.as_ptr().cast(), self.len) }.expect("munmap");
         self.unmapped.store(true, Ordering::SeqCst);
     }
@@ -74,7 +74,7 @@ pub(super) fn own_arena(bytes: usize) -> (Arena, Arc<AtomicBool>) {
 }
 
 fn request_page(client: &mut LocalClient, token: u64) {
-    client.send_call(token, |client| client.chunked(PAGE_OF, b"", &[], &[PAGE]));
+    client.send_call(token, |client| client.chunked(GET_PAGE, b"", &[], &[PAGE]));
 }
 
 /// All shards and workers send pages that one thread has filled.
@@ -113,9 +113,9 @@ fn assert_page_sent(mut world: World, (arena, unmapped): (Arena, Arc<AtomicBool>
     let mut page = pool.alloc(PAGE).unwrap();
     fill(&mut page);
     let page = Mutex::new(page.freeze());
-    let give = move |call: &mut ServerCall| Ok(call.set_result(0, page.lock().unwrap().clone())?);
-    let give = Procedure::new(give).write_chunks(1, PAGE).results_from_handler();
-    let services = standard_and([(PAGE_OF, give.on_workers())]);
+    let send_page = move |call: &mut ServerCall| Ok(call.set_result(0, page.lock().unwrap().clone())?);
+    let procedure = Procedure::new(send_page).write_chunks(1, PAGE).results_from_handler();
+    let services = standard_and([(GET_PAGE, procedure.on_workers())]);
     let shard = small().with(|c| c.memory.arenas = vec![arena]);
     let address = world.serve_with(ServerConfig { shards: 2, ..shard.with_workers(2) }, services);
     let mut clients: Vec<_> = (0..4).map(|_| world.client(&address, small())).collect();
@@ -145,7 +145,7 @@ fn a_call_keeps_the_memory_that_it_sends() {
     let (send_call, calls) = channel();
     let deferred = Procedure::deferred(move |call| send_call.send(call).expect("the test waits"));
     let mut services = Services::new();
-    services.add(PROGRAM, VERSION, PAGE_OF, deferred.write_chunks(1, PAGE).results_from_handler());
+    services.add(PROGRAM, VERSION, GET_PAGE, deferred.write_chunks(1, PAGE).results_from_handler());
     let address = world.serve_with(shard, services);
     let mut client = world.client(&address, small());
     request_page(&mut client, 0);

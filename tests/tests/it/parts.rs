@@ -76,7 +76,7 @@ fn a_continued_reply_completes_while_waiting_calls_hold_the_buffers() {
         for token in 0..6 {
             let procedure = if token == 0 { LONG } else { SHORT };
             client.send_call(token, |client| client.prepared(procedure, b"").expect_reply(LENGTH));
-            // Each other call arrives between two parts of the first reply, and takes a buffer.
+            // Each call after the first one arrives between two parts of the first reply, and takes a buffer.
             server.poll_once();
         }
         let mut ended = Vec::new();
@@ -135,8 +135,8 @@ fn send_first_part(client: &mut RawPeer, xid: u32) -> Vec<u8> {
     message[40..].to_vec()
 }
 
-/// Sends the first part of a call, and begins a drain once it has arrived. A drain waits for the rest of messages that
-/// began before it, but not of later ones.
+/// Sends the first part of a call, and begins a drain once that part has arrived. A drain waits for the rest of
+/// messages that began before the drain, but not for the rest of later ones.
 fn begin_drain_within_message(world: &mut World, address: &Address, client: &mut RawPeer) -> (Vec<u8>, Draining) {
     client.ping();
     let rest = send_first_part(client, 41);
@@ -146,8 +146,8 @@ fn begin_drain_within_message(world: &mut World, address: &Address, client: &mut
     (rest, drained)
 }
 
-/// Without an error the client would not know whether its call ran. After the late rest, the drain waits for further
-/// messages as long as after any other message.
+/// Without an error the client would not know whether its call ran. Once the rest has arrived, the drain waits for
+/// further messages as long as after any other message.
 #[test]
 fn a_drain_waits_for_the_rest_of_a_message_and_refuses_it() {
     for_each(V2_CREDIT_MODES, |mode| {

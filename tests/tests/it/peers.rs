@@ -75,7 +75,7 @@ fn the_peer_hook_gets_the_close_reason_of_a_client() {
     let (address, open) = log.serve(&mut world, small().with_workers(2));
     open.send(()).expect("the server runs");
     let mut client = world.client(&address, small());
-    client.run(ECHO, b"").expect("it is served");
+    client.run(ECHO, b"").expect("a reply");
     let (_, first) = log.all()[0];
     let mut other = world.client(&address, small());
     client.close(Duration::from_secs(5));
@@ -114,7 +114,7 @@ fn the_peer_hook_runs_after_workers_finish_a_vanished_clients_calls() {
 }
 
 /// The shard has ended, so the worker that ends a connection's last call reports the end of the connection. The third
-/// call is in a ring in the first case, and still with the shard in the second case. It runs in neither.
+/// call is in a ring in the first case, and still with the shard in the second case. It runs in neither case.
 #[test]
 fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
     for_each([256, 1], |ring_capacity| {
@@ -124,7 +124,7 @@ fn a_dropped_server_runs_the_peer_hook_once_per_connection() {
         let mut client = world.client(&address, small());
         open.send(()).expect("the server runs");
         // Before the first reply there is credit for one call only.
-        client.run(ECHO, b"").expect("it is served");
+        client.run(ECHO, b"").expect("a reply");
         let (_, busy) = log.all()[0];
         (0..CALLS).for_each(|_| begin_call(&mut client));
         client.poll_until(|_| world.stats().worker_queue_depth == CALLS as u64);
@@ -181,7 +181,7 @@ fn a_local_server_runs_the_peer_hook() {
         while server.poll() {}
         log.all().len() == 2
     }));
-    client.join().expect("it was served");
+    client.join().expect("the client was served");
     let all = log.all();
     assert!(matches!(all[..], [(Established, opened), (ClosedByPeer, closed)] if opened == closed), "{all:?}");
 }

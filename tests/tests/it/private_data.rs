@@ -8,8 +8,8 @@ const CALL_HEADERS: usize = 28 + RPC_CALL;
 /// Bytes of both headers of a reply without chunks.
 const REPLY_HEADERS: usize = 28 + RPC_REPLY;
 
-/// Makes a call with `args` bytes of arguments and `results` bytes of expected results. Returns what the server
-/// received: the length and type of the message, and whether it has a Reply chunk.
+/// Makes a call with `args` bytes of arguments and `results` bytes of expected results. Returns the length and type of
+/// the message that the server received, and whether it has a Reply chunk.
 pub(super) fn record_call(
     client: &mut LocalClient,
     calls: &Receiver<Message>,

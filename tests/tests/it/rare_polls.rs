@@ -21,7 +21,7 @@ impl ConnectedPair {
         let (address, time) = (world.address(), SimulatedTime::new());
         let server = simulated_server(&address, small(), standard_services(), &time);
         let mut client = simulated_client(&address, small(), &time);
-        let connection = client.begin_connect(&address).expect("it begins");
+        let connection = client.begin_connect(&address).expect("a connect request");
         let mut pair = Self { time, server, client, connection };
         pair.poll_until(MAX_POLLS, |pair, _| pair.client.is_established(connection));
         pair

@@ -101,9 +101,9 @@ fn read_chunks_are_placed_in_application_pages_and_sent_from_them() {
         let mut clients = [0; 4].map(|_| world.client(&address, mode));
         let mut seed = 0;
         for _ in 0..2 * PAGES {
-            for (client, procedure) in clients.iter_mut().zip([30, 31, 32, 30]) {
+            for (client, procedure) in clients.iter_mut().zip([STORES[0], STORES[1], STORES[2], STORES[0]]) {
                 seed += 1;
-                let len = if procedure == 31 { PAGE } else { PAGE - seed as usize };
+                let len = if procedure == STORES[1] { PAGE } else { PAGE - seed as usize };
                 call_store(client, procedure, seed, len).unwrap();
                 let call = client.chunked(LATEST, b"", &[], &[PAGE]);
                 assert!(client.call(call).unwrap().chunk(0).unwrap() == data_of(seed, len));
@@ -280,7 +280,7 @@ fn calls_that_wait_for_memory_return_their_pages() {
             call.answer(Ok(()));
         }
         client.poll(|done| {
-            assert_eq!(done.result.expect("it is served").chunk(0), Some(&b"done"[..]));
+            assert_eq!(done.result.expect("a reply").chunk(0), Some(&b"done"[..]));
             ended += 1;
         });
         ended == 6

@@ -73,7 +73,7 @@ fn serve_calls(
                 let reply = done.result.expect("a limit refuses no call");
                 match procedure {
                     STORE => assert_eq!(reply.results(), be(&[CHUNK as u32])),
-                    _ => assert!(patterned(done.token as u32, reply.chunk(0).expect("its chunk"))),
+                    _ => assert!(patterned(done.token as u32, reply.chunk(0).expect("a chunk"))),
                 }
                 answered += 1;
             });
@@ -111,8 +111,8 @@ fn replies_beyond_the_writes_of_a_connection_wait_and_all_are_sent() {
     // A reply that exceeds the limit by itself is sent alone. Writes of an earlier round may not have completed yet, so
     // the sufficient limit covers all rounds.
     let all = CHUNK * ROUNDS * TOGETHER;
-    for_each([(Some(CHUNK + CHUNK / 2), true), (Some(1), true), (Some(all), false), (None, false)], |(most, waits)| {
-        assert_eq!(serve_calls(LOAD, |limits| limits.max_write_bytes = most, 1, TOGETHER).1.write_waits > 0, waits);
+    for_each([(Some(CHUNK + CHUNK / 2), true), (Some(1), true), (Some(all), false), (None, false)], |(max, waits)| {
+        assert_eq!(serve_calls(LOAD, |limits| limits.max_write_bytes = max, 1, TOGETHER).1.write_waits > 0, waits);
     });
 }
 

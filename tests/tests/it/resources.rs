@@ -24,7 +24,7 @@ fn config_in(mode: CreditMode, revision: Revision) -> Config {
 }
 
 #[test]
-fn too_short_a_write_chunk_gets_write_resource_with_index_and_length() {
+fn a_short_write_chunk_gets_write_resource_with_index_and_length() {
     with_raw_of("short-chunk", CREDIT_MODES, &services(), |client| {
         let (room, untouched) = client.room(6000);
         // In the first case the second chunk is too short. In the second case both are, and the error names the first.
@@ -73,7 +73,7 @@ fn write_resource_makes_the_client_retransmit_with_more_room() {
 }
 
 #[test]
-fn too_short_a_reply_chunk_gets_reply_resource_with_the_length() {
+fn a_short_reply_chunk_gets_reply_resource_with_the_length() {
     // Modes in which a reply cannot be continued.
     let modes = [
         (CreditMode::V2Windowed, Revision::Cel09),

@@ -131,14 +131,14 @@ fn the_response_flag_selects_the_xid_space() {
 }
 
 /// A raw version 1 client, of a server with `reverse_credits` reverse credits.
-fn called_v1(name: &'static str, reverse_credits: u32) -> CallableClient {
+fn callable_v1_client(name: &'static str, reverse_credits: u32) -> CallableClient {
     let config = in_mode(CreditMode::V1).with(|c| c.debug.reverse_credits = reverse_credits);
     CallableClient::connect_by(name, config, |address| RawPeer::connect_in(address, CreditMode::V1))
 }
 
 #[test]
 fn version_1_counts_credits_per_direction() {
-    let mut client = called_v1("apart", 2);
+    let mut client = callable_v1_client("apart", 2);
     let pending = [client.start(), client.start()];
     // Before the first reply the server has one credit. The client's pings grant credits for their own direction only,
     // so the server's second call still waits for the first reply.
@@ -157,7 +157,7 @@ fn version_1_counts_credits_per_direction() {
 
 #[test]
 fn version_1_ignores_credits_of_messages_without_a_direction() {
-    let mut client = called_v1("no-direction", 8);
+    let mut client = callable_v1_client("no-direction", 8);
     let [pending_1, pending_2, pending_3] = [0; 3].map(|_| client.start());
     let first = client.next_call();
     // Each message grants 64 credits, but it answers no call, has no direction, or is malformed.
@@ -226,7 +226,8 @@ fn chunks_in_a_reverse_call_are_refused_where_unsupported() {
     });
 }
 
-/// Version 1 has no flag for the direction of a message. If the RPC message is not inline, the chunk lists tell it.
+/// Version 1 has no flag for the direction of a message. If the RPC message is not inline, the chunk lists determine
+/// the direction.
 #[test]
 fn a_reverse_call_with_chunks_is_never_taken_for_a_reply() {
     for_each([ReverseSupport::Inline, ReverseSupport::General], |reverse| {
@@ -302,7 +303,7 @@ fn a_client_invalidates_handles_of_a_reverse_call() {
 }
 
 #[test]
-fn no_reverse_call_before_the_upper_layer_allows_it() {
+fn no_reverse_call_is_sent_before_the_upper_layer_allows_it() {
     // The application allows reverse calls for each connection. Until then the client receives only replies.
     for_each(CREDIT_MODES, |mode| {
         let (services, callers) = services_with_hello();
@@ -364,7 +365,7 @@ fn a_reverse_call_can_be_retried_after_a_reconnect() {
 }
 
 #[test]
-fn reverse_calls_of_the_older_revision() {
+fn reverse_calls_succeed_in_the_older_revision() {
     for_each(V2_CREDIT_MODES, |mode| {
         let config = in_mode(mode).with(|c| c.debug.revision = Revision::Cel09);
         let (_world, mut forward, mut reverse) = both_ways("older", config.clone(), config);
@@ -432,7 +433,7 @@ fn a_client_with_services_has_reverse_credits() {
 }
 
 #[test]
-fn both_directions_at_once_in_each_version() {
+fn both_directions_may_call_at_once_in_each_version() {
     for_each(CREDIT_MODES, |mode| {
         let (_world, mut forward, mut reverse) = both_ways("both-ways", in_mode(mode), in_mode(mode));
         let echoes = |client: &mut Client, numbers: &mut dyn Iterator<Item = u32>| {
@@ -481,14 +482,14 @@ fn a_server_calls_back_its_own_callers_only() {
     let caller = callers.recv().expect("the caller");
     let (services, others) = services_with_hello();
     let address = world.address();
-    let other = Server::start(&address, services, &small_server()).expect("it starts");
+    let other = Server::start(&address, services, &small_server()).expect("a server");
     let mut forward = Client::connect(&address, small_client(small())).unwrap();
     forward.call(ClientCall::new(HELLO)).expect("a reply");
     let config = || small_client(small());
     assert!(other.call_back(caller, config()).is_none(), "a server rejects the caller of another server");
     assert!(other.call_back(others.recv().expect("the caller"), config()).is_some());
     assert!(world.server().call_back(caller, config()).is_some());
-    let mut polled = LocalServer::start(&world.address(), Services::new(), &small_server()).expect("it starts");
+    let mut polled = LocalServer::start(&world.address(), Services::new(), &small_server()).expect("a server");
     assert!(
         polled.call_backs().client(caller, config()).is_none(),
         "a polled server rejects the caller of another server"
@@ -546,7 +547,7 @@ fn a_draining_server_calls_back_while_it_serves_calls() {
         assert_eq!(reverse.run(ECHO, b"four"), Ok(b"four".to_vec()));
         call.answer(Ok(()));
         pending.join().expect("a reply");
-        draining.join().expect("it ends").expect("all calls are answered");
+        draining.join().expect("no panic").expect("all calls are answered");
         assert_matches!(reverse.run(ECHO, b"four"), Err(CallError::Closed | CallError::ConnectionLost { sent: false }));
     });
 }

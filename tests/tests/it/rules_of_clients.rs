@@ -48,7 +48,7 @@ fn calls_offer_items_without_padding_at_their_positions() {
 #[test]
 fn clients_do_not_answer_unusable_messages() {
     let server = RawServer::start_in(CreditMode::V1, "nothing-said", |peer| {
-        // The client sends nothing but calls, whatever it receives.
+        // The client sends only calls, whatever it receives.
         let next_xid = |peer: &mut RawPeer| {
             let call = peer.receive()?;
             assert_eq!((call.htype(), call.version()), (HeaderType::Msg, Version::V1));

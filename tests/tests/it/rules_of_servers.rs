@@ -351,7 +351,7 @@ fn calls_that_share_an_xid_are_all_answered() {
 /// Every program has procedure 0, which any caller may run (RFC 5531 §12.1). AUTH_NONE differs from every other flavor
 /// (§10).
 #[test]
-fn the_null_procedure_asks_for_no_authentication() {
+fn the_null_procedure_requires_no_authentication() {
     with_raw("null", CREDIT_MODES, |client| {
         for (flavor, body) in [(0, &b""[..]), (1, b"malformed..."), (6, &[7; 20]), (0x1234_5678, &[0; 400])] {
             let call = call_bytes_as(OpaqueAuth { flavor, body }, XID, PROGRAM, VERSION, 0, b"");

@@ -6,7 +6,7 @@ use rpcrdma_tests::prelude::*;
 /// Bytes of a chunk.
 const CHUNK: usize = 1000;
 /// Maximum number of segments in all lists of a call's header.
-const IN_HEADER: usize = (2 * MAX_CHUNKS + 2) * MAX_SEGMENTS;
+const MAX_IN_HEADER: usize = (2 * MAX_CHUNKS + 2) * MAX_SEGMENTS;
 
 /// Splits one piece of memory into `count` segments of about equal length.
 fn cut(whole: Segment, count: usize) -> Vec<Segment> {
@@ -186,10 +186,10 @@ fn a_server_announces_the_segment_count_of_its_largest_header() {
     for_each(V2_CREDIT_MODES, |mode| {
         let (_world, address) = World::standard("announced", mode);
         let mut client = RawPeer::connect_silently(&address);
-        assert_eq!(client.exchange_properties().properties().segment_count as usize, IN_HEADER);
+        assert_eq!(client.exchange_properties().properties().segment_count as usize, MAX_IN_HEADER);
         let all = [16; MAX_CHUNKS];
         let counts = Counts { zero: 16, reads: &all, writes: &all, reply: Some(16) };
-        assert_eq!(counts.total(), IN_HEADER);
+        assert_eq!(counts.total(), MAX_IN_HEADER);
         assert_call_served(&mut client, &counts);
     });
 }
@@ -275,7 +275,7 @@ fn interleave(random: &mut Random, mut chunks: Vec<Vec<ReadSegment>>) -> Vec<Rea
 }
 
 #[test]
-fn the_segments_of_read_chunks_may_stand_in_any_order() {
+fn the_segments_of_read_chunks_may_be_in_any_order() {
     let seed = 0x5E65;
     with_raw("mixed", CREDIT_MODES, |client| {
         let mut random = Random::new(seed);
@@ -304,7 +304,7 @@ fn the_segments_of_read_chunks_may_stand_in_any_order() {
             assert_eq!(answer.payload(), reply_bytes(XID, &be(&[CHUNK as u32; 3])), "seed {seed}: {answer}");
         });
         // The segments of the Position Zero chunk alternate with those of the other chunk, in both orders. In the last
-        // list they follow all others.
+        // list, the segments of the Position Zero chunk follow all others.
         let offer = Offer::new(client, &Counts { zero: 4, reads: &[4], ..Counts::default() }, &message);
         let (zero, other) = offer.lists.chunks().reads.split_at(4);
         let alternate = |first: &[ReadSegment], second: &[ReadSegment]| -> Vec<ReadSegment> {

@@ -254,8 +254,8 @@ fn a_host_with_many_connections_leaves_bulk_memory_to_others() {
     assert_eq!((stats.peers_stalled, stats.connections), (0, slow.len() as u64 + 1), "all connections stay open");
 }
 
-/// The server's socket buffer is short, and the proxy forwards nothing for longer than `debug.linger`, for which a
-/// closing connection waits at most if nothing moves.
+/// The server's socket buffer is short, and the proxy forwards nothing for longer than `debug.linger`. A closing
+/// connection ends after that time without progress, but a drain must wait for longer.
 #[test]
 fn a_drain_waits_for_replies_to_a_slow_peer() {
     let _world = World::new("slow-drain");

@@ -100,8 +100,8 @@ struct PartialWriter {
     len: usize,
     /// Bytes at the start of the results that are 1.
     ones: usize,
-    /// True if the results are in a Write chunk.
-    chunk: bool,
+    /// Whether the results are in a Write chunk.
+    is_in_chunk: bool,
 }
 
 impl PartialWriter {
@@ -117,10 +117,10 @@ fn partial_writers() -> Vec<PartialWriter> {
     let all: Vec<_> = inline.chain(direct).collect();
     /// A handler with the number of its ones, the length of the results, and whether they go into a chunk.
     type Answer<'a> = (&'a (Handler, usize), usize, bool);
-    let make = |(number, (answer_mode, (&(handler, ones), len, chunk))): (u32, (AnswerMode, Answer<'_>))| {
+    let make = |(number, (answer_mode, (&(handler, ones), len, is_in_chunk))): (u32, (AnswerMode, Answer<'_>))| {
         let procedure = answer_mode.procedure(move |call| handler(call, len));
-        let procedure = if chunk { procedure.write_chunks(1, 1 << 20) } else { procedure.max_reply(len) };
-        PartialWriter { number, procedure, len, ones, chunk }
+        let procedure = if is_in_chunk { procedure.write_chunks(1, 1 << 20) } else { procedure.max_reply(len) };
+        PartialWriter { number, procedure, len, ones, is_in_chunk }
     };
     (FIRST_PARTIAL_WRITER..).zip(pairs(ANSWER_MODES, all)).map(make).collect()
 }
@@ -137,7 +137,7 @@ fn services() -> Services {
     services
 }
 
-/// A call that sends and receives nothing but the secret.
+/// A call that sends and receives only the secret.
 fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> ClientCall {
     let (procedure, _) = SPILLS.into_iter().find(|&(_, room)| args <= room).expect("a procedure for this length");
     let call = client.prepared(procedure, &vec![SECRET; args]).expect_reply(args);
@@ -149,8 +149,8 @@ fn secret_call(client: &mut LocalClient, args: usize, chunk: usize) -> ClientCal
     call.read_chunk(args, data).write_chunk_into(client.alloc(client.first(), chunk).unwrap())
 }
 
-/// Fills the memory of both ends with the secret. It covers as many buffers of each size as calls hold at a time, up to
-/// the size for results of `len` bytes.
+/// Fills the memory of both ends with the secret: as many buffers of each size as calls hold at a time, up to the size
+/// for results of `len` bytes.
 fn fill_with_secrets(client: &mut LocalClient, len: usize) {
     // Bytes of arguments, bytes of each chunk, and number of calls at a time.
     let sizes =
@@ -196,7 +196,7 @@ fn unwritten_results_are_zero() {
             let _row = row((writer.number, writer.len));
             fill_with_secrets(&mut victim, writer.len);
             let call = other.prepared(writer.number, b"");
-            if writer.chunk {
+            if writer.is_in_chunk {
                 let call = call.write_chunk_into(alloc_room(&mut other, writer.len + 100));
                 let mut reply = other.call(call).unwrap();
                 assert!(reply.results().is_empty());
@@ -316,7 +316,7 @@ fn cached_replies_contain_no_bytes_of_other_calls() {
     assert_eq!(cache.stats().hits, 10);
 }
 
-/// Of two servers of a client, neither receives data that the client exchanged with the other.
+/// A client has two servers. Neither receives data that the client exchanged with the other.
 #[test]
 fn unwritten_bytes_of_a_clients_buffer_are_zero() {
     for_each(CREDIT_MODES, |mode| {
@@ -364,14 +364,14 @@ fn unwritten_reverse_replies_are_zero() {
         let _row = row((writer.number, writer.len));
         fill_with_secrets(&mut client, writer.len);
         let call = ClientCall::new(writer.number);
-        let call = if writer.chunk { call.write_chunk(writer.len as u32) } else { call.expect_reply(writer.len) };
+        let call = if writer.is_in_chunk { call.write_chunk(writer.len as u32) } else { call.expect_reply(writer.len) };
         let mut pending = back.start(call).unwrap();
         let reply = eventually(|| {
             client.poll(|_| {});
             pending.try_take()
         });
         let reply = reply.unwrap();
-        let results = if writer.chunk { reply.chunk(0).unwrap_or_default() } else { reply.results() };
+        let results = if writer.is_in_chunk { reply.chunk(0).unwrap_or_default() } else { reply.results() };
         assert!(results == writer.expected());
     }
     drop(back);

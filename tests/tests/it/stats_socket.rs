@@ -1,4 +1,4 @@
-//! Statistics that a server sends over a socket, and those of procedures.
+//! Statistics that a server sends over a socket, and statistics of procedures.
 
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -11,7 +11,7 @@ use rpcrdma_tests::prelude::*;
 use rustix::fs::{FlockOperation, Uid};
 use tempfile::TempDir;
 
-/// Creates a directory. Returns it and the path of a socket in it.
+/// Creates a directory. Returns the directory, and the path of a socket in it.
 fn create_socket_path() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("stats");
@@ -238,7 +238,7 @@ fn procedure_stats(world: &World) -> Vec<ProcedureStats> {
     world.stats().procedures
 }
 
-/// The numbers of calls, of bytes in, and of bytes out of a procedure.
+/// The number of calls of a procedure, and their bytes in and out.
 fn counts_of(all: &[ProcedureStats], procedure: u32) -> (u64, u64, u64) {
     let found =
         all.iter().find(|stats| (stats.program, stats.version, stats.procedure) == (PROGRAM, VERSION, procedure));

@@ -350,7 +350,7 @@ fn requests_beyond_the_ring_capacity_are_all_served() {
         assert!(all && buffers.len() == count, "{} of {count}", buffers.len());
         buffers
     };
-    // 100 buffers exist; the other requests wait until these are dropped.
+    // 100 buffers exist; the other requests wait until the buffers are dropped.
     drop(take_buffers(100));
     drop(take_buffers(50));
     assert_eq!(outcome_of(call.join()), Ok(vec![5]));

@@ -45,7 +45,7 @@ fn configs() -> [ClientConfig; 2] {
     })
 }
 
-/// Where a client receives a result.
+/// The place where a client receives a result.
 #[derive(Clone, Copy, Debug)]
 enum Room {
     /// In the message, or in a Reply chunk.

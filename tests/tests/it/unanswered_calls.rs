@@ -1,4 +1,4 @@
-//! Unanswered calls, and service to other calls meanwhile.
+//! Unanswered calls, during which a server must answer other calls.
 
 use rpcrdma_tests::prelude::*;
 
@@ -32,7 +32,7 @@ fn start(client: &mut LocalClient, procedure: u32, len: usize, token: u64) {
     client.send_call(token, |client| client.prepared(procedure, &vec![1; len]).expect_reply(LONG));
 }
 
-/// Held calls use all credits of a client but one. The last credit serves one call after another, also continued calls.
+/// Held calls use all credits of a client except one. This credit serves one call after another, even continued calls.
 #[test]
 fn calls_complete_with_a_single_free_credit() {
     const CREDITS: u32 = 4;
@@ -77,9 +77,9 @@ fn a_credit_limit_below_the_unanswered_calls_blocks_no_message() {
             peers.iter().all(|peer| peer.credits_granted + 2 < CREDITS.into())
         }));
         forward.call(ClientCall::new(SINK).args([1; 7000])).expect("all parts arrive");
-        reverse.run(ECHO, b"four").expect("it is answered");
+        reverse.run(ECHO, b"four").expect("a reply");
         held.answer_all();
-        pending.iter_mut().for_each(|pending| _ = pending.join().expect("it was answered"));
+        pending.iter_mut().for_each(|pending| _ = pending.join().expect("a reply"));
         assert_eq!(world.stats().fabric.receiver_not_ready, 0);
     });
 }
@@ -98,10 +98,10 @@ fn calls_that_wait_for_reverse_calls_are_answered() {
         let mut pending = [0; 40].map(|_| forward.begin(HELD, b""));
         for _ in 0..pending.len() {
             let call = held.next_call();
-            reverse.run(ECHO, b"four").expect("it is answered");
+            reverse.run(ECHO, b"four").expect("a reply");
             call.answer(Ok(()));
         }
-        pending.iter_mut().for_each(|pending| _ = pending.join().expect("it was answered"));
+        pending.iter_mut().for_each(|pending| _ = pending.join().expect("a reply"));
         assert_eq!(forward.close_reason(), None);
     });
 }
@@ -182,10 +182,10 @@ fn start_held_bulk(client: &mut LocalClient, token: u64) {
 #[test]
 fn calls_that_need_buffers_kept_by_the_application_are_refused_after_a_second() {
     let (held, kept) = (HeldCalls::default(), Arc::new(Mutex::new(Vec::new())));
-    let keeps = Arc::clone(&kept);
+    let kept_by_handler = Arc::clone(&kept);
     let keep = Procedure::new(move |call| {
         let memory = call.take_read_chunk(0).ok_or(Refusal::GarbageArguments)?;
-        keeps.lock().map_err(|_| Refusal::SystemError)?.push(memory);
+        kept_by_handler.lock().map_err(|_| Refusal::SystemError)?.push(memory);
         Ok(())
     });
     let mut services = services_with(4096, 64 << 10, false);
@@ -196,7 +196,7 @@ fn calls_that_need_buffers_kept_by_the_application_are_refused_after_a_second() 
     clients.iter_mut().for_each(|client| echo(client, b"four").unwrap());
     start(&mut clients[1], HELD, 4, 100);
     poll_all_until(&mut clients, || held.len() == 1);
-    clients[0].run_call(|client| client.chunked(404, &[0; 4], &[40_000], &[])).expect("it is kept");
+    clients[0].run_call(|client| client.chunked(404, &[0; 4], &[40_000], &[])).expect("a reply");
     (1..=2).for_each(|token| store(&mut clients[0], token));
     poll_all_until(&mut clients, || server.stats().calls_waiting == 2);
     server.pass(Duration::from_millis(900));

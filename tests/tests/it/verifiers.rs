@@ -1,5 +1,5 @@
 //! Verifiers of replies (RFC 5531 §8.2; version 2 §10.2.2.2; RFC 8166 §8.2.2.2).
-//! Servers set them, and clients reserve room for them.
+//! Servers set verifiers, and clients reserve room for them.
 
 use rpcrdma::service::duplicate_requests::DuplicateRequestCache;
 use rpcrdma::wire::EncodeError;
@@ -108,7 +108,7 @@ fn replies_of_every_form_have_room_for_a_verifier() {
         for results in [8, 3900, LONGEST] {
             let args = be(&[400, results as u32]);
             let call = ClientCall::new(SIGN).args(args).expect_reply(results);
-            assert_signed(client.call(call), 400, results, "by the ring");
+            assert_signed(client.call(call), 400, results, "a client with a thread");
         }
         assert_eq!(client.stats().map(|stats| stats.calls_retransmitted), Some(0));
         drop(client);

@@ -125,9 +125,9 @@ fn any_thread_wakes_a_shard_for_its_task() {
         send_waker.send(setup.waker.clone()).expect("the test waits");
         let (has_work, runs) = (Arc::clone(&task_has_work), Arc::clone(&task_runs));
         let work = move || {
-            let any = has_work.swap(false, Ordering::SeqCst);
-            runs.fetch_add(usize::from(any), Ordering::SeqCst);
-            any
+            let had_work = has_work.swap(false, Ordering::SeqCst);
+            runs.fetch_add(usize::from(had_work), Ordering::SeqCst);
+            had_work
         };
         (standard_services().to_local(), SleepReporter::new(&shard_sleeps, work))
     });

@@ -61,7 +61,7 @@ fn packages_of(workspace: &str) -> Option<Vec<Value>> {
 fn is_satisfied(expression: &str, allowed: &[&str]) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut words = spaced.split_whitespace().peekable();
-    let satisfied = any_of(&mut words, allowed);
+    let satisfied = evaluate_or(&mut words, allowed);
     assert_eq!(words.next(), None, "unexpected text after the end of {expression:?}");
     satisfied
 }
@@ -70,28 +70,28 @@ fn is_satisfied(expression: &str, allowed: &[&str]) -> bool {
 type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 
 /// Evaluates terms joined by OR.
-fn any_of(words: &mut Words<'_>, allowed: &[&str]) -> bool {
-    let mut satisfied = all_of(words, allowed);
+fn evaluate_or(words: &mut Words<'_>, allowed: &[&str]) -> bool {
+    let mut satisfied = evaluate_and(words, allowed);
     while words.next_if_eq(&"OR").is_some() {
-        satisfied |= all_of(words, allowed);
+        satisfied |= evaluate_and(words, allowed);
     }
     satisfied
 }
 
 /// Evaluates terms joined by AND.
-fn all_of(words: &mut Words<'_>, allowed: &[&str]) -> bool {
-    let mut satisfied = licence(words, allowed);
+fn evaluate_and(words: &mut Words<'_>, allowed: &[&str]) -> bool {
+    let mut satisfied = evaluate_licence(words, allowed);
     while words.next_if_eq(&"AND").is_some() {
-        satisfied &= licence(words, allowed);
+        satisfied &= evaluate_licence(words, allowed);
     }
     satisfied
 }
 
 /// Evaluates one licence or an expression in parentheses.
-fn licence(words: &mut Words<'_>, allowed: &[&str]) -> bool {
+fn evaluate_licence(words: &mut Words<'_>, allowed: &[&str]) -> bool {
     let word = words.next().expect("the expression has another licence");
     if word == "(" {
-        let satisfied = any_of(words, allowed);
+        let satisfied = evaluate_or(words, allowed);
         assert_eq!(words.next(), Some(")"));
         return satisfied;
     }

@@ -149,13 +149,13 @@ fn public_names_in_documents_exist() {
         .filter_map(|line| line.split_once(' '))
         .map(|(kind, rest)| (kind, rest.split(' ').next().unwrap_or_default().trim_end_matches(':')))
         .collect();
-    let last = |path: &str, parts: usize| {
+    let last_parts = |path: &str, parts: usize| {
         let names: Vec<&str> = path.split("::").collect();
         names[names.len().saturating_sub(parts)..].join("::")
     };
-    let types: BTreeSet<String> =
-        items.iter().filter(|item| ["struct", "enum", "trait"].contains(&item.0)).map(|item| last(item.1, 1)).collect();
-    let members: BTreeSet<String> = items.iter().map(|item| last(item.1, 2)).collect();
+    let types = items.iter().filter(|item| ["struct", "enum", "trait"].contains(&item.0));
+    let types: BTreeSet<String> = types.map(|item| last_parts(item.1, 1)).collect();
+    let members: BTreeSet<String> = items.iter().map(|item| last_parts(item.1, 2)).collect();
     let mut seen = 0;
     for document in files(".", ".md") {
         // The change log also has names that only earlier versions had.
@@ -167,7 +167,7 @@ fn public_names_in_documents_exist() {
             text.lines().filter(|line| !line.starts_with("```")).flat_map(|line| line.split('`').skip(1).step_by(2));
         let is_name = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
         for path in spans.flat_map(|span| span.split(|c| !is_name(c))).filter(|path| path.contains("::")) {
-            let name = last(path, 2);
+            let name = last_parts(path, 2);
             if types.contains(name.split("::").next().expect("split yields at least one part")) {
                 seen += 1;
                 let known = members.contains(&name) || UNSTABLE.contains(&name.as_str());
@@ -376,11 +376,11 @@ fn commands_in_documents_are_run_or_give_a_reason() {
 /// The anchor that GitHub derives from a heading. `None` if the line is not a heading.
 fn anchor(line: &str) -> Option<String> {
     let text = line.strip_prefix('#')?.trim_start_matches('#').trim().to_lowercase();
-    let kept = |c: char| c.is_alphanumeric() || c == ' ' || c == '-' || c == '_';
-    Some(text.chars().filter(|&c| kept(c)).map(|c| if c == ' ' { '-' } else { c }).collect())
+    let is_kept = |c: char| c.is_alphanumeric() || c == ' ' || c == '-' || c == '_';
+    Some(text.chars().filter(|&c| is_kept(c)).map(|c| if c == ' ' { '-' } else { c }).collect())
 }
 
-/// Each function in the tables of a call exists in the file that its row names before it.
+/// Each function in the tables of a call exists in the file that its row names before the function.
 #[test]
 fn call_tables_name_existing_functions() {
     let readme = read("engine/README.md");

@@ -229,7 +229,7 @@ fn read_declaration(entry: &Entry<'_>) -> String {
     let mut text: Vec<&str> =
         lines.map(str::trim).filter(|line| !line.starts_with("//") && !line.starts_with("#[")).collect();
     if text.first().is_some_and(|line| line.starts_with("knobs!") || line.starts_with("with_defaults!")) {
-        // The span of a knob is its whole group, and that of a field with a default its whole struct.
+        // The span of a knob covers its whole group, and the span of a field with a default covers its whole struct.
         let start = format!("pub {}: ", entry.item["name"].as_str().expect("a name"));
         let knob = text.iter().find(|line| line.starts_with(&start)).and_then(|line| line.split(" = ").next());
         // Removes the unit that the knob has in configuration files.
@@ -285,7 +285,7 @@ fn the_public_api_equals_the_recorded_list() {
     for line in listed.lines().filter(|line| !list.lines().any(|other| other == *line)) {
         println!("in {LIST}, but not in the API: {line}");
     }
-    assert!(list == listed, "the public API differs from {LIST}: FACE=write writes it");
+    assert!(list == listed, "the public API differs from {LIST}: run this test with FACE=write to rewrite the list");
     assert!(items > 100 && items <= MAX_ITEMS, "{items} items, expected 101 to {MAX_ITEMS}");
     assert!(fields > 50 && fields <= MAX_FIELDS, "{fields} fields and variants, expected 51 to {MAX_FIELDS}");
 }
@@ -309,8 +309,8 @@ fn public_items_have_short_first_lines_debug_and_error_traits() {
         }
         if matches!(entry.kind, "struct" | "enum") {
             let traits = api.traits(entry);
-            let error = path.ends_with("Error") || traits.contains("Error");
-            for (required, applies) in [("Debug", true), ("Error", error), ("Send", error), ("Sync", error)] {
+            let is_error = path.ends_with("Error") || traits.contains("Error");
+            for (required, applies) in [("Debug", true), ("Error", is_error), ("Send", is_error), ("Sync", is_error)] {
                 if applies && !traits.contains(required) {
                     wrong.push(format!("{path} does not implement {required}"));
                 }

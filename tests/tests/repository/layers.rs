@@ -9,11 +9,11 @@ struct Layer {
     name: &'static str,
     /// Files and directories of the layer. A directory ends with a slash. The longest match applies.
     places: &'static [&'static str],
-    /// Other layers that it uses. The test fails if it does not use one of them.
+    /// Other layers that this layer uses. The test fails if one of them is not used.
     uses: &'static [&'static str],
-    /// True if it may use no clock, thread or atomic.
+    /// Whether clocks, threads and atomics are forbidden.
     pure: bool,
-    /// Dependencies that it may use.
+    /// Dependencies that the layer may use.
     crates: &'static [&'static str],
 }
 
@@ -226,12 +226,12 @@ fn engine_sources() -> Vec<String> {
 
 /// The layer of a file of the engine.
 fn layer_of(path: &str) -> Option<&'static Layer> {
-    let place_of = |layer: &'static Layer| {
+    let longest_match = |layer: &'static Layer| {
         let matching =
             layer.places.iter().filter(|place| path == **place || place.ends_with('/') && path.starts_with(**place));
-        matching.map(|place| (place.len(), layer)).max_by_key(|place| place.0)
+        matching.map(|place| (place.len(), layer)).max_by_key(|&(len, _)| len)
     };
-    LAYERS.iter().filter_map(place_of).max_by_key(|place| place.0).map(|place| place.1)
+    LAYERS.iter().filter_map(longest_match).max_by_key(|&(len, _)| len).map(|(_, layer)| layer)
 }
 
 /// Returns the source directory of the crate of a file, and the path of its module in the crate.
@@ -255,7 +255,7 @@ fn used_layers(path: &str, code: &str) -> Vec<(String, String)> {
     }
     let layer = |(first, second): (String, String)| {
         let named = format!("crate::{first}::{second}");
-        // `pub use` in the engine's `lib.rs` gives its crate modules with the names of lower layers.
+        // The engine's `lib.rs` re-exports lower layers as modules of the same names.
         let places = [format!("{crate_}{first}/"), format!("{crate_}{first}.rs")];
         let layer = LAYERS.iter().find(|layer| layer.name == first && crate_ == "engine/src/");
         let layer = layer.or_else(|| places.iter().find_map(|place| layer_of(place)));
@@ -273,7 +273,7 @@ fn modules_use_only_lower_layers() {
             wrong.push(format!("{path} is in no layer of LAYERS"));
             continue;
         };
-        let place =
+        let index =
             LAYERS.iter().position(|other| other.name == layer.name).expect("layer_of returns an entry of LAYERS");
         for (target, named) in used_layers(&path, &code_without_tests(&read(&path))) {
             if target == layer.name {
@@ -282,15 +282,15 @@ fn modules_use_only_lower_layers() {
             if !layer.uses.contains(&target.as_str()) {
                 wrong.push(format!("{path} names {named}: LAYERS does not let {} use {target}", layer.name));
             }
-            used[place].insert(target);
+            used[index].insert(target);
         }
     }
-    for (place, layer) in LAYERS.iter().enumerate() {
+    for (index, layer) in LAYERS.iter().enumerate() {
         for target in layer.uses {
-            if !LAYERS[..place].iter().any(|lower| lower.name == *target) {
+            if !LAYERS[..index].iter().any(|lower| lower.name == *target) {
                 wrong.push(format!("LAYERS lets {} use {target}, which is not above it", layer.name));
             }
-            if !used[place].contains(*target) {
+            if !used[index].contains(*target) {
                 wrong.push(format!("LAYERS lets {} use {target}, which it does not use", layer.name));
             }
         }

@@ -39,7 +39,7 @@ fn default_members_are_the_published_crates_and_the_examples() {
     );
 }
 
-/// crates.io accepts at most five keywords of 20 characters and five categories, and shows description and README.
+/// crates.io accepts at most five categories and five keywords of 20 characters, and shows the description and README.
 #[test]
 fn published_crates_have_valid_metadata() {
     let (packages, _) = read_workspace();
@@ -98,12 +98,12 @@ fn examples_share_all_dependencies_with_the_benchmark() {
         let additional = &build_units(example) - &benchmark;
         assert!(
             additional.len() == 1 && additional.iter().all(|unit| unit.contains(&format!("\"{example}\""))),
-            "after rpcperf, only {example} itself is to be built: {additional:?}"
+            "after a build of rpcperf, Cargo must compile only {example} itself, not {additional:?}"
         );
     }
 }
 
-/// `test = false` avoids the build of an empty test program. In a target with tests it would hide them.
+/// `test = false` avoids building an empty test program, but would hide the tests of a target that has some.
 #[test]
 fn untested_targets_have_no_tests() {
     let (packages, _) = read_workspace();

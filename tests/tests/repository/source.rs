@@ -1,4 +1,4 @@
-//! Tests of `rpcrdma_tests::source`, by which the other modules read source files.
+//! Tests of `rpcrdma_tests::source`, with which the other modules read source files.
 
 use rpcrdma_tests::source::{code, code_without_tests, paths, words};
 

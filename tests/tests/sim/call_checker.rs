@@ -46,7 +46,7 @@ pub(crate) struct CallChecker {
     executions: Executions,
     /// By token of a completed call: the executions that its result implies.
     implied: Vec<(u64, ImpliedExecutions)>,
-    /// Number of one-way calls sent. For each an error may arrive after the call has completed.
+    /// Number of one-way calls sent. An error for any of them may arrive after the call has completed.
     pub(crate) one_way_sent: u64,
     /// Number of links that `ping` has processed.
     pinged: usize,
@@ -63,12 +63,12 @@ pub(crate) struct Link {
     pub(crate) terms: Terms,
     /// Whether the peer may be hostile.
     pub(crate) hostile: bool,
-    /// Whether this side closes it.
+    /// Whether this side closes the connection.
     pub(crate) closing: bool,
     pub(crate) has_ended: bool,
-    /// Whether it has ever been established.
+    /// Whether the connection has ever been established.
     pub(crate) was_open: bool,
-    /// Whether a call on it has succeeded. Always true on a client's links.
+    /// Whether a call on the connection has succeeded. Always true on a client's links.
     pub(crate) has_succeeded: bool,
     /// Number of calls that may always be outstanding.
     pub(crate) guaranteed_calls: usize,
@@ -84,13 +84,13 @@ struct Call {
     id: Option<CallId>,
     deadline: Option<u64>,
     cancelled: bool,
-    /// Whether the limit of calls may have been reached when it was started.
+    /// Whether the limit of calls may have been reached when the call was started.
     may_exceed_limit: bool,
-    /// Whether its link was not open when it was started.
+    /// Whether the link was not open when the call was started.
     was_closed: bool,
-    /// Number of this side's connections that had ended when it was started.
+    /// Number of this side's connections that had ended when the call was started.
     ended_before: u64,
-    /// Its chunk memory.
+    /// The call's chunk memory.
     buffers: Vec<BufferId>,
 }
 
@@ -247,8 +247,8 @@ impl CallChecker {
 
     /// Checks a completed call.
     pub(crate) fn check_completed(&mut self, client: &mut LocalClient<Device>, done: CompletedCall) {
-        let who = self.journal.clone();
-        let who = who.who();
+        let journal = self.journal.clone();
+        let who = journal.who();
         let CompletedCall { token, mut result } = done;
         if let Err(failed) = &mut result {
             // If a peer could still read the returned buffers, the overwritten data would fail its checks.
@@ -353,7 +353,7 @@ impl CallChecker {
             ) => ("calls that could not be retransmitted", client.stats().pool_empty > 0),
             _ => ("", false),
         };
-        assert!(holds, "{who}: call {token}, {}: {error}, whose condition must hold", call.shape.form);
+        assert!(holds, "{who}: call {token}, {}: the condition of this error does not hold: {error}", call.shape.form);
         self.journal.count(event, 1);
     }
 
@@ -374,7 +374,7 @@ impl CallChecker {
     /// Checks each call's number of executions against its result.
     pub(crate) fn check_executions(&mut self) {
         for (token, implied) in self.implied.drain(..) {
-            let executions = self.executions.of((self.who, token as u32));
+            let executions = self.executions.count((self.who, token as u32));
             let holds = match implied {
                 ImpliedExecutions::Never => executions == 0,
                 ImpliedExecutions::AtMostOnce => executions <= 1,
@@ -397,7 +397,7 @@ impl CallChecker {
             if callable && !self.call(client, link, Shape::ping()) {
                 assert!(
                     link > first,
-                    "{}: memory for a call is expected while none is outstanding",
+                    "{}: the pool must have memory for a call while no call is outstanding",
                     self.journal.who()
                 );
                 return false;

@@ -28,14 +28,14 @@ pub(crate) struct Caller {
     pub(crate) checker: CallChecker,
     plan: Rc<Plan>,
     index: usize,
-    /// Addresses to which it connects.
+    /// Addresses to which the client connects.
     addresses: Rc<Addresses>,
     /// Prepared calls that are never made, and that hold all message buffers.
     hoard: Vec<ClientCall>,
-    /// Remaining turns until it drops the hoard.
+    /// Remaining turns until the client drops the hoard.
     hoard_turns: usize,
     reconnects: usize,
-    /// Groups to which it connects late (`None`: the hostile server), and its remaining turns until then.
+    /// Groups to which the client connects late (`None`: the hostile server), and the remaining turns until then.
     late: (Vec<Option<usize>>, usize),
 }
 
@@ -56,7 +56,7 @@ impl Caller {
         time: &SimulatedTime,
         (executions, deferred): (&Executions, &DeferredCalls),
     ) -> Self {
-        let journal = journal.of(&format!("client{index}"));
+        let journal = journal.handle_for(&format!("client{index}"));
         let plan::CallerPlan { config, connect, software, chaos, links, late, workload, .. } = &plan.callers[index];
         let serves = plan.reverse != ReverseSupport::None;
         let fabric = device(plan.kind, (config, software), *chaos, &journal, Some(addresses), (serves, false));
@@ -165,7 +165,7 @@ impl Caller {
         self.hoard.clear();
     }
 
-    /// Number of calls that it can still make.
+    /// Number of calls that the client can still make.
     pub(crate) fn remaining(&self) -> usize {
         let disconnected = self.checker.links.iter().all(|link| link.has_ended) && self.reconnects >= MAX_RECONNECTS;
         if disconnected { 0 } else { self.checker.remaining() }
@@ -259,7 +259,7 @@ impl Caller {
         }
         let messages = stats.messages;
         if !hostile {
-            assert_eq!(probe.destroyed_unclosed(), 0, "{who}: connections of correct peers that it destroyed");
+            assert_eq!(probe.destroyed_unclosed(), 0, "{who}: destroyed connections of correct peers");
             let unknown = messages.rejected_unknown_xid.saturating_sub(self.checker.one_way_sent);
             let rejected = messages.rejected_short + messages.rejected_dropped + unknown + messages.rejected_unexpected;
             assert_eq!(rejected, 0, "{who}: rejected messages of correct peers: {messages:?}");

@@ -23,20 +23,21 @@ impl Census {
     /// Counts a sent message.
     pub(crate) fn count_message(&mut self, message: &[u8], revision: Revision, journal: &Journal) {
         let count = |form: &'static str| journal.count(form, 1);
+        // Only an ERR_VERS may fail this check, because its version may be unknown.
         let Ok(view) = View::check(message, revision) else { return count("ERR_VERS") };
         match view.body() {
             ViewBody::Connprop(_) => return count("CONNPROP"),
             ViewBody::Error(error) => return count(error_name(&error)),
             _ => {}
         }
-        let (more, grant) = (view.flags().contains(Flags::MORE), view.xid() == 0 && !view.has_chunks());
-        if view.htype() == HeaderType::Nomsg && grant {
+        let is_continued = view.flags().contains(Flags::MORE);
+        if view.htype() == HeaderType::Nomsg && view.xid() == 0 && !view.has_chunks() {
             return if self.continued {
                 count("grants between the parts of a message")
             };
         }
-        let was_continued = std::mem::replace(&mut self.continued, more);
-        if more {
+        let was_continued = std::mem::replace(&mut self.continued, is_continued);
+        if is_continued {
             return count("parts of messages");
         }
         let response = match view.version() {

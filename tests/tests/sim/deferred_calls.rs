@@ -34,7 +34,7 @@ impl DeferredCalls {
         })
     }
 
-    /// Answers a random call. Returns 1 if its connection has closed, 0 if not, `None` without a call.
+    /// Answers a random call. Returns 1 if the call's connection has closed, 0 if not, and `None` if there is no call.
     pub(crate) fn answer(&self, random: &mut Random) -> Option<u64> {
         let mut calls = self.lock();
         if calls.is_empty() {

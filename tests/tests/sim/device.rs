@@ -40,7 +40,7 @@ pub(crate) enum FabricKind {
 
 impl FabricKind {
     /// Chooses endpoints for one of every four seeds. Uses the seed itself, not a number drawn from it.
-    pub(crate) fn of(seed: u64) -> Self {
+    pub(crate) fn from_seed(seed: u64) -> Self {
         let crc = if seed & 4 == 0 { Crc::Never } else { Crc::Always };
         let size = if seed & 8 == 0 { FpduSize::Segment } else { FpduSize::Longest };
         if seed & 3 == 3 { Self::Endpoint(crc, size) } else { Self::Software }
@@ -54,7 +54,7 @@ impl FabricKind {
         }
     }
 
-    /// Its name in the tally.
+    /// Name of the fabric in the tally.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Software => "runs over the software fabric",
@@ -62,8 +62,8 @@ impl FabricKind {
         }
     }
 
-    /// Opens a device without chaos. All its time limits but `linger` are disabled.
-    pub(crate) fn bare(self, linger: Duration, iwarp: IwarpFabricConfig, seed: u64) -> Medium {
+    /// Opens a device without chaos. All time limits of the device except `linger` are disabled.
+    pub(crate) fn open_without_chaos(self, linger: Duration, iwarp: IwarpFabricConfig, seed: u64) -> Medium {
         let (handshake_timeout, retry_timeout) = (HOUR, HOUR);
         let config = SoftwareConfig { linger, handshake_timeout, retry_timeout, ..SoftwareConfig::default() };
         self.open(&config, iwarp, seed)
@@ -80,7 +80,7 @@ impl FabricKind {
     }
 }
 
-/// Opens a probed device. `serves`: it accepts calls. `has_hostile_clients`: hostile peers may connect.
+/// Opens a probed device. `serves`: its shard accepts calls. `has_hostile_clients`: hostile peers may connect.
 pub(crate) fn device(
     kind: FabricKind,
     (config, software): (&Config, &SoftwareConfig),
@@ -161,7 +161,7 @@ impl Fabric for Medium {
         match address.0.parse() {
             Ok(Address::Soft(name)) => SoftwareFabric::bind(&name).map(MediumListener::Software),
             Ok(Address::Iwarp(name)) => MemoryFabric::bind(&name).map(MediumListener::Endpoint),
-            other => panic!("{other:?}"),
+            other => panic!("unexpected address: {other:?}"),
         }
     }
 
@@ -169,7 +169,7 @@ impl Fabric for Medium {
         match (self, listener) {
             (Self::Software(fabric), MediumListener::Software(listener)) => fabric.listen(listener),
             (Self::Endpoint(fabric), MediumListener::Endpoint(listener)) => fabric.listen(listener),
-            (_, other) => panic!("{other:?}"),
+            (_, other) => panic!("listener of another fabric: {other:?}"),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Credits of a connection by its sent and received headers, independent of the engine's counts.
+//! Credits of a connection according to its sent and received headers, independent of the engine's counts.
 
 use rpcrdma::wire::properties::Properties;
 use rpcrdma::wire::{ERR_VERS_LEN, ErrorBody, HeaderType, Revision, Version, View, ViewBody, WireError, WireErrorKind};
@@ -10,7 +10,7 @@ const MAX_CREDIT: u32 = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct FlowControl {
     server: bool,
-    /// Whether the peer is hostile. Messages excess its grants are then no error.
+    /// Whether the peer is hostile. Messages beyond the grants of a hostile peer are no error.
     hostile: bool,
     /// Whether this side accepts calls.
     serves: bool,
@@ -39,7 +39,7 @@ struct Direction {
 }
 
 impl Direction {
-    const fn start(limit: u32) -> Self {
+    const fn with_limit(limit: u32) -> Self {
         Self { count: 0, limit }
     }
 
@@ -47,7 +47,7 @@ impl Direction {
         self.count = self.count.wrapping_add(1);
     }
 
-    /// Number of messages excess the limit; if negative, of messages still allowed.
+    /// Number of messages beyond the limit. A negative number counts the messages that are still allowed.
     fn excess(&self) -> i32 {
         self.count.wrapping_sub(self.limit) as i32
     }
@@ -65,7 +65,7 @@ impl FlowControl {
     /// State of a new connection. `version` is the one that this side starts with.
     pub(crate) fn new(server: bool, hostile: bool, serves: bool, version: Version) -> Self {
         // In version 2, only a client's first message needs no credit.
-        let initial = |server: bool| Direction::start(u32::from(!server || version == Version::V1));
+        let initial = |server: bool| Direction::with_limit(u32::from(!server || version == Version::V1));
         let (ours, theirs) = (initial(server), initial(!server));
         let accepts_version_1 = true;
         Self {
@@ -95,7 +95,7 @@ impl FlowControl {
         let view = View::check(message, revision);
         let view = view.map_err(|e| {
             let start = &message[..message.len().min(80)];
-            format!("it sends a malformed message: {e:?}: {start:02x?}")
+            format!("sends a malformed message: {e:?}: {start:02x?}")
         })?;
         if self.hostile || (!self.server && self.ours.count == 0 && !self.negotiated) {
             // A client whose version was rejected starts again in version 1. How a hostile peer negotiates is unknown,
@@ -103,23 +103,20 @@ impl FlowControl {
             self.version = view.version();
         }
         if view.version() != self.version {
-            return Err(format!("it sends version {:?} after {:?}", view.version(), self.version));
+            return Err(format!("sends version {:?} after {:?}", view.version(), self.version));
         }
         if self.version == Version::V1 {
             return self.send_version_1(&view);
         }
         self.ours.add();
-        let pure = message_kind(&view, self.server) == MessageKind::Grant;
-        if self.ours.excess() > i32::from(pure) && !self.hostile {
-            return Err(format!("it sends message {} with a limit of {}", self.ours.count, self.ours.limit));
+        let is_pure_grant = message_kind(&view, self.server) == MessageKind::Grant;
+        if self.ours.excess() > i32::from(is_pure_grant) && !self.hostile {
+            return Err(format!("sends message {} with a limit of {}", self.ours.count, self.ours.limit));
         }
         if let Some(received) = view.received()
             && (received.wrapping_sub(self.theirs.count) as i32) > 0
         {
-            return Err(format!(
-                "it reports {received} received messages, but the peer has sent {}",
-                self.theirs.count
-            ));
+            return Err(format!("reports {received} received messages, but the peer has sent {}", self.theirs.count));
         }
         // An error grants nothing (version 2 §6.4.3).
         if view.htype() == HeaderType::Error {
@@ -130,13 +127,13 @@ impl FlowControl {
             None => self.theirs.limit.wrapping_add(view.credit() & 0xFFFF),
         };
         if (granted.wrapping_sub(self.theirs.limit) as i32) < 0 {
-            return Err(format!("it reduces its grant: {granted} after {}", self.theirs.limit));
+            return Err(format!("reduces its grant: {granted} after {}", self.theirs.limit));
         }
         let max_in_flight = view.credit() >> 16;
         let in_flight = (granted.wrapping_sub(self.theirs.count) as i32).max(1);
         if view.received().is_none() && in_flight > max_in_flight as i32 {
             return Err(format!(
-                "it allows {max_in_flight} messages in flight, but its grant is {granted} after {} received messages",
+                "allows {max_in_flight} messages in flight, but its grant is {granted} after {} received messages",
                 self.theirs.count
             ));
         }
@@ -153,7 +150,7 @@ impl FlowControl {
         }
         self.ours.add();
         if self.ours.excess() > 0 && !self.hostile {
-            return Err(format!("it makes call {} with a limit of {}", self.ours.count, self.ours.limit));
+            return Err(format!("makes call {} with a limit of {}", self.ours.count, self.ours.limit));
         }
         Ok(())
     }
@@ -278,20 +275,20 @@ fn message_kind(view: &View<'_>, server: bool) -> MessageKind {
         },
         Version::V1 => {
             // The RPC message type.
-            let is_reply = view.payload().get(4..8).map(|word| word == 1u32.to_be_bytes());
-            let reply = match view.htype() {
+            let says_reply = view.payload().get(4..8).map(|word| word == 1u32.to_be_bytes());
+            let is_reply = match view.htype() {
                 HeaderType::Error => true,
-                HeaderType::Msg => is_reply.unwrap_or(server),
+                HeaderType::Msg => says_reply.unwrap_or(server),
                 _ => server,
             };
-            if reply { MessageKind::Reply } else { MessageKind::Call }
+            if is_reply { MessageKind::Reply } else { MessageKind::Call }
         }
     }
 }
 
 /// Whether a message is ERR_VERS.
 ///
-/// Its layout is the same in all versions, without credits. The version in its header may be unknown.
+/// An ERR_VERS has the same layout in all versions, without credits. The version in its header may be unknown.
 fn is_err_vers(message: &[u8], revision: Revision) -> bool {
     match View::check(message, revision) {
         Ok(view) => matches!(view.body(), ViewBody::Error(ErrorBody::Vers { .. })),

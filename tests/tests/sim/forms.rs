@@ -24,17 +24,17 @@ pub(crate) struct Shape {
     read_chunks: Vec<(usize, u32, usize)>,
     /// Lengths of the memory for Write chunks.
     write_lens: Vec<usize>,
-    /// Announced length of its results, if any.
+    /// Announced length of the results, if any.
     announced: Option<usize>,
     pub(crate) one_way: bool,
     /// Expected inline results.
     results: Vec<u8>,
     /// Expected results in Write chunks: seed of the pattern, and length.
     chunks: Vec<(u32, usize)>,
-    /// Whether it succeeds in version 1, and in version 2.
+    /// Whether the call succeeds in version 1, and in version 2.
     succeeds: [Success; 2],
-    /// Whether it may fail with an error because of its form.
-    error: fn(&CallError) -> bool,
+    /// Whether the call may fail with this error because of its form.
+    is_expected_error: fn(&CallError) -> bool,
     /// Whether the service counts its executions.
     pub(crate) counted: bool,
 }
@@ -53,7 +53,7 @@ pub(crate) enum Success {
 pub(crate) struct Terms {
     /// Whether calls go from the server to the client.
     pub(crate) reverse: bool,
-    /// Whether it may use version 1, and version 2.
+    /// Whether the connection may use version 1, and version 2.
     pub(crate) versions: [bool; 2],
     /// Lower bound of the longest inline message, in bytes.
     pub(crate) inline_threshold: usize,
@@ -62,17 +62,17 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// For a client's connection to a group, or to the hostile server.
+    /// Facts about a client's connection to a group, or to the hostile server.
     pub(crate) fn forward(plan: &Plan, caller: &CallerPlan, group: Option<usize>) -> Self {
         let client = &caller.config;
         let Some(group) = group.map(|group| &plan.groups[group].config) else {
             let (inline_threshold, max_inline) = sizes(plan, &[client]);
             return Self { reverse: false, versions: [true; 2], inline_threshold, max_inline };
         };
-        let prefers_1 = [client, group].iter().any(|config| config.wire.credit_mode == CreditMode::V1);
+        let prefers_version_1 = [client, group].iter().any(|config| config.wire.credit_mode == CreditMode::V1);
         // After an unanswered or lost first message, the client reconnects with version 1.
         let short_negotiation = caller.connect.negotiation < LONG_NEGOTIATION;
-        let versions = [prefers_1 || short_negotiation || !plan.calm(), !prefers_1];
+        let versions = [prefers_version_1 || short_negotiation || !plan.is_calm(), !prefers_version_1];
         let (inline_threshold, max_inline) = sizes(plan, &[client, group]);
         Self {
             reverse: false,
@@ -82,16 +82,16 @@ impl Terms {
         }
     }
 
-    /// For a server's connections to any client.
+    /// Facts about a server's connections to any client.
     pub(crate) fn reverse(plan: &Plan, server: &Config) -> Self {
         let clients = || plan.callers.iter().map(|caller| &caller.config);
-        let prefers_1 = |config: &Config| config.wire.credit_mode == CreditMode::V1;
+        let prefers_version_1 = |config: &Config| config.wire.credit_mode == CreditMode::V1;
         let versions = [
-            prefers_1(server)
-                || clients().any(prefers_1)
+            prefers_version_1(server)
+                || clients().any(prefers_version_1)
                 || plan.callers.iter().any(|caller| caller.connect.negotiation < LONG_NEGOTIATION)
-                || !plan.calm(),
-            !prefers_1(server) && !clients().all(prefers_1),
+                || !plan.is_calm(),
+            !prefers_version_1(server) && !clients().all(prefers_version_1),
         ];
         // The older draft has no property for the send size.
         let send_size = if plan.revision == Revision::Cel09 { 4096 } else { server.wire.receive_size };
@@ -110,7 +110,7 @@ fn sizes(plan: &Plan, ends: &[&Config]) -> (usize, usize) {
     if plan.change == 0 { (min, max) } else { (min.min(1024), max) }
 }
 
-/// Input of a draw.
+/// Input from which a call is drawn.
 pub(crate) struct Draw<'a> {
     pub(crate) random: &'a mut Random,
     pub(crate) plan: &'a Plan,
@@ -159,7 +159,7 @@ impl Shape {
         without_chunks(ECHO, b"ping".to_vec(), b"ping".to_vec())
     }
 
-    /// Prepares the call. Returns it with the memory that it exposes.
+    /// Prepares the call. Returns the prepared call, and the memory that it exposes.
     ///
     /// # Errors
     /// The pool is empty, or the connection is closed.
@@ -196,7 +196,7 @@ impl Shape {
         Ok((call, buffers))
     }
 
-    /// Whether its form lets it succeed, and whether its form lets it fail, on a connection with such terms.
+    /// Whether the form permits success, and whether it permits failure, on a connection with these terms.
     pub(crate) fn possible_outcomes(&self, terms: &Terms) -> (bool, bool) {
         let outcomes = self.succeeds.iter().zip(terms.versions).filter(|(_, possible)| *possible);
         let may_be =
@@ -204,17 +204,17 @@ impl Shape {
         (may_be(Success::Yes), may_be(Success::No))
     }
 
-    /// Whether its form lets it fail with this error.
+    /// Whether the form permits this error.
     pub(crate) fn fails_with(&self, error: &CallError, terms: &Terms) -> bool {
-        self.possible_outcomes(terms).1 && (self.error)(error)
+        self.possible_outcomes(terms).1 && (self.is_expected_error)(error)
     }
 
-    /// Whether it must not execute twice, even if retransmitted.
+    /// Whether the call must not execute twice, even if it is retransmitted.
     pub(crate) fn runs_once(&self) -> bool {
         self.procedure == ONCE
     }
 
-    /// Whether a retransmission may replace its chunk memory.
+    /// Whether a retransmission may replace the call's chunk memory.
     pub(crate) fn may_replace_memory(&self) -> bool {
         matches!(self.procedure, FLAT | GROW | GIVE)
     }
@@ -263,18 +263,18 @@ fn without_chunks(procedure: u32, args: Vec<u8>, results: Vec<u8>) -> Shape {
         results,
         chunks: Vec::new(),
         succeeds: [Success::Yes; 2],
-        error: is_no_form,
+        is_expected_error: is_no_valid_form,
         counted: false,
     }
 }
 
-/// A call that fails in both versions, with an error that `error` accepts.
-fn failing(procedure: u32, args: Vec<u8>, error: fn(&CallError) -> bool) -> Shape {
-    Shape { succeeds: [Success::No; 2], error, ..without_chunks(procedure, args, Vec::new()) }
+/// A call that fails in both versions, with an error that `is_expected_error` accepts.
+fn failing(procedure: u32, args: Vec<u8>, is_expected_error: fn(&CallError) -> bool) -> Shape {
+    Shape { succeeds: [Success::No; 2], is_expected_error, ..without_chunks(procedure, args, Vec::new()) }
 }
 
 /// Whether an error says that no form of the call is valid in its direction.
-fn is_no_form(error: &CallError) -> bool {
+fn is_no_valid_form(error: &CallError) -> bool {
     match error {
         CallError::Invalid(call) => matches!(call.defect(), Defect::NoChunks | Defect::NotOneWay),
         error => matches!(error, CallError::TooLong { .. }),
@@ -285,7 +285,7 @@ fn is_no_form(error: &CallError) -> bool {
 fn is_form_error(error: &CallError) -> bool {
     use ErrorBody::{BadXdr, ReadChunks, ReplyResource, WriteResource};
     let of_form = |e: &ErrorBody| matches!(e, BadXdr | ReadChunks { .. } | ReplyResource { .. } | WriteResource { .. });
-    is_no_form(error) || matches!(error, CallError::Transport(body) if of_form(body))
+    is_no_valid_form(error) || matches!(error, CallError::Transport(body) if of_form(body))
 }
 
 fn words(values: impl IntoIterator<Item = usize>) -> Vec<u8> {
@@ -376,7 +376,7 @@ impl Draw<'_> {
         [fits(payload_1(inline_threshold), payload_1(max_inline)), version_2]
     }
 
-    /// Whether the connection can carry such a call and its reply, in version 1 and in version 2.
+    /// Whether the connection can carry a call of these lengths and its reply, in version 1 and in version 2.
     fn is_carried(&self, args: usize, results: usize, has_chunks: bool) -> [Success; 2] {
         if !self.terms.reverse {
             return [Success::Yes; 2];
@@ -445,7 +445,7 @@ fn read_chunks(draw: &mut Draw<'_>) -> Shape {
 
 fn write_chunks(draw: &mut Draw<'_>) -> Shape {
     let (seed, write_lens) = (draw.seed(), draw.lens());
-    // Lengths of the results, some of which exceed their chunk. The procedure then fills the chunk.
+    // Lengths of the results. If a result exceeds its chunk, the procedure fills the chunk.
     let wanted: Vec<usize> = write_lens
         .iter()
         .map(|&capacity| match draw.random.below(5) {
@@ -487,7 +487,7 @@ fn mix(draw: &mut Draw<'_>) -> Shape {
     let head = args.len();
     let filling = draw.length().saturating_sub(head);
     args.extend(patterned_bytes(filler(seed), filling));
-    // Within the filler, or in front of it.
+    // The Read chunks are within the filler, or in front of the filler.
     let position = head + if draw.random.once_in(2) { (filling / 2) & !3 } else { 0 };
     let read_chunks = draw.read_chunks(seed, &lens, position);
     let chunks = wanted.iter().enumerate().map(|(n, &len)| (seed + 1 + n as u32, len)).collect();
@@ -520,7 +520,7 @@ fn give(draw: &mut Draw<'_>) -> Shape {
     Shape {
         announced,
         succeeds: [version_1, version_2],
-        error: is_form_error,
+        is_expected_error: is_form_error,
         ..without_chunks(GIVE, args, patterned_bytes(seed, len))
     }
 }
@@ -548,7 +548,13 @@ fn flat(draw: &mut Draw<'_>) -> Shape {
     args.extend(patterned_bytes(filler(seed), filling));
     let succeeds = both(draw.is_carried(args.len(), 16, true), [Success::No, Success::Yes]);
     let results = patterned_bytes(seed, 4 * lens.len());
-    Shape { counted: true, read_chunks, succeeds, error: is_form_error, ..without_chunks(FLAT, args, results) }
+    Shape {
+        counted: true,
+        read_chunks,
+        succeeds,
+        is_expected_error: is_form_error,
+        ..without_chunks(FLAT, args, results)
+    }
 }
 
 fn grow(draw: &mut Draw<'_>) -> Shape {
@@ -575,7 +581,14 @@ fn grow(draw: &mut Draw<'_>) -> Shape {
     ];
     let succeeds = both(draw.is_carried(args.len(), 8, true), by_chunks);
     let results = patterned_bytes(seed, 8);
-    Shape { counted: true, write_lens, chunks, succeeds, error: is_form_error, ..without_chunks(GROW, args, results) }
+    Shape {
+        counted: true,
+        write_lens,
+        chunks,
+        succeeds,
+        is_expected_error: is_form_error,
+        ..without_chunks(GROW, args, results)
+    }
 }
 
 /// Offers Write chunks to a procedure that uses none.
@@ -585,7 +598,13 @@ fn inline_only_results(draw: &mut Draw<'_>) -> Shape {
     let args = words(draw.name().into_iter().chain([seed as usize, len]));
     let succeeds = both(draw.is_carried(args.len(), len, true), [Success::No, Success::Yes]);
     let results = patterned_bytes(seed, len);
-    Shape { counted: true, write_lens, succeeds, error: is_form_error, ..without_chunks(GIVE, args, results) }
+    Shape {
+        counted: true,
+        write_lens,
+        succeeds,
+        is_expected_error: is_form_error,
+        ..without_chunks(GIVE, args, results)
+    }
 }
 
 fn refused(draw: &mut Draw<'_>) -> Shape {

@@ -1,6 +1,6 @@
 //! Hostile peers: a client and a server that break rules at random.
 //!
-//! Their own connections may end in any way. No other peer may be affected.
+//! The connections of a hostile peer may end in any way, but no other peer may be affected.
 
 use rpcrdma::Address;
 use rpcrdma::fabric::iwarp::IwarpFabricConfig;
@@ -29,11 +29,11 @@ const MAX_RECORDED: usize = 16;
 /// State and messages of a hostile client or server.
 struct Behaviour {
     kind: FabricKind,
-    /// Seed of its devices.
+    /// Seed of the peer's devices.
     seed: u64,
     random: Random,
     journal: Journal,
-    /// The version that it sends.
+    /// Version of the messages that the peer sends.
     version: Version,
     revision: Revision,
     inline_threshold: usize,
@@ -41,7 +41,7 @@ struct Behaviour {
     recorded: Vec<Vec<u8>>,
     exposed: Vec<Lent>,
     xid: u32,
-    /// Whether it has offered windowed credits.
+    /// Whether the peer has offered windowed credits.
     offers_windowed: bool,
 }
 
@@ -64,7 +64,7 @@ impl Behaviour {
 
     /// Opens a device for one connection.
     fn device(&self, connections_left: usize) -> Medium {
-        self.kind.bare(HOUR, IwarpFabricConfig::default(), self.seed | connections_left as u64)
+        self.kind.open_without_chaos(HOUR, IwarpFabricConfig::default(), self.seed | connections_left as u64)
     }
 
     fn listen(&self, address: &Address, connections_left: usize) -> State {
@@ -382,7 +382,7 @@ impl HostileClient {
             11 | 12 => {
                 let mut data = vec![0; 1 + behaviour.random.below(2000)];
                 pattern(1, &mut data);
-                // One of three has the wrong access right.
+                // In one of three cases, the memory has the wrong access right.
                 let access =
                     pick(&mut behaviour.random, &[Access::REMOTE_READ, Access::REMOTE_READ, Access::REMOTE_WRITE]);
                 if let Some(target) = behaviour.expose(peer, &data, access) {

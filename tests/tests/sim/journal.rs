@@ -12,7 +12,7 @@ use rpcrdma::shard::SimulatedTime;
 
 /// One participant's handle to the journal of a run.
 ///
-/// Events must not contain keys of memory windows, because these are random.
+/// Events must not contain keys of memory windows, because such keys are random.
 #[derive(Clone, Debug)]
 pub(crate) struct Journal {
     who: Rc<str>,
@@ -32,7 +32,7 @@ struct Shared {
 pub(crate) type Tally = BTreeMap<&'static str, u64>;
 
 impl Journal {
-    /// Creates an empty journal. With `trace`, it also prints each event.
+    /// Creates an empty journal. With `trace`, the journal also prints each event.
     pub(crate) fn new(time: SimulatedTime, trace: bool) -> Self {
         let shared = Shared {
             time,
@@ -45,7 +45,7 @@ impl Journal {
     }
 
     /// Creates a handle for another participant.
-    pub(crate) fn of(&self, who: &str) -> Self {
+    pub(crate) fn handle_for(&self, who: &str) -> Self {
         Self { who: who.into(), shared: Rc::clone(&self.shared) }
     }
 

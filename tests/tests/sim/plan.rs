@@ -77,12 +77,12 @@ pub(crate) struct CallerPlan {
     pub(crate) connect: ConnectConfig,
     pub(crate) software: SoftwareConfig,
     pub(crate) chaos: ChaosConfig,
-    /// Its connections: the group that each connects to; `None`: the hostile server.
+    /// The client's connections: the group that each connects to; `None`: the hostile server.
     pub(crate) links: Vec<Option<usize>>,
-    /// Turns of the client after which it opens all connections but the first; 0: it opens all at once.
+    /// Turns of the client after which it opens all connections except the first; 0: it opens all at once.
     pub(crate) late: usize,
     pub(crate) workload: Workload,
-    /// Average turns between two times that it takes all buffers; 0: never.
+    /// Average turns between two times that the client takes all buffers; 0: never.
     pub(crate) hoard: usize,
 }
 
@@ -114,7 +114,7 @@ pub(crate) enum ShutdownMode {
 
 impl Plan {
     /// Derives the plan of a seed, with or without layout decoding.
-    pub(crate) fn of(seed: u64, decode_by_layout: bool) -> Self {
+    pub(crate) fn from_seed(seed: u64, decode_by_layout: bool) -> Self {
         let mut random = Random::new(seed);
         // Discards the first numbers, because those of neighbouring seeds are correlated.
         (0..8).for_each(|_| _ = random.draw());
@@ -198,7 +198,7 @@ impl Plan {
             .collect();
         Self {
             seed,
-            kind: FabricKind::of(seed),
+            kind: FabricKind::from_seed(seed),
             revision: shared.revision,
             longest_chunk: shared.longest_chunk,
             longest_message: shared.longest_message,
@@ -225,7 +225,7 @@ impl Plan {
     }
 
     /// Whether delays are the only faults. Then every call without a time-out or cancellation must succeed.
-    pub(crate) fn calm(&self) -> bool {
+    pub(crate) fn is_calm(&self) -> bool {
         let injects_errors =
             |chaos: &ChaosConfig| chaos.receiver_not_ready + chaos.flush + chaos.rights + chaos.disconnect != 0;
         self.restart == 0

@@ -1,6 +1,6 @@
 //! A device wrapper that checks the engine's counts of exposed memory, credits and message sizes.
 //!
-//! It keeps its own counts, from all requests and completions.
+//! The probe keeps its own counts, from all requests and completions.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::sizes::{Sizes, SmallestReceive};
 /// Identifies a buffer by its arena and its offset there.
 pub(crate) type BufferId = (ArenaId, usize);
 
-/// What the probe knows of a queue pair.
+/// State of a queue pair, as far as the probe observes it.
 #[derive(Debug)]
 struct QpRecord {
     qp: QpId,
@@ -48,11 +48,11 @@ struct QpRecord {
 /// The end of a connection, as a device observes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// This side has closed it.
+    /// This side has closed the connection.
     Own,
-    /// The peer or the network has ended it.
+    /// The peer or the network has ended the connection.
     Other,
-    /// The server refused it because it lacked Receives.
+    /// The server refused the connection, because the server lacked Receives.
     NoReceives,
 }
 
@@ -87,11 +87,11 @@ pub(crate) struct Probe<F> {
     revision: Revision,
     /// The version that this side prefers.
     version: Version,
-    /// Whether it accepts version 1 as a server. Version 1 cannot authenticate.
+    /// Whether this side, as a server, accepts version 1. Version 1 cannot authenticate.
     accepts_version_1: bool,
-    /// Whether it accepts calls.
+    /// Whether this side accepts calls.
     serves: bool,
-    /// Whether hostile peers may connect to it.
+    /// Whether hostile peers may connect to this side.
     has_hostile_clients: bool,
     /// Messages that a peer may have outstanding at first.
     credits: u32,
@@ -157,7 +157,8 @@ impl<F: Fabric + SmallestReceive> Probe<F> {
     /// Connections to a group that the peer or the network ended, except those in `broken`, which chaos broke here.
     pub(crate) fn losses(&self, group: usize, broken: &[QpId]) -> Loss {
         let mut loss = Loss::default();
-        for (_, _, established) in self.lost.iter().filter(|(qp, of, _)| *of == group && !broken.contains(qp)) {
+        let of_group = self.lost.iter().filter(|(qp, qp_group, _)| *qp_group == group && !broken.contains(qp));
+        for (_, _, established) in of_group {
             *if *established { &mut loss.lost } else { &mut loss.missed } += 1;
         }
         loss

@@ -26,9 +26,9 @@ pub(crate) struct ServerShard {
     pub(crate) group: usize,
     /// Connections, in the order of the checker's links.
     conns: Vec<ConnRef>,
-    /// Whether it is closing. It then accepts no more connections.
+    /// Whether the shard is closing, so that it accepts no more connections.
     pub(crate) retired: bool,
-    /// Number of connections that its own close ends, so that clients may lose them.
+    /// Number of connections that this shard ends by closing, so that clients may lose them.
     allowed_losses: u64,
 }
 
@@ -72,7 +72,7 @@ impl ServerShard {
     }
 
     /// Takes a turn without new calls. Drops a reply, because clients' calls may wait for its memory.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn turn_without_calls(&mut self) {
         self.checker.release(1);
         self.turn();
     }
@@ -112,7 +112,7 @@ impl ServerShard {
             has_ended: false,
             was_open: true,
             has_succeeded: false,
-            // If this direction has credits at all, the lowest credit limit leaves it one.
+            // If this direction has credits at all, the lowest credit limit leaves it one credit.
             guaranteed_calls: config.debug.reverse_credits.min(1) as usize,
             outstanding: 0,
             abandoned: 0,
@@ -145,7 +145,7 @@ impl ServerShard {
         self.client.shard().is_drained()
     }
 
-    /// Whether the workers have any of its calls.
+    /// Whether the workers have any calls of this shard.
     pub(crate) fn has_calls_at_workers(&mut self) -> bool {
         self.client.stats().worker_queue_depth > 0
     }
@@ -158,7 +158,7 @@ impl ServerShard {
             + self.client.stats().calls_shed
     }
 
-    /// Lower bound of the calls that found no memory.
+    /// Number of buffer allocations that failed.
     pub(crate) fn pool_empty(&mut self) -> u64 {
         self.client.stats().pool_empty
     }
@@ -181,7 +181,7 @@ impl ServerShard {
         let messages = stats.messages;
         if !hostile {
             if !self.retired {
-                assert_eq!(probe.destroyed_unclosed(), 0, "{who}: connections of correct peers that it destroyed");
+                assert_eq!(probe.destroyed_unclosed(), 0, "{who}: destroyed connections of correct peers");
             }
             let unknown = messages.rejected_unknown_xid.saturating_sub(self.checker.one_way_sent);
             let rejected = messages.rejected_short + messages.rejected_dropped + unknown + messages.rejected_unexpected;
@@ -212,8 +212,8 @@ impl ServerShard {
 
     /// Calls every client once, as many at a time as memory allows. Returns true once it has called all.
     pub(crate) fn ping(&mut self) -> bool {
-        let calls = !self.retired && self.plan.reverse != rpcrdma::wire::properties::ReverseSupport::None;
-        !calls || self.checker.ping(&mut self.client)
+        let makes_calls = !self.retired && self.plan.reverse != rpcrdma::wire::properties::ReverseSupport::None;
+        !makes_calls || self.checker.ping(&mut self.client)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Procedures of the simulated services, in addition to those of `rpcrdma_tests`.
 //!
-//! They cover long messages, and calls that the server at first rejects because of their chunks. Each procedure checks
-//! its arguments and counts its executions.
+//! These procedures cover long messages, and calls that the server at first rejects because of their chunks. Each
+//! procedure checks its arguments and counts its executions.
 
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -15,8 +15,8 @@ use rpcrdma_tests::{PROGRAM, VERSION, filled, pattern, patterned, put_pattern, s
 use crate::deferred_calls::DeferredCalls;
 use crate::plan::Plan;
 
-/// Returns its arguments, which are a [`Name`] and a pattern. The arguments of each other procedure but [`PANICS`] also
-/// start with a name.
+/// Returns its arguments, which are a [`Name`] and a pattern. The arguments of all other procedures except [`PANICS`]
+/// also start with a name.
 pub(crate) const NOTE: u32 = 20;
 /// A one-way procedure with the arguments of [`NOTE`].
 pub(crate) const ONE_WAY: u32 = 21;
@@ -55,7 +55,7 @@ impl Executions {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;
     }
 
-    pub(crate) fn of(&self, name: Name) -> u32 {
+    pub(crate) fn count(&self, name: Name) -> u32 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&name).copied().unwrap_or(0)
     }
 }
@@ -73,10 +73,10 @@ pub(crate) fn services(plan: &Plan, executions: &Executions, deferred: &Deferred
     let mut services = services_with(longest, chunk, false);
     // ONCE is neither deferred nor on workers. Otherwise a retransmission could arrive while the call runs, and would
     // get no reply.
-    let chosen = |mask: u32, procedure: u32| procedure != ONCE && mask >> (procedure - NOTE) & 1 != 0;
-    let is_deferred = |procedure| chosen(plan.deferred, procedure) && !chosen(plan.on_workers, procedure);
+    let is_chosen = |mask: u32, procedure: u32| procedure != ONCE && mask >> (procedure - NOTE) & 1 != 0;
+    let is_deferred = |procedure| is_chosen(plan.deferred, procedure) && !is_chosen(plan.on_workers, procedure);
     let mut add = |procedure: u32, entry: Procedure| {
-        let entry = if chosen(plan.on_workers, procedure) { entry.on_workers() } else { entry };
+        let entry = if is_chosen(plan.on_workers, procedure) { entry.on_workers() } else { entry };
         services.add(PROGRAM, VERSION, procedure, entry);
     };
     let counted_procedure = |procedure, handler| {

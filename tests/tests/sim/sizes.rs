@@ -15,14 +15,14 @@ const MIN_SIZE: usize = 1024;
 /// The Receive sizes of both ends of a connection.
 #[derive(Debug)]
 pub(crate) struct Sizes {
-    /// Size of this side's Receives by its private data, which version 1 uses.
+    /// Size of this side's Receives that its private data announced. Version 1 uses this size.
     own_first_size: usize,
-    /// Sizes of this side's Receives by its messages, each with the number of the message. The peer has provably read
-    /// the first one, and perhaps later ones.
+    /// Sizes of this side's Receives that its messages announced, each with the number of the message. The peer has
+    /// provably read the first of these messages, and perhaps later ones.
     own_sizes: VecDeque<(u32, usize)>,
-    /// Size of the peer's Receives by its private data, which version 1 uses.
+    /// Size of the peer's Receives that its private data announced. Version 1 uses this size.
     peer_first_size: usize,
-    /// Sizes of the peer's Receives by its messages, each with the number of the message.
+    /// Sizes of the peer's Receives that its messages announced, each with the number of the message.
     peer_sizes: VecDeque<(u32, usize)>,
     /// Number of messages that the peer's increments allow this side to send.
     limit: u32,
@@ -30,7 +30,7 @@ pub(crate) struct Sizes {
     sent_connprop: bool,
     /// Whether a CONNPROP was received. Only the first one counts.
     received_connprop: bool,
-    /// Whether the peer may be hostile. The sizes that it announces are then not checked.
+    /// Whether the peer may be hostile. The sizes that a hostile peer announces are not checked.
     hostile: bool,
 }
 
@@ -55,7 +55,7 @@ impl Sizes {
         self.peer_first_size = PrivateData::parse(theirs).unwrap_or_default().receive_size as usize;
     }
 
-    /// Checks a sent message, the connection's `count`th.
+    /// Checks a sent message, which is number `count` of the connection.
     ///
     /// # Errors
     /// The message may exceed the peer's Receives.
@@ -71,7 +71,7 @@ impl Sizes {
             (Version::V2, None) => largest(&self.peer_sizes),
         };
         if message.len() > max.max(MIN_SIZE) && !self.hostile {
-            return Err(format!("it sends {} bytes to a peer with Receives of {max}", message.len()));
+            return Err(format!("sends {} bytes to a peer with Receives of {max}", message.len()));
         }
         if let Some(size) = receive_size(&view, revision, &mut self.sent_connprop) {
             self.own_sizes.push_back((count, size));
@@ -79,7 +79,7 @@ impl Sizes {
         Ok(())
     }
 
-    /// Records a received message, the connection's `count`th.
+    /// Records a received message, which is number `count` of the connection.
     pub(crate) fn receive(&mut self, message: &[u8], revision: Revision, count: u32) {
         let view = match View::check(message, revision) {
             Ok(view) => view,
@@ -103,7 +103,7 @@ impl Sizes {
     fn record_increment(&mut self, credit: u32) {
         let increment = credit & 0xFFFF;
         self.limit = self.limit.wrapping_add(increment);
-        // The peer allows that many messages in flight (`credit >> 16`), so it has received all before them.
+        // The peer allows `credit >> 16` messages in flight, so it has received all earlier ones.
         if increment > 0 {
             discard_outdated(&mut self.own_sizes, self.limit.wrapping_sub(credit >> 16));
         }
@@ -119,7 +119,7 @@ impl Sizes {
     }
 }
 
-/// Of the sizes in messages up to number `count`, removes all but the last.
+/// Removes sizes that a later message, up to number `count`, has replaced.
 fn discard_outdated(sizes: &mut VecDeque<(u32, usize)>, count: u32) {
     while sizes.get(1).is_some_and(|&(number, _)| count.wrapping_sub(number) as i32 >= 0) {
         sizes.pop_front();

@@ -24,6 +24,8 @@ use crate::service::{Executions, services};
 const MAX_ROUNDS: u64 = 60_000;
 /// Maximum rounds of a stall.
 const MAX_STALL: usize = 120;
+/// Turns within which delayed completions arrive.
+const MAX_DELAY: usize = 80;
 
 /// Outcome of a run.
 #[derive(Debug)]
@@ -35,7 +37,7 @@ pub(crate) struct Outcome {
 
 /// Runs a seed to its end. Panics if an invariant fails.
 pub(crate) fn run(seed: u64, decode_by_layout: bool, trace: bool) -> Outcome {
-    let mut world = World::new(Plan::of(seed, decode_by_layout), trace);
+    let mut world = World::new(Plan::from_seed(seed, decode_by_layout), trace);
     world.work();
     world.check_idle_state();
     world.end();
@@ -67,7 +69,7 @@ struct World {
     old_checkers: Vec<CallChecker>,
     /// By group: connections that clients may lose because of closed servers.
     allowed_losses: Vec<u64>,
-    /// By group: calls that found no memory, at closed servers.
+    /// By group: buffer allocations that failed at closed servers.
     pool_empty: Vec<u64>,
     /// By group: whether one of its servers has been closed.
     drained: Vec<bool>,
@@ -111,7 +113,7 @@ impl World {
             hostile_clients: Vec::new(),
             hostile_server: plan
                 .hostile_server
-                .then(|| HostileServer::new(&plan, addresses.hostile.clone(), journal.of("badsrv"))),
+                .then(|| HostileServer::new(&plan, addresses.hostile.clone(), journal.handle_for("badsrv"))),
             stalled: Vec::new(),
             servers_opened: 0,
             executions,
@@ -137,7 +139,7 @@ impl World {
             world.callers.push(Caller::new(&plan, index, &addresses, &world.journal, &world.time, service_state));
         }
         for (index, &group) in plan.hostile_clients.iter().enumerate() {
-            let journal = world.journal.of(&format!("bad{index}"));
+            let journal = world.journal.handle_for(&format!("bad{index}"));
             let address = addresses.groups[group].clone();
             world.hostile_clients.push(HostileClient::new(&plan, index, address, journal));
         }
@@ -152,7 +154,7 @@ impl World {
         }
         count("runs with the older code points", u64::from(plan.revision == Revision::Cel09));
         count(plan.kind.name(), 1);
-        world.journal.count("calm runs", u64::from(plan.calm()));
+        world.journal.count("calm runs", u64::from(plan.is_calm()));
         world.journal.count("runs with host authentication", u64::from(plan.authenticates()));
         let workers = plan.groups.iter().any(|group| group.workers > 0);
         world.journal.count("runs with workers", u64::from(workers));
@@ -160,7 +162,7 @@ impl World {
     }
 
     fn open_server(&mut self, group: usize) {
-        let journal = self.journal.of(&format!("server{}", self.servers_opened));
+        let journal = self.journal.handle_for(&format!("server{}", self.servers_opened));
         self.servers_opened += 1;
         let listener = &self.listeners[group];
         let state = (&self.time, &self.executions);
@@ -169,7 +171,7 @@ impl World {
         self.servers.push(server);
     }
 
-    /// Advances the time, and lets participants take or skip a turn, in random order. `working`: they start calls.
+    /// Advances the time, and lets participants take or skip a turn, in random order. If `working`, they start calls.
     fn round(&mut self, working: bool) {
         self.time.advance(Duration::from_nanos(1 + self.random.below(self.plan.tick as usize) as u64));
         let (servers, callers, hostile) = (self.servers.len(), self.callers.len(), self.hostile_clients.len());
@@ -202,7 +204,7 @@ impl World {
             }
             if who < servers {
                 let server = &mut self.servers[who];
-                if working { server.work() } else { server.rest() }
+                if working { server.work() } else { server.turn_without_calls() }
             } else if who < servers + callers {
                 let caller = &mut self.callers[who - servers];
                 if working { caller.work() } else { caller.turn() }
@@ -238,17 +240,17 @@ impl World {
 
     fn close_server(&mut self, mut server: ServerShard) {
         let group = server.group;
-        // Delayed completions arrive within 80 turns. The workers' calls must end, too.
+        // Delayed completions must arrive, and the workers' calls must end.
         for turn in 0.. {
             server.turn();
             while self.deferred[group].answer(&mut self.random).is_some() {}
-            if turn >= 80 && !server.has_calls_at_workers() {
+            if turn >= MAX_DELAY && !server.has_calls_at_workers() {
                 break;
             }
             assert!(turn < 10_000, "the workers never complete their calls: {}", server.waits_for());
             (0..self.plan.groups[group].workers).for_each(|worker| _ = self.workers[group].turn(worker));
         }
-        server.check_leaks(self.plan.calm(), !self.plan.hostile_clients.is_empty());
+        server.check_leaks(self.plan.is_calm(), !self.plan.hostile_clients.is_empty());
         self.allowed_losses[group] += server.allowed_losses();
         self.pool_empty[group] += server.pool_empty();
         self.old_checkers.push(server.checker);
@@ -353,8 +355,7 @@ impl World {
         self.run_until("connections never end", |world| {
             world.callers.iter().all(Caller::is_closed) && world.servers.iter().all(ServerShard::is_closed)
         });
-        // Delayed completions arrive within 80 turns.
-        for _ in 0..80 {
+        for _ in 0..MAX_DELAY {
             for deferred in &self.deferred {
                 while deferred.answer(&mut self.random).is_some() {}
             }
@@ -362,7 +363,7 @@ impl World {
             self.callers.iter_mut().for_each(Caller::turn);
         }
         for mut caller in std::mem::take(&mut self.callers) {
-            caller.check_leaks(self.plan.calm());
+            caller.check_leaks(self.plan.is_calm());
             self.count_losses(&caller);
         }
         for server in std::mem::take(&mut self.servers) {
@@ -381,7 +382,7 @@ impl World {
             let drained = self.drained[group];
             assert!(
                 drained || rejected <= empty,
-                "group {group}: {rejected} calls were rejected, but only {empty} found no memory"
+                "group {group}: {rejected} calls were rejected, but only {empty} buffer allocations failed"
             );
         }
     }

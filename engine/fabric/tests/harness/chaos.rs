@@ -60,7 +60,7 @@ pub struct ChaosStats {
     pub reordered: u64,
     /// Broken connections.
     pub disconnected: u64,
-    /// Posted chains of requests or Receives of which only a part was accepted.
+    /// Posted chains of requests or Receives that were accepted only in part.
     pub cut_short: u64,
 }
 
@@ -179,7 +179,7 @@ impl<F: Fabric> Chaos<F> {
     }
 
     /// Chooses whether the device refuses this request.
-    fn chooses_refusal(&mut self, wr: &WorkRequest) -> bool {
+    fn choose_refusal(&mut self, wr: &WorkRequest) -> bool {
         match wr {
             WorkRequest::Send { .. } => self.random.chance(self.config.sends_refused),
             WorkRequest::LocalInvalidate { .. } => self.random.chance(self.config.invalidations_refused),
@@ -187,9 +187,9 @@ impl<F: Fabric> Chaos<F> {
         }
     }
 
-    /// Posts a chain without injected failures, of which the device may refuse a part.
+    /// Posts a chain without injected failures. The device may refuse a part of the chain.
     fn post_or_refuse(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
-        let Some(at) = chain.iter().position(|posting| self.chooses_refusal(&posting.wr)) else {
+        let Some(at) = chain.iter().position(|posting| self.choose_refusal(&posting.wr)) else {
             return self.post_or_fill(qp, chain);
         };
         self.stats.cut_short += 1;
@@ -199,17 +199,17 @@ impl<F: Fabric> Chaos<F> {
         result.and(Err(PostError::Invalid("chaos")))
     }
 
-    /// Posts a chain, of which the send queue may take only a part.
+    /// Posts a chain. The send queue may take only a part of the chain.
     fn post_or_fill(&mut self, qp: QpId, chain: &mut Vec<Posting>) -> Result<(), PostError> {
         if !self.random.chance(self.config.queue_full) {
             return self.inner.post_send(qp, chain);
         }
         let mut rest = chain.split_off(self.random.below(chain.len() as u64 + 1) as usize);
         let result = self.inner.post_send(qp, chain);
-        let full = !rest.is_empty();
-        self.stats.cut_short += u64::from(full);
+        let is_full = !rest.is_empty();
+        self.stats.cut_short += u64::from(is_full);
         chain.append(&mut rest);
-        result.and(if full { Err(PostError::QueueFull) } else { Ok(()) })
+        result.and(if is_full { Err(PostError::QueueFull) } else { Ok(()) })
     }
 
     /// Moves the completions after `before` to the late ones, each with its delay.
@@ -361,8 +361,8 @@ impl<F: Fabric> Fabric for Chaos<F> {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        let busy = self.is_busy();
-        self.inner.wait(if busy { Some(Duration::ZERO) } else { timeout }) || busy
+        let is_busy = self.is_busy();
+        self.inner.wait(if is_busy { Some(Duration::ZERO) } else { timeout }) || is_busy
     }
 
     fn longest_wait(&self) -> Option<Duration> {

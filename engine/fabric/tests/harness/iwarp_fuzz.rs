@@ -1,7 +1,7 @@
 //! Fuzzing of one connection without a socket, with an arbitrary peer.
 //!
-//! The fuzz target `endpoint` and the test below use it. The peer sends valid segments, segments with slightly wrong
-//! values, or arbitrary bytes. This side sends, receives, exposes memory and accesses the peer's memory.
+//! The fuzz target `endpoint` and the test below use this module. The peer sends valid segments, segments with slightly
+//! wrong values, or arbitrary bytes. This side sends, receives, exposes memory and accesses the peer's memory.
 //!
 //! Invariants: hidden memory is neither changed nor sent, and readable memory is not changed. Each signalled request
 //! completes once. Every buffer returns to the pool. Segments of this side's messages are not interleaved.
@@ -90,7 +90,7 @@ struct Scenario<'p, 'd> {
     scale: usize,
     /// True if FPDUs have a CRC.
     crc: bool,
-    /// True if the peer's bytes arrive in two parts, of which the second may be placed directly, as from a socket.
+    /// True if the peer's bytes arrive in two parts. The second part may be placed directly, as from a socket.
     in_parts: bool,
     /// Number of directly placed bytes.
     placed: usize,
@@ -321,10 +321,11 @@ impl<'p, 'd> Scenario<'p, 'd> {
     }
 
     fn post_receives(&mut self, argument: u8) {
-        let own = self.stream.own_receives.as_mut().map(|receives| receives.room());
-        let bufs: Vec<Buf> = (0..own.unwrap_or_else(|| self.shared.receives.room()).min(usize::from(argument & 3) + 1))
-            .map_while(|_| self.pool.alloc(self.scale * RECEIVE_SIZE))
-            .collect();
+        let own_room = self.stream.own_receives.as_mut().map(|receives| receives.room());
+        let bufs: Vec<Buf> =
+            (0..own_room.unwrap_or_else(|| self.shared.receives.room()).min(usize::from(argument & 3) + 1))
+                .map_while(|_| self.pool.alloc(self.scale * RECEIVE_SIZE))
+                .collect();
         self.stream.own_receives.as_mut().unwrap_or(&mut self.shared.receives).post(bufs.into_iter());
         self.receive_bytes(&[]);
     }

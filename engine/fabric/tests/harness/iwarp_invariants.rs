@@ -81,7 +81,7 @@ fn append_payload(events: &mut [Event], bytes: &[u8]) {
 
 /// Checks that cuts do not change a stream's events.
 ///
-/// A decoded header is encoded in the same bytes, except for reserved bits.
+/// The encoding of a decoded header equals the original bytes, except for reserved bits.
 pub fn stream(bytes: &[u8], crc: bool, cuts: &[usize]) {
     let uncut = read(bytes, crc, &[], false);
     for bypass in [false, true] {

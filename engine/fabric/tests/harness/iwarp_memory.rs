@@ -69,7 +69,7 @@ impl Drop for BoundName {
 struct ByteQueue {
     frame: Option<MpaFrame>,
     bytes: VecDeque<u8>,
-    /// True once the sender has closed the connection. It then neither sends nor reads anything more.
+    /// True once the sender has closed the connection, so that it neither sends nor reads anything more.
     closed: bool,
 }
 
@@ -86,13 +86,13 @@ impl MemoryEndpoint {
     /// Connects to an address as a peer of this name, with an MPA Request Frame.
     fn connect_queues(address: &FabricAddress, peer: &str, request: MpaFrame) -> Result<Self, FabricError> {
         let (to_peer, from_peer) = (Rc::<RefCell<ByteQueue>>::default(), Rc::<RefCell<ByteQueue>>::default());
-        let far = Self { outgoing: Rc::clone(&from_peer), incoming: Rc::clone(&to_peer), peer: peer.to_owned() };
-        let near = Self { outgoing: to_peer, incoming: from_peer, peer: address.0.clone() };
-        near.send_frame(request);
-        let known =
-            BOUND.with_borrow_mut(|bound| bound.get_mut(&address.0).map(|bound| bound.connecting.push_back(far)));
+        let other_end = Self { outgoing: Rc::clone(&from_peer), incoming: Rc::clone(&to_peer), peer: peer.to_owned() };
+        let this_end = Self { outgoing: to_peer, incoming: from_peer, peer: address.0.clone() };
+        this_end.send_frame(request);
+        let queued =
+            BOUND.with_borrow_mut(|bound| bound.get_mut(&address.0).map(|bound| bound.connecting.push_back(other_end)));
         let unreachable = || FabricError::unreachable(&address.0, "no fabric of this thread has bound it");
-        known.ok_or_else(unreachable).map(|()| near)
+        queued.ok_or_else(unreachable).map(|()| this_end)
     }
 
     fn send_frame(&self, frame: MpaFrame) {
@@ -136,7 +136,7 @@ impl RawEndpoint {
 
     /// Sends up to `max` bytes from the front of `bytes`.
     ///
-    /// It sends only as many as the queue has room for.
+    /// Bytes for which the queue has no room stay in `bytes`.
     pub fn send(&self, bytes: &mut VecDeque<u8>, max: usize) {
         let mut queue = self.0.outgoing.borrow_mut();
         let count = max.min(QUEUE_BYTES - queue.bytes.len()).min(bytes.len());

@@ -26,8 +26,8 @@ pub const WINDOWS: u32 = 4;
 /// Bytes of memory that the peer exposes, as region 0.
 pub const EXPOSED: usize = 4096;
 
-/// Checks that a decoded datagram is encoded in the same bytes. The exception is the text of a refusal, which is
-/// escaped for logs.
+/// Checks that a decoded datagram encodes to the same bytes. Refusals are an exception, because their text is escaped
+/// for logs.
 pub fn handshake(bytes: &[u8]) {
     match SocketMessage::decode(bytes) {
         Ok(SocketMessage::Refused { reason }) => assert!(!reason.contains(char::is_control)),
@@ -91,7 +91,7 @@ impl Peer {
         let qp = fabric.table.get(id).expect("the queue pair was just inserted");
         qp.peer_windows = Some(PeerWindows::new(map(&self.memory[Part::Table as usize]), WINDOWS));
         qp.state = SoftwareQpState::Up;
-        // The state is that after the arena's descriptor was sent to the peer.
+        // This is the state after the arena's descriptor was sent to the peer.
         qp.announced.push((exposed, region));
         let exposed = self.memory[Part::Exposed as usize].fd().try_clone_to_owned().expect("dup");
         let common = &mut fabric.common;
@@ -127,8 +127,8 @@ impl Peer {
             assert!(self.rings.move_tx(self.layout.tx_ring(), bytes as usize));
             self.producer.grow(&self.rings.tx(), bytes);
         }
-        let room = self.producer.has_room(len);
-        if honest && room {
+        let has_room = self.producer.has_room(len);
+        if honest && has_room {
             return self.producer.push(&self.rings.tx(), payload, || RecordHeader::message(len, invalidate, head));
         }
         false
@@ -139,7 +139,8 @@ impl Peer {
         announce(&self.rings, &self.producer, len, 0);
     }
 
-    /// Position of the peer's progress word in [`Part::Rings`]. A non-zero word after it refuses a message.
+    /// Position of the peer's progress word in [`Part::Rings`]. A non-zero word after the progress word refuses a
+    /// message.
     pub fn report(&self) -> usize {
         size_of::<Line>() * self.layout.lines().own_report
     }

@@ -63,7 +63,7 @@ impl<F: Fabric> Trace<F> {
 
     fn format_request(&self, qp: QpId, posting: &Posting) -> String {
         let signalled = if posting.signalled { " signalled" } else { "" };
-        let what = match &posting.wr {
+        let request = match &posting.wr {
             WorkRequest::Send { buf, invalidate, fence } => {
                 let invalidate = invalidate.map_or(String::new(), |key| format!(" invalidates {key:#010x}"));
                 let fence = if *fence { " fenced" } else { "" };
@@ -84,7 +84,7 @@ impl<F: Fabric> Trace<F> {
             }
             WorkRequest::LocalInvalidate { window } => format!("LocalInvalidate window {}", window.index),
         };
-        format!("{qp:?} > {:#x}{signalled} {what}", posting.wr_id)
+        format!("{qp:?} > {:#x}{signalled} {request}", posting.wr_id)
     }
 
     fn format_completion(&self, done: &Completion) -> String {

@@ -19,22 +19,22 @@ fn assert_holds(report: &contract::Report) {
 }
 
 #[test]
-fn iwarp() {
+fn iwarp_keeps_the_contract() {
     check_contract(&IwarpFabricConfig::default());
 }
 
 #[test]
-fn iwarp_with_crc() {
+fn iwarp_with_crc_keeps_the_contract() {
     check_contract(&IwarpFabricConfig { crc: Crc::Always, ..IwarpFabricConfig::default() });
 }
 
 #[test]
-fn iwarp_in_segments() {
+fn iwarp_in_segments_keeps_the_contract() {
     check_contract(&IwarpFabricConfig { fpdu_size: FpduSize::Segment, ..IwarpFabricConfig::default() });
 }
 
 #[test]
-fn iwarp_with_small_sockets() {
+fn iwarp_with_small_sockets_keeps_the_contract() {
     let small = IwarpFabricConfig {
         send_buffer: Some(16 << 10),
         receive_buffer: Some(32 << 10),
@@ -45,7 +45,7 @@ fn iwarp_with_small_sockets() {
 
 /// One thread drives both ends, so this fabric never sleeps: no other thread could wake it.
 #[test]
-fn iwarp_in_memory() {
+fn iwarp_in_memory_keeps_the_contract() {
     let segments = IwarpFabricConfig { crc: Crc::Always, fpdu_size: FpduSize::Segment, ..IwarpFabricConfig::default() };
     for (config, seeds) in [(IwarpFabricConfig::default(), 0..4), (segments, 4..8)] {
         for seed in seeds {

@@ -40,12 +40,12 @@ fn assert_holds(report: &contract::Report) {
 }
 
 #[test]
-fn software() {
+fn software_keeps_the_contract() {
     assert_holds(&run(&SoftwareConfig::default()));
 }
 
 #[test]
-fn software_with_small_rings() {
+fn software_with_small_rings_keeps_the_contract() {
     let config = SoftwareConfig { ring_bytes: 16 << 10, max_message: 8 << 10, ..SoftwareConfig::default() };
     assert_holds(&run(&config));
 }
@@ -55,20 +55,20 @@ const SOCKET_PATH: &str = "FABRIC_CONTRACT_FAR";
 /// Environment variable with the linger time of the server's fabric.
 const LINGER_MS: &str = "FABRIC_CONTRACT_LINGER_MS";
 
-/// Server process of [`software_across_processes`].
+/// Server process of [`software_keeps_the_contract_across_processes`].
 #[test]
 #[ignore = "the server process of another test in this file"]
 fn server_process() {
-    let path = std::env::var(SOCKET_PATH).expect("software_across_processes sets it");
-    let socket = UnixStream::connect(path).expect("software_across_processes listens");
-    let linger = std::env::var(LINGER_MS).expect("software_across_processes sets it");
+    let path = std::env::var(SOCKET_PATH).expect("software_keeps_the_contract_across_processes sets it");
+    let socket = UnixStream::connect(path).expect("software_keeps_the_contract_across_processes listens");
+    let linger = std::env::var(LINGER_MS).expect("software_keeps_the_contract_across_processes sets it");
     let linger = Duration::from_millis(linger.parse().expect("milliseconds"));
     crate::remote_fabric::serve(socket, SoftwareConfig { linger, ..SoftwareConfig::default() });
 }
 
 /// Runs the server of each case in its own process.
 #[test]
-fn software_across_processes() {
+fn software_keeps_the_contract_across_processes() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("socket");
     let listener = UnixListener::bind(&path).expect("bind");

@@ -8,7 +8,7 @@ use rpcrdma_fabric::verbs::{self, VerbsConfig, VerbsFabric};
 
 use crate::contract;
 
-/// Environment variable that is set on hosts with a device. The test then fails if it finds none.
+/// Environment variable that is set on hosts with a device. If it is set, the test fails without a device.
 const MUST_RUN: &str = "RPCRDMA_VERBS";
 
 /// Returns one IPv4 and one IPv6 address of the host's RDMA devices, or none without a device.
@@ -54,7 +54,7 @@ impl log::Log for Printer {
 }
 
 #[test]
-fn verbs() {
+fn verbs_devices_keep_the_contract() {
     if let Some(level) = std::env::var("RPCRDMA_LOG").ok().and_then(|level| level.parse().ok()) {
         log::set_logger(&PRINTER).expect("the only logger");
         log::set_max_level(level);

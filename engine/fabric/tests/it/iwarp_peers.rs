@@ -1,4 +1,4 @@
-//! Tests with hostile or defective iWARP peers, which the tests act as through TCP sockets.
+//! Tests with hostile or defective iWARP peers, which the tests implement over TCP sockets.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -296,8 +296,8 @@ fn short_timeouts() -> IwarpFabricConfig {
 #[test]
 fn silent_connections_do_not_block_new_peers() {
     let mut server = Server::new(IwarpFabricConfig { max_handshakes: 8, ..IwarpFabricConfig::default() });
-    // Connects 10,000 peers, or as many as the descriptor limit permits. They connect faster than the server accepts,
-    // because it rarely polls.
+    // Connects 10,000 peers, or as many as the descriptor limit permits. They connect faster than the server accepts
+    // them, because the server rarely polls.
     let files = getrlimit(Resource::Nofile);
     let count = files.maximum.map_or(10_000, |limit| limit.saturating_sub(500).min(10_000)) as usize;
     setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).expect("up to the hard limit");
@@ -436,7 +436,7 @@ fn half_a_message_occupies_a_receive_until_retry_timeout() {
     server.close();
 }
 
-/// `rnr_retry` 7 means unlimited retries, but `retry_timeout` still bounds the wait. Of nine messages, the last has no
+/// `rnr_retry` 7 means unlimited retries, but `retry_timeout` still bounds the wait. The last of nine messages has no
 /// Receive.
 #[test]
 fn a_message_waits_for_a_receive_until_retry_timeout() {

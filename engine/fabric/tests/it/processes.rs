@@ -105,7 +105,7 @@ impl End {
         self.fabric.poll_control(&mut self.events);
     }
 
-    /// Takes payload and invalidated key of the next message. Reposts its Receive to the shared queue.
+    /// Takes the payload and the invalidated key of the next message. Reposts its Receive to the shared queue.
     fn take_message(&mut self, qp: QpId) -> Option<(Vec<u8>, Option<u32>)> {
         self.take_from(qp, None)
     }
@@ -120,16 +120,16 @@ impl End {
         Some((bytes, done.invalidated))
     }
 
-    fn until<T>(&mut self, what: &str, mut check: impl FnMut(&mut Self) -> Option<T>) -> T {
+    fn poll_until<T>(&mut self, what: &str, mut check: impl FnMut(&mut Self) -> Option<T>) -> T {
         let start = Instant::now();
         loop {
             if let Some(found) = check(self) {
                 return found;
             }
-            let waiting = self.done.len();
             assert!(
                 start.elapsed() < TIMEOUT,
-                "{what} within {TIMEOUT:?}; {waiting} completions are untaken, and {:?}",
+                "{what} within {TIMEOUT:?}: pending are {} completions and the events {:?}",
+                self.done.len(),
                 self.events
             );
             self.turn();
@@ -154,7 +154,7 @@ impl End {
     }
 
     fn wait_until_established(&mut self, qp: QpId) {
-        self.until("the connection is established", |e| {
+        self.poll_until("the connection is established", |e| {
             let at =
                 e.events.iter().position(|e| matches!(e, ControlEvent::Established { qp: id, .. } if *id == qp))?;
             Some(e.events.remove(at))
@@ -169,7 +169,7 @@ impl End {
     fn echo(&mut self, qp: QpId, seed: u64, len: usize) {
         let bytes = pattern(seed, len);
         assert!(self.send(qp, &[b"E", &bytes], None), "post");
-        let (got, _) = self.until("the echo", |e| e.take_message(qp));
+        let (got, _) = self.poll_until("the echo", |e| e.take_message(qp));
         assert!(got == bytes, "the echo equals the sent bytes");
     }
 
@@ -224,9 +224,9 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-fn transfer_request(what: &[u8; 1], remote: RemoteMemory, len: usize, seed: u64) -> Vec<u8> {
+fn transfer_request(kind: &[u8; 1], remote: RemoteMemory, len: usize, seed: u64) -> Vec<u8> {
     [
-        &what[..],
+        &kind[..],
         &remote.rkey.to_le_bytes(),
         &remote.address.to_le_bytes(),
         &(len as u32).to_le_bytes(),
@@ -276,7 +276,7 @@ fn serve_without_descriptors(address: &FabricAddress) -> ! {
     end.fabric.listen(&listener).expect("listen");
     end.post_receives(256);
     let mut hoard = hoard_descriptors();
-    // The socket of a connection gets it, but not the two descriptors of its opening message.
+    // One descriptor suffices for the socket of a connection, but not for the two descriptors of its opening message.
     hoard.pop();
     println!("ready");
     let ready = Instant::now();
@@ -407,18 +407,18 @@ fn messages_and_rdma_work_between_processes() {
         };
         let remote = bind(&mut end, Access::REMOTE_WRITE);
         end.send(qp, &[&transfer_request(b"W", remote, len, i as u64)], None);
-        let (text, invalidated) = end.until("the Write", |e| e.take_message(qp));
+        let (text, invalidated) = end.poll_until("the Write", |e| e.take_message(qp));
         assert_eq!((&text[..], invalidated), (&b"written"[..], Some(remote.rkey)));
         let mut got = vec![0; len];
         assert!(mem.read_at(0, &mut got));
         assert!(got == pattern(i as u64, len), "a Write of {len} bytes arrives complete");
         let remote = bind(&mut end, Access::REMOTE_READ);
         end.send(qp, &[&transfer_request(b"R", remote, len, 0)], None);
-        let (sum, _) = end.until("the Read", |e| e.take_message(qp));
+        let (sum, _) = end.poll_until("the Read", |e| e.take_message(qp));
         assert_eq!(u64_at(&sum, 0), got.iter().map(|&b| u64::from(b)).sum::<u64>(), "{len} bytes");
         let wr = WorkRequest::LocalInvalidate { window };
         end.fabric.post_send(qp, &mut vec![Posting { wr_id: 6, signalled: true, wr }]).expect("invalidate");
-        end.until("the invalidation", |e| {
+        end.poll_until("the invalidation", |e| {
             let at = e.done.iter().position(|d| d.opcode == Opcode::LocalInvalidate)?;
             Some(e.done.remove(at))
         });
@@ -430,7 +430,7 @@ fn messages_and_rdma_work_between_processes() {
     assert_eq!(count_descriptors(), before, "all descriptors are closed");
 }
 
-/// A server accepts no connection whose descriptors it could not receive, until it has free ones.
+/// A server accepts a connection only once it has enough free descriptors to receive those of the connection.
 #[test]
 fn a_connection_waits_until_the_server_has_free_descriptors() {
     let _guard = run_alone();
@@ -455,14 +455,14 @@ fn a_connected_peer_is_served_without_free_descriptors() {
     end.post_receives(16);
     let qp = end.connect(&to);
     end.send(qp, &[b"H"], None);
-    let (hoarded, _) = end.until("the hoard", |e| e.take_message(qp));
+    let (hoarded, _) = end.poll_until("the hoard", |e| e.take_message(qp));
     assert!(u64_at(&hoarded, 0) > 0, "the server had free descriptors");
     let (window, mem) = (end.fabric.alloc_window(qp).expect("window"), end.lend());
     let remote = RemoteMemory { rkey: end.fabric.next_rkey(window), address: end.fabric.remote_address(&mem, 0) };
     let wr = WorkRequest::Bind { window, mem: mem.clone(), offset: 0, len: SIZE, access: Access::REMOTE_WRITE };
     end.fabric.post_send(qp, &mut vec![Posting { wr_id: 5, signalled: false, wr }]).expect("bind");
     end.send(qp, &[&transfer_request(b"W", remote, SIZE, 7)], None);
-    end.until("the Write", |e| e.take_message(qp));
+    end.poll_until("the Write", |e| e.take_message(qp));
     let mut got = vec![0; SIZE];
     assert!(mem.read_at(0, &mut got) && got == pattern(7, SIZE), "the Write arrives complete");
     end.fabric.destroy_qp(qp);
@@ -491,7 +491,7 @@ fn a_killed_server_ends_its_own_connection_only() {
         let (mut posted, mut ended) = (0u64, 0u64);
         let mut killed = false;
         let mut turns = 0u64;
-        end.until("the end of the killed peer's connection", |end| {
+        end.poll_until("the end of the killed peer's connection", |end| {
             turns += 1;
             // Binds and Write requests are mixed with echoes, so that the kill may interrupt any of these operations.
             if turns % 3 == 1 && !end.has_ended(killed_qp) {
@@ -545,7 +545,7 @@ fn a_killed_server_ends_its_own_connection_only() {
         assert!(posted > 0);
         end.fabric.destroy_qp(killed_qp);
         let mut lent = mem.take();
-        end.until("the memory is returned", |_| match lent.take()?.reclaim() {
+        end.poll_until("the memory is returned", |_| match lent.take()?.reclaim() {
             Ok(_) => Some(()),
             Err(in_use) => {
                 lent = Some(in_use);
@@ -580,7 +580,7 @@ fn a_killed_client_ends_its_own_connection_only() {
             let here = here.clone();
             move || Peer::start("storm", &here)
         });
-        let request = end.until("a connect request", |end| {
+        let request = end.poll_until("a connect request", |end| {
             let at = end.events.iter().position(|e| matches!(e, ControlEvent::ConnectRequest { .. }))?;
             match end.events.remove(at) {
                 ControlEvent::ConnectRequest { request, .. } => Some(request),
@@ -595,7 +595,7 @@ fn a_killed_client_ends_its_own_connection_only() {
         let mut start = Some(start);
         let mut killed_peer = None;
         let (mut got, mut writes, mut kill_at) = (0u64, 0u64, u64::MAX);
-        end.until("the end of the killed peer's connection", |end| {
+        end.poll_until("the end of the killed peer's connection", |end| {
             if start.as_ref().is_some_and(|s| s.is_finished()) {
                 killed_peer = start.take().map(|s| s.join().expect("start"));
                 kill_at = got + 1 + round * 53 % 500;
@@ -644,7 +644,7 @@ fn a_killed_client_ends_its_own_connection_only() {
     assert_eq!(count_mappings(), maps, "all memory is unmapped");
 }
 
-/// The socket file of a live process makes its address busy. That of a dead process is replaced.
+/// The socket file of a live process makes its address busy. The socket file of a dead process is replaced.
 #[test]
 fn stale_socket_files_are_replaced() {
     let _guard = run_alone();

@@ -253,7 +253,7 @@ pub(crate) struct RemoteFabric {
     stats: FabricStats,
     capabilities: Capabilities,
     registered: Vec<ArenaId>,
-    /// Buffers for the messages of each receive queue. The other process has posted as many.
+    /// Buffers for the messages of each receive queue. The other process has posted the same number of Receives.
     receives: HashMap<Option<QpId>, Vec<Buf>>,
     /// Queue pairs with a receive queue of their own.
     own_queues: Vec<QpId>,

@@ -104,8 +104,8 @@ struct Outcomes {
     failures: u64,
 }
 
-/// Sends on one connection after the other until it breaks. Checks that each request completes once and in order, and
-/// that all memory returns to the pools.
+/// Sends on one connection after another until each breaks. Checks that each request completes once and in order,
+/// and that all memory returns to the pools.
 fn send_until_broken(config: ChaosConfig) -> Outcomes {
     send_until_broken_on(open, address(), config)
 }

@@ -1,7 +1,7 @@
 //! Invariants of the codec for any bytes.
 //!
-//! Tests apply them to generated messages, and the fuzz targets of `tests/fuzz` to all others. Each function panics on
-//! a violation.
+//! Tests apply the invariants to generated messages, and the fuzz targets of `tests/fuzz` apply them to arbitrary
+//! bytes. Each function panics on a violation.
 
 use std::fmt::Write as _;
 
@@ -21,15 +21,15 @@ impl std::fmt::Write for Length {
     }
 }
 
-/// Checks that a value has a text.
+/// Checks that the text of a value is not empty.
 fn check_text(value: &impl std::fmt::Display) {
     let mut text = Length(0);
     write!(text, "{value}").expect("counting does not fail");
     assert!(text.0 > 0, "the text is not empty");
 }
 
-/// Checks a received message. A view encodes to an equal view, and all readers agree with it. An invalid message has an
-/// answer.
+/// Checks a received message. A view encodes to an equal view, and all readers agree with the view. An invalid message
+/// has an answer.
 pub fn message(bytes: &[u8], revision: Revision) {
     compare_heads_with_view(bytes, revision);
     match View::check(bytes, revision) {
@@ -128,7 +128,7 @@ pub(super) fn check_view(view: &View<'_>) {
     }
 }
 
-/// Compares each layout's reading of a message with its view.
+/// Compares the fields that each layout reads from a message with those of the view.
 pub(super) fn compare_heads_with_view(message: &[u8], revision: Revision) {
     let view = View::check(message, revision);
     for layout in [HeadLayout::V1, HeadLayout::V2, HeadLayout::V2Windowed] {
@@ -166,7 +166,7 @@ pub(super) fn compare_heads_with_view(message: &[u8], revision: Revision) {
     }
 }
 
-/// Compares a message with chunks.
+/// Compares the fields that a layout reads from a message with chunks with those of the view.
 fn compare_chunks_with_view(message: &[u8], layout: HeadLayout, view: Option<&View<'_>>) {
     let response = |view: &View<'_>| match layout {
         HeadLayout::V1 => view.payload().get(4..8) == Some(&[0, 0, 0, 1]),
@@ -219,7 +219,7 @@ pub fn properties(bytes: &[u8], revision: Revision) {
 fn check_property_set(set: &PropertySet<'_>, revision: Revision) {
     assert_eq!(set.iter().count(), set.len());
     assert_eq!(set.iter().next().is_none(), set.is_empty());
-    let properties = Properties::from_set(set, revision).expect("it was checked");
+    let properties = Properties::from_set(set, revision).expect("the set was checked");
     let mut buffer = vec![0; 512 + properties.host_auth.map_or(0, <[u8]>::len)];
     let again = properties.emit(&mut buffer, revision).expect("space");
     assert_eq!(Properties::from_set(&again, revision), Ok(properties));
@@ -250,7 +250,7 @@ pub fn rpc_message(bytes: &[u8]) {
             check_text(&error);
             assert!(CallHeader::read_anonymous(bytes).is_none());
             if let Some(body) = error.answer() {
-                let answer = ReplyHeader { xid: error.xid.expect("it is long enough to be answered"), body };
+                let answer = ReplyHeader { xid: error.xid.expect("the message is long enough to be answered"), body };
                 let mut out = [0; 64];
                 let len = answer.emit(&mut out).expect("space");
                 assert_eq!(ReplyHeader::parse(&out[..len]), Ok((answer, len)));

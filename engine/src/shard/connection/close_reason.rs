@@ -278,7 +278,10 @@ mod tests {
         assert!(
             ended(Status::RetryExceeded).log_category().is_some() && ended(Status::Flushed).log_category().is_none()
         );
-        assert_eq!(ended(Status::RetryExceeded).to_string(), "Write failed: transport retries exceeded: the peer does not acknowledge");
+        assert_eq!(
+            ended(Status::RetryExceeded).to_string(),
+            "Write failed: transport retries exceeded: the peer does not acknowledge"
+        );
         assert_eq!(ended(Status::Flushed).to_string(), "connection ended during a Write");
     }
 

@@ -122,7 +122,7 @@ impl Endpoint {
                 }))
             }
             (RdmapOpcode::Terminate, _) => Some(PeerEvent::Fault),
-            (opcode, place) => panic!("{opcode:?} to {place:?}"),
+            (opcode, place) => panic!("unexpected segment: {opcode:?} to {place:?}"),
         }
     }
 

@@ -14,7 +14,7 @@ pub(super) enum Conduct {
     Fast,
     /// Meets all obligations, but moves only this number of bytes per second in each direction.
     Rate(u64),
-    /// Answers no RDMA Reads. If there is an interval, sends an RDMA Write of no bytes as often.
+    /// Answers no RDMA Reads. If there is an interval, sends an RDMA Write of no bytes once per interval.
     AnswersNoReads(Option<Duration>),
     /// Grants the server no more messages after its first reply.
     GrantsNothing,
@@ -32,7 +32,8 @@ pub(super) enum Conduct {
 }
 
 impl Conduct {
-    /// Draws a conduct that is possible on the fabric. `holds_memory`: the peer must hold memory of the server.
+    /// Draws a conduct that is possible on the fabric. If `holds_memory`, the conduct makes the peer hold memory of the
+    /// server.
     pub(super) fn draw(random: &mut Random, kind: FabricKind, holds_memory: bool) -> Self {
         let millis = |random: &mut Random, max: usize| Duration::from_millis(1 + random.below(max) as u64);
         match if holds_memory { 3 + random.below(5) } else { random.below(10) } {

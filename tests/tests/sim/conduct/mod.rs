@@ -37,12 +37,12 @@ use peer::{Peer, WITNESS};
 
 /// Default number of seeds.
 const SEEDS: u64 = 500;
-/// Bytes per second below which the server may end a peer.
+/// Bytes per second below which the server may disconnect a peer.
 const MIN_RATE: u64 = 20_000;
 /// Time that a peer may withhold progress.
 const PROGRESS: Duration = Duration::from_secs(2);
 /// Longest chunk of a run, in bytes. With short chunks, outstanding calls need less memory than the engine leaves to
-/// everyone; with long chunks they need more.
+/// each peer; with long chunks they need more.
 const CHUNKS: [usize; 2] = [16 << 10, 256 << 10];
 /// Buffers of one chunk each: enough for two stopped hosts, as `tuning.md` recommends.
 const BUFFERS: usize = 16;
@@ -56,7 +56,7 @@ fn bound_with_memory(chunk: usize) -> Duration {
 }
 /// Maximum duration of a call if other peers hold all memory.
 ///
-/// It is twice the sum of those peers' deadline and the time of a chunk at the minimum rate, because the first freed
+/// This is twice the sum of those peers' deadline and the time of a chunk at the minimum rate, because the first freed
 /// buffer may go to an earlier call. Two more seconds cover the rest of the call.
 fn bound_without_memory(chunk: usize) -> Duration {
     2 * (PROGRESS + Duration::from_millis(1000 * chunk as u64 / MIN_RATE)) + Duration::from_secs(2)
@@ -80,7 +80,7 @@ thread_local! {
 }
 
 /// Whether to print events.
-fn traced() -> bool {
+fn is_traced() -> bool {
     std::env::var_os("SIM_TRACE").is_some()
 }
 
@@ -96,7 +96,7 @@ impl log::Log for LineCounter {
         if record.level() <= log::Level::Warn {
             LOGGED.set(LOGGED.get() + 1);
         }
-        if traced() {
+        if is_traced() {
             println!("{}", record.args());
         }
     }
@@ -139,11 +139,11 @@ impl World {
         });
         // Without a linger time, the fabric drops unread data of a closed peer at once. Such data may be an endless
         // series of records.
-        let fabric = kind.bare(Duration::ZERO, config.iwarp(), seed);
+        let fabric = kind.open_without_chaos(Duration::ZERO, config.iwarp(), seed);
         let mut shard = Shard::open(fabric, config, Some(Arc::new(service::services(chunk)))).expect("a shard");
         let time = SimulatedTime::new();
         shard.simulate(&time);
-        shard.listen(&listener(&address)).expect("it listens");
+        shard.listen(&listener(&address)).expect("the shard listens");
         let holds_memory = random.once_in(3);
         let hosts = 1 + random.below(2 * HOSTS);
         let count = if holds_memory { 4 + random.below(12) } else { 1 + random.below(6) };
@@ -156,21 +156,22 @@ impl World {
             Peer::new((kind, chunk), conduct, number, host, None, seed)
         });
         let peers: Vec<_> = peers.collect();
-        if traced() {
+        if is_traced() {
             peers.iter().for_each(|peer| println!("{}", peer.description()));
         }
         let witness = Peer::new((kind, chunk), Conduct::Fast, WITNESS, 200, Some(1), seed);
         // On the software fabric peers have no host, so each connection has a quota of its own.
         let hosts = if kind == FabricKind::Software { peers.len() } else { used_hosts.len() };
         let bound = if hosts <= HOSTS { bound_with_memory(chunk) } else { bound_without_memory(chunk) };
-        Self { seed, kind, trace: traced(), time, random, shard, address, peers, witness, bound }
+        Self { seed, kind, trace: is_traced(), time, random, shard, address, peers, witness, bound }
     }
 
     fn now(&self) -> Duration {
         Duration::from_nanos(self.time.now())
     }
 
-    /// Advances the time by a step, and gives each peer a turn, beginning with a random one. The witness is last.
+    /// Advances the time by a step, and gives each peer a turn, beginning with a random one. The witness is last. If
+    /// `busy`, the peers start calls.
     fn step(&mut self, busy: bool) {
         self.time.advance(STEP);
         let now = self.now();
@@ -207,7 +208,7 @@ impl World {
         for _ in 0..STEPS {
             self.step(true);
         }
-        // The calls of other than honest peers may never complete, so these peers leave.
+        // The calls of peers that are not honest may never complete, so these peers leave.
         let leaving = self.peers.iter_mut().filter(|peer| !peer.conduct.is_honest());
         let left = leaving.map(|peer| u64::from(peer.leave())).sum::<u64>();
         let mut steps = 0;
@@ -223,7 +224,7 @@ impl World {
         let lines = LOGGED.get() - logged_before;
         let max_lines = LINES_PER_CONNECTION * connections + LINES_PER_RUN;
         assert!(lines <= max_lines, "{lines} log lines, at most {max_lines} expected");
-        // A peer that the server ends for a missed deadline notices the end, unless it has left before.
+        // A peer that the server disconnects for a missed deadline notices this, unless the peer has left before.
         let mut tally = BTreeMap::new();
         let ended: u64 = all().map(|peer| peer.counters.ended).sum();
         let stalled = self.shard.stats().peers_stalled;
@@ -279,7 +280,7 @@ const COVERED: &[&str] = &[
 fn conduct() {
     let _lock = crate::lock_process();
     if log::set_logger(&LineCounter).is_ok() {
-        log::set_max_level(if traced() { log::LevelFilter::Debug } else { log::LevelFilter::Warn });
+        log::set_max_level(if is_traced() { log::LevelFilter::Debug } else { log::LevelFilter::Warn });
     }
     let total = crate::run_in_parallel("conduct", SEEDS, |seed| World::new(seed).run());
     if let Some(total) = total {

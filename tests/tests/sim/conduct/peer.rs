@@ -48,7 +48,7 @@ pub(super) struct PeerCounters {
     pub(super) connections: u64,
     /// Calls with the XID of an earlier call of the same length, but with other bytes.
     pub(super) reused: u64,
-    /// Calls that it retransmitted after a lost connection.
+    /// Calls that the peer retransmitted after a lost connection.
     pub(super) retransmitted: u64,
 }
 
@@ -57,18 +57,18 @@ pub(super) struct Peer {
     pub(super) conduct: Conduct,
     pub(super) counters: PeerCounters,
     kind: FabricKind,
-    /// Maximum length of its chunks, in bytes.
+    /// Maximum length of the peer's chunks, in bytes.
     chunk: usize,
-    /// Whether all its calls have a Read chunk of the maximum length.
+    /// Whether all calls have a Read chunk of the maximum length.
     stores: bool,
     host: String,
-    /// Prefix of its XIDs and data, unique among all peers.
+    /// Prefix of the peer's XIDs and data, unique among all peers.
     mark: u32,
     depth: usize,
     random: Random,
     next: u32,
     connection: Option<PeerConnection>,
-    /// Time from which on it may connect again.
+    /// Earliest time of the next connect.
     next_connect: Duration,
     /// XID and length of the last answered call of [`CACHED`].
     last_cached: Option<(u32, usize)>,
@@ -83,14 +83,14 @@ struct PeerConnection {
     calls: BTreeMap<u32, OutstandingCall>,
     /// Version 1: maximum outstanding calls (RFC 8166 §3.3.1). One, until the server grants more.
     credits: usize,
-    /// Whether it has received a reply.
+    /// Whether the peer has received a reply.
     answered: bool,
-    /// Bytes that the conduct allows to receive, and to send.
+    /// Bytes that the peer may receive, and may send, under its conduct.
     allowance: [f64; 2],
     last_empty_write: Duration,
     /// Time of the first RDMA Read that the peer has not answered.
-    owed_since: Option<Duration>,
-    /// Whether the peer has sent a partial message. It then sends nothing more.
+    read_pending_since: Option<Duration>,
+    /// Whether the peer has sent a partial message, after which it sends nothing more.
     mute: bool,
 }
 
@@ -151,7 +151,7 @@ impl Peer {
         !ended
     }
 
-    /// Takes a turn at `now`, which is `passed` after the previous one. `busy`: it starts calls.
+    /// Takes a turn at `now`, which is `passed` after the previous one. If `busy`, the peer starts calls.
     pub(super) fn turn(&mut self, address: &Address, now: Duration, passed: Duration, busy: bool) {
         if self.connection.is_none() && busy && now >= self.next_connect {
             self.connect(address, now);
@@ -190,14 +190,14 @@ impl Peer {
             answered: false,
             allowance: [0.0; 2],
             last_empty_write: now,
-            owed_since: None,
+            read_pending_since: None,
             mute: false,
         });
     }
 
-    /// Handles the end of the connection by the server, which is no fault unless the peer is honest.
+    /// Handles the end of a connection that the server has ended. The server must not do this to an honest peer.
     fn handle_end(&mut self, now: Duration) {
-        assert!(!self.conduct.is_honest(), "{}: the server must not end an honest peer", self.description());
+        assert!(!self.conduct.is_honest(), "{}: the server must not disconnect an honest peer", self.description());
         self.next_connect = now + Duration::from_millis(self.random.below(1500) as u64);
         self.leave();
     }
@@ -242,7 +242,7 @@ impl Peer {
     fn answer_read(&mut self, requested: &RequestedRead, now: Duration) {
         let Some(connection) = &mut self.connection else { return };
         if matches!(self.conduct, Conduct::AnswersNoReads(_)) {
-            connection.owed_since.get_or_insert(now);
+            connection.read_pending_since.get_or_insert(now);
             return;
         }
         let data = &connection.calls[&requested.handle].data;
@@ -267,7 +267,7 @@ impl Peer {
             call.written = written;
         }
         if matches!(view.body(), ViewBody::Error(_)) {
-            // The server may reject calls only of a host that holds too much memory. An honest peer has its own host.
+            // The server may reject calls of a host that holds too much memory. An honest peer has a host of its own.
             return assert!(!self.conduct.is_honest(), "{}: an honest peer got {view}", self.description());
         }
         // XID, REPLY, accepted, no verifier, success (RFC 5531 §9).
@@ -300,8 +300,8 @@ impl Peer {
             _ if self.connection.as_ref().is_some_and(|connection| !connection.answered) => ECHO,
             Conduct::AnswersNoReads(_) => STORE,
             _ if self.stores => STORE,
-            // An announced message repeats an old message of the ring. Its Read chunk by now has other data, so that to
-            // CACHED it would be another call.
+            // An announced message repeats an old message of the ring. Its Read chunk by now has other data, so CACHED
+            // would take it for another call.
             Conduct::SendsPartially(..) if self.kind == FabricKind::Software => {
                 [ECHO, STORE, STORE, LOAD][self.random.below(4)]
             }
@@ -371,7 +371,7 @@ impl Peer {
         }
     }
 
-    /// Sends as many bytes as the conduct allows, and what else the conduct asks for.
+    /// Sends as many bytes as the conduct allows, and the empty Writes and partial messages that it requires.
     fn send(&mut self, now: Duration) {
         let stopped = self.has_stopped(now);
         let Some(connection) = &mut self.connection else { return };
@@ -392,9 +392,9 @@ impl Peer {
         }
     }
 
-    /// Checks that the server ends a peer that answers no Reads in time, even if the peer sends empty Writes.
+    /// Checks that the server soon disconnects a peer that answers no Reads, even if the peer sends empty Writes.
     fn check_unanswered_reads(&self, now: Duration) {
-        let since = self.connection.as_ref().and_then(|connection| connection.owed_since).unwrap_or(now);
+        let since = self.connection.as_ref().and_then(|connection| connection.read_pending_since).unwrap_or(now);
         assert!(now - since < 2 * PROGRESS, "{} must not hold memory for longer", self.description());
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct Ring {
     out: VecDeque<QueuedCall>,
     /// Version 2: number of messages that may be sent. The first message needs no grant.
     may_send: u32,
-    /// Whether the CONNPROP is sent, if the version has one.
+    /// Whether the CONNPROP has been sent. True from the start in version 1, which has no CONNPROP.
     sent_connprop: bool,
 }
 
@@ -69,7 +69,7 @@ impl Ring {
         }
     }
 
-    /// Whether the connection is established. Sends the CONNPROP as soon as it is.
+    /// Whether the connection is established. Once it is, sends the CONNPROP.
     pub(super) fn is_up(&mut self) -> bool {
         self.peer.control();
         if !self.sent_connprop && self.peer.is_up() {
@@ -144,7 +144,7 @@ impl Ring {
         self.peer.credit = 0;
     }
 
-    /// Announces a message, but writes none of it.
+    /// Announces a message of `70 * bytes` bytes, but writes none of it.
     pub(super) fn announce(&mut self, bytes: usize) {
         self.peer.announce(70 * bytes as u32);
     }

@@ -22,8 +22,8 @@ pub(super) fn services(chunk: usize) -> Services {
     let executed = Mutex::new(BTreeSet::new());
     let handler = move |call: &mut ServerCall| {
         let data = call.read_chunk(0).and_then(|data| data.split_first_chunk()).ok_or(Refusal::GarbageArguments)?;
-        let number = *data.0;
-        if !patterned(u32::from_be_bytes(number), data.1) {
+        let (&number, contents) = data;
+        if !patterned(u32::from_be_bytes(number), contents) {
             return Err(Refusal::GarbageArguments);
         }
         assert!(executed.lock().expect("no holder panics").insert(number), "each call must run once");

@@ -69,7 +69,7 @@ impl Wire {
         }
     }
 
-    /// Number of bytes that are sent or received at once: 1 on a stream, those of a long message on a ring.
+    /// Number of bytes that are sent or received at once: 1 on a stream, the length of a long message on a ring.
     pub(super) fn unit(&self) -> f64 {
         match self {
             Self::Endpoint(_) => 1.0,
@@ -86,7 +86,8 @@ impl Wire {
         with_end!(self, end => end.is_over())
     }
 
-    /// Receives at most `max` bytes, or over a ring, messages until these bytes are reached. Returns their number.
+    /// Receives at most `max` bytes, or, over a ring, messages until their total length reaches `max`. Returns the
+    /// number of bytes.
     pub(super) fn receive(&mut self, max: usize, events: &mut Vec<PeerEvent>) -> usize {
         with_end!(self, end => end.receive(max, events))
     }
@@ -136,7 +137,7 @@ impl Wire {
         }
     }
 
-    /// Stops granting messages to the server. Only over a ring may a peer use version 2, in which clients grant.
+    /// Stops granting messages to the server. Clients grant in version 2, which only a peer over a ring may use.
     pub(super) fn grant_nothing(&mut self) {
         if let Self::Ring(ring) = self {
             ring.grant_nothing();

@@ -20,7 +20,7 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "a stale queue pair is refused", check: stale },
         Case { name: "a queue pair in error flushes posted requests", check: post_in_error },
         Case { name: "nothing can be posted before the connection is established", check: not_connected },
-        Case { name: "many connections, each with its own messages", check: many },
+        Case { name: "many connections each receive their own messages", check: many },
         Case { name: "connections end in either order", check: end_in_either_order },
         Case { name: "an address is bound once", check: in_use },
         Case { name: "a connect to an address without a listener fails", check: unreachable },
@@ -86,7 +86,7 @@ fn disconnect_early<F: Fabric>(w: &mut World<F>) -> Outcome {
     let s = w.accept(request, &params)?;
     // The answer has arrived, but the client has not polled it.
     w.client.fabric.disconnect(c);
-    w.until("the client gets an event of the end", |w| {
+    w.until("the client gets an event for the end", |w| {
         let is_end = |e: &ControlEvent| match e {
             ControlEvent::ConnectFailed { qp, .. } | ControlEvent::Disconnected { qp, .. } => *qp == c,
             _ => false,

@@ -6,7 +6,7 @@ use rpcrdma_fabric::Source;
 pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
     vec![
         Case { name: "a Write is visible before the Send after it", check: write_then_send },
-        Case { name: "a Write of shared immutable memory", check: write_frozen },
+        Case { name: "a Write of shared immutable memory arrives", check: write_frozen },
         Case { name: "a Read returns data of an earlier Write", check: read_after_write },
         Case { name: "a long Write and a long Read arrive complete", check: long_transfers },
         Case { name: "a window exposes part of a buffer and no more", check: part_of_buffer },

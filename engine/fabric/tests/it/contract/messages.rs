@@ -17,7 +17,7 @@ pub(super) fn cases<F: Fabric>() -> Vec<Case<F>> {
         Case { name: "only signalled requests complete", check: selective_signalling },
         Case { name: "an unsignalled request that fails is reported", check: unsignalled_failure },
         Case { name: "a message longer than its Receive ends the connection", check: too_long },
-        Case { name: "without a Receive and retries, the Send fails", check: not_ready },
+        Case { name: "without a Receive and without retries, the Send fails", check: not_ready },
         Case { name: "without a Receive, the Send fails after its retries", check: few_retries },
         Case { name: "without a Receive, but with unlimited retries, the message waits", check: waits_for_receive },
         Case { name: "a full send queue refuses requests until it has room", check: queue_full },

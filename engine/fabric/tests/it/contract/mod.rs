@@ -212,7 +212,7 @@ impl<F: Fabric> End<F> {
         let mut bufs: Vec<Buf> = (0..n).map_while(|_| self.pool.alloc(RECEIVE_SIZE)).collect();
         ensure!(bufs.len() == n, "the pool is empty");
         let taken = self.fabric.post_recv(qp, &mut bufs);
-        ensure!(taken == n && bufs.is_empty(), "of {n} Receives {taken} were posted");
+        ensure!(taken == n && bufs.is_empty(), "{taken} of {n} Receives were posted");
         Ok(())
     }
 
