@@ -56,8 +56,8 @@ struct SharedArena {
     id: ArenaId,
     memory: ArenaMemory,
     report: ArenaReport,
-    /// Ranges in use by pools, by offset.
-    taken: Mutex<Vec<Range<usize>>>,
+    /// Ranges in use by pools, in the order of their offsets.
+    used: Mutex<Vec<Range<usize>>>,
 }
 
 impl Arena {
@@ -90,7 +90,7 @@ impl Arena {
         // Relaxed: only uniqueness counts.
         let id = ArenaId(NonZeroU32::MIN.saturating_add(CREATED.fetch_add(1, Ordering::Relaxed)));
         log::debug!("{report}");
-        Self(Arc::new(SharedArena { id, memory, report, taken: Mutex::new(Vec::new()) }))
+        Self(Arc::new(SharedArena { id, memory, report, used: Mutex::new(Vec::new()) }))
     }
 
     /// The arena's number in this process.
@@ -100,7 +100,7 @@ impl Arena {
         self.0.id
     }
 
-    /// Mapped bytes: the requested size in whole pages, or external memory's.
+    /// Mapped bytes: the requested size in whole pages, or the size of the external memory.
     #[expect(clippy::len_without_is_empty, reason = "an arena is never empty")]
     pub fn len(&self) -> usize {
         self.0.report.bytes
@@ -135,28 +135,28 @@ impl Arena {
         }
     }
 
-    /// Takes the first free range of `bytes` bytes, aligned to `align`, and returns its offset.
-    pub(crate) fn take_range(&self, bytes: usize, align: usize) -> Result<usize, MemError> {
-        let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Allocates the first free range of `bytes` bytes, aligned to `align`, and returns its offset.
+    pub(crate) fn alloc_range(&self, bytes: usize, align: usize) -> Result<usize, MemError> {
+        let mut used = self.0.used.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut at, mut longest) = (0usize, 0);
-        for index in 0..=taken.len() {
-            let end = taken.get(index).map_or(self.len(), |range| range.start);
+        for index in 0..=used.len() {
+            let end = used.get(index).map_or(self.len(), |range| range.start);
             let first = at.checked_next_multiple_of(align).unwrap_or(end);
             let free = end.saturating_sub(first);
             if free >= bytes {
-                taken.insert(index, first..first + bytes);
+                used.insert(index, first..first + bytes);
                 return Ok(first);
             }
             longest = longest.max(free);
-            at = taken.get(index).map_or(at, |range| range.end);
+            at = used.get(index).map_or(at, |range| range.end);
         }
         Err(MemErrorCause::ArenaFull { arena: self.0.id.get(), needed: bytes, free: longest, len: self.len() }.into())
     }
 
-    /// Frees the range that [`take_range`](Self::take_range) has returned.
+    /// Frees the range that [`alloc_range`](Self::alloc_range) has returned.
     pub(crate) fn free_range(&self, offset: usize) {
-        let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.retain(|range| range.start != offset);
+        let mut used = self.0.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.retain(|range| range.start != offset);
     }
 }
 
@@ -274,8 +274,8 @@ fn bind(map: &RawMap, node: u32) -> Result<(), MemError> {
 fn populate(map: &RawMap, fd: BorrowedFd<'_>) -> Result<(), (&'static str, io::Error)> {
     match map.populate() {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-            let all = || rustix::fs::fallocate(fd, rustix::fs::FallocateFlags::empty(), 0, map.len() as u64);
-            rustix::io::retry_on_intr(all).map_err(|errno| ("fallocate", errno.into()))
+            let allocate_all = || rustix::fs::fallocate(fd, rustix::fs::FallocateFlags::empty(), 0, map.len() as u64);
+            rustix::io::retry_on_intr(allocate_all).map_err(|errno| ("fallocate", errno.into()))
         }
         other => other.map_err(|error| ("madvise(MADV_POPULATE_WRITE)", error)),
     }

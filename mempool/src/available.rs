@@ -12,21 +12,21 @@ use crate::host::{HugePool, available_memory};
 /// Available memory at one point in time. [Set aside](Self::set_aside) one arena after the other, which checks that all
 /// fit before the first is created.
 ///
-/// Other processes allocate too, and the kernel's count is an estimate. An arena that fits here may still fail; one
-/// that does not fit always fails.
+/// Other processes allocate too, and the kernel's count is an estimate. An arena that fits here may still fail later;
+/// an arena that does not fit is always refused.
 #[derive(Clone, Debug)]
 pub struct AvailableMemory {
     huge: [HugePool; 2],
     /// Bytes in other pages.
     ordinary: u64,
-    /// The file with the limit of the control group that bounds these bytes. `None` if the host does.
+    /// The file with the limit of the control group that bounds these bytes. `None` if the host's memory bounds them.
     group: Option<PathBuf>,
 }
 
 impl AvailableMemory {
     /// Queries the kernel. Reserved pages are those of `node`, or of all nodes.
     pub fn now(node: Option<u32>) -> Self {
-        let (ordinary, group) = ordinary(available_memory(), Path::new("/"));
+        let (ordinary, group) = ordinary_memory(available_memory(), Path::new("/"));
         let huge = [PageSize::Huge1G, PageSize::Huge2M].map(|page| HugePool::read(page, node));
         Self { huge, ordinary, group }
     }
@@ -65,7 +65,7 @@ impl AvailableMemory {
         Ok(())
     }
 
-    /// What bounds ordinary memory, and the remedy.
+    /// The limit of ordinary memory, and the remedy.
     fn limit(&self) -> String {
         match &self.group {
             None => "MemAvailable of /proc/meminfo; request less, or end the largest processes: \
@@ -81,8 +81,8 @@ impl AvailableMemory {
 
 /// Bytes outside reserved pages, and the file of the control group that bounds them, if its limit is lower than the
 /// host's. `u64::MAX` if the kernel reports neither. `root` is the root of the kernel's file systems.
-fn ordinary(of_host: u64, root: &Path) -> (u64, Option<PathBuf>) {
-    let host = (if of_host == 0 { u64::MAX } else { of_host }, None);
+fn ordinary_memory(host_bytes: u64, root: &Path) -> (u64, Option<PathBuf>) {
+    let host = (if host_bytes == 0 { u64::MAX } else { host_bytes }, None);
     let groups = groups(root).into_iter().filter_map(|(directory, files)| files.room(&directory));
     let all = groups.map(|(room, file)| (room, Some(file))).chain([host]);
     all.min_by_key(|(room, _)| *room).unwrap_or((u64::MAX, None))
@@ -92,8 +92,8 @@ fn ordinary(of_host: u64, root: &Path) -> (u64, Option<PathBuf>) {
 struct GroupFiles {
     limit: &'static str,
     used: &'static str,
-    /// Counts of reclaimable pages in `memory.stat`. In version 1 their names have the prefix `total_`; those without
-    /// it leave out nested groups.
+    /// Counts of reclaimable pages in `memory.stat`. In version 1 their names have the prefix `total_`, because the
+    /// counts without this prefix do not include nested groups.
     reclaimable: [&'static str; 3],
 }
 
@@ -134,8 +134,8 @@ fn groups(root: &Path) -> Vec<(PathBuf, &'static GroupFiles)> {
             _ if controllers.split(',').any(|name| name == "memory") => ("sys/fs/cgroup/memory", &V1),
             _ => continue,
         };
-        // In a container the path may be the host's, with the container's own group mounted at the top. A missing file
-        // therefore proves nothing.
+        // In a container the path may be the host's, with the container's own group mounted at the top. So a missing
+        // file does not mean that the group has no limit.
         let ancestors = Path::new(path.trim_start_matches('/')).ancestors();
         groups.extend(ancestors.map(|path| (root.join(mounted).join(path), files)));
     }
@@ -159,8 +159,8 @@ mod tests {
         root
     }
 
-    fn bounded_by(root: &Path, of_host: u64) -> (u64, Option<PathBuf>) {
-        let (room, file) = ordinary(of_host, root);
+    fn bounded_by(root: &Path, host_bytes: u64) -> (u64, Option<PathBuf>) {
+        let (room, file) = ordinary_memory(host_bytes, root);
         (room, file.map(|file| file.strip_prefix(root).unwrap().to_owned()))
     }
 

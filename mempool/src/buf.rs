@@ -65,7 +65,7 @@ impl Handle {
 
     /// First byte of the window.
     #[inline]
-    fn first(&self) -> NonNull<u8> {
+    fn first_byte(&self) -> NonNull<u8> {
         // SAFETY: the window lies in the buffer.
         unsafe { self.header().data.add(self.window.start()) }
     }
@@ -125,7 +125,7 @@ macro_rules! location_getters {
             /// Address of the window's first byte in this process, for devices.
             #[inline]
             pub fn address(&self) -> usize {
-                self.handle.first().addr().get()
+                self.handle.first_byte().addr().get()
             }
         }
 
@@ -224,8 +224,8 @@ impl Buf {
         let window = self.handle.window;
         let is_before = start <= window.start();
         if is_before {
-            let more = window.start() - start;
-            self.handle.window = BufWindow::new(start as u32, (window.len() + more) as u32);
+            let added = window.start() - start;
+            self.handle.window = BufWindow::new(start as u32, (window.len() + added) as u32);
         }
         is_before
     }
@@ -276,7 +276,7 @@ impl Deref for Buf {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: the window is valid for `len` initialised bytes. The borrow of `self` excludes writers.
-        unsafe { slice::from_raw_parts(self.handle.first().as_ptr(), self.handle.window.len()) }
+        unsafe { slice::from_raw_parts(self.handle.first_byte().as_ptr(), self.handle.window.len()) }
     }
 }
 
@@ -284,7 +284,7 @@ impl DerefMut for Buf {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: the window is valid for `len` initialised bytes, which are this `Buf`'s alone.
-        unsafe { slice::from_raw_parts_mut(self.handle.first().as_ptr(), self.handle.window.len()) }
+        unsafe { slice::from_raw_parts_mut(self.handle.first_byte().as_ptr(), self.handle.window.len()) }
     }
 }
 
@@ -315,7 +315,7 @@ impl Frozen {
     /// `owner` is dropped with the last clone or part of the result, on any thread. From then on nothing reads the
     /// bytes through the result. The buffer is released after `owner`, so its memory is still valid during the drop.
     pub fn with_owner(self, owner: impl Send + Sync + 'static) -> Self {
-        let (header, window) = (self.handle.header().owned(), self.handle.window);
+        let (header, window) = (self.handle.header().copy_with_own_count(), self.handle.window);
         let owned = NonNull::from(Box::leak(Box::new(Owned { header, _owner: Box::new(owner), _bytes: self })));
         Self { handle: Handle { header: owned.cast(), window } }
     }
@@ -346,7 +346,7 @@ impl Deref for Frozen {
     fn deref(&self) -> &[u8] {
         // SAFETY: the window is valid for `len` initialised bytes; no `Buf` of this buffer exists, so there is no
         // writer.
-        unsafe { slice::from_raw_parts(self.handle.first().as_ptr(), self.handle.window.len()) }
+        unsafe { slice::from_raw_parts(self.handle.first_byte().as_ptr(), self.handle.window.len()) }
     }
 }
 
@@ -395,7 +395,7 @@ impl Lent {
             return None;
         }
         // SAFETY: `offset` is within the window, checked above.
-        Some(unsafe { self.handle.first().add(offset) })
+        Some(unsafe { self.handle.first_byte().add(offset) })
     }
 
     /// Copies `src` to `offset` of the window. False, with nothing copied, if out of bounds.

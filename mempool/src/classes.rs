@@ -26,8 +26,8 @@ pub(crate) struct ClassLayout {
 }
 
 /// Distance of neighbouring buffers of `size` bytes. From 512 bytes up it is an odd number of cache lines, so that the
-/// first lines of the buffers, with the headers, spread over all sets of the cache. At a multiple of 4096 they would
-/// all fall into one.
+/// first lines of the buffers, which hold message headers, spread over all sets of the cache. At distances that are
+/// multiples of 4096 they would all fall into one set.
 pub(crate) fn stride(size: usize) -> usize {
     let lines = size.div_ceil(LINE);
     LINE.saturating_mul(if size < 512 { lines } else { lines | 1 })
@@ -103,15 +103,15 @@ mod tests {
 
     #[test]
     fn invalid_classes_are_refused_with_a_reason() {
-        let c = |size, count| Class { size, count };
+        let class = |size, count| Class { size, count };
         for (classes, word) in [
             (vec![], "0 classes"),
-            (vec![c(0, 1)], "0 bytes"),
-            (vec![c(64, 0)], "0 buffers"),
-            (vec![c(64, 1), c(64, 2)], "two classes of 64 bytes"),
-            (vec![c(64, MAX_BUFFERS + 1)], "more than"),
-            (vec![c(usize::MAX, 1)], "exceed"),
-            (vec![c(64, 1); 65], "65 classes"),
+            (vec![class(0, 1)], "0 bytes"),
+            (vec![class(64, 0)], "0 buffers"),
+            (vec![class(64, 1), class(64, 2)], "two classes of 64 bytes"),
+            (vec![class(64, MAX_BUFFERS + 1)], "more than"),
+            (vec![class(usize::MAX, 1)], "exceed"),
+            (vec![class(64, 1); 65], "65 classes"),
         ] {
             let text = lay_out(&classes, stride).unwrap_err().to_string();
             assert!(text.contains(word), "{text}");

@@ -55,11 +55,11 @@ impl fmt::Display for PageSize {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum PagePolicy {
-    /// The largest available: 1 GiB, 2 MiB, transparent, 4 KiB. A size is tried if the arena fills a page of it.
-    /// Rounding up must waste less than half of the arena. The report names the pages obtained and the reason.
+    /// The largest available: 1 GiB, 2 MiB, transparent, 4 KiB. A size is tried if the arena fills a page of it, and
+    /// rounding up adds at most half of the arena. The report names the pages obtained and the reason.
     #[default]
     Auto,
-    /// Transparent, else 4 KiB: for memory of peers that refuse hugetlb. See
+    /// Transparent, else 4 KiB: for memory that peers map, because they refuse hugetlb. See
     /// `rpcrdma_mempool::PeerMapping::map`.
     NoHugetlb,
     /// This size or an error.
@@ -94,8 +94,8 @@ pub struct ArenaConfig {
     pub pages: PagePolicy,
     /// The NUMA node of the memory; `None` lets the kernel choose. Default `None`.
     pub node: Option<u32>,
-    /// Allocate every page now instead of at first use. Hugetlb pages are always allocated now, because one
-    /// that is missing later would be a SIGBUS. Default true.
+    /// Allocate every page now instead of at first use. Hugetlb pages are always allocated now, because an access to a
+    /// page that is missing later would raise SIGBUS. Default true.
     pub prefault: bool,
     /// Keep the memory from being swapped (`mlock`). Devices pin registered memory anyway. Default false.
     pub lock: bool,

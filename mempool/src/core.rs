@@ -2,7 +2,7 @@
 //! Shared state of a pool and its buffers: free lists, buffer states and remote frees.
 //!
 //! A [`Core`] lives on the heap behind plain pointers: in the [`Pool`](crate::Pool) and in every allocated buffer.
-//! Allocations count no reference, because the core lives as long as the pool. A dropped pool leaves the number of
+//! An allocation counts no reference, because the core lives as long as the pool. A dropped pool leaves the number of
 //! outstanding buffers in its [`IndexStack`], and the last of them frees the core.
 
 use std::cell::{Cell, OnceCell};
@@ -33,7 +33,7 @@ pub(crate) mod state {
     pub(crate) const POSTED: u32 = 3 << 29;
     /// A `Posted` that was dropped: the device may write to it at any time.
     pub(crate) const LEAKED: u32 = 4 << 29;
-    /// Bookkeeping of a `Frozen` with an owner, beside that of its buffer.
+    /// `Frozen` with an owner, whose own header has this state. The header of its buffer remains `FROZEN`.
     pub(crate) const OWNED: u32 = 5 << 29;
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct BufHeader {
     /// Bytes.
     pub(crate) capacity: u32,
     pub(crate) arena: ArenaId,
-    /// Among all buffers of the pool.
+    /// Index among all buffers of the pool.
     index: u32,
     /// Link of the list of remote frees.
     next: AtomicU32,
@@ -78,8 +78,8 @@ impl BufHeader {
         self.core().owner.load(Ordering::Relaxed) == current_thread()
     }
 
-    /// A copy of this header with a clone count of its own, which is one.
-    pub(crate) fn owned(&self) -> Self {
+    /// A copy of this header for a [`Frozen`](crate::Frozen) with an owner. Its own clone count is one.
+    pub(crate) fn copy_with_own_count(&self) -> Self {
         Self { next: AtomicU32::new(IndexStack::NIL), state: AtomicU32::new(state::OWNED | 1), ..*self }
     }
 
@@ -167,7 +167,7 @@ pub(crate) struct Core {
     offset: usize,
     /// Smallest size first. Their free lists may only be touched on the owner thread.
     pub(crate) classes: Box<[ClassList]>,
-    /// The buffers, class by class. Filled once the core has its final address, because they point to it.
+    /// The headers, class by class. They are made once the core has its final address, because they point to it.
     headers: OnceCell<Box<[BufHeader]>>,
     pub(crate) leaked: AtomicU64,
     /// Buffers that other threads returned.
@@ -190,14 +190,14 @@ impl Core {
         })));
         // SAFETY: leaked just now.
         let this = unsafe { core.as_ref() };
-        let buffers = || this.classes.iter().flat_map(|class| this.buffers(core, class)).collect();
+        let headers = || this.classes.iter().flat_map(|class| this.class_headers(core, class)).collect();
         // In reverse, so that the first buffer is allocated first.
-        this.headers.get_or_init(buffers).iter().rev().for_each(|header| header.class().push(NonNull::from(header)));
+        this.headers.get_or_init(headers).iter().rev().for_each(|header| header.class().push(NonNull::from(header)));
         core
     }
 
-    /// The buffers of one class.
-    fn buffers(&self, core: NonNull<Self>, class: &ClassList) -> impl Iterator<Item = BufHeader> {
+    /// The headers of one class.
+    fn class_headers(&self, core: NonNull<Self>, class: &ClassList) -> impl Iterator<Item = BufHeader> {
         let ClassLayout { size, count, stride, offset, first } = class.layout;
         (0..count).map(move |i| {
             let offset = self.offset + offset + i * stride;
@@ -310,10 +310,10 @@ unsafe fn release_remote(header: NonNull<BufHeader>) {
 pub(crate) unsafe fn abandon(core: NonNull<Core>) {
     // SAFETY: the pool still exists.
     let this = unsafe { core.as_ref() };
-    let out = this.classes.iter().map(|class| class.layout.count - class.free()).sum();
+    let outstanding = this.classes.iter().map(|class| class.layout.count - class.free()).sum();
     // From now on no thread finds its own number here; other threads never did.
     this.set_owner(NO_OWNER);
-    if this.remote_free.close(out, |index| this.link(index)) {
+    if this.remote_free.close(outstanding, |index| this.link(index)) {
         // SAFETY: no buffer is allocated, and the pool gives its pointer up.
         drop(unsafe { Box::from_raw(core.as_ptr()) });
     }

@@ -33,7 +33,7 @@ pub struct ExternalMemory {
     pub(crate) base: NonNull<u8>,
     /// Bytes.
     pub(crate) len: usize,
-    /// Keeps it mapped.
+    /// Keeps the memory mapped.
     _owner: Box<dyn Any + Send + Sync>,
 }
 
@@ -53,16 +53,16 @@ impl ExternalMemory {
     ///
     /// # Safety
     /// From now on until `owner` is dropped:
-    /// 1. All of it is mapped, readable and writable, and every byte is initialized (an anonymous mapping is all
-    ///    zeroes). No access to it may raise SIGBUS: a file behind it keeps its length, and gets no holes.
+    /// 1. All of the memory is mapped, readable and writable, and every byte is initialized (an anonymous mapping is
+    ///    all zeroes). No access to it may raise SIGBUS: a file behind it keeps its length, and gets no holes.
     /// 2. The same pages stay there: no `mmap`, `mremap` or `munmap` over it, no `MADV_DONTNEED`, no hole punched.
-    ///    Devices go by the pages that they were registered with.
+    ///    Devices access the pages that were registered with them.
     /// 3. Memory in a [pool](crate::Pool) belongs to its buffers. No other reference to it is used. No other party,
     ///    including processes that map it, writes it, or reads it while a buffer may be written.
     pub unsafe fn new(base: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Result<Self, MemError> {
         let address = base.addr().get();
         if len == 0 {
-            return Err(MemError::empty());
+            return Err(MemError::invalid("invalid memory for an arena: 0 bytes"));
         }
         if !address.is_multiple_of(PageSize::Small.bytes()) {
             return Err(MemError::invalid(format!(
@@ -79,8 +79,8 @@ impl ExternalMemory {
 
     /// Makes an arena of this memory.
     ///
-    /// Shards whose configuration includes it send from it, and read into it. It is never exposed to peers. `name` is
-    /// for messages.
+    /// Shards whose configuration includes the arena send from it, and read into it. Its memory is never exposed to
+    /// peers. `name` is for messages.
     pub fn into_arena(self, name: &'static str) -> Arena {
         Arena::from_external(self, name)
     }

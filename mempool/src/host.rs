@@ -33,7 +33,7 @@ impl HugePool {
     /// Reads the counts from sysfs. They are 0 if the kernel has no pages of this size.
     pub(crate) fn read(page: PageSize, node: Option<u32>) -> Self {
         let mut pool = Self { page, node, total: 0, free: 0 };
-        let count = |file| text(&format!("{}/{file}", pool.directory())).trim().parse().unwrap_or(0);
+        let count = |file| read_text(&format!("{}/{file}", pool.directory())).trim().parse().unwrap_or(0);
         (pool.total, pool.free) = (count("nr_hugepages"), count("free_hugepages"));
         pool
     }
@@ -77,7 +77,7 @@ pub struct MemoryLimits {
     pub memlock_soft: Option<u64>,
     /// `RLIMIT_MEMLOCK`, hard.
     pub memlock_hard: Option<u64>,
-    /// The process is exempt from `RLIMIT_MEMLOCK`.
+    /// Whether the process is exempt from `RLIMIT_MEMLOCK`.
     pub cap_ipc_lock: bool,
     /// `RLIMIT_AS`, soft, in bytes.
     pub address_space: Option<u64>,
@@ -113,29 +113,29 @@ impl fmt::Display for MemoryLimits {
             f,
             "RLIMIT_MEMLOCK is {} soft, {} hard, CAP_IPC_LOCK is {}, RLIMIT_AS is {}, RLIMIT_NOFILE is {}, \
              RLIMIT_FSIZE is {}, {} bytes of memory are available",
-            limit(self.memlock_soft),
-            limit(self.memlock_hard),
+            limit_text(self.memlock_soft),
+            limit_text(self.memlock_hard),
             if self.cap_ipc_lock { "present" } else { "absent" },
-            limit(self.address_space),
-            limit(self.open_files),
-            limit(self.file_size),
+            limit_text(self.address_space),
+            limit_text(self.open_files),
+            limit_text(self.file_size),
             bytes_text(self.available),
         )
     }
 }
 
 /// Formats a limit.
-fn limit(limit: Option<u64>) -> String {
+fn limit_text(limit: Option<u64>) -> String {
     limit.map_or("unlimited".to_owned(), |limit| limit.to_string())
 }
 
 /// Contents of a file of the kernel; empty if it cannot be read.
-fn text(path: &str) -> String {
+fn read_text(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
 /// Bytes in the first line of the kernel's form `NAME 123 kB`; 0 without such a line.
-fn bytes_of<'a>(mut lines: impl Iterator<Item = &'a str>, name: &str) -> u64 {
+fn find_bytes<'a>(mut lines: impl Iterator<Item = &'a str>, name: &str) -> u64 {
     let value = lines.find_map(|line| line.strip_prefix(name));
     value.and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) << 10
 }
@@ -155,7 +155,7 @@ pub fn exceeded_limit(error: &io::Error) -> Option<String> {
     match errno(error)? {
         Errno::MFILE => {
             // A process without a limit has reached that of the kernel, `fs.nr_open`.
-            let files = limit(getrlimit(Resource::Nofile).current);
+            let files = limit_text(getrlimit(Resource::Nofile).current);
             Some(format!("RLIMIT_NOFILE is {files}; `ulimit -n 65536` raises it"))
         }
         Errno::NFILE => Some("the host's limit of open files; `sudo sysctl fs.file-max=1000000` raises it".to_owned()),
@@ -168,7 +168,7 @@ pub fn exceeded_limit(error: &io::Error) -> Option<String> {
 
 /// The limits on threads: their names and values. Usually, one of them is reached when a thread cannot start.
 pub fn thread_limits() -> String {
-    let [threads, memory] = [Resource::Nproc, Resource::As].map(|resource| limit(getrlimit(resource).current));
+    let [threads, memory] = [Resource::Nproc, Resource::As].map(|resource| limit_text(getrlimit(resource).current));
     format!(
         "RLIMIT_NPROC is {threads} (`ulimit -u`), RLIMIT_AS is {memory} (`ulimit -v`), and the control group has a \
          pids.max"
@@ -193,7 +193,7 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
 
 /// `MemAvailable`, in bytes; 0 if unknown.
 pub(crate) fn available_memory() -> u64 {
-    bytes_of(text("/proc/meminfo").lines(), "MemAvailable:")
+    find_bytes(read_text("/proc/meminfo").lines(), "MemAvailable:")
 }
 
 /// Formats the available bytes. A process without a free descriptor cannot read them.
@@ -220,18 +220,18 @@ pub(crate) fn list_contains(list: &str, n: u32) -> bool {
 
 /// The chosen word of `shmem_enabled`, such as `never`. It is `unknown` if the kernel has no transparent huge pages.
 pub(crate) fn shmem_enabled() -> String {
-    let text = text("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    let text = read_text("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
     let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     chosen.map_or("unknown".to_owned(), |(word, _)| word.to_owned())
 }
 
 /// Bytes of the mapping at `base` in huge pages of shared memory.
 pub(crate) fn huge_shmem_bytes(base: usize) -> u64 {
-    let (text, start) = (text("/proc/self/smaps"), format!("{base:08x}-"));
+    let (text, start) = (read_text("/proc/self/smaps"), format!("{base:08x}-"));
     let mapping = text.lines().skip_while(|line| !line.starts_with(&start)).skip(1);
     // A header line of the next mapping has no "Name:" as its first word.
     let fields = mapping.take_while(|line| line.split_whitespace().next().is_some_and(|word| word.ends_with(':')));
-    bytes_of(fields, "ShmemPmdMapped:")
+    find_bytes(fields, "ShmemPmdMapped:")
 }
 
 #[cfg(test)]

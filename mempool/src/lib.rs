@@ -7,8 +7,8 @@
 //!    An arena can also be memory that the application has mapped itself ([`ExternalMemory`]).
 //! 2. A [`Pool`] cuts (part of) an arena into buffers of a few size classes. It belongs to the thread that made it:
 //!    allocating and freeing there uses no atomic operation and never calls the global allocator. Buffers dropped by
-//!    other threads return through a lock-free list; [`Pool::drain_remote`] takes them in once per turn.
-//! 3. A buffer is always exactly one of four types, and each change of hands consumes the old one:
+//!    other threads return through a lock-free list, which [`Pool::drain_remote`] empties once per turn.
+//! 3. A buffer is always exactly one of four types, and each change of ownership consumes the old value:
 //!
 //! | type | access to the bytes | sharing | back to [`Buf`] |
 //! | --- | --- | --- | --- |

@@ -4,13 +4,13 @@
 #[cfg(not(loom))]
 use std::thread_local;
 
-// Loom runs all its threads on one of the system's.
+// Loom runs all its threads on one thread of the system.
 #[cfg(loom)]
 use loom::thread_local;
 
 thread_local!(static MARK: u8 = 0);
 
-/// This thread's number: no two threads have it at the same time.
+/// This thread's number, which no other thread has at the same time.
 #[inline]
 pub fn current() -> u64 {
     // The mark has no destructor, so its address is not reused before the thread ends.

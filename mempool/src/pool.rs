@@ -32,7 +32,8 @@ impl Pool {
         Self::in_arena(Arena::new(&config.own_arena()?)?, &config.classes)
     }
 
-    /// A pool in a free range of an arena, beside others. The range is free again after the pool and all its buffers.
+    /// A pool in a free range of an arena, which other pools may share. The range is free again once the pool and all
+    /// its buffers have been dropped.
     pub fn in_arena(arena: Arena, classes: &[Class]) -> Result<Self, MemError> {
         Self::with_layout(arena, classes, stride, LINE)
     }
@@ -60,7 +61,7 @@ impl Pool {
         align: usize,
     ) -> Result<Self, MemError> {
         let (layouts, bytes) = lay_out(classes, stride)?;
-        let offset = arena.take_range(bytes, align)?;
+        let offset = arena.alloc_range(bytes, align)?;
         Ok(Self { core: Core::new(arena, offset, &layouts), oversize: Cell::new(0) })
     }
 
@@ -134,7 +135,7 @@ impl Pool {
 
     /// Gives the pool up, before it moves to another thread that [adopts](Self::adopt) it.
     ///
-    /// From now on buffers return as if from other threads, also on this one. Only unsafe code can move a pool.
+    /// From now on buffers return as if from other threads, even on this thread. Only unsafe code can move a pool.
     #[doc(hidden)]
     pub fn disown(&self) {
         self.core().set_owner(NO_OWNER);

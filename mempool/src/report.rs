@@ -15,9 +15,9 @@ pub struct ArenaReport {
     pub pages: Option<PageSize>,
     /// The NUMA node that the memory is bound to.
     pub node: Option<u32>,
-    /// Every page is allocated.
+    /// Whether every page is allocated.
     pub prefaulted: bool,
-    /// The memory is locked.
+    /// Whether the memory is locked.
     pub locked: bool,
     /// One line: the reason for the page size, and the remedy's command.
     pub advice: Option<String>,

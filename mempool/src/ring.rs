@@ -43,7 +43,7 @@ unsafe impl Send for PeerRings {}
 
 impl PeerRings {
     /// Rings of `bytes` bytes at bytes `tx` and `rx` of a mapping. `bytes` must be a power of two of at least 64. Both
-    /// rings must begin at a multiple of it or of 4096, in a mapping of at least a page. Otherwise `None`.
+    /// rings must begin at a multiple of `bytes` or of 4096, in a mapping of at least a page. Otherwise `None`.
     pub fn new(mapping: PeerMapping, tx: usize, rx: usize, bytes: usize) -> Option<Self> {
         let places = [RingPlace::new(&mapping, tx, bytes)?, RingPlace::new(&mapping, rx, bytes)?];
         let lines = mapping.at(0, size_of::<[Line; LINES]>())?.cast();
@@ -61,7 +61,7 @@ impl PeerRings {
 
     /// Moves the ring `tx`, by the rules of [`new`](Self::new).
     ///
-    /// False, with nothing changed, if it cannot lie there.
+    /// False, with nothing changed, if the rules forbid the place.
     #[must_use = "false means that nothing was changed"]
     pub fn move_tx(&mut self, at: usize, bytes: usize) -> bool {
         self.move_ring(0, at, bytes)
@@ -69,7 +69,7 @@ impl PeerRings {
 
     /// Moves the ring `rx`, by the rules of [`new`](Self::new).
     ///
-    /// False, with nothing changed, if it cannot lie there.
+    /// False, with nothing changed, if the rules forbid the place.
     #[must_use = "false means that nothing was changed"]
     pub fn move_rx(&mut self, at: usize, bytes: usize) -> bool {
         self.move_ring(1, at, bytes)
@@ -94,7 +94,7 @@ impl PeerRings {
     }
 }
 
-/// All of the mapping, with the lines beside the rings.
+/// The whole mapping, with its lines and rings.
 impl Deref for PeerRings {
     type Target = PeerMapping;
 

@@ -2,7 +2,7 @@
 //! Memory that another process maps too.
 //!
 //! The other process may write at any time, so no reference to these bytes is ever formed: they are copied
-//! out, and then checked. A copy that races with the other side may be torn; it is never more than bytes.
+//! out, and then checked. A copy that races with the other side may be torn, but any bytes are valid.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -42,7 +42,7 @@ impl PeerMapping {
     /// shrinking, because an access beyond the end of a file raises SIGBUS. Its pages must not be hugetlb, because a
     /// process can punch holes into such memory and take the pages back: our next access would raise SIGBUS.
     pub fn map(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
-        let kind = rustix::fs::fstatfs(&fd).map_err(|e| refused(format_args!("fstatfs: {e}")))?;
+        let kind = rustix::fs::fstatfs(&fd).map_err(|errno| refused(format_args!("fstatfs: {errno}")))?;
         if kind.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {
             return Err(refused(
                 "its pages are hugetlb, which their owner can take back during use; the owner must make its arena with \
@@ -56,15 +56,15 @@ impl PeerMapping {
     /// trusted process runs as the same user or as root, and could kill this one anyway.
     pub fn map_trusted(fd: OwnedFd, max_len: usize) -> Result<Self, MemError> {
         let seals = rustix::fs::fcntl_get_seals(&fd)
-            .map_err(|e| refused(format_args!("fcntl(F_GET_SEALS): {e}; not a memfd")))?;
+            .map_err(|errno| refused(format_args!("fcntl(F_GET_SEALS): {errno}; not a memfd")))?;
         if !seals.contains(SealFlags::SHRINK) {
             return Err(refused(format_args!("it can be truncated: its seals {seals:?} lack F_SEAL_SHRINK")));
         }
-        let size = rustix::fs::fstat(&fd).map_err(|e| refused(format_args!("fstat: {e}")))?.st_size;
+        let size = rustix::fs::fstat(&fd).map_err(|errno| refused(format_args!("fstat: {errno}")))?.st_size;
         let Some(len) = usize::try_from(size).ok().filter(|len| (1..=max_len).contains(len)) else {
             return Err(refused(format_args!("it has {size} bytes: expected 1 to {max_len}")));
         };
-        Self::whole(fd.as_fd(), len).map_err(|error| match error.is_denied() {
+        Self::map_len(fd.as_fd(), len).map_err(|error| match error.is_denied() {
             true => refused(format_args!(
                 "mmap of {len} bytes: permission denied; it must be open for writing, its seals are {seals:?}"
             )),
@@ -72,7 +72,7 @@ impl PeerMapping {
         })
     }
 
-    fn whole(fd: BorrowedFd<'_>, len: usize) -> Result<Self, MemError> {
+    fn map_len(fd: BorrowedFd<'_>, len: usize) -> Result<Self, MemError> {
         let map = RawMap::shared(fd, len).map_err(|source| MemError::system("mmap", len, source))?;
         Ok(Self { base: map.base(), len, _map: map })
     }
@@ -99,7 +99,7 @@ impl PeerMapping {
     #[must_use = "false means that nothing was copied"]
     pub fn read(&self, offset: usize, dst: &mut [u8]) -> bool {
         let Some(src) = self.at(offset, dst.len()) else { return false };
-        // SAFETY: `src` is valid for `dst.len()` bytes (`at`), and no Rust slice lies in an unreferenced mapping.
+        // SAFETY: `src` is valid for `dst.len()` bytes (`at`), and no Rust slice refers to the mapping.
         unsafe { ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
         true
     }
@@ -145,7 +145,7 @@ impl PeerMapping {
         }
         let line = self.at(offset, size_of::<Line>())?.cast::<Line>();
         // SAFETY: in bounds (`at`) and, as mappings start at a page, aligned; any bits are valid. Shared memory is only
-        // ever accessed atomically or by copies, which may tear but not break it.
+        // ever accessed atomically or by copies, which may see torn words.
         Some(unsafe { line.as_ref() })
     }
 }
@@ -163,13 +163,15 @@ pub struct SharedMapping {
 }
 
 impl SharedMapping {
-    /// Makes `bytes` bytes, rounded up to whole pages.
+    /// Creates a mapping of `bytes` bytes, rounded up to whole pages.
     pub fn create(bytes: usize, name: &str) -> Result<Self, MemError> {
         let Some(len) = bytes.checked_next_multiple_of(PageSize::Small.bytes()).filter(|&len| len > 0) else {
-            return Err(MemError::empty());
+            return Err(MemError::invalid(format!(
+                "invalid shared mapping of {bytes} bytes: expected 1 byte or more, within the address space"
+            )));
         };
         let fd = sealed_memfd(name, len, PageSize::Small)?;
-        Ok(Self { mapping: PeerMapping::whole(fd.as_fd(), len)?, fd })
+        Ok(Self { mapping: PeerMapping::map_len(fd.as_fd(), len)?, fd })
     }
 
     /// The memfd for the other process. It is sealed against shrinking, growing and further seals.

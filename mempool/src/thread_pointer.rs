@@ -2,7 +2,7 @@
 //! Owner threads of pools, by the thread pointer of x86-64. In a shared library, a thread-local variable costs a
 //! function call instead.
 
-/// This thread's number: no two threads have it at the same time.
+/// This thread's number, which no other thread has at the same time.
 #[inline]
 pub fn current() -> u64 {
     let pointer: u64;

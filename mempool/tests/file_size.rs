@@ -13,16 +13,16 @@ fn memory_beyond_rlimit_fsize_is_an_error_that_names_the_limit() {
     let hard = getrlimit(Resource::Fsize).maximum;
     setrlimit(Resource::Fsize, Rlimit { current: Some(LIMIT), maximum: hard }).unwrap();
     let arena = |pages| ArenaConfig { bytes: 4 << 20, pages, ..ArenaConfig::default() }.build().map(drop);
-    let refused = |result: Result<(), MemError>| {
+    let assert_refused = |result: Result<(), MemError>| {
         let error = result.unwrap_err();
         let text = error.to_string();
         for part in ["ftruncate of 4194304 bytes failed", "RLIMIT_FSIZE is 1048576", "`ulimit -f unlimited`"] {
             assert!(text.contains(part), "{text:?} must contain {part:?}");
         }
     };
-    refused(arena(PagePolicy::Small));
-    refused(arena(PagePolicy::default()));
-    refused(SharedMapping::create(4 << 20, "ring").map(drop));
+    assert_refused(arena(PagePolicy::Small));
+    assert_refused(arena(PagePolicy::default()));
+    assert_refused(SharedMapping::create(4 << 20, "ring").map(drop));
     // Memory up to the limit is allocated.
     drop(SharedMapping::create(LIMIT as usize, "ring").unwrap());
     ArenaConfig { bytes: LIMIT as usize, pages: PagePolicy::Small, ..ArenaConfig::default() }.build().unwrap();

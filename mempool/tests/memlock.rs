@@ -14,7 +14,7 @@ fn locked(bytes: usize) -> Result<Arena, MemError> {
 }
 
 #[test]
-fn the_error_names_limit_and_remedy() {
+fn locking_beyond_rlimit_memlock_is_an_error_that_names_the_limit() {
     let hard = getrlimit(Resource::Memlock).maximum;
     let soft = hard.map_or(LIMIT, |hard| hard.min(LIMIT));
     setrlimit(Resource::Memlock, Rlimit { current: Some(soft), maximum: hard }).unwrap();

@@ -74,14 +74,14 @@ impl Entry {
     }
 
     fn check(&self) {
-        let whole = |bytes: &[u8]| assert!(bytes.iter().all(|&b| b == self.byte), "the bytes are unchanged");
+        let assert_unchanged = |bytes: &[u8]| assert!(bytes.iter().all(|&b| b == self.byte), "the bytes are unchanged");
         match &self.held {
-            Handle::Buf(buf) => whole(buf),
-            Handle::Frozen(frozen) => whole(frozen),
+            Handle::Buf(buf) => assert_unchanged(buf),
+            Handle::Frozen(frozen) => assert_unchanged(frozen),
             Handle::Lent(lent) => {
                 let mut bytes = vec![0; lent.len()];
                 assert!(lent.read_at(0, &mut bytes));
-                whole(&bytes);
+                assert_unchanged(&bytes);
             }
             Handle::Posted(_) => {}
         }
@@ -127,9 +127,11 @@ struct Model {
     pool: Pool,
     remote_thread: RemoteThread,
     entries: Vec<Entry>,
-    /// Per class: free, waiting on the remote list, fewest free.
+    /// Free buffers of each class.
     free: [usize; 3],
+    /// Buffers of each class in the list of remote frees.
     remote: [usize; 3],
+    /// Fewest free buffers of each class.
     low: [usize; 3],
     failures: [u64; 3],
     next_byte: u8,
@@ -158,12 +160,12 @@ impl Model {
     }
 
     fn alloc(&mut self, len: usize) {
-        let expected = (0..3).filter(|&c| len <= CLASSES[c].0).find(|&c| {
-            self.failures[c] += u64::from(self.free[c] == 0);
-            self.free[c] > 0
+        let expected = (0..3).filter(|&class| len <= CLASSES[class].0).find(|&class| {
+            self.failures[class] += u64::from(self.free[class] == 0);
+            self.free[class] > 0
         });
         let allocated = self.pool.alloc(len);
-        assert_eq!(allocated.as_ref().map(Buf::capacity), expected.map(|c| CLASSES[c].0));
+        assert_eq!(allocated.as_ref().map(Buf::capacity), expected.map(|class| CLASSES[class].0));
         if let (Some(mut buf), Some(class)) = (allocated, expected) {
             assert_eq!((buf.start(), buf.len()), (0, len));
             self.free[class] -= 1;
@@ -206,11 +208,11 @@ impl Model {
         }
         let index = index % self.entries.len();
         let Entry { held, place, class, byte } = self.entries.swap_remove(index);
-        let last = self.clones(place) == 0;
+        let is_last = self.clones(place) == 0;
         let held = match (step, held) {
             (Step::Drop(_), Handle::Buf(_) | Handle::Frozen(_) | Handle::Lent(_)) => {
                 // The pattern does not bind the handle, so it is dropped with the tuple on return.
-                self.free[class] += usize::from(last);
+                self.free[class] += usize::from(is_last);
                 return;
             }
             (Step::DropRemote(_), Handle::Buf(buf)) => {
@@ -220,7 +222,7 @@ impl Model {
             }
             (Step::DropRemote(_), Handle::Frozen(frozen)) => {
                 self.remote_thread.drop(Sendable::Frozen(frozen));
-                self.remote[class] += usize::from(last);
+                self.remote[class] += usize::from(is_last);
                 return;
             }
             (Step::Freeze(_), Handle::Buf(buf)) => Handle::Frozen(buf.freeze()),
@@ -238,11 +240,11 @@ impl Model {
             }
             (Step::Reclaim(_), Handle::Lent(lent)) => match lent.reclaim() {
                 Ok(buf) => {
-                    assert!(last, "only the last clone is reclaimed");
+                    assert!(is_last, "only the last clone is reclaimed");
                     Handle::Buf(buf)
                 }
                 Err(lent) => {
-                    assert!(!last, "the last clone is reclaimed");
+                    assert!(!is_last, "the last clone is reclaimed");
                     Handle::Lent(lent)
                 }
             },
@@ -259,18 +261,18 @@ impl Model {
     fn check(&self) {
         self.entries.iter().for_each(Entry::check);
         let stats = self.pool.stats();
-        for (c, class) in stats.classes.iter().enumerate() {
-            assert_eq!((class.size, class.count), CLASSES[c]);
-            assert_eq!(class.free, self.free[c]);
-            assert_eq!(class.outstanding, CLASSES[c].1 - self.free[c]);
-            assert_eq!(class.low_water, self.low[c]);
-            assert_eq!(class.failures, self.failures[c]);
+        for (index, class) in stats.classes.iter().enumerate() {
+            assert_eq!((class.size, class.count), CLASSES[index]);
+            assert_eq!(class.free, self.free[index]);
+            assert_eq!(class.outstanding, CLASSES[index].1 - self.free[index]);
+            assert_eq!(class.low_water, self.low[index]);
+            assert_eq!(class.failures, self.failures[index]);
         }
     }
 
     /// Outstanding buffers, by class and type: held, frozen, lent, posted.
     fn outstanding(&self) -> [[usize; 4]; 3] {
-        let mut out = [[0; 4]; 3];
+        let mut counts = [[0; 4]; 3];
         let mut seen = std::collections::HashSet::new();
         for entry in self.entries.iter().filter(|entry| seen.insert(entry.place)) {
             let kind = match entry.held {
@@ -279,18 +281,18 @@ impl Model {
                 Handle::Lent(_) => 2,
                 Handle::Posted(_) => 3,
             };
-            out[entry.class][kind] += 1;
+            counts[entry.class][kind] += 1;
         }
-        out
+        counts
     }
 
     /// Ends the pool with outstanding buffers, and then drops the buffers.
     fn finish(self) {
-        let out = self.outstanding();
+        let outstanding = self.outstanding();
         let census = self.pool.census();
-        for (class, out) in census.classes.iter().zip(&out) {
-            assert_eq!([class.held, class.frozen, class.lent, class.posted], *out);
-            assert_eq!(class.free + out.iter().sum::<usize>(), class.count);
+        for (class, outstanding) in census.classes.iter().zip(&outstanding) {
+            assert_eq!([class.held, class.frozen, class.lent, class.posted], *outstanding);
+            assert_eq!(class.free + outstanding.iter().sum::<usize>(), class.count);
         }
         let arena = self.pool.arena().clone();
         let start = format!("{:x}-", arena.base_address());
@@ -298,7 +300,7 @@ impl Model {
             Ok(()) => assert!(self.entries.is_empty()),
             Err(leak) => {
                 let named: usize = leak.classes.iter().map(|class| class.outstanding()).sum();
-                assert_eq!(named, out.iter().flatten().sum::<usize>());
+                assert_eq!(named, outstanding.iter().flatten().sum::<usize>());
             }
         }
         drop(arena);
@@ -326,7 +328,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_history_balances(steps in prop::collection::vec(step(), 0..120)) {
+    fn counts_balance_and_buffers_keep_their_bytes_in_any_history(steps in prop::collection::vec(step(), 0..120)) {
         let mut model = Model::new();
         for step in &steps {
             model.step(step);

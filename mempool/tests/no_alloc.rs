@@ -46,7 +46,7 @@ fn using_buffers_does_not_allocate() {
     let arena = ArenaConfig { bytes: 0, pages: PagePolicy::Small, ..ArenaConfig::default() };
     let pool = Pool::new(&PoolConfig { classes, arena }).unwrap();
     let (send, receive) = std::sync::mpsc::sync_channel(16);
-    let path = || {
+    let use_buffers = || {
         for len in [1, 64, 65, 4096, 5000] {
             let mut held: [_; 20] = std::array::from_fn(|_| pool.alloc(len));
             held.iter_mut().flatten().for_each(|buf| buf.fill(7));
@@ -62,9 +62,9 @@ fn using_buffers_does_not_allocate() {
         drop(unsafe { posted.complete() });
         pool.drain_remote();
     };
-    assert_eq!(calls(path), 0);
+    assert_eq!(calls(use_buffers), 0);
 
-    // The return from another thread.
+    // Buffers also return from another thread without an allocation.
     let other = std::thread::spawn(move || {
         let bufs: [_; 8] = receive.recv().unwrap();
         calls(|| drop(bufs))

@@ -38,7 +38,7 @@ pub(crate) struct Accepted<T> {
 /// Counts one connection of a fabric until it is dropped.
 pub(crate) type ConnectionCount = Arc<()>;
 
-/// The membership of one fabric in a balancer, until it is dropped.
+/// One fabric's membership in a balancer, which ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct BalancerMember<T> {
     balancer: Arc<AcceptBalancer<T>>,
@@ -58,6 +58,7 @@ impl<T> BalancerMember<T> {
     pub(crate) fn assign(&self, request: T, max_waiting: usize) -> Option<Accepted<T>> {
         // The lock is held until the connection is counted, so that a concurrent call sees the new count.
         let all = lock(&self.balancer.0);
+        // If several fabrics have the fewest connections, this one is preferred.
         let candidates = all.iter().filter(|load| lock(&load.handed_over).len() < max_waiting);
         let fewest =
             candidates.min_by_key(|load| (Arc::strong_count(&load.connections), !Arc::ptr_eq(load, &self.own)));

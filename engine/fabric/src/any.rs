@@ -60,7 +60,8 @@ impl Fabric for AnyFabric {
 
     /// Binds an address that begins with its fabric: `soft:NAME`, `iwarp:HOST:PORT`, `verbs:HOST:PORT`.
     fn bind(address: &FabricAddress) -> Result<AnyListener, FabricError> {
-        let unknown = || FabricError::address(&address.0, "this build has no such fabric");
+        let detail = "this build has no fabric of this scheme; expected soft:, iwarp: or verbs:";
+        let unknown = || FabricError::address(&address.0, detail);
         let (fabric, rest) = address.0.split_once(':').ok_or_else(unknown)?;
         let rest = FabricAddress(rest.to_owned());
         match fabric {

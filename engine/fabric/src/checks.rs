@@ -15,25 +15,31 @@ const BOUNDS: &str = "bytes outside of the buffer";
 /// Maximum windows per side and queue pair, because a steering tag has 16 bits for an index.
 pub(crate) const MAX_WINDOWS: usize = 1 << 16;
 
-/// Checks a field of a fabric's configuration; `rule` states the allowed values.
-pub(crate) fn field(fabric: &str, ok: bool, field: &str, got: usize, rule: &str) -> Result<(), FabricError> {
-    if ok { Ok(()) } else { Err(FabricError::misuse(format!("{fabric} fabric: {field} = {got}: {rule}"))) }
+/// Reports a field of a fabric's configuration unless it is valid; `rule` states the allowed values.
+pub(crate) fn check_field(
+    fabric: &str,
+    is_valid: bool,
+    field: &str,
+    got: usize,
+    rule: &str,
+) -> Result<(), FabricError> {
+    if is_valid { Ok(()) } else { Err(FabricError::misuse(format!("{fabric} fabric: {field} = {got}: {rule}"))) }
 }
 
-/// Checks that a buffer of `all` bytes has `len` bytes from `offset` on.
+/// Checks that a buffer of `buf_len` bytes has `len` bytes from `offset` on.
 #[inline]
-pub(crate) fn inside(offset: usize, len: usize, all: usize) -> Result<(), &'static str> {
-    if offset.checked_add(len).is_some_and(|end| end <= all) { Ok(()) } else { Err(BOUNDS) }
+pub(crate) fn check_bounds(offset: usize, len: usize, buf_len: usize) -> Result<(), &'static str> {
+    if offset.checked_add(len).is_some_and(|end| end <= buf_len) { Ok(()) } else { Err(BOUNDS) }
 }
 
-/// Checks the memory for a window: at least one byte of a buffer of `all` bytes.
+/// Checks the memory for a window: at least one byte of a buffer of `buf_len` bytes.
 #[inline]
-pub(crate) fn inside_some(offset: usize, len: usize, all: usize) -> Result<(), &'static str> {
-    if len == 0 { Err(BOUNDS) } else { inside(offset, len, all) }
+pub(crate) fn check_nonempty_bounds(offset: usize, len: usize, buf_len: usize) -> Result<(), &'static str> {
+    if len == 0 { Err(BOUNDS) } else { check_bounds(offset, len, buf_len) }
 }
 
 impl Source {
-    /// The memory, and how many bytes the buffer has.
+    /// The arena and the length of the buffer.
     #[inline]
     pub(crate) fn extent(&self) -> (ArenaId, usize) {
         match self {
@@ -57,20 +63,22 @@ impl WorkRequest {
         permits: impl Fn(ArenaId, Access) -> bool,
     ) -> Result<(), &'static str> {
         let require = |holds: bool, wrong: &'static str| if holds { Ok(()) } else { Err(wrong) };
-        let known = |arena| require(permits(arena, Access::LOCAL), FOREIGN);
+        let require_registered = |arena| require(permits(arena, Access::LOCAL), FOREIGN);
         match self {
             Self::Send { buf, .. } => {
                 require(buf.len() <= max_message, "a message longer than the negotiated max_message")?;
-                known(buf.arena())
+                require_registered(buf.arena())
             }
             Self::Write { src, offset, len, .. } => {
-                let (arena, all) = src.extent();
-                known(arena).and_then(|()| inside(*offset, *len, all))
+                let (arena, buf_len) = src.extent();
+                require_registered(arena).and_then(|()| check_bounds(*offset, *len, buf_len))
             }
-            Self::Read { dst, offset, len, .. } => known(dst.arena()).and_then(|()| inside(*offset, *len, dst.len())),
+            Self::Read { dst, offset, len, .. } => {
+                require_registered(dst.arena()).and_then(|()| check_bounds(*offset, *len, dst.len()))
+            }
             Self::Bind { window, mem, offset, len, access } => {
                 require(permits(mem.arena(), *access), "memory that is not registered with these rights")?;
-                inside_some(*offset, *len, mem.len())?;
+                check_nonempty_bounds(*offset, *len, mem.len())?;
                 require(*access != Access::LOCAL, "a window without rights")?;
                 let is_free = window.qp == qp && keys.post_bind(window.index);
                 require(is_free, "a window that is not free, or of another queue pair")

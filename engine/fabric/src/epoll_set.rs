@@ -79,7 +79,7 @@ impl EpollSet {
     }
 }
 
-/// The shorter of two times, of which either may be unlimited.
+/// The shorter of two times; `None` is unlimited.
 pub(crate) fn shorter(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
     [a, b].into_iter().flatten().min()
 }

@@ -24,7 +24,7 @@ pub struct FabricError {
     text: Box<str>,
 }
 
-/// The subject of a [`FabricError`].
+/// The kind of failure that a [`FabricError`] reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FabricErrorKind {
@@ -80,7 +80,7 @@ impl FabricError {
         Self { errno: error.and_then(Errno::from_io_error), ..self }
     }
 
-    /// The subject.
+    /// The kind of failure.
     #[doc(hidden)]
     pub fn kind(&self) -> FabricErrorKind {
         self.kind
@@ -98,7 +98,7 @@ impl FabricError {
         matches!(self.errno, Some(Errno::NOMEM | Errno::NOBUFS))
     }
 
-    /// The text, without the peer as its subject.
+    /// The text without its leading `peer: `, for lines that name the peer themselves.
     pub(crate) fn detail(&self) -> &str {
         self.text.strip_prefix(PEER).unwrap_or(&self.text)
     }
@@ -174,7 +174,7 @@ impl FabricError {
     }
 
     /// A queue pair has reached its limit of windows.
-    pub(crate) fn all_windows(qp: QpId, limit: u32) -> Self {
+    pub(crate) fn window_limit_reached(qp: QpId, limit: u32) -> Self {
         Self::misuse(format_args!("{qp:?} has reached its limit of {limit} windows (ConnectParams::windows)"))
     }
 

@@ -2,8 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-/// Writes these methods of [`Fabric`](crate::Fabric) as calls of the inner fabric, which `$each!(self, fabric => …)`
-/// names.
+/// Implements the listed methods of [`Fabric`](crate::Fabric) by calls of the inner fabric, which
+/// `$each!(self, fabric => …)` selects.
 macro_rules! forward {
     ($each:ident($this:ident): $(
         $(#[$attribute:meta])*
@@ -18,8 +18,8 @@ macro_rules! forward {
     };
 }
 
-/// Writes the methods that the fabrics over sockets share. These have the fields `capabilities`, `common`, `table` and
-/// `connections`.
+/// Implements the methods that the fabrics over sockets share. Each of these fabrics has the fields `capabilities`,
+/// `common`, `table` and `connections`.
 macro_rules! over_sockets {
     () => {
         fn capabilities(&self) -> &Capabilities {

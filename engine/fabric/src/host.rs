@@ -27,7 +27,7 @@ impl fmt::Display for NamedDevice {
     }
 }
 
-/// The host of an address, for quotas per host. All addresses of an IPv6 /64 network are one host.
+/// The host of an address, for quotas per host. All addresses of an IPv6 /64 network count as one host.
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
@@ -39,7 +39,7 @@ pub fn network(address: IpAddr) -> IpAddr {
 /// unchanged.
 ///
 /// # Errors
-/// The part before the `@` is neither form.
+/// The part before the `@` has neither form.
 pub fn split_device(address: &FabricAddress) -> Result<(Option<NamedDevice>, FabricAddress), FabricError> {
     let (device, rest) = device_and_rest(&address.0).map_err(|detail| {
         FabricError::address(
@@ -56,21 +56,21 @@ fn device_and_rest(text: &str) -> Result<(Option<NamedDevice>, &str), &'static s
     if name.is_empty() {
         return Err("no device before the @");
     }
-    let gid_index = gid.map(number).transpose().map_err(|_| "the GID index is not a number")?;
+    let gid_index = gid.map(parse_number).transpose().map_err(|_| "the GID index is not a number")?;
     Ok((Some(NamedDevice { name: name.to_owned(), gid_index }), rest))
 }
 
-/// Checks the form of an address, which may name a device if `devices`. Does not look up the host's name.
+/// Checks the form of an address, which may name a device if `allows_device`. Does not look up the host's name.
 ///
 /// # Errors
-/// The description of what is wrong with the address.
-pub fn check(text: &str, devices: bool) -> Result<(), &'static str> {
-    let at = if devices { device_and_rest(text)?.1 } else { text };
-    split(at).map(|_| ())
+/// Describes the defect of the address.
+pub fn check(text: &str, allows_device: bool) -> Result<(), &'static str> {
+    let host_and_port = if allows_device { device_and_rest(text)?.1 } else { text };
+    split_host_port(host_and_port).map(|_| ())
 }
 
 /// Parses a number of decimal digits, without a sign or space.
-fn number<T: FromStr>(text: &str) -> Result<T, ()> {
+fn parse_number<T: FromStr>(text: &str) -> Result<T, ()> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten().ok_or(())
 }
@@ -78,7 +78,7 @@ fn number<T: FromStr>(text: &str) -> Result<T, ()> {
 /// Reads `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; names are looked up.
 pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
     let text = address.0.as_str();
-    let (host, port) = split(text).map_err(|detail| FabricError::address(text, detail))?;
+    let (host, port) = split_host_port(text).map_err(|detail| FabricError::address(text, detail))?;
     // The kind is `Unreachable`, because another attempt may find the name.
     let mut found = (host, port).to_socket_addrs().map_err(|e| {
         let expected = "expected HOST:PORT, such as 10.0.0.1:20049 or [fd00::1]:20049";
@@ -94,7 +94,7 @@ pub fn resolve(address: &FabricAddress) -> Result<SocketAddr, FabricError> {
     Ok(found)
 }
 
-fn split(text: &str) -> Result<(&str, u16), &'static str> {
+fn split_host_port(text: &str) -> Result<(&str, u16), &'static str> {
     if text.contains('@') {
         return Err("only verbs: addresses may name an RDMA device before an @");
     }
@@ -110,7 +110,7 @@ fn split(text: &str) -> Result<(&str, u16), &'static str> {
         return Err("the host is missing");
     }
     match rest.strip_prefix(':') {
-        Some(port) => Ok((host, number(port).map_err(|()| "the port is not a number from 0 to 65535")?)),
+        Some(port) => Ok((host, parse_number(port).map_err(|()| "the port is not a number from 0 to 65535")?)),
         None if rest.is_empty() => Ok((host, DEFAULT_PORT)),
         None => Err("expected :PORT after the bracket"),
     }
@@ -122,7 +122,7 @@ pub(crate) fn privileged_port(address: &str, error: impl fmt::Display) -> Fabric
     FabricError::address(address, format!("{error}: {remedy} {DEFAULT_PORT}"))
 }
 
-/// The local address on the route to `to`, which is `to` itself if that is local.
+/// The local address of the route to `to`: `to` itself if this host has that address.
 #[cfg(feature = "verbs")]
 pub(crate) fn local_address(to: SocketAddr) -> std::io::Result<IpAddr> {
     let any: IpAddr = match to {
@@ -141,11 +141,11 @@ mod tests {
 
     #[test]
     fn addresses_of_one_host_have_one_network() {
-        let of = |address: &str| network(address.parse().expect("an address"));
-        assert_eq!(of("2001:db8::1:2:3:4"), of("2001:db8::"));
-        assert_ne!(of("2001:db8::"), of("2001:db8:0:1::"));
-        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
-        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+        let network_of = |address: &str| network(address.parse().expect("an address"));
+        assert_eq!(network_of("2001:db8::1:2:3:4"), network_of("2001:db8::"));
+        assert_ne!(network_of("2001:db8::"), network_of("2001:db8:0:1::"));
+        assert_eq!(network_of("::ffff:192.0.2.1"), network_of("192.0.2.1"));
+        assert_ne!(network_of("192.0.2.1"), network_of("192.0.2.2"));
     }
 
     #[test]

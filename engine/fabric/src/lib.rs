@@ -1,10 +1,10 @@
-//! The RDMA device interface: one trait, and its values.
+//! The RDMA device interface: one trait, and the types that it uses.
 //!
 //! A [`Fabric`] is one shard's device: its completion queue, its shared receive queue, its queue pairs and its
 //! connection manager. One thread owns and drives it. Semantics are those of reliable connected queue pairs (InfiniBand
 //! Architecture 1.2.1 chapter 9; RFC 5040). Requests of a queue pair take effect in order, and a Write is visible
-//! before the Send behind it. Reads are unordered with later Sends unless fenced. A request can fail for lack
-//! of a Receive, for its length, or for its rights. An error flushes the queue pair.
+//! before the Send behind it. Reads are unordered with later Sends unless fenced. A request can fail because the peer
+//! has no Receive posted, or because of its length or access rights. An error flushes the queue pair.
 //!
 //! # Ownership of memory
 //! 1. Memory given to the fabric is *moved* into it. It is a [`Buf`] in [`Fabric::post_recv`] or [`WorkRequest::Send`],
@@ -17,6 +17,8 @@
 //!    queue pair.
 //! 4. The same rules hold for flushed work requests: the completion comes first, and the memory is returned after it.
 //!
+//! The *fabrics over sockets* are [`software`] and [`iwarp`]: a Unix or TCP socket sets up each of their connections.
+//!
 //! | file | holds |
 //! | --- | --- |
 //! | [`iwarp`] | the fabric over plain TCP, in user space |
@@ -25,10 +27,10 @@
 //! | [`any`] | the fabric of an address, chosen at run time |
 //! | `device_event` | events of a device or its port |
 //! | `error` | failures of a fabric or its environment |
-//! | `forward` | methods that wrappers of fabrics, or fabrics over sockets, share |
+//! | `forward` | methods that wrappers of fabrics share, and those that the fabrics over sockets share |
 //! | `checks` | checks of work requests, common to all fabrics |
 //! | `arrival` | a single message from a poll |
-//! | `received`, `receives` | buffers with received data; a queue of posted ones |
+//! | `received`, `receives` | buffers with received data; a queue of posted Receives |
 //! | `registrations` | registered arenas of the fabrics over sockets |
 //! | [`host`] | `HOST:PORT` addresses |
 //! | `window_keys` | the keys of memory windows |
@@ -46,7 +48,7 @@
 // docs.rs sets `docsrs`, so that items show their feature.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-/// A struct with the default of each field.
+/// Defines a struct, and its `Default` from the values given with the fields.
 macro_rules! with_defaults {
     (
         $(#[$meta:meta])* pub struct $name:ident {
@@ -237,7 +239,7 @@ pub struct Flow {
     pub queued: u64,
 }
 
-/// One element of a posted chain. Offsets and lengths are in bytes, within the buffer that is named.
+/// One element of a posted chain. Offsets and lengths are in bytes, within the named buffer.
 #[derive(Debug)]
 pub enum WorkRequest {
     /// Sends the buffer's current contents.
@@ -325,7 +327,7 @@ pub struct Posting {
 }
 
 impl Posting {
-    /// Returns the memory of a request that has succeeded. Most are Sends, which have the fast branch.
+    /// Releases the memory of a request that has succeeded. Most requests are Sends, so these have their own branch.
     // Always inlined, because a call would copy the request.
     #[inline(always)]
     pub(crate) fn finish(self) {
@@ -335,7 +337,7 @@ impl Posting {
         }
     }
 
-    /// Returns the memory of a request that is flushed, and its completion.
+    /// Releases the memory of a request that is flushed, and returns its completion.
     pub(crate) fn flushed(self, qp: QpId) -> Completion {
         Completion::ended(qp, self.wr_id, self.wr.opcode(), Status::Flushed)
     }
@@ -373,7 +375,7 @@ pub enum Status {
     Flushed,
     /// A window could not be bound.
     WindowBind,
-    /// The peer found the message malformed: too long, or a bad operation.
+    /// The peer found the message malformed: too long, or an invalid operation.
     RemoteInvalidRequest,
     /// The peer's key, bound or right refused a Read or Write.
     RemoteAccess,
@@ -443,7 +445,7 @@ impl Completion {
         Self { wr_id, qp, opcode, status, buf: None, invalidated: None }
     }
 
-    /// Moves ready completions to `out`, up to `end` in total.
+    /// Moves ready completions to `out`, until `out` holds `end` completions.
     #[cold]
     pub(crate) fn drain_ready(ready: &mut VecDeque<Self>, out: &mut Vec<Self>, end: usize) {
         let n = ready.len().min(end.saturating_sub(out.len()));
@@ -464,7 +466,7 @@ with_defaults! {
         /// Windows that may be bound at a time.
         pub windows: u32 = 256,
         /// Retries of the *peer* while we have no Receive posted: 0 to 6, or 7 for unlimited, within the limits of the
-        /// peer's fabric. Over TCP its messages wait at this side, for `retry_timeout` at most.
+        /// peer's fabric. Over TCP the peer's messages wait at this side, for `retry_timeout` at most.
         pub rnr_retry: u8 = 0,
         /// RDMA Reads that we may have outstanding.
         pub initiator_depth: u16 = 16,
@@ -544,7 +546,7 @@ pub enum Disconnect {
     PortDown,
 }
 
-/// Why a chain was not posted whole. The rest is still in the caller's vector, in order.
+/// Why a chain was not posted completely. The rest is still in the caller's vector, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PostError {
@@ -552,7 +554,7 @@ pub enum PostError {
     QueueFull,
     /// The queue pair is unknown, not connected yet, or destroyed.
     NotConnected,
-    /// The first remaining request is malformed: foreign memory, bounds, or window state.
+    /// The first remaining request is invalid: its memory, bounds, or window state.
     Invalid(&'static str),
 }
 
@@ -583,7 +585,7 @@ pub struct FabricStats {
     pub requests_refused: u64,
     /// System calls that moved bytes of messages; 0 where messages need none.
     pub system_calls: u64,
-    /// Such system calls that found no bytes.
+    /// System calls for bytes of messages that found none.
     pub empty_system_calls: u64,
     /// Times that the device's port went down.
     pub port_downs: u64,
@@ -598,7 +600,7 @@ pub struct FabricStats {
 /// [`arm`](Self::arm), then `poll_cq` once more, and [`wait`](Self::wait) if that found nothing.
 pub trait Fabric: Sized {
     /// A bound address. Several shards' fabrics may share it. Each connect request then goes to the fabric with the
-    /// fewest connections, whichever polls it first.
+    /// fewest connections, whichever fabric polls the request first.
     type Listener: Clone + Send + 'static;
 
     /// The device's capabilities.
@@ -654,8 +656,8 @@ pub trait Fabric: Sized {
         let _ = (qp, posting, immediate);
         false
     }
-    /// Whether memory of posted requests may still be in use. True for a device that cannot report this, even without a
-    /// failure. Call it at intervals, not for each message.
+    /// Whether memory of posted requests may still be in use. Always true for a device that cannot report this. Call it
+    /// at intervals, not for each message.
     fn holds_sends(&mut self, _qp: QpId) -> bool {
         true
     }
@@ -704,7 +706,7 @@ impl Waker {
         Self(eventfd)
     }
 
-    /// Ends the current or the next wait. A system call.
+    /// Ends the current or the next wait. Makes a system call.
     pub fn wake(&self) {
         // The write can only fail while the counter of the eventfd is at its maximum, and then the sleeper wakes
         // anyway.
@@ -712,7 +714,7 @@ impl Waker {
     }
 }
 
-/// Locks a mutex of this crate. No code that holds one can panic halfway.
+/// Locks a mutex of this crate. Poisoning is ignored, because no code panics halfway through a locked change.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

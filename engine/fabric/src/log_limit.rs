@@ -219,9 +219,9 @@ pub(crate) mod tests {
     }
 
     /// Keeps the lines of each thread at `Warn` and above.
-    struct Listener;
+    struct LineCollector;
 
-    impl log::Log for Listener {
+    impl log::Log for LineCollector {
         fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
             metadata.level() <= Level::Warn
         }
@@ -239,7 +239,7 @@ pub(crate) mod tests {
     /// Lines written by this thread since the last call.
     pub(crate) fn logged() -> Vec<String> {
         // Another test may have set the same logger already.
-        let _ = log::set_logger(&Listener);
+        let _ = log::set_logger(&LineCollector);
         log::set_max_level(log::LevelFilter::Warn);
         LOGGED.take()
     }

@@ -79,14 +79,14 @@ mod tests {
         let tos = PathConfig { tos: Some(0), ..NONE };
         let level = PathConfig { service_level: Some(15), ..NONE };
         let mtu = PathConfig { path_mtu: Some(4096), ..NONE };
-        for (path, knob, by) in [
+        for (path, knob, refused_by) in [
             (tos, "tos", &["soft"][..]),
             (level, "service_level", &["soft", "iwarp"]),
             (mtu, "path_mtu", &["soft", "iwarp"]),
         ] {
             for scheme in ["soft", "iwarp", "verbs"] {
                 let result = path.check(scheme).map_err(|error| error.to_string());
-                assert_eq!(result.is_err(), by.contains(&scheme), "{knob} {scheme}: {result:?}");
+                assert_eq!(result.is_err(), refused_by.contains(&scheme), "{knob} {scheme}: {result:?}");
                 assert!(result.err().is_none_or(|result| result.contains(knob)), "{knob} {scheme}");
             }
         }

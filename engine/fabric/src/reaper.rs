@@ -12,7 +12,7 @@ use crate::lock;
 const STACK: usize = 128 << 10;
 
 /// Threads that drop values. Each value gets its own thread while there are fewer than `threads`, so that a slow drop
-/// delays no other. A thread ends when no value waits.
+/// does not delay others. A thread ends when no value waits.
 #[derive(Debug)]
 pub(super) struct Reaper<T> {
     name: &'static str,
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// A value that reports its drop, and may wait for a signal before.
+    /// A value that reports its drop, and may wait for a signal before it does.
     struct SlowDrop(u32, Sender<u32>, Option<Receiver<()>>);
 
     impl Drop for SlowDrop {

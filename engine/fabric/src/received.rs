@@ -7,20 +7,20 @@ use std::ops::Deref;
 use rpcrdma_mempool::{ArenaId, Buf};
 
 /// A buffer with received data. It dereferences to the received bytes and cannot be extended, because the bytes behind
-/// may be another peer's, from an earlier use.
+/// them may be data of another peer, from an earlier use of the buffer.
 #[derive(Debug)]
 pub struct ReceivedBuf(Buf);
 
 impl ReceivedBuf {
-    /// A buffer whose first `len` bytes have arrived, limited to its capacity. With 0 it is a flushed Receive.
+    /// A buffer whose first `len` bytes have arrived, limited to its capacity. A flushed Receive has a `len` of 0.
     #[inline]
     pub fn new(mut buf: Buf, len: usize) -> Self {
         buf.set_window(0, len.min(buf.capacity()));
         Self(buf)
     }
 
-    /// Fills the first `len` bytes of the buffer by `fill`. Returns the buffer unfilled if it is shorter, or if `fill`
-    /// reports fewer bytes. Earlier contents are never exposed.
+    /// Lets `fill` write the first `len` bytes of the buffer. Returns the buffer as an error if it is shorter, or if
+    /// `fill` returns false because it has not written all of them. Earlier contents are never exposed.
     #[inline(always)]
     pub fn filled(mut buf: Buf, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> Result<Self, Buf> {
         if len > buf.capacity() {

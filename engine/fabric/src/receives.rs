@@ -20,16 +20,16 @@ impl Completion {
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
     bufs: Vec<Buf>,
-    /// Receives posted after a fence. They are used after those in `bufs`.
+    /// Receives posted after a fence, which are used after the ones in `bufs`.
     after_fence: Vec<Buf>,
-    fenced: bool,
+    is_fenced: bool,
     depth: usize,
 }
 
 impl ReceiveQueue {
     /// An empty queue of `depth` places.
     pub(crate) fn new(depth: usize) -> Self {
-        Self { bufs: Vec::with_capacity(depth), after_fence: Vec::new(), fenced: false, depth }
+        Self { bufs: Vec::with_capacity(depth), after_fence: Vec::new(), is_fenced: false, depth }
     }
 
     #[inline]
@@ -46,7 +46,7 @@ impl ReceiveQueue {
     /// Takes the first receive that was posted after the fence, and ends the fence.
     #[cold]
     fn pop_after_fence(&mut self) -> Option<Buf> {
-        self.fenced = false;
+        self.is_fenced = false;
         std::mem::swap(&mut self.bufs, &mut self.after_fence);
         self.bufs.pop()
     }
@@ -60,11 +60,11 @@ impl ReceiveQueue {
     /// Adds receives, at most as many as there is [`room`](Self::room) for.
     #[inline]
     pub(crate) fn post(&mut self, bufs: impl Iterator<Item = Buf>) {
-        if self.fenced { self.after_fence.extend(bufs) } else { self.bufs.extend(bufs) }
+        if self.is_fenced { self.after_fence.extend(bufs) } else { self.bufs.extend(bufs) }
     }
 
-    /// Posts the first of `bufs`, while there is room and their arenas are registered, and returns their number. If the
-    /// queue pair has `ended`, they are flushed instead.
+    /// Posts buffers from the front of `bufs`, while there is room and their arenas are registered, and returns their
+    /// number. If `ended` names the queue pair, which has ended, the buffers are flushed instead.
     #[inline]
     pub(crate) fn post_registered(
         &mut self,
@@ -76,7 +76,7 @@ impl ReceiveQueue {
         let room = bufs.len().min(self.room());
         let n = bufs[..room].iter().take_while(|buf| is_registered(buf.arena())).count();
         match ended {
-            None if n == bufs.len() && !self.fenced => self.bufs.append(bufs),
+            None if n == bufs.len() && !self.is_fenced => self.bufs.append(bufs),
             None => self.post(bufs.drain(..n)),
             Some(qp) => ready.extend(bufs.drain(..n).map(|buf| Completion::failed_receive(qp, Status::Flushed, buf))),
         }
@@ -88,7 +88,7 @@ impl ReceiveQueue {
         // The older receives are now last in `bufs`, and are used first.
         self.after_fence.append(&mut self.bufs);
         std::mem::swap(&mut self.bufs, &mut self.after_fence);
-        self.fenced = true;
+        self.is_fenced = true;
     }
 
     /// All posted receives.

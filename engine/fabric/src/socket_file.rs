@@ -24,8 +24,8 @@ pub struct SocketFile {
 impl SocketFile {
     /// Binds a Unix socket to a file of mode 0600 and listens. `backlog` is the kernel's queue of connections.
     ///
-    /// Meanwhile a lock file `.NAME.rpcrdma-lock` exists beside it, so that only one of several processes replaces the
-    /// file of a dead process.
+    /// During the call, a lock file `.NAME.rpcrdma-lock` exists beside the socket file, so that only one of several
+    /// processes replaces the file of a dead process.
     ///
     /// # Errors
     /// Names the path and the owner if another process listens there, if the file is not a socket, or if the lock file
@@ -54,7 +54,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if std::fs::symlink_metadata(&self.path).is_ok_and(|m| m.ino() == self.inode) {
-            // Another process may have removed it just now, which is equivalent.
+            // If another process has just removed the file, this fails, and nothing is left to do.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -97,7 +97,8 @@ pub(crate) fn other_kind(path: &Path) -> Option<&'static str> {
     }
 }
 
-/// Whether the file is a socket without a listener. The kernel checks for a listener before the socket type.
+/// Whether the file is a socket without a listener. The kernel checks for a listener before it compares the socket
+/// types, so this holds for sockets of any type.
 fn is_stale(path: &Path, socket_address: &SocketAddrUnix) -> Result<bool, FabricError> {
     if !std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket()) {
         return Ok(false);

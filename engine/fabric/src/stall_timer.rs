@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-/// A wait for the peer's progress, which shows as a changed `P`.
+/// A wait for the peer's progress, which a change of the value `P` shows.
 #[derive(Debug)]
 pub(crate) struct StallTimer<P>(Option<Wait<P>>);
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
-/// The longest time, which means no limit.
+/// The text of `Duration::MAX`, which means no limit.
 const NEVER: &str = "never";
 
 /// A time as text.
@@ -87,7 +87,7 @@ pub mod some_duration {
     }
 }
 
-/// Two times.
+/// A pair of times.
 pub mod durations {
     use super::*;
 

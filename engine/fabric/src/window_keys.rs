@@ -20,7 +20,7 @@ pub(crate) fn index_of(rkey: u32, limit: u32) -> u32 {
 }
 
 /// The key of a window after one more bind.
-fn following(rkey: u32) -> u32 {
+fn key_after_bind(rkey: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(1) & 0xff
 }
 
@@ -51,9 +51,9 @@ struct WindowKey<T> {
     /// Key of the last posted bind, which may be ahead of `current`.
     posted: u32,
     /// Whether the window will be bound once all posted requests are executed.
-    posted_bound: bool,
+    will_be_bound: bool,
     /// Whether the current key is valid.
-    valid: bool,
+    is_valid: bool,
     /// The memory that the last bind exposes, until its revocation has ended.
     bound: Option<T>,
 }
@@ -68,41 +68,47 @@ impl<T> WindowKeys<T> {
     pub(crate) fn alloc(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         let index = self.windows.len() as u32;
         if index >= self.limit {
-            return Err(FabricError::all_windows(qp, self.limit));
+            return Err(FabricError::window_limit_reached(qp, self.limit));
         }
         let bits = index_bits(self.limit);
         let high = self.random >> 8 >> bits << bits;
         // The generation starts at random, so that the first key is as hard to guess as the others.
         let rkey = (high | index) << 8 | self.random.rotate_left(index) & 0xff;
-        self.windows.push(WindowKey { current: rkey, posted: rkey, posted_bound: false, valid: false, bound: None });
+        self.windows.push(WindowKey {
+            current: rkey,
+            posted: rkey,
+            will_be_bound: false,
+            is_valid: false,
+            bound: None,
+        });
         Ok(WindowId { qp, index })
     }
 
     /// The key that the next posted bind makes valid.
     pub(crate) fn next(&self, index: u32) -> Option<u32> {
-        self.windows.get(index as usize).map(|window| following(window.posted))
+        self.windows.get(index as usize).map(|window| key_after_bind(window.posted))
     }
 
     /// Records that a bind is posted; false if the window is not free.
     pub(crate) fn post_bind(&mut self, index: u32) -> bool {
-        let Some(key) = self.windows.get_mut(index as usize).filter(|key| !key.posted_bound) else { return false };
-        (key.posted, key.posted_bound) = (following(key.posted), true);
+        let Some(key) = self.windows.get_mut(index as usize).filter(|key| !key.will_be_bound) else { return false };
+        (key.posted, key.will_be_bound) = (key_after_bind(key.posted), true);
         true
     }
 
     /// Records that an invalidation is posted; false if the window is free.
     pub(crate) fn post_invalidate(&mut self, index: u32) -> bool {
-        let Some(key) = self.windows.get_mut(index as usize).filter(|key| key.posted_bound) else { return false };
-        key.posted_bound = false;
+        let Some(key) = self.windows.get_mut(index as usize).filter(|key| key.will_be_bound) else { return false };
+        key.will_be_bound = false;
         true
     }
 
-    /// Executes a posted bind, and returns the key that becomes valid. `None` if something is still bound.
+    /// Executes a posted bind, and returns the key that becomes valid. `None` if memory is still bound to the window.
     #[inline]
     pub(crate) fn bind(&mut self, index: u32, what: T) -> Option<u32> {
         let key = self.windows.get_mut(index as usize).filter(|key| key.bound.is_none())?;
-        key.current = following(key.current);
-        (key.valid, key.bound) = (true, Some(what));
+        key.current = key_after_bind(key.current);
+        (key.is_valid, key.bound) = (true, Some(what));
         Some(key.current)
     }
 
@@ -113,7 +119,7 @@ impl<T> WindowKeys<T> {
     pub(crate) fn revoke(&mut self, index: u32, end_access: impl FnOnce(u32, u32, &T) -> bool) -> Revoked {
         let Some(key) = self.windows.get_mut(index as usize) else { return Revoked::NotBound };
         let Some(bound) = &key.bound else { return Revoked::NotBound };
-        key.valid = false;
+        key.is_valid = false;
         if !end_access(index, key.current, bound) {
             return Revoked::Busy;
         }
@@ -126,7 +132,8 @@ impl<T> WindowKeys<T> {
     pub(crate) fn revoke_key(&mut self, rkey: u32, end_access: impl FnOnce(u32, u32, &T) -> bool) -> Revoked {
         let Some(index) = self.index(rkey) else { return Revoked::NotBound };
         if let Some(key) = self.windows.get_mut(index as usize) {
-            key.posted_bound = key.posted != key.current && key.posted_bound;
+            let has_later_bind = key.posted != key.current;
+            key.will_be_bound &= has_later_bind;
         }
         self.revoke(index, end_access)
     }
@@ -152,11 +159,11 @@ impl<T> WindowKeys<T> {
     #[inline]
     fn index(&self, rkey: u32) -> Option<u32> {
         let index = index_of(rkey, self.limit.max(1));
-        self.windows.get(index as usize).filter(|key| key.valid && key.current == rkey).map(|_| index)
+        self.windows.get(index as usize).filter(|key| key.is_valid && key.current == rkey).map(|_| index)
     }
 }
 
-/// Random numbers that peers can hardly guess.
+/// Random numbers that peers cannot easily guess.
 #[derive(Debug, Default)]
 pub(crate) struct RandomNumbers {
     state: RandomState,
@@ -175,7 +182,7 @@ impl RandomNumbers {
 mod tests {
     use super::*;
 
-    /// RFC 5040 §8.1.1: all key bits but the index are random.
+    /// RFC 5040 §8.1.1: all key bits except the index are random.
     #[test]
     fn all_key_bits_but_the_index_are_random() {
         let key = |random| {

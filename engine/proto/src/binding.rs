@@ -1,11 +1,11 @@
 //! Upper-layer bindings: DDP-eligible data items (RFC 8166 §6).
 //!
-//! A [`Binding`] covers one procedure, a [`Bindings`] table covers programs. Both ends use the same one. A server
-//! creates its procedures from it (`Procedure::with_binding`) and refuses calls that violate it. A client checks calls
-//! before it sends them, and sizes their reply resources by it.
+//! A [`Binding`] covers one procedure, and a [`Bindings`] table covers programs. Both ends use the same bindings. A
+//! server creates its procedures with them (`Procedure::with_binding`) and refuses calls that violate them. A client
+//! checks calls before it sends them, and sizes their reply resources by the bindings.
 //!
-//! A binding does *not* restrict long messages. A Position Zero Read chunk can carry any call, a Reply chunk any reply
-//! (RFC 8166 §6.1).
+//! A binding does *not* restrict long messages. A Position Zero Read chunk can carry any call, and a Reply chunk any
+//! reply (RFC 8166 §6.1).
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -41,8 +41,8 @@ pub struct Binding {
     /// Arguments that may travel as Read chunks.
     #[doc(hidden)]
     pub arguments: Eligible,
-    /// Whether a byte count precedes each item, as for `opaque<>` and `string<>`. It stays in the message. Default
-    /// true.
+    /// Whether a byte count precedes each item, as for `opaque<>` and `string<>`. The count of a reduced item stays in
+    /// the message. Default true.
     #[doc(hidden)]
     pub counted: bool,
     /// Results that may travel as Write chunks.
@@ -99,8 +99,8 @@ pub enum BindingError {
 }
 
 impl BindingError {
-    /// The responder's error (version 2 §6.4.3); `None` for GARBAGE_ARGS, an RPC error. RFC 8166 §4.5 has ERR_CHUNK for
-    /// all.
+    /// The responder's transport error (version 2 §6.4.3). `None` for GARBAGE_ARGS, which is an RPC error. In version 1
+    /// every transport error is ERR_CHUNK (RFC 8166 §4.5).
     pub fn answer(&self) -> Option<ErrorBody> {
         match *self {
             BindingError::ReductionOff | BindingError::ArgumentTooLong { .. } => Some(ErrorBody::BadXdr),
@@ -137,7 +137,7 @@ impl Binding {
 
     /// Bytes of the argument in a Read chunk of `chunk` bytes. The chunk may include the XDR round-up; the count in the
     /// message does not (RFC 8166 §3.4.5.2). `word` is the word of the message in front of the chunk, if any. Returns
-    /// `None` if the word is not the count of these bytes, or exceeds the argument's maximum: such arguments are
+    /// `None` if the word is not the count of these bytes, or exceeds the argument's maximum: the arguments are then
     /// garbage. An [uncounted](Self::uncounted) argument has all bytes of the chunk, up to its maximum.
     #[doc(hidden)]
     pub const fn argument_len(&self, chunk: usize, word: Option<u32>) -> Option<usize> {
@@ -163,14 +163,14 @@ impl Binding {
         self
     }
 
-    /// Maximum bytes of inline arguments when `reduced` eligible ones travel as chunks.
+    /// Maximum bytes of inline arguments when `reduced` eligible arguments travel as chunks.
     #[doc(hidden)]
     pub const fn call_len(&self, reduced: usize) -> usize {
         self.max_call.saturating_add(unreduced_len(&self.arguments, reduced))
     }
 
-    /// Maximum bytes of inline results when `reduced` eligible ones travel as chunks. A requester needs that room
-    /// beside the RPC reply header (RFC 8166 §6.2).
+    /// Maximum bytes of inline results when `reduced` eligible results travel as chunks. A requester needs this room in
+    /// addition to that of the RPC reply header (RFC 8166 §6.2).
     #[doc(hidden)]
     pub const fn reply_len(&self, reduced: usize) -> usize {
         self.max_reply.saturating_add(unreduced_len(&self.results, reduced))
@@ -241,8 +241,7 @@ impl Bindings {
         self
     }
 
-    /// The binding of a procedure. `None` for one that has none: nothing of it may be reduced (RFC 8166
-    /// §6.1).
+    /// The binding of a procedure. `None` if it has none, so that no item of it may be reduced (RFC 8166 §6.1).
     pub fn get(&self, program: u32, version: u32, procedure: u32) -> Option<&Binding> {
         self.rows.get(&(program, version, procedure))
     }
@@ -250,9 +249,10 @@ impl Bindings {
 
 /// Whether items may be reduced in a call with this credential.
 ///
-/// RPCSEC_GSS integrity and privacy cover whole messages, and control messages are RPCSEC_GSS's own. With these no item
-/// is eligible: the call is as on a transport without direct placement (RFC 8166 §8.2.2). The same holds for unknown
-/// services and unreadable credentials. Authentication alone (`rpc_gss_svc_none`) does not restrict reduction.
+/// RPCSEC_GSS integrity and privacy cover whole messages, and RPCSEC_GSS control messages carry no arguments of the
+/// program. No item of these calls is eligible: they are sent as on a transport without direct placement (RFC 8166
+/// §8.2.2). The same holds for unknown services and unreadable credentials. Authentication alone (`rpc_gss_svc_none`)
+/// does not restrict reduction.
 pub fn reduction_allowed(flavor: u32, credential: &[u8]) -> bool {
     const DATA: u32 = 0;
     const SERVICE_NONE: u32 = 1;
@@ -262,7 +262,7 @@ pub fn reduction_allowed(flavor: u32, credential: &[u8]) -> bool {
     let mut reader = Decoder::new(credential);
     let mut word = |what| reader.u32(what).ok();
     let head = [word("version"), word("gss_proc"), word("seq_num"), word("service")];
-    let whole = reader.opaque(usize::MAX, "handle").is_ok() && reader.rest().is_empty();
+    let is_complete = reader.opaque(usize::MAX, "handle").is_ok() && reader.rest().is_empty();
     // The versions of RFC 2203, RFC 5403 and RFC 7861 have these fields at the same places.
-    matches!(head, [Some(1..=3), Some(DATA), Some(_), Some(SERVICE_NONE)]) && whole
+    matches!(head, [Some(1..=3), Some(DATA), Some(_), Some(SERVICE_NONE)]) && is_complete
 }

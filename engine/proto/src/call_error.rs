@@ -37,9 +37,9 @@ use crate::wire::ErrorBody;
 /// | `Refused(SystemError)` | answered | if idempotent | peer |
 /// | `Refused`, others | answered | never | caller |
 ///
-/// "If idempotent": the server may have executed the call. A duplicate request cache does not recognize the retry: a
-/// new call has another XID. A draining server answers ERR_SYSTEM to calls that it does not run, but the code has other
-/// causes, too.
+/// "If idempotent": the server may have executed the call. A duplicate request cache does not recognize the retry,
+/// because a new call has another XID. A draining server answers ERR_SYSTEM to calls that it does not run, but the code
+/// has other causes, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
@@ -61,7 +61,7 @@ pub enum CallError {
     NoCredits {
         /// Calls that were sent and have no answer.
         unanswered: usize,
-        /// Time since the first of them was abandoned. `None` if callers wait for all of them.
+        /// Time since the first of these calls was abandoned. `None` if callers wait for all of them.
         oldest: Option<Duration>,
     },
     /// The caller cancelled the call.
@@ -105,7 +105,7 @@ pub enum CallError {
     OutOfMemory {
         /// Whether the server answered, so that the call may have run.
         answered: bool,
-        /// Number of the system's error, if it is known.
+        /// The system's error number (`errno`), if it is known.
         os_error: Option<i32>,
     },
     /// The call, its reply or a chunk exceeds every buffer. Or it exceeds what may be sent without chunks.
@@ -286,17 +286,18 @@ pub enum Defect {
     )]
     OwnShard,
     #[error(
-        "the procedure is of another program or version than the client (ClientConfig::program, ClientConfig::version)"
+        "the procedure belongs to another program or version than the client (ClientConfig::program, \
+         ClientConfig::version)"
     )]
     OtherProgram,
     #[error("chunk of 0 bytes")]
     EmptyChunk,
     #[error(
-        "Read chunk at byte {0} of the arguments: expected a multiple of 4, behind the chunk before it and up to their \
-         end"
+        "Read chunk at byte {0} of the arguments: expected a multiple of 4, after the previous chunk and not past the \
+         end of the arguments"
     )]
     Position(u32),
-    /// Version 1 counts its credits by replies, and a chunk must be revoked when it was used.
+    /// Only a reply returns a credit of version 1, and only a reply triggers the revocation of chunks.
     #[error("one-way call in version 1, or with chunks (wire.credit_mode)")]
     NotOneWay,
     #[error("peer takes no chunks in this direction (version 2: debug.reverse of the peer; version 1: never)")]
@@ -310,13 +311,13 @@ fn hint(error: &ErrorBody) -> &'static str {
     match error {
         ErrorBody::System => " (peer lacks memory, is draining or has failed: see its log)",
         ErrorBody::BadXdr => {
-            " (malformed; or a chunk exceeds what the peer takes: Procedure::read_chunks, Procedure::write_chunks and \
-             memory.bulk_buffers of the peer; or, in version 1, one is missing or too short for a result, or the call \
-             exceeds wire.reassemble_up_to of the peer)"
+            " (the call is malformed; or a chunk exceeds what the peer takes: Procedure::read_chunks, \
+             Procedure::write_chunks and memory.bulk_buffers of the peer; or, in version 1, a chunk is missing or too \
+             short for a result, or the call exceeds wire.reassemble_up_to of the peer)"
         }
         ErrorBody::ReadChunks { max: 0 } => {
-            " (the call exceeds wire.reassemble_up_to of the peer, which takes only messages up to it; or its \
-             procedure takes no Read chunks: Procedure::read_chunks)"
+            " (the call exceeds wire.reassemble_up_to of the peer, or its procedure takes no Read chunks: \
+             Procedure::read_chunks)"
         }
         ErrorBody::WriteChunks { .. } => {
             " (not executed: its procedure takes fewer Write chunks, see Procedure::write_chunks)"
@@ -332,7 +333,7 @@ fn hint(error: &ErrorBody) -> &'static str {
     }
 }
 
-/// The limit behind an error of the system, by its number on Linux, and how to raise it.
+/// The limit that caused an error of the system, and how to raise it. The numbers are those of Linux.
 fn remedy(os_error: Option<i32>) -> &'static str {
     match os_error {
         Some(23) => "the host has no descriptor left, see `sysctl fs.file-max` (ENFILE)",
@@ -409,7 +410,7 @@ mod tests {
         let rows = include_str!("call_error.rs").lines().filter_map(|line| line.strip_prefix("/// | `"));
         let rows: Vec<Vec<&str>> = rows.map(|row| row.split(" | ").collect()).collect();
         let mut all = all();
-        // One row has both transport errors.
+        // `ERR_SYSTEM` and unknown codes share a row.
         all.retain(|(error, ..)| !matches!(error, CallError::Transport(ErrorBody::Unknown(_))));
         assert_eq!(rows.len(), all.len());
         for (row, (error, progress, may_retry, party)) in rows.iter().zip(all) {
@@ -433,7 +434,7 @@ mod tests {
         let error = ErrorBody::WriteResource { chunk_index: 1, length_needed: 70_000 };
         let text = "transport error ERR_WRITE_RESOURCE(Write chunk 0 needs 70000 bytes) (limit of this side: \
                     memory.bulk_buffers)";
-        // The index of the chunk is 1 on the wire.
+        // The wire counts chunks from 1, and the text from 0.
         assert_text(CallError::Transport(error), text);
         assert_text(CallError::TimedOut { sent: false }, "call timed out (not sent)");
         let too_many = CallError::TooManyCalls { limit: 8 }.to_string();

@@ -41,7 +41,7 @@ enum OutboundState {
 struct OutboundSlot {
     xid: u32,
     state: OutboundState,
-    /// [`TRIED`], and the age in runs of [`age`](CallTable::age), so that a new call needs one store for both.
+    /// The flag [`TRIED`] and the age in runs of [`age`](CallTable::age), in one byte, so that one store resets both.
     marks: u8,
     /// The caller's name for the call, as [`age`](CallTable::age) returns it.
     name: u16,
@@ -64,7 +64,7 @@ impl OutboundSlot {
     }
 }
 
-/// The meaning of a reply's XID.
+/// The call that a reply's XID names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReplyMatch {
     /// The call that waited for the reply, and the caller's token.
@@ -81,15 +81,16 @@ pub struct CallTable {
     slots: Vec<OutboundSlot>,
     /// The first free slot, which was freed last, or [`NO_SLOT`].
     free: u64,
-    /// Slots in use: calls, and abandoned ones with an outstanding reply.
+    /// Slots in use, including those of abandoned calls whose reply is outstanding.
     pub(super) used: usize,
     mask: u32,
     /// Calls that wait for a credit, oldest first. May name calls that have ended.
     queue: VecDeque<CallId>,
     /// Whether no more calls are accepted.
     closed: bool,
-    /// Abandoned calls without an answer, and late answers so far.
+    /// Abandoned calls without an answer.
     abandoned: usize,
+    /// Late answers so far; wraps.
     late: u32,
     /// A lower bound of the deadlines. During a scan it does not cover the slots that are not scanned yet.
     earliest: u64,
@@ -97,7 +98,7 @@ pub struct CallTable {
     scan_next: usize,
     /// Slot at which [`any_call`](Self::any_call) found its last call.
     last_found: usize,
-    /// Slots scanned by [`expired`](Self::expired) and [`any_call`](Self::any_call).
+    /// Slots scanned by [`next_expired`](Self::next_expired) and [`any_call`](Self::any_call).
     #[cfg(test)]
     scanned: std::cell::Cell<usize>,
 }
@@ -179,8 +180,8 @@ impl CallTable {
     /// Number of late answers so far, which wraps, if the peer leaves too many calls unanswered: `max_abandoned` calls
     /// are abandoned, or abandoned calls hold all `credits`.
     ///
-    /// This does not require a call that waits for a credit. A caller that makes one call after the other, each with a
-    /// time-out, has no such call between two of them.
+    /// This holds even if no call waits for a credit, because a caller that makes one call at a time, each with a
+    /// time-out, has no waiting call between two calls.
     pub fn withheld_answers(&self, max_abandoned: usize, credits: &Credits) -> Option<u32> {
         let hold_all = || credits.available() == 0 && self.unanswered().0 == self.abandoned;
         (self.abandoned > 0 && (self.abandoned >= max_abandoned || hold_all())).then_some(self.late)
@@ -196,7 +197,7 @@ impl CallTable {
         Some(CallError::NoCredits { unanswered, oldest })
     }
 
-    /// Calls that were sent and have no answer, and when the first of the abandoned ones was abandoned.
+    /// Number of sent calls without an answer, and the time at which the first abandoned one was abandoned.
     fn unanswered(&self) -> (usize, Option<u64>) {
         let sent = self.slots.iter().filter(|slot| slot.state == OutboundState::Sent).count();
         let abandoned = self.slots.iter().filter(|slot| slot.state == OutboundState::Abandoned);
@@ -205,7 +206,7 @@ impl CallTable {
     }
 
     /// Abandons a call at the time `now`. Returns its token, and whether it was ever sent; `None` if it has
-    /// ended before. The answer to a sent one may still arrive, as [`ReplyMatch::Late`].
+    /// ended before. The answer to a sent call may still arrive, as [`ReplyMatch::Late`].
     pub(super) fn abandon(&mut self, call: CallId, now: u64) -> Option<(u64, bool)> {
         let slot = self.live_slot(call)?;
         if slot.state != OutboundState::Sent {
@@ -236,11 +237,11 @@ impl CallTable {
 
     /// Makes a call wait for a credit again. False if it has ended meanwhile.
     pub(super) fn requeue(&mut self, call: CallId) -> bool {
-        let live = self.is_waiting(call);
-        if live {
+        let is_waiting = self.is_waiting(call);
+        if is_waiting {
             self.enqueue(call);
         }
-        live
+        is_waiting
     }
 
     /// Whether no call waits for a credit.
@@ -280,7 +281,7 @@ impl CallTable {
     /// Takes a slot for a new call; `None` when all are in use.
     #[inline(always)]
     fn insert(&mut self, state: OutboundState, token: u64, deadline: u64, name: u16) -> Option<CallId> {
-        // `NO_SLOT` has no slot.
+        // In a full table `free` is `NO_SLOT`, which is no index.
         let slot = self.slots.get_mut(self.free as usize)?;
         self.free = slot.token;
         self.used += 1;
@@ -311,8 +312,8 @@ impl CallTable {
     }
 
     fn live_slot(&mut self, call: CallId) -> Option<&mut OutboundSlot> {
-        let live = matches!(self.state(call.0), OutboundState::Queued | OutboundState::Sent);
-        live.then(|| &mut self.slots[(call.0 & self.mask) as usize])
+        let is_live = matches!(self.state(call.0), OutboundState::Queued | OutboundState::Sent);
+        is_live.then(|| &mut self.slots[(call.0 & self.mask) as usize])
     }
 
     /// Marks a waiting call as sent. False if it has ended meanwhile.
@@ -321,9 +322,9 @@ impl CallTable {
         self.live_slot(call).map(|slot| slot.state = OutboundState::Sent).is_some()
     }
 
-    /// The meaning of an answer's XID. Ends the call that it answers.
+    /// Finds the call that an answer with this XID is for, and ends it.
     #[inline(always)]
-    pub(super) fn answered(&mut self, xid: u32) -> ReplyMatch {
+    pub(super) fn match_reply(&mut self, xid: u32) -> ReplyMatch {
         match self.state(xid) {
             OutboundState::Sent => ReplyMatch::Call(CallId(xid), self.release(xid)),
             OutboundState::Abandoned => {
@@ -352,14 +353,14 @@ impl CallTable {
     }
 
     /// Marks a call for a retry after an error; it keeps its slot. Returns the call and its token.
-    pub(super) fn retryable(&mut self, xid: u32) -> Option<(CallId, u64)> {
+    pub(super) fn mark_retryable(&mut self, xid: u32) -> Option<(CallId, u64)> {
         let slot = self.is_sent(xid).then(|| &mut self.slots[(xid & self.mask) as usize])?;
         (slot.state, slot.marks) = (OutboundState::Queued, TRIED);
         Some((CallId(xid), slot.token))
     }
 
-    /// Detaches unfinished calls from a lost connection, for retransmission; ends abandoned ones. Returns them, and
-    /// whether each was sent.
+    /// Detaches unfinished calls from a lost connection, for retransmission. Returns each with whether it was sent.
+    /// Abandoned calls end.
     pub(super) fn interrupt(&mut self) -> Vec<(CallId, bool)> {
         let mut calls = Vec::new();
         for index in 0..self.slots.len() {
@@ -386,7 +387,7 @@ impl CallTable {
         self.state(call.0) == OutboundState::Queued
     }
 
-    /// Ends a call, whose reply will not arrive. Returns its token, and whether it was ever sent; `None` if it has
+    /// Ends a call whose reply will not arrive. Returns its token, and whether it was ever sent; `None` if it has
     /// ended before.
     #[inline]
     pub(super) fn remove(&mut self, call: CallId) -> Option<(u64, bool)> {
@@ -418,9 +419,9 @@ impl CallTable {
         if self.scan_next == 0 { self.earliest } else { 0 }
     }
 
-    /// The next call whose deadline is not after `now`, if any. Call again until `None`, and end each call before the
-    /// next: together they scan each slot once.
-    pub(super) fn expired(&mut self, now: u64) -> Option<CallId> {
+    /// The next call whose deadline is not after `now`, if any. Call again until `None`, and end each returned call
+    /// before the next one is requested. A whole scan then visits each slot once.
+    pub(super) fn next_expired(&mut self, now: u64) -> Option<CallId> {
         if self.scan_next == 0 {
             if now < self.earliest {
                 return None;
@@ -442,17 +443,18 @@ impl CallTable {
         None
     }
 
-    /// Any call still in the table. If each is ended before the next, together they scan each slot once.
+    /// Any call still in the table. If each returned call is ended before the next one is requested, a whole scan
+    /// visits each slot about once.
     pub(super) fn any_call(&mut self) -> Option<CallId> {
         let (before, from) = self.slots.split_at(self.last_found);
-        let live = |slot: &OutboundSlot| {
+        let is_live = |slot: &OutboundSlot| {
             #[cfg(test)]
             self.scanned.set(self.scanned.get() + 1);
             matches!(slot.state, OutboundState::Queued | OutboundState::Sent)
         };
-        let index = match from.iter().position(live) {
+        let index = match from.iter().position(is_live) {
             Some(index) => self.last_found + index,
-            None => before.iter().position(live)?,
+            None => before.iter().position(is_live)?,
         };
         self.last_found = index;
         Some(CallId(self.slots[index].xid))

@@ -51,7 +51,7 @@ with_defaults! {
         pub continue_up_to: usize = 16 << 10,
         /// Longest RPC message to reassemble from parts, in bytes.
         pub reassemble_up_to: usize = 1 << 20,
-        /// Replies may use Send With Invalidate, in both directions.
+        /// Whether replies may use Send With Invalidate, in both directions.
         pub remote_invalidation: bool = true,
         /// Unsolicited messages allowed to the peer, per second and as a burst.
         pub unsolicited_per_second: u32 = 1000,
@@ -70,8 +70,8 @@ impl ConnConfig {
         self.credits + 1 + if self.accepts_calls && self.max_calls > 0 { self.reverse_credits } else { 0 }
     }
 
-    /// Whether changes of characteristics are offered. The older revision does not offer them: it has no continuation,
-    /// so a queued message might not fit after the peer reduced its Receive size.
+    /// Whether changes of characteristics are offered. They are not offered in the older revision, because it has no
+    /// continuation, so a queued message might not fit after the peer reduced its Receive size.
     pub(super) fn offers_changes(&self) -> bool {
         self.optional_operations && self.credit_mode != CreditMode::V1 && self.revision == Revision::Ietf00
     }

@@ -18,8 +18,8 @@ pub(super) struct Connprop {
     pub(super) received: bool,
     /// Received parts of a CONNPROP.
     pub(super) part: Vec<u8>,
-    /// The unsent rest of a CONNPROP in parts.
-    rest: Vec<u8>,
+    /// The unsent bytes of a CONNPROP in parts.
+    unsent: Vec<u8>,
     pub(super) auth: HostAuth,
     /// The authentication message for the next CONNPROP.
     pub(super) message: Option<Vec<u8>>,
@@ -28,17 +28,17 @@ pub(super) struct Connprop {
 impl Connprop {
     pub(super) fn new(config: &ConnConfig) -> Self {
         let auth = HostAuth::new(&config.auth, if config.server { Role::Server } else { Role::Client });
-        Self { sent: false, received: false, part: Vec::new(), rest: Vec::new(), auth, message: None }
+        Self { sent: false, received: false, part: Vec::new(), unsent: Vec::new(), auth, message: None }
     }
 
     /// Maximum bytes of a CONNPROP, or of its next part, if the longest message has `threshold` bytes.
     pub(super) fn room(&self, threshold: usize) -> usize {
         let message = self.message.as_ref().map_or(0, Vec::len);
-        (PROPERTIES_LEN + message + self.rest.len()).min(threshold)
+        (PROPERTIES_LEN + message + self.unsent.len()).min(threshold)
     }
 
     /// Writes this side's CONNPROP before `end` of `buf`, whole or in parts of at most `threshold` bytes. Returns its
-    /// start, and whether more parts follow. The client's first one is whole: its opening has at most
+    /// start, and whether more parts follow. The client's first CONNPROP is whole, because its opening has at most
     /// [`MAX_OPENING`](crate::auth::MAX_OPENING) bytes.
     pub(super) fn write(
         &mut self,
@@ -48,10 +48,10 @@ impl Connprop {
         buf: &mut [u8],
         end: usize,
     ) -> Option<(usize, bool)> {
-        if self.rest.is_empty() {
-            self.rest = self.encode(config)?;
+        if self.unsent.is_empty() {
+            self.unsent = self.encode(config)?;
         }
-        // The XID of a CONNPROP has no meaning; the client uses its own to match an ERR_VERS.
+        // The XID of a CONNPROP has no meaning. An ERR_VERS repeats it.
         let (xid, vers, htype) = (config.xid_seed, Version::V2.code(), HeaderType::Connprop.code());
         let mut prefix = vec![xid, vers, words.credit, htype, Flags::NONE.0];
         if let Some(received) = words.received {
@@ -59,17 +59,17 @@ impl Connprop {
             prefix.push(received);
         }
         let room = end.min(threshold).checked_sub(4 * prefix.len())? & !3;
-        let len = self.rest.len().min(room);
-        let more = len < self.rest.len();
-        if more {
+        let len = self.unsent.len().min(room);
+        let has_more = len < self.unsent.len();
+        if has_more {
             prefix[4] |= Flags::MORE.0;
         }
         let start = end.checked_sub(4 * prefix.len() + len)?;
         let mut out = Encoder::new(buf.get_mut(start..end)?);
         prefix.into_iter().try_for_each(|word| out.u32(word)).ok()?;
-        out.bytes(self.rest.get(..len)?).ok()?;
-        self.rest.drain(..len);
-        Some((start, more))
+        out.bytes(self.unsent.get(..len)?).ok()?;
+        self.unsent.drain(..len);
+        Some((start, has_more))
     }
 
     /// Encodes this side's properties and authentication message.

@@ -25,7 +25,7 @@ macro_rules! counters {
 counters! {
     /// Messages received.
     received = "messages_received";
-    /// Messages that granted credits beside their payload.
+    /// Messages that granted credits in addition to their payload.
     grants_piggybacked = "grants_piggybacked";
     /// Pure grants.
     grants_pure = "grants_pure";
@@ -47,7 +47,7 @@ counters! {
     rejected_short = "messages_rejected_short";
     /// Messages answered with a transport error.
     rejected_answered = "messages_rejected_answered";
-    /// Malformed messages to a requester.
+    /// Unusable messages without an answer: errors, and messages from a responder.
     rejected_dropped = "messages_rejected_dropped";
     /// Replies to calls that had ended.
     rejected_late = "messages_rejected_late";

@@ -1,6 +1,6 @@
 //! Flow control: three credit modes with exact counts.
 //!
-//! All three follow one rule, which has two ends. A *sender* has sent `sent` messages and may continue up to `limit`. A
+//! All three modes follow the same rule. A *sender* has sent `sent` messages and may continue up to `limit`. A
 //! *receiver* has received `received` messages and has announced `announced_limit`, for which it reserves Receives. The
 //! modes differ in the encoding of the limit:
 //!
@@ -11,8 +11,8 @@
 //! | [`CreditMode::V1`] | requested, or granted, calls outstanding | calls answered + granted |
 //!
 //! A client's initial limit is 1 and a server's 0 (draft-ietf-nfsv4-rpcrdma-version-two-00 §4.3.3). In version 1 it is
-//! 1 in either direction (RFC 8166 §3.3.1). A pure grant may exceed the limit by one. Every receiver keeps one Receive
-//! for it (§4.3.1.2 there).
+//! 1 in either direction (RFC 8166 §3.3.1). A pure grant may exceed the limit by one, so every receiver of version 2
+//! keeps one Receive for it (version 2 §4.3.1.2).
 
 use super::fault::PeerFault;
 use super::wire::{self, ChunkCounts, Version};
@@ -23,7 +23,7 @@ use super::wire::{self, ChunkCounts, Version};
 pub enum CreditMode {
     /// Version 2 with the count of received messages in every header.
     V2Windowed,
-    /// Version 2 as in its base text: increments.
+    /// Version 2 as specified: each header grants an increment.
     V2Incremental,
     /// RFC 8166 §3.3: calls outstanding.
     V1,
@@ -34,8 +34,8 @@ pub const MIN_CREDITS: u32 = 4;
 /// The largest credit limit: an increment must fit 16 bits.
 pub const MAX_CREDITS: u32 = 0x7FFF;
 
-/// Maximum consecutive pure grants for a single message. Without a bound, two idle peers would answer each other's
-/// grants without end.
+/// Maximum consecutive pure grants that announce a single credit. Without a bound, two idle peers would answer each
+/// other's grants without end.
 const MAX_CONSECUTIVE_GRANTS: u8 = 4;
 
 /// Credits for replies only. An end with outstanding calls grants them beyond its credit limit, and its peer does not
@@ -119,8 +119,8 @@ impl Credits {
         }
     }
 
-    /// A version 1 connection, with separate counts per direction (RFC 8167 §4.1): concurrent calls of the peer, which
-    /// are `inbound`, and of this side. Either may be 0.
+    /// A version 1 connection, with separate counts per direction (RFC 8167 §4.1): `inbound` concurrent calls of the
+    /// peer, and `outbound` of this side. Either may be 0.
     pub fn version_1(inbound: u32, outbound: u32) -> Self {
         Self {
             credit_limit: inbound.min(MAX_CREDITS),
@@ -160,8 +160,8 @@ impl Credits {
         self.credit_limit
     }
 
-    /// Version 1: maximum concurrent calls tolerated, which is twice the credit limit. Deployed clients reuse the
-    /// credit of a call that they abandon before its reply, because its process was killed or the mount was forced off.
+    /// Version 1: maximum concurrent calls tolerated, which is twice the credit limit. Deployed clients abandon calls,
+    /// for instance when a process is killed or a mount is forced off, and reuse their credits before the replies.
     #[inline]
     pub fn tolerated(&self) -> u32 {
         2 * self.credit_limit
@@ -172,8 +172,8 @@ impl Credits {
         if self.credit_mode == CreditMode::V1 { self.tolerated() - self.credit_limit } else { 0 }
     }
 
-    /// Receives to reserve for these credits, plus one (version 2: pure grant), with `taken` calls of the peer in
-    /// progress.
+    /// Receives to reserve for these credits, plus one (in version 2 for a pure grant), with `taken` calls of the peer
+    /// in progress.
     pub fn reserve(&self, taken: u32) -> u32 {
         match self.credit_mode {
             CreditMode::V1 => self.credit_limit + self.reply_receives + 1,
@@ -203,8 +203,8 @@ impl Credits {
     ///
     /// While this side has `called`, the window has a few more credits for the replies. Messages that have begun must
     /// be completed, even if the peer's calls exceed a reduced credit limit. So the window has at least one credit
-    /// while a reply is expected, or while a message of the peer is `incomplete`. It does not have a second one, which
-    /// would admit another call.
+    /// while a reply is expected, or while a message of the peer is `incomplete`. A second credit would admit another
+    /// call.
     #[inline]
     pub(super) fn grant_window(&self, taken: u32, slots: u32, called: bool, incomplete: bool) -> u32 {
         let for_replies = if called { REPLY_CREDITS } else { 0 };
@@ -268,11 +268,11 @@ impl Credits {
     #[inline]
     fn announce(&mut self, window: Option<u32>) -> CreditWords {
         // The limit that earlier messages have announced. This message announces the rest.
-        let before = self.announced_limit.wrapping_sub(std::mem::take(&mut self.unannounced));
+        let announced_before = self.announced_limit.wrapping_sub(std::mem::take(&mut self.unannounced));
         if let Some(window) = window {
             self.raise_limit(window);
         }
-        self.words(before)
+        self.words(announced_before)
     }
 
     /// Counts a sent message in the windowed mode, like [`on_send`](Self::on_send) with a window. Returns the current
@@ -300,9 +300,9 @@ impl Credits {
         }
     }
 
-    /// The credit words of a header; `before` is the limit announced earlier.
+    /// The credit words of a header; `announced_before` is the limit announced earlier.
     #[inline]
-    fn words(&self, before: u32) -> CreditWords {
+    fn words(&self, announced_before: u32) -> CreditWords {
         if self.credit_mode == CreditMode::V2Windowed {
             let remaining = self.announced_limit.wrapping_sub(self.received) as i32;
             if remaining < 0 {
@@ -311,8 +311,8 @@ impl Credits {
             }
             CreditWords { credit: remaining as u32, received: Some(self.received) }
         } else {
-            let newly = self.announced_limit.wrapping_sub(before);
-            // Announced credits stay valid: a lower limit is announced as it becomes true.
+            let newly = self.announced_limit.wrapping_sub(announced_before);
+            // Announced credits stay valid, so a lower limit is announced only as far as it has taken effect.
             CreditWords { credit: (self.credit_limit.max(self.peer_credits()) << 16) | newly, received: None }
         }
     }
@@ -454,8 +454,8 @@ impl Credits {
         self.sent
     }
 
-    /// Whether the peer surely received this side's first `sent` messages (version 2). It counts them, or its grants
-    /// imply them.
+    /// Whether the peer surely received this side's first `sent` messages (version 2). Windowed headers count them, and
+    /// incremental grants imply them.
     pub fn is_received(&self, sent: u32) -> bool {
         let received = match self.credit_mode {
             CreditMode::V2Windowed => self.acknowledged,
@@ -484,8 +484,8 @@ impl Credits {
     pub fn is_grant_due(&self, window: Option<u32>) -> bool {
         let Some(window) = window else { return false };
         let remaining = self.announced_limit.wrapping_sub(self.received) as i32;
-        // Pure grants use credits, too, and must be reported eventually. But a single pure grant causes no other one,
-        // because two idle peers would then exchange grants without end.
+        // Pure grants use credits, too, and must be reported eventually. But a single pure grant must not cause another
+        // one, or two idle peers would exchange grants without end.
         let low = match window >= self.credit_limit {
             true => self.received != self.reported && remaining <= (self.credit_limit / 2) as i32,
             false => self.is_small_grant_due(window, remaining),
@@ -507,15 +507,15 @@ impl Credits {
         (self.limit.wrapping_sub(self.sent) as i32) >= 0
     }
 
-    /// Starts the counters at other values, to test wrap-around.
+    /// Advances the counts of this end's messages and of the peer's, to test wrap-around.
     #[cfg(test)]
-    pub(crate) fn start_at(&mut self, mine: u32, theirs: u32) {
+    pub(crate) fn start_at(&mut self, own: u32, peers: u32) {
         let Self { sent, limit, granted, acknowledged, received_by_peer, answered, .. } = self;
         for count in [sent, limit, granted, acknowledged, received_by_peer, answered] {
-            *count = count.wrapping_add(mine);
+            *count = count.wrapping_add(own);
         }
         for count in [&mut self.received, &mut self.announced_limit, &mut self.reported, &mut self.reported_payload] {
-            *count = count.wrapping_add(theirs);
+            *count = count.wrapping_add(peers);
         }
     }
 }

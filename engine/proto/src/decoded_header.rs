@@ -36,7 +36,7 @@ pub(super) struct ListKinds {
 impl DecodedLists {
     /// The kinds of lists that were decoded by layout; `None` if there are none.
     ///
-    /// For a header that was checked as a whole, [`ListKinds::of`] returns them.
+    /// For a header that was checked as a whole, [`ListKinds::of`] returns the kinds.
     #[inline]
     pub(super) fn kinds(&self) -> Option<ListKinds> {
         match self {

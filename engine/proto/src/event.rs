@@ -54,7 +54,7 @@ pub enum Event {
         /// The error.
         error: ErrorBody,
     },
-    /// The late reply to a call that timed out or was cancelled. Its slot is free now.
+    /// The late reply to a call that timed out or was cancelled. The call's slot is free now.
     Late {
         /// The call.
         call: CallId,
@@ -62,7 +62,7 @@ pub enum Event {
     /// A part of a continued message, other than the last. The owner keeps the payload until the last part yields the
     /// call or reply.
     Part {
-        /// Whether it is the first part.
+        /// Whether this is the first part.
         first: bool,
         /// Offset of the payload in the message; `None` for a payload that is not needed.
         payload: Option<usize>,

@@ -16,7 +16,7 @@
 //! [`Answer`]: CharacteristicEvent::Answer
 //! [`Peer`]: CharacteristicEvent::Peer
 //!
-//! The owner gives each OPTIONAL message to [`handle`](Exchange::handle) and each error about one to
+//! The owner passes each OPTIONAL message to [`handle`](Exchange::handle) and each error about such a message to
 //! [`failed`](Exchange::failed). It takes the [events](Exchange::poll_event) after each and sends the output of
 //! [`poll_transmit`](Exchange::poll_transmit).
 //!
@@ -82,9 +82,9 @@ pub enum ChangeOutcome {
     Done,
     /// The peer keeps its value.
     Rejected,
-    /// The peer may change it later.
+    /// The peer may change the value later.
     Pending,
-    /// The peer has changed it in part, to this value.
+    /// The peer has changed its value, but to this one.
     Partial(Characteristic),
 }
 
@@ -191,17 +191,17 @@ impl Exchange {
     /// The message had no effect. Send [`ExchangeError::answer`] with the same XID.
     pub fn handle(&mut self, xid: u32, flags: Flags, opttype: u32, optinfo: &[u8]) -> Result<(), ExchangeError> {
         let code = OperationCode::from_code(opttype).ok_or(ExchangeError::UnknownOperation(opttype))?;
-        let response = flags.contains(Flags::RESPONSE);
+        let is_response = flags.contains(Flags::RESPONSE);
         if code == OperationCode::Respond {
             let wanted = match &self.request {
                 Some((expected, _)) if *expected == xid => self.request.take().map(|(_, wanted)| wanted),
                 _ => None,
             };
             let wanted = wanted.ok_or(ExchangeError::NotRequested(xid))?;
-            let answer = Operation::parse(code, optinfo).ok().filter(|_| response);
+            let answer = Operation::parse(code, optinfo).ok().filter(|_| is_response);
             return self.handle_response(wanted, answer);
         }
-        if response {
+        if is_response {
             return Err(ExchangeError::WrongFlag(code));
         }
         match Operation::parse(code, optinfo)? {
@@ -262,9 +262,9 @@ impl Exchange {
         if count > MAX_REQUESTED {
             return Err(ExchangeError::TooManyProperties(count));
         }
-        let busy = self.peer_request.is_some();
+        let is_busy = self.peer_request.is_some();
         let answers = self.queue.iter().filter(|message| matches!(message, QueuedOperation::Answer { .. })).count();
-        if answers + usize::from(busy) >= MAX_ANSWERS {
+        if answers + usize::from(is_busy) >= MAX_ANSWERS {
             return Err(ExchangeError::TooManyRequests);
         }
         let mut open = ArrayVec::<_, COUNT>::new();
@@ -273,7 +273,7 @@ impl Exchange {
             let Some(value) = Characteristic::read(&property, self.revision)? else { continue };
             let id = value.id();
             let is_repeated = !seen.insert(id);
-            if !(is_repeated || busy || self.local_constant.contains(&id) || self.answered_pending.contains(&id)) {
+            if !(is_repeated || is_busy || self.local_constant.contains(&id) || self.answered_pending.contains(&id)) {
                 open.push((position, value));
             }
         }
@@ -381,7 +381,7 @@ impl Exchange {
                 return Err(ChangeError::Pending(id));
             }
         }
-        // At most one of each kind: duplicates were rejected.
+        // The list has room, because duplicates were rejected.
         let wanted: CharacteristicList = wanted.iter().copied().collect();
         self.queue.push_back(QueuedOperation::Request { xid, wanted: wanted.clone() });
         self.request = Some((xid, wanted));
@@ -412,10 +412,10 @@ impl Exchange {
 
     /// Announces a new value of this end, unless already announced. It replaces an unsent update of the same value.
     ///
-    /// A reduction (smaller Receives, fewer segments, no more reverse calls, no more remote invalidation) is announced
-    /// first. It takes effect when the peer has read it, because messages under way may rely on the old value. An
-    /// increase must be in effect before it is announced (XC §3.1). For values about this end's sends the order is
-    /// reversed.
+    /// A reduction (smaller Receives, fewer segments, no more reverse calls, no more remote invalidation) must be
+    /// announced first, and take effect when the peer has read the announcement, because messages under way may rely on
+    /// the old value. An increase must be in effect before it is announced (XC §3.1). For values about this end's sends
+    /// the order is reversed.
     ///
     /// # Errors
     /// The change was not announced.
@@ -428,7 +428,7 @@ impl Exchange {
     }
 
     /// Ends a request that this end answered with [`Verdict::Pending`]. The value is the requested one, the old one, or
-    /// one between.
+    /// one between them.
     ///
     /// # Errors
     /// The change was not announced.
@@ -477,7 +477,7 @@ impl Exchange {
         !self.queue.is_empty()
     }
 
-    /// The next operation to send. It counts as sent: call only when a message may be sent.
+    /// The next operation, which counts as sent. Call this only when a message may be sent.
     pub fn poll_transmit(&mut self) -> Option<EncodedOperation> {
         let message = self.queue.pop_front()?;
         message.encode(self.revision, &self.local, &self.local_constant)

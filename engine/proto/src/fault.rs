@@ -90,13 +90,13 @@ pub struct Knob(&'static str);
 
 #[doc(hidden)]
 impl Knob {
-    /// The smaller end's Receive size, or `max_receive_size`, its upper limit.
+    /// The smaller Receive size of both ends, or `max_receive_size`, its upper limit.
     pub const RECEIVE_SIZE: Self = Self("wire.receive_size");
-    /// The longest message in parts, of both ends.
+    /// The longest message in parts, at either end.
     pub const REASSEMBLE_UP_TO: Self = Self("wire.reassemble_up_to");
     /// Buffers for short messages.
     pub const SMALL_BUFFERS: Self = Self("memory.small_buffers");
-    /// Buffers of a message each.
+    /// Buffers for one message each.
     pub const MESSAGE_BUFFERS: Self = Self("memory.message_buffers");
     /// Buffers for longer messages.
     pub const LONG_BUFFERS: Self = Self("memory.long_buffers");
@@ -107,7 +107,7 @@ impl Knob {
 }
 
 impl Knob {
-    /// Its name in `Config`.
+    /// The knob's name in `Config`.
     pub const fn name(self) -> &'static str {
         self.0
     }
@@ -141,7 +141,7 @@ pub enum Refusal {
     #[error("garbage arguments")]
     GarbageArguments,
     /// A failure inside the server.
-    #[error("system error at the server (its log says which)")]
+    #[error("system error at the server (see its log)")]
     SystemError,
     /// The server supports other RPC versions.
     #[error("RPC version mismatch, server has {low} to {high}")]
@@ -164,10 +164,10 @@ pub enum Refusal {
         /// Bytes of the result.
         needed: u32,
     },
-    /// A [`SystemError`](Self::SystemError) with its cause in the server's log. `?` converts errors about results to
-    /// it.
+    /// A [`SystemError`](Self::SystemError) with its cause in the server's log. `?` converts encoding errors to this
+    /// refusal.
     #[doc(hidden)]
-    #[error("system error at the server (its log says which)")]
+    #[error("system error at the server (see its log)")]
     Failed {
         /// The cause.
         what: HandlerFailure,
@@ -210,11 +210,11 @@ pub enum HandlerFailure {
     Unaligned,
     /// A handler in C returned a code without a meaning; `needed` has its bits.
     Code,
-    /// A function in C did not write the results, and the handler ignored it.
+    /// A handler in C ignored that a function did not write the results.
     Ignored,
 }
 
-/// Results that do not fit are a system error: the procedure declared less. The log names the lengths.
+/// Results that do not fit are a system error, because the procedure declared less. The log names the lengths.
 impl From<EncodeError> for Refusal {
     fn from(error: EncodeError) -> Self {
         let what = match error.kind() {

@@ -3,7 +3,8 @@
 
 use super::{CallError, Knob};
 
-/// Minimum bytes of a message's last part. These are two words, of which the previous part may take one.
+/// Minimum room for a message's last part, in bytes. A rest that exceeds these two words can be split into two parts of
+/// at least one word each.
 pub const MIN_LAST_PART: usize = 8;
 
 /// Limits that decide the form of a message, for one direction.
@@ -17,7 +18,7 @@ pub struct FormLimits {
     pub continuation: bool,
     /// Longest RPC message to continue instead of using a chunk, in bytes. It applies where both are possible.
     pub continue_up_to: usize,
-    /// Longest RPC message reassembled from parts, in bytes; assumed of peers too.
+    /// Longest RPC message reassembled from parts, in bytes. Peers are assumed to have the same limit.
     pub reassemble_up_to: usize,
     /// Whether calls of this direction may have chunks.
     pub chunks: bool,
@@ -69,13 +70,14 @@ pub fn choose_call(limits: &FormLimits, lengths: &CallLengths) -> Result<CallPla
         false => (limits.send_inline_threshold, Knob::RECEIVE_SIZE),
     };
     let too_long = |needed| CallError::TooLong { needed, limit, knob };
-    let fits = reply_header + reply <= limits.receive_inline_threshold;
-    let continued = limits.continuation && reply <= limits.continue_up_to.min(limits.reassemble_up_to);
-    let reply_chunk = !fits && !continued;
-    if reply_chunk && !limits.chunks && !(limits.continuation && reply <= limits.reassemble_up_to) {
+    let reply_fits = reply_header + reply <= limits.receive_inline_threshold;
+    let reply_is_continued = limits.continuation && reply <= limits.continue_up_to.min(limits.reassemble_up_to);
+    let prefers_reply_chunk = !reply_fits && !reply_is_continued;
+    let can_reassemble = limits.continuation && reply <= limits.reassemble_up_to;
+    if prefers_reply_chunk && !limits.chunks && !can_reassemble {
         return Err(too_long(reply_header + reply));
     }
-    let reply_chunk = reply_chunk && limits.chunks;
+    let reply_chunk = prefers_reply_chunk && limits.chunks;
     let header = header + if reply_chunk { extra } else { 0 };
     let form = if header + call <= limits.send_inline_threshold {
         CallForm::Inline

@@ -62,7 +62,7 @@ impl InboundTable {
     #[inline(always)]
     pub(super) fn insert(&mut self, xid: u32, has_chunks: bool) -> Option<InboundId> {
         let index = self.free;
-        // `NO_SLOT` has no slot.
+        // In a full table `free` is `NO_SLOT`, which is no index.
         let slot = self.slots.get_mut(index as usize)?;
         self.free = slot.next;
         (slot.xid, slot.next) = (xid, if has_chunks { WITH_CHUNKS } else { SERVED });
@@ -99,7 +99,7 @@ impl InboundTable {
         self.slots.iter().filter(served).filter(|slot| slot.xid == xid).count() > 1
     }
 
-    /// Grows to `calls` concurrent calls. It never shrinks.
+    /// Grows the table to `calls` concurrent calls. It never shrinks.
     pub(super) fn grow_to(&mut self, calls: usize) {
         let capacity = 2 * calls;
         let old = self.slots.len();

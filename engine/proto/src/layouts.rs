@@ -23,12 +23,12 @@ impl HeaderLayouts {
 
     /// Sets whether messages are decoded by their layout.
     #[cfg(test)]
-    pub(super) fn decode_by_layout(&mut self, yes: bool) {
-        self.by_layout = yes;
-        self.expect(self.expected);
+    pub(super) fn set_decode_by_layout(&mut self, enabled: bool) {
+        self.by_layout = enabled;
+        self.set_expected(self.expected);
     }
 
-    pub(super) fn expect(&mut self, layout: Option<HeadLayout>) {
+    pub(super) fn set_expected(&mut self, layout: Option<HeadLayout>) {
         self.expected = layout;
         self.decoder = layout.filter(|_| self.by_layout);
     }
@@ -42,7 +42,7 @@ impl HeaderLayouts {
         if self.decoder == Some(HeadLayout::V2Windowed) { Head::windowed_direction(message) } else { None }
     }
 
-    /// Decodes a header of the expected layout. `None` for one that must be checked as a whole.
+    /// Decodes a header of the expected layout. `None` for a header that must be checked as a whole.
     #[inline(always)]
     pub fn decode(&self, message: &[u8]) -> Option<DecodedHeader> {
         let (head, chunks) = self.decoder?.read(message)?;

@@ -3,8 +3,8 @@
 //! A [`Connection`] is a state machine. Its owner moves the bytes, keeps the memory and knows the time:
 //!
 //! - *Input.* Pass each message to [`handle_message`](Connection::handle_message), in arrival order, with its header if
-//!   that can be [decoded by its layout](HeaderLayouts::decode). It returns a complete call or reply. After
-//!   [`ReceivedMessage::Nothing`] take the [`Event`]s of [`poll_event`](Connection::poll_event).
+//!   that can be [decoded by its layout](HeaderLayouts::decode). The result is the call or reply that the message
+//!   completes. If it completes none, take the [`Event`]s of [`poll_event`](Connection::poll_event).
 //! - *Time.* Call [`handle_timeout`](Connection::handle_timeout) until `None` once
 //!   [`next_deadline`](CallTable::next_deadline) has passed, and [`advance_time`](Connection::advance_time) at
 //!   intervals.
@@ -13,12 +13,12 @@
 //! - *Output.* While [`has_output`](Connection::has_output), call [`poll_transmit`](Connection::poll_transmit) until
 //!   `None`. [`write_header`](Connection::write_header) writes the header of each message in front of its payload.
 //!
-//! Messages arrive whole, in order and once, or the connection ends. The owner keeps the
+//! The transport delivers messages whole, in order and once, or ends the connection. The owner keeps the
 //! [reserve](ConnectionStatus::reserve) of Receives posted, and states by
 //! [`set_receives_ready`](Connection::set_receives_ready) whether it does so for all its connections.
 //!
-//! When the connection ends, call [`fail_next_call`](Connection::fail_next_call) until `None`, which fails its calls.
-//! Or call [`interrupt`](Connection::interrupt), which keeps them for [`restart`](Connection::restart) on a new
+//! When the connection ends, call [`fail_next_call`](Connection::fail_next_call) until `None` to fail this side's
+//! calls, or [`interrupt`](Connection::interrupt) to keep them for [`restart`](Connection::restart) on a new
 //! connection. In either case the peer's calls end with the connection.
 //!
 //! ```
@@ -79,8 +79,8 @@
 //! ```
 //!
 //! Either end may call and serve, as [`ConnConfig::max_calls`] and [`ConnConfig::accepts_calls`] permit. The connection
-//! names calls ([`CallId`]) and served calls ([`InboundId`]); the owner keeps their buffers and exposed memory beside
-//! those names.
+//! names calls ([`CallId`]) and served calls ([`InboundId`]); the owner keeps their buffers and exposed memory in
+//! tables of its own.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -110,11 +110,11 @@
 macro_rules! with_defaults {
     (
         $(#[$meta:meta])* pub struct $name:ident$(<$life:lifetime>)? {
-            $($(#[$of_field:meta])* pub $field:ident: $type:ty = $default:expr,)*
+            $($(#[$field_meta:meta])* pub $field:ident: $type:ty = $default:expr,)*
         }
     ) => {
         $(#[$meta])*
-        pub struct $name$(<$life>)? { $($(#[$of_field])* pub $field: $type,)* }
+        pub struct $name$(<$life>)? { $($(#[$field_meta])* pub $field: $type,)* }
 
         impl$(<$life>)? Default for $name$(<$life>)? {
             fn default() -> Self {

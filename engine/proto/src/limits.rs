@@ -51,13 +51,13 @@ mod tests {
     fn the_longest_header_has_exactly_the_length_of_the_limits() {
         for version in [Version::V1, Version::V2] {
             let longest = header(MAX_SEGMENTS, version);
-            let view = View::check(&longest, Revision::Ietf00).expect("good");
+            let view = View::check(&longest, Revision::Ietf00).expect("valid");
             assert_eq!(view.check_limits(&CHUNK_LIMITS), Ok(()));
             assert_eq!(view.reads().count(), MAX_READ_SEGMENTS);
             assert_eq!(view.writes().map(|chunk| chunk.len()).sum::<usize>(), MAX_WRITE_SEGMENTS);
             assert_eq!(longest.len(), msg_len(version, true) + CHUNK_LIMITS.call().encoded_len());
             let longer = header(MAX_SEGMENTS + 1, version);
-            let view = View::check(&longer, Revision::Ietf00).expect("good");
+            let view = View::check(&longer, Revision::Ietf00).expect("valid");
             assert_eq!(view.check_limits(&CHUNK_LIMITS), Err(ErrorBody::Segments { max: 16 }));
         }
     }

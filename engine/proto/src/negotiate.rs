@@ -134,8 +134,8 @@ impl Session {
 
     /// Opens a client's session if negotiation and authentication are complete. Returns true once.
     pub(super) fn open_client(&mut self) -> bool {
-        let complete = self.phase == Phase::Negotiated && !self.auth().in_progress() && self.auth().permits_calls();
-        let opens = complete && !self.open && !self.server;
+        let is_complete = self.phase == Phase::Negotiated && !self.auth().in_progress() && self.auth().permits_calls();
+        let opens = is_complete && !self.open && !self.server;
         self.open |= opens;
         opens
     }
@@ -196,7 +196,7 @@ impl ConnectionTerms {
     }
 
     /// The terms after changes of either end.
-    pub(super) fn changed(self, config: &ConnConfig, local: &Properties<'_>, peer: &Properties<'_>) -> Self {
+    pub(super) fn after_changes(self, config: &ConnConfig, local: &Properties<'_>, peer: &Properties<'_>) -> Self {
         let changed_config = ConnConfig {
             longest_send: config.longest_send.min((local.send_size as usize).max(FIRST_MESSAGE_LEN)),
             receive_size: local.receive_size as usize,
@@ -211,7 +211,7 @@ impl ConnectionTerms {
         }
     }
 
-    /// Version 1: terms from the peer's private data, or its absence.
+    /// The terms of version 1 from the peer's private data, or the defaults without it.
     pub(super) fn version_1(config: &ConnConfig) -> Self {
         // RFC 8166 §3.3.2: without private data, both thresholds are 1024 bytes.
         let peer = config.private_data.unwrap_or_default();

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::InboundId;
 use crate::wire::ErrorBody;
 
-/// Least capacity for errors that wait to be sent.
+/// Minimum capacity for errors that wait to be sent.
 const MIN_ERRORS: usize = 4;
 
 /// A message that waits to be sent.
@@ -34,7 +34,7 @@ pub(super) struct Outbox {
     pub(super) dequeued: u32,
     /// Queued errors; each occupies a served call's place until sent.
     pub(super) errors: usize,
-    /// A pure grant to send as a keep-alive, unless another message grants before.
+    /// Whether to send a pure grant as a keep-alive, unless another message grants credits first.
     pub(super) keep_alive: bool,
 }
 

@@ -38,7 +38,7 @@ impl PartialMessage {
         self.xid == view.xid() && self.htype == view.htype() && self.response == view.flags().contains(Flags::RESPONSE)
     }
 
-    /// Adds a part of this many bytes to a message of at most `limit` bytes. Returns whether it is kept.
+    /// Adds a part of this many bytes to a message of at most `limit` bytes. Returns whether the part is kept.
     pub(super) fn add(&mut self, bytes: usize, limit: usize) -> bool {
         self.bytes = self.bytes.saturating_add(bytes);
         self.kept &= self.bytes <= limit;
@@ -61,7 +61,7 @@ impl PartialMessage {
     }
 }
 
-/// The peer's incomplete continued message, and the one that was aborted.
+/// The peer's incomplete continued message, and the last aborted one.
 #[derive(Debug, Default)]
 pub(super) struct PartialMessages {
     /// The incoming continued message.

@@ -41,7 +41,7 @@ enum Handled {
 /// Handles a message. Every other message is decoded by its layout, because both ways must agree.
 fn handle(connection: &mut Connection, message: &[u8]) -> Result<Handled, PeerFault> {
     while connection.poll_event().is_some() {}
-    connection.decode_by_layout(connection.counters().received.is_multiple_of(2));
+    connection.set_decode_by_layout(connection.counters().received.is_multiple_of(2));
     let header = connection.layouts().decode(message);
     Ok(match connection.handle_message(message, header.as_ref()) {
         ReceivedMessage::Call { id } => Handled::Call(id),

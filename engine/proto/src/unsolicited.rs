@@ -21,9 +21,9 @@ impl UnsolicitedLimit {
 
     /// Counts an unusable message. Returns the rate per second if the budget is exceeded.
     pub(super) fn count(&mut self) -> Option<u32> {
-        let exceeded = self.remaining == 0;
+        let is_exceeded = self.remaining == 0;
         self.remaining = self.remaining.saturating_sub(1);
-        exceeded.then_some(self.per_second)
+        is_exceeded.then_some(self.per_second)
     }
 
     /// Counts a pure grant. Each of the `sent` messages justifies one. Returns the rate per second if the budget is
@@ -42,10 +42,10 @@ impl UnsolicitedLimit {
     pub(super) fn advance_time(&mut self, now: u64) {
         const SECOND: u128 = 1_000_000_000;
         let elapsed = u128::from(now.saturating_sub(self.refilled));
-        let more = (elapsed * u128::from(self.per_second) / SECOND).min(u128::from(self.per_second)) as u32;
+        let refill = (elapsed * u128::from(self.per_second) / SECOND).min(u128::from(self.per_second)) as u32;
         // Time that yields less than one message counts for the next refill.
-        if more > 0 {
-            self.remaining = self.remaining.saturating_add(more).min(self.per_second);
+        if refill > 0 {
+            self.remaining = self.remaining.saturating_add(refill).min(self.per_second);
             self.refilled = now;
         }
     }

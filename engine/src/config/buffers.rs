@@ -8,7 +8,7 @@ use crate::start_error::{StartError, StartErrorKind};
 use crate::wire::{self, ChunkCounts, ChunkLimits, Version};
 
 /// Bytes in front of a message for a transport header without chunks.
-pub(crate) const HEADROOM_PLAIN: usize = 64;
+pub(crate) const HEADROOM_INLINE: usize = 64;
 /// Bytes in front of an own call for a header with up to three chunks of one segment each.
 ///
 /// A call with more chunks is moved to a longer buffer.

@@ -35,7 +35,7 @@ pub use crate::fabric::iwarp::{Crc, FpduSize};
 pub use crate::wire::Revision;
 pub use crate::wire::properties::ReverseSupport;
 pub(crate) use buffers::{
-    BUFFER_ALIGN, HEADROOM_CALL, HEADROOM_CHUNKS, HEADROOM_PLAIN, SMALL_BUFFER, ShardBuffers, headroom_for,
+    BUFFER_ALIGN, HEADROOM_CALL, HEADROOM_CHUNKS, HEADROOM_INLINE, SMALL_BUFFER, ShardBuffers, headroom_for,
 };
 pub(crate) use groups::LONGEST_BUFFER;
 use groups::MAX_BUFFERS;

@@ -66,7 +66,7 @@ impl LocalServer {
     /// does for a [`Server`](super::Server), because it cannot distinguish that from a caller that polls rarely.
     ///
     /// # Errors
-    /// The failed call, the exceeded limit, and the remedy.
+    /// A limit is exceeded, or a call failed. The text names the cause and the remedy.
     pub fn start(address: &Address, services: Services, config: &ServerConfig) -> Result<Self, StartError> {
         config.check_local()?;
         let (services, mut workers) = (Arc::new(services), None);
@@ -79,7 +79,7 @@ impl LocalServer {
         Ok(Self { number, shard, workers })
     }
 
-    /// Serves an address by services of this thread; see [`start`](Self::start).
+    /// Serves an address with services of this thread; see [`start`](Self::start).
     ///
     /// Their handlers share the state of the thread. `make` gets the shard's memory and waker.
     ///
@@ -104,8 +104,8 @@ impl LocalServer {
     /// Listens at one more address of the same fabric.
     ///
     /// # Errors
-    /// Those of [`start`](Self::start). On RDMA devices it always fails, because a shard has one address there. Use
-    /// a [`Server`](super::Server) for several addresses, which has shards for each.
+    /// Those of [`start`](Self::start). On RDMA devices this always fails, because a shard has one address there. For
+    /// several addresses use a [`Server`](super::Server), which has shards for each.
     pub fn listen(&mut self, address: &Address) -> Result<(), StartError> {
         Ok(self.shard.listen(&address.bind()?)?)
     }

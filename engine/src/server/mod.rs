@@ -121,8 +121,8 @@ impl ServerConfig {
         let (shards, cores) = (self.shards, self.cores.as_ref().map(Vec::len));
         if shards == 0 || cores.is_some_and(|cores| cores != shards) {
             return Err(StartError::conflict(format_args!(
-                "`ServerConfig::shards` is {shards}, `ServerConfig::cores` names {}: at least one shard, and as many cores \
-                 as shards, or `None`",
+                "`ServerConfig::shards` is {shards}, `ServerConfig::cores` names {}: expected at least one shard, and \
+                 as many cores as shards, or `None`",
                 cores.map_or("none".into(), |cores| format!("{cores} cores"))
             )));
         }
@@ -143,7 +143,7 @@ impl ServerConfig {
         self.cores.as_ref().map_or(self.shard.poll.core, |cores| cores.get(index).copied())
     }
 
-    /// Opens a shard for an address on the calling thread, sets it up by `equip`, and listens.
+    /// Opens a shard for an address on the calling thread, sets it up with `equip`, and listens.
     fn open_shard(
         &self,
         address: &Address,
@@ -290,11 +290,11 @@ impl Server {
         let equip = Arc::new(equip);
         let (number, mut shards) = (next_number(), Vec::new());
         for (index, (address, listener)) in addresses.iter().cloned().enumerate() {
-            let (mut own, equip) = (config.clone(), Arc::clone(&equip));
-            own.shard.poll.core = config.core(index);
-            let core = own.shard.poll.core;
+            let (mut shard_config, equip) = (config.clone(), Arc::clone(&equip));
+            shard_config.shard.poll.core = config.core(index);
+            let core = shard_config.shard.poll.core;
             let at = ShardNumber { server: number, index: index as u32 };
-            let make = move || own.open_shard(&address, &listener, at, |shard| equip(shard, index));
+            let make = move || shard_config.open_shard(&address, &listener, at, |shard| equip(shard, index));
             let shard = block_on(spawn(format!("rpcrdma-shard{index}"), core, make));
             shards.push(shard.map_err(|error| name_shard(error, index, addresses.len()))?);
         }
@@ -341,13 +341,13 @@ impl Server {
         CallBacks { server: self.number, shards, reverse_credits: self.reverse_credits }
     }
 
-    /// Whether the calling thread is one of its shards, so that a blocking call would wait for itself.
+    /// Whether the calling thread is one of the server's shards, so that a blocking call would wait for itself.
     #[doc(hidden)]
     pub fn is_on_own_shard(&self) -> bool {
         self.shards.iter().any(|shard| shard.thread().check_may_block().is_err())
     }
 
-    /// Whether the calling thread is one of its shards or workers, for which the drop of the server waits.
+    /// Whether the calling thread is a shard or worker of the server, for which the drop of the server waits.
     #[doc(hidden)]
     pub fn is_on_own_thread(&self) -> bool {
         self.is_on_own_shard() || self.workers.as_ref().is_some_and(|workers| workers.is_on_own_thread())
@@ -395,20 +395,21 @@ impl Server {
     /// Calls were interrupted, or handlers still run.
     #[doc(alias = "graceful shutdown")]
     pub fn drain(mut self, timeout: Duration) -> Result<Vec<ShardStats>, Undrained> {
-        let (soon, end) = (step_until(timeout - (timeout / 10).min(ABORT_TIME)), step_until(timeout));
+        let step_until_abort = step_until(timeout - (timeout / 10).min(ABORT_TIME));
+        let step_until_end = step_until(timeout);
         self.shards.iter().for_each(|shard| shard.send(Command::Drain));
-        while !self.shards.iter().all(ShardHandle::has_stopped) && soon() {}
+        while !self.shards.iter().all(ShardHandle::has_stopped) && step_until_abort() {}
         let undrained = self.shards.iter().filter(|shard| !shard.has_stopped()).count();
         // A stopping shard does not wait for its calls in progress.
         self.shards.iter().for_each(|shard| shard.send(Command::Stop));
-        while !self.shards.iter().all(ShardHandle::has_stopped) && end() {}
+        while !self.shards.iter().all(ShardHandle::has_stopped) && step_until_end() {}
         let (stopped, stuck): (Vec<_>, Vec<_>) = self.shards.drain(..).partition(ShardHandle::has_stopped);
         let (stats, interrupted): (_, Vec<InterruptedWork>) =
             stopped.into_iter().filter_map(|mut shard| shard.join()).unzip();
         let stuck_shards = stuck.len();
         stuck.into_iter().for_each(ShardHandle::detach);
         let workers = self.workers.take().and_then(Arc::into_inner);
-        let stuck_workers = workers.map_or(0, |workers| workers.finish(end));
+        let stuck_workers = workers.map_or(0, |workers| workers.finish(step_until_end));
         match undrained + stuck_workers {
             0 => Ok(stats),
             _ => {
@@ -446,7 +447,7 @@ impl CallBacks {
     }
 }
 
-/// Error of workers for services that stay on their shards.
+/// Error for configured workers of services that stay on their shards.
 fn workers_conflict() -> StartError {
     StartError::conflict("`ServerConfig::workers` is set, but services of `start_with` stay on their shards")
 }
@@ -491,10 +492,10 @@ impl Error for Undrained {}
 impl fmt::Display for Undrained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { timeout, shards, unanswered, unreceived, stuck_shards, stuck_workers } = self;
-        let s = |count: &usize| if *count == 1 { "" } else { "s" };
+        let plural = |count: &usize| if *count == 1 { "" } else { "s" };
         write!(f, "drain timed out after {timeout:?}")?;
-        let mut before = ": ";
-        for (what, count, of, then) in [
+        let mut separator = ": ";
+        for (prefix, count, noun, suffix) in [
             ("connections open on ", shards, "shard", ""),
             ("", unanswered, "call", " not answered"),
             ("replies not received on ", unreceived, "connection", ""),
@@ -502,8 +503,8 @@ impl fmt::Display for Undrained {
             ("handlers running on ", stuck_workers, "worker", ""),
         ] {
             if *count > 0 {
-                write!(f, "{before}{what}{count} {of}{}{then}", s(count))?;
-                before = ", ";
+                write!(f, "{separator}{prefix}{count} {noun}{}{suffix}", plural(count))?;
+                separator = ", ";
             }
         }
         Ok(())

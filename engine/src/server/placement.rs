@@ -17,11 +17,11 @@ impl ServerConfig {
     /// `serves` has no entry for a shard, names an unknown address, or omits one.
     pub(super) fn placement(&self, addresses: &[Address]) -> Result<Vec<usize>, StartError> {
         if let Some(serves) = &self.serves {
-            let fits = serves.len() == self.shards
+            let is_valid = serves.len() == self.shards
                 && serves.iter().all(|&address| address < addresses.len())
                 && (0..addresses.len()).all(|address| serves.contains(&address));
             let (count, shards) = (addresses.len(), self.shards);
-            return fits.then(|| serves.clone()).ok_or_else(|| {
+            return is_valid.then(|| serves.clone()).ok_or_else(|| {
                 StartError::conflict(format_args!(
                     "invalid `ServerConfig::serves` {serves:?} for {shards} shards and {count} addresses: expected the \
                      index of an address, from 0, for each shard, with each address at least once; or `None`"
@@ -48,11 +48,11 @@ fn by_node(addresses: &[Option<u32>], shards: &[Option<u32>]) -> Vec<usize> {
     let mut counts = vec![0; addresses.len()];
     let mut serves = vec![None; shards.len()];
     for (place, node) in serves.iter_mut().zip(shards).filter(|(_, node)| node.is_some()) {
-        *place = fewest(&counts, |address| addresses[address] == *node);
+        *place = find_least_served(&counts, |address| addresses[address] == *node);
         place.iter().for_each(|&address: &usize| counts[address] += 1);
     }
     for place in serves.iter_mut().filter(|place| place.is_none()) {
-        *place = fewest(&counts, |_| true);
+        *place = find_least_served(&counts, |_| true);
         place.iter().for_each(|&address| counts[address] += 1);
     }
     while let Some(unserved) = counts.iter().position(|&count| count == 0) {
@@ -67,7 +67,7 @@ fn by_node(addresses: &[Option<u32>], shards: &[Option<u32>]) -> Vec<usize> {
 }
 
 /// The first suitable address with the fewest shards.
-fn fewest(counts: &[usize], is_suitable: impl Fn(usize) -> bool) -> Option<usize> {
+fn find_least_served(counts: &[usize], is_suitable: impl Fn(usize) -> bool) -> Option<usize> {
     (0..counts.len()).filter(|&address| is_suitable(address)).min_by_key(|&address| counts[address])
 }
 

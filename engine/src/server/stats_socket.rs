@@ -1,9 +1,9 @@
 //! Statistics on a Unix socket: each reader gets one snapshot in JSON, and the end of the stream.
 //!
 //! One thread serves all readers, and queries the shards as [`Server::stats`](super::Server::stats) does. It sleeps
-//! while there are no readers. The cost of readers is bounded: there are [`MAX_READERS`] at a time, each for
-//! [`READER_TIMEOUT`]. Readers within [`SNAPSHOT_INTERVAL`] of each other share a snapshot, which limits the requests to
-//! shards. Their input is ignored. Only failures of accept are logged.
+//! while there are no readers. The cost of readers is bounded: there are at most [`MAX_READERS`] at a time, each
+//! for at most [`READER_TIMEOUT`]. Readers within [`SNAPSHOT_INTERVAL`] of each other share a snapshot, which limits
+//! the requests to shards. Input from readers is ignored. Only failures of accept are logged.
 
 use std::io::{ErrorKind, PipeWriter, Read, Write};
 use std::net::Shutdown;

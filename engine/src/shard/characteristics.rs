@@ -128,7 +128,7 @@ impl CharacteristicChanges {
     /// Changes the receive size of all connections while calls run.
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// The size is invalid, an earlier change is in progress, or memory is missing. Nothing has changed.
     pub(super) fn resize<F: Fabric>(&mut self, cx: &mut ShardContext<F>, bytes: usize) -> Result<(), ResizeCause> {
         let (max, announced) = (cx.config.longest_message(), cx.memory.sizes.announced);
         if !(MIN_RECEIVE_SIZE..=max).contains(&bytes) || !bytes.is_multiple_of(4) {
@@ -169,7 +169,8 @@ impl CharacteristicChanges {
             && let Some(bytes) = self.requested.take()
         {
             if let Err(error) = self.resize(cx, bytes) {
-                let line = format_args!("receive size of {bytes} bytes, requested by a peer: {error}");
+                let line =
+                    format_args!("cannot change the receive size to {bytes} bytes, as a peer requested: {error}");
                 cx.warn("failed changes of the receive size", line);
             }
             if self.progress == Progress::Done {
@@ -197,7 +198,8 @@ impl CharacteristicChanges {
             return;
         }
         if let Err(error) = switch_to(cx, size) {
-            let line = format_args!("receive size of {size} bytes: {error}; larger Receives stay in use");
+            let line =
+                format_args!("cannot change the receive size to {size} bytes: {error}; larger Receives stay in use");
             cx.warn("failed changes of the receive size", line);
         }
         self.progress = Progress::Done;
@@ -224,7 +226,7 @@ fn switch_to<F: Fabric>(cx: &mut ShardContext<F>, bytes: usize) -> Result<(), Re
         Some(sized) => sized.pool.stats().classes.first().map_or(bytes, |class| class.size),
         None => sizes.configured_capacity,
     };
-    sizes.retired.extend(mem::replace(&mut sizes.own, next));
+    sizes.retired.extend(mem::replace(&mut sizes.current, next));
     sizes.filled = bytes;
     cx.memory.receives.drop_waiting();
     Ok(())

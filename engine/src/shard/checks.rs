@@ -7,11 +7,13 @@
 //!
 //! # Credit limits, and keep-alive of quiet connections
 //!
-//! The limits of busy connections grow while Receives are plentiful, and shrink to an equal share when they get short.
-//! A keep-alive is a pure grant; in version 1 it is an RDMA Write of no bytes, which the peer's device acknowledges.
+//! The limits of busy connections grow while Receives are plentiful, and shrink to an equal share when Receives are
+//! short. A keep-alive is a pure grant; in version 1 it is an RDMA Write of no bytes, which the peer's device
+//! acknowledges.
 //!
-//! A waiting peer is not visible here, because a fast receiver replenishes each message at once. So the limit of a busy
-//! connection grows while more than three quarters of the shard's Receives are unreserved: they are posted anyway.
+//! The shard cannot see that a peer waits for credits, because a fast receiver replaces each used credit at once. So
+//! the limit of a busy connection grows while more than three quarters of the shard's Receives are unreserved: they are
+//! posted anyway.
 //!
 //! # Calls without an answer
 //!
@@ -43,7 +45,7 @@ const CHECKS: u64 = 8;
 const SLACK: u64 = 256 << 10;
 /// Control-plane intervals between two checks of a credit limit.
 const INTERVALS: u64 = 8;
-/// Messages of a busy connection between two checks, in multiples of its credit limit.
+/// Least number of messages of a busy connection between two checks, in multiples of its credit limit.
 const TURNOVERS: u64 = 8;
 
 /// Nanoseconds between two checks of a connection's unanswered calls: a second.
@@ -90,7 +92,7 @@ pub(super) struct ObligationChecks {
     quiet: usize,
     /// Whether the last checks followed a pause.
     paused: bool,
-    /// The shard's work at the last call of [`next`](Self::next), as [`work_of`] counts it.
+    /// The shard's work at the last call of [`next_full_check`](Self::next_full_check), as [`work_of`] counts it.
     work: u64,
 }
 
@@ -116,7 +118,7 @@ impl ObligationChecks {
     }
 
     /// Time when a sleeping shard must check all parts, in nanoseconds. `work` is the shard's work so far.
-    fn next(&mut self, work: u64) -> u64 {
+    fn next_full_check(&mut self, work: u64) -> u64 {
         if mem::replace(&mut self.work, work) != work {
             self.quiet = 0;
         }
@@ -134,7 +136,7 @@ impl ObligationChecks {
 
     /// Limits a sleep to the next check of all connections: peers may have obligations from work since the last check.
     pub(super) fn before_sleep<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
-        cx.schedule.wake_by(self.next(work_of(&cx.stats)));
+        cx.schedule.wake_by(self.next_full_check(work_of(&cx.stats)));
     }
 
     /// Checks the due connections, and closes those whose peers are late.
@@ -162,9 +164,10 @@ impl ObligationChecks {
         }
         let (in_device, flow) = (cx.fabric.holds_sends(conn.qp()), cx.fabric.flow(conn.qp()));
         let obligations = obligations_of(conn, in_device, cx.config.limits.max_abandoned);
-        let rest = if obligations.half_sent.is_some() { cx.config.wire.reassemble_up_to as u64 } else { 0 };
-        // If the device reports bytes, only those not posted yet are unseen; otherwise all known ones are.
-        let unseen = rest
+        let unfinished_message =
+            if obligations.half_sent.is_some() { cx.config.wire.reassemble_up_to as u64 } else { 0 };
+        // The device does not report bytes that are not posted yet. If it reports none, all known bytes are unseen.
+        let unseen = unfinished_message
             + match flow {
                 Some(_) => SLACK + conn.sends.unposted(),
                 None => conn.served.outstanding_reads().bytes as u64 + (obligations.written - conn.obligations.written),
@@ -191,7 +194,7 @@ impl ObligationChecks {
 
 /// Obligations of the peer. `in_device` means that the device holds memory of this connection.
 fn obligations_of(conn: &Conn, in_device: bool, max_abandoned: usize) -> PeerObligations {
-    // A busy peer may delay completions while they hold no memory of this side.
+    // Sends that hold no memory of this side are no obligation, because a busy peer may delay their completions.
     let status = conn.proto.status();
     let holds = in_device || !conn.sends.is_empty() || status.has_replies;
     let (sends, completed) = conn.sends.numbers();
@@ -265,9 +268,11 @@ fn fit_limit<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, open: usize) 
     let total = cx.config.memory.receives.saturating_sub(RECEIVE_MARGIN);
     let free = cx.memory.receives.reservable().saturating_sub(RECEIVE_MARGIN);
     let credits = conn.proto.credits().credit_limit();
-    let wanted = if free < total / 8 {
+    let is_busy = received >= TURNOVERS * u64::from(credits);
+    let (are_short, are_plentiful) = (free < total / 8, free > total / 4 * 3);
+    let wanted = if are_short {
         credits.min((total / open.max(1)).saturating_sub(2) as u32)
-    } else if received >= TURNOVERS * u64::from(credits) && free > total / 4 * 3 {
+    } else if is_busy && are_plentiful {
         let max_growth = cx.config.limits.max_credits.saturating_sub(credits);
         credits + cx.memory.receives.take_surplus(credits.min((free / 4) as u32).min(max_growth))
     } else {
@@ -289,7 +294,7 @@ fn send_keep_alive<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, now: u6
     if conn.proto.terms().version == Version::V2 {
         conn.proto.request_keep_alive();
         cx.ready.add(conn);
-    } else if !conn.sends.awaits_end() {
+    } else if !conn.sends.awaits_completion() {
         cx.write_empty(conn);
     }
 }
@@ -346,7 +351,7 @@ fn log_unanswered<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn, procedure: u
          unanswered calls hold credits (ClientCall::timeout, limits.max_abandoned)",
         conn.log_name()
     );
-    cx.log_of(Level::Warn, "calls without an answer for a second", Some(name), line);
+    cx.log_for_procedure(Level::Warn, "calls without an answer for a second", Some(name), line);
 }
 
 #[cfg(test)]
@@ -416,13 +421,13 @@ mod tests {
     fn all_parts_are_checked_after_a_sleep_unless_nothing_was_owed_or_done() {
         let mut checks = ObligationChecks::default();
         checks.begin(10_000, EVERY);
-        assert_eq!(checks.next(0), u64::MAX, "no obligation was found");
-        assert_eq!(checks.next(1), 10_000 + EVERY, "the work since then may have caused an obligation");
+        assert_eq!(checks.next_full_check(0), u64::MAX, "no obligation was found");
+        assert_eq!(checks.next_full_check(1), 10_000 + EVERY, "the work since then may have caused an obligation");
         assert_eq!(checks.begin(checks.all_due, EVERY), [Some(EVERY); PARTS]);
-        assert_eq!(checks.next(1), u64::MAX);
+        assert_eq!(checks.next_full_check(1), u64::MAX);
         // This part has an obligation.
         checks.begin(checks.rounds.due, EVERY);
         checks.quiet = 0;
-        assert_eq!(checks.next(1), checks.rounds.due + EVERY - 10);
+        assert_eq!(checks.next_full_check(1), checks.rounds.due + EVERY - 10);
     }
 }

@@ -17,7 +17,7 @@ const IDLE_TURNS: u32 = 2;
 pub struct SimulatedTime(Rc<Cell<u64>>);
 
 impl SimulatedTime {
-    /// Starts at 0.
+    /// Creates a simulated time that starts at 0.
     pub fn new() -> Self {
         Self::default()
     }
@@ -70,7 +70,7 @@ impl Clock {
         Self { simulated: Some(time.clone()), now: time.now(), measured_at: time.now(), ..Self::real() }
     }
 
-    /// Reads the clock less often in idle turns, because those of a shard on its own thread follow each other closely.
+    /// Reads the clock less often in idle turns, because a shard on its own thread runs its turns in close succession.
     pub(super) fn spin(&mut self) {
         self.idle = TURNS;
         self.end_sleep();
@@ -222,7 +222,7 @@ impl Schedule {
     }
 }
 
-/// Sampling of calls at irregular distances, so that alternating calls are all sampled.
+/// Sampling of calls at irregular distances, so that calls of all kinds are sampled even if the kinds alternate.
 #[derive(Debug)]
 pub(super) struct Sampler {
     /// Calls until the next sample.

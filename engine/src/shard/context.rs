@@ -1,8 +1,8 @@
 //! Shared state of a shard's parts: device, memory, clock, connections, statistics.
 //!
-//! It has no policy about calls. The table finds a connection by its queue pair, or by its name. The name is the
-//! connection's first queue pair, and stays the same when it reconnects. A list has the connections with messages to
-//! send.
+//! Policies about calls are in other modules. The [`ConnTable`] finds a connection by its queue pair, or by its name.
+//! The name is the connection's first queue pair, and stays the same when it reconnects. The [`ReadyList`] has the
+//! connections with messages to send.
 
 use std::fmt::Arguments;
 use std::mem;
@@ -27,7 +27,7 @@ use crate::stats::ShardStats;
 /// Longest chain of work requests that is counted by its length.
 const MAX_BATCH: usize = 256;
 
-/// Prefetch distance, in places of the table.
+/// Prefetch distance, in slots of the table.
 const AHEAD: usize = 16;
 
 pub(super) struct ShardContext<F: Fabric> {
@@ -58,13 +58,13 @@ impl<F: Fabric> ShardContext<F> {
     /// Opens the device with the memory of a configuration; `serves` includes memory for peers' calls.
     ///
     /// # Errors
-    /// The knob, limit or call that failed, and the remedy.
+    /// A knob is invalid, a limit is exceeded, or a call failed. The text names the cause and the remedy.
     pub(super) fn open(mut fabric: F, config: Config, serves: bool) -> Result<Self, StartError> {
         let mut config = config.sized()?;
         config.debug.remote_invalidate &= fabric.capabilities().remote_invalidate;
         let memory = ShardMemory::new(&config, serves)?;
-        let refused = |error: crate::fabric::FabricError| config.add_memory_knob(error.into());
-        fabric.register(memory.pool.arena(), Access::LOCAL).map_err(refused)?;
+        let name_knob = |error: crate::fabric::FabricError| config.add_memory_knob(error.into());
+        fabric.register(memory.pool.arena(), Access::LOCAL).map_err(name_knob)?;
         for arena in &config.memory.arenas {
             fabric.register(arena, Access::LOCAL)?;
         }
@@ -91,6 +91,7 @@ impl<F: Fabric> ShardContext<F> {
     /// Nanoseconds to wait before the next attempt, after this number of attempts.
     pub(super) fn backoff(&self, attempts: u32) -> u64 {
         let (first, longest) = self.connect.reconnect_backoff;
+        // The limit of the exponent keeps the shift from overflowing.
         nanoseconds(first.saturating_mul(1 << attempts.min(20)).min(longest))
     }
 
@@ -106,7 +107,7 @@ impl<F: Fabric> ShardContext<F> {
         self.with_slots(|_| true, &mut work);
     }
 
-    /// Applies a function to each connection in certain places of the table.
+    /// Applies a function to each connection in the slots that `which` selects.
     #[inline]
     pub(super) fn with_slots(&mut self, which: impl Fn(usize) -> bool, mut work: impl FnMut(&mut Self, &mut Conn)) {
         for slot in self.conns.slots().filter(|&slot| which(slot)) {
@@ -119,7 +120,7 @@ impl<F: Fabric> ShardContext<F> {
         }
     }
 
-    /// Lends a connection that was taken from the table to `work`, then returns it to the table.
+    /// Lends `work` a connection that was taken from the table, then returns it to the table.
     #[inline(always)]
     pub(super) fn with_conn<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);
@@ -208,18 +209,19 @@ impl<F: Fabric> ShardContext<F> {
     /// This keeps connections going while calls hold buffers for a long time.
     #[cold]
     fn suffices_without_spares(&mut self, conn: &mut Conn) -> bool {
-        let own = conn.proto.status().spared;
+        let own_spared = conn.proto.status().spared;
         let is_counted = self.memory.receives.spared.0 == self.stats.turns;
-        let mut others = self.spared().saturating_sub(if is_counted { conn.receive_reservation.spared } else { 0 });
-        if !self.memory.receives.suffice_without(others + own) {
+        let counted = if is_counted { conn.receive_reservation.spared } else { 0 };
+        let mut others_spared = self.spared().saturating_sub(counted);
+        if !self.memory.receives.suffice_without(others_spared + own_spared) {
             // Calls may have arrived since the last count.
-            others = self.count_spared();
+            others_spared = self.count_spared();
         }
-        let suffice = self.memory.receives.suffice_without(others + own);
+        let suffice = self.memory.receives.suffice_without(others_spared + own_spared);
         self.memory.receives.ran_short |= !suffice;
-        // The connection may grant now, so two of its spared Receives are needed.
-        conn.receive_reservation.spared = if suffice { own.saturating_sub(2) } else { own };
-        self.memory.receives.spared = (self.stats.turns, others + conn.receive_reservation.spared);
+        // The connection may grant now, so it needs two of its spared Receives, as `suffice_without` requires.
+        conn.receive_reservation.spared = if suffice { own_spared.saturating_sub(2) } else { own_spared };
+        self.memory.receives.spared = (self.stats.turns, others_spared + conn.receive_reservation.spared);
         suffice
     }
 
@@ -235,13 +237,13 @@ impl<F: Fabric> ShardContext<F> {
     /// because it takes long with many connections.
     #[cold]
     pub(super) fn count_spared(&mut self) -> u32 {
-        let mut all = 0;
+        let mut total = 0;
         for conn in self.conns.iter_mut() {
             conn.receive_reservation.spared = conn.proto.status().spared;
-            all += conn.receive_reservation.spared;
+            total += conn.receive_reservation.spared;
         }
-        self.memory.receives.spared = (self.stats.turns, all);
-        all
+        self.memory.receives.spared = (self.stats.turns, total);
+        total
     }
 
     /// Updates the Receives reserved for a connection.
@@ -336,11 +338,17 @@ impl<F: Fabric> ShardContext<F> {
         self.log.error(self.clock.read(), what, line);
     }
 
-    /// Writes or counts a log line at a level, with lines of its own for each procedure. `of` is `None` for a procedure
-    /// that only the peer has named, so that peers cannot create any number of rate limits.
+    /// Writes or counts a log line at a level, with a rate limit for each procedure. `procedure` is `None` if only the
+    /// peer has named it, so that peers cannot create an unlimited number of rate limits.
     #[cold]
-    pub(super) fn log_of(&mut self, level: Level, what: &'static str, of: Option<ProcedureName>, line: Arguments<'_>) {
-        self.log.log_subject(self.clock.read(), level, (what, of), line);
+    pub(super) fn log_for_procedure(
+        &mut self,
+        level: Level,
+        what: &'static str,
+        procedure: Option<ProcedureName>,
+        line: Arguments<'_>,
+    ) {
+        self.log.log_subject(self.clock.read(), level, (what, procedure), line);
     }
 
     /// The connection with this name, if calls may start on it.
@@ -348,7 +356,7 @@ impl<F: Fabric> ShardContext<F> {
         self.conns.get(conn).filter(|conn| conn.stage() == Stage::Open)
     }
 
-    /// Allocates from an extra pool of bulk buffers, which the first use creates, registered for peers if `exposed`.
+    /// Allocates from an extra pool of bulk buffers. The first use creates it, registered for peers if `exposed`.
     ///
     /// # Errors
     /// [`CallError::NoMemory`] while no such buffer is free, [`CallError::TooLong`] if the pool never has one,
@@ -359,7 +367,7 @@ impl<F: Fabric> ShardContext<F> {
                 Ok(created) => *pool = Some(created),
                 Err(error) => {
                     let what = if exposed { "memory to expose to a peer" } else { "memory for a copy of a reply" };
-                    self.error(what, format_args!("{what}: {error}"));
+                    self.error("failures to allocate bulk buffers", format_args!("cannot allocate {what}: {error}"));
                     return Err(CallError::OutOfMemory { answered: false, os_error: error.os_error() });
                 }
             }
@@ -382,7 +390,7 @@ impl<F: Fabric> ShardContext<F> {
     /// Allocates `len` bytes for a chunk of a call on this connection; no other peer ever gets access to it.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] while no such buffer of the connection is free, [`CallError::TooLong`] if none is so
+    /// [`CallError::NoMemory`] while no such buffer of the connection is free, [`CallError::TooLong`] if none is that
     /// long, [`CallError::OutOfMemory`] if the system refuses the memory, [`CallError::Closed`] without a connection.
     pub(super) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
         if let Some(buf) = self.conns.get(conn).and_then(|conn| conn.calls.try_alloc(len)) {
@@ -542,7 +550,7 @@ impl ConnTable {
         self.slots.iter().flatten().map(|conn| &**conn)
     }
 
-    /// All connections, also those that wait to reconnect or to be ended.
+    /// All connections, including those that wait to reconnect or to be ended.
     pub(super) fn all(&self) -> impl Iterator<Item = &Conn> {
         self.iter().chain(self.reconnecting.iter().chain(&self.closed).map(|conn| &**conn))
     }

@@ -5,7 +5,7 @@
 //! may use only one. If a host needs one more, the shard drops the slowest message of the host with the most messages.
 //! If no host has more than one, the shard drops a message that has taken [long](LONG).
 //!
-//! A list has the messages in long buffers, so that messages of peers cause no scan of all connections.
+//! The shard lists the messages in long buffers, so that peers' messages do not cause scans of all connections.
 
 use std::collections::HashMap;
 
@@ -14,13 +14,13 @@ use rpcrdma_mempool::Buf;
 use super::admission::quota::{QuotaOwner, is_scarce_for_hosts};
 use super::connection::{Conn, Continuation, MessageOwner};
 use super::context::{ConnTable, ShardContext};
-use crate::config::{HEADROOM_PLAIN, SMALL_BUFFER};
+use crate::config::{HEADROOM_INLINE, SMALL_BUFFER};
 use crate::fabric::{Fabric, QpId};
 use crate::proto::{Form, Outgoing};
 use crate::wire::ChunkCounts;
 
 /// Payload bytes of the shortest parts, which use the smallest buffers. The last part may be shorter.
-const LEAST_CONTINUED: usize = SMALL_BUFFER - HEADROOM_PLAIN;
+const LEAST_CONTINUED: usize = SMALL_BUFFER - HEADROOM_INLINE;
 /// Nanoseconds after which the only message of a host yields to a host without one.
 const LONG: u64 = 100_000_000;
 
@@ -96,10 +96,11 @@ impl Assemblies {
         in_size().for_each(|assembly| *counts.entry(assembly.owner).or_default() += 1);
         let max_count = counts.values().copied().max()?;
         let count = |owner: &QuotaOwner| counts.get(owner).copied().unwrap_or(0);
-        let may_drop = |assembly: &&Assembly| match (assembly.owner == owner, count(&owner) == max_count) {
-            (own, true) => own && assembly.age < age,
-            (own, false) => {
-                let takes_long = || !own && now.saturating_sub(assembly.began) >= LONG;
+        let owner_has_most = count(&owner) == max_count;
+        let may_drop = |assembly: &&Assembly| match (assembly.owner == owner, owner_has_most) {
+            (is_own, true) => is_own && assembly.age < age,
+            (is_own, false) => {
+                let takes_long = || !is_own && now.saturating_sub(assembly.began) >= LONG;
                 if max_count > 1 { count(&assembly.owner) == max_count } else { takes_long() }
             }
         };
@@ -151,11 +152,11 @@ fn assemble<F: Fabric>(cx: &mut ShardContext<F>, conn: &mut Conn, part: &[u8]) {
     cx.assemblies.store(conn, buf, cx.memory.sizes.configured_capacity);
 }
 
-/// Allocates a buffer for `len` bytes of parts, or preferably for `roomy` bytes. `conn` is lent, so it is not in the
-/// table, and has no buffer of that length.
-fn alloc<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn, len: usize, roomy: usize) -> Option<Buf> {
+/// Allocates a buffer for `preferred` bytes of parts or, if there is none, for `len` bytes. `conn` is lent, so it is
+/// not in the table, and has no buffer of that length.
+fn alloc<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn, len: usize, preferred: usize) -> Option<Buf> {
     let owner = conn.quota_owner();
-    let buf = alloc_in_part(cx, owner, roomy).or_else(|| alloc_in_part(cx, owner, len)).or_else(|| {
+    let buf = alloc_in_part(cx, owner, preferred).or_else(|| alloc_in_part(cx, owner, len)).or_else(|| {
         drop_slowest(cx, conn, len);
         alloc_in_part(cx, owner, len)
     });
@@ -192,7 +193,7 @@ fn drop_slowest<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn, len: usize) {
 
 pub(super) enum NextPart {
     Sent,
-    /// There is no memory, so it is retried later.
+    /// There is no memory for the part, which is sent later.
     NoMemory,
     /// The last part remains, which the message's owner sends.
     Last(Continuation),
@@ -243,10 +244,10 @@ impl<F: Fabric> ShardContext<F> {
             MessageOwner::Reply(call) => Outgoing::Reply(call.id()),
         };
         let sent = self.alloc_continuation(longest).is_some_and(|(mut buf, take)| {
-            let end = HEADROOM_PLAIN + take;
+            let end = HEADROOM_INLINE + take;
             let bytes = continuation.rest.get(..take).unwrap_or_default();
-            buf.full_mut()[HEADROOM_PLAIN..end].copy_from_slice(bytes);
-            match conn.proto.write_header(out, &Form::PART, buf.full_mut(), HEADROOM_PLAIN) {
+            buf.full_mut()[HEADROOM_INLINE..end].copy_from_slice(bytes);
+            match conn.proto.write_header(out, &Form::PART, buf.full_mut(), HEADROOM_INLINE) {
                 Some(start) => {
                     buf.set_window(start, end - start);
                     conn.sends.push_send(buf, None, self.config.debug.signal_every);
@@ -261,7 +262,7 @@ impl<F: Fabric> ShardContext<F> {
         if sent {
             self.ready.add(conn);
         } else {
-            // The rest still precedes all other messages.
+            // This call writes nothing: it only makes the rest precede all other messages again.
             conn.proto.write_header(out, &Form::PART, &mut [], 0);
             self.park_for_buffer(conn);
         }
@@ -273,7 +274,7 @@ impl<F: Fabric> ShardContext<F> {
     fn alloc_continuation(&mut self, longest: usize) -> Option<(Buf, usize)> {
         let mut take = longest;
         loop {
-            match self.memory.pool.alloc(HEADROOM_PLAIN + take) {
+            match self.memory.pool.alloc(HEADROOM_INLINE + take) {
                 Some(buf) => return Some((buf, take)),
                 None if take > LEAST_CONTINUED => take = (take / 2).max(LEAST_CONTINUED) & !3,
                 None => break,

@@ -25,22 +25,22 @@ use crate::wire::private_data::PrivateData;
 use crate::wire::properties::ReverseSupport;
 
 /// Windows that every fabric grants to a connection.
-const MOST_WINDOWS: usize = 1 << 16;
+const MAX_WINDOWS: usize = 1 << 16;
 /// Divisor of a connection's share of the free receives.
-const SHARE: usize = 8;
+const SHARE_DIVISOR: usize = 8;
 /// Messages that a peer may send before any grant: its first one, and a pure grant.
 const UNGRANTED: usize = 2;
 /// Time for connect requests in a turn, in nanoseconds. It suffices for several refusals; one accept takes longer.
 const REQUEST_TIME: u64 = 25_000;
-/// Divisor of the last turn's length for the time of connect requests, if that is longer.
+/// Connect requests get at least the length of the last turn, divided by this.
 const REQUEST_PART_OF_TURN: u64 = 16;
 
 /// Round trips without a message after which a connection of a draining shard closes. A peer may send another call when
 /// it gets an error, and this call arrives one round trip after the error. The other round trips cover lost packets.
 const ROUND_TRIPS: u32 = 3;
-/// TCP's least retransmission time-out, which a lost packet takes in addition.
+/// TCP's least retransmission time-out, by which a lost packet is delayed.
 const RETRANSMISSION: Duration = Duration::from_millis(200);
-/// Round trip from which a peer counts as distant, so that packets may be lost.
+/// Least round trip of a peer that counts as distant, so that its packets may be lost.
 const DISTANT: Duration = Duration::from_millis(2);
 /// Longest [`silence`].
 const LONGEST_SILENCE: Duration = Duration::from_secs(1);
@@ -70,7 +70,7 @@ pub(super) struct Lifecycle {
     interrupted: Option<u64>,
     /// Connections closed by their peers: they end in the next control-plane run.
     pub(super) disconnected: Vec<(QpId, CloseReason)>,
-    /// Connecting and reconnecting have stopped.
+    /// Whether accepting, connecting and reconnecting have stopped.
     pub(super) draining: bool,
     pub(super) last_evictions: LastEvictions,
     /// First XID of the next connection. It starts at random, because a duplicate request cache takes an equal call of
@@ -187,17 +187,17 @@ impl<F: Fabric> Shard<F> {
         let under_way = limits.max_credits.max(limits.max_calls as u32);
         let send_queue_depth = (2 * under_way).clamp(128, 4096).min(capabilities.max_send_wr);
         let read_depth = capabilities.max_read_depth.min(16);
-        // One window for each buffer that a connection may expose. The number of calls is no bound, because an answered
-        // call keeps its windows until their revocation, when another call may use its slot already.
+        // One window for each buffer that a connection may expose. The number of calls is not a bound, because an
+        // answered call keeps its windows until their revocation, when another call may use its slot already.
         let windows: usize = self.cx.config.memory.bulk_buffers.iter().map(|&(_, count)| count).sum();
         ConnectParams {
             send_queue_depth,
             initiator_depth: read_depth,
             responder_resources: read_depth,
-            windows: windows.clamp(1, MOST_WINDOWS) as u32,
+            windows: windows.clamp(1, MAX_WINDOWS) as u32,
             // Receives are shared, so another peer's excess must not end this connection.
             rnr_retry: 7,
-            // Version 1 reads its inline thresholds from it (RFC 8797); version 2 ignores it.
+            // Version 1 reads its inline thresholds from the private data (RFC 8797), which version 2 ignores.
             private_data: connect_data(self.cx.memory.sizes.announced, self.cx.config.debug.remote_invalidate).to_vec(),
             ..ConnectParams::default()
         }
@@ -217,23 +217,23 @@ impl<F: Fabric> Shard<F> {
         };
         if !has_buffers {
             return Err(no_receives(
-                "other connections have reserved all that have buffers; raise `memory.message_buffers`, or return \
-                 buffers sooner"
+                "other connections have reserved all receives that have buffers; raise `memory.message_buffers`, or \
+                 return buffers sooner"
                     .into(),
             ));
         }
         let limit = self.cx.config.memory.receives;
         let left = self.cx.memory.receives.reservable().saturating_sub(RECEIVE_MARGIN);
-        let most = (left / SHARE).max(MIN_CREDITS as usize).min(left.saturating_sub(1)) as u32;
-        if most < MIN_CREDITS {
+        let share = (left / SHARE_DIVISOR).max(MIN_CREDITS as usize).min(left.saturating_sub(1)) as u32;
+        if share < MIN_CREDITS {
             let remedy = "raise `memory.receives`, or lower `limits.credits`";
             let detail = format!(
-                "other connections have reserved those of this shard, which are {limit} with {RECEIVE_MARGIN} that stay \
-                 unreserved; {remedy}"
+                "other connections have reserved all receives of this shard ({limit}, of which {RECEIVE_MARGIN} stay \
+                 unreserved); {remedy}"
             );
             return Err(no_receives(detail));
         }
-        Ok(self.cx.config.limits.credits.min(most))
+        Ok(self.cx.config.limits.credits.min(share))
     }
 
     pub(super) fn conn_config(
@@ -322,7 +322,7 @@ impl<F: Fabric> Shard<F> {
         self.end_closed();
     }
 
-    /// Handles control-plane events, and answers at least one connect request, and others for a limited time, because
+    /// Handles control-plane events, and answers connect requests: at least one, and others for a limited time, because
     /// calls wait meanwhile. The device may report more requests after each answer.
     fn answer_requests(&mut self) {
         self.poll_control_events();
@@ -435,7 +435,7 @@ impl<F: Fabric> Shard<F> {
             return;
         }
         let (now, conns) = (self.cx.clock.read(), &mut self.cx.conns);
-        // The server's first message may be another one than the answer, and does not open the client by itself.
+        // The server's first message may be other than the answer; such a message does not open the client by itself.
         let mut is_open = |qp| conns.get_mut(qp).is_some_and(|conn| conn.proto.session().is_open());
         let is_due = |setup: &&PendingSetup| setup.deadline <= now || setup.negotiates && is_open(setup.qp);
         let due: Vec<QpId> = self.life.setups.iter().filter(is_due).map(|setup| setup.qp).collect();
@@ -463,12 +463,12 @@ impl<F: Fabric> Shard<F> {
         self.with(qp, |_, conn| conn.end_for(reason));
     }
 
-    /// Closes a connection now, by its owner's name, in any stage; it does not reconnect.
+    /// Closes the connection that has this name for its owner, in any stage; it does not reconnect.
     pub(super) fn end_now(&mut self, conn: ConnRef, reason: LocalClose) {
         self.with_ref(conn, |_, conn| {
             conn.reconnect.address = None;
             if conn.stage() == Stage::Reconnecting {
-                // It has the reason for its loss already.
+                // The connection already has a close reason: that of its loss.
                 conn.replace_close_reason(reason);
                 conn.enter(Stage::Closing);
             }
@@ -539,9 +539,9 @@ impl<F: Fabric> Shard<F> {
     pub(super) fn must_linger(&mut self, conn: &mut Conn) -> bool {
         // The fabric may still send replies, which takes long if the peer is slow, and closing the queue pair waits
         // only briefly for them. `timeouts.progress` ends the connection of a peer that receives nothing.
-        let awaits = conn.holds_sends(&mut self.cx.fabric);
+        let awaits_sends = conn.holds_sends(&mut self.cx.fabric);
         let now = self.cx.clock.read();
-        if awaits {
+        if awaits_sends {
             // The device reports unsignaled Sends with a later signaled request.
             self.cx.request_completion(conn);
             self.cx.retry_soon();
@@ -555,10 +555,10 @@ impl<F: Fabric> Shard<F> {
             }
             false => 0,
         };
-        let undelivered = awaits || silence > 0 && conn.is_in_transit(&mut self.cx.fabric);
-        let until = conn.drain_deadline(now, silence, undelivered);
-        self.cx.schedule.wake_by(until);
-        awaits || now < until
+        let undelivered = awaits_sends || silence > 0 && conn.is_in_transit(&mut self.cx.fabric);
+        let deadline = conn.drain_deadline(now, silence, undelivered);
+        self.cx.schedule.wake_by(deadline);
+        awaits_sends || now < deadline
     }
 
     /// Reconnects of an ended connection since it was last useful; `None` if it does not reconnect.
@@ -570,11 +570,11 @@ impl<F: Fabric> Shard<F> {
         let (_, longest) = self.cx.connect.reconnect_backoff;
         let attempts =
             conn.reconnect.attempts_when_lost(self.cx.clock.read(), conn.calls.answered, nanoseconds(longest));
-        let (more, wire) = (attempts < self.cx.connect.reconnect_attempts, &self.cx.config.wire);
+        let (may_retry, wire) = (attempts < self.cx.connect.reconnect_attempts, &self.cx.config.wire);
         let reconnects = match conn.stage() {
-            Stage::Negotiating | Stage::Open => more || conn.is_unanswered(wire) || conn.fallback(wire).is_some(),
+            Stage::Negotiating | Stage::Open => may_retry || conn.is_unanswered(wire) || conn.fallback(wire).is_some(),
             // A failed first connect is final.
-            Stage::Connecting => conn.reconnect.attempts > 0 && more,
+            Stage::Connecting => conn.reconnect.attempts > 0 && may_retry,
             Stage::Draining | Stage::Closing | Stage::Reconnecting => false,
         };
         reconnects.then_some(attempts)
@@ -585,7 +585,7 @@ impl<F: Fabric> Shard<F> {
         let fallback = conn.mark_lost(attempts, &self.cx.config.wire);
         if let Some(reason) = conn.close_reason() {
             let line = format_args!("{}: reconnecting: {reason}", conn.log_name());
-            self.cx.log_of(Level::Info, "connections lost that reconnect", None, line);
+            self.cx.log_for_procedure(Level::Info, "connections lost that reconnect", None, line);
             if fallback == Some(Fallback::Unanswered) {
                 let line = format_args!("{}: falls back to version 1 for one connection: {reason}", conn.log_name());
                 self.cx.warn("fallbacks to version 1", line);
@@ -685,7 +685,7 @@ fn name_knob_of_memory(error: FabricError) -> FabricError {
 }
 
 fn no_receives(detail: String) -> FabricError {
-    FabricError::new(FabricErrorKind::System, format_args!("receives for a connection: {detail}"))
+    FabricError::new(FabricErrorKind::System, format_args!("no receives for a connection: {detail}"))
 }
 
 #[cfg(test)]
@@ -735,7 +735,7 @@ mod tests {
     }
 
     #[test]
-    fn notices_keep_their_order() {
+    fn events_keep_their_order() {
         let mut life = Lifecycle::new();
         life.events.push(ShardEvent::Open(ConnRef::NONE));
         life.events.push(ShardEvent::Closed { conn: ConnRef::NONE, reason: LocalClose::Requested.into() });

@@ -43,8 +43,8 @@ impl<F: Fabric> Shard<F> {
         let ReceivedMessage::Reply { call, token } = conn.proto.handle_message(&message, Some(&header)) else {
             return self.handle_events(conn, message, invalidated);
         };
-        let read = conn.decode_reply(call, &header, &message);
-        self.requester.handle_reply(&mut self.cx, conn, (call, token), read, message, invalidated);
+        let decoded = conn.decode_reply(call, &header, &message);
+        self.requester.handle_reply(&mut self.cx, conn, (call, token), decoded, message, invalidated);
     }
 
     /// Handles a message with chunks, or without credit words, in a known layout.
@@ -64,8 +64,8 @@ impl<F: Fabric> Shard<F> {
                 self.responder.accept_decoded(cx, conn, call, &header, message);
             }
             ReceivedMessage::Reply { call, token } => {
-                let read = conn.decode_reply(call, &header, &message);
-                self.requester.handle_reply(cx, conn, (call, token), read, message, invalidated);
+                let decoded = conn.decode_reply(call, &header, &message);
+                self.requester.handle_reply(cx, conn, (call, token), decoded, message, invalidated);
             }
             ReceivedMessage::Nothing => self.handle_events(conn, message, invalidated),
         }
@@ -94,8 +94,8 @@ impl<F: Fabric> Shard<F> {
                 self.requester.handle_reply_in_parts(cx, conn, (call, token), &checked.view(&message), invalidated);
             }
             (ReceivedMessage::Reply { call, token }, _) => {
-                let read = conn.decode_reply(call, &header, &message);
-                self.requester.handle_reply(cx, conn, (call, token), read, message, invalidated);
+                let decoded = conn.decode_reply(call, &header, &message);
+                self.requester.handle_reply(cx, conn, (call, token), decoded, message, invalidated);
             }
             _ => self.handle_events(conn, message, invalidated),
         }

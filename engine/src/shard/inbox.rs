@@ -28,11 +28,14 @@ use crate::stats::ShardStats;
 /// Maximum polls of a busy inbox before a connection closes.
 const CLOSE_POLLS: u32 = 256;
 
+/// Longest message, in bytes, that fits a slot of the ring.
+const MAX_SHORT_MESSAGE: usize = 232;
+
 /// An RPC message from another thread; short ones fit the ring's slot.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "the large variant is the frequent one")]
 pub(crate) enum RemoteMessage {
-    Short([u8; 232], u16),
+    Short([u8; MAX_SHORT_MESSAGE], u16),
     Long(Vec<u8>),
 }
 
@@ -40,7 +43,7 @@ impl RemoteMessage {
     /// A message of `len` bytes, written by `fill`.
     #[inline]
     pub(crate) fn write(len: usize, fill: impl FnOnce(&mut [u8])) -> Self {
-        let mut short = [0; 232];
+        let mut short = [0; MAX_SHORT_MESSAGE];
         if let Some(bytes) = short.get_mut(..len) {
             fill(bytes);
             Self::Short(short, len as u16)
@@ -75,7 +78,7 @@ pub(crate) struct RemoteCall {
 /// A connection requested by another thread.
 pub(crate) struct ConnectRequest {
     pub(crate) address: FabricAddress,
-    /// Time-out.
+    /// Time within which the connection must be established.
     pub(crate) timeout: Duration,
     /// Slot for the close reason.
     pub(crate) closed: Arc<ClosedBecause>,
@@ -137,7 +140,7 @@ pub(super) struct CrossThreadState {
     inbox: Option<Mailbox<Command>>,
     /// Connections of clients on other threads.
     clients: Vec<ClientConn>,
-    /// Connections to close, and the number of polls of the inbox before that.
+    /// Connections to close, and the remaining polls of the inbox before that.
     closing: Vec<(ConnRef, u32)>,
     /// Whether the shard's thread has to end.
     pub(super) stopped: bool,
@@ -389,7 +392,7 @@ impl AllocQueue {
 fn retry_alloc<F: Fabric>(cx: &mut ShardContext<F>, conn: ConnRef, len: usize) -> Option<Result<Buf, CallError>> {
     match cx.conns.get(conn) {
         // Failed retries are not counted.
-        Some(of) if of.calls.exposed_pool().is_some() => of.calls.try_alloc(len).map(Ok),
+        Some(open) if open.calls.exposed_pool().is_some() => open.calls.try_alloc(len).map(Ok),
         None if cx.conns.has(conn) => None,
         _ => match cx.alloc_exposed(conn, len) {
             Err(CallError::NoMemory { .. }) => None,

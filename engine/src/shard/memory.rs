@@ -34,7 +34,7 @@ pub(super) struct ReceiveSizes {
     /// Size of new Receives.
     pub(super) filled: usize,
     /// Memory of the current size, unless that is the configured one.
-    pub(super) own: Option<SizedPool>,
+    pub(super) current: Option<SizedPool>,
     /// Memory of earlier sizes, still in use.
     pub(super) retired: Vec<SizedPool>,
     /// Receives posted since the start.
@@ -48,7 +48,7 @@ pub(super) struct ReceiveSizes {
 impl ReceiveSizes {
     /// Pools of sizes other than the configured one.
     pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
-        self.own.iter().chain(&self.retired).map(|sized| &sized.pool)
+        self.current.iter().chain(&self.retired).map(|sized| &sized.pool)
     }
 }
 
@@ -74,7 +74,7 @@ impl ShardMemory {
     /// Allocates the memory of a configuration; `serves` includes memory for peers' calls.
     ///
     /// # Errors
-    /// The knob, limit or call that failed, and the remedy.
+    /// A limit is exceeded, or a call failed. The text names the cause, the knob, and the remedy.
     pub(super) fn new(config: &Config, serves: bool) -> Result<Self, StartError> {
         let (classes, announced) = (config.pool(serves), config.wire.receive_size);
         let capacity = classes.classes.iter().map(|class| class.size).find(|&size| size >= announced).unwrap_or(0);
@@ -99,7 +99,8 @@ impl ShardMemory {
     #[inline]
     pub(super) fn take_receives(&mut self, spared: u32) {
         self.sizes.pools().for_each(|pool| _ = pool.drain_remote());
-        let (pool, size) = self.sizes.own.as_ref().map_or((&self.pool, self.sizes.filled), |own| (&own.pool, own.size));
+        let current = self.sizes.current.as_ref();
+        let (pool, size) = current.map_or((&self.pool, self.sizes.filled), |current| (&current.pool, current.size));
         let needed = self.receives.needed_without(spared);
         let surplus = pool.first_room(size).0.saturating_sub(self.left_to_calls);
         let mut bufs = pool.alloc_many(size);
@@ -128,7 +129,7 @@ impl ShardMemory {
     /// Allocates a pool buffer of `len` bytes for a call of this side.
     ///
     /// # Errors
-    /// Out of buffers, or too long.
+    /// No buffer is free, or none is that long.
     #[inline]
     pub(super) fn alloc_for_call(&mut self, len: usize) -> Result<Buf, CallError> {
         self.alloc(len).ok_or_else(|| self.missing_buffer(len))
@@ -193,11 +194,11 @@ impl ShardMemory {
 
     #[cold]
     fn longest_not_reserved(&self, len: usize) -> usize {
-        let own = self.class_of(len);
-        self.reserved_sizes.iter().find(|&&size| size > own).map_or(usize::MAX, |&size| size - 1)
+        let class = self.class_of(len);
+        self.reserved_sizes.iter().find(|&&size| size > class).map_or(usize::MAX, |&size| size - 1)
     }
 
-    /// Of `count` buffers that hold `len` bytes, the number that are not Receives, and so are shared by calls.
+    /// Number of buffers that calls share: `count` buffers that hold `len` bytes, less those that are Receives.
     #[inline]
     pub(super) fn unposted(&self, len: usize, count: usize) -> usize {
         let posted = if len <= self.sizes.configured_capacity { self.receives.held() } else { 0 };
@@ -255,7 +256,7 @@ impl ShardMemory {
         Some(copy)
     }
 
-    /// Returns a message with the usual headroom for a header with chunks; copies it if it has less.
+    /// Returns a message with the usual headroom for a header with chunks; copies a message that has less.
     pub(super) fn with_headroom(&mut self, message: Buf) -> Option<Buf> {
         if message.start() >= HEADROOM_CHUNKS { Some(message) } else { self.copy_of(&message) }
     }

@@ -3,13 +3,13 @@
 //! A [`Shard`] owns its fabric, pool and connections, without locks or atomics. Other threads reach it only through the
 //! rings of [`cross_thread`](crate::cross_thread).
 //!
-//! [`Shard::poll_once`] is one turn. A module owns its state: its types have private fields, and other modules call
-//! their methods. A [`Shard`] has them side by side, and picks the next one to run.
+//! [`Shard::poll_once`] is one turn. Each module owns its state: its types have private fields, and other modules call
+//! their methods. A [`Shard`] holds the parts side by side, and decides which one runs next.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `poll` | the turn: six steps, in order |
-//! | `dispatch` | what happens to a received message |
+//! | `dispatch` | passes a received message to the responder or the requester |
 //! | `responder` | engine of the peers' calls |
 //! | `requester` | engine of our calls |
 //! | `context` | shared by both engines: device, memory, clock, table of connections, statistics |
@@ -19,7 +19,7 @@
 //! | `send_queue` | work requests of a connection, and their completions |
 //! | `continued_messages` | messages in parts: sending and reassembly |
 //! | `control_plane` | connect, listen, drain, close, reconnect |
-//! | `checks` | periodic checks of connections: peers' obligations, credit limits, keep-alive, calls without answer |
+//! | `checks` | periodic checks of connections: peers' obligations, credit limits, keep-alive, unanswered calls |
 //! | `obligations` | timers of a peer's obligations |
 //! | `peer_events` | the peers of accepted connections, and reports of them to the upper layer |
 //! | `characteristics` | changes of characteristics while connected, and resizing of Receives |
@@ -54,7 +54,7 @@ use std::sync::Arc;
 
 use rpcrdma_mempool::{Arena, Buf, Pool};
 
-use crate::config::{AcceptConfig, Config, ConnectConfig, HEADROOM_PLAIN, LONGEST_BUFFER, POLL_BATCH, RECEIVE_MARGIN};
+use crate::config::{AcceptConfig, Config, ConnectConfig, HEADROOM_INLINE, LONGEST_BUFFER, POLL_BATCH, RECEIVE_MARGIN};
 use crate::cross_thread::parker::{Parker, Signal, Wake};
 use crate::fabric::{Completion, ControlEvent, Fabric, QpId};
 use crate::proto::exchange::{ChangeError, Characteristic, CharacteristicEvent};
@@ -87,10 +87,10 @@ pub use responder::SimulatedWorkers;
 pub(crate) use responder::{Workers, worker_of};
 pub(crate) use thread::{InterruptedWork, ShardHandle, ShardThread, spawn};
 
-/// Checks a configuration and its services for this number of shards, before any is created.
+/// Checks a configuration and its services for this number of shards, before any shard is created.
 ///
 /// # Errors
-/// The knob or procedure, and the conflicting value.
+/// A knob or a procedure conflicts with another knob. The text names both, and the value.
 pub(crate) fn check<S: Sharing>(
     config: &Config,
     services: Option<&Services<S>>,
@@ -100,7 +100,7 @@ pub(crate) fn check<S: Sharing>(
     let config = config.sized()?;
     let serves = services.is_some();
     if let Some(services) = services {
-        services.check_buffers(config.longest_buffer(serves), LONGEST_BUFFER, HEADROOM_PLAIN)?;
+        services.check_buffers(config.longest_buffer(serves), LONGEST_BUFFER, HEADROOM_INLINE)?;
     }
     config.check_memory(serves, shards)
 }
@@ -141,7 +141,7 @@ impl<F: Fabric> Shard<F> {
     /// Creates a shard on this thread, with `services` for its peers.
     ///
     /// # Errors
-    /// The knob, limit or call that failed, and the remedy.
+    /// A knob is invalid, a limit is exceeded, or a call failed. The text names the cause and the remedy.
     pub fn open(fabric: F, config: Config, services: Option<Arc<Services>>) -> Result<Self, StartError> {
         Self::open_local(fabric, config, services.map(|services| services.to_local()))
     }
@@ -161,7 +161,7 @@ impl<F: Fabric> Shard<F> {
     /// Creates a shard on this thread, with services that share its state.
     ///
     /// # Errors
-    /// The knob, limit or call that failed, and the remedy.
+    /// A knob is invalid, a limit is exceeded, or a call failed. The text names the cause and the remedy.
     pub fn open_local(fabric: F, config: Config, services: Option<LocalServices>) -> Result<Self, StartError> {
         check(&config, services.as_ref(), 1)?;
         let cx = ShardContext::open(fabric, config, services.is_some())?;
@@ -215,7 +215,7 @@ impl<F: Fabric> Shard<F> {
         if !self.responder.has_workers() {
             services.check_placement()?;
         }
-        services.check_buffers(self.cx.config.longest_buffer(true), LONGEST_BUFFER, HEADROOM_PLAIN)?;
+        services.check_buffers(self.cx.config.longest_buffer(true), LONGEST_BUFFER, HEADROOM_INLINE)?;
         self.responder.set_services(services);
         Ok(())
     }
@@ -308,8 +308,9 @@ impl<F: Fabric> Shard<F> {
     /// Allocates `len` bytes for a chunk of a call on this connection; no other peer ever gets access to it.
     ///
     /// # Errors
-    /// [`CallError::NoMemory`] while no such buffer of the connection is free, [`CallError::TooLong`] if it has none so
-    /// long, [`CallError::OutOfMemory`] if the system refuses the memory, [`CallError::Closed`] without a connection.
+    /// [`CallError::NoMemory`] while no such buffer of the connection is free, [`CallError::TooLong`] if none of its
+    /// buffers is that long, [`CallError::OutOfMemory`] if the system refuses the memory, [`CallError::Closed`] without
+    /// a connection.
     pub(crate) fn alloc_exposed(&mut self, conn: ConnRef, len: usize) -> Result<Buf, CallError> {
         self.cx.alloc_exposed(conn, len)
     }
@@ -348,20 +349,20 @@ impl<F: Fabric> Shard<F> {
         stats
     }
 
-    /// Lends the connection with this queue pair, together with the shard. `None` without one, or while it is lent.
+    /// Calls `work` with the connection that has this queue pair. `None` if there is none, or if it is lent already.
     #[inline(always)]
     fn with<T>(&mut self, qp: QpId, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.cx.conns.take(qp)?;
         Some(self.with_conn(conn, work))
     }
 
-    /// Lends the connection with this name, together with the shard. `None` without one, or while it is lent.
+    /// Calls `work` with the connection that has this name. `None` if there is none, or if it is lent already.
     fn with_ref<T>(&mut self, conn: ConnRef, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> Option<T> {
         let conn = self.cx.conns.take_ref(conn)?;
         Some(self.with_conn(conn, work))
     }
 
-    /// Lends a connection that was taken from the table to `work`, then returns it, or ends it if it is closed.
+    /// Lends `work` a connection that was taken from the table, then returns it, or ends it if it is closed.
     #[inline(always)]
     fn with_conn<T>(&mut self, mut conn: Box<Conn>, work: impl FnOnce(&mut Self, &mut Conn) -> T) -> T {
         let result = work(self, &mut conn);
@@ -397,7 +398,7 @@ impl<F: Fabric> Shard<F> {
 
     /// Releases the pools from this thread, before the shard leaves it.
     ///
-    /// For the C interface, which moves shards between threads as Rust cannot.
+    /// For the C interface, which can move a shard to another thread, unlike safe Rust code.
     pub fn leave_thread(&self) {
         self.pools().for_each(Pool::disown);
     }
@@ -415,7 +416,7 @@ impl<F: Fabric> Shard<F> {
     /// Allocates a pool buffer for a call of `len` bytes; counts failures.
     ///
     /// # Errors
-    /// No buffer is free, or none is so long.
+    /// No buffer is free, or none is that long.
     #[inline]
     pub(crate) fn alloc(&mut self, len: usize) -> Result<Buf, CallError> {
         self.cx.memory.alloc_for_call(len)
@@ -439,7 +440,7 @@ impl<F: Fabric> Shard<F> {
     /// Changes the receive size of all connections while calls run.
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// The size is invalid, an earlier change is in progress, or memory is missing. Nothing has changed.
     pub fn change_receive_size(&mut self, bytes: usize) -> Result<(), ResizeError> {
         Ok(self.changes.resize(&mut self.cx, bytes)?)
     }
@@ -455,7 +456,7 @@ impl<F: Fabric> Shard<F> {
     /// Switches Send With Invalidate for calls on this connection; informs the peer.
     ///
     /// # Errors
-    /// Nothing has changed.
+    /// The connection is not open, or the change is not possible on it. Nothing has changed.
     pub fn set_remote_invalidation(&mut self, conn: ConnRef, yes: bool) -> Result<(), ChangeError> {
         self.with_open(conn, |conn| conn.proto.changes().announce(Characteristic::RemoteInvalidation(yes), false))
     }

@@ -12,11 +12,12 @@
 //! would disconnect a peer with few credits that grants slowly but steadily. The number of replies is bounded, and so
 //! is that time.
 //!
-//! The message path reads no clock for this. Periodic checks of the connections time each obligation without progress.
+//! The message path reads no clock for these deadlines. Periodic checks of the connections time each obligation without
+//! progress.
 
 use crate::fabric::Flow;
 
-/// Descriptions of a stalled peer, by obligation: receive messages, answer RDMA Reads, either of both if they wait
+/// Descriptions of a stalled peer, by obligation: receive messages, answer RDMA Reads, one of both if both have waited
 /// equally long, grant credits, finish a message, and answer calls that this side has abandoned.
 const SENDS: &str = "peer receives too slowly, or nothing";
 const READS: &str = "peer answers RDMA Reads too slowly, or not at all";
@@ -77,23 +78,25 @@ struct Elapsed {
 /// Time that one obligation has taken.
 #[derive(Clone, Copy, Debug, Default)]
 struct ObligationTimer {
-    of: Option<u32>,
+    /// Number of the timed obligation, if there is one.
+    number: Option<u32>,
     nanos: u64,
     /// Time by which moved bytes may still extend the deadline, in nanoseconds.
     extension: u64,
 }
 
 impl ObligationTimer {
-    /// Returns the time waited for the obligation `of`, less the time of moved bytes. Restarts with a new obligation.
-    fn check(&mut self, of: Option<u32>, elapsed: &Elapsed) -> u64 {
-        if of.is_none() || of != self.of {
-            *self = Self { of, nanos: 0, extension: elapsed.queued };
+    /// Returns the time waited for the obligation of this number, less the time of moved bytes. A new number restarts
+    /// the timer.
+    fn check(&mut self, number: Option<u32>, elapsed: &Elapsed) -> u64 {
+        if number.is_none() || number != self.number {
+            *self = Self { number, nanos: 0, extension: elapsed.queued };
             return 0;
         }
         self.nanos = self.nanos.saturating_add(elapsed.nanos).saturating_sub(elapsed.granted);
         let Some(moved) = elapsed.moved else { return self.nanos.saturating_sub(self.extension) };
-        // More bytes may have moved than the waited time needs, such as those of the other direction. They do not use
-        // up the extension.
+        // More bytes may have moved than the waited time needs, for example in the other direction. Such bytes do not
+        // use up the extension.
         let used = moved.min(self.extension).min(self.nanos);
         self.extension -= used;
         self.nanos -= used;
@@ -102,7 +105,7 @@ impl ObligationTimer {
 }
 
 /// Timer of items in a sequence. It times the item that was the last one when it started, because a peer that completes
-/// single items slowly must be found late, too.
+/// single items slowly must count as late, too.
 #[derive(Clone, Copy, Debug, Default)]
 struct SequenceTimer {
     mark: u32,
@@ -148,7 +151,7 @@ impl ObligationTimers {
             u64::try_from(nanos).unwrap_or(u64::MAX)
         };
         let moved = interval.flow.map(|flow| flow.moved.saturating_sub(std::mem::replace(&mut self.moved, flow.moved)));
-        // An eighth exceeds the bytes of the headers.
+        // Headers add less than an eighth to the queued bytes.
         let queued = interval.flow.map_or(0, |flow| flow.queued.saturating_add(flow.queued / 8));
         let queued = time(queued.saturating_add(interval.unseen));
         let elapsed = Elapsed { nanos: interval.nanos, moved: moved.map(time), queued, granted: 0 };
@@ -156,9 +159,9 @@ impl ObligationTimers {
             self.written = obligations.written;
         }
         // The last reply has to wait for the bytes and grants of the earlier ones.
-        let newly =
+        let newly_granted =
             obligations.granted.wrapping_sub(std::mem::replace(&mut self.granted, obligations.granted)).cast_signed();
-        let granted = time(interval.receive).saturating_mul(newly.max(0) as u64);
+        let granted = time(interval.receive).saturating_mul(newly_granted.max(0) as u64);
         let of_replies = Elapsed { queued: queued.saturating_add(time(obligations.waiting)), granted, ..elapsed };
         // An answer may be short, so moved bytes do not extend its deadline.
         let of_answers = Elapsed { moved: None, queued: 0, ..elapsed };
@@ -178,13 +181,13 @@ impl ObligationTimers {
 
     /// Whether Sends were outstanding at the last check.
     pub(super) fn awaits_sends(&self) -> bool {
-        self.sends.timer.of.is_some()
+        self.sends.timer.number.is_some()
     }
 
     /// Whether there is an obligation.
     pub(super) fn is_any_owed(&self) -> bool {
         let sequences = [self.sends, self.reads, self.replies].map(|sequence| sequence.timer);
-        sequences.iter().chain([&self.message, &self.answers]).any(|timer| timer.of.is_some())
+        sequences.iter().chain([&self.message, &self.answers]).any(|timer| timer.number.is_some())
     }
 }
 
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn grants_rests_of_messages_and_reads_have_deadlines() {
+    fn grants_unfinished_messages_and_reads_have_deadlines() {
         let mut timers = ObligationTimers::default();
         let obligations = PeerObligations { replies: 3, granted: 2, half_sent: Some(1), ..PeerObligations::default() };
         check(&mut timers, obligations, 1);

@@ -160,7 +160,7 @@ impl Drop for PendingClose {
 #[derive(Clone, Debug)]
 pub(super) struct PeerInfo {
     host: Box<str>,
-    /// Name of the owner of its quotas: its host or network or, without addresses, its process.
+    /// Name of the owner of the peer's quotas: its host or network or, without addresses, its process.
     pub(super) owner: Box<str>,
     /// Time of the accept, in nanoseconds.
     since: u64,

@@ -8,7 +8,7 @@ use crate::config::POLL_BATCH;
 use crate::fabric::{Arrival, Completion, Fabric, Found, Opcode, QpId, Status};
 use crate::proto::{Form, Outgoing};
 
-/// Prefetch distance, in completions.
+/// Prefetch distances of a connection, and of its tables, in completions.
 const FAR_AHEAD: usize = 3;
 const AHEAD: usize = 1;
 
@@ -21,7 +21,7 @@ const TRANSMIT_BATCH: usize = 64;
 impl<F: Fabric> Shard<F> {
     /// Runs one turn, with bounded work; returns true after work.
     ///
-    /// It never blocks, and makes system calls only when the control plane is due.
+    /// The turn never blocks. Apart from the fabric's polls, it makes system calls only when the control plane is due.
     ///
     /// A failure ends only its connection; the later steps run for all others.
     #[inline]
@@ -67,7 +67,7 @@ impl<F: Fabric> Shard<F> {
             || self.cx.has_parked_for_buffer()
     }
 
-    /// Runs steps 3 to 6 of a turn; `found` counts its work so far.
+    /// Runs steps 3 to 6 of a turn; `found` counts the work of steps 1 and 2.
     #[inline(never)]
     fn finish_turn(&mut self, mut found: usize) -> bool {
         let now = self.cx.clock.last_read();
@@ -148,12 +148,12 @@ impl<F: Fabric> Shard<F> {
     /// Handles completions other than a single message.
     #[inline(never)]
     fn handle_completions(&mut self, only_one: bool) {
-        let many = self.cx.conns.slots().len() > CACHED_CONNS;
+        let must_prefetch = self.cx.conns.slots().len() > CACHED_CONNS;
         let mut completions = std::mem::take(&mut self.completions);
-        let mut rest = completions.drain(..);
-        while let Some(first) = rest.next() {
-            if many {
-                self.prefetch_next(rest.as_slice());
+        let mut pending = completions.drain(..);
+        while let Some(first) = pending.next() {
+            if must_prefetch {
+                self.prefetch_next(pending.as_slice());
             }
             self.count_receive(&first);
             // Consecutive completions often concern one connection, which is then lent only once. A late completion has
@@ -161,8 +161,8 @@ impl<F: Fabric> Shard<F> {
             self.with(first.qp, |shard, conn| {
                 shard.handle_completion(conn, first);
                 while !conn.has_ended()
-                    && rest.as_slice().first().is_some_and(|next| next.qp == conn.qp())
-                    && let Some(next) = rest.next()
+                    && pending.as_slice().first().is_some_and(|next| next.qp == conn.qp())
+                    && let Some(next) = pending.next()
                 {
                     shard.count_receive(&next);
                     shard.handle_completion(conn, next);
@@ -170,7 +170,7 @@ impl<F: Fabric> Shard<F> {
                 shard.schedule_output(conn, only_one);
             });
         }
-        drop(rest);
+        drop(pending);
         self.completions = completions;
     }
 
@@ -278,17 +278,17 @@ impl<F: Fabric> Shard<F> {
         if conn.stage() == Stage::Closing {
             return;
         }
-        let mut more = true;
+        let mut has_more = true;
         for _ in 0..TRANSMIT_BATCH {
             if conn.is_backlogged(self.cx.config.debug.signal_every) {
                 // Sending continues after a completion.
-                more = false;
+                has_more = false;
                 break;
             }
             // Each sent message may grant credits, so the Receives are checked again.
             self.cx.check_receives(conn);
             let Some(out) = conn.proto.poll_transmit() else {
-                more = false;
+                has_more = false;
                 break;
             };
             // A due grant waits for the next turn, where a message such as the client's next call may carry it.
@@ -304,14 +304,14 @@ impl<F: Fabric> Shard<F> {
                 Outgoing::Continue => match self.cx.continue_message(conn) {
                     NextPart::Sent => {}
                     NextPart::NoMemory => {
-                        more = false;
+                        has_more = false;
                         break;
                     }
                     NextPart::Last(parts) => self.transmit_last_part(conn, parts),
                 },
                 Outgoing::Control { .. } | Outgoing::Grant { .. } => {
                     if !self.transmit_header(conn, out) {
-                        more = false;
+                        has_more = false;
                         break;
                     }
                 }
@@ -320,7 +320,7 @@ impl<F: Fabric> Shard<F> {
                 self.cx.post_chain(conn);
             }
         }
-        if more {
+        if has_more {
             self.cx.ready.add(conn);
         }
         let drained = conn.stage() == Stage::Draining && conn.proto.status().is_idle && conn.is_idle();
@@ -337,8 +337,8 @@ impl<F: Fabric> Shard<F> {
                 self.responder.replies.transmit_last_part(&mut self.cx, conn, call, rest);
             }
             MessageOwner::Call(call, exposure) => {
-                let (of, rest) = ((call, exposure), (rest, whole, last_header));
-                self.requester.transmit_last_part(&mut self.cx, conn, of, rest);
+                let (call, last_part) = ((call, exposure), (rest, whole, last_header));
+                self.requester.transmit_last_part(&mut self.cx, conn, call, last_part);
             }
         }
     }

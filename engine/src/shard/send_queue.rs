@@ -43,7 +43,7 @@ impl SendQueue {
 
     /// Address of the queued work requests, for a prefetch.
     #[inline]
-    pub(super) fn next_place(&self) -> *const Posting {
+    pub(super) fn chain_address(&self) -> *const Posting {
         self.chain.as_ptr()
     }
 
@@ -60,7 +60,7 @@ impl SendQueue {
     }
 
     /// Signals the next Send, because calls wait for the memory that its completion returns.
-    pub(super) fn await_next(&mut self) {
+    pub(super) fn signal_next_send(&mut self) {
         self.signal_next = true;
     }
 
@@ -133,8 +133,8 @@ impl SendQueue {
         }
     }
 
-    /// Records RDMA Writes of this many bytes, queued for the next Send. With `count`, [`written`](Self::written)
-    /// includes them.
+    /// Records RDMA Writes of this many bytes, queued for the next Send. With `count`,
+    /// [`outstanding_writes`](Self::outstanding_writes) includes them.
     #[inline]
     pub(super) fn record_writes(&mut self, bytes: usize, count: bool) {
         self.written += bytes as u64;
@@ -151,13 +151,13 @@ impl SendQueue {
         self.written
     }
 
-    /// Bytes queued and not posted.
+    /// Bytes that are queued and not posted yet.
     pub(super) fn unposted(&self) -> u64 {
         self.chain.iter().map(|posting| posting.wr.payload() as u64).sum()
     }
 
     /// Bytes of counted RDMA Writes that have not completed.
-    pub(super) fn written(&self) -> usize {
+    pub(super) fn outstanding_writes(&self) -> usize {
         self.writes.iter().map(|&(_, bytes)| bytes).sum()
     }
 
@@ -168,13 +168,13 @@ impl SendQueue {
         self.writes.retain(|&(send, _)| send.wrapping_sub(completed).cast_signed() > 0);
     }
 
-    /// Whether Sends follow the last signaled one, so that no completion will report them.
+    /// Whether Sends follow the last signaled one. No completion reports them until a later Send is signaled.
     pub(super) fn has_unsignalled(&self) -> bool {
         self.sends != self.signalled
     }
 
     /// Whether a signaled Send is outstanding.
-    pub(super) fn awaits_end(&self) -> bool {
+    pub(super) fn awaits_completion(&self) -> bool {
         self.completed != self.signalled
     }
 
@@ -239,9 +239,9 @@ mod tests {
         }
         assert_eq!(queue.under_way(), 7);
         assert_eq!(signalled(&mut queue), [1], "the fourth Send, whose number has wrapped");
-        assert!(queue.has_unsignalled() && queue.awaits_end());
+        assert!(queue.has_unsignalled() && queue.awaits_completion());
         queue.send_completed(1);
-        assert!(queue.has_unsignalled() && !queue.awaits_end());
+        assert!(queue.has_unsignalled() && !queue.awaits_completion());
         assert_eq!((queue.under_way(), queue.numbers()), (3, (4, 1)));
     }
 
@@ -250,21 +250,21 @@ mod tests {
         let (pool, mut queue) = (pool(), SendQueue::new());
         for awaited in [false, true, false] {
             if awaited {
-                queue.await_next();
+                queue.signal_next_send();
             }
             queue.push_send(buf(&pool), None, 16);
         }
         assert_eq!(signalled(&mut queue), [2]);
-        assert!(queue.has_unsignalled() && queue.awaits_end());
+        assert!(queue.has_unsignalled() && queue.awaits_completion());
     }
 
     #[test]
     fn an_empty_write_completes_all_earlier_sends() {
         let (pool, mut queue) = (pool(), SendQueue::new());
         queue.push_send(buf(&pool), None, 16);
-        assert!(queue.has_unsignalled() && !queue.awaits_end());
+        assert!(queue.has_unsignalled() && !queue.awaits_completion());
         queue.push_empty_write(buf(&pool).lend().expect("the pool's own thread"));
-        assert!(!queue.has_unsignalled() && queue.awaits_end());
+        assert!(!queue.has_unsignalled() && queue.awaits_completion());
         assert_eq!(signalled(&mut queue), [2]);
         queue.send_completed(2);
         assert_eq!(queue.under_way(), 0);
@@ -277,13 +277,13 @@ mod tests {
             queue.record_writes(bytes, true);
             queue.push_send(buf(&pool), None, 16);
         }
-        assert_eq!((queue.written(), queue.written_so_far()), (3210, 3210));
+        assert_eq!((queue.outstanding_writes(), queue.written_so_far()), (3210, 3210));
         queue.send_completed(u64::from(u32::MAX));
-        assert_eq!(queue.written(), 3210, "no Write precedes the first Send");
+        assert_eq!(queue.outstanding_writes(), 3210, "no Write precedes the first Send");
         queue.send_completed(1);
-        assert_eq!(queue.written(), 3000, "numbers wrap");
+        assert_eq!(queue.outstanding_writes(), 3000, "numbers wrap");
         queue.forget_device();
-        assert_eq!(queue.written(), 0);
+        assert_eq!(queue.outstanding_writes(), 0);
     }
 
     #[test]

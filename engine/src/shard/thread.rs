@@ -56,8 +56,8 @@ impl ShardThread {
     }
 }
 
-/// Starts a shard on a thread. `make` runs on that thread after pinning, so that memory is local. If the caller drops
-/// the future, the shard stops.
+/// Starts a shard on a thread. `make` runs on that thread after pinning, so that memory is local to the core. If the
+/// caller drops the future, the shard stops.
 pub(crate) async fn spawn<F: Fabric>(
     name: String,
     core: Option<usize>,
@@ -287,7 +287,7 @@ impl<F: Fabric> Shard<F> {
     fn wait(&mut self, timeout: Duration) {
         let next = self.next_due();
         let control = self.cx.fabric.wait(Some(timeout));
-        // Without timers this is not needed, because turns read the clock.
+        // Without timers no reading is needed here, because turns read the clock.
         if control || next != u64::MAX {
             self.cx.clock.read();
         }

@@ -34,14 +34,14 @@ pub use {
 /// `= Counter "help"` makes a field a [`Metric`] with the field's name. The help text is also its documentation.
 macro_rules! fields {
     ($(#[$meta:meta])* struct $name:ident {
-        $($(#[$of_field:meta])* $field:ident: $type:ty $(= $kind:ident $help:literal)?,)*
+        $($(#[$field_meta:meta])* $field:ident: $type:ty $(= $kind:ident $help:literal)?,)*
     }) => {
         #[cfg(feature = "unstable-internals")]
         $(#[$meta])*
-        pub struct $name { $($(#[doc = $help])? $(#[$of_field])* pub $field: $type,)* }
+        pub struct $name { $($(#[doc = $help])? $(#[$field_meta])* pub $field: $type,)* }
         #[cfg(not(feature = "unstable-internals"))]
         $(#[$meta])*
-        pub struct $name { $($(#[doc = $help])? $(#[$of_field])* pub(crate) $field: $type,)* }
+        pub struct $name { $($(#[doc = $help])? $(#[$field_meta])* pub(crate) $field: $type,)* }
 
         impl $crate::stats::HasMetrics for $name {
             const OWN_METRICS: &[$crate::stats::MetricSpec<Self>] = &[
@@ -73,7 +73,7 @@ fields! {
         calls_failed: u64 = Counter "Calls that were refused, or ended without a reply",
         /// See [`DeferredCall`](crate::service::DeferredCall).
         calls_dropped: u64 = Counter "Deferred calls dropped without an answer",
-        /// These are calls of version 1, when the server drains or has no memory for them. Their connections end.
+        /// These are calls of version 1 that arrive while the server drains or has no memory. Their connections end.
         calls_shed: u64 = Counter "Calls dropped for the client to retransmit",
         calls_retransmitted: u64 = Counter "Own calls retransmitted",
         /// See [`place_reads_in`](crate::Procedure::place_reads_in).
@@ -154,7 +154,7 @@ fields! {
         version: u32,
         /// Credit limit: messages (version 1: calls) that the peer may have outstanding.
         credits_granted: u64,
-        /// Used credits that are not granted again; in version 1, calls under way.
+        /// Credits used and not granted again yet; in version 1, calls under way.
         credits_used: u64,
         /// Receives reserved for the connection.
         receives_reserved: u64,
@@ -178,8 +178,8 @@ fields! {
 fields! {
     /// Outcomes of the calls of one procedure, on one shard.
     ///
-    /// Only timed calls count, on average one of [`debug.sample_latency`](crate::config::DebugConfig::sample_latency);
-    /// with 1 there, all calls are timed. Refusals always count.
+    /// Only timed calls count, on average one of [`debug.sample_latency`](crate::config::DebugConfig::sample_latency)
+    /// calls. If that knob is 1, all calls are timed. Refusals always count.
     #[derive(Clone, Debug, Default)]
     #[cfg_attr(feature = "stats", derive(serde::Serialize, serde::Deserialize), serde(default))]
     #[non_exhaustive]
@@ -418,7 +418,7 @@ const FABRIC: &[MetricSpec<FabricStats>] = &[
     (MetricKind::Counter, "device_failures", "Removals and fatal errors of the device", |of| of.device_failures),
 ];
 
-/// Metrics of [`ShardStats`] that are not fields of their own name.
+/// Metrics of [`ShardStats`] whose names differ from those of the fields.
 const OTHERS: &[MetricSpec<ShardStats>] = &[
     (MetricKind::Counter, "pool_oversize", "Requests for buffers longer than the largest size class", |of| {
         of.pool.oversize

@@ -12,8 +12,8 @@ pub const FORMAT: u32 = 2;
 
 /// Statistics of a server at one moment.
 ///
-/// Each reader of [`ServerConfig::stats`](crate::server::ServerConfig::stats) gets one as a JSON object. Numbers have
-/// the names of [`ShardStats::metrics`]. A histogram is an object of its quantiles and its `buckets`. Times are
+/// Each reader of [`ServerConfig::stats`](crate::server::ServerConfig::stats) gets a snapshot as a JSON object. Numbers
+/// have the names of [`ShardStats::metrics`]. A histogram is an object of its quantiles and its `buckets`. Times are
 /// nanoseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]

@@ -95,10 +95,10 @@ impl<F: Fabric> Transport for (&mut LocalClient<F>, Connection) {
 /// Without buffers, eligible arguments and results travel within the messages.
 #[must_use]
 pub struct CallOptions<P> {
-    /// `None` for a call without buffers, which then costs no instructions.
+    /// `None` for a call without buffers, so that such a call executes no instructions for them.
     buffers: Option<Buffers>,
     timeout: Option<Duration>,
-    of: PhantomData<fn(P)>,
+    procedure: PhantomData<fn(P)>,
 }
 
 /// Buffers of eligible items, in order.
@@ -125,7 +125,7 @@ impl<P: Signature> CallOptions<P> {
     /// No buffers, no time-out.
     #[inline]
     pub fn new() -> Self {
-        Self { buffers: None, timeout: None, of: PhantomData }
+        Self { buffers: None, timeout: None, procedure: PhantomData }
     }
 
     /// Lends a buffer's window as the next eligible argument: a Read chunk.
@@ -193,7 +193,10 @@ impl<P: Signature> CallOptions<P> {
 
 impl<P: Signature> fmt::Debug for CallOptions<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CallOptions").field("of", &P::NAME).field("buffers", &self.buffers).finish_non_exhaustive()
+        f.debug_struct("CallOptions")
+            .field("procedure", &P::NAME)
+            .field("buffers", &self.buffers)
+            .finish_non_exhaustive()
     }
 }
 
@@ -261,13 +264,13 @@ pub fn call<P: Signature, T: Transport>(
 /// Reply of a typed call.
 pub struct Response<P> {
     reply: Reply,
-    of: PhantomData<fn(P)>,
+    procedure: PhantomData<fn(P)>,
 }
 
 impl<P: Signature> Response<P> {
     /// The reply of a call that [`CallOptions::into_call`] has encoded.
     pub fn of(reply: Reply) -> Self {
-        Self { reply, of: PhantomData }
+        Self { reply, procedure: PhantomData }
     }
 
     /// Decodes the results, in the memory that they arrived in.
@@ -288,6 +291,6 @@ impl<P: Signature> Response<P> {
 
 impl<P: Signature> fmt::Debug for Response<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Response").field("of", &P::NAME).finish_non_exhaustive()
+        f.debug_struct("Response").field("procedure", &P::NAME).finish_non_exhaustive()
     }
 }

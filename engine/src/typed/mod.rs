@@ -1,10 +1,10 @@
 //! Typed services: procedures, calls and replies of generated types.
 //!
 //! `xdrgen` compiles an `.x` file to types, and each program version to a module: a `Server` trait with a method per
-//! procedure, `add` for [`Services`](crate::Services), and a `Client`. The module's code uses this one.
+//! procedure, `add` for [`Services`](crate::Services), and a `Client`. The generated code uses this module.
 //!
 //! Opaque data that an upper-layer binding allows to be reduced is a [`Bulk`](crate::xdr::Bulk), on both sides. It may
-//! travel in the message, as a Read or Write chunk, or in a long or continued message. The types are the same.
+//! travel in the message, as a Read or Write chunk, or in a long or continued message, always with the same types.
 //!
 //! | | server | client |
 //! |---|---|---|
@@ -50,7 +50,7 @@ pub trait Signature: 'static {
     /// Maximum bytes of eligible results in a reply without Write chunk.
     #[doc(hidden)]
     const MAX_INLINE_RESULT: usize;
-    /// Whether calls have no reply, as those of [`Procedure::one_way`].
+    /// Whether calls have no reply, like those of [`Procedure::one_way`].
     #[doc(hidden)]
     const ONE_WAY: bool = false;
     /// Arguments.

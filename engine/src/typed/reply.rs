@@ -22,12 +22,12 @@ pub struct ReplySender<'a, P> {
     out: ResultRoom<'a>,
     /// Bytes written at [`Signature::HEAD`] for the first eligible item.
     inline_data: &'a mut usize,
-    of: PhantomData<P>,
+    procedure: PhantomData<P>,
 }
 
 impl<'a, P: Signature> ReplySender<'a, P> {
     pub(super) fn new(out: ResultRoom<'a>, inline_data: &'a mut usize) -> Self {
-        Self { out, inline_data, of: PhantomData }
+        Self { out, inline_data, procedure: PhantomData }
     }
 
     /// Encodes the results. The engine sends them after the handler.
@@ -99,7 +99,7 @@ impl<'a, P: Signature> ReplySender<'a, P> {
 
 impl<P: Signature> fmt::Debug for ReplySender<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReplySender").field("to", &P::NAME).finish_non_exhaustive()
+        f.debug_struct("ReplySender").field("procedure", &P::NAME).finish_non_exhaustive()
     }
 }
 
@@ -111,7 +111,7 @@ pub struct Deferred<P> {
     call: DeferredCall,
     /// Bytes written at [`Signature::HEAD`] for the first eligible item.
     inline_data: usize,
-    of: PhantomData<fn(P)>,
+    procedure: PhantomData<fn(P)>,
 }
 
 /// Passes a call to a handler that answers it later. A call with garbage arguments is refused here.
@@ -143,7 +143,7 @@ impl<P: Signature> Deferred<P> {
             call.answer(Err(Refusal::GarbageArguments));
             return None;
         }
-        Some(Self { call, inline_data: 0, of: PhantomData })
+        Some(Self { call, inline_data: 0, procedure: PhantomData })
     }
 
     /// Origin and header of the call.
@@ -162,7 +162,7 @@ impl<P: Signature> Deferred<P> {
     }
 
     /// Sender of the reply, with the memory of the results.
-    fn answer(&mut self) -> ReplySender<'_, P> {
+    fn reply_sender(&mut self) -> ReplySender<'_, P> {
         ReplySender::new(self.call.split(P::BINDING.results.count > 0).2, &mut self.inline_data)
     }
 
@@ -171,7 +171,7 @@ impl<P: Signature> Deferred<P> {
     /// # Errors
     /// Those of [`ReplySender::data`].
     pub fn data(&mut self) -> Result<ResultWriter<'_>, Refusal> {
-        self.answer().into_data()
+        self.reply_sender().into_data()
     }
 
     /// Sends the service's own memory as the first eligible result; see [`ReplySender::lend`].
@@ -179,12 +179,12 @@ impl<P: Signature> Deferred<P> {
     /// # Errors
     /// Those of [`ReplySender::lend`].
     pub fn lend(&mut self, bytes: Frozen) -> Result<Bulk<'static>, Refusal> {
-        self.answer().lend(bytes)
+        self.reply_sender().lend(bytes)
     }
 
     /// Answers the call. If the results exceed the procedure's declaration, the caller gets SYSTEM_ERR.
     pub fn send(mut self, results: &P::Results<'_>) {
-        let outcome = self.answer().send(results).map(|_| ());
+        let outcome = self.reply_sender().send(results).map(|_| ());
         self.call.answer(outcome);
     }
 
@@ -224,9 +224,9 @@ fn encode_placed<P: Signature>(
 ) -> Result<usize, Refusal> {
     let mut placement = ResultPlacement { chunks, head: P::HEAD, inline_data, items: 0, refusal: None };
     let mut to = Encoder::placing(room, &mut placement);
-    let done = results.encode(&mut to);
+    let result = results.encode(&mut to);
     let len = to.len();
-    match done {
+    match result {
         Ok(()) => {
             placement.chunks.clear_from(placement.items);
             Ok(len)

@@ -79,15 +79,15 @@ impl fmt::Debug for Bulk<'_> {
 pub trait ReceivedChunks: fmt::Debug {
     /// Data of an eligible item, or `None` if it is in the message.
     ///
-    /// `item` is its index among eligible items, `used` the number of chunks that earlier ones took. `position` is the
-    /// offset of its data in the unreduced message (RFC 8166 §3.4.5), `len` its length word.
+    /// `item` is its index among eligible items, and `used` the number of chunks that earlier items took. `position` is
+    /// the offset of its data in the unreduced message (RFC 8166 §3.4.5), and `len` its length word.
     fn item(&self, item: usize, used: usize, position: usize, len: usize) -> Option<&[u8]>;
 
     /// Whether `used` chunks are all that arrived.
     fn is_complete(&self, used: usize) -> bool;
 }
 
-/// Where the data of an eligible item is encoded.
+/// Place for the data of an eligible item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BulkLocation {
     /// In a chunk: only its length is in the message.
@@ -98,7 +98,7 @@ pub enum BulkLocation {
     At(usize),
 }
 
-/// Decides where the data of eligible items is encoded.
+/// Chooses the place for the data of each eligible item.
 pub trait BulkPlacement {
     /// Places eligible item `item`. `position` is the offset of its data in the unreduced message.
     ///

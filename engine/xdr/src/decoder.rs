@@ -105,7 +105,7 @@ impl<'a> Decoder<'a> {
     }
 
     #[inline(always)]
-    fn chunk<const N: usize>(&mut self, what: &'static str) -> Result<&'a [u8; N], BadXdr> {
+    fn array<const N: usize>(&mut self, what: &'static str) -> Result<&'a [u8; N], BadXdr> {
         let bad = BadXdr { what, at: self.at };
         let bytes = self.bytes.get(self.at..).and_then(|rest| rest.first_chunk()).ok_or(bad)?;
         self.at += N;
@@ -118,7 +118,7 @@ impl<'a> Decoder<'a> {
     /// Fewer bytes are left.
     #[inline]
     pub fn u32(&mut self, what: &'static str) -> Result<u32, BadXdr> {
-        self.chunk(what).map(|word| u32::from_be_bytes(*word))
+        self.array(what).map(|word| u32::from_be_bytes(*word))
     }
 
     /// `N` words, with one length check.
@@ -140,7 +140,7 @@ impl<'a> Decoder<'a> {
     /// Fewer bytes are left.
     #[inline]
     pub fn u64(&mut self, what: &'static str) -> Result<u64, BadXdr> {
-        self.chunk(what).map(|word| u64::from_be_bytes(*word))
+        self.array(what).map(|word| u64::from_be_bytes(*word))
     }
 
     /// `bool`, which also precedes optional data.
@@ -157,7 +157,7 @@ impl<'a> Decoder<'a> {
     }
 
     #[inline]
-    fn padding(&mut self, len: usize, what: &'static str) -> Result<(), BadXdr> {
+    fn skip_padding(&mut self, len: usize, what: &'static str) -> Result<(), BadXdr> {
         let at = self.at;
         let padding = self.bytes(len.wrapping_neg() % 4, what)?;
         if self.is_strict && padding.iter().any(|&byte| byte != 0) {
@@ -172,8 +172,8 @@ impl<'a> Decoder<'a> {
     /// Fewer bytes are left.
     #[inline]
     pub fn fixed<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], BadXdr> {
-        let bytes = *self.chunk(what)?;
-        self.padding(N, what)?;
+        let bytes = *self.array(what)?;
+        self.skip_padding(N, what)?;
         Ok(bytes)
     }
 
@@ -189,7 +189,7 @@ impl<'a> Decoder<'a> {
             return Err(bad);
         }
         let bytes = self.bytes(len, what)?;
-        self.padding(len, what)?;
+        self.skip_padding(len, what)?;
         Ok(bytes)
     }
 

@@ -1,4 +1,4 @@
-//! The encoder.
+//! Encoding of XDR (RFC 4506).
 
 use std::fmt;
 
@@ -95,8 +95,8 @@ impl EncodeError {
 pub struct Encoder<'b> {
     out: &'b mut [u8],
     at: usize,
-    /// Decides where eligible items are encoded. Without it they are inline.
-    place: Option<&'b mut dyn BulkPlacement>,
+    /// Chooses the places of eligible items. If `None`, they are inline.
+    placement: Option<&'b mut dyn BulkPlacement>,
     /// Index of the next eligible item.
     item: usize,
     /// Bytes of items in chunks, with round-up.
@@ -107,13 +107,13 @@ impl<'b> Encoder<'b> {
     /// A cursor at the first byte of `out`.
     #[must_use]
     pub const fn new(out: &'b mut [u8]) -> Self {
-        Self { out, at: 0, place: None, item: 0, chunk_bytes: 0 }
+        Self { out, at: 0, placement: None, item: 0, chunk_bytes: 0 }
     }
 
     /// A cursor over a message whose DDP-eligible items may travel as chunks.
     #[must_use]
     pub fn placing(out: &'b mut [u8], place: &'b mut dyn BulkPlacement) -> Self {
-        Self { place: Some(place), ..Self::new(out) }
+        Self { placement: Some(place), ..Self::new(out) }
     }
 
     /// Bytes written.
@@ -197,11 +197,11 @@ impl<'b> Encoder<'b> {
     #[inline]
     pub fn fixed(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
         self.bytes(bytes)?;
-        self.padding(bytes.len())
+        self.write_padding(bytes.len())
     }
 
     #[inline]
-    fn padding(&mut self, len: usize) -> Result<(), EncodeError> {
+    fn write_padding(&mut self, len: usize) -> Result<(), EncodeError> {
         self.bytes(&[0; 3][..len.wrapping_neg() % 4])
     }
 
@@ -230,17 +230,17 @@ impl<'b> Encoder<'b> {
     /// `opaque<max>` that may travel as a chunk. Its length is in the message either way.
     ///
     /// # Errors
-    /// There are more than `max` bytes, or the message or chunk has no room. Or the data is placed, but the message has
-    /// no place for it.
+    /// There are more than `max` bytes, the message or chunk has no room, or the data is placed but has no place in the
+    /// message.
     pub fn bulk(&mut self, bulk: &Bulk<'_>, max: usize) -> Result<(), EncodeError> {
         self.count(bulk.len(), max)?;
         let position = self.at + self.chunk_bytes;
-        let placed = match &mut self.place {
-            Some(place) => place.place(self.item, bulk, position)?,
+        let location = match &mut self.placement {
+            Some(placement) => placement.place(self.item, bulk, position)?,
             None => BulkLocation::Inline,
         };
         self.item += 1;
-        match placed {
+        match location {
             BulkLocation::Apart => self.chunk_bytes += padded(bulk.len()),
             BulkLocation::Inline if bulk.is_placed() && !bulk.is_empty() => {
                 return Err(EncodeError::placed(bulk.len(), 0));
@@ -256,7 +256,7 @@ impl<'b> Encoder<'b> {
                     self.out.copy_within(from..from + bulk.len(), to);
                 }
                 self.at = to + bulk.len();
-                self.padding(bulk.len())?;
+                self.write_padding(bulk.len())?;
             }
         }
         Ok(())

@@ -7,18 +7,18 @@ use crate::{BadXdr, Decode, Decoder, Encode, EncodeError, Encoder, encode};
 
 /// Maximum nesting depth of values of a recursive type.
 ///
-/// Decoding rejects more, so that no message exhausts the stack.
+/// Decoding rejects deeper values, so that no message exhausts the stack.
 pub const MAX_DEPTH: usize = 64;
 
-/// A value inside one of its own type, such as a branch of a tree: a view of its encoding.
+/// View of an encoded value inside a value of its own type.
 ///
-/// The view takes the place of a `Box`: nothing is allocated when a message is decoded, nothing is dropped, and a
-/// value is encoded without recursion. [`get`](Self::get) decodes one level. At most [`MAX_DEPTH`] such values may
-/// be nested.
+/// An example is a branch of a tree. The view replaces a `Box`: nothing is allocated when a message is decoded, nothing
+/// is dropped, and a value is encoded without recursion. [`get`](Self::get) decodes one level. At most [`MAX_DEPTH`]
+/// such values may be nested.
 pub struct Recursive<'a, T> {
     /// Checked bytes of the value.
     bytes: &'a [u8],
-    of: PhantomData<fn() -> T>,
+    value: PhantomData<fn() -> T>,
 }
 
 impl<T> Clone for Recursive<'_, T> {
@@ -43,7 +43,7 @@ impl<'a, T: Decode<'a>> Recursive<'a, T> {
         let bytes = encode(value)?;
         *memory = bytes;
         match Decoder::new(memory).nested::<T>() {
-            Ok(bytes) if bytes.len() == memory.len() => Ok(Self { bytes, of: PhantomData }),
+            Ok(bytes) if bytes.len() == memory.len() => Ok(Self { bytes, value: PhantomData }),
             _ => Err(EncodeError::depth(MAX_DEPTH)),
         }
     }
@@ -51,7 +51,7 @@ impl<'a, T: Decode<'a>> Recursive<'a, T> {
     /// The value.
     ///
     /// # Panics
-    /// `T` decodes the same bytes in two ways, which no generated type does.
+    /// If `T` decodes the same bytes in two ways, which no generated type does.
     #[must_use]
     pub fn get(&self) -> T {
         T::decode(&mut Decoder::new(self.bytes)).expect("the bytes were checked when the view was made")
@@ -60,7 +60,7 @@ impl<'a, T: Decode<'a>> Recursive<'a, T> {
 
 impl<'a, T: Decode<'a>> Decode<'a> for Recursive<'a, T> {
     fn decode(from: &mut Decoder<'a>) -> Result<Self, BadXdr> {
-        Ok(Self { bytes: from.nested::<T>()?, of: PhantomData })
+        Ok(Self { bytes: from.nested::<T>()?, value: PhantomData })
     }
 }
 

@@ -49,7 +49,7 @@ impl<'a, T, const LINKED: bool> Sequence<'a, T, LINKED> {
     /// Bytes of the pointer in front of an element.
     const POINTER: usize = if LINKED { 4 } else { 0 };
 
-    fn of_encoded(encoded: &'a [u8], count: usize) -> Self {
+    fn from_encoded(encoded: &'a [u8], count: usize) -> Self {
         Self { elements: &[], encoded, count }
     }
 
@@ -109,7 +109,7 @@ impl<'a, T: Decode<'a>> Array<'a, T> {
         for _ in 0..count {
             T::decode(from)?;
         }
-        Ok(Self::of_encoded(from.since(at), count))
+        Ok(Self::from_encoded(from.since(at), count))
     }
 }
 
@@ -132,13 +132,13 @@ impl<'a, T: Decode<'a>> Decode<'a> for List<'a, T> {
             T::decode(from)?;
             (bytes, count) = (from.since(at), count + 1);
         }
-        Ok(Self::of_encoded(bytes, count))
+        Ok(Self::from_encoded(bytes, count))
     }
 }
 
 impl<T: Encode> Encode for List<'_, T> {
     fn encoded_len(&self) -> usize {
-        // The inherent method is called, which arrays have, too.
+        // This calls the inherent method, which arrays have, too.
         self.encoded_len()
     }
 
@@ -227,17 +227,17 @@ impl ListBuilder {
         let at = self.bytes.len();
         self.bytes.resize(at + 4 + element.encoded_len(), 0);
         let mut to = Encoder::new(&mut self.bytes[at..]);
-        let done = to.bool(true).and_then(|()| element.encode(&mut to));
-        match done {
+        let result = to.bool(true).and_then(|()| element.encode(&mut to));
+        match result {
             Ok(()) => self.count += 1,
             Err(_) => self.bytes.truncate(at),
         }
-        done
+        result
     }
 
     /// The list.
     #[must_use]
     pub fn list<T>(&self) -> List<'_, T> {
-        Sequence::of_encoded(&self.bytes, self.count)
+        Sequence::from_encoded(&self.bytes, self.count)
     }
 }

@@ -62,13 +62,13 @@ impl<T: Encode> Encode for Option<T> {
 /// `T x[N]`.
 impl<'a, T: Decode<'a>, const N: usize> Decode<'a> for [T; N] {
     fn decode(from: &mut Decoder<'a>) -> Result<Self, BadXdr> {
-        let mut bad = None;
-        let elements: [Option<T>; N] = std::array::from_fn(|_| match bad {
-            None => T::decode(from).map_err(|error| bad = Some(error)).ok(),
+        let mut first_error = None;
+        let elements: [Option<T>; N] = std::array::from_fn(|_| match first_error {
+            None => T::decode(from).map_err(|error| first_error = Some(error)).ok(),
             Some(_) => None,
         });
-        match bad {
-            None => Ok(elements.map(|element| element.expect("an error would be in `bad`"))),
+        match first_error {
+            None => Ok(elements.map(|element| element.expect("an error would be in `first_error`"))),
             Some(error) => Err(error),
         }
     }

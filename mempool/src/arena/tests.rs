@@ -16,7 +16,7 @@ fn map_of(arena: &Arena) -> &RawMap {
 }
 
 #[test]
-fn small_pages_always_work() {
+fn an_arena_in_small_pages_is_rounded_up_and_has_no_advice() {
     let arena = Arena::new(&config(5000, PagePolicy::Small)).unwrap();
     assert_eq!(arena.len(), 8192);
     assert_eq!(arena.report().pages, Some(PageSize::Small));
@@ -95,7 +95,7 @@ fn missing_pages_are_an_error_with_a_remedy() {
         for part in [&format!("of {bytes} bytes in {page} pages failed"), "pages are needed", "are free", "sudo tee"] {
             assert!(text.contains(part), "{text:?} must contain {part:?}");
         }
-        // With Auto this is no error, but the report shows it.
+        // With `Auto`, missing pages are not an error, but the report names them.
         if page == PageSize::Huge2M && HugePool::read(page, None).total == 0 {
             let arena = Arena::new(&config(4 << 20, PagePolicy::Auto)).unwrap();
             assert!(matches!(arena.report().pages, Some(PageSize::Small | PageSize::Transparent)));
@@ -165,17 +165,17 @@ fn impossible_sizes_are_errors() {
 }
 
 #[test]
-fn ranges_are_taken_first_fit_and_freed() {
+fn ranges_are_allocated_first_fit_and_reused_when_freed() {
     let arena = Arena::new(&config(4096, PagePolicy::Small)).unwrap();
-    assert_eq!([100, 200, 300].map(|bytes| arena.take_range(bytes, 1).unwrap()), [0, 100, 300]);
+    assert_eq!([100, 200, 300].map(|bytes| arena.alloc_range(bytes, 1).unwrap()), [0, 100, 300]);
     arena.free_range(100);
-    assert_eq!(arena.take_range(150, 1).unwrap(), 100);
-    assert_eq!(arena.take_range(50, 1).unwrap(), 250);
-    assert_eq!(arena.take_range(1, 1).unwrap(), 600);
-    let full = arena.take_range(4096, 1).unwrap_err();
+    assert_eq!(arena.alloc_range(150, 1).unwrap(), 100);
+    assert_eq!(arena.alloc_range(50, 1).unwrap(), 250);
+    assert_eq!(arena.alloc_range(1, 1).unwrap(), 600);
+    let full = arena.alloc_range(4096, 1).unwrap_err();
     assert!(matches!(*full.0, MemErrorCause::ArenaFull { free: 3495, .. }), "{full}");
-    assert_eq!(arena.take_range(1024, 1024).unwrap(), 1024, "601 is not a multiple of 1024");
-    assert_eq!(arena.take_range(300, 64).unwrap(), 640, "the gap in front of it is still free");
-    let full = arena.take_range(2049, 1024).unwrap_err();
+    assert_eq!(arena.alloc_range(1024, 1024).unwrap(), 1024, "601 is not a multiple of 1024");
+    assert_eq!(arena.alloc_range(300, 64).unwrap(), 640, "the gap in front of it is still free");
+    let full = arena.alloc_range(2049, 1024).unwrap_err();
     assert!(matches!(*full.0, MemErrorCause::ArenaFull { free: 2048, .. }), "only from 2048 on: {full}");
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::sync::cell::UnsafeCell;
 use crate::sync::{Arc, thread};
 
-/// The list with its guarded bytes: loom fails if an access to `bytes` is not ordered behind the previous one.
+/// The stack with its guarded bytes: loom fails if an access to `bytes` is not ordered behind the previous one.
 struct Shared {
     stack: IndexStack,
     links: Vec<AtomicU32>,
@@ -93,8 +93,8 @@ fn loom_the_last_return_or_the_pools_end_frees_once() {
         });
         // Buffer 2 is on the owner's free list.
         shared.touch(2);
-        let out = 2 - shared.take().count();
-        if shared.stack.close(out, |index| &shared.links[index as usize]) {
+        let outstanding = 2 - shared.take().count();
+        if shared.stack.close(outstanding, |index| &shared.links[index as usize]) {
             shared.free();
         }
         returners.into_iter().for_each(|returner| returner.join().unwrap());

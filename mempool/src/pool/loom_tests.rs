@@ -4,21 +4,21 @@ use crate::sync::cell::UnsafeCell;
 use crate::sync::{Arc, thread};
 use crate::{Arena, ArenaConfig, Class, PagePolicy, Pool};
 
-/// One arena for all interleavings, which loom does not explore.
+/// An arena for all interleavings of a test. Loom does not observe its system calls.
 fn arena() -> Arena {
     Arena::new(&ArenaConfig { bytes: 4096, pages: PagePolicy::Small, ..ArenaConfig::default() }).unwrap()
 }
 
 /// Asserts that the pool's range is free again, because its core was freed once.
 fn assert_freed(arena: &Arena) {
-    let offset = arena.take_range(arena.len(), 1).expect("the range is free");
+    let offset = arena.alloc_range(arena.len(), 1).expect("the range is free");
     arena.free_range(offset);
 }
 
 #[test]
 fn loom_a_pool_is_dropped_while_its_buffers_return() {
     let arena = arena();
-    // Without a bound this takes minutes; the list alone is explored without one.
+    // Without a bound this takes minutes. The tests of `index_stack` explore the stack alone without a bound.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(move || {

@@ -118,7 +118,7 @@ fn memory_outlives_the_pool_until_the_last_buffer_is_gone() {
     here.copy_from_slice(b"here");
     drop(here);
     assert!(
-        matches!(arena.take_range(arena.len(), 1), Err(error) if matches!(*error.0, MemErrorCause::ArenaFull { .. })),
+        matches!(arena.alloc_range(arena.len(), 1), Err(error) if matches!(*error.0, MemErrorCause::ArenaFull { .. })),
         "a buffer is still outstanding"
     );
     thread::spawn(move || {
@@ -127,7 +127,7 @@ fn memory_outlives_the_pool_until_the_last_buffer_is_gone() {
     })
     .join()
     .unwrap();
-    arena.take_range(arena.len(), 1).expect("the last buffer freed the range");
+    arena.alloc_range(arena.len(), 1).expect("the last buffer freed the range");
 }
 
 #[test]
@@ -160,16 +160,16 @@ unsafe impl Send for Moved {}
 #[test]
 fn a_pool_that_changes_its_thread_gets_all_buffers_back() {
     let pool = pool(&[(64, 4)]);
-    let (mut stays, goes) = (vec![pool.alloc(8).unwrap(), pool.alloc(8).unwrap()], pool.alloc(8).unwrap());
+    let (mut kept, moved_buf) = (vec![pool.alloc(8).unwrap(), pool.alloc(8).unwrap()], pool.alloc(8).unwrap());
     pool.disown();
     // The buffer goes to the list of remote frees.
-    drop(stays.pop());
+    drop(kept.pop());
     assert!(pool.has_remote());
     let moved = Moved(pool);
     let moved = thread::spawn(move || {
         let moved = moved;
         moved.0.adopt();
-        drop(goes);
+        drop(moved_buf);
         assert_eq!(moved.0.room(8), (2, 4), "the buffer of its new thread has returned");
         assert_eq!((moved.0.drain_remote(), moved.0.room(8)), (1, (3, 4)));
         let lent = moved.0.alloc(8).unwrap().lend();
@@ -180,7 +180,7 @@ fn a_pool_that_changes_its_thread_gets_all_buffers_back() {
     });
     let pool = moved.join().unwrap().0;
     pool.adopt();
-    drop(stays);
+    drop(kept);
     assert_eq!(pool.room(8), (4, 4));
     pool.close().unwrap();
 }

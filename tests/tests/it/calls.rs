@@ -165,7 +165,7 @@ fn errors_of_busy_and_invalid_addresses_name_the_cause() {
     let cases = [
         (&address.to_string()[..], "in use"),
         // A documentation address (RFC 5737), on no interface.
-        ("iwarp:192.0.2.1:20049", "192.0.2.1 is on no interface of this host (`ip addr` lists them"),
+        ("iwarp:192.0.2.1:20049", "no interface of this host has 192.0.2.1 (`ip addr` lists the addresses"),
         ("soft:/nonexistent/directory/socket", "address"),
         (&long, "address"),
     ];

@@ -36,10 +36,10 @@ pub(crate) struct IncomingConnection<H: ConnectionHandshake> {
 pub(crate) struct Dial<H: ConnectionHandshake> {
     pub(super) qp: QpId,
     address: FabricAddress,
-    /// `None` while the listener's queue is full. No event announces room in it.
+    /// `None` while the listener's queue is full. No event reports room in the queue, so the connect is repeated.
     pub(super) socket: Option<OwnedFd>,
     /// Whether our request is sent.
-    request_sent: bool,
+    has_sent_request: bool,
     pub(super) state: H::Dial,
 }
 
@@ -61,8 +61,8 @@ impl<H: ConnectionHandshake> Dial<H> {
             ConnectProgress::Connected(socket) => (socket, EventFlags::IN | EventFlags::RDHUP),
         };
         sockets.epoll_set.add(&socket, Token::Dial(id), flags)?;
-        self.request_sent = flags != EventFlags::OUT;
-        if self.request_sent {
+        self.has_sent_request = flags != EventFlags::OUT;
+        if self.has_sent_request {
             fabric.send_request(socket.as_fd(), &self.address, &mut self.state)?;
         }
         self.socket = Some(socket);
@@ -80,12 +80,12 @@ pub(crate) struct ConnectionManager<H: ConnectionHandshake> {
     unread: VecDeque<Accepted<(OwnedFd, H::Peer)>>,
     /// Incomplete requests of peers, until the handshake's time-out.
     pub(crate) incomplete: DeadlineQueue<IncomingConnection<H>>,
-    /// Complete requests, by the numbers of `incomplete`. They wait for the owner without a time-out.
+    /// Complete requests, by their numbers in `incomplete`. They wait for the owner without a time-out.
     pub(crate) complete: BTreeMap<u64, IncomingConnection<H>>,
     /// Unanswered connections of this side, until the handshake's time-out.
     dials: DeadlineQueue<Dial<H>>,
-    /// Sockets that this side has shut down. Later input of their peers is discarded, because a TCP socket that is
-    /// closed with unread input is reset, and its peer then loses the data that it has not read.
+    /// Sockets that this side has shut down. Later input of their peers is discarded, because closing a TCP socket with
+    /// unread input resets the connection, and the peer then loses data that it has not read yet.
     pub(crate) closing: DeadlineQueue<OwnedFd>,
     pub(crate) randoms: RandomNumbers,
 }
@@ -117,7 +117,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         let _ = rustix::net::shutdown(&socket, Shutdown::Write);
         let token = Token::Closing(self.closing.next);
         if !H::LINGERS || self.sockets.epoll_set.add(&socket, token, EventFlags::IN | EventFlags::RDHUP).is_err() {
-            // A socket that is not watched is closed at once, because the peer's end would go unnoticed.
+            // Without a watch that reports when the peer has closed the connection, the socket is closed at once.
             return;
         }
         if self.closing.len() >= self.limits.max_closing {
@@ -126,13 +126,13 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         self.closing.insert(Instant::now() + self.limits.linger, socket);
     }
 
-    /// Waits until the peers' hosts have acknowledged all data of closed connections, or these have expired.
+    /// Waits until the peers' hosts have acknowledged all data of closed connections, or the connections have expired.
     /// `unacknowledged` returns the bytes that a host has not acknowledged.
     pub(crate) fn finish_closing(&mut self, unacknowledged: impl Fn(BorrowedFd<'_>) -> Result<usize, Errno>) {
         loop {
             let now = Instant::now();
             while self.closing.pop_due(now).is_some() {}
-            // A reset socket acknowledges nothing.
+            // An error means that the connection was reset, so no acknowledgement will follow.
             let is_busy = |socket: &OwnedFd| unacknowledged(socket.as_fd()).is_ok_and(|bytes| bytes > 0);
             self.closing.retain(|socket| is_busy(socket) && !has_ended(socket));
             if self.closing.is_empty() {
@@ -150,9 +150,9 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         timeout: Option<Duration>,
     ) -> Option<impl Iterator<Item = Token> + use<H>> {
         let tokens = self.sockets.wait(timeout)?;
-        // Requests beyond `H::REQUESTS` wait, because calls of other connections wait for this poll. The owner then
-        // polls again at once, and unread input stays readable. Accepted connections precede new ones, which may arrive
-        // endlessly.
+        // At most `H::REQUESTS` requests are completed, because calls of other connections wait for this poll. The
+        // owner then polls again at once, and unread input stays readable. Accepted connections are read before further
+        // ones are accepted, because new connections may arrive endlessly.
         let mut left = H::REQUESTS;
         for token in tokens.clone() {
             if let Token::Request(id) = token
@@ -215,7 +215,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
     /// Admits an accepted connection. True if its request is already complete.
     fn admit(&mut self, accepted: Accepted<(OwnedFd, H::Peer)>, fabric: &mut H) -> bool {
         let Accepted { request: (socket, peer), count } = accepted;
-        // Complete requests do not count, because they may not evict incomplete ones of other hosts.
+        // Complete requests do not count, because they must not evict incomplete ones of other hosts.
         if self.incomplete.len() >= self.limits.max_handshakes {
             self.evict(fabric);
         }
@@ -233,7 +233,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         self.read_request(id, fabric)
     }
 
-    /// Drops the oldest incomplete request of the host that has most of them.
+    /// Drops the oldest incomplete request of the host that has the most incomplete requests.
     fn evict(&mut self, fabric: &mut H) {
         let mut counts = HashMap::new();
         for request in self.incomplete.iter() {
@@ -297,7 +297,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         }
     }
 
-    /// Drives a new outgoing connection of a queue pair through its handshake.
+    /// Starts the handshake of a queue pair's new outgoing connection.
     pub(crate) fn dial(
         &mut self,
         fabric: &mut H,
@@ -305,7 +305,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
         (address, progress): (&FabricAddress, ConnectProgress),
         state: H::Dial,
     ) -> Result<(), FabricError> {
-        let mut dial = Dial { qp, address: address.clone(), socket: None, request_sent: false, state };
+        let mut dial = Dial { qp, address: address.clone(), socket: None, has_sent_request: false, state };
         dial.advance_dial(self.dials.next, progress, &self.sockets, fabric)?;
         self.dials.insert(Instant::now() + self.limits.handshake_timeout, dial);
         Ok(())
@@ -315,13 +315,13 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
     pub(super) fn read_dial(&mut self, id: u64, fabric: &mut H) -> Option<Dialed<H>> {
         let dial = self.dials.get_mut(id)?;
         let socket = dial.socket.as_ref()?;
-        let answer = if dial.request_sent {
+        let answer = if dial.has_sent_request {
             fabric.read_answer(socket.as_fd(), &mut dial.state)
         } else if let Err(error) = fabric.send_request(socket.as_fd(), &dial.address, &mut dial.state) {
             SocketInput::Failed(error)
         } else {
             self.sockets.epoll_set.modify(socket, Token::Dial(id), EventFlags::IN);
-            dial.request_sent = true;
+            dial.has_sent_request = true;
             SocketInput::Pending
         };
         let result = match answer {
@@ -337,7 +337,7 @@ impl<H: ConnectionHandshake> ConnectionManager<H> {
     /// Ends the dial of a queue pair without an answer.
     pub(super) fn abandon_dial(&mut self, qp: QpId) -> Option<Dialed<H>> {
         let dial = self.dials.remove_oldest(|dial| dial.qp == qp);
-        self.end_dial(dial, Err(FabricError::closed("disconnected before it answered")))
+        self.end_dial(dial, Err(FabricError::closed("it had not answered when this side disconnected")))
     }
 
     /// Drops expired values, and connects dials that wait for room in a listener's queue. Returns a dial that has

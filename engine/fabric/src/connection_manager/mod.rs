@@ -17,9 +17,9 @@
 //!
 //! A transport over plain TCP, such as ONC RPC with record marking, would be another [`ConnectionHandshake`], whose
 //! request and answer are empty: its dials end when they are connected, and its requests when they are accepted. TLS
-//! would be a handshake of the byte stream below it. Its state would belong into [`ConnectionHandshake::Dial`] and
-//! [`ConnectionHandshake::Incoming`], where it takes and returns bytes until the stream is ready for the handshake
-//! above.
+//! would be a handshake of the byte stream, below this handshake. The state of TLS would be part of
+//! [`ConnectionHandshake::Dial`] and [`ConnectionHandshake::Incoming`]. It would take and return bytes until the stream
+//! is ready for the handshake above.
 
 #![forbid(unsafe_code)]
 
@@ -77,7 +77,7 @@ pub(crate) trait ConnectionHandshake: Debug + Sized {
     /// The error of a dial that was not answered in time.
     fn timed_out(limit: Duration) -> FabricError;
 
-    /// The host of a peer. When incomplete requests reach their limit, the host with most of them loses one.
+    /// The host of a peer. When incomplete requests reach their limit, the host with the most of them loses one.
     fn host(peer: &Self::Peer) -> Self::Host;
 
     /// Prepares an accepted socket.
@@ -185,7 +185,7 @@ pub(crate) struct Control {
     pub(crate) log: ClockedLog,
     /// Slots of queue pairs with work that is due at intervals.
     pub(crate) attention: Vec<u32>,
-    /// A counter of the fabric.
+    /// The fabric's counter [`requests_refused`](crate::FabricStats::requests_refused).
     pub(crate) requests_refused: u64,
 }
 
@@ -228,7 +228,7 @@ pub(crate) trait ManagedFabric {
         let mut is_due = false;
         for token in tokens {
             match token {
-                // `sleep` clears the waker, because a wake also ends the *next* wait.
+                // Only `sleep` clears the waker, so that a wake during other polls still ends the next sleep.
                 Token::Waker => is_due = true,
                 Token::Dial(id) => {
                     let (manager, fabric) = self.parts();
@@ -303,7 +303,7 @@ pub(crate) trait ManagedFabric {
         self.control().attention.append(&mut slots);
     }
 
-    /// Sleeps until an event; false if none concerns connection management.
+    /// Sleeps until an event; false if no event concerns connection management.
     fn sleep(&mut self, timeout: Option<Duration>) -> bool {
         let limit = self.busy_limit();
         let expiry = self.parts().0.longest_wait();

@@ -99,7 +99,7 @@ impl<L: Listen> Sockets<L> {
     }
 
     fn watch_listener(&self, listener: &L) -> Result<(), FabricError> {
-        // Exclusive, so that each connection wakes one of the sleeping shards that share the listener.
+        // Exclusive, so that a connection does not wake all sleeping shards that share the listener.
         self.epoll_set.add(listener.socket(), Token::Listener, EventFlags::IN | EventFlags::EXCLUSIVE)
     }
 
@@ -131,27 +131,27 @@ impl<L: Listen> Sockets<L> {
         }
     }
 
-    /// Accepts up to `count` connections from each listener, and returns those that this shard keeps. At most `most`
-    /// handed-over connections wait for a shard. Pauses when accept fails, and returns its error unless the previous
-    /// accept failed with the same error.
+    /// Accepts up to `count` connections from each listener, and returns those that this shard keeps. At most
+    /// `max_waiting` handed-over connections wait for a shard. Pauses when accept fails, and returns its error unless
+    /// the previous accept failed with the same error.
     pub(super) fn accept(
         &mut self,
         count: usize,
-        most: usize,
+        max_waiting: usize,
         mut refuse: impl FnMut(String),
     ) -> (Vec<Accepted<L::Accepted>>, Option<Errno>) {
         let mut accepted = Vec::new();
         let mut failed = None;
         for (listener, member) in &self.listeners {
             // Refusals count, too, so that a flood of connections leaves time for established ones.
-            for _ in 0..most.min(count) {
+            for _ in 0..max_waiting.min(count) {
                 match listener.accept() {
                     Ok(Ok(connection)) => {
                         self.accept_error = None;
-                        accepted.extend(member.assign(connection, most));
+                        accepted.extend(member.assign(connection, max_waiting));
                     }
                     Ok(Err(why)) => refuse(why),
-                    Err(Errno::CONNABORTED) => refuse("the peer closed it before the accept".to_owned()),
+                    Err(Errno::CONNABORTED) => refuse("the peer closed the connection before the accept".to_owned()),
                     Err(Errno::INTR) => {}
                     Err(Errno::AGAIN) => break,
                     Err(error) => {
@@ -201,7 +201,7 @@ mod tests {
     use crate::accept_balancer::AcceptBalancer;
     use crate::qp_table::GENERATIONS;
 
-    /// A listener that counts accepts. They fail as if no descriptor were free, until `works`.
+    /// A listener that counts accepts. They fail as if no descriptor were free, until `works` is set.
     #[derive(Clone, Debug)]
     struct FailingListener {
         listener: Rc<TcpListener>,

@@ -35,8 +35,8 @@ pub enum FpduSize {
     ///
     /// An adapter can place such an FPDU in any order of arrival.
     ///
-    /// FPDUs are not aligned to TCP segments: a TCP segment may hold the end of one FPDU and the start of the next.
-    /// Such FPDUs are only slower to place.
+    /// FPDUs are not aligned to TCP segments: a TCP segment may hold the end of one FPDU and the start of the next. An
+    /// adapter places such FPDUs more slowly.
     Segment,
     /// 65464 bytes, nearly the maximum of the format, which saves headers.
     ///
@@ -84,7 +84,7 @@ with_defaults! {
         pub crc: Crc = Crc::default(),
         /// Length of FPDUs. The default depends on the peer.
         pub fpdu_size: FpduSize = FpduSize::default(),
-        /// Longest message received or sent, in bytes. Default 64 KiB. It takes no memory until used.
+        /// Longest message received or sent, in bytes. Default 64 KiB. The limit takes no memory until used.
         pub max_message: usize = 64 << 10,
         /// Capacity of the shared receive queue. Default 4096 Receives, which take 32 bytes each.
         pub shared_receives: usize = 4096,
@@ -111,10 +111,10 @@ with_defaults! {
         pub retry_timeout: Duration = Duration::from_secs(30),
         /// Idle time before a TCP keep-alive probe (`TCP_KEEPIDLE`). Default 60 s.
         ///
-        /// Two more probes follow, a third of this apart.
+        /// Two more probes follow, each after a third of this time.
         pub keep_alive: Duration = Duration::from_secs(60),
-        /// Maximum concurrent handshakes of a listener. Beyond it, the host with most of them loses its oldest.
-        /// Default 64.
+        /// Maximum concurrent handshakes of a listener. Beyond it, the host with the most incomplete handshakes loses
+        /// its oldest one. Default 64.
         pub max_handshakes: usize = 64,
         /// Time-out of connection setup, on either side. Default 5 s.
         pub handshake_timeout: Duration = Duration::from_secs(5),
@@ -131,7 +131,7 @@ pub const MAX_READ_DEPTH: u16 = (1 << 14) - 1;
 impl IwarpFabricConfig {
     /// Checks the fields. An error names the field that is out of range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
-        let check = |ok, field, got, rule| checks::field("iWARP", ok, field, got, rule);
+        let check = |ok, field, got, rule| checks::check_field("iWARP", ok, field, got, rule);
         let has_message_length = (1..=1 << 30).contains(&self.max_message);
         check(has_message_length, "max_message", self.max_message, "must be from 1 to 1 GiB")?;
         let has_read_depth = (1..=MAX_READ_DEPTH).contains(&self.read_depth);

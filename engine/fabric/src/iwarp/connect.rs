@@ -27,7 +27,7 @@ const SHORT_TICK: Duration = Duration::from_micros(100);
 /// Delay before an empty Write to a responder. soft-iWARP may not notice data that arrives as it sends its reply, until
 /// more data arrives.
 const WAKE_DELAY: Duration = Duration::from_millis(20);
-/// Bytes per read of a peer's frame, which has at most 532.
+/// Bytes per read of a peer's frame, which has at most 532 bytes.
 const FRAME: usize = 1024;
 /// Error text for an initiator that does not wait for the reply, as RFC 5044 §7.1.2 requires.
 const EARLY_BYTES: &str = "unexpected bytes before the reply";
@@ -194,7 +194,8 @@ impl IwarpFabric {
         };
         let sent = send(socket.as_fd(), &reply);
         if sent != Ok(true) {
-            return Err(FabricError::closed(format!("sending the MPA Reply Frame: {sent:?}")));
+            let cause = sent.map_or_else(|error| error.to_string(), |_| "the socket is full".to_owned());
+            return Err(FabricError::closed(format!("sending the MPA Reply Frame: {cause}")));
         }
         let id = self.add_qp(params, IwarpQpState::Closing);
         let qp = self.table.find(id)?;
@@ -283,7 +284,7 @@ impl ManagedFabric for IwarpFabric {
 
 fn connect_error(address: &FabricAddress, error: Errno) -> FabricError {
     let hint = match error {
-        Errno::CONNREFUSED => ": is the server started, and listening at this port?",
+        Errno::CONNREFUSED => ": start the server, or check its address and port",
         Errno::NETUNREACH | Errno::HOSTUNREACH => ": no route (ip route get …), or a firewall",
         Errno::ADDRNOTAVAIL => ": no local port is left (sysctl net.ipv4.ip_local_port_range)",
         Errno::TIMEDOUT => {

@@ -22,7 +22,7 @@ const BACKLOG: i32 = 1024;
 /// Shortest keep-alive time, because TCP counts whole seconds.
 const MIN_KEEP_ALIVE: Duration = Duration::from_secs(1);
 
-/// A bound address of the iWARP fabric. The drop of the last clone frees the address.
+/// A bound address of the iWARP fabric. Dropping the last clone frees the address.
 #[derive(Clone, Debug)]
 pub struct IwarpListener {
     socket: Arc<OwnedFd>,
@@ -70,8 +70,8 @@ fn bind_error(address: &FabricAddress, at: SocketAddr, call: &str, error: Errno)
             FabricError::in_use(text, format_args!("TCP port {port} is in use: {remedy}"))
         }
         Errno::ADDRNOTAVAIL => {
-            let remedy = "`ip addr` lists them; 0.0.0.0 and [::] mean all";
-            FabricError::address(text, format_args!("{error}: {} is on no interface of this host ({remedy})", at.ip()))
+            let remedy = "`ip addr` lists the addresses; 0.0.0.0 and [::] mean all";
+            FabricError::address(text, format_args!("{error}: no interface of this host has {} ({remedy})", at.ip()))
         }
         Errno::ACCESS | Errno::PERM => host::privileged_port(text, error),
         error => failed(&format!("{call} at {text}"), error),

@@ -1,6 +1,6 @@
 //! iWARP in user space over plain TCP (RFC 5040, 5041, 5044, 6581). It needs no device, privilege or C library.
 //!
-//! Its peers are this fabric on another host, the Linux kernel's soft-iWARP, and iWARP adapters. A connection is an
+//! A peer is this fabric on another host, the Linux kernel's soft-iWARP, or an iWARP adapter. A connection is an
 //! ordinary TCP socket, and the polling thread does the work of an adapter. It places messages into posted Receives,
 //! and Writes and Read Responses into the memory that they name, after it has checked key, bounds and rights.
 //!
@@ -16,10 +16,10 @@
 //! | `config` | the knobs |
 //!
 //! # System calls
-//! The polling thread makes them, because a socket has no other notification. Up to four recently active connections
-//! are read in each turn with one call each, even while they are silent. If more connections are active, one
-//! `epoll_wait` per turn lists those with input. One `epoll_wait` in every 16th turn covers all idle connections. A
-//! turn's output to one peer leaves in one `sendmsg`. One `recvmsg` reads many messages.
+//! The polling thread makes system calls, because a socket has no other notification. Up to four recently active
+//! connections are read in each turn with one call each, even while they are silent. If more connections are active,
+//! one `epoll_wait` per turn lists those with input. One `epoll_wait` in every 16th turn covers all idle connections.
+//! A turn's output to one peer leaves in one `sendmsg`. One `recvmsg` reads many messages.
 //!
 //! Payloads are sent in place. Once the header of a long segment has arrived, the rest of its payload is received
 //! directly into its destination. Shorter payloads are copied from a buffer that all connections share.
@@ -36,8 +36,8 @@
 //! # End of a connection
 //! A closing side sends all posted requests, then a FIN. A peer's FIN ends the connection, because such a peer cannot
 //! reply any more. That includes a half-close (`shutdown(SHUT_WR)`), which RFC 5041 §6.2.1 lets an upper layer see.
-//! Data received before the FIN is delivered. Of the output, only bytes already in the socket are still sent. The
-//! remaining requests are flushed, as after a reset. An initiator that half-closes after its last call therefore gets
+//! Data received before the FIN is delivered. Output is still sent only if it is already in the socket. The remaining
+//! requests are flushed, as after a reset. An initiator that half-closes after its last call therefore gets
 //! no reply.
 //!
 //! # Threat model
@@ -91,9 +91,9 @@ use super::{
 };
 
 /// Maximum number of hot connections that are read in each turn without `epoll_wait`.
-const DIRECT: usize = 4;
+const MAX_DIRECTLY_READ: usize = 4;
 /// Polls of the fabric between two polls of idle connections.
-const IDLE_POLL: u64 = 16;
+const IDLE_POLL_INTERVAL: u64 = 16;
 /// Maximum number of epoll events handled in one poll.
 const EVENTS: usize = 64;
 
@@ -107,7 +107,7 @@ pub struct IwarpFabric {
     /// Queue pairs with unconsumed bytes, because a Receive or room for completions is missing. Epoll does not report
     /// them.
     unread: VecDeque<u32>,
-    /// The next poll covers all queue pairs.
+    /// Whether the next poll covers all queue pairs.
     polls_all: bool,
     capabilities: Capabilities,
     connections: ConnectionManager<FabricState>,
@@ -178,9 +178,9 @@ impl IwarpFabric {
         }
     }
 
-    /// Polls the connections that epoll reports. Skips hot ones unless `all`, because they are polled anyway.
+    /// Polls the connections that epoll reports. Hot ones are skipped unless `includes_hot`.
     #[inline(never)]
-    fn poll_ready(&mut self, out: &mut Vec<Completion>, end: usize, all: bool) {
+    fn poll_ready(&mut self, out: &mut Vec<Completion>, end: usize, includes_hot: bool) {
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); EVENTS];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // If a signal interrupted the call, the next poll finds the events.
@@ -195,7 +195,7 @@ impl IwarpFabric {
             let slot = event.data.u64() as u32;
             match self.table.at(slot) {
                 Some(qp) if qp.stalled => qp.handle_hangup(&mut self.common, event.flags),
-                Some(qp) if all || !qp.hot => self.poll_qp(slot, out, end),
+                Some(qp) if includes_hot || !qp.hot => self.poll_qp(slot, out, end),
                 _ => {}
             }
         }
@@ -365,8 +365,8 @@ impl Fabric for IwarpFabric {
         if !self.unread.is_empty() {
             self.poll_unread(out, end);
         }
-        let has_many_hot = self.hot.len() > DIRECT;
-        let polls_idle = self.table.len() > self.hot.len() && self.common.polls.is_multiple_of(IDLE_POLL);
+        let has_many_hot = self.hot.len() > MAX_DIRECTLY_READ;
+        let polls_idle = self.table.len() > self.hot.len() && self.common.polls.is_multiple_of(IDLE_POLL_INTERVAL);
         if replace(&mut self.polls_all, false) || has_many_hot || polls_idle {
             self.poll_ready(out, end, has_many_hot);
         }

@@ -30,15 +30,15 @@ const PEEK: usize = 8 << 10;
 /// Bytes read after a direct read: the trailer, and the next header.
 const TAIL: usize = 64;
 /// Maximum reads per turn and connection, for fairness.
-const READS: usize = 16;
+const MAX_READS: usize = 16;
 /// Maximum writes per turn and connection.
-const WRITES: usize = 8;
+const MAX_WRITES: usize = 8;
 /// Minimum TCP segment size (RFC 9293 §3.7.1), for connections that report less.
 const MIN_SEGMENT: u32 = 536;
 /// Polls without a byte after which a connection is idle.
 pub(super) const IDLE: u64 = 4096;
-/// Bytes sent without a check of the peer's progress.
-const UNCHECKED: u64 = 64 << 10;
+/// Bytes sent between two checks of the peer's progress.
+const CHECK_INTERVAL: u64 = 64 << 10;
 
 /// State shared by all queue pairs of a fabric.
 #[derive(Debug)]
@@ -115,7 +115,7 @@ impl IwarpQp {
             unconsumed: Vec::new(),
             blocked: false,
             times_unacknowledged: false,
-            check_at: UNCHECKED,
+            check_at: CHECK_INTERVAL,
             send_failed: false,
             last_active: 0,
             hot: false,
@@ -144,19 +144,19 @@ impl IwarpQp {
     }
 
     /// Establishes the connection. `leftover` are the bytes that setup has read after the peer's frame. A responder
-    /// `waits`: it sends nothing before the first message of the initiator.
+    /// sends nothing before the first message of the initiator.
     pub(super) fn begin(
         &mut self,
         common: &mut FabricState,
         socket: OwnedFd,
         agreed: &Negotiated,
-        waits: bool,
+        is_responder: bool,
         leftover: &[u8],
     ) -> Result<(), FabricError> {
         let FabricState { config, sockets, .. } = common;
         let segment = getsockopt(&socket, TcpMaxSeg).unwrap_or(0).max(MIN_SEGMENT);
         let max_ulpdu = setup::max_ulpdu(config.fpdu_size, agreed.is_same_engine, segment as usize);
-        self.rdmap.begin(agreed, waits, max_ulpdu, config.max_message);
+        self.rdmap.begin(agreed, is_responder, max_ulpdu, config.max_message);
         self.unconsumed.extend_from_slice(leftover);
         self.state = IwarpQpState::Up;
         let token = self.token();
@@ -198,9 +198,9 @@ impl IwarpQp {
     /// Sends pending bytes until the socket is full or the turn's share of writes is used up.
     #[inline]
     pub(super) fn flush(&mut self, common: &mut FabricState) {
-        // After a full share of writes, sending also continues when epoll reports room in the socket.
+        // Also set after a full share of writes: sending then continues when epoll reports room in the socket.
         let mut blocked = !self.send_failed;
-        for _ in 0..WRITES {
+        for _ in 0..MAX_WRITES {
             if let Err(failure) = self.rdmap.produce() {
                 return self.fail(common, failure);
             }
@@ -289,7 +289,7 @@ impl IwarpQp {
             if status != InputStatus::Consumed {
                 return Ok(true);
             }
-            if reads == READS || !has_more {
+            if reads == MAX_READS || !has_more {
                 return Ok(false);
             }
             let Some(read) = self.read_once(common, out, end)? else { return Ok(false) };
@@ -299,7 +299,7 @@ impl IwarpQp {
         }
     }
 
-    /// Reads once and consumes the input. Returns also whether there may be more. `None` without input.
+    /// Reads once and consumes the input. Also returns whether there may be more. `None` without input.
     #[inline]
     fn read_once(
         &mut self,
@@ -309,14 +309,14 @@ impl IwarpQp {
     ) -> Result<Option<(InputStatus, bool)>, StreamFailure> {
         let Some(stream) = &self.stream else { return Ok(None) };
         let target = self.rdmap.direct_target();
-        let direct = target.as_ref().map_or(0, ReceiveTarget::len);
-        let rest = match direct {
+        let direct_len = target.as_ref().map_or(0, ReceiveTarget::len);
+        let scratch_len = match direct_len {
             0 if self.reads_long => PEEK,
             0 => SCRATCH,
             _ => TAIL,
         };
         let stats = &mut common.shared.stats;
-        let received = match stream.receive(target, &mut common.scratch[..rest]) {
+        let received = match stream.receive(target, &mut common.scratch[..scratch_len]) {
             Ok(0) => return Err(self.rdmap.peer_closed()),
             Ok(received) => received,
             Err(Errno::AGAIN | Errno::INTR) => {
@@ -326,9 +326,9 @@ impl IwarpQp {
             Err(error) => return Err(socket_failure(error)),
         };
         stats.system_calls += 1;
-        let has_more = received == direct + rest;
-        self.reads_long = direct > 0 || (self.reads_long && !has_more);
-        let placed = received.min(direct);
+        let has_more = received == direct_len + scratch_len;
+        self.reads_long = direct_len > 0 || (self.reads_long && !has_more);
+        let placed = received.min(direct_len);
         if placed > 0 {
             self.rdmap.advance_direct(placed);
         }
@@ -338,8 +338,8 @@ impl IwarpQp {
         Ok(Some((status, has_more)))
     }
 
-    /// Handles epoll's report of the end of the peer's stream while messages wait for a Receive. They may wait for
-    /// `linger`.
+    /// Handles epoll's report of the end of the peer's stream while messages wait for a Receive. The messages may wait
+    /// for `linger`.
     #[cold]
     pub(super) fn handle_hangup(&mut self, common: &mut FabricState, flags: EventFlags) {
         if flags.intersects(EventFlags::ERR | EventFlags::HUP) {
@@ -403,7 +403,7 @@ impl IwarpQp {
             // The peer has closed the connection, and its last messages found no Receive in time.
             IwarpQpState::Up if is_late => self.fail(common, self.rdmap.peer_closed()),
             IwarpQpState::Up => {
-                // The owner sends the first message, unless both ends have agreed on an empty Write.
+                // The first message is the owner's, unless both ends have agreed on an empty Write.
                 let is_due = self.wake_peer_at.take_if(|at| *at <= now).is_some();
                 if is_due && self.rdmap.outbound.buffer.sent() > 0 {
                     self.rdmap.outbound.send_empty_write();
@@ -437,7 +437,7 @@ impl IwarpQp {
             }
         }
         if !has_unacknowledged && !self.rdmap.awaits_peer() {
-            self.check_at = self.rdmap.outbound.buffer.sent().saturating_add(UNCHECKED);
+            self.check_at = self.rdmap.outbound.buffer.sent().saturating_add(CHECK_INTERVAL);
             self.stall.stop();
             return false;
         }

@@ -122,7 +122,7 @@ impl RequestedParameters {
     /// Returns the initiator's parameters that follow from this reply.
     ///
     /// # Errors
-    /// This side does not support what the reply demands.
+    /// The reply demands something that this side does not support.
     pub(super) fn accept_reply(self, reply: &MpaFrame) -> Result<Negotiated, NegotiationError> {
         // Both ends use CRCs if either requests them (RFC 5044 §7.1.1).
         let crc = reply.crc || self.crc == Crc::Always;

@@ -1,7 +1,7 @@
 //! The byte stream below a connection, and other system calls on its socket.
 //!
 //! All bytes of an established connection pass through [`ByteStream::send`] and [`ByteStream::receive`]. Another byte
-//! stream, such as TLS over TCP, belongs behind these two methods. The MPA frames before are exchanged by `connect`.
+//! stream, such as TLS over TCP, belongs behind these two methods. `connect` exchanges the MPA frames before that.
 //!
 //! Only this file of the fabric passes addresses to the system, because `rustix` and `std` need slices, and lent memory
 //! is never a slice. This thread may copy from and to clones of a [`Lent`] at any time. The system copies before the

@@ -21,10 +21,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// Excludes other processes while a socket file of this name is replaced, until it is dropped.
 ///
-/// The lock is held on a file beside the socket, `.NAME.rpcrdma-lock`, which exists only meanwhile. A lock that
-/// others can hold would let any user of the host block the start of servers. So the file must belong to this user,
-/// with mode 0600 and a single link. Any other file in its place is removed, if this user has the right to. Other users
-/// cannot put such a file into a directory that only the server's user can write to.
+/// The lock is held on a file beside the socket, `.NAME.rpcrdma-lock`, which exists only while the lock is held. A lock
+/// that others can hold would let any user of the host block the start of servers. So the file must belong to this
+/// user, with mode 0600 and a single link. Any other file in its place is removed, if this user has the right to do so.
+/// Other users cannot put such a file into a directory that only the server's user can write to.
 #[derive(Debug)]
 pub(super) struct BindLock {
     file: File,
@@ -32,28 +32,28 @@ pub(super) struct BindLock {
 }
 
 impl BindLock {
-    /// Waits for the lock to bind `path`, for [`TIMEOUT`] at most. `name` is the socket's, for messages.
+    /// Waits for the lock to bind `path`, for [`TIMEOUT`] at most. Error texts call the socket `name`.
     ///
     /// # Errors
     /// The directory is missing or not writable; or the lock file cannot be removed, or is locked for longer. The error
-    /// names its path and owner.
+    /// names the file's path and owner.
     pub(super) fn acquire(name: &str, path: &Path) -> Result<Self, FabricError> {
         let lock = lock_path(path);
         let start = Instant::now();
         while start.elapsed() < TIMEOUT {
             let file = match open(&lock) {
                 Ok(file) => file,
-                // Another process has just created it.
+                // Another process has just created the file.
                 Err(Errno::EXIST | Errno::INTR) => continue,
                 Err(error @ (Errno::MFILE | Errno::NFILE)) => {
                     return Err(failed(&format!("open {}", lock.display()), error));
                 }
                 Err(error) if kind_and_owner(&lock).is_none() => {
-                    return Err(FabricError::address(name, no_directory(path, error)));
+                    return Err(FabricError::address(name, directory_error(path, error)));
                 }
                 // A link, a directory, or a file that this user may not even open.
                 Err(_) => {
-                    displace(name, &lock)?;
+                    remove_foreign_file(name, &lock)?;
                     continue;
                 }
             };
@@ -63,12 +63,12 @@ impl BindLock {
                 Ok(()) if !is_at(&file, &lock) => {}
                 Ok(()) if ours => return Ok(Self { file, path: lock }),
                 // Another user's server was killed while it held the lock, or an attacker created the file.
-                Ok(()) => displace(name, &lock)?,
+                Ok(()) => remove_foreign_file(name, &lock)?,
                 Err(Errno::WOULDBLOCK | Errno::INTR) if ours || start.elapsed() < FOREIGN_TIMEOUT => {
                     std::thread::sleep(PAUSE);
                 }
                 // Another process of this user may have replaced the file already; its file stays.
-                Err(Errno::WOULDBLOCK | Errno::INTR) if is_at(&file, &lock) => displace(name, &lock)?,
+                Err(Errno::WOULDBLOCK | Errno::INTR) if is_at(&file, &lock) => remove_foreign_file(name, &lock)?,
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {}
                 Err(error) => return Err(FabricError::address(name, format!("flock {}: {error}", lock.display()))),
             }
@@ -118,7 +118,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 }
 
 /// Removes a foreign file in the lock file's place.
-fn displace(name: &str, lock: &Path) -> Result<(), FabricError> {
+fn remove_foreign_file(name: &str, lock: &Path) -> Result<(), FabricError> {
     let owner = kind_and_owner(lock).unwrap_or_default();
     match std::fs::remove_file(lock).or_else(|error| std::fs::remove_dir(lock).map_err(|_| error)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -131,7 +131,7 @@ fn displace(name: &str, lock: &Path) -> Result<(), FabricError> {
     }
 }
 
-fn no_directory(path: &Path, error: Errno) -> String {
+fn directory_error(path: &Path, error: Errno) -> String {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

@@ -22,7 +22,7 @@ use crate::{FabricAddress, FabricError, Waker};
 /// Connect requests that the kernel queues for a busy listener.
 const BACKLOG: i32 = 256;
 
-/// A bound address of the software fabric. The drop of the last clone frees the address.
+/// A bound address of the software fabric. Dropping the last clone frees the address.
 #[derive(Clone, Debug)]
 pub struct SoftwareListener(Arc<Bound>);
 
@@ -68,8 +68,9 @@ impl Listen for SoftwareListener {
     }
 
     fn accept(&self) -> Result<Result<Self::Accepted, String>, Errno> {
-        // The kernel drops the descriptors of the peer's opening message if this process has too few free ones. The
-        // connection then waits in the listener's queue, as it does without a descriptor for its socket.
+        // The kernel drops the descriptors of the peer's opening message if this process has too few free ones. Until
+        // enough are free, the connection therefore stays in the listener's queue, as it also does when there is no
+        // free descriptor for its socket.
         let spare = [(); MAX_DESCRIPTORS].map(|()| self.socket().try_clone_to_owned());
         if let Some(error) = spare.iter().find_map(|duplicate| duplicate.as_ref().err()) {
             let is_waiting = is_readable(self.socket());
@@ -97,7 +98,7 @@ impl fmt::Display for PeerProcess {
 /// Identifies the other end, or refuses its process.
 type Admit = fn(BorrowedFd<'_>) -> Result<PeerProcess, String>;
 
-/// Parses an address into that of the socket, and the path of its file, if it has one.
+/// Parses an address into the socket's address and, if the address names a file, the path of that file.
 fn parse(address: &FabricAddress) -> Result<(SocketAddrUnix, Option<PathBuf>), FabricError> {
     let name = address.0.as_str();
     let bad = |detail: &str| FabricError::address(name, detail);

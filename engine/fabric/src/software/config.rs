@@ -14,10 +14,10 @@ with_defaults! {
     pub struct SoftwareConfig {
         /// Maximum ring bytes per direction. A power of two, 4 KiB to 16 MiB. The smaller value of both sides is used.
         /// Default 256 KiB. A ring begins with 2 KiB and grows when full. The unused rest is address space, not memory.
-        /// A full ring of maximum size makes the sender wait: raise it for many outstanding long messages.
+        /// A full ring of maximum size makes the sender wait: raise the limit for many outstanding long messages.
         pub ring_bytes: usize = 256 << 10,
         /// Longest message in bytes; the smaller of both sides' values is used. At most half of `ring_bytes`. Default
-        /// 64 KiB. It costs nothing until used.
+        /// 64 KiB. The limit takes no memory until used.
         pub max_message: usize = 64 << 10,
         /// Receives that the shared queue holds. Default 4096; the queue takes 32 bytes for each.
         pub shared_receives: usize = 4096,
@@ -27,12 +27,12 @@ with_defaults! {
         /// Maximum bytes that a connection may map: its ring, window table and exposed memory. Default 16 GiB.
         /// Costs address space, and page tables for the used part.
         pub max_mapped_per_peer: u64 = 16 << 30,
-        /// Memory regions that one connection may expose. Default 128: a client exposes one, and one for each exposed
-        /// arena. Each is a mapping. The process reserves half of `vm.max_map_count` for them; when few are left, a
-        /// connection's share is smaller.
+        /// Memory regions that one connection may expose. Default 128: a client exposes one region, and another for
+        /// each exposed arena. Each region takes a mapping. The process reserves half of `vm.max_map_count` for these
+        /// mappings; when few are left, a connection's share is smaller.
         pub max_regions_per_peer: usize = 128,
-        /// Concurrent handshakes of a fabric. Default 64. Beyond it, the process with most of them loses its oldest
-        /// incomplete one. Per turn, at most this many connections, and at most 16, are accepted or refused.
+        /// Concurrent handshakes of a fabric. Default 64. Beyond it, the process with the most incomplete handshakes
+        /// loses its oldest one. Per turn, at most this many connections, and at most 16, are accepted or refused.
         pub max_handshakes: usize = 64,
         /// Longest connection setup, on either side. Default 5 s.
         pub handshake_timeout: Duration = Duration::from_secs(5),
@@ -51,7 +51,7 @@ with_defaults! {
 impl SoftwareConfig {
     /// Checks the fields; an error names one out of range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
-        let check = |ok, field, got, rule| checks::field("software", ok, field, got, rule);
+        let check = |ok, field, got, rule| checks::check_field("software", ok, field, got, rule);
         let ring = self.ring_bytes;
         let is_size = ring.is_power_of_two() && RING_BYTES.contains(&ring);
         check(is_size, "ring_bytes", ring, "must be a power of two from 4 KiB to 16 MiB")?;

@@ -49,9 +49,9 @@ impl Offer {
         let Opening { ring_bytes, windows, .. } = hello;
         let [ring, table] = fds.into_inner().map_err(|fds| format!("{} descriptors: expected 2", fds.len()))?;
         let (all, table_bytes) = (Layout { side: Side::Acceptor, ring_bytes }.bytes(), table_bytes(windows)?);
-        let (mapped, most) = ((all + table_bytes) as u64, common.config.max_mapped_per_peer);
-        if mapped > most {
-            return Err(format!("{mapped} bytes to map exceed {most} (max_mapped_per_peer)"));
+        let (mapped, limit) = ((all + table_bytes) as u64, common.config.max_mapped_per_peer);
+        if mapped > limit {
+            return Err(format!("{mapped} mapped bytes exceed {limit} (max_mapped_per_peer)"));
         }
         Ok(Self {
             hello,
@@ -192,7 +192,7 @@ impl SoftwareFabric {
         let (ring, ring_fd) = create_shared(layout.bytes(), "rpcrdma-ring")?;
         let (id, opening, table_fd) = self.add_qp(params, layout, max_message, (ring, 0, mappings))?;
         let hello = Some((SocketMessage::Hello(opening), [ring_fd, table_fd]));
-        // The connect is last, so that the opening follows at once, because the acceptor soon closes a silent
+        // The connect is last, so that the opening message follows at once, because the acceptor soon closes a silent
         // connection.
         let progress = address::connect(to);
         let dialed = progress.and_then(|p| self.connections.dial(&mut self.common, id, (to, p), hello));
@@ -314,7 +314,7 @@ impl ManagedFabric for SoftwareFabric {
 
     fn tend_qp(&mut self, slot: u32, now: Instant) -> bool {
         let Some(qp) = self.table.at(slot) else { return false };
-        let late = qp.deadline.is_some_and(|d| d <= now);
+        let is_late = qp.deadline.is_some_and(|d| d <= now);
         let (cause, reason, status) = match qp.state {
             SoftwareQpState::Connecting => return false,
             SoftwareQpState::Up => {
@@ -334,12 +334,13 @@ impl ManagedFabric for SoftwareFabric {
                     let _ = rustix::net::shutdown(socket, Shutdown::Write);
                 }
                 let is_valid = qp.acknowledge_reported();
-                if is_valid && !late && !(qp.pending.is_empty() && qp.tx.is_idle()) {
+                let is_drained = qp.pending.is_empty() && qp.tx.is_idle();
+                if is_valid && !is_late && !is_drained {
                     return true;
                 }
                 (Disconnect::Local, "disconnected".to_owned(), None)
             }
-            SoftwareQpState::Draining if !late && qp.rx.peek(&qp.ring.rx()) != 0 => return true,
+            SoftwareQpState::Draining if !is_late && qp.rx.peek(&qp.ring.rx()) != 0 => return true,
             SoftwareQpState::Draining | SoftwareQpState::Error => (Disconnect::Peer, PEER_CLOSED.to_owned(), None),
         };
         qp.fail(&mut self.common, cause, reason, status);

@@ -30,9 +30,9 @@ pub(super) struct Doorbell<'a, W>(pub(super) &'a W);
 impl<W: Word> Doorbell<'_, W> {
     /// S1: requests a wake-up. The sleeper must poll once more before it sleeps.
     #[inline]
-    pub(super) fn set(self, waits: WakeReason) {
+    pub(super) fn set(self, reason: WakeReason) {
         // Pairs with `take` and `take_if_anything`.
-        self.0.exchange(waits as u64);
+        self.0.exchange(reason as u64);
     }
 
     /// Withdraws the request, because the sleeper is awake.
@@ -49,7 +49,7 @@ impl<W: Word> Doorbell<'_, W> {
         self.0.exchange(0) != 0
     }
 
-    /// P2 after a report of progress: takes a request for anything, and returns whether to ring.
+    /// P2 after a report of progress: takes a request for `Anything`, and returns whether to ring.
     #[inline]
     pub(super) fn take_if_anything(self) -> bool {
         // Pairs with `set`. `newest` leaves the word unchanged, because a sleeper that waits for messages only still

@@ -103,15 +103,14 @@ fn explore(test: impl Fn() + Sync + Send + 'static) {
     model.check(test);
 }
 
-/// A visible record is complete and followed by zero. Room is reused only once it is free.
+/// A visible record is complete and followed by a zero word. Room is reused only once it is free.
 #[test]
-fn ring() {
+fn visible_records_are_complete_and_in_order() {
     explore(|| records_arrive(RING, 5));
 }
 
-/// A ring that grows keeps the records in order, too.
 #[test]
-fn growth() {
+fn records_stay_in_order_while_a_ring_grows() {
     explore(|| records_arrive(RING / 2, 4));
 }
 
@@ -158,9 +157,9 @@ fn records_arrive(mut bytes: u32, records: u64) {
     assert_eq!(rx.peek(&Ring(&memory, bytes)), 0, "a record that was never sent");
 }
 
-/// A message that arrives while the receiver falls asleep is seen or wakes it, also in a second sleep.
+/// A message that arrives while the receiver falls asleep is seen or wakes the receiver, also in a second sleep.
 #[test]
-fn doorbell() {
+fn a_message_reaches_a_receiver_that_falls_asleep() {
     explore(|| {
         let memory = Arc::new(Words::new());
         let other = Arc::clone(&memory);
@@ -188,9 +187,9 @@ fn doorbell() {
     });
 }
 
-/// A report wakes only its waiters. A message still wakes a sleeper that waits for messages only.
+/// A message still wakes a sleeper that waits for messages only.
 #[test]
-fn doorbell_of_reports() {
+fn a_report_wakes_only_a_sleeper_that_waits_for_it() {
     for waits in [WakeReason::Message, WakeReason::Anything] {
         explore(move || {
             let memory = Arc::new(Words::new());
@@ -216,7 +215,7 @@ fn doorbell_of_reports() {
 
 /// After a revocation the peer's copy has ended, and no other copy begins.
 #[test]
-fn window() {
+fn a_revoked_window_is_not_accessed() {
     explore(|| {
         let window = Arc::new(WindowModel::new());
         let exposed = Arc::new(loom::cell::UnsafeCell::new(0u32));
@@ -240,9 +239,9 @@ fn window() {
     });
 }
 
-/// A reader of a key sees the fields of its bind, also when the window is bound again.
+/// This also holds when the window is bound again.
 #[test]
-fn window_fields() {
+fn a_reader_of_a_key_sees_the_fields_of_its_bind() {
     explore(|| {
         let window = Arc::new(WindowModel::new());
         let other = Arc::clone(&window);

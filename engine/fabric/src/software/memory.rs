@@ -26,7 +26,7 @@ pub(super) trait Word {
     fn full_fence();
 }
 
-/// A ring in shared memory. Positions count bytes since the beginning, and wrap; words are aligned to 8.
+/// A ring in shared memory. Positions count bytes since the beginning, and wrap; words are aligned to 8 bytes.
 pub(super) trait RingMemory {
     /// The word type.
     type Word: Word;
@@ -105,14 +105,14 @@ pub(super) enum Side {
     Acceptor,
 }
 
-/// Bytes of the lines before the rings.
-const LINES: usize = 4096;
+/// Bytes of the cache lines before the rings.
+const LINES_BYTES: usize = 4096;
 /// Initial bytes of a ring, at most a quarter of its maximum. It holds a few short messages.
 const FIRST_BYTES: u32 = 2048;
 /// Distance of lines with different writers: processors fetch lines in pairs.
 const APART: usize = 2;
 
-/// A connection's memory as one side sees it: page of lines, connector's ring, acceptor's ring.
+/// A connection's memory as one side sees it: a page of cache lines, the connector's ring, the acceptor's ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) side: Side,
@@ -120,7 +120,7 @@ pub(super) struct Layout {
     pub(super) ring_bytes: u32,
 }
 
-/// Numbers of the lines before the rings.
+/// Numbers of the cache lines before the rings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lines {
     pub(super) peer_bell: usize,
@@ -133,7 +133,7 @@ pub(super) struct Lines {
 impl Layout {
     /// Bytes of the lines and both rings.
     pub(super) fn bytes(self) -> usize {
-        LINES + 2 * self.ring_bytes as usize
+        LINES_BYTES + 2 * self.ring_bytes as usize
     }
 
     /// Initial bytes of one ring.
@@ -143,12 +143,12 @@ impl Layout {
 
     /// Start of the ring that this side sends into.
     pub(super) fn tx_ring(self) -> usize {
-        LINES + self.side as usize * self.ring_bytes as usize
+        LINES_BYTES + self.side as usize * self.ring_bytes as usize
     }
 
     /// Start of the ring that this side receives from.
     pub(super) fn rx_ring(self) -> usize {
-        LINES + (1 - self.side as usize) * self.ring_bytes as usize
+        LINES_BYTES + (1 - self.side as usize) * self.ring_bytes as usize
     }
 
     /// This side's rings, before they have grown.

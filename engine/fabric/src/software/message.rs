@@ -44,7 +44,7 @@ pub(crate) enum SocketMessage {
     Reject {
         private_data: Vec<u8>,
     },
-    /// The fabric itself refuses the request, and not its owner.
+    /// The acceptor's fabric itself refuses the request, not the fabric's owner.
     Refused {
         reason: String,
     },
@@ -189,18 +189,20 @@ impl SocketMessage {
             Err(_) => return SocketInput::Closed,
         };
         let mut descriptors = Descriptors::new();
-        let mut foreign = false;
+        let mut has_unexpected = false;
         for message in control.drain() {
             // The space holds no more descriptors than `descriptors`; an extra one is closed when dropped.
             match message {
-                RecvAncillaryMessage::ScmRights(fds) => fds.for_each(|fd| foreign |= descriptors.try_push(fd).is_err()),
-                _ => foreign = true,
+                RecvAncillaryMessage::ScmRights(fds) => {
+                    fds.for_each(|fd| has_unexpected |= descriptors.try_push(fd).is_err());
+                }
+                _ => has_unexpected = true,
             }
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) || foreign {
+        if received.flags.contains(ReturnFlags::CTRUNC) || has_unexpected {
             // When this process has no free descriptor, the kernel drops descriptors with no other sign than this flag.
             // With too little space, it installs as many as fit.
-            let is_our_limit = !foreign && descriptors.len() < MAX_DESCRIPTORS;
+            let is_our_limit = !has_unexpected && descriptors.len() < MAX_DESCRIPTORS;
             let lost = || SocketInput::Failed(failed("recvmsg of a message with descriptors", Errno::MFILE));
             return if is_our_limit { lost() } else { SocketInput::violation("unexpected control data") };
         }

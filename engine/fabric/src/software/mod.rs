@@ -1,7 +1,7 @@
 //! The software fabric: reliable connected queue pairs over shared memory.
 //!
-//! It has the semantics and checks of a NIC: keys, bounds, rights, lengths, queue depths. It needs no privileges, huge
-//! pages or device.
+//! The fabric has the semantics and checks of a NIC: keys, bounds, rights, lengths, queue depths. It needs no
+//! privileges, huge pages or device.
 //!
 //! # Design
 //! - A connection is a Unix socket (`address`, `message`) and shared memory with one ring per direction (`memory`,
@@ -9,9 +9,9 @@
 //!   harm the connection of another.
 //! - A post copies the Send into the ring, and its buffer is free after that. A poll of the peer copies the message
 //!   into a Receive.
-//! - For exposed memory, the peer has its descriptor, and a table of windows has an entry (`window`). The side that
-//!   posts an RDMA Read or Write checks the entry and copies. Memory is exposed only if it is registered for remote
-//!   access, and once a window of the connection is bound to it.
+//! - To expose memory, a side passes its descriptor to the peer, and writes an entry into a table of windows
+//!   (`window`). The side that posts an RDMA Read or Write checks the entry and copies. Memory is exposed only if it is
+//!   registered for remote access, and only once a window of the connection is bound to it.
 //! - Polling threads make no system calls. The connection's socket wakes a sleeper (`doorbell`). A shared eventfd is
 //!   not suitable, because any peer that has it could read it empty, and suppress the wake-ups of other peers.
 //!
@@ -20,10 +20,10 @@
 //! shared memory is read once and then checked. Memory is mapped only if it cannot shrink. [`SoftwareConfig`] bounds
 //! all resources of a peer. A violation ends the peer's own connection only.
 //!
-//! Windows are enforced by the side that copies. A hostile peer can therefore reach *all* of an arena of which one
-//! window was exposed to it, at any time, also after revocation. Hence [`Capabilities::exposure_needs_own_arena`] is
-//! set: exposed memory must come from an arena that only this peer ever sees and that holds nothing else. Its contents
-//! are never parsed in place.
+//! Windows are enforced by the side that copies. Once a window of an arena was exposed to a hostile peer, this peer can
+//! therefore reach the *whole* arena at any time, even after revocation. Hence
+//! [`Capabilities::exposure_needs_own_arena`] is set: exposed memory must come from an arena that only this peer ever
+//! sees and that holds nothing else. The contents of exposed memory are never parsed in place.
 
 #![forbid(unsafe_code)]
 
@@ -70,8 +70,8 @@ use super::{
     FabricError, FabricStats, Flow, Found, PostError, Posting, QpId, RequestId, Waker, WindowId,
 };
 
-/// Cold queue pairs checked per poll, and as many again after one with work. One turn can therefore take a burst from
-/// all of them. With a fixed number, a burst would take many turns, each longer than the last because active queue
+/// Cold queue pairs checked per poll, and as many again after each one with work. One turn can therefore take a burst
+/// from all of them. With a fixed number, a burst would take many turns, each longer than the last because active queue
 /// pairs turn hot.
 const COLD_POLLS: usize = 2;
 /// Cold queue pairs checked in the poll after a full one, because an owner that is busy with messages polls rarely.
@@ -210,10 +210,10 @@ impl SoftwareFabric {
     /// Polls the hot queue pairs. Returns a single message, if nothing was appended behind `start`.
     #[inline]
     fn poll_hot(&mut self, out: &mut Vec<Completion>, start: usize, end: usize) -> Option<Arrival> {
-        let mut rest = self.hot.len();
-        let prefetches = rest > QP_PREFETCH_DISTANCE;
-        while rest > 0 && out.len() < end {
-            rest -= 1;
+        let mut remaining = self.hot.len();
+        let prefetches = remaining > QP_PREFETCH_DISTANCE;
+        while remaining > 0 && out.len() < end {
+            remaining -= 1;
             if self.turn >= self.hot.len() {
                 self.turn = 0;
             }
@@ -224,7 +224,7 @@ impl SoftwareFabric {
             match self.poll_slot(slot, out, end) {
                 Ok(message) => {
                     self.turn += 1;
-                    if rest == 0 && out.len() == start {
+                    if remaining == 0 && out.len() == start {
                         return Some(message);
                     }
                     out.push(message.into());
@@ -433,7 +433,7 @@ impl Fabric for SoftwareFabric {
 
     fn arm(&mut self) {
         // A cold queue pair keeps its doorbell set after its first check, so that it costs nothing in further sleeps.
-        // One with work turns hot, and the poll before the sleep finds it.
+        // A cold queue pair with work turns hot, and the poll before the sleep finds the work.
         let mut at = 0;
         while let Some(&slot) = self.cold.get(at) {
             if self.table.at(slot).is_some_and(SoftwareQp::arm_cold) {
@@ -448,7 +448,7 @@ impl Fabric for SoftwareFabric {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        // A message and a control event wake the fabric in the same way.
+        // Messages and control events use the same sockets, so that either makes `poll_control` due.
         let is_due = self.sleep(timeout);
         self.for_each_hot(SoftwareQp::disarm);
         is_due

@@ -18,7 +18,7 @@ use crate::{Access, FabricError};
 #[derive(Debug)]
 pub(super) struct Region {
     bytes: u64,
-    /// The number of the region at peers.
+    /// The number by which peers know the region.
     pub(super) id: u32,
     /// Present for memory that may be exposed to peers.
     descriptor: Option<OwnedFd>,
@@ -45,9 +45,9 @@ impl Region {
 
 /// Mappings per connection: its rings, and the window table of each side.
 pub(super) const MAPPINGS_PER_CONNECTION: usize = 3;
-/// A connection may have this fraction of the remaining mappings.
+/// A connection may have at most one in this many of the remaining mappings.
 const SHARE: usize = 8;
-/// Bytes from which a mapping is unmapped on another thread, because the kernel's time grows with the pages.
+/// Mappings of more bytes are unmapped on another thread, because this takes longer the more pages there are.
 const LONG: usize = 64 << 20;
 
 /// The mappings that connections of the software fabric may have in this process.
@@ -78,14 +78,14 @@ impl MappingBudget {
     /// Reserves `count` mappings until the result is dropped.
     pub(super) fn reserve(&'static self, count: usize) -> Result<MappingReservation, String> {
         // Counted before the check, so that concurrent fabrics do not exceed the budget. After an error, the drop of
-        // the reservation subtracts them again.
+        // the reservation subtracts `count` again.
         let reservation = MappingReservation { budget: self, count };
         if self.used.fetch_add(count, Ordering::Relaxed) + count <= self.limit {
             return Ok(reservation);
         }
         Err(format!(
-            "this process has reached its limit of {} mappings for connections: raise vm.max_map_count (sysctl), \
-             which is twice that",
+            "this process has reached its limit of {} mappings for connections, half of vm.max_map_count: raise that \
+             sysctl",
             self.limit
         ))
     }
@@ -135,7 +135,8 @@ impl PeerMemory {
         self.by_inode.retain(|_, mapping| mapping.strong_count() > 0);
         let reservation = self.budget.reserve(1)?;
         let len = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes exceed the address space"))?;
-        // Peers run as our own user or as root. They could kill this process anyway, without removing hugetlb pages.
+        // Hugetlb pages, which their owner can remove during use, are accepted: peers run as our own user or as root,
+        // and could kill this process anyway.
         let mapping = PeerMapping::map_trusted(fd, len).map_err(|e| e.to_string())?;
         let mapping = Rc::new((mapping, reservation));
         self.by_inode.insert(key, Rc::downgrade(&mapping));
@@ -180,7 +181,7 @@ impl ExposedMemory {
         if total > config.max_mapped_per_peer {
             return Err(format!("{total} mapped bytes exceed {} (max_mapped_per_peer)", config.max_mapped_per_peer));
         }
-        // A connection takes one of the last mappings for its first region only.
+        // However few mappings remain, the share permits a connection's first region.
         let share = (memory.budget.remaining() / SHARE).max(1);
         if self.list.len() >= config.max_regions_per_peer.min(share) {
             return Err(format!(

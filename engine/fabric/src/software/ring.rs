@@ -12,9 +12,9 @@
 //! used part is only as long as the traffic needs, and stays in cache for any number of connections. In place of the
 //! record the producer writes a *marker* with the new ring size. The next record starts at the first byte behind the
 //! smaller ring, and the producer's position skips forward to the next position that maps to this byte in the larger
-//! ring. Bytes of a record that the consumer has not taken yet are then reused only at positions that follow the
-//! record's by at least the larger ring's length, so the usual count of free bytes still protects the record. Until the
-//! consumer reaches the marker, the producer may also fill the new part.
+//! ring. A record that the consumer has not taken yet is then overwritten only at positions that are at least the
+//! larger ring's length after its own, so the usual count of free bytes still protects the record. Until the consumer
+//! reaches the marker, the producer may also fill the new part.
 //!
 //! The memory is shared with a process that may be hostile: every word is read once, then checked.
 
@@ -27,7 +27,7 @@ pub(super) const HEADER: usize = 16;
 
 /// The two words of a record's header. The first word is 0 while there is no record.
 ///
-/// They have the payload length, the kind, the sender's progress in the other ring, and the key to invalidate.
+/// The words hold the payload length, the kind, the sender's progress in the other ring, and the key to invalidate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RecordHeader {
     pub(super) first: u64,
@@ -161,7 +161,7 @@ impl RingProducer {
     ///
     /// The caller has checked [`has_room`](Self::has_room). `header` makes the header once the payload is written.
     /// False, and nothing is written, if the payload exceeds the ring.
-    // Always inlined, because the fabric has one caller, which sends each message.
+    // Always inlined, because its only caller in the fabric sends each message.
     #[inline(always)]
     #[must_use = "false means that nothing was written"]
     pub(super) fn push(
@@ -366,7 +366,7 @@ mod tests {
             room
         }
 
-        fn take(&mut self) -> Option<Vec<u8>> {
+        fn receive(&mut self) -> Option<Vec<u8>> {
             loop {
                 let ring = self.rings[1].rx();
                 let header = self.rx.next_header(&ring)?;
@@ -398,7 +398,7 @@ mod tests {
                     }
                 }
                 for _ in 0..random.below(10) {
-                    let taken = ends.take();
+                    let taken = ends.receive();
                     assert_eq!(taken, sent.pop_front(), "seed {seed}, turn {turn}");
                 }
                 if random.below(3) == 0 {
@@ -406,7 +406,7 @@ mod tests {
                     assert!(ends.tx.acknowledge(head));
                 }
             }
-            while let Some(taken) = ends.take() {
+            while let Some(taken) = ends.receive() {
                 assert_eq!(Some(taken), sent.pop_front(), "seed {seed}");
             }
             assert!(sent.is_empty());
@@ -439,14 +439,14 @@ mod tests {
             for _ in 0..4 {
                 assert!(ends.send(&[7; 100]));
             }
-            while ends.take().is_some() {}
+            while ends.receive().is_some() {}
             assert!(ends.tx.acknowledge(ends.rx.report()));
         }
         assert_eq!(ends.tx.bytes, ends.layout.first_bytes());
         // A new ring has room for immediate sends up to its maximum size.
         let mut ends = RingEnds::new(1 << 18);
-        let (records, all) = ((0..10_000).take_while(|_| ends.send(&[7; 100])).count(), (1 << 18) / 128);
-        assert!((all - 10..all).contains(&records), "{records} of {all}");
+        let (records, capacity) = ((0..10_000).take_while(|_| ends.send(&[7; 100])).count(), (1 << 18) / 128);
+        assert!((capacity - 10..capacity).contains(&records), "{records} of {capacity}");
     }
 
     /// In each ring size, the longest admitted payload is the longest for which the producer has room.

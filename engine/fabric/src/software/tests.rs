@@ -253,7 +253,7 @@ impl HostilePeer {
         self.layout.tx_ring()
     }
 
-    /// The line of its report.
+    /// The cache line with this peer's report.
     fn report(&self) -> &Line {
         self.ring.line(64 * self.layout.lines().own_report).expect("a line")
     }

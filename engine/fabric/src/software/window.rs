@@ -24,15 +24,17 @@ use crate::window_keys::{Revoked, WindowKeys, index_of};
 
 /// Bytes of an entry: a cache line.
 pub(super) const ENTRY_BYTES: usize = 64;
-/// Words of an entry: the key, and the fields.
+/// Indexes of an entry's words: the key, and the fields.
 const KEY: usize = 0;
-const PLACE: usize = 1;
+const REGION_AND_RIGHTS: usize = 1;
 const ADDRESS: usize = 2;
 const LEN: usize = 3;
-/// A word that is not zero while the peer copies.
+/// Index of the word that is not zero while the peer copies.
 pub(super) const BUSY: usize = 4;
 
+/// Flag of the word `KEY`.
 const VALID: u64 = 1;
+/// Flags of the word `REGION_AND_RIGHTS`.
 const READ: u64 = 1 << 32;
 const WRITE: u64 = 1 << 33;
 
@@ -44,7 +46,7 @@ pub(super) struct OwnWindows {
     pub(super) keys: WindowKeys<Lent>,
 }
 
-/// What a bind exposes: the fields of a window's entry beside its key.
+/// The memory that a bind exposes: the fields of a window's entry except its key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct WindowFields {
     pub(super) region: u32,
@@ -62,7 +64,7 @@ impl OwnWindows {
     /// Binds a window to memory. False if the window is still bound.
     #[inline]
     pub(super) fn bind(&mut self, index: u32, mem: &Lent, exposure: WindowFields) -> bool {
-        let Some(entry) = WindowTableEntry::of(&self.table, index as usize) else { return false };
+        let Some(entry) = WindowTableEntry::at(&self.table, index as usize) else { return false };
         let Some(rkey) = self.keys.bind(index, mem.clone()) else { return false };
         entry.bind(rkey, exposure);
         true
@@ -91,7 +93,7 @@ impl OwnWindows {
 
 /// Revokes a key in the table; true if the peer is not copying.
 fn revoke_in(table: &PeerMapping) -> impl Fn(u32, u32, &Lent) -> bool {
-    |index, rkey, _| WindowTableEntry::of(table, index as usize).is_none_or(|entry| entry.revoke(rkey))
+    |index, rkey, _| WindowTableEntry::at(table, index as usize).is_none_or(|entry| entry.revoke(rkey))
 }
 
 /// The windows of the peer's side.
@@ -112,7 +114,7 @@ pub(super) struct ClaimedWindow {
 }
 
 impl PeerWindows {
-    /// The table of a peer with this number of windows. The mapping is long enough.
+    /// The table of a peer with this number of windows. The caller has checked the mapping's length.
     pub(super) fn new(table: PeerMapping, windows: u32) -> Self {
         Self { table, windows }
     }
@@ -123,7 +125,7 @@ impl PeerWindows {
         if index >= self.windows as usize {
             return None;
         }
-        let fields = WindowTableEntry::of(&self.table, index)?.claim(rkey)?;
+        let fields = WindowTableEntry::at(&self.table, index)?.claim(rkey)?;
         let claim = ClaimedWindow { index, region: fields.region, offset: address as usize };
         let granted = if write { fields.access.remote_write } else { fields.access.remote_read };
         let inside = || address.checked_sub(fields.address).and_then(|skip| fields.len.checked_sub(skip));
@@ -136,7 +138,7 @@ impl PeerWindows {
 
     /// Ends a copy.
     pub(super) fn release(&self, claim: ClaimedWindow) {
-        if let Some(entry) = WindowTableEntry::of(&self.table, claim.index) {
+        if let Some(entry) = WindowTableEntry::at(&self.table, claim.index) {
             entry.release();
         }
     }
@@ -149,7 +151,7 @@ struct WindowTableEntry<'a, W>(&'a [W; 8]);
 impl<'a> WindowTableEntry<'a, AtomicU64> {
     /// Entry `index` of a table; `None` behind its end.
     #[inline]
-    fn of(table: &'a PeerMapping, index: usize) -> Option<Self> {
+    fn at(table: &'a PeerMapping, index: usize) -> Option<Self> {
         table.line(index.checked_mul(ENTRY_BYTES)?).map(Self)
     }
 }
@@ -158,7 +160,7 @@ impl<W: Word> WindowTableEntry<'_, W> {
     fn bind(&self, rkey: u32, exposure: WindowFields) {
         let WindowFields { region, access, address, len } = exposure;
         let rights = if access.remote_read { READ } else { 0 } | if access.remote_write { WRITE } else { 0 };
-        self.0[PLACE].set(u64::from(region) | rights);
+        self.0[REGION_AND_RIGHTS].set(u64::from(region) | rights);
         self.0[ADDRESS].set(address);
         self.0[LEN].set(len);
         // Pairs with the load in `claim`: a load that sees the key also sees the fields.
@@ -183,10 +185,10 @@ impl<W: Word> WindowTableEntry<'_, W> {
             self.release();
             return None;
         }
-        let place = self.0[PLACE].get();
+        let region_and_rights = self.0[REGION_AND_RIGHTS].get();
         Some(WindowFields {
-            region: place as u32,
-            access: Access { remote_read: place & READ != 0, remote_write: place & WRITE != 0 },
+            region: region_and_rights as u32,
+            access: Access { remote_read: region_and_rights & READ != 0, remote_write: region_and_rights & WRITE != 0 },
             address: self.0[ADDRESS].get(),
             len: self.0[LEN].get(),
         })
@@ -198,7 +200,7 @@ impl<W: Word> WindowTableEntry<'_, W> {
     }
 }
 
-/// One entry for loom models, whose fields follow from the key.
+/// One entry for loom models, which derive its fields from the key.
 #[cfg(all(test, loom))]
 pub(super) mod model {
     use loom::sync::atomic::AtomicU64;

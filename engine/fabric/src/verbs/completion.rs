@@ -21,7 +21,7 @@ pub(super) struct CompletionState {
     /// Slots by queue pair number.
     pub(super) by_number: NumberMap<u32>,
     /// The last lookup in `by_number`: number and slot.
-    last: (u32, u32),
+    last_lookup: (u32, u32),
     /// Completions ready for delivery.
     pub(super) ready: VecDeque<Completion>,
     /// Slots that connection management must process.
@@ -43,7 +43,7 @@ impl CompletionState {
             table: QpTable::default(),
             shared,
             by_number: NumberMap::default(),
-            last: (u32::MAX, u32::MAX),
+            last_lookup: (u32::MAX, u32::MAX),
             ready: VecDeque::with_capacity(64),
             attention: Vec::new(),
             stats: FabricStats::default(),
@@ -58,7 +58,7 @@ impl CompletionState {
     pub(super) fn remove(&mut self, id: QpId) -> Option<Box<VerbsQp>> {
         let qp = self.table.remove(id)?;
         self.by_number.remove(&qp.queues.number());
-        self.last = (u32::MAX, u32::MAX);
+        self.last_lookup = (u32::MAX, u32::MAX);
         Some(qp)
     }
 
@@ -78,11 +78,11 @@ impl CompletionState {
 
     #[inline]
     pub(super) fn complete(&mut self, done: &WorkCompletion, out: &mut Vec<Completion>) {
-        if WrId(done.wr_id).is_receive() { self.receive_done(done, out) } else { self.send_done(done, out) }
+        if WrId(done.wr_id).is_receive() { self.complete_receive(done, out) } else { self.complete_send(done, out) }
     }
 
     #[inline]
-    fn send_done(&mut self, done: &WorkCompletion, out: &mut Vec<Completion>) {
+    fn complete_send(&mut self, done: &WorkCompletion, out: &mut Vec<Completion>) {
         let mut status = status(done.status);
         if !status.is_ok() {
             status = with_port_state(status, self.is_port_down);
@@ -97,10 +97,10 @@ impl CompletionState {
     }
 
     #[inline]
-    fn receive_done(&mut self, done: &WorkCompletion, out: &mut Vec<Completion>) {
+    fn complete_receive(&mut self, done: &WorkCompletion, out: &mut Vec<Completion>) {
         let mut status = status(done.status);
-        let immediate = status.is_ok() && !done.is_message();
-        if immediate {
+        let has_immediate = status.is_ok() && !done.is_message();
+        if has_immediate {
             status = Status::RemoteInvalidRequest;
         }
         let received = if status.is_ok() { done.byte_len as usize } else { 0 };
@@ -108,10 +108,10 @@ impl CompletionState {
         let (mut qp, mut buf) = (self.table.at(id.slot()), None);
         if id.owner() == Owner::SHARED {
             buf = self.shared.table.complete(done, received);
-            if self.last.0 != done.qp_num {
-                self.last = (done.qp_num, self.by_number.get(&done.qp_num).copied().unwrap_or(u32::MAX));
+            if self.last_lookup.0 != done.qp_num {
+                self.last_lookup = (done.qp_num, self.by_number.get(&done.qp_num).copied().unwrap_or(u32::MAX));
             }
-            qp = self.table.at(self.last.1);
+            qp = self.table.at(self.last_lookup.1);
         } else if let Some(qp) = &mut qp {
             buf = qp.queues.receives.as_mut().and_then(|table| table.complete(done, received));
         }
@@ -132,7 +132,7 @@ impl CompletionState {
                 qp.received_early = true;
                 self.attention.push(qp.id.slot);
             }
-        } else if immediate {
+        } else if has_immediate {
             self.stats.peer_violations += 1;
             refuse_immediate_data(qp, &mut self.attention);
         } else {
@@ -142,8 +142,8 @@ impl CompletionState {
     }
 }
 
-/// Replaces a status that a port without link explains by `PortDown`. Devices themselves report only a missing answer
-/// or, like soft-RoCE, a failed send.
+/// Replaces a status by `PortDown` if a port without link explains it. Devices report only that an answer is missing
+/// or, like soft-RoCE, that sending failed.
 #[cold]
 fn with_port_state(status: Status, is_port_down: bool) -> Status {
     match status {
@@ -167,7 +167,7 @@ fn refuse_immediate_data(qp: &mut VerbsQp, attention: &mut Vec<u32>) {
     });
 }
 
-/// Maps the device's status code.
+/// Maps a code of `ibv_wc_status`.
 #[inline]
 pub(super) fn status(code: u32) -> Status {
     match code {

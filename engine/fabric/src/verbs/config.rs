@@ -35,10 +35,11 @@ with_defaults! {
         pub address: Option<FabricAddress> = None,
         /// Traffic class, service level and path MTU of connections.
         ///
-        /// A request carries the class to the server, which answers with the same unless it has its own. It also
-        /// carries the path MTU, which both ends must observe. A server refuses a request whose MTU exceeds its own. On
-        /// InfiniBand only the subnet manager chooses the MTU, and a client that sets one does not connect. Each side
-        /// has its own service level. A request with a path MTU carries the service level too, 0 unless set.
+        /// A request carries the class to the server, which answers with the same class unless it has its own. The
+        /// request also carries the path MTU, which both ends must observe. A server refuses a request whose MTU
+        /// exceeds its own. On InfiniBand only the subnet manager chooses the MTU, and a client that sets an MTU does
+        /// not connect. Each side has its own service level. A request with a path MTU carries the service level too, 0
+        /// unless set.
         pub path: PathConfig = PathConfig::default(),
         /// Capacity of the shared receive queue. Default 4096 Receives.
         pub shared_receives: u32 = 4096,
@@ -58,7 +59,7 @@ with_defaults! {
         /// number from its peer, and uses the peer's number if that is lower. Default 6, as in the Linux kernel's NFS.
         /// On soft-RoCE 7 is unlimited, so a dead peer goes unnoticed.
         pub retries: u8 = 6,
-        /// Maximum retries of this side's message when the peer has no Receive posted, 0 to 6. It bounds the number
+        /// Maximum retries of this side's message when the peer has no Receive posted, 0 to 6. This bounds the number
         /// that the peer requests, which may be unlimited. The peer also sets the wait before each retry, at most 655
         /// ms. Default 6, which disconnects a peer without Receives after 4 s.
         pub rnr_retries: u8 = 6,
@@ -79,7 +80,7 @@ impl VerbsConfig {
     /// Moves the address's device and GID to their own fields.
     ///
     /// # Errors
-    /// The address and the field name different ones.
+    /// The address and a field name different devices or GIDs.
     pub(super) fn with_device_of_address(mut self) -> Result<Self, FabricError> {
         let Some(address) = self.address.take() else { return Ok(self) };
         let (named, rest) = host::split_device(&address)?;
@@ -124,15 +125,25 @@ impl VerbsConfig {
 
     /// Checks the fields. An error names the field that is out of range.
     pub(super) fn check(&self) -> Result<(), FabricError> {
-        let check = |ok, field, got: u32, rule| checks::field("verbs", ok, field, got as usize, rule);
+        let check = |ok, field, got: u32, rule| checks::check_field("verbs", ok, field, got as usize, rule);
         self.path.check(super::VerbsFabric::SCHEME)?;
-        check((1..=1 << 21).contains(&self.shared_receives), "shared_receives", self.shared_receives, "1 to 2097152")?;
-        check((64..=1 << 22).contains(&self.completions), "completions", self.completions, "64 to 4194304")?;
-        check(self.max_inline_data <= 4096, "max_inline_data", self.max_inline_data, "at most 4096")?;
-        check(self.min_rnr_timer < 32, "min_rnr_timer", self.min_rnr_timer.into(), "0 to 31")?;
-        check(self.retries < 8, "retries", self.retries.into(), "0 to 7")?;
-        check(self.rnr_retries < 7, "rnr_retries", self.rnr_retries.into(), "0 to 6")?;
-        check((1..32).contains(&self.ack_timeout), "ack_timeout", self.ack_timeout.into(), "1 to 31")
+        check(
+            (1..=1 << 21).contains(&self.shared_receives),
+            "shared_receives",
+            self.shared_receives,
+            "must be from 1 to 2097152",
+        )?;
+        check(
+            (64..=1 << 22).contains(&self.completions),
+            "completions",
+            self.completions,
+            "must be from 64 to 4194304",
+        )?;
+        check(self.max_inline_data <= 4096, "max_inline_data", self.max_inline_data, "must be at most 4096")?;
+        check(self.min_rnr_timer < 32, "min_rnr_timer", self.min_rnr_timer.into(), "must be from 0 to 31")?;
+        check(self.retries < 8, "retries", self.retries.into(), "must be from 0 to 7")?;
+        check(self.rnr_retries < 7, "rnr_retries", self.rnr_retries.into(), "must be from 0 to 6")?;
+        check((1..32).contains(&self.ack_timeout), "ack_timeout", self.ack_timeout.into(), "must be from 1 to 31")
     }
 }
 

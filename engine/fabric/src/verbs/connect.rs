@@ -22,10 +22,10 @@ use crate::{ConnectParams, ControlEvent, DeviceEvent, Disconnect, FabricError, Q
 const MAX_EVENTS: usize = 256;
 /// Maximum connect requests that other shards have handed over and this shard has not yet taken.
 const MAX_HANDED_OVER: usize = 256;
-/// Marks the number of an identifier that belongs to a request, not to a queue pair.
-pub(super) const REQUEST: usize = 1 << (usize::BITS - 1);
+/// Flag in the number of an identifier that belongs to a request, not to a queue pair.
+pub(super) const REQUEST_FLAG: usize = 1 << (usize::BITS - 1);
 /// Number of the identifier that receives the device's removal event.
-pub(super) const WATCH: usize = REQUEST - 1;
+pub(super) const WATCH: usize = REQUEST_FLAG - 1;
 /// Maximum bytes of private data in a connect request, an accept and a reject.
 pub(super) const CONNECT_DATA: usize = 56;
 pub(super) const ACCEPT_DATA: usize = 196;
@@ -113,7 +113,7 @@ impl VerbsFabric {
         let Some(limit) = self.config.path.path_mtu else { return Ok(()) };
         let attributes = cm.qp_attributes(ibv_qp_state::IBV_QPS_RTR);
         let attributes = attributes.map_err(|e| FabricError::system("rdma_init_qp_attr", e))?;
-        let theirs = path::mtu_of(attributes.attr.path_mtu);
+        let theirs = path::mtu_bytes(attributes.attr.path_mtu);
         if theirs <= limit {
             return Ok(());
         }
@@ -123,17 +123,17 @@ impl VerbsFabric {
         )))
     }
 
-    /// Returns the error for an unreachable address, which names the device.
+    /// Returns the error for an unreachable address. The text names this fabric's device.
     pub(super) fn unreachable(&self, address: &str, why: &str) -> FabricError {
         let detail = format!("{why}; this fabric uses {}", self.device.capabilities.device);
         FabricError::unreachable(address, detail)
     }
 
     /// Processes pending events of the connection manager.
-    pub(super) fn channel_events(&mut self, channel: &Arc<EventChannel>) {
+    pub(super) fn process_channel_events(&mut self, channel: &Arc<EventChannel>) {
         for _ in 0..MAX_EVENTS {
             match channel.next() {
-                Ok(Some(event)) => self.connection_event(event),
+                Ok(Some(event)) => self.process_connection_event(event),
                 Ok(None) => return,
                 Err(error) => {
                     let line = format_args!("rdma_get_cm_event: {error}");
@@ -143,7 +143,7 @@ impl VerbsFabric {
         }
     }
 
-    fn connection_event(&mut self, event: CmEvent) {
+    fn process_connection_event(&mut self, event: CmEvent) {
         if event.kind == kinds::RDMA_CM_EVENT_CONNECT_REQUEST {
             let member = self.listener.as_ref().and_then(|listening| listening.member.as_ref());
             let accepted = member.and_then(|member| member.assign(event, MAX_HANDED_OVER));
@@ -156,8 +156,8 @@ impl VerbsFabric {
             }
             WATCH => return,
             // The peer gave up before the answer.
-            cookie if cookie & REQUEST != 0 => {
-                let request = self.take_request((cookie & !REQUEST) as u64);
+            cookie if cookie & REQUEST_FLAG != 0 => {
+                let request = self.take_request((cookie & !REQUEST_FLAG) as u64);
                 return request.into_iter().for_each(|(_, cm, _)| reaper::dispose(cm));
             }
             _ => {}
@@ -168,7 +168,7 @@ impl VerbsFabric {
         match (event.kind, qp.state) {
             (kinds::RDMA_CM_EVENT_ADDR_RESOLVED, VerbsQpState::Connecting) => {
                 let config = &self.config.path;
-                // A configured path needs no resolution.
+                // With a configured MTU, the path is set directly instead of resolved.
                 let resolved = match (config.path_mtu, qp.cm.own_address(), qp.cm.peer_address()) {
                     (Some(mtu), Some(from), Some(to)) => {
                         let code = path::mtu_code(mtu) as u8;
@@ -194,7 +194,7 @@ impl VerbsFabric {
                     Err(error) => self.fail_connect(id, FabricError::system("starting the queue pair", error)),
                 }
             }
-            // The client gave up meanwhile. The reject informs the acceptor.
+            // This side has given up in the meantime. The reject informs the acceptor.
             (kinds::RDMA_CM_EVENT_CONNECT_RESPONSE, VerbsQpState::Failed) => reject(&qp.cm, &[]),
             (kinds::RDMA_CM_EVENT_ESTABLISHED, VerbsQpState::Accepting) => self.report_established(id, Vec::new()),
             (kinds::RDMA_CM_EVENT_REJECTED, VerbsQpState::Connecting) => self.report_rejected(id, event),
@@ -239,7 +239,7 @@ impl VerbsFabric {
         let CmEvent { request: Some(cm), private_data, .. } = &mut accepted.request else { return };
         self.next_request += 1;
         let number = self.next_request;
-        if let Err(error) = cm.adopt(&self.device.channel, REQUEST | number as usize) {
+        if let Err(error) = cm.adopt(&self.device.channel, REQUEST_FLAG | number as usize) {
             let line = format_args!("connect request lost: rdma_migrate_id: {error}");
             return self.context.log.warn("connect requests lost", line);
         }
@@ -267,13 +267,13 @@ impl VerbsFabric {
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused).raw_os_error();
         if event.status == REJECTED_BY_CONSUMER || event.status < 0 && !event.private_data.is_empty() {
             let mut private_data = event.private_data;
-            // Private data has no length on the wire, so zeroes pad it.
+            // Private data has no length on the wire. It is padded with zeroes, which are removed here.
             private_data.truncate(private_data.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1));
             self.fail_attempt(id, ControlEvent::Rejected { qp: id, private_data });
         } else if event.status == REJECTED_NO_SERVICE || event.status.checked_neg() == refused {
             self.fail_unreachable(id, "the host answers, but has no listener at this port");
         } else {
-            self.fail_unreachable(id, &format!("its connection manager refused with code {}", event.status));
+            self.fail_unreachable(id, &format!("the peer's connection manager refused with code {}", event.status));
         }
     }
 
@@ -341,7 +341,7 @@ impl VerbsFabric {
     }
 
     /// Processes the device's asynchronous events.
-    pub(super) fn device_events(&mut self) {
+    pub(super) fn process_device_events(&mut self) {
         for _ in 0..MAX_EVENTS {
             let Some(objects) = &self.device.objects else { return };
             let Some(event) = objects.context.next_async() else { return };
@@ -358,13 +358,15 @@ impl VerbsFabric {
                     let event = if is_down { DeviceEvent::PortDown { port } } else { DeviceEvent::PortUp { port } };
                     self.events.push(ControlEvent::Device(event));
                 }
-                1..=7 | AsyncEvent::LAST_RECEIVE_REACHED => self.queue_pair_event(event.subject as u32, event.code),
+                1..=7 | AsyncEvent::LAST_RECEIVE_REACHED => {
+                    self.process_queue_pair_event(event.subject as u32, event.code);
+                }
                 _ => log::info!("{}: {event:?}", self.device.choice.device),
             }
         }
     }
 
-    fn queue_pair_event(&mut self, slot: u32, code: u32) {
+    fn process_queue_pair_event(&mut self, slot: u32, code: u32) {
         let Some(qp) = self.completion.table.at(slot) else { return };
         match code {
             AsyncEvent::LAST_RECEIVE_REACHED => qp.error_state.last_receive_reached = true,
@@ -387,7 +389,7 @@ impl VerbsFabric {
         let limit = Instant::now() + within;
         let capacity = self.device.objects.as_ref().map_or(0, |objects| objects.cq.capacity() as usize);
         let mut done = Vec::new();
-        let take = |fabric: &mut Self| {
+        let take_batch = |fabric: &mut Self| {
             let taken = fabric.poll_device(&mut done, POLL_BATCH);
             fabric.completion.ready.extend(done.drain(..));
             taken
@@ -397,11 +399,11 @@ impl VerbsFabric {
             qp.is_none_or(|qp| qp.error_state.is_quiescent(qp.queues.outstanding()))
         };
         let wait = |fabric: &mut Self| {
-            fabric.device_events();
+            fabric.process_device_events();
             std::thread::yield_now();
             Instant::now() < limit
         };
-        if !drain(self, capacity, take, is_quiescent, wait) {
+        if !drain(self, capacity, take_batch, is_quiescent, wait) {
             let line = format_args!("{id:?}: the last completions did not arrive within {within:?}");
             self.context.log.warn("queue pairs without their last completions", line);
         }

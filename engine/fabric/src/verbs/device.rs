@@ -80,6 +80,7 @@ impl fmt::Display for DevicePort {
     }
 }
 
+/// The device, port and GID that a fabric uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) device: String,
@@ -153,8 +154,8 @@ fn read_text(path: &Path) -> String {
     fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// Chooses the named device, the one with the address, or the first active one, except iWARP devices. Of its GIDs,
-/// chooses the one with this index, or the one with the address.
+/// Chooses the device with this name or address, or else the first active one. Skips iWARP devices. Also chooses the
+/// device's GID with this index or address.
 pub(super) fn choose(
     ports: &[DevicePort],
     name: Option<&str>,
@@ -179,7 +180,8 @@ pub(super) fn choose(
             }
             Some(gid) if !gid.is_routable_roce() => {
                 return failed(format!(
-                    "{gid} is not of RoCE v2, so it cannot be chosen: leave the choice to the connection manager"
+                    "{gid} is not of RoCE v2, so it cannot be chosen: without a GID index, the connection manager \
+                     chooses"
                 ));
             }
             chosen => chosen,
@@ -343,8 +345,8 @@ mod tests {
     #[test]
     fn an_address_belongs_to_its_device() {
         let address = "10.0.0.2".parse().expect("an address");
-        for (name, is_its) in [("mlx5_1", true), ("mlx5_2", false), ("mlx4_0", false)] {
-            assert_eq!(has_address(&three_ports(), name, address), is_its, "{name}");
+        for (name, expected) in [("mlx5_1", true), ("mlx5_2", false), ("mlx4_0", false)] {
+            assert_eq!(has_address(&three_ports(), name, address), expected, "{name}");
         }
     }
 

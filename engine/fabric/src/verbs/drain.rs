@@ -1,47 +1,47 @@
 //! Drains the last completions of a queue pair before its destruction.
 //!
 //! A Receive of the shared queue returns only by its completion, and providers remove a destroyed queue pair's
-//! completions from the completion queue. All of them must therefore be polled before.
+//! completions from the completion queue. All these completions must therefore be polled before the destruction.
 
 #![forbid(unsafe_code)]
 
 use super::sys::POLL_BATCH;
 
-/// Takes completions from a queue of this capacity until none of a queue pair in error can be left. Returns false if
-/// the device may still add some after the time-out.
+/// Takes completions from a queue of this capacity, until no completion of a queue pair in error can be left in it.
+/// Returns false if the device may still add some after the time-out.
 ///
-/// `take` takes up to [`POLL_BATCH`] completions from the queue and returns their number. `is_quiescent` tells whether
-/// the device will add no more completions of the queue pair, and `wait` whether to poll again.
+/// `take_batch` takes up to [`POLL_BATCH`] completions from the queue and returns their number. `is_quiescent` returns
+/// whether the device will add no more completions of the queue pair. `wait` pauses, and returns false at the time-out.
 pub(super) fn drain<Q>(
     queue: &mut Q,
     capacity: usize,
-    mut take: impl FnMut(&mut Q) -> usize,
+    mut take_batch: impl FnMut(&mut Q) -> usize,
     mut is_quiescent: impl FnMut(&mut Q) -> bool,
     mut wait: impl FnMut(&mut Q) -> bool,
 ) -> bool {
     while !is_quiescent(queue) {
-        take(queue);
+        take_batch(queue);
         if !wait(queue) {
             return false;
         }
     }
     // Other queue pairs fill the queue meanwhile, but the earlier entries are at most as many as its capacity.
     for _ in 0..capacity.div_ceil(POLL_BATCH) {
-        if take(queue) < POLL_BATCH {
+        if take_batch(queue) < POLL_BATCH {
             break;
         }
     }
     true
 }
 
-/// What the device reports about a queue pair in error, beside completions.
+/// The device's reports about a queue pair in error, besides completions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ErrorState {
-    /// Whether the queue pair was ready to receive. Otherwise it has consumed no Receive and reports no last one.
+    /// Whether the queue pair was ready to receive. Otherwise it has consumed no Receive, and no report will follow.
     pub(super) was_ready: bool,
     /// Whether the device reports that the queue pair consumes no more Receives of the shared queue.
     pub(super) reports_last_receive: bool,
-    /// Whether the device has reported that.
+    /// Whether the device has reported that the queue pair consumes no more of these Receives.
     pub(super) last_receive_reached: bool,
 }
 

@@ -31,7 +31,7 @@ pub(super) fn open_error(call: impl fmt::Display, error: &io::Error) -> FabricEr
             return FabricError::no_device(call, format!("{error}; {remedy}"));
         }
         Some(Errno::NOMEM | Errno::AGAIN) => memlock(),
-        _ => other(error),
+        _ => limit_hint(error),
     };
     FabricError::system(call, format!("{error}; {why}")).caused_by(Some(error))
 }
@@ -47,12 +47,12 @@ pub(super) fn pin_error(call: impl fmt::Display, error: &io::Error) -> FabricErr
         Some(Errno::IO | Errno::NODEV) => {
             "the device was removed or has failed: see `rdma link` and `dmesg`".to_owned()
         }
-        _ => other(error),
+        _ => limit_hint(error),
     };
     FabricError::system(call, format!("{error}; {why}")).caused_by(Some(error))
 }
 
-fn other(error: &io::Error) -> String {
+fn limit_hint(error: &io::Error) -> String {
     exceeded_limit(error).unwrap_or_else(|| "see `dmesg`".to_owned())
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use super::connect::REQUEST;
+use super::connect::REQUEST_FLAG;
 use super::sys::{CmEvent, CmId, EventChannel};
 use super::{REQUESTS, VerbsConfig, device, errors, reaper};
 use crate::accept_balancer::{AcceptBalancer, Accepted, BalancerMember};
@@ -36,7 +36,7 @@ struct SharedListener {
     balancer: Arc<AcceptBalancer<CmEvent>>,
 }
 
-/// The bound identifier of the connection manager. The drop of the last clone of the listener releases it.
+/// The bound identifier of the connection manager. Dropping the last clone of the listener releases the identifier.
 #[derive(Debug)]
 struct CmBinding {
     /// `None` after the removal of its device, which also removes the address.
@@ -75,7 +75,7 @@ impl VerbsListener {
 
 fn bind(channel: &Arc<EventChannel>, at: SocketAddr) -> io::Result<CmId> {
     // This number marks the events of requests that no fabric has adopted yet.
-    let id = CmId::new(channel, REQUEST)?;
+    let id = CmId::new(channel, REQUEST_FLAG)?;
     id.bind(at)?;
     id.listen(BACKLOG)?;
     Ok(id)
@@ -132,7 +132,7 @@ impl Listening {
         self.removals = bound.removals;
     }
 
-    /// Binds the address again after the device has returned. Only the first of the sharing fabrics does so.
+    /// Binds the address again after the device has returned, unless another fabric of the address has already done so.
     ///
     /// # Errors
     /// The errors are those of [`VerbsListener::bind`].
@@ -160,7 +160,7 @@ fn bind_error(address: &str, at: SocketAddr, error: &io::Error) -> FabricError {
         }
         Some(Errno::ADDRNOTAVAIL | Errno::NODEV) => {
             let (ip, ports) = (at.ip(), device::describe_ports(&device::ports()));
-            let detail = format!("{error}: {ip} is not on an interface of an RDMA device; available: {ports}");
+            let detail = format!("{error}: no interface of an RDMA device has {ip}; available: {ports}");
             FabricError::address(address, detail)
         }
         Some(Errno::ACCESS | Errno::PERM) => host::privileged_port(address, error),

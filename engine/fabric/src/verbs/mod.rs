@@ -1,24 +1,24 @@
 //! The fabric over libibverbs and librdmacm.
 //!
-//! It supports InfiniBand, RoCE and soft-RoCE. The address `verbs:HOST:PORT` picks the device. `verbs:DEVICE@HOST:PORT`
-//! and `verbs:DEVICE/GID@HOST:PORT` name it.
+//! The fabric supports InfiniBand, RoCE and soft-RoCE. The address `verbs:HOST:PORT` picks the device.
+//! `verbs:DEVICE@HOST:PORT` and `verbs:DEVICE/GID@HOST:PORT` name the device.
 //!
 //! # Structure
 //! - `sys` wraps the objects of the two libraries, and only `sys` calls them. `work_queues` and `receives` own the
 //!   memory in use by the device. Apart from `sys`, only these two modules have `unsafe` code.
 //! - A fabric opens its device for itself alone: one context, one protection domain, one completion queue, one shared
-//!   receive queue. Shards share none of these, so only the libraries lock.
+//!   receive queue. Shards share none of these, so no locks are needed besides those of the libraries.
 //! - This module creates and modifies queue pairs, and the connection manager only carries the messages of `connect`.
 //!   Receives can therefore be posted to a queue pair before its connection exists. The queue pair lives until the
 //!   device has returned all memory.
 //! - Memory is registered without remote rights. A peer reaches only the memory of type-2 windows (`window`) that are
 //!   bound on its queue pair. Either side revokes a window by invalidation.
-//! - A lost device is closed when its connections have ended, because a driver may wait for that before it removes the
-//!   device. After that, the fabric looks for the device once a second, by its configured address or name. When the
-//!   device is present again, the fabric opens it, registers all memory with it, and binds its address again if that
-//!   was lost. The shard posts the Receives that the old queue has returned.
-//! - All work completes in one completion queue. A post never exceeds its capacity, which `CompletionState::room`
-//!   tracks.
+//! - A lost device is closed when its connections have ended, because a driver may wait for the close before it removes
+//!   the device. After that, the fabric looks for the device once a second, by its configured address or name. When the
+//!   device is present again, the fabric opens it, registers all memory with it, and binds the listening address again
+//!   if the binding was lost. The shard posts the Receives that the old queue has returned.
+//! - All work completes in one completion queue. A post never exceeds the capacity of this queue, whose free entries
+//!   `CompletionState::room` counts.
 //!
 //! # Devices
 //! iWARP devices are refused ([`Unsupported`](crate::FabricErrorKind::Unsupported)). They have no memory windows, so
@@ -182,13 +182,13 @@ impl VerbsFabric {
         self.completion.stats.device_failures += 1;
         self.events.push(ControlEvent::Device(event));
         if let Some(listening) = &mut self.listener {
-            // Other fabrics may use another device.
+            // Requests then go to the other fabrics of the address, which may use another device.
             listening.leave(&self.sleeper);
             if event == DeviceEvent::Removed {
                 listening.handle_device_removal(name);
             }
         }
-        // The reopened device has its own counter.
+        // The count of the lost device is kept, because the reopened device counts anew.
         self.completion.stats.receiver_not_ready += self.device.receiver_not_ready();
         self.device.initial_receiver_not_ready = u64::MAX;
         self.lost = Some(DeviceLoss { event, next_check: Instant::now() + RECOVERY_INTERVAL, was_watched });
@@ -276,7 +276,7 @@ impl VerbsFabric {
             return refused("its capabilities have changed: restart the program");
         }
         if self.lost.as_ref().is_some_and(|lost| lost.was_watched) && objects.watch.is_none() {
-            return refused("the connection manager does not know the device");
+            return refused("the connection manager does not know the device yet");
         }
         found.watch_events(&self.sleeper)?;
         self.context.regions.open(&objects.pd)?;
@@ -389,8 +389,8 @@ impl Fabric for VerbsFabric {
         let mut params = params.clone();
         params.responder_resources = params.responder_resources.min(event.responder_resources.into());
         params.initiator_depth = params.initiator_depth.min(event.initiator_depth.into());
-        let possible = self.objects().and_then(|_| self.check_device(&cm)).and_then(|()| self.check_mtu(&cm));
-        if let Err(error) = possible {
+        let checked = self.objects().and_then(|_| self.check_device(&cm)).and_then(|()| self.check_mtu(&cm));
+        if let Err(error) = checked {
             reaper::dispose(cm);
             return Err(error);
         }
@@ -453,7 +453,7 @@ impl Fabric for VerbsFabric {
         let tokens = self.sleeper.wait::<TOKENS>(Some(Duration::ZERO));
         let has = |source| tokens.clone().into_iter().flatten().any(|token| token == source);
         if has(DEVICE_EVENTS) {
-            self.device_events();
+            self.process_device_events();
         }
         // Excess requests wait in the kernel, whose queue is also bounded.
         if !reaper::is_backlogged()
@@ -461,12 +461,12 @@ impl Fabric for VerbsFabric {
         {
             accepted.into_iter().for_each(|request| self.add_request(request));
             if has(REQUESTS) {
-                self.channel_events(&channel);
+                self.process_channel_events(&channel);
             }
         }
         if has(CONNECTIONS) {
             let channel = Arc::clone(&self.device.channel);
-            self.channel_events(&channel);
+            self.process_channel_events(&channel);
         }
         self.process_attention();
         self.recover();

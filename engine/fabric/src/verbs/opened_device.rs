@@ -67,9 +67,9 @@ impl OpenedDevice {
             .map_err(|e| errors::open_error(format!("ibv_open_device {}", choice.device), &e))?;
         let attributes = context.attributes().map_err(|e| FabricError::system("ibv_query_device", e))?;
         let port = context.port(choice.port).map_err(|e| FabricError::system("ibv_query_port", e))?;
-        let mtu = path::mtu_of(port.active_mtu);
+        let mtu = path::mtu_bytes(port.active_mtu);
         path::check_port(&config.path, &choice.device, choice.port, mtu)?;
-        let mut quirks = Quirks::of(&choice.device, &attributes);
+        let mut quirks = Quirks::detect(&choice.device, &attributes);
         if quirks.has_windows
             && let Some(found) = probe::probe_once(&context, &choice, &port, &quirks)
         {
@@ -125,7 +125,7 @@ impl OpenedDevice {
         let room = cq.capacity().min(entries).saturating_sub(SPARE_COMPLETIONS) as usize;
         let device = Self {
             initial_receiver_not_ready: device::receiver_not_ready(&choice.device, choice.port),
-            objects: Some(SharedObjects { cq, pd, context, watch: watch(choice.gid.as_ref(), &channel) }),
+            objects: Some(SharedObjects { cq, pd, context, watch: watch_removal(choice.gid.as_ref(), &channel) }),
             channel,
             choice,
             quirks,
@@ -144,13 +144,13 @@ impl OpenedDevice {
         sleeper.add(objects.context.async_fd(), DEVICE_EVENTS, EventFlags::IN)
     }
 
-    /// Closes the device. Makes librdmacm release it too, if it was `removed`.
-    pub(super) fn close(&mut self, sleeper: &EpollSet, removed: bool) {
+    /// Closes the device. If the device was removed, makes librdmacm release it too.
+    pub(super) fn close(&mut self, sleeper: &EpollSet, was_removed: bool) {
         let Some(mut objects) = self.objects.take() else { return };
         sleeper.remove(objects.cq.parents().fd());
         sleeper.remove(objects.context.async_fd());
         if let Some(watch) = objects.watch.take() {
-            if removed && let Err(error) = watch.release_device() {
+            if was_removed && let Err(error) = watch.release_device() {
                 log::warn!("{}: librdmacm keeps the removed device open: {error}", self.choice.device);
             }
             reaper::dispose(watch);
@@ -170,7 +170,7 @@ impl OpenedDevice {
 }
 
 /// Creates an identifier that is bound to the device only to receive its removal event.
-fn watch(gid: Option<&Gid>, channel: &Arc<EventChannel>) -> Option<CmId> {
+fn watch_removal(gid: Option<&Gid>, channel: &Arc<EventChannel>) -> Option<CmId> {
     let address = gid.filter(|gid| gid.is_routable_roce())?.ip();
     let bound = |id: CmId| id.bind(SocketAddr::new(address, 0)).map(|()| id);
     let watch = CmId::new(channel, WATCH).and_then(bound);
@@ -185,7 +185,7 @@ pub(super) fn choose(ports: &[DevicePort], config: &VerbsConfig) -> Result<Choic
         None => None,
         Some(address) => {
             let to = host::resolve(address)?;
-            // A listen address of the named device is used without the route.
+            // The named device's own address, at which a server listens, needs no route.
             let is_own = config.device.as_deref().is_some_and(|name| device::has_address(ports, name, to.ip()));
             let found = if is_own { Ok(to.ip()) } else { host::local_address(to) };
             let unreachable = |e: io::Error| {

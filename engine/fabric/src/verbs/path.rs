@@ -13,7 +13,7 @@ pub(super) fn mtu_code(mtu: u32) -> u32 {
 }
 
 /// Path MTU of a code, in bytes. 0 for an unknown code.
-pub(super) fn mtu_of(code: u32) -> u32 {
+pub(super) fn mtu_bytes(code: u32) -> u32 {
     128u32.checked_shl(code).filter(|mtu| (256..=1 << 20).contains(mtu)).unwrap_or(0)
 }
 
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn path_mtus_convert_to_codes_and_back() {
         for (code, mtu) in (1..).zip([256, 512, 1024, 2048, 4096]) {
-            assert_eq!((mtu_code(mtu), mtu_of(code)), (code, mtu));
+            assert_eq!((mtu_code(mtu), mtu_bytes(code)), (code, mtu));
         }
     }
 

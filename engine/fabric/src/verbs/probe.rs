@@ -1,7 +1,7 @@
 //! A start-up test of the device with two connected queue pairs.
 //!
-//! It finds out whether a peer's Send invalidates a window, and whether the device checks window bounds. It runs once
-//! per device and process, at the first opening.
+//! The test finds out whether a peer's Send invalidates a window, and whether the device checks window bounds. It runs
+//! once per device and process, when the device is first opened.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +28,7 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of a buffer.
 const BYTES: usize = 4096;
-/// Bytes of the window in it.
+/// Bytes of the window in a buffer.
 const WINDOW: usize = 64;
 
 /// Results of the test.

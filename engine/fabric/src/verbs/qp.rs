@@ -49,7 +49,7 @@ pub(super) struct VerbsQp {
     pub(super) ended_at: u64,
     /// Whether a message arrived before the connection manager reported the connection.
     pub(super) received_early: bool,
-    /// What the device reports about the queue pair in error.
+    /// The device's reports about the queue pair in error.
     pub(super) error_state: ErrorState,
     /// Counts the connection at its listener.
     pub(super) count: Option<ConnectionCount>,

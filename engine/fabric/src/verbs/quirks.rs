@@ -29,7 +29,7 @@ pub(super) struct Quirks {
 }
 
 impl Quirks {
-    pub(super) fn of(name: &str, attributes: &ibv_device_attr) -> Self {
+    pub(super) fn detect(name: &str, attributes: &ibv_device_attr) -> Self {
         let flags = attributes.device_cap_flags;
         let windows = (caps::IBV_DEVICE_MEM_WINDOW_TYPE_2A | caps::IBV_DEVICE_MEM_WINDOW_TYPE_2B).0;
         let has_windows = flags & windows != 0 && attributes.max_mw > 0;

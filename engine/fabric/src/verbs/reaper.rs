@@ -20,7 +20,7 @@ static REAPER: Reaper<CmId> = Reaper::new("rpcrdma-reaper", 64, MAX_WAITING);
 
 /// Queues an identifier for destruction.
 pub(super) fn dispose(mut id: CmId) {
-    // Its pending events then match no queue pair.
+    // The identifier's pending events then match no queue pair.
     id.set_cookie(NO_OWNER);
     REAPER.dispose(id);
 }

@@ -58,7 +58,7 @@ impl ReceiveTable {
             let Some(region) = regions.get(buf.arena()) else { break };
             let addr = (buf.address() - buf.start()) as u64;
             *sge = ibv_sge { addr, length: buf.capacity() as u32, lkey: region.lkey };
-            let wr_id = self.owner.receive(slot);
+            let wr_id = self.owner.receive_id(slot);
             let sg_list = sges.wrapping_add(count);
             count += 1;
             *request = ibv_recv_wr { wr_id, next: requests.wrapping_add(count), sg_list, num_sge: 1 };

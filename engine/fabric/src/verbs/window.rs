@@ -50,7 +50,7 @@ impl QpWindows {
     pub(super) fn add(&mut self, qp: QpId) -> Result<WindowId, FabricError> {
         let index = self.list.len() as u32;
         if index >= self.limit {
-            return Err(FabricError::all_windows(qp, self.limit));
+            return Err(FabricError::window_limit_reached(qp, self.limit));
         }
         let mw = MemoryWindow::new(&self.pd).map_err(|error| errors::pin_error("ibv_alloc_mw", &error))?;
         self.by_key.insert(mw.rkey() & !KEY_VARIANT, index);
@@ -61,7 +61,7 @@ impl QpWindows {
     /// The key after the next bind.
     #[inline]
     pub(super) fn next_rkey(&self, index: u32) -> Option<u32> {
-        self.list.get(index as usize).map(|window| next(window.mw.rkey()))
+        self.list.get(index as usize).map(|window| key_after_bind(window.mw.rkey()))
     }
 
     /// Moves a window from state `from` to state `to`. The error is `otherwise` if the window is in another state.
@@ -84,14 +84,14 @@ impl QpWindows {
     #[inline]
     pub(super) fn begin_bind(&mut self, index: u32) -> Result<(*mut ibv_mw, u32), &'static str> {
         let window = self.transition(index, (WindowState::Free, WindowState::Bound), "a window that is bound")?;
-        Ok((window.mw.raw(), next(window.mw.rkey())))
+        Ok((window.mw.raw(), key_after_bind(window.mw.rkey())))
     }
 
     /// Records a posted bind.
     #[inline]
     pub(super) fn record_bind(&mut self, index: u32, mem: Lent) {
         if let Some(window) = self.list.get_mut(index as usize) {
-            window.mw.set_rkey(next(window.mw.rkey()));
+            window.mw.set_rkey(key_after_bind(window.mw.rkey()));
             window.mem = Some(mem);
         }
     }
@@ -151,7 +151,7 @@ impl Drop for QpWindows {
 }
 
 #[inline]
-fn next(rkey: u32) -> u32 {
+fn key_after_bind(rkey: u32) -> u32 {
     rkey & !KEY_VARIANT | rkey.wrapping_add(1) & KEY_VARIANT
 }
 
@@ -159,7 +159,7 @@ fn next(rkey: u32) -> u32 {
 mod tests {
     #[test]
     fn only_the_low_byte_of_a_key_changes() {
-        assert_eq!(super::next(0x1234_56FE), 0x1234_56FF);
-        assert_eq!(super::next(0x1234_56FF), 0x1234_5600);
+        assert_eq!(super::key_after_bind(0x1234_56FE), 0x1234_56FF);
+        assert_eq!(super::key_after_bind(0x1234_56FF), 0x1234_5600);
     }
 }

@@ -201,7 +201,7 @@ impl WorkQueues {
         posted.unwrap_or_else(|| self.post_all(context, chain, room))
     }
 
-    /// Posts a chain of one inline Send, which most calls and replies are. `None` for any other chain.
+    /// Posts a chain of one inline Send, the form of most calls and replies. `None` for any other chain.
     #[inline]
     fn post_one(&mut self, context: &mut PostContext, chain: &mut Vec<Posting>) -> Option<Result<(), PostError>> {
         let posting = chain.first()?;
@@ -214,6 +214,7 @@ impl WorkQueues {
         let is_signalled = self.decide_signalled(posting.signalled);
         entry.request.send_flags |= flag(is_signalled, ibv_send_flags::IBV_SEND_SIGNALED.0);
         let posted = self.ring_doorbell(context, 1);
+        // `Err(0)` means that the device has not taken the request.
         if posted != Err(0) {
             context.stats.doorbells += 1;
             context.stats.posts += 1;
@@ -293,7 +294,7 @@ impl WorkQueues {
         sequence: u32,
         WorkQueueEntry { request, sge }: &mut WorkQueueEntry,
     ) -> Result<(), &'static str> {
-        request.wr_id = self.owner.send(sequence);
+        request.wr_id = self.owner.send_id(sequence);
         request.send_flags = 0;
         request.imm_data_invalidated_rkey_union.invalidated_rkey = 0;
         *sge = NOTHING;
@@ -328,7 +329,7 @@ impl WorkQueues {
             WorkRequest::Bind { window, mem, offset, len, access } => {
                 self.check_window(*window)?;
                 let region = regions.get(mem.arena()).ok_or(FOREIGN)?;
-                checks::inside_some(*offset, *len, mem.len())?;
+                checks::check_nonempty_bounds(*offset, *len, mem.len())?;
                 if !region.access.permits(*access) {
                     return Err("memory registered without these remote rights");
                 }
@@ -412,7 +413,7 @@ impl WorkQueues {
             return false;
         }
         let mut entry = zeroed_entry();
-        entry.request.wr_id = self.owner.send(self.next_sequence());
+        entry.request.wr_id = self.owner.send_id(self.next_sequence());
         entry.request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
         if self.post_signalled(context, entry) == Err(0) {
             return false;
@@ -507,7 +508,7 @@ impl WorkQueues {
 
 impl Drop for WorkQueues {
     fn drop(&mut self) {
-        // This has an effect only if the fabric did not destroy the queue pair before.
+        // This does nothing if the fabric has already destroyed the queue pair.
         self.destroy(&mut Vec::new());
     }
 }
@@ -534,11 +535,11 @@ fn remote_range(remote: RemoteMemory) -> wr_t {
 fn scatter_gather_entry(
     regions: &MemoryRegions,
     arena: ArenaId,
-    (address, whole): (usize, usize),
+    (address, buf_len): (usize, usize),
     offset: usize,
     len: usize,
 ) -> Result<ibv_sge, &'static str> {
     let region = regions.get(arena).ok_or(FOREIGN)?;
-    checks::inside(offset, len, whole)?;
+    checks::check_bounds(offset, len, buf_len)?;
     Ok(ibv_sge { addr: (address + offset) as u64, length: len as u32, lkey: region.lkey })
 }

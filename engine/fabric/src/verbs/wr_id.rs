@@ -23,12 +23,12 @@ impl Owner {
     }
 
     #[inline]
-    pub(super) fn send(self, sequence: u32) -> u64 {
+    pub(super) fn send_id(self, sequence: u32) -> u64 {
         self.0 | u64::from(sequence)
     }
 
     #[inline]
-    pub(super) fn receive(self, index: u32) -> u64 {
+    pub(super) fn receive_id(self, index: u32) -> u64 {
         RECEIVE | self.0 | u64::from(index)
     }
 }
@@ -69,12 +69,12 @@ mod tests {
     fn work_request_ids_decode_to_owner_and_index() {
         let id = QpId { slot: 65534, generation: 0x1_0003 };
         let owner = Owner::new(id);
-        let (send, receive) = (WrId(owner.send(u32::MAX)), WrId(owner.receive(7)));
+        let (send, receive) = (WrId(owner.send_id(u32::MAX)), WrId(owner.receive_id(7)));
         assert!(!send.is_receive() && receive.is_receive());
         assert_eq!((send.owner(), send.slot(), send.index()), (owner, 65534, u32::MAX));
         assert_eq!((receive.owner(), receive.slot(), receive.index()), (owner, 65534, 7));
         assert_ne!(owner, Owner::new(QpId { slot: 65534, generation: 0x1_0004 }));
-        let shared = WrId(Owner::SHARED.receive(u32::MAX));
+        let shared = WrId(Owner::SHARED.receive_id(u32::MAX));
         assert!(shared.is_receive() && shared.owner() == Owner::SHARED && shared.index() == u32::MAX);
         assert_ne!(owner, Owner::SHARED);
     }

@@ -1,9 +1,8 @@
 //! Host authentication (version 2 §5.2.6, §10.4).
 //!
-//! The base text defines the carrier, the property
-//! [`PropertyId::HostAuth`](crate::wire::properties::PropertyId::HostAuth) in CONNPROP messages. It leaves the content
-//! open. A [`Mechanism`] defines the content; [`PreSharedKey`] is one. A [`HostAuth`] carries one connection through
-//! the exchange:
+//! The specification of version 2 defines the carrier: the property
+//! [`PropertyId::HostAuth`](crate::wire::properties::PropertyId::HostAuth) in CONNPROP messages. A [`Mechanism`], such
+//! as [`PreSharedKey`], defines its content. A [`HostAuth`] carries one connection through the exchange:
 //!
 //! | client | CONNPROP | server |
 //! | --- | --- | --- |
@@ -74,7 +73,7 @@ pub trait AuthHandshake: fmt::Debug + Send {
 /// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuthStep {
-    /// Send this, and wait for the peer's answer.
+    /// Send this message, and wait for the peer's answer.
     Continue(Vec<u8>),
     /// The peer is authenticated.
     Done {
@@ -90,10 +89,11 @@ pub enum AuthStep {
 /// Whether peers have to authenticate.
 #[derive(Clone, Debug, Default)]
 pub enum AuthPolicy {
-    /// Messages of the peer are ignored, and none is sent.
+    /// No authentication. This end sends no message, and ignores those of the peer, except a server's refusal.
     #[default]
     Off,
-    /// A silent peer may continue. A peer whose attempt fails may not: it is misconfigured or a stranger.
+    /// A peer that sends no message may continue. A peer whose attempt fails may not, because it is misconfigured or a
+    /// stranger.
     Optional(Arc<dyn Mechanism>),
     /// Only an authenticated peer may continue; version 1 peers cannot.
     Required(Arc<dyn Mechanism>),
@@ -159,7 +159,7 @@ pub struct HostAuth {
     role: Role,
     required: bool,
     state: AuthState,
-    /// Messages taken from the peer.
+    /// Messages received from the peer.
     steps: u32,
 }
 

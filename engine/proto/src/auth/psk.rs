@@ -48,7 +48,7 @@ enum KeyDefect {
 
 struct NamedKey {
     id: String,
-    /// The keyed hash before its message. It is cleared when dropped.
+    /// The HMAC with the key and no message yet. It is cleared when dropped.
     mac: Hmac<Sha256>,
 }
 
@@ -113,7 +113,7 @@ impl PreSharedKey {
         Ok(Self { keys: vec![Arc::new(NamedKey::new(id, key)?)] })
     }
 
-    /// Adds a key, for rotation, or one per client, at a server.
+    /// Adds a key, which only a server uses. It has one key per client, or also the old key during a rotation.
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
@@ -143,7 +143,7 @@ impl ClientHandshake {
     fn proceed(&mut self, message: Option<&[u8]>) -> Result<AuthStep, AuthError> {
         match (std::mem::replace(self, ClientHandshake::Finished), message) {
             (ClientHandshake::Start(key), None) => {
-                let nonce = nonce()?;
+                let nonce = generate_nonce()?;
                 let opening = [&[1, VERSION, key.id.len() as u8], key.id.as_bytes(), &nonce].concat();
                 *self = ClientHandshake::Challenged(key, nonce);
                 Ok(AuthStep::Continue(opening))
@@ -179,7 +179,7 @@ impl ServerHandshake {
             ServerHandshake::Start(keys) => {
                 let (id, theirs) = parse_opening(message).ok_or(AuthError::Malformed)?;
                 let key = keys.into_iter().find(|key| key.id.as_bytes() == id).ok_or(AuthError::UnknownKey)?;
-                let ours = nonce()?;
+                let ours = generate_nonce()?;
                 let proof = key.proof(Role::Server, theirs, &ours).finalize().into_bytes();
                 *self = ServerHandshake::Challenged(key, *theirs, ours);
                 Ok(AuthStep::Continue([&[2], &ours[..], &proof[..]].concat()))
@@ -202,7 +202,7 @@ impl AuthHandshake for ServerHandshake {
     }
 
     /// The server's first answer shows a client whether both ends have the same key. A client with another key
-    /// disconnects then, and the server knows only the name that it has claimed.
+    /// disconnects then, and the server knows only the name that the client has claimed.
     fn claimed(&self) -> Option<&str> {
         match self {
             ServerHandshake::Challenged(key, ..) => Some(&key.id),
@@ -225,7 +225,7 @@ fn parse_challenge(message: &[u8]) -> Option<(&Nonce, &[u8])> {
     (proof.len() == PROOF).then_some((nonce, proof))
 }
 
-fn nonce() -> Result<Nonce, AuthError> {
+fn generate_nonce() -> Result<Nonce, AuthError> {
     let mut nonce = [0; NONCE];
     getrandom::fill(&mut nonce).map_err(|_| AuthError::NoRandom)?;
     Ok(nonce)

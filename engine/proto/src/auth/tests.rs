@@ -99,7 +99,7 @@ fn messages_cannot_be_reflected() {
     let mut victim = client(keys());
     let opening = open(&mut victim);
     assert_eq!(victim.receive(Some(&opening)), Err(AuthError::Malformed));
-    // The attacker sends the server's own proof back. A proof names the role that made it, so it is not a client's.
+    // The attacker sends the server's own proof back. A proof covers the role of its maker, so a client's differs.
     let mut victim = server(keys());
     let challenge = answer(&mut victim, &open(&mut client(keys())));
     let mut proof = vec![3];
@@ -121,16 +121,16 @@ fn messages_cannot_be_reflected() {
 
 #[test]
 fn replayed_messages_are_rejected() {
-    let (mut a, mut b) = (client(keys()), server(keys()));
-    let opening = open(&mut a);
-    let challenge = answer(&mut b, &opening);
-    let proof = answer(&mut a, &challenge);
-    // The messages of the recorded client are sent to a server.
+    let (mut initiator, mut acceptor) = (client(keys()), server(keys()));
+    let opening = open(&mut initiator);
+    let challenge = answer(&mut acceptor, &opening);
+    let proof = answer(&mut initiator, &challenge);
+    // The client's recorded messages are sent to another server.
     let mut repeated = server(keys());
     let fresh = answer(&mut repeated, &opening);
     assert_ne!(fresh, challenge, "nonces are fresh");
     assert_eq!(repeated.receive(Some(&proof)), Err(AuthError::WrongProof));
-    // The message of the recorded server is sent to a client.
+    // The server's recorded message is sent to another client.
     let mut repeated = client(keys());
     assert_ne!(open(&mut repeated), opening, "nonces are fresh");
     assert_eq!(repeated.receive(Some(&challenge)), Err(AuthError::WrongProof));
@@ -138,12 +138,12 @@ fn replayed_messages_are_rejected() {
 
 #[test]
 fn truncated_and_changed_messages_are_rejected() {
-    let (mut a, mut b) = (client(keys()), server(keys()));
-    let opening = open(&mut a);
+    let (mut initiator, mut acceptor) = (client(keys()), server(keys()));
+    let opening = open(&mut initiator);
     for len in 0..opening.len() {
         assert!(server(keys()).receive(Some(&opening[..len])).is_err(), "opening of {len} bytes");
     }
-    let challenge = answer(&mut b, &opening);
+    let challenge = answer(&mut acceptor, &opening);
     for len in 0..challenge.len() {
         let mut end = client(keys());
         open(&mut end);
@@ -151,17 +151,17 @@ fn truncated_and_changed_messages_are_rejected() {
         let error = if len == 0 { AuthError::KeyRefused } else { AuthError::Malformed };
         assert_eq!(end.receive(Some(&challenge[..len])), Err(error));
     }
-    let proof = answer(&mut a, &challenge);
+    let proof = answer(&mut initiator, &challenge);
     for at in 0..proof.len() {
         let mut end = server(keys());
         answer(&mut end, &opening);
         assert_eq!(end.receive(Some(&proof[..at])), Err(AuthError::Malformed));
     }
-    // The exchange itself, with one bit of the last message changed.
+    // In a complete exchange, one bit of the last message is changed.
     let mut changed = proof.clone();
     changed[20] ^= 1;
-    assert_eq!(b.receive(Some(&changed)), Err(AuthError::WrongProof));
-    assert_eq!(b.receive(Some(&proof)), Err(AuthError::WrongProof), "the failure is permanent");
+    assert_eq!(acceptor.receive(Some(&changed)), Err(AuthError::WrongProof));
+    assert_eq!(acceptor.receive(Some(&proof)), Err(AuthError::WrongProof), "the failure is permanent");
     // Longer messages, and an empty one.
     let mut longer = opening.clone();
     longer.push(0);
@@ -212,7 +212,7 @@ fn an_empty_message_of_the_server_refuses_a_client() {
         assert_eq!(client.receive(Some(&[])), Err(AuthError::KeyRefused));
         assert!(!client.permits_calls());
     }
-    // A server whose policy is off ignores it, as it ignores any other message.
+    // A server whose policy is off ignores an empty message like any other.
     assert_eq!(HostAuth::new(&AuthPolicy::Off, Role::Server).receive(Some(&[])), Ok(None));
 }
 
@@ -245,18 +245,18 @@ impl AuthHandshake for EndlessMechanism {
 
 #[test]
 fn messages_and_steps_are_bounded() {
-    let end_of = |len, role| HostAuth::new(&AuthPolicy::Required(Arc::new(EndlessMechanism(len))), role);
-    let mut end = end_of(1, Role::Server);
+    let new_end = |len, role| HostAuth::new(&AuthPolicy::Required(Arc::new(EndlessMechanism(len))), role);
+    let mut end = new_end(1, Role::Server);
     for _ in 0..MAX_STEPS {
         assert_eq!(end.receive(Some(&[1])), Ok(Some(vec![0])));
     }
     assert_eq!(end.receive(Some(&[1])), Err(AuthError::TooManySteps));
-    let mut end = end_of(1, Role::Server);
+    let mut end = new_end(1, Role::Server);
     assert_eq!(end.receive(Some(&[0; MAX_MESSAGE])), Ok(Some(vec![0])));
     assert_eq!(end.receive(Some(&[0; MAX_MESSAGE + 1])), Err(AuthError::TooLong(MAX_MESSAGE + 1)));
-    assert_eq!(end_of(MAX_OPENING, Role::Client).open(), Ok(Some(vec![0; MAX_OPENING])));
+    assert_eq!(new_end(MAX_OPENING, Role::Client).open(), Ok(Some(vec![0; MAX_OPENING])));
     let too_long = MAX_OPENING + 1;
-    assert_eq!(end_of(too_long, Role::Client).open(), Err(AuthError::TooLong(too_long)));
+    assert_eq!(new_end(too_long, Role::Client).open(), Err(AuthError::TooLong(too_long)));
 }
 
 #[test]

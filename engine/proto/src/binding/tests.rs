@@ -22,7 +22,7 @@ fn rfc_8166_6_1_only_eligible_items_may_be_reduced() {
 }
 
 #[test]
-fn v2_6_4_3_no_eligible_argument_is_zero_read_chunks_and_no_eligible_result_asks_for_a_reply_chunk() {
+fn v2_6_4_3_ineligible_chunks_are_answered_with_zero_read_chunks_or_the_length_of_the_reply() {
     let inline = Binding::inline(100, 200);
     let error = inline.check_call(0, &[1], &[], true).expect_err("none is eligible");
     assert_eq!(error.answer(), Some(ErrorBody::ReadChunks { max: 0 }));

@@ -10,9 +10,9 @@ fn a_late_reply_never_matches_another_call() {
     let second = table.insert(OutboundState::Queued, 2, u64::MAX, 0).unwrap();
     assert!(table.insert(OutboundState::Queued, 3, u64::MAX, 0).is_none(), "the abandoned call keeps its slot");
     assert!(table.mark_sent(second));
-    assert_eq!(table.answered(first.xid()), ReplyMatch::Late(first));
-    assert_eq!(table.answered(first.xid()), ReplyMatch::Unknown, "only one reply is outstanding");
-    assert_eq!(table.answered(second.xid()), ReplyMatch::Call(second, 2));
+    assert_eq!(table.match_reply(first.xid()), ReplyMatch::Late(first));
+    assert_eq!(table.match_reply(first.xid()), ReplyMatch::Unknown, "only one reply is outstanding");
+    assert_eq!(table.match_reply(second.xid()), ReplyMatch::Call(second, 2));
     assert_ne!(table.insert(OutboundState::Queued, 3, u64::MAX, 0).unwrap().xid(), first.xid());
 }
 
@@ -20,9 +20,9 @@ fn a_late_reply_never_matches_another_call() {
 fn a_reply_to_an_unsent_or_future_call_is_unknown() {
     let mut table = CallTable::new(4, 7);
     let call = table.insert(OutboundState::Queued, 1, u64::MAX, 0).unwrap();
-    assert_eq!(table.answered(call.xid()), ReplyMatch::Unknown);
+    assert_eq!(table.match_reply(call.xid()), ReplyMatch::Unknown);
     assert!(table.mark_sent(call));
-    assert_eq!(table.answered(call.xid().wrapping_add(4)), ReplyMatch::Unknown);
+    assert_eq!(table.match_reply(call.xid().wrapping_add(4)), ReplyMatch::Unknown);
 }
 
 #[test]
@@ -31,8 +31,8 @@ fn the_slot_of_an_abandoned_call_is_freed_only_by_its_own_reply() {
     let call = table.insert(OutboundState::Queued, 1, u64::MAX, 0).unwrap();
     table.mark_sent(call);
     table.abandon(call, 0).unwrap();
-    assert_eq!(table.answered(call.xid().wrapping_add(2)), ReplyMatch::Unknown);
-    assert_eq!(table.answered(call.xid()), ReplyMatch::Late(call));
+    assert_eq!(table.match_reply(call.xid().wrapping_add(2)), ReplyMatch::Unknown);
+    assert_eq!(table.match_reply(call.xid()), ReplyMatch::Late(call));
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn a_retryable_call_counts_as_sent_and_the_next_call_in_its_slot_does_not() {
     let mut table = CallTable::new(1, 0);
     let call = table.insert(OutboundState::Queued, 1, u64::MAX, 0).unwrap();
     table.mark_sent(call);
-    assert_eq!(table.retryable(call.xid()), Some((call, 1)));
+    assert_eq!(table.mark_retryable(call.xid()), Some((call, 1)));
     assert_eq!(table.remove(call), Some((1, true)));
     let next = table.insert(OutboundState::Queued, 2, u64::MAX, 0).unwrap();
     assert_eq!(table.remove(next), Some((2, false)));
@@ -55,12 +55,12 @@ fn each_unanswered_call_is_reported_once_and_abandoned_calls_are_counted() {
     assert_eq!(table.abandon(calls[1], 50), Some((2, true)));
     assert_eq!((table.abandoned, table.late, table.unanswered()), (1, 0, (2, Some(50))));
     assert_eq!((table.age(), table.age()), (vec![7, 9], vec![]), "each once; the queued call was not sent");
-    assert_eq!(table.answered(calls[1].xid()), ReplyMatch::Late(calls[1]));
+    assert_eq!(table.match_reply(calls[1].xid()), ReplyMatch::Late(calls[1]));
     assert_eq!((table.abandoned, table.late, table.unanswered()), (0, 1, (1, None)));
     assert_eq!(table.abandon(queued, 60), Some((3, false)), "its slot is free");
     assert_eq!(table.abandoned, 0);
     // The next call of the slot is young.
-    assert!(matches!(table.answered(calls[0].xid()), ReplyMatch::Call(..)));
+    assert!(matches!(table.match_reply(calls[0].xid()), ReplyMatch::Call(..)));
     table.start(4, u64::MAX, 0, true).unwrap();
     assert_eq!(table.age(), []);
 }
@@ -83,14 +83,14 @@ fn a_call_expires_at_its_deadline_and_not_before() {
     let at_20 = table.insert(OutboundState::Queued, 2, 20, 0).unwrap();
     table.insert(OutboundState::Queued, 3, u64::MAX, 0).unwrap();
     assert_eq!(table.next_deadline(), 20);
-    assert_eq!(table.expired(19), None);
-    assert_eq!(table.expired(20), Some(at_20));
+    assert_eq!(table.next_expired(19), None);
+    assert_eq!(table.next_expired(20), Some(at_20));
     table.remove(at_20).unwrap();
-    assert_eq!(table.expired(20), None);
+    assert_eq!(table.next_expired(20), None);
     assert_eq!(table.next_deadline(), 50);
-    assert_eq!(table.expired(60), Some(at_50));
+    assert_eq!(table.next_expired(60), Some(at_50));
     table.remove(at_50).unwrap();
-    assert_eq!(table.expired(60), None);
+    assert_eq!(table.next_expired(60), None);
     assert_eq!(table.next_deadline(), u64::MAX);
     assert_eq!(table.used, 1);
 }
@@ -103,7 +103,7 @@ fn ending_all_calls_scans_each_slot_once() {
         table.insert(OutboundState::Queued, token, 10 + token % 2, 0).unwrap();
     }
     let mut ended = 0;
-    while let Some(call) = table.expired(10) {
+    while let Some(call) = table.next_expired(10) {
         assert!(table.scanned.get() <= 1 << 16, "each scan continues behind the last call");
         assert_eq!(table.next_deadline(), 0, "more may have to be ended now");
         table.remove(call).unwrap();
@@ -125,13 +125,13 @@ fn a_call_started_during_a_scan_keeps_its_own_deadline() {
     let first = table.insert(OutboundState::Queued, 1, 10, 0).unwrap();
     table.insert(OutboundState::Queued, 2, 10, 0).unwrap();
     table.insert(OutboundState::Queued, 3, 50, 0).unwrap();
-    assert_eq!(table.expired(10), Some(first));
+    assert_eq!(table.next_expired(10), Some(first));
     table.remove(first).unwrap();
     let later = table.insert(OutboundState::Queued, 4, 20, 0).unwrap();
     assert_eq!(table.slot(later), table.slot(first));
-    let second = table.expired(10).unwrap();
+    let second = table.next_expired(10).unwrap();
     table.remove(second).unwrap();
-    assert_eq!(table.expired(10), None);
+    assert_eq!(table.next_expired(10), None);
     assert_eq!(table.next_deadline(), 20);
-    assert_eq!(table.expired(20), Some(later));
+    assert_eq!(table.next_expired(20), Some(later));
 }

@@ -1,7 +1,7 @@
 //! Characteristics that change while connected: an [`Exchange`] on its connection.
 //!
-//! The peer's values take effect here, in the terms. The owner applies this end's values, except those of one
-//! connection.
+//! The peer's values take effect here, in the terms. The owner applies this end's values, except those that concern
+//! only this connection.
 
 use super::{Connection, Event};
 use crate::exchange::{self, ChangeError, Characteristic, Exchange, ExchangeError, Verdict};
@@ -92,7 +92,7 @@ impl CharacteristicChanges<'_> {
         if now == Characteristic::RemoteInvalidation(true) && !self.0.config.remote_invalidation {
             return Err(ChangeError::Constant(now.id()));
         }
-        // Earlier announcements count until the peer has provably read this one.
+        // This records the earlier announcements, which count until the peer has provably read the new one.
         self.guaranteed_receive_size();
         let exchange = self.0.characteristics.exchange.as_mut().ok_or(ChangeError::Unsupported)?;
         match if resolves { exchange.resolve(now) } else { Err(ChangeError::NotPending(now.id())) } {
@@ -103,8 +103,8 @@ impl CharacteristicChanges<'_> {
         Ok(())
     }
 
-    /// The Receive size that the peer may rely on. It is the last announced one, or a larger one until the peer has
-    /// read the last.
+    /// The Receive size that the peer may rely on: the last announced size, or an earlier and larger one until the peer
+    /// has read the last announcement.
     pub fn guaranteed_receive_size(&mut self) -> usize {
         let Connection { characteristics, credits, config, .. } = &mut *self.0;
         let announced = characteristics.exchange.as_ref().map(|exchange| exchange.local().receive_size as usize);
@@ -148,7 +148,7 @@ impl CharacteristicChanges<'_> {
 
     /// Handles an error that may concern an operation of this side; true if so.
     #[cold]
-    pub(super) fn failed(&mut self, xid: u32, error: &ErrorBody) -> bool {
+    pub(super) fn handle_error(&mut self, xid: u32, error: &ErrorBody) -> bool {
         let is_own = self.0.characteristics.exchange.as_mut().is_some_and(|exchange| exchange.failed(xid, error));
         if is_own {
             self.take_events();
@@ -166,7 +166,7 @@ impl CharacteristicChanges<'_> {
         self.apply();
     }
 
-    /// Answers the peer's request; applies values of this connection alone at once.
+    /// Answers the peer's request. Values that concern only this connection take effect at once.
     fn answer_request(&mut self) {
         let Connection { characteristics, config, .. } = &mut *self.0;
         let Some(exchange) = &mut characteristics.exchange else { return };
@@ -193,11 +193,11 @@ impl CharacteristicChanges<'_> {
         let Connection { characteristics, session, config, outbox, .. } = &mut *self.0;
         let Some(exchange) = &characteristics.exchange else { return };
         let mut peer = *exchange.peer();
-        // A peer that requests smaller Receives sends no longer messages from then on (XC §3.1).
+        // An end that requests smaller Receives must not exceed them from then on (XC §3.1).
         if let Some(Characteristic::ReceiveSize(bytes)) = exchange.wanted(PropertyId::ReceiveSize) {
             peer.receive_size = peer.receive_size.min(bytes);
         }
-        session.terms = session.terms.changed(config, exchange.local(), &peer);
+        session.terms = session.terms.after_changes(config, exchange.local(), &peer);
         match (exchange.has_output(), outbox.contains(QueuedMessage::Optional)) {
             (true, false) => outbox.push(QueuedMessage::Optional),
             (false, true) => outbox.remove(QueuedMessage::Optional),

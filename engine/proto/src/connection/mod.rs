@@ -23,7 +23,7 @@ use crate::{
     ReceivedMessage, RejectReason,
 };
 
-/// The state machine of one connection. The page of the crate shows how to drive it.
+/// The state machine of one connection. The crate's documentation shows how to drive it.
 ///
 /// The fields that each message needs come first, so that they share cache lines.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub struct Form<'a> {
 }
 
 impl Form<'_> {
-    /// A payload in one message, without chunks; or the last part of one.
+    /// A payload in one message without chunks, or the last part of a continued message.
     pub const INLINE: Form<'static> = Form { chunks: Chunks::NONE, external: false, more: false };
     /// A part before the last.
     pub const PART: Form<'static> = Form { more: true, ..Form::INLINE };
@@ -71,8 +71,8 @@ impl Form<'_> {
 pub struct ConnectionStatus {
     /// Receives that must be in reserve for this connection.
     pub reserve: u32,
-    /// Receives of the reserve that are not needed now: each unanswered call of the peer has used a credit, and holds
-    /// its buffer.
+    /// Receives of the reserve that are not needed now, because each unanswered call of the peer has used a credit and
+    /// holds its own buffer.
     pub spared: u32,
     /// Credits used by the peer: version 2 messages, version 1 calls.
     pub credits_used: u32,
@@ -128,8 +128,8 @@ impl Connection {
 
     /// Sets whether the next messages are decoded by their layout.
     #[cfg(test)]
-    pub(crate) fn decode_by_layout(&mut self, yes: bool) {
-        self.layouts.decode_by_layout(yes);
+    pub(crate) fn set_decode_by_layout(&mut self, enabled: bool) {
+        self.layouts.set_decode_by_layout(enabled);
     }
 
     // ---- time and events
@@ -147,7 +147,7 @@ impl Connection {
     /// Ends one call whose deadline has passed; returns it with its token. Call again until `None`. The first deadline
     /// is [`next_deadline`](CallTable::next_deadline).
     pub fn handle_timeout(&mut self, now: u64) -> Option<(CallId, u64, CallError)> {
-        let call = self.calls.expired(now)?;
+        let call = self.calls.next_expired(now)?;
         let (token, sent) = self.calls.abandon(call, now)?;
         Some((call, token, CallError::TimedOut { sent }))
     }
@@ -170,7 +170,7 @@ impl Connection {
 
     /// States whether the reserves of all connections are posted. Only then does this one grant credits.
     ///
-    /// The state is true at first. Call this whenever it has changed, which each message with a grant may cause.
+    /// They are posted at first. Call this whenever that has changed, as it may with each message that grants credits.
     #[inline]
     pub fn set_receives_ready(&mut self, ready: bool) {
         self.receives_ready = ready;
@@ -386,7 +386,7 @@ impl Connection {
     }
 
     /// The next message to send. [Write](Self::write_header) the header of a call, a reply or a part before the next
-    /// poll. Other messages stay in the queue until then: without memory for one, poll again later.
+    /// poll. Other messages stay in the queue until they are written: without memory for one of them, poll again later.
     #[inline]
     pub fn poll_transmit(&mut self) -> Option<Outgoing> {
         match self.outbox.front() {
@@ -433,8 +433,8 @@ impl Connection {
     /// Whether the next message may be sent without a credit: the answer to an unsupported version. The sender of that
     /// version keeps a Receive for the answer, apart from the credits of version 2.
     fn needs_no_credit(&self, next: QueuedMessage) -> bool {
-        let versions = matches!(next, QueuedMessage::WrongVersion { .. });
-        versions && self.config.server && self.session.version() == Version::V2
+        let refuses_version = matches!(next, QueuedMessage::WrongVersion { .. });
+        refuses_version && self.config.server && self.session.version() == Version::V2
     }
 
     /// Writes the header of a message before `end` of `buf`. Returns its start; the message counts as sent.
@@ -562,8 +562,8 @@ impl Connection {
             QueuedMessage::Connprop => {
                 let words = self.account(false, true);
                 let threshold = self.terms().send_inline_threshold;
-                let (start, more) = self.session.connprop.write(&self.config, words, threshold, buf, end)?;
-                if !more {
+                let (start, has_more) = self.session.connprop.write(&self.config, words, threshold, buf, end)?;
+                if !has_more {
                     self.outbox.pop();
                     self.switch_to_windowed_credits();
                 }
@@ -588,7 +588,7 @@ impl Connection {
                 let (low, high) = self.config.versions();
                 let body = Body::Error(ErrorBody::Vers { low: low.code(), high: high.code() });
                 let header = Header { xid, credit, received: None, flags: Flags::NONE, body };
-                // Every version has the layout of version 1 (RFC 8166 §7). The version word is the peer's.
+                // ERR_VERS has the layout of version 1 in every version (RFC 8166 §7), and repeats the peer's version.
                 let start = header.emit_before(buf, end, Version::V1, self.config.revision)?;
                 buf.get_mut(start + 4..start + 8)?.copy_from_slice(&vers.to_be_bytes());
                 Some(start)

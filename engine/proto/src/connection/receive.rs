@@ -15,7 +15,7 @@ use crate::wire::properties::{Properties, PropertySet, ReverseSupport};
 use crate::wire::{ErrorBody, Flags, Head, HeadLayout, HeaderType, Version, View, ViewBody, WireError, WireErrorKind};
 use crate::{CallError, CreditMode, CreditWords, PeerFault, RejectReason};
 
-/// What a message completes, or the fault that ends the connection.
+/// The call or reply that a message completes, or the fault that ends the connection.
 type ReceiveResult = Result<ReceivedMessage, PeerFault>;
 
 /// The owner of an unusable message's XID.
@@ -32,7 +32,7 @@ enum XidOwner {
 impl Connection {
     /// Processes a received message. Returns the call or reply that is complete with it.
     ///
-    /// If none is complete, the message may have [events](Self::poll_event), which refer to bytes of the message.
+    /// If it completes none, it may have [events](Self::poll_event), which refer to bytes of the message.
     ///
     /// `header` is this message's header as [decoded by its layout](HeaderLayouts::decode), which is fast. Without it
     /// the header is checked as a whole, and [`header`](Self::header) then returns it. Both ways are equivalent.
@@ -99,8 +99,9 @@ impl Connection {
 
     fn receive(&mut self, view: &View<'_>) -> ReceiveResult {
         if view.version() != self.session.version() {
-            let error = view.htype() == HeaderType::Error;
-            let received = self.handle_other_version(view.xid(), view.version().code(), error, refused_range(view))?;
+            let is_error = view.htype() == HeaderType::Error;
+            let received =
+                self.handle_other_version(view.xid(), view.version().code(), is_error, refused_range(view))?;
             if let Some(received) = received {
                 return Ok(received);
             }
@@ -127,7 +128,8 @@ impl Connection {
 
     /// Handles a version 2 message that is not a call or reply in the expected layout.
     fn receive_rare(&mut self, view: &View<'_>) -> ReceiveResult {
-        // An error about chunks cannot answer a client's first message.
+        // The same bytes may be an ERR_VERS in the layout of all versions or an error about chunks, which cannot answer
+        // a client's first message.
         let first_answer = self.session.phase() == Phase::Hello && !self.config.server;
         let common_range = view.common_version_range().filter(|_| first_answer);
         if let Some((low, high)) = refused_range(view).or(common_range) {
@@ -149,25 +151,25 @@ impl Connection {
             return Err(PeerFault::CreditWordMissing);
         }
         self.layouts.windowed = windowed;
-        let grant = matches!(body, ViewBody::Nomsg(())) && !view.has_chunks() && view.xid() == 0;
+        let is_grant = matches!(body, ViewBody::Nomsg(())) && !view.has_chunks() && view.xid() == 0;
         if is_error {
             self.credits.on_receive_error(view.received())?;
         } else {
-            self.credits.on_receive(CreditWords { credit: view.credit(), received: view.received() }, !grant)?;
+            self.credits.on_receive(CreditWords { credit: view.credit(), received: view.received() }, !is_grant)?;
         }
         // A CONNPROP is answered after its last part.
         self.confirm_server_version(!matches!(body, ViewBody::Connprop(_)));
         self.session.handle_body(&body);
-        let received = self.dispatch(view, body, grant)?;
+        let received = self.dispatch(view, body, is_grant)?;
         self.expect_layout();
         Ok(self.report_opened_client(received))
     }
 
     /// Handles a version 2 message whose credits are counted, by its type.
-    fn dispatch(&mut self, view: &View<'_>, body: ViewBody<'_>, grant: bool) -> ReceiveResult {
+    fn dispatch(&mut self, view: &View<'_>, body: ViewBody<'_>, is_grant: bool) -> ReceiveResult {
         // A grant may arrive between the parts of a message. Otherwise two peers that both send parts could block each
         // other.
-        if grant {
+        if is_grant {
             let exceeded = self.unsolicited.count_grant(self.counters.sent);
             return Ok(self.check_unsolicited(exceeded));
         }
@@ -211,23 +213,23 @@ impl Connection {
 
     /// Whether the peer may send windowed headers: both ends have offered them.
     fn may_be_windowed(&self) -> bool {
-        let offered = self.session.connprop.received && self.session.terms.windowed;
-        offered && self.config.credit_mode == CreditMode::V2Windowed
+        let peer_offered = self.session.connprop.received && self.session.terms.windowed;
+        peer_offered && self.config.credit_mode == CreditMode::V2Windowed
     }
 
-    /// Switches to windowed headers once both ends offered them. This side's offer was sent before.
+    /// Switches to windowed headers once both ends have offered them, and this side's offer has been sent.
     pub(super) fn switch_to_windowed_credits(&mut self) {
-        let waiting = self.outbox.contains(QueuedMessage::Connprop);
-        if self.may_be_windowed() && self.session.connprop.sent && !waiting {
+        let is_queued = self.outbox.contains(QueuedMessage::Connprop);
+        if self.may_be_windowed() && self.session.connprop.sent && !is_queued {
             self.credits.switch_to_windowed();
         }
     }
 
     /// Sets the layout that most messages have from now on.
     fn expect_layout(&mut self) {
-        self.layouts.expect(match (self.reassembly.open, self.session.phase()) {
+        self.layouts.set_expected(match (self.reassembly.open, self.session.phase()) {
             (None, Phase::Negotiated) if self.layouts.windowed => Some(HeadLayout::V2Windowed),
-            // Until the first windowed header each one is checked.
+            // If windowed headers may follow, each header is checked as a whole until the first of them.
             (None, Phase::Negotiated) if !self.may_be_windowed() => Some(HeadLayout::V2),
             _ => None,
         });
@@ -258,7 +260,7 @@ impl Connection {
     /// Handles a complete reply.
     #[inline(always)]
     fn complete_reply(&mut self, xid: u32, lists: Option<ListKinds>) -> ReceivedMessage {
-        let answered = self.calls.answered(xid);
+        let answered = self.calls.match_reply(xid);
         let ReplyMatch::Call(call, token) = answered else {
             self.handle_unmatched(answered, RejectReason::UnknownXid);
             return ReceivedMessage::Nothing;
@@ -307,7 +309,7 @@ impl Connection {
             self.reject(RejectReason::Unexpected);
             return false;
         }
-        if self.changes().failed(xid, &error) {
+        if self.changes().handle_error(xid, &error) {
             return false;
         }
         let may_be_retried = matches!(
@@ -317,7 +319,7 @@ impl Connection {
                 | ErrorBody::ReplyResource { .. }
                 | ErrorBody::System
         );
-        if may_be_retried && let Some((call, token)) = self.calls.retryable(xid) {
+        if may_be_retried && let Some((call, token)) = self.calls.mark_retryable(xid) {
             self.queue_event(Event::Retryable { call, token, error });
             return true;
         }
@@ -327,11 +329,11 @@ impl Connection {
     /// Ends the call that an unusable answer names. Returns whether there is one.
     #[cold]
     fn end_call(&mut self, xid: u32, error: CallError) -> bool {
-        let answered = self.calls.answered(xid);
+        let answered = self.calls.match_reply(xid);
         if let ReplyMatch::Call(call, token) = answered {
             self.queue_event(Event::Failed { call, token, error });
         } else {
-            // Errors never flow from requester to responder.
+            // Only responders send errors, so an end that makes no calls expects none.
             let misdirected = matches!(error, CallError::Transport(_)) && self.config.max_calls == 0;
             self.handle_unmatched(
                 answered,
@@ -555,7 +557,7 @@ impl Connection {
             }
         };
         if self.session.phase() == Phase::Negotiated {
-            self.layouts.expect(Some(HeadLayout::V1));
+            self.layouts.set_expected(Some(HeadLayout::V1));
         }
         outcome
     }
@@ -587,7 +589,7 @@ impl Connection {
             // An inline RPC message shows the direction (RFC 8167 §5).
             HeaderType::Msg if view.payload().len() >= 8 => view.payload()[4..8] == 1u32.to_be_bytes(),
             // Replies have no Read list, and long calls have one. A server offers no Reply chunk, so it expects no long
-            // reply. A message that looks like one concerns the call with its XID, if that call is in progress.
+            // reply. A message that looks like a reply concerns the call with its XID, if that call is in progress.
             HeaderType::Msg => !self.config.server && view.reads().next().is_none(),
             HeaderType::Nomsg => {
                 view.reads().next().is_none() && (!self.config.server || self.calls.is_sent(view.xid()))
@@ -611,7 +613,7 @@ impl Connection {
 
     // ---- negotiation of the version
 
-    /// Confirms a server's version at its first readable message.
+    /// Confirms the version of a server at the client's first readable message.
     fn confirm_server_version(&mut self, queue_connprop: bool) {
         if self.config.server && self.session.phase() == Phase::Hello {
             self.session.finish_negotiation();
@@ -623,8 +625,8 @@ impl Connection {
 
     /// Whether a server accepts version 1 in the first message, although it prefers version 2.
     fn accepts_version_1(&self, vers: u32) -> bool {
-        let first = self.config.server && self.session.phase() == Phase::Hello;
-        first && vers == Version::V1.code() && self.config.version_1
+        let is_first_message = self.config.server && self.session.phase() == Phase::Hello;
+        is_first_message && vers == Version::V1.code() && self.config.version_1
     }
 
     /// Falls back to version 1. This fails if the policy requires authentication, which version 1 lacks.
@@ -632,7 +634,7 @@ impl Connection {
         self.authenticate(None)?;
         self.session.fall_back_to_version_1(&self.config);
         self.credits = self.config.new_credits(Version::V1);
-        self.layouts.expect(None);
+        self.layouts.set_expected(None);
         self.outbox.keep_alive = false;
         self.outbox.remove(QueuedMessage::Connprop);
         Ok(())
@@ -658,8 +660,8 @@ impl Connection {
 
     /// Whether a message of another version ends the connection (version 2 §4.3.3). A client of version 1 drops the
     /// message (RFC 8166 §4.5), and every client drops an error.
-    fn must_keep_version(&self, error: bool) -> bool {
-        let strict = self.config.server || (self.session.version() == Version::V2 && !error);
+    fn must_keep_version(&self, is_error: bool) -> bool {
+        let strict = self.config.server || (self.session.version() == Version::V2 && !is_error);
         strict && self.session.phase() == Phase::Negotiated
     }
 
@@ -671,7 +673,7 @@ impl Connection {
         &mut self,
         xid: u32,
         vers: u32,
-        error: bool,
+        is_error: bool,
         versions: Option<(u32, u32)>,
     ) -> Result<Option<ReceivedMessage>, PeerFault> {
         // An ERR_VERS may have the version number of its sender.
@@ -682,11 +684,11 @@ impl Connection {
             self.fall_back_to_version_1()?;
             return Ok(None);
         }
-        if self.must_keep_version(error) {
+        if self.must_keep_version(is_error) {
             return Err(PeerFault::VersionChanged(vers));
         }
         let owner = match self.session.version() {
-            _ if error => XidOwner::None,
+            _ if is_error => XidOwner::None,
             Version::V1 if !self.config.server => XidOwner::Local,
             _ => XidOwner::Peer,
         };
@@ -707,7 +709,7 @@ impl Connection {
         {
             return Ok(received);
         }
-        // Each windowed header repeats the whole grant, so that an unreadable one loses nothing.
+        // Every windowed header repeats the whole grant, so an unreadable header loses nothing.
         let increment = error.credit().filter(|_| !self.layouts.windowed);
         if let (Some(xid), Some(HeaderType::Connprop)) = (xid, error.htype()) {
             let answer = error.kind.answer(self.config.versions()).unwrap_or(ErrorBody::BadXdr);
@@ -766,8 +768,8 @@ impl Connection {
                     _ => self.answer(xid, answer),
                 })
             }
-            // A requester sends no errors. The message ends its call, if there is one.
-            XidOwner::Local => Ok(match self.calls.answered(xid) {
+            // A requester sends no errors. The message ends the call with its XID, if there is such a call.
+            XidOwner::Local => Ok(match self.calls.match_reply(xid) {
                 ReplyMatch::Call(call, token) => {
                     self.credits.on_answered();
                     self.counters.count_rejection(&RejectReason::Dropped(kind));

@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use super::*;
 
-/// Kinds of a message.
+/// Kinds of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
     /// A message of a call, other than its last one.
@@ -74,13 +74,13 @@ struct Model {
 
 impl World {
     fn new(credit_mode: CreditMode, credit_limit: u32, coalesce: bool, calls: u32, counter: u32) -> Self {
-        let end = |to_call, server, mine, theirs| {
+        let end = |to_call, server, own_count, peer_count| {
             let mut credits = match credit_mode {
                 CreditMode::V1 if calls == to_call => Credits::version_1(0, credit_limit),
                 CreditMode::V1 => Credits::version_1(credit_limit, 0),
                 _ => Credits::new(credit_mode, server, credit_limit, coalesce),
             };
-            credits.start_at(mine, theirs);
+            credits.start_at(own_count, peer_count);
             let (posted, arriving) = (credits.reserve(0), VecDeque::new());
             End {
                 posted,
@@ -196,32 +196,32 @@ impl Model {
         for at in 0..2 {
             let end = &world.ends[at];
             let replies_are_free = self.v1 && at == 1;
-            let ok = self.receives_ready(end);
+            let ready = self.receives_ready(end);
             let may_reply = !self.nested || at == 0 || (end.to_call == 0 && end.unanswered == 0);
-            if end.unsent_parts > 0 && end.credits.may_send(true, ok) {
+            if end.unsent_parts > 0 && end.credits.may_send(true, ready) {
                 next.push(self.call(world, at, end.unsent_parts - 1));
             }
             if end.unsent_parts == 0
                 && end.unsent_replies > 0
                 && may_reply
-                && end.credits.may_send(!replies_are_free, ok)
+                && end.credits.may_send(!replies_are_free, ready)
             {
                 let mut after = world.clone();
                 after.ends[at].unsent_replies -= 1;
-                let window = ok.then(|| self.grant_window(&after.ends[at]));
+                let window = ready.then(|| self.grant_window(&after.ends[at]));
                 after.send(at, Kind::Reply, !replies_are_free, window);
                 next.push(after);
             }
             let spares_reply_credits = self.v1 || end.unsent_replies == 0 || end.credits.available() > REPLY_CREDITS;
-            if end.unsent_parts == 0 && end.to_call > 0 && spares_reply_credits && end.credits.may_send(true, ok) {
+            if end.unsent_parts == 0 && end.to_call > 0 && spares_reply_credits && end.credits.may_send(true, ready) {
                 let mut after = world.clone();
                 after.ends[at].to_call -= 1;
                 after.ends[at].unanswered += u32::from(self.replies > 0);
                 next.push(self.call(&after, at, self.parts - 1));
             }
-            if end.credits.is_grant_due(ok.then(|| self.grant_window(end))) {
+            if end.credits.is_grant_due(ready.then(|| self.grant_window(end))) {
                 let mut after = world.clone();
-                after.send(at, Kind::Grant, true, ok.then(|| self.grant_window(end)));
+                after.send(at, Kind::Grant, true, ready.then(|| self.grant_window(end)));
                 next.push(after);
             }
             if let Some(message) = end.arriving.front() {
@@ -254,33 +254,33 @@ impl Model {
         after
     }
 
-    fn receive(&self, me: &mut End, at: usize, message: &Message, from_early_announcer: bool) {
-        me.arriving.pop_front();
-        me.posted -= 1;
+    fn receive(&self, end: &mut End, at: usize, message: &Message, from_early_announcer: bool) {
+        end.arriving.pop_front();
+        end.posted -= 1;
         if from_early_announcer {
-            me.peer_limit = Some((message.words.credit >> 16, 0));
+            end.peer_limit = Some((message.words.credit >> 16, 0));
         }
         if self.v1 && at == 0 {
-            me.credits.on_answered();
+            end.credits.on_answered();
         }
         let payload = message.kind != Kind::Grant;
         if !(self.v1 && at == 1) {
-            me.credits.on_receive(message.words, payload).expect("a peer that keeps the rules");
+            end.credits.on_receive(message.words, payload).expect("a peer that keeps the rules");
         }
         match message.kind {
-            Kind::Part => me.has_partial_call = true,
+            Kind::Part => end.has_partial_call = true,
             Kind::Call => {
-                me.has_partial_call = false;
-                me.unsent_replies += self.replies;
-                me.to_call += u32::from(self.nested && at == 1);
+                end.has_partial_call = false;
+                end.unsent_replies += self.replies;
+                end.to_call += u32::from(self.nested && at == 1);
             }
-            // The last message of a reply is not distinguished, so a call with several is never complete here.
-            Kind::Reply if self.replies <= 1 => me.unanswered -= 1,
+            // The last message of a reply is not distinguished, so a call with several reply messages never completes.
+            Kind::Reply if self.replies <= 1 => end.unanswered -= 1,
             Kind::Reply | Kind::Grant => {}
         }
     }
 
-    /// One path from a world to rest, drawn from a seed.
+    /// Takes random steps, determined by a seed, until none is left.
     fn walk(&self, mut world: World, seed: u64) {
         let mut drawn = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         for _ in 0..10_000 {
@@ -318,7 +318,7 @@ impl Model {
     }
 }
 
-/// Slots for calls: more than any of these tests has outstanding calls.
+/// Slots for calls, more than the calls that are ever outstanding in these tests.
 const SLOTS: u32 = 64;
 
 /// Start of the counters, which therefore wrap in the middle of the run.
@@ -356,7 +356,7 @@ fn no_interleaving_of_changed_credit_limits_overruns_or_deadlocks() {
             }
         }
     }
-    // The limit of outstanding messages falls while more is granted, with enough to send to overrun it.
+    // The limit of outstanding messages falls below the granted credits, and there are enough messages to exceed it.
     for (who, replies, calls) in [(0, 7, 1), (1, 0, 9)] {
         let start = World::new(CreditMode::V2Incremental, 2 * MIN_CREDITS, true, calls, NEAR_WRAP);
         let start = World { early_announcer: Some(who), ..start };
@@ -381,7 +381,7 @@ fn no_interleaving_deadlocks_while_each_call_waits_for_a_reverse_call() {
     assert!(worlds > 10_000, "only {worlds} worlds were visited");
 }
 
-/// All calls but one of the credit limit stay unanswered.
+/// Unanswered calls hold all credits except one.
 #[test]
 fn no_interleaving_stalls_with_a_single_free_credit() {
     let mut worlds = 0;

@@ -81,7 +81,7 @@ fn granted_credits_keep_their_receives_when_the_limit_shrinks() {
         credits.set_credit_limit(4);
         assert_eq!((credits.credit_limit(), credits.reserve(0)), (4, 17), "{credit_mode:?}");
     }
-    // Version 1 counts calls in progress, and cannot announce less than those.
+    // Version 1 counts calls in progress, and cannot announce a limit below their number.
     let mut credits = Credits::version_1(16, 0);
     credits.set_credit_limit(4);
     assert_eq!(credits.credit_limit(), 16);

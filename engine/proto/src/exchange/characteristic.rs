@@ -50,7 +50,7 @@ impl Characteristic {
         }
     }
 
-    /// The characteristic that a property sets. Empty data mean its default. `None` for other properties.
+    /// The characteristic that a property sets. Empty data means the default. `None` for other properties.
     pub(super) fn read(property: &Property<'_>, revision: Revision) -> Result<Option<Characteristic>, BadXdr> {
         let mut value = Properties::default();
         let id = value.apply(property, revision)?;

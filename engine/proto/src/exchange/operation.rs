@@ -58,10 +58,10 @@ impl QueuedOperation {
             QueuedOperation::Answer { xid, count, done, pending } => {
                 let rejected = (0..*count).filter(|at| !done.contains(at) && !pending.contains(at));
                 let mut words = [[0; MAX_REQUESTED / 8]; 3];
-                let [a, b, c] = &mut words;
-                let rejected = subset(rejected, a);
-                let done = subset(done.iter().copied(), b);
-                let pending = subset(pending.iter().copied(), c);
+                let [rejected_words, done_words, pending_words] = &mut words;
+                let rejected = subset(rejected, rejected_words);
+                let done = subset(done.iter().copied(), done_words);
+                let pending = subset(pending.iter().copied(), pending_words);
                 encode_operation(*xid, Operation::Respond { done, rejected, pending })
             }
             QueuedOperation::Update { now, clears_pending } => {

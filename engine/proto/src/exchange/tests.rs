@@ -18,8 +18,8 @@ fn deliver(from: &mut Exchange, to: &mut Exchange) {
     }
 }
 
-fn events(of: &mut Exchange) -> Vec<CharacteristicEvent> {
-    std::iter::from_fn(|| of.poll_event()).collect()
+fn events(exchange: &mut Exchange) -> Vec<CharacteristicEvent> {
+    std::iter::from_fn(|| exchange.poll_event()).collect()
 }
 
 /// Two ends with exchanged characteristics.
@@ -46,9 +46,9 @@ fn request(to: &mut Exchange, xid: u32, wanted: &[(u32, &[u8])]) -> Result<(), E
     deliver_raw(to, xid, Operation::Request { want: builder.finish() })
 }
 
-/// `done`, `rejected`, `pending` of the next operation to send.
-fn next_answer(of: &mut Exchange) -> (u32, [Vec<usize>; 3]) {
-    let out = of.poll_transmit().expect("an answer");
+/// The XID of the next operation to send, which is an answer, and its subsets: done, rejected, pending.
+fn next_answer(exchange: &mut Exchange) -> (u32, [Vec<usize>; 3]) {
+    let out = exchange.poll_transmit().expect("an answer");
     assert_eq!(out.flags, Flags::RESPONSE);
     match Operation::parse(out.code, &out.optinfo) {
         Ok(Operation::Respond { done, rejected, pending }) => {
@@ -60,11 +60,11 @@ fn next_answer(of: &mut Exchange) -> (u32, [Vec<usize>; 3]) {
 
 fn respond(to: &mut Exchange, xid: u32, [done, rejected, pending]: [&[usize]; 3]) -> Result<(), ExchangeError> {
     let mut words = [[0; 8]; 3];
-    let [a, b, c] = &mut words;
+    let [done_words, rejected_words, pending_words] = &mut words;
     let operation = Operation::Respond {
-        done: subset(done.iter().copied(), a),
-        rejected: subset(rejected.iter().copied(), b),
-        pending: subset(pending.iter().copied(), c),
+        done: subset(done.iter().copied(), done_words),
+        rejected: subset(rejected.iter().copied(), rejected_words),
+        pending: subset(pending.iter().copied(), pending_words),
     };
     deliver_raw(to, xid, operation)
 }
@@ -260,7 +260,7 @@ fn requests_for_constant_characteristics_are_rejected_without_the_owner() {
     assert!(b.answer(|_| Verdict::Done));
     assert_eq!(next_answer(&mut b), (9, [vec![2], vec![0, 1, 3, 4], vec![]]));
     assert_eq!(b.update(Characteristic::SegmentSize(1)), Err(ChangeError::Constant(PropertyId::SegmentSize)));
-    // Without data it requests the default.
+    // A property without data requests the default.
     assert_eq!(request(&mut b, 10, &[(PropertyId::SegmentCount.code(), &[])]), Ok(()));
     assert_eq!(events(&mut b), [CharacteristicEvent::Requested([SegmentCount(16)].into_iter().collect())]);
 }
@@ -293,7 +293,7 @@ fn an_answer_must_be_a_partition_of_the_request() {
         [&[0], &[], &[]],      // not complete
         [&[0, 1], &[1], &[]],  // not disjoint
         [&[0], &[1], &[2]],    // beyond the end
-        [&[0, 1], &[40], &[]], // far beyond it
+        [&[0, 1], &[40], &[]], // far beyond the end
     ];
     for subsets in bad {
         let (mut a, _) = pair();

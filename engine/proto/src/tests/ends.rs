@@ -67,7 +67,7 @@ fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bo
             pair.deliver_to_client();
         }
         assert_eq!(pair.client.credits().available(), 0, "{credit_mode:?}");
-        let waits = pair.client.start_call(99, 200, 0, false).unwrap().0;
+        let waiting_call = pair.client.start_call(99, 200, 0, false).unwrap().0;
         let lack = |oldest| Some(CallError::NoCredits { unanswered: CREDITS as usize, oldest });
         assert_eq!(
             pair.client.calls().lack_of_credits(pair.client.credits(), 50),
@@ -85,11 +85,11 @@ fn unanswered_calls_that_hold_all_credits_are_reported_and_abandoned_ones_are_bo
             lack(Some(Duration::from_nanos(50))),
             "{credit_mode:?}"
         );
-        assert!(pair.client.handle_timeout(200).is_some_and(|(call, ..)| call == waits));
+        assert!(pair.client.handle_timeout(200).is_some_and(|(call, ..)| call == waiting_call));
     }
 }
 
-/// A caller whose calls time out one after the other has no call that waits in between.
+/// A caller that makes one call at a time has no waiting call between two of them.
 #[test]
 fn abandoned_calls_that_hold_all_credits_count_also_while_no_call_waits() {
     for credit_mode in ALL {

@@ -110,9 +110,9 @@ fn a_windowed_header_without_the_count_is_a_fault() {
 fn answers_to_invalid_messages_are_bounded_while_the_peer_reads_none() {
     for credit_mode in ALL {
         let mut server = Connection::new(config(credit_mode, true));
-        let taken = (0..10_000).take_while(|_| handle(&mut server, &words(&[9, 7, 1, 0])).is_ok()).count();
+        let accepted = (0..10_000).take_while(|_| handle(&mut server, &words(&[9, 7, 1, 0])).is_ok()).count();
         let limit = if credit_mode == CreditMode::V1 { 2 * CREDITS } else { CREDITS } + 1;
-        assert!(taken as u32 <= limit, "{credit_mode:?}: {taken}");
+        assert!(accepted as u32 <= limit, "{credit_mode:?}: {accepted}");
         let mut link = VecDeque::new();
         Pair::transmit(&mut server, &mut link);
         assert!(link.len() as u32 <= limit, "{credit_mode:?}: {}", link.len());
@@ -172,7 +172,7 @@ fn an_error_never_answers_an_error() {
                         assert!(matches!(fault, PeerFault::VersionChanged(_)), "{message:?}: {fault}")
                     }
                 }
-                // The messages after the error may be of any type but ERROR.
+                // The messages after the error may be of any type except ERROR.
                 Pair::transmit(&mut server, &mut link);
                 let types: Vec<_> = link
                     .iter()

@@ -84,7 +84,7 @@ impl ListOffsets {
 
     /// Whether any list has an entry. Entries lengthen the lists.
     #[inline]
-    pub(super) const fn present(&self) -> bool {
+    pub(super) const fn are_present(&self) -> bool {
         self.end - self.reads != Self::ABSENT_LEN
     }
 

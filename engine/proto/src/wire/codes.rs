@@ -206,17 +206,17 @@ impl fmt::Display for Flags {
         if self.is_empty() {
             return f.write_str("-");
         }
-        let mut rest = *self;
+        let mut unnamed = *self;
         let mut separator = "";
         for (flag, name) in Flags::NAMES {
             if self.contains(flag) {
                 write!(f, "{separator}{name}")?;
                 separator = "|";
-                rest = rest.without(flag);
+                unnamed = unnamed.without(flag);
             }
         }
-        if !rest.is_empty() {
-            write!(f, "{separator}{:#x}", rest.0)?;
+        if !unnamed.is_empty() {
+            write!(f, "{separator}{:#x}", unnamed.0)?;
         }
         Ok(())
     }

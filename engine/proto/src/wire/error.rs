@@ -30,7 +30,7 @@ pub struct WireError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WireErrorKind {
     /// Shorter than four words, the minimum in every version. Dropped without an answer.
-    #[error("header of {len} bytes, at least 16 are needed")]
+    #[error("header of {len} bytes: expected at least 16")]
     TooShort {
         /// Bytes received.
         len: usize,
@@ -222,7 +222,7 @@ const TABLE: [(&str, u32, u32, &[&str]); 10] = [
 ];
 
 /// Row of the error with this code. Version 1 has the first two.
-fn row_of(code: u32, version: Version, revision: Revision) -> Option<usize> {
+fn find_row(code: u32, version: Version, revision: Revision) -> Option<usize> {
     // The first match wins, so code 3 of Cel09 is INVAL_HTYPE.
     match (version, revision) {
         (Version::V1, _) => TABLE[..2].iter().position(|row| row.1 == code),
@@ -233,7 +233,7 @@ fn row_of(code: u32, version: Version, revision: Revision) -> Option<usize> {
 
 impl ErrorBody {
     /// Row of the table, and the arguments. `None` for unknown codes.
-    const fn parts(&self) -> Option<(usize, [u32; 2])> {
+    const fn row_and_arguments(&self) -> Option<(usize, [u32; 2])> {
         Some(match *self {
             ErrorBody::Vers { low, high } => (0, [low, high]),
             ErrorBody::BadXdr => (1, [0, 0]),
@@ -251,12 +251,12 @@ impl ErrorBody {
 
     /// Whether the version 2 error with this code has exactly one argument.
     pub(super) fn has_one_argument(code: u32, revision: Revision) -> bool {
-        row_of(code, Version::V2, revision).is_some_and(|row| TABLE[row].3.len() == 1)
+        find_row(code, Version::V2, revision).is_some_and(|row| TABLE[row].3.len() == 1)
     }
 
     /// The error's name, in the terms of version 2.
     pub const fn name(&self) -> &'static str {
-        match self.parts() {
+        match self.row_and_arguments() {
             Some((row, _)) => TABLE[row].0,
             None => "ERR_UNKNOWN",
         }
@@ -272,7 +272,7 @@ impl ErrorBody {
 
     /// `rdma_err`.
     pub const fn code(&self, version: Version, revision: Revision) -> u32 {
-        match (self, version, self.parts()) {
+        match (self, version, self.row_and_arguments()) {
             (ErrorBody::Unknown(code), _, _) => *code,
             (ErrorBody::Vers { .. }, _, _) => 1,
             (_, Version::V1, _) => 2,
@@ -286,7 +286,7 @@ impl ErrorBody {
 
     /// The words after the code, and their number. In version 1 only ERR_VERS has any.
     const fn arguments(&self, version: Version) -> ([u32; 2], usize) {
-        match (self.parts(), version) {
+        match (self.row_and_arguments(), version) {
             (Some((row, words)), Version::V2) | (Some((row @ 0, words)), Version::V1) => (words, TABLE[row].3.len()),
             _ => ([0, 0], 0),
         }
@@ -305,7 +305,7 @@ impl ErrorBody {
 
     pub(super) fn read(reader: &mut Decoder<'_>, version: Version, revision: Revision) -> Result<ErrorBody, BadXdr> {
         let code = reader.u32("rdma_err")?;
-        let Some(row) = row_of(code, version, revision) else { return Ok(ErrorBody::Unknown(code)) };
+        let Some(row) = find_row(code, version, revision) else { return Ok(ErrorBody::Unknown(code)) };
         let mut words = [0; 2];
         for (word, &what) in words.iter_mut().zip(TABLE[row].3) {
             *word = reader.u32(what)?;

@@ -57,7 +57,7 @@ impl Head {
         }
     }
 
-    /// The fields of a message with a [direction](Self::windowed_direction), a call or a `response`.
+    /// The fields of a message for which [`windowed_direction`](Self::windowed_direction) has returned `response`.
     #[inline]
     pub fn of_windowed(message: &[u8], response: bool) -> Self {
         let Some(header) = message.first_chunk::<WINDOWED_LEN>() else { return Self::default() };
@@ -66,7 +66,7 @@ impl Head {
         Self { xid, credit, received, inv_handle: 0, response, len: WINDOWED_LEN }
     }
 
-    /// Takes the fields from a view. In version 1 the header does not show the direction.
+    /// Takes the fields from a view. The caller states the direction, which a header of version 1 does not show.
     pub fn of(view: &View<'_>, response: bool) -> Self {
         Self {
             xid: view.xid(),
@@ -128,7 +128,8 @@ impl HeadLayout {
         }
     }
 
-    /// Reads a header of this layout with [single chunks](SingleChunks), or none. `None` requires a [`View`].
+    /// Reads a header of this layout with [single chunks](SingleChunks), or none. Other headers, which need a [`View`],
+    /// yield `None`.
     #[inline]
     pub fn read(self, message: &[u8]) -> Option<(Head, SingleChunks)> {
         match self {
@@ -143,7 +144,8 @@ impl HeadLayout {
     }
 }
 
-/// Reads `N` bytes of prefix and the lists. Version 1 does not show the direction here.
+/// Reads a prefix of `N` bytes and the lists. The prefix has the common words, and in version 2 the flags, the received
+/// count if the flags announce it, and the handle to invalidate. In version 1 it does not show the direction.
 #[inline]
 fn read<const N: usize>(message: &[u8], version: Version, flags: Flags) -> Option<(Head, SingleChunks)> {
     let (header, lists) = message.split_first_chunk::<N>()?;

@@ -163,7 +163,7 @@ pub const WINDOWED_LEN: usize = msg_len(Version::V2, true);
 #[inline(always)]
 pub fn emit_windowed(out: &mut [u8; WINDOWED_LEN], xid: u32, credit: u32, received: u32, flags: Flags) {
     let common = [xid, Version::V2.code(), credit, HeaderType::Msg.code()];
-    put_words(out, common, [flags.with(Flags::RECEIVED).0, received, 0, 0, 0, 0]);
+    write_words(out, common, [flags.with(Flags::RECEIVED).0, received, 0, 0, 0, 0]);
 }
 
 /// Writes a windowed MSG header with one segment, like [`Header::emit_before`]. Writes nothing and returns `None` for a
@@ -180,7 +180,7 @@ pub fn emit_windowed_single(
     let (version, code, flags) = (Version::V2.code(), HeaderType::Msg.code(), flags.with(Flags::RECEIVED).0);
     let prefix = [xid, version, credit, code, flags, received, chunks.inv_handle];
     let start = end.checked_sub(4 * (prefix.len() + list.len()))?;
-    put_words(buf.get_mut(start..end)?, prefix, list);
+    write_words(buf.get_mut(start..end)?, prefix, list);
     Some(start)
 }
 
@@ -194,14 +194,14 @@ pub fn emit_msg(out: &mut [u8], version: Version, xid: u32, credit: u32, receive
     let flags = sent_flags(flags, received).0;
     let common = [xid, version.code(), credit, HeaderType::Msg.code()];
     match (version, received) {
-        (Version::V1, _) => put_words(out, common, [0; 3]),
-        (Version::V2, None) => put_words(out, common, [flags, 0, 0, 0, 0]),
-        (Version::V2, Some(received)) => put_words(out, common, [flags, received, 0, 0, 0, 0]),
+        (Version::V1, _) => write_words(out, common, [0; 3]),
+        (Version::V2, None) => write_words(out, common, [flags, 0, 0, 0, 0]),
+        (Version::V2, Some(received)) => write_words(out, common, [flags, received, 0, 0, 0, 0]),
     }
 }
 
 #[inline(always)]
-fn put_words<const M: usize, const N: usize>(out: &mut [u8], common: [u32; M], tail: [u32; N]) -> usize {
+fn write_words<const M: usize, const N: usize>(out: &mut [u8], common: [u32; M], tail: [u32; N]) -> usize {
     let len = 4 * (M + N);
     let out = &mut out[..len];
     for (bytes, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(common.iter().chain(&tail)) {

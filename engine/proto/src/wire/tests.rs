@@ -60,7 +60,7 @@ impl HeaderParts {
         self
     }
 
-    fn with<T>(&self, then: impl FnOnce(Header<'_>) -> T) -> T {
+    fn with_header<T>(&self, then: impl FnOnce(Header<'_>) -> T) -> T {
         let counts: Vec<_> = self.writes.iter().map(|chunk| chunk.len() as u32).collect();
         let segments = self.writes.concat();
         let mut buffer = [0; 2048];
@@ -90,7 +90,7 @@ impl HeaderParts {
     }
 
     fn encode(&self, version: Version, revision: Revision) -> Vec<u8> {
-        self.with(|header| {
+        self.with_header(|header| {
             let mut out = vec![0; header.encoded_len(version, revision)];
             assert_eq!(header.emit(&mut out, version, revision), Ok(out.len()));
             out
@@ -225,9 +225,9 @@ proptest! {
         let header = parts.encode(version, revision);
         let message = [&header[..], &parts.payload].concat();
         let carries_payload = matches!(parts.kind, Kind::Msg | Kind::Msgp(..));
-        let part = matches!(parts.kind, Kind::Connprop) && parts.flags.contains(Flags::MORE);
+        let is_part = matches!(parts.kind, Kind::Connprop) && parts.flags.contains(Flags::MORE);
         let whole = match parts.kind {
-            _ if carries_payload || part || version == Version::V1 => message,
+            _ if carries_payload || is_part || version == Version::V1 => message,
             // With four more bytes, the header could be an ERR_VERS in the layout that all versions share.
             Kind::Error(_) => header.clone(),
             _ => {
@@ -237,9 +237,9 @@ proptest! {
         };
         let view = View::check(&whole, revision).expect("valid");
         prop_assert_eq!(view.version(), version);
-        prop_assert_eq!(view.payload_offset(), if part { whole.len() } else { header.len() });
+        prop_assert_eq!(view.payload_offset(), if is_part { whole.len() } else { header.len() });
         prop_assert_eq!(view.payload(), if carries_payload { &parts.payload[..] } else { &[] });
-        parts.with(|value| assert_eq!(Owned::of(&view).header(), value));
+        parts.with_header(|value| assert_eq!(Owned::of(&view).header(), value));
         check_view(&view);
     }
 
@@ -255,8 +255,8 @@ proptest! {
                 && header[16..20] == [0, 0, 0, 1]
                 && header[20..24] <= header[24..28]; // a valid range of versions
             // A CONNPROP in parts is checked only when it is complete.
-            let part = matches!(parts.kind, Kind::Connprop) && parts.flags.contains(Flags::MORE) && len >= 20;
-            if part {
+            let is_part = matches!(parts.kind, Kind::Connprop) && parts.flags.contains(Flags::MORE) && len >= 20;
+            if is_part {
                 continue;
             }
             prop_assert_eq!(result.is_ok(), is_also_err_vers, "{} of {}", len, header.len());
@@ -386,9 +386,8 @@ proptest! {
         invariants::connect_message(&message);
     }
 
-    /// A subset contains exactly its positions.
     #[test]
-    fn subsets(positions in prop::collection::btree_set(0..128_usize, 0..20)) {
+    fn a_subset_contains_exactly_its_positions(positions in prop::collection::btree_set(0..128_usize, 0..20)) {
         let mut buffer = [0xEE; 16];
         let subset = Subset::encode(positions.iter().copied(), &mut buffer).expect("space");
         prop_assert!(subset.iter().eq(positions.iter().copied()));
@@ -396,9 +395,8 @@ proptest! {
         prop_assert_eq!(subset.encoded_len(), 4 + 4 * words);
     }
 
-    /// All property values are equal after encoding and decoding, in each revision that has them.
     #[test]
-    fn properties_of_both_revisions(
+    fn property_values_are_equal_after_encoding_and_decoding_in_each_revision_that_has_them(
         words in any::<[u32; 4]>(),
         reverse in 0..3_u32,
         host_auth in prop::option::of(prop::collection::vec(any::<u8>(), 0..300)),

@@ -343,7 +343,7 @@ fn v2_connprop_continued() {
     }
 }
 
-/// Version 2 §5.1: known properties must have the specified form, unknown ones may have any form.
+/// Version 2 §5.1: known properties must have the specified form, and unknown ones may have any form.
 #[test]
 fn v2_connprop_with_bad_data() {
     let connprop = |property: &str| {
@@ -393,7 +393,7 @@ fn v2_optional_operations() {
             Operation::Update { now, clears_pending: true },
         ),
     ];
-    // Each operation is encoded and decoded. Each shorter prefix of its bytes is refused, and one byte more.
+    // Each operation is encoded and decoded. Shorter prefixes of its bytes, and an additional byte, are refused.
     for (code, body, operation) in operations {
         let mut optinfo = vec![0; operation.encoded_len()];
         assert_eq!((operation.emit(&mut optinfo), operation.code()), (Ok(optinfo.len()), code));

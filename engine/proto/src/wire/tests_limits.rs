@@ -6,9 +6,9 @@ use super::tests::bytes;
 use super::tests_golden::{SEGMENTS, header};
 use super::*;
 
-/// Version 2 §6.4.3: too many chunks, too many segments.
+/// Version 2 §6.4.3.
 #[test]
-fn limits() {
+fn too_many_chunks_or_segments_are_errors_that_name_the_limit() {
     let reads: Vec<_> = [8, 8, 12, 12, 12, 8].map(|position| ReadSegment { position, target: SEGMENTS[0] }).into();
     let writes = WriteList { counts: &[1, 2], segments: &SEGMENTS };
     let value = header(Body::Msg(Chunks { inv_handle: 0, reads: &reads, writes, reply: Some(&SEGMENTS) }));

@@ -55,9 +55,9 @@ fn auth_sys_limits() {
     assert!(AuthSys::parse(&trailing).is_err());
 }
 
-/// RFC 5531 §9: every form of a reply, and its text.
+/// RFC 5531 §9.
 #[test]
-fn replies() {
+fn every_form_of_a_reply_has_its_bytes_and_its_text() {
     let gss = OpaqueAuth { flavor: Flavor::Gss.code(), body: &[1, 2, 3, 4, 5] };
     let success = ReplyBody::Accepted { verifier: gss, stat: AcceptStat::Success };
     let replies = [
@@ -99,9 +99,8 @@ fn replies() {
     }
 }
 
-/// Invalid replies are errors without an answer.
 #[test]
-fn bad_replies() {
+fn invalid_replies_are_errors_that_name_the_item() {
     for (hex, text) in [
         ("d5dc15ba 00000000 00000000", "not an RPC REPLY"),
         ("d5dc15ba 00000001 00000002", "bad reply_stat at byte 8"),
@@ -173,9 +172,9 @@ proptest! {
         }
     }
 
-    /// Calls are equal after encoding and decoding, and every strict prefix is an error.
+    /// Also, every strict prefix of a header is an error.
     #[test]
-    fn calls(
+    fn call_headers_are_equal_after_encoding_and_decoding(
         words in any::<[u32; 6]>(),
         cred in prop::collection::vec(any::<u8>(), 0..=MAX_AUTH_LEN),
         verf in prop::collection::vec(any::<u8>(), 0..40),

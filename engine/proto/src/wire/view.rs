@@ -90,7 +90,7 @@ impl<'a> View<'a> {
         Self::parse(bytes, revision, true).map_err(|kind| WireError::new(kind, bytes))
     }
 
-    fn parse(bytes: &'a [u8], revision: Revision, parts: bool) -> Result<View<'a>, WireErrorKind> {
+    fn parse(bytes: &'a [u8], revision: Revision, may_be_part: bool) -> Result<View<'a>, WireErrorKind> {
         if bytes.len() < COMMON_LEN {
             return Err(WireErrorKind::TooShort { len: bytes.len() });
         }
@@ -114,15 +114,15 @@ impl<'a> View<'a> {
         }
         let no_lists = ListOffsets { reads: body, writes: body, reply: body, end: body };
         let lists = if htype.has_lists() { ListOffsets::check(&mut reader)? } else { no_lists };
-        let part = htype == HeaderType::Connprop && (parts || flags.contains(Flags::MORE));
+        let part = htype == HeaderType::Connprop && (may_be_part || flags.contains(Flags::MORE));
         let mut view = View { bytes, lists, received, inv_handle, flags, version, htype, revision };
         match htype {
-            // A version 1 header without content is unused (RFC 8166 §4.5.2).
-            HeaderType::Nomsg if version == Version::V1 && !lists.present() => {
+            // A NOMSG of version 1 without chunks is malformed (RFC 8166 §4.5.2).
+            HeaderType::Nomsg if version == Version::V1 && !lists.are_present() => {
                 return Err(WireErrorKind::BadXdr { what: "chunk lists (all absent)", at: body });
             }
             // A continued message carries its chunks in the last part (version 2 §6.3.2.2).
-            HeaderType::Msg if flags.contains(Flags::MORE) && lists.present() => {
+            HeaderType::Msg if flags.contains(Flags::MORE) && lists.are_present() => {
                 return Err(WireErrorKind::InvalidFlag { flags: flags.0 });
             }
             HeaderType::Error => _ = ErrorBody::read(&mut reader, view.layout(), revision)?,
@@ -134,19 +134,19 @@ impl<'a> View<'a> {
             }
             _ => {}
         }
-        let ends = match htype {
+        let ends_message = match htype {
             HeaderType::Nomsg | HeaderType::Optional => version == Version::V2,
             HeaderType::Connprop => true,
             _ => false,
         };
-        if ends && !reader.rest().is_empty() {
+        if ends_message && !reader.rest().is_empty() {
             return Err(WireErrorKind::BadXdr { what: "end of the header", at: reader.at() });
         }
         view.lists.end = reader.at();
         Ok(view)
     }
 
-    /// The header without the bytes, which [`CheckedHeader::view`] takes again.
+    /// The header without the bytes, which [`CheckedHeader::view`] adds again.
     pub fn detach(&self) -> CheckedHeader {
         let &View { lists, received, inv_handle, flags, version, htype, revision, .. } = self;
         CheckedHeader(View { bytes: &[], lists, received, inv_handle, flags, version, htype, revision })
@@ -213,7 +213,7 @@ impl<'a> View<'a> {
     /// Whether any chunk list has an entry.
     #[inline]
     pub const fn has_chunks(&self) -> bool {
-        self.htype.has_lists() && self.lists.present()
+        self.htype.has_lists() && self.lists.are_present()
     }
 
     /// The Read list.
@@ -291,11 +291,11 @@ impl<'a> View<'a> {
         for (n, read) in self.reads().enumerate() {
             // The segments of a chunk may be anywhere in the list. The segments before this one are within the limits,
             // which bounds the work.
-            let same = self.reads().take(n).filter(|other| other.position == read.position).count();
-            if same >= limits.segments as usize {
+            let earlier_segments = self.reads().take(n).filter(|other| other.position == read.position).count();
+            if earlier_segments >= limits.segments as usize {
                 return Err(ErrorBody::Segments { max: limits.segments });
             }
-            chunks += u32::from(same == 0 && read.position != 0);
+            chunks += u32::from(earlier_segments == 0 && read.position != 0);
             if chunks > limits.read_chunks {
                 return Err(ErrorBody::ReadChunks { max: limits.read_chunks });
             }

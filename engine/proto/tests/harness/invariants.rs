@@ -28,8 +28,8 @@ fn check_text(value: &impl std::fmt::Display) {
     assert!(text.0 > 0, "the text is not empty");
 }
 
-/// Checks a received message. A view encodes to an equal view, and all readers agree with the view. An invalid message
-/// has an answer.
+/// Checks a received message. A view encodes to an equal view, and all readers agree with it. The answer to an invalid
+/// message is valid.
 pub fn message(bytes: &[u8], revision: Revision) {
     compare_heads_with_view(bytes, revision);
     match View::check(bytes, revision) {
@@ -225,8 +225,8 @@ fn check_property_set(set: &PropertySet<'_>, revision: Revision) {
     assert_eq!(Properties::from_set(&again, revision), Ok(properties));
 }
 
-/// Checks an RPC message. A valid header encodes to an equal header, and all readers agree. An invalid header has an
-/// answer.
+/// Checks an RPC message. A valid header encodes to an equal header, and all readers agree. The answer to an invalid
+/// header is valid.
 pub fn rpc_message(bytes: &[u8]) {
     let call = CallHeader::parse(bytes);
     let reply = ReplyHeader::parse(bytes);

@@ -79,8 +79,8 @@ pub(crate) struct ReplyMessage {
     /// Offset and length in the buffer. Its transport header fits in front of it.
     pub(crate) at: usize,
     pub(crate) len: usize,
-    /// Whether the reply needs nothing else of its call, such as chunks.
-    pub(crate) plain: bool,
+    /// Whether the call may have a cold part that the reply needs, such as chunks or timing.
+    pub(crate) may_need_cold_part: bool,
 }
 
 /// Parsed RPC header of a call: its procedure and length.
@@ -415,7 +415,7 @@ impl ServedCall<Answered> {
         if let Some(header) = buf.full_mut().get_mut(at..reply.at) {
             rpc::emit_accepted_success(header, *xid);
         }
-        let message = ReplyMessage { buf, at, len: reply.len + ACCEPTED_REPLY_LEN, plain: true };
+        let message = ReplyMessage { buf, at, len: reply.len + ACCEPTED_REPLY_LEN, may_need_cold_part: false };
         Ok((self.into_state(), message))
     }
 
@@ -548,9 +548,9 @@ impl ServedCall<Replying> {
     /// Takes the message of its reply, to be sent.
     #[inline]
     pub(crate) fn take_reply(&mut self) -> Option<ReplyMessage> {
-        let plain = !self.cold.is_used();
+        let may_need_cold_part = self.cold.is_used();
         let ReplyBuffer { buf, at, len } = &mut self.parts().reply;
-        Some(ReplyMessage { buf: buf.take()?, at: *at, len: *len, plain })
+        Some(ReplyMessage { buf: buf.take()?, at: *at, len: *len, may_need_cold_part })
     }
 
     /// Stores its reply, which has to wait before it is sent.

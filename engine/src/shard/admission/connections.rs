@@ -1,23 +1,24 @@
 //! Accepted connections: the Receives before their first message, and eviction.
 //!
-//! Until its first message a connection has the smallest credit limit, so that a silent peer costs a handful of
+//! Until its first message a connection has the smallest credit limit, so that a silent peer costs only a handful of
 //! Receives. Then it gets the usual limit. A new connection lacks a place if no Receives are left for it, or if there
-//! are `limits.max_connections` already. Then the shard evicts another connection in this order:
+//! are `limits.max_connections` already. The shard then evicts another connection, by the first of these rules that
+//! applies to one:
 //!
-//! 1. one that sent nothing in its time;
-//! 2. for other hosts, an idle one of a host that exceeds its share and has several;
-//! 3. one of the same host that was silent for long;
-//! 4. for other hosts, a busy one of a host that exceeds its share and has several;
-//! 5. for a host without connections, if no host exceeds its share with several, the only one of a host that exceeds its
-//!    share, or one that was silent for long.
+//! 1. a connection whose first message is late;
+//! 2. an idle connection of another host that exceeds its share and has several connections;
+//! 3. a connection of the same host that was silent for long;
+//! 4. a busy connection of another host that exceeds its share and has several connections;
+//! 5. if the new connection's host has no other, and rules 2 and 4 apply to none: a connection that was silent for
+//!    long, or the only connection of a host that exceeds its share.
 //!
-//! Of several connections, the one of the host that holds most is evicted, and of these the one that was silent longest.
-//! Among those that sent nothing, what a host holds by such connections counts.
+//! If a rule applies to several connections, the host that holds most loses the one that was silent longest. For rule 1
+//! only the connections without a first message count as held.
 //!
-//! The share of a host is what all connections hold, divided by the number of hosts. A host within its share therefore
-//! keeps its connections whatever other hosts do, and a host without connections finds one to evict as long as others
-//! hold more than the least. Rule 4 covers hosts that are never idle, because a peer whose calls wait for memory has no
-//! obligation, so no deadline ends its connection.
+//! The share of a host is the total that all connections hold, divided by the number of hosts. A host within its share
+//! therefore keeps its connections whatever other hosts do, and a host without connections finds one to evict as long
+//! as another host holds more than one connection needs. Rule 4 covers hosts that are never idle: a peer whose calls
+//! wait for memory has no obligation, so no deadline ends its connection.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -43,8 +44,8 @@ use crate::wire::private_data::PrivateData;
 /// refuses other hosts until the first of these connections are old enough.
 const FIRST_MESSAGE: u64 = 10_000_000;
 
-/// Nanoseconds between the evictions that one host causes at others: of idle connections, and of busy ones. They limit
-/// the evictions that a host causes by connecting repeatedly, and do not delay other hosts.
+/// Nanoseconds between the evictions that one host causes at other hosts: of idle connections, and of busy ones. These
+/// intervals limit the evictions that a host causes by connecting repeatedly, and do not delay other hosts.
 const EVICTION_INTERVALS: [u64; 2] = [FIRST_MESSAGE, 1_000_000_000];
 
 /// What a new connection lacks.
@@ -66,8 +67,22 @@ impl Shortage {
     }
 }
 
-/// Rank of connections that sent nothing in their time: they are evicted first.
-const NEW: u8 = 5;
+/// Rank of a connection for eviction, from the last one evicted to the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum EvictionRank {
+    /// The connection is not evicted.
+    Protected,
+    /// Silent for long, or the only connection of another host that exceeds its share; for a host without connections.
+    LastResort,
+    /// Busy, and one of several connections of another host that exceeds its share.
+    BusySurplus,
+    /// Silent for long, and of the new connection's own host.
+    SilentOfSameHost,
+    /// Idle, and one of several connections of another host that exceeds its share.
+    IdleSurplus,
+    /// The first message is late.
+    FirstMessageLate,
+}
 
 /// A connection that may be evicted.
 #[derive(Clone, Copy, Debug)]
@@ -75,21 +90,21 @@ struct EvictionCandidate<'a> {
     qp: QpId,
     host: &'a str,
     is_new: bool,
-    /// Whether it has no calls.
+    /// Whether the connection has no calls.
     is_idle: bool,
     /// Nanoseconds without a useful message.
     silent: u64,
-    /// Nanoseconds that its first message may take.
+    /// Nanoseconds that the first message may take.
     first_message_time: u64,
-    /// What it holds of what is short: Receives reserved for it, or one connection.
+    /// Receives reserved for the connection; 1 if connections are short.
     holds: usize,
 }
 
-/// What the connections of a host hold of what is short.
+/// Receives reserved for the connections of a host, or the number of these connections if connections are short.
 #[derive(Clone, Copy, Debug, Default)]
 struct Holding {
     all: usize,
-    /// The part of connections that have sent nothing.
+    /// The part that connections without a first message hold.
     by_new: usize,
     connections: usize,
 }
@@ -98,9 +113,9 @@ struct Holding {
 #[derive(Clone, Copy, Debug)]
 struct Newcomer<'a> {
     host: &'a str,
-    /// Owners whose calls of closed connections hold Receives.
+    /// Owners with pending calls of closed connections, which still hold Receives.
     orphans: &'a [Rc<OwnerCalls>],
-    /// What a new connection needs of what is short.
+    /// Receives that the new connection needs; 1 if connections are short.
     least: usize,
     /// [`accept.evict_after`](crate::config::AcceptConfig::evict_after), in nanoseconds.
     evict_after: u64,
@@ -109,17 +124,17 @@ struct Newcomer<'a> {
 }
 
 impl Newcomer<'_> {
-    /// Chooses the connection to evict, in the order of the module page. Of several, it is the one of the host that holds
-    /// most, and of these the one that was silent longest.
+    /// Chooses the connection to evict, by the rules of the module page: the highest rank, then the host that holds
+    /// most, then the longest silence.
     ///
     /// If the new connection's host has connections already, another host loses one only if it keeps more than that
     /// host afterwards. Otherwise two hosts would evict each other's connections in turn.
     fn choose(&self, candidates: &[EvictionCandidate<'_>]) -> Option<QpId> {
         let mut holdings = HashMap::<&str, Holding>::from([(self.host, Holding::default())]);
-        for one in candidates {
-            let holding = holdings.entry(one.host).or_default();
-            holding.all += one.holds;
-            holding.by_new += if one.is_new { one.holds } else { 0 };
+        for candidate in candidates {
+            let holding = holdings.entry(candidate.host).or_default();
+            holding.all += candidate.holds;
+            holding.by_new += if candidate.is_new { candidate.holds } else { 0 };
             holding.connections += 1;
         }
         for owner in self.orphans {
@@ -127,29 +142,40 @@ impl Newcomer<'_> {
         }
         let share = holdings.values().map(|holding| holding.all).sum::<usize>() / holdings.len();
         let ours = holdings[self.host].all;
-        let exceeds_share = |one: &EvictionCandidate<'_>| {
-            let (theirs, more) = (holdings[one.host].all, if ours == 0 { self.least } else { one.holds });
-            one.host != self.host && theirs > share && ours + more < theirs
+        let exceeds_share = |candidate: &EvictionCandidate<'_>| {
+            let (theirs, more) = (holdings[candidate.host].all, if ours == 0 { self.least } else { candidate.holds });
+            candidate.host != self.host && theirs > share && ours + more < theirs
         };
-        let is_surplus = |one: &EvictionCandidate<'_>| holdings[one.host].connections > 1 && exceeds_share(one);
-        let eligible = || candidates.iter().filter(|one| one.holds >= self.least);
+        let is_surplus =
+            |candidate: &EvictionCandidate<'_>| holdings[candidate.host].connections > 1 && exceeds_share(candidate);
+        let eligible = || candidates.iter().filter(|candidate| candidate.holds >= self.least);
         let has_surplus = eligible().any(is_surplus);
-        let rank = |one: &EvictionCandidate<'_>| {
-            let is_long_silent = one.is_idle && one.silent >= self.evict_after;
+        let rank = |candidate: &EvictionCandidate<'_>| {
+            let is_long_silent = candidate.is_idle && candidate.silent >= self.evict_after;
             match () {
-                () if one.is_idle && one.is_new && one.silent >= one.first_message_time => NEW,
-                () if one.is_idle && is_surplus(one) && self.since_last >= EVICTION_INTERVALS[0] => 4,
-                () if is_long_silent && one.host == self.host => 3,
-                () if self.since_last < EVICTION_INTERVALS[1] => 0,
-                () if is_surplus(one) => 2,
-                () => u8::from(!has_surplus && ours == 0 && (is_long_silent || exceeds_share(one))),
+                () if candidate.is_idle && candidate.is_new && candidate.silent >= candidate.first_message_time => {
+                    EvictionRank::FirstMessageLate
+                }
+                () if candidate.is_idle && is_surplus(candidate) && self.since_last >= EVICTION_INTERVALS[0] => {
+                    EvictionRank::IdleSurplus
+                }
+                () if is_long_silent && candidate.host == self.host => EvictionRank::SilentOfSameHost,
+                () if self.since_last < EVICTION_INTERVALS[1] => EvictionRank::Protected,
+                () if is_surplus(candidate) => EvictionRank::BusySurplus,
+                () if !has_surplus && ours == 0 && (is_long_silent || exceeds_share(candidate)) => {
+                    EvictionRank::LastResort
+                }
+                () => EvictionRank::Protected,
             }
         };
-        let order = |one: &&EvictionCandidate<'_>| match (rank(one), holdings[one.host]) {
-            (NEW, Holding { by_new, .. }) => (NEW, by_new, one.silent),
-            (rank, Holding { all, .. }) => (rank, all, one.silent),
+        let order = |candidate: &&EvictionCandidate<'_>| match (rank(candidate), holdings[candidate.host]) {
+            (rank @ EvictionRank::FirstMessageLate, Holding { by_new, .. }) => (rank, by_new, candidate.silent),
+            (rank, Holding { all, .. }) => (rank, all, candidate.silent),
         };
-        eligible().filter(|one| rank(one) > 0).max_by_key(order).map(|one| one.qp)
+        eligible()
+            .filter(|candidate| rank(candidate) > EvictionRank::Protected)
+            .max_by_key(order)
+            .map(|candidate| candidate.qp)
     }
 }
 
@@ -207,7 +233,7 @@ impl<F: Fabric> Shard<F> {
         }
     }
 
-    /// What one more connection lacks, if anything.
+    /// The shortage that one more connection would meet, if any.
     fn find_shortage(&mut self) -> Option<Shortage> {
         let accepted = || self.cx.conns.iter().filter(|conn| conn.accepted.is_some()).count();
         match self.cx.config.limits.max_connections {
@@ -261,7 +287,7 @@ impl<F: Fabric> Shard<F> {
         conn.refresh();
         conn.report_established(&self.cx.peers);
         self.life.events.push(ShardEvent::Open(ConnRef(conn.qp())));
-        // A version 1 client may stay silent, so that its setup ends here.
+        // A version 1 client may stay silent, so its setup ends here.
         if self.cx.config.wire.version_1 || conn.accepted.as_ref().is_none_or(|peer| !peer.is_new) {
             self.life.end_setup(conn.qp());
         }
@@ -340,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn of_connections_without_a_message_the_host_with_most_loses_one() {
+    fn the_host_with_most_connections_without_a_message_loses_one() {
         let all = [
             idle(0, "distant", true, 9 * FIRST_MESSAGE, 5),
             idle(1, "distant", false, FIRST_MESSAGE, 500),
@@ -418,9 +444,9 @@ mod tests {
 
     #[test]
     fn two_hosts_do_not_evict_each_others_connections_in_turn() {
-        let of = |a, b| [busy(0, "a", 1, a), busy(1, "a", 2, 65), busy(2, "b", 1, b), busy(3, "b", 2, 65)];
-        assert_eq!(evicted(&of(455, 390), "b", 1000), None, "with one more connection it has as much");
-        assert_eq!(evicted(&of(456, 390), "b", 1000), Some(1));
+        let held = |a, b| [busy(0, "a", 1, a), busy(1, "a", 2, 65), busy(2, "b", 1, b), busy(3, "b", 2, 65)];
+        assert_eq!(evicted(&held(455, 390), "b", 1000), None, "with one more connection it has as much");
+        assert_eq!(evicted(&held(456, 390), "b", 1000), Some(1));
     }
 
     #[test]

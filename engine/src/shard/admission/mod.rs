@@ -11,37 +11,37 @@
 //!
 //! Four rules decide whether a call starts. They are the same for new and for waiting calls:
 //!
-//! 1. A demand that exceeds the whole pool is refused at once. A call that arrived in parts is refused if it would have
-//!    to wait, because other calls could wait for the buffer that holds its message.
+//! 1. **Refusal.** A demand that exceeds the whole pool is refused at once. A call that arrived in parts is refused if
+//!    it would have to wait, because other calls could wait for the buffer that holds its message.
 //! 2. **Quotas.** While buffers are scarce, a connection and a host may each hold only a [quota](mod@quota) of them. A
 //!    call beyond the quota waits for its own connection or host, and delays no others. This also applies to a call
 //!    beyond the connection's limit of RDMA Reads. Later calls with chunks on the connection wait behind such a call.
 //! 3. **Order.** A call that lacks a buffer reserves the buffers' size against all later calls if none is free. Later
 //!    calls that need other sizes overtake it.
 //! 4. **Reservation.** A call that needs several buffers would never get them if later calls took each freed buffer.
-//!    Therefore one call at a time, the first that could get a part of its demand, reserves all sizes of which no more
-//!    are free than it needs. It holds this reservation for at most a second; then there is none for four times as
-//!    long.
+//!    Therefore one call at a time, the first that could get a part of its demand, reserves each size that has no more
+//!    free buffers than the call needs. It holds this reservation for at most a second; then there is none for four
+//!    times as long.
 //!
 //! No deadlock: a call holds either all its buffers or none, so no waiting call holds a buffer that another waits for.
 //! A running call ends without the help of waiting calls. Its peer has [deadlines](super::obligations), and the number
 //! of calls that handlers keep for later has a [limit](mod@quota) by host.
 //!
-//! No starvation: calls overtake the first call of the queue that is within its quota only if they need none of the
-//! sizes that it lacks or, if it needs several buffers, while there is no reservation. That call then starts in the
-//! first reservation in which enough buffers are freed. Peers that make no progress hold at most their quotas, however
-//! many connections they open, until their deadlines free even these buffers. Buffers that the application keeps have
-//! no deadline. If no running call has used a suitable buffer for a second, none is likely to be freed, so the call is
-//! refused with a log line that names the knob.
+//! No starvation: consider the first call of the queue that is within its quota. Other calls overtake it only if they
+//! need none of the sizes that it lacks or, if it needs several buffers, while there is no reservation. So it starts in
+//! its first reservation in which enough buffers are freed. Peers that make no progress hold at most their quotas,
+//! however many connections they open, until their deadlines free even these buffers. Buffers that the application
+//! keeps have no deadline. If no running call has used a suitable buffer for a second, none is likely to be freed, so
+//! the call is refused with a log line that names the knob.
 //!
-//! The number of waiting calls causes no refusal, because each has a reserved Receive, which is granted again only
-//! after the call has ended.
+//! No call is refused because many others wait: each waiting call has a reserved Receive, whose credit the peer gets
+//! again only after the call has ended.
 //!
 //! # Connections
 //!
 //! Peers' messages need Receives. Some are [reserved](receive_budget) for each connection, according to its [credit
-//! limit](super::checks), which follows the load. Without Receives for one more connection, the shard
-//! [evicts](connections) one, or refuses the new one.
+//! limit](super::checks), which follows the load. If no Receives are left for a new connection, the shard
+//! [evicts](connections) another one, or refuses the new one.
 
 mod connections;
 pub(super) mod queue;
@@ -57,7 +57,7 @@ use arrayvec::ArrayVec;
 use super::connection::Conn;
 use super::context::ShardContext;
 use super::memory::ShardMemory;
-use crate::config::{HEADROOM_PLAIN, headroom_for};
+use crate::config::{HEADROOM_INLINE, headroom_for};
 use crate::fabric::Fabric;
 use crate::proto::Knob;
 use crate::service::{CallParts, LocalProcedure, MAX_CHUNKS, Unready};
@@ -69,7 +69,7 @@ use quota::{
     PendingQuota, QuotaOwner, exceeds_reads, is_plentiful, is_scarce, is_scarce_for_hosts, limits_reads, quota,
 };
 
-/// Nanoseconds between two counts of hosts, for each connection: a multiple of their cost.
+/// Nanoseconds between two counts of all hosts, for each connection: a multiple of the time that counting it takes.
 const RECOUNT: u64 = 1000;
 
 /// Decides which calls of a shard's peers get memory.
@@ -81,9 +81,9 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// Creates an admission that lets at most `most_pending` calls be with workers or deferred.
-    pub(super) fn new(most_pending: usize) -> Self {
-        Self { queue: WaitQueue::default(), hosts: HostQuotas::default(), pending: PendingQuota::new(most_pending) }
+    /// Creates an admission that lets at most `max_pending` calls be with workers or deferred.
+    pub(super) fn new(max_pending: usize) -> Self {
+        Self { queue: WaitQueue::default(), hosts: HostQuotas::default(), pending: PendingQuota::new(max_pending) }
     }
 
     /// Cause for which a new call of the procedure `entry` must wait, if it must.
@@ -101,7 +101,7 @@ impl Admission {
             return None;
         }
         let demand = Demand::new(&cx.memory, entry, call);
-        // A call that arrived in parts may not wait, and would be refused.
+        // A call that arrived in parts would be refused if it had to wait, so it may overtake the blocked calls.
         if conn.served.has_blocked() && demand.has_chunks() && !call.is_assembled() {
             return Some(WaitCause::Earlier(demand.deficit(&cx.memory)));
         }
@@ -165,7 +165,7 @@ struct HostQuotas {
 
 impl HostQuotas {
     /// Whether a call must wait for the quota of its connection or host. A call that may not wait would be refused in
-    /// spite of free buffers, so that only the quota of its host applies.
+    /// spite of free buffers, so only the quota of its host applies to it.
     fn is_exceeded<F: Fabric>(
         &mut self,
         cx: &mut ShardContext<F>,
@@ -188,14 +188,16 @@ impl HostQuotas {
             return false;
         }
         let orphans = conn.accepted.as_ref().map_or(0, |peer| pending.orphans_of(&peer.owner, chunks));
-        // A new connection of a process shares the quota with its closed ones. Those of a host count for the host only.
+        // A connection shares its quota with the orphans of its owner, except that the orphans of a host that may have
+        // chunks count only for the quota of the host.
         let own_orphans = if chunks && conn.host.is_some() { 0 } else { orphans };
         // The count includes the call itself.
         let held = conn.served.count_memory_holders(&conn.proto, chunks) + sends_held(conn, chunks);
-        held + own_orphans > quota(count)
+        let (limit, host_orphans) = (quota(count), orphans - own_orphans);
+        held + own_orphans > limit
             || (scarce_for_hosts
                 && conn.host.is_some()
-                && self.exceeds_host(cx, conn, quota(count).saturating_sub(orphans - own_orphans), chunks))
+                && self.exceeds_host(cx, conn, limit.saturating_sub(host_orphans), chunks))
     }
 
     /// Whether a host has as many calls as its quota. If not, counts one more.
@@ -271,7 +273,7 @@ pub(super) struct Demand {
 pub(super) struct Deficit {
     /// Bytes of the shortest and the longest suitable buffer.
     pub(super) range: (usize, usize),
-    /// Number needed of this length or longer.
+    /// Number of buffers needed, of this length or longer.
     pub(super) several: usize,
     /// Bytes of the smallest suitable buffers.
     pub(super) size: usize,
@@ -294,7 +296,7 @@ impl fmt::Display for Deficit {
 }
 
 impl Demand {
-    /// The demand of a call of the procedure `entry`; `None` if its message has not been read yet.
+    /// The demand of a call of the procedure `entry`, which is `None` if the call's message has not been read yet.
     pub(super) fn new(memory: &ShardMemory, entry: Option<&LocalProcedure>, call: &Unready) -> Self {
         let mut needs = NeededBuffers::new();
         let chunk = |len| NeededBuffer { len: memory.chunk_room(len), longest: usize::MAX };
@@ -347,7 +349,7 @@ impl Demand {
         memory.has_reserved_sizes() && self.needs.iter().any(|need| memory.is_size_reserved(memory.class_of(need.len)))
     }
 
-    /// Sizes of which no more are free than the call needs, with the number of free ones.
+    /// Sizes that have no more free buffers than the call needs, and the number of these free buffers.
     pub(super) fn contested(&self, memory: &ShardMemory) -> ArrayVec<(usize, usize), { 2 * MAX_CHUNKS + 2 }> {
         let needs = self.unreserved(memory);
         let contested = numbered(&needs).map(|(need, several)| (need, several, free(memory, &need)));
@@ -357,7 +359,7 @@ impl Demand {
             .collect()
     }
 
-    /// The needs, without longer buffers that are reserved for other calls.
+    /// The needs, each limited to buffers that are shorter than those reserved for other calls.
     fn unreserved(&self, memory: &ShardMemory) -> NeededBuffers {
         self.needs
             .iter()
@@ -393,11 +395,11 @@ fn deficit(memory: &ShardMemory, need: NeededBuffer, several: usize) -> Deficit 
 /// Bytes in front of a reply for its transport header in any version, with all lists that it returns.
 #[inline]
 pub(super) fn reply_headroom(call: &CallParts) -> usize {
-    if call.returns() { headroom_for(&call.chunks().returned()) } else { HEADROOM_PLAIN }
+    if call.returns() { headroom_for(&call.chunks().returned()) } else { HEADROOM_INLINE }
 }
 
-/// Offset of results in the reply's buffer, and the buffer's length. It holds the headers, then the results or the
-/// longest refusal.
+/// Offset of results in the reply's buffer, and the buffer's length. The buffer holds the headers, then the results or
+/// the longest refusal.
 #[inline]
 pub(super) fn reply_room(call: &CallParts, entry: &LocalProcedure) -> (usize, usize) {
     let headroom = reply_headroom(call);

@@ -38,10 +38,10 @@ pub(in crate::shard) enum WaitCause {
 }
 
 impl WaitCause {
-    /// Whether the call waits for work of its own connection or host. Such a call does not count as one that gets
-    /// memory next.
-    pub(in crate::shard) fn is_own(&self) -> bool {
-        !matches!(self, Self::Buffer(_))
+    /// Whether the call lacks a buffer. Any other call waits for work of its own connection or host, and does not count
+    /// as one that gets memory next.
+    pub(in crate::shard) fn lacks_buffer(&self) -> bool {
+        matches!(self, Self::Buffer(_))
     }
 }
 
@@ -83,9 +83,10 @@ pub(in crate::shard) struct WaitQueue {
     next: u64,
     /// Number of the current pass. Connections record the last pass in which one of their calls stayed blocked.
     pass: u32,
-    /// Buffer sizes that calls wait for. It may contain sizes that no call waits for any more.
+    /// Buffer sizes that calls wait for, and some that no call waits for any more.
     sizes: Vec<usize>,
-    /// Whether this pass, or else the next one, also tries calls that wait for their own connection or host.
+    /// Whether the current pass, or the next one if none is running, also tries calls that wait for their own
+    /// connection or host.
     is_full_pass: bool,
     /// Buffer sizes with fewer free buffers than a call of this pass needed, and the number needed.
     lacked: Vec<(usize, usize)>,
@@ -148,7 +149,7 @@ impl WaitQueue {
         let since = cx.clock.read();
         let ticket = QueueTicket { number: self.next, since, unservable_since: None, reported: false };
         self.next += 1;
-        self.lacks_buffers |= !cause.is_own();
+        self.lacks_buffers |= cause.lacks_buffer();
         self.keep(cx, conn, QueuedCall { call, cause, ticket }, demand, since);
         self.due = true;
     }
@@ -161,7 +162,7 @@ impl WaitQueue {
         if self.is_full_pass {
             self.sizes.clear();
         }
-        if self.reservation.is_some_and(|one| now >= one.begun + RESERVATION_TIME) {
+        if self.reservation.is_some_and(|reservation| now >= reservation.begun + RESERVATION_TIME) {
             self.end_reservation(now);
         }
         std::mem::swap(&mut self.calls, &mut self.remaining);
@@ -248,22 +249,22 @@ impl WaitQueue {
         self.end_reservation_of(ticket, now);
     }
 
-    /// Ends the reservation of a call that waits no more, if it has one.
+    /// Ends the reservation of a call that no longer waits, if it has one.
     fn end_reservation_of(&mut self, ticket: QueueTicket, now: u64) {
-        if self.reservation.is_some_and(|one| one.call == ticket.number) {
+        if self.reservation.is_some_and(|reservation| reservation.call == ticket.number) {
             self.end_reservation(now);
         }
     }
 
     /// Ends a pass.
     pub(in crate::shard) fn end_pass<F: Fabric>(&mut self, cx: &mut ShardContext<F>, now: u64) {
-        self.lacks_buffers = self.calls.iter().any(|waiting| !waiting.cause.is_own());
+        self.lacks_buffers = self.calls.iter().any(|waiting| waiting.cause.lacks_buffer());
         (self.due, self.is_full_pass) = (self.lacks_buffers, false);
         if !self.is_empty() {
             cx.schedule.wake_by(now + nanoseconds(cx.config.poll.control_interval));
         }
-        if let Some(one) = self.reservation {
-            cx.schedule.wake_by(one.begun + RESERVATION_TIME);
+        if let Some(reservation) = self.reservation {
+            cx.schedule.wake_by(reservation.begun + RESERVATION_TIME);
         }
     }
 
@@ -283,7 +284,7 @@ impl WaitQueue {
             cx.memory.pool.sizes().filter(|&size| any_prospect || self.is_in_use(cx, size)).collect();
         let mut unservable = Vec::new();
         for (at, QueuedCall { cause, ticket, .. }) in self.calls.iter_mut().enumerate() {
-            // The limit of a call that waits behind an unservable one of its connection or host runs at the same time.
+            // The time limit also runs for a call that waits behind an unservable one of its connection or host.
             let range = match cause {
                 WaitCause::Buffer(deficit) | WaitCause::Quota(deficit) | WaitCause::Earlier(deficit) => deficit.range,
                 WaitCause::Reads => continue,
@@ -295,7 +296,7 @@ impl WaitQueue {
             let refused_at = *ticket.unservable_since.get_or_insert(now) + WAIT_LIMIT;
             if now < refused_at {
                 self.next_search = self.next_search.min(refused_at);
-            } else if !cause.is_own() {
+            } else if cause.lacks_buffer() {
                 unservable.push(at);
             }
         }
@@ -335,7 +336,7 @@ impl WaitQueue {
             let (name, cause) = (waiting.call.name(), &waiting.cause);
             let line = format_args!("{peer}: call of {name} has waited for 1 s ({all} calls wait): {cause}");
             let what = "calls that have waited for memory for a second";
-            cx.log_of(Level::Warn, what, waiting.call.known_name(), line);
+            cx.log_for_procedure(Level::Warn, what, waiting.call.known_name(), line);
         }
     }
 
@@ -359,7 +360,7 @@ impl WaitQueue {
         if self.reservation.is_none() && now >= self.paused_until {
             self.reservation = Some(BufferReservation { call: ticket.number, begun: now });
         }
-        self.reservation.is_some_and(|one| one.call == ticket.number)
+        self.reservation.is_some_and(|reservation| reservation.call == ticket.number)
     }
 
     fn end_reservation(&mut self, now: u64) {

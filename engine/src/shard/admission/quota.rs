@@ -14,16 +14,16 @@
 //! A call with workers, or with a handler that replies later, keeps its Receive and its buffers until it returns, even
 //! if its connection has closed; then it is an *orphan*. Orphans count, because otherwise a peer could hold all
 //! Receives by reconnecting. An owner is a host or, without addresses, a process. All connections of an owner, open and
-//! closed, may together have as many pending calls as they leave Receives for others: one owner at most half, the next
-//! one half of the rest. Further calls wait, and end with their connections.
+//! closed, may together have only as many pending calls as they leave Receives to others: the first owner at most half,
+//! the next one half of the rest. Further calls wait, and end with their connections.
 //!
 //! # RDMA Reads and Writes
 //!
 //! RDMA Reads and Writes of one connection have limits: [`limits.max_reads`](crate::config::LimitsConfig::max_reads),
 //! [`max_read_bytes`](crate::config::LimitsConfig::max_read_bytes) and
 //! [`max_write_bytes`](crate::config::LimitsConfig::max_write_bytes). A call beyond a limit waits with its message, a
-//! reply with its results, until others of the connection have completed. None is refused, because a waiting call has
-//! the Receive of its credit, and the others complete or the connection closes. Calls are not split, so a call that
+//! reply with its results, until others of the connection have completed. No call is refused, because a waiting call
+//! has the Receive of its credit, and the others complete or the connection closes. Calls are not split, so a call that
 //! exceeds a limit by itself waits until it is alone.
 
 use std::cell::{Cell, RefCell};
@@ -38,10 +38,10 @@ use crate::fabric::host::network;
 use crate::service::CallChunks;
 use crate::shard::memory::ShardMemory;
 
-/// While buffers are scarce, an owner may have calls for this part of them, but at least one.
-const QUOTA_PART: usize = 64;
-/// Buffers are scarce when less than this part of them is free, and scarce for hosts at half that part.
-const SCARCE_PART: usize = 4;
+/// While buffers are scarce, an owner may have one call for this many of them, but at least one.
+const QUOTA_DIVISOR: usize = 64;
+/// Buffers are scarce when fewer than one in this many are free, and scarce for hosts at half that number.
+const SCARCE_DIVISOR: usize = 4;
 
 /// Owner of a quota: a host or, without addresses, a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,20 +59,20 @@ impl QuotaOwner {
 /// Whether so few buffers are free that connections have quotas.
 #[inline]
 pub(super) fn is_scarce(free: usize, count: usize) -> bool {
-    free * SCARCE_PART < count
+    free * SCARCE_DIVISOR < count
 }
 
-/// Whether so few buffers are free that hosts have quotas. Needs enough buffers that an eighth is at least one.
+/// Whether so few buffers are free that hosts have quotas. False if there are too few buffers for an eighth.
 pub(in crate::shard) fn is_scarce_for_hosts(free: usize, count: usize) -> bool {
-    count >= 2 * SCARCE_PART && free * 2 * SCARCE_PART <= count
+    count >= 2 * SCARCE_DIVISOR && free * 2 * SCARCE_DIVISOR <= count
 }
 
 /// Calls that an owner may have while `count` suitable buffers are scarce.
 pub(super) fn quota(count: usize) -> usize {
-    (count / QUOTA_PART).max(1)
+    (count / QUOTA_DIVISOR).max(1)
 }
 
-/// Whether more than the scarce part of the smallest buffers for `len` bytes is left if `count` of them are taken.
+/// Whether the smallest buffers for `len` bytes are still plentiful before the last of `count` allocations.
 #[inline]
 pub(super) fn is_plentiful(memory: &ShardMemory, len: usize, count: usize) -> bool {
     let (free, fitting) = memory.pool.first_room(len);
@@ -94,7 +94,7 @@ pub(in crate::shard) struct ReadUsage {
 
 /// Whether `more` Reads or bytes must wait for the outstanding ones.
 pub(in crate::shard) fn exceeds(limit: Option<usize>, outstanding: usize, more: usize) -> bool {
-    outstanding > 0 && limit.is_some_and(|most| outstanding.saturating_add(more) > most)
+    outstanding > 0 && limit.is_some_and(|limit| outstanding.saturating_add(more) > limit)
 }
 
 /// Whether RDMA Reads of a connection have a limit.
@@ -126,7 +126,7 @@ impl OwnerCalls {
         &self.name
     }
 
-    /// Number of its orphans: all, or those that may have chunks.
+    /// Number of the owner's orphans: all, or those that may have chunks.
     pub(in crate::shard) fn orphans(&self, with_chunks: bool) -> usize {
         self.orphans.borrow().iter().map(|(_, calls)| calls[usize::from(with_chunks)]).sum()
     }
@@ -184,7 +184,7 @@ impl PendingQuota {
         owner.pending.set(owner.pending.get() - 1);
     }
 
-    /// Makes the pending calls of a closed connection orphans: `calls`, of which `with_chunks` at most have chunks.
+    /// Makes the `calls` pending calls of a closed connection orphans; at most `with_chunks` of them have chunks.
     pub(in crate::shard) fn orphan(&mut self, qp: QpId, owner: Rc<OwnerCalls>, calls: usize, with_chunks: usize) {
         match calls {
             0 => self.forget_unused(&owner),
@@ -201,7 +201,7 @@ impl PendingQuota {
         true
     }
 
-    /// Drops an owner without another connection or call.
+    /// Drops an owner without another connection or call: only the map and the caller refer to it.
     fn forget_unused(&mut self, owner: &Rc<OwnerCalls>) {
         if Rc::strong_count(owner) == 2 && owner.pending.get() == 0 {
             self.owners.remove(&*owner.name);

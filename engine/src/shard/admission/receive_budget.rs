@@ -73,8 +73,8 @@ impl ReceiveBudget {
         self.surplus = (self.held() + free).saturating_sub(self.reserved);
     }
 
-    /// Whether the surplus is small, so that a Receive that is kept is missing elsewhere. Messages that arrive before
-    /// the next refill reduce it further.
+    /// Whether the surplus is so small that each Receive kept by a reply is missing elsewhere. Messages that arrive
+    /// before the next refill reduce the surplus further.
     #[inline]
     pub(in crate::shard) fn are_scarce(&self) -> bool {
         self.surplus < RECEIVE_MARGIN
@@ -105,7 +105,7 @@ impl ReceiveBudget {
         (self.reserved + overcommit + RECEIVE_MARGIN).saturating_sub(self.held())
     }
 
-    /// Buffers missing for the reserved Receives, less `spared` ones that are not needed apart from a few.
+    /// Buffers missing for the reserved Receives, if `spared` of them, except for a few, are not needed.
     pub(in crate::shard) fn needed_without(&self, spared: u32) -> usize {
         self.reserved
             .min((self.reserved + RECEIVE_LOW_WATER).saturating_sub(spared as usize))
@@ -158,7 +158,7 @@ impl ReceiveBudget {
         self.waiting.clear();
     }
 
-    /// Posts waiting buffers by a function that takes as many as the device does; returns their number.
+    /// Posts waiting buffers with `post`, which removes those that the device accepts; returns their number.
     #[inline]
     pub(in crate::shard) fn post(&mut self, post: impl FnOnce(&mut Vec<Buf>) -> usize) -> usize {
         if self.waiting.is_empty() {

@@ -224,7 +224,7 @@ pub enum LocalClose {
     /// [`connect.negotiation`](crate::config::ConnectConfig::negotiation) has passed.
     #[error("peer did not answer the first message (connect.negotiation)")]
     NegotiationTimeout,
-    /// The server answered the first message by an error, and sent nothing else before
+    /// The server answered the first message with an error, and sent nothing else before
     /// [`connect.negotiation`](crate::config::ConnectConfig::negotiation) had passed.
     #[error("peer answered the first message with {0} and sent nothing else (connect.negotiation)")]
     NegotiationRefused(ErrorBody),

@@ -111,7 +111,7 @@ impl ReconnectState {
     }
 
     /// Number of reconnects of a lost connection since it was useful, or open for `long` nanoseconds. Without this
-    /// count, a client would retry a server that closes each connection at once without limit and pause.
+    /// count, a client would reconnect endlessly, and without a pause, to a server that closes each connection at once.
     pub(super) fn attempts_when_lost(&self, now: u64, useful: bool, long: u64) -> u32 {
         match self.open_since {
             Some(since) if useful || now.saturating_sub(since) >= long => 0,
@@ -217,7 +217,7 @@ pub(super) struct Conn {
     pub(super) accepted: Option<PeerInfo>,
     /// Close report for the upper layer, if the connection was reported as established.
     pub(super) close_report: Option<CloseReport>,
-    /// Messages sent when a pure grant was last delayed.
+    /// Number of messages sent when a pure grant was last delayed.
     granting_since: u64,
     /// Deadlines of a draining connection without calls.
     drain_deadlines: Option<DrainDeadlines>,
@@ -231,7 +231,7 @@ struct DrainDeadlines {
     last_received: u64,
     /// Final deadline, which messages do not extend.
     end: u64,
-    /// Message that the peer had begun when the deadlines were set. Its rest has its own
+    /// Message that the peer had begun when the deadlines were set. The rest of that message has its own
     /// [deadline](super::obligations).
     partial: Option<u32>,
     /// Whether the peer has not received all replies yet.
@@ -239,8 +239,8 @@ struct DrainDeadlines {
 }
 
 impl DrainDeadlines {
-    /// Deadline, given the state `now`. Messages of the peer extend it, up to a limit.
-    fn until(&mut self, silence: u64, now: Self) -> u64 {
+    /// Updates the deadlines from the state `now`; returns the next one. Messages of the peer extend it, up to a limit.
+    fn update(&mut self, silence: u64, now: Self) -> u64 {
         if now.partial.is_some() && now.partial == self.partial {
             return u64::MAX;
         }
@@ -315,7 +315,7 @@ impl Conn {
     pub(super) fn prefetch_tables(&self) {
         [self.proto.calls().hot_address(), self.proto.inbound().hot_address()].into_iter().for_each(prefetch::<1, _>);
         prefetch::<2, _>(self.calls.first_slot());
-        prefetch::<2, _>(self.sends.next_place());
+        prefetch::<2, _>(self.sends.chain_address());
     }
 
     /// Current queue pair; [`ConnRef::NONE`] without one.
@@ -358,8 +358,8 @@ impl Conn {
         }
     }
 
-    /// Name of the owner whose quotas its pending calls count against: the host of a client, or the connection to a
-    /// server.
+    /// Name of the owner whose quotas the connection's pending calls count against: the host of a client, or the
+    /// connection to a server.
     pub(super) fn owner_name(&self) -> Cow<'_, str> {
         self.accepted.as_ref().map_or_else(|| String::from(self.log_name()).into(), |peer| (&*peer.owner).into())
     }
@@ -433,7 +433,7 @@ impl Conn {
         let (received, partial) = (self.proto.counters().received, self.proto.status().partial_message);
         let end = now.saturating_add(silence.saturating_mul(MAX_INTERVALS));
         let state = DrainDeadlines { received, last_received: now, end, partial, undelivered: true };
-        self.drain_deadlines.get_or_insert(state).until(silence, DrainDeadlines { undelivered, ..state })
+        self.drain_deadlines.get_or_insert(state).update(silence, DrainDeadlines { undelivered, ..state })
     }
 
     /// Whether a close reason is set, so that the connection has to end or to reconnect.
@@ -447,8 +447,8 @@ impl Conn {
         self.close_reason.as_deref()
     }
 
-    /// Whether it ends because the fabric has found a fault of its peer. Faults in messages are counted at once, because
-    /// the connection may drain before it ends.
+    /// Whether the connection ends for a fault of its peer that the fabric found. Faults in messages are counted at
+    /// once instead, because the connection may drain before it ends.
     pub(super) fn ends_for_fabric_fault(&self) -> bool {
         self.close_reason().is_some_and(|reason| {
             !matches!(reason.0, CloseCause::PeerFault(_)) && reason.kind() == CloseReasonKind::PeerFault
@@ -489,7 +489,7 @@ impl Conn {
         self.served.fit(self.proto.inbound().capacity());
     }
 
-    /// Updates the time; called at intervals.
+    /// Advances the protocol's time, and records the time of the last useful message; called at intervals.
     pub(super) fn advance_time(&mut self, now: u64) {
         self.proto.advance_time(now);
         if let Some(accepted) = &mut self.accepted {
@@ -515,13 +515,13 @@ impl Conn {
         self.served.refresh(is_open, &self.proto, self.peer.is_some());
     }
 
-    /// Whether no peer's call is in work, and the device has completed all replies.
+    /// Whether no call of the peer has outstanding RDMA Reads or a waiting reply, and all sent replies have completed.
     pub(super) fn holds_nothing(&self, fabric: &mut impl Fabric) -> bool {
         self.served.holds_nothing() && self.sends.is_empty() && !self.holds_sends(fabric)
     }
 
-    /// Whether messages were sent whose memory the fabric may still use. Sends without a completion count, because not
-    /// every fabric knows more.
+    /// Whether the fabric may still use the memory of sent messages. If the fabric cannot tell, this is true while a
+    /// Send has no completion.
     pub(super) fn holds_sends(&self, fabric: &mut impl Fabric) -> bool {
         self.sends.under_way() > 0 && fabric.holds_sends(self.qp)
     }
@@ -532,13 +532,13 @@ impl Conn {
         fabric.round_trip(self.qp).is_some() && fabric.flow(self.qp).is_some_and(|flow| flow.queued > 0)
     }
 
-    /// Whether more Sends are outstanding than a peer that receives would leave, so that replies have to wait. Without
+    /// Whether more Sends are outstanding than a receiving peer would leave, so that replies have to wait. Without
     /// this limit, all buffers of the shard could queue for a peer that reads nothing, or that grants more than it can
     /// receive.
     #[inline]
     pub(super) fn is_backlogged(&self, signal_every: u32) -> bool {
         let under_way = self.sends.under_way();
-        // Most connections have sent fewer since the last signaled Send.
+        // For most connections this first comparison is false, so no limit is computed.
         under_way >= signal_every && {
             let limit = self.proto.credits().credit_limit().max(self.proto.calls().capacity() as u32);
             under_way >= limit.saturating_add(signal_every)
@@ -610,12 +610,12 @@ mod tests {
             undelivered,
         };
         let mut deadlines = at(0, 7, true);
-        assert_eq!(deadlines.until(100, at(50, 7, true)), 150);
-        assert_eq!(deadlines.until(100, at(5000, 7, true)), 5100, "a slow peer still receives");
-        assert_eq!(deadlines.until(100, at(5060, 7, false)), 5100);
+        assert_eq!(deadlines.update(100, at(50, 7, true)), 150);
+        assert_eq!(deadlines.update(100, at(5000, 7, true)), 5100, "a slow peer still receives");
+        assert_eq!(deadlines.update(100, at(5060, 7, false)), 5100);
         // The peer's calls extend the time, up to the limit, even while the errors for them are in flight.
-        assert_eq!(deadlines.until(100, at(5070, 8, true)), 5170);
-        assert_eq!(deadlines.until(100, at(5990, 9, true)), 6000);
+        assert_eq!(deadlines.update(100, at(5070, 8, true)), 5170);
+        assert_eq!(deadlines.update(100, at(5990, 9, true)), 6000);
     }
 
     #[test]

@@ -51,7 +51,8 @@ impl Conn {
             DecodedLists::None => DecodedReply { header: header_of(xid, payload, base), long: None },
             DecodedLists::Single(chunks) => {
                 let write = chunks.write(message).into_iter().map(std::iter::once);
-                DecodedReply::of(record_written(write, self.calls.exposure(&self.proto, call)), xid, payload, base)
+                let lists = record_written(write, self.calls.exposure(&self.proto, call));
+                DecodedReply::inline(lists, xid, payload, base)
             }
             DecodedLists::Checked(header) => {
                 decode_reply(Some(&header.view(message)), (xid, payload, base), self.calls.exposure(&self.proto, call))
@@ -75,8 +76,8 @@ impl Requester {
             let error = CallError::NoReplyBuffer { needed: view.payload().len(), knob: Knob::LONG_BUFFERS };
             return self.handle_failure(cx, conn, call, token, error, invalidated);
         };
-        let read = decode_reply(Some(view), (view.xid(), &whole, 0), conn.calls.exposure(&conn.proto, call));
-        self.handle_reply(cx, conn, (call, token), read, ReceivedBuf::whole(whole), invalidated);
+        let decoded = decode_reply(Some(view), (view.xid(), &whole, 0), conn.calls.exposure(&conn.proto, call));
+        self.handle_reply(cx, conn, (call, token), decoded, ReceivedBuf::whole(whole), invalidated);
     }
 
     /// Reports a decoded reply: at once, or once no memory is exposed.
@@ -86,7 +87,7 @@ impl Requester {
         cx: &mut ShardContext<F>,
         conn: &mut Conn,
         (call, token): (CallId, u64),
-        read: DecodedReply,
+        decoded: DecodedReply,
         message: ReceivedBuf,
         invalidated: Option<u32>,
     ) {
@@ -94,11 +95,11 @@ impl Requester {
         conn.calls.answered = true;
         cx.record_sampled(started);
         match exposure {
-            None => match read.header {
+            None => match decoded.header {
                 Ok(header) => self.deliver(cx, target, token, Ok(Reply { message, header, memory: ChunkMemory::NONE })),
                 Err(error) => _ = self.fail_call(cx, target, token, error.into()),
             },
-            Some(index) => self.handle_exposed_reply(cx, conn, (index, invalidated), (target, token), read, message),
+            Some(index) => self.handle_exposed_reply(cx, conn, (index, invalidated), (target, token), decoded, message),
         }
     }
 
@@ -110,11 +111,11 @@ impl Requester {
         conn: &mut Conn,
         (index, invalidated): (u32, Option<u32>),
         (target, token): (CompletionTarget, u64),
-        read: DecodedReply,
+        decoded: DecodedReply,
         message: ReceivedBuf,
     ) {
-        let long = read.long;
-        let result = read.result(message);
+        let long = decoded.long;
+        let result = decoded.result(message);
         if revoke(cx, conn, index, invalidated) {
             let recovered = conn.calls.exposures.recover(index, true, result.is_ok());
             // A closing connection may wait for this revocation.
@@ -163,13 +164,13 @@ impl Requester {
         invalidated: Option<u32>,
     ) {
         let exposure = conn.calls.exposure(&conn.proto, call);
-        let long = exposure.as_deref().is_some_and(CallExposure::is_long);
+        let is_long = exposure.as_deref().is_some_and(CallExposure::is_long);
         // If its Position Zero Read chunk is refused, a long call has no other form (version 2 §6.4.3).
-        let is_final = long
+        let is_final = is_long
             && matches!(error, ErrorBody::ReadChunks { .. })
             && exposure.is_some_and(|exposure| exposure.is_long_only());
         let slot = conn.calls.slot(&conn.proto, call);
-        let not_kept = !long && slot.kept.is_none() && slot.copy.is_empty();
+        let not_kept = !is_long && slot.kept.is_none() && slot.copy.is_empty();
         let exhausted = match error {
             ErrorBody::System => !cx.connect.retransmit || u32::from(slot.refusals) >= cx.connect.reconnect_attempts,
             _ => slot.retries >= MAX_RETRIES,
@@ -210,7 +211,7 @@ impl Requester {
         if error != ErrorBody::System {
             return self.retransmit(cx, conn, call, RetransmitCause::Refused(error));
         }
-        // If this connection closes before that, as in a drain, the call is sent on the next one.
+        // If this connection closes before then, as in a drain, the call is sent on the next one.
         let due = cx.clock.read() + cx.backoff(u32::from(slot.refusals) - 1);
         cx.schedule.wake_by(due);
         self.delayed.push((due, conn.qp(), call));
@@ -236,8 +237,8 @@ impl Requester {
         }
     }
 
-    /// Gives a waiting call a new form and queues it, or ends it. Its memory is in its slot. After a reconnect, the
-    /// protocol has queued it already.
+    /// Gives a waiting call, whose memory is in its slot, a new form, and queues it; or ends it. After a reconnect, the
+    /// protocol has queued the call already.
     fn retransmit<F: Fabric>(
         &mut self,
         cx: &mut ShardContext<F>,
@@ -279,7 +280,8 @@ impl Requester {
 
     /// Parks the calls of a connection that will reconnect, if they can be retransmitted.
     pub(crate) fn interrupt<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn) {
-        // Answered calls that await revocation end normally, because the device holds no memory any more.
+        // Answered calls that await revocation end with their replies, because the destroyed queue pair reaches no
+        // memory any more. `end_connection_calls` ends such calls with an error instead.
         for index in conn.calls.exposures.ended() {
             self.handle_revoked(cx, conn, index);
         }
@@ -295,8 +297,8 @@ impl Requester {
                 Some(index) => conn.calls.exposures.recover(index, true, false),
                 None => (slot.memory.take(), true),
             };
-            let long = memory.get().is_some_and(|memory| memory.call.is_some());
-            if whole && (is_kept || (long && (cx.connect.retransmit || !sent))) {
+            let is_long = memory.get().is_some_and(|memory| memory.call.is_some());
+            if whole && (is_kept || (is_long && (cx.connect.retransmit || !sent))) {
                 conn.calls.slot(&conn.proto, call).memory = memory;
             } else {
                 self.give_up_call(cx, conn, call, CallError::ConnectionLost { sent }, memory);
@@ -407,7 +409,7 @@ impl Requester {
         if let Some(buf) = memory.reply.take()
             && let Some(len) = long
         {
-            self.take_long(cx, reply, buf, len)?;
+            self.take_long_reply(cx, reply, buf, len)?;
         }
         if reply.results().len() > max_results {
             return Err(CallError::MalformedReply("a result is not in its Write chunk"));
@@ -417,7 +419,7 @@ impl Requester {
 
     /// Takes the reply in the Reply chunk. If the peer may still reach that memory, only a copy is checked and used.
     #[cold]
-    fn take_long<F: Fabric>(
+    fn take_long_reply<F: Fabric>(
         &mut self,
         cx: &mut ShardContext<F>,
         reply: &mut Reply,
@@ -436,7 +438,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Copies a reply into memory that is never exposed. Its buffers are as long as exposed ones, so every reply fits.
+    /// Copies a reply into memory that is never exposed. The pool has buffers as long as exposed ones, so every reply
+    /// fits.
     fn private_copy<F: Fabric>(&mut self, cx: &mut ShardContext<F>, exposed: &[u8]) -> Result<Buf, CallError> {
         let copy = cx.alloc_bulk(&mut self.copies, false, exposed.len());
         let mut copy = copy.or_else(|error| cx.memory.alloc(exposed.len()).ok_or(error))?;
@@ -492,8 +495,9 @@ impl Requester {
             let answered = matches!(outcome, Some(PendingOutcome::Ended { result: Ok(_), .. }));
             let (memory, _) = conn.calls.exposures.recover(index, true, answered);
             match outcome {
-                // The reply had arrived, but the call's windows were not revoked when the connection ended. The caller
-                // gets an error, with its buffers, because the destroyed queue pair no longer reaches them.
+                // The reply had arrived, but the call's windows were not revoked when the connection ended. `interrupt`
+                // delivers such a reply; the final close gives this call the same error as every other unfinished one.
+                // The caller gets its buffers back, because the destroyed queue pair no longer reaches them.
                 Some(PendingOutcome::Ended { target, token, result, .. }) => {
                     let error = result.err().map_or(CallError::ConnectionLost { sent: true }, CallError::from);
                     self.deliver(cx, target, token, Err(FailedCall::new(error, memory)));
@@ -578,7 +582,7 @@ impl DecodedReply {
     /// A reply in a message; `lists` is the check of its chunk lists. `payload` is the RPC message, at byte `base` of
     /// the message.
     #[inline(always)]
-    fn of(lists: Result<(), CallError>, xid: u32, payload: &[u8], base: usize) -> Self {
+    fn inline(lists: Result<(), CallError>, xid: u32, payload: &[u8], base: usize) -> Self {
         Self { header: lists.and_then(|()| header_of(xid, payload, base)), long: None }
     }
 
@@ -608,7 +612,7 @@ fn decode_reply(
         }
         view => {
             let writes = view.into_iter().flat_map(View::writes).map(|chunk| chunk.segments());
-            DecodedReply::of(record_written(writes, exposure), xid, payload, base)
+            DecodedReply::inline(record_written(writes, exposure), xid, payload, base)
         }
     }
 }

@@ -197,7 +197,7 @@ fn take_box() -> Box<CallBuffers> {
 #[inline(never)]
 fn recycle(mut memory: Box<CallBuffers>) {
     memory.args = Vec::new();
-    // There is mostly one buffer, for which this takes fewer instructions than `clear`.
+    // Usually there is one buffer, for which these loops take fewer instructions than `clear`.
     while memory.send.pop().is_some() {}
     while memory.receive.pop().is_some() {}
     memory.wanted.clear();
@@ -247,7 +247,7 @@ impl CallExposure {
         self.parts.first().is_some_and(|part| part.kind == ChunkKind::Read(0))
     }
 
-    /// Whether a Position Zero Read chunk is its only Read chunk.
+    /// Whether a Position Zero Read chunk is the call's only Read chunk.
     pub(super) fn is_long_only(&self) -> bool {
         self.is_long() && !matches!(self.parts.get(1), Some(ExposedChunk { kind: ChunkKind::Read(_), .. }))
     }
@@ -354,7 +354,7 @@ impl Exposures {
         if !wanted {
             memory = ChunkMemory::NONE;
         }
-        // There is mostly one chunk, so moving the others is cheap.
+        // Usually there is one chunk, so moving the others is cheap.
         while let Some(part) = exposure.parts.pop_at(0) {
             push(&mut self.windows, || part.window);
             let Some(memory) = memory.get_mut() else { continue };
@@ -416,7 +416,7 @@ impl ChunkLists {
         self.writes.clear();
         self.reply.clear();
         let mut segments_left = terms.segment_count as usize;
-        let (mut offer, mut has_reply) = (0, false);
+        let (mut last_handle, mut has_reply) = (0, false);
         for part in &exposure.parts {
             let (mut rest, size) = (part.at.target, terms.segment_size);
             let count = segments_of(rest.length as usize, terms);
@@ -424,7 +424,7 @@ impl ChunkLists {
                 Some(fewer) if count <= MAX_SEGMENTS => segments_left = fewer,
                 _ => return None,
             }
-            offer = rest.handle;
+            last_handle = rest.handle;
             match part.kind {
                 ChunkKind::Read(_) => {}
                 ChunkKind::Write(_) => self.counts.push(count as u32),
@@ -442,7 +442,7 @@ impl ChunkLists {
             }
         }
         Some(Chunks {
-            inv_handle: if terms.offers_invalidation { offer } else { 0 },
+            inv_handle: if terms.offers_invalidation { last_handle } else { 0 },
             reads: &self.reads,
             writes: WriteList { counts: &self.counts, segments: &self.writes },
             reply: has_reply.then_some(&self.reply[..]),

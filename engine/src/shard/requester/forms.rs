@@ -3,7 +3,7 @@
 use rpcrdma_mempool::Buf;
 
 use super::exposures::{CallBuffers, ChunkMemory, segments_of};
-use super::outgoing_calls::peer_takes_calls;
+use super::outgoing_calls::peer_accepts_calls;
 use crate::config::HEADROOM_CHUNKS;
 use crate::fabric::Fabric;
 use crate::proto::{
@@ -46,7 +46,7 @@ pub(super) fn form<F: Fabric>(
         if !matches!(conn.stage(), Stage::Open | Stage::Draining) {
             return Err(CallError::Closed);
         }
-        if !conn.proto.session().may_call() || !peer_takes_calls(&conn.proto) {
+        if !conn.proto.session().may_call() || !peer_accepts_calls(&conn.proto) {
             return Err(CallError::NoReverse);
         }
     }
@@ -63,7 +63,7 @@ pub(super) fn form<F: Fabric>(
     choose_form(cx, conn, message, memory, max_reply, (may_expose, chunks))
 }
 
-/// Chooses the form of a call that may exceed its message, or whose reply may.
+/// Chooses the form of a call that may not fit one message, or whose reply may not.
 #[cold]
 fn choose_form<F: Fabric>(
     cx: &mut ShardContext<F>,
@@ -91,7 +91,7 @@ fn choose_form<F: Fabric>(
         reply,
     };
     let plan = choose_call(&limits, &lengths)?;
-    // If the memory has a Reply chunk already, that is from the last attempt, and larger.
+    // A Reply chunk that the memory has already is from the last attempt, and longer.
     if plan.reply_chunk && chunks.reply.is_none() {
         memory.get_or_new().reply = Some(cx.alloc_exposed_on(conn, padded(reply))?);
     }
@@ -193,13 +193,13 @@ pub(super) fn form_retransmission<F: Fabric>(
             }
         }
         RetransmitCause::Refused(error) => {
-            let last = slot.retries > 1;
+            let is_last = slot.retries > 1;
             if let ErrorBody::ReplyResource { length_needed } = error {
                 // The length is kept, because otherwise the call could run once more on a new connection to find it.
                 let needed = (length_needed as usize).saturating_sub(ACCEPTED_REPLY_LEN);
                 slot.max_reply = slot.max_reply.max(needed);
             }
-            if let Some(reduced) = enlarge(cx, conn, memory.get_or_new(), &message, error, last)? {
+            if let Some(reduced) = enlarge(cx, conn, memory.get_or_new(), &message, error, is_last)? {
                 message = reduced;
             }
         }
@@ -214,19 +214,19 @@ pub(super) fn form_retransmission<F: Fabric>(
     Ok(message)
 }
 
-/// Allocates the resources that a refusal requires; `last` means that an earlier form was refused, too. Returns a new
-/// message if the call moves to a chunk.
+/// Allocates the resources that a refusal requires; `is_last` means that an earlier form was refused, too. Returns a
+/// new message if the call moves to a chunk.
 fn enlarge<F: Fabric>(
     cx: &mut ShardContext<F>,
     conn: &mut Conn,
     memory: &mut CallBuffers,
     message: &Buf,
     error: ErrorBody,
-    last: bool,
+    is_last: bool,
 ) -> Result<Option<Buf>, CallError> {
     match error {
         ErrorBody::ReplyResource { length_needed } => {
-            if last {
+            if is_last {
                 // The responder cannot use the Write chunks, so all results become inline (version 2 §6.4.3).
                 memory.receive.clear();
                 memory.max_inline_results = None;
@@ -300,16 +300,16 @@ pub(super) fn measure(memory: Option<&CallBuffers>, terms: &ConnectionTerms) -> 
     if segments > limit { Err(Defect::HeaderSegments { segments, limit }.into()) } else { Ok(counts) }
 }
 
-/// Checks the chunks of a call: owner of the memory, emptiness, and positions. `message` is the reduced one.
+/// Checks the chunks of a call: owner of the memory, emptiness, and positions. `message` is the reduced RPC message.
 #[inline]
 fn check_memory(conn: &Conn, memory: &CallBuffers, message: &[u8]) -> Result<(), CallError> {
     let own_arena = conn.calls.exposed_pool().map(|pool| pool.arena().id());
-    let fits = |buf: &Buf| Some(buf.arena()) == own_arena && !buf.is_empty();
+    let is_exposable = |buf: &Buf| Some(buf.arena()) == own_arena && !buf.is_empty();
     // Position zero would be the message itself. Positions ascend, no chunk overlaps the next one, and none starts
     // beyond the end.
     let (mut earliest, mut end) = (4, message.len());
     for (position, buf) in &memory.send {
-        if !fits(buf) {
+        if !is_exposable(buf) {
             return Err(unfit(buf));
         }
         let (at, len) = (*position as usize, padded(buf.len()));
@@ -318,7 +318,7 @@ fn check_memory(conn: &Conn, memory: &CallBuffers, message: &[u8]) -> Result<(),
         }
         (earliest, end) = (at + len, end + len);
     }
-    memory.receive.iter().find(|buf| !fits(buf)).map_or(Ok(()), |buf| Err(unfit(buf)))
+    memory.receive.iter().find(|buf| !is_exposable(buf)).map_or(Ok(()), |buf| Err(unfit(buf)))
 }
 
 /// Error for a buffer that cannot be a chunk.

@@ -1,7 +1,7 @@
 //! Engine of this side's calls: the requester (RFC 8166 §2.1).
 //!
-//! It gives each call a form, exposes its memory, sends it, matches its reply, and ends it. This file holds the engine,
-//! and the start of a call up to its Send.
+//! The requester gives each call a form, exposes its memory, sends it, matches its reply, and ends it. This file holds
+//! the engine, and the start of a call up to its Send.
 //!
 //! | file | holds |
 //! |---|---|
@@ -133,8 +133,8 @@ impl Requester {
         let Some(mut conn) = cx.conns.take_ref(conn) else {
             return self.fail_call(cx, target, token, FailedCall::new(CallError::Closed, memory));
         };
-        let fits = memory.is_none() && conn.calls.fit_inline(message.len(), max_reply);
-        let call = if fits && !one_way && !cx.connect.retransmit {
+        let fits_inline = memory.is_none() && conn.calls.fit_inline(message.len(), max_reply);
+        let call = if fits_inline && !one_way && !cx.connect.retransmit {
             self.start_inline(cx, &mut conn, message, (token, deadline, procedure), (target, started, max_reply))
         } else {
             let request = CallRequest { message, memory, max_reply, timeout, token, target, procedure };
@@ -158,15 +158,15 @@ impl Requester {
     ) -> Option<CallId> {
         cx.check_receives(conn);
         // In the rare case of an error, its cause is looked up again, because here it would occupy registers.
-        let Ok((call, now)) = conn.proto.start_call(token, deadline, procedure, true) else {
+        let Ok((call, may_send)) = conn.proto.start_call(token, deadline, procedure, true) else {
             return self.fail_call(cx, target, token, conn.proto.calls().start_error().into());
         };
-        if !now || started.is_some() || !matches!(target, CompletionTarget::Polled) {
+        if !may_send || started.is_some() || !matches!(target, CompletionTarget::Polled) {
             let slot = conn.calls.slot(&conn.proto, call);
             (slot.target, slot.started, slot.max_reply) = (target, started, max_reply);
             conn.calls.program = program_of(&message);
         }
-        if now {
+        if may_send {
             set_xid(&mut message, call);
             self.send(cx, conn, call, message, None);
             if !cx.config.debug.batch {
@@ -196,7 +196,7 @@ impl Requester {
         let CallRequest { message, memory, max_reply, token, target, procedure, .. } = request;
         let at_once = !reconnecting && !one_way;
         let result = formed.and_then(|()| conn.proto.start_call(token, deadline, procedure, at_once));
-        let (call, now) = match result {
+        let (call, may_send) = match result {
             Ok(started) => started,
             Err(error) => return self.fail_call(cx, target, token, FailedCall::new(error, memory)),
         };
@@ -206,7 +206,7 @@ impl Requester {
         let slot = conn.calls.slot(&conn.proto, call);
         (slot.target, slot.started) = (target, started);
         (slot.max_reply, slot.retries, slot.refusals) = (max_reply, 0, 0);
-        if now {
+        if may_send {
             self.transmit(cx, conn, call, message, memory);
             if !cx.config.debug.batch {
                 cx.post_chain(conn);
@@ -408,7 +408,7 @@ impl Requester {
 /// Gives a new call its form.
 ///
 /// # Errors
-/// It cannot start.
+/// The call cannot start.
 #[inline]
 fn form_new<F: Fabric>(
     cx: &mut ShardContext<F>,
@@ -534,8 +534,8 @@ mod tests {
                     received(cx.memory.alloc(cx.config.wire.receive_size).expect("a buffer"), message);
                 match handle(conn, &message) {
                     (ReceivedMessage::Reply { call, token }, header) => {
-                        let read = conn.decode_reply(call, &header, &message);
-                        requester.handle_reply(cx, conn, (call, token), read, message, invalidated);
+                        let decoded = conn.decode_reply(call, &header, &message);
+                        requester.handle_reply(cx, conn, (call, token), decoded, message, invalidated);
                     }
                     _ => match conn.proto.poll_event() {
                         Some(Event::Late { call }) => requester.handle_late_reply(cx, conn, call, invalidated),

@@ -15,8 +15,8 @@ use crate::wire::properties::ReverseSupport;
 use crate::wire::rpc::{ACCEPTED_REPLY_LEN, OpaqueAuth, ReplyBody, ReplyHeader};
 use crate::wire::{self, Version};
 
-/// Longest message copied into its slot. Longer ones take a buffer.
-const SHORT: usize = 256;
+/// Longest message, in bytes, that is copied into its slot. Longer ones take a buffer.
+const MAX_SLOT_COPY: usize = 256;
 
 /// This side's calls on one connection.
 #[derive(Default)]
@@ -72,7 +72,7 @@ impl CallSlot {
     #[inline]
     pub(super) fn keep(&mut self, memory: &mut ShardMemory, message: &[u8]) {
         self.copy.clear();
-        if message.len() <= SHORT {
+        if message.len() <= MAX_SLOT_COPY {
             self.copy.extend_from_slice(message);
         } else {
             self.kept = memory.copy_of(message);
@@ -117,8 +117,8 @@ impl OutgoingCalls {
 
     /// Recomputes the limits of inline calls after the terms may have changed.
     pub(in crate::shard) fn refresh(&mut self, is_open: bool, proto: &Connection) {
-        let starts = is_open && proto.session().may_call() && peer_takes_calls(proto);
-        (self.inline_call, self.inline_reply) = if starts && !self.may_need_more(proto) {
+        let starts = is_open && proto.session().may_call() && peer_accepts_calls(proto);
+        (self.inline_call, self.inline_reply) = if starts && !self.may_need_reply_chunk(proto) {
             let terms = proto.terms();
             let header = wire::msg_len(terms.version, true);
             (terms.send_inline_threshold - header, terms.receive_inline_threshold - header - ACCEPTED_REPLY_LEN)
@@ -128,9 +128,9 @@ impl OutgoingCalls {
     }
 
     /// Whether the peer may refuse a call because it needs a Reply chunk, so that calls are kept for a retransmission.
-    fn may_need_more(&self, proto: &Connection) -> bool {
+    fn may_need_reply_chunk(&self, proto: &Connection) -> bool {
         let limits = proto.terms().form_limits(proto.config());
-        // Version 1 does not report the length.
+        // Version 1 does not report the needed length.
         let reports_length = proto.terms().version == Version::V2 && !limits.continuation;
         limits.chunks && (reports_length || self.keeps_all)
     }
@@ -207,7 +207,7 @@ impl OutgoingCalls {
 }
 
 /// Whether the peer accepts calls of this side.
-pub(super) fn peer_takes_calls(proto: &Connection) -> bool {
+pub(super) fn peer_accepts_calls(proto: &Connection) -> bool {
     let config = proto.config();
     config.max_calls > 0 && (!config.server || proto.terms().reverse != ReverseSupport::None)
 }
@@ -302,12 +302,13 @@ impl FailedCall {
 
 /// Buffers of a failed call's chunks that the peer cannot reach.
 ///
-/// Has the buffers of a call that was not started, not sent, or answered with an error, or whose connection closed. A
-/// call that was sent again in another form has the chunks of the last one. After a time-out or a cancel, the server
-/// may use the buffers until it answers; then they return to their pool. Dropping this value frees the buffers in it.
+/// These are the buffers of a call that was not started, not sent, or answered with an error, or whose connection
+/// closed. A call that was sent again in another form has the chunks of the last form. After a time-out or a cancel,
+/// the server may use the buffers until it answers; then they return to their pool. Dropping this value frees the
+/// buffers in it.
 pub struct ReturnedBuffers(ChunkMemory);
 
-/// Prints no buffers, because `expect` prints this.
+/// Prints no buffers, so that the message of a failed `expect` is short.
 impl fmt::Debug for ReturnedBuffers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReturnedBuffers").finish_non_exhaustive()

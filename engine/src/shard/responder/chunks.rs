@@ -20,8 +20,8 @@ use crate::wire::rpc;
 use crate::wire::xdr::padded;
 use crate::wire::{ChunkCounts, ErrorBody, ReadSegment, SEGMENT_LEN, Segment, SingleChunks, Version, View};
 
-/// Checks the chunks of a call against the declaration. `inline` bytes of its RPC message are outside chunks; the
-/// arguments start at `args_at`.
+/// Checks the chunks of a call against its procedure's declaration. `inline` bytes of the RPC message are outside
+/// chunks; the arguments start at `args_at`.
 #[inline(never)]
 pub(super) fn check_chunks(
     credential: rpc::OpaqueAuth<'_>,
@@ -236,9 +236,9 @@ fn push_reads<F: Fabric>(
     }
     let all: ArrayVec<(u32, Segment), MAX_READ_SEGMENTS> = call.chunks().to_fetch().collect();
     let lens: ArrayVec<usize, MAX_CHUNKS> = call.chunks().chunks_to_fetch().collect();
-    let (count, mut filled, mut lens, mut before) = (all.len(), 0, lens.into_iter(), None);
+    let (count, mut filled, mut lens, mut last_position) = (all.len(), 0, lens.into_iter(), None);
     for (at, (position, segment)) in all.into_iter().enumerate() {
-        if before.replace(position) != Some(position) {
+        if last_position.replace(position) != Some(position) {
             targets.push(choose_target(cx, procedures, call, position, lens.next().unwrap_or_default())?);
             filled = 0;
         }
@@ -328,7 +328,7 @@ pub(super) fn log_unsuitable<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn, c
     cx.stats.read_targets_refused += 1;
     let (peer, name) = (conn.log_name(), call.name());
     let line = format_args!("{peer}: SYSTEM_ERR to {name}: no target for a Read chunk: {why}");
-    cx.log_of(Level::Error, "Read chunks without a target", Some(name), line);
+    cx.log_for_procedure(Level::Error, "Read chunks without a target", Some(name), line);
 }
 
 /// Logs a Read chunk whose length contradicts the length word before it.
@@ -345,5 +345,5 @@ pub(super) fn log_miscounted<F: Fabric>(
         "{peer}: GARBAGE_ARGS to {name}: {word} before a Read chunk of {chunk} bytes (Procedure::uncounted, unless \
          its reduced arguments are opaque<> or string<>)"
     );
-    cx.log_of(Level::Warn, "Read chunks that contradict their length word", Some(name), line);
+    cx.log_for_procedure(Level::Warn, "Read chunks that contradict their length word", Some(name), line);
 }

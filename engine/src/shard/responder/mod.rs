@@ -128,7 +128,7 @@ impl Responder {
         self.admission.queue.lacks_buffers()
     }
 
-    /// Whether waiting calls may continue, or wait for workers. Checked in every turn.
+    /// Whether waiting calls may get memory now, or calls wait for workers. Checked in every turn.
     #[inline]
     pub(super) fn has_waiting_work(&self) -> bool {
         self.admission.queue.is_due() | self.pending.has_backlog()
@@ -226,11 +226,11 @@ impl Responder {
         message: ReceivedBuf,
     ) {
         let message = RpcMessage { buf: message, at: header.head.len };
-        let read = match &header.lists {
+        let lists = match &header.lists {
             DecodedLists::Single(chunks) => copy_single_chunks(&mut call, conn, chunks, &message.buf),
             DecodedLists::None | DecodedLists::Checked(_) => Ok(()),
         };
-        match read.and_then(|()| self.procedures.decode(message.bytes(), &call)) {
+        match lists.and_then(|()| self.procedures.decode(message.bytes(), &call)) {
             Ok(header) => self.admit(cx, conn, call.admit(message, header)),
             Err(refusal) => self.replies.refuse(cx, conn, call.refuse_message(message), refusal),
         }
@@ -320,7 +320,7 @@ impl Responder {
     /// Starts a new call, unless it has to wait for memory.
     #[inline(never)]
     fn start<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: Unready) {
-        let cause = self.admission.must_wait(cx, conn, self.procedures.of(&call), &call);
+        let cause = self.admission.must_wait(cx, conn, self.procedures.entry_of(&call), &call);
         let started = if cause.is_none() { self.begin(cx, conn, call) } else { Err(call) };
         if let Err(call) = started {
             self.wait(cx, conn, call, cause);
@@ -365,7 +365,7 @@ impl Responder {
     /// Makes a call wait, for this cause or for the buffer that it lacks.
     #[cold]
     fn wait<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: Unready, cause: Option<WaitCause>) {
-        let demand = Demand::new(&cx.memory, self.procedures.of(&call), &call);
+        let demand = Demand::new(&cx.memory, self.procedures.entry_of(&call), &call);
         let cause = cause.unwrap_or_else(|| WaitCause::Buffer(demand.deficit(&cx.memory)));
         if demand.beyond_pool(&cx.memory, &call).is_some() || must_refuse(cx, conn, &call, &cause) {
             return self.refuse_without_memory(cx, conn, call);
@@ -376,7 +376,7 @@ impl Responder {
             WaitCause::Earlier(_) | WaitCause::Quota(_) | WaitCause::Buffer(_) => cx.stats.memory_waits += 1,
         }
         // While one call waits already, each control-plane run requests the completions of other connections.
-        if !cause.is_own() && !self.admission.queue.lacks_buffers() {
+        if cause.lacks_buffer() && !self.admission.queue.lacks_buffers() {
             cx.request_completions();
         }
         self.admission.queue.push(cx, conn, call, cause, &demand);
@@ -386,7 +386,7 @@ impl Responder {
     /// Refuses a call that lacks memory and may not wait.
     fn refuse_without_memory<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: Unready) {
         cx.stats.pool_empty += 1;
-        let demand = Demand::new(&cx.memory, self.procedures.of(&call), &call);
+        let demand = Demand::new(&cx.memory, self.procedures.entry_of(&call), &call);
         let error = match demand.beyond_pool(&cx.memory, &call) {
             Some(deficit) => InternalError::BeyondPool(deficit),
             None => InternalError::NoBuffers(Some(demand.deficit(&cx.memory))),
@@ -421,11 +421,11 @@ impl Responder {
     /// Starts a waiting call, if there is memory for it now.
     fn retry<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, waiting: QueuedCall, now: u64) {
         let QueuedCall { call, cause: last_cause, ticket } = waiting;
-        if last_cause.is_own() {
+        if !last_cause.lacks_buffer() {
             conn.served.unblock(&call);
         }
-        let demand = Demand::new(&cx.memory, self.procedures.of(&call), &call);
-        let cause = self.admission.find_cause(cx, conn, &demand, &call, !last_cause.is_own());
+        let demand = Demand::new(&cx.memory, self.procedures.entry_of(&call), &call);
+        let cause = self.admission.find_cause(cx, conn, &demand, &call, last_cause.lacks_buffer());
         let started = if cause.is_none() { self.begin(cx, conn, call) } else { Err(call) };
         match started {
             Ok(()) => {

@@ -1,7 +1,7 @@
 //! The procedures of a shard: which one a call is for, and which have run recently.
 //!
-//! Procedures that have run recently are the candidates when the shard was blocked. Recording them costs nothing for a
-//! call of the procedure called last, and sets one bit for any other call, because the clock is not read for each call.
+//! Procedures that have run recently are the candidates when the shard was blocked, because the clock is not read for
+//! each call. Recording costs nothing for a call of the procedure called last, and sets one bit for any other call.
 
 use std::cell::Cell;
 use std::fmt::Write;
@@ -88,7 +88,7 @@ impl Procedures {
 
     /// The procedure of a call; `None` if its message has not been read yet.
     #[inline]
-    pub(super) fn of(&self, call: &CallParts) -> Option<&LocalProcedure> {
+    pub(super) fn entry_of(&self, call: &CallParts) -> Option<&LocalProcedure> {
         call.known_entry().map(|entry| self.services.entry(entry))
     }
 
@@ -103,7 +103,7 @@ impl Procedures {
         is_repeated.then_some(ParsedHeader { entry: last.entry, len: rpc::ANONYMOUS_CALL_LEN })
     }
 
-    /// Decodes the RPC message of a call, and checks its chunks against the declaration.
+    /// Decodes the RPC message of a call, and checks its chunks against the procedure's declaration.
     #[inline(always)]
     pub(super) fn decode(&mut self, message: &[u8], call: &ServedCall<Arrived>) -> Result<ParsedHeader, CallRefusal> {
         // Most headers have a known layout and length.
@@ -177,6 +177,6 @@ impl Procedures {
             "shard was blocked for {time:.1?} by {text}, or did not get its core: long work belongs on workers \
              (Procedure::on_workers) or in other threads (Procedure::deferred)"
         );
-        cx.log_of(Level::Warn, "shards blocked for a second or more", only, line);
+        cx.log_for_procedure(Level::Warn, "shards blocked for a second or more", only, line);
     }
 }

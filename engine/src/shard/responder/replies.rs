@@ -29,7 +29,7 @@ pub(in crate::shard) enum CallRefusal {
     Rpc(ReplyBody<'static>),
     /// A transport error.
     Transport(ErrorBody),
-    /// A transport error, because the call's chunks do not match the declaration of this entry.
+    /// A transport error, because the call's chunks do not match the declaration of this entry's procedure.
     Undeclared { entry: usize, error: ErrorBody },
     /// A transport error, because the RPC message of `bytes` in a Read chunk exceeds `limit`.
     TooLong { bytes: u64, limit: u64 },
@@ -79,7 +79,8 @@ impl InternalError {
         let (what, why) = match self {
             Self::Draining => ("calls refused because the server is draining", "server is draining"),
             Self::BeyondPool(deficit) => {
-                return ("calls that exceed all buffers", format!("exceeds all buffers: {deficit}"));
+                let why = format!("needs more buffers than exist: {deficit}");
+                return ("calls that need more buffers than exist", why);
             }
             Self::NoBuffers(deficit) => {
                 let unknown = || "too few free buffers (memory.long_buffers, memory.message_buffers)".to_owned();
@@ -115,7 +116,7 @@ fn reply_body(refusal: Refusal) -> ReplyBody<'static> {
             return ReplyBody::Denied(RejectStat::RpcMismatch { low, high });
         }
         Refusal::Authentication(stat) => return ReplyBody::Denied(RejectStat::AuthError(stat)),
-        // The others are `SystemError` and `Failed`, which has a cause. Refusals outside of RPC are handled before.
+        // `SystemError`, `Failed`, and `NoReply` of a procedure that must reply. `ShortChunk` is answered elsewhere.
         _ => AcceptStat::SystemErr,
     })
 }
@@ -222,7 +223,7 @@ impl Replies {
     #[inline(always)]
     fn transmit_reply<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, mut call: ServedCall<Replying>) {
         let Some(reply) = call.take_reply() else { return };
-        if !reply.plain
+        if reply.may_need_cold_part
             && let Some(stamp) = call.take_timing()
         {
             self.record_time(cx, call.known_entry(), &stamp);
@@ -266,8 +267,8 @@ impl Replies {
         call: ServedCall<Replying>,
         rest: Buf,
     ) {
-        let (at, len, plain) = (rest.start(), rest.len(), false);
-        self.transmit_message(cx, conn, call, ReplyMessage { buf: rest, at, len, plain });
+        let (at, len) = (rest.start(), rest.len());
+        self.transmit_message(cx, conn, call, ReplyMessage { buf: rest, at, len, may_need_cold_part: true });
     }
 
     /// Sends a reply, or its last part: queues the RDMA Writes, writes the header, queues the Send.
@@ -277,9 +278,9 @@ impl Replies {
         cx: &mut ShardContext<F>,
         conn: &mut Conn,
         mut call: ServedCall<Replying>,
-        ReplyMessage { mut buf, at, len, plain }: ReplyMessage,
+        ReplyMessage { mut buf, at, len, may_need_cold_part }: ReplyMessage,
     ) {
-        let start = if !plain && call.returns() {
+        let start = if may_need_cold_part && call.returns() {
             emit_written(&cx.config, conn, &mut call, None, &mut buf, at)
         } else {
             conn.proto.write_header(Outgoing::Reply(call.id()), &Form::INLINE, buf.full_mut(), at)
@@ -296,7 +297,7 @@ impl Replies {
         mut call: ServedCall<Replying>,
         reply: ReplyMessage,
     ) {
-        // The call's message is no longer needed.
+        // The header goes into the buffer of the call's message, which is no longer needed.
         let room = reply_headroom(&call);
         let message = call.take_message().filter(|message| message.capacity() >= room);
         let Some(mut buf) = message.map(ReceivedBuf::into_buf).or_else(|| cx.memory.alloc(room)) else {
@@ -380,7 +381,7 @@ impl Replies {
         }
     }
 
-    /// Answers a call without results.
+    /// Ends a call with a refusal instead of results.
     #[cold]
     pub(super) fn refuse<F: Fabric>(
         &mut self,
@@ -394,7 +395,7 @@ impl Replies {
         {
             return self.shed(cx, conn, call, error);
         }
-        // In version 1 a call without a reply gets an empty one.
+        // In version 1 a one-way call gets an empty reply, which does not count as a refusal.
         let is_refused = !matches!(refusal, CallRefusal::Rpc(ReplyBody::SUCCESS));
         cx.stats.calls_failed += u64::from(is_refused);
         self.outcomes.record_refused(&call, &refusal);
@@ -425,7 +426,7 @@ impl Replies {
             CallRefusal::TooLong { bytes, limit } => {
                 let line =
                     format_args!("{peer}: refused a call of {bytes} bytes: exceeds {limit} (wire.reassemble_up_to)");
-                cx.log_of(Level::Warn, "calls that are too long", None, line);
+                cx.log_for_procedure(Level::Warn, "calls that are too long", None, line);
                 ErrorBody::ReadChunks { max: 0 }
             }
             CallRefusal::Undeclared { error, .. } => {
@@ -435,12 +436,12 @@ impl Replies {
                      declaration (Procedure::read_chunks, Procedure::write_chunks)"
                 );
                 // The procedure exists, so the number of rate limits stays bounded.
-                cx.log_of(Level::Warn, "calls with undeclared chunks", Some(name), line);
+                cx.log_for_procedure(Level::Warn, "calls with undeclared chunks", Some(name), line);
                 log_refused(cx, conn, &call, "calls refused by the transport", &error);
                 error
             }
             CallRefusal::Transport(error) => {
-                // Version 1 has only one error for all such causes, so the log names this one.
+                // Version 1 has only one error for all such causes, so only the log names the cause.
                 log_refused(cx, conn, &call, "calls refused by the transport", &error);
                 error
             }
@@ -532,7 +533,7 @@ fn emit_written(
     let chunks = call.chunks_mut()?;
     let written = chunks.write_out(long, |segments, source, len| {
         if matches!(&source, Some(Source::Frozen(bytes)) if bytes.has_owner()) {
-            conn.sends.await_next();
+            conn.sends.signal_next_send();
         }
         fill(conn, segments, source, len);
     })?;
@@ -592,7 +593,7 @@ fn written_bytes(conn: &Conn, call: &ServedCall<Replying>) -> usize {
 fn exceeds_writes(config: &Config, conn: &Conn, call: &ServedCall<Replying>) -> bool {
     let bytes = written_bytes(conn, call);
     let queued = || conn.served.replies.iter().flatten().map(|call| written_bytes(conn, call)).sum::<usize>();
-    bytes > 0 && exceeds(config.limits.max_write_bytes, conn.sends.written() + queued(), bytes)
+    bytes > 0 && exceeds(config.limits.max_write_bytes, conn.sends.outstanding_writes() + queued(), bytes)
 }
 
 /// Whether the client has to retransmit a call that failed with this error. Version 1 has no temporary error: ERR_CHUNK
@@ -613,7 +614,7 @@ fn log_error<F: Fabric>(
     let line = format_args!("{}: ERR_SYSTEM to a call: {why}", conn.log_name());
     // A drain is intended, so it is not a warning.
     let level = if error == InternalError::Draining { Level::Info } else { Level::Warn };
-    cx.log_of(level, what, call.known_name(), line);
+    cx.log_for_procedure(level, what, call.known_name(), line);
     ErrorBody::System
 }
 
@@ -626,7 +627,7 @@ fn log_refused<F: Fabric>(
     why: &dyn fmt::Display,
 ) {
     let (peer, name) = (conn.log_name(), call.name());
-    cx.log_of(Level::Info, what, call.known_name(), format_args!("{peer}: refused {name}: {why}"));
+    cx.log_for_procedure(Level::Info, what, call.known_name(), format_args!("{peer}: refused {name}: {why}"));
 }
 
 /// Logs why a call gets SYSTEM_ERR, which does not tell the caller the cause.
@@ -646,7 +647,7 @@ pub(super) fn log_system_error<F: Fabric>(cx: &mut ShardContext<F>, conn: &Conn,
         (None, Ok(())) => return,
     };
     let (peer, name) = (conn.log_name(), call.name());
-    cx.log_of(Level::Error, what, Some(name), format_args!("{peer}: SYSTEM_ERR to {name}: {why}"));
+    cx.log_for_procedure(Level::Error, what, Some(name), format_args!("{peer}: SYSTEM_ERR to {name}: {why}"));
 }
 
 /// Outcomes of calls by procedure: all refusals, and the sampled calls.

@@ -14,7 +14,7 @@ use super::Responder;
 use super::procedures::RecentProcedures;
 use super::replies::{CallRefusal, InternalError, has_to_retransmit, log_system_error};
 use super::served_calls::{PendingSource, ServedCalls};
-use crate::config::{HEADROOM_PLAIN, POLL_BATCH};
+use crate::config::{HEADROOM_INLINE, POLL_BATCH};
 use crate::cross_thread::panics::catch_panic;
 use crate::cross_thread::parker::Signal;
 use crate::cross_thread::wake_flag::WakeFlag;
@@ -59,7 +59,7 @@ impl Responder {
                     "{peer}: {name} is cached, but its caller has no identity: a retransmission runs again \
                      (ClientConfig::credential, or another function of Procedure::cached or typed::ProgramCache)"
                 );
-                cx.log_of(Level::Warn, "calls without an identity", Some(name), line);
+                cx.log_for_procedure(Level::Warn, "calls without an identity", Some(name), line);
             }
             Ok(Some(known)) => return self.answer_retransmission(cx, conn, call, known),
             // Without its caller's identity the call must not run, because it may have run before.
@@ -67,7 +67,7 @@ impl Responder {
                 let (peer, name) = (conn.log_name(), call.name());
                 let line =
                     format_args!("{peer}: SYSTEM_ERR to {name}: the function of Procedure::cached panicked: {panic}");
-                cx.log_of(Level::Error, "panics of functions of Procedure::cached", Some(name), line);
+                cx.log_for_procedure(Level::Error, "panics of functions of Procedure::cached", Some(name), line);
                 return self.answer_retransmission(cx, conn, call, Lookup::Lost);
             }
         }
@@ -86,7 +86,7 @@ impl Responder {
         mut call: ServedCall<Ready>,
         known: Lookup,
     ) {
-        let silent = self.procedures.entry(call.entry()).is_one_way;
+        let is_one_way = self.procedures.entry(call.entry()).is_one_way;
         match known {
             Lookup::Done(reply) => {
                 let OpaqueAuth { flavor, body } = reply.verifier();
@@ -96,24 +96,25 @@ impl Responder {
                 let given = view.reply_writer().put(&reply);
                 self.finish(cx, conn, call.answered(given.map_err(|_| Refusal::SystemError)));
             }
-            Lookup::Full if !silent => {
+            Lookup::Full if !is_one_way => {
                 self.replies.refuse(cx, conn, call.refuse(), InternalError::CacheFull.into());
             }
-            Lookup::Lost if !silent => {
+            Lookup::Lost if !is_one_way => {
                 self.replies.refuse(cx, conn, call.refuse(), Refusal::SystemError.into());
             }
-            Lookup::InProgress if !silent && !conn.proto.inbound().is_duplicate(call.id()) => {
+            Lookup::InProgress if !is_one_way && !conn.proto.inbound().is_duplicate(call.id()) => {
                 self.retransmitted.push_back(call);
                 cx.schedule.control_now();
             }
-            // The original call gets the answer, or no caller waits for one. `New` was handled before.
+            // The original call gets the answer, or no caller waits for one. `run_elsewhere` has handled `New` and
+            // `Unidentified`.
             Lookup::InProgress | Lookup::Lost | Lookup::Full | Lookup::Unidentified | Lookup::New(_) => {
                 self.replies.drop_unanswered(cx, conn, call);
             }
         }
     }
 
-    /// Answers retransmissions of calls that ran when they arrived, after a reconnect. The original calls, perhaps on
+    /// Answers retransmissions, after a reconnect, of calls that were still running. The original calls, perhaps on
     /// another shard, have to finish first.
     #[cold]
     pub(super) fn answer_retransmitted<F: Fabric>(&mut self, cx: &mut ShardContext<F>) {
@@ -139,7 +140,7 @@ impl Responder {
     #[inline(always)]
     pub(super) fn finish<F: Fabric>(&mut self, cx: &mut ShardContext<F>, conn: &mut Conn, call: ServedCall<Answered>) {
         cx.stats.calls += 1;
-        match call.complete_inline(HEADROOM_PLAIN) {
+        match call.complete_inline(HEADROOM_INLINE) {
             Ok((call, reply)) => self.replies.send_plain(cx, conn, call, reply),
             Err(call) => self.finish_other(cx, conn, call),
         }
@@ -365,7 +366,10 @@ impl Responder {
     }
 }
 
-/// Checks the outcome of a handler: returns the refusal of a call, or `None` for a call without an answer.
+/// Checks the outcome of a handler.
+///
+/// # Errors
+/// The refusal for the call, or `None` if the call gets no answer.
 #[inline]
 fn check_outcome<F: Fabric>(
     cx: &mut ShardContext<F>,
@@ -380,7 +384,7 @@ fn check_outcome<F: Fabric>(
     if let Some(arena) = call.arenas().find(|&arena| !cx.memory.is_registered(arena)) {
         let (peer, name) = (conn.log_name(), call.name());
         let line = format_args!("{peer}: SYSTEM_ERR to {name}: result in unregistered arena {arena} (memory.arenas)");
-        cx.log_of(Level::Error, "results in unregistered arenas", Some(name), line);
+        cx.log_for_procedure(Level::Error, "results in unregistered arenas", Some(name), line);
         return Err(Some(Refusal::SystemError.into()));
     }
     if call.has_verifier() {
@@ -392,7 +396,7 @@ fn check_outcome<F: Fabric>(
     Ok(())
 }
 
-/// Answer to a call that its handler refused; `None` if there is none.
+/// Answer to a call that its handler refused; `None` if the call gets no answer.
 #[cold]
 fn check_refusal<F: Fabric>(
     cx: &mut ShardContext<F>,
@@ -425,9 +429,9 @@ fn check_refusal<F: Fabric>(
 fn log_panic<F: Fabric>(cx: &mut ShardContext<F>, services: &LocalServices, panicked: Panicked) {
     let Panicked { origin, entry, text } = panicked;
     let (peer, name) = (origin.peer(), services.name_of(entry));
-    let of = name.map_or_else(String::new, |name| format!(" of {name}"));
-    let line = format_args!("{peer}: deferred handler{of} panicked: {text}");
-    cx.log_of(Level::Error, "handlers that panicked", name, line);
+    let of_procedure = name.map_or_else(String::new, |name| format!(" of {name}"));
+    let line = format_args!("{peer}: deferred handler{of_procedure} panicked: {text}");
+    cx.log_for_procedure(Level::Error, "handlers that panicked", name, line);
 }
 
 /// Key of a call for the workers, which the pool returns even if the call is lost.
@@ -478,7 +482,7 @@ pub struct SimulatedWorkers {
 impl SimulatedWorkers {
     /// Creates `count` workers for the procedures of `services`.
     ///
-    /// A shard may have `ring_capacity` calls at each, rounded up to a power of two.
+    /// A shard may have `ring_capacity` calls at each worker, rounded up to a power of two.
     pub fn new(count: usize, ring_capacity: usize, services: Arc<Services>) -> Self {
         let work: Work = Box::new(worker_of(services));
         let (pool, workers) = Workers::without_threads(count, ring_capacity, work);

@@ -91,8 +91,8 @@ pub(in crate::shard) struct ServedCalls {
     pub(super) not_handed_over: VecDeque<ServedCall<Ready>>,
     /// `None` before the first pending call.
     pub(super) source: Option<Box<PendingSource>>,
-    /// Waiting calls that are [blocked](crate::shard::admission::queue::WaitCause::is_own) by their own connection or
-    /// host: all, and those with chunks.
+    /// Waiting calls that are [blocked](Self::block), because they wait for their own connection or host: all, and
+    /// those with chunks.
     blocked: [usize; 2],
     /// The last pass over waiting calls in which one stayed blocked.
     blocked_in: Option<u32>,

@@ -403,7 +403,7 @@ fn replies_beyond_the_write_limit_delay_no_others() {
         "the other connection has no outstanding RDMA Writes"
     );
     assert!(!is_sent(&mut other, 7, 1));
-    assert!(conn.sends.awaits_end(), "a completion was requested");
+    assert!(conn.sends.awaits_completion(), "a completion was requested");
     assert_eq!((fixture.cx.stats.write_waits, fixture.responder.replies.delayed), (3, 3));
     conn.sends.send_completed(1);
     fixture.responder.resume(&mut fixture.cx, &mut conn);
@@ -414,7 +414,7 @@ fn replies_beyond_the_write_limit_delay_no_others() {
 
 fn must_wait(fixture: &mut ResponderFixture, conn: &mut Conn, call: &Unready) -> bool {
     let ResponderFixture { responder: Responder { admission, procedures, .. }, cx, .. } = fixture;
-    admission.must_wait(cx, conn, procedures.of(call), call).is_some()
+    admission.must_wait(cx, conn, procedures.entry_of(call), call).is_some()
 }
 
 #[test]
@@ -529,7 +529,7 @@ fn short_replies_do_not_use_bulk_memory() {
     assert!(fixture.responder.waits_for_memory() && fixture.take_sent_xids(&mut conn).is_empty());
     assert_eq!(fixture.cx.memory.pool.room(1).0, 4, "the `long_buffers` are free");
     let call = &fixture.responder.admission.queue.iter().next().expect("a waiting call").call;
-    let demand = Demand::new(&fixture.cx.memory, fixture.responder.procedures.of(call), call);
+    let demand = Demand::new(&fixture.cx.memory, fixture.responder.procedures.entry_of(call), call);
     let deficit = demand.deficit(&fixture.cx.memory);
     assert_eq!(demand.beyond_pool(&fixture.cx.memory, call), None);
     assert!(deficit.to_string().ends_with("exist (`memory.small_buffers`)"), "{deficit}");
@@ -660,7 +660,7 @@ fn the_buffer_of_a_calls_own_message_is_not_part_of_its_demand() {
     let _held = fixture.empty_pool();
     fixture.serve_message(&mut conn, 1, SHORT, long);
     let call = &fixture.responder.admission.queue.iter().next().expect("a waiting call").call;
-    let demand = Demand::new(&fixture.cx.memory, fixture.responder.procedures.of(call), call);
+    let demand = Demand::new(&fixture.cx.memory, fixture.responder.procedures.entry_of(call), call);
     assert_eq!(demand.deficit(&fixture.cx.memory).size, 512, "only a reply buffer is missing");
 }
 
@@ -859,7 +859,7 @@ fn passes_without_freed_buffers_try_few_calls() {
     fixture.responder.continue_waiting(&mut fixture.cx);
     let queue = &fixture.responder.admission.queue;
     assert!(
-        queue.iter().filter(|waiting| waiting.cause.is_own()).count() > 32,
+        queue.iter().filter(|waiting| !waiting.cause.lacks_buffer()).count() > 32,
         "these calls exceed the quotas of their connections"
     );
     let numbers = |fixture: &ResponderFixture| -> Vec<u32> {

@@ -35,7 +35,7 @@ use crate::registrations::Registrations;
 use crate::{Completion, ConnectParams, Disconnect, FabricStats, Flow, QpId, Status};
 
 /// Minimum bytes of a direct read, because a system call costs as much as copying a few KiB.
-const DIRECT: usize = 8 << 10;
+const MIN_DIRECT_READ: usize = 8 << 10;
 /// Polls that count as one retry of a message without a Receive.
 const RNR_POLLS: u32 = 1024;
 
@@ -125,13 +125,13 @@ impl RdmapStream {
         }
     }
 
-    /// Starts the stream once the connection is established. A responder `waits`: it sends nothing until the first FPDU
-    /// arrives (RFC 5044 §7.1.2). `max_ulpdu` bounds sent ULPDUs, and `max_message` messages in either direction.
-    pub(super) fn begin(&mut self, agreed: &Negotiated, waits: bool, max_ulpdu: usize, max_message: usize) {
+    /// Starts the stream once the connection is established. A responder sends nothing until the first FPDU arrives
+    /// (RFC 5044 §7.1.2). `max_ulpdu` bounds sent ULPDUs, and `max_message` messages in either direction.
+    pub(super) fn begin(&mut self, agreed: &Negotiated, is_responder: bool, max_ulpdu: usize, max_message: usize) {
         self.reader = SegmentReader::new(agreed.crc);
         self.placement.max_message = max_message;
         self.placement.ird = agreed.ird.into();
-        self.outbound.begin(agreed, waits, max_ulpdu);
+        self.outbound.begin(agreed, is_responder, max_ulpdu);
     }
 
     /// Counters that change when waiting requests make progress: bytes acknowledged, bytes received, and Reads
@@ -141,8 +141,7 @@ impl RdmapStream {
         [acknowledged, self.received, self.placement.own_reads_done]
     }
 
-    /// See [`Fabric::flow`](crate::Fabric::flow). Sent bytes count as moved once acknowledged, so all but
-    /// `unacknowledged`.
+    /// See [`Fabric::flow`](crate::Fabric::flow). Sent bytes count as moved once they are acknowledged.
     pub(super) fn flow(&self, unacknowledged: u64) -> Flow {
         Flow {
             moved: (self.outbound.buffer.sent() + self.received).saturating_sub(unacknowledged),
@@ -258,7 +257,7 @@ impl RdmapStream {
     #[inline]
     pub(super) fn direct_target(&mut self) -> Option<ReceiveTarget<'_>> {
         let rest = self.reader.payload_left();
-        if rest < DIRECT || self.waits_for_receive() {
+        if rest < MIN_DIRECT_READ || self.waits_for_receive() {
             return None;
         }
         // `consume` reports a revoked window.
@@ -288,7 +287,7 @@ fn terminate_failure(message: &[u8]) -> StreamFailure {
         Ok(terminate) => (terminate.fault(), terminate.to_string()),
         Err(error) => (None, error.to_string()),
     };
-    let status = status_of(fault);
+    let status = request_status(fault);
     let cause = match status {
         Status::RemoteAccess | Status::RemoteInvalidRequest => Disconnect::Refused,
         _ => Disconnect::Failure,
@@ -297,7 +296,7 @@ fn terminate_failure(message: &[u8]) -> StreamFailure {
 }
 
 /// The status of this side's oldest unfinished request after a peer's Terminate with this fault.
-fn status_of(fault: Option<TerminateFault>) -> Status {
+fn request_status(fault: Option<TerminateFault>) -> Status {
     use TerminateFault::*;
     match fault {
         Some(NoBuffer) => Status::RnrRetryExceeded,

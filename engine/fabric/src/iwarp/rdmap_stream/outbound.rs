@@ -75,8 +75,8 @@ impl Outbound {
         }
     }
 
-    pub(super) fn begin(&mut self, agreed: &Negotiated, waits: bool, max_ulpdu: usize) {
-        self.open = !waits;
+    pub(super) fn begin(&mut self, agreed: &Negotiated, is_responder: bool, max_ulpdu: usize) {
+        self.open = !is_responder;
         self.crc = agreed.crc;
         // Multiples of four, so that only the last segment of a message has a pad.
         self.tagged = (max_ulpdu - TAGGED_HEADER) & !3;

@@ -17,7 +17,7 @@ use crate::window_keys::Revoked;
 use crate::{Arrival, Completion, QpId, ReceivedBuf, Status};
 
 /// Longest accepted Terminate message. RFC 5040 §4.8 defines at most 52 bytes.
-const TERMINATE: usize = 64;
+const MAX_TERMINATE: usize = 64;
 
 /// The messages in progress, and the target of the current segment's payload.
 #[derive(Debug, Default)]
@@ -182,12 +182,13 @@ impl Placement {
         require(
             is_named,
             TerminateFault::TaggedInvalidStag,
-            format_args!("a Read Response to another Read than the oldest"),
+            format_args!("a Read Response to a Read that is not the oldest"),
         )?;
-        let (all, received) = (read.len, read.received);
+        let (total, received) = (read.len, read.received);
         let is_next = len == 0 || address == received as u64;
-        let fits = len <= all - received && self.last == (len == all - received);
-        let what = format_args!("a Read Response of {len} bytes at {address}, with {received} of {all} bytes received");
+        let fits = len <= total - received && self.last == (len == total - received);
+        let what =
+            format_args!("a Read Response of {len} bytes at {address}, with {received} of {total} bytes received");
         require(is_next && fits, TerminateFault::TaggedBounds, what)?;
         self.target = PayloadTarget::Read;
         Ok(())
@@ -199,13 +200,13 @@ impl Placement {
         let PayloadPlace::Untagged { queue, msn, offset } = place else {
             return Err(Violation::new(TerminateFault::UnexpectedOpcode, "an untagged message in a tagged segment"));
         };
-        let bytes = Vec::with_capacity(TERMINATE);
+        let bytes = Vec::with_capacity(MAX_TERMINATE);
         let (due_queue, due, lengths, target) = match opcode {
             RdmapOpcode::ReadRequest => {
                 let due = self.read_msn.wrapping_add(1);
                 (QUEUE_READ_REQUEST, due, ReadRequest::LEN..=ReadRequest::LEN, PayloadTarget::ReadRequest(bytes))
             }
-            RdmapOpcode::Terminate => (QUEUE_TERMINATE, 1, 0..=TERMINATE, PayloadTarget::Terminate(bytes)),
+            RdmapOpcode::Terminate => (QUEUE_TERMINATE, 1, 0..=MAX_TERMINATE, PayloadTarget::Terminate(bytes)),
             // A Send on another queue.
             _ => (QUEUE_SEND, msn, 0..=0, PayloadTarget::Nothing),
         };

@@ -32,7 +32,7 @@ pub(super) enum Payload<'a> {
 /// A range of the bytes to send.
 #[derive(Debug)]
 enum Span {
-    /// The next staged bytes, by their number.
+    /// This many of the next staged bytes.
     Staged(usize),
     /// Bytes sent in place.
     Memory { of: Source, offset: usize, len: usize },

@@ -17,7 +17,7 @@ struct Endpoint {
     shared: SharedResources,
     pool: Pool,
     done: Vec<Completion>,
-    /// The reason of the connection's end.
+    /// The reason for the connection's end.
     failure: Option<StreamFailure>,
 }
 
@@ -25,12 +25,12 @@ struct Endpoint {
 #[derive(Clone, Copy)]
 struct StreamParams {
     crc: bool,
-    waits: bool,
+    is_responder: bool,
     max_ulpdu: usize,
 }
 
 fn default_params() -> StreamParams {
-    StreamParams { crc: false, waits: false, max_ulpdu: 1000 }
+    StreamParams { crc: false, is_responder: false, max_ulpdu: 1000 }
 }
 
 impl Endpoint {
@@ -45,7 +45,7 @@ impl Endpoint {
         let id = QpId { slot: 3, generation: 1 };
         let mut stream = RdmapStream::new(id, &connect, 0xabcd_ef01);
         let agreed = Negotiated { crc: params.crc, ord: 2, ird: 2, rtr: false, is_same_engine: true };
-        stream.begin(&agreed, params.waits, params.max_ulpdu, 64 << 10);
+        stream.begin(&agreed, params.is_responder, params.max_ulpdu, 64 << 10);
         Self { stream, shared, pool, done: Vec::new(), failure: None }
     }
 
@@ -188,7 +188,8 @@ proptest! {
         max_ulpdu in 200usize..5000,
     ) {
         let params = StreamParams { crc, max_ulpdu, ..default_params() };
-        let (mut a, mut b) = (Endpoint::new(params, 0), Endpoint::new(StreamParams { waits: true, ..params }, 0));
+        let mut a = Endpoint::new(params, 0);
+        let mut b = Endpoint::new(StreamParams { is_responder: true, ..params }, 0);
         b.post_receives(sizes.len());
         a.stream.outbound.send_empty_write();
         exchange(&mut a, &mut b, &piece_lengths);
@@ -234,7 +235,7 @@ proptest! {
         }
     }
 
-    /// Input of a peer with a valid key, which may be invalid, changes only bytes in the window of the key, and only
+    /// Whatever a peer with a valid key sends, it changes only bytes in the window of the key, and of these only
     /// those that a valid Write names.
     #[test]
     fn peer_bytes_change_only_memory_that_a_valid_write_names(
@@ -579,7 +580,7 @@ fn reads_wait_for_the_read_depth_and_fenced_sends_for_reads() {
 #[test]
 fn a_responder_sends_nothing_before_the_first_fpdu() {
     let (mut a, mut b) =
-        (Endpoint::new(default_params(), 0), Endpoint::new(StreamParams { waits: true, ..default_params() }, 0));
+        (Endpoint::new(default_params(), 0), Endpoint::new(StreamParams { is_responder: true, ..default_params() }, 0));
     a.post_receives(1);
     b.send(1, b"early", None, false);
     assert!(b.take_output().is_empty());

@@ -23,7 +23,7 @@ pub(in crate::iwarp) struct ExposedRange {
     address: u64,
     len: u64,
     access: Access,
-    /// The stream position after the last byte that is sent from here.
+    /// The stream position after the last byte that is sent from this memory.
     pub(super) busy_until: Cell<u64>,
 }
 
@@ -50,9 +50,9 @@ impl ExposedRange {
         stag: u32,
         address: u64,
         len: u64,
-        write: bool,
+        is_write: bool,
     ) -> Result<(&Self, usize), TerminateFault> {
-        let [invalid, bounds, wrap] = if write {
+        let [invalid, bounds, wrap] = if is_write {
             [TerminateFault::TaggedInvalidStag, TerminateFault::TaggedBounds, TerminateFault::TaggedOffsetWrap]
         } else {
             [TerminateFault::InvalidStag, TerminateFault::Bounds, TerminateFault::OffsetWrap]
@@ -61,7 +61,7 @@ impl ExposedRange {
         address.checked_add(len).ok_or(wrap)?;
         let skip = address.checked_sub(range.address).ok_or(bounds)?;
         range.len.checked_sub(skip).filter(|rest| len <= *rest).ok_or(bounds)?;
-        let granted = if write { range.access.remote_write } else { range.access.remote_read };
+        let granted = if is_write { range.access.remote_write } else { range.access.remote_read };
         let offset = address as usize - range.mem.offset();
         if granted { Ok((range, offset)) } else { Err(TerminateFault::AccessRights) }
     }

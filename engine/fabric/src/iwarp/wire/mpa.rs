@@ -67,7 +67,7 @@ pub struct MpaFrame {
 
 /// Enhanced RDMA connection establishment data (RFC 6581 §9).
 ///
-/// It is at the start of the private data.
+/// A frame has this data at the start of its private data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EnhancedData {
     /// Maximum outstanding Read Requests that the sender accepts (14 bits). 0x3FFF excludes negotiation.

@@ -132,8 +132,8 @@ impl SegmentReader {
 
     /// Length and header of the current segment, as [`Terminate::new`](super::Terminate::new) needs them.
     ///
-    /// They have 16 or 20 bytes, and stay until bytes of the next segment arrive. After a [`SegmentError`] they are
-    /// those of the faulty segment, as far as they have arrived.
+    /// Both together have 16 or 20 bytes, and stay until bytes of the next segment arrive. After a [`SegmentError`]
+    /// they are the length and header of the faulty segment, as far as they have arrived.
     pub fn header(&self) -> &[u8] {
         let header = &self.framer.header[..self.framer.filled];
         whole_header(header).unwrap_or(header)

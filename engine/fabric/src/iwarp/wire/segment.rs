@@ -47,7 +47,7 @@ const TERMINATE: u8 = 7;
 
 /// Number of zero bytes after a ULPDU (RFC 5044 §4.1).
 ///
-/// They align the FPDU to four bytes.
+/// These bytes align the FPDU to four bytes.
 #[inline]
 pub const fn pad(ulpdu: usize) -> usize {
     2usize.wrapping_sub(ulpdu) & 3

@@ -144,11 +144,11 @@ pub struct TerminateError {
 impl Terminate {
     /// Creates a Terminate for this fault.
     ///
-    /// It has the parts that RFC 5040 requires for the fault, as far as they are complete. `segment` begins with length
-    /// and header of the segment at fault, and `read` is its Read Request, if it has one.
+    /// The Terminate has the parts that RFC 5040 requires for the fault, as far as they are complete. `segment` begins
+    /// with length and header of the segment at fault, and `read` is its Read Request, if it has one.
     pub fn new(fault: TerminateFault, segment: Option<&[u8]>, read: Option<&[u8; ReadRequest::LEN]>) -> Self {
         let (layer, etype, code) = fault.codes();
-        let header = included(segment.filter(|_| fault.has_header()));
+        let header = header_or_empty(segment.filter(|_| fault.has_header()));
         let read = read.filter(|_| fault.has_read() && !header.is_empty());
         Self { layer, etype, code, header, read: read.map(ReadRequest::decode) }
     }
@@ -188,7 +188,7 @@ impl Terminate {
         };
         let (layer, etype, control) =
             if is_reversed { (etype, layer, control.reverse_bits()) } else { (layer, etype, control) };
-        let header = included(Some(rest).filter(|_| control & DDP_HEADER != 0));
+        let header = header_or_empty(Some(rest).filter(|_| control & DDP_HEADER != 0));
         let read = rest[header.len()..].first_chunk();
         let read = read.filter(|_| control & RDMAP_HEADER != 0 && !header.is_empty());
         Ok(Self { layer, etype, code, header, read: read.map(ReadRequest::decode) })
@@ -211,7 +211,7 @@ impl fmt::Display for Terminate {
 }
 
 /// Length and header of a segment if they are complete, otherwise nothing.
-fn included(segment: Option<&[u8]>) -> ArrayVec<u8, HEADER> {
+fn header_or_empty(segment: Option<&[u8]>) -> ArrayVec<u8, HEADER> {
     let header = segment.and_then(whole_header).and_then(|header| ArrayVec::try_from(header).ok());
     header.unwrap_or_default()
 }

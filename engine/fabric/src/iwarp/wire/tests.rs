@@ -144,10 +144,10 @@ proptest! {
             *end += fpdu(segment, payload).len();
             Some(*end)
         }));
-        let whole = boundaries.contains(&input.len());
+        let is_at_boundary = boundaries.contains(&input.len());
         let mut reader = SegmentReader::new(crc);
         while reader.step(&mut input).expect("the stream is valid").is_some() {}
-        prop_assert_eq!(reader.is_at_fpdu_boundary(), whole);
+        prop_assert_eq!(reader.is_at_fpdu_boundary(), is_at_boundary);
     }
 
     #[test]

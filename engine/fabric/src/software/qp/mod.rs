@@ -41,6 +41,8 @@ const BURST: usize = 32;
 const IDLE_CHECK_INTERVAL: u32 = 16;
 /// Polls per retry of a sender whose message has no Receive.
 const RNR_POLLS: u32 = 1024;
+/// The `rnr_retry` from which on retries are unlimited.
+const UNLIMITED_RETRIES: u8 = 7;
 /// Empty polls before a used queue pair is polled less often.
 const IDLE_POLLS: u32 = 4096;
 /// Prefetched lines of the next record, enough for a short message.
@@ -116,7 +118,7 @@ pub(crate) struct SoftwareQp {
     pub(crate) idle: u32,
     /// Whether the queue pair has been idle for long, so that not every poll checks it.
     pub(crate) cold: bool,
-    /// The event for which the own doorbell was set. The peer may have taken it.
+    /// The event for which this side's doorbell was set. The peer may have taken the doorbell since.
     armed: Option<WakeReason>,
     pub(crate) id: QpId,
     pub(crate) tx: RingProducer,
@@ -247,7 +249,7 @@ impl SoftwareQp {
             return true;
         }
         self.arm();
-        // The poll that must follow a set doorbell.
+        // One more poll is required after the doorbell is set.
         self.rx.peek(&self.ring.rx()) == 0
     }
 
@@ -266,7 +268,8 @@ impl SoftwareQp {
             Some(WorkRequest::Send { buf, .. }) => self.tx.has_room(buf.len() as u32),
             Some(_) => true,
         };
-        self.is_live() && (self.rnr_polls != 0 && self.rnr_retry < 7 || pending_needs_polls)
+        let retries_expire = self.rnr_polls != 0 && self.rnr_retry < UNLIMITED_RETRIES;
+        self.is_live() && (retries_expire || pending_needs_polls)
     }
 
     /// Whether acknowledgements are due at intervals, in either direction.
@@ -354,7 +357,7 @@ impl SoftwareQp {
         moved.then_some(()).ok_or_else(|| format!("rings of {ring_bytes} bytes do not fit their memory"))
     }
 
-    /// Prefetches a message's memory, well before the poll.
+    /// Prefetches the fields that each message needs, well before the poll.
     #[inline]
     pub(crate) fn prefetch(&self) {
         prefetch::<{ offset_of!(SoftwareQp, rnr_retry).div_ceil(64) }, _>(self);
@@ -376,7 +379,8 @@ impl SoftwareQp {
         Some(self.stall.check(self.progress(), now, limit))
     }
 
-    /// See [`Fabric::flow`](crate::Fabric::flow). Reads move at once, because this side copies them.
+    /// See [`Fabric::flow`](crate::Fabric::flow). RDMA Reads and Writes count only while they are pending. This side
+    /// executes them by a copy, so their bytes are never in transit.
     pub(crate) fn flow(&self) -> Flow {
         let pending: usize = self.pending.iter().map(|posting| posting.wr.payload()).sum();
         Flow { moved: self.tx.acked() + self.rx.taken(), queued: self.tx.sent() - self.tx.acked() + pending as u64 }
@@ -469,7 +473,7 @@ impl SoftwareQp {
         if self.cold { PollOutcome::Idle } else { PollOutcome::Quiet }
     }
 
-    /// Whether the queue pair has ended. `has_work` is set if it is not live.
+    /// Whether the queue pair has ended. Ended queue pairs have `has_work` set, so most polls test only this flag.
     #[inline]
     fn has_ended(&self) -> bool {
         self.has_work && !self.is_live()
@@ -489,7 +493,7 @@ impl SoftwareQp {
         common: &mut SoftwareCommon,
         out: &mut Completions,
         end: usize,
-        received: bool,
+        has_received: bool,
     ) -> PollOutcome {
         if self.tx.is_idle() && !self.retire.has_reported() {
             // The peer has taken all requests, and none needs a completion.
@@ -501,7 +505,7 @@ impl SoftwareQp {
             self.resume(common);
         }
         if self.rx.unreported() != 0
-            && (self.rx.needs_report() || !received && self.idle.is_multiple_of(IDLE_CHECK_INTERVAL))
+            && (self.rx.needs_report() || !has_received && self.idle.is_multiple_of(IDLE_CHECK_INTERVAL))
         {
             self.report();
         }
@@ -601,7 +605,7 @@ impl SoftwareQp {
             common.stats.receiver_not_ready += 1;
         }
         self.rnr_polls = self.rnr_polls.saturating_add(1);
-        if self.rnr_retry >= 7 || self.rnr_polls <= u32::from(self.rnr_retry) * RNR_POLLS {
+        if self.rnr_retry >= UNLIMITED_RETRIES || self.rnr_polls <= u32::from(self.rnr_retry) * RNR_POLLS {
             return NoMessage::NoReceive;
         }
         self.refuse(common, NOT_READY, "a message had no Receive for longer than rnr_retry allows".to_owned())

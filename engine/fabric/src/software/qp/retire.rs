@@ -31,7 +31,7 @@ pub(super) struct RetireQueue {
     /// Numbers of removed and of added requests so far.
     removed: usize,
     added: usize,
-    /// Requests that need a completion, by the number of requests added before.
+    /// Requests that need a completion, by the number of requests added before each.
     reported: VecDeque<usize>,
 }
 

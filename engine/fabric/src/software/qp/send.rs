@@ -53,15 +53,15 @@ impl SoftwareQp {
                 chain.drain(..sent).for_each(Posting::finish);
             }
         }
-        let result = if chain.is_empty() { Ok(()) } else { self.post_rest(common, chain, limit) };
+        let result = if chain.is_empty() { Ok(()) } else { self.post_remaining(common, chain, limit) };
         if self.tx.sent() != before {
             self.ring_doorbell(common);
         }
         result
     }
 
-    /// Executes the requests of a chain up to the first that has to wait.
-    fn post_rest(
+    /// Posts the remaining requests of a chain. Executes them up to the first that has to wait, and queues the others.
+    fn post_remaining(
         &mut self,
         common: &mut SoftwareCommon,
         chain: &mut Vec<Posting>,
@@ -71,12 +71,12 @@ impl SoftwareQp {
             return Err(PostError::NotConnected);
         }
         let mut budget = COPY_BUDGET;
-        let mut waits = !self.can_execute_now();
+        let mut must_wait = !self.can_execute_now();
         let mut result = Ok(());
         let (mut taken, mut waiting) = (0, self.pending.len());
         for posting in chain.iter_mut() {
             let is_send = matches!(posting.wr, WorkRequest::Send { .. });
-            if is_send && !waits && self.tx.sent() < limit && self.send_now(common, posting) {
+            if is_send && !must_wait && self.tx.sent() < limit && self.send_now(common, posting) {
                 taken += 1;
                 continue;
             }
@@ -93,27 +93,27 @@ impl SoftwareQp {
             taken += 1;
             common.stats.signalled += u64::from(posting.signalled);
             self.has_work |= posting.signalled;
-            if waits || !self.execute(common, posting, &mut budget) {
-                (waits, waiting) = (true, waiting + 1);
+            if must_wait || !self.execute(common, posting, &mut budget) {
+                (must_wait, waiting) = (true, waiting + 1);
             } else {
-                waits = self.halted;
+                must_wait = self.halted;
             }
         }
         common.stats.posts += taken as u64;
-        self.has_work |= waits;
-        let done = taken + self.pending.len() - waiting;
+        self.has_work |= must_wait;
+        let executed = taken + self.pending.len() - waiting;
         // The drop of executed requests returns their memory.
-        if done == chain.len() {
+        if executed == chain.len() {
             chain.clear();
             return result;
         }
-        chain.drain(..done);
-        let waiting = chain.drain(..taken - done);
+        chain.drain(..executed);
+        let waiting = chain.drain(..taken - executed);
         if self.state == SoftwareQpState::Error {
             common.ready.extend(waiting.map(|posting| posting.flushed(self.id)));
-        } else if taken > done {
+        } else if taken > executed {
             if self.pending.is_empty() {
-                // The wait for the peer is timed.
+                // `tend_qp` measures the wait for the peer.
                 common.control.attention.push(self.id.slot);
             }
             self.pending.extend(waiting);
@@ -127,7 +127,7 @@ impl SoftwareQp {
         !self.has_work || self.state == SoftwareQpState::Up && !self.halted && self.pending.is_empty()
     }
 
-    /// Executes a request, if it is a Send and there is room. The caller counts it.
+    /// Executes a request, if it is a Send and there is room. The caller counts the post.
     #[inline(always)]
     fn send_now(&mut self, common: &mut SoftwareCommon, posting: &Posting) -> bool {
         let WorkRequest::Send { buf, invalidate, .. } = &posting.wr else { return false };
@@ -228,7 +228,7 @@ impl SoftwareQp {
                 let is_bound = self.windows.bind(window.index, mem, exposure);
                 Some(if is_bound { Status::Success } else { Status::WindowBind })
             }
-            // A window that is no longer bound has been invalidated by the peer.
+            // If the window is no longer bound, the peer has invalidated it, and the request succeeds.
             WorkRequest::LocalInvalidate { window } => {
                 (self.windows.revoke(window.index) != Revoked::Busy).then_some(Status::Success)
             }
@@ -239,7 +239,7 @@ impl SoftwareQp {
     #[inline(always)]
     fn send(&mut self, buf: &Buf, invalidate: &Option<u32>) -> bool {
         let Self { ring, tx, rx, .. } = self;
-        // The copy is a call, so values for the header are read after it.
+        // The header is made after the copy, which is a call, so that no values have to be kept during the call.
         tx.push(&ring.tx(), buf, || RecordHeader::message(buf.len() as u32, *invalidate, rx.report()))
     }
 
@@ -262,23 +262,25 @@ impl SoftwareQp {
         (offset, len): (&mut usize, &mut usize),
         remote: &mut RemoteMemory,
         budget: &mut usize,
-        write: bool,
+        is_write: bool,
         act: impl FnOnce(&PeerMapping, usize, usize, usize) -> bool,
     ) -> Option<Status> {
         if *len == 0 {
             return Some(Status::Success);
         }
-        let claim = self.peer_windows.as_ref().and_then(|w| w.claim(remote.rkey, remote.address, *len as u64, write));
+        let claim =
+            self.peer_windows.as_ref().and_then(|w| w.claim(remote.rkey, remote.address, *len as u64, is_write));
         let Some(claim) = claim else {
-            // A closing peer shuts its socket down and then revokes its windows. It has not refused the request.
+            // A peer that closes the connection shuts its socket down before it revokes its windows, so the request was
+            // not refused.
             if matches!(self.read_socket(common), Ok(false)) {
                 return Some(Status::Flushed);
             }
             common.stats.access_refused += 1;
             return Some(Status::RemoteAccess);
         };
-        // The peer sent the region's descriptor before the key, so it waits at the socket. The end of the connection is
-        // handled elsewhere.
+        // The peer sent the region's descriptor before the key, so the descriptor waits at the socket. The end of the
+        // connection is handled by `read_connected`.
         if self.exposed.get(claim.region).is_none()
             && let Err(error) = self.read_socket(common)
         {
@@ -292,7 +294,7 @@ impl SoftwareQp {
             windows.release(claim);
         }
         if !copied {
-            // The peer's table points outside its memory.
+            // The peer's table names memory that the peer has not exposed.
             common.stats.peer_violations += 1;
             common.stats.access_refused += 1;
             return Some(Status::RemoteAccess);
@@ -306,7 +308,7 @@ impl SoftwareQp {
 
     /// Sends the descriptor of an arena to the peer, once per connection. Returns the number of the region.
     fn announce(&mut self, log: &mut ClockedLog, regions: &Regions, arena: ArenaId) -> Result<u32, Status> {
-        // Usually the arena is the last one.
+        // Usually the arena was announced last.
         if let Some(&(_, id)) = self.announced.iter().rev().find(|(known, _)| *known == arena) {
             return Ok(id);
         }
@@ -367,7 +369,7 @@ impl SoftwareQp {
             out.push(Completion::ended(self.id, request.wr_id, request.opcode, Status::Success));
             self.retire.pop_reported();
         }
-        // A signalled request removes the unsignalled ones before it. Without one, they are removed here.
+        // Completing a signalled request removes the unsignalled ones before it. Otherwise they are removed here.
         while self.is_half_full() && self.retire.pop(self.tx.acked()).is_some() {}
         true
     }

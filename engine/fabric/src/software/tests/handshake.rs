@@ -89,7 +89,7 @@ fn connects_of_other_users_are_limited_per_turn_and_in_the_log() {
     assert_eq!(summed + lines.len(), CONNECTS, "{sums:?}");
 }
 
-/// The descriptor that a fabric reserves is none of a peer's socket, which would stay open with it.
+/// The descriptor that a fabric reserves must not refer to a peer's socket, because the socket would then stay open.
 #[test]
 fn the_socket_of_a_destroyed_queue_pair_is_closed() {
     let mut cluster = Cluster::new("closed-socket");

@@ -5,7 +5,7 @@ use super::*;
 
 /// Each region is a mapping, of which the process has a limited number.
 #[test]
-fn a_connection_gets_a_share_of_the_processs_mappings() {
+fn a_connection_gets_a_share_of_the_mappings_of_the_process() {
     const MAX_MAPPINGS: usize = 64;
     static BUDGET: MappingBudget = MappingBudget::new(MAX_MAPPINGS);
     let mut cluster = Cluster::new("mappings");
@@ -132,13 +132,13 @@ fn invalid_window_entries_are_refused() {
         (1, 0, 4096, 0),
         (1 | rights, 4096, 100, 0),
     ];
-    for (place, first, len, address) in entries {
+    for (region_and_rights, first, len, address) in entries {
         for write in [true, false] {
             let refused = cluster.server.stats().access_refused;
             let (hostile, qp) = cluster.hostile_peer();
             hostile.send(&SocketMessage::Region { id: 1, bytes: 8192 }, &[memory.fd()]);
             let rkey = 0xabcd_0000u32;
-            word(&hostile.table, 8).set(place);
+            word(&hostile.table, 8).set(region_and_rights);
             word(&hostile.table, 16).set(first);
             word(&hostile.table, 24).set(len);
             word(&hostile.table, 0).publish(u64::from(rkey) << 32 | 1);
@@ -157,7 +157,7 @@ fn invalid_window_entries_are_refused() {
             assert_eq!(
                 cluster.server.stats().access_refused,
                 refused + 1,
-                "{place:#x} {first:#x} {len:#x} {address:#x}"
+                "{region_and_rights:#x} {first:#x} {len:#x} {address:#x}"
             );
         }
     }

@@ -142,8 +142,8 @@ fn endless_bells_do_not_stop_other_connections() {
     cluster.expect_end(qp);
 }
 
-/// A peer that takes no messages, or never ends a copy: its waiting requests complete with an error, and no longer hold
-/// buffers.
+/// If a peer takes no messages, or never ends a copy, the requests that wait for the peer complete with an error and
+/// no longer hold buffers.
 #[test]
 fn a_peer_that_takes_no_messages_is_disconnected() {
     let mut cluster = Cluster::new("takes-nothing");

@@ -51,7 +51,7 @@ impl Cluster {
 }
 
 #[test]
-fn cold_queue_pairs_stay_cold_in_sleeps_and_each_can_end_one() {
+fn cold_queue_pairs_stay_cold_in_sleeps_and_each_can_end_a_sleep() {
     let mut cluster = Cluster::new("idle");
     let pairs = cluster.connect_twenty();
     cluster.turn_all_cold();
@@ -115,7 +115,7 @@ fn after_a_full_poll_more_cold_queue_pairs_are_checked() {
     for &(idle, _) in &pairs[1..] {
         cluster.send(idle, false);
     }
-    // All messages arrive in fewer polls than without the rule.
+    // With only `COLD_POLLS` checks in each poll, this would take more polls.
     while cluster.done.iter().filter(|done| done.qp != server).count() < pairs.len() - 1 {
         cluster.send(busy, false);
         cluster.server.poll_cq(&mut cluster.done, 20);

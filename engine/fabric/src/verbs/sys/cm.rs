@@ -100,7 +100,7 @@ impl CmEvent {
     pub(crate) fn name(&self) -> &'static str {
         // SAFETY: the call takes any number.
         let name = unsafe { rdma_event_str(self.kind) };
-        // SAFETY: it returns a constant text.
+        // SAFETY: `rdma_event_str` returns a constant text.
         unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default()
     }
 }

@@ -83,8 +83,8 @@ impl<T: Destroy, P> Object<T, P> {
 
     /// Destroys the object and releases its parents. The object must not be used afterwards.
     fn destroy_in_place(&mut self) -> io::Result<()> {
-        // SAFETY: objects made with this one keep it alive, so none is left. It is destroyed once: only `destroy` and
-        // `drop` call this, of which one runs.
+        // SAFETY: objects made with this one keep it alive, so none is left. It is destroyed once, because either
+        // `destroy` or `drop` calls this, but never both.
         check(unsafe { T::destroy(self.raw()) })?;
         // SAFETY: the field is not used again.
         unsafe { ManuallyDrop::drop(&mut self.parents) };
@@ -288,7 +288,7 @@ impl MemoryWindow {
     }
 }
 
-/// Encodes a number as the cookie of a C struct. It is never dereferenced.
+/// Encodes a number as the cookie of a C struct. The pointer is never dereferenced.
 pub(super) fn cookie(number: usize) -> *mut c_void {
     ptr::without_provenance_mut(number)
 }

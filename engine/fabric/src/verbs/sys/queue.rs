@@ -140,7 +140,7 @@ impl SharedReceiveQueue {
     #[inline]
     pub(crate) unsafe fn post(&self, first: *mut ibv_recv_wr) -> PostResult<ibv_recv_wr> {
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue is alive. The caller vouches for the chain.
+        // SAFETY: the queue is alive. The caller guarantees that the chain is valid.
         let code = unsafe { ibv_post_srq_recv(self.raw(), first, &raw mut bad) };
         posted(code, bad)
     }
@@ -186,9 +186,9 @@ type Parents = (Rc<CompletionQueue>, Option<Rc<SharedReceiveQueue>>, Rc<Protecti
 pub(crate) type QueuePair = Object<ibv_qp, Parents>;
 
 impl QueuePair {
-    /// Creates a queue pair in state RESET, with room for `sends` work requests and `receives` of its own.
+    /// Creates a queue pair in state RESET, with room for `sends` work requests and `receives` own Receives.
     ///
-    /// Asynchronous events carry `number`. Returns also the inline data that the device supports here, in bytes.
+    /// Asynchronous events carry `number`. Also returns the inline data that the device supports here, in bytes.
     pub(crate) fn new(
         pd: &Rc<ProtectionDomain>,
         cq: &Rc<CompletionQueue>,
@@ -236,7 +236,7 @@ impl QueuePair {
     #[inline]
     pub(crate) unsafe fn post_send(&self, first: *mut ibv_send_wr) -> PostResult<ibv_send_wr> {
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is alive. The caller vouches for the chain.
+        // SAFETY: the queue pair is alive. The caller guarantees that the chain is valid.
         let code = unsafe { ibv_post_send(self.raw(), first, &raw mut bad) };
         posted(code, bad)
     }
@@ -248,7 +248,7 @@ impl QueuePair {
     #[inline]
     pub(crate) unsafe fn post_recv(&self, first: *mut ibv_recv_wr) -> PostResult<ibv_recv_wr> {
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is alive. The caller vouches for the chain.
+        // SAFETY: the queue pair is alive. The caller guarantees that the chain is valid.
         let code = unsafe { ibv_post_recv(self.raw(), first, &raw mut bad) };
         posted(code, bad)
     }

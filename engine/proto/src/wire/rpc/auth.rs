@@ -26,7 +26,7 @@ codes! {
 codes! {
     /// Reasons to refuse a call as unauthenticated, `auth_stat`.
     ///
-    /// Servers answer with these. The codes of AUTH_KERB, and those that clients detect, are for decoders.
+    /// Servers answer with these codes. Those of AUTH_KERB, and those that clients detect, are only for decoders.
     #[non_exhaustive]
     pub enum AuthStat {
         /// No error.

@@ -84,13 +84,13 @@ impl From<BadXdr> for RpcErrorKind {
 }
 
 impl RpcErrorKind {
-    pub(super) fn of(self, message: &[u8]) -> RpcError {
+    pub(super) fn into_error(self, message: &[u8]) -> RpcError {
         RpcError { kind: self, xid: message.first_chunk().map(|xid| u32::from_be_bytes(*xid)) }
     }
 }
 
 impl RpcError {
-    /// The reply to a malformed call. `None` for a message to drop.
+    /// The reply to a malformed call. `None` if the message is to be dropped.
     pub const fn answer(&self) -> Option<ReplyBody<'static>> {
         Some(match self.kind {
             RpcErrorKind::NotA { .. } => return None,
@@ -127,7 +127,7 @@ impl<'a> CallHeader<'a> {
         if let Some(header) = Self::read_anonymous(message) {
             return Ok((header, ANONYMOUS_CALL_LEN));
         }
-        Self::read(message).map_err(|kind| kind.of(message))
+        Self::read(message).map_err(|kind| kind.into_error(message))
     }
 
     /// Reads the header of a call, without the fast path of [`parse`](Self::parse).

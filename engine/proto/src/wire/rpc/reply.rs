@@ -195,7 +195,7 @@ impl<'a> ReplyHeader<'a> {
                 return Ok((ReplyHeader { xid, body: ReplyBody::SUCCESS }, ACCEPTED_REPLY_LEN));
             }
         }
-        Self::read(message).map_err(|kind| kind.of(message))
+        Self::read(message).map_err(|kind| kind.into_error(message))
     }
 
     fn read(message: &'a [u8]) -> Result<(ReplyHeader<'a>, usize), RpcErrorKind> {
