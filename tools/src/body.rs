@@ -31,7 +31,7 @@ const BUILT_IN: [(&str, &str, Option<&str>); 3] = [
 ];
 
 /// Numbers of program, version and procedure.
-type Number = [u32; 3];
+type ProcedureId = [u32; 3];
 
 /// Addresses of caller and server; `None` for messages in hex text.
 type EndpointPair = Option<(SocketAddr, SocketAddr)>;
@@ -40,7 +40,7 @@ type EndpointPair = Option<(SocketAddr, SocketAddr)>;
 #[derive(Debug, Default)]
 pub(crate) struct Bodies {
     schemas: Vec<Schema>,
-    calls: HashMap<(EndpointPair, u32), Number>,
+    calls: HashMap<(EndpointPair, u32), ProcedureId>,
 }
 
 /// Decoded arguments or results.
@@ -81,7 +81,7 @@ impl Bodies {
     /// Decodes the body of a message, if its program is known.
     ///
     /// A reply belongs to the last call with its XID between the same addresses.
-    pub(crate) fn of(&mut self, view: &View<'_>, rpc: Option<&Rpc<'_>>, flow: Option<&Flow>) -> Option<Body> {
+    pub(crate) fn decode(&mut self, view: &View<'_>, rpc: Option<&Rpc<'_>>, flow: Option<&Flow>) -> Option<Body> {
         let ends = flow.map(Flow::ends);
         if let Some(Rpc { header: RpcHeader::Call(call), body }) = rpc {
             // RPCSEC_GSS may encrypt the body or add a checksum (RFC 2203 §5.3.2).
@@ -122,7 +122,7 @@ impl Bodies {
         }
     }
 
-    fn find(&self, [program, version, procedure]: Number) -> Option<(&Schema, &Procedure)> {
+    fn find(&self, [program, version, procedure]: ProcedureId) -> Option<(&Schema, &Procedure)> {
         self.schemas.iter().find_map(|schema| {
             let programs = schema.programs.iter().filter(|found| found.number == program);
             let versions = programs.flat_map(|program| &program.versions).filter(|found| found.number == version);
@@ -145,7 +145,7 @@ impl Body {
         view: &View<'_>,
     ) -> Self {
         let is_continued = view.flags().contains(Flags::MORE);
-        let (value, mut error) = decoder.all(types);
+        let (value, mut error) = decoder.decode_all(types);
         if let Some(error) = &mut error
             && view.writes().next().is_some()
             && procedure.placement.results.is_none()

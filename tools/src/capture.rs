@@ -18,6 +18,9 @@ const MAGICS: [[u8; 4]; 5] = [
 /// Type of a Section Header Block of pcapng, in either byte order.
 const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 
+/// Length of a pcap file's header, in bytes.
+const PCAP_HEADER: usize = 24;
+
 /// Type of the obsolete Packet Block of pcapng.
 const PACKET_BLOCK: u32 = 2;
 
@@ -45,7 +48,7 @@ pub fn is_capture(head: &[u8]) -> bool {
 
 /// Whether the capture `file` ends within its header, which in pcapng is the first block.
 pub fn ends_in_header(file: &[u8]) -> bool {
-    let Some(rest) = file.strip_prefix(&SECTION_HEADER) else { return file.len() < 24 };
+    let Some(rest) = file.strip_prefix(&SECTION_HEADER) else { return file.len() < PCAP_HEADER };
     let (Some(length), Some(magic)) = (rest.first_chunk(), rest.get(4..8)) else { return true };
     let is_big_endian = magic == [0x1a, 0x2b, 0x3c, 0x4d];
     let length = if is_big_endian { u32::from_be_bytes(*length) } else { u32::from_le_bytes(*length) };
@@ -153,7 +156,7 @@ pub fn read<R: Read + Send, E: From<CaptureError>>(
     let mut reader = create_reader(capacity, source).map_err(|error| parser_error(&error, 0))?;
     loop {
         if is_too_short(reader.data(), order) {
-            return Err(malformed("a block shorter than its frame".to_owned(), frame).into());
+            return Err(malformed("a block that claims to be shorter than its header".to_owned(), frame).into());
         }
         match reader.next() {
             Ok((length, block)) => {

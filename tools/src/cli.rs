@@ -17,7 +17,8 @@ use crate::{command, decode, doctor, ping, topo};
 #[derive(Parser)]
 #[command(name = "rpcrdma", version, long_version = VERSION.as_str(), propagate_version = true)]
 #[command(after_help = "\
-Exit status: 0 success, 1 failure, 2 wrong usage; of doctor 0 fine, 1 warnings, 2 errors, 3 wrong usage.")]
+Exit status: 0 success, 1 failure, 2 wrong usage.
+Exit status of doctor: 0 fine, 1 warnings, 2 errors, 3 wrong usage.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -53,11 +54,11 @@ pub fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            let is_doctor = std::env::args_os().nth(1).is_some_and(|word| word == "doctor");
-            let wrong = if is_doctor { DOCTOR_STATUSES.1 } else { DEFAULT_STATUSES.1 };
+            let is_doctor = std::env::args_os().nth(1).is_some_and(|argument| argument == "doctor");
+            let usage_status = if is_doctor { DOCTOR_STATUSES.1 } else { DEFAULT_STATUSES.1 };
             // If standard error is closed, only the exit status reports the error.
             let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(wrong) } else { ExitCode::SUCCESS };
+            return if error.use_stderr() { ExitCode::from(usage_status) } else { ExitCode::SUCCESS };
         }
     };
     match cli.command {

@@ -51,7 +51,7 @@ const MAX_DURATION: Duration = Duration::from_secs(24 * 60 * 60);
 ///
 /// # Errors
 /// The text is not a duration, or the duration exceeds 24 h.
-pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let value: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
     let duration = Duration::try_from_secs_f64(value).map_err(|error| error.to_string())?;
     if duration > MAX_DURATION { Err("expected at most 86400 seconds (24 h)".to_owned()) } else { Ok(duration) }
@@ -60,16 +60,16 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 /// Parses a time limit, which is a duration other than 0.
 ///
 /// # Errors
-/// The limit is 0, or [`seconds`] fails.
-pub(crate) fn time_limit(text: &str) -> Result<Duration, String> {
-    seconds(text)
+/// The limit is 0, or [`parse_seconds`] fails.
+pub(crate) fn parse_time_limit(text: &str) -> Result<Duration, String> {
+    parse_seconds(text)
         .and_then(|limit| if limit.is_zero() { Err("expected more than 0 seconds".to_owned()) } else { Ok(limit) })
 }
 
 /// Prints the error of an outcome, if any, and returns the exit code.
 ///
-/// The code is `failed` if the command could not run, and 2 after wrong usage. It is no error if a reader of the output
-/// exits early.
+/// The code is `failed` if the command could not run, and 2 after wrong usage. A closed output pipe is not an error,
+/// because its reader, such as `head`, may exit early.
 pub fn exit(outcome: Outcome, failed: u8) -> ExitCode {
     match outcome {
         Ok(ExitStatus::Success) => ExitCode::SUCCESS,

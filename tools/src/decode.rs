@@ -20,10 +20,10 @@ use crate::network::{self, Datagram};
 use crate::payload::{Rpc, RpcHeader};
 use crate::roce;
 
-/// Bytes that are read first.
+/// Length of the first read, in bytes.
 ///
-/// They suffice to identify the input. The parser needs the first block of a capture at once, even from a pipe that
-/// delivers in pieces.
+/// It suffices to identify the input. The parser needs the first block of a capture in one read, even from a pipe that
+/// delivers less at a time.
 const HEAD: u64 = 4096;
 
 /// Longest line of hex text, in bytes.
@@ -36,22 +36,22 @@ const MAX_LINE: usize = 6 << 20;
 ///
 /// FILE is a capture (pcap or pcapng) or hex text, identified by its first bytes. A capture holds RoCEv2, whose Sends
 /// are reassembled per queue pair, or iWARP over TCP, reassembled per connection. Hex text has one message per line of
-/// up to 6 MiB: digits with any blanks, `:` or `0x` between them. Empty lines and lines that start with `#` are passed
-/// over.
+/// up to 6 MiB: digits with any blanks, `:` or `0x` between them. Lines that are empty or start with `#` are skipped.
 ///
-/// An iWARP connection may use any port, but the capture must contain its start. A Terminate, by which one end reports
-/// an error of the other, is printed on standard error.
+/// An iWARP connection may use any port, but the capture must contain its start. A Terminate message, which reports an
+/// error of the other end, is printed on standard error.
 ///
-/// Each message is printed as one line, also a message that cannot be decoded; the exit status is then 1.
+/// Each message is printed as one line. For a message that cannot be decoded, the line has the error, and the exit
+/// status is 1.
 ///
 /// Standard error reports which parts of a capture were skipped, and why: packets that are missing, cut short or
 /// malformed, IP fragments, messages that the end of the capture cuts. The exit status is then also 1, except for
 /// retransmitted packets.
 ///
-/// Arguments and results are printed by field name, if their program is known: NFS version 3, MOUNT, rpcbind, and those
-/// of --xdr. A reply belongs to the last call with its XID between the same addresses, so the capture must contain the
-/// call. Long data is shortened: `bytes` is its length, `more` the number of further elements. Data in a chunk is shown
-/// by its length.
+/// Arguments and results are printed by field name, if their program is known: NFS version 3, MOUNT, rpcbind, and the
+/// programs of --xdr. A reply belongs to the last call with its XID between the same addresses, so the capture must
+/// contain the call. Long data is shortened: `bytes` is its length, `more` the number of further elements. Data in a
+/// chunk is shown by its length.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -111,7 +111,7 @@ pub fn run(args: &Args) -> Outcome {
     let is_capture = capture::is_capture(&head);
     let source = io::Cursor::new(head).chain(source);
     let mut decoder = Decoder::new(args, bodies, BufWriter::new(io::stdout().lock()));
-    let result = if is_capture { decoder.capture(source) } else { decoder.lines(BufReader::new(source)) };
+    let result = if is_capture { decoder.decode_capture(source) } else { decoder.decode_lines(BufReader::new(source)) };
     match result {
         Err(CommandError::Failed(reason)) => {
             decoder.output.flush()?;
@@ -158,7 +158,7 @@ impl<'a, W: Write> Decoder<'a, W> {
         Decoder { args, bodies, output, failures: 0 }
     }
 
-    fn capture(&mut self, source: impl Read + Send) -> Result<(), CommandError> {
+    fn decode_capture(&mut self, source: impl Read + Send) -> Result<(), CommandError> {
         let mut roce = roce::Reassembler::default();
         let mut iwarp = iwarp::Reassembler::default();
         let (mut sends, mut cut_short, mut fragments): (u64, u64, u64) = (0, 0, 0);
@@ -167,7 +167,7 @@ impl<'a, W: Write> Decoder<'a, W> {
             if let Some(link) = network::unsupported_link(packet.link) {
                 *unsupported.entry((packet.interface.to_owned(), link)).or_default() += 1;
             }
-            let datagram = Datagram::of(&packet);
+            let datagram = Datagram::parse(&packet);
             fragments += u64::from(datagram.is_some_and(|datagram| datagram.is_fragment));
             let is_cut_short = packet.is_cut_short() || datagram.is_some_and(|datagram| datagram.is_cut_short);
             let truncated_before = roce.truncated();
@@ -177,7 +177,7 @@ impl<'a, W: Write> Decoder<'a, W> {
                 match event {
                     CaptureEvent::Send(send) => {
                         sends += 1;
-                        self.message(&send.bytes, Some(&send))?;
+                        self.print_message(&send.bytes, Some(&send))?;
                     }
                     CaptureEvent::Terminate { frame, direction, terminate } => {
                         print_error!("rpcrdma: frame {frame}: {direction}: Terminate: {terminate}");
@@ -227,15 +227,15 @@ impl<'a, W: Write> Decoder<'a, W> {
             );
         }
         for ((interface, link), count) in &unsupported {
-            let of = if interface.is_empty() { String::new() } else { format!(" of {interface}") };
+            let source = if interface.is_empty() { String::new() } else { format!(" of {interface}") };
             print_error!(
-                "rpcrdma: {count} packets{of} skipped: link type {link}; capture at an interface with Ethernet, Linux \
-                 cooked or raw IP packets"
+                "rpcrdma: {count} packets{source} skipped: link type {link}; capture at an interface with Ethernet, \
+                 Linux cooked or raw IP packets"
             );
         }
-        let of_roce = roce.unfinished() + roce.unplaced() + roce.malformed();
-        let of_iwarp = iwarp.broken() + iwarp.unfinished();
-        let skipped = cut_short + fragments + of_roce + of_iwarp + unsupported.values().sum::<u64>();
+        let roce_skips = roce.unfinished() + roce.unplaced() + roce.malformed();
+        let iwarp_skips = iwarp.broken() + iwarp.unfinished();
+        let skipped = cut_short + fragments + roce_skips + iwarp_skips + unsupported.values().sum::<u64>();
         if skipped > 0 {
             self.failures += skipped;
             print_error!(
@@ -250,7 +250,7 @@ impl<'a, W: Write> Decoder<'a, W> {
         }
     }
 
-    fn lines(&mut self, mut source: impl BufRead) -> Result<(), CommandError> {
+    fn decode_lines(&mut self, mut source: impl BufRead) -> Result<(), CommandError> {
         let failed = |error: io::Error| CommandError::Failed(error.to_string());
         let mut line = Vec::new();
         while source.by_ref().take(MAX_LINE as u64 + 1).read_until(b'\n', &mut line).map_err(failed)? > 0 {
@@ -263,11 +263,11 @@ impl<'a, W: Write> Decoder<'a, W> {
                 // A comment may have any length.
             } else if is_too_long {
                 let detail = format!("line exceeds {MAX_LINE} bytes: hex text has one message per line");
-                self.failure("bad_hex", &detail, None)?;
+                self.print_failure("bad_hex", &detail, None)?;
             } else if !text.is_empty() {
                 match parse_hex(text) {
-                    Ok(message) => self.message(&message, None),
-                    Err(detail) => self.failure("bad_hex", &detail, None),
+                    Ok(message) => self.print_message(&message, None),
+                    Err(detail) => self.print_failure("bad_hex", &detail, None),
                 }?;
             }
             line.clear();
@@ -275,18 +275,18 @@ impl<'a, W: Write> Decoder<'a, W> {
         Ok(())
     }
 
-    fn message(&mut self, bytes: &[u8], send: Option<&Message>) -> io::Result<()> {
+    fn print_message(&mut self, bytes: &[u8], send: Option<&Message>) -> io::Result<()> {
         let view = match View::check(bytes, self.args.revision) {
             Ok(view) => view,
-            Err(error) => return self.failure(error.kind.name(), &error.to_string(), send),
+            Err(error) => return self.print_failure(error.kind.name(), &error.to_string(), send),
         };
-        let rpc = Rpc::of(&view);
-        let body = self.bodies.of(&view, rpc.as_ref(), send.map(|send| &send.flow));
+        let rpc = Rpc::parse(&view);
+        let body = self.bodies.decode(&view, rpc.as_ref(), send.map(|send| &send.flow));
         self.failures += u64::from(body.as_ref().is_some_and(|body| body.is_malformed));
         if self.args.json {
-            return self.object(json::message(&view, rpc.as_ref(), body), send);
+            return self.print_object(json::message(&view, rpc.as_ref(), body), send);
         }
-        self.prefix(send)?;
+        self.print_location(send)?;
         write!(self.output, "{view}")?;
         if let Some(rpc) = rpc {
             write!(self.output, " | {}", rpc_text(&rpc.header))?;
@@ -297,16 +297,16 @@ impl<'a, W: Write> Decoder<'a, W> {
         writeln!(self.output)
     }
 
-    fn failure(&mut self, kind: &str, detail: &str, send: Option<&Message>) -> io::Result<()> {
+    fn print_failure(&mut self, kind: &str, detail: &str, send: Option<&Message>) -> io::Result<()> {
         self.failures += 1;
         if self.args.json {
-            return self.object(json::failure(kind, detail), send);
+            return self.print_object(json::failure(kind, detail), send);
         }
-        self.prefix(send)?;
+        self.print_location(send)?;
         writeln!(self.output, "error {kind}: {detail}")
     }
 
-    fn object(
+    fn print_object(
         &mut self,
         mut object: serde_json::Map<String, serde_json::Value>,
         send: Option<&Message>,
@@ -319,7 +319,7 @@ impl<'a, W: Write> Decoder<'a, W> {
     }
 
     /// Prints the location of a message.
-    fn prefix(&mut self, send: Option<&Message>) -> io::Result<()> {
+    fn print_location(&mut self, send: Option<&Message>) -> io::Result<()> {
         let Some(send) = send else { return Ok(()) };
         write!(self.output, "{} {}", send.frame, send.flow)?;
         if let Some(handle) = send.invalidate {

@@ -10,19 +10,19 @@ use serde_json::json;
 use crate::command::{ExitStatus, Outcome};
 use crate::target::{Machine, Target};
 
-/// Check this host for what slows or stops a server
+/// Check this host for problems that slow or stop a server
 ///
-/// Each check prints the observed and the wanted state, the reason, and a command that fixes it. Nothing is changed,
-/// and no privilege is needed: a state that cannot be read is "unknown", which is not a failure.
+/// Each check prints the observed and the wanted state, the reason, and a command that fixes it. The doctor changes
+/// nothing and needs no privilege: a state that it cannot read is "unknown", which is not a failure.
 ///
 /// Without an address, the checks apply to any server: cores, memory, containers, the installed C library. An address
-/// adds the checks of its fabric. For verbs: the RDMA device with the address, or on the route to it. For iwarp:
-/// interface and sockets. For soft: descriptors. A disturbance of the cores in --cores is a warning; without --cores, a
-/// note.
+/// adds the checks of its fabric. For verbs: the RDMA device that has the address or is on the route to it. For iwarp:
+/// interface and sockets. For soft: file descriptors. A disturbance of a core is a warning if --cores names the core,
+/// and otherwise a note.
 ///
-/// Changes by the commands last until the next boot; those by `ulimit`, `taskset` and `prlimit` apply to their shell.
-/// Lines that start with # describe manual work. Statuses, best first: ok, unknown, note (may not matter here), warning
-/// (slower, or fewer connections), error (will not work).
+/// Most commands change the host until the next boot; `ulimit`, `taskset` and `prlimit` change only the shell that runs
+/// them. Lines that start with # describe manual work. Statuses, best first: ok, unknown, note (may not matter here),
+/// warning (slower, or fewer connections), error (will not work).
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -103,9 +103,9 @@ fn as_text(args: &Args, findings: &[Finding]) -> String {
             let _ = writeln!(text, "           {head}{line}");
         }
     }
-    let all = [Status::Ok, Status::Unknown, Status::Note, Status::Warning, Status::Error];
+    let statuses = [Status::Ok, Status::Unknown, Status::Note, Status::Warning, Status::Error];
     let count = |status| findings.iter().filter(|finding| finding.status == status).count();
-    let counts: Vec<String> = all.into_iter().map(|status| format!("{status} {}", count(status))).collect();
+    let counts: Vec<String> = statuses.into_iter().map(|status| format!("{status} {}", count(status))).collect();
     let _ = writeln!(text, "{} checks: {}", findings.len(), counts.join(", "));
     if args.address.is_none() {
         text.push_str("An address (soft:NAME, iwarp:HOST, verbs:HOST) adds the checks of its fabric.\n");

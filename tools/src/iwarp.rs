@@ -1,8 +1,8 @@
 //! Reassembles Sends of iWARP connections (RFC 5040, RFC 5041, RFC 5044).
 //!
-//! The layers are TCP, MPA, DDP and RDMAP. An MPA Request or Reply Frame in its first bytes identifies an iWARP
-//! connection on any port. The capture must contain this frame, because segments can only be located from there. For
-//! the same reason, data after a missing packet is skipped in its direction.
+//! The layers are TCP, MPA, DDP and RDMAP. An MPA Request or Reply Frame (set-up frame) in its first bytes identifies
+//! an iWARP connection on any port. The capture must contain this frame, because segments can only be located from
+//! there. For the same reason, data after a missing packet is skipped in its direction.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::message::{Flow, Message};
 use crate::tcp::{Direction, StreamBytes, Streams};
 
 const KINDS: [MpaFrameKind; 2] = [MpaFrameKind::Request, MpaFrameKind::Reply];
-const KEY: usize = MpaFrameKind::Request.key().len();
+const KEY_LEN: usize = MpaFrameKind::Request.key().len();
 
 /// The set-up frame must start within this many bytes of a direction.
 const MAX_START: usize = 4096;
@@ -152,25 +152,25 @@ impl Reassembler {
         loss.filter(|_| is_iwarp)
     }
 
-    fn count(&self, loss: Loss) -> u64 {
+    fn count_directions(&self, loss: Loss) -> u64 {
         let directions = self.directions.keys();
         directions.filter(|key| self.loss(**key, !self.streams.is_whole(**key)) == Some(loss)).count() as u64
     }
 
     /// Number of directions of iWARP connections with missing packets.
     pub fn broken(&self) -> u64 {
-        self.earlier_broken + self.count(Loss::Gap)
+        self.earlier_broken + self.count_directions(Loss::Gap)
     }
 
     /// Number of directions of iWARP connections without missing packets in which a message or segment lacks its end.
     pub fn unfinished(&self) -> u64 {
-        self.earlier_unfinished + self.count(Loss::End)
+        self.earlier_unfinished + self.count_directions(Loss::End)
     }
 }
 
 /// Returns the position of the first set-up frame.
 fn find_setup(bytes: &[u8]) -> Option<usize> {
-    bytes.windows(KEY).position(|key| KINDS.iter().any(|kind| key == kind.key()))
+    bytes.windows(KEY_LEN).position(|key| KINDS.iter().any(|kind| key == kind.key()))
 }
 
 impl DirectionState {
@@ -206,7 +206,7 @@ impl DirectionState {
         if let Stage::Start(start) = &mut self.stage {
             start.extend_from_slice(bytes);
             let Some(at) = find_setup(start) else {
-                if start.len() >= MAX_START + KEY {
+                if start.len() >= MAX_START + KEY_LEN {
                     self.stage = Stage::Unknown;
                 }
                 return Ok(());
@@ -262,7 +262,7 @@ impl DirectionState {
                         continue;
                     };
                     let message = std::mem::take(&mut self.message);
-                    // The first message of an initiator in peer-to-peer mode is no RPC message (RFC 6581 §9.2).
+                    // The first message of an initiator in peer-to-peer mode is not an RPC message (RFC 6581 §9.2).
                     let peer_to_peer = own_setup.enhanced.is_some_and(|enhanced| enhanced.peer_to_peer);
                     let is_rtr = peer_to_peer && msn == 1 && message.is_empty();
                     if matches!(opcode, RdmapOpcode::Send { .. } | RdmapOpcode::Terminate) && !is_rtr {

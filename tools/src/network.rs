@@ -27,7 +27,7 @@ pub(crate) struct Datagram<'a> {
 
 impl<'a> Datagram<'a> {
     /// Returns the datagram of a packet, or `None` for other packets.
-    pub(crate) fn of(packet: &Packet<'a>) -> Option<Self> {
+    pub(crate) fn parse(packet: &Packet<'a>) -> Option<Self> {
         let (ether_type, network) = match packet.link {
             Linktype::ETHERNET => (be16(packet.bytes, 12)?, packet.bytes.get(14..)?),
             Linktype::LINUX_SLL => (be16(packet.bytes, 14)?, packet.bytes.get(16..)?),
@@ -40,8 +40,8 @@ impl<'a> Datagram<'a> {
             _ => return None,
         };
         match skip_vlan_tags(ether_type, network)? {
-            (0x0800, ip) => ipv4(ip),
-            (0x86DD, ip) => ipv6(ip),
+            (0x0800, ip) => parse_ipv4(ip),
+            (0x86DD, ip) => parse_ipv6(ip),
             _ => None,
         }
     }
@@ -49,7 +49,7 @@ impl<'a> Datagram<'a> {
 
 /// Skips VLAN tags.
 fn skip_vlan_tags(mut ether_type: u16, mut network: &[u8]) -> Option<(u16, &[u8])> {
-    // The types are those of IEEE 802.1Q, of 802.1ad, and of devices from before 802.1ad.
+    // Tags of IEEE 802.1Q, of 802.1ad, and of devices older than 802.1ad.
     while matches!(ether_type, 0x8100 | 0x88A8 | 0x9100) {
         ether_type = be16(network, 2)?;
         network = network.get(4..)?;
@@ -57,7 +57,7 @@ fn skip_vlan_tags(mut ether_type: u16, mut network: &[u8]) -> Option<(u16, &[u8]
     Some((ether_type, network))
 }
 
-fn ipv4(ip: &[u8]) -> Option<Datagram<'_>> {
+fn parse_ipv4(ip: &[u8]) -> Option<Datagram<'_>> {
     let header: &[u8; 20] = ip.first_chunk()?;
     let header_len = usize::from(header[0] & 0xF) * 4;
     // The mask has the flag More Fragments and the fragment offset.
@@ -75,7 +75,7 @@ fn ipv4(ip: &[u8]) -> Option<Datagram<'_>> {
     })
 }
 
-fn ipv6(ip: &[u8]) -> Option<Datagram<'_>> {
+fn parse_ipv6(ip: &[u8]) -> Option<Datagram<'_>> {
     const HEADER: usize = 40;
     let header: &[u8; HEADER] = ip.first_chunk()?;
     let address = |at: usize| Some(IpAddr::V6(Ipv6Addr::from(*header.get(at..)?.first_chunk::<16>()?)));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     fn datagram(bytes: &[u8]) -> Option<(u8, usize)> {
-        let found = Datagram::of(&Packet::new(1, Linktype::ETHERNET, bytes))?;
+        let found = Datagram::parse(&Packet::new(1, Linktype::ETHERNET, bytes))?;
         (!found.is_fragment).then_some((found.protocol, found.payload.len()))
     }
 
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(datagram(&packet(&[], 44, &[UDP, 0, 0, 0, 0, 0, 0, 1])), Some((UDP, 8)), "a whole datagram");
         for part in [[UDP, 0, 0, 1, 0, 0, 0, 1], [UDP, 0, 1, 0, 0, 0, 0, 1]] {
             let part = packet(&[], 44, &part);
-            let found = Datagram::of(&Packet::new(1, Linktype::ETHERNET, &part)).expect("a fragment");
+            let found = Datagram::parse(&Packet::new(1, Linktype::ETHERNET, &part)).expect("a fragment");
             assert_eq!((found.is_fragment, found.protocol, found.payload.len()), (true, UDP, 8));
         }
         let chain = [&[44, 0, 0, 0, 0, 0, 0, 0], &[60, 0, 0, 0, 0, 0, 0, 1], &OPTIONS[..]].concat();
@@ -197,7 +197,7 @@ mod tests {
     fn a_datagram_shorter_than_its_length_is_cut_short() {
         let ipv6 = packet(&[], UDP, &[])[14..].to_vec();
         let mut ipv4 = [&[0x45, 0, 0, 28][..], &[0; 24]].concat();
-        let is_cut = |ip: &[u8]| Datagram::of(&Packet::new(1, Linktype::RAW, ip)).expect("a datagram").is_cut_short;
+        let is_cut = |ip: &[u8]| Datagram::parse(&Packet::new(1, Linktype::RAW, ip)).expect("a datagram").is_cut_short;
         for ip in [&ipv4, &ipv6] {
             let padded = [&ip[..], &[0; 6]].concat();
             assert_eq!([is_cut(&ip[..ip.len() - 1]), is_cut(ip), is_cut(&padded)], [true, false, false], "{ip:?}");

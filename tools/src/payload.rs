@@ -21,7 +21,7 @@ impl<'a> Rpc<'a> {
     ///
     /// Later parts of a continued message start with arbitrary data, so the XID must equal that of the transport
     /// header.
-    pub(crate) fn of(view: &View<'a>) -> Option<Self> {
+    pub(crate) fn parse(view: &View<'a>) -> Option<Self> {
         let (xid, message_type) = rpc::peek(view.payload())?;
         if xid != view.xid() {
             return None;

@@ -15,7 +15,7 @@ use rpcrdma_config::{HOST_KEY_ID, HostKeyArgs};
 use rpcrdma_rpcbind::{self as rpcbind, Transport};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::command::{CommandError, ExitStatus, Outcome, seconds, time_limit};
+use crate::command::{CommandError, ExitStatus, Outcome, parse_seconds, parse_time_limit};
 use report::Report;
 
 /// Default program and version: NFS version 3.
@@ -31,7 +31,7 @@ const SPIN: Duration = Duration::from_micros(100);
 
 /// Call a server's NULL procedure and print its protocol version, credits and round-trip times
 ///
-/// Makes one call after another on one connection. Each is timed from before it is encoded until its reply has been
+/// Makes one call after another on one connection. Each call is timed from before its encoding until its reply has been
 /// read. The first call is not timed: it offers a Reply chunk, which shows whether the server uses the chunk and
 /// invalidates its handle.
 ///
@@ -40,22 +40,22 @@ const SPIN: Duration = Duration::from_micros(100);
 #[command(after_help = "\
 Examples:
   rpcrdma ping verbs:10.0.0.1                     # NFS version 3, at port 20049
-  rpcrdma ping -c 1000 -i 0 -q verbs:10.0.0.1     # round trips, as fast as they go
+  rpcrdma ping -c 1000 -i 0 -q verbs:10.0.0.1     # round trips, back to back
   rpcrdma ping --rpcbind verbs:10.0.0.1 100003 3
   rpcrdma ping -c 3 soft:demo 0x20000001 1
   rpcrdma ping -c 3 --crc always iwarp:10.0.0.1   # over plain TCP, each FPDU with a CRC
 
 Exit status: 0 every call was answered, 1 some were not or there was no connection, 2 wrong usage.")]
 pub struct Args {
-    /// Address of the server: soft:NAME, iwarp:HOST or iwarp:HOST:PORT, verbs: alike (in builds with the feature verbs)
+    /// Address of the server: soft:NAME, iwarp:HOST[:PORT], or verbs:HOST[:PORT] in builds with the feature verbs
     pub address: Address,
 
     /// Program number, decimal or 0x…
-    #[arg(default_value_t = NFS.0, value_parser = number, value_name = "PROGRAM")]
+    #[arg(default_value_t = NFS.0, value_parser = parse_number, value_name = "PROGRAM")]
     pub program: u32,
 
     /// Program version
-    #[arg(default_value_t = NFS.1, value_parser = number, value_name = "VERSION")]
+    #[arg(default_value_t = NFS.1, value_parser = parse_number, value_name = "VERSION")]
     pub program_version: u32,
 
     /// Get the port from rpcbind on the server's host instead of ADDRESS
@@ -66,12 +66,12 @@ pub struct Args {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 
-    /// Seconds from the start of one call to that of the next; 0 for none
-    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    /// Seconds from the start of one call to the start of the next; 0 for calls without pauses
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     pub interval: Duration,
 
     /// Seconds to wait for a connection, and for each reply
-    #[arg(short = 'W', long, value_name = "SECONDS", default_value = "5", value_parser = time_limit)]
+    #[arg(short = 'W', long, value_name = "SECONDS", default_value = "5", value_parser = parse_time_limit)]
     pub timeout: Duration,
 
     /// Initial RPC-over-RDMA version; from 2, falls back to 1 if the server does not support it
@@ -111,7 +111,7 @@ pub struct Args {
     pub json: bool,
 }
 
-fn number(text: &str) -> Result<u32, String> {
+fn parse_number(text: &str) -> Result<u32, String> {
     match text.strip_prefix("0x") {
         Some(hex) => u32::from_str_radix(hex, 16),
         None => text.parse(),
@@ -130,7 +130,7 @@ pub fn run(args: &Args) -> Outcome {
     let policy = args.host_key.policy(HOST_KEY_ID);
     config.shard.wire.host_auth = policy.map_err(|error| CommandError::Failed(format!("{error:#}")))?;
     let mut client = LocalClient::connect(&address, config).map_err(failed)?;
-    // From here on a signal ends the calls, and results are printed. Before, it ends the process.
+    // Until here, a signal ends the process. From here on, it ends the calls, and the results are printed.
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
@@ -144,7 +144,7 @@ pub fn run(args: &Args) -> Outcome {
     }
     report.record_terms(&client);
     let mut out = io::stdout().lock();
-    let lines = !args.json && !args.quiet;
+    let prints_calls = !args.json && !args.quiet;
     if !args.json {
         writeln!(out, "{}", report.head())?;
     }
@@ -154,7 +154,7 @@ pub fn run(args: &Args) -> Outcome {
         let outcome = outcome.map(|()| begun.elapsed());
         report.record_terms(&client);
         report.record_call(&outcome);
-        if lines {
+        if prints_calls {
             writeln!(out, "{}", report.line(&outcome))?;
         }
         // The client does not reconnect, for example because the restarted server now requires a host key.
@@ -171,7 +171,7 @@ pub fn run(args: &Args) -> Outcome {
     } else {
         write!(out, "{}", report.summary())?;
     }
-    Ok(if report.all_answered() { ExitStatus::Success } else { ExitStatus::Failures })
+    Ok(if report.has_all_answers() { ExitStatus::Success } else { ExitStatus::Failures })
 }
 
 fn failed(error: impl std::error::Error) -> CommandError {
@@ -258,7 +258,7 @@ fn offer_chunk(client: &mut LocalClient, args: &Args, stop: &AtomicBool) -> Opti
     Some(outcome.map(|()| client.stats().messages.long_received > before))
 }
 
-/// Waits, polling the connection and checking for signals.
+/// Waits until `until` or a signal, while it polls the connection.
 fn wait_until(client: &mut LocalClient, until: Instant, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let remaining = until.saturating_duration_since(Instant::now());

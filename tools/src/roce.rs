@@ -45,8 +45,8 @@ struct FlowState {
 }
 
 impl FlowState {
-    /// Records whether a packet was added to a Send. Returns true if the oldest entry is dropped and its packet was
-    /// not.
+    /// Records whether a packet was added to a Send. Returns true if this drops the oldest entry, whose packet was not
+    /// added.
     fn record(&mut self, psn: u32, is_placed: bool) -> bool {
         if self.recent.insert(psn, is_placed).is_some() {
             return false;
@@ -65,9 +65,11 @@ enum Extension {
     Invalidate,
 }
 
-/// Decodes opcodes of Sends of the reliable connected service: whether the packet is the first of its Send, and the
-/// last. Other packets (Writes, Reads, acknowledgements, other services) carry no messages.
-const fn send_opcode(opcode: u8) -> Option<(bool, bool, Extension)> {
+/// Returns whether a packet is the first and whether it is the last of its Send, and its extended header.
+///
+/// Returns `None` for packets that carry no messages (Writes, Reads, acknowledgements, services other than the reliable
+/// connected one).
+const fn decode_send_opcode(opcode: u8) -> Option<(bool, bool, Extension)> {
     Some(match opcode {
         0x00 => (true, false, Extension::None),
         0x01 => (false, false, Extension::None),
@@ -84,7 +86,7 @@ const fn send_opcode(opcode: u8) -> Option<(bool, bool, Extension)> {
 impl Reassembler {
     /// Reads a packet. Returns the Send that it completes, if any.
     pub fn packet(&mut self, packet: &Packet<'_>) -> Option<Message> {
-        let Datagram { source, destination, protocol, payload: udp, is_fragment, .. } = Datagram::of(packet)?;
+        let Datagram { source, destination, protocol, payload: udp, is_fragment, .. } = Datagram::parse(packet)?;
         if is_fragment || protocol != UDP || be16(udp, 2)? != UDP_PORT {
             return None;
         }
@@ -97,7 +99,7 @@ impl Reassembler {
             return None;
         };
         let [opcode, flags, _, _, _, q0, q1, q2, _, p0, p1, p2] = *bth;
-        let (begins, ends, extension) = send_opcode(opcode)?;
+        let (begins, ends, extension) = decode_send_opcode(opcode)?;
         let padding = usize::from(flags >> 4 & 3);
         let number = u32::from_be_bytes([0, q0, q1, q2]);
         let psn = u32::from_be_bytes([0, p0, p1, p2]);
@@ -106,7 +108,7 @@ impl Reassembler {
             return None;
         };
         let flow = Flow::QueuePair { source, destination, number };
-        let bytes = self.place(flow, psn, (begins, ends), payload)?;
+        let bytes = self.add_to_send(flow, psn, (begins, ends), payload)?;
         Some(Message {
             frame: packet.frame,
             flow,
@@ -118,9 +120,9 @@ impl Reassembler {
 
     /// Adds a packet to its Send, and returns the Send if it is complete.
     ///
-    /// A packet counts as received only if it was added. The receiver refuses one that arrives too early, so its
-    /// retransmission must still be added.
-    fn place(&mut self, flow: Flow, psn: u32, (begins, ends): (bool, bool), payload: &[u8]) -> Option<Vec<u8>> {
+    /// A packet counts as received only if it was added. The receiver refuses a packet that arrives too early,
+    /// so its retransmission must still be added.
+    fn add_to_send(&mut self, flow: Flow, psn: u32, (begins, ends): (bool, bool), payload: &[u8]) -> Option<Vec<u8>> {
         let state = self.flows.entry(flow).or_default();
         if state.recent.get(&psn) == Some(&true) {
             self.retransmitted += 1;

@@ -19,8 +19,8 @@ const MAX_LEN: usize = 64 << 20;
 /// # Errors
 /// The path is another kind of file.
 pub(crate) fn check(path: &Path) -> Result<(), String> {
-    let is_other = path.metadata().is_ok_and(|found| !found.file_type().is_socket());
-    if !is_other {
+    let is_other_kind = path.metadata().is_ok_and(|found| !found.file_type().is_socket());
+    if !is_other_kind {
         return Ok(());
     }
     let advice = "use the path of the server's option for statistics (`ServerConfig::stats`)";

@@ -18,7 +18,7 @@ pub struct Target {
     fabric: Option<Fabric>,
     /// The RDMA device in the address.
     device: Option<String>,
-    /// The address with its host, if there is one.
+    /// The address. For verbs, it is an iwarp address with the same host and port.
     address: Address,
 }
 

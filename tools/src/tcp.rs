@@ -1,8 +1,8 @@
 //! Reassembles TCP streams: the bytes of each end, in order and without duplicates.
 //!
-//! No existing crate fits: those that reassemble streams (`protolens`) also parse the protocols above, and the
-//! reassemblers of stacks such as `smoltcp` track positions but hold no bytes. The code needs only a sequence number
-//! and a map of early segments.
+//! No existing crate fits: crates that reassemble streams (`protolens`) also parse the protocols above TCP, and the
+//! reassemblers of stacks such as `smoltcp` track positions but do not keep bytes. The code needs only a sequence
+//! number and a map of early segments.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -86,7 +86,7 @@ impl Stream {
     }
 
     /// Adds a segment. Returns the bytes that are next in order.
-    fn segment(&mut self, sequence: u32, payload: &[u8]) -> Vec<u8> {
+    fn add_segment(&mut self, sequence: u32, payload: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         // The sequence number of an empty segment is off by one after a FIN, which takes a number itself.
         if self.is_broken || payload.is_empty() {
@@ -126,7 +126,7 @@ impl Stream {
 impl Streams {
     /// Reads a packet. Returns the next bytes of its direction, if any are new.
     pub fn packet(&mut self, packet: &Packet<'_>) -> Option<StreamBytes> {
-        let datagram = Datagram::of(packet).filter(|datagram| datagram.protocol == TCP && !datagram.is_fragment)?;
+        let datagram = Datagram::parse(packet).filter(|datagram| datagram.protocol == TCP && !datagram.is_fragment)?;
         let header: &[u8; HEADER] = datagram.payload.first_chunk()?;
         let payload = datagram.payload.get(usize::from(header[12] >> 4) * 4..)?;
         let sequence = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
@@ -134,7 +134,7 @@ impl Streams {
             source: (datagram.source, be16(header, 0)?).into(),
             destination: (datagram.destination, be16(header, 2)?).into(),
         };
-        // A SYN takes a sequence number itself. A retransmitted SYN begins no stream.
+        // A SYN takes a sequence number itself. A retransmitted SYN does not begin a stream.
         let is_syn = header[13] & SYN != 0;
         let first = sequence.wrapping_add(is_syn.into());
         let begins = self.0.get(&direction).is_none_or(|stream| is_syn && stream.first != first);
@@ -142,7 +142,7 @@ impl Streams {
         if begins {
             self.0.insert(direction, Stream::new(first));
         }
-        let bytes = self.0.get_mut(&direction)?.segment(first, payload);
+        let bytes = self.0.get_mut(&direction)?.add_segment(first, payload);
         (begins || !bytes.is_empty()).then_some(StreamBytes { direction, begins, follows_gap, bytes })
     }
 

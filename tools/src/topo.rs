@@ -15,7 +15,7 @@ use crate::target::{Machine, Target};
 /// Highest number of threads or cores, because no machine has more cores.
 const MAX_N: i64 = 8192;
 
-/// Show nodes, cores and devices, and propose cores for shards and workers
+/// Show NUMA nodes, cores and devices, and propose cores for shards and workers
 ///
 /// With --cores, or --shards and --workers, prints the proposed cores, the reasons, command lines of rpcperf and nfs3d,
 /// and the configuration in Rust. Cores of the device's node are preferred, then isolated ones, and core 0 comes last.
@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> Outcome {
     let (topology, devices) = (context.topology(), devices(context.tree()));
     let device = match &args.device {
         None => context.nearest(&devices),
-        Some(name) => Some(named(&devices, name, context.tree())?),
+        Some(name) => Some(find_device(&devices, name, context.tree())?),
     };
     let request = match (args.cores, args.shards) {
         (Some(cores), _) => Some(PlanRequest::Cores(cores.into())),
@@ -80,8 +80,8 @@ pub fn run(args: &Args) -> Outcome {
     let text = if args.json {
         let plan = plan.as_ref().map(|plan| plan_json(plan, device, address));
         let Topology { nodes, cores, offline } = topology;
-        let all = json!({"nodes": nodes, "cores": cores, "offline": offline, "devices": devices, "plan": plan});
-        format!("{all:#}\n")
+        let report = json!({"nodes": nodes, "cores": cores, "offline": offline, "devices": devices, "plan": plan});
+        format!("{report:#}\n")
     } else {
         let plan = plan.as_ref().map(|plan| plan_text(plan, address));
         machine_text(topology, &devices) + &plan.unwrap_or_default()
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Outcome {
     Ok(ExitStatus::Success)
 }
 
-fn named<'a>(devices: &'a [Device], name: &str, tree: &Tree) -> Result<&'a Device, CommandError> {
+fn find_device<'a>(devices: &'a [Device], name: &str, tree: &Tree) -> Result<&'a Device, CommandError> {
     devices.iter().find(|device| device.name == name).ok_or_else(|| {
         let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
         let (names, root) = (names.join(", "), tree.root().display());

@@ -20,7 +20,7 @@ pub(crate) fn time(nanoseconds: f64) -> String {
     }
 }
 
-/// Formats nanoseconds of a longer time, in its two largest units.
+/// Formats a long time, given in nanoseconds, in its two largest units.
 pub(crate) fn span(nanoseconds: u64) -> String {
     let seconds = Duration::from_nanos(nanoseconds).as_secs();
     match seconds {

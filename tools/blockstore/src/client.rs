@@ -46,7 +46,7 @@ impl Block {
 pub(crate) struct TransferStats {
     pub(crate) bytes: u64,
     pub(crate) time: Duration,
-    /// Number of retries for lack of a buffer at the server.
+    /// Number of retries because the server had no free buffer.
     pub(crate) retried: u64,
 }
 
@@ -110,13 +110,13 @@ impl BlockClient {
     pub(crate) fn copy(&mut self, source: &File, size: u64) -> anyhow::Result<TransferStats> {
         let room = self.info.size;
         ensure!(size <= room, "the source has {size} bytes, but the store only {room}");
-        let order: Vec<u32> = (0..self.blocks(size)?).collect();
+        let order: Vec<u32> = (0..self.count_blocks(size)?).collect();
         let prepare = |target: &mut Target<'_>, block: Block, mut data: Buf| {
             // This is the only copy at the client: from the file to chunk memory.
             source.read_exact_at(&mut data, block.offset).context("cannot read the source")?;
-            write(target, block, data)
+            prepare_write(target, block, data)
         };
-        self.transfer("WRITE", &order, size, prepare, written)
+        self.transfer("WRITE", &order, size, prepare, finish_write)
     }
 
     /// Reads the blocks in an order given by `seed`, and compares their checksums with those of the file.
@@ -124,16 +124,16 @@ impl BlockClient {
     /// Also returns the checksum (CRC-32) of the whole file.
     pub(crate) fn verify(&mut self, source: &File, size: u64, seed: u64) -> anyhow::Result<(TransferStats, u32)> {
         let block = self.block;
-        let mut order: Vec<u32> = (0..self.blocks(size)?).collect();
+        let mut order: Vec<u32> = (0..self.count_blocks(size)?).collect();
         let (sums, whole) = checksums(source, size, block, order.len())?;
         fastrand::Rng::with_seed(seed).shuffle(&mut order);
         let finish = |at: Block, reply| {
-            let data = data(at, reply)?;
+            let data = finish_read(at, reply)?;
             let (actual, expected) = (crc32fast::hash(&data), sums[(at.offset / block as u64) as usize]);
             ensure!(actual == expected, "the checksum is {actual:08x}, but that of the source is {expected:08x}");
             Ok(data)
         };
-        Ok((self.transfer("READ", &order, size, read, finish)?, whole))
+        Ok((self.transfer("READ", &order, size, prepare_read, finish)?, whole))
     }
 
     /// Reads or writes whole blocks of the first `size` bytes for a time, in order or at random.
@@ -141,8 +141,8 @@ impl BlockClient {
     /// Returns the number of blocks, and the time that they took.
     pub(crate) fn measure(
         &mut self,
-        write: bool,
-        random: bool,
+        is_write: bool,
+        is_random: bool,
         size: u64,
         time: Duration,
     ) -> anyhow::Result<(u64, Duration)> {
@@ -150,17 +150,18 @@ impl BlockClient {
         ensure!(count > 0, "{size} bytes are less than a block of {block}");
         let (mut rng, mut next) = (fastrand::Rng::new(), 0);
         let blocks = std::iter::from_fn(|| {
-            let n = if random { rng.u64(..count) } else { next % count };
+            let n = if is_random { rng.u64(..count) } else { next % count };
             next += 1;
             (start.elapsed() < time).then_some(Block { offset: n * block as u64, len: block, retries: 0 })
         });
-        let (prepare, finish): (Prepare, Finish) = if write { (self::write, written) } else { (read, data) };
+        let (prepare, finish): (Prepare, Finish) =
+            if is_write { (prepare_write, finish_write) } else { (prepare_read, finish_read) };
         let (mut ended, mut retried) = (0, 0);
-        self.pipeline(blocks, prepare, finish, (&mut ended, &mut retried))?;
+        self.run_pipeline(blocks, prepare, finish, (&mut ended, &mut retried))?;
         Ok((ended, start.elapsed()))
     }
 
-    fn blocks(&self, size: u64) -> anyhow::Result<u32> {
+    fn count_blocks(&self, size: u64) -> anyhow::Result<u32> {
         let blocks = size.div_ceil(self.block as u64);
         u32::try_from(blocks).with_context(|| format!("{blocks} blocks exceed {}: choose a larger --block", u32::MAX))
     }
@@ -177,13 +178,13 @@ impl BlockClient {
         let start = Instant::now();
         let (mut ended, mut retried, block) = (0, 0, self.block);
         let blocks = order.iter().map(|&n| Block::nth(n, block, size));
-        self.pipeline(blocks, prepare, finish, (&mut ended, &mut retried))
+        self.run_pipeline(blocks, prepare, finish, (&mut ended, &mut retried))
             .with_context(|| format!("{what} stopped after {ended} of {} blocks", order.len()))?;
         Ok(TransferStats { bytes: size, time: start.elapsed(), retried })
     }
 
     /// Runs a transfer: starts calls while there are free tokens, polls, and completes calls.
-    fn pipeline(
+    fn run_pipeline(
         &mut self,
         mut blocks: impl Iterator<Item = Block>,
         mut prepare: impl FnMut(&mut Target<'_>, Block, Buf) -> anyhow::Result<ClientCall>,
@@ -247,13 +248,13 @@ type Prepare = fn(&mut Target<'_>, Block, Buf) -> anyhow::Result<ClientCall>;
 type Finish = fn(Block, Reply) -> anyhow::Result<Buf>;
 
 /// Prepares the call that writes a block.
-fn write(target: &mut Target<'_>, Block { offset, len, .. }: Block, data: Buf) -> anyhow::Result<ClientCall> {
+fn prepare_write(target: &mut Target<'_>, Block { offset, len, .. }: Block, data: Buf) -> anyhow::Result<ClientCall> {
     let args = WriteArgs { offset, data: Bulk::placed(len) };
     Ok(CallOptions::<Write>::new().lend(data).timeout(CALL_TIMEOUT).into_call(target, &args)?)
 }
 
 /// Checks the reply to a WRITE, and returns the buffer.
-fn written(block: Block, reply: Reply) -> anyhow::Result<Buf> {
+fn finish_write(block: Block, reply: Reply) -> anyhow::Result<Buf> {
     let response = Response::<Write>::of(reply);
     let Written { count, stable: _ } = response.results()?.into_result()?;
     ensure!(count as usize == block.len, "WRITE of {} bytes wrote {count}", block.len);
@@ -261,13 +262,13 @@ fn written(block: Block, reply: Reply) -> anyhow::Result<Buf> {
 }
 
 /// Prepares the call that reads a block.
-fn read(target: &mut Target<'_>, Block { offset, len, .. }: Block, room: Buf) -> anyhow::Result<ClientCall> {
+fn prepare_read(target: &mut Target<'_>, Block { offset, len, .. }: Block, room: Buf) -> anyhow::Result<ClientCall> {
     let args = ReadArgs { offset, count: len as u32 };
     Ok(CallOptions::<Read>::new().write_chunk_into(room).timeout(CALL_TIMEOUT).into_call(target, &args)?)
 }
 
 /// Checks the reply to a READ, and returns the data.
-fn data(block: Block, reply: Reply) -> anyhow::Result<Buf> {
+fn finish_read(block: Block, reply: Reply) -> anyhow::Result<Buf> {
     let response = Response::<Read>::of(reply);
     let ReadData { data, eof: _ } = response.results()?.into_result()?;
     ensure!(data.len() == block.len, "READ of {} bytes returned {}", block.len, data.len());

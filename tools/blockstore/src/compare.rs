@@ -14,13 +14,13 @@ use rustix::thread::CpuSet;
 use serde_json::{Value, json};
 
 use crate::client::BlockClient;
-use crate::demo::{ServerProcess, pseudo_random};
-use crate::size;
+use crate::demo::{ServerProcess, create_random_file};
+use crate::parse_size;
 
 #[derive(Debug, Args)]
 pub(crate) struct Compare {
     /// Size of the file, in bytes. It is smaller if less than twice the size is free on the disk.
-    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_size)]
     size: u64,
     /// Directory of the temporary file. Default: the system's temporary directory.
     #[arg(long, value_name = "PATH")]
@@ -85,7 +85,7 @@ pub(crate) fn run(options: &Compare) -> anyhow::Result<()> {
     let chosen: Vec<&Row> = ROWS.iter().filter(|row| row.name.contains(&options.only)).collect();
     ensure!(
         !chosen.is_empty(),
-        "no row has a name with --only {:?}: expected part of one of {:?}",
+        "no row name contains --only {:?}: expected part of one of {:?}",
         options.only,
         ROWS.each_ref().map(|row| row.name)
     );
@@ -99,7 +99,7 @@ pub(crate) fn run(options: &Compare) -> anyhow::Result<()> {
     let size = options.size.min(disk.f_bavail * disk.f_frsize / 2) >> 20 << 20;
     ensure!(size > 0, "{}: less than 2 MiB are free on the disk (--dir)", parent.display());
     let path = dir.path().join("store");
-    pseudo_random(path.clone(), size, 1)?.sync_all().context("fsync")?;
+    create_random_file(path.clone(), size, 1)?.sync_all().context("fsync")?;
     say(&format!(
         "{version} and blockstore on {}, {size} bytes; {} rounds of {} s; server and fio on core {}, client on core {}",
         path.display(),
@@ -123,8 +123,8 @@ pub(crate) fn run(options: &Compare) -> anyhow::Result<()> {
     let mut rows = Vec::new();
     say("| | fio | blockstore | ratio |\n| --- | --- | --- | --- |");
     for row in chosen {
-        let [fio, store] =
-            alternate(&mut server, row, "adaptive")?.map(|all| Rounds::of(&all, |measurement| measurement.rate));
+        let [fio, store] = alternate(&mut server, row, "adaptive")?
+            .map(|all| Rounds::from_measurements(&all, |measurement| measurement.rate));
         let ratio = store.median / fio.median;
         say(&format!("| {} | {fio} | {store} | {ratio:.2} |", row.name));
         rows.push(json!({
@@ -138,8 +138,8 @@ pub(crate) fn run(options: &Compare) -> anyhow::Result<()> {
     let mut server = None;
     let measured = alternate(&mut server, PROCESSOR_TIME_ROW, "event")?;
     stop(server)?;
-    let rates = Rounds::of(&measured[1], |measurement| measurement.rate);
-    let [fio, store] = measured.map(|all| Rounds::of(&all, |measurement| measurement.processor));
+    let rates = Rounds::from_measurements(&measured[1], |measurement| measurement.rate);
+    let [fio, store] = measured.map(|all| Rounds::from_measurements(&all, |measurement| measurement.processor));
     say(&format!(
         "processor time of one of the {}, in µs, with a server that sleeps when it can ({:.0}/s): fio {:.2}, blockstore {:.2}",
         PROCESSOR_TIME_ROW.name, rates.median, fio.median, store.median
@@ -162,7 +162,7 @@ struct Rounds {
 }
 
 impl Rounds {
-    fn of(rounds: &[Measurement], value: fn(&Measurement) -> f64) -> Self {
+    fn from_measurements(rounds: &[Measurement], value: fn(&Measurement) -> f64) -> Self {
         let all: Vec<f64> = rounds.iter().map(value).collect();
         let mut sorted = all.clone();
         sorted.sort_by(f64::total_cmp);
@@ -207,8 +207,8 @@ impl MeasuredServer {
             let before = processor_time(self.process.id())?;
             let (blocks, elapsed) = client.measure(row.is_write(), row.is_random(), size, time)?;
             let after = processor_time(self.process.id())?;
-            let each = after.saturating_sub(before).as_secs_f64() * 1e6 / blocks.max(1) as f64;
-            Ok(Measurement { rate: blocks as f64 / elapsed.as_secs_f64(), processor: each })
+            let per_block = after.saturating_sub(before).as_secs_f64() * 1e6 / blocks.max(1) as f64;
+            Ok(Measurement { rate: blocks as f64 / elapsed.as_secs_f64(), processor: per_block })
         };
         std::thread::scope(|scope| scope.spawn(run).join().unwrap_or_else(|_| bail!("the client panicked")))
     }
@@ -243,7 +243,8 @@ fn run_fio(row: &Row, path: &Path, size: u64, options: &Compare) -> anyhow::Resu
     let all: Value = serde_json::from_slice(&output.stdout).context("invalid JSON from fio")?;
     let job = &all["jobs"][0];
     let moved = &job[if row.is_write() { "write" } else { "read" }];
-    let number = |of: &Value, name: &str| of[name].as_f64().with_context(|| format!("the JSON of fio lacks {name}"));
+    let number =
+        |values: &Value, name: &str| values[name].as_f64().with_context(|| format!("the JSON of fio lacks {name}"));
     let percent = number(job, "usr_cpu")? + number(job, "sys_cpu")?;
     let microseconds = number(moved, "runtime")? * 1e3;
     let processor = percent / 100.0 * microseconds / number(moved, "total_ios")?.max(1.0);

@@ -14,12 +14,12 @@ use rpcrdma_config::program::{READY, say};
 use rustix::process::{Pid, Signal};
 
 use crate::client::BlockClient;
-use crate::{CallOptions, Io, report, size};
+use crate::{CallOptions, Io, parse_size, report};
 
 #[derive(Debug, Args)]
 pub(crate) struct Demo {
     /// Size of the file, in bytes.
-    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = size)]
+    #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = parse_size)]
     size: u64,
     /// Directory of the temporary file and store, which need twice the size. Default: the system's temporary directory.
     #[arg(long, value_name = "PATH")]
@@ -48,7 +48,7 @@ pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
     let parent = options.dir.clone().unwrap_or_else(std::env::temp_dir);
     let dir = tempfile::Builder::new().prefix("blockstore-").tempdir_in(&parent);
     let dir = dir.with_context(|| format!("cannot create a directory in {} (--dir)", parent.display()))?;
-    let source = pseudo_random(dir.path().join("source"), size, options.seed)?;
+    let source = create_random_file(dir.path().join("source"), size, options.seed)?;
     let address: Address = format!("soft:blockstore-{}", std::process::id()).parse()?;
     let mut arguments =
         vec!["--size".into(), options.size.to_string(), "--workers".into(), options.workers.to_string()];
@@ -73,7 +73,7 @@ pub(crate) fn run(options: &Demo) -> anyhow::Result<()> {
 }
 
 /// Creates a file of `size` random bytes from `seed`.
-pub(crate) fn pseudo_random(path: PathBuf, size: u64, seed: u64) -> anyhow::Result<File> {
+pub(crate) fn create_random_file(path: PathBuf, size: u64, seed: u64) -> anyhow::Result<File> {
     let write = || {
         let mut file = File::options().read(true).write(true).create_new(true).open(&path)?;
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -94,8 +94,8 @@ pub(crate) fn pseudo_random(path: PathBuf, size: u64, seed: u64) -> anyhow::Resu
 pub(crate) fn stop_with_parent(parent: u32) -> anyhow::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).context("prctl(PR_SET_PDEATHSIG)")?;
     // No signal is sent if the parent ended before the call.
-    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
-    ensure!(now == Some(parent), "the parent process {parent} has already ended");
+    let current = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
+    ensure!(current == Some(parent), "the parent process {parent} has already ended");
     Ok(())
 }
 
@@ -117,7 +117,7 @@ impl ServerProcess {
             command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start the server")?;
         let stdout = child.stdout.take().context("the server's output")?;
         let mut this = Self { child, stdout: BufReader::new(stdout) };
-        let ready = this.line()?;
+        let ready = this.read_line()?;
         ensure!(ready.starts_with(READY), "the server did not start: see its error above");
         say(&format!("server: {ready}"));
         Ok(this)
@@ -128,7 +128,7 @@ impl ServerProcess {
         self.child.id()
     }
 
-    fn line(&mut self) -> anyhow::Result<String> {
+    fn read_line(&mut self) -> anyhow::Result<String> {
         let mut line = String::new();
         self.stdout.read_line(&mut line).context("the server's output")?;
         Ok(line.trim_end().to_owned())
@@ -137,7 +137,7 @@ impl ServerProcess {
     /// Stops the server, and waits for its end.
     pub(crate) fn stop(mut self) -> anyhow::Result<()> {
         rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).context("kill")?;
-        say(&format!("server: {}", self.line()?));
+        say(&format!("server: {}", self.read_line()?));
         let status = self.child.wait()?;
         ensure!(status.success(), "the server ended with {status}");
         Ok(())

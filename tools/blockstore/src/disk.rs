@@ -1,4 +1,4 @@
-//! I/O on the store's file by the io_uring of one shard.
+//! I/O on the store's file through the io_uring of one shard.
 //!
 //! Jobs wait for room in the ring, use O_DIRECT where possible, and are resubmitted after short transfers.
 #![forbid(unsafe_code)]
@@ -27,7 +27,7 @@ const DIRECT: u32 = 1;
 /// Callback for a completed job.
 type Finish = fn(&Store, Job, Result<(), Status>);
 
-/// The disk as the handlers of one shard see it.
+/// A handle with which the handlers of one shard queue jobs.
 #[derive(Clone)]
 pub(crate) struct Disk(Weak<RefCell<DiskState>>);
 
@@ -51,7 +51,7 @@ impl Disk {
         let descriptor = ring.descriptor().try_clone_to_owned()?;
         let store = Arc::clone(store);
         let (waiting, gated) = (VecDeque::new(), VecDeque::new());
-        let state = DiskState { store, ring, waiting, gated, has_priority: false, finish, no_direct: false };
+        let state = DiskState { store, ring, waiting, gated, has_priority: false, finish, is_direct_disabled: false };
         let state = Rc::new(RefCell::new(state));
         Ok((Self(Rc::downgrade(&state)), DiskTask { state, descriptor }))
     }
@@ -92,16 +92,16 @@ struct DiskState {
     has_priority: bool,
     finish: Finish,
     /// Whether O_DIRECT failed despite the right alignment, and is no longer used.
-    no_direct: bool,
+    is_direct_disabled: bool,
 }
 
 impl DiskState {
     /// Submits jobs with one system call, and completes finished ones. Returns true if there was work.
     fn run(&mut self) -> bool {
-        let mut busy = self.start_gated();
+        let mut is_busy = self.start_gated();
         while let Some(job) = self.waiting.pop_front() {
             match self.admit(job) {
-                Ok(()) => busy = true,
+                Ok(()) => is_busy = true,
                 Err(job) => {
                     self.waiting.push_front(job);
                     break;
@@ -109,32 +109,32 @@ impl DiskState {
             }
         }
         match self.ring.submit() {
-            Ok(submitted) => busy |= submitted,
+            Ok(submitted) => is_busy |= submitted,
             Err(error) => panic!("io_uring_enter: {error}"),
         }
         while let Some((job, moved)) = self.ring.take_completed() {
-            busy = true;
+            is_busy = true;
             self.complete(job, moved);
         }
-        // Gated writes wait for other shards, which do not wake this one. It must therefore not sleep.
-        busy || !self.gated.is_empty()
+        // Gated writes wait for other shards, which do not wake this shard, so it must not sleep.
+        is_busy || !self.gated.is_empty()
     }
 
     /// Starts the writes that the gate admits. Returns true if there were any.
     fn start_gated(&mut self) -> bool {
-        let mut any = false;
+        let mut has_started = false;
         while let Some(job) = self.gated.pop_front() {
             let direct = self.uses_direct(&job);
             if let Err(job) = self.start_write(job, direct) {
                 self.gated.push_front(job);
-                return any;
+                return has_started;
             }
-            any = true;
+            has_started = true;
         }
-        any
+        has_started
     }
 
-    /// Submits a job, or queues it for the gate. Returns it if the ring is full.
+    /// Submits a job, or queues it for the gate. Returns the job if the ring is full.
     fn admit(&mut self, job: Job) -> Result<(), Job> {
         let direct = self.uses_direct(&job);
         if !job.is_write() {
@@ -150,7 +150,7 @@ impl DiskState {
         Ok(())
     }
 
-    /// Starts a write if the gate and the ring admit it. Returns it otherwise.
+    /// Starts a write if the gate and the ring admit it. Otherwise, returns the job.
     fn start_write(&mut self, job: Job, direct: bool) -> Result<(), Job> {
         let gate = &self.store.gate;
         if direct {
@@ -170,9 +170,9 @@ impl DiskState {
         started
     }
 
-    /// True if the rest of a job can use O_DIRECT. Data in a message is rarely aligned for it.
+    /// Whether the rest of a job can use O_DIRECT. Data in a message is rarely aligned for it.
     fn uses_direct(&self, job: &Job) -> bool {
-        let direct = self.store.direct().filter(|_| !self.no_direct && job.remaining() > 0);
+        let direct = self.store.direct().filter(|_| !self.is_direct_disabled && job.remaining() > 0);
         direct.is_some_and(|direct| direct.accepts(job.memory(), job.file_offset(), job.remaining()))
     }
 
@@ -184,15 +184,15 @@ impl DiskState {
         let outcome = match moved {
             Ok(_) if job.remaining() == 0 => Ok(()),
             // No bytes were moved, because the file was truncated.
-            Ok(0) => Err(store::status(name, &io::ErrorKind::UnexpectedEof.into())),
+            Ok(0) => Err(store::report(name, &io::ErrorKind::UnexpectedEof.into())),
             Ok(_) | Err(Errno::INTR | Errno::AGAIN) => return self.waiting.push_back(job),
             Err(Errno::INVAL) if was_direct => {
-                if !std::mem::replace(&mut self.no_direct, true) {
+                if !std::mem::replace(&mut self.is_direct_disabled, true) {
                     print_error!("O_DIRECT fails although the data is aligned: using buffered I/O from now on");
                 }
                 return self.waiting.push_back(job);
             }
-            Err(error) => Err(store::status(name, &error.into())),
+            Err(error) => Err(store::report(name, &error.into())),
         };
         (self.finish)(&self.store, job, outcome);
     }

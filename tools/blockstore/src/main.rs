@@ -86,7 +86,7 @@ struct Serve {
     #[arg(long, value_name = "PATH")]
     file: PathBuf,
     /// Create the file, or grow it to this size: bytes, or with K, M, G, T (1024 each).
-    #[arg(long, value_name = "BYTES", value_parser = size)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     size: Option<u64>,
     /// Addresses, separated by commas: verbs:HOST:PORT, iwarp:HOST:PORT, soft:NAME.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "soft:blockstore")]
@@ -97,8 +97,8 @@ struct Serve {
     /// I/O engine.
     #[arg(long, value_enum, default_value_t = Io::Auto)]
     io: Io,
-    /// Threads for WRITE and FLUSH without io_uring, which may block. With 0, the shards run them, and block all
-    /// clients meanwhile.
+    /// Threads that run WRITE and FLUSH without io_uring, because both may block. With 0, the shards run them, which
+    /// blocks all clients meanwhile.
     #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
     /// Use the page cache, also with io_uring.
@@ -144,7 +144,7 @@ const HOST_KEY_ID: &str = "blockstore";
 #[derive(Clone, Copy, Debug, Args)]
 struct CallOptions {
     /// Bytes per call.
-    #[arg(long, value_name = "BYTES", default_value = "64K", value_parser = block)]
+    #[arg(long, value_name = "BYTES", default_value = "64K", value_parser = parse_block)]
     block: usize,
     /// Limit of outstanding calls.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -161,16 +161,21 @@ struct Verify {
 }
 
 /// Parses bytes, with K, M, G or T for powers of 1024.
-fn size(text: &str) -> Result<u64, String> {
+fn parse_size(text: &str) -> Result<u64, String> {
     let unit = text.chars().last().and_then(|unit| "KMGT".find(unit.to_ascii_uppercase()));
     let (digits, shift) = unit.map_or((text, 0), |unit| (&text[..text.len() - 1], 10 * (unit as u32 + 1)));
-    let number: u64 = digits.parse().map_err(|_| "a number, with K, M, G or T for powers of 1024".to_owned())?;
-    number.checked_mul(1 << shift).filter(|&bytes| bytes <= i64::MAX as u64).ok_or_else(|| "too large".into())
+    let number: u64 =
+        digits.parse().map_err(|_| "expected a number, with K, M, G or T for powers of 1024".to_owned())?;
+    number
+        .checked_mul(1 << shift)
+        .filter(|&bytes| bytes <= i64::MAX as u64)
+        .ok_or_else(|| "expected less than 8 EiB".into())
 }
 
-fn block(text: &str) -> Result<usize, String> {
-    match size(text)? {
-        0 => Err("at least 1".into()),
+/// Parses a block length in bytes, with K, M, G or T for powers of 1024.
+fn parse_block(text: &str) -> Result<usize, String> {
+    match parse_size(text)? {
+        0 => Err("expected at least 1".into()),
         bytes => usize::try_from(bytes).map_err(|_| "too large".into()),
     }
 }
@@ -180,7 +185,7 @@ fn main() -> ExitCode {
     let matches = Cli::command().get_matches();
     let options = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let outcome = match options {
-        Cli::Serve(options) => serve(&options, matches.subcommand().map_or(&matches, |(_, of)| of)),
+        Cli::Serve(options) => serve(&options, matches.subcommand().map_or(&matches, |(_, subcommand)| subcommand)),
         Cli::Copy(options) => copy(&options),
         Cli::Verify(options) => verify(&options),
         Cli::Demo(options) => demo::run(&options),
@@ -192,14 +197,14 @@ fn main() -> ExitCode {
 fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     rpcrdma_host::logger::start();
     let (first, shards) = program::shards(&options.listen, &options.cores)?;
-    // From here on, signals wait for the loop at the end of this function.
+    // From here on, the signals do not end the process, and the end of this function waits for them.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("SIGINT and SIGTERM")?;
     if let Some(parent) = options.parent {
         demo::stop_with_parent(parent)?;
     }
     let uring = uses_uring(options.io)?;
     if options.config.print_config {
-        // The file is not opened, so the page size stands for its alignment. Few devices need a coarser one.
+        // The file is not opened, so the page size is assumed as its alignment. Few devices need a coarser alignment.
         let (shard, accept) = config(options, matches, if uring && !options.buffered { PAGE } else { 1 })?;
         print!("{}", rpcrdma_config::to_toml(&shard, &accept));
         return Ok(());
@@ -244,7 +249,7 @@ fn serve(options: &Serve, matches: &ArgMatches) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Configuration, with buffers for outstanding blocks that start at multiples of `align`.
+/// Returns the configuration, with buffers for outstanding blocks that start at multiples of `align`.
 fn config(options: &Serve, matches: &ArgMatches, align: usize) -> anyhow::Result<(Config, AcceptConfig)> {
     let bulk_buffers = vec![(4096 + align, 256), ((64 << 10) + align, 256), (BLOCK_MAX + align, 64)];
     let shard = Config {
@@ -262,10 +267,10 @@ fn config(options: &Serve, matches: &ArgMatches, align: usize) -> anyhow::Result
     Ok(options.config.load()?.apply(&shard, &AcceptConfig::default(), &given)?)
 }
 
-/// Where to look if io_uring does not work.
+/// Hints for an io_uring that does not work.
 const URING_HINTS: &str = "see `sysctl kernel.io_uring_disabled`, `ulimit -l`, and seccomp";
 
-/// True if io_uring is used. If it does not work, `Io::Auto` prints why.
+/// Whether io_uring is used. If it does not work, `Io::Auto` prints why.
 fn uses_uring(io: Io) -> anyhow::Result<bool> {
     let file = File::open("/dev/null").context("/dev/null")?;
     // Tests with a ring like those of the shards.

@@ -83,18 +83,18 @@ fn finish(store: &Store, job: Job, outcome: Result<(), Status>) {
 /// Creates the procedures of a mapped store, without io_uring.
 ///
 /// READ runs on the shard, because it copies from memory, which mostly takes microseconds. WRITE and FLUSH may block,
-/// so they run on workers. For a store larger than the host's memory, READ should run there, too.
-pub(crate) fn services(store: &Arc<Store>, workers: bool) -> Services {
+/// so they run on workers. READ would block on the disk if the store is larger than the host's memory.
+pub(crate) fn services(store: &Arc<Store>, has_workers: bool) -> Services {
     let mut services = Services::new();
     add::<Info>(&mut services, store, false, info);
     add::<Read>(&mut services, store, false, |store, args, mut answer| {
         let outcome = store.read(args.offset, args.count, &mut answer.data()?);
         answer.send(&read_result(store, args.offset, outcome))
     });
-    add::<Write>(&mut services, store, workers, |store, args, answer| {
+    add::<Write>(&mut services, store, has_workers, |store, args, answer| {
         answer.send(&write_result(args.data.len(), store.write(args.offset, args.data.bytes())))
     });
-    add::<Flush>(&mut services, store, workers, |store, (), answer| {
+    add::<Flush>(&mut services, store, has_workers, |store, (), answer| {
         answer.send(&store.flush().err().unwrap_or(Status::Ok))
     });
     services

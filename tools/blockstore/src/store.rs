@@ -42,9 +42,9 @@ const TMPFS_MAGIC: FsWord = 0x0102_1994;
 /// If [mapped](Self::map), it has stripes with a lock each. Writers hold the lock, so the bytes behind a reference do
 /// not change. Reads never wait for a lock, but use a system call instead.
 ///
-/// The file is locked (`flock`) while the store exists, which keeps out other stores. If a process ignores the lock and
-/// truncates the file, the next read of the missing part raises SIGBUS, which ends this process. A disk error under a
-/// mapping has the same effect.
+/// The file is locked (`flock`) while the store exists, so that no other store can open it. If a process ignores the
+/// lock and truncates the file, the next read of the missing part raises SIGBUS, which ends this process. A disk error
+/// under a mapping has the same effect.
 #[derive(Debug)]
 pub(crate) struct Store {
     file: File,
@@ -68,7 +68,7 @@ pub(crate) struct DirectFile {
 }
 
 impl DirectFile {
-    /// True if O_DIRECT can move these bytes.
+    /// Whether O_DIRECT can move these bytes.
     pub(crate) fn accepts(&self, memory: *const u8, offset: u64, len: usize) -> bool {
         offset.is_multiple_of(self.offset_align as u64)
             && len.is_multiple_of(self.offset_align)
@@ -78,8 +78,8 @@ impl DirectFile {
 
 /// Separates O_DIRECT writes from buffered ones.
 ///
-/// In one page, a buffered write would write back old data where a concurrent O_DIRECT write has written. A waiting
-/// buffered write has priority.
+/// If both write to one page, the buffered write would write back old data where the O_DIRECT write has written. A
+/// waiting buffered write has priority.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     /// Number of outstanding O_DIRECT writes, or the negated number of outstanding buffered writes.
@@ -98,7 +98,7 @@ impl Gate {
             true => (admitted >= 0).then_some(admitted + 1),
             false => (admitted <= 0).then_some(admitted - 1),
         };
-        // Acquire: earlier writes of the other kind happen before this one.
+        // Acquire: earlier writes of the other kind happen before this write.
         self.admitted.fetch_update(Ordering::AcqRel, Ordering::Relaxed, enter).is_ok()
     }
 
@@ -107,7 +107,7 @@ impl Gate {
         self.admitted.fetch_add(if direct { -1 } else { 1 }, Ordering::AcqRel);
     }
 
-    /// Marks a shard as having a waiting buffered write. `flag` holds the mark of the shard.
+    /// Marks a shard as having a waiting buffered write. `flag` records the shard's mark.
     pub(crate) fn set_waiting(&self, flag: &mut bool) {
         if !std::mem::replace(flag, true) {
             self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -162,8 +162,8 @@ impl Store {
     pub(crate) fn map(&mut self) -> anyhow::Result<()> {
         let (size, stripe) = (self.size, self.stripe);
         let starts = (0..size).step_by(stripe as usize);
-        let mapped = rustix::fs::fstatfs(&self.file).context("fstatfs")?.f_type != TMPFS_MAGIC;
-        let map = |at| mapped.then(|| sys::map(&self.file, at, stripe.min(size - at))).transpose();
+        let is_mappable = rustix::fs::fstatfs(&self.file).context("fstatfs")?.f_type != TMPFS_MAGIC;
+        let map = |at| is_mappable.then(|| sys::map(&self.file, at, stripe.min(size - at))).transpose();
         let stripes = starts.map(|at| Ok(RwLock::new(map(at)?)));
         let stripes = stripes.collect::<std::io::Result<_>>();
         self.stripes = stripes.with_context(|| format!("mmap of {size} bytes (see `ulimit -v`)"))?;
@@ -181,9 +181,9 @@ impl Store {
         let file = options.open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
         // Linux reports the alignment since 6.1.
         let stat = rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
-        ensure!(stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0, "statx does not report its alignment");
+        ensure!(stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0, "statx does not report the alignment");
         let (offset_align, memory_align) = (stat.stx_dio_offset_align as usize, stat.stx_dio_mem_align as usize);
-        ensure!(offset_align > 0 && memory_align > 0, "statx reports that it is not supported");
+        ensure!(offset_align > 0 && memory_align > 0, "statx reports that O_DIRECT is not supported");
         self.direct = Some(DirectFile { file, offset_align, memory_align });
         Ok(())
     }
@@ -221,8 +221,8 @@ impl Store {
 
     /// Copies up to `count` bytes from `offset` to `out`. Returns their number.
     ///
-    /// Fewer bytes are copied only at the end of the store, or if `out` has less room. Of a concurrent write, the copy
-    /// may contain old or new bytes.
+    /// Fewer bytes are copied only at the end of the store, or if `out` has less room. The copy may contain old or new
+    /// bytes of a concurrent write.
     pub(crate) fn read(&self, offset: u64, count: u32, out: &mut ResultWriter<'_>) -> Result<usize, Status> {
         let len = self.check_read(offset, count, out.room())?;
         for part in self.parts(offset, len) {
@@ -236,7 +236,7 @@ impl Store {
                     read => read.map(drop),
                 },
             };
-            done.map_err(|error| status("pread", &error))?;
+            done.map_err(|error| report("pread", &error))?;
         }
         Ok(len)
     }
@@ -254,7 +254,7 @@ impl Store {
         self.check_write(offset, data.len())?;
         for part in self.parts(offset, data.len()) {
             let _guard = self.stripes[part.stripe].write().unwrap_or_else(PoisonError::into_inner);
-            self.file.write_all_at(&data[part.data_range], part.offset).map_err(|error| status("pwrite", &error))?;
+            self.file.write_all_at(&data[part.data_range], part.offset).map_err(|error| report("pwrite", &error))?;
         }
         Ok(())
     }
@@ -264,7 +264,7 @@ impl Store {
         if !self.writable {
             return Ok(());
         }
-        self.file.sync_data().map_err(|error| status("fdatasync", &error))
+        self.file.sync_data().map_err(|error| report("fdatasync", &error))
     }
 
     /// Splits a range of the store at the ends of stripes.
@@ -317,7 +317,7 @@ fn reserve(file: &File, size: u64) -> std::io::Result<()> {
 }
 
 /// Prints the error of a system call, and returns the status for the client.
-pub(crate) fn status(call: &str, error: &std::io::Error) -> Status {
+pub(crate) fn report(call: &str, error: &std::io::Error) -> Status {
     print_error!("{call}: {}", describe(error));
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Status::NoSpace,

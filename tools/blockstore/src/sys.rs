@@ -25,7 +25,7 @@ pub(crate) fn map(file: &File, offset: u64, len: u64) -> io::Result<Mmap> {
     // SAFETY: the bytes of a mapping must not change while a reference to them exists. In this process only the
     // `Store` has the file open. It writes to a stripe only while it holds the stripe's lock exclusively, and
     // references exist only under the same lock. The file's lock keeps out other processes that respect it;
-    // `Store` documents what the others can cause.
+    // `Store` documents the effects of processes that ignore it.
     unsafe { options.map(file) }
 }
 
@@ -40,7 +40,7 @@ pub(crate) enum Call {
     Flush(Deferred<Flush>),
 }
 
-/// A call with its memory, which is of a chunk or a message, at any address.
+/// A call and its memory, which is part of a chunk or a message, at any address.
 #[derive(Debug)]
 pub(crate) struct Job {
     call: Call,
@@ -148,7 +148,7 @@ impl Ring {
         if !files.is_empty() {
             ring.submitter().register_files(&files)?;
         }
-        // A filter may allow the creation of a ring but not its use, which this call finds out.
+        // This call fails if a seccomp filter allows the creation of a ring but not its use.
         ring.submit()?;
         let jobs = (0..entries).map(|_| None).collect();
         Ok(Self { ring, registered: None, jobs, free: (0..entries as usize).rev().collect() })
@@ -162,7 +162,7 @@ impl Ring {
             iov_len: MAX_REGISTERED.min(len - at),
         });
         let buffers: Vec<_> = buffers.collect();
-        // SAFETY: the arena stays mapped while there is a handle to it, and `registered` holds one beside the ring.
+        // SAFETY: the arena stays mapped while a handle to it exists, and `registered` keeps a handle beside the ring.
         unsafe { self.ring.submitter().register_buffers(&buffers) }?;
         self.registered = Some(arena.clone());
         Ok(())
@@ -249,7 +249,7 @@ impl Ring {
     }
 }
 
-/// True for transient errors.
+/// Whether the system call can be repeated after this error.
 fn is_transient(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY))
 }

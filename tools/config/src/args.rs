@@ -7,7 +7,7 @@ use rpcrdma::config::{AcceptConfig, ConnectConfig};
 
 use super::{MAX_SHOWN, Role, SHARED, Setting, SettingError, Settings, is_of_other_role, parse_values, shorten};
 
-/// Returns the groups of knobs: those of all programs, then those of one role only.
+/// Returns the groups of knobs: first the groups of all programs, then the groups of only one role.
 fn groups() -> impl Iterator<Item = &'static str> {
     SHARED.iter().copied().chain([ConnectConfig::GROUP, AcceptConfig::GROUP])
 }

@@ -18,7 +18,7 @@
 //! ```
 //!
 //! A program flattens [`ConfigArgs`] into its options, loads the [`Settings`], and applies them to its defaults.
-//! [`program`] has the common parts of the `main` functions, [`secret_file`] handles the files of their keys.
+//! [`program`] has the common parts of the `main` functions, and [`secret_file`] handles the files of their keys.
 #![warn(clippy::print_stderr)]
 
 #[cfg(feature = "clap")]
@@ -386,25 +386,25 @@ impl Settings {
     /// # Errors
     /// A knob is unknown, a value is invalid, or knobs conflict.
     pub fn apply<R: Role>(&self, config: &Config, role: &R, options: &[&str]) -> Result<(Config, R), SettingError> {
-        let (mut made, mut made_role) = (config.clone(), copy_role(role)?);
+        let (mut merged, mut merged_role) = (config.clone(), copy_role(role)?);
         let mut sources: BTreeMap<&str, String> = options.iter().map(|&knob| (knob, "options".to_owned())).collect();
         let is_for_other_role = |setting: &&Setting| !setting.is_argument && is_of_other_role::<R>(&setting.knob);
         for setting in self.0.iter().filter(|setting| !is_for_other_role(setting)) {
             let is_overridden = !setting.is_argument && options.contains(&setting.knob.as_str());
             if is_overridden {
                 // The setting is checked, but has no effect.
-                setting.apply(&mut made.clone(), &mut copy_role(&made_role)?, (config, role))?;
+                setting.apply(&mut merged.clone(), &mut copy_role(&merged_role)?, (config, role))?;
             } else {
-                setting.apply(&mut made, &mut made_role, (config, role))?;
+                setting.apply(&mut merged, &mut merged_role, (config, role))?;
                 sources.insert(&setting.knob, setting.source.clone());
             }
         }
-        keep_unnamed(&mut made, config);
+        keep_unnamed(&mut merged, config);
         let source_of = |knob: &str| sources.get(knob).map_or("defaults", String::as_str).to_owned();
         let refused = |error: ConfigError| SettingError::Refused { source_: source_of(error.knob), error };
-        apply_budget(&mut made, config, |knob| sources.contains_key(knob)).map_err(refused)?;
-        let (made, made_role) = validated(made, made_role, source_of)?;
-        Ok((made.sized().map_err(refused)?, made_role))
+        apply_budget(&mut merged, config, |knob| sources.contains_key(knob)).map_err(refused)?;
+        let (merged, merged_role) = check_ranges(merged, merged_role, source_of)?;
+        Ok((merged.sized().map_err(refused)?, merged_role))
     }
 
     /// Sets a knob and applies it to a configuration that already has all earlier settings.
@@ -422,13 +422,13 @@ impl Settings {
     ) -> Result<(), SettingError> {
         let (source, knob, values) = (source.to_owned(), knob.to_owned(), parse_values(text));
         let setting = Setting { source, is_argument: false, knob, values };
-        let (mut made, mut made_role, defaults) = (config.clone(), role.clone(), Config::default());
-        setting.apply(&mut made, &mut made_role, (&defaults, &R::default()))?;
-        keep_unnamed(&mut made, config);
+        let (mut merged, mut merged_role, defaults) = (config.clone(), role.clone(), Config::default());
+        setting.apply(&mut merged, &mut merged_role, (&defaults, &R::default()))?;
+        keep_unnamed(&mut merged, config);
         let is_set = |knob: &str| knob == setting.knob || self.0.iter().any(|earlier| earlier.knob == knob);
         let refused = |error| SettingError::Refused { source_: setting.source.clone(), error };
-        apply_budget(&mut made, &defaults, is_set).map_err(refused)?;
-        (*config, *role) = validated(made, made_role, |_| setting.source.clone())?;
+        apply_budget(&mut merged, &defaults, is_set).map_err(refused)?;
+        (*config, *role) = check_ranges(merged, merged_role, |_| setting.source.clone())?;
         self.0.retain(|earlier| earlier.knob != setting.knob);
         self.0.push(setting);
         Ok(())
@@ -436,18 +436,18 @@ impl Settings {
 }
 
 /// Copies the knobs that no setting can name, because a setting resets all such knobs of its group.
-fn keep_unnamed(made: &mut Config, before: &Config) {
-    made.memory.arenas.clone_from(&before.memory.arenas);
-    made.wire.host_auth.clone_from(&before.wire.host_auth);
+fn keep_unnamed(merged: &mut Config, before: &Config) {
+    merged.memory.arenas.clone_from(&before.memory.arenas);
+    merged.wire.host_auth.clone_from(&before.wire.host_auth);
 }
 
 /// Sets the numbers of buffers that no setting determines to 0, so that the budget determines them.
 ///
 /// If the defaults have no budget, the budget determines all these numbers. Otherwise the defaults state what the
-/// program needs. If that exceeds the budget, the program gets fewer buffers than it needs, but not fewer receives.
+/// program needs. If its needs exceed the budget, the program gets fewer buffers than it needs, but not fewer receives.
 fn apply_budget(config: &mut Config, defaults: &Config, is_set: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
-    let (mut needs, is_all) = (config.memory.clone(), defaults.memory.budget == 0);
-    if needs.budget == 0 && numbers(&mut config.memory).any(|(_, number)| *number == 0) {
+    let (mut needs, determines_all) = (config.memory.clone(), defaults.memory.budget == 0);
+    if needs.budget == 0 && buffer_counts(&mut config.memory).any(|(_, number)| *number == 0) {
         // An earlier budget may have set these numbers to 0.
         let (memory, defaults) = (&mut config.memory, &defaults.memory);
         restore(&mut memory.receives, &defaults.receives, is_set("memory.receives"));
@@ -456,18 +456,18 @@ fn apply_budget(config: &mut Config, defaults: &Config, is_set: impl Fn(&str) ->
         restore(&mut memory.bulk_buffers, &defaults.bulk_buffers, is_set("memory.bulk_buffers"));
         restore(&mut memory.long_buffers, &defaults.long_buffers, is_set("memory.long_buffers"));
     }
-    if needs.budget == 0 || !is_all && config.memory_bytes() <= needs.budget {
+    if needs.budget == 0 || !determines_all && config.memory_bytes() <= needs.budget {
         return Ok(());
     }
-    let is_derived = |knob: &str| (is_all || knob != "memory.receives") && !is_set(knob);
-    numbers(&mut config.memory).filter(|(knob, _)| is_derived(knob)).for_each(|(_, number)| *number = 0);
-    if is_all {
+    let is_derived = |knob: &str| (determines_all || knob != "memory.receives") && !is_set(knob);
+    buffer_counts(&mut config.memory).filter(|(knob, _)| is_derived(knob)).for_each(|(_, number)| *number = 0);
+    if determines_all {
         return Ok(());
     }
     loop {
         // A number whose need is met is fixed at the need, so that the rest of the budget goes to the others.
         let (mut sized, mut is_met) = (config.sized()?.memory, false);
-        let each = numbers(&mut config.memory).zip(numbers(&mut sized)).zip(numbers(&mut needs));
+        let each = buffer_counts(&mut config.memory).zip(buffer_counts(&mut sized)).zip(buffer_counts(&mut needs));
         for (((_, number), (_, sized)), (_, need)) in each {
             if *number == 0 && *need > 0 && *sized >= *need {
                 (*number, is_met) = (*need, true);
@@ -488,7 +488,7 @@ fn restore<T: Clone>(knob: &mut T, default: &T, is_set: bool) {
 }
 
 /// Returns the numbers of buffers that a budget may determine, with their knobs.
-fn numbers(memory: &mut MemoryConfig) -> impl Iterator<Item = (&'static str, &mut usize)> {
+fn buffer_counts(memory: &mut MemoryConfig) -> impl Iterator<Item = (&'static str, &mut usize)> {
     let MemoryConfig { receives, small_buffers, message_buffers, bulk_buffers, long_buffers, .. } = memory;
     [
         ("memory.receives", receives),
@@ -512,7 +512,7 @@ fn copy_role<R: Role>(role: &R) -> Result<R, SettingError> {
 }
 
 /// Checks a configuration and returns it. `source_of` returns the source of a knob.
-fn validated<R: Role>(
+fn check_ranges<R: Role>(
     config: Config,
     role: R,
     source_of: impl Fn(&str) -> String,
@@ -581,9 +581,7 @@ impl Setting {
         let value = shorten(&value, MAX_SHOWN);
         Err(SettingError::Value { source_: self.source.clone(), knob: self.knob.clone(), value, why })
     }
-}
 
-impl Setting {
     /// Explains a whole number that the knob's type cannot represent. Returns the error with the knob's range, or the
     /// highest number of the type if the knob has no range; `None` for any other value. `knobs` are those of the group.
     fn check_overflow<R: Role>(
@@ -620,7 +618,7 @@ impl Setting {
     }
 }
 
-/// Returns the value, with the default number of polls added to the mere name of an idle policy.
+/// Adds the default number of polls to an idle policy that is only a name. Returns other values unchanged.
 fn with_default_polls(knob: &str, value: &Value) -> Value {
     let name = value.as_str().filter(|_| knob == "poll.idle");
     let idle = name.and_then(Idle::from_name);
@@ -630,7 +628,7 @@ fn with_default_polls(knob: &str, value: &Value) -> Value {
 /// Returns the expected form of a knob and its default, from the error about a value.
 fn expected_form(why: &str, default: &Value, is_optional: bool) -> String {
     let expected = why.rsplit_once(", expected ").map_or("", |(_, expected)| expected);
-    // Errors of times and sizes consist of the form.
+    // Errors about times and sizes consist of the expected form.
     let stated = ["wanted ", "expected "].iter().find_map(|start| why.strip_prefix(*start));
     let form = match (stated, expected) {
         (Some(form), _) => form,
@@ -655,7 +653,7 @@ pub fn to_toml<R: Role>(config: &Config, role: &R) -> String {
         text += &format!("\n[{group}]\n");
         for (knob, value) in knobs.as_object().into_iter().flatten() {
             let cost = costs.iter().find(|cost| cost.0.split_once('.') == Some((&group, knob)));
-            let cost = cost.map_or_else(String::new, |(_, bytes, of)| format!(" # {bytes} bytes {of}"));
+            let cost = cost.map_or_else(String::new, |(_, bytes, scope)| format!(" # {bytes} bytes {scope}"));
             text += &format!("{knob} = {}{cost}\n", to_text(value));
         }
     }

@@ -1,4 +1,4 @@
-//! Start, version, output and exit of programs, common to all of them.
+//! Common parts of all programs: start, version, output and exit.
 
 use std::error::Error;
 use std::fmt;
@@ -32,12 +32,12 @@ pub static VERSION: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Prepares the process. Each program calls it first.
+/// Prepares the process. Each program calls this function first.
 ///
 /// Afterwards, a write beyond RLIMIT_FSIZE (`ulimit -f`) fails with EFBIG. By default, SIGXFSZ would end the process
 /// without a message. Child processes do not inherit this handling.
 pub fn start() {
-    // Unlike an ignored signal, a handler is reset by exec. Registering one for this signal cannot fail.
+    // Unlike an ignored signal, a handler is reset by exec. Registering a handler for this signal cannot fail.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 

@@ -17,7 +17,7 @@ const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 /// Maximum symbolic links on the path of a key, which is Linux's limit for any path.
 const MAX_LINKS: usize = 40;
-/// At most this many bytes of a key are read.
+/// Maximum bytes read from the file of a key.
 const MAX_LEN: u64 = 4096;
 
 /// Reads a key.
@@ -44,10 +44,10 @@ pub fn check(path: &Path) -> anyhow::Result<()> {
     open(path).map(drop)
 }
 
-/// Opens and checks the file of a key. Returns it with its path without symbolic links.
+/// Opens and checks the file of a key. Returns its path without symbolic links, and the file.
 fn open(path: &Path) -> anyhow::Result<(PathBuf, File)> {
     let real = resolve(path)?;
-    // Opening a FIFO without a writer would block. The resolved path has no link, unless one was created meanwhile.
+    // Opening a FIFO without a writer would block. The resolved path has no link, unless a link was created since.
     let flags = OFlags::NONBLOCK.union(OFlags::NOFOLLOW).bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(&real);
     let file = file.with_context(|| real.display().to_string())?;
@@ -77,8 +77,8 @@ pub fn create(path: &Path) -> anyhow::Result<Option<File>> {
 fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
     let context = |path: &Path| path.display().to_string();
     let named = std::path::absolute(path).with_context(|| context(path))?;
-    let mut names = reversed(&named);
-    let (mut real, mut links, mut others_write) = (PathBuf::new(), 0, false);
+    let mut names = reversed_components(&named);
+    let (mut real, mut links, mut can_others_write) = (PathBuf::new(), 0, false);
     while let Some(name) = names.pop() {
         if name == ".." {
             // The parent was checked before, but its mode is needed for the next component.
@@ -91,23 +91,23 @@ fn resolve(path: &Path) -> anyhow::Result<PathBuf> {
             stat => stat.with_context(|| context(&real))?,
         };
         if stat.is_symlink() {
-            if others_write {
+            if can_others_write {
                 check_owner(&real, &stat)?;
             }
             links += 1;
             ensure!(links <= MAX_LINKS, "{} leads through more than {MAX_LINKS} symbolic links", path.display());
             let target = real.read_link().with_context(|| context(&real))?;
-            names.append(&mut reversed(&target));
+            names.append(&mut reversed_components(&target));
             real.pop();
         } else if stat.is_dir() {
-            others_write = check_directory(&real, &stat)?;
+            can_others_write = check_directory(&real, &stat)?;
         }
     }
     Ok(real)
 }
 
 /// Returns the components of a path, the last one first.
-fn reversed(path: &Path) -> Vec<OsString> {
+fn reversed_components(path: &Path) -> Vec<OsString> {
     path.components().rev().filter(|part| *part != Component::CurDir).map(|part| part.as_os_str().into()).collect()
 }
 
@@ -115,11 +115,11 @@ fn reversed(path: &Path) -> Vec<OsString> {
 fn check_directory(path: &Path, stat: &Metadata) -> anyhow::Result<bool> {
     check_owner(path, stat)?;
     let (shown, mode) = (path.display(), stat.mode() & 0o7777);
-    let others_write = mode & OTHERS_WRITE != 0;
-    if others_write && mode & STICKY == 0 {
+    let can_others_write = mode & OTHERS_WRITE != 0;
+    if can_others_write && mode & STICKY == 0 {
         bail!("{shown} has mode {mode:04o}, so that other users could replace the key: chmod go-w {shown}");
     }
-    Ok(others_write)
+    Ok(can_others_write)
 }
 
 /// Checks that no other user may read or change the file of a key.
@@ -128,9 +128,9 @@ fn check_file(path: &Path, stat: &Metadata) -> anyhow::Result<()> {
     let (shown, mode) = (path.display(), stat.mode() & 0o7777);
     // A service that does not run as root reads root's file as a member of its group, or by an access control list,
     // whose mask stat reports instead of the group's permissions.
-    let group_may_read = stat.uid() != rustix::process::geteuid().as_raw();
-    let readable = if group_may_read { OTHERS_READ & 0o007 } else { OTHERS_READ };
-    let harm = match (mode & readable != 0, mode & OTHERS_WRITE != 0) {
+    let can_group_read = stat.uid() != rustix::process::geteuid().as_raw();
+    let forbidden_read = if can_group_read { OTHERS_READ & 0o007 } else { OTHERS_READ };
+    let harm = match (mode & forbidden_read != 0, mode & OTHERS_WRITE != 0) {
         (_, true) => "replace",
         (true, false) => "read",
         (false, false) => return Ok(()),

@@ -138,7 +138,7 @@ fn a_budget_determines_numbers_that_are_not_set() {
         error.contains(".tmp") && error.contains(": invalid memory.budget `1048576`: expected at least "),
         "{error}"
     );
-    // A program's own numbers of buffers are what it needs. A budget lowers them if necessary, and never raises them.
+    // The program states how many buffers it needs. A budget lowers these numbers if necessary, but never raises them.
     let program = |set: &str| {
         let mut needs = Config::default();
         (needs.memory.budget, needs.memory.bulk_buffers) = (64 << 20, vec![(1 << 20, 100)]);

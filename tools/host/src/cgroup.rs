@@ -19,14 +19,14 @@ pub(crate) struct Groups {
 
 /// Mount point of one version of groups, or of one controller.
 struct Mount {
-    /// The group mounted there. In a container this is the container's group, unless it is `/`.
+    /// The group mounted there: `/`, or in a container without a cgroup namespace, the container's group.
     root: String,
     point: String,
 }
 
 impl Groups {
     /// Returns the groups of a controller, or `None` if it is not mounted. Version 1 is used if both are mounted.
-    pub(crate) fn of(tree: &Tree, controller: &str) -> Option<Self> {
+    pub(crate) fn read(tree: &Tree, controller: &str) -> Option<Self> {
         let mounts = tree.text("/proc/self/mountinfo").ok()?;
         let groups = tree.text("/proc/self/cgroup").ok()?;
         let path = |wanted: &dyn Fn(&str) -> bool| {
@@ -36,12 +36,12 @@ impl Groups {
                 wanted(controllers).then(|| path.to_owned())
             })
         };
-        let v1 = mount(&mounts, "cgroup", |options| options.split(',').any(|word| word == controller));
+        let v1 = find_mount(&mounts, "cgroup", |options| options.split(',').any(|word| word == controller));
         if let Some(mount) = v1 {
             let path = path(&|controllers| controllers.split(',').any(|word| word == controller))?;
             return Some(Self { version: Version::V1, directories: mount.directories(&path) });
         }
-        let mount = mount(&mounts, "cgroup2", |_| true)?;
+        let mount = find_mount(&mounts, "cgroup2", |_| true)?;
         let directories = mount.directories(&path(&str::is_empty)?);
         Some(Self { version: Version::V2, directories })
     }
@@ -53,7 +53,7 @@ impl Groups {
 }
 
 /// The first mount of this type whose options match.
-fn mount(mounts: &str, fstype: &str, wanted: impl Fn(&str) -> bool) -> Option<Mount> {
+fn find_mount(mounts: &str, fstype: &str, wanted: impl Fn(&str) -> bool) -> Option<Mount> {
     mounts.lines().find_map(|line| {
         let (place, kind) = line.split_once(" - ")?;
         let mut kind = kind.split(' ');
@@ -69,7 +69,7 @@ impl Mount {
     /// Returns the directories from the group at this path upwards.
     fn directories(&self, path: &str) -> Vec<String> {
         let below = path.strip_prefix(self.root.as_str()).unwrap_or(path).trim_matches('/');
-        // The group is not visible in the container.
+        // A path with `..` leads to a group that is not visible in the container.
         let below = if below.split('/').any(|step| step == "..") { "" } else { below };
         let mut directories = vec![self.point.clone()];
         for step in below.split('/').filter(|step| !step.is_empty()) {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_lead_from_the_own_group_to_the_topmost() {
+    fn directories_lead_from_the_group_to_the_topmost() {
         let mount = |root: &str| Mount { root: root.to_owned(), point: "/m".to_owned() };
         assert_eq!(mount("/").directories("/a/b"), ["/m/a/b", "/m/a", "/m"]);
         assert_eq!(mount("/").directories("/"), ["/m"]);

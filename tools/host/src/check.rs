@@ -13,7 +13,7 @@ use crate::tree::ReadError;
 pub enum Status {
     /// The state is as wanted.
     Ok,
-    /// The checked state cannot be read, which is no failure by itself.
+    /// The checked state cannot be read, which is not a failure by itself.
     Unknown,
     /// The state is not as wanted, but this may not matter to the planned server.
     Note,

@@ -60,7 +60,7 @@ pub struct CheckContext {
 impl CheckContext {
     /// Reads the data that most checks need.
     pub fn new(tree: Tree, server: PlannedServer) -> Self {
-        let (process, topology, rdma) = (Process::read(&tree), Topology::read(&tree), Rdma::all(&tree));
+        let (process, topology, rdma) = (Process::read(&tree), Topology::read(&tree), Rdma::read_all(&tree));
         Self { tree, server, process, topology, rdma }
     }
 
@@ -124,9 +124,9 @@ impl CheckContext {
             return self.rdma.iter().filter(|device| device.name == *name).collect();
         }
         let Some(ip) = self.server.ip.filter(|ip| !is_any(*ip)) else { return self.rdma.iter().collect() };
-        let own: Vec<&Rdma> = self.rdma.iter().filter(|device| device.has(ip)).collect();
-        if !own.is_empty() {
-            return own;
+        let with_address: Vec<&Rdma> = self.rdma.iter().filter(|device| device.has_address(ip)).collect();
+        if !with_address.is_empty() {
+            return with_address;
         }
         let is_on_route = |device: &&Rdma| {
             self.interface().is_some_and(|interface| device.interfaces(&self.tree).contains(&interface))
@@ -138,17 +138,17 @@ impl CheckContext {
     pub(crate) fn interface(&self) -> Option<String> {
         let ip = self.server.ip.filter(|ip| !is_any(*ip))?;
         let mut gids = self.rdma.iter().flat_map(|device| &device.ports).flat_map(|port| &port.gids);
-        let own = gids.find(|gid| gid.ip() == ip).and_then(|gid| gid.interface.clone()).filter(|_| self.is_verbs());
-        own.or_else(|| route::interface(&self.tree, ip))
+        let gid_interface = gids.find(|gid| gid.ip() == ip).and_then(|gid| gid.interface.clone());
+        gid_interface.filter(|_| self.is_verbs()).or_else(|| route::interface(&self.tree, ip))
     }
 
     /// The device that determines the NUMA node: that of the address, or without an address the first RDMA device.
     pub fn nearest<'a>(&self, devices: &'a [Device]) -> Option<&'a Device> {
-        let named = |kind, name: &str| devices.iter().find(|device| device.kind == kind && device.name == name);
+        let find = |kind, name: &str| devices.iter().find(|device| device.kind == kind && device.name == name);
         match self.server.fabric {
             Some(Fabric::Soft) => None,
-            Some(Fabric::Iwarp) => named(Kind::Net, &self.interface()?),
-            Some(Fabric::Verbs) | None => named(Kind::Rdma, &self.devices().first()?.name),
+            Some(Fabric::Iwarp) => find(Kind::Net, &self.interface()?),
+            Some(Fabric::Verbs) | None => find(Kind::Rdma, &self.devices().first()?.name),
         }
     }
 }

@@ -50,7 +50,7 @@ impl CoreList {
     }
 
     /// Parses a hexadecimal mask with a comma between words of 32 bits. Returns `None` if it is malformed.
-    pub(crate) fn of_mask(mask: &str) -> Option<Self> {
+    pub(crate) fn from_mask(mask: &str) -> Option<Self> {
         let mut cores = BTreeSet::new();
         for (word, digits) in mask.trim().rsplit(',').enumerate() {
             let bits = u32::from_str_radix(digits, 16).ok()?;
@@ -59,7 +59,7 @@ impl CoreList {
         Some(Self(cores))
     }
 
-    /// Returns the set as a hexadecimal mask, the inverse of [`of_mask`](Self::of_mask).
+    /// Returns the set as a hexadecimal mask, the inverse of [`from_mask`](Self::from_mask).
     pub(crate) fn mask(&self) -> String {
         let words = self.iter().next_back().map_or(1, |last| last / 32 + 1);
         let word = |word: usize| {
@@ -135,11 +135,11 @@ mod tests {
     #[test]
     fn masks_convert_to_lists_and_back() {
         for (mask, list) in [("0000000f", "0-3"), ("00000001,80000000", "31-32"), ("00000000", "")] {
-            let cores = CoreList::of_mask(mask).unwrap();
+            let cores = CoreList::from_mask(mask).unwrap();
             assert_eq!(cores.to_string(), list);
             assert_eq!(cores.mask(), mask);
         }
-        assert_eq!(CoreList::of_mask("3\n").unwrap().to_string(), "0-1");
-        assert_eq!(CoreList::of_mask("x"), None);
+        assert_eq!(CoreList::from_mask("3\n").unwrap().to_string(), "0-1");
+        assert_eq!(CoreList::from_mask("x"), None);
     }
 }

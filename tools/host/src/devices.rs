@@ -73,7 +73,7 @@ pub(crate) struct Rdma {
 
 impl Rdma {
     /// Reads all RDMA devices of the machine.
-    pub(crate) fn all(tree: &Tree) -> Vec<Self> {
+    pub(crate) fn read_all(tree: &Tree) -> Vec<Self> {
         let names = tree.names(RDMA).unwrap_or_default();
         names.into_iter().map(|name| Self::read(tree, name)).collect()
     }
@@ -95,7 +95,7 @@ impl Rdma {
     }
 
     /// Whether one of its ports has this address.
-    pub(crate) fn has(&self, ip: IpAddr) -> bool {
+    pub(crate) fn has_address(&self, ip: IpAddr) -> bool {
         self.ports.iter().flat_map(|port| &port.gids).any(|gid| gid.ip() == ip)
     }
 
@@ -162,7 +162,7 @@ pub struct Device {
 /// All RDMA devices, network cards and NVMe controllers. Omits interfaces without a device, such as bridges.
 pub fn devices(tree: &Tree) -> Vec<Device> {
     let bus = |path: &str| tree.link(&format!("{path}/device"));
-    let rdma = Rdma::all(tree).into_iter().map(|device| {
+    let rdma = Rdma::read_all(tree).into_iter().map(|device| {
         let gids = device.ports.iter().flat_map(|port| &port.gids).filter(|gid| !gid.is_link_local());
         let mut addresses: Vec<IpAddr> = gids.map(Gid::ip).collect();
         addresses.sort();

@@ -84,7 +84,7 @@ impl Physical<'_> {
 }
 
 /// Returns the available physical cores in order of preference: near, isolated, not core 0.
-fn physical(topology: &Topology, near: Option<usize>) -> Vec<Physical<'_>> {
+fn rank_physical_cores(topology: &Topology, near: Option<usize>) -> Vec<Physical<'_>> {
     let mut all: Vec<Physical<'_>> = Vec::new();
     for core in topology.cores.iter().filter(|core| core.allowed) {
         match all.iter_mut().find(|physical| physical.threads[0].siblings.contains(core.id)) {
@@ -119,14 +119,14 @@ fn largest_node(topology: &Topology) -> Option<usize> {
 
 impl PlanRequest {
     /// Returns the numbers of shards and workers on a machine with `physical` physical cores.
-    fn threads(self, physical: usize) -> (usize, usize) {
+    fn thread_counts(self, physical: usize) -> (usize, usize) {
         match self {
             Self::Threads { shards, workers } => (shards, workers),
             Self::Cores(cores) => {
                 let workers = cores / 4;
                 // Leaves one physical core to the workers, if there are workers and more than one physical core.
-                let most = physical.saturating_sub(usize::from(workers > 0)).max(1);
-                let shards = (cores - workers).min(most);
+                let max_shards = physical.saturating_sub(usize::from(workers > 0)).max(1);
+                let shards = (cores - workers).min(max_shards);
                 (shards, cores - shards)
             }
         }
@@ -144,8 +144,8 @@ impl Plan {
     pub fn propose(topology: &Topology, device: Option<&Device>, request: PlanRequest) -> Result<Self, PlanError> {
         let device_node = device.and_then(|device| device.node);
         let near = device_node.or_else(|| largest_node(topology));
-        let physical = physical(topology, near);
-        let (shards, workers) = request.threads(physical.len());
+        let physical = rank_physical_cores(topology, near);
+        let (shards, workers) = request.thread_counts(physical.len());
         let allowed = topology.allowed();
         if shards == 0 {
             return Err(PlanError::NoShard);
@@ -156,21 +156,21 @@ impl Plan {
         if shards.saturating_add(workers) > allowed.len() {
             return Err(PlanError::Threads { threads: shards.saturating_add(workers), most: allowed.len(), allowed });
         }
-        let (of_shards, others) = physical.split_at(shards);
+        let (shard_cores, free_cores) = physical.split_at(shards);
         let thread = |nth: usize| move |physical: &Physical<'_>| physical.threads.get(nth).map(|core| core.id);
-        let most = physical.iter().map(|physical| physical.threads.len()).max().unwrap_or(1);
-        // Workers get first the free physical cores, then the second threads of these, and last the siblings of shards.
-        let free = (0..most).flat_map(|nth| others.iter().filter_map(thread(nth)));
-        let siblings = (1..most).flat_map(|nth| of_shards.iter().filter_map(thread(nth)));
+        let max_threads = physical.iter().map(|physical| physical.threads.len()).max().unwrap_or(1);
+        // Workers get free physical cores first, then the second threads of these cores, and last siblings of shards.
+        let free = (0..max_threads).flat_map(|nth| free_cores.iter().filter_map(thread(nth)));
+        let siblings = (1..max_threads).flat_map(|nth| shard_cores.iter().filter_map(thread(nth)));
         let mut plan = Self {
-            shards: of_shards.iter().filter_map(thread(0)).collect(),
+            shards: shard_cores.iter().filter_map(thread(0)).collect(),
             workers: free.chain(siblings).take(workers).collect(),
             node: None,
             why: Vec::new(),
         };
-        let nodes: Vec<Option<usize>> = of_shards.iter().map(|physical| physical.threads[0].node).collect();
+        let nodes: Vec<Option<usize>> = shard_cores.iter().map(|physical| physical.threads[0].node).collect();
         plan.node = nodes[0].filter(|_| topology.nodes.len() > 1 && nodes.iter().all(|node| *node == nodes[0]));
-        plan.why = plan.reasons(topology, device, near);
+        plan.why = plan.explain(topology, device, near);
         Ok(plan)
     }
 
@@ -189,7 +189,7 @@ impl Plan {
         &self.why
     }
 
-    fn reasons(&self, topology: &Topology, device: Option<&Device>, near: Option<usize>) -> Vec<String> {
+    fn explain(&self, topology: &Topology, device: Option<&Device>, near: Option<usize>) -> Vec<String> {
         let mut why = Vec::new();
         let shards = CoreList::from_iter(self.shards.iter().copied());
         let all = shards.with(&self.workers.iter().copied().collect());
@@ -220,7 +220,7 @@ impl Plan {
         why.push(match (not_isolated.is_empty(), not_isolated == all) {
             (true, _) => "all cores are isolated".to_owned(),
             (_, true) => format!(
-                "no core is isolated, so other threads run there, too: rpcrdma doctor --cores {shards} shows the remedy"
+                "no core is isolated, so other threads run there, too: rpcrdma doctor --cores {shards} shows the fix"
             ),
             _ => format!("not isolated, unlike the other cores: {not_isolated}"),
         });
@@ -274,7 +274,7 @@ impl Plan {
         ]
     }
 
-    /// Returns the plan as Rust code, with names of `rpcrdma` and `rpcrdma::server`.
+    /// Returns the plan as Rust code that uses items of `rpcrdma` and `rpcrdma::server`.
     pub fn configuration(&self) -> String {
         let mut text = String::from("let mut shard = Config::default();\nshard.poll.idle = IdlePolicy::Poll;\n");
         if let Some(node) = self.node {

@@ -39,14 +39,14 @@ impl Process {
     }
 
     /// The effective ID of a field with real, effective, saved and file system IDs.
-    fn effective(&self, name: &str) -> Result<u32, ReadError> {
+    fn effective_id(&self, name: &str) -> Result<u32, ReadError> {
         let ids = self.field(name)?;
         let id = ids.split_whitespace().nth(1).and_then(|id| id.parse().ok());
         id.ok_or_else(|| ReadError::new(STATUS, format!("{name}: expected numbers, found {ids:?}")))
     }
 
     pub(crate) fn is_root(&self) -> bool {
-        self.effective("Uid") == Ok(0)
+        self.effective_id("Uid") == Ok(0)
     }
 
     fn has_capability(&self, bit: u32) -> bool {
@@ -67,12 +67,12 @@ impl Process {
 
     /// Whether a file's mode permits the process to read and write it. Access control lists are ignored.
     pub(crate) fn can_access(&self, tree: &Tree, path: &str) -> Result<bool, ReadError> {
-        let (file, user, group) = (tree.metadata(path)?, self.effective("Uid")?, self.effective("Gid")?);
+        let (file, user, group) = (tree.metadata(path)?, self.effective_id("Uid")?, self.effective_id("Gid")?);
         let groups = self.field("Groups").unwrap_or_default();
-        let in_group = group == file.gid() || groups.split_whitespace().any(|id| id.parse() == Ok(file.gid()));
+        let is_in_group = group == file.gid() || groups.split_whitespace().any(|id| id.parse() == Ok(file.gid()));
         let shift = match () {
             () if user == file.uid() => 6,
-            () if in_group => 3,
+            () if is_in_group => 3,
             () => 0,
         };
         Ok(file.mode() >> shift & 0o6 == 0o6 || self.has_capability(CAP_DAC_OVERRIDE))

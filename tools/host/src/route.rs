@@ -12,15 +12,15 @@ const REJECT: u32 = 0x200;
 pub(crate) fn interface(tree: &Tree, to: IpAddr) -> Option<String> {
     match to {
         _ if to.is_loopback() => Some("lo".to_owned()),
-        IpAddr::V4(to) => by_v4(&tree.text("/proc/net/route").ok()?, to),
-        IpAddr::V6(to) => local_v6(&tree.text("/proc/net/if_inet6").unwrap_or_default(), to)
-            .or_else(|| by_v6(&tree.text("/proc/net/ipv6_route").ok()?, to)),
+        IpAddr::V4(to) => v4_route_interface(&tree.text("/proc/net/route").ok()?, to),
+        IpAddr::V6(to) => v6_local_interface(&tree.text("/proc/net/if_inet6").unwrap_or_default(), to)
+            .or_else(|| v6_route_interface(&tree.text("/proc/net/ipv6_route").ok()?, to)),
     }
 }
 
 /// Returns the interface of the most specific route, or among equally specific ones, of the lowest metric. Lines of the
 /// table are `Iface Destination Gateway Flags RefCnt Use Metric Mask …`.
-fn by_v4(table: &str, to: Ipv4Addr) -> Option<String> {
+fn v4_route_interface(table: &str, to: Ipv4Addr) -> Option<String> {
     // The table has addresses in this machine's byte order.
     let to = u32::from_ne_bytes(to.octets());
     let routes = table.lines().skip(1).filter_map(|line| {
@@ -36,7 +36,7 @@ fn by_v4(table: &str, to: Ipv4Addr) -> Option<String> {
 }
 
 /// Returns the interface that has this local address. Lines are `address index prefix scope flags name`.
-fn local_v6(table: &str, to: Ipv6Addr) -> Option<String> {
+fn v6_local_interface(table: &str, to: Ipv6Addr) -> Option<String> {
     table.lines().find_map(|line| {
         let mut words = line.split_whitespace();
         let address = u128::from_str_radix(words.next()?, 16).ok()?;
@@ -46,7 +46,7 @@ fn local_v6(table: &str, to: Ipv6Addr) -> Option<String> {
 
 /// Returns the interface of the most specific IPv6 route, or among equally specific ones, of the lowest metric. Lines
 /// are `destination prefix source prefix gateway metric count use flags name`.
-fn by_v6(table: &str, to: Ipv6Addr) -> Option<String> {
+fn v6_route_interface(table: &str, to: Ipv6Addr) -> Option<String> {
     let routes = table.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let number = |at: usize| u32::from_str_radix(words.get(at)?, 16).ok();
@@ -74,10 +74,10 @@ mod tests {
             mask = hex([255, 255, 255, 0]),
             host = hex([10, 0, 0, 9]),
         );
-        let by = |to: &str| by_v4(&table, to.parse().unwrap());
+        let by = |to: &str| v4_route_interface(&table, to.parse().unwrap());
         assert_eq!(by("10.0.0.9").as_deref(), Some("v0"));
         assert_eq!(by("203.0.113.1").as_deref(), Some("eth0"));
-        assert_eq!(by_v4("head\nshort 00", "10.0.0.9".parse().unwrap()), None);
+        assert_eq!(v4_route_interface("head\nshort 00", "10.0.0.9".parse().unwrap()), None);
     }
 
     fn hex(octets: [u8; 4]) -> String {
@@ -92,11 +92,11 @@ mod tests {
             "{zero} 00 {zero} 00 {zero} 00000400 1 0 00000003 eth0\n{net} 40 {zero} 00 {zero} 00000100 1 0 00000001 v0\n\
              {zero} 00 {zero} 00 {zero} ffffffff 1 0 00200200 lo\n"
         );
-        let by = |to: &str| by_v6(&table, to.parse().unwrap());
+        let by = |to: &str| v6_route_interface(&table, to.parse().unwrap());
         assert_eq!(by("fd00::7").as_deref(), Some("v0"));
         assert_eq!(by("2001:db8::1").as_deref(), Some("eth0"));
         let own = "fd000000000000000000000000000001 02 40 00 80 v0\n";
-        assert_eq!(local_v6(own, "fd00::1".parse().unwrap()).as_deref(), Some("v0"));
-        assert_eq!(local_v6(own, "fd00::2".parse().unwrap()), None);
+        assert_eq!(v6_local_interface(own, "fd00::1".parse().unwrap()).as_deref(), Some("v0"));
+        assert_eq!(v6_local_interface(own, "fd00::2".parse().unwrap()), None);
     }
 }

@@ -12,7 +12,7 @@ pub(crate) const CPU: &str = "/sys/devices/system/cpu";
 /// NUMA nodes in sysfs.
 pub(crate) const NODE: &str = "/sys/devices/system/node";
 
-/// A cache, as one core sees it.
+/// A cache of a core.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cache {
     /// Its level, where 1 is closest to the core.
@@ -80,7 +80,7 @@ pub(crate) fn list(tree: &Tree, path: &str) -> Result<CoreList, ReadError> {
 
 /// Reads the cores that the process's cpusets allow. It is an error if no cpuset can be read.
 pub(crate) fn cpuset(tree: &Tree) -> Result<CoreList, ReadError> {
-    let groups = Groups::of(tree, "cpuset")
+    let groups = Groups::read(tree, "cpuset")
         .ok_or_else(|| ReadError::new("/sys/fs/cgroup", "no cpuset controller is mounted"))?;
     let names: &[&str] = match groups.version {
         Version::V1 => &["cpuset.effective_cpus", "cpuset.cpus"],
@@ -100,7 +100,7 @@ pub(crate) fn cpuset(tree: &Tree) -> Result<CoreList, ReadError> {
 /// Reads the cores that the scheduler avoids because of the kernel's command line or a cpuset partition.
 pub(crate) fn isolated(tree: &Tree) -> Result<CoreList, ReadError> {
     let by_boot = list(tree, &format!("{CPU}/isolated"));
-    let groups = Groups::of(tree, "cpuset").filter(|groups| groups.version == Version::V2);
+    let groups = Groups::read(tree, "cpuset").filter(|groups| groups.version == Version::V2);
     let mut by_partition = CoreList::default();
     for directory in groups.iter().flat_map(|groups| &groups.directories) {
         if tree.line(&format!("{directory}/cpuset.cpus.partition")).is_ok_and(|kind| kind == "isolated") {
@@ -176,7 +176,7 @@ fn nodes(tree: &Tree, online: &CoreList) -> Vec<Node> {
     let node = |id| Node {
         id,
         cores: list(tree, &format!("{NODE}/node{id}/cpulist")).unwrap_or_default().common(online),
-        memory_kib: tree.text(&format!("{NODE}/node{id}/meminfo")).ok().and_then(|text| memory(&text)),
+        memory_kib: tree.text(&format!("{NODE}/node{id}/meminfo")).ok().and_then(|text| parse_memory_total(&text)),
         distances: tree
             .line(&format!("{NODE}/node{id}/distance"))
             .map(|line| line.split_whitespace().filter_map(|distance| distance.parse().ok()).collect())
@@ -186,7 +186,7 @@ fn nodes(tree: &Tree, online: &CoreList) -> Vec<Node> {
 }
 
 /// Returns the number of a line such as `Node 0 MemTotal:  98765 kB`.
-fn memory(meminfo: &str) -> Option<u64> {
+fn parse_memory_total(meminfo: &str) -> Option<u64> {
     let (_, rest) = meminfo.split_once("MemTotal:")?;
     rest.split_whitespace().next()?.parse().ok()
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// At most this many bytes of a file are read.
+/// Maximum bytes read from a file.
 const MAX_LEN: u64 = 4 << 20;
 
 /// A directory with `proc`, `sys` and `dev`: `/`, or a substitute.
@@ -36,7 +36,7 @@ impl ReadError {
         Self { path: path.into(), reason: reason.to_string(), absent: false }
     }
 
-    fn of(path: &str, error: &io::Error) -> Self {
+    fn from_io(path: &str, error: &io::Error) -> Self {
         let absent = error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH);
         let reason = match error.kind() {
             _ if absent => "does not exist".to_owned(),
@@ -50,7 +50,7 @@ impl ReadError {
 /// Returns the contents, or `None` if the file does not exist.
 ///
 /// # Errors
-/// The file exists but cannot be read. If that counted as absent, a machine would pass a check without being checked.
+/// The file exists but cannot be read. If it counted as absent, a machine could pass a check without being checked.
 pub(crate) fn if_exists<T>(read: Result<T, ReadError>) -> Result<Option<T>, ReadError> {
     match read {
         Err(error) if error.absent => Ok(None),
@@ -84,7 +84,7 @@ impl Tree {
     pub(crate) fn text(&self, path: &str) -> Result<String, ReadError> {
         let mut bytes = Vec::new();
         let read = File::open(self.at(path)).and_then(|file| file.take(MAX_LEN).read_to_end(&mut bytes));
-        read.map_err(|error| ReadError::of(path, &error))?;
+        read.map_err(|error| ReadError::from_io(path, &error))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -101,7 +101,7 @@ impl Tree {
 
     /// Lists the names in a directory, ordered by the numbers at their ends.
     pub(crate) fn names(&self, path: &str) -> Result<Vec<String>, ReadError> {
-        let entries = fs::read_dir(self.at(path)).map_err(|error| ReadError::of(path, &error))?;
+        let entries = fs::read_dir(self.at(path)).map_err(|error| ReadError::from_io(path, &error))?;
         // An unreadable entry may just have disappeared, so it is skipped.
         let mut names: Vec<_> =
             entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -130,7 +130,7 @@ impl Tree {
 
     /// Returns the metadata of a file, for its owner and mode.
     pub(crate) fn metadata(&self, path: &str) -> Result<Metadata, ReadError> {
-        fs::metadata(self.at(path)).map_err(|error| ReadError::of(path, &error))
+        fs::metadata(self.at(path)).map_err(|error| ReadError::from_io(path, &error))
     }
 
     /// Returns the last component of a symbolic link's target.

@@ -7,7 +7,7 @@
 //! ignores the given netid and answers for the transport of the call (RFC 1833 §2.2.1), which is never RDMA.
 #![forbid(unsafe_code)]
 
-#[expect(dead_code, unreachable_pub, reason = "generated for any user")]
+#[expect(dead_code, unreachable_pub, reason = "the generated code has items that this crate does not use")]
 mod protocol {
     include!(concat!(env!("OUT_DIR"), "/rpcbind.rs"));
 }
@@ -41,7 +41,7 @@ const DUMP: u32 = 4;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RpcbindError {
-    /// The socket or host `at` cannot be connected.
+    /// The socket or host `at` does not accept a connection.
     #[expect(missing_docs, reason = "named in the message")]
     #[error("cannot connect to rpcbind at {at} (systemctl start rpcbind)")]
     Unreachable { at: String, source: io::Error },
@@ -161,8 +161,8 @@ fn dump(rpcbind: &mut StreamClient<impl Read + Write>) -> Result<Vec<Mapping>, R
     Ok(list.iter().map(|entry| Mapping::from_rpcb(entry.rpcb_map)).collect())
 }
 
-/// Connects to rpcbind's local socket, by which rpcbind identifies the registering user.
-fn at_socket(path: &Path) -> Result<StreamClient<Timed<UnixStream>>, RpcbindError> {
+/// Connects to rpcbind's local socket, through which rpcbind identifies the registering user.
+fn connect_to_socket(path: &Path) -> Result<StreamClient<Timed<UnixStream>>, RpcbindError> {
     let unreachable = |source| RpcbindError::Unreachable { at: path.display().to_string(), source };
     StreamClient::connect_local(path, TIMEOUT).map_err(unreachable)
 }
@@ -221,18 +221,18 @@ impl Registration {
     /// # Errors
     /// rpcbind is unreachable or refuses a mapping. No mapping is then registered.
     pub fn new(mappings: Vec<Mapping>) -> Result<Self, RpcbindError> {
-        Self::at_socket(Path::new(LOCAL_SOCKET), mappings)
+        Self::register_at(Path::new(LOCAL_SOCKET), mappings)
     }
 
-    fn at_socket(socket: &Path, mappings: Vec<Mapping>) -> Result<Self, RpcbindError> {
-        let mut rpcbind = at_socket(socket)?;
+    fn register_at(socket: &Path, mappings: Vec<Mapping>) -> Result<Self, RpcbindError> {
+        let mut rpcbind = connect_to_socket(socket)?;
         let mut registration = Self { mappings: Vec::new(), socket: socket.to_owned() };
         for mapping in mappings {
             if !change(&mut rpcbind, SET, &mapping)? {
-                let same = |line: &&Mapping| {
+                let is_same_entry = |line: &&Mapping| {
                     (line.program, line.version, &line.netid) == (mapping.program, mapping.version, &mapping.netid)
                 };
-                let reason = match dump(&mut rpcbind)?.iter().find(same) {
+                let reason = match dump(&mut rpcbind)?.iter().find(is_same_entry) {
                     Some(Mapping { address, owner, .. }) => format!(
                         "user {owner} registered it at {address}; if no server runs there: rpcinfo -d {} {}",
                         mapping.program, mapping.version
@@ -251,16 +251,16 @@ impl Registration {
     /// # Errors
     /// The call of rpcbind failed, and entries may remain.
     pub fn withdraw(mut self) -> Result<(), RpcbindError> {
-        self.unset()
+        self.withdraw_all()
     }
 
-    fn unset(&mut self) -> Result<(), RpcbindError> {
+    fn withdraw_all(&mut self) -> Result<(), RpcbindError> {
         if self.mappings.is_empty() {
             return Ok(());
         }
-        let mut rpcbind = at_socket(&self.socket)?;
+        let mut rpcbind = connect_to_socket(&self.socket)?;
         for mapping in std::mem::take(&mut self.mappings) {
-            // A refusal is ignored: another process may have withdrawn the entry.
+            // A refusal is ignored, because another process may have withdrawn the entry.
             change(&mut rpcbind, UNSET, &mapping)?;
         }
         Ok(())
@@ -269,7 +269,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let _ = self.unset();
+        let _ = self.withdraw_all();
     }
 }
 

@@ -1,6 +1,6 @@
 //! ONC RPC over a byte stream (RFC 5531 §11), for MOUNT and rpcbind.
 //!
-//! It has a blocking client with one call at a time, and functions for servers that read and write records.
+//! A blocking client with one call at a time, and functions with which servers read and write records.
 #![forbid(unsafe_code)]
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -100,9 +100,9 @@ impl<S: Read + Write> StreamClient<S> {
         message.extend(args);
         write_record(&mut self.stream, &message)?;
         let mut reply = read_record(&mut self.stream, MAX_REPLY)?.ok_or(io::Error::from(ErrorKind::UnexpectedEof))?;
-        let (header, at) = ReplyHeader::parse(&reply).map_err(|_| StreamError::Malformed("its RPC header"))?;
+        let (header, at) = ReplyHeader::parse(&reply).map_err(|_| StreamError::Malformed("invalid RPC header"))?;
         if header.xid != self.xid {
-            return Err(StreamError::Malformed("its XID is of another call"));
+            return Err(StreamError::Malformed("the XID is that of another call"));
         }
         match Refusal::of(&header.body) {
             Some(refusal) => Err(StreamError::Refused(refusal)),
@@ -116,17 +116,17 @@ impl<S: Read + Write> StreamClient<S> {
 /// # Errors
 /// The stream failed, or ended within the record; or the fragments with their marks exceed `limit` bytes.
 pub fn read_record(stream: &mut impl Read, limit: usize) -> io::Result<Option<Vec<u8>>> {
-    let (mut record, mut read) = (Vec::new(), 0);
+    let (mut record, mut total) = (Vec::new(), 0);
     loop {
         let mut mark = [0; 4];
         match stream.read_exact(&mut mark) {
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof && read == 0 => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof && total == 0 => return Ok(None),
             outcome => outcome?,
         }
         let mark = u32::from_be_bytes(mark);
         let (start, len) = (record.len(), (mark & !LAST) as usize);
-        read += 4 + len;
-        if read > limit {
+        total += 4 + len;
+        if total > limit {
             return Err(io::Error::new(ErrorKind::InvalidData, format!("record exceeds {limit} bytes")));
         }
         record.resize(start + len, 0);
@@ -165,11 +165,11 @@ impl<S: AsFd> Timed<S> {
 
     /// Runs a system call within the remaining time.
     fn run<T>(&mut self, timeout: Timeout, call: impl FnOnce(&mut S) -> io::Result<T>) -> io::Result<T> {
-        let left = self.end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = self.end.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        set_socket_timeout(&self.stream, timeout, Some(left))?;
+        set_socket_timeout(&self.stream, timeout, Some(remaining))?;
         call(&mut self.stream).map_err(|error| match error.kind() {
             ErrorKind::WouldBlock => ErrorKind::TimedOut.into(),
             _ => error,

@@ -123,17 +123,17 @@ fn registrations_are_taken_over_refused_and_withdrawn() {
         Mapping::new(100_003, 3, Rdma, socket_address("[fd00::1]:20049")),
         Mapping::new(100_005, 3, Tcp, socket_address("0.0.0.0:20048")),
     ];
-    let registration = Registration::at_socket(&fake.socket, mappings.clone()).unwrap();
+    let registration = Registration::register_at(&fake.socket, mappings.clone()).unwrap();
     let netids: Vec<_> = fake.list().iter().map(|line| line.netid.clone()).collect();
     assert_eq!(netids, ["rdma", "rdma6", "tcp"]);
     // A server that restarts after a crash registers the same address again. Another address is refused.
     std::mem::forget(registration);
-    let registration = Registration::at_socket(&fake.socket, mappings).unwrap();
+    let registration = Registration::register_at(&fake.socket, mappings).unwrap();
     let other = vec![
         Mapping::new(100_227, 3, Rdma, socket_address("1.1.1.1:1")),
         Mapping::new(100_003, 3, Rdma, socket_address("1.1.1.1:1")),
     ];
-    let error = Registration::at_socket(&fake.socket, other).unwrap_err().to_string();
+    let error = Registration::register_at(&fake.socket, other).unwrap_err().to_string();
     assert!(error.contains("user superuser registered it at 10.0.0.1.78.81"), "{error}");
     assert_eq!(fake.list().len(), 3, "the mapping before the refused one is withdrawn");
     registration.withdraw().unwrap();
@@ -144,7 +144,7 @@ fn registrations_are_taken_over_refused_and_withdrawn() {
 fn a_look_up_finds_the_rdma_address_of_the_hosts_family() {
     let fake = FakeRpcbind::start();
     let host = socket_address("10.0.0.1:0").ip();
-    let registered = Registration::at_socket(
+    let registered = Registration::register_at(
         &fake.socket,
         vec![
             Mapping::new(7, 3, Tcp, socket_address("0.0.0.0:2049")),
@@ -153,7 +153,7 @@ fn a_look_up_finds_the_rdma_address_of_the_hosts_family() {
             Mapping::new(7, 3, Rdma, socket_address("0.0.0.0:20049")),
         ],
     );
-    let all = dump(&mut at_socket(&fake.socket).unwrap()).unwrap();
+    let all = dump(&mut connect_to_socket(&fake.socket).unwrap()).unwrap();
     assert_eq!(find(&all, host, "rdma", 7, 3).unwrap(), socket_address("10.0.0.1:20049"));
     assert_eq!(
         find(&all, socket_address("[fd00::1]:0").ip(), Rdma.netid(socket_address("[fd00::1]:0").ip()), 7, 3).unwrap(),
@@ -170,7 +170,7 @@ fn malformed_lists_and_missing_sockets_are_errors() {
     for bytes in [&[0, 0, 0, 1, 0, 0][..], &[0, 0, 0, 2], &[]] {
         assert!(rpcrdma_xdr::decode::<RpcblistPtr<'_>>(bytes).is_err(), "{bytes:?}");
     }
-    let error = Registration::at_socket(Path::new("/nonexistent/socket"), vec![]).unwrap_err().to_string();
+    let error = Registration::register_at(Path::new("/nonexistent/socket"), vec![]).unwrap_err().to_string();
     assert!(error.contains("/nonexistent/socket") && error.contains("systemctl start rpcbind"), "{error}");
 }
 

@@ -51,7 +51,7 @@ impl Chunks {
     ///
     /// `None` if the item is inline. Each eligible result takes the next Write chunk, even an empty result. If that
     /// chunk is empty, the result is inline.
-    fn take(&mut self, at: usize, is_bulk: bool, len: u32) -> Option<(&'static str, u64)> {
+    fn take_chunk(&mut self, at: usize, is_bulk: bool, len: u32) -> Option<(&'static str, u64)> {
         let position = at + self.chunk_bytes;
         if let Some(index) = self.reads.iter().position(|read| len > 0 && read.0 == position) {
             return Some(("read", self.reads.swap_remove(index).1));
@@ -63,7 +63,7 @@ impl Chunks {
 /// Decodes arguments or results.
 pub(super) struct BodyDecoder<'s, 'b> {
     schema: &'s Schema,
-    from: Decoder<'b>,
+    input: Decoder<'b>,
     chunks: Chunks,
     /// Names of the fields that lead to the current value.
     path: Vec<&'s str>,
@@ -74,12 +74,12 @@ pub(super) struct BodyDecoder<'s, 'b> {
 impl<'s, 'b> BodyDecoder<'s, 'b> {
     /// Creates a decoder at byte `at` of an RPC message.
     pub(super) fn new(schema: &'s Schema, message: &'b [u8], at: usize, chunks: Chunks) -> Self {
-        let from = Decoder::starting_at(message, at);
-        Self { schema, from, chunks, path: Vec::new(), depth: 0, error: None }
+        let input = Decoder::starting_at(message, at);
+        Self { schema, input, chunks, path: Vec::new(), depth: 0, error: None }
     }
 
     /// Decodes values of all types. Returns them and the first error; values before an error are kept.
-    pub(super) fn all(mut self, types: &'s [Type]) -> (Value, Option<String>) {
+    pub(super) fn decode_all(mut self, types: &'s [Type]) -> (Value, Option<String>) {
         let value = match types {
             [] => None,
             [one] => self.value(one),
@@ -87,7 +87,7 @@ impl<'s, 'b> BodyDecoder<'s, 'b> {
         };
         let value = value.unwrap_or_else(|| json!({}));
         if self.error.is_none() {
-            let rest = self.from.rest().len();
+            let rest = self.input.rest().len();
             if rest > 0 {
                 self.fail::<()>(0, format!("{rest} extra bytes"));
             } else if let Some((position, _)) = self.chunks.reads.first() {
@@ -99,16 +99,16 @@ impl<'s, 'b> BodyDecoder<'s, 'b> {
 
     /// Records an error that begins `back` bytes before the current position, unless there is an earlier error.
     fn fail<T>(&mut self, back: usize, why: String) -> Option<T> {
-        let (at, path) = (self.from.at() - back, self.path.join("."));
+        let (at, path) = (self.input.at() - back, self.path.join("."));
         let colon = if path.is_empty() { "" } else { ": " };
         self.error.get_or_insert_with(|| format!("{path}{colon}{why} at byte {at}"));
         None
     }
 
     fn bytes(&mut self, len: usize) -> Option<&'b [u8]> {
-        match self.from.bytes(len, "bytes") {
+        match self.input.bytes(len, "bytes") {
             Ok(bytes) => Some(bytes),
-            Err(_) => self.fail(0, format!("needs {len} bytes, {} are left", self.from.rest().len())),
+            Err(_) => self.fail(0, format!("needs {len} bytes, {} are left", self.input.rest().len())),
         }
     }
 
@@ -145,7 +145,7 @@ impl<'s, 'b> BodyDecoder<'s, 'b> {
     /// Decodes variable-length data with `show`, or describes its chunk.
     fn variable(&mut self, max: Option<u32>, is_bulk: bool, show: fn(&[u8]) -> Value) -> Option<Value> {
         let len = self.len(max)?;
-        let Some((kind, bytes)) = self.chunks.take(self.from.at(), is_bulk, len) else {
+        let Some((kind, bytes)) = self.chunks.take_chunk(self.input.at(), is_bulk, len) else {
             return self.fixed(len).map(show);
         };
         // A chunk may have room for the padding.
@@ -162,12 +162,12 @@ impl<'s, 'b> BodyDecoder<'s, 'b> {
             return self.fail(0, format!("types are nested deeper than {MAX_DEPTH}"));
         }
         self.depth += 1;
-        let value = self.value_of(ty);
+        let value = self.decode_by_type(ty);
         self.depth -= 1;
         value
     }
 
-    fn value_of(&mut self, ty: &'s Type) -> Option<Value> {
+    fn decode_by_type(&mut self, ty: &'s Type) -> Option<Value> {
         Some(match ty {
             Type::Int => self.word()?.cast_signed().into(),
             Type::UnsignedInt => self.word()?.into(),
@@ -210,11 +210,11 @@ impl<'s, 'b> BodyDecoder<'s, 'b> {
 
     fn union(&mut self, union: &'s Union) -> Value {
         let mut values = Map::new();
-        let word = self.from.rest().first_chunk().map(|word| u32::from_be_bytes(*word));
+        let word = self.input.rest().first_chunk().map(|word| u32::from_be_bytes(*word));
         self.field(&union.switch, &mut values);
         let (None, Some(word)) = (&self.error, word) else { return values.into() };
-        let has = |value: i128| value as u32 == word;
-        let arm = union.arms.iter().find(|arm| arm.cases.iter().any(|case| has(case.value)));
+        let is_selected = |value: i128| value as u32 == word;
+        let arm = union.arms.iter().find(|arm| arm.cases.iter().any(|case| is_selected(case.value)));
         match (arm.map(|arm| &arm.field), &union.default) {
             (Some(field), _) | (None, Some(field)) => {
                 if let Some(field) = field {

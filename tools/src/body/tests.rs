@@ -6,7 +6,7 @@ use super::decoder::{BodyDecoder, Chunks};
 use super::*;
 
 proptest! {
-    /// Small numbers are likely, as they are flags and lengths of valid messages.
+    /// Small numbers are likely, because valid messages have them as flags and lengths.
     #[test]
     fn any_bytes_are_decoded_or_rejected(
         words in prop::collection::vec(prop_oneof![0u32..4, any::<u32>()], 0..200),
@@ -20,7 +20,7 @@ proptest! {
             let versions = schema.programs.iter().flat_map(|program| &program.versions);
             for procedure in versions.flat_map(|version| &version.procedures) {
                 for types in [&procedure.arguments[..], slice::from_ref(&procedure.results)] {
-                    let (value, error) = BodyDecoder::new(schema, &bytes, 0, Chunks::default()).all(types);
+                    let (value, error) = BodyDecoder::new(schema, &bytes, 0, Chunks::default()).decode_all(types);
                     // A value needs bytes of the message, so output is bounded by input.
                     prop_assert!(value.to_string().len() <= 64 * (bytes.len() + 64));
                     prop_assert!(error.is_some() || bytes.len().is_multiple_of(4));
@@ -30,7 +30,7 @@ proptest! {
     }
 }
 
-/// The server skips the Write chunk of an empty result.
+/// The server returns the Write chunk of an empty result unused, and puts the next result in the next chunk.
 #[test]
 fn an_empty_result_takes_its_write_chunk() {
     let source = |text: &str| Source { name: "pair.x".into(), text: text.into() };

@@ -1,7 +1,7 @@
 //! A minimal HTTP/1.1 server for scrapes, one request per connection.
 //!
-//! Clients are not authenticated, so all their resources are bounded: [`MAX_CONNECTIONS`] connections at a time, of
-//! which [`MAX_PER_HOST`] from one host, each with [`TIMEOUT`] for its request and for its response, and
+//! Clients are not authenticated, so all their resources are bounded: [`MAX_CONNECTIONS`] connections at a time, at
+//! most [`MAX_PER_HOST`] of them from one host, each with [`TIMEOUT`] for its request and for its response, and
 //! [`MAX_REQUEST`] bytes of request. At a limit, a new connection replaces the oldest one without a complete request
 //! (of the same host, if the host's limit is reached), so a client that sends its request at once does not wait for
 //! silent ones. If all connections are being answered, the new one is closed.
@@ -46,17 +46,17 @@ struct Connections {
 #[derive(Debug)]
 struct OpenConnection {
     address: IpAddr,
-    /// The host to which it counts, which for an IPv6 address is its network.
+    /// The host whose limit applies: the address, or the /64 network of an IPv6 address.
     host: IpAddr,
     stream: Arc<TcpStream>,
     /// Whether its request is incomplete, and no other connection has taken its place.
     awaits_request: bool,
 }
 
-/// The place of an open connection, which drop frees for another.
+/// The place of an open connection. Dropping it frees the place for another connection.
 #[derive(Debug)]
 struct ConnectionSlot<'a> {
-    of: &'a Connections,
+    connections: &'a Connections,
     stream: Arc<TcpStream>,
 }
 
@@ -93,23 +93,23 @@ impl Connections {
         }
         let stream = Arc::new(stream);
         open.push(OpenConnection { address, host, stream: Arc::clone(&stream), awaits_request: true });
-        Some(ConnectionSlot { of: self, stream })
+        Some(ConnectionSlot { connections: self, stream })
     }
 }
 
 impl ConnectionSlot<'_> {
     /// Claims the place for the response. Returns false if another connection has taken it.
     fn claim(&self) -> bool {
-        let mut open = self.of.lock();
-        let own = open.iter_mut().find(|connection| Arc::ptr_eq(&connection.stream, &self.stream));
-        own.is_some_and(|own| std::mem::take(&mut own.awaits_request))
+        let mut open = self.connections.lock();
+        let connection = open.iter_mut().find(|connection| Arc::ptr_eq(&connection.stream, &self.stream));
+        connection.is_some_and(|connection| std::mem::take(&mut connection.awaits_request))
     }
 }
 
 impl Drop for ConnectionSlot<'_> {
     fn drop(&mut self) {
-        self.of.lock().retain(|connection| !Arc::ptr_eq(&connection.stream, &self.stream));
-        self.of.ended.notify_all();
+        self.connections.lock().retain(|connection| !Arc::ptr_eq(&connection.stream, &self.stream));
+        self.connections.ended.notify_all();
     }
 }
 
@@ -119,18 +119,18 @@ pub(super) fn serve(listener: &TcpListener, page: impl Fn(&str) -> Option<Page> 
     let mut log = ClockedLog::new(module_path!());
     std::thread::scope(|scope| {
         loop {
-            let (stream, from) = match listener.accept() {
+            let (stream, peer) = match listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     log.accept_failed("exporter", error);
-                    // The usual cause is the limit of open files, and connections will be closed soon.
+                    // The usual cause is the limit of open files. Connections that end soon free descriptors.
                     std::thread::sleep(Duration::from_millis(100));
                     continue;
                 }
             };
             log.report_suppressed();
             let warn = |line: Arguments<'_>| log.warn("connections refused or closed without a request", line);
-            let Some(slot) = connections.admit(stream, from.ip(), warn) else { continue };
+            let Some(slot) = connections.admit(stream, peer.ip(), warn) else { continue };
             // If no thread can be started, the connection is closed.
             let _ = std::thread::Builder::new().spawn_scoped(scope, move || {
                 let page = |path: &str| if slot.claim() { page(path) } else { None };
@@ -167,7 +167,7 @@ fn answer(stream: &TcpStream, page: &impl Fn(&str) -> Option<Page>) -> io::Resul
 /// A request, or why it is invalid.
 #[derive(Debug, PartialEq, Eq)]
 enum Request {
-    /// GET, or without a body HEAD.
+    /// GET, or HEAD, whose response has no body.
     Page {
         path: String,
         with_body: bool,
@@ -180,11 +180,11 @@ enum Request {
 /// Reads the head of a request. A body is not expected and not read.
 fn read_request(stream: &mut impl Read) -> io::Result<Request> {
     let mut bytes = Vec::new();
-    let mut part = [0; 1024];
+    let mut buffer = [0; 1024];
     loop {
-        match stream.read(&mut part) {
+        match stream.read(&mut buffer) {
             Ok(0) => return Ok(Request::Malformed),
-            Ok(count) => bytes.extend_from_slice(&part[..count]),
+            Ok(count) => bytes.extend_from_slice(&buffer[..count]),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
@@ -340,7 +340,7 @@ mod tests {
             let stream = clients.socket.try_clone().expect("a descriptor");
             clients.connections.admit(stream, host, log).expect("room")
         };
-        // Waits until a connection has lost its place, and the new one waits for its end.
+        // Waits until a connection has lost its place to a new connection, which waits for its end.
         let wait_for_replacement = |next: &ScopedJoinHandle<'_, _>, slot: &ConnectionSlot<'_>| {
             let is_own = |connection: &OpenConnection| {
                 connection.awaits_request && Arc::ptr_eq(&connection.stream, &slot.stream)

@@ -22,7 +22,7 @@ fn latency_bounds() -> Vec<u64> {
 /// Upper bounds of the buckets of batches, in work requests.
 const BATCH_BOUNDS: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
 
-/// Returns all metrics. Those of the server are missing if there is no snapshot.
+/// Returns all metrics as text, without the server's metrics if there is no snapshot.
 pub(super) fn text(snapshot: Option<Snapshot>, devices: Vec<DeviceCounter>) -> String {
     let mut registry = Registry::with_prefix("rpcrdma");
     registry.register_collector(Box::new(SnapshotCollector { snapshot, devices }));
@@ -76,11 +76,11 @@ fn histogram(metric: &mut MetricEncoder<'_>, values: &Histogram<u64>, bounds: &[
     buckets.push((f64::INFINITY, 0));
     let mut sum = 0.0;
     for value in values.iter_recorded() {
-        let (at, count) = (value.value_iterated_to(), value.count_since_last_iteration());
-        // `at` is the highest value of its bucket. Recorded values are at most 1 % lower.
-        let bucket = bounds.partition_point(|&bound| bound < values.lowest_equivalent(at));
+        // The highest value of a bucket of `values`. The recorded values are at most 1 % lower.
+        let (highest, count) = (value.value_iterated_to(), value.count_since_last_iteration());
+        let bucket = bounds.partition_point(|&bound| bound < values.lowest_equivalent(highest));
         buckets[bucket].1 += count;
-        sum += values.median_equivalent(at) as f64 * count as f64 / unit;
+        sum += values.median_equivalent(highest) as f64 * count as f64 / unit;
     }
     metric.encode_histogram::<Labels>(sum, values.len(), &buckets, None)
 }
@@ -140,7 +140,7 @@ impl SnapshotCollector {
         let head = ("longest_wait", "Waiting time of the longest waiting call", Some(&Unit::Seconds));
         family(encoder, head, MetricType::Gauge, members, |encoder, value| encoder.encode_gauge(&value))?;
         let refusals = shards.iter().flat_map(|(labels, stats)| {
-            REFUSALS.iter().map(|(reason, of)| (with(labels, "reason", reason), of(&stats.refusals)))
+            REFUSALS.iter().map(|(reason, read)| (with_label(labels, "reason", reason), read(&stats.refusals)))
         });
         let head = ("refusals", "Refused calls, by reason", None);
         family(encoder, head, MetricType::Counter, refusals, counter)?;
@@ -159,7 +159,7 @@ impl SnapshotCollector {
     }
 }
 
-fn with(labels: &Labels, name: &'static str, value: &str) -> Labels {
+fn with_label(labels: &Labels, name: &'static str, value: &str) -> Labels {
     let mut labels = labels.clone();
     labels.push((name, value.to_owned()));
     labels
@@ -177,10 +177,10 @@ fn encode_pools(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardSt
             sum.low_water += class.low_water;
             sum.failures += class.failures;
         }
-        classes.extend(by_size.iter().map(|(size, class)| (with(labels, "size", &size.to_string()), *class)));
+        classes.extend(by_size.iter().map(|(size, class)| (with_label(labels, "size", &size.to_string()), *class)));
     }
-    for (name, help, of) in POOL_GAUGES {
-        let members = classes.iter().map(|(labels, class)| (labels.clone(), of(class)));
+    for (name, help, read) in POOL_GAUGES {
+        let members = classes.iter().map(|(labels, class)| (labels.clone(), read(class)));
         family(encoder, (name, help, None), MetricType::Gauge, members, gauge)?;
     }
     let members = classes.iter().map(|(labels, class)| (labels.clone(), class.failures));
@@ -190,19 +190,20 @@ fn encode_pools(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardSt
 
 fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &ShardStats)]) -> EncodeResult {
     let with_procedure = |labels: &Labels, procedure: &ProcedureStats| {
-        let labels = with(labels, "program", &procedure.program.to_string());
-        with(&with(&labels, "version", &procedure.version.to_string()), "procedure", &procedure.procedure.to_string())
+        let labels = with_label(labels, "program", &procedure.program.to_string());
+        let labels = with_label(&labels, "version", &procedure.version.to_string());
+        with_label(&labels, "procedure", &procedure.procedure.to_string())
     };
-    let of_shard = |(labels, stats): &(Labels, &ShardStats)| -> Vec<(Labels, ProcedureStats)> {
+    let procedures_of_shard = |(labels, stats): &(Labels, &ShardStats)| -> Vec<(Labels, ProcedureStats)> {
         stats.procedures.iter().map(|procedure| (with_procedure(labels, procedure), procedure.clone())).collect()
     };
-    let procedures: Vec<_> = shards.iter().flat_map(of_shard).collect();
+    let procedures: Vec<_> = shards.iter().flat_map(procedures_of_shard).collect();
     let members = procedures.iter().map(|(labels, procedure)| (labels.clone(), &*procedure.latency));
     let head = ("procedure_latency", "Time from arrival to reply of timed calls", Some(&Unit::Seconds));
     family(encoder, head, MetricType::Histogram, members, |metric, values| {
         histogram(metric, values, &latency_bounds(), 1e9)
     })?;
-    for (name, help, of) in [
+    for (name, help, read) in [
         (
             "procedure_argument",
             "Argument bytes of timed calls",
@@ -210,11 +211,11 @@ fn encode_procedures(encoder: &mut DescriptorEncoder<'_>, shards: &[(Labels, &Sh
         ),
         ("procedure_result", "Result bytes of timed calls", |procedure| procedure.bytes_out),
     ] {
-        let members = procedures.iter().map(|(labels, procedure)| (labels.clone(), of(procedure)));
+        let members = procedures.iter().map(|(labels, procedure)| (labels.clone(), read(procedure)));
         family(encoder, (name, help, Some(&Unit::Bytes)), MetricType::Counter, members, counter)?;
     }
     let refusals = procedures.iter().flat_map(|(labels, procedure)| {
-        REFUSALS.iter().map(|(reason, of)| (with(labels, "reason", reason), of(&procedure.refusals)))
+        REFUSALS.iter().map(|(reason, read)| (with_label(labels, "reason", reason), read(&procedure.refusals)))
     });
     let head = ("procedure_refusals", "Refused calls, by reason", None);
     family(encoder, head, MetricType::Counter, refusals, counter)

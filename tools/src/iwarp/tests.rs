@@ -84,7 +84,7 @@ fn messages(found: Vec<CaptureEvent>) -> Vec<Vec<u8>> {
     found.into_iter().map(message).collect()
 }
 
-/// Returns the number of directions with gaps, and of those that lack an end.
+/// Returns the number of directions with gaps, and the number of directions that lack an end.
 fn losses(wire: &CapturedConnection) -> (u64, u64) {
     (wire.reassembler.broken(), wire.reassembler.unfinished())
 }
@@ -102,7 +102,7 @@ fn sends_are_reassembled_from_segments_and_packets() {
         // One end requests the CRC, and both use it.
         let mut wire = CapturedConnection::new(|setup| setup.crc = crc && setup.kind == MpaFrameKind::Reply);
         let stream = [
-            wire.fpdu(write(), b"not for the receiver's eyes"),
+            wire.fpdu(write(), b"payload of an RDMA Write"),
             wire.fpdu(send(1, 0, false), b"abc"),
             wire.fpdu(write(), b""),
             wire.fpdu(send(1, 3, true), b"def"),
@@ -198,7 +198,7 @@ fn directions_with_an_incomplete_message_are_counted() {
 /// The capture contains the set-up frame of only one end.
 #[test]
 fn directions_without_their_set_up_frame_are_counted() {
-    for len in [1, MAX_START + KEY] {
+    for len in [1, MAX_START + KEY_LEN] {
         let mut wire = CapturedConnection::new(|_| {});
         let initiator = Direction {
             source: "10.0.0.1:1000".parse().expect("an address"),
@@ -251,10 +251,10 @@ fn set_up_frames_are_found_after_other_bytes_and_other_connections_are_ignored()
     for (front, is_found) in [(0, true), (1, true), (MAX_START, true), (MAX_START + 17, false)] {
         let mut wire = CapturedConnection { reassembler: Reassembler::default(), next: [0, 0], frame: 0, crc: false };
         let fpdu = wire.fpdu(send(1, 0, true), b"abcd");
-        let (a, b) = request.split_at(10);
+        let (first, second) = request.split_at(10);
         assert_eq!(wire.send(0, &vec![b'M'; front]), []);
-        assert_eq!(wire.send(0, a), []);
-        assert_eq!(wire.send(0, b), []);
+        assert_eq!(wire.send(0, first), []);
+        assert_eq!(wire.send(0, second), []);
         assert_eq!(messages(wire.send(0, &fpdu)).len(), usize::from(is_found), "{front}");
         wire.next[0] += 1;
         assert_eq!((wire.send(0, b"x"), wire.reassembler.broken()), (vec![], u64::from(is_found)));

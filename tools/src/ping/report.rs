@@ -80,7 +80,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    pub(super) fn all_answered(&self) -> bool {
+    pub(super) fn has_all_answers(&self) -> bool {
         self.errors.is_empty() && self.chunk.is_ok() && self.calls > 0
     }
 

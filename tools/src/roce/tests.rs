@@ -145,7 +145,7 @@ fn missing_packets_lose_only_their_own_send() {
     assert_eq!((reassembler.unfinished(), reassembler.unplaced()), (1, 2));
 }
 
-/// A packet after a missing one counts once, however often it is retransmitted and however long ago.
+/// A packet after a missing one counts once, however often and however late it is retransmitted.
 #[test]
 fn packets_after_missing_ones_stay_counted_when_forgotten() {
     let mut reassembler = Reassembler::default();

@@ -50,7 +50,7 @@ pub(super) struct Screen {
     pub(super) error: Option<String>,
     pub(super) interval: Duration,
     pub(super) tab: Tab,
-    /// The selected row. In the table of shards it is shown in full.
+    /// The selected row. Details of a selected shard are shown below the table.
     pub(super) selected: usize,
     pub(super) colours: bool,
 }
@@ -81,7 +81,7 @@ impl Screen {
         frame.render_widget(self.tabs(area.width.into()), tabs);
         frame.render_widget(Line::raw("s p c: tables  \u{2191}\u{2193}: rows  q: quit"), keys);
         let Some(view) = &self.view else { return };
-        let table = self.tab.of(view, area.width.into());
+        let table = self.tab.table(view, area.width.into());
         let details = match self.tab {
             Tab::Shards => view.shards.get(self.selected).map(tables::details).unwrap_or_default(),
             _ => Vec::new(),
@@ -103,15 +103,15 @@ impl Screen {
 
     fn title(&self) -> Line<'static> {
         if let Some(error) = &self.error {
-            return Line::styled(format!("no snapshot: {error}; retrying"), self.alarm());
+            return Line::styled(format!("no snapshot: {error}; retrying"), self.alarm_style());
         }
         let Some(view) = &self.view else { return Line::raw("rpcrdma top: waiting for the first snapshot") };
         let every = self.interval.as_secs_f64();
-        let since = span(view.uptime);
-        Line::styled(format!("rpcrdma top  pid {}  up {since}  every {every} s", view.pid), Modifier::BOLD)
+        let uptime = span(view.uptime);
+        Line::styled(format!("rpcrdma top  pid {}  up {uptime}  every {every} s", view.pid), Modifier::BOLD)
     }
 
-    /// Returns the names of the tables, or on a narrow screen only that of the shown one.
+    /// Returns the names of the tables, or on a narrow screen only the name of the shown table.
     fn tabs(&self, width: usize) -> Line<'static> {
         let mut spans = Vec::new();
         for tab in Tab::ALL {
@@ -125,15 +125,15 @@ impl Screen {
     }
 
     fn draw_table(&self, frame: &mut Frame<'_>, table: Table, area: Rect) {
-        let head = Line::styled(table.head, self.heading());
+        let head = Line::styled(table.head, self.heading_style());
         let shown = usize::from(area.height).saturating_sub(1);
         // Keeps the selected row visible.
         let first = self.selected.saturating_sub(shown.saturating_sub(1));
-        let with_mark = |(n, line)| {
-            let style = if n == self.selected { Modifier::REVERSED.into() } else { Style::default() };
+        let highlight_selected = |(row, line)| {
+            let style = if row == self.selected { Modifier::REVERSED.into() } else { Style::default() };
             Line::styled(line, style)
         };
-        let lines = table.lines.into_iter().enumerate().skip(first).take(shown).map(with_mark);
+        let lines = table.lines.into_iter().enumerate().skip(first).take(shown).map(highlight_selected);
         frame.render_widget(Paragraph::new(std::iter::once(head).chain(lines).collect::<Vec<_>>()), area);
     }
 
@@ -142,7 +142,7 @@ impl Screen {
         let (head, rest) = details.split_first().map_or(("", &[][..]), |(head, rest)| (head.as_str(), rest));
         let blocks = ((usize::from(area.width) + 2) / (DETAIL + 2)).max(1);
         let height = rest.len().div_ceil(blocks).max(1);
-        let mut lines = vec![Line::styled(head.to_owned(), self.heading())];
+        let mut lines = vec![Line::styled(head.to_owned(), self.heading_style())];
         for row in 0..height {
             let cells: Vec<_> = rest.iter().skip(row).step_by(height).map(String::as_str).collect();
             lines.push(Line::raw(cells.join("  ")));
@@ -150,11 +150,11 @@ impl Screen {
         frame.render_widget(Paragraph::new(lines), area);
     }
 
-    fn heading(&self) -> Style {
+    fn heading_style(&self) -> Style {
         if self.colours { Style::new().fg(Color::Cyan) } else { Modifier::BOLD.into() }
     }
 
-    fn alarm(&self) -> Style {
+    fn alarm_style(&self) -> Style {
         if self.colours { Style::new().fg(Color::White).bg(Color::Red) } else { Modifier::REVERSED.into() }
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use rpcrdma_config::print_error;
 
-use crate::command::{CommandError, ExitStatus, Outcome, seconds};
+use crate::command::{CommandError, ExitStatus, Outcome, parse_seconds};
 use crate::{stats_socket, units};
 use draw::Tab;
 use model::{Model, View};
@@ -39,21 +39,21 @@ const MAX_SNAPSHOTS: u32 = 10;
 /// Keys: s, p, c (or Tab) for shards, procedures, connections; arrows (or j, k) select a row, whose shard is shown in
 /// full below; q quits. Without a terminal, or if TERM is "dumb", prints each interval. Honours NO_COLOR.
 ///
-/// Latencies and figures of procedures cover only timed calls: one in `debug.sample_latency`.
+/// Latencies and figures of procedures cover only timed calls, which are one in `debug.sample_latency` calls.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
   rpcrdma top --stats /run/nfs3d.stats
   rpcrdma top --stats /run/nfs3d.stats --once --json | jq '.shards[] | [.shard, .calls.now, .p99.now]'
 
-Exit status: 0 success; 1 no such server, or its uptime does not advance (with --once); 2 wrong usage.")]
+Exit status: 0 success; 1 no server answers, or its uptime does not advance (with --once); 2 wrong usage.")]
 pub struct Args {
     /// The server's statistics socket
     #[arg(long, value_name = "PATH")]
     pub stats: PathBuf,
 
     /// Seconds between two snapshots, 0.1 or more
-    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
     pub interval: Duration,
 
     /// Print one interval, and exit
@@ -68,8 +68,8 @@ pub struct Args {
     pub json: bool,
 }
 
-fn interval(text: &str) -> Result<Duration, String> {
-    let interval = seconds(text)?;
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_seconds(text)?;
     // The server takes snapshots at most this often.
     if interval < Duration::from_millis(100) { Err("expected at least 0.1 seconds".to_owned()) } else { Ok(interval) }
 }
@@ -77,7 +77,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 /// Runs the command.
 ///
 /// # Errors
-/// [`Args::stats`] is not a socket, with [`Args::once`] there is no such server, or the terminal or the output failed.
+/// [`Args::stats`] is not a socket, with [`Args::once`] no server answers, or the terminal or the output failed.
 pub fn run(args: &Args) -> Outcome {
     stats_socket::check(&args.stats).map_err(CommandError::Failed)?;
     let is_dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
@@ -103,7 +103,7 @@ fn print(args: &Args) -> Outcome {
                     let text = if args.json {
                         serde_json::to_string(&view).map_err(io::Error::other)? + "\n"
                     } else {
-                        text(&view)
+                        format_view(&view)
                     };
                     // One system call writes the whole interval, because a signal may end the process at any time.
                     out.write_all(text.as_bytes())?;
@@ -131,9 +131,9 @@ fn print(args: &Args) -> Outcome {
 }
 
 /// Returns an interval as text.
-fn text(view: &View) -> String {
+fn format_view(view: &View) -> String {
     let mut text = format!("pid {}  up {}\n", view.pid, units::span(view.uptime));
-    for Table { head, lines } in Tab::ALL.map(|tab| tab.of(view, PLAIN_WIDTH)) {
+    for Table { head, lines } in Tab::ALL.map(|tab| tab.table(view, PLAIN_WIDTH)) {
         for line in std::iter::once(&head).chain(&lines) {
             text.push_str(line.trim_end());
             text.push('\n');

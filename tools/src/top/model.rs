@@ -28,7 +28,7 @@ pub(crate) struct View {
     pub(crate) shards: Vec<ShardRow>,
     pub(crate) procedures: Vec<ProcedureRow>,
     pub(crate) connections: Vec<ConnectionRow>,
-    /// Number of connections that the snapshot omits, because it has a limited number per shard.
+    /// Number of connections that the snapshot omits, because it lists a limited number per shard.
     pub(crate) connections_omitted: u64,
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn faults(stats: &ShardStats) -> u64 {
 
 /// Returns the number of all refusals.
 pub(crate) fn sum_refusals(refusals: &Refusals) -> u64 {
-    REFUSALS.iter().fold(0, |sum, (_, of)| sum.saturating_add(of(refusals)))
+    REFUSALS.iter().fold(0, |sum, (_, read)| sum.saturating_add(read(refusals)))
 }
 
 /// Computes figures from consecutive snapshots.
@@ -167,13 +167,13 @@ impl Model {
         if before.is_none() {
             self.extremes.clear();
         }
-        let view = self.view(before.as_ref(), &now);
-        self.drop_closed_connections(&view);
+        let view = self.build_view(before.as_ref(), &now);
+        self.drop_extremes_of_closed_connections(&view);
         self.last = Some(now);
         view
     }
 
-    fn view(&mut self, before: Option<&Snapshot>, now: &Snapshot) -> View {
+    fn build_view(&mut self, before: Option<&Snapshot>, now: &Snapshot) -> View {
         let interval = before.map_or(0, |before| now.uptime - before.uptime);
         let mut view = View { pid: now.pid, uptime: now.uptime, interval, ..View::default() };
         for shard in &now.shards {
@@ -187,23 +187,23 @@ impl Model {
                 ..ShardRow::default()
             };
             if let Some(stats) = &shard.stats {
-                self.fill(&mut row, earlier, stats, interval);
+                self.fill_row(&mut row, earlier, stats, interval);
                 view.connections_omitted += stats.connections.saturating_sub(stats.peers.len() as u64);
-                let rows = stats.peers.iter().map(|peer| self.connection(shard.shard, earlier, peer, interval));
+                let rows = stats.peers.iter().map(|peer| self.connection_row(shard.shard, earlier, peer, interval));
                 view.connections.extend(rows);
             }
             view.shards.push(row);
         }
-        view.procedures = self.procedures(before, now, interval);
+        view.procedures = self.procedure_rows(before, now, interval);
         view
     }
 
-    /// Fills in a shard's figures.
-    fn fill(&mut self, row: &mut ShardRow, before: Option<&ShardStats>, now: &ShardStats, interval: u64) {
-        let of = Subject::Shard(row.shard);
+    /// Fills in the figures of a shard that answered.
+    fn fill_row(&mut self, row: &mut ShardRow, before: Option<&ShardStats>, now: &ShardStats, interval: u64) {
+        let subject = Subject::Shard(row.shard);
         let mut rate = |name, of_stats: fn(&ShardStats) -> u64| {
             let rate = per_second(of_stats(before?), of_stats(now), interval)?;
-            Some(self.figure(of, name, rate))
+            Some(self.figure(subject, name, rate))
         };
         row.calls = rate("calls", |stats| stats.calls);
         row.calls_failed = rate("calls_failed", |stats| stats.calls_failed);
@@ -216,14 +216,14 @@ impl Model {
         row.backpressure = rate("backpressure", |stats| stats.backpressure);
         row.pool_empty = rate("pool_empty", |stats| stats.pool_empty);
         row.faults = rate("faults", faults);
-        row.busy = before.and_then(|before| busy(before, now)).map(|share| self.figure(of, "busy", share));
+        row.busy = before.and_then(|before| busy(before, now)).map(|share| self.figure(subject, "busy", share));
         if let Some(latency) = before.and_then(|before| between(&before.latency, &now.latency)) {
-            row.p50 = Some(self.figure(of, "p50", latency.value_at_quantile(0.5) as f64));
-            row.p99 = Some(self.figure(of, "p99", latency.value_at_quantile(0.99) as f64));
+            row.p50 = Some(self.figure(subject, "p50", latency.value_at_quantile(0.5) as f64));
+            row.p99 = Some(self.figure(subject, "p99", latency.value_at_quantile(0.99) as f64));
         }
         if let Some(batch) = before.and_then(|before| between(&before.batch, &now.batch)) {
-            row.batch = Some(self.figure(of, "batch", batch.mean()));
-            row.batch_p99 = Some(self.figure(of, "batch_p99", batch.value_at_quantile(0.99) as f64));
+            row.batch = Some(self.figure(subject, "batch", batch.mean()));
+            row.batch_p99 = Some(self.figure(subject, "batch_p99", batch.value_at_quantile(0.99) as f64));
         }
         (row.connections, row.connections_made) = (now.connections, now.connections_made);
         (row.credits_used, row.credits_granted) = (now.credits_used, now.credits_granted);
@@ -239,21 +239,21 @@ impl Model {
         (row.memory_waits_total, row.faults_total) = (now.memory_waits, faults(now));
     }
 
-    fn connection(
+    fn connection_row(
         &mut self,
         shard: u32,
         before: Option<&ShardStats>,
         now: &ConnectionStats,
         interval: u64,
     ) -> ConnectionRow {
-        let name = |peer: &ConnectionStats| (peer.slot, peer.generation);
-        let before = before.and_then(|before| before.peers.iter().find(|earlier| name(earlier) == name(now)));
+        let id = |peer: &ConnectionStats| (peer.slot, peer.generation);
+        let before = before.and_then(|before| before.peers.iter().find(|earlier| id(earlier) == id(now)));
         let rate = before.and_then(|before| per_second(before.useful, now.useful, interval));
-        let of = Subject::Connection(shard, now.slot, now.generation);
-        ConnectionRow { shard, now: now.clone(), messages: rate.map(|rate| self.figure(of, "messages", rate)) }
+        let subject = Subject::Connection(shard, now.slot, now.generation);
+        ConnectionRow { shard, now: now.clone(), messages: rate.map(|rate| self.figure(subject, "messages", rate)) }
     }
 
-    fn procedures(&mut self, before: Option<&Snapshot>, now: &Snapshot, interval: u64) -> Vec<ProcedureRow> {
+    fn procedure_rows(&mut self, before: Option<&Snapshot>, now: &Snapshot, interval: u64) -> Vec<ProcedureRow> {
         let (before, now) = (before.map(by_procedure).unwrap_or_default(), by_procedure(now));
         let none = (ProcedureStats::default(), 0);
         let mut rows = Vec::new();
@@ -269,14 +269,14 @@ impl Model {
             if interval > 0 {
                 // A procedure that the earlier snapshot lacks had no calls.
                 let (earlier, refused_before) = before.get(&name).unwrap_or(&none);
-                let of = Subject::Procedure(name.0, name.1, name.2);
+                let subject = Subject::Procedure(name.0, name.1, name.2);
                 let rate = |before: u64, now: u64| per_second(before, now, interval);
-                row.timed = rate(earlier.calls, stats.calls).map(|rate| self.figure(of, "timed", rate));
+                row.timed = rate(earlier.calls, stats.calls).map(|rate| self.figure(subject, "timed", rate));
                 let refusals = rate(*refused_before, row.refused_total);
-                row.refused = refusals.map(|rate| self.figure(of, "refused", rate));
+                row.refused = refusals.map(|rate| self.figure(subject, "refused", rate));
                 if let Some(latency) = between(&earlier.latency, &stats.latency) {
-                    row.p50 = Some(self.figure(of, "p50", latency.value_at_quantile(0.5) as f64));
-                    row.p99 = Some(self.figure(of, "p99", latency.value_at_quantile(0.99) as f64));
+                    row.p50 = Some(self.figure(subject, "p50", latency.value_at_quantile(0.5) as f64));
+                    row.p99 = Some(self.figure(subject, "p99", latency.value_at_quantile(0.99) as f64));
                     let mean = |before: u64, now: u64| Some(now.checked_sub(before)? as f64 / latency.len() as f64);
                     row.bytes_in = mean(earlier.bytes_in, stats.bytes_in);
                     row.bytes_out = mean(earlier.bytes_out, stats.bytes_out);
@@ -292,17 +292,17 @@ impl Model {
     }
 
     /// Returns a figure with its updated extremes.
-    fn figure(&mut self, of: Subject, name: &'static str, now: f64) -> Figure {
-        let (min, max) = self.extremes.entry((of, name)).or_insert((now, now));
+    fn figure(&mut self, subject: Subject, name: &'static str, now: f64) -> Figure {
+        let (min, max) = self.extremes.entry((subject, name)).or_insert((now, now));
         (*min, *max) = (min.min(now), max.max(now));
         Figure { now, min: *min, max: *max }
     }
 
     /// Drops the extremes of closed connections.
-    fn drop_closed_connections(&mut self, view: &View) {
-        let name = |row: &ConnectionRow| Subject::Connection(row.shard, row.now.slot, row.now.generation);
-        let open: HashSet<Subject> = view.connections.iter().map(name).collect();
-        self.extremes.retain(|(of, _), _| !matches!(of, Subject::Connection(..)) || open.contains(of));
+    fn drop_extremes_of_closed_connections(&mut self, view: &View) {
+        let subject = |row: &ConnectionRow| Subject::Connection(row.shard, row.now.slot, row.now.generation);
+        let open: HashSet<Subject> = view.connections.iter().map(subject).collect();
+        self.extremes.retain(|(subject, _), _| !matches!(subject, Subject::Connection(..)) || open.contains(subject));
     }
 }
 

@@ -132,7 +132,7 @@ fn table<R>(columns: &[Column<R>], rows: &[R], width: usize) -> Table {
 
 impl Tab {
     /// Returns the table of this tab.
-    pub(super) fn of(self, view: &View, width: usize) -> Table {
+    pub(super) fn table(self, view: &View, width: usize) -> Table {
         match self {
             Self::Shards => table(SHARDS, &view.shards, width),
             Self::Procedures => table(PROCEDURES, &view.procedures, width),
@@ -156,7 +156,7 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
         || "-".to_owned(),
         |low| format!("{}/{} of {}B", low.low_water, low.count, bytes(low.size as f64)),
     );
-    let first: [(_, _, Unit); 8] = [
+    let main_rates: [(_, _, Unit); 8] = [
         ("busy turns", row.busy, percent),
         ("calls/s", row.calls, count),
         ("p50", row.p50, time),
@@ -177,7 +177,7 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
         ("faults", row.faults_total.to_string()),
         ("connections", format!("{}, {} in all", row.connections, row.connections_made)),
     ];
-    let rest: [(_, _, Unit); 8] = [
+    let further_rates: [(_, _, Unit); 8] = [
         ("read waits/s", row.read_waits, count),
         ("failed/s", row.calls_failed, count),
         ("pool empty/s", row.pool_empty, count),
@@ -188,6 +188,7 @@ pub(super) fn details(row: &ShardRow) -> Vec<String> {
         ("sleeps/s", row.sleeps, count),
     ];
     let head = format!("{:<14} {:>7} {:>7} {:>7}", format!("shard {}", row.shard), "now", "min", "max");
-    let lines = first.into_iter().map(rate).chain(values.into_iter().map(value)).chain(rest.into_iter().map(rate));
+    let lines = main_rates.into_iter().map(rate).chain(values.into_iter().map(value));
+    let lines = lines.chain(further_rates.into_iter().map(rate));
     std::iter::once(head).chain(lines).collect()
 }

@@ -56,7 +56,7 @@ pub(super) type Change = (&'static str, String);
 pub(super) type Choice = Vec<Change>;
 
 /// Parses `NAME=VALUE`. In the name, `-` stands for `_`, and `inline` for `receive_size`.
-pub(super) fn change(text: &str) -> Result<Change, String> {
+pub(super) fn parse_change(text: &str) -> Result<Change, String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE, e.g. credits=64")?;
     let name = name.replace('-', "_").replace("inline", "receive_size");
     let names: Vec<&str> = KNOBS.iter().map(|knob| knob.name).collect();
@@ -74,15 +74,15 @@ pub(super) fn change(text: &str) -> Result<Change, String> {
 }
 
 /// Parses `NAME=VALUE,VALUE…`.
-pub(super) fn choice(text: &str) -> Result<Choice, String> {
+pub(super) fn parse_choice(text: &str) -> Result<Choice, String> {
     let (name, list) = text.split_once('=').ok_or("expected NAME=VALUE,VALUE…, e.g. credits=16,64,256")?;
-    list.split(',').map(|value| change(&format!("{name}={value}"))).collect()
+    list.split(',').map(|value| parse_change(&format!("{name}={value}"))).collect()
 }
 
 /// Returns the values to try: those of `--knob`, or the usual values of the knobs that can be changed.
 pub(super) fn choices(args: &Args) -> Vec<Choice> {
     let of_aim = if args.aim == Aim::Bytes { USUAL_FOR_BYTES } else { USUAL_FOR_CALLS };
-    let usual = USUAL.split(' ').chain(of_aim.split(' ')).filter_map(|text| choice(text).ok());
+    let usual = USUAL.split(' ').chain(of_aim.split(' ')).filter_map(|text| parse_choice(text).ok());
     let usual = usual.filter(|choice| choice.iter().all(|change| args.can_change(change)));
     if args.knobs.is_empty() { usual.collect() } else { args.knobs.clone() }
 }
@@ -123,14 +123,15 @@ impl Settings {
         words.filter(|word| word != "off").collect()
     }
 
-    /// Returns Rust code with names of `rpcrdma` and `rpcrdma::server`.
+    /// Returns Rust code that uses items of `rpcrdma` and `rpcrdma::server`.
     ///
     /// The first text is the configuration of a server. The second has changes to `shard` of a client's
     /// `ClientConfig::new`. `cores` has the client's core, then those of the shards and the workers. `credits` is the
     /// number in force if the settings have none, or empty if it is unknown.
     pub(super) fn code(&self, cores: &[usize], credits: &str) -> [String; 2] {
-        let list =
-            |at: usize, n: usize| cores.get(at..at + n).map_or("None".to_owned(), |of| format!("Some(vec!{of:?})"));
+        let core_list = |first: usize, count: usize| {
+            cores.get(first..first + count).map_or("None".to_owned(), |cores| format!("Some(vec!{cores:?})"))
+        };
         let [shards, workers] = ["shards", "workers"].map(|name| self.get(name).parse::<u16>().map_or(0, usize::from));
         let mut server = "let mut server = ServerConfig::default();\n".to_owned();
         let mut client = cores.first().map_or_else(String::new, |core| format!("shard.poll.core = Some({core});\n"));
@@ -143,7 +144,7 @@ impl Settings {
                 ("idle", "event") => "IdlePolicy::Event".to_owned(),
                 ("idle", _) => "IdlePolicy::default()".to_owned(),
                 ("workers", count) => {
-                    let cores = list(1 + shards, workers);
+                    let cores = core_list(1 + shards, workers);
                     let fields = format!("count: {count}, cores: {cores}, idle: server.shard.poll.idle");
                     format!("Some(WorkerConfig {{ {fields}, ..WorkerConfig::default() }})")
                 }
@@ -158,7 +159,7 @@ impl Settings {
                 client += &format!("{path}{name} = {value};\n");
             }
         }
-        [server + &format!("server.cores = {};\n", list(1, shards)), client]
+        [server + &format!("server.cores = {};\n", core_list(1, shards)), client]
     }
 }
 

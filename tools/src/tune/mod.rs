@@ -24,16 +24,16 @@ use rpcrdma_host::CoreList;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde_json::{Value, json};
 
-use crate::command::{CommandError, ExitStatus, Outcome, time_limit};
+use crate::command::{CommandError, ExitStatus, Outcome, parse_time_limit};
 use knobs::{Change, Choice, KNOBS, Settings};
 
 /// Find settings by measurement
 ///
-/// Repeatedly runs `rpcperf` with its own server. First, each value of each knob is compared with the start. Round by
-/// round, the worse half of the values is dropped. Then the best values of the knobs are combined. Compared runs
-/// alternate in random order, so that a noisy host does not decide. Finally, pairs of runs compare the best settings
-/// with the start. They are recommended, as options of rpcperf and as code, only if this proves them better (sign test,
-/// 95 %).
+/// Repeatedly runs `rpcperf` with its own server. First, each value of each knob is compared with the start, which is
+/// the defaults of rpcperf as changed by --start. Round by round, the worse half of the values is dropped. Then the
+/// best values of the knobs are combined. Compared runs alternate in random order, so that changes of the host affect
+/// all alike. Finally, pairs of runs compare the best settings with the start. The best settings are recommended, as
+/// options of rpcperf and as code, only if the pairs prove them better (sign test, 95 %).
 ///
 /// Knobs have the names of the fields of Config and ServerConfig: credits, batch (on, off), coalesce_grants (on, off),
 /// signal_every, receive_size (the inline threshold), idle (poll, adaptive, event), small_buffers, message_buffers,
@@ -69,15 +69,15 @@ pub struct Args {
     cores: Vec<CoreList>,
 
     /// Values of a knob to try; repeat for another knob
-    #[arg(long = "knob", value_name = "NAME=VALUE,…", value_parser = knobs::choice)]
+    #[arg(long = "knob", value_name = "NAME=VALUE,…", value_parser = knobs::parse_choice)]
     knobs: Vec<Choice>,
 
-    /// Value of a knob at the start, with which candidates are compared; repeat for another knob
-    #[arg(long, value_name = "NAME=VALUE", value_parser = knobs::change)]
+    /// Value of a knob at the start, to which candidates are compared; repeat for another knob
+    #[arg(long, value_name = "NAME=VALUE", value_parser = knobs::parse_change)]
     start: Vec<Change>,
 
     /// Measured seconds of each run
-    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = time_limit)]
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = parse_time_limit)]
     seconds: Duration,
 
     /// Runs of each candidate in a round; of combinations, twice as many
@@ -92,7 +92,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=6))]
     combine: u16,
 
-    /// Number of searches, each from the result of the last, until one finds nothing better
+    /// Maximum number of searches; each starts from the result of the last, until one finds nothing better
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=10))]
     sweeps: u16,
 
@@ -101,7 +101,7 @@ pub struct Args {
     seed: u64,
 
     /// Time limit of a run in seconds [default: 30, plus the measured seconds]
-    #[arg(long, value_name = "SECONDS", value_parser = time_limit)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_time_limit)]
     limit: Option<Duration>,
 
     /// The rpcperf program [default: the one beside this program]
@@ -174,7 +174,7 @@ pub enum Aim {
 }
 
 impl Aim {
-    /// Returns its name, the name of its figure, a formatter of figures, and 1 if a higher figure is better, else -1.
+    /// Returns the aim's name, its figure's name, a formatter of figures, and 1 if higher figures are better, else -1.
     fn row(self) -> (&'static str, &'static str, fn(f64) -> String, f64) {
         match self {
             Self::Calls => ("calls", "calls/s", crate::units::count, 1.0),
@@ -184,7 +184,7 @@ impl Aim {
         }
     }
 
-    /// Returns its figure from the output of `rpcperf --json`.
+    /// Returns the figure of this aim from the output of `rpcperf --json`.
     fn read(self, report: &Value) -> Option<f32> {
         let result = &report["results"][0];
         let cpu = |side: &str| result[side]["cpu_ns_per_call"].as_f64();

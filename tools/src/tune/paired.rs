@@ -1,9 +1,9 @@
 //! Statistics of pairs of runs: the exact sign test.
 //!
-//! A pair is a run of a candidate and a nearby run of its reference, so that the host's state cancels from their ratio.
-//! The test assumes only that without a difference both signs of the ratio's logarithm are equally likely. A run that
-//! the host disturbed counts as one sign, however bad it was. Signed ranks (Wilcoxon) need fewer values on a quiet
-//! host, but with two disturbed runs of a dozen they miss that one candidate is twice as good as the other.
+//! A pair is a run of a candidate and a nearby run of its reference, so that the host's state cancels out of the
+//! ratio. The test assumes only that without a difference both signs of the ratio's logarithm are equally likely. A run
+//! that the host disturbed counts as one sign, however bad it was. Signed ranks (Wilcoxon) need fewer values on a quiet
+//! host, but if two of a dozen runs are disturbed, they miss that one candidate is twice as good as the other.
 
 /// Probability of each side outside of a 95 % interval.
 const TAIL: f64 = 0.025;
@@ -28,20 +28,20 @@ pub(super) struct Difference {
 impl Difference {
     /// Computes the statistics of gains, which are logarithms of ratios, or with `sign` -1 of their reciprocals.
     /// Returns `None` for fewer than 6 gains, which have no 95 % interval.
-    pub(super) fn of(gains: &[f64], sign: f64) -> Option<Self> {
+    pub(super) fn from_gains(gains: &[f64], sign: f64) -> Option<Self> {
         let pairs = gains.len();
-        // The probability of at most each number of positive gains, if both signs are equally likely.
+        // `up_to[n]` is the probability of at most `n` positive gains, if both signs are equally likely.
         let up_to = (0..pairs).scan((0.0, 0.5_f64.powi(pairs as i32)), |(sum, chance), above| {
             *sum += *chance;
             *chance *= (pairs - above) as f64 / (above + 1) as f64;
             Some(*sum)
         });
         let up_to: Vec<f64> = up_to.collect();
-        // Number of values outside of the interval on each side: at most as many have a probability below `TAIL`.
-        let out = up_to.iter().take_while(|chance| **chance < TAIL).count().checked_sub(1)?;
+        // Number of values outside the interval on each side: the largest `n` for which `up_to[n]` is below `TAIL`.
+        let outside = up_to.iter().take_while(|chance| **chance < TAIL).count().checked_sub(1)?;
         let mut sorted = gains.to_vec();
         sorted.sort_by(f64::total_cmp);
-        let (least, most) = (sorted[out], sorted[pairs - 1 - out]);
+        let (least, most) = (sorted[outside], sorted[pairs - 1 - outside]);
         let [ratio, first_bound, second_bound] = [median(&sorted)?, least, most].map(|gain| (sign * gain).exp());
         // 0 does not count as a gain.
         let better = gains.iter().filter(|gain| **gain > 0.0).count();
@@ -66,30 +66,30 @@ mod tests {
     /// R: `binom.test(15, 20, alternative = "greater")` has p = 0.02069, and 14 of 20 have 0.05766.
     #[test]
     fn confidences_are_those_of_the_exact_sign_test() {
-        let of = |better: usize| {
+        let difference = |better: usize| {
             let values: Vec<f64> = (0..20).map(|n| if n < better { 1.0 + n as f64 } else { -1.0 }).collect();
-            Difference::of(&values, 1.0).unwrap()
+            Difference::from_gains(&values, 1.0).unwrap()
         };
-        let (proven, not) = (of(15), of(14));
+        let (proven, not) = (difference(15), difference(14));
         assert!((proven.confidence - (1.0 - 0.020_695)).abs() < 1e-5 && proven.interval[0] > 1.0, "{proven:?}");
         assert!((not.confidence - (1.0 - 0.057_659)).abs() < 1e-5 && not.interval[0] <= 1.0, "{not:?}");
         // Six of six gains have a probability of 1/64 by chance.
-        let stats = Difference::of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 1.0).unwrap();
+        let stats = Difference::from_gains(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 1.0).unwrap();
         assert_eq!((stats.confidence, stats.ratio), (1.0 - 1.0 / 64.0, 3.5_f64.exp()));
         assert_eq!((stats.better, stats.pairs, stats.interval), (6, 6, [1.0_f64.exp(), 6.0_f64.exp()]));
         // If lower is better, the same gains mean lower figures.
-        let less = Difference::of(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], -1.0).unwrap();
+        let less = Difference::from_gains(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], -1.0).unwrap();
         assert_eq!((less.confidence > PROOF, less.interval), (true, [(-6.0_f64).exp(), (-1.0_f64).exp()]));
-        assert_eq!(Difference::of(&[1.0; 5], 1.0), None);
-        assert!((Difference::of(&[1.0; 200], 1.0).unwrap().confidence - 1.0).abs() < 1e-12);
+        assert_eq!(Difference::from_gains(&[1.0; 5], 1.0), None);
+        assert!((Difference::from_gains(&[1.0; 200], 1.0).unwrap().confidence - 1.0).abs() < 1e-12);
     }
 
     #[test]
     fn equal_or_mixed_values_are_not_a_gain() {
-        let stats = Difference::of(&[0.0; 12], 1.0).unwrap();
+        let stats = Difference::from_gains(&[0.0; 12], 1.0).unwrap();
         assert_eq!((stats.interval, stats.confidence), ([1.0; 2], 0.0));
         let both_ways = [0.1, -0.1, 0.2, -0.2, 0.3, -0.3, 0.05, -0.06];
-        let stats = Difference::of(&both_ways, 1.0).unwrap();
+        let stats = Difference::from_gains(&both_ways, 1.0).unwrap();
         assert!(stats.interval[0] < 1.0 && stats.interval[1] > 1.0 && stats.confidence < 0.7, "{stats:?}");
     }
 
@@ -99,7 +99,7 @@ mod tests {
         let (mut gains, mut none) = (0, 0);
         for pairs in (6..20).cycle().take(400) {
             let values: Vec<f64> = (0..pairs).map(|_| random.f64() - 0.2).collect();
-            let stats = Difference::of(&values, 1.0).unwrap();
+            let stats = Difference::from_gains(&values, 1.0).unwrap();
             assert_eq!(stats.interval[0] > 1.0, stats.confidence > PROOF, "{values:?} {stats:?}");
             *(if stats.confidence > PROOF { &mut gains } else { &mut none }) += 1;
         }
@@ -110,7 +110,7 @@ mod tests {
     fn two_disturbed_runs_do_not_hide_a_gain() {
         let mut values = [0.30, 0.28, 0.33, 0.29, 0.31, 0.32, 0.27, 0.34, 0.26, 0.35, 0.25, 0.24];
         (values[3], values[7]) = (-5.0, -2.0);
-        let stats = Difference::of(&values, 1.0).unwrap();
+        let stats = Difference::from_gains(&values, 1.0).unwrap();
         assert!(stats.confidence > PROOF && (0.2..0.35).contains(&stats.ratio.ln()), "{stats:?}");
     }
 

@@ -10,7 +10,7 @@ use super::{Args, rpcperf};
 pub(super) fn report(args: &Args, found: &SearchResult) -> (Value, String) {
     let SearchResult { trials, left_out, best, comparison } = found;
     let (start, trials) = (&trials[0], &trials[1..]);
-    let (aim, figure, form, sign) = args.aim.row();
+    let (aim, figure, format_figure, sign) = args.aim.row();
     let ratio = |gain: f64| (sign * gain).exp();
     let is_proven = comparison.as_ref().is_some_and(|comparison| comparison.confidence > PROOF);
     let Trial { settings, info, .. } = if is_proven { best } else { start };
@@ -41,10 +41,11 @@ pub(super) fn report(args: &Args, found: &SearchResult) -> (Value, String) {
     let better = if sign > 0.0 { "more" } else { "less" };
     let command = rpcperf::arguments(args, &start.settings).join(" ");
     let mut text = format!("aim: {aim} ({figure}), {better} is better\n{version}: rpcperf {command}\n");
-    // The range of the middle half shows the host's noise in equal runs.
+    // The range of the middle half of equal runs shows the host's noise.
     let mut figures = start.figures.clone();
     figures.sort_by(f64::total_cmp);
-    let [low, middle, high] = [1, 2, 3].map(|part| form(*figures.get(figures.len() * part / 4).unwrap_or(&0.0)));
+    let quartile = |part: usize| *figures.get(figures.len() * part / 4).unwrap_or(&0.0);
+    let [low, middle, high] = [1, 2, 3].map(|part| format_figure(quartile(part)));
     text += &format!("start: {}: {middle}; half of {} runs from {low} to {high}\n", start.settings, figures.len());
     if info["optimized_build"] == false {
         text += "this rpcperf is a debug build, whose figures do not apply to a release build\n";
@@ -57,7 +58,7 @@ pub(super) fn report(args: &Args, found: &SearchResult) -> (Value, String) {
             let gain = median(gains).filter(|_| failed.is_none());
             let times = gain.map_or_else(|| "failed".to_owned(), |gain| format!("{:.3}", ratio(gain)));
             let why = failed.as_ref().map_or_else(String::new, |why| format!(": {why}"));
-            let figure = median(figures).map_or("-".to_owned(), form);
+            let figure = median(figures).map_or("-".to_owned(), format_figure);
             text += &format!("  {times:>7} {:>4} {figure:>8}  {settings}{why}\n", gains.len());
         }
     }
@@ -73,10 +74,10 @@ pub(super) fn report(args: &Args, found: &SearchResult) -> (Value, String) {
     };
     if let Some(Difference { pairs, better, ratio, interval: [least, most], confidence, .. }) = comparison {
         // The confidence is rounded down, because it never reaches 100 %.
-        let sure = (confidence * 1000.0).floor() / 10.0;
+        let percent = (confidence * 1000.0).floor() / 10.0;
         text += &format!(
             "  {ratio:.3} times the start's {figure}, from {least:.3} to {most:.3} (95 %); better in {better} of {pairs} pairs of \
-             runs that were made after it was chosen: a confidence of {sure:.1} %"
+             runs that were made after the choice: a confidence of {percent:.1} %"
         );
         let advice = ", below the required 97.5 %; try more pairs (--pairs) or longer runs (--seconds)\n";
         text += if is_proven { "\n" } else { advice };

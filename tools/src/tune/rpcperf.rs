@@ -103,7 +103,7 @@ impl<'a> Rpcperf<'a> {
     }
 }
 
-/// Returns the cause of a failed run: the last two lines of its output. The first of them may be an error of the
+/// Returns the cause of a failed run: the last two lines of its output. The first line may be an error of the
 /// server.
 pub(super) fn failure_cause(output: &str) -> Option<String> {
     let explains = |line: &&str| !line.is_empty() && !IGNORED.iter().any(|start| line.starts_with(start));
@@ -144,7 +144,8 @@ pub(super) fn arguments(args: &Args, settings: &Settings) -> Vec<String> {
 /// The file has other options or contents, is in use by another process, is a link, or cannot be written.
 pub(super) fn open_state(path: &Path, args: &Args, cores: usize) -> io::Result<(File, Vec<Outcome>)> {
     let mut head = json!(args);
-    ["limit", "rpcperf", "state", "json"].iter().for_each(|free| head[free] = Value::Null);
+    // A resumed tuning may change these options.
+    ["limit", "rpcperf", "state", "json"].iter().for_each(|option| head[option] = Value::Null);
     head["host"] = fs::read_to_string("/proc/sys/kernel/hostname")?.into();
     head["rpcrdma_tune"] = json!([SCHEMA, env!("CARGO_PKG_VERSION"), cores]);
     let head = format!("{head}\n");
@@ -159,8 +160,8 @@ pub(super) fn open_state(path: &Path, args: &Args, cores: usize) -> io::Result<(
         let stored: String = stored.chars().filter(|char| !char.is_control()).take(999).collect();
         return Err(io::Error::other(format!("it belongs to a tuning with other options: {stored}")));
     }
-    // An incomplete last line was being written when the tuning ended. Failed runs at the end may be the cause of that,
-    // so they are repeated.
+    // An incomplete last line was being written when the tuning ended. Failed runs at the end may be the reason why it
+    // ended, so they are repeated.
     let mut runs: Vec<Outcome> = lines.map_while(|line| serde_json::from_str(line).ok()).collect();
     while runs.pop_if(|outcome| outcome.is_err()).is_some() {}
     let kept: usize = text.split_inclusive('\n').take(1 + runs.len()).map(str::len).sum();

@@ -16,13 +16,13 @@
 //! the candidate or of the start does not decide.
 //!
 //! *Together.* The winners with a gain, at most `--combine`, are tried in every combination, again by halving, with new
-//! runs. This misses pairs of knobs that help only together, some of which another sweep from the result finds.
+//! runs. Pairs of knobs that help only together are missed, but another sweep from the result finds some of them.
 //!
-//! *The simplest.* Of the combinations with at least [`SHARE`] of the best gain, the one with the fewest changes wins,
+//! *The simplest.* Among combinations with at least [`SHARE`] of the best gain, the one with the fewest changes wins,
 //! so that knobs without a gain keep their values.
 //!
-//! *The final comparison.* The best of many candidates was also lucky, so its final figures come only from later runs.
-//! These are pairs: each pass runs the candidate and the settings of `--start` once, and compares the two runs.
+//! *The final comparison.* The best of many candidates also had luck in its runs, so its final figures come only from
+//! later runs, in pairs: each pass runs the candidate and the settings of `--start` once, and compares the two runs.
 
 use serde_json::Value;
 
@@ -55,7 +55,7 @@ pub(super) struct Trial {
     /// The conditions of its last run.
     pub(super) info: Value,
     pub(super) failed: Option<String>,
-    /// Whether no round dropped it.
+    /// Whether all rounds kept it.
     pub(super) kept: bool,
 }
 
@@ -84,11 +84,11 @@ pub(super) struct SearchResult {
 /// Runs of the start failed, or the tuning cannot continue.
 pub(super) fn search(args: &Args, allowed: usize, runner: Runner<'_>) -> Result<SearchResult, CommandError> {
     let cores = if args.cores.is_empty() { allowed } else { args.cores().len() };
-    // Allows at least two threads, one for each end, and at least as many as the start has.
-    let threads = if args.remote { usize::MAX } else { cores.max(2).max(polling_threads(&args.start())) };
+    // The limit allows one thread for each end, and as many as the start has.
+    let max_threads = if args.remote { usize::MAX } else { cores.max(2).max(polling_threads(&args.start())) };
     let trials = vec![Trial { settings: args.start(), ..Trial::default() }];
     let (random, references, left_out) = (fastrand::Rng::with_seed(args.seed), Vec::new(), Vec::new());
-    let mut search = Search { args, threads, runner, random, sweep: 0, from: 0, references, trials, left_out };
+    let mut search = Search { args, max_threads, runner, random, sweep: 0, from: 0, references, trials, left_out };
     for sweep in 1..=args.sweeps {
         (search.sweep, search.references) = (sweep, Vec::new());
         let best = search.sweep()?;
@@ -110,13 +110,13 @@ fn polling_threads(settings: &Settings) -> usize {
 struct Search<'a> {
     args: &'a Args,
     /// Maximum polling threads of a candidate.
-    threads: usize,
+    max_threads: usize,
     runner: Runner<'a>,
     random: fastrand::Rng,
     sweep: u16,
     /// Index of the trial with which candidates are compared.
     from: usize,
-    /// Figures of its runs in this sweep, one per block.
+    /// Figures of that trial's runs in this sweep, one per block.
     references: Vec<f64>,
     trials: Vec<Trial>,
     left_out: Vec<(Settings, String)>,
@@ -136,27 +136,27 @@ impl Search<'_> {
             return Ok(winners.pop().unwrap_or(self.from));
         }
         let won: Vec<Change> = winners.iter().flat_map(|&at| self.trials[at].settings.changes(&from)).collect();
-        let all = (1..1_u32 << won.len()).filter_map(|bits| {
+        let combinations = (1..1_u32 << won.len()).filter_map(|bits| {
             let chosen = won.iter().enumerate().filter(|(at, _)| bits >> at & 1 == 1).map(|(_, change)| change);
             self.add_candidate("winners together", chosen.fold(from.clone(), Settings::with))
         });
-        let all: Vec<usize> = all.collect();
+        let combinations: Vec<usize> = combinations.collect();
         // Combinations differ less than single knobs do, so each round has more runs.
-        let winners = self.halve(vec![all.clone()], 2 * self.args.repeats)?;
+        let winners = self.halve(vec![combinations.clone()], 2 * self.args.repeats)?;
         let Some(&best) = winners.first() else { return Ok(self.from) };
-        let is_as_good = |at: &usize| self.trials[*at].gain() >= SHARE * self.trials[best].gain();
-        let good = all.iter().copied().filter(is_as_good);
-        let simplest = good.min_by_key(|&at| self.trials[at].settings.changes(&from).len()).unwrap_or(best);
-        all.iter().for_each(|&at| self.trials[at].kept = at == simplest);
+        let is_good_enough = |at: &usize| self.trials[*at].gain() >= SHARE * self.trials[best].gain();
+        let good_enough = combinations.iter().copied().filter(is_good_enough);
+        let simplest = good_enough.min_by_key(|&at| self.trials[at].settings.changes(&from).len()).unwrap_or(best);
+        combinations.iter().for_each(|&at| self.trials[at].kept = at == simplest);
         Ok(simplest)
     }
 
     /// Adds a candidate, unless it equals the current settings or has too many polling threads.
     fn add_candidate(&mut self, stage: &'static str, settings: Settings) -> Option<usize> {
-        let (threads, most) = (polling_threads(&settings), self.threads);
-        if threads > most {
+        let (threads, limit) = (polling_threads(&settings), self.max_threads);
+        if threads > limit {
             let advice = "give more cores (--cores), or use --start idle=event";
-            self.left_out.push((settings, format!("{threads} polling threads exceed limit {most}: {advice}")));
+            self.left_out.push((settings, format!("{threads} polling threads exceed limit {limit}: {advice}")));
         } else if settings != self.trials[self.from].settings {
             self.trials.push(Trial { settings, sweep: self.sweep, stage, kept: true, ..Trial::default() });
             return Some(self.trials.len() - 1);
@@ -166,17 +166,17 @@ impl Search<'_> {
 
     /// Runs the groups until one candidate of each is left. Returns those with a gain, the best first.
     fn halve(&mut self, mut groups: Vec<Vec<usize>>, passes: u16) -> Result<Vec<usize>, CommandError> {
-        let mut all = groups.concat();
-        while !all.is_empty() {
+        let mut remaining = groups.concat();
+        while !remaining.is_empty() {
             for _ in 0..passes {
-                self.pass(&all, 1)?;
+                self.pass(&remaining, 1)?;
             }
             for group in &mut groups {
                 *group = self.above(f64::NEG_INFINITY, group);
                 let half = group.len().div_ceil(2);
                 group.drain(half..).for_each(|at| self.trials[at].kept = false);
             }
-            all = groups.iter().filter(|group| group.len() > 1).flatten().copied().collect();
+            remaining = groups.iter().filter(|group| group.len() > 1).flatten().copied().collect();
         }
         Ok(self.above(0.0, &groups.concat()))
     }
@@ -185,7 +185,7 @@ impl Search<'_> {
     fn above(&self, gain: f64, candidates: &[usize]) -> Vec<usize> {
         let gain_of = |at: usize| self.trials[at].gain();
         let mut above: Vec<usize> = candidates.iter().copied().filter(|&at| gain_of(at) > gain).collect();
-        // The sort is stable, so the first declared of equal candidates wins.
+        // The sort is stable, so among equal candidates the one declared first wins.
         above.sort_by(|&first, &second| gain_of(second).total_cmp(&gain_of(first)));
         above
     }
@@ -222,14 +222,14 @@ impl Search<'_> {
         let ((.., sign), width) = (self.args.aim.row(), 2 * beside + 1);
         for (at, place, figure) in runs {
             let end = (place + beside + 1).max(width).min(self.references.len());
-            let near = median(&self.references[end.saturating_sub(width)..end]).unwrap_or(figure);
-            self.trials[at].gains.push(sign * (figure / near).ln());
+            let reference = median(&self.references[end.saturating_sub(width)..end]).unwrap_or(figure);
+            self.trials[at].gains.push(sign * (figure / reference).ln());
         }
         Ok(())
     }
 
-    /// Compares the best trial with the start in pairs of runs, in random order. A candidate that fails in them is not
-    /// recommended.
+    /// Compares the best trial with the start in pairs of runs, in random order. A candidate that fails in these
+    /// runs is not recommended.
     fn compare(mut self) -> Result<SearchResult, CommandError> {
         let mut best = Trial { settings: self.trials[self.from].settings.clone(), ..Trial::default() };
         let mut comparison = None;
@@ -240,10 +240,10 @@ impl Search<'_> {
                 self.pass(&[self.trials.len() - 1], 0)?;
             }
             best = self.trials.pop().unwrap_or_default();
-            let same = self.trials.iter_mut().filter(|trial| trial.settings == best.settings);
-            same.for_each(|trial| trial.failed.clone_from(&best.failed));
+            let same_settings = self.trials.iter_mut().filter(|trial| trial.settings == best.settings);
+            same_settings.for_each(|trial| trial.failed.clone_from(&best.failed));
             let (.., sign) = self.args.aim.row();
-            comparison = Difference::of(&best.gains, sign).filter(|_| best.failed.is_none());
+            comparison = Difference::from_gains(&best.gains, sign).filter(|_| best.failed.is_none());
         }
         Ok(SearchResult { trials: self.trials, left_out: self.left_out, best, comparison })
     }

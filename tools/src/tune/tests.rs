@@ -9,7 +9,7 @@ use rpcrdma::server::{ServerConfig, WorkerConfig};
 use rpcrdma::{Config, IdlePolicy};
 use rustix::fs::{CWD, Mode, mkfifoat};
 
-use super::knobs::{self, KNOBS, choice};
+use super::knobs::{self, KNOBS, parse_choice};
 use super::search::{Outcome, SearchResult, search};
 use super::*;
 
@@ -27,7 +27,7 @@ fn args(line: &str) -> Args {
 }
 
 fn settings(text: &str) -> Settings {
-    let changes = text.split(' ').filter(|word| *word != "default").map(|word| knobs::change(word).unwrap());
+    let changes = text.split(' ').filter(|word| *word != "default").map(|word| knobs::parse_change(word).unwrap());
     changes.fold(Settings::default(), |all, change| all.with(&change))
 }
 
@@ -39,7 +39,7 @@ fn values_of_knobs_are_parsed_or_refused() {
         ("inline=8192", "receive_size=8192"),
         ("bulk_buffers=64K:4+1M:2,7:1", "bulk_buffers=64K:4+1M:2 bulk_buffers=7:1"),
     ] {
-        let all: Vec<_> = choice(text).unwrap().iter().map(|(knob, value)| format!("{knob}={value}")).collect();
+        let all: Vec<_> = parse_choice(text).unwrap().iter().map(|(knob, value)| format!("{knob}={value}")).collect();
         assert_eq!(all.join(" "), expected);
     }
     for (text, words) in [
@@ -49,10 +49,10 @@ fn values_of_knobs_are_parsed_or_refused() {
         ("batch=yes", "invalid batch `yes`: expected on or off"),
         ("idle=yield", "invalid idle `yield`: expected poll or adaptive or event"),
     ] {
-        let error = choice(text).unwrap_err();
+        let error = parse_choice(text).unwrap_err();
         assert!(error.contains(words), "{error}");
     }
-    assert!(knobs::change("credits=16,64").unwrap_err().contains("expected a number"));
+    assert!(knobs::parse_change("credits=16,64").unwrap_err().contains("expected a number"));
 }
 
 #[test]
@@ -83,9 +83,9 @@ fn defaults_are_those_of_the_engine_and_usual_values_are_valid() {
     assert!(config.debug.batch && config.debug.coalesce_grants && server.workers.is_none());
     assert_eq!((default.get("batch"), default.get("coalesce_grants")), ("on", "on"));
     // An invalid value would leave out its knob.
-    for (aim, all, of_client) in [("calls", 9, 6), ("bytes", 9, 5), ("p99 --rate 9", 9, 6), ("cpu", 9, 6)] {
+    for (aim, all, with_remote) in [("calls", 9, 6), ("bytes", 9, 5), ("p99 --rate 9", 9, 6), ("cpu", 9, 6)] {
         let count = |remote| knobs::choices(&args(&format!("--aim {aim} {remote}"))).len();
-        assert_eq!((count(""), count("soft:x --remote")), (all, of_client), "{aim}");
+        assert_eq!((count(""), count("soft:x --remote")), (all, with_remote), "{aim}");
     }
 }
 
@@ -99,16 +99,16 @@ macro_rules! value_and_code {
 /// The printed code compiles: the fields exist, and the values have their types.
 #[test]
 fn printed_code_compiles_and_has_all_changes() {
-    let same = |code: &str, text: &str| {
-        let squeezed = |text: &str| text.split_whitespace().collect::<String>();
-        assert_eq!(squeezed(code), squeezed(text));
+    let assert_same_code = |code: &str, text: &str| {
+        let without_blanks = |text: &str| text.split_whitespace().collect::<String>();
+        assert_eq!(without_blanks(code), without_blanks(text));
     };
     let every = settings(
         "credits=128 batch=off coalesce_grants=off signal_every=4 receive_size=8192 idle=event small_buffers=512 \
          message_buffers=300 bulk_buffers=64K:4+1M:2+7:1 shards=2 workers=1",
     );
     assert_eq!(every.changes(&Settings::default()).len(), KNOBS.len(), "every knob is changed");
-    let [of_server, of_client] = every.code(&[0, 1, 2, 3], "64");
+    let [server_code, client_code] = every.code(&[0, 1, 2, 3], "64");
     #[rustfmt::skip]
     let (server, text) = value_and_code! {
         let mut server = ServerConfig::default();
@@ -128,7 +128,7 @@ fn printed_code_compiles_and_has_all_changes() {
         server.cores = Some(vec![1, 2]);
         server
     };
-    same(&format!("{of_server}server"), text);
+    assert_same_code(&format!("{server_code}server"), text);
     assert_eq!((server.shards, server.shard.limits.credits), (2, 128));
     let mut shard = ClientConfig::new(1, 1).shard;
     #[rustfmt::skip]
@@ -143,17 +143,17 @@ fn printed_code_compiles_and_has_all_changes() {
         shard.memory.small_buffers = 512;
         shard.memory.message_buffers = 300;
     };
-    same(&of_client, text);
+    assert_same_code(&client_code, text);
     assert_eq!(shard.poll.core, Some(0));
-    // Defaults are not printed, but for those of `rpcperf` that are not the engine's.
-    let [of_server, of_client] = Settings::default().code(&[], "64");
+    // Defaults are not printed, except for defaults of `rpcperf` that differ from the engine's.
+    let [server_code, client_code] = Settings::default().code(&[], "64");
     let shown = "shard.limits.credits = 64;\nshard.poll.idle = IdlePolicy::Poll;\n";
-    assert_eq!(of_client, shown);
+    assert_eq!(client_code, shown);
     let shown = shown.replace("shard", "server.shard");
-    same(&of_server, &format!("let mut server = ServerConfig::default(); {shown} server.cores = None;"));
-    let [of_server, _] = settings("idle=adaptive workers=2").code(&[0, 1], "");
+    assert_same_code(&server_code, &format!("let mut server = ServerConfig::default(); {shown} server.cores = None;"));
+    let [server_code, _] = settings("idle=adaptive workers=2").code(&[0, 1], "");
     let expected = "IdlePolicy::default();\nserver.workers = Some(WorkerConfig { count: 2, cores: None, idle: ";
-    assert!(of_server.contains(expected) && !of_server.contains("credits"), "{of_server}");
+    assert!(server_code.contains(expected) && !server_code.contains("credits"), "{server_code}");
 }
 
 #[test]
@@ -200,8 +200,8 @@ fn each_aim_reads_its_figure_from_the_report() {
         assert_eq!(aim.read(&report), Some(figure), "{aim:?}");
         assert_eq!(aim.read(&json!({"results": [{"rps": 0.0}]})), None);
     }
-    let far = json!({"results": [{"client": {"cpu_ns_per_call": 2.0}}]});
-    assert_eq!(Aim::Cpu.read(&far), Some(2.0));
+    let remote = json!({"results": [{"client": {"cpu_ns_per_call": 2.0}}]});
+    assert_eq!(Aim::Cpu.read(&remote), Some(2.0));
 }
 
 /// A machine whose figure is the product of the settings' worth and noise. The noise is a drift of the host's speed,
@@ -229,17 +229,18 @@ impl SimulatedMachine {
 }
 
 /// Returns the product of the worths of these settings.
-fn worth(settings: &Settings, of: &[(&str, f64)]) -> f64 {
+fn worth(settings: &Settings, worths: &[(&str, f64)]) -> f64 {
     let text = settings.to_string();
-    text.split(' ').map(|word| of.iter().find(|(name, _)| *name == word).map_or(1.0, |(_, worth)| *worth)).product()
+    let of_word = |word: &str| worths.iter().find(|(name, _)| *name == word).map_or(1.0, |(_, worth)| *worth);
+    text.split(' ').map(of_word).product()
 }
 
 fn is_proven(found: &SearchResult) -> bool {
     found.comparison.as_ref().is_some_and(|comparison| comparison.confidence > paired::PROOF)
 }
 
-/// A search on eight cores of a quiet machine.
-fn quiet(
+/// Searches on eight cores of a machine without noise. Returns the result, and the settings of all runs.
+fn search_without_noise(
     line: &str,
     worth: impl Fn(&Settings) -> Result<f64, String>,
 ) -> (Result<SearchResult, CommandError>, Vec<String>) {
@@ -283,7 +284,7 @@ fn the_start_is_kept_if_nothing_is_better() {
         let found = search(&args, 8, &mut |settings| Ok(machine.run(settings, 1.0))).unwrap();
         wrong += u32::from(is_proven(&found));
     }
-    // The interval predicts one of 40. The seeds are fixed.
+    // The test's confidence allows one of 40 searches to err. The seeds are fixed.
     assert!(wrong <= 4, "{wrong} of 60 searches proved a gain that does not exist");
 }
 
@@ -296,10 +297,10 @@ fn winners_of_several_knobs_are_combined() {
         let mut machine = SimulatedMachine::new(seed, 0.05);
         let args = args(&format!("--aim calls --seed {seed} {line}"));
         let found = search(&args, 8, &mut |settings| Ok(machine.run(settings, worth(settings, &good)))).unwrap();
-        let is_all = found.best.settings.to_string() == "credits=256 signal_every=64 shards=2";
-        all += u32::from(is_all);
+        let has_all_winners = found.best.settings.to_string() == "credits=256 signal_every=64 shards=2";
+        all += u32::from(has_all_winners);
         assert!(is_proven(&found), "{found:?}");
-        assert!(!is_all || (found.comparison.as_ref().unwrap().ratio / 2.275).ln().abs() < 0.15, "{found:?}");
+        assert!(!has_all_winners || (found.comparison.as_ref().unwrap().ratio / 2.275).ln().abs() < 0.15, "{found:?}");
     }
     // A value is dropped in the first round if two of its three runs are disturbed.
     assert!(all >= 18, "{all} of 20 searches found all three");
@@ -316,9 +317,9 @@ fn a_second_sweep_finds_settings_that_need_the_first() {
         })
     };
     let line = "--knob credits=16,64 --knob batch=off";
-    let first = quiet(line, hidden).0.unwrap();
+    let first = search_without_noise(line, hidden).0.unwrap();
     assert_eq!(first.best.settings.to_string(), "credits=16");
-    let second = quiet(&format!("{line} --sweeps 3"), hidden).0.unwrap();
+    let second = search_without_noise(&format!("{line} --sweeps 3"), hidden).0.unwrap();
     assert_eq!(second.best.settings.to_string(), "credits=16 batch=off");
     assert!((second.comparison.as_ref().unwrap().ratio - 2.0).abs() < 1e-5, "{:?}", second.comparison);
 }
@@ -330,12 +331,12 @@ fn a_failing_candidate_is_dropped_and_a_failing_start_is_an_error() {
         "64" => Ok(2.0),
         _ => Ok(1.0),
     };
-    let found = quiet("--knob credits=16,64 --knob workers=1", worth).0.unwrap();
+    let found = search_without_noise("--knob credits=16,64 --knob workers=1", worth).0.unwrap();
     let broken = found.trials.iter().find(|trial| trial.settings.to_string() == "credits=16").unwrap();
     assert_eq!((broken.failed.as_deref(), broken.gains.len()), (Some("it broke"), 0));
     assert_eq!(found.best.settings.to_string(), "credits=64");
     let failed = |_: &Settings| Err("no core".to_owned());
-    let error = quiet("--start workers=2 --knob credits=16", failed).0.unwrap_err().to_string();
+    let error = search_without_noise("--start workers=2 --knob credits=16", failed).0.unwrap_err().to_string();
     assert!(error.contains("(workers=2): no core"), "{error}");
 }
 
@@ -346,7 +347,7 @@ fn occasional_failures_do_not_drop_candidates() {
         runs.set(runs.get() + 1);
         if runs.get() % 5 == 0 { Err("a hiccup".to_owned()) } else { Ok(worth(settings, &[("credits=16", 2.0)])) }
     };
-    let found = quiet("--knob credits=16,64 --knob workers=1", worth).0.unwrap();
+    let found = search_without_noise("--knob credits=16,64 --knob workers=1", worth).0.unwrap();
     assert!(is_proven(&found) && found.best.settings.to_string() == "credits=16", "{found:?}");
     assert!(found.trials.iter().all(|trial| trial.failed.is_none()), "{found:?}");
 }
@@ -355,10 +356,10 @@ fn occasional_failures_do_not_drop_candidates() {
 #[test]
 fn the_number_and_order_of_runs_follow_the_stages() {
     let worth = |settings: &Settings| Ok(worth(settings, &[("credits=16", 1.2), ("batch=off", 1.2)]));
-    let (found, runs) = quiet("--knob credits=16,64,16 --knob batch=on,off", worth);
+    let (found, runs) = search_without_noise("--knob credits=16,64,16 --knob batch=on,off", worth);
     assert_eq!(found.unwrap().best.settings.to_string(), "credits=16 batch=off");
-    // All three values of credits are candidates, also the repeated one, and one value of batch. There are three rounds
-    // for credits and one for batch, two rounds of three combinations with twice the runs, and the comparison.
+    // All three values of credits are candidates, including the repeated one, and one value of batch. There are three
+    // rounds for credits and one for batch, two rounds of three combinations with twice the runs, and the comparison.
     let rounds = 3 * (4 + 2) + 3 * (2 + 1) + 6 * (3 + 1) + 6 * (2 + 1) + 2 * 20;
     assert_eq!(runs.len(), rounds);
     let gaps = runs.split(|run| run == "default").map(<[_]>::len);
@@ -408,7 +409,7 @@ fn only_a_proven_improvement_is_recommended() {
         "    0.497    3    993ns  idle=event\n",
         "left out\n  workers=1: 3 polling threads exceed limit 2",
         "recommended: idle=event\n  0.497 times the start's p99, from 0.497 to 0.497 (95 %); better in 6 of 6 pairs of runs",
-        "was chosen: a confidence of 98.4 %\n",
+        "after the choice: a confidence of 98.4 %\n",
         "\nrpcperf lat --rate 10000 --loopback -D 0.5 -t 8 --idle event\n",
         "\n// the server\nlet mut server = ",
         "shard.poll.idle = IdlePolicy::Event;\n",
@@ -429,11 +430,11 @@ fn only_a_proven_improvement_is_recommended() {
 fn a_state_file_returns_runs_of_the_same_options_only() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state");
-    let of = |aim: &str| args(&format!("--aim {aim} --state ignored"));
+    let args_for = |aim: &str| args(&format!("--aim {aim} --state ignored"));
     // This figure has all digits of single precision.
     let good: Outcome = Ok(((1.0_f32 / 3.0).sqrt(), json!({"credits": 64})));
     let bad: Outcome = Err("it\nbroke".to_owned());
-    let open = |aim: &str, cores| rpcperf::open_state(&path, &of(aim), cores).map_err(|error| error.to_string());
+    let open = |aim: &str, cores| rpcperf::open_state(&path, &args_for(aim), cores).map_err(|error| error.to_string());
     let (mut file, runs) = open("calls", 2).unwrap();
     assert!(runs.is_empty());
     for outcome in [&good, &bad, &good, &bad] {

@@ -118,7 +118,7 @@ fn data_in_chunks_is_shown_by_its_length() {
     assert!(text.ends_with("error bad_body: no item at position 52 of a Read chunk at byte 48"), "{text}");
     assert_eq!(status, 1);
 
-    // The result is in a Write chunk, inline behind an unused Write chunk, or in a Reply chunk with the whole reply.
+    // The result is in a Write chunk, inline after an unused Write chunk, or in a Reply chunk with the whole reply.
     let write = |len: u32| format!("00000000 00000001 00000001 00000009 {len:08x} 00000000 00000000 00000000 00000000");
     let call_with_chunk = call(3, &write(64), "");
     let (status, text, body) = decode(&(call_with_chunk.clone() + &reply(&write(6), "00000006")));

@@ -86,7 +86,7 @@ fn parse(row: &[String], first: usize) -> Row {
     }
 }
 
-/// Returns the row of a message by this project's decoder.
+/// Decodes a message with this project's decoder. Returns its row.
 fn decode(send: &Message) -> Row {
     let view = view(send);
     let chunks: Vec<_> = view.writes().chain(view.reply_chunk()).collect();
@@ -166,7 +166,7 @@ fn a_record_that_claims_a_great_length_allocates_no_memory() {
 }
 
 #[test]
-fn a_block_that_is_shorter_than_its_frame_is_an_error_in_both_byte_orders() {
+fn a_block_that_claims_to_be_shorter_than_its_header_is_an_error_in_both_byte_orders() {
     for big in [false, true] {
         let word = |n: u32| if big { n.to_be_bytes() } else { n.to_le_bytes() };
         let section = [0x0A0D_0D0A, 28, 0x1A2B_3C4D, if big { 1 << 16 } else { 1 }, u32::MAX, u32::MAX, 28];
@@ -281,7 +281,7 @@ fn every_iwarp_segment_agrees_with_tshark() {
             // The server has port 20049, so this direction is the client's.
             let kind =
                 if piece.direction.destination.port() == 20049 { MpaFrameKind::Request } else { MpaFrameKind::Reply };
-            let Some((setup, used)) = MpaFrame::decode(kind, start).expect("a frame of set-up") else { return Ok(()) };
+            let Some((setup, used)) = MpaFrame::decode(kind, start).expect("a set-up frame") else { return Ok(()) };
             assert!(setup.revision == 2 && setup.enhanced.is_some() && !setup.reject && !setup.crc && !setup.markers);
             start.drain(..used);
             *reader = Some(SegmentReader::new(false));

@@ -446,7 +446,7 @@ fn overlong_lines_of_hex_text_are_refused_in_bounded_memory() {
     writer.join().expect("writer").expect("all input is read");
 }
 
-/// A reader that exits early, as `head` does, causes no failure and no message.
+/// A reader that exits early, as `head` does, does not cause a failure or a message.
 #[test]
 fn a_reader_that_exits_early_is_not_an_error() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_rpcrdma"))

@@ -116,7 +116,7 @@ fn all_kinds_of_blocks_in_both_byte_orders_give_the_messages_of_pcap() {
     }
 }
 
-/// This includes packets that would not be decoded if they were whole.
+/// The reported number includes packets that would not be decoded if they were whole.
 #[test]
 fn packets_that_are_cut_short_are_reported() {
     let snap_length = 302;

@@ -135,9 +135,9 @@ fn only_crc_always_sets_the_crc_flag_of_the_mpa_request() {
                     return request;
                 }
                 let mut space = [0; 1024];
-                let n = socket.read(&mut space).expect("bytes");
-                assert!(n > 0, "the stream ended within the request");
-                bytes.extend_from_slice(&space[..n]);
+                let count = socket.read(&mut space).expect("bytes");
+                assert!(count > 0, "the stream ended within the request");
+                bytes.extend_from_slice(&space[..count]);
             }
         });
         let (status, _, errors) = ping(&[options, &["-c", "1", &address]].concat());

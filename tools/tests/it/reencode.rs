@@ -101,7 +101,7 @@ fn check_procedure(procedure: u32, is_call: bool, bytes: &[u8], chunks: &Chunks,
     }
 }
 
-/// Checks all bodies of NFS in a capture. Returns the number of bodies, and of those with data in chunks.
+/// Checks all bodies of NFS in a capture. Returns the number of bodies, and of bodies with data in chunks.
 ///
 /// Replies in a Reply chunk are omitted, because they are not in a Send.
 fn check_bodies(file: &str) -> (usize, usize) {

@@ -32,10 +32,10 @@ impl Terminal {
     }
 
     /// Waits until the screen meets a condition.
-    pub(crate) fn shows(&mut self, what: impl Fn(&str) -> bool) -> bool {
+    pub(crate) fn shows(&mut self, condition: impl Fn(&str) -> bool) -> bool {
         eventually(|| {
             self.seen = self.tmux(&["capture-pane", "-p", "-t", "t"]);
-            what(&self.seen)
+            condition(&self.seen)
         })
     }
 
@@ -43,7 +43,7 @@ impl Terminal {
         self.tmux(&["send-keys", "-t", "t", key]);
     }
 
-    /// Waits until the session has ended, because its program has.
+    /// Waits until the session has ended, which happens when its program exits.
     pub(crate) fn ends(&self) -> bool {
         eventually(|| !self.tmux(&["list-sessions"]).contains("t:"))
     }

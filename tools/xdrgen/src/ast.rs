@@ -63,7 +63,7 @@ pub(crate) struct Declaration {
     pub(crate) shape: Shape,
 }
 
-/// The type in front of the name.
+/// The type before the name.
 #[derive(Clone, Debug)]
 pub(crate) enum Base {
     Builtin(Type),

@@ -9,7 +9,7 @@ use std::{env, io, process};
 use thiserror::Error;
 
 use crate::preprocessor;
-use crate::sources::{MAX_BYTES, Sources, text};
+use crate::sources::{MAX_BYTES, Sources, decode_text};
 use crate::{Errors, Options, Schema, Source, generate, parse_files};
 
 /// A file that was not compiled.
@@ -50,9 +50,9 @@ fn limit(error: &io::Error) -> &'static str {
 /// Compiles `NAME.x` to `$OUT_DIR/NAME.rs` in a build script.
 ///
 /// `NAME.placement.toml` beside it is its placement file, if it exists. Cargo runs the build script again if one of the
-/// files changes. While there is no placement file, Cargo watches the directory, so that a new one is noticed. If the
-/// directory contains the output of the build, that is not possible, and a warning says so. Warnings are printed as
-/// those of the build script.
+/// files changes. While there is no placement file, Cargo watches the directory, so that it notices a new file. This is
+/// not possible if the directory contains the output of the build, and a warning then says so. Warnings are printed as
+/// warnings of the build script.
 ///
 /// The crate includes the result in a module:
 ///
@@ -164,7 +164,7 @@ fn watched(path: &Path, out: &Path) -> Option<PathBuf> {
 /// Reads a specification and its placement file.
 ///
 /// The placement file is `placement`, or else the one beside the specification, if it exists. Included specifications
-/// become a part of the one that includes them. Of `options`, only the definitions of [`Options::define`] matter.
+/// become a part of the including one. Only the definitions of [`Options::define`] in `options` have an effect.
 ///
 /// # Errors
 /// A file is invalid or cannot be read.
@@ -172,7 +172,7 @@ pub fn load(path: &Path, placement: Option<&Path>, options: &Options) -> Result<
     check_defines(&options.defines)?;
     let failed = |path: &Path, source| CompileError::File { path: path.into(), source };
     let read = |path: &Path| match read_bounded(path) {
-        Ok(bytes) => Ok(Source { name: path.display().to_string(), text: text(&bytes) }),
+        Ok(bytes) => Ok(Source { name: path.display().to_string(), text: decode_text(&bytes) }),
         Err(source) => Err(failed(path, source)),
     };
     let beside = placement_of(path);
@@ -203,7 +203,7 @@ fn check_defines(defines: &[String]) -> Result<(), CompileError> {
     let mut known = HashMap::new();
     for define in defines {
         let invalid = |reason| CompileError::Define { define: define.clone(), reason };
-        let (name, value) = preprocessor::option(define).map_err(invalid)?;
+        let (name, value) = preprocessor::parse_option(define).map_err(invalid)?;
         let first = *known.entry(name).or_insert(value);
         if first != value {
             return Err(invalid(format!("another definition of `{name}` is {first}")));
@@ -214,14 +214,14 @@ fn check_defines(defines: &[String]) -> Result<(), CompileError> {
 
 /// Files that may be meant as the missing placement file of `path`.
 ///
-/// They are `NAME.toml`, and placement files that belong to no specification.
+/// They are `NAME.toml`, and placement files that do not belong to a specification.
 fn misnamed(path: &Path) -> impl Iterator<Item = PathBuf> {
     let same_stem = path.with_extension("toml").file_name().map(ToOwned::to_owned);
     let files = fs::read_dir(directory(path)).into_iter().flatten().flatten().map(|entry| entry.path());
     files.filter(move |file| {
         let Some(name) = file.file_name().and_then(|name| name.to_str()) else { return false };
-        let of_another = |stem| file.with_file_name(format!("{stem}.x")).exists();
-        let is_used = name.strip_suffix(".placement.toml").is_some_and(of_another);
+        let has_specification = |stem| file.with_file_name(format!("{stem}.x")).exists();
+        let is_used = name.strip_suffix(".placement.toml").is_some_and(has_specification);
         let is_data = name.ends_with("ml") || name.ends_with(".placement");
         file.file_name() == same_stem.as_deref() || (name.contains("placement") && is_data && !is_used)
     })

@@ -77,7 +77,7 @@ impl Problems {
         &mut self.list[last]
     }
 
-    /// True if there is no error.
+    /// Whether there is no error.
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -119,13 +119,13 @@ impl fmt::Display for Errors {
             let mut marks = vec![(AnnotationKind::Primary, at, None)];
             let mut elsewhere = None;
             if let Some((at, label)) = &problem.related {
-                let (of, at) = locate(at.clone());
+                let (file, at) = locate(at.clone());
                 let mark = (AnnotationKind::Context, at, Some(label.as_str()));
-                if std::ptr::eq(of, source) { marks.push(mark) } else { elsewhere = Some((of, mark)) }
+                if std::ptr::eq(file, source) { marks.push(mark) } else { elsewhere = Some((file, mark)) }
             }
             let mut report = Level::ERROR.primary_title(problem.message.as_str()).element(snippet(source, &marks));
-            if let Some((of, mark)) = elsewhere {
-                report = report.element(snippet(of, &[mark]));
+            if let Some((file, mark)) = elsewhere {
+                report = report.element(snippet(file, &[mark]));
             }
             if let Some(help) = &problem.help {
                 report = report.element(Level::HELP.message(help.as_str()));

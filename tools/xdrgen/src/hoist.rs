@@ -1,4 +1,4 @@
-//! Makes anonymous types named ones, in front of the type that holds them.
+//! Gives each anonymous type a name, and puts it before the type that holds it.
 
 use crate::ast::{Base, Body, Declaration, Definition, Shape, TypeBody};
 use crate::schema::Name;

@@ -11,7 +11,7 @@ use winnow::token::{one_of, take_till, take_until, take_while};
 
 use crate::errors::Problems;
 use crate::preprocessor::Preprocessor;
-use crate::sources::{Include, Sources, include};
+use crate::sources::{Include, Sources, parse_include};
 
 /// Kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +31,9 @@ pub(crate) struct Token<'s> {
     pub(crate) at: Range<usize>,
     /// The value of a constant whose definition a later `#undef` line has ended.
     pub(crate) value: Option<i128>,
-    /// Lines of the comments directly in front of the token.
+    /// Lines of the comments directly before the token.
     pub(crate) before: Vec<String>,
-    /// Lines of the comments behind the token, on its line.
+    /// Lines of the comments after the token, on its line.
     pub(crate) after: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ struct Lexer<'s, 'p> {
     sources: &'s Sources,
     tokens: Vec<Token<'s>>,
     preprocessor: Preprocessor<'s>,
-    /// Indices of the files that are being read, each included by the one in front of it.
+    /// Indices of the files that are being read, each included by the previous one.
     open: Vec<usize>,
     /// Indices of all files that have been begun.
     begun: HashSet<usize>,
@@ -94,10 +94,10 @@ impl<'s> Lexer<'s, '_> {
             if starts_line && (self.preprocessor.is_skipping() || input.starts_with(['#', '%'])) {
                 let (line, at) = take_line(&mut input);
                 let at = base + at.start..base + at.end;
-                match include(line).filter(|include| include.has_percent || !self.preprocessor.is_skipping()) {
+                match parse_include(line).filter(|include| include.has_percent || !self.preprocessor.is_skipping()) {
                     Some(include) if self.include(include, &at) => {}
                     _ if line.starts_with(['#', '%']) => {
-                        self.preprocessor.line(line, at, self.tokens.len(), self.problems);
+                        self.preprocessor.read_line(line, at, self.tokens.len(), self.problems);
                     }
                     _ => {}
                 }
@@ -106,12 +106,12 @@ impl<'s> Lexer<'s, '_> {
             }
             let start = input.current_token_start();
             let Ok((kind, at)) = token.with_span().parse_next(&mut input) else {
-                let len = bad_token(text, start, base, self.problems);
+                let len = report_bad_token(text, start, base, self.problems);
                 input.next_slice(len);
                 continue;
             };
             let (text, at) = (&text[at.clone()], base + at.start..base + at.end);
-            // A comment behind an included file does not belong to the last token of that file.
+            // A comment after an included file does not belong to the last token of that file.
             match (kind, self.tokens[first..].last_mut()) {
                 (TokenKind::Comment, Some(last)) if !starts_line => last.after.extend(comment_lines(text)),
                 (TokenKind::Comment, _) => comments.extend(comment_lines(text)),
@@ -126,8 +126,8 @@ impl<'s> Lexer<'s, '_> {
         self.open.pop();
     }
 
-    /// Reads the file that a line includes, unless it was read before. Returns false if the line includes no
-    /// specification.
+    /// Reads the file that a line includes, unless it was read before. Returns false if the line does not include
+    /// a specification.
     fn include(&mut self, include: Include<'s>, at: &Range<usize>) -> bool {
         let by = self.open[self.open.len() - 1];
         let message = match self.sources.included(by, include.path) {
@@ -161,7 +161,7 @@ pub(crate) enum InvalidNumber {
 }
 
 /// Parses a number: decimal, `0x…` or `0…`, with an optional sign.
-pub(crate) fn number(text: &str) -> Result<i128, InvalidNumber> {
+pub(crate) fn parse_number(text: &str) -> Result<i128, InvalidNumber> {
     let (sign, digits) = text.strip_prefix('-').map_or(("", text), |digits| ("-", digits));
     let (radix, digits) = match digits.as_bytes() {
         [b'0', b'x' | b'X', ..] => (16, &digits[2..]),
@@ -181,7 +181,7 @@ pub(crate) fn in_range(value: i128) -> Option<i128> {
 }
 
 /// Reports text that is not a token. Returns the number of bytes to skip.
-fn bad_token(text: &str, start: usize, base: usize, problems: &mut Problems) -> usize {
+fn report_bad_token(text: &str, start: usize, base: usize, problems: &mut Problems) -> usize {
     let rest = &text[start..];
     let char_len = rest.chars().next().map_or(0, char::len_utf8);
     let (message, marked, len) = if rest.starts_with("/*") {

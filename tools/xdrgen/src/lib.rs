@@ -5,10 +5,10 @@
 //!
 //! # Language
 //!
-//! The compiler reads the languages of RFC 4506 §6 and RFC 5531 §12, without `quadruple`. A comment in front of an
-//! item, or behind it on its line, becomes its documentation. `NAME *next;` as the last field of `struct NAME`, also by
-//! a typedef of the pointer, makes a list of any length. Any other type that contains itself is a `Recursive` view
-//! there, with at most 64 levels.
+//! The compiler reads the languages of RFC 4506 §6 and RFC 5531 §12, without `quadruple`. A comment before an item, or
+//! after it on its line, becomes its documentation. `NAME *next;` as the last field of `struct NAME`, also through a
+//! typedef of the pointer, makes a list of any length. Any other type that contains itself does so through a
+//! `Recursive` view, with at most 64 levels.
 //!
 //! Beyond the RFCs, it reads:
 //! - `unsigned` alone, `char`, `short`, `long`, and the integers of C headers, such as `u_int` and `uint64_t`;
@@ -21,10 +21,10 @@
 //! - `zcopaque` (libevpl): `opaque` that may travel in a chunk, unless it is inside an array, list, optional or
 //!   recursive data;
 //! - `namespace NAME { … }` (xdrpp); the names of all namespaces of a file must differ;
-//! - `pragma …;` (the Linux kernel), without effect, and `struct NAME;` ahead of the definition;
+//! - `pragma …;` (the Linux kernel), without effect, and `struct NAME;` before the definition;
 //! - names of procedures as numbers (RFC 1833 §2.1);
 //! - `struct *NAME { … }`, a pointer to a structure (RFC 1833 §3.1);
-//! - a name behind the last brace of a type (RFC 5531 §9), and constants that are strings; both have no effect.
+//! - a name after the last brace of a type (RFC 5531 §9), and constants that are strings; neither has an effect.
 //!
 //! A value takes at most 32 KiB, and 128 KiB together with all levels of its nested types. Data that it borrows from
 //! the message does not count, so longer arrays must have variable length. An element takes at least one word of XDR. A
@@ -33,15 +33,15 @@
 //! Lines of the C preprocessor:
 //! - `#define NAME value` is a constant if the value is a number, a known name, or a sum of numbers and known names.
 //!   Other `#define` lines only make the name known to `#ifdef`. A value that exceeds 64 bits is an error.
-//! - `#undef NAME` ends a definition. Items in front of it use the previous value, and another `#define` may follow.
+//! - `#undef NAME` ends a definition. Items before it use the previous value, and another `#define` may follow.
 //! - [`Options::define`] and the option `-D NAME=VALUE` of the command define a name, like constants of C headers. The
 //!   specification must not define the name again, except in a line with `%`, which then has no effect.
-//! - `#ifdef NAME` is true behind a `#define` of the name, or if an option defines it. `RPC_HDR`, `RPC_XDR`, `RPC_SVC`,
+//! - `#ifdef NAME` is true after a `#define` of the name, or if an option defines it. `RPC_HDR`, `RPC_XDR`, `RPC_SVC`,
 //!   `RPC_CLNT` and `RPC_TBL` are unknown, so lines that `rpcgen` copies to only one of its outputs are skipped.
 //! - `#if` and `#elif` take a number, a name, `defined(NAME)`, and `!` before these.
 //! - `#include "other.x"` reads another specification, by its path from the including file. Its items become items of
-//!   the including one, once, however many lines include it. A missing file and a cycle are errors. The limits are
-//!   16 MiB, 256 files, and 16 nested files.
+//!   the including one, only once even if several lines include it. A missing file and a cycle are errors. The limits
+//!   are 16 MiB, 256 files, and 16 nested files.
 //! - `#include "other.h"` and `%#include "other.h"`, as for `rpcgen`, read `other.x` if it exists beside the header.
 //! - `#error` is an error, and `#warning` a warning, unless an `#if` skips it.
 //! - Other `#include` lines, `#line` and `#pragma` are dropped, with a warning. `#pragma once` and `#ident` have no
@@ -113,7 +113,7 @@ pub struct Source {
 
 /// Compiles a specification and its placement file.
 ///
-/// Included files are not read, which [`load`] does.
+/// Included files are not read; [`load`] reads them.
 ///
 /// # Errors
 /// All errors of the first stage that has any. The stages are syntax, names, recursion, limits and placement.
@@ -124,14 +124,19 @@ pub fn parse(xdr: &Source, placement: Option<&Source>) -> Result<Schema, Errors>
 /// Compiles a specification, with the files that it includes and the names that options define.
 fn parse_files(xdr: &Sources, placement: Option<&Source>, defines: &[String]) -> Result<Schema, Errors> {
     let mut problems = Problems::default();
-    let schema = stages(xdr, placement, defines, &mut problems);
+    let schema = run_stages(xdr, placement, defines, &mut problems);
     let warnings = problems.warnings(xdr);
     let schema = schema.filter(|_| problems.is_empty()).map(|schema| Schema { warnings, ..schema });
     schema.ok_or_else(|| problems.into_errors(xdr, placement))
 }
 
 /// Runs the stages. `None` if a stage has errors that the next one would only repeat.
-fn stages(xdr: &Sources, placement: Option<&Source>, defines: &[String], problems: &mut Problems) -> Option<Schema> {
+fn run_stages(
+    xdr: &Sources,
+    placement: Option<&Source>,
+    defines: &[String],
+    problems: &mut Problems,
+) -> Option<Schema> {
     let (tokens, preprocessor) = lexer::lex(xdr, defines, problems);
     problems.is_empty().then_some(())?;
     let mut definitions = parser::parse(&tokens, problems);

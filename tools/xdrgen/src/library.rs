@@ -25,7 +25,7 @@ const TYPES: [(&str, &str); 4] = [
     ("netobj", "/* Data of the application, in Sun's RPC library. */ typedef opaque netobj<1024>;"),
 ];
 
-/// Adds types that `tokens` use in front of the definitions of the file.
+/// Adds types that `tokens` use, before the definitions of the file.
 pub(crate) fn add_used(tokens: &[Token<'_>], definitions: &mut Vec<Definition>, problems: &mut Problems) {
     for (name, text) in TYPES {
         let is_defined = definitions.iter().any(|definition| definition.name.text == name);

@@ -19,7 +19,7 @@ const MAX_ARGUMENTS: usize = 12;
 /// Size of a type.
 #[derive(Clone, Copy, Default)]
 struct Extent {
-    /// Fewest bytes of XDR.
+    /// Minimum bytes of XDR.
     xdr: u64,
     /// Approximate bytes of the Rust type, at most.
     rust: u64,
@@ -28,17 +28,17 @@ struct Extent {
 }
 
 impl Extent {
-    const fn of(xdr: u64, rust: u64) -> Self {
+    const fn new(xdr: u64, rust: u64) -> Self {
         Self { xdr, rust, nested: 0 }
     }
 
     fn and(self, next: Self) -> Self {
         let nested = self.nested.max(next.nested);
-        Self { nested, ..Self::of(self.xdr.saturating_add(next.xdr), self.rust.saturating_add(next.rust)) }
+        Self { nested, ..Self::new(self.xdr.saturating_add(next.xdr), self.rust.saturating_add(next.rust)) }
     }
 
     fn or(self, other: Self) -> Self {
-        Self { nested: self.nested.max(other.nested), ..Self::of(self.xdr.min(other.xdr), self.rust.max(other.rust)) }
+        Self { nested: self.nested.max(other.nested), ..Self::new(self.xdr.min(other.xdr), self.rust.max(other.rust)) }
     }
 
     /// The extent of a type that holds this one.
@@ -75,7 +75,7 @@ pub(crate) fn check(schema: &Schema, problems: &mut Problems) {
     let versions = schema.programs.iter().flat_map(|program| &program.versions);
     for procedure in versions.flat_map(|version| &version.procedures) {
         let (name, count) = (&procedure.name, procedure.arguments.len());
-        let rust = procedure.arguments.iter().fold(Extent::default(), |all, ty| all.and(extents.of(ty))).rust;
+        let rust = procedure.arguments.iter().fold(Extent::default(), |all, ty| all.and(extents.extent_of(ty))).rust;
         if rust > MAX_BYTES && count > 1 {
             let message = format!("arguments of `{}` take {rust} bytes by value, which exceeds {MAX_BYTES}", name.text);
             problems.add(&name.at, message);
@@ -106,33 +106,33 @@ struct Extents<'s> {
 }
 
 impl Extents<'_> {
-    fn of(&mut self, ty: &Type) -> Extent {
+    fn extent_of(&mut self, ty: &Type) -> Extent {
         match ty {
             Type::Void => Extent::default(),
-            Type::Int | Type::UnsignedInt | Type::Float | Type::Bool => Extent::of(4, 4),
-            Type::Hyper | Type::UnsignedHyper | Type::Double => Extent::of(8, 8),
-            Type::FixedOpaque(len) => Extent::of(u64::from(*len), u64::from(*len)),
-            Type::Opaque { .. } | Type::Text { .. } => Extent::of(4, 24),
-            Type::Array(inner, _) => self.of(inner).within(4, 24),
+            Type::Int | Type::UnsignedInt | Type::Float | Type::Bool => Extent::new(4, 4),
+            Type::Hyper | Type::UnsignedHyper | Type::Double => Extent::new(8, 8),
+            Type::FixedOpaque(len) => Extent::new(u64::from(*len), u64::from(*len)),
+            Type::Opaque { .. } | Type::Text { .. } => Extent::new(4, 24),
+            Type::Array(inner, _) => self.extent_of(inner).within(4, 24),
             Type::List(id) => self.named(*id).within(4, 24),
             Type::Optional(inner) => {
-                let of = self.of(inner);
-                of.within(4, of.rust.saturating_add(8))
+                let extent = self.extent_of(inner);
+                extent.within(4, extent.rust.saturating_add(8))
             }
             Type::FixedArray(inner, count) => {
-                let (of, count) = (self.of(inner), u64::from(*count));
-                of.within(of.xdr.saturating_mul(count), of.rust.saturating_mul(count))
+                let (extent, count) = (self.extent_of(inner), u64::from(*count));
+                extent.within(extent.xdr.saturating_mul(count), extent.rust.saturating_mul(count))
             }
             Type::Named(id) => self.named(*id),
-            // The discriminant, count or pointer is the least that the type has.
-            Type::Recursive(_) => Extent::of(4, 24),
+            // The type has at least a discriminant, a count or a pointer.
+            Type::Recursive(_) => Extent::new(4, 24),
         }
     }
 
     /// Extent of a type as a field of another one.
     fn nested(&mut self, ty: &Type) -> Extent {
-        let of = self.of(ty);
-        of.within(of.xdr, of.rust)
+        let extent = self.extent_of(ty);
+        extent.within(extent.xdr, extent.rust)
     }
 
     fn named(&mut self, id: TypeId) -> Extent {
@@ -142,7 +142,7 @@ impl Extents<'_> {
         // This value ends any recursion.
         self.cache[id.0] = Some(Extent::default());
         let extent = match &self.schema.types[id.0].form {
-            Form::Enum(_) => Extent::of(4, 4),
+            Form::Enum(_) => Extent::new(4, 4),
             Form::Alias(ty) => self.nested(ty),
             Form::Struct { fields, .. } => {
                 fields.iter().fold(Extent::default(), |all, field| all.and(self.nested(&field.ty)))
@@ -150,18 +150,18 @@ impl Extents<'_> {
             Form::Union(union) => {
                 let cases = union.arms.iter().map(|arm| &arm.field).chain(&union.default);
                 let arms = cases.map(|arm| arm.as_ref().map_or_else(Extent::default, |field| self.nested(&field.ty)));
-                Extent::of(4, 8).and(arms.reduce(Extent::or).unwrap_or_default())
+                Extent::new(4, 8).and(arms.reduce(Extent::or).unwrap_or_default())
             }
         };
         self.cache[id.0] = Some(extent);
         extent
     }
 
-    /// True if the type has elements that take no bytes. A short message could then stand for any number of values.
+    /// Whether the type has elements that take no bytes. A short message could then stand for any number of values.
     fn has_empty_elements(&mut self, ty: &Type) -> bool {
         match ty {
             Type::Array(inner, _) | Type::FixedArray(inner, _) => {
-                self.of(inner).xdr == 0 || self.has_empty_elements(inner)
+                self.extent_of(inner).xdr == 0 || self.has_empty_elements(inner)
             }
             Type::Optional(inner) => self.has_empty_elements(inner),
             _ => false,

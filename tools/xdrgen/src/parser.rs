@@ -12,7 +12,7 @@ use winnow::token::any;
 
 use crate::ast::{Arm, Base, Body, Declaration, Definition, Member, Procedure, Shape, TypeBody, Union, Value, Version};
 use crate::errors::Problems;
-use crate::lexer::{Token, TokenKind, number};
+use crate::lexer::{Token, TokenKind, parse_number};
 use crate::schema::{Name, Type};
 
 /// Limit of nested anonymous types.
@@ -32,7 +32,7 @@ type Parsed<T> = Result<T, Unexpected>;
 
 /// Parses all definitions of a file.
 ///
-/// After an error, it continues behind the definition.
+/// After an error, it continues after the definition.
 pub(crate) fn parse(tokens: &[Token<'_>], problems: &mut Problems) -> Vec<Definition> {
     let mut definitions = Vec::new();
     let mut input = TokenSlice::new(tokens);
@@ -66,7 +66,7 @@ pub(crate) fn parse(tokens: &[Token<'_>], problems: &mut Problems) -> Vec<Defini
     definitions
 }
 
-/// The first token behind the definition that starts at `start` and has an error at `at`.
+/// The first token after the definition that starts at `start` and has an error at `at`.
 fn recover(tokens: &[Token<'_>], start: usize, at: usize) -> usize {
     let mut depth = 0_usize;
     for (i, token) in tokens.iter().enumerate().skip(start) {
@@ -165,16 +165,16 @@ fn value(input: &mut Tokens<'_>) -> Parsed<Value> {
         let value = |name| if let Some(value) = ended { Value::Number(value, name) } else { Value::Named(name) };
         return name.map(value).parse_next(input).or_else(|_| expected(input, "a number or constant"));
     };
-    match number(token.text) {
+    match parse_number(token.text) {
         Ok(number) => any.map(|token| Value::Number(number, to_name(token))).parse_next(input),
         Err(_) => refuse(input, format!("`{}` is not an integer of 64 bits", token.text)),
     }
 }
 
-/// The comments in front of tokens, or else those behind the last token or its separator.
+/// The comments before tokens, or else the comments after the last token or its separator.
 fn doc(tokens: &[Token<'_>]) -> Vec<String> {
-    let behind = || tokens.iter().rev().take(2).rev().flat_map(|token| token.after.clone()).collect();
-    tokens.first().filter(|first| !first.before.is_empty()).map_or_else(behind, |first| first.before.clone())
+    let after = || tokens.iter().rev().take(2).rev().flat_map(|token| token.after.clone()).collect();
+    tokens.first().filter(|first| !first.before.is_empty()).map_or_else(after, |first| first.before.clone())
 }
 
 /// The tokens that were read since `start`.
@@ -182,7 +182,7 @@ fn read<'t>(start: &Tokens<'t>, input: &Tokens<'t>) -> &'t [Token<'t>] {
     start.clone().next_slice(start.len() - input.len())
 }
 
-/// Parses a definition. Some syntax defines two types, of which the first is in front.
+/// Parses a definition. `struct *NAME { … }` defines two types, and the structure comes first.
 fn definition(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
     let start = input.clone();
     let mut found = match next(input) {
@@ -250,7 +250,7 @@ fn named_type(input: &mut Tokens<'_>) -> Parsed<Vec<Definition>> {
     Ok(vec![entry, Definition { name: alias, body: Body::Typedef(pointer) }])
 }
 
-/// Parses the part of a type behind `enum`, `struct` or `union` and the name.
+/// Parses the part of a type after `enum`, `struct` or `union` and the name.
 fn type_body(keyword: &str, depth: usize, input: &mut Tokens<'_>) -> Parsed<TypeBody> {
     if depth > MAX_DEPTH {
         return refuse(input, format!("types are nested more than {MAX_DEPTH} deep"));
@@ -328,7 +328,7 @@ fn declaration<'t>(depth: usize) -> impl FnMut(&mut Tokens<'t>) -> Parsed<Declar
     }
 }
 
-/// Parses the part of a declaration behind its name.
+/// Parses the part of a declaration after its name.
 fn shape(base: &Base, is_pointer: bool, input: &mut Tokens<'_>) -> Parsed<Shape> {
     match (next(input), base) {
         _ if is_pointer => Ok(Shape::Pointer),
@@ -346,7 +346,7 @@ impl Base {
 }
 
 impl Shape {
-    /// Makes a single value of a bytes type one of any length.
+    /// Gives a single `opaque` or `string` value any length.
     fn of_bytes(self, base: &Base) -> Self {
         match self {
             Self::Single if base.is_bytes() => Self::Variable(None),
@@ -363,7 +363,7 @@ fn bound(input: &mut Tokens<'_>) -> Parsed<Shape> {
     Ok(Shape::Variable(max))
 }
 
-/// Parses the type in front of a name.
+/// Parses the type before a name.
 fn base(depth: usize, input: &mut Tokens<'_>) -> Parsed<Base> {
     let keyword = next(input);
     let ty = match keyword {
@@ -436,7 +436,7 @@ fn argument(input: &mut Tokens<'_>) -> Parsed<Option<Declaration>> {
     let is_named = input.first().is_some_and(|token| token.kind == TokenKind::Word);
     if is_named {
         let is_pointer = matches!(argument.shape, Shape::Pointer);
-        // `opaque<4> x` and `int<> x` have their bound in front of the name.
+        // `opaque<4> x` and `int<> x` have their bound before the name.
         let has_bound = match argument.shape {
             Shape::Variable(Some(_)) => true,
             Shape::Variable(None) => !argument.base.is_bytes(),

@@ -61,24 +61,24 @@ pub(crate) fn apply(schema: &mut Schema, file: Option<&Source>, problems: &mut P
             "bounds" => bounds = reader.read(value),
             "eligible" => eligible = reader.read(value),
             name if is_program(schema, name) => {
-                for (version, of) in reader.read::<Table<Table<ProcedureEntry>>>(value) {
-                    let at = reader.version(schema, Some(name), version.get_ref(), &version.span());
-                    reader.add(&mut entries, at, of);
+                for (version, procedures) in reader.read::<Table<Table<ProcedureEntry>>>(value) {
+                    let at = reader.find_version(schema, Some(name), version.get_ref(), &version.span());
+                    reader.add(&mut entries, at, procedures);
                 }
             }
             name => {
-                if let Some(at) = reader.version(schema, None, name, &key.span()) {
-                    let of = reader.read(value);
-                    reader.add(&mut entries, Some(at), of);
+                if let Some(at) = reader.find_version(schema, None, name, &key.span()) {
+                    let procedures = reader.read(value);
+                    reader.add(&mut entries, Some(at), procedures);
                 }
             }
         }
     }
     // After errors, missing limits are not reported, because unread entries may have them.
     reader.has_file &= reader.problems.is_empty();
-    reader.bounds(schema, bounds);
-    reader.eligible(schema, eligible);
-    reader.procedures(schema, entries);
+    reader.apply_bounds(schema, bounds);
+    reader.mark_eligible(schema, eligible);
+    reader.compute_placements(schema, entries);
 }
 
 /// Applies the parts of a placement file, and collects errors.
@@ -90,12 +90,12 @@ struct PlacementReader<'p> {
 }
 
 impl PlacementReader<'_> {
-    fn error(&mut self, at: &Range<usize>, message: impl Into<String>) {
+    fn report(&mut self, at: &Range<usize>, message: impl Into<String>) {
         self.problems.add_placement(at, message);
     }
 
     fn toml_error(&mut self, error: &toml::de::Error) {
-        self.error(&error.span().unwrap_or(0..0), error.message());
+        self.report(&error.span().unwrap_or(0..0), error.message());
     }
 
     fn read<T: Default + DeserializeOwned>(&mut self, value: Spanned<DeValue<'_>>) -> T {
@@ -105,48 +105,48 @@ impl PlacementReader<'_> {
         })
     }
 
-    /// Position of a version in the specification: of the program, or else the only one of this name.
-    fn version(&mut self, schema: &Schema, program: Option<&str>, name: &str, at: &Range<usize>) -> Option<usize> {
-        let programs = schema.programs.iter().filter(|of| program.is_none_or(|program| of.name.text == program));
+    /// Position of a version in the specification: of this program, or else of the only version with this name.
+    fn find_version(&mut self, schema: &Schema, program: Option<&str>, name: &str, at: &Range<usize>) -> Option<usize> {
+        let programs = schema.programs.iter().filter(|known| program.is_none_or(|program| known.name.text == program));
         let versions = programs.flat_map(|program| program.versions.iter().map(move |version| (program, version)));
         let found: Vec<_> = versions.filter(|(_, version)| version.name.text == name).collect();
         match (&found[..], program) {
             ([(_, version)], _) => return Some(version.name.at.start),
-            ([], Some(program)) => self.error(at, format!("program `{program}` has no version `{name}`")),
+            ([], Some(program)) => self.report(at, format!("program `{program}` has no version `{name}`")),
             ([], None) => {
-                self.error(at, format!("unknown key `{name}`: expected `eligible`, `bounds`, a version or a program"));
+                self.report(at, format!("unknown key `{name}`: expected `eligible`, `bounds`, a version or a program"));
             }
             (several, _) => {
                 let names: Vec<_> =
                     several.iter().map(|(program, _)| format!("`{}.{name}`", program.name.text)).collect();
-                self.error(at, format!("`{name}` is a version of several programs: write {}", names.join(" or ")));
+                self.report(at, format!("`{name}` is a version of several programs: write {}", names.join(" or ")));
             }
         }
         None
     }
 
     /// Adds the entries of a version. A procedure may have only one.
-    fn add(&mut self, entries: &mut Entries, version: Option<usize>, of: Table<ProcedureEntry>) {
+    fn add(&mut self, entries: &mut Entries, version: Option<usize>, procedures: Table<ProcedureEntry>) {
         let Some(version) = version else { return };
         let known = entries.entry(version).or_default();
-        for (name, entry) in of {
+        for (name, entry) in procedures {
             let (at, text) = (name.span(), name.get_ref().clone());
             if known.insert(name, entry).is_some() {
-                self.error(&at, format!("`{text}` has two entries: by its version, and by its program and version"));
+                self.report(&at, format!("`{text}` has two entries: by its version, and by its program and version"));
             }
         }
     }
 
-    fn bounds(&mut self, schema: &mut Schema, bounds: Table<Spanned<Bound>>) {
+    fn apply_bounds(&mut self, schema: &mut Schema, bounds: Table<Spanned<Bound>>) {
         let mut specified = schema.clone();
         let mut bounds: Vec<_> = bounds.into_iter().collect();
         // Typedefs come first, because their bounds limit those of fields.
         bounds.sort_by_key(|(key, _)| key.get_ref().contains('.'));
         for (key, bound) in bounds {
-            let Some((_, mut ty)) = self.item(schema, key.get_ref(), &key.span()) else { continue };
+            let Some((_, mut ty)) = self.find_item(schema, key.get_ref(), &key.span()) else { continue };
             let key_text = key.get_ref();
             let (Type::Opaque { max, .. } | Type::Text { max, .. } | Type::Array(_, max)) = &mut ty else {
-                self.error(&key.span(), format!("`{key_text}` is not an opaque, string or array of variable length"));
+                self.report(&key.span(), format!("`{key_text}` is not an opaque, string or array of variable length"));
                 continue;
             };
             let at = bound.span();
@@ -155,7 +155,7 @@ impl PlacementReader<'_> {
                 (None, Bound::Missing(bound)) => bound,
                 (Some(max), Bound::Missing(bound)) if bound == max => bound,
                 (Some(max), Bound::Missing(bound)) if bound > max => {
-                    self.error(&at, format!("{bound} exceeds {max}, the specification's bound"));
+                    self.report(&at, format!("{bound} exceeds {max}, the specification's bound"));
                     continue;
                 }
                 (Some(max), Bound::Missing(bound)) => {
@@ -167,21 +167,21 @@ impl PlacementReader<'_> {
                     continue;
                 }
                 (None, Bound::Narrowed { from, .. }) => {
-                    self.error(&at, format!("`{key_text}` has no bound in the specification, not {from}"));
+                    self.report(&at, format!("`{key_text}` has no bound in the specification, not {from}"));
                     continue;
                 }
                 (Some(max), Bound::Narrowed { from, .. }) if from != max => {
-                    self.error(&at, format!("`{key_text}` has the bound {max} in the specification, not {from}"));
+                    self.report(&at, format!("`{key_text}` has the bound {max} in the specification, not {from}"));
                     continue;
                 }
                 (_, Bound::Narrowed { from, to }) if to >= from => {
-                    self.error(&at, format!("{to} is not less than {from}, the specification's bound"));
+                    self.report(&at, format!("{to} is not less than {from}, the specification's bound"));
                     continue;
                 }
                 (_, Bound::Narrowed { to, .. }) => to,
             };
             if let Some(max) = max.filter(|max| *max < bound) {
-                self.error(&at, format!("{bound} exceeds {max}, the bound of its typedef"));
+                self.report(&at, format!("{bound} exceeds {max}, the bound of its typedef"));
             }
             *max = Some(bound);
             set_item(schema, key_text, &ty);
@@ -190,22 +190,22 @@ impl PlacementReader<'_> {
 
     /// The specification's bound of an item of variable length.
     fn bound_of(&mut self, specified: &mut Schema, key: &str) -> Option<u32> {
-        match self.item(specified, key, &(0..0))?.1 {
+        match self.find_item(specified, key, &(0..0))?.1 {
             Type::Opaque { max, .. } | Type::Text { max, .. } | Type::Array(_, max) => max,
             _ => None,
         }
     }
 
-    fn eligible(&mut self, schema: &mut Schema, keys: Vec<Spanned<String>>) {
+    fn mark_eligible(&mut self, schema: &mut Schema, keys: Vec<Spanned<String>>) {
         for key in keys {
             let (at, key) = (key.span(), key.into_inner());
-            let Some((owner, mut ty)) = self.item(schema, &key, &at) else { continue };
+            let Some((owner, mut ty)) = self.find_item(schema, &key, &at) else { continue };
             let (Type::Opaque { max, is_bulk } | Type::Text { max, is_bulk }) = &mut ty else {
-                self.error(&at, format!("`{key}` is not an opaque or string of variable length"));
+                self.report(&at, format!("`{key}` is not an opaque or string of variable length"));
                 continue;
             };
             if max.is_none() {
-                self.error(&at, format!("`{key}` has no bound: give one in `[bounds]`"));
+                self.report(&at, format!("`{key}` has no bound: give one in `[bounds]`"));
             }
             *is_bulk = true;
             set_item(schema, &key, &ty);
@@ -214,14 +214,14 @@ impl PlacementReader<'_> {
     }
 
     /// The type of a key's item, with typedefs resolved, and the type that holds the item.
-    fn item(&mut self, schema: &mut Schema, key: &str, at: &Range<usize>) -> Option<(TypeId, Type)> {
-        let (name, field) = split(key);
-        let Some((owner, items)) = items(schema, key) else {
-            self.error(at, format!("unknown type `{name}`"));
+    fn find_item(&mut self, schema: &mut Schema, key: &str, at: &Range<usize>) -> Option<(TypeId, Type)> {
+        let (name, field) = split_key(key);
+        let Some((owner, items)) = find_items(schema, key) else {
+            self.report(at, format!("unknown type `{name}`"));
             return None;
         };
         let Some(ty) = items.first().map(|ty| (**ty).clone()) else {
-            self.error(
+            self.report(
                 at,
                 match field {
                     Some(field) => format!("`{name}` has no field `{field}`"),
@@ -243,7 +243,7 @@ impl PlacementReader<'_> {
     }
 
     /// Computes the limits of all procedures.
-    fn procedures(&mut self, schema: &mut Schema, mut versions: Entries) {
+    fn compute_placements(&mut self, schema: &mut Schema, mut versions: Entries) {
         let mut programs = std::mem::take(&mut schema.programs);
         self.keep_inline(schema);
         let mut sizes = Sizes::new(schema);
@@ -251,16 +251,16 @@ impl PlacementReader<'_> {
             let mut entries = versions.remove(&version.name.at.start).unwrap_or_default();
             for procedure in &mut version.procedures {
                 let entry = entries.remove(&Spanned::new(0..0, procedure.name.text.clone())).unwrap_or_default();
-                procedure.placement = self.procedure(&mut sizes, procedure, &entry, &version.name.text);
+                procedure.placement = self.compute_placement(&mut sizes, procedure, &entry, &version.name.text);
             }
             for name in entries.keys() {
                 let message = format!("`{}` has no procedure `{}`", version.name.text, name.get_ref());
-                self.error(&name.span(), message);
+                self.report(&name.span(), message);
             }
         }
         let inside = sizes.inside_repeated();
         for (key, _, at) in std::mem::take(&mut self.eligible).into_iter().filter(|(_, owner, _)| inside[owner.0]) {
-            self.error(&at, format!("`{key}` cannot be eligible inside an array, list or optional data"));
+            self.report(&at, format!("`{key}` cannot be eligible inside an array, list or optional data"));
         }
         schema.programs = programs;
     }
@@ -269,7 +269,7 @@ impl PlacementReader<'_> {
     fn keep_inline(&mut self, schema: &mut Schema) {
         let listed: Vec<TypeId> = self.eligible.iter().map(|(_, owner, _)| *owner).collect();
         let mut sizes = Sizes::new(schema);
-        (0..schema.types.len()).for_each(|id| drop(sizes.of(&Type::Named(TypeId(id)))));
+        (0..schema.types.len()).for_each(|id| drop(sizes.size_of(&Type::Named(TypeId(id)))));
         let inside = sizes.inside_repeated();
         for (id, def) in schema.types.iter_mut().enumerate().filter(|(id, _)| inside[*id]) {
             // Eligible items of the placement file stay, because they are reported as errors.
@@ -285,7 +285,7 @@ impl PlacementReader<'_> {
     }
 
     /// Computes the placement of a procedure from its types and its entry.
-    fn procedure(
+    fn compute_placement(
         &mut self,
         sizes: &mut Sizes<'_>,
         procedure: &Procedure,
@@ -293,16 +293,16 @@ impl PlacementReader<'_> {
         version: &str,
     ) -> Placement {
         let call = sizes.sequence(&procedure.arguments);
-        let reply = sizes.of(&procedure.results);
+        let reply = sizes.size_of(&procedure.results);
         let results = self.items(&reply, procedure, "replies");
         if let Some(max) = &entry.max_inline_result {
-            let most = results.map_or(0, |results| u64::from(results.count) * u64::from(results.max_len));
-            if u64::from(*max.get_ref()) > most {
-                self.error(&max.span(), format!("{} exceeds {most}, all eligible results", max.get_ref()));
+            let eligible = results.map_or(0, |results| u64::from(results.count) * u64::from(results.max_len));
+            if u64::from(*max.get_ref()) > eligible {
+                self.report(&max.span(), format!("{} exceeds {eligible}, all eligible results", max.get_ref()));
             }
         }
         if let Some(cached) = entry.cached.as_ref().filter(|cached| *cached.get_ref() && results.is_some()) {
-            self.error(&cached.span(), "a procedure with eligible results cannot be cached");
+            self.report(&cached.span(), "a procedure with eligible results cannot be cached");
         }
         let one_way = entry.one_way.as_ref().filter(|one_way| *one_way.get_ref());
         let is_cached = entry.cached.as_ref().is_some_and(|cached| *cached.get_ref());
@@ -314,7 +314,7 @@ impl PlacementReader<'_> {
                 _ => None,
             };
             if let Some(what) = why {
-                self.error(&one_way.span(), format!("a one-way procedure has no {what}"));
+                self.report(&one_way.span(), format!("a one-way procedure has no {what}"));
             }
         }
         Placement {
@@ -352,11 +352,11 @@ impl PlacementReader<'_> {
     ) -> u32 {
         if let Some(given) = given {
             if u64::from(*given.get_ref()) > size.max {
-                self.error(&given.span(), format!("{} exceeds {}, the types' bound", given.get_ref(), size.max));
+                self.report(&given.span(), format!("{} exceeds {}, the types' bound", given.get_ref(), size.max));
             }
             if u64::from(*given.get_ref()) < size.min {
                 let message = format!("{} is less than {}, the shortest of all {what}", given.get_ref(), size.min);
-                self.error(&given.span(), message);
+                self.report(&given.span(), message);
             }
             return *given.get_ref();
         }
@@ -378,19 +378,19 @@ impl PlacementReader<'_> {
     }
 }
 
-/// True if a key names a program. A version of this name takes precedence.
+/// Whether a key names a program. A version of this name takes precedence.
 fn is_program(schema: &Schema, name: &str) -> bool {
     let mut versions = schema.programs.iter().flat_map(|program| &program.versions);
-    schema.programs.iter().any(|program| program.name.text == name) && versions.all(|of| of.name.text != name)
+    schema.programs.iter().any(|program| program.name.text == name) && versions.all(|version| version.name.text != name)
 }
 
-/// True if `ty` is opaque data, a string or an array of variable length.
+/// Whether `ty` is opaque data, a string or an array of variable length.
 fn is_variable(ty: &Type) -> bool {
     matches!(ty, Type::Opaque { .. } | Type::Text { .. } | Type::Array(..))
 }
 
 /// Splits a key into type and field.
-fn split(key: &str) -> (&str, Option<&str>) {
+fn split_key(key: &str) -> (&str, Option<&str>) {
     key.split_once('.').map_or((key, None), |(name, field)| (name, Some(field)))
 }
 
@@ -398,8 +398,8 @@ fn split(key: &str) -> (&str, Option<&str>) {
 ///
 /// An arm that is also the default is in a union twice. Two different arms of one name are an error of the
 /// specification.
-fn items<'s>(schema: &'s mut Schema, key: &str) -> Option<(TypeId, Vec<&'s mut Type>)> {
-    let (name, field) = split(key);
+fn find_items<'s>(schema: &'s mut Schema, key: &str) -> Option<(TypeId, Vec<&'s mut Type>)> {
+    let (name, field) = split_key(key);
     let id = schema.types.iter().position(|def| def.name.text == name)?;
     let form = &mut schema.types[id].form;
     let types = match (form, field) {
@@ -413,7 +413,7 @@ fn items<'s>(schema: &'s mut Schema, key: &str) -> Option<(TypeId, Vec<&'s mut T
 }
 
 fn set_item(schema: &mut Schema, key: &str, ty: &Type) {
-    for item in items(schema, key).into_iter().flat_map(|(_, items)| items) {
+    for item in find_items(schema, key).into_iter().flat_map(|(_, items)| items) {
         *item = ty.clone();
     }
 }

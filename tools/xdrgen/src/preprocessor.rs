@@ -5,7 +5,7 @@ use std::mem;
 use std::ops::Range;
 
 use crate::errors::Problems;
-use crate::lexer::{InvalidNumber, in_range, is_word_char, number};
+use crate::lexer::{InvalidNumber, in_range, is_word_char, parse_number};
 use crate::schema::{Constant, Name};
 
 /// State of the preprocessor.
@@ -21,7 +21,7 @@ pub(crate) struct Preprocessor<'s> {
     pub(crate) options: HashMap<&'s str, &'s str>,
     /// Names that are used in the values of `#define` lines.
     summands: HashSet<&'s str>,
-    /// Values that an `#undef` line has ended, each with the number of tokens in front of that line.
+    /// Values that an `#undef` line has ended, each with the number of tokens before that line.
     ended: HashMap<&'s str, Vec<(usize, i128)>>,
     /// The `#if` lines around the current line.
     branches: Vec<Branch>,
@@ -38,13 +38,13 @@ pub(crate) struct Conditions {
 struct Branch {
     at: Range<usize>,
     /// Whether the current lines are read rather than skipped.
-    active: bool,
+    is_active: bool,
     /// Whether some part of the condition was active.
-    taken: bool,
+    was_active: bool,
 }
 
 impl<'s> Preprocessor<'s> {
-    /// True while lines are skipped.
+    /// Whether lines are being skipped.
     pub(crate) fn is_skipping(&self) -> bool {
         self.skipping > 0
     }
@@ -53,7 +53,7 @@ impl<'s> Preprocessor<'s> {
     pub(crate) fn new(defines: &'s [String]) -> Self {
         let mut new = Self::default();
         for define in defines {
-            let Ok((name, value)) = option(define) else { continue };
+            let Ok((name, value)) = parse_option(define) else { continue };
             new.defined.insert(name, Some(value));
             new.hidden.insert(name, value);
             new.options.insert(name, define);
@@ -74,14 +74,14 @@ impl<'s> Preprocessor<'s> {
         (self.branches, self.skipping) = (branches, skipping);
     }
 
-    /// The value of a token whose definition a later `#undef` line has ended. `index` tokens are in front of it.
+    /// The value of a token whose definition a later `#undef` line has ended. `index` tokens precede it.
     pub(crate) fn ended_value(&self, name: &str, index: usize) -> Option<i128> {
         let ended = self.ended.get(name)?;
         ended.get(ended.partition_point(|(end, _)| *end <= index)).map(|(_, value)| *value)
     }
 
-    /// Reads a line that starts with `#` or `%`, behind a number of tokens.
-    pub(crate) fn line(&mut self, line: &'s str, at: Range<usize>, tokens: usize, problems: &mut Problems) {
+    /// Reads a line that starts with `#` or `%`. `tokens` is the number of tokens before it.
+    pub(crate) fn read_line(&mut self, line: &'s str, at: Range<usize>, tokens: usize, problems: &mut Problems) {
         let code = line.split("/*").next().unwrap_or_default().split("//").next().unwrap_or_default();
         let hidden = code.starts_with('%');
         let code = code.trim_start_matches('%').trim_start().trim_start_matches('#').trim();
@@ -92,21 +92,21 @@ impl<'s> Preprocessor<'s> {
             "define" if hidden || !self.is_skipping() => self.define(rest, line, &at, hidden, problems),
             _ if hidden => {}
             "if" | "ifdef" | "ifndef" => {
-                let active = self.condition(name, rest, &at, problems);
-                self.skipping += usize::from(!active);
-                self.branches.push(Branch { at, active, taken: active });
+                let is_active = self.evaluate(name, rest, &at, problems);
+                self.skipping += usize::from(!is_active);
+                self.branches.push(Branch { at, is_active, was_active: is_active });
             }
             "else" | "elif" | "elifdef" | "elifndef" | "endif" => {
                 let Some(mut branch) = self.branches.pop() else {
                     problems.add(&at, format!("`#{name}` without `#if`"));
                     return;
                 };
-                self.skipping -= usize::from(!branch.active);
+                self.skipping -= usize::from(!branch.is_active);
                 if name != "endif" {
-                    branch.active =
-                        !branch.taken && (name == "else" || self.condition(&name[2..], rest, &at, problems));
-                    branch.taken |= branch.active;
-                    self.skipping += usize::from(!branch.active);
+                    branch.is_active =
+                        !branch.was_active && (name == "else" || self.evaluate(&name[2..], rest, &at, problems));
+                    branch.was_active |= branch.is_active;
+                    self.skipping += usize::from(!branch.is_active);
                     self.branches.push(branch);
                 }
             }
@@ -119,26 +119,26 @@ impl<'s> Preprocessor<'s> {
             }
             "undef" if is_name(rest) => self.undefine(rest, tokens),
             "undef" => drop(problems.add(&at, format!("invalid name `{rest}` in `#undef`"))),
-            "error" => drop(problems.add(&at, format!("#{}", joined(text)))),
-            "warning" => problems.warn(&at, format!("#{}", joined(text))),
-            "pragma" | "line" if rest != "once" => problems.warn(&at, format!("`#{}` is ignored", joined(text))),
+            "error" => drop(problems.add(&at, format!("#{}", join_lines(text)))),
+            "warning" => problems.warn(&at, format!("#{}", join_lines(text))),
+            "pragma" | "line" if rest != "once" => problems.warn(&at, format!("`#{}` is ignored", join_lines(text))),
             "pragma" | "ident" | "" => {}
             _ => drop(problems.add(&at, format!("unknown preprocessor line `#{name}`"))),
         }
     }
 
-    fn condition(&self, directive: &str, text: &str, at: &Range<usize>, problems: &mut Problems) -> bool {
+    fn evaluate(&self, directive: &str, text: &str, at: &Range<usize>, problems: &mut Problems) -> bool {
         let (negated, text) = text.strip_prefix('!').map_or((false, text), |text| (true, text.trim()));
         let defined = text.strip_prefix("defined").filter(|rest| directive == "if" && !rest.starts_with(is_word_char));
         let (is_defined, text) = match defined {
             Some(name) => (true, name.trim().trim_start_matches('(').trim_end_matches(')').trim()),
             None => (directive != "if", text),
         };
-        let value = match (number(text), self.defined.get(text)) {
+        let value = match (parse_number(text), self.defined.get(text)) {
             (_, known) if is_defined && is_name(text) => Some(known.is_some()),
             (Ok(value), _) if !is_defined => Some(value != 0),
             (Err(InvalidNumber::Form), known) if is_name(text) => {
-                known.map_or(Some(false), |known| known.map(|v| v != 0))
+                known.map_or(Some(false), |known| known.map(|value| value != 0))
             }
             _ => None,
         };
@@ -166,7 +166,7 @@ impl<'s> Preprocessor<'s> {
         let part = |part: &str| {
             let part = part.trim();
             let known = self.defined.get(part).copied().flatten().or_else(|| self.hidden.get(part).copied());
-            match number(part) {
+            match parse_number(part) {
                 Ok(value) => Some(value),
                 // This value makes any sum too large.
                 Err(InvalidNumber::Range) => Some(i128::MAX / 2),
@@ -179,9 +179,9 @@ impl<'s> Preprocessor<'s> {
             if sum.is_some() && value.is_none() {
                 problems.add(at, format!("value of `{name}` exceeds 64 bits"));
             }
-            let other = |(_, last): &&(usize, i128)| Some(*last) != value;
+            let is_other = |(_, last): &&(usize, i128)| Some(*last) != value;
             if self.summands.contains(name)
-                && self.ended.get(name).and_then(|ended| ended.last().filter(other)).is_some()
+                && self.ended.get(name).and_then(|ended| ended.last().filter(is_other)).is_some()
             {
                 let message = format!("`{name}` has a new value, but another `#define` line uses the last one");
                 problems.add(at, message);
@@ -214,12 +214,12 @@ impl<'s> Preprocessor<'s> {
 }
 
 /// Parses an option `NAME` or `NAME=VALUE`. The error says why it is invalid.
-pub(crate) fn option(define: &str) -> Result<(&str, i128), String> {
+pub(crate) fn parse_option(define: &str) -> Result<(&str, i128), String> {
     let (name, value) = define.split_once('=').unwrap_or((define, "1"));
     if !is_name(name) {
         return Err(format!("`{name}` is not a name"));
     }
-    number(value).map(|value| (name, value)).map_err(|_| format!("`{value}` is not an integer of 64 bits"))
+    parse_number(value).map(|value| (name, value)).map_err(|_| format!("`{value}` is not an integer of 64 bits"))
 }
 
 /// The message about a name that the file and an option define.
@@ -228,7 +228,7 @@ pub(crate) fn defined_by_option(name: &str, option: &str) -> String {
 }
 
 /// Joins a line and its continuation lines.
-fn joined(text: &str) -> String {
+fn join_lines(text: &str) -> String {
     text.lines().map(|line| line.trim_end_matches('\\').trim()).collect::<Vec<_>>().join(" ")
 }
 

@@ -34,7 +34,7 @@ impl Schema {
 /// Finds structures whose last field points to the next one, and makes pointers to them lists.
 pub(crate) fn find_lists(schema: &mut Schema, problems: &mut Problems) {
     let mut values = vec![None; schema.types.len()];
-    each_type(schema, &mut |ty, at| {
+    for_each_type(schema, &mut |ty, at| {
         if let Some(id) = direct_value(ty) {
             values[id.0] = Some(at.clone());
         }
@@ -59,7 +59,7 @@ pub(crate) fn find_lists(schema: &mut Schema, problems: &mut Problems) {
         }
     }
     let lists: Vec<bool> = (0..schema.types.len()).map(|i| schema.is_list(TypeId(i))).collect();
-    each_type(schema, &mut |ty, _| make_lists(ty, &lists));
+    for_each_type(schema, &mut |ty, _| make_lists(ty, &lists));
 }
 
 /// Boxes each type inside a value of itself, except for lists.
@@ -115,7 +115,7 @@ fn direct_value(ty: &Type) -> Option<TypeId> {
     }
 }
 
-/// True if `fields` contain the type `id` at any depth.
+/// Whether `fields` contain the type `id` at any depth.
 fn contains(schema: &Schema, fields: &[Field], id: TypeId) -> bool {
     let mut seen = vec![false; schema.types.len()];
     let mut pending: Vec<TypeId> = fields.iter().filter_map(|field| field.ty.named()).collect();
@@ -131,7 +131,7 @@ fn contains(schema: &Schema, fields: &[Field], id: TypeId) -> bool {
 }
 
 /// Calls `f` for each declared type, with the position of the declared name.
-fn each_type(schema: &mut Schema, f: &mut impl FnMut(&mut Type, &Range<usize>)) {
+fn for_each_type(schema: &mut Schema, f: &mut impl FnMut(&mut Type, &Range<usize>)) {
     for def in &mut schema.types {
         if let Form::Alias(ty) = &mut def.form {
             f(ty, &def.name.at);
@@ -152,20 +152,20 @@ pub(crate) fn check(schema: &Schema, problems: &mut Problems) {
     for i in 0..schema.types.len() {
         check.visit(TypeId(i), 0);
     }
-    for i in endless(schema) {
+    for i in find_endless(schema) {
         let name = &schema.types[i].name;
         let help = "a pointer, an array of variable length or an arm without it ends the recursion";
         problems.add(&name.at, format!("every value of `{}` contains another one", name.text)).help(help);
     }
 }
 
-/// Types of which every value contains another one, so that no value is finite.
-fn endless(schema: &Schema) -> Vec<usize> {
+/// Types without a finite value, because every value contains another one.
+fn find_endless(schema: &Schema) -> Vec<usize> {
     let inner = |ty: &Type| match ty.elements() {
         Type::Named(id) | Type::Recursive(id) => Some(id.0),
         _ => None,
     };
-    // For each type, how many of its parts must be finite for it to be finite, and the types that it is a part of.
+    // For each type: how many of its parts must be finite so that it is finite, and which types it is a part of.
     let (mut needs, mut users) = (Vec::new(), vec![Vec::new(); schema.types.len()]);
     for (user, def) in schema.types.iter().enumerate() {
         let (parts, is_union): (Vec<Option<usize>>, bool) = match &def.form {
@@ -180,12 +180,12 @@ fn endless(schema: &Schema) -> Vec<usize> {
         needs.push(if is_union { usize::from(count == parts.len()) } else { count });
         parts.into_iter().flatten().for_each(|part| users[part].push(user));
     }
-    let mut ended: Vec<usize> = (0..needs.len()).filter(|&i| needs[i] == 0).collect();
-    while let Some(i) = ended.pop() {
+    let mut finite: Vec<usize> = (0..needs.len()).filter(|&i| needs[i] == 0).collect();
+    while let Some(i) = finite.pop() {
         for user in mem::take(&mut users[i]) {
             if needs[user] > 0 {
                 needs[user] -= 1;
-                ended.extend((needs[user] == 0).then_some(user));
+                finite.extend((needs[user] == 0).then_some(user));
             }
         }
     }
@@ -259,7 +259,12 @@ impl Form {
             Self::Struct { fields, .. } => fields.iter().map(|field| &field.ty).collect(),
             Self::Union(union) => {
                 let arms = union.arms.iter().filter_map(|arm| arm.field.as_ref());
-                [&union.switch].into_iter().chain(arms).chain(union.default.iter().flatten()).map(|of| &of.ty).collect()
+                [&union.switch]
+                    .into_iter()
+                    .chain(arms)
+                    .chain(union.default.iter().flatten())
+                    .map(|field| &field.ty)
+                    .collect()
             }
         }
     }

@@ -47,12 +47,16 @@ fn c_value(name: &str) -> Option<i128> {
 }
 
 /// Resolves all names.
-pub(crate) fn resolve<'p>(definitions: Vec<Definition>, c: Preprocessor<'p>, problems: &'p mut Problems) -> Schema {
-    let hidden = c.hidden.into_iter().map(|(name, value)| (name.to_owned(), Some(value))).collect();
-    let mut resolver = Resolver { names: HashMap::new(), hidden, options: c.options, problems };
+pub(crate) fn resolve<'p>(
+    definitions: Vec<Definition>,
+    preprocessor: Preprocessor<'p>,
+    problems: &'p mut Problems,
+) -> Schema {
+    let hidden = preprocessor.hidden.into_iter().map(|(name, value)| (name.to_owned(), Some(value))).collect();
+    let mut resolver = Resolver { names: HashMap::new(), hidden, options: preprocessor.options, problems };
     definitions.iter().for_each(|definition| resolver.declare_ahead(definition));
     let mut schema = Schema::default();
-    let mut constants: Vec<_> = c.constants.into_values().flatten().collect();
+    let mut constants: Vec<_> = preprocessor.constants.into_values().flatten().collect();
     constants.sort_by_key(|constant| constant.name.at.start);
     for constant in constants {
         resolver.declare(&constant.name, Meaning::Value(constant.value));
@@ -99,8 +103,8 @@ pub(crate) fn resolve<'p>(definitions: Vec<Definition>, c: Preprocessor<'p>, pro
         schema.types.push(TypeDef { name: definition.name.clone(), form });
     }
     let programs = schema.programs.iter().map(|program| (program.number, &program.name));
-    resolver.unique(programs, "program number");
-    resolver.unique(schema.programs.iter().map(|program| (&program.name.text, &program.name)), "program name");
+    resolver.check_unique(programs, "program number");
+    resolver.check_unique(schema.programs.iter().map(|program| (&program.name.text, &program.name)), "program name");
     if !resolver.problems.is_empty() {
         return schema;
     }
@@ -148,7 +152,7 @@ impl Resolver<'_> {
     }
 
     /// Reports names whose key is used twice.
-    fn unique<'n, K: Eq + Hash>(&mut self, items: impl Iterator<Item = (K, &'n Name)>, what: &str) {
+    fn check_unique<'n, K: Eq + Hash>(&mut self, items: impl Iterator<Item = (K, &'n Name)>, what: &str) {
         let mut seen: HashMap<K, &Name> = HashMap::new();
         for (key, name) in items {
             match seen.get(&key) {
@@ -236,7 +240,7 @@ impl Resolver<'_> {
 
     fn fields(&mut self, declarations: &[Declaration]) -> Vec<Field> {
         let fields: Vec<_> = declarations.iter().map(|declaration| self.field(declaration)).collect();
-        self.unique(fields.iter().map(|field| (&field.name.text, &field.name)), "field name");
+        self.check_unique(fields.iter().map(|field| (&field.name.text, &field.name)), "field name");
         fields
     }
 
@@ -267,7 +271,7 @@ impl Resolver<'_> {
             }
         }
         let fields = union.arms.iter().filter_map(|arm| arm.field.as_ref());
-        self.unique(fields.map(|field| (&field.name.text, &field.name)), "arm name");
+        self.check_unique(fields.map(|field| (&field.name.text, &field.name)), "arm name");
         result
     }
 
@@ -350,8 +354,8 @@ impl Resolver<'_> {
 
     fn program(&mut self, definition: &Definition, number: &Value, versions: &[ast::Version]) -> Program {
         let versions: Vec<_> = versions.iter().map(|version| self.version(version)).collect();
-        self.unique(versions.iter().map(|version| (version.number, &version.name)), "version number");
-        self.unique(versions.iter().map(|version| (&version.name.text, &version.name)), "version name");
+        self.check_unique(versions.iter().map(|version| (version.number, &version.name)), "version number");
+        self.check_unique(versions.iter().map(|version| (&version.name.text, &version.name)), "version name");
         let number = self.number(number, "program number");
         Program { name: definition.name.clone(), number, versions }
     }
@@ -372,8 +376,8 @@ impl Resolver<'_> {
                 placement: Placement::default(),
             });
         }
-        self.unique(procedures.iter().map(|procedure| (procedure.number, &procedure.name)), "procedure number");
-        self.unique(procedures.iter().map(|procedure| (&procedure.name.text, &procedure.name)), "procedure name");
+        self.check_unique(procedures.iter().map(|procedure| (procedure.number, &procedure.name)), "procedure number");
+        self.check_unique(procedures.iter().map(|procedure| (&procedure.name.text, &procedure.name)), "procedure name");
         let number = self.number(&version.number, "version number");
         Version { name: version.name.clone(), number, procedures }
     }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub struct Schema {
     /// Constants. Values of enums are in their types only.
     pub constants: Vec<Constant>,
-    /// Types. Anonymous types are in front of the type that holds them.
+    /// Types. Anonymous types come before the type that holds them.
     pub types: Vec<TypeDef>,
     /// Programs.
     pub programs: Vec<Program>,
@@ -29,7 +29,7 @@ pub struct Name {
     pub text: String,
     /// Position of the name in the file, in bytes.
     pub at: Range<usize>,
-    /// Lines of the comment in front of the item or behind it. Only the name in a definition has them.
+    /// Lines of the comment before the item or after it. Only the name in a definition has them.
     pub doc: Vec<String>,
 }
 
@@ -66,7 +66,7 @@ pub enum Form {
     Struct {
         /// Fields.
         fields: Vec<Field>,
-        /// True for elements of a list by optional pointers.
+        /// Whether the structure is an element of a list by optional pointers.
         is_list: bool,
     },
     /// `union`.
@@ -212,7 +212,7 @@ pub struct Placement {
     pub max_call: u32,
     /// Limit of the bytes of results without eligible items.
     pub max_reply: u32,
-    /// Limit of the bytes of results in front of the first eligible item.
+    /// Limit of the bytes of results before the first eligible item.
     pub head: u32,
     /// The duplicate request cache keeps retransmitted calls from running again.
     pub cached: bool,

@@ -8,7 +8,7 @@ pub(crate) const UNBOUNDED: u64 = u64::MAX;
 /// Limits of the encoded values of a type.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Size {
-    /// Fewest bytes without eligible items.
+    /// Minimum bytes without eligible items.
     pub(crate) min: u64,
     /// Maximum bytes without eligible items.
     pub(crate) max: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Size {
     pub(crate) count: u64,
     /// Maximum bytes of each eligible item.
     pub(crate) max_len: u64,
-    /// Maximum bytes in front of the first eligible item, including the word of its length.
+    /// Maximum bytes before the first eligible item, including the word of its length.
     pub(crate) head: u64,
     /// Whether there is always an eligible item.
     always_has_item: bool,
@@ -87,10 +87,10 @@ impl<'s> Sizes<'s> {
 
     /// Size of consecutive values.
     pub(crate) fn sequence<'t>(&mut self, types: impl IntoIterator<Item = &'t Type>) -> Size {
-        types.into_iter().fold(Size::default(), |size, ty| size.then(self.of(ty)))
+        types.into_iter().fold(Size::default(), |size, ty| size.then(self.size_of(ty)))
     }
 
-    pub(crate) fn of(&mut self, ty: &Type) -> Size {
+    pub(crate) fn size_of(&mut self, ty: &Type) -> Size {
         match ty {
             Type::Void => Size::default(),
             Type::Int | Type::UnsignedInt | Type::Float | Type::Bool => Size::bytes(4),
@@ -119,9 +119,9 @@ impl<'s> Sizes<'s> {
         }
     }
 
-    /// Size of at most `count` values behind `length` bytes.
+    /// Size of at most `count` values after `length` bytes.
     fn repeat(&mut self, inner: &Type, count: u64, length: u64) -> Size {
-        let size = self.of(inner);
+        let size = self.size_of(inner);
         if let Some(id) = inner.named().filter(|_| size.count > 0) {
             self.repeated[id.0] = true;
         }
@@ -151,10 +151,11 @@ impl<'s> Sizes<'s> {
         }
         let def = &self.schema.types[id.0];
         let owner = &def.name.text;
-        let mut field = |field: &Field| self.of(&field.ty).name_unbounded(|| format!("`{owner}.{}`", field.name.text));
+        let mut field =
+            |field: &Field| self.size_of(&field.ty).name_unbounded(|| format!("`{owner}.{}`", field.name.text));
         let size = match &def.form {
             Form::Enum(_) => Size::bytes(4),
-            Form::Alias(ty) => self.of(ty).name_unbounded(|| format!("`{owner}`")),
+            Form::Alias(ty) => self.size_of(ty).name_unbounded(|| format!("`{owner}`")),
             Form::Struct { fields, .. } => fields.iter().fold(Size::default(), |size, next| size.then(field(next))),
             Form::Union(union) => {
                 let cases = union.arms.iter().map(|arm| &arm.field).chain(&union.default);

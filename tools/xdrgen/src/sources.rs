@@ -53,7 +53,7 @@ impl Sources {
         sources.add(path, &mut known)?;
         let mut index = 0;
         while index < sources.files.len() {
-            let named = sources.files[index].source.text.lines().filter_map(include);
+            let named = sources.files[index].source.text.lines().filter_map(parse_include);
             let named: BTreeMap<_, _> = named.map(|include| (include.path.to_owned(), include.is_c())).collect();
             for (name, is_c) in named {
                 let path = sources.files[index].path.with_file_name(&name);
@@ -86,7 +86,7 @@ impl Sources {
         let mut bytes = Vec::new();
         let room = MAX_BYTES.saturating_sub(start);
         File::open(path)?.take(room as u64 + 1).read_to_end(&mut bytes)?;
-        let source = Source { name: path.display().to_string(), text: text(&bytes) };
+        let source = Source { name: path.display().to_string(), text: decode_text(&bytes) };
         if source.text.len() > room {
             return Err(io::Error::other(format!("a specification and its included files exceed {MAX_BYTES} bytes")));
         }
@@ -126,7 +126,7 @@ impl Include<'_> {
 }
 
 /// Parses a line that includes a file by its path from the including file, such as `#include "other.x"`.
-pub(crate) fn include(line: &str) -> Option<Include<'_>> {
+pub(crate) fn parse_include(line: &str) -> Option<Include<'_>> {
     let line = line.trim_start();
     let has_percent = line.starts_with('%');
     let code = line.trim_start_matches('%').trim_start().strip_prefix('#')?;
@@ -137,7 +137,7 @@ pub(crate) fn include(line: &str) -> Option<Include<'_>> {
 /// Converts bytes of a file to text. A byte that is not UTF-8 is read as Latin-1, which comments of old files use.
 ///
 /// Outside of comments, these characters are errors, like all characters that are not ASCII.
-pub(crate) fn text(bytes: &[u8]) -> String {
+pub(crate) fn decode_text(bytes: &[u8]) -> String {
     let chunk = |chunk: std::str::Utf8Chunk<'_>| {
         chunk.valid().chars().chain(chunk.invalid().iter().map(|&byte| char::from(byte))).collect::<String>()
     };

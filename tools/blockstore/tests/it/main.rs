@@ -38,7 +38,7 @@ fn address() -> String {
     }
 }
 
-/// Returns the part of an address behind its scheme.
+/// Returns the part of an address after its scheme.
 fn name(address: &str) -> &str {
     address.split_once(':').expect("a scheme").1
 }
@@ -215,8 +215,8 @@ fn only_clients_with_the_host_key_are_served() {
         std::fs::set_permissions(key, PermissionsExt::from_mode(0o600)).expect("our file");
     }
     let store = StoreServer::serve(&file, &["--size", "1M", "--host-key", text(&key)]);
-    for with in ["copy", "verify"] {
-        run_successfully(&[with, text(&source), &store.address, "--host-key", text(&key)]);
+    for command in ["copy", "verify"] {
+        run_successfully(&[command, text(&source), &store.address, "--host-key", text(&key)]);
     }
     expect_failure(&["copy", text(&source), &store.address, "--host-key", text(&other)], &["error"]);
     expect_failure(&["copy", text(&source), &store.address], &["requires a host key", "--host-key"]);
@@ -244,7 +244,7 @@ fn copies_of_any_block_size_change_only_their_range() {
         ("1", "32", &[]),
     ];
     for &(block, depth, mode) in modes {
-        // Blocks of one byte are used with a short file only, because they take long.
+        // Only a short file is copied in blocks of one byte, because that takes long.
         let bytes = if block == "1" { &bytes[..5001] } else { &bytes };
         std::fs::write(&source, bytes).expect("the source");
         std::fs::write(&file, &before).expect("the store");
@@ -285,7 +285,7 @@ enum Placement {
     Inline,
 }
 
-/// A Read chunk at the position of the data, which is behind its length.
+/// A Read chunk at the position of the data, which follows its length.
 const CHUNK: Placement = Placement::ChunkAt(12);
 
 impl RawClient {
@@ -563,8 +563,8 @@ fn reads_beyond_a_truncated_file_are_errors() {
         let mut raw = RawClient::connect(&store);
         File::options().write(true).open(&file).expect("the store").set_len(10_000).expect("truncated");
         let io_error = Ok(Err(Status::IoError));
-        assert_eq!(raw.read(512 << 10, 4096, Some(4096)), io_error, "{mode:?}: wholly behind the end");
-        assert_eq!(raw.read(8192, 4096, Some(4096)), io_error, "{mode:?}: partly behind the end");
+        assert_eq!(raw.read(512 << 10, 4096, Some(4096)), io_error, "{mode:?}: wholly after the end");
+        assert_eq!(raw.read(8192, 4096, Some(4096)), io_error, "{mode:?}: partly after the end");
         assert_eq!(raw.read(4096, 4096, Some(4096)), data(false, &bytes[4096..8192]), "{mode:?}: before the end");
         assert_eq!(raw.write(4096, 100, &bytes[..100], CHUNK), Ok(Ok(WRITTEN)), "{mode:?}");
     }
@@ -578,7 +578,7 @@ fn a_write_that_fails_in_the_middle_is_an_error_and_the_server_continues() {
     for mode in [&["--io", "uring"][..], &["--io", "uring", "--buffered"], &["--io", "threads"]] {
         let mut store = StoreServer::serve_with(Command::new(PROGRAM).stderr(Stdio::piped()), &file, mode);
         let mut raw = RawClient::connect(&store);
-        // The server may not write to a file behind this offset.
+        // The server may not write to a file beyond this offset.
         let limit = Rlimit { current: Some(512 << 10), maximum: Some(512 << 10) };
         rustix::process::prlimit(Some(Pid::from_child(&store.child)), Resource::Fsize, limit).expect("prlimit");
         let beyond = raw.write((512 << 10) - 4096, 8192, &bytes[..8192], CHUNK);

@@ -45,7 +45,7 @@ checks! {
         wanted "no error events of the device, or fewer than one per 10000 packets",
         why "lost and reordered packets are retransmitted, and Sends without a posted Receive are retried (RNR)";
     "congestion", Devices on Verbs: congestion,
-        wanted "ECN is enabled on a priority, as far as sysfs shows; settings of switches and PFC are not visible here",
+        wanted "ECN is enabled on at least one priority; PFC and the settings of switches are not visible in sysfs",
         why "RoCE loses packets at a full queue, unless senders slow down (ECN) or are paused (PFC)";
 }
 
@@ -90,9 +90,9 @@ fn pcie(context: &CheckContext) -> Result<Verdict, ReadError> {
         };
         let link = |which: &str| Ok((value(&format!("{which}_link_width"))?, value(&format!("{which}_link_speed"))?));
         match (link("current"), link("max")) {
-            (Ok((lanes, speed)), Ok((most_lanes, most_speed))) => {
-                links.push(format!("{}: {lanes} of {most_lanes} lanes at {speed} of {most_speed} GT/s", device.name));
-                if lanes < most_lanes || speed < most_speed {
+            (Ok((lanes, speed)), Ok((max_lanes, max_speed))) => {
+                links.push(format!("{}: {lanes} of {max_lanes} lanes at {speed} of {max_speed} GT/s", device.name));
+                if lanes < max_lanes || speed < max_speed {
                     let bus = context.tree().link(&format!("{}/device", device.path)).unwrap_or_default();
                     fixes.push(format!(
                         "{}   # compare LnkCap and LnkSta, then check slot, riser and BIOS",
@@ -128,8 +128,8 @@ fn counters(context: &CheckContext) -> Result<Verdict, ReadError> {
             if let Some(count) = count.filter(|count| *count > 0) {
                 counts.push(format!("{} {name} {count}", port.name));
                 commands.push(format!("rdma statistic show link {}", port.name));
-                let many = count > packets / PACKETS_PER_FAULT && packets > PACKETS_PER_FAULT;
-                status = status.max(if many { Status::Warning } else { Status::Note });
+                let is_frequent = count > packets / PACKETS_PER_FAULT && packets > PACKETS_PER_FAULT;
+                status = status.max(if is_frequent { Status::Warning } else { Status::Note });
             }
         }
     }
@@ -144,7 +144,7 @@ fn counters(context: &CheckContext) -> Result<Verdict, ReadError> {
     }
     commands.dedup();
     let lines = commands.iter().map(|command| {
-        format!("{command}   # run it twice: only counts that grow under load matter; they start with the driver")
+        format!("{command}   # run it twice: only counts that grow under load matter; counting starts with the driver")
     });
     Ok(Verdict::fault(status, counts.join(", "), lines.collect::<Vec<_>>().join("\n")))
 }

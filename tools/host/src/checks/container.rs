@@ -4,7 +4,7 @@ use crate::check::{Status, Verdict};
 use crate::context::CheckContext;
 use crate::tree::{ReadError, Tree, if_exists};
 
-/// Size of `/dev/shm` by default of container runtimes, in bytes.
+/// Default size of `/dev/shm` in container runtimes, in bytes.
 const DEFAULT_SHM: u64 = 64 << 20;
 
 checks! {
@@ -14,10 +14,10 @@ checks! {
               wherever the path is shared; devices need --device /dev/infiniband and the host's network";
     "shm", Container: shm,
         wanted "more than the runtimes' default of 64 MiB at /dev/shm",
-        why "this library uses none of it (memfd), but applications with shared memory of their own do";
+        why "this library uses memfd instead of /dev/shm, but applications may keep their own shared memory there";
 }
 
-/// Returns the kind of container in which the process runs, if it can detect one.
+/// Returns the kind of container in which the process runs, if one is detected.
 pub(super) fn kind(tree: &Tree) -> Result<Option<String>, ReadError> {
     if let Some(name) = if_exists(tree.line("/run/systemd/container"))? {
         return Ok(Some(name));

@@ -34,8 +34,8 @@ checks! {
         why "from another node, each access to doorbells, completions and buffers crosses the link between sockets";
 }
 
-/// Returns the fix for a setting on the kernel's command line.
-fn boot(arguments: &str) -> String {
+/// Returns the fix that adds arguments to the kernel's command line.
+fn boot_fix(arguments: &str) -> String {
     format!("# add to the kernel's command line, update the boot loader and reboot: {arguments}")
 }
 
@@ -72,7 +72,7 @@ fn cpuset_cores(context: &CheckContext) -> Result<Verdict, ReadError> {
     let mut fix = vec![format!("# in a container, on its host: docker update --cpuset-cpus {wanted} CONTAINER")];
     // The commands go from the top down, because a group has at most the cores of its parent. The topmost group has
     // all cores.
-    let groups = Groups::of(context.tree(), "cpuset");
+    let groups = Groups::read(context.tree(), "cpuset");
     let below_top = groups.iter().flat_map(|groups| groups.directories.iter().rev().skip(1));
     fix.extend(below_top.map(|directory| context.write(&wanted.to_string(), &[format!("{directory}/cpuset.cpus")])));
     Ok(Verdict::fault(Status::Error, format!("cpuset: {contained}, without {missing}"), fix.join("\n")))
@@ -99,23 +99,23 @@ fn isolation(context: &CheckContext) -> Result<Verdict, ReadError> {
     }
     let observed =
         if isolated.is_empty() { "no core is isolated".to_owned() } else { format!("not isolated: {not_isolated}") };
-    Ok(Verdict::fault(context.core_severity(), observed, isolate(context)))
+    Ok(Verdict::fault(context.core_severity(), observed, isolation_fix(context)))
 }
 
 /// Returns the fix that isolates the given cores: at once with control groups version 2, else from the next boot.
-fn isolate(context: &CheckContext) -> String {
+fn isolation_fix(context: &CheckContext) -> String {
     let Some(cores) = &context.server().cores else {
         return "# name the cores: rpcrdma doctor --cores LIST; rpcrdma topo --cores N proposes some".to_owned();
     };
-    let by_boot = boot(&format!("isolcpus=managed_irq,domain,{cores} nohz_full={cores} rcu_nocbs={cores}"));
-    let groups = Groups::of(context.tree(), "cpuset").filter(|groups| groups.version == Version::V2);
+    let by_boot = boot_fix(&format!("isolcpus=managed_irq,domain,{cores} nohz_full={cores} rcu_nocbs={cores}"));
+    let groups = Groups::read(context.tree(), "cpuset").filter(|groups| groups.version == Version::V2);
     let top = groups.as_ref().map(Groups::top).filter(|top| {
         let controllers = context.tree().line(&format!("{top}/cgroup.controllers")).unwrap_or_default();
         // The host's topmost group has no `cpuset.cpus`, but that of a container does.
         controllers.split(' ').any(|word| word == "cpuset") && !context.tree().exists(&format!("{top}/cpuset.cpus"))
     });
-    let rest = context.topology().online().without(cores);
-    let Some(top) = top.filter(|_| !rest.is_empty()) else { return by_boot };
+    let other_cores = context.topology().online().without(cores);
+    let Some(top) = top.filter(|_| !other_cores.is_empty()) else { return by_boot };
     let group = format!("{top}/rpcrdma");
     let lines = [
         by_boot,
@@ -143,7 +143,7 @@ fn nohz_full(context: &CheckContext) -> Result<Verdict, ReadError> {
     if missing.is_empty() {
         return Ok(Verdict::ok(format!("nohz_full: {tickless}")));
     }
-    let fix = boot(&format!("nohz_full={cores} rcu_nocbs={cores}"));
+    let fix = boot_fix(&format!("nohz_full={cores} rcu_nocbs={cores}"));
     Ok(Verdict::fault(Status::Note, format!("not in nohz_full: {missing}"), fix))
 }
 
@@ -188,7 +188,7 @@ fn smt(context: &CheckContext) -> Result<Verdict, ReadError> {
     let fix = [
         "# takes these cores offline for the whole system:".to_owned(),
         context.write("0", &files),
-        boot(&format!("isolcpus=managed_irq,domain,{both} nohz_full={both} rcu_nocbs={both}")),
+        boot_fix(&format!("isolcpus=managed_irq,domain,{both} nohz_full={both} rcu_nocbs={both}")),
     ];
     let observed = format!("other threads may run on the sibling threads {busy}");
     Ok(Verdict::fault(Status::Warning, observed, fix.join("\n")))
@@ -231,7 +231,7 @@ fn quota(context: &CheckContext, version: Version, directory: &str) -> Result<Op
 }
 
 fn cpu_quota(context: &CheckContext) -> Result<Verdict, ReadError> {
-    let groups = Groups::of(context.tree(), "cpu")
+    let groups = Groups::read(context.tree(), "cpu")
         .ok_or_else(|| ReadError::new("/sys/fs/cgroup", "no cpu controller is mounted"))?;
     let quotas = groups.directories.iter().map(|directory| quota(context, groups.version, directory));
     let all: Vec<Quota> = quotas.filter_map(Result::transpose).collect::<Result<_, _>>()?;

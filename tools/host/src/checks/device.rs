@@ -91,11 +91,11 @@ fn rdma_cm(context: &CheckContext) -> Result<Verdict, ReadError> {
 fn device_files(context: &CheckContext) -> Result<Verdict, ReadError> {
     let devices = verbs_devices(context)?;
     let tree = context.tree();
-    let of_device = |name: &String| {
+    let is_of_device = |name: &String| {
         let device = tree.line(&format!("{UVERBS}/{name}/ibdev"));
         device.is_ok_and(|device| devices.iter().any(|wanted| wanted.name == device))
     };
-    let mut files: Vec<String> = tree.names(UVERBS)?.into_iter().filter(of_device).collect();
+    let mut files: Vec<String> = tree.names(UVERBS)?.into_iter().filter(is_of_device).collect();
     if files.is_empty() {
         return Err(ReadError::new(UVERBS, "lists no file of the device"));
     }
@@ -138,9 +138,9 @@ fn device_files(context: &CheckContext) -> Result<Verdict, ReadError> {
 pub(super) fn ports(context: &CheckContext) -> Result<Vec<&Port>, ReadError> {
     let devices = verbs_devices(context)?;
     let all: Vec<&Port> = devices.iter().flat_map(|device| &device.ports).collect();
-    let own = |port: &&&Port| context.server().ip.is_some_and(|ip| port.gids.iter().any(|gid| gid.ip() == ip));
-    let own: Vec<&Port> = all.iter().filter(own).copied().collect();
-    let ports = if own.is_empty() { all } else { own };
+    let has_address = |port: &&&Port| context.server().ip.is_some_and(|ip| port.gids.iter().any(|gid| gid.ip() == ip));
+    let with_address: Vec<&Port> = all.iter().filter(has_address).copied().collect();
+    let ports = if with_address.is_empty() { all } else { with_address };
     if ports.is_empty() { Err(ReadError::new(&devices[0].path, "lists no ports")) } else { Ok(ports) }
 }
 
@@ -182,11 +182,11 @@ fn gid(context: &CheckContext) -> Result<Verdict, ReadError> {
     if ethernet.is_empty() {
         return Ok(Verdict::ok("InfiniBand: the subnet manager assigns the GIDs"));
     }
-    let of_address = |gid: &Gid| context.server().ip.is_some_and(|ip| gid.ip() == ip);
+    let has_address = |gid: &Gid| context.server().ip.is_some_and(|ip| gid.ip() == ip);
     let all: Vec<(&Port, &Gid)> = ethernet.iter().flat_map(|port| port.gids.iter().map(|gid| (**port, gid))).collect();
-    let own: Vec<_> = all.iter().filter(|(_, gid)| of_address(gid)).copied().collect();
+    let with_address: Vec<_> = all.iter().filter(|(_, gid)| has_address(gid)).copied().collect();
     // The address of a peer has no local GID.
-    let candidates = if own.is_empty() { all } else { own };
+    let candidates = if with_address.is_empty() { all } else { with_address };
     let show = |(port, gid): &(&Port, &Gid)| {
         format!(
             "{} index {}: {} ({})",

@@ -17,7 +17,7 @@ checks! {
         why "each interrupt takes the core from the shard for microseconds, and displaces its data from the caches";
     "irqbalance", Cores: irqbalance,
         wanted "irqbalance does not run",
-        why "it moves interrupts to cores that look idle, and overrides their affinities";
+        why "irqbalance moves interrupts to cores that look idle, whatever affinity the interrupts have";
     "workqueues", Cores: workqueues,
         wanted "the kernel's unbound work queues do not use the given cores",
         why "kernel work on a polling shard's core is delayed, and interrupts the shard";
@@ -68,20 +68,20 @@ fn irq_affinity(context: &CheckContext) -> Result<Verdict, ReadError> {
         .collect();
     let disturbs =
         |(number, cores): &&(usize, CoreList)| !cores.common(given).is_empty() && !device_interrupts.contains(number);
-    let found: CoreList = all.iter().filter(disturbs).map(|(number, _)| *number).collect();
-    if found.is_empty() {
+    let disturbing: CoreList = all.iter().filter(disturbs).map(|(number, _)| *number).collect();
+    if disturbing.is_empty() {
         return Ok(Verdict::ok(format!("none of {} interrupts goes to {given}", all.len())));
     }
-    let rest = other_cores(context, given);
-    let fix = if rest.is_empty() {
+    let others = other_cores(context, given);
+    let fix = if others.is_empty() {
         NONE_LEFT.to_owned()
     } else {
-        let numbers: Vec<String> = found.iter().map(|number| number.to_string()).collect();
-        let write = context.write(&rest.to_string(), &[format!("{IRQ}/$irq/smp_affinity_list")]);
+        let numbers: Vec<String> = disturbing.iter().map(|number| number.to_string()).collect();
+        let write = context.write(&others.to_string(), &[format!("{IRQ}/$irq/smp_affinity_list")]);
         format!("for irq in {}; do {write}; done", numbers.join(" "))
-            + "\n# one that cannot be moved belongs to the kernel or a device queue of that core: isolcpus=managed_irq,…"
+            + "\n# interrupts that stay belong to the kernel or a device queue of the core: isolcpus=managed_irq,…"
     };
-    Ok(Verdict::fault(context.core_severity(), format!("interrupts {found} go to {given}"), fix))
+    Ok(Verdict::fault(context.core_severity(), format!("interrupts {disturbing} go to {given}"), fix))
 }
 
 fn irqbalance(context: &CheckContext) -> Result<Verdict, ReadError> {
@@ -105,7 +105,7 @@ fn irqbalance(context: &CheckContext) -> Result<Verdict, ReadError> {
             Err(error) => hidden = Some(error),
         }
     }
-    // Unless all processes of the host are visible, irqbalance may run nevertheless.
+    // If some processes of the host are not visible, irqbalance may be one of them.
     if let Some(kind) = container::kind(context.tree())? {
         let observed = format!("{kind} may hide processes of the host");
         return Ok(Verdict::unknown(observed, "# on the host: systemctl is-active irqbalance"));
@@ -118,20 +118,20 @@ fn irqbalance(context: &CheckContext) -> Result<Verdict, ReadError> {
 
 fn workqueues(context: &CheckContext) -> Result<Verdict, ReadError> {
     let mask = context.tree().line(WORKQUEUES)?;
-    let cores = CoreList::of_mask(&mask)
+    let cores = CoreList::from_mask(&mask)
         .ok_or_else(|| ReadError::new(WORKQUEUES, format!("expected a CPU mask, found {mask:?}")))?;
     let online = context.topology().online();
     let Some(given) = &context.server().cores else {
         return Ok(Verdict::ok(format!("they run on {}", cores.common(&online))));
     };
-    let found = cores.common(given);
-    if found.is_empty() {
+    let affected = cores.common(given);
+    if affected.is_empty() {
         return Ok(Verdict::ok(format!("none on {given}")));
     }
-    let rest = other_cores(context, given);
+    let others = other_cores(context, given);
     let fix =
-        if rest.is_empty() { NONE_LEFT.to_owned() } else { context.write(&rest.mask(), &[WORKQUEUES.to_owned()]) };
-    Ok(Verdict::fault(context.core_severity(), format!("they may run on {found}"), fix))
+        if others.is_empty() { NONE_LEFT.to_owned() } else { context.write(&others.mask(), &[WORKQUEUES.to_owned()]) };
+    Ok(Verdict::fault(context.core_severity(), format!("they may run on {affected}"), fix))
 }
 
 /// The steering mask of an interface's queue.
@@ -150,7 +150,7 @@ fn queue_masks(context: &CheckContext, kind: &str, name: &str) -> Result<Vec<Que
         for number in numbers {
             let file = format!("{folder}/{kind}-{number}/{name}");
             let Some(mask) = if_exists(context.tree().line(&file))? else { continue };
-            let cores = CoreList::of_mask(&mask)
+            let cores = CoreList::from_mask(&mask)
                 .ok_or_else(|| ReadError::new(&file, format!("expected a CPU mask, found {mask:?}")))?;
             all.push(QueueMask { file, cores });
         }

@@ -14,8 +14,8 @@ const DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/usr/local/lib", "/us
 checks! {
     "library", Library: library,
         wanted "librpcrdma.so.0 of this program's version, or no such library",
-        why "C programs load it; in another version settings and statistics may differ from these tools' descriptions, \
-              but the protocol is the same";
+        why "C programs load this library; settings and statistics of another version may differ from those that these \
+              tools describe, but the protocol is the same";
 }
 
 fn library(context: &CheckContext) -> Result<Verdict, ReadError> {

@@ -31,7 +31,8 @@ checks! {
         why "all buffers are touched at the start, and beyond the limit the kernel kills the process";
     "descriptors", Network on Soft Iwarp: descriptors,
         wanted "1024 open files per shard (RLIMIT_NOFILE)",
-        why "a connection takes a descriptor, on the software fabric also one per shared arena; without, it is refused";
+        why "each connection takes a descriptor, and on the software fabric one more per shared arena; connections that get \
+              none are refused";
 }
 
 /// Returns the command that raises a limit of the shell: `ulimit` if permitted, otherwise prlimit as root.
@@ -50,14 +51,14 @@ fn limit_text(limit: u64) -> String {
 fn memlock(context: &CheckContext) -> Result<Verdict, ReadError> {
     let limit = Process::limit(context.tree(), "Max locked memory")?;
     let wanted = SHARD_BYTES * context.shards();
-    let privileged = context.process().can_pin_all(context.tree());
+    let is_privileged = context.process().can_pin_all(context.tree());
     let observed = format!(
         "soft limit {} bytes, hard limit {}; CAP_IPC_LOCK: {}",
         limit_text(limit.soft),
         limit_text(limit.hard),
-        if privileged { "yes" } else { "no" }
+        if is_privileged { "yes" } else { "no" }
     );
-    if limit.soft >= wanted || privileged {
+    if limit.soft >= wanted || is_privileged {
         return Ok(Verdict::ok(observed));
     }
     let status = match context.server().fabric {
@@ -89,9 +90,9 @@ fn max_map_count(context: &CheckContext) -> Result<Verdict, ReadError> {
 }
 
 fn memory_limit(context: &CheckContext) -> Result<Verdict, ReadError> {
-    let groups = Groups::of(context.tree(), "memory")
+    let groups = Groups::read(context.tree(), "memory")
         .ok_or_else(|| ReadError::new("/sys/fs/cgroup", "no memory controller is mounted"))?;
-    let (name, most) = match groups.version {
+    let (name, unlimited) = match groups.version {
         Version::V1 => ("memory.limit_in_bytes", "-1"),
         Version::V2 => ("memory.max", "max"),
     };
@@ -100,7 +101,7 @@ fn memory_limit(context: &CheckContext) -> Result<Verdict, ReadError> {
         let file = format!("{directory}/{name}");
         // The topmost group has no such file. "max" (version 2), or more than any memory (version 1), is no limit.
         let Some(line) = if_exists(context.tree().line(&file))? else { continue };
-        if line == most {
+        if line == unlimited {
             continue;
         }
         let bytes: u64 =
@@ -116,7 +117,8 @@ fn memory_limit(context: &CheckContext) -> Result<Verdict, ReadError> {
     }
     let mut fix =
         vec!["# in a container, on its host: docker update --memory SIZE --memory-swap SIZE CONTAINER".to_owned()];
-    fix.extend(limits.into_iter().filter(|(bytes, _)| *bytes < wanted).map(|(_, file)| context.write(most, &[file])));
+    let too_low = limits.into_iter().filter(|(bytes, _)| *bytes < wanted);
+    fix.extend(too_low.map(|(_, file)| context.write(unlimited, &[file])));
     Ok(Verdict::fault(Status::Warning, observed, fix.join("\n")))
 }
 

@@ -16,19 +16,19 @@ const EXPLICIT_SIZE: u64 = 4 << 20;
 checks! {
     "interface", Network on Iwarp: interface,
         wanted "an interface on the route to the address, which is up",
-        why "TCP connections use it";
+        why "TCP connections to the address use this interface";
     "mtu", Network on Iwarp Verbs: mtu,
         wanted "an MTU of at least 4200 on both hosts and all switches between them",
-        why "packets are larger: RoCE then sends 4096 bytes in a packet instead of 1024, and TCP up to 8960";
+        why "larger packets cost less: RoCE then sends 4096 bytes in each instead of 1024, and TCP up to 8960";
     "tcp-buffers", Network on Iwarp: tcp_buffers,
         wanted "a maximum of at least 6 MiB in net.ipv4.tcp_rmem and 4 MiB in tcp_wmem",
         why "buffers bound the bytes in flight on a connection, and so its bandwidth over long distances";
     "socket-buffers", Network on Iwarp: socket_buffers,
         wanted "net.core.rmem_max and wmem_max of at least 4 MiB, if buffer sizes are set explicitly",
-        why "they silently limit IwarpConfig::send_buffer and receive_buffer (--sndbuf, --rcvbuf)";
+        why "these maxima silently limit IwarpConfig::send_buffer and receive_buffer (--sndbuf, --rcvbuf)";
     "backlog", Network on Soft Iwarp: backlog,
         wanted "net.core.somaxconn of at least 1024; 256 for the software fabric",
-        why "simultaneous connects beyond it are dropped, and retried after a second or never";
+        why "simultaneous connects beyond the backlog are dropped, and retried after a second or never";
 }
 
 /// Returns the interface of the address. For a verbs address without a host, returns the interfaces of all its devices.
@@ -98,8 +98,8 @@ fn tcp_maximum(context: &CheckContext, name: &str) -> Result<(String, u64), Read
 fn tcp_buffers(context: &CheckContext) -> Result<Verdict, ReadError> {
     let (mut values, mut fix) = (Vec::new(), Vec::new());
     for (name, wanted) in [("tcp_rmem", TCP_RMEM), ("tcp_wmem", TCP_WMEM)] {
-        let (line, most) = tcp_maximum(context, name)?;
-        if most < wanted {
+        let (line, maximum) = tcp_maximum(context, name)?;
+        if maximum < wanted {
             let first: Vec<&str> = line.split(' ').take(2).collect();
             fix.push(context.sysctl(&format!("net.ipv4.{name}='{} {wanted}'", first.join(" "))));
         }
@@ -111,21 +111,21 @@ fn tcp_buffers(context: &CheckContext) -> Result<Verdict, ReadError> {
 fn socket_buffers(context: &CheckContext) -> Result<Verdict, ReadError> {
     let (mut values, mut fix) = (Vec::new(), Vec::new());
     for name in ["rmem_max", "wmem_max"] {
-        let most: u64 = context.tree().number(&format!("/proc/sys/net/core/{name}"))?;
-        if most < EXPLICIT_SIZE {
+        let maximum: u64 = context.tree().number(&format!("/proc/sys/net/core/{name}"))?;
+        if maximum < EXPLICIT_SIZE {
             fix.push(context.sysctl(&format!("net.core.{name}={EXPLICIT_SIZE}")));
         }
-        values.push(format!("{name} {most}"));
+        values.push(format!("{name} {maximum}"));
     }
     Ok(Verdict::ok_if(fix.is_empty(), values.join(", "), Status::Note, fix.join("\n")))
 }
 
 fn backlog(context: &CheckContext) -> Result<Verdict, ReadError> {
-    let most: u32 = context.tree().number("/proc/sys/net/core/somaxconn")?;
+    let maximum: u32 = context.tree().number("/proc/sys/net/core/somaxconn")?;
     let wanted = if context.server().fabric == Some(Fabric::Iwarp) { 1024 } else { 256 };
     Ok(Verdict::ok_if(
-        most >= wanted,
-        most.to_string(),
+        maximum >= wanted,
+        maximum.to_string(),
         Status::Warning,
         context.sysctl(&format!("net.core.somaxconn={wanted}")),
     ))

@@ -18,12 +18,12 @@ checks! {
     "huge-pages", Memory: huge_pages,
         wanted "64 MiB of free huge pages per shard, on the NUMA node of its core",
         why "with 4 KiB pages the device and the core's TLB need 512 times as many translations";
-    "transparent-huge-pages", Memory: transparent,
+    "transparent-huge-pages", Memory: transparent_huge_pages,
         wanted "madvise or never",
         why "in mode always the kernel compacts memory during page faults, which then take milliseconds";
-    "numa-balancing", Memory: balancing,
+    "numa-balancing", Memory: numa_balancing,
         wanted "off on machines with several NUMA nodes",
-        why "it unmaps pages temporarily to find out which node uses them, which causes page faults during calls";
+        why "the kernel unmaps pages temporarily to find out which node uses them, and calls then take page faults";
     "swap", Memory: swap,
         wanted "no swap, or vm.swappiness of at most 10",
         why "buffers that no device pins may be swapped out, and a call then waits for the disk";
@@ -41,7 +41,7 @@ struct PagePool {
 
 impl PagePool {
     /// Reads the pools of all sizes in a directory, the smallest size first.
-    fn all(context: &CheckContext, folder: &str) -> Result<Vec<Self>, ReadError> {
+    fn read_all(context: &CheckContext, folder: &str) -> Result<Vec<Self>, ReadError> {
         let pool = |name: String| {
             let page = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()? << 10;
             let path = format!("{folder}/{name}");
@@ -63,8 +63,8 @@ fn wanted_by_node(context: &CheckContext) -> BTreeMap<Option<usize>, u64> {
         *wanted.entry(node).or_default() += SHARD_BYTES;
     }
     if wanted.is_empty() {
-        let of_device = context.devices().first().and_then(|device| device.node).filter(|_| context.is_verbs());
-        wanted.insert(of_device, SHARD_BYTES);
+        let device_node = context.devices().first().and_then(|device| device.node).filter(|_| context.is_verbs());
+        wanted.insert(device_node, SHARD_BYTES);
     }
     wanted
 }
@@ -73,7 +73,7 @@ fn huge_pages(context: &CheckContext) -> Result<Verdict, ReadError> {
     let (mut observed, mut fix, mut too_few_reserved, mut too_few_free) = (Vec::new(), Vec::new(), false, false);
     for (node, wanted) in wanted_by_node(context) {
         let folder = node.map_or(ALL_NODES.to_owned(), |node| format!("{NODE}/node{node}/hugepages"));
-        let pools = PagePool::all(context, &folder)?;
+        let pools = PagePool::read_all(context, &folder)?;
         let bytes =
             |count: fn(&PagePool) -> u64| pools.iter().map(|pool| count(pool).saturating_mul(pool.page)).sum::<u64>();
         let (free, reserved) = (bytes(|pool| pool.free), bytes(|pool| pool.reserved));
@@ -83,7 +83,7 @@ fn huge_pages(context: &CheckContext) -> Result<Verdict, ReadError> {
             let smallest = pools.first().ok_or_else(|| ReadError::new(folder, "lists no page sizes"))?;
             let pages = smallest.reserved + (wanted - free).div_ceil(smallest.page);
             fix.push(context.write(&pages.to_string(), &[format!("{}/nr_hugepages", smallest.path)]));
-            // If enough are reserved, they may be in use by the planned server itself.
+            // If enough pages are reserved, the planned server itself may be using them.
             (too_few_reserved, too_few_free) = (too_few_reserved || reserved < wanted, true);
         }
     }
@@ -95,14 +95,14 @@ fn huge_pages(context: &CheckContext) -> Result<Verdict, ReadError> {
     }
 }
 
-fn transparent(context: &CheckContext) -> Result<Verdict, ReadError> {
+fn transparent_huge_pages(context: &CheckContext) -> Result<Verdict, ReadError> {
     let line = context.tree().line(THP)?;
     let mode =
         selected(&line).ok_or_else(|| ReadError::new(THP, format!("expected a mode in brackets, found {line:?}")))?;
     Ok(Verdict::ok_if(mode != "always", mode, context.latency_severity(), context.write("madvise", &[THP.to_owned()])))
 }
 
-fn balancing(context: &CheckContext) -> Result<Verdict, ReadError> {
+fn numa_balancing(context: &CheckContext) -> Result<Verdict, ReadError> {
     let nodes = context.topology().nodes.len();
     if nodes < 2 {
         return Ok(Verdict::ok("only one NUMA node"));

@@ -18,7 +18,7 @@ checks! {
         why "other governors lower the frequency of an idle core, and raise it milliseconds after work has arrived";
     "c-states", Cores: c_states,
         wanted "no enabled C-state takes longer than 20 us to leave",
-        why "it delays each wake-up of a shard or worker that sleeps (idle policies adaptive, yield, event)";
+        why "leaving it delays each wake-up of a sleeping shard or worker (idle policies adaptive, yield, event)";
     "halt-poll", Cores: halt_poll,
         wanted "idle virtual cores poll before they halt, or do not halt",
         why "the hypervisor takes 10 to 100 us to wake a halted virtual core, whatever the exit latency of its C-state";
@@ -56,7 +56,7 @@ fn resume_latency(core: usize) -> String {
 
 /// Reads the bound on a core's wake-up time in microseconds, if there is one. In the file, `0` means no bound and `n/a`
 /// means 0 (PM QoS).
-fn bound(context: &CheckContext, core: usize) -> Option<u64> {
+fn wake_up_bound(context: &CheckContext, core: usize) -> Option<u64> {
     match context.tree().line(&resume_latency(core)).ok()?.as_str() {
         "0" => None,
         "n/a" => Some(0),
@@ -69,7 +69,7 @@ fn c_states(context: &CheckContext) -> Result<Verdict, ReadError> {
     let (mut states, mut deep, mut longest) = (0, Vec::new(), (0, String::new()));
     for core in context.cores().iter() {
         let folder = format!("{CPU}/cpu{core}/cpuidle");
-        let bound = bound(context, core).unwrap_or(u64::MAX);
+        let bound = wake_up_bound(context, core).unwrap_or(u64::MAX);
         for state in tree.numbered(&folder, "state").unwrap_or_default() {
             let file = |name| format!("{folder}/state{state}/{name}");
             let Some(latency) = if_exists(tree.number::<u64>(&file("latency")))? else { continue };
@@ -111,7 +111,7 @@ fn halt_poll(context: &CheckContext) -> Result<Verdict, ReadError> {
     if polls > 0 {
         return Ok(Verdict::ok(format!("virtual cores poll for up to {} us", polls / 1000)));
     }
-    let halting: Vec<usize> = context.cores().iter().filter(|&core| bound(context, core) != Some(0)).collect();
+    let halting: Vec<usize> = context.cores().iter().filter(|&core| wake_up_bound(context, core) != Some(0)).collect();
     if halting.is_empty() {
         return Ok(Verdict::ok("virtual cores do not halt"));
     }

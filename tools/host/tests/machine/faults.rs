@@ -1,4 +1,4 @@
-//! For each check a machine that fails it, made from a server that passes all checks.
+//! For each check, machines that fail it, made from a server that passes all checks.
 
 mod cores;
 mod devices;

@@ -292,8 +292,8 @@ fn checks_of_this_machine_are_complete() {
             assert!(findings.len() > 20);
             for finding in &findings {
                 assert!(!finding.observed.is_empty(), "{finding:?}");
-                let bad = finding.status > Status::Unknown;
-                assert!(!bad || finding.fix.is_some(), "{finding:?}");
+                let is_bad = finding.status > Status::Unknown;
+                assert!(!is_bad || finding.fix.is_some(), "{finding:?}");
             }
         }
     }

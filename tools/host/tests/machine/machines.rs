@@ -110,7 +110,7 @@ pub(crate) fn list(text: &str) -> CoreList {
     text.parse().expect("a list of cores")
 }
 
-/// Adds a core with its caches. It is one of the threads `siblings`.
+/// Adds a core with its caches. `siblings` lists the threads of its physical core.
 pub(crate) fn add_core(machine: &Machine, id: usize, package: usize, siblings: &str) {
     let folder = format!("/sys/devices/system/cpu/cpu{id}");
     machine.file(&format!("{folder}/topology/thread_siblings_list"), format!("{siblings}\n"));
@@ -215,9 +215,9 @@ pub(crate) fn add_rdma_device(machine: &Machine, name: &str, interface: &str, bu
         machine.file(&format!("{device}/{file}"), format!("{text}\n"));
     }
     machine.file(&format!("{device}/msi_irqs/90"), "msix\n");
-    let own = format!("{device}/infiniband/{name}");
-    let port = format!("{own}/ports/1");
-    machine.file(&format!("{own}/node_type"), "1: CA\n").link(&format!("{own}/device"), &format!("../../../{bus}"));
+    let rdma = format!("{device}/infiniband/{name}");
+    let port = format!("{rdma}/ports/1");
+    machine.file(&format!("{rdma}/node_type"), "1: CA\n").link(&format!("{rdma}/device"), &format!("../../../{bus}"));
     machine.file(&format!("{port}/state"), "4: ACTIVE\n").file(&format!("{port}/link_layer"), "Ethernet\n");
     let mapped = ip.parse::<std::net::Ipv4Addr>().expect("an address").to_ipv6_mapped();
     let hex: Vec<String> = mapped.segments().iter().map(|segment| format!("{segment:04x}")).collect();

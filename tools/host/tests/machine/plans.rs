@@ -15,9 +15,8 @@ fn device(machine: &Machine, name: &str) -> Device {
 /// Proposes a plan near a device, or without a device, and checks its invariants.
 fn plan(machine: &Machine, near: Option<&str>, request: PlanRequest) -> Result<Plan, PlanError> {
     let device = near.map(|name| device(machine, name));
-    let (topology, plan) =
-        (Topology::read(&machine.tree()), |topology: &Topology| Plan::propose(topology, device.as_ref(), request));
-    let plan = plan(&topology)?;
+    let topology = Topology::read(&machine.tree());
+    let plan = Plan::propose(&topology, device.as_ref(), request)?;
     assert_invariants(&topology, &plan);
     Ok(plan)
 }
@@ -74,7 +73,7 @@ fn core_0_is_the_last_choice_of_its_node() {
 #[test]
 fn workers_share_physical_cores_with_shards_only_if_no_other_is_free() {
     let machine = server();
-    // Workers get free physical cores first, then the second threads of these, and last the siblings of shards.
+    // Workers get free physical cores first, then the second threads of these cores, and last siblings of shards.
     let apart = plan(&machine, Some("mlx5_0"), threads(2, 3)).expect("room");
     assert_eq!((apart.shards(), apart.workers()), (&[1, 2][..], &[3, 0, 4][..]));
     let full = plan(&machine, Some("mlx5_0"), threads(8, 8)).expect("room");

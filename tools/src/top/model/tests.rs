@@ -22,11 +22,11 @@ fn stats(set: impl FnOnce(&mut ShardStats)) -> Option<ShardStats> {
     Some(stats)
 }
 
-fn procedure(procedure: u32, calls: u64, took: u64) -> ProcedureStats {
+fn procedure(procedure: u32, calls: u64, latency: u64) -> ProcedureStats {
     let mut stats = ProcedureStats::default();
     (stats.program, stats.version, stats.procedure) = (100_003, 3, procedure);
     (stats.calls, stats.bytes_in) = (calls, 100 * calls);
-    stats.latency.record_n(took, calls).expect("within its bounds");
+    stats.latency.record_n(latency, calls).expect("within its bounds");
     stats.refusals.system_errors = calls / 10;
     stats
 }
@@ -135,10 +135,10 @@ fn connections_in_reused_slots_are_distinct() {
     let view = model.update(snapshot(2 * SECOND, at(vec![peer(0, 0, 30), peer(1, 1, 5)], 9)));
     let rates: Vec<_> = view.connections.iter().map(|row| row.messages.map(|messages| messages.now)).collect();
     assert_eq!((rates, view.connections_omitted), (vec![Some(20.0), None], 7));
-    assert_eq!(model.extremes.keys().filter(|(of, _)| matches!(of, Subject::Connection(..))).count(), 1);
+    assert_eq!(model.extremes.keys().filter(|(subject, _)| matches!(subject, Subject::Connection(..))).count(), 1);
     model.update(snapshot(3 * SECOND, at(Vec::new(), 0)));
     assert!(
-        !model.extremes.keys().any(|(of, _)| matches!(of, Subject::Connection(..))),
+        !model.extremes.keys().any(|(subject, _)| matches!(subject, Subject::Connection(..))),
         "closed connections are dropped"
     );
 }
@@ -146,7 +146,7 @@ fn connections_in_reused_slots_are_distinct() {
 #[test]
 fn extreme_counters_saturate() {
     let mut model = Model::default();
-    let most = |n: u64| {
+    let saturated_stats = |n: u64| {
         stats(|s| {
             (s.turns, s.idle_turns, s.calls, s.peer_faults, s.peers_stalled) = (n, n - 7, n, n, n);
             s.procedures = vec![procedure(1, 3, 1)];
@@ -154,8 +154,8 @@ fn extreme_counters_saturate() {
             s.procedures[0].refusals.transport = n;
         })
     };
-    model.update(snapshot(1, [most(8), most(9)]));
-    let view = model.update(snapshot(u64::MAX, [most(u64::MAX), most(u64::MAX)]));
+    model.update(snapshot(1, [saturated_stats(8), saturated_stats(9)]));
+    let view = model.update(snapshot(u64::MAX, [saturated_stats(u64::MAX), saturated_stats(u64::MAX)]));
     assert_eq!((view.shards[0].faults_total, view.procedures[0].refused_total), (u64::MAX, u64::MAX));
     serde_json::to_string(&view).expect("JSON");
 }

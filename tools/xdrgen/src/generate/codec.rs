@@ -40,10 +40,10 @@ impl Model {
     /// An expression that decodes a value from `from`, or returns an error.
     pub(super) fn decode(&self, ty: &Type, what: &str) -> TokenStream {
         let (xdr, ty) = (&self.xdr, self.resolve(ty));
-        if let Some((name, of)) = self.newtype(ty) {
+        if let Some((name, inner)) = self.newtype(ty) {
             // Errors name the field instead of the typedef.
-            let of = self.decode(of, what);
-            return quote!(#name(#of));
+            let inner = self.decode(inner, what);
+            return quote!(#name(#inner));
         }
         match ty {
             Type::Int => quote!(from.u32(#what)?.cast_signed()),
@@ -62,9 +62,9 @@ impl Model {
                 let max = bound(*max);
                 quote!(#xdr::Array::decode(from, #max, #what)?)
             }
-            Type::Optional(of) => {
-                let of = self.decode(of, what);
-                quote!(if from.bool(#what)? { Some(#of) } else { None })
+            Type::Optional(inner) => {
+                let inner = self.decode(inner, what);
+                quote!(if from.bool(#what)? { Some(#inner) } else { None })
             }
             Type::Void | Type::FixedArray(..) | Type::List(_) | Type::Named(_) | Type::Recursive(_) => {
                 quote!(#xdr::Decode::decode(from)?)
@@ -76,8 +76,8 @@ impl Model {
     pub(super) fn encode(&self, ty: &Type, value: &Value) -> TokenStream {
         let (xdr, name, reference, copy) = (&self.xdr, &value.name, value.as_reference(), value.as_copy());
         let ty = self.resolve(ty);
-        if let Some((_, of)) = self.newtype(ty) {
-            return self.encode(of, &Value::place(quote!(#name.0)));
+        if let Some((_, inner)) = self.newtype(ty) {
+            return self.encode(inner, &Value::place(quote!(#name.0)));
         }
         match ty {
             Type::Int => quote!(to.u32(#name.cast_unsigned())),
@@ -96,8 +96,8 @@ impl Model {
                 let max = bound(*max);
                 quote!(#name.encode(to, #max))
             }
-            Type::Optional(of) if !encodes_itself(of) => {
-                let some = self.encode(of, &Value::reference(quote!(some)));
+            Type::Optional(inner) if !encodes_itself(inner) => {
+                let some = self.encode(inner, &Value::reference(quote!(some)));
                 quote! {
                     match #reference {
                         Some(some) => {
@@ -120,17 +120,17 @@ impl Model {
             return quote!(#len);
         }
         let ty = self.resolve(ty);
-        if let Some((_, of)) = self.newtype(ty) {
-            return self.len(of, &Value::place(quote!(#name.0)));
+        if let Some((_, inner)) = self.newtype(ty) {
+            return self.len(inner, &Value::place(quote!(#name.0)));
         }
         match ty {
             Type::Opaque { is_bulk, .. } | Type::Text { is_bulk, .. } if !is_bulk => {
                 quote!(4 + #xdr::padded(#name.len()))
             }
             Type::Opaque { .. } | Type::Text { .. } | Type::Array(..) => quote!(#name.encoded_len()),
-            Type::Optional(of) if !encodes_itself(of) => {
-                let some = self.len(of, &Value::reference(quote!(some)));
-                match self.facts(of).len {
+            Type::Optional(inner) if !encodes_itself(inner) => {
+                let some = self.len(inner, &Value::reference(quote!(some)));
+                match self.facts(inner).len {
                     Some(_) => quote!(4 + #name.map_or(0, |_| #some)),
                     None => quote!(4 + #name.as_ref().map_or(0, |some| #some)),
                 }

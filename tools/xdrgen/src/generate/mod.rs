@@ -94,7 +94,7 @@ impl Options {
 /// `READ3args`, `args` is a word. A keyword becomes `r#keyword`, or `keyword_` where Rust has no raw form. If two names
 /// would clash, the later one gets a `_`. So do types with names of Rust's prelude, and procedures with names of its
 /// methods. Values of an enum and procedures of a version lose their common prefix, which ends with `_`, with a digit,
-/// or in front of a `_` of one of the names.
+/// or before a `_` of one of the names.
 ///
 /// # Panics
 /// A path in `options` is invalid.
@@ -113,14 +113,14 @@ pub fn generate(schema: &Schema, options: &Options) -> String {
         let mut file: syn::File = syn::parse2(item).expect("generated code is Rust");
         for item in mem::take(&mut file.items) {
             file.items = vec![item];
-            text += &spaced(&prettyplease::unparse(&file));
+            text += &add_empty_lines(&prettyplease::unparse(&file));
         }
     }
     text
 }
 
-/// Adds an empty line in front of an item, and behind each item inside it.
-fn spaced(item: &str) -> String {
+/// Adds an empty line before an item, and after each item inside it.
+fn add_empty_lines(item: &str) -> String {
     let mut text = String::new();
     let mut before = "";
     for line in item.lines() {
@@ -145,7 +145,7 @@ fn docs(Name { doc: lines, .. }: &Name, text: &str) -> TokenStream {
     quote!(#(#[doc = #lines])*)
 }
 
-/// True unless `c` is a control character or changes the direction of text, which rustc refuses in comments.
+/// Whether rustc accepts `c` in comments: not a control character, nor one that changes the direction of text.
 fn is_plain(c: char) -> bool {
     !c.is_control() && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -58,17 +58,17 @@ impl Facts {
 
     const BORROWED: Self = Self { borrows: true, ..Self::word(24).of_varying_length() };
 
-    /// Makes these the facts of a type of varying length.
+    /// Returns these facts for a type of varying length.
     const fn of_varying_length(self) -> Self {
         Self { len: None, ..self.not_words() }
     }
 
-    /// Makes these the facts of a type that is not a sequence of words.
+    /// Returns these facts for a type that is not a sequence of words.
     const fn not_words(self) -> Self {
         Self { reads_words: false, writes_words: false, ..self }
     }
 
-    /// Facts of a value of `self` followed by one of `other`.
+    /// Returns the facts of a value of one type followed by a value of another type.
     fn and(self, other: Self) -> Self {
         Self {
             borrows: self.borrows || other.borrows,
@@ -87,7 +87,7 @@ impl Model {
         let mut types = schema.types.clone();
         for ty in &mut types {
             if let Form::Union(union) = &ty.form
-                && let Some(value) = optional(union)
+                && let Some(value) = optional_type(union)
             {
                 ty.form = Form::Alias(Type::Optional(Box::new(value)));
             }
@@ -96,7 +96,7 @@ impl Model {
         let names = types.iter().map(|ty| scope.camel(&ty.name.text)).collect();
         let facts = types.iter().map(|_| OnceCell::new()).collect();
         let specified = types.len();
-        let circular = circular(&types);
+        let circular = find_circular_aliases(&types);
         let mut model = Self { types, names, xdr, facts, circular, specified };
         model.add_argument_newtypes(schema, &mut scope);
         model
@@ -104,7 +104,8 @@ impl Model {
 
     /// Adds structs around arguments and results that have no name and do not implement `Encode`.
     fn add_argument_newtypes(&mut self, schema: &Schema, scope: &mut Scope) {
-        let procedures = schema.programs.iter().flat_map(|program| &program.versions).flat_map(|v| &v.procedures);
+        let procedures =
+            schema.programs.iter().flat_map(|program| &program.versions).flat_map(|version| &version.procedures);
         for ty in procedures.flat_map(|procedure| procedure.arguments.iter().chain([&procedure.results])) {
             if encodes_itself(ty) || self.find_newtype(ty).is_some() {
                 continue;
@@ -119,7 +120,7 @@ impl Model {
 
     /// Finds the struct around a type without name.
     fn find_newtype(&self, ty: &Type) -> Option<TypeId> {
-        let is_match = |index: &usize| matches!(&self.types[*index].form, Form::Alias(of) if of == ty);
+        let is_match = |index: &usize| matches!(&self.types[*index].form, Form::Alias(inner) if inner == ty);
         (self.specified..self.types.len()).find(is_match).map(TypeId)
     }
 
@@ -129,7 +130,9 @@ impl Model {
     pub(super) fn newtype(&self, ty: &Type) -> Option<(&Ident, &Type)> {
         let id = id_of(ty)?;
         match &self.types[id.0].form {
-            Form::Alias(of) if !encodes_itself(of) || self.circular.contains(&id) => Some((&self.names[id.0], of)),
+            Form::Alias(inner) if !encodes_itself(inner) || self.circular.contains(&id) => {
+                Some((&self.names[id.0], inner))
+            }
             _ => None,
         }
     }
@@ -138,7 +141,7 @@ impl Model {
     pub(super) fn resolve<'s>(&'s self, ty: &'s Type) -> &'s Type {
         match ty {
             Type::Named(id) => match &self.types[id.0].form {
-                Form::Alias(of) if self.newtype(ty).is_none() => self.resolve(of),
+                Form::Alias(inner) if self.newtype(ty).is_none() => self.resolve(inner),
                 _ => ty,
             },
             _ => ty,
@@ -159,10 +162,10 @@ impl Model {
             }
             Type::Opaque { .. } | Type::Text { .. } => Facts::BORROWED,
             Type::FixedArray(ty, count) => {
-                let of = self.facts(ty);
-                let len = of.len.and_then(|len| len.checked_mul(*count as usize));
-                let size = of.size.saturating_mul(*count as usize);
-                Facts { len, size, has_default: of.has_default && *count <= 32, ..of.not_words() }
+                let inner = self.facts(ty);
+                let len = inner.len.and_then(|len| len.checked_mul(*count as usize));
+                let size = inner.size.saturating_mul(*count as usize);
+                Facts { len, size, has_default: inner.has_default && *count <= 32, ..inner.not_words() }
             }
             Type::Array(..) | Type::List(_) => Facts { is_eq: false, ..Facts::BORROWED },
             Type::Recursive(_) => Facts { is_eq: false, has_default: false, ..Facts::BORROWED },
@@ -267,7 +270,7 @@ fn id_of(ty: &Type) -> Option<TypeId> {
 }
 
 /// Aliases that contain themselves through aliases only, for which Rust has no type alias.
-fn circular(types: &[TypeDef]) -> HashSet<TypeId> {
+fn find_circular_aliases(types: &[TypeDef]) -> HashSet<TypeId> {
     let inside = |id: &TypeId| match &types[id.0].form {
         Form::Alias(ty) => ty.named().or(ty.recursive()),
         _ => None,
@@ -276,7 +279,7 @@ fn circular(types: &[TypeDef]) -> HashSet<TypeId> {
     recursive.filter(|id| successors(inside(id), inside).take(types.len()).any(|inner| inner == *id)).collect()
 }
 
-/// True if the Rust type implements `Decode` and `Encode`, including all bounds.
+/// Whether the Rust type implements `Decode` and `Encode`, including all bounds.
 pub(super) fn encodes_itself(ty: &Type) -> bool {
     match ty {
         Type::Opaque { .. } | Type::Text { .. } | Type::Array(..) => false,
@@ -286,7 +289,7 @@ pub(super) fn encodes_itself(ty: &Type) -> bool {
 }
 
 /// The type in the TRUE arm of a union whose other arm is `void`. Such a union is encoded like optional data.
-fn optional(union: &Union) -> Option<Type> {
+fn optional_type(union: &Union) -> Option<Type> {
     let arm = |value| union.arms.iter().find(|arm| arm.cases.iter().any(|case| case.value == value));
     let some = arm(1)?.field.as_ref()?;
     let none = arm(0).map_or(union.default.as_ref(), |arm| Some(&arm.field))?;

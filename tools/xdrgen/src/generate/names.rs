@@ -43,7 +43,7 @@ impl Scope {
     }
 }
 
-/// Inserts `_` between a digit and a letter of another case than before, so that `args` is a word in `READ3args`.
+/// Inserts `_` after a digit if the case of letters changes there, so that `args` is a word in `READ3args`.
 ///
 /// The result begins with a letter, apart from underscores.
 fn words(name: &str) -> String {
@@ -68,21 +68,22 @@ fn words(name: &str) -> String {
 
 /// Length of the prefix that all `names` lose, in bytes.
 ///
-/// It is the longest prefix that ends with `_`, with a digit, or in front of a `_` of one of the names, and leaves
+/// It is the longest prefix that ends with `_`, with a digit, or before a `_` of one of the names, and leaves
 /// different names that begin with a letter.
 pub(super) fn common_prefix(names: &[&str]) -> usize {
     let [first, rest @ ..] = names else { return 0 };
     if rest.is_empty() {
         return 0;
     }
-    let same = |name: &&str| first.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count();
-    let longest = rest.iter().map(same).min().unwrap_or(0);
+    let common_len = |name: &&str| first.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count();
+    let longest = rest.iter().map(common_len).min().unwrap_or(0);
     let fits = |len: &usize| {
         let ends = first[..*len].ends_with(|c: char| c == '_' || c.is_ascii_digit())
             || names.iter().any(|name| name[*len..].starts_with('_'));
-        let left = names.iter().map(|name| name[*len..].to_upper_camel_case());
+        let remainders = names.iter().map(|name| name[*len..].to_upper_camel_case());
         let mut seen = HashSet::new();
-        ends && left.clone().all(|name| is_identifier(&name)) && left.into_iter().all(|name| seen.insert(name))
+        ends && remainders.clone().all(|name| is_identifier(&name))
+            && remainders.into_iter().all(|name| seen.insert(name))
     };
     (1..=longest).rev().find(fits).unwrap_or(0)
 }
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn letters_of_another_case_behind_a_digit_begin_a_word() {
+    fn letters_of_another_case_after_a_digit_begin_a_word() {
         let mut scope = Scope::default();
         let names = ["READ3args", "nfs_fh3", "NF3REG", "createhow3", "COMPOUND4args", "v4_x2y"]
             .map(|name| scope.camel(name).to_string());

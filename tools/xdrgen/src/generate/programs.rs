@@ -19,18 +19,19 @@ const PRELUDE_METHODS: [&str; 4] = ["clone", "into", "to_owned", "try_into"];
 
 /// Generates a module for each version of each program.
 pub(super) fn programs(model: &Model, schema: &Schema, engine: &TokenStream) -> Vec<TokenStream> {
-    let versions = || schema.programs.iter().flat_map(|program| program.versions.iter().map(move |of| (program, of)));
+    let versions =
+        || schema.programs.iter().flat_map(|program| program.versions.iter().map(move |version| (program, version)));
     // A module must not hide a crate that the code names.
     let crates = ["core", "rpcrdma", "rpcrdma_xdr", "std"];
     let mut scope = Scope::with(&crates);
     let module = |(program, version): (&Program, &Version)| {
-        let same = versions().filter(|(_, other)| other.name.text == version.name.text).count();
-        let name = match same {
+        let count = versions().filter(|(_, other)| other.name.text == version.name.text).count();
+        let name = match count {
             1 => scope.snake(&version.name.text),
             _ => scope.snake(&format!("{}_{}", program.name.text, version.name.text)),
         };
-        let of = if version.name.doc.is_empty() { &program.name } else { &version.name };
-        let doc = docs(of, &format!("{}.{}", program.name.text, version.name.text));
+        let documented = if version.name.doc.is_empty() { &program.name } else { &version.name };
+        let doc = docs(documented, &format!("{}.{}", program.name.text, version.name.text));
         let body = Module::new(model, engine, program, version).code();
         quote!(#doc pub mod #name { #body })
     };
@@ -46,7 +47,7 @@ struct Call<'s> {
     /// Name of the method.
     method: Ident,
     /// Name of the client's method with call options.
-    with: Ident,
+    with_options: Ident,
     /// Name of the procedure, without the common prefix.
     text: &'s str,
     /// Type of the arguments, unless there are none.
@@ -73,8 +74,8 @@ impl<'s> Module<'s> {
             let (signature, method) = (types.camel(text), methods.snake(text));
             let doc = docs(&procedure.name, &procedure.name.text);
             let args = (!procedure.arguments.is_empty()).then(|| arguments(model, procedure, &quote!('_)));
-            let with = methods.snake(&format!("{text}_with"));
-            Call { procedure, doc, signature, method, with, text, args }
+            let with_options = methods.snake(&format!("{text}_with"));
+            Call { procedure, doc, signature, method, with_options, text, args }
         });
         Self { model, engine, program: program.number, version: version.number, calls: calls.collect() }
     }
@@ -118,8 +119,8 @@ impl<'s> Module<'s> {
             })
         };
         let (sent, returned_items) = (eligible("arguments", sent), eligible("results", returned));
-        let all = returned.map_or(0, |of| of.max_len.saturating_add(3).saturating_mul(of.count));
-        let [number, max_call, max_reply, head, most] =
+        let all = returned.map_or(0, |items| items.max_len.saturating_add(3).saturating_mul(items.count));
+        let [number, max_call, max_reply, head, max_inline] =
             [procedure.number, *max_call, *max_reply, *head, max_inline_result.unwrap_or(all.min(MAX_INLINE_RESULT))]
                 .map(Literal::u32_unsuffixed);
         let one_way = procedure.placement.one_way.then(|| {
@@ -139,7 +140,7 @@ impl<'s> Module<'s> {
                 const NAME: &'static str = #text;
                 const BINDING: Binding = Binding::inline(#max_call, #max_reply)#sent #returned_items;
                 const HEAD: usize = #head;
-                const MAX_INLINE_RESULT: usize = #most;
+                const MAX_INLINE_RESULT: usize = #max_inline;
                 #one_way
                 type Args<'a> = #arguments;
                 type Results<'a> = #results;
@@ -238,7 +239,7 @@ impl<'s> Module<'s> {
             let Call { signature, method, procedure, .. } = call;
             let procedures = quote!(#engine::Procedure);
             let pass = |take| quote!(typed::#take(call, |call| Server::#method(&*held, call)));
-            let made = match procedure.placement.run {
+            let constructor = match procedure.placement.run {
                 Run::Shard | Run::Workers => {
                     let invoke = invoke(call, &quote!(&*held));
                     quote!(#procedures::new(move |call| { #invoke }))
@@ -261,7 +262,7 @@ impl<'s> Module<'s> {
             let register = Self::register(call, &workers);
             quote! {
                 let held = #shared::clone(server);
-                let procedure = #made;
+                let procedure = #constructor;
                 #register
             }
         });
@@ -274,7 +275,7 @@ impl<'s> Module<'s> {
         }
     }
 
-    /// Generates `add_deferred` and `run`, by which threads of the application run procedures.
+    /// Generates `add_deferred` and `run`, with which threads of the application run procedures.
     fn run_and_defer(&self) -> Option<TokenStream> {
         let engine = self.engine;
         let at_once = |call: &&Call<'_>| matches!(call.procedure.placement.run, Run::Shard | Run::Workers);
@@ -321,7 +322,7 @@ impl<'s> Module<'s> {
 
     fn client(&self) -> TokenStream {
         let methods = self.calls.iter().map(|call| {
-            let Call { doc, signature, method: name, with, args, .. } = call;
+            let Call { doc, signature, method: name, with_options, args, .. } = call;
             let named = if args.is_some() { quote!(args) } else { quote!(&()) };
             let args: Vec<_> = args.iter().collect();
             let method = |name, note: Option<&str>, parameter, options| {
@@ -341,8 +342,9 @@ impl<'s> Module<'s> {
             };
             let without_options = method(name, None, quote!(), quote!(typed::CallOptions::new()));
             let note = " The options may have chunk memory and a time-out.";
-            let with = method(with, Some(note), quote!(options: typed::CallOptions<#signature>), quote!(options));
-            quote!(#without_options #with)
+            let options = quote!(options: typed::CallOptions<#signature>);
+            let with_options = method(with_options, Some(note), options, quote!(options));
+            quote!(#without_options #with_options)
         });
         let is_conversion = |call: &Call<'_>| {
             let name = call.method.to_string();
@@ -378,7 +380,7 @@ fn invoke(Call { signature, method, args, .. }: &Call<'_>, server: &TokenStream)
     quote!(typed::run::<#signature>(call, |call, #pattern, answer| Server::#method(#server, call, #args answer)))
 }
 
-/// True for the null procedure.
+/// Whether this is the null procedure.
 fn is_null(procedure: &Procedure) -> bool {
     procedure.number == 0 && procedure.arguments.is_empty() && procedure.results == Type::Void
 }

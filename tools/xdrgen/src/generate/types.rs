@@ -13,7 +13,7 @@ use crate::schema::{Constant, Field, Form, Schema, Type, TypeDef, TypeId};
 
 /// Generates the constants.
 pub(super) fn constants(schema: &Schema, model: &Model) -> Vec<TokenStream> {
-    // A tuple struct is also a function, so it shares its name with the values.
+    // A tuple struct is also a function, so constants must not have its name.
     let mut scope = Scope::default();
     let structs = (0..model.types.len()).filter_map(|index| model.newtype(&Type::Named(TypeId(index))));
     structs.for_each(|(name, _)| _ = scope.declare(name.to_string()));
@@ -71,12 +71,12 @@ impl Model {
             }
             Form::Union(union) => self.union(id, &doc, union),
             Form::Alias(ty) if self.newtype(&Type::Named(id)).is_some() => {
-                let (derives, of) = (derives(facts), self.rust_type(ty, &quote!('a), &quote!()));
+                let (derives, inner) = (derives(facts), self.rust_type(ty, &quote!('a), &quote!()));
                 let (decode, value) = (self.decode(ty, &name.text), Value::place(quote!(self.0)));
                 let (len, encode) = (self.len(ty, &value), self.encode(ty, &value));
                 let codec = Codec { decode: quote!(Ok(Self(#decode))), len, encode, parts: 1 };
                 let codec = self.codec(id, facts, codec);
-                quote!(#doc #derives pub struct #rust #life(pub #of); #codec)
+                quote!(#doc #derives pub struct #rust #life(pub #inner); #codec)
             }
             Form::Alias(ty) => {
                 let ty = self.rust_type(ty, &quote!('a), &quote!());

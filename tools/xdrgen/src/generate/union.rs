@@ -36,7 +36,7 @@ impl Model {
         for variant in &all {
             let Variant { name: variant, doc, pattern, word, what, parts } = variant;
             let names: Vec<_> = parts.iter().map(|(name, _)| name).collect();
-            let tuple = |of: &[TokenStream]| (!of.is_empty()).then(|| quote!((#(#of),*)));
+            let tuple = |parts: &[TokenStream]| (!parts.is_empty()).then(|| quote!((#(#parts),*)));
             let types: Vec<_> = parts.iter().map(|(_, ty)| self.rust_type(ty, &quote!('a), &quote!())).collect();
             let types = tuple(&types);
             variants.push(quote!(#doc #variant #types));
@@ -112,13 +112,14 @@ impl Model {
         };
         self.enumeration(&union.switch.ty).filter(|_| union.arms[0].cases[0].value == 0)?;
         let rust = &self.names[id.0];
-        let one_or_tuple = |of: &[TokenStream]| if let [one] = of { one.clone() } else { quote!((#(#of),*)) };
+        let one_or_tuple = |parts: &[TokenStream]| if let [one] = parts { one.clone() } else { quote!((#(#parts),*)) };
         let split = |parts: &[(Ident, &Type)]| -> (Vec<_>, Vec<_>) {
             parts.iter().map(|(name, ty)| (quote!(#name), self.rust_type(ty, &quote!('a), &quote!()))).unzip()
         };
         let ((good, good_types), (bad, bad_types)) = (split(good), split(bad));
         let held = (!good.is_empty()).then(|| quote!((#(#good),*)));
-        let [good, good_type, bad_value, bad_type] = [&good, &good_types, &bad, &bad_types].map(|of| one_or_tuple(of));
+        let [good, good_type, bad_value, bad_type] =
+            [&good, &good_types, &bad, &bad_types].map(|parts| one_or_tuple(parts));
         let switch_type = &bad_types[0];
         Some(quote! {
             impl #life #rust #life {
@@ -148,12 +149,12 @@ impl Model {
     /// Returns the variants, and whether each value of the discriminant has one.
     fn union_variants<'s>(&self, union: &'s Union) -> (Vec<Variant<'s>>, bool) {
         let switch = self.resolve(&union.switch.ty);
-        let values = self.enumeration(switch).map(|(of, values)| (of, values, self.variants(values)));
+        let values = self.enumeration(switch).map(|(id, values)| (id, values, self.variants(values)));
         let cases: Vec<_> = union.arms.iter().flat_map(|arm| arm.cases.iter().map(move |case| (case, arm))).collect();
-        let has: HashSet<_> = cases.iter().map(|(case, _)| case.value).collect();
+        let case_values: HashSet<_> = cases.iter().map(|(case, _)| case.value).collect();
         let is_covered = match &values {
-            Some((_, values, _)) => values.iter().all(|value| has.contains(&value.value)),
-            None => *switch == Type::Bool && has.len() == 2,
+            Some((_, values, _)) => values.iter().all(|value| case_values.contains(&value.value)),
+            None => *switch == Type::Bool && case_values.len() == 2,
         };
         let prefix = common_prefix(&cases.iter().map(|(case, _)| &*case.name.text).collect::<Vec<_>>());
         let mut scope = Scope::default();
@@ -161,10 +162,10 @@ impl Model {
         let mut variants: Vec<_> = (cases.iter())
             .map(|(case, arm)| {
                 let (name, pattern) = match &values {
-                    Some((of, values, variants)) => {
+                    Some((id, values, variants)) => {
                         let at = values.iter().position(|value| value.value == case.value).unwrap_or_default();
-                        let (of, variant) = (&self.names[of.0], &variants[at]);
-                        (scope.declare(variant.to_string()), quote!(#of::#variant))
+                        let (rust, variant) = (&self.names[id.0], &variants[at]);
+                        (scope.declare(variant.to_string()), quote!(#rust::#variant))
                     }
                     None => basic_case(case, prefix, switch, &mut scope),
                 };

@@ -30,7 +30,7 @@ fn specifications_of_rpcsvc_compile() {
     }
 }
 
-/// Returns the definitions of an RFC without page breaks: the lines from a keyword to the semicolon behind all braces.
+/// Returns the definitions of an RFC without page breaks: the lines from a keyword to the semicolon after all braces.
 fn definitions(rfc: &str) -> String {
     let mut lines = Vec::new();
     for line in rfc.split('\u{c}').flat_map(|page| page.trim_matches('\n').lines()) {

@@ -255,13 +255,13 @@ fn programs_have_versions_and_procedures() {
 #[test]
 fn comments_are_documentation() {
     let schema = schema(
-        "/* A licence. */\n\n/*\n * Two\n * lines.\n */\nstruct a { /* not this */\n  int x; /* behind x */\n  /* before y */\n  \
+        "/* A licence. */\n\n/*\n * Two\n * lines.\n */\nstruct a { /* not this */\n  int x; /* after x */\n  /* before y */\n  \
         int y;\n\n  /* apart */\n\n  int z;\n};\nenum e { /* of e */\n A = 1, // first\n B = 2 /* last */\n};",
     );
     assert_eq!(schema.types[0].name.doc, ["Two", "lines."]);
     let Form::Struct { fields, .. } = &schema.types[0].form else { panic!() };
     let docs: Vec<_> = fields.iter().map(|field| field.name.doc.join("|")).collect();
-    assert_eq!(docs, ["behind x", "before y", ""]);
+    assert_eq!(docs, ["after x", "before y", ""]);
     assert_eq!(schema.types[1].name.doc, ["of e"]);
     let Form::Enum(values) = &schema.types[1].form else { panic!() };
     assert_eq!([&values[0].name.doc[0], &values[1].name.doc[0]], ["first", "last"]);
@@ -292,7 +292,10 @@ typedef opaque u[L];\nenum e { SUM = L };\n#if L\n#undef L\n#else\njunk\n#endif\
     let Form::Struct { fields, .. } = form(&schema, "s") else { panic!() };
     assert_eq!(fields[0].ty, Type::FixedOpaque(4));
     for (name, len) in [("t", 6), ("u", 8), ("v", 9)] {
-        assert!(matches!(form(&schema, name), Form::Alias(Type::FixedOpaque(of)) if *of == len), "{name}: {schema:?}");
+        assert!(
+            matches!(form(&schema, name), Form::Alias(Type::FixedOpaque(found)) if *found == len),
+            "{name}: {schema:?}"
+        );
     }
     let Form::Enum(values) = form(&schema, "e") else { panic!() };
     assert_eq!(values[0].value, 8);

@@ -83,7 +83,7 @@ fn limits_have_defaults_without_a_placement_file() {
     assert!(found.iter().all(|found| found.arguments.is_none() && found.results.is_none()));
 }
 
-/// The first eligible item is behind a union that may also have one.
+/// The first eligible item follows a union that may also have one.
 #[test]
 fn the_head_includes_a_union_without_its_item() {
     let xdr = "union u switch (int i) { case 0: opaque a<8>; default: int b[5]; };
@@ -137,7 +137,8 @@ fn an_arm_that_is_also_the_default_has_one_placement() {
 #[test]
 fn one_way_procedures_have_no_results() {
     let placement = "[bounds]\nname = 9\n[FILES_V1.WRITE]\none_way = true\n".to_owned() + LIMITS;
-    let one_way: Vec<_> = procedures(XDR, Some(&placement)).iter().map(|of| of.placement.one_way).collect();
+    let one_way: Vec<_> =
+        procedures(XDR, Some(&placement)).iter().map(|procedure| procedure.placement.one_way).collect();
     assert_eq!(one_way, [false, true, false]);
 }
 
