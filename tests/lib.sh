@@ -1,7 +1,9 @@
-# Functions for the scripts of this directory, which source it in bash. For apt, the caller sets $logs to a directory.
+# Functions for the scripts of this directory, which source it in bash. For apt_install, the caller sets $logs to a
+# directory.
 
-# attended COMMAND…: runs a command in the background and waits for it, so that this script handles signals at once.
-attended() {
+# run_interruptibly COMMAND…: runs a command in the background and waits for it, so that this script handles signals
+# at once.
+run_interruptibly() {
     "$@" &
     wait $!
 }
@@ -12,16 +14,16 @@ attended() {
 # shellcheck disable=SC2016,SC2034
 recorded='trap : TERM; "${@:2}"; status=$?; echo "$status" >"$1"; exit "$status"'
 
-# await PROCESS FILE: waits for a command that was started through $recorded, and returns its exit status.
-await() {
+# wait_for_recorded PROCESS FILE: waits for a command that was started through $recorded, and returns its exit status.
+wait_for_recorded() {
     local status=0
     wait "$1" 2>/dev/null || status=$?
     ((status != 127)) || [[ ! -e $2 ]] || status=$(<"$2")
     return "$status"
 }
 
-# apt PACKAGE…: installs packages if that needs no password. Otherwise prints the reason.
-apt() {
+# apt_install PACKAGE…: installs packages if that needs no password. Otherwise prints the reason.
+apt_install() {
     local as=()
     if ((EUID != 0)); then as=(sudo -n); fi
     if ! command -v apt-get >/dev/null || { ((EUID != 0)) && ! sudo -n true 2>/dev/null; }; then
@@ -30,9 +32,9 @@ apt() {
     fi
     echo "installing $*"
     local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@")
-    if ! attended timeout 300 "${as[@]}" "${install[@]}" >"$logs/apt.log" 2>&1; then
-        attended timeout 120 "${as[@]}" apt-get update >>"$logs/apt.log" 2>&1 || true
-        attended timeout 300 "${as[@]}" "${install[@]}" >>"$logs/apt.log" 2>&1 ||
+    if ! run_interruptibly timeout 300 "${as[@]}" "${install[@]}" >"$logs/apt.log" 2>&1; then
+        run_interruptibly timeout 120 "${as[@]}" apt-get update >>"$logs/apt.log" 2>&1 || true
+        run_interruptibly timeout 300 "${as[@]}" "${install[@]}" >>"$logs/apt.log" 2>&1 ||
             { echo "apt-get failed: see $logs/apt.log"; return 1; }
     fi
 }

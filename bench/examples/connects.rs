@@ -74,14 +74,14 @@ fn main() -> Result<(), Failure> {
     let mut arguments = std::env::args().skip(1);
     let kind = arguments.next();
     let usage = "usage: connects polled|busy|threads|endpoint|counted|timed|witness [CONNECTIONS [BURST]]";
-    let mut number = |usual| arguments.next().map_or(Ok(usual), |text| text.parse::<usize>().map_err(|_| usage));
-    let (connections, burst) = (number(2000)?, number(16)?);
+    let mut parse_number = |usual| arguments.next().map_or(Ok(usual), |text| text.parse::<usize>().map_err(|_| usage));
+    let (connections, burst) = (parse_number(2000)?, parse_number(16)?);
     let address: Address = format!("soft:connects-{}", std::process::id()).parse()?;
     match kind.as_deref() {
-        Some(kind @ ("polled" | "busy" | "threads" | "endpoint")) => sequential(&address, kind, connections),
-        Some("counted") => turns(&address, connections, burst.max(1), || 0),
-        Some("timed") => turns(&address, connections, burst.max(1), processor_time),
-        Some("witness") => witness(&address, connections, burst.max(1)),
+        Some(kind @ ("polled" | "busy" | "threads" | "endpoint")) => connect_sequentially(&address, kind, connections),
+        Some("counted") => measure_turns(&address, connections, burst.max(1), || 0),
+        Some("timed") => measure_turns(&address, connections, burst.max(1), processor_time),
+        Some("witness") => measure_witness(&address, connections, burst.max(1)),
         Some("serve") => serve(connections),
         _ => Err(usage.into()),
     }
@@ -119,7 +119,7 @@ fn client_config(connections: usize, idle: IdlePolicy) -> ClientConfig {
 }
 
 /// Makes connections one after the other.
-fn sequential(address: &Address, kind: &str, connections: usize) -> Result<(), Failure> {
+fn connect_sequentially(address: &Address, kind: &str, connections: usize) -> Result<(), Failure> {
     let idle = IdlePolicy::default();
     let shard = config(connections, if kind == "busy" { IdlePolicy::Poll } else { idle });
     let client = |connections| client_config(connections, idle);
@@ -148,7 +148,7 @@ fn sequential(address: &Address, kind: &str, connections: usize) -> Result<(), F
     Ok(())
 }
 
-fn turns(address: &Address, connections: usize, burst: usize, time_now: fn() -> u64) -> Result<(), Failure> {
+fn measure_turns(address: &Address, connections: usize, burst: usize, time_now: fn() -> u64) -> Result<(), Failure> {
     let fabric = |config: &Config| SoftwareFabric::new(config.software());
     let (config, client) = (config(connections, IdlePolicy::Poll), client_config(connections, IdlePolicy::Poll));
     let time = SimulatedTime::new();
@@ -181,7 +181,7 @@ fn serve(connections: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-fn witness(address: &Address, connections: usize, burst: usize) -> Result<(), Failure> {
+fn measure_witness(address: &Address, connections: usize, burst: usize) -> Result<(), Failure> {
     let mut server = Command::new(std::env::current_exe()?)
         .args(["serve", &connections.to_string()])
         .stdin(Stdio::piped())
@@ -287,18 +287,18 @@ impl RoundTrips {
 
 /// Time that this process and the server have waited for a processor, in nanoseconds.
 fn run_delay(server: u32) -> u64 {
-    let of = |process: &str| {
+    let delay_of = |process: &str| {
         let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
         let statistics = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok());
         statistics.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>()
     };
-    of("self") + of(&server.to_string())
+    delay_of("self") + delay_of(&server.to_string())
 }
 
 fn print_percentiles(what: &str, times: &mut [u64]) {
     times.sort_unstable();
     let at =
         |part: f64| times.get((times.len() as f64 * part) as usize).or(times.last()).map_or(0.0, |&t| t as f64 / 1e3);
-    let (p50, p99, p999, most) = (at(0.5), at(0.99), at(0.999), at(1.0));
-    println!("{what}: {}, p50 {p50:.1} us, p99 {p99:.1}, p99.9 {p999:.1}, most {most:.1}", times.len());
+    let (p50, p99, p999, max) = (at(0.5), at(0.99), at(0.999), at(1.0));
+    println!("{what}: {}, p50 {p50:.1} us, p99 {p99:.1}, p99.9 {p999:.1}, max {max:.1}", times.len());
 }

@@ -58,6 +58,7 @@ const DEFERRED: u32 = 4;
 const BY_TASK: u32 = 5;
 const ADD: u32 = 6;
 const PAYLOAD: usize = 64;
+
 /// Signature of a procedure that adds two numbers, as generated from `int ADD(int, int) = 7`.
 enum TypedAdd {}
 

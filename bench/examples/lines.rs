@@ -15,7 +15,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The cores of the two threads.
 const CORES: [usize; 2] = [1, 0];
-/// Calls under way on each connection.
+/// Outstanding calls of each connection.
 const DEPTH: usize = 32;
 /// Cache lines of the record of a call or a reply in the ring: 144 or 128 bytes, and a header of 16.
 const RECORD: usize = 3;
@@ -38,15 +38,15 @@ fn time_per_call(connections: usize) -> Result<f64, Box<dyn Error>> {
     let memory = || (0..words).map(|_| AtomicU64::new(0)).collect::<Vec<_>>();
     let (calls, replies) = (memory(), memory());
     let rounds = (2_000_000 / (connections * DEPTH)).max(2) as u64;
-    // 7919 is prime to any number of connections used here.
+    // 7919 is coprime to the numbers of connections used here.
     let order = || (0..connections).map(|n| n * 7919 % connections * DEPTH);
-    let of = |connection| (connection..connection + DEPTH).map(|call| call * RECORD * LINE);
-    let put = |to: &[AtomicU64], at: usize, round: u64| {
+    let records = |connection| (connection..connection + DEPTH).map(|call| call * RECORD * LINE);
+    let write_record = |to: &[AtomicU64], at: usize, round: u64| {
         let record = &to[at..][..RECORD * LINE];
         record[1..].iter().for_each(|word| word.store(round, Ordering::Relaxed));
-        record[0].store(round, Ordering::Release); // pairs with the Acquire load in `take`
+        record[0].store(round, Ordering::Release); // pairs with the Acquire load in `read_record`
     };
-    let take = |from: &[AtomicU64], into: &mut [u64], at: usize, round: u64| {
+    let read_record = |from: &[AtomicU64], into: &mut [u64], at: usize, round: u64| {
         let record = &from[at..][..RECORD * LINE];
         while record[0].load(Ordering::Acquire) != round {
             std::hint::spin_loop();
@@ -61,21 +61,21 @@ fn time_per_call(connections: usize) -> Result<f64, Box<dyn Error>> {
             pin(CORES[0])?;
             let mut copies = vec![0; words];
             for round in 1..=rounds {
-                for at in order().flat_map(of) {
-                    take(&calls, &mut copies, at, round);
-                    put(&replies, at, round);
+                for at in order().flat_map(records) {
+                    read_record(&calls, &mut copies, at, round);
+                    write_record(&replies, at, round);
                 }
             }
             Ok::<_, rustix::io::Errno>(())
         });
         let mut copies = vec![0; words];
         let start = Instant::now();
-        order().flat_map(of).for_each(|at| put(&calls, at, 1));
+        order().flat_map(records).for_each(|at| write_record(&calls, at, 1));
         for round in 1..=rounds {
             for connection in order() {
-                of(connection).for_each(|at| take(&replies, &mut copies, at, round));
+                records(connection).for_each(|at| read_record(&replies, &mut copies, at, round));
                 if round < rounds {
-                    of(connection).for_each(|at| put(&calls, at, round + 1));
+                    records(connection).for_each(|at| write_record(&calls, at, round + 1));
                 }
             }
         }

@@ -81,7 +81,7 @@ enum Command {
         /// Bytes of a block; K and M are 1024 and 1024²
         #[arg(short, long, value_name = "BYTES", default_value = "1M", value_parser = parse_size)]
         size: usize,
-        /// Blocks of memory on either side, used in turn
+        /// Blocks of memory on each side, used in turn
         #[arg(short = 't', long, value_name = "N", default_value = "1")]
         outstanding: NonZeroUsize,
         /// Both sides send, and both receive
@@ -116,16 +116,16 @@ struct Common {
     json: Option<PathBuf>,
 }
 
-/// What the server does.
+/// Work of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Role {
-    /// Sends back what it receives
+    /// Sends each message back
     Echo,
-    /// Sends back what it receives, and sleeps until there is something
+    /// Sends each message back, and sleeps until the next
     EchoAsleep,
-    /// Sends
+    /// Sends blocks
     Send,
-    /// Sends, and receives
+    /// Sends and receives blocks
     Both,
 }
 
@@ -175,6 +175,7 @@ impl End {
         self.check_moved(received)
     }
 
+    /// Maps an unready socket to 0 bytes, and the end of the stream to an error.
     fn check_moved(&self, moved: io::Result<usize>) -> io::Result<usize> {
         match moved {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
@@ -204,7 +205,7 @@ impl End {
     }
 }
 
-/// The size of a block, and how many of them have memory.
+/// Size of a block, and number of blocks in memory.
 type Layout = (usize, NonZeroUsize);
 
 /// Blocks of one direction, which use the memory of several blocks in turn.
@@ -222,7 +223,7 @@ impl Blocks {
         Self { memory: vec![0xa5; size * blocks.get()], size, done: 0, bytes: 0 }
     }
 
-    /// Moves bytes of the present block.
+    /// Sends or receives bytes of the current block.
     fn advance(&mut self, step: impl FnOnce(&mut [u8]) -> io::Result<usize>) -> io::Result<()> {
         let end = self.done - self.done % self.size + self.size;
         let moved = step(&mut self.memory[self.done..end])?;
@@ -242,7 +243,8 @@ impl Server {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed("bind to 127.0.0.1"))?;
         let port = listener.local_addr().map_err(failed("getsockname"))?.port();
         let name = role.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-        let mut command = std::process::Command::new(std::env::current_exe().map_err(failed("our own executable"))?);
+        let mut command =
+            std::process::Command::new(std::env::current_exe().map_err(failed("the path of this executable"))?);
         command.args(["serve", &name, &port.to_string(), &placement.server.to_string()]);
         command.args([placement.shared.to_string(), size.to_string(), blocks.to_string()]);
         let mut server = Self(command.spawn().map_err(failed("cannot start the server"))?);
@@ -284,22 +286,22 @@ fn serve(role: Role, port: u16, (core, shared): (usize, bool), layout: Layout) -
 }
 
 fn serve_on(end: &mut End, role: Role, layout: Layout) -> io::Result<Infallible> {
-    let (mut out, mut inward) = (Blocks::new(layout), Blocks::new(layout));
+    let (mut outgoing, mut incoming) = (Blocks::new(layout), Blocks::new(layout));
     loop {
         match role {
             Role::Echo => {
-                end.receive_all(&mut inward.memory)?;
-                end.send_all(&inward.memory)?;
+                end.receive_all(&mut incoming.memory)?;
+                end.send_all(&incoming.memory)?;
             }
             Role::EchoAsleep => {
                 rustix::event::poll(&mut [PollFd::new(&end.socket, PollFlags::IN)], None)?;
-                end.receive_all(&mut inward.memory)?;
-                end.send_all(&inward.memory)?;
+                end.receive_all(&mut incoming.memory)?;
+                end.send_all(&incoming.memory)?;
             }
-            Role::Send => out.advance(|block| end.send(block))?,
+            Role::Send => outgoing.advance(|block| end.send(block))?,
             Role::Both => {
-                out.advance(|block| end.send(block))?;
-                inward.advance(|room| end.receive(room))?;
+                outgoing.advance(|block| end.send(block))?;
+                incoming.advance(|room| end.receive(room))?;
             }
         }
     }
@@ -311,7 +313,7 @@ fn window(common: &Common) -> (u64, u64) {
     ((warm_up * 1e9) as u64, ((warm_up + common.duration) * 1e9) as u64)
 }
 
-fn lost(error: io::Error) -> Failure {
+fn connection_failure(error: io::Error) -> Failure {
     Failure::run("the connection to the server", error)
 }
 
@@ -327,8 +329,8 @@ fn pingpong(size: usize, (rate, sleep): (Option<f64>, bool), common: &Common) ->
     while begun < until {
         // The stamp proves that the returned data is that of this round trip.
         ping[size - 1] = ping[size - 1].wrapping_add(1);
-        end.send_all(&ping).map_err(lost)?;
-        end.receive_all(&mut pong).map_err(lost)?;
+        end.send_all(&ping).map_err(connection_failure)?;
+        end.receive_all(&mut pong).map_err(connection_failure)?;
         if pong[size - 1] != ping[size - 1] {
             return Err(Failure::Run("the server has returned other data".to_owned()));
         }
@@ -363,13 +365,13 @@ fn stream(layout: Layout, both: bool, common: &Common) -> Result<(), Failure> {
     let placement = Placement::decide(common.cores)?;
     let role = if both { Role::Both } else { Role::Send };
     let (_server, mut end) = Server::start(role, &placement, layout)?;
-    let (mut out, mut inward) = (Blocks::new(layout), Blocks::new(layout));
+    let (mut outgoing, mut incoming) = (Blocks::new(layout), Blocks::new(layout));
     let (clock, (from, until)) = (Clock::new(), window(common));
     let mut begun = None;
     let ended = loop {
-        inward.advance(|room| end.receive(room)).map_err(lost)?;
+        incoming.advance(|room| end.receive(room)).map_err(connection_failure)?;
         if both {
-            out.advance(|block| end.send(block)).map_err(lost)?;
+            outgoing.advance(|block| end.send(block)).map_err(connection_failure)?;
         }
         let now = clock.ns();
         if now >= until {
@@ -378,7 +380,7 @@ fn stream(layout: Layout, both: bool, common: &Common) -> Result<(), Failure> {
         if begun.is_none() && now >= from {
             // The socket buffers hold about as much now as at the end, so their contents cancel out.
             begun = Some(now);
-            (inward.bytes, out.bytes) = (0, 0);
+            (incoming.bytes, outgoing.bytes) = (0, 0);
         }
     };
     let begun = begun.ok_or_else(|| Failure::Usage(format!("-D {}: too short for a measurement", common.duration)))?;
@@ -387,13 +389,13 @@ fn stream(layout: Layout, both: bool, common: &Common) -> Result<(), Failure> {
     let mib = |bytes: u64| per_second(bytes) / (1 << 20) as f64;
     let (size, blocks) = layout;
     let mut result =
-        json!({ "size": size, "outstanding": blocks, "seconds": seconds, "bytes_per_s": per_second(inward.bytes) });
-    let mut text = format!("blocks of {size} bytes: {:.1} MiB/s from the server", mib(inward.bytes));
+        json!({ "size": size, "outstanding": blocks, "seconds": seconds, "bytes_per_s": per_second(incoming.bytes) });
+    let mut text = format!("blocks of {size} bytes: {:.1} MiB/s from the server", mib(incoming.bytes));
     if both {
-        let sum = inward.bytes + out.bytes;
-        result["reverse"] = json!({ "bytes_per_s": per_second(out.bytes) });
+        let sum = incoming.bytes + outgoing.bytes;
+        result["reverse"] = json!({ "bytes_per_s": per_second(outgoing.bytes) });
         result["sum"] = json!({ "bytes_per_s": per_second(sum) });
-        text += &format!(", {:.1} MiB/s to it, {:.1} MiB/s together", mib(out.bytes), mib(sum));
+        text += &format!(", {:.1} MiB/s to it, {:.1} MiB/s together", mib(outgoing.bytes), mib(sum));
     }
     report("stream", &placement, &clock, common, (result, &text))
 }

@@ -24,9 +24,9 @@ const PAYLOAD: usize = 64;
 
 /// Starts calls from a thread that is not the shard's.
 #[inline(never)]
-fn client_side(client: &mut Client, under_way: &mut Vec<Pending>, depth: u64) -> Result<(), Box<dyn Error>> {
+fn client_side(client: &mut Client, outstanding: &mut Vec<Pending>, depth: u64) -> Result<(), Box<dyn Error>> {
     for _ in 0..depth {
-        under_way.push(client.start(ClientCall::new(ECHO).args([7; PAYLOAD]))?);
+        outstanding.push(client.start(ClientCall::new(ECHO).args([7; PAYLOAD]))?);
     }
     Ok(())
 }
@@ -45,10 +45,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     services.add(PROGRAM, VERSION, ECHO, Procedure::new(echo));
     let server = Server::start(&address, services, &ServerConfig::default())?;
     let mut client = Client::connect(&address, ClientConfig::new(PROGRAM, VERSION))?;
-    let mut under_way = Vec::with_capacity(depth as usize);
+    let mut outstanding = Vec::with_capacity(depth as usize);
     for _ in 0..calls / depth {
-        client_side(&mut client, &mut under_way, depth)?;
-        for mut pending in under_way.drain(..) {
+        client_side(&mut client, &mut outstanding, depth)?;
+        for mut pending in outstanding.drain(..) {
             pending.join()?;
         }
     }

@@ -83,7 +83,7 @@ pub(crate) struct ServeArgs {
     /// fabrics
     #[arg(long, value_name = "ADDRESS[,ADDRESS…]", value_delimiter = ',', default_value = DEFAULT_ADDRESS)]
     pub(crate) listen: Vec<String>,
-    /// Cores: of each shard, then of each worker (default: the second core allowed, then those that are left)
+    /// Cores of the shards, then of the workers (default: the second allowed core, then the remaining ones)
     #[arg(long, value_name = "CORE[,CORE…]", value_delimiter = ',')]
     pub(crate) cores: Vec<usize>,
     /// Core of the client; the server avoids it
@@ -276,26 +276,25 @@ pub(crate) struct CommonArgs {
 /// RDMA device and packet options, with perftest's letters.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct DeviceArgs {
-    /// RDMA device of this side (default: the one on the way to the address)
+    /// RDMA device of this side (default: the one that reaches the address)
     #[arg(short = 'd', long, value_name = "DEVICE")]
     pub(crate) ib_dev: Option<String>,
-    /// GID index of the device (default: the one of the way to the address)
+    /// GID index of the device (default: the one that reaches the address)
     #[arg(short = 'x', long, value_name = "INDEX")]
     pub(crate) gid_index: Option<u32>,
-    /// Service level of this side's packets, 0 to 15 (default: the one of the path)
+    /// Service level of this side's packets, 0 to 15 (default: the path's)
     #[arg(short = 'S', long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(..=15))]
     pub(crate) sl: Option<u8>,
-    /// Type of service or traffic class of this side's packets on verbs and iwarp, 0 to 255 (default: the one of the
-    /// path)
+    /// Type of service or traffic class of this side's packets on verbs and iwarp, 0 to 255 (default: the path's)
     #[arg(short = 'T', long, value_name = "TOS")]
     pub(crate) tos: Option<u8>,
-    /// Path MTU in bytes; at a server the largest that it takes (default: the one of the path)
+    /// Path MTU in bytes; a server uses at most this (default: the path's)
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     pub(crate) mtu: Option<u32>,
     /// iWARP: CRC-32C of each FPDU (default: if-asked)
     #[arg(long, value_name = "never|if-asked|always", help_heading = "iWARP")]
     pub(crate) crc: Option<Crc>,
-    /// iWARP: FPDUs as long as the format allows, or within a TCP segment (default: auto, by the peer)
+    /// iWARP: FPDUs as long as the format allows, or within a TCP segment (default: auto, which depends on the peer)
     #[arg(long, value_name = "auto|segment|longest", help_heading = "iWARP")]
     pub(crate) fpdu: Option<FpduSize>,
     /// iWARP: SO_SNDBUF in bytes (default: the kernel's choice)
@@ -391,10 +390,10 @@ pub(crate) enum RawOp {
     Write,
 }
 
-/// The given options of `A`, for a server's command line.
+/// The options of `A` on this command line, as arguments of a server.
 ///
 /// The options of [`rpcrdma_config::ConfigArgs`] are left out.
-pub(crate) fn given<A: Args>(matches: &ArgMatches) -> Vec<String> {
+pub(crate) fn given_options<A: Args>(matches: &ArgMatches) -> Vec<String> {
     let words = |arg: &Arg| -> Vec<String> {
         let (id, name) = (arg.get_id().as_str(), arg.get_long().unwrap_or_default());
         if matches.value_source(id) != Some(ValueSource::CommandLine) || ["config", "set", "print_config"].contains(&id)
@@ -482,7 +481,7 @@ mod tests {
     }
 
     /// Formats operation, sizes and depth of a test.
-    fn measured(arguments: &[&str]) -> String {
+    fn describe_test(arguments: &[&str]) -> String {
         let all = ["rpcperf"].iter().chain(arguments);
         match Cli::try_parse_from(all).unwrap().command {
             Command::Lat(LatArgs { call, .. }) | Command::Rate(RateArgs { call, .. }) => {
@@ -515,7 +514,7 @@ mod tests {
             let (test, options) = (words(cells[0]), words(cells[2].trim_matches('|').trim()));
             if !options.is_empty() {
                 let stated: Vec<&str> = test.iter().chain(&options).copied().collect();
-                assert_eq!(measured(&stated), measured(&test[..1]), "{row}");
+                assert_eq!(describe_test(&stated), describe_test(&test[..1]), "{row}");
                 tests.push(test[0]);
             }
         }
@@ -529,7 +528,7 @@ mod tests {
         let path = PathConfig { tos: Some(104), service_level: Some(3), path_mtu: Some(1024) };
         assert_eq!(device(&all).path(), path);
         let matches = Cli::command().get_matches_from(["rpcperf", "raw-lat"].iter().chain(&all));
-        let handed = given::<DeviceArgs>(matches.subcommand().unwrap().1);
+        let handed = given_options::<DeviceArgs>(matches.subcommand().unwrap().1);
         assert_eq!(device(&handed.iter().map(String::as_str).collect::<Vec<_>>()).path(), path);
         assert_eq!(device(&[]).path(), PathConfig::default());
         let refused = |arguments: &[&str], address: &str| device(arguments).check(&address.parse().unwrap()).err();

@@ -29,7 +29,7 @@ impl Clock {
 
     /// A mock clock that starts at 0 and advances on request.
     #[cfg(test)]
-    pub(crate) fn given() -> (Self, Arc<quanta::Mock>) {
+    pub(crate) fn mock() -> (Self, Arc<quanta::Mock>) {
         let (inner, time) = quanta::Clock::mock();
         (Self { inner, origin: 0, name: String::new() }, time)
     }
@@ -71,9 +71,10 @@ mod tests {
         assert!(ns >= 1_300_000, "{ns} ns for 2 ms");
         assert!(clock.name().contains("TSC") || clock.name().contains("CLOCK_MONOTONIC"));
     }
+
     #[test]
-    fn a_manual_clock_advances_on_request() {
-        let (clock, time) = Clock::given();
+    fn a_mock_clock_advances_on_request() {
+        let (clock, time) = Clock::mock();
         assert_eq!(clock.ns(), 0);
         time.increment(Duration::from_nanos(70));
         assert_eq!(clock.ns(), 70);

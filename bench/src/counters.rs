@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counters(BTreeMap<String, u64>);
 
-/// Ratios of a measurement: their names, what they count, and of what.
+/// Ratios of a measurement: the name, the counters whose sum is divided, and the counter that divides it.
 const RATIOS: [(&str, &[&str], &str); 13] = [
     // Nanoseconds, idle polls included.
     ("cpu_ns_per_call", &["cpu_ns"], "calls"),
@@ -58,11 +58,11 @@ impl Counters {
         Self(self.0.iter().map(|(name, now)| (name.clone(), now - before.get(name))).collect())
     }
 
-    /// Adds the ratios per call.
-    pub(crate) fn usage(self) -> Usage {
-        let ratio = |(name, count, of): (&'static str, &[&str], &str)| {
-            let (count, of) = (count.iter().map(|count| self.get(count)).sum::<u64>(), self.get(of));
-            (name, (of > 0).then(|| count as f64 / of as f64))
+    /// Adds the [`RATIOS`].
+    pub(crate) fn into_usage(self) -> Usage {
+        let ratio = |(name, counters, divisor): (&'static str, &[&str], &str)| {
+            let (sum, divisor) = (counters.iter().map(|counter| self.get(counter)).sum::<u64>(), self.get(divisor));
+            (name, (divisor > 0).then(|| sum as f64 / divisor as f64))
         };
         Usage { ratios: RATIOS.map(ratio).into(), counted: self }
     }
@@ -87,7 +87,7 @@ impl Usage {
             ),
         };
         format!(
-            "{} work requests, {} to a doorbell, one in {} signalled; {} turns, {} completions",
+            "{} work requests, {} per doorbell, one in {} signalled; {} turns, {} completions",
             number("work_requests_per_call"),
             number("work_requests_per_doorbell"),
             number("work_requests_per_signalled"),
@@ -113,15 +113,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ratios_are_of_differences() {
+    fn ratios_are_computed_from_increments() {
         let before = Counters::from([("work_requests", 10), ("calls", 5), ("doorbells", 1)]);
         let after = Counters::from([("work_requests", 50), ("calls", 25), ("doorbells", 11), ("grants_pure", 5)]);
-        let usage = after.since(&before).usage();
+        let usage = after.since(&before).into_usage();
         let ratio = |name: &str| usage.ratios[name];
         assert_eq!((ratio("work_requests_per_call"), ratio("work_requests_per_doorbell")), (Some(2.0), Some(4.0)));
         assert_eq!((ratio("grants_pure_per_call"), usage.counted.get("calls")), (Some(0.25), 20));
-        assert!(usage.per_call().starts_with("2.00 work requests, 4.00 to a doorbell, one in - signalled; 0.00 turns"));
-        assert_eq!(Counters::default().usage().ratios["work_requests_per_signalled"], None);
+        assert!(usage.per_call().starts_with("2.00 work requests, 4.00 per doorbell, one in - signalled; 0.00 turns"));
+        assert_eq!(Counters::default().into_usage().ratios["work_requests_per_signalled"], None);
         let text = serde_json::to_string(&after).unwrap();
         assert_eq!(serde_json::from_str::<Counters>(&text).unwrap(), after);
     }

@@ -33,16 +33,16 @@ impl Machine {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let flags = field(&cpuinfo, "flags").unwrap_or_default();
         let flag = |name| flags.split_whitespace().any(|f| f == name);
-        let cpufreq = |core| line(&format!("/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor"));
+        let cpufreq = |core| read_trimmed(&format!("/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor"));
         Self {
             cpu_model: field(&cpuinfo, "model name").map(str::to_owned),
             virtual_machine: flag("hypervisor"),
             invariant_tsc: flag("constant_tsc") && flag("nonstop_tsc"),
             governor: core.and_then(cpufreq),
-            clock_source: line("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
-            kernel: line("/proc/sys/kernel/osrelease"),
+            clock_source: read_trimmed("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+            kernel: read_trimmed("/proc/sys/kernel/osrelease"),
             hugepages: fs::read_to_string("/proc/meminfo").ok().and_then(|text| hugepages(&text)),
-            transparent_hugepages: line("/sys/kernel/mm/transparent_hugepage/enabled")
+            transparent_hugepages: read_trimmed("/sys/kernel/mm/transparent_hugepage/enabled")
                 .and_then(|line| Some(selected(&line)?.to_owned())),
         }
     }
@@ -53,7 +53,7 @@ pub(crate) fn preemptions() -> Option<u64> {
     field(&fs::read_to_string("/proc/thread-self/status").ok()?, "nonvoluntary_ctxt_switches")?.parse().ok()
 }
 
-fn line(path: &str) -> Option<String> {
+fn read_trimmed(path: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let text = text.trim();
     (!text.is_empty()).then(|| text.to_owned())

@@ -19,7 +19,7 @@ pub(crate) fn parse(text: &str) -> Result<Address, Failure> {
 }
 
 /// Address of the raw tests at a server that serves calls at `address`.
-pub(crate) fn raw(address: &Address) -> Result<Address, Failure> {
+pub(crate) fn raw_address(address: &Address) -> Result<Address, Failure> {
     match address {
         Address::Soft(FabricAddress(name)) => Ok(Address::Soft(FabricAddress(format!("{name}.raw")))),
         Address::Iwarp(FabricAddress(text)) => Ok(Address::Iwarp(FabricAddress(next_port(text)?))),
@@ -73,16 +73,17 @@ pub(crate) fn open(address: &Address, idle: Idle, device: &DeviceArgs) -> Result
 }
 
 /// Device limits for people.
-pub(crate) fn limits(of: &Capabilities) -> String {
-    let describe = |is: bool, what: &str| if is { format!(", {what}") } else { format!(", no {what}") };
+pub(crate) fn describe_limits(capabilities: &Capabilities) -> String {
+    let describe =
+        |is_supported: bool, what: &str| if is_supported { format!(", {what}") } else { format!(", no {what}") };
     format!(
         "inline data {}, send queue {}, receive queue {}, reads {}{}{}",
-        of.max_inline_data,
-        of.max_send_wr,
-        of.max_recv_wr,
-        of.max_read_depth,
-        describe(of.remote_invalidate, "remote invalidation"),
-        describe(of.checks_window_bounds, "check of a window's bounds"),
+        capabilities.max_inline_data,
+        capabilities.max_send_wr,
+        capabilities.max_recv_wr,
+        capabilities.max_read_depth,
+        describe(capabilities.remote_invalidate, "remote invalidation"),
+        describe(capabilities.checks_window_bounds, "check of a window's bounds"),
     )
 }
 
@@ -102,7 +103,7 @@ mod tests {
     fn invalid_addresses_are_usage_errors() {
         let address = parse("soft:a:b").unwrap();
         assert_eq!(address, Address::Soft(FabricAddress("a:b".into())));
-        assert_eq!(raw(&address).unwrap().to_string(), "soft:a:b.raw");
+        assert_eq!(raw_address(&address).unwrap().to_string(), "soft:a:b.raw");
         for wrong in ["", "soft:", "a", "tcp:a"] {
             assert!(matches!(parse(wrong), Err(Failure::Usage(_))), "{wrong}");
         }
@@ -117,8 +118,8 @@ mod tests {
             ("verbs:[fd00::1]", "verbs:[fd00::1]:20050"),
             ("verbs:[fd00::1]:7", "verbs:[fd00::1]:8"),
         ] {
-            assert_eq!(raw(&parse(calls).unwrap()).unwrap().to_string(), tests);
+            assert_eq!(raw_address(&parse(calls).unwrap()).unwrap().to_string(), tests);
         }
-        assert!(raw(&parse("verbs:host:65535").unwrap()).is_err(), "there is no next port");
+        assert!(raw_address(&parse("verbs:host:65535").unwrap()).is_err(), "there is no next port");
     }
 }

@@ -17,13 +17,13 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// A run-time failure: the action, its error with sources, and the limit of the process that it has reached.
+    /// A run-time failure: the action, its error with sources, and the exceeded process limit, if any.
     pub(crate) fn run(what: impl fmt::Display, error: impl Into<Box<dyn Error>>) -> Self {
         Self::Run(format!("{what}: {}", rpcrdma_config::program::describe(error.into().as_ref())))
     }
 
-    /// The failure of either of two steps, or one with the texts of both and the code of the first.
-    pub(crate) fn of_both(first: Result<(), Self>, second: Result<(), Self>) -> Result<(), Self> {
+    /// The failure of one of two steps; if both failed, their texts with the exit code of the first.
+    pub(crate) fn combine(first: Result<(), Self>, second: Result<(), Self>) -> Result<(), Self> {
         match (first, second) {
             (Err(first), Err(second)) => Err(match first {
                 Self::Run(text) => Self::Run(format!("{text}; {second}")),

@@ -28,7 +28,7 @@ pub(crate) enum Test {
 
 impl Test {
     /// Closed or open loop, in words.
-    pub(crate) fn looped(self) -> String {
+    pub(crate) fn loop_kind(self) -> String {
         match self {
             Self::Latency { rate: Some(rate) } => {
                 format!("open, {rate} operations/s, timed from when they were due")

@@ -33,7 +33,7 @@ impl Idler {
     }
 
     /// Bounds all sleeps by the time until the next operation.
-    pub(crate) fn due_in(&mut self, next: Option<Duration>) {
+    pub(crate) fn set_next_due(&mut self, next: Option<Duration>) {
         self.longest = next.map_or(LONGEST_SLEEP, |next| next.min(LONGEST_SLEEP));
     }
 
@@ -44,7 +44,8 @@ impl Idler {
         self.armed = false;
     }
 
-    /// Spins, yields, arms or sleeps after an empty poll. Returns true if connection management is due.
+    /// Spins, yields, arms the fabric's wake-up or sleeps after an empty poll. Returns true if connection management is
+    /// due.
     #[inline]
     pub(crate) fn empty<F: Fabric>(&mut self, fabric: &mut F) -> bool {
         self.empty = self.empty.wrapping_add(1);
@@ -64,7 +65,7 @@ impl Idler {
         self.empty.is_multiple_of(CONTROL_EVERY_YIELD)
     }
 
-    /// Arms at the first empty poll and sleeps at the second, so that no event between the two is missed.
+    /// Arms the wake-up at the first empty poll and sleeps at the second, so that no event between the polls is missed.
     #[cold]
     fn sleep<F: Fabric>(&mut self, fabric: &mut F, spins: u32) -> bool {
         if self.armed {

@@ -9,7 +9,7 @@ use crate::figures::Figures;
 use crate::progress::Progress;
 use crate::samples::Samples;
 use crate::stop;
-use crate::target::{IDLE_POLLS, Length, QuietTime, Target, unanswered};
+use crate::target::{IDLE_POLLS, Length, QuietTime, Target, abandonment_error};
 
 /// Measures round trips.
 ///
@@ -59,7 +59,7 @@ pub(crate) fn measure(
         }
         if let Some(ns) = interval_ns {
             let due = origin + (started as f64 * ns) as u64;
-            target.due_in((!free.is_empty()).then(|| Duration::from_nanos(due.saturating_sub(now))));
+            target.set_next_due((!free.is_empty()).then(|| Duration::from_nanos(due.saturating_sub(now))));
         }
         target.poll(&mut done_now)?;
         if done_now.is_empty() {
@@ -87,7 +87,7 @@ pub(crate) fn measure(
             now = clock.ns();
         }
     }
-    let broken = unanswered(target, length, depth as usize - free.len());
+    let broken = abandonment_error(target, length, depth as usize - free.len());
     if samples.count() == 0 {
         return Err(Failure::Run(broken.unwrap_or_else(|| {
             "no operation was done within the time that counts; use a longer -D or a smaller -f".to_owned()
@@ -103,10 +103,10 @@ mod tests {
     use crate::target::fake::Fake;
 
     fn run(fake: &mut Fake, length: Length, rate: Option<f64>) -> Result<Figures, Failure> {
-        run_by(&Clock::new(), fake, length, rate)
+        run_with_clock(&Clock::new(), fake, length, rate)
     }
 
-    fn run_by(clock: &Clock, fake: &mut Fake, length: Length, rate: Option<f64>) -> Result<Figures, Failure> {
+    fn run_with_clock(clock: &Clock, fake: &mut Fake, length: Length, rate: Option<f64>) -> Result<Figures, Failure> {
         measure(fake, clock, length, rate, &mut Progress::new(String::new(), 0))
     }
 
@@ -124,7 +124,7 @@ mod tests {
     fn operations_in_the_margins_are_not_counted() {
         let (mut fake, clock) = Fake::timed(4, 1);
         let time = Length::Time { total: 600_000, margin: 200_000 };
-        let out = run_by(&clock, &mut fake, time, None).unwrap();
+        let out = run_with_clock(&clock, &mut fake, time, None).unwrap();
         assert!(out.operations > 0 && out.operations < fake.started);
         let none = run(&mut Fake::new(1, 1), Length::Time { total: 4, margin: 2 }, None);
         let Err(Failure::Run(text)) = none else { panic!("{none:?}") };
@@ -164,10 +164,10 @@ mod tests {
     }
 
     #[test]
-    fn an_open_loop_sleeps_until_the_next_one_is_due() {
+    fn an_open_loop_sleeps_until_the_next_operation_is_due() {
         /// Records the permitted sleeps.
-        struct Parker(Fake, Vec<Option<Duration>>);
-        impl Target for Parker {
+        struct SleepRecorder(Fake, Vec<Option<Duration>>);
+        impl Target for SleepRecorder {
             fn depth(&self) -> u32 {
                 self.0.depth()
             }
@@ -177,7 +177,7 @@ mod tests {
             fn flush(&mut self) -> Result<(), Failure> {
                 self.0.flush()
             }
-            fn due_in(&mut self, next: Option<Duration>) {
+            fn set_next_due(&mut self, next: Option<Duration>) {
                 assert_eq!(
                     next.is_none(),
                     self.0.begun.len() == self.0.depth as usize,
@@ -191,7 +191,7 @@ mod tests {
         }
         let length = Length::Operations { counted: 50, warm_up: 0 };
         for (depth, rate) in [(4, Some(10_000.0)), (1, Some(10_000.0)), (4, None)] {
-            let mut sleeper = Parker(Fake::new(depth, 1), Vec::new());
+            let mut sleeper = SleepRecorder(Fake::new(depth, 1), Vec::new());
             measure(&mut sleeper, &Clock::new(), length, rate, &mut Progress::new(String::new(), 0)).unwrap();
             assert_eq!(sleeper.1.is_empty(), rate.is_none());
             assert!(sleeper.1.iter().flatten().all(|next| *next <= Duration::from_micros(100)), "{:?}", sleeper.1);
@@ -207,7 +207,7 @@ mod tests {
         {
             let (mut fake, clock) = Fake::timed(depth, 1);
             fake.stalls_at = 100;
-            let out = run_by(&clock, &mut fake, length, rate).unwrap();
+            let out = run_with_clock(&clock, &mut fake, length, rate).unwrap();
             let outstanding = fake.begun.len();
             assert_eq!(out.operations, fake.started - outstanding as u64, "{out:?}");
             assert!(out.seconds < 600e-6, "{}", out.seconds);
@@ -215,7 +215,7 @@ mod tests {
             assert!(out.broken.is_some_and(|why| why.starts_with(&expected)), "{expected}");
             let (mut none, clock) = Fake::timed(1, 1);
             none.stalls_at = 0;
-            let none = run_by(&clock, &mut none, length, rate);
+            let none = run_with_clock(&clock, &mut none, length, rate);
             assert!(none.is_err_and(|failure| failure.to_string().contains("stopped answering")));
         }
     }

@@ -62,7 +62,7 @@ pub fn run() -> ExitCode {
 
 fn run_command(command: Command, given: &ArgMatches) -> Result<(), Failure> {
     use Command::{Bw, Lat, Rate, RawBw, RawLat, Serve};
-    // Without an address each test serves, as in perftest.
+    // A test without an address is a server, as in perftest.
     match &command {
         Serve(args) => serve::run(args),
         Lat(LatArgs { call, .. }) | Rate(RateArgs { call, .. }) | Bw(BwArgs { call, .. })

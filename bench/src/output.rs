@@ -24,8 +24,8 @@ use crate::{stop, table};
 pub(crate) struct Output {
     pub(crate) test: Test,
     pub(crate) direction: Direction,
-    /// JSON on standard output excludes the table.
-    tabular: bool,
+    /// False if standard output gets the JSON.
+    prints_table: bool,
     pending: Pending,
     hgrm: Option<PathBuf>,
     several_sizes: bool,
@@ -42,7 +42,7 @@ impl JsonOutput {
         text.push('\n');
         match self {
             Self::Stdout => print_text(&text),
-            Self::File(path, file) => write_result(file, text.as_bytes()).map_err(|e| failed("--json", path, e)),
+            Self::File(path, file) => write_result(file, text.as_bytes()).map_err(|e| file_failure("--json", path, e)),
         }
     }
 }
@@ -65,18 +65,18 @@ impl Pending {
         })
     }
 
-    /// Returns the outcome of a run unchanged. Writes the JSON if the run failed before it had results.
+    /// Returns the outcome of a run. If the run failed before it wrote the JSON, writes it with the error.
     pub(crate) fn complete(&self, outcome: Result<(), Failure>) -> Result<(), Failure> {
         let Err(failure) = &outcome else { return Ok(()) };
         let written = self.write(Some(&failure.to_string()));
-        Failure::of_both(outcome, written)
+        Failure::combine(outcome, written)
     }
 }
 
 impl Output {
     /// Checks the paths for all `sizes`, so that a wrong one fails before a long run.
     ///
-    /// From now on a signal completes the JSON.
+    /// From now on, a signal that ends the process also writes the JSON.
     pub(crate) fn new(
         test: Test,
         direction: Direction,
@@ -85,34 +85,34 @@ impl Output {
         sizes: &[usize],
     ) -> Result<Self, Failure> {
         let several_sizes = sizes.len() > 1;
-        let distributions =
-            || hgrm.iter().flat_map(|path| sizes.iter().map(|&size| distribution(path, size, several_sizes)));
-        for path in distributions() {
-            check_writable(&path).map_err(|e| failed("--hgrm", &path, e))?;
+        let distribution_paths =
+            || hgrm.iter().flat_map(|path| sizes.iter().map(|&size| distribution_path(path, size, several_sizes)));
+        for path in distribution_paths() {
+            check_writable(&path).map_err(|e| file_failure("--hgrm", &path, e))?;
         }
         let json = match json {
             None => None,
             Some(path) if path.as_os_str() == "-" => Some(JsonOutput::Stdout),
             Some(path) => {
-                Some(JsonOutput::File(path.to_owned(), open_result(path).map_err(|e| failed("--json", path, e))?))
+                Some(JsonOutput::File(path.to_owned(), open_result(path).map_err(|e| file_failure("--json", path, e))?))
             }
         };
         // The JSON file exists now, so links to it can be recognized.
         if let Some(JsonOutput::File(json, _)) = &json
-            && let Some(path) = distributions().find(|path| is_same_file(json, path))
+            && let Some(path) = distribution_paths().find(|path| is_same_file(json, path))
         {
             return Err(Failure::Usage(format!("--hgrm and --json write the same file, {}", path.display())));
         }
-        let tabular = !matches!(json, Some(JsonOutput::Stdout));
+        let prints_table = !matches!(json, Some(JsonOutput::Stdout));
         let report = Report { schema: SCHEMA, ..Report::default() };
         let pending = Pending(Arc::new(Mutex::new((json, report))));
         let interrupted = pending.clone();
-        stop::on_signals(move |reason| {
+        stop::handle_signals(move |reason| {
             if let Err(failure) = interrupted.write(Some(reason)) {
                 print_error!("rpcperf: {failure}");
             }
         })?;
-        Ok(Self { test, direction, tabular, pending, hgrm: hgrm.map(Path::to_owned), several_sizes })
+        Ok(Self { test, direction, prints_table, pending, hgrm: hgrm.map(Path::to_owned), several_sizes })
     }
 
     /// The report so far, for a run that fails.
@@ -123,7 +123,7 @@ impl Output {
     /// Prints the banner and the column titles.
     pub(crate) fn begin(&self, info: &TestInfo) -> Result<(), Failure> {
         self.pending.update(|_, report| report.test_info = Some(info.clone()));
-        if !self.tabular {
+        if !self.prints_table {
             return Ok(());
         }
         let directions = self.direction != Direction::Forward;
@@ -131,29 +131,29 @@ impl Output {
     }
 
     /// Whether there is an entry of this size.
-    pub(crate) fn has(&self, size: usize) -> bool {
+    pub(crate) fn has_entry(&self, size: usize) -> bool {
         self.pending.update(|_, report| report.results.iter().any(|entry| entry.size == size))
     }
 
     /// Adds a complete entry to the report, prints its rows, and writes its distribution.
-    pub(crate) fn result(&self, entry: &Entry, samples: Option<&Samples>) -> Result<(), Failure> {
+    pub(crate) fn add_entry(&self, entry: &Entry, samples: Option<&Samples>) -> Result<(), Failure> {
         self.pending.update(|_, report| report.results.push(entry.clone()));
         let print_rows =
             || self.test.rows(entry, self.direction).iter().try_for_each(|row| print_text(&format!("{row}\n")));
-        let printed = if self.tabular { print_rows() } else { Ok(()) };
+        let printed = if self.prints_table { print_rows() } else { Ok(()) };
         let Some((path, samples)) = self.hgrm.as_deref().zip(samples) else { return printed };
-        let path = distribution(path, entry.size, self.several_sizes);
+        let path = distribution_path(path, entry.size, self.several_sizes);
         let mut text = Vec::new();
         let written = hgrm::write(&mut text, samples).and_then(|()| write_result(&mut open_result(&path)?, &text));
-        Failure::of_both(printed, written.map_err(|e| failed("--hgrm", &path, e)))
+        Failure::combine(printed, written.map_err(|e| file_failure("--hgrm", &path, e)))
     }
 
-    /// Prints the last lines, and writes the JSON. Returns `error` unchanged.
+    /// Prints the last lines, and writes the JSON with `error`, which it returns.
     pub(crate) fn end(&self, error: Option<Failure>) -> Result<(), Failure> {
-        let printed = if self.tabular { self.print_last_lines() } else { Ok(()) };
+        let printed = if self.prints_table { self.print_last_lines() } else { Ok(()) };
         let outcome = error.map_or(printed, Err);
         let error = outcome.as_ref().err().map(Failure::to_string);
-        Failure::of_both(outcome, self.pending.write(error.as_deref()))
+        Failure::combine(outcome, self.pending.write(error.as_deref()))
     }
 
     fn print_last_lines(&self) -> Result<(), Failure> {
@@ -166,7 +166,7 @@ impl Output {
 }
 
 /// Error of the file of an option.
-fn failed(option: &str, path: &Path, error: io::Error) -> Failure {
+fn file_failure(option: &str, path: &Path, error: io::Error) -> Failure {
     Failure::run(format!("{option} {}", path.display()), error)
 }
 
@@ -200,7 +200,7 @@ pub(crate) fn print_text(text: &str) -> Result<(), Failure> {
 }
 
 /// File of the distribution of one size. With several sizes, `dir/out.hgrm` becomes `dir/out.64.hgrm`.
-fn distribution(path: &Path, size: usize, several_sizes: bool) -> PathBuf {
+fn distribution_path(path: &Path, size: usize, several_sizes: bool) -> PathBuf {
     match path.extension() {
         _ if !several_sizes => path.to_owned(),
         Some(extension) => path.with_extension(format!("{size}.{}", extension.to_string_lossy())),
@@ -214,8 +214,8 @@ mod tests {
 
     #[test]
     fn each_size_has_its_own_file() {
-        assert_eq!(distribution(Path::new("a.b/out.hgrm"), 64, true), Path::new("a.b/out.64.hgrm"));
-        assert_eq!(distribution(Path::new("a.b/out"), 64, true), Path::new("a.b/out.64"));
-        assert_eq!(distribution(Path::new("a.b/out"), 64, false), Path::new("a.b/out"));
+        assert_eq!(distribution_path(Path::new("a.b/out.hgrm"), 64, true), Path::new("a.b/out.64.hgrm"));
+        assert_eq!(distribution_path(Path::new("a.b/out"), 64, true), Path::new("a.b/out.64"));
+        assert_eq!(distribution_path(Path::new("a.b/out"), 64, false), Path::new("a.b/out"));
     }
 }

@@ -89,7 +89,7 @@ impl Placement {
 pub(crate) struct ServerCores {
     /// Core of each shard; the first is also the process' core.
     pub(crate) shards: Vec<usize>,
-    /// Core of each worker. Without enough cores the kernel places the workers.
+    /// Core of each worker; `None` if there are too few cores, so that the kernel places the workers.
     pub(crate) workers: Option<Vec<usize>>,
 }
 
@@ -112,8 +112,8 @@ impl Placement {
         Self::among(allowed, requested)
     }
 
-    /// Core of each thread of a server: the given cores in order, then the other cores except the client's. Shards
-    /// beyond them run on the first shard's core and yield to each other.
+    /// Core of each thread of a server: the given cores in order, then the other cores except the client's. If
+    /// there are too few, the remaining shards run on the first shard's core and yield to each other.
     pub(crate) fn server_cores(&self, given: &[usize], shards: usize, workers: usize) -> ServerCores {
         let first = [self.server];
         let given = if given.is_empty() { &first } else { given };
@@ -126,7 +126,7 @@ impl Placement {
     }
 
     /// Core of a third polling thread: a free core, or the client's, where the two threads yield to each other.
-    pub(crate) fn third(&self) -> usize {
+    pub(crate) fn third_core(&self) -> usize {
         let free = self.allowed.iter().copied().find(|&core| core != self.client && core != self.server);
         free.unwrap_or(self.client)
     }
@@ -181,8 +181,8 @@ mod tests {
 
     #[test]
     fn a_third_thread_gets_a_free_core_or_the_clients() {
-        let third = |allowed| Placement::among(allowed, None).unwrap().third();
-        assert_eq!((third(vec![2, 5, 7]), third(vec![2, 5]), third(vec![3])), (7, 2, 3));
+        let third_core = |allowed| Placement::among(allowed, None).unwrap().third_core();
+        assert_eq!((third_core(vec![2, 5, 7]), third_core(vec![2, 5]), third_core(vec![3])), (7, 2, 3));
     }
 
     #[test]

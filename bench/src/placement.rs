@@ -11,12 +11,12 @@ use rpcrdma_host::{CheckContext, CoreList, Fabric, PlannedServer, Status, Tree};
 /// Warns about findings on these cores of this machine, or of the machine below `root`. Call it before pinning: a
 /// pinned process is restricted to one core.
 pub(crate) fn warn(root: Option<&Path>, address: &Address, cores: impl IntoIterator<Item = usize>) {
-    if let Some(line) = line(root.map(Tree::new).unwrap_or_default(), address, cores.into_iter().collect()) {
+    if let Some(line) = warning_line(root.map(Tree::new).unwrap_or_default(), address, cores.into_iter().collect()) {
         print_error!("rpcperf: {line}");
     }
 }
 
-fn line(tree: Tree, address: &Address, cores: CoreList) -> Option<String> {
+fn warning_line(tree: Tree, address: &Address, cores: CoreList) -> Option<String> {
     // An unresolved name is reported when the client connects.
     let ip = address.socket_address().ok().flatten().map(|at| at.ip());
     let hint = format!("`rpcrdma doctor {address} --cores {cores}` says what to do");
@@ -45,7 +45,7 @@ mod tests {
     use crate::pin::Placement;
 
     #[test]
-    fn disturbances_of_the_cores_are_one_line() {
+    fn findings_about_the_cores_are_one_line() {
         let root = tempfile::tempdir().unwrap();
         let file = |path: &str, text: &str| {
             let path = root.path().join(path);
@@ -54,7 +54,7 @@ mod tests {
         };
         let line = |cores: &[usize]| {
             let cores = cores.iter().copied().collect();
-            line(Tree::new(root.path()), &"soft:x".parse().unwrap(), cores)
+            warning_line(Tree::new(root.path()), &"soft:x".parse().unwrap(), cores)
         };
         file("sys/devices/system/cpu/online", "0-3\n");
         file("sys/devices/system/cpu/isolated", "2-3\n");

@@ -24,7 +24,7 @@ pub(crate) fn announce(address: &str, note: &str) {
 }
 
 /// Ends this process when its parent exits for any reason.
-pub(crate) fn follow(parent: u32) -> Result<(), Failure> {
+pub(crate) fn exit_with_parent(parent: u32) -> Result<(), Failure> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|e| Failure::run("prctl(PR_SET_PDEATHSIG)", e))?;
     // A parent that exited before the call never triggers the signal.
@@ -40,7 +40,7 @@ pub(crate) fn follow(parent: u32) -> Result<(), Failure> {
 const COUNTER_REQUEST: &str = "counters";
 
 /// Answers requests for the counters until the parent closes the pipe.
-pub(crate) fn answer(mut counters: impl FnMut() -> Option<Counters>) {
+pub(crate) fn answer_counter_requests(mut counters: impl FnMut() -> Option<Counters>) {
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let answer = (line == COUNTER_REQUEST).then(&mut counters);
         let Ok(text) = serde_json::to_string(&answer.flatten()) else { return };
@@ -69,7 +69,8 @@ impl ServerProcess {
     /// Starts `rpcperf serve --listen ADDRESS` with `arguments` and waits until it listens. Both processes share
     /// standard error.
     pub(crate) fn start(address: &str, arguments: &[String]) -> Result<Self, Failure> {
-        let program = std::env::current_exe().map_err(|e| Failure::run("--loopback: our own executable", e))?;
+        let program =
+            std::env::current_exe().map_err(|e| Failure::run("--loopback: the path of this executable", e))?;
         let mut child = Command::new(&program)
             .args(["serve", "--listen", address, "--parent", &std::process::id().to_string()])
             .args(arguments)
@@ -79,7 +80,7 @@ impl ServerProcess {
             .process_group(0)
             .spawn()
             .map_err(|e| Failure::run(format!("--loopback: cannot start {}", program.display()), e))?;
-        let stdout = child.stdout.take().expect("standard output is piped, three lines above");
+        let stdout = child.stdout.take().expect("`stdout(Stdio::piped())` creates the pipe");
         let stdin = child.stdin.take();
         let mut server = Self { child, stdin, stdout: BufReader::new(stdout) };
         server.wait_until_ready()?;
@@ -87,15 +88,15 @@ impl ServerProcess {
     }
 
     fn wait_until_ready(&mut self) -> Result<(), Failure> {
-        if self.line()?.starts_with(READY) {
+        if self.read_line()?.starts_with(READY) {
             return Ok(());
         }
         let status = self.child.wait().map_err(|e| Failure::run("--loopback: waiting for the server", e))?;
         Err(Failure::Run(format!("--loopback: the server did not start ({status}): its error is above")))
     }
 
-    /// Next line of the server; empty after its exit.
-    fn line(&mut self) -> Result<String, Failure> {
+    /// Reads the next line of the server; empty after its exit.
+    fn read_line(&mut self) -> Result<String, Failure> {
         let mut poll = [PollFd::new(self.stdout.get_ref(), PollFlags::IN)];
         let timeout = Timespec { tv_sec: LINE_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
         let ready = rustix::event::poll(&mut poll, Some(&timeout)).map_err(|e| Failure::run("poll", e))?;
@@ -111,17 +112,17 @@ impl ServerProcess {
     /// Counters of the server's engine; `None` without an engine or after the server's exit.
     pub(crate) fn counters(&mut self) -> Option<Counters> {
         writeln!(self.stdin.as_mut()?, "{COUNTER_REQUEST}").ok()?;
-        serde_json::from_str(&self.line().ok()?).ok()?
+        serde_json::from_str(&self.read_line().ok()?).ok()?
     }
 
-    /// Exit status of the server, if it exited.
-    pub(crate) fn ended(&mut self) -> Option<String> {
+    /// States the exit status of the server, if it exited.
+    pub(crate) fn exit_message(&mut self) -> Option<String> {
         let status = self.child.try_wait().ok().flatten()?;
         Some(format!("the server process ended ({status})"))
     }
 
     /// Runs `work` while the server is stopped, so that the server uses no processor time.
-    pub(crate) fn paused<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn while_paused<T>(&self, work: impl FnOnce() -> T) -> T {
         let pid = Pid::from_child(&self.child);
         // A server that has exited needs no stop; the next operation reports the exit.
         if rustix::process::kill_process(pid, Signal::STOP).is_ok() {

@@ -78,7 +78,7 @@ fn run(plan: &RawPlan<'_>) -> Result<(), Failure> {
     let common = plan.common;
     let placement = Placement::decide(common.cores)?;
     let address = common.server_address();
-    let raw = fabrics::raw(&fabrics::parse(&address)?)?;
+    let raw = fabrics::raw_address(&fabrics::parse(&address)?)?;
     let output = Output::new(plan.test, Direction::Forward, common.json.as_deref(), plan.hgrm, &plan.sizes)?;
     let pending = output.pending();
     pending.complete(start(plan, &address, &raw, placement, output))
@@ -104,7 +104,7 @@ fn start(
         let idle = common.idle.name();
         let arguments =
             ["--only", "raw", "--cores", &core, "--client-core", &client, "--idle", &idle].map(str::to_owned);
-        Some(ServerProcess::start(address, &[&arguments[..], &cli::given::<DeviceArgs>(plan.given)].concat())?)
+        Some(ServerProcess::start(address, &[&arguments[..], &cli::given_options::<DeviceArgs>(plan.given)].concat())?)
     } else {
         None
     };

@@ -49,7 +49,7 @@ use service::Program;
 use target::{CallSpec, RpcTarget};
 
 /// Largest `-t` of a server.
-const MOST_OUTSTANDING: usize = 16_383;
+const MAX_OUTSTANDING: usize = 16_383;
 
 /// A running call server.
 pub(crate) struct CallServer {
@@ -69,9 +69,9 @@ impl CallServer {
             message: if long { args.size } else { 0 },
             form,
         };
-        let shared = config::shared(&args.engine, &args.device, args.idle, !args.no_batch, &load)?;
-        let config = config::of_server(&args.engine, shared);
-        let (config, accept) = config::in_force(&args.engine, &args.device, &config)?;
+        let shared = config::common_config(&args.engine, &args.device, args.idle, !args.no_batch, &load)?;
+        let config = config::with_server_options(&args.engine, shared);
+        let (config, accept) = config::apply_settings(&args.engine, &args.device, &config)?;
         Ok((load, config, accept))
     }
 
@@ -87,7 +87,7 @@ impl CallServer {
             credits: shard.limits.credits,
             inline_threshold: shard.wire.receive_size as u32,
             mode: shard.wire.credit_mode.into(),
-            ..ServerInfo::of(&load).with_defer(args.engine.defer)
+            ..ServerInfo::for_load(&load).with_defer(args.engine.defer)
         };
         // The engine gives at most a quarter of a connection's credits to reverse calls.
         let most = shard.debug.reverse_credits.min(shard.limits.credits / 4).max(1);
@@ -109,7 +109,7 @@ impl CallServer {
             None => Server::start(first, program.services(&RunAtOnce { on_workers: info.workers > 0 }), &config),
             Some(Defer(microseconds)) => {
                 let make = move |_: &ShardSetup<'_>| {
-                    let runner = RunDeferred::by(Duration::from_micros(microseconds.into()));
+                    let runner = RunDeferred::with_delay(Duration::from_micros(microseconds.into()));
                     Ok(Application { services: program.services(&runner), task: Some(Box::new(runner)) })
                 };
                 Server::start_with(first, make, &config)
@@ -191,18 +191,18 @@ fn run(plan: &CallPlan<'_>) -> Result<(), Failure> {
     let text = common.server_address();
     let address = fabrics::parse(&text)?;
     common.device.check(&address)?;
-    let reverser = (direction != Direction::Forward).then(|| placement.third());
+    let reverse_core = (direction != Direction::Forward).then(|| placement.third_core());
     let servers = common
         .loopback
         .is_some()
         .then(|| placement.server_cores(&[placement.server], engine.shards as usize, engine.workers as usize));
-    let ours = [placement.client].into_iter().chain(reverser).chain(servers.iter().flat_map(ServerCores::all));
+    let ours = [placement.client].into_iter().chain(reverse_core).chain(servers.iter().flat_map(ServerCores::all));
     placement::warn(common.root.as_deref(), &address, ours);
     let wire_form = plan.checked_wire_form()?;
     let sizes = plan.sizes(&wire_form)?;
     let probing = Load { connections: 1, outstanding: 1, bulk: 0, message: 0, form: Form::Inline };
-    let probing = config::shared(engine, &common.device, common.idle, !common.no_batch, &probing)?;
-    let (probing, connect) = config::in_force(engine, &common.device, &probing)?;
+    let probing = config::common_config(engine, &common.device, common.idle, !common.no_batch, &probing)?;
+    let (probing, connect) = config::apply_settings(engine, &common.device, &probing)?;
     if engine.config.print_config {
         let (_, config, connect) = plan.config(&wire_form, sizes[0], usize::MAX)?;
         return print_text(&rpcrdma_config::to_toml(&config, &connect));
@@ -238,12 +238,12 @@ fn measure(plan: &CallPlan<'_>, prepared: PreparedRun) -> Result<(), Failure> {
     let (client, serving) = target::connect(&address, probing, connect, None)?;
     let device = rpcrdma::fabric::Fabric::capabilities(client.shard().fabric()).clone();
     drop(client);
-    plan.agree(&wire_form, &serving, &mut sizes)?;
+    plan.check_against_server(&wire_form, &serving, &mut sizes)?;
     if server.is_none() {
         placement.adopt_server_core(serving.core as usize);
     }
     if direction != Direction::Forward {
-        placement.note = format!("{}; the server's calls are made on core {}", placement.note, placement.third());
+        placement.note = format!("{}; the server's calls are made on core {}", placement.note, placement.third_core());
     }
     let specs: Vec<CallSpec> =
         sizes.iter().map(|&size| plan.spec(&wire_form, size, &serving, &placement)).collect::<Result<_, _>>()?;
@@ -266,7 +266,7 @@ impl CallPlan<'_> {
             return Err(Failure::Usage(format!("-q {}: --reverse and --both use one connection", self.call.common.qp)));
         }
         // With --reverse and --both, a server needs twice the client's -t.
-        let most = MOST_OUTSTANDING / 2;
+        let most = MAX_OUTSTANDING / 2;
         if direction != Direction::Forward && self.call.outstanding as usize > most {
             return Err(Failure::Usage(format!(
                 "-t {}: a server has at most {most} calls of its own outstanding (--reverse and --both)",
@@ -293,13 +293,18 @@ impl CallPlan<'_> {
             return Ok(vec![0]);
         }
         let mut sizes = common.sizes(self.default_size);
-        retain(&mut sizes, |size| wire_form.carries(size), || wire_form.explain())?;
+        retain(&mut sizes, |size| wire_form.carries(size), || wire_form.explain_sizes())?;
         Ok(sizes)
     }
 
     /// Checks the plan against the server, and drops sizes beyond its memory.
-    fn agree(&self, wire_form: &WireForm, serving: &ServerInfo, sizes: &mut Vec<usize>) -> Result<(), Failure> {
-        let agreed = config::agreed(wire_form.mode, serving.mode.into());
+    fn check_against_server(
+        &self,
+        wire_form: &WireForm,
+        serving: &ServerInfo,
+        sizes: &mut Vec<usize>,
+    ) -> Result<(), Failure> {
+        let agreed = config::negotiated_mode(wire_form.mode, serving.mode.into());
         if agreed != wire_form.mode {
             // Calls would work, but not in the requested mode.
             return Err(Failure::Usage(format!(
@@ -351,8 +356,8 @@ impl CallPlan<'_> {
         option("--qp", common.qp.to_string());
         option("--form", wire_form.form.name());
         arguments.extend(common.no_batch.then(|| "--no-batch".to_owned()));
-        arguments.extend(cli::given::<DeviceArgs>(self.given));
-        arguments.extend(cli::given::<EngineArgs>(self.given));
+        arguments.extend(cli::given_options::<DeviceArgs>(self.given));
+        arguments.extend(cli::given_options::<EngineArgs>(self.given));
         arguments.extend(self.call.engine.config.arguments::<AcceptConfig>());
         ServerProcess::start(address, &arguments)
     }
@@ -364,10 +369,11 @@ impl CallPlan<'_> {
         let message = if wire_form.is_long() { size } else { 0 };
         let (connections, outstanding) = (common.qp as usize, (self.call.outstanding as usize).min(most));
         let load = Load { connections, outstanding, bulk, message, form: wire_form.form };
-        let mut config = config::shared(&self.call.engine, &common.device, common.idle, !common.no_batch, &load)?;
+        let mut config =
+            config::common_config(&self.call.engine, &common.device, common.idle, !common.no_batch, &load)?;
         // Each connection has its own set of these buffers.
         config.memory.bulk_buffers = if bulk > 0 { vec![(size, outstanding)] } else { load.exposed_messages() };
-        let (config, connect) = config::in_force(&self.call.engine, &common.device, &config)?;
+        let (config, connect) = config::apply_settings(&self.call.engine, &common.device, &config)?;
         Ok((load, config, connect))
     }
 
@@ -384,9 +390,10 @@ impl CallPlan<'_> {
         let most = if chunks && size > 0 { serving.load().outstanding_with(size, connections) } else { usize::MAX };
         let active = self.call.engine.active.map_or(connections, |active| connections.min(active as usize));
         let (load, config, connect) = self.config(wire_form, size, most)?;
-        let (budget, all) = (config.memory.budget, config.memory_bytes());
-        let left = budget.saturating_sub(all.saturating_sub(load.outstanding * size));
-        let afforded = if wire_form.form == Form::Chunk { left / (active * size.max(1)) } else { usize::MAX };
+        let budget = config.memory.budget;
+        let without_payloads = config.memory_bytes().saturating_sub(load.outstanding * size);
+        let for_payloads = budget.saturating_sub(without_payloads);
+        let afforded = if wire_form.form == Form::Chunk { for_payloads / (active * size.max(1)) } else { usize::MAX };
         if afforded == 0 {
             return Err(Failure::Usage(format!(
                 "-q {connections} -s {size}: a payload of each connection exceeds memory.budget, {budget} bytes: raise it by \
@@ -399,16 +406,16 @@ impl CallPlan<'_> {
             false => self.config(wire_form, size, most.min(afforded))?,
         };
         let outstanding = load.outstanding;
-        let called = self.call.wire_form.direction() != Direction::Forward;
-        let yields = placement.shared || (called && placement.third() == placement.client);
-        let reverse = called.then(|| {
+        let is_called = self.call.wire_form.direction() != Direction::Forward;
+        let yields = placement.shared || (is_called && placement.third_core() == placement.client);
+        let reverse = is_called.then(|| {
             let run = ReverseRun {
                 shape: wire_form.shape(size),
                 outstanding,
                 test: self.test,
                 length: self.length,
-                core: placement.third(),
-                yields: placement.third() == placement.client || placement.third() == placement.server,
+                core: placement.third_core(),
+                yields: placement.third_core() == placement.client || placement.third_core() == placement.server,
                 idle: common.idle,
             };
             let info = ServerInfo {
@@ -418,7 +425,7 @@ impl CallPlan<'_> {
                 credits: config.limits.credits,
                 inline_threshold: config.wire.receive_size as u32,
                 mode: config.wire.credit_mode.into(),
-                ..ServerInfo::of(&load)
+                ..ServerInfo::for_load(&load)
             };
             (run, info)
         });

@@ -23,7 +23,7 @@ use crate::rpc::CallServer;
 /// Serves until killed.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if let Some(parent) = args.parent {
-        process::follow(parent)?;
+        process::exit_with_parent(parent)?;
     }
     if args.only.is_none() && args.idle == Idle::Poll {
         return Err(Failure::Usage(
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     };
     let raw = match args.only {
         Some(TestKind::Calls) => None,
-        _ => Some(start_raw(fabrics::raw(address)?, args, core, placement.shared)?),
+        _ => Some(start_raw(fabrics::raw_address(address)?, args, core, placement.shared)?),
     };
     let what = match (&calls, &raw) {
         (Some(_), Some(_)) => "calls and raw tests",
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     };
     process::announce(&args.listen.join(", "), &format!("{what}, core {core}, idle policy {}", args.idle.name()));
     if args.parent.is_some() {
-        process::answer(|| calls.as_ref()?.counters());
+        process::answer_counter_requests(|| calls.as_ref()?.counters());
     }
     loop {
         thread::park();
@@ -89,10 +89,10 @@ fn start_raw(address: Address, args: &ServeArgs, core: usize, shared: bool) -> R
     let (started, outcome) = mpsc::channel();
     let (idle, device) = (args.idle, args.device.clone());
     let serve = move || {
-        let listening = pin::pin(core).and_then(|()| listening(fabrics::open(&address, idle, &device)?, &address));
+        let listening = pin::pin(core).and_then(|()| listen(fabrics::open(&address, idle, &device)?, &address));
         match listening {
             Ok(fabric) => {
-                // The spawning thread waits for it.
+                // The spawning thread waits for this message, so it is received.
                 let _ = started.send(Ok(()));
                 let welcome = Welcome { core: core as u32, idle: idle.into(), ..Welcome::default() };
                 RawServer::new(fabric, welcome, Idler::new(idle, shared)).run()
@@ -104,7 +104,7 @@ fn start_raw(address: Address, args: &ServeArgs, core: usize, shared: bool) -> R
     outcome.recv().unwrap_or_else(|_| Err(Failure::Run("the thread of raw tests ended".to_owned())))
 }
 
-fn listening(mut fabric: AnyFabric, address: &Address) -> Result<AnyFabric, Failure> {
+fn listen(mut fabric: AnyFabric, address: &Address) -> Result<AnyFabric, Failure> {
     let listener = address.bind().map_err(|e| Failure::run("listen", e))?;
     fabric.listen(&listener).map_err(|e| Failure::run("listen", e))?;
     Ok(fabric)

@@ -17,15 +17,16 @@ use crate::failure::Failure;
 /// Error in the results of an interrupted run.
 pub(crate) const INTERRUPTED: &str = "interrupted by SIGINT or SIGTERM";
 /// Error in the results of a run whose process a signal has ended.
-const ENDED: &str = "interrupted by SIGINT or SIGTERM outside of a measurement, or twice: the results are those before";
+const ENDED: &str =
+    "interrupted by SIGINT or SIGTERM outside of a measurement, or twice: the results are those until then";
 /// Exit code of a process that a signal has ended.
 const EXIT: i32 = 1;
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 static MEASURING: AtomicBool = AtomicBool::new(false);
 
-/// Handles the signals from now on, on a thread of its own. `end` gets the reason before a signal ends the process.
-pub(crate) fn on_signals(end: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
+/// Handles the signals from now on, on a separate thread. It calls `end` with the reason before it ends the process.
+pub(crate) fn handle_signals(end: impl Fn(&str) + Send + 'static) -> Result<(), Failure> {
     let failed = |error| Failure::run("signal handlers", error);
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
     let handle = move || {
@@ -52,7 +53,7 @@ pub(crate) fn set_requested(requested: bool) {
     REQUESTED.store(requested, Ordering::SeqCst);
 }
 
-/// Sets whether a measurement is under way, which checks [`is_requested`].
+/// Sets whether a measurement is in progress. A measurement checks [`is_requested`].
 pub(crate) fn set_measuring(measuring: bool) {
     MEASURING.store(measuring, Ordering::SeqCst);
 }

@@ -55,16 +55,16 @@ impl Suite {
         self.output.begin(&self.info)?;
         let (mut missed, mut error) = (Vec::new(), None);
         for &size in sizes {
-            let outcome = self.one_size(size, &mut connect, &mut missed);
+            let outcome = self.measure_size(size, &mut connect, &mut missed);
             let figures =
-                if self.output.has(size) { "the figures are those until then" } else { "there are no figures" };
+                if self.output.has_entry(size) { "the figures are those until then" } else { "there are no figures" };
             // The order matters: a signal that arrives after the check of `is_requested` ends the process.
             stop::set_measuring(false);
             error = match outcome {
                 // The signal is the cause of any failure: the run was too short for a figure, or the signal also
                 // reached the server's process.
                 _ if stop::is_requested() => Some(format!("{size} bytes: {INTERRUPTED}: {figures}")),
-                outcome => outcome.err().map(|failure| self.explain(size, &failure)),
+                outcome => outcome.err().map(|failure| self.describe_failure(size, &failure)),
             };
             if error.is_some() {
                 break;
@@ -75,7 +75,7 @@ impl Suite {
     }
 
     /// Measures one size, and reports its entry, even if an error follows.
-    fn one_size<T: Target>(
+    fn measure_size<T: Target>(
         &mut self,
         size: usize,
         connect: &mut impl FnMut(usize) -> Result<T, Failure>,
@@ -98,7 +98,7 @@ impl Suite {
         };
         let theirs = match self.output.direction {
             Direction::Forward => None,
-            // A server that does not answer calls would not report its figures.
+            // A server that does not answer calls would not answer the query for its figures either.
             _ if own.as_ref().is_some_and(|own| own.broken.is_some()) => None,
             _ => match target.end_reverse() {
                 Err(_) if stop::is_requested() && own.is_some() => None,
@@ -107,14 +107,14 @@ impl Suite {
         };
         drop(progress);
         entry.preemptions = env::preemptions().zip(preempted).map(|(after, before)| after - before);
-        let all = report(&mut entry, self.output.test, own, theirs);
+        let all = enter_figures(&mut entry, self.output.test, own, theirs);
         let theirs = if all.broken.is_none() { self.server_counters() } else { None };
         let now = [target.counters(), theirs];
         let counted = [0, 1].map(|side| Some(now[side].as_ref()?.since(counted[side].as_ref()?)));
         if let Some(counted) = &counted[0] {
             target.verify(counted, all.operations)?;
         }
-        [entry.client, entry.server] = counted.map(|side| side.map(Counters::usage));
+        [entry.client, entry.server] = counted.map(|side| side.map(Counters::into_usage));
         entry.probe_rtt_ns = Probes { before, after: if all.broken.is_none() { self.probe() } else { None } };
         drop(target);
         if let Some(rate) = entry.own.bytes_per_s {
@@ -124,7 +124,7 @@ impl Suite {
             entry.memcpy_ratio = memcpy.map(|memcpy| rate / memcpy);
         }
         entry.limits_missed = self.limits.missed(&entry);
-        let written = self.output.result(&entry, all.samples.as_ref());
+        let written = self.output.add_entry(&entry, all.samples.as_ref());
         // The error of an interrupted run is the signal, so this failure is only printed.
         if let (true, Err(failure)) = (stop::is_requested(), &written) {
             print_error!("rpcperf: {failure}");
@@ -143,25 +143,25 @@ impl Suite {
         self.server.as_mut()?.counters()
     }
 
-    /// Probes only two cores of this machine.
+    /// Probes the distance of both cores, if they are two cores of this machine.
     fn probe(&self) -> Option<u64> {
         let server_core = self.info.server_core.filter(|_| !self.placement.shared)?;
         let probe = || probe::line_round_trip(&self.clock, server_core);
         match &self.server {
-            Some(server) => server.paused(probe),
+            Some(server) => server.while_paused(probe),
             None => probe(),
         }
     }
 
-    fn explain(&mut self, size: usize, failure: &Failure) -> String {
-        let ended = self.server.as_mut().and_then(ServerProcess::ended);
+    fn describe_failure(&mut self, size: usize, failure: &Failure) -> String {
+        let ended = self.server.as_mut().and_then(ServerProcess::exit_message);
         let server = ended.map_or_else(String::new, |how| format!("; {how}"));
         format!("{size} bytes: {failure}{server}")
     }
 }
 
 /// Enters the figures of one or both directions; returns their sum.
-fn report(entry: &mut Entry, test: Test, own: Option<Figures>, theirs: Option<Figures>) -> Figures {
+fn enter_figures(entry: &mut Entry, test: Test, own: Option<Figures>, theirs: Option<Figures>) -> Figures {
     let size = entry.size;
     let all = match (own, theirs) {
         (Some(own), Some(theirs)) => {
@@ -172,7 +172,7 @@ fn report(entry: &mut Entry, test: Test, own: Option<Figures>, theirs: Option<Fi
             return sum;
         }
         (Some(figures), None) | (None, Some(figures)) => figures,
-        (None, None) => unreachable!("there is a direction"),
+        (None, None) => unreachable!("a run has at least one direction"),
     };
     entry.own = all.measured(test, size);
     all

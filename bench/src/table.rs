@@ -231,6 +231,7 @@ mod tests {
         let row = LATENCIES.row(&wide);
         assert_eq!(row.split_whitespace().count(), LATENCIES.columns().len(), "{row}");
     }
+
     #[test]
     fn each_direction_has_a_line() {
         let own = |iters| Measured { iters, rps: Some(1e6), ..Measured::default() };

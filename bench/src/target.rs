@@ -12,11 +12,12 @@ use crate::stop;
 
 /// Empty polls before an extra clock reading.
 pub(crate) const IDLE_POLLS: u32 = 16;
-/// Time for outstanding operations after the end of a timed measurement, and after each completion there.
+/// Time without a completion, after the end of a timed measurement, before outstanding operations are abandoned.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time without a completion in a counted measurement. A lost connection ends its operations sooner, with the cause.
+/// Time without a completion, in a counted measurement, before outstanding operations are abandoned. A lost connection
+/// ends its operations sooner, with the cause.
 const GRACE_COUNTED: Duration = Duration::from_secs(60);
-/// Time after a signal without a completion before the outstanding operations are abandoned.
+/// Time without a completion, after a signal, before outstanding operations are abandoned.
 const GRACE_INTERRUPTED: Duration = Duration::from_millis(100);
 
 /// Runs operations: calls, or work requests of the bare fabric.
@@ -29,13 +30,13 @@ pub(crate) trait Target {
     /// Starts an operation. `token` (less than `depth`) names it until it completes. Tokens of outstanding operations
     /// differ.
     fn start(&mut self, token: u32) -> Result<(), Failure>;
-    /// Posts the started operations as one batch. The next start follows a completion.
+    /// Posts the started operations as one batch. The next operation starts after a completion.
     fn flush(&mut self) -> Result<(), Failure>;
     /// Appends the tokens of completed operations. Without any, it idles by its policy.
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure>;
-    /// Time until the next operation is due; `None`: at the next completion. Bounds the target's sleeps until the next
-    /// call.
-    fn due_in(&mut self, _next: Option<Duration>) {}
+    /// Sets the time until the next operation is due; `None`: at the next completion. It bounds the sleeps of
+    /// [`poll`](Self::poll) until it is set again.
+    fn set_next_due(&mut self, _next: Option<Duration>) {}
     /// Counters of this side's engine, if there is one.
     fn counters(&mut self) -> Option<Counters> {
         None
@@ -148,7 +149,7 @@ impl QuietTime {
 }
 
 /// Error of a measurement that has abandoned outstanding operations.
-pub(crate) fn unanswered(target: &impl Target, length: Length, outstanding: usize) -> Option<String> {
+pub(crate) fn abandonment_error(target: &impl Target, length: Length, outstanding: usize) -> Option<String> {
     (outstanding > 0).then(|| {
         let (peer, grace) = (target.peer(), length.grace());
         format!("{peer} stopped answering: outstanding operations: {outstanding}; none completed for {grace:?}")
@@ -200,7 +201,7 @@ pub(crate) mod fake {
 
         /// A fake with a mock clock: each poll takes `POLL_NS`, regardless of the host.
         pub(crate) fn timed(depth: u32, per_poll: usize) -> (Self, Clock) {
-            let (clock, time) = Clock::given();
+            let (clock, time) = Clock::mock();
             (Self { time: Some(time), ..Self::new(depth, per_poll) }, clock)
         }
     }

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::figures::Figures;
 use crate::progress::Progress;
 use crate::stop;
-use crate::target::{IDLE_POLLS, Length, QuietTime, Target, unanswered};
+use crate::target::{IDLE_POLLS, Length, QuietTime, Target, abandonment_error};
 
 /// Shortest slice of the peak rate.
 const SLICE_NS: u64 = 10_000_000;
@@ -70,7 +70,7 @@ pub(crate) fn measure(
             }
         }
     }
-    let broken = unanswered(target, length, depth as usize - free.len());
+    let broken = abandonment_error(target, length, depth as usize - free.len());
     match meter.total() {
         Some(figures) => Ok(Figures { broken, ..figures }),
         None => Err(Failure::Run(broken.unwrap_or_else(|| {

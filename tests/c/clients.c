@@ -1,4 +1,4 @@
-// Three clients, each of which connects, calls and ends on a thread of its own, at one server of the same process.
+// Three clients of one server in the same process. Each client connects, calls and ends on its own thread.
 //
 //   clients ADDRESS ADDRESS
 #define _GNU_SOURCE
@@ -11,7 +11,7 @@
 #include "check.h"
 
 enum { PROGRAM = 0x20000001, CLIENTS = 3, CONNECTS = 12, CALLS = 8, BULK = 4096 };
-enum { ECHO = 1, TAKE };
+enum { ECHO = 1, RECEIVE };
 
 static int echo(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
     (void)context, (void)call;
@@ -19,7 +19,8 @@ static int echo(void *context, rpcrdma_call *call, const void *args, size_t len,
     return 0;
 }
 
-static int take(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+static int receive(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                   size_t *results_len) {
     (void)context, (void)call, (void)args, (void)len, (void)results, (void)results_len;
     return 0;
 }
@@ -29,7 +30,7 @@ static void make_calls(rpcrdma_client *client, uint32_t number) {
     CHECK(buffer);
     memset(rpcrdma_buffer_data(buffer, NULL), 'x', BULK);
     rpcrdma_read_chunk read = {.buffer = buffer};
-    CHECK(!rpcrdma_client_call(client, &REQUEST(.procedure = TAKE, .read_chunks = &read, .read_count = 1), NULL));
+    CHECK(!rpcrdma_client_call(client, &REQUEST(.procedure = RECEIVE, .read_chunks = &read, .read_count = 1), NULL));
     rpcrdma_reply *reply;
     CHECK(!rpcrdma_client_call(client, &REQUEST(.procedure = ECHO, .args = &number, .args_len = 4), &reply));
     CHECK(*(const uint32_t *)rpcrdma_reply_results(reply, NULL) == number && !rpcrdma_free(reply));
@@ -53,7 +54,7 @@ static void *run_client(void *address) {
 int main(int argc, char **argv) {
     static const rpcrdma_procedure table[] = {
         {.number = ECHO, .handler = echo},
-        {.number = TAKE, .handler = take, .read_chunks = 1, .max_read = BULK, .flags = RPCRDMA_UNCOUNTED},
+        {.number = RECEIVE, .handler = receive, .read_chunks = 1, .max_read = BULK, .flags = RPCRDMA_UNCOUNTED},
     };
     CHECK(argc == 3);
     rpcrdma_services *services = rpcrdma_services_new();

@@ -27,12 +27,14 @@ static int echo(void *context, rpcrdma_call *call, const void *args, size_t len,
     return 0;
 }
 
-static int take(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+static int receive_chunk(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                         size_t *results_len) {
     (void)context, (void)args, (void)results, (void)results_len;
     return rpcrdma_call_read_chunk(call, 0, &len, NULL) && len == BULK ? 0 : RPCRDMA_GARBAGE_ARGS;
 }
 
-static int give(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+static int send_chunk(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                      size_t *results_len) {
     (void)context, (void)args, (void)len, (void)results, (void)results_len;
     void *memory = rpcrdma_call_write_chunk(call, 0, NULL);
     if (!memory)
@@ -43,8 +45,8 @@ static int give(void *context, rpcrdma_call *call, const void *args, size_t len,
 
 static const rpcrdma_procedure TABLE[] = {
     {.number = 1, .handler = echo},
-    {.number = 2, .handler = take, .flags = RPCRDMA_UNCOUNTED, .read_chunks = 1, .max_read = BULK},
-    {.number = 3, .handler = give, .write_chunks = 1, .max_write = BULK},
+    {.number = 2, .handler = receive_chunk, .flags = RPCRDMA_UNCOUNTED, .read_chunks = 1, .max_read = BULK},
+    {.number = 3, .handler = send_chunk, .write_chunks = 1, .max_write = BULK},
 };
 
 static rpcrdma_local_client *client;

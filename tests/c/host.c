@@ -34,31 +34,32 @@ static struct {
 #define F(name) __typeof__(name) *name;
     FUNCTIONS(F)
 #undef F
-} L;
+} lib;
 
-static int echo(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+static int succeed(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                   size_t *results_len) {
     (void)context, (void)call, (void)args, (void)len, (void)results, (void)results_len;
     return 0;
 }
 
-static void use(const char *path) {
+static void use_library(const char *path) {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     CHECK(library);
-#define F(name) CHECK(*(void **)&L.name = dlsym(library, #name));
+#define F(name) CHECK(*(void **)&lib.name = dlsym(library, #name));
     FUNCTIONS(F)
 #undef F
-    const rpcrdma_procedure table[] = {{.number = 1, .handler = echo}};
-    rpcrdma_config *config = L.rpcrdma_config_new();
-    CHECK(config && !L.rpcrdma_config_set(config, "poll.idle", "event"));
-    CHECK(!L.rpcrdma_config_set(config, "prefault", "false"));
-    rpcrdma_services *services = L.rpcrdma_services_new();
-    CHECK(services && !L.rpcrdma_services_add(services, 0x20000001, 1, table, 1, sizeof *table));
-    rpcrdma_server *server = L.rpcrdma_server_start("iwarp:127.0.0.1:20987", services, config);
+    const rpcrdma_procedure table[] = {{.number = 1, .handler = succeed}};
+    rpcrdma_config *config = lib.rpcrdma_config_new();
+    CHECK(config && !lib.rpcrdma_config_set(config, "poll.idle", "event"));
+    CHECK(!lib.rpcrdma_config_set(config, "prefault", "false"));
+    rpcrdma_services *services = lib.rpcrdma_services_new();
+    CHECK(services && !lib.rpcrdma_services_add(services, 0x20000001, 1, table, 1, sizeof *table));
+    rpcrdma_server *server = lib.rpcrdma_server_start("iwarp:127.0.0.1:20987", services, config);
     CHECK(server);
-    rpcrdma_client *client = L.rpcrdma_client_connect("iwarp:127.0.0.1:20987", 0x20000001, 1, config);
+    rpcrdma_client *client = lib.rpcrdma_client_connect("iwarp:127.0.0.1:20987", 0x20000001, 1, config);
     CHECK(client);
     static const rpcrdma_request request = {.size = sizeof request, .procedure = 1};
-    CHECK(!L.rpcrdma_client_call(client, &request, NULL));
+    CHECK(!lib.rpcrdma_client_call(client, &request, NULL));
     // The library has opened /dev/null in place of the closed standard descriptors, so that no printed text reaches a
     // peer.
     for (int fd = 0; fd < 3; fd++)
@@ -66,14 +67,15 @@ static void use(const char *path) {
     // A forked child has the handles, but not the library's threads, so their use fails.
     pid_t child = fork();
     if (!child)
-        _exit(L.rpcrdma_client_call(client, NULL, NULL) != -EPERM || L.rpcrdma_free(server) != -EPERM);
+        _exit(lib.rpcrdma_client_call(client, NULL, NULL) != -EPERM || lib.rpcrdma_free(server) != -EPERM);
     int status;
     CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
     // The server ends first. The end of the client's connection must cause no SIGPIPE.
-    CHECK(!L.rpcrdma_server_drain(server, 1000));
+    CHECK(!lib.rpcrdma_server_drain(server, 1000));
     rpcrdma_reply *reply = NULL;
-    CHECK(L.rpcrdma_client_call(client, &request, &reply) < 0 && *L.rpcrdma_error());
-    CHECK(!L.rpcrdma_free(reply) && !L.rpcrdma_free(client) && !L.rpcrdma_free(services) && !L.rpcrdma_free(config));
+    CHECK(lib.rpcrdma_client_call(client, &request, &reply) < 0 && *lib.rpcrdma_error());
+    CHECK(!lib.rpcrdma_free(reply) && !lib.rpcrdma_free(client));
+    CHECK(!lib.rpcrdma_free(services) && !lib.rpcrdma_free(config));
     CHECK(!dlclose(library));
 }
 
@@ -88,7 +90,7 @@ int main(int argc, char **argv) {
     CHECK(!sigprocmask(SIG_SETMASK, &all, NULL));
     CHECK(signal(SIGPIPE, SIG_IGN) != SIG_ERR);
     for (int round = 0; round < 3; round++)
-        use(argv[1]);
+        use_library(argv[1]);
     fprintf(out, "3 rounds\n");
     return fclose(out) != 0;
 }

@@ -9,7 +9,7 @@
 
 enum { PROGRAM = 0x20000077 };
 
-static int nothing(void *context, rpcrdma_call *call, const void *args, size_t args_len, void *results,
+static int succeed(void *context, rpcrdma_call *call, const void *args, size_t args_len, void *results,
                    size_t *results_len) {
     (void)context, (void)call, (void)args, (void)args_len, (void)results;
     *results_len = 0;
@@ -18,7 +18,7 @@ static int nothing(void *context, rpcrdma_call *call, const void *args, size_t a
 
 int main(int argc, char **argv) {
     CHECK(argc == 2);
-    static const rpcrdma_procedure table[] = {{.number = 1, .handler = nothing, .read_chunks = 1, .max_read = 4096}};
+    static const rpcrdma_procedure table[] = {{.number = 1, .handler = succeed, .read_chunks = 1, .max_read = 4096}};
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "memory.bulk_buffers", "[[1048576, 64]]"));
     rpcrdma_services *services = rpcrdma_services_new();

@@ -13,7 +13,8 @@
 
 #include "check.h"
 
-enum { PROGRAM = 0x20000001, READ = 1, WRITE = 2, BLOCK = 64 << 10, BLOCKS = 4, DEPTH = 16, CALLS = 2000, LEFT = 20 };
+enum { PROGRAM = 0x20000001, READ = 1, WRITE = 2, BLOCK = 64 << 10, BLOCKS = 4 };
+enum { DEPTH = 16, CALLS = 2000, ABANDONED_READS = 20 };
 
 static struct block {
     unsigned char *data;
@@ -24,14 +25,14 @@ static struct block {
     rpcrdma_call *writer;
     int value;
 } blocks[BLOCKS];
-static atomic_int lent, released, arenas, writes_waited, refused;
+static atomic_int lent, released, released_arenas, writes_waited, refused;
 static int reads_done, writes_done;
-// Whether the client has a write of the block under way.
+// Whether a write of the block is outstanding.
 static int is_written[BLOCKS];
 
 static void release_arena(void *context) {
     (void)context;
-    arenas++;
+    released_arenas++;
 }
 
 // Fills a block that no reply uses.
@@ -40,10 +41,10 @@ static void fill(struct block *block, rpcrdma_call *writer) {
     CHECK(!rpcrdma_call_answer(writer, 0));
 }
 
-// The arena's own release comes after those of all parts.
+// Releases a part of the arena. The arena's own release comes after those of all parts.
 static void release(void *context) {
     struct block *block = context;
-    CHECK(!arenas);
+    CHECK(!released_arenas);
     CHECK(!pthread_mutex_lock(&block->lock));
     rpcrdma_call *writer = --block->readers ? NULL : block->writer;
     if (writer) {
@@ -55,7 +56,8 @@ static void release(void *context) {
     released++;
 }
 
-static struct block *block_of(const void *args, size_t len, int *value) {
+// Returns the block of a call, and sets `*value` to the call's value.
+static struct block *parse_args(const void *args, size_t len, int *value) {
     uint32_t words[2];
     CHECK(len == sizeof words);
     memcpy(words, args, len);
@@ -64,10 +66,10 @@ static struct block *block_of(const void *args, size_t len, int *value) {
     return &blocks[words[0]];
 }
 
-// Lends the whole block, or 0 bytes of it if the call's value is not 0. The results have the block's value.
+// Lends the whole block, or 0 bytes of it if the call's value is not 0. The results contain the block's value.
 static void read_block(void *context, rpcrdma_call *call, const void *args, size_t len) {
     int value;
-    struct block *block = block_of(args, len, &value);
+    struct block *block = parse_args(args, len, &value);
     CHECK(!pthread_mutex_lock(&block->lock));
     block->readers++;
     size_t part_len = value ? 0 : BLOCK;
@@ -88,7 +90,7 @@ static void read_block(void *context, rpcrdma_call *call, const void *args, size
 static void write_block(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)context;
     int value;
-    struct block *block = block_of(args, len, &value);
+    struct block *block = parse_args(args, len, &value);
     CHECK(!pthread_mutex_lock(&block->lock));
     CHECK(!block->writer);
     block->value = value;
@@ -121,8 +123,8 @@ static void done(void *context, const rpcrdma_completion *completion) {
     ++*free_slots;
 }
 
-// Starts a call. `room` is that of its Write chunk.
-static void start(rpcrdma_local_client *client, uint32_t procedure, uint32_t block, uint32_t value, size_t room) {
+// Starts a call. `room` is the length of its Write chunk.
+static void start_call(rpcrdma_local_client *client, uint32_t procedure, uint32_t block, uint32_t value, size_t room) {
     uint32_t words[] = {block, value};
     rpcrdma_write_chunk chunk = {.len = room};
     rpcrdma_request request = {
@@ -135,16 +137,17 @@ static void start(rpcrdma_local_client *client, uint32_t procedure, uint32_t blo
     CHECK(!rpcrdma_local_client_start(client, &request, NULL));
 }
 
-static void turn(rpcrdma_local_client *client, rpcrdma_local_server *server, rpcrdma_done function, void *context) {
+static void poll_ends(rpcrdma_local_client *client, rpcrdma_local_server *server, rpcrdma_done function,
+                      void *context) {
     CHECK(rpcrdma_local_client_poll(client, function, context) >= 0);
     CHECK(!server || rpcrdma_local_server_poll(server) >= 0);
 }
 
-static rpcrdma_local_client *connected(const char *address, rpcrdma_config *config, rpcrdma_local_server *server) {
+static rpcrdma_local_client *connect_client(const char *address, rpcrdma_config *config, rpcrdma_local_server *server) {
     rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
     CHECK(client);
     for (int is_established = 0; !is_established;) {
-        turn(client, server, NULL, NULL);
+        poll_ends(client, server, NULL, NULL);
         CHECK((is_established = rpcrdma_local_client_is_established(client)) >= 0);
     }
     return client;
@@ -154,7 +157,7 @@ static void run(const char *address, int is_polled) {
     unsigned char *memory =
         mmap(NULL, (size_t)BLOCKS * BLOCK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
-    arenas = lent = released = writes_waited = refused = reads_done = writes_done = 0;
+    released_arenas = lent = released = writes_waited = refused = reads_done = writes_done = 0;
     for (int i = 0; i < BLOCKS; i++) {
         blocks[i] = (struct block){.data = memory + (size_t)i * BLOCK};
         CHECK(!pthread_mutex_init(&blocks[i].lock, NULL));
@@ -175,48 +178,48 @@ static void run(const char *address, int is_polled) {
     CHECK(polled || server);
 
     // Each block is read three times, then written.
-    rpcrdma_local_client *client = connected(address, config, polled);
+    rpcrdma_local_client *client = connect_client(address, config, polled);
     int free_slots = DEPTH;
     for (int i = 0; i < CALLS;) {
         for (uint32_t block = (uint32_t)(i / 4 % BLOCKS); i < CALLS && free_slots && !is_written[block]; free_slots--) {
             if (i++ % 4 < 3)
-                start(client, READ, block, 0, BLOCK);
+                start_call(client, READ, block, 0, BLOCK);
             else
-                start(client, WRITE, block, (uint32_t)(i / 16 % 256), 0);
+                start_call(client, WRITE, block, (uint32_t)(i / 16 % 256), 0);
             block = (uint32_t)(i / 4 % BLOCKS);
         }
-        turn(client, polled, done, &free_slots);
+        poll_ends(client, polled, done, &free_slots);
     }
     while (free_slots < DEPTH)
-        turn(client, polled, done, &free_slots);
+        poll_ends(client, polled, done, &free_slots);
     // All parts are released without another call.
     while (released < lent)
-        turn(client, polled, NULL, NULL);
+        poll_ends(client, polled, NULL, NULL);
     CHECK(reads_done == lent && writes_done == CALLS / 4 && reads_done == 3 * writes_done);
     CHECK(writes_waited > 0 && !refused);
 
     // A part that exceeds the chunk is released at once. The client then retransmits the call with a longer chunk.
     free_slots = 0;
-    start(client, READ, 0, 0, BLOCK / 2);
+    start_call(client, READ, 0, 0, BLOCK / 2);
     while (!free_slots)
-        turn(client, polled, done, &free_slots);
+        poll_ends(client, polled, done, &free_slots);
     CHECK(refused == 1);
 
     // A part of 0 bytes is an empty result.
-    start(client, READ, 0, 1, BLOCK);
+    start_call(client, READ, 0, 1, BLOCK);
     while (free_slots < 2 || released < lent)
-        turn(client, polled, done, &free_slots);
+        poll_ends(client, polled, done, &free_slots);
     CHECK(reads_done == 3 * writes_done + 2 && refused == 1);
 
-    // The client is freed during its reads.
-    for (int i = 0; i < LEFT; i++)
-        start(client, READ, (uint32_t)(i % BLOCKS), 0, BLOCK);
+    // The client is freed while its reads are outstanding.
+    for (int i = 0; i < ABANDONED_READS; i++)
+        start_call(client, READ, (uint32_t)(i % BLOCKS), 0, BLOCK);
     for (int i = 0; i < 3; i++)
-        turn(client, polled, NULL, NULL);
+        poll_ends(client, polled, NULL, NULL);
     CHECK(!rpcrdma_free(client));
-    client = connected(address, config, polled);
+    client = connect_client(address, config, polled);
     while (released < lent)
-        turn(client, polled, NULL, NULL);
+        poll_ends(client, polled, NULL, NULL);
     CHECK(!rpcrdma_free(client));
 
     // A part outlives its server, and keeps the arena.
@@ -225,8 +228,8 @@ static void run(const char *address, int is_polled) {
     CHECK(!rpcrdma_arena_part(arena, 0, (size_t)BLOCKS * BLOCK + 1, release, &blocks[0]) && ++lent);
     CHECK(released == lent - 1);
     CHECK(!rpcrdma_free(polled) && !rpcrdma_free(server) && !rpcrdma_free(services) && !rpcrdma_free(config));
-    CHECK(!rpcrdma_free(arena) && !arenas && !rpcrdma_buffer_window(part, 1, 0));
-    CHECK(!rpcrdma_free(part) && arenas == 1 && released == lent);
+    CHECK(!rpcrdma_free(arena) && !released_arenas && !rpcrdma_buffer_window(part, 1, 0));
+    CHECK(!rpcrdma_free(part) && released_arenas == 1 && released == lent);
     CHECK(!munmap(memory, (size_t)BLOCKS * BLOCK));
     printf("%d of %d writes waited%s", writes_waited, CALLS / 4, is_polled ? "\n" : ", ");
 }

@@ -48,7 +48,7 @@ static int empty(void *context, rpcrdma_call *call, const void *args, size_t len
 }
 
 // A deferred handler that keeps the first call and answers the others.
-static void keep(void *context, rpcrdma_call *call, const void *args, size_t len) {
+static void keep_first_call(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)context, (void)args, (void)len;
     pthread_mutex_lock(&S.lock);
     int first = !S.call;
@@ -62,7 +62,7 @@ static void keep(void *context, rpcrdma_call *call, const void *args, size_t len
 }
 
 // A deferred handler that keeps a call until `answer_again`.
-static void hold(void *context, rpcrdma_call *call, const void *args, size_t len) {
+static void hold_call(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)context, (void)args, (void)len;
     pthread_mutex_lock(&S.lock);
     S.held = call;
@@ -70,7 +70,7 @@ static void hold(void *context, rpcrdma_call *call, const void *args, size_t len
 }
 
 // A deferred handler that keeps a call, which `tear_down` answers after the client's time-out.
-static void forget(void *context, rpcrdma_call *call, const void *args, size_t len) {
+static void leave_unanswered(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)context, (void)args, (void)len;
     pthread_mutex_lock(&S.lock);
     S.forgotten = call;
@@ -88,9 +88,9 @@ static int no_work(void *context, unsigned shard) {
 
 static const rpcrdma_procedure TABLE[] = {
     {.number = 1, .handler = empty},
-    {.number = 2, .deferred = keep, .write_chunks = 1, .max_write = 1 << 16},
-    {.number = 3, .deferred = forget},
-    {.number = 4, .deferred = hold},
+    {.number = 2, .deferred = keep_first_call, .write_chunks = 1, .max_write = 1 << 16},
+    {.number = 3, .deferred = leave_unanswered},
+    {.number = 4, .deferred = hold_call},
 };
 
 static int add(rpcrdma_procedure procedure) {
@@ -131,7 +131,7 @@ static void *drain_local_server(void *unused) {
 }
 
 // Runs a function on another thread and returns its result.
-static int elsewhere(void *(*function)(void *)) {
+static int run_on_other_thread(void *(*function)(void *)) {
     pthread_t thread;
     void *result;
     CHECK(!pthread_create(&thread, NULL, function, NULL));
@@ -149,19 +149,19 @@ static int start(rpcrdma_request request) {
 }
 
 // Makes a call with a Read chunk.
-static int call_reads(rpcrdma_buffer *buffer, size_t position) {
+static int call_with_read_chunk(rpcrdma_buffer *buffer, size_t position) {
     rpcrdma_read_chunk chunk = {.position = position, .buffer = buffer, .len = 4};
     return call(REQUEST(.procedure = 1, .read_chunks = &chunk, .read_count = 1));
 }
 
 // An invalid call leaves the buffer to its caller, which frees it.
-static int call_reads_own(rpcrdma_buffer *buffer, size_t position) {
-    int result = call_reads(buffer, position);
+static int call_with_own_read_chunk(rpcrdma_buffer *buffer, size_t position) {
+    int result = call_with_read_chunk(buffer, position);
     CHECK(!rpcrdma_free(buffer));
     return result;
 }
 
-static int call_writes(rpcrdma_buffer *buffer) {
+static int call_with_write_chunk(rpcrdma_buffer *buffer) {
     rpcrdma_write_chunk chunk = {.buffer = buffer};
     return call(REQUEST(.procedure = 1, .write_chunks = &chunk, .write_count = 1));
 }
@@ -182,7 +182,7 @@ static int answer_again(void) {
 }
 
 // A call that does not start leaves its buffers to the caller. The first of two buffers is still valid.
-static int keeps_buffers(rpcrdma_buffer *second) {
+static int call_with_two_buffers(rpcrdma_buffer *second) {
     rpcrdma_read_chunk chunks[] = {{.buffer = S.buffer}, {.position = 64, .buffer = second}};
     int result = call(REQUEST(.procedure = 1, .read_chunks = chunks, .read_count = 2));
     CHECK(rpcrdma_buffer_data(S.buffer, NULL));
@@ -190,7 +190,7 @@ static int keeps_buffers(rpcrdma_buffer *second) {
 }
 
 // A call with one buffer in two chunks, or with too many chunks, does not start. The buffer is still valid.
-static int shares_buffer(size_t reads) {
+static int call_with_shared_buffer(size_t reads) {
     rpcrdma_read_chunk chunks[5];
     for (size_t i = 0; i < 5; i++)
         chunks[i] = (rpcrdma_read_chunk){.position = 64 * i, .buffer = S.buffer};
@@ -202,12 +202,12 @@ static int shares_buffer(size_t reads) {
 }
 
 // A window of 0 bytes is valid, but cannot be a chunk. The buffer keeps its length.
-static int calls_with_empty_window(void) {
+static int call_with_empty_window(void) {
     size_t len;
     rpcrdma_buffer *buffer = rpcrdma_alloc(S.client, 64);
     CHECK(buffer && !rpcrdma_buffer_window(buffer, 0, 0) && rpcrdma_buffer_data(buffer, &len) && !len);
-    int result = call_reads(buffer, 0);
-    CHECK(call_writes(buffer) == result && !rpcrdma_buffer_window(buffer, 0, 64) && !rpcrdma_free(buffer));
+    int result = call_with_read_chunk(buffer, 0);
+    CHECK(call_with_write_chunk(buffer) == result && !rpcrdma_buffer_window(buffer, 0, 64) && !rpcrdma_free(buffer));
     return result;
 }
 
@@ -241,8 +241,8 @@ static uint32_t shard_of(rpcrdma_call *call) {
     return info.shard;
 }
 
-// Passes a struct of another size, as a program of another version does.
-static int sizes_of(rpcrdma_call *call) {
+// Passes structs of other sizes, as programs of other versions do. Returns 0 if each gets the fields that it has.
+static int check_info_sizes(rpcrdma_call *call) {
     struct {
         rpcrdma_call_info info;
         uint64_t later, behind;
@@ -254,7 +254,7 @@ static int sizes_of(rpcrdma_call *call) {
 }
 
 // The pointer to the error text stays valid, because the next failure overwrites the text in place.
-static int text_stays(void) {
+static int is_text_overwritten_in_place(void) {
     rpcrdma_free(S.call);
     const char *text = rpcrdma_error();
     char before[200];
@@ -311,7 +311,7 @@ static int connect_pinned(void) {
 }
 
 // Adds an arena twice to a configuration.
-static int arena_twice(void) {
+static int add_arena_twice(void) {
     CHECK(!rpcrdma_config_set(S.config2, "prefault", "false"));
     CHECK(!rpcrdma_config_arena(S.config2, S.arena) && !rpcrdma_config_arena(S.config2, S.arena));
     rpcrdma_server *server = rpcrdma_server_start("soft:misuse-arena", S.services, S.config2);
@@ -412,7 +412,8 @@ int main(int argc, char **argv) {
     int only = argc > 2 ? atoi(argv[2]) : -1, is_checked = argc == 2;
     for (int i = 0; i < COUNT; i++) {
         certain += ROWS[i].is_certain;
-        if (only >= 0 ? !ROWS[i].is_certain || certain != only : is_checked && ROWS[i].is_certain)
+        int is_selected = only >= 0 ? ROWS[i].is_certain && certain == only : !is_checked || !ROWS[i].is_certain;
+        if (!is_selected)
             continue;
         errno = 0;
         intptr_t result = ROWS[i].run();

@@ -5,7 +5,7 @@
 
 ROW(rpcrdma_version, 1, 0, 0, rpcrdma_version() == NULL)
 ROW(rpcrdma_error, 1, 0, 0, rpcrdma_error() == NULL)
-ROW(rpcrdma_error, 2, 1, 0, text_stays())
+ROW(rpcrdma_error, 2, 1, 0, is_text_overwritten_in_place())
 
 ROW(rpcrdma_log, 1, -EINVAL, 0, rpcrdma_log(NULL, NULL, 1))
 ROW(rpcrdma_log, 2, -EBUSY, 0, rpcrdma_log(count_line, NULL, 1))
@@ -17,7 +17,7 @@ ROW(rpcrdma_free, 2, -EBADF, 1, rpcrdma_free(S.freed))
 ROW(rpcrdma_free, 3, -EBADF, 1, rpcrdma_free(S.memory))
 ROW(rpcrdma_free, 4, -EBADF, 1, rpcrdma_free((char *)S.memory + 1))
 ROW(rpcrdma_free, 5, -EINVAL, 0, rpcrdma_free(S.call))
-ROW(rpcrdma_free, 6, -EPERM, 0, elsewhere(free_local_client))
+ROW(rpcrdma_free, 6, -EPERM, 0, run_on_other_thread(free_local_client))
 ROW(rpcrdma_free, 7, -EINVAL, 0, S.freed_in_callback)
 
 ROW(rpcrdma_config_new, 1, 0, 0, rpcrdma_free(rpcrdma_config_new()))
@@ -64,7 +64,7 @@ ROW(rpcrdma_config_callbacks, 3, -EBADF, 1, rpcrdma_config_callbacks(S.config, (
 ROW(rpcrdma_config_arena, 1, -EINVAL, 0, rpcrdma_config_arena(NULL, S.arena))
 ROW(rpcrdma_config_arena, 2, -EINVAL, 0, rpcrdma_config_arena(S.config, NULL))
 
-ROW(rpcrdma_config_arena, 3, 0, 0, arena_twice())
+ROW(rpcrdma_config_arena, 3, 0, 0, add_arena_twice())
 
 ROW(rpcrdma_services_new, 1, 0, 0, rpcrdma_free(rpcrdma_services_new()))
 
@@ -73,11 +73,12 @@ ROW(rpcrdma_services_add, 2, -EINVAL, 0, rpcrdma_services_add(S.services, 1, 1, 
 ROW(rpcrdma_services_add, 3, -EINVAL, 0, rpcrdma_services_add(S.services, 1, 1, TABLE, 0, sizeof *TABLE))
 ROW(rpcrdma_services_add, 4, -EINVAL, 0, rpcrdma_services_add(S.services, 1, 1, TABLE, 1, sizeof *TABLE - 1))
 ROW(rpcrdma_services_add, 5, -EINVAL, 0, add((rpcrdma_procedure){.number = 1}))
-ROW(rpcrdma_services_add, 6, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .deferred = keep}))
+ROW(rpcrdma_services_add, 6, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .deferred = keep_first_call}))
 ROW(rpcrdma_services_add, 7, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .number = 100000}))
 ROW(rpcrdma_services_add, 8, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .read_chunks = 99}))
 ROW(rpcrdma_services_add, 9, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .flags = 1u << 31}))
-ROW(rpcrdma_services_add, 10, -EINVAL, 0, add((rpcrdma_procedure){.deferred = keep, .flags = RPCRDMA_ON_WORKERS}))
+ROW(rpcrdma_services_add, 10, -EINVAL, 0,
+    add((rpcrdma_procedure){.deferred = keep_first_call, .flags = RPCRDMA_ON_WORKERS}))
 ROW(rpcrdma_services_add, 11, -EINVAL, 0,
     add((rpcrdma_procedure){.handler = empty, .flags = RPCRDMA_CACHED, .write_chunks = 1, .max_write = 1}))
 ROW(rpcrdma_services_add, 12, -EINVAL, 0, add((rpcrdma_procedure){.handler = empty, .reads_into = S.for_reads}))
@@ -147,11 +148,11 @@ ROW(rpcrdma_local_server_start, 7, -EINVAL, 0, start_local_server("server.stats"
 ROW(rpcrdma_local_server_start, 8, -EINVAL, 0, start_local_server("poll.core", "0"))
 
 ROW(rpcrdma_local_server_poll, 1, -EINVAL, 0, rpcrdma_local_server_poll(NULL))
-ROW(rpcrdma_local_server_poll, 2, -EPERM, 0, elsewhere(poll_local_server))
+ROW(rpcrdma_local_server_poll, 2, -EPERM, 0, run_on_other_thread(poll_local_server))
 ROW(rpcrdma_local_server_poll, 3, -EBADF, 1, rpcrdma_local_server_poll((rpcrdma_local_server *)S.server))
 
 ROW(rpcrdma_local_server_drain, 1, -EINVAL, 0, rpcrdma_local_server_drain(NULL))
-ROW(rpcrdma_local_server_drain, 2, -EPERM, 0, elsewhere(drain_local_server))
+ROW(rpcrdma_local_server_drain, 2, -EPERM, 0, run_on_other_thread(drain_local_server))
 
 ROW(rpcrdma_fd, 1, -EINVAL, 0, rpcrdma_fd(NULL))
 ROW(rpcrdma_fd, 2, -EINVAL, 0, rpcrdma_fd(S.server))
@@ -172,7 +173,7 @@ ROW(rpcrdma_call_header, 1, -EINVAL, 0, rpcrdma_call_header(NULL, NULL, 0))
 ROW(rpcrdma_call_header, 2, 0, 0, rpcrdma_call_header(S.call, NULL, 0))
 ROW(rpcrdma_call_header, 3, -EBADF, 1, rpcrdma_call_header(S.answered, NULL, 0))
 ROW(rpcrdma_call_header, 4, 0, 0, shard_of(S.call))
-ROW(rpcrdma_call_header, 5, 0, 0, sizes_of(S.call))
+ROW(rpcrdma_call_header, 5, 0, 0, check_info_sizes(S.call))
 
 ROW(rpcrdma_call_peer, 1, -EINVAL, 0, rpcrdma_call_peer(NULL, NULL, 0))
 ROW(rpcrdma_call_peer, 2, 0, 0, rpcrdma_call_peer(S.call, NULL, 0))
@@ -232,7 +233,7 @@ ROW(rpcrdma_buffer_window, 1, -EINVAL, 0, rpcrdma_buffer_window(NULL, 0, 1))
 ROW(rpcrdma_buffer_window, 2, -EINVAL, 0, rpcrdma_buffer_window(S.buffer, 1, SIZE_MAX))
 ROW(rpcrdma_buffer_window, 3, -EINVAL, 0, rpcrdma_buffer_window(S.buffer, SIZE_MAX, 1))
 ROW(rpcrdma_buffer_window, 4, -EINVAL, 0, rpcrdma_buffer_window(S.part, 0, 5))
-ROW(rpcrdma_buffer_window, 5, -EINVAL, 0, calls_with_empty_window())
+ROW(rpcrdma_buffer_window, 5, -EINVAL, 0, call_with_empty_window())
 
 ROW(rpcrdma_arena_new, 1, 0, 0, rpcrdma_arena_new(NULL, 4096, NULL, NULL))
 ROW(rpcrdma_arena_new, 2, 0, 0, rpcrdma_arena_new((char *)S.memory + 8, 4096, NULL, NULL))
@@ -260,21 +261,21 @@ ROW(rpcrdma_client_call, 1, -EINVAL, 0, rpcrdma_client_call(NULL, &REQUEST(.proc
 ROW(rpcrdma_client_call, 2, -EINVAL, 0, rpcrdma_client_call(S.client, NULL, NULL))
 ROW(rpcrdma_client_call, 3, -EREMOTEIO, 0, call(REQUEST(.procedure = 99)))
 ROW(rpcrdma_client_call, 4, -EINVAL, 0, call(REQUEST(.args_len = 4)))
-ROW(rpcrdma_client_call, 5, -EINVAL, 0, call_reads_own(rpcrdma_alloc(S.local_client, 64), 0))
+ROW(rpcrdma_client_call, 5, -EINVAL, 0, call_with_own_read_chunk(rpcrdma_alloc(S.local_client, 64), 0))
 ROW(rpcrdma_client_call, 6, -ETIMEDOUT, 0, call(REQUEST(.procedure = 3, .timeout = 50)))
 ROW(rpcrdma_client_call, 7, -EINVAL, 0, call(REQUEST(.flags = 1u << 31)))
 ROW(rpcrdma_client_call, 8, -EINVAL, 0, call(REQUEST(.flags = RPCRDMA_CACHED)))
 ROW(rpcrdma_client_call, 9, -EINVAL, 0, call(REQUEST(.read_count = 1)))
 ROW(rpcrdma_client_call, 10, -EINVAL, 0, call(REQUEST(.write_count = SIZE_MAX)))
-ROW(rpcrdma_client_call, 11, -EINVAL, 0, call_reads(NULL, 0))
-ROW(rpcrdma_client_call, 12, -EINVAL, 0, call_reads(S.part, 0))
-ROW(rpcrdma_client_call, 13, -EINVAL, 0, call_reads_own(rpcrdma_alloc(S.client, 4), SIZE_MAX))
-ROW(rpcrdma_client_call, 14, -EBADF, 1, call_writes((rpcrdma_buffer *)S.services))
-ROW(rpcrdma_client_call, 15, -EINVAL, 0, call_writes(S.part))
-ROW(rpcrdma_client_call, 16, -EINVAL, 0, keeps_buffers(S.part))
-ROW(rpcrdma_client_call, 17, -EINVAL, 0, keeps_buffers(NULL))
-ROW(rpcrdma_client_call, 21, -EINVAL, 0, shares_buffer(1))
-ROW(rpcrdma_client_call, 22, -EINVAL, 0, shares_buffer(5))
+ROW(rpcrdma_client_call, 11, -EINVAL, 0, call_with_read_chunk(NULL, 0))
+ROW(rpcrdma_client_call, 12, -EINVAL, 0, call_with_read_chunk(S.part, 0))
+ROW(rpcrdma_client_call, 13, -EINVAL, 0, call_with_own_read_chunk(rpcrdma_alloc(S.client, 4), SIZE_MAX))
+ROW(rpcrdma_client_call, 14, -EBADF, 1, call_with_write_chunk((rpcrdma_buffer *)S.services))
+ROW(rpcrdma_client_call, 15, -EINVAL, 0, call_with_write_chunk(S.part))
+ROW(rpcrdma_client_call, 16, -EINVAL, 0, call_with_two_buffers(S.part))
+ROW(rpcrdma_client_call, 17, -EINVAL, 0, call_with_two_buffers(NULL))
+ROW(rpcrdma_client_call, 21, -EINVAL, 0, call_with_shared_buffer(1))
+ROW(rpcrdma_client_call, 22, -EINVAL, 0, call_with_shared_buffer(5))
 
 ROW(rpcrdma_client_call, 18, -EINVAL, 0, call(REQUEST(.args = S.memory, .args_len = SIZE_MAX)))
 ROW(rpcrdma_client_call, 19, -EINVAL, 0, call(REQUEST(.read_chunks = S.memory, .read_count = SIZE_MAX / 4)))
@@ -312,11 +313,11 @@ ROW(rpcrdma_client_poll, 2, 0, 0, rpcrdma_client_poll(S.client, NULL, NULL))
 
 ROW(rpcrdma_detach, 1, -EINVAL, 0, rpcrdma_detach(NULL))
 ROW(rpcrdma_detach, 2, -EBADF, 1, rpcrdma_detach(S.client))
-ROW(rpcrdma_detach, 3, -EPERM, 0, elsewhere(detach_local_client))
+ROW(rpcrdma_detach, 3, -EPERM, 0, run_on_other_thread(detach_local_client))
 
 ROW(rpcrdma_attach, 1, -EINVAL, 0, rpcrdma_attach(NULL))
 ROW(rpcrdma_attach, 2, -EBADF, 1, rpcrdma_attach(S.server))
-ROW(rpcrdma_attach, 3, -EPERM, 0, elsewhere(attach_local_client))
+ROW(rpcrdma_attach, 3, -EPERM, 0, run_on_other_thread(attach_local_client))
 ROW(rpcrdma_attach, 4, 0, 0, rpcrdma_attach(S.local_client))
 
 ROW(rpcrdma_local_client_cancel, 1, -EINVAL, 0, rpcrdma_local_client_cancel(NULL, 1))
@@ -324,7 +325,7 @@ ROW(rpcrdma_local_client_cancel, 2, 0, 0, rpcrdma_local_client_cancel(S.local_cl
 ROW(rpcrdma_local_client_cancel, 3, 0, 0, rpcrdma_local_client_cancel(S.local_client, 0))
 
 ROW(rpcrdma_local_client_poll, 1, -EINVAL, 0, rpcrdma_local_client_poll(NULL, NULL, NULL))
-ROW(rpcrdma_local_client_poll, 2, -EPERM, 0, elsewhere(poll_local_client))
+ROW(rpcrdma_local_client_poll, 2, -EPERM, 0, run_on_other_thread(poll_local_client))
 
 ROW(rpcrdma_reply_results, 1, 0, 0, rpcrdma_reply_results(NULL, NULL))
 ROW(rpcrdma_reply_results, 2, 0, 0, rpcrdma_reply_results(S.failed, NULL))

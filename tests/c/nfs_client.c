@@ -33,8 +33,9 @@ struct compound {
     uint32_t operations;
 };
 
-// Begins a COMPOUND, up to the stateid and offset of the last operation. The caller appends its other arguments.
-static void begin(struct compound *to, const char *path, uint32_t operation, uint64_t offset) {
+// Begins a COMPOUND, up to the stateid and offset of the last operation. The caller appends the other arguments of that
+// operation.
+static void begin_compound(struct compound *to, const char *path, uint32_t operation, uint64_t offset) {
     unsigned char *at = xdr_put_u32(xdr_put_u32(to->args, 0), 0); // no tag; minor version 0
     unsigned char *count = at;
     at = xdr_put_u32(at + 4, OP_PUTROOTFH);
@@ -68,7 +69,7 @@ static rpcrdma_reply *call(const struct compound *compound, const void *data, si
     return reply;
 }
 
-static uint32_t word(struct xdr *from) {
+static uint32_t read_word(struct xdr *from) {
     uint32_t value;
     if (xdr_u32(from, &value))
         die("reply", "too short");
@@ -79,31 +80,31 @@ static uint32_t word(struct xdr *from) {
 static struct xdr results_of(rpcrdma_reply *reply, const struct compound *compound) {
     struct xdr results;
     results.at = rpcrdma_reply_results(reply, &results.left);
-    uint32_t status = word(&results);
+    uint32_t status = read_word(&results);
     if (status) {
         fprintf(stderr, "nfs_client: the server's status is %u\n", (unsigned)status);
         exit(1);
     }
-    if (word(&results) || word(&results) != compound->operations)
+    if (read_word(&results) || read_word(&results) != compound->operations)
         die("reply", "it has a tag, or another number of operations than the call");
     for (uint32_t i = 0; i < compound->operations; i++) {
-        word(&results);
-        if (word(&results))
+        read_word(&results);
+        if (read_word(&results))
             die("reply", "an operation has failed");
     }
     return results;
 }
 
-static void get(const char *path) {
+static void get_file(const char *path) {
     uint64_t offset = 0;
     for (uint32_t eof = 0; !eof;) {
         struct compound compound;
-        begin(&compound, path, OP_READ, offset);
+        begin_compound(&compound, path, OP_READ, offset);
         compound.end = xdr_put_u32(compound.end, BLOCK);
         rpcrdma_reply *reply = call(&compound, NULL, 0, BLOCK);
         struct xdr results = results_of(reply, &compound);
-        eof = word(&results);
-        uint32_t len = word(&results);
+        eof = read_word(&results);
+        uint32_t len = read_word(&results);
         if (len) {
             // The data must be in the chunk, and not among the inline results.
             rpcrdma_buffer *buffer = rpcrdma_reply_take_write_chunk(reply, 0);
@@ -123,7 +124,7 @@ static void get(const char *path) {
         die("standard output", strerror(errno));
 }
 
-static void put(const char *path) {
+static void put_file(const char *path) {
     uint64_t offset = 0;
     for (;;) {
         static unsigned char data[BLOCK];
@@ -131,12 +132,12 @@ static void put(const char *path) {
         if (!len)
             break;
         struct compound compound;
-        begin(&compound, path, OP_WRITE, offset);
+        begin_compound(&compound, path, OP_WRITE, offset);
         compound.end = xdr_put_u32(xdr_put_u32(compound.end, FILE_SYNC), (uint32_t)len);
         // The data follows its length, which ends the inline arguments.
         rpcrdma_reply *reply = call(&compound, data, len, 0);
         struct xdr results = results_of(reply, &compound);
-        if (word(&results) != len || word(&results) != FILE_SYNC)
+        if (read_word(&results) != len || read_word(&results) != FILE_SYNC)
             die("reply", "the server has written less, or not to its disk");
         offset += len;
         rpcrdma_free(reply);
@@ -160,9 +161,9 @@ int main(int argc, char **argv) {
     if (rpcrdma_client_call(client, &REQUEST(.procedure = PROC_NULL), NULL))
         die("NULL", rpcrdma_error());
     if (strcmp(argv[2], "get"))
-        put(argv[3]);
+        put_file(argv[3]);
     else
-        get(argv[3]);
+        get_file(argv[3]);
     char stats[1 << 16];
     if (rpcrdma_stats(client, stats, sizeof stats) < 0)
         die("statistics", rpcrdma_error());

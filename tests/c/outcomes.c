@@ -29,17 +29,17 @@ static atomic_int runs, result_code, lines;
 static _Atomic(rpcrdma_buffer *) kept;
 static _Atomic(rpcrdma_call *) held;
 
-enum { SHARDS = 2, MOST = 64 };
+enum { SHARDS = 2, MAX_CONNECTIONS = 64 };
 // The open connections of each shard, and the name of their peer. Only the shard uses them.
-static struct of_shard {
-    uint64_t open[MOST];
+static struct shard_connections {
+    uint64_t open[MAX_CONNECTIONS];
     int count;
     char peer[64];
-} of_shards[SHARDS];
+} connections_by_shard[SHARDS];
 static atomic_int begun, ended;
 
 // Returns the index of a connection in `open`, or `count` if it is not open.
-static int index_of(const struct of_shard *shard, uint64_t connection) {
+static int index_of(const struct shard_connections *shard, uint64_t connection) {
     int at = 0;
     while (at < shard->count && shard->open[at] != connection)
         at++;
@@ -47,15 +47,15 @@ static int index_of(const struct of_shard *shard, uint64_t connection) {
 }
 
 static void record_peer(void *context, const rpcrdma_peer_event *event) {
-    CHECK(context == of_shards && event->shard < SHARDS && event->peer);
-    struct of_shard *shard = &of_shards[event->shard];
+    CHECK(context == connections_by_shard && event->shard < SHARDS && event->peer);
+    struct shard_connections *shard = &connections_by_shard[event->shard];
     int at = index_of(shard, event->connection);
     if (event->reason) {
         CHECK(at < shard->count && *event->reason);
         shard->open[at] = shard->open[--shard->count];
         ended++;
     } else {
-        CHECK(at == shard->count && at < MOST);
+        CHECK(at == shard->count && at < MAX_CONNECTIONS);
         shard->open[shard->count++] = event->connection;
         snprintf(shard->peer, sizeof shard->peer, "%s", event->peer);
         begun++;
@@ -67,33 +67,35 @@ static void check_connection_reported(rpcrdma_call *call) {
     rpcrdma_call_info info;
     char peer[64];
     CHECK(!rpcrdma_call_header(call, &info, sizeof info) && info.shard < SHARDS);
-    struct of_shard *shard = &of_shards[info.shard];
+    struct shard_connections *shard = &connections_by_shard[info.shard];
     CHECK(index_of(shard, info.connection) < shard->count);
     CHECK(rpcrdma_call_peer(call, peer, sizeof peer) >= 0 && !strcmp(peer, shard->peer));
 }
 
-static int number(const void *args, size_t len) {
+static int read_number(const void *args, size_t len) {
     int value;
     CHECK(len == sizeof value);
     memcpy(&value, args, sizeof value);
     return value;
 }
 
-static int status(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+static int return_status(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                         size_t *results_len) {
     (void)context, (void)results, (void)results_len;
     check_connection_reported(call);
-    return number(args, len);
+    return read_number(args, len);
 }
 
 // A handler in which a function of the library fails. It returns that function's code, or a code of its own.
-static int fail(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+static int fail_in_function(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                            size_t *results_len) {
     (void)context, (void)results, (void)results_len;
     size_t room = 0;
     void *memory = rpcrdma_call_write_chunk(call, 0, &room);
     if (memory)
         memset(memory, 0, room);
     runs++;
-    switch (number(args, len)) {
+    switch (read_number(args, len)) {
     case OWN_CODE:
         CHECK(rpcrdma_call_write_chunk_filled(call, 0, ROOM + 1) == -EMSGSIZE);
         return -EIO;
@@ -108,19 +110,22 @@ static int fail(void *context, rpcrdma_call *call, const void *args, size_t len,
     }
 }
 
-static int keep(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+static int keep_chunk(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                      size_t *results_len) {
     (void)context, (void)args, (void)len, (void)results, (void)results_len;
     CHECK(kept = rpcrdma_call_take_read_chunk(call, 0));
     return 0;
 }
 
-static int give(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+static int return_kept_chunk(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                             size_t *results_len) {
     (void)context, (void)args, (void)len, (void)results, (void)results_len;
     return result_code = rpcrdma_call_result(call, 0, kept);
 }
 
 // A handler that tries to end its own server, which is refused, and ends another server.
-static int end(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+static int end_servers(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                       size_t *results_len) {
     (void)context, (void)args, (void)len, (void)results, (void)results_len;
     CHECK(rpcrdma_free(server) == -EDEADLK);
     CHECK(rpcrdma_server_drain(server, 1000) == -EDEADLK);
@@ -134,8 +139,8 @@ static int end(void *context, rpcrdma_call *call, const void *args, size_t len, 
     return 0;
 }
 
-static int credential(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
-                      size_t *results_len) {
+static int return_credential(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                             size_t *results_len) {
     (void)context, (void)args, (void)len;
     rpcrdma_call_info info;
     CHECK(!rpcrdma_call_header(call, &info, sizeof info) && info.credential_flavor == 1 && info.credential_len <= 256);
@@ -143,20 +148,20 @@ static int credential(void *context, rpcrdma_call *call, const void *args, size_
     return 0;
 }
 
-static void hold(void *context, rpcrdma_call *call, const void *args, size_t len) {
+static void hold_call(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)context, (void)args, (void)len;
     held = call;
 }
 
 static const rpcrdma_procedure TABLE[] = {
-    {.number = STATUS, .handler = status},
-    {.number = FAIL, .handler = fail, .write_chunks = 1, .max_write = 4 * ROOM},
-    {.number = KEEP, .handler = keep, .read_chunks = 1, .max_read = ROOM, .flags = RPCRDMA_UNCOUNTED},
-    {.number = GIVE, .handler = give, .write_chunks = 1, .max_write = ROOM},
-    {.number = END, .handler = end},
-    {.number = END_ON_WORKER, .handler = end, .flags = RPCRDMA_ON_WORKERS},
-    {.number = HOLD, .deferred = hold},
-    {.number = CREDENTIAL, .handler = credential},
+    {.number = STATUS, .handler = return_status},
+    {.number = FAIL, .handler = fail_in_function, .write_chunks = 1, .max_write = 4 * ROOM},
+    {.number = KEEP, .handler = keep_chunk, .read_chunks = 1, .max_read = ROOM, .flags = RPCRDMA_UNCOUNTED},
+    {.number = GIVE, .handler = return_kept_chunk, .write_chunks = 1, .max_write = ROOM},
+    {.number = END, .handler = end_servers},
+    {.number = END_ON_WORKER, .handler = end_servers, .flags = RPCRDMA_ON_WORKERS},
+    {.number = HOLD, .deferred = hold_call},
+    {.number = CREDENTIAL, .handler = return_credential},
 };
 
 // Makes a call and returns its code. Sets `*status` to the status of the reply.
@@ -170,53 +175,53 @@ static int call(rpcrdma_client *client, rpcrdma_request request, int *status) {
     return code;
 }
 
-static void statuses(rpcrdma_client *client, const char *address, rpcrdma_config *config) {
+static void check_statuses(rpcrdma_client *client, const char *address, rpcrdma_config *config) {
     const int all[] = {RPCRDMA_PROG_UNAVAIL, RPCRDMA_PROC_UNAVAIL, RPCRDMA_GARBAGE_ARGS, RPCRDMA_SYSTEM_ERR,
                        RPCRDMA_AUTH_ERROR + 5};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        int is = 0, code = all[i] > RPCRDMA_AUTH_ERROR ? -EACCES : -EREMOTEIO;
+        int status = 0, code = all[i] > RPCRDMA_AUTH_ERROR ? -EACCES : -EREMOTEIO;
         rpcrdma_request request = REQUEST(.procedure = STATUS, .args = &all[i], .args_len = sizeof *all);
-        CHECK(call(client, request, &is) == code && is == all[i]);
+        CHECK(call(client, request, &status) == code && status == all[i]);
     }
-    int is = 1, none = 0;
-    CHECK(!call(client, REQUEST(.procedure = STATUS, .args = &none, .args_len = sizeof none), &is) && !is);
-    CHECK(call(client, REQUEST(.procedure = 99), &is) == -EREMOTEIO && is == RPCRDMA_PROC_UNAVAIL);
+    int status = 1, none = 0;
+    CHECK(!call(client, REQUEST(.procedure = STATUS, .args = &none, .args_len = sizeof none), &status) && !status);
+    CHECK(call(client, REQUEST(.procedure = 99), &status) == -EREMOTEIO && status == RPCRDMA_PROC_UNAVAIL);
     rpcrdma_client *other = rpcrdma_client_connect(address, PROGRAM, 2, config);
-    CHECK(other && call(other, REQUEST(.procedure = STATUS), &is) == -EREMOTEIO);
-    CHECK(is == RPCRDMA_PROG_MISMATCH);
+    CHECK(other && call(other, REQUEST(.procedure = STATUS), &status) == -EREMOTEIO);
+    CHECK(status == RPCRDMA_PROG_MISMATCH);
     CHECK(!rpcrdma_free(other) && (other = rpcrdma_client_connect(address, PROGRAM + 1, 1, config)));
-    CHECK(call(other, REQUEST(.procedure = STATUS), &is) == -EREMOTEIO && is == RPCRDMA_PROG_UNAVAIL);
+    CHECK(call(other, REQUEST(.procedure = STATUS), &status) == -EREMOTEIO && status == RPCRDMA_PROG_UNAVAIL);
     CHECK(!rpcrdma_free(other));
 }
 
 // A handler that returns the code of a failed function gets the reply for that failure. Any other negative code gets
 // SYSTEM_ERR, even after a function has failed.
-static void own_codes(rpcrdma_client *client) {
+static void check_handler_codes(rpcrdma_client *client) {
     rpcrdma_write_chunk chunk = {.len = ROOM};
-    int how = OWN_CODE, is;
+    int how = OWN_CODE, status;
     rpcrdma_request request = {.size = sizeof request, .procedure = FAIL, .args = &how, .args_len = sizeof how,
                                .write_chunks = &chunk, .write_count = 1};
-    CHECK(call(client, request, &is) == -EREMOTEIO && is == RPCRDMA_SYSTEM_ERR && runs == 1);
+    CHECK(call(client, request, &status) == -EREMOTEIO && status == RPCRDMA_SYSTEM_ERR && runs == 1);
     // The client retransmits the call with a longer chunk, so the handler runs twice.
     how = CODE_OF_FUNCTION;
-    CHECK(!call(client, request, &is) && !is && runs == 3);
+    CHECK(!call(client, request, &status) && !status && runs == 3);
     request.write_count = 0;
     how = OWN_CODE_WITHOUT_CHUNK;
-    CHECK(call(client, request, &is) == -EREMOTEIO && is == RPCRDMA_SYSTEM_ERR);
+    CHECK(call(client, request, &status) == -EREMOTEIO && status == RPCRDMA_SYSTEM_ERR);
     how = CODE_WITHOUT_CHUNK;
-    CHECK(call(client, request, &is) == -EREMOTEIO && is == RPCRDMA_GARBAGE_ARGS);
+    CHECK(call(client, request, &status) == -EREMOTEIO && status == RPCRDMA_GARBAGE_ARGS);
 }
 
 // A Read chunk that a handler has taken can be a result only on the shard that received it.
-static void results_of_shards(rpcrdma_client *clients[2]) {
+static void check_results_on_shards(rpcrdma_client *clients[2]) {
     rpcrdma_read_chunk data = {.data = "0123456789abcdef", .len = ROOM};
     rpcrdma_write_chunk room = {.len = ROOM};
     for (int shard = 0; shard < 2; shard++) {
-        int is;
+        int status;
         CHECK(!call(clients[0], REQUEST(.procedure = KEEP, .read_chunks = &data, .read_count = 1), NULL));
         rpcrdma_request request = {.size = sizeof request, .procedure = GIVE, .write_chunks = &room, .write_count = 1};
-        CHECK(call(clients[shard], request, &is) == (shard ? -EREMOTEIO : 0));
-        CHECK(result_code == (shard ? -EXDEV : 0) && is == (shard ? RPCRDMA_SYSTEM_ERR : 0));
+        CHECK(call(clients[shard], request, &status) == (shard ? -EREMOTEIO : 0));
+        CHECK(result_code == (shard ? -EXDEV : 0) && status == (shard ? RPCRDMA_SYSTEM_ERR : 0));
     }
 }
 
@@ -227,18 +232,18 @@ static void *drain(void *unused) {
 }
 
 // A draining server does not run new calls. They fail with EBUSY.
-static void busy(rpcrdma_client *client, const char *address, rpcrdma_config *config) {
+static void check_busy_while_draining(rpcrdma_client *client, const char *address, rpcrdma_config *config) {
     rpcrdma_local_client *holder = rpcrdma_local_client_connect(address, PROGRAM, 1, config);
     CHECK(holder && !rpcrdma_local_client_start(holder, &REQUEST(.procedure = HOLD), NULL));
     while (!held)
         CHECK(rpcrdma_local_client_poll(holder, NULL, NULL) >= 0);
     pthread_t thread;
     CHECK(!pthread_create(&thread, NULL, drain, NULL));
-    int none = 0, code, is;
+    int none = 0, code, status;
     do
-        code = call(client, REQUEST(.procedure = STATUS, .args = &none, .args_len = sizeof none), &is);
+        code = call(client, REQUEST(.procedure = STATUS, .args = &none, .args_len = sizeof none), &status);
     while (!code);
-    CHECK(code == -EBUSY && is == -EBUSY);
+    CHECK(code == -EBUSY && status == -EBUSY);
     // The server's handle is valid until the drain ends.
     rpcrdma_client *back = rpcrdma_server_call_back(server, held, PROGRAM, 1, NULL);
     CHECK(back);
@@ -283,7 +288,7 @@ static void check_stale_reply(void *context, const rpcrdma_completion *completio
     stale = NULL;
 }
 
-static void client_is_replaced_in_callback(char *address) {
+static void check_client_replaced_in_callback(char *address) {
     start_beyond_max_calls(address, 3, STATUS);
     // A poll without a callback leaves the completions for the next poll.
     CHECK(rpcrdma_local_client_poll(one_call, NULL, NULL) >= 0);
@@ -292,7 +297,7 @@ static void client_is_replaced_in_callback(char *address) {
 }
 
 // A call that is started in a callback and ends at once is reported by the next poll.
-static void call_started_in_callback_waits_for_next_poll(const char *address) {
+static void check_call_started_in_callback(const char *address) {
     start_beyond_max_calls(address, 2, HOLD);
     int ends = 0;
     for (int polls = 1; polls < 4; polls++)
@@ -313,13 +318,13 @@ static int no_work(void *context, unsigned shard) {
     return 0;
 }
 
-static int descriptor(void *context, unsigned shard) {
+static int get_descriptor(void *context, unsigned shard) {
     (void)shard;
     return *(int *)context;
 }
 
 // Each client has a credential of its own, by which duplicate request caches tell clients apart.
-static void credentials(const char *address) {
+static void check_credentials(const char *address) {
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
     CHECK(!rpcrdma_config_set(config, "client.auth_sys", "7:8"));
@@ -337,15 +342,15 @@ static void credentials(const char *address) {
     CHECK(!rpcrdma_free(config));
 }
 
-// The log has one line about the descriptor of a file, which a shard cannot sleep on.
-static void task_of_file(const char *address, rpcrdma_config *config) {
+// A shard cannot sleep on the descriptor of a file. The log has one line about it.
+static void check_task_with_file(const char *address, rpcrdma_config *config) {
     char path[] = "/tmp/rpcrdma-outcomes-XXXXXX";
     int fd = mkstemp(path);
     CHECK(fd >= 0 && !unlink(path));
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, TABLE, 1, sizeof *TABLE));
-    CHECK(!rpcrdma_services_peers(services, record_peer, of_shards));
-    CHECK(!rpcrdma_services_task(services, no_work, descriptor, &fd));
+    CHECK(!rpcrdma_services_peers(services, record_peer, connections_by_shard));
+    CHECK(!rpcrdma_services_task(services, no_work, get_descriptor, &fd));
     rpcrdma_server *with_task = rpcrdma_server_start(address, services, config);
     rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
     CHECK(with_task && client);
@@ -358,7 +363,7 @@ static void task_of_file(const char *address, rpcrdma_config *config) {
 }
 
 // The statistics of a server list its connections.
-static void has_peers(void) {
+static void check_stats_list_peers(void) {
     static char stats[64 << 10];
     int len = rpcrdma_stats(server, NULL, 0);
     CHECK(len > 0 && len < (int)sizeof stats);
@@ -366,7 +371,7 @@ static void has_peers(void) {
 }
 
 // Loads knobs from a file, including those that only the C interface has.
-static void load(rpcrdma_config *config) {
+static void load_knobs(rpcrdma_config *config) {
     static const char text[] = "[server]\nshards = 2\nworkers = 1\n[poll]\ncontrol_interval = \"1s\"\n";
     char path[] = "/tmp/rpcrdma-outcomes-XXXXXX";
     int fd = mkstemp(path);
@@ -382,27 +387,27 @@ int main(int argc, char **argv) {
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
     CHECK(!rpcrdma_config_set(config, "poll.idle", "event"));
-    task_of_file(argv[1], config);
-    load(config);
+    check_task_with_file(argv[1], config);
+    load_knobs(config);
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, TABLE, sizeof TABLE / sizeof *TABLE, sizeof *TABLE));
-    CHECK(!rpcrdma_services_peers(services, record_peer, of_shards));
+    CHECK(!rpcrdma_services_peers(services, record_peer, connections_by_shard));
     CHECK(server = rpcrdma_server_start(addresses, services, config));
     rpcrdma_client *clients[2];
     for (int shard = 0; shard < 2; shard++)
         CHECK(clients[shard] = rpcrdma_client_connect(argv[1 + shard], PROGRAM, 1, config));
-    has_peers();
-    statuses(clients[0], argv[1], config);
-    own_codes(clients[0]);
-    results_of_shards(clients);
+    check_stats_list_peers();
+    check_statuses(clients[0], argv[1], config);
+    check_handler_codes(clients[0]);
+    check_results_on_shards(clients);
     CHECK(!call(clients[0], REQUEST(.procedure = END), NULL));
     snprintf(addresses, sizeof addresses, "soft:outcomes-%d", (int)getpid());
     CHECK(other = rpcrdma_server_start(addresses, services, config));
     CHECK(!call(clients[0], REQUEST(.procedure = END_ON_WORKER), NULL) && !other);
-    client_is_replaced_in_callback(argv[1]);
-    call_started_in_callback_waits_for_next_poll(argv[1]);
-    credentials(argv[1]);
-    busy(clients[0], argv[1], config);
+    check_client_replaced_in_callback(argv[1]);
+    check_call_started_in_callback(argv[1]);
+    check_credentials(argv[1]);
+    check_busy_while_draining(clients[0], argv[1], config);
     CHECK(begun > 10 && ended == begun);
     CHECK(!rpcrdma_free(clients[0]) && !rpcrdma_free(clients[1]) && !rpcrdma_free(services) && !rpcrdma_free(config));
     printf("connections, peers, statuses, codes of handlers, EXDEV, EDEADLK, EBUSY\n");

@@ -23,7 +23,7 @@ static inline int free_port(void) {
     return ntohs(at.sin_port);
 }
 
-static inline void raw_take(int fd, void *to, size_t len) {
+static inline void raw_receive(int fd, void *to, size_t len) {
     for (char *at = to; len;) {
         ssize_t got = recv(fd, at, len, 0);
         CHECK(got > 0);
@@ -51,16 +51,17 @@ static inline int raw_connect(int port, int *crc) {
     static const unsigned char request[] = "MPA ID Req Frame\x40\x01\x00\x08\xf6\xab\x0e\x18\x01\x00\x03\x03";
     CHECK(send(fd, request, 28, 0) == 28);
     unsigned char reply[20], data[512];
-    raw_take(fd, reply, sizeof reply);
+    raw_receive(fd, reply, sizeof reply);
     CHECK(!memcmp(reply, "MPA ID Rep Frame", 16) && !(reply[16] & 0x20));
-    raw_take(fd, data, (size_t)(reply[18] << 8 | reply[19]));
+    raw_receive(fd, data, (size_t)(reply[18] << 8 | reply[19]));
     *crc = (reply[16] & 0x40) != 0;
     return fd;
 }
 
-// Sends `count` words as the first message. Stores at most `most` words of the answer, and returns their number. Skips
-// RDMA Writes.
-static inline size_t raw_exchange(int fd, int crc, const uint32_t *words, size_t count, uint32_t *answer, size_t most) {
+// Sends `count` words as the first message. Stores at most `max_words` words of the answer, and returns their number.
+// Skips RDMA Writes.
+static inline size_t raw_exchange(int fd, int crc, const uint32_t *words, size_t count, uint32_t *answer,
+                                  size_t max_words) {
     unsigned char frame[2048] = {0};
     // Send, last segment, queue 0, message 1.
     static const unsigned char header[18] = {0x41, 0x43, [13] = 1};
@@ -78,13 +79,13 @@ static inline size_t raw_exchange(int fd, int crc, const uint32_t *words, size_t
     CHECK(send(fd, frame, padded + 4, 0) == (ssize_t)padded + 4);
     for (int is_last = 0; !is_last;) {
         unsigned char size[2], received[65536 + 8];
-        raw_take(fd, size, 2);
+        raw_receive(fd, size, 2);
         size_t bytes = (size_t)(size[0] << 8 | size[1]);
-        raw_take(fd, received, (2 + bytes + 3) / 4 * 4 - 2 + 4);
+        raw_receive(fd, received, (2 + bytes + 3) / 4 * 4 - 2 + 4);
         if (received[0] & 0x80)
             continue;
         CHECK((received[1] & 15) != 7); // Terminate.
-        for (size_t at = sizeof header; at < bytes && got < most; at += 4) {
+        for (size_t at = sizeof header; at < bytes && got < max_words; at += 4) {
             uint32_t word;
             memcpy(&word, received + at, 4);
             answer[got++] = ntohl(word);

@@ -21,7 +21,7 @@ static int inside, outside;
 // The chunks that the handler has kept, at most KEPT of them, and their first bytes, which must not change.
 static rpcrdma_buffer *kept[KEPT];
 static unsigned char first[KEPT];
-static int count;
+static int kept_count;
 
 static void release(void *context) {
     *(int *)context += 1;
@@ -32,8 +32,8 @@ static int is_full_of(const unsigned char *data, size_t len, unsigned char value
 }
 
 // A handler that keeps the chunks of the first KEPT calls, of which there are more than pages.
-static int take(void *context, rpcrdma_call *call, const void *args, size_t args_len, void *results,
-                size_t *results_len) {
+static int keep_chunk(void *context, rpcrdma_call *call, const void *args, size_t args_len, void *results,
+                      size_t *results_len) {
     (void)context, (void)args, (void)args_len, (void)results, (void)results_len;
     size_t len;
     const unsigned char *data = rpcrdma_call_read_chunk(call, 0, &len, NULL);
@@ -44,21 +44,21 @@ static int take(void *context, rpcrdma_call *call, const void *args, size_t args
         inside++;
     } else
         outside++;
-    if (count < KEPT) {
-        first[count] = data[0];
-        CHECK(kept[count++] = rpcrdma_call_take_read_chunk(call, 0));
+    if (kept_count < KEPT) {
+        first[kept_count] = data[0];
+        CHECK(kept[kept_count++] = rpcrdma_call_take_read_chunk(call, 0));
     }
     return 0;
 }
 
 static void free_kept(void) {
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < kept_count; i++) {
         size_t len;
         const unsigned char *data = rpcrdma_buffer_data(kept[i], &len);
         CHECK(data && is_full_of(data, len, first[i]));
         CHECK(!rpcrdma_free(kept[i]));
     }
-    count = KEPT;
+    kept_count = KEPT;
 }
 
 static void done(void *context, const rpcrdma_completion *completion) {
@@ -84,15 +84,15 @@ static void call(rpcrdma_local_client *client, rpcrdma_local_server *server, int
 }
 
 // Creates services whose Read chunks are placed in newly mapped memory.
-static rpcrdma_services *services_with_memory(void) {
+static rpcrdma_services *new_services_with_memory(void) {
     memory = mmap(NULL, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
-    inside = outside = count = released = 0;
+    inside = outside = kept_count = released = 0;
     rpcrdma_arena *arena = rpcrdma_arena_new(memory, (size_t)PAGES * PAGE, release, &released);
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(arena && services);
     const rpcrdma_procedure table[] = {
-        {.number = 1, .handler = take, .read_chunks = 1, .max_read = PAGE, .reads_into = arena}};
+        {.number = 1, .handler = keep_chunk, .read_chunks = 1, .max_read = PAGE, .reads_into = arena}};
     CHECK(!rpcrdma_services_add(services, PROGRAM, 1, table, 1, sizeof *table) && !rpcrdma_free(arena));
     return services;
 }
@@ -104,7 +104,7 @@ static rpcrdma_config *new_config(void) {
 }
 
 static void run(const char *address, int is_polled) {
-    rpcrdma_services *services = services_with_memory();
+    rpcrdma_services *services = new_services_with_memory();
     rpcrdma_config *config = new_config();
     rpcrdma_local_server *polled = is_polled ? rpcrdma_local_server_start(address, services, config) : NULL;
     rpcrdma_server *server = is_polled ? NULL : rpcrdma_server_start(address, services, config);
@@ -168,17 +168,18 @@ static void make_call_backs(rpcrdma_local_client *client, int calls) {
 // Several clients in turn use the same memory, which the end of each client returns.
 static void run_callbacks(const char *address) {
     enum { CLIENTS = 3 };
-    rpcrdma_services *services = services_with_memory(), *of_server = rpcrdma_services_new();
-    rpcrdma_config *config = new_config(), *of_client = new_config();
+    rpcrdma_services *services = new_services_with_memory(), *server_services = rpcrdma_services_new();
+    rpcrdma_config *config = new_config(), *client_config = new_config();
     const rpcrdma_procedure table[] = {{.number = 2, .handler = call_back, .flags = RPCRDMA_ON_WORKERS}};
-    CHECK(of_server && !rpcrdma_services_add(of_server, PROGRAM, 1, table, 1, sizeof *table));
+    CHECK(server_services && !rpcrdma_services_add(server_services, PROGRAM, 1, table, 1, sizeof *table));
     CHECK(!rpcrdma_config_set(config, "server.workers", "1"));
-    CHECK(caller = rpcrdma_server_start(address, of_server, config));
-    CHECK(!rpcrdma_config_callbacks(of_client, services) && !rpcrdma_free(services) && !rpcrdma_free(of_server));
+    CHECK(caller = rpcrdma_server_start(address, server_services, config));
+    CHECK(!rpcrdma_config_callbacks(client_config, services));
+    CHECK(!rpcrdma_free(services) && !rpcrdma_free(server_services));
     for (int i = 0; i < CLIENTS; i++) {
-        rpcrdma_local_client *client = rpcrdma_local_client_connect(address, PROGRAM, 1, of_client);
+        rpcrdma_local_client *client = rpcrdma_local_client_connect(address, PROGRAM, 1, client_config);
         CHECK(client);
-        inside = outside = count = 0;
+        inside = outside = kept_count = 0;
         make_call_backs(client, KEPT);
         CHECK(inside == PAGES && outside == KEPT - PAGES);
         free_kept();
@@ -186,7 +187,7 @@ static void run_callbacks(const char *address) {
         CHECK(inside == 2 * PAGES && outside == KEPT - PAGES);
         CHECK(!rpcrdma_free(client) && !released);
     }
-    CHECK(!rpcrdma_free(of_client) && released == 1);
+    CHECK(!rpcrdma_free(client_config) && released == 1);
     CHECK(!rpcrdma_free(caller) && !rpcrdma_free(config));
     CHECK(!munmap(memory, (size_t)PAGES * PAGE));
 }

@@ -37,7 +37,7 @@ enum {
 static char log_text[64 << 10];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void keep_line(void *context, int level, const char *line) {
+static void append_log_line(void *context, int level, const char *line) {
     (void)context, (void)level;
     pthread_mutex_lock(&lock);
     size_t len = strlen(log_text);
@@ -54,7 +54,7 @@ static int has_logged(const char *text) {
 }
 
 // Provokes the failure of a case, ignores it, and returns the status of the handler.
-static int act(int which, rpcrdma_call *call) {
+static int provoke_failure(int which, rpcrdma_call *call) {
     static const char bytes[LONG];
     void *memory;
     size_t room;
@@ -114,32 +114,33 @@ static int act(int which, rpcrdma_call *call) {
     }
 }
 
-static int number(const void *args, size_t len) {
+static int read_number(const void *args, size_t len) {
     int value;
     CHECK(len == sizeof value);
     memcpy(&value, args, sizeof value);
     return value;
 }
 
-static int answer(void *context, rpcrdma_call *call, const void *args, size_t len, void *results, size_t *results_len) {
+static int answer_case(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                       size_t *results_len) {
     (void)context;
-    int which = number(args, len);
+    int which = read_number(args, len);
     if (which != RETURN_ODD_LENGTH && which != RETURN_LENGTH)
-        return act(which, call);
+        return provoke_failure(which, call);
     memset(results, 0, 8);
     *results_len = which == RETURN_LENGTH ? 8 : 7;
     return 0;
 }
 
-static void deferred(void *context, rpcrdma_call *call, const void *args, size_t len) {
+static void answer_deferred(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)context;
-    CHECK(!rpcrdma_call_answer(call, act(number(args, len), call)));
+    CHECK(!rpcrdma_call_answer(call, provoke_failure(read_number(args, len), call)));
 }
 
 // A handler with two results of 5 and 100 bytes. Each is written to its Write chunk, or among the inline results if
 // there is no chunk, as rpcrdma.h describes.
-static int two_chunks(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
-                      size_t *results_len) {
+static int return_two_chunks(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                             size_t *results_len) {
     (void)context, (void)args, (void)len;
     static const unsigned lens[] = {5, 100};
     char *to = results;
@@ -148,7 +149,8 @@ static int two_chunks(void *context, rpcrdma_call *call, const void *args, size_
         void *memory = rpcrdma_call_write_chunk(call, i, &room);
         CHECK(memory || errno == ENOENT);
         memset(to, 0, 4 + (lens[i] + 3) / 4 * 4), to[3] = (char)lens[i], to += 4;
-        memset(memory && room >= lens[i] ? memory : to, 'a' + (int)i, memory && room < lens[i] ? 0 : lens[i]);
+        if (!memory || room >= lens[i])
+            memset(memory ? memory : to, 'a' + (int)i, lens[i]);
         if (memory) {
             int code = rpcrdma_call_write_chunk_filled(call, i, lens[i]);
             if (code)
@@ -162,10 +164,10 @@ static int two_chunks(void *context, rpcrdma_call *call, const void *args, size_
 
 // A handler whose own memory is the result. The caller offers the Write chunk, so the code must not be ENOENT, which
 // would ask for inline data.
-static int own_memory(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
-                      size_t *results_len) {
+static int return_own_memory(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+                             size_t *results_len) {
     (void)results, (void)results_len;
-    int has_result = number(args, len);
+    int has_result = read_number(args, len);
     if (has_result)
         CHECK(!rpcrdma_call_result(call, 0, rpcrdma_arena_part(context, 0, ROOM, NULL, NULL)));
     CHECK(!rpcrdma_call_write_chunk(call, 0, NULL) && errno == EINVAL);
@@ -228,7 +230,7 @@ static void run_own_memory(rpcrdma_client *client) {
     CHECK(has_logged("RPCRDMA_OWN_RESULTS"));
 }
 
-// RFC 8166 §4.3.2.3: an empty Write chunk asks for its result inline.
+// RFC 8166 §4.3.2.3: an empty Write chunk asks for its result inline. `empty` has a bit for each of the two chunks.
 static void run_empty_chunks(int port) {
     enum { XID = 0x1234 };
     for (unsigned empty = 0; empty < 4; empty++) {
@@ -269,14 +271,14 @@ static void run_empty_chunks(int port) {
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc == 3 && !rpcrdma_log(keep_line, NULL, 2));
+    CHECK(argc == 3 && !rpcrdma_log(append_log_line, NULL, 2));
     static _Alignas(4096) char memory[4096];
     rpcrdma_arena *arena = rpcrdma_arena_new(memory, sizeof memory, NULL, NULL);
     const rpcrdma_procedure table[] = {
-        {.number = ANSWER, .handler = answer, .max_reply = 64, .write_chunks = 1, .max_write = LONG},
-        {.number = DEFERRED, .deferred = deferred, .max_reply = 64, .write_chunks = 1, .max_write = LONG},
-        {.number = TWO_CHUNKS, .handler = two_chunks, .write_chunks = 2, .max_write = LONG},
-        {.number = OWN_MEMORY, .handler = own_memory, .context = arena, .flags = RPCRDMA_OWN_RESULTS,
+        {.number = ANSWER, .handler = answer_case, .max_reply = 64, .write_chunks = 1, .max_write = LONG},
+        {.number = DEFERRED, .deferred = answer_deferred, .max_reply = 64, .write_chunks = 1, .max_write = LONG},
+        {.number = TWO_CHUNKS, .handler = return_two_chunks, .write_chunks = 2, .max_write = LONG},
+        {.number = OWN_MEMORY, .handler = return_own_memory, .context = arena, .flags = RPCRDMA_OWN_RESULTS,
          .write_chunks = 1, .max_write = LONG},
     };
     rpcrdma_config *config = rpcrdma_config_new();

@@ -1,4 +1,4 @@
-// A server of two shards, one for each address: a call's `shard` is the one whose task runs on its thread.
+// A server of two shards, one for each address. A call's `shard` is the shard whose task runs on the handler's thread.
 //
 //   shards ADDRESS ADDRESS
 #include <pthread.h>
@@ -24,7 +24,7 @@ static int record_thread(void *context, unsigned shard) {
     return 0;
 }
 
-static void answer(void *context, rpcrdma_call *call, const void *args, size_t args_len) {
+static void check_shard_of_call(void *context, rpcrdma_call *call, const void *args, size_t args_len) {
     (void)context, (void)args, (void)args_len;
     rpcrdma_call_info info;
     CHECK(!rpcrdma_call_header(call, &info, sizeof info) && info.shard < SHARDS);
@@ -38,7 +38,7 @@ int main(int argc, char **argv) {
     CHECK(argc == 1 + SHARDS);
     char addresses[200];
     snprintf(addresses, sizeof addresses, "%s,%s", argv[1], argv[2]);
-    const rpcrdma_procedure table[] = {{.number = 1, .deferred = answer}};
+    const rpcrdma_procedure table[] = {{.number = 1, .deferred = check_shard_of_call}};
     rpcrdma_config *config = rpcrdma_config_new();
     CHECK(config && !rpcrdma_config_set(config, "prefault", "false"));
     rpcrdma_services *services = rpcrdma_services_new();

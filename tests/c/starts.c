@@ -17,7 +17,7 @@
 
 enum { PROGRAM = 0x20000001, BULK = 65536, BULK_COUNT = 3 };
 
-static int nothing(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
+static int succeed(void *context, rpcrdma_call *call, const void *args, size_t len, void *results,
                    size_t *results_len) {
     (void)context, (void)call, (void)args, (void)len, (void)results, (void)results_len;
     return 0;
@@ -25,7 +25,7 @@ static int nothing(void *context, rpcrdma_call *call, const void *args, size_t l
 
 static atomic_int unproven;
 
-static void read_line(void *context, int level, const char *line) {
+static void count_unproven(void *context, int level, const char *line) {
     (void)context;
     unproven += level == 2 && strstr(line, "did not prove that it has the key `blue`") && strstr(line, "wire.host_key");
 }
@@ -44,7 +44,7 @@ static rpcrdma_config *new_config(void) {
 }
 
 // Checks that a call does not start, and that its buffers stay unchanged.
-static void refuses(rpcrdma_local_client *client, rpcrdma_request request, int code, const char *text) {
+static void check_refused(rpcrdma_local_client *client, rpcrdma_request request, int code, const char *text) {
     uint32_t xid = 7;
     CHECK(rpcrdma_local_client_start(client, &request, &xid) == code && xid == 7);
     CHECK(errno == -code && strstr(rpcrdma_error(), text));
@@ -57,42 +57,42 @@ static void refuses(rpcrdma_local_client *client, rpcrdma_request request, int c
               (!memcmp(rpcrdma_buffer_data(request.write_chunks[i].buffer, &len), "write", 6) && len == 128));
 }
 
-static void calls_without_memory(rpcrdma_local_client *client) {
+static void check_calls_without_memory(rpcrdma_local_client *client) {
     rpcrdma_buffer *sent = rpcrdma_alloc(client, 64), *room = rpcrdma_alloc(client, 128);
     CHECK(sent && room);
     strcpy(rpcrdma_buffer_data(sent, NULL), "read");
     strcpy(rpcrdma_buffer_data(room, NULL), "write");
     rpcrdma_read_chunk read = {.buffer = sent};
-    // Longer than any buffer.
+    // The third chunk is longer than any buffer.
     rpcrdma_write_chunk too_long[] = {{.len = 64}, {.buffer = room}, {.len = BULK + 1}};
     rpcrdma_request request = REQUEST(.procedure = 1, .read_chunks = &read, .read_count = 1, .write_chunks = too_long,
                                       .write_count = 3);
-    refuses(client, request, -EMSGSIZE, "65537 bytes exceeds 65536");
-    // One buffer is free, for the first of two.
+    check_refused(client, request, -EMSGSIZE, "65537 bytes exceeds 65536");
+    // Only one buffer is free, which the first of two chunks gets.
     rpcrdma_write_chunk too_many[] = {{.len = BULK}, {.len = BULK}, {.buffer = room}};
     request.write_chunks = too_many;
-    refuses(client, request, -ENOBUFS, "no buffer of 65536 bytes is free");
-    // Long replies.
+    check_refused(client, request, -ENOBUFS, "no buffer of 65536 bytes is free");
+    // Replies for which no buffer is long enough, or free.
     rpcrdma_write_chunk own = {.buffer = room};
     request.write_chunks = &own, request.write_count = 1, request.max_reply = 1 << 20;
-    refuses(client, request, -EMSGSIZE, "memory.bulk_buffers");
+    check_refused(client, request, -EMSGSIZE, "memory.bulk_buffers");
     rpcrdma_buffer *last = rpcrdma_alloc(client, BULK);
     CHECK(last);
     request.max_reply = BULK / 2;
-    refuses(client, request, -ENOBUFS, "memory.bulk_buffers");
+    check_refused(client, request, -ENOBUFS, "memory.bulk_buffers");
     // A length beyond 32 bits is refused, not truncated.
     rpcrdma_write_chunk endless[] = {{.buffer = room}, {.len = (size_t)1 << 33}};
     request.write_chunks = endless, request.write_count = 2, request.max_reply = 0;
-    refuses(client, request, -EMSGSIZE, "8589934592");
+    check_refused(client, request, -EMSGSIZE, "8589934592");
     request.write_count = 1, request.max_reply = (size_t)1 << 33;
-    refuses(client, request, -EMSGSIZE, "8589934592");
+    check_refused(client, request, -EMSGSIZE, "8589934592");
     // Chunks that no call may have.
     request.max_reply = 0, read.position = 2;
-    refuses(client, request, -EINVAL, "Read chunk at byte 2");
+    check_refused(client, request, -EINVAL, "Read chunk at byte 2");
     read.position = 8;
-    refuses(client, request, -EINVAL, "Read chunk at byte 8");
+    check_refused(client, request, -EINVAL, "Read chunk at byte 8");
     read.position = 0, request.flags = RPCRDMA_ONE_WAY;
-    refuses(client, request, -EINVAL, "with chunks");
+    check_refused(client, request, -EINVAL, "with chunks");
     request.flags = 0;
     // With enough memory the call starts: the handles of its buffers end, and the poll reports only this call.
     request.write_count = 1, request.max_reply = 0;
@@ -107,7 +107,7 @@ static void calls_without_memory(rpcrdma_local_client *client) {
 }
 
 // An invalid blocking call leaves its buffers with the caller, with or without a pointer for the reply.
-static void calls_with_invalid_chunks(const char *address, rpcrdma_config *config) {
+static void check_calls_with_invalid_chunks(const char *address, rpcrdma_config *config) {
     rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
     CHECK(client);
     rpcrdma_buffer *sent = rpcrdma_alloc(client, 64), *room = rpcrdma_alloc(client, 128);
@@ -150,17 +150,17 @@ static void calls_with_invalid_chunks(const char *address, rpcrdma_config *confi
 }
 
 // Requests of other versions, and arguments that are not XDR.
-static void sizes(rpcrdma_local_client *client) {
+static void check_request_sizes(rpcrdma_local_client *client) {
     struct {
         rpcrdma_request request;
         uint64_t later;
     } newer = {.request = REQUEST(.procedure = 1)};
     newer.request.size = 0;
-    refuses(client, newer.request, -EINVAL, "sizeof(rpcrdma_request)");
+    check_refused(client, newer.request, -EINVAL, "sizeof(rpcrdma_request)");
     newer.request.size = sizeof newer.request - 1;
-    refuses(client, newer.request, -EINVAL, "sizeof(rpcrdma_request)");
+    check_refused(client, newer.request, -EINVAL, "sizeof(rpcrdma_request)");
     newer.request.size = (size_t)-1;
-    refuses(client, newer.request, -EINVAL, "sizeof(rpcrdma_request)");
+    check_refused(client, newer.request, -EINVAL, "sizeof(rpcrdma_request)");
     newer.request.size = sizeof newer;
     int ended = 0;
     CHECK(!rpcrdma_local_client_start(client, &newer.request, NULL));
@@ -168,11 +168,11 @@ static void sizes(rpcrdma_local_client *client) {
         CHECK(rpcrdma_local_client_poll(client, done, &ended) >= 0);
     newer.later = 1;
     CHECK(rpcrdma_local_client_start(client, &newer.request, NULL) == -EINVAL && strstr(rpcrdma_error(), "lacks"));
-    refuses(client, REQUEST(.procedure = 1, .args = "hello", .args_len = 5), -EINVAL, "args_len is 5");
+    check_refused(client, REQUEST(.procedure = 1, .args = "hello", .args_len = 5), -EINVAL, "args_len is 5");
 }
 
-// The result of a connect that does not block: a negative code, or 1 once it is established.
-static int begins(const char *address, rpcrdma_config *config) {
+// Connects without blocking. Returns a negative code, or 1 once the connection is established.
+static int begin_connect(const char *address, rpcrdma_config *config) {
     rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
     int state = client ? 0 : -errno;
     while (client && !(state = rpcrdma_local_client_is_established(client)))
@@ -181,13 +181,13 @@ static int begins(const char *address, rpcrdma_config *config) {
     return state;
 }
 
-// The codes of a connect: with a thread, polled, and begun without blocking.
-static void connects(const char *address, const char *knob, const char *value, int code) {
+// Checks the code of connects that fail: with a thread, polled, and without blocking.
+static void check_connect_fails(const char *address, const char *knob, const char *value, int code) {
     rpcrdma_config *config = new_config();
     CHECK(!knob || !rpcrdma_config_set(config, knob, value));
     // `connect.timeout` is for functions that block.
     if (!knob || strcmp(knob, "connect.timeout")) {
-        int begun = -begins(address, config);
+        int begun = -begin_connect(address, config);
         if (begun != code)
             fprintf(stderr, "%s: %d instead of %d: %s\n", address, begun, code, rpcrdma_error());
         CHECK(begun == code);
@@ -201,7 +201,7 @@ static void connects(const char *address, const char *knob, const char *value, i
 }
 
 // Connects to a listener that never answers, and to addresses without a listener.
-static void connects_without_answer(void) {
+static void check_connects_without_answer(void) {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof at;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -209,12 +209,12 @@ static void connects_without_answer(void) {
     CHECK(!getsockname(fd, (struct sockaddr *)&at, &len));
     char address[64];
     snprintf(address, sizeof address, "iwarp:127.0.0.1:%d", ntohs(at.sin_port));
-    connects(address, "connect.timeout", "300ms", ETIMEDOUT);
-    connects(address, "debug.handshake_timeout", "300ms", ETIMEDOUT);
+    check_connect_fails(address, "connect.timeout", "300ms", ETIMEDOUT);
+    check_connect_fails(address, "debug.handshake_timeout", "300ms", ETIMEDOUT);
     CHECK(!close(fd));
-    connects(address, NULL, NULL, ECONNREFUSED);
-    connects("iwarp:nobody.invalid", NULL, NULL, ECONNREFUSED);
-    connects("soft:starts-nobody", NULL, NULL, ECONNREFUSED);
+    check_connect_fails(address, NULL, NULL, ECONNREFUSED);
+    check_connect_fails("iwarp:nobody.invalid", NULL, NULL, ECONNREFUSED);
+    check_connect_fails("soft:starts-nobody", NULL, NULL, ECONNREFUSED);
 }
 
 // Returns true if a text names the knob as in C, and neither as in Rust nor as a command-line option.
@@ -223,7 +223,7 @@ static int names_knob(const char *text) {
 }
 
 // The close reason names the knob if the server requires a host key.
-static void closes_without_key(const char *address) {
+static void check_close_reason_without_key(const char *address) {
     rpcrdma_config *config = new_config();
     rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
     CHECK(client);
@@ -241,17 +241,17 @@ static void closes_without_key(const char *address) {
 }
 
 // Connects to a server that requires a host key.
-static void connects_without_key(const char *address, rpcrdma_services *services) {
+static void check_connects_without_key(const char *address, rpcrdma_services *services) {
     rpcrdma_config *config = new_config();
     CHECK(!rpcrdma_config_set(config, "wire.host_key", "blue:000102030405060708090a0b0c0d0e0f"));
     rpcrdma_server *server = rpcrdma_server_start(address, services, config);
     CHECK(server);
-    connects(address, NULL, NULL, EKEYREJECTED);
+    check_connect_fails(address, NULL, NULL, EKEYREJECTED);
     CHECK(strstr(rpcrdma_error(), "requires a host key") && strstr(rpcrdma_error(), "no call was executed"));
-    connects(address, "wire.host_key", "blue:ff0102030405060708090a0b0c0d0e0f", EKEYREJECTED);
+    check_connect_fails(address, "wire.host_key", "blue:ff0102030405060708090a0b0c0d0e0f", EKEYREJECTED);
     CHECK(strstr(rpcrdma_error(), "its key differs") && strstr(rpcrdma_error(), "(wire.host_key)"));
-    connects(address, "wire.host_key", "red:000102030405060708090a0b0c0d0e0f", EKEYREJECTED);
-    closes_without_key(address);
+    check_connect_fails(address, "wire.host_key", "red:000102030405060708090a0b0c0d0e0f", EKEYREJECTED);
+    check_close_reason_without_key(address);
     rpcrdma_client *client = rpcrdma_client_connect(address, PROGRAM, 1, config);
     CHECK(client);
     // The server's log names the key of the client that connected with a different key.
@@ -261,13 +261,13 @@ static void connects_without_key(const char *address, rpcrdma_services *services
     CHECK(!rpcrdma_free(client) && !rpcrdma_free(server) && !rpcrdma_free(config));
 }
 
-static void refused(void *context, const rpcrdma_completion *completion) {
+static void count_refused(void *context, const rpcrdma_completion *completion) {
     CHECK(completion->error == -EKEYREJECTED && strstr(rpcrdma_error(), "the call was not executed"));
     ++*(int *)context;
 }
 
 // A server requires a host key only after its restart. A call that waits for the new connection is not executed.
-static void calls_without_key(const char *address, rpcrdma_services *services) {
+static void check_calls_without_key(const char *address, rpcrdma_services *services) {
     rpcrdma_config *config = new_config(), *keyed = new_config();
     CHECK(!rpcrdma_config_set(config, "connect.reconnect_attempts", "1000"));
     CHECK(!rpcrdma_config_set(keyed, "wire.host_key", "blue:000102030405060708090a0b0c0d0e0f"));
@@ -277,17 +277,17 @@ static void calls_without_key(const char *address, rpcrdma_services *services) {
     CHECK(client && !rpcrdma_free(server));
     int ended = 0;
     while (rpcrdma_local_client_is_established(client) == 1)
-        CHECK(rpcrdma_local_client_poll(client, refused, &ended) >= 0);
+        CHECK(rpcrdma_local_client_poll(client, count_refused, &ended) >= 0);
     CHECK(!rpcrdma_local_client_start(client, &REQUEST(.procedure = 1), NULL));
     CHECK(server = rpcrdma_server_start(address, services, keyed));
     while (!ended)
-        CHECK(rpcrdma_local_client_poll(client, refused, &ended) >= 0);
+        CHECK(rpcrdma_local_client_poll(client, count_refused, &ended) >= 0);
     CHECK(ended == 1 && !rpcrdma_free(client) && !rpcrdma_free(server));
     CHECK(!rpcrdma_free(config) && !rpcrdma_free(keyed));
 }
 
-// The end of an established connection is no failed connect.
-static void ends_once_established(const char *address, rpcrdma_services *services) {
+// The end of an established connection is not a failed connect.
+static void check_end_of_established_connection(const char *address, rpcrdma_services *services) {
     rpcrdma_config *config = new_config();
     rpcrdma_server *server = rpcrdma_server_start(address, services, config);
     rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
@@ -302,7 +302,7 @@ static void ends_once_established(const char *address, rpcrdma_services *service
 }
 
 // Addresses that are in use, by another server or by the same one.
-static void starts_at_used_addresses(const char *address, rpcrdma_services *services) {
+static void check_starts_at_used_addresses(const char *address, rpcrdma_services *services) {
     rpcrdma_config *config = new_config();
     char twice[256];
     snprintf(twice, sizeof twice, "%s,%s", address, address);
@@ -314,8 +314,8 @@ static void starts_at_used_addresses(const char *address, rpcrdma_services *serv
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
 }
 
-// A server neither replaces nor removes a file at the path of its statistics that is no socket.
-static void spares_other_files(const char *address, rpcrdma_services *services) {
+// A server neither replaces nor removes a file at the path of its statistics if the file is not a socket.
+static void check_other_files_are_spared(const char *address, rpcrdma_services *services) {
     char path[] = "/tmp/rpcrdma-starts-XXXXXX", other[64];
     int file = mkstemp(path);
     CHECK(file >= 0 && write(file, "data", 4) == 4);
@@ -334,11 +334,11 @@ static void spares_other_files(const char *address, rpcrdma_services *services) 
 }
 
 // A client of version 1 connects to a server that requires a key, and its calls fail without being executed.
-static void calls_of_version_1_without_key(const char *address, rpcrdma_services *services) {
+static void check_calls_of_version_1_without_key(const char *address, rpcrdma_services *services) {
     rpcrdma_config *config = new_config(), *keyed = new_config();
     CHECK(!rpcrdma_config_set(config, "wire.credit_mode", "v1"));
     CHECK(!rpcrdma_config_set(keyed, "wire.host_key", "blue:000102030405060708090a0b0c0d0e0f"));
-    // Both in one configuration contradict each other.
+    // Version 1 and a host key contradict each other in one configuration.
     CHECK(rpcrdma_config_set(config, "wire.host_key", "blue:000102030405060708090a0b0c0d0e0f") == -EINVAL);
     CHECK(!strncmp(rpcrdma_error(), "wire.host_key: ", 15) && names_knob(rpcrdma_error()));
     CHECK(rpcrdma_config_set(keyed, "wire.credit_mode", "v1") == -EINVAL && names_knob(rpcrdma_error()));
@@ -354,13 +354,13 @@ static void calls_of_version_1_without_key(const char *address, rpcrdma_services
 }
 
 // Sets a limit of file sizes below the size of the library's memory, which is a file for the kernel.
-static void starts_below_the_limit_of_file_sizes(const char *address, rpcrdma_services *services) {
+static void check_starts_below_file_size_limit(const char *address, rpcrdma_services *services) {
     struct rlimit before, low;
     CHECK(!getrlimit(RLIMIT_FSIZE, &before));
     rpcrdma_server *server = rpcrdma_server_start(address, services, NULL);
     low = before, low.rlim_cur = 1 << 20;
     CHECK(server && !setrlimit(RLIMIT_FSIZE, &low));
-    connects(address, NULL, NULL, EFBIG);
+    check_connect_fails(address, NULL, NULL, EFBIG);
     CHECK(strstr(rpcrdma_error(), "RLIMIT_FSIZE is 1048576") && strstr(rpcrdma_error(), "`ulimit -f unlimited`"));
     CHECK(!rpcrdma_free(server) && !rpcrdma_server_start(address, services, NULL) && errno == EFBIG);
     CHECK(!rpcrdma_local_server_start(address, services, NULL) && errno == EFBIG);
@@ -386,7 +386,7 @@ static int lacks_descriptors(void) {
 }
 
 // Starts servers and clients without enough descriptors, so that each call that opens one fails.
-static void starts_without_descriptors(const char *address, rpcrdma_services *services) {
+static void check_starts_without_descriptors(const char *address, rpcrdma_services *services) {
     struct rlimit before;
     CHECK(!getrlimit(RLIMIT_NOFILE, &before));
     rpcrdma_config *config = new_config();
@@ -412,7 +412,7 @@ static void starts_without_descriptors(const char *address, rpcrdma_services *se
 }
 
 // Returns true under valgrind or a sanitizer, whose own memory would count against a limit of address space.
-static int is_watched(void) {
+static int is_instrumented(void) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     return 1;
 #else
@@ -422,7 +422,7 @@ static int is_watched(void) {
 }
 
 // Returns the number of mapped bytes of the process.
-static size_t mapped(void) {
+static size_t mapped_bytes(void) {
     unsigned long pages = 0;
     FILE *file = fopen("/proc/self/statm", "r");
     CHECK(file && fscanf(file, "%lu", &pages) == 1 && !fclose(file));
@@ -431,12 +431,12 @@ static size_t mapped(void) {
 
 // Lets the process map at most `more` further bytes.
 static void allow_memory(size_t more, const struct rlimit *before) {
-    const struct rlimit limit = {.rlim_cur = mapped() + more, .rlim_max = before->rlim_max};
+    const struct rlimit limit = {.rlim_cur = mapped_bytes() + more, .rlim_max = before->rlim_max};
     CHECK(!setrlimit(RLIMIT_AS, &limit));
 }
 
 // Returns true if a start has failed with this code and its text names both limits.
-static int lacks(int code, const char *limit, const char *other) {
+static int names_limits(int code, const char *limit, const char *other) {
     const char *text = rpcrdma_error();
     int says_so = errno == code && strstr(text, limit) && strstr(text, other);
     if (!says_so)
@@ -445,7 +445,7 @@ static int lacks(int code, const char *limit, const char *other) {
 }
 
 // Starts servers and clients below limits of address space, so that threads, buffers and rings are refused.
-static void starts_without_memory(const char *address, rpcrdma_services *services) {
+static void check_starts_without_memory(const char *address, rpcrdma_services *services) {
     struct rlimit before;
     CHECK(!getrlimit(RLIMIT_AS, &before));
     rpcrdma_config *config = new_config();
@@ -461,10 +461,11 @@ static void starts_without_memory(const char *address, rpcrdma_services *service
         free(blocks[i]);
     allow_memory(1 << 20, &before);
     CHECK(!rpcrdma_server_start("soft:starts-memory", services, config));
-    CHECK(lacks(EAGAIN, "RLIMIT_NPROC is ", "RLIMIT_AS is "));
-    CHECK(!rpcrdma_client_connect(address, PROGRAM, 1, config) && lacks(EAGAIN, "RLIMIT_NPROC is ", "RLIMIT_AS is "));
+    CHECK(names_limits(EAGAIN, "RLIMIT_NPROC is ", "RLIMIT_AS is "));
+    CHECK(!rpcrdma_client_connect(address, PROGRAM, 1, config));
+    CHECK(names_limits(EAGAIN, "RLIMIT_NPROC is ", "RLIMIT_AS is "));
     CHECK(!rpcrdma_local_server_start("soft:starts-memory", services, config));
-    CHECK(lacks(ENOMEM, "RLIMIT_AS is ", "memory.receives"));
+    CHECK(names_limits(ENOMEM, "RLIMIT_AS is ", "memory.receives"));
     // With rising limits, first the buffers are refused, and then the rings of the connection.
     int no_buffers = 0, no_rings = 0;
     for (size_t more = 1 << 20; !no_rings && more < 1 << 25; more += 1 << 17) {
@@ -476,7 +477,7 @@ static void starts_without_memory(const char *address, rpcrdma_services *service
             no_rings = 1;
             continue;
         }
-        CHECK(!client && lacks(ENOMEM, "RLIMIT_AS is ", "mmap of "));
+        CHECK(!client && names_limits(ENOMEM, "RLIMIT_AS is ", "mmap of "));
         no_buffers += strstr(rpcrdma_error(), "memory.receives") != NULL;
         no_rings = strstr(rpcrdma_error(), "rpcrdma-ring: mmap of ") != NULL;
         CHECK(!no_rings || strstr(rpcrdma_error(), "wire.receive_size"));
@@ -490,14 +491,14 @@ static void starts_without_memory(const char *address, rpcrdma_services *service
                                  : (void *)rpcrdma_client_connect(address, PROGRAM, 1, large);
         CHECK(client);
         allow_memory(1 << 24, &before);
-        CHECK(!rpcrdma_alloc(client, 1) && lacks(ENOMEM, "RLIMIT_AS", "memory.bulk_buffers"));
+        CHECK(!rpcrdma_alloc(client, 1) && names_limits(ENOMEM, "RLIMIT_AS", "memory.bulk_buffers"));
         CHECK(!setrlimit(RLIMIT_AS, &before) && !rpcrdma_free(client) && !rpcrdma_free(large));
     }
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(config));
 }
 
 // The system refuses chunk memory to both kinds of clients, and later grants it.
-static void allocates_beyond_limits(const char *address, rpcrdma_services *services) {
+static void check_allocations_beyond_limits(const char *address, rpcrdma_services *services) {
     rpcrdma_config *config = new_config();
     rpcrdma_server *server = rpcrdma_server_start(address, services, NULL);
     CHECK(server);
@@ -513,8 +514,10 @@ static void allocates_beyond_limits(const char *address, rpcrdma_services *servi
         rpcrdma_read_chunk read = {.data = "read", .len = 4};
         rpcrdma_write_chunk room = {.len = 4};
         if (is_polled) {
-            refuses(client, REQUEST(.procedure = 1, .write_chunks = &room, .write_count = 1), -EFBIG, "`ulimit -f`");
-            refuses(client, REQUEST(.procedure = 1, .read_chunks = &read, .read_count = 1), -EFBIG, "`ulimit -f`");
+            rpcrdma_request with_room = REQUEST(.procedure = 1, .write_chunks = &room, .write_count = 1);
+            check_refused(client, with_room, -EFBIG, "`ulimit -f`");
+            rpcrdma_request with_data = REQUEST(.procedure = 1, .read_chunks = &read, .read_count = 1);
+            check_refused(client, with_data, -EFBIG, "`ulimit -f`");
         } else {
             CHECK(rpcrdma_client_start(client, &REQUEST(.procedure = 1, .read_chunks = &read, .read_count = 1)) == -EFBIG);
         }
@@ -529,8 +532,8 @@ static void allocates_beyond_limits(const char *address, rpcrdma_services *servi
 }
 
 // A server has Receives for few connections, so that a further connection is refused.
-static void connects_without_receives(const char *address, rpcrdma_services *services) {
-    enum { MOST = 256 };
+static void check_connects_without_receives(const char *address, rpcrdma_services *services) {
+    enum { MAX_CLIENTS = 256 };
     rpcrdma_config *config = new_config(), *few = new_config();
     CHECK(!rpcrdma_config_set(few, "memory.receives", "256") && !rpcrdma_config_set(few, "limits.credits", "64"));
     // No connection is evicted for others.
@@ -538,17 +541,17 @@ static void connects_without_receives(const char *address, rpcrdma_services *ser
     rpcrdma_server *server = rpcrdma_server_start(address, services, few);
     CHECK(server);
     // The credits of idle clients shrink, so that some more connections are accepted later.
-    void *clients[MOST];
+    void *clients[MAX_CLIENTS];
     int count = 0;
     for (int is_polled = 0; is_polled < 2; is_polled++) {
-        for (; count < MOST; count++) {
+        for (; count < MAX_CLIENTS; count++) {
             clients[count] = is_polled ? (void *)rpcrdma_local_client_connect(address, PROGRAM, 1, config)
                                        : (void *)rpcrdma_client_connect(address, PROGRAM, 1, config);
             if (!clients[count])
                 break;
             CHECK(is_polled || !rpcrdma_client_call(clients[count], &REQUEST(.procedure = 1), NULL));
         }
-        CHECK(count > 0 && count < MOST && errno == EAGAIN && strstr(rpcrdma_error(), "no receives left"));
+        CHECK(count > 0 && count < MAX_CLIENTS && errno == EAGAIN && strstr(rpcrdma_error(), "no receives left"));
     }
     while (count)
         CHECK(!rpcrdma_free(clients[--count]));
@@ -557,35 +560,35 @@ static void connects_without_receives(const char *address, rpcrdma_services *ser
 
 int main(int argc, char **argv) {
     CHECK(argc == 3);
-    CHECK(!rpcrdma_log(read_line, NULL, 2));
-    static const rpcrdma_procedure table[] = {{.number = 1, .handler = nothing, .max_reply = BULK, .read_chunks = 1,
+    CHECK(!rpcrdma_log(count_unproven, NULL, 2));
+    static const rpcrdma_procedure table[] = {{.number = 1, .handler = succeed, .max_reply = BULK, .read_chunks = 1,
                                                .max_read = BULK, .write_chunks = 3, .max_write = BULK,
                                                .flags = RPCRDMA_UNCOUNTED}};
     rpcrdma_config *config = new_config();
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, table, 1, sizeof *table));
     // This test comes first, because the C library keeps the stacks of ended threads, which would count as mapped.
-    if (!is_watched())
-        starts_without_memory(argv[2], services);
+    if (!is_instrumented())
+        check_starts_without_memory(argv[2], services);
     rpcrdma_server *server = rpcrdma_server_start(argv[1], services, NULL);
     CHECK(server);
     rpcrdma_local_client *client = rpcrdma_local_client_connect(argv[1], PROGRAM, 1, config);
     CHECK(client);
-    calls_without_memory(client);
-    sizes(client);
+    check_calls_without_memory(client);
+    check_request_sizes(client);
     CHECK(!rpcrdma_free(client));
-    calls_with_invalid_chunks(argv[1], config);
-    connects_without_answer();
-    connects_without_key(argv[2], services);
-    calls_without_key(argv[2], services);
-    calls_of_version_1_without_key(argv[2], services);
-    ends_once_established(argv[2], services);
-    starts_at_used_addresses(argv[2], services);
-    spares_other_files(argv[2], services);
-    starts_below_the_limit_of_file_sizes(argv[2], services);
-    starts_without_descriptors(argv[2], services);
-    allocates_beyond_limits(argv[2], services);
-    connects_without_receives(argv[2], services);
+    check_calls_with_invalid_chunks(argv[1], config);
+    check_connects_without_answer();
+    check_connects_without_key(argv[2], services);
+    check_calls_without_key(argv[2], services);
+    check_calls_of_version_1_without_key(argv[2], services);
+    check_end_of_established_connection(argv[2], services);
+    check_starts_at_used_addresses(argv[2], services);
+    check_other_files_are_spared(argv[2], services);
+    check_starts_below_file_size_limit(argv[2], services);
+    check_starts_without_descriptors(argv[2], services);
+    check_allocations_beyond_limits(argv[2], services);
+    check_connects_without_receives(argv[2], services);
     CHECK(!rpcrdma_free(server) && !rpcrdma_free(services) && !rpcrdma_free(config));
     printf("memory, lengths, sizes of requests, codes of connects\n");
     return 0;

@@ -11,9 +11,10 @@
 
 #include "check.h"
 
-enum { PROGRAM = 0x20000001, BACK = 0x20000002, CALLS = 50, BULK = 16384 };
+enum { PROGRAM = 0x20000001, BACK_PROGRAM = 0x20000002, CALLS = 50, BULK = 16384 };
 enum { ECHO = 1, CALL_BACK, BULK_ECHO };
 
+// The call that CALL_BACK keeps. Tests also set it to any address while they wait for a completion, which clears it.
 static rpcrdma_call *caller;
 static int detached_in_done;
 
@@ -31,19 +32,19 @@ static int bulk_echo(void *context, rpcrdma_call *call, const void *args, size_t
     return rpcrdma_call_result(call, 0, rpcrdma_call_take_read_chunk(call, 0));
 }
 
-static void keep(void *context, rpcrdma_call *call, const void *args, size_t len) {
+static void keep_call(void *context, rpcrdma_call *call, const void *args, size_t len) {
     (void)args, (void)len;
     // The poll is using the server, so handlers cannot use it.
-    CHECK(!rpcrdma_local_server_call_back(*(rpcrdma_local_server **)context, call, BACK, 1, NULL) && errno == EBUSY);
-    CHECK(rpcrdma_detach(*(rpcrdma_local_server **)context) == -EBUSY);
-    CHECK(rpcrdma_free(*(rpcrdma_local_server **)context) == -EBUSY);
+    rpcrdma_local_server *polled = *(rpcrdma_local_server **)context;
+    CHECK(!rpcrdma_local_server_call_back(polled, call, BACK_PROGRAM, 1, NULL) && errno == EBUSY);
+    CHECK(rpcrdma_detach(polled) == -EBUSY && rpcrdma_free(polled) == -EBUSY);
     caller = call;
 }
 
 static rpcrdma_local_server *server;
 static const rpcrdma_procedure TABLE[] = {
     {.number = ECHO, .handler = echo},
-    {.number = CALL_BACK, .deferred = keep, .context = &server},
+    {.number = CALL_BACK, .deferred = keep_call, .context = &server},
     {.number = BULK_ECHO, .handler = bulk_echo, .read_chunks = 1, .max_read = BULK, .write_chunks = 1,
      .max_write = BULK, .flags = RPCRDMA_UNCOUNTED},
 };
@@ -56,7 +57,7 @@ static rpcrdma_config *new_config(void) {
     return config;
 }
 
-static void start(const char *address) {
+static void start_server(const char *address) {
     rpcrdma_config *config = new_config();
     rpcrdma_services *services = rpcrdma_services_new();
     CHECK(services && !rpcrdma_services_add(services, PROGRAM, 1, TABLE, 3, sizeof *TABLE));
@@ -64,10 +65,10 @@ static void start(const char *address) {
     CHECK(!rpcrdma_free(services) && !rpcrdma_free(config));
 }
 
-static rpcrdma_local_client *begin(const char *address) {
+static rpcrdma_local_client *begin_client(const char *address) {
     rpcrdma_config *config = new_config();
     rpcrdma_services *services = rpcrdma_services_new();
-    CHECK(services && !rpcrdma_services_add(services, BACK, 1, BACK_TABLE, 1, sizeof *BACK_TABLE));
+    CHECK(services && !rpcrdma_services_add(services, BACK_PROGRAM, 1, BACK_TABLE, 1, sizeof *BACK_TABLE));
     CHECK(!rpcrdma_config_callbacks(config, services));
     rpcrdma_local_client *client = rpcrdma_local_client_begin(address, PROGRAM, 1, config);
     CHECK(client && !rpcrdma_free(services) && !rpcrdma_free(config));
@@ -118,7 +119,7 @@ static void make_calls(rpcrdma_local_client *client) {
 }
 
 // Uses both ends on another thread, which must attach them first.
-static void *use(void *client) {
+static void *use_both_ends(void *client) {
     CHECK(rpcrdma_local_client_poll(client, NULL, NULL) == -EPERM && rpcrdma_local_server_poll(server) == -EPERM);
     CHECK(!rpcrdma_attach(client) && !rpcrdma_attach(server) && !rpcrdma_attach(server));
     make_calls(client);
@@ -131,8 +132,8 @@ static void *attach_foreign(void *client) {
 }
 
 static void *begin_elsewhere(void *address) {
-    start(address);
-    rpcrdma_local_client *client = begin(address);
+    start_server(address);
+    rpcrdma_local_client *client = begin_client(address);
     make_calls(client);
     return client;
 }
@@ -144,9 +145,9 @@ static void *run_elsewhere(void *(*function)(void *), void *argument) {
     return result;
 }
 
-static void moves(char *address) {
-    start(address);
-    rpcrdma_local_client *client = begin(address);
+static void check_moves(char *address) {
+    start_server(address);
+    rpcrdma_local_client *client = begin_client(address);
     make_calls(client);
     // A buffer of the client remains on this thread.
     rpcrdma_buffer *kept = rpcrdma_alloc(client, 64);
@@ -162,7 +163,7 @@ static void moves(char *address) {
     CHECK(detached_in_done == -EBUSY);
     CHECK(!rpcrdma_detach(client) && !rpcrdma_detach(server));
     CHECK(rpcrdma_local_client_poll(client, NULL, NULL) == -EPERM && rpcrdma_detach(client) == -EPERM);
-    run_elsewhere(use, client);
+    run_elsewhere(use_both_ends, client);
     // After the end of the other thread, this thread frees a buffer, and then attaches both ends.
     CHECK(!rpcrdma_free(kept));
     CHECK(rpcrdma_local_client_poll(client, NULL, NULL) == -EPERM);
@@ -182,7 +183,7 @@ static void back_done(void *context, const rpcrdma_completion *completion) {
     ++*(int *)context;
 }
 
-static void lost(void *context, const rpcrdma_completion *completion) {
+static void count_lost(void *context, const rpcrdma_completion *completion) {
     CHECK(completion->error < 0);
     ++*(int *)context;
 }
@@ -196,13 +197,13 @@ static void *call_elsewhere(void *back) {
     return NULL;
 }
 
-static void calls_back(const char *address) {
-    start(address);
-    rpcrdma_local_client *client = begin(address);
+static void check_calls_back(const char *address) {
+    start_server(address);
+    rpcrdma_local_client *client = begin_client(address);
     CHECK(!rpcrdma_local_client_start(client, &REQUEST(.procedure = CALL_BACK), NULL));
     while (!caller)
         CHECK(rpcrdma_local_server_poll(server) >= 0 && rpcrdma_local_client_poll(client, NULL, NULL) >= 0);
-    rpcrdma_client *back = rpcrdma_local_server_call_back(server, caller, BACK, 1, NULL);
+    rpcrdma_client *back = rpcrdma_local_server_call_back(server, caller, BACK_PROGRAM, 1, NULL);
     CHECK(back && !rpcrdma_call_answer(caller, 0));
     // Calls after the answer, on the thread that polls the server.
     int ended = 0;
@@ -228,7 +229,7 @@ static void calls_back(const char *address) {
     CHECK(!pthread_join(thread, NULL));
     // The end of the server ends the calls that it makes.
     CHECK(!rpcrdma_client_start(back, &REQUEST(.procedure = ECHO, .args = &ended, .args_len = 4)));
-    CHECK(!rpcrdma_free(server) && rpcrdma_client_poll(back, lost, &ended) == 1 && ended == 5);
+    CHECK(!rpcrdma_free(server) && rpcrdma_client_poll(back, count_lost, &ended) == 1 && ended == 5);
     CHECK(rpcrdma_client_start(back, &REQUEST(.procedure = ECHO)) == -ENOTCONN);
     // After the end of the server, no thread drives the connection, so the code is not EDEADLK.
     CHECK(rpcrdma_client_call(back, &REQUEST(.procedure = ECHO), NULL) == -ENOTCONN);
@@ -239,8 +240,8 @@ static void calls_back(const char *address) {
 
 int main(int argc, char **argv) {
     CHECK(argc == 3);
-    moves(argv[1]);
-    calls_back(argv[2]);
+    check_moves(argv[1]);
+    check_calls_back(argv[2]);
     printf("moves of polled servers and clients, calls of polled servers\n");
     return 0;
 }

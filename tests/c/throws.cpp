@@ -16,39 +16,39 @@
         }                                                                                                              \
     while (0)
 
-static const char *place;
+static const char *throwing_callback;
 
-static void here(const char *name) {
-    if (!std::strcmp(place, name))
+static void throw_if_at(const char *name) {
+    if (!std::strcmp(throwing_callback, name))
         throw 1;
 }
 
 static int handler(void *, rpcrdma_call *, const void *, size_t, void *, size_t *) {
-    here("handler");
+    throw_if_at("handler");
     return 0;
 }
 
 static int task(void *, unsigned) {
-    here("task");
+    throw_if_at("task");
     return 0;
 }
 
 static void peers(void *, const rpcrdma_peer_event *) {
-    here("peers");
+    throw_if_at("peers");
 }
 
 static void release(void *) {
-    here("release");
+    throw_if_at("release");
 }
 
 static void done(void *context, const rpcrdma_completion *) {
-    here("done");
+    throw_if_at("done");
     *static_cast<bool *>(context) = true;
 }
 
 int main(int argc, char **argv) {
     CHECK(argc == 3);
-    place = argv[1];
+    throwing_callback = argv[1];
     try {
         void *memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         CHECK(memory != MAP_FAILED);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A program that uses the shared library, and the static one, of librpcrdma-dev.
+# Builds and runs a program with the shared and with the static library of librpcrdma-dev.
 set -eux
 cd /tmp
 cat >use.c <<'C'

@@ -9,8 +9,8 @@ for program in kv_server bench_client; do
     cc -Wall -Wextra -Werror "/usr/share/doc/librpcrdma-dev/examples/$program.c" -o "$program" \
         $(pkg-config --cflags --libs rpcrdma) -pthread
 done
-# serve COMMAND…: starts a server, and waits until it listens. Its log is new before it starts: a line of the server
-# before it would end the wait.
+# serve COMMAND…: starts a server, and waits until it listens. Its log is emptied before, because a line of an
+# earlier server would end the wait.
 serve() {
     : >server.log
     "$@" >>server.log 2>&1 &
@@ -27,7 +27,7 @@ for fabric in soft:packages "iwarp:127.0.0.1:$1"; do
     timeout 60 rpcrdma ping --count 3 --interval 0 "$fabric" 0x20004b56 1
     timeout 120 ./kv-client "$fabric" fill 1
     timeout 120 ./kv-client "$fabric" verify 1
-    # Values that are not there.
+    # The store does not have the values of seed 2.
     if timeout 120 ./kv-client "$fabric" verify 2; then exit 1; fi
     kill -TERM "$server"
     wait "$server" # it drains

@@ -4,19 +4,19 @@ set -eux
 mkdir /srv/data
 echo 'NFS3D_OPTIONS=/srv/data --listen iwarp:127.0.0.1:20049' >/etc/default/nfs3d
 test "$(systemctl is-enabled nfs3d)" = disabled
-served() { timeout 60 rpcrdma ping --count 3 --interval 0 iwarp:127.0.0.1:20049; }
-# It says nothing to systemd when it listens.
-awaited() { for try in $(seq 100); do ! served || return 0; sleep 0.1; done; return 1; }
+is_served() { timeout 60 rpcrdma ping --count 3 --interval 0 iwarp:127.0.0.1:20049; }
+# nfs3d does not notify systemd when it listens.
+wait_until_served() { for try in $(seq 100); do ! is_served || return 0; sleep 0.1; done; return 1; }
 
 systemctl start nfs3d
-awaited
+wait_until_served
 test -e /var/lib/nfs3d/key
 systemctl stop nfs3d
 test "$(systemctl show --property Result --property ExecMainStatus nfs3d)" = 'Result=success
 ExecMainStatus=0'
 
 systemctl enable --now nfs3d
-awaited
+wait_until_served
 test -e /etc/systemd/system/multi-user.target.wants/nfs3d.service
 apt-get remove -y rpcrdma-tools
 if pidof nfs3d; then exit 1; fi

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The programs of rpcrdma-tools, in a root where the package is installed.
+# Uses the programs of rpcrdma-tools, in a root where the package is installed.
 #
 #   tools.sh COMMIT FABRICS
 set -eux

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The unit of nfs3d, as systemd reads it. It is neither enabled nor started by the package.
+# Checks the unit of nfs3d with systemd. The package neither enables nor starts it.
 set -eux
 warnings=$(systemd-analyze verify nfs3d.service 2>&1)
 test -z "$warnings"

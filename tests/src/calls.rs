@@ -86,7 +86,7 @@ pub trait Calls {
     fn ends(&mut self, count: usize) -> Vec<(u64, Outcome)>;
 
     /// Polls until `count` calls have ended. Returns their tokens and outcomes, sorted by token.
-    fn sorted_ends(&mut self, count: usize) -> Vec<(u64, Outcome)> {
+    fn sorted_completions(&mut self, count: usize) -> Vec<(u64, Outcome)> {
         let mut ends = self.ends(count);
         ends.sort_by_key(|(token, _)| *token);
         ends

@@ -18,7 +18,7 @@ const BLOCK: usize = 256;
 /// Fills `bytes` with the pattern of `seed`.
 pub fn pattern(seed: u32, bytes: &mut [u8]) {
     for (n, block) in bytes.chunks_mut(BLOCK).enumerate() {
-        block.copy_from_slice(expected(seed, n, block.len()));
+        block.copy_from_slice(pattern_block(seed, n, block.len()));
     }
 }
 
@@ -31,12 +31,12 @@ pub fn data_of(seed: u32, len: usize) -> Vec<u8> {
 
 /// Writes `len` bytes of the pattern of `seed` to a result.
 pub fn put_pattern(mut writer: ResultWriter<'_>, seed: u32, len: usize) -> Result<(), ResultTooLong> {
-    (0..len.div_ceil(BLOCK)).try_for_each(|n| writer.put(expected(seed, n, BLOCK.min(len - n * BLOCK))))
+    (0..len.div_ceil(BLOCK)).try_for_each(|n| writer.put(pattern_block(seed, n, BLOCK.min(len - n * BLOCK))))
 }
 
 /// Whether `bytes` are the pattern of `seed`.
 pub fn patterned(seed: u32, bytes: &[u8]) -> bool {
-    bytes.chunks(BLOCK).enumerate().all(|(n, block)| block == expected(seed, n, block.len()))
+    bytes.chunks(BLOCK).enumerate().all(|(n, block)| block == pattern_block(seed, n, block.len()))
 }
 
 /// Whether each of `bytes` is `byte`.
@@ -44,8 +44,8 @@ pub fn filled(byte: u8, bytes: &[u8]) -> bool {
     bytes.split_first().is_none_or(|(&first, rest)| first == byte && *rest == bytes[..rest.len()])
 }
 
-/// The first `len` bytes of block `n`. Each block starts with a value greater by 3, so that adjacent blocks differ.
-fn expected(seed: u32, n: usize, len: usize) -> &'static [u8] {
+/// The first `len` bytes of block `n`. A block starts 3 higher than the previous one, so that adjacent blocks differ.
+fn pattern_block(seed: u32, n: usize, len: usize) -> &'static [u8] {
     let first = ((seed.wrapping_mul(0x9E37_79B9) >> 24) as usize + 3 * n) % BLOCK;
     &RAMP[first..first + len]
 }

@@ -39,19 +39,19 @@ pub use raw::{
     contents, remote, reply_bytes, with_word,
 };
 pub use raw_server::{RawServer, ServerPlace};
-pub use reverse::{HELLO, both_ways, both_ways_with, call_back, called_back, services_with_hello, serving_client};
+pub use reverse::{HELLO, both_ways, both_ways_with, call_back, reverse_client, services_with_hello, serving_client};
 pub use rows::{Row, assert_contains, chain, for_each, pairs, row, with_raw, with_raw_of};
 pub use script::Step;
 pub use services::{
-    CREDENTIAL, ECHO, LOAD, LONGER, MIRROR, PANIC, PROGRAM, REFUSE, REPLY, STORE, StandardHandler, VERSION,
+    CREDENTIAL, ECHO, LOAD, MIRROR, PANIC, PROGRAM, REFUSE, REPLY, REPLY_EXCESS, STORE, StandardHandler, VERSION,
     WORKER_ECHO, echo_of, request_cache, run_once, services_by, services_for, services_of, services_with, standard_and,
     standard_services,
 };
 pub use tcp_proxy::TcpProxy;
 pub use timed::TimedServer;
 pub use world::{
-    Draining, OfClient, OfServer, With, World, assert_served, echo, few_credits, in_mode, load, local_and, mirror,
-    own_pool, reconnecting, scarce, served_or_lost, small, small_client, small_server, store,
+    Draining, IntoClientConfig, IntoServerConfig, With, World, assert_served, echo, few_credits, in_mode, load,
+    local_and, mirror, own_pool, reconnecting, scarce, served_or_lost, small, small_client, small_server, store,
 };
 
 /// Makes doc tests of the examples in documents.

@@ -33,7 +33,7 @@ const RECEIVE: usize = 8192;
 const RECEIVES: usize = 128;
 /// XID of the calls of raw clients, unless a test needs another.
 pub const XID: u32 = 0x0102_0304;
-/// Bytes of an RPC call header with `AUTH_NONE`: the offset of the arguments.
+/// Offset of the arguments in an RPC call with `AUTH_NONE`.
 pub const ARGS_AT: u32 = 40;
 /// Bytes of an RPC call header with `AUTH_NONE`.
 pub const RPC_CALL: usize = ARGS_AT as usize;
@@ -200,9 +200,9 @@ pub struct RawPeer<F: Fabric = AnyFabric> {
     signalled: usize,
     /// Whether this end posts no receives.
     without_receives: bool,
-    up: bool,
+    established: bool,
     /// Cause of the end, if the connection has ended.
-    over: Option<String>,
+    end_reason: Option<String>,
     /// Protocol version of its headers.
     pub version: Version,
     /// Number of messages that the other side may have outstanding.
@@ -362,8 +362,8 @@ impl<F: Fabric> RawPeer<F> {
             completed: 0,
             signalled: 0,
             without_receives: false,
-            up: false,
-            over: None,
+            established: false,
+            end_reason: None,
             version: Version::V2,
             credit: 64,
             granted_total,
@@ -435,9 +435,9 @@ impl<F: Fabric> RawPeer<F> {
     /// Waits until the connection is established. Returns the cause if it ends before.
     fn establish(&mut self) -> Result<(), String> {
         let start = Instant::now();
-        while !self.up {
+        while !self.established {
             self.turn();
-            if let Some(reason) = &self.over {
+            if let Some(reason) = &self.end_reason {
                 return Err(reason.clone());
             }
             if start.elapsed() > TIME_LIMIT {
@@ -471,7 +471,7 @@ impl<F: Fabric> RawPeer<F> {
         for event in events {
             let reason = match event {
                 ControlEvent::Established { private_data, .. } => {
-                    self.up = true;
+                    self.established = true;
                     if self.private_data.is_empty() {
                         self.private_data = private_data;
                     }
@@ -482,13 +482,13 @@ impl<F: Fabric> RawPeer<F> {
                 ControlEvent::ConnectFailed { error, .. } => error.to_string(),
                 ControlEvent::Disconnected { reason, .. } => reason,
             };
-            self.over.get_or_insert(reason);
+            self.end_reason.get_or_insert(reason);
         }
     }
 
     /// Whether the connection has been established.
     pub fn is_up(&self) -> bool {
-        self.up
+        self.established
     }
 
     /// The next received message, if there is one.
@@ -520,7 +520,7 @@ impl<F: Fabric> RawPeer<F> {
             if let Some(message) = self.inbox.pop_front() {
                 return Some(message);
             }
-            if self.over.is_some() {
+            if self.end_reason.is_some() {
                 return None;
             }
             assert!(start.elapsed() < TIME_LIMIT, "expected a message or the end of the connection");
@@ -532,7 +532,7 @@ impl<F: Fabric> RawPeer<F> {
     /// Waits until the connection ends, and drops received messages. Returns the cause of the end.
     pub fn wait_until_over(&mut self) -> String {
         while self.receive().is_some() {}
-        self.over.clone().unwrap_or_default()
+        self.end_reason.clone().unwrap_or_default()
     }
 
     /// Waits until the connection ends or a work request fails.
@@ -546,7 +546,7 @@ impl<F: Fabric> RawPeer<F> {
 
     /// Whether the connection has ended.
     pub fn is_over(&self) -> bool {
-        self.over.is_some()
+        self.end_reason.is_some()
     }
 
     /// Sends one message.

@@ -7,7 +7,7 @@ use rpcrdma::client::LocalClient;
 use rpcrdma::{Address, CreditMode};
 
 use crate::raw::{Message, RawListener, RawPeer};
-use crate::world::{OfClient, World};
+use crate::world::{IntoClientConfig, World};
 
 /// Where a raw server listens: at an address, or in a new world with this name.
 pub trait ServerPlace {
@@ -96,8 +96,8 @@ impl<T: Send + 'static> RawServer<T> {
     }
 
     /// Connects a client on this thread.
-    pub fn client(&self, config: impl OfClient) -> LocalClient {
-        LocalClient::connect(&self.address, config.of_client()).expect("a connection")
+    pub fn client(&self, config: impl IntoClientConfig) -> LocalClient {
+        LocalClient::connect(&self.address, config.into_client_config()).expect("a connection")
     }
 
     /// Waits for the end of the script. Returns its result.
@@ -132,7 +132,7 @@ impl RawServer {
 
 impl<T: Send + 'static> Drop for RawServer<T> {
     fn drop(&mut self) {
-        // After a failure, the script may wait for the test forever, so this does not wait for its thread.
+        // After a failure, the script may wait for the test forever, so the drop does not wait for the thread.
         if !std::thread::panicking()
             && let Some(thread) = self.thread.take()
         {

@@ -8,7 +8,7 @@ use rpcrdma::service::Caller;
 use rpcrdma::{Config, Procedure, Refusal, Services};
 
 use crate::services::{standard_and, standard_services};
-use crate::world::{OfServer, World, small, small_client};
+use crate::world::{IntoServerConfig, World, small, small_client};
 
 /// Number of a procedure that sends the test its caller.
 pub const HELLO: u32 = 100;
@@ -32,11 +32,11 @@ pub fn serving_client(shard: Config) -> ClientConfig {
 /// Lets a client call [`HELLO`]. Returns the server's handle to call that client.
 pub fn call_back(world: &World, forward: &mut Client, callers: &Receiver<Caller>) -> Client {
     forward.call(ClientCall::new(HELLO)).expect("a reply");
-    called_back(world, callers)
+    reverse_client(world, callers)
 }
 
 /// The server's handle to call a client that has called [`HELLO`].
-pub fn called_back(world: &World, callers: &Receiver<Caller>) -> Client {
+pub fn reverse_client(world: &World, callers: &Receiver<Caller>) -> Client {
     let caller = callers.recv().expect("the caller");
     world.server().call_back(caller, small_client(small())).expect("a caller of this server")
 }
@@ -50,7 +50,7 @@ pub fn both_ways(name: &'static str, server: Config, client: Config) -> (World, 
 /// call it.
 pub fn both_ways_with(
     name: &'static str,
-    server: impl OfServer,
+    server: impl IntoServerConfig,
     (services, callers): (Services, Receiver<Caller>),
     client: Config,
 ) -> (World, Client, Client) {

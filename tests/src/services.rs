@@ -41,7 +41,7 @@ pub const PANIC: u32 = 8;
 pub const REPLY: u32 = 9;
 
 /// Bytes by which the results of [`REPLY`] may exceed a message.
-pub const LONGER: usize = 404;
+pub const REPLY_EXCESS: usize = 404;
 /// Longest sleep, in microseconds.
 const LONGEST_SLEEP: u32 = 200_000;
 /// Longest chunk of the procedures.
@@ -84,7 +84,7 @@ pub type StandardHandler = fn(&mut ServerCall) -> Result<(), Refusal>;
 
 /// The program with procedures that `procedure` makes from their handlers.
 ///
-/// `place` decides where the procedures run that are meant for workers.
+/// `place` decides where the procedures for workers run.
 pub fn services_by(
     receive_size: usize,
     chunk: usize,
@@ -106,7 +106,7 @@ pub fn services_by(
         .add(PROGRAM, VERSION, CREDENTIAL, procedure(credential).max_reply(512))
         .add(PROGRAM, VERSION, WORKER_ECHO, place(procedure(worker_echo).max_reply(receive_size)))
         .add(PROGRAM, VERSION, PANIC, place(procedure(|_| panic!("panic of the test"))))
-        .add(PROGRAM, VERSION, REPLY, procedure(reply).max_reply(receive_size + LONGER))
+        .add(PROGRAM, VERSION, REPLY, procedure(reply).max_reply(receive_size + REPLY_EXCESS))
         .add(PROGRAM, 5, ECHO, procedure(echo).max_reply(receive_size));
     services
 }

@@ -56,19 +56,19 @@ pub fn code(source: &str) -> String {
     while let Some(first) = rest.chars().next() {
         let skipped = match first {
             '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
-            '/' if rest.starts_with("/*") => block_comment(rest),
+            '/' if rest.starts_with("/*") => block_comment_len(rest),
             '"' => {
                 out.push_str("\"\"");
-                string(rest)
+                string_len(rest)
             }
-            'r' if !out.ends_with(is_word) => match raw_string(rest) {
+            'r' if !out.ends_with(is_word) => match raw_string_len(rest) {
                 Some(len) => {
                     out.push_str("\"\"");
                     len
                 }
                 None => 0,
             },
-            '\'' => character(rest),
+            '\'' => character_len(rest),
             _ => 0,
         };
         if skipped == 0 {
@@ -86,7 +86,7 @@ fn is_word(c: char) -> bool {
 }
 
 /// Length of a block comment at the start of `text`.
-fn block_comment(text: &str) -> usize {
+fn block_comment_len(text: &str) -> usize {
     let (mut depth, mut at) = (0, 0);
     while at < text.len() {
         if text[at..].starts_with("/*") {
@@ -106,7 +106,7 @@ fn block_comment(text: &str) -> usize {
 }
 
 /// Length of a string literal at the start of `text`.
-fn string(text: &str) -> usize {
+fn string_len(text: &str) -> usize {
     let mut escaped = false;
     for (at, c) in text.char_indices().skip(1) {
         match c {
@@ -120,7 +120,7 @@ fn string(text: &str) -> usize {
 }
 
 /// Length of a raw string literal at the start of `text`; `None` for another word with an `r`.
-fn raw_string(text: &str) -> Option<usize> {
+fn raw_string_len(text: &str) -> Option<usize> {
     let hashes = text[1..].bytes().take_while(|&b| b == b'#').count();
     let open = 1 + hashes;
     text[open..].strip_prefix('"')?;
@@ -129,7 +129,7 @@ fn raw_string(text: &str) -> Option<usize> {
 }
 
 /// Length of a character literal at the start of `text`; 0 for a lifetime.
-fn character(text: &str) -> usize {
+fn character_len(text: &str) -> usize {
     let mut chars = text.char_indices().skip(1);
     match chars.next() {
         Some((_, '\\')) => chars.skip(1).find(|&(_, c)| c == '\'').map_or(0, |(at, _)| at + 1),

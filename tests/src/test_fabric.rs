@@ -119,7 +119,7 @@ impl log::Log for Printer {
 /// Installs the printer if `RPCRDMA_LOG` is set.
 pub fn print_logs() {
     if let Some(level) = level_of_environment() {
-        install(level);
+        install_printer(level);
     }
 }
 
@@ -129,7 +129,7 @@ fn level_of_environment() -> Option<LevelFilter> {
 }
 
 /// Installs the printer, and enables records up to a level.
-fn install(level: LevelFilter) {
+fn install_printer(level: LevelFilter) {
     static PRINTER: OnceLock<Printer> = OnceLock::new();
     let printer =
         || Printer { start: std::time::Instant::now(), level: level_of_environment().unwrap_or(LevelFilter::Off) };
@@ -140,7 +140,7 @@ fn install(level: LevelFilter) {
 
 /// Runs `f`. Returns the warnings and errors that `f` logs on this thread.
 pub fn warnings_of(f: impl FnOnce()) -> Vec<String> {
-    install(LevelFilter::Warn);
+    install_printer(LevelFilter::Warn);
     WARNINGS.set(Some(Vec::new()));
     f();
     WARNINGS.take().unwrap_or_default()

@@ -6,12 +6,13 @@ use rpcrdma::service::duplicate_requests::DuplicateRequestCache;
 use rpcrdma::service::{DeferredCall, LocalServices};
 use rpcrdma::{Arena, Buf, CallResult, Client, Endpoint, Frozen, LocalClient, Procedure, Server, Services};
 
-const fn send<T: Send>() {}
-/// Requires what `anyhow` and `Box<dyn Error>` require of an error.
-const fn error<T: std::error::Error + Send + Sync + 'static>() {}
-const fn send_and_sync<T: Send + Sync>() {}
+const fn assert_send<T: Send>() {}
+/// Checks the bounds that `anyhow` and `Box<dyn Error>` have for errors.
+const fn assert_error<T: std::error::Error + Send + Sync + 'static>() {}
+const fn assert_send_and_sync<T: Send + Sync>() {}
 
-/// Has one implementation for a type that is not `Send`. For a `Send` type it has two, so that its use is ambiguous.
+/// A trait with one implementation for types that are not `Send`, and with two for `Send` types, so that its use is
+/// ambiguous for them.
 trait NotSend<A> {
     const OK: () = ();
 }
@@ -19,41 +20,41 @@ impl<T> NotSend<()> for T {}
 impl<T: Send> NotSend<u8> for T {}
 
 const _: () = {
-    send::<Client>();
-    send::<Pending>();
-    send::<ClientCall>();
-    send::<CallResult>();
-    send::<CompletedCall>();
-    send::<DeferredCall>();
-    send::<Buf>();
-    send_and_sync::<Frozen>();
-    send_and_sync::<Arena>();
-    send_and_sync::<Endpoint>();
-    send_and_sync::<Server>();
-    send_and_sync::<Services>();
-    send_and_sync::<Procedure>();
-    send_and_sync::<ClientConfig>();
-    send_and_sync::<ServerConfig>();
-    send_and_sync::<DuplicateRequestCache>();
-    error::<rpcrdma::CallError>();
-    error::<rpcrdma::InvalidCall>();
-    error::<rpcrdma::Refusal>();
-    error::<rpcrdma::client::ConnectError>();
-    error::<rpcrdma::StartError>();
-    error::<rpcrdma::server::Undrained>();
-    error::<rpcrdma::CloseReason>();
-    error::<rpcrdma::ResizeError>();
-    error::<rpcrdma::MemError>();
-    error::<rpcrdma::FabricError>();
-    error::<rpcrdma::ConfigError>();
-    error::<rpcrdma::AddressError>();
-    error::<rpcrdma::service::NoResult>();
-    error::<rpcrdma::service::ResultTooLong>();
-    error::<rpcrdma_rpcbind::RpcbindError>();
-    error::<rpcrdma_rpcbind::stream::StreamError>();
-    error::<rpcrdma::proto::binding::BindingError>();
-    error::<rpcrdma::proto::auth::AuthError>();
-    error::<rpcrdma::auth::KeyError>();
+    assert_send::<Client>();
+    assert_send::<Pending>();
+    assert_send::<ClientCall>();
+    assert_send::<CallResult>();
+    assert_send::<CompletedCall>();
+    assert_send::<DeferredCall>();
+    assert_send::<Buf>();
+    assert_send_and_sync::<Frozen>();
+    assert_send_and_sync::<Arena>();
+    assert_send_and_sync::<Endpoint>();
+    assert_send_and_sync::<Server>();
+    assert_send_and_sync::<Services>();
+    assert_send_and_sync::<Procedure>();
+    assert_send_and_sync::<ClientConfig>();
+    assert_send_and_sync::<ServerConfig>();
+    assert_send_and_sync::<DuplicateRequestCache>();
+    assert_error::<rpcrdma::CallError>();
+    assert_error::<rpcrdma::InvalidCall>();
+    assert_error::<rpcrdma::Refusal>();
+    assert_error::<rpcrdma::client::ConnectError>();
+    assert_error::<rpcrdma::StartError>();
+    assert_error::<rpcrdma::server::Undrained>();
+    assert_error::<rpcrdma::CloseReason>();
+    assert_error::<rpcrdma::ResizeError>();
+    assert_error::<rpcrdma::MemError>();
+    assert_error::<rpcrdma::FabricError>();
+    assert_error::<rpcrdma::ConfigError>();
+    assert_error::<rpcrdma::AddressError>();
+    assert_error::<rpcrdma::service::NoResult>();
+    assert_error::<rpcrdma::service::ResultTooLong>();
+    assert_error::<rpcrdma_rpcbind::RpcbindError>();
+    assert_error::<rpcrdma_rpcbind::stream::StreamError>();
+    assert_error::<rpcrdma::proto::binding::BindingError>();
+    assert_error::<rpcrdma::proto::auth::AuthError>();
+    assert_error::<rpcrdma::auth::KeyError>();
     let () = <LocalClient as NotSend<_>>::OK;
     let () = <LocalServer as NotSend<_>>::OK;
     let () = <LocalServices as NotSend<_>>::OK;

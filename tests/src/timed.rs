@@ -12,7 +12,7 @@ use rpcrdma::stats::ShardStats;
 use rpcrdma::{Address, Services};
 
 use crate::leaks::{shard_leak, wait_until};
-use crate::world::OfServer;
+use crate::world::IntoServerConfig;
 
 /// Number of polls within which a shard reads its clock and runs due timers.
 const TURNS: usize = 64;
@@ -32,8 +32,8 @@ pub struct TimedServer {
 
 impl TimedServer {
     /// Serves at `address`.
-    pub fn start(address: &Address, config: impl OfServer, services: Services) -> Self {
-        let ServerConfig { shard: config, accept, .. } = config.of_server();
+    pub fn start(address: &Address, config: impl IntoServerConfig, services: Services) -> Self {
+        let ServerConfig { shard: config, accept, .. } = config.into_server_config();
         let listener = address.bind().expect("a free address");
         let (work_queue, queued) = channel();
         let address = address.clone();

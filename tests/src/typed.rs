@@ -9,7 +9,7 @@ use rpcrdma::typed::{CallInfo, Deferred, Error, ReplySender, ReplySent, Response
 use rpcrdma::xdr::Bulk;
 use rpcrdma::{Address, Refusal, Services};
 
-use crate::world::{OfServer, World, small_server};
+use crate::world::{IntoServerConfig, World, small_server};
 pub use protocol::typed_v1::{self, Count, Fetch, FetchAsync, FetchLater, PROGRAM, Store, VERSION};
 pub use protocol::{Blob, Found, Numbers, Pair, Wanted, typed_names};
 
@@ -48,7 +48,7 @@ impl Blobs {
         let name = call.args().name.to_vec();
         let data = self.with_blob(&name, |data, _| data.map(<[u8]>::to_vec));
         let Some(data) = data else {
-            // The reply must not contain this data, because it has no blob.
+            // The reply must not contain this data, because it reports a missing blob.
             call.data().expect("a writer").put(b"left").expect("room for 4 bytes");
             return call.send(&Found::Missing(self.with_blob(b"", |_, count| count)));
         };

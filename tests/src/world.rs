@@ -48,15 +48,15 @@ impl World {
     }
 
     /// A world with a server of these services.
-    pub fn serving(name: &'static str, config: impl OfServer, services: Services) -> (Self, Address) {
+    pub fn serving(name: &'static str, config: impl IntoServerConfig, services: Services) -> (Self, Address) {
         let mut world = Self::new(name);
         let address = world.serve_with(config, services);
         (world, address)
     }
 
     /// A world with a server of the standard services.
-    pub fn standard(name: &'static str, config: impl OfServer) -> (Self, Address) {
-        let config = config.of_server();
+    pub fn standard(name: &'static str, config: impl IntoServerConfig) -> (Self, Address) {
+        let config = config.into_server_config();
         let services = services_of(&config);
         Self::serving(name, config, services)
     }
@@ -64,21 +64,25 @@ impl World {
     /// A world with a server of the standard services and [`HELD`].
     ///
     /// The test answers the calls of [`HELD`].
-    pub fn holding(name: &'static str, config: impl OfServer) -> (Self, Address, HeldCalls) {
+    pub fn holding(name: &'static str, config: impl IntoServerConfig) -> (Self, Address, HeldCalls) {
         let held = HeldCalls::default();
         let (world, address) = Self::serving(name, config, standard_and([(HELD, held.procedure())]));
         (world, address, held)
     }
 
     /// A world with a server of the standard services in simulated time.
-    pub fn timed(name: &'static str, config: impl OfServer) -> (Self, Address, TimedServer) {
+    pub fn timed(name: &'static str, config: impl IntoServerConfig) -> (Self, Address, TimedServer) {
         let world = Self::new(name);
         let (address, server) = world.serve_timed(config);
         (world, address, server)
     }
 
     /// A world with a server of these services in simulated time.
-    pub fn timed_with(name: &'static str, config: impl OfServer, services: Services) -> (Self, Address, TimedServer) {
+    pub fn timed_with(
+        name: &'static str,
+        config: impl IntoServerConfig,
+        services: Services,
+    ) -> (Self, Address, TimedServer) {
         let world = Self::new(name);
         let address = world.address();
         let server = TimedServer::start(&address, config, services);
@@ -86,7 +90,11 @@ impl World {
     }
 
     /// A world with a server of the standard services, and its client.
-    pub fn pair(name: &'static str, server: impl OfServer, client: impl OfClient) -> (Self, LocalClient) {
+    pub fn pair(
+        name: &'static str,
+        server: impl IntoServerConfig,
+        client: impl IntoClientConfig,
+    ) -> (Self, LocalClient) {
         let (world, address) = Self::standard(name, server);
         let client = world.client(&address, client);
         (world, client)
@@ -95,9 +103,9 @@ impl World {
     /// A world with a server of these services, and its client.
     pub fn pair_with(
         name: &'static str,
-        server: impl OfServer,
+        server: impl IntoServerConfig,
         services: Services,
-        client: impl OfClient,
+        client: impl IntoClientConfig,
     ) -> (Self, LocalClient) {
         let (world, address) = Self::serving(name, server, services);
         let client = world.client(&address, client);
@@ -125,8 +133,8 @@ impl World {
 
     /// A world with a server of the standard services, and a witness.
     ///
-    /// The witness is a client. Both are in this credit mode.
-    /// The test checks with [`assert_served`] that the server still serves the witness.
+    /// The witness is a client. Server and witness have this credit mode. The test checks with [`assert_served`] that
+    /// the server still serves the witness.
     pub fn witnessed(name: &'static str, mode: CreditMode) -> (Self, Address, LocalClient) {
         let (world, address) = Self::standard(name, mode);
         let witness = world.client(&address, mode);
@@ -139,28 +147,28 @@ impl World {
     }
 
     /// Starts a server of the standard services.
-    pub fn serve(&mut self, config: impl OfServer) -> Address {
-        let config = config.of_server();
+    pub fn serve(&mut self, config: impl IntoServerConfig) -> Address {
+        let config = config.into_server_config();
         let services = services_of(&config);
         self.serve_with(config, services)
     }
 
     /// Starts a server of these services.
-    pub fn serve_with(&mut self, config: impl OfServer, services: Services) -> Address {
+    pub fn serve_with(&mut self, config: impl IntoServerConfig, services: Services) -> Address {
         let address = self.address();
         self.serve_at(&address, config, services);
         address
     }
 
     /// Starts a server of these services at `address`.
-    pub fn serve_at(&mut self, address: &Address, config: impl OfServer, services: Services) {
-        self.servers.push(Server::start(address, services, &config.of_server()).expect("a server"));
+    pub fn serve_at(&mut self, address: &Address, config: impl IntoServerConfig, services: Services) {
+        self.servers.push(Server::start(address, services, &config.into_server_config()).expect("a server"));
     }
 
     /// Starts a server whose shards each have their own services and task. Drop the server before this world.
     pub fn serve_tasks<T: ShardTask + 'static>(
         &self,
-        config: impl OfServer,
+        config: impl IntoServerConfig,
         make: impl Fn(&ShardSetup<'_>) -> (LocalServices, T) + Send + Sync + 'static,
     ) -> (Address, Server) {
         let address = self.address();
@@ -168,13 +176,13 @@ impl World {
             let (services, task) = make(setup);
             Ok(Application { services, task: Some(Box::new(task)) })
         };
-        let server = Server::start_with(&address, make, &config.of_server()).expect("a server");
+        let server = Server::start_with(&address, make, &config.into_server_config()).expect("a server");
         (address, server)
     }
 
     /// Starts a server of the standard services in simulated time. Drop the server before this world.
-    pub fn serve_timed(&self, config: impl OfServer) -> (Address, TimedServer) {
-        let config = config.of_server();
+    pub fn serve_timed(&self, config: impl IntoServerConfig) -> (Address, TimedServer) {
+        let config = config.into_server_config();
         let services = services_of(&config);
         let address = self.address();
         let server = TimedServer::start(&address, config, services);
@@ -203,8 +211,8 @@ impl World {
     }
 
     /// Connects a client that the test polls.
-    pub fn client(&self, address: &Address, config: impl OfClient) -> LocalClient {
-        LocalClient::connect(address, config.of_client()).expect("a connection")
+    pub fn client(&self, address: &Address, config: impl IntoClientConfig) -> LocalClient {
+        LocalClient::connect(address, config.into_client_config()).expect("a connection")
     }
 
     /// Waits until the latest server has no connections and holds no memory.
@@ -296,60 +304,60 @@ impl With for Config {}
 impl With for ClientConfig {}
 impl With for ServerConfig {}
 
-/// What can configure a test's client.
+/// Configuration of a test's client, in part or complete.
 ///
-/// It is a shard's configuration, a credit mode, or a complete configuration.
-pub trait OfClient {
+/// A shard's configuration and a credit mode leave the rest to defaults.
+pub trait IntoClientConfig {
     /// The complete configuration.
-    fn of_client(self) -> ClientConfig;
+    fn into_client_config(self) -> ClientConfig;
 }
 
-impl OfClient for Config {
-    fn of_client(self) -> ClientConfig {
+impl IntoClientConfig for Config {
+    fn into_client_config(self) -> ClientConfig {
         small_client(self)
     }
 }
 
-impl OfClient for CreditMode {
-    fn of_client(self) -> ClientConfig {
+impl IntoClientConfig for CreditMode {
+    fn into_client_config(self) -> ClientConfig {
         small_client(in_mode(self))
     }
 }
 
-impl OfClient for ClientConfig {
-    fn of_client(self) -> ClientConfig {
+impl IntoClientConfig for ClientConfig {
+    fn into_client_config(self) -> ClientConfig {
         self
     }
 }
 
-/// What can configure a test's server.
+/// Configuration of a test's server, in part or complete.
 ///
-/// It is a shard's configuration, a credit mode, or a complete configuration.
-pub trait OfServer: Sized {
+/// A shard's configuration and a credit mode leave the rest to defaults.
+pub trait IntoServerConfig: Sized {
     /// The complete configuration.
-    fn of_server(self) -> ServerConfig;
+    fn into_server_config(self) -> ServerConfig;
 
     /// The configuration with `count` workers.
     fn with_workers(self, count: usize) -> ServerConfig {
         let workers = Some(WorkerConfig { count, ..WorkerConfig::default() });
-        ServerConfig { workers, ..self.of_server() }
+        ServerConfig { workers, ..self.into_server_config() }
     }
 }
 
-impl OfServer for Config {
-    fn of_server(self) -> ServerConfig {
+impl IntoServerConfig for Config {
+    fn into_server_config(self) -> ServerConfig {
         ServerConfig { shard: self, ..small_server() }
     }
 }
 
-impl OfServer for CreditMode {
-    fn of_server(self) -> ServerConfig {
-        in_mode(self).of_server()
+impl IntoServerConfig for CreditMode {
+    fn into_server_config(self) -> ServerConfig {
+        in_mode(self).into_server_config()
     }
 }
 
-impl OfServer for ServerConfig {
-    fn of_server(self) -> ServerConfig {
+impl IntoServerConfig for ServerConfig {
+    fn into_server_config(self) -> ServerConfig {
         self
     }
 }
@@ -367,8 +375,8 @@ pub fn small_client(shard: Config) -> ClientConfig {
 /// Configuration of a client that reconnects up to `attempts` times.
 ///
 /// The delay before each attempt is at most 10 ms.
-pub fn reconnecting(config: impl OfClient, attempts: u32) -> ClientConfig {
-    config.of_client().with(|c| {
+pub fn reconnecting(config: impl IntoClientConfig, attempts: u32) -> ClientConfig {
+    config.into_client_config().with(|c| {
         c.connect.reconnect_attempts = attempts;
         c.connect.reconnect_backoff = (Duration::from_millis(1), Duration::from_millis(10));
     })

@@ -9,8 +9,8 @@ ip -netns near address add 192.0.2.1/24 dev n0
 ip -netns far address add 192.0.2.2/24 dev f0
 ip -netns near link set n0 up
 ip -netns far link set f0 up
-# link OPTION…: sets link options at both ends of the cable.
-link() {
+# set_link_options OPTION…: sets link options at both ends of the cable.
+set_link_options() {
     ip -netns near link set n0 "$@"
     ip -netns far link set f0 "$@"
 }

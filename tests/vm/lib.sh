@@ -21,26 +21,26 @@ await() {
     done
 }
 
-# captured FILE ADDRESS [COMMAND…]: waits until a capture file has all packets sent so far. It sends a mark to UDP port
-# 9 of an address at the other end, which the capture's filter must accept, and waits for the mark. COMMAND… is the
-# prefix that runs a program in a namespace from which packets to the address are captured.
-captured() {
+# wait_for_capture FILE ADDRESS [COMMAND…]: waits until a capture file has all packets sent so far. It sends a mark to
+# UDP port 9 of an address at the other end, which the capture's filter must accept, and waits for the mark. COMMAND… is
+# the prefix that runs a program in a namespace from which packets to the address are captured.
+wait_for_capture() {
     local file=$1 address=$2
     shift 2
-    marked() { "$@" bash -c "echo rpcrdma-mark >/dev/udp/$address/9" && grep -qa rpcrdma-mark "$file"; }
-    await marked "$@"
+    is_mark_captured() { "$@" bash -c "echo rpcrdma-mark >/dev/udp/$address/9" && grep -qa rpcrdma-mark "$file"; }
+    await is_mark_captured "$@"
 }
 
-# listening PORT: succeeds if a process accepts TCP connections at this port.
-listening() { ss -Hltn "sport = :$1" | grep -q .; }
+# is_listening PORT: succeeds if a process accepts TCP connections at this port.
+is_listening() { ss -Hltn "sport = :$1" | grep -q .; }
 
-# listening_rdma PORT: succeeds if a process accepts RDMA connections at this port.
-listening_rdma() { rdma resource show cm_id | grep -q "state LISTEN.*:$1 "; }
+# is_listening_rdma PORT: succeeds if a process accepts RDMA connections at this port.
+is_listening_rdma() { rdma resource show cm_id | grep -q "state LISTEN.*:$1 "; }
 
-# program NAME PATH BUILD: sets the variable NAME to a program with the verbs fabric, built by the command BUILD at PATH
-# below target/PROFILE. Prefers the release build. Ignores builds without verbs, such as those of the README's first
-# command.
-program() {
+# find_program NAME PATH BUILD: sets the variable NAME to a program with the verbs fabric, built by the command BUILD at
+# PATH below target/PROFILE. Prefers the release build. Ignores builds without verbs, such as those of the README's
+# first command.
+find_program() {
     local path target
     target=$(realpath "$RPCRDMA_VM_RESULTS/../../..")
     for path in "${!1:-$target/release/$2}" "${!1:-$target/debug/$2}"; do

@@ -13,8 +13,8 @@ export=/srv/nfs3d
 trap 'umount -l /mnt /mnt2 /srv/nfs3d 2>/dev/null || true
     for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done' EXIT
 
-# storage [SIZE]: mounts the exported file system.
-storage() { mount -t tmpfs -o "mode=1777,size=${1:-75%}" tmpfs $export; }
+# mount_storage [SIZE]: mounts the exported file system.
+mount_storage() { mount -t tmpfs -o "mode=1777,size=${1:-75%}" tmpfs $export; }
 
 # serve [OPTION…]: starts the server and waits until it listens. $server: its process. $port: another RDMA port.
 # $address: another address than $ours, with its fabric.
@@ -26,22 +26,22 @@ serve() {
     await grep -q '^listening' /run/nfs3d
 }
 
-# quit [PATTERN]: ends the server. It may have logged only lines that match PATTERN, and that a shard was blocked, as
-# happens on a busy host.
-quit() {
+# stop_server [PATTERN]: ends the server. It may have logged only lines that match PATTERN, and that a shard was
+# blocked, as happens on a busy host.
+stop_server() {
     kill -TERM "$server"
     wait "$server" || fail "the server ended with $?: $(cat /run/nfs3d)"
     ! grep -v -E "^(listening|drained|stopped|memory: [0-9]|WARN: shard was blocked${1:+|$1})" /run/nfs3d || fail "the server logged unexpected lines"
 }
 
-# nfs [DIRECTORY [OPTIONS]]: mounts the export.
-nfs() {
+# mount_nfs [DIRECTORY [OPTIONS]]: mounts the export.
+mount_nfs() {
     mount -t nfs -o "vers=3,proto=rdma,port=20049,mountproto=tcp,mountport=20148,nolock,${2:-rw}" \
         $ours:$export "${1:-/mnt}"
 }
 
-# connections: prints the number of the server's connections, as the kernel counts them.
-connections() {
+# count_connections: prints the number of the server's connections, as the kernel counts them.
+count_connections() {
     if [[ $fabric == verbs ]]; then
         rdma resource show qp link $DEVICE | grep -c 'type RC.*state RTS.*comm rpcrdma-shard' || true
     else
@@ -49,14 +49,14 @@ connections() {
     fi
 }
 
-# xprt DIRECTORY N: prints the Nth figure after the word rdma in a mount's mountstats.
-xprt() {
+# print_xprt_figure DIRECTORY N: prints the Nth figure after the word rdma in a mount's mountstats.
+print_xprt_figure() {
     awk -v dir="$1" -v n="$2" '$1 == "device" { on = $5 == dir }
         on && $1 == "xprt:" && $2 == "rdma" { print $(n + 2) }' \
         /proc/self/mountstats
 }
 
-# sums DIRECTORY: prints the checksums of all files and the targets of all links in a directory.
-sums() {
+# print_checksums DIRECTORY: prints the checksums of all files and the targets of all links in a directory.
+print_checksums() {
     (cd "$1" && find . -type f -print0 | sort -z | xargs -0 -r sha256sum && find . -type l -printf '%p %l\n' | sort)
 }

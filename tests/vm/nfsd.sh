@@ -7,21 +7,21 @@ source "$(dirname "${BASH_SOURCE[0]}")/peers.sh"
 at=$fabric:$kernel
 target=$(realpath "$RPCRDMA_VM_RESULTS/../../..")
 
-# up: runs the server until the script ends. Other servers need its port afterwards.
-up() {
+# start_nfsd: runs the server until the script ends. Other servers need its port afterwards.
+start_nfsd() {
     trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; rpc.nfsd 0' EXIT
     "$(dirname "${BASH_SOURCE[0]}")/nfsd-up" /srv/nfs
 }
 
-# is FILE KEY VALUE: checks a value in the JSON object of a file.
-is() {
+# assert_value FILE KEY VALUE: checks a value in the JSON object of a file.
+assert_value() {
     local value
     value=$(grep -o "\"$2\":[^,}]*" "$1" | head -n 1)
     [[ ${value#*:} == "$3" ]] || fail "$2 is ${value#*:}, not $3: $(cat "$1")"
 }
 
-# at_least FILE KEY N: checks that a number in the JSON object of a file is N or more.
-at_least() {
+# assert_at_least FILE KEY N: checks that a number in the JSON object of a file is N or more.
+assert_at_least() {
     local value
     value=$(grep -o "\"$2\":[0-9]*" "$1" | head -n 1)
     ((${value#*:} >= $3)) || fail "$2 is ${value#*:}, less than $3: $(cat "$1")"

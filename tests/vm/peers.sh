@@ -18,15 +18,15 @@ case ${DEVICE:=rxe0} in
     *) fail "unknown DEVICE $DEVICE" ;;
 esac
 
-# wire [down]: routes packets between the ends of the cable over it, except those to soft-RoCE's own address.
-wire() { [[ $DEVICE == siw0 ]] || "$vm/wire-up" "$@"; }
+# run_wire_up [down]: routes packets between the ends of the cable over it, except those to soft-RoCE's own address.
+run_wire_up() { [[ $DEVICE == siw0 ]] || "$vm/wire-up" "$@"; }
 
-# cut_off: drops all packets on the cable, which the ends do not notice. mend: delivers packets again.
-cut_off() {
+# cut_cable: drops all packets on the cable, which the ends do not notice. mend: delivers packets again.
+cut_cable() {
     tc qdisc add dev $near clsact && tc filter add dev $near ingress matchall action drop
     "${enter[@]}" tc qdisc add dev $far clsact && "${enter[@]}" tc filter add dev $far ingress matchall action drop
 }
-mend() {
+mend_cable() {
     tc qdisc del dev $near clsact
     "${enter[@]}" tc qdisc del dev $far clsact
 }

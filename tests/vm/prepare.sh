@@ -1,4 +1,4 @@
-# Prepares what a virtual machine needs: packages, a kernel, an initramfs. tests/vm/run sources this file, and sets
+# Prepares the packages, the kernel and the initramfs of virtual machines. tests/vm/run sources this file, and sets
 # $cache, $vm and $logs. All created files are kept in $cache, and only one process at a time creates them.
 
 # Packages to install on the host, whose root is also the guest's root.
@@ -14,15 +14,15 @@ boot_modules=(virtio_pci 9pnet_virtio 9p overlay veth crc32_generic ib_uverbs rd
 kept=(arch crypto fs lib net drivers/block drivers/char drivers/infiniband drivers/virtio
     drivers/net/veth.ko drivers/net/virtio_net.ko drivers/net/net_failover.ko drivers/net/dummy.ko drivers/net/bonding)
 
-# unable WHY: reports that no virtual machine is available here, which is not a failure of the tests.
-unable() {
+# report_unavailable WHY: reports that no virtual machine is available here, which is not a failure of the tests.
+report_unavailable() {
     echo "not run: $*" >&2
     exit 77
 }
 
 # prepare: sets $kernel (its directory in $cache), $initramfs, $accelerator and $clock.
 prepare() {
-    [[ $(uname -m) == x86_64 ]] || unable "the virtual machine needs an x86_64 host"
+    [[ $(uname -m) == x86_64 ]] || report_unavailable "the virtual machine needs an x86_64 host"
     mkdir -p "$cache" "$logs"
     exec {lock}>"$cache/lock"
     flock -w 600 "$lock" || { echo "tests/vm/run: another one has held $cache/lock for 10 minutes" >&2; exit 1; }
@@ -41,30 +41,31 @@ install_packages() {
         [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || absent+=("$package")
     done
     ((${#absent[@]} == 0)) && return
-    local said
-    said=$(apt "${absent[@]}" 2>&1) || unable "the virtual machine lacks ${absent[*]}: ${said##*$'\n'}"
-    echo "$said" >&2
+    local output
+    output=$(apt_install "${absent[@]}" 2>&1) ||
+        report_unavailable "the virtual machine lacks ${absent[*]}: ${output##*$'\n'}"
+    echo "$output" >&2
 }
 
-# The package that linux-image-amd64 currently depends on.
-kernel_package() {
+# Prints the package that linux-image-amd64 currently depends on.
+find_kernel_package() {
     { apt-cache depends linux-image-amd64 2>/dev/null || true; } |
         sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n 1
 }
 
-# The distribution's unmodified kernel, which is unpacked and not installed.
+# Unpacks the distribution's unmodified kernel, without installing it. Sets $kernel.
 unpack_kernel() {
     kernel=$(find "$cache" -maxdepth 1 -name 'kernel-*' | sort -V | tail -n 1)
     [[ -n $kernel ]] && return
     local work=$cache/unpacking name
     rm -rf "$work"
     mkdir -p "$work"/{debs/partial,extra/usr/{bin,sbin,lib,lib64}}
-    name=$(kernel_package)
+    name=$(find_kernel_package)
     if [[ -z $name ]]; then
         apt_update >"$logs/kernel.log" 2>&1 || true
-        name=$(kernel_package)
+        name=$(find_kernel_package)
     fi
-    [[ -n $name ]] || unable "the package linux-image-amd64 is not known to apt"
+    [[ -n $name ]] || report_unavailable "the package linux-image-amd64 is not known to apt"
     echo "unpacking $name" >&2
     (
         cd "$work/debs"
@@ -75,7 +76,8 @@ unpack_kernel() {
                     -o Dir::Cache::archives="$PWD" "${guest_packages[@]}"
         }
         fetch || { apt_update; fetch; }
-    ) >"$logs/kernel.log" 2>&1 || unable "the packages $name ${guest_packages[*]} cannot be had: see $logs/kernel.log"
+    ) >"$logs/kernel.log" 2>&1 ||
+        report_unavailable "the packages $name ${guest_packages[*]} cannot be downloaded: see $logs/kernel.log"
 
     # The same symbolic links as on the host, so that directories here hide nothing of the host's root.
     for name in bin sbin lib lib64; do ln -s "usr/$name" "$work/extra/$name"; done
@@ -95,8 +97,8 @@ unpack_kernel() {
     mv "$work" "$kernel"
 }
 
-# The driver of soft-iWARP, where modprobe finds it in the guest. If it is unavailable, siw.absent in its place has the
-# reason, and only the scripts that need it are skipped. Only --prepare tries again.
+# Builds the driver of soft-iWARP, and puts it where modprobe finds it in the guest. If that fails, siw.absent has the
+# reason, and only the scripts that need the driver are skipped. Only --prepare tries again.
 add_siw() {
     local version=${kernel##*/kernel-} work=$cache/siw place
     place=$kernel/extra/lib/modules/$version/extra

@@ -14,22 +14,23 @@ serve() {
     await grep -q '^listening' "/run/$name"
 }
 
-# holds: prints the device's resources in use by all processes, and this server's pinned memory and open files.
-holds() {
+# print_resources: prints the device's resources in use by all processes, and this server's pinned memory and open
+# files.
+print_resources() {
     rdma resource show | sed 's/^[0-9]*: //'
     rdma resource show cm_id | grep -c 'state CONNECT' || true
     grep VmPin "/proc/$server/status"
     ls "/proc/$server/fd" | wc -l
 }
 
-# told EXPRESSION: evaluates Python on `shards`, the statistics of a server with --stats /run/server.stats. Waits until
-# all shards have answered. A shard in a long system call, as when a link goes down, answers late.
-told() {
+# query_stats EXPRESSION: evaluates Python on `shards`, the statistics of a server with --stats /run/server.stats. Waits
+# until all shards have answered. A shard in a long system call, for example while a link goes down, answers late.
+query_stats() {
     python3 -c 'import json, socket, sys, time
 for _ in range(100):
-    said = socket.socket(socket.AF_UNIX)
-    said.connect("/run/server.stats")
-    shards = [shard["stats"] for shard in json.load(said.makefile())["shards"]]
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect("/run/server.stats")
+    shards = [shard["stats"] for shard in json.load(connection.makefile())["shards"]]
     if all(shards):
         print(eval(sys.argv[1]))
         sys.exit()
@@ -37,51 +38,51 @@ for _ in range(100):
 sys.exit("a shard does not answer")' "$1"
 }
 
-# counted COUNTER: prints the sum of a counter over all shards of such a server.
-counted() { told "sum(shard['$1'] for shard in shards)"; }
+# sum_counter COUNTER: prints the sum of a counter over all shards of that server.
+sum_counter() { query_stats "sum(shard['$1'] for shard in shards)"; }
 
-# settled: succeeds if the resources in use equal those in /run/before.
-settled() { [[ $(holds) == "$(</run/before)" ]]; }
+# has_initial_resources: succeeds if the resources in use equal those in /run/before.
+has_initial_resources() { [[ $(print_resources) == "$(</run/before)" ]]; }
 
-# unharmed WHAT: checks that the server serves, and that it uses no more resources than before.
-unharmed() {
+# assert_server_works WHAT: checks that the server serves, and that it uses no more resources than before.
+assert_server_works() {
     kill -0 "$server" || fail "$1: the server is gone"
     local end=$((SECONDS + 150))
     until "$rpcperf" lat verbs:10.0.0.1:20049 -n 50 >/run/lat 2>&1; do
         ((SECONDS <= end)) || fail "$1: the server does not serve: $(</run/lat)"
     done
-    until settled; do
-        ((SECONDS <= end)) || fail "$1: the server holds $(holds), before it was $(</run/before)"
+    until has_initial_resources; do
+        ((SECONDS <= end)) || fail "$1: the server uses $(print_resources), and before that $(</run/before)"
         sleep 0.2
     done
     echo "- $1: ok"
 }
 
-# fails WHAT PATTERN… -- COMMAND…: checks that the command soon fails by itself and prints all patterns. $ended is the
-# expected exit status if that is not 1.
-fails() {
+# assert_fails WHAT PATTERN… -- COMMAND…: checks that the command soon fails by itself and prints all patterns.
+# $expected_status is the exit status (1).
+assert_fails() {
     local what=$1 status=0 patterns=() pattern
     shift
     while [[ $1 != -- ]]; do patterns+=("$1") && shift; done
     shift
-    timeout 150 "$@" >/run/said 2>&1 </dev/null || status=$?
-    ((status == ${ended:-1})) || fail "$what: exit status $status: $(</run/said)"
+    timeout 150 "$@" >/run/output 2>&1 </dev/null || status=$?
+    ((status == ${expected_status:-1})) || fail "$what: exit status $status: $(</run/output)"
     for pattern in "${patterns[@]}"; do
-        grep -qF -- "$pattern" /run/said || fail "$what: the output lacks '$pattern': $(</run/said)"
+        grep -qF -- "$pattern" /run/output || fail "$what: the output lacks '$pattern': $(</run/output)"
     done
-    echo "- $what: $(tail -n 1 /run/said)"
+    echo "- $what: $(tail -n 1 /run/output)"
 }
 
-# up: brings the link up, and restores the address that it lost.
-up() {
+# bring_link_up: brings the link up, and restores the address that it lost.
+bring_link_up() {
     ip link set v0 up
     ip address add fd00::1/64 dev v0 nodad 2>/dev/null || true
     await grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state
     await grep -qs fd00:0000 /sys/class/infiniband/rxe0/ports/1/gids/2
 }
 
-# load ARGUMENT…: starts clients that write and read at full speed, with their output in files.
-load() {
+# start_load ARGUMENT…: starts clients that write and read at full speed, with their output in files.
+start_load() {
     local op
     clients=()
     for op in write read; do
@@ -94,8 +95,8 @@ load() {
     sleep 1
 }
 
-# lost WHAT: checks that each of these clients ends, with an error for a lost call or for the next call.
-lost() {
+# assert_clients_lost WHAT: checks that each client of start_load ends, with an error for a lost call or the next call.
+assert_clients_lost() {
     local client op status
     for client in "${clients[@]}"; do
         # The device retransmits a lost packet for some seconds before it gives up.
@@ -107,6 +108,6 @@ lost() {
     for op in write read; do
         grep -qE 'rpcperf: .*(connection lost|not connected)' "/run/busy-$op" ||
             fail "$1: the client does not report the loss: $(<"/run/busy-$op")"
-        echo "- $1, amid --op $op: $(grep rpcperf: "/run/busy-$op")"
+        echo "- $1, during --op $op: $(grep rpcperf: "/run/busy-$op")"
     done
 }

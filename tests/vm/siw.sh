@@ -4,29 +4,29 @@ export DEVICE=siw0
 source "$(dirname "${BASH_SOURCE[0]}")/nfsd.sh"
 program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
 program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
-up
+start_nfsd
 truncate -s 1G /run/large
 cp /run/large /srv/nfs/large
 
-# theirs: prints the kernel's connections, of both roles.
-theirs() { rdma resource show cm_id link siw0 | grep -c 'state CONNECT' || true; }
+# count_kernel_connections: prints the kernel's connections, of both roles.
+count_kernel_connections() { rdma resource show cm_id link siw0 | grep -c 'state CONNECT' || true; }
 
-# reachable: succeeds if packets reach the peer, which a refused connection also proves.
-reachable() {
+# is_kernel_reachable: succeeds if packets reach the peer, which a refused connection also proves.
+is_kernel_reachable() {
     [[ $("${enter[@]}" bash -c "exec 3<>/dev/tcp/$kernel/9" 2>&1) != *'No route to host'* ]]
 }
 
-# unharmed WHAT: checks that the kernel's server keeps running and has freed the closed connections.
-unharmed() {
-    await eval '(($(theirs) == 0))'
+# assert_server_works WHAT: checks that the kernel's server keeps running and has freed the closed connections.
+assert_server_works() {
+    await eval '(($(count_kernel_connections) == 0))'
     # When a link has just come up, the other end's address is briefly unresolved.
-    await reachable
+    await is_kernel_reachable
     "${enter[@]}" "$RPCRDMA" ping -q -c 3 -i 0 $at >/run/ping 2>&1 || fail "$1: not served: $(</run/ping)"
     echo "- $1: ok"
 }
 
-# busy put|get: starts a client that transfers bulk data. $client: its process.
-busy() {
+# start_transfer put|get: starts a client that transfers bulk data. $client: its process.
+start_transfer() {
     local what=(get large /run/copy)
     [[ $1 == get ]] || what=(put /run/large copy)
     rm -f /run/copy /srv/nfs/copy
@@ -35,8 +35,8 @@ busy() {
     await bash -c "(( \$(cat /run/copy /srv/nfs/copy 2>/dev/null | head -c 4000000 | wc -c) == 4000000 ))"
 }
 
-# lost WHAT: checks that the client ends by itself and prints the reason.
-lost() {
+# assert_client_lost WHAT: checks that the client ends by itself and prints the reason.
+assert_client_lost() {
     local status=0
     await bash -c "! kill -0 $client 2>/dev/null"
     wait "$client" || status=$?

@@ -15,7 +15,7 @@ static long long now(void) {
 }
 
 // Reads counter and clock together. Uses the shortest of many readings, because longer ones may have been interrupted.
-static struct reading both(void) {
+static struct reading read_both(void) {
     struct reading best = {0, 0};
     long long shortest = 1000000000;
     for (int i = 0; i < 1000; i++) {
@@ -32,10 +32,10 @@ static struct reading both(void) {
 }
 
 int main(void) {
-    struct reading first = both();
+    struct reading first = read_both();
     struct timespec pause = {0, 200000000};
     nanosleep(&pause, NULL);
-    struct reading second = both();
+    struct reading second = read_both();
     double ticks = (double)(second.ticks - first.ticks);
     printf("%.0f\n", ticks * 1e6 / (double)(second.nanoseconds - first.nanoseconds));
     return 0;

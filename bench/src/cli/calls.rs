@@ -167,7 +167,7 @@ pub(crate) struct EngineArgs {
     /// Defer replies: the shard's task answers at its next poll, or after this many microseconds
     #[arg(long, value_name = "poll|US", conflicts_with = "workers")]
     pub(crate) defer: Option<Defer>,
-    /// Grant credits after each message, not after half of the credit limit
+    /// Grant credits after each message instead of after half of the credit limit
     #[arg(long)]
     pub(crate) no_coalesce: bool,
     /// The client revokes exposed memory, instead of the server by Send With Invalidate
@@ -179,10 +179,10 @@ pub(crate) struct EngineArgs {
     /// Alignment of chunks in the server's memory, in bytes, for example as O_DIRECT requires
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     pub(crate) chunk_align: usize,
-    /// Buffers of 512 bytes per shard (default: 1024, and as many as may be sent at a time)
+    /// Buffers of 512 bytes per shard (default: 1024, plus one for each Send that may be outstanding)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) small_buffers: Option<u32>,
-    /// Buffers of the message size per shard (default: 256, and as many as may be sent at a time)
+    /// Buffers of the message size per shard (default: 256, plus one for each Send that may be outstanding)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) message_buffers: Option<u32>,
     /// The server's buffers for chunks, by size (default: 64K, 1M and the largest payload, one for each call)

@@ -8,9 +8,10 @@ use super::Cli;
 
 const README: &str = include_str!("../../README.md");
 const TESTS: &[&str] = &["lat", "rate", "bw", "raw-lat", "raw-bw"];
+/// Tests of calls, and their server: "calls" in the README.
 const CALLS: &[&str] = &["lat", "rate", "bw", "serve"];
-/// Options of cargo and of the example `tcp`.
-const OTHERS: &[&str] = &["--features", "--sleep"];
+/// Options of cargo and of the example `tcp`, which the README mentions too.
+const FOREIGN_OPTIONS: &[&str] = &["--features", "--sleep"];
 /// Options whose defaults another test compares with the README's table of tests.
 const IN_TEST_TABLE: &[(&str, &[&str])] =
     &[("op", TESTS), ("outstanding", CALLS), ("tx_depth", TESTS), ("cq_mod", TESTS)];
@@ -21,12 +22,12 @@ fn program() -> Command {
     program
 }
 
-fn command<'a>(program: &'a Command, name: &str) -> &'a Command {
-    program.find_subcommand(name).unwrap_or_else(|| panic!("there is no {name}"))
+fn find_command<'a>(program: &'a Command, name: &str) -> &'a Command {
+    program.find_subcommand(name).unwrap_or_else(|| panic!("rpcperf has no command {name}"))
 }
 
 /// The option `-x` or `--name` of a command.
-fn option<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
+fn find_option<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| match name.strip_prefix("--") {
         Some(long) => arg.get_long() == Some(long),
         None => arg.get_short().is_some_and(|short| name == format!("-{short}")),
@@ -34,7 +35,7 @@ fn option<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
 }
 
 /// The default from clap, or from the help text if it depends on other options.
-fn default(arg: &Arg) -> Option<String> {
+fn default_text(arg: &Arg) -> Option<String> {
     if let [value] = arg.get_default_values() {
         return Some(format!("`{}`", value.to_string_lossy()));
     }
@@ -44,7 +45,7 @@ fn default(arg: &Arg) -> Option<String> {
 }
 
 /// Code in the README: lines of blocks, and spans.
-fn code() -> (Vec<&'static str>, Vec<&'static str>) {
+fn readme_code() -> (Vec<&'static str>, Vec<&'static str>) {
     let (mut lines, mut spans) = (Vec::new(), Vec::new());
     for (n, part) in README.split("```").enumerate() {
         if n % 2 == 1 {
@@ -64,32 +65,33 @@ fn defaults_in_the_readme_match_the_program() {
     for row in table.lines().take_while(|line| line.starts_with('|')) {
         let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
         let [name, of, value] = cells[..] else { panic!("{row}") };
-        let of = match of {
+        let commands = match of {
             "tests" => TESTS,
             "calls" => CALLS,
             "`serve`" => &["serve"],
-            _ => panic!("{row}: of what?"),
+            _ => panic!("{row}: expected `tests`, `calls` or `serve` in the column `of`"),
         };
         let mut found = 0;
-        for of in of {
-            let arg = option(command(&program, of), name.trim_matches('`'));
-            let arg = arg.unwrap_or_else(|| panic!("{row}: {of} has no such option"));
-            assert_eq!(default(arg).as_deref(), Some(value), "{row}: the default of {of} (left)");
-            stated.insert((*of, arg.get_id().to_string()));
+        for command in commands {
+            let arg = find_option(find_command(&program, command), name.trim_matches('`'));
+            let arg = arg.unwrap_or_else(|| panic!("{row}: {command} has no such option"));
+            assert_eq!(default_text(arg).as_deref(), Some(value), "{row}: the default of {command} (left)");
+            stated.insert((*command, arg.get_id().to_string()));
             found += 1;
         }
         assert!(found > 0, "{row}");
     }
     assert!(stated.len() > 50, "only {} defaults are stated", stated.len());
     // The README states all defaults.
-    for of in TESTS.iter().chain(&["serve"]) {
-        for arg in command(&program, of).get_arguments() {
+    for command in TESTS.iter().chain(&["serve"]) {
+        for arg in find_command(&program, command).get_arguments() {
             let id = arg.get_id().as_str();
-            let timed = IN_TEST_TABLE.iter().any(|(timed, by)| *timed == id && by.contains(of) && *of != "serve");
-            if !arg.get_default_values().is_empty() && arg.get_action().takes_values() && !timed {
+            let is_in_test_table = *command != "serve"
+                && IN_TEST_TABLE.iter().any(|(option, commands)| *option == id && commands.contains(command));
+            if !arg.get_default_values().is_empty() && arg.get_action().takes_values() && !is_in_test_table {
                 assert!(
-                    stated.contains(&(*of, id.to_owned())),
-                    "the README does not state the default of {id} of {of}"
+                    stated.contains(&(*command, id.to_owned())),
+                    "the README does not state the default of {id} of {command}"
                 );
             }
         }
@@ -101,14 +103,14 @@ fn options_and_values_in_the_readme_exist() {
     let program = program();
     let commands: Vec<&Command> = program.get_subcommands().collect();
     let (mut options, mut values) = (0, 0);
-    for span in code().1 {
+    for span in readme_code().1 {
         let mut words = span.split(' ').peekable();
         while let Some(word) = words.next() {
             let name = word.split('=').next().unwrap_or(word);
-            if !name.starts_with('-') || name == "-" || OTHERS.contains(&name) {
+            if !name.starts_with('-') || name == "-" || FOREIGN_OPTIONS.contains(&name) {
                 continue;
             }
-            let named: Vec<&Arg> = commands.iter().filter_map(|command| option(command, name)).collect();
+            let named: Vec<&Arg> = commands.iter().filter_map(|command| find_option(command, name)).collect();
             assert!(!named.is_empty(), "`{span}`: no command has {name}");
             options += 1;
             let possible: BTreeSet<String> =
@@ -127,15 +129,15 @@ fn options_and_values_in_the_readme_exist() {
 
 #[test]
 fn commands_in_the_readme_are_valid() {
-    let mut understood = 0;
-    for line in code().0 {
+    let mut parsed = 0;
+    for line in readme_code().0 {
         let line = line.split('#').next().unwrap_or(line).split(" | ").next().unwrap_or(line).trim();
         if line.starts_with("rpcperf ") {
             if let Err(error) = Cli::try_parse_from(line.split_whitespace()) {
                 panic!("{line}: {error}");
             }
-            understood += 1;
+            parsed += 1;
         }
     }
-    assert!(understood > 5, "only {understood} commands are in the README");
+    assert!(parsed > 5, "only {parsed} commands are in the README");
 }

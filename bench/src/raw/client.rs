@@ -11,7 +11,7 @@ use rpcrdma::fabric::{
 use rpcrdma_config::print_error;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
-use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, Welcome};
+use super::hello::{Hello, MAX_MEMORY, SIGNAL_EVERY, Welcome};
 use super::memory::{alloc, registered_pool};
 use crate::cli::RawOp;
 use crate::failure::Failure;
@@ -48,7 +48,7 @@ pub(crate) struct RawSpec {
 impl RawSpec {
     /// Halves the depth until its memory is within the limit.
     pub(crate) fn with_affordable_depth(mut self) -> Self {
-        while self.depth > 1 && self.memory().is_none_or(|bytes| bytes > MOST_MEMORY / 2) {
+        while self.depth > 1 && self.memory().is_none_or(|bytes| bytes > MAX_MEMORY / 2) {
             self.depth /= 2;
         }
         self
@@ -102,8 +102,9 @@ pub(crate) struct RawTarget<F: Fabric> {
 struct Link {
     qp: QpId,
     chain: Vec<Posting>,
-    idle: Vec<Buf>,
-    /// Tokens of outstanding operations. They complete in their order.
+    /// Buffers to post as receives.
+    unposted: Vec<Buf>,
+    /// Tokens of outstanding operations, which complete in this order.
     tokens: VecDeque<u32>,
     begun: u64,
     ended: u64,
@@ -170,11 +171,11 @@ impl<F: Fabric> RawTarget<F> {
             }
         };
         let qp = self.fabric.connect(address, params).map_err(|e| Failure::run("connect", e))?;
-        let mut idle = Vec::with_capacity(self.hello.buffers());
+        let mut unposted = Vec::with_capacity(self.hello.buffers());
         for _ in 0..self.hello.receives() {
-            idle.push(alloc(&self.messages, self.hello.buffer_bytes())?);
+            unposted.push(alloc(&self.messages, self.hello.buffer_bytes())?);
         }
-        self.fabric.post_recv(Some(qp), &mut idle);
+        self.fabric.post_recv(Some(qp), &mut unposted);
         let slot = qp.slot as usize;
         if self.by_slot.len() <= slot {
             self.by_slot.resize(slot + 1, usize::MAX);
@@ -184,7 +185,7 @@ impl<F: Fabric> RawTarget<F> {
         self.links.push(Link {
             qp,
             chain: Vec::with_capacity(2 * depth),
-            idle,
+            unposted,
             tokens: VecDeque::with_capacity(depth),
             begun: 0,
             ended: 0,
@@ -201,10 +202,10 @@ impl<F: Fabric> RawTarget<F> {
         while self.links.iter().any(|link| link.welcome.is_none()) {
             if Instant::now() > deadline {
                 return Err(Failure::Run(format!(
-                    "no connection after {CONNECT_TIMEOUT:?}: check that a server of this rpcperf listens there"
+                    "no connection after {CONNECT_TIMEOUT:?}: check that `rpcperf serve` of this version listens there"
                 )));
             }
-            self.control()?;
+            self.process_control_events()?;
             if self.fabric.poll_cq(&mut self.completions, POLL_BATCH) == 0 {
                 std::thread::yield_now();
             }
@@ -223,12 +224,12 @@ impl<F: Fabric> RawTarget<F> {
         let welcome = Welcome::decode(&buf).map_err(Failure::Run)?;
         link.remote = RemoteMemory { rkey: welcome.rkey, address: welcome.address };
         link.welcome = Some(welcome);
-        link.idle.push(buf.into_buf());
+        link.unposted.push(buf.into_buf());
         Ok(())
     }
 
     #[cold]
-    fn control(&mut self) -> Result<(), Failure> {
+    fn process_control_events(&mut self) -> Result<(), Failure> {
         let mut events = std::mem::take(&mut self.events);
         self.fabric.poll_control(&mut events);
         for event in events.drain(..) {
@@ -236,7 +237,7 @@ impl<F: Fabric> RawTarget<F> {
                 ControlEvent::Established { qp, .. } => {
                     let link = link_of(&mut self.links, &self.by_slot, qp)?;
                     // Some receives could not be posted before the connection was established.
-                    self.fabric.post_recv(Some(qp), &mut link.idle);
+                    self.fabric.post_recv(Some(qp), &mut link.unposted);
                 }
                 ControlEvent::Rejected { private_data, .. } => {
                     let why = String::from_utf8_lossy(&private_data).trim_end_matches('\0').to_owned();
@@ -271,7 +272,7 @@ impl<F: Fabric> RawTarget<F> {
             // A later poll posts the rest: completions free queue entries.
             Ok(()) | Err(PostError::QueueFull) => Ok(()),
             Err(error) => {
-                self.control()?; // a control event may state the cause
+                self.process_control_events()?; // a control event may state the cause
                 Err(Failure::Run(format!("post: {error:?}")))
             }
         }
@@ -337,14 +338,14 @@ impl<F: Fabric> Target for RawTarget<F> {
         self.post_gathered()
     }
 
-    fn due_in(&mut self, next: Option<Duration>) {
-        self.idler.due_in(next);
+    fn set_next_due(&mut self, next: Option<Duration>) {
+        self.idler.set_next_due(next);
     }
 
     fn poll(&mut self, done: &mut Vec<u32>) -> Result<(), Failure> {
         if self.fabric.poll_cq(&mut self.completions, POLL_BATCH) == 0 {
             if self.idler.empty(&mut self.fabric) {
-                self.control()?;
+                self.process_control_events()?;
             }
             return Ok(());
         }
@@ -352,7 +353,7 @@ impl<F: Fabric> Target for RawTarget<F> {
         let answered = self.spec.is_answered();
         let refill_at = if self.spec.batch { REFILL_AT } else { 1 };
         if let Some(failed) = self.completions.iter().position(|completion| !completion.status.is_ok()) {
-            self.control()?; // a control event may state the cause
+            self.process_control_events()?; // a control event may state the cause
             return check(&self.completions[failed]);
         }
         for completion in self.completions.drain(..) {
@@ -364,9 +365,9 @@ impl<F: Fabric> Target for RawTarget<F> {
                         let len = buf.len();
                         return Err(Failure::Run(format!("an answer has {len} bytes instead of {expected}")));
                     }
-                    link.idle.push(buf.into_buf());
-                    if link.idle.len() >= refill_at {
-                        self.fabric.post_recv(Some(link.qp), &mut link.idle);
+                    link.unposted.push(buf.into_buf());
+                    if link.unposted.len() >= refill_at {
+                        self.fabric.post_recv(Some(link.qp), &mut link.unposted);
                     }
                     link.ended + 1
                 }

@@ -11,8 +11,8 @@ const MAGIC: &[u8; 4] = b"RPRF";
 const VERSION: u32 = 2;
 /// Bytes of a [`Welcome`]; notifications fit in it too.
 pub(crate) const WELCOME_BYTES: usize = 24;
-/// Memory limit of a server per connection.
-pub(crate) const MOST_MEMORY: usize = 1 << 30;
+/// Memory limit of a server per connection, in bytes.
+pub(crate) const MAX_MEMORY: usize = 1 << 30;
 /// Receives posted beyond `depth`, so that they can be posted in chains.
 pub(crate) const SPARE_RECEIVES: usize = 32;
 /// Sends per signalled Send, if no operation waits for the completion.
@@ -29,19 +29,18 @@ impl Hello {
         encode(&[*MAGIC, VERSION.to_be_bytes()].concat(), self)
     }
 
-    /// Decodes untrusted data; some devices pad it.
+    /// Decodes untrusted private data, which some devices pad.
     pub(crate) fn decode(data: &[u8]) -> Result<Self, String> {
         let mut from = Decoder::new(data);
         let short = |error| format!("a message of {} bytes is too short, or malformed: {error}", data.len());
         if from.fixed::<4>("magic").map_err(short)? != *MAGIC {
-            return Err(
-                "the request is not for rpcperf raw tests, which this server serves: something else was asked for"
-                    .into(),
-            );
+            return Err("expected the request of an rpcperf raw test: this server serves nothing else".into());
         }
         match from.u32("version").map_err(short)? {
             VERSION => Decode::decode(&mut from).map_err(short),
-            version => Err(format!("raw tests version {version}, this server has {VERSION}: use the same rpcperf")),
+            version => {
+                Err(format!("raw tests of version {version}, but this server has {VERSION}: use the same rpcperf"))
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use rpcrdma::fabric::{
 use rpcrdma_config::print_error;
 use rpcrdma_mempool::{Buf, Lent, Pool};
 
-use super::hello::{Hello, MOST_MEMORY, SIGNAL_EVERY, WELCOME_BYTES, Welcome};
+use super::hello::{Hello, MAX_MEMORY, SIGNAL_EVERY, WELCOME_BYTES, Welcome};
 use super::memory::registered_pool;
 use crate::failure::Failure;
 use crate::idle::Idler;
@@ -43,7 +43,7 @@ struct RawPeer {
     exposed: Option<Exposed>,
     chain: Vec<Posting>,
     /// Buffers to post as receives.
-    idle: Vec<Buf>,
+    unposted: Vec<Buf>,
     sends: u32,
     is_touched: bool,
 }
@@ -92,18 +92,18 @@ impl<F: Fabric> RawServer<F> {
             self.turns.is_multiple_of(CONTROL_EVERY)
         };
         for completion in completions.drain(..) {
-            self.completed(completion);
+            self.process_completion(completion);
         }
         self.completions = completions;
         while let Some(slot) = self.touched.pop() {
             self.post(slot);
         }
         if is_control_due {
-            self.control();
+            self.process_control_events();
         }
     }
 
-    fn completed(&mut self, completion: Completion) {
+    fn process_completion(&mut self, completion: Completion) {
         let slot = completion.qp.slot as usize;
         let Some(peer) = self.peers.get_mut(slot).and_then(Option::as_mut).filter(|p| p.qp == completion.qp) else {
             return; // a late completion of a destroyed queue pair
@@ -120,9 +120,9 @@ impl<F: Fabric> RawServer<F> {
         if let (Opcode::Recv, Some(buf)) = (completion.opcode, completion.buf) {
             if peer.hello.echo {
                 peer.send(buf.into_buf());
-                peer.idle.extend(peer.messages.alloc(peer.hello.buffer_bytes()));
+                peer.unposted.extend(peer.messages.alloc(peer.hello.buffer_bytes()));
             } else {
-                peer.idle.push(buf.into_buf());
+                peer.unposted.push(buf.into_buf());
             }
         }
         if !peer.hello.batch {
@@ -136,8 +136,8 @@ impl<F: Fabric> RawServer<F> {
     fn post(&mut self, slot: usize) {
         let Some(peer) = self.peers.get_mut(slot).and_then(Option::as_mut) else { return };
         peer.is_touched = false;
-        if peer.idle.len() >= if peer.hello.batch { REFILL_AT } else { 1 } {
-            self.fabric.post_recv(Some(peer.qp), &mut peer.idle);
+        if peer.unposted.len() >= if peer.hello.batch { REFILL_AT } else { 1 } {
+            self.fabric.post_recv(Some(peer.qp), &mut peer.unposted);
         }
         if peer.chain.is_empty() {
             return;
@@ -149,7 +149,7 @@ impl<F: Fabric> RawServer<F> {
         }
     }
 
-    fn control(&mut self) {
+    fn process_control_events(&mut self) {
         let mut events = std::mem::take(&mut self.events);
         self.fabric.poll_control(&mut events);
         for event in events.drain(..) {
@@ -177,12 +177,12 @@ impl<F: Fabric> RawServer<F> {
         let hello = Hello::decode(private_data)?;
         let longest = self.fabric.capabilities().max_message;
         if hello.message > longest {
-            return Err(format!("messages of {} bytes: the device takes {longest}", hello.message));
+            return Err(format!("messages of {} bytes exceed the limit of the device, {longest}", hello.message));
         }
-        if hello.memory().is_none_or(|bytes| bytes > MOST_MEMORY) {
-            return Err(format!("more than {MOST_MEMORY} bytes of memory: lower -s, -t or -q"));
+        if hello.memory().is_none_or(|bytes| bytes > MAX_MEMORY) {
+            return Err(format!("a connection needs more than {MAX_MEMORY} bytes of memory here: lower -s or -t"));
         }
-        let (messages, exposed) = self.memory_for(&hello).map_err(|e| e.to_string())?;
+        let (messages, exposed) = self.allocate_memory(&hello).map_err(|e| e.to_string())?;
         let params = ConnectParams {
             send_queue_depth: hello.depth + 2 * SIGNAL_EVERY,
             own_receive_queue: Some(hello.receives() as u32),
@@ -204,13 +204,13 @@ impl<F: Fabric> RawServer<F> {
             messages,
             exposed,
             chain: Vec::with_capacity(hello.buffers()),
-            idle: Vec::with_capacity(hello.buffers()),
+            unposted: Vec::with_capacity(hello.buffers()),
             sends: 0,
             is_touched: false,
         };
-        let RawPeer { idle, messages, .. } = &mut peer;
-        idle.extend((0..hello.receives()).map_while(|_| messages.alloc(hello.buffer_bytes())));
-        self.fabric.post_recv(Some(qp), &mut peer.idle);
+        let RawPeer { unposted, messages, .. } = &mut peer;
+        unposted.extend((0..hello.receives()).map_while(|_| messages.alloc(hello.buffer_bytes())));
+        self.fabric.post_recv(Some(qp), &mut peer.unposted);
         let slot = qp.slot as usize;
         if self.peers.len() <= slot {
             self.peers.resize_with(slot + 1, || None);
@@ -219,7 +219,7 @@ impl<F: Fabric> RawServer<F> {
         Ok(())
     }
 
-    fn memory_for(&mut self, hello: &Hello) -> Result<(Pool, Option<Exposed>), Failure> {
+    fn allocate_memory(&mut self, hello: &Hello) -> Result<(Pool, Option<Exposed>), Failure> {
         let messages = registered_pool(&mut self.fabric, hello.buffer_bytes(), hello.buffers(), Access::LOCAL)?;
         if hello.exposed == 0 {
             return Ok((messages, None));
@@ -243,7 +243,7 @@ impl<F: Fabric> RawServer<F> {
         Ok(Exposed { pool, memory })
     }
 
-    /// Binds the window to the exposed memory, if any, and sends its position. The binding completes before the
+    /// Binds a window to the exposed memory, if any, and sends its key and address. The binding completes before the
     /// message.
     fn welcome(&mut self, qp: QpId) {
         let Some(peer) = self.peers.get_mut(qp.slot as usize).and_then(Option::as_mut).filter(|p| p.qp == qp) else {
@@ -264,7 +264,7 @@ impl<F: Fabric> RawServer<F> {
             peer.chain.push(Posting { wr_id: 0, signalled: true, wr });
         }
         // Some receives could not be posted before the connection was established.
-        self.fabric.post_recv(Some(qp), &mut peer.idle);
+        self.fabric.post_recv(Some(qp), &mut peer.unposted);
         if let Some(mut buf) = peer.messages.alloc(WELCOME_BYTES) {
             buf.copy_from_slice(&welcome.encode());
             peer.send(buf);
@@ -272,7 +272,7 @@ impl<F: Fabric> RawServer<F> {
         self.post(slot);
     }
 
-    /// Closes the connection of a control event, unless it is closed already.
+    /// Closes a connection because of a control event, unless it is closed already.
     fn close(&mut self, qp: QpId, why: Option<&str>) {
         let slot = qp.slot as usize;
         if self.peers.get(slot).and_then(Option::as_ref).is_some_and(|peer| peer.qp == qp) {
@@ -287,8 +287,8 @@ impl<F: Fabric> RawServer<F> {
             print_error!("rpcperf: {}: {why}", peer.name);
         }
         self.fabric.destroy_qp(peer.qp);
-        let RawPeer { messages, exposed, chain, idle, .. } = peer;
-        drop((chain, idle));
+        let RawPeer { messages, exposed, chain, unposted, .. } = peer;
+        drop((chain, unposted));
         self.release(messages, exposed);
     }
 

@@ -55,9 +55,9 @@ impl TestPair {
 fn unsupported_tests_are_refused_with_a_reason() {
     let mut pair = pair("refused");
     for (private_data, reason) in [
-        (b"hello".to_vec(), "something else"),
-        (vec![0; 56], "something else"),
-        (Hello { message: u32::MAX, ..GOOD }.encode(), "the device takes"),
+        (b"hello".to_vec(), "an rpcperf raw test"),
+        (vec![0; 56], "an rpcperf raw test"),
+        (Hello { message: u32::MAX, ..GOOD }.encode(), "the limit of the device"),
         (Hello { depth: u32::MAX, ..GOOD }.encode(), "memory"),
         (Hello { exposed: u64::MAX, ..GOOD }.encode(), "memory"),
     ] {

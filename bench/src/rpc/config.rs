@@ -10,22 +10,23 @@ use rpcrdma_config::{BUDGET, HOST_KEY_ID, Role};
 use crate::cli::{DeviceArgs, EngineArgs, Form, Idle};
 use crate::failure::Failure;
 
-/// Memory limit for buffers of one size, and for one of them per connection. Further calls wait.
-const MOST_PER_SIZE: usize = 32 << 20;
-const MOST_FOR_CONNECTIONS: usize = 128 << 20;
+/// Limit of the memory for buffers of one size, in bytes. Further calls wait.
+const MAX_PER_SIZE: usize = 32 << 20;
+/// Limit of the memory for one buffer of a size per connection, in bytes.
+const MAX_FOR_CONNECTIONS: usize = 128 << 20;
 /// Receives of a shard beyond those that connections reserve.
 const SPARE_RECEIVES: usize = 256;
 /// A connection gets at most 1/`SHARE` of the remaining receives.
 const SHARE: usize = 8;
 
 /// Lower bound of reverse credits: the engine's default.
-const FEWEST_REVERSE: u32 = 8;
+const MIN_REVERSE_CREDITS: u32 = 8;
 /// Bytes beyond the payload in a buffer: the headers of an RPC message, and room in front of it.
 const SLACK: usize = 1024;
 /// Largest chunk alignment of the engine.
 const LARGEST_ALIGNMENT: usize = 4096;
 
-/// Load that a side is sized for.
+/// Load for which the memory of a side is sized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Load {
     /// Connections.
@@ -48,13 +49,13 @@ impl Load {
 
     /// Sizes and numbers of a server's payload buffers.
     pub(crate) fn bulk_buffers(&self) -> Vec<(usize, usize)> {
-        steps(self.bulk).map(|size| (size, self.affordable(size))).collect()
+        buffer_sizes(self.bulk).map(|size| (size, self.affordable(size))).collect()
     }
 
     /// Sizes and numbers of buffers for RPC messages. Each call takes two: call and reply, or call and copy. Two more
     /// serve reassembly.
     fn long_buffers(&self) -> Vec<(usize, usize)> {
-        steps(self.message).map(|size| (size + SLACK, 2 * self.affordable(size) + 2)).collect()
+        buffer_sizes(self.message).map(|size| (size + SLACK, 2 * self.affordable(size) + 2)).collect()
     }
 
     /// Sizes and numbers of exposed buffers, for RPC messages in chunks: two per call.
@@ -62,24 +63,24 @@ impl Load {
         if self.form != Form::Long {
             return Vec::new();
         }
-        steps(self.message).map(|size| (size + SLACK, 2 * self.affordable(size))).collect()
+        buffer_sizes(self.message).map(|size| (size + SLACK, 2 * self.affordable(size))).collect()
     }
 
     /// Number of buffers of `size` bytes: one per call, or per connection, within the memory limits.
     fn affordable(&self, size: usize) -> usize {
-        let for_connections = self.connections.min(MOST_FOR_CONNECTIONS / size);
-        self.calls().min(MOST_PER_SIZE / size).max(for_connections).max(1)
+        let for_connections = self.connections.min(MAX_FOR_CONNECTIONS / size);
+        self.calls().min(MAX_PER_SIZE / size).max(for_connections).max(1)
     }
 
     /// Outstanding calls with payloads of `size` bytes on each of `connections`, at a server sized for `self`.
     pub(crate) fn outstanding_with(&self, size: usize, connections: usize) -> usize {
-        let class = steps(self.bulk.max(self.message)).find(|&largest| size <= largest);
+        let class = buffer_sizes(self.bulk.max(self.message)).find(|&largest| size <= largest);
         class.map_or(1, |class| (self.affordable(class) / connections).max(1))
     }
 }
 
 /// Buffers for chunks of payloads and of RPC messages, merged by size.
-fn merged(load: &Load) -> Vec<(usize, usize)> {
+fn chunk_buffers(load: &Load) -> Vec<(usize, usize)> {
     let mut all = [load.bulk_buffers(), load.exposed_messages()].concat();
     all.sort_unstable();
     all.dedup_by(|next, kept| {
@@ -91,13 +92,13 @@ fn merged(load: &Load) -> Vec<(usize, usize)> {
 }
 
 /// Buffer sizes up to `largest`, in ascending order; none for 0.
-fn steps(largest: usize) -> impl Iterator<Item = usize> {
+fn buffer_sizes(largest: usize) -> impl Iterator<Item = usize> {
     let sizes = [64 << 10, 1 << 20].into_iter().filter(move |&size| size < largest).chain(Some(largest));
     sizes.filter(|&size| size > 0)
 }
 
 /// Configuration of both ends: the options, and memory for `load`.
-pub(crate) fn shared(
+pub(crate) fn common_config(
     args: &EngineArgs,
     device: &DeviceArgs,
     idle: Idle,
@@ -106,7 +107,7 @@ pub(crate) fn shared(
 ) -> Result<Config, Failure> {
     let usual = if load.connections <= 64 { 64 } else { 16 };
     let credits = args.credits.unwrap_or((2 * load.outstanding as u32).clamp(usual, 32_767));
-    let reverse_credits = (load.outstanding as u32).max(FEWEST_REVERSE);
+    let reverse_credits = (load.outstanding as u32).max(MIN_REVERSE_CREDITS);
     let per_connection = credits as usize + 1 + reverse_credits as usize;
     let mut config = Config::default();
     // Longest shift of a chunk's start. The engine rejects an alignment beyond `LARGEST_ALIGNMENT`.
@@ -118,7 +119,7 @@ pub(crate) fn shared(
     memory.receives = SPARE_RECEIVES + (load.connections + SHARE) * per_connection;
     memory.small_buffers = args.small_buffers.map_or(1024 + sends, |count| count as usize);
     memory.message_buffers = args.message_buffers.map_or(256 + sends, |count| count as usize);
-    memory.bulk_buffers = merged(load).into_iter().map(|(size, count)| (size + slack, count)).collect();
+    memory.bulk_buffers = chunk_buffers(load).into_iter().map(|(size, count)| (size + slack, count)).collect();
     memory.chunk_align = args.chunk_align;
     memory.long_buffers = load.long_buffers();
 
@@ -167,8 +168,8 @@ const BY_OPTION: [(&str, &str); 5] = [
     ("wire.credit_mode", "--version and --credit-mode"),
 ];
 
-/// Applies the file, the environment and `--set`, and adds the knobs of this role.
-pub(crate) fn in_force<R: Role + Default>(
+/// Applies the configuration file, the environment and `--set`, and adds the knobs of the role.
+pub(crate) fn apply_settings<R: Role + Default>(
     args: &EngineArgs,
     device: &DeviceArgs,
     config: &Config,
@@ -201,7 +202,7 @@ pub(crate) fn in_force<R: Role + Default>(
 }
 
 /// Adds the options of a server: reads and chunk buffers.
-pub(crate) fn of_server(args: &EngineArgs, mut config: Config) -> Config {
+pub(crate) fn with_server_options(args: &EngineArgs, mut config: Config) -> Config {
     config.limits.max_reads = args.max_reads.map(|reads| reads as usize);
     if !args.bulk_buffers.is_empty() {
         config.memory.bulk_buffers = args.bulk_buffers.iter().map(|class| (class.size, class.count)).collect();
@@ -210,7 +211,7 @@ pub(crate) fn of_server(args: &EngineArgs, mut config: Config) -> Config {
 }
 
 /// Mode that two ends with these preferences negotiate, which is the lower one.
-pub(crate) fn agreed(first: CreditMode, second: CreditMode) -> CreditMode {
+pub(crate) fn negotiated_mode(first: CreditMode, second: CreditMode) -> CreditMode {
     match (first, second) {
         (CreditMode::V1, _) | (_, CreditMode::V1) => CreditMode::V1,
         (CreditMode::V2Incremental, _) | (_, CreditMode::V2Incremental) => CreditMode::V2Incremental,
@@ -236,7 +237,7 @@ mod tests {
         let all = [CreditMode::V1, CreditMode::V2Incremental, CreditMode::V2Windowed];
         for (n, &one) in all.iter().enumerate() {
             for (m, &other) in all.iter().enumerate() {
-                assert_eq!(agreed(one, other), all[n.min(m)]);
+                assert_eq!(negotiated_mode(one, other), all[n.min(m)]);
             }
         }
     }

@@ -73,7 +73,7 @@ impl WireForm {
     }
 
     /// Lengths of the call and the reply that carry a payload of `size` bytes; 0 for a message without payload.
-    fn messages(&self, size: usize) -> [usize; 2] {
+    fn message_lengths(&self, size: usize) -> [usize; 2] {
         let call = call_header_len();
         match self.op {
             RpcOp::Null => [0, 0],
@@ -86,7 +86,7 @@ impl WireForm {
 
     /// True if this form carries payloads of `size` bytes.
     pub(crate) fn carries(&self, size: usize) -> bool {
-        let mut messages = self.messages(size).into_iter().filter(|&len| len > 0);
+        let mut messages = self.message_lengths(size).into_iter().filter(|&len| len > 0);
         match self.form {
             Form::Chunk => true,
             Form::Inline => messages.all(|len| len <= self.room()),
@@ -95,24 +95,24 @@ impl WireForm {
     }
 
     /// Explains which sizes this form carries.
-    pub(crate) fn explain(&self) -> String {
+    pub(crate) fn explain_sizes(&self) -> String {
         let (op, threshold, room) = (self.op.name(), self.threshold(), self.room());
-        let headers = self.messages(0).into_iter();
+        let headers = self.message_lengths(0).into_iter();
         match self.form {
             Form::Chunk => "any size is possible".to_owned(),
             Form::Inline => {
                 let longest = room.saturating_sub(headers.max().unwrap_or(0)) & !3;
                 format!(
-                    "--op {op} travels inline, and within the inline threshold of {threshold} bytes there is room for {longest} \
-                     beside the headers; larger payloads need --form continued, chunk or long, or a larger --inline"
+                    "--op {op} sends its payload inline, and in the inline threshold of {threshold} bytes there is room for \
+                     {longest} beside the headers; larger payloads need --form continued, chunk or long, or a larger --inline"
                 )
             }
             Form::Continued | Form::Long => {
                 let least = headers.filter(|&len| len > 0).min().unwrap_or(0);
                 let longest = room.saturating_sub(least) & !3;
                 format!(
-                    "within the inline threshold of {threshold} bytes up to {longest} travel inline, in whatever form was \
-                     requested; use a larger -s, or a smaller --inline"
+                    "with an inline threshold of {threshold} bytes, payloads up to {longest} bytes travel inline, in whatever \
+                     form was requested; use a larger -s, or a smaller --inline"
                 )
             }
         }
@@ -128,9 +128,9 @@ impl WireForm {
         Shape { op: self.op, form: self.form, size }
     }
 
-    /// Checks one end's counters against at least `calls` calls with `size` bytes of payload.
+    /// Checks that one end's counters match at least `calls` calls with `size` bytes of payload.
     pub(crate) fn verify(&self, counted: &Counters, size: usize, calls: u64) -> Result<(), Failure> {
-        let messages = self.messages(size);
+        let messages = self.message_lengths(size);
         let bulk = u64::from(self.op != RpcOp::Null);
         let part_room = self.room() & !3;
         // Minimum of each kind of message per call; `None` allows any number.
@@ -209,9 +209,13 @@ mod tests {
             let of = |form| wire_form(op, Some(form), Direction::Forward, CreditMode::V2Windowed).unwrap();
             let (within, continued) = (of(Form::Inline), of(Form::Continued));
             let longest = (1..4096).rev().find(|&size| within.carries(size)).unwrap();
-            assert!(within.explain().contains(&format!("room for {longest} ")), "{}", within.explain());
+            assert!(within.explain_sizes().contains(&format!("room for {longest} ")), "{}", within.explain_sizes());
             let shortest = (1..9000).find(|&size| continued.carries(size)).unwrap();
-            assert!(continued.explain().contains(&format!("up to {} ", shortest - 1)), "{}", continued.explain());
+            assert!(
+                continued.explain_sizes().contains(&format!("up to {} ", shortest - 1)),
+                "{}",
+                continued.explain_sizes()
+            );
             assert_eq!(shortest - 1, (within.room() - least) & !3);
             assert!(of(Form::Long).carries(shortest) && !of(Form::Long).carries(shortest - 1));
         }

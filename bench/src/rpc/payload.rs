@@ -22,7 +22,7 @@ pub(crate) struct Shape {
     pub(crate) size: usize,
 }
 
-/// Payload of one call at a time.
+/// Payload of a slot, which has one call at a time.
 #[derive(Debug)]
 pub(crate) struct Payload {
     /// Memory of the chunk while no call owns it. Each call reuses it, so it stays in the cache.
@@ -56,7 +56,7 @@ impl Shape {
     }
 
     /// Bytes of inline arguments.
-    pub(crate) fn args(&self) -> usize {
+    pub(crate) fn args_len(&self) -> usize {
         match self.op {
             RpcOp::Null => 0,
             RpcOp::Echo => padded(self.size),
@@ -67,7 +67,7 @@ impl Shape {
     }
 
     /// Bytes of inline results that carry the payload; 0: none do.
-    pub(crate) fn results(&self) -> usize {
+    pub(crate) fn results_len(&self) -> usize {
         match (self.form, self.op) {
             (Form::Chunk, _) | (_, RpcOp::Null | RpcOp::Write) => 0,
             (_, RpcOp::Echo) => padded(self.size),
@@ -75,7 +75,8 @@ impl Shape {
         }
     }
 
-    /// Writes the inline arguments, with `stamp` at the end of a payload among them. Returns the part of it that fits.
+    /// Writes the inline arguments, with `stamp` at the end of a payload among them. Returns the part of `stamp`
+    /// that fits.
     pub(crate) fn write_args(&self, args: &mut [u8], stamp: u32) -> u32 {
         let len = (self.size as u32).to_be_bytes();
         match self.op {
@@ -90,16 +91,16 @@ impl Shape {
         }
     }
 
-    /// Checks a reply against its call, and takes the chunk's memory.
+    /// Returns whether a reply matches its call. Takes the chunk's memory back.
     #[inline(always)]
-    pub(crate) fn is_right(&self, payload: &mut Payload, reply: &mut Reply) -> bool {
+    pub(crate) fn check_reply(&self, payload: &mut Payload, reply: &mut Reply) -> bool {
         match self.op {
             RpcOp::Null => reply.results().is_empty(),
             RpcOp::Echo => {
                 let results = reply.results();
                 results.len() == padded(self.size) && service::tail(results) == payload.expected
             }
-            RpcOp::Read => self.is_right_read(payload, reply),
+            RpcOp::Read => self.check_read_reply(payload, reply),
             RpcOp::Write => {
                 if self.form == Form::Chunk {
                     payload.chunk = reply.take_sent().next();
@@ -109,13 +110,14 @@ impl Shape {
         }
     }
 
-    fn is_right_read(&self, payload: &mut Payload, reply: &mut Reply) -> bool {
-        let is_right = |received: &[u8]| received.len() == self.size && ends_as_pattern(received);
+    fn check_read_reply(&self, payload: &mut Payload, reply: &mut Reply) -> bool {
+        let is_expected = |received: &[u8]| received.len() == self.size && ends_as_pattern(received);
         if self.form == Form::Chunk {
             payload.chunk = reply.take_chunks().next();
-            return decode(reply.results()) == Ok(self.size as u32) && payload.chunk.as_deref().is_some_and(is_right);
+            return decode(reply.results()) == Ok(self.size as u32)
+                && payload.chunk.as_deref().is_some_and(is_expected);
         }
-        decode(reply.results()).is_ok_and(|protocol::Payload(received)| is_right(received))
+        decode(reply.results()).is_ok_and(|protocol::Payload(received)| is_expected(received))
     }
 }
 

@@ -54,7 +54,7 @@ pub(crate) struct RunDeferred {
 }
 
 impl RunDeferred {
-    pub(crate) fn by(delay: Duration) -> Self {
+    pub(crate) fn with_delay(delay: Duration) -> Self {
         Self { delay, ..Self::default() }
     }
 }

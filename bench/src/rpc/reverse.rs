@@ -20,7 +20,7 @@ use super::payload::{Payload, Shape};
 use super::protocol::rpcperf_v5;
 use super::protocol::{OUTCOME_PAGE, OutcomePage};
 use super::service;
-use super::target::{failed, wrong};
+use super::target::{call_failure, mismatch};
 use crate::cli;
 use crate::clock::Clock;
 use crate::failure::Failure;
@@ -87,7 +87,7 @@ impl ReverseControl {
         let run: ReverseRun = serde_json::from_slice(run).map_err(|_| Refusal::GarbageArguments)?;
         let run = ReverseRun { outstanding: run.outstanding.clamp(1, self.most), ..run };
         let outstanding = run.outstanding as u32;
-        let mut state = locked(&self.state);
+        let mut state = lock_state(&self.state);
         if matches!(*state, ReverseState::Running(_)) {
             return Ok(0);
         }
@@ -99,7 +99,7 @@ impl ReverseControl {
 
     /// Ends the run towards this client early, if there is one.
     pub(crate) fn stop(&self, caller: Caller) {
-        let state = locked(&self.state);
+        let state = lock_state(&self.state);
         // The state stays locked, so that the request cannot stop a later run.
         if matches!(*state, ReverseState::Running(of) if of == caller) {
             stop::set_requested(true);
@@ -112,7 +112,7 @@ impl ReverseControl {
         at: usize,
         answer: ReplySender<'_, rpcperf_v5::Outcome>,
     ) -> Result<ReplySent, Refusal> {
-        let state = locked(&self.state);
+        let state = lock_state(&self.state);
         let ReverseState::Done(outcome) = &*state else { return answer.send(&OutcomePage::default()) };
         let rest = outcome.get(at..).unwrap_or_default();
         let text = &rest[..rest.len().min(OUTCOME_PAGE as usize)];
@@ -127,14 +127,14 @@ impl ReverseWorker {
             let clock = Clock::new();
             for (caller, run) in &self.runs {
                 let outcome: Outcome = measure(&server, caller, &run, &clock).map_err(|failure| failure.to_string());
-                *locked(&self.state) = ReverseState::Done(serde_json::to_vec(&outcome).unwrap_or_default());
+                *lock_state(&self.state) = ReverseState::Done(serde_json::to_vec(&outcome).unwrap_or_default());
             }
         };
         program::spawn("reverse", work).map_err(|e| Failure::run("calls of the server", e))
     }
 }
 
-fn locked(state: &Mutex<ReverseState>) -> MutexGuard<'_, ReverseState> {
+fn lock_state(state: &Mutex<ReverseState>) -> MutexGuard<'_, ReverseState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -176,10 +176,10 @@ impl ReverseTarget {
     }
 
     fn complete_call(&mut self, token: u32, result: CallResult, done: &mut Vec<u32>) -> Result<(), Failure> {
-        let mut reply = result.map_err(|end| failed(&end.error))?;
+        let mut reply = result.map_err(|end| call_failure(&end.error))?;
         let slot = &mut self.slots[token as usize];
-        if !self.shape.is_right(slot, &mut reply) {
-            return Err(wrong(self.shape.op, reply.results()));
+        if !self.shape.check_reply(slot, &mut reply) {
+            return Err(mismatch(self.shape.op, reply.results()));
         }
         if !self.shape.sends_chunk()
             && let Some(mut received) = slot.chunk.take()
@@ -205,9 +205,9 @@ impl Target for ReverseTarget {
         let shape = self.shape;
         let slot = &mut self.slots[token as usize];
         self.stamp = self.stamp.wrapping_add(1);
-        let mut args = vec![0; shape.args()];
+        let mut args = vec![0; shape.args_len()];
         slot.expected = shape.write_args(&mut args, self.stamp);
-        let mut call = ClientCall::new(shape.procedure()).args(args).expect_reply(shape.results());
+        let mut call = ClientCall::new(shape.procedure()).args(args).expect_reply(shape.results_len());
         if shape.receives_chunk() {
             call = call.write_chunk(shape.size as u32);
         }
@@ -215,7 +215,7 @@ impl Target for ReverseTarget {
             slot.expected = service::stamp(&mut sent, self.stamp);
             call = call.read_chunk(4, sent);
         }
-        let pending = self.client.start(call).map_err(|refused| failed(&refused.error))?;
+        let pending = self.client.start(call).map_err(|refused| call_failure(&refused.error))?;
         self.under_way.push((token, pending));
         Ok(())
     }

@@ -54,7 +54,7 @@ convert_variants! {
 
 impl ServerInfo {
     /// A description of a server for this load; the other fields are zero.
-    pub(crate) fn of(load: &Load) -> Self {
+    pub(crate) fn for_load(load: &Load) -> Self {
         Self {
             connections: load.connections as u32,
             outstanding: load.outstanding as u32,
@@ -221,7 +221,7 @@ fn echo(call: &mut ServerCall) -> Result<(), Refusal> {
 fn content(len: usize) -> Result<(Arena, Frozen), Failure> {
     let arena = ArenaConfig { bytes: 0, name: "rpcperf-content", ..ArenaConfig::default() };
     let pool = Pool::new(&PoolConfig { classes: vec![Class { size: len, count: 1 }], arena })
-        .map_err(|e| Failure::run(format!("memory for {len} bytes to be read"), e))?;
+        .map_err(|e| Failure::run(format!("memory for {len} bytes of content"), e))?;
     let mut buf = pool.alloc(len).ok_or_else(|| Failure::Run(format!("no buffer of {len} bytes")))?;
     fill(&mut buf);
     Ok((pool.arena().clone(), buf.freeze()))
@@ -242,7 +242,8 @@ pub(crate) fn fill(bytes: &mut [u8]) {
     rest.chunks_mut(PERIOD).for_each(|part| part.copy_from_slice(&head[..part.len()]));
 }
 
-/// Returns the last four bytes, or all bytes if there are fewer. Data that was copied in order is complete if they are.
+/// Returns the last four bytes, or all bytes if there are fewer. If they arrived in data that is copied in order, so
+/// did the rest.
 #[inline]
 pub(crate) fn tail(bytes: &[u8]) -> u32 {
     match bytes.last_chunk() {
@@ -270,7 +271,7 @@ mod tests {
     #[test]
     fn an_encoded_load_decodes_to_the_original() {
         let load = Load { connections: 4, outstanding: 16, bulk: 1 << 20, message: 70_000, form: Form::Continued };
-        assert_eq!(ServerInfo::of(&load).load(), load);
+        assert_eq!(ServerInfo::for_load(&load).load(), load);
     }
 
     #[test]

@@ -30,8 +30,8 @@ use crate::target::Target;
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// Time limit for calls outside the measurement.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Action of the client, for errors while the server calls it.
-const ASKING: &str = "requesting calls from the server";
+/// The client's action in the errors of [`StartReverse`], [`StopReverse`] and the query of the outcome.
+const REQUESTING_CALLS: &str = "requesting calls from the server";
 /// Payload bytes from which a chunk takes longer than the call around it.
 const BULK: usize = 16 << 10;
 /// Polls per clock reading while this side only serves the server's calls.
@@ -65,8 +65,8 @@ pub(crate) struct RpcTarget {
     wire_form: WireForm,
     shape: Shape,
     kind: Preparation,
-    /// Payloads are long enough to flush each call at once: the server works on it while the next is prepared.
-    bulk: bool,
+    /// The payloads are so long that each call is flushed at once: the server works on it while the next is prepared.
+    flushes_each_call: bool,
     /// Bytes of inline arguments.
     args: usize,
     /// Bytes of inline results, for `expect_reply`.
@@ -170,9 +170,9 @@ impl RpcTarget {
             wire_form: spec.wire_form,
             shape,
             kind,
-            bulk: kind == Preparation::Chunk && spec.size >= BULK,
-            args: shape.args(),
-            results: shape.results(),
+            flushes_each_call: kind == Preparation::Chunk && spec.size >= BULK,
+            args: shape.args_len(),
+            results: shape.results_len(),
             procedure: shape.procedure(),
             slots,
             stamp: 0,
@@ -216,8 +216,8 @@ impl RpcTarget {
         }
     }
 
-    /// Returns true after a sleep.
-    fn idle(&mut self) -> bool {
+    /// Idles after an empty poll. Returns true after a sleep.
+    fn idle_once(&mut self) -> bool {
         match self.idle.after_empty_poll() {
             IdleStep::Spin => {}
             IdleStep::Yield => std::thread::yield_now(),
@@ -236,7 +236,7 @@ impl RpcTarget {
             for _ in 0..TURNS_PER_CLOCK_READ {
                 if self.client.poll(|_| {}) {
                     self.idle.reset();
-                } else if self.idle() {
+                } else if self.idle_once() {
                     break;
                 }
             }
@@ -253,8 +253,8 @@ impl RpcTarget {
         }
     }
 
-    /// Outcome of the server's run as JSON, once available.
-    fn outcome(&mut self) -> Result<Option<Vec<u8>>, Error> {
+    /// Fetches the outcome of the server's run as JSON; `None` until it is available.
+    fn fetch_outcome(&mut self) -> Result<Option<Vec<u8>>, Error> {
         let mut text: Vec<u8> = Vec::new();
         loop {
             let reply = query::<rpcperf_v5::Outcome>(&mut self.client, &(text.len() as u32))?;
@@ -268,17 +268,17 @@ impl RpcTarget {
 }
 
 #[cold]
-pub(super) fn wrong(op: RpcOp, results: &[u8]) -> Failure {
+pub(super) fn mismatch(op: RpcOp, results: &[u8]) -> Failure {
     let first = &results[..results.len().min(16)];
     Failure::Run(format!(
-        "the server's answer does not match {}: {} bytes of results, {first:02x?} …",
+        "a reply does not match --op {}: {} bytes of results, {first:02x?} …",
         op.name(),
         results.len()
     ))
 }
 
 #[cold]
-pub(super) fn failed(error: &CallError) -> Failure {
+pub(super) fn call_failure(error: &CallError) -> Failure {
     let remedy = match error {
         CallError::Transport(ErrorBody::System) => {
             "; the server has no buffer left: start it with the -s, -t and -q of all its clients"
@@ -296,17 +296,17 @@ impl Target for RpcTarget {
     #[inline]
     fn start(&mut self, token: u32) -> Result<(), Failure> {
         let call = match self.kind {
-            Preparation::Plain => self.prepare_plain(token).map_err(|error| failed(&error)),
+            Preparation::Plain => self.prepare_plain(token).map_err(|error| call_failure(&error)),
             Preparation::Chunk => self.prepare_chunk(token).map_err(|error| match error {
-                Error::Call(call) => failed(&call.error),
+                Error::Call(call) => call_failure(&call.error),
                 other => Failure::run("a call", other),
             }),
-            Preparation::Message => self.prepare_message(token).map_err(|error| failed(&error)),
+            Preparation::Message => self.prepare_message(token).map_err(|error| call_failure(&error)),
         }?;
         let connection = self.slots[token as usize].connection;
         // The next poll reports a call that fails to start, like any other failed call.
         self.client.start(connection, call, u64::from(token));
-        if self.bulk {
+        if self.flushes_each_call {
             self.client.flush();
         }
         Ok(())
@@ -326,36 +326,37 @@ impl Target for RpcTarget {
             let token = ended.token as u32;
             match &mut ended.result {
                 Ok(reply) => {
-                    if shape.is_right(&mut slots[token as usize].payload, reply) {
+                    if shape.check_reply(&mut slots[token as usize].payload, reply) {
                         done.push(token);
                     } else {
-                        failure = Some(wrong(shape.op, reply.results()));
+                        failure = Some(mismatch(shape.op, reply.results()));
                     }
                 }
-                Err(end) => failure = Some(failed(&end.error)),
+                Err(end) => failure = Some(call_failure(&end.error)),
             }
         });
         if busy {
             self.idle.reset();
         } else {
-            self.idle();
+            self.idle_once();
         }
         failure.map_or(Ok(()), |failure| Err(self.with_reason(failure)))
     }
 
-    fn due_in(&mut self, next: Option<Duration>) {
+    fn set_next_due(&mut self, next: Option<Duration>) {
         self.longest_sleep = next.map_or(LONGEST_SLEEP, |next| next.min(LONGEST_SLEEP));
     }
 
     fn counters(&mut self) -> Option<Counters> {
         Some(Counters::now(&[self.client.stats()]))
     }
+
     fn start_reverse(&mut self) -> Result<(), Failure> {
         let run = self.reverse.as_ref().ok_or_else(|| Failure::Run("this run has no calls in reverse".to_owned()))?;
         let text = serde_json::to_vec(run).map_err(|e| Failure::run("the server's run", e))?;
         let wanted = run.outstanding as u32;
         let reply = query::<StartReverse>(&mut self.client, &protocol::Run(&text));
-        match reply.and_then(|reply| reply.results()).map_err(|error| Failure::run(ASKING, error))? {
+        match reply.and_then(|reply| reply.results()).map_err(|error| Failure::run(REQUESTING_CALLS, error))? {
             0 => Err(Failure::Run("the server already calls another client".to_owned())),
             most if most >= wanted => Ok(()),
             most => Err(Failure::Run(format!(
@@ -374,14 +375,14 @@ impl Target for RpcTarget {
                 // The server reports the figures so far once its last calls are answered.
                 None if stop::is_requested() => {
                     let reply = query::<StopReverse>(&mut self.client, &()).and_then(|reply| reply.results());
-                    reply.map_err(|error| Failure::run(ASKING, error))?;
+                    reply.map_err(|error| Failure::run(REQUESTING_CALLS, error))?;
                     (stopped, interval) = (Some(Instant::now()), Duration::from_millis(1));
                 }
                 Some(since) if since.elapsed() > CALL_TIMEOUT => return Err(Failure::Run(INTERRUPTED.into())),
                 _ => {}
             }
             self.serve(interval);
-            if let Some(text) = self.outcome().map_err(|error| Failure::run(ASKING, error))? {
+            if let Some(text) = self.fetch_outcome().map_err(|error| Failure::run(REQUESTING_CALLS, error))? {
                 break text;
             }
             // Each query takes time from the measurement.

@@ -473,20 +473,20 @@ fn a_loopback_server_ends_after_its_client_was_killed() {
         .expect("the program starts");
     let pid = client.id();
     let children = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    let server = eventually(|| children().split_whitespace().next().map(str::to_owned));
+    let server = wait_for(|| children().split_whitespace().next().map(str::to_owned));
     client.kill().unwrap();
     client.wait().unwrap();
-    eventually(|| {
+    wait_for(|| {
         // The new parent of the server may not have reaped it yet.
         let state = std::fs::read_to_string(format!("/proc/{server}/stat")).unwrap_or_default();
         (state.is_empty() || state.contains(") Z ")).then_some(())
     });
 }
 
-/// Waits until `happened` returns a value, for at most 20 s.
-fn eventually<T>(mut happened: impl FnMut() -> Option<T>) -> T {
+/// Waits until `poll` returns a value, for at most 20 s.
+fn wait_for<T>(mut poll: impl FnMut() -> Option<T>) -> T {
     for _ in 0..2000 {
-        if let Some(value) = happened() {
+        if let Some(value) = poll() {
             return value;
         }
         std::thread::sleep(std::time::Duration::from_millis(10));

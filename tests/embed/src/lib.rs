@@ -2,7 +2,7 @@
 //!
 //! This program uses only what the README and the documentation of the engine describe.
 //!
-//! | module | holds |
+//! | module | contents |
 //! | --- | --- |
 //! | `protocol` | types and procedures, generated from `kv.x` |
 //! | `log` | the values: a log per shard, and one index over all of them |

@@ -33,7 +33,7 @@ pub(crate) struct ValuePosition {
 #[derive(Debug)]
 struct Entry {
     sequence: u64,
-    place: Option<ValuePosition>,
+    position: Option<ValuePosition>,
 }
 
 pub(crate) struct Store {
@@ -83,7 +83,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Reads a log into the index, and truncates it after its last complete record. Returns that end.
+    /// Reads a log into the index, and truncates it after its last complete record. Returns the end of that record.
     fn replay(&self, log: usize, file: &File) -> io::Result<u64> {
         let (mut reader, len) = (BufReader::new(file), file.metadata()?.len());
         let mut end = 0;
@@ -127,7 +127,7 @@ impl Store {
 
     /// Finds the position of a key's value.
     pub(crate) fn find(&self, key: &[u8]) -> Option<ValuePosition> {
-        self.index().get(key)?.place
+        self.index().get(key)?.position
     }
 
     /// Returns a page of the keys that have `prefix` and follow `after`, and true if more keys follow.
@@ -138,7 +138,7 @@ impl Store {
             if !key.starts_with(prefix) {
                 break;
             }
-            if entry.place.is_none() {
+            if entry.position.is_none() {
                 continue;
             }
             let needed = 4 + rpcrdma::xdr::padded(key.len());
@@ -152,7 +152,7 @@ impl Store {
     }
 
     /// Creates a record that sets or deletes a key, with a higher sequence number than all earlier records.
-    pub(crate) fn record(&self, key: &[u8], value_len: Option<u32>) -> Record {
+    pub(crate) fn new_record(&self, key: &[u8], value_len: Option<u32>) -> Record {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let words = [MAGIC, (sequence >> 32) as u32, sequence as u32, key.len() as u32, value_len.unwrap_or(NONE)];
         let mut front: Vec<u8> = words.into_iter().flat_map(u32::to_be_bytes).collect();
@@ -162,8 +162,8 @@ impl Store {
 
     /// Adds a record, which is at byte `at` of a log, to the index.
     pub(crate) fn index_record(&self, log: usize, at: u64, record: &Record) {
-        let place = record.value_len.map(|len| ValuePosition { log, at: at + record.front.len() as u64, len });
-        let new = Entry { sequence: record.sequence, place };
+        let position = record.value_len.map(|len| ValuePosition { log, at: at + record.front.len() as u64, len });
+        let new = Entry { sequence: record.sequence, position };
         let mut index = self.index();
         match index.get_mut(record.key()) {
             Some(entry) if entry.sequence > new.sequence => {}
@@ -185,7 +185,7 @@ mod tests {
         let store = Store::open(&directory, 2).unwrap();
         let mut at = [0, 0];
         let mut put = |log: usize, key: &[u8], value: Option<&[u8]>| {
-            let record = store.record(key, value.map(|value| value.len() as u32));
+            let record = store.new_record(key, value.map(|value| value.len() as u32));
             let bytes = [&record.front, value.unwrap_or_default()].concat();
             assert_eq!(bytes.len() as u64, record.len());
             store.logs()[log].write_all_at(&bytes, at[log]).unwrap();
@@ -197,7 +197,7 @@ mod tests {
         put(1, b"a/1", Some(b"newer"));
         put(0, b"b", Some(b""));
         put(0, b"a/2", None);
-        let torn = store.record(b"torn", Some(100));
+        let torn = store.new_record(b"torn", Some(100));
         store.logs()[0].write_all_at(&torn.front, at[0]).unwrap();
         for store in [&store, &Store::open(&directory, 1).unwrap(), &Store::open(&directory, 2).unwrap()] {
             let ValuePosition { log, at, len } = store.find(b"a/1").expect("the key was put");

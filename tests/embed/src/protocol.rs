@@ -5,5 +5,5 @@ include!(concat!(env!("OUT_DIR"), "/kv.rs"));
 
 /// Longest value in the message of its PUT, in bytes.
 pub const MAX_INLINE: usize = 256;
-/// Longest page of names, in bytes: what KV_LIST's `max_reply` leaves.
+/// Maximum bytes of a page of names, so that it fits the `max_reply` of KV_LIST.
 pub const MAX_PAGE: usize = 2048;

@@ -102,7 +102,7 @@ impl Batch {
 /// The io_uring of one shard.
 pub(crate) struct Ring {
     ring: IoUring,
-    /// Jobs of the kernel, by slot.
+    /// Jobs in progress, by slot.
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
 }
@@ -159,8 +159,8 @@ impl Ring {
         }
     }
 
-    /// The next completed job, and the number of bytes that this operation moved.
-    pub(crate) fn completed(&mut self) -> Option<(Job, io::Result<usize>)> {
+    /// Returns the next completed job, and the number of bytes that this operation moved.
+    pub(crate) fn next_completion(&mut self) -> Option<(Job, io::Result<usize>)> {
         let entry = self.ring.completion().next()?;
         let slot = entry.user_data() as usize;
         let mut job = self.jobs[slot].take()?;
@@ -185,7 +185,7 @@ impl Drop for Ring {
             if self.ring.submit_and_wait(1).is_err() {
                 std::thread::yield_now();
             }
-            while self.completed().is_some() {}
+            while self.next_completion().is_some() {}
         }
     }
 }

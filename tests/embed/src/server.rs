@@ -65,7 +65,7 @@ impl kv_v1::Server for Shard {
 
     fn put(&self, call: Deferred<kv_v1::Put>) {
         let args = call.args();
-        let record = self.store.record(args.key.0, Some(args.value.0.len() as u32));
+        let record = self.store.new_record(args.key.0, Some(args.value.0.len() as u32));
         self.disk.borrow_mut().puts.push_back(Put { record, call: Change::Put(call) });
     }
 
@@ -73,7 +73,7 @@ impl kv_v1::Server for Shard {
         if self.store.find(call.args().0).is_none() {
             return call.send(&false);
         }
-        let record = self.store.record(call.args().0, None);
+        let record = self.store.new_record(call.args().0, None);
         self.disk.borrow_mut().puts.push_back(Put { record, call: Change::Delete(call) });
     }
 
@@ -99,7 +99,7 @@ struct Disk {
     /// End of this shard's log.
     end: u64,
     /// True while a batch is in progress. The next batch starts at its completion.
-    writing: bool,
+    is_writing: bool,
     /// Records to append to the log, of PUT and DELETE calls.
     puts: VecDeque<Put>,
     gets: VecDeque<Get>,
@@ -109,7 +109,7 @@ impl Disk {
     fn new(store: &Arc<Store>, index: usize) -> io::Result<Self> {
         let (log, end) = store.log(index);
         let (puts, gets) = (VecDeque::new(), VecDeque::new());
-        Ok(Self { store: Arc::clone(store), ring: Ring::new()?, index, log, end, writing: false, puts, gets })
+        Ok(Self { store: Arc::clone(store), ring: Ring::new()?, index, log, end, is_writing: false, puts, gets })
     }
 
     fn get(&mut self, mut call: Deferred<kv_v1::Get>) {
@@ -139,16 +139,16 @@ impl Disk {
                 Err(Job::Write(_)) => unreachable!("the job is a read"),
             }
         }
-        if !self.writing && !self.puts.is_empty() {
+        if !self.is_writing && !self.puts.is_empty() {
             let puts = self.puts.drain(..self.puts.len().min(Batch::MAX_RECORDS)).collect();
             match self.ring.start(Job::Write(Batch::new(Arc::clone(&self.log), self.end, puts))) {
-                Ok(()) => (busy, self.writing) = (true, true),
+                Ok(()) => (busy, self.is_writing) = (true, true),
                 Err(Job::Write(batch)) => batch.puts.into_iter().rev().for_each(|put| self.puts.push_front(put)),
                 Err(Job::Read(_)) => unreachable!("the job is a write"),
             }
         }
         self.ring.submit().expect("io_uring_enter");
-        while let Some((job, moved)) = self.ring.completed() {
+        while let Some((job, moved)) = self.ring.next_completion() {
             busy = true;
             match job {
                 Job::Read(get) => self.complete_read(get, moved),
@@ -161,14 +161,14 @@ impl Disk {
     fn complete_read(&mut self, get: Get, moved: io::Result<usize>) {
         match moved {
             Ok(_) if get.is_whole() => get.call.send(&Some(KvValue(Bulk::placed(get.len)))),
-            Ok(0) => get.call.refuse(failed("a log is shorter than it was")),
+            Ok(0) => get.call.refuse(log_failure("a log was truncated meanwhile")),
             Ok(_) => self.gets.push_front(get),
-            Err(error) => get.call.refuse(failed(&error.to_string())),
+            Err(error) => get.call.refuse(log_failure(&error.to_string())),
         }
     }
 
     fn complete_write(&mut self, batch: Batch, moved: io::Result<usize>) {
-        self.writing = false;
+        self.is_writing = false;
         let why = match moved {
             Ok(moved) if moved as u64 == batch.len() => {
                 for Put { record, call } in batch.puts {
@@ -182,20 +182,20 @@ impl Disk {
                 return;
             }
             // A later batch overwrites the partial one.
-            Ok(_) => "a log has no room for more".into(),
+            Ok(_) => "only a part of a batch was written; the disk may be full".into(),
             Err(error) => error.to_string(),
         };
         for put in batch.puts {
             match put.call {
-                Change::Put(call) => call.refuse(failed(&why)),
-                Change::Delete(call) => call.refuse(failed(&why)),
+                Change::Put(call) => call.refuse(log_failure(&why)),
+                Change::Delete(call) => call.refuse(log_failure(&why)),
             }
         }
     }
 }
 
 /// Logs the cause of a local failure, and returns the refusal.
-fn failed(why: &str) -> Refusal {
+fn log_failure(why: &str) -> Refusal {
     eprintln!("kv-server: {why}");
     Refusal::SystemError
 }

@@ -70,7 +70,7 @@ impl AuthHandshake for TestHandshake {
         let peer = || "peer".to_owned();
         match (self.0, self.1, message) {
             (Role::Client, 1, None) => AuthStep::Continue(vec![1]),
-            // Longer than the longest first message.
+            // This message is longer than a first message may be.
             (Role::Server, 1, Some([1])) => AuthStep::Continue(vec![2; 3000]),
             (Role::Client, 2, Some([2, ..])) => AuthStep::Done { peer: peer(), last: Some(vec![3]) },
             (Role::Server, 2, Some([3])) => AuthStep::Done { peer: peer(), last: None },
@@ -130,7 +130,7 @@ struct End {
     /// True once the peer has broken a rule. The counters of the two connections may then differ.
     faulty: bool,
     /// The last token given to a call.
-    tokens: u64,
+    last_token: u64,
 }
 
 fn assert_same<T: PartialEq + Debug>(fast: T, slow: T) -> T {
@@ -142,7 +142,7 @@ impl End {
     fn new(config: ConnConfig) -> Self {
         let slow = Connection::new(ConnConfig { decode_by_layout: false, ..config.clone() });
         let fast = Connection::new(config);
-        Self { fast, slow, calls: Vec::new(), served: Vec::new(), continued: None, faulty: false, tokens: 0 }
+        Self { fast, slow, calls: Vec::new(), served: Vec::new(), continued: None, faulty: false, last_token: 0 }
     }
 
     /// Performs an action on both connections, which must have equal results.
@@ -197,8 +197,8 @@ impl End {
 
     /// Starts a call. Returns its message if it is to be sent `now` and can be.
     fn start_call(&mut self, deadline: u64, now: bool) -> Option<Vec<u8>> {
-        self.tokens += 1;
-        let token = self.tokens;
+        self.last_token += 1;
+        let token = self.last_token;
         let (call, sent) = self.both(|end| end.start_call(token, deadline, 0, now)).ok()?;
         self.calls.push((call, token));
         sent.then(|| self.emit(Outgoing::Call(call), &Form::INLINE))

@@ -17,7 +17,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Runs steps of both ends. Each consists of its kind, a length, and that many bytes.
+/// Runs steps of both ends. Each step consists of its kind, a length, and that many bytes.
 fn run_exchange(mut input: &[u8], revision: Revision) {
     let mut end = Exchange::new(revision, &Properties::default(), &[PropertyId::SegmentSize]);
     let mut xid = 0;

@@ -29,7 +29,7 @@ struct Fixture {
 
 /// Buffers of each pool.
 const BUFFERS: usize = 32;
-/// Bytes of a Receive, which are fewer than those of the longest message.
+/// Bytes of a Receive, fewer than the longest message has.
 const RECEIVE_SIZE: usize = 1024;
 
 fn create_pool() -> Pool {
@@ -115,7 +115,7 @@ impl<'t, 'd> Scenario<'t, 'd> {
             let step = self.byte();
             self.step(step & 15, step >> 4);
         }
-        self.end();
+        self.check_resources();
     }
 
     /// Performs an action of either side. `argument` varies it.
@@ -295,7 +295,7 @@ impl<'t, 'd> Scenario<'t, 'd> {
     }
 
     /// Checks that all resources are returned.
-    fn end(mut self) {
+    fn check_resources(mut self) {
         if self.unreceived.is_some() && !self.ended {
             assert_eq!(
                 self.fixture.fabric.stats().peer_violations,

@@ -9,7 +9,7 @@ fn client_with_bindings(bindings: &[(u32, Binding)], mode: CreditMode) -> Client
     for &(procedure, binding) in bindings {
         all.add(PROGRAM, VERSION, procedure, binding);
     }
-    ClientConfig { bindings: Some(Arc::new(all)), ..mode.of_client() }
+    ClientConfig { bindings: Some(Arc::new(all)), ..mode.into_client_config() }
 }
 
 /// A call with four bytes of arguments, Read chunks of `sent` bytes and Write chunks of `room` bytes.

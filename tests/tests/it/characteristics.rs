@@ -330,7 +330,7 @@ fn a_waiting_call_made_invalid_by_shorter_segments_fails_alone() {
     }
     // The chunk of the third call needs two segments, which every peer accepts.
     let too_many = CallError::from(Defect::ChunkSegments { segments: 128, limit: 16 });
-    assert_eq!(client.sorted_ends(3), [(1, Ok(Vec::new())), (2, Err(too_many)), (3, Ok(Vec::new()))]);
+    assert_eq!(client.sorted_completions(3), [(1, Ok(Vec::new())), (2, Err(too_many)), (3, Ok(Vec::new()))]);
 }
 
 #[test]

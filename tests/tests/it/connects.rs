@@ -44,7 +44,7 @@ fn a_busy_server_accepts_within_a_tenth_of_the_control_interval() {
 #[test]
 fn connections_spread_evenly_over_the_shards_of_a_server() {
     let shard = small().with(|c| c.limits.credits = 4);
-    let (world, address) = World::standard("spread", ServerConfig { shards: 4, ..shard.clone().of_server() });
+    let (world, address) = World::standard("spread", ServerConfig { shards: 4, ..shard.clone().into_server_config() });
     let connections = || -> Vec<u64> { world.server().stats().iter().map(|stats| stats.connections).collect() };
     for per_shard in [10, 2] {
         let mut client = world.client(&address, shard.clone());
@@ -113,7 +113,7 @@ fn one_server_listens_on_several_fabrics() {
     let shard = small().with(|c| c.limits.credits = 4);
     let start = |shards| {
         let more_addresses = vec![addresses[1].clone()];
-        let config = ServerConfig { shards, more_addresses, ..shard.clone().of_server() };
+        let config = ServerConfig { shards, more_addresses, ..shard.clone().into_server_config() };
         Server::start(&addresses[0], standard_services(), &config)
     };
     let refused = start(1).expect_err("more addresses than shards");
@@ -130,6 +130,6 @@ fn one_server_listens_on_several_fabrics() {
     assert_eq!((counts[1], counts[0] + counts[2]), (1, 2), "{counts:?}");
     drop((others, second, server));
     for address in &addresses {
-        drop(Server::start(address, standard_services(), &shard.clone().of_server()).expect("a free address"));
+        drop(Server::start(address, standard_services(), &shard.clone().into_server_config()).expect("a free address"));
     }
 }

@@ -15,8 +15,8 @@ fn empty_procedure() -> Procedure {
 }
 
 #[track_caller]
-fn start_error(world: &World, services: Services, config: impl OfServer) -> StartError {
-    Server::start(&world.address(), services, &config.of_server()).expect_err("an invalid configuration")
+fn start_error(world: &World, services: Services, config: impl IntoServerConfig) -> StartError {
+    Server::start(&world.address(), services, &config.into_server_config()).expect_err("an invalid configuration")
 }
 
 /// Errors of both kinds of clients that connect with this configuration.
@@ -99,8 +99,9 @@ fn more_memory_than_the_host_has_is_refused() {
     }
     // One shard could have this memory; eight cannot.
     let half = small().with(|c| c.memory.message_buffers = available / 4 / 3 / 4096);
-    let text = start_error(&world, single_service(empty_procedure()), ServerConfig { shards: 8, ..half.of_server() })
-        .to_string();
+    let text =
+        start_error(&world, single_service(empty_procedure()), ServerConfig { shards: 8, ..half.into_server_config() })
+            .to_string();
     assert!(text.starts_with("buffers of 8 shards") && text.contains("`memory.message_buffers`"), "{text}");
 }
 

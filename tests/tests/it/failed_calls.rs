@@ -11,7 +11,7 @@ fn held_services(held: &HeldCalls) -> Services {
     standard_and([(HELD, held.procedure().read_chunks(1, LEN).uncounted().write_chunks(1, LEN))])
 }
 
-fn holding_pair(name: &'static str, client: impl OfClient) -> (World, LocalClient, HeldCalls) {
+fn holding_pair(name: &'static str, client: impl IntoClientConfig) -> (World, LocalClient, HeldCalls) {
     let held = HeldCalls::default();
     let (world, client) = World::pair_with(name, small(), held_services(&held), client);
     (world, client, held)
@@ -223,7 +223,7 @@ fn calls_are_retransmitted_to_the_next_server_with_their_xids() {
             }
             world.serve_at(&address, small_server(), long_echo_services());
             let expected: Vec<_> = (0..20).map(|token| (token, Ok(args(token)))).collect();
-            assert_eq!(client.sorted_ends(20), expected);
+            assert_eq!(client.sorted_completions(20), expected);
             store(&mut client, 1, &[50_000, 3]).unwrap();
             load(&mut client, 1, &[(50_000, 50_000), (10, 10)]).unwrap();
         }

@@ -144,7 +144,7 @@ fn calls_to_a_silent_server_end_at_their_deadlines() {
     client.launch_each(0..10, |client, _| {
         client.chunked(MIRROR, &[0; 4], &[], &[100]).timeout(Duration::from_millis(20))
     });
-    for (token, end) in client.sorted_ends(10) {
+    for (token, end) in client.sorted_completions(10) {
         let expected =
             if token < 8 { CallError::TimedOut { sent: true } } else { CallError::TooManyCalls { limit: 8 } };
         assert_eq!(end, Err(expected), "{token}");

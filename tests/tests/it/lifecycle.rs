@@ -31,7 +31,7 @@ fn calls_without_a_common_version_fail_with_err_vers() {
 fn a_sleeping_server_wakes_for_calls() {
     let policies = [IdlePolicy::Poll, IdlePolicy::Adaptive { spin: 200 }, IdlePolicy::Event, IdlePolicy::default()];
     for_each(policies, |idle| {
-        let config = small().with(|c| c.poll.idle = idle).of_server();
+        let config = small().with(|c| c.poll.idle = idle).into_server_config();
         let workers = Some(WorkerConfig { idle, ..Default::default() });
         let (world, address) = World::standard("idle", ServerConfig { workers, ..config });
         // A stats request wakes the shard; a higher count shows that it slept again. On a busy core the shard stays

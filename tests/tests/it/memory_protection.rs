@@ -24,7 +24,7 @@ impl ExposingCall {
     fn new(world: &World, address: &Address, callers: &Receiver<Caller>) -> Self {
         let mut client = RawPeer::connect_offering(address, |offers| offers.reverse_support = ReverseSupport::General);
         client.ask(HELLO, Chunks::NONE, b"");
-        let mut reverse = called_back(world, callers);
+        let mut reverse = reverse_client(world, callers);
         let data = reverse.pattern_buf(1, LEN);
         let call = ClientCall::new(MIRROR).args([0; 4]).read_chunk(4, data).write_chunk(LEN as u32);
         let pending = reverse.start(call).expect("a slot");

@@ -172,7 +172,7 @@ fn the_answer_to_the_first_message_selects_the_version() {
         small_client(small())
     }
     fn incremental() -> ClientConfig {
-        CreditMode::V2Incremental.of_client()
+        CreditMode::V2Incremental.into_client_config()
     }
     fn retransmitting() -> ClientConfig {
         default_config().with(|c| c.connect.retransmit = true)

@@ -148,7 +148,7 @@ fn a_polled_server_refuses_fields_that_need_threads() {
 
 fn local_server(world: &World, idle: IdlePolicy, queue: &Queue) -> (LocalServer, Address) {
     let address = world.address();
-    let config = small().with(|c| c.poll.idle = idle).of_server();
+    let config = small().with(|c| c.poll.idle = idle).into_server_config();
     (LocalServer::start_with(&address, |_| services_sharing(queue), &config).expect("a server"), address)
 }
 

@@ -331,7 +331,7 @@ fn interleaved_replies_end_only_their_calls() {
     });
     let mut client = server.client(small());
     client.launch_each(0..3, |client, _| client.prepared(ECHO, &[0; 4]));
-    let ends = client.sorted_ends(3);
+    let ends = client.sorted_completions(3);
     assert!(ends[..2].iter().all(|end| matches!(end.1, Err(CallError::MalformedReply(_)))), "{ends:?}");
     assert_eq!(ends[2].1, Ok(b"fine".to_vec()));
     assert_answered(&mut client, 1);

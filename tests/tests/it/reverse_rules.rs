@@ -45,7 +45,7 @@ impl CallableClient {
 /// Sends the call by which a client allows reverse calls, and returns the server's handle to the client.
 fn allow_reverse_calls(raw: &mut RawPeer, callers: &Receiver<Caller>, world: &World) -> Client {
     raw.ask(HELLO, Chunks::NONE, b"");
-    called_back(world, callers)
+    reverse_client(world, callers)
 }
 
 #[track_caller]
@@ -543,7 +543,7 @@ fn a_draining_server_calls_back_while_it_serves_calls() {
         let call = held.next_call();
         let draining = world.drain(Duration::from_secs(20));
         // A draining server refuses connections.
-        assert!(wait_until(|| LocalClient::connect(&address, mode.of_client()).is_err()));
+        assert!(wait_until(|| LocalClient::connect(&address, mode.into_client_config()).is_err()));
         assert_eq!(reverse.run(ECHO, b"four"), Ok(b"four".to_vec()));
         call.answer(Ok(()));
         pending.join().expect("a reply");
@@ -570,7 +570,7 @@ fn a_callback_after_the_disconnect_gets_an_error() {
     forward.call(ClientCall::new(HELLO)).unwrap();
     drop(forward);
     assert!(wait_until(|| world.stats().connections == 0));
-    let mut reverse = called_back(&world, &callers);
+    let mut reverse = reverse_client(&world, &callers);
     assert_eq!(reverse.run(ECHO, b"four"), Err(CallError::Closed));
     assert_eq!(reverse.close_reason().map(CloseReason::kind), Some(CloseReasonKind::Unknown));
 }

@@ -126,7 +126,7 @@ fn malformed_properties_of_a_server_get_bad_xdr() {
             assert_eq!((errors, calls), (vec![(XID, ErrorBody::BadXdr)], 2));
         });
         // No time-out ends the negotiation within the test.
-        let config = mode.of_client().with(|c| {
+        let config = mode.into_client_config().with(|c| {
             (c.shard.wire.version_1, c.connect.negotiation) = (false, Duration::from_secs(600));
         });
         assert_answered(&mut server.client(config), 2);

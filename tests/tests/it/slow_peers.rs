@@ -25,7 +25,7 @@ fn config() -> Config {
     small().with(|c| (c.timeouts.progress, c.limits.min_rate) = (PROGRESS, min_rate))
 }
 
-fn serve(config: impl OfServer) -> (Address, TimedServer) {
+fn serve(config: impl IntoServerConfig) -> (Address, TimedServer) {
     let address = test_fabric::tcp_address();
     let server = TimedServer::start(&address, config, services_with(4096, 32 << 10, false));
     (address, server)

@@ -359,7 +359,7 @@ fn unwritten_reverse_replies_are_zero() {
     let second = client.add_connection(&other).unwrap();
     let hello = client.prepared(HELLO, b"");
     client.call_on(second, hello).unwrap();
-    let mut back = called_back(&world, &callers);
+    let mut back = reverse_client(&world, &callers);
     for writer in partial_writers() {
         let _row = row((writer.number, writer.len));
         fill_with_secrets(&mut client, writer.len);

@@ -130,7 +130,8 @@ fn a_typed_result_of_an_empty_write_chunk_is_sent_inline() {
     // chunk receives the data of `one` unless the chunk is empty, too.
     let [one, two] = [[be(&[100]), vec![1; 100]].concat(), [be(&[5]), vec![2; 5], vec![0; 3]].concat()];
     for_each(CREDIT_MODES, |mode| {
-        let (_world, address) = World::serving("typed-empty-write", mode.of_server().with_workers(1), services().0);
+        let (_world, address) =
+            World::serving("typed-empty-write", mode.into_server_config().with_workers(1), services().0);
         let mut client = RawPeer::connect_in(&address, mode);
         let (room, memory) = client.room(100);
         let call = call_bytes(XID, PROGRAM, VERSION, typed_v1::Swap::NUMBER, &[&one[..], &two].concat());

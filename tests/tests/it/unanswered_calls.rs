@@ -71,7 +71,7 @@ fn a_credit_limit_below_the_unanswered_calls_blocks_no_message() {
         assert!(wait_until(|| held.len() == pending.len()), "{} calls are held", held.len());
         let mut others = Vec::new();
         assert!(wait_until(|| {
-            others.extend(LocalClient::connect(&address, mode.of_client()));
+            others.extend(LocalClient::connect(&address, mode.into_client_config()));
             std::thread::sleep(Duration::from_millis(10));
             let peers = &world.server().stats_with_connections(64)[0].peers;
             peers.iter().all(|peer| peer.credits_granted + 2 < CREDITS.into())

@@ -220,7 +220,7 @@ fn err_chunk_ends_its_call_without_retransmission() {
                 peer.reply(call.xid(), b"fine");
             }
         });
-        let config = CreditMode::V1.of_client();
+        let config = CreditMode::V1.into_client_config();
         let mut client =
             server.client(config.with(|c| (c.connect.reconnect_attempts, c.connect.retransmit) = (5, true)));
         let call = form(&mut client);

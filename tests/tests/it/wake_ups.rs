@@ -198,7 +198,7 @@ fn a_worker_wakes_the_loop_of_its_server() {
         Ok(())
     });
     let workers = WorkerConfig { count: 2, idle: IdlePolicy::Event, ..Default::default() };
-    let config = small().with(|c| c.poll.idle = IdlePolicy::Event).of_server();
+    let config = small().with(|c| c.poll.idle = IdlePolicy::Event).into_server_config();
     let config = ServerConfig { workers: Some(workers), ..config };
     let services = standard_and([(WOKEN, woken.on_workers())]);
     let mut server = LocalServer::start(&address, services, &config).expect("a server");

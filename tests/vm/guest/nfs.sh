@@ -9,8 +9,8 @@ trap 'umount -l /mnt 2>/dev/null || true; rpc.nfsd 0' EXIT
 head -c 3000001 /dev/urandom >/run/file
 sum=$(sha256sum </run/file)
 
-# round OPTIONS PATH: mounts the path, writes the file, and reads it back in a new mount with an empty cache.
-round() {
+# check_mount OPTIONS PATH: mounts the path, writes the file, and reads it back in a new mount with an empty cache.
+check_mount() {
     local mount=(mount -t nfs -o "proto=rdma,port=20049,$1" "$kernel:$2" /mnt)
     "${mount[@]}"
     rdma resource show cm_id link "$DEVICE" | grep "state CONNECT.*dst-addr $kernel:20049" ||
@@ -29,5 +29,5 @@ round() {
     echo "$1: ok"
 }
 
-round vers=3,mountproto=tcp,mountport=20048,nolock /srv/nfs
-round vers=4.1 /
+check_mount vers=3,mountproto=tcp,mountport=20048,nolock /srv/nfs
+check_mount vers=4.1 /

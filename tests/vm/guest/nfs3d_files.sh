@@ -1,37 +1,37 @@
 # nfs3d, mounted by the Linux kernel's client over RDMA: parts of files, a tree in and out, names, links, modes, times.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
-storage
+mount_storage
 serve
-nfs
+mount_nfs
 head -c 3000001 /dev/urandom >/run/file
 cp /run/file /mnt/file
 umount /mnt
-nfs
+mount_nfs
 
-echo "- parts of files, at odd places"
-# parts COMMAND…: runs a command with several offsets and lengths.
-parts() {
+echo "- parts of files, at odd offsets"
+# for_each_part COMMAND…: runs a command with several offsets and lengths.
+for_each_part() {
     local at len
     for at in 1 3 4093 1048573; do
         for len in 1 5 4099 70001; do "$@" $at $len; done
     done
 }
-same() {
+assert_part_is_equal() {
     cmp <(tail -c +$(($1 + 1)) /run/file | head -c "$2") \
         <(dd if=/mnt/file iflag=skip_bytes,count_bytes,direct skip="$1" count="$2" bs=1M status=none) ||
         fail "$2 bytes at $1 differ"
 }
-change() {
+change_part() {
     dd if=/run/file of="$1" iflag=skip_bytes,count_bytes oflag=seek_bytes conv=notrunc \
         skip=$(($2 + 7)) seek="$2" count="$3" bs=1M status=none
 }
-parts same
-parts change /mnt/file
+for_each_part assert_part_is_equal
+for_each_part change_part /mnt/file
 umount /mnt
-nfs
+mount_nfs
 cp /run/file /run/expected
-parts change /run/expected
+for_each_part change_part /run/expected
 cmp /run/expected /mnt/file || fail "a file with changed parts differs"
 
 echo "- a tree in and out"
@@ -42,10 +42,10 @@ ln -s src/lib.rs /run/tree/link
 ln -s "$(printf 'x%.0s' $(seq 1000))" /run/tree/long-link
 cp -a /run/tree /mnt/tree
 umount /mnt
-nfs
+mount_nfs
 cp -a /mnt/tree /run/back
-diff <(sums /run/tree) <(sums /run/back) || fail "the copied tree differs"
-diff <(sums /run/tree) <(sums $export/tree) || fail "the tree on the server differs"
+diff <(print_checksums /run/tree) <(print_checksums /run/back) || fail "the copied tree differs"
+diff <(print_checksums /run/tree) <(print_checksums $export/tree) || fail "the tree on the server differs"
 (cd /run/tree && find . -printf '%p %y %m %s %T@\n' | grep -v ' d ' | sort) >/run/list1
 (cd /mnt/tree && find . -printf '%p %y %m %s %T@\n' | grep -v ' d ' | sort) >/run/list2
 diff /run/list1 /run/list2 || fail "modes, sizes or times differ"
@@ -68,7 +68,7 @@ mknod null c 1 3
 [[ $(stat -c '%F %t:%T' null) == 'character special file 1:3' && -p fifo ]] || fail "$(stat null fifo)"
 long=$(printf 'n%.0s' $(seq 255))
 echo long >"$long"
-[[ $(cat "$long") == long && -e $export/names/$long ]] || fail "a name of 255 bytes"
+[[ $(cat "$long") == long && -e $export/names/$long ]] || fail "a name of 255 bytes does not work"
 ! touch "${long}n" 2>/run/error || fail "a name of 256 bytes was accepted"
 grep -q 'File name too long' /run/error || fail "$(cat /run/error)"
 mkdir -p a/b/c
@@ -80,7 +80,7 @@ cd /
 rm -r /mnt/names
 [[ ! -e $export/names ]] || fail "rm -r did not remove everything"
 
-echo "- a file that is open is there until it is closed"
+echo "- an open file exists until it is closed"
 exec 5<>/mnt/open
 echo still here >&5
 rm /mnt/open
@@ -98,19 +98,20 @@ truncate -s 5000000001 /mnt/large
 printf end | dd of=/mnt/large bs=1 oflag=seek_bytes seek=5000000000 conv=notrunc status=none
 [[ $(stat -c %s $export/large) == 5000000003 ]] || fail "a file beyond 4 GiB: $(stat $export/large)"
 umount /mnt
-nfs
-[[ $(tail -c 3 /mnt/large) == end ]] || fail "the end of a file beyond 4 GiB"
+mount_nfs
+[[ $(tail -c 3 /mnt/large) == end ]] || fail "the end of a file beyond 4 GiB differs"
 rm /mnt/large
 
 echo "- df"
-total() { stat -f -c '%b %S' "$1" | awk '{ print int($1 * $2 / 1048576) }'; }
+total_mib() { stat -f -c '%b %S' "$1" | awk '{ print int($1 * $2 / 1048576) }'; }
 # The client rounds up.
-(($(total /mnt) - $(total $export) <= 1 && $(total /mnt) >= $(total $export))) || fail "$(stat -f $export /mnt)"
+(($(total_mib /mnt) - $(total_mib $export) <= 1 && $(total_mib /mnt) >= $(total_mib $export))) ||
+    fail "$(stat -f $export /mnt)"
 before=$(df --output=used /mnt | tail -n 1)
 dd if=/dev/zero of=/mnt/big bs=1M count=20 conv=fsync status=none
-(($(df --output=used /mnt | tail -n 1) - before >= 20400)) || fail "df does not see 20 MiB"
+(($(df --output=used /mnt | tail -n 1) - before >= 20400)) || fail "df does not count 20 MiB that were written"
 rm /mnt/big
-(($(df --output=used /mnt | tail -n 1) - before <= 1000)) || fail "df does not see that 20 MiB are gone"
+(($(df --output=used /mnt | tail -n 1) - before <= 1000)) || fail "df still counts 20 MiB that were removed"
 
 umount /mnt
-quit
+stop_server

@@ -1,18 +1,18 @@
-# Handles that nfs3d invalidates for the Linux kernel's client, captured on the cable. A READ whose length is no
-# multiple of 4 offers a segment for the data and one for the padding. The client keeps the padding's handle until the
+# Handles that nfs3d invalidates for the Linux kernel's client, captured on the cable. A READ whose length is not
+# a multiple of 4 offers a segment for the data and one for the padding. The client keeps the padding's handle until the
 # connection ends, so nfs3d must never invalidate it.
 source "$(dirname "$0")/../lib.sh"
 for tool in dumpcap tshark; do
     command -v $tool >/dev/null || { echo "$tool is missing: apt-get install tshark"; exit 77; }
 done
 source "$(dirname "$0")/../nfs3d.sh"
-program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
-storage
+find_program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
+mount_storage
 serve
-wire
+run_wire_up
 trap 'umount -l /mnt /srv/nfs3d 2>/dev/null || true
     for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
-    wire down' EXIT
+    run_wire_up down' EXIT
 
 capture=$RPCRDMA_VM_RESULTS/invalidate-$DEVICE.pcapng
 filter='udp port 4791'
@@ -22,46 +22,46 @@ capturing=$!
 await grep -q '^File: ' /run/dumpcap
 
 head -c 100000 /dev/urandom >$export/file
-nfs
+mount_nfs
 odd=(4097 5001 8190 9999 4097 12345 20003 30001) even=(4096 8192 12000 16384)
 for len in "${odd[@]}" "${even[@]}"; do
     cmp <(dd if=/mnt/file iflag=count_bytes,direct count="$len" bs="$len" status=none) <(head -c "$len" $export/file) ||
         fail "$len bytes: the read data differs"
 done
 umount /mnt
-captured "$capture" $across
+wait_for_capture "$capture" $across
 kill -INT $capturing
 wait $capturing
 chmod a+r "$capture"
-quit
+stop_server
 
-# Lists the handles of calls, and those named by Sends With Invalidate (opcode 23 of InfiniBand). tshark prints a line
-# per packet with all values of a field. Of several Sends in one TCP segment it sees only the first. There rpcrdma
-# decode replaces it, with a line per message.
-# messages: lists them by rpcrdma decode.
-messages() {
+# The next two functions list the handles of calls, and the handles that Sends With Invalidate (opcode 23 of InfiniBand)
+# name. tshark prints a line per packet with all values of a field, but sees only the first of several Sends in one TCP
+# segment. rpcrdma decode prints a line per message.
+# list_by_rpcrdma: lists the handles by rpcrdma decode.
+list_by_rpcrdma() {
     "$RPCRDMA" decode --json "$capture" >/run/decoded || fail "rpcrdma decode"
     python3 -c 'import json, sys
-def handles(of):
-    if isinstance(of, dict):
-        if "handle" in of: yield of["handle"]
-        of = list(of.values())
-    if isinstance(of, list):
-        for one in of: yield from handles(one)
+def handles(value):
+    if isinstance(value, dict):
+        if "handle" in value: yield value["handle"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value: yield from handles(item)
 for line in sys.stdin:
     message = json.loads(line)
     shown = ["0x%08x" % handle for key in ("reads", "writes", "reply") for handle in handles(message[key])]
     invalidated = message["invalidate"]
-    by = ("", "") if invalidated is None else ("23", "%08x" % invalidated)
-    print(by[0], "", "", ",".join(shown), by[1], message["destination"], sep="\t")' </run/decoded >/run/all
+    opcode, key = ("", "") if invalidated is None else ("23", "%08x" % invalidated)
+    print(opcode, "", "", ",".join(shown), key, message["destination"], sep="\t")' </run/decoded >/run/all
 }
-# packets: lists them by tshark.
-packets() {
+# list_by_tshark: lists the handles by tshark.
+list_by_tshark() {
     tshark -r "$capture" -T fields -E occurrence=a -E separator=/t -E aggregator=, \
         -e infiniband.bth.opcode -e infiniband.bth.destqp -e infiniband.bth.psn \
         -e rpcordma.rdma_handle -e infiniband.ieth -e ip.dst >/run/all 2>/run/tshark || fail "$(cat /run/tshark)"
 }
-if [[ $fabric == verbs ]]; then packets; else messages; fi
+if [[ $fabric == verbs ]]; then list_by_tshark; else list_by_rpcrdma; fi
 # Counts retransmitted packets once.
 awk -F '\t' '$3 == "" || !seen[$1, $2, $3]++' /run/all >/run/packets
 awk -F '\t' -v server=$ours '
@@ -80,8 +80,9 @@ awk -F '\t' -v server=$ours '
     }' /run/packets >/run/found
 read -r several kept total unknown bad </run/found
 echo "$several calls name several handles, $kept handles are in several calls," \
-    "$total are invalidated, of which $unknown are of no call"
-((several >= ${#odd[@]})) || fail "only $several calls name several handles: there are no odd READs here"
+    "$total are invalidated, and $unknown of them belong to no call"
+((several >= ${#odd[@]})) || fail "only $several calls name several handles, expected one for each odd READ"
 ((kept >= 1)) || fail "no handle is in several calls, so the client uses no segment for padding"
-((total >= ${#even[@]} && unknown == 0)) || fail "$total handles are invalidated, and $unknown of them are of no call"
+((total >= ${#even[@]} && unknown == 0)) ||
+    fail "$total handles are invalidated, and $unknown of them belong to no call"
 [[ -z $bad ]] || fail "handles that the client keeps are invalidated: $bad"

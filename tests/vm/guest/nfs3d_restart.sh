@@ -2,10 +2,10 @@
 # acknowledged change is lost or repeated, and open files remain usable.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
-storage
+mount_storage
 serve
-nfs
-nfs /mnt2
+mount_nfs
+mount_nfs /mnt2
 
 head -c 16000000 /dev/urandom >/run/file
 exec 5</run/file
@@ -24,7 +24,7 @@ mkdir /mnt/work
         rmdir "dir-$i"
     done
     echo "$i" >/run/rounds
-) 2>/run/trouble &
+) 2>/run/errors &
 names=$!
 dd if=/run/file of=/mnt/copy bs=256k conv=fsync status=none &
 first=$!
@@ -36,12 +36,12 @@ first=$!
 ) &
 second=$!
 
-written() { stat -c '%s %y' $export/copy2 2>/dev/null || true; }
-goes_on() { [[ $(written) != "$before" ]]; }
+print_copy_state() { stat -c '%s %y' $export/copy2 2>/dev/null || true; }
+has_progressed() { [[ $(print_copy_state) != "$before" ]]; }
 for round in 1 2; do
-    before=$(written)
-    await goes_on
-    sleep 1 # so that the other processes make progress, too, which this loop does not check
+    before=$(print_copy_state)
+    await has_progressed
+    sleep 1 # for the progress of the other processes, which this loop does not check
     kill -KILL "$server"
     wait "$server" 2>/dev/null || true
     sleep 1
@@ -51,11 +51,11 @@ done
 touch /run/enough
 wait $first || fail "the first copy failed"
 wait $second || fail "the second copy failed"
-wait $names || fail "renaming and removing failed: $(cat /run/trouble)"
+wait $names || fail "renames or removals failed: $(cat /run/errors)"
 # A call whose reply is lost when the server dies is retransmitted to a server without a duplicate request cache. It
-# then finds its change made. Only that may fail, once per kill.
-(($(wc -l </run/trouble) <= 2)) || fail "$(cat /run/trouble)"
-cat /run/trouble
+# then fails, because its change was already made. Nothing else may fail, so there is at most one failure per kill.
+(($(wc -l </run/errors) <= 2)) || fail "$(cat /run/errors)"
+cat /run/errors
 
 cmp /run/file $export/copy || fail "the first copy differs"
 cmp /run/file $export/copy2 || fail "the second copy differs"
@@ -80,6 +80,6 @@ umount -f /mnt2 2>/dev/null || true
 umount -l /mnt2 2>/dev/null || true
 kill -KILL $load 2>/dev/null || true
 wait $load 2>/dev/null || true
-ls /mnt >/dev/null || fail "the other mount is gone, too"
+ls /mnt >/dev/null || fail "the other mount does not work either"
 umount /mnt
-quit
+stop_server

@@ -4,9 +4,9 @@ source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 command -v fio >/dev/null || { echo "no fio"; exit 77; }
 rounds=${ROUNDS:-4}
-storage
+mount_storage
 serve
-nfs
+mount_nfs
 
 # Each pass writes new data and reads all of it back.
 (
@@ -20,22 +20,22 @@ nfs
 ) &
 load=$!
 
-sent() { xprt /mnt 6; }
-goes_on() { (($(sent) > before + 20)); }
-put_off=0
+count_requests() { print_xprt_figure /mnt 6; }
+has_progressed() { (($(count_requests) > before + 20)); }
+retransmitted=0
 for ((round = 1; round <= rounds; round++)); do
-    before=$(sent)
-    await goes_on
+    before=$(count_requests)
+    await has_progressed
     kill -TERM "$server"
     wait "$server" || fail "round $round: the server ended with $?: $(cat /run/nfs3d)"
     grep -q '^drained; ' /run/nfs3d || fail "round $round: $(cat /run/nfs3d)"
     left=$(sed -n 's/^drained; .* \([0-9]*\) left for retransmission$/\1/p' /run/nfs3d)
-    put_off=$((put_off + left))
+    retransmitted=$((retransmitted + left))
     serve
     kill -0 $load || fail "round $round: fio: $(cat /run/fio)"
 done
 touch /run/enough
 wait $load || fail "fio: $(cat /run/fio)"
-echo "- $rounds restarts, $put_off calls retransmitted, $(</run/passes) passes of fio"
+echo "- $rounds restarts, $retransmitted calls retransmitted, $(</run/passes) passes of fio"
 umount /mnt
-quit
+stop_server

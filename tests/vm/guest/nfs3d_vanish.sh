@@ -1,31 +1,32 @@
-# A client machine of nfs3d vanishes during its writes: from then on the cable delivers nothing. The server learns it
-# from its device and frees all resources of the client, while another client is served. When the machine returns, its
-# mount resumes, and no acknowledged data is lost. A client with no outstanding calls is detected by the server's
-# keep-alive. Most of the run waits for retries of the device and of TCP, which a loaded host prolongs.
+# A client machine of nfs3d vanishes during its writes: from then on the cable delivers nothing. The server's device
+# detects it, and the server frees all resources of the client, while another client is served. When the machine
+# returns, its mount resumes, and no acknowledged data is lost. If a client has no outstanding calls, the server's
+# keep-alive detects that it vanished. Most of the run waits for retries of the device and of TCP, which a loaded host
+# prolongs.
 # idle
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
-program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
+find_program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
 modprobe -a sch_ingress cls_matchall act_gact || { echo "no traffic control in this kernel"; exit 77; }
-storage
+mount_storage
 serve --keep-alive 2
-# The other client connects before the cable has routes, and so stays within the device or the server's host.
+# The other client connects before the cable has routes, so its packets stay within the device or the server's host.
 "${enter[@]}" "$RPCRDMA" ping -c 100000 -i 0.1 $fabric:$ours >/run/other 2>&1 &
 other=$!
-answers() { wc -l </run/other; }
+count_answers() { wc -l </run/other; }
 await bash -c '(( $(wc -l </run/other) > 5 ))'
-wire
+run_wire_up
 
 # Restores the network for the following tests in this machine.
-trap 'mend 2>/dev/null || true; umount -l /mnt /srv/nfs3d 2>/dev/null || true
-    for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; wire down' EXIT
-holds() {
-    connections
+trap 'mend_cable 2>/dev/null || true; umount -l /mnt /srv/nfs3d 2>/dev/null || true
+    for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; run_wire_up down' EXIT
+print_resources() {
+    count_connections
     rdma resource show cm_id | grep -c "state CONNECT.*comm nfs3d" || true
     rdma resource show mr | grep -c "comm rpcrdma-shard" || true
 }
-holds >/run/before
-nfs
+print_resources >/run/before
+mount_nfs
 head -c 4000000 /dev/urandom >/run/file
 copies=()
 for i in 1 2 3 4; do
@@ -38,41 +39,41 @@ for i in 1 2 3 4; do
     copies+=($!)
 done
 await test -s $export/copy-4
-[[ $(connections) -gt $(head -n 1 /run/before) ]] || fail "no connection of the client"
+[[ $(count_connections) -gt $(head -n 1 /run/before) ]] || fail "no connection of the client"
 
-cut_off
+cut_cable
 cut=$SECONDS
 sleep 1
-written() { stat -c '%s %y' $export/copy-*; }
-written >/run/written
-await eval '[[ $(holds) == "$(</run/before)" ]]'
+print_copy_states() { stat -c '%s %y' $export/copy-*; }
+print_copy_states >/run/written
+await eval '[[ $(print_resources) == "$(</run/before)" ]]'
 echo "- detected after $((SECONDS - cut)) s; all resources are freed"
-written | cmp - /run/written || fail "a disconnected client has written"
-for copy in "${copies[@]}"; do kill -0 "$copy" || fail "a copy has ended"; done
-before=$(answers)
-served() { (($(answers) > before)); }
-await served
+print_copy_states | cmp - /run/written || fail "a disconnected client has written"
+for copy in "${copies[@]}"; do kill -0 "$copy" || fail "a copy ended while the cable was cut"; done
+before=$(count_answers)
+is_other_client_served() { (($(count_answers) > before)); }
+await is_other_client_served
 
 touch /run/enough
-mend
+mend_cable
 for copy in "${copies[@]}"; do wait "$copy" || fail "a copy failed"; done
 for round in {1..5}; do cat /run/file; done | sha256sum >/run/sum
 for i in 1 2 3 4; do
     sha256sum <$export/copy-$i | cmp - /run/sum ||
-        fail "copy $i is $(stat -c %s $export/copy-$i) bytes, and not 5 times the file"
+        fail "copy $i has $(stat -c %s $export/copy-$i) bytes, which are not 5 times the file"
 done
 echo "- the mount continues after $((SECONDS - cut)) s"
 
 # A client with no outstanding calls is detected, too.
-[[ $(connections) -gt $(head -n 1 /run/before) ]] || fail "no connection of the client"
-cut_off
+[[ $(count_connections) -gt $(head -n 1 /run/before) ]] || fail "no connection of the client"
+cut_cable
 cut=$SECONDS
-await eval '[[ $(holds) == "$(</run/before)" ]]'
+await eval '[[ $(print_resources) == "$(</run/before)" ]]'
 echo "- detected after $((SECONDS - cut)) s without calls"
-mend
+mend_cable
 rm /mnt/copy-1 || fail "the idle mount does not continue"
 umount /mnt
 kill -INT $other
 wait $other || fail "calls of the other client failed: $(tail /run/other)"
-# Either the device or the server's time-out detects it first. Both are logged.
-quit 'WARN: [0-9.]+: connection ended: .*$'
+# Either the device or the server's time-out detects the lost client first. Both are logged.
+stop_server 'WARN: [0-9.]+: connection ended: .*$'

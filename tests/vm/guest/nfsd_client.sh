@@ -2,8 +2,8 @@
 # directories, links.
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfsd.sh"
-program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
-up
+find_program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
+start_nfsd
 stats=/run/stats
 rm -rf /srv/nfs/*
 
@@ -21,52 +21,52 @@ diff -r /run/lengths /srv/nfs/lengths || fail "the written files differ"
 nfs3c --block 262144 sum lengths
 diff <(sort /run/out) <(cd /run/lengths && sha256sum ./* | sort) || fail "the read files differ"
 
-# forms OPTION…: transfers a file in both directions, with 77 calls each.
-forms() {
+# check_transfers OPTION…: transfers a file in both directions, with 77 calls in each direction.
+check_transfers() {
     nfs3c --block 65536 --depth 64 "$@" put /run/file big
     cmp /run/file /srv/nfs/big || fail "the server's file differs"
-    at_least $stats calls_with_chunks 77
+    assert_at_least $stats calls_with_chunks 77
     cp $stats /run/put
     nfs3c --block 65536 --depth 64 "$@" get big /run/nfsd-back
     cmp /run/file /run/nfsd-back || fail "the file that was read back differs"
-    at_least $stats replies_with_chunks 77
+    assert_at_least $stats replies_with_chunks 77
     for side in /run/put $stats; do
-        is $side rdma_version 1
-        is $side connections 1
-        is $side failed 0
-        is $side retransmitted 0
-        is $side rejected 0
+        assert_value $side rdma_version 1
+        assert_value $side connections 1
+        assert_value $side failed 0
+        assert_value $side retransmitted 0
+        assert_value $side rejected 0
     done
 }
 
 echo "- 64 calls at once; the server invalidates the handle of each"
-forms
+check_transfers
 for side in /run/put $stats; do
-    at_least $side invalidated_by_server 77
-    is $side invalidated_here 0
+    assert_at_least $side invalidated_by_server 77
+    assert_value $side invalidated_here 0
 done
 echo "- 64 calls at once, without remote invalidation"
-forms --no-invalidate
+check_transfers --no-invalidate
 for side in /run/put $stats; do
-    is $side invalidated_by_server 0
-    at_least $side invalidated_here 77
+    assert_value $side invalidated_by_server 0
+    assert_at_least $side invalidated_here 77
 done
 
 if [[ $fabric == iwarp ]]; then
     echo "- with CRCs, and with FPDUs of nearly 64 KiB, which soft-iWARP takes as well"
-    forms --crc always
-    forms --fpdu longest
-    forms --crc always --fpdu longest
+    check_transfers --crc always
+    check_transfers --fpdu longest
+    check_transfers --crc always --fpdu longest
 fi
 
 echo "- messages too long for one Send: a Position Zero Read chunk there, a Reply chunk back"
 head -c 200003 /run/file >/run/part
 nfs3c --inline 20000 --block 20000 --depth 4 put /run/part part
 cmp /run/part /srv/nfs/part || fail "long calls: the server's file differs"
-is $stats calls_in_chunks 10
+assert_value $stats calls_in_chunks 10
 nfs3c --inline 20000 --block 20000 --depth 4 --no-invalidate get part /run/nfsd-back
 cmp /run/part /run/nfsd-back || fail "long replies: the file that was read back differs"
-is $stats replies_in_chunks 10
+assert_value $stats replies_in_chunks 10
 
 echo "- a tree: names that need several Reply chunks, links, sums"
 mkdir -p /srv/nfs/tree/many
@@ -75,10 +75,10 @@ touch /srv/nfs/tree/many/a-name-that-is-neither-short-nor-long-{1..400}
 ln -s nfs3d/src/main.rs /srv/nfs/tree/link
 ln -s "$(printf 'x%.0s' $(seq 1000))" /srv/nfs/tree/long-link
 nfs3c ls tree/many
-at_least $stats replies_in_chunks 2
+assert_at_least $stats replies_in_chunks 2
 diff <(awk '{ print $NF }' /run/out) <(LC_ALL=C ls /srv/nfs/tree/many) || fail "the listed names differ from the directory"
 nfs3c sum tree
-at_least $stats replies_in_chunks 4 # two of them for links
+assert_at_least $stats replies_in_chunks 4 # two of them for links
 diff <(sort /run/out) \
     <(cd /srv/nfs/tree &&
         { find . -type f -print0 | xargs -0 sha256sum && find . -type l -printf '%p %l\n'; } | sort) ||

@@ -10,9 +10,9 @@ source "$(dirname "$0")/../nfsd.sh"
 for tool in dumpcap tshark; do
     command -v $tool >/dev/null || { echo "$tool is missing: apt-get install tshark"; exit 77; }
 done
-program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
-program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
-up
+find_program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
+find_program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
+start_nfsd
 "$(dirname "$0")/../wire-up"
 trap 'for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
     "$(dirname "$0")/../wire-up" down; rpc.nfsd 0' EXIT
@@ -34,7 +34,7 @@ cmp /run/files/file /srv/nfs/file
 grep -q "$(sha256sum </run/files/file | cut -d ' ' -f 1)" /run/sums || fail "another file was read"
 nfs3c --rdma-version 1 --no-invalidate get file /run/tshark-back
 cmp /run/files/file /run/tshark-back
-captured "$capture" $across
+wait_for_capture "$capture" $across
 kill -INT $capturing
 wait $capturing
 chmod a+r "$capture"
@@ -52,8 +52,8 @@ awk -F '\t' '$18 == "" || !seen[$16, $17, $18]++' /run/all >/run/packets
 echo "$(wc -l </run/all) packets, $(wc -l </run/packets) of them sent once"
 (($(wc -l </run/packets) > 50)) || fail "only $(wc -l </run/packets) packets were captured"
 
-# show FIELD CONDITION: prints this field of the packets for which the condition is true.
-show() {
+# print_fields FIELD CONDITION: prints this field of the packets for which the condition is true.
+print_fields() {
     awk -F '\t' "{
         frame = \$1; malformed = \$2; version = \$3; type = \$4; credit = \$5
         reads = \$6; writes = \$7; reply = \$8; position = \$9
@@ -63,46 +63,46 @@ show() {
     }" /run/packets
 }
 
-# some N CONDITION: checks that at least N packets meet the condition.
-some() {
+# assert_packets N CONDITION: checks that at least N packets meet the condition.
+assert_packets() {
     local found
-    found=$(show frame "$2" | wc -l)
-    ((found >= $1)) || fail "$found packets, not $1 or more, have: $2"
+    found=$(print_fields frame "$2" | wc -l)
+    ((found >= $1)) || fail "$found packets match, expected at least $1: $2"
     echo "$found packets: $2"
 }
 
-odd=$(show frame 'malformed != "" && !(procedure == 6 && answer == 1 && writes == 1)')
-[[ -z $odd ]] || fail "malformed, and no READ by chunk: packets $odd"
+odd=$(print_fields frame 'malformed != "" && !(procedure == 6 && answer == 1 && writes == 1)')
+[[ -z $odd ]] || fail "malformed packets other than replies to READ with a chunk: $odd"
 
 # Calls with data have a Read list at the data's position. tshark shows a call's contents only after its data was read.
-some 3 'reads >= 1 && type == 0'
-some 3 'procedure == 7 && call && count > 3000'
-for position in $(show position 'reads >= 1'); do
-    ((position > 0 && position % 4 == 0)) || fail "a Read chunk at $position"
+assert_packets 3 'reads >= 1 && type == 0'
+assert_packets 3 'procedure == 7 && call && count > 3000'
+for position in $(print_fields position 'reads >= 1'); do
+    ((position > 0 && position % 4 == 0)) || fail "a Read chunk at position $position"
 done
 # Short data is inline.
-some 1 'procedure == 7 && call && count == 100 && reads == 0'
-# Calls for data have a Write list. So have their replies, with the written lengths.
-some 6 'procedure == 6 && call && writes == 1 && segments == 1'
-lengths=$(show len 'procedure == 6 && answer == 1 && writes == 1' | sort -n | uniq -c | xargs)
-[[ $lengths == '2 3617 4 8192' ]] || fail "READ has written $lengths"
+assert_packets 1 'procedure == 7 && call && count == 100 && reads == 0'
+# Calls for data have a Write list, as do their replies, with the written lengths.
+assert_packets 6 'procedure == 6 && call && writes == 1 && segments == 1'
+lengths=$(print_fields len 'procedure == 6 && answer == 1 && writes == 1' | sort -n | uniq -c | xargs)
+[[ $lengths == '2 3617 4 8192' ]] || fail "READ has written other lengths: $lengths"
 # Directory listings and link targets come in Reply chunks.
-some 1 'procedure == 17 && call && reply == 1'
-some 1 'procedure == 5 && call && reply == 1'
-some 2 'type == 1 && reply == 1'
-some 1 'procedure == 17 && answer == 1'
+assert_packets 1 'procedure == 17 && call && reply == 1'
+assert_packets 1 'procedure == 5 && call && reply == 1'
+assert_packets 2 'type == 1 && reply == 1'
+assert_packets 1 'procedure == 17 && answer == 1'
 # Send With Invalidate (23) occurs where the client permits it. On the last connection it does not.
-some 5 'opcode == 23'
-last=$(show frame 'opcode == 23' | tail -n 1)
-some 3 "frame > $last && procedure == 6 && answer == 1"
+assert_packets 5 'opcode == 23'
+last=$(print_fields frame 'opcode == 23' | tail -n 1)
+assert_packets 3 "frame > $last && procedure == 6 && answer == 1"
 # Every reply grants 64.
-[[ $(show credit 'answer == 1 && version == 1' | sort -u) == 64 ]] ||
-    fail "the server grants $(show credit 'answer == 1' | xargs)"
+[[ $(print_fields credit 'answer == 1 && version == 1' | sort -u) == 64 ]] ||
+    fail "the server grants $(print_fields credit 'answer == 1' | xargs)"
 
 # rpcrdma decode sees the same messages of version 1. It also sees those of version 2: the first of each of two
 # connections, and their replies.
 "$RPCRDMA" decode --json "$capture" >/run/decoded || fail "rpcrdma decode"
-theirs=$(show frame 'version == 1' | wc -l)
+theirs=$(print_fields frame 'version == 1' | wc -l)
 ours=$(grep -c '"vers":1,' /run/decoded)
 echo "$theirs messages for tshark, $ours for rpcrdma decode"
 ((ours == theirs)) || fail "tshark sees $theirs messages, rpcrdma decode $ours"

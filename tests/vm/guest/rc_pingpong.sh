@@ -4,6 +4,6 @@ source "$(dirname "$0")/../lib.sh"
 options=(-d rxe0 -g 1 -s 4096 -n 200 -c) # -c: checks received bytes
 ibv_rc_pingpong "${options[@]}" &
 server=$!
-await listening 18515
+await is_listening 18515
 ibv_rc_pingpong "${options[@]}" 10.0.0.1
 wait "$server"

@@ -7,7 +7,7 @@ limit=120
 for address in $kernel $kernel6; do
     timeout -k 5 $limit rping -s -a "$address" -C 10 -V & # -V: checks received data
     server=$!
-    await listening_rdma 7174
+    await is_listening_rdma 7174
     timeout -k 5 $limit rping -c -a "$address" -C 10 -V &
     client=$!
     for ((s = 0; s < limit - 20; s++)); do

@@ -4,7 +4,7 @@ source "$(dirname "$0")/../lib.sh"
 options=(-d rxe0 -x 1 -s 64 -n 1000 -F)
 ib_send_lat "${options[@]}" >/dev/null &
 server=$!
-await listening 18515
+await is_listening 18515
 results=$(ib_send_lat "${options[@]}" 10.0.0.1)
 wait "$server"
 echo "$results"

@@ -6,8 +6,8 @@ source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../nfs3d.sh"
 modprobe -a sch_tbf sch_netem || { echo "no traffic control in this kernel"; exit 77; }
 
-# cable RATE: sets the rate of the cable in each direction.
-cable() {
+# set_cable_rate RATE: sets the rate of the cable in each direction.
+set_cable_rate() {
     local end
     for end in "tc" "ip netns exec ours tc"; do
         local dev=w0
@@ -18,15 +18,15 @@ cable() {
     done
 }
 
-storage
+mount_storage
 serve
-nfs
-connects=$(xprt /mnt 3)
-# Each but the last takes longer than progress_timeout.
+mount_nfs
+connects=$(print_xprt_figure /mnt 3)
+# All steps but the last take longer than progress_timeout.
 for step in "256kbit 640" "1mbit 2560" "8mbit 16384" "100mbit 16384"; do
     read -r rate kbytes <<<"$step"
     head -c "${kbytes}K" /dev/urandom >/run/data
-    cable "$rate"
+    set_cable_rate "$rate"
     began=$SECONDS
     dd if=/run/data of=/mnt/data bs=1M conv=fsync status=none
     cmp /run/data $export/data || fail "$rate: the server's file differs"
@@ -34,8 +34,8 @@ for step in "256kbit 640" "1mbit 2560" "8mbit 16384" "100mbit 16384"; do
     echo 3 >/proc/sys/vm/drop_caches
     cmp /run/data /mnt/data || fail "$rate: the data read by the client differs"
     echo "- $rate: $kbytes KiB written in $wrote s, read in $((SECONDS - began)) s"
-    (($(xprt /mnt 3) == connects)) || fail "$rate: the client reconnected: $(cat /run/nfs3d)"
+    (($(print_xprt_figure /mnt 3) == connects)) || fail "$rate: the client reconnected: $(cat /run/nfs3d)"
 done
-cable 1gbit
+set_cable_rate 1gbit
 umount /mnt
-quit
+stop_server

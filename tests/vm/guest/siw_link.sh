@@ -5,25 +5,25 @@
 source "$(dirname "$0")/../lib.sh"
 source "$(dirname "$0")/../siw.sh"
 
-# forgotten: ends the kernel server's TCP connections, as an administrator can. A client with a dead link cannot signal
-# its end. The server detects the end only when it sends. It never does so while it waits for the rest of a Read or for
-# the next call, because siw enables no keep-alive.
-forgotten() { ss -HKtn state established 'sport = :20049'; }
+# end_server_connections: ends the kernel server's TCP connections, as an administrator can. A client with a dead link
+# cannot signal its end, and the server detects it only when it sends. The server never sends while it waits for the
+# rest of a Read or for the next call, because siw enables no keep-alive.
+end_server_connections() { ss -HKtn state established 'sport = :20049'; }
 
 for what in put get; do
-    busy $what
+    start_transfer $what
     "${enter[@]}" ip link set $far down
-    lost "the client's link down amid $what"
+    assert_client_lost "the client's link down during $what"
     "${enter[@]}" ip link set $far up
-    forgotten
-    unharmed "the client's link up again"
+    end_server_connections
+    assert_server_works "the client's link up again"
 
     # When its interface goes down, the kernel's device ends its connections. In one of many runs it kept one that
     # waited for the rest of a Read.
-    busy $what
+    start_transfer $what
     ip link set $near down
-    lost "the interface of the kernel's device down amid $what"
+    assert_client_lost "the interface of the kernel's device down during $what"
     ip link set $near up
-    forgotten
-    unharmed "the interface of the kernel's device up again"
+    end_server_connections
+    assert_server_works "the interface of the kernel's device up again"
 done

@@ -12,34 +12,34 @@ for ((n = 1; n <= 50; n++)); do
     "${enter[@]}" "$RPCRDMA" ping -q --no-chunk -c 1 -W 30 $at >/run/ping 2>&1 || fail "connection $n: $(</run/ping)"
 done
 echo "- 50 connections to the kernel's server in $((SECONDS - began)) s"
-unharmed "50 connections"
+assert_server_works "50 connections"
 
 # Excludes reads: after them the kernel's server may wait forever (svc_rdma_sendto) for its device to complete its
 # posts. That involves no code of this project, and nothing can run afterwards.
-busy put
+start_transfer put
 kill -KILL "$client"
 wait "$client" 2>/dev/null || true
-unharmed "a client killed amid put"
+assert_server_works "a client killed during put"
 
 for what in put get; do
-    busy $what
+    start_transfer $what
     rpc.nfsd 0
-    lost "the kernel's server ended amid $what"
+    assert_client_lost "the kernel's server ended during $what"
     "$vm/nfsd-up" /srv/nfs
-    unharmed "the kernel's server again"
+    assert_server_works "the kernel's server again"
 done
 rm /run/large /srv/nfs/large
 rpc.nfsd 0
 
 # The reverse direction: the kernel connects.
 source "$vm/nfs3d.sh"
-storage
+mount_storage
 serve
 began=$SECONDS
 for ((n = 1; n <= 20; n++)); do
-    nfs || fail "mount $n"
+    mount_nfs || fail "mount $n"
     umount /mnt
 done
 echo "- 20 mounts by the kernel's client in $((SECONDS - began)) s"
-await eval '(($(theirs) == 0 && $(connections) == 0))'
-quit
+await eval '(($(count_kernel_connections) == 0 && $(count_connections) == 0))'
+stop_server

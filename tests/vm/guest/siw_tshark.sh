@@ -11,9 +11,9 @@ source "$(dirname "$0")/../nfsd.sh"
 for tool in dumpcap tshark; do
     command -v $tool >/dev/null || { echo "$tool is missing: apt-get install tshark"; exit 77; }
 done
-program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
-program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
-up
+find_program RPCRDMA rpcrdma "cargo build -p rpcrdma-tools --features verbs"
+find_program NFS3C nfs3c "cargo build -p rpcrdma-nfs3d --features verbs"
+start_nfsd
 source "$vm/nfs3d.sh"
 trap 'umount -l /mnt /srv/nfs3d 2>/dev/null || true
     for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done; rpc.nfsd 0' EXIT
@@ -23,30 +23,30 @@ trap 'umount -l /mnt /srv/nfs3d 2>/dev/null || true
 fields=(frame.number _ws.malformed iwarp_mpa.req iwarp_mpa.rep iwarp_rdma.opcode rpcordma.version rpcordma.msg_type
     nfs.procedure_v3 rpc.msgtyp ip.src iwarp_mpa.ulpdulength iwarp_ddp.last_flag tcp.options.mss_val)
 capture() {
-    local file=$RPCRDMA_VM_RESULTS/siw-$1.pcapng capturing looking
+    local file=$RPCRDMA_VM_RESULTS/siw-$1.pcapng capturing checking
     : >/run/dumpcap
     dumpcap -q -i $near -f 'tcp port 20049 or udp port 9' -w "$file" 2>/run/dumpcap &
     capturing=$!
     await grep -q '^File: ' /run/dumpcap
     "${@:2}"
-    captured "$file" $across
+    wait_for_capture "$file" $across
     kill -INT $capturing
     wait $capturing
     chmod a+r "$file"
     # Two instances of tshark run in parallel, because tshark starts slowly.
     tshark -r "$file" -Y 'tcp && (_ws.expert.severity == error && !_ws.malformed || iwarp_mpa.bad_length)' >/run/wrong \
         2>/run/tshark-wrong &
-    looking=$!
+    checking=$!
     tshark -r "$file" -Y tcp -T fields -E separator=/t "${fields[@]/#/-e}" >"/run/$1" 2>/run/tshark ||
         fail "$(</run/tshark)"
-    wait $looking || fail "$(</run/tshark-wrong)"
+    wait $checking || fail "$(</run/tshark-wrong)"
     [[ ! -s /run/wrong ]] || fail "$1: tshark reports errors: $(</run/wrong)"
     echo "$1: $(wc -l <"/run/$1") packets"
 }
 
-# show NAME CONDITION: prints the numbers of the packets for which the condition is true. In it, operations(N) is the
-# number of RDMAP messages with this opcode in the packet (RFC 5040 §4.3).
-show() {
+# print_packets NAME CONDITION: prints the numbers of the packets for which the condition is true. In it, operations(N)
+# is the number of RDMAP messages with this opcode in the packet (RFC 5040 §4.3).
+print_packets() {
     awk -F '\t' "
         function operations(n,    values, count, total, i) {
             count = split(\$5, values, \",\")
@@ -60,17 +60,17 @@ show() {
         $2 { print \$1 }" "/run/$1"
 }
 
-# some NAME N CONDITION: checks that at least N packets meet the condition.
-some() {
+# assert_packets NAME N CONDITION: checks that at least N packets meet the condition.
+assert_packets() {
     local found
-    found=$(show "$1" "$3" | wc -l)
-    ((found >= $2)) || fail "$1: $found packets, not $2 or more, have: $3"
+    found=$(print_packets "$1" "$3" | wc -l)
+    ((found >= $2)) || fail "$1: $found packets match, expected at least $2: $3"
     echo "$1: $found packets: $3"
 }
 
-# in_segments NAME: checks that no FPDU exceeds the peer's segment size, less 12 bytes for TCP's time stamp option, and
-# that some FPDUs reach it. An FPDU has 6 bytes besides the ULPDU, whose length tshark shows.
-in_segments() {
+# assert_fpdus_fill_segments NAME: checks that no FPDU exceeds the peer's segment size, less 12 bytes for TCP's time
+# stamp option, and that some FPDUs reach it. An FPDU has 6 bytes besides the ULPDU, whose length tshark shows.
+assert_fpdus_fill_segments() {
     awk -F '\t' -v name="$1" '
         $13 != "" && (!most || $13 - 12 < most) { most = $13 - 12 }
         { count = split($11, ulpdus, ","); for (i = 1; i <= count; i++) if (ulpdus[i] > longest) longest = ulpdus[i] + 0 }
@@ -80,9 +80,9 @@ in_segments() {
         }' "/run/$1" || fail "$1: FPDUs do not fill their segments, or are longer"
 }
 
-# decoded NAME: checks that rpcrdma decode finds as many messages as tshark finds ends of Sends (opcodes 3 to 6), and
-# those of version 1 in the same packets.
-decoded() {
+# assert_decode_agrees NAME: checks that rpcrdma decode finds as many messages as tshark finds ends of Sends (opcodes 3
+# to 6), and that both find messages of version 1 in the same packets.
+assert_decode_agrees() {
     "$RPCRDMA" decode --json "$RPCRDMA_VM_RESULTS/siw-$1.pcapng" >/run/decoded || fail "rpcrdma decode"
     local theirs ours
     theirs=$(awk -F '\t' '{
@@ -92,25 +92,26 @@ decoded() {
     ours=$(wc -l </run/decoded)
     echo "$1: $theirs messages for tshark, $ours for rpcrdma decode"
     ((theirs > 0 && ours == theirs)) || fail "$1: tshark sees $theirs messages, rpcrdma decode $ours"
-    diff <(show "$1" 'version ~ /1/' | sort -nu) \
+    diff <(print_packets "$1" 'version ~ /1/' | sort -nu) \
         <(grep '"vers":1,' /run/decoded | grep -o '"frame":[0-9]*' | cut -d : -f 2 | sort -nu) ||
         fail "$1: tshark sees messages of version 1 in other packets than rpcrdma decode"
 }
 
-# sound NAME: checks that only the known replies are malformed, and that no Terminate (opcode 7) ended a connection.
-sound() {
+# assert_well_formed NAME: checks that only replies to READ are malformed, and that no Terminate (opcode 7) ended a
+# connection.
+assert_well_formed() {
     local odd
-    odd=$(show "$1" 'malformed != "" && !(procedure ~ /6/ && answer ~ /1/)')
-    [[ -z $odd ]] || fail "$1: malformed, and no reply to READ: packets $odd"
-    odd=$(show "$1" 'operations(7)')
-    [[ -z $odd ]] || fail "$1: a Terminate: packets $odd"
-    in_segments "$1"
-    decoded "$1"
+    odd=$(print_packets "$1" 'malformed != "" && !(procedure ~ /6/ && answer ~ /1/)')
+    [[ -z $odd ]] || fail "$1: malformed packets other than replies to READ: $odd"
+    odd=$(print_packets "$1" 'operations(7)')
+    [[ -z $odd ]] || fail "$1: packets with a Terminate: $odd"
+    assert_fpdus_fill_segments "$1"
+    assert_decode_agrees "$1"
 }
 
 head -c 20001 /dev/urandom >/run/file
 head -c 100 /run/file >/run/small
-client() {
+run_client() {
     local nfs3c=("${enter[@]}" "$NFS3C" --block 8192)
     "${nfs3c[@]}" $at /srv/nfs put /run/file /run/small . || fail "put"
     "${nfs3c[@]}" $at /srv/nfs get file /run/back || fail "get"
@@ -118,38 +119,39 @@ client() {
     "${nfs3c[@]}" --rdma-version 1 --no-invalidate $at /srv/nfs get file /run/back || fail "get"
     cmp /run/file /run/back || fail "the file that was read back differs"
 }
-capture client client
-sound client
-some client 3 'request != ""'
-some client 3 'reply != ""'
+capture client run_client
+assert_well_formed client
+assert_packets client 3 'request != ""'
+assert_packets client 3 'reply != ""'
 # The kernel reads the data of put, and writes the data of get.
-some client 3 "operations(1) && from == \"$kernel\""
-some client 3 "operations(2) && from == \"$ours\""
-some client 6 "operations(0) && from == \"$kernel\""
+assert_packets client 3 "operations(1) && from == \"$kernel\""
+assert_packets client 3 "operations(2) && from == \"$ours\""
+assert_packets client 6 "operations(0) && from == \"$kernel\""
 # Send With Invalidate occurs only where it is permitted, which excludes the last connection.
-some client 3 "operations(4) + operations(6) && from == \"$kernel\""
-last=$(show client 'request != ""' | tail -n 1)
-[[ -z $(show client "\$1 > $last && operations(4) + operations(6)") ]] || fail "a handle was invalidated without permission"
-some client 10 'version ~ /1/ && type != ""'
+assert_packets client 3 "operations(4) + operations(6) && from == \"$kernel\""
+last=$(print_packets client 'request != ""' | tail -n 1)
+[[ -z $(print_packets client "\$1 > $last && operations(4) + operations(6)") ]] ||
+    fail "a handle was invalidated without permission"
+assert_packets client 10 'version ~ /1/ && type != ""'
 
-storage
+mount_storage
 serve
-server() {
-    nfs
+run_server() {
+    mount_nfs
     cp /run/file /run/small /mnt/
     umount /mnt
-    nfs
+    mount_nfs
     cmp /run/file /mnt/file || fail "the file that was read differs"
     ls -l /mnt >/dev/null
     umount /mnt
 }
-capture server server
-sound server
-some server 2 'request != ""'
-some server 2 'reply != ""'
-some server 1 "operations(1) && from == \"$ours\""
-some server 1 "operations(2) && from == \"$kernel\""
-some server 1 "operations(0) && from == \"$ours\""
-some server 1 "operations(4) + operations(6) && from == \"$ours\""
-some server 10 'version ~ /1/ && type != ""'
-quit
+capture server run_server
+assert_well_formed server
+assert_packets server 2 'request != ""'
+assert_packets server 2 'reply != ""'
+assert_packets server 1 "operations(1) && from == \"$ours\""
+assert_packets server 1 "operations(2) && from == \"$kernel\""
+assert_packets server 1 "operations(0) && from == \"$ours\""
+assert_packets server 1 "operations(4) + operations(6) && from == \"$ours\""
+assert_packets server 10 'version ~ /1/ && type != ""'
+stop_server

@@ -8,11 +8,11 @@ serve server $at -q 256 -s 64K
 rdma resource show | sed 's/^[0-9]*: //' >/run/alone
 "$rpcperf" lat $at -n 50 >/dev/null
 await bash -c '! rdma resource show cm_id | grep -q "state CONNECT"'
-holds >/run/before
+print_resources >/run/before
 
 echo "- 200 connects at once, without calls"
 "$rpcperf" raw-lat $at -q 200 -n 200 >/run/raw || fail "200 connections at once"
-unharmed "200 connects at once"
+assert_server_works "200 connects at once"
 
 echo "- 100 connects of four clients at once, for calls"
 clients=()
@@ -21,10 +21,10 @@ for n in 1 2 3 4; do
     clients+=($!)
 done
 for client in "${clients[@]}"; do wait "$client" || fail "a client of the storm: $(cat /run/client-*)"; done
-unharmed "a storm of clients"
+assert_server_works "a storm of clients"
 
-# busy OP: starts a client that reads or writes. $client: its process. The engine checks the received data.
-busy() {
+# start_transfer OP: starts a client that reads or writes. $client: its process. The engine checks the received data.
+start_transfer() {
     : >"/run/busy-$1"
     "$rpcperf" bw $at --op "$1" -s 64K -t 8 -D 600 >"/run/busy-$1" 2>&1 &
     client=$!
@@ -32,15 +32,15 @@ busy() {
     sleep 0.5
 }
 for op in write read; do
-    busy $op
+    start_transfer $op
     kill -KILL "$client"
     wait "$client" 2>/dev/null || true
-    unharmed "a client killed amid --op $op"
+    assert_server_works "a client killed during --op $op"
 done
 
 # The server is killed last. Nothing of it may be left, and its clients must end by themselves.
 for op in write read; do
-    busy $op
+    start_transfer $op
     kill -KILL "$server"
     wait "$server" 2>/dev/null || true
     await bash -c "! kill -0 $client 2>/dev/null"
@@ -48,7 +48,7 @@ for op in write read; do
     wait "$client" || status=$?
     ((status == 1)) || fail "exit status $status of a client without a server: $(<"/run/busy-$op")"
     grep -q 'rpcperf: .*' "/run/busy-$op" || fail "a client without a server does not print why it ends"
-    echo "- a server killed amid --op $op: $(grep 'rpcperf: ' "/run/busy-$op" | tail -n 1)"
+    echo "- a server killed during --op $op: $(grep 'rpcperf: ' "/run/busy-$op" | tail -n 1)"
     await bash -c "rdma resource show | grep -q ' qp 1 .* ctx 0 srq 0'"
     serve server $at -q 4 -s 64K
     "$rpcperf" lat $at -n 20 >/dev/null || fail "a server that replaces a killed one does not serve"

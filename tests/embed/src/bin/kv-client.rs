@@ -63,7 +63,7 @@ async fn verify(mut store: Store, seed: u32, client: u32) -> Result<()> {
         let found = store.get(&name(seed, client, key)).await?;
         if found != expected {
             let (found, expected) = (found.map(|value| value.len()), expected.map(|value| value.len()));
-            return Err(format!("{}: {found:?} bytes, not these {expected:?}", name(seed, client, key)).into());
+            return Err(format!("{}: {found:?} bytes, expected {expected:?}", name(seed, client, key)).into());
         }
     }
     let expected: Vec<_> = (0..KEYS).filter(|&key| is_kept(key)).map(|key| name(seed, client, key)).collect();
@@ -73,7 +73,7 @@ async fn verify(mut store: Store, seed: u32, client: u32) -> Result<()> {
     Ok(())
 }
 
-async fn forever(mut store: Store, seed: u32, client: u32) -> Result<()> {
+async fn put_forever(mut store: Store, seed: u32, client: u32) -> Result<()> {
     for key in 0.. {
         store.put(&name(seed, client, key % KEYS), &value(seed, client, key)).await?;
         if key == 10 && client == 0 {
@@ -90,7 +90,7 @@ async fn run(endpoint: &Endpoint, address: &Address, what: &str, seed: u32) -> R
         tasks.push(match what {
             "fill" => tokio::spawn(fill(store, seed, client)),
             "verify" => tokio::spawn(verify(store, seed, client)),
-            "forever" => tokio::spawn(forever(store, seed, client)),
+            "forever" => tokio::spawn(put_forever(store, seed, client)),
             _ => return Err(format!("invalid command `{what}`: expected fill, verify or forever").into()),
         });
     }

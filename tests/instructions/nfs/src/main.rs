@@ -61,7 +61,7 @@ fn client_side_start<P: Signature>(
     Ok(())
 }
 
-/// Runs one turn of the client. Returns true if the call ended, whose results `check` must accept.
+/// Runs one turn of the client. Returns true if the call ended. `check` must accept its results.
 #[inline(never)]
 fn client_side_poll<P: Signature>(client: &mut Client, check: &mut dyn FnMut(&P::Results<'_>) -> bool) -> bool {
     let mut ended = false;

@@ -84,36 +84,40 @@ fn run(options: &Cli) -> anyhow::Result<()> {
     config.services = Some(callback::services(sender));
     let client = LocalClient::connect(&options.server, config)?;
     let mut session = Session::create(client, uid.as_raw(), gid.as_raw())?;
-    say(&format!("session of RPC-over-RDMA version {}, with a back channel", session.rdma_version()));
+    print_line(&format!("session of RPC-over-RDMA version {}, with a back channel", session.rdma_version()));
     let file = session.open(&options.path)?;
     let Some(delegation) = file.delegation else { bail!("{} was opened without a delegation", options.path) };
-    say(&format!("delegated {}", options.path));
+    print_line(&format!("delegated {}", options.path));
 
     let end = Instant::now() + Duration::from_secs(options.wait);
     loop {
         session.poll();
         match events.try_recv() {
-            Ok(CallbackEvent::Sequence { slot, sequence }) => say(&format!("CB_SEQUENCE {sequence} of slot {slot}")),
+            Ok(CallbackEvent::Sequence { slot, sequence }) => {
+                print_line(&format!("CB_SEQUENCE {sequence} of slot {slot}"))
+            }
             Ok(CallbackEvent::Recall(stateid)) => {
-                say("CB_RECALL");
+                print_line("CB_RECALL");
                 ensure!(stateid == delegation, "the server recalls a delegation that this client does not hold");
                 break;
             }
-            Ok(CallbackEvent::Other(operation)) => say(&format!("callback operation {operation} is not supported")),
+            Ok(CallbackEvent::Other(operation)) => {
+                print_line(&format!("callback operation {operation} is not supported"))
+            }
             Err(_) => {}
         }
         ensure!(Instant::now() < end, "no recall within {} s", options.wait);
     }
     session.return_delegation(&file.handle, delegation)?;
-    say("returned the delegation");
+    print_line("returned the delegation");
     session.close(&file)?;
     let (calls, rejected) = session.end()?;
-    say(&format!("{calls} calls made and served, {rejected} messages rejected"));
+    print_line(&format!("{calls} calls made and served, {rejected} messages rejected"));
     Ok(())
 }
 
 /// Prints a line on standard output, and flushes it.
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = std::io::stdout();
     // A closed pipe must not stop the client.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

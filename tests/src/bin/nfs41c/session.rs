@@ -10,7 +10,7 @@ use crate::protocol::*;
 
 /// Maximum outstanding calls of the server.
 pub(crate) const BACK_SLOTS: u32 = 4;
-/// Maximum length of a request or reply, in bytes: what an inline message can hold.
+/// Maximum length of a request or reply in bytes, so that each travels inline.
 const MAX_SIZE: u32 = 2048;
 /// Maximum length of a callback, in bytes.
 const MAX_CALLBACK_SIZE: u32 = 1024;
