@@ -21,7 +21,8 @@
 //! 4. **Reservation.** A call that needs several buffers would never get them if later calls took each freed buffer.
 //!    Therefore one call at a time, the first that could get a part of its demand, reserves each size that has no more
 //!    free buffers than the call needs. It holds this reservation for at most a second; then there is none for four
-//!    times as long.
+//!    times as long. If the call did not start, the pause of its host is longer, and doubles up to 64 seconds, because
+//!    a host could otherwise delay others in every fifth second, while another one holds the buffers.
 //!
 //! No deadlock: a call holds either all its buffers or none, so no waiting call holds a buffer that another waits for.
 //! A running call ends without the help of waiting calls. Its peer has [deadlines](super::obligations), and the number

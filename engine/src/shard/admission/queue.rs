@@ -1,10 +1,10 @@
 //! The queue of waiting calls, in order of arrival.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use log::Level;
 
-use super::{Deficit, Demand};
+use super::{Deficit, Demand, QuotaOwner};
 use crate::fabric::{Fabric, QpId};
 use crate::service::Unready;
 use crate::shard::clock::nanoseconds;
@@ -15,6 +15,11 @@ use crate::shard::context::ShardContext;
 const RESERVATION_TIME: u64 = 1_000_000_000;
 /// Time without a reservation after one has ended, as a multiple of its duration.
 const PAUSE_FACTOR: u64 = 4;
+/// First time without a reservation for a host after one of its reservations was in vain, in nanoseconds. Each further
+/// one doubles it.
+const FIRST_HOST_PAUSE: u64 = PAUSE_FACTOR * RESERVATION_TIME;
+/// Longest time without a reservation for a host.
+const LAST_HOST_PAUSE: u64 = 16 * FIRST_HOST_PAUSE;
 /// Time without a prospect of buffers until a call is refused, and time of waiting until it is logged, in nanoseconds.
 const WAIT_LIMIT: u64 = 1_000_000_000;
 /// Nanoseconds between two searches for calls without a prospect.
@@ -70,8 +75,18 @@ pub(in crate::shard) struct QueueTicket {
 struct BufferReservation {
     /// Number of the call.
     call: u64,
+    owner: QuotaOwner,
     /// Start of the reservation, in nanoseconds.
     begun: u64,
+}
+
+/// Time in which the calls of a host get no reservation, because earlier ones ended before their calls could start.
+#[derive(Clone, Copy, Debug)]
+struct HostPause {
+    /// Nanoseconds.
+    length: u64,
+    /// End, in nanoseconds.
+    until: u64,
 }
 
 #[derive(Debug, Default)]
@@ -95,6 +110,7 @@ pub(in crate::shard) struct WaitQueue {
     reservation: Option<BufferReservation>,
     /// End of the time without a reservation, in nanoseconds.
     paused_until: u64,
+    host_pauses: HashMap<QuotaOwner, HostPause>,
     /// Next search for calls without a prospect, in nanoseconds.
     next_search: u64,
     /// Progress of continued messages at the last search, a value that changes with each part.
@@ -226,7 +242,8 @@ impl WaitQueue {
                 } else {
                     self.lacked.push((deficit.size, deficit.several));
                 }
-                if contested.iter().any(|&(_, free)| free > 0) && self.may_reserve(waiting.ticket, now) {
+                if contested.iter().any(|&(_, free)| free > 0) && self.may_reserve(waiting.ticket, conn.quota_owner(), now)
+                {
                     contested.iter().for_each(|&(size, _)| cx.memory.reserve_size(size));
                 }
             }
@@ -246,14 +263,15 @@ impl WaitQueue {
         {
             self.freed_sizes.push(*size);
         }
-        self.end_reservation_of(ticket, now);
+        if let Some(reservation) = self.end_reservation_of(ticket, now) {
+            self.host_pauses.remove(&reservation.owner);
+        }
     }
 
-    /// Ends the reservation of a call that no longer waits, if it has one.
-    fn end_reservation_of(&mut self, ticket: QueueTicket, now: u64) {
-        if self.reservation.is_some_and(|reservation| reservation.call == ticket.number) {
-            self.end_reservation(now);
-        }
+    /// Ends the reservation of a call that no longer waits, if it has one, and returns it.
+    fn end_reservation_of(&mut self, ticket: QueueTicket, now: u64) -> Option<BufferReservation> {
+        let is_its_own = self.reservation.is_some_and(|reservation| reservation.call == ticket.number);
+        if is_its_own { self.end_reservation(now) } else { None }
     }
 
     /// Ends a pass.
@@ -304,7 +322,9 @@ impl WaitQueue {
         cx.schedule.wake_by(self.next_search);
         let mut unservable: Vec<_> = unservable.into_iter().rev().filter_map(|at| self.calls.remove(at)).collect();
         unservable.reverse();
-        unservable.iter().for_each(|waiting| self.end_reservation_of(waiting.ticket, now));
+        for waiting in &unservable {
+            self.end_reservation_of(waiting.ticket, now);
+        }
         unservable
     }
 
@@ -351,22 +371,34 @@ impl WaitQueue {
         self.calls = kept;
         // The next pass releases the sizes that these calls had reserved.
         (self.is_full_pass, self.due) = (true, true);
-        removed.iter().for_each(|waiting| self.end_reservation_of(waiting.ticket, now));
+        for waiting in &removed {
+            self.end_reservation_of(waiting.ticket, now);
+        }
         removed.into_iter().map(|waiting| waiting.call).collect()
     }
 
     /// Whether a call holds the reservation, or gets it now.
-    fn may_reserve(&mut self, ticket: QueueTicket, now: u64) -> bool {
-        if self.reservation.is_none() && now >= self.paused_until {
-            self.reservation = Some(BufferReservation { call: ticket.number, begun: now });
+    fn may_reserve(&mut self, ticket: QueueTicket, owner: QuotaOwner, now: u64) -> bool {
+        if self.reservation.is_none()
+            && now >= self.paused_until
+            && self.host_pauses.get(&owner).is_none_or(|pause| now >= pause.until)
+        {
+            self.reservation = Some(BufferReservation { call: ticket.number, owner, begun: now });
         }
         self.reservation.is_some_and(|reservation| reservation.call == ticket.number)
     }
 
-    fn end_reservation(&mut self, now: u64) {
-        if let Some(BufferReservation { begun, .. }) = self.reservation.take() {
-            self.paused_until = begun + (1 + PAUSE_FACTOR) * (now - begun).min(RESERVATION_TIME);
-        }
+    /// Ends the reservation. Its host has a longer pause than others, unless [`start`](Self::start) ends the pause.
+    fn end_reservation(&mut self, now: u64) -> Option<BufferReservation> {
+        let reservation = self.reservation.take()?;
+        let BufferReservation { owner, begun, .. } = reservation;
+        self.paused_until = begun + (1 + PAUSE_FACTOR) * (now - begun).min(RESERVATION_TIME);
+        // A pause is kept for as long again, so that the next one is longer.
+        self.host_pauses.retain(|_, pause| now < pause.until + pause.length);
+        let last = self.host_pauses.get(&owner).map(|pause| pause.length);
+        let length = last.map_or(FIRST_HOST_PAUSE, |length| (2 * length).min(LAST_HOST_PAUSE));
+        self.host_pauses.insert(owner, HostPause { length, until: now + length });
+        Some(reservation)
     }
 
     /// The waiting calls.

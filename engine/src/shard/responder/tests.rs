@@ -651,6 +651,38 @@ fn a_call_that_needs_many_buffers_is_only_overtaken_outside_its_reservation() {
     assert!(pass(&mut fixture, 1) >= 1, "enough buffers are free");
 }
 
+/// Calls of a host whose buffers do not become free would otherwise delay those of others for a second in every five.
+#[test]
+fn reservations_in_vain_become_rarer_for_their_host_only() {
+    let (mut fixture, time) = (ResponderFixture::new(), SimulatedTime::new());
+    fixture.cx.clock = Clock::simulated(&time);
+    let mut held = vec![fixture.cx.memory.pool.alloc(40_000).expect("one of four")];
+    let wait_for_four = |fixture: &mut ResponderFixture, slot, host: &str| {
+        let mut conn = open_conn(slot, true);
+        conn.set_accepted(PeerInfo::new(host, 0), None);
+        let call = fixture.bulk_call(&mut conn, 1, 4);
+        fixture.responder.start(&mut fixture.cx, &mut conn, call);
+        fixture.cx.conns.insert(conn);
+    };
+    let mut seconds_with_reservation = |fixture: &mut ResponderFixture, seconds| {
+        let has_reservation = |_| {
+            time.advance(Duration::from_secs(1));
+            fixture.responder.continue_waiting(&mut fixture.cx);
+            usize::from(fixture.cx.memory.has_reserved_sizes())
+        };
+        (0..seconds).map(has_reservation).sum::<usize>()
+    };
+    wait_for_four(&mut fixture, 0, "192.0.2.1:7");
+    assert_eq!(seconds_with_reservation(&mut fixture, 100), 4, "after pauses of 4, 8, 16 and 32 s");
+    wait_for_four(&mut fixture, 1, "192.0.2.1:8");
+    assert_eq!(seconds_with_reservation(&mut fixture, 5), 0, "other connections of the host pause, too");
+    wait_for_four(&mut fixture, 2, "192.0.2.2:7");
+    assert!(fixture.cx.memory.has_reserved_sizes(), "the call of another host has a reservation at once");
+    held.clear();
+    fixture.responder.continue_waiting(&mut fixture.cx);
+    assert_eq!(fixture.responder.admission.queue.len(), 2, "buffers for one of three calls are free");
+}
+
 /// A message may be in a longer buffer than necessary.
 #[test]
 fn the_buffer_of_a_calls_own_message_is_not_part_of_its_demand() {
