@@ -11,8 +11,8 @@
 // library, which the log names.
 //
 // # Handles and their codes
-// A handle is a pointer to one of the opaque types below. Each function that takes one may fail with a handle code,
-// beside the codes that its own comment lists:
+// A handle is a pointer to one of the opaque types below. Each function that takes one may fail with a handle code, in
+// addition to the codes that its own comment lists:
 // - EINVAL: the handle is NULL.
 // - EBADF: the handle was freed or is of another kind, as far as that can be detected.
 // - EBUSY: another function uses the handle.
@@ -21,15 +21,15 @@
 // # Threads
 // A thread that calls this library has a stack of at least 128 KiB, and must not be cancelled (pthread_cancel) during
 // the call: the process would end. The threads of servers and clients inherit the signal mask of the thread that starts
-// them, so a program that takes signals by signalfd blocks them before. A shard is a thread of a server, or the thread
+// them, so a program that takes signals by signalfd blocks them first. A shard is a thread of a server, or the thread
 // that polls it, with a device and connections of its own.
 //
 // # Processes
-// No function unwinds, and none may be called in a signal handler. A child of fork may exec or _exit: functions fail
-// there with EPERM once the process has had a server or client. Until the child execs or ends, it keeps the connections
-// of its parent open, even after the parent has ended. Where a server or client starts, descriptors 0 to 2 that are
-// closed become /dev/null, so that nothing that is printed goes to a peer. Without memory for the heap, such as below
-// `ulimit -v`, the process ends.
+// No function unwinds, and none may be called in a signal handler. A child of fork may exec or _exit: once the process
+// has had a server or client, functions fail in the child with EPERM. Until the child execs or ends, it keeps the
+// connections of its parent open, even after the parent has ended. When a server or client starts, closed descriptors 0
+// to 2 become /dev/null, so that printed text does not go to a peer. If the heap cannot grow (`ulimit -v`), the process
+// ends.
 
 #ifndef RPCRDMA_H
 #define RPCRDMA_H
@@ -52,8 +52,8 @@
 // Calls have no reply, and end once they are sent.
 //
 // The caller does not learn whether such a call has run. The procedure and the request both need the flag: without it
-// in the request, the call ends only by its time-out. Version 1 of the protocol has no such calls: on a connection of
-// version 1 they end with EINVAL and are not sent, and so do those with chunks.
+// in the request, the call ends only by its time-out. One-way calls with chunks end with EINVAL and are not sent, and
+// so do all one-way calls on a connection of version 1, which does not have them.
 #define RPCRDMA_ONE_WAY 4
 
 // Write chunks are filled from the application's memory (`rpcrdma_call_result`), not the library's.
@@ -102,7 +102,7 @@ typedef struct rpcrdma_buffer rpcrdma_buffer;
 
 // A call at the server.
 //
-// Its handler uses it. Any one thread at a time uses a deferred call.
+// Only the handler of a call may use it. A deferred call may be used by any thread, one at a time.
 typedef struct rpcrdma_call rpcrdma_call;
 
 // A client whose connection another thread runs.
@@ -149,25 +149,25 @@ typedef struct rpcrdma_services rpcrdma_services;
 // - `call`: the call.
 // - `args`, `args_len`: the inline arguments, in place.
 // - `results`: room for at least `max_reply` bytes of inline results, which are not initialized.
-// - `results_len`: 0 at the call. The handler writes all inline results at `results`, and stores their number of bytes
-//   here. It is a multiple of 4, as XDR requires, so the handler pads with zeroes: with another number, the caller
-//   gets SYSTEM_ERR. A handler that uses `rpcrdma_call_reply` leaves it 0.
+// - `results_len`: 0 at first. The handler writes all inline results at `results`, and stores their number of bytes
+//   here. The number must be a multiple of 4, as XDR requires: pad with zeroes, or the caller gets SYSTEM_ERR. A
+//   handler that uses `rpcrdma_call_reply` leaves the number 0.
 //
 // # Ownership
 // The call, its arguments and the room for results are valid until the handler returns.
 //
 // # Threads
-// It runs on a shard, or on a worker with `RPCRDMA_ON_WORKERS`. Several threads may run it at once.
+// The handler runs on a shard, or on a worker with `RPCRDMA_ON_WORKERS`. Several threads may run it at once.
 //
 // # Returns
-// - 0: the results are complete. But if a function that writes results has failed for this call, and none has written
-//   that part of the results since, 0 has the effect of that function's code.
+// - 0: the results are complete. If a function failed to write a part of the results, and no later function wrote that
+//   part, 0 has the effect of the failed function's code.
 // - an `RPCRDMA_` status: refuses the call with it.
-// - -EMSGSIZE, as the code of the last function that failed to write results of this call, because a Write chunk of
-//   the caller is shorter than the result, and `max_write` allows the result: an error of the transport, by which a
-//   client of version 2 retransmits the call with a longer chunk. In version 1 the call fails with EPROTO.
-// - -ENOENT, as the code of that function, because the procedure declares a Write chunk that the caller does not
-//   offer: GARBAGE_ARGS.
+// - -EMSGSIZE, if the last function that failed to write results of this call returned it because the caller's Write
+//   chunk is shorter than a result that `max_write` allows: a transport error, after which a client of version 2
+//   retransmits the call with a longer chunk. In version 1 the call fails with EPROTO.
+// - -ENOENT, if that function returned it because the caller does not offer a Write chunk that the procedure declares:
+//   GARBAGE_ARGS.
 // - any other negative code, including one that no such function returned: SYSTEM_ERR, and the log has the cause, or
 //   the code.
 // - any other number: SYSTEM_ERR, and the log has the number.
@@ -189,7 +189,7 @@ typedef int (*rpcrdma_handler)(void *context,
 // The call is the application's, with its arguments, until `rpcrdma_call_answer`.
 //
 // # Threads
-// It runs on a shard, and must not block. Any thread may answer the call.
+// The handler runs on a shard, and must not block. Any thread may answer the call.
 typedef void (*rpcrdma_deferred_handler)(void *context, rpcrdma_call *call, const void *args, size_t args_len);
 
 // A procedure of a table.
@@ -219,15 +219,15 @@ typedef struct {
     size_t max_write;
     // Memory for the data of Read chunks, or NULL for the library's.
     //
-    // It is divided into places of `max_read` bytes, rounded up to 4096. A place is free again once the call of its
-    // chunk is answered, and the buffer that took the chunk is freed. While no place is free, chunks arrive in the
-    // library's memory.
+    // The memory is divided into places of `max_read` bytes, rounded up to a multiple of 4096. A place is free again
+    // once the call of its chunk is answered, and the buffer that took the chunk is freed. While no place is free,
+    // chunks arrive in the library's memory.
     rpcrdma_arena *reads_into;
 } rpcrdma_procedure;
 
 // Does work on a shard's thread, in each turn of the shard.
 //
-// It must not block.
+// The task must not block.
 //
 // # Parameters
 // - `context`: the argument of `rpcrdma_services_task`.
@@ -270,7 +270,7 @@ typedef struct {
 // The event is valid until the function returns.
 //
 // # Threads
-// It runs on the shard, or on a worker while the server ends, and must not block.
+// The hook runs on the shard, or on a worker while the server ends, and must not block.
 typedef void (*rpcrdma_peer_hook)(void *context, const rpcrdma_peer_event *event);
 
 // The header of a call.
@@ -333,9 +333,9 @@ typedef struct {
 // # Ownership
 // The functions that take a request copy it and the arguments. If the call starts, they also take the buffers of its
 // chunks, whose handles end. After the call, `rpcrdma_reply_take_read_chunk` and `rpcrdma_reply_take_write_chunk`
-// return the buffers. The exception is a call of version 2 that the library retransmits because the server takes no
-// chunks, fewer Read chunks, or wants a longer Write chunk: the lent buffers return to the pool, and the results are
-// in others.
+// return the buffers. The exception is a call of version 2 that the library retransmits because the server accepts no
+// chunks or fewer Read chunks, or wants a longer Write chunk: the lent buffers return to the pool, and the results are
+// in other buffers.
 typedef struct {
     // `sizeof(rpcrdma_request)`.
     //
@@ -360,7 +360,7 @@ typedef struct {
     const rpcrdma_write_chunk *write_chunks;
     // Number of Write chunks.
     size_t write_count;
-    // Room for inline results in bytes; 0: what fits into one message, of which rely on 256 only.
+    // Room for inline results in bytes; 0: what fits into one message; rely on 256 bytes only.
     //
     // More may arrive, so check the length of the results.
     size_t max_reply;
@@ -369,7 +369,7 @@ typedef struct {
     // The thread that runs the connection ends the call. For a polled server that calls back, that is the
     // application's own thread, and the time-out comes with the next poll. A call that timed out or was cancelled
     // keeps its credit and the memory of its chunks until the server answers it, or the connection ends. The
-    // connection ends if `limits.max_abandoned` (32) such calls, or all credits, are unanswered for
+    // connection ends if such calls hold all credits, or `limits.max_abandoned` (32) of them are unanswered, for
     // `timeouts.progress`.
     int timeout;
 } rpcrdma_request;
@@ -378,7 +378,7 @@ typedef struct {
 typedef struct {
     // Bytes that this version of the library has written.
     //
-    // A program that may run with an earlier version than it was built with compares it with
+    // A program that may run with an earlier version than it was built with compares this number with
     // `sizeof(rpcrdma_completion)`, because later versions have more fields at the end.
     size_t size;
     // `token` of the request.
@@ -408,7 +408,7 @@ typedef struct {
 // and its results longer.
 //
 // # Threads
-// It runs on the thread that polls the client, within the poll.
+// The function runs on the thread that polls the client, within the poll.
 typedef void (*rpcrdma_done)(void *context, const rpcrdma_completion *completion);
 
 #ifdef __cplusplus
@@ -523,15 +523,16 @@ rpcrdma_config *rpcrdma_config_new(void);
 // connect checks the knobs with those defaults, and may fail.
 //
 // `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, with the key in hexadecimal digits (`openssl rand -hex 32`).
-// Both ends need the same key: peers without it are refused, and so is protocol version 1. The connect of such a
-// client fails with EKEYREJECTED. A client of version 1 connects, and its calls end with -EPROTO: they were not
-// executed, and a retry fails in the same way. The code is not EKEYREJECTED, because the server names only its
+// Both ends need the same key: peers without it are refused, and so is protocol version 1. The connect of a client
+// without the key fails with EKEYREJECTED. A client of version 1 connects, but its calls end with -EPROTO: they were
+// not executed, and a retry fails in the same way. The code is not EKEYREJECTED, because the server names only its
 // versions: calls to a server whose `wire.version_1` is false end with the same error. ID names the key, not the host,
-// and `rpcrdma_call_peer` writes it. All hosts with one key have one name; that of `blockstore` is `blockstore`. A key
-// and `wire.credit_mode` v1 contradict each other, so the one that is set later is refused.
+// and `rpcrdma_call_peer` writes it. All hosts with one key have one name; in `blockstore` it is always `blockstore`.
+// A key and `wire.credit_mode` v1 contradict each other, so the one that is set later is refused.
 //
-// A server creates the socket file of `server.stats` when it starts, and removes it when it ends. It replaces the socket
-// of a server that has crashed. It never replaces or removes any other file: its start fails with EADDRNOTAVAIL.
+// A server creates the socket file of `server.stats` when it starts, and removes it when it ends. It replaces the
+// socket of a server that has crashed. It never replaces or removes any other file: with such a file at the path, its
+// start fails with EADDRNOTAVAIL.
 //
 // # Parameters
 // - `config`: the configuration.
@@ -550,8 +551,8 @@ rpcrdma_config *rpcrdma_config_new(void);
 //
 // # Returns
 // - 0: the knob is set.
-// - -EINVAL: the text begins with the knob, and names the value, and the valid values, with the other knob if that
-//   sets the limit. For a name of an earlier version, the text has the present name.
+// - -EINVAL: the text begins with the knob, and names its value, the valid values, and the other knob if one sets the
+//   limit. For a name of an earlier version, the text has the present name.
 // - a negative handle code.
 //
 // # Safety
@@ -665,7 +666,7 @@ rpcrdma_services *rpcrdma_services_new(void);
 // The text of a failure names procedure, program, version and cause. The procedures before the refused one are added.
 // - 0: all procedures are added.
 // - -EEXIST: the procedure was added before.
-// - -EINVAL: no server can have the entry, or there is no entry.
+// - -EINVAL: the entry is invalid, or the table has no entry.
 // - -EBUSY: `reads_into` has parts (`rpcrdma_arena_part`).
 // - -EBADF: `reads_into` is not an arena.
 // - a negative handle code.
@@ -754,7 +755,7 @@ int rpcrdma_services_peers(rpcrdma_services *services, rpcrdma_peer_hook hook, v
 // Any thread. No other thread uses `services` or `config` at the same time.
 //
 // # Returns
-// The server, or NULL after a failure: the text names the call, the limit and the remedy.
+// The server, or NULL after a failure: the text names the system call, the limit and the remedy.
 // - EINVAL: an argument or a knob is invalid, such as a core or a NUMA node that this process may not use.
 // - EADDRINUSE: another server has the address, or `server.stats`; or `address` lists one address twice.
 // - EADDRNOTAVAIL: this host cannot serve the address, or the path of `server.stats` or `soft:` is not that of a socket.
@@ -938,7 +939,7 @@ int rpcrdma_local_server_poll(rpcrdma_local_server *server);
 //
 // # Returns
 // - 1: the server is drained.
-// - 0: it is not yet.
+// - 0: the server is not drained yet.
 // - a negative handle code.
 //
 // # Safety
@@ -1020,7 +1021,7 @@ int rpcrdma_disarm(void *handle);
 //
 // # Parameters
 // - `handle`: a server or client of any kind.
-// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. NULL: only the length is
+// - `room`: gets the text, cut off to fit into `len` bytes with its final zero byte. NULL: only the length is
 //   returned.
 // - `len`: bytes of `room`. 0: only the length is returned.
 //
@@ -1072,7 +1073,7 @@ int rpcrdma_call_header(rpcrdma_call *call, rpcrdma_call_info *info, size_t size
 //
 // # Parameters
 // - `call`: the call.
-// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. The pointer may be NULL.
+// - `room`: gets the text, cut off to fit into `len` bytes with its final zero byte. The pointer may be NULL.
 // - `len`: bytes of `room`. It may be 0.
 //
 // # Ownership
@@ -1097,7 +1098,7 @@ int rpcrdma_call_peer(rpcrdma_call *call, char *room, size_t len);
 // # Parameters
 // - `call`: the call.
 // - `index`: index of the chunk. `read_chunks` of `rpcrdma_call_header` is the number of chunks.
-// - `len`: gets the bytes of the data.
+// - `len`: gets the length of the data.
 // - `position`: gets the offset of the data in the unreduced arguments, in bytes.
 //
 // # Ownership
@@ -1143,8 +1144,9 @@ rpcrdma_buffer *rpcrdma_call_take_read_chunk(rpcrdma_call *call, unsigned int in
 // Returns room for inline results, in the memory that is sent.
 //
 // The room holds zeroes. A second call changes the length, keeps the bytes that were written, and returns the same
-// address. There is room for at least `max_reply` bytes of the procedure. A room of 0 bytes has an address, too. After
-// a failure the handler may write other results. Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
+// address. There is room for at least the `max_reply` bytes of the procedure. A room of 0 bytes has an address, too.
+// After a failure the handler may write other results. Otherwise the caller gets SYSTEM_ERR, whatever the handler
+// returns.
 //
 // # Parameters
 // - `call`: the call.
@@ -1199,12 +1201,12 @@ int rpcrdma_call_reply_with(rpcrdma_call *call, const void *results, size_t len)
 // length of the data belongs to the inline results.
 //
 // If the chunk is too short for the data, the handler writes nothing, and returns the result of
-// `rpcrdma_call_write_chunk_filled(call, index, len)`. A code of its own would be SYSTEM_ERR.
+// `rpcrdma_call_write_chunk_filled(call, index, len)`. If it returns a code of its own, the caller gets SYSTEM_ERR.
 //
 // # Parameters
 // - `call`: the call.
 // - `index`: index of the chunk.
-// - `room`: gets the bytes of the chunk.
+// - `room`: gets the length of the chunk.
 //
 // # Ownership
 // The memory is the library's. The handler may write it until the call is answered.
@@ -1215,7 +1217,7 @@ int rpcrdma_call_reply_with(rpcrdma_call *call, const void *results, size_t len)
 // # Returns
 // The memory, or NULL after a failure.
 // - ENOENT: the caller offers no such chunk, or one of 0 bytes, which asks for the data inline (RFC 8166 §4.3.2.3).
-//   The data belongs to the inline results, too.
+//   Then the data itself belongs to the inline results.
 // - EINVAL: the caller offers the chunk, but the handler has no memory to write, because the procedure has
 //   `RPCRDMA_OWN_RESULTS`, or the chunk has a buffer of `rpcrdma_call_result`.
 // - a handle code.
@@ -1247,8 +1249,8 @@ void *rpcrdma_call_write_chunk(rpcrdma_call *call, unsigned int index, size_t *r
 // - a negative handle code.
 //
 // # Safety
-// `call` is NULL, or a call that was not answered. All `len` bytes were written for this call, because others would be
-// data of another client.
+// `call` is NULL, or a call that was not answered. All `len` bytes were written for this call, because other bytes
+// would be data of another client.
 int rpcrdma_call_write_chunk_filled(rpcrdma_call *call, unsigned int index, size_t len);
 
 // Sends a buffer as the result in a Write chunk, without a copy.
@@ -1272,7 +1274,7 @@ int rpcrdma_call_write_chunk_filled(rpcrdma_call *call, unsigned int index, size
 // # Returns
 // - 0: the buffer is sent with the reply.
 // - -ENOENT: the caller offers no such chunk. The data belongs to the inline results. The handle has ended, so hold
-//   another part of this memory until they are written.
+//   another part of this memory until the results are written.
 // - -EMSGSIZE: the chunk is shorter. The handler may return this code, as for `rpcrdma_call_write_chunk_filled`.
 // - -EXDEV: the buffer is a Read chunk of another shard or server, or a client's buffer: copy it.
 // - a negative handle code.
@@ -1348,8 +1350,8 @@ int rpcrdma_call_is_disconnected(rpcrdma_call *call);
 // - EINVAL: `len` is 0, as for mmap: no chunk is empty.
 // - ENOBUFS: the client has no such buffer left now (`memory.bulk_buffers`).
 // - EMSGSIZE: no buffer of the client is that long.
-// - ENOMEM, EMFILE, ENFILE, EFBIG: the system refuses the memory of all its buffers, by the limit that the text names;
-//   the next call requests it again.
+// - ENOMEM, EMFILE, ENFILE, EFBIG: the system refuses the memory of all the client's buffers, by the limit that the
+//   text names; the next call requests it again.
 // - ENOTCONN: the connection has ended.
 // - EDEADLK: the calling thread runs the client's connection, as for `rpcrdma_client_call`.
 // - a handle code.
@@ -1382,8 +1384,8 @@ void *rpcrdma_buffer_data(rpcrdma_buffer *buffer, size_t *len);
 
 // Restricts a buffer to a part of its bytes.
 //
-// The part is one of the buffer's whole memory, or of its present bytes if the buffer is read-only. A buffer of 0
-// bytes is an empty result (`rpcrdma_call_result`), and cannot be a chunk of a request.
+// The part is taken from the buffer's whole memory, or from its present bytes if the buffer is read-only. A buffer of
+// 0 bytes is an empty result (`rpcrdma_call_result`), and cannot be a chunk of a request.
 //
 // # Parameters
 // - `buffer`: the buffer.
@@ -1408,8 +1410,8 @@ int rpcrdma_buffer_window(rpcrdma_buffer *buffer, size_t start, size_t len);
 // Adopts memory that the application has mapped.
 //
 // The memory is either sent as results (`rpcrdma_arena_part`), or takes Read chunks (`reads_into` of a procedure), not
-// both. From 4 GiB on, it is only for Read chunks. A server registers it if its configuration has the arena
-// (`rpcrdma_config_arena`), or one of its procedures.
+// both. From 4 GiB on, it is only for Read chunks. A server registers the memory if its configuration
+// (`rpcrdma_config_arena`) or one of its procedures has the arena.
 //
 // # Parameters
 // - `base`: first byte, at a multiple of 4096.
@@ -1440,8 +1442,8 @@ rpcrdma_arena *rpcrdma_arena_new(void *base, size_t len, void (*release)(void *c
 //
 // `release` is called once nobody uses the part any more. From then on, the bytes of the part may change. After
 // `rpcrdma_call_result`, that is when the reply was sent, or its connection has ended. A peer that takes no data
-// delays it for `timeouts.progress`, and a slow peer as long as it keeps to `limits.min_rate`. The `release` of the
-// arena comes after those of all parts.
+// delays the release for `timeouts.progress`, and a slow peer as long as it keeps to `limits.min_rate`. The `release`
+// of the arena comes after those of all parts.
 //
 // # Parameters
 // - `arena`: the memory.
@@ -1585,9 +1587,9 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // # Parameters
 // - `client`: the client.
 // - `request`: the call.
-// - `reply`: gets the reply if the call has started, even if it failed then, and otherwise NULL. The pointer may be
-//   NULL. A caller with buffers in its request passes a pointer, because the codes alone do not always tell who has
-//   the buffers.
+// - `reply`: gets the reply if the call has started, even if it failed later, and otherwise NULL. The pointer may be
+//   NULL. A caller with buffers in its request passes a pointer, because the codes alone do not always tell which side
+//   has the buffers.
 //
 // # Ownership
 // The caller frees the reply (`rpcrdma_free`). The buffers of the request's chunks stay with the caller if `*reply` is
@@ -1611,8 +1613,8 @@ rpcrdma_client *rpcrdma_client_share(rpcrdma_client *client);
 // - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: the system refuses memory for chunks, by the limit that the text names.
 // - -EREMOTEIO: the server refused the call (`rpcrdma_reply_status`).
 // - -EACCES: the server refused the credential.
-// - -EBUSY: the server drains, or has no memory. The call was not run, unless the reply itself found no memory: try
-//   again later. Without a reply, another thread uses `client` now.
+// - -EBUSY: the server drains, or has no memory. The call was not run, unless only its reply lacked memory: try again
+//   later. If there is no reply, another thread uses `client` now.
 // - -EPROTO: a malformed reply, a server that refuses version 1, or another transport error.
 // - -EOPNOTSUPP: a call back to a client that takes none, because it has no `rpcrdma_config_callbacks`, or its
 //   `debug.reverse` is `none`.
@@ -1643,9 +1645,9 @@ int rpcrdma_client_call(rpcrdma_client *client, const rpcrdma_request *request, 
 // where a server is polled. On that thread a Read chunk cannot be copied (EDEADLK).
 //
 // # Returns
-// - 0: the call has started. The connection's thread finds other causes of failure, which the poll reports, and the
-//   buffers are in that reply. Such causes are ENOTCONN without a connection, and EINVAL for the position of a chunk,
-//   a buffer of another client, or a one-way call that has chunks.
+// - 0: the call has started. The poll reports failures that the connection's thread finds later, with a reply that has
+//   the buffers: ENOTCONN without a connection, and EINVAL for the position of a chunk, a buffer of another client, or
+//   a one-way call that has chunks.
 // - -EAGAIN: too many calls are outstanding (`limits.max_calls`; for calls of a server `debug.reverse_credits`).
 // - -ENOTCONN: the thread of the connection has stopped.
 // - -EINVAL, -EMSGSIZE: the request is invalid.
@@ -1664,7 +1666,7 @@ int rpcrdma_client_start(rpcrdma_client *client, const rpcrdma_request *request)
 //
 // # Parameters
 // - `client`: the client.
-// - `done`: gets each started call that has ended. The function may start calls, whose ends are for later polls, and
+// - `done`: gets each started call that has ended. The function may start calls, whose ends later polls report, and
 //   free the client. The calls that this poll has found are reported even then. NULL: ended calls are left to the next
 //   poll with a function.
 // - `context`: first argument of `done`.
@@ -1689,7 +1691,7 @@ int rpcrdma_client_poll(rpcrdma_client *client, rpcrdma_done done, void *context
 //
 // # Parameters
 // - `client`: a `rpcrdma_client` or a `rpcrdma_local_client`.
-// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. The pointer may be NULL.
+// - `room`: gets the text, cut off to fit into `len` bytes with its final zero byte. The pointer may be NULL.
 // - `len`: bytes of `room`. It may be 0.
 //
 // # Ownership
@@ -1775,7 +1777,7 @@ rpcrdma_local_client *rpcrdma_local_client_begin(const char *address,
 //
 // # Returns
 // - 1: calls may be started.
-// - 0: the client connects.
+// - 0: the client is still connecting.
 // - -ENOTCONN: the connection was established, and has ended; the text says why.
 // - -ECONNREFUSED, -ETIMEDOUT or another code of `rpcrdma_client_connect`: the connect has failed; the text says why.
 // - another negative handle code.
@@ -1807,7 +1809,7 @@ int rpcrdma_local_client_is_established(rpcrdma_local_client *client);
 // - -EMSGSIZE: there is never memory for the call, its chunks or its reply (the text names the knob).
 // - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: the system refuses memory, as for `rpcrdma_alloc`.
 // - -EINVAL: the request is invalid.
-// - -ENOTCONN: for a Read chunk to be copied, there is no connection.
+// - -ENOTCONN: there is no connection, which a Read chunk to be copied needs.
 // - another negative handle code.
 //
 // # Safety
@@ -1839,8 +1841,8 @@ int rpcrdma_local_client_cancel(rpcrdma_local_client *client, uint32_t xid);
 
 // Polls a client once, and reports the calls that have ended.
 //
-// The function never blocks. The time of all `done` functions of a poll counts between two polls, and a loop polls at
-// least 20 times a second.
+// The function never blocks. A loop polls at least 20 times a second, and the time of the `done` functions counts
+// towards the time between two polls.
 //
 // # Parameters
 // - `client`: the client.
@@ -1867,7 +1869,7 @@ int rpcrdma_local_client_poll(rpcrdma_local_client *client, rpcrdma_done done, v
 //
 // # Parameters
 // - `reply`: the reply.
-// - `len`: gets the bytes of the results.
+// - `len`: gets the length of the results.
 //
 // # Ownership
 // The results are in the reply, until it is freed.
@@ -1908,7 +1910,8 @@ int rpcrdma_reply_status(rpcrdma_reply *reply);
 
 // Takes the buffer of a Write chunk out of a reply.
 //
-// The buffer is as long as its data. The reply of a failed call also has it, if the server can no longer reach it.
+// The buffer is as long as its data. The reply of a failed call also has the buffer, unless the server can still reach
+// it.
 //
 // # Parameters
 // - `reply`: the reply.
@@ -1931,8 +1934,8 @@ rpcrdma_buffer *rpcrdma_reply_take_write_chunk(rpcrdma_reply *reply, unsigned in
 
 // Takes the buffer of a Read chunk out of a reply.
 //
-// The buffer can be lent to another call. The reply of a failed call also has it, if the server can no longer reach
-// it.
+// The buffer can be lent to another call. The reply of a failed call also has the buffer, unless the server can still
+// reach it.
 //
 // # Parameters
 // - `reply`: the reply.
@@ -1973,7 +1976,7 @@ rpcrdma_buffer *rpcrdma_reply_take_read_chunk(rpcrdma_reply *reply, unsigned int
 // - a handle code.
 //
 // # Safety
-// `reply` is the callback's.
+// `reply` is the one that the callback got.
 rpcrdma_reply *rpcrdma_reply_keep(rpcrdma_reply *reply);
 
 #ifdef __cplusplus

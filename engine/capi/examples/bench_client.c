@@ -104,7 +104,7 @@ static double percentile(const struct bench *bench, double part) {
     return (double)((uint64_t)(bucket - shift * STEPS) << shift) / 1e3;
 }
 
-// The request of all calls, but for its token, number and buffer.
+// The request of all calls, without its token, number and buffer.
 static rpcrdma_request request_of(struct bench *bench) {
     if (bench->procedure <= ECHO)
         return (rpcrdma_request){
@@ -215,7 +215,7 @@ int main(int argc, char **argv) {
     if (bench.procedure <= ECHO && bench.size > MAX_MESSAGE)
         die("-s", "echo carries at most 3840 bytes");
 
-    // The same sizes as those of a client of rpcperf with one connection.
+    // The sizes are those of an rpcperf client with one connection.
     set_number(config, "memory.receives", bench.depth <= 256 ? 1024 : 4 * bench.depth);
     set_number(config, "limits.credits", bench.depth < 32 ? 64 : 2 * bench.depth > 32767 ? 32767 : 2 * bench.depth);
     set_number(config, "limits.max_calls", bench.depth);
@@ -226,7 +226,7 @@ int main(int argc, char **argv) {
         snprintf(classes, sizeof classes, "[[%u, %u]]", bench.size, bench.depth);
         set(config, "memory.bulk_buffers", classes);
     }
-    // The user's knobs are set last, so that they replace these.
+    // The user's knobs are set last, so that they replace the values above.
     optind = 1;
     for (int option; (option = getopt(argc, argv, OPTIONS)) != -1;)
         if (option == 'c')

@@ -12,7 +12,7 @@
 
 #include "example.h"
 
-// Operations that the kernel runs at a time.
+// Maximum number of operations that the kernel runs at a time.
 enum { ENTRIES = 256 };
 
 // An operation and its call. The call keeps the memory, even if its client is killed.

@@ -40,7 +40,7 @@ static void answer(rpcrdma_call *call, int status) {
         fprintf(stderr, "block_server: answer: %s\n", rpcrdma_error());
 }
 
-// Results of `count` words.
+// Answers with `count` words as results.
 static void answer_words(rpcrdma_call *call, const uint32_t *words, size_t count) {
     unsigned char *results = rpcrdma_call_reply(call, 4 * count);
     for (size_t i = 0; results && i < count; i++)

@@ -27,7 +27,7 @@ static int call_queue_put(rpcrdma_call *call) {
     return full ? -1 : 0;
 }
 
-// Waits for a call. NULL once the queue is closed and empty.
+// Waits for a call. Returns NULL once the queue is closed and empty.
 static rpcrdma_call *call_queue_take(void) {
     rpcrdma_call *call = NULL;
     pthread_mutex_lock(&queue_lock);

@@ -60,14 +60,14 @@ fn services() -> Services {
         let (args, mut results) = call.args_and_writer();
         Ok(results.put(args)?)
     });
-    let take = Procedure::new(|call| match call.read_chunk(0) {
+    let write = Procedure::new(|call| match call.read_chunk(0) {
         Some(data) if data.len() == BULK => Ok(()),
         _ => Err(Refusal::GarbageArguments),
     });
-    let give = Procedure::new(|call| Ok(call.result_writer(0)?.put(bytes(BULK))?));
+    let read = Procedure::new(|call| Ok(call.result_writer(0)?.put(bytes(BULK))?));
     services.add(PROGRAM, 1, 1, echo);
-    services.add(PROGRAM, 1, 2, take.read_chunks(1, BULK).uncounted());
-    services.add(PROGRAM, 1, 3, give.write_chunks(1, BULK));
+    services.add(PROGRAM, 1, 2, write.read_chunks(1, BULK).uncounted());
+    services.add(PROGRAM, 1, 3, read.write_chunks(1, BULK));
     services
 }
 

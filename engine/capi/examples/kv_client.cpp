@@ -4,8 +4,8 @@
 //   kv_client ADDRESS verify SEED    verifies the values
 //   kv_client ADDRESS forever SEED   puts values until it or the server ends; prints `begun` after the first values
 //
-// Protocol: tests/embed/kv.x. Keys and values are those of the client kv-client: each client verifies the values of the
-// other.
+// Protocol: tests/embed/kv.x. The client kv-client uses the same keys and values, so each client can verify the values
+// of the other.
 
 #include <cstdio>
 #include <cstdlib>

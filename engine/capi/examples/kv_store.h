@@ -23,7 +23,7 @@ static int compare(const struct entry *entry, const unsigned char *key, uint32_t
     return order ? order : (entry->key_len > len) - (entry->key_len < len);
 }
 
-// Index of the first entry that is not before `key`; `found` if it is the key's.
+// Returns the index of the first entry that is not before `key`, and sets `found` if that entry has the key.
 static size_t search(const unsigned char *key, uint32_t len, int *found) {
     size_t low = 0, high = entries;
     while (low < high) {

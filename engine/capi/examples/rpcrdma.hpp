@@ -14,7 +14,7 @@
 
 namespace rpcrdma {
 
-// Failure of a function of the library: its text, and its negative code, or 0 if it returns a pointer.
+// Failure of a function of the library: its text, and its negative code, or 0 if the function returns a pointer.
 struct Error : std::runtime_error {
     explicit Error(int code = 0) : std::runtime_error(rpcrdma_error()), code(code) {}
     int code;
@@ -69,7 +69,7 @@ struct Request {
     std::uint32_t procedure;
     std::string args;
     int timeout = 0; // Milliseconds; 0: none.
-    std::vector<rpcrdma_read_chunk> read_chunks = {}; // Their data outlives the call.
+    std::vector<rpcrdma_read_chunk> read_chunks = {}; // Their data must outlive the call.
     std::vector<rpcrdma_write_chunk> write_chunks = {};
 };
 

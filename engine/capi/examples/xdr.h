@@ -12,7 +12,7 @@ struct xdr {
     size_t left;
 };
 
-// Length with round-up to whole words.
+// Rounds a length up to whole words.
 static inline size_t xdr_padded(size_t len) {
     return (len + 3) & ~(size_t)3;
 }
@@ -27,7 +27,7 @@ static inline unsigned char *xdr_put_u64(unsigned char *to, uint64_t value) {
     return xdr_put_u32(xdr_put_u32(to, (uint32_t)(value >> 32)), (uint32_t)value);
 }
 
-// Takes `len` bytes and their round-up, in place. NULL if there are fewer.
+// Takes `len` bytes and their round-up, in place. Returns NULL if there are fewer.
 static inline const unsigned char *xdr_bytes(struct xdr *from, size_t len) {
     const unsigned char *at = from->at;
     if (len > from->left || xdr_padded(len) > from->left)

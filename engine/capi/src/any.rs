@@ -28,13 +28,13 @@ pub(crate) enum AnyEndpoint<'a> {
 pub(crate) unsafe fn lend_any<'a>(handle: *mut c_void) -> Result<AnyEndpoint<'a>, ApiFailure> {
     // SAFETY: the caller guarantees it.
     match unsafe { mark_of(handle) }? {
-        // SAFETY: it is of this kind.
+        // SAFETY: the handle is of this kind.
         rpcrdma_server::MARK => unsafe { share(handle.cast::<rpcrdma_server>()) }?.get().map(AnyEndpoint::Server),
-        // SAFETY: it is of this kind.
+        // SAFETY: the handle is of this kind.
         rpcrdma_local_server::MARK => unsafe { lend(handle.cast()) }.map(AnyEndpoint::LocalServer),
-        // SAFETY: it is of this kind.
+        // SAFETY: the handle is of this kind.
         rpcrdma_client::MARK => unsafe { lend(handle.cast()) }.map(AnyEndpoint::Client),
-        // SAFETY: it is of this kind.
+        // SAFETY: the handle is of this kind.
         rpcrdma_local_client::MARK => unsafe { lend(handle.cast()) }.map(AnyEndpoint::LocalClient),
         _ => Err(wrong_kind()),
     }

@@ -71,8 +71,8 @@ pub(crate) unsafe fn store<T>(place: *mut T, value: T) {
 
 /// Stores a struct, of which the caller knows `size` bytes, unless `place` is null.
 ///
-/// The caller may be compiled against another version: fields that it does not know are left out, and fields that only
-/// it knows are set to 0.
+/// The caller may be compiled against another version: fields that the caller does not know are left out, and fields
+/// that only the caller knows are set to 0.
 ///
 /// # Safety
 /// `place` is null, or has `size` writable bytes.

@@ -90,10 +90,10 @@ impl ServedCall {
         &mut self,
         index: usize,
         len: usize,
-        if_offered: Errno,
+        code_if_offered: Errno,
         error: impl Display + Into<Refusal>,
     ) -> ApiFailure {
-        let code = if self.offers_chunk(index) { if_offered } else { Errno::NOENT };
+        let code = if self.offers_chunk(index) { code_if_offered } else { Errno::NOENT };
         match len {
             0 => self.fail(code, error),
             _ => self.fail_to_write(ResultPart::Chunk(index), code, error),

@@ -35,7 +35,7 @@ pub(crate) struct Knobs {
     pub(crate) arenas: Vec<Arena>,
     /// Services of a client in the reverse direction.
     pub(crate) callbacks: Option<Arc<Services>>,
-    /// Memory for the Read chunks of those services.
+    /// Memory for the Read chunks of `callbacks`.
     pub(crate) callback_arenas: Vec<Arena>,
 }
 
@@ -51,7 +51,7 @@ struct ExtraKnobs {
 }
 
 impl ExtraKnobs {
-    /// Sets the knob `name`. `None` if it is not one of these knobs.
+    /// Sets the knob `name`. Returns `None` if it is not one of these knobs.
     fn set(&mut self, name: &str, text: &str) -> Option<Result<(), ApiFailure>> {
         // As in a file, a text may stand in quotes, and `unset` restores the default.
         let text = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
@@ -76,13 +76,13 @@ impl ExtraKnobs {
                 self.stats = (!text.is_empty()).then(|| text.into());
                 Ok(())
             }
-            "client.auth_sys" => AuthSysUser::of(name, text).map(|user| self.user = Some(user)),
+            "client.auth_sys" => AuthSysUser::parse(name, text).map(|user| self.user = Some(user)),
             HOST_KEY => host_key(name, text).map(|policy| self.host_auth = policy),
             _ => return None,
         })
     }
 
-    /// Sets the knob `name` to its default. False if it is not one of these knobs, or always has a value.
+    /// Sets the knob `name` to its default. Returns false if it is not one of these knobs, or always has a value.
     fn unset(&mut self, name: &str) -> bool {
         match name {
             "server.shards" => self.shards = None,
@@ -105,11 +105,13 @@ impl Knobs {
         let name = match &found[..] {
             [only] => only,
             [] => return Err(ApiFailure::argument(format_args!("{name}: no such knob (tuning.md lists all)"))),
-            several => return Err(ApiFailure::argument(format_args!("{name}: ambiguous, {}", several.join(" or ")))),
+            several => {
+                return Err(ApiFailure::argument(format_args!("{name}: ambiguous: expected {}", several.join(" or "))));
+            }
         };
         let mut extra = self.extra.clone();
-        if let Some(done) = extra.set(name, text) {
-            return done.and_then(|()| self.replace_extra(name, extra));
+        if let Some(result) = extra.set(name, text) {
+            return result.and_then(|()| self.replace_extra(name, extra));
         }
         let (settings, (config, accept, connect)) = (&mut self.settings, &mut self.applied);
         let set = match name.starts_with(CONNECT) {
@@ -141,25 +143,25 @@ impl Knobs {
             }
             error => setting_failure(error, None),
         })?;
-        let mut own = self.extra.clone();
+        let mut extra = self.extra.clone();
         for name in EXTRA_KNOBS {
             if let Some(text) = next.take(name) {
                 if name == HOST_KEY {
                     let refused = |error| ApiFailure::argument(format_args!("{name}: {error:#}"));
                     secret_file::check(path).map_err(refused)?;
                 }
-                let of_file = |failure: ApiFailure| {
+                let add_path = |failure: ApiFailure| {
                     ApiFailure::untranslated(failure.code(), format!("{}: {}", path.display(), failure.text()))
                 };
-                own.set(name, &text).unwrap_or(Ok(())).map_err(of_file)?;
+                extra.set(name, &text).unwrap_or(Ok(())).map_err(add_path)?;
             }
         }
         // The file may contradict an earlier setting, whose failure does not name the file.
-        self.apply(next, &own.host_auth).map_err(|failure| {
+        self.apply(next, &extra.host_auth).map_err(|failure| {
             let name = path.display().to_string();
             if failure.text().starts_with(&name) { failure } else { failure.with_subject(name) }
         })?;
-        self.extra = own;
+        self.extra = extra;
         Ok(())
     }
 
@@ -192,8 +194,8 @@ impl Knobs {
         if shards < addresses || cores.is_some_and(|cores| cores != shards) {
             let cores = cores.map_or_else(String::new, |cores| format!(", server.cores names {cores} cores"));
             return wrong(format!(
-                "server.shards is {shards}{cores}: a shard for each of {addresses} addresses, and as \
-                                  many cores as shards"
+                "server.shards is {shards}{cores}: expected at least a shard for each of {addresses} addresses, and as \
+                 many cores as shards"
             ));
         }
         if let (Some(name), None) = (services.on_workers(), workers) {
@@ -279,10 +281,10 @@ const CONNECT: &str = "connect.";
 fn setting_failure(error: SettingError, set: Option<&str>) -> ApiFailure {
     let (source, text) = match error {
         SettingError::Unknown { source_, knob, known } => {
-            let own = EXTRA_KNOBS.join(", ");
+            let extra = EXTRA_KNOBS.join(", ");
             let hint = Some(to_c_names(knob.clone())).filter(|here| *here != knob);
             let hint = hint.map_or_else(String::new, |here| format!(" (in C: {here})"));
-            let text = format!("{knob}: no such knob{hint}: {}; also {own}", to_c_names(known));
+            let text = format!("{knob}: no such knob{hint}: {}; also {extra}", to_c_names(known));
             return ApiFailure::untranslated(Errno::INVAL, with_source(&source_, text));
         }
         SettingError::Replaced { source_, knob, became } => (source_, format!("{knob}: {became}")),
@@ -309,15 +311,15 @@ fn with_source(source: &str, text: String) -> String {
 /// Names of the [`ExtraKnobs`].
 const EXTRA_KNOBS: [&str; 6] =
     ["server.shards", "server.cores", "server.workers", "server.stats", "client.auth_sys", HOST_KEY];
-/// The value of a knob that has none.
+/// Text that sets a knob back to its default.
 const UNSET: &str = "unset";
 /// The knob whose value is a secret.
 const HOST_KEY: &str = "wire.host_key";
 
 /// Full names of the knobs with this name in any group.
 fn full_names(name: &str) -> Vec<String> {
-    let own = EXTRA_KNOBS.into_iter().filter(|own| own.split_once('.').is_some_and(|(_, last)| last == name));
-    knobs_named(name).into_iter().chain(own.map(str::to_owned)).collect()
+    let extra = EXTRA_KNOBS.into_iter().filter(|extra| extra.split_once('.').is_some_and(|(_, last)| last == name));
+    knobs_named(name).into_iter().chain(extra.map(str::to_owned)).collect()
 }
 
 /// Parses a number. `max` is the highest value of the knob, for the error.
@@ -371,7 +373,7 @@ struct AuthSysUser {
 }
 
 impl AuthSysUser {
-    fn of(name: &str, text: &str) -> Result<Self, ApiFailure> {
+    fn parse(name: &str, text: &str) -> Result<Self, ApiFailure> {
         let wrong = || {
             ApiFailure::argument(format_args!("{name}: invalid value `{text}`: expected UID:GID or UID:GID:GID,GID"))
         };
@@ -653,7 +655,7 @@ mod tests {
         assert_eq!(result.err(), Some(expected));
         let knobs = loaded(key.as_bytes(), 0o600).1.expect("only its owner may read it");
         assert!(matches!(knobs.extra.host_auth, AuthPolicy::Required(_)));
-        assert!(loaded(b"[limits]\ncredits = 32\n", 0o644).1.is_ok(), "it has no key");
+        assert!(loaded(b"[limits]\ncredits = 32\n", 0o644).1.is_ok(), "the file has no key");
     }
 
     #[test]

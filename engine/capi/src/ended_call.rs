@@ -59,7 +59,7 @@ impl EndedCall {
         }
     }
 
-    /// Takes the buffer of Write chunk `index` if `is_result`, and else of Read chunk `index`.
+    /// Takes the buffer of Write chunk `index` if `is_result`, otherwise of Read chunk `index`.
     pub(crate) fn take(&mut self, is_result: bool, index: usize) -> Result<Buf, ApiFailure> {
         let list = usize::from(!is_result);
         if self.buffers.as_ref().is_none_or(|lists| lists[list].is_none()) {

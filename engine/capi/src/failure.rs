@@ -162,7 +162,7 @@ fn resource_limit_code(os_error: Option<i32>) -> Option<Errno> {
     }
 }
 
-/// The text of an error with those of its causes.
+/// The text of an error with the texts of its causes.
 fn text_with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -185,7 +185,7 @@ thread_local! {
 }
 
 /// Text of the thread's last failure, empty before the first. The next failure overwrites it.
-pub(crate) fn last() -> *const c_char {
+pub(crate) fn last_text() -> *const c_char {
     LAST_TEXT.with(|last| last.as_ptr().cast_const().cast())
 }
 

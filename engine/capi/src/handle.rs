@@ -69,14 +69,14 @@ impl<K: HandleKind> SharedFreeSlots<K> {
     #[cold]
     fn move_to(&self, slots: &mut Vec<FreeSlot<K>>) {
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let rest = shared.len().saturating_sub(BATCH);
-        slots.extend(shared.drain(rest..));
+        let kept = shared.len().saturating_sub(BATCH);
+        slots.extend(shared.drain(kept..));
     }
 
-    /// Takes all but the first `rest` slots of a thread's list.
+    /// Takes all but the first `kept` slots of a thread's list.
     #[cold]
-    fn take_from(&self, slots: &mut Vec<FreeSlot<K>>, rest: usize) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(slots.drain(rest..));
+    fn take_from(&self, slots: &mut Vec<FreeSlot<K>>, kept: usize) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(slots.drain(kept..));
     }
 }
 
@@ -186,7 +186,7 @@ thread_local!(static TEMPORARY_TAGS: TemporaryTags = TemporaryTags(Rc::default()
 pub(crate) struct TemporaryTags(Rc<Cell<u16>>);
 
 impl TemporaryTags {
-    /// Tags for a handle that no thread uses.
+    /// Tags that no thread shares, for a detached client.
     pub(crate) fn of_no_thread() -> Self {
         Self(Rc::default())
     }
@@ -295,7 +295,7 @@ impl<K: HandleKind> HandleSlot<K> {
     }
 }
 
-/// The mark of a handle of any kind, by which the caller tells the kind.
+/// The mark of a handle of any kind, by which the caller tells the kinds apart.
 ///
 /// # Errors
 /// See [`lend`].
@@ -303,10 +303,10 @@ impl<K: HandleKind> HandleSlot<K> {
 /// # Safety
 /// See [`lend`].
 pub(crate) unsafe fn mark_of(pointer: *mut c_void) -> Result<u64, ApiFailure> {
-    let known = checked::is_live(pointer);
+    let is_live = checked::is_live(pointer);
     let pointer = pointer.cast::<AtomicU64>().map_addr(|address| address & !TAG as usize);
     let pointer = NonNull::new(pointer).ok_or_else(|| ApiFailure::argument("the handle is NULL"))?;
-    if !pointer.is_aligned() || !known {
+    if !pointer.is_aligned() || !is_live {
         return Err(checked::report_misuse("freed already, or not a handle"));
     }
     // SAFETY: the caller guarantees that the pointer is to a slot, which begins with its mark.
@@ -358,7 +358,7 @@ pub(crate) unsafe fn detach<K: HandleKind>(
 
 /// Attaches a detached handle to this thread, after which `enter` prepares its value.
 ///
-/// True if the handle was detached, false if this thread has it already.
+/// Returns true if the handle was detached, false if this thread has it already.
 ///
 /// # Errors
 /// See [`lend`].
@@ -373,14 +373,15 @@ pub(crate) unsafe fn attach<K: HandleKind>(
     let (slot, live) = unsafe { slot(pointer) }?;
     let is_live = slot.mark.load(Ordering::Relaxed) == live;
     // Acquire pairs with the Release of `detach`. One of several threads succeeds.
-    let own = this_thread::<K>();
-    let taken = is_live && slot.thread.compare_exchange(DETACHED, own, Ordering::Acquire, Ordering::Relaxed).is_ok();
+    let current = this_thread::<K>();
+    let was_detached =
+        is_live && slot.thread.compare_exchange(DETACHED, current, Ordering::Acquire, Ordering::Relaxed).is_ok();
     // SAFETY: the caller guarantees it.
     let mut lent = unsafe { lend(pointer) }?;
-    if taken {
+    if was_detached {
         enter(&mut lent);
     }
-    Ok(taken)
+    Ok(was_detached)
 }
 
 /// The value of a handle, lent to the running function.
@@ -394,7 +395,7 @@ pub(crate) struct LentHandle<'a, K: HandleKind> {
 ///
 /// # Errors
 /// EINVAL: the handle is null. EBADF: it is of another kind, or was freed. EBUSY: a function uses it. EPERM: another
-/// thread has it, or none.
+/// thread has the handle, or no thread has it.
 ///
 /// # Safety
 /// `pointer` is null or came from this library. A freed handle is usually detected, but not always.
@@ -435,20 +436,20 @@ pub(crate) unsafe fn take<K: HandleKind>(pointer: *mut K) -> Result<K::Value, Ap
     taken.unwrap_or_else(|_| unsafe { ThreadFreeSlots::new().take(pointer) })
 }
 
-/// Makes a handle that [`take`] has ended live again, with this value.
+/// Revives a handle that [`take`] has ended, with this value.
 ///
 /// # Safety
 /// See [`take`], which has ended the handle on this thread. No handle was made since.
 #[cold]
 pub(crate) unsafe fn restore_handle<K: HandleKind>(pointer: *mut K, value: K::Value) {
     let (slot, live) = untagged(pointer);
-    let free = |slots: &mut Vec<FreeSlot<K>>| {
+    let remove_slot = |slots: &mut Vec<FreeSlot<K>>| {
         let at = slots.iter().rposition(|FreeSlot(free)| std::ptr::eq(*free, slot))?;
         Some(slots.swap_remove(at))
     };
-    let found = K::thread_slots().try_with(|slots| free(&mut slots.0.borrow_mut())).ok().flatten();
+    let found = K::thread_slots().try_with(|slots| remove_slot(&mut slots.0.borrow_mut())).ok().flatten();
     // `take` may have moved the slot to the shared list. If another thread has it now, the handle stays ended.
-    let found = found.or_else(|| free(&mut K::shared_slots().0.lock().unwrap_or_else(PoisonError::into_inner)));
+    let found = found.or_else(|| remove_slot(&mut K::shared_slots().0.lock().unwrap_or_else(PoisonError::into_inner)));
     let Some(FreeSlot(slot)) = found else { return };
     // SAFETY: the slot is free, so only this function uses its value.
     let place = unsafe { &mut *slot.value.get() };
@@ -512,7 +513,7 @@ impl<K: HandleKind> Drop for LentHandle<'_, K> {
 /// The value of a handle that any number of threads may use at once.
 ///
 /// # Errors
-/// See [`lend`]. Such handles are never busy.
+/// See [`lend`]. Shared handles are never busy.
 ///
 /// # Safety
 /// See [`lend`]. Nobody frees the handle meanwhile, and nobody [lends](lend) handles of the kind.

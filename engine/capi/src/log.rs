@@ -10,18 +10,18 @@ use rustix::io::Errno;
 use crate::failure::ApiFailure;
 use crate::names::to_c_names;
 
-type Function = unsafe extern "C-unwind" fn(context: *mut c_void, level: c_int, line: *const c_char);
+type LogFunction = unsafe extern "C-unwind" fn(context: *mut c_void, level: c_int, line: *const c_char);
 
 /// The function that gets the lines.
 pub(crate) struct LogSink {
-    function: Function,
+    function: LogFunction,
     context: *mut c_void,
 }
 
 impl LogSink {
     /// # Safety
     /// Any thread may call `function` with `context`.
-    pub(crate) unsafe fn new(function: Function, context: *mut c_void) -> Self {
+    pub(crate) unsafe fn new(function: LogFunction, context: *mut c_void) -> Self {
         Self { function, context }
     }
 }
@@ -59,7 +59,7 @@ pub(crate) fn install(sink: LogSink, highest: c_int) -> Result<(), ApiFailure> {
         2 => LevelFilter::Warn,
         3 => LevelFilter::Info,
         4 => LevelFilter::Debug,
-        _ => return Err(ApiFailure::argument(format_args!("most is {highest}: 0 (no lines) to 4 (debug)"))),
+        _ => return Err(ApiFailure::argument(format_args!("most is {highest}: expected 0 (no lines) to 4 (debug)"))),
     };
     LOG_SINK.set(sink).map_err(|_| ApiFailure::new(Errno::BUSY, "rpcrdma_log was called before"))?;
     let sink = LOG_SINK.get().ok_or_else(|| ApiFailure::new(Errno::BUSY, "no log"))?;

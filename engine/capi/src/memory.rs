@@ -53,23 +53,23 @@ impl BufferMemory {
         }
     }
 
-    /// The memory of a Read chunk of a call whose shard has the arena `own`.
-    pub(crate) fn of_read_chunk(bytes: Frozen, own: Option<ArenaId>) -> Self {
-        if own == Some(bytes.arena()) { Self::OfShard(bytes) } else { Self::Shared(bytes) }
+    /// The memory of a Read chunk of a call whose shard has the arena `shard_arena`.
+    pub(crate) fn of_read_chunk(bytes: Frozen, shard_arena: Option<ArenaId>) -> Self {
+        if shard_arena == Some(bytes.arena()) { Self::OfShard(bytes) } else { Self::Shared(bytes) }
     }
 
-    /// Converts the buffer for a result of a call whose shard has the arena `own`.
+    /// Converts the buffer for a result of a call whose shard has the arena `shard_arena`.
     ///
     /// # Errors
     /// The memory belongs to another shard or to a client.
-    pub(crate) fn into_result(self, own: Option<ArenaId>) -> Result<Frozen, ApiFailure> {
+    pub(crate) fn into_result(self, shard_arena: Option<ArenaId>) -> Result<Frozen, ApiFailure> {
         let bytes = match self {
             Self::Shared(bytes) => return Ok(bytes),
             Self::Owned(buf) => buf.freeze(),
             Self::OfShard(bytes) => bytes,
         };
-        match own {
-            Some(own) if own != bytes.arena() => {
+        match shard_arena {
+            Some(arena) if arena != bytes.arena() => {
                 Err(ApiFailure::new(Errno::XDEV, "the buffer belongs to another shard or to a client: copy it"))
             }
             _ => Ok(bytes),
@@ -129,13 +129,13 @@ impl AdoptedArena {
     /// The memory does not start at a page, or is not a whole number of pages.
     ///
     /// # Safety
-    /// See [`ExternalMemory::new`]. It holds until `release` is dropped.
+    /// See [`ExternalMemory::new`], whose contract holds until `release` is dropped.
     pub(crate) unsafe fn new(
         base: *mut c_void,
         len: usize,
         release: Option<ReleaseCallback>,
     ) -> Result<Self, ApiFailure> {
-        let base = NonNull::new(base.cast()).ok_or_else(|| ApiFailure::argument("the memory is NULL"))?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| ApiFailure::argument("base is NULL"))?;
         if !len.is_multiple_of(4096) {
             return Err(ApiFailure::argument(format_args!("len is {len}: expected a multiple of 4096")));
         }

@@ -44,7 +44,7 @@ pub struct rpcrdma_peer_event {
 /// The event is valid until the function returns.
 ///
 /// # Threads
-/// It runs on the shard, or on a worker while the server ends, and must not block.
+/// The hook runs on the shard, or on a worker while the server ends, and must not block.
 pub type rpcrdma_peer_hook =
     Option<unsafe extern "C-unwind" fn(context: *mut c_void, event: *const rpcrdma_peer_event)>;
 

@@ -27,7 +27,7 @@ pub(crate) struct PolledClient {
     next_batch: Vec<CompletedCall>,
     /// Distinguishes the client from a later one in the same slot.
     id: u64,
-    /// Tags of its replies, which it shares with the other temporary handles of its thread.
+    /// Tags of the client's replies, shared with the other temporary handles of its thread.
     tags: TemporaryTags,
 }
 

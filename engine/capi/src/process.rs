@@ -60,6 +60,6 @@ pub(crate) fn check_not_forked() -> Result<(), ApiFailure> {
 fn fork_failure() -> ApiFailure {
     ApiFailure::new(
         Errno::PERM,
-        "this process is a fork of one with servers or clients: it may only call exec or _exit",
+        "this process is a fork of a process with servers or clients: it may only call exec or _exit",
     )
 }

@@ -33,7 +33,7 @@ impl ReadPlaces {
         let size = longest.max(1).checked_next_multiple_of(PAGE).unwrap_or(usize::MAX);
         match arena.len() / size {
             0 => Err(ApiFailure::argument(format_args!(
-                "max_read is {longest}, and reads_into has {} bytes",
+                "max_read is {longest}, but reads_into has only {} bytes",
                 arena.len()
             ))),
             places => Ok(Self { arena, size, count: places.div_ceil(PARTS) }),
@@ -43,15 +43,15 @@ impl ReadPlaces {
     /// Allocates a place, on a shard's thread. Returns `None` if no place is free.
     pub(crate) fn allocate(&self) -> Option<Buf> {
         THREAD_PARTS.with_borrow_mut(|parts| {
-            let of_arena = parts.iter().filter(|part| part.arena().id() == self.arena.id());
-            let free = |part: &Pool| {
+            let arena_parts = parts.iter().filter(|part| part.arena().id() == self.arena.id());
+            let allocate_in = |part: &Pool| {
                 part.alloc(self.size).or_else(|| {
                     // Collect the places that other threads have freed.
                     part.drain_remote();
                     part.alloc(self.size)
                 })
             };
-            of_arena.into_iter().find_map(free).or_else(|| {
+            arena_parts.into_iter().find_map(allocate_in).or_else(|| {
                 let part = Pool::of_pages(self.arena.clone(), Class { size: self.size, count: self.count }).ok()?;
                 let place = part.alloc(self.size);
                 parts.push(part);
@@ -61,7 +61,7 @@ impl ReadPlaces {
     }
 }
 
-/// Returns the parts of this thread, where its shard ends and the thread continues.
+/// Returns the parts of this thread to their arenas, when its shard ends but the thread continues.
 pub(crate) fn release_thread_parts() {
     // An ending thread has returned its parts already.
     let _ = THREAD_PARTS.try_with(|parts| drop(parts.take()));

@@ -53,9 +53,9 @@ pub struct rpcrdma_write_chunk {
 /// # Ownership
 /// The functions that take a request copy it and the arguments. If the call starts, they also take the buffers of its
 /// chunks, whose handles end. After the call, `rpcrdma_reply_take_read_chunk` and `rpcrdma_reply_take_write_chunk`
-/// return the buffers. The exception is a call of version 2 that the library retransmits because the server takes no
-/// chunks, fewer Read chunks, or wants a longer Write chunk: the lent buffers return to the pool, and the results are
-/// in others.
+/// return the buffers. The exception is a call of version 2 that the library retransmits because the server accepts no
+/// chunks or fewer Read chunks, or wants a longer Write chunk: the lent buffers return to the pool, and the results are
+/// in other buffers.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rpcrdma_request {
@@ -82,7 +82,7 @@ pub struct rpcrdma_request {
     pub write_chunks: *const rpcrdma_write_chunk,
     /// Number of Write chunks.
     pub write_count: usize,
-    /// Room for inline results in bytes; 0: what fits into one message, of which rely on 256 only.
+    /// Room for inline results in bytes; 0: what fits into one message; rely on 256 bytes only.
     ///
     /// More may arrive, so check the length of the results.
     pub max_reply: usize,
@@ -91,7 +91,7 @@ pub struct rpcrdma_request {
     /// The thread that runs the connection ends the call. For a polled server that calls back, that is the
     /// application's own thread, and the time-out comes with the next poll. A call that timed out or was cancelled
     /// keeps its credit and the memory of its chunks until the server answers it, or the connection ends. The
-    /// connection ends if `limits.max_abandoned` (32) such calls, or all credits, are unanswered for
+    /// connection ends if such calls hold all credits, or `limits.max_abandoned` (32) of them are unanswered, for
     /// `timeouts.progress`.
     pub timeout: c_int,
 }
@@ -140,7 +140,7 @@ impl CallStarter for Client {
             // Such arguments are refused before they are copied.
             return Err(ApiFailure::new(
                 Errno::MSGSIZE,
-                format_args!("args_len is {}: no message has as many", args.len()),
+                format_args!("args_len is {}: no message has that many bytes", args.len()),
             ));
         }
         let call = ClientCall::new(procedure);
@@ -179,7 +179,7 @@ impl CallStarter for NonBlocking<'_> {
 /// Starts the call that a request describes.
 ///
 /// # Errors
-/// The request is null or invalid, or the client has no memory for the call. Then its buffers are untouched.
+/// The request is null or invalid, or the client has no memory for the call. The buffers of the request are untouched.
 ///
 /// # Safety
 /// `request` is null, or has as many bytes as its `size` says, and its pointers have as many items as it says. For its
@@ -237,18 +237,18 @@ unsafe fn start_sized<C: CallStarter>(client: &mut C, request: &rpcrdma_request)
 #[inline(never)]
 unsafe fn read_other_version(request: *const rpcrdma_request) -> Result<rpcrdma_request, ApiFailure> {
     // SAFETY: the caller guarantees it: each version of the struct begins with its size.
-    let (size, own) = (unsafe { request.cast::<usize>().read() }, size_of::<rpcrdma_request>());
-    if !(own..=LONGEST_REQUEST).contains(&size) {
+    let (size, known) = (unsafe { request.cast::<usize>().read() }, size_of::<rpcrdma_request>());
+    if !(known..=LONGEST_REQUEST).contains(&size) {
         return Err(ApiFailure::argument(format_args!(
-            "size of the rpcrdma_request is {size}, instead of {own}: set it to sizeof(rpcrdma_request)"
+            "size of the rpcrdma_request is {size}, instead of {known}: set it to sizeof(rpcrdma_request)"
         )));
     }
     // SAFETY: the caller guarantees it.
     let later = unsafe { array::<u8>("request", request.cast(), size) }?;
-    if later[own..].iter().any(|byte| *byte != 0) {
+    if later[known..].iter().any(|byte| *byte != 0) {
         return Err(ApiFailure::argument(format_args!(
-            "the rpcrdma_request has {size} bytes, and those beyond {own} are not 0: this version of the library lacks \
-             their fields"
+            "the rpcrdma_request has {size} bytes, and those beyond {known} are not 0: this version of the library \
+             lacks their fields"
         )));
     }
     // SAFETY: the request begins with the fields of this version.
@@ -339,8 +339,8 @@ pub(crate) unsafe fn return_buffers(request: *const rpcrdma_request, returned: &
     }
     let bufs: Vec<Buf> = returned.take_chunks().collect();
     // Write chunks without a buffer were allocated in their order, up to the first that failed.
-    let own = writes.iter().filter(|chunk| !chunk.buffer.is_null()).count();
-    let (mut allocated, mut bufs) = (bufs.len().saturating_sub(own), bufs.into_iter());
+    let lent = writes.iter().filter(|chunk| !chunk.buffer.is_null()).count();
+    let (mut allocated, mut bufs) = (bufs.len().saturating_sub(lent), bufs.into_iter());
     for chunk in writes {
         if !chunk.buffer.is_null() {
             let Some(buf) = bufs.next() else { return };

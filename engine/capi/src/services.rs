@@ -33,25 +33,25 @@ use crate::types::{rpcrdma_arena, rpcrdma_call};
 /// - `call`: the call.
 /// - `args`, `args_len`: the inline arguments, in place.
 /// - `results`: room for at least `max_reply` bytes of inline results, which are not initialized.
-/// - `results_len`: 0 at the call. The handler writes all inline results at `results`, and stores their number of bytes
-///   here. It is a multiple of 4, as XDR requires, so the handler pads with zeroes: with another number, the caller
-///   gets SYSTEM_ERR. A handler that uses `rpcrdma_call_reply` leaves it 0.
+/// - `results_len`: 0 at first. The handler writes all inline results at `results`, and stores their number of bytes
+///   here. The number must be a multiple of 4, as XDR requires: pad with zeroes, or the caller gets SYSTEM_ERR. A
+///   handler that uses `rpcrdma_call_reply` leaves the number 0.
 ///
 /// # Ownership
 /// The call, its arguments and the room for results are valid until the handler returns.
 ///
 /// # Threads
-/// It runs on a shard, or on a worker with `RPCRDMA_ON_WORKERS`. Several threads may run it at once.
+/// The handler runs on a shard, or on a worker with `RPCRDMA_ON_WORKERS`. Several threads may run it at once.
 ///
 /// # Returns
-/// - 0: the results are complete. But if a function that writes results has failed for this call, and none has written
-///   that part of the results since, 0 has the effect of that function's code.
+/// - 0: the results are complete. If a function failed to write a part of the results, and no later function wrote that
+///   part, 0 has the effect of the failed function's code.
 /// - an `RPCRDMA_` status: refuses the call with it.
-/// - -EMSGSIZE, as the code of the last function that failed to write results of this call, because a Write chunk of
-///   the caller is shorter than the result, and `max_write` allows the result: an error of the transport, by which a
-///   client of version 2 retransmits the call with a longer chunk. In version 1 the call fails with EPROTO.
-/// - -ENOENT, as the code of that function, because the procedure declares a Write chunk that the caller does not
-///   offer: GARBAGE_ARGS.
+/// - -EMSGSIZE, if the last function that failed to write results of this call returned it because the caller's Write
+///   chunk is shorter than a result that `max_write` allows: a transport error, after which a client of version 2
+///   retransmits the call with a longer chunk. In version 1 the call fails with EPROTO.
+/// - -ENOENT, if that function returned it because the caller does not offer a Write chunk that the procedure declares:
+///   GARBAGE_ARGS.
 /// - any other negative code, including one that no such function returned: SYSTEM_ERR, and the log has the cause, or
 ///   the code.
 /// - any other number: SYSTEM_ERR, and the log has the number.
@@ -77,7 +77,7 @@ pub type rpcrdma_handler = Option<
 /// The call is the application's, with its arguments, until `rpcrdma_call_answer`.
 ///
 /// # Threads
-/// It runs on a shard, and must not block. Any thread may answer the call.
+/// The handler runs on a shard, and must not block. Any thread may answer the call.
 pub type rpcrdma_deferred_handler = Option<
     unsafe extern "C-unwind" fn(context: *mut c_void, call: *mut rpcrdma_call, args: *const c_void, args_len: usize),
 >;
@@ -94,8 +94,8 @@ pub const RPCRDMA_CACHED: u32 = 2;
 /// Calls have no reply, and end once they are sent.
 ///
 /// The caller does not learn whether such a call has run. The procedure and the request both need the flag: without it
-/// in the request, the call ends only by its time-out. Version 1 of the protocol has no such calls: on a connection of
-/// version 1 they end with EINVAL and are not sent, and so do those with chunks.
+/// in the request, the call ends only by its time-out. One-way calls with chunks end with EINVAL and are not sent, and
+/// so do all one-way calls on a connection of version 1, which does not have them.
 pub const RPCRDMA_ONE_WAY: u32 = 4;
 /// Write chunks are filled from the application's memory (`rpcrdma_call_result`), not the library's.
 pub const RPCRDMA_OWN_RESULTS: u32 = 8;
@@ -134,15 +134,15 @@ pub struct rpcrdma_procedure {
     pub max_write: usize,
     /// Memory for the data of Read chunks, or NULL for the library's.
     ///
-    /// It is divided into places of `max_read` bytes, rounded up to 4096. A place is free again once the call of its
-    /// chunk is answered, and the buffer that took the chunk is freed. While no place is free, chunks arrive in the
-    /// library's memory.
+    /// The memory is divided into places of `max_read` bytes, rounded up to a multiple of 4096. A place is free again
+    /// once the call of its chunk is answered, and the buffer that took the chunk is freed. While no place is free,
+    /// chunks arrive in the library's memory.
     pub reads_into: *mut rpcrdma_arena,
 }
 
 /// Does work on a shard's thread, in each turn of the shard.
 ///
-/// It must not block.
+/// The task must not block.
 ///
 /// # Parameters
 /// - `context`: the argument of `rpcrdma_services_task`.
@@ -203,13 +203,13 @@ impl fmt::Display for ProgramVersion {
 /// A procedure of a program, for error texts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ProcedureId {
-    of: ProgramVersion,
+    program: ProgramVersion,
     number: u32,
 }
 
 impl fmt::Display for ProcedureId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "procedure {} of {}", self.number, self.of)
+        write!(f, "procedure {} of {}", self.number, self.program)
     }
 }
 
@@ -263,14 +263,14 @@ impl ServiceTable {
     /// # Errors
     /// EEXIST: the procedure was added before. EINVAL, EBADF or EBUSY: its declaration or its arena is invalid. The
     /// text names the procedure.
-    pub(crate) fn add(&mut self, program: ProgramVersion, of: &rpcrdma_procedure) -> Result<(), ApiFailure> {
-        let name = ProcedureId { of: program, number: of.number };
+    pub(crate) fn add(&mut self, program: ProgramVersion, entry: &rpcrdma_procedure) -> Result<(), ApiFailure> {
+        let name = ProcedureId { program, number: entry.number };
         if self.known.contains(&name) {
             return Err(ApiFailure::new(Errno::EXIST, "it was added before").with_subject(name));
         }
-        let procedure = self.procedure(of).map_err(|failure| failure.with_subject(name))?;
-        self.services.add(program.program, program.version, of.number, procedure);
-        if of.flags & RPCRDMA_ON_WORKERS != 0 {
+        let procedure = self.procedure(entry).map_err(|failure| failure.with_subject(name))?;
+        self.services.add(program.program, program.version, entry.number, procedure);
+        if entry.flags & RPCRDMA_ON_WORKERS != 0 {
             self.on_workers.get_or_insert(name);
         }
         self.known.insert(name);
@@ -278,11 +278,11 @@ impl ServiceTable {
     }
 
     /// Makes the procedure of an entry.
-    fn procedure(&mut self, of: &rpcrdma_procedure) -> Result<Procedure, ApiFailure> {
-        let number = of.number;
+    fn procedure(&mut self, entry: &rpcrdma_procedure) -> Result<Procedure, ApiFailure> {
+        let number = entry.number;
         let wrong = |text: &str| Err(ApiFailure::argument(text));
-        let context = CallbackContext(of.context);
-        let procedure: Procedure = match (of.handler, of.deferred) {
+        let context = CallbackContext(entry.context);
+        let procedure: Procedure = match (entry.handler, entry.deferred) {
             (Some(handler), None) => Procedure::new(move |call| {
                 let (args, mut writer) = call.args_and_writer();
                 let (args, args_len, results) = (args.as_ptr().cast(), args.len(), writer.as_mut_ptr().cast());
@@ -313,37 +313,37 @@ impl ServiceTable {
         if number > MAX_PROCEDURE {
             return wrong(&format!("number exceeds {MAX_PROCEDURE}"));
         }
-        for (field, count) in [("read_chunks", of.read_chunks), ("write_chunks", of.write_chunks)] {
+        for (field, count) in [("read_chunks", entry.read_chunks), ("write_chunks", entry.write_chunks)] {
             if count as usize > MAX_CHUNKS {
                 return wrong(&format!("{field} is {count}: at most {MAX_CHUNKS}"));
             }
         }
-        let has = |flag: u32| of.flags & flag != 0;
-        let unknown = of.flags & !(2 * RPCRDMA_UNCOUNTED - 1);
+        let has = |flag: u32| entry.flags & flag != 0;
+        let unknown = entry.flags & !(2 * RPCRDMA_UNCOUNTED - 1);
         if unknown != 0 {
             return wrong(&format!(
                 "flags has {unknown:#x}: expected flags of procedures (RPCRDMA_ON_WORKERS and others)"
             ));
         }
-        if (of.read_chunks > 0) != (of.max_read > 0) {
+        if (entry.read_chunks > 0) != (entry.max_read > 0) {
             return wrong(&format!(
                 "read_chunks is {}, and max_read {}: set both or none",
-                of.read_chunks, of.max_read
+                entry.read_chunks, entry.max_read
             ));
         }
-        if (of.write_chunks > 0) != (of.max_write > 0) && !has(RPCRDMA_OWN_RESULTS) {
+        if (entry.write_chunks > 0) != (entry.max_write > 0) && !has(RPCRDMA_OWN_RESULTS) {
             return wrong(&format!(
                 "write_chunks is {}, and max_write {}: set both or none",
-                of.write_chunks, of.max_write
+                entry.write_chunks, entry.max_write
             ));
         }
-        check_sizes(of)?;
-        let mut procedure = procedure.max_reply(if of.max_reply == 0 { 256 } else { of.max_reply });
-        if of.read_chunks > 0 {
-            procedure = procedure.read_chunks(of.read_chunks as usize, of.max_read);
+        check_sizes(entry)?;
+        let mut procedure = procedure.max_reply(if entry.max_reply == 0 { 256 } else { entry.max_reply });
+        if entry.read_chunks > 0 {
+            procedure = procedure.read_chunks(entry.read_chunks as usize, entry.max_read);
         }
-        if of.write_chunks > 0 {
-            procedure = procedure.write_chunks(of.write_chunks as usize, of.max_write);
+        if entry.write_chunks > 0 {
+            procedure = procedure.write_chunks(entry.write_chunks as usize, entry.max_write);
         }
         if has(RPCRDMA_UNCOUNTED) {
             procedure = procedure.uncounted();
@@ -355,26 +355,26 @@ impl ServiceTable {
             procedure = procedure.one_way();
         }
         if has(RPCRDMA_CACHED) {
-            if of.write_chunks > 0 {
+            if entry.write_chunks > 0 {
                 return wrong("a cached procedure has no Write chunks");
             }
             let new = || Arc::new(DuplicateRequestCache::new(DuplicateRequestCacheConfig::default()));
             procedure = procedure.cached(Arc::clone(self.cache.get_or_insert_with(new)), cache_client);
         }
         if has(RPCRDMA_ON_WORKERS) {
-            if of.deferred.is_some() {
+            if entry.deferred.is_some() {
                 return wrong("a deferred handler runs on the shard, not on workers");
             }
             procedure = procedure.on_workers();
         }
         // The arena is checked last, so that a refused entry leaves it as it was.
-        if !of.reads_into.is_null() {
-            if of.read_chunks == 0 {
+        if !entry.reads_into.is_null() {
+            if entry.read_chunks == 0 {
                 return wrong("reads_into without read_chunks");
             }
             // SAFETY: the caller of `rpcrdma_services_add` guarantees that the handle came from this library.
-            let adopted = unsafe { share(of.reads_into) }?;
-            let places = ReadPlaces::new(adopted.arena.clone(), of.max_read)?;
+            let adopted = unsafe { share(entry.reads_into) }?;
+            let places = ReadPlaces::new(adopted.arena.clone(), entry.max_read)?;
             self.arenas.push(adopted.for_reads()?);
             procedure = procedure.place_reads_in(move |_, _, _| places.allocate());
         }
@@ -388,7 +388,7 @@ impl ServiceTable {
         descriptor: rpcrdma_task,
         context: *mut c_void,
     ) -> Result<(), ApiFailure> {
-        let poll = poll.ok_or_else(|| ApiFailure::argument("the task has no function"))?;
+        let poll = poll.ok_or_else(|| ApiFailure::argument("poll is NULL"))?;
         self.task = Some(TaskFunctions { poll, descriptor, context: CallbackContext(context) });
         Ok(())
     }
@@ -416,17 +416,17 @@ impl ServiceTable {
 }
 
 /// Refuses sizes that no configuration permits.
-fn check_sizes(of: &rpcrdma_procedure) -> Result<(), ApiFailure> {
-    let has = |flag: u32| of.flags & flag != 0;
+fn check_sizes(entry: &rpcrdma_procedure) -> Result<(), ApiFailure> {
+    let has = |flag: u32| entry.flags & flag != 0;
     let chunk = |is_application_memory: bool| match is_application_memory {
         true => (LONGEST_CHUNK, "the protocol has no longer chunks"),
         false => (LONGEST_BUFFER, "memory.bulk_buffers has no longer buffers"),
     };
     let reply = (LONGEST_BUFFER, "memory.long_buffers has no longer buffers");
     let sizes = [
-        ("max_reply", of.max_reply, reply),
-        ("max_read", of.max_read, chunk(!of.reads_into.is_null())),
-        ("max_write", of.max_write, chunk(has(RPCRDMA_OWN_RESULTS))),
+        ("max_reply", entry.max_reply, reply),
+        ("max_read", entry.max_read, chunk(!entry.reads_into.is_null())),
+        ("max_write", entry.max_write, chunk(has(RPCRDMA_OWN_RESULTS))),
     ];
     match sizes.into_iter().find(|(_, size, (limit, _))| size > limit) {
         Some((field, size, (limit, why))) => {
@@ -615,7 +615,7 @@ mod tests {
         assert_eq!(twice.code(), Errno::EXIST);
         assert_eq!(twice.text(), "procedure 7 of program 0x20000001, version 3: it was added before");
         let nfs = ProgramVersion { program: 100003, version: 3 };
-        assert_eq!(ProcedureId { of: nfs, number: 6 }.to_string(), "procedure 6 of program 100003, version 3");
+        assert_eq!(ProcedureId { program: nfs, number: 6 }.to_string(), "procedure 6 of program 100003, version 3");
         // SAFETY: it came from `new_handle`.
         assert!(unsafe { crate::handle::take(arena) }.is_ok());
     }

@@ -31,7 +31,7 @@ pub struct rpcrdma_server(());
 pub struct rpcrdma_local_server(());
 /// A call at the server.
 ///
-/// Its handler uses it. Any one thread at a time uses a deferred call.
+/// Only the handler of a call may use it. A deferred call may be used by any thread, one at a time.
 pub struct rpcrdma_call(());
 /// A client whose connection another thread runs.
 ///

@@ -10,7 +10,7 @@ use crate::wire::EncodeError;
 
 /// A call to start, on any kind of client; `Send`.
 ///
-/// A call by [`ClientCall::new`] owns its arguments, which the client copies into the message.
+/// A call created by [`ClientCall::new`] owns its arguments, which the client copies into the message.
 /// [`LocalClient::prepare`](super::LocalClient::prepare) makes a call in the memory that it is sent from, so its
 /// arguments are not copied.
 ///
@@ -65,7 +65,7 @@ impl ClientCall {
 
     /// Sets the XDR-encoded arguments, without those in chunks.
     ///
-    /// The memory of a prepared call is freed.
+    /// A prepared call loses its message buffer, so these arguments are copied when it starts.
     pub fn args(mut self, args: impl Into<Vec<u8>>) -> Self {
         let memory = self.memory.get_or_new();
         memory.move_reads(self.args_at, 0);
@@ -89,7 +89,7 @@ impl ClientCall {
     /// A prepared call sends zeroes for unwritten bytes.
     ///
     /// # Errors
-    /// A prepared call has no room for all of the arguments; none is written.
+    /// The arguments exceed the room of a prepared call; none are written.
     #[inline]
     pub fn put_args(&mut self, args: &[u8]) -> Result<(), EncodeError> {
         let Some(message) = &mut self.message else {
@@ -143,12 +143,12 @@ impl ClientCall {
 
     /// Adds a Read chunk: an argument from a buffer's window.
     ///
-    /// It is the argument at byte `at` of the arguments (a multiple of 4), without XDR round-up. The buffer must come
-    /// from the client's own `alloc`.
+    /// The chunk is the argument at byte `at` of the arguments (a multiple of 4), without XDR round-up. The buffer must
+    /// come from the client's own `alloc`.
     #[doc(alias("chunk list", "read list"))]
     #[inline]
     pub fn read_chunk(self, at: usize, data: Buf) -> Self {
-        // A position that no argument can have is refused at the start of the call.
+        // A position that overflows becomes `u32::MAX`, which is refused when the call starts.
         let position = u32::try_from(self.args_at.saturating_add(at)).unwrap_or(u32::MAX);
         self.with_buffers(|memory| memory.too_many |= memory.send.try_push((position, data)).is_err())
     }
@@ -177,7 +177,7 @@ impl ClientCall {
 
     /// Reserves room for results of up to `bytes` bytes.
     ///
-    /// It is needed for results that exceed one message.
+    /// Results that exceed one message need this room.
     #[inline]
     pub fn expect_reply(mut self, bytes: usize) -> Self {
         // No message of the protocol is longer, and sums with this limit do not overflow.
@@ -196,7 +196,7 @@ impl ClientCall {
 
     /// Sets the time-out of the call, measured from its start. Default: none.
     ///
-    /// The call then fails with [`CallError::TimedOut`](crate::CallError::TimedOut).
+    /// A call that exceeds it fails with [`CallError::TimedOut`](crate::CallError::TimedOut).
     #[inline]
     pub fn timeout(mut self, time: Duration) -> Self {
         self.timeout = Some(time);

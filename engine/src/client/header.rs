@@ -40,7 +40,7 @@ impl Credential {
         Self { flavor, body }
     }
 
-    pub(super) fn get(&self) -> OpaqueAuth<'_> {
+    pub(super) fn as_opaque_auth(&self) -> OpaqueAuth<'_> {
         OpaqueAuth { flavor: self.flavor, body: &self.body }
     }
 }
@@ -67,7 +67,7 @@ impl HeaderTemplate {
             program,
             version,
             procedure: 0,
-            credential: credential.get(),
+            credential: credential.as_opaque_auth(),
             verifier: OpaqueAuth::NONE,
         };
         let mut bytes = vec![0; header.encoded_len()];
@@ -92,13 +92,14 @@ impl HeaderTemplate {
 
     /// Writes a header with a credential.
     ///
-    /// It is a separate function, because the compiler otherwise merges both copies into one of unknown length.
+    /// This function is not inlined, because the compiler would merge this copy and the one in `write` into one of
+    /// unknown length.
     #[inline(never)]
     fn write_with_credential(&self, out: &mut [u8]) {
         out[..self.header.len()].copy_from_slice(&self.header);
     }
 
-    /// Writes the header to the start of `out`; the XID stays blank.
+    /// Writes the header to the start of `out`; the XID is 0.
     #[inline]
     pub(super) fn write(&self, out: &mut [u8], procedure: u32) {
         match (out.first_chunk_mut::<AUTH_NONE_LEN>(), self.header.first_chunk()) {

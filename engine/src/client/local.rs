@@ -81,8 +81,8 @@ pub struct LocalClient<F: Fabric = AnyFabric> {
     closed: VecDeque<(ConnRef, CloseReason)>,
     template: HeaderTemplate,
     config: ClientConfig,
-    /// Whether calls with chunks are checked against a binding. It is constant, because the configuration is.
-    limits_chunks: bool,
+    /// Whether calls with chunks are checked against a binding: computed once, because the configuration is constant.
+    must_check_chunks: bool,
     /// Arena of prepared calls.
     arena: ArenaId,
 }
@@ -118,9 +118,9 @@ impl<F: Fabric> LocalClient<F> {
     pub fn open(fabric: F, config: ClientConfig) -> Result<Self, StartError> {
         let template = HeaderTemplate::new(config.program, config.version, &config.credential);
         let shard = config.open_shard(fabric)?;
-        let limits_chunks = config.limits_chunks();
+        let must_check_chunks = config.must_check_chunks();
         let (closed, arena) = (VecDeque::new(), shard.arena().id());
-        Ok(Self { shard, first: ConnRef::NONE, closed, template, config, limits_chunks, arena })
+        Ok(Self { shard, first: ConnRef::NONE, closed, template, config, must_check_chunks, arena })
     }
 
     /// Connects through a device; blocks until connected.
@@ -173,16 +173,15 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Starts to close a connection, without blocking.
     ///
-    /// New calls fail, except while the connection serves calls of its server. It has a
-    /// [close reason](Self::close_reason) once the calls under way have ended.
+    /// New calls fail, unless the connection still serves calls of its server, whose handlers may call back. The
+    /// connection has a [close reason](Self::close_reason) once the calls under way have ended.
     pub fn begin_close(&mut self, connection: Connection) {
         self.shard.close(connection.0);
     }
 
     /// Why a connection is closed; `None` while it is open.
     ///
-    /// The reason is of [unknown kind](crate::CloseReasonKind::Unknown) once a thousand other connections have closed
-    /// later.
+    /// After the close of 1,024 later connections, the reason is of [unknown kind](crate::CloseReasonKind::Unknown).
     pub fn close_reason(&self, connection: Connection) -> Option<&CloseReason> {
         let kept = self.closed.iter().rev().find(|(closed, _)| *closed == connection.0);
         match kept {
@@ -200,13 +199,13 @@ impl<F: Fabric> LocalClient<F> {
         self.shard.flush();
         let busy = self.shard.poll_once();
         if !self.shard.events().is_empty() {
-            self.take_events();
+            self.record_close_reasons();
         }
         busy
     }
 
     #[cold]
-    fn take_events(&mut self) {
+    fn record_close_reasons(&mut self) {
         for event in self.shard.events().drain(..) {
             if let ShardEvent::Closed { conn, reason } = event {
                 if self.closed.len() == MAX_REASONS {
@@ -291,7 +290,7 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Allocates memory for a chunk of a connection's call; does not block.
     ///
-    /// Only that connection's peer ever gets access to it. It holds zeroes, or data of earlier calls on this
+    /// Only that connection's peer ever gets access to the memory, which holds zeroes, or data of earlier calls on this
     /// connection. A length of 0 gives an empty buffer, and a call with such a chunk is
     /// [`Invalid`](CallError::Invalid).
     ///
@@ -318,7 +317,7 @@ impl<F: Fabric> LocalClient<F> {
             return self.fail_call(token, Defect::ForeignMemory.into(), memory);
         }
         if let Some(chunks) = memory.get_mut()
-            && (self.limits_chunks || chunks.is_unfinished())
+            && (self.must_check_chunks || chunks.is_unfinished())
             && let Err(error) = self.complete_chunks(connection, procedure, message.len() - args_at, chunks)
         {
             return self.fail_call(token, error, memory);
@@ -431,7 +430,7 @@ impl<F: Fabric> LocalClient<F> {
 
     /// Posts started calls now, instead of in the next [`poll`](Self::poll).
     ///
-    /// This is useful before other work.
+    /// Call this before other work that delays the next poll.
     #[inline]
     #[doc(alias("ring doorbell", "doorbell"))]
     pub fn flush(&mut self) {
@@ -473,7 +472,7 @@ impl<F: Fabric> LocalClient<F> {
     /// Prepares to sleep in an external event loop, after one turn.
     ///
     /// Returns how long to sleep, at most `longest`; `None` if that turn found work: call [`poll`](Self::poll) then.
-    /// Later events make the [descriptor](AsFd) readable. Follow each `arm` by a [`disarm`](Self::disarm). No wake-up
+    /// Later events make the [descriptor](AsFd) readable. Follow each `arm` with a [`disarm`](Self::disarm). No wake-up
     /// is lost, because the client arms before it checks for work, and other threads publish work before they check
     /// whether it is armed.
     #[must_use]
@@ -493,7 +492,7 @@ impl<F: Fabric> LocalClient<F> {
     /// The next [`poll`](Self::poll) reports other calls that ended meanwhile.
     ///
     /// # Errors
-    /// The failure of a call without a reply.
+    /// The call ended without a reply; see [`CallError`].
     pub fn call(&mut self, call: ClientCall) -> CallResult {
         self.call_on(self.first(), call)
     }
@@ -501,7 +500,7 @@ impl<F: Fabric> LocalClient<F> {
     /// Makes a call on this connection, and blocks until it ends.
     ///
     /// # Errors
-    /// The failure of a call without a reply.
+    /// The call ended without a reply; see [`CallError`].
     pub fn call_on(&mut self, connection: Connection, call: ClientCall) -> CallResult {
         self.start(connection, call, BLOCKING);
         let mut idle = Idle::new(self.config.shard.poll.idle).yield_every(YIELD_EVERY);
@@ -509,8 +508,8 @@ impl<F: Fabric> LocalClient<F> {
             let busy = self.turn();
             // Other ended calls stay for the next poll.
             let done = self.shard.done();
-            if let Some(own) = done.iter().position(|done| done.token == BLOCKING) {
-                return done.remove(own).result;
+            if let Some(index) = done.iter().position(|done| done.token == BLOCKING) {
+                return done.remove(index).result;
             }
             if busy {
                 idle.reset();
@@ -520,7 +519,7 @@ impl<F: Fabric> LocalClient<F> {
         }
     }
 
-    /// Closes after the calls under way; blocks for at most `timeout`.
+    /// Closes once calls under way have ended; blocks for at most `timeout`.
     ///
     /// Calls still under way then end with an error. Returns the ended calls that [`poll`](Self::poll) has not
     /// reported.

@@ -102,12 +102,12 @@ impl ClientConfig {
     }
 
     /// Whether calls with chunks are checked against a binding.
-    fn limits_chunks(&self) -> bool {
+    fn must_check_chunks(&self) -> bool {
         self.bindings.is_some() || !self.reduction_allowed()
     }
 
     fn reduction_allowed(&self) -> bool {
-        let credential = self.credential.get();
+        let credential = self.credential.as_opaque_auth();
         reduction_allowed(credential.flavor, credential.body)
     }
 
@@ -119,6 +119,7 @@ impl ClientConfig {
         let reduction = self.reduction_allowed();
         let reads: ArrayVec<usize, MAX_CHUNKS> = memory.send.iter().map(|(_, buf)| buf.len()).collect();
         let writes = memory.result_lens();
+        let has_chunks = !(reads.is_empty() && writes.is_empty());
         match self.bindings.as_ref().map(|all| all.get(self.program, self.version, procedure)) {
             Some(Some(binding)) => {
                 binding.check_call(inline_len, &reads, &writes, reduction)?;
@@ -126,10 +127,8 @@ impl ClientConfig {
                 memory.max_inline_results = (!writes.is_empty()).then(|| binding.reply_len(writes.len()));
                 Ok(())
             }
-            // Bindings name all items that may be reduced.
-            bindings if (bindings.is_some() || !reduction) && !(reads.is_empty() && writes.is_empty()) => {
-                Err(BindingError::ReductionOff.into())
-            }
+            // Bindings name all items that may be reduced, so a procedure without a binding has no such items.
+            bindings if has_chunks && (bindings.is_some() || !reduction) => Err(BindingError::ReductionOff.into()),
             _ => Ok(()),
         }
     }

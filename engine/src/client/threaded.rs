@@ -93,8 +93,8 @@ impl fmt::Debug for Endpoint {
 impl Endpoint {
     /// Starts the thread; blocks until device and memory are ready.
     ///
-    /// It takes milliseconds, or a second for gigabytes of memory. The endpoint connects to addresses of the same
-    /// fabric as `address`.
+    /// The start takes milliseconds, or a second for gigabytes of memory. The endpoint connects to addresses of the
+    /// same fabric as `address`.
     ///
     /// # Errors
     /// [`ConnectError::Start`].
@@ -104,8 +104,8 @@ impl Endpoint {
 
     /// Starts the thread, as a future of any runtime; see [`start`](Self::start).
     ///
-    /// The new thread opens the device and allocates the memory. If the future is dropped before it is ready, all of
-    /// this is undone.
+    /// The new thread opens the device and allocates the memory. If the future is dropped before it is ready, the
+    /// thread ends, and device and memory are released.
     ///
     /// # Errors
     /// [`ConnectError::Start`].
@@ -117,8 +117,8 @@ impl Endpoint {
         async move {
             config.check().map_err(StartError::from)?;
             check(&config.shard, config.services.as_deref(), 1)?;
-            let (scheme, own) = (address.scheme(), config.clone());
-            let make = move || own.open_shard(address.open(&own.shard)?);
+            let (scheme, thread_config) = (address.scheme(), config.clone());
+            let make = move || thread_config.open_shard(address.open(&thread_config.shard)?);
             let shard = spawn("rpcrdma-client".into(), config.shard.poll.core, make).await?;
             Ok(Self { shared: EndpointState::new(shard, scheme, config) })
         }
@@ -150,11 +150,11 @@ impl Endpoint {
         let (shared, address) = (Arc::clone(&self.shared), address.clone());
         async move {
             let timeout = shared.config.connect.timeout;
-            let to = address.fabric_address_for(shared.scheme)?.clone();
+            let fabric_address = address.fabric_address_for(shared.scheme)?.clone();
             let (opened, completer) = oneshot();
             let closed = Arc::default();
             shared.shard.send(Command::Connect(ConnectRequest {
-                address: to,
+                address: fabric_address,
                 timeout,
                 closed: Arc::clone(&closed),
                 completer,
@@ -162,7 +162,7 @@ impl Endpoint {
             match opened.await.unwrap_or_else(|_| Err(LocalClose::Stopped.into())) {
                 Ok(owned) => {
                     let conn = owned.conn();
-                    Ok(Client::of(Arc::new(ConnectionState { conn, _owned: Some(owned), closed, shared })))
+                    Ok(Client::on_connection(Arc::new(ConnectionState { conn, _owned: Some(owned), closed, shared })))
                 }
                 Err(CloseReason(CloseCause::Local(LocalClose::ConnectTimeout))) => {
                     Err(ConnectError::TimedOut { address: address.to_string(), timeout })
@@ -217,7 +217,7 @@ pub struct Client {
 /// State that all clones of a client share.
 struct ConnectionState {
     conn: ConnRef,
-    /// Its drop closes the connection. It is declared before the shard, which may stop when it is dropped.
+    /// Dropping the value closes the connection. The field is declared before `shared`, whose drop may stop the shard.
     _owned: Option<OwnedConn>,
     closed: Arc<ClosedBecause>,
     shared: Arc<EndpointState>,
@@ -235,7 +235,7 @@ impl Pending {
     /// Blocks until the call ends.
     ///
     /// # Errors
-    /// The failure of a call without a reply.
+    /// The call ended without a reply; see [`CallError`].
     ///
     /// # Panics
     /// On the thread of the client's shard, because the call cannot end while that thread waits. Await it there.
@@ -263,7 +263,7 @@ impl fmt::Debug for Client {
 
 impl Clone for Client {
     fn clone(&self) -> Self {
-        Self::of(Arc::clone(&self.connection))
+        Self::on_connection(Arc::clone(&self.connection))
     }
 }
 
@@ -290,7 +290,7 @@ impl Client {
 
     /// Starts an [`Endpoint`] with one connection, as a future of any runtime.
     ///
-    /// If the future is dropped before it is ready, all of this is undone.
+    /// If the future is dropped before it is ready, the thread ends, and device and memory are released.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -308,10 +308,10 @@ impl Client {
         // If the shard has stopped, `close_reason` finds its ring closed.
         shard.send(Command::Watch(conn, Arc::clone(&closed)));
         let shared = EndpointState::new(shard, "", config);
-        Self::of(Arc::new(ConnectionState { conn, _owned: None, closed, shared }))
+        Self::on_connection(Arc::new(ConnectionState { conn, _owned: None, closed, shared }))
     }
 
-    fn of(connection: Arc<ConnectionState>) -> Self {
+    fn on_connection(connection: Arc<ConnectionState>) -> Self {
         let calls = connection.shared.config.shard.limits.max_calls;
         Self {
             sender: connection.shared.shard.connector().connect(calls),
@@ -322,8 +322,8 @@ impl Client {
 
     /// Allocates memory for a chunk; blocks for the shard's answer.
     ///
-    /// Only this connection's server ever gets access to it. The function does not wait for a free buffer, as
-    /// [`alloc_async`](Self::alloc_async) does. A length of 0 gives an empty buffer, and a call with such a chunk is
+    /// Only this connection's server ever gets access to it. Unlike [`alloc_async`](Self::alloc_async), this function
+    /// does not wait for a free buffer. A length of 0 gives an empty buffer, and a call with such a chunk is
     /// [`Invalid`](CallError::Invalid).
     ///
     /// # Errors
@@ -341,9 +341,9 @@ impl Client {
 
     /// Allocates chunk memory, as a future; see [`alloc`](Self::alloc).
     ///
-    /// It waits until a buffer is free. Requests for buffers of one size are served in the order in which they reach
-    /// the shard, also across a reconnect. Requests of other sizes and of other connections do not wait for them. The
-    /// wait ends with the connection. Dropping the future ends the wait, and returns its buffer.
+    /// The future waits until a buffer is free. Requests for buffers of one size are served in the order in which they
+    /// reach the shard, also across a reconnect. Requests of other sizes and of other connections do not wait for them.
+    /// The wait ends with the connection. Dropping the future ends the wait, and returns its buffer.
     ///
     /// # Errors
     /// [`CallError::TooLong`], at once, if no buffer of
@@ -428,8 +428,8 @@ impl Client {
     /// Makes a call, and blocks until it ends.
     ///
     /// # Errors
-    /// The failure of a call without a reply. [`CallError::Invalid`] in a handler that runs on the client's shard: use
-    /// [`start`](Self::start) there.
+    /// The call ended without a reply; see [`CallError`]. [`CallError::Invalid`] in a handler that runs on the client's
+    /// shard: use [`start`](Self::start) there.
     pub fn call(&mut self, call: ClientCall) -> CallResult {
         if let Err(defect) = self.connection.shared.shard.thread().check_may_block() {
             return Err(FailedCall::new(defect.into(), call.memory));
@@ -444,7 +444,7 @@ impl Client {
 
     /// Why the connection is closed; `None` while open or reconnecting.
     ///
-    /// It is set before the calls of the connection [end](CallError::ConnectionLost).
+    /// The reason is set before the calls of the connection [end](CallError::ConnectionLost).
     pub fn close_reason(&self) -> Option<&CloseReason> {
         let closed = &self.connection.closed;
         if closed.get().is_none() && self.sender.is_closed() {

@@ -9,11 +9,11 @@ use crate::wire::{self, ChunkCounts, ChunkLimits, Version};
 
 /// Bytes in front of a message for a transport header without chunks.
 pub(crate) const HEADROOM_INLINE: usize = 64;
-/// Bytes in front of an own call for a header with up to three chunks of one segment each.
+/// Bytes in front of an outgoing call for a header with up to three chunks of one segment each.
 ///
 /// A call with more chunks is moved to a longer buffer.
 pub(crate) const HEADROOM_CALL: usize = 128;
-/// Bytes in front of an own call for a header with the maximum number of chunks, of one segment each.
+/// Bytes in front of an outgoing call for a header with the maximum number of chunks, of one segment each.
 pub(crate) const HEADROOM_CHUNKS: usize = headroom_for(&ChunkLimits { segments: 1, ..CHUNK_LIMITS }.call());
 /// Bytes in front of a reply for the longest possible transport header.
 pub(crate) const HEADROOM_REPLY: usize = headroom_for(&CHUNK_LIMITS.reply());
@@ -90,11 +90,11 @@ impl Config {
         if let Some((size, 0)) = long_buffers.iter_mut().max_by_key(|class| class.0) {
             *size = (*size).max(self.wire.reassemble_up_to);
         }
-        let of = |count, bytes, usual, min, max| BufferCount { count, bytes, usual, min, max };
+        let buffer_count = |count, bytes, usual, min, max| BufferCount { count, bytes, usual, min, max };
         let all = [
-            of(receives, padded(self.wire.receive_size), usual.receives, min_receives, 1 << 20),
-            of(small_buffers, padded(SMALL_BUFFER), usual.small_buffers, 16, MAX_BUFFERS),
-            of(message_buffers, message_bytes, usual.message_buffers, 1, MAX_BUFFERS),
+            buffer_count(receives, padded(self.wire.receive_size), usual.receives, min_receives, 1 << 20),
+            buffer_count(small_buffers, padded(SMALL_BUFFER), usual.small_buffers, 16, MAX_BUFFERS),
+            buffer_count(message_buffers, message_bytes, usual.message_buffers, 1, MAX_BUFFERS),
         ];
         let all = all.into_iter().chain(class_counts(bulk_buffers, &usual.bulk_buffers));
         let all = all.chain(class_counts(long_buffers, &usual.long_buffers));
@@ -105,7 +105,7 @@ impl Config {
             let expected = format!("at least {needed} bytes for the values of memory, limits and wire");
             return Err(ConfigError::new("memory.budget", budget, expected));
         }
-        // A number that would be below its minimum is set to the minimum, and the other ones share the remaining bytes.
+        // A number that would be below its minimum is set to the minimum, and the others share the remaining bytes.
         loop {
             let weight: u128 = derived.iter().map(|count| count.bytes(count.usual)).sum();
             let remaining = budget - reserved;
@@ -133,14 +133,14 @@ impl Config {
     pub fn costs(&self) -> Vec<(&'static str, usize, &'static str)> {
         let (limits, DebugConfig { reverse_credits, sample_latency, .. }) = (&self.limits, &self.debug);
         let size = self.wire.receive_size;
-        let sizes = self.memory.receives + self.message_sizes().len() * self.memory.message_buffers;
+        let receive_sized = self.memory.receives + self.message_sizes().len() * self.memory.message_buffers;
         let buffers = self.buffers(true).map(|(knob, classes)| {
-            let of = if knob == Knob::BULK_BUFFERS { "per server shard or client connection" } else { "per shard" };
-            (knob.name(), classes.iter().map(Class::bytes).sum::<usize>(), of)
+            let scope = if knob == Knob::BULK_BUFFERS { "per server shard or client connection" } else { "per shard" };
+            (knob.name(), classes.iter().map(Class::bytes).sum::<usize>(), scope)
         });
         let mut costs = vec![
             ("memory.budget", self.memory_bytes(), "per shard, the sum of its buffers"),
-            ("wire.receive_size", size * sizes, "per shard, in receives and message_buffers"),
+            ("wire.receive_size", size * receive_sized, "per shard, in receives and message_buffers"),
             ("limits.credits", size * (limits.credits as usize + 1), "of the receives, per connection"),
             ("limits.max_credits", size * (limits.max_credits as usize + 1), "of the receives, per busy connection"),
             ("limits.max_calls", CALL_BYTES * limits.max_calls, "per client connection, about"),
@@ -217,22 +217,22 @@ impl Config {
 
     /// Error of a missing buffer: none is long enough, or none is free.
     #[cold]
-    fn missing_buffer(buffers: &[(Knob, Vec<Class>)], needed: usize, last: Knob) -> CallError {
+    fn missing_buffer(buffers: &[(Knob, Vec<Class>)], needed: usize, knob_if_too_long: Knob) -> CallError {
         match Self::knob_of(buffers, needed) {
             Some(knob) => CallError::NoMemory { needed, knob },
             None => {
                 let limit = buffers.iter().flat_map(|(_, classes)| classes).map(|class| class.size).max().unwrap_or(0);
-                CallError::TooLong { needed, limit, knob: last }
+                CallError::TooLong { needed, limit, knob: knob_if_too_long }
             }
         }
     }
 
     /// Knob of the smallest buffers that hold the `needed` bytes.
     ///
-    /// Among equal sizes that is `memory.bulk_buffers`, because bulk data needs most buffers.
+    /// If several knobs have that size, this is `memory.bulk_buffers`, because bulk data needs the most buffers.
     fn knob_of(buffers: &[(Knob, Vec<Class>)], needed: usize) -> Option<Knob> {
-        let of_all = buffers.iter().flat_map(|(knob, classes)| classes.iter().map(|class| (class.size, *knob)));
-        of_all
+        let sizes = buffers.iter().flat_map(|(knob, classes)| classes.iter().map(|class| (class.size, *knob)));
+        sizes
             .filter(|&(size, _)| size >= needed)
             .min_by_key(|&(size, knob)| (size, knob != Knob::BULK_BUFFERS))
             .map(|(_, knob)| knob)
@@ -259,24 +259,24 @@ impl Config {
             (0..shards).try_for_each(|_| arenas.iter().try_for_each(|arena| available.set_aside(arena)))
         };
         set_aside().map_err(|source| {
-            let (knob, knob_bytes) = self.largest();
+            let (knob, knob_bytes) = self.largest_knob();
             let bytes: usize = pools.iter().flat_map(|pool| &pool.classes).map(Class::bytes).sum();
-            let (of, each) = match shards {
+            let (of_shards, each) = match shards {
                 1 => (String::new(), ""),
                 _ => (format!(" of {shards} shards"), " each"),
             };
             let text = format_args!(
-                "buffers{of} exceed the {free} bytes of memory that are available: {bytes} bytes{each}, of which \
-                 {knob_bytes} ({knob})"
+                "buffers{of_shards} exceed the {free} bytes of memory that are available: {bytes} bytes{each}, \
+                 {knob_bytes} of them for {knob}"
             );
             StartError::new(StartErrorKind::Memory, text).caused_by(source)
         })
     }
 
     /// The knob that determines most of a shard's memory, and its bytes.
-    fn largest(&self) -> (Knob, usize) {
+    fn largest_knob(&self) -> (Knob, usize) {
         let bytes = |(knob, classes): (Knob, Vec<Class>)| (knob, classes.iter().map(Class::bytes).sum());
-        self.buffers(true).into_iter().map(bytes).max_by_key(|of| of.1).unwrap_or((Knob::RECEIVES, 0))
+        self.buffers(true).into_iter().map(bytes).max_by_key(|&(_, bytes)| bytes).unwrap_or((Knob::RECEIVES, 0))
     }
 
     /// Adds the responsible knob to an error of a shard's pool.
@@ -284,7 +284,7 @@ impl Config {
     pub(crate) fn add_memory_knob(&self, error: StartError) -> StartError {
         match error.kind() {
             StartErrorKind::Memory => {
-                let (knob, bytes) = self.largest();
+                let (knob, bytes) = self.largest_knob();
                 error.with_knobs(format_args!("{knob} has most of the shard's memory: {bytes} bytes"))
             }
             StartErrorKind::Config if self.memory.numa_node.is_some() => error.with_knobs("memory.numa_node"),

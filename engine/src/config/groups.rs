@@ -96,8 +96,8 @@ const MAX_BYTES: usize = 1 << 47;
 
 /// Refuses a number of a core or NUMA node that no host has.
 ///
-/// Sets of cores in the C library have 1024 cores, and the kernel can be built for at most as many nodes.
-fn number_of_host<T: TryInto<usize>>(knob: &'static str, number: Option<T>) -> Result<(), ConfigError> {
+/// Sets of cores in the C library have 1024 cores, and the kernel can be built for at most that many nodes.
+fn core_or_node<T: TryInto<usize>>(knob: &'static str, number: Option<T>) -> Result<(), ConfigError> {
     number.map_or(Ok(()), |number| between(0..=1023)(knob, number.try_into().unwrap_or(usize::MAX)))
 }
 
@@ -153,9 +153,7 @@ knobs! {
     /// they take one of 1 MiB. The ranges are those of [`bulk_buffers`](Self::bulk_buffers). Default 16 of 32 KiB and 2
     /// of 1 MiB.
     pub long_buffers: Vec<(usize, usize)> as "units::classes" = vec![(32 << 10, 16), (1 << 20, 2)];
-    /// Alignment of chunks at a server; a power of two.
-    ///
-    /// 64 to 4096.
+    /// Chunk alignment at a server: a power of two, 64 to 4096.
     ///
     /// It matters for Read chunks, and results in Write chunks, that are passed on to a device: 512 or 4096 bytes for
     /// `O_DIRECT`. A buffer must be longer than its chunk by the alignment less 64 bytes, so choose
@@ -165,7 +163,7 @@ knobs! {
     /// Page size of the pools. Default: the largest available.
     pub pages: PagePolicy = PagePolicy::Auto;
     /// NUMA node of the pools, 0 to 1023. Default: that of the shard's core.
-    pub numa_node: Option<u32> = None, number_of_host;
+    pub numa_node: Option<u32> = None, core_or_node;
     /// Memory of the application that the shard registers. Default: none.
     ///
     /// The shard sends from it ([`ServerCall::set_result`](crate::ServerCall::set_result)) and reads into it
@@ -185,7 +183,7 @@ impl MemoryConfig {
     /// Configures a shard's memory by its total bytes.
     ///
     /// All numbers of buffers are computed from the budget when the shard starts, with the credits and message sizes of
-    /// the [`Config`](super::Config). Each number can be set afterwards; the other ones then share the rest.
+    /// the [`Config`](super::Config). Each number can be set afterwards; the others then share the rest.
     ///
     /// ```
     /// use rpcrdma::config::{Config, MemoryConfig};
@@ -259,8 +257,8 @@ knobs! {
     /// answered, because only the server's answer or the end of the connection frees the credit. When this many calls
     /// are abandoned, or when they hold all credits, the server has to answer one within
     /// [`progress`](super::TimeoutConfig::progress). Otherwise the connection is closed, and re-established if
-    /// [`reconnect_attempts`](super::ConnectConfig::reconnect_attempts) permits. It also applies to reverse-direction
-    /// calls of a server.
+    /// [`reconnect_attempts`](super::ConnectConfig::reconnect_attempts) permits. The limit also applies to
+    /// reverse-direction calls of a server.
     pub max_abandoned: usize = 32, positive;
     /// Deferred calls of one connection, at least 1. Default 1024.
     ///
@@ -340,8 +338,8 @@ knobs! {
     /// a message that it has begun. Its connection is closed after this time. The deadline extends by the moved bytes
     /// divided by [`min_rate`](super::LimitsConfig::min_rate), where a granted reply counts as
     /// [`receive_size`](super::WireConfig::receive_size) bytes. A verbs device does not report partial progress, so the
-    /// deadline extends by the time of the whole transfer at that rate. The shard checks it every eighth of this time.
-    /// `Duration::MAX` ("never" in files) disables it.
+    /// deadline extends by the time of the whole transfer at that rate. The shard checks the deadline eight times in
+    /// this period. `Duration::MAX` ("never" in files) disables it.
     pub progress: Duration as "units::duration" = Duration::from_secs(10), |knob, wait| check(!wait.is_zero(), knob, "0s", "more than 0 s");
     /// Idle time before a keep-alive probe; zero (default) for never.
     ///
@@ -487,8 +485,8 @@ knobs! {
     /// Time-out of unacknowledged data (`TCP_USER_TIMEOUT`) and half messages. Default 30 s.
     ///
     /// 1 ms to 24 h. It also applies to an unanswered RDMA Read, and to a message that waits for a receive. The
-    /// connection is closed after this time. From when the socket is full until it is empty, this side measures the
-    /// time instead of TCP.
+    /// connection is closed after this time. From the moment that the socket is full until it is empty, this side
+    /// measures the time instead of TCP.
     pub retry_timeout: Duration as "units::duration" = Duration::from_secs(30), |knob, wait: Duration| {
         check(wait.as_millis() > 0, knob, format_args!("{wait:?}"), "1 ms to 24 h")?;
         duration(knob, wait)
@@ -518,7 +516,7 @@ knobs! {
     pub struct PollConfig, "poll";
 
     /// Core that the shard's thread is pinned to, 0 to 1023. Default: none.
-    pub core: Option<usize> = None, number_of_host;
+    pub core: Option<usize> = None, core_or_node;
     /// Idle policy of the shard's thread. Default adaptive.
     pub idle: IdlePolicy = IdlePolicy::default();
     /// Longest sleep, and longest control-plane interval while busy. At most 24 h. Default 10 ms.
@@ -602,7 +600,7 @@ knobs! {
     pub read_depth: u16 = 16, between(1..=MAX_READ_DEPTH);
     /// Concurrent handshakes of a listener of the iWARP or the software fabric. Default 64.
     ///
-    /// Beyond it, the host with most of them loses its oldest.
+    /// When the limit is exceeded, the host with the most handshakes loses its oldest one.
     pub max_handshakes: usize = 64, positive;
     /// Time-out of connection setup over iWARP and shared memory, at either side. Default 5 s.
     pub handshake_timeout: Duration as "units::duration" = Duration::from_secs(5), duration;
@@ -641,10 +639,10 @@ knobs! {
     pub setup: Duration as "units::duration" = Duration::from_secs(5), duration;
     /// Silence after which a connection may be evicted. Default 10 s.
     ///
-    /// When a new connection lacks receives, or there are
-    /// [`max_connections`](super::LimitsConfig::max_connections), the shard evicts one of the same host without useful
-    /// messages for this long. A connection that has not sent anything yet may be evicted after 10 ms, and one of a
-    /// host that exceeds its share for another host at any time.
+    /// When a new connection lacks receives, or there are [`max_connections`](super::LimitsConfig::max_connections),
+    /// the shard evicts a connection of the same host that has carried no useful message for this long. A connection
+    /// that has not sent anything yet may be evicted after 10 ms. If a host exceeds its share, its connections may be
+    /// evicted for another host at any time.
     pub evict_after: Duration as "units::duration" = Duration::from_secs(10);
 }
 

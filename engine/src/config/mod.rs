@@ -99,7 +99,7 @@ impl StartError {
     }
 }
 
-/// Most closed connections that a fabric keeps until their peers have read everything.
+/// Maximum number of closed connections that a fabric keeps until their peers have read everything.
 const MAX_CLOSING: usize = 1024;
 
 impl Config {
@@ -145,7 +145,7 @@ impl Config {
         }
     }
 
-    /// Maximum closed connections that a socket-based fabric keeps for their peers.
+    /// Maximum number of closed connections that a socket-based fabric keeps for their peers.
     fn max_closing(&self) -> usize {
         self.limits.max_connections.map_or(MAX_CLOSING, |limit| limit.min(MAX_CLOSING))
     }
@@ -194,7 +194,7 @@ impl Config {
 ///
 /// One turn may consume half of them; the other half is the reserve until more are posted.
 pub(crate) const RECEIVE_MARGIN: usize = 128;
-/// Unreserved Receives below which a shard posts more.
+/// Unreserved receives below which a shard posts more.
 pub(crate) const RECEIVE_LOW_WATER: usize = 64;
 /// Maximum number of completions that one turn takes.
 pub(crate) const POLL_BATCH: usize = 64;

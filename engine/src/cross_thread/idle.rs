@@ -108,7 +108,7 @@ impl Idle {
         }
     }
 
-    /// Takes the step of [`after_empty_poll`](Self::after_empty_poll); `sleep` sleeps.
+    /// Counts an empty poll, then spins, yields the core, or calls `sleep`.
     #[inline]
     pub fn pass(&mut self, sleep: impl FnOnce()) {
         match self.after_empty_poll() {

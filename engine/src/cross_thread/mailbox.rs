@@ -75,21 +75,21 @@ impl<T: Send> Mailbox<T> {
             self.busy.extend(self.activated.drain());
         }
         let mut taken = 0;
-        // Consecutive rings with fewer items than requested. Nothing is left once these are all rings.
+        // Consecutive rings with fewer items than requested. Once it equals the number of rings, no item is left.
         let mut drained = 0;
         while taken < max && drained < self.busy.len() {
             if self.next >= self.busy.len() {
                 self.next = 0;
             }
-            let many = self.busy.len() > ALWAYS_POLLED;
+            let can_idle = self.busy.len() > ALWAYS_POLLED;
             let ring = &mut self.busy[self.next];
             let quantum = QUANTUM.min(max - taken);
             let count = ring.items.drain(quantum).map(&mut take).count();
             if count > 0 {
                 ring.empty_polls = 0;
             } else {
-                ring.empty_polls += u32::from(many);
-                if (many && ring.empty_polls >= IDLE_AFTER) || ring.items.is_closed() {
+                ring.empty_polls += u32::from(can_idle);
+                if (can_idle && ring.empty_polls >= IDLE_AFTER) || ring.items.is_closed() {
                     self.make_idle(self.next);
                     continue;
                 }
@@ -125,7 +125,7 @@ impl<T: Send> Mailbox<T> {
     }
 
     /// Number of polled rings.
-    pub fn busy(&self) -> usize {
+    pub fn busy_rings(&self) -> usize {
         self.busy.len()
     }
 }
@@ -186,7 +186,7 @@ impl<T: Send> Sender<T> {
                 Ok(())
             }
             Err(mut ring) => {
-                // Closing the receiving end first leaves its items in the ring.
+                // A receiving end that is closed before its drop leaves its items in the ring, to be reclaimed.
                 ring.items.close();
                 drop(ring);
                 self.ring.reclaim_newest().map_or(Ok(()), |item| Err(SendError::Closed(item)))

@@ -24,8 +24,8 @@
 //! # Ownership
 //! 1. Every ring has one [`SpscProducer`](spsc::SpscProducer) and one [`SpscConsumer`](spsc::SpscConsumer), which are
 //!    moved and never cloned. Each sender has its own ring, so no two threads write the same cache line.
-//! 2. A [`ResultTicket`](slot::ResultTicket) and its [`Completer`](slot::Completer) are the two ends of one slot. They
-//!    are moved and never cloned, either.
+//! 2. A [`ResultTicket`](slot::ResultTicket) and its [`Completer`](slot::Completer) are the two ends of one slot. Both
+//!    are moved and never cloned.
 //! 3. A thread publishes an item, then notifies the other one by its [`Signal`](parker::Signal). That costs a fence and
 //!    a load while the other thread is awake.
 //! 4. Deferred calls, rings that become busy, and rings of new shards move by an intrusive queue (`return_queue.rs`),

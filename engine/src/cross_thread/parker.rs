@@ -11,7 +11,7 @@
 //! the sleeper's second check sees the item. No wake-up is lost.
 #![forbid(unsafe_code)]
 
-// Wakers need this type, in models too.
+// Wakers of the standard library need its `Arc`, even in loom models.
 use std::sync::{Arc as StdArc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -86,7 +86,7 @@ impl Parker {
                 *known = Some(me);
             }
         }
-        // The flag is set by a swap, which follows the write of a late notifier of the last sleep.
+        // A swap, not a store, so that the write of a late notifier of the last sleep cannot come after it.
         self.shared.sleeping.swap(true, Ordering::Relaxed);
         // SYNC POINT sleep: with the fence in `Signal::notify`.
         fence(Ordering::SeqCst);
@@ -100,7 +100,8 @@ impl Parker {
 
     /// Sleeps until notified, or for at most `timeout`; then disarms.
     ///
-    /// Call [`arm`](Self::arm) first. With [`Wake::Fabric`] it returns at once, because the thread sleeps in its fabric.
+    /// Call [`arm`](Self::arm) first. With [`Wake::Fabric`], `park` returns at once, because the thread sleeps in its
+    /// fabric.
     pub fn park(&mut self, timeout: Option<Duration>) {
         if matches!(self.shared.wake, Wake::Thread) {
             let deadline = timeout.map(|timeout| Instant::now() + timeout);
@@ -130,7 +131,7 @@ pub struct Signal {
 impl Signal {
     /// Notifies the parker's thread of a published item.
     ///
-    /// It costs a fence and a load while that thread is awake, and one system call per sleep.
+    /// A notification costs a fence and a load while that thread is awake, and one system call per sleep.
     #[inline]
     pub fn notify(&self) {
         // SYNC POINT sleep: with the fence in `Parker::arm`.

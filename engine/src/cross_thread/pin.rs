@@ -11,15 +11,15 @@ use crate::start_error::{StartError, StartErrorKind};
 
 /// The cores that this process may use, ascending.
 ///
-/// They are read once, so a thread that a pinned thread starts may be pinned to any of them, although it inherits the
-/// core.
+/// The list is read once. A thread inherits the core of the pinned thread that starts it, but may then be pinned to any
+/// core of the list.
 pub fn allowed_cores() -> &'static [usize] {
     static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
     ALLOWED.get_or_init(|| {
-        let of_main = sched_getaffinity(Some(rustix::process::getpid()));
-        let of_this = sched_getaffinity(None);
-        let may = |set: &Result<CpuSet, _>, core| set.as_ref().is_ok_and(|set| set.is_set(core));
-        (0..CpuSet::MAX_CPU).filter(|&core| may(&of_main, core) || may(&of_this, core)).collect()
+        let main_set = sched_getaffinity(Some(rustix::process::getpid()));
+        let thread_set = sched_getaffinity(None);
+        let allows = |set: &Result<CpuSet, _>, core| set.as_ref().is_ok_and(|set| set.is_set(core));
+        (0..CpuSet::MAX_CPU).filter(|&core| allows(&main_set, core) || allows(&thread_set, core)).collect()
     })
 }
 
@@ -38,8 +38,8 @@ fn refused(core: usize, reason: impl Display) -> StartError {
     StartError::new(
         StartErrorKind::Core,
         format_args!(
-            "sched_setaffinity of this thread to core {core}: {reason} (allowed to this process: {allowed}); check that \
-             the core is online: `cat /sys/devices/system/cpu/online`"
+            "cannot pin this thread to core {core}: {reason} (allowed for this process: {allowed}); check that the \
+             core is online: `cat /sys/devices/system/cpu/online`"
         ),
     )
 }
@@ -53,9 +53,9 @@ pub(super) fn check_core(core: usize) -> Result<(), StartError> {
     Err(StartError::new(
         StartErrorKind::Core,
         format_args!(
-            "core {core} is not allowed to this process (allowed: {allowed}); allow it with `taskset -cp {core},{allowed} \
-             {pid}` before the threads start, start the process with `taskset -c {core},{allowed} COMMAND`, or widen \
-             cpuset.cpus of its cgroup"
+            "core {core} is not allowed for this process (allowed: {allowed}); allow it with `taskset -cp \
+             {core},{allowed} {pid}` before the threads start, start the process with `taskset -c {core},{allowed} \
+             COMMAND`, or widen cpuset.cpus of its cgroup"
         ),
     ))
 }
@@ -106,6 +106,6 @@ mod tests {
         assert!(text.contains(&format!("(allowed: {})", as_list(allowed_cores()))), "{text}");
         assert!(text.contains(&format!(" {}`", std::process::id())) && text.contains("taskset -cp"), "{text}");
         let refused = refused(3, "no").to_string();
-        assert!(refused.starts_with("sched_setaffinity of this thread to core 3:"), "{refused}");
+        assert!(refused.starts_with("cannot pin this thread to core 3:"), "{refused}");
     }
 }

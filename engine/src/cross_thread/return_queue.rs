@@ -113,11 +113,11 @@ impl<T: Linked> ReturnQueue<T> {
         self.take(closed())
     }
 
-    /// Takes all boxes, and leaves `instead` as the head.
-    fn take(&mut self, instead: *mut T) -> Drained<T> {
+    /// Takes all boxes, and sets the head to `new_head`.
+    fn take(&mut self, new_head: *mut T) -> Drained<T> {
         // SYNC POINT return: with each exchange in `ReturnHandle::push`. A later exchange continues the release
         // sequence of an earlier one.
-        let mut last = self.head.0.swap(instead, Ordering::Acquire);
+        let mut last = self.head.0.swap(new_head, Ordering::Acquire);
         let mut first = null_mut();
         while !last.is_null() && last != closed() {
             // SAFETY: the queue has boxes, which belong to this thread since the exchange.

@@ -38,9 +38,9 @@ impl<T> RingSender<T> {
         Self { producer, signal }
     }
 
-    /// Sends an item, and wakes a sleeping receiver. A `SeqCst` fence follows the item.
+    /// Sends an item, and wakes a sleeping receiver. A `SeqCst` fence follows the push.
     ///
-    /// The receiver takes an accepted item, or drops it when it is dropped itself.
+    /// The receiver takes an accepted item, or drops the item in its own drop.
     #[inline]
     pub(super) fn send(&mut self, item: T) -> Result<(), SendError<T>> {
         if self.producer.is_closed() {

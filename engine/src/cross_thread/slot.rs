@@ -2,7 +2,7 @@
 //!
 //! The table is allocated once. A call takes a slot from it and returns the slot, without allocation.
 //!
-//! A slot in use has two ends: the [`ResultTicket`] waits, the [`Completer`] completes. They are moved and never cloned.
+//! A slot in use has two ends: the [`ResultTicket`] waits, the [`Completer`] completes. Both are moved, never cloned.
 //! So no end of an earlier use reaches a slot in use, and a slot needs no generation.
 //!
 //! # Field-access protocol
@@ -13,8 +13,8 @@
 //! | --- | --- | --- |
 //! | `WAITER` | ticket (and cleared) | a waiter is in the `waiter` cell |
 //! | `DONE` | completer | the result is in the `value` cell |
-//! | `COMPLETER_GONE` | completer, after DONE | it has moved the waiter out, and does not touch the slot again |
-//! | `TICKET_GONE` | ticket | it does not touch the slot again (*abandoned* without DONE) |
+//! | `COMPLETER_GONE` | completer, after DONE | the completer has taken the waiter, and does not touch the slot again |
+//! | `TICKET_GONE` | ticket | the ticket does not touch the slot again (*abandoned* without DONE) |
 //!
 //! 1. `value` belongs to the completer until it sets DONE. Then it belongs to the ticket, unless TICKET_GONE was set
 //!    before DONE: in that case it stays the completer's.
@@ -85,7 +85,8 @@ struct ResultSlot<T> {
 /// The slots of a table, shared by its owner and the ends of all slots in use.
 struct SharedSlots<T> {
     slots: Box<[CachePadded<ResultSlot<T>>]>,
-    /// Slots returned since the owner last took them. Once the owner is gone, it counts the slots not yet returned.
+    /// Slots returned since the owner last took them. Once the owner is gone, the stack counts the slots not yet
+    /// returned.
     returned: IndexStack,
     /// Read at each use and written when the table is freed, so that loom detects a use that races with it.
     #[cfg(loom)]
@@ -137,7 +138,7 @@ impl<T> SlotTable<T> {
         let table = self.table();
         let mut index = self.free;
         if index == IndexStack::NIL {
-            // SYNC POINT return: earlier users have finished with these slots. It is NIL again if none was returned.
+            // SYNC POINT return: earlier users have finished with these slots. The result is NIL if none was returned.
             index = table.returned.take();
             if index == IndexStack::NIL {
                 return None;
@@ -166,8 +167,8 @@ pub(crate) fn oneshot<T>() -> (ResultTicket<T>, Completer<T>) {
 impl<T> Drop for SlotTable<T> {
     fn drop(&mut self) {
         let table = self.table();
-        let out = table.slots.len() - IndexStack::list(self.free, |index| table.link(index)).count();
-        if table.returned.close(out, |index| table.link(index)) {
+        let in_use = table.slots.len() - IndexStack::list(self.free, |index| table.link(index)).count();
+        if table.returned.close(in_use, |index| table.link(index)) {
             free(self.table);
         }
     }
@@ -274,7 +275,7 @@ impl<T> ResultTicket<T> {
             return None;
         }
         self.end = None;
-        Some(take(end, state))
+        Some(take_result(end, state))
     }
 
     /// Waits for the result: polls, then sleeps.
@@ -332,19 +333,19 @@ impl<T> Drop for ResultTicket<T> {
         let mut observed = state.load(Ordering::Acquire);
         while observed & DONE == 0 {
             // Until DONE is set, only this end changes the state. SYNC POINT end of use: orders this end's accesses
-            // before the return of the slot, and the end of the table.
+            // before the slot is returned, and before the table is freed.
             match state.compare_exchange_weak(observed, observed | TICKET_GONE, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return,
                 Err(now) => observed = now,
             }
         }
-        drop(take(end, observed));
+        drop(take_result(end, observed));
     }
 }
 
 /// Takes the result, and ends the ticket's use of the slot. `state` has DONE, loaded with Acquire.
 #[inline]
-fn take<T>(end: SlotEnd<T>, state: u32) -> Result<T, Disconnected> {
+fn take_result<T>(end: SlotEnd<T>, state: u32) -> Result<T, Disconnected> {
     // SAFETY: rule 1, DONE is set and TICKET_GONE is not, so the cell is the ticket's and full.
     let value = unsafe { end.take_value() };
     // Rule 3: without WAITER the completer had finished when it set DONE.

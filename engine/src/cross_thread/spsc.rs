@@ -4,7 +4,8 @@
 //! Positions count items since the start, and wrap; `position & (capacity - 1)` is the slot.
 //! 1. `head <= tail <= head + capacity`. Slots in `head..tail` are full, the others empty.
 //! 2. Only the producer writes `tail`, only the consumer writes `head`. Each caches the other's position, and loads it
-//!    only when the cached one means "full" or "empty". So a busy ring rarely moves a cache line beside the slots.
+//!    only when the cached one means "full" or "empty". So a busy ring rarely moves cache lines other than those of its
+//!    slots.
 //! 3. Only the producer touches slots in `tail..head + capacity`, only the consumer those in `head..tail`. Storing
 //!    `tail` (Release) passes slots to the consumer, storing `head` (Release) passes them back.
 //! 4. The ends are not `Clone`, and their methods take `&mut self`, so the types enforce rules 2 and 3.
@@ -137,8 +138,8 @@ impl<T> SpscProducer<T> {
 
     /// Whether the consumer has closed the ring. [`reclaim`](Self::reclaim) returns the items that it left.
     ///
-    /// If the producer calls it after a push *and* a `SeqCst` fence (SYNC POINT closing), the item is either taken or
-    /// reclaimed: either the consumer's last check finds the item, or this returns true.
+    /// If the producer calls `is_closed` after a push *and* a `SeqCst` fence (SYNC POINT closing), the item is either
+    /// taken or reclaimed: either the consumer's last check finds the item, or this returns true.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.shared.consumer.load(Ordering::Relaxed) != OPEN

@@ -177,7 +177,7 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
             let (done_in, done) = ring(self.ring_capacity);
             let done_in = RingSender::new(done_in, shard.clone());
             let rings = Box::new(ShardRings { jobs: jobs_out, done: done_in, link: Link::default() });
-            // A worker normally outlives the pool. One that has ended refuses the rings, which then close.
+            // A worker normally runs as long as its pool. If it has ended, the push fails, and the dropped rings close.
             drop(worker.shards.push(rings));
             RingPair { jobs, signal: worker.signal.clone(), done, outstanding: 0 }
         });
@@ -188,8 +188,8 @@ impl<K: Send + 'static, J: Send + 'static, D: Send + 'static> WorkerPool<K, J, D
 impl<K, J, D> WorkerPool<K, J, D> {
     /// Whether the calling thread is one of the workers.
     pub fn is_on_own_thread(&self) -> bool {
-        let own = std::thread::current().id();
-        self.workers.iter().filter_map(|worker| worker.thread.as_ref()).any(|thread| thread.thread().id() == own)
+        let caller = std::thread::current().id();
+        self.workers.iter().filter_map(|worker| worker.thread.as_ref()).any(|thread| thread.thread().id() == caller)
     }
 
     /// Waits for the threads to finish their jobs and end, while `keep_waiting` returns true.

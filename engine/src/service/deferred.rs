@@ -113,19 +113,19 @@ impl DeferredCall {
 
     /// Whether the connection is closed: no caller waits for the reply.
     ///
-    /// Check it before long work. Answer or drop such a call at once, because it still counts against the quota of its
-    /// host.
+    /// Check this before long work. Answer or drop a disconnected call at once, because it still counts against the
+    /// quota of its host.
     ///
-    /// It stays false if the caller abandons the call, such as by a time-out, because the protocol does not report
-    /// that.
+    /// The result stays false if the caller abandons the call, such as by a time-out, because the protocol does not
+    /// report that.
     pub fn is_disconnected(&self) -> bool {
         self.origin.is_closed()
     }
 
     /// Drops a call that has not begun, if its connection is closed.
     ///
-    /// Otherwise it returns the call. A [cached](super::Procedure::cached) call that is dropped counts as not run, so
-    /// that its retransmission runs. Use it for calls that waited in a queue of the application.
+    /// Otherwise returns the call. A [cached](super::Procedure::cached) call that is dropped counts as not run, so that
+    /// its retransmission runs. Use this function for calls that waited in a queue of the application.
     #[must_use]
     pub fn skip_if_disconnected(mut self) -> Option<Self> {
         if !self.is_disconnected() {

@@ -39,12 +39,13 @@ pub struct DuplicateRequestCacheConfig {
     /// Maximum number of calls, running or finished; about 170 bytes each.
     ///
     /// The running calls of one host take at most about half of the entries that running calls of other hosts leave
-    /// free. When all entries are taken, a new call evicts the oldest finished call of the host that has most calls.
+    /// free. When all entries are taken, a new call evicts the oldest finished call of the host that has the most
+    /// calls.
     pub entries: usize,
     /// Maximum bytes of all replies together.
     ///
-    /// When they are exceeded, a new reply evicts replies of the host that holds most bytes, oldest first. It is not
-    /// kept if it alone is longer than all replies of any other host together. The bytes are divided among the parts of
+    /// When they are exceeded, a new reply evicts replies of the host that holds the most bytes, oldest first. The new
+    /// reply is not kept if it alone has more bytes than any other host holds. The bytes are divided among the parts of
     /// the cache, one for each 256 `entries` and at most 16, and a reply longer than its part is not kept: with 4096
     /// `entries` or more, a reply longer than a sixteenth of `bytes`.
     pub bytes: usize,

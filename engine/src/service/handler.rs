@@ -127,7 +127,7 @@ impl Handler<Threads> {
         match self {
             Self::Null => Handler::Null,
             Self::Run(run) => Handler::Run(Arc::clone(run) as _),
-            Self::Defer(take) => Handler::Defer(Arc::clone(take) as _),
+            Self::Defer(defer) => Handler::Defer(Arc::clone(defer) as _),
         }
     }
 }

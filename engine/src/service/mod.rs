@@ -10,7 +10,7 @@
 //! | `handler` | stored handlers, and the threads that may run them |
 //! | `call` | a served call: its states, its chunks, and what its handler sees |
 //! | `writer` | `ResultWriter`, which writes results into the memory that is sent |
-//! | `deferred` | `DeferredCall`, which is answered later, and its way back to the shard |
+//! | `deferred` | `DeferredCall`, which is answered later, and the queue that returns it to its shard |
 //! | `duplicate_requests` | the duplicate request cache |
 //! | `task` | application code beside the handlers: `ShardTask`, `Application` |
 

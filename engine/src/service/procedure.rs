@@ -134,7 +134,7 @@ impl Procedure {
 }
 
 impl<S: Sharing> Procedure<S> {
-    fn of(handler: Handler<S>) -> Self {
+    fn with_handler(handler: Handler<S>) -> Self {
         Self {
             handler,
             on_workers: false,
@@ -156,14 +156,14 @@ impl<S: Sharing> Procedure<S> {
     /// [`LocalServices`] run on one thread and may share state by `Rc` and `Cell`. The bounds `IntoHandler` and
     /// `IntoAsyncHandler` express this.
     pub fn new(handler: impl Fn(&mut ServerCall) -> Result<(), Refusal> + IntoHandler<S::Run>) -> Self {
-        Self::of(Handler::Run(handler.into_handler()))
+        Self::with_handler(Handler::Run(handler.into_handler()))
     }
 
     /// A procedure whose handler answers [later](DeferredCall::answer), from any thread.
     ///
-    /// It is for servers that submit I/O. The handler runs on the shard, and must not block.
+    /// This suits servers that submit I/O. The handler runs on the shard, and must not block.
     pub fn deferred(handler: impl Fn(DeferredCall) + IntoHandler<S::Defer>) -> Self {
-        Self::of(Handler::Defer(handler.into_handler()))
+        Self::with_handler(Handler::Defer(handler.into_handler()))
     }
 
     /// A procedure whose handler is a future, polled by the shard.
@@ -175,7 +175,7 @@ impl<S: Sharing> Procedure<S> {
         T: Future<Output = ()> + 'static,
         H: Fn(DeferredCall) -> T + IntoAsyncHandler<S::Defer>,
     {
-        Self::of(Handler::Defer(handler.into_async_handler()))
+        Self::with_handler(Handler::Defer(handler.into_async_handler()))
     }
 
     /// Sends no replies; callers make [one-way](crate::client::ClientCall::one_way) calls.
@@ -216,7 +216,7 @@ impl<S: Sharing> Procedure<S> {
         &self.binding
     }
 
-    /// Sets the upper-layer binding, capped at [`MAX_CHUNKS`] each way.
+    /// Sets the upper-layer binding, with at most [`MAX_CHUNKS`] chunks each way.
     pub fn with_binding(mut self, mut binding: Binding) -> Self {
         binding.arguments.count = binding.arguments.count.min(MAX_CHUNKS);
         binding.results.count = binding.results.count.min(MAX_CHUNKS);
@@ -302,8 +302,8 @@ impl<S: Sharing> Procedure<S> {
     ///
     /// If the handler panics, the call is answered as a dropped one, and `panicked` gets the text.
     pub(crate) fn defer(&self, call: DeferredCall, panicked: impl FnOnce(Box<str>)) -> Option<Task> {
-        let Handler::Defer(take) = &self.handler else { return None };
-        catch_panic(|| take(call)).unwrap_or_else(|panic| {
+        let Handler::Defer(handler) = &self.handler else { return None };
+        catch_panic(|| handler(call)).unwrap_or_else(|panic| {
             panicked(panic);
             None
         })
@@ -339,7 +339,7 @@ impl<S: Sharing> Procedure<S> {
         self
     }
 
-    /// Maximum bytes of inline results; each reply's buffer has the room.
+    /// Maximum bytes of inline results; each reply's buffer has room for them.
     pub fn max_reply(mut self, bytes: usize) -> Self {
         self.binding.max_reply = bytes;
         self
@@ -510,7 +510,7 @@ impl<S: Sharing> Services<S> {
         entry.runs_here = !entry.on_workers && entry.cached.is_none() && !entry.is_deferred();
         let at = self.versions.iter().position(|v| v.program == program && v.version == version);
         let at = at.unwrap_or_else(|| {
-            self.entries.push(Procedure::of(Handler::Null));
+            self.entries.push(Procedure::with_handler(Handler::Null));
             let null = self.entries.len() - 1;
             self.versions.push(ServiceVersion { program, version, procedures: vec![null] });
             self.versions.len() - 1
@@ -582,7 +582,7 @@ mod tests {
         let error_of = |procedure: Procedure| {
             let mut services = Services::new();
             services.add(0x2000_0001, 3, 7, procedure);
-            services.check_buffers(1 << 20, 1 << 30, 64).expect_err("it is longer than 1 MiB").to_string()
+            services.check_buffers(1 << 20, 1 << 30, 64).expect_err("the declaration exceeds 1 MiB").to_string()
         };
         let (new, longest) = (|| Procedure::new(|_| Ok(())), 1 << 30);
         for (procedure, knob) in [

@@ -16,9 +16,9 @@ pub trait ShardTask {
     ///
     /// Returns true if there was any.
     ///
-    /// The shard calls it once per turn, after the handlers of that turn's calls, and sends its replies in the same
-    /// turn. The shard sleeps, by its [`IdlePolicy`](crate::IdlePolicy), when neither it nor the task has found work
-    /// for a while.
+    /// The shard calls this once per turn, after the handlers of that turn's calls, and sends the task's replies in the
+    /// same turn. The shard sleeps, by its [`IdlePolicy`](crate::IdlePolicy), when neither the shard nor the task has
+    /// found work for a while.
     ///
     /// If the task panics, here or in [`descriptor`](Self::descriptor), the panic is logged, and the task is dropped
     /// with the calls that it holds. The shard continues, even if that drop panics.

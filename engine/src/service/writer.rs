@@ -100,8 +100,8 @@ impl<'a> ResultWriter<'a> {
     #[inline]
     fn next(&mut self, len: usize) -> Result<&mut [u8], ResultTooLong> {
         let (needed, room, chunk) = (self.len.saturating_add(len), self.room.len(), self.chunk);
-        let rest = self.room.get_mut(*self.len..).and_then(|rest| rest.get_mut(..len));
-        rest.ok_or(ResultTooLong { needed, room, chunk })
+        let next = self.room.get_mut(*self.len..).and_then(|unwritten| unwritten.get_mut(..len));
+        next.ok_or(ResultTooLong { needed, room, chunk })
     }
 
     /// Writes these bytes.
@@ -128,9 +128,9 @@ impl<'a> ResultWriter<'a> {
     /// Address of the next byte, for a device or system call.
     ///
     /// The device or system call writes up to [`room`](Self::room) bytes there, and [`advance`](Self::advance) counts
-    /// them. The memory is uninitialized. It stays in place until the call is answered or dropped, so for as long as a
-    /// [`DeferredCall`](super::DeferredCall) is kept, even if [other memory](super::ServerCall::set_result) is sent in
-    /// its place. The memory must not be accessed during a method of the call that returns its bytes.
+    /// them. The memory is uninitialized. It stays in place until the call is answered or dropped, even while a
+    /// [`DeferredCall`](super::DeferredCall) waits, and even if [other memory](super::ServerCall::set_result) is sent
+    /// in its place. The memory must not be accessed during a method of the call that returns its bytes.
     #[inline]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         if let Some(is_exposed) = &mut self.is_exposed {
@@ -155,7 +155,7 @@ impl<'a> ResultWriter<'a> {
 
     /// Reads from a file into the result, and returns the length.
     ///
-    /// It reads from byte `offset`, up to `most` bytes, the room, or the end of the file.
+    /// Reads from byte `offset` until `most` bytes are read, the room is full, or the file ends.
     ///
     /// # Errors
     /// `pread` failed; nothing is written.
@@ -237,9 +237,9 @@ mod tests {
         let beyond = refused(64, 55);
         assert_eq!(beyond, Refusal::failed(HandlerFailure::Undeclared, 65, 64));
         assert_eq!(beyond.cause(), "result of 65 bytes exceeds 64 (Procedure::write_chunks, or its bound)");
-        // In this case the caller has room for the declared length.
         let undeclared = Refusal::failed(HandlerFailure::NoChunk, 1, 0);
         assert_eq!(undeclared.cause(), "result in undeclared Write chunk 1 (Procedure::write_chunks)");
+        // Here the caller's chunk has room for the declared length.
         assert_eq!(refused(16, 7), Refusal::failed(HandlerFailure::Undeclared, 17, 16));
         let (mut room, mut len) = ([0; 16], 0);
         let inline = ResultWriter::new(&mut room, &mut len).put(&[0; 17]).unwrap_err();

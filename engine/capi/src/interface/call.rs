@@ -102,7 +102,7 @@ pub unsafe extern "C" fn rpcrdma_call_header(
 ///
 /// # Parameters
 /// - `call`: the call.
-/// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. The pointer may be NULL.
+/// - `room`: gets the text, cut off to fit into `len` bytes with its final zero byte. The pointer may be NULL.
 /// - `len`: bytes of `room`. It may be 0.
 ///
 /// # Ownership
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn rpcrdma_call_peer(call: *mut rpcrdma_call, room: *mut c
 /// # Parameters
 /// - `call`: the call.
 /// - `index`: index of the chunk. `read_chunks` of `rpcrdma_call_header` is the number of chunks.
-/// - `len`: gets the bytes of the data.
+/// - `len`: gets the length of the data.
 /// - `position`: gets the offset of the data in the unreduced arguments, in bytes.
 ///
 /// # Ownership
@@ -202,16 +202,17 @@ pub unsafe extern "C" fn rpcrdma_call_take_read_chunk(call: *mut rpcrdma_call, i
         // SAFETY: the caller guarantees it.
         let mut call = unsafe { lend(call) }?;
         let none = || ApiFailure::argument(format_args!("the call has no Read chunk {index}"));
-        let own = call.arena();
-        Ok(new_handle(BufferMemory::of_read_chunk(call.take_read_chunk(index as usize).ok_or_else(none)?, own)))
+        let shard_arena = call.arena();
+        Ok(new_handle(BufferMemory::of_read_chunk(call.take_read_chunk(index as usize).ok_or_else(none)?, shard_arena)))
     })
 }
 
 /// Returns room for inline results, in the memory that is sent.
 ///
 /// The room holds zeroes. A second call changes the length, keeps the bytes that were written, and returns the same
-/// address. There is room for at least `max_reply` bytes of the procedure. A room of 0 bytes has an address, too. After
-/// a failure the handler may write other results. Otherwise the caller gets SYSTEM_ERR, whatever the handler returns.
+/// address. There is room for at least the `max_reply` bytes of the procedure. A room of 0 bytes has an address, too.
+/// After a failure the handler may write other results. Otherwise the caller gets SYSTEM_ERR, whatever the handler
+/// returns.
 ///
 /// # Parameters
 /// - `call`: the call.
@@ -303,12 +304,12 @@ pub unsafe extern "C" fn rpcrdma_call_reply_with(call: *mut rpcrdma_call, result
 /// length of the data belongs to the inline results.
 ///
 /// If the chunk is too short for the data, the handler writes nothing, and returns the result of
-/// `rpcrdma_call_write_chunk_filled(call, index, len)`. A code of its own would be SYSTEM_ERR.
+/// `rpcrdma_call_write_chunk_filled(call, index, len)`. If it returns a code of its own, the caller gets SYSTEM_ERR.
 ///
 /// # Parameters
 /// - `call`: the call.
 /// - `index`: index of the chunk.
-/// - `room`: gets the bytes of the chunk.
+/// - `room`: gets the length of the chunk.
 ///
 /// # Ownership
 /// The memory is the library's. The handler may write it until the call is answered.
@@ -319,7 +320,7 @@ pub unsafe extern "C" fn rpcrdma_call_reply_with(call: *mut rpcrdma_call, result
 /// # Returns
 /// The memory, or NULL after a failure.
 /// - ENOENT: the caller offers no such chunk, or one of 0 bytes, which asks for the data inline (RFC 8166 §4.3.2.3).
-///   The data belongs to the inline results, too.
+///   Then the data itself belongs to the inline results.
 /// - EINVAL: the caller offers the chunk, but the handler has no memory to write, because the procedure has
 ///   `RPCRDMA_OWN_RESULTS`, or the chunk has a buffer of `rpcrdma_call_result`.
 /// - a handle code.
@@ -370,8 +371,8 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk(
 /// - a negative handle code.
 ///
 /// # Safety
-/// `call` is NULL, or a call that was not answered. All `len` bytes were written for this call, because others would be
-/// data of another client.
+/// `call` is NULL, or a call that was not answered. All `len` bytes were written for this call, because other bytes
+/// would be data of another client.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call, index: c_uint, len: usize) -> c_int {
     entry("rpcrdma_call_write_chunk_filled", || {
@@ -415,7 +416,7 @@ pub unsafe extern "C" fn rpcrdma_call_write_chunk_filled(call: *mut rpcrdma_call
 /// # Returns
 /// - 0: the buffer is sent with the reply.
 /// - -ENOENT: the caller offers no such chunk. The data belongs to the inline results. The handle has ended, so hold
-///   another part of this memory until they are written.
+///   another part of this memory until the results are written.
 /// - -EMSGSIZE: the chunk is shorter. The handler may return this code, as for `rpcrdma_call_write_chunk_filled`.
 /// - -EXDEV: the buffer is a Read chunk of another shard or server, or a client's buffer: copy it.
 /// - a negative handle code.

@@ -102,9 +102,9 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// # Parameters
 /// - `client`: the client.
 /// - `request`: the call.
-/// - `reply`: gets the reply if the call has started, even if it failed then, and otherwise NULL. The pointer may be
-///   NULL. A caller with buffers in its request passes a pointer, because the codes alone do not always tell who has
-///   the buffers.
+/// - `reply`: gets the reply if the call has started, even if it failed later, and otherwise NULL. The pointer may be
+///   NULL. A caller with buffers in its request passes a pointer, because the codes alone do not always tell which side
+///   has the buffers.
 ///
 /// # Ownership
 /// The caller frees the reply (`rpcrdma_free`). The buffers of the request's chunks stay with the caller if `*reply` is
@@ -128,8 +128,8 @@ pub unsafe extern "C" fn rpcrdma_client_share(client: *mut rpcrdma_client) -> *m
 /// - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: the system refuses memory for chunks, by the limit that the text names.
 /// - -EREMOTEIO: the server refused the call (`rpcrdma_reply_status`).
 /// - -EACCES: the server refused the credential.
-/// - -EBUSY: the server drains, or has no memory. The call was not run, unless the reply itself found no memory: try
-///   again later. Without a reply, another thread uses `client` now.
+/// - -EBUSY: the server drains, or has no memory. The call was not run, unless only its reply lacked memory: try again
+///   later. If there is no reply, another thread uses `client` now.
 /// - -EPROTO: a malformed reply, a server that refuses version 1, or another transport error.
 /// - -EOPNOTSUPP: a call back to a client that takes none, because it has no `rpcrdma_config_callbacks`, or its
 ///   `debug.reverse` is `none`.
@@ -188,9 +188,9 @@ pub unsafe extern "C" fn rpcrdma_client_call(
 /// where a server is polled. On that thread a Read chunk cannot be copied (EDEADLK).
 ///
 /// # Returns
-/// - 0: the call has started. The connection's thread finds other causes of failure, which the poll reports, and the
-///   buffers are in that reply. Such causes are ENOTCONN without a connection, and EINVAL for the position of a chunk,
-///   a buffer of another client, or a one-way call that has chunks.
+/// - 0: the call has started. The poll reports failures that the connection's thread finds later, with a reply that has
+///   the buffers: ENOTCONN without a connection, and EINVAL for the position of a chunk, a buffer of another client, or
+///   a one-way call that has chunks.
 /// - -EAGAIN: too many calls are outstanding (`limits.max_calls`; for calls of a server `debug.reverse_credits`).
 /// - -ENOTCONN: the thread of the connection has stopped.
 /// - -EINVAL, -EMSGSIZE: the request is invalid.
@@ -226,7 +226,7 @@ pub unsafe extern "C" fn rpcrdma_client_start(client: *mut rpcrdma_client, reque
 ///
 /// # Parameters
 /// - `client`: the client.
-/// - `done`: gets each started call that has ended. The function may start calls, whose ends are for later polls, and
+/// - `done`: gets each started call that has ended. The function may start calls, whose ends later polls report, and
 ///   free the client. The calls that this poll has found are reported even then. NULL: ended calls are left to the next
 ///   poll with a function.
 /// - `context`: first argument of `done`.
@@ -271,7 +271,7 @@ pub unsafe extern "C" fn rpcrdma_client_poll(
 ///
 /// # Parameters
 /// - `client`: a `rpcrdma_client` or a `rpcrdma_local_client`.
-/// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. The pointer may be NULL.
+/// - `room`: gets the text, cut off to fit into `len` bytes with its final zero byte. The pointer may be NULL.
 /// - `len`: bytes of `room`. It may be 0.
 ///
 /// # Ownership

@@ -36,15 +36,16 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 /// connect checks the knobs with those defaults, and may fail.
 ///
 /// `wire.host_key` (`wire.host_auth` in Rust) is `ID:KEY`, with the key in hexadecimal digits (`openssl rand -hex 32`).
-/// Both ends need the same key: peers without it are refused, and so is protocol version 1. The connect of such a
-/// client fails with EKEYREJECTED. A client of version 1 connects, and its calls end with -EPROTO: they were not
-/// executed, and a retry fails in the same way. The code is not EKEYREJECTED, because the server names only its
+/// Both ends need the same key: peers without it are refused, and so is protocol version 1. The connect of a client
+/// without the key fails with EKEYREJECTED. A client of version 1 connects, but its calls end with -EPROTO: they were
+/// not executed, and a retry fails in the same way. The code is not EKEYREJECTED, because the server names only its
 /// versions: calls to a server whose `wire.version_1` is false end with the same error. ID names the key, not the host,
-/// and `rpcrdma_call_peer` writes it. All hosts with one key have one name; that of `blockstore` is `blockstore`. A key
-/// and `wire.credit_mode` v1 contradict each other, so the one that is set later is refused.
+/// and `rpcrdma_call_peer` writes it. All hosts with one key have one name; in `blockstore` it is always `blockstore`.
+/// A key and `wire.credit_mode` v1 contradict each other, so the one that is set later is refused.
 ///
-/// A server creates the socket file of `server.stats` when it starts, and removes it when it ends. It replaces the socket
-/// of a server that has crashed. It never replaces or removes any other file: its start fails with EADDRNOTAVAIL.
+/// A server creates the socket file of `server.stats` when it starts, and removes it when it ends. It replaces the
+/// socket of a server that has crashed. It never replaces or removes any other file: with such a file at the path, its
+/// start fails with EADDRNOTAVAIL.
 ///
 /// # Parameters
 /// - `config`: the configuration.
@@ -63,8 +64,8 @@ pub extern "C" fn rpcrdma_config_new() -> *mut rpcrdma_config {
 ///
 /// # Returns
 /// - 0: the knob is set.
-/// - -EINVAL: the text begins with the knob, and names the value, and the valid values, with the other knob if that
-///   sets the limit. For a name of an earlier version, the text has the present name.
+/// - -EINVAL: the text begins with the knob, and names its value, the valid values, and the other knob if one sets the
+///   limit. For a name of an earlier version, the text has the present name.
 /// - a negative handle code.
 ///
 /// # Safety

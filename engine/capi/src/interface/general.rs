@@ -43,7 +43,7 @@ pub extern "C" fn rpcrdma_version() -> *const c_char {
 /// The text; never NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn rpcrdma_error() -> *const c_char {
-    failure::last()
+    failure::last_text()
 }
 
 /// Passes each line of the log to a function.
@@ -93,12 +93,13 @@ pub unsafe extern "C" fn rpcrdma_log(
 /// # Safety
 /// See [`handle::share`].
 pub(crate) unsafe fn check_may_end(server: *mut rpcrdma_server) -> Result<(), ApiFailure> {
-    let is_ours = thread::current().name().is_some_and(|name| name.starts_with("rpcrdma-"));
+    let is_library_thread = thread::current().name().is_some_and(|name| name.starts_with("rpcrdma-"));
     // SAFETY: the caller guarantees it.
-    match is_ours && unsafe { handle::share(server) }?.get()?.is_on_own_thread() {
-        true => {
-            Err(ApiFailure::new(Errno::DEADLK, "a server's handlers and tasks cannot end it: it waits for their end"))
-        }
+    match is_library_thread && unsafe { handle::share(server) }?.get()?.is_on_own_thread() {
+        true => Err(ApiFailure::new(
+            Errno::DEADLK,
+            "a server waits for the end of its handlers and tasks, so they cannot end it",
+        )),
         false => Ok(()),
     }
 }
@@ -140,7 +141,7 @@ pub unsafe extern "C" fn rpcrdma_free(handle: *mut c_void) -> c_int {
         // SAFETY: the caller guarantees it.
         let mark = unsafe { mark_of(handle) }?;
         if mark == rpcrdma_server::MARK {
-            // SAFETY: it is of this kind; the caller guarantees it.
+            // SAFETY: the handle is of this kind; the caller guarantees the rest.
             unsafe { check_may_end(handle.cast()) }?;
             // SAFETY: the handle is of this kind. Handlers of the server use it until the server has ended.
             drop(unsafe { handle::share(handle.cast::<rpcrdma_server>()) }?.take()?);
@@ -153,7 +154,7 @@ pub unsafe extern "C" fn rpcrdma_free(handle: *mut c_void) -> c_int {
         macro_rules! end {
             ($($kind:ty),*) => {
                 match mark {
-                    // SAFETY: it is of this kind; the caller guarantees it.
+                    // SAFETY: the handle is of this kind; the caller guarantees the rest.
                     $(mark if mark == <$kind>::MARK => drop(unsafe { handle::take(handle.cast::<$kind>()) }?),)*
                     mark if mark == rpcrdma_call::MARK => {
                         return Err(ApiFailure::argument("a call ends with rpcrdma_call_answer"));

@@ -24,7 +24,7 @@ use crate::types::*;
 pub struct rpcrdma_completion {
     /// Bytes that this version of the library has written.
     ///
-    /// A program that may run with an earlier version than it was built with compares it with
+    /// A program that may run with an earlier version than it was built with compares this number with
     /// `sizeof(rpcrdma_completion)`, because later versions have more fields at the end.
     pub size: usize,
     /// `token` of the request.
@@ -54,7 +54,7 @@ pub struct rpcrdma_completion {
 /// and its results longer.
 ///
 /// # Threads
-/// It runs on the thread that polls the client, within the poll.
+/// The function runs on the thread that polls the client, within the poll.
 pub type rpcrdma_done =
     Option<unsafe extern "C-unwind" fn(context: *mut c_void, completion: *const rpcrdma_completion)>;
 
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_begin(
 ///
 /// # Returns
 /// - 1: calls may be started.
-/// - 0: the client connects.
+/// - 0: the client is still connecting.
 /// - -ENOTCONN: the connection was established, and has ended; the text says why.
 /// - -ECONNREFUSED, -ETIMEDOUT or another code of `rpcrdma_client_connect`: the connect has failed; the text says why.
 /// - another negative handle code.
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn rpcrdma_local_client_is_established(client: *mut rpcrdm
 /// - -EMSGSIZE: there is never memory for the call, its chunks or its reply (the text names the knob).
 /// - -ENOMEM, -EMFILE, -ENFILE, -EFBIG: the system refuses memory, as for `rpcrdma_alloc`.
 /// - -EINVAL: the request is invalid.
-/// - -ENOTCONN: for a Read chunk to be copied, there is no connection.
+/// - -ENOTCONN: there is no connection, which a Read chunk to be copied needs.
 /// - another negative handle code.
 ///
 /// # Safety
@@ -267,8 +267,8 @@ pub unsafe extern "C" fn rpcrdma_local_client_cancel(client: *mut rpcrdma_local_
 
 /// Polls a client once, and reports the calls that have ended.
 ///
-/// The function never blocks. The time of all `done` functions of a poll counts between two polls, and a loop polls at
-/// least 20 times a second.
+/// The function never blocks. A loop polls at least 20 times a second, and the time of the `done` functions counts
+/// towards the time between two polls.
 ///
 /// # Parameters
 /// - `client`: the client.
@@ -374,11 +374,11 @@ pub(crate) unsafe fn report(tag: u16, ended: CompletedCall, done: DoneFunction, 
     };
     let results_len = results.len();
     let results = if error == 0 { results.as_ptr().cast() } else { std::ptr::null() };
-    let pass = |reply| {
+    let call_done = |reply| {
         let size = size_of::<rpcrdma_completion>();
         let completion = rpcrdma_completion { size, token, results, results_len, reply, error };
         // SAFETY: the caller guarantees it.
         unsafe { done(context, &completion) }
     };
-    with_temporary_handle(tag, EndedCall::new(ended.result), pass, |(), _| ());
+    with_temporary_handle(tag, EndedCall::new(ended.result), call_done, |(), _| ());
 }

@@ -29,8 +29,8 @@ use crate::types::*;
 /// - EINVAL: `len` is 0, as for mmap: no chunk is empty.
 /// - ENOBUFS: the client has no such buffer left now (`memory.bulk_buffers`).
 /// - EMSGSIZE: no buffer of the client is that long.
-/// - ENOMEM, EMFILE, ENFILE, EFBIG: the system refuses the memory of all its buffers, by the limit that the text names;
-///   the next call requests it again.
+/// - ENOMEM, EMFILE, ENFILE, EFBIG: the system refuses the memory of all the client's buffers, by the limit that the
+///   text names; the next call requests it again.
 /// - ENOTCONN: the connection has ended.
 /// - EDEADLK: the calling thread runs the client's connection, as for `rpcrdma_client_call`.
 /// - a handle code.
@@ -90,8 +90,8 @@ pub unsafe extern "C" fn rpcrdma_buffer_data(buffer: *mut rpcrdma_buffer, len: *
 
 /// Restricts a buffer to a part of its bytes.
 ///
-/// The part is one of the buffer's whole memory, or of its present bytes if the buffer is read-only. A buffer of 0
-/// bytes is an empty result (`rpcrdma_call_result`), and cannot be a chunk of a request.
+/// The part is taken from the buffer's whole memory, or from its present bytes if the buffer is read-only. A buffer of
+/// 0 bytes is an empty result (`rpcrdma_call_result`), and cannot be a chunk of a request.
 ///
 /// # Parameters
 /// - `buffer`: the buffer.
@@ -122,8 +122,8 @@ pub unsafe extern "C" fn rpcrdma_buffer_window(buffer: *mut rpcrdma_buffer, star
 /// Adopts memory that the application has mapped.
 ///
 /// The memory is either sent as results (`rpcrdma_arena_part`), or takes Read chunks (`reads_into` of a procedure), not
-/// both. From 4 GiB on, it is only for Read chunks. A server registers it if its configuration has the arena
-/// (`rpcrdma_config_arena`), or one of its procedures.
+/// both. From 4 GiB on, it is only for Read chunks. A server registers the memory if its configuration
+/// (`rpcrdma_config_arena`) or one of its procedures has the arena.
 ///
 /// # Parameters
 /// - `base`: first byte, at a multiple of 4096.
@@ -167,8 +167,8 @@ pub unsafe extern "C" fn rpcrdma_arena_new(
 ///
 /// `release` is called once nobody uses the part any more. From then on, the bytes of the part may change. After
 /// `rpcrdma_call_result`, that is when the reply was sent, or its connection has ended. A peer that takes no data
-/// delays it for `timeouts.progress`, and a slow peer as long as it keeps to `limits.min_rate`. The `release` of the
-/// arena comes after those of all parts.
+/// delays the release for `timeouts.progress`, and a slow peer as long as it keeps to `limits.min_rate`. The `release`
+/// of the arena comes after those of all parts.
 ///
 /// # Parameters
 /// - `arena`: the memory.

@@ -13,7 +13,7 @@ use crate::types::{rpcrdma_buffer, rpcrdma_reply};
 ///
 /// # Parameters
 /// - `reply`: the reply.
-/// - `len`: gets the bytes of the results.
+/// - `len`: gets the length of the results.
 ///
 /// # Ownership
 /// The results are in the reply, until it is freed.
@@ -70,7 +70,8 @@ pub unsafe extern "C" fn rpcrdma_reply_status(reply: *mut rpcrdma_reply) -> c_in
 
 /// Takes the buffer of a Write chunk out of a reply.
 ///
-/// The buffer is as long as its data. The reply of a failed call also has it, if the server can no longer reach it.
+/// The buffer is as long as its data. The reply of a failed call also has the buffer, unless the server can still reach
+/// it.
 ///
 /// # Parameters
 /// - `reply`: the reply.
@@ -103,8 +104,8 @@ pub unsafe extern "C" fn rpcrdma_reply_take_write_chunk(
 
 /// Takes the buffer of a Read chunk out of a reply.
 ///
-/// The buffer can be lent to another call. The reply of a failed call also has it, if the server can no longer reach
-/// it.
+/// The buffer can be lent to another call. The reply of a failed call also has the buffer, unless the server can still
+/// reach it.
 ///
 /// # Parameters
 /// - `reply`: the reply.
@@ -155,7 +156,7 @@ pub unsafe extern "C" fn rpcrdma_reply_take_read_chunk(
 /// - a handle code.
 ///
 /// # Safety
-/// `reply` is the callback's.
+/// `reply` is the one that the callback got.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_reply_keep(reply: *mut rpcrdma_reply) -> *mut rpcrdma_reply {
     entry("rpcrdma_reply_keep", || {

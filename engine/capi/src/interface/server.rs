@@ -43,7 +43,7 @@ use crate::types::*;
 /// Any thread. No other thread uses `services` or `config` at the same time.
 ///
 /// # Returns
-/// The server, or NULL after a failure: the text names the call, the limit and the remedy.
+/// The server, or NULL after a failure: the text names the system call, the limit and the remedy.
 /// - EINVAL: an argument or a knob is invalid, such as a core or a NUMA node that this process may not use.
 /// - EADDRINUSE: another server has the address, or `server.stats`; or `address` lists one address twice.
 /// - EADDRNOTAVAIL: this host cannot serve the address, or the path of `server.stats` or `soft:` is not that of a socket.
@@ -316,7 +316,7 @@ pub unsafe extern "C" fn rpcrdma_local_server_poll(server: *mut rpcrdma_local_se
 ///
 /// # Returns
 /// - 1: the server is drained.
-/// - 0: it is not yet.
+/// - 0: the server is not drained yet.
 /// - a negative handle code.
 ///
 /// # Safety
@@ -440,7 +440,7 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 ///
 /// # Parameters
 /// - `handle`: a server or client of any kind.
-/// - `room`: gets the text, cut off at `len` bytes, of which the last is a zero byte. NULL: only the length is
+/// - `room`: gets the text, cut off to fit into `len` bytes with its final zero byte. NULL: only the length is
 ///   returned.
 /// - `len`: bytes of `room`. 0: only the length is returned.
 ///
@@ -465,11 +465,11 @@ pub unsafe extern "C" fn rpcrdma_disarm(handle: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, len: usize) -> c_int {
     entry("rpcrdma_stats", || {
-        let own = || ApiFailure::new(Errno::DEADLK, "a shard's handlers and tasks would wait for their own shard");
+        let deadlock = || ApiFailure::new(Errno::DEADLK, "a shard's handlers and tasks would wait for their own shard");
         // SAFETY: the caller guarantees it.
         let stats = match unsafe { lend_any(handle) }? {
-            AnyEndpoint::Server(server) if server.is_on_own_shard() => return Err(own()),
-            AnyEndpoint::Client(client) if client.is_on_own_shard() => return Err(own()),
+            AnyEndpoint::Server(server) if server.is_on_own_shard() => return Err(deadlock()),
+            AnyEndpoint::Client(client) if client.is_on_own_shard() => return Err(deadlock()),
             AnyEndpoint::Server(server) => server.stats_with_connections(MAX_PEERS),
             AnyEndpoint::LocalServer(mut polled) => vec![polled.server.stats_with_connections(MAX_PEERS)],
             AnyEndpoint::Client(mut client) => client.client().stats().into_iter().collect(),
@@ -484,7 +484,7 @@ pub unsafe extern "C" fn rpcrdma_stats(handle: *mut c_void, room: *mut c_char, l
 /// Maximum connections of a shard in the statistics.
 const MAX_PEERS: usize = 64;
 
-/// Explains a failed start whose own addresses are in each other's way.
+/// Explains the failure of a start whose list of addresses repeats an address.
 #[cold]
 fn explain_repeated_address(addresses: &[Address], failure: ApiFailure) -> ApiFailure {
     let repeated = addresses.iter().enumerate().find(|(index, address)| addresses[..*index].contains(address));

@@ -46,7 +46,7 @@ pub extern "C" fn rpcrdma_services_new() -> *mut rpcrdma_services {
 /// The text of a failure names procedure, program, version and cause. The procedures before the refused one are added.
 /// - 0: all procedures are added.
 /// - -EEXIST: the procedure was added before.
-/// - -EINVAL: no server can have the entry, or there is no entry.
+/// - -EINVAL: the entry is invalid, or the table has no entry.
 /// - -EBUSY: `reads_into` has parts (`rpcrdma_arena_part`).
 /// - -EBADF: `reads_into` is not an arena.
 /// - a negative handle code.

@@ -36,7 +36,7 @@ impl ThreadHandles {
     }
 }
 
-/// Makes a handle that this thread has.
+/// Makes a handle that is attached to this thread.
 pub(crate) fn new_bound_handle<K: HandleKind>(value: K::Value) -> *mut K {
     let handle: *mut K = new_handle(value);
     ThreadHandles::add(handle.cast());
@@ -66,11 +66,11 @@ unsafe fn detach(pointer: *mut c_void) -> Result<(), ApiFailure> {
                 server.leave_thread();
                 Ok(())
             };
-            // SAFETY: it is of this kind; the caller guarantees it.
+            // SAFETY: the handle is of this kind; the caller guarantees the rest.
             unsafe { handle::detach(pointer.cast::<rpcrdma_local_server>(), leave) }
         }
         rpcrdma_local_client::MARK => {
-            // SAFETY: it is of this kind; the caller guarantees it.
+            // SAFETY: the handle is of this kind; the caller guarantees the rest.
             unsafe { handle::detach(pointer.cast::<rpcrdma_local_client>(), PolledClient::leave_thread) }
         }
         _ => Err(wrong_kind()),
@@ -85,11 +85,11 @@ unsafe fn attach(pointer: *mut c_void) -> Result<bool, ApiFailure> {
     // SAFETY: the caller guarantees it.
     match unsafe { mark_of(pointer) }? {
         rpcrdma_local_server::MARK => {
-            // SAFETY: it is of this kind; the caller guarantees it.
+            // SAFETY: the handle is of this kind; the caller guarantees the rest.
             unsafe { handle::attach(pointer.cast::<rpcrdma_local_server>(), PolledServer::enter_thread) }
         }
         rpcrdma_local_client::MARK => {
-            // SAFETY: it is of this kind; the caller guarantees it.
+            // SAFETY: the handle is of this kind; the caller guarantees the rest.
             unsafe { handle::attach(pointer.cast::<rpcrdma_local_client>(), PolledClient::enter_thread) }
         }
         _ => Err(wrong_kind()),

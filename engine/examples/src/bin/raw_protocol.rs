@@ -36,7 +36,7 @@ fn config(credit_mode: CreditMode, server: bool) -> ConnConfig {
     }
 }
 
-/// Exchanges six calls and their replies. The server fetches an argument of the last one by RDMA Read.
+/// Exchanges six calls and their replies. The server fetches an argument of the last call by RDMA Read.
 fn exchange(credit_mode: CreditMode) -> Result<(), Box<dyn Error>> {
     let mut client = Connection::new(config(credit_mode, false));
     let mut server = Connection::new(config(credit_mode, true));

@@ -31,7 +31,7 @@ mod real {
         quiet.send('q').unwrap();
         assert!(mailbox.has_work(), "a new ring is work");
         let first = poll(&mut mailbox, 24);
-        assert_eq!((mailbox.busy(), first.len()), (2, 24));
+        assert_eq!((mailbox.busy_rings(), first.len()), (2, 24));
         assert!(first.contains(&'q'), "each sender is polled within one turn");
         let mut remaining = 0;
         while mailbox.has_work() {
@@ -50,7 +50,7 @@ mod real {
             sender.send(n).unwrap();
         }
         assert_eq!(poll(&mut mailbox, 64), [0, 1, 2, 3, 4]);
-        assert_eq!(mailbox.busy(), 5);
+        assert_eq!(mailbox.busy_rings(), 5);
         for (n, sender) in senders.iter_mut().enumerate() {
             sender.send(n + 100).unwrap();
         }
@@ -59,7 +59,7 @@ mod real {
         items.sort_unstable();
         assert_eq!(items, [100, 101, 102, 103, 104]);
         assert!(poll(&mut mailbox, 64).is_empty());
-        assert_eq!(mailbox.busy(), 1);
+        assert_eq!(mailbox.busy_rings(), 1);
     }
 
     #[test]
@@ -67,7 +67,7 @@ mod real {
         const SENDERS: usize = 100;
         let (mut mailbox, connector) = mailbox();
         let mut senders: Vec<_> = (0..SENDERS).map(|_| connector.connect(4)).collect();
-        assert_eq!((poll(&mut mailbox, 64).len(), mailbox.busy()), (0, 0));
+        assert_eq!((poll(&mut mailbox, 64).len(), mailbox.busy_rings()), (0, 0));
         for round in 0..3 {
             senders.iter_mut().enumerate().for_each(|(n, sender)| sender.send((round, n)).unwrap());
             let mut items = Vec::new();
@@ -76,15 +76,15 @@ mod real {
             }
             items.sort_unstable();
             assert!(items.into_iter().eq((0..SENDERS).map(|n| (round, n))));
-            assert_eq!(mailbox.busy(), SENDERS);
+            assert_eq!(mailbox.busy_rings(), SENDERS);
             (0..IDLE_AFTER).for_each(|_| assert!(poll(&mut mailbox, 64).is_empty()));
-            assert_eq!(mailbox.busy(), ALWAYS_POLLED, "a poll of these costs less than making them idle");
+            assert_eq!(mailbox.busy_rings(), ALWAYS_POLLED, "a poll of these costs less than making them idle");
         }
         // The shard sees the close of an idle sender, and its last item, and frees its ring.
         senders[SENDERS - 1].send((3, 0)).unwrap();
         drop(senders);
         assert_eq!(poll(&mut mailbox, 64), [(3, 0)]);
-        assert_eq!((poll(&mut mailbox, 64).len(), mailbox.busy(), mailbox.has_work()), (0, 0, false));
+        assert_eq!((poll(&mut mailbox, 64).len(), mailbox.busy_rings(), mailbox.has_work()), (0, 0, false));
     }
 
     #[test]
@@ -94,7 +94,7 @@ mod real {
         let mut senders: Vec<_> = (0..=ALWAYS_POLLED).map(|_| connector.connect(4)).collect();
         senders.iter_mut().for_each(|sender| sender.send(Arc::clone(&token)).unwrap());
         (0..=IDLE_AFTER).for_each(|_| drop(poll(&mut mailbox, 64)));
-        assert_eq!(mailbox.busy(), ALWAYS_POLLED);
+        assert_eq!(mailbox.busy_rings(), ALWAYS_POLLED);
         drop(mailbox);
         for sender in &mut senders {
             assert!(sender.is_closed());
@@ -189,7 +189,7 @@ mod real {
                 counter.fetch_add(count, Ordering::Relaxed);
                 if count > 0 {
                     idle.reset();
-                } else if ended == 2 && mailbox.busy() == 0 {
+                } else if ended == 2 && mailbox.busy_rings() == 0 {
                     return;
                 } else {
                     match idle.after_empty_poll() {
@@ -207,7 +207,7 @@ mod real {
     }
 
     #[test]
-    fn three_threads_finish_under_every_idle_policy() {
+    fn three_threads_finish_whether_they_poll_adapt_or_sleep() {
         // A call takes a thousand times as long in Miri.
         let (few, many) = if cfg!(miri) { (10, 20) } else { (3_000, 20_000) };
         call_and_answer(IdlePolicy::Event, IdlePolicy::Event, few);

@@ -108,8 +108,8 @@ mod models {
                 producer.join().unwrap();
             }
             taken.extend(numbers(&mut queue));
-            let of = |first| taken.iter().copied().filter(move |number| (first..first + 2).contains(number));
-            assert!(of(0).eq([0, 1]) && of(10).eq([10, 11]), "{taken:?}");
+            let numbers_from = |first| taken.iter().copied().filter(move |number| (first..first + 2).contains(number));
+            assert!(numbers_from(0).eq([0, 1]) && numbers_from(10).eq([10, 11]), "{taken:?}");
             assert_eq!((taken.len(), dropped.load(Ordering::Relaxed)), (4, 4));
         });
     }
@@ -149,7 +149,7 @@ mod models {
                 while taken < 2 {
                     match numbers(&mut queue).len() {
                         0 => parker.sleep_unless(|| !queue.is_empty(), None),
-                        more => taken += more,
+                        count => taken += count,
                     }
                 }
             });

@@ -215,7 +215,7 @@ mod model {
     }
 
     #[test]
-    fn loom_complete_against_wait() {
+    fn loom_a_wait_gets_a_result_completed_meanwhile() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(1);
@@ -232,7 +232,7 @@ mod model {
     }
 
     #[test]
-    fn loom_complete_against_await() {
+    fn loom_an_await_gets_a_result_completed_meanwhile() {
         explore(|| {
             let mut table = SlotTable::new(1);
             let (ticket, completer) = table.acquire().unwrap();
@@ -244,7 +244,7 @@ mod model {
     }
 
     #[test]
-    fn loom_complete_against_drop() {
+    fn loom_a_result_completed_while_its_ticket_drops_is_dropped_once() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(1);
@@ -260,7 +260,7 @@ mod model {
 
     /// Polls with one waker, polls with another, and drops the ticket, while the other thread completes the call.
     #[test]
-    fn loom_complete_against_polls_and_drop() {
+    fn loom_a_result_completed_during_polls_and_drop_is_dropped_once() {
         explore(|| {
             let dropped = Arc::new(AtomicUsize::new(0));
             let mut table = SlotTable::new(1);

@@ -245,5 +245,5 @@ fn invalid_configurations_are_refused_by_name_value_and_range() {
     let foreign = refuse(1, Some(vec![100_000]));
     assert!(foreign.kind() == crate::StartErrorKind::Core && foreign.to_string() == "cannot pin worker 0");
     let text = std::error::Error::source(&foreign).expect("the refused core").to_string();
-    assert!(text.starts_with("core 100000 is not allowed to this process (allowed: "), "{text}");
+    assert!(text.starts_with("core 100000 is not allowed for this process (allowed: "), "{text}");
 }

@@ -377,7 +377,8 @@ impl CallChunks {
         let mut end = at;
         for other in self.arguments.0.iter().filter(|other| (other.at as usize) < at) {
             let len = padded(other.buf.as_ref()?.len());
-            if other.at as usize + len + 4 > at {
+            let has_word_between = other.at as usize + len + 4 <= at;
+            if !has_word_between {
                 return None;
             }
             end = end.checked_sub(len)?;
@@ -406,7 +407,7 @@ impl CallChunks {
 
     /// Limits each result to the declared `max_len` bytes, and allocates pool memory for its room by `alloc`, if any.
     ///
-    /// Returns false without enough memory.
+    /// Returns false if there is not enough memory.
     #[inline]
     pub(super) fn prepare_results(&mut self, max_len: u32, alloc: Option<impl FnMut(usize) -> Option<Buf>>) -> bool {
         self.results.iter_mut().for_each(|result| {

@@ -84,8 +84,8 @@ impl ColdSlot {
         self.uses_more
     }
 
-    /// Whether the reply needs nothing of the cold part, because the call has at most Read chunks, which it does not
-    /// return.
+    /// Whether the reply needs nothing of the cold part, because the call has at most Read chunks, which a reply does
+    /// not return.
     #[inline]
     pub(super) fn is_unused_by_reply(&self) -> bool {
         self.get().is_none_or(|cold| !self.uses_more && !cold.chunks.is_returned())

@@ -44,7 +44,7 @@ pub(crate) struct ShardNumber {
 
 /// The caller's connection, to [call it back](crate::Server::call_back).
 ///
-/// It is valid while the connection is open.
+/// The handle is valid while the connection is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Caller {
     pub(crate) shard: ShardNumber,
@@ -67,7 +67,7 @@ impl Caller {
 
 /// Reason why a result cannot be sent in a Write chunk.
 ///
-/// `?` in a handler makes it a [`Refusal`]:
+/// `?` in a handler converts this reason to a [`Refusal`]:
 ///
 /// | cause | refusal | log |
 /// | --- | --- | --- |
@@ -101,7 +101,7 @@ impl NoResult {
     }
 }
 
-/// For handlers that need a Write chunk. A call without a declared one gets GARBAGE_ARGS.
+/// For handlers that need a Write chunk. A call that does not offer a declared chunk gets GARBAGE_ARGS.
 impl From<NoResult> for Refusal {
     fn from(NoResult(cause): NoResult) -> Self {
         match cause {
@@ -200,7 +200,7 @@ const CREDENTIAL_LEN: usize = 7;
 const CREDENTIAL_AT: usize = 32;
 
 impl CallMessage {
-    /// A word of its RPC header; 0 without one.
+    /// A word of the RPC header; 0 if the message has no such word.
     fn word(&self, index: usize) -> u32 {
         let word = self.buf.as_deref().and_then(|bytes| bytes.get(self.at as usize + 4 * index..)?.first_chunk());
         word.map_or(0, |word| u32::from_be_bytes(*word))
@@ -219,7 +219,7 @@ impl CallMessage {
 
     /// Stores a message that begins with a header of this length.
     #[inline]
-    fn put(&mut self, RpcMessage { buf, at }: RpcMessage, header_len: usize) {
+    fn store(&mut self, RpcMessage { buf, at }: RpcMessage, header_len: usize) {
         debug_assert!(self.buf.is_none());
         self.buf.get_or_insert(buf);
         (self.at, self.args_at) = (at as u32, (at + header_len) as u32);
@@ -231,7 +231,7 @@ impl CallMessage {
 struct ReplyBuffer {
     /// `None` before the reply has memory, and after it was taken.
     buf: Option<Buf>,
-    /// Offset of the first byte, behind the room for headers.
+    /// Offset of the first byte, after the room for headers.
     at: usize,
     len: usize,
 }
@@ -453,7 +453,7 @@ impl<T: ?Sized> ServerCall<T> {
 
     /// Writer of a Write chunk's result, in the memory sent.
     ///
-    /// The written bytes are the result. Its room is limited by the chunk and by the procedure's declaration.
+    /// The written bytes are the result. The chunk and the procedure's declaration limit the room of the writer.
     ///
     /// # Errors
     /// The caller offers no such chunk, or an empty one, which requests the result inline; or the chunk has no pool
@@ -471,8 +471,8 @@ impl<T: ?Sized> ServerCall<T> {
 
     /// Sends the service's own memory as a result, without a copy.
     ///
-    /// Its arena must be the shard's own or one of [`memory.arenas`](crate::config::MemoryConfig::arenas). Otherwise
-    /// the caller gets SYSTEM_ERR, and the log names the cause.
+    /// The arena of `bytes` must be the shard's own or one of [`memory.arenas`](crate::config::MemoryConfig::arenas).
+    /// Otherwise the caller gets SYSTEM_ERR, and the log names the cause.
     ///
     /// # Errors
     /// The caller offers no such chunk, or an empty one, which requests the result inline; or the chunk is too short.
@@ -502,7 +502,7 @@ impl<T: ?Sized> ServerCall<T> {
 
     /// Writer of inline results, in the memory sent.
     ///
-    /// The written bytes are the result. Its room is the declared
+    /// The written bytes are the result. The room of the writer is the declared
     /// [`Procedure::max_reply`](super::Procedure::max_reply), or slightly more.
     #[inline]
     pub fn reply_writer(&mut self) -> ResultWriter<'_> {
@@ -544,7 +544,7 @@ impl ResultRoom<'_> {
 impl<T: ?Sized> ServerCall<T> {
     /// Splits the call into header, arguments, and memory for results.
     ///
-    /// `needs_room` says whether an eligible result may be written into the reply before the other ones.
+    /// `needs_room` requests the room of the reply, in which eligible results may be sent inline.
     #[inline(always)]
     pub(crate) fn split(&mut self, needs_room: bool) -> (CallInfo<'_>, CallArguments<'_>, ResultRoom<'_>) {
         let room = if needs_room { self.reply_room() } else { 0 };
@@ -556,9 +556,9 @@ impl<T: ?Sized> ServerCall<T> {
                 (cold.peer.as_deref(), Some(arguments).filter(|arguments| !arguments.0.is_empty()), results)
             }
         };
-        let incoming = (message.args(), chunks);
+        let arguments = (message.args(), chunks);
         let (inline, len) = reply.room();
-        (CallInfo { from, message, peer, xid: *xid }, incoming, ResultRoom { inline, len, results, room })
+        (CallInfo { from, message, peer, xid: *xid }, arguments, ResultRoom { inline, len, results, room })
     }
 
     /// Origin and header of the call.

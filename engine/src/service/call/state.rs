@@ -130,7 +130,7 @@ impl<S> ServedCall<S> {
     #[inline(always)]
     fn end(mut self) -> Box<OwnedCall> {
         let CallParts { message, reply, cold, .. } = self.parts();
-        // The conditions are for most calls, which have neither buffer any more.
+        // Most calls have neither buffer any more, and skip both drops by these conditions.
         if message.buf.is_some() {
             message.buf = None;
         }
@@ -146,8 +146,8 @@ impl ServedCall<Arrived> {
     /// A call in reused memory.
     #[inline]
     fn in_reused(mut memory: Box<OwnedCall>, qp: QpId, id: InboundId) -> Self {
-        let CallParts { from, id: own, entry, .. } = &mut memory.parts;
-        (from.qp, *own, *entry) = (qp, id, NO_ENTRY);
+        let CallParts { from, id: call_id, entry, .. } = &mut memory.parts;
+        (from.qp, *call_id, *entry) = (qp, id, NO_ENTRY);
         Self::in_memory(memory)
     }
 
@@ -195,7 +195,7 @@ impl ServedCall<Arrived> {
     #[inline(always)]
     pub(crate) fn admit(mut self, message: RpcMessage, header: ParsedHeader) -> ServedCall<Admitted> {
         let parts = self.parts();
-        parts.message.put(message, header.len);
+        parts.message.store(message, header.len);
         parts.entry = header.entry;
         self.into_state()
     }
@@ -203,7 +203,7 @@ impl ServedCall<Arrived> {
     /// Refuses the call, whose message is complete.
     #[cold]
     pub(crate) fn refuse_message(mut self, message: RpcMessage) -> ServedCall<Refused> {
-        self.parts().message.put(message, 0);
+        self.parts().message.store(message, 0);
         self.refuse()
     }
 
@@ -360,7 +360,7 @@ impl ServedCall<Ready> {
         self.answered(Err(Refusal::SystemError))
     }
 
-    /// The call after its connection has closed before it ran. Its retransmission runs.
+    /// The call, which does not run, because its connection has closed. A retransmission of it runs.
     #[cold]
     pub(crate) fn skipped(mut self) -> ServedCall<Answered> {
         if let Some(reservation) = self.parts().cold.get_mut().and_then(|cold| cold.reservation.take()) {
@@ -448,9 +448,9 @@ impl ServedCall<Answered> {
         self.cold.get().is_some_and(|cold| cold.verifier.is_some())
     }
 
-    /// Moves its results to byte `at` of the reply's buffer, or of a longer one, unless they start at or behind it.
+    /// Moves its results to byte `at` of the reply's buffer, or of a longer one, unless they start there or later.
     ///
-    /// Returns false without memory.
+    /// Returns false if there is no memory.
     #[cold]
     pub(crate) fn move_results(&mut self, at: usize, alloc: impl FnOnce(usize) -> Option<Buf>) -> bool {
         let reply = &mut self.parts().reply;

@@ -33,7 +33,7 @@ pub(super) struct CachePart {
     /// Hosts that have calls here, so at most as many as calls. All are searched to evict or expire a call, which costs
     /// less than keeping them ordered for each call.
     hosts: BTreeMap<HostId, HostCalls>,
-    /// Lower bound of the time when a finished call ended.
+    /// No finished call ended before this time.
     oldest: Option<Instant>,
     running: usize,
     pub(super) stats: DuplicateRequestCacheStats,
@@ -48,17 +48,17 @@ impl CachePart {
 
     /// Whether a host has as many running calls as there are free entries, so that it leaves some to other hosts.
     fn is_at_limit(&self, host: HostId, entries: usize) -> bool {
-        let own = self.hosts.get(&host).map_or(0, |calls| calls.running);
-        own > 0 && own >= entries - self.running
+        let host_running = self.hosts.get(&host).map_or(0, |calls| calls.running);
+        host_running > 0 && host_running >= entries - self.running
     }
 
-    /// Adds a running call; evicts a finished one if there are `entries` calls. Returns false without room.
+    /// Adds a running call; evicts a finished one if there are `entries` calls. Returns false if there is no room.
     pub(super) fn start(&mut self, key: CallKey, host: HostId, entries: usize) -> bool {
         if self.is_at_limit(host, entries) {
             return false;
         }
         while self.calls.len() >= entries {
-            // Evicts the oldest finished call of the host with most calls.
+            // Evicts the oldest finished call of the host with the most calls.
             let largest = self.largest(|calls| calls.running + calls.finished.len());
             let Some((_, evicted)) = largest else { return false };
             self.evict(evicted);
@@ -95,10 +95,10 @@ impl CachePart {
     /// Returns false if the host would hold more than any other host by this reply alone.
     fn make_room_for(&mut self, host: HostId, len: u64, limit: u64) -> bool {
         while self.stats.bytes + len > limit {
-            let own = self.hosts.get(&host).map_or(0, |calls| calls.bytes);
+            let host_bytes = self.hosts.get(&host).map_or(0, |calls| calls.bytes);
             let evicted = match self.largest(|calls| calls.bytes) {
-                Some((bytes, other)) if bytes >= own + len => other,
-                _ if own > 0 => host,
+                Some((bytes, other)) if bytes >= host_bytes + len => other,
+                _ if host_bytes > 0 => host,
                 _ => return false,
             };
             self.evict(evicted);
@@ -158,7 +158,7 @@ impl CachePart {
         });
     }
 
-    /// Removes a call of a host, and the host with its last one.
+    /// Removes a call of a host, and the host with its last call.
     fn remove_call(&mut self, host: HostId, remove: impl FnOnce(&mut HostCalls)) {
         let Some(calls) = self.hosts.get_mut(&host) else { return };
         remove(calls);

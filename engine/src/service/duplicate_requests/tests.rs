@@ -40,7 +40,7 @@ fn key(xid: u32) -> CallKey {
     key_of(ClientId::number(1), xid, 100, 3, 9, b"arguments")
 }
 
-fn new(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> CacheReservation {
+fn begin_new(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> CacheReservation {
     match cache.begin(key, HOST) {
         Lookup::New(reservation) => reservation,
         other => panic!("not new: {other:?}"),
@@ -57,7 +57,7 @@ fn reply(cache: &Arc<DuplicateRequestCache>, key: CallKey) -> Option<Vec<u8>> {
 #[test]
 fn a_call_runs_once_and_each_retransmission_gets_its_reply() {
     let cache = cache(8, 1024);
-    let reservation = new(&cache, key(1));
+    let reservation = begin_new(&cache, key(1));
     assert!(matches!(begin(&cache, key(1)), Lookup::InProgress));
     reservation.finish(OpaqueAuth::NONE, b"results");
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"results"[..]));
@@ -72,7 +72,7 @@ fn a_call_runs_once_and_each_retransmission_gets_its_reply() {
 fn the_verifier_of_a_reply_is_kept() {
     let cache = cache(8, 1024);
     let verifier = OpaqueAuth { flavor: 5, body: b"body" };
-    new(&cache, key(1)).finish(verifier, b"results");
+    begin_new(&cache, key(1)).finish(verifier, b"results");
     let Lookup::Done(kept) = begin(&cache, key(1)) else { panic!("no reply") };
     assert_eq!((kept.verifier(), &kept[..]), (verifier, &b"results"[..]));
 }
@@ -117,7 +117,7 @@ fn a_call_of_another_user_is_another_call() {
         assert!(checksums[n + 1..].iter().all(|other| other != checksum), "{n}");
     }
     let other = DuplicateRequestCache::new(DuplicateRequestCacheConfig::default());
-    assert_ne!(checksum(&other, (1, &body), args), checksum_with(1, &body), "a peer cannot compute it");
+    assert_ne!(checksum(&other, (1, &body), args), checksum_with(1, &body), "a peer cannot compute the checksum");
 }
 
 #[test]
@@ -127,8 +127,8 @@ fn a_finished_call_expires_after_its_lifetime() {
             keep,
             ..DuplicateRequestCacheConfig::default()
         }));
-        let running = new(&cache, key(1));
-        new(&cache, key(2)).finish(OpaqueAuth::NONE, b"results");
+        let running = begin_new(&cache, key(1));
+        begin_new(&cache, key(2)).finish(OpaqueAuth::NONE, b"results");
         assert_eq!(reply(&cache, key(2)).is_none(), forgotten, "{keep:?}");
         assert!(matches!(begin(&cache, key(1)), Lookup::InProgress), "a running call does not expire");
         running.finish(OpaqueAuth::NONE, b"");
@@ -140,30 +140,29 @@ fn a_finished_call_expires_after_its_lifetime() {
 #[test]
 fn calls_that_differ_in_anything_are_different_calls() {
     let args = [7; 300];
-    let of = key_of;
     let client = ClientId::number(1);
     let mut covered = args;
     covered[255] = 8;
     let mut uncovered = args;
     uncovered[256] = 8;
-    let first = of(client, 1, 100, 3, 9, &args);
+    let first = key_of(client, 1, 100, 3, 9, &args);
     let others = [
-        of(ClientId::number(2), 1, 100, 3, 9, &args),
-        of(ClientId::named(b"one"), 1, 100, 3, 9, &args),
-        of(client, 2, 100, 3, 9, &args),
-        of(client, 1, 101, 3, 9, &args),
-        of(client, 1, 100, 4, 9, &args),
-        of(client, 1, 100, 3, 10, &args),
-        of(client, 1, 100, 3, 9, &args[..299]),
-        of(client, 1, 100, 3, 9, &covered),
+        key_of(ClientId::number(2), 1, 100, 3, 9, &args),
+        key_of(ClientId::named(b"one"), 1, 100, 3, 9, &args),
+        key_of(client, 2, 100, 3, 9, &args),
+        key_of(client, 1, 101, 3, 9, &args),
+        key_of(client, 1, 100, 4, 9, &args),
+        key_of(client, 1, 100, 3, 10, &args),
+        key_of(client, 1, 100, 3, 9, &args[..299]),
+        key_of(client, 1, 100, 3, 9, &covered),
     ];
     assert!(others.iter().all(|other| *other != first));
-    assert_eq!(of(client, 1, 100, 3, 9, &uncovered), first, "the checksum covers the first 256 bytes");
+    assert_eq!(key_of(client, 1, 100, 3, 9, &uncovered), first, "the checksum covers the first 256 bytes");
     assert_ne!(ClientId::named(&[]), ClientId::number(0));
     let cache = cache(64, 1024);
-    new(&cache, first).finish(OpaqueAuth::NONE, b"first");
+    begin_new(&cache, first).finish(OpaqueAuth::NONE, b"first");
     for other in others {
-        new(&cache, other).finish(OpaqueAuth::NONE, b"other");
+        begin_new(&cache, other).finish(OpaqueAuth::NONE, b"other");
     }
     assert_eq!(reply(&cache, first).as_deref(), Some(&b"first"[..]));
 }
@@ -171,11 +170,11 @@ fn calls_that_differ_in_anything_are_different_calls() {
 #[test]
 fn the_call_that_finished_first_is_evicted_first() {
     let cache = cache(3, 1024);
-    let slow = new(&cache, key(0));
-    new(&cache, key(1)).finish(OpaqueAuth::NONE, b"1");
-    new(&cache, key(2)).finish(OpaqueAuth::NONE, b"2");
+    let slow = begin_new(&cache, key(0));
+    begin_new(&cache, key(1)).finish(OpaqueAuth::NONE, b"1");
+    begin_new(&cache, key(2)).finish(OpaqueAuth::NONE, b"2");
     slow.finish(OpaqueAuth::NONE, b"0");
-    new(&cache, key(3)).finish(OpaqueAuth::NONE, b"3");
+    begin_new(&cache, key(3)).finish(OpaqueAuth::NONE, b"3");
     assert_eq!(cache.stats().evictions, 1);
     assert_eq!(
         reply(&cache, key(0)).as_deref(),
@@ -183,24 +182,25 @@ fn the_call_that_finished_first_is_evicted_first() {
         "it began before the others, and finished after them"
     );
     assert_eq!(reply(&cache, key(2)).as_deref(), Some(&b"2"[..]));
-    drop(new(&cache, key(1)));
+    drop(begin_new(&cache, key(1)));
 }
 
 #[test]
 fn calls_in_progress_are_never_evicted() {
     let cache = cache(3, 1024);
     let other = |xid| cache.begin(key(xid), "192.0.2.2");
-    let mut reservations: Vec<CacheReservation> = (0..2).map(|xid| new(&cache, key(xid))).collect();
+    let mut reservations: Vec<CacheReservation> = (0..2).map(|xid| begin_new(&cache, key(xid))).collect();
     let Lookup::New(reservation) = other(2) else { panic!("there is room") };
     reservations.push(reservation);
     assert!(matches!(other(9), Lookup::Full));
     assert!((0..2).all(|xid| matches!(begin(&cache, key(xid)), Lookup::InProgress)));
     reservations.into_iter().for_each(|reservation| reservation.finish(OpaqueAuth::NONE, b"done"));
-    new(&cache, key(9)).finish(OpaqueAuth::NONE, b"9");
+    begin_new(&cache, key(9)).finish(OpaqueAuth::NONE, b"9");
     assert_eq!((cache.stats().entries, cache.stats().full), (3, 1));
 }
 
-/// However many calls of some hosts run, there is room for the next host. Its number of clients does not matter.
+/// However many calls of some hosts run, there is room for the next host. The number of a host's clients does not
+/// matter.
 #[test]
 fn running_calls_of_a_host_leave_room_for_others() {
     let cache = cache(60, 1024);
@@ -225,13 +225,12 @@ fn running_calls_of_a_host_leave_room_for_others() {
     assert!(matches!(begin(5, 99), Lookup::Full));
 }
 
-/// A host with many calls, of many clients, evicts only its own.
 #[test]
 fn a_host_with_many_calls_evicts_only_its_own() {
     let cache = cache(4096, 1 << 20);
     let key_for = |client, xid| key_of(ClientId::number(client), xid, 100, 3, 12, b"arguments");
     for xid in 0..200 {
-        new(&cache, key_for(0, xid)).finish(OpaqueAuth::NONE, &xid.to_be_bytes());
+        begin_new(&cache, key_for(0, xid)).finish(OpaqueAuth::NONE, &xid.to_be_bytes());
     }
     for xid in 0..15_000 {
         match cache.begin(key_for(1 + u64::from(xid), xid), "192.0.2.2") {
@@ -244,9 +243,9 @@ fn a_host_with_many_calls_evicts_only_its_own() {
     assert!(cache.stats().evictions > 10_000);
 }
 
-/// Of hosts with equally many calls, the one whose oldest call finished first loses that call.
+/// Among hosts with equally many calls, the host whose oldest call finished first loses that call.
 #[test]
-fn of_hosts_with_equally_many_calls_the_oldest_call_is_evicted() {
+fn the_oldest_call_is_evicted_among_hosts_with_equally_many_calls() {
     let cache = cache(4, 1024);
     for (xid, host) in [(0, "b"), (1, "a"), (2, "d"), (3, "c")] {
         let Lookup::New(reservation) = cache.begin(key(xid), host) else { panic!("{host}") };
@@ -265,7 +264,7 @@ fn of_hosts_with_equally_many_calls_the_oldest_call_is_evicted() {
 
 /// Long replies of a host evict its own replies, and never those of a host that holds fewer bytes.
 #[test]
-fn long_replies_evict_only_replies_of_the_host_with_most_bytes() {
+fn long_replies_evict_only_replies_of_the_host_with_the_most_bytes() {
     let cache = cache(16, 100);
     let finish = |xid, host, len: usize| match cache.begin(key(xid), host) {
         Lookup::New(reservation) => reservation.finish(OpaqueAuth::NONE, &vec![xid as u8; len]),
@@ -290,10 +289,10 @@ fn long_replies_evict_only_replies_of_the_host_with_most_bytes() {
 #[test]
 fn replies_beyond_the_byte_limit_evict_older_ones() {
     let cache = cache(16, 100);
-    new(&cache, key(1)).finish(OpaqueAuth::NONE, &[1; 60]);
-    new(&cache, key(2)).finish(OpaqueAuth::NONE, &[2; 40]);
+    begin_new(&cache, key(1)).finish(OpaqueAuth::NONE, &[1; 60]);
+    begin_new(&cache, key(2)).finish(OpaqueAuth::NONE, &[2; 40]);
     assert_eq!((cache.stats().entries, cache.stats().bytes), (2, 100));
-    new(&cache, key(3)).finish(OpaqueAuth::NONE, &[3; 50]);
+    begin_new(&cache, key(3)).finish(OpaqueAuth::NONE, &[3; 50]);
     assert_eq!((cache.stats().entries, cache.stats().bytes), (2, 90));
     assert_eq!(reply(&cache, key(2)), Some(vec![2; 40]));
 }
@@ -301,8 +300,8 @@ fn replies_beyond_the_byte_limit_evict_older_ones() {
 #[test]
 fn a_call_whose_reply_is_too_long_to_keep_does_not_run_again() {
     let cache = cache(16, 100);
-    new(&cache, key(1)).finish(OpaqueAuth::NONE, &[1; 60]);
-    new(&cache, key(2)).finish(OpaqueAuth::NONE, &[2; 101]);
+    begin_new(&cache, key(1)).finish(OpaqueAuth::NONE, &[1; 60]);
+    begin_new(&cache, key(2)).finish(OpaqueAuth::NONE, &[2; 101]);
     assert!(matches!(begin(&cache, key(2)), Lookup::Lost));
     assert_eq!(reply(&cache, key(1)), Some(vec![1; 60]), "the first reply is still in the cache");
     assert_eq!((cache.stats().lost, cache.stats().bytes), (1, 60));
@@ -311,7 +310,7 @@ fn a_call_whose_reply_is_too_long_to_keep_does_not_run_again() {
 #[test]
 fn a_call_whose_handler_panics_does_not_run_again() {
     let cache = cache(16, 100);
-    let reservation = new(&cache, key(1));
+    let reservation = begin_new(&cache, key(1));
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
         let _reservation = reservation;
         std::panic::resume_unwind(Box::new("the test panics here"));
@@ -323,9 +322,9 @@ fn a_call_whose_handler_panics_does_not_run_again() {
 #[test]
 fn a_forgotten_call_runs_again() {
     let cache = cache(16, 100);
-    new(&cache, key(1)).forget();
+    begin_new(&cache, key(1)).forget();
     assert_eq!(cache.stats().entries, 0);
-    new(&cache, key(1)).finish(OpaqueAuth::NONE, b"second time");
+    begin_new(&cache, key(1)).finish(OpaqueAuth::NONE, b"second time");
     assert_eq!(reply(&cache, key(1)).as_deref(), Some(&b"second time"[..]));
 }
 
